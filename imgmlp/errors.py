@@ -1,0 +1,68 @@
+"""The errors that imgmlp raises on purpose, each with an exit code and advice.
+
+Anything else that reaches the user is a fault in imgmlp. This module knows of nothing else.
+"""
+
+
+class ImgmlpError(Exception):
+    """What is wrong, as one line; `hint` says what to do about it."""
+
+    exit_code: int = 1
+
+    def __init__(self, message: str, hint: str = ""):
+        super().__init__(message)
+        self.hint = hint
+
+
+class TrainingError(ImgmlpError):
+    """Training cannot go on: the loss is not finite."""
+
+    exit_code = 1
+
+
+class UsageError(ImgmlpError):
+    """An option or argument is not acceptable."""
+
+    exit_code = 2
+
+
+class PictureError(ImgmlpError):
+    """A file is not a picture, or not one that is supported."""
+
+    exit_code = 3
+
+
+class FormatError(ImgmlpError):
+    """A compressed file is damaged, truncated, foreign or too new."""
+
+    exit_code = 4
+
+
+class TargetError(ImgmlpError):
+    """The wanted size or quality was not reached; the best file was written."""
+
+    exit_code = 5
+
+
+class DeviceError(ImgmlpError):
+    """There is no such device, or its driver or compiler failed."""
+
+    exit_code = 6
+
+
+class OutOfMemoryError(ImgmlpError):
+    """The device has less memory than the work needs."""
+
+    exit_code = 7
+
+
+class OutputError(ImgmlpError):
+    """An output exists already or cannot be written."""
+
+    exit_code = 8
+
+
+class Interrupted(ImgmlpError):
+    """The user stopped the work; what was reached is saved."""
+
+    exit_code = 130
