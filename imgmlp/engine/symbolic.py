@@ -1,0 +1,548 @@
+"""Integer expressions over bounded variables: where an element lies, and whether it exists.
+
+Every expression knows inclusive bounds [lo, hi] and is in simplest form from the moment that
+it is built; there is no separate pass. Equal expressions are one object, so `is` compares and
+hashing costs nothing. Canonical forms:
+
+- a sum is flat: each term once, with an integer coefficient, and one constant;
+- `//` and `%` round towards minus infinity, by positive constants, and what they divide is
+  never negative, so that they mean the same in C;
+- a comparison is `x < n` with all constants in `n`.
+
+This module knows nothing of shapes beyond `ravel` and `unravel`, and nothing of kernels.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache, reduce
+from typing import Any, Literal
+from weakref import WeakValueDictionary
+
+Value = Any  # int or integer ndarray; operations on either look alike
+Division = Literal["//", "/"]
+
+
+_alive: WeakValueDictionary[tuple[Any, ...], Expr] = WeakValueDictionary()
+
+
+class _Interned(type):
+    """Calling a class with the same arguments again gives the same object."""
+
+    def __call__(cls, *args: Any) -> Any:
+        key = (cls, *args)
+        found = _alive.get(key)
+        if found is None:
+            found = _alive[key] = super().__call__(*args)
+        return found
+
+
+class Expr(metaclass=_Interned):
+    """An integer expression. Build it with Var, Const and operators, never a subclass itself."""
+
+    __slots__ = ("__weakref__", "hi", "key", "lo")
+
+    lo: int
+    hi: int
+    key: tuple[Any, ...]  # structure as nested tuples: an order that is the same in every run
+
+    def _set(self, lo: int, hi: int, *key: Any, **fields: Any) -> None:
+        rank = _RANK[type(self).__name__]
+        for name, value in {"lo": lo, "hi": hi, "key": (rank, *key), **fields}.items():
+            object.__setattr__(self, name, value)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"an expression is immutable; cannot set {name}")
+
+    def __add__(self, other: Expr | int) -> Expr:
+        return linear(0, ((self, 1), (as_expr(other), 1)))
+
+    def __sub__(self, other: Expr | int) -> Expr:
+        return linear(0, ((self, 1), (as_expr(other), -1)))
+
+    def __rsub__(self, other: int) -> Expr:
+        return linear(other, ((self, -1),))
+
+    def __neg__(self) -> Expr:
+        return linear(0, ((self, -1),))
+
+    def __mul__(self, other: Expr | int) -> Expr:
+        if isinstance(other, Const):
+            return linear(0, ((self, other.value),))
+        if isinstance(self, Const):
+            return linear(0, ((as_expr(other), self.value),))
+        if isinstance(other, Expr):
+            raise TypeError(f"cannot multiply {self} by {other}: one of them must be constant")
+        return linear(0, ((self, other),))
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __floordiv__(self, divisor: int) -> Expr:
+        return _divmod(self, _positive(divisor))[0]
+
+    def __mod__(self, divisor: int) -> Expr:
+        return _divmod(self, _positive(divisor))[1]
+
+    def __xor__(self, other: Expr | int) -> Expr:
+        return _xor(self, as_expr(other))
+
+    __rxor__ = __xor__
+
+    def lt(self, n: int) -> Expr:
+        """1 where the expression is less than `n`, else 0."""
+        return _less(self, n)
+
+    def ge(self, n: int) -> Expr:
+        """1 where the expression is at least `n`, else 0."""
+        return _less(-self, 1 - n)
+
+    def sources(self) -> tuple[Expr, ...]:
+        """The expressions that this one is made of."""
+        return ()
+
+    def rebuild(self, sources: Sequence[Expr]) -> Expr:
+        """The same operation on other sources, simplified anew."""
+        return self
+
+    def evaluate(self, env: Mapping[str, Value]) -> Value:
+        """The value where variables have the values of `env`: ints, or arrays that broadcast."""
+        raise NotImplementedError
+
+    def substitute(self, replaced: Mapping[str, Expr | int]) -> Expr:
+        """The expression with variables replaced by name, simplified anew."""
+        return self.rebuild([s.substitute(replaced) for s in self.sources()])
+
+    def variables(self) -> tuple[Var, ...]:
+        """The variables it depends on, in a fixed order."""
+        found = {v for s in self.sources() for v in s.variables()}
+        return tuple(sorted(found, key=lambda v: v.key))
+
+    def render(self, division: Division = "//") -> str:
+        """Fully parenthesised text, valid in Python, and in C with division="/"."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return self.render()
+
+    def __repr__(self) -> str:
+        return f"{self} in [{self.lo}, {self.hi}]"
+
+
+_RANK = {n: i for i, n in enumerate(["Const", "Var", "Div", "Mod", "Sum", "Xor", "Less", "And"])}
+
+
+class Const(Expr):
+    __slots__ = ("value",)
+    value: int
+
+    def __init__(self, value: int) -> None:
+        self._set(value, value, value, value=value)
+
+    def evaluate(self, env: Mapping[str, Value]) -> Value:
+        return self.value
+
+    def render(self, division: Division = "//") -> str:
+        return str(self.value)
+
+
+class Var(Expr):
+    """A variable with inclusive bounds. `evaluate` and `substitute` know it by its name."""
+
+    __slots__ = ("name",)
+    name: str
+
+    def __init__(self, name: str, lo: int, hi: int) -> None:
+        if lo > hi:
+            raise ValueError(f"variable {name}: no integer lies in [{lo}, {hi}]")
+        self._set(lo, hi, name, lo, hi, name=name)
+
+    def evaluate(self, env: Mapping[str, Value]) -> Value:
+        return env[self.name]
+
+    def substitute(self, replaced: Mapping[str, Expr | int]) -> Expr:
+        return as_expr(replaced.get(self.name, self))
+
+    def variables(self) -> tuple[Var, ...]:
+        return (self,)
+
+    def render(self, division: Division = "//") -> str:
+        return self.name
+
+
+class Sum(Expr):
+    """constant + sum of coefficient * term; built by `linear` alone."""
+
+    __slots__ = ("constant", "terms")
+    terms: tuple[tuple[Expr, int], ...]
+    constant: int
+
+    def __init__(self, constant: int, *terms: tuple[Expr, int]) -> None:
+        lo, hi = _bounds(constant, terms)
+        key = tuple((c, t.key) for t, c in terms)
+        self._set(lo, hi, constant, key, terms=terms, constant=constant)
+
+    def sources(self) -> tuple[Expr, ...]:
+        return tuple(t for t, _ in self.terms)
+
+    def rebuild(self, sources: Sequence[Expr]) -> Expr:
+        coefficients = (c for _, c in self.terms)
+        return linear(self.constant, zip(sources, coefficients, strict=True))
+
+    def evaluate(self, env: Mapping[str, Value]) -> Value:
+        return sum((t.evaluate(env) * c for t, c in self.terms), start=self.constant)
+
+    def render(self, division: Division = "//") -> str:
+        parts = [(c > 0, _scaled(t.render(division), abs(c))) for t, c in self.terms]
+        if self.constant:
+            # a positive constant leads where every term is subtracted: (9-a), not (-a+9)
+            place = 0 if self.constant > 0 and not parts[0][0] else len(parts)
+            parts.insert(place, (self.constant > 0, str(abs(self.constant))))
+        text = "".join(("+" if positive else "-") + part for positive, part in parts)
+        text = text.removeprefix("+")
+        return text if text == parts[0][1] else f"({text})"
+
+
+class Div(Expr):
+    """x // n rounded towards minus infinity; x >= 0."""
+
+    __slots__ = ("n", "x")
+    x: Expr
+    n: int
+
+    def __init__(self, x: Expr, n: int) -> None:
+        self._set(x.lo // n, x.hi // n, n, x.key, x=x, n=n)
+
+    def sources(self) -> tuple[Expr, ...]:
+        return (self.x,)
+
+    def rebuild(self, sources: Sequence[Expr]) -> Expr:
+        return sources[0] // self.n
+
+    def evaluate(self, env: Mapping[str, Value]) -> Value:
+        return self.x.evaluate(env) // self.n
+
+    def render(self, division: Division = "//") -> str:
+        return f"({self.x.render(division)}{division}{self.n})"
+
+
+class Mod(Expr):
+    """x % n with 0 <= x % n < n; x >= 0."""
+
+    __slots__ = ("n", "x")
+    x: Expr
+    n: int
+
+    def __init__(self, x: Expr, n: int) -> None:
+        self._set(0, n - 1, n, x.key, x=x, n=n)
+
+    def sources(self) -> tuple[Expr, ...]:
+        return (self.x,)
+
+    def rebuild(self, sources: Sequence[Expr]) -> Expr:
+        return sources[0] % self.n
+
+    def evaluate(self, env: Mapping[str, Value]) -> Value:
+        return self.x.evaluate(env) % self.n
+
+    def render(self, division: Division = "//") -> str:
+        return f"({self.x.render(division)}%{self.n})"
+
+
+class Xor(Expr):
+    """Exclusive or of distinct operands and a constant >= 0, in two's complement."""
+
+    __slots__ = ("constant", "operands")
+    operands: tuple[Expr, ...]
+    constant: int
+
+    def __init__(self, constant: int, *operands: Expr) -> None:
+        bits = max(max(x.hi, ~x.lo) for x in (Const(constant), *operands)).bit_length()
+        signed = any(x.lo < 0 for x in operands)
+        lo, hi = -(1 << bits) if signed else 0, (1 << bits) - 1
+        key = tuple(x.key for x in operands)
+        self._set(lo, hi, constant, key, operands=operands, constant=constant)
+
+    def sources(self) -> tuple[Expr, ...]:
+        return self.operands
+
+    def rebuild(self, sources: Sequence[Expr]) -> Expr:
+        return reduce(_xor, sources, as_expr(self.constant))
+
+    def evaluate(self, env: Mapping[str, Value]) -> Value:
+        return reduce(operator.xor, (x.evaluate(env) for x in self.operands), self.constant)
+
+    def render(self, division: Division = "//") -> str:
+        parts = [x.render(division) for x in self.operands]
+        return f"({'^'.join([*parts, str(self.constant)] if self.constant else parts)})"
+
+
+class Less(Expr):
+    """1 where x < n, else 0; x has no constant of its own."""
+
+    __slots__ = ("n", "x")
+    x: Expr
+    n: int
+
+    def __init__(self, x: Expr, n: int) -> None:
+        self._set(0, 1, n, x.key, x=x, n=n)
+
+    def sources(self) -> tuple[Expr, ...]:
+        return (self.x,)
+
+    def rebuild(self, sources: Sequence[Expr]) -> Expr:
+        return sources[0].lt(self.n)
+
+    def evaluate(self, env: Mapping[str, Value]) -> Value:
+        return (self.x.evaluate(env) < self.n) * 1
+
+    def render(self, division: Division = "//") -> str:
+        if isinstance(self.x, Sum) and all(c < 0 for _, c in self.x.terms):
+            return f"({(-self.x).render(division)}>={1 - self.n})"
+        return f"({self.x.render(division)}<{self.n})"
+
+
+class And(Expr):
+    """1 where all of two or more conditions are 1, else 0; built by `conj` alone."""
+
+    __slots__ = ("conditions",)
+    conditions: tuple[Expr, ...]
+
+    def __init__(self, *conditions: Expr) -> None:
+        self._set(0, 1, tuple(c.key for c in conditions), conditions=conditions)
+
+    def sources(self) -> tuple[Expr, ...]:
+        return self.conditions
+
+    def rebuild(self, sources: Sequence[Expr]) -> Expr:
+        return conj(*sources)
+
+    def evaluate(self, env: Mapping[str, Value]) -> Value:
+        return reduce(operator.and_, (c.evaluate(env) for c in self.conditions))
+
+    def render(self, division: Division = "//") -> str:
+        return f"({'&'.join(c.render(division) for c in self.conditions)})"
+
+
+ZERO: Expr = Const(0)
+ONE: Expr = Const(1)
+
+
+# --- sums ---
+
+
+def as_expr(value: Expr | int) -> Expr:
+    return value if isinstance(value, Expr) else Const(int(value))
+
+
+def split(x: Expr) -> tuple[int, tuple[tuple[Expr, int], ...]]:
+    """Any expression as a constant and (term, coefficient) pairs: the inverse of `linear`."""
+    if isinstance(x, Sum):
+        return x.constant, x.terms
+    return (x.value, ()) if isinstance(x, Const) else (0, ((x, 1),))
+
+
+def linear(constant: int, terms: Iterable[tuple[Expr, int]]) -> Expr:
+    """constant + sum of coefficient * term, in simplest form."""
+    merged: dict[Expr, int] = {}
+    pending = terms
+    while pending:
+        for term, coefficient in pending:
+            inner_constant, inner_terms = split(term)
+            constant += coefficient * inner_constant
+            for t, c in inner_terms:
+                merged[t] = merged.get(t, 0) + coefficient * c
+        merged = {t: c for t, c in merged.items() if c}
+        pending = _rejoin(merged)
+    ordered = sorted(merged.items(), key=lambda tc: (tc[1] < 0, -abs(tc[1]), tc[0].key))
+    if not ordered:
+        return Const(constant)
+    if len(ordered) == 1 and ordered[0][1] == 1 and constant == 0:
+        return ordered[0][0]
+    return Sum(constant, *ordered)
+
+
+def _rejoin(terms: Mapping[Expr, int]) -> list[tuple[Expr, int]]:
+    """What to add, worth zero in total, so that a remainder and its quotient become one term."""
+    for mod, c in terms.items():
+        if not isinstance(mod, Mod):
+            continue
+        x, n = mod.x, mod.n
+        quotient = x // n
+        parts = split(quotient)[1]
+        if all(terms.get(t) == c * n * k for t, k in parts):
+            return [(x, c), (mod, -c), (quotient, -c * n)]  # x = x%n + n*(x//n)
+        for outer, k in terms.items():
+            if isinstance(outer, Mod) and k == c * n and set(parts) <= set(split(outer.x)[1]):
+                # x%n + n*((x//n + y) % m) = (x + n*y) % (n*m)
+                joined = (x + (outer.x - quotient) * n) % (n * outer.n)
+                return [(joined, c), (mod, -c), (outer, -k)]
+    return []
+
+
+def _bounds(constant: int, terms: Iterable[tuple[Expr, int]]) -> tuple[int, int]:
+    lo = hi = constant
+    for t, c in terms:
+        lo += c * (t.lo if c > 0 else t.hi)
+        hi += c * (t.hi if c > 0 else t.lo)
+    return lo, hi
+
+
+def _scaled(text: str, coefficient: int) -> str:
+    return text if coefficient == 1 else f"({text}*{coefficient})"
+
+
+# --- quotients and remainders ---
+
+
+def _positive(divisor: int) -> int:
+    if isinstance(divisor, Expr) or divisor <= 0:
+        raise ValueError(f"cannot divide by {divisor}: the divisor must be a positive constant")
+    return int(divisor)
+
+
+@lru_cache(maxsize=1 << 14)
+def _divmod(x: Expr, n: int) -> tuple[Expr, Expr]:
+    """(x // n, x % n). Both come from one decomposition, so that `_rejoin` can undo it."""
+    whole, rest = _multiples(x, n)
+    if rest is not x:
+        quotient, remainder = _divmod(rest, n)
+        return whole + quotient, remainder
+    if x.lo // n == x.hi // n:
+        return Const(x.lo // n), x - x.lo // n * n
+    return _split_factor(x, n) or _unnest(x, n) or (Div(x, n), Mod(x, n))
+
+
+def _multiples(x: Expr, n: int) -> tuple[Expr, Expr]:
+    """(q, r) with x = n*q + r, r >= 0, and in r no coefficient of n or more."""
+    constant, terms = split(x)
+    wholes = [(t, int(math.copysign(abs(c) // n, c))) for t, c in terms]
+    rest = [(t, c - n * w) for (t, c), (_, w) in zip(terms, wholes, strict=True)]
+    lowest = _bounds(constant % n, rest)[0]
+    # the smallest constant of the same remainder that keeps r from being negative
+    shifted = constant % n + n * max(0, -(lowest // n))
+    return linear((constant - shifted) // n, wholes), linear(shifted, rest)
+
+
+def _split_factor(x: Expr, n: int) -> tuple[Expr, Expr] | None:
+    """With x = g*y + r, 0 <= r < g and n = g*m: x//n = y//m and x%n = g*(y%m) + r."""
+    constant, terms = split(x)
+    for g in sorted({math.gcd(n, c) for _, c in terms} - {1}, reverse=True):
+        rest = [(t, c) for t, c in terms if c % g]
+        lo, hi = _bounds(constant, rest)
+        if lo // g == hi // g:
+            y = linear(lo // g, [(t, c // g) for t, c in terms if c % g == 0])
+            quotient, remainder = _divmod(y, n // g)
+            return quotient, remainder * g + linear(constant - lo // g * g, rest)
+    return None
+
+
+def _unnest(x: Expr, n: int) -> tuple[Expr, Expr] | None:
+    """A quotient of a quotient is one quotient; so is a remainder of a remainder, if n divides."""
+    if isinstance(x, Mod) and x.n % n == 0:
+        return (x.x // n) % (x.n // n), x.x % n
+    inner = _only_quotient(x, 1)
+    if inner is None:
+        return None
+    quotient = (inner.x + (x - inner) * inner.n) // (inner.n * n)
+    return quotient, x - quotient * n if isinstance(quotient, Const) else Mod(x, n)
+
+
+def _only_quotient(x: Expr, coefficient: int) -> Div | None:
+    """The one Div among the terms of x, if there is exactly one with this coefficient."""
+    found = [t for t, c in split(x)[1] if isinstance(t, Div) and c == coefficient]
+    return found[0] if len(found) == 1 else None
+
+
+# --- conditions ---
+
+
+def _less(x: Expr, n: int) -> Expr:
+    """x < n as 0 or 1."""
+    constant, terms = split(x)
+    if not terms:
+        return Const(int(constant < n))
+    g = math.gcd(*(c for _, c in terms))
+    x, n = linear(0, [(t, c // g) for t, c in terms]), -((constant - n) // g)
+    if x.hi < n:
+        return ONE
+    if x.lo >= n:
+        return ZERO
+    if (inner := _only_quotient(x, 1)) is not None:  # y//d + z < n where y + d*z < d*n
+        return _less(inner.x + (x - inner) * inner.n, n * inner.n)
+    if (inner := _only_quotient(x, -1)) is not None:  # z - y//d <= n-1 where d*z - y <= d*(n-1)
+        return _less((x + inner) * inner.n - inner.x, (n - 1) * inner.n + 1)
+    return Less(x, n)
+
+
+def conj(*conditions: Expr) -> Expr:
+    """1 where all conditions are 1, else 0; each has bounds within [0, 1]."""
+    limits: dict[Expr, int] = {}
+    others: set[Expr] = set()
+    for condition in conditions:
+        if condition.lo < 0 or condition.hi > 1:
+            raise ValueError(f"conj: {condition!r} is no condition, which is 0 or 1")
+        for part in condition.conditions if isinstance(condition, And) else (condition,):
+            if part is ZERO:
+                return ZERO
+            if isinstance(part, Less):
+                limits[part.x] = min(part.n, limits.get(part.x, part.n))
+            elif part is not ONE:
+                others.add(part)
+    for x, n in limits.items():
+        if -x in limits and n + limits[-x] <= 1:  # x <= n-1 and x >= 1-m leave nothing
+            return ZERO
+    parts = sorted([*others, *(Less(x, n) for x, n in limits.items())], key=lambda e: e.key)
+    return And(*parts) if len(parts) > 1 else parts[0] if parts else ONE
+
+
+def _xor(a: Expr, b: Expr) -> Expr:
+    (constant, ours), (other, theirs) = _xor_parts(a), _xor_parts(b)
+    constant ^= other
+    operands = sorted(ours ^ theirs, key=lambda e: e.key)
+    flipped = constant < 0  # kept outside as -x-1, which sums and bounds understand
+    positive = ~constant if flipped else constant
+    if not operands:
+        return Const(constant)
+    x = operands[0] if len(operands) == 1 and not positive else Xor(positive, *operands)
+    return -x - 1 if flipped else x
+
+
+def _xor_parts(x: Expr) -> tuple[int, frozenset[Expr]]:
+    """x as a constant and operands, none of which is the complement of another's."""
+    if isinstance(x, Const):
+        return x.value, frozenset()
+    if isinstance(x, Xor):
+        return x.constant, frozenset(x.operands)
+    if split(x)[0] < 0:  # one of x and ~x = -x-1 has a constant >= 0
+        constant, operands = _xor_parts(-x - 1)
+        return ~constant, operands
+    return 0, frozenset((x,))
+
+
+# --- flat and multi-dimensional indices ---
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """How far apart neighbours along each dimension lie when the last one varies fastest."""
+    strides = [1]
+    for n in reversed(shape[1:]):
+        strides.append(strides[-1] * n)
+    return tuple(reversed(strides)) if shape else ()
+
+
+def ravel(indices: Sequence[Expr], shape: Sequence[int]) -> Expr:
+    """The flat index, in row-major order, of one index for each dimension."""
+    return linear(0, zip(indices, row_major(shape), strict=True))
+
+
+def unravel(flat: Expr, shape: Sequence[int]) -> list[Expr]:
+    """One index for each dimension of a flat index in [0, product of shape)."""
+    indices: list[Expr] = []
+    outermost = True  # needs no remainder, since flat is in range
+    for n, stride in zip(shape, row_major(shape), strict=True):
+        quotient = flat // stride
+        indices.append(ZERO if n == 1 else quotient if outermost else quotient % n)
+        outermost &= n == 1
+    return indices
