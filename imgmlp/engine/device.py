@@ -430,6 +430,9 @@ class NumpyDevice:
 # Finding and opening devices
 
 
+AnyDevice = Device | NumpyDevice
+
+
 def numpy_info() -> DeviceInfo:
     """The NumPy interpreter described as a device; it is always there."""
     return DeviceInfo(
@@ -455,7 +458,7 @@ def diagnose() -> str | None:
     return _find()[1]
 
 
-def open_device(spec: str = "auto") -> Device | NumpyDevice:
+def open_device(spec: str = "auto") -> AnyDevice:
     """Open a device by ``auto``, ``gpu``, ``cpu``, ``numpy`` or ``platform:device`` (``0:1``).
 
     ``auto`` takes the first GPU, else the first processor with an OpenCL driver; the NumPy

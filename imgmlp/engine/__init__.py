@@ -1,0 +1,29 @@
+"""The OpenCL autograd engine: lazy Tensors, gradients, compiled and replayed steps."""
+
+from imgmlp.engine import dtype, nn, optim
+from imgmlp.engine.device import (
+    AnyDevice,
+    Device,
+    DeviceInfo,
+    NumpyDevice,
+    list_devices,
+    open_device,
+)
+from imgmlp.engine.program import Program, Receiver
+from imgmlp.engine.tensor import Tensor, compile
+
+__all__ = [
+    "AnyDevice",
+    "Device",
+    "DeviceInfo",
+    "NumpyDevice",
+    "Program",
+    "Receiver",
+    "Tensor",
+    "compile",
+    "dtype",
+    "list_devices",
+    "nn",
+    "open_device",
+    "optim",
+]

@@ -1,0 +1,401 @@
+"""What is computed: immutable, hash-consed Nodes.
+
+A Node says what a value is, never how or where it is computed. Building the same
+expression twice gives the same object, so common subexpressions cost nothing and
+`is` compares whole graphs. This module knows neither gradients nor kernels.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum, auto
+from typing import Any
+
+import numpy as np
+
+from imgmlp.engine.dtype import DType, bool_, i32, u32
+from imgmlp.engine.view import Access
+
+Shape = tuple[int, ...]
+
+
+class Op(Enum):
+    """Everything that a Node can be; the comment gives its `arg`."""
+
+    # loads
+    BUFFER = auto()  # Buffer
+    CONST = auto()  # Python number
+    IOTA = auto()  # None: 0, 1, 2 ... along the only axis
+    # unary
+    CAST = auto()  # None: the Node's dtype says to what
+    NEG = auto()
+    EXP2 = auto()
+    LOG2 = auto()
+    SIN = auto()
+    SQRT = auto()
+    HASH = auto()  # lowbias32, a bijection on 32-bit integers
+    # binary
+    ADD = auto()
+    SUB = auto()
+    MUL = auto()
+    DIV = auto()  # floats divide, integers round towards minus infinity
+    MOD = auto()  # integers only; the sign of the divisor
+    MAX = auto()
+    LT = auto()
+    EQ = auto()
+    XOR = auto()
+    AND = auto()
+    OR = auto()
+    SHL = auto()
+    SHR = auto()
+    # ternary
+    WHERE = auto()
+    MULACC = auto()  # a * b + c
+    # reductions, their axes removed from the shape
+    SUM = auto()  # axes
+    REDUCE_MAX = auto()  # axes
+    # movement: none of them copies
+    RESHAPE = auto()  # shape
+    PERMUTE = auto()  # axes
+    EXPAND = auto()  # shape
+    PAD = auto()  # ((before, after), ...), filled with zero
+    SHRINK = auto()  # ((begin, end), ...)
+    STRIDE = auto()  # steps, negative ones flip
+    # the rest
+    DOT = auto()  # [..., M, K] x [..., K, N] -> [..., M, N]
+    GATHER = auto()  # table [N, ...], index int [...] -> [..., ...]
+    CONCAT = auto()  # axis
+    CONTIGUOUS = auto()  # a value that must stand in memory
+    FUNCTION = auto()  # vjp: the first source, with a gradient rule of its own
+
+
+UNARY = frozenset({Op.CAST, Op.NEG, Op.EXP2, Op.LOG2, Op.SIN, Op.SQRT, Op.HASH})
+COMPARE = frozenset({Op.LT, Op.EQ})
+BITWISE = frozenset({Op.XOR, Op.AND, Op.OR, Op.SHL, Op.SHR})
+BINARY = BITWISE | COMPARE | {Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.MOD, Op.MAX}
+TERNARY = frozenset({Op.WHERE, Op.MULACC})
+ELEMENTWISE = UNARY | BINARY | TERNARY
+REDUCE = frozenset({Op.SUM, Op.REDUCE_MAX})
+MOVEMENT = frozenset({Op.RESHAPE, Op.PERMUTE, Op.EXPAND, Op.PAD, Op.SHRINK, Op.STRIDE})
+LOAD = frozenset({Op.BUFFER, Op.CONST, Op.IOTA})
+FLOAT_ONLY = frozenset({Op.EXP2, Op.LOG2, Op.SIN, Op.SQRT})
+
+
+class Buffer:
+    """Storage that a BUFFER Node names: a shape, a dtype and, once there, data on a device.
+
+    `host` holds the initial values until they are uploaded; `data` is the device's
+    allocation. A Buffer without a device is an intermediate of a Procedure.
+    """
+
+    __slots__ = ("__weakref__", "data", "device", "dtype", "host", "name", "shape")
+
+    def __init__(
+        self,
+        shape: Shape,
+        dtype: DType,
+        device: Any = None,
+        host: np.ndarray | None = None,
+        name: str = "",
+    ) -> None:
+        self.shape, self.dtype, self.device = shape, dtype, device
+        self.host, self.name, self.data = host, name, None
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    def __repr__(self) -> str:
+        return f"{self.name or 'buffer'} {self.dtype.name}{list(self.shape)}"
+
+
+class Node:
+    """One value of a graph: an operation, its sources, its shape and dtype. Immutable."""
+
+    __slots__ = ("__weakref__", "arg", "dtype", "number", "op", "shape", "src")
+
+    op: Op
+    src: tuple[Node, ...]
+    arg: Any
+    shape: Shape
+    dtype: DType
+    number: int  # age: a source is always older than what uses it
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a Node is immutable; cannot set {name}")
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    def __repr__(self) -> str:
+        return f"Node({label(self)}, {self.dtype.name}{list(self.shape)})"
+
+    # Operators keep gradient rules readable. Shapes must agree; Python numbers are constants.
+    def __add__(self, other: Node | float) -> Node:
+        return alu(Op.ADD, self, as_node(other, self))
+
+    def __sub__(self, other: Node | float) -> Node:
+        return alu(Op.SUB, self, as_node(other, self))
+
+    def __rsub__(self, other: float) -> Node:
+        return alu(Op.SUB, as_node(other, self), self)
+
+    def __mul__(self, other: Node | float) -> Node:
+        return alu(Op.MUL, self, as_node(other, self))
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __truediv__(self, other: Node | float) -> Node:
+        return alu(Op.DIV, self, as_node(other, self))
+
+    def __rtruediv__(self, other: float) -> Node:
+        return alu(Op.DIV, as_node(other, self), self)
+
+    def __neg__(self) -> Node:
+        return alu(Op.NEG, self)
+
+    def __lt__(self, other: Node | float) -> Node:
+        return alu(Op.LT, self, as_node(other, self))
+
+
+_interned: weakref.WeakValueDictionary[Any, Node] = weakref.WeakValueDictionary()
+_age = itertools.count()
+
+
+def make(op: Op, src: tuple[Node, ...], arg: Any, shape: Shape, dtype: DType) -> Node:
+    """The one Node with these fields. Callers check shapes; use the builders below."""
+    # repr tells 0.0 from -0.0 and 1 from True, which == does not
+    constant = repr(arg) if op is Op.CONST else arg
+    key = (op, tuple(map(id, src)), constant, shape, dtype.name)
+    node = _interned.get(key)
+    if node is None:
+        node = Node.__new__(Node)
+        fields = (op, src, arg, shape, dtype, next(_age))
+        for name, value in zip(
+            ("op", "src", "arg", "shape", "dtype", "number"), fields, strict=True
+        ):
+            object.__setattr__(node, name, value)
+        _interned[key] = node
+    return node
+
+
+# --- builders: each checks what it is given and infers shape and dtype ---
+
+
+def buffer(storage: Buffer) -> Node:
+    return make(Op.BUFFER, (), storage, storage.shape, storage.dtype)
+
+
+def const(value: float, dtype: DType, shape: Shape = ()) -> Node:
+    """A constant of any shape, its value already of the dtype's kind."""
+    exact = bool(value) if dtype is bool_ else float(value) if dtype.is_float else int(value)
+    return make(Op.CONST, (), exact, shape, dtype)
+
+
+def iota(count: int) -> Node:
+    """0, 1, ... count-1 as int32 [count]."""
+    return make(Op.IOTA, (), None, (count,), i32)
+
+
+def as_node(value: Node | float, like: Node) -> Node:
+    return value if isinstance(value, Node) else const(value, like.dtype, like.shape)
+
+
+def alu(op: Op, *src: Node, dtype: DType | None = None) -> Node:
+    """An elementwise operation on sources of one shape (and one dtype, but for WHERE's condition)."""
+    first = src[0]
+    if any(s.shape != first.shape for s in src):
+        shapes = ", ".join(str(s.shape) for s in src)
+        raise ValueError(f"{op.name.lower()}: shapes {shapes} differ; broadcast them first")
+    operands = src[1:] if op is Op.WHERE else src
+    if any(s.dtype is not operands[0].dtype for s in operands):
+        names = ", ".join(s.dtype.name for s in operands)
+        raise TypeError(f"{op.name.lower()}: dtypes {names} differ; cast them first")
+    _check_dtype(op, first, operands[0].dtype)
+    return make(op, src, None, first.shape, dtype or _result_dtype(op, operands[0].dtype))
+
+
+def _check_dtype(op: Op, first: Node, dtype: DType) -> None:
+    if op is Op.WHERE and first.dtype is not bool_:
+        raise TypeError(f"where: the condition must be bool, not {first.dtype.name}")
+    if op in FLOAT_ONLY and not dtype.is_float:
+        raise TypeError(f"{op.name.lower()}: needs a float, not {dtype.name}; use .cast(f32)")
+    if (op in BITWISE or op is Op.MOD) and dtype.is_float:
+        raise TypeError(f"{op.name.lower()}: needs integers, not {dtype.name}")
+    if op is Op.HASH and dtype is not u32:
+        raise TypeError(f"hash: needs u32, not {dtype.name}")
+
+
+def _result_dtype(op: Op, dtype: DType) -> DType:
+    return bool_ if op in COMPARE else dtype
+
+
+def cast(node: Node, dtype: DType) -> Node:
+    if node.dtype is dtype:
+        return node
+    return make(Op.CAST, (node,), None, node.shape, dtype)
+
+
+def reduce(op: Op, node: Node, axes: Sequence[int]) -> Node:
+    """SUM or REDUCE_MAX over axes, which vanish from the shape."""
+    axes = tuple(sorted({normal_axis(a, len(node.shape), op.name.lower()) for a in axes}))
+    if not axes:
+        return node
+    shape = tuple(n for i, n in enumerate(node.shape) if i not in axes)
+    return make(op, (node,), axes, shape, node.dtype)
+
+
+def move(op: Op, node: Node, arg: Any) -> Node:
+    """A movement operation; `arg` as Op documents. The view algebra checks it."""
+    moved = apply_movement(Access.of(node.shape), op, arg)
+    if moved.shape == node.shape and op in (Op.RESHAPE, Op.EXPAND):
+        return node
+    if op is Op.RESHAPE or op is Op.EXPAND:
+        arg = moved.shape  # -1 filled in
+    if op is Op.PERMUTE and arg == tuple(range(len(node.shape))):
+        return node
+    return make(op, (node,), arg, moved.shape, node.dtype)
+
+
+_MOVES: dict[Op, Callable[[Access, Any], Access]] = {
+    Op.RESHAPE: lambda access, arg: access.reshape(arg),
+    Op.PERMUTE: lambda access, arg: access.permute(arg),
+    Op.EXPAND: lambda access, arg: access.expand(arg),
+    Op.PAD: lambda access, arg: access.pad(arg),
+    Op.SHRINK: lambda access, arg: access.shrink(arg),
+    Op.STRIDE: lambda access, arg: access.stride(arg),
+}
+
+
+def apply_movement(access: Access, op: Op, arg: Any) -> Access:
+    """The access after one more movement operation."""
+    return _MOVES[op](access, arg)
+
+
+def dot(a: Node, b: Node) -> Node:
+    """Matrix product over equal leading axes: [..., M, K] x [..., K, N] -> [..., M, N]."""
+    if len(a.shape) < 2 or len(a.shape) != len(b.shape) or a.shape[:-2] != b.shape[:-2]:
+        raise ValueError(f"dot: shapes {a.shape} and {b.shape} need equal leading axes")
+    if a.shape[-1] != b.shape[-2]:
+        raise ValueError(f"dot: {a.shape} x {b.shape}: {a.shape[-1]} is not {b.shape[-2]}")
+    if a.dtype is not b.dtype or not a.dtype.is_float:
+        raise TypeError(f"dot: needs two floats of one dtype, not {a.dtype.name}, {b.dtype.name}")
+    return make(Op.DOT, (a, b), None, (*a.shape[:-1], b.shape[-1]), a.dtype)
+
+
+def gather(table: Node, index: Node) -> Node:
+    """Rows of a table: [N, ...] at int [...] -> index.shape + table.shape[1:].
+
+    Indices must be in range; they are computed values, so only the caller can know.
+    """
+    if not index.dtype.is_int:
+        raise TypeError(f"gather: the index must be an integer, not {index.dtype.name}")
+    if not table.shape:
+        raise ValueError("gather: the table needs at least one axis")
+    return make(Op.GATHER, (table, index), None, index.shape + table.shape[1:], table.dtype)
+
+
+def concat(parts: Sequence[Node], axis: int) -> Node:
+    """Parts side by side along an axis; the other axes agree."""
+    first = parts[0]
+    axis = normal_axis(axis, len(first.shape), "concat")
+    rest = {(p.dtype.name, *p.shape[:axis], *p.shape[axis + 1 :]) for p in parts}
+    if len(rest) > 1:
+        shapes = ", ".join(f"{p.dtype.name}{list(p.shape)}" for p in parts)
+        raise ValueError(f"concat: {shapes} do not fit along axis {axis}")
+    if len(parts) == 1:
+        return first
+    length = sum(p.shape[axis] for p in parts)
+    shape = (*first.shape[:axis], length, *first.shape[axis + 1 :])
+    return make(Op.CONCAT, tuple(parts), axis, shape, first.dtype)
+
+
+def contiguous(node: Node) -> Node:
+    if node.op in (Op.BUFFER, Op.CONTIGUOUS):
+        return node
+    return make(Op.CONTIGUOUS, (node,), None, node.shape, node.dtype)
+
+
+def function(answer: Node, inputs: Sequence[Node], vjp: Callable[..., Any]) -> Node:
+    """`answer` with a gradient rule: vjp(g, answer, *inputs) -> a gradient for each input."""
+    return make(Op.FUNCTION, (answer, *inputs), vjp, answer.shape, answer.dtype)
+
+
+def normal_axis(axis: int, rank: int, operation: str) -> int:
+    if not -rank <= axis < rank:
+        raise ValueError(f"{operation}: axis {axis} is outside a tensor of {rank} axes")
+    return axis % rank
+
+
+# --- walking and printing ---
+
+
+def toposort(roots: Iterable[Node]) -> list[Node]:
+    """Every Node that the roots need, each after its sources."""
+    seen: set[int] = set()
+    found: list[Node] = []
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        if id(node) not in seen:
+            seen.add(id(node))
+            found.append(node)
+            stack.extend(node.src)
+    return sorted(found, key=lambda n: n.number)
+
+
+def rebuild(node: Node, src: tuple[Node, ...]) -> Node:
+    """The same operation on other sources of the same shapes."""
+    if src == node.src:
+        return node
+    return make(node.op, src, node.arg, node.shape, node.dtype)
+
+
+def substitute(roots: Sequence[Node], replaced: dict[Node, Node]) -> list[Node]:
+    """The roots with some of their Nodes replaced by others of the same shape and dtype."""
+    done = dict(replaced)
+    for node in toposort(roots):
+        if node not in done:
+            done[node] = rebuild(node, tuple(done[s] for s in node.src))
+    return [done[r] for r in roots]
+
+
+def label(node: Node) -> str:
+    """One Node without its sources, as the printers show it."""
+    if node.op is Op.BUFFER:
+        return f"BUFFER {node.arg.name}".rstrip()
+    if node.op in (Op.FUNCTION, Op.IOTA) or node.arg is None:
+        return node.op.name
+    return f"{node.op.name} {node.arg}"
+
+
+def render_nodes(roots: Sequence[Node]) -> str:
+    """Numbered listing, a line a Node: number, operation, sources, dtype and shape."""
+    numbers: dict[Node, int] = {}
+    lines = []
+    for node in toposort(roots):
+        numbers[node] = len(numbers)
+        sources = ", ".join(str(numbers[s]) for s in node.src)
+        kind = f"{node.dtype.name}{list(node.shape)}"
+        lines.append(f"{numbers[node]:4d} {label(node):<28} ({sources})".ljust(48) + f" {kind}")
+    return "\n".join(lines)
+
+
+def render_dot(roots: Sequence[Node]) -> str:
+    """The graph in Graphviz DOT, arrows from sources to what uses them."""
+    nodes = toposort(roots)
+    numbers = {node: i for i, node in enumerate(nodes)}
+    lines = ["digraph imgmlp {", "  rankdir=LR; node [shape=box, fontname=monospace];"]
+    for node, i in numbers.items():
+        text = f"{label(node)}\\n{node.dtype.name}{list(node.shape)}".replace('"', "'")
+        lines.append(f'  n{i} [label="{text}"];')
+        lines += [f"  n{numbers[s]} -> n{i};" for s in node.src]
+    return "\n".join([*lines, "}"])

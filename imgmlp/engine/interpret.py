@@ -1,0 +1,104 @@
+"""NumPy execution of a Node graph: the oracle, and the device called `numpy`.
+
+Each operation is one entry of a table. Arithmetic has the width of the Node's dtype,
+as on a device; with `wide=True` floats are float64, which is what tests compare with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from imgmlp.engine.dtype import DType
+from imgmlp.engine.graph import Buffer, Node, Op, toposort
+
+Array = np.ndarray[Any, Any]
+
+
+def lowbias32(x: Array) -> Array:
+    """A 32-bit bijection of low bias: constants by C. Wellons' hash-prospector."""
+    x = x ^ (x >> np.uint32(16))
+    x = x * np.uint32(0x7FEB352D)
+    x = x ^ (x >> np.uint32(15))
+    x = x * np.uint32(0x846CA68B)
+    return x ^ (x >> np.uint32(16))
+
+
+def _pad(node: Node, x: Array) -> Array:
+    return np.pad(x, node.arg)
+
+
+def _slices(ranges: Sequence[tuple[int, int]]) -> tuple[slice, ...]:
+    return tuple(slice(begin, end) for begin, end in ranges)
+
+
+def _sum(node: Node, x: Array) -> Array:
+    return np.asarray(np.sum(x, axis=node.arg, dtype=x.dtype))
+
+
+TABLE: dict[Op, Callable[..., Any]] = {
+    Op.NEG: lambda node, x: -x,
+    Op.EXP2: lambda node, x: np.exp2(x),
+    Op.LOG2: lambda node, x: np.log2(x),
+    Op.SIN: lambda node, x: np.sin(x),
+    Op.SQRT: lambda node, x: np.sqrt(x),
+    Op.HASH: lambda node, x: lowbias32(x),
+    Op.ADD: lambda node, x, y: x + y,
+    Op.SUB: lambda node, x, y: x - y,
+    Op.MUL: lambda node, x, y: x * y,
+    Op.DIV: lambda node, x, y: x / y if node.dtype.is_float else x // y,
+    Op.MOD: lambda node, x, y: x % y,
+    Op.MAX: lambda node, x, y: np.maximum(x, y),
+    Op.LT: lambda node, x, y: x < y,
+    Op.EQ: lambda node, x, y: x == y,
+    Op.XOR: lambda node, x, y: x ^ y,
+    Op.AND: lambda node, x, y: x & y,
+    Op.OR: lambda node, x, y: x | y,
+    Op.SHL: lambda node, x, y: x << y,
+    Op.SHR: lambda node, x, y: x >> y,
+    Op.WHERE: lambda node, c, x, y: np.where(c, x, y),
+    Op.MULACC: lambda node, x, y, z: x * y + z,
+    Op.SUM: _sum,
+    Op.REDUCE_MAX: lambda node, x: np.max(x, axis=node.arg),
+    Op.RESHAPE: lambda node, x: x.reshape(node.shape),
+    Op.PERMUTE: lambda node, x: x.transpose(node.arg),
+    Op.EXPAND: lambda node, x: np.broadcast_to(x, node.shape),
+    Op.PAD: _pad,
+    Op.SHRINK: lambda node, x: x[_slices(node.arg)],
+    Op.STRIDE: lambda node, x: x[tuple(slice(None, None, s) for s in node.arg)],
+    Op.DOT: lambda node, x, y: x @ y,
+    Op.GATHER: lambda node, table, index: table[index],
+    Op.CONCAT: lambda node, *parts: np.concatenate(parts, axis=node.arg),
+    Op.CONTIGUOUS: lambda node, x: np.ascontiguousarray(x),
+    Op.FUNCTION: lambda node, answer, *inputs: answer,
+}
+
+
+def numpy_dtype(dtype: DType, wide: bool) -> np.dtype[Any]:
+    return np.dtype(np.float64) if wide and dtype.is_float else np.dtype(dtype.np)
+
+
+def evaluate(
+    roots: Sequence[Node], values: Mapping[Buffer, Array], wide: bool = False
+) -> list[Array]:
+    """The values of the roots, given those of the Buffers they read."""
+    done: dict[Node, Array] = {}
+    with np.errstate(all="ignore"):
+        for node in toposort(roots):
+            done[node] = _step(node, [done[s] for s in node.src], values, wide)
+    return [done[r] for r in roots]
+
+
+def _step(node: Node, src: list[Array], values: Mapping[Buffer, Array], wide: bool) -> Array:
+    dtype = numpy_dtype(node.dtype, wide)
+    if node.op is Op.BUFFER:
+        return np.asarray(values[node.arg], dtype).reshape(node.shape)
+    if node.op is Op.CONST:
+        return np.broadcast_to(np.asarray(node.arg, dtype), node.shape)
+    if node.op is Op.IOTA:
+        return np.arange(node.shape[0], dtype=dtype)
+    if node.op is Op.CAST:
+        return src[0].astype(dtype)
+    return np.asarray(TABLE[node.op](node, *src), dtype)

@@ -1,0 +1,513 @@
+"""How a kernel runs: a Kernel becomes a list of UOps.
+
+UOps are instructions in order, each named by its position. There are two mappings,
+chosen by the device: `one` work-item a group that loops over its share (CPUs, whose
+compiler vectorises the innermost loop), or a `group` of lanes with an element each (GPUs).
+Index arithmetic stays symbolic inside the UOps that use it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, Literal
+
+from imgmlp.engine.dtype import DType, f32, i32
+from imgmlp.engine.graph import ELEMENTWISE, MOVEMENT, Buffer, Node, Op, apply_movement
+from imgmlp.engine.schedule import Kernel, Store, access
+from imgmlp.engine.symbolic import Const, Expr, Var, conj, unravel
+from imgmlp.engine.view import Access
+
+Lanes = Literal["one", "group"]
+VECTOR = 16  # accumulators of a vectorised reduction; columns of a product's register tile
+TILE_ROWS = 64  # rows of a product's tile on a CPU
+GPU_TILE = 64  # rows and columns of a product's tile on a GPU
+GPU_LANES = 256  # lanes that work on it, 16 x 16
+REDUCE_LANES = 128  # lanes that share one long reduction
+GRAIN = 4096  # elements that make a work-group worth its launch on a CPU
+
+
+class U(Enum):
+    """Kinds of instruction; the comment gives `arg`."""
+
+    GLOBAL = auto()  # (Buffer, written)
+    RANGE = auto()  # Range
+    END = auto()  # None: closes the last open RANGE
+    CONST = auto()  # number
+    INDEX = auto()  # Expr: an index as a value
+    DEFINE = auto()  # name: a value as an index variable
+    LOAD = auto()  # (offset, validity); src: the global, then values that define index variables
+    ALU = auto()  # Op
+    STORE = auto()  # offset; src: global, value
+    ACC = auto()  # (lanes, initial value): accumulators
+    ACCUMULATE = auto()  # (Op, lane); src: accumulators, value
+    COMBINE = auto()  # Op: all accumulators into one value; src: accumulators
+    LANE = auto()  # lane: one accumulator; src: accumulators
+    GROUP = auto()  # Op: one value from every lane of the group; src: value
+    PRODUCT = auto()  # Product: a tile of a matrix product; src: left, right
+    ELEMENT = auto()  # (row, column) of the tile; src: the PRODUCT
+
+
+@dataclass(frozen=True, slots=True)
+class UOp:
+    op: U
+    dtype: DType | None
+    src: tuple[int, ...]
+    arg: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A loop variable in [0, count), and less than `limit` if there is one.
+
+    kind: `share` of a work-group, `item` of the whole launch, `group`: one group each,
+    `lane`-strided, `loop`, `vector` (short, innermost), `row` and `column` of a tile.
+    """
+
+    name: str
+    count: int
+    kind: str = "loop"
+    limit: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """Which tile: offsets of its first elements, strides (in elements), and sizes."""
+
+    rows: Expr | None  # rows left from the tile's first, if the last tile has fewer
+    columns: Expr | None
+    inner: int
+    left: Expr
+    left_row: int
+    left_inner: int
+    right: Expr
+    right_inner: int
+    right_column: int
+    tile_rows: int
+    direct: bool  # whether the right factor can be read as aligned vectors
+
+
+@dataclass(frozen=True)
+class Code:
+    """UOps of a kernel, the Buffers of its parameters, and the size of its launch."""
+
+    name: str
+    uops: tuple[UOp, ...]
+    buffers: tuple[Buffer, ...]
+    global_size: int
+    local_size: int
+
+
+def render_uops(code: Code) -> str:
+    """Numbered listing: number, instruction, dtype, sources, argument."""
+    lines, depth = [], 0
+    for i, u in enumerate(code.uops):
+        depth -= u.op is U.END
+        arg = "" if u.arg is None else _show(u.arg)
+        kind = u.dtype.name if u.dtype else ""
+        sources = str(list(u.src)) if u.src else ""
+        text = f"{i:4d} {'  ' * depth}{u.op.name:<10} {kind:<5} {sources:<12} {arg}"
+        lines.append(text.rstrip())
+        depth += u.op is U.RANGE
+    return "\n".join(lines)
+
+
+def _show(arg: Any) -> str:
+    if isinstance(arg, Range):
+        limit = f" below {arg.limit}" if arg.limit is not None else ""
+        return f"{arg.name} {arg.kind} of {arg.count}{limit}"
+    if isinstance(arg, Op):
+        return arg.name
+    if isinstance(arg, tuple):
+        return ", ".join(_show(a) for a in arg)
+    return str(arg)
+
+
+class _Builder:
+    """UOps under construction. A value is emitted in the outermost loop that knows its inputs."""
+
+    def __init__(self) -> None:
+        self.scopes: list[list[tuple[int, UOp]]] = [[]]
+        self.depth: dict[int, int] = {}  # of each UOp
+        self.variables: dict[str, tuple[int, int | None]] = {}  # name -> depth, defining UOp
+        self.known: dict[UOp, int] = {}
+        self.live: set[int] = set()  # numbers that may still be used
+        self.buffers: list[Buffer] = []
+        self.count = 0
+
+    def emit(
+        self,
+        op: U,
+        dtype: DType | None = None,
+        src: Sequence[int] = (),
+        arg: Any = None,
+        exprs: Sequence[Expr] = (),
+    ) -> int:
+        """A pure instruction: the same one twice is emitted once."""
+        names = sorted({v.name for e in exprs for v in e.variables()})
+        defined = [self.variables[n][1] for n in names]
+        sources = (*src, *(d for d in defined if d is not None))
+        uop = UOp(op, dtype, sources, arg)
+        if uop in self.known:
+            return self.known[uop]
+        depth = max((self.depth[s] for s in sources), default=0)
+        depth = max([depth, *(self.variables[n][0] for n in names)])
+        self.known[uop] = number = self._append(uop, depth)
+        self.live.add(number)
+        return number
+
+    def effect(self, op: U, src: Sequence[int], arg: Any = None, dtype: DType | None = None) -> int:
+        """An instruction that must stay where it is."""
+        return self._append(UOp(op, dtype, tuple(src), arg), len(self.scopes) - 1)
+
+    def _append(self, uop: UOp, depth: int) -> int:
+        number = self.count
+        self.count += 1
+        self.depth[number] = depth
+        self.scopes[depth].append((number, uop))
+        return number
+
+    def define(self, name: str, value: int, depth: int) -> None:
+        number = self._append(UOp(U.DEFINE, i32, (value,), name), depth)
+        self.variables[name] = (depth, number)
+
+    def open(self, loop: Range) -> Var:
+        self.scopes.append([])
+        self.effect(U.RANGE, (), loop, i32)
+        self.variables[loop.name] = (len(self.scopes) - 1, None)
+        return Var(loop.name, 0, loop.count - 1)
+
+    def close(self) -> None:
+        inner = self.scopes.pop()
+        self.scopes[-1].extend(inner)
+        self.effect(U.END, ())
+        gone = len(self.scopes)
+        self.known = {u: n for u, n in self.known.items() if self.depth[n] < gone}
+        self.live = set(self.known.values())
+
+    def parameter(self, storage: Buffer, written: bool = False) -> int:
+        if storage not in self.buffers:
+            self.buffers.append(storage)
+        key = UOp(U.GLOBAL, storage.dtype, (), (storage, written))
+        for flag in (True, False):
+            found = self.known.get(UOp(U.GLOBAL, storage.dtype, (), (storage, flag)))
+            if found is not None:
+                return found
+        self.known[key] = self._append(key, 0)
+        return self.known[key]
+
+    def finish(self) -> tuple[UOp, ...]:
+        """All in order, numbered by position."""
+        ordered = self.scopes[0]
+        place = {number: i for i, (number, _) in enumerate(ordered)}
+        return tuple(UOp(u.op, u.dtype, tuple(place[s] for s in u.src), u.arg) for _, u in ordered)
+
+
+# --- expressions ---
+
+
+class _Lowering:
+    """Emits a kernel's expression at given indices."""
+
+    def __init__(self, build: _Builder, core: Node | None) -> None:
+        self.build = build
+        self.core = core
+        self.core_value: int | None = None
+        self.memo: dict[Any, int] = {}
+
+    def value(self, node: Node, indices: Sequence[Expr], guard: Expr = Const(1)) -> int:
+        key = (node, tuple(indices), guard)
+        if self.memo.get(key) not in self.build.live:
+            self.memo[key] = self._emit(node, tuple(indices), guard)
+        return self.memo[key]
+
+    def _emit(self, node: Node, indices: tuple[Expr, ...], guard: Expr) -> int:
+        emit = self.build.emit
+        if node is self.core:
+            assert self.core_value is not None
+            return self.core_value
+        if node.op is Op.CONST:
+            return emit(U.CONST, node.dtype, (), node.arg)
+        if node.op is Op.IOTA:
+            return emit(U.INDEX, i32, (), indices[0], [indices[0]])
+        if node.op is Op.BUFFER or node.op in MOVEMENT:
+            return self._moved(node, indices, guard)
+        if node.op is Op.GATHER:
+            return self._gathered(node, indices, guard)
+        if node.op in ELEMENTWISE:
+            src = [self.value(s, indices, guard) for s in node.src]
+            return emit(U.ALU, node.dtype, src, node.op)
+        raise AssertionError(f"{node.op.name} does not belong inside a kernel")
+
+    def _moved(self, node: Node, indices: tuple[Expr, ...], guard: Expr) -> int:
+        source, moved = _through(node)
+        offset, valid = moved.index(indices)
+        if source.op is Op.BUFFER:
+            data = self.build.parameter(source.arg)
+            needed = conj(valid, guard)
+            return self.build.emit(U.LOAD, node.dtype, (data,), (offset, needed), [offset, needed])
+        inner = unravel(offset, source.shape)
+        if valid == Const(1):
+            return self.value(source, inner, guard)
+        found = self.value(source, inner, conj(valid, guard))
+        zero = self.build.emit(U.CONST, node.dtype, (), 0)
+        chosen = self.build.emit(U.INDEX, i32, (), valid, [valid])
+        return self.build.emit(U.ALU, node.dtype, (chosen, found, zero), Op.WHERE)
+
+    def _gathered(self, node: Node, indices: tuple[Expr, ...], guard: Expr) -> int:
+        table, index = node.src
+        rank = len(index.shape)
+        row = self.value(index, indices[:rank], guard)
+        name = f"g{row}"
+        if name not in self.build.variables:
+            self.build.define(name, row, self.build.depth[row])
+        return self.value(table, (Var(name, 0, table.shape[0] - 1), *indices[rank:]), guard)
+
+
+def _through(node: Node) -> tuple[Node, Access]:
+    """What a chain of movements starts from, and the access through all of them."""
+    if node.op not in MOVEMENT:
+        return node, Access.of(node.shape)
+    source, before = _through(node.src[0])
+    return source, apply_movement(before, node.op, node.arg)
+
+
+def _store(lower: _Lowering, stores: Sequence[Store], indices: Sequence[Expr]) -> None:
+    """All values first, then all stores: what is overwritten has been read."""
+    build = lower.build
+    values = [lower.value(s.value, indices) for s in stores]
+    for store, value in zip(stores, values, strict=True):
+        offset, _ = access(store.place).index(indices)
+        names = sorted({v.name for v in offset.variables()})
+        extra = [n for v in names if (n := build.variables[v][1]) is not None]
+        build.effect(U.STORE, (build.parameter(store.target, True), value, *extra), offset)
+
+
+# --- kernels ---
+
+
+def linearize(kernel: Kernel, lanes: Lanes, units: int = 1) -> Code:
+    """UOps of a kernel for a device of so many compute units."""
+    build = _Builder()
+    for target in kernel.writes():
+        build.parameter(target, True)
+    lower = _Lowering(build, kernel.core)
+    if kernel.core is None:
+        sizes = _map(kernel, lower, lanes, units)
+    elif kernel.core.op is Op.DOT:
+        sizes = _product(kernel, lower, lanes, units)
+    else:
+        sizes = _reduce(kernel, lower, lanes, units)
+    return Code(kernel.name, build.finish(), tuple(build.buffers), *sizes)
+
+
+def _map(kernel: Kernel, lower: _Lowering, lanes: Lanes, units: int) -> tuple[int, int]:
+    build, shape = lower.build, kernel.shape
+    size = math.prod(shape)
+    if lanes == "group":
+        local = min(64, size)
+        flat = build.open(Range("i", size, "item"))
+        _store(lower, kernel.stores, unravel(flat, shape))
+        build.close()
+        return -(-size // local) * local, local
+    groups = max(1, min(4 * units, size // GRAIN))
+    if _flat(kernel):
+        flat = build.open(Range("i", size, "share"))
+        _store(lower, kernel.stores, unravel(flat, shape))
+        build.close()
+        return groups, 1
+    inner = shape[-1]
+    outer = build.open(Range("i", size // inner, "share"))
+    column = build.open(Range("c", inner))
+    _store(lower, kernel.stores, [*unravel(outer, shape[:-1]), column])
+    build.close()
+    build.close()
+    return min(groups, size // inner), 1
+
+
+def _flat(kernel: Kernel) -> bool:
+    """Whether one running index reaches every operand without division."""
+    if len(kernel.shape) < 2:
+        return True
+    trial = _Builder()
+    lower = _Lowering(trial, None)
+    flat = trial.open(Range("i", math.prod(kernel.shape), "share"))
+    _store(lower, kernel.stores, unravel(flat, kernel.shape))
+    uops = [u for _, u in trial.scopes[-1]]
+    exprs = [u.arg[0] for u in uops if u.op is U.LOAD] + [
+        u.arg for u in uops if u.op in (U.STORE, U.INDEX)
+    ]
+    return all(e in (flat, Const(0)) or not e.variables() for e in exprs)
+
+
+def _identity(op: Op, dtype: DType) -> float:
+    return 0 if op is Op.SUM else dtype.min
+
+
+def _reduce(kernel: Kernel, lower: _Lowering, lanes: Lanes, units: int) -> tuple[int, int]:
+    core, build = kernel.core, lower.build
+    assert core is not None
+    source, axes = core.src[0], core.arg
+    shape, count = core.shape, math.prod(source.shape[a] for a in core.arg)
+    size = math.prod(shape)
+    start = _identity(core.op, core.dtype)
+
+    def term(out: Sequence[Expr], inner: Expr) -> int:
+        inside = dict(zip(axes, unravel(inner, [source.shape[a] for a in axes]), strict=True))
+        outside = iter(out)
+        indices = [inside[a] if a in inside else next(outside) for a in range(len(source.shape))]
+        return lower.value(source, indices)
+
+    if lanes == "group":
+        return _reduce_on_lanes(kernel, lower, term, count, start)
+    groups = max(1, min(4 * units, size * count // GRAIN, size))
+    if size > 1 and shape[-1] > 1 and _column_contiguous(kernel):
+        return _reduce_columns(kernel, lower, term, count, groups), 1
+    out = build.open(Range("i", size, "share"))
+    accumulators = build.effect(U.ACC, (), (VECTOR, start), core.dtype)
+    blocks, rest = divmod(count, VECTOR)
+    if blocks:
+        block = build.open(Range("b", blocks))
+        lane = build.open(Range("v", VECTOR, "vector"))
+        found = term(unravel(out, shape), block * VECTOR + lane)
+        build.effect(U.ACCUMULATE, (accumulators, found), (core.op, lane), core.dtype)
+        build.close()
+        build.close()
+    if rest:
+        lane = build.open(Range("v", rest, "vector"))
+        found = term(unravel(out, shape), lane + blocks * VECTOR)
+        build.effect(U.ACCUMULATE, (accumulators, found), (core.op, lane), core.dtype)
+        build.close()
+    lower.core_value = build.effect(U.COMBINE, (accumulators,), core.op, core.dtype)
+    _store(lower, kernel.stores, unravel(out, shape))
+    build.close()
+    return groups, 1
+
+
+def _column_contiguous(kernel: Kernel) -> bool:
+    """Whether neighbours along the last kept axis lie closer in memory than reduced ones."""
+    core = kernel.core
+    assert core is not None
+    source = core.src[0]
+    return max(core.arg) != len(source.shape) - 1
+
+
+def _reduce_columns(
+    kernel: Kernel, lower: _Lowering, term: Callable[..., int], count: int, groups: int
+) -> int:
+    """Accumulate VECTOR neighbouring outputs together, so that rows are read along."""
+    core, build = kernel.core, lower.build
+    assert core is not None
+    shape = core.shape
+    blocks = -(-shape[-1] // VECTOR)
+    outer = math.prod(shape[:-1])
+    share = build.open(Range("i", outer * blocks, "share"))
+    *lead, block = unravel(share, (*shape[:-1], blocks))
+    left = None if shape[-1] % VECTOR == 0 else Const(shape[-1]) - block * VECTOR
+    start = _identity(core.op, core.dtype)
+    accumulators = build.effect(U.ACC, (), (VECTOR, start), core.dtype)
+    inner = build.open(Range("r", count))
+    lane = build.open(Range("v", VECTOR, "vector", left))
+    column = block * VECTOR + lane
+    found = term([*lead, column], inner)
+    build.effect(U.ACCUMULATE, (accumulators, found), (core.op, lane), core.dtype)
+    build.close()
+    build.close()
+    lane = build.open(Range("w", VECTOR, "vector", left))
+    lower.core_value = build.effect(U.LANE, (accumulators,), lane, core.dtype)
+    _store(lower, kernel.stores, [*lead, block * VECTOR + lane])
+    build.close()
+    build.close()
+    return max(1, min(groups, outer * blocks))
+
+
+def _reduce_on_lanes(
+    kernel: Kernel, lower: _Lowering, term: Callable[..., int], count: int, start: float
+) -> tuple[int, int]:
+    core, build = kernel.core, lower.build
+    assert core is not None
+    size = math.prod(core.shape)
+    alone = size >= 16384 or count < 32
+    local = 64 if alone else REDUCE_LANES
+    out = build.open(Range("i", size, "item" if alone else "group"))
+    accumulators = build.effect(U.ACC, (), (1, start), core.dtype)
+    inner = build.open(Range("r", count, "loop" if alone else "lane"))
+    found = term(unravel(out, core.shape), inner)
+    build.effect(U.ACCUMULATE, (accumulators, found), (core.op, Const(0)), core.dtype)
+    build.close()
+    total = build.effect(U.COMBINE, (accumulators,), core.op, core.dtype)
+    if not alone:
+        total = build.effect(U.GROUP, (total,), core.op, core.dtype)
+    lower.core_value = total
+    if alone:
+        _store(lower, kernel.stores, unravel(out, core.shape))
+    else:
+        build.open(Range("first", 1, "lane"))
+        _store(lower, kernel.stores, unravel(out, core.shape))
+        build.close()
+    build.close()
+    return (-(-size // local) * local, local) if alone else (size * local, local)
+
+
+# --- products ---
+
+
+def _product(kernel: Kernel, lower: _Lowering, lanes: Lanes, units: int) -> tuple[int, int]:
+    core, build = kernel.core, lower.build
+    assert core is not None
+    *batch, rows, columns = core.shape
+    tile_rows, tile_columns = _tile(math.prod(batch), rows, columns, lanes, units)
+    shape = (*batch, -(-rows // tile_rows), -(-columns // tile_columns))
+    tiles = math.prod(shape)
+    tile = build.open(Range("t", tiles, "share" if lanes == "one" else "group"))
+    *lead, row_tile, column_tile = unravel(tile, shape)
+    first_row, first_column = row_tile * tile_rows, column_tile * tile_columns
+    rows_left = Const(rows) - first_row if rows % tile_rows else None
+    columns_left = Const(columns) - first_column if columns % tile_columns else None
+    product, sources = _operands(core, lead, first_row, first_column, tile_rows, build)
+    arg = Product(rows_left, columns_left, **product, tile_rows=tile_rows)
+    found = build.effect(U.PRODUCT, sources, arg, f32)
+    row = build.open(Range("m", tile_rows, "row", rows_left))
+    column = build.open(Range("n", tile_columns, "column", columns_left))
+    lower.core_value = build.effect(U.ELEMENT, (found,), (row, column), f32)
+    _store(lower, kernel.stores, [*lead, first_row + row, first_column + column])
+    for _ in range(3):
+        build.close()
+    if lanes == "group":
+        return tiles * GPU_LANES, GPU_LANES
+    return min(tiles, 4 * units), 1
+
+
+def _tile(batch: int, rows: int, columns: int, lanes: Lanes, units: int) -> tuple[int, int]:
+    """Tile sizes: smaller ones where too few tiles would leave cores idle."""
+    if lanes == "group":
+        return GPU_TILE, GPU_TILE
+    height = TILE_ROWS
+    panels = -(-columns // VECTOR)
+    while height > 8 and batch * -(-rows // height) * panels < 4 * units:
+        height //= 2
+    return height, VECTOR
+
+
+def _operands(
+    core: Node, lead: list[Expr], row: Expr, column: Expr, tile_rows: int, build: _Builder
+) -> tuple[dict[str, Any], list[int]]:
+    """Offsets and strides of both factors, which are plain views of Buffers."""
+    (left, left_view), (right, right_view) = (_through(s) for s in core.src)
+    a, b = left_view.views[0], right_view.views[0]
+    left_offset, _ = left_view.index([*lead, row, Const(0)])
+    right_offset, _ = right_view.index([*lead, Const(0), column])
+    aligned = b.offset % 8 == 0 and all(s % 8 == 0 for s in b.strides[:-1])
+    product = {
+        "inner": core.src[0].shape[-1],
+        "left": left_offset,
+        "left_row": a.strides[-2],
+        "left_inner": a.strides[-1],
+        "right": right_offset,
+        "right_inner": b.strides[-2],
+        "right_column": b.strides[-1],
+        "direct": aligned and b.strides[-1] == 1 and core.shape[-1] % VECTOR == 0,
+    }
+    return product, [build.parameter(left.arg), build.parameter(right.arg)]

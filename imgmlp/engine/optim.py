@@ -1,0 +1,92 @@
+"""Optimizers: state Tensors and the assignments that move them, all inside the step.
+
+The number of steps, the powers of the betas and whatever the learning rate depends on are
+state on the device, so a compiled step needs nothing from the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from imgmlp.engine.device import AnyDevice
+from imgmlp.engine.tensor import Tensor
+
+Form = Literal["standard", "seed"]
+
+
+def _zeros_like(parameter: Tensor) -> Tensor:
+    return Tensor(np.zeros(parameter.shape, parameter.dtype.np), parameter.device)
+
+
+def _scalar(value: float, device: AnyDevice | None) -> Tensor:
+    return Tensor(np.float32(value), device)
+
+
+class SGD:
+    """p <- p - lr * g."""
+
+    def __init__(self, parameters: Sequence[Tensor], lr: float | Tensor) -> None:
+        self.parameters, self.lr = list(parameters), lr
+
+    def step(self, loss: Tensor) -> None:
+        """Assign the parameters what they are after one step down the loss's gradient."""
+        for p, g in zip(self.parameters, loss.gradient(self.parameters), strict=True):
+            p.assign(p - g * self.lr)
+
+
+class AdamW:
+    """AdamW in one of two forms.
+
+    standard: Loshchilov and Hutter (2019): bias-corrected moments, p <- p (1 - lr decay)
+    - lr m^ / (sqrt(v^) + epsilon). seed: no bias correction, the spread of the gradient
+    around its mean in the denominator, sqrt(|v - m^2|) + epsilon, and the decay applied to
+    what the gradient step left. Adam is `weight_decay=0`.
+
+    `lr` may be a Tensor of one element, such as a schedule computed from a step counter.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.01,
+        epsilon: float = 1e-8,
+        form: Form = "standard",
+    ) -> None:
+        self.parameters, self.lr, self.betas = list(parameters), lr, betas
+        self.weight_decay, self.epsilon, self.form = weight_decay, epsilon, form
+        self.first = [_zeros_like(p) for p in self.parameters]
+        self.second = [_zeros_like(p) for p in self.parameters]
+        device = self.parameters[0].device
+        self.powers = [_scalar(1.0, device), _scalar(1.0, device)]  # beta ** step
+
+    def state(self) -> list[Tensor]:
+        """Everything but the parameters that a resumed run needs."""
+        return [*self.first, *self.second, *self.powers]
+
+    def step(self, loss: Tensor) -> None:
+        """Assign parameters and moments what they are after one step."""
+        grown = [p * beta for p, beta in zip(self.powers, self.betas, strict=True)]
+        if self.form == "standard":
+            for power, value in zip(self.powers, grown, strict=True):
+                power.assign(value)
+        gradients = loss.gradient(self.parameters)
+        for p, g, m, v in zip(self.parameters, gradients, self.first, self.second, strict=True):
+            new_m = m * self.betas[0] + g * (1 - self.betas[0])
+            new_v = v * self.betas[1] + g * g * (1 - self.betas[1])
+            m.assign(new_m)
+            v.assign(new_v)
+            p.assign(self._moved(p, new_m, new_v, grown))
+
+    def _moved(self, p: Tensor, m: Tensor, v: Tensor, grown: Sequence[Tensor]) -> Tensor:
+        if self.form == "seed":
+            spread = (v - m * m).abs().sqrt() + self.epsilon
+            left = p - m / spread * self.lr
+            return left - left * self.lr * self.weight_decay
+        first, second = (1.0 / (1.0 - power) for power in grown)
+        direction = m * first / ((v * second).sqrt() + self.epsilon)
+        return p * (1.0 - self.weight_decay * self.lr) - direction * self.lr

@@ -1,0 +1,188 @@
+"""Programs: a step compiled once, its launches bound once, replayed thousands of times.
+
+While a Program replays, Python allocates, builds and uploads nothing. On the NumPy device
+the same graph is interpreted instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from imgmlp.engine.device import Allocation, AnyDevice, Device, Launch, NumpyDevice, Pending
+from imgmlp.engine.graph import Buffer, Node, Op, toposort
+from imgmlp.engine.interpret import evaluate
+from imgmlp.engine.linearize import linearize
+from imgmlp.engine.memory import plan
+from imgmlp.engine.render import render
+from imgmlp.engine.schedule import Update, schedule
+
+Array = np.ndarray[Any, Any]
+
+
+class Program:
+    """One step: named outputs and state updates, all computed from the state before it.
+
+    Raises ValueError if the graph reads a Buffer of another device, DeviceError if the
+    driver refuses a kernel, OutOfMemoryError if the intermediates do not fit.
+    """
+
+    def __init__(
+        self, device: AnyDevice, outputs: Mapping[str, Node], updates: Sequence[Update]
+    ) -> None:
+        self.device = device
+        self.outputs: dict[str, Buffer] = {}
+        self.updates = list(updates)
+        assigned = {value: state for state, value in updates}
+        for name, node in outputs.items():
+            if node.op is Op.BUFFER:
+                self.outputs[name] = node.arg
+            elif node in assigned:
+                self.outputs[name] = assigned[node]
+            else:
+                self.outputs[name] = Buffer(node.shape, node.dtype, device, name=name)
+                self.updates.append((self.outputs[name], node))
+        self._adopt_buffers()
+        if isinstance(device, Device):
+            self.launches = self._bind(device)
+
+    def _adopt_buffers(self) -> None:
+        """Everything that is read or written stands on this device."""
+        leaves = [n.arg for n in toposort(v for _, v in self.updates) if n.op is Op.BUFFER]
+        for storage in [*leaves, *(state for state, _ in self.updates), *self.outputs.values()]:
+            if storage.device is None:
+                storage.device = self.device
+            if storage.device is not self.device:
+                place, here = storage.device.info.spec, self.device.info.spec
+                raise ValueError(f"{storage!r} is on device {place}, the program on {here}")
+            upload(storage)
+
+    def _bind(self, device: Device) -> list[Launch]:
+        self.procedure = schedule(self.updates)
+        self.memory = plan(self.procedure, device.align)
+        units = device.info.compute_units
+        self.codes = [linearize(k, device.lanes, units) for k in self.procedure.kernels]
+        self.source = render(tuple(self.codes), device.lanes)
+        handles = device.build(self.source, [f"imgmlp_{c.name}" for c in self.codes])
+        self._arena = device.alloc(max(self.memory.arena_bytes, device.align))
+        places = {
+            storage: device.slice(self._arena, offset, storage.nbytes)
+            for storage, offset in self.memory.offsets.items()
+        }
+        launches = []
+        for code in self.codes:
+            args = [places[b] if b in places else b.data for b in code.buffers]
+            sizes = (code.global_size,), (code.local_size,)
+            launches.append(device.bind(handles[f"imgmlp_{code.name}"], args, *sizes))
+        return launches
+
+    def run(self, times: int = 1) -> None:
+        """Enqueue the step so many times; does not wait for the device."""
+        for _ in range(times):
+            if isinstance(self.device, NumpyDevice):
+                self._interpret()
+            else:
+                self.device.launch_all(self.launches)
+
+    def _interpret(self) -> None:
+        states = [state for state, _ in self.updates]
+        roots = [value for _, value in self.updates]
+        held = {n.arg: host_view(n.arg) for n in toposort(roots) if n.op is Op.BUFFER}
+        values = [v.copy() for v in evaluate(roots, held)]
+        for state, value in zip(states, values, strict=True):
+            host_view(state)[...] = value
+
+    def read(self, name: str) -> Array:
+        """An output as it is once all enqueued steps are done."""
+        return read_buffer(self.device, self.outputs[name])
+
+    def wait(self) -> None:
+        """Block until all enqueued steps are done."""
+        if isinstance(self.device, Device):
+            self.device.finish()
+
+    def marker(self) -> Pending:
+        """Done once all steps enqueued so far are: bounds how far the host runs ahead."""
+        return self.device.marker() if isinstance(self.device, Device) else Pending()
+
+
+class Receiver:
+    """Outputs of a Program, read from the device without stalling its queue.
+
+    `callback(tag, {name: array})` is called from `poll` or `wait`, in the order of `send`.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        names: Sequence[str],
+        callback: Callable[[Any, dict[str, Array]], None],
+    ) -> None:
+        self.program, self.names, self.callback = program, list(names), callback
+        self._waiting: list[tuple[Any, list[Pending], dict[str, Array]]] = []
+
+    def send(self, tag: Any = None) -> None:
+        """Read the outputs as they are after the steps enqueued so far."""
+        pending, arrays = [], {}
+        for name in self.names:
+            storage = self.program.outputs[name]
+            arrays[name] = np.empty(storage.shape, storage.dtype.np)
+            pending.append(self.program.device.read_async(storage.data, arrays[name]))
+        self._waiting.append((tag, pending, arrays))
+
+    def poll(self) -> None:
+        """Deliver what has arrived."""
+        while self._waiting and all(p.done() for p in self._waiting[0][1]):
+            self._deliver()
+
+    def wait(self) -> None:
+        """Deliver everything that was sent for."""
+        while self._waiting:
+            for pending in self._waiting[0][1]:
+                pending.wait()
+            self._deliver()
+
+    def _deliver(self) -> None:
+        tag, _, arrays = self._waiting.pop(0)
+        self.callback(tag, arrays)
+
+
+def run_once(device: AnyDevice, updates: Sequence[Update]) -> None:
+    """Compute some Buffers now."""
+    Program(device, {}, updates).run()
+
+
+def upload(storage: Buffer) -> None:
+    """Give a Buffer its data on its device: initial values, or room for what a step writes."""
+    if storage.data is not None:
+        return
+    allocation: Allocation = storage.device.alloc(storage.nbytes)
+    if storage.host is not None:
+        storage.device.write(allocation, storage.host)
+    storage.data, storage.host = allocation, None
+
+
+def host_view(storage: Buffer) -> Array:
+    """The data of a Buffer of the NumPy device, not a copy."""
+    data: Array = storage.data.handle[: storage.nbytes]
+    return data.view(storage.dtype.np).reshape(storage.shape)
+
+
+def write_buffer(storage: Buffer, array: Array) -> None:
+    """Replace the data of a Buffer from the host; shape and dtype must agree."""
+    if array.shape != storage.shape or array.dtype != storage.dtype.np:
+        raise ValueError(f"{storage!r} cannot take {array.dtype}{list(array.shape)}")
+    upload(storage)
+    storage.device.write(storage.data, array)
+
+
+def read_buffer(device: AnyDevice, storage: Buffer) -> Array:
+    """The data of a Buffer, after all enqueued work."""
+    if storage.device is None:
+        storage.device = device
+    upload(storage)
+    array = np.empty(storage.shape, storage.dtype.np)
+    device.read(storage.data, array)
+    return array

@@ -1,0 +1,263 @@
+"""UOps to OpenCL C 1.2: the only place that writes it.
+
+What instructions cannot say stands in kernels/*.cl and is called from here. Vectors come
+from the driver's compiler, out of innermost loops, and from the product's building block.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from imgmlp.engine.dtype import DType, bool_, f16
+from imgmlp.engine.graph import Op
+from imgmlp.engine.linearize import (
+    GPU_LANES,
+    GPU_TILE,
+    REDUCE_LANES,
+    VECTOR,
+    Code,
+    Lanes,
+    Product,
+    Range,
+    U,
+    UOp,
+)
+from imgmlp.engine.symbolic import Const, Expr
+
+SYMBOLS = {
+    Op.ADD: "+", Op.SUB: "-", Op.MUL: "*", Op.LT: "<", Op.EQ: "==",
+    Op.XOR: "^", Op.AND: "&", Op.OR: "|", Op.SHL: "<<", Op.SHR: ">>",
+}  # fmt: skip
+CALLS = {Op.EXP2: "exp2", Op.LOG2: "log2", Op.SIN: "sin", Op.SQRT: "sqrt", Op.HASH: "lowbias32"}
+
+
+@cache
+def building_block(name: str) -> str:
+    """The text of kernels/`name`.cl."""
+    return resources.files("imgmlp.kernels").joinpath(f"{name}.cl").read_text("utf-8")
+
+
+def render(codes: tuple[Code, ...], lanes: Lanes) -> str:
+    """One source with all kernels, preceded by the building blocks they call."""
+    used = {u.op for c in codes for u in c.uops}
+    wanted = {"scalar": True, "reduce": U.GROUP in used, f"product_{lanes}": U.PRODUCT in used}
+    sizes = f"#define VECTOR {VECTOR}\n#define TILE {GPU_TILE}\n#define LANES {GPU_LANES}\n"
+    heads = [sizes, *(building_block(b) for b, needed in wanted.items() if needed)]
+    return "\n".join([*heads, *(_Writer(c, lanes).text() for c in codes)])
+
+
+def _index(expr: Expr) -> str:
+    return expr.render("/")
+
+
+class _Writer:
+    """One kernel's text."""
+
+    def __init__(self, code: Code, lanes: Lanes) -> None:
+        self.code, self.lanes = code, lanes
+        self.lines: list[str] = []
+        self.ends: list[str] = []
+        self.barrier_after: list[bool] = []
+
+    def text(self) -> str:
+        parameters = []
+        for i, u in enumerate(self.code.uops):
+            if u.op is U.GLOBAL:
+                parameters.append((self.code.buffers.index(u.arg[0]), self._parameter(i, u)))
+        signature = ", ".join(p for _, p in sorted(parameters))
+        local = self.code.local_size
+        self._locals()
+        for i, u in enumerate(self.code.uops):
+            getattr(self, f"_{u.op.name.lower()}")(i, u)
+        head = f"__kernel __attribute__((reqd_work_group_size({local}, 1, 1)))\nvoid"
+        body = "\n".join("  " + line for line in self.lines)
+        return f"{head} imgmlp_{self.code.name}({signature}) {{\n{body}\n}}\n"
+
+    def _locals(self) -> None:
+        """Local memory may only be declared at the top of a kernel."""
+        if self.lanes == "one":
+            return
+        ops = {u.op for u in self.code.uops}
+        if U.PRODUCT in ops:
+            self.lines.append(
+                "__local float left_tile[16 * (TILE + 4)], right_tile[16 * (TILE + 4)];"
+            )
+        for u in self.code.uops:
+            if u.op is U.GROUP:
+                assert u.dtype is not None
+                self.lines.append(f"__local {u.dtype.cl} scratch[{REDUCE_LANES}];")
+
+    def _parameter(self, i: int, u: UOp) -> str:
+        storage, written = u.arg
+        constant = "" if written else "const "
+        return f"__global {constant}{storage.dtype.cl} *restrict data{i}"
+
+    def _declare(self, i: int, u: UOp, value: str) -> None:
+        assert u.dtype is not None
+        self.lines.append(f"const {_register(u.dtype)} v{i} = {value};")
+
+    # --- one method an instruction ---
+
+    def _global(self, i: int, u: UOp) -> None:
+        pass
+
+    def _range(self, i: int, u: UOp) -> None:
+        loop: Range = u.arg
+        n, name = loop.count, loop.name
+        limit = f" && {name} < {_index(loop.limit)}" if loop.limit is not None else ""
+        opening = {
+            "share": f"for (int {name} = share_begin({n}); {name} < share_end({n}); ++{name}) {{",
+            "item": f"const int {name} = get_global_id(0); if ({name} < {n}) {{",
+            "group": f"{{ const int {name} = get_group_id(0);",
+            "lane": f"for (int {name} = get_local_id(0); {name} < {n}; {name} += {self.code.local_size}) {{",
+            "row": self._tile_loop(name, n, "get_local_id(0) / 16", limit),
+            "column": self._tile_loop(name, n, "get_local_id(0) % 16", limit),
+        }.get(loop.kind, f"for (int {name} = 0; {name} < {n}{limit}; ++{name}) {{")
+        self.lines.append(opening)
+
+    def _tile_loop(self, name: str, count: int, lane: str, limit: str) -> str:
+        if self.lanes == "one":
+            return f"for (int {name} = 0; {name} < {count}{limit}; ++{name}) {{"
+        own = f"const int {name} = {lane} + 16 * {name}_;"
+        guard = f" if (!({limit[4:]})) continue;" if limit else ""
+        return f"for (int {name}_ = 0; {name}_ < TILE / 16; ++{name}_) {{ {own}{guard}"
+
+    def _end(self, i: int, u: UOp) -> None:
+        self.lines.append("}")
+
+    def _const(self, i: int, u: UOp) -> None:
+        assert u.dtype is not None
+        self._declare(i, u, literal(u.arg, u.dtype))
+
+    def _index(self, i: int, u: UOp) -> None:
+        self._declare(i, u, _index(u.arg))
+
+    def _define(self, i: int, u: UOp) -> None:
+        self.lines.append(f"const int {u.arg} = (int)v{u.src[0]};")
+
+    def _load(self, i: int, u: UOp) -> None:
+        offset, valid = u.arg
+        data = f"data{u.src[0]}"
+        where = _index(offset)
+        value = f"vload_half({where}, {data})" if u.dtype is f16 else f"{data}[{where}]"
+        if valid != Const(1):
+            value = f"({_index(valid)}) ? {value} : ({_register(u.dtype)})0"
+        self._declare(i, u, value)
+
+    def _store(self, i: int, u: UOp) -> None:
+        data, value = u.src[:2]
+        where = _index(u.arg)
+        if self.code.uops[data].dtype is f16:
+            self.lines.append(f"vstore_half_rte(v{value}, {where}, data{data});")
+        else:
+            self.lines.append(f"data{data}[{where}] = v{value};")
+
+    def _alu(self, i: int, u: UOp) -> None:
+        args = [f"v{s}" for s in u.src]
+        assert u.dtype is not None
+        operand = self.code.uops[u.src[-1]].dtype
+        assert operand is not None
+        self._declare(i, u, _operation(u.arg, args, operand, u.dtype))
+
+    def _acc(self, i: int, u: UOp) -> None:
+        count, start = u.arg
+        assert u.dtype is not None
+        self.lines.append(f"{u.dtype.cl} v{i}[{count}];")
+        self.lines.append(f"for (int a = 0; a < {count}; ++a) v{i}[a] = {literal(start, u.dtype)};")
+
+    def _accumulate(self, i: int, u: UOp) -> None:
+        op, lane = u.arg
+        cell = f"v{u.src[0]}[{_index(lane)}]"
+        self.lines.append(f"{cell} = {_join(op, cell, f'v{u.src[1]}')};")
+
+    def _combine(self, i: int, u: UOp) -> None:
+        acc = u.src[0]
+        count = self.code.uops[acc].arg[0]
+        assert u.dtype is not None
+        step = _join(u.arg, f"v{i}", f"v{acc}[a]")
+        self.lines.append(f"{u.dtype.cl} v{i} = v{acc}[0];")
+        self.lines.append(f"for (int a = 1; a < {count}; ++a) v{i} = {step};")
+
+    def _lane(self, i: int, u: UOp) -> None:
+        self._declare(i, u, f"v{u.src[0]}[{_index(u.arg)}]")
+
+    def _group(self, i: int, u: UOp) -> None:
+        name = "sum" if u.arg is Op.SUM else "max"
+        assert u.dtype is not None
+        self._declare(
+            i, u, f"group_{name}_{u.dtype.cl}(scratch, v{u.src[0]}, {self.code.local_size})"
+        )
+
+    def _product(self, i: int, u: UOp) -> None:
+        p: Product = u.arg
+        left, right = (f"data{s}" for s in u.src[:2])
+        rows = f"min({p.tile_rows}, {_index(p.rows)})" if p.rows is not None else str(p.tile_rows)
+        width = VECTOR if self.lanes == "one" else GPU_TILE
+        columns = f"min({width}, {_index(p.columns)})" if p.columns is not None else str(width)
+        a = f"{left} + {_index(p.left)}, {p.left_row}, {p.left_inner}"
+        b = f"{right} + {_index(p.right)}, {p.right_inner}, {p.right_column}"
+        if self.lanes == "one":
+            self.lines.append(f"float v{i}[{p.tile_rows * VECTOR}] __attribute__((aligned(64)));")
+            kind = "direct" if p.direct else "packed"
+            self.lines.append(f"tile_product_{kind}(v{i}, {a}, {b}, {rows}, {columns}, {p.inner});")
+        else:
+            self.lines.append(f"float v{i}[(TILE / 16) * (TILE / 16)];")
+            tiles = "left_tile, right_tile"
+            self.lines.append(
+                f"tile_product(v{i}, {a}, {b}, {rows}, {columns}, {p.inner}, {tiles});"
+            )
+
+    def _element(self, i: int, u: UOp) -> None:
+        row, column = u.arg
+        cell = f"{row} * {VECTOR} + {column}"
+        if self.lanes == "group":
+            cell = f"{row}_ * (TILE / 16) + {column}_"
+        self._declare(i, u, f"v{u.src[0]}[{cell}]")
+
+
+def _register(dtype: DType | None) -> str:
+    """Half precision is computed in float and rounded where it is stored."""
+    assert dtype is not None
+    return "float" if dtype is f16 else dtype.cl
+
+
+def _join(op: Op, a: str, b: str) -> str:
+    return f"{a} + {b}" if op is Op.SUM else f"({a} >= {b} || {a} != {a}) ? {a} : {b}"
+
+
+def literal(value: Any, dtype: DType) -> str:
+    """A constant in OpenCL C; floats in hexadecimal are exact."""
+    if not dtype.is_float:
+        return f"{int(value)}u" if dtype.cl == "uint" else f"({dtype.cl})({int(value)})"
+    if math.isnan(value):
+        return "NAN"
+    if math.isinf(value):
+        return "INFINITY" if value > 0 else "(-INFINITY)"
+    return f"({float(value)!r}f)"
+
+
+def _operation(op: Op, args: list[str], operand: DType, result: DType) -> str:
+    if op in SYMBOLS:
+        return f"{args[0]} {SYMBOLS[op]} {args[1]}"
+    if op in CALLS:
+        return f"{CALLS[op]}({args[0]})"
+    if op is Op.NEG:
+        return f"-{args[0]}"
+    if op is Op.CAST:
+        return f"{args[0]} != 0" if result is bool_ else f"({_register(result)}){args[0]}"
+    if op is Op.MAX:
+        return f"({args[0]} >= {args[1]} || {args[0]} != {args[0]}) ? {args[0]} : {args[1]}"
+    if op is Op.WHERE:
+        return f"{args[0]} ? {args[1]} : {args[2]}"
+    if op is Op.MULACC:
+        return f"{args[0]} * {args[1]} + {args[2]}"
+    if op is Op.DIV:
+        signed = operand.is_int and operand.min < 0
+        return f"floor_div({args[0]}, {args[1]})" if signed else f"{args[0]} / {args[1]}"
+    if op is Op.MOD:
+        signed = operand.is_int and operand.min < 0
+        return f"floor_mod({args[0]}, {args[1]})" if signed else f"{args[0]} % {args[1]}"
+    raise AssertionError(f"{op.name} is not an elementwise operation")

@@ -1,0 +1,24 @@
+// One value from all lanes of a work-group, by a tree in local memory: every lane
+// receives it. `scratch` holds one value a lane; `lanes` is a power of two.
+
+#define GROUP_REDUCTION(NAME, TYPE, JOIN)                                  \
+  static TYPE NAME(__local TYPE *scratch, TYPE value, int lanes) {         \
+    const int lane = get_local_id(0);                                      \
+    scratch[lane] = value;                                                 \
+    barrier(CLK_LOCAL_MEM_FENCE);                                          \
+    for (int half_ = lanes / 2; half_ > 0; half_ /= 2) {                   \
+      if (lane < half_) {                                                  \
+        const TYPE a = scratch[lane], b = scratch[lane + half_];           \
+        scratch[lane] = JOIN;                                              \
+      }                                                                    \
+      barrier(CLK_LOCAL_MEM_FENCE);                                        \
+    }                                                                      \
+    return scratch[0];                                                     \
+  }
+
+GROUP_REDUCTION(group_sum_float, float, a + b)
+GROUP_REDUCTION(group_sum_int, int, a + b)
+GROUP_REDUCTION(group_sum_uint, uint, a + b)
+GROUP_REDUCTION(group_max_float, float, (a >= b || a != a) ? a : b)
+GROUP_REDUCTION(group_max_int, int, a >= b ? a : b)
+GROUP_REDUCTION(group_max_uint, uint, a >= b ? a : b)
