@@ -255,6 +255,8 @@ def reduce(op: Op, node: Node, axes: Sequence[int]) -> Node:
 
 def move(op: Op, node: Node, arg: Any) -> Node:
     """A movement operation; `arg` as Op documents. The view algebra checks it."""
+    if op is Op.RESHAPE and node.op is Op.RESHAPE:
+        node = node.src[0]
     moved = apply_movement(Access.of(node.shape), op, arg)
     if moved.shape == node.shape and op in (Op.RESHAPE, Op.EXPAND):
         return node
