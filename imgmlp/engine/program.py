@@ -60,7 +60,7 @@ class Program:
             upload(storage)
 
     def _bind(self, device: Device) -> list[Launch]:
-        self.procedure = schedule(self.updates)
+        self.procedure = schedule(self.updates, split_products=device.lanes == "group")
         self.memory = plan(self.procedure, device.align)
         units = device.info.compute_units
         self.codes = [linearize(k, device.lanes, units) for k in self.procedure.kernels]

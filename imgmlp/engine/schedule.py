@@ -25,6 +25,7 @@ from imgmlp.engine.graph import (
     Shape,
     apply_movement,
     buffer,
+    dot,
     move,
     rebuild,
     reduce,
@@ -39,6 +40,8 @@ COSTS = {Op.HASH: 6, Op.EXP2: 8, Op.LOG2: 8, Op.SIN: 12, Op.SQRT: 4, Op.DIV: 2, 
 RECOMPUTE_LIMIT = 32  # cost up to which a shared elementwise value is computed again
 LONG_REDUCTION = 1 << 14  # elements from which a full reduction takes two stages
 PARTS = 64  # partial results of the first stage
+PART_TERMS = 64  # least terms of each part of a split product
+MOST_PARTS = 512  # work-groups that a split product is spread over
 
 
 @dataclass(frozen=True)
@@ -118,9 +121,13 @@ def is_plain(place: Node) -> bool:
     return len(views) == 1 and views[0].mask is None
 
 
-def schedule(updates: Sequence[Update]) -> Procedure:
-    """Kernels that give each Buffer its new value, all computed from the old ones."""
-    roots = _prepare([value for _, value in updates])
+def schedule(updates: Sequence[Update], split_products: bool = False) -> Procedure:
+    """Kernels that give each Buffer its new value, all computed from the old ones.
+
+    `split_products` also spreads a product with few results and many terms over work-groups,
+    as a device with many compute units needs.
+    """
+    roots = _prepare([value for _, value in updates], split_products)
     targets = [(state, root) for (state, _), root in zip(updates, roots, strict=True)]
     graph = _Graph(roots)
     places, in_place, copied = _choose_places(graph, targets)
@@ -134,15 +141,19 @@ def schedule(updates: Sequence[Update]) -> Procedure:
 # --- rewriting before scheduling ---
 
 
-def _prepare(roots: Sequence[Node]) -> list[Node]:
-    """Functions give way to their answers; long full reductions get two stages."""
+def _prepare(roots: Sequence[Node], split_products: bool) -> list[Node]:
+    """Functions give way to their answers; long reductions and products get two stages."""
     done: dict[Node, Node] = {}
     for node in toposort(roots):
         if node.op is Op.FUNCTION:
             done[node] = done[node.src[0]]
             continue
         new = rebuild(node, tuple(done[s] for s in node.src))
-        done[node] = _two_stages(new) if new.op in REDUCE else new
+        if new.op in REDUCE:
+            new = _two_stages(new)
+        elif new.op is Op.DOT and split_products:
+            new = _split_product(new)
+        done[node] = new
     return [done[r] for r in roots]
 
 
@@ -158,6 +169,19 @@ def _two_stages(node: Node) -> Node:
         flat = move(Op.PAD, flat, ((0, rest),))
     parts = reduce(node.op, move(Op.RESHAPE, flat, (PARTS, -1)), (1,))
     return move(Op.RESHAPE, reduce(node.op, parts, (0,)), node.shape)
+
+
+def _split_product(node: Node) -> Node:
+    """A sum of products over parts of the inner axis, if that axis is by far the longest."""
+    left, right = node.src
+    rows, inner, columns = *left.shape[-2:], right.shape[-1]
+    most = min(MOST_PARTS, inner // PART_TERMS)
+    parts = next((p for p in range(most, 1, -1) if inner % p == 0), 1)
+    if len(node.shape) != 2 or parts < 4 or rows * columns > inner * PART_TERMS:
+        return node
+    left = move(Op.PERMUTE, move(Op.RESHAPE, left, (rows, parts, inner // parts)), (1, 0, 2))
+    right = move(Op.RESHAPE, right, (parts, inner // parts, columns))
+    return reduce(Op.SUM, dot(left, right), (0,))
 
 
 # --- what stands in memory, and where ---
