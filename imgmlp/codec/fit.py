@@ -1,0 +1,188 @@
+"""Fit a network to one picture: the training step, and the loop that replays it.
+
+The step holds the choice of pixels, features, forward, loss, gradients and AdamW; all its
+state is on the device. The host only enqueues replays and listens.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from imgmlp.codec import model
+from imgmlp.codec.config import Architecture, Encoding, Settings
+from imgmlp.codec.features import tables
+from imgmlp.engine import AnyDevice, Program, Receiver, Tensor, compile, dtype, optim
+
+Array = np.ndarray[Any, Any]
+Stopped = Literal["interrupted", "diverged"] | None
+
+SMOOTHING = 0.99  # share of the past in the smoothed loss
+LISTEN = 100  # steps between looks at the loss: how late a diverging run may be noticed
+AHEAD = 2  # chunks that the host may be ahead of the device
+LONG = 0.3  # seconds that a chunk should not exceed, so that an interruption is soon noticed
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run is. `loss` is the smoothed mean squared error on [0, 1], `psnr` its dB."""
+
+    step: int
+    steps: int
+    loss: float
+    psnr: float
+    steps_per_second: float
+    seconds_left: float
+    parameters: Array = field(repr=False)  # the best so far, float32 [parameters]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The best parameters of a run, float32 [parameters], and why it ended early if it did."""
+
+    parameters: Array
+    loss: float  # smoothed, at the step where the parameters were the best
+    steps: int  # done
+    seconds: float
+    stopped: Stopped
+
+
+def pixel_features(x: Tensor, y: Tensor, column: Tensor, row: Tensor) -> Tensor:
+    """Rows of both axes' tables side by side: int [n], int [n] -> [n, features]."""
+    return Tensor.concat([x.gather(column), y.gather(row)], axis=1)
+
+
+def learning_rate(settings: Settings, done: Tensor) -> Tensor:
+    """The rate of a step before which `done` (float32, one element) steps were done."""
+    if settings.schedule == "exponential":
+        return (done * math.log(settings.decay)).exp() * settings.lr
+    return ((done * (math.pi / settings.steps)).cos() + 1.0) * (settings.lr / 2)
+
+
+class TrainingStep:
+    """State on the device and the Program that moves it."""
+
+    def __init__(
+        self,
+        pixels: Array,
+        architecture: Architecture,
+        encoding: Encoding,
+        settings: Settings,
+        device: AnyDevice,
+    ) -> None:
+        self.height, self.width, self.channels = pixels.shape
+        self.architecture, self.settings = architecture, settings
+        x, y = tables(encoding, self.width, self.height)
+        self.x, self.y = Tensor(x, device, name="x_table"), Tensor(y, device, name="y_table")
+        self.pixels = Tensor(pixels.reshape(-1, self.channels), device, name="pixels")
+        self.flat = model.initial(architecture, settings.seed, device)
+        self.count = Tensor(np.uint32(0), device, name="count")
+        self.smooth = Tensor(np.float32(0), device, name="smooth")
+        self.program: Program = compile(self._step, device)
+
+    def _step(self) -> dict[str, Tensor]:
+        settings, batch = self.settings, self.settings.batch
+        row, column = self._places()
+        features = pixel_features(self.x, self.y, column, row)  # [batch, features]
+        target = self.pixels.gather(row * self.width + column).cast(dtype.f32) * (1 / 255)
+        answer = model.forward(self.flat, self.architecture, features)  # [batch, channels]
+        error = (answer - target).square().sum()  # its gradient is that of the plain sum
+        done = self.count + 1
+        optimizer = optim.AdamW(
+            [self.flat],
+            lr=learning_rate(settings, done.cast(dtype.f32) - 1.0),
+            betas=settings.betas,
+            weight_decay=settings.weight_decay,
+            form=settings.optimizer,
+        )
+        optimizer.step(error)
+        mean = error * (1 / (batch * self.channels))
+        smooth = self.smooth * SMOOTHING + mean * (1 - SMOOTHING)
+        self.smooth.assign(smooth)
+        self.count.assign(done)
+        return {"smooth": smooth, "parameters": self.flat}
+
+    def _places(self) -> tuple[Tensor, Tensor]:
+        """A random pixel for each row of the batch: its row and its column, int32 [batch]."""
+        batch, seed = (self.settings.batch,), self.settings.seed * 2**16
+        stream = self.count * 2 + (seed & 0xFFFFFFFF)
+        row = Tensor.random_bits(batch, stream) % self.height
+        column = Tensor.random_bits(batch, stream + 1) % self.width
+        return row.cast(dtype.i32), column.cast(dtype.i32)
+
+
+class _Listener:
+    """What the host knows of a run: the latest loss, the best parameters, the pace."""
+
+    def __init__(self, start: Array, steps: int, tell: Callable[[Progress], None] | None) -> None:
+        self.best, self.best_loss = start, math.inf
+        self.steps, self.tell = steps, tell
+        self.loss, self.diverged = math.inf, False
+        self.times: deque[tuple[int, float]] = deque([(0, time.perf_counter())], maxlen=20)
+
+    def hear(self, step: int, values: dict[str, Array]) -> None:
+        self.loss = float(values["smooth"]) / (1 - SMOOTHING**step)  # started at zero
+        self.diverged = self.diverged or not math.isfinite(self.loss)
+        if "parameters" in values and self.loss < self.best_loss and not self.diverged:
+            finite = bool(np.isfinite(values["parameters"]).all())
+            if finite:
+                self.best, self.best_loss = values["parameters"], self.loss
+        self.times.append((step, time.perf_counter()))
+        if self.tell is not None and not self.diverged:
+            self.tell(self._progress(step))
+
+    def _progress(self, step: int) -> Progress:
+        (first, begin), (last, end) = self.times[0], self.times[-1]
+        pace = (last - first) / max(end - begin, 1e-9)
+        left = (self.steps - step) / max(pace, 1e-9)
+        psnr = -10 * math.log10(max(self.loss, 1e-12))
+        return Progress(step, self.steps, self.loss, psnr, pace, left, self.best)
+
+
+def fit(
+    step: TrainingStep,
+    on_progress: Callable[[Progress], None] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> Fitted:
+    """Replay the step settings.steps times, or until asked to stop or the loss is not finite.
+
+    The best parameters are chosen by the smoothed loss at fixed steps, so that the same seed
+    gives the same bits on one device, however fast it runs.
+    """
+    steps, program = step.settings.steps, step.program
+    keep_every = LISTEN * max(1, steps // (100 * LISTEN))
+    listener = _Listener(step.flat.numpy(), steps, on_progress)
+    light = Receiver(program, ["smooth"], listener.hear)
+    full = Receiver(program, ["smooth", "parameters"], listener.hear)
+    marks: deque[Any] = deque()
+    begin, done, chunk, interrupted = time.perf_counter(), 0, 1, False
+    while done < steps and not listener.diverged and not interrupted:
+        chunk_began = time.perf_counter()
+        count = min(chunk, LISTEN - done % LISTEN, steps - done)
+        program.run(count)
+        done += count
+        keep = done % keep_every == 0 or done == steps
+        (full if keep else light).send(done)
+        marks.append(program.marker())
+        if len(marks) > AHEAD:
+            marks.popleft().wait()
+        full.poll()
+        light.poll()
+        chunk = _next_chunk(chunk, time.perf_counter() - chunk_began)
+        interrupted = should_stop is not None and should_stop()
+    full.wait()
+    light.wait()
+    stopped: Stopped = "diverged" if listener.diverged else "interrupted" if done < steps else None
+    return Fitted(listener.best, listener.best_loss, done, time.perf_counter() - begin, stopped)
+
+
+def _next_chunk(chunk: int, seconds: float) -> int:
+    if seconds > LONG:
+        return max(1, chunk // 2)
+    return min(LISTEN, chunk * 2)
