@@ -337,7 +337,7 @@ class Device:
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", cl.CompilerWarning)
-                    return cl.Program(self._context, source).build(options=list(options))
+                    return cl.Program(self._context, source).build(options=["-w", *options])
             except cl.Error as error:
                 # Only a broken cache mends by itself; a fault of the source comes back.
                 if attempt == 2:
