@@ -20,7 +20,7 @@ def octaves(count: int) -> tuple[float, ...]:
 
 
 def geometric(count: int, samples: int) -> tuple[float, ...]:
-    """From LOWEST to the axis' Nyquist rate (samples / 2), neighbours in one ratio; float32 values."""
+    """From LOWEST to the axis' Nyquist rate (samples / 2), one ratio apart; float32 values."""
     highest = samples / 2  # one sample: half a cycle, LOWEST itself
     spaced = np.geomspace(LOWEST, highest, count) if count > 1 else np.array([LOWEST])
     return tuple(float(f) for f in spaced.astype(np.float32))
@@ -48,6 +48,6 @@ def table(frequencies: tuple[float, ...], origin: float, samples: int) -> np.nda
 
 
 def tables(encoding: Encoding, width: int, height: int) -> tuple[np.ndarray, np.ndarray]:
-    """([width, features/2], [height, features/2]): a pixel's features are a row of each, x first."""
+    """([width, features/2], [height, features/2]): a pixel's features are a row of each."""
     x = table(encoding.x, encoding.origin, width)
     return x, table(encoding.y, encoding.origin, height)

@@ -139,7 +139,7 @@ def load(path: Path | str) -> Weights:
 
 
 def _check_ends(stream: BinaryIO) -> None:
-    """Bound what zipfile will read: file size, then directory size from the archive's last bytes."""
+    """Bound what zipfile will read: the file, then the directory that its last bytes announce."""
     size = os.fstat(stream.fileno()).st_size
     if size > MAX_FILE:
         raise FormatError(f"{size:,} bytes are too many; the limit is {MAX_FILE:,}", hint=_HINT)
@@ -214,7 +214,7 @@ class _Archive:
         expected = shape if shape is not None else member.shape
         if member.descr != dtype or member.shape != expected or len(expected) > 2:
             want = "vector" if shape is None else list(expected)
-            found = f"{ascii(member.descr)} {list(member.shape)}"
+            found = f"{member.descr!a} {list(member.shape)}"
             raise FormatError(f"member {name!r} is {found}, not {dtype!r} {want}", hint=_HINT)
         count = math.prod(expected)
         if not 0 < count <= limit:
@@ -302,4 +302,4 @@ _HEADER_MEMBERS = (
 def _refuse_others(archive: _Archive, known: set[str]) -> None:
     others = sorted(archive.members.keys() - known)
     if others:
-        raise FormatError(f"unknown member {ascii(others[0][:40])}", hint=_HINT)
+        raise FormatError(f"unknown member {others[0][:40]!a}", hint=_HINT)

@@ -102,7 +102,8 @@ class Buffer:
         name: str = "",
     ) -> None:
         self.shape, self.dtype, self.device = shape, dtype, device
-        self.host, self.name, self.data = host, name, None
+        self.host, self.name = host, name
+        self.data: Any = None
 
     @property
     def size(self) -> int:
@@ -210,7 +211,7 @@ def as_node(value: Node | float, like: Node) -> Node:
 
 
 def alu(op: Op, *src: Node, dtype: DType | None = None) -> Node:
-    """An elementwise operation on sources of one shape (and one dtype, but for WHERE's condition)."""
+    """An elementwise operation on sources of one shape and, but for WHERE's condition, dtype."""
     first = src[0]
     if any(s.shape != first.shape for s in src):
         shapes = ", ".join(str(s.shape) for s in src)

@@ -23,7 +23,8 @@ def lowbias32(x: Array) -> Array:
     x = x * np.uint32(0x7FEB352D)
     x = x ^ (x >> np.uint32(15))
     x = x * np.uint32(0x846CA68B)
-    return x ^ (x >> np.uint32(16))
+    mixed: Array = x ^ (x >> np.uint32(16))
+    return mixed
 
 
 def _pad(node: Node, x: Array) -> Array:

@@ -26,6 +26,7 @@ TILE_ROWS = 64  # rows of a product's tile on a CPU
 GPU_TILE = 64  # rows and columns of a product's tile on a GPU
 GPU_LANES = 256  # lanes that work on it, 16 x 16
 REDUCE_LANES = 128  # lanes that share one long reduction
+ALWAYS = Const(1)
 GRAIN = 4096  # elements that make a work-group worth its launch on a CPU
 
 
@@ -217,7 +218,7 @@ class _Lowering:
         self.core_value: int | None = None
         self.memo: dict[Any, int] = {}
 
-    def value(self, node: Node, indices: Sequence[Expr], guard: Expr = Const(1)) -> int:
+    def value(self, node: Node, indices: Sequence[Expr], guard: Expr = ALWAYS) -> int:
         key = (node, tuple(indices), guard)
         if self.memo.get(key) not in self.build.live:
             self.memo[key] = self._emit(node, tuple(indices), guard)
@@ -391,7 +392,8 @@ def _column_contiguous(kernel: Kernel) -> bool:
     core = kernel.core
     assert core is not None
     source = core.src[0]
-    return max(core.arg) != len(source.shape) - 1
+    reduces_last: bool = len(source.shape) - 1 in core.arg
+    return not reduces_last
 
 
 def _reduce_columns(

@@ -73,7 +73,7 @@ class Program:
         }
         launches = []
         for code in self.codes:
-            args = [places[b] if b in places else b.data for b in code.buffers]
+            args = [places.get(b, b.data) for b in code.buffers]
             sizes = (code.global_size,), (code.local_size,)
             launches.append(device.bind(handles[f"imgmlp_{code.name}"], args, *sizes))
         return launches

@@ -108,11 +108,12 @@ class _Writer:
         loop: Range = u.arg
         n, name = loop.count, loop.name
         limit = f" && {name} < {_index(loop.limit)}" if loop.limit is not None else ""
+        stride = self.code.local_size
         opening = {
             "share": f"for (int {name} = share_begin({n}); {name} < share_end({n}); ++{name}) {{",
             "item": f"const int {name} = get_global_id(0); if ({name} < {n}) {{",
             "group": f"{{ const int {name} = get_group_id(0);",
-            "lane": f"for (int {name} = get_local_id(0); {name} < {n}; {name} += {self.code.local_size}) {{",
+            "lane": f"for (int {name} = get_local_id(0); {name} < {n}; {name} += {stride}) {{",
             "row": self._tile_loop(name, n, "get_local_id(0) / 16", limit),
             "column": self._tile_loop(name, n, "get_local_id(0) % 16", limit),
         }.get(loop.kind, f"for (int {name} = 0; {name} < {n}{limit}; ++{name}) {{")

@@ -210,22 +210,19 @@ class _Graph:
             for source in node.src:
                 self._keep(_base(source) if is_plain_chain(source) else source)
         elif node.op is Op.CONCAT:
-            self._keep(node)
-            for part in node.src:
+            for part in (node, *node.src):
                 self._keep(part)
-        elif node.op is Op.CONTIGUOUS:
+        elif node.op is Op.CONTIGUOUS or self._worth_keeping(node):
             self._keep(node)
-        elif node.op in ELEMENTWISE or node.op is Op.GATHER:
-            if self._worth_keeping(node):
-                self._keep(node)
 
     def _keep(self, node: Node) -> None:
         if node.op is not Op.BUFFER:
             self.kept.add(node)
 
     def _worth_keeping(self, node: Node) -> bool:
-        users = self.users[node]
-        cost = self._cost_of(node)
+        if node.op not in ELEMENTWISE and node.op is not Op.GATHER:
+            return False
+        users, cost = self.users[node], self._cost_of(node)
         if any(_repeats_outer(u) for u in users) and cost >= COSTS[Op.HASH]:
             return True
         return len(users) > 1 and cost > RECOMPUTE_LIMIT and self._tip(node) is node

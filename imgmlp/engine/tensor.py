@@ -240,11 +240,12 @@ class Tensor:
 
     @staticmethod
     def where(condition: Tensor, a: Tensor | Scalar, b: Tensor | Scalar) -> Tensor:
-        first = a if isinstance(a, Tensor) else b
-        if not isinstance(first, Tensor):
-            first, a = Tensor.full((), a), Tensor.full((), a)
-        x, y = _aligned(first, b if first is a else a)
-        x, y = (x, y) if first is a else (y, x)
+        if isinstance(a, Tensor):
+            x, y = _aligned(a, b)
+        elif isinstance(b, Tensor):
+            y, x = _aligned(b, a)
+        else:
+            x, y = _aligned(Tensor.full((), a), b)
         shape = np.broadcast_shapes(condition.shape, x.shape)
         device = _common_device(condition, x, y)
         nodes = [t.broadcast_to(shape).node for t in (condition, x, y)]
@@ -419,7 +420,7 @@ class Tensor:
     # --- products and tables ---
 
     def __matmul__(self, other: Tensor) -> Tensor:
-        """[..., M, K] @ [..., K, N] -> [..., M, N]; leading axes broadcast, vectors as NumPy does."""
+        """[..., M, K] @ [..., K, N] -> [..., M, N]; leading axes and vectors as in NumPy."""
         kind = dt.concrete(dt.promote(self.dtype, other.dtype, dt.weak_float))
         a, b = self.cast(kind), other.cast(kind)
         if len(a.shape) == 1:
