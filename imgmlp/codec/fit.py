@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -31,7 +32,10 @@ LONG = 0.3  # seconds that a chunk should not exceed, so that an interruption is
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run is. `loss` is the smoothed mean squared error on [0, 1], `psnr` its dB."""
+    """Where a run is. `loss` is the smoothed mean squared error on [0, 1], `psnr` its dB.
+
+    `preview()` decodes the best parameters so far to uint8 [height, width, channels].
+    """
 
     step: int
     steps: int
@@ -39,7 +43,7 @@ class Progress:
     psnr: float
     steps_per_second: float
     seconds_left: float
-    parameters: Array = field(repr=False)  # the best so far, float32 [parameters]
+    preview: Callable[[], Array] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -120,9 +124,15 @@ class TrainingStep:
 class _Listener:
     """What the host knows of a run: the latest loss, the best parameters, the pace."""
 
-    def __init__(self, start: Array, steps: int, tell: Callable[[Progress], None] | None) -> None:
+    def __init__(
+        self,
+        start: Array,
+        steps: int,
+        tell: Callable[[Progress], None] | None,
+        decode: Callable[[Array], Array] | None,
+    ) -> None:
         self.best, self.best_loss = start, math.inf
-        self.steps, self.tell = steps, tell
+        self.steps, self.tell, self.decode = steps, tell, decode
         self.loss, self.diverged = math.inf, False
         self.times: deque[tuple[int, float]] = deque([(0, time.perf_counter())], maxlen=20)
 
@@ -142,22 +152,25 @@ class _Listener:
         pace = (last - first) / max(end - begin, 1e-9)
         left = (self.steps - step) / max(pace, 1e-9)
         psnr = -10 * math.log10(max(self.loss, 1e-12))
-        return Progress(step, self.steps, self.loss, psnr, pace, left, self.best)
+        preview = None if self.decode is None else partial(self.decode, self.best)
+        return Progress(step, self.steps, self.loss, psnr, pace, left, preview)
 
 
 def fit(
     step: TrainingStep,
     on_progress: Callable[[Progress], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
+    decode: Callable[[Array], Array] | None = None,
 ) -> Fitted:
     """Replay the step settings.steps times, or until asked to stop or the loss is not finite.
 
-    The best parameters are chosen by the smoothed loss at fixed steps, so that the same seed
-    gives the same bits on one device, however fast it runs.
+    `decode` turns parameters into pixels, for previews. The best parameters are chosen by the
+    smoothed loss at fixed steps, so that the same seed gives the same bits on one device,
+    however fast it runs.
     """
     steps, program = step.settings.steps, step.program
     keep_every = LISTEN * max(1, steps // (100 * LISTEN))
-    listener = _Listener(step.flat.numpy(), steps, on_progress)
+    listener = _Listener(step.flat.numpy(), steps, on_progress, decode)
     light = Receiver(program, ["smooth"], listener.hear)
     full = Receiver(program, ["smooth", "parameters"], listener.hear)
     marks: deque[Any] = deque()

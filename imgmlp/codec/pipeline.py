@@ -15,6 +15,8 @@ from imgmlp.codec.fit import Progress, Stopped, TrainingStep, fit, pixel_feature
 from imgmlp.engine import AnyDevice, Receiver, Tensor, compile, dtype
 from imgmlp.image import Picture, psnr
 
+__all__ = ["Progress", "Trained", "decode", "train"]
+
 Array = np.ndarray[Any, Any]
 PIXELS_AT_ONCE = 1 << 16  # of a decoding step: 64 values each of a few layers is some 50 MB
 
@@ -35,14 +37,13 @@ def train(
     picture: Picture,
     settings: Settings,
     device: AnyDevice,
-    on_progress: Callable[[Progress, Callable[[], Array]], None] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> Trained:
     """Fit a network to a picture.
 
-    `on_progress(progress, preview)` is told how it goes; preview() decodes the best weights
-    so far to uint8 [height, width, channels]. When `should_stop()` is true or the loss is no
-    longer finite, the run ends with the best weights so far.
+    `on_progress` is told how it goes. When `should_stop()` is true or the loss is no longer
+    finite, the run ends with the best weights so far.
     """
     height, width, channels = picture.pixels.shape
     architecture = settings.architecture(channels)
@@ -51,12 +52,11 @@ def train(
     def weights(flat: Array) -> Weights:
         return Weights(architecture, frequencies, width, height, flat, picture.icc)
 
-    def tell(progress: Progress) -> None:
-        if on_progress is not None:
-            on_progress(progress, lambda: decode(weights(progress.parameters), device))
+    def preview(flat: Array) -> Array:
+        return decode(weights(flat), device)
 
     step = TrainingStep(picture.pixels, architecture, frequencies, settings, device)
-    fitted = fit(step, tell, should_stop)
+    fitted = fit(step, on_progress, should_stop, preview)
     found = weights(fitted.parameters)
     pixels = decode(found, device)
     quality = psnr(picture.pixels, pixels)
