@@ -1,0 +1,241 @@
+"""The command line: names, options and help, and an exit code for whatever happens.
+
+Parses and hands over to `commands`, which is imported when a command runs. Importing this
+module needs neither NumPy nor OpenCL.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from imgmlp import __version__
+from imgmlp.errors import ImgmlpError, Interrupted, OutOfMemoryError, OutputError, UsageError
+from imgmlp.interrupt import raise_on_kill
+from imgmlp.terminal import Terminal, print_data
+
+app = typer.Typer(
+    name="imgmlp",
+    help="Compress a picture by training a small neural network on it.",
+    epilog="Exit codes: 0 done, 1 training failed, 2 usage, 3 bad picture, 4 bad file, "
+    "6 no device, 7 out of memory, 8 output exists or cannot be written, 130 interrupted.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
+Verbose = Annotated[
+    int,
+    typer.Option(
+        "--verbose",
+        "-v",
+        count=True,
+        metavar="",
+        show_default=False,
+        help="Print more; twice, also tracebacks.",
+    ),
+]
+NoProgress = Annotated[bool, typer.Option("--no-progress", help="Show no bar and no lines of it.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace outputs that exist.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+DeviceSpec = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        envvar="IMGMLP_DEVICE",
+        metavar="auto|gpu|cpu|numpy|P:D",
+        help="Where to compute; `imgmlp devices` lists what there is.",
+    ),
+]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print_data(f"imgmlp {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def train(
+    context: typer.Context,
+    image: Annotated[Path, typer.Argument(metavar="IMAGE", help="The picture.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="NPZ", help="The weights to write.")
+    ] = Path("weights.npz"),
+    png: Annotated[
+        Path, typer.Option("--png", metavar="PNG", help="What the weights decode to.")
+    ] = Path("reconstruction.png"),
+    preset: Annotated[
+        Literal["default", "seed"], typer.Option(help="Where the other values come from.")
+    ] = "default",
+    steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Pixels in a step.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
+    hidden: Annotated[int | None, typer.Option(help="Values in a hidden layer.")] = None,
+    layers: Annotated[int | None, typer.Option(help="Hidden layers.")] = None,
+    features: Annotated[
+        int | None, typer.Option(help="Frequency features of a pixel, a multiple of 4.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the random numbers.")] = None,
+    live: Annotated[
+        Path | None,
+        typer.Option(metavar="PNG", help="A preview, rewritten every few seconds."),
+    ] = None,
+    device: DeviceSpec = "auto",
+    force: Force = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+    no_progress: NoProgress = False,
+) -> None:
+    """Train a network on IMAGE; write its weights and the picture that they decode to."""
+    terminal = _terminal(context, quiet, verbose, no_progress)
+    from imgmlp import commands
+
+    settings = commands.training_settings(
+        preset,
+        steps=steps,
+        batch=batch,
+        lr=lr,
+        hidden=hidden,
+        layers=layers,
+        features=features,
+        seed=seed,
+    )
+    _check_input(image)
+    commands.train(terminal, image, output, png, live, settings, device, force)
+
+
+@app.command()
+def decode(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `imgmlp train` wrote.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="PICTURE|-",
+            help="The picture to write; - is stdout. FILE's name with .png if not given.",
+        ),
+    ] = None,
+    scale: Annotated[float | None, typer.Option(help="Times the original size.")] = None,
+    size: Annotated[
+        str | None, typer.Option(metavar="WxH", help="Size in pixels, any that you like.")
+    ] = None,
+    device: DeviceSpec = "auto",
+    force: Force = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Turn trained weights into a picture, at any size."""
+    terminal = _terminal(context, quiet, verbose)
+    from imgmlp import commands
+
+    _check_input(file)
+    commands.decode(terminal, file, output, scale, size, device, force)
+
+
+@app.command()
+def info(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `imgmlp train` wrote.")],
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Print what a file says of itself, without decoding it."""
+    _terminal(context, quiet, verbose)
+    from imgmlp import commands
+
+    _check_input(file)
+    commands.info(file, as_json)
+
+
+@app.command()
+def devices(
+    context: typer.Context,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """List the devices that --device takes."""
+    terminal = _terminal(context, quiet, verbose)
+    from imgmlp import commands
+
+    commands.devices(terminal, as_json)
+
+
+def _terminal(
+    context: typer.Context, quiet: bool, verbose: int, no_progress: bool = False
+) -> Terminal:
+    terminal = context.obj
+    assert isinstance(terminal, Terminal)
+    terminal.quiet, terminal.verbosity, terminal.progress = quiet, verbose, not no_progress
+    return terminal
+
+
+def _check_input(path: Path) -> None:
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder", hint="give a file")
+    if not path.exists():
+        raise UsageError(f"{path} does not exist", hint="check the name")
+
+
+def main() -> None:
+    """Run the command line and leave with its exit code."""
+    terminal = Terminal()
+    try:
+        code = _run(terminal)
+    except KeyboardInterrupt:
+        code = terminal.fail(_interrupted())
+    except MemoryError:
+        problem, hint = "out of memory", "use a smaller picture, batch or size"
+        code = terminal.fail(OutOfMemoryError(problem, hint=hint))
+    except ImgmlpError as error:
+        code = terminal.fail(error)
+    except typer.TyperException as error:
+        code = terminal.fail(UsageError(error.format_message(), hint=_usage_hint(error)))
+    except Exception as error:
+        reason = (str(error) or "no message").splitlines()[0]
+        problem = f"unexpected {type(error).__name__}: {reason}"
+        hint = "this is a fault in imgmlp; please report it with what -vv prints"
+        code = terminal.fail(ImgmlpError(problem, hint=hint))
+    sys.exit(code)
+
+
+def _run(terminal: Terminal) -> int:
+    raise_on_kill()
+    code: Any = app(obj=terminal, prog_name="imgmlp", standalone_mode=False)
+    if code == Interrupted.exit_code:  # Typer catches Ctrl-C and returns this
+        return terminal.fail(_interrupted())
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        problem = f"cannot write to stdout: {error.strerror}"
+        raise OutputError(problem, hint="send it to another place") from error
+    return code if isinstance(code, int) else 0
+
+
+def _interrupted() -> Interrupted:
+    return Interrupted("interrupted", hint="files are as they were or whole; start it again")
+
+
+def _usage_hint(error: typer.TyperException) -> str:
+    context = getattr(error, "ctx", None)
+    return f"see `{context.command_path if context else 'imgmlp'} --help`"

@@ -1,0 +1,260 @@
+"""What each command does, once its options are parsed: check, compute, write, tell.
+
+No numerics: pictures come from `image`, everything else from the codec and from the engine's
+public names. Loaded only when a command runs, so that help stays quick.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from imgmlp import image as pictures
+from imgmlp.codec import npz, pipeline
+from imgmlp.codec.config import PRESETS, Settings, Weights, check_size
+from imgmlp.engine import AnyDevice, DeviceInfo, list_devices, open_device
+from imgmlp.errors import DeviceError, Interrupted, OutputError, TrainingError, UsageError
+from imgmlp.image import Picture
+from imgmlp.interrupt import StopRequest
+from imgmlp.terminal import Terminal, duration, print_data, size
+
+STDOUT = Path("-")
+LIVE_EVERY = 3.0  # seconds between two previews
+
+Preview = Callable[[], "np.ndarray[Any, Any]"]
+
+
+# train
+
+
+def train(
+    terminal: Terminal,
+    source: Path,
+    output: Path,
+    png: Path,
+    live: Path | None,
+    settings: Settings,
+    device_spec: str,
+    force: bool,
+) -> None:
+    """Fit a network to a picture; write its weights and what they decode to.
+
+    Raises Interrupted or TrainingError after the best weights so far are written.
+    """
+    _check_outputs(source, [output, png], live, force)
+    picture = pictures.load(source)
+    device = _open(terminal, device_spec)
+    for note in picture.notes:
+        terminal.note(f"{source.name}: {note}")
+    terminal.note(_header(source, picture, settings, device))
+    terminal.detail(_details(settings, device))
+    preview = _LivePreview(live, picture.icc, terminal) if live else None
+    with StopRequest() as stop:
+        with terminal.training(settings.steps) as show:
+
+            def tell(progress: pipeline.Progress, decode: Preview) -> None:
+                show(progress)
+                if preview is not None:
+                    preview.update(decode)
+
+            trained = pipeline.train(picture, settings, device, tell, stop.requested)
+        pictures.write_atomically(output, lambda stream: npz.save(trained.weights, stream))
+        pictures.save_png(trained.pixels, png, picture.icc)
+        if preview is not None:
+            preview.write(trained.pixels)
+    _report(terminal, trained, settings, output, png)
+
+
+def training_settings(preset: str, **chosen: float | None) -> Settings:
+    """A preset with what the user chose in place of its values. Raises UsageError."""
+    given: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+    return replace(PRESETS[preset], **given)
+
+
+def _check_outputs(source: Path, outputs: list[Path], live: Path | None, force: bool) -> None:
+    for path in outputs:
+        pictures.check_output(path, force)
+    if live is not None:
+        pictures.check_output(live, force)
+        outputs = [*outputs, live]
+    seen = [source.resolve()]
+    for path in outputs:
+        if path.resolve() in seen:
+            hint = "give every file a name of its own"
+            raise OutputError(f"{path} would be written over another file of this run", hint=hint)
+        seen.append(path.resolve())
+
+
+def _header(source: Path, picture: Picture, settings: Settings, device: AnyDevice) -> str:
+    network = settings.architecture(picture.channels)
+    what = f"{source.name}  {_dimensions(picture.width, picture.height, picture.channels)}"
+    return f"{what}   MLP {network}, {network.parameters:,} parameters   {device.info.describe()}"
+
+
+def _details(settings: Settings, device: AnyDevice) -> str:
+    facts = {"device": device.info.spec, "driver": device.info.driver} | asdict(settings)
+    return "  ".join(f"{name} {value}" for name, value in facts.items())
+
+
+def _report(
+    terminal: Terminal, trained: pipeline.Trained, settings: Settings, output: Path, png: Path
+) -> None:
+    at = f"{trained.steps:,} of {settings.steps:,} steps"
+    kept = f"the best weights so far are in {output}"
+    if trained.stopped == "interrupted":
+        raise Interrupted(f"stopped after {at}", hint=kept)
+    if trained.stopped == "diverged":
+        problem = f"the loss is no longer finite after {at}"
+        raise TrainingError(problem, hint=f"{kept}; try a smaller --lr than {settings.lr:g}")
+    weights, quality = size(output.stat().st_size), f"{trained.psnr:.1f} dB"
+    terminal.done(f"{output} {weights}   {png} {quality}   {duration(trained.seconds)}")
+
+
+class _LivePreview:
+    """A PNG of the best weights so far, rewritten every few seconds while training goes on."""
+
+    def __init__(self, path: Path, icc: bytes | None, terminal: Terminal) -> None:
+        self._path, self._icc, self._terminal = path, icc, terminal
+        self._next = time.monotonic() + LIVE_EVERY
+        self._broken = False
+
+    def update(self, decode: Preview) -> None:
+        if not self._broken and time.monotonic() >= self._next:
+            self.write(decode())
+            self._next = time.monotonic() + LIVE_EVERY
+
+    def write(self, pixels: np.ndarray[Any, Any]) -> None:
+        try:
+            pictures.save_png(pixels, self._path, self._icc)
+        except OutputError as error:  # not worth losing the training for
+            self._terminal.note(f"no more previews: {error}")
+            self._broken = True
+
+
+# decode
+
+
+def decode(
+    terminal: Terminal,
+    source: Path,
+    output: Path | None,
+    scale: float | None,
+    wanted: str | None,
+    device_spec: str,
+    force: bool,
+) -> None:
+    """Write the picture that a weights file holds, at any size; to stdout if output is `-`."""
+    began = time.perf_counter()
+    parse_scale(scale)
+    dimensions = parse_size(wanted)
+    if scale is not None and dimensions is not None:
+        raise UsageError("--scale and --size are both given", hint="choose one of them")
+    target = output or source.with_suffix(".png")
+    _check_decoded(target, force)
+    weights = npz.load(source)
+    if scale is not None:
+        dimensions = scaled(weights, scale)
+    pixels = pipeline.decode(weights, _open(terminal, device_spec), dimensions)
+    if target == STDOUT:
+        pictures.save_png(pixels, sys.stdout.buffer, weights.icc)
+        return
+    pictures.save_picture(pixels, target, weights.icc)
+    height, width, channels = pixels.shape
+    seconds = duration(time.perf_counter() - began)
+    terminal.done(f"{target}  {_dimensions(width, height, channels)}   {seconds}")
+
+
+def _check_decoded(target: Path, force: bool) -> None:
+    if target != STDOUT:
+        pictures.check_extension(target)
+        pictures.check_output(target, force)
+    elif sys.stdout.isatty():
+        hint = "send it somewhere: imgmlp decode weights.npz -o - > picture.png"
+        raise UsageError("a PNG is nothing that a terminal can show", hint=hint)
+
+
+def parse_scale(scale: float | None) -> None:
+    """Refuse, as a UsageError, a factor that is not above 0 and finite."""
+    if scale is not None and not 0 < scale < math.inf:
+        raise UsageError(f"--scale is {scale:g}", hint="use a number above 0, like 2 or 0.5")
+
+
+def parse_size(text: str | None) -> tuple[int, int] | None:
+    """(width, height) of text such as 640x480. Raises UsageError."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d{1,10})[xX×](\d{1,10})", text, re.ASCII)
+    if match is None:
+        raise UsageError(f"--size is {text!r}", hint="use WIDTHxHEIGHT in pixels, like 640x480")
+    width, height = int(match[1]), int(match[2])
+    check_size(width, height)
+    return width, height
+
+
+def scaled(weights: Weights, scale: float) -> tuple[int, int]:
+    """(width, height) of a picture made larger or smaller. Raises UsageError."""
+    limit = float(2**40)  # so that no factor leads to numbers beyond a float's range
+    width, height = (max(1, round(min(n * scale, limit))) for n in (weights.width, weights.height))
+    check_size(width, height)
+    return width, height
+
+
+# info and devices
+
+
+def info(source: Path, as_json: bool) -> None:
+    """Print what the header of a weights file says."""
+    facts = npz.describe(source)
+    print_data(json.dumps(facts, indent=2) if as_json else _described(facts))
+
+
+def _described(facts: dict[str, Any]) -> str:
+    frequencies = f"{facts['lowest_frequency']:g} to {facts['highest_frequency']:g}"
+    icc = facts["icc_bytes"]
+    rows = {
+        "format": f"{facts['format']}, version {facts['version']}",
+        "picture": _dimensions(facts["width"], facts["height"], facts["channels"]),
+        "network": f"{facts['network']}, {facts['parameters']:,} parameters",
+        "features": f"{facts['features']}, {frequencies} cycles per picture",
+        "profile": size(icc) if icc else "none",
+        "size": f"{size(facts['bytes'])}, {facts['bits_per_pixel']:.3f} bits per pixel",
+    }
+    return "\n".join(f"{name:<10}{value}" for name, value in rows.items())
+
+
+def devices(terminal: Terminal, as_json: bool) -> None:
+    """Print the devices that --device takes; say how to mend it if none runs OpenCL."""
+    found = list_devices()
+    print_data(json.dumps([asdict(d) for d in found], indent=2) if as_json else _table(found))
+    if all(device.kind == "numpy" for device in found):
+        try:
+            open_device()
+        except DeviceError as error:
+            terminal.note(f"{error}\n{error.hint}")
+
+
+def _table(found: list[DeviceInfo]) -> str:
+    rows = [("--device", "kind", "memory", "name", "driver")]
+    rows += [(d.spec, d.kind, size(d.memory), d.describe(), d.driver) for d in found]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(map(str.ljust, row, widths)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _open(terminal: Terminal, spec: str) -> AnyDevice:
+    device = open_device(spec)
+    terminal.detail(f"device {device.info.spec}: {device.info.describe()}")
+    return device
+
+
+def _dimensions(width: int, height: int, channels: int) -> str:
+    return f"{width:,}×{height:,} {'gray' if channels == 1 else 'RGB'}".replace(",", "")

@@ -1,0 +1,50 @@
+"""Ctrl-C and kill as a polite request first, and as an order the second time.
+
+Knows neither files nor training; signals belong to the main thread.
+"""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType, TracebackType
+from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def raise_on_kill() -> None:
+    """Make a kill end this process as Ctrl-C does, so that no half-written file stays behind."""
+    signal.signal(signal.SIGTERM, _interrupt)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+class StopRequest:
+    """While it is open, the first signal is only noted; the second raises KeyboardInterrupt."""
+
+    def __init__(self) -> None:
+        self._noted = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def requested(self) -> bool:
+        return self._noted
+
+    def __enter__(self) -> StopRequest:
+        self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._noted:
+            _interrupt(number, frame)
+        self._noted = True

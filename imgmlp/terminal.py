@@ -1,0 +1,172 @@
+"""What a person sees while imgmlp works: messages, progress and errors, all on stderr.
+
+Only form is decided here: a live bar on a terminal, plain lines elsewhere, ASCII where the
+encoding asks for it. Knows neither files nor how anything is computed.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
+
+from imgmlp.errors import ImgmlpError
+
+if TYPE_CHECKING:
+    from imgmlp.codec.pipeline import Progress as TrainingProgress
+
+LINE_EVERY = 10.0  # seconds between two lines where there is no terminal
+DRAW_EVERY = 0.1  # seconds between two drawings of the bar
+_ASCII = str.maketrans({"×": "x", "✓": "*", "…": "..."})
+
+
+class Terminal:
+    """Standard error, and how much the user wants to read there."""
+
+    def __init__(self) -> None:
+        self.quiet = False
+        self.verbosity = 0
+        self.progress = True
+        self._console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+
+    def note(self, text: str) -> None:
+        """Something worth knowing; left out with -q."""
+        if not self.quiet:
+            self._print(Text(text))
+
+    def detail(self, text: str) -> None:
+        """Something worth knowing with -v."""
+        if self.verbosity and not self.quiet:
+            self._print(Text(text, style="dim"))
+
+    def done(self, text: str) -> None:
+        """The last line of work that succeeded."""
+        if not self.quiet:
+            self._print(Text.assemble(("✓", "green"), f" {text}"))
+
+    def fail(self, error: ImgmlpError) -> int:
+        """Say what is wrong and what to do; returns the exit code."""
+        if self.verbosity > 1:
+            self._console.print(traceback.format_exc(), soft_wrap=True)
+        self._print(Text.assemble(("error:", "bold red"), f" {error}"))
+        if error.hint:
+            self._print(Text.assemble(("hint:", "bold"), f" {error.hint}"))
+        return error.exit_code
+
+    def _print(self, text: Text) -> None:
+        if not encodes_unicode(self._console.file):
+            text = Text(text.plain.translate(_ASCII))
+        self._console.print(text, soft_wrap=True)
+
+    @contextmanager
+    def training(self, steps: int) -> Iterator[Callable[[TrainingProgress], None]]:
+        """Show the progress of so many steps, as the terminal allows, through what is yielded."""
+        terminal = self._console.file.isatty() and not self._console.is_dumb_terminal
+        if self.quiet or not self.progress:
+            yield lambda _: None
+        elif terminal:
+            with _bar(self._console, steps) as show:
+                yield show
+        else:
+            lines = _Lines(self.note)
+            try:
+                yield lines.show
+            finally:
+                lines.finish()
+
+
+def ascii_only(text: str) -> str:
+    """Text without the few characters beyond ASCII that imgmlp writes."""
+    return text.translate(_ASCII)
+
+
+def encodes_unicode(stream: object) -> bool:
+    """Whether a text stream takes any character."""
+    encoding: str | None = getattr(stream, "encoding", None)
+    return (encoding or "").lower().replace("-", "").startswith("utf")
+
+
+def print_data(text: str, stream: TextIO | None = None) -> None:
+    """Write lines of data to stdout."""
+    stream = stream or sys.stdout
+    stream.write((text if encodes_unicode(stream) else ascii_only(text)) + "\n")
+
+
+@contextmanager
+def _bar(console: Console, steps: int) -> Iterator[Callable[[TrainingProgress], None]]:
+    columns = (
+        TextColumn(" training"),
+        BarColumn(),
+        TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
+        TextColumn("{task.fields[state]}"),
+    )
+    # Drawn when there is news, so that no thread competes with the training.
+    bar = Progress(*columns, console=console, auto_refresh=False, transient=True)
+    drawn = 0.0
+    with bar:
+        task = bar.add_task("training", total=steps, state="preparing")
+        bar.refresh()
+
+        def show(progress: TrainingProgress) -> None:
+            nonlocal drawn
+            bar.update(task, completed=progress.step, state=_state(progress))
+            now = time.monotonic()
+            if now - drawn >= DRAW_EVERY or progress.step == steps:
+                drawn = now
+                bar.refresh()
+
+        yield show
+
+
+class _Lines:
+    """Progress as plain lines: one every ten seconds, and the last state."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note = note
+        self._next = time.monotonic() + LINE_EVERY
+        self._unsaid: TrainingProgress | None = None
+
+    def show(self, progress: TrainingProgress) -> None:
+        self._unsaid = progress
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + LINE_EVERY
+            self.finish()
+
+    def finish(self) -> None:
+        if self._unsaid is not None:
+            done = f"{self._unsaid.step:,}/{self._unsaid.steps:,}"
+            self._note(f"training  {done}  {_state(self._unsaid)}")
+            self._unsaid = None
+
+
+def _state(progress: TrainingProgress) -> str:
+    rate = f"{progress.steps_per_second:,.0f} steps/s"
+    left = f"{duration(progress.seconds_left)} left"
+    return f"loss {progress.loss:.4g}  {progress.psnr:.1f} dB  {rate}  {left}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as 3.4 s, 2:05 or 1:02:05."""
+    if not seconds < 360_000_000:  # also for NaN and infinity
+        return "unknown time"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def size(count: float) -> str:
+    """Bytes as 812 B, 50.6 kB, 1.2 MB or 3.4 GB."""
+    for unit in ("B", "kB", "MB"):
+        if count < 999.5:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:,.1f} GB"
