@@ -30,7 +30,7 @@ from imgmlp.terminal import Terminal, duration, print_data, size
 STDOUT = Path("-")
 LIVE_EVERY = 3.0  # seconds between two previews
 
-Preview = Callable[[], "np.ndarray[Any, Any]"]
+Array = np.ndarray[Any, Any]
 
 
 # train
@@ -52,19 +52,20 @@ def train(
     """
     _check_outputs(source, [output, png], live, force)
     picture = pictures.load(source)
-    device = _open(terminal, device_spec)
+    device = open_device(device_spec)
     for note in picture.notes:
         terminal.note(f"{source.name}: {note}")
     terminal.note(_header(source, picture, settings, device))
-    terminal.detail(_details(settings, device))
+    terminal.detail(_device_details(device))
+    terminal.detail("  ".join(f"{name} {value}" for name, value in asdict(settings).items()))
     preview = _LivePreview(live, picture.icc, terminal) if live else None
     with StopRequest() as stop:
         with terminal.training(settings.steps) as show:
 
-            def tell(progress: pipeline.Progress, decode: Preview) -> None:
+            def tell(progress: pipeline.Progress) -> None:
                 show(progress)
-                if preview is not None:
-                    preview.update(decode)
+                if preview is not None and progress.preview is not None:
+                    preview.update(progress.preview)
 
             trained = pipeline.train(picture, settings, device, tell, stop.requested)
         pictures.write_atomically(output, lambda stream: npz.save(trained.weights, stream))
@@ -100,9 +101,9 @@ def _header(source: Path, picture: Picture, settings: Settings, device: AnyDevic
     return f"{what}   MLP {network}, {network.parameters:,} parameters   {device.info.describe()}"
 
 
-def _details(settings: Settings, device: AnyDevice) -> str:
-    facts = {"device": device.info.spec, "driver": device.info.driver} | asdict(settings)
-    return "  ".join(f"{name} {value}" for name, value in facts.items())
+def _device_details(device: AnyDevice) -> str:
+    info = device.info
+    return f"device {info.spec}: {info.describe()}, driver {info.driver}, {info.version}"
 
 
 def _report(
@@ -127,12 +128,12 @@ class _LivePreview:
         self._next = time.monotonic() + LIVE_EVERY
         self._broken = False
 
-    def update(self, decode: Preview) -> None:
+    def update(self, decode: Callable[[], Array]) -> None:
         if not self._broken and time.monotonic() >= self._next:
             self.write(decode())
             self._next = time.monotonic() + LIVE_EVERY
 
-    def write(self, pixels: np.ndarray[Any, Any]) -> None:
+    def write(self, pixels: Array) -> None:
         try:
             pictures.save_png(pixels, self._path, self._icc)
         except OutputError as error:  # not worth losing the training for
@@ -163,7 +164,9 @@ def decode(
     weights = npz.load(source)
     if scale is not None:
         dimensions = scaled(weights, scale)
-    pixels = pipeline.decode(weights, _open(terminal, device_spec), dimensions)
+    device = open_device(device_spec)
+    terminal.detail(_device_details(device))
+    pixels = pipeline.decode(weights, device, dimensions)
     if target == STDOUT:
         pictures.save_png(pixels, sys.stdout.buffer, weights.icc)
         return
@@ -248,12 +251,6 @@ def _table(found: list[DeviceInfo]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(map(str.ljust, row, widths)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)
-
-
-def _open(terminal: Terminal, spec: str) -> AnyDevice:
-    device = open_device(spec)
-    terminal.detail(f"device {device.info.spec}: {device.info.describe()}")
-    return device
 
 
 def _dimensions(width: int, height: int, channels: int) -> str:

@@ -62,7 +62,7 @@ class Terminal:
 
     def _print(self, text: Text) -> None:
         if not encodes_unicode(self._console.file):
-            text = Text(text.plain.translate(_ASCII))
+            text = Text(ascii_only(text.plain))
         self._console.print(text, soft_wrap=True)
 
     @contextmanager
@@ -108,7 +108,7 @@ def _bar(console: Console, steps: int) -> Iterator[Callable[[TrainingProgress], 
         TextColumn("{task.fields[state]}"),
     )
     # Drawn when there is news, so that no thread competes with the training.
-    bar = Progress(*columns, console=console, auto_refresh=False, transient=True)
+    bar = Progress(*columns, console=console, auto_refresh=False)
     drawn = 0.0
     with bar:
         task = bar.add_task("training", total=steps, state="preparing")
@@ -149,7 +149,7 @@ class _Lines:
 def _state(progress: TrainingProgress) -> str:
     rate = f"{progress.steps_per_second:,.0f} steps/s"
     left = f"{duration(progress.seconds_left)} left"
-    return f"loss {progress.loss:.4g}  {progress.psnr:.1f} dB  {rate}  {left}"
+    return f"loss {progress.loss:.3g}  {progress.psnr:.1f} dB  {rate}  {left}"
 
 
 def duration(seconds: float) -> str:

@@ -1,0 +1,108 @@
+"""The Python API: what the commands do, without files where none are needed.
+
+`import imgmlp` offers these names and loads this module when one of them is used.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from imgmlp import image as pictures
+from imgmlp.codec import npz, pipeline
+from imgmlp.codec.config import PRESETS, Weights
+from imgmlp.codec.pipeline import Progress, Trained
+from imgmlp.engine import DeviceInfo, list_devices, open_device
+from imgmlp.errors import PictureError, UsageError
+from imgmlp.image import Picture
+
+__all__ = ["decode", "devices", "info", "train"]
+
+Source = str | PathLike[str] | Image.Image | np.ndarray[Any, Any]
+
+
+def train(
+    image: Source,
+    *,
+    on_step: Callable[[Progress], None] | None = None,
+    output: str | PathLike[str] | None = None,
+    preset: str = "default",
+    device: str = "auto",
+    **settings: Any,
+) -> Trained:
+    """Fit a network to a picture: a file, a Pillow image, or uint8 [height, width, 1 or 3].
+
+    `settings` replace values of the preset: steps, batch, lr, hidden, layers, features, seed.
+    `on_step(progress)` is called every few steps. `output` is a file for the weights, replaced
+    if it exists. Raises ImgmlpError.
+    """
+    if preset not in PRESETS:
+        hint = f"use {' or '.join(map(repr, PRESETS))}"
+        raise UsageError(f"there is no preset {preset!r}", hint=hint)
+    try:
+        chosen = replace(PRESETS[preset], **settings)
+    except TypeError:
+        known = "steps, batch, lr, hidden, layers, features and seed"
+        problem = f"unknown setting among {', '.join(settings)}"
+        raise UsageError(problem, hint=f"there are {known}") from None
+    if output is not None:
+        pictures.check_output(Path(output), force=True)
+    picture = _picture(image)
+    trained = pipeline.train(picture, chosen, open_device(device), on_step)
+    if output is not None:
+        pictures.write_atomically(Path(output), lambda stream: npz.save(trained.weights, stream))
+    return trained
+
+
+def _picture(image: Source) -> Picture:
+    if isinstance(image, Image.Image):
+        return pictures.from_image(image)
+    if not isinstance(image, np.ndarray):
+        return pictures.load(Path(image))
+    pixels = image[:, :, None] if image.ndim == 2 else image
+    good = pixels.ndim == 3 and pixels.shape[2] in (1, 3) and pixels.dtype == np.uint8
+    if not good or not 0 < pixels.shape[0] * pixels.shape[1] <= pictures.MAX_PIXELS:
+        problem = f"an array of {image.dtype}{list(image.shape)} is no picture"
+        raise PictureError(problem, hint="give uint8 [height, width, 1 or 3]")
+    return Picture(pixels)
+
+
+def decode(
+    file: str | PathLike[str] | bytes,
+    *,
+    size: tuple[int, int] | None = None,
+    device: str = "auto",
+) -> Image.Image:
+    """The picture that a weights file (a path, or its bytes) holds, at (width, height) `size`.
+
+    Raises ImgmlpError.
+    """
+    weights = _weights(file)
+    pixels = pipeline.decode(weights, open_device(device), size)
+    return pictures.to_image(pixels, weights.icc)
+
+
+def _weights(file: str | PathLike[str] | bytes) -> Weights:
+    if not isinstance(file, bytes):
+        return npz.load(Path(file))
+    with tempfile.TemporaryDirectory() as folder:  # the checks on a file need one
+        path = Path(folder) / "weights.npz"
+        path.write_bytes(file)
+        return npz.load(path)
+
+
+def info(file: str | PathLike[str]) -> dict[str, object]:
+    """What the header of a weights file says. Raises ImgmlpError."""
+    return npz.describe(Path(file))
+
+
+def devices() -> list[DeviceInfo]:
+    """Everything that `device` may name here; the NumPy interpreter is always there."""
+    return list_devices()
