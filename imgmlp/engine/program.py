@@ -18,6 +18,7 @@ from imgmlp.engine.linearize import linearize
 from imgmlp.engine.memory import plan
 from imgmlp.engine.render import render
 from imgmlp.engine.schedule import Update, schedule
+from imgmlp.engine.simplify import simplify
 
 Array = np.ndarray[Any, Any]
 
@@ -60,7 +61,10 @@ class Program:
             upload(storage)
 
     def _bind(self, device: Device) -> list[Launch]:
-        self.procedure = schedule(self.updates, split_products=device.lanes == "group")
+        states = [state for state, _ in self.updates]
+        values = simplify([value for _, value in self.updates])
+        updates = list(zip(states, values, strict=True))
+        self.procedure = schedule(updates, split_products=device.lanes == "group")
         self.memory = plan(self.procedure, device.align)
         units = device.info.compute_units
         self.codes = [linearize(k, device.lanes, units) for k in self.procedure.kernels]

@@ -1,0 +1,184 @@
+"""Rewrite rules, applied to a Node graph until none fires.
+
+What nothing needs is never visited, what is computed twice is one Node already; the rules
+here fold constants, drop operations that change nothing, and bring constants together.
+Values stay what they were, but for rounding where constants meet, for the sign of a zero,
+and that a product with zero is zero even where the other factor is infinite or NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from imgmlp.engine.dtype import DType, bool_
+from imgmlp.engine.graph import (
+    BINARY,
+    ELEMENTWISE,
+    MOVEMENT,
+    Node,
+    Op,
+    alu,
+    cast,
+    const,
+    make,
+    move,
+    rebuild,
+    toposort,
+)
+from imgmlp.engine.interpret import evaluate
+
+COMMUTATIVE = frozenset({Op.ADD, Op.MUL, Op.MAX, Op.EQ, Op.XOR, Op.AND, Op.OR})
+
+
+def simplify(roots: Sequence[Node]) -> list[Node]:
+    """Equivalent roots of the same shapes and dtypes, to which no rule applies."""
+    done: dict[Node, Node] = {}
+    for node in toposort(roots):
+        done[node] = _to_fixed_point(rebuild(node, tuple(done[s] for s in node.src)))
+    found = [done[r] for r in roots]
+    return found if found == list(roots) else simplify(found)
+
+
+def _to_fixed_point(node: Node) -> Node:
+    while (better := _rewrite(node)) is not None and better is not node:
+        node = better
+    return node
+
+
+def _rewrite(node: Node) -> Node | None:
+    """The Node after one rule, or None if none applies."""
+    if node.op is Op.FUNCTION:
+        return node.src[0]
+    if node.op in ELEMENTWISE:
+        if all(s.op is Op.CONST for s in node.src):
+            return _folded(node)
+        if node.op in COMMUTATIVE and node.src[0].op is Op.CONST:
+            return rebuild(node, (node.src[1], node.src[0]))
+        return _unary(node) if len(node.src) == 1 else _elementwise(node)
+    if node.op in MOVEMENT:
+        return _movement(node)
+    if node.op is Op.SUM and node.src[0].op is Op.CONST:
+        terms = node.src[0].size // node.size
+        return const(node.src[0].arg * terms, node.dtype, node.shape)
+    return None
+
+
+def _folded(node: Node) -> Node | None:
+    """The constant that an operation on constants gives, computed at the dtype's width."""
+    scalars = tuple(const(s.arg, s.dtype) for s in node.src)
+    (value,) = evaluate([make(node.op, scalars, node.arg, (), node.dtype)], {})
+    return const(value.item(), node.dtype, node.shape)
+
+
+def _unary(node: Node) -> Node | None:
+    x: Node = node.src[0]
+    match node.op:
+        case Op.NEG if x.op is Op.NEG:
+            (inner,) = x.src
+            return inner
+        case Op.CAST if x.op is Op.CAST and _keeps_all(x.src[0].dtype, x.dtype):
+            return cast(x.src[0], node.dtype)
+    return None
+
+
+def _keeps_all(narrow: DType, wide: DType) -> bool:
+    """Whether every value of one dtype is one of the other."""
+    if narrow is bool_:
+        return True
+    if narrow.is_int and wide.is_int:
+        return wide.min <= narrow.min and narrow.max <= wide.max
+    return narrow.is_float and wide.is_float and narrow.itemsize <= wide.itemsize
+
+
+def _elementwise(node: Node) -> Node | None:
+    x, y, *rest = node.src
+    value: float | None = y.arg if y.op is Op.CONST else None
+    zero = const(0, node.dtype, node.shape)
+    match node.op:
+        case Op.ADD | Op.SUB | Op.OR | Op.XOR | Op.SHL | Op.SHR if value == 0:
+            return x
+        case Op.MUL | Op.AND if value == 0:
+            return zero
+        case Op.MUL | Op.DIV if value == 1:
+            return x
+        case Op.MUL if value == -1:
+            return -x
+        case Op.DIV if value is not None and node.dtype.is_float and _is_power_of_two(value):
+            return x * (1 / value)
+        case Op.SUB if value is not None:
+            return x + const(-value, y.dtype, y.shape) if node.dtype.is_float else None
+        case Op.MOD if value == 1:
+            return zero
+        case Op.MAX | Op.AND | Op.OR if x is y:
+            return x
+        case Op.XOR:
+            return _exclusive_or(x, y)
+        case Op.WHERE:
+            return _where(x, y, rest[0])
+        case Op.MULACC if value == 0:
+            return rest[0]
+        case Op.MULACC if rest[0].op is Op.CONST and rest[0].arg == 0:
+            return x * y
+    return _constants_together(node, x, y)
+
+
+def _is_power_of_two(value: float) -> bool:
+    """Whether its reciprocal is exact."""
+    return value != 0 and math.isfinite(value) and abs(math.frexp(value)[0]) == 0.5
+
+
+def _exclusive_or(x: Node, y: Node) -> Node | None:
+    """x ^ x -> 0 and y ^ (y ^ x) -> x, on either side."""
+    if x is y:
+        return const(0, x.dtype, x.shape)
+    for one, other in ((x, y), (y, x)):
+        if one.op is Op.XOR and other in one.src:
+            return one.src[1] if one.src[0] is other else one.src[0]
+    return _constants_together(alu(Op.XOR, x, y), x, y)
+
+
+def _where(condition: Node, a: Node, b: Node) -> Node | None:
+    if condition.op is Op.CONST:
+        return a if condition.arg else b
+    if a is b:
+        return a
+    if condition.op is Op.XOR and condition.src[1].op is Op.CONST:  # a condition negated
+        return alu(Op.WHERE, condition.src[0], b, a)
+    return None
+
+
+def _constants_together(node: Node, x: Node, y: Node) -> Node | None:
+    """(x + 2) + 3 -> x + 5, and so for every operation that associates."""
+    if node.op not in (Op.ADD, Op.MUL, Op.XOR, Op.AND, Op.OR, Op.MAX) or node.op not in BINARY:
+        return None
+    if y.op is Op.CONST and x.op is node.op and x.src[1].op is Op.CONST:
+        both = _folded(alu(node.op, x.src[1], y))
+        return None if both is None else alu(node.op, x.src[0], both)
+    return None
+
+
+def _movement(node: Node) -> Node | None:
+    source = node.src[0]
+    if source.op is Op.CONST and (node.op is not Op.PAD or source.arg == 0):
+        return const(source.arg, node.dtype, node.shape)
+    if node.shape == source.shape and _moves_nothing(node):
+        return source
+    if node.op is source.op and node.op in (Op.RESHAPE, Op.EXPAND):
+        return move(node.op, source.src[0], node.arg)
+    if node.op is Op.PERMUTE and source.op is Op.PERMUTE:
+        return move(Op.PERMUTE, source.src[0], tuple(source.arg[a] for a in node.arg))
+    return None
+
+
+def _moves_nothing(node: Node) -> bool:
+    match node.op:
+        case Op.PAD:
+            return all(pair == (0, 0) for pair in node.arg)
+        case Op.SHRINK | Op.RESHAPE | Op.EXPAND:
+            return True
+        case Op.STRIDE:
+            return all(step == 1 for step in node.arg)
+        case Op.PERMUTE:
+            return tuple(node.arg) == tuple(range(len(node.shape)))
+    return False

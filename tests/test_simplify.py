@@ -1,0 +1,176 @@
+"""Each rewrite rule fires where it should, and leaves alone what only looks alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from imgmlp.engine.dtype import bool_, f16, f32, i8, i32, u32
+from imgmlp.engine.graph import Buffer, Node, Op, alu, buffer, cast, const, function, move, reduce
+from imgmlp.engine.interpret import evaluate
+from imgmlp.engine.simplify import simplify
+
+SHAPE = (3, 2)
+X = buffer(Buffer(SHAPE, f32, name="x"))
+Y = buffer(Buffer(SHAPE, f32, name="y"))
+I = buffer(Buffer(SHAPE, i32, name="i"))  # noqa: E741
+J = buffer(Buffer(SHAPE, i32, name="j"))
+C = buffer(Buffer(SHAPE, bool_, name="c"))
+H = buffer(Buffer(SHAPE, f16, name="h"))
+
+
+def number(value: float, like: Node = X) -> Node:
+    return const(value, like.dtype, like.shape)
+
+
+def negated_twice(node: Node) -> Node:
+    return alu(Op.NEG, alu(Op.NEG, node))
+
+
+FIRES: dict[str, tuple[Node, Node]] = {
+    "x + 0": (X + 0.0, X),
+    "0 + x": (number(0.0) + X, X),
+    "x - 0": (X - 0.0, X),
+    "x * 1": (X * 1.0, X),
+    "x * 0": (X * 0.0, number(0.0)),
+    "x * -1": (X * -1.0, -X),
+    "x / 1": (X / 1.0, X),
+    "x / 4": (X / 4.0, X * 0.25),
+    "x - 3": (X - 3.0, X + -3.0),
+    "-(-x)": (negated_twice(X), X),
+    "(x + 2) + 3": ((X + 2.0) + 3.0, X + 5.0),
+    "(2 * x) * 3": ((number(2.0) * X) * 3.0, X * 6.0),
+    "2 + 3": (number(2.0) + number(3.0), number(5.0)),
+    "constants all the way": ((number(2.0) * 3.0 + 1.0) * X, X * 7.0),
+    "exp2 of a constant": (alu(Op.EXP2, number(3.0)), number(8.0)),
+    "max(x, x)": (alu(Op.MAX, X, X), X),
+    "i ^ i": (alu(Op.XOR, I, I), number(0, I)),
+    "j ^ (j ^ i)": (alu(Op.XOR, J, alu(Op.XOR, J, I)), I),
+    "(i ^ j) ^ j": (alu(Op.XOR, alu(Op.XOR, I, J), J), I),
+    "(i ^ 5) ^ 6": (
+        alu(Op.XOR, alu(Op.XOR, I, number(5, I)), number(6, I)),
+        alu(Op.XOR, I, number(3, I)),
+    ),
+    "i & i": (alu(Op.AND, I, I), I),
+    "i | 0": (alu(Op.OR, I, number(0, I)), I),
+    "i & 0": (alu(Op.AND, I, number(0, I)), number(0, I)),
+    "i << 0": (alu(Op.SHL, I, number(0, I)), I),
+    "i % 1": (alu(Op.MOD, I, number(1, I)), number(0, I)),
+    "where(true, x, y)": (alu(Op.WHERE, number(True, C), X, Y), X),
+    "where(c, x, x)": (alu(Op.WHERE, C, X, X), X),
+    "where(not c, x, y)": (
+        alu(Op.WHERE, alu(Op.XOR, C, number(True, C)), X, Y),
+        alu(Op.WHERE, C, Y, X),
+    ),
+    "x * y + 0": (alu(Op.MULACC, X, Y, number(0.0)), X * Y),
+    "half to float to half": (cast(cast(H, f32), f16), H),
+    "bool to int to float": (cast(cast(C, i32), f32), cast(C, f32)),
+    "reshape of reshape": (
+        move(Op.RESHAPE, negated_twice(move(Op.RESHAPE, X, (6,))), (2, 3)),
+        move(Op.RESHAPE, X, (2, 3)),
+    ),
+    "permute twice": (move(Op.PERMUTE, move(Op.PERMUTE, X, (1, 0)), (1, 0)), X),
+    "pad by nothing": (move(Op.PAD, X, ((0, 0), (0, 0))), X),
+    "shrink to everything": (move(Op.SHRINK, X, ((0, 3), (0, 2))), X),
+    "steps of one": (move(Op.STRIDE, X, (1, 1)), X),
+    "a constant moved": (move(Op.RESHAPE, number(4.0), (6,)), const(4.0, f32, (6,))),
+    "zero padded": (move(Op.PAD, number(0.0), ((1, 1), (0, 0))), const(0.0, f32, (5, 2))),
+    "sum of a constant": (reduce(Op.SUM, number(2.0), (0, 1)), const(12.0, f32, ())),
+    "a function's answer": (function(X + 1.0, [X], lambda g, ans, x: (g,)), X + 1.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FIRES)
+def test_rule_fires(name: str) -> None:
+    before, after = FIRES[name]
+    assert before is not after
+    (found,) = simplify([before])
+    assert found is after
+
+
+KEPT: dict[str, Node] = {
+    "x + 1": X + 1.0,
+    "0 - x": 0.0 - X,
+    "1 / x": 1.0 / X,
+    "i / 2 rounds": alu(Op.DIV, I, number(2, I)),
+    "i - 2": alu(Op.SUB, I, number(2, I)),
+    "max(x, y)": alu(Op.MAX, X, Y),
+    "i ^ j": alu(Op.XOR, I, J),
+    "i ^ -1": alu(Op.XOR, I, number(-1, I)),
+    "i % 2": alu(Op.MOD, I, number(2, I)),
+    "i & 1": alu(Op.AND, I, number(1, I)),
+    "where(c, x, y)": alu(Op.WHERE, C, X, Y),
+    "float to half to float loses": cast(cast(X, f16), f32),
+    "int to i8 to int loses": cast(cast(I, i8), i32),
+    "u32 to int to u32": cast(cast(buffer(Buffer(SHAPE, u32)), i32), u32),
+    "a one padded": move(Op.PAD, number(1.0), ((1, 0), (0, 0))),
+    "permute once": move(Op.PERMUTE, X, (1, 0)),
+    "a flip": move(Op.STRIDE, X, (-1, 1)),
+    "(x + 2) * 3": (X + 2.0) * 3.0,
+    "x / 3 has no exact reciprocal": X / 3.0,
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_rule_stays_away(name: str) -> None:
+    (found,) = simplify([KEPT[name]])
+    assert found is KEPT[name]
+
+
+def test_unused_computations_are_pruned() -> None:
+    used, unused = X + 1.0, alu(Op.SIN, X)
+    (found,) = simplify([alu(Op.WHERE, number(True, C), used, unused)])
+    assert found is used
+
+
+def test_the_same_expression_is_one_node() -> None:
+    assert X * Y + 1.0 is X * Y + 1.0
+    assert number(0.0) is not number(-0.0)
+    assert const(1, i32) is not const(1, f32)
+
+
+UNARY: list[Callable[[Node], Node]] = [
+    lambda a: -a,
+    lambda a: a + 0.0,
+    lambda a: a * 1.0,
+    lambda a: a * -1.0,
+    lambda a: a / 2.0,
+    lambda a: a - 1.5,
+    lambda a: (a + 2.0) + 3.0,
+    lambda a: move(Op.PERMUTE, move(Op.PERMUTE, a, (1, 0)), (1, 0)),
+    lambda a: cast(cast(a, f32), f32),
+]
+BINARY: list[Callable[[Node, Node], Node]] = [
+    lambda a, b: a + b,
+    lambda a, b: a * b,
+    lambda a, b: alu(Op.MAX, a, b),
+    lambda a, b: alu(Op.WHERE, a < b, a, b),
+    lambda a, b: alu(Op.MULACC, a, b, const(0.0, f32, SHAPE)),
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 13), st.integers(0, 99), st.integers(0, 99)),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_values_stay_what_they_were(steps: list[tuple[int, int, int]]) -> None:
+    nodes = [X, Y, number(0.5), number(2.0)]
+    for kind, first, second in steps:
+        a, b = nodes[first % len(nodes)], nodes[second % len(nodes)]
+        nodes.append(UNARY[kind](a) if kind < 9 else BINARY[kind - 9](a, b))
+    rng = np.random.default_rng(1)
+    values = {n.arg: rng.uniform(-2, 2, SHAPE) for n in (X, Y)}
+    before = evaluate([nodes[-1]], values, wide=True)[0]
+    after = evaluate(simplify([nodes[-1]]), values, wide=True)[0]
+    scale = max(1.0, float(np.abs(before).max()))
+    assert np.abs(before - after).max() <= 1e-6 * scale  # constants are folded at 32 bits
+    assert math.prod(after.shape) == math.prod(SHAPE)
