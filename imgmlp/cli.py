@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal
 import typer
 
 from imgmlp import __version__
-from imgmlp.errors import ImgmlpError, Interrupted, OutOfMemoryError, OutputError, UsageError
+from imgmlp.errors import ImgmlpError, Interrupted, OutOfMemoryError, UsageError
 from imgmlp.interrupt import raise_on_kill
-from imgmlp.terminal import Terminal, print_data
+from imgmlp.terminal import Terminal, print_data, standard_output
 
 app = typer.Typer(
     name="imgmlp",
@@ -74,7 +74,7 @@ def _root(
 @app.command()
 def train(
     context: typer.Context,
-    image: Annotated[Path, typer.Argument(metavar="IMAGE", help="The picture.")],
+    image: Annotated[Path, typer.Argument(help="The picture.")],
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="NPZ", help="The weights to write.")
     ] = Path("weights.npz"),
@@ -124,7 +124,7 @@ def train(
 @app.command()
 def decode(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `imgmlp train` wrote.")],
+    file: Annotated[Path, typer.Argument(help="What `imgmlp train` wrote.")],
     output: Annotated[
         Path | None,
         typer.Option(
@@ -154,7 +154,7 @@ def decode(
 @app.command()
 def info(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `imgmlp train` wrote.")],
+    file: Annotated[Path, typer.Argument(help="What `imgmlp train` wrote.")],
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -210,7 +210,9 @@ def main() -> None:
     except ImgmlpError as error:
         code = terminal.fail(error)
     except typer.TyperException as error:
-        code = terminal.fail(UsageError(error.format_message(), hint=_usage_hint(error)))
+        message = error.format_message()  # empty where the help was shown instead
+        usage = UsageError(message, hint=_usage_hint(error))
+        code = terminal.fail(usage) if message else error.exit_code
     except Exception as error:
         reason = (str(error) or "no message").splitlines()[0]
         problem = f"unexpected {type(error).__name__}: {reason}"
@@ -224,11 +226,8 @@ def _run(terminal: Terminal) -> int:
     code: Any = app(obj=terminal, prog_name="imgmlp", standalone_mode=False)
     if code == Interrupted.exit_code:  # Typer catches Ctrl-C and returns this
         return terminal.fail(_interrupted())
-    try:
-        sys.stdout.flush()
-    except OSError as error:
-        problem = f"cannot write to stdout: {error.strerror}"
-        raise OutputError(problem, hint="send it to another place") from error
+    with standard_output():  # help is still in its buffer
+        pass
     return code if isinstance(code, int) else 0
 
 

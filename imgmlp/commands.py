@@ -25,7 +25,7 @@ from imgmlp.engine import AnyDevice, DeviceInfo, list_devices, open_device
 from imgmlp.errors import DeviceError, Interrupted, OutputError, TrainingError, UsageError
 from imgmlp.image import Picture
 from imgmlp.interrupt import StopRequest
-from imgmlp.terminal import Terminal, duration, print_data, size
+from imgmlp.terminal import Terminal, duration, print_data, size, standard_output
 
 STDOUT = Path("-")
 LIVE_EVERY = 3.0  # seconds between two previews
@@ -168,7 +168,8 @@ def decode(
     terminal.detail(_device_details(device))
     pixels = pipeline.decode(weights, device, dimensions)
     if target == STDOUT:
-        pictures.save_png(pixels, sys.stdout.buffer, weights.icc)
+        with standard_output() as stdout:
+            pictures.save_png(pixels, stdout.buffer, weights.icc)
         return
     pictures.save_picture(pixels, target, weights.icc)
     height, width, channels = pixels.shape
@@ -180,7 +181,7 @@ def _check_decoded(target: Path, force: bool) -> None:
     if target != STDOUT:
         pictures.check_extension(target)
         pictures.check_output(target, force)
-    elif sys.stdout.isatty():
+    elif sys.stdout is not None and sys.stdout.isatty():
         hint = "send it somewhere: imgmlp decode weights.npz -o - > picture.png"
         raise UsageError("a PNG is nothing that a terminal can show", hint=hint)
 

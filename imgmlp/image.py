@@ -8,6 +8,7 @@ codec nor the engine.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import secrets
@@ -27,6 +28,9 @@ MAX_ICC = 2**24  # bytes of a colour profile
 OPAQUE = "the fully opaque alpha channel was dropped"
 _FLATTEN = "flatten it first, for example with `magick {} -background white -alpha remove flat.png`"
 _CONVERT = "convert it first, for example with `magick {} {} converted.png`"
+
+# Pillow also logs what it finds wrong; a program that wants to see it can still listen.
+logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 # How a picture is written, by extension: Pillow's format and options. Lossless but for JPEG.
 FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -250,7 +254,7 @@ def check_output(path: Path, force: bool) -> None:
             hint = "--force replaces it; -o and --png choose other names"
             raise OutputError(f"{path} exists already", hint=hint)
         if not path.parent.is_dir():
-            raise OutputError(f"there is no folder {path.parent}", hint="make it first")
+            raise OutputError(f"there is no folder {path.parent}", hint="make it or choose another")
         if _is_special(path):
             return
         temporary = _beside(path)

@@ -6,6 +6,7 @@ encoding asks for it. Knows neither files nor how anything is computed.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import traceback
@@ -17,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from imgmlp.errors import ImgmlpError
+from imgmlp.errors import ImgmlpError, OutputError
 
 if TYPE_CHECKING:
     from imgmlp.codec.pipeline import Progress as TrainingProgress
@@ -93,10 +94,25 @@ def encodes_unicode(stream: object) -> bool:
     return (encoding or "").lower().replace("-", "").startswith("utf")
 
 
-def print_data(text: str, stream: TextIO | None = None) -> None:
-    """Write lines of data to stdout."""
-    stream = stream or sys.stdout
-    stream.write((text if encodes_unicode(stream) else ascii_only(text)) + "\n")
+@contextmanager
+def standard_output() -> Iterator[TextIO]:
+    """stdout, flushed at the end. Raises OutputError if it cannot be written."""
+    if sys.stdout is None:  # closed by whoever started this process
+        raise OutputError("stdout is closed", hint="send it to a file")
+    try:
+        yield sys.stdout
+        sys.stdout.flush()
+    except OSError as error:
+        # What is still buffered would fail once more when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        problem = f"cannot write to stdout: {error.strerror or error}"
+        raise OutputError(problem, hint="send it to another place") from error
+
+
+def print_data(text: str) -> None:
+    """Write lines of data to stdout. Raises OutputError."""
+    with standard_output() as stream:
+        stream.write((text if encodes_unicode(stream) else ascii_only(text)) + "\n")
 
 
 @contextmanager

@@ -1,0 +1,75 @@
+"""What tests of several modules share: small pictures, and the command in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+# A run of the trainer that takes a moment: 20 steps of 96 parameters.
+QUICK = ("--steps", "20", "--batch", "64", "--hidden", "8", "--layers", "1", "--features", "8")
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def small_pixels(channels: int = 3) -> np.ndarray:
+    """A picture of 31 × 24 pixels with smooth parts and edges, uint8 [24, 31, channels]."""
+    y, x = np.mgrid[:24, :31]
+    planes = [x * 8, y * 10, ((x // 4 + y // 3) % 2) * 200][:channels]
+    return np.stack(planes, axis=-1).astype(np.uint8)
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    """A small RGB picture, alone in its folder."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    path = folder / "small.png"
+    Image.fromarray(small_pixels()).save(path)
+    return path
+
+
+@pytest.fixture
+def imgmlp(picture: Path) -> Command:
+    """Runs `imgmlp ...` in the picture's folder, on NumPy unless told otherwise."""
+
+    def run(
+        *args: str | Path, env: dict[str, str] | None = None, check: int = 0
+    ) -> subprocess.CompletedProcess[str]:
+        command = imgmlp_command(args)
+        done = subprocess.run(
+            command,
+            cwd=picture.parent,
+            env=environment(**(env or {})),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == check, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    return run
+
+
+def imgmlp_command(args: Sequence[str | Path]) -> list[str]:
+    return [sys.executable, "-m", "imgmlp", *map(str, args)]
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """This process's environment without what changes how text is shown."""
+    left_out = ("COLUMNS", "FORCE_COLOR", "NO_COLOR", "TERM", "IMGMLP_DEVICE", "DEBUG")
+    kept = {name: value for name, value in os.environ.items() if name not in left_out}
+    # The tests also run on a checkout that is not installed.
+    root = str(Path(__file__).parent.parent)
+    path = os.pathsep.join(filter(None, [root, kept.get("PYTHONPATH", "")]))
+    fixed = {"PYTHONPATH": path, "IMGMLP_DEVICE": "numpy", "PYTHONIOENCODING": "utf-8"}
+    return kept | fixed | changes

@@ -1,0 +1,395 @@
+"""What is a picture, what is refused and how, and how files are written."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import struct
+import warnings
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import small_pixels
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageCms
+
+from imgmlp import image as pictures
+from imgmlp.codec import config
+from imgmlp.errors import ImgmlpError, OutputError, PictureError, UsageError
+
+RGB = small_pixels()
+GRAY = small_pixels(1)
+ICC = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+
+
+def with_alpha(alpha: np.ndarray | int, pixels: np.ndarray = RGB) -> np.ndarray:
+    plane = np.broadcast_to(np.uint8(alpha), pixels.shape[:2])[:, :, None]
+    return np.concatenate([pixels, plane], axis=-1)
+
+
+def save(image: Image.Image, path: Path, **options: object) -> Path:
+    image.save(path, **options)
+    return path
+
+
+def png_header(width: int, height: int, depth: int = 8, colour: int = 2) -> bytes:
+    """A PNG that claims a size and holds a few bytes of pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        body = kind + data
+        return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
+
+    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
+    pixels = chunk(b"IDAT", zlib.compress(bytes(64)))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + pixels + chunk(b"IEND", b"")
+
+
+# Accepted kinds
+
+
+@pytest.mark.parametrize("suffix", [".png", ".tif", ".bmp", ".ppm", ".webp"])
+@pytest.mark.parametrize("pixels", [RGB, GRAY], ids=["rgb", "gray"])
+def test_a_lossless_file_gives_its_pixels_back(
+    tmp_path: Path, pixels: np.ndarray, suffix: str
+) -> None:
+    path = tmp_path / f"a{suffix}"
+    pictures.save_picture(pixels, path)
+    channels = 3 if suffix == ".webp" else pixels.shape[2]  # WebP knows RGB only
+    np.testing.assert_array_equal(
+        pictures.load(path).pixels, np.broadcast_to(pixels, (*pixels.shape[:2], channels))
+    )
+
+
+def test_a_picture_knows_its_dimensions(tmp_path: Path) -> None:
+    picture = pictures.load(save(Image.fromarray(RGB), tmp_path / "a.png"))
+    assert (picture.width, picture.height, picture.channels) == (31, 24, 3)
+    assert picture.pixels.dtype == np.uint8
+    assert picture.notes == ()
+
+
+def test_one_bit_pictures_become_gray(tmp_path: Path) -> None:
+    bits = GRAY[:, :, 0] > 100
+    picture = pictures.load(save(Image.fromarray(bits), tmp_path / "a.png"))
+    np.testing.assert_array_equal(picture.pixels[:, :, 0], np.where(bits, 255, 0))
+
+
+def test_a_palette_is_expanded(tmp_path: Path) -> None:
+    indexed = Image.fromarray(GRAY[:, :, 0] // 64).convert("P")
+    indexed.putpalette([255, 0, 0, 0, 255, 0, 0, 0, 255, 9, 8, 7])
+    picture = pictures.load(save(indexed, tmp_path / "a.png"))
+    expected = np.array([[255, 0, 0], [0, 255, 0], [0, 0, 255], [9, 8, 7]])
+    np.testing.assert_array_equal(picture.pixels, expected[GRAY[:, :, 0] // 64])
+
+
+@pytest.mark.parametrize(
+    "pixels", [with_alpha(255), with_alpha(255, GRAY)], ids=["RGBA", "gray and alpha"]
+)
+def test_an_opaque_alpha_channel_is_dropped_with_a_note(tmp_path: Path, pixels: np.ndarray) -> None:
+    picture = pictures.load(save(Image.fromarray(pixels), tmp_path / "a.png"))
+    np.testing.assert_array_equal(picture.pixels, pixels[:, :, :-1])
+    assert picture.notes == (pictures.OPAQUE,)
+
+
+def test_a_transparent_colour_that_no_pixel_has_is_opaque(tmp_path: Path) -> None:
+    path = save(Image.fromarray(RGB), tmp_path / "a.png", transparency=(1, 2, 3))
+    picture = pictures.load(path)
+    np.testing.assert_array_equal(picture.pixels, RGB)
+    assert picture.notes == (pictures.OPAQUE,)
+
+
+def test_exif_orientation_is_applied(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned clockwise by a quarter
+    path = save(Image.fromarray(RGB), tmp_path / "a.png", exif=exif)
+    np.testing.assert_array_equal(pictures.load(path).pixels, np.rot90(RGB, -1))
+
+
+def test_damaged_exif_data_does_not_hide_the_pixels(tmp_path: Path) -> None:
+    path = save(Image.fromarray(RGB), tmp_path / "a.png", exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
+    np.testing.assert_array_equal(pictures.load(path).pixels, RGB)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".tif", ".webp", ".jpg"])
+def test_the_colour_profile_is_kept(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a{suffix}"
+    pictures.save_picture(RGB, path, ICC)
+    assert pictures.load(path).icc == ICC
+
+
+def test_a_huge_colour_profile_is_left_out_with_a_note() -> None:
+    image = Image.fromarray(RGB)
+    image.info["icc_profile"] = bytes(pictures.MAX_ICC + 1)
+    picture = pictures.from_image(image)
+    assert picture.icc is None
+    assert "colour profile" in picture.notes[0]
+
+
+def test_only_the_first_picture_of_a_phone_file_is_taken(tmp_path: Path) -> None:
+    first, second = Image.fromarray(GRAY[:, :, 0]), Image.fromarray(255 - GRAY[:, :, 0])
+    path = save(first, tmp_path / "a.mpo", save_all=True, append_images=[second], quality=95)
+    difference = pictures.load(path).pixels.astype(int) - GRAY
+    # JPEG of this quality changes a smooth gray picture by 1 or 2; the second one is 100 off.
+    assert np.abs(difference).mean() < 5
+
+
+# Refused kinds
+
+
+def refusal(path: Path) -> PictureError:
+    with pytest.raises(PictureError) as caught:
+        pictures.load(path)
+    assert caught.value.hint
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def test_transparency_is_refused_with_a_way_out(tmp_path: Path) -> None:
+    alpha = np.where(GRAY[:, :, 0] > 9, 255, 254).astype(np.uint8)
+    error = refusal(save(Image.fromarray(with_alpha(alpha)), tmp_path / "a.png"))
+    assert "transparent" in str(error)
+    assert "a.png -background white" in error.hint
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "P"])
+def test_a_transparent_colour_in_use_is_refused(tmp_path: Path, mode: str) -> None:
+    image = Image.fromarray(RGB).convert(mode)
+    key = image.getpixel((3, 3))
+    assert "transparent" in str(refusal(save(image, tmp_path / "a.png", transparency=key)))
+
+
+def test_sixteen_bit_gray_is_refused(tmp_path: Path) -> None:
+    image = Image.fromarray(GRAY[:, :, 0].astype(np.uint16) * 257)
+    error = refusal(save(image, tmp_path / "a.png"))
+    assert "8 bits" in str(error)
+    assert "-depth 8" in error.hint
+
+
+@pytest.mark.parametrize("colour", [2, 4, 6], ids=["RGB", "LA", "RGBA"])
+def test_sixteen_bit_colour_is_refused_and_not_cut(tmp_path: Path, colour: int) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(png_header(1, 1, 16, colour))
+    assert "8 bits" in str(refusal(path))
+
+
+def test_a_sixteen_bit_ppm_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.ppm"
+    path.write_bytes(b"P6 2 1 65535\n" + bytes(12))
+    assert "8 bits" in str(refusal(path))
+
+
+def test_floating_point_is_refused(tmp_path: Path) -> None:
+    refusal(save(Image.fromarray(GRAY[:, :, 0].astype(np.float32)), tmp_path / "a.tif"))
+
+
+def test_cmyk_is_refused_with_a_way_out(tmp_path: Path) -> None:
+    error = refusal(save(Image.fromarray(RGB).convert("CMYK"), tmp_path / "a.jpg"))
+    assert "CMYK" in str(error)
+    assert "-colorspace sRGB" in error.hint
+
+
+@pytest.mark.parametrize("suffix", [".gif", ".png", ".webp"])
+def test_animation_is_refused(tmp_path: Path, suffix: str) -> None:
+    frames = [Image.fromarray(RGB), Image.fromarray(255 - RGB)]
+    path = save(frames[0], tmp_path / f"a{suffix}", save_all=True, append_images=frames[1:])
+    assert "frame" in str(refusal(path))
+
+
+@pytest.mark.parametrize(("width", "height"), [(0, 5), (5, 0)])
+def test_a_picture_without_pixels_is_refused(tmp_path: Path, width: int, height: int) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(png_header(width, height))
+    refusal(path)
+
+
+def test_a_huge_picture_is_refused_from_its_header(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(png_header(2**14 + 1, 2**14))
+    assert "268,435,456" in str(refusal(path))
+
+
+def test_a_large_picture_raises_no_warning(tmp_path: Path) -> None:
+    # Above Pillow's own limit and below ours: only its pixels are missing.
+    path = tmp_path / "a.png"
+    path.write_bytes(png_header(13_400, 13_400, 1, 0))
+    limit = Image.MAX_IMAGE_PIXELS
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "truncated" in str(refusal(path))
+    assert limit == Image.MAX_IMAGE_PIXELS
+
+
+def test_the_limits_are_those_of_the_codec() -> None:
+    assert pictures.MAX_PIXELS == config.MAX_PIXELS
+
+
+@pytest.mark.parametrize("data", [b"", b"hello", b"\x89PNG\r\n\x1a\n", b"P6 2", bytes(1000)])
+def test_what_is_no_picture_is_refused(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(data)
+    refusal(path)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".jpg", ".webp", ".tif", ".bmp"])
+def test_a_truncated_picture_is_refused(tmp_path: Path, suffix: str) -> None:
+    whole = tmp_path / f"whole{suffix}"
+    pictures.save_picture(np.random.default_rng(1).integers(0, 256, (40, 40, 3), np.uint8), whole)
+    part = tmp_path / f"part{suffix}"
+    part.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    refusal(part)
+
+
+@settings(deadline=None, max_examples=300)
+@given(data=st.data())
+def test_damage_gives_pixels_or_a_refusal_but_nothing_else(data: st.DataObject) -> None:
+    """Any byte of a small file replaced; the property does not depend on the file's name."""
+    stream = io.BytesIO()
+    kind = data.draw(st.sampled_from(["PNG", "GIF", "TIFF", "BMP", "WEBP", "JPEG"]))
+    Image.fromarray(RGB[:7, :5]).save(stream, kind)
+    content = bytearray(stream.getvalue())
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    path = Path(f"/proc/self/fd/{os.memfd_create('damaged')}")
+    try:
+        path.write_bytes(content)
+        picture = pictures.load(path)
+    except ImgmlpError as error:
+        exit_code = error.exit_code
+    else:
+        exit_code = 0
+        assert picture.pixels.dtype == np.uint8
+        assert picture.pixels.ndim == 3
+    finally:
+        os.close(int(path.name))
+    assert exit_code in (0, 3, 7)
+
+
+def test_a_missing_file_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="does not exist"):
+        pictures.load(tmp_path / "a.png")
+
+
+def test_a_folder_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot read"):
+        pictures.load(tmp_path)
+
+
+# PSNR
+
+
+def test_psnr_is_that_of_its_definition() -> None:
+    other = RGB.copy()
+    other[0, 0, 0] += 51
+    error = 51**2 / RGB.size
+    # float64 on both sides: only the last digits may differ
+    assert pictures.psnr(RGB, other) == pytest.approx(10 * math.log10(255**2 / error), rel=1e-12)
+
+
+def test_psnr_of_equal_pictures_is_infinite() -> None:
+    assert pictures.psnr(RGB, RGB.copy()) == math.inf
+
+
+def test_psnr_of_black_and_white_is_zero() -> None:
+    assert pictures.psnr(np.zeros_like(RGB), np.full_like(RGB, 255)) == 0
+
+
+def test_psnr_refuses_different_shapes() -> None:
+    with pytest.raises(ValueError, match="shapes"):
+        pictures.psnr(RGB, GRAY)
+
+
+# Writing
+
+
+def test_png_can_be_written_to_a_stream() -> None:
+    stream = io.BytesIO()
+    pictures.save_png(GRAY, stream, ICC)
+    stream.seek(0)
+    with Image.open(stream) as image:
+        assert (image.mode, image.info["icc_profile"]) == ("L", ICC)
+
+
+def test_a_picture_too_large_for_its_format_is_an_output_error(tmp_path: Path) -> None:
+    with pytest.raises(OutputError):
+        pictures.save_picture(np.zeros((1, 70_000, 3), np.uint8), tmp_path / "a.jpg")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_extension_is_a_usage_error() -> None:
+    for name in ("a.xyz", "a", "a.npz"):
+        with pytest.raises(UsageError) as caught:
+            pictures.check_extension(Path(name))
+        assert ".png" in caught.value.hint
+
+
+def test_a_write_replaces_the_whole_file(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"a longer old content")
+    pictures.write_atomically(path, lambda stream: stream.write(b"new"))
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, OSError])
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, error: type[BaseException]) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+
+    def write(stream: io.BufferedWriter) -> None:
+        stream.write(b"half")
+        raise error
+
+    with pytest.raises(OutputError if error is OSError else error):
+        pictures.write_atomically(path, write)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_new_file_has_the_permissions_of_any_other(tmp_path: Path) -> None:
+    pictures.write_atomically(tmp_path / "a", lambda stream: stream.write(b"x"))
+    (tmp_path / "b").write_bytes(b"x")
+    assert (tmp_path / "a").stat().st_mode == (tmp_path / "b").stat().st_mode
+
+
+def test_a_symbolic_link_still_points_to_its_target(tmp_path: Path) -> None:
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_bytes(b"old")
+    link.symlink_to(target)
+    pictures.write_atomically(link, lambda stream: stream.write(b"new"))
+    assert link.is_symlink()
+    assert target.read_bytes() == b"new"
+
+
+def test_a_full_device_is_an_output_error() -> None:
+    with pytest.raises(OutputError, match="No space left"):
+        pictures.write_atomically("/dev/full", lambda stream: stream.write(b"x"))
+    assert Path("/dev/full").is_char_device()
+
+
+def test_outputs_are_checked_before_they_are_needed(tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    old.write_bytes(b"old")
+    for path, reason in (
+        (old, "exists"),
+        (tmp_path, "folder"),
+        (tmp_path / "missing" / "a", "no folder"),
+        (old / "a", "no folder"),
+        (Path("/proc/a"), "cannot write"),
+        (tmp_path / ("a" * 300), "cannot write"),
+    ):
+        with pytest.raises(OutputError, match=reason):
+            pictures.check_output(path, force=False)
+    assert old.read_bytes() == b"old"
+
+
+def test_force_allows_an_existing_file_but_no_folder(tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    old.write_bytes(b"old")
+    pictures.check_output(old, force=True)
+    with pytest.raises(OutputError):
+        pictures.check_output(tmp_path, force=True)
+    assert old.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [old]
