@@ -49,6 +49,7 @@ class U(Enum):
     GROUP = auto()  # Op: one value from every lane of the group; src: value
     PRODUCT = auto()  # Product: a tile of a matrix product; src: left, right
     ELEMENT = auto()  # (row, column) of the tile; src: the PRODUCT
+    COLUMNS = auto()  # Product: column sums of its right factor; src: right
 
 
 @dataclass(frozen=True, slots=True)
@@ -475,11 +476,29 @@ def _product(kernel: Kernel, lower: _Lowering, lanes: Lanes, units: int) -> tupl
     column = build.open(Range("n", tile_columns, "column", columns_left))
     lower.core_value = build.effect(U.ELEMENT, (found,), (row, column), f32)
     _store(lower, kernel.stores, [*lead, first_row + row, first_column + column])
-    for _ in range(3):
-        build.close()
+    build.close()
+    build.close()
+    if kernel.sums is not None:
+        _column_sums(kernel.sums, lower, arg, sources[1], lead, row_tile, column_tile, lanes)
+    build.close()
     if lanes == "group":
         return tiles * GPU_LANES, GPU_LANES
     return min(tiles, 4 * units), 1
+
+
+def _column_sums(
+    sums: Store, lower: _Lowering, product: Product, right: int,
+    lead: list[Expr], row_tile: Expr, column_tile: Expr, lanes: Lanes,
+) -> None:  # fmt: skip
+    """The second output, by the first tile of each column only."""
+    build, width = lower.build, VECTOR if lanes == "one" else GPU_TILE
+    build.open(Range("first", 1, "loop", Const(1) - row_tile))
+    found = build.effect(U.COLUMNS, (right,), product, f32)
+    column = build.open(Range("s", width, "vector" if lanes == "one" else "lane", product.columns))
+    lower.core, lower.core_value = sums.value, build.effect(U.LANE, (found,), column, f32)
+    _store(lower, [sums], [*lead, column_tile * width + column])
+    build.close()
+    build.close()
 
 
 def _tile(batch: int, rows: int, columns: int, lanes: Lanes, units: int) -> tuple[int, int]:

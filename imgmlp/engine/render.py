@@ -31,7 +31,7 @@ SYMBOLS = {
     Op.ADD: "+", Op.SUB: "-", Op.MUL: "*", Op.LT: "<", Op.EQ: "==",
     Op.XOR: "^", Op.AND: "&", Op.OR: "|", Op.SHL: "<<", Op.SHR: ">>",
 }  # fmt: skip
-CALLS = {Op.EXP2: "exp2", Op.LOG2: "log2", Op.SIN: "sin", Op.SQRT: "sqrt", Op.HASH: "lowbias32"}
+CALLS = {Op.EXP2: "exp2", Op.LOG2: "log2", Op.SIN: "sin", Op.SQRT: "square_root", Op.HASH: "lowbias32"}
 
 
 @cache
@@ -108,12 +108,12 @@ class _Writer:
         loop: Range = u.arg
         n, name = loop.count, loop.name
         limit = f" && {name} < {_index(loop.limit)}" if loop.limit is not None else ""
-        stride = self.code.local_size
+        stride, loop_over = self.code.local_size, f"for (int {name}"
         opening = {
             "share": f"for (int {name} = share_begin({n}); {name} < share_end({n}); ++{name}) {{",
             "item": f"const int {name} = get_global_id(0); if ({name} < {n}) {{",
             "group": f"{{ const int {name} = get_group_id(0);",
-            "lane": f"for (int {name} = get_local_id(0); {name} < {n}; {name} += {stride}) {{",
+            "lane": f"{loop_over} = get_local_id(0); {name} < {n}{limit}; {name} += {stride}) {{",
             "row": self._tile_loop(name, n, "get_local_id(0) / 16", limit),
             "column": self._tile_loop(name, n, "get_local_id(0) % 16", limit),
         }.get(loop.kind, f"for (int {name} = 0; {name} < {n}{limit}; ++{name}) {{")
@@ -183,7 +183,8 @@ class _Writer:
         self.lines.append(f"for (int a = 1; a < {count}; ++a) v{i} = {step};")
 
     def _lane(self, i: int, u: UOp) -> None:
-        self._declare(i, u, f"v{u.src[0]}[{_index(u.arg)}]")
+        own = self.lanes == "group" and self.code.uops[u.src[0]].op is U.COLUMNS
+        self._declare(i, u, f"v{u.src[0]}[{'0' if own else _index(u.arg)}]")
 
     def _group(self, i: int, u: UOp) -> None:
         name = "sum" if u.arg is Op.SUM else "max"
@@ -210,6 +211,15 @@ class _Writer:
             self.lines.append(
                 f"tile_product(v{i}, {a}, {b}, {rows}, {columns}, {p.inner}, {tiles});"
             )
+
+    def _columns(self, i: int, u: UOp) -> None:
+        p: Product = u.arg
+        right = f"data{u.src[0]} + {_index(p.right)}, {p.right_inner}, {p.right_column}"
+        width = VECTOR if self.lanes == "one" else GPU_TILE
+        columns = f"min({width}, {_index(p.columns)})" if p.columns is not None else str(width)
+        array = f"v{i}[{VECTOR}]" if self.lanes == "one" else f"v{i}[1]"
+        self.lines.append(f"float {array} __attribute__((aligned(64)));")
+        self.lines.append(f"column_sums(v{i}, {right}, {columns}, {p.inner});")
 
     def _element(self, i: int, u: UOp) -> None:
         row, column = u.arg

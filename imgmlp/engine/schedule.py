@@ -64,15 +64,17 @@ class Kernel:
     shape: Shape
     stores: tuple[Store, ...]
     core: Node | None  # the reduction or product inside, if there is one
+    sums: Store | None = None  # column sums of a product's right factor, a second output
+
+    def all_stores(self) -> tuple[Store, ...]:
+        return self.stores if self.sums is None else (*self.stores, self.sums)
 
     def reads(self) -> list[Buffer]:
-        found = dict.fromkeys(
-            n.arg for n in toposort(s.value for s in self.stores) if n.op is Op.BUFFER
-        )
-        return list(found)
+        nodes = toposort(s.value for s in self.all_stores())
+        return list(dict.fromkeys(n.arg for n in nodes if n.op is Op.BUFFER))
 
     def writes(self) -> list[Buffer]:
-        return list(dict.fromkeys(s.target for s in self.stores))
+        return list(dict.fromkeys(s.target for s in self.all_stores()))
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ class _Draft:
     needs: set[Buffer]  # places read
     old: set[Buffer]  # state read as it was before the step
     after: set[int] = field(default_factory=set)  # drafts that must run before
+    sums: Store | None = None
 
 
 def storage(place: Node) -> Buffer:
@@ -133,7 +136,7 @@ def schedule(updates: Sequence[Update], split_products: bool = False) -> Procedu
     places, in_place, copied = _choose_places(graph, targets)
     drafts = graph.drafts(places)
     _order_after_readers(drafts, in_place)
-    drafts = _merge(drafts)
+    drafts = _attach_sums(_merge(drafts))
     drafts += _copies_at_the_end(drafts, places, copied)
     return Procedure(tuple(_freeze(d, i) for i, d in enumerate(_ordered(drafts))))
 
@@ -151,8 +154,10 @@ def _prepare(roots: Sequence[Node], split_products: bool) -> list[Node]:
         new = rebuild(node, tuple(done[s] for s in node.src))
         if new.op in REDUCE:
             new = _two_stages(new)
-        elif new.op is Op.DOT and split_products:
+        if split_products and new.op is Op.DOT:
             new = _split_product(new)
+        elif split_products and new.op is Op.SUM and new.arg == (0,):
+            new = _split_sum(new)
         done[node] = new
     return [done[r] for r in roots]
 
@@ -175,13 +180,28 @@ def _split_product(node: Node) -> Node:
     """A sum of products over parts of the inner axis, if that axis is by far the longest."""
     left, right = node.src
     rows, inner, columns = *left.shape[-2:], right.shape[-1]
-    most = min(MOST_PARTS, inner // PART_TERMS)
-    parts = next((p for p in range(most, 1, -1) if inner % p == 0), 1)
-    if len(node.shape) != 2 or parts < 4 or rows * columns > inner * PART_TERMS:
+    parts = _parts(inner)
+    if len(node.shape) != 2 or parts == 1 or rows * columns > inner * PART_TERMS:
         return node
     left = move(Op.PERMUTE, move(Op.RESHAPE, left, (rows, parts, inner // parts)), (1, 0, 2))
     right = move(Op.RESHAPE, right, (parts, inner // parts, columns))
     return reduce(Op.SUM, dot(left, right), (0,))
+
+
+def _split_sum(node: Node) -> Node:
+    """Column sums [inner, columns] -> [columns] over the same parts as products."""
+    source = node.src[0]
+    parts = _parts(source.shape[0])
+    if len(source.shape) != 2 or parts == 1:
+        return node
+    inner = move(Op.RESHAPE, source, (parts, source.shape[0] // parts, source.shape[1]))
+    return reduce(Op.SUM, reduce(Op.SUM, inner, (1,)), (0,))
+
+
+def _parts(terms: int) -> int:
+    """Into how many equal parts so many terms are split; 1 if that does not pay."""
+    most = min(MOST_PARTS, terms // PART_TERMS)
+    return next((p for p in range(most, 3, -1) if terms % p == 0), 1)
 
 
 # --- what stands in memory, and where ---
@@ -539,10 +559,45 @@ def _absorb(first: _Draft, second: _Draft, alive: dict[int, _Draft]) -> None:
     first.needs |= second.needs
     first.old |= second.old
     first.after = (first.after | second.after) - {first.order, second.order}
+    _forget(second, first, alive)
+
+
+def _forget(second: _Draft, first: _Draft, alive: dict[int, _Draft]) -> None:
+    """Whoever waited for the second waits for the first instead."""
     del alive[second.order]
     for other in alive.values():
         if second.order in other.after:
             other.after = (other.after - {second.order}) | {first.order}
+
+
+def _attach_sums(drafts: list[_Draft]) -> list[_Draft]:
+    """Column sums of a product's right factor become a second output of that product.
+
+    So a bias gradient comes with the weight gradient, whose kernel reads the same rows.
+    """
+    alive = {d.order: d for d in drafts}
+    for second in drafts:
+        for first in [p for p in alive.values() if _sums_right_factor(p, second)]:
+            edges = {order: d.after for order, d in alive.items()}
+            if second.order in _later(edges, first.order) | {first.order}:
+                continue
+            if first.order in _later(edges, second.order):
+                continue
+            (first.sums,) = second.stores
+            first.needs |= second.needs
+            first.after |= second.after
+            _forget(second, first, alive)
+            break
+    return list(alive.values())
+
+
+def _sums_right_factor(product: _Draft, second: _Draft) -> bool:
+    if product.sums is not None or product.core is None or product.core.op is not Op.DOT:
+        return False
+    core = second.core
+    if core is None or core.op is not Op.SUM or [s.value for s in second.stores] != [core]:
+        return False
+    return core.src[0] is product.core.src[1] and core.arg == (len(product.shape) - 2,)
 
 
 # --- order ---
@@ -570,4 +625,4 @@ def _ordered(drafts: list[_Draft]) -> list[_Draft]:
 
 def _freeze(draft: _Draft, index: int) -> Kernel:
     kind = {None: "map", Op.DOT: "product"}.get(draft.core.op if draft.core else None, "reduce")
-    return Kernel(f"k{index}_{kind}", draft.shape, tuple(draft.stores), draft.core)
+    return Kernel(f"k{index}_{kind}", draft.shape, tuple(draft.stores), draft.core, draft.sums)

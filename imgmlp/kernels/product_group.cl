@@ -35,3 +35,12 @@ static void tile_product(float *own, __global const float *left, int left_row, i
     }
   }
 }
+
+// sum[0] = the sum of right[k][column] over all inner k, where the lane is the column.
+static void column_sums(float *sum, __global const float *right, int right_inner,
+                        int right_column, int columns, int inner) {
+  const int column = get_local_id(0);
+  sum[0] = 0.f;
+  if (column < columns)
+    for (int k = 0; k < inner; ++k) sum[0] += right[k * right_inner + column * right_column];
+}

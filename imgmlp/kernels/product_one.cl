@@ -77,3 +77,16 @@ static void tile_product_packed(float *tile, __global const float *left, int lef
                      depth, k0 == 0);
   }
 }
+
+// sums[n] = the sum of right[k][n] over all inner k, for n below columns.
+static void column_sums(float *sums, __global const float *right, int right_inner,
+                        int right_column, int columns, int inner) {
+  for (int n = 0; n < VECTOR; ++n) sums[n] = 0.f;
+  if (columns == VECTOR && right_column == 1) {
+    for (int k = 0; k < inner; ++k)
+      for (int n = 0; n < VECTOR; ++n) sums[n] += right[k * right_inner + n];
+  } else {
+    for (int k = 0; k < inner; ++k)
+      for (int n = 0; n < columns; ++n) sums[n] += right[k * right_inner + n * right_column];
+  }
+}

@@ -30,3 +30,10 @@ static int floor_mod(int a, int b) {
   const int r = a % b;
   return r + (r != 0 && (r < 0) != (b < 0)) * b;
 }
+
+// PoCL calls its sqrt, which keeps a loop from being vectorised; the compiler's own does not.
+#ifdef POCL_DEVICE_ADDRESS_BITS
+#define square_root(x) __builtin_sqrtf(x)
+#else
+#define square_root(x) sqrt(x)
+#endif
