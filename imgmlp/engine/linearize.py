@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from imgmlp.engine.dtype import DType, f32, i32
 from imgmlp.engine.graph import ELEMENTWISE, MOVEMENT, Buffer, Node, Op, apply_movement
-from imgmlp.engine.schedule import Kernel, Store, access
+from imgmlp.engine.kernel import Kernel, Store, access
 from imgmlp.engine.symbolic import Const, Expr, Var, conj, unravel
 from imgmlp.engine.view import Access
 

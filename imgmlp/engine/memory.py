@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from imgmlp.engine.graph import Buffer
-from imgmlp.engine.schedule import Procedure
+from imgmlp.engine.kernel import Procedure
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,11 @@ import numpy as np
 from imgmlp.engine.device import Allocation, AnyDevice, Device, Launch, NumpyDevice, Pending
 from imgmlp.engine.graph import Buffer, Node, Op, toposort
 from imgmlp.engine.interpret import evaluate
+from imgmlp.engine.kernel import Update
 from imgmlp.engine.linearize import linearize
 from imgmlp.engine.memory import plan
 from imgmlp.engine.render import render
-from imgmlp.engine.schedule import Update, schedule
+from imgmlp.engine.schedule import schedule
 from imgmlp.engine.simplify import simplify
 
 Array = np.ndarray[Any, Any]

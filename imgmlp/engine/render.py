@@ -31,7 +31,13 @@ SYMBOLS = {
     Op.ADD: "+", Op.SUB: "-", Op.MUL: "*", Op.LT: "<", Op.EQ: "==",
     Op.XOR: "^", Op.AND: "&", Op.OR: "|", Op.SHL: "<<", Op.SHR: ">>",
 }  # fmt: skip
-CALLS = {Op.EXP2: "exp2", Op.LOG2: "log2", Op.SIN: "sin", Op.SQRT: "square_root", Op.HASH: "lowbias32"}
+CALLS = {
+    Op.EXP2: "exp2",
+    Op.LOG2: "log2",
+    Op.SIN: "sin",
+    Op.SQRT: "square_root",
+    Op.HASH: "lowbias32",
+}
 
 
 @cache

@@ -1,0 +1,173 @@
+"""What a schedule is made of: Kernels with their stores, in a Procedure.
+
+A kernel computes an expression over its leaves for every element of one shape, with at
+most one reduction or product inside. What it leaves in memory goes to a place: movements
+over a BUFFER Node, which strides and an offset can follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from imgmlp.engine.graph import (
+    ELEMENTWISE,
+    MOVEMENT,
+    REDUCE,
+    Buffer,
+    Node,
+    Op,
+    Shape,
+    apply_movement,
+    label,
+    toposort,
+)
+from imgmlp.engine.symbolic import Var
+from imgmlp.engine.view import Access
+
+Update = tuple[Buffer, Node]  # a state and its new value
+CORES = REDUCE | {Op.DOT}
+
+
+@dataclass(frozen=True)
+class Store:
+    """One value that a kernel leaves in memory: `place` is movements over a BUFFER."""
+
+    place: Node
+    value: Node
+
+    @property
+    def target(self) -> Buffer:
+        return storage(self.place)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One launch: every store's value, for each element of `shape`."""
+
+    name: str
+    shape: Shape
+    stores: tuple[Store, ...]
+    core: Node | None  # the reduction or product inside, if there is one
+    sums: Store | None = None  # column sums of a product's right factor, a second output
+
+    def all_stores(self) -> tuple[Store, ...]:
+        return self.stores if self.sums is None else (*self.stores, self.sums)
+
+    def reads(self) -> list[Buffer]:
+        nodes = toposort(s.value for s in self.all_stores())
+        return list(dict.fromkeys(n.arg for n in nodes if n.op is Op.BUFFER))
+
+    def writes(self) -> list[Buffer]:
+        return list(dict.fromkeys(s.target for s in self.all_stores()))
+
+
+@dataclass(frozen=True)
+class Procedure:
+    """Kernels in the order in which they run."""
+
+    kernels: tuple[Kernel, ...]
+
+    def intermediates(self) -> list[Buffer]:
+        """Buffers that exist only while the Procedure runs, in order of first writing."""
+        written = dict.fromkeys(b for k in self.kernels for b in k.writes())
+        return [b for b in written if b.device is None]
+
+
+@dataclass
+class Draft:
+    """A kernel while kernels are still being merged and ordered."""
+
+    order: int
+    shape: Shape
+    stores: list[Store]
+    core: Node | None
+    needs: set[Buffer]  # places read
+    old: set[Buffer]  # state read as it was before the step
+    after: set[int] = field(default_factory=set)  # drafts that must run before
+    sums: Store | None = None
+
+
+def storage(place: Node) -> Buffer:
+    """The Buffer under a chain of movements."""
+    while place.op in MOVEMENT:
+        place = place.src[0]
+    found: Buffer = place.arg
+    return found
+
+
+def access(place: Node) -> Access:
+    """Where each element of a chain of movements lies in its Buffer."""
+    if place.op in MOVEMENT:
+        return apply_movement(access(place.src[0]), place.op, place.arg)
+    return Access.of(place.shape)
+
+
+def is_plain(place: Node) -> bool:
+    """Whether strides and an offset say where the elements are: one view without a mask."""
+    views = access(place).views
+    return len(views) == 1 and views[0].mask is None
+
+
+def read_at_element_only(values: Iterable[Node], target: Buffer, leaf: Node | None = None) -> bool:
+    """Whether a Buffer is read only at the element being computed (`leaf`: as this view of it)."""
+    seen: set[Node] = set()
+    direct = list(values)
+    indirect: list[Node] = []
+    while direct:
+        node = direct.pop()
+        if node is leaf or node in seen:
+            continue
+        seen.add(node)
+        if node.op in ELEMENTWISE:
+            direct.extend(node.src)
+        elif node.op is not Op.BUFFER or (leaf is not None and node.arg is target):
+            indirect.append(node)
+    return all(n.op is not Op.BUFFER or n.arg is not target for n in toposort(indirect))
+
+
+def later(edges: dict[int, set[int]], start: int) -> set[int]:
+    """Every draft that must run after `start`."""
+    found = {start}
+    grew = True
+    while grew:
+        more = {order for order, before in edges.items() if order not in found and before & found}
+        found |= more
+        grew = bool(more)
+    return found - {start}
+
+
+# --- printing ---
+
+
+def render_procedure(procedure: Procedure) -> str:
+    """A line a kernel with its shape, then what it stores where, expression by expression."""
+    lines = []
+    for kernel in procedure.kernels:
+        inside = f"  around {label(kernel.core)}" if kernel.core is not None else ""
+        lines.append(f"{kernel.name} {list(kernel.shape)}{inside}")
+        lines += [f"    {_element(s.place)} = {_expression(s.value)}" for s in kernel.all_stores()]
+    return "\n".join(lines)
+
+
+def _element(place: Node) -> str:
+    indices = [Var(f"i{axis}", 0, n - 1) for axis, n in enumerate(place.shape)]
+    offset, valid = access(place).index(indices)
+    guard = "" if valid.lo == 1 else f" if {valid}"
+    return f"{storage(place).name or 'state'}[{offset}]{guard}"
+
+
+def _expression(node: Node) -> str:
+    """The expression as text; below a movement that is not a plain read, as its Nodes."""
+    if node.op is Op.BUFFER or (node.op in MOVEMENT and _leads_to_buffer(node)):
+        return _element(node)
+    if node.op is Op.CONST:
+        return f"{node.arg:.6g}"
+    inner = ", ".join(_expression(s) for s in node.src)
+    return f"{label(node).lower()}({inner})"
+
+
+def _leads_to_buffer(place: Node) -> bool:
+    while place.op in MOVEMENT:
+        place = place.src[0]
+    return place.op is Op.BUFFER

@@ -1,0 +1,129 @@
+"""Fewer kernels: several outputs of one, and the order in which they run."""
+
+from __future__ import annotations
+
+import heapq
+
+from imgmlp.engine.graph import Op, substitute
+from imgmlp.engine.kernel import Draft, Store, later, read_at_element_only
+
+# --- several outputs of one kernel ---
+
+
+def merge(drafts: list[Draft]) -> list[Draft]:
+    """Kernels of one shape become one with several stores, where nothing must run between."""
+    alive = {d.order: d for d in drafts}
+    merged = True
+    while merged:
+        merged = False
+        for second in sorted(alive.values(), key=lambda d: d.order):
+            first = next(
+                (f for f in _partners(second, alive) if _mergeable(f, second, alive)), None
+            )
+            if first is not None:
+                _absorb(first, second, alive)
+                merged = True
+    return list(alive.values())
+
+
+def _partners(second: Draft, alive: dict[int, Draft]) -> list[Draft]:
+    same = [d for d in alive.values() if d.shape == second.shape and d.order < second.order]
+    return sorted(same, key=lambda d: -d.order)
+
+
+def _mergeable(first: Draft, second: Draft, alive: dict[int, Draft]) -> bool:
+    if first.core is not None and second.core is not None:
+        return False
+    related = first.order in second.after or second.order in first.after
+    if not related and (first.core or second.core) and len(first.shape) > 0:
+        return False
+    edges = {order: d.after for order, d in alive.items()}
+    through = later(
+        {o: a - {first.order} if o == second.order else a for o, a in edges.items()}, first.order
+    )
+    back = later(
+        {o: a - {second.order} if o == first.order else a for o, a in edges.items()}, second.order
+    )
+    if second.order in through or first.order in back:
+        return False
+    return _harmless(first, second) and _harmless(second, first)
+
+
+def _harmless(writer: Draft, reader: Draft) -> bool:
+    """Whether the reader meets what the writer stores only at the element being computed."""
+    values = [s.value for s in reader.stores]
+    return all(read_at_element_only(values, s.target, s.place) for s in writer.stores)
+
+
+def _absorb(first: Draft, second: Draft, alive: dict[int, Draft]) -> None:
+    """The second's stores join the first's; it takes the first's values from registers."""
+    known = {s.place: s.value for s in first.stores if s.target in second.needs}
+    values = substitute([s.value for s in second.stores], known)
+    pairs = zip(second.stores, values, strict=True)
+    first.stores += [Store(s.place, v) for s, v in pairs]
+    first.core = first.core or second.core
+    first.needs |= second.needs
+    first.old |= second.old
+    first.after = (first.after | second.after) - {first.order, second.order}
+    _forget(second, first, alive)
+
+
+def _forget(second: Draft, first: Draft, alive: dict[int, Draft]) -> None:
+    """Whoever waited for the second waits for the first instead."""
+    del alive[second.order]
+    for other in alive.values():
+        if second.order in other.after:
+            other.after = (other.after - {second.order}) | {first.order}
+
+
+def attach_sums(drafts: list[Draft]) -> list[Draft]:
+    """Column sums of a product's right factor become a second output of that product.
+
+    So a bias gradient comes with the weight gradient, whose kernel reads the same rows.
+    """
+    alive = {d.order: d for d in drafts}
+    for second in drafts:
+        for first in [p for p in alive.values() if _sums_right_factor(p, second)]:
+            edges = {order: d.after for order, d in alive.items()}
+            if second.order in later(edges, first.order) | {first.order}:
+                continue
+            if first.order in later(edges, second.order):
+                continue
+            (first.sums,) = second.stores
+            first.needs |= second.needs
+            first.after |= second.after
+            _forget(second, first, alive)
+            break
+    return list(alive.values())
+
+
+def _sums_right_factor(product: Draft, second: Draft) -> bool:
+    if product.sums is not None or product.core is None or product.core.op is not Op.DOT:
+        return False
+    core = second.core
+    if core is None or core.op is not Op.SUM or [s.value for s in second.stores] != [core]:
+        return False
+    return core.src[0] is product.core.src[1] and core.arg == (len(product.shape) - 2,)
+
+
+# --- order ---
+
+
+def ordered(drafts: list[Draft]) -> list[Draft]:
+    """Each draft after those it waits for, otherwise in the order of the graph."""
+    by_order = {d.order: d for d in drafts}
+    waiting = {d.order: set(d.after) for d in drafts}
+    ready = [o for o, before in waiting.items() if not before]
+    heapq.heapify(ready)
+    found = []
+    while ready:
+        order = heapq.heappop(ready)
+        found.append(by_order[order])
+        for other, before in waiting.items():
+            if order in before:
+                before.remove(order)
+                if not before:
+                    heapq.heappush(ready, other)
+    if len(found) != len(drafts):
+        raise AssertionError("kernels wait for each other in a circle")
+    return found

@@ -1,0 +1,302 @@
+"""What stands in memory, and where.
+
+Decides which Nodes are materialised, gives each a place, and drafts the kernel that fills
+it. Assigned values are placed straight into the state they replace where every reader of
+the old value can run before.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+from imgmlp.engine.graph import (
+    ELEMENTWISE,
+    MOVEMENT,
+    Buffer,
+    Node,
+    Op,
+    buffer,
+    move,
+    rebuild,
+    toposort,
+)
+from imgmlp.engine.kernel import (
+    CORES,
+    Draft,
+    Store,
+    Update,
+    is_plain,
+    later,
+    read_at_element_only,
+    storage,
+)
+
+COSTS = {Op.HASH: 6, Op.EXP2: 8, Op.LOG2: 8, Op.SIN: 12, Op.SQRT: 4, Op.DIV: 2, Op.GATHER: 4}
+RECOMPUTE_LIMIT = 32  # cost up to which a shared elementwise value is computed again
+
+
+class Graph:
+    """The live Nodes, who uses them, and which of them are materialised."""
+
+    def __init__(self, roots: Sequence[Node]) -> None:
+        self.nodes = toposort(roots)
+        self.roots = set(roots)
+        self.users: dict[Node, list[Node]] = {n: [] for n in self.nodes}
+        for node in self.nodes:
+            for source in dict.fromkeys(node.src):
+                self.users[source].append(node)
+        self.kept: set[Node] = set()
+        self._costs: dict[Node, int] = {}
+        for node in self.nodes:
+            self._keep_for(node)
+        self.kept |= {r for r in roots if r.op is not Op.BUFFER}
+
+    def _keep_for(self, node: Node) -> None:
+        if node.op in CORES:
+            self.kept.add(self._tip(node))
+        if node.op is Op.DOT:
+            for source in node.src:
+                self._keep(_base(source) if is_plain_chain(source) else source)
+        elif node.op is Op.CONCAT:
+            for part in (node, *node.src):
+                self._keep(part)
+        elif node.op is Op.CONTIGUOUS or self._worth_keeping(node):
+            self._keep(node)
+
+    def _keep(self, node: Node) -> None:
+        if node.op is not Op.BUFFER:
+            self.kept.add(node)
+
+    def _worth_keeping(self, node: Node) -> bool:
+        if node.op not in ELEMENTWISE and node.op is not Op.GATHER:
+            return False
+        users, cost = self.users[node], self._cost_of(node)
+        if any(_repeats_outer(u) for u in users) and cost >= COSTS[Op.HASH]:
+            return True
+        return len(users) > 1 and cost > RECOMPUTE_LIMIT and self._tip(node) is node
+
+    def _cost_of(self, node: Node) -> int:
+        """Operations from materialised values to this one; shared ones count each time."""
+        if node in self.kept:
+            return 0
+        if node not in self._costs:
+            own = COSTS.get(node.op, 1 if node.op in ELEMENTWISE else 0)
+            inner = 0 if node.op in CORES else sum(self._cost_of(s) for s in node.src)
+            self._costs[node] = min(own + inner, 10 * RECOMPUTE_LIMIT)
+        return self._costs[node]
+
+    def _tip(self, start: Node) -> Node:
+        """The last elementwise Node that alone receives what becomes of `start`."""
+        tip = start
+        while (found := self._meeting_point(tip)) is not None:
+            tip = found
+        return tip
+
+    def _meeting_point(self, start: Node) -> Node | None:
+        """The nearest elementwise Node through which every use of `start` goes."""
+        if start in self.roots:
+            return None
+        inside = {start}
+        pending = [(u.number, u) for u in self.users[start]]
+        heapq.heapify(pending)
+        while pending:
+            _, node = heapq.heappop(pending)
+            if node in inside:
+                continue
+            if node.op not in ELEMENTWISE or node.shape != start.shape or len(inside) > 64:
+                return None
+            inside.add(node)
+            if all(n is node for _, n in pending):
+                return node
+            if node in self.roots:
+                return None
+            for user in self.users[node]:
+                heapq.heappush(pending, (user.number, user))
+        return None
+
+    # --- places and kernels ---
+
+    def places(self, given: dict[Node, Node]) -> dict[Node, Node]:
+        """A place for every materialised Node; some are given.
+
+        Consumers choose first: a part of a concatenation is placed inside it, and what is
+        only reshaped is placed where the reshaped value goes.
+        """
+        places = dict(given)
+        self.copies: list[Store] = []
+        for node in sorted(self.kept, key=lambda n: -n.number):
+            if node not in places:
+                name = f"t{len(places)}"
+                places[node] = buffer(Buffer(node.shape, node.dtype, name=name))
+            if node.op is Op.RESHAPE and self._unplaced(node.src[0], places):
+                back = move(Op.RESHAPE, places[node], node.src[0].shape)
+                if is_plain(back):
+                    places[node.src[0]] = back
+            elif node.op is Op.CONCAT:
+                self._place_parts(node, places)
+        return places
+
+    def _unplaced(self, node: Node, places: dict[Node, Node]) -> bool:
+        return node in self.kept and node not in places
+
+    def _place_parts(self, node: Node, places: dict[Node, Node]) -> None:
+        begin = 0
+        for part in node.src:
+            ranges = [(0, n) for n in node.shape]
+            ranges[node.arg] = (begin, begin + part.shape[node.arg])
+            begin = ranges[node.arg][1]
+            piece = move(Op.SHRINK, places[node], tuple(ranges))
+            if self._unplaced(part, places):
+                places[part] = piece
+            else:
+                self.copies.append(Store(piece, part))
+
+    def drafts(self, places: dict[Node, Node]) -> list[Draft]:
+        """A draft for every place that some kernel must fill, after all that it reads."""
+        drafts: list[Draft] = []
+        for node in sorted(self.kept, key=lambda n: n.number):
+            if not self._filled_by_sources(node, places):
+                top = node.src[0] if node.op is Op.CONTIGUOUS else node
+                drafts.append(_draft(len(drafts), Store(places[node], top), node, places))
+        drafts += [_draft(len(drafts) + i, c, None, places) for i, c in enumerate(self.copies)]
+        writers: dict[Buffer, set[int]] = {}
+        for draft in drafts:
+            writers.setdefault(draft.stores[0].target, set()).add(draft.order)
+        for draft in drafts:
+            sources = (writers.get(b, set()) for b in draft.needs)
+            draft.after = set().union(*sources) - {draft.order}
+        return drafts
+
+    def _filled_by_sources(self, node: Node, places: dict[Node, Node]) -> bool:
+        """Whether the kernels of its sources already write every element of this place."""
+        if node.op is not Op.RESHAPE:
+            return node.op is Op.CONCAT
+        source = places.get(node.src[0])
+        return source is not None and storage(source) is storage(places[node])
+
+
+def _draft(order: int, job: Store, own: Node | None, places: dict[Node, Node]) -> Draft:
+    """The kernel that fills a place, its expression cut where values stand in memory."""
+    needs: set[Buffer] = set()
+    old: set[Buffer] = set()
+    done: dict[Node, Node] = {}
+
+    def visit(node: Node) -> Node:
+        if node not in done:
+            if node in places and node is not own:
+                done[node] = places[node]
+                needs.add(storage(places[node]))
+            else:
+                if node.op is Op.BUFFER:
+                    old.add(node.arg)
+                done[node] = rebuild(node, tuple(visit(s) for s in node.src))
+        return done[node]
+
+    value = visit(job.value)
+    core = next((n for n in toposort([value]) if n.op in CORES), None)
+    return Draft(order, value.shape, [Store(job.place, value)], core, needs, old)
+
+
+def _base(node: Node) -> Node:
+    while node.op in MOVEMENT:
+        node = node.src[0]
+    return node
+
+
+def is_plain_chain(node: Node) -> bool:
+    """Whether movements alone lead to a value, and strides can follow them."""
+    stand_in = buffer(Buffer(_base(node).shape, node.dtype))
+
+    def over(n: Node) -> Node:
+        return move(n.op, over(n.src[0]), n.arg) if n.op in MOVEMENT else stand_in
+
+    return is_plain(over(node))
+
+
+def _repeats_outer(node: Node) -> bool:
+    """Whether an EXPAND repeats along an axis outside of one that varies."""
+    if node.op is not Op.EXPAND:
+        return False
+    source = node.src[0].shape
+    repeated = [i for i, (a, b) in enumerate(zip(source, node.shape, strict=True)) if a != b]
+    varying = [i for i, n in enumerate(source) if n > 1]
+    return bool(repeated and varying) and repeated[0] < varying[-1]
+
+
+# --- state that is replaced in place ---
+
+
+def choose_places(
+    graph: Graph, updates: Sequence[Update]
+) -> tuple[dict[Node, Node], set[Buffer], list[Update]]:
+    """All places; the states that are overwritten directly; updates to copy at the end.
+
+    A state may be overwritten by the kernel of its new value if every other kernel that
+    reads the old value can run before, and that kernel reads it element by element.
+    """
+    trial = graph.places({})
+    drafts = graph.drafts(trial)
+    edges = {d.order: set(d.after) for d in drafts}
+    direct: dict[Node, Node] = {}
+    copied: list[Update] = []
+    for state, value in updates:
+        writers = [
+            d for d in drafts if value in trial and d.stores[0].target is storage(trial[value])
+        ]
+        fits = len(writers) == 1 and value not in direct and trial[value].op is Op.BUFFER
+        if fits and _can_overwrite(state, value, writers[0], drafts, edges):
+            direct[value] = buffer(state)
+        else:
+            copied.append((state, value))
+    return graph.places(direct), {storage(p) for p in direct.values()}, copied
+
+
+def _can_overwrite(
+    state: Buffer, value: Node, writer: Draft, drafts: list[Draft], edges: dict[int, set[int]]
+) -> bool:
+    if value.shape != state.shape or value.dtype is not state.dtype:
+        return False
+    readers = {d.order for d in drafts if state in d.old and d is not writer}
+    if readers & later(edges, writer.order):
+        return False
+    if not read_at_element_only([s.value for s in writer.stores], state):
+        return False
+    edges[writer.order] |= readers
+    return True
+
+
+def order_after_readers(drafts: list[Draft], in_place: set[Buffer]) -> None:
+    """Whoever overwrites a state runs after all who read what it was."""
+    for writer in drafts:
+        for state in in_place & {s.target for s in writer.stores}:
+            writer.after |= {d.order for d in drafts if state in d.old and d is not writer}
+
+
+def copies_at_the_end(
+    drafts: list[Draft], places: dict[Node, Node], copied: Sequence[Update]
+) -> list[Draft]:
+    """Updates that could not be made in place: after everything else, from where they stand.
+
+    A new value may itself be the old value of another state, so all are first set aside.
+    """
+    found: list[Draft] = []
+    order = max((d.order for d in drafts), default=-1) + 1
+    before = {d.order for d in drafts}
+    moves = [(buffer(state), places.get(value, value)) for state, value in copied]
+    states = {state for state, _ in copied}
+    for i, (target, source) in enumerate(moves):
+        if storage(source) in states:
+            aside = buffer(Buffer(source.shape, source.dtype, name=f"aside{i}"))
+            found.append(
+                Draft(order, source.shape, [Store(aside, source)], None, set(), set(), set(before))
+            )
+            moves[i] = (target, aside)
+            order += 1
+    before |= {d.order for d in found}
+    for target, source in moves:
+        found.append(
+            Draft(order, source.shape, [Store(target, source)], None, set(), set(), set(before))
+        )
+        order += 1
+    return found
