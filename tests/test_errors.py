@@ -1,0 +1,36 @@
+"""Every deliberate failure has an exit code of its own and carries advice."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from imgmlp import errors
+from imgmlp.errors import ImgmlpError
+
+EXIT_CODES = {
+    "ImgmlpError": 1,
+    "TrainingError": 1,
+    "UsageError": 2,
+    "PictureError": 3,
+    "FormatError": 4,
+    "TargetError": 5,
+    "DeviceError": 6,
+    "OutOfMemoryError": 7,
+    "OutputError": 8,
+    "Interrupted": 130,
+}
+KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass)]
+
+
+def test_exit_codes_are_those_that_are_promised() -> None:
+    assert {kind.__name__: kind.exit_code for kind in KINDS} == EXIT_CODES
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_is_one_line_and_a_hint(kind: type[ImgmlpError]) -> None:
+    error = kind("what is wrong", hint="what to do")
+    assert (str(error), error.hint) == ("what is wrong", "what to do")
+    assert isinstance(error, ImgmlpError)
+    assert not isinstance(error, OSError | ValueError)

@@ -1,0 +1,155 @@
+"""What `import imgmlp` offers, what it costs, and that the README's words are those that run."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import environment, small_pixels
+from PIL import Image
+
+import imgmlp
+
+ROOT = Path(__file__).parent.parent
+QUICK = {"steps": 20, "batch": 64, "hidden": 8, "layers": 1, "features": 8, "device": "numpy"}
+HEAVY = {"numpy", "pyopencl", "PIL"}
+
+
+def modules_after(code: str) -> set[str]:
+    """Top-level modules that Python has loaded after some code."""
+    code += "\nimport sys; print(*{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
+    )
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_the_public_names_are_these() -> None:
+    assert set(imgmlp.__all__) == {
+        "ImgmlpError",
+        "__version__",
+        "decode",
+        "devices",
+        "info",
+        "train",
+    }
+    assert set(imgmlp.__all__) <= set(dir(imgmlp))
+    for name in imgmlp.__all__:
+        assert getattr(imgmlp, name) is not None
+
+
+def test_another_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="encoder"):
+        _ = imgmlp.encoder  # type: ignore[attr-defined]
+
+
+def test_importing_is_light() -> None:
+    assert not modules_after("import imgmlp") & {*HEAVY, "rich", "typer"}
+
+
+@pytest.mark.parametrize("option", ["--help", "--version", "train --help"])
+def test_help_needs_neither_numpy_nor_opencl(option: str) -> None:
+    code = f"""
+import sys
+from imgmlp.cli import main
+sys.argv = ["imgmlp", *{option!r}.split()]
+try:
+    main()
+except SystemExit as end:
+    assert end.code == 0
+"""
+    assert not modules_after(code) & HEAVY
+
+
+def test_training_and_decoding_agree(tmp_path: Path) -> None:
+    path, steps = tmp_path / "weights.npz", []
+    trained = imgmlp.train(small_pixels(), on_step=steps.append, output=path, **QUICK)
+    assert [type(progress).__name__ for progress in steps[:1]] == ["Progress"]
+    assert trained.steps == 20
+    for file in (path, str(path), path.read_bytes()):
+        decoded = imgmlp.decode(file, device="numpy")
+        assert isinstance(decoded, Image.Image)
+        np.testing.assert_array_equal(np.asarray(decoded), trained.pixels)
+    assert imgmlp.decode(path, size=(5, 7), device="numpy").size == (5, 7)
+    assert imgmlp.info(path)["width"] == 31
+
+
+def test_a_picture_may_be_a_file_an_image_or_an_array(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    image = Image.fromarray(small_pixels(1)[:, :, 0])
+    image.save(path)
+    results = [
+        imgmlp.train(source, **QUICK).pixels
+        for source in (path, str(path), image, small_pixels(1), small_pixels(1)[:, :, 0])
+    ]
+    for pixels in results[1:]:  # the same seed gives the same bits
+        np.testing.assert_array_equal(pixels, results[0])
+
+
+@pytest.mark.parametrize(
+    ("source", "settings"),
+    [
+        (small_pixels().astype(np.float32), {}),
+        (small_pixels()[:, :, :2], {}),
+        (small_pixels()[:0], {}),
+        ("missing.png", {}),
+        (small_pixels(), {"steps": 0}),
+        (small_pixels(), {"colour": 1}),
+        (small_pixels(), {"preset": "other"}),
+        (small_pixels(), {"device": "9:9"}),
+        (small_pixels(), {"output": "/proc/weights.npz"}),
+    ],
+)
+def test_what_cannot_work_is_an_imgmlp_error(source: object, settings: dict[str, object]) -> None:
+    with pytest.raises(imgmlp.ImgmlpError) as caught:
+        imgmlp.train(source, **QUICK | settings)
+    assert caught.value.hint
+
+
+def test_damaged_bytes_are_an_imgmlp_error() -> None:
+    with pytest.raises(imgmlp.ImgmlpError):
+        imgmlp.decode(b"PK\x03\x04 and nothing more", device="numpy")
+
+
+def test_numpy_is_always_among_the_devices() -> None:
+    assert "numpy" in [device.spec for device in imgmlp.devices()]
+
+
+# The README and what runs
+
+
+def readme_commands() -> list[str]:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line]
+
+
+def test_the_readmes_set_up_and_test_commands_are_those_of_the_check_script() -> None:
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    install, tests = readme_commands()[:2]
+    assert "pip install" in install
+    assert "train assets/mandrill.png" in install
+    assert "pytest" in tests
+    assert install in script
+    assert tests in script
+
+
+def test_the_readmes_commands_exist() -> None:
+    from imgmlp.cli import app
+
+    known = {command.callback.__name__ for command in app.registered_commands if command.callback}
+    used = [match for line in readme_commands() for match in re.findall(r"\bimgmlp (\w+)", line)]
+    assert used
+    assert set(used) <= known
+
+
+def test_the_package_carries_its_type_information_and_licence() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert (ROOT / "imgmlp" / "py.typed").exists()
+    assert project["license"] == "MIT"
+    assert "imgmlp contributors" in (ROOT / "LICENSE").read_text(encoding="utf-8")
