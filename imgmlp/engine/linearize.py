@@ -90,6 +90,11 @@ class Product:
     tile_rows: int
     direct: bool  # whether the right factor can be read as aligned vectors
 
+    def __str__(self) -> str:
+        left = f"left at {self.left} by {self.left_row}m {self.left_inner}k"
+        right = f"right at {self.right} by {self.right_inner}k {self.right_column}n"
+        return f"{self.inner} terms, {left}, {right}{' direct' if self.direct else ' packed'}"
+
 
 @dataclass(frozen=True)
 class Code:
@@ -122,6 +127,8 @@ def _show(arg: Any) -> str:
         return f"{arg.name} {arg.kind} of {arg.count}{limit}"
     if isinstance(arg, Op):
         return arg.name
+    if isinstance(arg, tuple) and isinstance(arg[0], Buffer):
+        return f"{arg[0]}{' written' if arg[1] else ''}"
     if isinstance(arg, tuple):
         return ", ".join(_show(a) for a in arg)
     return str(arg)
