@@ -14,7 +14,7 @@ import typer
 
 from imgmlp import __version__
 from imgmlp.errors import ImgmlpError, Interrupted, OutOfMemoryError, UsageError
-from imgmlp.interrupt import raise_on_kill
+from imgmlp.interrupt import ignore_signals, raise_on_signals
 from imgmlp.terminal import Terminal, print_data, standard_output
 
 app = typer.Typer(
@@ -74,7 +74,7 @@ def _root(
 @app.command()
 def train(
     context: typer.Context,
-    image: Annotated[Path, typer.Argument(help="The picture.")],
+    image: Annotated[Path, typer.Argument(metavar="IMAGE", help="The picture.")],
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="NPZ", help="The weights to write.")
     ] = Path("weights.npz"),
@@ -124,7 +124,7 @@ def train(
 @app.command()
 def decode(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(help="What `imgmlp train` wrote.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `imgmlp train` wrote.")],
     output: Annotated[
         Path | None,
         typer.Option(
@@ -154,7 +154,7 @@ def decode(
 @app.command()
 def info(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(help="What `imgmlp train` wrote.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `imgmlp train` wrote.")],
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -218,11 +218,12 @@ def main() -> None:
         problem = f"unexpected {type(error).__name__}: {reason}"
         hint = "this is a fault in imgmlp; please report it with what -vv prints"
         code = terminal.fail(ImgmlpError(problem, hint=hint))
+    ignore_signals()
     sys.exit(code)
 
 
 def _run(terminal: Terminal) -> int:
-    raise_on_kill()
+    raise_on_signals()
     code: Any = app(obj=terminal, prog_name="imgmlp", standalone_mode=False)
     if code == Interrupted.exit_code:  # Typer catches Ctrl-C and returns this
         return terminal.fail(_interrupted())

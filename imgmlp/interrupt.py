@@ -12,12 +12,20 @@ from typing import Any
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def raise_on_kill() -> None:
+def raise_on_signals() -> None:
     """Make a kill end this process as Ctrl-C does, so that no half-written file stays behind."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in SIGNALS:
+        signal.signal(number, _interrupt)
+
+
+def ignore_signals() -> None:
+    """From here on the process ends by itself, with the exit code that it chose."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    ignore_signals()  # so that cleaning up is not interrupted in its turn
     raise KeyboardInterrupt
 
 
