@@ -1,29 +1,73 @@
-"""Layers, derived from Tensor operations only."""
+"""Layers, derived from Tensor operations only.
+
+A layer holds its parameters as Tensors, lists them, and is called on a Tensor. Weights are
+stored input-major, so that the rows a product reads lie side by side.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
+from imgmlp.engine.device import AnyDevice
 from imgmlp.engine.tensor import Tensor
 
 
-class Linear:
-    """x [..., inputs] @ weight [inputs, outputs] + bias [outputs].
+class Layer(Protocol):
+    """Anything that can be called on a Tensor and lists its parameters."""
 
-    Weights are stored input-major, so that the rows a product reads lie side by side.
-    """
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    def parameters(self) -> list[Tensor]: ...
+
+
+class Linear:
+    """x [..., inputs] @ weight [inputs, outputs] + bias [outputs]."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight, self.bias = weight, bias
 
+    @staticmethod
+    def random(
+        inputs: int, outputs: int, seed: int, device: AnyDevice, bias: bool = True
+    ) -> Linear:
+        """Gaussian weights of variance 1 / inputs, drawn on the device; a bias of zeros."""
+        draw = Tensor.normal((inputs, outputs), seed, variance=1 / inputs, device=device)
+        zeros = Tensor.zeros(outputs, device=device).realize() if bias else None
+        return Linear(draw.realize(), zeros)
+
     def __call__(self, x: Tensor) -> Tensor:
-        y = x @ self.weight
-        return y if self.bias is None else y + self.bias
+        rows = x.reshape(-1, x.shape[-1]) @ self.weight  # [rows, outputs]
+        y = rows if self.bias is None else rows + self.bias
+        return y.reshape(*x.shape[:-1], -1)
+
+    def parameters(self) -> list[Tensor]:
+        return [self.weight] if self.bias is None else [self.weight, self.bias]
+
+
+class LayerNorm:
+    """Rows of mean 0 and variance 1, then scale [features] and shift [features].
+
+    Ba, Kiros and Hinton (2016).
+    """
+
+    def __init__(self, features: int, device: AnyDevice, epsilon: float = 1e-5) -> None:
+        self.scale = Tensor.ones(features, device=device).realize()
+        self.shift = Tensor.zeros(features, device=device).realize()
+        self.epsilon = epsilon
+
+    def __call__(self, x: Tensor) -> Tensor:
+        centred = x - x.mean(-1, keepdims=True)
+        spread = (centred.square().mean(-1, keepdims=True) + self.epsilon).sqrt()
+        return centred / spread * self.scale + self.shift
+
+    def parameters(self) -> list[Tensor]:
+        return [self.scale, self.shift]
 
 
 class Sequential:
-    """Layers applied one after the other."""
+    """Layers, or plain functions of a Tensor, applied one after the other."""
 
     def __init__(self, *layers: Callable[[Tensor], Tensor]) -> None:
         self.layers = layers
@@ -32,6 +76,66 @@ class Sequential:
         for layer in self.layers:
             x = layer(x)
         return x
+
+    def parameters(self) -> list[Tensor]:
+        return [p for layer in self.layers for p in getattr(layer, "parameters", list)()]
+
+
+class SelfAttention:
+    """Scaled dot-product attention with several heads, Vaswani et al. (2017).
+
+    [batch, time, features] -> the same; features are divided among the heads.
+    """
+
+    def __init__(self, features: int, heads: int, seed: int, device: AnyDevice) -> None:
+        if features % heads:
+            raise ValueError(f"{features} features cannot be divided among {heads} heads")
+        self.heads = heads
+        self.into = Linear.random(features, 3 * features, seed, device)
+        self.out = Linear.random(features, features, seed + 1, device)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        batch, time, features = x.shape
+        size = features // self.heads
+        split = self.into(x).reshape(batch, time, 3, self.heads, size).permute(2, 0, 3, 1, 4)
+        query, key, value = (split[i] for i in range(3))  # [batch, heads, time, size]
+        weights = (query @ key.transpose() * (1 / math.sqrt(size))).softmax()
+        joined = (weights @ value).permute(0, 2, 1, 3).reshape(batch, time, features)
+        return self.out(joined)
+
+    def parameters(self) -> list[Tensor]:
+        return [*self.into.parameters(), *self.out.parameters()]
+
+
+class TransformerEncoder:
+    """One encoder layer: attention and a two-layer network, each normalised after adding.
+
+    [batch, time, features] -> the same.
+    """
+
+    def __init__(
+        self, features: int, heads: int, hidden: int, seed: int, device: AnyDevice
+    ) -> None:
+        self.attention = SelfAttention(features, heads, seed, device)
+        self.first = Linear.random(features, hidden, seed + 2, device)
+        self.second = Linear.random(hidden, features, seed + 3, device)
+        self.norms = LayerNorm(features, device), LayerNorm(features, device)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = self.norms[0](x + self.attention(x))
+        return self.norms[1](x + self.second(self.first(x).relu()))
+
+    def parameters(self) -> list[Tensor]:
+        layers = (self.attention, self.first, self.second, *self.norms)
+        return [p for layer in layers for p in layer.parameters()]
+
+
+def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """Mean of -log softmax(logits)[target]: [rows, classes] and int [rows] -> one number."""
+    rows, classes = logits.shape
+    chosen = Tensor.arange(classes).reshape(1, classes).eq(target.reshape(rows, 1))
+    picked = Tensor.where(chosen, logits.log_softmax(), 0.0)
+    return picked.sum() * (-1 / rows)
 
 
 def slices(flat: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:

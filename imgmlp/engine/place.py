@@ -51,6 +51,19 @@ class Graph:
         for node in self.nodes:
             self._keep_for(node)
         self.kept |= {r for r in roots if r.op is not Op.BUFFER}
+        for node in sorted(self.kept, key=lambda n: n.number):
+            self.kept.update(self._cores_below(node)[:-1])
+
+    def _cores_below(self, top: Node) -> list[Node]:
+        """Cores in the expression that a kernel for `top` would compute; it has room for one."""
+        seen: set[Node] = set()
+        stack = [top]
+        while stack:
+            node = stack.pop()
+            if node not in seen and (node is top or node not in self.kept):
+                seen.add(node)
+                stack.extend(node.src if node.op not in CORES else ())
+        return sorted((n for n in seen if n.op in CORES), key=lambda n: n.number)
 
     def _keep_for(self, node: Node) -> None:
         if node.op in CORES:

@@ -340,7 +340,7 @@ def split(x: Expr) -> tuple[int, tuple[tuple[Expr, int], ...]]:
     """Any expression as a constant and (term, coefficient) pairs: the inverse of `linear`."""
     if isinstance(x, Sum):
         return x.constant, x.terms
-    return (x.value, ()) if isinstance(x, Const) else (0, ((x, 1),))
+    return (x.lo, ()) if x.lo == x.hi else (0, ((x, 1),))
 
 
 def linear(constant: int, terms: Iterable[tuple[Expr, int]]) -> Expr:

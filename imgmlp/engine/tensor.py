@@ -323,6 +323,14 @@ class Tensor:
     def sigmoid(self) -> Tensor:
         return 1.0 / ((-self).exp() + 1.0)
 
+    def tanh(self) -> Tensor:
+        return (self * 2.0).sigmoid() * 2.0 - 1.0
+
+    def gelu(self) -> Tensor:
+        """The tanh form of Hendrycks and Gimpel (2016), within 1e-3 of the exact one."""
+        inner = (self + self * self * self * 0.044715) * math.sqrt(2 / math.pi)
+        return self * (inner.tanh() + 1.0) * 0.5
+
     def cast(self, dtype: DType) -> Tensor:
         return Tensor(graph.cast(self.node, dtype), self.device)
 
@@ -345,6 +353,18 @@ class Tensor:
     def mean(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
         count = self.node.size // max(1, self.sum(axis).node.size)
         return self._float().sum(axis, keepdims) * (1.0 / count)
+
+    def variance(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
+        """Mean squared distance from the mean."""
+        return (self - self.mean(axis, keepdims=True)).square().mean(axis, keepdims)
+
+    def softmax(self, axis: int = -1) -> Tensor:
+        shifted = (self - self.max(axis, keepdims=True)).exp()
+        return shifted / shifted.sum(axis, keepdims=True)
+
+    def log_softmax(self, axis: int = -1) -> Tensor:
+        shifted = self - self.max(axis, keepdims=True)
+        return shifted - shifted.exp().sum(axis, keepdims=True).log()
 
     # --- movement: no copies ---
 
