@@ -69,18 +69,18 @@ class Program:
         self.memory = plan(self.procedure, device.align)
         units = device.info.compute_units
         self.codes = [linearize(k, device.lanes, units) for k in self.procedure.kernels]
-        self.source = render(tuple(self.codes), device.lanes)
-        handles = device.build(self.source, [f"imgmlp_{c.name}" for c in self.codes])
+        self.source, names = render(self.codes, device.lanes)
+        handles = device.build(self.source, list(dict.fromkeys(names)))
         self._arena = device.alloc(max(self.memory.arena_bytes, device.align))
         places = {
             storage: device.slice(self._arena, offset, storage.nbytes)
             for storage, offset in self.memory.offsets.items()
         }
         launches = []
-        for code in self.codes:
+        for code, name in zip(self.codes, names, strict=True):
             args = [places.get(b, b.data) for b in code.buffers]
             sizes = (code.global_size,), (code.local_size,)
-            launches.append(device.bind(handles[f"imgmlp_{code.name}"], args, *sizes))
+            launches.append(device.bind(handles[name], args, *sizes))
         return launches
 
     def run(self, times: int = 1) -> None:

@@ -7,6 +7,7 @@ from the driver's compiler, out of innermost loops, and from the product's build
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -46,13 +47,20 @@ def building_block(name: str) -> str:
     return resources.files("imgmlp.kernels").joinpath(f"{name}.cl").read_text("utf-8")
 
 
-def render(codes: tuple[Code, ...], lanes: Lanes) -> str:
-    """One source with all kernels, preceded by the building blocks they call."""
+def render(codes: Sequence[Code], lanes: Lanes) -> tuple[str, list[str]]:
+    """One source with all kernels, and the name of the function that each of them calls.
+
+    Kernels that differ in their buffers only share a function: layers repeat, and PoCL 3
+    keeps 128 functions loaded and loads the others again, 50 us, at every launch.
+    """
     used = {u.op for c in codes for u in c.uops}
     wanted = {"scalar": True, "reduce": U.GROUP in used, f"product_{lanes}": U.PRODUCT in used}
     sizes = f"#define VECTOR {VECTOR}\n#define TILE {GPU_TILE}\n#define LANES {GPU_LANES}\n"
     heads = [sizes, *(building_block(b) for b, needed in wanted.items() if needed)]
-    return "\n".join([*heads, *(_Writer(c, lanes).text() for c in codes)])
+    functions: dict[tuple[str, str], str] = {}  # text around the name -> name
+    names = [functions.setdefault(_Writer(c, lanes).parts(), f"imgmlp_{c.name}") for c in codes]
+    texts = (f"{before}{name}{after}" for (before, after), name in functions.items())
+    return "\n".join([*heads, *texts]), names
 
 
 def _index(expr: Expr) -> str:
@@ -68,7 +76,8 @@ class _Writer:
         self.ends: list[str] = []
         self.barrier_after: list[bool] = []
 
-    def text(self) -> str:
+    def parts(self) -> tuple[str, str]:
+        """The text before the kernel's name and after it."""
         parameters = []
         for i, u in enumerate(self.code.uops):
             if u.op is U.GLOBAL:
@@ -78,9 +87,9 @@ class _Writer:
         self._locals()
         for i, u in enumerate(self.code.uops):
             getattr(self, f"_{u.op.name.lower()}")(i, u)
-        head = f"__kernel __attribute__((reqd_work_group_size({local}, 1, 1)))\nvoid"
+        head = f"__kernel __attribute__((reqd_work_group_size({local}, 1, 1)))\nvoid "
         body = "\n".join("  " + line for line in self.lines)
-        return f"{head} imgmlp_{self.code.name}({signature}) {{\n{body}\n}}\n"
+        return head, f"({signature}) {{\n{body}\n}}\n"
 
     def _locals(self) -> None:
         """Local memory may only be declared at the top of a kernel."""
