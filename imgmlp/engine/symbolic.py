@@ -42,15 +42,17 @@ class _Interned(type):
 class Expr(metaclass=_Interned):
     """An integer expression. Build it with Var, Const and operators, never a subclass itself."""
 
-    __slots__ = ("__weakref__", "hi", "key", "lo")
+    __slots__ = ("__weakref__", "hi", "key", "lo", "sources")
 
     lo: int
     hi: int
+    sources: tuple[Expr, ...]  # the expressions that this one is made of
     key: tuple[Any, ...]  # structure as nested tuples: an order that is the same in every run
 
-    def _set(self, lo: int, hi: int, *key: Any, **fields: Any) -> None:
+    def _set(self, lo: int, hi: int, sources: tuple[Expr, ...] = (), **fields: Any) -> None:
         rank = _RANK[type(self).__name__]
-        for name, value in {"lo": lo, "hi": hi, "key": (rank, *key), **fields}.items():
+        key = (rank, tuple(s.key for s in sources), tuple(fields.values()), lo, hi)
+        for name, value in {"lo": lo, "hi": hi, "sources": sources, "key": key, **fields}.items():
             object.__setattr__(self, name, value)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -69,13 +71,10 @@ class Expr(metaclass=_Interned):
         return linear(0, ((self, -1),))
 
     def __mul__(self, other: Expr | int) -> Expr:
-        if isinstance(other, Const):
-            return linear(0, ((self, other.value),))
-        if isinstance(self, Const):
-            return linear(0, ((as_expr(other), self.value),))
-        if isinstance(other, Expr):
-            raise TypeError(f"cannot multiply {self} by {other}: one of them must be constant")
-        return linear(0, ((self, other),))
+        for x, factor in ((self, as_expr(other)), (as_expr(other), self)):
+            if isinstance(factor, Const):
+                return linear(0, ((x, factor.value),))
+        raise TypeError(f"cannot multiply {self} by {other}: one of them must be constant")
 
     __radd__, __rmul__ = __add__, __mul__
 
@@ -92,31 +91,27 @@ class Expr(metaclass=_Interned):
 
     def lt(self, n: int) -> Expr:
         """1 where the expression is less than `n`, else 0."""
-        return _less(self, n)
+        return _less(self, operator.index(n))
 
     def ge(self, n: int) -> Expr:
         """1 where the expression is at least `n`, else 0."""
-        return _less(-self, 1 - n)
+        return _less(-self, 1 - operator.index(n))
 
-    def sources(self) -> tuple[Expr, ...]:
-        """The expressions that this one is made of."""
-        return ()
-
-    def rebuild(self, sources: Sequence[Expr]) -> Expr:
-        """The same operation on other sources, simplified anew."""
+    def apply(self, *sources: Any) -> Any:
+        """The same operation on other sources: integers, arrays of them, or expressions."""
         return self
 
     def evaluate(self, env: Mapping[str, Value]) -> Value:
         """The value where variables have the values of `env`: ints, or arrays that broadcast."""
-        raise NotImplementedError
+        return self.apply(*(s.evaluate(env) for s in self.sources))
 
     def substitute(self, replaced: Mapping[str, Expr | int]) -> Expr:
         """The expression with variables replaced by name, simplified anew."""
-        return self.rebuild([s.substitute(replaced) for s in self.sources()])
+        return as_expr(self.apply(*(s.substitute(replaced) for s in self.sources)))
 
     def variables(self) -> tuple[Var, ...]:
         """The variables it depends on, in a fixed order."""
-        found = {v for s in self.sources() for v in s.variables()}
+        found = {v for s in self.sources for v in s.variables()}
         return tuple(sorted(found, key=lambda v: v.key))
 
     def render(self, division: Division = "//") -> str:
@@ -138,7 +133,7 @@ class Const(Expr):
     value: int
 
     def __init__(self, value: int) -> None:
-        self._set(value, value, value, value=value)
+        self._set(value, value, value=value)
 
     def evaluate(self, env: Mapping[str, Value]) -> Value:
         return self.value
@@ -156,7 +151,7 @@ class Var(Expr):
     def __init__(self, name: str, lo: int, hi: int) -> None:
         if lo > hi:
             raise ValueError(f"variable {name}: no integer lies in [{lo}, {hi}]")
-        self._set(lo, hi, name, lo, hi, name=name)
+        self._set(operator.index(lo), operator.index(hi), name=name)
 
     def evaluate(self, env: Mapping[str, Value]) -> Value:
         return env[self.name]
@@ -172,26 +167,24 @@ class Var(Expr):
 
 
 class Sum(Expr):
-    """constant + sum of coefficient * term; built by `linear` alone."""
+    """constant + sum of coefficient * source; built by `linear` alone."""
 
-    __slots__ = ("constant", "terms")
-    terms: tuple[tuple[Expr, int], ...]
+    __slots__ = ("coefficients", "constant")
+    coefficients: tuple[int, ...]
     constant: int
 
     def __init__(self, constant: int, *terms: tuple[Expr, int]) -> None:
+        sources, coefficients = zip(*terms, strict=True)
         lo, hi = _bounds(constant, terms)
-        key = tuple((c, t.key) for t, c in terms)
-        self._set(lo, hi, constant, key, terms=terms, constant=constant)
+        self._set(lo, hi, sources, constant=constant, coefficients=coefficients)
 
-    def sources(self) -> tuple[Expr, ...]:
-        return tuple(t for t, _ in self.terms)
+    @property
+    def terms(self) -> tuple[tuple[Expr, int], ...]:
+        return tuple(zip(self.sources, self.coefficients, strict=True))
 
-    def rebuild(self, sources: Sequence[Expr]) -> Expr:
-        coefficients = (c for _, c in self.terms)
-        return linear(self.constant, zip(sources, coefficients, strict=True))
-
-    def evaluate(self, env: Mapping[str, Value]) -> Value:
-        return sum((t.evaluate(env) * c for t, c in self.terms), start=self.constant)
+    def apply(self, *sources: Any) -> Any:
+        products = map(operator.mul, sources, self.coefficients)
+        return sum(products, start=self.constant)
 
     def render(self, division: Division = "//") -> str:
         parts = [(c > 0, _scaled(t.render(division), abs(c))) for t, c in self.terms]
@@ -204,125 +197,98 @@ class Sum(Expr):
         return text if text == parts[0][1] else f"({text})"
 
 
-class Div(Expr):
-    """x // n rounded towards minus infinity; x >= 0."""
+class _WithNumber(Expr):
+    """An operation on one expression `x` and a constant `n`."""
 
-    __slots__ = ("n", "x")
-    x: Expr
+    __slots__ = ("n",)
     n: int
 
+    @property
+    def x(self) -> Expr:
+        return self.sources[0]
+
+
+class Div(_WithNumber):
+    """x // n rounded towards minus infinity; x >= 0."""
+
+    __slots__ = ()
+
     def __init__(self, x: Expr, n: int) -> None:
-        self._set(x.lo // n, x.hi // n, n, x.key, x=x, n=n)
+        self._set(x.lo // n, x.hi // n, (x,), n=n)
 
-    def sources(self) -> tuple[Expr, ...]:
-        return (self.x,)
-
-    def rebuild(self, sources: Sequence[Expr]) -> Expr:
-        return sources[0] // self.n
-
-    def evaluate(self, env: Mapping[str, Value]) -> Value:
-        return self.x.evaluate(env) // self.n
+    def apply(self, x: Any) -> Any:
+        return x // self.n
 
     def render(self, division: Division = "//") -> str:
         return f"({self.x.render(division)}{division}{self.n})"
 
 
-class Mod(Expr):
+class Mod(_WithNumber):
     """x % n with 0 <= x % n < n; x >= 0."""
 
-    __slots__ = ("n", "x")
-    x: Expr
-    n: int
+    __slots__ = ()
 
     def __init__(self, x: Expr, n: int) -> None:
-        self._set(0, n - 1, n, x.key, x=x, n=n)
+        self._set(0, n - 1, (x,), n=n)
 
-    def sources(self) -> tuple[Expr, ...]:
-        return (self.x,)
-
-    def rebuild(self, sources: Sequence[Expr]) -> Expr:
-        return sources[0] % self.n
-
-    def evaluate(self, env: Mapping[str, Value]) -> Value:
-        return self.x.evaluate(env) % self.n
+    def apply(self, x: Any) -> Any:
+        return x % self.n
 
     def render(self, division: Division = "//") -> str:
         return f"({self.x.render(division)}%{self.n})"
 
 
 class Xor(Expr):
-    """Exclusive or of distinct operands and a constant >= 0, in two's complement."""
+    """Exclusive or of distinct sources and a constant >= 0, in two's complement."""
 
-    __slots__ = ("constant", "operands")
-    operands: tuple[Expr, ...]
+    __slots__ = ("constant",)
     constant: int
 
-    def __init__(self, constant: int, *operands: Expr) -> None:
-        bits = max(max(x.hi, ~x.lo) for x in (Const(constant), *operands)).bit_length()
-        signed = any(x.lo < 0 for x in operands)
-        lo, hi = -(1 << bits) if signed else 0, (1 << bits) - 1
-        key = tuple(x.key for x in operands)
-        self._set(lo, hi, constant, key, operands=operands, constant=constant)
+    def __init__(self, constant: int, *sources: Expr) -> None:
+        bits = max(constant, *(max(x.hi, ~x.lo) for x in sources)).bit_length()
+        signed = any(x.lo < 0 for x in sources)
+        self._set(-(1 << bits) if signed else 0, (1 << bits) - 1, sources, constant=constant)
 
-    def sources(self) -> tuple[Expr, ...]:
-        return self.operands
-
-    def rebuild(self, sources: Sequence[Expr]) -> Expr:
-        return reduce(_xor, sources, as_expr(self.constant))
-
-    def evaluate(self, env: Mapping[str, Value]) -> Value:
-        return reduce(operator.xor, (x.evaluate(env) for x in self.operands), self.constant)
+    def apply(self, *sources: Any) -> Any:
+        return reduce(operator.xor, sources, self.constant)
 
     def render(self, division: Division = "//") -> str:
-        parts = [x.render(division) for x in self.operands]
+        parts = [x.render(division) for x in self.sources]
         return f"({'^'.join([*parts, str(self.constant)] if self.constant else parts)})"
 
 
-class Less(Expr):
+class Less(_WithNumber):
     """1 where x < n, else 0; x has no constant of its own."""
 
-    __slots__ = ("n", "x")
-    x: Expr
-    n: int
+    __slots__ = ()
 
     def __init__(self, x: Expr, n: int) -> None:
-        self._set(0, 1, n, x.key, x=x, n=n)
+        self._set(0, 1, (x,), n=n)
 
-    def sources(self) -> tuple[Expr, ...]:
-        return (self.x,)
-
-    def rebuild(self, sources: Sequence[Expr]) -> Expr:
-        return sources[0].lt(self.n)
-
-    def evaluate(self, env: Mapping[str, Value]) -> Value:
-        return (self.x.evaluate(env) < self.n) * 1
+    def apply(self, x: Any) -> Any:
+        return x.lt(self.n) if isinstance(x, Expr) else (x < self.n) * 1
 
     def render(self, division: Division = "//") -> str:
-        if isinstance(self.x, Sum) and all(c < 0 for _, c in self.x.terms):
+        if isinstance(self.x, Sum) and max(self.x.coefficients) < 0:
             return f"({(-self.x).render(division)}>={1 - self.n})"
         return f"({self.x.render(division)}<{self.n})"
 
 
 class And(Expr):
-    """1 where all of two or more conditions are 1, else 0; built by `conj` alone."""
+    """1 where all of two or more conditions, its sources, are 1, else 0; built by `conj` alone."""
 
-    __slots__ = ("conditions",)
-    conditions: tuple[Expr, ...]
+    __slots__ = ()
 
     def __init__(self, *conditions: Expr) -> None:
-        self._set(0, 1, tuple(c.key for c in conditions), conditions=conditions)
+        self._set(0, 1, conditions)
 
-    def sources(self) -> tuple[Expr, ...]:
-        return self.conditions
-
-    def rebuild(self, sources: Sequence[Expr]) -> Expr:
-        return conj(*sources)
-
-    def evaluate(self, env: Mapping[str, Value]) -> Value:
-        return reduce(operator.and_, (c.evaluate(env) for c in self.conditions))
+    def apply(self, *sources: Any) -> Any:
+        if any(isinstance(s, Expr) for s in sources):
+            return conj(*sources)
+        return reduce(operator.and_, sources)
 
     def render(self, division: Division = "//") -> str:
-        return f"({'&'.join(c.render(division) for c in self.conditions)})"
+        return f"({'&'.join(c.render(division) for c in self.sources)})"
 
 
 ZERO: Expr = Const(0)
@@ -333,7 +299,7 @@ ONE: Expr = Const(1)
 
 
 def as_expr(value: Expr | int) -> Expr:
-    return value if isinstance(value, Expr) else Const(int(value))
+    return value if isinstance(value, Expr) else Const(operator.index(value))
 
 
 def split(x: Expr) -> tuple[int, tuple[tuple[Expr, int], ...]]:
@@ -399,7 +365,7 @@ def _scaled(text: str, coefficient: int) -> str:
 def _positive(divisor: int) -> int:
     if isinstance(divisor, Expr) or divisor <= 0:
         raise ValueError(f"cannot divide by {divisor}: the divisor must be a positive constant")
-    return int(divisor)
+    return operator.index(divisor)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -483,7 +449,7 @@ def conj(*conditions: Expr) -> Expr:
     for condition in conditions:
         if condition.lo < 0 or condition.hi > 1:
             raise ValueError(f"conj: {condition!r} is no condition, which is 0 or 1")
-        for part in condition.conditions if isinstance(condition, And) else (condition,):
+        for part in condition.sources if isinstance(condition, And) else (condition,):
             if part is ZERO:
                 return ZERO
             if isinstance(part, Less):
@@ -514,7 +480,7 @@ def _xor_parts(x: Expr) -> tuple[int, frozenset[Expr]]:
     if isinstance(x, Const):
         return x.value, frozenset()
     if isinstance(x, Xor):
-        return x.constant, frozenset(x.operands)
+        return x.constant, frozenset(x.sources)
     if split(x)[0] < 0:  # one of x and ~x = -x-1 has a constant >= 0
         constant, operands = _xor_parts(-x - 1)
         return ~constant, operands

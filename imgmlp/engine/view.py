@@ -8,6 +8,7 @@ that is then flattened. Nothing here knows of dtypes, graphs or kernels.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -243,7 +244,7 @@ class Access:
     @staticmethod
     def of(shape: Sequence[int]) -> Access:
         """All elements of a row-major buffer. Every dimension has at least one."""
-        shape = tuple(map(int, shape))
+        shape = _integers(shape)
         if any(n < 1 for n in shape):
             raise ValueError(f"shape {shape} holds no elements; every dimension must be positive")
         return Access((View.of(shape),), math.prod(shape))
@@ -267,7 +268,7 @@ class Access:
 
     def reshape(self, shape: Sequence[int]) -> Access:
         """The same elements in another shape, of which one size may be -1."""
-        shape = _inferred(self.shape, tuple(map(int, shape)))
+        shape = _inferred(self.shape, _integers(shape))
         below, top = self.views[:-1], self.views[-1]
         if below and top.is_row_major and top.size == below[-1].size:  # a reshape, now obsolete
             return Access(below, self.size).reshape(shape)
@@ -276,14 +277,14 @@ class Access:
 
     def permute(self, axes: Sequence[int]) -> Access:
         """Dimension i of the result is dimension axes[i]."""
-        axes = tuple(axes)
+        axes = _integers(axes)
         if sorted(axes) != list(range(len(self.shape))):
             raise _invalid("permute", axes, self.shape, "each axis must appear exactly once")
         return self._with(self.views[-1].permute(axes))
 
     def expand(self, shape: Sequence[int]) -> Access:
         """Dimensions of size 1 repeated to the sizes given; -1 leaves a size as it is."""
-        given = tuple(map(int, shape))
+        given = _integers(shape)
         self._check_rank("expand", given)
         wanted = tuple(n if m == -1 else m for n, m in zip(self.shape, given, strict=True))
         if any(m < 1 or n not in (1, m) for n, m in zip(self.shape, wanted, strict=True)):
@@ -293,6 +294,7 @@ class Access:
     def pad(self, widths: Sequence[tuple[int, int]]) -> Access:
         """Zeros (before, after) each dimension."""
         self._check_rank("pad", widths)
+        widths = _pairs(widths)
         if any(before < 0 or after < 0 for before, after in widths):
             raise _invalid("pad", widths, self.shape, "widths must not be negative")
         sides = zip(self.shape, widths, strict=True)
@@ -301,9 +303,10 @@ class Access:
     def shrink(self, box: Sequence[tuple[int, int]]) -> Access:
         """The elements from begin up to end of each dimension."""
         self._check_rank("shrink", box)
+        box = _pairs(box)
         if any(not 0 <= b < e <= n for n, (b, e) in zip(self.shape, box, strict=True)):
             raise _invalid("shrink", box, self.shape, "each needs 0 <= begin < end <= size")
-        return self._with(self.views[-1].window(tuple((b, e) for b, e in box)))
+        return self._with(self.views[-1].window(box))
 
     def flip(self, axes: Sequence[int]) -> Access:
         """Some dimensions backwards."""
@@ -314,8 +317,9 @@ class Access:
     def stride(self, steps: Sequence[int]) -> Access:
         """Every step-th element of each dimension; a negative step starts from its end."""
         self._check_rank("stride", steps)
+        steps = _integers(steps)
         if 0 in steps:
-            raise _invalid("stride", tuple(steps), self.shape, "a step must not be zero")
+            raise _invalid("stride", steps, self.shape, "a step must not be zero")
         return self._with(self.views[-1].stride(steps))
 
     def simplify(self) -> Access:
@@ -336,6 +340,15 @@ class Access:
 
     def __str__(self) -> str:
         return " -> ".join(map(str, self.views))
+
+
+def _integers(values: Sequence[int]) -> Shape:
+    """Python's own integers, whatever kind of integer was given; TypeError for a fraction."""
+    return tuple(map(operator.index, values))
+
+
+def _pairs(values: Sequence[tuple[int, int]]) -> Ranges:
+    return tuple((operator.index(a), operator.index(b)) for a, b in values)
 
 
 def _invalid(operation: str, argument: Sequence[object], shape: Shape, why: str) -> ValueError:
@@ -392,7 +405,7 @@ def _compose(inner: View, outer: View) -> View | None:
 def _box(valid: Expr, variables: Sequence[Expr], ranges: Ranges) -> Ranges | None:
     """Where a condition holds, as ranges of the variables, if it limits each on its own."""
     limits = list(ranges)
-    for condition in valid.conditions if isinstance(valid, And) else (valid,):
+    for condition in valid.sources if isinstance(valid, And) else (valid,):
         if not isinstance(condition, Less):
             return None
         (term, coefficient), *others = split(condition.x)[1]
