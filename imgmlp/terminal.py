@@ -35,7 +35,7 @@ class Terminal:
         self.quiet = False
         self.verbosity = 0
         self.progress = True
-        self._console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+        self._console = Console(stderr=True, highlight=False)
 
     def note(self, text: str) -> None:
         """Something worth knowing; left out with -q."""
@@ -55,7 +55,7 @@ class Terminal:
     def fail(self, error: ImgmlpError) -> int:
         """Say what is wrong and what to do; returns the exit code."""
         if self.verbosity > 1:
-            self._console.print(traceback.format_exc(), soft_wrap=True)
+            self._print(Text(traceback.format_exc()))
         self._print(Text.assemble(("error:", "bold red"), f" {error}"))
         if error.hint:
             self._print(Text.assemble(("hint:", "bold"), f" {error.hint}"))

@@ -592,6 +592,8 @@ def test_the_first_signal_is_a_request_and_the_second_an_order() -> None:
         assert stop.requested()
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
+        for number in interrupt.SIGNALS:  # a third one would only disturb the cleaning up
+            assert signal.getsignal(number) is signal.SIG_IGN
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
