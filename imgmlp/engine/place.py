@@ -257,8 +257,8 @@ def choose_places(
         writers = [
             d for d in drafts if value in trial and d.stores[0].target is storage(trial[value])
         ]
-        fits = len(writers) == 1 and value not in direct and trial[value].op is Op.BUFFER
-        if fits and _can_overwrite(state, value, writers[0], drafts, edges):
+        whole = value in trial and value not in direct and trial[value].op is Op.BUFFER
+        if whole and _can_overwrite(state, value, writers, drafts, edges):
             direct[value] = buffer(state)
         else:
             copied.append((state, value))
@@ -266,16 +266,26 @@ def choose_places(
 
 
 def _can_overwrite(
-    state: Buffer, value: Node, writer: Draft, drafts: list[Draft], edges: dict[int, set[int]]
+    state: Buffer,
+    value: Node,
+    writers: list[Draft],
+    drafts: list[Draft],
+    edges: dict[int, set[int]],
 ) -> bool:
     if value.shape != state.shape or value.dtype is not state.dtype:
         return False
-    readers = {d.order for d in drafts if state in d.old and d is not writer}
-    if readers & later(edges, writer.order):
+    readers = {d.order for d in drafts if state in d.old}
+    if not readers:
+        return True
+    if len(writers) != 1:
+        return False
+    (writer,) = writers
+    others = readers - {writer.order}
+    if others & later(edges, writer.order):
         return False
     if not read_at_element_only([s.value for s in writer.stores], state):
         return False
-    edges[writer.order] |= readers
+    edges[writer.order] |= others
     return True
 
 

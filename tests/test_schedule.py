@@ -1,0 +1,208 @@
+# ruff: noqa: E501 (a step of the random graphs is a line)
+"""What shares a kernel, what stands in memory, and that the order never shows in the values."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from imgmlp.engine import AnyDevice, Device, Tensor, compile, open_device
+from imgmlp.engine.dtype import f32
+from imgmlp.engine.graph import Buffer, Node, Op, alu, buffer, concat, dot, move, reduce
+from imgmlp.engine.interpret import evaluate
+from imgmlp.engine.kernel import Kernel, Update
+from imgmlp.engine.memory import plan
+from imgmlp.engine.program import Program, read_buffer
+from imgmlp.engine.schedule import schedule
+
+NUMPY = open_device("numpy")
+
+
+def state(*shape: int, name: str = "") -> Buffer:
+    return Buffer(shape, f32, NUMPY, name=name)
+
+
+def values(*shape: int, name: str = "") -> Node:
+    return buffer(state(*shape, name=name))
+
+
+def kernels(*updates: Update) -> list[Kernel]:
+    return list(schedule(updates).kernels)
+
+
+def outputs(*nodes: Node) -> list[Kernel]:
+    return kernels(*((state(*n.shape, name="out"), n) for n in nodes))
+
+
+def test_an_elementwise_chain_is_one_kernel() -> None:
+    x = values(5, 7)
+    assert len(outputs(alu(Op.SIN, x * 2.0 + 1.0) * x)) == 1
+
+
+def test_product_bias_and_activation_are_one_kernel() -> None:
+    bias = move(Op.EXPAND, move(Op.RESHAPE, values(9), (1, 9)), (5, 9))
+    z = dot(values(5, 7), values(7, 9)) + bias
+    assert len(outputs(alu(Op.MAX, z, z * 0.1))) == 1
+
+
+def test_a_reduction_and_what_follows_are_one_kernel() -> None:
+    total = reduce(Op.SUM, values(5, 7) * 2.0, (1,))
+    assert len(outputs(alu(Op.SQRT, total * total + 1.0))) == 1
+
+
+def test_two_reductions_that_meet_are_two_kernels() -> None:
+    x = values(5, 7)
+    assert len(outputs(reduce(Op.SUM, x, (1,)) + reduce(Op.REDUCE_MAX, x, (1,)))) == 2
+
+
+def test_values_of_one_shape_share_a_kernel() -> None:
+    x, y = values(5, 7), values(5, 7)
+    (kernel,) = outputs(x + y, x * y, alu(Op.MAX, x, y))
+    assert len(kernel.stores) == 3
+
+
+def test_column_sums_come_with_the_product() -> None:
+    x, g = values(20, 7), values(20, 9)
+    weight = dot(move(Op.PERMUTE, x, (1, 0)), g)
+    (kernel,) = outputs(weight, reduce(Op.SUM, g, (0,)))
+    assert kernel.sums is not None
+
+
+def test_a_cheap_shared_value_is_computed_again_and_a_costly_one_kept() -> None:
+    x, other = values(5, 7), values(5, 7)
+    cheap, costly = x * 2.0, x
+    for _ in range(6):
+        costly = alu(Op.SIN, costly + 1.0)
+
+    def readers(shared: Node) -> list[Kernel]:
+        return outputs(reduce(Op.SUM, shared * other, (0,)), reduce(Op.SUM, shared, (1,)))
+
+    assert len(readers(cheap)) == 2
+    assert len(readers(costly)) == 3
+
+
+def test_parts_of_a_concatenation_are_written_into_it() -> None:
+    x = values(5, 7)
+    joined = concat([dot(x, values(7, 3)), dot(x, values(7, 4))], 1)
+    found = outputs(joined)
+    assert [k.core.op for k in found if k.core] == [Op.DOT, Op.DOT]
+    assert {b.name for k in found for b in k.writes()} == {"out"}
+
+
+def test_a_long_reduction_takes_two_stages() -> None:
+    assert len(outputs(reduce(Op.SUM, values(1 << 13), (0,)))) == 1
+    assert len(outputs(reduce(Op.SUM, values(1 << 15), (0,)))) == 2
+
+
+def test_state_is_overwritten_in_place_when_its_readers_can_run_before() -> None:
+    p = state(5, 7, name="p")
+    found = kernels((p, buffer(p) * 2.0), (state(7, name="s"), reduce(Op.SUM, buffer(p), (0,))))
+    assert [b.name for k in found for b in k.writes()] == ["s", "p"]
+    assert not schedule([(p, buffer(p) * 2.0)]).intermediates()
+
+
+def test_state_read_elsewhere_than_at_the_element_is_copied() -> None:
+    p = state(5, 7, name="p")
+    found = schedule([(p, move(Op.STRIDE, buffer(p), (-1, 1)) + 1.0)])
+    assert len(found.kernels) == 2
+    assert found.intermediates()
+
+
+DEVICES = ("numpy", "one", "group")
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def device(request: pytest.FixtureRequest) -> AnyDevice:
+    found = open_device("numpy" if request.param == "numpy" else "cpu")
+    if request.param == "group":
+        assert isinstance(found, Device)
+        found.lanes = "group"
+    return found
+
+
+def test_every_assignment_sees_the_values_from_before_the_step(device: AnyDevice) -> None:
+    a, b, c = (Tensor(np.arange(6.0) + i, device) for i in (0, 10, 20))
+
+    def step() -> dict[str, Tensor]:
+        a.assign(b)
+        b.assign(a)  # a swap
+        c.assign(c.flip(0) + a)
+        return {"sum": c.sum(), "old": c * 1.0, "state": c}
+
+    program = compile(step, device)
+    program.run(3)
+    x, y, z = np.arange(6.0), np.arange(6.0) + 10, np.arange(6.0) + 20
+    for _ in range(3):
+        old = z
+        x, y, z = y, x, z[::-1] + x
+    assert np.array_equal(a.numpy(), x)
+    assert np.array_equal(b.numpy(), y)
+    assert np.array_equal(c.numpy(), z)
+    assert program.read("sum") == old.sum()
+    assert np.array_equal(program.read("old"), old)
+    assert np.array_equal(program.read("state"), z)
+
+
+STEPS = st.lists(st.tuples(st.integers(0, 11), st.integers(0, 99), st.integers(0, 99)), min_size=3, max_size=14)  # fmt: skip
+SIDE = 6
+
+
+def grow(nodes: list[Node], kind: int, first: int, second: int) -> Node:
+    """One more [SIDE, SIDE] value from those there are."""
+    a, b = nodes[first % len(nodes)], nodes[second % len(nodes)]
+    whole = (SIDE, SIDE)
+    column = move(Op.RESHAPE, reduce(Op.SUM, a, (1,)) * 0.3, (SIDE, 1))
+    return [
+        lambda: a + b,
+        lambda: a * b * 0.5,
+        lambda: alu(Op.MAX, a, b),
+        lambda: alu(Op.SIN, a),
+        lambda: dot(a, b) * 0.2,
+        lambda: move(Op.PERMUTE, a, (1, 0)),
+        lambda: move(Op.EXPAND, column, whole),
+        lambda: a - move(Op.EXPAND, move(Op.RESHAPE, reduce(Op.REDUCE_MAX, b, (0,)), (1, SIDE)), whole),
+        lambda: concat([move(Op.SHRINK, a, ((0, 2), (0, SIDE))), move(Op.SHRINK, b, ((2, SIDE), (0, SIDE)))], 0),
+        lambda: move(Op.PAD, move(Op.SHRINK, a, ((1, SIDE), (0, SIDE))), ((0, 1), (0, 0))),
+        lambda: move(Op.STRIDE, a, (-1, 1)),
+        lambda: move(Op.RESHAPE, move(Op.RESHAPE, a, (4, 9)), whole),
+    ][kind]()  # fmt: skip
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(STEPS, st.lists(st.integers(0, 99), min_size=1, max_size=4), st.booleans())
+def test_any_graph_gives_what_numpy_gives(
+    steps: list[tuple[int, int, int]], roots: list[int], group: bool
+) -> None:
+    """Two replays of random graphs that assign two states and give some outputs."""
+    device = open_device("cpu")
+    assert isinstance(device, Device)
+    device.lanes = "group" if group else "one"
+    rng = np.random.default_rng(len(steps))
+    start = [rng.uniform(-1, 1, (SIDE, SIDE)).astype(np.float32) for _ in range(3)]
+    states = [Buffer((SIDE, SIDE), f32, device, s.copy(), f"s{i}") for i, s in enumerate(start)]
+    nodes = [buffer(s) for s in states]
+    for kind, first, second in steps:
+        nodes.append(grow(nodes, kind, first, second))
+    chosen = [nodes[r % len(nodes)] for r in roots]
+    updates = [(states[0], nodes[-1] * 0.5), (states[1], nodes[-2])]
+    program = Program(device, {f"o{i}": n for i, n in enumerate(chosen)}, updates)
+    program.run(2)
+
+    held = dict(zip(states, [s.astype(np.float64) for s in start], strict=True))
+    for _ in range(2):
+        found = evaluate([*chosen, updates[0][1], updates[1][1]], held, wide=True)
+        held |= {states[0]: found[-2], states[1]: found[-1]}
+    for i, node in enumerate(chosen):
+        wanted = held[node.arg] if node.op is Op.BUFFER else found[i]
+        assert np.allclose(program.read(f"o{i}"), wanted, rtol=1e-3, atol=1e-4), f"o{i}"
+    for s in states:
+        assert np.allclose(read_buffer(device, s), held[s], rtol=1e-3, atol=1e-4), s.name
+
+    found_plan = plan(program.procedure, device.align)
+    for a, (begin, end) in found_plan.lifetimes.items():
+        for b, (first_use, last_use) in found_plan.lifetimes.items():
+            if a is not b and begin <= last_use and first_use <= end:  # alive together
+                low, high = found_plan.offsets[a], found_plan.offsets[b]
+                assert low + a.nbytes <= high or high + b.nbytes <= low
