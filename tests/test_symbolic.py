@@ -106,6 +106,7 @@ def test_a_quotient_and_its_remainder_join() -> None:
 def test_a_quotient_and_the_remainder_of_another_do_not_join() -> None:
     assert_is(idx0 % 7 + idx0 // 7 * 6, "(((idx0//7)*6)+(idx0%7))", 0, 90)
     assert_is(idx0 % 7 + idx0 // 6 * 7, "(((idx0//6)*7)+(idx0%7))", 0, 118)
+    assert_is(idx0 % 5 + idx0 // 5 % 4 * 10, "((((idx0//5)%4)*10)+(idx0%5))", 0, 34)
 
 
 def test_what_is_divided_is_never_negative() -> None:
@@ -306,17 +307,19 @@ def larger(x: st.SearchStrategy[Pair]) -> st.SearchStrategy[Pair]:
         st.tuples(x, SMALL).map(lambda p: (p[0][0] * p[1], p[0][1] * p[1])),
         st.tuples(x, DIVISORS).map(lambda p: (p[0][0] // p[1], p[0][1] // p[1])),
         st.tuples(x, DIVISORS).map(lambda p: (p[0][0] % p[1], p[0][1] % p[1])),
-        st.tuples(x, x, DIVISORS, DIVISORS).map(
-            lambda p: (
-                p[0][0] // p[2] * p[3] + p[1][0] % p[2],
-                p[0][1] // p[2] * p[3] + p[1][1] % p[2],
-            )
+        st.tuples(x, DIVISORS, DIVISORS, DIVISORS).map(
+            lambda p: (digits(p[0][0], *p[1:]), digits(p[0][1], *p[1:]))
         ),
         st.tuples(x, CONDITION).map(lambda p: condition(p[0], *p[1])),
         st.tuples(x, x, CONDITION, CONDITION).map(
             lambda p: both(condition(p[0], *p[2]), condition(p[1], *p[3]))
         ),
     )
+
+
+def digits(x: Any, n: int, m: int, scale: int) -> Any:
+    """A remainder and part of its quotient, which join where the scale is n."""
+    return x % n + x // n % m * scale
 
 
 def both(x: Pair, y: Pair) -> Pair:

@@ -383,7 +383,7 @@ def _divmod(x: Expr, n: int) -> tuple[Expr, Expr]:
 def _multiples(x: Expr, n: int) -> tuple[Expr, Expr]:
     """(q, r) with x = n*q + r, r >= 0, and in r no coefficient of n or more."""
     constant, terms = split(x)
-    wholes = [(t, int(math.copysign(abs(c) // n, c))) for t, c in terms]
+    wholes = [(t, c // n if c > 0 else -(-c // n)) for t, c in terms]
     rest = [(t, c - n * w) for (t, c), (_, w) in zip(terms, wholes, strict=True)]
     lowest = _bounds(constant % n, rest)[0]
     # the smallest constant of the same remainder that keeps r from being negative
