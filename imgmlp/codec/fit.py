@@ -171,8 +171,7 @@ def fit(
     steps, program = step.settings.steps, step.program
     keep_every = LISTEN * max(1, steps // (100 * LISTEN))
     listener = _Listener(step.flat.numpy(), steps, on_progress, decode)
-    light = Receiver(program, ["smooth"], listener.hear)
-    full = Receiver(program, ["smooth", "parameters"], listener.hear)
+    receiver = Receiver(program, ["smooth", "parameters"], listener.hear)
     marks: deque[Any] = deque()
     begin, done, chunk, interrupted = time.perf_counter(), 0, 1, False
     while done < steps and not listener.diverged and not interrupted:
@@ -181,16 +180,14 @@ def fit(
         program.run(count)
         done += count
         keep = done % keep_every == 0 or done == steps
-        (full if keep else light).send(done)
+        receiver.send(done, None if keep else ["smooth"])
         marks.append(program.marker())
         if len(marks) > AHEAD:
             marks.popleft().wait()
-        full.poll()
-        light.poll()
+        receiver.poll()
         chunk = _next_chunk(chunk, time.perf_counter() - chunk_began)
         interrupted = should_stop is not None and should_stop()
-    full.wait()
-    light.wait()
+    receiver.wait()
     stopped: Stopped = "diverged" if listener.diverged else "interrupted" if done < steps else None
     return Fitted(listener.best, listener.best_loss, done, time.perf_counter() - begin, stopped)
 

@@ -128,10 +128,10 @@ class Receiver:
         self.program, self.names, self.callback = program, list(names), callback
         self._waiting: list[tuple[Any, list[Pending], dict[str, Array]]] = []
 
-    def send(self, tag: Any = None) -> None:
-        """Read the outputs as they are after the steps enqueued so far."""
+    def send(self, tag: Any = None, names: Sequence[str] | None = None) -> None:
+        """Read the outputs, or some of them, as they are after the steps enqueued so far."""
         pending, arrays = [], {}
-        for name in self.names:
+        for name in self.names if names is None else names:
             storage = self.program.outputs[name]
             arrays[name] = np.empty(storage.shape, storage.dtype.np)
             pending.append(self.program.device.read_async(storage.data, arrays[name]))
