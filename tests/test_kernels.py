@@ -1,0 +1,195 @@
+"""Every hand-written building block against its NumPy twin, at sizes that divide nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from imgmlp.engine import Device, open_device
+from imgmlp.engine.interpret import lowbias32
+from imgmlp.engine.linearize import GPU_LANES, GPU_TILE, VECTOR
+from imgmlp.engine.render import building_block
+
+SIZES = f"#define VECTOR {VECTOR}\n#define TILE {GPU_TILE}\n#define LANES {GPU_LANES}\n"
+Array = np.ndarray[Any, Any]
+
+
+@pytest.fixture(scope="module")
+def device() -> Device:
+    found = open_device("cpu")
+    assert isinstance(found, Device)
+    return found
+
+
+class Bench:
+    """Kernels of one source, launched on arrays; the first argument comes back."""
+
+    def __init__(self, device: Device, blocks: list[str], source: str) -> None:
+        self.device = device
+        self.source = SIZES + "\n".join(map(building_block, blocks)) + source
+
+    def __call__(
+        self, name: str, out: Array, *args: Array | np.generic, items: int = 1, local: int = 1
+    ) -> Array:
+        kernel = self.device.build(self.source, [name])[name]
+        bound: list[Any] = []
+        for a in (out, *args):
+            if isinstance(a, np.ndarray):
+                allocation = self.device.alloc(a.nbytes)
+                self.device.write(allocation, a)
+                bound.append(allocation)
+            else:
+                bound.append(a)
+        self.device.launch_all([self.device.bind(kernel, bound, (items,), (local,))])
+        found = np.empty_like(out)
+        self.device.read(bound[0], found)
+        return found
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3, 7])
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 100, 101])
+def test_shares_cover_everything_once(device: Device, groups: int, count: int) -> None:
+    bench = Bench(
+        device,
+        ["scalar"],
+        """__kernel void t_share(__global int *out, int count) {
+             for (int i = share_begin(count); i < share_end(count); ++i) out[i] += 1; }""",
+    )
+    found = bench("t_share", np.zeros(128, np.int32), np.int32(count), items=groups)
+    assert found.tolist() == [1] * count + [0] * (128 - count)
+
+
+def test_lowbias32_is_the_twins(device: Device) -> None:
+    bench = Bench(
+        device,
+        ["scalar"],
+        """__kernel void t_hash(__global uint *out, __global const uint *in) {
+             const int i = get_global_id(0); out[i] = lowbias32(in[i]); }""",
+    )
+    x = np.concatenate([np.arange(500), 2**32 - 1 - np.arange(500)]).astype(np.uint32)
+    found = bench("t_hash", np.zeros(1000, np.uint32), x, items=1000)
+    assert np.array_equal(found, lowbias32(x))
+    assert len(set(found.tolist())) == 1000  # a bijection
+
+
+def test_division_rounds_towards_minus_infinity(device: Device) -> None:
+    bench = Bench(
+        device,
+        ["scalar"],
+        """__kernel void t_div(__global int *out, __global const int *a, __global const int *b) {
+             const int i = get_global_id(0);
+             out[2 * i] = floor_div(a[i], b[i]); out[2 * i + 1] = floor_mod(a[i], b[i]); }""",
+    )
+    a, b = (
+        v.ravel().astype(np.int32) for v in np.meshgrid(np.arange(-9, 10), [-4, -3, -1, 1, 3, 5])
+    )
+    found = bench("t_div", np.zeros((a.size, 2), np.int32), a, b, items=a.size)
+    assert np.array_equal(found[:, 0], a // b)
+    assert np.array_equal(found[:, 1], a % b)
+
+
+def test_square_roots_are_correctly_rounded(device: Device) -> None:
+    bench = Bench(
+        device,
+        ["scalar"],
+        """__kernel void t_root(__global float *out, __global const float *in) {
+             const int i = get_global_id(0); out[i] = square_root(in[i]); }""",
+    )
+    x = np.geomspace(1e-30, 1e30, 999).astype(np.float32)
+    assert np.array_equal(bench("t_root", np.zeros_like(x), x, items=x.size), np.sqrt(x))
+
+
+@pytest.mark.parametrize("lanes", [64, 128])
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.uint32])
+def test_group_reductions(device: Device, lanes: int, dtype: type) -> None:
+    name = {np.float32: "float", np.int32: "int", np.uint32: "uint"}[dtype]
+    bench = Bench(
+        device,
+        ["reduce"],
+        f"""__kernel void t_group(__global {name} *out, __global const {name} *in) {{
+              __local {name} scratch[128];
+              const int i = get_global_id(0), n = get_local_size(0);
+              const {name} total = group_sum_{name}(scratch, in[i], n);
+              barrier(CLK_LOCAL_MEM_FENCE);
+              out[2 * i] = total; out[2 * i + 1] = group_max_{name}(scratch, in[i], n); }}""",
+    )
+    x = np.random.default_rng(0).integers(0, 1000, 3 * lanes).astype(dtype)
+    if dtype is not np.uint32:
+        x -= 500
+    found = bench("t_group", np.zeros((x.size, 2), dtype), x, items=x.size, local=lanes)
+    groups = x.reshape(3, lanes)
+    assert np.array_equal(found[:, 0], np.repeat(groups.sum(1, dtype=dtype), lanes))
+    assert np.array_equal(found[:, 1], np.repeat(groups.max(1), lanes))
+
+
+PRODUCT_ONE = """
+__kernel void t_product(__global float *out, __global const float *x, __global const float *y,
+                        int xr, int xk, int yk, int yc, int rows, int columns, int inner,
+                        int direct) {
+  float tile[65 * VECTOR] __attribute__((aligned(64)));
+  if (direct) tile_product_direct(tile, x, xr, xk, y, yk, yc, rows, columns, inner);
+  else tile_product_packed(tile, x, xr, xk, y, yk, yc, rows, columns, inner);
+  for (int i = 0; i < rows; ++i)
+    for (int j = 0; j < columns; ++j) out[i * columns + j] = tile[i * VECTOR + j];
+  float sums[VECTOR];
+  column_sums(sums, y, yk, yc, columns, inner);
+  for (int j = 0; j < columns; ++j) out[rows * columns + j] = sums[j];
+}
+"""
+
+PRODUCT_GROUP = """
+__kernel __attribute__((reqd_work_group_size(LANES, 1, 1)))
+void t_product(__global float *out, __global const float *x, __global const float *y,
+               int xr, int xk, int yk, int yc, int rows, int columns, int inner, int direct) {
+  __local float left_tile[16 * (TILE + 4)], right_tile[16 * (TILE + 4)];
+  float own[(TILE / 16) * (TILE / 16)], sum[1];
+  tile_product(own, x, xr, xk, y, yk, yc, rows, columns, inner, left_tile, right_tile);
+  const int lane = get_local_id(0);
+  for (int i = 0; i < TILE / 16; ++i)
+    for (int j = 0; j < TILE / 16; ++j) {
+      const int m = lane / 16 + 16 * i, n = lane % 16 + 16 * j;
+      if (m < rows && n < columns) out[m * columns + n] = own[i * (TILE / 16) + j];
+    }
+  column_sums(sum, y, yk, yc, columns, inner);
+  if (lane < columns) out[rows * columns + lane] = sum[0];
+}
+"""
+
+
+def check_product(
+    bench: Bench, rows: int, inner: int, columns: int, flip: int, direct: bool, local: int
+) -> None:
+    """flip: 1 stores the left factor by columns, 2 the right one. Sums of up to 600 terms."""
+    rng = np.random.default_rng(rows + inner)
+    x = rng.standard_normal((rows, inner)).astype(np.float32)
+    y = rng.standard_normal((inner, columns)).astype(np.float32)
+    left = np.ascontiguousarray(x.T) if flip & 1 else x
+    right = np.ascontiguousarray(y.T) if flip & 2 else y
+    strides = (1, rows) if flip & 1 else (inner, 1)
+    strides += (1, inner) if flip & 2 else (columns, 1)
+    numbers = [np.int32(v) for v in (*strides, rows, columns, inner, direct)]
+    out = np.zeros((rows + 1, columns), np.float32)
+    found = bench("t_product", out, left, right, *numbers, items=local, local=local)
+    wide = y.astype(np.float64)
+    assert np.allclose(found[:-1], x.astype(np.float64) @ wide, atol=2e-6 * inner + 1e-5)
+    assert np.allclose(found[-1], wide.sum(0), atol=2e-6 * inner + 1e-5)
+
+
+@pytest.mark.parametrize("inner", [1, 3, 255, 256, 257, 600])
+@pytest.mark.parametrize("rows", [1, 3, 4, 7, 64, 65])
+def test_product_by_one_item(device: Device, rows: int, inner: int) -> None:
+    bench = Bench(device, ["product_one"], PRODUCT_ONE)
+    for columns, flip in ((16, 0), (16, 1), (16, 2), (1, 3), (5, 0), (13, 2)):
+        check_product(bench, rows, inner, columns, flip, direct=False, local=1)
+    check_product(bench, rows, inner, 16, 0, direct=True, local=1)
+    check_product(bench, rows, inner, 16, 1, direct=True, local=1)
+
+
+@pytest.mark.parametrize("inner", [1, 15, 16, 17, 130])
+@pytest.mark.parametrize("rows", [1, 17, 63, 64])
+def test_product_by_a_group(device: Device, rows: int, inner: int) -> None:
+    bench = Bench(device, ["product_group"], PRODUCT_GROUP)
+    for columns, flip in ((64, 0), (64, 3), (1, 1), (19, 2), (63, 0)):
+        check_product(bench, rows, inner, columns, flip, direct=False, local=GPU_LANES)
