@@ -181,6 +181,36 @@ def devices(
     commands.devices(terminal, as_json)
 
 
+@app.command()
+def graph(
+    context: typer.Context,
+    form: Annotated[
+        Literal["summary", "dot", "nodes", "procedure", "memory", "uops", "source"],
+        typer.Option(help="What to print; dot is for Graphviz."),
+    ] = "summary",
+    preset: Annotated[
+        Literal["default", "seed"], typer.Option(help="Where the other values come from.")
+    ] = "default",
+    batch: Annotated[int | None, typer.Option(help="Pixels in a step.")] = None,
+    hidden: Annotated[int | None, typer.Option(help="Values in a hidden layer.")] = None,
+    layers: Annotated[int | None, typer.Option(help="Hidden layers.")] = None,
+    features: Annotated[int | None, typer.Option(help="Frequency features of a pixel.")] = None,
+    size: Annotated[str, typer.Option(metavar="WxH", help="Of the picture.")] = "512x512",
+    as_json: AsJson = False,
+    device: DeviceSpec = "auto",
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Print the compiled training step: its kernels, memory, instructions or source."""
+    _terminal(context, quiet, verbose)
+    from imgmlp import commands
+
+    settings = commands.training_settings(
+        preset, batch=batch, hidden=hidden, layers=layers, features=features
+    )
+    commands.graph(settings, size, device, form, as_json)
+
+
 def _terminal(
     context: typer.Context, quiet: bool, verbose: int, no_progress: bool = False
 ) -> Terminal:

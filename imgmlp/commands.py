@@ -256,3 +256,29 @@ def _table(found: list[DeviceInfo]) -> str:
 
 def _dimensions(width: int, height: int, channels: int) -> str:
     return f"{width:,}×{height:,} {'gray' if channels == 1 else 'RGB'}".replace(",", "")
+
+
+# graph
+
+
+def graph(settings: Settings, wanted: str, device_spec: str, form: str, as_json: bool) -> None:
+    """Print a form of the training step for an RGB picture of a size; JSON gives its figures."""
+    width, height = parse_size(wanted) or (0, 0)
+    program = pipeline.training_step(settings, open_device(device_spec), width, height, 3)
+    if as_json:
+        print_data(json.dumps(program.stages.figures(), indent=2))
+    elif form == "summary":
+        print_data(_figures(program.stages.figures()))
+    else:
+        print_data(program.stages.show(form))
+
+
+def _figures(figures: dict[str, int | float]) -> str:
+    saved, packing = figures["saved"], figures["saved_by_packing"]
+    unfused = size(int(figures["intermediate_bytes"]))
+    rows = {
+        "launches": f"{figures['launches']}, of {figures['kernels']} different kernels",
+        "memory": f"{size(int(figures['arena_bytes']))} of {unfused} unfused, {saved:.0%} saved",
+        "packing": f"saves {packing:.0%} of what fusion leaves",
+    }
+    return "\n".join(f"{name:<10}{value}" for name, value in rows.items())

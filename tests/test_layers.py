@@ -17,7 +17,7 @@ ORDER = """
     errors kernels
     engine.dtype engine.symbolic engine.view engine.graph engine.grad engine.interpret
     engine.simplify engine.kernel engine.place engine.merge engine.schedule
-    engine.block engine.linearize engine.memory engine.render
+    engine.block engine.linearize engine.memory engine.render engine.stages
     engine.device engine.program engine.tensor engine.nn engine.optim engine
     image
     codec codec.config codec.features codec.npz codec.model codec.fit codec.pipeline

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import small_pixels
 
 from imgmlp.codec.config import PRESETS, Settings
 from imgmlp.codec.features import encoding
@@ -21,7 +22,6 @@ from imgmlp.engine import (
     open_device,
     optim,
 )
-from tests.conftest import small_pixels
 
 
 @pytest.fixture(scope="module", params=["numpy", "one", "group"])
@@ -146,7 +146,7 @@ def test_layers_share_their_kernels() -> None:
     net = nn.Sequential(*(nn.TransformerEncoder(8, 2, 12, 10 * i, device) for i in range(3)))
     x = Tensor(np.ones((2, 5, 8), np.float32), device)
     program = compile(lambda: {"y": net(x)}, device)
-    assert program.source.count("__kernel") <= len(program.launches) // 2
+    assert program.stages.source.count("__kernel") <= len(program.launches) // 2
 
 
 @pytest.mark.parametrize("layers", [1, 2])

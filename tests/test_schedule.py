@@ -200,7 +200,7 @@ def test_any_graph_gives_what_numpy_gives(
     for s in states:
         assert np.allclose(read_buffer(device, s), held[s], rtol=1e-3, atol=1e-4), s.name
 
-    found_plan = plan(program.procedure, device.align)
+    found_plan = plan(program.stages.procedure, device.align)
     for a, (begin, end) in found_plan.lifetimes.items():
         for b, (first_use, last_use) in found_plan.lifetimes.items():
             if a is not b and begin <= last_use and first_use <= end:  # alive together

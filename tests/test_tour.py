@@ -46,17 +46,17 @@ def test_two_plus_three(device: Device) -> None:
 
     # Second form: a Procedure says which kernels run and what each leaves where.
     program = compile(lambda: {"sum": total}, device)
-    assert shown(render_procedure(program.procedure)).splitlines() == [
+    assert shown(render_procedure(program.stages.procedure)).splitlines() == [
         "k0_map [1]",
         "    sum[0] = add(two[0], three[0])",
     ]
 
     # Third form: UOps say how a kernel runs, instruction by instruction.
-    (code,) = program.codes
+    (code,) = program.stages.codes
     shown(render_uops(code))
 
     # From them comes OpenCL C, which the driver compiles.
-    shown(program.source[program.source.index("__kernel") :])
+    shown(program.stages.source[program.stages.source.index("__kernel") :])
 
     # Replaying is enqueueing launches whose arguments are already set.
     program.run()
@@ -74,9 +74,9 @@ def test_one_linear_layer(device: Device) -> None:
 
     # Product, bias and activation are one kernel.
     program = compile(lambda: {"y": y}, device)
-    assert len(program.procedure.kernels) == 1
-    shown(render_procedure(program.procedure))
-    shown(render_uops(program.codes[0]))
+    assert len(program.stages.procedure.kernels) == 1
+    shown(render_procedure(program.stages.procedure))
+    shown(render_uops(program.stages.codes[0]))
     program.run()
     assert np.array_equal(program.read("y"), np.zeros((4, 5)))  # 6 - 7 is below zero
 
@@ -96,8 +96,8 @@ def test_one_training_step_of_the_layer(device: Device) -> None:
     program = compile(step, device)
     # The weight gradient updates the weights where they are; the bias gradient comes with it
     # or by itself, and the loss is read from the forward product.
-    assert shown(render_procedure(program.procedure))
-    written = [b.name for k in program.procedure.kernels for b in k.writes()]
+    assert shown(render_procedure(program.stages.procedure))
+    written = [b.name for k in program.stages.procedure.kernels for b in k.writes()]
     assert {"weight", "bias", "loss"} <= set(written)
     program.run()
     assert program.read("loss") == 4 * 5 * 6.0**2

@@ -16,7 +16,7 @@ def initial(architecture: Architecture, seed: int, device: AnyDevice) -> Tensor:
         stream = seed * 64 + number  # architectures have fewer than 64 parameters
         draw = Tensor.normal((end - begin,), stream, variance=1 / shape[0], device=device)
         parts.append(draw)
-    return Tensor.concat(parts).realize()
+    return Tensor.concat(parts).realize("parameters")
 
 
 def forward(flat: Tensor, architecture: Architecture, features: Tensor) -> Tensor:

@@ -12,10 +12,10 @@ from imgmlp.codec import model
 from imgmlp.codec.config import Architecture, Settings, Weights, check_size
 from imgmlp.codec.features import encoding, tables
 from imgmlp.codec.fit import Progress, Stopped, TrainingStep, fit, pixel_features
-from imgmlp.engine import AnyDevice, Receiver, Tensor, compile, dtype
+from imgmlp.engine import AnyDevice, Program, Receiver, Tensor, compile, dtype
 from imgmlp.image import Picture, psnr
 
-__all__ = ["Progress", "Trained", "decode", "train"]
+__all__ = ["Progress", "Trained", "decode", "train", "training_step"]
 
 Array = np.ndarray[Any, Any]
 PIXELS_AT_ONCE = 1 << 16  # of a decoding step: 64 values each of a few layers is some 50 MB
@@ -61,6 +61,16 @@ def train(
     pixels = decode(found, device)
     quality = psnr(picture.pixels, pixels)
     return Trained(found, pixels, quality, fitted.steps, fitted.seconds, fitted.stopped)
+
+
+def training_step(
+    settings: Settings, device: AnyDevice, width: int, height: int, channels: int
+) -> Program:
+    """The compiled training step for a black picture of this size, to be looked at."""
+    check_size(width, height)
+    pixels = np.zeros((height, width, channels), np.uint8)
+    architecture, frequencies = settings.architecture(channels), encoding(settings, width, height)
+    return TrainingStep(pixels, architecture, frequencies, settings, device).program
 
 
 def decode(weights: Weights, device: AnyDevice, size: tuple[int, int] | None = None) -> Array:

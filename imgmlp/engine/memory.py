@@ -25,6 +25,16 @@ class Plan:
         saved = 1 - self.arena_bytes / self.separate_bytes if self.separate_bytes else 0.0
         return f"using {self.arena_bytes:,} of {self.separate_bytes:,} bytes, saves {saved:.0%}"
 
+    def render(self) -> str:
+        """A picture of the arena: a row a buffer by offset, a column a kernel while it lives."""
+        last = max((end for _, end in self.lifetimes.values()), default=-1)
+        lines = [self.summary()]
+        for storage, offset in sorted(self.offsets.items(), key=lambda item: item[1]):
+            begin, end = self.lifetimes[storage]
+            alive = "." * begin + "#" * (end - begin + 1) + "." * (last - end)
+            lines.append(f"{offset:>12,}  {alive}  {storage}")
+        return "\n".join(lines)
+
 
 def lifetimes(procedure: Procedure) -> dict[Buffer, tuple[int, int]]:
     """Positions of the first and the last kernel that touch each intermediate."""

@@ -17,12 +17,12 @@ from imgmlp.engine.tensor import Tensor
 Form = Literal["standard", "seed"]
 
 
-def _zeros_like(parameter: Tensor) -> Tensor:
-    return Tensor(np.zeros(parameter.shape, parameter.dtype.np), parameter.device)
+def _zeros_like(parameter: Tensor, name: str) -> Tensor:
+    return Tensor(np.zeros(parameter.shape, parameter.dtype.np), parameter.device, name=name)
 
 
-def _scalar(value: float, device: AnyDevice | None) -> Tensor:
-    return Tensor(np.float32(value), device)
+def _one(device: AnyDevice | None, name: str) -> Tensor:
+    return Tensor(np.float32(1.0), device, name=name)
 
 
 class SGD:
@@ -59,10 +59,12 @@ class AdamW:
     ) -> None:
         self.parameters, self.lr, self.betas = list(parameters), lr, betas
         self.weight_decay, self.epsilon, self.form = weight_decay, epsilon, form
-        self.first = [_zeros_like(p) for p in self.parameters]
-        self.second = [_zeros_like(p) for p in self.parameters]
+        self.first = [_zeros_like(p, "first_moment") for p in self.parameters]
+        self.second = [_zeros_like(p, "second_moment") for p in self.parameters]
         device = self.parameters[0].device
-        self.powers = [_scalar(1.0, device), _scalar(1.0, device)]  # beta ** step
+        self.powers = [
+            _one(device, name) for name in ("beta1_power", "beta2_power")
+        ]  # beta ** step
 
     def state(self) -> list[Tensor]:
         """Everything but the parameters that a resumed run needs."""

@@ -7,6 +7,7 @@ the same graph is interpreted instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,7 @@ from imgmlp.engine.device import Allocation, AnyDevice, Device, Launch, NumpyDev
 from imgmlp.engine.graph import Buffer, Node, Op, toposort
 from imgmlp.engine.interpret import evaluate
 from imgmlp.engine.kernel import Update
-from imgmlp.engine.linearize import linearize
-from imgmlp.engine.memory import plan
-from imgmlp.engine.render import render
-from imgmlp.engine.schedule import schedule
-from imgmlp.engine.simplify import simplify
+from imgmlp.engine.stages import Stages, lower
 
 Array = np.ndarray[Any, Any]
 
@@ -61,23 +58,22 @@ class Program:
                 raise ValueError(f"{storage!r} is on device {place}, the program on {here}")
             upload(storage)
 
+    @cached_property
+    def stages(self) -> Stages:
+        """Every form of the step on its way to the device; on NumPy's, what a CPU would run."""
+        info = self.device.info
+        return lower(self.updates, self.device.lanes, info.compute_units, self.device.align)
+
     def _bind(self, device: Device) -> list[Launch]:
-        states = [state for state, _ in self.updates]
-        values = simplify([value for _, value in self.updates])
-        updates = list(zip(states, values, strict=True))
-        self.procedure = schedule(updates, split_products=device.lanes == "group")
-        self.memory = plan(self.procedure, device.align)
-        units = device.info.compute_units
-        self.codes = [linearize(k, device.lanes, units) for k in self.procedure.kernels]
-        self.source, names = render(self.codes, device.lanes)
-        handles = device.build(self.source, list(dict.fromkeys(names)))
-        self._arena = device.alloc(max(self.memory.arena_bytes, device.align))
+        stages = self.stages
+        handles = device.build(stages.source, list(dict.fromkeys(stages.functions)))
+        self._arena = device.alloc(max(stages.memory.arena_bytes, device.align))
         places = {
             storage: device.slice(self._arena, offset, storage.nbytes)
-            for storage, offset in self.memory.offsets.items()
+            for storage, offset in stages.memory.offsets.items()
         }
         launches = []
-        for code, name in zip(self.codes, names, strict=True):
+        for code, name in zip(stages.codes, stages.functions, strict=True):
             args = [places.get(b, b.data) for b in code.buffers]
             sizes = (code.global_size,), (code.local_size,)
             launches.append(device.bind(handles[name], args, *sizes))

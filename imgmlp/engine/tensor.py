@@ -484,10 +484,13 @@ class Tensor:
             raise ValueError(f"{self!r} was made without a device; pass device=open_device()")
         return self.device
 
-    def realize(self) -> Tensor:
-        """Compute the value now, in place of the expression; later uses read it."""
+    def realize(self, name: str = "") -> Tensor:
+        """Compute the value now, in place of the expression; later uses read it.
+
+        Listings show the storage by its name.
+        """
         if not self.realized:
-            storage = Buffer(self.shape, self.dtype, self._run_on())
+            storage = Buffer(self.shape, self.dtype, self._run_on(), name=name)
             run_once(self._run_on(), [(storage, self.node)])
             self.node = graph.buffer(storage)
         return self

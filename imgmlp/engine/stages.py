@@ -1,0 +1,74 @@
+"""All forms of one step, from Nodes to OpenCL C, and how to look at them.
+
+This is the flow of the compiler in one function; it needs no device, only how that device
+works: with one work-item a group or with lanes, with how many compute units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from imgmlp.engine.graph import LOAD, MOVEMENT, Node, render_dot, render_nodes, toposort
+from imgmlp.engine.kernel import Procedure, Update, render_procedure
+from imgmlp.engine.linearize import Code, Lanes, linearize, render_uops
+from imgmlp.engine.memory import Plan, plan
+from imgmlp.engine.render import render
+from imgmlp.engine.schedule import schedule
+from imgmlp.engine.simplify import simplify
+
+
+@dataclass(frozen=True)
+class Stages:
+    """What a step becomes, stage by stage."""
+
+    nodes: tuple[Node, ...]  # new values of all states and outputs, simplified
+    procedure: Procedure
+    memory: Plan
+    codes: tuple[Code, ...]  # a kernel's UOps each
+    source: str  # OpenCL C
+    functions: tuple[str, ...]  # the function of `source` that each kernel calls
+
+    def show(self, form: str) -> str:
+        """One of FORMS as text. Raises KeyError for another."""
+        return FORMS[form](self)
+
+    def figures(self) -> dict[str, int | float]:
+        """Counts and bytes of the step.
+
+        `intermediate_bytes` is what every operation's value would take if each were stored,
+        `saved` the share of it that fusion and the memory plan avoid, `saved_by_packing`
+        what sharing bytes alone saves of the intermediates that are left.
+        """
+        computed = (n for n in toposort(self.nodes) if n.op not in LOAD | MOVEMENT)
+        unfused = sum(n.size * n.dtype.itemsize for n in computed)
+        arena, separate = self.memory.arena_bytes, self.memory.separate_bytes
+        return {
+            "kernels": len(set(self.functions)),
+            "launches": len(self.codes),
+            "intermediate_bytes": unfused,
+            "arena_bytes": arena,
+            "saved": 1 - arena / unfused if unfused else 0.0,
+            "saved_by_packing": 1 - arena / separate if separate else 0.0,
+        }
+
+
+FORMS: dict[str, Callable[[Stages], str]] = {
+    "dot": lambda stages: render_dot(stages.nodes),
+    "nodes": lambda stages: render_nodes(stages.nodes),
+    "procedure": lambda stages: render_procedure(stages.procedure),
+    "memory": lambda stages: stages.memory.render(),
+    "uops": lambda stages: "\n\n".join(f"{c.name}\n{render_uops(c)}" for c in stages.codes),
+    "source": lambda stages: stages.source,
+}
+
+
+def lower(updates: Sequence[Update], lanes: Lanes, units: int, align: int) -> Stages:
+    """Every stage of a step that gives each Buffer its new value; `align` is in bytes."""
+    states = [state for state, _ in updates]
+    nodes = simplify([value for _, value in updates])
+    procedure = schedule(list(zip(states, nodes, strict=True)), split_products=lanes == "group")
+    codes = tuple(linearize(k, lanes, units) for k in procedure.kernels)
+    source, functions = render(codes, lanes)
+    memory = plan(procedure, align)
+    return Stages(tuple(nodes), procedure, memory, codes, source, tuple(functions))
