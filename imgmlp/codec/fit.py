@@ -25,7 +25,7 @@ Array = np.ndarray[Any, Any]
 Stopped = Literal["interrupted", "diverged"] | None
 
 SMOOTHING = 0.99  # share of the past in the smoothed loss
-LISTEN = 100  # steps between looks at the loss: how late a diverging run may be noticed
+LISTEN = 100  # steps between looks at loss and parameters: how late divergence is noticed
 AHEAD = 2  # chunks that the host may be ahead of the device
 LONG = 0.3  # seconds that a chunk should not exceed, so that an interruption is soon noticed
 
@@ -133,7 +133,7 @@ class _Listener:
     ) -> None:
         self.best, self.best_loss = start, math.inf
         self.steps, self.tell, self.decode = steps, tell, decode
-        self.loss, self.diverged = math.inf, False
+        self.loss, self.diverged, self.told = math.inf, False, 0
         self.times: deque[tuple[int, float]] = deque([(0, time.perf_counter())], maxlen=20)
 
     def hear(self, step: int, values: dict[str, Array]) -> None:
@@ -144,7 +144,8 @@ class _Listener:
             if finite:
                 self.best, self.best_loss = values["parameters"], self.loss
         self.times.append((step, time.perf_counter()))
-        if self.tell is not None and not self.diverged:
+        if self.tell is not None and not self.diverged and step > self.told:
+            self.told = step
             self.tell(self._progress(step))
 
     def _progress(self, step: int) -> Progress:
@@ -169,7 +170,6 @@ def fit(
     however fast it runs.
     """
     steps, program = step.settings.steps, step.program
-    keep_every = LISTEN * max(1, steps // (100 * LISTEN))
     listener = _Listener(step.flat.numpy(), steps, on_progress, decode)
     receiver = Receiver(program, ["smooth", "parameters"], listener.hear)
     marks: deque[Any] = deque()
@@ -179,7 +179,7 @@ def fit(
         count = min(chunk, LISTEN - done % LISTEN, steps - done)
         program.run(count)
         done += count
-        keep = done % keep_every == 0 or done == steps
+        keep = done % LISTEN == 0 or done == steps
         receiver.send(done, None if keep else ["smooth"])
         marks.append(program.marker())
         if len(marks) > AHEAD:
@@ -187,6 +187,8 @@ def fit(
         receiver.poll()
         chunk = _next_chunk(chunk, time.perf_counter() - chunk_began)
         interrupted = should_stop is not None and should_stop()
+    if interrupted and done % LISTEN:
+        receiver.send(done)
     receiver.wait()
     stopped: Stopped = "diverged" if listener.diverged else "interrupted" if done < steps else None
     return Fitted(listener.best, listener.best_loss, done, time.perf_counter() - begin, stopped)

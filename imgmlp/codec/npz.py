@@ -175,6 +175,8 @@ class _Archive:
         self.members: dict[str, _Member] = {}
         for entry in archive.infolist():
             name = entry.filename.removesuffix(".npy")
+            if entry.comment:  # a damaged length can hide the entries that follow
+                raise FormatError("the archive's directory is damaged", hint=_HINT)
             if name in self.members or name == entry.filename:
                 shown = ascii(entry.filename[:40])
                 problem = "is there twice" if name in self.members else "is no array"

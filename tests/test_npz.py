@@ -1,0 +1,213 @@
+"""weights.npz: what goes in comes out, and nothing else gets in."""
+
+from __future__ import annotations
+
+import io
+import re
+import tracemalloc
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from imgmlp.codec import npz, pipeline
+from imgmlp.codec.config import Architecture, Encoding, Weights
+from imgmlp.engine import open_device
+from imgmlp.errors import FormatError, ImgmlpError, UsageError
+
+ARCHITECTURE = Architecture((8, 5, 3), float(np.float32(0.1)))
+ENCODING = Encoding((0.5, 3.0), (0.5, 2.5), 0.5)
+
+
+def weights(icc: bytes | None = b"profile") -> Weights:
+    rng = np.random.default_rng(3)
+    flat = rng.standard_normal(ARCHITECTURE.parameters).astype(np.float32)
+    return Weights(ARCHITECTURE, ENCODING, 13, 9, flat, icc)
+
+
+def packed(value: Weights | None = None) -> bytes:
+    stream = io.BytesIO()
+    npz.save(value or weights(), stream)
+    return stream.getvalue()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "weights.npz"
+    path.write_bytes(packed())
+    return path
+
+
+def refused(path: Path, data: bytes, *words: str) -> None:
+    path.write_bytes(data)
+    with pytest.raises(FormatError) as raised:
+        npz.load(path)
+    assert raised.value.exit_code == 4
+    assert raised.value.hint
+    for word in words:
+        assert word in str(raised.value)
+
+
+def changed(**members: np.ndarray | None) -> bytes:
+    """The small file with members replaced, added, or, given None, left out."""
+    arrays = dict(np.load(io.BytesIO(packed())))
+    arrays |= {name: value for name, value in members.items() if value is not None}
+    stream = io.BytesIO()
+    np.savez(stream, **{n: a for n, a in arrays.items() if members.get(n, a) is not None})
+    return stream.getvalue()
+
+
+def test_what_goes_in_comes_out(file: Path) -> None:
+    wanted, found = weights(), npz.load(file)
+    assert np.array_equal(found.flat, wanted.flat)
+    assert (found.architecture, found.encoding) == (wanted.architecture, wanted.encoding)
+    assert (found.width, found.height, found.icc) == (13, 9, b"profile")
+
+
+def test_the_same_weights_give_the_same_bytes_and_little_more() -> None:
+    assert packed() == packed()
+    assert len(packed()) < 4 * ARCHITECTURE.parameters + 6000
+
+
+def test_numpy_alone_reads_it(file: Path) -> None:
+    arrays = np.load(file, allow_pickle=False)
+    assert str(arrays["format"]) == "imgmlp-weights"
+    assert int(arrays["version"]) == 1
+    assert arrays["weight_0"].shape == (8, 5)
+    assert "bias_1" not in arrays
+
+
+def test_numpys_own_archives_are_read_too(file: Path) -> None:
+    file.write_bytes(changed())
+    assert np.array_equal(npz.load(file).flat, weights().flat)
+
+
+def test_every_truncation_is_noticed(tmp_path: Path) -> None:
+    data = packed()
+    for length in range(len(data)):
+        refused(tmp_path / "cut.npz", data[:length])
+
+
+def test_every_flipped_bit_is_noticed_or_harmless(tmp_path: Path) -> None:
+    """A flip in a time stamp or an attribute of the zip directory changes nothing that is read."""
+    data, wanted, path = packed(), weights(), tmp_path / "flipped.npz"
+    noticed = 0
+    for place in range(len(data)):
+        flipped = bytearray(data)
+        flipped[place] ^= 1 << (place % 8)
+        path.write_bytes(flipped)
+        try:
+            found = npz.load(path)
+        except ImgmlpError as error:
+            assert error.exit_code == 4  # noqa: PT017
+            noticed += 1
+        else:
+            assert np.array_equal(found.flat, wanted.flat)
+            assert (found.architecture, found.encoding) == (wanted.architecture, wanted.encoding)
+            assert (found.width, found.height, found.icc) == (13, 9, b"profile")
+    assert noticed > len(data) / 2
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ({"format": np.array("something")}, ["format"]),
+        ({"version": np.array(2, np.int32)}, ["version", "2"]),
+        ({"extra": np.zeros(3)}, ["extra"]),
+        ({"weight_0": None}, ["weight_0"]),
+        ({"weight_0": np.zeros((8, 4), np.float32)}, ["weight_0"]),
+        ({"weight_0": np.zeros((8, 5))}, ["weight_0"]),
+        ({"bias_0": np.full(5, np.nan, np.float32)}, ["bias_0", "nan"]),
+        ({"weight_1": np.full((5, 3), np.inf, np.float32)}, ["weight_1", "inf"]),
+        ({"layers": np.array([8, 5, 5, 3], np.int32)}, []),
+        ({"layers": np.array([8, 5, 2], np.int32)}, []),
+        ({"layers": np.array([8, 2**30, 3], np.int32)}, []),
+        ({"size": np.array([0, 9], np.int32)}, ["0"]),
+        ({"size": np.array([2**20, 2**20], np.int32)}, []),
+        ({"frequencies_x": np.array([1.0], np.float32)}, []),
+        ({"frequencies_y": np.array([1.0, np.nan], np.float32)}, []),
+        ({"activation": np.array("relu")}, ["activation"]),
+        ({"slope": np.array(np.nan, np.float32)}, []),
+    ],
+    ids=str,
+)
+def test_inconsistent_members_are_named(
+    tmp_path: Path, members: dict[str, np.ndarray | None], words: list[str]
+) -> None:
+    refused(tmp_path / "bad.npz", changed(**members), *words)
+
+
+def test_pickles_are_never_opened(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+
+    class Trap:
+        def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+            return Path.touch, (ran,)
+
+    refused(tmp_path / "trap.npz", changed(weight_0=np.array([Trap()], dtype=object)), "weight_0")
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"PK\x05\x06" + bytes(18), b"\x89PNG\r\n\x1a\n" * 99, bytes(9999)]
+)
+def test_what_is_no_archive_is_refused(tmp_path: Path, data: bytes) -> None:
+    refused(tmp_path / "other.npz", data)
+
+
+def test_a_member_twice_is_refused(tmp_path: Path) -> None:
+    stream = io.BytesIO(packed())
+    with zipfile.ZipFile(stream, "a") as archive, pytest.warns(UserWarning, match="bias_0"):
+        archive.writestr("bias_0.npy", archive.read("bias_0.npy"))
+    refused(tmp_path / "twice.npz", stream.getvalue(), "bias_0")
+
+
+def test_bombs_are_refused_before_memory_is_allocated(tmp_path: Path) -> None:
+    """256 MiB of zeros in 256 kB, and a header that promises 1 TB."""
+    zeros = io.BytesIO()
+    np.lib.format.write_array(zeros, np.zeros(5, np.float32))
+    promise = (
+        zeros.getvalue().replace(b"(5,)", b"(%d,)" % 2**38).replace(b"            \n", b"\n", 1)
+    )
+    bombs = {"zeros": zeros.getvalue() + bytes(2**28), "promise": promise}
+    for name, content in bombs.items():
+        stream = io.BytesIO()
+        with (
+            zipfile.ZipFile(io.BytesIO(packed())) as source,
+            zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as target,
+        ):
+            for member in source.namelist():
+                data = content if member == "bias_0.npy" else source.read(member)
+                target.writestr(member, data)
+        path = tmp_path / f"{name}.npz"
+        path.write_bytes(stream.getvalue())
+        del stream
+        tracemalloc.start()
+        with pytest.raises(FormatError, match="bias_0"):
+            npz.load(path)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 2**21
+
+
+def test_a_missing_file_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        npz.load(tmp_path / "none.npz")
+
+
+def test_the_documents_decoder_gives_the_same_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within one level: sums may be added in any order."""
+    page = (Path(__file__).parent.parent / "docs" / "format-npz.md").read_text("utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "weights.npz").write_bytes(packed())
+    names: dict[str, np.ndarray] = {}
+    exec(compile(example, "format-npz.md", "exec"), names)
+    ours = pipeline.decode(weights(), open_device("numpy"))
+    assert names["pixels"].shape == ours.shape == (9, 13, 3)
+    assert np.abs(names["pixels"].astype(int) - ours).max() <= 1
+    assert len(np.unique(ours)) > 10
