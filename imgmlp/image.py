@@ -310,4 +310,4 @@ def _sync_folder(folder: Path) -> None:
 
 def _unwritable(path: Path, error: OSError) -> OutputError:
     reason = error.strerror or str(error)
-    return OutputError(f"cannot write {path}: {reason}", hint="choose another place with -o")
+    return OutputError(f"cannot write {path}: {reason}", hint="choose another place for it")

@@ -108,6 +108,7 @@ CASES = [
     Case("product, batched", lambda x, y: x @ y, lambda x, y: x @ y, ((3, 5, 7), (3, 7, 9))),
     Case("product, batch broadcast", lambda x, y: x @ y, lambda x, y: x @ y, ((3, 5, 7), (7, 9))),
     Case("matrix by vector", lambda x, y: x @ y, lambda x, y: x @ y, (A, (17,))),
+    Case("vector by vector", lambda x, y: x @ y, lambda x, y: x @ y, ((17,), (17,))),
     Case("vector by matrix", lambda x, y: x @ y, lambda x, y: x @ y, ((7,), A)),
     Case("product, bias, activation", lambda x, y, b: (x @ y + b).leaky_relu(0.1), lambda x, y, b: np.where(x @ y + b < 0, 0.1 * (x @ y + b), x @ y + b), ((65, 33), (33, 48), (48,))),
 ]  # fmt: skip
@@ -226,6 +227,31 @@ def test_nan_and_infinity_are_kept(device: AnyDevice) -> None:
     assert np.isnan(program.read("most"))
 
 
+def test_small_integers_wrap_and_halves_are_summed(device: AnyDevice) -> None:
+    x = Tensor(np.array([0, 7, 250], np.uint8), device)
+    half = Tensor(np.array([[0.5, 1.5], [2.0, -1.0]], np.float16), device)
+    program = compile(
+        lambda: {
+            "+": x + 300,
+            "min": x.minimum(9),
+            "not": x ^ -1,
+            "sum": half.sum(1),
+            "max": half.max(0),
+            "relu": Tensor([np.nan, -1.0], device).relu(),
+            "c": Tensor([0.0], device) + (1 + 2**-24),
+        },
+        device,
+    )
+    program.run()
+    assert program.read("+").tolist() == [44, 51, 38]
+    assert program.read("min").tolist() == [0, 7, 9]
+    assert program.read("not").tolist() == [255, 248, 5]
+    assert program.read("sum").tolist() == [2, 1]
+    assert program.read("max").tolist() == [2, 1.5]
+    assert np.array_equal(program.read("relu"), [np.nan, 0], equal_nan=True)
+    assert program.read("c") == 1.0  # a constant is rounded to float32 once, to even
+
+
 def test_gather_and_its_gradient_with_repeated_rows(device: AnyDevice) -> None:
     table = np.random.default_rng(0).standard_normal((9, 5)).astype(np.float32)
     index = np.array([[3, 0], [3, 8], [3, 1]])
@@ -279,6 +305,8 @@ def test_python_numbers_are_weak() -> None:
         (lambda x: (x + 1).assign(x), ValueError, ["assign", "realize"]),
         (lambda x: x.leaky_relu(-1), ValueError, ["slope", "-1"]),
         (lambda x: x**0.5, ValueError, ["0.5"]),
+        (lambda x: Tensor(np.zeros((3, 0))), ValueError, ["(3, 0)"]),
+        (lambda x: (x + 1).write(np.zeros((2, 3), np.float32)), ValueError, ["write", "realize"]),
     ],
 )
 def test_misuse_names_operation_and_shapes(

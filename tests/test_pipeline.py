@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from imgmlp.codec import npz, pipeline
 from imgmlp.codec.config import PRESETS, Settings
 from imgmlp.codec.fit import LISTEN
 from imgmlp.engine import AnyDevice, open_device
-from imgmlp.errors import UsageError
+from imgmlp.errors import OutOfMemoryError, UsageError
 from imgmlp.image import Picture, psnr
 
 
@@ -83,6 +84,27 @@ def test_pieces_and_other_sizes(device: AnyDevice, monkeypatch: pytest.MonkeyPat
     assert psnr(np.rint(halved).astype(np.uint8), small) > 25
     with pytest.raises(UsageError):
         pipeline.decode(weights, device, (0, 5))
+
+
+def test_a_thin_picture_needs_only_the_features_of_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = open_device("numpy")
+    weights = pipeline.train(Picture(small_pixels()), settings(steps=5), device).weights
+    monkeypatch.setattr(pipeline, "PIXELS_AT_ONCE", 1000)
+    tracemalloc.start()
+    thin = pipeline.decode(weights, device, (100_000, 1))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert thin.shape == (1, 100_000, 3)
+    assert peak < 3_000_000  # the features of all columns would take 3.2 MB, in float64 twice that
+    monkeypatch.setattr(pipeline, "PIXELS_AT_ONCE", 1 << 16)
+    assert np.array_equal(pipeline.decode(weights, device, (100_000, 1)), thin)
+
+
+def test_a_picture_too_thin_to_train_on_is_refused() -> None:
+    device = open_device("numpy")
+    device.info = dataclasses.replace(device.info, memory=100_000)
+    with pytest.raises(OutOfMemoryError, match="rows and columns"):
+        pipeline.train(Picture(np.zeros((1, 5000, 1), np.uint8)), settings(), device)
 
 
 def test_progress_goes_forward_and_previews_decode(device: AnyDevice) -> None:

@@ -113,6 +113,8 @@ KEPT: dict[str, Node] = {
     "a flip": move(Op.STRIDE, X, (-1, 1)),
     "(x + 2) * 3": (X + 2.0) * 3.0,
     "x / 3 has no exact reciprocal": X / 3.0,
+    "the reciprocal would be infinite": X / 2.0**-130,
+    "the reciprocal would be subnormal": X / 2.0**127,
 }
 
 

@@ -12,6 +12,7 @@ from imgmlp.codec.config import Encoding, Settings
 
 # Cycles per picture axis. Half a cycle tells one edge from the other.
 LOWEST = 0.5
+SLICE = 1 << 16  # samples of a table computed at once
 
 
 def octaves(count: int) -> tuple[float, ...]:
@@ -34,17 +35,27 @@ def encoding(settings: Settings, width: int, height: int) -> Encoding:
     return Encoding(geometric(count, width), geometric(count, height), origin=0.5)
 
 
-def table(frequencies: tuple[float, ...], origin: float, samples: int) -> np.ndarray:
-    """Features of every sample of one axis: float32 [samples, 2 * frequencies], sines then cosines.
+def table(
+    frequencies: tuple[float, ...], origin: float, samples: int, begin: int = 0, end: int = -1
+) -> np.ndarray:
+    """Features of samples [begin, end) of one axis: float32 [end - begin, 2 * frequencies].
 
-    The phase of sample i is 2*pi * f * (i + origin) / samples. Whole cycles are taken off while
-    the product is still exact in float64 (24 bits of f times at most 29 of i + origin), so high
-    frequencies and long axes lose nothing.
+    Sines, then cosines; `end` is `samples` if not given. The phase of sample i is
+    2*pi * f * (i + origin) / samples. Whole cycles are taken off while the product is still
+    exact in float64 (24 bits of f times at most 29 of i + origin), so high frequencies and long
+    axes lose nothing. Long tables are filled in slices, so that float64 stays small.
     """
-    places = np.arange(samples, dtype=np.float64) + origin  # [samples]
-    cycles = np.fmod(np.outer(places, frequencies), samples) / samples  # [samples, frequencies]
-    phases = 2 * np.pi * cycles
-    return np.concatenate([np.sin(phases), np.cos(phases)], axis=1).astype(np.float32)
+    end = samples if end < 0 else end
+    found = np.empty((end - begin, 2 * len(frequencies)), np.float32)
+    for first in range(begin, end, SLICE):
+        last = min(first + SLICE, end)
+        places = np.arange(first, last, dtype=np.float64) + origin  # [samples]
+        cycles = np.fmod(np.outer(places, frequencies), samples) / samples
+        phases = 2 * np.pi * cycles  # [samples, frequencies]
+        rows = found[first - begin : last - begin]
+        np.sin(phases, out=rows[:, : len(frequencies)], casting="same_kind")
+        np.cos(phases, out=rows[:, len(frequencies) :], casting="same_kind")
+    return found
 
 
 def tables(encoding: Encoding, width: int, height: int) -> tuple[np.ndarray, np.ndarray]:

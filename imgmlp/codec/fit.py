@@ -20,6 +20,7 @@ from imgmlp.codec import model
 from imgmlp.codec.config import Architecture, Encoding, Settings
 from imgmlp.codec.features import tables
 from imgmlp.engine import AnyDevice, Program, Receiver, Tensor, compile, dtype, optim
+from imgmlp.errors import OutOfMemoryError
 
 Array = np.ndarray[Any, Any]
 Stopped = Literal["interrupted", "diverged"] | None
@@ -62,6 +63,14 @@ def pixel_features(x: Tensor, y: Tensor, column: Tensor, row: Tensor) -> Tensor:
     return Tensor.concat([x.gather(column), y.gather(row)], axis=1)
 
 
+def _check_tables(samples: int, features: int, device: AnyDevice) -> None:
+    """Refuse a picture so thin that its axes' tables would not fit."""
+    nbytes = samples * features // 2 * 4
+    if nbytes > device.info.memory // 4:
+        problem = f"the features of {samples:,} rows and columns take {nbytes:,} bytes"
+        raise OutOfMemoryError(problem, hint="cut the picture into parts that are less thin")
+
+
 def learning_rate(settings: Settings, done: Tensor) -> Tensor:
     """The rate of a step before which `done` (float32, one element) steps were done."""
     if settings.schedule == "exponential":
@@ -82,6 +91,7 @@ class TrainingStep:
     ) -> None:
         self.height, self.width, self.channels = pixels.shape
         self.architecture, self.settings = architecture, settings
+        _check_tables(self.width + self.height, encoding.features, device)
         x, y = tables(encoding, self.width, self.height)
         self.x, self.y = Tensor(x, device, name="x_table"), Tensor(y, device, name="y_table")
         self.pixels = Tensor(pixels.reshape(-1, self.channels), device, name="pixels")
@@ -114,10 +124,9 @@ class TrainingStep:
 
     def _places(self) -> tuple[Tensor, Tensor]:
         """A random pixel for each row of the batch: its row and its column, int32 [batch]."""
-        batch, seed = (self.settings.batch,), self.settings.seed * 2**16
-        stream = self.count * 2 + (seed & 0xFFFFFFFF)
-        row = Tensor.random_bits(batch, stream) % self.height
-        column = Tensor.random_bits(batch, stream + 1) % self.width
+        batch, seed = (self.settings.batch,), self.settings.seed
+        row = Tensor.random_bits(batch, (seed, self.count, 0)) % self.height
+        column = Tensor.random_bits(batch, (seed, self.count, 1)) % self.width
         return row.cast(dtype.i32), column.cast(dtype.i32)
 
 

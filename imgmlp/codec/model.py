@@ -13,7 +13,7 @@ def initial(architecture: Architecture, seed: int, device: AnyDevice) -> Tensor:
     """
     parts = []
     for number, (begin, end, shape) in enumerate(architecture.spans()):
-        stream = seed * 64 + number  # architectures have fewer than 64 parameters
+        stream = (seed, number)
         draw = Tensor.normal((end - begin,), stream, variance=1 / shape[0], device=device)
         parts.append(draw)
     return Tensor.concat(parts).realize("parameters")

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec import model
-from imgmlp.codec.config import Architecture, Settings, Weights, check_size
-from imgmlp.codec.features import encoding, tables
+from imgmlp.codec.config import Settings, Weights, check_size
+from imgmlp.codec.features import encoding, table
 from imgmlp.codec.fit import Progress, Stopped, TrainingStep, fit, pixel_features
 from imgmlp.engine import AnyDevice, Program, Receiver, Tensor, compile, dtype
 from imgmlp.image import Picture, psnr
@@ -80,40 +80,61 @@ def decode(weights: Weights, device: AnyDevice, size: tuple[int, int] | None = N
     """
     width, height = size or (weights.width, weights.height)
     check_size(width, height)
-    total, channels = width * height, weights.channels
-    count = min(total, PIXELS_AT_ONCE)
-    program = compile(_decoding_step(weights, device, width, height, count), device)
-    picture = np.empty((total, channels), np.uint8)
+    piece = _Piece(weights, device, width, height)
+    picture = np.empty((height, width, weights.channels), np.uint8)
 
-    def place(begin: int, values: dict[str, Array]) -> None:
-        end = min(begin + count, total)
-        picture[begin:end] = values["pixels"][: end - begin]
+    def place(corner: tuple[int, int], values: dict[str, Array]) -> None:
+        top, left = corner
+        target = picture[top : top + piece.rows, left : left + piece.columns]
+        target[...] = values["pixels"][: target.shape[0], : target.shape[1]]
 
-    receiver = Receiver(program, ["pixels"], place)
-    for begin in range(0, total, count):
-        program.run()
-        receiver.send(begin)
-        program.marker().wait()  # one piece in flight keeps the memory bounded
-        receiver.poll()
-    receiver.wait()
-    return picture.reshape(height, width, channels)
+    receiver = Receiver(piece.program, ["pixels"], place)
+    for top in range(0, height, piece.rows):
+        for left in range(0, width, piece.columns):
+            piece.move_to(top, left)
+            piece.program.run()
+            receiver.send((top, left))
+            receiver.wait()  # one piece in flight keeps the memory bounded
+    return picture
 
 
-def _decoding_step(
-    weights: Weights, device: AnyDevice, width: int, height: int, count: int
-) -> Callable[[], dict[str, Tensor]]:
-    """A step that decodes the next `count` pixels in row-major order."""
-    x, y = (Tensor(t, device) for t in tables(weights.encoding, width, height))
-    flat = Tensor(weights.flat, device)
-    next_pixel = Tensor(np.int32(0), device)
-    architecture: Architecture = weights.architecture
+class _Piece:
+    """A step that decodes rows x columns pixels anywhere in a picture of width x height.
 
-    def step() -> dict[str, Tensor]:
-        pixel = (Tensor.arange(count) + next_pixel).minimum(width * height - 1)  # [count]
-        features = pixel_features(x, y, pixel % width, pixel // width)
-        answer = model.forward(flat, architecture, features)  # [count, channels]
+    Only the features of the piece's own rows and columns exist, so thin pictures of any
+    length need no more memory than square ones.
+    """
+
+    def __init__(self, weights: Weights, device: AnyDevice, width: int, height: int) -> None:
+        self.weights, self.width, self.height = weights, width, height
+        self.columns = min(width, PIXELS_AT_ONCE)
+        self.rows = min(height, max(1, PIXELS_AT_ONCE // self.columns))
+        half = weights.encoding.features // 2
+        self.x = Tensor(np.zeros((self.columns, half), np.float32), device, name="x_table")
+        self.y = Tensor(np.zeros((self.rows, half), np.float32), device, name="y_table")
+        self.flat = Tensor(weights.flat, device, name="parameters")
+        self.left = -1  # of the features that x holds
+        self.program = compile(self._step, device)
+
+    def _step(self) -> dict[str, Tensor]:
+        pixel = Tensor.arange(self.rows * self.columns)  # of the piece, in row-major order
+        features = pixel_features(self.x, self.y, pixel % self.columns, pixel // self.columns)
+        answer = model.forward(self.flat, self.weights.architecture, features)
         level = (answer.maximum(0.0).minimum(1.0) * 255.0 + 0.5).cast(dtype.u8)
-        next_pixel.assign(next_pixel + count)
-        return {"pixels": level}
+        return {"pixels": level.reshape(self.rows, self.columns, -1)}
 
-    return step
+    def move_to(self, top: int, left: int) -> None:
+        """Load the features of another piece; past the picture's edge, anything."""
+        encoding = self.weights.encoding
+        if left != self.left:
+            self._load(self.x, encoding.x, self.width, left, self.columns)
+            self.left = left
+        self._load(self.y, encoding.y, self.height, top, self.rows)
+
+    def _load(
+        self, target: Tensor, frequencies: tuple[float, ...], samples: int, begin: int, count: int
+    ) -> None:
+        rows = np.zeros(target.shape, np.float32)
+        end = min(begin + count, samples)
+        rows[: end - begin] = table(frequencies, self.weights.encoding.origin, samples, begin, end)
+        target.write(rows)

@@ -41,7 +41,7 @@ class Op(Enum):
     ADD = auto()
     SUB = auto()
     MUL = auto()
-    DIV = auto()  # floats divide, integers round towards minus infinity
+    DIV = auto()  # floats divide, integers round towards minus infinity; by 0 undefined
     MOD = auto()  # integers only; the sign of the divisor
     MAX = auto()
     LT = auto()
@@ -49,7 +49,7 @@ class Op(Enum):
     XOR = auto()
     AND = auto()
     OR = auto()
-    SHL = auto()
+    SHL = auto()  # by less than the width of the dtype
     SHR = auto()
     # ternary
     WHERE = auto()

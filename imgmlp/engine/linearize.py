@@ -372,7 +372,7 @@ def _reduce(kernel: Kernel, lower: _Lowering, lanes: Lanes, units: int) -> tuple
     if lanes == "group":
         return _reduce_on_lanes(kernel, lower, term, count, start)
     groups = max(1, min(4 * units, size * count // GRAIN, size))
-    if size > 1 and shape[-1] > 1 and _column_contiguous(kernel):
+    if size > 1 and shape[-1] > 1 and _keeps_last_axis(kernel):
         return _reduce_columns(kernel, lower, term, count, groups), 1
     out = build.open(Range("i", size, "share"))
     accumulators = build.effect(U.ACC, (), (VECTOR, start), core.dtype)
@@ -395,8 +395,8 @@ def _reduce(kernel: Kernel, lower: _Lowering, lanes: Lanes, units: int) -> tuple
     return groups, 1
 
 
-def _column_contiguous(kernel: Kernel) -> bool:
-    """Whether neighbours along the last kept axis lie closer in memory than reduced ones."""
+def _keeps_last_axis(kernel: Kernel) -> bool:
+    """Whether the axis along which neighbours usually lie together is not reduced."""
     core = kernel.core
     assert core is not None
     source = core.src[0]
@@ -476,7 +476,7 @@ def _product(kernel: Kernel, lower: _Lowering, lanes: Lanes, units: int) -> tupl
     first_row, first_column = row_tile * tile_rows, column_tile * tile_columns
     rows_left = Const(rows) - first_row if rows % tile_rows else None
     columns_left = Const(columns) - first_column if columns % tile_columns else None
-    product, sources = _operands(core, lead, first_row, first_column, tile_rows, build)
+    product, sources = _operands(core, lead, first_row, first_column, build)
     arg = Product(rows_left, columns_left, **product, tile_rows=tile_rows)
     found = build.effect(U.PRODUCT, sources, arg, f32)
     row = build.open(Range("m", tile_rows, "row", rows_left))
@@ -520,7 +520,7 @@ def _tile(batch: int, rows: int, columns: int, lanes: Lanes, units: int) -> tupl
 
 
 def _operands(
-    core: Node, lead: list[Expr], row: Expr, column: Expr, tile_rows: int, build: _Builder
+    core: Node, lead: list[Expr], row: Expr, column: Expr, build: _Builder
 ) -> tuple[dict[str, Any], list[int]]:
     """Offsets and strides of both factors, which are plain views of Buffers."""
     (left, left_view), (right, right_view) = (_through(s) for s in core.src)

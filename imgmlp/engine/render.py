@@ -12,6 +12,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+import numpy as np
+
 from imgmlp.engine.dtype import DType, bool_, f16
 from imgmlp.engine.graph import Op
 from imgmlp.engine.linearize import (
@@ -73,8 +75,6 @@ class _Writer:
     def __init__(self, code: Code, lanes: Lanes) -> None:
         self.code, self.lanes = code, lanes
         self.lines: list[str] = []
-        self.ends: list[str] = []
-        self.barrier_after: list[bool] = []
 
     def parts(self) -> tuple[str, str]:
         """The text before the kernel's name and after it."""
@@ -103,7 +103,7 @@ class _Writer:
         for u in self.code.uops:
             if u.op is U.GROUP:
                 assert u.dtype is not None
-                self.lines.append(f"__local {u.dtype.cl} scratch[{REDUCE_LANES}];")
+                self.lines.append(f"__local {_register(u.dtype)} scratch[{REDUCE_LANES}];")
 
     def _parameter(self, i: int, u: UOp) -> str:
         storage, written = u.arg
@@ -181,7 +181,7 @@ class _Writer:
     def _acc(self, i: int, u: UOp) -> None:
         count, start = u.arg
         assert u.dtype is not None
-        self.lines.append(f"{u.dtype.cl} v{i}[{count}];")
+        self.lines.append(f"{_register(u.dtype)} v{i}[{count}];")
         self.lines.append(f"for (int a = 0; a < {count}; ++a) v{i}[a] = {literal(start, u.dtype)};")
 
     def _accumulate(self, i: int, u: UOp) -> None:
@@ -194,7 +194,7 @@ class _Writer:
         count = self.code.uops[acc].arg[0]
         assert u.dtype is not None
         step = _join(u.arg, f"v{i}", f"v{acc}[a]")
-        self.lines.append(f"{u.dtype.cl} v{i} = v{acc}[0];")
+        self.lines.append(f"{_register(u.dtype)} v{i} = v{acc}[0];")
         self.lines.append(f"for (int a = 1; a < {count}; ++a) v{i} = {step};")
 
     def _lane(self, i: int, u: UOp) -> None:
@@ -205,7 +205,7 @@ class _Writer:
         name = "sum" if u.arg is Op.SUM else "max"
         assert u.dtype is not None
         self._declare(
-            i, u, f"group_{name}_{u.dtype.cl}(scratch, v{u.src[0]}, {self.code.local_size})"
+            i, u, f"group_{name}_{_register(u.dtype)}(scratch, v{u.src[0]}, {self.code.local_size})"
         )
 
     def _product(self, i: int, u: UOp) -> None:
@@ -255,14 +255,14 @@ def _join(op: Op, a: str, b: str) -> str:
 
 
 def literal(value: Any, dtype: DType) -> str:
-    """A constant in OpenCL C; floats in hexadecimal are exact."""
+    """A constant in OpenCL C: the shortest decimal that names the float32 exactly."""
     if not dtype.is_float:
         return f"{int(value)}u" if dtype.cl == "uint" else f"({dtype.cl})({int(value)})"
     if math.isnan(value):
         return "NAN"
     if math.isinf(value):
         return "INFINITY" if value > 0 else "(-INFINITY)"
-    return f"({float(value)!r}f)"
+    return f"({np.float32(value)!s}f)"
 
 
 def _operation(op: Op, args: list[str], operand: DType, result: DType) -> str:

@@ -124,8 +124,9 @@ def _elementwise(node: Node) -> Node | None:
 
 
 def _is_power_of_two(value: float) -> bool:
-    """Whether its reciprocal is exact."""
-    return value != 0 and math.isfinite(value) and abs(math.frexp(value)[0]) == 0.5
+    """Whether its reciprocal is exact, and neither of them subnormal, in 32 bits."""
+    mantissa, exponent = math.frexp(value) if math.isfinite(value) else (0.0, 0)
+    return abs(mantissa) == 0.5 and -125 <= exponent <= 127
 
 
 def _exclusive_or(x: Node, y: Node) -> Node | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -19,10 +19,11 @@ from imgmlp.engine.device import AnyDevice
 from imgmlp.engine.dtype import DType
 from imgmlp.engine.grad import gradient as node_gradient
 from imgmlp.engine.graph import Buffer, Node, Op
-from imgmlp.engine.program import Program, read_buffer, run_once
+from imgmlp.engine.program import Program, read_buffer, run_once, write_buffer
 
 Scalar = bool | int | float
 Axis = int | Sequence[int] | None
+Seed: TypeAlias = "Tensor | int | tuple[Tensor | int, ...]"
 PHI = 0x9E3779B9  # 2**32 over the golden ratio: keeps streams of random numbers apart
 
 
@@ -33,21 +34,22 @@ class Tensor:
     `dtype` says otherwise. Raises TypeError for a dtype that the engine has not.
     """
 
-    __slots__ = ("device", "grad", "node", "requires_grad")
+    __slots__ = ("device", "node")
 
     def __init__(
         self,
         data: Any,
         device: AnyDevice | None = None,
         dtype: DType | None = None,
-        requires_grad: bool = False,
         name: str = "",
     ) -> None:
-        self.device, self.grad, self.requires_grad = device, None, requires_grad
+        self.device = device
         if isinstance(data, Node):
             self.node = data
             return
         array = np.asarray(data)
+        if array.size == 0:
+            raise ValueError(f"a Tensor of shape {array.shape} would hold no elements")
         kind = dtype or dt.from_numpy(array.dtype)
         host = np.ascontiguousarray(array, dtype=kind.np).reshape(array.shape)
         self.node = graph.buffer(Buffer(array.shape, kind, device, host.copy(), name))
@@ -110,24 +112,26 @@ class Tensor:
         return Tensor(graph.cast(graph.iota(count), dtype), device)
 
     @staticmethod
-    def random_bits(shape: Sequence[int], seed: Tensor | int, device: Any = None) -> Tensor:
-        """Uniform u32 by hashing a counter with the seed (a number or a u32 of one element)."""
+    def random_bits(shape: Sequence[int], seed: Seed, device: Any = None) -> Tensor:
+        """Uniform u32 by hashing a counter with the seed: numbers or u32 of one element."""
         count = math.prod(shape)
         counter = Tensor.arange(count, dt.u32, device)._unary(Op.HASH)
-        if not isinstance(seed, Tensor):
-            seed = Tensor.full((), seed & 0xFFFFFFFF, dt.u32)
-        mixed = (seed.cast(dt.u32).reshape(1) + PHI)._unary(Op.HASH)
+        mixed = Tensor.zeros(1, dtype=dt.u32)
+        for part in seed if isinstance(seed, tuple) else (seed,):
+            if not isinstance(part, Tensor):
+                part = Tensor.full((), part & 0xFFFFFFFF, dt.u32)
+            mixed = (mixed + part.cast(dt.u32).reshape(1) + PHI)._unary(Op.HASH)
         return (counter + mixed)._unary(Op.HASH).reshape(*shape)
 
     @staticmethod
-    def uniform(shape: Sequence[int], seed: Tensor | int, device: Any = None) -> Tensor:
+    def uniform(shape: Sequence[int], seed: Seed, device: Any = None) -> Tensor:
         """Uniform f32 in [0, 1), 24 random bits each."""
         return _unit(Tensor.random_bits(shape, seed, device))
 
     @staticmethod
     def normal(
         shape: Sequence[int],
-        seed: Tensor | int,
+        seed: Seed,
         mean: float = 0.0,
         variance: float = 1.0,
         device: Any = None,
@@ -310,7 +314,7 @@ class Tensor:
         if slope < 0:
             raise ValueError(f"leaky_relu: the slope must not be negative, not {slope}")
         if slope == 0:  # the answer 0 hides whether x was negative: the gradient at 0 is 0
-            answer = Tensor.where(self > 0, self, 0.0)
+            answer = Tensor.where(self < 0, 0.0, self)
             return Tensor(graph.function(answer.node, [self.node], _relu_vjp), self.device)
         answer = Tensor.where(self < 0, self * slope, self)
 
@@ -444,7 +448,8 @@ class Tensor:
         kind = dt.concrete(dt.promote(self.dtype, other.dtype, dt.weak_float))
         a, b = self.cast(kind), other.cast(kind)
         if len(a.shape) == 1:
-            return (a.reshape(1, -1) @ b).reshape(*b.shape[:-2], b.shape[-1] if b.shape[1:] else 1)
+            product = a.reshape(1, -1) @ (b if len(b.shape) > 1 else b.reshape(-1, 1))
+            return product.reshape(*product.shape[:-2], *b.shape[1:][-1:])
         if len(b.shape) == 1:
             return (a @ b.reshape(-1, 1)).reshape(*a.shape[:-1])
         lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
@@ -495,6 +500,16 @@ class Tensor:
             self.node = graph.buffer(storage)
         return self
 
+    def write(self, array: np.ndarray[Any, Any]) -> Tensor:
+        """Replace the value of a realized Tensor from the host, for the steps that follow.
+
+        Raises ValueError if shape or dtype differ.
+        """
+        if not self.realized:
+            raise ValueError("write: only a realized Tensor holds state; call realize() first")
+        write_buffer(self.node.arg, array)
+        return self
+
     def numpy(self) -> np.ndarray[Any, Any]:
         """The value as a NumPy array of the same shape and dtype."""
         return read_buffer(self._run_on(), self.realize().node.arg)
@@ -517,8 +532,8 @@ def _aligned(a: Tensor, b: Tensor | Scalar) -> tuple[Tensor, Tensor]:
     """Both at one shape, dtype and device; a Python number takes the Tensor's dtype if it can."""
     if not isinstance(b, Tensor):
         kind = dt.concrete(dt.promote(a.dtype, dt.of(b)))
-        if kind is dt.u32:
-            b = int(b) & 0xFFFFFFFF
+        if kind.is_int and kind is not dt.bool_:
+            b = _wrapped(int(b), kind)
         return a.cast(kind), Tensor(graph.const(b, kind, a.shape), a.device)
     kind = dt.concrete(dt.promote(a.dtype, b.dtype))
     device = _common_device(a, b)
@@ -529,6 +544,13 @@ def _aligned(a: Tensor, b: Tensor | Scalar) -> tuple[Tensor, Tensor]:
     x, y = (t.cast(kind).broadcast_to(shape) for t in (a, b))
     x.device = y.device = device
     return x, y
+
+
+def _wrapped(value: int, dtype: DType) -> int:
+    """The number modulo the dtype's range, as arithmetic in it wraps."""
+    span = 1 << (8 * dtype.itemsize)
+    low = int(dtype.min)
+    return (value - low) % span + low
 
 
 def _common_device(*tensors: Tensor) -> AnyDevice | None:
