@@ -12,8 +12,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from imgmlp.engine import AnyDevice, Device, open_device
+
 # A run of the trainer that takes a moment: 20 steps of 96 parameters.
 QUICK = ("--steps", "20", "--batch", "64", "--hidden", "8", "--layers", "1", "--features", "8")
+
+# NumPy's interpreter, and PoCL with both mappings: one work-item a group, and a group of lanes.
+MAPPINGS = ("numpy", "one", "group")
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -23,6 +28,15 @@ def small_pixels(channels: int = 3) -> np.ndarray:
     y, x = np.mgrid[:24, :31]
     planes = [x * 8, y * 10, ((x // 4 + y // 3) % 2) * 200][:channels]
     return np.stack(planes, axis=-1).astype(np.uint8)
+
+
+def open_mapping(name: str) -> AnyDevice:
+    """A device that runs kernels as one of MAPPINGS says."""
+    found = open_device("numpy" if name == "numpy" else "cpu")
+    if name == "group":
+        assert isinstance(found, Device)
+        found.lanes = "group"
+    return found
 
 
 @pytest.fixture

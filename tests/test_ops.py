@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from conftest import MAPPINGS, open_mapping
 
-from imgmlp.engine import AnyDevice, Device, Tensor, compile, dtype, open_device
+from imgmlp.engine import AnyDevice, Tensor, compile, dtype
 
 Function = Callable[..., "Tensor | np.ndarray"]
 RELATIVE = 2e-5  # float32 rounding over sums of up to a few hundred terms
@@ -114,23 +115,9 @@ CASES = [
 ]  # fmt: skip
 
 
-def lanes_of_a_group() -> Device:
-    device = open_device("cpu")
-    assert isinstance(device, Device)
-    device.lanes = "group"
-    return device
-
-
-DEVICES = {
-    "numpy": lambda: open_device("numpy"),
-    "one": lambda: open_device("cpu"),
-    "group": lanes_of_a_group,
-}
-
-
-@pytest.fixture(scope="module", params=DEVICES)
+@pytest.fixture(scope="module", params=MAPPINGS)
 def device(request: pytest.FixtureRequest) -> AnyDevice:
-    return DEVICES[request.param]()
+    return open_mapping(request.param)
 
 
 def inputs_of(case: Case) -> list[np.ndarray]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import small_pixels
+from conftest import MAPPINGS, open_mapping, small_pixels
 
 from imgmlp.codec.config import PRESETS, Settings
 from imgmlp.codec.features import encoding
@@ -24,13 +24,9 @@ from imgmlp.engine import (
 )
 
 
-@pytest.fixture(scope="module", params=["numpy", "one", "group"])
+@pytest.fixture(scope="module", params=MAPPINGS)
 def device(request: pytest.FixtureRequest) -> AnyDevice:
-    found = open_device("numpy" if request.param == "numpy" else "cpu")
-    if request.param == "group":
-        assert isinstance(found, Device)
-        found.lanes = "group"
-    return found
+    return open_mapping(request.param)
 
 
 def counter(device: AnyDevice) -> tuple[Program, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from conftest import MAPPINGS, open_mapping
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -110,16 +111,9 @@ def test_state_read_elsewhere_than_at_the_element_is_copied() -> None:
     assert found.intermediates()
 
 
-DEVICES = ("numpy", "one", "group")
-
-
-@pytest.fixture(scope="module", params=DEVICES)
+@pytest.fixture(scope="module", params=MAPPINGS)
 def device(request: pytest.FixtureRequest) -> AnyDevice:
-    found = open_device("numpy" if request.param == "numpy" else "cpu")
-    if request.param == "group":
-        assert isinstance(found, Device)
-        found.lanes = "group"
-    return found
+    return open_mapping(request.param)
 
 
 def test_every_assignment_sees_the_values_from_before_the_step(device: AnyDevice) -> None:
