@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from conftest import MAPPINGS, open_mapping
 
-from imgmlp.engine import AnyDevice, Tensor, compile, dtype
+from imgmlp.engine import AnyDevice, Tensor, compile, dtype, open_device
 
 Function = Callable[..., "Tensor | np.ndarray"]
 RELATIVE = 2e-5  # float32 rounding over sums of up to a few hundred terms
@@ -303,3 +303,13 @@ def test_misuse_names_operation_and_shapes(
         act(Tensor(np.ones((2, 3))))
     for word in words:
         assert word in str(raised.value)
+
+
+def test_a_tensor_says_where_its_elements_lie() -> None:
+    x = Tensor(np.arange(24.0).reshape(2, 3, 4), open_device("numpy"))
+    assert x.strides == (12, 4, 1)
+    assert x.numpy().ravel()[x.flat_index(1, 2, 3)] == x[1, 2, 3].item() == 23
+    with pytest.raises(IndexError, match="axis 1"):
+        x.flat_index(0, 3, 0)
+    with pytest.raises(IndexError, match="2 indices"):
+        x.flat_index(0, 0)

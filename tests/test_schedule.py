@@ -139,6 +139,22 @@ def test_every_assignment_sees_the_values_from_before_the_step(device: AnyDevice
     assert np.array_equal(program.read("state"), z)
 
 
+def test_a_state_may_take_the_old_value_of_one_that_changes(device: AnyDevice) -> None:
+    a, b = Tensor(np.arange(6.0), device), Tensor(np.arange(6.0) + 10, device)
+
+    def step() -> dict[str, Tensor]:
+        b.assign(a)
+        a.assign((a + b) * 0.5)
+        return {"old": a * 1.0}
+
+    compile(step, device).run(2)
+    x, y = np.arange(6.0), np.arange(6.0) + 10
+    for _ in range(2):
+        x, y = (x + y) * 0.5, x
+    assert np.array_equal(a.numpy(), x)
+    assert np.array_equal(b.numpy(), y)
+
+
 STEPS = st.lists(st.tuples(st.integers(0, 11), st.integers(0, 99), st.integers(0, 99)), min_size=3, max_size=14)  # fmt: skip
 SIDE = 6
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.engine.dtype import DType, bool_, i32, u32
+from imgmlp.engine.dtype import DType, bool_, f32, i32, u32
 from imgmlp.engine.view import Access
 
 Shape = tuple[int, ...]
@@ -82,6 +82,8 @@ REDUCE = frozenset({Op.SUM, Op.REDUCE_MAX})
 MOVEMENT = frozenset({Op.RESHAPE, Op.PERMUTE, Op.EXPAND, Op.PAD, Op.SHRINK, Op.STRIDE})
 LOAD = frozenset({Op.BUFFER, Op.CONST, Op.IOTA})
 FLOAT_ONLY = frozenset({Op.EXP2, Op.LOG2, Op.SIN, Op.SQRT})
+# a bool is stored as a byte, 0 or 1, and these could make it another number
+NOT_BOOL = frozenset({Op.NEG, Op.ADD, Op.SUB, Op.DIV, Op.MOD, Op.SHL, Op.SHR, Op.MULACC, Op.SUM})
 
 
 class Buffer:
@@ -231,8 +233,14 @@ def _check_dtype(op: Op, first: Node, dtype: DType) -> None:
         raise TypeError(f"{op.name.lower()}: needs a float, not {dtype.name}; use .cast(f32)")
     if (op in BITWISE or op is Op.MOD) and dtype.is_float:
         raise TypeError(f"{op.name.lower()}: needs integers, not {dtype.name}")
+    _check_not_bool(op, dtype)
     if op is Op.HASH and dtype is not u32:
         raise TypeError(f"hash: needs u32, not {dtype.name}")
+
+
+def _check_not_bool(op: Op, dtype: DType) -> None:
+    if op in NOT_BOOL and dtype is bool_:
+        raise TypeError(f"{op.name.lower()}: needs numbers, not bool; use & | ^ or cast them")
 
 
 def _result_dtype(op: Op, dtype: DType) -> DType:
@@ -247,6 +255,7 @@ def cast(node: Node, dtype: DType) -> Node:
 
 def reduce(op: Op, node: Node, axes: Sequence[int]) -> Node:
     """SUM or REDUCE_MAX over axes, which vanish from the shape."""
+    _check_not_bool(op, node.dtype)
     axes = tuple(sorted({normal_axis(a, len(node.shape), op.name.lower()) for a in axes}))
     if not axes:
         return node
@@ -284,13 +293,13 @@ def apply_movement(access: Access, op: Op, arg: Any) -> Access:
 
 
 def dot(a: Node, b: Node) -> Node:
-    """Matrix product over equal leading axes: [..., M, K] x [..., K, N] -> [..., M, N]."""
+    """Matrix product of f32 over equal leading axes: [..., M, K] x [..., K, N] -> [..., M, N]."""
     if len(a.shape) < 2 or len(a.shape) != len(b.shape) or a.shape[:-2] != b.shape[:-2]:
         raise ValueError(f"dot: shapes {a.shape} and {b.shape} need equal leading axes")
     if a.shape[-1] != b.shape[-2]:
         raise ValueError(f"dot: {a.shape} x {b.shape}: {a.shape[-1]} is not {b.shape[-2]}")
-    if a.dtype is not b.dtype or not a.dtype.is_float:
-        raise TypeError(f"dot: needs two floats of one dtype, not {a.dtype.name}, {b.dtype.name}")
+    if a.dtype is not f32 or b.dtype is not f32:
+        raise TypeError(f"dot: needs f32 factors, not {a.dtype.name} and {b.dtype.name}")
     return make(Op.DOT, (a, b), None, (*a.shape[:-1], b.shape[-1]), a.dtype)
 
 

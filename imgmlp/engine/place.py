@@ -245,10 +245,12 @@ def choose_places(
 ) -> tuple[dict[Node, Node], set[Buffer], list[Update]]:
     """All places; the states that are overwritten directly; updates to copy at the end.
 
-    A state may be overwritten by the kernel of its new value if every other kernel that
-    reads the old value can run before, and that kernel reads it element by element.
+    A state may be overwritten by the kernel of its new value if every other kernel that reads
+    the old value can run before, that kernel reads it element by element, and no other state
+    takes the old value as it is.
     """
     trial = graph.places({})
+    copied_from = {value.arg for _, value in updates if value.op is Op.BUFFER}
     drafts = graph.drafts(trial)
     edges = {d.order: set(d.after) for d in drafts}
     direct: dict[Node, Node] = {}
@@ -258,7 +260,11 @@ def choose_places(
             d for d in drafts if value in trial and d.stores[0].target is storage(trial[value])
         ]
         whole = value in trial and value not in direct and trial[value].op is Op.BUFFER
-        if whole and _can_overwrite(state, value, writers, drafts, edges):
+        if (
+            whole
+            and state not in copied_from
+            and _can_overwrite(state, value, writers, drafts, edges)
+        ):
             direct[value] = buffer(state)
         else:
             copied.append((state, value))

@@ -51,6 +51,7 @@ class Tensor:
         if array.size == 0:
             raise ValueError(f"a Tensor of shape {array.shape} would hold no elements")
         kind = dtype or dt.from_numpy(array.dtype)
+        _check_range(array, kind)
         host = np.ascontiguousarray(array, dtype=kind.np).reshape(array.shape)
         self.node = graph.buffer(Buffer(array.shape, kind, device, host.copy(), name))
 
@@ -151,7 +152,7 @@ class Tensor:
         return self if self.dtype.is_float else self.cast(dt.f32)
 
     def _binary(self, op: Op, other: Tensor | Scalar, swapped: bool = False) -> Tensor:
-        a, b = _aligned(self, other)
+        a, b = _aligned(self, other, op.name.lower())
         if swapped:
             a, b = b, a
         return Tensor(graph.alu(op, a.node, b.node), a.device)
@@ -178,8 +179,9 @@ class Tensor:
 
     def __floordiv__(self, other: Tensor | Scalar) -> Tensor:
         """Integer division rounding towards minus infinity."""
-        if self.dtype.is_float:
-            raise TypeError("// needs integers; use / on floats")
+        kind = dt.promote(self.dtype, other.dtype if isinstance(other, Tensor) else dt.of(other))
+        if kind.is_float:
+            raise TypeError(f"//: needs integers, not {kind.name}; use / on floats")
         return self._binary(Op.DIV, other)
 
     def __mod__(self, other: Tensor | Scalar) -> Tensor:
@@ -217,10 +219,10 @@ class Tensor:
         return self._binary(Op.LT, other, swapped=True)
 
     def __ge__(self, other: Tensor | Scalar) -> Tensor:
-        return (self < other).logical_not()
+        return (self > other) | self.eq(other)  # not "not <", which NaN would satisfy
 
     def __le__(self, other: Tensor | Scalar) -> Tensor:
-        return (self > other).logical_not()
+        return (self < other) | self.eq(other)
 
     def eq(self, other: Tensor | Scalar) -> Tensor:
         """Elementwise equality; `==` compares identity, as for any object."""
@@ -234,7 +236,7 @@ class Tensor:
 
     def minimum(self, other: Tensor | Scalar) -> Tensor:
         """inverse(max(inverse a, inverse b)), the inverse being one that undoes itself."""
-        a, b = _aligned(self, other)
+        a, b = _aligned(self, other, "minimum")
         return a._inverse().maximum(b._inverse())._inverse()
 
     def _inverse(self) -> Tensor:
@@ -245,21 +247,21 @@ class Tensor:
     @staticmethod
     def where(condition: Tensor, a: Tensor | Scalar, b: Tensor | Scalar) -> Tensor:
         if isinstance(a, Tensor):
-            x, y = _aligned(a, b)
+            x, y = _aligned(a, b, "where")
         elif isinstance(b, Tensor):
-            y, x = _aligned(b, a)
+            y, x = _aligned(b, a, "where")
         else:
-            x, y = _aligned(Tensor.full((), a), b)
-        shape = np.broadcast_shapes(condition.shape, x.shape)
+            x, y = _aligned(Tensor.full((), a), b, "where")
+        shape = _broadcast("where", condition.shape, x.shape)
         device = _common_device(condition, x, y)
         nodes = [t.broadcast_to(shape).node for t in (condition, x, y)]
         return Tensor(graph.alu(Op.WHERE, *nodes), device)
 
     def multiply_add(self, factor: Tensor | Scalar, addend: Tensor | Scalar) -> Tensor:
         """self * factor + addend in one operation."""
-        a, b = _aligned(self, factor)
-        a, c = _aligned(a, addend)
-        a, b = _aligned(a, b)
+        a, b = _aligned(self, factor, "multiply_add")
+        a, c = _aligned(a, addend, "multiply_add")
+        a, b = _aligned(a, b, "multiply_add")
         return Tensor(graph.alu(Op.MULACC, a.node, b.node, c.node), a.device)
 
     def exp2(self) -> Tensor:
@@ -278,6 +280,7 @@ class Tensor:
         return self._float()._unary(Op.SIN)
 
     def cos(self) -> Tensor:
+        """To half a unit in the last place of x, which for large x is not small."""
         return (self + math.pi / 2).sin()
 
     def sqrt(self) -> Tensor:
@@ -293,6 +296,7 @@ class Tensor:
         return Tensor.where(self < 0, -self, self)
 
     def sign(self) -> Tensor:
+        """-1, 0 or 1; 0 for NaN."""
         return (self > 0).cast(self.dtype) - (self < 0).cast(self.dtype)
 
     def copysign(self, other: Tensor | Scalar) -> Tensor:
@@ -349,7 +353,9 @@ class Tensor:
         return reduced.reshape(*(1 if i in kept else n for i, n in enumerate(self.shape)))
 
     def sum(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
-        return self._reduce(Op.SUM, axis, keepdims)
+        """Bools are counted, in i32; other dtypes stay, and integers wrap."""
+        numbers = self.cast(dt.i32) if self.dtype is dt.bool_ else self
+        return numbers._reduce(Op.SUM, axis, keepdims)
 
     def max(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
         return self._reduce(Op.REDUCE_MAX, axis, keepdims)
@@ -383,7 +389,9 @@ class Tensor:
         return self._move(Op.PERMUTE, axes)
 
     def transpose(self, a: int = -2, b: int = -1) -> Tensor:
-        axes = list(range(len(self.shape)))
+        rank = len(self.shape)
+        axes = list(range(rank))
+        a, b = (graph.normal_axis(axis, rank, "transpose") for axis in (a, b))
         axes[a], axes[b] = axes[b], axes[a]
         return self.permute(*axes)
 
@@ -434,6 +442,8 @@ class Tensor:
 
     @staticmethod
     def concat(parts: Sequence[Tensor], axis: int = 0) -> Tensor:
+        if not parts:
+            raise ValueError("concat: needs at least one tensor")
         kind = dt.concrete(dt.promote(*(p.dtype for p in parts)))
         nodes = [p.cast(kind).node for p in parts]
         return Tensor(graph.concat(nodes, axis), _common_device(*parts))
@@ -444,15 +454,20 @@ class Tensor:
     # --- products and tables ---
 
     def __matmul__(self, other: Tensor) -> Tensor:
-        """[..., M, K] @ [..., K, N] -> [..., M, N]; leading axes and vectors as in NumPy."""
+        """[..., M, K] @ [..., K, N] -> [..., M, N]; leading axes and vectors as in NumPy.
+
+        Halves are multiplied and added in f32 and rounded once.
+        """
         kind = dt.concrete(dt.promote(self.dtype, other.dtype, dt.weak_float))
+        if kind is not dt.f32:
+            return (self.cast(dt.f32) @ other.cast(dt.f32)).cast(kind)
         a, b = self.cast(kind), other.cast(kind)
         if len(a.shape) == 1:
             product = a.reshape(1, -1) @ (b if len(b.shape) > 1 else b.reshape(-1, 1))
             return product.reshape(*product.shape[:-2], *b.shape[1:][-1:])
         if len(b.shape) == 1:
             return (a @ b.reshape(-1, 1)).reshape(*a.shape[:-1])
-        lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        lead = _broadcast("dot", a.shape[:-2], b.shape[:-2])
         a, b = (t.broadcast_to((*lead, *t.shape[-2:])) for t in (a, b))
         return Tensor(graph.dot(a.node, b.node), _common_device(a, b))
 
@@ -519,6 +534,14 @@ class Tensor:
         return value
 
 
+def _check_range(array: np.ndarray[Any, Any], kind: DType) -> None:
+    """Refuse integers that the dtype cannot hold, which NumPy would wrap."""
+    if kind.is_int and array.dtype.kind in "iu":
+        low, high = int(array.min()), int(array.max())
+        if low < kind.min or high > kind.max:
+            raise ValueError(f"{kind.name} cannot hold {low if low < kind.min else high}")
+
+
 def _relu_vjp(g: Node, ans: Node, x: Node) -> tuple[Node]:
     zero = graph.const(0, g.dtype, g.shape)
     return (graph.alu(Op.WHERE, zero < ans, g, zero),)
@@ -528,7 +551,7 @@ def _unit(bits: Tensor) -> Tensor:
     return (bits >> 8).cast(dt.f32) * 2.0**-24
 
 
-def _aligned(a: Tensor, b: Tensor | Scalar) -> tuple[Tensor, Tensor]:
+def _aligned(a: Tensor, b: Tensor | Scalar, operation: str) -> tuple[Tensor, Tensor]:
     """Both at one shape, dtype and device; a Python number takes the Tensor's dtype if it can."""
     if not isinstance(b, Tensor):
         kind = dt.concrete(dt.promote(a.dtype, dt.of(b)))
@@ -537,13 +560,18 @@ def _aligned(a: Tensor, b: Tensor | Scalar) -> tuple[Tensor, Tensor]:
         return a.cast(kind), Tensor(graph.const(b, kind, a.shape), a.device)
     kind = dt.concrete(dt.promote(a.dtype, b.dtype))
     device = _common_device(a, b)
-    try:
-        shape = np.broadcast_shapes(a.shape, b.shape)
-    except ValueError:
-        raise ValueError(f"shapes {a.shape} and {b.shape} do not broadcast") from None
+    shape = _broadcast(operation, a.shape, b.shape)
     x, y = (t.cast(kind).broadcast_to(shape) for t in (a, b))
     x.device = y.device = device
     return x, y
+
+
+def _broadcast(operation: str, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    """NumPy's rule: axes count from the last, and those of size 1 repeat."""
+    try:
+        return np.broadcast_shapes(a, b)
+    except ValueError:
+        raise ValueError(f"{operation}: shapes {a} and {b} do not broadcast") from None
 
 
 def _wrapped(value: int, dtype: DType) -> int:
@@ -568,7 +596,8 @@ def _axes(axis: Axis, rank: int) -> Sequence[int]:
 
 
 def _span(item: Any, n: int, axis: int) -> tuple[tuple[int, int], int]:
-    if isinstance(item, int):
+    if isinstance(item, int | np.integer):
+        item = int(item)
         if not -n <= item < n:
             raise IndexError(f"index {item} is out of bounds for axis {axis} of size {n}")
         return (item % n, item % n + 1), 1
