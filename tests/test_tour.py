@@ -61,7 +61,7 @@ def test_two_plus_three(device: Device) -> None:
     # Replaying is enqueueing launches whose arguments are already set.
     program.run()
     assert program.read("sum") == 5.0
-    assert total.item() == 5.0
+    assert total.realize().item() == 5.0
     assert total.realized
 
 

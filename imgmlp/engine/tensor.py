@@ -507,7 +507,8 @@ class Tensor:
     def realize(self, name: str = "") -> Tensor:
         """Compute the value now, in place of the expression; later uses read it.
 
-        Listings show the storage by its name.
+        Gradients end here, as they do at any value that stands in memory. Listings show the
+        storage by its name.
         """
         if not self.realized:
             storage = Buffer(self.shape, self.dtype, self._run_on(), name=name)
@@ -526,8 +527,12 @@ class Tensor:
         return self
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """The value as a NumPy array of the same shape and dtype."""
-        return read_buffer(self._run_on(), self.realize().node.arg)
+        """The value as a NumPy array of the same shape and dtype.
+
+        Looking changes nothing: what was an expression stays one and has gradients still.
+        """
+        seen = Tensor(self.node, self.device).realize()
+        return read_buffer(seen._run_on(), seen.node.arg)
 
     def item(self) -> Scalar:
         value: Scalar = self.numpy().item()
