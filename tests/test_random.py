@@ -1,0 +1,105 @@
+"""Random numbers: exactly the documented hash, the same on every device, and fit for use."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from conftest import MAPPINGS, open_mapping
+
+from imgmlp.engine import AnyDevice, Tensor, compile
+
+PHI = 0x9E3779B9
+SEEDS: list[int | tuple[int, ...]] = [0, 7, 2**32 - 1, -1, (1, 2), (2, 1), (0, 0), (5, 0, 1)]
+
+
+@pytest.fixture(scope="module", params=MAPPINGS)
+def device(request: pytest.FixtureRequest) -> AnyDevice:
+    return open_mapping(request.param)
+
+
+def lowbias(x: int) -> int:
+    """The hash in Python's unbounded integers."""
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        x = (x ^ (x >> shift)) * factor % 2**32
+    return x ^ (x >> 16)
+
+
+def bits(count: int, seed: int | tuple[int, ...]) -> list[int]:
+    mixed = 0
+    for part in seed if isinstance(seed, tuple) else (seed,):
+        mixed = lowbias((mixed + part + PHI) % 2**32)
+    return [lowbias((lowbias(i) + mixed) % 2**32) for i in range(count)]
+
+
+def test_bits_are_exactly_the_hash_on_every_device(device: AnyDevice) -> None:
+    program = compile(
+        lambda: {str(s): Tensor.random_bits((3, 67), s, device) for s in SEEDS}, device
+    )
+    program.run()
+    for seed in SEEDS:
+        found = program.read(str(seed))
+        assert found.dtype == np.uint32
+        assert found.ravel().tolist() == bits(201, seed), seed
+    assert bits(9, -1) == bits(9, 2**32 - 1)
+
+
+def test_seeds_give_streams_of_their_own() -> None:
+    """No number in common but by chance: 8 * 300 of 2**32 meet with probability 0.0007."""
+    different = [s for s in SEEDS if s != -1]
+    drawn = [b for seed in different for b in bits(300, seed)]
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_seeds_may_be_computed_on_the_device(device: AnyDevice) -> None:
+    count = Tensor(np.uint32(5), device)
+
+    def step() -> dict[str, Tensor]:
+        drawn = Tensor.random_bits((33,), (9, count), device)
+        count.assign(count + 1)
+        return {"bits": drawn}
+
+    program = compile(step, device)
+    for step_number in (5, 6):
+        program.run()
+        assert program.read("bits").tolist() == bits(33, (9, step_number))
+
+
+def test_uniform_numbers_are_the_upper_bits(device: AnyDevice) -> None:
+    found = Tensor.uniform((257,), 3, device).numpy()
+    wanted = [(b >> 8) / 2**24 for b in bits(257, 3)]
+    assert found.dtype == np.float32
+    assert found.tolist() == wanted  # 24 bits fit a float32: no rounding
+    assert min(wanted) >= 0
+    assert max(wanted) < 1
+
+
+def test_normal_numbers_are_those_of_box_and_muller(device: AnyDevice) -> None:
+    """float32 logarithm and cosine of angles up to 2 pi, hence 2e-6 for values up to 5."""
+    found = Tensor.normal((257,), 3, mean=1.0, variance=4.0, device=device).numpy()
+    for value, b in zip(found.tolist(), bits(257, 3), strict=True):
+        u, v = (b >> 8) / 2**24, (lowbias(b) >> 8) / 2**24
+        wanted = 1 + 2 * math.sqrt(-2 * math.log(1 - u)) * math.cos(2 * math.pi * v)
+        assert value == pytest.approx(wanted, rel=2e-6, abs=1e-5)
+
+
+def test_the_extreme_draws_of_the_normal_are_finite() -> None:
+    """The largest u is 1 - 2**-24: the radius is at most sqrt(48 ln 2), and 0 at u = 0."""
+    found = Tensor.normal((1 << 20,), 11, device=open_mapping("one")).numpy()
+    assert np.isfinite(found).all()
+    assert 4.2 < np.abs(found).max() <= math.sqrt(48 * math.log(2))
+
+
+def test_neighbours_seeds_and_bits_are_not_correlated() -> None:
+    """Correlations of n pairs have a standard error of n ** -0.5; five of them are allowed."""
+    n = 1 << 16
+    device = open_mapping("numpy")
+    a, b = (Tensor.uniform((n,), s, device).numpy().astype(float) - 0.5 for s in (1, 2))
+    spread = a.std() * b.std()
+    for first, second in ((a[:-1], a[1:]), (a[:-64], a[64:]), (a, b), (a[:-1], b[1:])):
+        assert abs((first * second).mean() / spread) < 5 * n**-0.5
+    raw = Tensor.random_bits((n,), 1, device).numpy()
+    for bit in range(32):
+        share = ((raw >> bit) & 1).mean()
+        assert abs(share - 0.5) < 5 * 0.5 * n**-0.5, bit
