@@ -316,7 +316,7 @@ def test_a_network_of_everything_agrees_with_differences_in_float64() -> None:
     loss = (
         curved.variance(0).sum()
         + curved.max(1).mean()
-        + hidden.multiply_add(scale, 1).square().mean()
+        + hidden.multiply_add(scale, rows).square().mean()
     )
     wrt = [t.node for t in (x, w, b, table, scale)]
     held = {n.arg: np.asarray(n.arg.host) for n in toposort([loss.node]) if n.op is Op.BUFFER}
@@ -337,7 +337,9 @@ def test_padded_parts_that_tile_are_put_side_by_side_not_added() -> None:
     ]
     assert total(padded[::-1]).op is Op.CONCAT
     assert total(padded[::-1]).src == tuple(parts)
-    for some in (padded[:2], [*padded, padded[0]], [padded[0], padded[2]]):
+    long = move(Op.PAD, const(7.0, dtype.f32, (2, 4)), ((0, 0), (0, 2)))
+    overlapping = [long, move(Op.PAD, const(8.0, dtype.f32, (2, 2)), ((0, 0), (2, 2)))]
+    for some in (padded[:2], [*padded, padded[0]], [padded[0], padded[2]], overlapping):
         added = total(some)
         assert added.op is Op.ADD
         wanted = sum(evaluate([p], {})[0] for p in some)
