@@ -130,6 +130,19 @@ def test_every_flipped_bit_is_noticed_or_harmless(tmp_path: Path) -> None:
         ({"frequencies_y": np.array([1.0, np.nan], np.float32)}, []),
         ({"activation": np.array("relu")}, ["activation"]),
         ({"slope": np.array(np.nan, np.float32)}, []),
+        ({"slope": np.array(3, np.float32)}, ["slope"]),
+        ({"origin": np.array(-1, np.float32)}, ["origin"]),
+        ({"origin": np.zeros(1, np.float32)}, ["origin"]),
+        ({"version": np.array(1.0)}, ["version"]),
+        ({"size": np.array([-13, 9], np.int32)}, ["-13x9"]),
+        ({"layers": np.full(32, 4096, np.int32)}, ["parameters"]),
+        ({"frequencies_x": np.ones((2, 1), np.float32)}, ["frequencies_x", "vector"]),
+        ({"frequencies_y": np.array([1, -2], np.float32)}, ["-2.0"]),
+        ({"weight_0": np.zeros((8, 5), ">f4")}, ["weight_0"]),
+        ({"weight_0": np.zeros((8, 5), np.float32, order="F")}, ["weight_0", "Fortran"]),
+        ({"bias_1": np.zeros(3, np.float32)}, ["bias_1"]),
+        ({"icc": np.zeros((2, 2), np.uint8)}, ["icc", "vector"]),
+        ({"icc": np.zeros(0, np.uint8)}, ["icc"]),
     ],
     ids=str,
 )
@@ -137,6 +150,13 @@ def test_inconsistent_members_are_named(
     tmp_path: Path, members: dict[str, np.ndarray | None], words: list[str]
 ) -> None:
     refused(tmp_path / "bad.npz", changed(**members), *words)
+
+
+def test_a_newer_version_is_refused_by_its_number_whatever_it_holds(tmp_path: Path) -> None:
+    stream = io.BytesIO()
+    newer = {"format": np.array("imgmlp-weights"), "version": np.array(7, np.int32)}
+    np.savez(stream, grids=np.zeros(3, np.int8), **newer)
+    refused(tmp_path / "newer.npz", stream.getvalue(), "version 7 is newer")
 
 
 def test_pickles_are_never_opened(tmp_path: Path) -> None:
@@ -190,6 +210,64 @@ def test_bombs_are_refused_before_memory_is_allocated(tmp_path: Path) -> None:
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert peak < 2**21
+
+
+HEADER = "{'descr': '%s', 'fortran_order': False, 'shape': %s, }"
+
+
+def array(descr: str, shape: str, values: int = 0) -> bytes:
+    """The bytes of a .npy whose header may say what it likes about the zeros that follow."""
+    header = (HEADER % (descr, shape)).ljust(117).encode() + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(values)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        array("<f4", "(999999999, 999999999)"),
+        array("<f4", "(5,)"),
+        array("<f4", "(5,)", 19),
+        array("<f4", "(5,)", 21),
+        array("<f4", "(((((((5,)))))))", 20),
+        array("<f4", "(-5,)", 20),
+        array("<f4", "(%s,)" % ("9" * 70), 20),
+        array("<U99999", "()", 20),
+        b"\x93NUMPY\x01\x00\xff\xff{",
+        b"\x93NUMPY\x03\x00" + array("<f4", "(5,)", 20)[8:],
+        b"\x93NUM",
+        b"",
+    ],
+)
+def test_headers_that_promise_what_is_not_there_are_refused(tmp_path: Path, content: bytes) -> None:
+    stream = io.BytesIO()
+    with (
+        zipfile.ZipFile(io.BytesIO(packed())) as source,
+        zipfile.ZipFile(stream, "w") as target,
+    ):
+        for member in source.namelist():
+            target.writestr(member, content if member == "bias_0.npy" else source.read(member))
+    refused(tmp_path / "promise.npz", stream.getvalue(), "bias_0")
+
+
+def test_a_directory_too_large_to_read_is_refused(tmp_path: Path) -> None:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for number in range(2000):
+            archive.writestr(f"{number}.npy", b"")
+    refused(tmp_path / "many.npz", stream.getvalue(), "directory is too large")
+    # A zip64 record would replace the size that was looked at.
+    locator = b"PK\x06\x07" + bytes(12) + b"\1\0\0\0"
+    data = packed()
+    refused(tmp_path / "zip64.npz", data[:-22] + locator + data[-22:], "directory is too large")
+
+
+def test_a_file_over_the_limit_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "large.npz"
+    with path.open("wb") as stream:
+        stream.write(packed())
+        stream.truncate(npz.MAX_FILE + 1)
+    with pytest.raises(FormatError, match="too many"):
+        npz.load(path)
 
 
 def test_a_missing_file_is_a_usage_error(tmp_path: Path) -> None:

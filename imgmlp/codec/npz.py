@@ -213,9 +213,9 @@ class _Archive:
         member = self.members.get(name)
         if member is None:
             raise FormatError(f"member {name!r} is missing", hint=_HINT)
-        expected = shape if shape is not None else member.shape
-        if member.descr != dtype or member.shape != expected or len(expected) > 2:
-            want = "vector" if shape is None else list(expected)
+        expected = member.shape if shape is None and len(member.shape) == 1 else shape
+        if member.descr != dtype or expected is None or member.shape != expected:
+            want = "vector" if expected is None else list(expected)
             found = f"{member.descr!a} {list(member.shape)}"
             raise FormatError(f"member {name!r} is {found}, not {dtype!r} {want}", hint=_HINT)
         count = math.prod(expected)
