@@ -155,6 +155,44 @@ def test_a_state_may_take_the_old_value_of_one_that_changes(device: AnyDevice) -
     assert np.array_equal(b.numpy(), y)
 
 
+def check(device: AnyDevice, *roots: Node, start: dict[Buffer, np.ndarray]) -> None:
+    """What a program on a device gives for the roots is what NumPy gives; sums are short."""
+    program = Program(device, {f"o{i}": n for i, n in enumerate(roots)}, [])
+    program.run()
+    for i, wanted in enumerate(evaluate(roots, start, wide=True)):
+        assert np.allclose(program.read(f"o{i}"), wanted, rtol=1e-4, atol=1e-5), f"o{i}"
+
+
+def filled(device: AnyDevice, *shape: int) -> tuple[Buffer, np.ndarray]:
+    data = np.random.default_rng(sum(shape)).uniform(-1, 1, shape).astype(np.float32)
+    return Buffer(shape, f32, device, data.copy()), data
+
+
+def test_a_part_of_a_concatenation_may_depend_on_another(device: AnyDevice) -> None:
+    """Both are written into one Buffer, with a kernel between them."""
+    (x, x0), (w, w0) = filled(device, 5, 7), filled(device, 7, 7)
+    first = dot(buffer(x), buffer(w))
+    between = dot(first, buffer(w))
+    joined = concat([first, dot(between, buffer(w))], 1)
+    check(device, joined, joined * 2.0, start={x: x0, w: w0})
+
+
+def test_a_part_of_a_concatenation_may_be_a_factor_in_another_shape(device: AnyDevice) -> None:
+    """Strides could not follow a reshape of a part that lies between others."""
+    (x, x0), (w, w0) = filled(device, 4, 6), filled(device, 4, 5)
+    part = alu(Op.SIN, buffer(x))
+    joined = concat([part, buffer(x) * 2.0], 1)
+    check(device, joined, dot(move(Op.RESHAPE, part, (6, 4)), buffer(w)), start={x: x0, w: w0})
+
+
+def test_a_factor_may_be_a_view_of_a_view_that_stands_in_memory(device: AnyDevice) -> None:
+    (x, x0), (w, w0) = filled(device, 4, 6), filled(device, 3, 5)
+    turned = move(Op.PERMUTE, alu(Op.SIN, buffer(x)), (1, 0))
+    back = move(Op.PERMUTE, move(Op.RESHAPE, turned, (1, 6, 4)), (0, 2, 1))
+    factor = move(Op.RESHAPE, back, (8, 3))  # one view of the sine, two of `turned`
+    check(device, turned, dot(factor, buffer(w)), start={x: x0, w: w0})
+
+
 STEPS = st.lists(st.tuples(st.integers(0, 11), st.integers(0, 99), st.integers(0, 99)), min_size=3, max_size=14)  # fmt: skip
 SIDE = 6
 

@@ -82,7 +82,7 @@ class Draft:
     shape: Shape
     stores: list[Store]
     core: Node | None
-    needs: set[Buffer]  # places read
+    needs: set[Node]  # places read
     old: set[Buffer]  # state read as it was before the step
     after: set[int] = field(default_factory=set)  # drafts that must run before
     sums: Store | None = None

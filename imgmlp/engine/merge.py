@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 
 from imgmlp.engine.graph import Op, substitute
-from imgmlp.engine.kernel import Draft, Store, later, read_at_element_only
+from imgmlp.engine.kernel import Draft, Store, later, read_at_element_only, storage
 
 # --- several outputs of one kernel ---
 
@@ -57,7 +57,8 @@ def _harmless(writer: Draft, reader: Draft) -> bool:
 
 def _absorb(first: Draft, second: Draft, alive: dict[int, Draft]) -> None:
     """The second's stores join the first's; it takes the first's values from registers."""
-    known = {s.place: s.value for s in first.stores if s.target in second.needs}
+    needed = {storage(p) for p in second.needs}
+    known = {s.place: s.value for s in first.stores if s.target in needed}
     values = substitute([s.value for s in second.stores], known)
     pairs = zip(second.stores, values, strict=True)
     first.stores += [Store(s.place, v) for s, v in pairs]

@@ -8,7 +8,8 @@ the old value can run before.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+import itertools
+from collections.abc import Sequence, Set
 
 from imgmlp.engine.graph import (
     ELEMENTWISE,
@@ -51,6 +52,10 @@ class Graph:
         for node in self.nodes:
             self._keep_for(node)
         self.kept |= {r for r in roots if r.op is not Op.BUFFER}
+        factors = {s for n in self.nodes if n.op is Op.DOT for s in n.src}
+        for factor in sorted(factors, key=lambda n: n.number):
+            if not is_plain_chain(factor, self.kept):
+                self.kept.add(factor)
         for node in sorted(self.kept, key=lambda n: n.number):
             self.kept.update(self._cores_below(node)[:-1])
 
@@ -144,7 +149,7 @@ class Graph:
                 places[node] = buffer(Buffer(node.shape, node.dtype, name=name))
             if node.op is Op.RESHAPE and self._unplaced(node.src[0], places):
                 back = move(Op.RESHAPE, places[node], node.src[0].shape)
-                if is_plain(back):
+                if is_plain(back) and self._products_follow(node.src[0], back):
                     places[node.src[0]] = back
             elif node.op is Op.CONCAT:
                 self._place_parts(node, places)
@@ -154,16 +159,21 @@ class Graph:
         return node in self.kept and node not in places
 
     def _place_parts(self, node: Node, places: dict[Node, Node]) -> None:
-        begin = 0
-        for part in node.src:
-            ranges = [(0, n) for n in node.shape]
-            ranges[node.arg] = (begin, begin + part.shape[node.arg])
-            begin = ranges[node.arg][1]
-            piece = move(Op.SHRINK, places[node], tuple(ranges))
-            if self._unplaced(part, places):
+        for part, piece in zip(node.src, _pieces(node, places[node]), strict=True):
+            if self._unplaced(part, places) and self._products_follow(part, piece):
                 places[part] = piece
             else:
                 self.copies.append(Store(piece, part))
+
+    def _products_follow(self, node: Node, place: Node) -> bool:
+        """Whether strides lead every product to its factors if a value is placed there."""
+        for user in self.users[node]:
+            if user.op is Op.DOT and not is_plain(place):
+                return False
+            passes = user.op in MOVEMENT and user not in self.kept
+            if passes and not self._products_follow(user, move(user.op, place, user.arg)):
+                return False
+        return True
 
     def drafts(self, places: dict[Node, Node]) -> list[Draft]:
         """A draft for every place that some kernel must fill, after all that it reads."""
@@ -173,13 +183,23 @@ class Graph:
                 top = node.src[0] if node.op is Op.CONTIGUOUS else node
                 drafts.append(_draft(len(drafts), Store(places[node], top), node, places))
         drafts += [_draft(len(drafts) + i, c, None, places) for i, c in enumerate(self.copies)]
-        writers: dict[Buffer, set[int]] = {}
+        fillers = self._fillers(drafts, places)
         for draft in drafts:
-            writers.setdefault(draft.stores[0].target, set()).add(draft.order)
-        for draft in drafts:
-            sources = (writers.get(b, set()) for b in draft.needs)
-            draft.after = set().union(*sources) - {draft.order}
+            draft.after = set().union(*(fillers[p] for p in draft.needs))
         return drafts
+
+    def _fillers(self, drafts: list[Draft], places: dict[Node, Node]) -> dict[Node, set[int]]:
+        """Which drafts fill each place. Parts of a concatenation share its Buffer only."""
+        found = {d.stores[0].place: {d.order} for d in drafts}
+        for node in sorted(self.kept, key=lambda n: n.number):
+            place = places[node]
+            if node.op is Op.CONCAT:
+                parts = [places[part] for part in node.src if part in places]
+                pieces = [*parts, *_pieces(node, place)]
+                found[place] = set().union(*(found.get(p, set()) for p in pieces))
+            elif self._filled_by_sources(node, places):
+                found[place] = found[places[node.src[0]]]
+        return found
 
     def _filled_by_sources(self, node: Node, places: dict[Node, Node]) -> bool:
         """Whether the kernels of its sources already write every element of this place."""
@@ -191,7 +211,7 @@ class Graph:
 
 def _draft(order: int, job: Store, own: Node | None, places: dict[Node, Node]) -> Draft:
     """The kernel that fills a place, its expression cut where values stand in memory."""
-    needs: set[Buffer] = set()
+    needs: set[Node] = set()
     old: set[Buffer] = set()
     done: dict[Node, Node] = {}
 
@@ -199,7 +219,7 @@ def _draft(order: int, job: Store, own: Node | None, places: dict[Node, Node]) -
         if node not in done:
             if node in places and node is not own:
                 done[node] = places[node]
-                needs.add(storage(places[node]))
+                needs.add(places[node])
             else:
                 if node.op is Op.BUFFER:
                     old.add(node.arg)
@@ -211,18 +231,29 @@ def _draft(order: int, job: Store, own: Node | None, places: dict[Node, Node]) -
     return Draft(order, value.shape, [Store(job.place, value)], core, needs, old)
 
 
-def _base(node: Node) -> Node:
-    while node.op in MOVEMENT:
+def _pieces(node: Node, place: Node) -> list[Node]:
+    """Where each part of a concatenation lies in its place."""
+    ends = list(itertools.accumulate(part.shape[node.arg] for part in node.src))
+    whole = [(0, n) for n in node.shape]
+    return [
+        move(Op.SHRINK, place, (*whole[: node.arg], (begin, end), *whole[node.arg + 1 :]))
+        for begin, end in itertools.pairwise([0, *ends])
+    ]
+
+
+def _base(node: Node, kept: Set[Node] = frozenset()) -> Node:
+    while node.op in MOVEMENT and node not in kept:
         node = node.src[0]
     return node
 
 
-def is_plain_chain(node: Node) -> bool:
-    """Whether movements alone lead to a value, and strides can follow them."""
-    stand_in = buffer(Buffer(_base(node).shape, node.dtype))
+def is_plain_chain(node: Node, kept: Set[Node] = frozenset()) -> bool:
+    """Whether movements alone lead to a value, a kept one if any, and strides can follow them."""
+    base = _base(node, kept)
+    stand_in = buffer(Buffer(base.shape, base.dtype))
 
     def over(n: Node) -> Node:
-        return move(n.op, over(n.src[0]), n.arg) if n.op in MOVEMENT else stand_in
+        return stand_in if n is base else move(n.op, over(n.src[0]), n.arg)
 
     return is_plain(over(node))
 
