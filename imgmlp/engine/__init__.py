@@ -1,14 +1,9 @@
 """The OpenCL autograd engine: lazy Tensors, gradients, compiled and replayed steps."""
 
 from imgmlp.engine import dtype, nn, optim
-from imgmlp.engine.device import (
-    AnyDevice,
-    Device,
-    DeviceInfo,
-    NumpyDevice,
-    list_devices,
-    open_device,
-)
+from imgmlp.engine.device import AnyDevice, Device
+from imgmlp.engine.discover import list_devices, open_device
+from imgmlp.engine.host import DeviceInfo, NumpyDevice
 from imgmlp.engine.program import Program, Receiver
 from imgmlp.engine.tensor import Tensor, compile
 

@@ -12,11 +12,8 @@ processes share, so both happen here under one file lock.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
-import shutil
-import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -26,13 +23,24 @@ from typing import Any, Literal
 
 import numpy as np
 
+from imgmlp.engine.cache import choose_cache, locked
+from imgmlp.engine.failure import build_failure, does_not_fit, failure
+from imgmlp.engine.host import (
+    Allocation,
+    DeviceInfo,
+    Kind,
+    NumpyDevice,
+    Pending,
+    check_fits,
+    check_slice,
+    check_target,
+)
 from imgmlp.errors import DeviceError, OutOfMemoryError
 
 # pyopencl's own cache of generated call wrappers; this module never calls through them.
 os.environ.setdefault("PYOPENCL_NO_CACHE", "1")
 
 try:
-    import platformdirs
     import pyopencl as _pyopencl
 except ImportError as _error:  # no pyopencl, or no libOpenCL that it could load
     cl: Any = None
@@ -41,74 +49,17 @@ else:
     cl = _pyopencl
     _import_failure = None
 
-try:
-    import fcntl as _fcntl
-except ImportError:  # Windows, where PoCL has no wheel and other drivers guard their own caches
-    fcntl: Any = None
-else:
-    fcntl = _fcntl
 
-INSTALL_HINT = (
-    "install a driver for your GPU, or PoCL for the processor with `pip install 'imgmlp[pocl]'`; "
-    "`--device numpy` works without either"
-)
-LOCK_TIMEOUT = 120.0  # seconds; the longest cold compilation seen took under 10
-STALE_AFTER = 3600.0  # seconds after which an empty file that PoCL left behind is swept away
-LOG_LINES = 12  # of a compiler's log that are shown
-
-Kind = Literal["gpu", "cpu", "numpy", "other"]
-
-
-@dataclass(frozen=True)
-class DeviceInfo:
-    """What a device says of itself; sizes in bytes."""
-
-    spec: str  # what open_device takes: "0:0", or "numpy"
-    platform: str
-    name: str
-    kind: Kind
-    compute_units: int
-    memory: int
-    local_memory: int
-    driver: str
-    version: str
-
-    def describe(self) -> str:
-        """A short line for people, such as ``PoCL: AMD EPYC, 2 cores``."""
-        noun = "compute unit" if self.kind in ("gpu", "other") else "core"
-        units = f"{self.compute_units} {noun}{'' if self.compute_units == 1 else 's'}"
-        maker = {"Portable Computing Language": "PoCL", "NVIDIA CUDA": "NVIDIA"}.get(
-            self.platform, self.platform
-        )
-        name = self.name.removeprefix("pthread-").removeprefix("cpu-").strip()
-        return f"{name}, {units}" if name.startswith(maker) else f"{maker}: {name}, {units}"
-
-
-class Allocation:
-    """Bytes on a device, freed when Python drops the last reference to them."""
-
-    __slots__ = ("handle", "nbytes", "offset", "root")
-
-    def __init__(self, handle: Any, nbytes: int, root: Allocation | None = None, offset: int = 0):
-        self.handle = handle  # a cl.Buffer, or an ndarray of uint8 on the NumPy device
-        self.nbytes = nbytes
-        self.offset = offset  # bytes into root
-        self.root = self if root is None else root
-
-
-class Pending:
-    """A transfer or a point in the queue that the host does not wait for yet."""
+class Event(Pending):
+    """A command in a device's queue."""
 
     __slots__ = ("_event", "_kept")
 
-    def __init__(self, event: Any = None, kept: object = None):
+    def __init__(self, event: Any, kept: object = None):
         self._event = event
-        self._kept = kept  # the host array that the driver still writes to
+        self._kept = kept  # the host array that the driver still reads or writes
 
     def done(self) -> bool:
-        """Whether it has happened. Raises DeviceError if the device failed before it."""
-        if self._event is None:
-            return True
         with _running("reading an event"):
             status = int(self._event.command_execution_status)
         if status < 0:
@@ -118,10 +69,8 @@ class Pending:
         return status == 0
 
     def wait(self) -> None:
-        """Block until it has happened."""
-        if self._event is not None:
-            with _running("waiting for an event"):
-                self._event.wait()
+        with _running("waiting for an event"):
+            self._event.wait()
 
 
 @dataclass(frozen=True)
@@ -176,19 +125,19 @@ class Device:
     def alloc(self, nbytes: int) -> Allocation:
         """Reserve `nbytes` bytes of undefined content. Raises OutOfMemoryError."""
         if nbytes > self.max_allocation:
-            raise self._out_of_memory(nbytes)
+            raise does_not_fit(nbytes, self.max_allocation, self.info)
         try:
             flags = cl.mem_flags.READ_WRITE
             buffer = cl.Buffer(self._context, flags, size=max(nbytes, self.align))
         except cl.Error as error:
             if _is_memory(error):
-                raise self._out_of_memory(nbytes) from error
+                raise does_not_fit(nbytes, self.max_allocation, self.info) from error
             raise _failure("allocating memory", error) from error
         return Allocation(buffer, nbytes)
 
     def slice(self, allocation: Allocation, offset: int, nbytes: int) -> Allocation:
         """A view of `nbytes` bytes from `offset`, which must be a multiple of `align`."""
-        _check_slice(allocation, offset, nbytes, self.align)
+        check_slice(allocation, offset, nbytes, self.align)
         start = allocation.offset + offset
         root = allocation.root
         with _running("slicing an allocation"):
@@ -198,31 +147,31 @@ class Device:
     def write(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> None:
         """Copy a host array to the start of `allocation`; returns when it has been read."""
         data = np.ascontiguousarray(array)
-        _check_fits(allocation, data.nbytes)
+        check_fits(allocation, data.nbytes)
         if data.nbytes:
             with _running("writing to the device"):
                 cl.enqueue_copy(self._queue, allocation.handle, data, is_blocking=True)
 
     def read(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> None:
         """Fill a contiguous host array from the start of `allocation`, after all queued work."""
-        _check_target(allocation, array)
+        check_target(allocation, array)
         if array.nbytes:
             with _running("reading from the device"):
                 cl.enqueue_copy(self._queue, array, allocation.handle, is_blocking=True)
 
     def read_async(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> Pending:
         """As read(), but `array` holds the data only once the Pending is done."""
-        _check_target(allocation, array)
+        check_target(allocation, array)
         if not array.nbytes:
             return Pending()
         with _running("reading from the device"):
             event = cl.enqueue_copy(self._queue, array, allocation.handle, is_blocking=False)
             self._queue.flush()
-        return Pending(event, array)
+        return Event(event, array)
 
     def copy(self, source: Allocation, target: Allocation) -> None:
         """Enqueue a copy of all of `source` to the start of `target`; the two do not overlap."""
-        _check_fits(target, source.nbytes)
+        check_fits(target, source.nbytes)
         if source.nbytes:
             with _running("copying on the device"):
                 cl.enqueue_copy(self._queue, target.handle, source.handle, byte_count=source.nbytes)
@@ -328,7 +277,7 @@ class Device:
         with _running("marking the queue"):
             event = cl.enqueue_marker(self._queue)
             self._queue.flush()
-        return Pending(event)
+        return Event(event)
 
     # What is private
 
@@ -341,7 +290,7 @@ class Device:
             except cl.Error as error:
                 # Only a broken cache mends by itself; a fault of the source comes back.
                 if attempt == 2:
-                    raise _build_failure(source, self.info, error) from error
+                    raise build_failure(source, str(error), self.info) from error
         raise AssertionError("unreachable")
 
     def _kernel(self, program: Any, name: str) -> Any:
@@ -359,136 +308,20 @@ class Device:
         if not self._compiles_late:  # other drivers guard their caches themselves
             return contextlib.nullcontext()
         self._queue.finish()  # so that nobody waits for our earlier work under the lock
-        return _locked(Path(os.environ["POCL_CACHE_DIR"]) / "imgmlp.lock")
-
-    def _out_of_memory(self, nbytes: int) -> OutOfMemoryError:
-        return OutOfMemoryError(
-            f"{nbytes:,} bytes do not fit on {self.info.describe()}, which has "
-            f"{self.info.memory:,} bytes, at most {self.max_allocation:,} at once",
-            hint="use a smaller picture or batch, or another device",
-        )
-
-
-class NumpyDevice:
-    """Host memory behind the same calls; programs on it are interpreted, never compiled."""
-
-    align = 128  # bytes
-    lanes: Literal["one", "group"] = "one"
-
-    def __init__(self) -> None:
-        self.info = numpy_info()
-
-    def alloc(self, nbytes: int) -> Allocation:
-        """As Device.alloc; the bytes are zero."""
-        try:
-            return Allocation(np.zeros(nbytes, np.uint8), nbytes)
-        except MemoryError as error:
-            raise OutOfMemoryError(
-                f"{nbytes:,} bytes do not fit in this machine's memory",
-                hint="use a smaller picture or batch",
-            ) from error
-
-    def slice(self, allocation: Allocation, offset: int, nbytes: int) -> Allocation:
-        """As Device.slice."""
-        _check_slice(allocation, offset, nbytes, self.align)
-        start = allocation.offset + offset
-        region = allocation.root.handle[start : start + nbytes]
-        return Allocation(region, nbytes, allocation.root, start)
-
-    def write(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> None:
-        """As Device.write."""
-        _check_fits(allocation, array.nbytes)
-        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        allocation.handle[: data.size] = data
-
-    def read(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> None:
-        """As Device.read."""
-        _check_target(allocation, array)
-        array.reshape(-1).view(np.uint8)[:] = allocation.handle[: array.nbytes]
-
-    def read_async(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> Pending:
-        """As Device.read_async; already done when it returns."""
-        self.read(allocation, array)
-        return Pending()
-
-    def copy(self, source: Allocation, target: Allocation) -> None:
-        """As Device.copy."""
-        _check_fits(target, source.nbytes)
-        target.handle[: source.nbytes] = source.handle
-
-    def flush(self) -> None:
-        """Nothing is ever queued here."""
-
-    def finish(self) -> None:
-        """Nothing is ever queued here."""
-
-    def marker(self) -> Pending:
-        """Already done."""
-        return Pending()
-
-
-# Finding and opening devices
+        return locked(Path(os.environ["POCL_CACHE_DIR"]) / "imgmlp.lock")
 
 
 AnyDevice = Device | NumpyDevice
 
 
-def numpy_info() -> DeviceInfo:
-    """The NumPy interpreter described as a device; it is always there."""
-    return DeviceInfo(
-        spec="numpy",
-        platform="NumPy",
-        name="interpreter",
-        kind="numpy",
-        compute_units=os.cpu_count() or 1,
-        memory=_host_memory(),
-        local_memory=0,
-        driver=np.__version__,
-        version=np.__version__,
-    )
+# Finding devices
 
 
-def list_devices() -> list[DeviceInfo]:
-    """All OpenCL devices, then the NumPy interpreter. Never raises for want of a driver."""
-    return [*(info for _, info in _find()[0]), numpy_info()]
-
-
-def diagnose() -> str | None:
-    """Why there is no OpenCL device, or None if there is one."""
-    return _find()[1]
-
-
-def open_device(spec: str = "auto") -> AnyDevice:
-    """Open a device by ``auto``, ``gpu``, ``cpu``, ``numpy`` or ``platform:device`` (``0:1``).
-
-    ``auto`` takes the first GPU, else the first processor with an OpenCL driver; the NumPy
-    interpreter, a hundred times slower, is taken only by name. Raises DeviceError.
-    """
-    wanted = spec.strip().lower()
-    if wanted == "numpy":
-        return NumpyDevice()
-    found, reason = _find()
-    order = {"auto": ["gpu", "cpu", "other"], "gpu": ["gpu"], "cpu": ["cpu"]}.get(wanted)
-    if order is None:
-        matches = [pair for pair in found if pair[1].spec == wanted]
-    else:
-        matches = [pair for kind in order for pair in found if pair[1].kind == kind]
-    if matches:
-        return Device(*matches[0])
-    if not found:
-        raise DeviceError(f"no OpenCL device: {reason}", hint=INSTALL_HINT)
-    there = "; ".join(f"{info.spec} is {info.describe()}" for _, info in found)
-    raise DeviceError(
-        f"there is no device {spec!r}",
-        hint=f"{there}; auto, gpu, cpu and numpy are understood too",
-    )
-
-
-def _find() -> tuple[list[tuple[Any, DeviceInfo]], str | None]:
+def find() -> tuple[list[tuple[Any, DeviceInfo]], str | None]:
     """OpenCL's devices with their descriptions, or why there are none."""
     if cl is None:
         return [], f"pyopencl cannot be loaded ({_import_failure})"
-    _choose_cache()
+    choose_cache()
     try:
         platforms = cl.get_platforms()
     except cl.Error as error:
@@ -519,73 +352,6 @@ def _inspect(spec: str, platform: Any, handle: Any) -> DeviceInfo:
     )
 
 
-def _host_memory() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not on this system
-        return 0
-
-
-# PoCL's cache directory
-
-
-def _choose_cache() -> None:
-    """Point PoCL at a directory that can be written; it reads the variable when it starts."""
-    chosen = os.environ.get("POCL_CACHE_DIR")
-    for path in (Path(chosen) if chosen else None, _user_cache()):
-        if path is not None and _writable(path):
-            os.environ["POCL_CACHE_DIR"] = str(path)
-            _sweep(path)
-            return
-    private = tempfile.mkdtemp(prefix="imgmlp-pocl-")
-    atexit.register(shutil.rmtree, private, ignore_errors=True)
-    os.environ["POCL_CACHE_DIR"] = private
-
-
-def _user_cache() -> Path | None:
-    try:
-        home = Path.home()
-    except RuntimeError:
-        return None
-    path = Path(platformdirs.user_cache_dir("imgmlp", appauthor=False)) / "pocl"
-    # A home that does not exist is not ours to make.
-    return path if home.is_dir() or path.parents[1].is_dir() else None
-
-
-def _writable(path: Path) -> bool:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
-            return True
-    except OSError:
-        return False
-
-
-def _sweep(path: Path) -> None:
-    """Remove the empty files of which PoCL leaves one for each process."""
-    with contextlib.suppress(OSError):
-        for left in path.glob("tempfile_*"):
-            state = left.stat()
-            if state.st_size == 0 and state.st_mtime < time.time() - STALE_AFTER:
-                left.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file, or go on without it where that cannot be had."""
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):
-            file = stack.enter_context(path.open("ab"))
-            deadline = time.monotonic() + LOCK_TIMEOUT
-            while fcntl is not None and time.monotonic() < deadline:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    time.sleep(0.01)
-        yield
-
-
 # Errors
 
 
@@ -598,15 +364,7 @@ def _running(what: str) -> Iterator[None]:
 
 
 def _failure(what: str, error: Any) -> DeviceError | OutOfMemoryError:
-    if _is_memory(error):
-        return OutOfMemoryError(
-            f"the device ran out of memory while {what} ({_status(error)})",
-            hint="use a smaller picture or batch, or another device",
-        )
-    return DeviceError(
-        f"{what} failed: {_status(error)}",
-        hint="run the command again; `imgmlp devices` shows what else there is",
-    )
+    return failure(what, _status(error), _is_memory(error))
 
 
 def _is_memory(error: Any) -> bool:
@@ -616,37 +374,3 @@ def _is_memory(error: Any) -> bool:
 def _status(error: Any) -> str:
     """OpenCL's name for what happened, as one line."""
     return str(error).strip().splitlines()[0]
-
-
-def _build_failure(source: str, info: DeviceInfo, error: Any) -> DeviceError:
-    log = [line for line in str(error).splitlines() if line.strip()]
-    first = next((n for n, line in enumerate(log) if "error:" in line), 0)
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", prefix="imgmlp-", suffix=".cl", delete=False
-    ) as file:
-        file.write(source)
-    return DeviceError(
-        f"a kernel does not compile on {info.describe()}",
-        hint="\n".join([f"its source is in {file.name}", *log[first : first + LOG_LINES]]),
-    )
-
-
-def _check_slice(allocation: Allocation, offset: int, nbytes: int, align: int) -> None:
-    if offset % align:
-        raise ValueError(f"offset {offset} is not a multiple of {align} bytes")
-    if offset < 0 or nbytes < 0 or offset + nbytes > allocation.nbytes:
-        raise ValueError(
-            f"bytes {offset} to {offset + nbytes} are outside of an allocation "
-            f"of {allocation.nbytes} bytes"
-        )
-
-
-def _check_fits(allocation: Allocation, nbytes: int) -> None:
-    if nbytes > allocation.nbytes:
-        raise ValueError(f"{nbytes} bytes do not fit in {allocation.nbytes}")
-
-
-def _check_target(allocation: Allocation, array: np.ndarray[Any, Any]) -> None:
-    _check_fits(allocation, array.nbytes)
-    if not array.flags.c_contiguous or not array.flags.writeable:
-        raise ValueError("only a contiguous, writeable array can be read into")

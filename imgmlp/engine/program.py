@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.engine.device import Allocation, AnyDevice, Device, Launch, NumpyDevice, Pending
+from imgmlp.engine.device import AnyDevice, Device, Launch
 from imgmlp.engine.graph import Buffer, Node, Op, toposort
+from imgmlp.engine.host import Allocation, NumpyDevice, Pending
 from imgmlp.engine.interpret import evaluate
 from imgmlp.engine.kernel import Update
 from imgmlp.engine.stages import Stages, lower

@@ -1,0 +1,90 @@
+"""Where PoCL, the CPU driver, keeps compiled kernels: a directory that all processes share.
+
+It writes there without a lock of its own, so whoever compiles holds one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+try:
+    import platformdirs as _platformdirs
+except ImportError:  # it comes with pyopencl, and without that nothing is compiled
+    platformdirs: Any = None
+else:
+    platformdirs = _platformdirs
+
+try:
+    import fcntl as _fcntl
+except ImportError:  # Windows, where PoCL has no wheel and other drivers guard their own caches
+    fcntl: Any = None
+else:
+    fcntl = _fcntl
+
+LOCK_TIMEOUT = 120.0  # seconds; the longest cold compilation seen took under 10
+STALE_AFTER = 3600.0  # seconds after which an empty file that PoCL left behind is swept away
+
+
+def choose_cache() -> None:
+    """Point PoCL at a directory that can be written; it reads the variable when it starts."""
+    chosen = os.environ.get("POCL_CACHE_DIR")
+    for path in (Path(chosen) if chosen else None, _user_cache()):
+        if path is not None and _writable(path):
+            os.environ["POCL_CACHE_DIR"] = str(path)
+            _sweep(path)
+            return
+    private = tempfile.mkdtemp(prefix="imgmlp-pocl-")
+    atexit.register(shutil.rmtree, private, ignore_errors=True)
+    os.environ["POCL_CACHE_DIR"] = private
+
+
+def _user_cache() -> Path | None:
+    try:
+        home = Path.home()
+    except RuntimeError:
+        return None
+    path = Path(platformdirs.user_cache_dir("imgmlp", appauthor=False)) / "pocl"
+    # A home that does not exist is not ours to make.
+    return path if home.is_dir() or path.parents[1].is_dir() else None
+
+
+def _writable(path: Path) -> bool:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            return True
+    except OSError:
+        return False
+
+
+def _sweep(path: Path) -> None:
+    """Remove the empty files of which PoCL leaves one for each process."""
+    with contextlib.suppress(OSError):
+        for left in path.glob("tempfile_*"):
+            state = left.stat()
+            if state.st_size == 0 and state.st_mtime < time.time() - STALE_AFTER:
+                left.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on a file, or go on without it where that cannot be had."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            file = stack.enter_context(path.open("ab"))
+            deadline = time.monotonic() + LOCK_TIMEOUT
+            while fcntl is not None and time.monotonic() < deadline:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    time.sleep(0.01)
+        yield

@@ -1,0 +1,46 @@
+"""What a driver's failure becomes: an error that says what happened and what to do."""
+
+from __future__ import annotations
+
+import tempfile
+
+from imgmlp.engine.host import DeviceInfo
+from imgmlp.errors import DeviceError, OutOfMemoryError
+
+LOG_LINES = 12  # of a compiler's log that are shown
+
+
+def failure(what: str, status: str, memory: bool) -> DeviceError | OutOfMemoryError:
+    """The error for an OpenCL call; `status` is OpenCL's name for what happened."""
+    if memory:
+        return OutOfMemoryError(
+            f"the device ran out of memory while {what} ({status})",
+            hint="use a smaller picture or batch, or another device",
+        )
+    return DeviceError(
+        f"{what} failed: {status}",
+        hint="run the command again; `imgmlp devices` shows what else there is",
+    )
+
+
+def does_not_fit(nbytes: int, most: int, info: DeviceInfo) -> OutOfMemoryError:
+    """The error for an allocation; `most` bytes is what the device gives at once."""
+    return OutOfMemoryError(
+        f"{nbytes:,} bytes do not fit on {info.describe()}, which has "
+        f"{info.memory:,} bytes, at most {most:,} at once",
+        hint="use a smaller picture or batch, or another device",
+    )
+
+
+def build_failure(source: str, log: str, info: DeviceInfo) -> DeviceError:
+    """The error for a source that the driver refuses, which is saved for a closer look."""
+    lines = [line for line in log.splitlines() if line.strip()]
+    first = next((n for n, line in enumerate(lines) if "error:" in line), 0)
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", prefix="imgmlp-", suffix=".cl", delete=False
+    ) as file:
+        file.write(source)
+    return DeviceError(
+        f"a kernel does not compile on {info.describe()}",
+        hint="\n".join([f"its source is in {file.name}", *lines[first : first + LOG_LINES]]),
+    )

@@ -1,0 +1,171 @@
+"""What every device is made of, and the device that is host memory behind the same calls.
+
+A device hands out Allocations, reads and writes them, and describes itself. Nothing here
+needs OpenCL; programs on NumPy's device are interpreted, never compiled.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from imgmlp.errors import OutOfMemoryError
+
+Kind = Literal["gpu", "cpu", "numpy", "other"]
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """What a device says of itself; sizes in bytes."""
+
+    spec: str  # what open_device takes: "0:0", or "numpy"
+    platform: str
+    name: str
+    kind: Kind
+    compute_units: int
+    memory: int
+    local_memory: int
+    driver: str
+    version: str
+
+    def describe(self) -> str:
+        """A short line for people, such as ``PoCL: AMD EPYC, 2 cores``."""
+        noun = "compute unit" if self.kind in ("gpu", "other") else "core"
+        units = f"{self.compute_units} {noun}{'' if self.compute_units == 1 else 's'}"
+        maker = {"Portable Computing Language": "PoCL", "NVIDIA CUDA": "NVIDIA"}.get(
+            self.platform, self.platform
+        )
+        name = self.name.removeprefix("pthread-").removeprefix("cpu-").strip()
+        return f"{name}, {units}" if name.startswith(maker) else f"{maker}: {name}, {units}"
+
+
+class Allocation:
+    """Bytes on a device, freed when Python drops the last reference to them."""
+
+    __slots__ = ("handle", "nbytes", "offset", "root")
+
+    def __init__(self, handle: Any, nbytes: int, root: Allocation | None = None, offset: int = 0):
+        self.handle = handle  # a cl.Buffer, or an ndarray of uint8 on the NumPy device
+        self.nbytes = nbytes
+        self.offset = offset  # bytes into root
+        self.root = self if root is None else root
+
+
+class Pending:
+    """A transfer or a point in the queue that the host does not wait for yet; this one is done."""
+
+    __slots__ = ()
+
+    def done(self) -> bool:
+        """Whether it has happened. Raises DeviceError if the device failed before it."""
+        return True
+
+    def wait(self) -> None:
+        """Block until it has happened."""
+
+
+class NumpyDevice:
+    """Host memory behind the same calls; programs on it are interpreted, never compiled."""
+
+    align = 128  # bytes
+    lanes: Literal["one", "group"] = "one"
+
+    def __init__(self) -> None:
+        self.info = numpy_info()
+
+    def alloc(self, nbytes: int) -> Allocation:
+        """As Device.alloc; the bytes are zero."""
+        try:
+            return Allocation(np.zeros(nbytes, np.uint8), nbytes)
+        except MemoryError as error:
+            raise OutOfMemoryError(
+                f"{nbytes:,} bytes do not fit in this machine's memory",
+                hint="use a smaller picture or batch",
+            ) from error
+
+    def slice(self, allocation: Allocation, offset: int, nbytes: int) -> Allocation:
+        """As Device.slice."""
+        check_slice(allocation, offset, nbytes, self.align)
+        start = allocation.offset + offset
+        region = allocation.root.handle[start : start + nbytes]
+        return Allocation(region, nbytes, allocation.root, start)
+
+    def write(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> None:
+        """As Device.write."""
+        check_fits(allocation, array.nbytes)
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        allocation.handle[: data.size] = data
+
+    def read(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> None:
+        """As Device.read."""
+        check_target(allocation, array)
+        array.reshape(-1).view(np.uint8)[:] = allocation.handle[: array.nbytes]
+
+    def read_async(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> Pending:
+        """As Device.read_async; already done when it returns."""
+        self.read(allocation, array)
+        return Pending()
+
+    def copy(self, source: Allocation, target: Allocation) -> None:
+        """As Device.copy."""
+        check_fits(target, source.nbytes)
+        target.handle[: source.nbytes] = source.handle
+
+    def flush(self) -> None:
+        """Nothing is ever queued here."""
+
+    def finish(self) -> None:
+        """Nothing is ever queued here."""
+
+    def marker(self) -> Pending:
+        """Already done."""
+        return Pending()
+
+
+def numpy_info() -> DeviceInfo:
+    """The NumPy interpreter described as a device; it is always there."""
+    return DeviceInfo(
+        spec="numpy",
+        platform="NumPy",
+        name="interpreter",
+        kind="numpy",
+        compute_units=os.cpu_count() or 1,
+        memory=_host_memory(),
+        local_memory=0,
+        driver=np.__version__,
+        version=np.__version__,
+    )
+
+
+def _host_memory() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not on this system
+        return 0
+
+
+# What an Allocation is asked for
+
+
+def check_slice(allocation: Allocation, offset: int, nbytes: int, align: int) -> None:
+    if offset % align:
+        raise ValueError(f"offset {offset} is not a multiple of {align} bytes")
+    if offset < 0 or nbytes < 0 or offset + nbytes > allocation.nbytes:
+        raise ValueError(
+            f"bytes {offset} to {offset + nbytes} are outside of an allocation "
+            f"of {allocation.nbytes} bytes"
+        )
+
+
+def check_fits(allocation: Allocation, nbytes: int) -> None:
+    if nbytes > allocation.nbytes:
+        raise ValueError(f"{nbytes} bytes do not fit in {allocation.nbytes}")
+
+
+def check_target(allocation: Allocation, array: np.ndarray[Any, Any]) -> None:
+    check_fits(allocation, array.nbytes)
+    if not array.flags.c_contiguous or not array.flags.writeable:
+        raise ValueError("only a contiguous, writeable array can be read into")
