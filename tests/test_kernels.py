@@ -9,8 +9,8 @@ import pytest
 
 from imgmlp.engine import Device, open_device
 from imgmlp.engine.interpret import lowbias32
-from imgmlp.engine.linearize import GPU_LANES, GPU_TILE, VECTOR
 from imgmlp.engine.render import building_block
+from imgmlp.engine.uops import GPU_LANES, GPU_TILE, VECTOR
 
 SIZES = f"#define VECTOR {VECTOR}\n#define TILE {GPU_TILE}\n#define LANES {GPU_LANES}\n"
 Array = np.ndarray[Any, Any]

@@ -17,7 +17,7 @@ ORDER = """
     errors kernels
     engine.dtype engine.symbolic engine.view engine.graph engine.grad engine.interpret
     engine.simplify engine.kernel engine.place engine.merge engine.schedule
-    engine.block engine.linearize engine.memory engine.render engine.stages
+    engine.block engine.uops engine.linearize engine.memory engine.render engine.stages
     engine.host engine.cache engine.failure engine.device engine.discover
     engine.program engine.tensor engine.nn engine.optim engine
     image

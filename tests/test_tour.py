@@ -14,7 +14,7 @@ import pytest
 from imgmlp.engine import Device, Tensor, compile, open_device
 from imgmlp.engine.graph import Op, render_nodes
 from imgmlp.engine.kernel import render_procedure
-from imgmlp.engine.linearize import render_uops
+from imgmlp.engine.uops import render_uops
 
 PAGE = (Path(__file__).parent.parent / "docs" / "engine.md").read_text("utf-8")
 

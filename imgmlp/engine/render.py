@@ -16,7 +16,8 @@ import numpy as np
 
 from imgmlp.engine.dtype import DType, bool_, f16
 from imgmlp.engine.graph import Op
-from imgmlp.engine.linearize import (
+from imgmlp.engine.symbolic import Const, Expr
+from imgmlp.engine.uops import (
     GPU_LANES,
     GPU_TILE,
     REDUCE_LANES,
@@ -28,7 +29,6 @@ from imgmlp.engine.linearize import (
     U,
     UOp,
 )
-from imgmlp.engine.symbolic import Const, Expr
 
 SYMBOLS = {
     Op.ADD: "+", Op.SUB: "-", Op.MUL: "*", Op.LT: "<", Op.EQ: "==",

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 from imgmlp.engine.graph import LOAD, MOVEMENT, Node, render_dot, render_nodes, toposort
 from imgmlp.engine.kernel import Procedure, Update, render_procedure
-from imgmlp.engine.linearize import Code, Lanes, linearize, render_uops
+from imgmlp.engine.linearize import linearize
 from imgmlp.engine.memory import Plan, plan
 from imgmlp.engine.render import render
 from imgmlp.engine.schedule import schedule
 from imgmlp.engine.simplify import simplify
+from imgmlp.engine.uops import Code, Lanes, render_uops
 
 
 @dataclass(frozen=True)

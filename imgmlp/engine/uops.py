@@ -1,0 +1,206 @@
+"""Instructions: immutable UOps in order, each named by its position, and their printer.
+
+Index arithmetic stays symbolic inside the UOps that use it. A Builder puts each value into
+the outermost loop that knows its inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, Literal
+
+from imgmlp.engine.dtype import DType, i32
+from imgmlp.engine.graph import Buffer, Op
+from imgmlp.engine.symbolic import Expr, Var
+
+Lanes = Literal["one", "group"]
+VECTOR = 16  # accumulators of a vectorised reduction; columns of a product's register tile
+GPU_TILE = 64  # rows and columns of a product's tile on a GPU
+GPU_LANES = 256  # lanes that work on it, 16 x 16
+REDUCE_LANES = 128  # lanes that share one long reduction
+
+
+class U(Enum):
+    """Kinds of instruction; the comment gives `arg`."""
+
+    GLOBAL = auto()  # (Buffer, written)
+    RANGE = auto()  # Range
+    END = auto()  # None: closes the last open RANGE
+    CONST = auto()  # number
+    INDEX = auto()  # Expr: an index as a value
+    DEFINE = auto()  # name: a value as an index variable
+    LOAD = auto()  # (offset, validity); src: the global, then values that define index variables
+    ALU = auto()  # Op
+    STORE = auto()  # offset; src: global, value
+    ACC = auto()  # (lanes, initial value): accumulators
+    ACCUMULATE = auto()  # (Op, lane); src: accumulators, value
+    COMBINE = auto()  # Op: all accumulators into one value; src: accumulators
+    LANE = auto()  # lane: one accumulator; src: accumulators
+    GROUP = auto()  # Op: one value from every lane of the group; src: value
+    PRODUCT = auto()  # Product: a tile of a matrix product; src: left, right
+    ELEMENT = auto()  # (row, column) of the tile; src: the PRODUCT
+    COLUMNS = auto()  # Product: column sums of its right factor; src: right
+
+
+@dataclass(frozen=True, slots=True)
+class UOp:
+    op: U
+    dtype: DType | None
+    src: tuple[int, ...]
+    arg: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A loop variable in [0, count), and less than `limit` if there is one.
+
+    kind: `share` of a work-group, `item` of the whole launch, `group`: one group each,
+    `lane`-strided, `loop`, `vector` (short, innermost), `row` and `column` of a tile.
+    """
+
+    name: str
+    count: int
+    kind: str = "loop"
+    limit: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """Which tile: offsets of its first elements, strides (in elements), and sizes."""
+
+    rows: Expr | None  # rows left from the tile's first, if the last tile has fewer
+    columns: Expr | None
+    inner: int
+    left: Expr
+    left_row: int
+    left_inner: int
+    right: Expr
+    right_inner: int
+    right_column: int
+    tile_rows: int
+    direct: bool  # whether the right factor can be read as aligned vectors
+
+    def __str__(self) -> str:
+        left = f"left at {self.left} by {self.left_row}m {self.left_inner}k"
+        right = f"right at {self.right} by {self.right_inner}k {self.right_column}n"
+        return f"{self.inner} terms, {left}, {right}{' direct' if self.direct else ' packed'}"
+
+
+@dataclass(frozen=True)
+class Code:
+    """UOps of a kernel, the Buffers of its parameters, and the size of its launch."""
+
+    name: str
+    uops: tuple[UOp, ...]
+    buffers: tuple[Buffer, ...]
+    global_size: int
+    local_size: int
+
+
+def render_uops(code: Code) -> str:
+    """Numbered listing: number, instruction, dtype, sources, argument."""
+    lines, depth = [], 0
+    for i, u in enumerate(code.uops):
+        depth -= u.op is U.END
+        arg = "" if u.arg is None else _show(u.arg)
+        kind = u.dtype.name if u.dtype else ""
+        sources = str(list(u.src)) if u.src else ""
+        text = f"{i:4d} {'  ' * depth}{u.op.name:<10} {kind:<5} {sources:<12} {arg}"
+        lines.append(text.rstrip())
+        depth += u.op is U.RANGE
+    return "\n".join(lines)
+
+
+def _show(arg: Any) -> str:
+    if isinstance(arg, Range):
+        limit = f" below {arg.limit}" if arg.limit is not None else ""
+        return f"{arg.name} {arg.kind} of {arg.count}{limit}"
+    if isinstance(arg, Op):
+        return arg.name
+    if isinstance(arg, tuple) and isinstance(arg[0], Buffer):
+        return f"{arg[0]}{' written' if arg[1] else ''}"
+    if isinstance(arg, tuple):
+        return ", ".join(_show(a) for a in arg)
+    return str(arg)
+
+
+class Builder:
+    """UOps under construction. A value is emitted in the outermost loop that knows its inputs."""
+
+    def __init__(self) -> None:
+        self.scopes: list[list[tuple[int, UOp]]] = [[]]
+        self.depth: dict[int, int] = {}  # of each UOp
+        self.variables: dict[str, tuple[int, int | None]] = {}  # name -> depth, defining UOp
+        self.known: dict[UOp, int] = {}
+        self.live: set[int] = set()  # numbers that may still be used
+        self.buffers: list[Buffer] = []
+        self.count = 0
+
+    def emit(
+        self,
+        op: U,
+        dtype: DType | None = None,
+        src: Sequence[int] = (),
+        arg: Any = None,
+        exprs: Sequence[Expr] = (),
+    ) -> int:
+        """A pure instruction: the same one twice is emitted once."""
+        names = sorted({v.name for e in exprs for v in e.variables()})
+        defined = [self.variables[n][1] for n in names]
+        sources = (*src, *(d for d in defined if d is not None))
+        uop = UOp(op, dtype, sources, arg)
+        if uop in self.known:
+            return self.known[uop]
+        depth = max((self.depth[s] for s in sources), default=0)
+        depth = max([depth, *(self.variables[n][0] for n in names)])
+        self.known[uop] = number = self._append(uop, depth)
+        self.live.add(number)
+        return number
+
+    def effect(self, op: U, src: Sequence[int], arg: Any = None, dtype: DType | None = None) -> int:
+        """An instruction that must stay where it is."""
+        return self._append(UOp(op, dtype, tuple(src), arg), len(self.scopes) - 1)
+
+    def _append(self, uop: UOp, depth: int) -> int:
+        number = self.count
+        self.count += 1
+        self.depth[number] = depth
+        self.scopes[depth].append((number, uop))
+        return number
+
+    def define(self, name: str, value: int, depth: int) -> None:
+        number = self._append(UOp(U.DEFINE, i32, (value,), name), depth)
+        self.variables[name] = (depth, number)
+
+    def open(self, loop: Range) -> Var:
+        self.scopes.append([])
+        self.effect(U.RANGE, (), loop, i32)
+        self.variables[loop.name] = (len(self.scopes) - 1, None)
+        return Var(loop.name, 0, loop.count - 1)
+
+    def close(self) -> None:
+        inner = self.scopes.pop()
+        self.scopes[-1].extend(inner)
+        self.effect(U.END, ())
+        gone = len(self.scopes)
+        self.known = {u: n for u, n in self.known.items() if self.depth[n] < gone}
+        self.live = set(self.known.values())
+
+    def parameter(self, storage: Buffer, written: bool = False) -> int:
+        if storage not in self.buffers:
+            self.buffers.append(storage)
+        key = UOp(U.GLOBAL, storage.dtype, (), (storage, written))
+        for flag in (True, False):
+            found = self.known.get(UOp(U.GLOBAL, storage.dtype, (), (storage, flag)))
+            if found is not None:
+                return found
+        self.known[key] = self._append(key, 0)
+        return self.known[key]
+
+    def finish(self) -> tuple[UOp, ...]:
+        """All in order, numbered by position."""
+        ordered = self.scopes[0]
+        place = {number: i for i, (number, _) in enumerate(ordered)}
+        return tuple(UOp(u.op, u.dtype, tuple(place[s] for s in u.src), u.arg) for _, u in ordered)
