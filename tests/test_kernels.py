@@ -102,9 +102,17 @@ def test_square_roots_are_correctly_rounded(device: Device) -> None:
 
 
 @pytest.mark.parametrize("lanes", [64, 128])
-@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.uint32])
-def test_group_reductions(device: Device, lanes: int, dtype: type) -> None:
-    name = {np.float32: "float", np.int32: "int", np.uint32: "uint"}[dtype]
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("float", np.float32),
+        ("int", np.int32),
+        ("uint", np.uint32),
+        ("char", np.int8),
+        ("uchar", np.uint8),
+    ],
+)
+def test_group_reductions(device: Device, lanes: int, name: str, dtype: type) -> None:
     bench = Bench(
         device,
         ["reduce"],
@@ -115,9 +123,9 @@ def test_group_reductions(device: Device, lanes: int, dtype: type) -> None:
               barrier(CLK_LOCAL_MEM_FENCE);
               out[2 * i] = total; out[2 * i + 1] = group_max_{name}(scratch, in[i], n); }}""",
     )
-    x = np.random.default_rng(0).integers(0, 1000, 3 * lanes).astype(dtype)
-    if dtype is not np.uint32:
-        x -= 500
+    lowest = 0 if name.startswith("u") else -500
+    # bytes wrap, and so do their sums
+    x = np.random.default_rng(0).integers(lowest, lowest + 1000, 3 * lanes).astype(dtype)
     found = bench("t_group", np.zeros((x.size, 2), dtype), x, items=x.size, local=lanes)
     groups = x.reshape(3, lanes)
     assert np.array_equal(found[:, 0], np.repeat(groups.sum(1, dtype=dtype), lanes))

@@ -239,6 +239,26 @@ def test_small_integers_wrap_and_halves_are_summed(device: AnyDevice) -> None:
     assert program.read("c") == 1.0  # a constant is rounded to float32 once, to even
 
 
+def test_long_reductions_of_bytes_wrap(device: AnyDevice) -> None:
+    """Long enough for a group of lanes to share each of them."""
+    signed = np.arange(-90, 90).reshape(2, 90).astype(np.int8)
+    unsigned, truth = (signed + 90).astype(np.uint8), signed == 7
+    parts = {"i8": signed, "u8": unsigned, "bool": truth}
+    program = compile(
+        lambda: {
+            f"{name} {what}": getattr(Tensor(array, device), what)(1)
+            for name, array in parts.items()
+            for what in ("sum", "max")
+        },
+        device,
+    )
+    program.run()
+    for name, array in parts.items():
+        total = array.sum(1, dtype=np.int32 if name == "bool" else array.dtype)
+        assert np.array_equal(program.read(f"{name} sum"), total)
+        assert np.array_equal(program.read(f"{name} max"), array.max(1))
+
+
 def test_gather_and_its_gradient_with_repeated_rows(device: AnyDevice) -> None:
     table = np.random.default_rng(0).standard_normal((9, 5)).astype(np.float32)
     index = np.array([[3, 0], [3, 8], [3, 1]])
