@@ -5,7 +5,8 @@ from imgmlp.engine.device import AnyDevice, Device
 from imgmlp.engine.discover import list_devices, open_device
 from imgmlp.engine.host import DeviceInfo, NumpyDevice
 from imgmlp.engine.program import Program, Receiver
-from imgmlp.engine.tensor import Tensor, compile
+from imgmlp.engine.step import compile
+from imgmlp.engine.tensor import Tensor
 
 __all__ = [
     "AnyDevice",

@@ -1,0 +1,118 @@
+"""Operations that move elements: views that copy nothing, indices, concatenation, tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from imgmlp.engine import dtype as dt
+from imgmlp.engine import graph
+from imgmlp.engine.elementwise import Elementwise, common_device
+from imgmlp.engine.graph import Op
+from imgmlp.engine.operands import broadcast
+
+
+class Movement(Elementwise):
+    """Elementwise operations, and those that change shape or order."""
+
+    __slots__ = ()
+
+    def _move(self, op: Op, arg: Any) -> Self:
+        return self._with(graph.move(op, self.node, arg))
+
+    def reshape(self, *shape: int) -> Self:
+        """One entry may be -1. Raises ValueError if the numbers of elements differ."""
+        return self._move(Op.RESHAPE, shape)
+
+    def permute(self, *axes: int) -> Self:
+        return self._move(Op.PERMUTE, axes)
+
+    def transpose(self, a: int = -2, b: int = -1) -> Self:
+        rank = len(self.shape)
+        axes = list(range(rank))
+        a, b = (graph.normal_axis(axis, rank, "transpose") for axis in (a, b))
+        axes[a], axes[b] = axes[b], axes[a]
+        return self.permute(*axes)
+
+    def expand(self, *shape: int) -> Self:
+        return self._move(Op.EXPAND, shape)
+
+    def broadcast_to(self, shape: Sequence[int]) -> Self:
+        """NumPy's rule: axes of size 1 repeat, missing ones are added in front."""
+        return self._with(broadcast(self.node, shape))
+
+    def pad(self, *pairs: tuple[int, int]) -> Self:
+        """Zeros (before, after) each axis."""
+        return self._move(Op.PAD, pairs)
+
+    def shrink(self, *ranges: tuple[int, int]) -> Self:
+        """Elements [begin, end) of each axis."""
+        return self._move(Op.SHRINK, ranges)
+
+    def stride(self, *steps: int) -> Self:
+        """Every step-th element of each axis, from the end where the step is negative."""
+        return self._move(Op.STRIDE, steps)
+
+    def flip(self, *axes: int) -> Self:
+        flipped = {graph.normal_axis(a, len(self.shape), "flip") for a in axes}
+        return self.stride(*(-1 if i in flipped else 1 for i in range(len(self.shape))))
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a Tensor of no axes has no length")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Self]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, key: Any) -> Self:
+        """Whole numbers and slices with positive or negative steps."""
+        keys = key if isinstance(key, tuple) else (key,)
+        if len(keys) > len(self.shape):
+            raise IndexError(f"{len(keys)} indices for a tensor of {len(self.shape)} axes")
+        ranges, steps, kept = [], [], []
+        for axis, n in enumerate(self.shape):
+            item = keys[axis] if axis < len(keys) else slice(None)
+            span, step = _span(item, n, axis)
+            ranges.append(span)
+            steps.append(step)
+            if isinstance(item, slice):
+                kept.append(axis)
+        taken = self.shrink(*ranges)
+        if any(s != 1 for s in steps):
+            taken = taken.stride(*steps)
+        return taken.reshape(*(taken.shape[a] for a in kept))
+
+    @classmethod
+    def concat(cls, parts: Sequence[Self], axis: int = 0) -> Self:
+        if not parts:
+            raise ValueError("concat: needs at least one tensor")
+        kind = dt.concrete(dt.promote(*(p.dtype for p in parts)))
+        nodes = [p.cast(kind).node for p in parts]
+        return cls(graph.concat(nodes, axis), common_device(*parts))
+
+    def contiguous(self) -> Self:
+        return self._with(graph.contiguous(self.node))
+
+    def gather(self, index: Elementwise) -> Self:
+        """Rows of a table: [N, ...] at int [...]. Indices must lie in [0, N)."""
+        node = graph.gather(self.node, index.node)
+        return type(self)(node, common_device(self, index))
+
+
+def _span(item: Any, n: int, axis: int) -> tuple[tuple[int, int], int]:
+    """[begin, end) and the step that an index or a slice takes of an axis of n elements."""
+    if isinstance(item, int | np.integer):
+        item = int(item)
+        if not -n <= item < n:
+            raise IndexError(f"index {item} is out of bounds for axis {axis} of size {n}")
+        return (item % n, item % n + 1), 1
+    if not isinstance(item, slice):
+        raise TypeError(f"index {item!r}: whole numbers and slices only; use gather for tensors")
+    begin, end, step = item.indices(n)
+    count = len(range(begin, end, step))
+    if step > 0:
+        return (begin, max(begin, end)) if count else (0, 0), step
+    return (begin + (count - 1) * step, begin + 1), step

@@ -1,0 +1,76 @@
+"""Operations that many elements enter: sums, maxima, products, and what follows from them."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import numpy as np
+
+from imgmlp.engine import dtype as dt
+from imgmlp.engine import graph
+from imgmlp.engine.elementwise import common_device
+from imgmlp.engine.graph import Op
+from imgmlp.engine.movement import Movement
+from imgmlp.engine.operands import Array, Axis, axes_of, broadcast_shapes, from_host
+
+
+class Reduction(Movement):
+    """Elementwise operations, movements, reductions and products of matrices."""
+
+    __slots__ = ()
+
+    def _reduce(self, op: Op, axis: Axis, keepdims: bool) -> Self:
+        rank = len(self.shape)
+        axes = axes_of(axis, rank)
+        reduced = self._with(graph.reduce(op, self.node, axes))
+        if not keepdims:
+            return reduced
+        kept = {graph.normal_axis(a, rank, "reduce") for a in axes}
+        return reduced.reshape(*(1 if i in kept else n for i, n in enumerate(self.shape)))
+
+    def sum(self, axis: Axis = None, keepdims: bool = False) -> Self:
+        """Bools are counted, in i32; other dtypes stay, and integers wrap."""
+        numbers = self.cast(dt.i32) if self.dtype is dt.bool_ else self
+        return numbers._reduce(Op.SUM, axis, keepdims)
+
+    def max(self, axis: Axis = None, keepdims: bool = False) -> Self:
+        return self._reduce(Op.REDUCE_MAX, axis, keepdims)
+
+    def mean(self, axis: Axis = None, keepdims: bool = False) -> Self:
+        count = self.node.size // max(1, self.sum(axis).node.size)
+        return self._float().sum(axis, keepdims) * (1.0 / count)
+
+    def variance(self, axis: Axis = None, keepdims: bool = False) -> Self:
+        """Mean squared distance from the mean."""
+        return (self - self.mean(axis, keepdims=True)).square().mean(axis, keepdims)
+
+    def softmax(self, axis: int = -1) -> Self:
+        shifted = (self - self.max(axis, keepdims=True)).exp()
+        return shifted / shifted.sum(axis, keepdims=True)
+
+    def log_softmax(self, axis: int = -1) -> Self:
+        shifted = self - self.max(axis, keepdims=True)
+        return shifted - shifted.exp().sum(axis, keepdims=True).log()
+
+    def __matmul__(self, other: Self | Array) -> Self:
+        """[..., M, K] @ [..., K, N] -> [..., M, N]; leading axes and vectors as in NumPy.
+
+        Halves are multiplied and added in f32 and rounded once.
+        """
+        if isinstance(other, np.ndarray):
+            other = self._with(from_host(other, self.device))
+        kind = dt.concrete(dt.promote(self.dtype, other.dtype, dt.weak_float))
+        if kind is not dt.f32:
+            return (self.cast(dt.f32) @ other.cast(dt.f32)).cast(kind)
+        a, b = self.cast(kind), other.cast(kind)
+        if len(a.shape) == 1:
+            product = a.reshape(1, -1) @ (b if len(b.shape) > 1 else b.reshape(-1, 1))
+            return product.reshape(*product.shape[:-2], *b.shape[1:][-1:])
+        if len(b.shape) == 1:
+            return (a @ b.reshape(-1, 1)).reshape(*a.shape[:-1])
+        lead = broadcast_shapes("dot", a.shape[:-2], b.shape[:-2])
+        a, b = (t.broadcast_to((*lead, *t.shape[-2:])) for t in (a, b))
+        return type(self)(graph.dot(a.node, b.node), common_device(a, b))
+
+    def __rmatmul__(self, other: Array) -> Self:
+        return self._with(from_host(other, self.device)) @ self

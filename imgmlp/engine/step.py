@@ -1,0 +1,41 @@
+"""Steps: functions that build one, the assignments they make, and compiling them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from imgmlp.engine.device import AnyDevice
+from imgmlp.engine.elementwise import Elementwise
+from imgmlp.engine.graph import Buffer, Node
+from imgmlp.engine.kernel import Update
+from imgmlp.engine.program import Program
+
+_captured: list[list[Update]] = []  # assignments of the steps being built, innermost last
+
+
+@contextmanager
+def _capture() -> Iterator[list[Update]]:
+    _captured.append([])
+    try:
+        yield _captured[-1]
+    finally:
+        _captured.pop()
+
+
+def assign(state: Buffer, value: Node) -> bool:
+    """Give a Buffer a new value at the end of the step being built; False if none is."""
+    if _captured:
+        _captured[-1].append((state, value))
+    return bool(_captured)
+
+
+def compile(step: Callable[[], Mapping[str, Elementwise]], device: AnyDevice) -> Program:
+    """A Program from a function that builds one step out of Tensors.
+
+    `step` is called once. What it returns by name can be read by a Receiver; what it
+    assigns becomes the state after the step. Nothing runs until `Program.run`.
+    """
+    with _capture() as updates:
+        outputs = step()
+    return Program(device, {name: t.node for name, t in outputs.items()}, updates)
