@@ -211,24 +211,23 @@ class Graph:
 
 def _draft(order: int, job: Store, own: Node | None, places: dict[Node, Node]) -> Draft:
     """The kernel that fills a place, its expression cut where values stand in memory."""
-    needs: set[Node] = set()
-    old: set[Buffer] = set()
     done: dict[Node, Node] = {}
-
-    def visit(node: Node) -> Node:
-        if node not in done:
-            if node in places and node is not own:
-                done[node] = places[node]
-                needs.add(places[node])
-            else:
-                if node.op is Op.BUFFER:
-                    old.add(node.arg)
-                done[node] = rebuild(node, tuple(visit(s) for s in node.src))
-        return done[node]
-
-    value = visit(job.value)
+    value = _cut(job.value, own, places, done)
+    standing = {node for node in done if node in places and node is not own}
+    needs = {places[node] for node in standing}
+    old = {node.arg for node in done if node.op is Op.BUFFER and node not in standing}
     core = next((n for n in toposort([value]) if n.op in CORES), None)
     return Draft(order, value.shape, [Store(job.place, value)], core, needs, old)
+
+
+def _cut(node: Node, own: Node | None, places: dict[Node, Node], done: dict[Node, Node]) -> Node:
+    """The expression that reads what stands in memory, but for `own`; `done` has every step."""
+    if node not in done:
+        if node in places and node is not own:
+            done[node] = places[node]
+        else:
+            done[node] = rebuild(node, tuple(_cut(s, own, places, done) for s in node.src))
+    return done[node]
 
 
 def _pieces(node: Node, place: Node) -> list[Node]:
@@ -249,13 +248,14 @@ def _base(node: Node, kept: Set[Node] = frozenset()) -> Node:
 
 def is_plain_chain(node: Node, kept: Set[Node] = frozenset()) -> bool:
     """Whether movements alone lead to a value, a kept one if any, and strides can follow them."""
-    base = _base(node, kept)
+    base, moves = _base(node, kept), []
+    while node is not base:
+        moves.append(node)
+        node = node.src[0]
     stand_in = buffer(Buffer(base.shape, base.dtype))
-
-    def over(n: Node) -> Node:
-        return stand_in if n is base else move(n.op, over(n.src[0]), n.arg)
-
-    return is_plain(over(node))
+    for moved in reversed(moves):
+        stand_in = move(moved.op, stand_in, moved.arg)
+    return is_plain(stand_in)
 
 
 def _repeats_outer(node: Node) -> bool:
