@@ -17,7 +17,6 @@ import os
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,15 +25,19 @@ import numpy as np
 from imgmlp.engine.cache import choose_cache, locked
 from imgmlp.engine.failure import build_failure, does_not_fit, failure
 from imgmlp.engine.host import (
+    ALIGN,
     Allocation,
     DeviceInfo,
     Kind,
     NumpyDevice,
     Pending,
+    Usage,
     check_fits,
     check_slice,
     check_target,
+    counted,
 )
+from imgmlp.engine.launch import KernelHandle, Launch
 from imgmlp.errors import DeviceError, OutOfMemoryError
 
 # pyopencl's own cache of generated call wrappers; this module never calls through them.
@@ -48,6 +51,8 @@ except ImportError as _error:  # no pyopencl, or no libOpenCL that it could load
 else:
     cl = _pyopencl
     _import_failure = None
+
+COARSEST_ALIGN = 1 << 16  # bytes; packing to coarser offsets saves little
 
 
 class Event(Pending):
@@ -73,43 +78,13 @@ class Event(Pending):
             self._event.wait()
 
 
-@dataclass(frozen=True)
-class KernelHandle:
-    """One kernel of a built program; bind() makes launches of it."""
-
-    name: str
-    program: Any = field(repr=False)
-
-
-class Launch:
-    """A kernel with its arguments, global and local size set once, to be enqueued many times."""
-
-    __slots__ = ("_kept", "compiled", "global_size", "kernel", "local_size", "name", "program")
-
-    def __init__(
-        self,
-        handle: KernelHandle,
-        kernel: Any,
-        global_size: tuple[int, ...],
-        local_size: tuple[int, ...] | None,
-        kept: object,
-    ):
-        self.name = handle.name
-        self.program = handle.program
-        self.kernel = kernel
-        self.global_size = global_size
-        self.local_size = local_size
-        self.compiled = False  # set once its machine code is known to exist
-        self._kept = kept  # OpenCL does not retain the buffers that are set as arguments
-
-
 class Device:
     """One OpenCL device with an in-order queue: what is enqueued runs in that order."""
 
     def __init__(self, handle: Any, info: DeviceInfo):
         self.info = info
         self.lanes: Literal["one", "group"] = "group" if info.kind == "gpu" else "one"
-        self.align: int = max(int(handle.mem_base_addr_align) // 8, 128)  # bytes
+        self.align: int = max(int(handle.mem_base_addr_align) // 8, ALIGN)  # bytes
         self.max_allocation = int(handle.max_mem_alloc_size)  # bytes
         self._handle = handle
         self._compiles_late = info.platform == "Portable Computing Language"
@@ -119,6 +94,10 @@ class Device:
             self._context = cl.Context([handle])
             self._queue = cl.CommandQueue(self._context)
         self._timing_queue: Any = None
+        self.usage = Usage()
+        self.can_slice = self._try_to_slice()
+        if not self.can_slice:
+            self.align = ALIGN
 
     # Memory
 
@@ -133,7 +112,18 @@ class Device:
             if _is_memory(error):
                 raise does_not_fit(nbytes, self.max_allocation, self.info) from error
             raise _failure("allocating memory", error) from error
-        return Allocation(buffer, nbytes)
+        return counted(buffer, nbytes, self.usage)
+
+    def _try_to_slice(self) -> bool:
+        """Whether parts of an allocation can be had, and without wasting most of it."""
+        if self.align > COARSEST_ALIGN:
+            return False
+        try:
+            whole = cl.Buffer(self._context, cl.mem_flags.READ_WRITE, size=2 * self.align)
+            whole.get_sub_region(self.align, self.align)
+        except cl.Error:
+            return False
+        return True
 
     def slice(self, allocation: Allocation, offset: int, nbytes: int) -> Allocation:
         """A view of `nbytes` bytes from `offset`, which must be a multiple of `align`."""

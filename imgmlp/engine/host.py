@@ -7,6 +7,7 @@ needs OpenCL; programs on NumPy's device are interpreted, never compiled.
 from __future__ import annotations
 
 import os
+import weakref
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from imgmlp.errors import OutOfMemoryError
 
+ALIGN = 128  # bytes, the least that slices are aligned to
 Kind = Literal["gpu", "cpu", "numpy", "other"]
 
 
@@ -42,16 +44,50 @@ class DeviceInfo:
         return f"{name}, {units}" if name.startswith(maker) else f"{maker}: {name}, {units}"
 
 
+@dataclass
+class Usage:
+    """A device's allocations: how many are in use and their bytes, and how many were freed."""
+
+    live: int = 0
+    live_bytes: int = 0
+    freed: int = 0
+
+    def take(self, nbytes: int) -> None:
+        self.live += 1
+        self.live_bytes += nbytes
+
+    def free(self, nbytes: int) -> None:
+        self.live -= 1
+        self.live_bytes -= nbytes
+        self.freed += 1
+
+    def summary(self) -> str:
+        return f"{self.live} allocations of {self.live_bytes:,} bytes in use, {self.freed} freed"
+
+
 class Allocation:
     """Bytes on a device, freed when Python drops the last reference to them."""
 
-    __slots__ = ("handle", "nbytes", "offset", "root")
+    __slots__ = ("__weakref__", "_root", "handle", "nbytes", "offset")
 
     def __init__(self, handle: Any, nbytes: int, root: Allocation | None = None, offset: int = 0):
         self.handle = handle  # a cl.Buffer, or an ndarray of uint8 on the NumPy device
         self.nbytes = nbytes
         self.offset = offset  # bytes into root
-        self.root = self if root is None else root
+        self._root = root
+
+    @property
+    def root(self) -> Allocation:
+        """What this is a slice of, or itself: a cycle would keep the memory for a while."""
+        return self if self._root is None else self._root
+
+
+def counted(handle: Any, nbytes: int, usage: Usage) -> Allocation:
+    """An Allocation of its own, counted for as long as it lives."""
+    found = Allocation(handle, nbytes)
+    usage.take(nbytes)
+    weakref.finalize(found, usage.free, nbytes).atexit = False
+    return found
 
 
 class Pending:
@@ -70,16 +106,18 @@ class Pending:
 class NumpyDevice:
     """Host memory behind the same calls; programs on it are interpreted, never compiled."""
 
-    align = 128  # bytes
+    align = ALIGN
+    can_slice = True
     lanes: Literal["one", "group"] = "one"
 
     def __init__(self) -> None:
         self.info = numpy_info()
+        self.usage = Usage()
 
     def alloc(self, nbytes: int) -> Allocation:
         """As Device.alloc; the bytes are zero."""
         try:
-            return Allocation(np.zeros(nbytes, np.uint8), nbytes)
+            return counted(np.zeros(nbytes, np.uint8), nbytes, self.usage)
         except MemoryError as error:
             raise OutOfMemoryError(
                 f"{nbytes:,} bytes do not fit in this machine's memory",

@@ -6,17 +6,19 @@ the same graph is interpreted instead.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from imgmlp.engine.device import AnyDevice, Device, Launch
+from imgmlp.engine.device import AnyDevice, Device
 from imgmlp.engine.graph import Buffer, Node, Op, toposort
 from imgmlp.engine.host import Allocation, NumpyDevice, Pending
 from imgmlp.engine.interpret import evaluate
 from imgmlp.engine.kernel import Update
+from imgmlp.engine.launch import Launch
 from imgmlp.engine.stages import Stages, lower
 
 Array = np.ndarray[Any, Any]
@@ -62,23 +64,33 @@ class Program:
     @cached_property
     def stages(self) -> Stages:
         """Every form of the step on its way to the device; on NumPy's, what a CPU would run."""
-        info = self.device.info
-        return lower(self.updates, self.device.lanes, info.compute_units, self.device.align)
+        device = self.device
+        units = device.info.compute_units
+        return lower(self.updates, device.lanes, units, device.align, device.can_slice)
 
     def _bind(self, device: Device) -> list[Launch]:
         stages = self.stages
         handles = device.build(stages.source, list(dict.fromkeys(stages.functions)))
-        self._arena = device.alloc(max(stages.memory.arena_bytes, device.align))
-        places = {
-            storage: device.slice(self._arena, offset, storage.nbytes)
-            for storage, offset in stages.memory.offsets.items()
-        }
+        self.arena = [device.alloc(nbytes) for nbytes in stages.memory.allocations]
+        places = self._places(device)
         launches = []
         for code, name in zip(stages.codes, stages.functions, strict=True):
             args = [places.get(b, b.data) for b in code.buffers]
             sizes = (code.global_size,), (code.local_size,)
             launches.append(device.bind(handles[name], args, *sizes))
         return launches
+
+    def _places(self, device: Device) -> dict[Buffer, Allocation]:
+        """Where each intermediate lies in the arena."""
+        memory, found = self.stages.memory, {}
+        starts = memory.starts()
+        for storage, offset in memory.offsets.items():
+            n = bisect_right(starts, offset) - 1
+            whole, inner = self.arena[n], offset - starts[n]
+            found[storage] = (
+                device.slice(whole, inner, storage.nbytes) if device.can_slice else whole
+            )
+        return found
 
     def run(self, times: int = 1) -> None:
         """Enqueue the step so many times; does not wait for the device."""

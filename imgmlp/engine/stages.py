@@ -64,12 +64,17 @@ FORMS: dict[str, Callable[[Stages], str]] = {
 }
 
 
-def lower(updates: Sequence[Update], lanes: Lanes, units: int, align: int) -> Stages:
-    """Every stage of a step that gives each Buffer its new value; `align` is in bytes."""
+def lower(
+    updates: Sequence[Update], lanes: Lanes, units: int, align: int, slices: bool = True
+) -> Stages:
+    """Every stage of a step that gives each Buffer its new value.
+
+    `align` is in bytes; `slices` says whether the device can slice an allocation.
+    """
     states = [state for state, _ in updates]
     nodes = simplify([value for _, value in updates])
     procedure = schedule(list(zip(states, nodes, strict=True)), split_products=lanes == "group")
     codes = tuple(linearize(k, lanes, units) for k in procedure.kernels)
     source, functions = render(codes, lanes)
-    memory = plan(procedure, align)
+    memory = plan(procedure, align, slices)
     return Stages(tuple(nodes), procedure, memory, codes, source, tuple(functions))
