@@ -1,0 +1,202 @@
+"""A transformer encoder's training step beside the same one in PyTorch.
+
+    python -m benchmarks.transformer
+
+Same sizes, initial weights, data and optimizer as examples/transformer.py. First the losses
+of 20 steps are compared; then the step is timed here, in PyTorch eager and in PyTorch
+compiled, in turns within one run, so that whatever else the machine does hits all of them.
+Needs PyTorch (`pip install torch`), which imgmlp itself does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from examples.transformer import BATCHES, Sizes, Sorter, compile_step, draw, losses
+from imgmlp.engine import AnyDevice, Tensor, open_device
+from imgmlp.engine.nn import LayerNorm, Linear, TransformerEncoder
+
+COMPARED = 20  # steps
+TOLERANCE = 1e-4
+LR = 3e-3  # as in the example
+
+
+@dataclass(frozen=True)
+class Result:
+    """One line of the report; times in microseconds a step, medians."""
+
+    layers: int
+    difference: float  # largest of the losses of the compared steps
+    launches: int
+    ours: float
+    eager: float
+    compiled: float
+    eager_ratio: float  # median of eager / ours within a turn
+    compiled_ratio: float
+
+
+class TorchSorter(nn.Module):
+    """The example's network with PyTorch's own encoder layers, and the weights of one of ours."""
+
+    def __init__(self, net: Sorter, sizes: Sizes) -> None:
+        super().__init__()
+        self.digits, self.places = _parameter(net.digits), _parameter(net.places)
+        self.layers = nn.Sequential(*(_encoder(e, sizes) for e in net.encoders))
+        self.scores = nn.Linear(sizes.features, sizes.digits)
+        _load(self.scores, net.scores)
+
+    def forward(self, sequences: torch.Tensor) -> torch.Tensor:
+        return self.scores(self.layers(self.digits[sequences] + self.places))
+
+
+def _parameter(value: Tensor) -> nn.Parameter:
+    return nn.Parameter(torch.from_numpy(value.numpy()))
+
+
+@torch.no_grad()
+def _load(linear: nn.Linear, ours: Linear) -> None:
+    assert ours.bias is not None
+    linear.weight.copy_(torch.from_numpy(ours.weight.numpy()).T)  # ours are input-major
+    linear.bias.copy_(torch.from_numpy(ours.bias.numpy()))
+
+
+@torch.no_grad()
+def _encoder(ours: TransformerEncoder, sizes: Sizes) -> nn.TransformerEncoderLayer:
+    layer = nn.TransformerEncoderLayer(
+        sizes.features, sizes.heads, sizes.hidden, dropout=0.0, batch_first=True
+    )
+    into = ours.attention.into
+    assert into.bias is not None
+    layer.self_attn.in_proj_weight.copy_(torch.from_numpy(into.weight.numpy()).T)
+    layer.self_attn.in_proj_bias.copy_(torch.from_numpy(into.bias.numpy()))
+    _load(layer.self_attn.out_proj, ours.attention.out)
+    _load(layer.linear1, ours.first)
+    _load(layer.linear2, ours.second)
+    for theirs, norm in zip((layer.norm1, layer.norm2), ours.norms, strict=True):
+        _load_norm(theirs, norm)
+    return layer
+
+
+@torch.no_grad()
+def _load_norm(theirs: nn.LayerNorm, ours: LayerNorm) -> None:
+    theirs.weight.copy_(torch.from_numpy(ours.scale.numpy()))
+    theirs.bias.copy_(torch.from_numpy(ours.shift.numpy()))
+
+
+def torch_step(sizes: Sizes, device: AnyDevice, compiled: bool) -> Callable[[], torch.Tensor]:
+    """A function that does the next training step and returns the loss before it."""
+    net = TorchSorter(Sorter(sizes, device), sizes)
+    drawn = draw(sizes, BATCHES, seed=0)
+    sequences = torch.from_numpy(drawn).long()
+    wanted = torch.from_numpy(np.sort(drawn, axis=-1)).long()
+    optimizer = torch.optim.AdamW(net.parameters(), LR, weight_decay=0.01, fused=True)
+
+    def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(net(x).flatten(0, 1), y.flatten())
+
+    forward = torch.compile(loss_of) if compiled else loss_of
+    done = 0
+
+    def step() -> torch.Tensor:
+        nonlocal done
+        turn = done % BATCHES
+        done += 1
+        optimizer.zero_grad(set_to_none=True)
+        loss = forward(sequences[turn], wanted[turn])
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def compare(sizes: Sizes, device: AnyDevice, steps: int = COMPARED) -> float:
+    """Largest difference of the losses of so many steps."""
+    theirs = torch_step(sizes, device, compiled=False)
+    expected = np.array([theirs().item() for _ in range(steps)])
+    return float(np.abs(losses(sizes, device, steps) - expected).max())
+
+
+def measure(sizes: Sizes, device: AnyDevice, turns: int, steps: int) -> Result:
+    """Compare, then time `steps` steps of each, `turns` times in turn."""
+    difference = compare(sizes, device)
+    program = compile_step(Sorter(sizes, device), sizes, device, LR)
+    eager, compiled = (torch_step(sizes, device, c) for c in (False, True))
+
+    def ours() -> None:
+        program.run(steps)
+        program.wait()
+
+    contenders = [ours, lambda: _repeat(eager, steps), lambda: _repeat(compiled, steps)]
+    for contender in contenders:  # whatever is compiled at the first call
+        contender()
+    times = np.array([[_seconds(c) for c in contenders] for _ in range(turns)]) / steps
+    a, b, c = (1e6 * statistics.median(column) for column in times.T)
+    ratios = [statistics.median(times[:, i] / times[:, 0]) for i in (1, 2)]
+    launches = int(program.stages.figures()["launches"])
+    return Result(sizes.layers, difference, launches, a, b, c, *ratios)
+
+
+def _repeat(step: Callable[[], object], times: int) -> None:
+    for _ in range(times):
+        step()
+
+
+def _seconds(run: Callable[[], None]) -> float:
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
+
+
+def table(results: list[Result]) -> str:
+    lines = ["layers  launches  losses apart   imgmlp us  eager us (x)     compiled us (x)"]
+    lines += [
+        f"{r.layers:6d}  {r.launches:8d}  {r.difference:12.1e}  {r.ours:10,.0f}"
+        f"  {r.eager:8,.0f} ({r.eager_ratio:4.2f})  {r.compiled:8,.0f} ({r.compiled_ratio:4.2f})"
+        for r in results
+    ]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--layers", type=int, nargs="+", default=[1, 2, 3, 4])
+    parser.add_argument("--batch", type=int, default=Sizes.batch, help="sequences in a step")
+    parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--steps", type=int, default=100, help="in a turn")
+    parser.add_argument("--device", default="cpu", help="as `imgmlp devices` lists them")
+    parser.add_argument("--csv", help="also write the figures to this file")
+    options = parser.parse_args()
+    device = open_device(options.device)
+    torch.set_num_threads(device.info.compute_units)
+    print(
+        f"{device.info.describe()}; PyTorch {torch.__version__}, {torch.get_num_threads()} threads"
+    )
+    results = [
+        measure(Sizes(n, options.batch), device, options.turns, options.steps)
+        for n in options.layers
+    ]
+    print(table(results))
+    if options.csv:
+        with open(options.csv, "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, asdict(results[0]).keys())
+            writer.writeheader()
+            writer.writerows(asdict(r) for r in results)
+    wrong = [r.layers for r in results if not r.difference <= TOLERANCE]
+    if wrong:
+        print(f"wrong: losses differ by more than {TOLERANCE} with {wrong} layers", file=sys.stderr)
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

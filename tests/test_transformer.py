@@ -1,0 +1,93 @@
+"""examples/transformer.py: its network against NumPy, and that it learns and checks itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from conftest import MAPPINGS, open_mapping
+from reference import Array, cross_entropy, encoder, linear
+
+from examples import transformer
+from examples.transformer import Sizes, Sorter, compile_step, draw, loss_of, losses
+from imgmlp.engine import Tensor, compile, open_device
+
+TINY = Sizes(layers=2, batch=3, time=4, digits=5, features=6, heads=2, hidden=7)
+
+
+def reference_loss(values: Sequence[Array], sequences: Array) -> float:
+    """The loss from the parameters as the network lists them, in float64."""
+    x = values[0][sequences] + values[1]
+    for i in range(TINY.layers):
+        x = encoder(x, TINY.heads, values[2 + 12 * i : 14 + 12 * i])
+    scores = linear(x, *values[-2:])
+    return cross_entropy(scores.reshape(-1, TINY.digits), np.sort(sequences, -1).reshape(-1))
+
+
+def finite_differences(values: list[Array], sequences: Array, which: int) -> Array:
+    """Central differences of the reference by one of the parameters."""
+    found, step = np.zeros_like(values[which]), 1e-6
+    for place in np.ndindex(found.shape):
+        moved = []
+        for sign in (1, -1):
+            shifted = [v.copy() for v in values]
+            shifted[which][place] += sign * step
+            moved.append(reference_loss(shifted, sequences))
+        found[place] = (moved[0] - moved[1]) / (2 * step)
+    return found
+
+
+def test_loss_and_gradients_are_those_of_the_reference() -> None:
+    """In float32 through two layers against float64: 1e-4 of the largest."""
+    device = open_device("numpy")
+    net, sequences = Sorter(TINY, device), draw(TINY, 1, seed=5)[0]
+    given = Tensor(sequences, device), Tensor(np.sort(sequences, -1), device)
+    parameters = net.parameters()
+
+    def step() -> dict[str, Tensor]:
+        loss = loss_of(net, *given)
+        gradients = {str(i): g for i, g in enumerate(loss.gradient(parameters))}
+        return {"loss": loss, **gradients}
+
+    program = compile(step, device)
+    program.run()
+    values = [p.numpy().astype(np.float64) for p in parameters]
+    assert len(values) == 4 + 12 * TINY.layers
+    assert program.read("loss") == pytest.approx(reference_loss(values, sequences), rel=1e-5)
+    slopes = [finite_differences(values, sequences, i) for i in range(len(values))]
+    largest = max(np.abs(s).max() for s in slopes)
+    for i, slope in enumerate(slopes):
+        assert np.allclose(program.read(str(i)), slope, atol=1e-4 * largest)
+
+
+def test_every_mapping_takes_the_same_steps_and_the_loss_falls() -> None:
+    numpy, *mappings = (losses(TINY, open_mapping(name), 20) for name in MAPPINGS)
+    assert numpy[-5:].mean() < 0.8 * numpy[:5].mean()
+    for found in mappings:
+        assert np.allclose(found, numpy, atol=1e-4)
+
+
+def test_a_step_saves_most_of_the_memory_of_its_intermediates() -> None:
+    sizes, device = Sizes(layers=1), open_device("numpy")
+    figures = compile_step(Sorter(sizes, device), sizes, device).stages.figures()
+    assert figures["saved"] >= 0.7
+
+
+@pytest.mark.parametrize(("steps", "status"), [(500, 0), (2, 1)])
+def test_the_example_checks_itself(
+    capsys: pytest.CaptureFixture[str], steps: int, status: int
+) -> None:
+    assert transformer.main(["--device", "numpy", "--steps", str(steps)]) == status
+    shown = capsys.readouterr()
+    assert "sorted right" in shown.out
+    assert ("wrong" in shown.err) == bool(status)
+
+
+def test_the_example_notices_losses_that_differ(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transformer, "TOLERANCE", -1.0)
+    monkeypatch.setattr(transformer, "LEAST_RIGHT", 0.0)
+    assert transformer.main(["--device", "numpy", "--steps", "1"]) == 1
+    assert "losses should not differ" in capsys.readouterr().err
