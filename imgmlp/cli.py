@@ -185,8 +185,8 @@ def devices(
 def graph(
     context: typer.Context,
     form: Annotated[
-        Literal["summary", "dot", "nodes", "procedure", "memory", "uops", "source"],
-        typer.Option(help="What to print; dot is for Graphviz."),
+        Literal["summary", "dot", "nodes", "procedure", "memory", "uops", "source", "times"],
+        typer.Option(help="What to print; dot is for Graphviz, times runs the step."),
     ] = "summary",
     preset: Annotated[
         Literal["default", "seed"], typer.Option(help="Where the other values come from.")
@@ -196,19 +196,26 @@ def graph(
     layers: Annotated[int | None, typer.Option(help="Hidden layers.")] = None,
     features: Annotated[int | None, typer.Option(help="Frequency features of a pixel.")] = None,
     size: Annotated[str, typer.Option(metavar="WxH", help="Of the picture.")] = "512x512",
+    general: Annotated[
+        bool,
+        typer.Option(
+            "--general",
+            help="Leave out what follows the general scheduler; so far nothing does.",
+        ),
+    ] = False,
     as_json: AsJson = False,
     device: DeviceSpec = "auto",
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
-    """Print the compiled training step: its kernels, memory, instructions or source."""
+    """Print the compiled training step: its kernels, memory, instructions, source or times."""
     _terminal(context, quiet, verbose)
     from imgmlp import commands
 
     settings = commands.training_settings(
         preset, batch=batch, hidden=hidden, layers=layers, features=features
     )
-    commands.graph(settings, size, device, form, as_json)
+    commands.graph(settings, size, device, form, as_json, general)
 
 
 def _terminal(

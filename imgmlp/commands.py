@@ -261,14 +261,19 @@ def _dimensions(width: int, height: int, channels: int) -> str:
 # graph
 
 
-def graph(settings: Settings, wanted: str, device_spec: str, form: str, as_json: bool) -> None:
+def graph(
+    settings: Settings, wanted: str, device_spec: str, form: str, as_json: bool, general: bool
+) -> None:
     """Print a form of the training step for an RGB picture of a size; JSON gives its figures."""
     width, height = parse_size(wanted) or (0, 0)
-    program = pipeline.training_step(settings, open_device(device_spec), width, height, 3)
+    device = open_device(device_spec)
+    program = pipeline.training_step(settings, device, width, height, 3, general)
     if as_json:
         print_data(json.dumps(program.stages.figures(), indent=2))
     elif form == "summary":
         print_data(_figures(program.stages.figures()))
+    elif form == "times":
+        print_data(program.render_times())
     else:
         print_data(program.stages.show(form))
 

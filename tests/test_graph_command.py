@@ -39,5 +39,29 @@ def test_the_default_step_keeps_its_promises(imgmlp: Command) -> None:
     assert "14" in imgmlp("graph").stdout
 
 
+def test_times_are_those_of_the_kernels_that_ran(imgmlp: Command) -> None:
+    lines = imgmlp("graph", *SMALL, "--form", "times", "--device", "cpu").stdout.splitlines()
+    assert "microseconds" in lines[0]
+    launches = [line for line in lines[1:] if "writes" in line]
+    assert f"all {len(launches)} launches" in lines[-1]
+    assert all(float(line.split()[1]) > 0 for line in launches)
+    assert sum("_product" in line for line in launches) >= 4
+
+
+def test_numpy_has_no_kernels_to_time(imgmlp: Command) -> None:
+    assert "NumPy" in imgmlp("graph", *SMALL, "--form", "times", check=6).stderr
+
+
+def test_what_the_general_scheduler_gives_has_the_same_figures(imgmlp: Command) -> None:
+    general = imgmlp("graph", *SMALL, "--json", "--general").stdout
+    assert json.loads(general).keys() == json.loads(imgmlp("graph", *SMALL, "--json").stdout).keys()
+
+
+def test_debug_shows_the_step_on_stderr_and_leaves_stdout_alone(imgmlp: Command) -> None:
+    done = imgmlp("graph", *SMALL, "--json", env={"DEBUG": "1"})
+    assert done.stdout == imgmlp("graph", *SMALL, "--json").stdout
+    assert "writes" in done.stderr
+
+
 def test_an_unknown_form_is_a_usage_error(imgmlp: Command) -> None:
     assert "error:" in imgmlp("graph", "--form", "picture", check=2).stderr

@@ -18,9 +18,10 @@ ORDER = """
     engine.dtype engine.symbolic engine.view engine.graph engine.grad engine.interpret
     engine.simplify engine.kernel engine.place engine.merge engine.schedule
     engine.block engine.uops engine.linearize engine.memory engine.render engine.stages
-    engine.host engine.cache engine.failure engine.launch engine.device engine.discover
-    engine.program engine.operands engine.elementwise engine.movement engine.reduction
-    engine.random engine.step engine.tensor engine.nn engine.optim engine.check engine
+    engine.debug engine.host engine.cache engine.failure engine.launch engine.device
+    engine.discover engine.program engine.operands engine.elementwise engine.movement
+    engine.reduction engine.random engine.step engine.tensor engine.nn engine.optim
+    engine.check engine
     image
     codec codec.config codec.features codec.npz codec.model codec.fit codec.pipeline
     interrupt terminal commands api imgmlp cli __main__

@@ -22,6 +22,8 @@ from imgmlp.engine import (
     open_device,
     optim,
 )
+from imgmlp.engine import stages as engine_stages
+from imgmlp.engine.kernel import Procedure
 
 
 @pytest.fixture(scope="module", params=MAPPINGS)
@@ -134,6 +136,25 @@ def test_the_same_seed_gives_the_same_bits(device: AnyDevice) -> None:
 
 def test_a_training_step_is_fourteen_launches() -> None:
     assert len(training(open_device("cpu")).program.launches) == 14
+
+
+def test_general_leaves_out_the_passes_after_the_scheduler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device, seen = open_device("numpy"), []
+
+    def later(procedure: Procedure) -> Procedure:
+        seen.append(procedure)
+        return Procedure(())
+
+    monkeypatch.setattr(engine_stages, "LATER", [later])
+    x = Tensor([1.0], device)
+    general = compile(lambda: {"y": x + 1}, device, general=True)
+    assert len(general.stages.procedure.kernels) == 1
+    assert not seen
+    changed = compile(lambda: {"y": x + 1}, device)
+    assert changed.stages.procedure.kernels == ()
+    assert len(seen) == 1
 
 
 def test_layers_share_their_kernels() -> None:

@@ -88,6 +88,7 @@ class TrainingStep:
         encoding: Encoding,
         settings: Settings,
         device: AnyDevice,
+        general: bool = False,
     ) -> None:
         self.height, self.width, self.channels = pixels.shape
         self.architecture, self.settings = architecture, settings
@@ -98,7 +99,7 @@ class TrainingStep:
         self.flat = model.initial(architecture, settings.seed, device)
         self.count = Tensor(np.uint32(0), device, name="count")
         self.smooth = Tensor(np.float32(0), device, name="smooth")
-        self.program: Program = compile(self._step, device)
+        self.program: Program = compile(self._step, device, general)
 
     def _step(self) -> dict[str, Tensor]:
         settings, batch = self.settings, self.settings.batch

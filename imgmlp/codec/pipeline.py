@@ -64,13 +64,21 @@ def train(
 
 
 def training_step(
-    settings: Settings, device: AnyDevice, width: int, height: int, channels: int
+    settings: Settings,
+    device: AnyDevice,
+    width: int,
+    height: int,
+    channels: int,
+    general: bool = False,
 ) -> Program:
-    """The compiled training step for a black picture of this size, to be looked at."""
+    """The compiled training step for a black picture of this size, to be looked at.
+
+    `general` leaves out what the engine does after its general scheduler.
+    """
     check_size(width, height)
     pixels = np.zeros((height, width, channels), np.uint8)
     architecture, frequencies = settings.architecture(channels), encoding(settings, width, height)
-    return TrainingStep(pixels, architecture, frequencies, settings, device).program
+    return TrainingStep(pixels, architecture, frequencies, settings, device, general).program
 
 
 def decode(weights: Weights, device: AnyDevice, size: tuple[int, int] | None = None) -> Array:

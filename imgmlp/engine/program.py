@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from imgmlp.engine import debug
 from imgmlp.engine.device import AnyDevice, Device
 from imgmlp.engine.graph import Buffer, Node, Op, toposort
 from imgmlp.engine.host import Allocation, NumpyDevice, Pending
@@ -20,6 +21,7 @@ from imgmlp.engine.interpret import evaluate
 from imgmlp.engine.kernel import Update
 from imgmlp.engine.launch import Launch
 from imgmlp.engine.stages import Stages, lower
+from imgmlp.errors import DeviceError
 
 Array = np.ndarray[Any, Any]
 
@@ -32,9 +34,14 @@ class Program:
     """
 
     def __init__(
-        self, device: AnyDevice, outputs: Mapping[str, Node], updates: Sequence[Update]
+        self,
+        device: AnyDevice,
+        outputs: Mapping[str, Node],
+        updates: Sequence[Update],
+        general: bool = False,
     ) -> None:
         self.device = device
+        self.general = general  # leave out the passes after the general scheduler
         self.outputs: dict[str, Buffer] = {}
         self.updates = list(updates)
         assigned = {value: state for state, value in updates}
@@ -49,6 +56,10 @@ class Program:
         self._adopt_buffers()
         if isinstance(device, Device):
             self.launches = self._bind(device)
+        depth = debug.level()
+        self._show_times = depth > 0
+        if depth:
+            debug.tell(debug.report(self.stages, depth))
 
     def _adopt_buffers(self) -> None:
         """Everything that is read or written stands on this device."""
@@ -66,7 +77,8 @@ class Program:
         """Every form of the step on its way to the device; on NumPy's, what a CPU would run."""
         device = self.device
         units = device.info.compute_units
-        return lower(self.updates, device.lanes, units, device.align, device.can_slice)
+        how = (device.lanes, units, device.align, device.can_slice, self.general)
+        return lower(self.updates, *how)
 
     def _bind(self, device: Device) -> list[Launch]:
         stages = self.stages
@@ -94,11 +106,35 @@ class Program:
 
     def run(self, times: int = 1) -> None:
         """Enqueue the step so many times; does not wait for the device."""
-        for _ in range(times):
-            if isinstance(self.device, NumpyDevice):
+        if isinstance(self.device, NumpyDevice):
+            for _ in range(times):
                 self._interpret()
-            else:
-                self.device.launch_all(self.launches)
+            return
+        if self._show_times and times:
+            self._show_times = False
+            measured = self.device.time_launches(self.launches)
+            debug.tell(debug.render_times(self.stages, measured, "in the first run") + "\n")
+            times -= 1
+        for _ in range(times):
+            self.device.launch_all(self.launches)
+
+    def time(self, runs: int = 20) -> list[float]:
+        """Run the step so often; microseconds that each launch takes on the device, medians.
+
+        Raises DeviceError on NumPy's device, which launches nothing.
+        """
+        if isinstance(self.device, NumpyDevice):
+            raise DeviceError(
+                "NumPy's interpreter launches no kernels that could be timed",
+                hint="choose another device; `imgmlp devices` shows what there is",
+            )
+        self.run()  # what is slow only once
+        measured = [self.device.time_launches(self.launches) for _ in range(runs)]
+        return [float(t) for t in np.median(measured, axis=0)]
+
+    def render_times(self, runs: int = 20) -> str:
+        """What `time` finds, as text."""
+        return debug.render_times(self.stages, self.time(runs), f"medians of {runs} runs")
 
     def _interpret(self) -> None:
         states = [state for state, _ in self.updates]

@@ -64,16 +64,28 @@ FORMS: dict[str, Callable[[Stages], str]] = {
 }
 
 
+# Passes that change what the general scheduler gives; there are none yet.
+LATER: Sequence[Callable[[Procedure], Procedure]] = ()
+
+
 def lower(
-    updates: Sequence[Update], lanes: Lanes, units: int, align: int, slices: bool = True
+    updates: Sequence[Update],
+    lanes: Lanes,
+    units: int,
+    align: int,
+    slices: bool = True,
+    general: bool = False,
 ) -> Stages:
     """Every stage of a step that gives each Buffer its new value.
 
-    `align` is in bytes; `slices` says whether the device can slice an allocation.
+    `align` is in bytes; `slices` says whether the device can slice an allocation; `general`
+    leaves out the passes after the general scheduler.
     """
     states = [state for state, _ in updates]
     nodes = simplify([value for _, value in updates])
     procedure = schedule(list(zip(states, nodes, strict=True)), split_products=lanes == "group")
+    for change in () if general else LATER:
+        procedure = change(procedure)
     codes = tuple(linearize(k, lanes, units) for k in procedure.kernels)
     source, functions = render(codes, lanes)
     memory = plan(procedure, align, slices)

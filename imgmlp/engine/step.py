@@ -30,12 +30,15 @@ def assign(state: Buffer, value: Node) -> bool:
     return bool(_captured)
 
 
-def compile(step: Callable[[], Mapping[str, Elementwise]], device: AnyDevice) -> Program:
+def compile(
+    step: Callable[[], Mapping[str, Elementwise]], device: AnyDevice, general: bool = False
+) -> Program:
     """A Program from a function that builds one step out of Tensors.
 
     `step` is called once. What it returns by name can be read by a Receiver; what it
-    assigns becomes the state after the step. Nothing runs until `Program.run`.
+    assigns becomes the state after the step. Nothing runs until `Program.run`. `general`
+    keeps to what the general scheduler makes of it.
     """
     with _capture() as updates:
         outputs = step()
-    return Program(device, {name: t.node for name, t in outputs.items()}, updates)
+    return Program(device, {name: t.node for name, t in outputs.items()}, updates, general)

@@ -1,0 +1,65 @@
+"""What the environment variable DEBUG shows of every step that is compiled, on stderr.
+
+1 the schedule and how long each kernel took in the first run, 2 also the memory plan, 3 also
+the UOps, 4 also the OpenCL C. Anything else shows nothing: other programs use the name too.
+For NumPy's device, which has no kernels, it is what a processor would run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+
+from imgmlp.engine.kernel import Kernel
+from imgmlp.engine.stages import Stages
+
+MOST = 4
+FORMS_FROM = {2: "memory", 3: "uops", 4: "source"}  # the level from which a form is shown
+
+
+def level() -> int:
+    """How much DEBUG asks for, from 0 to 4."""
+    try:
+        return min(max(int(os.environ.get("DEBUG", "")), 0), MOST)
+    except ValueError:
+        return 0
+
+
+def tell(text: str) -> None:
+    """Print to stderr, if there is one that takes it."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            print(text, file=sys.stderr, flush=True)
+
+
+def report(stages: Stages, depth: int) -> str:
+    """The forms of a step that a level of DEBUG shows."""
+    shown = [render_schedule(stages)]
+    shown += [stages.show(form) for start, form in FORMS_FROM.items() if depth >= start]
+    return "\n\n".join(shown) + "\n"
+
+
+def render_schedule(stages: Stages) -> str:
+    """A line a launch: number, kernel, shape and what it writes."""
+    figures = stages.figures()
+    head = f"{figures['launches']} launches of {figures['kernels']} kernels"
+    kernels = stages.procedure.kernels
+    rows = (f"{i:4d} {_described(kernel)}" for i, kernel in enumerate(kernels))
+    return "\n".join([f"{head}, memory {stages.memory.summary()}", *rows])
+
+
+def render_times(stages: Stages, microseconds: Sequence[float], when: str) -> str:
+    """A line a launch, with its time on the device and the share that it has of the step."""
+    total = sum(microseconds)
+    lines = [f"times in microseconds, {when}"]
+    for i, (kernel, time) in enumerate(zip(stages.procedure.kernels, microseconds, strict=True)):
+        share = time / total if total else 0.0
+        lines.append(f"{i:4d} {time:10.1f} {share:5.0%}  {_described(kernel)}")
+    return "\n".join([*lines, f"     {total:10.1f}        all {len(microseconds)} launches"])
+
+
+def _described(kernel: Kernel) -> str:
+    names = ", ".join(b.name or "state" for b in kernel.writes())
+    return f"{kernel.name:<12} {list(kernel.shape)!s:<16} writes {names}"
