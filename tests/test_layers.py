@@ -17,7 +17,8 @@ ORDER = """
     errors kernels
     engine.dtype engine.symbolic engine.view engine.graph engine.grad engine.interpret
     engine.simplify engine.kernel engine.place engine.merge engine.schedule
-    engine.block engine.uops engine.linearize engine.memory engine.render engine.stages
+    engine.block engine.uops engine.indices engine.linearize engine.memory engine.render
+    engine.stages
     engine.debug engine.host engine.cache engine.failure engine.launch engine.device
     engine.discover engine.program engine.operands engine.elementwise engine.movement
     engine.reduction engine.random engine.step engine.tensor engine.nn engine.optim

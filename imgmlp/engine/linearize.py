@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from imgmlp.engine.dtype import DType, f32, i32
-from imgmlp.engine.graph import ELEMENTWISE, MOVEMENT, Node, Op, apply_movement
+from imgmlp.engine.graph import ELEMENTWISE, MOVEMENT, Node, Op, const
+from imgmlp.engine.indices import index_value, negated, through, zero_outside
 from imgmlp.engine.kernel import Kernel, Store, access
-from imgmlp.engine.symbolic import Const, Expr, Var, conj, unravel
+from imgmlp.engine.symbolic import ONE, Const, Expr, Var, conj, unravel
 from imgmlp.engine.uops import (
     GPU_LANES,
     GPU_TILE,
@@ -27,10 +28,8 @@ from imgmlp.engine.uops import (
     Range,
     U,
 )
-from imgmlp.engine.view import Access
 
 TILE_ROWS = 64  # rows of a product's tile on a CPU
-ALWAYS = Const(1)
 GRAIN = 4096  # elements that make a work-group worth its launch on a CPU
 
 
@@ -46,7 +45,7 @@ class _Lowering:
         self.core_value: int | None = None
         self.memo: dict[Any, int] = {}
 
-    def value(self, node: Node, indices: Sequence[Expr], guard: Expr = ALWAYS) -> int:
+    def value(self, node: Node, indices: Sequence[Expr], guard: Expr = ONE) -> int:
         key = (node, tuple(indices), guard)
         if self.memo.get(key) not in self.build.live:
             self.memo[key] = self._emit(node, tuple(indices), guard)
@@ -65,25 +64,39 @@ class _Lowering:
             return self._moved(node, indices, guard)
         if node.op is Op.GATHER:
             return self._gathered(node, indices, guard)
+        if node.op is Op.WHERE and (found := self._masked(node, indices, guard)) is not None:
+            return found
         if node.op in ELEMENTWISE:
             src = [self.value(s, indices, guard) for s in node.src]
             return emit(U.ALU, node.dtype, src, node.op)
         raise AssertionError(f"{node.op.name} does not belong inside a kernel")
 
     def _moved(self, node: Node, indices: tuple[Expr, ...], guard: Expr) -> int:
-        source, moved = _through(node)
+        source, moved = through(node)
         offset, valid = moved.index(indices)
         if source.op is Op.BUFFER:
             data = self.build.parameter(source.arg)
             needed = conj(valid, guard)
             return self.build.emit(U.LOAD, node.dtype, (data,), (offset, needed), [offset, needed])
         inner = unravel(offset, source.shape)
-        if valid == Const(1):
+        if valid is ONE:
             return self.value(source, inner, guard)
         found = self.value(source, inner, conj(valid, guard))
         zero = self.build.emit(U.CONST, node.dtype, (), 0)
         chosen = self.build.emit(U.INDEX, i32, (), valid, [valid])
         return self.build.emit(U.ALU, node.dtype, (chosen, found, zero), Op.WHERE)
+
+    def _masked(self, node: Node, indices: tuple[Expr, ...], guard: Expr) -> int | None:
+        """A selection between a load and zero, by indices alone: nothing else is read."""
+        condition, a, b = node.src
+        chosen = index_value(condition, indices)
+        if chosen is None:
+            return None
+        zero = const(0, node.dtype, node.shape)
+        for source, other, when in ((a, b, chosen), (b, a, negated(chosen))):
+            if when is ONE or (other is zero and zero_outside(source)):
+                return self.value(source, indices, conj(when, guard))
+        return None
 
     def _gathered(self, node: Node, indices: tuple[Expr, ...], guard: Expr) -> int:
         table, index = node.src
@@ -93,14 +106,6 @@ class _Lowering:
         if name not in self.build.variables:
             self.build.define(name, row, self.build.depth[row])
         return self.value(table, (Var(name, 0, table.shape[0] - 1), *indices[rank:]), guard)
-
-
-def _through(node: Node) -> tuple[Node, Access]:
-    """What a chain of movements starts from, and the access through all of them."""
-    if node.op not in MOVEMENT:
-        return node, Access.of(node.shape)
-    source, before = _through(node.src[0])
-    return source, apply_movement(before, node.op, node.arg)
 
 
 def _store(lower: _Lowering, stores: Sequence[Store], indices: Sequence[Expr]) -> None:
@@ -168,6 +173,7 @@ def _flat(kernel: Kernel) -> bool:
     exprs = [u.arg[0] for u in uops if u.op is U.LOAD] + [
         u.arg for u in uops if u.op in (U.STORE, U.INDEX)
     ]
+    exprs += [u.arg[1] for u in uops if u.op is U.LOAD and u.arg[1] is not ONE]
     return all(e in (flat, Const(0)) or not e.variables() for e in exprs)
 
 
@@ -343,7 +349,7 @@ def _operands(
     core: Node, lead: list[Expr], row: Expr, column: Expr, build: Builder
 ) -> tuple[dict[str, Any], list[int]]:
     """Offsets and strides of both factors, which are plain views of Buffers."""
-    (left, left_view), (right, right_view) = (_through(s) for s in core.src)
+    (left, left_view), (right, right_view) = (through(s) for s in core.src)
     a, b = left_view.views[0], right_view.views[0]
     left_offset, _ = left_view.index([*lead, row, Const(0)])
     right_offset, _ = right_view.index([*lead, Const(0), column])
