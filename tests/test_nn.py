@@ -36,6 +36,42 @@ def test_linear_maps_the_last_axis(device: AnyDevice) -> None:
     assert plain.parameters() == [layer.weight]
 
 
+def test_functions_have_the_names_of_the_field(device: AnyDevice) -> None:
+    x = draw(4, 9) * 3
+    wide, given = x.astype(np.float64), Tensor(x, device)
+    inner = np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3)
+    assert np.allclose(nn.sigmoid(given).numpy(), 1 / (1 + np.exp(-wide)), **CLOSE)
+    assert np.array_equal(nn.relu(given).numpy(), np.maximum(x, 0))
+    assert np.allclose(nn.gelu(given).numpy(), wide / 2 * (1 + np.tanh(inner)), **CLOSE)
+    assert np.allclose(nn.softmax(given).numpy(), softmax(wide), **CLOSE)
+    assert np.allclose(nn.softmax(given, 0).numpy(), softmax(wide.T).T, **CLOSE)
+    assert np.allclose(nn.variance(given, 1).numpy(), wide.var(1), **CLOSE)
+
+
+def test_gradients_of_softmax_reach_every_element(device: AnyDevice) -> None:
+    """Against the whole Jacobian, diag(s) - s s^T, and that of its logarithm, 1 - s."""
+    x, g = draw(3, 5), draw(3, 5)
+    given, weights = Tensor(x, device), Tensor(g, device)
+    for axis in (-1, 0):
+        turn = np.transpose if axis == 0 else np.asarray
+        rows, slopes = softmax(turn(x).astype(np.float64)), turn(g).astype(np.float64)
+        jacobian = [np.diag(r) - np.outer(r, r) for r in rows]
+        wanted = turn(np.array([j @ s for j, s in zip(jacobian, slopes, strict=True)]))
+        found = (nn.softmax(given, axis) * weights).sum().gradient([given])[0]
+        assert np.allclose(found.numpy(), wanted, **CLOSE)
+        jacobian = [np.eye(len(r)) - r for r in rows]
+        wanted = turn(np.array([s @ j for j, s in zip(jacobian, slopes, strict=True)]))
+        found = (given.log_softmax(axis) * weights).sum().gradient([given])[0]
+        assert np.allclose(found.numpy(), wanted, **CLOSE)
+
+
+def test_softmax_of_huge_differences_stays_finite() -> None:
+    x = Tensor([[1e30, 0.0, -1e30], [-1e4, -1e4, -1e4]], open_device("numpy"))
+    assert np.allclose(x.softmax().numpy(), [[1, 0, 0], [1 / 3] * 3])
+    assert np.isfinite(x.log_softmax().numpy()).all()
+    assert np.isfinite((x.log_softmax() * x.softmax()).sum().gradient([x])[0].numpy()).all()
+
+
 def test_random_weights_keep_the_variance_of_their_input(device: AnyDevice) -> None:
     layer = nn.Linear.random(100, 60, seed=3, device=device)
     weight, bias = values(layer.parameters())
@@ -66,8 +102,23 @@ def test_an_encoder_layer_is_that_of_the_paper(device: AnyDevice) -> None:
     assert len(v) == 12
     wanted = encoder(x.astype(np.float64), 2, v)
     assert np.allclose(layer(Tensor(x, device)).numpy(), wanted, **CLOSE)
+    layer.activation = nn.gelu
+    assert not np.allclose(layer(Tensor(x, device)).numpy(), wanted, **CLOSE)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    device = open_device("numpy")
     with pytest.raises(ValueError, match=r"7 features.*2 heads"):
         nn.SelfAttention(7, 2, 0, device)
+    with pytest.raises(ValueError, match=r"layer_norm: scale \(4,\).*\(2, 5\)"):
+        nn.LayerNorm(4, device)(Tensor.ones(2, 5, device=device))
+    with pytest.raises(ValueError, match=r"dot.*5.*4"):
+        nn.Linear.random(4, 3, 0, device)(Tensor.ones(2, 5, device=device))
+    scores = Tensor.ones(2, 3, device=device)
+    with pytest.raises(ValueError, match=r"cross_entropy.*\(2, 3\) and \(3,\)"):
+        nn.cross_entropy(scores, Tensor([0, 1, 2], device))
+    with pytest.raises(TypeError, match=r"must be int, not f32"):
+        nn.cross_entropy(scores, Tensor([0.0, 1.0], device))
 
 
 def test_cross_entropy_and_its_gradient(device: AnyDevice) -> None:

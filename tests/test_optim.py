@@ -29,17 +29,17 @@ def noise(seed: Tensor | int, device: AnyDevice) -> Tensor:
     return Tensor.uniform((5, 3), seed, device) - 0.3
 
 
-def adamw(form: str, gradients: list[np.ndarray]) -> np.ndarray:
+def adamw(form: str, gradients: list[np.ndarray], decay: float = DECAY) -> np.ndarray:
     p, m, v = START.copy(), np.zeros((5, 3)), np.zeros((5, 3))
     for step, g in enumerate(gradients, 1):
         m = BETAS[0] * m + (1 - BETAS[0]) * g
         v = BETAS[1] * v + (1 - BETAS[1]) * g * g
         if form == "seed":
             p = p - m / (np.sqrt(np.abs(v - m * m)) + EPSILON) * LR
-            p = p - p * DECAY * LR
+            p = p - p * decay * LR
         else:
             unbiased = np.sqrt(v / (1 - BETAS[1] ** step))
-            p = p - LR * DECAY * p - LR * m / (1 - BETAS[0] ** step) / (unbiased + EPSILON)
+            p = p - LR * decay * p - LR * m / (1 - BETAS[0] ** step) / (unbiased + EPSILON)
     return p
 
 
@@ -61,6 +61,32 @@ def test_adamw_follows_its_formula(device: AnyDevice, form: str) -> None:
     other = "standard" if form == "seed" else "seed"
     assert np.allclose(p.numpy(), adamw(form, gradients), rtol=1e-4, atol=1e-4)
     assert not np.allclose(p.numpy(), adamw(other, gradients), atol=1e-2)
+
+
+def test_adam_is_the_standard_form_without_decay(device: AnyDevice) -> None:
+    p, count = Tensor(START, device), Tensor(np.uint32(0), device)
+    optimizer = optim.Adam([p], LR, BETAS, EPSILON)
+
+    def step() -> dict[str, Tensor]:
+        optimizer.step((p * noise(count, device)).sum())
+        count.assign(count + 1)
+        return {}
+
+    compile(step, device).run(20)
+    numpy = open_device("numpy")
+    gradients = [noise(i, numpy).numpy().astype(np.float64) for i in range(20)]
+    assert np.allclose(p.numpy(), adamw("standard", gradients, decay=0.0), rtol=1e-4, atol=1e-4)
+    assert not np.allclose(p.numpy(), adamw("standard", gradients), atol=1e-2)
+
+
+def test_only_floats_that_hold_state_can_be_trained(device: AnyDevice) -> None:
+    whole, computed = Tensor([1, 2], device), Tensor([1.0, 2.0], device) * 2
+    for make in (lambda p: optim.SGD(p, 0.1), optim.Adam, optim.AdamW):
+        with pytest.raises(ValueError, match="no parameters"):
+            make([])
+        for p in (whole, computed):
+            with pytest.raises(ValueError, match="realized Tensor of floats"):
+                make([p])
 
 
 def test_gradient_descent_follows_its_formula(device: AnyDevice) -> None:

@@ -22,6 +22,26 @@ class Layer(Protocol):
     def parameters(self) -> list[Tensor]: ...
 
 
+# Functions of a Tensor that networks are made of; Sequential takes them beside layers.
+sigmoid = Tensor.sigmoid
+relu = Tensor.relu
+gelu = Tensor.gelu
+softmax = Tensor.softmax
+variance = Tensor.variance
+
+
+def layer_norm(x: Tensor, scale: Tensor, shift: Tensor, epsilon: float = 1e-5) -> Tensor:
+    """Mean 0 and variance 1 along the last axis, then scale and shift [features].
+
+    Ba, Kiros and Hinton (2016). Raises ValueError if features differ.
+    """
+    if not x.shape[-1:] == scale.shape == shift.shape:
+        shapes = f"scale {scale.shape} and shift {shift.shape}"
+        raise ValueError(f"layer_norm: {shapes} do not fit the last axis of {x.shape}")
+    spread = (x.variance(-1, keepdims=True) + epsilon).sqrt()
+    return (x - x.mean(-1, keepdims=True)) / spread * scale + shift
+
+
 class Linear:
     """x [..., inputs] @ weight [inputs, outputs] + bias [outputs]."""
 
@@ -47,10 +67,7 @@ class Linear:
 
 
 class LayerNorm:
-    """Rows of mean 0 and variance 1, then scale [features] and shift [features].
-
-    Ba, Kiros and Hinton (2016).
-    """
+    """`layer_norm` with a scale and a shift to be trained, [features] each."""
 
     def __init__(self, features: int, device: AnyDevice, epsilon: float = 1e-5) -> None:
         self.scale = Tensor.ones(features, device=device).realize()
@@ -58,9 +75,7 @@ class LayerNorm:
         self.epsilon = epsilon
 
     def __call__(self, x: Tensor) -> Tensor:
-        centred = x - x.mean(-1, keepdims=True)
-        spread = (centred.square().mean(-1, keepdims=True) + self.epsilon).sqrt()
-        return centred / spread * self.scale + self.shift
+        return layer_norm(x, self.scale, self.shift, self.epsilon)
 
     def parameters(self) -> list[Tensor]:
         return [self.scale, self.shift]
@@ -88,7 +103,7 @@ class SelfAttention:
     """
 
     def __init__(self, features: int, heads: int, seed: int, device: AnyDevice) -> None:
-        if features % heads:
+        if heads < 1 or features % heads:
             raise ValueError(f"{features} features cannot be divided among {heads} heads")
         self.heads = heads
         self.into = Linear.random(features, 3 * features, seed, device)
@@ -99,7 +114,7 @@ class SelfAttention:
         size = features // self.heads
         split = self.into(x).reshape(batch, time, 3, self.heads, size).permute(2, 0, 3, 1, 4)
         query, key, value = (split[i] for i in range(3))  # [batch, heads, time, size]
-        weights = (query @ key.transpose() * (1 / math.sqrt(size))).softmax()
+        weights = softmax(query @ key.transpose() * (1 / math.sqrt(size)))
         joined = (weights @ value).permute(0, 2, 1, 3).reshape(batch, time, features)
         return self.out(joined)
 
@@ -110,12 +125,19 @@ class SelfAttention:
 class TransformerEncoder:
     """One encoder layer: attention and a two-layer network, each normalised after adding.
 
-    [batch, time, features] -> the same.
+    [batch, time, features] -> the same. `activation` stands between the two layers.
     """
 
     def __init__(
-        self, features: int, heads: int, hidden: int, seed: int, device: AnyDevice
+        self,
+        features: int,
+        heads: int,
+        hidden: int,
+        seed: int,
+        device: AnyDevice,
+        activation: Callable[[Tensor], Tensor] = relu,
     ) -> None:
+        self.activation = activation
         self.attention = SelfAttention(features, heads, seed, device)
         self.first = Linear.random(features, hidden, seed + 2, device)
         self.second = Linear.random(hidden, features, seed + 3, device)
@@ -123,7 +145,7 @@ class TransformerEncoder:
 
     def __call__(self, x: Tensor) -> Tensor:
         x = self.norms[0](x + self.attention(x))
-        return self.norms[1](x + self.second(self.first(x).relu()))
+        return self.norms[1](x + self.second(self.activation(self.first(x))))
 
     def parameters(self) -> list[Tensor]:
         layers = (self.attention, self.first, self.second, *self.norms)
@@ -131,7 +153,16 @@ class TransformerEncoder:
 
 
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """Mean of -log softmax(logits)[target]: [rows, classes] and int [rows] -> one number."""
+    """Mean of -log softmax(logits)[target]: [rows, classes] and int [rows] -> one number.
+
+    Targets must lie in [0, classes). Raises ValueError for other shapes, TypeError for a
+    target that is not int.
+    """
+    if len(logits.shape) != 2 or target.shape != logits.shape[:1]:
+        shapes = f"not {logits.shape} and {target.shape}"
+        raise ValueError(f"cross_entropy: needs [rows, classes] and [rows], {shapes}; reshape them")
+    if not target.dtype.is_int:
+        raise TypeError(f"cross_entropy: the target must be int, not {target.dtype.name}")
     rows, classes = logits.shape
     chosen = Tensor.arange(classes).reshape(1, classes).eq(target.reshape(rows, 1))
     picked = Tensor.where(chosen, logits.log_softmax(), 0.0)

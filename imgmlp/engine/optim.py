@@ -17,6 +17,17 @@ from imgmlp.engine.tensor import Tensor
 Form = Literal["standard", "seed"]
 
 
+def _trainable(parameters: Sequence[Tensor], optimizer: str) -> list[Tensor]:
+    """The parameters, if they can be assigned."""
+    found = list(parameters)
+    if not found:
+        raise ValueError(f"{optimizer}: there are no parameters to train")
+    for p in found:
+        if not p.realized or not p.dtype.is_float:
+            raise ValueError(f"{optimizer}: {p!r} is no realized Tensor of floats; call realize()")
+    return found
+
+
 def _zeros_like(parameter: Tensor, name: str) -> Tensor:
     return Tensor(np.zeros(parameter.shape, parameter.dtype.np), parameter.device, name=name)
 
@@ -26,10 +37,10 @@ def _one(device: AnyDevice | None, name: str) -> Tensor:
 
 
 class SGD:
-    """p <- p - lr * g."""
+    """Gradient descent: p <- p - lr * g. Raises ValueError for what cannot be assigned."""
 
     def __init__(self, parameters: Sequence[Tensor], lr: float | Tensor) -> None:
-        self.parameters, self.lr = list(parameters), lr
+        self.parameters, self.lr = _trainable(parameters, "SGD"), lr
 
     def step(self, loss: Tensor) -> None:
         """Assign the parameters what they are after one step down the loss's gradient."""
@@ -43,9 +54,10 @@ class AdamW:
     standard: Loshchilov and Hutter (2019): bias-corrected moments, p <- p (1 - lr decay)
     - lr m^ / (sqrt(v^) + epsilon). seed: no bias correction, the spread of the gradient
     around its mean in the denominator, sqrt(|v - m^2|) + epsilon, and the decay applied to
-    what the gradient step left. Adam is `weight_decay=0`.
+    what the gradient step left.
 
     `lr` may be a Tensor of one element, such as a schedule computed from a step counter.
+    Raises ValueError for parameters that cannot be assigned.
     """
 
     def __init__(
@@ -57,7 +69,8 @@ class AdamW:
         epsilon: float = 1e-8,
         form: Form = "standard",
     ) -> None:
-        self.parameters, self.lr, self.betas = list(parameters), lr, betas
+        self.parameters = _trainable(parameters, type(self).__name__)
+        self.lr, self.betas = lr, betas
         self.weight_decay, self.epsilon, self.form = weight_decay, epsilon, form
         self.first = [_zeros_like(p, "first_moment") for p in self.parameters]
         self.second = [_zeros_like(p, "second_moment") for p in self.parameters]
@@ -92,3 +105,16 @@ class AdamW:
         first, second = (1.0 / (1.0 - power) for power in grown)
         direction = m * first / ((v * second).sqrt() + self.epsilon)
         return p * (1.0 - self.weight_decay * self.lr) - direction * self.lr
+
+
+class Adam(AdamW):
+    """Adam, Kingma and Ba (2015): AdamW that lets nothing decay."""
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        epsilon: float = 1e-8,
+    ) -> None:
+        super().__init__(parameters, lr, betas, 0.0, epsilon)

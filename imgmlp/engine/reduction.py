@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Self
+from functools import cache
+from typing import Any, Self
 
 import numpy as np
 
 from imgmlp.engine import dtype as dt
 from imgmlp.engine import graph
 from imgmlp.engine.elementwise import common_device
-from imgmlp.engine.graph import Op
+from imgmlp.engine.graph import Node, Op
 from imgmlp.engine.movement import Movement
 from imgmlp.engine.operands import Array, Axis, axes_of, broadcast_shapes, from_host
 
@@ -45,12 +46,18 @@ class Reduction(Movement):
         return (self - self.mean(axis, keepdims=True)).square().mean(axis, keepdims)
 
     def softmax(self, axis: int = -1) -> Self:
-        shifted = (self - self.max(axis, keepdims=True)).exp()
-        return shifted / shifted.sum(axis, keepdims=True)
+        """Shares of exp(x) in its sum along an axis; the gradient needs the answer only."""
+        x = self._float()
+        powers = (x - x.max(axis, keepdims=True)).exp()
+        answer = powers / powers.sum(axis, keepdims=True)
+        return self._with(graph.function(answer.node, [x.node], _softmax_vjp(axis)))
 
     def log_softmax(self, axis: int = -1) -> Self:
-        shifted = self - self.max(axis, keepdims=True)
-        return shifted - shifted.exp().sum(axis, keepdims=True).log()
+        """Logarithms of the softmax, also where it would be 0; the gradient needs them only."""
+        x = self._float()
+        shifted = x - x.max(axis, keepdims=True)
+        answer = shifted - shifted.exp().sum(axis, keepdims=True).log()
+        return self._with(graph.function(answer.node, [x.node], _log_softmax_vjp(axis)))
 
     def __matmul__(self, other: Self | Array) -> Self:
         """[..., M, K] @ [..., K, N] -> [..., M, N]; leading axes and vectors as in NumPy.
@@ -74,3 +81,23 @@ class Reduction(Movement):
 
     def __rmatmul__(self, other: Array) -> Self:
         return self._with(from_host(other, self.device)) @ self
+
+
+@cache
+def _softmax_vjp(axis: int) -> Any:
+    """ans (g - sum(g ans)): what the maximum was subtracted for leaves no trace in it."""
+
+    def vjp(g: Node, ans: Node, x: Node) -> tuple[Node]:
+        weighted = Reduction(g * ans).sum(axis, keepdims=True)
+        return (((Reduction(g) - weighted) * Reduction(ans)).node,)
+
+    return vjp
+
+
+@cache
+def _log_softmax_vjp(axis: int) -> Any:
+    def vjp(g: Node, ans: Node, x: Node) -> tuple[Node]:
+        total = Reduction(g).sum(axis, keepdims=True)
+        return ((Reduction(g) - Reduction(ans).exp() * total).node,)
+
+    return vjp
