@@ -120,6 +120,14 @@ def concrete(dtype: DType) -> DType:
     return {weak_int: i32, weak_float: f32}.get(dtype, dtype)
 
 
+def exact(value: float, dtype: DType) -> bool | int | float:
+    """A Python number of a stored type's kind; an integer modulo its range, as sums wrap."""
+    if not dtype.is_int:
+        return bool(value) if dtype is bool_ else float(value)
+    low = int(dtype.min)
+    return (int(value) - low) % (1 << (8 * dtype.itemsize)) + low
+
+
 _FROM_NUMPY = {d.np: d for d in _WIDENS_TO if not d.is_weak} | {
     numpy.dtype(numpy.int64): i32,
     numpy.dtype(numpy.float64): f32,

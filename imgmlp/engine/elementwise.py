@@ -17,14 +17,7 @@ from imgmlp.engine import graph
 from imgmlp.engine.device import AnyDevice
 from imgmlp.engine.dtype import DType
 from imgmlp.engine.graph import Node, Op
-from imgmlp.engine.operands import (
-    Array,
-    Scalar,
-    broadcast,
-    broadcast_shapes,
-    from_host,
-    number,
-)
+from imgmlp.engine.operands import Array, Scalar, broadcast, broadcast_shapes, from_host
 
 Operand: TypeAlias = "Elementwise | Scalar | Array"
 
@@ -294,7 +287,7 @@ def aligned(operation: str, *values: Operand) -> tuple[list[Node], AnyDevice | N
     ]
     shape = broadcast_shapes(operation, *(n.shape for n in nodes if n is not None))
     filled = [
-        number(v, kind, shape) if n is None else broadcast(n, shape)  # type: ignore[arg-type]
+        graph.const(v, kind, shape) if n is None else broadcast(n, shape)  # type: ignore[arg-type]
         for v, n in zip(values, nodes, strict=True)
     ]
     return filled, common_device(*(v for v in values if isinstance(v, Elementwise)))

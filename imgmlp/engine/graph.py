@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.engine.dtype import DType, bool_, f32, i32, u32
+from imgmlp.engine.dtype import DType, bool_, exact, f32, i32, u32
 from imgmlp.engine.view import Access
 
 Shape = tuple[int, ...]
@@ -198,9 +198,8 @@ def buffer(storage: Buffer) -> Node:
 
 
 def const(value: float, dtype: DType, shape: Shape = ()) -> Node:
-    """A constant of any shape, its value already of the dtype's kind."""
-    exact = bool(value) if dtype is bool_ else float(value) if dtype.is_float else int(value)
-    return make(Op.CONST, (), exact, shape, dtype)
+    """A constant of any shape; an integer is taken modulo the dtype's range."""
+    return make(Op.CONST, (), exact(value, dtype), shape, dtype)
 
 
 def iota(count: int) -> Node:

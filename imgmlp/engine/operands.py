@@ -43,14 +43,6 @@ def _check_range(array: Array, kind: DType) -> None:
             raise ValueError(f"{kind.name} cannot hold {low if low < kind.min else high}")
 
 
-def number(value: Scalar, kind: DType, shape: Shape) -> Node:
-    """A constant; an integer is taken modulo the dtype's range, as arithmetic in it wraps."""
-    if kind.is_int:
-        low = int(kind.min)
-        value = (int(value) - low) % (1 << (8 * kind.itemsize)) + low
-    return graph.const(value, kind, shape)
-
-
 def broadcast_shapes(operation: str, *shapes: Shape) -> Shape:
     """NumPy's rule: axes count from the last, and those of size 1 repeat."""
     try:

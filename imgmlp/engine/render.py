@@ -258,11 +258,13 @@ def literal(value: Any, dtype: DType) -> str:
     """A constant in OpenCL C: the shortest decimal that names the float32 exactly."""
     if not dtype.is_float:
         return f"{int(value)}u" if dtype.cl == "uint" else f"({dtype.cl})({int(value)})"
+    with np.errstate(over="ignore"):
+        value = np.float32(dtype.np.type(value))
     if math.isnan(value):
         return "NAN"
     if math.isinf(value):
         return "INFINITY" if value > 0 else "(-INFINITY)"
-    return f"({np.float32(value)!s}f)"
+    return f"({value!s}f)"
 
 
 def _operation(op: Op, args: list[str], operand: DType, result: DType) -> str:

@@ -11,11 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from imgmlp.engine.dtype import DType, bool_
+import numpy as np
+
+from imgmlp.engine.dtype import DType, bool_, f16
 from imgmlp.engine.graph import (
-    BINARY,
     ELEMENTWISE,
     MOVEMENT,
+    REDUCE,
     Node,
     Op,
     alu,
@@ -28,7 +30,8 @@ from imgmlp.engine.graph import (
 )
 from imgmlp.engine.interpret import evaluate
 
-COMMUTATIVE = frozenset({Op.ADD, Op.MUL, Op.MAX, Op.EQ, Op.XOR, Op.AND, Op.OR})
+ASSOCIATIVE = frozenset({Op.ADD, Op.MUL, Op.MAX, Op.XOR, Op.AND, Op.OR})
+COMMUTATIVE = ASSOCIATIVE | {Op.EQ}
 
 
 def simplify(roots: Sequence[Node]) -> list[Node]:
@@ -58,13 +61,13 @@ def _rewrite(node: Node) -> Node | None:
         return _unary(node) if len(node.src) == 1 else _elementwise(node)
     if node.op in MOVEMENT:
         return _movement(node)
-    if node.op is Op.SUM and node.src[0].op is Op.CONST:
-        terms = node.src[0].size // node.size
+    if node.op in REDUCE and node.src[0].op is Op.CONST:
+        terms = node.src[0].size // node.size if node.op is Op.SUM else 1
         return const(node.src[0].arg * terms, node.dtype, node.shape)
     return None
 
 
-def _folded(node: Node) -> Node | None:
+def _folded(node: Node) -> Node:
     """The constant that an operation on constants gives, computed at the dtype's width."""
     scalars = tuple(const(s.arg, s.dtype) for s in node.src)
     (value,) = evaluate([make(node.op, scalars, node.arg, (), node.dtype)], {})
@@ -96,6 +99,10 @@ def _elementwise(node: Node) -> Node | None:
     value: float | None = y.arg if y.op is Op.CONST else None
     zero = const(0, node.dtype, node.shape)
     match node.op:
+        case Op.AND if y is _ones(node):
+            return x
+        case Op.OR if y is _ones(node):
+            return y
         case Op.ADD | Op.SUB | Op.OR | Op.XOR | Op.SHL | Op.SHR if value == 0:
             return x
         case Op.MUL | Op.AND if value == 0:
@@ -104,7 +111,7 @@ def _elementwise(node: Node) -> Node | None:
             return x
         case Op.MUL if value == -1:
             return -x
-        case Op.DIV if value is not None and node.dtype.is_float and _is_power_of_two(value):
+        case Op.DIV if value is not None and _has_reciprocal(value, node.dtype):
             return x * (1 / value)
         case Op.SUB if value is not None:
             return x + const(-value, y.dtype, y.shape) if node.dtype.is_float else None
@@ -118,15 +125,27 @@ def _elementwise(node: Node) -> Node | None:
             return _where(x, y, rest[0])
         case Op.MULACC if value == 0:
             return rest[0]
+        case Op.MULACC if value == 1:
+            return x + rest[0]
+        case Op.MULACC if x.op is Op.CONST:  # which is not alone: all would have been folded
+            return alu(Op.MULACC, y, x, rest[0]) if value is None else x * y + rest[0]
         case Op.MULACC if rest[0].op is Op.CONST and rest[0].arg == 0:
             return x * y
     return _constants_together(node, x, y)
 
 
-def _is_power_of_two(value: float) -> bool:
-    """Whether its reciprocal is exact, and neither of them subnormal, in 32 bits."""
-    mantissa, exponent = math.frexp(value) if math.isfinite(value) else (0.0, 0)
-    return abs(mantissa) == 0.5 and -125 <= exponent <= 127
+def _ones(node: Node) -> Node:
+    """Every bit set, in the dtype and shape of another Node."""
+    return const(1 if node.dtype is bool_ else -1, node.dtype, node.shape)
+
+
+def _has_reciprocal(value: float, dtype: DType) -> bool:
+    """Whether 1 / value is exact, and neither of them subnormal, in a float dtype."""
+    if not dtype.is_float or not math.isfinite(value):
+        return False
+    mantissa, exponent = math.frexp(value)
+    limit = 15 if dtype is f16 else 127
+    return abs(mantissa) == 0.5 and 2 - limit <= exponent <= limit
 
 
 def _exclusive_or(x: Node, y: Node) -> Node | None:
@@ -151,12 +170,20 @@ def _where(condition: Node, a: Node, b: Node) -> Node | None:
 
 def _constants_together(node: Node, x: Node, y: Node) -> Node | None:
     """(x + 2) + 3 -> x + 5, and so for every operation that associates."""
-    if node.op not in (Op.ADD, Op.MUL, Op.XOR, Op.AND, Op.OR, Op.MAX) or node.op not in BINARY:
+    if node.op not in ASSOCIATIVE or y.op is not Op.CONST:
         return None
-    if y.op is Op.CONST and x.op is node.op and x.src[1].op is Op.CONST:
-        both = _folded(alu(node.op, x.src[1], y))
-        return None if both is None else alu(node.op, x.src[0], both)
-    return None
+    if x.op is not node.op or x.src[1].op is not Op.CONST:
+        return None
+    both = _folded(alu(node.op, x.src[1], y))
+    return alu(node.op, x.src[0], both) if _keeps_digits(both, node.op) else None
+
+
+def _keeps_digits(both: Node, op: Op) -> bool:
+    """Whether two constants became one without overflow, or underflow of a product."""
+    if not both.dtype.is_float or op is Op.MAX:
+        return True
+    normal = float(np.finfo(both.dtype.np).tiny) if op is Op.MUL else 0.0
+    return bool(normal <= abs(both.arg) < math.inf)
 
 
 def _movement(node: Node) -> Node | None:
