@@ -239,7 +239,7 @@ def devices(terminal: Terminal, as_json: bool) -> None:
     """Print the devices that --device takes; say how to mend it if none runs OpenCL."""
     found = list_devices()
     print_data(json.dumps([asdict(d) for d in found], indent=2) if as_json else _table(found))
-    if all(device.kind == "numpy" for device in found):
+    if all(device.kind in ("numpy", "simulator") for device in found):
         try:
             open_device()
         except DeviceError as error:

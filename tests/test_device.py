@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import environment
 
-from imgmlp.engine import AnyDevice, Device, NumpyDevice, list_devices, open_device
+from imgmlp.engine import AnyDevice, Device, NumpyDevice, discover, list_devices, open_device
+from imgmlp.engine.device import find
 from imgmlp.errors import DeviceError, OutOfMemoryError
 
 DOUBLE = """__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
@@ -47,6 +49,24 @@ def test_numpy_is_always_there_and_comes_last() -> None:
 
 def test_auto_is_a_device_that_runs_opencl() -> None:
     assert isinstance(open_device("auto"), Device)
+
+
+def test_a_simulator_is_opened_by_its_name_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may be listed first, and it says that it is a GPU as well."""
+    others = [pair for pair in find()[0] if pair[1].kind != "simulator"]
+    handle, info = others[0]
+    simulator = (handle, replace(info, spec="9:0", kind="simulator"))
+    monkeypatch.setattr(discover, "find", lambda: ([simulator, *others], None))
+    assert open_device("auto").info.kind != "simulator"
+    assert open_device("cpu").info.kind == "cpu"
+    assert open_device("simulator").info.spec == open_device("9:0").info.spec == "9:0"
+    monkeypatch.setattr(discover, "find", lambda: ([simulator], None))
+    for spec in ("auto", "cpu", "gpu"):
+        with pytest.raises(DeviceError, match="only a simulator") as raised:
+            open_device(spec)
+        assert "pocl" in raised.value.hint
 
 
 def test_a_spec_opens_what_is_listed_under_it() -> None:

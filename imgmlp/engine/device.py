@@ -329,11 +329,14 @@ def find() -> tuple[list[tuple[Any, DeviceInfo]], str | None]:
 
 def _inspect(spec: str, platform: Any, handle: Any) -> DeviceInfo:
     kinds: dict[int, Kind] = {cl.device_type.GPU: "gpu", cl.device_type.CPU: "cpu"}
+    kind: Kind = next((kind for bit, kind in kinds.items() if handle.type & bit), "other")
+    maker = platform.name.strip()
     return DeviceInfo(
         spec=spec,
-        platform=platform.name.strip(),
+        platform=maker,
         name=handle.name.strip(),
-        kind=next((kind for bit, kind in kinds.items() if handle.type & bit), "other"),
+        # Oclgrind says that it is of every kind, a GPU too; nobody wants to train on it.
+        kind="simulator" if maker == "Oclgrind" else kind,
         compute_units=int(handle.max_compute_units),
         memory=int(handle.global_mem_size),
         local_memory=int(handle.local_mem_size),

@@ -10,6 +10,13 @@ INSTALL_HINT = (
     "install a driver for your GPU, or PoCL for the processor with `pip install 'imgmlp[pocl]'`; "
     "`--device numpy` works without either"
 )
+# The kinds that a name stands for, the first choice first.
+ORDER = {
+    "auto": ("gpu", "cpu", "other"),
+    "gpu": ("gpu",),
+    "cpu": ("cpu",),
+    "simulator": ("simulator",),
+}
 
 
 def list_devices() -> list[DeviceInfo]:
@@ -26,20 +33,22 @@ def open_device(spec: str = "auto") -> AnyDevice:
     """Open a device by ``auto``, ``gpu``, ``cpu``, ``numpy`` or ``platform:device`` (``0:1``).
 
     ``auto`` takes the first GPU, else the first processor with an OpenCL driver; the NumPy
-    interpreter, a hundred times slower, is taken only by name. Raises DeviceError.
+    interpreter, a hundred times slower, is taken only by name, and so is ``simulator``:
+    Oclgrind, which checks every access to memory. Raises DeviceError.
     """
     wanted = spec.strip().lower()
     if wanted == "numpy":
         return NumpyDevice()
     found, reason = find()
-    order = {"auto": ["gpu", "cpu", "other"], "gpu": ["gpu"], "cpu": ["cpu"]}.get(wanted)
+    order = ORDER.get(wanted)
     if order is None:
         matches = [pair for pair in found if pair[1].spec == wanted]
     else:
         matches = [pair for kind in order for pair in found if pair[1].kind == kind]
     if matches:
         return Device(*matches[0])
-    if not found:
+    if not any(info.kind != "simulator" for _, info in found):
+        reason = reason or "there is only a simulator, which is for testing kernels"
         raise DeviceError(f"no OpenCL device: {reason}", hint=INSTALL_HINT)
     there = "; ".join(f"{info.spec} is {info.describe()}" for _, info in found)
     raise DeviceError(

@@ -16,7 +16,7 @@ import numpy as np
 from imgmlp.errors import OutOfMemoryError
 
 ALIGN = 128  # bytes, the least that slices are aligned to
-Kind = Literal["gpu", "cpu", "numpy", "other"]
+Kind = Literal["gpu", "cpu", "numpy", "simulator", "other"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class DeviceInfo:
 
     def describe(self) -> str:
         """A short line for people, such as ``PoCL: AMD EPYC, 2 cores``."""
-        noun = "compute unit" if self.kind in ("gpu", "other") else "core"
+        noun = "core" if self.kind in ("cpu", "numpy") else "compute unit"
         units = f"{self.compute_units} {noun}{'' if self.compute_units == 1 else 's'}"
         maker = {"Portable Computing Language": "PoCL", "NVIDIA CUDA": "NVIDIA"}.get(
             self.platform, self.platform
