@@ -1,0 +1,151 @@
+"""What the compiler costs and saves: seconds to a Program, launches, memory, time to replay.
+
+    python -m benchmarks.compile_time
+
+The steps are the default training step of a picture and those of examples/transformer.py.
+Each is compiled in several processes of its own, as caches inside of one would flatter it.
+Says at the end which figures miss their goals, and then exits with 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from examples import transformer
+from imgmlp.codec import fit, pipeline
+from imgmlp.codec.config import PRESETS
+from imgmlp.engine import AnyDevice, Program, open_device
+from imgmlp.engine import device as opencl
+
+PICTURE = 512, 512, 3
+REPLAYS = 200  # steps, of which the host's work is measured
+MOST = {  # microseconds a launch: `python` alone, `host` with the driver's part of enqueueing
+    "mlp": {"seconds": 0.3, "launches": 14, "python": 10.0},
+    "transformer-1": {"python": 10.0},
+    "transformer-4": {"seconds": 3.0, "python": 10.0},
+}
+LEAST = {"mlp": {"saved": 0.7}, "transformer-1": {"saved": 0.7}}
+
+
+def make(step: str, device: AnyDevice) -> Program:
+    if step == "mlp":
+        return pipeline.training_step(PRESETS["default"], device, *PICTURE, general=True)
+    sizes = transformer.Sizes(layers=int(step.removeprefix("transformer-")))
+    return transformer.compile_step(transformer.Sorter(sizes, device), sizes, device)
+
+
+def clock_compile(module: ModuleType, device: Any) -> list[float]:
+    """Have a module's calls of `compile` add here how long they take, less `device.build`."""
+    seconds: list[float] = []
+    compile, build = module.compile, device.build
+
+    def clocked_build(*args: Any) -> Any:
+        begin = time.perf_counter()
+        try:
+            return build(*args)
+        finally:
+            seconds[-1] -= time.perf_counter() - begin
+
+    def clocked_compile(*args: Any, **kwargs: Any) -> Program:
+        seconds.append(0.0)
+        device.build = clocked_build
+        begin = time.perf_counter()
+        program = compile(*args, **kwargs)
+        seconds[-1] += time.perf_counter() - begin
+        device.build = build
+        return program
+
+    module.compile = clocked_compile  # type: ignore[attr-defined]
+    return seconds
+
+
+def host_time(program: Program) -> float:
+    """Microseconds of this thread's processor time that a launch takes while a step replays."""
+    found = []
+    for _ in range(5):
+        program.wait()
+        begin = time.thread_time()
+        program.run(REPLAYS)
+        found.append((time.thread_time() - begin) / REPLAYS / len(program.launches) * 1e6)
+        program.wait()
+    return statistics.median(found)
+
+
+def without_driver(measure: Callable[[], float]) -> float:
+    """What is left of it when enqueueing does nothing."""
+    enqueue = opencl.cl.enqueue_nd_range_kernel
+    opencl.cl.enqueue_nd_range_kernel = lambda *args: None
+    try:
+        return measure()
+    finally:
+        opencl.cl.enqueue_nd_range_kernel = enqueue
+
+
+def figures(step: str, spec: str) -> dict[str, float]:
+    """All figures of a step, in a process that has compiled nothing before."""
+    device = open_device(spec)
+    seconds = clock_compile(fit if step == "mlp" else transformer, device)
+    program = make(step, device)
+    program.run(2)  # some drivers compile at the first launch
+    found = {"seconds": seconds[0], **program.stages.figures()}
+    found["host"] = host_time(program)
+    found["python"] = without_driver(lambda: host_time(program))
+    return found
+
+
+def in_process(step: str, spec: str) -> dict[str, float]:
+    command = [sys.executable, "-m", "benchmarks.compile_time", "--device", spec, "--one", step]
+    found: dict[str, float] = json.loads(subprocess.check_output(command))
+    return found
+
+
+def misses(step: str, found: dict[str, float]) -> list[str]:
+    most, least = MOST.get(step, {}), LEAST.get(step, {})
+    high = [f"{n} {found[n]:.3g} > {limit}" for n, limit in most.items() if found[n] > limit]
+    return high + [f"{n} {found[n]:.3g} < {m}" for n, m in least.items() if found[n] < m]
+
+
+def table(results: dict[str, dict[str, float]]) -> str:
+    lines = [
+        "step           seconds  launches  kernels  bytes unfused      arena  saved"
+        "  by packing  python us  host us"
+    ]
+    for step, f in results.items():
+        lines.append(
+            f"{step:<13}  {f['seconds']:7.3f}  {f['launches']:8.0f}  {f['kernels']:7.0f}"
+            f"  {f['intermediate_bytes']:13,.0f}  {f['arena_bytes']:9,.0f}  {f['saved']:5.1%}"
+            f"  {f['saved_by_packing']:10.1%}  {f['python']:9.2f}  {f['host']:7.2f}"
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--processes", type=int, default=5, help="for each step; medians are shown")
+    parser.add_argument("--device", default="cpu", help="as `imgmlp devices` lists them")
+    parser.add_argument("--one", choices=list(MOST), help="print one step's figures as JSON")
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(figures(options.one, options.device)))
+        return 0
+    rounds = [{s: in_process(s, options.device) for s in MOST} for _ in range(options.processes)]
+    results = {
+        step: {name: statistics.median(r[step][name] for r in rounds) for name in rounds[0][step]}
+        for step in MOST
+    }
+    print(table(results))
+    missed = [f"{step}: {miss}" for step, f in results.items() for miss in misses(step, f)]
+    print("\n".join(missed or ["every goal is met"]), file=sys.stderr if missed else sys.stdout)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
