@@ -170,15 +170,22 @@ def info(
 @app.command()
 def devices(
     context: typer.Context,
+    check: Annotated[
+        bool, typer.Option("--check", help="Test each against NumPy; say how to mend what fails.")
+    ] = False,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", metavar="auto|gpu|cpu|numpy|P:D", help="Only this one."),
+    ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
-    """List the devices that --device takes."""
+    """List the devices that --device takes, or test them."""
     terminal = _terminal(context, quiet, verbose)
     from imgmlp import commands
 
-    commands.devices(terminal, as_json)
+    commands.devices(terminal, as_json, check, device)
 
 
 @app.command()

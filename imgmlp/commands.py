@@ -19,9 +19,17 @@ from typing import Any
 import numpy as np
 
 from imgmlp import image as pictures
+from imgmlp import selftest
 from imgmlp.codec import npz, pipeline
 from imgmlp.codec.config import PRESETS, Settings, Weights, check_size
-from imgmlp.engine import AnyDevice, DeviceInfo, list_devices, open_device
+from imgmlp.engine import (
+    AnyDevice,
+    DeviceInfo,
+    check_device,
+    list_devices,
+    missing_drivers,
+    open_device,
+)
 from imgmlp.errors import DeviceError, Interrupted, OutputError, TrainingError, UsageError
 from imgmlp.image import Picture
 from imgmlp.interrupt import StopRequest
@@ -235,15 +243,42 @@ def _described(facts: dict[str, Any]) -> str:
     return "\n".join(f"{name:<10}{value}" for name, value in rows.items())
 
 
-def devices(terminal: Terminal, as_json: bool) -> None:
-    """Print the devices that --device takes; say how to mend it if none runs OpenCL."""
-    found = list_devices()
+def devices(
+    terminal: Terminal, as_json: bool, check: bool = False, spec: str | None = None
+) -> None:
+    """Print the devices that --device takes; say how to mend it if none runs OpenCL.
+
+    `check` runs the self-test of each, or of the one that `spec` names. Raises DeviceError
+    if one fails.
+    """
+    if check:
+        _check_devices(terminal, as_json, spec)
+        return
+    found = list_devices() if spec is None else [open_device(spec).info]
     print_data(json.dumps([asdict(d) for d in found], indent=2) if as_json else _table(found))
-    if all(device.kind in ("numpy", "simulator") for device in found):
+    if spec is None and all(device.kind in ("numpy", "simulator") for device in found):
         try:
             open_device()
         except DeviceError as error:
             terminal.note(f"{error}\n{error.hint}")
+
+
+def _check_devices(terminal: Terminal, as_json: bool, spec: str | None) -> None:
+    if spec is None:
+        tested = [(info, selftest.examine(info)) for info in list_devices()]
+    else:
+        device = open_device(spec)
+        tested = [(device.info, check_device(device))]
+    failed = [info.spec for info, checks in tested if not all(c.passed for c in checks)]
+    if as_json:
+        print_data(json.dumps([selftest.report(*one) for one in tested], indent=2))
+    else:
+        print_data("\n".join(selftest.render(*one) for one in tested))
+    for advice in missing_drivers([info for info, _ in tested]) if spec is None else ():
+        terminal.note(advice)
+    if failed:
+        problem = f"the self-test failed on {', '.join(failed)}"
+        raise DeviceError(problem, hint="the list above says what is wrong, and what to try")
 
 
 def _table(found: list[DeviceInfo]) -> str:

@@ -22,10 +22,10 @@ ORDER = """
     engine.debug engine.host engine.cache engine.failure engine.launch engine.device
     engine.discover engine.program engine.operands engine.elementwise engine.movement
     engine.reduction engine.random engine.step engine.tensor engine.nn engine.optim
-    engine.check engine
+    engine.poison engine.check engine
     image
     codec codec.config codec.features codec.npz codec.model codec.fit codec.pipeline
-    interrupt terminal commands api imgmlp cli __main__
+    interrupt terminal selftest commands api imgmlp cli __main__
 """.split()  # noqa: SIM905
 # Modules that are among the engine's public names.
 ENGINE_PARTS = {"engine.dtype", "engine.nn", "engine.optim"}

@@ -13,8 +13,8 @@ from imgmlp.codec.config import PRESETS
 from imgmlp.codec.features import encoding
 from imgmlp.codec.fit import TrainingStep
 from imgmlp.engine import Device, Program, Tensor, compile, nn, optim
-from imgmlp.engine.check import run_poisoned
 from imgmlp.engine.memory import Plan, plan
+from imgmlp.engine.poison import run_poisoned
 from imgmlp.engine.program import read_buffer, write_buffer
 
 

@@ -1,6 +1,7 @@
 """The OpenCL autograd engine: lazy Tensors, gradients, compiled and replayed steps."""
 
 from imgmlp.engine import dtype, nn, optim
+from imgmlp.engine.check import Finding, check_device, missing_drivers
 from imgmlp.engine.device import AnyDevice, Device
 from imgmlp.engine.discover import list_devices, open_device
 from imgmlp.engine.host import DeviceInfo, NumpyDevice
@@ -12,13 +13,16 @@ __all__ = [
     "AnyDevice",
     "Device",
     "DeviceInfo",
+    "Finding",
     "NumpyDevice",
     "Program",
     "Receiver",
     "Tensor",
+    "check_device",
     "compile",
     "dtype",
     "list_devices",
+    "missing_drivers",
     "nn",
     "open_device",
     "optim",

@@ -30,6 +30,7 @@ else:
     fcntl = _fcntl
 
 LOCK_TIMEOUT = 120.0  # seconds; the longest cold compilation seen took under 10
+PRIVATE = "imgmlp-pocl-"  # how names of directories for one process begin
 STALE_AFTER = 3600.0  # seconds after which an empty file that PoCL left behind is swept away
 
 
@@ -41,9 +42,14 @@ def choose_cache() -> None:
             os.environ["POCL_CACHE_DIR"] = str(path)
             _sweep(path)
             return
-    private = tempfile.mkdtemp(prefix="imgmlp-pocl-")
+    private = tempfile.mkdtemp(prefix=PRIVATE)
     atexit.register(shutil.rmtree, private, ignore_errors=True)
     os.environ["POCL_CACHE_DIR"] = private
+
+
+def is_private() -> bool:
+    """Whether compiled kernels are kept for this process only, for want of a better place."""
+    return Path(os.environ.get("POCL_CACHE_DIR", "")).name.startswith(PRIVATE)
 
 
 def _user_cache() -> Path | None:

@@ -1,0 +1,74 @@
+"""A device's self-test in a process of its own, and what it found as JSON or for people.
+
+A broken driver may end the process that it is in, or never answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from imgmlp.engine import DeviceInfo, Finding
+
+TIMEOUT = 300.0  # seconds; a cold compiler needs a few
+
+
+def examine(device: DeviceInfo) -> list[Finding]:
+    """What `imgmlp devices --check` finds on one device, or how it failed to find anything."""
+    command = [sys.executable, "-P", "-m", "imgmlp", "devices", "--check", "--json"]
+    here = str(Path(__file__).parent.parent)  # the child may not find a checkout by itself
+    path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
+    try:
+        done = subprocess.run(
+            [*command, "--device", device.spec],
+            env=os.environ | {"PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=TIMEOUT,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return [_failed(device, f"no answer within {TIMEOUT:.0f} s")]
+    try:
+        (report,) = json.loads(done.stdout)
+        return [Finding(**found) for found in report["checks"]]
+    except (ValueError, KeyError, TypeError):
+        lines = done.stderr.strip().splitlines() or ["without a word"]
+        said = next((line for line in lines if line.startswith("error:")), lines[-1])
+        return [_failed(device, f"the test ended by {_reason(done.returncode)}: {said}")]
+
+
+def _failed(device: DeviceInfo, problem: str) -> Finding:
+    hint = f"update or remove {device.platform}'s driver ({device.driver}); --device numpy works"
+    return Finding("driver", False, problem, hint)
+
+
+def _reason(code: int) -> str:
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"exit code {code}"
+
+
+def report(device: DeviceInfo, checks: list[Finding]) -> dict[str, Any]:
+    """A device and its checks for JSON; `examine` reads it in turn."""
+    passed = all(found.passed for found in checks)
+    return asdict(device) | {"passed": passed, "checks": [asdict(found) for found in checks]}
+
+
+def render(device: DeviceInfo, checks: list[Finding]) -> str:
+    """A device's name, then a line a check with what is wrong, then how to mend it."""
+    lines = [f"{device.spec}  {device.describe()}"]
+    for found in checks:
+        verdict = (found.problem or "ok") if found.passed else f"FAILED: {found.problem}"
+        lines.append(f"  {found.name:<16}{verdict}")
+        lines += [f"  {'':<16}{line}" for line in found.hint.splitlines()]
+    return "\n".join(lines)
