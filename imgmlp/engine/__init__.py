@@ -5,14 +5,16 @@ from imgmlp.engine.check import Finding, check_device, missing_drivers
 from imgmlp.engine.device import AnyDevice, Device
 from imgmlp.engine.discover import list_devices, open_device
 from imgmlp.engine.host import DeviceInfo, NumpyDevice
-from imgmlp.engine.program import Program, Receiver
+from imgmlp.engine.program import Program
 from imgmlp.engine.step import compile
 from imgmlp.engine.tensor import Tensor
+from imgmlp.engine.transfer import Feeder, Receiver
 
 __all__ = [
     "AnyDevice",
     "Device",
     "DeviceInfo",
+    "Feeder",
     "Finding",
     "NumpyDevice",
     "Program",

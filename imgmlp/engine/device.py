@@ -13,6 +13,7 @@ processes share, so both happen here under one file lock.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 import warnings
@@ -34,6 +35,7 @@ from imgmlp.engine.host import (
     Usage,
     check_fits,
     check_slice,
+    check_source,
     check_target,
     counted,
 )
@@ -141,6 +143,28 @@ class Device:
         if data.nbytes:
             with _running("writing to the device"):
                 cl.enqueue_copy(self._queue, allocation.handle, data, is_blocking=True)
+
+    def write_async(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> Pending:
+        """As write(), after all queued work; `array` must not change until the Pending is done."""
+        check_source(allocation, array)
+        if not array.nbytes:
+            return Pending()
+        with _running("writing to the device"):
+            event = cl.enqueue_copy(self._queue, allocation.handle, array, is_blocking=False)
+            self._queue.flush()
+        return Event(event, array)
+
+    def staging(self, shape: tuple[int, ...], kind: Any) -> np.ndarray[Any, Any]:
+        """A host array of undefined content that the driver pins, for write_async()."""
+        nbytes = math.prod(shape) * np.dtype(kind).itemsize
+        if not nbytes:
+            return np.empty(shape, kind)
+        flags = cl.mem_flags.READ_WRITE | cl.mem_flags.ALLOC_HOST_PTR
+        with _running("pinning host memory"):
+            pinned = cl.Buffer(self._context, flags, size=nbytes)
+            how = (cl.map_flags.READ | cl.map_flags.WRITE, 0, shape, kind)
+            array, _ = cl.enqueue_map_buffer(self._queue, pinned, *how, is_blocking=True)
+        return np.asarray(array)
 
     def read(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> None:
         """Fill a contiguous host array from the start of `allocation`, after all queued work."""

@@ -137,6 +137,15 @@ class NumpyDevice:
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         allocation.handle[: data.size] = data
 
+    def write_async(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> Pending:
+        """As Device.write_async; already done when it returns."""
+        self.write(allocation, array)
+        return Pending()
+
+    def staging(self, shape: tuple[int, ...], kind: Any) -> np.ndarray[Any, Any]:
+        """As Device.staging: plain memory."""
+        return np.empty(shape, kind)
+
     def read(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> None:
         """As Device.read."""
         check_target(allocation, array)
@@ -207,3 +216,9 @@ def check_target(allocation: Allocation, array: np.ndarray[Any, Any]) -> None:
     check_fits(allocation, array.nbytes)
     if not array.flags.c_contiguous or not array.flags.writeable:
         raise ValueError("only a contiguous, writeable array can be read into")
+
+
+def check_source(allocation: Allocation, array: np.ndarray[Any, Any]) -> None:
+    check_fits(allocation, array.nbytes)
+    if not array.flags.c_contiguous:
+        raise ValueError("only a contiguous array can be written without waiting")

@@ -7,7 +7,7 @@ the same graph is interpreted instead.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -43,6 +43,7 @@ class Program:
         self.device = device
         self.general = general  # leave out the passes after the general scheduler
         self.outputs: dict[str, Buffer] = {}
+        self.inputs: set[Buffer] = set()  # everything that is read, states included
         self.updates = list(updates)
         assigned = {value: state for state, value in updates}
         for name, node in outputs.items():
@@ -64,6 +65,7 @@ class Program:
     def _adopt_buffers(self) -> None:
         """Everything that is read or written stands on this device."""
         leaves = [n.arg for n in toposort(v for _, v in self.updates) if n.op is Op.BUFFER]
+        self.inputs.update(leaves)
         for storage in [*leaves, *(state for state, _ in self.updates), *self.outputs.values()]:
             if storage.device is None:
                 storage.device = self.device
@@ -158,47 +160,6 @@ class Program:
         return self.device.marker() if isinstance(self.device, Device) else Pending()
 
 
-class Receiver:
-    """Outputs of a Program, read from the device without stalling its queue.
-
-    `callback(tag, {name: array})` is called from `poll` or `wait`, in the order of `send`.
-    """
-
-    def __init__(
-        self,
-        program: Program,
-        names: Sequence[str],
-        callback: Callable[[Any, dict[str, Array]], None],
-    ) -> None:
-        self.program, self.names, self.callback = program, list(names), callback
-        self._waiting: list[tuple[Any, list[Pending], dict[str, Array]]] = []
-
-    def send(self, tag: Any = None, names: Sequence[str] | None = None) -> None:
-        """Read the outputs, or some of them, as they are after the steps enqueued so far."""
-        pending, arrays = [], {}
-        for name in self.names if names is None else names:
-            storage = self.program.outputs[name]
-            arrays[name] = np.empty(storage.shape, storage.dtype.np)
-            pending.append(self.program.device.read_async(storage.data, arrays[name]))
-        self._waiting.append((tag, pending, arrays))
-
-    def poll(self) -> None:
-        """Deliver what has arrived."""
-        while self._waiting and all(p.done() for p in self._waiting[0][1]):
-            self._deliver()
-
-    def wait(self) -> None:
-        """Deliver everything that was sent for."""
-        while self._waiting:
-            for pending in self._waiting[0][1]:
-                pending.wait()
-            self._deliver()
-
-    def _deliver(self) -> None:
-        tag, _, arrays = self._waiting.pop(0)
-        self.callback(tag, arrays)
-
-
 def run_once(device: AnyDevice, updates: Sequence[Update]) -> None:
     """Compute some Buffers now."""
     Program(device, {}, updates).run()
@@ -220,10 +181,15 @@ def host_view(storage: Buffer) -> Array:
     return data.view(storage.dtype.np).reshape(storage.shape)
 
 
-def write_buffer(storage: Buffer, array: Array) -> None:
-    """Replace the data of a Buffer from the host; shape and dtype must agree."""
+def check_like(storage: Buffer, array: Array) -> None:
+    """Refuse, as a ValueError, an array that cannot replace the data of a Buffer."""
     if array.shape != storage.shape or array.dtype != storage.dtype.np:
         raise ValueError(f"{storage!r} cannot take {array.dtype}{list(array.shape)}")
+
+
+def write_buffer(storage: Buffer, array: Array) -> None:
+    """Replace the data of a Buffer from the host; shape and dtype must agree."""
+    check_like(storage, array)
     upload(storage)
     storage.device.write(storage.data, array)
 

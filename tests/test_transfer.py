@@ -1,0 +1,103 @@
+"""Feeders and Receivers: every step sees what was sent before it, and nobody waits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import MAPPINGS, open_mapping
+
+from imgmlp.engine import AnyDevice, Device, Feeder, Program, Receiver, Tensor, compile, open_device
+
+cl = pytest.importorskip("pyopencl")
+
+
+@pytest.fixture(scope="module", params=MAPPINGS)
+def device(request: pytest.FixtureRequest) -> AnyDevice:
+    return open_mapping(request.param)
+
+
+def summing(device: AnyDevice) -> tuple[Program, Tensor]:
+    """A step that adds up what it is fed, and gives the sum of the last value."""
+    x = Tensor(np.zeros((50, 40), np.float32), device, name="x")
+    total = Tensor(np.zeros((), np.float32), device, name="total")
+
+    def step() -> dict[str, Tensor]:
+        last = x.sum()
+        total.assign(total + last)
+        return {"last": last, "total": total}
+
+    return compile(step, device), x
+
+
+def filled(value: float) -> np.ndarray:
+    return np.full((50, 40), value / 2000, np.float32)
+
+
+def test_each_step_reads_what_was_sent_before_it(device: AnyDevice) -> None:
+    program, x = summing(device)
+    feeder, heard = Feeder(program, x), []
+    receiver = Receiver(program, ["last"], lambda tag, got: heard.append((tag, got["last"])))
+    for i in range(10):
+        values = filled(i)
+        feeder.send(values)
+        values[...] = -1  # what was sent is a copy
+        program.run()
+        receiver.send(i)
+    receiver.wait()
+    assert [tag for tag, _ in heard] == list(range(10))
+    assert np.allclose([last for _, last in heard], range(10))
+    assert program.read("total") == pytest.approx(sum(range(10)))
+    program.run()  # the last value stays
+    assert program.read("last") == pytest.approx(9)
+
+
+@pytest.mark.parametrize("mapping", ["one", "group"])
+def test_sending_and_receiving_do_not_wait_for_a_device_that_is_busy(mapping: str) -> None:
+    device = open_mapping(mapping)
+    assert isinstance(device, Device)
+    program, x = summing(device)
+    program.run()  # its kernels are compiled from here on
+    feeder, heard = Feeder(program, x), []
+    receiver = Receiver(program, ["last"], lambda tag, got: heard.append(float(got["last"])))
+    feeder.send(filled(3))
+    program.run()
+    gate = cl.UserEvent(device._context)
+    cl.enqueue_barrier(device._queue, wait_for=[gate])
+    try:
+        program.run()
+        receiver.send()
+        feeder.send(filled(4))
+        program.run()
+        receiver.send()
+        receiver.poll()
+        assert not heard
+    finally:
+        gate.set_status(cl.command_execution_status.COMPLETE)
+    receiver.wait()
+    assert heard == pytest.approx([3, 4])
+
+
+def test_values_of_one_and_two_bytes_arrive(device: AnyDevice) -> None:
+    for kind in (np.bool_, np.float16):
+        x = Tensor(np.zeros(5, kind), device)
+        program = compile(lambda x=x: {"copy": Tensor.concat([x, x])}, device)
+        values = np.arange(5).astype(kind)
+        Feeder(program, x).send(values)
+        program.run()
+        assert np.array_equal(program.read("copy"), np.concatenate([values, values]))
+
+
+def test_what_cannot_be_fed_is_refused(device: AnyDevice) -> None:
+    program, x = summing(device)
+    feeder = Feeder(program, x)
+    for wrong in (np.zeros((40, 50), np.float32), np.zeros((50, 40))):
+        with pytest.raises(ValueError, match=r"x f32\[50, 40\] cannot take"):
+            feeder.send(wrong)
+    for other in (Tensor([1.0], device), x + 1):
+        with pytest.raises(ValueError, match="nothing that the program reads"):
+            Feeder(program, other)
+
+
+def test_an_empty_device_array_needs_no_memory() -> None:
+    for spec in ("cpu", "numpy"):
+        assert open_device(spec).staging((0, 3), np.float32).shape == (0, 3)
