@@ -24,7 +24,8 @@ ORDER = """
     engine.reduction engine.random engine.step engine.tensor engine.transfer engine.nn engine.optim
     engine.poison engine.check engine
     image
-    codec codec.config codec.features codec.npz codec.model codec.fit codec.pipeline
+    codec codec.config codec.features codec.distribution codec.entropy codec.container
+    codec.npz codec.model codec.fit codec.pipeline
     interrupt terminal selftest commands api imgmlp cli __main__
 """.split()  # noqa: SIM905
 # Modules that are among the engine's public names.
