@@ -36,6 +36,7 @@ from imgmlp.engine.interpret import evaluate
 Array = np.ndarray[Any, Any]
 STEP = 1e-6  # of central differences in float64: their error is about STEP**2 + 1e-16 / STEP
 TOLERANCE = 1e-7
+NUMPY = open_device("numpy")
 
 
 @pytest.fixture(scope="module", params=MAPPINGS)
@@ -176,6 +177,72 @@ def test_gradients_of_gradients(device: AnyDevice) -> None:
     a = np.array([0.5, -1.5])
     assert np.allclose(slope.numpy(), 3 * a**2 + np.cos(a) + [1, 0.5], rtol=1e-6)
     assert np.allclose(curve.numpy(), 6 * a - np.sin(a), rtol=1e-6)
+
+
+# --- gradients that Tensors keep ---
+
+
+def kept(tensor: Tensor) -> Any:
+    """Numbers of a gradient, which there must be."""
+    assert tensor.grad is not None
+    return tensor.grad.numpy().tolist()
+
+
+def test_backward_adds_to_the_gradient_of_what_requires_one(device: AnyDevice) -> None:
+    x = Tensor([1.0, 2.0], device, requires_grad=True)
+    unused = Tensor(np.ones((2, 1)), device, requires_grad=True)
+    plain = Tensor([3.0, 4.0], device)
+    assert kept(x) == [0, 0]
+    (x * x * plain).sum().backward()
+    assert kept(x) == [6, 16]
+    (x * plain).sum().backward()
+    assert kept(x) == [9, 20]
+    assert kept(unused) == [[0], [0]]
+    assert plain.grad is None
+    x.zero_grad()
+    assert kept(x) == [0, 0]
+    x.requires_grad = False
+    assert x.grad is None
+
+
+def test_kept_gradients_are_those_of_the_values_at_that_time(device: AnyDevice) -> None:
+    """Descent by hand: one parameter moves before the other's gradient is read."""
+    a, b = (Tensor([v], device, requires_grad=True) for v in (2.0, 3.0))
+    (a * b).sum().backward()
+    for p in (a, b):
+        assert p.grad is not None
+        p.assign(p - p.grad)
+    assert a.numpy().tolist() == [-1]
+    assert b.numpy().tolist() == [1]
+
+
+def test_a_step_keeps_gradients_of_its_own(device: AnyDevice) -> None:
+    p = Tensor([1.0, 2.0], device, requires_grad=True)
+
+    def step() -> dict[str, Tensor]:
+        p.zero_grad()
+        loss = (p**3).sum()
+        loss.backward()
+        assert p.grad is not None
+        p.assign(p - 0.5 * p.grad)
+        return {"loss": loss}
+
+    compile(step, device).run(2)
+    assert p.numpy().tolist() == [-0.875, -28.0]
+    p.zero_grad()
+
+
+def test_what_cannot_have_a_gradient_is_refused() -> None:
+    with pytest.raises(TypeError, match="requires_grad: i32"):
+        Tensor([1, 2], requires_grad=True)
+    x = Tensor([1.0, 2.0], NUMPY, requires_grad=True)
+    with pytest.raises(ValueError, match="backward: no Tensor that requires a gradient"):
+        Tensor([1.0], NUMPY).sum().backward()
+    with pytest.raises(ValueError, match=r"single number, not of shape \(2,\)"):
+        x.backward()
+    with pytest.raises(TypeError, match="i32"):
+        x.cast(dtype.i32).sum().backward()
+    assert kept(x) == [0, 0]
 
 
 # --- rules of one's own, and gradients inside of steps ---
@@ -324,6 +391,28 @@ def test_a_network_of_everything_agrees_with_differences_in_float64() -> None:
     for leaf, g, wanted in zip(shapes, found, differences(loss.node, wrt, held), strict=True):
         scale_of = max(1.0, float(np.abs(wanted).max()))
         assert np.abs(g - wanted).max() <= TOLERANCE * scale_of, leaf
+
+
+def test_halves_are_added_in_float32_forwards_and_backwards(device: AnyDevice) -> None:
+    """Sums that leave the range of halves, or their precision, on the way to one."""
+    big = np.array([6e4, 6e4, -6e4, -6e4], np.float16)
+    x, one = Tensor(big, device), Tensor(np.ones((1, 1), np.float16), device)
+    many = Tensor(np.full(30_000, 0.1, np.float16), device)
+    found = results(
+        {
+            "sum": x.sum(), "mean": x.abs().mean(), "rows": x.reshape(2, 2).mean(1),
+            "variance": (x * (1 / 1024)).variance(), "long": many.sum(),
+            "expanded": (one.expand(4, 1).reshape(4) * x).sum().gradient([one])[0],
+        },
+        device,
+    )  # fmt: skip
+    assert all(value.dtype == np.float16 for value in found.values())
+    assert found["sum"] == 0
+    assert found["mean"] == big[0]
+    assert found["rows"].tolist() == [big[0], -big[0]]
+    assert found["expanded"].tolist() == [[0]]
+    assert found["long"] == np.float16(30_000 * float(np.float16(0.1)))
+    assert found["variance"] == (float(big[0]) / 1024) ** 2
 
 
 # --- the shape of the backward graph ---

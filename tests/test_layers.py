@@ -21,7 +21,8 @@ ORDER = """
     engine.stages
     engine.debug engine.host engine.cache engine.failure engine.launch engine.device
     engine.discover engine.program engine.operands engine.elementwise engine.movement
-    engine.reduction engine.random engine.step engine.tensor engine.transfer engine.nn engine.optim
+    engine.reduction engine.random engine.step engine.tensor engine.function
+    engine.transfer engine.nn engine.optim
     engine.poison engine.check engine
     image
     codec codec.config codec.features codec.distribution codec.entropy codec.container

@@ -4,6 +4,7 @@ from imgmlp.engine import dtype, nn, optim
 from imgmlp.engine.check import Finding, check_device, missing_drivers
 from imgmlp.engine.device import AnyDevice, Device
 from imgmlp.engine.discover import list_devices, open_device
+from imgmlp.engine.function import Context, Function
 from imgmlp.engine.host import DeviceInfo, NumpyDevice
 from imgmlp.engine.program import Program
 from imgmlp.engine.step import compile
@@ -12,10 +13,12 @@ from imgmlp.engine.transfer import Feeder, Receiver
 
 __all__ = [
     "AnyDevice",
+    "Context",
     "Device",
     "DeviceInfo",
     "Feeder",
     "Finding",
+    "Function",
     "NumpyDevice",
     "Program",
     "Receiver",

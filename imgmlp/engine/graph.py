@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.engine.dtype import DType, bool_, exact, f32, i32, u32
+from imgmlp.engine.dtype import DType, bool_, exact, f16, f32, i32, u32
 from imgmlp.engine.view import Access
 
 Shape = tuple[int, ...]
@@ -253,8 +253,10 @@ def cast(node: Node, dtype: DType) -> Node:
 
 
 def reduce(op: Op, node: Node, axes: Sequence[int]) -> Node:
-    """SUM or REDUCE_MAX over axes, which vanish from the shape."""
+    """SUM or REDUCE_MAX over axes, which vanish from the shape; halves are added in f32."""
     _check_not_bool(op, node.dtype)
+    if op is Op.SUM and node.dtype is f16:
+        return cast(reduce(op, cast(node, f32), axes), f16)
     axes = tuple(sorted({normal_axis(a, len(node.shape), op.name.lower()) for a in axes}))
     if not axes:
         return node

@@ -30,7 +30,7 @@ class Reduction(Movement):
         return reduced.reshape(*(1 if i in kept else n for i, n in enumerate(self.shape)))
 
     def sum(self, axis: Axis = None, keepdims: bool = False) -> Self:
-        """Bools are counted, in i32; other dtypes stay, and integers wrap."""
+        """Bools are counted, in i32; other dtypes stay. Integers wrap, halves add in f32."""
         numbers = self.cast(dt.i32) if self.dtype is dt.bool_ else self
         return numbers._reduce(Op.SUM, axis, keepdims)
 
@@ -38,12 +38,16 @@ class Reduction(Movement):
         return self._reduce(Op.REDUCE_MAX, axis, keepdims)
 
     def mean(self, axis: Axis = None, keepdims: bool = False) -> Self:
+        """The sum over the number of elements; of halves too, where the sum is none."""
         count = self.node.size // max(1, self.sum(axis).node.size)
-        return self._float().sum(axis, keepdims) * (1.0 / count)
+        mean = self.cast(dt.f32).sum(axis, keepdims) * (1.0 / count)
+        return mean.cast(self._float().dtype)
 
     def variance(self, axis: Axis = None, keepdims: bool = False) -> Self:
         """Mean squared distance from the mean."""
-        return (self - self.mean(axis, keepdims=True)).square().mean(axis, keepdims)
+        wide = self.cast(dt.f32)
+        squares = (wide - wide.mean(axis, keepdims=True)).square()
+        return squares.mean(axis, keepdims).cast(self._float().dtype)
 
     def softmax(self, axis: int = -1) -> Self:
         """Shares of exp(x) in its sum along an axis; the gradient needs the answer only."""

@@ -30,6 +30,11 @@ def assign(state: Buffer, value: Node) -> bool:
     return bool(_captured)
 
 
+def is_building() -> bool:
+    """Whether a step is being built, so that nothing is to run now."""
+    return bool(_captured)
+
+
 def compile(
     step: Callable[[], Mapping[str, Elementwise]], device: AnyDevice, general: bool = False
 ) -> Program:

@@ -8,6 +8,7 @@ elementwise.py, movement.py, reduction.py. What makes, differentiates and runs o
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -30,10 +31,11 @@ class Tensor(Reduction):
     """A value of some shape and dtype on a device, perhaps not computed yet.
 
     `data` is anything that NumPy takes; float64 becomes f32 and int64 becomes i32 unless
-    `dtype` says otherwise. Raises TypeError for a dtype that the engine has not.
+    `dtype` says otherwise. Raises TypeError for a dtype that the engine has not. With
+    `requires_grad`, `backward()` of a loss adds to its `grad`.
     """
 
-    __slots__ = ()
+    __slots__ = ("_grad",)
 
     def __init__(
         self,
@@ -41,9 +43,12 @@ class Tensor(Reduction):
         device: AnyDevice | None = None,
         dtype: DType | None = None,
         name: str = "",
+        requires_grad: bool = False,
     ) -> None:
         node = data if isinstance(data, Node) else from_host(data, device, dtype, name)
         super().__init__(node, device)
+        if requires_grad:
+            self.requires_grad = True
 
     # --- what it is ---
 
@@ -121,6 +126,51 @@ class Tensor(Reduction):
         nodes = node_gradient(self.node, [w.node for w in wrt])
         return [Tensor(n, self.device or w.device) for n, w in zip(nodes, wrt, strict=True)]
 
+    @property
+    def requires_grad(self) -> bool:
+        """Whether `backward()` adds to `grad`; TypeError when set for what is no float."""
+        return self in _requiring
+
+    @requires_grad.setter
+    def requires_grad(self, wanted: bool) -> None:
+        if wanted and not self.dtype.is_float:
+            raise TypeError(f"requires_grad: {self.dtype.name} has no gradients; cast to f32")
+        self._grad: Tensor | None = None
+        (_requiring.add if wanted else _requiring.discard)(self)
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The sum of gradients since `zero_grad()`, zeros where no loss used this Tensor.
+
+        None if it does not require one.
+        """
+        if not self.requires_grad:
+            return None
+        zeros = Tensor.zeros(*self.shape, dtype=self.dtype, device=self.device)
+        return zeros if self._grad is None else self._grad
+
+    def zero_grad(self) -> None:
+        """Forget the gradients added up so far."""
+        if self.requires_grad:
+            self._grad = None
+
+    def backward(self) -> None:
+        """Add the gradients of this single number to `grad` of every Tensor that requires it.
+
+        They are computed now, from the values of now, or with the step being compiled.
+        Raises ValueError if no Tensor that requires a gradient leads to this one.
+        """
+        used = set(graph.toposort([self.node]))
+        wrt = [t for t in _requiring if t.node in used]
+        if not wrt:
+            raise ValueError("backward: no Tensor that requires a gradient leads to this loss")
+        found = self.gradient(wrt)
+        sums = [g if t._grad is None else t._grad + g for t, g in zip(wrt, found, strict=True)]
+        if not step.is_building():
+            _realize(sums)
+        for t, g in zip(wrt, sums, strict=True):
+            t._grad = g
+
     # --- running ---
 
     def assign(self, value: Tensor | Scalar) -> Tensor:
@@ -147,10 +197,7 @@ class Tensor(Reduction):
         Gradients end here, as they do at any value that stands in memory. Listings show the
         storage by its name.
         """
-        if not self.realized:
-            storage = Buffer(self.shape, self.dtype, self._run_on(), name=name)
-            run_once(self._run_on(), [(storage, self.node)])
-            self.node = graph.buffer(storage)
+        _realize([self], name)
         return self
 
     def write(self, array: np.ndarray[Any, Any]) -> Tensor:
@@ -174,6 +221,20 @@ class Tensor(Reduction):
     def item(self) -> Scalar:
         value: Scalar = self.numpy().item()
         return value
+
+
+_requiring: weakref.WeakSet[Tensor] = weakref.WeakSet()
+
+
+def _realize(tensors: Sequence[Tensor], name: str = "") -> None:
+    """Compute some Tensors of one device now, together."""
+    lazy = [t for t in tensors if not t.realized]
+    if not lazy:
+        return
+    updates = [(Buffer(t.shape, t.dtype, t._run_on(), name=name), t.node) for t in lazy]
+    run_once(lazy[0]._run_on(), updates)
+    for t, (storage, _) in zip(lazy, updates, strict=True):
+        t.node = graph.buffer(storage)
 
 
 def _seeds(seed: Seed) -> Iterator[Node | int]:

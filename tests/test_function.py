@@ -1,0 +1,156 @@
+"""Operations with gradients of their own: what they save, what they are given, what they refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import MAPPINGS, open_mapping
+
+from imgmlp.engine import AnyDevice, Context, Function, Tensor, compile, dtype, open_device
+
+
+@pytest.fixture(scope="module", params=MAPPINGS)
+def device(request: pytest.FixtureRequest) -> AnyDevice:
+    return open_mapping(request.param)
+
+
+class Exp(Function):
+    """Its gradient needs the answer only."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor) -> Tensor:
+        answer = x.exp()
+        ctx.save_for_backward(answer)
+        return answer
+
+    @staticmethod
+    def backward(ctx: Context, g: Tensor) -> Tensor:
+        (answer,) = ctx.saved_tensors
+        return g * answer
+
+
+class WeightedPower(Function):
+    """weight * x ** power, where the power is a Python number."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, power: int, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.power = power
+        return weight * x**power
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, Tensor]:
+        x, weight = ctx.saved_tensors
+        by_x = g * weight * x ** (ctx.power - 1) * ctx.power
+        return by_x, None, (g * x**ctx.power).sum().reshape(1)
+
+
+class Rounded(Function):
+    """The nearest whole number, with the gradient of the identity."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor) -> Tensor:
+        return (x + 64.5).cast(dtype.i32).cast(dtype.f32) - 64.0
+
+    @staticmethod
+    def backward(ctx: Context, g: Tensor) -> Tensor:
+        return g
+
+
+class Two(Function):
+    """One gradient for two arguments."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+    @staticmethod
+    def backward(ctx: Context, g: Tensor) -> Tensor:
+        return g
+
+
+class Scalar(Function):
+    """A gradient of another shape than the argument's."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Context, g: Tensor) -> Tensor:
+        return g.sum()
+
+
+class NoTensor(Function):
+    """An answer that is none."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor) -> float:
+        return 2.0
+
+
+def test_a_function_has_its_own_gradient(device: AnyDevice) -> None:
+    a = np.array([0.4, -1.6, 2.2], np.float32)
+    x, weight = Tensor(a, device), Tensor([0.5], device)
+    powers = WeightedPower.apply(x, 3, weight)
+    by_x, by_weight = (powers * 2).sum().gradient([x, weight])
+    again = Exp.apply(Exp.apply(x))
+    outputs = {
+        "powers": powers,
+        "by x": by_x,
+        "by weight": by_weight,
+        "again": again,
+        "by exp": again.sum().gradient([x])[0],
+        "rounded": Rounded.apply(x * 2),
+        "straight": (Rounded.apply(x * 2) * x).sum().gradient([x])[0],
+    }
+    program = compile(lambda: outputs, device)
+    program.run()
+    wide = a.astype(np.float64)
+    wanted = {
+        "powers": 0.5 * wide**3,
+        "by x": 3 * wide**2,
+        "by weight": [2 * (wide**3).sum()],
+        "again": np.exp(np.exp(wide)),
+        "by exp": np.exp(np.exp(wide)) * np.exp(wide),
+        "rounded": [1, -3, 4],
+        "straight": [1, -3, 4] + 2 * wide,
+    }
+    for name, value in wanted.items():
+        assert np.allclose(program.read(name), value, rtol=1e-5), name
+
+
+def test_what_is_saved_is_computed_once() -> None:
+    """The gradient by the answer holds no second exponential."""
+    x = Tensor([1.0, 2.0], open_device("numpy"))
+    y = Exp.apply(x)
+    (g,) = y.sum().gradient([x])
+    listing = compile(lambda: {"y": y, "g": g}, x.device).stages.show("nodes")  # type: ignore[arg-type]
+    assert listing.count("EXP2") == 1
+
+
+def test_gradients_of_a_functions_gradient(device: AnyDevice) -> None:
+    x = Tensor([0.5, 1.5], device)
+    (first,) = Exp.apply(x * 2).sum().gradient([x])
+    (second,) = first.sum().gradient([x])
+    assert np.allclose(second.numpy(), 4 * np.exp([1.0, 3.0]), rtol=1e-5)
+
+
+def test_a_function_works_with_kept_gradients_and_keeps_dtypes(device: AnyDevice) -> None:
+    x = Tensor(np.array([0.5, 1.5], np.float16), device, requires_grad=True)
+    Exp.apply(x.cast(dtype.f32)).sum().backward()
+    assert x.grad is not None
+    assert x.grad.dtype is dtype.f16
+    assert np.allclose(x.grad.numpy(), np.exp([0.5, 1.5]), rtol=1e-3)
+
+
+def test_misuse_is_refused_by_name() -> None:
+    x = Tensor([1.0, 2.0])
+    with pytest.raises(ValueError, match=r"Two.backward gave 1 gradients for 2 arguments"):
+        Two.apply(x, x).sum().gradient([x])
+    with pytest.raises(ValueError, match=r"Scalar.backward: gradient 0 is of shape \(\)"):
+        Scalar.apply(x).sum().gradient([x])
+    with pytest.raises(TypeError, match=r"NoTensor.forward must return a Tensor, not 2.0"):
+        NoTensor.apply(x)
