@@ -15,13 +15,13 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "imgmlp"
 ORDER = """
     errors kernels
-    engine.dtype engine.symbolic engine.view engine.graph engine.grad engine.interpret
-    engine.simplify engine.kernel engine.place engine.merge engine.schedule
+    engine.dtype engine.symbolic engine.view engine.graph engine.flow engine.grad engine.interpret
+    engine.simplify engine.kernel engine.place engine.state engine.merge engine.schedule
     engine.block engine.uops engine.indices engine.linearize engine.memory engine.render
     engine.stages
     engine.debug engine.host engine.cache engine.failure engine.launch engine.device
     engine.discover engine.program engine.operands engine.elementwise engine.movement
-    engine.reduction engine.random engine.step engine.tensor engine.function
+    engine.reduction engine.random engine.step engine.tensor engine.control engine.function
     engine.transfer engine.nn engine.optim
     engine.poison engine.check engine
     image

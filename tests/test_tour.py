@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from imgmlp.engine import Device, Tensor, compile, open_device
+from imgmlp.engine import Device, Tensor, compile, loop, open_device
 from imgmlp.engine.graph import Op, render_nodes
 from imgmlp.engine.kernel import render_procedure
 from imgmlp.engine.uops import render_uops
@@ -103,3 +103,17 @@ def test_one_training_step_of_the_layer(device: Device) -> None:
     assert program.read("loss") == 4 * 5 * 6.0**2
     assert np.allclose(weight.numpy(), 2.0 - 0.01 * 4 * 2 * 6.0)
     assert np.allclose(bias.numpy(), -0.01 * 4 * 2 * 6.0)
+
+
+def test_a_loop(device: Device) -> None:
+    matrix = Tensor(np.full((2, 2), 2.0, np.float32), device, name="matrix")
+    v = Tensor(np.ones(2, np.float32), device, name="v")
+    # The body is called once, with Tensors that stand for any iteration's values.
+    y = loop(3, lambda i, v: matrix @ v + i, v)
+    shown(render_nodes([y.node]))
+
+    # Its kernels appear once as well; the host replays them.
+    program = compile(lambda: {"y": y}, device)
+    shown(render_procedure(program.stages.procedure))
+    program.run()
+    assert np.array_equal(program.read("y"), [4 * (4 * 4 + 1) + 2] * 2)

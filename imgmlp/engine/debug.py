@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
-from imgmlp.engine.kernel import Kernel
 from imgmlp.engine.stages import Stages
 
 MOST = 4
@@ -42,24 +42,27 @@ def report(stages: Stages, depth: int) -> str:
 
 
 def render_schedule(stages: Stages) -> str:
-    """A line a launch: number, kernel, shape and what it writes."""
+    """A line a kernel: number, kernel, shape and what it writes."""
     figures = stages.figures()
     head = f"{figures['launches']} launches of {figures['kernels']} kernels"
-    kernels = stages.procedure.kernels
-    rows = (f"{i:4d} {_described(kernel)}" for i, kernel in enumerate(kernels))
+    rows = (f"{i:4d} {line}" for i, line in enumerate(_described(stages)))
     return "\n".join([f"{head}, memory {stages.memory.summary()}", *rows])
 
 
 def render_times(stages: Stages, microseconds: Sequence[float], when: str) -> str:
-    """A line a launch, with its time on the device and the share that it has of the step."""
+    """A line a kernel, with its time on the device and the share that it has of the step."""
     total = sum(microseconds)
     lines = [f"times in microseconds, {when}"]
-    for i, (kernel, time) in enumerate(zip(stages.procedure.kernels, microseconds, strict=True)):
+    for i, (line, time) in enumerate(zip(_described(stages), microseconds, strict=True)):
         share = time / total if total else 0.0
-        lines.append(f"{i:4d} {time:10.1f} {share:5.0%}  {_described(kernel)}")
-    return "\n".join([*lines, f"     {total:10.1f}        all {len(microseconds)} launches"])
+        lines.append(f"{i:4d} {time:10.1f} {share:5.0%}  {line}")
+    launches = stages.figures()["launches"]
+    return "\n".join([*lines, f"     {total:10.1f}        all {launches} launches"])
 
 
-def _described(kernel: Kernel) -> str:
-    names = ", ".join(b.name or "state" for b in kernel.writes())
-    return f"{kernel.name:<12} {list(kernel.shape)!s:<16} writes {names}"
+def _described(stages: Stages) -> Iterator[str]:
+    times = Counter(stages.procedure.order())
+    for i, kernel in enumerate(stages.procedure.kernels):
+        names = ", ".join(b.name or "state" for b in kernel.writes())
+        repeated = f", {times[i]} times" if times[i] > 1 else ""
+        yield f"{kernel.name:<12} {list(kernel.shape)!s:<16} writes {names}{repeated}"

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from imgmlp.engine.dtype import i32
+from imgmlp.engine.flow import unroll
 from imgmlp.engine.graph import (
     Node,
     Op,
@@ -161,12 +162,15 @@ VJP: dict[Op, Callable[..., Gradients]] = {
 def gradient(loss: Node, wrt: Sequence[Node]) -> list[Node]:
     """Gradients of a scalar by each Node of `wrt`; zeros for one that the loss does not use.
 
+    Loops between them are unrolled: every iteration's values are kept and its gradient is
+    computed by operations of its own. Raises ValueError if those would be too many.
     Raises ValueError if the loss is not one element, TypeError if it is not a float.
     """
     if loss.size != 1:
         raise ValueError(f"gradient: the loss must be a single number, not of shape {loss.shape}")
     if not loss.dtype.is_float:
         raise TypeError(f"gradient: the loss must be a float, not {loss.dtype.name}")
+    *wrt, loss = unroll([*wrt, loss], len(wrt))
     order = toposort([loss])
     active = set(wrt)  # what depends on any of wrt
     for node in order:

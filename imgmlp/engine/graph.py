@@ -70,6 +70,10 @@ class Op(Enum):
     CONCAT = auto()  # axis
     CONTIGUOUS = auto()  # a value that must stand in memory
     FUNCTION = auto()  # vjp: the first source, with a gradient rule of its own
+    # control, see flow.py
+    PARAMETER = auto()  # (depth, position): what an iteration of a loop receives
+    LOOP = auto()  # Body: its sources are initial, then captured values; no value of its own
+    RESULT = auto()  # position of a carried value: what the LOOP leaves of it
 
 
 UNARY = frozenset({Op.CAST, Op.NEG, Op.EXP2, Op.LOG2, Op.SIN, Op.SQRT, Op.HASH})
@@ -80,7 +84,8 @@ TERNARY = frozenset({Op.WHERE, Op.MULACC})
 ELEMENTWISE = UNARY | BINARY | TERNARY
 REDUCE = frozenset({Op.SUM, Op.REDUCE_MAX})
 MOVEMENT = frozenset({Op.RESHAPE, Op.PERMUTE, Op.EXPAND, Op.PAD, Op.SHRINK, Op.STRIDE})
-LOAD = frozenset({Op.BUFFER, Op.CONST, Op.IOTA})
+LOAD = frozenset({Op.BUFFER, Op.CONST, Op.IOTA, Op.PARAMETER})
+LOOPS = frozenset({Op.LOOP, Op.RESULT})
 FLOAT_ONLY = frozenset({Op.EXP2, Op.LOG2, Op.SIN, Op.SQRT})
 # a bool is stored as a byte, 0 or 1, and these could make it another number
 NOT_BOOL = frozenset({Op.NEG, Op.ADD, Op.SUB, Op.DIV, Op.MOD, Op.SHL, Op.SHR, Op.MULACC, Op.SUM})
@@ -391,24 +396,37 @@ def label(node: Node) -> str:
 
 
 def render_nodes(roots: Sequence[Node]) -> str:
-    """Numbered listing, a line a Node: number, operation, sources, dtype and shape."""
+    """Numbered listing, a line a Node: number, operation, sources, dtype and shape.
+
+    The body of a loop follows it, indented and with numbers of its own.
+    """
     numbers: dict[Node, int] = {}
     lines = []
     for node in toposort(roots):
         numbers[node] = len(numbers)
         sources = ", ".join(str(numbers[s]) for s in node.src)
-        kind = f"{node.dtype.name}{list(node.shape)}"
-        lines.append(f"{numbers[node]:4d} {label(node):<28} ({sources})".ljust(48) + f" {kind}")
+        kind = f"{node.dtype.name}{list(node.shape)}" if node.op is not Op.LOOP else ""
+        line = f"{numbers[node]:4d} {label(node):<28} ({sources})".ljust(48) + f" {kind}"
+        lines.append(line.rstrip())
+        if node.op is Op.LOOP:
+            lines += [f"     {line}" for line in node.arg.render().splitlines()]
     return "\n".join(lines)
 
 
 def render_dot(roots: Sequence[Node]) -> str:
-    """The graph in Graphviz DOT, arrows from sources to what uses them."""
-    nodes = toposort(roots)
-    numbers = {node: i for i, node in enumerate(nodes)}
+    """The graph in Graphviz DOT, arrows from sources to what uses them, loops as clusters."""
     lines = ["digraph imgmlp {", "  rankdir=LR; node [shape=box, fontname=monospace];"]
-    for node, i in numbers.items():
+    return "\n".join([*lines, *_dot_lines(roots, "n"), "}"])
+
+
+def _dot_lines(roots: Sequence[Node], prefix: str) -> list[str]:
+    numbers = {node: f"{prefix}{i}" for i, node in enumerate(toposort(roots))}
+    lines = []
+    for node, name in numbers.items():
         text = f"{label(node)}\\n{node.dtype.name}{list(node.shape)}".replace('"', "'")
-        lines.append(f'  n{i} [label="{text}"];')
-        lines += [f"  n{numbers[s]} -> n{i};" for s in node.src]
-    return "\n".join([*lines, "}"])
+        lines.append(f'  {name} [label="{text}"];')
+        lines += [f"  {numbers[s]} -> {name};" for s in node.src]
+        if node.op is Op.LOOP:
+            body = _dot_lines(node.arg.values, f"{name}_")
+            lines += [f'  subgraph cluster_{name} {{ label="{node.arg}";', *body, "  }"]
+    return lines

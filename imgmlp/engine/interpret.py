@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from imgmlp.engine.dtype import DType
+from imgmlp.engine.flow import Body
 from imgmlp.engine.graph import Buffer, Node, Op, toposort
 
 Array = np.ndarray[Any, Any]
@@ -85,11 +86,36 @@ def evaluate(
     roots: Sequence[Node], values: Mapping[Buffer, Array], wide: bool = False
 ) -> list[Array]:
     """The values of the roots, given those of the Buffers they read."""
-    done: dict[Node, Array] = {}
     with np.errstate(all="ignore"):
-        for node in toposort(roots):
-            done[node] = _step(node, [done[s] for s in node.src], values, wide)
+        return _evaluate(roots, {}, values, wide)
+
+
+def _evaluate(
+    roots: Sequence[Node], given: Mapping[Node, Array], values: Mapping[Buffer, Array], wide: bool
+) -> list[Array]:
+    """As `evaluate`, where the values of some Nodes are known."""
+    done: dict[Node, Any] = dict(given)  # of a LOOP: all that it carries
+    for node in toposort(roots):
+        if node in done:
+            continue
+        src = [done[s] for s in node.src]
+        if node.op is Op.LOOP:
+            done[node] = _loop(node, src, values, wide)
+        elif node.op is Op.RESULT:
+            done[node] = src[0][node.arg]
+        else:
+            done[node] = _step(node, src, values, wide)
     return [done[r] for r in roots]
+
+
+def _loop(node: Node, src: list[Array], values: Mapping[Buffer, Array], wide: bool) -> list[Array]:
+    """What a loop carries after its last iteration."""
+    body: Body = node.arg
+    carried, captured = src[: len(body.values)], src[len(body.values) :]
+    for _ in range(body.count):
+        given = dict(zip(body.parameters, [*carried, *captured], strict=True))
+        carried = _evaluate(body.values, given, values, wide)
+    return carried
 
 
 def _step(node: Node, src: list[Array], values: Mapping[Buffer, Array], wide: bool) -> Array:

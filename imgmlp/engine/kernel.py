@@ -1,4 +1,4 @@
-"""What a schedule is made of: Kernels with their stores, in a Procedure.
+"""What a schedule is made of: Kernels with their stores, and Loops of them, in a Procedure.
 
 A kernel computes an expression over its leaves for every element of one shape, with at
 most one reduction or product inside. What it leaves in memory goes to a place: movements
@@ -7,9 +7,11 @@ over a BUFFER Node, which strides and an offset can follow.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
+from imgmlp.engine.flow import Body
 from imgmlp.engine.graph import (
     ELEMENTWISE,
     MOVEMENT,
@@ -63,10 +65,46 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Procedure:
-    """Kernels in the order in which they run."""
+class Loop:
+    """A Procedure that runs `count` times; what it carries is overwritten by every iteration."""
 
-    kernels: tuple[Kernel, ...]
+    count: int
+    body: Procedure
+    lasting: frozenset[Buffer]  # carried or read from outside: more than one iteration's own
+
+
+@dataclass(frozen=True)
+class Procedure:
+    """Kernels in the order in which they run, and loops of them."""
+
+    items: tuple[Kernel | Loop, ...]
+
+    @cached_property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """Every kernel once, those of loops too. Its position here is its number."""
+        groups = (i.body.kernels if isinstance(i, Loop) else (i,) for i in self.items)
+        return tuple(kernel for group in groups for kernel in group)
+
+    def order(self, first: int = 0) -> Iterator[int]:
+        """The position of each kernel as it runs, as often as it runs; counted from `first`."""
+        for item in self.items:
+            if isinstance(item, Loop):
+                for _ in range(item.count):
+                    yield from item.body.order(first)
+                first += len(item.body.kernels)
+            else:
+                yield first
+                first += 1
+
+    def loops(self, first: int = 0) -> Iterator[tuple[int, int, Loop]]:
+        """Positions of the first and the last kernel of each loop, and the loop."""
+        for item in self.items:
+            if isinstance(item, Loop):
+                yield from item.body.loops(first)
+                yield first, first + len(item.body.kernels) - 1, item
+                first += len(item.body.kernels)
+            else:
+                first += 1
 
     def intermediates(self) -> list[Buffer]:
         """Buffers that exist only while the Procedure runs, in order of first writing."""
@@ -86,6 +124,15 @@ class Draft:
     old: set[Buffer]  # state read as it was before the step
     after: set[int] = field(default_factory=set)  # drafts that must run before
     sums: Store | None = None
+    loop: Iteration | None = None  # instead of a kernel
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """A LOOP's body, and where its parameters stand: carried ones first, then captured."""
+
+    body: Body
+    places: tuple[Node, ...]
 
 
 def storage(place: Node) -> Buffer:
@@ -143,7 +190,11 @@ def later(edges: dict[int, set[int]], start: int) -> set[int]:
 def render_procedure(procedure: Procedure) -> str:
     """A line a kernel with its shape, then what it stores where, expression by expression."""
     lines = []
-    for kernel in procedure.kernels:
+    for kernel in procedure.items:
+        if isinstance(kernel, Loop):
+            lines.append(f"loop {kernel.count} times")
+            lines += [f"  {line}" for line in render_procedure(kernel.body).splitlines()]
+            continue
         inside = f"  around {label(kernel.core)}" if kernel.core is not None else ""
         lines.append(f"{kernel.name} {list(kernel.shape)}{inside}")
         lines += [f"    {_element(s.place)} = {_expression(s.value)}" for s in kernel.all_stores()]

@@ -53,7 +53,10 @@ class Plan:
 
 
 def lifetimes(procedure: Procedure) -> dict[Buffer, tuple[int, int]]:
-    """Positions of the first and the last kernel that touch each intermediate."""
+    """Positions of the first and the last kernel that touch each intermediate.
+
+    What lasts from one iteration of a loop to the next is needed by all of its kernels.
+    """
     found: dict[Buffer, tuple[int, int]] = {}
     wanted = set(procedure.intermediates())
     for position, kernel in enumerate(procedure.kernels):
@@ -61,6 +64,10 @@ def lifetimes(procedure: Procedure) -> dict[Buffer, tuple[int, int]]:
             if storage in wanted:
                 first, _ = found.get(storage, (position, position))
                 found[storage] = (first, position)
+    for begin, end, loop in procedure.loops():
+        for storage in loop.lasting & found.keys():
+            first, last = found[storage]
+            found[storage] = (min(first, begin), max(last, end))
     return found
 
 

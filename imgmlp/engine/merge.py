@@ -27,7 +27,13 @@ def merge(drafts: list[Draft]) -> list[Draft]:
 
 
 def _partners(second: Draft, alive: dict[int, Draft]) -> list[Draft]:
-    same = [d for d in alive.values() if d.shape == second.shape and d.order < second.order]
+    if second.loop is not None:
+        return []
+    same = [
+        d
+        for d in alive.values()
+        if d.shape == second.shape and d.order < second.order and d.loop is None
+    ]
     return sorted(same, key=lambda d: -d.order)
 
 

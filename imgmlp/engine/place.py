@@ -1,8 +1,7 @@
 """What stands in memory, and where.
 
 Decides which Nodes are materialised, gives each a place, and drafts the kernel that fills
-it. Assigned values are placed straight into the state they replace where every reader of
-the old value can run before.
+it.
 """
 
 from __future__ import annotations
@@ -11,8 +10,10 @@ import heapq
 import itertools
 from collections.abc import Sequence, Set
 
+from imgmlp.engine.flow import results
 from imgmlp.engine.graph import (
     ELEMENTWISE,
+    LOAD,
     MOVEMENT,
     Buffer,
     Node,
@@ -25,23 +26,24 @@ from imgmlp.engine.graph import (
 from imgmlp.engine.kernel import (
     CORES,
     Draft,
+    Iteration,
     Store,
-    Update,
     is_plain,
-    later,
-    read_at_element_only,
     storage,
 )
 
 COSTS = {Op.HASH: 6, Op.EXP2: 8, Op.LOG2: 8, Op.SIN: 12, Op.SQRT: 4, Op.DIV: 2, Op.GATHER: 4}
+FILLED = {Op.CONCAT, Op.CONTIGUOUS, Op.RESULT}  # values that are not computed by an expression
 RECOMPUTE_LIMIT = 32  # cost up to which a shared elementwise value is computed again
 
 
 class Graph:
     """The live Nodes, who uses them, and which of them are materialised."""
 
-    def __init__(self, roots: Sequence[Node]) -> None:
-        self.nodes = toposort(roots)
+    def __init__(self, roots: Sequence[Node], first_name: int = 0) -> None:
+        self.first_name = first_name  # number of the first place, which names it in listings
+        self.loops = [n for n in toposort(roots) if n.op is Op.LOOP]
+        self.nodes = toposort([*roots, *(r for loop in self.loops for r in results(loop))])
         self.roots = set(roots)
         self.users: dict[Node, list[Node]] = {n: [] for n in self.nodes}
         for node in self.nodes:
@@ -58,6 +60,13 @@ class Graph:
                 self.kept.add(factor)
         for node in sorted(self.kept, key=lambda n: n.number):
             self.kept.update(self._cores_below(node)[:-1])
+        self.kept -= {n for loop in self.loops for n in loop.src if self._only_starts(n, loop)}
+
+    def _only_starts(self, node: Node, loop: Node) -> bool:
+        """Whether a value is computed straight into what a loop carries: nothing else needs it."""
+        if node.op in FILLED or node in self.roots or self.users[node] != [loop]:
+            return False
+        return node not in loop.src[len(loop.arg.values) :]
 
     def _cores_below(self, top: Node) -> list[Node]:
         """Cores in the expression that a kernel for `top` would compute; it has room for one."""
@@ -79,7 +88,11 @@ class Graph:
         elif node.op is Op.CONCAT:
             for part in (node, *node.src):
                 self._keep(part)
-        elif node.op is Op.CONTIGUOUS or self._worth_keeping(node):
+        elif node.op is Op.LOOP:
+            for i, source in enumerate(node.src):
+                if i >= len(node.arg.values) or source.op not in LOAD:
+                    self._keep(_base(source) if is_plain_chain(source) else source)
+        elif node.op in (Op.CONTIGUOUS, Op.RESULT) or self._worth_keeping(node):
             self._keep(node)
 
     def _keep(self, node: Node) -> None:
@@ -145,7 +158,7 @@ class Graph:
         self.copies: list[Store] = []
         for node in sorted(self.kept, key=lambda n: -n.number):
             if node not in places:
-                name = f"t{len(places)}"
+                name = f"t{self.first_name + len(places)}"
                 places[node] = buffer(Buffer(node.shape, node.dtype, name=name))
             if node.op is Op.RESHAPE and self._unplaced(node.src[0], places):
                 back = move(Op.RESHAPE, places[node], node.src[0].shape)
@@ -153,10 +166,14 @@ class Graph:
                     places[node.src[0]] = back
             elif node.op is Op.CONCAT:
                 self._place_parts(node, places)
+        for loop in self.loops:
+            for start, carried in zip(loop.src, results(loop), strict=False):
+                self.copies.append(Store(places[carried], start))
         return places
 
     def _unplaced(self, node: Node, places: dict[Node, Node]) -> bool:
-        return node in self.kept and node not in places
+        """Whether a place may still be chosen; what a loop carries has a Buffer of its own."""
+        return node in self.kept and node not in places and node.op is not Op.RESULT
 
     def _place_parts(self, node: Node, places: dict[Node, Node]) -> None:
         for part, piece in zip(node.src, _pieces(node, places[node]), strict=True):
@@ -183,41 +200,64 @@ class Graph:
                 top = node.src[0] if node.op is Op.CONTIGUOUS else node
                 drafts.append(_draft(len(drafts), Store(places[node], top), node, places))
         drafts += [_draft(len(drafts) + i, c, None, places) for i, c in enumerate(self.copies)]
+        drafts += [_loop(len(drafts) + i, n, places) for i, n in enumerate(self.loops)]
         fillers = self._fillers(drafts, places)
         for draft in drafts:
-            draft.after = set().union(*(fillers[p] for p in draft.needs))
+            draft.after |= set().union(*(fillers[p] for p in draft.needs))
         return drafts
 
     def _fillers(self, drafts: list[Draft], places: dict[Node, Node]) -> dict[Node, set[int]]:
-        """Which drafts fill each place. Parts of a concatenation share its Buffer only."""
-        found = {d.stores[0].place: {d.order} for d in drafts}
+        """Which drafts fill each place. Parts of a concatenation share its Buffer only.
+
+        What a loop carries is filled twice: the loop waits for the first value, readers for it.
+        """
+        found = {d.stores[0].place: {d.order} for d in drafts if d.loop is None}
+        for loop in (d for d in drafts if d.loop is not None):
+            for store in loop.stores:
+                loop.after |= found[store.place]
+                found[store.place] = {loop.order}
         for node in sorted(self.kept, key=lambda n: n.number):
             place = places[node]
             if node.op is Op.CONCAT:
                 parts = [places[part] for part in node.src if part in places]
                 pieces = [*parts, *_pieces(node, place)]
                 found[place] = set().union(*(found.get(p, set()) for p in pieces))
-            elif self._filled_by_sources(node, places):
+            elif node.op is Op.RESHAPE and self._filled_by_sources(node, places):
                 found[place] = found[places[node.src[0]]]
         return found
 
     def _filled_by_sources(self, node: Node, places: dict[Node, Node]) -> bool:
         """Whether the kernels of its sources already write every element of this place."""
         if node.op is not Op.RESHAPE:
-            return node.op is Op.CONCAT
+            return node.op in (Op.CONCAT, Op.RESULT)
         source = places.get(node.src[0])
         return source is not None and storage(source) is storage(places[node])
 
 
 def _draft(order: int, job: Store, own: Node | None, places: dict[Node, Node]) -> Draft:
     """The kernel that fills a place, its expression cut where values stand in memory."""
-    done: dict[Node, Node] = {}
-    value = _cut(job.value, own, places, done)
-    standing = {node for node in done if node in places and node is not own}
-    needs = {places[node] for node in standing}
-    old = {node.arg for node in done if node.op is Op.BUFFER and node not in standing}
+    (value,), needs, old = _cut_all([job.value], own, places)
     core = next((n for n in toposort([value]) if n.op in CORES), None)
     return Draft(order, value.shape, [Store(job.place, value)], core, needs, old)
+
+
+def _loop(order: int, loop: Node, places: dict[Node, Node]) -> Draft:
+    """All iterations of a LOOP, whose first values others put where it carries them."""
+    stores = [Store(places[r], r) for r in results(loop)]
+    captured, needs, old = _cut_all(loop.src[len(stores) :], None, places)
+    iteration = Iteration(loop.arg, (*(s.place for s in stores), *captured))
+    return Draft(order, (), stores, None, needs, old, loop=iteration)
+
+
+def _cut_all(
+    nodes: Sequence[Node], own: Node | None, places: dict[Node, Node]
+) -> tuple[list[Node], set[Node], set[Buffer]]:
+    """Expressions that read what stands in memory, the places they read, and the states."""
+    done: dict[Node, Node] = {}
+    found = [_cut(node, own, places, done) for node in nodes]
+    standing = {node for node in done if node in places and node is not own}
+    needs = {places[node] for node in standing}
+    return found, needs, {n.arg for n in done if n.op is Op.BUFFER and n not in standing}
 
 
 def _cut(node: Node, own: Node | None, places: dict[Node, Node], done: dict[Node, Node]) -> Node:
@@ -266,97 +306,3 @@ def _repeats_outer(node: Node) -> bool:
     repeated = [i for i, (a, b) in enumerate(zip(source, node.shape, strict=True)) if a != b]
     varying = [i for i, n in enumerate(source) if n > 1]
     return bool(repeated and varying) and repeated[0] < varying[-1]
-
-
-# --- state that is replaced in place ---
-
-
-def choose_places(
-    graph: Graph, updates: Sequence[Update]
-) -> tuple[dict[Node, Node], set[Buffer], list[Update]]:
-    """All places; the states that are overwritten directly; updates to copy at the end.
-
-    A state may be overwritten by the kernel of its new value if every other kernel that reads
-    the old value can run before, that kernel reads it element by element, and no other state
-    takes the old value as it is.
-    """
-    trial = graph.places({})
-    copied_from = {value.arg for _, value in updates if value.op is Op.BUFFER}
-    drafts = graph.drafts(trial)
-    edges = {d.order: set(d.after) for d in drafts}
-    direct: dict[Node, Node] = {}
-    copied: list[Update] = []
-    for state, value in updates:
-        writers = [
-            d for d in drafts if value in trial and d.stores[0].target is storage(trial[value])
-        ]
-        whole = value in trial and value not in direct and trial[value].op is Op.BUFFER
-        if (
-            whole
-            and state not in copied_from
-            and _can_overwrite(state, value, writers, drafts, edges)
-        ):
-            direct[value] = buffer(state)
-        else:
-            copied.append((state, value))
-    return graph.places(direct), {storage(p) for p in direct.values()}, copied
-
-
-def _can_overwrite(
-    state: Buffer,
-    value: Node,
-    writers: list[Draft],
-    drafts: list[Draft],
-    edges: dict[int, set[int]],
-) -> bool:
-    if value.shape != state.shape or value.dtype is not state.dtype:
-        return False
-    readers = {d.order for d in drafts if state in d.old}
-    if not readers:
-        return True
-    if len(writers) != 1:
-        return False
-    (writer,) = writers
-    others = readers - {writer.order}
-    if others & later(edges, writer.order):
-        return False
-    if not read_at_element_only([s.value for s in writer.stores], state):
-        return False
-    edges[writer.order] |= others
-    return True
-
-
-def order_after_readers(drafts: list[Draft], in_place: set[Buffer]) -> None:
-    """Whoever overwrites a state runs after all who read what it was."""
-    for writer in drafts:
-        for state in in_place & {s.target for s in writer.stores}:
-            writer.after |= {d.order for d in drafts if state in d.old and d is not writer}
-
-
-def copies_at_the_end(
-    drafts: list[Draft], places: dict[Node, Node], copied: Sequence[Update]
-) -> list[Draft]:
-    """Updates that could not be made in place: after everything else, from where they stand.
-
-    A new value may itself be the old value of another state, so all are first set aside.
-    """
-    found: list[Draft] = []
-    order = max((d.order for d in drafts), default=-1) + 1
-    before = {d.order for d in drafts}
-    moves = [(buffer(state), places.get(value, value)) for state, value in copied]
-    states = {state for state, _ in copied}
-    for i, (target, source) in enumerate(moves):
-        if storage(source) in states:
-            aside = buffer(Buffer(source.shape, source.dtype, name=f"aside{i}"))
-            found.append(
-                Draft(order, source.shape, [Store(aside, source)], None, set(), set(), set(before))
-            )
-            moves[i] = (target, aside)
-            order += 1
-    before |= {d.order for d in found}
-    for target, source in moves:
-        found.append(
-            Draft(order, source.shape, [Store(target, source)], None, set(), set(), set(before))
-        )
-        order += 1
-    return found

@@ -19,9 +19,9 @@ def run_poisoned(program: Program) -> None:
     if not isinstance(program.device, Device):
         program.run()
         return
-    for position, launch in enumerate(program.launches):
+    for position in program.stages.procedure.order():
         _spoil_free_bytes(program, program.device, position)
-        program.device.launch_all([launch])
+        program.device.launch_all([program.launches[position]])
 
 
 def _spoil_free_bytes(program: Program, device: Device, position: int) -> None:

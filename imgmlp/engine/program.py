@@ -57,6 +57,7 @@ class Program:
         self._adopt_buffers()
         if isinstance(device, Device):
             self.launches = self._bind(device)
+            self.sequence = [self.launches[i] for i in self.stages.procedure.order()]
         depth = debug.level()
         self._show_times = depth > 0
         if depth:
@@ -64,7 +65,12 @@ class Program:
 
     def _adopt_buffers(self) -> None:
         """Everything that is read or written stands on this device."""
-        leaves = [n.arg for n in toposort(v for _, v in self.updates) if n.op is Op.BUFFER]
+        nodes = toposort(v for _, v in self.updates)
+        if any(n.op is Op.PARAMETER for n in nodes):
+            raise ValueError(
+                "a value inside of a loop has no value outside of it; return it from the body"
+            )
+        leaves = [n.arg for n in nodes if n.op is Op.BUFFER]
         self.inputs.update(leaves)
         for storage in [*leaves, *(state for state, _ in self.updates), *self.outputs.values()]:
             if storage.device is None:
@@ -114,14 +120,14 @@ class Program:
             return
         if self._show_times and times:
             self._show_times = False
-            measured = self.device.time_launches(self.launches)
+            measured = self._time_once(self.device)
             debug.tell(debug.render_times(self.stages, measured, "in the first run") + "\n")
             times -= 1
         for _ in range(times):
-            self.device.launch_all(self.launches)
+            self.device.launch_all(self.sequence)
 
     def time(self, runs: int = 20) -> list[float]:
-        """Run the step so often; microseconds that each launch takes on the device, medians.
+        """Run the step so often; microseconds that each kernel takes on the device, medians.
 
         Raises DeviceError on NumPy's device, which launches nothing.
         """
@@ -131,8 +137,16 @@ class Program:
                 hint="choose another device; `imgmlp devices` shows what there is",
             )
         self.run()  # what is slow only once
-        measured = [self.device.time_launches(self.launches) for _ in range(runs)]
+        measured = [self._time_once(self.device) for _ in range(runs)]
         return [float(t) for t in np.median(measured, axis=0)]
+
+    def _time_once(self, device: Device) -> list[float]:
+        """Run the step, launch by launch; microseconds of each kernel, iterations together."""
+        found = [0.0] * len(self.launches)
+        order = self.stages.procedure.order()
+        for i, time in zip(order, device.time_launches(self.sequence), strict=True):
+            found[i] += time
+        return found
 
     def render_times(self, runs: int = 20) -> str:
         """What `time` finds, as text."""

@@ -9,10 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from imgmlp.engine.graph import REDUCE, Node, Op, dot, move, rebuild, reduce, toposort
-from imgmlp.engine.kernel import Draft, Kernel, Procedure, Update
+from imgmlp.engine.graph import (
+    REDUCE,
+    Node,
+    Op,
+    buffer,
+    dot,
+    move,
+    rebuild,
+    reduce,
+    substitute,
+    toposort,
+)
+from imgmlp.engine.kernel import Draft, Iteration, Kernel, Loop, Procedure, Update, storage
 from imgmlp.engine.merge import attach_sums, merge, ordered
-from imgmlp.engine.place import Graph, choose_places, copies_at_the_end, order_after_readers
+from imgmlp.engine.place import Graph
+from imgmlp.engine.state import choose_places, copies_at_the_end, order_after_readers
 
 LONG_REDUCTION = 1 << 14  # elements from which a full reduction takes two stages
 PARTS = 64  # partial results of the first stage
@@ -26,20 +38,43 @@ def schedule(updates: Sequence[Update], split_products: bool = False) -> Procedu
     `split_products` also spreads a product with few results and many terms over work-groups,
     as a device with many compute units needs.
     """
-    roots = _prepare([value for _, value in updates], split_products)
-    targets = [(state, root) for (state, _), root in zip(updates, roots, strict=True)]
-    graph = Graph(roots)
-    places, in_place, copied = choose_places(graph, targets)
-    drafts = graph.drafts(places)
-    order_after_readers(drafts, in_place)
-    drafts = attach_sums(merge(drafts))
-    drafts += copies_at_the_end(drafts, places, copied)
-    return Procedure(tuple(_freeze(d, i) for i, d in enumerate(ordered(drafts))))
+    return _Scheduler(split_products).procedure(updates)
 
 
-def _freeze(draft: Draft, index: int) -> Kernel:
-    kind = {None: "map", Op.DOT: "product"}.get(draft.core.op if draft.core else None, "reduce")
-    return Kernel(f"k{index}_{kind}", draft.shape, tuple(draft.stores), draft.core, draft.sums)
+class _Scheduler:
+    """Numbers kernels and places through a Procedure and the bodies of its loops."""
+
+    def __init__(self, split_products: bool) -> None:
+        self.split_products = split_products
+        self.kernels = self.places = 0
+
+    def procedure(self, updates: Sequence[Update]) -> Procedure:
+        roots = _prepare([value for _, value in updates], self.split_products)
+        targets = [(state, root) for (state, _), root in zip(updates, roots, strict=True)]
+        graph = Graph(roots, self.places)
+        places, in_place, copied = choose_places(graph, targets)
+        self.places += len(places)
+        drafts = graph.drafts(places)
+        order_after_readers(drafts, in_place)
+        drafts = attach_sums(merge(drafts))
+        drafts += copies_at_the_end(drafts, places, copied)
+        return Procedure(tuple(self._freeze(d) for d in ordered(drafts)))
+
+    def _freeze(self, draft: Draft) -> Kernel | Loop:
+        if draft.loop is not None:
+            return self._loop(draft.loop)
+        kind = {None: "map", Op.DOT: "product"}.get(draft.core.op if draft.core else None, "reduce")
+        name = f"k{self.kernels}_{kind}"
+        self.kernels += 1
+        return Kernel(name, draft.shape, tuple(draft.stores), draft.core, draft.sums)
+
+    def _loop(self, iteration: Iteration) -> Loop:
+        """Each iteration is a step of its own, whose states are the carried values."""
+        body, places = iteration.body, iteration.places
+        values = substitute(body.values, dict(zip(body.parameters, places, strict=True)))
+        carried = [storage(place) for place in places[: len(values)]]
+        updates = [(s, v) for s, v in zip(carried, values, strict=True) if v is not buffer(s)]
+        return Loop(body.count, self.procedure(updates), frozenset(map(storage, places)))
 
 
 # --- rewriting before scheduling ---

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from imgmlp.engine.dtype import DType, bool_, f16
+from imgmlp.engine.flow import Body
 from imgmlp.engine.graph import (
     ELEMENTWISE,
     MOVEMENT,
@@ -26,6 +27,7 @@ from imgmlp.engine.graph import (
     make,
     move,
     rebuild,
+    substitute,
     toposort,
 )
 from imgmlp.engine.interpret import evaluate
@@ -64,7 +66,19 @@ def _rewrite(node: Node) -> Node | None:
     if node.op in REDUCE and node.src[0].op is Op.CONST:
         terms = node.src[0].size // node.size if node.op is Op.SUM else 1
         return const(node.src[0].arg * terms, node.dtype, node.shape)
-    return None
+    return _loop(node) if node.op is Op.LOOP else None
+
+
+def _loop(node: Node) -> Node:
+    """The body simplified; constants that it captures become its own."""
+    body: Body = node.arg
+    carried = len(body.values)
+    pairs = list(zip(body.parameters, node.src, strict=True))
+    inside = {p: s for p, s in pairs[carried:] if s.op is Op.CONST}
+    values = simplify(substitute(body.values, inside))
+    kept = [(p, s) for p, s in pairs if p not in inside]
+    new = Body(body.count, tuple(p for p, _ in kept), tuple(values))
+    return make(Op.LOOP, tuple(s for _, s in kept), new, (), node.dtype)
 
 
 def _folded(node: Node) -> Node:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from imgmlp.engine.graph import LOAD, MOVEMENT, Node, render_dot, render_nodes, toposort
+from imgmlp.engine.flow import computed
+from imgmlp.engine.graph import Node, render_dot, render_nodes
 from imgmlp.engine.kernel import Procedure, Update, render_procedure
 from imgmlp.engine.linearize import linearize
 from imgmlp.engine.memory import Plan, plan
@@ -41,12 +42,11 @@ class Stages:
         `saved` the share of it that fusion and the memory plan avoid, `saved_by_packing`
         what sharing bytes alone saves of the intermediates that are left.
         """
-        computed = (n for n in toposort(self.nodes) if n.op not in LOAD | MOVEMENT)
-        unfused = sum(n.size * n.dtype.itemsize for n in computed)
+        unfused = sum(n.size * n.dtype.itemsize for n in computed(self.nodes))
         arena, separate = self.memory.arena_bytes, self.memory.separate_bytes
         return {
             "kernels": len(set(self.functions)),
-            "launches": len(self.codes),
+            "launches": sum(1 for _ in self.procedure.order()),
             "intermediate_bytes": unfused,
             "arena_bytes": arena,
             "saved": 1 - arena / unfused if unfused else 0.0,

@@ -15,7 +15,8 @@ _captured: list[list[Update]] = []  # assignments of the steps being built, inne
 
 
 @contextmanager
-def _capture() -> Iterator[list[Update]]:
+def capture() -> Iterator[list[Update]]:
+    """Within, assignments are noted down instead of made."""
     _captured.append([])
     try:
         yield _captured[-1]
@@ -44,6 +45,6 @@ def compile(
     assigns becomes the state after the step. Nothing runs until `Program.run`. `general`
     keeps to what the general scheduler makes of it.
     """
-    with _capture() as updates:
+    with capture() as updates:
         outputs = step()
     return Program(device, {name: t.node for name, t in outputs.items()}, updates, general)

@@ -1,0 +1,102 @@
+"""State that a step replaces: in place where every reader of the old value can run before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from imgmlp.engine.graph import Buffer, Node, Op, buffer
+from imgmlp.engine.kernel import Draft, Store, Update, later, read_at_element_only, storage
+from imgmlp.engine.place import Graph
+
+
+def choose_places(
+    graph: Graph, updates: Sequence[Update]
+) -> tuple[dict[Node, Node], set[Buffer], list[Update]]:
+    """All places; the states that are overwritten directly; updates to copy at the end.
+
+    A state may be overwritten by the kernel of its new value if every other kernel that reads
+    the old value can run before, that kernel reads it element by element, and no other state
+    takes the old value as it is.
+    """
+    trial = graph.places({})
+    copied_from = {value.arg for _, value in updates if value.op is Op.BUFFER}
+    drafts = graph.drafts(trial)
+    edges = {d.order: set(d.after) for d in drafts}
+    direct: dict[Node, Node] = {}
+    copied: list[Update] = []
+    for state, value in updates:
+        writers = [
+            d
+            for d in drafts
+            if value in trial and any(s.target is storage(trial[value]) for s in d.stores)
+        ]
+        whole = value in trial and value not in direct and trial[value].op is Op.BUFFER
+        if (
+            whole
+            and state not in copied_from
+            and _can_overwrite(state, value, writers, drafts, edges)
+        ):
+            direct[value] = buffer(state)
+        else:
+            copied.append((state, value))
+    return graph.places(direct), {storage(p) for p in direct.values()}, copied
+
+
+def _can_overwrite(
+    state: Buffer,
+    value: Node,
+    writers: list[Draft],
+    drafts: list[Draft],
+    edges: dict[int, set[int]],
+) -> bool:
+    if value.shape != state.shape or value.dtype is not state.dtype:
+        return False
+    readers = {d.order for d in drafts if state in d.old}
+    if not readers:
+        return True
+    if len(writers) != 1:
+        return False
+    (writer,) = writers
+    others = readers - {writer.order}
+    if others & later(edges, writer.order):
+        return False
+    if not read_at_element_only([s.value for s in writer.stores], state):
+        return False
+    edges[writer.order] |= others
+    return True
+
+
+def order_after_readers(drafts: list[Draft], in_place: set[Buffer]) -> None:
+    """Whoever overwrites a state runs after all who read what it was."""
+    for writer in drafts:
+        for state in in_place & {s.target for s in writer.stores}:
+            writer.after |= {d.order for d in drafts if state in d.old and d is not writer}
+
+
+def copies_at_the_end(
+    drafts: list[Draft], places: dict[Node, Node], copied: Sequence[Update]
+) -> list[Draft]:
+    """Updates that could not be made in place: after everything else, from where they stand.
+
+    A new value may itself be the old value of another state, so all are first set aside.
+    """
+    found: list[Draft] = []
+    order = max((d.order for d in drafts), default=-1) + 1
+    before = {d.order for d in drafts}
+    moves = [(buffer(state), places.get(value, value)) for state, value in copied]
+    states = {state for state, _ in copied}
+    for i, (target, source) in enumerate(moves):
+        if storage(source) in states:
+            aside = buffer(Buffer(source.shape, source.dtype, name=f"aside{i}"))
+            found.append(
+                Draft(order, source.shape, [Store(aside, source)], None, set(), set(), set(before))
+            )
+            moves[i] = (target, aside)
+            order += 1
+    before |= {d.order for d in found}
+    for target, source in moves:
+        found.append(
+            Draft(order, source.shape, [Store(target, source)], None, set(), set(), set(before))
+        )
+        order += 1
+    return found

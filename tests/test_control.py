@@ -1,0 +1,334 @@
+"""Loops inside a step: values against NumPy's own loops, memory, gradients, refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from conftest import MAPPINGS, open_mapping
+
+from imgmlp.engine import AnyDevice, Device, Program, Tensor, compile, loop
+from imgmlp.engine import dtype as dt
+from imgmlp.engine.flow import MOST_UNROLLED
+from imgmlp.engine.graph import Op
+from imgmlp.engine.kernel import Loop
+from imgmlp.engine.poison import run_poisoned
+
+
+@pytest.fixture(scope="module", params=MAPPINGS)
+def device(request: pytest.FixtureRequest) -> AnyDevice:
+    return open_mapping(request.param)
+
+
+@pytest.fixture(scope="module", params=MAPPINGS[1:])
+def kernels(request: pytest.FixtureRequest) -> Device:
+    """A device that runs kernels."""
+    found = open_mapping(request.param)
+    assert isinstance(found, Device)
+    return found
+
+
+def symmetric(n: int) -> np.ndarray:
+    a = np.random.default_rng(n).standard_normal((n, n)).astype(np.float32)
+    return a @ a.T
+
+
+def power_iteration(matrix: Tensor, start: Tensor, steps: int) -> Tensor:
+    """The unit eigenvector of the largest eigenvalue, [n]."""
+
+    def body(i: Tensor, v: Tensor) -> Tensor:
+        w = (matrix * 0.5) @ v  # the halves are the same in each iteration
+        return w / w.square().sum().sqrt()
+
+    return loop(steps, body, start)
+
+
+def launches(program: Program) -> list[str]:
+    """Names of the kernels as they run."""
+    kernels = program.stages.procedure.kernels
+    return [kernels[i].name for i in program.stages.procedure.order()]
+
+
+# --- values ---
+
+
+def test_power_iteration_finds_the_largest_eigenvector(device: AnyDevice) -> None:
+    a = symmetric(5)
+    found = power_iteration(Tensor(a, device), Tensor(np.ones(5), device), 200).numpy()
+    largest = np.linalg.eigh(a)[1][:, -1]
+    assert abs(found @ largest) == pytest.approx(1, abs=1e-5)
+
+
+def test_newton_steps_converge_to_the_square_root(device: AnyDevice) -> None:
+    x = Tensor([0.25, 2.0, 100.0], device)
+    found = loop(12, lambda i, r: (r + x / r) * 0.5, Tensor([1.0, 1.0, 1.0], device))
+    assert np.allclose(found.numpy(), np.sqrt([0.25, 2.0, 100.0]), rtol=1e-6)
+
+
+def test_the_number_of_the_iteration_picks_a_row(device: AnyDevice) -> None:
+    """Cumulative products of the rows of a table, kept in a carried table."""
+    rng = np.random.default_rng(0)
+    rows = rng.uniform(0.5, 2, (6, 4)).astype(np.float32)
+    table = Tensor(rows, device)
+    places = Tensor.arange(6).reshape(6, 1)
+
+    def body(i: Tensor, product: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+        product = product * table.gather(i)
+        return product, Tensor.where(places.eq(i), product, kept)
+
+    start = Tensor(np.ones(4), device), Tensor(np.zeros((6, 4)), device)
+    last, kept = loop(6, body, *start)
+    wanted = np.cumprod(rows, 0)
+    assert np.allclose(kept.numpy(), wanted, rtol=1e-5)
+    assert np.allclose(last.numpy(), wanted[-1], rtol=1e-5)
+
+
+def test_carried_values_change_places_at_once(device: AnyDevice) -> None:
+    """Fibonacci's numbers: each value is computed from those before the iteration."""
+    zero, one = Tensor(np.int32(0), device), Tensor(np.int32(1), device)
+    a, b = loop(20, lambda i, a, b: (b, a + b), zero, one)
+    assert (a.item(), b.item()) == (6765, 10946)
+
+
+def test_a_loop_in_a_loop_sees_both_numbers(device: AnyDevice) -> None:
+    x = np.arange(3)
+    shift = Tensor(np.array([1, 5, 7]), device)
+
+    def outer(i: Tensor, x: Tensor) -> Tensor:
+        return loop(4, lambda j, y: y * 2 + shift * i + j, x) + 1
+
+    found = loop(3, outer, Tensor(x, device)).numpy()
+    for i in range(3):
+        for j in range(4):
+            x = x * 2 + np.array([1, 5, 7]) * i + j
+        x = x + 1
+    assert np.array_equal(found, x)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_no_iteration_and_one(device: AnyDevice, count: int) -> None:
+    x = Tensor([1.0, 2.0], device)
+    y = loop(count, lambda i, y: y * 3 + i, x)
+    assert all(n.op is not Op.LOOP for n in (y.node, *y.node.src))
+    assert np.array_equal(y.numpy(), [3.0**count, 2 * 3.0**count])
+
+
+def test_a_state_goes_through_a_loop_in_every_replay(device: AnyDevice) -> None:
+    """Gradient descent on (w - 3)²: gradients inside of the body cost no unrolling."""
+    w = Tensor([0.0, 10.0], device)
+    before = Tensor([0.0, 0.0], device)
+
+    def descend(i: Tensor, w: Tensor) -> Tensor:
+        (slope,) = (w - 3.0).square().sum().gradient([w])
+        return w - slope * 0.05
+
+    def step() -> dict[str, Tensor]:
+        before.assign(w)
+        w.assign(loop(10, descend, w))
+        return {"double": w * 2}  # of the value before the step
+
+    program = compile(step, device)
+    wanted = np.array([0.0, 10.0])
+    for _ in range(3):
+        old = wanted.copy()
+        program.run()
+        wanted = 3 + (wanted - 3) * 0.9**10
+        assert np.allclose(w.numpy(), wanted, rtol=1e-5)
+        assert np.allclose(before.numpy(), old, rtol=1e-5)
+        assert np.allclose(program.read("double"), 2 * old, rtol=1e-5)
+
+
+def test_one_loop_after_another(device: AnyDevice) -> None:
+    x = Tensor([1.0, 2.0], device)
+    first = loop(3, lambda i, y: y * 2, x)
+    second, total = loop(
+        4, lambda i, y, s: (y + first, s + y), first + 1, Tensor.zeros(2, device=device)
+    )
+    joined = Tensor.concat([first, second, total]).numpy()
+    f = np.array([8.0, 16.0])
+    s = f + 1
+    assert np.array_equal(joined, np.concatenate([f, s + 4 * f, 4 * s + 6 * f]))
+
+
+# --- how it runs ---
+
+
+def test_the_body_is_compiled_once_and_replayed(kernels: Device) -> None:
+    a, v = Tensor(symmetric(5), kernels), Tensor(np.ones(5), kernels)
+    program = compile(lambda: {"v": power_iteration(a, v, 50)}, kernels)
+    (cycle,) = (i for i in program.stages.procedure.items if isinstance(i, Loop))
+    assert cycle.count == 50
+    inside = len(cycle.body.kernels)
+    assert inside <= 3
+    before = len(program.launches) - inside
+    assert program.stages.figures()["launches"] == before + 50 * inside
+    assert before == 2  # the halves of the matrix, and the first vector
+
+
+def test_the_same_loop_is_one_node(device: AnyDevice) -> None:
+    a, v = Tensor(symmetric(5), device), Tensor(np.ones(5), device)
+    assert power_iteration(a, v, 7).node is power_iteration(a, v, 7).node
+    assert power_iteration(a, v, 7).node is not power_iteration(a, v, 8).node
+
+
+def test_constants_are_the_bodys_own(kernels: Device) -> None:
+    one = Tensor.full((3,), 1.0) + 1.0  # folded, but only after the loop was built
+    program = compile(
+        lambda: {"y": loop(5, lambda i, x: x * one, Tensor(np.ones(3), kernels))}, kernels
+    )
+    program.run()
+    assert np.array_equal(program.read("y"), [32.0] * 3)
+    assert len(program.launches) == 2
+
+
+def reused_memory(device: Device) -> Program:
+    """Values that must outlive a loop's temporaries: carried, captured, read afterwards."""
+    rng = np.random.default_rng(3)
+    x = Tensor(rng.standard_normal((20, 20)).astype(np.float32) * 0.1, device)
+    seed = Tensor(np.int32(0), device)
+
+    def step() -> dict[str, Tensor]:
+        early = (x @ x).softmax()  # read before, in and after the loop
+        scale = x.max(0)
+
+        def body(i: Tensor, y: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+            z = (y @ early).softmax() @ x  # temporaries of the carried values' size
+            inner = loop(2, lambda j, w: (w @ early) * scale + j, z)
+            return z + inner * 0.1, total + z.sum() * i
+
+        y, total = loop(3, body, x @ early, Tensor.zeros(device=device))
+        x.assign(x * 0.5 + y @ early * 0.01)
+        seed.assign(seed + 1)
+        return {"total": total, "late": early.sum(0) + y.sum(1)}
+
+    return compile(step, device)
+
+
+def test_what_a_loop_needs_outlives_its_temporaries(kernels: Device) -> None:
+    """The bits do not change when memory that the plan says is free is spoilt at every launch."""
+    plain, poisoned = reused_memory(kernels), reused_memory(kernels)
+    assert plain.stages.memory.arena_bytes < plain.stages.memory.separate_bytes
+    for _ in range(2):
+        plain.run()
+        run_poisoned(poisoned)
+        for name in ("total", "late"):
+            assert np.array_equal(plain.read(name), poisoned.read(name))
+            assert np.isfinite(plain.read(name)).all()
+
+
+def test_listings_show_the_body(kernels: Device) -> None:
+    x = Tensor([1.0, 2.0], kernels, name="x")
+    stages = compile(lambda: {"y": loop(5, lambda i, y: y * x + i, x)}, kernels).stages
+    assert "LOOP 5 times" in stages.show("nodes")
+    assert "        0 PARAMETER" in stages.show("nodes")
+    assert "carries (" in stages.show("nodes")
+    assert "loop 5 times\n  k" in stages.show("procedure")
+    assert "subgraph cluster_n" in stages.show("dot")
+
+
+# --- gradients ---
+
+
+def gradients(run: Callable[..., Tensor], device: AnyDevice) -> list[np.ndarray]:
+    a = Tensor(symmetric(3) * 0.2, device)
+    x = Tensor([1.0, -0.5, 2.0], device)
+
+    def body(i: Tensor | int, y: Tensor) -> Tensor:
+        return (a @ y) * 0.5 + (y * x).sin() * i
+
+    loss = (run(4, body, x) * x).sum()
+    return [g.numpy() for g in loss.gradient([x, a])]
+
+
+def in_python(count: int, body: Callable[..., Tensor], x: Tensor) -> Tensor:
+    for i in range(count):
+        x = body(i, x)
+    return x
+
+
+def test_gradients_are_those_of_the_unrolled_loop(device: AnyDevice) -> None:
+    wanted = gradients(in_python, device)
+    for found, want in zip(gradients(loop, device), wanted, strict=True):
+        assert np.abs(want).max() > 0.1
+        assert np.allclose(found, want, rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_of_a_nested_loop(device: AnyDevice) -> None:
+    """y = x·3^(2·3), so that the slope is 729."""
+    x = Tensor([2.0], device)
+    y = loop(2, lambda i, y: loop(3, lambda j, z: z * 3, y), x)
+    (slope,) = y.sum().gradient([x])
+    assert slope.numpy() == [729.0]
+
+
+def test_a_loop_that_does_not_depend_on_the_parameters_stays_a_loop(device: AnyDevice) -> None:
+    x, w = Tensor([2.0], device), Tensor([5.0], device)
+    y = loop(MOST_UNROLLED, lambda i, y: y * 0.5 + 1.0, x)
+    (slope,) = (y * w).sum().gradient([w])
+    assert slope.numpy() == [2.0]
+    (slope,) = (y * w).sum().gradient([y])  # up to the loop's result, not through it
+    assert slope.numpy() == [5.0]
+
+
+def test_a_gradient_through_too_many_iterations_is_refused() -> None:
+    x = Tensor([2.0], open_mapping("numpy"))
+    y = loop(1_000_000, lambda i, y: y * 0.5 + x, x)
+    with pytest.raises(ValueError, match=r"1,000,000 iterations.*take the gradient inside"):
+        y.sum().gradient([x])
+
+
+# --- refusals ---
+
+
+def test_what_a_body_returns_is_checked() -> None:
+    x = Tensor([1.0, 2.0])
+    with pytest.raises(ValueError, match=r"enters the body as f32\[2\] and leaves it as f32\[1\]"):
+        loop(3, lambda i, y: y.sum(keepdims=True), x)
+    with pytest.raises(ValueError, match=r"value 1 .* f32\[\] .* i32\[\]"):
+        loop(3, lambda i, y, n: (y, i), x, Tensor.zeros())
+    with pytest.raises(ValueError, match="takes 1 values, but returns 2"):
+        loop(3, lambda i, y: (y, y), x)  # type: ignore[arg-type, return-value]
+    with pytest.raises(TypeError, match="must return Tensors, not float"):
+        loop(3, lambda i, y: (1.0,), x)  # type: ignore[arg-type, return-value]
+
+
+@pytest.mark.parametrize("count", [2.0, True, "3", Tensor(np.int32(3))])
+def test_the_count_is_a_whole_number(count: object) -> None:
+    with pytest.raises(TypeError, match="the count must be an int"):
+        loop(count, lambda i, y: y, Tensor([1.0]))  # type: ignore[arg-type]
+
+
+def test_a_loop_carries_something_forwards() -> None:
+    with pytest.raises(ValueError, match="-1 iterations"):
+        loop(-1, lambda i, y: y, Tensor([1.0]))
+    with pytest.raises(TypeError, match="needs Tensors to carry"):
+        loop(3, lambda i: i)  # type: ignore[call-overload]
+
+
+def test_a_body_assigns_nothing(device: AnyDevice) -> None:
+    state = Tensor([1.0], device)
+    with pytest.raises(ValueError, match="assigns a state"):
+        loop(3, lambda i, y: state.assign(y), Tensor([1.0], device))
+    assert state.item() == 1.0
+
+
+def test_values_inside_of_a_loop_stay_there(device: AnyDevice) -> None:
+    inside: list[Tensor] = []
+
+    def body(i: Tensor, y: Tensor) -> Tensor:
+        inside.append(y * 2 + i)
+        return y
+
+    loop(3, body, Tensor([1.0], device))
+    with pytest.raises(ValueError, match="return it from the body"):
+        inside[0].numpy()
+    with pytest.raises(ValueError, match="return it from the body"):
+        loop(3, lambda i, y: y + y.numpy(), Tensor([1.0], device))
+
+
+def test_a_body_that_fails_leaves_nothing_behind(device: AnyDevice) -> None:
+    with pytest.raises(TypeError):
+        loop(3, lambda i, y: y % 2.0, Tensor([1.0], device))
+    x = Tensor([1], device, dtype=dt.i32)
+    assert loop(3, lambda i, y: y + i, x).node is loop(3, lambda i, y: y + i, x).node
