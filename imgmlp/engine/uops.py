@@ -136,6 +136,7 @@ class Builder:
         self.known: dict[UOp, int] = {}
         self.live: set[int] = set()  # numbers that may still be used
         self.buffers: list[Buffer] = []
+        self.overwritten: set[int] = set()  # globals
         self.count = 0
 
     def emit(
@@ -146,7 +147,11 @@ class Builder:
         arg: Any = None,
         exprs: Sequence[Expr] = (),
     ) -> int:
-        """A pure instruction: the same one twice is emitted once."""
+        """A pure instruction: the same one twice is emitted once.
+
+        What is overwritten is loaded in the innermost loop, by the lane that overwrites it:
+        other lanes may be late, and no barrier in between orders their loads before its store.
+        """
         names = sorted({v.name for e in exprs for v in e.variables()})
         defined = [self.variables[n][1] for n in names]
         sources = (*src, *(d for d in defined if d is not None))
@@ -155,6 +160,8 @@ class Builder:
             return self.known[uop]
         depth = max((self.depth[s] for s in sources), default=0)
         depth = max([depth, *(self.variables[n][0] for n in names)])
+        if op is U.LOAD and src[0] in self.overwritten:
+            depth = len(self.scopes) - 1
         self.known[uop] = number = self._append(uop, depth)
         self.live.add(number)
         return number
@@ -197,6 +204,8 @@ class Builder:
             if found is not None:
                 return found
         self.known[key] = self._append(key, 0)
+        if written:
+            self.overwritten.add(self.known[key])
         return self.known[key]
 
     def finish(self) -> tuple[UOp, ...]:

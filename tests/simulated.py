@@ -1,0 +1,257 @@
+# ruff: noqa: E501 (a program of the table is a line)
+"""Small programs that together need every kind of kernel, at sizes that divide nothing.
+
+Each is a function of a device. What a new instruction or building block does belongs here:
+tests/test_simulator.py notices when one is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from test_ops import CASES, Case, inputs_of
+
+from imgmlp.codec.config import PRESETS
+from imgmlp.codec.features import encoding
+from imgmlp.codec.fit import TrainingStep
+from imgmlp.engine import AnyDevice, Program, Tensor, compile, dtype, nn, optim
+from imgmlp.engine.uops import Lanes
+
+Array = np.ndarray[Any, Any]
+Make = Callable[[AnyDevice], Program]
+STORED = (dtype.bool_, dtype.i8, dtype.u8, dtype.i32, dtype.u32, dtype.f16, dtype.f32)
+
+
+def draw(*shape: int) -> Array:
+    return np.random.default_rng(sum(shape)).uniform(-1, 1, shape).astype(np.float32)
+
+
+def outputs(f: Callable[..., Any], *arrays: Array) -> Make:
+    """The Tensor, or the dictionary of Tensors, that a function makes of some arrays."""
+
+    def make(device: AnyDevice) -> Program:
+        tensors = [Tensor(a, device) for a in arrays]
+
+        def step() -> dict[str, Tensor]:
+            found = f(*tensors)
+            return found if isinstance(found, dict) else {"y": found}
+
+        return compile(step, device)
+
+    return make
+
+
+def with_gradients(case: Case) -> Make:
+    """A case of tests/test_ops.py and the gradients of all its inputs."""
+
+    def both(*tensors: Tensor) -> dict[str, Tensor]:
+        y = case.tensors(*tensors)
+        slopes = y.square().sum().gradient(list(tensors))
+        return {"y": y} | {f"slope{i}": g for i, g in enumerate(slopes)}
+
+    return outputs(both, *inputs_of(case))
+
+
+def is_product(case: Case) -> bool:
+    return case.name.split(",")[0].split()[0] in ("product", "matrix", "vector")
+
+
+# --- products: on lanes every tile is 64 by 64, so there are few and short ones ---
+
+
+def product(rows: int, inner: int, columns: int) -> Make:
+    return outputs(lambda x, y: x @ y, draw(rows, inner), draw(inner, columns))
+
+
+def layer_gradients(x: Tensor, weight: Tensor, bias: Tensor) -> dict[str, Tensor]:
+    """The bias gradient comes with that of the weights, as a second output."""
+    y = (x @ weight + bias).leaky_relu(0.1)
+    slopes = y.square().sum().gradient([weight, bias])
+    return {"y": y, "weight": slopes[0], "bias": slopes[1]}
+
+
+PRODUCTS: dict[str, Make] = {
+    "product 1 1 1": product(1, 1, 1),
+    "product 1 5 1": product(1, 5, 1),
+    "product 7 17 3": product(7, 17, 3),
+    "product 5 9 16": product(5, 9, 16),
+    "product 67 2 70": product(67, 2, 70),
+    "product left transposed": outputs(lambda x, y: x.transpose() @ y, draw(5, 7), draw(5, 3)),
+    "product right transposed": outputs(lambda x, y: x @ y.transpose(), draw(7, 5), draw(3, 5)),
+    "product flipped, padded": outputs(lambda x, y: x.flip(0).pad((1, 0), (0, 2)) @ y.flip(1), draw(3, 5), draw(7, 3)),
+    "product of computed": outputs(lambda x, y: (x * 2) @ y.exp(), draw(3, 5), draw(5, 2)),
+    "product, batched": outputs(lambda x, y: x @ y, draw(2, 3, 5), draw(2, 5, 7)),
+    "product, batch broadcast": outputs(lambda x, y: x @ y, draw(2, 3, 5), draw(5, 2)),
+    "vector by matrix": outputs(lambda x, y: x @ y, draw(5), draw(5, 3)),
+    "products side by side": outputs(lambda x, y: Tensor.concat([x @ y, (x @ y).sin(), x], 1), draw(3, 5), draw(5, 5)),
+    "product, split": outputs(lambda x, y: x.transpose() @ y, draw(20, 3), draw(20, 5)),
+    "layer": outputs(layer_gradients, draw(5, 7), draw(7, 3), draw(3)),
+    "layer, split": outputs(layer_gradients, draw(21, 3), draw(3, 17), draw(17)),
+}  # fmt: skip
+
+
+# --- everything else ---
+
+
+def small_integers(kind: dtype.DType, *shape: int) -> Array:
+    low = 0 if kind in (dtype.bool_, dtype.u8, dtype.u32) else -9
+    return np.random.default_rng(1).integers(low, 10, shape).astype(kind.np)
+
+
+def reductions(x: Tensor) -> dict[str, Tensor]:
+    """Sums and maxima along every axis of a matrix."""
+    return {
+        f"{what} {axis}": getattr(x, what)(axis) for what in ("sum", "max") for axis in (0, 1, None)
+    }
+
+
+def of_counts(*tensors: Tensor) -> dict[str, Tensor]:
+    """Around 32, from which lanes share a reduction, and multiples of 16 and 128."""
+    return {f"{t.shape[1]}": t.square().sum(1) + 1 for t in tensors}
+
+
+def integers(x: Tensor, y: Tensor, z: Tensor) -> dict[str, Tensor]:
+    return {
+        "//": x // y, "%": x % y, "^": x ^ y, "&": x & y, "|": x | y, "<<": z << 3, ">>": z >> 3,
+        "u//": z // 7, "u%": z % 7, "eq": x.eq(y), "<": x < y, "min": x.minimum(y),
+        "neg": -x, "float": z.cast(dtype.f32), "byte": x.cast(dtype.u8), "truth": x.cast(dtype.bool_),
+    }  # fmt: skip
+
+
+def casts(*tensors: Tensor) -> dict[str, Tensor]:
+    return {f"{t.dtype.name} {d.name}": t.cast(d) for t in tensors for d in STORED}
+
+
+def views(x: Tensor) -> dict[str, Tensor]:
+    """Chains of movements whose masks overlap: [5, 7] and what becomes of it."""
+    padded = x.pad((2, 1), (0, 3)).flip(1)  # [8, 10]
+    folded = padded.reshape(4, 20).pad((1, 1), (0, 0)).transpose()  # [20, 6]
+    return {
+        "padded": padded + 1,
+        "folded": folded * 2,
+        "cut": folded.shrink((3, 17), (1, 6)).reshape(7, 10).pad((0, 0), (5, 0)).exp(),
+        "steps": padded[::-3, 1::2] - 1,
+        "rows": padded.sum(1),
+        "columns": padded.max(0),
+        "repeated": padded[1].reshape(1, 10).expand(3, 10).reshape(5, 6) * 3,
+        "joined": Tensor.concat([padded, x.pad((0, 0), (1, 2)), padded * 2]),
+        "beside": Tensor.concat([x, x.sum(1, keepdims=True), x[:, ::-2]], 1),
+    }
+
+
+def gathered(table: Tensor, index: Tensor) -> dict[str, Tensor]:
+    rows = table.gather(index)
+    (slope,) = rows.square().sum().gradient([table])
+    return {"rows": rows, "of computed": (table * 2).gather((index + 1) % 9), "slope": slope}
+
+
+def several(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """Outputs of one kernel, of one shape and of two."""
+    return {"sum": x + y, "both": (x + y) * y, "sine": x.sin(), "one": x[0, 0] * 2, "row": x[1] + 1}
+
+
+def random(seed: Tensor) -> dict[str, Tensor]:
+    return {
+        "bits": Tensor.random_bits((7, 3), (5, seed)),
+        "uniform": Tensor.uniform((67,), (5, seed)),
+        "normal": Tensor.normal((5, 1), (6, seed), mean=1.0),
+    }
+
+
+def states(device: AnyDevice) -> Program:
+    """Replaced in place, by each other, and by what must be set aside first."""
+    a, b, c = (Tensor(draw(5, 7) + i, device) for i in range(3))
+    count, total = Tensor(np.uint32(3), device), Tensor(draw(7), device)
+
+    def step() -> dict[str, Tensor]:
+        a.assign(b)
+        b.assign(a)
+        c.assign(c.flip(0) + a)
+        total.assign(total * 0.5 + c.sum(0))
+        count.assign(count + 1)
+        return {"old": c * 1.0, "a": a, "b": b, "c": c, "count": count, "total": total}
+
+    return compile(step, device)
+
+
+def optimizers(device: AnyDevice) -> Program:
+    """Each form of AdamW, Adam and gradient descent, on parameters of awkward shapes."""
+    kept = [Tensor(draw(*s), device) for s in ((5, 7), (1,), (67,), (3,))]
+    methods = [
+        optim.AdamW(kept[:2], lr=0.1),
+        optim.AdamW(kept[2:3], lr=0.1, form="seed"),
+        optim.SGD(kept[3:], lr=0.1),
+    ]
+
+    def step() -> dict[str, Tensor]:
+        for method in methods:
+            method.step(
+                sum(
+                    (p.square().sum() for p in method.parameters[1:]),
+                    method.parameters[0].exp().sum(),
+                )
+            )
+        return {f"p{i}": p for i, p in enumerate(kept)}  # fmt: skip
+
+    return compile(step, device)
+
+
+def training(preset: str, **changes: Any) -> Make:
+    """The trainer's step for a picture of 5 by 7 pixels."""
+
+    def make(device: AnyDevice) -> Program:
+        settings = replace(PRESETS[preset], features=8, hidden=5, layers=1, **changes)
+        pixels = np.random.default_rng(0).integers(0, 256, (7, 5, 3)).astype(np.uint8)
+        shape, frequencies = settings.architecture(3), encoding(settings, 5, 7)
+        return TrainingStep(pixels, shape, frequencies, settings, device).program
+
+    return make
+
+
+def transformer(device: AnyDevice) -> Program:
+    """One encoder layer of awkward sizes, its loss, all gradients and descent."""
+    net = nn.Sequential(
+        nn.TransformerEncoder(6, 2, 7, 1, device), nn.Linear.random(6, 5, 99, device)
+    )
+    x, target = Tensor(draw(1, 3, 6), device), Tensor(np.array([4, 0, 1]), device)
+    optimizer = optim.SGD(net.parameters(), lr=0.1)
+
+    def step() -> dict[str, Tensor]:
+        loss = nn.cross_entropy(net(x).reshape(3, 5), target)
+        optimizer.step(loss)
+        return {"loss": loss} | {f"p{i}": p for i, p in enumerate(net.parameters())}
+
+    return compile(step, device)
+
+
+OTHERS: dict[str, Make] = {
+    "reductions by count": outputs(of_counts, *(draw(3, n) for n in (1, 2, 31, 32, 33, 127, 128, 129, 257))),
+    "reductions of middle axes": outputs(lambda x: {"1": x.sum(1), "02": x.max((0, 2))}, draw(3, 37, 5)),
+    "maximum in two stages": outputs(lambda x: x.max(), draw(128, 129)),
+    "integers": outputs(integers, small_integers(dtype.i32, 67), small_integers(dtype.i32, 67) * 2 + 1, small_integers(dtype.u32, 67)),
+    "casts": outputs(casts, *(small_integers(d, 13) for d in STORED)),
+    "sizes": outputs(lambda *t: {str(x.shape): x * 2 + 1 for x in t}, *(draw(n) for n in (1, 2, 63, 64, 65, 131)), draw(1, 1), draw(3, 1), draw(1, 67)),
+    "broadcasting": outputs(lambda x, r, c, n: x * r + c.exp() / n, draw(5, 67), draw(67) + 2, draw(5, 1), draw(1) + 3),
+    "numbers": outputs(lambda x, y: {"mulacc": x.multiply_add(y, 3.0), "root": x.square().sqrt(), "log": (x + 2).log()}, draw(13), draw(13)),
+    "views": outputs(views, draw(5, 7)),
+    "gather": outputs(gathered, draw(9, 5), np.array([[3, 0], [3, 8], [3, 1]])),
+    "several outputs": outputs(several, draw(5, 7), draw(5, 7)),
+    "random numbers": outputs(random, np.array([7], np.uint32)),
+    "states": states,
+    "optimizers": optimizers,
+} | {f"reductions of {d.name}": outputs(reductions, small_integers(d, 3, 41)) for d in STORED}  # fmt: skip
+
+STEPS: dict[str, Make] = {
+    "training": training("default", batch=17),
+    "training, seed's": training("seed", batch=20),
+    "transformer": transformer,
+}
+
+
+def programs(lanes: Lanes) -> dict[str, Make]:
+    """What the simulator runs in one mapping, whole steps apart."""
+    cases = {c.name: with_gradients(c) for c in CASES if lanes == "one" or not is_product(c)}
+    return cases | PRODUCTS | OTHERS
