@@ -24,7 +24,7 @@ from typing import Any, Literal
 import numpy as np
 
 from imgmlp.engine.cache import choose_cache, locked
-from imgmlp.engine.failure import build_failure, does_not_fit, failure
+from imgmlp.engine.failure import build_failure, does_not_fit, failure, lost
 from imgmlp.engine.host import (
     ALIGN,
     Allocation,
@@ -39,7 +39,7 @@ from imgmlp.engine.host import (
     check_target,
     counted,
 )
-from imgmlp.engine.launch import KernelHandle, Launch
+from imgmlp.engine.launch import Event, KernelHandle, Launch
 from imgmlp.errors import DeviceError, OutOfMemoryError
 
 # pyopencl's own cache of generated call wrappers; this module never calls through them.
@@ -55,29 +55,6 @@ else:
     _import_failure = None
 
 COARSEST_ALIGN = 1 << 16  # bytes; packing to coarser offsets saves little
-
-
-class Event(Pending):
-    """A command in a device's queue."""
-
-    __slots__ = ("_event", "_kept")
-
-    def __init__(self, event: Any, kept: object = None):
-        self._event = event
-        self._kept = kept  # the host array that the driver still reads or writes
-
-    def done(self) -> bool:
-        with _running("reading an event"):
-            status = int(self._event.command_execution_status)
-        if status < 0:
-            raise DeviceError(
-                f"the device stopped with OpenCL status {status}", hint="run the command again"
-            )
-        return status == 0
-
-    def wait(self) -> None:
-        with _running("waiting for an event"):
-            self._event.wait()
 
 
 class Device:
@@ -96,6 +73,7 @@ class Device:
             self._context = cl.Context([handle])
             self._queue = cl.CommandQueue(self._context)
         self._timing_queue: Any = None
+        self._lost: str | None = None  # what was being done when the queue failed
         self.usage = Usage()
         self.can_slice = self._try_to_slice()
         if not self.can_slice:
@@ -138,56 +116,50 @@ class Device:
 
     def write(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> None:
         """Copy a host array to the start of `allocation`; returns when it has been read."""
-        data = np.ascontiguousarray(array)
-        check_fits(allocation, data.nbytes)
-        if data.nbytes:
-            with _running("writing to the device"):
-                cl.enqueue_copy(self._queue, allocation.handle, data, is_blocking=True)
+        self.write_async(allocation, np.ascontiguousarray(array)).wait()
 
     def write_async(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> Pending:
         """As write(), after all queued work; `array` must not change until the Pending is done."""
         check_source(allocation, array)
         if not array.nbytes:
             return Pending()
-        with _running("writing to the device"):
+        with self._queued("writing to the device"):
             event = cl.enqueue_copy(self._queue, allocation.handle, array, is_blocking=False)
             self._queue.flush()
-        return Event(event, array)
+        return Event(event, self._queued, array)
 
     def staging(self, shape: tuple[int, ...], kind: Any) -> np.ndarray[Any, Any]:
-        """A host array of undefined content that the driver pins, for write_async()."""
+        """A host array of undefined content for write_async(), pinned where the driver can."""
         nbytes = math.prod(shape) * np.dtype(kind).itemsize
         if not nbytes:
             return np.empty(shape, kind)
         flags = cl.mem_flags.READ_WRITE | cl.mem_flags.ALLOC_HOST_PTR
-        with _running("pinning host memory"):
+        how = (cl.map_flags.READ | cl.map_flags.WRITE, 0, shape, kind)
+        try:
             pinned = cl.Buffer(self._context, flags, size=nbytes)
-            how = (cl.map_flags.READ | cl.map_flags.WRITE, 0, shape, kind)
-            array, _ = cl.enqueue_map_buffer(self._queue, pinned, *how, is_blocking=True)
-        return np.asarray(array)
+            return np.asarray(cl.enqueue_map_buffer(self._queue, pinned, *how)[0])
+        except cl.Error:
+            return np.empty(shape, kind)
 
     def read(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> None:
         """Fill a contiguous host array from the start of `allocation`, after all queued work."""
-        check_target(allocation, array)
-        if array.nbytes:
-            with _running("reading from the device"):
-                cl.enqueue_copy(self._queue, array, allocation.handle, is_blocking=True)
+        self.read_async(allocation, array).wait()
 
     def read_async(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> Pending:
         """As read(), but `array` holds the data only once the Pending is done."""
         check_target(allocation, array)
         if not array.nbytes:
             return Pending()
-        with _running("reading from the device"):
+        with self._queued("reading from the device"):
             event = cl.enqueue_copy(self._queue, array, allocation.handle, is_blocking=False)
             self._queue.flush()
-        return Event(event, array)
+        return Event(event, self._queued, array)
 
     def copy(self, source: Allocation, target: Allocation) -> None:
         """Enqueue a copy of all of `source` to the start of `target`; the two do not overlap."""
         check_fits(target, source.nbytes)
         if source.nbytes:
-            with _running("copying on the device"):
+            with self._queued("copying on the device"):
                 cl.enqueue_copy(self._queue, target.handle, source.handle, byte_count=source.nbytes)
 
     # Kernels
@@ -232,6 +204,7 @@ class Device:
     def launch_all(self, launches: Sequence[Launch]) -> None:
         """Enqueue launches in order and return at once."""
         enqueue, queue = cl.enqueue_nd_range_kernel, self._queue
+        self._refuse_if_lost()
         name = ""
         try:
             for launch in launches:
@@ -241,7 +214,7 @@ class Device:
                 else:
                     self._launch_first(launch, queue)
         except cl.Error as error:
-            raise _failure(f"launching kernel {name}", error) from error
+            raise self._failed(f"launching kernel {name}", error) from error
 
     def time_launches(self, launches: Sequence[Launch]) -> list[float]:
         """Run launches one by one and return the device's own time of each, in microseconds."""
@@ -251,7 +224,7 @@ class Device:
             self._timing_queue = cl.CommandQueue(self._context, properties=flags)
         times: list[float] = []
         for launch in launches:
-            with _running(f"timing kernel {launch.name}"):
+            with self._queued(f"timing kernel {launch.name}"):
                 event = self._launch_first(launch, self._timing_queue)
                 event.wait()
                 times.append((event.profile.end - event.profile.start) / 1000)
@@ -278,22 +251,41 @@ class Device:
 
     def flush(self) -> None:
         """Hand queued work to the device without waiting."""
-        with _running("flushing the queue"):
+        with self._queued("flushing the queue"):
             self._queue.flush()
 
     def finish(self) -> None:
         """Wait until all queued work is done."""
-        with _running("finishing the queued work"):
+        with self._queued("finishing the queued work"):
             self._queue.finish()
 
     def marker(self) -> Pending:
         """A point in the queue that is done once everything before it is."""
-        with _running("marking the queue"):
+        with self._queued("marking the queue"):
             event = cl.enqueue_marker(self._queue)
             self._queue.flush()
-        return Event(event)
+        return Event(event, self._queued)
 
     # What is private
+
+    @contextlib.contextmanager
+    def _queued(self, what: str) -> Iterator[None]:
+        self._refuse_if_lost()
+        try:
+            yield
+        except cl.Error as error:
+            raise self._failed(what, error) from error
+
+    def _failed(self, what: str, error: Any) -> DeviceError | OutOfMemoryError:
+        """The queue failed. There is no telling what it did before, so that all that follows is
+        refused: nobody takes the values of half a step for those of a step.
+        """
+        self._lost = what
+        return _failure(what, error)
+
+    def _refuse_if_lost(self) -> None:
+        if self._lost is not None:
+            raise lost(self._lost, self.info)
 
     def _compile(self, source: str, options: Sequence[str]) -> Any:
         for attempt in (1, 2):
@@ -321,7 +313,7 @@ class Device:
     def _cache_lock(self) -> contextlib.AbstractContextManager[None]:
         if not self._compiles_late:  # other drivers guard their caches themselves
             return contextlib.nullcontext()
-        self._queue.finish()  # so that nobody waits for our earlier work under the lock
+        self.finish()  # so that nobody waits for our earlier work under the lock
         return locked(Path(os.environ["POCL_CACHE_DIR"]) / "imgmlp.lock")
 
 

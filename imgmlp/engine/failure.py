@@ -23,6 +23,14 @@ def failure(what: str, status: str, memory: bool) -> DeviceError | OutOfMemoryEr
     )
 
 
+def lost(what: str, info: DeviceInfo) -> DeviceError:
+    """The error for using a device whose queue has failed before."""
+    return DeviceError(
+        f"{info.describe()} is lost: it failed while {what}, and its memory may be half written",
+        hint="open the device again, or run the command again; `imgmlp devices --check` tests it",
+    )
+
+
 def does_not_fit(nbytes: int, most: int, info: DeviceInfo) -> OutOfMemoryError:
     """The error for an allocation; `most` bytes is what the device gives at once."""
     return OutOfMemoryError(

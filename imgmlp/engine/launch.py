@@ -1,12 +1,40 @@
-"""Kernels of a built program, and launches of them whose arguments are set once.
+"""What goes into a device's queue: kernels with their arguments set once, and its events.
 
-What OpenCL's objects are is the device's business; here they are held, not called.
+OpenCL's objects come from the device, which also says what their failures mean.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
+
+from imgmlp.engine.host import Pending
+
+Guard = Callable[[str], AbstractContextManager[None]]  # around a use of the queue, named
+
+
+class Event(Pending):
+    """A command in a device's queue."""
+
+    __slots__ = ("_event", "_kept", "_queued")
+
+    def __init__(self, event: Any, queued: Guard, kept: object = None):
+        self._event = event
+        self._queued = queued
+        self._kept = kept  # the host array that the driver still reads or writes
+
+    def done(self) -> bool:
+        with self._queued("waiting for the device"):
+            if int(self._event.command_execution_status) > 0:
+                return False
+            self._event.wait()  # raises what went wrong
+        return True
+
+    def wait(self) -> None:
+        with self._queued("waiting for the device"):
+            self._event.wait()
 
 
 @dataclass(frozen=True)

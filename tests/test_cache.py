@@ -1,0 +1,74 @@
+"""Compiled kernels: kept in memory for a device, and on disk for every process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import environment
+
+from imgmlp.engine import Device, Tensor, cache, compile, open_device
+
+# A process that compiles one step, whose kernels depend on a number.
+STEP = """
+import sys
+import numpy as np
+from imgmlp.engine import Tensor, open_device
+x = Tensor(np.arange(5, dtype=np.float32), open_device("cpu"))
+print(float((x * float(sys.argv[1])).sum().item()))
+"""
+
+
+def test_a_device_compiles_the_same_source_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, compiled = open_device("cpu"), []
+    assert isinstance(device, Device)
+    build = device._compile
+    monkeypatch.setattr(device, "_compile", lambda *a: compiled.append(a[0]) or build(*a))
+    for shape in ((3,), (3,), (5,)):
+        x = Tensor(np.ones(shape, np.float32), device)
+        program = compile(lambda x=x: {"y": x + 1}, device)
+        program.run()
+        assert (program.read("y") == 2).all()
+    assert len(compiled) == len(set(compiled)) == 2
+
+
+def run_step(folder: Path, factor: float) -> set[Path]:
+    """Run STEP with its cache in a folder; what the folder then holds, marks of PoCL's aside."""
+    env = environment(XDG_CACHE_HOME=str(folder), POCL_CACHE_DIR=str(folder))
+    done = subprocess.run(
+        [sys.executable, "-c", STEP, str(factor)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == (f"{10.0 * factor}\n", "")
+    files = {p for p in folder.rglob("*") if p.is_file() and p.name not in ("last_accessed",)}
+    return {p for p in files if not p.name.startswith("tempfile")}
+
+
+def test_the_next_process_compiles_only_what_is_new(tmp_path: Path) -> None:
+    first = run_step(tmp_path, 3)
+    assert any(path.suffix == ".so" for path in first)
+    stamps = {path: path.stat().st_mtime_ns for path in first if path.suffix == ".so"}
+    assert run_step(tmp_path, 3) == first
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+    more = run_step(tmp_path, 4)
+    assert more > first  # another source
+    assert {path.suffix for path in more - first} >= {".so"}
+
+
+def test_a_folder_of_this_process_alone_is_known_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("POCL_CACHE_DIR", str(tmp_path))
+    cache.choose_cache()
+    assert not cache.is_private()
+    monkeypatch.delenv("POCL_CACHE_DIR")
+    monkeypatch.setattr(cache, "_user_cache", lambda: None)
+    cache.choose_cache()
+    assert cache.is_private()
