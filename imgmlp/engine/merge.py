@@ -62,17 +62,24 @@ def _harmless(writer: Draft, reader: Draft) -> bool:
 
 
 def _absorb(first: Draft, second: Draft, alive: dict[int, Draft]) -> None:
-    """The second's stores join the first's; it takes the first's values from registers."""
-    needed = {storage(p) for p in second.needs}
-    known = {s.place: s.value for s in first.stores if s.target in needed}
-    values = substitute([s.value for s in second.stores], known)
-    pairs = zip(second.stores, values, strict=True)
-    first.stores += [Store(s.place, v) for s, v in pairs]
+    """The second's stores join the first's; who needs the other's values has them in registers."""
+    if second.order in first.after:
+        first.stores = _from_registers(first, second.stores) + second.stores
+    else:
+        first.stores += _from_registers(second, first.stores)
     first.core = first.core or second.core
     first.needs |= second.needs
     first.old |= second.old
     first.after = (first.after | second.after) - {first.order, second.order}
     _forget(second, first, alive)
+
+
+def _from_registers(reader: Draft, stores: list[Store]) -> list[Store]:
+    """The reader's stores, with what is read where these stores go replaced by their values."""
+    needed = {storage(p) for p in reader.needs}
+    known = {s.place: s.value for s in stores if s.target in needed}
+    values = substitute([s.value for s in reader.stores], known)
+    return [Store(s.place, v) for s, v in zip(reader.stores, values, strict=True)]
 
 
 def _forget(second: Draft, first: Draft, alive: dict[int, Draft]) -> None:
