@@ -19,6 +19,8 @@ QUICK = ("--steps", "20", "--batch", "64", "--hidden", "8", "--layers", "1", "--
 
 # NumPy's interpreter, and PoCL with both mappings: one work-item a group, and a group of lanes.
 MAPPINGS = ("numpy", "one", "group")
+# The same, and NumPy on what kernels are compiled from: slower, and nothing to compile.
+FORMS = (*MAPPINGS, "numpy:procedure", "numpy:uops", "numpy:uops-group")
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -31,8 +33,8 @@ def small_pixels(channels: int = 3) -> np.ndarray:
 
 
 def open_mapping(name: str) -> AnyDevice:
-    """A device that runs kernels as one of MAPPINGS says."""
-    found = open_device("numpy" if name == "numpy" else "cpu")
+    """A device that runs kernels as one of FORMS says."""
+    found = open_device(name if name.startswith("numpy") else "cpu")
     if name == "group":
         assert isinstance(found, Device)
         found.lanes = "group"

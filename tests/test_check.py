@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import MAPPINGS, open_mapping
+from conftest import FORMS, open_mapping
 
 from imgmlp.engine import check, check_device, missing_drivers, open_device
 from imgmlp.engine.host import numpy_info
 
 
-@pytest.mark.parametrize("mapping", MAPPINGS)
+@pytest.mark.parametrize("mapping", FORMS)
 def test_a_good_device_passes_every_test(mapping: str) -> None:
     found = check_device(open_mapping(mapping))
     assert [f.name for f in found] == ["build", *check.TESTS]

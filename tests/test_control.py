@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from conftest import MAPPINGS, open_mapping
+from conftest import FORMS, MAPPINGS, open_mapping
 
 from imgmlp.engine import AnyDevice, Device, Program, Tensor, compile, loop
 from imgmlp.engine import dtype as dt
@@ -16,7 +16,7 @@ from imgmlp.engine.kernel import Loop
 from imgmlp.engine.poison import run_poisoned
 
 
-@pytest.fixture(scope="module", params=MAPPINGS)
+@pytest.fixture(scope="module", params=FORMS)
 def device(request: pytest.FixtureRequest) -> AnyDevice:
     return open_mapping(request.param)
 

@@ -40,6 +40,14 @@ def device(request: pytest.FixtureRequest) -> AnyDevice:
     return open_device(request.param)
 
 
+@pytest.mark.parametrize("spec", ["numpy:procedure", "numpy:uops", "numpy:uops-group"])
+def test_what_runs_lower_forms_is_opened_by_name_and_not_listed(spec: str) -> None:
+    device = open_device(spec)
+    assert device.info.spec == spec
+    assert device.lanes == ("group" if "group" in spec else "one")
+    assert spec not in [info.spec for info in list_devices()]
+
+
 def test_numpy_is_always_there_and_comes_last() -> None:
     found = list_devices()
     assert found[-1].spec == found[-1].kind == "numpy"

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import MAPPINGS, open_mapping
+from conftest import FORMS, open_mapping
 
 from imgmlp.engine import AnyDevice, Context, Function, Tensor, compile, dtype, open_device
 
 
-@pytest.fixture(scope="module", params=MAPPINGS)
+@pytest.fixture(scope="module", params=FORMS)
 def device(request: pytest.FixtureRequest) -> AnyDevice:
     return open_mapping(request.param)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import MAPPINGS, open_mapping
+from conftest import FORMS, open_mapping
 
 from imgmlp.engine import AnyDevice, Tensor, compile, dtype, open_device, optim
 from imgmlp.engine.grad import VJP, gradient, total
@@ -40,7 +40,7 @@ TOLERANCE = 1e-7
 NUMPY = open_device("numpy")
 
 
-@pytest.fixture(scope="module", params=MAPPINGS)
+@pytest.fixture(scope="module", params=FORMS)
 def device(request: pytest.FixtureRequest) -> AnyDevice:
     return open_mapping(request.param)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from conftest import MAPPINGS, open_mapping
+from conftest import FORMS, open_mapping
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -182,7 +182,7 @@ def test_expressions_have_the_values_that_their_nodes_have(
     assert conj(expression, negated(expression)).lo == 0
 
 
-@pytest.mark.parametrize("mapping", MAPPINGS)
+@pytest.mark.parametrize("mapping", FORMS)
 def test_masked_values_on_every_mapping(mapping: str) -> None:
     device = open_mapping(mapping)
     a = np.random.default_rng(1).standard_normal(SHAPE).astype(np.float32)

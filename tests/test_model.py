@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import MAPPINGS, open_mapping
+from conftest import FORMS, open_mapping
 
 from imgmlp.codec import model
 from imgmlp.codec.config import Architecture, Encoding, Weights
@@ -13,7 +13,7 @@ from imgmlp.engine import AnyDevice, Tensor, open_device
 ARCHITECTURE = Architecture((12, 7, 5, 3), float(np.float32(0.1)))
 
 
-@pytest.fixture(scope="module", params=MAPPINGS)
+@pytest.fixture(scope="module", params=FORMS)
 def device(request: pytest.FixtureRequest) -> AnyDevice:
     return open_mapping(request.param)
 

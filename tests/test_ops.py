@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from conftest import MAPPINGS, open_mapping
+from conftest import FORMS, open_mapping
 
 from imgmlp.engine import AnyDevice, Tensor, compile, dtype, open_device
 
@@ -115,7 +115,7 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=MAPPINGS)
+@pytest.fixture(scope="module", params=FORMS)
 def device(request: pytest.FixtureRequest) -> AnyDevice:
     return open_mapping(request.param)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import MAPPINGS, open_mapping, small_pixels
+from conftest import FORMS, open_mapping, small_pixels
 
 from imgmlp.codec.config import PRESETS, Settings
 from imgmlp.codec.features import encoding
@@ -26,7 +26,7 @@ from imgmlp.engine import stages as engine_stages
 from imgmlp.engine.kernel import Procedure
 
 
-@pytest.fixture(scope="module", params=MAPPINGS)
+@pytest.fixture(scope="module", params=FORMS)
 def device(request: pytest.FixtureRequest) -> AnyDevice:
     return open_mapping(request.param)
 

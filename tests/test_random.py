@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from conftest import MAPPINGS, open_mapping
+from conftest import FORMS, open_mapping
 
 from imgmlp.engine import AnyDevice, Tensor, compile
 
@@ -14,7 +14,7 @@ PHI = 0x9E3779B9
 SEEDS: list[int | tuple[int, ...]] = [0, 7, 2**32 - 1, -1, (1, 2), (2, 1), (0, 0), (5, 0, 1)]
 
 
-@pytest.fixture(scope="module", params=MAPPINGS)
+@pytest.fixture(scope="module", params=FORMS)
 def device(request: pytest.FixtureRequest) -> AnyDevice:
     return open_mapping(request.param)
 

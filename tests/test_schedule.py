@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import MAPPINGS, open_mapping
+from conftest import FORMS, open_mapping
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from imgmlp.engine import AnyDevice, Device, Tensor, compile, open_device
+from imgmlp.engine import AnyDevice, Tensor, compile, open_device
 from imgmlp.engine.dtype import f32
 from imgmlp.engine.graph import Buffer, Node, Op, alu, buffer, concat, dot, move, reduce
 from imgmlp.engine.interpret import evaluate
@@ -111,7 +111,7 @@ def test_state_read_elsewhere_than_at_the_element_is_copied() -> None:
     assert found.intermediates()
 
 
-@pytest.fixture(scope="module", params=MAPPINGS)
+@pytest.fixture(scope="module", params=FORMS)
 def device(request: pytest.FixtureRequest) -> AnyDevice:
     return open_mapping(request.param)
 
@@ -177,6 +177,17 @@ def test_a_part_of_a_concatenation_may_depend_on_another(device: AnyDevice) -> N
     check(device, joined, joined * 2.0, start={x: x0, w: w0})
 
 
+def test_a_shared_part_may_be_read_through_a_concatenation(device: AnyDevice) -> None:
+    """Both are filled by one kernel, so what it stores to the first is not there to be read."""
+    (x, x0), (y, y0) = filled(device, 6, 5), filled(device, 6, 5)
+    top, rest = ((0, 2), (0, 5)), ((2, 6), (0, 5))
+    part, other = move(Op.SHRINK, buffer(x), top), move(Op.SHRINK, buffer(y), rest)
+    first = concat([part, move(Op.SHRINK, buffer(x), rest)], 0)
+    second = concat([part, other], 0)
+    third = concat([move(Op.SHRINK, first, top), other], 0)
+    check(device, first + buffer(y), second, third * 0.5, start={x: x0, y: y0})
+
+
 def test_a_part_of_a_concatenation_may_be_a_factor_in_another_shape(device: AnyDevice) -> None:
     """Strides could not follow a reshape of a part that lies between others."""
     (x, x0), (w, w0) = filled(device, 4, 6), filled(device, 4, 5)
@@ -218,15 +229,28 @@ def grow(nodes: list[Node], kind: int, first: int, second: int) -> Node:
     ][kind]()  # fmt: skip
 
 
+ROOTS = st.lists(st.integers(0, 99), min_size=1, max_size=4)
+
+
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(STEPS, st.lists(st.integers(0, 99), min_size=1, max_size=4), st.booleans())
+@given(STEPS, ROOTS, st.sampled_from(["one", "group"]))
 def test_any_graph_gives_what_numpy_gives(
-    steps: list[tuple[int, int, int]], roots: list[int], group: bool
+    steps: list[tuple[int, int, int]], roots: list[int], mapping: str
 ) -> None:
-    """Two replays of random graphs that assign two states and give some outputs."""
-    device = open_device("cpu")
-    assert isinstance(device, Device)
-    device.lanes = "group" if group else "one"
+    check_graph(open_mapping(mapping), steps, roots)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(STEPS, ROOTS, st.sampled_from(FORMS[3:]))
+def test_any_graph_is_lowered_to_what_numpy_gives(
+    steps: list[tuple[int, int, int]], roots: list[int], form: str
+) -> None:
+    """Where nothing needs compiling; races and indices out of bounds are noticed as well."""
+    check_graph(open_mapping(form), steps, roots)
+
+
+def check_graph(device: AnyDevice, steps: list[tuple[int, int, int]], roots: list[int]) -> None:
+    """Two replays of a graph that assigns two states and gives some outputs."""
     rng = np.random.default_rng(len(steps))
     start = [rng.uniform(-1, 1, (SIDE, SIDE)).astype(np.float32) for _ in range(3)]
     states = [Buffer((SIDE, SIDE), f32, device, s.copy(), f"s{i}") for i, s in enumerate(start)]

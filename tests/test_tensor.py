@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import MAPPINGS, open_mapping
+from conftest import FORMS, open_mapping
 
 from imgmlp.engine import AnyDevice, Tensor, compile, dtype
 
@@ -21,7 +21,7 @@ SIZES = (1, 2, 3, 7, 16, 17, 33, 64, 65, 130)
 RELATIVE = 1e-5  # of the largest value: float32 rounding over sums of some thousand terms
 
 
-@pytest.fixture(scope="module", params=MAPPINGS)
+@pytest.fixture(scope="module", params=FORMS)
 def device(request: pytest.FixtureRequest) -> AnyDevice:
     return open_mapping(request.param)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from imgmlp.engine.device import AnyDevice, Device, find
-from imgmlp.engine.host import DeviceInfo, NumpyDevice, numpy_info
+from imgmlp.engine.host import NUMPY_FORMS, DeviceInfo, NumpyDevice, numpy_info
 from imgmlp.errors import DeviceError
 
 INSTALL_HINT = (
@@ -34,11 +34,13 @@ def open_device(spec: str = "auto") -> AnyDevice:
 
     ``auto`` takes the first GPU, else the first processor with an OpenCL driver; the NumPy
     interpreter, a hundred times slower, is taken only by name, and so is ``simulator``:
-    Oclgrind, which checks every access to memory. Raises DeviceError.
+    Oclgrind, which checks every access to memory. NumPy also runs what programs are lowered
+    to, checking the same: ``numpy:procedure``, ``numpy:uops`` and ``numpy:uops-group``.
+    Raises DeviceError.
     """
     wanted = spec.strip().lower()
-    if wanted == "numpy":
-        return NumpyDevice()
+    if wanted in NUMPY_FORMS:
+        return NumpyDevice(wanted)
     found, reason = find()
     order = ORDER.get(wanted)
     if order is None:

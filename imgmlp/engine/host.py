@@ -17,6 +17,8 @@ from imgmlp.errors import OutOfMemoryError
 
 ALIGN = 128  # bytes, the least that slices are aligned to
 Kind = Literal["gpu", "cpu", "numpy", "simulator", "other"]
+Form = Literal["nodes", "procedure", "uops"]  # of a program: what NumPy runs
+Lanes = Literal["one", "group"]
 
 
 @dataclass(frozen=True)
@@ -104,14 +106,18 @@ class Pending:
 
 
 class NumpyDevice:
-    """Host memory behind the same calls; programs on it are interpreted, never compiled."""
+    """Host memory behind the same calls; programs on it are interpreted, never compiled.
+
+    `form` says which form of them: the Nodes, or what a device with these lanes would be
+    given, kernel by kernel or instruction by instruction.
+    """
 
     align = ALIGN
     can_slice = True
-    lanes: Literal["one", "group"] = "one"
 
-    def __init__(self) -> None:
-        self.info = numpy_info()
+    def __init__(self, spec: str = "numpy") -> None:
+        self.form, self.lanes = NUMPY_FORMS[spec]
+        self.info = numpy_info(spec)
         self.usage = Usage()
 
     def alloc(self, nbytes: int) -> Allocation:
@@ -172,12 +178,20 @@ class NumpyDevice:
         return Pending()
 
 
-def numpy_info() -> DeviceInfo:
+NUMPY_FORMS: dict[str, tuple[Form, Lanes]] = {
+    "numpy": ("nodes", "one"),
+    "numpy:procedure": ("procedure", "one"),
+    "numpy:uops": ("uops", "one"),
+    "numpy:uops-group": ("uops", "group"),
+}
+
+
+def numpy_info(spec: str = "numpy") -> DeviceInfo:
     """The NumPy interpreter described as a device; it is always there."""
     return DeviceInfo(
-        spec="numpy",
+        spec=spec,
         platform="NumPy",
-        name="interpreter",
+        name=f"interpreter{spec.removeprefix('numpy').replace(':', ' of ')}",
         kind="numpy",
         compute_units=os.cpu_count() or 1,
         memory=_host_memory(),

@@ -1,7 +1,7 @@
 """Programs: a step compiled once, its launches bound once, replayed thousands of times.
 
 While a Program replays, Python allocates, builds and uploads nothing. On the NumPy device
-the same graph is interpreted instead.
+the same graph, or a form that it was lowered to, is interpreted instead.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import numpy as np
 
 from imgmlp.engine import debug
 from imgmlp.engine.device import AnyDevice, Device
+from imgmlp.engine.emulate import run_procedure
+from imgmlp.engine.emulate_uops import run_code
 from imgmlp.engine.graph import Buffer, Node, Op, toposort
-from imgmlp.engine.host import Allocation, NumpyDevice, Pending
+from imgmlp.engine.host import Allocation, Form, NumpyDevice, Pending
 from imgmlp.engine.interpret import evaluate
 from imgmlp.engine.kernel import Update
 from imgmlp.engine.launch import Launch
@@ -116,7 +118,7 @@ class Program:
         """Enqueue the step so many times; does not wait for the device."""
         if isinstance(self.device, NumpyDevice):
             for _ in range(times):
-                self._interpret()
+                self._interpret(self.device.form)
             return
         if self._show_times and times:
             self._show_times = False
@@ -152,13 +154,34 @@ class Program:
         """What `time` finds, as text."""
         return debug.render_times(self.stages, self.time(runs), f"medians of {runs} runs")
 
-    def _interpret(self) -> None:
+    def _interpret(self, form: Form) -> None:
+        """Run one form of the step in place."""
+        if form == "nodes":
+            self._interpret_nodes()
+        elif form == "procedure":
+            run_procedure(self.stages.procedure, self._memory())
+        else:
+            memory = self._memory()
+            for position in self.stages.procedure.order():
+                run_code(self.stages.codes[position], memory)
+
+    def _interpret_nodes(self) -> None:
         states = [state for state, _ in self.updates]
         roots = [value for _, value in self.updates]
         held = {n.arg: host_view(n.arg) for n in toposort(roots) if n.op is Op.BUFFER}
         values = [v.copy() for v in evaluate(roots, held)]
         for state, value in zip(states, values, strict=True):
             host_view(state)[...] = value
+
+    def _memory(self) -> dict[Buffer, Array]:
+        """Every Buffer's elements; those of intermediates make no sense until written."""
+        planned = self.stages.memory
+        arena = np.full(planned.arena_bytes, 0xFF, np.uint8)
+        given = {b for code in self.stages.codes for b in code.buffers} - planned.offsets.keys()
+        found = {b: host_view(b).reshape(-1) for b in given}
+        for storage, offset in planned.offsets.items():
+            found[storage] = arena[offset : offset + storage.nbytes].view(storage.dtype.np)
+        return found
 
     def read(self, name: str) -> Array:
         """An output as it is once all enqueued steps are done."""

@@ -1,0 +1,327 @@
+"""NumPy execution of a kernel's UOps, as one launch would run them on a device.
+
+Work-items, lanes, rows and columns of a tile, and iterations of a loop that accumulates
+nothing are axes of arrays: an instruction runs once for all of them. A loop that accumulates
+runs step by step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from imgmlp.engine.dtype import DType
+from imgmlp.engine.emulate import both, grid, operate
+from imgmlp.engine.graph import Buffer, Op
+from imgmlp.engine.symbolic import ONE, Expr
+from imgmlp.engine.uops import GPU_TILE, VECTOR, Code, Product, Range, U, UOp
+from imgmlp.engine.watch import Array, Loops, Memory, Watch, register
+
+JOINS = {Op.SUM: Op.ADD, Op.REDUCE_MAX: Op.MAX}
+
+
+def run_code(code: Code, memory: Memory) -> None:
+    """Launch a kernel's UOps once. Raises IndexError and ValueError as Watch does, and
+    ValueError for a kind of UOp that is not in EMULATED."""
+    with np.errstate(all="ignore"):
+        _Launch(code, memory).run()
+
+
+class _Launch:
+    """One launch: a value for every instruction.
+
+    Values have `rank` axes: one for each open loop in `loops`, outermost first, then 1s.
+    Accumulators have one more, a tile two, of a row and a column each.
+    """
+
+    def __init__(self, code: Code, memory: Memory) -> None:
+        self.code = code
+        self.ends = _ends(code.uops)
+        depths = accumulate((u.op is U.RANGE) - (u.op is U.END) for u in code.uops)
+        self.rank = max(depths) + 1  # a group's lanes have an axis too
+        self.values: list[Any] = [None] * len(code.uops)
+        self.variables: dict[str, Array] = {}
+        self.defined: set[str] = set()  # those that data decides
+        self.loops = Loops()
+        self.lanes: Array | None = None  # of a group
+        self.active: Array | None = None  # iterations below all limits; None: every one
+        given = [u.arg for u in code.uops if u.op is U.GLOBAL]
+        read, written = ([b for b, w in given if w is wanted] for wanted in (False, True))
+        groups = code.global_size // code.local_size
+        self.watch = Watch(code.name, memory, read, written, groups, code.global_size)
+
+    def run(self) -> None:
+        self._block(0, len(self.code.uops))
+        self.watch.finish()
+
+    def _block(self, begin: int, end: int) -> None:
+        i = begin
+        while i < end:
+            u = self.code.uops[i]
+            if u.op is U.RANGE:
+                self._range(i, u.arg)
+                i = self.ends[i]
+            elif u.op in EMULATED:
+                self.values[i] = EMULATED[u.op](self, i, u)
+            else:
+                raise self._fault(i, f"is of a kind that cannot be emulated: {u.op.name}")
+            i += 1
+
+    def _fault(self, i: int, why: str) -> ValueError:
+        return ValueError(f"{self.code.name}: {self._what(i)} {why}")
+
+    def _what(self, i: int) -> str:
+        return f"instruction {i}, {self.code.uops[i].op.name},"
+
+    # --- loops ---
+
+    def _range(self, i: int, loop: Range) -> None:
+        """Run a loop's body, for all iterations at once where none needs another."""
+        outside, lanes = self.loops, self.lanes
+        if loop.kind == "lane":
+            assert self.lanes is not None
+            for first in range(0, loop.count, self.code.local_size):
+                self._iterate(i, loop, self.lanes + first)
+        elif loop.kind == "loop" and self._accumulates(i):
+            for step in range(loop.count):
+                self._iterate(i, loop, np.full([1] * self.rank, step))
+        else:
+            self._iterate(i, loop, self._open(i, loop))
+        self.loops, self.lanes = outside, lanes
+
+    def _iterate(self, i: int, loop: Range, variable: Array) -> None:
+        """The body where the variable is in range and below the limit."""
+        outside = self.active
+        self.variables[loop.name] = variable
+        if loop.kind not in ("group", "row", "column") and variable.max() >= loop.count:
+            self.active = both(self.active, variable < loop.count)
+        if loop.limit is not None:
+            self.active = both(self.active, variable < self._index(loop.limit))
+        self._block(i + 1, self.ends[i])
+        self.active = outside
+
+    def _accumulates(self, i: int) -> bool:
+        """Whether a loop adds to accumulators from before it."""
+        body = self.code.uops[i : self.ends[i]]
+        return any(u.op is U.ACCUMULATE and u.src[0] < i for u in body)
+
+    def _open(self, i: int, loop: Range) -> Array:
+        """The variable's values along an axis of its own; a group's lanes get one too."""
+        launched, local, name = self.code.global_size, self.code.local_size, f"{loop.name} {i}"
+        if loop.kind == "group":
+            variable = self._axis(name, launched // local)
+            self.lanes = self._axis("lane", local)
+            return variable
+        if loop.kind in ("row", "column") and self.lanes is not None:
+            side = math.isqrt(local)  # lanes stand in a square
+            own = self.lanes // side if loop.kind == "row" else self.lanes % side
+            found: Array = own + side * self._axis(name, GPU_TILE // side)
+            return found
+        if loop.kind == "item":
+            return self._axis(name, min(launched, loop.count))
+        return self._axis(name, loop.count)
+
+    def _axis(self, name: str, size: int) -> Array:
+        """0, 1, 2 ... along a new axis."""
+        shape = [1] * self.rank
+        shape[len(self.loops.sizes)] = size
+        self.loops = Loops((*self.loops.names, name), (*self.loops.sizes, size))
+        return np.arange(size).reshape(shape)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of a value for each open iteration."""
+        return (*self.loops.sizes, *[1] * (self.rank - len(self.loops.sizes)))
+
+    # --- memory ---
+
+    def _index(self, expr: Expr) -> Array:
+        """An index expression in all iterations."""
+        found = np.asarray(expr.evaluate(self.variables), np.int64)
+        return found if found.ndim else found.reshape([1] * self.rank)
+
+    def _check_rows(self, i: int, offset: Expr, storage: Buffer, needed: Array | None) -> None:
+        """Offsets were simplified by bounds of their variables, which data may break."""
+        for v in offset.variables():
+            if v.name in self.defined:
+                row = self.variables[v.name]
+                wrong = both((row < v.lo) | (row > v.hi), needed)
+                if wrong is not None and wrong.any():
+                    bad = np.broadcast_to(row, wrong.shape)[wrong][0]
+                    raise IndexError(
+                        f"{self.code.name}: {self._what(i)} takes row {bad} of {storage!r}, "
+                        f"which has rows {v.lo} to {v.hi}"
+                    )
+
+    def load(self, i: int, u: UOp) -> Array:
+        storage: Buffer = self.code.uops[u.src[0]].arg[0]
+        offset, valid = u.arg
+        needed = self.active if valid is ONE else both(self._index(valid) != 0, self.active)
+        self._check_rows(i, offset, storage, needed)
+        return self.watch.read(self._what(i), storage, self._index(offset), needed, self.loops)
+
+    def store(self, i: int, u: UOp) -> None:
+        storage: Buffer = self.code.uops[u.src[0]].arg[0]
+        if not self.loops.sizes:
+            raise self._fault(i, "stands outside of all work-items")
+        offsets, value = self._index(u.arg), self.values[u.src[1]]
+        self._check_rows(i, u.arg, storage, self.active)
+        self.watch.write(self._what(i), storage, offsets, self.active, self.loops, value)
+
+    # --- values ---
+
+    def const(self, i: int, u: UOp) -> Array:
+        return np.full([1] * self.rank, u.arg, _register(u))
+
+    def index(self, i: int, u: UOp) -> Array:
+        return self._index(u.arg).astype(np.int32)
+
+    def define(self, i: int, u: UOp) -> None:
+        self.defined.add(u.arg)
+        self.variables[u.arg] = self.values[u.src[0]].astype(np.int32).astype(np.int64)
+
+    def alu(self, i: int, u: UOp) -> Array:
+        return operate(u.arg, u, *(self.values[s] for s in u.src))
+
+    # --- accumulators ---
+
+    def acc(self, i: int, u: UOp) -> Array:
+        """[*loops, lanes]"""
+        lanes, start = u.arg
+        return np.full((*self.shape, lanes), start, _register(u))
+
+    def _cells(self, i: int, source: int, *wanted: Expr) -> tuple[Array, ...]:
+        """Where every iteration's accumulator, or element of a tile, is."""
+        array: Array = self.values[source]
+        indices = []
+        for expr, size in zip(wanted, array.shape[self.rank :], strict=True):
+            index = self._index(expr)
+            wrong = both((index < 0) | (index >= size), self.active)
+            if wrong is not None and wrong.any():
+                raise IndexError(f"{self.code.name}: {self._what(i)} reaches beyond {size} cells")
+            indices.append(index.clip(0, size - 1))
+        return (*grid(array.shape[: self.rank]), *indices)
+
+    def accumulate(self, i: int, u: UOp) -> None:
+        op, lane = u.arg
+        accumulators, cells = self.values[u.src[0]], self._cells(i, u.src[0], lane)
+        before = accumulators[cells]
+        after = operate(JOINS[op], u, before, self.values[u.src[1]])
+        if self.active is not None:
+            after = np.where(self.active, after, before)
+        if after.shape != before.shape:
+            raise self._fault(i, "adds to one accumulator from several iterations at once")
+        accumulators[cells] = after
+
+    def combine(self, i: int, u: UOp) -> Array:
+        accumulators = self.values[u.src[0]]
+        total: Array = accumulators[..., 0]
+        for lane in range(1, accumulators.shape[-1]):
+            total = operate(JOINS[u.arg], u, total, accumulators[..., lane])
+        return total
+
+    def lane(self, i: int, u: UOp) -> Array:
+        found: Array = self.values[u.src[0]][self._cells(i, u.src[0], u.arg)]
+        return found
+
+    def group(self, i: int, u: UOp) -> Array:
+        """The tree that lanes form in local memory."""
+        if self.active is not None or self.lanes is None:
+            raise self._fault(i, "waits for lanes that do not come there")
+        axis = self.lanes.shape.index(self.code.local_size)
+        values = np.broadcast_to(self.values[u.src[0]], self.shape)
+        while (lanes := values.shape[axis]) > 1:
+            low, high = np.split(values, [lanes // 2], axis)
+            values = operate(JOINS[u.arg], u, low, high)
+        self.watch.barrier()
+        return values
+
+    # --- products ---
+
+    def product(self, i: int, u: UOp) -> Array:
+        """[*loops, rows, columns], the tile of every group."""
+        p: Product = u.arg
+        if self.lanes is not None:
+            self.watch.barrier()
+        rows, terms = np.arange(p.tile_rows)[:, None], np.arange(p.inner)
+        offsets = self._beside(p.left) + rows * p.left_row + terms * p.left_inner
+        left = self._factor(i, u.src[0], offsets, self._below(p.rows, rows))
+        found: Array = left @ self._right(i, u.src[1], p)
+        if self.lanes is not None:
+            self.watch.barrier()
+        return found
+
+    def columns(self, i: int, u: UOp) -> Array:
+        """[*loops, columns]"""
+        found: Array = self._right(i, u.src[0], u.arg).sum(axis=-2)
+        return found
+
+    def element(self, i: int, u: UOp) -> Array:
+        found: Array = self.values[u.src[0]][self._cells(i, u.src[0], *u.arg)]
+        return found
+
+    def _right(self, i: int, data: int, p: Product) -> Array:
+        """[*loops, terms, columns] of the right factor, zero beyond the last column."""
+        columns = np.arange(VECTOR if self.lanes is None else GPU_TILE)
+        terms = np.arange(p.inner)[:, None]
+        offsets = self._beside(p.right) + terms * p.right_inner + columns * p.right_column
+        if p.direct and self.lanes is None:
+            if (offsets[..., 0] % 8).any():
+                raise self._fault(i, "reads vectors that are not aligned")
+            return self._factor(i, data, offsets, self._below(None, columns))
+        return self._factor(i, data, offsets, self._below(p.columns, columns))
+
+    def _factor(self, i: int, data: int, offsets: Array, needed: Array | None) -> Array:
+        """Read by the group as one, whichever lane reads what."""
+        storage: Buffer = self.code.uops[data].arg[0]
+        loops = self.loops if self.lanes is None else self.loops.outermost(1)
+        return self.watch.read(self._what(i), storage, offsets, needed, loops)
+
+    def _beside(self, expr: Expr) -> Array:
+        """An index expression with two more axes."""
+        return self._index(expr)[..., None, None]
+
+    def _below(self, limit: Expr | None, index: Array) -> Array | None:
+        """Where a row or column is below its limit, and the iteration is one that runs."""
+        active = None if self.active is None else self.active[..., None, None]
+        return active if limit is None else both(index < self._beside(limit), active)
+
+
+EMULATED: dict[U, Callable[[_Launch, int, UOp], Any]] = {
+    U.GLOBAL: lambda launch, i, u: None,
+    U.CONST: _Launch.const,
+    U.INDEX: _Launch.index,
+    U.DEFINE: _Launch.define,
+    U.LOAD: _Launch.load,
+    U.ALU: _Launch.alu,
+    U.STORE: _Launch.store,
+    U.ACC: _Launch.acc,
+    U.ACCUMULATE: _Launch.accumulate,
+    U.COMBINE: _Launch.combine,
+    U.LANE: _Launch.lane,
+    U.GROUP: _Launch.group,
+    U.PRODUCT: _Launch.product,
+    U.ELEMENT: _Launch.element,
+    U.COLUMNS: _Launch.columns,
+}  # RANGE and END are control flow, _range
+
+
+def _ends(uops: tuple[UOp, ...]) -> dict[int, int]:
+    """The END of each RANGE."""
+    found: dict[int, int] = {}
+    open_ranges: list[int] = []
+    for i, u in enumerate(uops):
+        if u.op is U.RANGE:
+            open_ranges.append(i)
+        elif u.op is U.END:
+            found[open_ranges.pop()] = i
+    return found
+
+
+def _register(u: UOp) -> np.dtype[Any]:
+    assert isinstance(u.dtype, DType)
+    return register(u.dtype)
