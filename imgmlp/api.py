@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from imgmlp import facts
 from imgmlp import image as pictures
 from imgmlp.codec import npz, pipeline
 from imgmlp.codec.config import PRESETS, Weights
@@ -98,9 +99,9 @@ def _weights(file: str | PathLike[str] | bytes) -> Weights:
         return npz.load(path)
 
 
-def info(file: str | PathLike[str]) -> dict[str, object]:
-    """What the header of a weights file says. Raises ImgmlpError."""
-    return npz.describe(Path(file))
+def info(file: str | PathLike[str]) -> dict[str, Any]:
+    """What an .imlp or .npz file says of itself, without decoding it. Raises ImgmlpError."""
+    return facts.describe(file)
 
 
 def devices() -> list[DeviceInfo]:

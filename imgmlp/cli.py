@@ -154,17 +154,32 @@ def decode(
 @app.command()
 def info(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `imgmlp train` wrote.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="An .imlp or .npz file.")],
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
     """Print what a file says of itself, without decoding it."""
     _terminal(context, quiet, verbose)
-    from imgmlp import commands
+    from imgmlp import facts
 
     _check_input(file)
-    commands.info(file, as_json)
+    facts.info(file, as_json)
+
+
+@app.command()
+def verify(
+    context: typer.Context,
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help=".imlp or .npz files.")],
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Compare the checksums of files with what they hold."""
+    terminal = _terminal(context, quiet, verbose)
+    from imgmlp import facts
+
+    raise typer.Exit(facts.verify(terminal, files, as_json))
 
 
 @app.command()

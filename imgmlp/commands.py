@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from imgmlp import facts, selftest
 from imgmlp import image as pictures
-from imgmlp import selftest
 from imgmlp.codec import npz, pipeline
 from imgmlp.codec.config import PRESETS, Settings, Weights, check_size
 from imgmlp.engine import (
@@ -105,7 +105,7 @@ def _check_outputs(source: Path, outputs: list[Path], live: Path | None, force: 
 
 def _header(source: Path, picture: Picture, settings: Settings, device: AnyDevice) -> str:
     network = settings.architecture(picture.channels)
-    what = f"{source.name}  {_dimensions(picture.width, picture.height, picture.channels)}"
+    what = f"{source.name}  {facts.dimensions(picture.width, picture.height, picture.channels)}"
     return f"{what}   MLP {network}, {network.parameters:,} parameters   {device.info.describe()}"
 
 
@@ -182,7 +182,7 @@ def decode(
     pictures.save_picture(pixels, target, weights.icc)
     height, width, channels = pixels.shape
     seconds = duration(time.perf_counter() - began)
-    terminal.done(f"{target}  {_dimensions(width, height, channels)}   {seconds}")
+    terminal.done(f"{target}  {facts.dimensions(width, height, channels)}   {seconds}")
 
 
 def _check_decoded(target: Path, force: bool) -> None:
@@ -220,27 +220,7 @@ def scaled(weights: Weights, scale: float) -> tuple[int, int]:
     return width, height
 
 
-# info and devices
-
-
-def info(source: Path, as_json: bool) -> None:
-    """Print what the header of a weights file says."""
-    facts = npz.describe(source)
-    print_data(json.dumps(facts, indent=2) if as_json else _described(facts))
-
-
-def _described(facts: dict[str, Any]) -> str:
-    frequencies = f"{facts['lowest_frequency']:g} to {facts['highest_frequency']:g}"
-    icc = facts["icc_bytes"]
-    rows = {
-        "format": f"{facts['format']}, version {facts['version']}",
-        "picture": _dimensions(facts["width"], facts["height"], facts["channels"]),
-        "network": f"{facts['network']}, {facts['parameters']:,} parameters",
-        "features": f"{facts['features']}, {frequencies} cycles per picture",
-        "profile": size(icc) if icc else "none",
-        "size": f"{size(facts['bytes'])}, {facts['bits_per_pixel']:.3f} bits per pixel",
-    }
-    return "\n".join(f"{name:<10}{value}" for name, value in rows.items())
+# devices
 
 
 def devices(
@@ -287,10 +267,6 @@ def _table(found: list[DeviceInfo]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(map(str.ljust, row, widths)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)
-
-
-def _dimensions(width: int, height: int, channels: int) -> str:
-    return f"{width:,}×{height:,} {'gray' if channels == 1 else 'RGB'}".replace(",", "")
 
 
 # graph

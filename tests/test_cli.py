@@ -205,6 +205,26 @@ def test_info_is_json_or_lines_on_stdout(imgmlp: Command, weights: Path) -> None
     assert done.stderr == plain.stderr == ""
 
 
+def test_verify_is_quiet_about_sound_files_but_for_a_line(imgmlp: Command, weights: Path) -> None:
+    done = imgmlp("verify", weights.name, weights.name)
+    assert done.stdout == ""
+    assert len(re.findall(r"✓ weights\.npz  31×24 RGB   .* kB", done.stderr)) == 2
+    done = imgmlp("verify", weights.name, "--json", "-q")
+    assert json.loads(done.stdout) == [{"file": "weights.npz", "sound": True, "problem": None}]
+    assert done.stderr == ""
+
+
+def test_verify_goes_on_after_a_damaged_file(imgmlp: Command, weights: Path) -> None:
+    data = weights.read_bytes()
+    (weights.parent / "cut.npz").write_bytes(data[:-1])
+    done = imgmlp("verify", "cut.npz", weights.name, "--json", check=1)
+    assert [one["sound"] for one in json.loads(done.stdout)] == [False, True]
+    assert done.stderr.startswith("error: cut.npz: truncated")
+    assert_error(imgmlp("verify", "cut.npz", check=4).stderr, "truncated")
+    assert_error(imgmlp("verify", "missing.npz", check=2).stderr, "does not exist")
+    assert_error(imgmlp("verify", check=2).stderr, "FILE")
+
+
 def test_devices_lists_what_the_option_takes(imgmlp: Command) -> None:
     found = json.loads(imgmlp("devices", "--json").stdout)
     assert found[-1]["spec"] == "numpy"

@@ -27,7 +27,7 @@ ORDER = """
     image
     codec codec.config codec.features codec.distribution codec.entropy codec.container
     codec.npz codec.model codec.fit codec.pipeline
-    interrupt terminal selftest commands api imgmlp cli __main__
+    interrupt terminal facts selftest commands api imgmlp cli __main__
 """.split()  # noqa: SIM905
 # Modules that are among the engine's public names.
 ENGINE_PARTS = {"engine.dtype", "engine.nn", "engine.optim"}
@@ -42,7 +42,11 @@ RESERVED = {
     | {"image", "commands", "api"},
 }
 UNSAFE = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
-LAZY = {("cli", "imgmlp.commands")}  # keeps --help quick
+LAZY = {  # keep --help and a look at a file quick
+    ("cli", "imgmlp.commands"),
+    ("cli", "imgmlp.facts"),
+    ("facts", "imgmlp.codec.npz"),
+}
 DYNAMIC = {"imgmlp"}  # the public names are loaded when they are used
 IMPORT_CALLS = {"import_module", "__import__"}
 
