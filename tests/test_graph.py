@@ -25,11 +25,10 @@ from imgmlp.engine.graph import (
     iota,
     move,
     reduce,
-    render_dot,
-    render_nodes,
     substitute,
     toposort,
 )
+from imgmlp.engine.listing import render_dot, render_nodes
 
 
 @pytest.fixture

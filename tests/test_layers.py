@@ -15,7 +15,8 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "imgmlp"
 ORDER = """
     errors kernels
-    engine.dtype engine.symbolic engine.view engine.graph engine.flow engine.grad engine.interpret
+    engine.misuse engine.dtype engine.symbolic engine.view engine.graph engine.listing
+    engine.flow engine.grad engine.interpret
     engine.simplify engine.kernel engine.place engine.state engine.merge engine.schedule
     engine.block engine.uops engine.indices engine.linearize engine.memory engine.render
     engine.stages engine.watch engine.emulate engine.emulate_uops

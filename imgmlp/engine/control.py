@@ -12,7 +12,8 @@ from typing import overload
 from imgmlp.engine import flow, graph
 from imgmlp.engine.dtype import i32
 from imgmlp.engine.elementwise import common_device
-from imgmlp.engine.graph import Node
+from imgmlp.engine.graph import kind_of
+from imgmlp.engine.misuse import misuse
 from imgmlp.engine.step import capture
 from imgmlp.engine.tensor import Tensor
 
@@ -49,7 +50,7 @@ def loop(
     """
     _check_count(count)
     if not initial or not all(isinstance(t, Tensor) for t in initial):
-        raise TypeError("loop: needs Tensors to carry from iteration to iteration")
+        raise misuse(TypeError, "loop: needs Tensors to carry from iteration to iteration")
     device = common_device(*initial)
     depth = _depth[0]
     index = flow.parameter(depth, 0, graph.const(0, i32))
@@ -74,30 +75,31 @@ def loop(
 
 def _check_count(count: int) -> None:
     if not isinstance(count, int) or isinstance(count, bool):
-        raise TypeError(
-            f"loop: the count must be an int, known when the step is built, not {count!r}"
+        raise misuse(
+            TypeError,
+            f"loop: the count must be an int, known when the step is built, not {count!r}",
         )
     if count < 0:
-        raise ValueError(f"loop: {count} iterations; the count must not be negative")
+        raise misuse(ValueError, f"loop: {count} iterations; the count must not be negative")
 
 
 def _check_returned(initial: Sequence[Tensor], found: Sequence[Tensor], assigned: bool) -> None:
     if assigned:
-        raise ValueError(
-            "loop: the body assigns a state; carry its value and assign what the loop returns"
+        raise misuse(
+            ValueError,
+            "loop: the body assigns a state; carry its value and assign what the loop returns",
         )
     if not all(isinstance(t, Tensor) for t in found):
         kinds = ", ".join(type(t).__name__ for t in found)
-        raise TypeError(f"loop: the body must return Tensors, not {kinds}")
+        raise misuse(TypeError, f"loop: the body must return Tensors, not {kinds}")
     if len(found) != len(initial):
-        raise ValueError(f"loop: the body takes {len(initial)} values, but returns {len(found)}")
+        raise misuse(
+            ValueError, f"loop: the body takes {len(initial)} values, but returns {len(found)}"
+        )
     for i, (before, after) in enumerate(zip(initial, found, strict=True)):
         if (before.shape, before.dtype) != (after.shape, after.dtype):
-            raise ValueError(
-                f"loop: value {i} enters the body as {_kind(before.node)} and leaves it as "
-                f"{_kind(after.node)}; shape and dtype must stay"
+            raise misuse(
+                ValueError,
+                f"loop: value {i} enters the body as {kind_of(before.node)} and leaves it as "
+                f"{kind_of(after.node)}; shape and dtype must stay",
             )
-
-
-def _kind(node: Node) -> str:
-    return f"{node.dtype.name}{list(node.shape)}"

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy
 
+from imgmlp.engine.misuse import misuse
+
 NumpyDType = numpy.dtype[Any]
 
 
@@ -33,7 +35,7 @@ class DType:
     def np(self) -> NumpyDType:
         """The NumPy type of the same representation; TypeError for a weak type."""
         if self.storage is None:
-            raise TypeError(f"{self.name} has no representation; make it concrete first")
+            raise misuse(TypeError, f"{self.name} has no representation; make it concrete first")
         return self.storage
 
     @property
@@ -109,7 +111,7 @@ def promote(*dtypes: DType) -> DType:
     a stored type took part becomes concrete: i32 and weak_float give f32.
     """
     if not dtypes:
-        raise TypeError("promote: needs at least one dtype")
+        raise misuse(TypeError, "promote: needs at least one dtype")
     bound = min(set.intersection(*map(_upper_bounds, dtypes)), key=lambda d: d.priority)
     python_only = all(d.is_weak for d in dtypes)
     return bound if python_only else concrete(bound)
@@ -146,12 +148,12 @@ def from_numpy(dtype: Any) -> DType:
     if given in _FROM_NUMPY:
         return _FROM_NUMPY[given]
     if given.kind in _NEAREST:
-        raise TypeError(
-            f"{given} arrays cannot be kept; cast with .astype({_NEAREST[given.kind]!r})"
+        raise misuse(
+            TypeError, f"{given} arrays cannot be kept; cast with .astype({_NEAREST[given.kind]!r})"
         )
     if given.kind == "c":
-        raise TypeError(f"{given} arrays cannot be kept; take .real and .imag apart")
-    raise TypeError(f"{given} arrays hold no numbers")
+        raise misuse(TypeError, f"{given} arrays cannot be kept; take .real and .imag apart")
+    raise misuse(TypeError, f"{given} arrays hold no numbers")
 
 
 def of(value: Any) -> DType:
@@ -166,4 +168,4 @@ def of(value: Any) -> DType:
         return weak_float
     if isinstance(value, numpy.dtype | type):
         return from_numpy(value)
-    raise TypeError(f"{type(value).__name__} is no number, array or NumPy dtype")
+    raise misuse(TypeError, f"{type(value).__name__} is no number, array or NumPy dtype")

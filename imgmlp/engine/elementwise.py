@@ -17,6 +17,7 @@ from imgmlp.engine import graph
 from imgmlp.engine.device import AnyDevice
 from imgmlp.engine.dtype import DType
 from imgmlp.engine.graph import Node, Op
+from imgmlp.engine.misuse import misuse
 from imgmlp.engine.operands import Array, Scalar, broadcast, broadcast_shapes, from_host
 
 Operand: TypeAlias = "Elementwise | Scalar | Array"
@@ -85,9 +86,9 @@ class Elementwise:
         return self._whole(other)._binary(Op.DIV, other, swapped=True)
 
     def _whole(self, other: Operand) -> Self:
-        kind = dt.promote(self.dtype, _dtype_of(other))
+        kind = dt.promote(self.dtype, _dtype_of("//", other))
         if kind.is_float:
-            raise TypeError(f"//: needs integers, not {kind.name}; use / on floats")
+            raise misuse(TypeError, f"//: needs integers, not {kind.name}; use / on floats")
         return self
 
     def __mod__(self, other: Operand) -> Self:
@@ -102,14 +103,16 @@ class Elementwise:
     def __pow__(self, exponent: int) -> Self:
         """Whole powers, by squaring."""
         if not isinstance(exponent, int) or exponent < 1:
-            raise ValueError(f"power {exponent}: only whole exponents from 1; use exp and log")
+            raise misuse(
+                ValueError, f"power {exponent}: only whole exponents from 1; use exp and log"
+            )
         half = self if exponent == 1 else (self * self) ** (exponent // 2)
         return half if exponent == 1 or exponent % 2 == 0 else half * self
 
     def __rpow__(self, base: float) -> Self:
         """A positive number to the power of each element."""
         if not isinstance(base, int | float) or base <= 0:
-            raise ValueError(f"{base} ** tensor: the base must be a number above zero")
+            raise misuse(ValueError, f"{base} ** tensor: the base must be a number above zero")
         return (self._float() * math.log2(base)).exp2()
 
     def __xor__(self, other: Operand) -> Self:
@@ -235,7 +238,7 @@ class Elementwise:
         Raises ValueError for a negative slope, whose answers do not show the sign of x.
         """
         if slope < 0:
-            raise ValueError(f"leaky_relu: the slope must not be negative, not {slope}")
+            raise misuse(ValueError, f"leaky_relu: the slope must not be negative, not {slope}")
         answer = self.where(self < 0, self * slope if slope else 0.0, self)
         return self._with(graph.function(answer.node, [self.node], _leaky_relu_vjp(slope)))
 
@@ -274,13 +277,18 @@ def _node_of(value: Operand) -> Node:
     return value.node if isinstance(value, Elementwise) else from_host(value, None)
 
 
-def _dtype_of(value: Operand) -> DType:
-    return value.dtype if isinstance(value, Elementwise) else dt.of(value)
+def _dtype_of(operation: str, value: Operand) -> DType:
+    if isinstance(value, Elementwise):
+        return value.dtype
+    if not isinstance(value, bool | int | float | np.generic | np.ndarray):
+        name = type(value).__name__
+        raise misuse(TypeError, f"{operation}: takes Tensors, arrays and numbers, not {name}")
+    return dt.of(value)
 
 
 def aligned(operation: str, *values: Operand) -> tuple[list[Node], AnyDevice | None]:
     """All at one shape, dtype and device; a Python number takes the others' dtype if it can."""
-    kind = dt.concrete(dt.promote(*map(_dtype_of, values)))
+    kind = dt.concrete(dt.promote(*(_dtype_of(operation, v) for v in values)))
     nodes = [
         graph.cast(_node_of(v), kind) if isinstance(v, Elementwise | np.ndarray) else None
         for v in values
@@ -302,5 +310,5 @@ def _one_device(*devices: AnyDevice | None) -> AnyDevice | None:
     found = {id(d): d for d in devices if d is not None}
     if len(found) > 1:
         names = " and ".join(d.info.spec for d in found.values())
-        raise ValueError(f"tensors are on different devices: {names}")
+        raise misuse(ValueError, f"tensors are on different devices: {names}")
     return next(iter(found.values()), None)

@@ -18,10 +18,11 @@ from imgmlp.engine.graph import (
     Op,
     make,
     rebuild,
-    render_nodes,
     substitute,
     toposort,
 )
+from imgmlp.engine.listing import render_nodes
+from imgmlp.engine.misuse import misuse
 
 MOST_UNROLLED = 20_000  # operations that the gradient of a loop may consist of
 
@@ -156,8 +157,9 @@ def unroll(roots: Sequence[Node], wrt: int) -> list[Node]:
 def _check_size(loop: Node) -> None:
     size = loop.arg.size()
     if size > MOST_UNROLLED:
-        raise ValueError(
+        raise misuse(
+            ValueError,
             f"gradient: a loop of {loop.arg.count:,} iterations would be unrolled to {size:,} "
             f"operations, more than {MOST_UNROLLED:,}; loop fewer times, or take the gradient "
-            "inside of the loop's body"
+            "inside of the loop's body",
         )

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from imgmlp.engine import graph
 from imgmlp.engine.elementwise import common_device
 from imgmlp.engine.graph import Node
+from imgmlp.engine.misuse import misuse
 from imgmlp.engine.tensor import Tensor
 
 Answers = Tensor | Sequence[Tensor | None] | None
@@ -59,7 +60,7 @@ class Function:
         tensors = [a for a in arguments if isinstance(a, Tensor)]
         answer = cls.forward(ctx, *arguments)
         if not isinstance(answer, Tensor):
-            raise TypeError(f"{cls.__name__}.forward must return a Tensor, not {answer!r}")
+            raise misuse(TypeError, f"{cls.__name__}.forward must return a Tensor, not {answer!r}")
         device = common_device(answer, *tensors)
 
         def vjp(g: Node, ans: Node, *inputs: Node) -> tuple[Node | None, ...]:
@@ -75,9 +76,10 @@ class Function:
         several = found if isinstance(found, tuple | list) else (found,)
         name = f"{cls.__name__}.backward"
         if len(several) != len(arguments):
-            raise ValueError(
+            raise misuse(
+                ValueError,
                 f"{name} gave {len(several)} gradients for {len(arguments)} arguments of "
-                "forward; return None for those that have no gradient"
+                "forward; return None for those that have no gradient",
             )
         nodes: list[Node | None] = []
         for i, (g, argument) in enumerate(zip(several, arguments, strict=True)):
@@ -87,8 +89,9 @@ class Function:
                 nodes.append(None)
                 continue
             if g.shape != argument.shape:
-                raise ValueError(
-                    f"{name}: gradient {i} is of shape {g.shape}, its argument of {argument.shape}"
+                raise misuse(
+                    ValueError,
+                    f"{name}: gradient {i} is of shape {g.shape}, its argument of {argument.shape}",
                 )
             nodes.append(graph.cast(g.node, argument.dtype))
         return nodes

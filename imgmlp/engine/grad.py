@@ -23,10 +23,10 @@ from imgmlp.engine.graph import (
     dot,
     iota,
     move,
-    normal_axis,
     reduce,
     toposort,
 )
+from imgmlp.engine.misuse import misuse
 
 Gradients = tuple[Node | None, ...]
 LN2 = math.log(2.0)
@@ -167,9 +167,11 @@ def gradient(loss: Node, wrt: Sequence[Node]) -> list[Node]:
     Raises ValueError if the loss is not one element, TypeError if it is not a float.
     """
     if loss.size != 1:
-        raise ValueError(f"gradient: the loss must be a single number, not of shape {loss.shape}")
+        raise misuse(
+            ValueError, f"gradient: the loss must be a single number, not of shape {loss.shape}"
+        )
     if not loss.dtype.is_float:
-        raise TypeError(f"gradient: the loss must be a float, not {loss.dtype.name}")
+        raise misuse(TypeError, f"gradient: the loss must be a float, not {loss.dtype.name}")
     *wrt, loss = unroll([*wrt, loss], len(wrt))
     order = toposort([loss])
     active = set(wrt)  # what depends on any of wrt
@@ -220,7 +222,7 @@ def _side_by_side(parts: Sequence[Node]) -> Node | None:
     for begin, part in sorted(begins.items()):
         if begin != end:
             return None
-        end += part.shape[normal_axis(axis, len(part.shape), "concat")]
+        end += part.shape[axis]
     if end != parts[0].shape[axis] or len(begins) != len(parts):
         return None
     return concat([part for _, part in sorted(begins.items())], axis)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from imgmlp.engine.dtype import DType, bool_, exact, f16, f32, i32, u32
+from imgmlp.engine.misuse import misuse
 from imgmlp.engine.view import Access
 
 Shape = tuple[int, ...]
@@ -144,7 +145,7 @@ class Node:
         return math.prod(self.shape)
 
     def __repr__(self) -> str:
-        return f"Node({label(self)}, {self.dtype.name}{list(self.shape)})"
+        return f"Node({label(self)}, {kind_of(self)})"
 
     # Operators keep gradient rules readable. Shapes must agree; Python numbers are constants.
     def __add__(self, other: Node | float) -> Node:
@@ -221,30 +222,36 @@ def alu(op: Op, *src: Node, dtype: DType | None = None) -> Node:
     first = src[0]
     if any(s.shape != first.shape for s in src):
         shapes = ", ".join(str(s.shape) for s in src)
-        raise ValueError(f"{op.name.lower()}: shapes {shapes} differ; broadcast them first")
+        raise misuse(ValueError, f"{op.name.lower()}: shapes {shapes} differ; broadcast them first")
     operands = src[1:] if op is Op.WHERE else src
     if any(s.dtype is not operands[0].dtype for s in operands):
-        names = ", ".join(s.dtype.name for s in operands)
-        raise TypeError(f"{op.name.lower()}: dtypes {names} differ; cast them first")
-    _check_dtype(op, first, operands[0].dtype)
+        kinds = ", ".join(map(kind_of, operands))
+        raise misuse(TypeError, f"{op.name.lower()}: dtypes of {kinds} differ; cast them first")
+    _check_dtype(op, first, operands[0])
     return make(op, src, None, first.shape, dtype or _result_dtype(op, operands[0].dtype))
 
 
-def _check_dtype(op: Op, first: Node, dtype: DType) -> None:
+def _check_dtype(op: Op, first: Node, operand: Node) -> None:
+    dtype = operand.dtype
     if op is Op.WHERE and first.dtype is not bool_:
-        raise TypeError(f"where: the condition must be bool, not {first.dtype.name}")
+        raise misuse(TypeError, f"where: the condition must be bool, not {kind_of(first)}")
     if op in FLOAT_ONLY and not dtype.is_float:
-        raise TypeError(f"{op.name.lower()}: needs a float, not {dtype.name}; use .cast(f32)")
+        raise _unfit(op, "a float", operand, "use .cast(f32)")
     if (op in BITWISE or op is Op.MOD) and dtype.is_float:
-        raise TypeError(f"{op.name.lower()}: needs integers, not {dtype.name}")
-    _check_not_bool(op, dtype)
+        raise _unfit(op, "integers", operand, "use .cast(i32)")
+    _check_not_bool(op, operand)
     if op is Op.HASH and dtype is not u32:
-        raise TypeError(f"hash: needs u32, not {dtype.name}")
+        raise _unfit(op, "u32", operand, "use .cast(u32)")
 
 
-def _check_not_bool(op: Op, dtype: DType) -> None:
-    if op in NOT_BOOL and dtype is bool_:
-        raise TypeError(f"{op.name.lower()}: needs numbers, not bool; use & | ^ or cast them")
+def _check_not_bool(op: Op, node: Node) -> None:
+    if op in NOT_BOOL and node.dtype is bool_:
+        raise _unfit(op, "numbers", node, "use & | ^ or cast them")
+
+
+def _unfit(op: Op, needed: str, node: Node, advice: str) -> TypeError:
+    name = op.name.lower()
+    return misuse(TypeError, f"{name}: needs {needed}, not {kind_of(node)}; {advice}")
 
 
 def _result_dtype(op: Op, dtype: DType) -> DType:
@@ -259,10 +266,10 @@ def cast(node: Node, dtype: DType) -> Node:
 
 def reduce(op: Op, node: Node, axes: Sequence[int]) -> Node:
     """SUM or REDUCE_MAX over axes, which vanish from the shape; halves are added in f32."""
-    _check_not_bool(op, node.dtype)
+    _check_not_bool(op, node)
     if op is Op.SUM and node.dtype is f16:
         return cast(reduce(op, cast(node, f32), axes), f16)
-    axes = tuple(sorted({normal_axis(a, len(node.shape), op.name.lower()) for a in axes}))
+    axes = tuple(sorted({normal_axis(a, node.shape, op.name.lower()) for a in axes}))
     if not axes:
         return node
     shape = tuple(n for i, n in enumerate(node.shape) if i not in axes)
@@ -273,7 +280,12 @@ def move(op: Op, node: Node, arg: Any) -> Node:
     """A movement operation; `arg` as Op documents. The view algebra checks it."""
     if op is Op.RESHAPE and node.op is Op.RESHAPE:
         node = node.src[0]
-    moved = apply_movement(Access.of(node.shape), op, arg)
+    try:
+        moved = apply_movement(Access.of(node.shape), op, arg)
+    except TypeError:
+        name = op.name.lower()
+        what = "whole numbers, each an argument of its own"
+        raise misuse(TypeError, f"{name} of shape {node.shape}: {arg} are not {what}") from None
     if moved.shape == node.shape and op in (Op.RESHAPE, Op.EXPAND):
         return node
     if op is Op.RESHAPE or op is Op.EXPAND:
@@ -301,34 +313,34 @@ def apply_movement(access: Access, op: Op, arg: Any) -> Access:
 def dot(a: Node, b: Node) -> Node:
     """Matrix product of f32 over equal leading axes: [..., M, K] x [..., K, N] -> [..., M, N]."""
     if len(a.shape) < 2 or len(a.shape) != len(b.shape) or a.shape[:-2] != b.shape[:-2]:
-        raise ValueError(f"dot: shapes {a.shape} and {b.shape} need equal leading axes")
+        raise misuse(ValueError, f"dot: shapes {a.shape} and {b.shape} need equal leading axes")
     if a.shape[-1] != b.shape[-2]:
-        raise ValueError(f"dot: {a.shape} x {b.shape}: {a.shape[-1]} is not {b.shape[-2]}")
+        raise misuse(ValueError, f"dot: {a.shape} x {b.shape}: {a.shape[-1]} is not {b.shape[-2]}")
     if a.dtype is not f32 or b.dtype is not f32:
-        raise TypeError(f"dot: needs f32 factors, not {a.dtype.name} and {b.dtype.name}")
+        raise misuse(TypeError, f"dot: needs f32 factors, not {kind_of(a)} and {kind_of(b)}")
     return make(Op.DOT, (a, b), None, (*a.shape[:-1], b.shape[-1]), a.dtype)
 
 
 def gather(table: Node, index: Node) -> Node:
     """Rows of a table: [N, ...] at int [...] -> index.shape + table.shape[1:].
 
-    Indices must be in range; they are computed values, so only the caller can know.
+    Indices must be in range; of computed ones only the caller can know.
     """
     if not index.dtype.is_int:
-        raise TypeError(f"gather: the index must be an integer, not {index.dtype.name}")
+        raise misuse(TypeError, f"gather: the index must be of integers, not {kind_of(index)}")
     if not table.shape:
-        raise ValueError("gather: the table needs at least one axis")
+        raise misuse(ValueError, f"gather: {kind_of(table)} has no axis of rows")
     return make(Op.GATHER, (table, index), None, index.shape + table.shape[1:], table.dtype)
 
 
 def concat(parts: Sequence[Node], axis: int) -> Node:
     """Parts side by side along an axis; the other axes agree."""
     first = parts[0]
-    axis = normal_axis(axis, len(first.shape), "concat")
+    axis = normal_axis(axis, first.shape, "concat")
     rest = {(p.dtype.name, *p.shape[:axis], *p.shape[axis + 1 :]) for p in parts}
     if len(rest) > 1:
-        shapes = ", ".join(f"{p.dtype.name}{list(p.shape)}" for p in parts)
-        raise ValueError(f"concat: {shapes} do not fit along axis {axis}")
+        kinds = ", ".join(map(kind_of, parts))
+        raise misuse(ValueError, f"concat: {kinds} do not fit along axis {axis}")
     if len(parts) == 1:
         return first
     length = sum(p.shape[axis] for p in parts)
@@ -347,13 +359,15 @@ def function(answer: Node, inputs: Sequence[Node], vjp: Callable[..., Any]) -> N
     return make(Op.FUNCTION, (answer, *inputs), vjp, answer.shape, answer.dtype)
 
 
-def normal_axis(axis: int, rank: int, operation: str) -> int:
+def normal_axis(axis: int, shape: Shape, operation: str) -> int:
+    """An axis counted from the first, where negative ones count from the end."""
+    rank = len(shape)
     if not -rank <= axis < rank:
-        raise ValueError(f"{operation}: axis {axis} is outside a tensor of {rank} axes")
+        raise misuse(ValueError, f"{operation}: axis {axis} is none of the {rank} of shape {shape}")
     return axis % rank
 
 
-# --- walking and printing ---
+# --- walking, and what printers show of a Node ---
 
 
 def toposort(roots: Iterable[Node]) -> list[Node]:
@@ -386,6 +400,11 @@ def substitute(roots: Sequence[Node], replaced: dict[Node, Node]) -> list[Node]:
     return [done[r] for r in roots]
 
 
+def kind_of(node: Node) -> str:
+    """Dtype and shape of a Node, as printers and errors show them."""
+    return f"{node.dtype.name}{list(node.shape)}"
+
+
 def label(node: Node) -> str:
     """One Node without its sources, as the printers show it."""
     if node.op is Op.BUFFER:
@@ -393,40 +412,3 @@ def label(node: Node) -> str:
     if node.op in (Op.FUNCTION, Op.IOTA) or node.arg is None:
         return node.op.name
     return f"{node.op.name} {node.arg}"
-
-
-def render_nodes(roots: Sequence[Node]) -> str:
-    """Numbered listing, a line a Node: number, operation, sources, dtype and shape.
-
-    The body of a loop follows it, indented and with numbers of its own.
-    """
-    numbers: dict[Node, int] = {}
-    lines = []
-    for node in toposort(roots):
-        numbers[node] = len(numbers)
-        sources = ", ".join(str(numbers[s]) for s in node.src)
-        kind = f"{node.dtype.name}{list(node.shape)}" if node.op is not Op.LOOP else ""
-        line = f"{numbers[node]:4d} {label(node):<28} ({sources})".ljust(48) + f" {kind}"
-        lines.append(line.rstrip())
-        if node.op is Op.LOOP:
-            lines += [f"     {line}" for line in node.arg.render().splitlines()]
-    return "\n".join(lines)
-
-
-def render_dot(roots: Sequence[Node]) -> str:
-    """The graph in Graphviz DOT, arrows from sources to what uses them, loops as clusters."""
-    lines = ["digraph imgmlp {", "  rankdir=LR; node [shape=box, fontname=monospace];"]
-    return "\n".join([*lines, *_dot_lines(roots, "n"), "}"])
-
-
-def _dot_lines(roots: Sequence[Node], prefix: str) -> list[str]:
-    numbers = {node: f"{prefix}{i}" for i, node in enumerate(toposort(roots))}
-    lines = []
-    for node, name in numbers.items():
-        text = f"{label(node)}\\n{node.dtype.name}{list(node.shape)}".replace('"', "'")
-        lines.append(f'  {name} [label="{text}"];')
-        lines += [f"  {numbers[s]} -> {name};" for s in node.src]
-        if node.op is Op.LOOP:
-            body = _dot_lines(node.arg.values, f"{name}_")
-            lines += [f'  subgraph cluster_{name} {{ label="{node.arg}";', *body, "  }"]
-    return lines

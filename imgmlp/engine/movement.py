@@ -11,7 +11,8 @@ from imgmlp.engine import dtype as dt
 from imgmlp.engine import graph
 from imgmlp.engine.elementwise import Elementwise, common_device
 from imgmlp.engine.graph import Op
-from imgmlp.engine.operands import broadcast
+from imgmlp.engine.misuse import OutOfBoundsError, misuse
+from imgmlp.engine.operands import broadcast, check_rows, out_of_bounds
 
 
 class Movement(Elementwise):
@@ -32,7 +33,7 @@ class Movement(Elementwise):
     def transpose(self, a: int = -2, b: int = -1) -> Self:
         rank = len(self.shape)
         axes = list(range(rank))
-        a, b = (graph.normal_axis(axis, rank, "transpose") for axis in (a, b))
+        a, b = (graph.normal_axis(axis, self.shape, "transpose") for axis in (a, b))
         axes[a], axes[b] = axes[b], axes[a]
         return self.permute(*axes)
 
@@ -56,12 +57,12 @@ class Movement(Elementwise):
         return self._move(Op.STRIDE, steps)
 
     def flip(self, *axes: int) -> Self:
-        flipped = {graph.normal_axis(a, len(self.shape), "flip") for a in axes}
+        flipped = {graph.normal_axis(a, self.shape, "flip") for a in axes}
         return self.stride(*(-1 if i in flipped else 1 for i in range(len(self.shape))))
 
     def __len__(self) -> int:
         if not self.shape:
-            raise TypeError("a Tensor of no axes has no length")
+            raise misuse(TypeError, "len: a Tensor of shape () has no length")
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Self]:
@@ -71,11 +72,13 @@ class Movement(Elementwise):
         """Whole numbers and slices with positive or negative steps."""
         keys = key if isinstance(key, tuple) else (key,)
         if len(keys) > len(self.shape):
-            raise IndexError(f"{len(keys)} indices for a tensor of {len(self.shape)} axes")
+            raise misuse(
+                OutOfBoundsError, f"{len(keys)} indices for a Tensor of shape {self.shape}"
+            )
         ranges, steps, kept = [], [], []
         for axis, n in enumerate(self.shape):
             item = keys[axis] if axis < len(keys) else slice(None)
-            span, step = _span(item, n, axis)
+            span, step = self._span(item, n, axis)
             ranges.append(span)
             steps.append(step)
             if isinstance(item, slice):
@@ -88,7 +91,7 @@ class Movement(Elementwise):
     @classmethod
     def concat(cls, parts: Sequence[Self], axis: int = 0) -> Self:
         if not parts:
-            raise ValueError("concat: needs at least one tensor")
+            raise misuse(ValueError, "concat: needs at least one tensor")
         kind = dt.concrete(dt.promote(*(p.dtype for p in parts)))
         nodes = [p.cast(kind).node for p in parts]
         return cls(graph.concat(nodes, axis), common_device(*parts))
@@ -97,22 +100,28 @@ class Movement(Elementwise):
         return self._with(graph.contiguous(self.node))
 
     def gather(self, index: Elementwise) -> Self:
-        """Rows of a table: [N, ...] at int [...]. Indices must lie in [0, N)."""
+        """Rows of a table: [N, ...] at int [...].
+
+        Indices must lie in [0, N): OutOfBoundsError if the host knows of one that does not.
+        """
         node = graph.gather(self.node, index.node)
+        check_rows(self.shape, index.node)
         return type(self)(node, common_device(self, index))
 
-
-def _span(item: Any, n: int, axis: int) -> tuple[tuple[int, int], int]:
-    """[begin, end) and the step that an index or a slice takes of an axis of n elements."""
-    if isinstance(item, int | np.integer):
-        item = int(item)
-        if not -n <= item < n:
-            raise IndexError(f"index {item} is out of bounds for axis {axis} of size {n}")
-        return (item % n, item % n + 1), 1
-    if not isinstance(item, slice):
-        raise TypeError(f"index {item!r}: whole numbers and slices only; use gather for tensors")
-    begin, end, step = item.indices(n)
-    count = len(range(begin, end, step))
-    if step > 0:
-        return (begin, max(begin, end)) if count else (0, 0), step
-    return (begin + (count - 1) * step, begin + 1), step
+    def _span(self, item: Any, n: int, axis: int) -> tuple[tuple[int, int], int]:
+        """[begin, end) and the step that an index or a slice takes of an axis of n elements."""
+        if isinstance(item, int | np.integer):
+            item = int(item)
+            if not -n <= item < n:
+                raise out_of_bounds(item, axis, self.shape)
+            return (item % n, item % n + 1), 1
+        if not isinstance(item, slice):
+            advice = "whole numbers and slices only; use gather for Tensors"
+            raise misuse(TypeError, f"index {item!r} of shape {self.shape}: {advice}")
+        begin, end, step = item.indices(n)
+        count = len(range(begin, end, step))
+        if not count:
+            raise misuse(ValueError, f"index {item} takes nothing of axis {axis} of {self.shape}")
+        if step > 0:
+            return (begin, end), step
+        return (begin + (count - 1) * step, begin + 1), step

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from imgmlp.engine.device import AnyDevice
+from imgmlp.engine.misuse import misuse
 from imgmlp.engine.tensor import Tensor
 
 
@@ -37,7 +38,7 @@ def layer_norm(x: Tensor, scale: Tensor, shift: Tensor, epsilon: float = 1e-5) -
     """
     if not x.shape[-1:] == scale.shape == shift.shape:
         shapes = f"scale {scale.shape} and shift {shift.shape}"
-        raise ValueError(f"layer_norm: {shapes} do not fit the last axis of {x.shape}")
+        raise misuse(ValueError, f"layer_norm: {shapes} do not fit the last axis of {x.shape}")
     spread = (x.variance(-1, keepdims=True) + epsilon).sqrt()
     return (x - x.mean(-1, keepdims=True)) / spread * scale + shift
 
@@ -104,7 +105,7 @@ class SelfAttention:
 
     def __init__(self, features: int, heads: int, seed: int, device: AnyDevice) -> None:
         if heads < 1 or features % heads:
-            raise ValueError(f"{features} features cannot be divided among {heads} heads")
+            raise misuse(ValueError, f"{features} features cannot be divided among {heads} heads")
         self.heads = heads
         self.into = Linear.random(features, 3 * features, seed, device)
         self.out = Linear.random(features, features, seed + 1, device)
@@ -160,9 +161,11 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     """
     if len(logits.shape) != 2 or target.shape != logits.shape[:1]:
         shapes = f"not {logits.shape} and {target.shape}"
-        raise ValueError(f"cross_entropy: needs [rows, classes] and [rows], {shapes}; reshape them")
+        raise misuse(
+            ValueError, f"cross_entropy: needs [rows, classes] and [rows], {shapes}; reshape them"
+        )
     if not target.dtype.is_int:
-        raise TypeError(f"cross_entropy: the target must be int, not {target.dtype.name}")
+        raise misuse(TypeError, f"cross_entropy: the target must be int, not {target.dtype.name}")
     rows, classes = logits.shape
     chosen = Tensor.arange(classes).reshape(1, classes).eq(target.reshape(rows, 1))
     picked = Tensor.where(chosen, logits.log_softmax(), 0.0)
@@ -177,7 +180,9 @@ def slices(flat: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
     """
     sizes = [math.prod(s) for s in shapes]
     if flat.shape != (sum(sizes),):
-        raise ValueError(f"slices: shapes of {sum(sizes)} elements do not fill {flat.shape}")
+        raise misuse(
+            ValueError, f"slices: shapes of {sum(sizes)} elements do not fill {flat.shape}"
+        )
     found, begin = [], 0
     for shape, size in zip(shapes, sizes, strict=True):
         found.append(flat.shrink((begin, begin + size)).reshape(*shape))

@@ -5,6 +5,7 @@ NumPy's and Python's conventions live here; the Nodes below them are strict.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from imgmlp.engine import dtype as dt
 from imgmlp.engine import graph
 from imgmlp.engine.dtype import DType
 from imgmlp.engine.graph import Buffer, Node, Op, Shape
+from imgmlp.engine.misuse import OutOfBoundsError, misuse
 
 Scalar = bool | int | float
 Array = np.ndarray[Any, Any]
@@ -28,7 +30,7 @@ def from_host(data: Any, device: Any, dtype: DType | None = None, name: str = ""
     """
     array = np.asarray(data)
     if array.size == 0:
-        raise ValueError(f"a Tensor of shape {array.shape} would hold no elements")
+        raise misuse(ValueError, f"a Tensor of shape {array.shape} would hold no elements")
     kind = dtype or dt.from_numpy(array.dtype)
     _check_range(array, kind)
     host = np.ascontiguousarray(array, dtype=kind.np).reshape(array.shape)
@@ -40,7 +42,33 @@ def _check_range(array: Array, kind: DType) -> None:
     if kind.is_int and array.dtype.kind in "iu":
         low, high = int(array.min()), int(array.max())
         if low < kind.min or high > kind.max:
-            raise ValueError(f"{kind.name} cannot hold {low if low < kind.min else high}")
+            raise misuse(ValueError, f"{kind.name} cannot hold {low if low < kind.min else high}")
+
+
+def whole_shape(operation: str, shape: Sequence[int]) -> Shape:
+    """A shape to make a Tensor of: whole numbers, and at least one element."""
+    try:
+        sizes = tuple(map(operator.index, shape))
+    except TypeError:
+        what = "whole numbers, each an argument of its own"
+        raise misuse(TypeError, f"{operation}: sizes {shape} are not {what}") from None
+    if any(n < 1 for n in sizes):
+        raise misuse(ValueError, f"{operation}: shape {sizes} holds no elements")
+    return sizes
+
+
+def check_rows(table: Shape, index: Node) -> None:
+    """Refuse what is to be gathered out of bounds, where the host has the indices."""
+    known = index.arg.host if index.op is Op.BUFFER else None
+    if known is not None:
+        wrong = known[(known < 0) | (known >= table[0])]
+        if wrong.size:
+            raise out_of_bounds(int(wrong.flat[0]), 0, table)
+
+
+def out_of_bounds(index: int, axis: int, shape: Shape) -> OutOfBoundsError:
+    text = f"index {index} is out of bounds for axis {axis} of size {shape[axis]}"
+    return misuse(OutOfBoundsError, f"{text}, shape {shape}")
 
 
 def broadcast_shapes(operation: str, *shapes: Shape) -> Shape:
@@ -49,15 +77,15 @@ def broadcast_shapes(operation: str, *shapes: Shape) -> Shape:
         return np.broadcast_shapes(*shapes)
     except ValueError:
         text = " and ".join(str(s) for s in shapes)
-        raise ValueError(f"{operation}: shapes {text} do not broadcast") from None
+        raise misuse(ValueError, f"{operation}: shapes {text} do not broadcast") from None
 
 
-def broadcast(node: Node, shape: Sequence[int]) -> Node:
+def broadcast(node: Node, shape: Sequence[int], operation: str = "broadcast_to") -> Node:
     """The Node at a larger shape, by the same rule."""
     shape = tuple(shape)
+    if broadcast_shapes(operation, node.shape, shape) != shape:
+        raise misuse(ValueError, f"{operation}: shape {node.shape} does not fit into {shape}")
     missing = len(shape) - len(node.shape)
-    if missing < 0:
-        raise ValueError(f"cannot broadcast shape {node.shape} to {shape}")
     ones = graph.move(Op.RESHAPE, node, (*(1,) * missing, *node.shape))
     return graph.move(Op.EXPAND, ones, shape)
 

@@ -12,6 +12,8 @@ from typing import Literal
 import numpy as np
 
 from imgmlp.engine.device import AnyDevice
+from imgmlp.engine.graph import toposort
+from imgmlp.engine.misuse import misuse
 from imgmlp.engine.tensor import Tensor
 
 Form = Literal["standard", "seed"]
@@ -21,11 +23,22 @@ def _trainable(parameters: Sequence[Tensor], optimizer: str) -> list[Tensor]:
     """The parameters, if they can be assigned."""
     found = list(parameters)
     if not found:
-        raise ValueError(f"{optimizer}: there are no parameters to train")
+        raise misuse(ValueError, f"{optimizer}: there are no parameters to train")
     for p in found:
         if not p.realized or not p.dtype.is_float:
-            raise ValueError(f"{optimizer}: {p!r} is no realized Tensor of floats; call realize()")
+            raise misuse(
+                ValueError, f"{optimizer}: {p!r} is no realized Tensor of floats; call realize()"
+            )
     return found
+
+
+def _gradients(loss: Tensor, parameters: Sequence[Tensor], optimizer: str) -> list[Tensor]:
+    """Gradients by every parameter; zeros by some of them may be meant, by all are not."""
+    used = set(toposort([loss.node]))
+    if not any(p.node in used for p in parameters):
+        text = "no parameter leads to this loss; realize() ends gradients"
+        raise misuse(ValueError, f"{optimizer}: {text}")
+    return loss.gradient(parameters)
 
 
 def _zeros_like(parameter: Tensor, name: str) -> Tensor:
@@ -44,7 +57,8 @@ class SGD:
 
     def step(self, loss: Tensor) -> None:
         """Assign the parameters what they are after one step down the loss's gradient."""
-        for p, g in zip(self.parameters, loss.gradient(self.parameters), strict=True):
+        gradients = _gradients(loss, self.parameters, "SGD")
+        for p, g in zip(self.parameters, gradients, strict=True):
             p.assign(p - g * self.lr)
 
 
@@ -89,7 +103,7 @@ class AdamW:
         if self.form == "standard":
             for power, value in zip(self.powers, grown, strict=True):
                 power.assign(value)
-        gradients = loss.gradient(self.parameters)
+        gradients = _gradients(loss, self.parameters, type(self).__name__)
         for p, g, m, v in zip(self.parameters, gradients, self.first, self.second, strict=True):
             new_m = m * self.betas[0] + g * (1 - self.betas[0])
             new_v = v * self.betas[1] + g * g * (1 - self.betas[1])

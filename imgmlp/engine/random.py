@@ -11,19 +11,21 @@ from collections.abc import Sequence
 
 from imgmlp.engine.dtype import f32, u32
 from imgmlp.engine.graph import Node, Op, alu, cast, const, iota, move
+from imgmlp.engine.operands import whole_shape
 
 PHI = 0x9E3779B9  # 2**32 over the golden ratio: keeps streams of random numbers apart
 
 
 def bits(shape: Sequence[int], seeds: Sequence[Node | int]) -> Node:
     """Uniform u32 by lowbias32 of a counter and the seeds: integers or Nodes of one element."""
+    shape = whole_shape("random numbers", shape)
     count = math.prod(shape)
     mixed = const(0, u32, (1,))
     for seed in seeds:
         mixed = alu(Op.HASH, mixed + _word(seed) + PHI)
     counter = alu(Op.HASH, cast(iota(count), u32))
     drawn = alu(Op.HASH, counter + move(Op.EXPAND, mixed, (count,)))
-    return move(Op.RESHAPE, drawn, tuple(shape))
+    return move(Op.RESHAPE, drawn, shape)
 
 
 def _word(seed: Node | int) -> Node:

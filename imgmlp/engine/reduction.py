@@ -26,7 +26,7 @@ class Reduction(Movement):
         reduced = self._with(graph.reduce(op, self.node, axes))
         if not keepdims:
             return reduced
-        kept = {graph.normal_axis(a, rank, "reduce") for a in axes}
+        kept = {graph.normal_axis(a, self.shape, "reduce") for a in axes}
         return reduced.reshape(*(1 if i in kept else n for i, n in enumerate(self.shape)))
 
     def sum(self, axis: Axis = None, keepdims: bool = False) -> Self:

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from imgmlp.engine.flow import computed
-from imgmlp.engine.graph import Node, render_dot, render_nodes
+from imgmlp.engine.graph import Node
 from imgmlp.engine.kernel import Procedure, Update, render_procedure
 from imgmlp.engine.linearize import linearize
+from imgmlp.engine.listing import render_dot, render_nodes
 from imgmlp.engine.memory import Plan, plan
 from imgmlp.engine.render import render
 from imgmlp.engine.schedule import schedule

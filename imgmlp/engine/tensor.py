@@ -20,7 +20,8 @@ from imgmlp.engine.device import AnyDevice
 from imgmlp.engine.dtype import DType
 from imgmlp.engine.grad import gradient as node_gradient
 from imgmlp.engine.graph import Buffer, Node, Op
-from imgmlp.engine.operands import Scalar, broadcast, from_host
+from imgmlp.engine.misuse import OutOfBoundsError, misuse
+from imgmlp.engine.operands import Scalar, broadcast, from_host, out_of_bounds, whole_shape
 from imgmlp.engine.program import read_buffer, run_once, write_buffer
 from imgmlp.engine.reduction import Reduction
 
@@ -60,10 +61,11 @@ class Tensor(Reduction):
     def flat_index(self, *indices: int) -> int:
         """Position of an element in the row-major value. Raises IndexError outside the shape."""
         if len(indices) != len(self.shape):
-            raise IndexError(f"{len(indices)} indices for a tensor of {len(self.shape)} axes")
+            text = f"{len(indices)} indices for a Tensor of shape {self.shape}"
+            raise misuse(OutOfBoundsError, text)
         for axis, (i, n) in enumerate(zip(indices, self.shape, strict=True)):
             if not 0 <= i < n:
-                raise IndexError(f"index {i} is out of bounds for axis {axis} of size {n}")
+                raise out_of_bounds(i, axis, self.shape)
         return sum(i * s for i, s in zip(indices, self.strides, strict=True))
 
     @property
@@ -82,19 +84,20 @@ class Tensor(Reduction):
         shape: Sequence[int], value: Scalar, dtype: DType | None = None, device: Any = None
     ) -> Tensor:
         kind = dtype or dt.concrete(dt.of(value))
-        return Tensor(graph.const(value, kind, tuple(shape)), device)
+        return Tensor(graph.const(value, kind, whole_shape("full", shape)), device)
 
     @staticmethod
     def zeros(*shape: int, dtype: DType = dt.f32, device: Any = None) -> Tensor:
-        return Tensor.full(shape, 0, dtype, device)
+        return Tensor(graph.const(0, dtype, whole_shape("zeros", shape)), device)
 
     @staticmethod
     def ones(*shape: int, dtype: DType = dt.f32, device: Any = None) -> Tensor:
-        return Tensor.full(shape, 1, dtype, device)
+        return Tensor(graph.const(1, dtype, whole_shape("ones", shape)), device)
 
     @staticmethod
     def arange(count: int, dtype: DType = dt.i32, device: Any = None) -> Tensor:
         """0, 1, ... count - 1."""
+        (count,) = whole_shape("arange", (count,))
         return Tensor(graph.cast(graph.iota(count), dtype), device)
 
     @staticmethod
@@ -134,7 +137,9 @@ class Tensor(Reduction):
     @requires_grad.setter
     def requires_grad(self, wanted: bool) -> None:
         if wanted and not self.dtype.is_float:
-            raise TypeError(f"requires_grad: {self.dtype.name} has no gradients; cast to f32")
+            raise misuse(
+                TypeError, f"requires_grad: {self.dtype.name} has no gradients; cast to f32"
+            )
         self._grad: Tensor | None = None
         (_requiring.add if wanted else _requiring.discard)(self)
 
@@ -163,7 +168,8 @@ class Tensor(Reduction):
         used = set(graph.toposort([self.node]))
         wrt = [t for t in _requiring if t.node in used]
         if not wrt:
-            raise ValueError("backward: no Tensor that requires a gradient leads to this loss")
+            text = "no Tensor that requires a gradient leads to this loss; realize() ends gradients"
+            raise misuse(ValueError, f"backward: {text}")
         found = self.gradient(wrt)
         sums = [g if t._grad is None else t._grad + g for t, g in zip(wrt, found, strict=True)]
         if not step.is_building():
@@ -179,16 +185,20 @@ class Tensor(Reduction):
         Within one step every use reads the value from before the step.
         """
         if not self.realized:
-            raise ValueError("assign: only a realized Tensor holds state; call realize() first")
+            raise misuse(
+                ValueError, "assign: only a realized Tensor holds state; call realize() first"
+            )
         other = value if isinstance(value, Tensor) else Tensor.full((), value, self.dtype)
-        node = broadcast(graph.cast(other.node, self.dtype), self.shape)
+        node = broadcast(graph.cast(other.node, self.dtype), self.shape, "assign")
         if not step.assign(self.node.arg, node):
             run_once(self._run_on(), [(self.node.arg, node)])
         return self
 
     def _run_on(self) -> AnyDevice:
         if self.device is None:
-            raise ValueError(f"{self!r} was made without a device; pass device=open_device()")
+            raise misuse(
+                ValueError, f"{self!r} was made without a device; pass device=open_device()"
+            )
         return self.device
 
     def realize(self, name: str = "") -> Tensor:
@@ -206,7 +216,9 @@ class Tensor(Reduction):
         Raises ValueError if shape or dtype differ.
         """
         if not self.realized:
-            raise ValueError("write: only a realized Tensor holds state; call realize() first")
+            raise misuse(
+                ValueError, "write: only a realized Tensor holds state; call realize() first"
+            )
         write_buffer(self.node.arg, array)
         return self
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from imgmlp.engine.host import Pending
+from imgmlp.engine.misuse import misuse
 from imgmlp.engine.program import Program, check_like
 from imgmlp.engine.tensor import Tensor
 
@@ -28,7 +29,7 @@ class Feeder:
 
     def __init__(self, program: Program, tensor: Tensor) -> None:
         if not tensor.realized or tensor.node.arg not in program.inputs:
-            raise ValueError(f"{tensor!r} is nothing that the program reads from memory")
+            raise misuse(ValueError, f"{tensor!r} is nothing that the program reads from memory")
         self.program, self.storage = program, tensor.node.arg
         shape, kind = self.storage.shape, self.storage.dtype.np
         self._staged = [program.device.staging(shape, kind) for _ in range(AHEAD)]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from imgmlp.engine.misuse import misuse
 from imgmlp.engine.symbolic import (
     ONE,
     ZERO,
@@ -246,7 +247,9 @@ class Access:
         """All elements of a row-major buffer. Every dimension has at least one."""
         shape = _integers(shape)
         if any(n < 1 for n in shape):
-            raise ValueError(f"shape {shape} holds no elements; every dimension must be positive")
+            raise misuse(
+                ValueError, f"shape {shape} holds no elements; every dimension must be positive"
+            )
         return Access((View.of(shape),), math.prod(shape))
 
     @property
@@ -352,7 +355,7 @@ def _pairs(values: Sequence[tuple[int, int]]) -> Ranges:
 
 
 def _invalid(operation: str, argument: Sequence[object], shape: Shape, why: str) -> ValueError:
-    return ValueError(f"invalid {operation} {tuple(argument)} for shape {shape}: {why}")
+    return misuse(ValueError, f"invalid {operation} {tuple(argument)} for shape {shape}: {why}")
 
 
 def _inferred(shape: Shape, wanted: Shape) -> Shape:

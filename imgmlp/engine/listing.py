@@ -1,0 +1,44 @@
+"""A graph as text: numbered lines for people, DOT for Graphviz."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from imgmlp.engine.graph import Node, Op, kind_of, label, toposort
+
+
+def render_nodes(roots: Sequence[Node]) -> str:
+    """Numbered listing, a line a Node: number, operation, sources, dtype and shape.
+
+    The body of a loop follows it, indented and with numbers of its own.
+    """
+    numbers: dict[Node, int] = {}
+    lines = []
+    for node in toposort(roots):
+        numbers[node] = len(numbers)
+        sources = ", ".join(str(numbers[s]) for s in node.src)
+        kind = kind_of(node) if node.op is not Op.LOOP else ""
+        line = f"{numbers[node]:4d} {label(node):<28} ({sources})".ljust(48) + f" {kind}"
+        lines.append(line.rstrip())
+        if node.op is Op.LOOP:
+            lines += [f"     {line}" for line in node.arg.render().splitlines()]
+    return "\n".join(lines)
+
+
+def render_dot(roots: Sequence[Node]) -> str:
+    """The graph in Graphviz DOT, arrows from sources to what uses them, loops as clusters."""
+    lines = ["digraph imgmlp {", "  rankdir=LR; node [shape=box, fontname=monospace];"]
+    return "\n".join([*lines, *_dot_lines(roots, "n"), "}"])
+
+
+def _dot_lines(roots: Sequence[Node], prefix: str) -> list[str]:
+    numbers = {node: f"{prefix}{i}" for i, node in enumerate(toposort(roots))}
+    lines = []
+    for node, name in numbers.items():
+        text = f"{label(node)}\\n{kind_of(node)}".replace('"', "'")
+        lines.append(f'  {name} [label="{text}"];')
+        lines += [f"  {numbers[s]} -> {name};" for s in node.src]
+        if node.op is Op.LOOP:
+            body = _dot_lines(node.arg.values, f"{name}_")
+            lines += [f'  subgraph cluster_{name} {{ label="{node.arg}";', *body, "  }"]
+    return lines
