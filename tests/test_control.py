@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from conftest import FORMS, MAPPINGS, open_mapping
 
-from imgmlp.engine import AnyDevice, Device, Program, Tensor, compile, loop
+from imgmlp.engine import AnyDevice, Context, Device, Function, Program, Tensor, compile, loop
 from imgmlp.engine import dtype as dt
-from imgmlp.engine.flow import MOST_UNROLLED
+from imgmlp.engine.grad import MOST_UNROLLED
 from imgmlp.engine.graph import Op
 from imgmlp.engine.kernel import Loop
 from imgmlp.engine.poison import run_poisoned
@@ -260,6 +260,50 @@ def test_gradients_of_a_nested_loop(device: AnyDevice) -> None:
     y = loop(2, lambda i, y: loop(3, lambda j, z: z * 3, y), x)
     (slope,) = y.sum().gradient([x])
     assert slope.numpy() == [729.0]
+
+
+class Scaled(Function):
+    """x·a², with a saved product."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor, a: Tensor) -> Tensor:
+        ctx.save_for_backward(x * a, a)
+        return x * a * a
+
+    @staticmethod
+    def backward(ctx: Context, g: Tensor) -> tuple[Tensor, Tensor]:
+        product, a = ctx.saved_tensors
+        return g * a * a, g * product * 2
+
+
+def test_a_function_saves_what_each_iteration_computed(device: AnyDevice) -> None:
+    """y = x·a^(2·6), so that the slopes are a^12 and 12·x·a^11; one loop is in the other."""
+    x, a = Tensor([2.0, 3.0], device), Tensor([1.1, 0.9], device)
+
+    def body(i: Tensor, y: Tensor) -> Tensor:
+        return loop(2, lambda j, z: Scaled.apply(z, a), y)
+
+    by_x, by_a = loop(3, body, x).sum().gradient([x, a])
+    scale = np.array([1.1, 0.9])
+    assert np.allclose(by_x.numpy(), scale**12, rtol=1e-5)
+    assert np.allclose(by_a.numpy(), 12 * np.array([2, 3]) * scale**11, rtol=1e-5)
+
+
+def test_gradients_reach_expressions_that_only_a_body_uses(device: AnyDevice) -> None:
+    w = Tensor([1.0, 2.0, 3.0, 4.0], device)
+    square, double = w.reshape(2, 2), w[:2] * 2
+    y = loop(2, lambda i, y: y + square.sum(0) * double, Tensor([0.0, 0.0], device))
+    by_square, by_double = y.sum().gradient([square, double])
+    assert np.array_equal(by_square.numpy(), [[4.0, 8.0], [4.0, 8.0]])
+    assert np.array_equal(by_double.numpy(), [8.0, 12.0])
+
+
+def test_gradients_of_gradients_through_a_loop(device: AnyDevice) -> None:
+    """y = x^8: the second derivative is 56·x^6."""
+    x = Tensor([1.5], device)
+    (slope,) = loop(3, lambda i, y: y * y, x).sum().gradient([x])
+    (curvature,) = slope.sum().gradient([x])
+    assert curvature.numpy() == pytest.approx(56 * 1.5**6, rel=1e-5)
 
 
 def test_a_loop_that_does_not_depend_on_the_parameters_stays_a_loop(device: AnyDevice) -> None:

@@ -17,14 +17,10 @@ from imgmlp.engine.graph import (
     Node,
     Op,
     make,
-    rebuild,
     substitute,
     toposort,
 )
 from imgmlp.engine.listing import render_nodes
-from imgmlp.engine.misuse import misuse
-
-MOST_UNROLLED = 20_000  # operations that the gradient of a loop may consist of
 
 
 @dataclass(frozen=True)
@@ -56,6 +52,12 @@ def parameter(depth: int, position: int, like: Node) -> Node:
     return make(Op.PARAMETER, (), (depth, position), like.shape, like.dtype)
 
 
+def received(body: Body) -> list[Node]:
+    """PARAMETERs that stand for the gradients of what an iteration carries on."""
+    depth, _ = body.parameters[0].arg
+    return [parameter(depth, -1 - i, value) for i, value in enumerate(body.values)]
+
+
 def result(loop: Node, position: int) -> Node:
     """A carried value after the last iteration of a LOOP."""
     value = loop.arg.values[position]
@@ -83,11 +85,11 @@ def loop(
     values = substitute(values, dict(zip(captured, inner, strict=True)))
     body = Body(count, (*carried, *inner), tuple(values))
     node = make(Op.LOOP, (*initial, *captured), body, (), i32)
-    return unrolled(node) if count == 1 else results(node)
+    return list(states(node))[-1] if count == 1 else results(node)
 
 
 def _captured(values: Sequence[Node], carried: set[Node]) -> list[Node]:
-    """The last Nodes on each way that do not depend on what is carried, movements left inside."""
+    """The last Nodes on each way that do not depend on what is carried."""
     varying = dependent(values, carried)
     found: set[Node] = set()
     seen: set[Node] = set()
@@ -97,7 +99,7 @@ def _captured(values: Sequence[Node], carried: set[Node]) -> list[Node]:
         if node in seen or node in carried or node.op in (Op.CONST, Op.IOTA):
             continue
         seen.add(node)
-        if node in varying or node.op in MOVEMENT:
+        if node in varying:
             stack.extend(node.src)
         else:
             found.add(node)
@@ -122,44 +124,13 @@ def computed(roots: Iterable[Node]) -> Iterator[Node]:
             yield node
 
 
-def unrolled(loop: Node) -> list[Node]:
-    """The results of a LOOP as one long expression."""
+def states(loop: Node) -> Iterator[list[Node]]:
+    """What a LOOP carries before each iteration and after the last, every iteration spelled out."""
     body: Body = loop.arg
     carried = len(body.values)
     values, captured = list(loop.src[:carried]), loop.src[carried:]
+    yield values
     for _ in range(body.count):
         replaced = dict(zip(body.parameters, [*values, *captured], strict=True))
         values = substitute(body.values, replaced)
-    return values
-
-
-def unroll(roots: Sequence[Node], wrt: int) -> list[Node]:
-    """The roots without loops that depend on the first `wrt` of them.
-
-    Raises ValueError if that would take more than MOST_UNROLLED operations.
-    """
-    done: dict[Node, Node] = {}
-    flat: dict[Node, list[Node]] = {}
-    varying = dependent(roots, set(roots[:wrt]))
-    loops = [n for n in toposort(roots) if n.op is Op.LOOP and n in varying]
-    for node in toposort(roots):
-        done[node] = rebuild(node, tuple(done[s] for s in node.src))
-        if node.op is Op.RESULT and node.src[0] in loops:
-            source = done[node.src[0]]
-            if source not in flat:
-                _check_size(source)
-                flat[source] = unrolled(source)
-            done[node] = flat[source][node.arg]
-    found = [done[r] for r in roots]
-    return unroll(found, wrt) if loops else found
-
-
-def _check_size(loop: Node) -> None:
-    size = loop.arg.size()
-    if size > MOST_UNROLLED:
-        raise misuse(
-            ValueError,
-            f"gradient: a loop of {loop.arg.count:,} iterations would be unrolled to {size:,} "
-            f"operations, more than {MOST_UNROLLED:,}; loop fewer times, or take the gradient "
-            "inside of the loop's body",
-        )
+        yield values

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from imgmlp.engine.dtype import i32
-from imgmlp.engine.flow import unroll
+from imgmlp.engine.flow import Body, dependent, received, results, states
 from imgmlp.engine.graph import (
     Node,
     Op,
@@ -24,12 +24,14 @@ from imgmlp.engine.graph import (
     iota,
     move,
     reduce,
+    substitute,
     toposort,
 )
 from imgmlp.engine.misuse import misuse
 
 Gradients = tuple[Node | None, ...]
 LN2 = math.log(2.0)
+MOST_UNROLLED = 5_000  # operations of a loop that a gradient goes through
 
 
 def zeros_like(node: Node) -> Node:
@@ -162,9 +164,8 @@ VJP: dict[Op, Callable[..., Gradients]] = {
 def gradient(loss: Node, wrt: Sequence[Node]) -> list[Node]:
     """Gradients of a scalar by each Node of `wrt`; zeros for one that the loss does not use.
 
-    Loops between them are unrolled: every iteration's values are kept and its gradient is
-    computed by operations of its own. Raises ValueError if those would be too many.
-    Raises ValueError if the loss is not one element, TypeError if it is not a float.
+    Raises ValueError if the loss is not one element, or depends on `wrt` through a loop of
+    more than MOST_UNROLLED operations; TypeError if it is not a float.
     """
     if loss.size != 1:
         raise misuse(
@@ -172,26 +173,74 @@ def gradient(loss: Node, wrt: Sequence[Node]) -> list[Node]:
         )
     if not loss.dtype.is_float:
         raise misuse(TypeError, f"gradient: the loss must be a float, not {loss.dtype.name}")
-    *wrt, loss = unroll([*wrt, loss], len(wrt))
-    order = toposort([loss])
-    active = set(wrt)  # what depends on any of wrt
-    for node in order:
-        if any(s in active for s in node.src):
-            active.add(node)
-    parts: dict[Node, list[Node]] = {loss: [const(1, loss.dtype, loss.shape)]}
+    found = _gradients([(loss, const(1, loss.dtype, loss.shape))], wrt)
+    return [zeros_like(w) if g is None else g for w, g in zip(wrt, found, strict=True)]
+
+
+def _gradients(seeds: Sequence[tuple[Node, Node]], wrt: Sequence[Node]) -> list[Node | None]:
+    """Gradients by each of `wrt` of some values with gradients of their own; None for zeros."""
+    order = toposort(value for value, _ in seeds)
+    active = dependent(order, set(wrt))
+    parts: dict[Node, list[Node]] = {}
+    for value, g in seeds:
+        parts.setdefault(value, []).append(g)
     for node in reversed(order):
-        if node in active and node in parts and node.src:
-            _send_back(node, total(parts[node]), parts, active)
-    return [total(parts[w]) if w in parts else zeros_like(w) for w in wrt]
+        if node in active:
+            for source, part in zip(node.src, _sent_back(node, parts), strict=True):
+                if part is not None and source in active:
+                    parts.setdefault(source, []).append(part)
+    return [total(parts[w]) if w in parts else None for w in wrt]
 
 
-def _send_back(node: Node, g: Node, parts: dict[Node, list[Node]], active: set[Node]) -> None:
-    rule = VJP.get(node.op)
-    if rule is None:
-        return  # integers, comparisons: constant almost everywhere
-    for source, part in zip(node.src, rule(g, node, *node.src), strict=True):
-        if part is not None and source in active:
-            parts.setdefault(source, []).append(part)
+def _sent_back(node: Node, parts: dict[Node, list[Node]]) -> Gradients:
+    """What the sources of a Node receive, given what it received itself."""
+    if node.op is Op.LOOP:
+        return _loop(node, [total(parts[r]) if r in parts else None for r in results(node)])
+    rule = VJP.get(node.op)  # none for integers and comparisons: constant almost everywhere
+    if rule is None or node not in parts:
+        return (None,) * len(node.src)
+    return rule(total(parts[node]), node, *node.src)
+
+
+def _loop(loop: Node, ends: Sequence[Node | None]) -> Gradients:
+    """One iteration's gradients, repeated from the last iteration to the first.
+
+    Every iteration is spelled out, the values that it starts from too.
+    """
+    if all(g is None for g in ends):
+        return (None,) * len(loop.src)
+    body: Body = loop.arg
+    _check_unrolled(body)
+    seeds = received(body)
+    floats = [(v, g) for v, g in zip(body.values, seeds, strict=True) if v.dtype.is_float]
+    found = _gradients(floats, body.parameters)
+    used = [i for i, g in enumerate(found) if g is not None]
+    parts: dict[int, list[Node]] = {i: [] for i in used}
+    carried = [zeros_like(v) if g is None else g for v, g in zip(body.values, ends, strict=True)]
+    *before, _ = states(loop)
+    for values in reversed(before):
+        given = [*values, *loop.src[len(values) :], *carried]
+        replaced = dict(zip([*body.parameters, *seeds], given, strict=True))
+        sent = substitute([g for g in found if g is not None], replaced)
+        carried = [zeros_like(v) for v in values]
+        for i, g in zip(used, sent, strict=True):
+            if i < len(values):
+                carried[i] = g
+            else:
+                parts[i].append(g)
+    captured = (total(parts[i]) if parts.get(i) else None for i in range(len(carried), len(found)))
+    return (*carried, *captured)
+
+
+def _check_unrolled(body: Body) -> None:
+    size = body.size()
+    if size > MOST_UNROLLED:
+        raise misuse(
+            ValueError,
+            f"gradient: a loop of {body.count:,} iterations would be unrolled to {size:,} "
+            f"operations, more than {MOST_UNROLLED:,}; loop fewer times, or take the gradient "
+            "inside of the loop's body",
+        )
 
 
 def total(parts: Sequence[Node]) -> Node:

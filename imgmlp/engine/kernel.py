@@ -175,12 +175,16 @@ def read_at_element_only(values: Iterable[Node], target: Buffer, leaf: Node | No
 
 def later(edges: dict[int, set[int]], start: int) -> set[int]:
     """Every draft that must run after `start`."""
+    after: dict[int, list[int]] = {}
+    for order, before in edges.items():
+        for one in before:
+            after.setdefault(one, []).append(order)
     found = {start}
-    grew = True
-    while grew:
-        more = {order for order, before in edges.items() if order not in found and before & found}
-        found |= more
-        grew = bool(more)
+    stack = [start]
+    while stack:
+        more = [order for order in after.get(stack.pop(), ()) if order not in found]
+        found.update(more)
+        stack.extend(more)
     return found - {start}
 
 
