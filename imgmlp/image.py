@@ -26,6 +26,7 @@ from imgmlp.errors import OutOfMemoryError, OutputError, PictureError, UsageErro
 MAX_PIXELS = 2**28
 MAX_ICC = 2**24  # bytes of a colour profile
 OPAQUE = "the fully opaque alpha channel was dropped"
+TRANSPARENT = {"PNG", "TIFF", "WEBP"}  # Pillow's formats that keep an alpha channel as it is
 _FLATTEN = "flatten it first, for example with `magick {} -background white -alpha remove flat.png`"
 _CONVERT = "convert it first, for example with `magick {} {} converted.png`"
 
@@ -37,7 +38,8 @@ FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
     ".png": ("PNG", {}),
     ".tif": ("TIFF", {"compression": "tiff_adobe_deflate"}),
     ".tiff": ("TIFF", {"compression": "tiff_adobe_deflate"}),
-    ".webp": ("WEBP", {"lossless": True}),
+    # exact: also the colours of what cannot be seen
+    ".webp": ("WEBP", {"lossless": True, "exact": True}),
     ".bmp": ("BMP", {}),
     ".ppm": ("PPM", {}),
     ".pgm": ("PPM", {}),
@@ -48,7 +50,7 @@ FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """A picture as 8-bit samples, gray (one channel) or RGB (three)."""
+    """A picture as 8-bit samples, gray (one channel) or RGB (three), alpha one more."""
 
     pixels: np.ndarray  # uint8 [height, width, channels]
     icc: bytes | None = None  # colour profile
@@ -67,16 +69,17 @@ class Picture:
         return int(self.pixels.shape[2])
 
 
-def load(path: Path | str) -> Picture:
+def load(path: Path | str, alpha: bool = False) -> Picture:
     """Read a picture file, turned as its EXIF orientation says.
 
+    `alpha` keeps transparency as a last channel; without it, what is transparent is refused.
     Raises UsageError if it cannot be read at all, PictureError if it is no picture, a damaged
     one, or one of a kind that is not supported, OutOfMemoryError if it does not fit.
     """
     path = Path(path)
     try:
         with path.open("rb") as stream, _undisturbed():
-            return _decode(stream, path.name)
+            return _decode(stream, path.name, alpha)
     except PictureError:
         raise
     except MemoryError:
@@ -96,7 +99,7 @@ def load(path: Path | str) -> Picture:
         raise _damaged(path, error) from error
 
 
-def from_image(image: Image.Image, name: str = "the picture") -> Picture:
+def from_image(image: Image.Image, name: str = "the picture", alpha: bool = False) -> Picture:
     """Pixels of a Pillow image, under the same rules as `load`."""
     _check_size(image, name)
     _check_kind(image, name)
@@ -106,7 +109,7 @@ def from_image(image: Image.Image, name: str = "the picture") -> Picture:
     if icc is not None and (not isinstance(icc, bytes) or len(icc) > MAX_ICC):
         icc = None
         notes.append("the colour profile is too large and was left out")
-    image = _plain(_upright(image, notes), name, notes)
+    image = _plain(_upright(image, notes), name, notes, alpha)
     pixels = np.array(image, dtype=np.uint8)
     if pixels.ndim == 2:
         pixels = pixels[:, :, None]
@@ -126,14 +129,14 @@ def _undisturbed() -> Iterator[None]:
             Image.MAX_IMAGE_PIXELS = limit
 
 
-def _decode(stream: BinaryIO, name: str) -> Picture:
+def _decode(stream: BinaryIO, name: str, alpha: bool) -> Picture:
     with Image.open(stream) as image:
         # A phone's JPEG often carries a second picture behind the first.
         several = bool(getattr(image, "is_animated", False))
         if several and image.format != "MPO":
             hint = f"take one frame, for example with `magick '{name}[0]' frame.png`"
             raise PictureError(f"{name} holds more than one frame", hint=hint)
-        return from_image(image, name)
+        return from_image(image, name, alpha)
 
 
 def _damaged(path: Path, error: Exception) -> PictureError:
@@ -181,12 +184,14 @@ def _upright(image: Image.Image, notes: list[str]) -> Image.Image:
         return image
 
 
-def _plain(image: Image.Image, name: str, notes: list[str]) -> Image.Image:
-    """Gray or RGB without alpha."""
+def _plain(image: Image.Image, name: str, notes: list[str], alpha: bool) -> Image.Image:
+    """Gray or RGB, with alpha only if it is wanted and there is any."""
     gray = image.mode in ("1", "L", "LA", "La")
     if image.has_transparency_data:
         image = image.convert("LA" if gray and image.mode != "1" else "RGBA")
         if image.getchannel("A").getextrema() != (255, 255):
+            if alpha:
+                return image
             raise PictureError(f"{name} has transparent pixels", hint=_FLATTEN.format(name))
         notes.append(OPAQUE)
     return image.convert("L" if gray else "RGB")
@@ -204,7 +209,7 @@ def psnr(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def to_image(pixels: np.ndarray, icc: bytes | None = None) -> Image.Image:
-    """A Pillow image of uint8 pixels [height, width, 1 or 3]."""
+    """A Pillow image of uint8 pixels [height, width, 1 to 4]."""
     image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
     if icc:
         image.info["icc_profile"] = icc
@@ -213,7 +218,7 @@ def to_image(pixels: np.ndarray, icc: bytes | None = None) -> Image.Image:
 
 def save_picture(pixels: np.ndarray, path: Path, icc: bytes | None = None) -> None:
     """Write pixels in the format that the extension names. Raises UsageError, OutputError."""
-    name, options = check_extension(path)
+    name, options = check_extension(path, pixels.shape[2])
     image = to_image(pixels, icc)
 
     def write(stream: BinaryIO) -> None:
@@ -227,7 +232,7 @@ def save_picture(pixels: np.ndarray, path: Path, icc: bytes | None = None) -> No
 
 
 def save_png(pixels: np.ndarray, target: Path | str | BinaryIO, icc: bytes | None = None) -> None:
-    """Write pixels, uint8 [height, width, 1 or 3], as PNG. Raises OutputError for a path."""
+    """Write pixels, uint8 [height, width, 1 to 4], as PNG. Raises OutputError for a path."""
     image = to_image(pixels, icc)
     if isinstance(target, Path | str):
         write_atomically(target, lambda stream: image.save(stream, format="PNG", icc_profile=icc))
@@ -235,14 +240,21 @@ def save_png(pixels: np.ndarray, target: Path | str | BinaryIO, icc: bytes | Non
         image.save(target, format="PNG", icc_profile=icc)
 
 
-def check_extension(path: Path) -> tuple[str, dict[str, Any]]:
-    """Pillow's format and options for a file to write. Raises UsageError."""
+def check_extension(path: Path, channels: int = 3) -> tuple[str, dict[str, Any]]:
+    """Pillow's format and options for a file to write; 2 or 4 channels mean that there is alpha.
+
+    Raises UsageError.
+    """
     try:
-        return FORMATS[path.suffix.lower()]
+        name, options = FORMATS[path.suffix.lower()]
     except KeyError:
         known = " ".join(FORMATS)
         what = f"the extension {path.suffix!r}" if path.suffix else "no extension"
         raise UsageError(f"{path} has {what}", hint=f"use one of {known}") from None
+    if channels in (2, 4) and name not in TRANSPARENT:
+        problem = f"{path} cannot keep what is transparent"
+        raise UsageError(problem, hint="use .png, .tif or .webp")
+    return name, options
 
 
 def check_output(path: Path, force: bool) -> None:

@@ -101,6 +101,43 @@ def test_a_transparent_colour_that_no_pixel_has_is_opaque(tmp_path: Path) -> Non
     assert picture.notes == (pictures.OPAQUE,)
 
 
+@pytest.mark.parametrize("suffix", [".png", ".tif", ".webp"])
+@pytest.mark.parametrize("pixels", [RGB, GRAY], ids=["RGB", "gray"])
+def test_alpha_is_kept_where_it_is_wanted(tmp_path: Path, pixels: np.ndarray, suffix: str) -> None:
+    pixels = with_alpha(GRAY[:, :, 0], pixels)
+    path = tmp_path / f"a{suffix}"
+    pictures.save_picture(pixels, path, ICC)
+    picture = pictures.load(path, alpha=True)
+    if suffix == ".webp" and pixels.shape[2] == 2:  # it knows no gray
+        pixels = pixels[:, :, [0, 0, 0, 1]]
+    np.testing.assert_array_equal(picture.pixels, pixels)
+    assert (picture.notes, picture.icc) == ((), ICC)
+
+
+def test_a_transparent_colour_becomes_alpha_where_it_is_wanted(tmp_path: Path) -> None:
+    key = tuple(int(n) for n in RGB[3, 3])
+    path = save(Image.fromarray(RGB), tmp_path / "a.png", transparency=key)
+    picture = pictures.load(path, alpha=True)
+    hidden = (RGB[3, 3] == RGB).all(axis=2)
+    np.testing.assert_array_equal(picture.pixels[:, :, 3], np.where(hidden, 0, 255))
+    np.testing.assert_array_equal(picture.pixels[:, :, :3], RGB)
+
+
+def test_an_opaque_alpha_channel_is_dropped_even_where_it_is_wanted(tmp_path: Path) -> None:
+    path = save(Image.fromarray(with_alpha(255)), tmp_path / "a.png")
+    picture = pictures.load(path, alpha=True)
+    np.testing.assert_array_equal(picture.pixels, RGB)
+    assert picture.notes == (pictures.OPAQUE,)
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".bmp", ".ppm", ".pgm"])
+def test_alpha_is_never_dropped_on_the_way_out(tmp_path: Path, suffix: str) -> None:
+    with pytest.raises(UsageError, match="transparent") as caught:
+        pictures.save_picture(with_alpha(9), tmp_path / f"a{suffix}")
+    assert ".png" in caught.value.hint
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_exif_orientation_is_applied(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned clockwise by a quarter
