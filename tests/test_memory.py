@@ -12,7 +12,7 @@ from conftest import open_mapping, small_pixels
 from imgmlp.codec.config import PRESETS
 from imgmlp.codec.features import encoding
 from imgmlp.codec.fit import TrainingStep
-from imgmlp.engine import Device, Program, Tensor, compile, nn, optim
+from imgmlp.engine import Device, Program, Tensor, compile, loop, nn, optim
 from imgmlp.engine.memory import Plan, plan
 from imgmlp.engine.poison import run_poisoned
 from imgmlp.engine.program import read_buffer, write_buffer
@@ -93,7 +93,24 @@ def transformer(device: Device) -> Program:
     return compile(step, device)
 
 
-PROGRAMS = [chain, branches, network, transformer]
+def looped(device: Device) -> Program:
+    """Values carried from iteration to iteration, others that each makes and frees."""
+    matrix = Tensor(np.linspace(0, 1, 400, dtype=np.float32).reshape(20, 20), device)
+
+    def body(i: Tensor, v: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+        w = (matrix @ v.reshape(20, 1)).reshape(20)
+        w = w / w.square().sum().sqrt()
+        return w, kept + (w.reshape(20, 1) @ w.reshape(1, 20)).softmax()
+
+    def step() -> dict[str, Tensor]:
+        start = matrix[:, 3] + 1.0
+        vector, kept = loop(5, body, start, matrix @ matrix)
+        return {"vector": vector, "kept": (kept @ kept).sum(1)}
+
+    return compile(step, device)
+
+
+PROGRAMS = [chain, branches, network, transformer, looped]
 
 
 @pytest.fixture(scope="module", params=PROGRAMS, ids=lambda build: build.__name__)
