@@ -233,10 +233,9 @@ def _difference(name: str, found: Array, wanted: Array) -> str:
 def missing_drivers(devices: Sequence[DeviceInfo]) -> list[str]:
     """What this machine seems to have without a driver for it, and how to mend that."""
     found = []
-    for name in ("OCL_ICD_VENDORS", "OCL_ICD_FILENAMES"):
-        path = os.environ.get(name)
-        if path and not Path(path).exists():
-            found.append(f"{name} names {path}, which is not there; unset it, or correct it")
+    vendors = os.environ.get("OCL_ICD_VENDORS")
+    if vendors and not Path(vendors).exists():
+        found.append(f"OCL_ICD_VENDORS names {vendors}, which is not there; unset or correct it")
     platforms = {d.platform for d in devices}
     if NVIDIA_LOADED.exists() and "NVIDIA CUDA" not in platforms:
         found.append(
