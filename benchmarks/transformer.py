@@ -158,14 +158,14 @@ def _seconds(run: Callable[[], None]) -> float:
     return time.perf_counter() - begin
 
 
-def table(results: list[Result]) -> str:
-    lines = ["layers  launches  losses apart   imgmlp us  eager us (x)     compiled us (x)"]
-    lines += [
+HEADING = "layers  launches  losses apart   imgmlp us  eager us (x)     compiled us (x)"
+
+
+def line(r: Result) -> str:
+    return (
         f"{r.layers:6d}  {r.launches:8d}  {r.difference:12.1e}  {r.ours:10,.0f}"
         f"  {r.eager:8,.0f} ({r.eager_ratio:4.2f})  {r.compiled:8,.0f} ({r.compiled_ratio:4.2f})"
-        for r in results
-    ]
-    return "\n".join(lines)
+    )
 
 
 def main() -> int:
@@ -182,11 +182,12 @@ def main() -> int:
     print(
         f"{device.info.describe()}; PyTorch {torch.__version__}, {torch.get_num_threads()} threads"
     )
-    results = [
-        measure(Sizes(n, options.batch), device, options.turns, options.steps)
-        for n in options.layers
-    ]
-    print(table(results))
+    print(HEADING, flush=True)
+    results = []
+    for layers in options.layers:
+        sizes = Sizes(layers, options.batch)
+        results.append(measure(sizes, device, options.turns, options.steps))
+        print(line(results[-1]), flush=True)
     if options.csv:
         with open(options.csv, "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, asdict(results[0]).keys())
