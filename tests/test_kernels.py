@@ -74,6 +74,31 @@ def test_lowbias32_is_the_twins(device: Device) -> None:
     assert len(set(found.tolist())) == 1000  # a bijection
 
 
+def test_powers_of_two_are_right_to_the_last_place_or_next_to_it(device: Device) -> None:
+    bench = Bench(
+        device,
+        ["scalar"],
+        """__kernel void t_power(__global float *out, __global const float *in) {
+             const int i = get_global_id(0); out[i] = power_of_two(in[i]); }""",
+    )
+
+    def powers(x: Array) -> Array:
+        return bench("t_power", np.zeros(len(x), np.float32), x.astype(np.float32), items=len(x))
+
+    whole = np.arange(-149.0, 128.0)
+    assert np.array_equal(powers(whole), np.exp2(whole))
+    rng = np.random.default_rng(6)
+    for reach in (1, 148):  # down to 2**-148, which has one bit only
+        x = rng.uniform(-reach, min(reach, 127.99), 4000).astype(np.float32)
+        wanted = np.exp2(x.astype(np.float64))
+        assert (np.abs(powers(x) - wanted) <= 1.5 * np.spacing(wanted.astype(np.float32))).all()
+    edges = np.array([-np.inf, -1e30, -151, 128, 1e30, np.inf, np.nan, -0.0, 1e-30])
+    with np.errstate(over="ignore"):
+        assert np.array_equal(
+            powers(edges), [0, 0, 0, np.inf, np.inf, np.inf, np.nan, 1, 1], equal_nan=True
+        )
+
+
 def test_division_rounds_towards_minus_infinity(device: Device) -> None:
     bench = Bench(
         device,

@@ -35,7 +35,7 @@ SYMBOLS = {
     Op.XOR: "^", Op.AND: "&", Op.OR: "|", Op.SHL: "<<", Op.SHR: ">>",
 }  # fmt: skip
 CALLS = {
-    Op.EXP2: "exp2",
+    Op.EXP2: "power_of_two",
     Op.LOG2: "log2",
     Op.SIN: "sin",
     Op.SQRT: "square_root",

@@ -37,3 +37,25 @@ static int floor_mod(int a, int b) {
 #else
 #define square_root(x) sqrt(x)
 #endif
+
+// 2^x, within 1.5 units in the last place, exact for whole x. PoCL's exp2 is a call that keeps a
+// loop from being vectorised, so there 2^(x - n) is a polynomial, n being the nearest whole
+// number, and 2^n is put together from its bits, in two factors as n may be below -126.
+#ifdef POCL_DEVICE_ADDRESS_BITS
+static float power_of_two(float x) {
+  const float held = x < -151.f ? -151.f : x > 129.f ? 129.f : x; // NaN stays
+  const float near = held + 0x1.8p23f;                            // n in the low bits
+  const float rest = held - (near - 0x1.8p23f);                   // from -1/2 to 1/2
+  const int n = as_int(near) - as_int(0x1.8p23f), part = n >> 1;
+  float p = 0.00015353362f;
+  p = p * rest + 0.0013398875f;
+  p = p * rest + 0.009618437f;
+  p = p * rest + 0.055503324f;
+  p = p * rest + 0.24022648f;
+  p = p * rest + 0.6931472f;
+  p = p * rest + 1.f;
+  return p * as_float((uint)(part + 127) << 23) * as_float((uint)(n - part + 127) << 23);
+}
+#else
+#define power_of_two(x) exp2(x)
+#endif
