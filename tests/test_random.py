@@ -84,6 +84,16 @@ def test_normal_numbers_are_those_of_box_and_muller(device: AnyDevice) -> None:
         assert value == pytest.approx(wanted, rel=2e-6, abs=1e-5)
 
 
+def test_draws_are_where_the_seed_is_unless_told_otherwise(device: AnyDevice) -> None:
+    seed = Tensor(np.uint32(5), device)
+    for draw in (Tensor.random_bits, Tensor.uniform, Tensor.normal):
+        assert draw((3,), (1, seed)).device is device
+        assert np.array_equal(
+            draw((3,), (1, seed)).numpy(), draw((3,), (1, 5), device=device).numpy()
+        )
+        assert draw((3,), 5).device is None
+
+
 def test_the_extreme_draws_of_the_normal_are_finite() -> None:
     """The largest u is 1 - 2**-24: the radius is at most sqrt(48 ln 2), and 0 at u = 0."""
     found = Tensor.normal((1 << 20,), 11, device=open_mapping("one")).numpy()

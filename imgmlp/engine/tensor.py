@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,6 +18,7 @@ from imgmlp.engine import dtype as dt
 from imgmlp.engine import graph, random, step
 from imgmlp.engine.device import AnyDevice
 from imgmlp.engine.dtype import DType
+from imgmlp.engine.elementwise import common_device
 from imgmlp.engine.grad import gradient as node_gradient
 from imgmlp.engine.graph import Buffer, Node, Op
 from imgmlp.engine.misuse import OutOfBoundsError, misuse
@@ -102,13 +103,20 @@ class Tensor(Reduction):
 
     @staticmethod
     def random_bits(shape: Sequence[int], seed: Seed, device: Any = None) -> Tensor:
-        """Uniform u32 by hashing a counter with the seed: numbers or u32 of one element."""
-        return Tensor(random.bits(shape, list(_seeds(seed))), device)
+        """Uniform u32 by hashing a counter with the seed: numbers or u32 of one element.
+
+        Where no device is given, it is that of the seed's Tensors.
+        """
+        parts = seed if isinstance(seed, tuple) else (seed,)
+        device = device or common_device(*(p for p in parts if isinstance(p, Tensor)))
+        nodes = [p.node if isinstance(p, Tensor) else p for p in parts]
+        return Tensor(random.bits(shape, nodes), device)
 
     @staticmethod
     def uniform(shape: Sequence[int], seed: Seed, device: Any = None) -> Tensor:
         """Uniform f32 in [0, 1), 24 random bits each."""
-        return Tensor(random.uniform(random.bits(shape, list(_seeds(seed)))), device)
+        bits = Tensor.random_bits(shape, seed, device)
+        return Tensor(random.uniform(bits.node), bits.device)
 
     @staticmethod
     def normal(
@@ -119,8 +127,8 @@ class Tensor(Reduction):
         device: Any = None,
     ) -> Tensor:
         """Gaussian f32 by Box and Muller (1958) from two hashes of the counter."""
-        bits = random.bits(shape, list(_seeds(seed)))
-        return Tensor(random.normal(bits, mean, variance), device)
+        bits = Tensor.random_bits(shape, seed, device)
+        return Tensor(random.normal(bits.node, mean, variance), bits.device)
 
     # --- gradients ---
 
@@ -247,8 +255,3 @@ def _realize(tensors: Sequence[Tensor], name: str = "") -> None:
     run_once(lazy[0]._run_on(), updates)
     for t, (storage, _) in zip(lazy, updates, strict=True):
         t.node = graph.buffer(storage)
-
-
-def _seeds(seed: Seed) -> Iterator[Node | int]:
-    for part in seed if isinstance(seed, tuple) else (seed,):
-        yield part.node if isinstance(part, Tensor) else part
