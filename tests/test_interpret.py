@@ -85,6 +85,7 @@ UNARY: list[tuple[Op, float, float]] = [
     (Op.EXP2, -3.0, 0.125),
     (Op.LOG2, 32.0, 5.0),
     (Op.SIN, math.pi / 6, 0.5),
+    (Op.COS, math.pi / 3, 0.5),
     (Op.SQRT, 6.25, 2.5),
 ]
 

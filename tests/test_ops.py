@@ -82,6 +82,8 @@ CASES = [
     Case("sum in two stages", lambda x: x.sum(), lambda x: x.sum(), ((131, 129),), 0.0, 1.0),
     Case("max", lambda x: x.max(), lambda x: x.max(), (A,)),
     Case("max of columns", lambda x: x.max(0), lambda x: x.max(0), (A,)),
+    Case("min", lambda x: x.min(), lambda x: x.min(), (A,)),
+    Case("min of rows", lambda x: x.min(1, keepdims=True) * x, lambda x: x.min(1, keepdims=True) * x, (A,)),
     Case("mean", lambda x: x.mean(1), lambda x: x.mean(1), (A,)),
     Case("variance", lambda x: x.variance(1), lambda x: x.var(1), (A,)),
     Case("sum of two reductions", lambda x, y: x.sum(1) + y.max(1), lambda x, y: x.sum(1) + y.max(1), (A, A)),

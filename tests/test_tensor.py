@@ -118,6 +118,86 @@ def test_functions_at_the_ends_of_their_range(device: AnyDevice) -> None:
             assert np.allclose(found[name], single, rtol=1e-5, atol=1e-30, equal_nan=True), name
 
 
+def test_sines_of_large_numbers_and_their_gradients(device: AnyDevice) -> None:
+    """The argument is reduced exactly: nothing is added to it first."""
+    a = np.array([-1e6, -30_000.5, -4, 0, 0.1, 1.5707964, 700, 30_000, 1e5], np.float32)
+    x, wide = Tensor(a, device), a.astype(np.float64)
+    sine, cosine = x.sin(), x.cos()
+    found = results(
+        {
+            "sin": sine,
+            "cos": cosine,
+            "slope of sin": sine.sum().gradient([x])[0],
+            "slope of cos": cosine.sum().gradient([x])[0],
+        },
+        device,
+    )
+    wanted = {
+        "sin": np.sin(wide),
+        "cos": np.cos(wide),
+        "slope of sin": np.cos(wide),
+        "slope of cos": -np.sin(wide),
+    }
+    for name, value in wanted.items():
+        assert np.abs(found[name] - value).max() < 1e-6, name
+
+
+# --- numbers and arrays on the left, and Tensors as numbers ---
+
+
+def test_arrays_and_numbers_on_the_left(device: AnyDevice) -> None:
+    a = np.array([[1.0, 2.0, 4.0], [-8.0, 0.5, 3.0]], np.float32)
+    i = np.array([[1, 2, 3], [12, 7, 5]], np.int32)
+    x, n = Tensor(a, device), Tensor(i, device)
+    cases: dict[str, Callable[[Any, Any], Any]] = {
+        "+": lambda x, n: a + x,
+        "-": lambda x, n: a - x,
+        "*": lambda x, n: np.float32(3) * x,
+        "/": lambda x, n: a[0] / x,
+        "//": lambda x, n: 100 // n,
+        "%": lambda x, n: i[:1] % n,
+        "&": lambda x, n: 6 & n,
+        "|": lambda x, n: i | n,
+        "^": lambda x, n: -1 ^ n,
+        "<<": lambda x, n: 1 << n,
+        ">>": lambda x, n: i[::-1] >> n,
+        "<": lambda x, n: a[::-1] < x,
+        ">": lambda x, n: i[0] > n,
+        "@": lambda x, n: a[:, :2] @ x,
+        "**": lambda x, n: 2.5**x,
+    }
+    found = {name: act(x, n) for name, act in cases.items()}
+    assert all(isinstance(t, Tensor) for t in found.values())
+    for name, value in results(found, device).items():
+        wanted = cases[name](a, i)
+        assert value.shape == wanted.shape, name
+        assert np.allclose(value, wanted, rtol=1e-6), name
+
+
+def test_one_element_is_a_number_and_true_or_false() -> None:
+    one = Tensor([[2.5]], open_mapping("numpy"))
+    assert one
+    assert not one - 2.5
+    assert one.item() == 2.5
+    with pytest.raises(TypeError, match="Tensor"):
+        np.sqrt(one)
+    rows = Tensor([[1, 2], [3, 4]], one.device)
+    assert len(rows) == 2
+    assert [row.numpy().tolist() for row in rows] == [[1, 2], [3, 4]]
+    assert np.asarray(rows, np.float16).dtype == np.float16
+    assert np.array_equal(rows, [[1, 2], [3, 4]])
+
+
+def test_a_step_cannot_ask_whether_a_value_is_true() -> None:
+    x = Tensor([1.0], open_mapping("numpy"))
+
+    def step() -> dict[str, Tensor]:
+        return {"y": x if x > 0 else -x}
+
+    with pytest.raises(TypeError, match="where"):
+        compile(step, open_mapping("numpy"))
+
+
 # --- dtypes ---
 
 STORED = (dtype.bool_, dtype.i8, dtype.u8, dtype.i32, dtype.u32, dtype.f16, dtype.f32)

@@ -194,6 +194,9 @@ class Elementwise:
     def sin(self) -> Self:
         return self._float()._unary(Op.SIN)
 
+    def cos(self) -> Self:
+        return self._float()._unary(Op.COS)
+
     def sqrt(self) -> Self:
         return self._float()._unary(Op.SQRT)
 
@@ -204,10 +207,6 @@ class Elementwise:
 
     def log(self) -> Self:
         return self.log2() * math.log(2)
-
-    def cos(self) -> Self:
-        """To half a unit in the last place of x, which for large x is not small."""
-        return (self + math.pi / 2).sin()
 
     def square(self) -> Self:
         return self * self

@@ -36,6 +36,7 @@ class Op(Enum):
     EXP2 = auto()
     LOG2 = auto()
     SIN = auto()
+    COS = auto()
     SQRT = auto()
     HASH = auto()  # lowbias32, a bijection on 32-bit integers
     # binary
@@ -77,7 +78,7 @@ class Op(Enum):
     RESULT = auto()  # position of a carried value: what the LOOP leaves of it
 
 
-UNARY = frozenset({Op.CAST, Op.NEG, Op.EXP2, Op.LOG2, Op.SIN, Op.SQRT, Op.HASH})
+UNARY = frozenset({Op.CAST, Op.NEG, Op.EXP2, Op.LOG2, Op.SIN, Op.COS, Op.SQRT, Op.HASH})
 COMPARE = frozenset({Op.LT, Op.EQ})
 BITWISE = frozenset({Op.XOR, Op.AND, Op.OR, Op.SHL, Op.SHR})
 BINARY = BITWISE | COMPARE | {Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.MOD, Op.MAX}
@@ -87,7 +88,7 @@ REDUCE = frozenset({Op.SUM, Op.REDUCE_MAX})
 MOVEMENT = frozenset({Op.RESHAPE, Op.PERMUTE, Op.EXPAND, Op.PAD, Op.SHRINK, Op.STRIDE})
 LOAD = frozenset({Op.BUFFER, Op.CONST, Op.IOTA, Op.PARAMETER})
 LOOPS = frozenset({Op.LOOP, Op.RESULT})
-FLOAT_ONLY = frozenset({Op.EXP2, Op.LOG2, Op.SIN, Op.SQRT})
+FLOAT_ONLY = frozenset({Op.EXP2, Op.LOG2, Op.SIN, Op.COS, Op.SQRT})
 # a bool is stored as a byte, 0 or 1, and these could make it another number
 NOT_BOOL = frozenset({Op.NEG, Op.ADD, Op.SUB, Op.DIV, Op.MOD, Op.SHL, Op.SHR, Op.MULACC, Op.SUM})
 
@@ -267,9 +268,10 @@ def cast(node: Node, dtype: DType) -> Node:
 def reduce(op: Op, node: Node, axes: Sequence[int]) -> Node:
     """SUM or REDUCE_MAX over axes, which vanish from the shape; halves are added in f32."""
     _check_not_bool(op, node)
+    name = op.name.lower().removeprefix("reduce_")
     if op is Op.SUM and node.dtype is f16:
         return cast(reduce(op, cast(node, f32), axes), f16)
-    axes = tuple(sorted({normal_axis(a, node.shape, op.name.lower()) for a in axes}))
+    axes = tuple(sorted({normal_axis(a, node.shape, name) for a in axes}))
     if not axes:
         return node
     shape = tuple(n for i, n in enumerate(node.shape) if i not in axes)

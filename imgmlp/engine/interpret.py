@@ -45,6 +45,7 @@ TABLE: dict[Op, Callable[..., Any]] = {
     Op.EXP2: lambda node, x: np.exp2(x),
     Op.LOG2: lambda node, x: np.log2(x),
     Op.SIN: lambda node, x: np.sin(x),
+    Op.COS: lambda node, x: np.cos(x),
     Op.SQRT: lambda node, x: np.sqrt(x),
     Op.HASH: lambda node, x: lowbias32(x),
     Op.ADD: lambda node, x, y: x + y,

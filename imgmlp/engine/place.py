@@ -32,7 +32,9 @@ from imgmlp.engine.kernel import (
     storage,
 )
 
-COSTS = {Op.HASH: 6, Op.EXP2: 8, Op.LOG2: 8, Op.SIN: 12, Op.SQRT: 4, Op.DIV: 2, Op.GATHER: 4}
+COSTS = {
+    Op.HASH: 6, Op.EXP2: 8, Op.LOG2: 8, Op.SIN: 12, Op.COS: 12, Op.SQRT: 4, Op.DIV: 2, Op.GATHER: 4,
+}  # fmt: skip
 FILLED = {Op.CONCAT, Op.CONTIGUOUS, Op.RESULT}  # values that are not computed by an expression
 RECOMPUTE_LIMIT = 32  # cost up to which a shared elementwise value is computed again
 

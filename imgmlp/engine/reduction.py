@@ -37,6 +37,10 @@ class Reduction(Movement):
     def max(self, axis: Axis = None, keepdims: bool = False) -> Self:
         return self._reduce(Op.REDUCE_MAX, axis, keepdims)
 
+    def min(self, axis: Axis = None, keepdims: bool = False) -> Self:
+        """inverse(max(inverse x)), as minimum."""
+        return self._inverse().max(axis, keepdims)._inverse()
+
     def mean(self, axis: Axis = None, keepdims: bool = False) -> Self:
         """The sum over the number of elements; of halves too, where the sum is none."""
         count = self.node.size // max(1, self.sum(axis).node.size)

@@ -38,6 +38,7 @@ CALLS = {
     Op.EXP2: "power_of_two",
     Op.LOG2: "log2",
     Op.SIN: "sin",
+    Op.COS: "cos",
     Op.SQRT: "square_root",
     Op.HASH: "lowbias32",
 }

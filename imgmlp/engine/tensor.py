@@ -239,8 +239,25 @@ class Tensor(Reduction):
         return read_buffer(seen._run_on(), seen.node.arg)
 
     def item(self) -> Scalar:
+        """The only element as a Python number. Raises ValueError if there are several."""
+        if self.node.size != 1:
+            raise misuse(ValueError, f"item: a Tensor of shape {self.shape} is no single number")
         value: Scalar = self.numpy().item()
         return value
+
+    def __bool__(self) -> bool:
+        """Whether the only element is not zero, computed now; not while a step is built."""
+        if step.is_building():
+            advice = "a step is built once, for all values; use Tensor.where"
+            raise misuse(TypeError, f"bool of a Tensor of shape {self.shape}: {advice}")
+        if self.node.size != 1:
+            advice = "several elements are neither true nor false; use max() or min()"
+            raise misuse(ValueError, f"bool of a Tensor of shape {self.shape}: {advice}")
+        return bool(self.item())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        """What NumPy's functions take a Tensor for: its value, always a copy."""
+        return self.numpy().astype(dtype or self.dtype.np)
 
 
 _requiring: weakref.WeakSet[Tensor] = weakref.WeakSet()
