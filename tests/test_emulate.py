@@ -7,7 +7,7 @@ import pytest
 
 from imgmlp.engine.dtype import f32, i32
 from imgmlp.engine.emulate import run_procedure
-from imgmlp.engine.graph import Buffer, Node, Op, buffer, concat, gather, move, reduce
+from imgmlp.engine.graph import Buffer, Node, Op, buffer, concat, dot, gather, move, reduce
 from imgmlp.engine.kernel import Kernel, Procedure, Store
 from imgmlp.engine.watch import Memory
 
@@ -43,6 +43,16 @@ def test_kernels_see_what_those_before_them_left() -> None:
     two = Kernel("k1_map", (4, 3), (Store(buffer(X), buffer(OUT) * 2.0),), None)
     run_procedure(Procedure((one, two)), held)
     assert np.array_equal(held[X], (np.arange(12) + 1) * 2)
+
+
+def test_a_product_reads_one_part_of_the_buffer_that_it_writes() -> None:
+    joined, weight = Buffer((1, 7), f32, name="joined"), Buffer((3, 4), f32, name="weight")
+    left = move(Op.SHRINK, buffer(joined), ((0, 1), (0, 3)))
+    place = move(Op.SHRINK, buffer(joined), ((0, 1), (3, 7)))
+    held = {joined: np.arange(7, dtype=np.float32), weight: np.arange(12, dtype=np.float32)}
+    run(dot(left, buffer(weight)), place, held)
+    wanted = np.arange(3) @ np.arange(12).reshape(3, 4)
+    assert np.array_equal(held[joined], [0, 1, 2, *wanted])
 
 
 def test_a_place_that_leads_outside_is_reported() -> None:

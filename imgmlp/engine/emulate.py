@@ -117,7 +117,7 @@ class _Kernel:
     def _reduced(self, node: Node, indices: Indices, needed: Array | None) -> Array:
         (source,) = node.src
         count = len(node.arg)
-        inner = grid([source.shape[axis] for axis in node.arg])
+        inner = grid([source.shape[axis] for axis in node.arg], _rank(indices))
         along = dict(zip(node.arg, inner, strict=True))
         outside = iter(_widened(indices, count))
         every = tuple(along[a] if a in along else next(outside) for a in range(len(source.shape)))
@@ -131,7 +131,7 @@ class _Kernel:
     def _product(self, node: Node, indices: Indices, needed: Array | None) -> Array:
         """Of a whole grid: [..., M, 1, K] and [..., 1, N, K] are what the factors give."""
         *lead, row, column = _widened(indices, 1)
-        (inner,) = grid([node.src[0].shape[-1]])
+        (inner,) = grid([node.src[0].shape[-1]], _rank(indices))
         guard = None if needed is None else _widened([needed], 1)[0]
         left = self.value(node.src[0], (*lead, row, inner), guard)
         right = self.value(node.src[1], (*lead, inner, column), guard)
@@ -147,6 +147,10 @@ def _widened(arrays: Sequence[Array], count: int) -> Indices:
     return tuple(a[(..., *[None] * count)] for a in arrays)
 
 
+def _rank(indices: Indices) -> int:
+    return max((i.ndim for i in indices), default=0)
+
+
 def _through(node: Node) -> tuple[Node, Access]:
     """What a chain of movements starts from, and the access through all of them."""
     source = node
@@ -158,9 +162,9 @@ def _through(node: Node) -> tuple[Node, Access]:
 # --- what both emulators need ---
 
 
-def grid(shape: Sequence[int]) -> Indices:
-    """The indices of every element, one array for each dimension."""
-    return tuple(np.ogrid[tuple(slice(0, n) for n in shape)])
+def grid(shape: Sequence[int], outer: int = 0) -> Indices:
+    """The indices of every element, one array for each dimension; `outer` axes before them."""
+    return tuple(np.ogrid[tuple(slice(0, n) for n in [*[1] * outer, *shape])])[outer:]
 
 
 def both(one: Array | None, other: Array | None) -> Array | None:
@@ -176,10 +180,9 @@ def locate(where: Access, indices: Indices) -> tuple[Array, Array | None]:
     variables: list[Expr] = [Var(f"i{a}", 0, n - 1) for a, n in enumerate(where.shape)]
     env = {f"i{axis}": index for axis, index in enumerate(indices)}
     offset, valid = where.index(variables)
-    rank = max((i.ndim for i in indices), default=0)
     offsets = np.asarray(offset.evaluate(env), np.int64)
     if not offsets.ndim:
-        offsets = offsets.reshape([1] * rank)
+        offsets = offsets.reshape([1] * _rank(indices))
     return offsets, None if valid is ONE else np.asarray(valid.evaluate(env)) != 0
 
 

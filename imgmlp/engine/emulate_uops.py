@@ -8,7 +8,7 @@ runs step by step.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import Any
 
@@ -21,6 +21,7 @@ from imgmlp.engine.symbolic import ONE, Expr
 from imgmlp.engine.uops import GPU_TILE, VECTOR, Code, Product, Range, U, UOp
 from imgmlp.engine.watch import Array, Loops, Memory, Watch, register
 
+LANE = "lane"  # name of the axis that tells lanes of a group apart
 JOINS = {Op.SUM: Op.ADD, Op.REDUCE_MAX: Op.MAX}
 
 
@@ -40,6 +41,7 @@ class _Launch:
 
     def __init__(self, code: Code, memory: Memory) -> None:
         self.code = code
+        self.wide = code.local_size > 1  # whether lanes share the work of a group
         self.ends = _ends(code.uops)
         depths = accumulate((u.op is U.RANGE) - (u.op is U.END) for u in code.uops)
         self.rank = max(depths) + 1  # a group's lanes have an axis too
@@ -47,7 +49,7 @@ class _Launch:
         self.variables: dict[str, Array] = {}
         self.defined: set[str] = set()  # those that data decides
         self.loops = Loops()
-        self.lanes: Array | None = None  # of a group
+        self.lanes: Array | None = None  # of a group, once that is open
         self.active: Array | None = None  # iterations below all limits; None: every one
         given = [u.arg for u in code.uops if u.op is U.GLOBAL]
         read, written = ([b for b, w in given if w is wanted] for wanted in (False, True))
@@ -81,42 +83,55 @@ class _Launch:
 
     def _range(self, i: int, loop: Range) -> None:
         """Run a loop's body, for all iterations at once where none needs another."""
-        outside, lanes = self.loops, self.lanes
+        outside, lanes, active = self.loops, self.lanes, self.active
+        for step, (variable, inside) in enumerate(self._steps(i, loop)):
+            if self.loops is outside:  # what is done in one step is in order with the next
+                self._axis(f"{loop.name} {i} step {step}", 1)
+            self.variables[loop.name] = variable
+            self.active = active if inside.all() else both(active, inside)
+            if loop.limit is not None:
+                self.active = both(self.active, variable < self._index(loop.limit))
+            self._block(i + 1, self.ends[i])
+            self.loops, self.lanes, self.active = outside, lanes, active
+
+    def _steps(self, i: int, loop: Range) -> Iterator[tuple[Array, Array]]:
+        """The variable in each step of a loop, and which of its iterations there are."""
         if loop.kind == "lane":
             assert self.lanes is not None
             for first in range(0, loop.count, self.code.local_size):
-                self._iterate(i, loop, self.lanes + first)
+                variable = self.lanes + first
+                yield variable, variable < loop.count
+        elif loop.kind == "share" and self.lanes is not None:
+            yield from self._shares(loop.count)
         elif loop.kind == "loop" and self._accumulates(i):
             for step in range(loop.count):
-                self._iterate(i, loop, np.full([1] * self.rank, step))
+                yield np.full([1] * self.rank, step), np.ones([1] * self.rank, np.bool_)
         else:
-            self._iterate(i, loop, self._open(i, loop))
-        self.loops, self.lanes = outside, lanes
-
-    def _iterate(self, i: int, loop: Range, variable: Array) -> None:
-        """The body where the variable is in range and below the limit."""
-        outside = self.active
-        self.variables[loop.name] = variable
-        if loop.kind not in ("group", "row", "column") and variable.max() >= loop.count:
-            self.active = both(self.active, variable < loop.count)
-        if loop.limit is not None:
-            self.active = both(self.active, variable < self._index(loop.limit))
-        self._block(i + 1, self.ends[i])
-        self.active = outside
+            yield self._open(i, loop), np.ones([1] * self.rank, np.bool_)
 
     def _accumulates(self, i: int) -> bool:
         """Whether a loop adds to accumulators from before it."""
         body = self.code.uops[i : self.ends[i]]
         return any(u.op is U.ACCUMULATE and u.src[0] < i for u in body)
 
+    def _shares(self, count: int) -> Iterator[tuple[Array, Array]]:
+        """What each of the open groups takes of `count` things, one after the other."""
+        groups = self.loops.sizes[0]
+        group = np.arange(groups + 1).reshape([-1, *[1] * (self.rank - 1)])
+        begin = group * (count // groups) + np.minimum(group, count % groups)
+        for step in range(-(-count // groups)):
+            variable = begin[:-1] + step
+            yield variable, variable < begin[1:]
+
     def _open(self, i: int, loop: Range) -> Array:
         """The variable's values along an axis of its own; a group's lanes get one too."""
         launched, local, name = self.code.global_size, self.code.local_size, f"{loop.name} {i}"
         if loop.kind == "group":
             variable = self._axis(name, launched // local)
-            self.lanes = self._axis("lane", local)
+            self.lanes = self._axis(LANE, local)
             return variable
-        if loop.kind in ("row", "column") and self.lanes is not None:
+        if loop.kind in ("row", "column") and self.wide:
+            assert self.lanes is not None
             side = math.isqrt(local)  # lanes stand in a square
             own = self.lanes // side if loop.kind == "row" else self.lanes % side
             found: Array = own + side * self._axis(name, GPU_TILE // side)
@@ -131,6 +146,14 @@ class _Launch:
         shape[len(self.loops.sizes)] = size
         self.loops = Loops((*self.loops.names, name), (*self.loops.sizes, size))
         return np.arange(size).reshape(shape)
+
+    def _meet(self, i: int) -> int:
+        """Have all lanes of each group wait for each other; which axis they are."""
+        axis = self.loops.names.index(LANE) if self.lanes is not None else -1
+        if axis < 0 or (self.active is not None and self.active.shape[axis] > 1):
+            raise self._fault(i, "waits for lanes that do not come there")
+        self.watch.barrier()
+        return axis
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -230,14 +253,11 @@ class _Launch:
 
     def group(self, i: int, u: UOp) -> Array:
         """The tree that lanes form in local memory."""
-        if self.active is not None or self.lanes is None:
-            raise self._fault(i, "waits for lanes that do not come there")
-        axis = self.lanes.shape.index(self.code.local_size)
+        axis = self._meet(i)
         values = np.broadcast_to(self.values[u.src[0]], self.shape)
         while (lanes := values.shape[axis]) > 1:
             low, high = np.split(values, [lanes // 2], axis)
             values = operate(JOINS[u.arg], u, low, high)
-        self.watch.barrier()
         return values
 
     # --- products ---
@@ -245,14 +265,14 @@ class _Launch:
     def product(self, i: int, u: UOp) -> Array:
         """[*loops, rows, columns], the tile of every group."""
         p: Product = u.arg
-        if self.lanes is not None:
-            self.watch.barrier()
+        if self.wide:
+            self._meet(i)
         rows, terms = np.arange(p.tile_rows)[:, None], np.arange(p.inner)
         offsets = self._beside(p.left) + rows * p.left_row + terms * p.left_inner
         left = self._factor(i, u.src[0], offsets, self._below(p.rows, rows))
         found: Array = left @ self._right(i, u.src[1], p)
-        if self.lanes is not None:
-            self.watch.barrier()
+        if self.wide:
+            self._meet(i)
         return found
 
     def columns(self, i: int, u: UOp) -> Array:
@@ -266,10 +286,10 @@ class _Launch:
 
     def _right(self, i: int, data: int, p: Product) -> Array:
         """[*loops, terms, columns] of the right factor, zero beyond the last column."""
-        columns = np.arange(VECTOR if self.lanes is None else GPU_TILE)
+        columns = np.arange(GPU_TILE if self.wide else VECTOR)
         terms = np.arange(p.inner)[:, None]
         offsets = self._beside(p.right) + terms * p.right_inner + columns * p.right_column
-        if p.direct and self.lanes is None:
+        if p.direct and not self.wide:
             if (offsets[..., 0] % 8).any():
                 raise self._fault(i, "reads vectors that are not aligned")
             return self._factor(i, data, offsets, self._below(None, columns))
@@ -278,7 +298,7 @@ class _Launch:
     def _factor(self, i: int, data: int, offsets: Array, needed: Array | None) -> Array:
         """Read by the group as one, whichever lane reads what."""
         storage: Buffer = self.code.uops[data].arg[0]
-        loops = self.loops if self.lanes is None else self.loops.outermost(1)
+        loops = self.loops.outermost(1) if self.wide else self.loops
         return self.watch.read(self._what(i), storage, offsets, needed, loops)
 
     def _beside(self, expr: Expr) -> Array:
