@@ -210,6 +210,8 @@ def test_a_claimed_count_that_cannot_be_true_is_refused_before_memory_is_taken()
         for count in (-1, 64 * 2**14, 2**28, 2**62):
             with pytest.raises(FormatError, match="cannot be in 64 bytes"):
                 entropy.decode(bytes(64), count, 0)
+        with pytest.raises(FormatError, match="damaged"):
+            entropy.decode(bytes(64), 64 * 2**13, 30)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

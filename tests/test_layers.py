@@ -28,7 +28,7 @@ ORDER = """
     image
     codec codec.config codec.features codec.distribution codec.entropy codec.container
     codec.npz codec.model codec.fit codec.pipeline
-    interrupt terminal facts selftest commands api imgmlp cli __main__
+    interrupt terminal facts selftest commands api pil imgmlp cli __main__
 """.split()  # noqa: SIM905
 # Modules that are among the engine's public names.
 ENGINE_PARTS = {"engine.dtype", "engine.nn", "engine.optim"}
@@ -38,7 +38,7 @@ RESERVED = {
     "platformdirs": {"engine.cache"},
     "typer": {"cli"},
     "rich": {"terminal"},
-    "PIL": {"image", "api"},
+    "PIL": {"image", "api", "pil"},
     "numpy": {name for name in ORDER if name.startswith(("engine", "codec"))}
     | {"image", "commands", "api"},
 }
@@ -47,6 +47,7 @@ LAZY = {  # keep --help and a look at a file quick
     ("cli", "imgmlp.commands"),
     ("cli", "imgmlp.facts"),
     ("facts", "imgmlp.codec.npz"),
+    ("pil", "imgmlp.api"),
 }
 DYNAMIC = {"imgmlp"}  # the public names are loaded when they are used
 IMPORT_CALLS = {"import_module", "__import__"}

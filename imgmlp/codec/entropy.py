@@ -271,11 +271,11 @@ class Decoder:
 
 
 def _distributions(scales: Array | int, count: int) -> Iterable[Distribution]:
+    """That of each symbol, without memory for `count` of them where all are the same."""
     numbers = _numbers(scales, count)
-    used = np.unique(numbers)
-    if used.size == 1:
-        return repeat(distribution(int(used[0])), count)
-    known = {int(number): distribution(int(number)) for number in used}
+    if np.ndim(scales) == 0:
+        return repeat(distribution(int(np.asarray(scales))), count)
+    known = {int(number): distribution(int(number)) for number in np.unique(numbers)}
     return map(known.__getitem__, numbers.tolist())
 
 

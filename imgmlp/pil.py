@@ -1,0 +1,62 @@
+"""Pillow opens .imlp files like any others once this module is imported: `import imgmlp.pil`.
+
+Opening reads the header and compares the checksums; the pixels are decoded when they are asked
+for, as Pillow does with every format.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from PIL import Image, ImageFile
+
+from imgmlp.codec import container
+from imgmlp.errors import ImgmlpError
+
+FORMAT = "IMLP"
+_MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
+
+
+class ImlpImageFile(ImageFile.ImageFile):
+    """A compact picture. Raises OSError if it is damaged, as Pillow's other formats do."""
+
+    format = FORMAT
+    format_description = "imgmlp compact picture"
+
+    def _open(self) -> None:
+        assert self.fp is not None
+        size = self.fp.seek(0, io.SEEK_END)
+        self.fp.seek(0)
+        self._data = self.fp.read(min(size, container.MAX_FILE + 1))
+        try:
+            found = container.parse(self._data)
+        except ImgmlpError as error:
+            raise OSError(f"{error}; {error.hint}") from error
+        self._size = found.header.width, found.header.height
+        self._mode = _MODES[found.header.channels]
+        icc = found.get(container.ICC)
+        if icc:
+            self.info["icc_profile"] = icc
+
+    def load(self) -> Any:
+        """Decode the pixels, once."""
+        if self._data:
+            from imgmlp import api
+
+            try:
+                pixels = api.decode(self._data).tobytes()
+            except ImgmlpError as error:
+                raise OSError(f"{error}; {error.hint}") from error
+            self._data = b""
+            self.fp = io.BytesIO(pixels)
+            self.tile = [ImageFile._Tile("raw", (0, 0, *self.size), 0, self.mode)]
+        return super().load()
+
+    def load_seek(self, pos: int) -> None:
+        """Nowhere to go; that it exists keeps Pillow from mapping the file as if it were pixels."""
+
+
+Image.register_open(FORMAT, ImlpImageFile, lambda start: start.startswith(container.SIGNATURE))
+Image.register_extension(FORMAT, ".imlp")
+Image.register_mime(FORMAT, "image/x-imlp")

@@ -1,0 +1,95 @@
+"""Pillow and .imlp files."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import small_pixels
+from PIL import Image, UnidentifiedImageError
+from test_public_api import modules_after
+
+import imgmlp.pil
+from imgmlp import api
+from imgmlp import image as pictures
+from imgmlp.codec import container
+from imgmlp.codec.container import Header, Section
+from imgmlp.errors import FormatError
+
+
+def pixels(channels: int) -> np.ndarray:
+    """A small picture with any number of channels, uint8 [24, 31, channels]."""
+    return np.concatenate([small_pixels(), 255 - small_pixels(1)], axis=2)[:, :, :channels]
+
+
+def file(picture: np.ndarray, icc: bytes = b"") -> bytes:
+    height, width, channels = picture.shape
+    header = Header(width, height, channels, container.digest(picture))
+    sections = [Section("N", b"network"), Section("W", bytes(5000))]
+    return container.write(header, sections + ([Section("i", icc)] if icc else []))
+
+
+@pytest.fixture
+def decodings(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The files that were decoded, by something that knows the pixels of `file` already."""
+    decoded: list[bytes] = []
+
+    def decode(data: bytes) -> Image.Image:
+        decoded.append(data)
+        return pictures.to_image(pixels(container.parse(data).header.channels))
+
+    monkeypatch.setattr(api, "decode", decode)
+    return decoded
+
+
+@pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (2, "LA"), (3, "RGB"), (4, "RGBA")])
+def test_a_file_opens_like_any_picture(
+    tmp_path: Path, decodings: list[bytes], channels: int, mode: str
+) -> None:
+    path = tmp_path / "a.imlp"
+    path.write_bytes(file(pixels(channels), b"profile"))
+    with Image.open(path) as image:
+        assert (image.format, image.mode, image.size) == ("IMLP", mode, (31, 24))
+        assert image.info["icc_profile"] == b"profile"
+        assert image.get_format_mimetype() == "image/x-imlp"
+        assert decodings == []  # only now the pixels are asked for
+        found = np.asarray(image).reshape(24, 31, channels)
+        image.load()
+    np.testing.assert_array_equal(found, pixels(channels))
+    assert decodings == [path.read_bytes()]
+
+
+def test_a_stream_is_read_from_its_beginning(decodings: list[bytes]) -> None:
+    with Image.open(io.BytesIO(file(pixels(3)))) as image:
+        assert "icc_profile" not in image.info
+        np.testing.assert_array_equal(np.asarray(image.rotate(180)), pixels(3)[::-1, ::-1])
+    assert len(decodings) == 1
+
+
+def test_a_damaged_file_is_the_error_that_pillow_has_for_it(tmp_path: Path) -> None:
+    data = file(pixels(3))
+    path = tmp_path / "a.imlp"
+    path.write_bytes(data[:-1])
+    with pytest.raises(OSError, match="truncated") as caught, Image.open(path):
+        pass
+    assert isinstance(caught.value.__cause__, FormatError)
+    with pytest.raises(UnidentifiedImageError):
+        Image.open(io.BytesIO(data[:7]))
+
+
+def test_pixels_that_cannot_be_decoded_are_an_error_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def decode(data: bytes) -> Image.Image:
+        raise FormatError("the network is damaged", hint="get the file again")
+
+    monkeypatch.setattr(api, "decode", decode)
+    with Image.open(io.BytesIO(file(pixels(3)))) as image:
+        for _ in range(2):
+            with pytest.raises(OSError, match="the network is damaged; get the file again"):
+                image.load()
+
+
+def test_the_extension_is_known_and_importing_needs_no_opencl() -> None:
+    assert Image.registered_extensions()[".imlp"] == imgmlp.pil.FORMAT
+    assert "pyopencl" not in modules_after("import imgmlp.pil")
