@@ -27,7 +27,7 @@ ORDER = """
     engine.poison engine.check engine
     image
     codec codec.config codec.features codec.distribution codec.entropy codec.container
-    codec.npz codec.model codec.fit codec.pipeline
+    codec.quantize codec.network codec.npz codec.model codec.integer codec.fit codec.pipeline
     interrupt terminal facts selftest commands api pil imgmlp cli __main__
 """.split()  # noqa: SIM905
 # Modules that are among the engine's public names.
