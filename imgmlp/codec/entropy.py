@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from functools import cache
 from itertools import repeat
 from typing import Any
 
@@ -43,6 +44,8 @@ _HINT = "the file is damaged or was not written by imgmlp; get it again"
 
 Array = np.ndarray[Any, Any]
 Share = tuple[int, int]  # where a symbol's part of 2**26 starts, and how wide it is
+# Of each place: where its part ends and starts, how wide it is, and its symbol if not an escape.
+Table = tuple[list[int], list[int], list[int], list[int | None], Distribution]
 
 
 def encode(symbols: Array, scales: Array | int) -> bytes:
@@ -206,11 +209,11 @@ class Decoder:
             raise FormatError(problem, hint=_HINT)
         self._left -= count
         try:
-            distributions = _distributions(scales, count)
+            tables = _tables(scales, count)
         except ValueError as error:  # numbers of distributions come from files, too
             raise FormatError(str(error), hint=_HINT) from None
         try:
-            return np.array(self._symbols(distributions), np.int64)
+            return np.array(self._symbols(tables), np.int64)
         except IndexError:  # past the end of the words, or in no symbol's share
             raise _damaged() from None
 
@@ -219,35 +222,30 @@ class Decoder:
         if self._bytes != 2 * self._position + 2 or self._code >= _NARROWEST:
             raise _damaged()
 
-    def _symbols(self, distributions: Iterable[Distribution]) -> list[int]:
+    def _symbols(self, tables: Iterable[Table]) -> list[int]:
         code, width, position = self._code, self._width, self._position
-        words, symbols = self._words, []
-        for known in distributions:
-            starts, base = known.starts, known.reach + 1
+        words, found = self._words, []
+        for ends, starts, widths, symbols, known in tables:
             unit = width >> TOTAL_BITS
-            place = bisect_right(starts, code // unit) - 1
-            start = starts[place]
-            code -= start * unit
-            width = (starts[place + 1] - start) * unit
+            place = bisect_right(ends, code // unit)
+            code -= starts[place] * unit
+            width = widths[place] * unit
             while width < _NARROWEST:
                 code = code << _WORD_BITS | words[position]
                 position += 1
                 width <<= _WORD_BITS
-            symbol = place - base
-            if not -base < symbol < base:
+            symbol = symbols[place]
+            if symbol is None:
                 self._code, self._width, self._position = code, width, position
-                distance = self._beyond(known.order)
-                symbol = symbol + distance if symbol > 0 else symbol - distance
-                if abs(symbol) > MAX_MAGNITUDE:
-                    raise _damaged()
+                symbol = self._beyond(known) if place else -self._beyond(known)
                 code, width, position = self._code, self._width, self._position
-            symbols.append(symbol)
+            found.append(symbol)
         self._code, self._width, self._position = code, width, position
-        return symbols
+        return found
 
-    def _beyond(self, order: int) -> int:
-        """How far an escaped symbol lies beyond the first that is out of reach."""
-        length = order
+    def _beyond(self, known: Distribution) -> int:
+        """The magnitude of a symbol that is out of reach."""
+        length = known.order
         while self._bit():
             length += 1
             if 1 << length > MAX_MAGNITUDE:  # or a stream of ones would go on and on
@@ -255,7 +253,10 @@ class Decoder:
         value = 1
         for _ in range(length):
             value = value << 1 | self._bit()
-        return value - (1 << order)
+        magnitude = known.reach + 1 + value - (1 << known.order)
+        if magnitude > MAX_MAGNITUDE:
+            raise _damaged()
+        return magnitude
 
     def _bit(self) -> int:
         self._width = (self._width >> TOTAL_BITS) * _HALF
@@ -270,13 +271,22 @@ class Decoder:
         return bit
 
 
-def _distributions(scales: Array | int, count: int) -> Iterable[Distribution]:
+def _tables(scales: Array | int, count: int) -> Iterable[Table]:
     """That of each symbol, without memory for `count` of them where all are the same."""
     numbers = _numbers(scales, count)
     if np.ndim(scales) == 0:
-        return repeat(distribution(int(np.asarray(scales))), count)
-    known = {int(number): distribution(int(number)) for number in np.unique(numbers)}
+        return repeat(_table(int(np.asarray(scales))), count)
+    known = {int(number): _table(int(number)) for number in np.unique(numbers)}
     return map(known.__getitem__, numbers.tolist())
+
+
+@cache
+def _table(number: int) -> Table:
+    known = distribution(number)
+    starts, ends = known.starts[:-1], known.starts[1:]
+    widths = [end - start for start, end in zip(starts, ends, strict=True)]
+    symbols = [None, *range(-known.reach, known.reach + 1), None]
+    return list(ends), list(starts), widths, symbols, known
 
 
 def _damaged() -> FormatError:
