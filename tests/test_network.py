@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -70,7 +72,7 @@ def test_weights_whose_sums_could_overflow_are_refused() -> None:
         ({3: 0}, "0 wide"),
         ({4: STEPS}, "no step size"),
         ({5: 11}, "finer"),
-        ({6: 88}, "no distribution"),
+        ({6: 88}, "not 0 to 87"),
         ({12: LAST_STEP + 1}, "too coarse"),
         ({3: 9}, "damaged"),
     ],
@@ -88,6 +90,18 @@ def test_a_network_that_takes_too_long_is_refused_before_its_weights_are_read() 
     head = bytes([64, 16, 4, 0]) + bytes(4 * 17)
     with pytest.raises(FormatError, match="too large to decode"):
         network.parse(head, b"", 2**28, 3)
+
+
+@pytest.mark.parametrize("width", [64, 1024])
+def test_a_small_file_never_takes_much_memory(width: int) -> None:
+    head = bytes([64, 16, *width.to_bytes(2, "big")]) + bytes(4 * 17)
+    tracemalloc.start()
+    try:
+        with pytest.raises(FormatError):
+            network.parse(head, bytes(40), 100, 3)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("length", [0, 3, 15])

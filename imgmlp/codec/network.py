@@ -139,12 +139,13 @@ def parse(head: bytes, coded: bytes, pixels: int, channels: int) -> Network:
     rows = [head[begin : begin + 4] for begin in range(4, len(head), 4)]
     counts = [int(np.prod(size)) for size in shape.shapes]
     chosen = [number for row in rows for number in row[2:]]
-    for number in chosen:
-        _check(number < entropy.DISTRIBUTIONS, f"there is no distribution {number}")
-    scales = np.repeat(np.array(chosen), counts)
-    symbols = entropy.decode(coded, sum(counts), scales)
-    _check(int(np.abs(symbols).max()) < 2**20, "a weight is too large")
-    parts = np.split(symbols.astype(np.int32), np.cumsum(counts)[:-1])
-    arrays = [part.reshape(size) for part, size in zip(parts, shape.shapes, strict=True)]
+    decoder = entropy.Decoder(coded)  # in parts: each is refused before it takes memory
+    parts = [decoder.read(count, number) for count, number in zip(counts, chosen, strict=True)]
+    decoder.finish()
+    for part in parts:
+        _check(int(np.abs(part).max()) < 2**20, "a weight is too large")
+    arrays = [
+        part.astype(np.int32).reshape(size) for part, size in zip(parts, shape.shapes, strict=True)
+    ]
     found = zip(arrays[::2], arrays[1::2], rows, strict=True)
     return Network(shape, tuple(Layer(w, b, row[0], row[1]) for w, b, row in found))
