@@ -9,7 +9,7 @@ from conftest import MAPPINGS, open_mapping
 from imgmlp.engine import AnyDevice, Program, Tensor, compile, debug
 
 # What a level shows and no level below it does.
-WORDS = ("launches of", "##", "RANGE", "__kernel")
+WORDS = ("launches of", "bytes in use", "RANGE", "__kernel")
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,7 @@ def test_each_level_shows_more_and_the_step_does_the_same(
         out, err = capsys.readouterr()
         assert not out
         assert [word in err for word in WORDS] == [level > i for i in range(4)]
+        assert ("##" in err) == (level >= 2)  # the picture of the memory plan
         timed = err.count("microseconds, in the first run")
         assert timed == (level > 0 and mapping != "numpy")
 

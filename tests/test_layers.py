@@ -20,7 +20,7 @@ ORDER = """
     engine.simplify engine.kernel engine.place engine.state engine.merge engine.schedule
     engine.block engine.uops engine.indices engine.linearize engine.memory engine.render
     engine.stages engine.watch engine.emulate engine.emulate_uops
-    engine.debug engine.host engine.cache engine.failure engine.launch engine.device
+    engine.host engine.debug engine.cache engine.failure engine.launch engine.device
     engine.discover engine.program engine.operands engine.elementwise engine.movement
     engine.reduction engine.random engine.step engine.tensor engine.control engine.function
     engine.transfer engine.nn engine.optim

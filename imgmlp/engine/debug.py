@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from imgmlp.engine.host import Usage
 from imgmlp.engine.stages import Stages
 
 MOST = 4
@@ -34,10 +35,12 @@ def tell(text: str) -> None:
             print(text, file=sys.stderr, flush=True)
 
 
-def report(stages: Stages, depth: int) -> str:
-    """The forms of a step that a level of DEBUG shows."""
+def report(stages: Stages, depth: int, usage: Usage) -> str:
+    """What a level of DEBUG shows of a step, and of the memory that its device has given."""
     shown = [render_schedule(stages)]
     shown += [stages.show(form) for start, form in FORMS_FROM.items() if depth >= start]
+    if depth >= 2:
+        shown.append(f"device: {usage.summary()}")
     return "\n\n".join(shown) + "\n"
 
 

@@ -63,7 +63,7 @@ class Program:
         depth = debug.level()
         self._show_times = depth > 0
         if depth:
-            debug.tell(debug.report(self.stages, depth))
+            debug.tell(debug.report(self.stages, depth, device.usage))
 
     def _adopt_buffers(self) -> None:
         """Everything that is read or written stands on this device."""
