@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 from test_ops import CASES, Case, inputs_of
+from test_schedule import SIDE, grow
 
 from imgmlp.codec.config import PRESETS
 from imgmlp.codec.features import encoding
 from imgmlp.codec.fit import TrainingStep
-from imgmlp.engine import AnyDevice, Program, Tensor, compile, dtype, nn, optim
+from imgmlp.engine import AnyDevice, Program, Tensor, compile, dtype, loop, nn, optim
+from imgmlp.engine.graph import Buffer, buffer
 from imgmlp.engine.uops import Lanes
 
 Array = np.ndarray[Any, Any]
@@ -161,10 +163,22 @@ def random(seed: Tensor) -> dict[str, Tensor]:
     }
 
 
+def looped(x: Tensor, table: Tensor) -> dict[str, Tensor]:
+    """Carried values that are read elsewhere than where they are replaced, and that swap."""
+
+    def turned(i: Tensor, v: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+        return v.flip(0) * 0.5 + table.gather(i), total + v.sum(0)
+
+    v, total = loop(3, turned, x, x[0])
+    a, b = loop(3, lambda i, a, b: (b, a * 0.5 + b), x, x.sin())
+    return {"v": v, "total": total, "a": a, "b": b}
+
+
 def states(device: AnyDevice) -> Program:
     """Replaced in place, by each other, and by what must be set aside first."""
     a, b, c = (Tensor(draw(5, 7) + i, device) for i in range(3))
     count, total = Tensor(np.uint32(3), device), Tensor(draw(7), device)
+    smooth = Tensor(np.float32(1), device)
 
     def step() -> dict[str, Tensor]:
         a.assign(b)
@@ -172,7 +186,9 @@ def states(device: AnyDevice) -> Program:
         c.assign(c.flip(0) + a)
         total.assign(total * 0.5 + c.sum(0))
         count.assign(count + 1)
-        return {"old": c * 1.0, "a": a, "b": b, "c": c, "count": count, "total": total}
+        smooth.assign(smooth * 0.9 + c.square().sum())  # a sum that lanes share
+        changed = {"a": a, "b": b, "c": c, "count": count, "total": total, "smooth": smooth}
+        return {"old": c * 1.0} | changed
 
     return compile(step, device)
 
@@ -197,6 +213,21 @@ def optimizers(device: AnyDevice) -> Program:
         return {f"p{i}": p for i, p in enumerate(kept)}  # fmt: skip
 
     return compile(step, device)
+
+
+def random_graph(seed: int) -> Make:
+    """A dozen operations on what there is already, two states, three outputs."""
+
+    def make(device: AnyDevice) -> Program:
+        rng = np.random.default_rng(seed)
+        held = [Buffer((SIDE, SIDE), dtype.f32, device, draw(SIDE, SIDE)) for _ in range(2)]
+        nodes = [buffer(b) for b in held]
+        for kind in rng.integers(0, 12, 12):
+            nodes.append(grow(nodes, kind, *rng.integers(0, 99, 2)))
+        chosen = {f"y{i}": nodes[n] for i, n in enumerate(rng.integers(0, len(nodes), 3))}
+        return Program(device, chosen, [(held[0], nodes[-1] * 0.5), (held[1], nodes[-2])])
+
+    return make
 
 
 def training(preset: str, **changes: Any) -> Make:
@@ -240,6 +271,7 @@ OTHERS: dict[str, Make] = {
     "gather": outputs(gathered, draw(9, 5), np.array([[3, 0], [3, 8], [3, 1]])),
     "several outputs": outputs(several, draw(5, 7), draw(5, 7)),
     "random numbers": outputs(random, np.array([7], np.uint32)),
+    "loops": outputs(looped, draw(5, 7), draw(3, 7)),
     "states": states,
     "optimizers": optimizers,
 } | {f"reductions of {d.name}": outputs(reductions, small_integers(d, 3, 41)) for d in STORED}  # fmt: skip
@@ -254,4 +286,5 @@ STEPS: dict[str, Make] = {
 def programs(lanes: Lanes) -> dict[str, Make]:
     """What the simulator runs in one mapping, whole steps apart."""
     cases = {c.name: with_gradients(c) for c in CASES if lanes == "one" or not is_product(c)}
-    return cases | PRODUCTS | OTHERS
+    graphs = {f"graph {seed}": random_graph(seed) for seed in range(10) if lanes == "one"}
+    return cases | graphs | PRODUCTS | OTHERS
