@@ -172,14 +172,15 @@ def verify(
     context: typer.Context,
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help=".imlp or .npz files.")],
     as_json: AsJson = False,
+    device: DeviceSpec = "auto",
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
-    """Compare the checksums of files with what they hold."""
+    """Compare checksums, decode .imlp files, and compare the pixels with those encoded."""
     terminal = _terminal(context, quiet, verbose)
-    from imgmlp import facts
+    from imgmlp.verify import verify as run
 
-    raise typer.Exit(facts.verify(terminal, files, as_json))
+    raise typer.Exit(run(terminal, files, device, as_json))
 
 
 @app.command()

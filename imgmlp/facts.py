@@ -1,4 +1,4 @@
-"""What files say of themselves, without decoding them: `imgmlp info` and `imgmlp verify`.
+"""What files say of themselves, without decoding them: `imgmlp info`.
 
 Looking at a compact file needs no NumPy, and so takes hardly longer than starting Python.
 """
@@ -12,8 +12,8 @@ from typing import Any
 
 from imgmlp.codec import container
 from imgmlp.codec.container import Container
-from imgmlp.errors import FormatError, ImgmlpError, UsageError
-from imgmlp.terminal import Terminal, print_data, size
+from imgmlp.errors import FormatError, UsageError
+from imgmlp.terminal import print_data, size
 
 _ZIP = b"PK\x03\x04"  # how an .npz archive begins
 
@@ -32,19 +32,26 @@ def describe(path: str | PathLike[str]) -> Facts:
     Raises UsageError if it cannot be read, FormatError if it is neither or is damaged.
     """
     path = Path(path)
-    start = _start(path, len(_ZIP))
-    if start == _ZIP:
+    if is_archive(path):
         from imgmlp.codec import npz
 
         return npz.describe(path)
-    if not container.SIGNATURE.startswith(start):
+    return compact(container.read(path))
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a file is an .npz archive; if not, it begins like an .imlp file.
+
+    Raises FormatError if it is neither, UsageError also for a pipe, which cannot be read twice.
+    """
+    start = _start(path, len(_ZIP))
+    if start != _ZIP and not container.SIGNATURE.startswith(start):
         hint = "give a file that imgmlp wrote"
         raise FormatError(f"{path} is neither an .imlp nor an .npz file", hint=hint)
-    return _compact(container.read(path))
+    return start == _ZIP
 
 
 def _start(path: Path, count: int) -> bytes:
-    """A file's first bytes. Raises UsageError, also for a pipe, which cannot be read twice."""
     try:
         if path.exists() and not path.is_file():
             raise UsageError(f"{path} is no file", hint="give a file")
@@ -56,7 +63,8 @@ def _start(path: Path, count: int) -> bytes:
         raise UsageError(f"cannot read {path}: {error.strerror}", hint="check the file") from error
 
 
-def _compact(found: Container) -> Facts:
+def compact(found: Container) -> Facts:
+    """Facts about a compact file."""
     header = found.header
     data = sum(len(section.data) for section in found.sections)
     return {
@@ -102,25 +110,3 @@ def _lines(facts: Facts) -> str:
 def dimensions(width: int, height: int, channels: int) -> str:
     """A picture's size and kind, as 512×300 RGB."""
     return f"{width}×{height} {container.CHANNELS[channels]}"
-
-
-def verify(terminal: Terminal, paths: list[Path], as_json: bool) -> int:
-    """Compare each file's checksums with what it holds; returns the exit code.
-
-    That is the error's own for one file; 1 if some of several files are not sound.
-    """
-    codes, report = [], []
-    for path in paths:
-        try:
-            facts = describe(path)
-        except ImgmlpError as error:
-            codes.append(terminal.fail(error))
-            report.append({"file": str(path), "sound": False, "problem": str(error)})
-        else:
-            codes.append(0)
-            picture = dimensions(facts["width"], facts["height"], facts["channels"])
-            terminal.done(f"{path}  {picture}   {size(facts['bytes'])}")
-            report.append({"file": str(path), "sound": True, "problem": None})
-    if as_json:
-        print_data(json.dumps(report, indent=2))
-    return codes[0] if len(codes) == 1 else int(any(codes))

@@ -6,7 +6,6 @@ import json
 import os
 from pathlib import Path
 
-import mutations
 import pytest
 from test_public_api import HEAVY, modules_after
 
@@ -14,7 +13,6 @@ from imgmlp import api, facts
 from imgmlp.codec import container
 from imgmlp.codec.container import Header, Section
 from imgmlp.errors import FormatError, UsageError
-from imgmlp.terminal import Terminal
 
 
 @pytest.fixture
@@ -90,24 +88,6 @@ def test_files_of_another_kind_are_refused(tmp_path: Path) -> None:
         facts.describe(tmp_path / "b.imlp")
     with pytest.raises(UsageError, match="is no file"):
         facts.describe(tmp_path)
-
-
-def test_verifying_tells_sound_files_from_damaged_ones(
-    compact: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    good, bad = compact, compact.with_name("b.imlp")
-    for data in [*mutations.mutants(good.read_bytes(), 40, seed=2)][1::2]:
-        bad.write_bytes(data)
-        sound = data == good.read_bytes()
-        code = facts.verify(Terminal(), [bad], as_json=True)
-        (report,) = json.loads(capsys.readouterr().out)
-        assert (report["sound"], code) == (sound, 0 if sound else 4)
-        assert (report["problem"] is None) == sound
-    assert facts.verify(Terminal(), [good, bad, good], as_json=False) == 1
-    assert facts.verify(Terminal(), [good, good], as_json=False) == 0
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.count(f"✓ {good}") == 4
 
 
 def test_a_pipe_is_refused_not_waited_for(tmp_path: Path) -> None:

@@ -27,8 +27,9 @@ ORDER = """
     engine.poison engine.check engine
     image
     codec codec.config codec.features codec.distribution codec.entropy codec.container
-    codec.quantize codec.network codec.npz codec.model codec.integer codec.fit codec.pipeline
-    interrupt terminal facts selftest commands api pil imgmlp cli __main__
+    codec.quantize codec.network codec.npz codec.model codec.integer codec.compact
+    codec.fit codec.pipeline
+    interrupt terminal facts verify selftest commands api pil imgmlp cli __main__
 """.split()  # noqa: SIM905
 # Modules that are among the engine's public names.
 ENGINE_PARTS = {"engine.dtype", "engine.nn", "engine.optim"}
@@ -46,6 +47,7 @@ UNSAFE = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpic
 LAZY = {  # keep --help and a look at a file quick
     ("cli", "imgmlp.commands"),
     ("cli", "imgmlp.facts"),
+    ("cli", "imgmlp.verify"),
     ("facts", "imgmlp.codec.npz"),
     ("pil", "imgmlp.api"),
 }

@@ -36,7 +36,7 @@ MAX_ICC = 2**24  # bytes
 _MAX_VARINT = 5  # bytes
 _DIGEST = 8  # bytes of a picture's SHA-256
 
-_DAMAGED = "the file is damaged or was not written by imgmlp; get it again"
+DAMAGED = "the file is damaged or was not written by imgmlp; get it again"
 _NEWER = "update imgmlp"
 
 
@@ -99,7 +99,7 @@ class Container:
         """The data of a section without which there is no picture. Raises FormatError."""
         data = self.get(kind)
         if data is None:
-            raise FormatError(f"section {kind!r} is missing", hint=_DAMAGED)
+            raise FormatError(f"section {kind!r} is missing", hint=DAMAGED)
         return data
 
 
@@ -217,7 +217,7 @@ class _Reader:
         end = self.position + count
         if end > len(self._data):
             missing = f"{end - len(self._data):,} bytes are missing"
-            raise FormatError(f"truncated: {missing}", hint=_DAMAGED)
+            raise FormatError(f"truncated: {missing}", hint=DAMAGED)
         taken = self._data[self.position : end]
         self.position = end
         return taken
@@ -234,7 +234,7 @@ class _Reader:
             if byte < 128:
                 _check(byte > 0 or group == 0, "a number is longer than it needs to be")
                 return value
-        raise FormatError("a number is too long", hint=_DAMAGED)
+        raise FormatError("a number is too long", hint=DAMAGED)
 
     def check(self, begin: int, what: str) -> None:
         """Compare the checksum that comes next with that of everything from `begin` on."""
@@ -254,7 +254,7 @@ def _varint(value: int) -> bytes:
 def _foreign(data: bytes) -> FormatError:
     """What to say about bytes that do not begin as they should."""
     if SIGNATURE.startswith(data):
-        return FormatError("truncated: the file has hardly begun", hint=_DAMAGED)
+        return FormatError("truncated: the file has hardly begun", hint=DAMAGED)
     if data.startswith(SIGNATURE[:4]):
         hint = "transfer it again as binary data"
         return FormatError("line ends were changed on the way", hint=hint)
@@ -265,6 +265,6 @@ def _check_size(size: int) -> None:
     _check(size <= MAX_FILE, f"{size:,} bytes are too many; the limit is {MAX_FILE:,}")
 
 
-def _check(good: bool, problem: str, hint: str = _DAMAGED) -> None:
+def _check(good: bool, problem: str, hint: str = DAMAGED) -> None:
     if not good:
         raise FormatError(problem, hint=hint)
