@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from imgmlp.engine import Tensor, dtype, nn, open_device, optim
+from imgmlp.engine import Tensor, compile, dtype, nn, open_device, optim
 from imgmlp.engine.misuse import OutOfBoundsError, misuse, user_line
 
 NUMPY = open_device("numpy")
@@ -80,6 +80,13 @@ REFUSED: dict[str, tuple[Act, type[Exception], list[str]]] = {
     "an assignment": (
         lambda x: Tensor(np.ones(2), NUMPY).assign(x), ValueError, ["assign", "(2, 3)", "(2,)"],
     ),
+    "several lengths": (lambda x: Tensor([[1, 2], [3]]), ValueError, ["Tensor", "inhomogeneous"]),
+    "a product with a number": (lambda x: x @ 3, ValueError, ["dot", "(2, 3)", "()", "use *"]),
+    "another's dtype": (lambda x: x.cast(np.float32), TypeError, ["cast", "float32", "bool_, i8"]),
+    "a dtype's name": (lambda x: Tensor([1], dtype="f16"), TypeError, ["Tensor", "'f16'"]),
+    "a weak dtype": (lambda x: Tensor.full((), 1, dtype.weak_int), TypeError, ["full", "weak_int"]),
+    "a number of a row": (lambda x: x.gather(-1), OutOfBoundsError, ["index -1", "(2, 3)"]),
+    "a step without names": (lambda x: compile(lambda: x, NUMPY), TypeError, ["compile", "dict"]),
     "a dtype": (lambda x: Tensor(np.ones(2, np.complex64)), TypeError, ["complex64"]),
 }  # fmt: skip
 

@@ -174,6 +174,37 @@ def test_arrays_and_numbers_on_the_left(device: AnyDevice) -> None:
         assert np.allclose(value, wanted, rtol=1e-6), name
 
 
+def test_what_makes_tensors() -> None:
+    device = open_mapping("numpy")
+    made = {
+        "full": (Tensor.full((2, 3), 2.5, device=device), np.full((2, 3), 2.5, np.float32)),
+        "zeros": (Tensor.zeros(3, dtype=dtype.u8, device=device), np.zeros(3, np.uint8)),
+        "ones": (Tensor.ones(device=device), np.ones((), np.float32)),
+        "arange": (Tensor.arange(4, device=device), np.arange(4, dtype=np.int32)),
+        "empty": (Tensor.empty(2, 1, dtype=dtype.f16, device=device), np.zeros((2, 1), np.float16)),
+    }
+    for name, (tensor, wanted) in made.items():
+        assert tensor.realized == (name == "empty")
+        assert tensor.numpy().dtype == wanted.dtype, name
+        assert np.array_equal(tensor, wanted), name
+    storage = made["empty"][0]
+    assert storage.write(np.array([[1], [2]], np.float16)).numpy().tolist() == [[1], [2]]
+
+
+def test_arrays_where_tensors_could_be() -> None:
+    device = open_mapping("numpy")
+    a = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
+    x = Tensor(a, device)
+    assert np.array_equal(Tensor.where(a > 1.5, x, 0), np.where(a > 1.5, a, 0))
+    assert np.array_equal(Tensor.where(True, x, 0), a)
+    assert np.array_equal(Tensor.concat([x, a[:1], x]), np.concatenate([a, a[:1], a]))
+    assert np.array_equal(x.gather(np.array([1, 0, 1])), a[[1, 0, 1]])
+    assert np.array_equal(x.gather(1), a[1])
+    assert np.array_equal(x.sum(np.int64(1)), [3, 7])
+    assert np.array_equal(x.assign(a[1]), a[[1, 1]])
+    assert np.array_equal(x.assign(7), np.full((2, 2), 7))
+
+
 def test_one_element_is_a_number_and_true_or_false() -> None:
     one = Tensor([[2.5]], open_mapping("numpy"))
     assert one

@@ -122,6 +122,13 @@ def concrete(dtype: DType) -> DType:
     return {weak_int: i32, weak_float: f32}.get(dtype, dtype)
 
 
+def check(dtype: DType, operation: str) -> None:
+    """Refuse what stands for a dtype elsewhere, such as NumPy's, and the weak ones."""
+    if not isinstance(dtype, DType) or dtype.is_weak:
+        names = ", ".join(d.name.replace("bool", "bool_") for d in _WIDENS_TO if not d.is_weak)
+        raise misuse(TypeError, f"{operation}: {dtype!r} is none of engine.dtype's {names}")
+
+
 def exact(value: float, dtype: DType) -> bool | int | float:
     """A Python number of a stored type's kind; an integer modulo its range, as sums wrap."""
     if not dtype.is_int:

@@ -173,12 +173,15 @@ class Elementwise:
         return -self if self.dtype.is_float else self ^ -1
 
     @classmethod
-    def where(cls, condition: Elementwise, a: Operand, b: Operand) -> Self:
+    def where(cls, condition: Operand, a: Operand, b: Operand) -> Self:
         """a where the condition is true, b elsewhere; neither choice changes the other."""
         (x, y), device = aligned("where", a, b)
-        shape = broadcast_shapes("where", condition.shape, x.shape)
-        nodes = (broadcast(n, shape) for n in (condition.node, x, y))
-        return cls(graph.alu(Op.WHERE, *nodes), _one_device(condition.device, device))
+        chosen = cls(node_of(condition))
+        shape = broadcast_shapes("where", chosen.shape, x.shape)
+        nodes = (broadcast(n, shape) for n in (chosen.node, x, y))
+        if isinstance(condition, Elementwise):
+            device = _one_device(condition.device, device)
+        return cls(graph.alu(Op.WHERE, *nodes), device)
 
     def multiply_add(self, factor: Operand, addend: Operand) -> Self:
         """self * factor + addend in one operation."""
@@ -225,7 +228,7 @@ class Elementwise:
         """The magnitude of self with the sign of other; zero counts as positive."""
         magnitude = self.abs()
         if isinstance(other, Elementwise | np.ndarray):
-            return self.where(self._with(_node_of(other)) < 0, -magnitude, magnitude)
+            return self.where(self._with(node_of(other)) < 0, -magnitude, magnitude)
         return -magnitude if other < 0 else magnitude
 
     def relu(self) -> Self:
@@ -272,8 +275,13 @@ def _leaky_relu_vjp(slope: float) -> Any:
 # --- operands ---
 
 
-def _node_of(value: Operand) -> Node:
-    return value.node if isinstance(value, Elementwise) else from_host(value, None)
+def node_of(value: Operand) -> Node:
+    """A Tensor's Node, a number as a constant, or an array's values in a Buffer."""
+    if isinstance(value, Elementwise):
+        return value.node
+    if isinstance(value, bool | int | float):
+        return graph.const(value, dt.concrete(dt.of(value)))
+    return from_host(value, None)
 
 
 def _dtype_of(operation: str, value: Operand) -> DType:
@@ -289,7 +297,7 @@ def aligned(operation: str, *values: Operand) -> tuple[list[Node], AnyDevice | N
     """All at one shape, dtype and device; a Python number takes the others' dtype if it can."""
     kind = dt.concrete(dt.promote(*(_dtype_of(operation, v) for v in values)))
     nodes = [
-        graph.cast(_node_of(v), kind) if isinstance(v, Elementwise | np.ndarray) else None
+        graph.cast(node_of(v), kind) if isinstance(v, Elementwise | np.ndarray) else None
         for v in values
     ]
     shape = broadcast_shapes(operation, *(n.shape for n in nodes if n is not None))

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.engine.dtype import DType, bool_, exact, f16, f32, i32, u32
+from imgmlp.engine.dtype import DType, bool_, check, exact, f16, f32, i32, u32
 from imgmlp.engine.misuse import misuse
 from imgmlp.engine.view import Access
 
@@ -262,6 +262,7 @@ def _result_dtype(op: Op, dtype: DType) -> DType:
 def cast(node: Node, dtype: DType) -> Node:
     if node.dtype is dtype:
         return node
+    check(dtype, "cast")
     return make(Op.CAST, (node,), None, node.shape, dtype)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from imgmlp.engine import dtype as dt
 from imgmlp.engine import graph
-from imgmlp.engine.elementwise import Elementwise, common_device
+from imgmlp.engine.elementwise import Elementwise, Operand, common_device, node_of
 from imgmlp.engine.graph import Op
 from imgmlp.engine.misuse import OutOfBoundsError, misuse
 from imgmlp.engine.operands import broadcast, check_rows, out_of_bounds
@@ -89,24 +89,28 @@ class Movement(Elementwise):
         return taken.reshape(*(taken.shape[a] for a in kept))
 
     @classmethod
-    def concat(cls, parts: Sequence[Self], axis: int = 0) -> Self:
+    def concat(cls, parts: Sequence[Operand], axis: int = 0) -> Self:
+        """Tensors and arrays side by side along an axis, in a dtype that holds all of them."""
         if not parts:
             raise misuse(ValueError, "concat: needs at least one tensor")
-        kind = dt.concrete(dt.promote(*(p.dtype for p in parts)))
-        nodes = [p.cast(kind).node for p in parts]
-        return cls(graph.concat(nodes, axis), common_device(*parts))
+        nodes = list(map(node_of, parts))
+        kind = dt.concrete(dt.promote(*(n.dtype for n in nodes)))
+        joined = graph.concat([graph.cast(n, kind) for n in nodes], axis)
+        return cls(joined, common_device(*(p for p in parts if isinstance(p, Elementwise))))
 
     def contiguous(self) -> Self:
         return self._with(graph.contiguous(self.node))
 
-    def gather(self, index: Elementwise) -> Self:
+    def gather(self, index: Operand) -> Self:
         """Rows of a table: [N, ...] at int [...].
 
         Indices must lie in [0, N): OutOfBoundsError if the host knows of one that does not.
         """
-        node = graph.gather(self.node, index.node)
-        check_rows(self.shape, index.node)
-        return type(self)(node, common_device(self, index))
+        rows = node_of(index)
+        node = graph.gather(self.node, rows)
+        check_rows(self.shape, rows)
+        device = common_device(self, index) if isinstance(index, Elementwise) else self.device
+        return type(self)(node, device)
 
     def _span(self, item: Any, n: int, axis: int) -> tuple[tuple[int, int], int]:
         """[begin, end) and the step that an index or a slice takes of an axis of n elements."""

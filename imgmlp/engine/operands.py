@@ -28,7 +28,12 @@ def from_host(data: Any, device: Any, dtype: DType | None = None, name: str = ""
     float64 becomes f32 and int64 becomes i32 unless `dtype` says otherwise. Raises TypeError
     for what holds no numbers, ValueError for no elements or integers out of range.
     """
-    array = np.asarray(data)
+    if dtype is not None:
+        dt.check(dtype, "Tensor")
+    try:
+        array = np.asarray(data)
+    except ValueError as error:  # lists of several lengths
+        raise misuse(ValueError, f"Tensor: {error}") from None
     if array.size == 0:
         raise misuse(ValueError, f"a Tensor of shape {array.shape} would hold no elements")
     kind = dtype or dt.from_numpy(array.dtype)
@@ -59,7 +64,9 @@ def whole_shape(operation: str, shape: Sequence[int]) -> Shape:
 
 def check_rows(table: Shape, index: Node) -> None:
     """Refuse what is to be gathered out of bounds, where the host has the indices."""
-    known = index.arg.host if index.op is Op.BUFFER else None
+    known = np.asarray(index.arg) if index.op is Op.CONST else None
+    if index.op is Op.BUFFER:
+        known = index.arg.host
     if known is not None:
         wrong = known[(known < 0) | (known >= table[0])]
         if wrong.size:
@@ -73,6 +80,8 @@ def out_of_bounds(index: int, axis: int, shape: Shape) -> OutOfBoundsError:
 
 def broadcast_shapes(operation: str, *shapes: Shape) -> Shape:
     """NumPy's rule: axes count from the last, and those of size 1 repeat."""
+    if len(set(shapes)) == 1:
+        return shapes[0]
     try:
         return np.broadcast_shapes(*shapes)
     except ValueError:
@@ -83,6 +92,8 @@ def broadcast_shapes(operation: str, *shapes: Shape) -> Shape:
 def broadcast(node: Node, shape: Sequence[int], operation: str = "broadcast_to") -> Node:
     """The Node at a larger shape, by the same rule."""
     shape = tuple(shape)
+    if shape == node.shape:
+        return node
     if broadcast_shapes(operation, node.shape, shape) != shape:
         raise misuse(ValueError, f"{operation}: shape {node.shape} does not fit into {shape}")
     missing = len(shape) - len(node.shape)
@@ -94,4 +105,4 @@ def axes_of(axis: Axis, rank: int) -> Sequence[int]:
     """The axes that an argument names; None names all."""
     if axis is None:
         return range(rank)
-    return (axis,) if isinstance(axis, int) else tuple(axis)
+    return (axis,) if isinstance(axis, int | np.integer) else tuple(axis)

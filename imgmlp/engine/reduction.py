@@ -5,12 +5,11 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, Self
 
-import numpy as np
-
 from imgmlp.engine import dtype as dt
 from imgmlp.engine import graph
 from imgmlp.engine.elementwise import common_device
 from imgmlp.engine.graph import Node, Op
+from imgmlp.engine.misuse import misuse
 from imgmlp.engine.movement import Movement
 from imgmlp.engine.operands import Array, Axis, axes_of, broadcast_shapes, from_host
 
@@ -72,8 +71,11 @@ class Reduction(Movement):
 
         Halves are multiplied and added in f32 and rounded once.
         """
-        if isinstance(other, np.ndarray):
+        if not isinstance(other, Reduction):
             other = self._with(from_host(other, self.device))
+        if not self.shape or not other.shape:
+            text = f"shapes {self.shape} and {other.shape} need an axis each; use *"
+            raise misuse(ValueError, f"dot: {text}")
         kind = dt.concrete(dt.promote(self.dtype, other.dtype, dt.weak_float))
         if kind is not dt.f32:
             return (self.cast(dt.f32) @ other.cast(dt.f32)).cast(kind)

@@ -9,6 +9,7 @@ from imgmlp.engine.device import AnyDevice
 from imgmlp.engine.elementwise import Elementwise
 from imgmlp.engine.graph import Buffer, Node
 from imgmlp.engine.kernel import Update
+from imgmlp.engine.misuse import misuse
 from imgmlp.engine.program import Program
 
 _captured: list[list[Update]] = []  # assignments of the steps being built, innermost last
@@ -47,4 +48,7 @@ def compile(
     """
     with capture() as updates:
         outputs = step()
+    if not isinstance(outputs, Mapping):
+        kind = type(outputs).__name__
+        raise misuse(TypeError, f"compile: the step must return a dict of Tensors, not {kind}")
     return Program(device, {name: t.node for name, t in outputs.items()}, updates, general)

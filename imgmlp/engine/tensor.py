@@ -18,7 +18,7 @@ from imgmlp.engine import dtype as dt
 from imgmlp.engine import graph, random, step
 from imgmlp.engine.device import AnyDevice
 from imgmlp.engine.dtype import DType
-from imgmlp.engine.elementwise import common_device
+from imgmlp.engine.elementwise import Operand, common_device, node_of
 from imgmlp.engine.grad import gradient as node_gradient
 from imgmlp.engine.graph import Buffer, Node, Op
 from imgmlp.engine.misuse import OutOfBoundsError, misuse
@@ -85,6 +85,7 @@ class Tensor(Reduction):
         shape: Sequence[int], value: Scalar, dtype: DType | None = None, device: Any = None
     ) -> Tensor:
         kind = dtype or dt.concrete(dt.of(value))
+        dt.check(kind, "full")
         return Tensor(graph.const(value, kind, whole_shape("full", shape)), device)
 
     @staticmethod
@@ -94,6 +95,11 @@ class Tensor(Reduction):
     @staticmethod
     def ones(*shape: int, dtype: DType = dt.f32, device: Any = None) -> Tensor:
         return Tensor(graph.const(1, dtype, whole_shape("ones", shape)), device)
+
+    @staticmethod
+    def empty(*shape: int, dtype: DType = dt.f32, device: Any = None, name: str = "") -> Tensor:
+        """A realized Tensor to be written or assigned; zeros until then."""
+        return Tensor(np.zeros(whole_shape("empty", shape)), device, dtype, name)
 
     @staticmethod
     def arange(count: int, dtype: DType = dt.i32, device: Any = None) -> Tensor:
@@ -187,7 +193,7 @@ class Tensor(Reduction):
 
     # --- running ---
 
-    def assign(self, value: Tensor | Scalar) -> Tensor:
+    def assign(self, value: Operand) -> Tensor:
         """Give a realized Tensor a new value: at once, or at the end of the step being compiled.
 
         Within one step every use reads the value from before the step.
@@ -196,8 +202,7 @@ class Tensor(Reduction):
             raise misuse(
                 ValueError, "assign: only a realized Tensor holds state; call realize() first"
             )
-        other = value if isinstance(value, Tensor) else Tensor.full((), value, self.dtype)
-        node = broadcast(graph.cast(other.node, self.dtype), self.shape, "assign")
+        node = broadcast(graph.cast(node_of(value), self.dtype), self.shape, "assign")
         if not step.assign(self.node.arg, node):
             run_once(self._run_on(), [(self.node.arg, node)])
         return self
