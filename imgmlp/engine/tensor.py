@@ -180,7 +180,8 @@ class Tensor(Reduction):
         Raises ValueError if no Tensor that requires a gradient leads to this one.
         """
         used = set(graph.toposort([self.node]))
-        wrt = [t for t in _requiring if t.node in used]
+        # in order of age, so that the same program gives the same kernels in every process
+        wrt = sorted((t for t in _requiring if t.node in used), key=lambda t: t.node.number)
         if not wrt:
             text = "no Tensor that requires a gradient leads to this loss; realize() ends gradients"
             raise misuse(ValueError, f"backward: {text}")
