@@ -19,8 +19,9 @@ QUICK = ("--steps", "20", "--batch", "64", "--hidden", "8", "--layers", "1", "--
 
 # NumPy's interpreter, and PoCL with both mappings: one work-item a group, and a group of lanes.
 MAPPINGS = ("numpy", "one", "group")
-# The same, and NumPy on what kernels are compiled from: slower, and nothing to compile.
-FORMS = (*MAPPINGS, "numpy:procedure", "numpy:uops", "numpy:uops-group")
+# NumPy on what kernels are compiled from: nothing to compile, and faults are reported.
+EMULATED = ("numpy:procedure", "numpy:uops", "numpy:uops-group")
+FORMS = (*MAPPINGS, *EMULATED)
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 

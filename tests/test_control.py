@@ -306,6 +306,7 @@ def test_gradients_of_gradients_through_a_loop(device: AnyDevice) -> None:
     assert curvature.numpy() == pytest.approx(56 * 1.5**6, rel=1e-5)
 
 
+@pytest.mark.parametrize("device", MAPPINGS, indirect=True)  # long
 def test_a_loop_that_does_not_depend_on_the_parameters_stays_a_loop(device: AnyDevice) -> None:
     x, w = Tensor([2.0], device), Tensor([5.0], device)
     y = loop(MOST_UNROLLED, lambda i, y: y * 0.5 + 1.0, x)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import FORMS, open_mapping
+from conftest import EMULATED, FORMS, open_mapping
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -241,7 +241,7 @@ def test_any_graph_gives_what_numpy_gives(
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
-@given(STEPS, ROOTS, st.sampled_from(FORMS[3:]))
+@given(STEPS, ROOTS, st.sampled_from(EMULATED))
 def test_any_graph_is_lowered_to_what_numpy_gives(
     steps: list[tuple[int, int, int]], roots: list[int], form: str
 ) -> None:

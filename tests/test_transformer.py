@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from conftest import MAPPINGS, open_mapping
+from conftest import EMULATED, MAPPINGS, open_mapping
 from reference import Array, cross_entropy, encoder, linear
 
 from examples import transformer
@@ -66,6 +66,8 @@ def test_every_mapping_takes_the_same_steps_and_the_loss_falls() -> None:
     assert numpy[-5:].mean() < 0.8 * numpy[:5].mean()
     for found in mappings:
         assert np.allclose(found, numpy, atol=1e-4)
+    for name in EMULATED:
+        assert np.allclose(losses(TINY, open_mapping(name), 2), numpy[:2], atol=1e-4)
 
 
 def test_a_step_saves_most_of_the_memory_of_its_intermediates() -> None:
