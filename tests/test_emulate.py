@@ -37,6 +37,14 @@ def test_a_kernel_computes_through_views_into_a_view() -> None:
     assert not held[OUT].reshape(4, 3)[1::2].any()
 
 
+def test_a_computed_value_is_reached_through_views_in_any_number() -> None:
+    """More elements than NumPy's buffers hold at a time."""
+    many, out = Buffer((17, 512), f32, name="many"), Buffer((17, 512, 1), f32, name="out")
+    held = {many: np.arange(17 * 512, dtype=np.float32), out: np.zeros(17 * 512, np.float32)}
+    run(move(Op.RESHAPE, buffer(many) + 1.0, (17, 512, 1)), buffer(out), held)
+    assert np.array_equal(held[out], held[many] + 1)
+
+
 def test_kernels_see_what_those_before_them_left() -> None:
     held = memory()
     one = Kernel("k0_map", (4, 3), (Store(buffer(OUT), buffer(X) + 1.0),), None)

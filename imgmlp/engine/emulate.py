@@ -100,8 +100,7 @@ class _Kernel:
             offsets = np.where(inside, offsets, 0)
         if offsets.min() < 0 or offsets.max() >= source.size:
             raise IndexError(f"{self.kernel.name}: {moved} leads out of {source.shape}")
-        inner = np.unravel_index(offsets, source.shape) if source.shape else ()
-        found = self.value(source, inner, inside)
+        found = self.value(source, _unraveled(offsets, source.shape), inside)
         return found if valid is None else np.where(valid, found, found.dtype.type(0))
 
     def _gathered(self, node: Node, indices: Indices, needed: Array | None) -> Array:
@@ -145,6 +144,15 @@ class _Kernel:
 def _widened(arrays: Sequence[Array], count: int) -> Indices:
     """With so many more axes inside."""
     return tuple(a[(..., *[None] * count)] for a in arrays)
+
+
+def _unraveled(flat: Array, shape: Shape) -> Indices:
+    """As np.unravel_index, which NumPy 2.4 gets wrong beyond 8,192 elements in several axes."""
+    found = []
+    for size in reversed(shape):
+        found.append(flat % size)
+        flat = flat // size
+    return tuple(reversed(found))
 
 
 def _rank(indices: Indices) -> int:
