@@ -17,7 +17,7 @@ from PIL import Image
 
 from imgmlp import facts
 from imgmlp import image as pictures
-from imgmlp.codec import npz, pipeline
+from imgmlp.codec import compact, container, npz, pipeline
 from imgmlp.codec.config import PRESETS, Weights
 from imgmlp.codec.pipeline import Progress, Trained
 from imgmlp.engine import DeviceInfo, list_devices, open_device
@@ -81,13 +81,21 @@ def decode(
     size: tuple[int, int] | None = None,
     device: str = "auto",
 ) -> Image.Image:
-    """The picture that a weights file (a path, or its bytes) holds, at (width, height) `size`.
+    """The picture in an .imlp or .npz file (a path, or its bytes), at (width, height) `size`.
 
     Raises ImgmlpError.
     """
-    weights = _weights(file)
-    pixels = pipeline.decode(weights, open_device(device), size)
-    return pictures.to_image(pixels, weights.icc)
+    if _is_archive(file):
+        weights = _weights(file)
+        pixels = pipeline.decode(weights, open_device(device), size)
+        return pictures.to_image(pixels, weights.icc)
+    found = container.parse(file) if isinstance(file, bytes) else container.read(file)
+    pixels = compact.decode(found, open_device(device), size)
+    return pictures.to_image(pixels, found.get(container.ICC))
+
+
+def _is_archive(file: str | PathLike[str] | bytes) -> bool:
+    return file.startswith(facts.ZIP) if isinstance(file, bytes) else facts.is_archive(Path(file))
 
 
 def _weights(file: str | PathLike[str] | bytes) -> Weights:

@@ -124,14 +124,14 @@ def train(
 @app.command()
 def decode(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `imgmlp train` wrote.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="An .imlp or .npz file.")],
     output: Annotated[
         Path | None,
         typer.Option(
             "--output",
             "-o",
             metavar="PICTURE|-",
-            help="The picture to write; - is stdout. FILE's name with .png if not given.",
+            help="The picture to write; - is stdout. Beside FILE if not given.",
         ),
     ] = None,
     scale: Annotated[float | None, typer.Option(help="Times the original size.")] = None,
@@ -143,7 +143,7 @@ def decode(
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
-    """Turn trained weights into a picture, at any size."""
+    """Turn a file into the picture that it holds; trained weights at any size."""
     terminal = _terminal(context, quiet, verbose)
     from imgmlp import commands
 

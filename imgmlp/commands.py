@@ -12,7 +12,8 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ import numpy as np
 
 from imgmlp import facts, selftest
 from imgmlp import image as pictures
-from imgmlp.codec import npz, pipeline
-from imgmlp.codec.config import PRESETS, Settings, Weights, check_size
+from imgmlp.codec import compact, container, npz, pipeline
+from imgmlp.codec.config import PRESETS, Settings, check_size
 from imgmlp.engine import (
     AnyDevice,
     DeviceInfo,
@@ -161,28 +162,55 @@ def decode(
     device_spec: str,
     force: bool,
 ) -> None:
-    """Write the picture that a weights file holds, at any size; to stdout if output is `-`."""
+    """Write the picture that a file holds; to stdout if output is `-`."""
     began = time.perf_counter()
     parse_scale(scale)
     dimensions = parse_size(wanted)
     if scale is not None and dimensions is not None:
         raise UsageError("--scale and --size are both given", hint="choose one of them")
-    target = output or source.with_suffix(".png")
+    archive = facts.is_archive(source)
+    target = output or source.with_suffix(".png" if archive else ".decoded.png")
     _check_decoded(target, force)
-    weights = npz.load(source)
+    stored = _weights(source) if archive else _compact(source)
+    if target != STDOUT:
+        pictures.check_extension(target, stored.channels)
     if scale is not None:
-        dimensions = scaled(weights, scale)
+        dimensions = scaled(stored.width, stored.height, scale)
     device = open_device(device_spec)
     terminal.detail(_device_details(device))
-    pixels = pipeline.decode(weights, device, dimensions)
+    pixels = stored.decode(device, dimensions)
     if target == STDOUT:
         with standard_output() as stdout:
-            pictures.save_png(pixels, stdout.buffer, weights.icc)
+            pictures.save_png(pixels, stdout.buffer, stored.icc)
         return
-    pictures.save_picture(pixels, target, weights.icc)
+    pictures.save_picture(pixels, target, stored.icc)
     height, width, channels = pixels.shape
     seconds = duration(time.perf_counter() - began)
     terminal.done(f"{target}  {facts.dimensions(width, height, channels)}   {seconds}")
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A picture in a file, and how it is decoded at (width, height) or at its own size."""
+
+    width: int
+    height: int
+    channels: int
+    icc: bytes | None
+    decode: Callable[[AnyDevice, tuple[int, int] | None], Array]
+
+
+def _weights(source: Path) -> _Stored:
+    found = npz.load(source)
+    decode = partial(pipeline.decode, found)
+    return _Stored(found.width, found.height, found.channels, found.icc, decode)
+
+
+def _compact(source: Path) -> _Stored:
+    found = container.read(source)
+    header, icc = found.header, found.get(container.ICC)
+    decode = partial(compact.decode, found)
+    return _Stored(header.width, header.height, header.channels, icc, decode)
 
 
 def _check_decoded(target: Path, force: bool) -> None:
@@ -212,10 +240,10 @@ def parse_size(text: str | None) -> tuple[int, int] | None:
     return width, height
 
 
-def scaled(weights: Weights, scale: float) -> tuple[int, int]:
+def scaled(width: int, height: int, scale: float) -> tuple[int, int]:
     """(width, height) of a picture made larger or smaller. Raises UsageError."""
     limit = float(2**40)  # so that no factor leads to numbers beyond a float's range
-    width, height = (max(1, round(min(n * scale, limit))) for n in (weights.width, weights.height))
+    width, height = (max(1, round(min(n * scale, limit))) for n in (width, height))
     check_size(width, height)
     return width, height
 

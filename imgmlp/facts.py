@@ -15,7 +15,7 @@ from imgmlp.codec.container import Container
 from imgmlp.errors import FormatError, UsageError
 from imgmlp.terminal import print_data, size
 
-_ZIP = b"PK\x03\x04"  # how an .npz archive begins
+ZIP = b"PK\x03\x04"  # how an .npz archive begins
 
 Facts = dict[str, Any]
 
@@ -44,11 +44,11 @@ def is_archive(path: Path) -> bool:
 
     Raises FormatError if it is neither, UsageError also for a pipe, which cannot be read twice.
     """
-    start = _start(path, len(_ZIP))
-    if start != _ZIP and not container.SIGNATURE.startswith(start):
+    start = _start(path, len(ZIP))
+    if start != ZIP and not container.SIGNATURE.startswith(start):
         hint = "give a file that imgmlp wrote"
         raise FormatError(f"{path} is neither an .imlp nor an .npz file", hint=hint)
-    return start == _ZIP
+    return start == ZIP
 
 
 def _start(path: Path, count: int) -> bytes:

@@ -19,7 +19,8 @@ from conftest import QUICK, Command, environment, imgmlp_command, small_pixels
 from PIL import Image
 
 from imgmlp import commands, interrupt, terminal
-from imgmlp.codec import npz, pipeline
+from imgmlp.codec import compact as codec_compact
+from imgmlp.codec import container, npz, pipeline
 from imgmlp.engine import list_devices
 from imgmlp.errors import UsageError
 
@@ -190,6 +191,41 @@ def test_a_dash_writes_png_to_stdout(imgmlp: Command, weights: Path) -> None:
     np.testing.assert_array_equal(
         pixels_of(target), pixels_of(weights.parent / "reconstruction.png")
     )
+
+
+@pytest.fixture
+def compact(picture: Path) -> Path:
+    """A compact file with an alpha channel and a colour profile."""
+    path = picture.parent / "a.imlp"
+    path.write_bytes((Path(__file__).parent / "golden" / "rgb-alpha.imlp").read_bytes())
+    return path
+
+
+def test_a_compact_file_decodes_to_the_picture_beside_it(imgmlp: Command, compact: Path) -> None:
+    done = imgmlp("decode", compact.name)
+    assert done.stderr.startswith("✓ a.decoded.png  24×7 RGB and alpha   ")
+    with Image.open(compact.with_name("a.decoded.png")) as image:
+        assert image.info["icc_profile"] == b"not a real profile"
+        pixels = np.asarray(image)
+    expected = codec_compact.decode(container.read(compact), commands.open_device("numpy"))
+    np.testing.assert_array_equal(pixels, expected)
+    imgmlp("decode", compact.name, "-o", "b.webp", "-q")
+    np.testing.assert_array_equal(pixels_of(compact.with_name("b.webp")), expected)
+
+
+def test_a_compact_file_is_not_decoded_where_something_would_be_lost(
+    imgmlp: Command, compact: Path
+) -> None:
+    before = set(compact.parent.iterdir())
+    assert_error(imgmlp("decode", compact.name, "-o", "b.jpg", check=2).stderr, "transparent")
+    compact.write_bytes(compact.read_bytes()[:-1])
+    assert_error(imgmlp("decode", compact.name, check=4).stderr, "a.imlp: truncated")
+    assert set(compact.parent.iterdir()) == before
+
+
+def test_info_and_verify_take_compact_files(imgmlp: Command, compact: Path) -> None:
+    assert "picture   24×7 RGB and alpha" in imgmlp("info", compact.name).stdout
+    assert imgmlp("verify", compact.name).stderr == "✓ a.imlp  24×7 RGB and alpha   287 B\n"
 
 
 # Looking at files and devices

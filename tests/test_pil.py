@@ -61,6 +61,13 @@ def test_a_file_opens_like_any_picture(
     assert decodings == [path.read_bytes()]
 
 
+def test_the_pixels_are_those_that_the_file_decodes_to() -> None:
+    path = Path(__file__).parent / "golden" / "rgb-alpha.imlp"
+    with Image.open(path) as image:
+        found = np.asarray(image)
+    assert container.digest(found) == container.read(path).header.digest
+
+
 def test_a_stream_is_read_from_its_beginning(decodings: list[bytes]) -> None:
     with Image.open(io.BytesIO(file(pixels(3)))) as image:
         assert "icc_profile" not in image.info

@@ -14,6 +14,7 @@ from conftest import environment, small_pixels
 from PIL import Image
 
 import imgmlp
+from imgmlp.codec import container
 
 ROOT = Path(__file__).parent.parent
 QUICK = {"steps": 20, "batch": 64, "hidden": 8, "layers": 1, "features": 8, "device": "numpy"}
@@ -77,6 +78,19 @@ def test_training_and_decoding_agree(tmp_path: Path) -> None:
         np.testing.assert_array_equal(np.asarray(decoded), trained.pixels)
     assert imgmlp.decode(path, size=(5, 7), device="numpy").size == (5, 7)
     assert imgmlp.info(path)["width"] == 31
+
+
+def test_a_compact_file_is_decoded_from_its_name_or_its_bytes() -> None:
+    path = ROOT / "tests" / "golden" / "gray-alpha.imlp"
+    found = container.read(path)
+    for file in (path, str(path), path.read_bytes()):
+        decoded = imgmlp.decode(file, device="numpy")
+        assert decoded.mode == "LA"
+        assert container.digest(np.asarray(decoded)) == found.header.digest
+    with pytest.raises(imgmlp.ImgmlpError, match="is 5×23"):
+        imgmlp.decode(path, size=(10, 46), device="numpy")
+    with pytest.raises(imgmlp.ImgmlpError, match=r"not an \.imlp file"):
+        imgmlp.decode(b"neither", device="numpy")
 
 
 def test_a_picture_may_be_a_file_an_image_or_an_array(tmp_path: Path) -> None:

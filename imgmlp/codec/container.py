@@ -134,7 +134,7 @@ def write(header: Header, sections: Iterable[Section]) -> bytes:
     return data
 
 
-def read(path: Path | str) -> Container:
+def read(path: os.PathLike[str] | str) -> Container:
     """The container in a file.
 
     Raises UsageError if there is no such file, FormatError as `parse` does.
