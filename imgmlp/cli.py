@@ -20,7 +20,7 @@ from imgmlp.terminal import Terminal, print_data, standard_output
 app = typer.Typer(
     name="imgmlp",
     help="Compress a picture by training a small neural network on it.",
-    epilog="Exit codes: 0 done, 1 training failed, 2 usage, 3 bad picture, 4 bad file, "
+    epilog="Exit codes: 0 done, 1 training or some files failed, 2 usage, 3 bad picture, 4 bad file, "
     "6 no device, 7 out of memory, 8 output exists or cannot be written, 130 interrupted.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
