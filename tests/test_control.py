@@ -1,4 +1,4 @@
-"""Loops inside a step: values against NumPy's own loops, memory, gradients, refusals."""
+"""Loops and choices inside a step: values against NumPy's, memory, gradients, refusals."""
 
 from __future__ import annotations
 
@@ -8,12 +8,24 @@ import numpy as np
 import pytest
 from conftest import FORMS, MAPPINGS, open_mapping
 
-from imgmlp.engine import AnyDevice, Context, Device, Function, Program, Tensor, compile, loop
+from imgmlp.engine import (
+    AnyDevice,
+    Context,
+    Device,
+    Function,
+    Program,
+    Tensor,
+    compile,
+    cond,
+    interpret,
+    loop,
+)
 from imgmlp.engine import dtype as dt
 from imgmlp.engine.grad import MOST_UNROLLED
 from imgmlp.engine.graph import Op
 from imgmlp.engine.kernel import Loop
 from imgmlp.engine.poison import run_poisoned
+from imgmlp.engine.stages import Stages
 
 
 @pytest.fixture(scope="module", params=FORMS)
@@ -29,6 +41,17 @@ def kernels(request: pytest.FixtureRequest) -> Device:
     return found
 
 
+Lowered = Callable[[Callable[[], dict[str, Tensor]]], Stages]
+
+
+@pytest.fixture(params=MAPPINGS[1:])
+def lowered(request: pytest.FixtureRequest) -> Lowered:
+    """What steps become for a mapping, without a driver."""
+    device = open_mapping("numpy")
+    device.lanes = request.param
+    return lambda step: compile(step, device).stages
+
+
 def symmetric(n: int) -> np.ndarray:
     a = np.random.default_rng(n).standard_normal((n, n)).astype(np.float32)
     return a @ a.T
@@ -42,12 +65,6 @@ def power_iteration(matrix: Tensor, start: Tensor, steps: int) -> Tensor:
         return w / w.square().sum().sqrt()
 
     return loop(steps, body, start)
-
-
-def launches(program: Program) -> list[str]:
-    """Names of the kernels as they run."""
-    kernels = program.stages.procedure.kernels
-    return [kernels[i].name for i in program.stages.procedure.order()]
 
 
 # --- values ---
@@ -154,15 +171,15 @@ def test_one_loop_after_another(device: AnyDevice) -> None:
 # --- how it runs ---
 
 
-def test_the_body_is_compiled_once_and_replayed(kernels: Device) -> None:
-    a, v = Tensor(symmetric(5), kernels), Tensor(np.ones(5), kernels)
-    program = compile(lambda: {"v": power_iteration(a, v, 50)}, kernels)
-    (cycle,) = (i for i in program.stages.procedure.items if isinstance(i, Loop))
+def test_the_body_is_compiled_once_and_replayed(lowered: Lowered) -> None:
+    a, v = Tensor(symmetric(5)), Tensor(np.ones(5))
+    stages = lowered(lambda: {"v": power_iteration(a, v, 50)})
+    (cycle,) = (i for i in stages.procedure.items if isinstance(i, Loop))
     assert cycle.count == 50
     inside = len(cycle.body.kernels)
     assert inside <= 3
-    before = len(program.launches) - inside
-    assert program.stages.figures()["launches"] == before + 50 * inside
+    before = len(stages.codes) - inside
+    assert stages.figures()["launches"] == before + 50 * inside
     assert before == 2  # the halves of the matrix, and the first vector
 
 
@@ -172,14 +189,10 @@ def test_the_same_loop_is_one_node(device: AnyDevice) -> None:
     assert power_iteration(a, v, 7).node is not power_iteration(a, v, 8).node
 
 
-def test_constants_are_the_bodys_own(kernels: Device) -> None:
-    one = Tensor.full((3,), 1.0) + 1.0  # folded, but only after the loop was built
-    program = compile(
-        lambda: {"y": loop(5, lambda i, x: x * one, Tensor(np.ones(3), kernels))}, kernels
-    )
-    program.run()
-    assert np.array_equal(program.read("y"), [32.0] * 3)
-    assert len(program.launches) == 2
+def test_constants_are_the_bodys_own(lowered: Lowered) -> None:
+    two = Tensor.full((3,), 1.0) + 1.0  # folded, but only after the loop was built
+    stages = lowered(lambda: {"y": loop(5, lambda i, x: x * two, Tensor(np.ones(3)))})
+    assert len(stages.codes) == 2
 
 
 def reused_memory(device: Device) -> Program:
@@ -217,9 +230,9 @@ def test_what_a_loop_needs_outlives_its_temporaries(kernels: Device) -> None:
             assert np.isfinite(plain.read(name)).all()
 
 
-def test_listings_show_the_body(kernels: Device) -> None:
-    x = Tensor([1.0, 2.0], kernels, name="x")
-    stages = compile(lambda: {"y": loop(5, lambda i, y: y * x + i, x)}, kernels).stages
+def test_listings_show_the_body(lowered: Lowered) -> None:
+    x = Tensor([1.0, 2.0])
+    stages = lowered(lambda: {"y": loop(5, lambda i, y: y * x + i, x)})
     assert "LOOP 5 times" in stages.show("nodes")
     assert "        0 PARAMETER" in stages.show("nodes")
     assert "carries (" in stages.show("nodes")
@@ -227,7 +240,161 @@ def test_listings_show_the_body(kernels: Device) -> None:
     assert "subgraph cluster_n" in stages.show("dot")
 
 
+# --- choices ---
+
+
+def chosen(device: AnyDevice) -> tuple[Program, Tensor]:
+    """A step whose condition is a state: it counts down, and through 0 to the other branch."""
+    a = Tensor(symmetric(5), device)
+    left = Tensor(np.int32(2), device)
+    state = Tensor(np.ones((5, 5)), device)
+    heard = Tensor(np.zeros(5), device)
+
+    def step() -> dict[str, Tensor]:
+        c = left > 0
+        y, total = cond(
+            c,
+            lambda: ((a @ a + 1.0).softmax(), (a @ state).sum()),
+            lambda: (a * 2.0, a.sum() * 0.5),
+        )
+        state.assign(cond(c, lambda: state * 2.0 + y, lambda: state))
+        heard.assign(cond(left, lambda: y.sum(0), lambda: heard))
+        left.assign(left - 1)
+        return {"y": y, "total": total, "joined": Tensor.concat([y, state])}
+
+    return compile(step, device), state
+
+
+def test_the_condition_may_change_between_replays(device: AnyDevice) -> None:
+    program, state = chosen(device)
+    a, wanted = symmetric(5).astype(np.float64), np.ones((5, 5))
+    e = np.exp(a @ a + 1 - (a @ a + 1).max(1, keepdims=True))
+    for left in (2, 1, 0, -1):
+        program.run()
+        y = e / e.sum(1, keepdims=True) if left > 0 else a * 2
+        total = (a @ wanted).sum() if left > 0 else a.sum() * 0.5
+        assert np.allclose(program.read("y"), y, rtol=1e-4, atol=1e-6)
+        assert program.read("total") == pytest.approx(total, rel=1e-4)
+        assert np.allclose(program.read("joined"), np.concatenate([y, wanted]), atol=1e-4)
+        wanted = wanted * 2 + y if left > 0 else wanted
+        assert np.allclose(state.numpy(), wanted, rtol=1e-4)
+
+
+def test_only_the_chosen_branch_computes(kernels: Device) -> None:
+    """What the other branch would leave in memory is not there."""
+    a, c = Tensor(symmetric(5), kernels), Tensor(np.int32(0), kernels)
+    choice = cond(c, lambda: (a @ a).softmax() + 1.0, lambda: a * 2.0)
+    program = compile(lambda: {"y": choice}, kernels)
+    plan, (arena,) = program.stages.memory, program.arena
+    assert len(plan.offsets) >= 3  # the branch's, and the condition
+    kernels.write(arena, np.full(arena.nbytes, 0x55, np.uint8))
+    for taken in (False, True):
+        c.write(np.array(taken, np.int32))
+        program.run()
+        found = np.empty(arena.nbytes, np.uint8)
+        kernels.read(arena, found)
+        for storage, begin in plan.offsets.items():
+            untouched = (found[begin : begin + storage.nbytes] == 0x55).all()
+            assert untouched == (not taken and storage.dtype is not dt.bool_)
+
+
+def test_guards_are_kept_by_memory_in_reuse(kernels: Device) -> None:
+    plain, poisoned = chosen(kernels)[0], chosen(kernels)[0]
+    for _ in range(3):
+        plain.run()
+        run_poisoned(poisoned)
+        for name in ("y", "total", "joined"):
+            assert np.array_equal(plain.read(name), poisoned.read(name))
+
+
+def test_a_state_that_stays_is_not_copied(lowered: Lowered) -> None:
+    x, c = Tensor([1.0, 2.0]), Tensor([True])
+
+    def step() -> dict[str, Tensor]:
+        x.assign(cond(c, lambda: x * 2, lambda: x))
+        return {}
+
+    assert len(lowered(step).codes) == 1
+
+
+def test_a_loop_overwrites_the_state_that_it_carries(lowered: Lowered) -> None:
+    x = Tensor([1.0, 2.0])
+
+    def step() -> dict[str, Tensor]:
+        x.assign(loop(5, lambda i, x: x * 2, x))
+        return {}
+
+    assert len(lowered(step).codes) == 1
+
+
+def test_newton_stops_once_it_is_there(device: AnyDevice) -> None:
+    """A choice in a loop: iterations after the first small step change nothing."""
+    two = Tensor([2.0], device)
+
+    def body(i: Tensor, x: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+        better = (x + two / x) * 0.5
+        near = ((better - x).abs() < 1e-3).cast(dt.i32).sum()
+        return cond(near, lambda: (x, steps), lambda: (better, steps + 1))
+
+    x, steps = loop(30, body, Tensor([1.0], device), Tensor(np.int32(0), device))
+    assert x.item() == pytest.approx(np.sqrt(2), abs=1e-3)
+    assert steps.item() == 3
+
+
+def test_choices_in_choices_and_loops_in_them(device: AnyDevice) -> None:
+    x = Tensor([1.0, 2.0], device)
+    number = Tensor(np.int32(0), device)
+
+    def step() -> dict[str, Tensor]:
+        inner = cond(number < 2, lambda: loop(3, lambda i, y: y * x + i, x), lambda: x * 7)
+        y = cond(number < 1, lambda: -x, lambda: inner + 1)
+        number.assign(number + 1)
+        return {"y": y}
+
+    program = compile(step, device)
+    for wanted in ([-1.0, -2.0], [5.0, 21.0], [8.0, 15.0]):
+        program.run()
+        assert np.array_equal(program.read("y"), wanted)
+
+
+def test_numpy_computes_only_the_chosen_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(interpret.TABLE, Op.SIN, None)
+    x = Tensor([1.0, 2.0], open_mapping("numpy"))
+    true = Tensor(np.bool_(True), x.device)
+    assert cond(true, x.sum, lambda: x.sin().sum()).item() == 3
+    with pytest.raises(TypeError):
+        cond(true.logical_not(), x.sum, lambda: x.sin().sum()).item()
+
+
+def test_a_choice_that_is_known_is_made_at_once(lowered: Lowered) -> None:
+    x = Tensor([1.0, 2.0])
+    yes = Tensor.full((), 3) > 2
+    stages = lowered(lambda: {"y": cond(yes, lambda: x * 3, x.sin)})
+    assert [n.op for n in stages.nodes] == [Op.MUL]
+    assert len(stages.codes) == 1
+
+
+def test_listings_show_guards(lowered: Lowered) -> None:
+    x, c = Tensor([1.0, 2.0]), Tensor(np.int32(1))
+    stages = lowered(lambda: {"y": cond(c, lambda: x * 2, lambda: x + 1)})
+    assert "COND" in stages.show("nodes")
+    assert "[label=true]" in stages.show("dot")
+    assert "  if t" in stages.show("procedure")
+    assert "  unless t" in stages.show("procedure")
+    assert "GUARD" in stages.show("uops")
+    assert stages.source.count("return;") == 2
+
+
 # --- gradients ---
+
+
+def computed(*tensors: Tensor) -> list[np.ndarray]:
+    """Several values, by one program."""
+    device = tensors[0].device
+    assert device is not None
+    program = compile(lambda: {str(i): t for i, t in enumerate(tensors)}, device)
+    program.run()
+    return [program.read(str(i)) for i in range(len(tensors))]
 
 
 def gradients(run: Callable[..., Tensor], device: AnyDevice) -> list[np.ndarray]:
@@ -237,8 +404,8 @@ def gradients(run: Callable[..., Tensor], device: AnyDevice) -> list[np.ndarray]
     def body(i: Tensor | int, y: Tensor) -> Tensor:
         return (a @ y) * 0.5 + (y * x).sin() * i
 
-    loss = (run(4, body, x) * x).sum()
-    return [g.numpy() for g in loss.gradient([x, a])]
+    loss = (run(3, body, x) * x).sum()
+    return computed(*loss.gradient([x, a]))
 
 
 def in_python(count: int, body: Callable[..., Tensor], x: Tensor) -> Tensor:
@@ -248,7 +415,7 @@ def in_python(count: int, body: Callable[..., Tensor], x: Tensor) -> Tensor:
 
 
 def test_gradients_are_those_of_the_unrolled_loop(device: AnyDevice) -> None:
-    wanted = gradients(in_python, device)
+    wanted = gradients(in_python, open_mapping("numpy"))
     for found, want in zip(gradients(loop, device), wanted, strict=True):
         assert np.abs(want).max() > 0.1
         assert np.allclose(found, want, rtol=1e-5, atol=1e-6)
@@ -283,19 +450,19 @@ def test_a_function_saves_what_each_iteration_computed(device: AnyDevice) -> Non
     def body(i: Tensor, y: Tensor) -> Tensor:
         return loop(2, lambda j, z: Scaled.apply(z, a), y)
 
-    by_x, by_a = loop(3, body, x).sum().gradient([x, a])
+    by_x, by_a = computed(*loop(3, body, x).sum().gradient([x, a]))
     scale = np.array([1.1, 0.9])
-    assert np.allclose(by_x.numpy(), scale**12, rtol=1e-5)
-    assert np.allclose(by_a.numpy(), 12 * np.array([2, 3]) * scale**11, rtol=1e-5)
+    assert np.allclose(by_x, scale**12, rtol=1e-5)
+    assert np.allclose(by_a, 12 * np.array([2, 3]) * scale**11, rtol=1e-5)
 
 
 def test_gradients_reach_expressions_that_only_a_body_uses(device: AnyDevice) -> None:
     w = Tensor([1.0, 2.0, 3.0, 4.0], device)
     square, double = w.reshape(2, 2), w[:2] * 2
     y = loop(2, lambda i, y: y + square.sum(0) * double, Tensor([0.0, 0.0], device))
-    by_square, by_double = y.sum().gradient([square, double])
-    assert np.array_equal(by_square.numpy(), [[4.0, 8.0], [4.0, 8.0]])
-    assert np.array_equal(by_double.numpy(), [8.0, 12.0])
+    by_square, by_double = computed(*y.sum().gradient([square, double]))
+    assert np.array_equal(by_square, [[4.0, 8.0], [4.0, 8.0]])
+    assert np.array_equal(by_double, [8.0, 12.0])
 
 
 def test_gradients_of_gradients_through_a_loop(device: AnyDevice) -> None:
@@ -304,6 +471,41 @@ def test_gradients_of_gradients_through_a_loop(device: AnyDevice) -> None:
     (slope,) = loop(3, lambda i, y: y * y, x).sum().gradient([x])
     (curvature,) = slope.sum().gradient([x])
     assert curvature.numpy() == pytest.approx(56 * 1.5**6, rel=1e-5)
+
+
+@pytest.mark.parametrize("way", [0, 1])
+def test_gradients_go_through_the_chosen_value(device: AnyDevice, way: int) -> None:
+    rng = np.random.default_rng(1)
+    a, b = (rng.standard_normal((3, 3)).astype(np.float32) for _ in range(2))
+    w, v = Tensor(a, device), Tensor(b, device)
+    c = Tensor(np.int32(way), device)
+    x = (w * 0.5).sin()  # of both ways
+    y = cond(c, lambda: (x @ v) ** 2, lambda: x * 3)
+    by_w, by_v = computed(*(y.sum() + x.sum()).gradient([w, v]))
+    g = 2 * (np.sin(a / 2) @ b) @ b.T if way else np.full((3, 3), 3.0)
+    assert np.allclose(by_w, (g + 1) * np.cos(a / 2) / 2, atol=1e-5)
+    wanted = np.sin(a / 2).T @ (2 * np.sin(a / 2) @ b) if way else np.zeros((3, 3))
+    assert np.allclose(by_v, wanted, atol=1e-5)
+
+
+def test_the_gradient_of_what_is_not_chosen_is_not_computed(lowered: Lowered) -> None:
+    x, w, c = Tensor(symmetric(4)), Tensor(symmetric(4)), Tensor(np.int32(0))
+
+    def step() -> dict[str, Tensor]:
+        y = cond(c, lambda: ((x @ w).softmax() @ w) ** 2, lambda: x * 2)
+        return {"slope": y.sum().gradient([w])[0]}
+
+    products = [k for k in lowered(step).procedure.kernels if k.core and k.core.op is Op.DOT]
+    assert len(products) >= 4
+    assert all(k.guards for k in products)
+
+
+def test_gradients_through_a_choice_in_a_loop(device: AnyDevice) -> None:
+    """x doubles, and doubles, and then is squared: 16·x², whose slope is 32·x."""
+    x = Tensor([1.5], device)
+    y = loop(3, lambda i, y: cond(i < 2, lambda: y * 2, lambda: y * y), x)
+    (slope,) = y.sum().gradient([x])
+    assert slope.numpy() == pytest.approx(48.0)
 
 
 @pytest.mark.parametrize("device", MAPPINGS, indirect=True)  # long
@@ -336,6 +538,21 @@ def test_what_a_body_returns_is_checked() -> None:
         loop(3, lambda i, y: (y, y), x)  # type: ignore[arg-type, return-value]
     with pytest.raises(TypeError, match="must return Tensors, not float"):
         loop(3, lambda i, y: (1.0,), x)  # type: ignore[arg-type, return-value]
+
+
+def test_what_a_choice_is_made_of_is_checked() -> None:
+    x, c = Tensor([1.0, 2.0]), Tensor(np.int32(1))
+    for wrong in (Tensor([1, 0]), Tensor(1.0), True):
+        with pytest.raises(TypeError, match="the condition must be one bool or integer"):
+            cond(wrong, lambda: x, lambda: x)  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match=r"value 0 is f32\[2\] if true and f32\[\] if not"):
+        cond(c, lambda: x, x.sum)
+    with pytest.raises(ValueError, match="2 values if true, but 1 if not"):
+        cond(c, lambda: (x, x), lambda: (x,))
+    with pytest.raises(TypeError, match="must return Tensors, not int"):
+        cond(c, lambda: x, lambda: 3)  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match="assigns a state"):
+        cond(c, lambda: x.assign(x), lambda: x)
 
 
 @pytest.mark.parametrize("count", [2.0, True, "3", Tensor(np.int32(3))])

@@ -20,8 +20,8 @@ from imgmlp.engine.grad import VJP, gradient, total
 from imgmlp.engine.graph import (
     BITWISE,
     COMPARE,
+    CONTROL,
     LOAD,
-    LOOPS,
     Buffer,
     Node,
     Op,
@@ -52,7 +52,7 @@ def results(outputs: dict[str, Tensor], device: AnyDevice) -> dict[str, Array]:
 
 
 def test_every_operation_has_a_rule_or_none_to_have() -> None:
-    assert set(VJP) == set(Op) - LOAD - BITWISE - COMPARE - {Op.HASH, Op.MOD} - LOOPS
+    assert set(VJP) == set(Op) - LOAD - BITWISE - COMPARE - {Op.HASH, Op.MOD} - CONTROL
 
 
 # --- kinks and ties ---

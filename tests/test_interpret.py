@@ -15,8 +15,8 @@ import pytest
 
 from imgmlp.engine.dtype import DType, bool_, f16, f32, i8, i32, u8, u32
 from imgmlp.engine.graph import (
+    CONTROL,
     LOAD,
-    LOOPS,
     Buffer,
     Node,
     Op,
@@ -50,7 +50,7 @@ def value(node: Node, held: dict[Buffer, np.ndarray] | None = None, wide: bool =
 
 
 def test_every_operation_can_be_interpreted() -> None:
-    assert set(TABLE) == set(Op) - LOAD - LOOPS - {Op.CAST}
+    assert set(TABLE) == set(Op) - LOAD - CONTROL - {Op.CAST}
 
 
 BINARY: list[tuple[Op, DType, float, float, float]] = [

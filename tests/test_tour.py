@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from imgmlp.engine import Device, Tensor, compile, loop, open_device
+from imgmlp.engine import Device, Tensor, compile, cond, loop, open_device
 from imgmlp.engine.graph import Op
 from imgmlp.engine.kernel import render_procedure
 from imgmlp.engine.listing import render_nodes
@@ -118,3 +118,21 @@ def test_a_loop(device: Device) -> None:
     shown(render_procedure(program.stages.procedure))
     program.run()
     assert np.array_equal(program.read("y"), [4 * (4 * 4 + 1) + 2] * 2)
+
+
+def test_a_choice(device: Device) -> None:
+    matrix = Tensor(np.full((2, 2), 2.0, np.float32), device, name="matrix")
+    left = Tensor(np.int32(1), device, name="left")
+
+    def step() -> dict[str, Tensor]:
+        y = cond(left, lambda: matrix @ matrix, lambda: matrix * 3)
+        left.assign(left - 1)
+        return {"y": y}
+
+    # Kernels that only one of the values needs begin with a look at the condition.
+    program = compile(step, device)
+    shown(render_procedure(program.stages.procedure))
+    shown(program.stages.source[program.stages.source.rindex("__kernel") :])
+    for wanted in (8.0, 6.0):
+        program.run()
+        assert np.array_equal(program.read("y"), np.full((2, 2), wanted))

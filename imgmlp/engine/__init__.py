@@ -2,7 +2,7 @@
 
 from imgmlp.engine import dtype, nn, optim
 from imgmlp.engine.check import Finding, check_device, missing_drivers
-from imgmlp.engine.control import loop
+from imgmlp.engine.control import cond, loop
 from imgmlp.engine.device import AnyDevice, Device
 from imgmlp.engine.discover import list_devices, open_device
 from imgmlp.engine.function import Context, Function
@@ -26,6 +26,7 @@ __all__ = [
     "Tensor",
     "check_device",
     "compile",
+    "cond",
     "dtype",
     "list_devices",
     "loop",

@@ -1,7 +1,7 @@
-"""Loops as part of a step.
+"""Loops and choices as part of a step.
 
-What Python's own `for` cannot give: a loop whose body is compiled once and replayed, however
-many iterations there are.
+What Python's own `for` and `if` cannot give: a loop whose body is compiled once and replayed,
+however many iterations there are, and a choice by a value that only the device knows.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import overload
 
 from imgmlp.engine import flow, graph
-from imgmlp.engine.dtype import i32
+from imgmlp.engine.dtype import bool_, i32
 from imgmlp.engine.elementwise import common_device
 from imgmlp.engine.graph import kind_of
+from imgmlp.engine.kernel import Update
 from imgmlp.engine.misuse import misuse
 from imgmlp.engine.step import capture
 from imgmlp.engine.tensor import Tensor
@@ -61,8 +62,9 @@ def loop(
             returned = body(*(Tensor(node, device) for node in (index, *carried)))
     finally:
         _depth[0] -= 1
-    found = (returned,) if isinstance(returned, Tensor) else tuple(returned)
-    _check_returned(initial, found, assigned=bool(updates))
+    found = _tensors("loop: the body", returned)
+    _check_carried(initial, found)
+    _check_assigned("loop: the body", updates)
     starts, values = [t.node for t in initial], [t.node for t in found]
     if index in graph.toposort(values):
         starts, carried = [graph.const(0, i32), *starts], [index, *carried]
@@ -71,6 +73,57 @@ def loop(
     device = common_device(*initial, *found)
     results = tuple(Tensor(node, device) for node in ends)
     return results[0] if len(results) == 1 else results
+
+
+@overload
+def cond(
+    condition: Tensor, then: Callable[[], Tensor], otherwise: Callable[[], Tensor]
+) -> Tensor: ...
+@overload
+def cond(
+    condition: Tensor,
+    then: Callable[[], tuple[Tensor, ...]],
+    otherwise: Callable[[], tuple[Tensor, ...]],
+) -> tuple[Tensor, ...]: ...
+def cond(
+    condition: Tensor,
+    then: Callable[[], Tensor | tuple[Tensor, ...]],
+    otherwise: Callable[[], Tensor | tuple[Tensor, ...]],
+) -> Tensor | tuple[Tensor, ...]:
+    """What `then` returns if the condition is true on the device, or else what `otherwise` does.
+
+    The condition is a bool or integer Tensor of one element, true unless 0. Both functions are
+    called once, without arguments, and return a Tensor or a tuple of them, of the same shapes
+    and dtypes. Of what they compute, kernels run only for the chosen one; so they do for
+    gradients. What is needed elsewhere too, and in a loop what does not depend on carried
+    values, is computed in any case. For values that cost little, Tensor.where is quicker.
+
+    Raises TypeError for another condition, TypeError or ValueError if the results differ in
+    number, shape or dtype, or if a function assigns a state.
+    """
+    if not isinstance(condition, Tensor) or condition.dtype.is_float or condition.node.size != 1:
+        what = kind_of(condition.node) if isinstance(condition, Tensor) else repr(condition)
+        raise misuse(
+            TypeError, f"cond: the condition must be one bool or integer Tensor, not {what}"
+        )
+    with capture() as updates:
+        several = [then(), otherwise()]
+    first, second = (_tensors("cond: a function", returned) for returned in several)
+    _check_assigned("cond: a function", updates)
+    if len(first) != len(second):
+        raise misuse(ValueError, f"cond: {len(first)} values if true, but {len(second)} if not")
+    for i, (a, b) in enumerate(zip(first, second, strict=True)):
+        if (a.shape, a.dtype) != (b.shape, b.dtype):
+            raise misuse(
+                ValueError,
+                f"cond: value {i} is {kind_of(a.node)} if true and {kind_of(b.node)} if not; shape "
+                "and dtype must agree",
+            )
+    choice = condition.cast(bool_).reshape().node
+    device = common_device(condition, *first, *second)
+    pairs = zip(first, second, strict=True)
+    results = tuple(Tensor(flow.cond(choice, a.node, b.node), device) for a, b in pairs)
+    return results[0] if isinstance(several[0], Tensor) else results
 
 
 def _check_count(count: int) -> None:
@@ -83,15 +136,22 @@ def _check_count(count: int) -> None:
         raise misuse(ValueError, f"loop: {count} iterations; the count must not be negative")
 
 
-def _check_returned(initial: Sequence[Tensor], found: Sequence[Tensor], assigned: bool) -> None:
-    if assigned:
-        raise misuse(
-            ValueError,
-            "loop: the body assigns a state; carry its value and assign what the loop returns",
-        )
+def _tensors(where: str, returned: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
+    found = tuple(returned) if isinstance(returned, tuple | list) else (returned,)
     if not all(isinstance(t, Tensor) for t in found):
         kinds = ", ".join(type(t).__name__ for t in found)
-        raise misuse(TypeError, f"loop: the body must return Tensors, not {kinds}")
+        raise misuse(TypeError, f"{where} must return Tensors, not {kinds}")
+    return found
+
+
+def _check_assigned(where: str, updates: Sequence[Update]) -> None:
+    if updates:
+        raise misuse(
+            ValueError, f"{where} assigns a state; return the value, and assign the result"
+        )
+
+
+def _check_carried(initial: Sequence[Tensor], found: Sequence[Tensor]) -> None:
     if len(found) != len(initial):
         raise misuse(
             ValueError, f"loop: the body takes {len(initial)} values, but returns {len(found)}"

@@ -48,6 +48,8 @@ class _Kernel:
         self.known: dict[tuple[Node, int, int], tuple[Any, ...]] = {}
 
     def run(self) -> None:
+        if any(bool(self.value(g.place, (), None)) != g.wanted for g in self.kernel.guards):
+            return
         self._store("i", self.kernel.stores, self.kernel.shape)
         if self.kernel.sums is not None:
             self._store("s", [self.kernel.sums], self.kernel.sums.place.shape)

@@ -64,6 +64,8 @@ class _Launch:
         i = begin
         while i < end:
             u = self.code.uops[i]
+            if u.op is U.GUARD and bool(self.values[u.src[0]]) != u.arg:
+                return
             if u.op is U.RANGE:
                 self._range(i, u.arg)
                 i = self.ends[i]
@@ -313,6 +315,7 @@ class _Launch:
 
 EMULATED: dict[U, Callable[[_Launch, int, UOp], Any]] = {
     U.GLOBAL: lambda launch, i, u: None,
+    U.GUARD: lambda launch, i, u: None,  # one that does not hold ends the launch, _block
     U.CONST: _Launch.const,
     U.INDEX: _Launch.index,
     U.DEFINE: _Launch.define,

@@ -1,8 +1,9 @@
-"""Control flow as Nodes: a loop that carries values from iteration to iteration.
+"""Control flow as Nodes: loops that carry values on, and choices of what is computed.
 
 A LOOP holds one iteration as a graph of its own, whose leaves are PARAMETER Nodes: the
 carried values first, then what the iteration takes from outside. RESULT Nodes are the
-carried values after the last iteration.
+carried values after the last iteration. A COND is one of two values; what only the other one
+needs is not computed.
 """
 
 from __future__ import annotations
@@ -67,6 +68,11 @@ def result(loop: Node, position: int) -> Node:
 def results(loop: Node) -> list[Node]:
     """All carried values after the last iteration of a LOOP."""
     return [result(loop, i) for i in range(len(loop.arg.values))]
+
+
+def cond(condition: Node, chosen: Node, otherwise: Node) -> Node:
+    """`chosen` where the condition, a bool of shape (), is true; shapes and dtypes agree."""
+    return make(Op.COND, (condition, chosen, otherwise), None, chosen.shape, chosen.dtype)
 
 
 def loop(

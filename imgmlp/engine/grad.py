@@ -9,10 +9,11 @@ planned with the forward one. This module executes nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from imgmlp.engine.dtype import i32
-from imgmlp.engine.flow import Body, dependent, received, results, states
+from imgmlp.engine.flow import Body, cond, dependent, received, results, states
 from imgmlp.engine.graph import (
     Node,
     Op,
@@ -178,29 +179,66 @@ def gradient(loss: Node, wrt: Sequence[Node]) -> list[Node]:
     return [zeros_like(w) if g is None else g for w, g in zip(wrt, found, strict=True)]
 
 
-def _gradients(seeds: Sequence[tuple[Node, Node]], wrt: Sequence[Node]) -> list[Node | None]:
-    """Gradients by each of `wrt` of some values with gradients of their own; None for zeros."""
-    order = toposort(value for value, _ in seeds)
-    active = dependent(order, set(wrt))
+def _gradients(
+    seeds: Sequence[tuple[Node, Node]], wrt: Sequence[Node], beyond: bool = True
+) -> list[Node | None]:
+    """Gradients by each of `wrt` of some values with gradients of their own; None for zeros.
+
+    Without `beyond`, what `wrt` depends on counts as given.
+    """
+    values, ends = [value for value, _ in seeds], set(wrt)
+    order = toposort(values)
+    active = dependent(order, ends)
     parts: dict[Node, list[Node]] = {}
     for value, g in seeds:
         parts.setdefault(value, []).append(g)
     for node in reversed(order):
-        if node in active:
-            for source, part in zip(node.src, _sent_back(node, parts), strict=True):
+        if node in active and (beyond or node not in ends):
+            for source, part in _sent_back(node, parts, values, ends):
                 if part is not None and source in active:
                     parts.setdefault(source, []).append(part)
     return [total(parts[w]) if w in parts else None for w in wrt]
 
 
-def _sent_back(node: Node, parts: dict[Node, list[Node]]) -> Gradients:
-    """What the sources of a Node receive, given what it received itself."""
+def _sent_back(
+    node: Node, parts: dict[Node, list[Node]], roots: Sequence[Node], wrt: set[Node]
+) -> Iterable[tuple[Node, Node | None]]:
+    """What other Nodes receive, given what this one received itself."""
     if node.op is Op.LOOP:
-        return _loop(node, [total(parts[r]) if r in parts else None for r in results(node)])
+        ends = [total(parts[r]) if r in parts else None for r in results(node)]
+        return zip(node.src, _loop(node, ends), strict=True)
+    if node not in parts:
+        return ()
+    g = total(parts[node])
+    if node.op is Op.COND:
+        return _cond(node, g, roots, wrt)
     rule = VJP.get(node.op)  # none for integers and comparisons: constant almost everywhere
-    if rule is None or node not in parts:
-        return (None,) * len(node.src)
-    return rule(total(parts[node]), node, *node.src)
+    return zip(node.src, rule(g, node, *node.src), strict=True) if rule else ()
+
+
+def _sources_but(choice: Node, value: Node, node: Node) -> Sequence[Node]:
+    """The sources of a Node; those of a COND without one of its values."""
+    return [s for s in node.src if s is not value] if node is choice else node.src
+
+
+def _cond(
+    node: Node, g: Node, roots: Sequence[Node], wrt: set[Node]
+) -> Iterable[tuple[Node, Node]]:
+    """A choice between the gradients of both values, by what is needed without them too.
+
+    So the gradient of what only one value needs is not computed unless that value was.
+    """
+    condition, *values = node.src
+    parts: list[dict[Node, Node]] = []
+    for value in values:
+        without = partial(_sources_but, node, value)
+        others = wrt.union(toposort(roots, without))
+        shared = [n for n in toposort([value]) if n in others or not n.src]
+        found = _gradients([(value, g)], shared, beyond=False)
+        parts.append({n: part for n, part in zip(shared, found, strict=True) if part is not None})
+    for target in sorted({n for p in parts for n in p}, key=lambda n: n.number):
+        chosen, otherwise = (p.get(target, zeros_like(target)) for p in parts)
+        yield target, cond(condition, chosen, otherwise)
 
 
 def _loop(loop: Node, ends: Sequence[Node | None]) -> Gradients:

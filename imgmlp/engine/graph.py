@@ -75,6 +75,7 @@ class Op(Enum):
     # control, see flow.py
     PARAMETER = auto()  # (depth, position): what an iteration of a loop receives
     LOOP = auto()  # Body: its sources are initial, then captured values; no value of its own
+    COND = auto()  # None: condition of shape (), then two values; only the chosen one is computed
     RESULT = auto()  # position of a carried value: what the LOOP leaves of it
 
 
@@ -87,7 +88,7 @@ ELEMENTWISE = UNARY | BINARY | TERNARY
 REDUCE = frozenset({Op.SUM, Op.REDUCE_MAX})
 MOVEMENT = frozenset({Op.RESHAPE, Op.PERMUTE, Op.EXPAND, Op.PAD, Op.SHRINK, Op.STRIDE})
 LOAD = frozenset({Op.BUFFER, Op.CONST, Op.IOTA, Op.PARAMETER})
-LOOPS = frozenset({Op.LOOP, Op.RESULT})
+CONTROL = frozenset({Op.LOOP, Op.RESULT, Op.COND})
 FLOAT_ONLY = frozenset({Op.EXP2, Op.LOG2, Op.SIN, Op.COS, Op.SQRT})
 # a bool is stored as a byte, 0 or 1, and these could make it another number
 NOT_BOOL = frozenset({Op.NEG, Op.ADD, Op.SUB, Op.DIV, Op.MOD, Op.SHL, Op.SHR, Op.MULACC, Op.SUM})
@@ -373,7 +374,13 @@ def normal_axis(axis: int, shape: Shape, operation: str) -> int:
 # --- walking, and what printers show of a Node ---
 
 
-def toposort(roots: Iterable[Node]) -> list[Node]:
+def all_sources(node: Node) -> Sequence[Node]:
+    return node.src
+
+
+def toposort(
+    roots: Iterable[Node], sources: Callable[[Node], Sequence[Node]] = all_sources
+) -> list[Node]:
     """Every Node that the roots need, each after its sources."""
     seen: set[int] = set()
     found: list[Node] = []
@@ -383,7 +390,7 @@ def toposort(roots: Iterable[Node]) -> list[Node]:
         if id(node) not in seen:
             seen.add(id(node))
             found.append(node)
-            stack.extend(node.src)
+            stack.extend(sources(node))
     return sorted(found, key=lambda n: n.number)
 
 

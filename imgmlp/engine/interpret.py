@@ -96,8 +96,22 @@ def _evaluate(
 ) -> list[Array]:
     """As `evaluate`, where the values of some Nodes are known."""
     done: dict[Node, Any] = dict(given)  # of a LOOP: all that it carries
-    for node in toposort(roots):
+    _extend(done, roots, values, wide)
+    return [done[r] for r in roots]
+
+
+def _extend(
+    done: dict[Node, Any], roots: Sequence[Node], values: Mapping[Buffer, Array], wide: bool
+) -> None:
+    """Compute the roots and what they need, but of a COND only the value that it chooses."""
+    for node in toposort(roots, _always_needed):
         if node in done:
+            continue
+        if node.op is Op.COND:
+            condition, a, b = node.src
+            chosen = a if done[condition] else b
+            _extend(done, [chosen], values, wide)
+            done[node] = done[chosen]
             continue
         src = [done[s] for s in node.src]
         if node.op is Op.LOOP:
@@ -106,7 +120,10 @@ def _evaluate(
             done[node] = src[0][node.arg]
         else:
             done[node] = _step(node, src, values, wide)
-    return [done[r] for r in roots]
+
+
+def _always_needed(node: Node) -> Sequence[Node]:
+    return node.src[:1] if node.op is Op.COND else node.src
 
 
 def _loop(node: Node, src: list[Array], values: Mapping[Buffer, Array], wide: bool) -> list[Array]:

@@ -44,6 +44,17 @@ class Store:
 
 
 @dataclass(frozen=True)
+class Guard:
+    """A kernel does nothing unless the bool that stands at `place` is as wanted."""
+
+    place: Node
+    wanted: bool
+
+    def __str__(self) -> str:
+        return f"{'if' if self.wanted else 'unless'} {_element(self.place)}"
+
+
+@dataclass(frozen=True)
 class Kernel:
     """One launch: every store's value, for each element of `shape`."""
 
@@ -52,12 +63,15 @@ class Kernel:
     stores: tuple[Store, ...]
     core: Node | None  # the reduction or product inside, if there is one
     sums: Store | None = None  # column sums of a product's right factor, a second output
+    guards: tuple[Guard, ...] = ()
 
     def all_stores(self) -> tuple[Store, ...]:
         return self.stores if self.sums is None else (*self.stores, self.sums)
 
     def reads(self) -> list[Buffer]:
-        nodes = toposort(s.value for s in self.all_stores())
+        nodes = toposort(
+            [*(guard.place for guard in self.guards), *(s.value for s in self.all_stores())]
+        )
         return list(dict.fromkeys(n.arg for n in nodes if n.op is Op.BUFFER))
 
     def writes(self) -> list[Buffer]:
@@ -125,6 +139,7 @@ class Draft:
     after: set[int] = field(default_factory=set)  # drafts that must run before
     sums: Store | None = None
     loop: Iteration | None = None  # instead of a kernel
+    guards: frozenset[Guard] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -200,7 +215,8 @@ def render_procedure(procedure: Procedure) -> str:
             lines += [f"  {line}" for line in render_procedure(kernel.body).splitlines()]
             continue
         inside = f"  around {label(kernel.core)}" if kernel.core is not None else ""
-        lines.append(f"{kernel.name} {list(kernel.shape)}{inside}")
+        guards = "".join(f"  {guard}" for guard in kernel.guards)
+        lines.append(f"{kernel.name} {list(kernel.shape)}{inside}{guards}")
         lines += [f"    {_element(s.place)} = {_expression(s.value)}" for s in kernel.all_stores()]
     return "\n".join(lines)
 

@@ -128,6 +128,8 @@ def linearize(kernel: Kernel, lanes: Lanes, units: int = 1) -> Code:
     for target in kernel.writes():
         build.parameter(target, True)
     lower = _Lowering(build, kernel.core)
+    for guard in kernel.guards:
+        build.effect(U.GUARD, (lower.value(guard.place, ()),), guard.wanted)
     if kernel.core is None:
         sizes = _map(kernel, lower, lanes, units)
     elif kernel.core.op is Op.DOT:

@@ -37,7 +37,12 @@ def _dot_lines(roots: Sequence[Node], prefix: str) -> list[str]:
     for node, name in numbers.items():
         text = f"{label(node)}\\n{kind_of(node)}".replace('"', "'")
         lines.append(f'  {name} [label="{text}"];')
-        lines += [f"  {numbers[s]} -> {name};" for s in node.src]
+        marks = (
+            ["", " [label=true]", " [label=false]"] if node.op is Op.COND else [""] * len(node.src)
+        )
+        lines += [
+            f"  {numbers[s]} -> {name}{mark};" for s, mark in zip(node.src, marks, strict=True)
+        ]
         if node.op is Op.LOOP:
             body = _dot_lines(node.arg.values, f"{name}_")
             lines += [f'  subgraph cluster_{name} {{ label="{node.arg}";', *body, "  }"]

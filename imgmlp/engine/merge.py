@@ -38,7 +38,7 @@ def _partners(second: Draft, alive: dict[int, Draft]) -> list[Draft]:
 
 
 def _mergeable(first: Draft, second: Draft, alive: dict[int, Draft]) -> bool:
-    if first.core is not None and second.core is not None:
+    if first.guards != second.guards or (first.core is not None and second.core is not None):
         return False
     related = first.order in second.after or second.order in first.after
     if not related and (first.core or second.core) and len(first.shape) > 0:
@@ -113,6 +113,8 @@ def attach_sums(drafts: list[Draft]) -> list[Draft]:
 
 def _sums_right_factor(product: Draft, second: Draft) -> bool:
     if product.sums is not None or product.core is None or product.core.op is not Op.DOT:
+        return False
+    if product.guards != second.guards:
         return False
     core = second.core
     if core is None or core.op is not Op.SUM or [s.value for s in second.stores] != [core]:

@@ -26,6 +26,7 @@ from imgmlp.engine.graph import (
 from imgmlp.engine.kernel import (
     CORES,
     Draft,
+    Guard,
     Iteration,
     Store,
     is_plain,
@@ -35,8 +36,12 @@ from imgmlp.engine.kernel import (
 COSTS = {
     Op.HASH: 6, Op.EXP2: 8, Op.LOG2: 8, Op.SIN: 12, Op.COS: 12, Op.SQRT: 4, Op.DIV: 2, Op.GATHER: 4,
 }  # fmt: skip
-FILLED = {Op.CONCAT, Op.CONTIGUOUS, Op.RESULT}  # values that are not computed by an expression
+# values that are not computed by an expression
+FILLED = {Op.CONCAT, Op.CONTIGUOUS, Op.RESULT, Op.COND}
 RECOMPUTE_LIMIT = 32  # cost up to which a shared elementwise value is computed again
+
+
+Choice = tuple[Node, bool]  # a condition, and which of its values makes something needed
 
 
 class Graph:
@@ -62,13 +67,27 @@ class Graph:
                 self.kept.add(factor)
         for node in sorted(self.kept, key=lambda n: n.number):
             self.kept.update(self._cores_below(node)[:-1])
-        self.kept -= {n for loop in self.loops for n in loop.src if self._only_starts(n, loop)}
+        self.kept -= {n for n in self.nodes if self._only_moves(n)}
+        self.guards = self._find_guards()
 
-    def _only_starts(self, node: Node, loop: Node) -> bool:
-        """Whether a value is computed straight into what a loop carries: nothing else needs it."""
-        if node.op in FILLED or node in self.roots or self.users[node] != [loop]:
+    def _only_moves(self, node: Node) -> bool:
+        """Whether a value is computed straight into what a loop or a COND makes of it."""
+        if node.op in FILLED or node in self.roots or len(self.users[node]) != 1:
             return False
-        return node not in loop.src[len(loop.arg.values) :]
+        (user,) = self.users[node]
+        return user.op in (Op.LOOP, Op.COND) and node not in _read_as_is(user)
+
+    def _find_guards(self) -> dict[Node, frozenset[Choice]]:
+        """Choices that every use of a value depends on: where one fails it is not needed."""
+        found: dict[Node, frozenset[Choice]] = {root: frozenset() for root in self.roots}
+        for node in reversed(self.nodes):
+            if node not in found:  # what a loop carries and nobody uses
+                continue
+            for i, source in enumerate(node.src):
+                choice = {(node.src[0], i == 1)} if node.op is Op.COND and i else set()
+                needed = found[node] | choice
+                found[source] = found[source] & needed if source in found else needed
+        return found
 
     def _cores_below(self, top: Node) -> list[Node]:
         """Cores in the expression that a kernel for `top` would compute; it has room for one."""
@@ -90,11 +109,11 @@ class Graph:
         elif node.op is Op.CONCAT:
             for part in (node, *node.src):
                 self._keep(part)
-        elif node.op is Op.LOOP:
-            for i, source in enumerate(node.src):
-                if i >= len(node.arg.values) or source.op not in LOAD:
+        elif node.op in (Op.LOOP, Op.COND):
+            for source in node.src:
+                if source.op not in LOAD or source in _read_as_is(node):
                     self._keep(_base(source) if is_plain_chain(source) else source)
-        elif node.op in (Op.CONTIGUOUS, Op.RESULT) or self._worth_keeping(node):
+        if node.op in (Op.CONTIGUOUS, Op.RESULT, Op.COND) or self._worth_keeping(node):
             self._keep(node)
 
     def _keep(self, node: Node) -> None:
@@ -157,7 +176,7 @@ class Graph:
         only reshaped is placed where the reshaped value goes.
         """
         places = dict(given)
-        self.copies: list[Store] = []
+        self.copies: list[tuple[Store, frozenset[Choice]]] = []
         for node in sorted(self.kept, key=lambda n: -n.number):
             if node not in places:
                 name = f"t{self.first_name + len(places)}"
@@ -170,8 +189,18 @@ class Graph:
                 self._place_parts(node, places)
         for loop in self.loops:
             for start, carried in zip(loop.src, results(loop), strict=False):
-                self.copies.append(Store(places[carried], start))
+                self._copy(start, places[carried], self.guards[loop])
+        for node in self.nodes:
+            if node.op is Op.COND:
+                condition, *values = node.src
+                for value, wanted in zip(values, (True, False), strict=True):
+                    self._copy(value, places[node], self.guards[node] | {(condition, wanted)})
         return places
+
+    def _copy(self, value: Node, place: Node, guards: frozenset[Choice]) -> None:
+        """Compute a value into a place, unless it stands there already."""
+        if value is not place:
+            self.copies.append((Store(place, value), guards))
 
     def _unplaced(self, node: Node, places: dict[Node, Node]) -> bool:
         """Whether a place may still be chosen; what a loop carries has a Buffer of its own."""
@@ -182,7 +211,7 @@ class Graph:
             if self._unplaced(part, places) and self._products_follow(part, piece):
                 places[part] = piece
             else:
-                self.copies.append(Store(piece, part))
+                self._copy(part, piece, self.guards[node])
 
     def _products_follow(self, node: Node, place: Node) -> bool:
         """Whether strides lead every product to its factors if a value is placed there."""
@@ -200,9 +229,12 @@ class Graph:
         for node in sorted(self.kept, key=lambda n: n.number):
             if not self._filled_by_sources(node, places):
                 top = node.src[0] if node.op is Op.CONTIGUOUS else node
-                drafts.append(_draft(len(drafts), Store(places[node], top), node, places))
-        drafts += [_draft(len(drafts) + i, c, None, places) for i, c in enumerate(self.copies)]
-        drafts += [_loop(len(drafts) + i, n, places) for i, n in enumerate(self.loops)]
+                job = Store(places[node], top)
+                drafts.append(_draft(len(drafts), job, node, places, self.guards[node]))
+        for job, guards in self.copies:
+            drafts.append(_draft(len(drafts), job, None, places, guards))
+        for loop in self.loops:
+            drafts.append(_loop(len(drafts), loop, places, self.guards[loop]))
         fillers = self._fillers(drafts, places)
         for draft in drafts:
             draft.after |= set().union(*(fillers[p] for p in draft.needs))
@@ -213,11 +245,13 @@ class Graph:
 
         What a loop carries is filled twice: the loop waits for the first value, readers for it.
         """
-        found = {d.stores[0].place: {d.order} for d in drafts if d.loop is None}
-        for loop in (d for d in drafts if d.loop is not None):
-            for store in loop.stores:
-                loop.after |= found[store.place]
-                found[store.place] = {loop.order}
+        found: dict[Node, set[int]] = {}
+        for draft in drafts:
+            for store in draft.stores:
+                if draft.loop is not None:
+                    draft.after |= found.get(store.place, set())
+                    found[store.place] = set()
+                found.setdefault(store.place, set()).add(draft.order)
         for node in sorted(self.kept, key=lambda n: n.number):
             place = places[node]
             if node.op is Op.CONCAT:
@@ -231,24 +265,44 @@ class Graph:
     def _filled_by_sources(self, node: Node, places: dict[Node, Node]) -> bool:
         """Whether the kernels of its sources already write every element of this place."""
         if node.op is not Op.RESHAPE:
-            return node.op in (Op.CONCAT, Op.RESULT)
+            return node.op in (Op.CONCAT, Op.RESULT, Op.COND)
         source = places.get(node.src[0])
         return source is not None and storage(source) is storage(places[node])
 
 
-def _draft(order: int, job: Store, own: Node | None, places: dict[Node, Node]) -> Draft:
+def _draft(
+    order: int,
+    job: Store,
+    own: Node | None,
+    places: dict[Node, Node],
+    choices: frozenset[Choice],
+) -> Draft:
     """The kernel that fills a place, its expression cut where values stand in memory."""
-    (value,), needs, old = _cut_all([job.value], own, places)
+    conditions = [condition for condition, _ in choices]
+    (value, *found), needs, old = _cut_all([job.value, *conditions], own, places)
     core = next((n for n in toposort([value]) if n.op in CORES), None)
-    return Draft(order, value.shape, [Store(job.place, value)], core, needs, old)
+    guards = _guards(found, choices)
+    return Draft(order, value.shape, [Store(job.place, value)], core, needs, old, guards=guards)
 
 
-def _loop(order: int, loop: Node, places: dict[Node, Node]) -> Draft:
+def _loop(order: int, loop: Node, places: dict[Node, Node], choices: frozenset[Choice]) -> Draft:
     """All iterations of a LOOP, whose first values others put where it carries them."""
     stores = [Store(places[r], r) for r in results(loop)]
-    captured, needs, old = _cut_all(loop.src[len(stores) :], None, places)
-    iteration = Iteration(loop.arg, (*(s.place for s in stores), *captured))
-    return Draft(order, (), stores, None, needs, old, loop=iteration)
+    conditions = [condition for condition, _ in choices]
+    captured = _read_as_is(loop)
+    found, needs, old = _cut_all([*captured, *conditions], None, places)
+    iteration = Iteration(loop.arg, (*(s.place for s in stores), *found[: len(captured)]))
+    guards = _guards(found[len(captured) :], choices)
+    return Draft(order, (), stores, None, needs, old, loop=iteration, guards=guards)
+
+
+def _guards(places: Sequence[Node], choices: frozenset[Choice]) -> frozenset[Guard]:
+    return frozenset(Guard(p, wanted) for p, (_, wanted) in zip(places, choices, strict=True))
+
+
+def _read_as_is(node: Node) -> Sequence[Node]:
+    """The sources of a LOOP or COND that must stand in memory: captured values, the condition."""
+    return node.src[:1] if node.op is Op.COND else node.src[len(node.arg.values) :]
 
 
 def _cut_all(

@@ -142,6 +142,9 @@ class _Writer:
         guard = f" if (!({limit[4:]})) continue;" if limit else ""
         return f"for (int {name}_ = 0; {name}_ < TILE / 16; ++{name}_) {{ {own}{guard}"
 
+    def _guard(self, i: int, u: UOp) -> None:
+        self.lines.append(f"if ({'!' if u.arg else ''}v{u.src[0]}) return;")
+
     def _end(self, i: int, u: UOp) -> None:
         self.lines.append("}")
 

@@ -21,7 +21,7 @@ from imgmlp.engine.graph import (
     substitute,
     toposort,
 )
-from imgmlp.engine.kernel import Draft, Iteration, Kernel, Loop, Procedure, Update, storage
+from imgmlp.engine.kernel import Draft, Guard, Iteration, Kernel, Loop, Procedure, Update, storage
 from imgmlp.engine.merge import attach_sums, merge, ordered
 from imgmlp.engine.place import Graph
 from imgmlp.engine.state import choose_places, copies_at_the_end, order_after_readers
@@ -48,7 +48,9 @@ class _Scheduler:
         self.split_products = split_products
         self.kernels = self.places = 0
 
-    def procedure(self, updates: Sequence[Update]) -> Procedure:
+    def procedure(
+        self, updates: Sequence[Update], guards: frozenset[Guard] = frozenset()
+    ) -> Procedure:
         roots = _prepare([value for _, value in updates], self.split_products)
         targets = [(state, root) for (state, _), root in zip(updates, roots, strict=True)]
         graph = Graph(roots, self.places)
@@ -58,23 +60,25 @@ class _Scheduler:
         order_after_readers(drafts, in_place)
         drafts = attach_sums(merge(drafts))
         drafts += copies_at_the_end(drafts, places, copied)
-        return Procedure(tuple(self._freeze(d) for d in ordered(drafts)))
+        return Procedure(tuple(self._freeze(d, d.guards | guards) for d in ordered(drafts)))
 
-    def _freeze(self, draft: Draft) -> Kernel | Loop:
+    def _freeze(self, draft: Draft, guards: frozenset[Guard]) -> Kernel | Loop:
         if draft.loop is not None:
-            return self._loop(draft.loop)
+            return self._loop(draft.loop, guards)
         kind = {None: "map", Op.DOT: "product"}.get(draft.core.op if draft.core else None, "reduce")
         name = f"k{self.kernels}_{kind}"
         self.kernels += 1
-        return Kernel(name, draft.shape, tuple(draft.stores), draft.core, draft.sums)
+        ordered = tuple(sorted(guards, key=lambda guard: guard.place.number))
+        return Kernel(name, draft.shape, tuple(draft.stores), draft.core, draft.sums, ordered)
 
-    def _loop(self, iteration: Iteration) -> Loop:
+    def _loop(self, iteration: Iteration, guards: frozenset[Guard]) -> Loop:
         """Each iteration is a step of its own, whose states are the carried values."""
         body, places = iteration.body, iteration.places
         values = substitute(body.values, dict(zip(body.parameters, places, strict=True)))
         carried = [storage(place) for place in places[: len(values)]]
         updates = [(s, v) for s, v in zip(carried, values, strict=True) if v is not buffer(s)]
-        return Loop(body.count, self.procedure(updates), frozenset(map(storage, places)))
+        lasting = frozenset(storage(p) for p in (*places, *(guard.place for guard in guards)))
+        return Loop(body.count, self.procedure(updates, guards), lasting)
 
 
 # --- rewriting before scheduling ---

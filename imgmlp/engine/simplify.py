@@ -66,6 +66,8 @@ def _rewrite(node: Node) -> Node | None:
     if node.op in REDUCE and node.src[0].op is Op.CONST:
         terms = node.src[0].size // node.size if node.op is Op.SUM else 1
         return const(node.src[0].arg * terms, node.dtype, node.shape)
+    if node.op is Op.COND:
+        return _where(node)
     return _loop(node) if node.op is Op.LOOP else None
 
 
@@ -136,7 +138,7 @@ def _elementwise(node: Node) -> Node | None:
         case Op.XOR:
             return _exclusive_or(x, y)
         case Op.WHERE:
-            return _where(x, y, rest[0])
+            return _where(node)
         case Op.MULACC if value == 0:
             return rest[0]
         case Op.MULACC if value == 1:
@@ -172,13 +174,14 @@ def _exclusive_or(x: Node, y: Node) -> Node | None:
     return _constants_together(alu(Op.XOR, x, y), x, y)
 
 
-def _where(condition: Node, a: Node, b: Node) -> Node | None:
+def _where(node: Node) -> Node | None:
+    condition, a, b = node.src
     if condition.op is Op.CONST:
         return a if condition.arg else b
     if a is b:
         return a
     if condition.op is Op.XOR and condition.src[1].op is Op.CONST:  # a condition negated
-        return alu(Op.WHERE, condition.src[0], b, a)
+        return rebuild(node, (condition.src[0], b, a))
     return None
 
 

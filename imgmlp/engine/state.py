@@ -16,7 +16,7 @@ def choose_places(
 
     A state may be overwritten by the kernel of its new value if every other kernel that reads
     the old value can run before, that kernel reads it element by element, and no other state
-    takes the old value as it is.
+    takes the old value as it is. So may it by a loop that carries it.
     """
     trial = graph.places({})
     copied_from = {value.arg for _, value in updates if value.op is Op.BUFFER}
@@ -25,16 +25,11 @@ def choose_places(
     direct: dict[Node, Node] = {}
     copied: list[Update] = []
     for state, value in updates:
-        writers = [
-            d
-            for d in drafts
-            if value in trial and any(s.target is storage(trial[value]) for s in d.stores)
-        ]
         whole = value in trial and value not in direct and trial[value].op is Op.BUFFER
         if (
             whole
             and state not in copied_from
-            and _can_overwrite(state, value, writers, drafts, edges)
+            and _can_overwrite(state, value, storage(trial[value]), drafts, edges)
         ):
             direct[value] = buffer(state)
         else:
@@ -45,25 +40,41 @@ def choose_places(
 def _can_overwrite(
     state: Buffer,
     value: Node,
-    writers: list[Draft],
+    place: Buffer,
     drafts: list[Draft],
     edges: dict[int, set[int]],
 ) -> bool:
+    """Whether what would fill `place` may be done in the state; if so, after its readers."""
     if value.shape != state.shape or value.dtype is not state.dtype:
         return False
-    readers = {d.order for d in drafts if state in d.old}
+    needed = [d for d in drafts if not _only_copies(d, state, place)]
+    readers = {d.order for d in needed if state in d.old}
     if not readers:
         return True
+    writers = [d for d in needed if any(s.target is place for s in d.stores)]
     if len(writers) != 1:
         return False
     (writer,) = writers
     others = readers - {writer.order}
-    if others & later(edges, writer.order):
-        return False
-    if not read_at_element_only([s.value for s in writer.stores], state):
+    if others & later(edges, writer.order) or not _reads_at_element_only(writer, state):
         return False
     edges[writer.order] |= others
     return True
+
+
+def _only_copies(draft: Draft, state: Buffer, place: Buffer) -> bool:
+    """Whether a draft only brings a state where its new value goes: a loop's first value, or
+    one of a COND's."""
+    (first, *more) = draft.stores
+    return not more and first.target is place and first.value is buffer(state)
+
+
+def _reads_at_element_only(writer: Draft, state: Buffer) -> bool:
+    if any(storage(guard.place) is state for guard in writer.guards):
+        return False
+    if writer.loop is not None:
+        return state not in writer.old
+    return read_at_element_only([s.value for s in writer.stores], state)
 
 
 def order_after_readers(drafts: list[Draft], in_place: set[Buffer]) -> None:

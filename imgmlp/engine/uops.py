@@ -26,6 +26,7 @@ class U(Enum):
     """Kinds of instruction; the comment gives `arg`."""
 
     GLOBAL = auto()  # (Buffer, written)
+    GUARD = auto()  # whether src, a bool, must be true: the kernel ends here if it is not so
     RANGE = auto()  # Range
     END = auto()  # None: closes the last open RANGE
     CONST = auto()  # number
