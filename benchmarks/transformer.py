@@ -3,8 +3,9 @@
     python -m benchmarks.transformer
 
 Same sizes, initial weights, data and optimizer as examples/transformer.py. First the losses
-of 20 steps are compared; then the step is timed here, in PyTorch eager and in PyTorch
-compiled, in turns within one run, so that whatever else the machine does hits all of them.
+of 20 steps are compared with PyTorch's in float64, as those in float32 depend on how many
+threads it has. Then the step is timed here, in PyTorch eager and in PyTorch compiled, in
+turns within one run, so that whatever else the machine does hits all of them.
 Needs PyTorch (`pip install torch`), which imgmlp itself does not.
 """
 
@@ -38,7 +39,8 @@ class Result:
     """
 
     layers: int
-    difference: float  # largest of the losses of the compared steps
+    difference: float  # largest of the losses of the compared steps, from PyTorch in float64
+    torch_difference: float  # the same of PyTorch in float32
     launches: int
     ours: float
     ours_least: float
@@ -96,9 +98,13 @@ def _load_norm(theirs: nn.LayerNorm, ours: LayerNorm) -> None:
     theirs.bias.copy_(torch.from_numpy(ours.shift.numpy()))
 
 
-def torch_step(sizes: Sizes, device: AnyDevice, compiled: bool) -> Callable[[], torch.Tensor]:
+def torch_step(
+    sizes: Sizes, device: AnyDevice, compiled: bool = False, wide: bool = False
+) -> Callable[[], torch.Tensor]:
     """A function that does the next training step and returns the loss before it."""
     net = TorchSorter(Sorter(sizes, device), sizes)
+    if wide:
+        net = net.double()
     drawn = draw(sizes, BATCHES, seed=0)
     sequences = torch.from_numpy(drawn).long()
     wanted = torch.from_numpy(np.sort(drawn, axis=-1)).long()
@@ -123,16 +129,18 @@ def torch_step(sizes: Sizes, device: AnyDevice, compiled: bool) -> Callable[[], 
     return step
 
 
-def compare(sizes: Sizes, device: AnyDevice, steps: int = COMPARED) -> float:
-    """Largest difference of the losses of so many steps."""
-    theirs = torch_step(sizes, device, compiled=False)
-    expected = np.array([theirs().item() for _ in range(steps)])
-    return float(np.abs(losses(sizes, device, steps) - expected).max())
+def compare(sizes: Sizes, device: AnyDevice, steps: int = COMPARED) -> tuple[float, float]:
+    """How far ours and PyTorch's losses in float32 get from PyTorch's in float64."""
+    wide, narrow = (torch_step(sizes, device, wide=w) for w in (True, False))
+    exact = np.array([wide().item() for _ in range(steps)])
+    theirs = np.array([narrow().item() for _ in range(steps)])
+    ours = losses(sizes, device, steps)
+    return float(np.abs(ours - exact).max()), float(np.abs(theirs - exact).max())
 
 
 def measure(sizes: Sizes, device: AnyDevice, turns: int, steps: int) -> Result:
     """Compare, then time `steps` steps of each, `turns` times in turn."""
-    difference = compare(sizes, device)
+    differences = compare(sizes, device)
     program = compile_step(Sorter(sizes, device), sizes, device, LR)
     eager, compiled = (torch_step(sizes, device, c) for c in (False, True))
 
@@ -146,7 +154,7 @@ def measure(sizes: Sizes, device: AnyDevice, turns: int, steps: int) -> Result:
     times = np.array([[_seconds(c) for c in contenders] for _ in range(turns)]) / steps * 1e6
     found = [f(column) for column in times.T for f in (np.median, np.min)]
     launches = int(program.stages.figures()["launches"])
-    return Result(sizes.layers, difference, launches, *map(float, found))
+    return Result(sizes.layers, *differences, launches, *map(float, found))
 
 
 def _repeat(step: Callable[[], object], times: int) -> None:
@@ -161,15 +169,17 @@ def _seconds(run: Callable[[], None]) -> float:
 
 
 HEADING = (
-    "                                     median (least) of microseconds a step\n"
-    "layers  launches  losses apart            imgmlp     PyTorch eager  PyTorch compiled"
+    "                  losses apart          median (least) of microseconds a step\n"
+    "layers  launches   imgmlp  PyTorch            imgmlp     PyTorch eager  PyTorch compiled"
 )
 
 
 def line(r: Result) -> str:
     times = [(r.ours, r.ours_least), (r.eager, r.eager_least), (r.compiled, r.compiled_least)]
     columns = "".join(f"  {f'{m:,.0f} ({least:,.0f})':>16}" for m, least in times)
-    return f"{r.layers:6d}  {r.launches:8d}  {r.difference:12.1e}{columns}"
+    return (
+        f"{r.layers:6d}  {r.launches:8d}  {r.difference:7.1e}  {r.torch_difference:7.1e}{columns}"
+    )
 
 
 def main() -> int:

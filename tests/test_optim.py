@@ -80,6 +80,23 @@ def test_adam_is_the_standard_form_without_decay(device: AnyDevice) -> None:
     assert not np.allclose(p.numpy(), adamw("standard", gradients), atol=1e-2)
 
 
+def test_bias_is_corrected_to_the_last_places(device: AnyDevice) -> None:
+    """A first step goes as far as the learning rate, whatever the slope; 0.999 is no float32."""
+    p = Tensor(np.zeros(4, np.float32), device)
+    slope = Tensor([3.0, -0.7, 0.01, -20.0], device)
+    optimizer = optim.Adam([p], lr=1.0)
+
+    def step() -> dict[str, Tensor]:
+        optimizer.step((p * slope).sum())
+        return {}
+
+    program = compile(step, device)
+    program.run()
+    assert np.allclose(p.numpy(), [-1, 1, -1, 1], rtol=2e-6)  # epsilon is 1e-6 of 0.01
+    program.run(9)
+    assert np.allclose(p.numpy(), [-10, 10, -10, 10], rtol=2e-6)
+
+
 def test_only_floats_that_hold_state_can_be_trained(device: AnyDevice) -> None:
     whole, computed = Tensor([1, 2], device), Tensor([1.0, 2.0], device) * 2
     for make in (lambda p: optim.SGD(p, 0.1), optim.Adam, optim.AdamW):

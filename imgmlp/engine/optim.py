@@ -1,6 +1,6 @@
 """Optimizers: state Tensors and the assignments that move them, all inside the step.
 
-The number of steps, the powers of the betas and whatever the learning rate depends on are
+The number of steps, the corrections of biased moments and whatever the learning rate depends on are
 state on the device, so a compiled step needs nothing from the host.
 """
 
@@ -11,7 +11,6 @@ from typing import Literal
 
 import numpy as np
 
-from imgmlp.engine.device import AnyDevice
 from imgmlp.engine.graph import toposort
 from imgmlp.engine.misuse import misuse
 from imgmlp.engine.tensor import Tensor
@@ -43,10 +42,6 @@ def _gradients(loss: Tensor, parameters: Sequence[Tensor], optimizer: str) -> li
 
 def _zeros_like(parameter: Tensor, name: str) -> Tensor:
     return Tensor(np.zeros(parameter.shape, parameter.dtype.np), parameter.device, name=name)
-
-
-def _one(device: AnyDevice | None, name: str) -> Tensor:
-    return Tensor(np.float32(1.0), device, name=name)
 
 
 class SGD:
@@ -88,21 +83,21 @@ class AdamW:
         self.weight_decay, self.epsilon, self.form = weight_decay, epsilon, form
         self.first = [_zeros_like(p, "first_moment") for p in self.parameters]
         self.second = [_zeros_like(p, "second_moment") for p in self.parameters]
+        # 1 - beta ** step, not the power itself, from which float32 would subtract with a loss
         device = self.parameters[0].device
-        self.powers = [
-            _one(device, name) for name in ("beta1_power", "beta2_power")
-        ]  # beta ** step
+        names = ("first_correction", "second_correction")
+        self.corrections = [Tensor(np.float32(0), device, name=name) for name in names]
 
     def state(self) -> list[Tensor]:
         """Everything but the parameters that a resumed run needs."""
-        return [*self.first, *self.second, *self.powers]
+        return [*self.first, *self.second, *self.corrections]
 
     def step(self, loss: Tensor) -> None:
         """Assign parameters and moments what they are after one step."""
-        grown = [p * beta for p, beta in zip(self.powers, self.betas, strict=True)]
+        grown = [c * b + (1 - b) for c, b in zip(self.corrections, self.betas, strict=True)]
         if self.form == "standard":
-            for power, value in zip(self.powers, grown, strict=True):
-                power.assign(value)
+            for correction, value in zip(self.corrections, grown, strict=True):
+                correction.assign(value)
         gradients = _gradients(loss, self.parameters, type(self).__name__)
         for p, g, m, v in zip(self.parameters, gradients, self.first, self.second, strict=True):
             new_m = m * self.betas[0] + g * (1 - self.betas[0])
@@ -116,7 +111,7 @@ class AdamW:
             spread = (v - m * m).abs().sqrt() + self.epsilon
             left = p - m / spread * self.lr
             return left - left * self.lr * self.weight_decay
-        first, second = (1.0 / (1.0 - power) for power in grown)
+        first, second = (1.0 / correction for correction in grown)
         direction = m * first / ((v * second).sqrt() + self.epsilon)
         return p * (1.0 - self.weight_decay * self.lr) - direction * self.lr
 
