@@ -224,7 +224,7 @@ def graph(
         bool,
         typer.Option(
             "--general",
-            help="Leave out what follows the general scheduler; so far nothing does.",
+            help="Leave out the block program: what the general scheduler gives.",
         ),
     ] = False,
     as_json: AsJson = False,

@@ -308,16 +308,17 @@ def graph(
     device = open_device(device_spec)
     program = pipeline.training_step(settings, device, width, height, 3, general)
     if as_json:
-        print_data(json.dumps(program.stages.figures(), indent=2))
+        figures = program.stages.figures() | {"note": program.stages.procedure.note}
+        print_data(json.dumps(figures, indent=2))
     elif form == "summary":
-        print_data(_figures(program.stages.figures()))
+        print_data(_figures(program.stages.figures(), program.stages.procedure.note))
     elif form == "times":
         print_data(program.render_times())
     else:
         print_data(program.stages.show(form))
 
 
-def _figures(figures: dict[str, int | float]) -> str:
+def _figures(figures: dict[str, int | float], note: str) -> str:
     saved, packing = figures["saved"], figures["saved_by_packing"]
     unfused = size(int(figures["intermediate_bytes"]))
     rows = {
@@ -325,4 +326,6 @@ def _figures(figures: dict[str, int | float]) -> str:
         "memory": f"{size(int(figures['arena_bytes']))} of {unfused} unfused, {saved:.0%} saved",
         "packing": f"saves {packing:.0%} of what fusion leaves",
     }
+    kind, _, why = (note or "no block: left out").partition(": ")
+    rows[kind] = why
     return "\n".join(f"{name:<10}{value}" for name, value in rows.items())

@@ -22,8 +22,7 @@ from imgmlp.engine import (
     open_device,
     optim,
 )
-from imgmlp.engine import stages as engine_stages
-from imgmlp.engine.kernel import Procedure
+from imgmlp.engine.kernel import Block, Kernel
 
 
 @pytest.fixture(scope="module", params=FORMS)
@@ -102,13 +101,14 @@ def test_assigning_outside_of_a_step_happens_at_once(device: AnyDevice) -> None:
     assert np.array_equal(x.numpy(), [4.0, 7.0])
 
 
-def training(device: AnyDevice, **changes: Any) -> TrainingStep:
+def training(device: AnyDevice, general: bool = False, **changes: Any) -> TrainingStep:
     fields = {**vars(PRESETS["default"]), "batch": 100, **changes}
     settings = Settings(**fields)
     pixels = small_pixels()
     height, width, channels = pixels.shape
     frequencies = encoding(settings, width, height)
-    return TrainingStep(pixels, settings.architecture(channels), frequencies, settings, device)
+    network = settings.architecture(channels)
+    return TrainingStep(pixels, network, frequencies, settings, device, general)
 
 
 @pytest.mark.parametrize("preset", ["default", "seed"])
@@ -135,26 +135,19 @@ def test_the_same_seed_gives_the_same_bits(device: AnyDevice) -> None:
 
 
 def test_a_training_step_is_fourteen_launches() -> None:
-    assert len(training(open_device("cpu")).program.launches) == 14
+    assert len(training(open_device("cpu"), general=True).program.launches) == 14
 
 
-def test_general_leaves_out_the_passes_after_the_scheduler(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    device, seen = open_device("numpy"), []
+def test_a_block_program_leaves_five_launches() -> None:
+    assert len(training(open_device("cpu")).program.launches) == 5
 
-    def later(procedure: Procedure) -> Procedure:
-        seen.append(procedure)
-        return Procedure(())
 
-    monkeypatch.setattr(engine_stages, "LATER", [later])
-    x = Tensor([1.0], device)
-    general = compile(lambda: {"y": x + 1}, device, general=True)
-    assert len(general.stages.procedure.kernels) == 1
-    assert not seen
-    changed = compile(lambda: {"y": x + 1}, device)
-    assert changed.stages.procedure.kernels == ()
-    assert len(seen) == 1
+def test_general_leaves_out_the_block_program() -> None:
+    device = open_device("numpy")
+    general, block = (training(device, general=g).program.stages for g in (True, False))
+    assert all(isinstance(launch, Kernel) for launch in general.procedure.kernels)
+    assert sum(isinstance(launch, Block) for launch in block.procedure.kernels) == 1
+    assert len(block.procedure.kernels) < len(general.procedure.kernels)
 
 
 def test_layers_share_their_kernels() -> None:

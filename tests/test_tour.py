@@ -106,6 +106,28 @@ def test_one_training_step_of_the_layer(device: Device) -> None:
     assert np.allclose(bias.numpy(), -0.01 * 4 * 2 * 6.0)
 
 
+def test_two_layers_are_one_block(device: Device) -> None:
+    def whole(name: str, *shape: int) -> Tensor:
+        return Tensor(np.ones(shape, np.float32), device, name=name)
+
+    x, weight, last = whole("x", 128, 8), whole("weight", 8, 16), whole("last", 16, 16)
+
+    def step() -> dict[str, Tensor]:
+        loss = ((x @ weight).relu() @ last).square().sum()
+        gradients = loss.gradient([weight, last])
+        for parameter, gradient in zip([weight, last], gradients, strict=True):
+            parameter.assign(parameter - gradient * 1e-5)
+        return {"loss": loss}
+
+    # What belongs to rows of the batch becomes one launch, whose groups walk tiles of rows;
+    # sums over rows are partial sums, one for each group, which the kernels after it add.
+    program = compile(step, device)
+    assert "for each tile" in shown(render_procedure(program.stages.procedure))
+    program.run()
+    assert program.read("loss") == 128 * 16 * (16 * 8.0) ** 2
+    assert np.allclose(last.numpy(), 1.0 - 1e-5 * 2 * 128 * 8 * 128)
+
+
 def test_a_loop(device: Device) -> None:
     matrix = Tensor(np.full((2, 2), 2.0, np.float32), device, name="matrix")
     v = Tensor(np.ones(2, np.float32), device, name="v")

@@ -49,7 +49,8 @@ def render_schedule(stages: Stages) -> str:
     figures = stages.figures()
     head = f"{figures['launches']} launches of {figures['kernels']} kernels"
     rows = (f"{i:4d} {line}" for i, line in enumerate(_described(stages)))
-    return "\n".join([f"{head}, memory {stages.memory.summary()}", *rows])
+    note = [stages.procedure.note] if stages.procedure.note else []
+    return "\n".join([f"{head}, memory {stages.memory.summary()}", *note, *rows])
 
 
 def render_times(stages: Stages, microseconds: Sequence[float], when: str) -> str:

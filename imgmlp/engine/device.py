@@ -79,6 +79,11 @@ class Device:
         if not self.can_slice:
             self.align = ALIGN
 
+    @property
+    def takes_blocks(self) -> bool:
+        """Whether to run block programs: PoCL 3 mistakes barriers inside of loops of lanes."""
+        return self.lanes == "one" or not self._compiles_late
+
     # Memory
 
     def alloc(self, nbytes: int) -> Allocation:

@@ -33,7 +33,10 @@ def run_procedure(procedure: Procedure, memory: Memory) -> None:
     kernels = procedure.kernels
     with np.errstate(all="ignore"):
         for position in procedure.order():
-            _Kernel(kernels[position], memory).run()
+            kernel = kernels[position]
+            if not isinstance(kernel, Kernel):
+                raise ValueError(f"{kernel.name}: a block program cannot be emulated")
+            _Kernel(kernel, memory).run()
 
 
 class _Kernel:

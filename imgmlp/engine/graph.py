@@ -30,6 +30,7 @@ class Op(Enum):
     BUFFER = auto()  # Buffer
     CONST = auto()  # Python number
     IOTA = auto()  # None: 0, 1, 2 ... along the only axis
+    PART = auto()  # (variable, count): an equal part of a BUFFER or IOTA along its first axis
     # unary
     CAST = auto()  # None: the Node's dtype says to what
     NEG = auto()
@@ -87,7 +88,7 @@ TERNARY = frozenset({Op.WHERE, Op.MULACC})
 ELEMENTWISE = UNARY | BINARY | TERNARY
 REDUCE = frozenset({Op.SUM, Op.REDUCE_MAX})
 MOVEMENT = frozenset({Op.RESHAPE, Op.PERMUTE, Op.EXPAND, Op.PAD, Op.SHRINK, Op.STRIDE})
-LOAD = frozenset({Op.BUFFER, Op.CONST, Op.IOTA, Op.PARAMETER})
+LOAD = frozenset({Op.BUFFER, Op.CONST, Op.IOTA, Op.PART, Op.PARAMETER})
 CONTROL = frozenset({Op.LOOP, Op.RESULT, Op.COND})
 FLOAT_ONLY = frozenset({Op.EXP2, Op.LOG2, Op.SIN, Op.COS, Op.SQRT})
 # a bool is stored as a byte, 0 or 1, and these could make it another number
@@ -213,6 +214,12 @@ def const(value: float, dtype: DType, shape: Shape = ()) -> Node:
 def iota(count: int) -> Node:
     """0, 1, ... count-1 as int32 [count]."""
     return make(Op.IOTA, (), None, (count,), i32)
+
+
+def part(whole: Node, variable: str, count: int) -> Node:
+    """One of `count` equal parts along the first axis; a running kernel's variable says which."""
+    shape = (whole.shape[0] // count, *whole.shape[1:])
+    return make(Op.PART, (whole,), (variable, count), shape, whole.dtype)
 
 
 def as_node(value: Node | float, like: Node) -> Node:

@@ -120,6 +120,11 @@ class NumpyDevice:
         self.info = numpy_info(spec)
         self.usage = Usage()
 
+    @property
+    def takes_blocks(self) -> bool:
+        """As Device.takes_blocks; block programs are not emulated."""
+        return self.form == "nodes"
+
     def alloc(self, nbytes: int) -> Allocation:
         """As Device.alloc; the bytes are zero."""
         try:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from imgmlp.engine.dtype import DType, bool_
 from imgmlp.engine.graph import MOVEMENT, Node, Op, apply_movement, const
+from imgmlp.engine.kernel import part_begin
 from imgmlp.engine.symbolic import ONE, Const, Expr, Less, conj, unravel
 from imgmlp.engine.view import Access
 
@@ -35,6 +36,8 @@ def index_value(node: Node, indices: Sequence[Expr]) -> Expr | None:
         return _within(Const(int(node.arg)), node.dtype)
     if node.op is Op.IOTA:
         return indices[0]
+    if node.op is Op.PART:
+        return part_begin(node) + indices[0] if node.src[0].op is Op.IOTA else None
     if node.op in MOVEMENT:
         source, access = through(node)
         offset, valid = access.index(indices)
@@ -102,4 +105,6 @@ def zero_outside(node: Node) -> bool:
         return zero_outside(node.src[0])
     if node.op is Op.WHERE:
         return all(map(zero_outside, node.src[1:]))
+    if node.op is Op.PART:
+        return node.src[0].op is Op.BUFFER
     return node.op is Op.BUFFER or node is const(0, node.dtype, node.shape)

@@ -24,7 +24,7 @@ from imgmlp.engine.graph import (
     label,
     toposort,
 )
-from imgmlp.engine.symbolic import Var
+from imgmlp.engine.symbolic import Const, Expr, Var
 from imgmlp.engine.view import Access
 
 Update = tuple[Buffer, Node]  # a state and its new value
@@ -37,6 +37,7 @@ class Store:
 
     place: Node
     value: Node
+    adds: bool = False  # to what stands there
 
     @property
     def target(self) -> Buffer:
@@ -88,13 +89,43 @@ class Loop:
 
 
 @dataclass(frozen=True)
-class Procedure:
-    """Kernels in the order in which they run, and loops of them."""
+class Block:
+    """One launch that walks tiles of rows: every kernel inside runs for one tile after another.
 
-    items: tuple[Kernel | Loop, ...]
+    Each of `groups` work-groups takes its share of `tiles`, of `rows` rows each. PART Nodes say
+    which elements of a Buffer belong to the "tile", or to the "group" alone.
+    """
+
+    name: str
+    tiles: int
+    rows: int
+    groups: int
+    head: tuple[Kernel, ...]  # once a group
+    kernels: tuple[Kernel, ...]  # once a tile
+
+    @property
+    def shape(self) -> Shape:
+        return (self.tiles, self.rows)
+
+    def reads(self) -> list[Buffer]:
+        return list(dict.fromkeys(b for k in (*self.head, *self.kernels) for b in k.reads()))
+
+    def writes(self) -> list[Buffer]:
+        return list(dict.fromkeys(b for k in (*self.head, *self.kernels) for b in k.writes()))
+
+
+Launch = Kernel | Block
+
+
+@dataclass(frozen=True)
+class Procedure:
+    """Launches in the order in which they run, and loops of them; why there is a block, or none."""
+
+    items: tuple[Launch | Loop, ...]
+    note: str = ""
 
     @cached_property
-    def kernels(self) -> tuple[Kernel, ...]:
+    def kernels(self) -> tuple[Launch, ...]:
         """Every kernel once, those of loops too. Its position here is its number."""
         groups = (i.body.kernels if isinstance(i, Loop) else (i,) for i in self.items)
         return tuple(kernel for group in groups for kernel in group)
@@ -152,10 +183,20 @@ class Iteration:
 
 def storage(place: Node) -> Buffer:
     """The Buffer under a chain of movements."""
-    while place.op in MOVEMENT:
+    while place.op in MOVEMENT or place.op is Op.PART:
         place = place.src[0]
     found: Buffer = place.arg
     return found
+
+
+def part_begin(place: Node) -> Expr:
+    """Where the PART under a chain of movements, if there is one, begins in its Buffer."""
+    while place.op in MOVEMENT:
+        place = place.src[0]
+    if place.op is not Op.PART:
+        return Const(0)
+    variable, count = place.arg
+    return Var(variable, 0, count - 1) * place.size
 
 
 def access(place: Node) -> Access:
@@ -208,29 +249,43 @@ def later(edges: dict[int, set[int]], start: int) -> set[int]:
 
 def render_procedure(procedure: Procedure) -> str:
     """A line a kernel with its shape, then what it stores where, expression by expression."""
-    lines = []
-    for kernel in procedure.items:
-        if isinstance(kernel, Loop):
-            lines.append(f"loop {kernel.count} times")
-            lines += [f"  {line}" for line in render_procedure(kernel.body).splitlines()]
-            continue
-        inside = f"  around {label(kernel.core)}" if kernel.core is not None else ""
-        guards = "".join(f"  {guard}" for guard in kernel.guards)
-        lines.append(f"{kernel.name} {list(kernel.shape)}{inside}{guards}")
-        lines += [f"    {_element(s.place)} = {_expression(s.value)}" for s in kernel.all_stores()]
+    has_block = any(isinstance(item, Block) for item in procedure.items)
+    lines = [f"# {procedure.note}"] if has_block else []
+    for item in procedure.items:
+        if isinstance(item, Loop):
+            lines.append(f"loop {item.count} times")
+            lines += [f"  {line}" for line in render_procedure(item.body).splitlines()]
+        elif isinstance(item, Block):
+            lines.append(f"{item.name}: {item.groups} groups, {item.tiles} tiles of {item.rows}")
+            lines += [f"  {line}" for k in item.head for line in _kernel_lines(k)]
+            lines.append("  for each tile")
+            lines += [f"    {line}" for k in item.kernels for line in _kernel_lines(k)]
+        else:
+            lines += _kernel_lines(item)
     return "\n".join(lines)
+
+
+def _kernel_lines(kernel: Kernel) -> list[str]:
+    inside = f"  around {label(kernel.core)}" if kernel.core is not None else ""
+    stores = [
+        f"    {_element(s.place)} {'+=' if s.adds else '='} {_expression(s.value)}"
+        for s in kernel.all_stores()
+    ]
+    guards = "".join(f"  {guard}" for guard in kernel.guards)
+    return [f"{kernel.name} {list(kernel.shape)}{inside}{guards}", *stores]
 
 
 def _element(place: Node) -> str:
     indices = [Var(f"i{axis}", 0, n - 1) for axis, n in enumerate(place.shape)]
     offset, valid = access(place).index(indices)
+    offset = offset + part_begin(place)
     guard = "" if valid.lo == 1 else f" if {valid}"
     return f"{storage(place).name or 'state'}[{offset}]{guard}"
 
 
 def _expression(node: Node) -> str:
     """The expression as text; below a movement that is not a plain read, as its Nodes."""
-    if node.op is Op.BUFFER or (node.op in MOVEMENT and _leads_to_buffer(node)):
+    if _leads_to_buffer(node):
         return _element(node)
     if node.op is Op.CONST:
         return f"{node.arg:.6g}"
@@ -239,6 +294,6 @@ def _expression(node: Node) -> str:
 
 
 def _leads_to_buffer(place: Node) -> bool:
-    while place.op in MOVEMENT:
+    while place.op in MOVEMENT or place.op is Op.PART:
         place = place.src[0]
     return place.op is Op.BUFFER

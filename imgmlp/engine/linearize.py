@@ -14,8 +14,16 @@ from typing import Any
 from imgmlp.engine.dtype import DType, f32, i32
 from imgmlp.engine.graph import ELEMENTWISE, MOVEMENT, Node, Op, const
 from imgmlp.engine.indices import index_value, negated, through, zero_outside
-from imgmlp.engine.kernel import Kernel, Store, access
-from imgmlp.engine.symbolic import ONE, Const, Expr, Var, conj, unravel
+from imgmlp.engine.kernel import (
+    Block,
+    Kernel,
+    Launch,
+    Store,
+    access,
+    part_begin,
+    storage,
+)
+from imgmlp.engine.symbolic import ONE, Const, Expr, Var, conj, split, unravel
 from imgmlp.engine.uops import (
     GPU_LANES,
     GPU_TILE,
@@ -39,11 +47,18 @@ GRAIN = 4096  # elements that make a work-group worth its launch on a CPU
 class _Lowering:
     """Emits a kernel's expression at given indices."""
 
-    def __init__(self, build: Builder, core: Node | None) -> None:
+    def __init__(self, build: Builder, core: Node | None, inside: bool = False) -> None:
         self.build = build
         self.core = core
+        self.inside = inside  # a block, whose groups and lanes are given
         self.core_value: int | None = None
         self.memo: dict[Any, int] = {}
+
+    def outermost(self, name: str, count: int, kind: str) -> Var:
+        """Open the loop over a kernel's work; inside a block one group does all of it."""
+        if self.inside:
+            kind = {"share": "loop", "group": "loop", "item": "lane"}[kind]
+        return self.build.open(Range(name, count, kind))
 
     def value(self, node: Node, indices: Sequence[Expr], guard: Expr = ONE) -> int:
         key = (node, tuple(indices), guard)
@@ -60,7 +75,7 @@ class _Lowering:
             return emit(U.CONST, node.dtype, (), node.arg)
         if node.op is Op.IOTA:
             return emit(U.INDEX, i32, (), indices[0], [indices[0]])
-        if node.op is Op.BUFFER or node.op in MOVEMENT:
+        if node.op in (Op.BUFFER, Op.PART) or node.op in MOVEMENT:
             return self._moved(node, indices, guard)
         if node.op is Op.GATHER:
             return self._gathered(node, indices, guard)
@@ -74,6 +89,8 @@ class _Lowering:
     def _moved(self, node: Node, indices: tuple[Expr, ...], guard: Expr) -> int:
         source, moved = through(node)
         offset, valid = moved.index(indices)
+        if source.op is Op.PART:
+            offset, source = offset + part_begin(source), source.src[0]
         if source.op is Op.BUFFER:
             data = self.build.parameter(source.arg)
             needed = conj(valid, guard)
@@ -101,6 +118,9 @@ class _Lowering:
     def _gathered(self, node: Node, indices: tuple[Expr, ...], guard: Expr) -> int:
         table, index = node.src
         rank = len(index.shape)
+        known = index_value(index, indices[:rank])
+        if known is not None and known.lo >= 0 and known.hi < table.shape[0]:
+            return self.value(table, (known, *indices[rank:]), guard)
         row = self.value(index, indices[:rank], guard)
         name = f"g{row}"
         if name not in self.build.variables:
@@ -113,30 +133,59 @@ def _store(lower: _Lowering, stores: Sequence[Store], indices: Sequence[Expr]) -
     build = lower.build
     values = [lower.value(s.value, indices) for s in stores]
     for store, value in zip(stores, values, strict=True):
-        offset, _ = access(store.place).index(indices)
+        offset = access(store.place).index(indices)[0] + part_begin(store.place)
         names = sorted({v.name for v in offset.variables()})
         extra = [n for v in names if (n := build.variables[v][1]) is not None]
-        build.effect(U.STORE, (build.parameter(store.target, True), value, *extra), offset)
+        op = U.ADD if store.adds else U.STORE
+        build.effect(op, (build.parameter(store.target, True), value, *extra), offset)
 
 
 # --- kernels ---
 
 
-def linearize(kernel: Kernel, lanes: Lanes, units: int = 1) -> Code:
+def linearize(kernel: Launch, lanes: Lanes, units: int = 1) -> Code:
     """UOps of a kernel for a device of so many compute units."""
     build = Builder()
     for target in kernel.writes():
         build.parameter(target, True)
-    lower = _Lowering(build, kernel.core)
-    for guard in kernel.guards:
-        build.effect(U.GUARD, (lower.value(guard.place, ()),), guard.wanted)
-    if kernel.core is None:
-        sizes = _map(kernel, lower, lanes, units)
-    elif kernel.core.op is Op.DOT:
-        sizes = _product(kernel, lower, lanes, units)
+    if isinstance(kernel, Block):
+        sizes = _block(kernel, build, lanes)
     else:
-        sizes = _reduce(kernel, lower, lanes, units)
+        lower = _Lowering(build, kernel.core)
+        for guard in kernel.guards:
+            build.effect(U.GUARD, (lower.value(guard.place, ()),), guard.wanted)
+        sizes = _body(kernel, lower, lanes, units)
     return Code(kernel.name, build.finish(), tuple(build.buffers), *sizes)
+
+
+def _body(kernel: Kernel, lower: _Lowering, lanes: Lanes, units: int) -> tuple[int, int]:
+    if kernel.core is None:
+        return _map(kernel, lower, lanes, units)
+    if kernel.core.op is Op.DOT:
+        return _product(kernel, lower, lanes, units)
+    return _reduce(kernel, lower, lanes, units)
+
+
+def _block(block: Block, build: Builder, lanes: Lanes) -> tuple[int, int]:
+    """Kernels one after the other on each tile; what one stores, the next ones load anew."""
+    build.open(Range("group", block.groups, "group"))
+    for kernel in block.head:
+        _inside(kernel, build, lanes)
+    build.open(Range("tile", block.tiles, "share"))
+    for kernel in block.kernels:
+        build.forget_loads(kernel.writes())
+        _inside(kernel, build, lanes)
+    build.close()
+    build.close()
+    local = 1 if lanes == "one" else GPU_LANES
+    return block.groups * local, local
+
+
+def _inside(kernel: Kernel, build: Builder, lanes: Lanes) -> None:
+    _body(kernel, _Lowering(build, kernel.core, inside=True), lanes, units=1)
+    build.forget_loads(kernel.writes())
+    if lanes == "group":
+        build.effect(U.BARRIER, ())
 
 
 def _map(kernel: Kernel, lower: _Lowering, lanes: Lanes, units: int) -> tuple[int, int]:
@@ -144,18 +193,18 @@ def _map(kernel: Kernel, lower: _Lowering, lanes: Lanes, units: int) -> tuple[in
     size = math.prod(shape)
     if lanes == "group":
         local = min(64, size)
-        flat = build.open(Range("i", size, "item"))
+        flat = lower.outermost("i", size, "item")
         _store(lower, kernel.stores, unravel(flat, shape))
         build.close()
         return -(-size // local) * local, local
     groups = max(1, min(4 * units, size // GRAIN))
     if _flat(kernel):
-        flat = build.open(Range("i", size, "share"))
+        flat = lower.outermost("i", size, "share")
         _store(lower, kernel.stores, unravel(flat, shape))
         build.close()
         return groups, 1
     inner = shape[-1]
-    outer = build.open(Range("i", size // inner, "share"))
+    outer = lower.outermost("i", size // inner, "share")
     column = build.open(Range("c", inner))
     _store(lower, kernel.stores, [*unravel(outer, shape[:-1]), column])
     build.close()
@@ -169,6 +218,8 @@ def _flat(kernel: Kernel) -> bool:
         return True
     trial = Builder()
     lower = _Lowering(trial, None)
+    for variable in ("group", "tile"):
+        trial.open(Range(variable, 1))
     flat = trial.open(Range("i", math.prod(kernel.shape), "share"))
     _store(lower, kernel.stores, unravel(flat, kernel.shape))
     uops = [u for _, u in trial.scopes[-1]]
@@ -176,7 +227,8 @@ def _flat(kernel: Kernel) -> bool:
         u.arg for u in uops if u.op in (U.STORE, U.INDEX)
     ]
     exprs += [u.arg[1] for u in uops if u.op is U.LOAD and u.arg[1] is not ONE]
-    return all(e in (flat, Const(0)) or not e.variables() for e in exprs)
+    own = [e.substitute({"group": 0, "tile": 0}) for e in exprs]
+    return all(e is flat or not e.variables() for e in own)
 
 
 def _identity(op: Op, dtype: DType) -> float:
@@ -202,7 +254,7 @@ def _reduce(kernel: Kernel, lower: _Lowering, lanes: Lanes, units: int) -> tuple
     groups = max(1, min(4 * units, size * count // GRAIN, size))
     if size > 1 and shape[-1] > 1 and _keeps_last_axis(kernel):
         return _reduce_columns(kernel, lower, term, count, groups), 1
-    out = build.open(Range("i", size, "share"))
+    out = lower.outermost("i", size, "share")
     accumulators = build.effect(U.ACC, (), (VECTOR, start), core.dtype)
     blocks, rest = divmod(count, VECTOR)
     if blocks:
@@ -241,7 +293,7 @@ def _reduce_columns(
     shape = core.shape
     blocks = -(-shape[-1] // VECTOR)
     outer = math.prod(shape[:-1])
-    share = build.open(Range("i", outer * blocks, "share"))
+    share = lower.outermost("i", outer * blocks, "share")
     *lead, block = unravel(share, (*shape[:-1], blocks))
     left = None if shape[-1] % VECTOR == 0 else Const(shape[-1]) - block * VECTOR
     start = _identity(core.op, core.dtype)
@@ -267,9 +319,9 @@ def _reduce_on_lanes(
     core, build = kernel.core, lower.build
     assert core is not None
     size = math.prod(core.shape)
-    alone = size >= 16384 or count < 32
+    alone = size >= (GPU_LANES if lower.inside else 16384) or count < 32
     local = 64 if alone else REDUCE_LANES
-    out = build.open(Range("i", size, "item" if alone else "group"))
+    out = lower.outermost("i", size, "item" if alone else "group")
     accumulators = build.effect(U.ACC, (), (1, start), core.dtype)
     inner = build.open(Range("r", count, "loop" if alone else "lane"))
     found = term(unravel(out, core.shape), inner)
@@ -278,6 +330,8 @@ def _reduce_on_lanes(
     total = build.effect(U.COMBINE, (accumulators,), core.op, core.dtype)
     if not alone:
         total = build.effect(U.GROUP, (total,), core.op, core.dtype)
+        if lower.inside:
+            build.effect(U.BARRIER, ())  # the next round uses the same local memory
     lower.core_value = total
     if alone:
         _store(lower, kernel.stores, unravel(out, core.shape))
@@ -296,10 +350,11 @@ def _product(kernel: Kernel, lower: _Lowering, lanes: Lanes, units: int) -> tupl
     core, build = kernel.core, lower.build
     assert core is not None
     *batch, rows, columns = core.shape
-    tile_rows, tile_columns = _tile(math.prod(batch), rows, columns, lanes, units)
+    wanted = 0 if lower.inside else 4 * units
+    tile_rows, tile_columns = _tile(math.prod(batch), rows, columns, lanes, wanted)
     shape = (*batch, -(-rows // tile_rows), -(-columns // tile_columns))
     tiles = math.prod(shape)
-    tile = build.open(Range("t", tiles, "share" if lanes == "one" else "group"))
+    tile = lower.outermost("t", tiles, "share" if lanes == "one" else "group")
     *lead, row_tile, column_tile = unravel(tile, shape)
     first_row, first_column = row_tile * tile_rows, column_tile * tile_columns
     rows_left = Const(rows) - first_row if rows % tile_rows else None
@@ -336,13 +391,13 @@ def _column_sums(
     build.close()
 
 
-def _tile(batch: int, rows: int, columns: int, lanes: Lanes, units: int) -> tuple[int, int]:
-    """Tile sizes: smaller ones where too few tiles would leave cores idle."""
+def _tile(batch: int, rows: int, columns: int, lanes: Lanes, wanted: int) -> tuple[int, int]:
+    """Tile sizes: smaller ones where fewer tiles than wanted would leave cores idle."""
     if lanes == "group":
         return GPU_TILE, GPU_TILE
     height = TILE_ROWS
     panels = -(-columns // VECTOR)
-    while height > 8 and batch * -(-rows // height) * panels < 4 * units:
+    while height > 8 and batch * -(-rows // height) * panels < wanted:
         height //= 2
     return height, VECTOR
 
@@ -355,15 +410,17 @@ def _operands(
     a, b = left_view.views[0], right_view.views[0]
     left_offset, _ = left_view.index([*lead, row, Const(0)])
     right_offset, _ = right_view.index([*lead, Const(0), column])
-    aligned = b.offset % 8 == 0 and all(s % 8 == 0 for s in b.strides[:-1])
+    begins = [part_begin(s) for s in (left, right)]
+    pitches = [n for _, n in split(begins[1])[1]] + [*b.strides[:-1], b.offset]
+    aligned = all(n % 8 == 0 for n in pitches)
     product = {
         "inner": core.src[0].shape[-1],
-        "left": left_offset,
+        "left": left_offset + begins[0],
         "left_row": a.strides[-2],
         "left_inner": a.strides[-1],
-        "right": right_offset,
+        "right": right_offset + begins[1],
         "right_inner": b.strides[-2],
         "right_column": b.strides[-1],
         "direct": aligned and b.strides[-1] == 1 and core.shape[-1] % VECTOR == 0,
     }
-    return product, [build.parameter(left.arg), build.parameter(right.arg)]
+    return product, [build.parameter(storage(n)) for n in (left, right)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 
 from imgmlp.engine.flow import results
 from imgmlp.engine.graph import (
@@ -42,6 +42,11 @@ RECOMPUTE_LIMIT = 32  # cost up to which a shared elementwise value is computed 
 
 
 Choice = tuple[Node, bool]  # a condition, and which of its values makes something needed
+
+
+def whole_buffer(node: Node, name: str) -> Node:
+    """Room for a value: a Buffer of its own."""
+    return buffer(Buffer(node.shape, node.dtype, name=name))
 
 
 class Graph:
@@ -117,7 +122,7 @@ class Graph:
             self._keep(node)
 
     def _keep(self, node: Node) -> None:
-        if node.op is not Op.BUFFER:
+        if node.op not in (Op.BUFFER, Op.PART):
             self.kept.add(node)
 
     def _worth_keeping(self, node: Node) -> bool:
@@ -169,8 +174,10 @@ class Graph:
 
     # --- places and kernels ---
 
-    def places(self, given: dict[Node, Node]) -> dict[Node, Node]:
-        """A place for every materialised Node; some are given.
+    def places(
+        self, given: dict[Node, Node], room: Callable[[Node, str], Node] = whole_buffer
+    ) -> dict[Node, Node]:
+        """A place for every materialised Node: some are given, `room` makes the others.
 
         Consumers choose first: a part of a concatenation is placed inside it, and what is
         only reshaped is placed where the reshaped value goes.
@@ -179,8 +186,7 @@ class Graph:
         self.copies: list[tuple[Store, frozenset[Choice]]] = []
         for node in sorted(self.kept, key=lambda n: -n.number):
             if node not in places:
-                name = f"t{self.first_name + len(places)}"
-                places[node] = buffer(Buffer(node.shape, node.dtype, name=name))
+                places[node] = room(node, f"t{self.first_name + len(places)}")
             if node.op is Op.RESHAPE and self._unplaced(node.src[0], places):
                 back = move(Op.RESHAPE, places[node], node.src[0].shape)
                 if is_plain(back) and self._products_follow(node.src[0], back):

@@ -87,7 +87,8 @@ class Program:
         """Every form of the step on its way to the device; on NumPy's, what a CPU would run."""
         device = self.device
         units = device.info.compute_units
-        how = (device.lanes, units, device.align, device.can_slice, self.general)
+        general = self.general or not device.takes_blocks
+        how = (device.lanes, units, device.align, device.can_slice, general)
         return lower(self.updates, *how)
 
     def _bind(self, device: Device) -> list[Launch]:

@@ -20,7 +20,6 @@ from imgmlp.engine.symbolic import Const, Expr
 from imgmlp.engine.uops import (
     GPU_LANES,
     GPU_TILE,
-    REDUCE_LANES,
     VECTOR,
     Code,
     Lanes,
@@ -101,10 +100,9 @@ class _Writer:
             self.lines.append(
                 "__local float left_tile[16 * (TILE + 4)], right_tile[16 * (TILE + 4)];"
             )
-        for u in self.code.uops:
-            if u.op is U.GROUP:
-                assert u.dtype is not None
-                self.lines.append(f"__local {_register(u.dtype)} scratch[{REDUCE_LANES}];")
+        kinds = {_register(u.dtype) for u in self.code.uops if u.op is U.GROUP}
+        for kind in sorted(kinds):
+            self.lines.append(f"__local {kind} scratch_{kind}[{self.code.local_size}];")
 
     def _parameter(self, i: int, u: UOp) -> str:
         storage, written = u.arg
@@ -175,6 +173,12 @@ class _Writer:
         else:
             self.lines.append(f"data{data}[{where}] = v{value};")
 
+    def _add(self, i: int, u: UOp) -> None:
+        self.lines.append(f"data{u.src[0]}[{_index(u.arg)}] += v{u.src[1]};")
+
+    def _barrier(self, i: int, u: UOp) -> None:
+        self.lines.append("barrier(CLK_GLOBAL_MEM_FENCE | CLK_LOCAL_MEM_FENCE);")
+
     def _alu(self, i: int, u: UOp) -> None:
         args = [f"v{s}" for s in u.src]
         assert u.dtype is not None
@@ -208,9 +212,9 @@ class _Writer:
     def _group(self, i: int, u: UOp) -> None:
         name = "sum" if u.arg is Op.SUM else "max"
         assert u.dtype is not None
-        self._declare(
-            i, u, f"group_{name}_{_register(u.dtype)}(scratch, v{u.src[0]}, {self.code.local_size})"
-        )
+        kind = _register(u.dtype)
+        call = f"group_{name}_{kind}(scratch_{kind}, v{u.src[0]}, {self.code.local_size})"
+        self._declare(i, u, call)
 
     def _product(self, i: int, u: UOp) -> None:
         p: Product = u.arg

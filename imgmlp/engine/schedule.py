@@ -65,11 +65,8 @@ class _Scheduler:
     def _freeze(self, draft: Draft, guards: frozenset[Guard]) -> Kernel | Loop:
         if draft.loop is not None:
             return self._loop(draft.loop, guards)
-        kind = {None: "map", Op.DOT: "product"}.get(draft.core.op if draft.core else None, "reduce")
-        name = f"k{self.kernels}_{kind}"
         self.kernels += 1
-        ordered = tuple(sorted(guards, key=lambda guard: guard.place.number))
-        return Kernel(name, draft.shape, tuple(draft.stores), draft.core, draft.sums, ordered)
+        return freeze(draft, self.kernels - 1, guards)
 
     def _loop(self, iteration: Iteration, guards: frozenset[Guard]) -> Loop:
         """Each iteration is a step of its own, whose states are the carried values."""
@@ -79,6 +76,13 @@ class _Scheduler:
         updates = [(s, v) for s, v in zip(carried, values, strict=True) if v is not buffer(s)]
         lasting = frozenset(storage(p) for p in (*places, *(guard.place for guard in guards)))
         return Loop(body.count, self.procedure(updates, guards), lasting)
+
+
+def freeze(draft: Draft, number: int, guards: frozenset[Guard] = frozenset()) -> Kernel:
+    """A finished kernel, named by its number and what is inside."""
+    kind = {None: "map", Op.DOT: "product"}.get(draft.core.op if draft.core else None, "reduce")
+    name, ordered = f"k{number}_{kind}", tuple(sorted(guards, key=lambda g: g.place.number))
+    return Kernel(name, draft.shape, tuple(draft.stores), draft.core, draft.sums, ordered)
 
 
 # --- rewriting before scheduling ---

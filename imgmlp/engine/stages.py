@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from imgmlp.engine.block import program
 from imgmlp.engine.flow import computed
 from imgmlp.engine.graph import Node
 from imgmlp.engine.kernel import Procedure, Update, render_procedure
@@ -65,10 +66,6 @@ FORMS: dict[str, Callable[[Stages], str]] = {
 }
 
 
-# Passes that change what the general scheduler gives; there are none yet.
-LATER: Sequence[Callable[[Procedure], Procedure]] = ()
-
-
 def lower(
     updates: Sequence[Update],
     lanes: Lanes,
@@ -80,13 +77,12 @@ def lower(
     """Every stage of a step that gives each Buffer its new value.
 
     `align` is in bytes; `slices` says whether the device can slice an allocation; `general`
-    leaves out the passes after the general scheduler.
+    leaves out the block program.
     """
     states = [state for state, _ in updates]
     nodes = simplify([value for _, value in updates])
-    procedure = schedule(list(zip(states, nodes, strict=True)), split_products=lanes == "group")
-    for change in () if general else LATER:
-        procedure = change(procedure)
+    step = list(zip(states, nodes, strict=True))
+    procedure = schedule(step, lanes == "group") if general else program(step, lanes, units)
     codes = tuple(linearize(k, lanes, units) for k in procedure.kernels)
     source, functions = render(codes, lanes)
     memory = plan(procedure, align, slices)

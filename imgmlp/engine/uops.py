@@ -35,6 +35,8 @@ class U(Enum):
     LOAD = auto()  # (offset, validity); src: the global, then values that define index variables
     ALU = auto()  # Op
     STORE = auto()  # offset; src: global, value
+    ADD = auto()  # offset; src: global, value: a store that adds to what is there
+    BARRIER = auto()  # None: all lanes see what any of them stored
     ACC = auto()  # (lanes, initial value): accumulators
     ACCUMULATE = auto()  # (Op, lane); src: accumulators, value
     COMBINE = auto()  # Op: all accumulators into one value; src: accumulators
@@ -194,6 +196,14 @@ class Builder:
         self.effect(U.END, ())
         gone = len(self.scopes)
         self.known = {u: n for u, n in self.known.items() if self.depth[n] < gone}
+        self.live = set(self.known.values())
+
+    def forget_loads(self, written: Sequence[Buffer]) -> None:
+        """What was loaded from these Buffers is no longer what stands there."""
+        numbers = {self.parameter(b) for b in written}
+        self.known = {
+            u: n for u, n in self.known.items() if u.op is not U.LOAD or u.src[0] not in numbers
+        }
         self.live = set(self.known.values())
 
     def parameter(self, storage: Buffer, written: bool = False) -> int:

@@ -1,0 +1,573 @@
+"""The block program: a step whose values belong to rows runs tile by tile in one launch.
+
+Relative to one axis of the graph, the batch, a value is
+
+- ROW: it has that axis, and each row is computed from the same row of others;
+- WHOLE: it does not, and needs nothing that does;
+- ACC: it sums over that axis;
+- AFTER: anything else, computed from finished sums or from all rows at once.
+
+ROW and ACC values become one Block: each work-group walks tiles of rows, keeps a tile's ROW
+values in a room of its own and adds ACC values to partial sums of its own, so nothing is
+atomic and a rerun gives the same bits. What is WHOLE and not at hand is computed before;
+what remains is computed after, where a partial sum stands for its ACC value. The tile's own
+graph, in which the batch is as long as a tile, is scheduled like any other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import Any
+
+from imgmlp.engine.dtype import DType
+from imgmlp.engine.graph import (
+    ELEMENTWISE,
+    MOVEMENT,
+    REDUCE,
+    Buffer,
+    Node,
+    Op,
+    Shape,
+    alu,
+    buffer,
+    const,
+    gather,
+    iota,
+    make,
+    move,
+    part,
+    rebuild,
+    reduce,
+    substitute,
+    toposort,
+)
+from imgmlp.engine.kernel import Block, Kernel, Launch, Loop, Procedure, Store, Update, access
+from imgmlp.engine.merge import attach_sums, merge, ordered
+from imgmlp.engine.place import Graph, is_plain_chain
+from imgmlp.engine.schedule import freeze, schedule
+from imgmlp.engine.uops import Lanes
+
+TILE_ROWS = 64  # most rows of a tile
+ROOM = {"one": 1 << 19, "group": 1 << 18}  # bytes that the rows of one tile may take
+GROUPS_A_UNIT = {"one": 1, "group": 2}
+LEAST_SAVED = 1  # launches; below that a block is not worth it
+FEW_PARTS = 4  # partial sums up to which they are added one by one
+CANDIDATES = 4  # classes of axes that are looked at
+ALIGN = 16  # elements, 64 bytes of float32
+
+Axis = tuple[Any, int]  # of a Node, or of one use of a constant: (user, slot)
+
+
+class Kind(Enum):
+    ROW = auto()
+    WHOLE = auto()
+    ACC = auto()
+    AFTER = auto()
+
+
+# --- which axes are the same ---
+
+
+def _links(node: Node) -> Iterator[tuple[int, int, int]]:
+    """(slot, axis of that source, axis of the Node) that run over the same things."""
+    match node.op:
+        case op if op in ELEMENTWISE or op is Op.CONTIGUOUS:
+            yield from ((s, a, a) for s in range(len(node.src)) for a in range(len(node.shape)))
+        case Op.RESHAPE:
+            yield from ((0, a, b) for a, b in _unchanged(node.src[0].shape, node.shape))
+        case Op.EXPAND:
+            sizes = zip(node.src[0].shape, node.shape, strict=True)
+            yield from ((0, a, a) for a, (n, m) in enumerate(sizes) if n == m)
+        case Op.PERMUTE:
+            yield from ((0, a, b) for b, a in enumerate(node.arg))
+        case Op.SHRINK | Op.PAD | Op.STRIDE:
+            whole = enumerate(zip(node.src[0].shape, node.arg, strict=True))
+            yield from ((0, a, a) for a, (n, arg) in whole if arg in ((0, n), (0, 0), 1))
+        case op if op in REDUCE:
+            kept = (a for a in range(len(node.src[0].shape)) if a not in node.arg)
+            yield from ((0, a, b) for b, a in enumerate(kept))
+        case Op.DOT:
+            last = len(node.shape) - 1
+            yield from ((s, a, a) for s in (0, 1) for a in range(last - 1))
+            yield from ((0, last - 1, last - 1), (1, last, last))
+        case Op.GATHER:
+            rank = len(node.src[1].shape)
+            yield from ((1, a, a) for a in range(rank))
+            yield from ((0, a, rank + a - 1) for a in range(1, len(node.src[0].shape)))
+        case Op.CONCAT:
+            others = [a for a in range(len(node.shape)) if a != node.arg]
+            yield from ((s, a, a) for s in range(len(node.src)) for a in others)
+
+
+def _unchanged(old: Shape, new: Shape) -> Iterator[tuple[int, int]]:
+    """Axes of more than one element that a reshape leaves as they are."""
+    ends = {math.prod(old[: a + 1]): a for a, n in enumerate(old) if n > 1}
+    for b, n in enumerate(new):
+        a = ends.get(math.prod(new[: b + 1]))
+        if n > 1 and a is not None and old[a] == n:
+            yield a, b
+
+
+class _Axes:
+    """Classes of axes that run over the same things (a union-find forest)."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.parent: dict[Axis, Axis] = {}
+        for node in nodes:
+            for slot, a, b in _links(node):
+                self._join((_use(node, slot), a), (node, b))
+            if node.op is Op.DOT:
+                last = len(node.shape) - 1
+                self._join((_use(node, 0), last), (_use(node, 1), last - 1))
+
+    def find(self, axis: Axis) -> Axis:
+        while (above := self.parent.get(axis, axis)) != axis:
+            axis = above
+        return axis
+
+    def _join(self, a: Axis, b: Axis) -> None:
+        a, b = self.find(a), self.find(b)
+        if a != b:
+            self.parent[a] = b
+
+
+def _use(node: Node, slot: int) -> Any:
+    """A source, or only this use of it if it is one of those that stand for many things."""
+    source = node.src[slot]
+    return (node, slot) if source.op in (Op.CONST, Op.IOTA) else source
+
+
+def _work(node: Node) -> int:
+    """Elementary operations."""
+    if node.op in MOVEMENT or not node.src:
+        return 0
+    return node.size * (node.src[0].shape[-1] if node.op is Op.DOT else 1)
+
+
+def _busiest(nodes: Sequence[Node], axes: _Axes) -> list[Axis]:
+    """Classes of axes, those first along which most of the work runs."""
+    work: dict[Axis, int] = {}
+    for node in nodes:
+        uses = [(_use(node, s), len(n.shape)) for s, n in enumerate(node.src)]
+        found = {axes.find((who, a)) for who, rank in [(node, len(node.shape)), *uses]
+                 for a in range(rank)}  # fmt: skip
+        for axis in found if _work(node) else ():
+            work[axis] = work.get(axis, 0) + _work(node)
+    return sorted(work, key=lambda a: -work[a])
+
+
+def _best(nodes: Sequence[Node], states: set[Buffer]) -> _Kinds | None:
+    """Kinds relative to the axis whose rows and sums take most of the work; the longest of such.
+
+    An axis of what the step changes is none: parameters are no rows.
+    """
+    axes = _Axes(nodes)
+    changed = [n for n in nodes if n.op is Op.BUFFER and n.arg in states]
+    parameters = {axes.find((n, a)) for n in changed for a in range(len(n.shape))}
+    wanted = [axis for axis in _busiest(nodes, axes) if axis not in parameters]
+    found = [_Kinds(nodes, axes, batch) for batch in wanted[:CANDIDATES]]
+    return max(found, key=lambda k: (k.work(), k.rows()), default=None)
+
+
+# --- what each value is ---
+
+
+class _Kinds:
+    """Kinds of all Nodes relative to one class of axes."""
+
+    def __init__(self, nodes: Sequence[Node], axes: _Axes, batch: Axis) -> None:
+        self.axes, self.batch = axes, batch
+        self.of: dict[Node, Kind] = {}
+        self.ahead: set[Node] = set()  # rows that only a whole value has
+        for node in nodes:
+            self.of[node] = self._kind(node)
+
+    def work(self) -> int:
+        """What rows and sums over rows take."""
+        return sum(_work(n) for n, k in self.of.items() if k in (Kind.ROW, Kind.ACC))
+
+    def rows(self) -> int:
+        """The length of the batch."""
+        for node, kind in self.of.items():
+            if kind is Kind.ROW:
+                axis = self.axis(node, len(node.shape))
+                assert axis is not None
+                return node.shape[axis]
+        return 0
+
+    def axis(self, who: Any, rank: int) -> int | None:
+        """The batch axis of a Node or a use; -1 if it has several."""
+        found = [a for a in range(rank) if self.axes.find((who, a)) == self.batch]
+        return None if not found else found[0] if len(found) == 1 else -1
+
+    def source_axis(self, node: Node, slot: int) -> int | None:
+        return self.axis(_use(node, slot), len(node.src[slot].shape))
+
+    def source(self, node: Node, slot: int) -> Kind:
+        if node.src[slot].op in (Op.CONST, Op.IOTA):
+            return Kind.WHOLE if self.source_axis(node, slot) is None else Kind.ROW
+        return self.of[node.src[slot]]
+
+    def _kind(self, node: Node) -> Kind:
+        kinds = [self.source(node, s) for s in range(len(node.src))]
+        own = self.axis(node, len(node.shape))
+        if own == -1 or Kind.AFTER in kinds or Kind.ACC in kinds:
+            return Kind.AFTER
+        rows = [s for s, kind in enumerate(kinds) if kind is Kind.ROW]
+        if own is not None:
+            links = set(_links(node))
+            by_row = all((s, self.source_axis(node, s), own) in links for s in rows)
+            if not rows and node.src and node.op is not Op.EXPAND:
+                self.ahead.add(node)
+            return Kind.ROW if by_row else Kind.AFTER
+        if not rows:
+            return Kind.WHOLE
+        return Kind.ACC if self._sums_rows(node) else Kind.AFTER
+
+    def _sums_rows(self, node: Node) -> bool:
+        if node.op is Op.SUM:
+            return self.source_axis(node, 0) in node.arg
+        last = len(node.src[0].shape) - 1
+        ends = (self.source_axis(node, 0), self.source_axis(node, 1)) if node.op is Op.DOT else ()
+        return ends == (last, last - 1)
+
+
+# --- the graph of one tile ---
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """How a batch is cut."""
+
+    batch: int
+    rows: int
+    tiles: int
+    groups: int
+
+    @property
+    def even(self) -> bool:
+        """Whether the tiles have just the rows of the batch, none beyond."""
+        return self.rows * self.tiles == self.batch
+
+
+class _Tile:
+    """The same values for one tile of rows; `before` collects what must be computed first."""
+
+    def __init__(self, kinds: _Kinds, cut: _Shape, lanes: Lanes) -> None:
+        self.kinds, self.cut, self.lanes = kinds, cut, lanes
+        self.before: dict[Node, Node] = {}
+        self.done: dict[Node, Node] = {}
+        row = part(iota(cut.rows * cut.tiles), "tile", cut.tiles)
+        limit = const(cut.batch, row.dtype, row.shape)
+        self.exists = row < limit
+        last = const(cut.batch - 1, row.dtype, row.shape)
+        self.row = row if cut.even else alu(Op.WHERE, self.exists, row, last)
+
+    def value(self, node: Node) -> Node:
+        """The tile's value of a ROW Node, or what the tile adds to an ACC one."""
+        if node not in self.done:
+            leaf = node.op is Op.BUFFER or node in self.kinds.ahead
+            self.done[node] = self._rows_of(node) if leaf else self._computed(node)
+        return self.done[node]
+
+    def _rows_of(self, leaf: Node) -> Node:
+        axis = self.kinds.axis(leaf, len(leaf.shape))
+        if leaf.op is not Op.BUFFER:
+            leaf = self._ahead(leaf)
+        if axis == 0 and self.cut.even:
+            return part(leaf, "tile", self.cut.tiles)
+        assert axis is not None
+        order = (axis, *(a for a in range(len(leaf.shape)) if a != axis))
+        rows = gather(move(Op.PERMUTE, leaf, order), self.row)
+        return move(Op.PERMUTE, rows, tuple(order.index(a) for a in range(len(order))))
+
+    def _computed(self, node: Node) -> Node:
+        axis = self.kinds.axis(node, len(node.shape))
+        src = tuple(self._source(node, s) for s in range(len(node.src)))
+        if axis is None and not self.cut.even:
+            src = (*src[:-1], self._masked(src[-1], self.kinds.source_axis(node, len(src) - 1)))
+        shape, arg = _resized(node.shape, axis, self.cut.rows), node.arg
+        if node.op in (Op.RESHAPE, Op.EXPAND):
+            arg = shape
+        elif node.op is Op.SHRINK and axis is not None:
+            arg = tuple((0, self.cut.rows) if a == axis else r for a, r in enumerate(arg))
+        return make(node.op, src, arg, shape, node.dtype)
+
+    def _source(self, node: Node, slot: int) -> Node:
+        source = node.src[slot]
+        if self.kinds.source(node, slot) is Kind.WHOLE:
+            return self._factor(source) if node.op is Op.DOT and slot == 1 else self._whole(source)
+        if source.op is Op.CONST:
+            axis = self.kinds.source_axis(node, slot)
+            return const(source.arg, source.dtype, _resized(source.shape, axis, self.cut.rows))
+        return self.row if source.op is Op.IOTA else self.value(source)
+
+    def _masked(self, terms: Node, axis: int | None) -> Node:
+        """Terms of a sum over rows, zero where the last tile has rows beyond the batch."""
+        ones = tuple(n if a == axis else 1 for a, n in enumerate(terms.shape))
+        exists = move(Op.EXPAND, move(Op.RESHAPE, self.exists, ones), terms.shape)
+        return alu(Op.WHERE, exists, terms, const(0, terms.dtype, terms.shape))
+
+    def _factor(self, node: Node) -> Node:
+        """A right factor, copied if its neighbours along a row do not lie together."""
+        strided = self.lanes == "one" and node.op is not Op.BUFFER and node.shape[-1] >= ALIGN
+        if strided and is_plain_chain(node) and _last_stride(node) != 1:
+            return self._ahead(node)
+        return self._whole(node)
+
+    def _whole(self, node: Node) -> Node:
+        if _at_hand(node):
+            return node
+        if node.op in MOVEMENT or (node.op in ELEMENTWISE and node.size == 1):
+            return rebuild(node, tuple(self._whole(s) for s in node.src))
+        return self._ahead(node)
+
+    def _ahead(self, node: Node) -> Node:
+        if node not in self.before:
+            room = Buffer(node.shape, node.dtype, name=f"ahead{len(self.before)}")
+            self.before[node] = buffer(room)
+        return self.before[node]
+
+
+def _resized(shape: Shape, axis: int | None, rows: int) -> Shape:
+    return tuple(rows if a == axis else n for a, n in enumerate(shape))
+
+
+def _at_hand(node: Node) -> bool:
+    """Whether a WHOLE value can be read, or computed once a group, where it is needed."""
+    if node.op in (Op.BUFFER, Op.CONST, Op.IOTA):
+        return True
+    light = node.op in MOVEMENT or (node.op in ELEMENTWISE and node.size == 1)
+    return light and all(_at_hand(s) for s in node.src)
+
+
+def _last_stride(node: Node) -> int:
+    return access(node).views[0].strides[-1]
+
+
+# --- partial sums ---
+
+
+class _Sums:
+    """Where each ACC value's partial sums lie: a row of one Buffer for each group.
+
+    A concatenation of ACC values, such as the gradient of a flat Tensor of parameters, lies
+    there in its own order, so that its total is one sum.
+    """
+
+    def __init__(self, sums: Sequence[Node], after: Sequence[Node], groups: int) -> None:
+        self.groups, self.begin = groups, dict[Node, int]()
+        self.spans: dict[Node, tuple[int, int]] = {}
+        end = 0
+        for node in [n for n in after if n.op is Op.CONCAT and len(n.shape) == 1] + list(sums):
+            parts = [_unshaped(s) for s in node.src] if node.op is Op.CONCAT else [node]
+            fresh = len(set(parts)) == len(parts) and not any(p in self.begin for p in parts)
+            if not fresh or not all(p in sums and p.dtype is node.dtype for p in parts):
+                continue
+            begin = end
+            for p in parts:
+                self.begin[p], end = end, end + p.size
+            self.spans[node] = (begin, end)
+            end = -(-end // ALIGN) * ALIGN
+        self.size = end
+        dtypes = dict.fromkeys(s.dtype for s in sums)
+        self.buffers = {d: Buffer((groups, end), d, name="partial_sums") for d in dtypes}
+
+    def room(self, node: Node) -> Node:
+        """The running group's partial sum of an ACC Node."""
+        whole = part(buffer(self.buffers[node.dtype]), "group", self.groups)
+        begin = self.begin[node]
+        row = move(Op.SHRINK, whole, ((0, 1), (begin, begin + node.size)))
+        return move(Op.RESHAPE, row, node.shape)
+
+    def totals(self) -> dict[Node, Node]:
+        """Each ACC value, or concatenation of them, as the sum over all groups."""
+        return {n: move(Op.RESHAPE, self._total(n.dtype, *span), n.shape)
+                for n, span in self.spans.items()}  # fmt: skip
+
+    def _total(self, dtype: DType, begin: int, end: int) -> Node:
+        rows = move(Op.SHRINK, buffer(self.buffers[dtype]), ((0, self.groups), (begin, end)))
+        if self.groups > FEW_PARTS:
+            return reduce(Op.SUM, rows, (0,))
+        total = None
+        for group in range(self.groups):
+            row = move(Op.SHRINK, rows, ((group, group + 1), (0, end - begin)))
+            flat = move(Op.RESHAPE, row, (end - begin,))
+            total = flat if total is None else total + flat
+        assert total is not None
+        return total
+
+    def clear(self) -> list[Kernel]:
+        """Kernels that set the running group's partial sums to zero."""
+        kernels = []
+        for dtype, storage in self.buffers.items():
+            place = part(buffer(storage), "group", self.groups)
+            zero = Store(place, const(0, dtype, place.shape))
+            kernels.append(Kernel("clear", place.shape, (zero,), None))
+        return kernels
+
+
+def _unshaped(node: Node) -> Node:
+    while node.op is Op.RESHAPE:
+        node = node.src[0]
+    return node
+
+
+# --- the whole step ---
+
+
+def program(updates: Sequence[Update], lanes: Lanes, units: int) -> Procedure:
+    """The launches of a step for a device of so many units, most of it in one Block if it pays.
+
+    The Procedure's note says what became of it and why.
+    """
+    split = lanes == "group"
+    general = schedule(updates, split)
+    launches = len(general.kernels)
+    nodes = toposort(value for _, value in updates)
+    kinds = _best(nodes, {s for s, _ in updates}) if launches > LEAST_SAVED + 1 else None
+    plan = None if kinds is None else _Plan(updates, nodes, kinds, lanes, units)
+    if plan is None or plan.block is None:
+        why = "few enough" if launches <= LEAST_SAVED + 1 else "no value has rows of its own"
+        return replace(general, note=f"no block: {launches} launches, {why}")
+    before = schedule([(n.arg, value) for value, n in plan.tile.before.items()], split)
+    after = schedule(plan.after, split)
+    found = Procedure((*before.items, plan.block, *after.items), plan.note)
+    if len(found.kernels) + LEAST_SAVED > launches:
+        why = f"a block would leave {len(found.kernels)} of {launches} launches"
+        return replace(general, note=f"no block: {why}")
+    return replace(found, items=_numbered(found.items, itertools.count()))
+
+
+def _numbered(items: Sequence[Launch | Loop], numbers: Iterator[int]) -> tuple[Launch | Loop, ...]:
+    """Names by position, those of loops' kernels too."""
+    found: list[Launch | Loop] = []
+    for item in items:
+        if isinstance(item, Loop):
+            body = Procedure(_numbered(item.body.items, numbers))
+            found.append(replace(item, body=body))
+        else:
+            kind = item.name.rpartition("_")[2]
+            found.append(replace(item, name=f"k{next(numbers)}_{kind}"))
+    return tuple(found)
+
+
+class _Plan:
+    """What goes into the block and what comes after it."""
+
+    def __init__(
+        self, updates: Sequence[Update], nodes: Sequence[Node], kinds: _Kinds,
+        lanes: Lanes, units: int,
+    ) -> None:  # fmt: skip
+        self.updates, self.nodes, self.kinds, self.lanes = updates, nodes, kinds, lanes
+        self.block: Block | None = None
+        roots = {value for _, value in updates}
+        after = [n for n in nodes if kinds.of[n] is Kind.AFTER]
+        wanted = roots | {s for n in after for s in n.src}
+        self.sums = [n for n in nodes if kinds.of[n] is Kind.ACC and n in wanted]
+        self.rows = [n for n in nodes if kinds.of[n] is Kind.ROW and n in wanted and n.src]
+        if not self.sums and not self.rows:
+            return
+        batch = kinds.rows()
+        rows = min(TILE_ROWS, batch)
+        while True:
+            cut = _cut(batch, rows, units * GROUPS_A_UNIT[lanes])
+            kernels = self._scheduled(cut, after)
+            if rows == 1 or _room(kernels) <= ROOM[lanes]:
+                break
+            rows //= 2
+        head = tuple(self.partial.clear())
+        self.block = Block("block", cut.tiles, cut.rows, cut.groups, head, tuple(kernels))
+        self.note = self._told(cut, after)
+
+    def _scheduled(self, cut: _Shape, after: Sequence[Node]) -> list[Kernel]:
+        """The kernels of one tile; sets what comes before and after for this cut."""
+        self.tile = _Tile(self.kinds, cut, self.lanes)
+        self.partial = _Sums(self.sums, after, cut.groups)
+        given = {self.tile.value(n): self.partial.room(n) for n in self.sums}
+        self.finished: dict[Node, Node] = {}  # ROW values with all rows, in memory
+        self.direct: set[Buffer] = set()  # states that the block itself fills
+        for node in self.rows:
+            self._finish(node, cut, given)
+        kernels = _kernels(given, cut.groups)
+        targets = set(self.partial.buffers.values())
+        replaced = self.partial.totals() | self.finished
+        heavy = {v: b for v, b in self.tile.before.items() if v.op not in MOVEMENT}
+        left = [(s, v) for s, v in self.updates if s not in self.direct]
+        values = substitute([v for _, v in left], replaced | heavy)
+        self.after = [(s, v) for (s, _), v in zip(left, values, strict=True)]
+        return [_adding(k, targets) for k in kernels]
+
+    def _finish(self, node: Node, cut: _Shape, given: dict[Node, Node]) -> None:
+        """Give the tile's rows of a value that is needed as a whole a place in memory."""
+        axis = self.kinds.axis(node, len(node.shape))
+        assert axis is not None
+        order = (axis, *(a for a in range(len(node.shape)) if a != axis))
+        rows = move(Op.PERMUTE, self.tile.value(node), order)
+        if rows not in given:
+            room = self._free_state(node, cut) if axis == 0 else None
+            if room is not None:
+                self.direct.add(room)
+            shape = (cut.rows * cut.tiles, *rows.shape[1:])
+            room = room or Buffer(shape, node.dtype, name=f"rows{len(self.finished)}")
+            given[rows] = part(buffer(room), "tile", cut.tiles)
+        storage = given[rows].src[0].arg
+        full = ((0, cut.batch), *((0, n) for n in rows.shape[1:]))
+        back = tuple(order.index(a) for a in range(len(order)))
+        whole = move(Op.PERMUTE, move(Op.SHRINK, buffer(storage), full), back)
+        self.finished[node] = whole
+
+    def _free_state(self, node: Node, cut: _Shape) -> Buffer | None:
+        """A state that takes this value and whose old value nobody reads."""
+        read = {n.arg for n in self.nodes if n.op is Op.BUFFER}
+        states = [s for s, v in self.updates if v is node and s not in read]
+        return states[0] if states and cut.even else None
+
+    def _told(self, cut: _Shape, after: Sequence[Node]) -> str:
+        assert self.block is not None
+        taken = f"{cut.batch} rows in {cut.tiles} tiles of {cut.rows}, {cut.groups} groups"
+        inside = f"{len(self.block.kernels)} kernels in one launch, {len(self.sums)} sums over rows"
+        outside = [n for n in after if any(self.kinds.of[s] is Kind.ROW for s in n.src)]
+        left = f"; {len(outside)} values need all rows at once" if outside else ""
+        return f"block: {taken}; {inside}{left}"
+
+
+def _cut(batch: int, rows: int, most_groups: int) -> _Shape:
+    """Tiles of at most so many rows, equal where they can be, a like number for each group."""
+    tiles = -(-batch // rows)
+    groups = min(tiles, most_groups)
+    tiles = min(batch, -(-tiles // groups) * groups)
+    rows = -(-batch // tiles)
+    tiles = -(-batch // rows)
+    return _Shape(batch, rows, tiles, min(groups, tiles))
+
+
+def _kernels(given: dict[Node, Node], groups: int) -> list[Kernel]:
+    """Kernels that fill the given places, intermediates in rooms of the group's own."""
+
+    def room(node: Node, name: str) -> Node:
+        pitch = -(-node.size // ALIGN) * ALIGN
+        whole = part(buffer(Buffer((groups, pitch), node.dtype, name=name)), "group", groups)
+        row = move(Op.SHRINK, whole, ((0, 1), (0, node.size)))
+        return move(Op.RESHAPE, row, node.shape)
+
+    graph = Graph(list(given))
+    drafts = graph.drafts(graph.places(given, room))
+    return [freeze(d, i) for i, d in enumerate(ordered(attach_sums(merge(drafts))))]
+
+
+def _room(kernels: Sequence[Kernel]) -> int:
+    """Bytes of one group's own values."""
+    rooms = {b for k in kernels for b in k.writes() if b.device is None}
+    return sum(b.nbytes // b.shape[0] for b in rooms)
+
+
+def _adding(kernel: Kernel, targets: set[Buffer]) -> Kernel:
+    """Stores to partial sums add to what is there."""
+    stores = tuple(replace(s, adds=s.target in targets) for s in kernel.stores)
+    sums = kernel.sums and replace(kernel.sums, adds=kernel.sums.target in targets)
+    return replace(kernel, stores=stores, sums=sums)

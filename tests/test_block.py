@@ -1,0 +1,188 @@
+"""The block program: what it takes, what it leaves, and that it changes no result."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from imgmlp.engine import AnyDevice, Device, Program, Tensor, nn, open_device
+from imgmlp.engine import dtype as dt
+from imgmlp.engine.block import program as block_program
+from imgmlp.engine.graph import Buffer, Node, Op, toposort
+from imgmlp.engine.interpret import evaluate
+from imgmlp.engine.kernel import Block, Procedure, Update
+from imgmlp.engine.program import read_buffer
+from imgmlp.engine.simplify import simplify
+
+Activation = Callable[[Tensor], Tensor]
+
+
+@pytest.fixture(scope="module")
+def device() -> AnyDevice:
+    return open_device("cpu")
+
+
+def filled(device: AnyDevice, *shape: int) -> Tensor:
+    rng = np.random.default_rng(shape)
+    return Tensor(
+        rng.uniform(-1, 1, shape).astype(np.float32), device, name="x".join(map(str, shape))
+    )
+
+
+def gradients(loss: Tensor, *parameters: Tensor) -> dict[str, Node]:
+    """The loss and its gradients as named outputs."""
+    found = loss.gradient(list(parameters))
+    return {"loss": loss.node} | {f"g{i}": g.node for i, g in enumerate(found)}
+
+
+def network(
+    device: AnyDevice, batch: int, sizes: list[int], activation: Activation
+) -> dict[str, Node]:
+    """The gradients of a fully connected network's squared error."""
+    h, parameters = filled(device, batch, sizes[0]), []
+    for inputs, outputs in itertools.pairwise(sizes[:-1]):
+        weight, bias = filled(device, inputs, outputs) * 0.3, filled(device, outputs) * 0.1
+        weight, bias = weight.realize(), bias.realize()
+        parameters += [weight, bias]
+        h = activation(h @ weight + bias)
+    parameters.append((filled(device, sizes[-2], sizes[-1]) * 0.3).realize())
+    error = h @ parameters[-1] - filled(device, batch, sizes[-1]) * 0.5
+    return gradients(error.square().mean(), *parameters)
+
+
+def lowered(outputs: dict[str, Node], lanes: str = "one", units: int = 2) -> Procedure:
+    updates: list[Update] = [(Buffer(n.shape, n.dtype, name=k), n) for k, n in outputs.items()]
+    nodes = simplify([value for _, value in updates])
+    step = [(state, value) for (state, _), value in zip(updates, nodes, strict=True)]
+    return block_program(step, "group" if lanes == "group" else "one", units)
+
+
+def blocks(procedure: Procedure) -> list[Block]:
+    return [launch for launch in procedure.kernels if isinstance(launch, Block)]
+
+
+def check(
+    device: AnyDevice, outputs: dict[str, Node], rtol: float = 1e-5, taken: bool = True
+) -> None:
+    """With and without a block: what NumPy computes in float64."""
+    assert isinstance(device, Device)
+    wanted = evaluate(list(outputs.values()), held(outputs), wide=True)
+    for general in (False, True):
+        found = Program(device, outputs, [], general)
+        assert bool(blocks(found.stages.procedure)) == (taken and not general)
+        found.run(2)
+        for name, value in zip(outputs, wanted, strict=True):
+            scale = max(float(np.abs(value).max()), 1e-30)
+            error = float(np.abs(found.read(name) - value).max())
+            assert error <= rtol * scale, f"{name}, general={general}: {error / scale:.1e}"
+
+
+def held(outputs: dict[str, Node]) -> dict[Buffer, np.ndarray]:
+    """The leaves' values, read back from the device, as float64 where they are floats."""
+    leaves = [n.arg for n in toposort(outputs.values()) if n.op is Op.BUFFER]
+    return {b: read_buffer(b.device, b) for b in leaves}
+
+
+# --- results ---
+
+
+@pytest.mark.parametrize("batch", [2, 7, 64, 65, 130, 521])
+def test_batches_that_do_not_divide_the_tile(device: AnyDevice, batch: int) -> None:
+    check(device, network(device, batch, [6, 16, 16, 3], lambda x: x.leaky_relu(0.1)))
+
+
+@pytest.mark.parametrize("width", [1, 3, 17, 256])
+def test_widths(device: AnyDevice, width: int) -> None:
+    check(device, network(device, 70, [5, width, width, 2], nn.sigmoid))
+
+
+@pytest.mark.parametrize("depth", [1, 8])
+def test_depths(device: AnyDevice, depth: int) -> None:
+    check(device, network(device, 66, [8, *[12] * depth, 3], nn.gelu))
+
+
+def test_a_batch_of_one_is_right_whatever_is_taken(device: AnyDevice) -> None:
+    outputs = network(device, 1, [6, 16, 16, 3], lambda x: x.leaky_relu(0.1))
+    check(device, outputs, taken=bool(blocks(lowered(outputs))))
+
+
+def test_a_batch_along_the_last_axis(device: AnyDevice) -> None:
+    x, y = filled(device, 6, 130), filled(device, 3, 130)
+    w, v = filled(device, 16, 6), filled(device, 3, 16)
+    hidden = (w @ x).leaky_relu(0.1)
+    loss = (v @ hidden - y).square().sum()
+    check(device, gradients(loss, w, v) | {"hidden": hidden.node})
+
+
+def test_softmax_by_rows_and_weighted_sums(device: AnyDevice) -> None:
+    x, w, v = filled(device, 150, 12), filled(device, 12, 9), filled(device, 9)
+    scores = nn.softmax(x @ w)
+    weighted = (scores * v).sum(axis=1)
+    check(device, gradients(weighted.square().sum(), w, v) | {"weighted": weighted.node})
+
+
+def test_rows_that_are_needed_as_a_whole_are_stored(device: AnyDevice) -> None:
+    """Normalising by the batch: its mean is a sum over rows, what follows comes after."""
+    x, w, v = filled(device, 130, 8), filled(device, 8, 8), filled(device, 8, 3)
+    hidden = ((x @ w).leaky_relu(0.1) @ w).leaky_relu(0.1)
+    centred = hidden - hidden.mean(axis=0)
+    check(device, {"centred": centred.node, "answer": (centred @ v).node, "hidden": hidden.node})
+
+
+def test_rows_that_are_put_together_are_computed_ahead(device: AnyDevice) -> None:
+    x = Tensor.concat([filled(device, 40, 6), filled(device, 60, 6) * 2.0], axis=0)
+    w, v = filled(device, 6, 7), filled(device, 7, 3)
+    loss = (((x @ w).leaky_relu(0.1) @ v).square()).sum()
+    check(device, gradients(loss, w, v))
+
+
+def test_rows_of_tables_and_integer_sums(device: AnyDevice) -> None:
+    table, w = filled(device, 20, 6), filled(device, 6, 9)
+    index = Tensor.random_bits((200,), 5, device) % 20
+    hidden = (table.gather(index.cast(dt.i32)) @ w).leaky_relu(0.1)
+    large = (hidden > 0.5).cast(dt.i32).sum(axis=0)
+    check(device, {"large": large.node, "sum": (hidden @ filled(device, 9, 4)).sum(axis=0).node})
+
+
+# --- what is taken, and what is said about it ---
+
+
+def test_the_note_says_what_was_taken(device: AnyDevice) -> None:
+    procedure = lowered(network(device, 512, [6, 16, 16, 3], lambda x: x.leaky_relu(0.1)))
+    assert procedure.note.startswith("block: 512 rows in 8 tiles of 64, 2 groups; ")
+    assert len(blocks(procedure)) == 1
+
+
+def test_too_little_is_left_to_the_general_scheduler(device: AnyDevice) -> None:
+    procedure = lowered({"y": (filled(device, 512, 8) * 2.0).sum(axis=0).node})
+    assert not blocks(procedure)
+    assert procedure.note.startswith("no block: ")
+
+
+def test_each_group_has_partial_sums_of_its_own(device: AnyDevice) -> None:
+    """So nothing is atomic; a total adds the groups in order."""
+    outputs = network(device, 1024, [6, 16, 16, 3], lambda x: x.leaky_relu(0.1))
+    (block,) = blocks(lowered(outputs, units=3))
+    assert block.groups == 3
+    (partial,) = [b for b in block.writes() if b.name == "partial_sums"]
+    assert partial.shape[0] == 3
+
+
+def test_wide_rows_have_smaller_tiles(device: AnyDevice) -> None:
+    outputs = network(device, 512, [512, 1024, 1024, 3], lambda x: x.leaky_relu(0.1))
+    (block,) = blocks(lowered(outputs))
+    assert block.rows < 64
+    assert block.rows * block.tiles == 512
+
+
+def test_a_rerun_gives_the_same_bits(device: AnyDevice) -> None:
+    outputs = network(device, 300, [6, 16, 16, 3], lambda x: x.leaky_relu(0.1))
+    found = Program(device, outputs, [])
+    runs = []
+    for _ in range(3):
+        found.run()
+        runs.append([found.read(name).tobytes() for name in outputs])
+    assert runs[0] == runs[1] == runs[2]
