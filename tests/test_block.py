@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from imgmlp.engine import AnyDevice, Device, Program, Tensor, nn, open_device
+from imgmlp.engine import AnyDevice, Device, Program, Tensor, cond, nn, open_device
 from imgmlp.engine import dtype as dt
 from imgmlp.engine.block import program as block_program
 from imgmlp.engine.graph import Buffer, Node, Op, toposort
@@ -186,3 +186,12 @@ def test_a_rerun_gives_the_same_bits(device: AnyDevice) -> None:
         found.run()
         runs.append([found.read(name).tobytes() for name in outputs])
     assert runs[0] == runs[1] == runs[2]
+
+
+def test_what_a_choice_may_skip_is_left_alone(device: AnyDevice) -> None:
+    x, w = filled(device, 128, 8), filled(device, 8, 8)
+    hidden = x @ w
+    for _ in range(4):
+        hidden = hidden.leaky_relu(0.1) @ w
+    chosen = cond(filled(device, 1).sum() > 0.0, lambda: hidden.sum(axis=0), lambda: hidden[0])
+    assert not blocks(lowered({"y": chosen.node}))

@@ -25,6 +25,7 @@ from typing import Any
 
 from imgmlp.engine.dtype import DType
 from imgmlp.engine.graph import (
+    CONTROL,
     ELEMENTWISE,
     MOVEMENT,
     REDUCE,
@@ -429,11 +430,14 @@ def program(updates: Sequence[Update], lanes: Lanes, units: int) -> Procedure:
     general = schedule(updates, split)
     launches = len(general.kernels)
     nodes = toposort(value for _, value in updates)
-    kinds = _best(nodes, {s for s, _ in updates}) if launches > LEAST_SAVED + 1 else None
+    if launches <= LEAST_SAVED + 1:
+        return replace(general, note=f"no block: {launches} launches are few")
+    if any(n.op in CONTROL for n in nodes):
+        return replace(general, note="no block: the step has loops or choices")
+    kinds = _best(nodes, {s for s, _ in updates})
     plan = None if kinds is None else _Plan(updates, nodes, kinds, lanes, units)
     if plan is None or plan.block is None:
-        why = "few enough" if launches <= LEAST_SAVED + 1 else "no value has rows of its own"
-        return replace(general, note=f"no block: {launches} launches, {why}")
+        return replace(general, note="no block: no value has rows of its own")
     before = schedule([(n.arg, value) for value, n in plan.tile.before.items()], split)
     after = schedule(plan.after, split)
     found = Procedure((*before.items, plan.block, *after.items), plan.note)
