@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 
@@ -58,17 +60,14 @@ def test_items_that_write_what_others_wrote_before_race() -> None:
 @pytest.mark.parametrize("first", ["read", "store"])
 def test_an_item_that_reads_what_another_writes_races(first: str) -> None:
     for offsets, fine in ((EACH, True), (EACH[::-1], False)):
-        watch = watching()
-        if first == "read":
-            watch.read("a read", OUT, offsets, None, ITEMS)
-        watch.write("a store", OUT, EACH, None, ITEMS, EACH)
-        if first == "store":
-            watch.read("a read", OUT, offsets, None, ITEMS)
-        if fine:
+        watch, race = watching(), "k: a read races with a store for element 5 of out"
+        with contextlib.nullcontext() if fine else pytest.raises(ValueError, match=race):
+            if first == "read":
+                watch.read("a read", OUT, offsets, None, ITEMS)
+            watch.write("a store", OUT, EACH, None, ITEMS, EACH)
+            if first == "store":
+                watch.read("a read", OUT, offsets, None, ITEMS)
             watch.finish()
-        else:
-            with pytest.raises(ValueError, match="k: a read races with a store for element 5"):
-                watch.finish()
 
 
 def test_what_everybody_reads_nobody_writes_unless_alone() -> None:
@@ -96,12 +95,9 @@ def test_a_barrier_orders_the_lanes_of_a_group_only(
     if barrier:
         watch.barrier()
     offsets = (group + distance // 3) % 2 * 3 + (lane + distance) % 3
-    watch.read("a read", OUT, offsets, None, LANES)
-    if fine:
-        watch.finish()
-    else:
-        with pytest.raises(ValueError, match="k: a read races with a store"):
-            watch.finish()
+    race = "k: a read races with a store"
+    with contextlib.nullcontext() if fine else pytest.raises(ValueError, match=race):
+        watch.read("a read", OUT, offsets, None, LANES)
 
 
 def test_one_loop_after_another_is_in_order_and_one_loop_is_not() -> None:
@@ -111,10 +107,8 @@ def test_one_loop_after_another_is_in_order_and_one_loop_is_not() -> None:
     watch = watching()
     watch.write("a store", OUT, own, None, inner[0], own)
     watch.read("a read", OUT, turned, None, inner[1])
-    watch.finish()
-    watch.read("a read", OUT, turned, None, inner[0])
     with pytest.raises(ValueError, match="races"):
-        watch.finish()
+        watch.read("a read", OUT, turned, None, inner[0])
 
 
 def test_buffers_of_one_kernel_share_no_bytes() -> None:

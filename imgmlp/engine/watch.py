@@ -87,7 +87,9 @@ class Watch:
         taken = offsets.ravel() if needed is None else offsets[needed]
         self._inside(what, storage, taken)
         if storage in self.stores:
-            self.reads.append((storage, self._touch(what, offsets, needed, loops)))
+            touch = self._touch(what, offsets, needed, loops)
+            self._alone(storage, touch)
+            self.reads.append((storage, touch))
         if needed is None:
             found = np.asarray(self.memory[storage][offsets])
         else:
@@ -106,7 +108,7 @@ class Watch:
         writer, store = self.writer_of[storage], self.store_of[storage]
         writer[touch.offsets] = touch.iterations
         twice = writer[touch.offsets] != touch.iterations
-        self._refuse(twice, touch, storage, "two iterations write")
+        self._refuse(twice, touch.offsets, storage, f"{what} two iterations write")
         store[touch.offsets] = len(self.stores[storage])
         self.stores[storage].append(touch)
         shape = np.broadcast_shapes(offsets.shape, loops.iterations(offsets.ndim).shape)
@@ -114,7 +116,7 @@ class Watch:
         self.memory[storage][touch.offsets] = np.broadcast_to(values, shape)[chosen].ravel()
 
     def finish(self) -> None:
-        """Hold every read of the launch against every store."""
+        """Hold what was read against what was stored later."""
         for storage, touch in self.reads:
             self._alone(storage, touch)
 
@@ -137,9 +139,11 @@ class Watch:
         """Raise ValueError if other iterations have written what one touches."""
         store = self.store_of[storage][touch.offsets]
         writer = self.writer_of[storage][touch.offsets]
-        for number, other in enumerate(self.stores[storage]):
-            apart = (store == number) & self._apart(touch, touch.iterations, other, writer)
-            self._refuse(apart, touch, storage, f"races with {other.what} for")
+        for number in np.unique(store[store != NOBODY]):
+            other, both = self.stores[storage][number], store == number
+            apart = self._apart(touch, touch.iterations[both], other, writer[both])
+            why = f"{touch.what} races with {other.what} for"
+            self._refuse(apart, touch.offsets[both], storage, why)
 
     def _apart(self, one: _Touch, i: Array, two: _Touch, j: Array) -> Array | bool:
         """Whether iterations i and j of two accesses are in no order."""
@@ -154,10 +158,10 @@ class Watch:
         apart: Array = i // inner != j // other
         return apart
 
-    def _refuse(self, wrong: Array | bool, touch: _Touch, storage: Buffer, why: str) -> None:
+    def _refuse(self, wrong: Array | bool, offsets: Array, storage: Buffer, why: str) -> None:
         if np.any(wrong):
-            element = touch.offsets[np.broadcast_to(wrong, touch.offsets.shape)][0]
-            raise ValueError(f"{self.kernel}: {touch.what} {why} element {element} of {storage!r}")
+            element = offsets[np.broadcast_to(wrong, offsets.shape)][0]
+            raise ValueError(f"{self.kernel}: {why} element {element} of {storage!r}")
 
 
 def register(dtype: DType) -> np.dtype[Any]:
