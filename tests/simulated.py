@@ -18,7 +18,7 @@ from test_schedule import SIDE, grow
 from imgmlp.codec.config import PRESETS
 from imgmlp.codec.features import encoding
 from imgmlp.codec.fit import TrainingStep
-from imgmlp.engine import AnyDevice, Program, Tensor, compile, dtype, loop, nn, optim
+from imgmlp.engine import AnyDevice, Program, Tensor, compile, cond, dtype, loop, nn, optim
 from imgmlp.engine.graph import Buffer, buffer
 from imgmlp.engine.uops import Lanes
 
@@ -174,6 +174,19 @@ def looped(x: Tensor, table: Tensor) -> dict[str, Tensor]:
     return {"v": v, "total": total, "a": a, "b": b}
 
 
+def chosen(x: Tensor, c: Tensor) -> dict[str, Tensor]:
+    """Both ways of choices: all kinds of kernels that end at once, and some that do not."""
+
+    def maxima(i: Tensor, v: Tensor) -> Tensor:
+        return cond(i < 1, lambda: v.max(1, keepdims=True) * x, lambda: v + 1)
+
+    ways = {}
+    for name, condition in {"no": c < 0, "yes": c > 0}.items():
+        ways[name] = cond(condition, lambda: (x @ x.transpose()).sum(1), lambda: x[:, 0] * 2)
+        ways[f"{name}, sum"] = cond(condition, lambda: x * 2 + x.sum(), x.sin)
+    return ways | {"in a loop": loop(2, maxima, x)}
+
+
 def states(device: AnyDevice) -> Program:
     """Replaced in place, by each other, and by what must be set aside first."""
     a, b, c = (Tensor(draw(5, 7) + i, device) for i in range(3))
@@ -271,6 +284,7 @@ OTHERS: dict[str, Make] = {
     "gather": outputs(gathered, draw(9, 5), np.array([[3, 0], [3, 8], [3, 1]])),
     "several outputs": outputs(several, draw(5, 7), draw(5, 7)),
     "random numbers": outputs(random, np.array([7], np.uint32)),
+    "choices": outputs(chosen, draw(5, 7), np.array(3)),
     "loops": outputs(looped, draw(5, 7), draw(3, 7)),
     "states": states,
     "optimizers": optimizers,

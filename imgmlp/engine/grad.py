@@ -221,6 +221,11 @@ def _sources_but(choice: Node, value: Node, node: Node) -> Sequence[Node]:
     return [s for s in node.src if s is not value] if node is choice else node.src
 
 
+def _of_loop(node: Node, loops: set[Node]) -> bool:
+    """Whether a Node is the RESULT of one of these LOOPs, whose gradients are taken together."""
+    return node.op is Op.RESULT and node.src[0] in loops
+
+
 def _cond(
     node: Node, g: Node, roots: Sequence[Node], wrt: set[Node]
 ) -> Iterable[tuple[Node, Node]]:
@@ -232,8 +237,8 @@ def _cond(
     parts: list[dict[Node, Node]] = []
     for value in values:
         without = partial(_sources_but, node, value)
-        others = wrt.union(toposort(roots, without))
-        shared = [n for n in toposort([value]) if n in others or not n.src]
+        others = set(toposort([*roots, *wrt], without))
+        shared = [n for n in toposort([value]) if n in others or _of_loop(n, others) or not n.src]
         found = _gradients([(value, g)], shared, beyond=False)
         parts.append({n: part for n, part in zip(shared, found, strict=True) if part is not None})
     for target in sorted({n for p in parts for n in p}, key=lambda n: n.number):
