@@ -16,13 +16,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 from examples import transformer
 from imgmlp.codec import fit, pipeline
 from imgmlp.codec.config import PRESETS
-from imgmlp.engine import AnyDevice, Program, open_device
+from imgmlp.engine import AnyDevice, Program, open_device, stages
 from imgmlp.engine import device as opencl
 
 PICTURE = 512, 512, 3
@@ -32,6 +31,7 @@ MOST = {  # microseconds a launch: `python` alone, `host` with the driver's part
     "transformer-1": {"python": 10.0},
     "transformer-4": {"seconds": 3.0, "python": 10.0},
 }
+PASSES = ("simplify", "schedule", "linearize", "render", "plan")
 LEAST = {"mlp": {"saved": 0.7}, "transformer-1": {"saved": 0.7}}
 
 
@@ -42,32 +42,22 @@ def make(step: str, device: AnyDevice) -> Program:
     return transformer.compile_step(transformer.Sorter(sizes, device), sizes, device)
 
 
-def clock_compile(module: ModuleType, device: Any) -> list[float]:
-    """Have a module's calls of `compile` add here what they take, less `device.build`.
+class Clock:
+    """Takes the place of a module's function, and adds up what its calls take.
 
     In seconds of this thread's processor time, so that other programs do not count.
     """
-    seconds: list[float] = []
-    compile, build = module.compile, device.build
 
-    def clocked_build(*args: Any) -> Any:
+    def __init__(self, holder: Any, name: str) -> None:
+        self.function, self.seconds = getattr(holder, name), 0.0
+        setattr(holder, name, self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         begin = time.thread_time()
         try:
-            return build(*args)
+            return self.function(*args, **kwargs)
         finally:
-            seconds[-1] -= time.thread_time() - begin
-
-    def clocked_compile(*args: Any, **kwargs: Any) -> Program:
-        seconds.append(0.0)
-        device.build = clocked_build
-        begin = time.thread_time()
-        program = compile(*args, **kwargs)
-        seconds[-1] += time.thread_time() - begin
-        device.build = build
-        return program
-
-    module.compile = clocked_compile  # type: ignore[attr-defined]
-    return seconds
+            self.seconds += time.thread_time() - begin
 
 
 def host_time(program: Program) -> float:
@@ -95,13 +85,27 @@ def without_driver(measure: Callable[[], float]) -> float:
 def figures(step: str, spec: str) -> dict[str, float]:
     """All figures of a step, in a process that has compiled nothing before."""
     device = open_device(spec)
-    seconds = clock_compile(fit if step == "mlp" else transformer, device)
+    module = fit if step == "mlp" else transformer
+    compiling, build = Clock(module, "compile"), Clock(device, "build")
+    passes = {name: Clock(stages, name) for name in PASSES}
+    compiling.function = alone(compiling.function, build, *passes.values())
     program = make(step, device)
     program.run(2)  # some drivers compile at the first launch
-    found = {"seconds": seconds[0], **program.stages.figures()}
+    found = {"seconds": compiling.seconds - build.seconds, **program.stages.figures()}
     found["host"] = host_time(program)
     found["python"] = without_driver(lambda: host_time(program))
-    return found
+    return found | {name: clock.seconds for name, clock in passes.items()}
+
+
+def alone(compile: Callable[..., Program], *clocks: Clock) -> Callable[..., Program]:
+    """Have the clocks count from when `compile` is called: first weights were drawn before."""
+
+    def start(*args: Any, **kwargs: Any) -> Program:
+        for clock in clocks:
+            clock.seconds = 0.0
+        return compile(*args, **kwargs)
+
+    return start
 
 
 def in_process(step: str, spec: str) -> dict[str, float]:
@@ -127,6 +131,11 @@ def table(results: dict[str, dict[str, float]]) -> str:
             f"  {f['intermediate_bytes']:13,.0f}  {f['arena_bytes']:9,.0f}  {f['saved']:5.1%}"
             f"  {f['saved_by_packing']:10.1%}  {f['python']:9.2f}  {f['host']:7.2f}"
         )
+    lines += ["", "milliseconds   " + "  ".join(f"{p:>9}" for p in (*PASSES, "all else"))]
+    for step, f in results.items():
+        spent = [f[p] for p in PASSES]
+        spent.append(f["seconds"] - sum(spent))
+        lines.append(f"{step:<13}  " + "  ".join(f"{1e3 * s:9.1f}" for s in spent))
     return "\n".join(lines)
 
 
