@@ -17,7 +17,7 @@ import numpy as np
 from imgmlp.engine.dtype import DType
 from imgmlp.engine.graph import ELEMENTWISE, MOVEMENT, REDUCE, Node, Op, Shape
 from imgmlp.engine.interpret import TABLE
-from imgmlp.engine.kernel import Kernel, Procedure, Store, access
+from imgmlp.engine.kernel import Block, Kernel, Procedure, Store, access, part_begin
 from imgmlp.engine.symbolic import ONE, Expr, Var
 from imgmlp.engine.view import Access
 from imgmlp.engine.watch import Array, Loops, Memory, Watch, register
@@ -33,17 +33,34 @@ def run_procedure(procedure: Procedure, memory: Memory) -> None:
     kernels = procedure.kernels
     with np.errstate(all="ignore"):
         for position in procedure.order():
-            kernel = kernels[position]
-            if not isinstance(kernel, Kernel):
-                raise ValueError(f"{kernel.name}: a block program cannot be emulated")
-            _Kernel(kernel, memory).run()
+            launch = kernels[position]
+            if isinstance(launch, Block):
+                _run_block(launch, memory)
+            else:
+                _Kernel(launch, memory, {}).run()
+
+
+def _run_block(block: Block, memory: Memory) -> None:
+    """One group after the other, each of which walks its share of the tiles."""
+    begin = 0
+    for group in range(block.groups):
+        for kernel in block.head:
+            _Kernel(kernel, memory, {"group": group}).run()
+        end = begin + block.tiles // block.groups + (group < block.tiles % block.groups)
+        for tile in range(begin, end):
+            for kernel in block.kernels:
+                _Kernel(kernel, memory, {"group": group, "tile": tile}).run()
+        begin = end
 
 
 class _Kernel:
-    """One kernel while it runs. The loops of a Watch are the axes of a store's shape."""
+    """One kernel while it runs, in a Block for some group and tile.
 
-    def __init__(self, kernel: Kernel, memory: Memory) -> None:
-        self.kernel = kernel
+    The loops of a Watch are the axes of a store's shape.
+    """
+
+    def __init__(self, kernel: Kernel, memory: Memory, variables: dict[str, int]) -> None:
+        self.kernel, self.variables = kernel, variables
         elements = math.prod(kernel.shape)
         read, written = kernel.reads(), kernel.writes()
         self.watch = Watch(kernel.name, memory, read, written, elements, elements)
@@ -67,7 +84,15 @@ class _Kernel:
             offsets, valid = locate(access(store.place), indices)
             if valid is not None:
                 raise ValueError(f"{self.kernel.name}: {store.target!r} has holes where it stores")
-            self.watch.write("a store", store.target, offsets, None, self.loops, value)
+            target, offsets = store.target, offsets + self._begin(store.place)
+            if store.adds:
+                value = value + self.watch.read("an addition", target, offsets, None, self.loops)
+            self.watch.write("a store", target, offsets, None, self.loops, value)
+
+    def _begin(self, place: Node) -> int:
+        """Where the part that belongs to the group or tile begins."""
+        found: int = part_begin(place).evaluate(self.variables)
+        return found
 
     def value(self, node: Node, indices: Indices, needed: Array | None) -> Array:
         """A Node's elements at indices, where they are needed."""
@@ -82,7 +107,9 @@ class _Kernel:
             return np.asarray(node.arg, register(node.dtype))
         if node.op is Op.IOTA:
             return indices[0].astype(register(node.dtype))
-        if node.op is Op.BUFFER or node.op in MOVEMENT:
+        if node.op is Op.PART and node.src[0].op is Op.IOTA:
+            return (indices[0] + self._begin(node)).astype(register(node.dtype))
+        if node.op in (Op.BUFFER, Op.PART) or node.op in MOVEMENT:
             return self._moved(node, indices, needed)
         if node.op is Op.GATHER:
             return self._gathered(node, indices, needed)
@@ -98,6 +125,8 @@ class _Kernel:
         source, moved = _through(node)
         offsets, valid = locate(moved, indices)
         inside = both(valid, needed)
+        if source.op is Op.PART and source.src[0].op is Op.BUFFER:
+            offsets, source = offsets + self._begin(source), source.src[0]
         if source.op is Op.BUFFER:
             what = f"a read of {node.op.name.lower()}" if node.op in MOVEMENT else "a read"
             return self.watch.read(what, source.arg, offsets, inside, self.loops)

@@ -149,7 +149,7 @@ class _Launch:
         self.loops = Loops((*self.loops.names, name), (*self.loops.sizes, size))
         return np.arange(size).reshape(shape)
 
-    def _meet(self, i: int) -> int:
+    def meet(self, i: int) -> int:
         """Have all lanes of each group wait for each other; which axis they are."""
         axis = self.loops.names.index(LANE) if self.lanes is not None else -1
         if axis < 0 or (self.active is not None and self.active.shape[axis] > 1):
@@ -195,7 +195,10 @@ class _Launch:
             raise self._fault(i, "stands outside of all work-items")
         offsets, value = self._index(u.arg), self.values[u.src[1]]
         self._check_rows(i, u.arg, storage, self.active)
-        self.watch.write(self._what(i), storage, offsets, self.active, self.loops, value)
+        where = self._what(i), storage, offsets, self.active, self.loops
+        if u.op is U.ADD:
+            value = value + self.watch.read(*where)
+        self.watch.write(*where, value)
 
     # --- values ---
 
@@ -255,7 +258,7 @@ class _Launch:
 
     def group(self, i: int, u: UOp) -> Array:
         """The tree that lanes form in local memory."""
-        axis = self._meet(i)
+        axis = self.meet(i)
         values = np.broadcast_to(self.values[u.src[0]], self.shape)
         while (lanes := values.shape[axis]) > 1:
             low, high = np.split(values, [lanes // 2], axis)
@@ -268,13 +271,13 @@ class _Launch:
         """[*loops, rows, columns], the tile of every group."""
         p: Product = u.arg
         if self.wide:
-            self._meet(i)
+            self.meet(i)
         rows, terms = np.arange(p.tile_rows)[:, None], np.arange(p.inner)
         offsets = self._beside(p.left) + rows * p.left_row + terms * p.left_inner
         left = self._factor(i, u.src[0], offsets, self._below(p.rows, rows))
         found: Array = left @ self._right(i, u.src[1], p)
         if self.wide:
-            self._meet(i)
+            self.meet(i)
         return found
 
     def columns(self, i: int, u: UOp) -> Array:
@@ -322,6 +325,8 @@ EMULATED: dict[U, Callable[[_Launch, int, UOp], Any]] = {
     U.LOAD: _Launch.load,
     U.ALU: _Launch.alu,
     U.STORE: _Launch.store,
+    U.ADD: _Launch.store,
+    U.BARRIER: lambda launch, i, u: launch.meet(i),
     U.ACC: _Launch.acc,
     U.ACCUMULATE: _Launch.accumulate,
     U.COMBINE: _Launch.combine,
