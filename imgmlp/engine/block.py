@@ -86,8 +86,8 @@ def _links(node: Node) -> Iterator[tuple[int, int, int]]:
         case Op.PERMUTE:
             yield from ((0, a, b) for b, a in enumerate(node.arg))
         case Op.SHRINK | Op.PAD | Op.STRIDE:
-            whole = enumerate(zip(node.src[0].shape, node.arg, strict=True))
-            yield from ((0, a, a) for a, (n, arg) in whole if arg in ((0, n), (0, 0), 1))
+            moved = enumerate(zip(node.src[0].shape, node.arg, strict=True))
+            yield from ((0, a, a) for a, (n, arg) in moved if arg == _none(node.op, n))
         case op if op in REDUCE:
             kept = (a for a in range(len(node.src[0].shape)) if a not in node.arg)
             yield from ((0, a, b) for b, a in enumerate(kept))
@@ -102,6 +102,11 @@ def _links(node: Node) -> Iterator[tuple[int, int, int]]:
         case Op.CONCAT:
             others = [a for a in range(len(node.shape)) if a != node.arg]
             yield from ((s, a, a) for s in range(len(node.src)) for a in others)
+
+
+def _none(movement: Op, size: int) -> Any:
+    """The argument with which a movement leaves an axis as it is."""
+    return {Op.SHRINK: (0, size), Op.PAD: (0, 0), Op.STRIDE: 1}[movement]
 
 
 def _unchanged(old: Shape, new: Shape) -> Iterator[tuple[int, int]]:
