@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from conftest import EMULATED
 
-from imgmlp.engine import AnyDevice, Device, Program, Tensor, cond, nn, open_device
+from imgmlp.engine import AnyDevice, Program, Tensor, cond, nn, open_device
 from imgmlp.engine import dtype as dt
 from imgmlp.engine.block import program as block_program
 from imgmlp.engine.graph import Buffer, Node, Op, toposort
@@ -20,9 +21,9 @@ from imgmlp.engine.simplify import simplify
 Activation = Callable[[Tensor], Tensor]
 
 
-@pytest.fixture(scope="module")
-def device() -> AnyDevice:
-    return open_device("cpu")
+@pytest.fixture(scope="module", params=["cpu", *EMULATED])
+def device(request: pytest.FixtureRequest) -> AnyDevice:
+    return open_device(request.param)
 
 
 def filled(device: AnyDevice, *shape: int) -> Tensor:
@@ -68,7 +69,6 @@ def check(
     device: AnyDevice, outputs: dict[str, Node], rtol: float = 1e-5, taken: bool = True
 ) -> None:
     """With and without a block: what NumPy computes in float64."""
-    assert isinstance(device, Device)
     wanted = evaluate(list(outputs.values()), held(outputs), wide=True)
     for general in (False, True):
         found = Program(device, outputs, [], general)
@@ -106,7 +106,7 @@ def test_depths(device: AnyDevice, depth: int) -> None:
 
 def test_a_batch_of_one_is_right_whatever_is_taken(device: AnyDevice) -> None:
     outputs = network(device, 1, [6, 16, 16, 3], lambda x: x.leaky_relu(0.1))
-    check(device, outputs, taken=bool(blocks(lowered(outputs))))
+    check(device, outputs, taken=bool(blocks(lowered(outputs, device.lanes))))
 
 
 def test_a_batch_along_the_last_axis(device: AnyDevice) -> None:
@@ -137,6 +137,14 @@ def test_rows_that_are_put_together_are_computed_ahead(device: AnyDevice) -> Non
     w, v = filled(device, 6, 7), filled(device, 7, 3)
     loss = (((x @ w).leaky_relu(0.1) @ v).square()).sum()
     check(device, gradients(loss, w, v))
+
+
+def test_rows_that_are_padded_by_their_number(device: AnyDevice) -> None:
+    """A width of padding is not the end of a window."""
+    x = filled(device, 5, 3)
+    wide = x.pad((0, 5), (0, 0))
+    outputs = {"square": wide.square(), "sum": (x * 2.0).sum(0), "next": wide.pad((5, 0), (0, 3))}
+    check(device, {name: t.node for name, t in outputs.items()}, taken=False)
 
 
 def test_rows_of_tables_and_integer_sums(device: AnyDevice) -> None:
