@@ -22,8 +22,8 @@ ORDER = """
     engine.stages engine.watch engine.emulate engine.emulate_uops
     engine.host engine.debug engine.cache engine.failure engine.launch engine.device
     engine.discover engine.program engine.operands engine.elementwise engine.movement
-    engine.reduction engine.random engine.step engine.tensor engine.control engine.function
-    engine.transfer engine.nn engine.optim
+    engine.reduction engine.random engine.step engine.tensor engine.raw engine.control
+    engine.function engine.transfer engine.nn engine.optim
     engine.poison engine.check engine
     image
     codec codec.config codec.features codec.distribution codec.entropy codec.container

@@ -8,6 +8,7 @@ from imgmlp.engine.discover import list_devices, open_device
 from imgmlp.engine.function import Context, Function
 from imgmlp.engine.host import DeviceInfo, NumpyDevice
 from imgmlp.engine.program import Program
+from imgmlp.engine.raw import RawKernel, compare
 from imgmlp.engine.step import compile
 from imgmlp.engine.tensor import Tensor
 from imgmlp.engine.transfer import Feeder, Receiver
@@ -22,9 +23,11 @@ __all__ = [
     "Function",
     "NumpyDevice",
     "Program",
+    "RawKernel",
     "Receiver",
     "Tensor",
     "check_device",
+    "compare",
     "compile",
     "cond",
     "dtype",

@@ -65,6 +65,7 @@ class Device:
         self.lanes: Literal["one", "group"] = "group" if info.kind == "gpu" else "one"
         self.align: int = max(int(handle.mem_base_addr_align) // 8, ALIGN)  # bytes
         self.max_allocation = int(handle.max_mem_alloc_size)  # bytes
+        self.max_lanes = int(handle.max_work_group_size)  # work-items of a group
         self._handle = handle
         self._compiles_late = info.platform == "Portable Computing Language"
         self._programs: dict[tuple[str, tuple[str, ...]], Any] = {}
@@ -184,6 +185,15 @@ class Device:
         for name in names:
             self._kernel(program, name)
         return {name: KernelHandle(name, program) for name in names}
+
+    def parameters(self, kernel: KernelHandle) -> list[tuple[str, str]]:
+        """Type and name of each argument; empty where not built with -cl-kernel-arg-info."""
+        own, told = self._kernel(kernel.program, kernel.name), cl.kernel_arg_info
+        ask, places = own.get_arg_info, range(own.num_args)
+        try:
+            return [(ask(i, told.TYPE_NAME).replace(" ", ""), ask(i, told.NAME)) for i in places]
+        except cl.Error:
+            return [("", "")] * len(places)
 
     def bind(
         self,

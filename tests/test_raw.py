@@ -1,0 +1,128 @@
+"""Kernels written by hand: what they are given, what they change, what is refused and how."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from imgmlp.engine import Device, RawKernel, Tensor, compare, compile, open_device
+from imgmlp.errors import DeviceError
+
+SCALE = """
+__kernel void t_scale(__global float *out, __global const float *a, float factor, uint size) {
+  const uint i = get_global_id(0) * WIDTH + get_global_id(1);
+  if (i < size) out[i] = a[i] * factor;
+}"""
+
+
+@pytest.fixture(scope="module")
+def scale() -> RawKernel:
+    return RawKernel(open_device("cpu"), SCALE, "t_scale", WIDTH=4)
+
+
+@pytest.fixture
+def a() -> np.ndarray:
+    return np.arange(10, dtype=np.float32)
+
+
+def test_arrays_come_back_and_the_grid_is_that_of_the_call(scale: RawKernel, a: np.ndarray) -> None:
+    out = np.full(12, -1, np.float32)
+    scale((4, 4), (2, 2), out, a, 3, a.size)
+    assert out.tolist() == [*(a * 3).tolist(), -1, -1]
+    scale((1, 4), (1, 4), out, a, 0.5, a.size)
+    assert out.tolist() == [0, 0.5, 1, 1.5, *(a[4:] * 3).tolist(), -1, -1]
+
+
+def test_arrays_that_are_no_block_of_memory_come_back_too(scale: RawKernel, a: np.ndarray) -> None:
+    out = np.zeros((10, 2), np.float32)
+    scale((3, 4), (1, 4), out[:, 1], a[::-1], 1, a.size)
+    assert out.tolist() == [[0, 9 - i] for i in range(10)]
+
+
+def test_tensors_stay_on_the_device(scale: RawKernel, a: np.ndarray) -> None:
+    device = scale.device
+    out, x = Tensor.empty(10, device=device), Tensor(a, device) + 1
+    scale((3, 4), (3, 4), out, x, 2.0, 10)
+    assert out.numpy().tolist() == (a * 2 + 2).tolist()
+    assert not x.realized
+    assert (out + x).numpy().tolist() == (a * 3 + 3).tolist()
+
+
+def test_an_array_that_cannot_be_written_is_read_only(scale: RawKernel, a: np.ndarray) -> None:
+    out = np.zeros(10, np.float32)
+    out.flags.writeable = False
+    scale((3, 4), (3, 4), out, a, 2.0, 10)
+    assert not out.any()
+
+
+def test_time_is_of_the_device_and_changes_no_array(scale: RawKernel, a: np.ndarray) -> None:
+    out = np.zeros(10, np.float32)
+    assert scale.time((3, 4), (3, 4), out, a, 2.0, 10, runs=2) > 0
+    assert not out.any()
+
+
+def test_the_wrong_dtype_number_or_count_is_refused_by_name(
+    scale: RawKernel, a: np.ndarray
+) -> None:
+    grid = (3, 4), (3, 4)
+    with pytest.raises(TypeError, match=r"float\* a was given float64; use .astype"):
+        scale(*grid, a, a.astype(np.float64), 1.0, 10)
+    with pytest.raises(TypeError, match=r"float\* a was given float16|float\* a was given int32"):
+        scale(*grid, a, Tensor(np.arange(10), scale.device), 1.0, 10)
+    with pytest.raises(TypeError, match=r"float\* a was given 3; pass an array"):
+        scale(*grid, a, 3, 1.0, 10)
+    with pytest.raises(TypeError, match="float factor takes a number"):
+        scale(*grid, a, a, a, 10)
+    with pytest.raises(ValueError, match=r"uint size cannot hold 10\.5|uint size cannot hold"):
+        scale(*grid, a, a, 1.0, np.int64(1 << 40))
+    with pytest.raises(TypeError, match=r"takes \(float\* out, .*uint size\); 2 arguments"):
+        scale(*grid, a, a)
+
+
+def test_a_grid_that_groups_do_not_fill_is_refused(scale: RawKernel, a: np.ndarray) -> None:
+    for items, group in [((10, 4), (4, 4)), (16, (4, 4)), ((0, 4), (1, 4)), ((4,) * 4, (1,) * 4)]:
+        with pytest.raises(ValueError, match="do not fill a grid"):
+            scale(items, group, a, a, 1.0, 10)
+    with pytest.raises(ValueError, match="too many work-items"):
+        scale((1 << 20, 1 << 20), (1 << 20, 1 << 20), a, a, 1.0, 10)
+    scale((3, 4), (3, 4), a, a, 1.0, 10)  # the device was not harmed
+
+
+def test_what_does_not_compile_comes_with_the_compilers_log() -> None:
+    device = open_device("cpu")
+    with pytest.raises(DeviceError) as caught:
+        RawKernel(device, "__kernel void t_bad(__global float *a) { a[0] = nothing; }", "t_bad")
+    assert any("nothing" in note for note in caught.value.__notes__)
+    with pytest.raises(ValueError, match="no kernel t_other"):
+        RawKernel(device, SCALE, "t_other", WIDTH=4)
+
+
+def test_numpy_refuses_it() -> None:
+    with pytest.raises(DeviceError, match=r"runs no OpenCL C") as caught:
+        RawKernel(open_device("numpy"), SCALE, "t_scale", WIDTH=4)
+    assert "imgmlp devices" in caught.value.hint
+
+
+def test_a_step_cannot_hold_one_nor_a_tensor_of_another_device(
+    scale: RawKernel, a: np.ndarray
+) -> None:
+    device = scale.device
+    x = Tensor(a, device)
+
+    def step() -> dict[str, Tensor]:
+        scale((3, 4), (3, 4), x, x, 1.0, 10)
+        return {"x": x}
+
+    with pytest.raises(TypeError, match="runs at once"):
+        compile(step, device)
+    assert isinstance(device, Device)
+    with pytest.raises(ValueError, match="the Tensor on numpy"):
+        scale((3, 4), (3, 4), Tensor(a, open_device("numpy")), x, 1.0, 10)
+
+
+def test_compare_names_the_first_wrong_element(a: np.ndarray) -> None:
+    compare([np.nan, 1.0000001], np.array([np.nan, 1.0]))
+    with pytest.raises(AssertionError, match=r"2 of 10 .* at \(4,\): 0.0, .* says 4.0"):
+        compare(np.where((a == 4) | (a == 7), 0, a), a)
+    with pytest.raises(AssertionError, match=r"shape is \(2,\)"):
+        compare(a[:2], a)
