@@ -131,7 +131,9 @@ class _Axes:
                 self._join((_use(node, 0), last), (_use(node, 1), last - 1))
 
     def find(self, axis: Axis) -> Axis:
-        while (above := self.parent.get(axis, axis)) != axis:
+        parent = self.parent
+        while (above := parent.get(axis, axis)) != axis:
+            parent[axis] = parent.get(above, above)  # the next way up is half as long
             axis = above
         return axis
 

@@ -7,7 +7,7 @@ over a BUFFER Node, which strides and an offset can follow.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -229,19 +229,15 @@ def read_at_element_only(values: Iterable[Node], target: Buffer, leaf: Node | No
     return all(n.op is not Op.BUFFER or n.arg is not target for n in toposort(indirect))
 
 
-def later(edges: dict[int, set[int]], start: int) -> set[int]:
-    """Every draft that must run after `start`."""
-    after: dict[int, list[int]] = {}
-    for order, before in edges.items():
-        for one in before:
-            after.setdefault(one, []).append(order)
-    found = {start}
-    stack = [start]
-    while stack:
-        more = [order for order in after.get(stack.pop(), ()) if order not in found]
-        found.update(more)
+def waits(edges: Mapping[int, Set[int]], starts: Iterable[int], target: int) -> bool:
+    """Whether a draft of `starts` is the target or runs after it; edges lead to those before."""
+    stack = list(starts)
+    seen = set(stack)
+    while stack and target not in seen:
+        more = edges[stack.pop()] - seen
+        seen |= more
         stack.extend(more)
-    return found - {start}
+    return target in seen
 
 
 # --- printing ---

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 
 from imgmlp.engine.graph import Op, substitute
-from imgmlp.engine.kernel import Draft, Store, later, read_at_element_only, storage
+from imgmlp.engine.kernel import Draft, Store, read_at_element_only, storage, waits
 
 # --- several outputs of one kernel ---
 
@@ -43,16 +43,16 @@ def _mergeable(first: Draft, second: Draft, alive: dict[int, Draft]) -> bool:
     related = first.order in second.after or second.order in first.after
     if not related and (first.core or second.core) and len(first.shape) > 0:
         return False
-    edges = {order: d.after for order, d in alive.items()}
-    through = later(
-        {o: a - {first.order} if o == second.order else a for o, a in edges.items()}, first.order
-    )
-    back = later(
-        {o: a - {second.order} if o == first.order else a for o, a in edges.items()}, second.order
-    )
-    if second.order in through or first.order in back:
+    edges = _edges(alive)
+    if waits(edges, second.after - {first.order}, first.order):
+        return False
+    if waits(edges, first.after - {second.order}, second.order):
         return False
     return _harmless(first, second) and _harmless(second, first)
+
+
+def _edges(alive: dict[int, Draft]) -> dict[int, set[int]]:
+    return {order: d.after for order, d in alive.items()}
 
 
 def _harmless(writer: Draft, reader: Draft) -> bool:
@@ -98,10 +98,10 @@ def attach_sums(drafts: list[Draft]) -> list[Draft]:
     alive = {d.order: d for d in drafts}
     for second in drafts:
         for first in [p for p in alive.values() if _sums_right_factor(p, second)]:
-            edges = {order: d.after for order, d in alive.items()}
-            if second.order in later(edges, first.order) | {first.order}:
-                continue
-            if first.order in later(edges, second.order):
+            edges = _edges(alive)
+            if waits(edges, [second.order], first.order) or waits(
+                edges, [first.order], second.order
+            ):
                 continue
             (first.sums,) = second.stores
             first.needs |= second.needs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from imgmlp.engine.graph import Buffer, Node, Op, buffer
-from imgmlp.engine.kernel import Draft, Store, Update, later, read_at_element_only, storage
+from imgmlp.engine.kernel import Draft, Store, Update, read_at_element_only, storage, waits
 from imgmlp.engine.place import Graph
 
 
@@ -56,7 +56,7 @@ def _can_overwrite(
         return False
     (writer,) = writers
     others = readers - {writer.order}
-    if others & later(edges, writer.order) or not _reads_at_element_only(writer, state):
+    if waits(edges, others, writer.order) or not _reads_at_element_only(writer, state):
         return False
     edges[writer.order] |= others
     return True
@@ -66,7 +66,9 @@ def _only_copies(draft: Draft, state: Buffer, place: Buffer) -> bool:
     """Whether a draft only brings a state where its new value goes: a loop's first value, or
     one of a COND's."""
     (first, *more) = draft.stores
-    return not more and first.target is place and first.value is buffer(state)
+    value = first.value
+    copies = value.op is Op.BUFFER and value.arg is state
+    return copies and not more and first.target is place
 
 
 def _reads_at_element_only(writer: Draft, state: Buffer) -> bool:
