@@ -123,6 +123,50 @@ def train(
 
 
 @app.command()
+def encode(
+    context: typer.Context,
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Pictures.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="IMLP", help="Beside IMAGE if not given."),
+    ] = None,
+    quality: Annotated[
+        float | None, typer.Option(metavar="0-100", help="Target; 60 if none is given.")
+    ] = None,
+    bpp: Annotated[float | None, typer.Option(help="Target: bits for each pixel.")] = None,
+    size: Annotated[
+        str | None, typer.Option("--bytes", metavar="N", help="Target: 20000, 20k, 1.5M.")
+    ] = None,
+    psnr: Annotated[float | None, typer.Option(help="Target: dB.")] = None,
+    price: Annotated[
+        float | None,
+        typer.Option("--lambda", help="Target: squared error that a bit for each pixel is worth."),
+    ] = None,
+    effort: Annotated[
+        int | None, typer.Option(metavar="1-9", help="Each level trains twice as long; 5.")
+    ] = None,
+    time: Annotated[
+        str | None, typer.Option(metavar="T", help="Train about so long: 60s, 5m, 2h.")
+    ] = None,
+    codec: Annotated[Literal["mlp"], typer.Option(help="What kind of network.")] = "mlp",
+    device: DeviceSpec = "auto",
+    as_json: AsJson = False,
+    force: Force = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+    no_progress: NoProgress = False,
+) -> None:
+    """Compress pictures to compact .imlp files, each to one target."""
+    terminal = _terminal(context, quiet, verbose, no_progress)
+    from imgmlp import encoding
+
+    for image in images:
+        _check_input(image)
+    wanted = encoding.Wanted(quality, bpp, size, psnr, price, effort, time)
+    raise typer.Exit(encoding.run(terminal, images, output, wanted, device, as_json, force))
+
+
+@app.command()
 def decode(
     context: typer.Context,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="An .imlp or .npz file.")],

@@ -132,7 +132,7 @@ def _bar(console: Console, steps: int) -> Iterator[Callable[[TrainingProgress], 
 
         def show(progress: TrainingProgress) -> None:
             nonlocal drawn
-            bar.update(task, completed=progress.step, state=_state(progress))
+            bar.update(task, completed=progress.step, total=progress.steps, state=_state(progress))
             now = time.monotonic()
             if now - drawn >= DRAW_EVERY or progress.step == steps:
                 drawn = now

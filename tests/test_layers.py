@@ -27,9 +27,10 @@ ORDER = """
     engine.poison engine.check engine
     image
     codec codec.config codec.features codec.distribution codec.entropy codec.container
-    codec.quantize codec.network codec.npz codec.model codec.integer codec.compact
-    codec.fit codec.pipeline
-    interrupt terminal facts verify selftest commands api pil imgmlp cli __main__
+    codec.quantize codec.network codec.settle codec.npz codec.model codec.pieces codec.integer
+    codec.fit codec.learn codec.render codec.compact codec.target codec.checkpoint codec.course
+    codec.encode codec.pipeline
+    interrupt terminal facts verify selftest commands encoding api pil imgmlp cli __main__
 """.split()  # noqa: SIM905
 # Modules that are among the engine's public names.
 ENGINE_PARTS = {"engine.dtype", "engine.nn", "engine.optim"}
@@ -46,6 +47,7 @@ RESERVED = {
 UNSAFE = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 LAZY = {  # keep --help and a look at a file quick
     ("cli", "imgmlp.commands"),
+    ("cli", "imgmlp.encoding"),
     ("cli", "imgmlp.facts"),
     ("cli", "imgmlp.verify"),
     ("facts", "imgmlp.codec.npz"),

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.network import LIMIT, VALUE_BITS, Layer, Network
+from imgmlp.codec.pieces import assemble, fitting
 from imgmlp.codec.quantize import step_parts
-from imgmlp.engine import AnyDevice, Receiver, Tensor, compile, dtype
+from imgmlp.engine import AnyDevice, Tensor, compile, dtype
 
 Array = np.ndarray[Any, Any]
 
@@ -70,24 +71,8 @@ def features(count: int, samples: int, begin: int, end: int) -> Array:
 
 def decode(network: Network, width: int, height: int, device: AnyDevice) -> Array:
     """The picture, uint8 [height, width, channels]: the same bits on every device."""
-    columns = min(width, PIXELS_AT_ONCE)
-    rows = min(height, max(1, PIXELS_AT_ONCE // columns))
-    piece = _Piece(network, (width, height), (columns, rows), device)
-    picture = np.empty((height, width, network.shape.channels), np.uint8)
-
-    def place(corner: tuple[int, int], values: dict[str, Array]) -> None:
-        top, left = corner
-        target = picture[top : top + rows, left : left + columns]
-        target[...] = values["pixels"][: target.shape[0], : target.shape[1]]
-
-    receiver = Receiver(piece.program, ["pixels"], place)
-    for left in range(0, width, columns):
-        for top in range(0, height, rows):
-            piece.move_to(top, left)
-            piece.program.run()
-            receiver.send((top, left))
-            receiver.wait()  # one piece in flight keeps the memory bounded
-    return picture
+    piece = _Piece(network, (width, height), fitting(width, height, PIXELS_AT_ONCE), device)
+    return assemble(piece, width, height, network.shape.channels)
 
 
 class _Piece:
@@ -105,7 +90,7 @@ class _Piece:
         device: AnyDevice,
     ) -> None:
         self.network, self.size = network, size
-        self.columns, self.rows = piece
+        self.rows, self.columns = piece
         outputs = network.layers[0].biases.size
         self.x = Tensor(np.zeros((self.columns, outputs), np.int32), device, name="x_sums")
         self.y = Tensor(np.zeros((self.rows, outputs), np.int32), device, name="y_sums")

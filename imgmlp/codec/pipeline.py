@@ -12,7 +12,8 @@ from imgmlp.codec import model
 from imgmlp.codec.config import Settings, Weights, check_size
 from imgmlp.codec.features import encoding, table
 from imgmlp.codec.fit import Progress, Stopped, TrainingStep, fit, pixel_features
-from imgmlp.engine import AnyDevice, Program, Receiver, Tensor, compile, dtype
+from imgmlp.codec.pieces import assemble, fitting
+from imgmlp.engine import AnyDevice, Program, Tensor, compile, dtype
 from imgmlp.image import Picture, psnr
 
 __all__ = ["Progress", "Trained", "decode", "train", "training_step"]
@@ -89,21 +90,7 @@ def decode(weights: Weights, device: AnyDevice, size: tuple[int, int] | None = N
     width, height = size or (weights.width, weights.height)
     check_size(width, height)
     piece = _Piece(weights, device, width, height)
-    picture = np.empty((height, width, weights.channels), np.uint8)
-
-    def place(corner: tuple[int, int], values: dict[str, Array]) -> None:
-        top, left = corner
-        target = picture[top : top + piece.rows, left : left + piece.columns]
-        target[...] = values["pixels"][: target.shape[0], : target.shape[1]]
-
-    receiver = Receiver(piece.program, ["pixels"], place)
-    for top in range(0, height, piece.rows):
-        for left in range(0, width, piece.columns):
-            piece.move_to(top, left)
-            piece.program.run()
-            receiver.send((top, left))
-            receiver.wait()  # one piece in flight keeps the memory bounded
-    return picture
+    return assemble(piece, width, height, weights.channels)
 
 
 class _Piece:
@@ -115,8 +102,7 @@ class _Piece:
 
     def __init__(self, weights: Weights, device: AnyDevice, width: int, height: int) -> None:
         self.weights, self.width, self.height = weights, width, height
-        self.columns = min(width, PIXELS_AT_ONCE)
-        self.rows = min(height, max(1, PIXELS_AT_ONCE // self.columns))
+        self.rows, self.columns = fitting(width, height, PIXELS_AT_ONCE)
         half = weights.encoding.features // 2
         self.x = Tensor(np.zeros((self.columns, half), np.float32), device, name="x_table")
         self.y = Tensor(np.zeros((self.rows, half), np.float32), device, name="y_table")

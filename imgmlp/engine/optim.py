@@ -94,11 +94,14 @@ class AdamW:
 
     def step(self, loss: Tensor) -> None:
         """Assign parameters and moments what they are after one step."""
+        self.apply(_gradients(loss, self.parameters, type(self).__name__))
+
+    def apply(self, gradients: Sequence[Tensor]) -> None:
+        """The same, with a gradient for each parameter that was found elsewhere."""
         grown = [c * b + (1 - b) for c, b in zip(self.corrections, self.betas, strict=True)]
         if self.form == "standard":
             for correction, value in zip(self.corrections, grown, strict=True):
                 correction.assign(value)
-        gradients = _gradients(loss, self.parameters, type(self).__name__)
         for p, g, m, v in zip(self.parameters, gradients, self.first, self.second, strict=True):
             new_m = m * self.betas[0] + g * (1 - self.betas[0])
             new_v = v * self.betas[1] + g * g * (1 - self.betas[1])

@@ -1,0 +1,83 @@
+"""What a run needs to go on after it was stopped, in a file beside its target.
+
+A checkpoint belongs to one picture and one set of choices, which its key stands for. Another
+one's, or a damaged one, counts as none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from imgmlp.image import Picture, write_atomically
+
+VERSION = 1
+MAX_BYTES = 2**30
+_FACTS = "facts"
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass
+class State:
+    """Where a run is: arrays of the device, and what the host decided so far."""
+
+    arrays: dict[str, Array] = field(repr=False)
+    facts: dict[str, Any]
+
+
+def key(picture: Picture, choices: str) -> str:
+    """Stands for a picture and everything that was chosen for it."""
+    found = hashlib.sha256(f"{VERSION} {picture.pixels.shape} {choices}\n".encode())
+    found.update(picture.pixels.tobytes())
+    found.update(picture.icc or b"")
+    return found.hexdigest()
+
+
+def beside(target: Path) -> Path:
+    """Where the checkpoint of a run that writes this file is."""
+    return target.parent / f".{target.name[:80]}.checkpoint"
+
+
+class Checkpoint:
+    """The checkpoint of one run."""
+
+    def __init__(self, path: Path, key: str) -> None:
+        self.path, self._key = path, key
+
+    def load(self) -> State | None:
+        """What this run left, if there is anything."""
+        try:
+            if not 0 < self.path.stat().st_size <= MAX_BYTES:
+                return None
+            with np.load(self.path, allow_pickle=False) as archive:
+                arrays = {name: archive[name] for name in archive.files}
+            facts = json.loads(str(arrays.pop(_FACTS)[()]))
+        except Exception:  # zipfile and NumPy raise anything on damaged files
+            return None
+        if not isinstance(facts, dict) or facts.pop("key", None) != self._key:
+            return None
+        return State(arrays, facts)
+
+    def save(self, state: State) -> None:
+        """Replace what is there, as a whole. Raises OutputError."""
+        facts = json.dumps({**state.facts, "key": self._key})
+        content = io.BytesIO()
+        arrays = {**state.arrays, _FACTS: np.array(facts)}
+        with zipfile.ZipFile(content, "w", zipfile.ZIP_STORED) as archive:
+            for name, array in arrays.items():
+                data = io.BytesIO()
+                np.lib.format.write_array(data, array, allow_pickle=False)
+                archive.writestr(f"{name}.npy", data.getvalue())
+        write_atomically(self.path, lambda stream: stream.write(content.getvalue()))
+
+    def remove(self) -> None:
+        """Once the file that it was for is there."""
+        self.path.unlink(missing_ok=True)

@@ -1,0 +1,307 @@
+"""From a picture to the bytes of an .imlp file: train, round, code, and decode what was coded."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from imgmlp.codec import compact, container, integer, settle, target
+from imgmlp.codec.checkpoint import Checkpoint, State
+from imgmlp.codec.container import Header, Section
+from imgmlp.codec.course import Course, Decided, Ended, Pricing
+from imgmlp.codec.fit import Progress
+from imgmlp.codec.learn import LearningStep
+from imgmlp.codec.network import Network, Shape
+from imgmlp.codec.settle import Choice
+from imgmlp.codec.target import Target
+from imgmlp.engine import AnyDevice
+from imgmlp.errors import ImgmlpError, Interrupted
+from imgmlp.image import Picture, psnr
+
+Array = np.ndarray[Any, Any]
+
+SEED = 0
+AIM = 0.99  # of the bytes wanted
+ATTEMPTS = 3  # networks that are tried for a quality
+TRIALS = 8  # other steps that are tried for a target
+PILOT = 30  # a run's steps for each step of a short one that shows how hard a picture is
+PILOT_RATE = 0.3  # bits a pixel of its network
+DOUBLING = 0.65  # dB that twice the steps bring
+MARGIN = 0.3  # dB by which a network for a quality is chosen too large
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """A file's bytes, what they decode to, and figures of just these bytes."""
+
+    bytes: bytes = field(repr=False)
+    pixels: Array = field(repr=False)  # uint8 [height, width, channels]
+    metrics: dict[str, Any]
+    missed: str | None = None  # how the target was missed
+    diverged: bool = False  # training could not go on; the best state is in the bytes
+    resumed: int = 0  # steps that an interrupted run had done
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to train: so many steps, or about so many seconds."""
+
+    steps: int
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Who is told of progress, and who may stop it."""
+
+    tell: Callable[[Progress], None] | None = None
+    should_stop: Callable[[], bool] | None = None
+    note: Callable[[str], None] | None = None
+
+
+def encode(
+    picture: Picture,
+    wanted: Target,
+    effort: Effort,
+    device: AnyDevice,
+    checkpoint: Checkpoint | None = None,
+    watch: Watch | None = None,
+) -> Encoded:
+    """Train a network on a picture, round it, code it, and decode what was coded.
+
+    With a checkpoint, a run that was stopped goes on where it was. Raises Interrupted once the
+    state is saved, if `watch` asks to stop.
+    """
+    encoder = _Encoder(picture, wanted, effort, device, checkpoint, watch or Watch())
+    best = None
+    for attempt in range(ATTEMPTS):
+        found = encoder.attempt()
+        if best is None or _miss(found, wanted) < _miss(best, wanted):
+            best = found
+        short = wanted.value - found.metrics["psnr"] if wanted.kind == "psnr" else 0.0
+        if short <= target.TOLERANCE or found.diverged or attempt == ATTEMPTS - 1:
+            break
+        encoder.enlarge(short + MARGIN)
+    assert best is not None
+    return best
+
+
+def _miss(found: Encoded, wanted: Target) -> float:
+    return abs(found.metrics["psnr"] - wanted.value) if wanted.kind == "psnr" else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class _File:
+    """A file that could be the result."""
+
+    data: bytes
+    pixels: Array
+    psnr: float
+    network: Network
+    coded: int  # bytes of its weights
+
+
+class _Encoder:
+    """The attempts to reach one target with one picture."""
+
+    def __init__(
+        self,
+        picture: Picture,
+        wanted: Target,
+        effort: Effort,
+        device: AnyDevice,
+        checkpoint: Checkpoint | None,
+        watch: Watch,
+    ) -> None:
+        self.picture, self.wanted, self.device, self.watch = picture, wanted, device, watch
+        self.effort, self.checkpoint = effort, checkpoint
+        self.samples = picture.width * picture.height
+        self.saved = checkpoint.load() if checkpoint is not None else None
+        self.resumed = 0
+        self.weights = float(self.saved.facts["weights"]) if self.saved else self._first_weights()
+
+    def _first_weights(self) -> float:
+        """How many weights the network should have."""
+        kind, value = self.wanted.kind, self.wanted.value
+        if kind == "lambda":
+            return target.weights_worth(value, self.samples)
+        if kind == "bytes":
+            return max(1.0, 8 * (value - target.OVERHEAD) / target.BITS)
+        weights = PILOT_RATE * self.samples / target.BITS
+        steps = max(1, self.effort.steps // PILOT)
+        course = self._course(self._shape(weights), Decided(steps, 0.0))
+        if course.run(should_stop=self.watch.should_stop) == "interrupted":
+            raise Interrupted("stopped before there was anything to save", hint="start it again")
+        reached = self._squared_quality(course) + DOUBLING * math.log2(self.effort.steps / steps)
+        return self._enlarged(weights, value - reached + MARGIN)
+
+    def _squared_quality(self, course: Course) -> float:
+        choices = settle.settle(course.arrays(), course.step.sizes.numpy())
+        found = settle.network(course.arrays(), choices, course.step.shape)
+        return psnr(self.picture.pixels, self._decoded(found))
+
+    def _shape(self, weights: float) -> Shape:
+        return target.network_shape(weights, self.picture.channels)
+
+    def enlarge(self, missing: float) -> None:
+        self.weights = self._enlarged(self.weights, missing)
+
+    def _enlarged(self, weights: float, missing: float) -> float:
+        """More weights for so many dB more, or fewer; but no more than pixels."""
+        return min(target.more_weights(weights, missing), max(float(self.samples), weights))
+
+    # --- one attempt ---
+
+    def attempt(self) -> Encoded:
+        """Train a network and make a file of it."""
+        began = time.perf_counter()
+        course, before = self._start()
+        ended = course.run(self.watch.tell, self.watch.should_stop, self._keep)
+        if ended == "interrupted":
+            raise self._interrupted(course)
+        if course.decided.phase < 2:  # it diverged, or was too short for looks
+            course.fix_steps()
+        seconds = before + time.perf_counter() - began
+        return self._finish(course, ended, seconds)
+
+    def _start(self) -> tuple[Course, float]:
+        """A course at its beginning or where a checkpoint left it, and the seconds it took."""
+        shape, saved = self._shape(self.weights), self.saved
+        self.saved = None
+        if saved is None:
+            return self._course(shape, Decided(self._steps(shape), self._price())), 0.0
+        facts = {name: value for name, value in saved.facts.items() if name != "weights"}
+        decided = Decided(**facts)
+        course = self._course(shape, decided)
+        course.step.restore(saved.arrays)
+        self.resumed = int(course.step.count.item())
+        if self.watch.note is not None:
+            self.watch.note(f"continuing after {self.resumed:,} of {decided.steps:,} steps")
+        return course, decided.seconds
+
+    def _course(self, shape: Shape, decided: Decided) -> Course:
+        step = LearningStep(self.picture.pixels, shape, SEED, self.device)
+        return Course(step, decided, self._pricing(), self._budget())
+
+    def _steps(self, shape: Shape) -> int:
+        """Steps of the run; with a time limit, as many as a short trial says."""
+        if self.effort.seconds is None:
+            return self.effort.steps
+        trial, pace = self._course(shape, Decided(10**6, 0.0)).step, 0.0
+        count = 1
+        while pace * count < 0.5 and count < 1000:
+            count *= 2
+            began = time.perf_counter()
+            trial.program.run(count)
+            trial.program.wait()
+            pace = (time.perf_counter() - began) / count
+        return max(1, int(self.effort.seconds / pace))
+
+    def _price(self) -> float:
+        if self.wanted.kind == "lambda":
+            return self.wanted.value
+        return target.first_price(self.weights, self.samples)
+
+    def _budget(self) -> float | None:
+        """Bits for all weights."""
+        if self.wanted.kind != "bytes":
+            return None
+        overhead = target.OVERHEAD + len(self.picture.icc or b"")
+        return max(8.0, 8 * (AIM * self.wanted.value - overhead))
+
+    def _pricing(self) -> Pricing:
+        budget, value = self._budget(), self.wanted.value
+        if budget is not None:
+            return lambda bits, _: (bits / budget) ** 2
+        if self.wanted.kind == "psnr":
+            return lambda _, quality: 10.0 ** ((quality - value - target.TOLERANCE / 2) / 2)
+        return lambda *_: 1.0
+
+    def _keep(self, state: State) -> None:
+        if self.checkpoint is not None:
+            state.facts["weights"] = self.weights
+            self.checkpoint.save(state)
+
+    def _interrupted(self, course: Course) -> Interrupted:
+        at = f"{int(course.step.count.item()):,} of {course.decided.steps:,} steps"
+        if self.checkpoint is None:
+            return Interrupted(f"stopped after {at}", hint="start it again")
+        hint = f"the same command goes on from there; its state is in {self.checkpoint.path}"
+        return Interrupted(f"stopped after {at}", hint=hint)
+
+    # --- the file ---
+
+    def _finish(self, course: Course, ended: Ended, seconds: float) -> Encoded:
+        found = self._best(course.arrays(), course.choices(), course.step.shape)
+        again = compact.decode(container.parse(found.data), self.device)
+        if not np.array_equal(again, found.pixels):
+            hint = "this is a fault in imgmlp or in the device's driver; try --device numpy"
+            raise ImgmlpError("what was written decodes to another picture", hint=hint)
+        metrics = self._metrics(found, course.decided, seconds)
+        missed = self.wanted.misses(len(found.data), found.psnr)
+        return Encoded(found.data, found.pixels, metrics, missed, ended == "diverged", self.resumed)
+
+    def _best(self, arrays: list[Array], choices: list[Choice], shape: Shape) -> _File:
+        """The file of these numbers, with other steps if that brings it nearer to the target.
+
+        Both size and quality grow with the bits that steps are chosen for, so those are halved
+        in on.
+        """
+        best = self._file(arrays, choices, shape)
+        sizes, bits = settle.log_sizes(choices), settle.total_bits(arrays, choices)
+        low, high = (0.4 * bits, bits) if self._too_much(best) else (bits, 1.6 * bits)
+        for _ in range(TRIALS):
+            if self.wanted.misses(len(best.data), best.psnr) is None:
+                break
+            budget = (low + high) / 2
+            found = self._file(arrays, settle.settle(arrays, sizes, budget), shape)
+            best = min(best, found, key=self._distance)
+            low, high = (low, budget) if self._too_much(found) else (budget, high)
+        return best
+
+    def _too_much(self, file: _File) -> bool:
+        reached = file.psnr if self.wanted.kind == "psnr" else len(file.data)
+        return reached > self.wanted.value
+
+    def _distance(self, file: _File) -> tuple[bool, float]:
+        if self.wanted.kind == "psnr":
+            return False, abs(file.psnr - self.wanted.value)
+        return self._too_much(file), abs(len(file.data) - self.wanted.value)
+
+    def _file(self, arrays: list[Array], choices: list[Choice], shape: Shape) -> _File:
+        found = settle.network(arrays, choices, shape)
+        pixels = self._decoded(found)
+        height, width, channels = pixels.shape
+        header = Header(width, height, channels, container.digest(pixels))
+        head, coded = found.sections()
+        sections = [Section(container.NETWORK, head), Section(container.WEIGHTS, coded)]
+        if self.picture.icc:
+            sections.append(Section(container.ICC, self.picture.icc))
+        data = container.write(header, sections)
+        return _File(data, pixels, psnr(self.picture.pixels, pixels), found, len(coded))
+
+    def _decoded(self, found: Network) -> Array:
+        return integer.decode(found, self.picture.width, self.picture.height, self.device)
+
+    def _metrics(self, file: _File, decided: Decided, seconds: float) -> dict[str, Any]:
+        size, shape = len(file.data), file.network.shape
+        return {
+            "width": self.picture.width,
+            "height": self.picture.height,
+            "channels": self.picture.channels,
+            "bytes": size,
+            "bpp": 8 * size / self.samples,
+            "psnr": file.psnr,
+            "target": str(self.wanted),
+            "lambda": decided.price,
+            "network": str(shape),
+            "parameters": shape.parameters,
+            "bits_per_weight": 8 * file.coded / shape.parameters,
+            "steps": decided.steps,
+            "seconds": seconds,
+        }

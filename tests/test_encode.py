@@ -1,0 +1,98 @@
+"""From a picture to a file: targets, what is kept, and going on after a stop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import small_pixels
+
+from imgmlp.codec import compact, container
+from imgmlp.codec.checkpoint import Checkpoint
+from imgmlp.codec.encode import Effort, Encoded, Watch, encode
+from imgmlp.codec.target import Target
+from imgmlp.engine import open_device
+from imgmlp.errors import Interrupted
+from imgmlp.image import Picture, psnr
+
+SHORT = Effort(120)
+
+
+def run(target: Target, picture: Picture | None = None, effort: Effort = SHORT) -> Encoded:
+    return encode(picture or Picture(small_pixels()), target, effort, open_device("numpy"))
+
+
+@pytest.mark.parametrize("count", [250, 700])
+def test_bytes_are_kept_and_used(count: int) -> None:
+    found = run(Target("bytes", count))
+    assert 0.97 * count <= len(found.bytes) <= count
+    assert found.missed is None
+
+
+def test_a_quality_is_met() -> None:
+    y, x = np.mgrid[:40, :56]
+    pixels = np.stack([x * 4, y * 6, x * y % 256 // 2 + 60], axis=-1).astype(np.uint8)
+    found = run(Target("psnr", 20), Picture(pixels), Effort(240))
+    assert found.missed is None
+    assert abs(found.metrics["psnr"] - 20) <= 0.1
+
+
+def test_a_quality_out_of_reach_is_missed_with_the_best_file() -> None:
+    found = run(Target("psnr", 45), effort=Effort(2))
+    assert found.missed is not None
+    assert found.missed.endswith("instead of 45")
+    assert compact.decode(container.parse(found.bytes), open_device("numpy")).any()
+
+
+def test_too_few_bytes_are_missed_with_the_smallest_file() -> None:
+    found = run(Target("bytes", 60), effort=Effort(20))
+    assert found.missed == f"{len(found.bytes)} bytes instead of 60"
+
+
+def test_dearer_bits_give_smaller_files() -> None:
+    cheap, dear = (run(Target("lambda", price)) for price in (3e-4, 1e-2))
+    assert len(dear.bytes) < len(cheap.bytes)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_figures_are_those_of_the_bytes(channels: int) -> None:
+    pixels = np.concatenate([small_pixels(), small_pixels()[::-1]], axis=2)[:, :, :channels]
+    picture = Picture(pixels, b"a colour profile" if channels == 3 else None)
+    found = run(Target("lambda", 3e-3), picture, Effort(20))
+    parsed = container.parse(found.bytes)
+    decoded = compact.decode(parsed, open_device("numpy"))
+    assert (decoded == found.pixels).all()
+    assert decoded.shape == pixels.shape
+    assert parsed.get(container.ICC) == picture.icc
+    assert found.metrics["bytes"] == len(found.bytes)
+    assert found.metrics["psnr"] == psnr(pixels, decoded)
+    assert found.metrics["bpp"] == 8 * len(found.bytes) / (31 * 24)
+
+
+def test_the_same_choices_give_the_same_bytes() -> None:
+    first, second = (run(Target("bytes", 300), effort=Effort(40)) for _ in range(2))
+    assert first.bytes == second.bytes
+
+
+def test_a_time_limit_decides_how_long_to_train() -> None:
+    found = run(Target("lambda", 1e-2), effort=Effort(1, seconds=0.5))
+    assert 1 <= found.metrics["steps"] < 5000
+
+
+@pytest.mark.parametrize("target", [Target("bytes", 300), Target("psnr", 10)])
+def test_a_stopped_run_gives_the_bytes_of_one_that_was_not(target: Target, tmp_path: Path) -> None:
+    whole = run(target)
+    checkpoint = Checkpoint(tmp_path / "c", "k")
+    picture, device = Picture(small_pixels()), open_device("numpy")
+    notes: list[str] = []
+    for looks in (7, 9):
+        left = iter(range(looks))
+        watch = Watch(should_stop=lambda left=left: next(left, None) is None, note=notes.append)  # type: ignore[misc]
+        with pytest.raises(Interrupted, match="stopped after"):
+            encode(picture, target, SHORT, device, checkpoint, watch)
+    found = encode(picture, target, SHORT, device, checkpoint, Watch(note=notes.append))
+    assert found.bytes == whole.bytes
+    assert found.resumed > 0
+    assert len(notes) >= 1
+    assert notes[-1].startswith("continuing after")
