@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from imgmlp.errors import ImgmlpError
 
 if TYPE_CHECKING:
-    from imgmlp.api import decode, devices, info, train
+    from imgmlp.api import decode, devices, encode, info, train
 
 __version__ = "0.1.0"
-__all__ = ["ImgmlpError", "__version__", "decode", "devices", "info", "train"]
+__all__ = ["ImgmlpError", "__version__", "decode", "devices", "encode", "info", "train"]
 
 
 def __getattr__(name: str) -> Any:

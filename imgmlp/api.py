@@ -17,14 +17,16 @@ from PIL import Image
 
 from imgmlp import facts
 from imgmlp import image as pictures
-from imgmlp.codec import compact, container, npz, pipeline
+from imgmlp.codec import compact, container, npz, pipeline, target
+from imgmlp.codec import encode as encoder
 from imgmlp.codec.config import PRESETS, Weights
+from imgmlp.codec.encode import Effort, Encoded, Watch
 from imgmlp.codec.pipeline import Progress, Trained
 from imgmlp.engine import DeviceInfo, list_devices, open_device
 from imgmlp.errors import PictureError, UsageError
 from imgmlp.image import Picture
 
-__all__ = ["decode", "devices", "info", "train"]
+__all__ = ["decode", "devices", "encode", "info", "train"]
 
 Source = str | PathLike[str] | Image.Image | np.ndarray[Any, Any]
 
@@ -62,16 +64,46 @@ def train(
     return trained
 
 
-def _picture(image: Source) -> Picture:
+def encode(
+    image: Source,
+    *,
+    quality: float | None = None,
+    bpp: float | None = None,
+    size: int | None = None,
+    psnr: float | None = None,
+    price: float | None = None,
+    effort: int = target.EFFORT,
+    seconds: float | None = None,
+    on_step: Callable[[Progress], None] | None = None,
+    device: str = "auto",
+) -> Encoded:
+    """Compress a picture to the `bytes` of an .imlp file; `metrics` are figures of just these.
+
+    One target at most: quality from 0 to 100 (60 if none is given), bits for each pixel, bytes,
+    dB, or a price, the squared error that a bit a pixel is worth. `effort` is 1 to 9, or training
+    takes about so many `seconds`. `missed` says how the target was missed, if it was. A picture is
+    a file, a Pillow image, or uint8 [height, width, 1 to 4]. Raises ImgmlpError.
+    """
+    picture = _picture(image, alpha=True)
+    pixels = picture.width * picture.height
+    count = None if size is None else str(size)
+    wanted = target.choose(pixels, quality, bpp, count, psnr, price)
+    training = Effort(target.steps(effort), seconds)
+    return encoder.encode(picture, wanted, training, open_device(device), watch=Watch(on_step))
+
+
+def _picture(image: Source, alpha: bool = False) -> Picture:
     if isinstance(image, Image.Image):
-        return pictures.from_image(image)
+        return pictures.from_image(image, alpha=alpha)
     if not isinstance(image, np.ndarray):
-        return pictures.load(Path(image))
+        return pictures.load(Path(image), alpha)
+    channels = (1, 2, 3, 4) if alpha else (1, 3)
     pixels = image[:, :, None] if image.ndim == 2 else image
-    good = pixels.ndim == 3 and pixels.shape[2] in (1, 3) and pixels.dtype == np.uint8
+    good = pixels.ndim == 3 and pixels.shape[2] in channels and pixels.dtype == np.uint8
     if not good or not 0 < pixels.shape[0] * pixels.shape[1] <= pictures.MAX_PIXELS:
         problem = f"an array of {image.dtype}{list(image.shape)} is no picture"
-        raise PictureError(problem, hint="give uint8 [height, width, 1 or 3]")
+        hint = f"give uint8 [height, width, {'1 to 4' if alpha else '1 or 3'}]"
+        raise PictureError(problem, hint=hint)
     return Picture(pixels)
 
 
