@@ -58,6 +58,16 @@ def test_every_operation_has_a_rule_or_none_to_have() -> None:
 # --- kinks and ties ---
 
 
+def test_slopes_far_from_zero_are_flat_or_straight(device: AnyDevice) -> None:
+    """exp is infinite there, and infinity times zero is no number."""
+    x = Tensor([-1000.0, -50.0, -12.0, 12.0, 50.0, 1000.0], device)
+    g = {"sigmoid": x.sigmoid(), "tanh": x.tanh(), "gelu": x.gelu()}
+    found = results({name: v.sum().gradient([x])[0] for name, v in g.items()}, device)
+    assert np.allclose(found["sigmoid"], 0, atol=1e-5)
+    assert np.allclose(found["tanh"], 0, atol=1e-5)
+    assert np.allclose(found["gelu"], [0, 0, 0, 1, 1, 1], atol=1e-5)
+
+
 def test_one_side_of_every_kink_is_chosen(device: AnyDevice) -> None:
     """At 0: relu takes slope 0, leaky relu 1, abs 1; equal values share a maximum's gradient."""
     x = Tensor([-2.0, 0.0, 3.0], device)

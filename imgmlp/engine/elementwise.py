@@ -245,7 +245,9 @@ class Elementwise:
         return self._with(graph.function(answer.node, [self.node], _leaky_relu_vjp(slope)))
 
     def sigmoid(self) -> Self:
-        return 1.0 / ((-self).exp() + 1.0)
+        """1 / (1 + exp(-x)); its gradient comes from the answer, where exp may be infinite."""
+        answer = 1.0 / ((-self).exp() + 1.0)
+        return self._with(graph.function(answer.node, [self.node], _sigmoid_vjp))
 
     def tanh(self) -> Self:
         return (self * 2.0).sigmoid() * 2.0 - 1.0
@@ -254,6 +256,10 @@ class Elementwise:
         """The tanh form of Hendrycks and Gimpel (2016), within 1e-3 of the exact one."""
         inner = (self + self * self * self * 0.044715) * math.sqrt(2 / math.pi)
         return self * (inner.tanh() + 1.0) * 0.5
+
+
+def _sigmoid_vjp(g: Node, ans: Node, x: Node) -> tuple[Node]:
+    return (g * (ans - ans * ans),)
 
 
 @cache
