@@ -286,6 +286,23 @@ def graph(
     commands.graph(settings, size, device, form, as_json, general)
 
 
+@app.command()
+def bench(
+    context: typer.Context,
+    quick: Annotated[bool, typer.Option("--quick", help="A rough idea, in seconds.")] = False,
+    as_json: AsJson = False,
+    device: DeviceSpec = "auto",
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+    no_progress: NoProgress = False,
+) -> None:
+    """Measure how fast this machine trains and decodes, beside NumPy and, if there, PyTorch."""
+    terminal = _terminal(context, quiet, verbose, no_progress)
+    from imgmlp.bench import report
+
+    report.bench(terminal, device, quick, as_json)
+
+
 def _terminal(
     context: typer.Context, quiet: bool, verbose: int, no_progress: bool = False
 ) -> Terminal:

@@ -6,14 +6,12 @@ A broken driver may end the process that it is in, or never answer.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
+from imgmlp import child
 from imgmlp.engine import DeviceInfo, Finding
 
 TIMEOUT = 300.0  # seconds; a cold compiler needs a few
@@ -21,13 +19,11 @@ TIMEOUT = 300.0  # seconds; a cold compiler needs a few
 
 def examine(device: DeviceInfo) -> list[Finding]:
     """What `imgmlp devices --check` finds on one device, or how it failed to find anything."""
-    command = [sys.executable, "-P", "-m", "imgmlp", "devices", "--check", "--json"]
-    here = str(Path(__file__).parent.parent)  # the child may not find a checkout by itself
-    path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
+    options = ["devices", "--check", "--json", "--device", device.spec]
     try:
         done = subprocess.run(
-            [*command, "--device", device.spec],
-            env=os.environ | {"PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"},
+            child.command("imgmlp", *options),
+            env=child.environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             encoding="utf-8",

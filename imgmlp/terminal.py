@@ -10,12 +10,14 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
+from rich.box import ASCII, SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
 from rich.text import Text
 
 from imgmlp.errors import ImgmlpError, OutputError
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
 
 LINE_EVERY = 10.0  # seconds between two lines where there is no terminal
 DRAW_EVERY = 0.1  # seconds between two drawings of the bar
-_ASCII = str.maketrans({"×": "x", "✓": "*", "…": "..."})
+TABLE_WIDTH = 120  # characters, where there is no terminal whose width would count
+_ASCII = str.maketrans({"×": "x", "✓": "*", "…": "...", "–": "-", "µ": "u"})
 
 
 class Terminal:
@@ -82,6 +85,33 @@ class Terminal:
             finally:
                 lines.finish()
 
+    @contextmanager
+    def stages(self, total: int) -> Iterator[Callable[[str], None]]:
+        """Show which of so many stages of some work begins: its name goes to what is yielded."""
+        terminal = self._console.file.isatty() and not self._console.is_dumb_terminal
+        if self.quiet or not self.progress:
+            yield lambda _: None
+        elif terminal:
+            columns = (BarColumn(), TextColumn("{task.description}"))
+            # Drawn when there is news, so that no thread competes with what is measured.
+            with Progress(*columns, console=self._console, auto_refresh=False) as bar:
+                task = bar.add_task("", total=total, completed=-1)
+
+                def show(stage: str) -> None:
+                    bar.update(task, advance=1, description=stage, refresh=True)
+
+                yield show
+        else:
+            began = time.monotonic()
+
+            def tell(stage: str) -> None:
+                nonlocal began
+                if time.monotonic() >= began + LINE_EVERY:
+                    began = time.monotonic()
+                    self.note(stage)
+
+            yield tell
+
 
 def ascii_only(text: str) -> str:
     """Text without the few characters beyond ASCII that imgmlp writes."""
@@ -113,6 +143,21 @@ def print_data(text: str) -> None:
     """Write lines of data to stdout. Raises OutputError."""
     with standard_output() as stream:
         stream.write((text if encodes_unicode(stream) else ascii_only(text)) + "\n")
+
+
+def print_table(heading: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> None:
+    """Write a table to stdout, its first column to the left. Raises OutputError."""
+    with standard_output() as stream:
+        plain = not encodes_unicode(stream)
+        console = Console(file=stream, highlight=False, emoji=False, markup=False)
+        if not stream.isatty():
+            console.width = max(console.width, TABLE_WIDTH)
+        table = Table(box=ASCII if plain else SIMPLE_HEAD, caption=caption, caption_justify="left")
+        for number, name in enumerate(heading):
+            table.add_column(name, justify="right" if number else "left", no_wrap=True)
+        for row in rows:
+            table.add_row(*(ascii_only(cell) if plain else cell for cell in row))
+        console.print(table)
 
 
 @contextmanager

@@ -30,7 +30,9 @@ ORDER = """
     codec.quantize codec.network codec.settle codec.npz codec.model codec.pieces codec.integer
     codec.fit codec.learn codec.render codec.compact codec.target codec.checkpoint codec.course
     codec.encode codec.pipeline
-    interrupt terminal facts verify selftest commands encoding api pil imgmlp cli __main__
+    interrupt terminal facts verify child selftest
+    bench bench.job bench.by_hand bench.pytorch bench.peak bench.start bench.speed bench.report
+    commands encoding api pil imgmlp cli __main__
 """.split()  # noqa: SIM905
 # Modules that are among the engine's public names.
 ENGINE_PARTS = {"engine.dtype", "engine.nn", "engine.optim"}
@@ -41,11 +43,12 @@ RESERVED = {
     "typer": {"cli"},
     "rich": {"terminal"},
     "PIL": {"image", "api", "pil"},
-    "numpy": {name for name in ORDER if name.startswith(("engine", "codec"))}
+    "numpy": {name for name in ORDER if name.startswith(("engine", "codec", "bench"))}
     | {"image", "commands", "api"},
 }
 UNSAFE = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 LAZY = {  # keep --help and a look at a file quick
+    ("cli", "imgmlp.bench.report"),
     ("cli", "imgmlp.commands"),
     ("cli", "imgmlp.encoding"),
     ("cli", "imgmlp.facts"),
@@ -53,7 +56,8 @@ LAZY = {  # keep --help and a look at a file quick
     ("facts", "imgmlp.codec.npz"),
     ("pil", "imgmlp.api"),
 }
-DYNAMIC = {"imgmlp"}  # the public names are loaded when they are used
+# The public names are loaded when they are used, PyTorch if it is there and wanted.
+DYNAMIC = {"imgmlp", "bench.pytorch"}
 IMPORT_CALLS = {"import_module", "__import__"}
 
 

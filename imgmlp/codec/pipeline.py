@@ -16,7 +16,7 @@ from imgmlp.codec.pieces import assemble, fitting
 from imgmlp.engine import AnyDevice, Program, Tensor, compile, dtype
 from imgmlp.image import Picture, psnr
 
-__all__ = ["Progress", "Trained", "decode", "train", "training_step"]
+__all__ = ["Decoder", "Progress", "Trained", "decode", "train", "training_step"]
 
 Array = np.ndarray[Any, Any]
 PIXELS_AT_ONCE = 1 << 16  # of a decoding step: 64 values each of a few layers is some 50 MB
@@ -89,11 +89,10 @@ def decode(weights: Weights, device: AnyDevice, size: tuple[int, int] | None = N
     """
     width, height = size or (weights.width, weights.height)
     check_size(width, height)
-    piece = _Piece(weights, device, width, height)
-    return assemble(piece, width, height, weights.channels)
+    return Decoder(weights, device, width, height).picture()
 
 
-class _Piece:
+class Decoder:
     """A step that decodes rows x columns pixels anywhere in a picture of width x height.
 
     Only the features of the piece's own rows and columns exist, so thin pictures of any
@@ -116,6 +115,10 @@ class _Piece:
         answer = model.forward(self.flat, self.weights.architecture, features)
         level = (answer.maximum(0.0).minimum(1.0) * 255.0 + 0.5).cast(dtype.u8)
         return {"pixels": level.reshape(self.rows, self.columns, -1)}
+
+    def picture(self) -> Array:
+        """All pieces: uint8 [height, width, channels]."""
+        return assemble(self, self.width, self.height, self.weights.channels)
 
     def move_to(self, top: int, left: int) -> None:
         """Load the features of another piece; past the picture's edge, anything."""

@@ -1,0 +1,1 @@
+"""The speed of this machine: imgmlp beside others at the same job, in one run."""

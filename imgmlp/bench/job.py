@@ -1,0 +1,94 @@
+"""The job that all contenders do: train one network on one picture, and decode it.
+
+Random pixels of a 512 x 512 picture, a 64-64-64-64-3 network, squared error, AdamW.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from imgmlp.codec import model
+from imgmlp.codec.config import PRESETS, Architecture, Encoding, Settings, Weights
+from imgmlp.codec.features import encoding
+from imgmlp.codec.fit import TrainingStep
+from imgmlp.codec.pipeline import Decoder
+from imgmlp.engine import AnyDevice
+
+SIDE = 512  # pixels of the picture's width and height
+BATCHES = (512, 4096, 16384, SIDE * SIDE)  # rows of a step; the last is the full picture
+
+Array = np.ndarray[Any, Any]
+
+
+class Contender(Protocol):
+    """One way to do the job."""
+
+    name: str
+
+    def steps(self, batch: int, count: int) -> None:
+        """Train so many steps of `batch` rows each, and wait until they are done."""
+
+    def decode(self) -> Array:
+        """All pixels from the weights, on the host: uint8, in any shape."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is trained on what."""
+
+    pixels: Array  # uint8 [height, width, 3]
+    settings: Settings
+
+    @property
+    def architecture(self) -> Architecture:
+        return self.settings.architecture(3)
+
+    @property
+    def encoding(self) -> Encoding:
+        height, width, _ = self.pixels.shape
+        return encoding(self.settings, width, height)
+
+    def step(self, batch: int, device: AnyDevice) -> TrainingStep:
+        """One of imgmlp's training steps with so many rows."""
+        settings = replace(self.settings, batch=batch)
+        return TrainingStep(self.pixels, self.architecture, self.encoding, settings, device)
+
+    def flops(self, batch: int) -> int:
+        """Floating-point operations of a step's products: forward, gradients of the weights, and
+        of all inputs but those of the first layer, which nobody needs."""
+        products = [math.prod(s) for s in self.architecture.shapes if len(s) == 2]
+        return 2 * batch * (3 * sum(products) - products[0])
+
+
+def standard_job(side: int = SIDE) -> Job:
+    """A synthetic picture, smooth in some places and busy in others, and the default network."""
+    y, x = np.mgrid[:side, :side] / side
+    waves = [np.sin(40 * x * y), np.cos(25 * x + 9 * np.sin(14 * y)), np.sin(150 * (x**2 + y**3))]
+    pixels = np.stack(waves, axis=-1) * 110 + 128
+    return Job(pixels.astype(np.uint8), PRESETS["default"])
+
+
+class Ours:
+    """The job on one of imgmlp's devices."""
+
+    def __init__(self, job: Job, device: AnyDevice) -> None:
+        self.name, self.job, self.device = "imgmlp", job, device
+        self._steps: dict[int, TrainingStep] = {}
+        height, width, _ = job.pixels.shape
+        flat = model.initial(job.architecture, job.settings.seed, device).numpy()
+        weights = Weights(job.architecture, job.encoding, width, height, flat)
+        self.decoder = Decoder(weights, device, width, height)
+
+    def steps(self, batch: int, count: int) -> None:
+        if batch not in self._steps:
+            self._steps[batch] = self.job.step(batch, self.device)
+        program = self._steps[batch].program
+        program.run(count)
+        program.wait()
+
+    def decode(self) -> Array:
+        return self.decoder.picture()

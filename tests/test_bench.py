@@ -1,0 +1,134 @@
+"""`imgmlp bench`: every contender does the same job, and the figures follow from their times."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from conftest import Command
+
+from imgmlp.bench import report, speed
+from imgmlp.bench.by_hand import ByHand
+from imgmlp.bench.job import Job, Ours, standard_job
+from imgmlp.bench.peak import FACTOR, Peak
+from imgmlp.bench.speed import Effort, Measured, Times
+from imgmlp.bench.start import seconds_to_first_step
+from imgmlp.codec import model
+from imgmlp.engine import Device, Tensor, compile, open_device, optim
+from imgmlp.errors import DeviceError
+from imgmlp.terminal import Terminal
+
+ROWS = 3000  # of which NumPy takes 2,048 at once
+
+
+def small_job() -> Job:
+    job = standard_job(20)
+    return replace(job, settings=replace(job.settings, features=8, hidden=6, lr=0.01))
+
+
+def test_a_step_at_batch_512_is_34_megaflops() -> None:
+    assert standard_job().flops(512) == 34_144_256 == 512 * (3 * 2 * 12_480 - 2 * 4096)
+
+
+def test_numpy_by_hand_trains_as_the_engine_does() -> None:
+    """float32 sums in another order: parameters within 1e-4 after three steps of about 0.01."""
+    job, device = small_job(), open_device("numpy")
+    by_hand = ByHand(job)
+    flat, random = Tensor(by_hand.flat.copy(), device), np.random.default_rng(0)
+    random.bit_generator.state = by_hand.random.bit_generator.state
+    settings = job.settings
+    how = {"betas": settings.betas, "weight_decay": settings.weight_decay}
+    optimizer = optim.AdamW([flat], settings.lr, **how)
+    features = Tensor(np.zeros((ROWS, 8), np.float32), device, name="features")
+    targets = Tensor(np.zeros((ROWS, 3), np.float32), device, name="targets")
+
+    def step() -> dict[str, Tensor]:
+        answer = model.forward(flat, job.architecture, features)
+        optimizer.step((answer - targets).square().sum())
+        return {}
+
+    program = compile(step, device)
+    for _ in range(3):
+        chosen = random.integers(0, len(by_hand.features), ROWS)
+        features.write(by_hand.features[chosen])
+        targets.write(by_hand.targets[chosen])
+        program.run()
+    by_hand.steps(ROWS, 3)
+    assert np.allclose(by_hand.flat, flat.numpy(), atol=1e-4)
+    assert np.abs(by_hand.flat).max() > 0.1
+
+
+def test_numpy_by_hand_decodes_as_the_engine_does() -> None:
+    job = small_job()
+    by_hand, ours = ByHand(job), Ours(job, open_device("numpy"))
+    by_hand.flat[:] = ours.decoder.weights.flat
+    difference = by_hand.decode().astype(int) - ours.decode().reshape(-1, 3)
+    assert np.abs(difference).max() <= 1
+
+
+def test_the_peaks_kernel_does_all_that_is_counted() -> None:
+    device = open_device("cpu")
+    assert isinstance(device, Device)
+    peak = Peak(device)
+    peak.kernel(peak.items, peak.lanes, peak.out, FACTOR, peak.rounds)
+    wanted = sum(range(1, 13)) * math.exp(FACTOR * peak.rounds)
+    assert np.allclose(peak.out, wanted, rtol=1e-2)  # float32 cannot hold 1 + 1e-9 exactly
+    assert peak.flops == 2 * 12 * 8 * peak.rounds * device.info.compute_units
+    assert peak.gflops(runs=1) > 0.1
+
+
+def measured() -> Measured:
+    ours = Times({512: [100.0, 300.0, 200.0]}, [10.0, 30.0, 20.0])
+    theirs = Times({512: [500.0]}, [50.0])
+    return Measured(standard_job(), {"imgmlp": ours, "other": theirs}, [400.0], [1.5])
+
+
+def test_figures_are_medians_and_shares() -> None:
+    found = speed.as_json(measured(), open_device("numpy"))
+    assert found["us_per_step"] == {"512": 200}
+    assert found["rows_per_second"] == {"512": 512 / 200e-6}
+    assert found["share_of_peak"]["512"] == pytest.approx(34_144_256 / 200e-6 / 400e9)
+    assert (found["decode_ms"], found["start_s"]) == (20, 1.5)
+    assert found["others"]["other"]["us_per_step"] == {"512": 500}
+
+
+def test_the_table_compares_others_with_imgmlp() -> None:
+    heading, rows = report.table(measured())
+    assert heading == ["", "imgmlp", "Mrow/s", "of peak", "other"]
+    assert rows[0] == ["step of 512 rows", "200 µs", "2.56", "43%", "500 µs, 2.5×"]
+    assert rows[1][1:] == ["20.0 ms", "–", "–", "50.0 ms, 2.5×"]
+    assert rows[2][1] == "1.50 s"
+
+
+def test_everything_is_measured_in_turns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Small, on NumPy, without PyTorch; the start is that of a real process."""
+    monkeypatch.setattr(speed, "is_installed", lambda: False)
+    device = open_device("numpy")
+    found = report.run(Terminal(), device, small_job(), [32, 64], Effort(2, 0.001, 1))
+    assert list(found.times) == ["imgmlp", "NumPy by hand"]
+    for times in found.times.values():
+        assert {batch: len(turns) for batch, turns in times.step.items()} == {32: 2, 64: 2}
+        assert min(min(turns) for turns in times.step.values()) > 0
+        assert len(times.decode) == 2
+    assert len(found.start) == 1
+    assert found.start[0] > 0.1
+    assert found.peak == []
+    report.show(found, device, as_json=True)
+    shown = json.loads(capsys.readouterr().out)
+    assert {"device", "us_per_step", "decode_ms", "start_s"} <= set(shown)
+    report.show(found, device, as_json=False)
+    assert "NumPy by hand" in capsys.readouterr().out
+
+
+def test_a_process_that_does_no_step_is_told_of() -> None:
+    with pytest.raises(DeviceError, match=r"on 7:7: .*no device '7:7'"):
+        seconds_to_first_step("7:7")
+
+
+def test_a_device_that_is_not_there_is_exit_6(imgmlp: Command) -> None:
+    assert "no device '7:7'" in imgmlp("bench", "--quick", "--device", "7:7", check=6).stderr
