@@ -253,7 +253,9 @@ def devices(
 def graph(
     context: typer.Context,
     form: Annotated[
-        Literal["summary", "dot", "nodes", "procedure", "memory", "uops", "source", "times"],
+        Literal[
+            "summary", "dot", "nodes", "tree", "procedure", "memory", "uops", "source", "times"
+        ],
         typer.Option(help="What to print; dot is for Graphviz, times runs the step."),
     ] = "summary",
     preset: Annotated[

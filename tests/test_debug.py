@@ -46,6 +46,7 @@ def test_each_level_shows_more_and_the_step_does_the_same(
         assert (state.numpy() == 9**4).all()
         out, err = capsys.readouterr()
         assert not out
+        assert ("milliseconds to compile: simplify " in err) == (level > 0)
         assert [word in err for word in WORDS] == [level > i for i in range(4)]
         assert ("##" in err) == (level >= 2)  # the picture of the memory plan
         timed = err.count("microseconds, in the first run")

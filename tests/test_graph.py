@@ -28,7 +28,7 @@ from imgmlp.engine.graph import (
     substitute,
     toposort,
 )
-from imgmlp.engine.listing import render_dot, render_nodes
+from imgmlp.engine.listing import render_dot, render_nodes, render_tree
 
 
 @pytest.fixture
@@ -137,6 +137,19 @@ def test_listings_number_every_node_and_name_its_sources(x: Node) -> None:
     assert drawn.startswith("digraph")
     assert drawn.count("->") == 3
     assert all(arrow in drawn for arrow in ("n0 -> n2;", "n1 -> n2;", "n2 -> n3;"))
+
+
+def test_a_tree_shows_each_value_below_what_uses_it_and_its_sources_once(x: Node) -> None:
+    squares = (x + 1.0) * (x + 1.0)
+    assert render_tree([squares, reduce(Op.SUM, squares, (1,))]).splitlines() == [
+        "3 MUL f32[2, 3]",
+        "  2 ADD f32[2, 3]",
+        "    0 BUFFER x f32[2, 3]",
+        "    1 CONST 1.0 f32[2, 3]",
+        "  2 Intermediate",
+        "4 SUM (1,) f32[2]",
+        "  3 Intermediate",
+    ]
 
 
 def integers() -> Node:

@@ -17,6 +17,7 @@ SMALL = ("--batch", "50", "--hidden", "8", "--layers", "1", "--features", "8", "
     [
         ("dot", ["digraph", "->", "DOT"]),
         ("nodes", ["BUFFER x_table", "HASH", "GATHER"]),
+        ("tree", ["BUFFER parameters", "  ", " Intermediate"]),
         ("procedure", ["product", "around DOT", "parameters"]),
         ("memory", ["saves", "#", "partial_sums f32["]),
         ("uops", ["RANGE", "PRODUCT", "STORE"]),

@@ -355,8 +355,15 @@ def in_c(method: Callable[..., int]) -> Callable[..., CInt]:
     return lambda *operands: CInt(method(*operands))
 
 
-for name in ("add", "sub", "mul", "neg", "and", "xor", "radd", "rsub", "lt", "ge"):
+for name in ("add", "sub", "mul", "neg", "and", "xor", "rshift", "radd", "rsub", "lt", "ge"):
     setattr(CInt, f"__{name}__", in_c(getattr(int, f"__{name}__")))
+
+
+def test_powers_of_two_are_shifted_and_masked_in_c() -> None:
+    x = Var("x", 0, 1000)
+    quotients = [(x // 8).render("/"), (x // 6).render("/"), (x // 8).render()]
+    assert quotients == ["(x>>3)", "(x/6)", "(x//8)"]
+    assert [(x % n).render("/") for n in (8, 6)] == ["(x&7)", "(x%6)"]
 
 
 @settings(max_examples=2000, deadline=None)

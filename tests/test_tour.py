@@ -14,7 +14,7 @@ import pytest
 from imgmlp.engine import Device, Tensor, compile, cond, loop, open_device
 from imgmlp.engine.graph import Op
 from imgmlp.engine.kernel import render_procedure
-from imgmlp.engine.listing import render_nodes
+from imgmlp.engine.listing import render_nodes, render_tree
 from imgmlp.engine.uops import render_uops
 
 PAGE = (Path(__file__).parent.parent / "docs" / "engine.md").read_text("utf-8")
@@ -72,6 +72,7 @@ def test_one_linear_layer(device: Device) -> None:
     bias = Tensor(np.full(5, -7.0, np.float32), device, name="bias")  # [outputs]
     y = (x @ weight + bias).relu()  # [rows, outputs]
     shown(render_nodes([y.node]))
+    shown(render_tree([y.node]))  # the same from the result down
 
     # Product, bias and activation are one kernel.
     program = compile(lambda: {"y": y}, device)

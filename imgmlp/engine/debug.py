@@ -1,8 +1,9 @@
 """What the environment variable DEBUG shows of every step that is compiled, on stderr.
 
-1 the schedule and how long each kernel took in the first run, 2 also the memory plan, 3 also
-the UOps, 4 also the OpenCL C. Anything else shows nothing: other programs use the name too.
-For NumPy's device, which has no kernels, it is what a processor would run.
+1 the schedule, and how long each pass of the compiler took and each kernel in the first run, 2
+also the memory plan, 3 also the UOps, 4 also the OpenCL C. Anything else shows nothing: other
+programs use the name too. For NumPy's device, which has no kernels, it is what a processor would
+run.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def tell(text: str) -> None:
 
 def report(stages: Stages, depth: int, usage: Usage) -> str:
     """What a level of DEBUG shows of a step, and of the memory that its device has given."""
-    shown = [render_schedule(stages)]
+    shown = [render_schedule(stages), render_passes(stages)]
     shown += [stages.show(form) for start, form in FORMS_FROM.items() if depth >= start]
     if depth >= 2:
         shown.append(f"device: {usage.summary()}")
@@ -51,6 +52,12 @@ def render_schedule(stages: Stages) -> str:
     rows = (f"{i:4d} {line}" for i, line in enumerate(_described(stages)))
     note = [stages.procedure.note] if stages.procedure.note else []
     return "\n".join([f"{head}, memory {stages.memory.summary()}", *note, *rows])
+
+
+def render_passes(stages: Stages) -> str:
+    """How long each pass of the compiler took."""
+    took = ", ".join(f"{name} {1000 * s:.1f}" for name, s in stages.seconds.items())
+    return f"milliseconds to compile: {took}"
 
 
 def render_times(stages: Stages, microseconds: Sequence[float], when: str) -> str:

@@ -1,4 +1,4 @@
-"""A graph as text: numbered lines for people, DOT for Graphviz."""
+"""A graph as text: numbered lines or a tree for people, DOT for Graphviz."""
 
 from __future__ import annotations
 
@@ -22,6 +22,31 @@ def render_nodes(roots: Sequence[Node]) -> str:
         lines.append(line.rstrip())
         if node.op is Op.LOOP:
             lines += [f"     {line}" for line in node.arg.render().splitlines()]
+    return "\n".join(lines)
+
+
+def render_tree(roots: Sequence[Node]) -> str:
+    """Each result with its sources indented below it, numbered as in `render_nodes`.
+
+    What was computed further up already is an Intermediate there. A loop's body, which has
+    numbers of its own, stands between the loop and its sources.
+    """
+    numbers = {node: i for i, node in enumerate(toposort(roots))}
+    shown: set[Node] = set()
+    lines = []
+    waiting = [(root, 0) for root in reversed(roots)]
+    while waiting:  # the graph may be deeper than Python's stack
+        node, depth = waiting.pop()
+        margin = "  " * depth
+        if node in shown and node.src:
+            lines.append(f"{margin}{numbers[node]} Intermediate")
+            continue
+        shown.add(node)
+        kind = f" {kind_of(node)}" if node.op is not Op.LOOP else ""
+        lines.append(f"{margin}{numbers[node]} {label(node)}{kind}")
+        if node.op is Op.LOOP:
+            lines += [f"{margin}  | {line}" for line in render_tree(node.arg.values).splitlines()]
+        waiting += [(source, depth + 1) for source in reversed(node.src)]
     return "\n".join(lines)
 
 

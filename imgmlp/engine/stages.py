@@ -6,7 +6,9 @@ works: with one work-item a group or with lanes, with how many compute units.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from imgmlp.engine.block import program
@@ -14,7 +16,7 @@ from imgmlp.engine.flow import computed
 from imgmlp.engine.graph import Node
 from imgmlp.engine.kernel import Procedure, Update, render_procedure
 from imgmlp.engine.linearize import linearize
-from imgmlp.engine.listing import render_dot, render_nodes
+from imgmlp.engine.listing import render_dot, render_nodes, render_tree
 from imgmlp.engine.memory import Plan, plan
 from imgmlp.engine.render import render
 from imgmlp.engine.schedule import schedule
@@ -32,6 +34,7 @@ class Stages:
     codes: tuple[Code, ...]  # a kernel's UOps each
     source: str  # OpenCL C
     functions: tuple[str, ...]  # the function of `source` that each kernel calls
+    seconds: dict[str, float]  # that each pass took
 
     def show(self, form: str) -> str:
         """One of FORMS as text. Raises KeyError for another."""
@@ -59,6 +62,7 @@ class Stages:
 FORMS: dict[str, Callable[[Stages], str]] = {
     "dot": lambda stages: render_dot(stages.nodes),
     "nodes": lambda stages: render_nodes(stages.nodes),
+    "tree": lambda stages: render_tree(stages.nodes),
     "procedure": lambda stages: render_procedure(stages.procedure),
     "memory": lambda stages: stages.memory.render(),
     "uops": lambda stages: "\n\n".join(f"{c.name}\n{render_uops(c)}" for c in stages.codes),
@@ -79,11 +83,25 @@ def lower(
     `align` is in bytes; `slices` says whether the device can slice an allocation; `general`
     leaves out the block program.
     """
-    states = [state for state, _ in updates]
-    nodes = simplify([value for _, value in updates])
+    states, values = [state for state, _ in updates], [value for _, value in updates]
+    seconds: dict[str, float] = {}
+    with _clock(seconds, "simplify"):
+        nodes = simplify(values)
     step = list(zip(states, nodes, strict=True))
-    procedure = schedule(step, lanes == "group") if general else program(step, lanes, units)
-    codes = tuple(linearize(k, lanes, units) for k in procedure.kernels)
-    source, functions = render(codes, lanes)
-    memory = plan(procedure, align, slices)
-    return Stages(tuple(nodes), procedure, memory, codes, source, tuple(functions))
+    with _clock(seconds, "schedule"):
+        procedure = schedule(step, lanes == "group") if general else program(step, lanes, units)
+    with _clock(seconds, "linearize"):
+        codes = tuple(linearize(k, lanes, units) for k in procedure.kernels)
+    with _clock(seconds, "render"):
+        source, functions = render(codes, lanes)
+    with _clock(seconds, "plan"):
+        memory = plan(procedure, align, slices)
+    return Stages(tuple(nodes), procedure, memory, codes, source, tuple(functions), seconds)
+
+
+@contextmanager
+def _clock(seconds: dict[str, float], name: str) -> Iterator[None]:
+    """Note down how long what is done within takes."""
+    begin = time.perf_counter()
+    yield
+    seconds[name] = time.perf_counter() - begin

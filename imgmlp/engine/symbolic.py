@@ -220,6 +220,9 @@ class Div(_WithNumber):
         return x // self.n
 
     def render(self, division: Division = "//") -> str:
+        shift = self.n.bit_length() - 1
+        if division == "/" and self.n == 1 << shift:  # a compiler for C does not know that x >= 0
+            return f"({self.x.render(division)}>>{shift})"
         return f"({self.x.render(division)}{division}{self.n})"
 
 
@@ -235,6 +238,8 @@ class Mod(_WithNumber):
         return x % self.n
 
     def render(self, division: Division = "//") -> str:
+        if division == "/" and self.n & (self.n - 1) == 0:
+            return f"({self.x.render(division)}&{self.n - 1})"
         return f"({self.x.render(division)}%{self.n})"
 
 
