@@ -20,7 +20,7 @@ from imgmlp.codec.network import Network, Shape
 from imgmlp.codec.settle import Choice
 from imgmlp.codec.target import Target
 from imgmlp.engine import AnyDevice
-from imgmlp.errors import ImgmlpError, Interrupted
+from imgmlp.errors import ImgmlpError, Interrupted, OutputError
 from imgmlp.image import Picture, psnr
 
 Array = np.ndarray[Any, Any]
@@ -122,7 +122,7 @@ class _Encoder:
         self.effort, self.checkpoint = effort, checkpoint
         self.samples = picture.width * picture.height
         self.saved = checkpoint.load() if checkpoint is not None else None
-        self.resumed = 0
+        self.resumed, self.unsaved = 0, False
         self.weights = float(self.saved.facts["weights"]) if self.saved else self._first_weights()
 
     def _first_weights(self) -> float:
@@ -223,13 +223,20 @@ class _Encoder:
         return lambda *_: 1.0
 
     def _keep(self, state: State) -> None:
-        if self.checkpoint is not None:
-            state.facts["weights"] = self.weights
+        """Save a state; a run is not worth losing because its checkpoint cannot be written."""
+        if self.checkpoint is None or self.unsaved:
+            return
+        state.facts["weights"] = self.weights
+        try:
             self.checkpoint.save(state)
+        except OutputError as error:
+            self.unsaved = True
+            if self.watch.note is not None:
+                self.watch.note(f"no checkpoints: {error}")
 
     def _interrupted(self, course: Course) -> Interrupted:
         at = f"{int(course.step.count.item()):,} of {course.decided.steps:,} steps"
-        if self.checkpoint is None:
+        if self.checkpoint is None or self.unsaved:
             return Interrupted(f"stopped after {at}", hint="start it again")
         hint = f"the same command goes on from there; its state is in {self.checkpoint.path}"
         return Interrupted(f"stopped after {at}", hint=hint)

@@ -63,7 +63,7 @@ def pixel_features(x: Tensor, y: Tensor, column: Tensor, row: Tensor) -> Tensor:
     return Tensor.concat([x.gather(column), y.gather(row)], axis=1)
 
 
-def _check_tables(samples: int, features: int, device: AnyDevice) -> None:
+def check_tables(samples: int, features: int, device: AnyDevice) -> None:
     """Refuse a picture so thin that its axes' tables would not fit."""
     nbytes = samples * features // 2 * 4
     if nbytes > device.info.memory // 4:
@@ -92,7 +92,7 @@ class TrainingStep:
     ) -> None:
         self.height, self.width, self.channels = pixels.shape
         self.architecture, self.settings = architecture, settings
-        _check_tables(self.width + self.height, encoding.features, device)
+        check_tables(self.width + self.height, encoding.features, device)
         x, y = tables(encoding, self.width, self.height)
         self.x, self.y = Tensor(x, device, name="x_table"), Tensor(y, device, name="y_table")
         self.pixels = Tensor(pixels.reshape(-1, self.channels), device, name="pixels")

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec import integer
-from imgmlp.codec.fit import pixel_features
+from imgmlp.codec.fit import check_tables, pixel_features
 from imgmlp.codec.network import Shape
 from imgmlp.engine import AnyDevice, Context, Function, Program, Tensor, compile, dtype, nn, optim
 
@@ -96,6 +96,7 @@ class LearningStep:
         self.height, self.width, self.channels = pixels.shape
         self.shape, self.seed, self.device = shape, seed, device
         self.counts = [math.prod(size) for size in shape.shapes]
+        check_tables(self.width + self.height, shape.sizes[0], device)
         tables = (feature_table(shape.frequencies, n) for n in (self.width, self.height))
         self.x, self.y = (
             Tensor(t, device, name=f"{axis}_table") for t, axis in zip(tables, "xy", strict=True)
