@@ -11,7 +11,7 @@ from conftest import MAPPINGS, open_mapping, small_pixels
 
 from imgmlp.codec import features
 from imgmlp.codec.config import PRESETS, Settings
-from imgmlp.codec.fit import LISTEN, SMOOTHING, TrainingStep, _Listener, fit, learning_rate
+from imgmlp.codec.fit import LISTEN, SMOOTHING, LearningRate, TrainingStep, _Listener, fit
 from imgmlp.engine import AnyDevice, Tensor, open_device
 
 SMALL = {"steps": 200, "batch": 50, "hidden": 6, "layers": 2, "features": 8}
@@ -33,7 +33,8 @@ def device(request: pytest.FixtureRequest) -> AnyDevice:
 
 
 def rate(chosen: Settings, done: int) -> float:
-    return float(learning_rate(chosen, Tensor(np.float32(done), open_device("numpy"))).numpy())
+    device = open_device("numpy")
+    return float(LearningRate(chosen, device).after(Tensor(np.float32(done), device)).numpy())
 
 
 def test_the_cosine_falls_from_the_whole_rate_to_nothing() -> None:
@@ -68,6 +69,15 @@ def test_each_step_draws_other_pixels_and_both_axes_apart(device: AnyDevice) -> 
     step.program.wait()
     assert not np.array_equal(step._places()[0].numpy(), row)
     assert int(step.count.numpy()) == 1
+
+
+def test_steps_and_learning_rate_are_no_part_of_the_source() -> None:
+    """So that a driver's cache of compiled kernels serves other runs too."""
+    device = open_device("numpy:uops")
+    changes: list[dict[str, object]] = [{}, {"steps": 150}, {"lr": 0.03}]
+    for preset in PRESETS:
+        steps = [training_step(settings(preset, **c), device, small_pixels()) for c in changes]
+        assert len({step.program.stages.source for step in steps}) == 1
 
 
 def float64_step(flat: np.ndarray, x: np.ndarray, y: np.ndarray, step: TrainingStep) -> np.ndarray:

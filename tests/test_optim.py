@@ -10,7 +10,7 @@ import pytest
 from conftest import EMULATED
 
 from imgmlp.codec.config import PRESETS
-from imgmlp.codec.fit import learning_rate
+from imgmlp.codec.fit import LearningRate
 from imgmlp.engine import AnyDevice, Tensor, compile, nn, open_device, optim
 from imgmlp.engine.interpret import lowbias32
 
@@ -125,7 +125,7 @@ def test_gradient_descent_follows_its_formula(device: AnyDevice) -> None:
 def test_the_learning_rate_is_computed_on_the_device(device: AnyDevice, preset: str) -> None:
     settings = dataclasses.replace(PRESETS[preset], steps=1000)
     done = np.array([0.0, 1.0, 500.0, 999.0])
-    found = learning_rate(settings, Tensor(done, device)).numpy()
+    found = LearningRate(settings, device).after(Tensor(done, device)).numpy()
     if preset == "seed":
         wanted = 0.000533 * 0.99999**done
     else:

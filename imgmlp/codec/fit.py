@@ -71,11 +71,21 @@ def check_tables(samples: int, features: int, device: AnyDevice) -> None:
         raise OutOfMemoryError(problem, hint="cut the picture into parts that are less thin")
 
 
-def learning_rate(settings: Settings, done: Tensor) -> Tensor:
-    """The rate of a step before which `done` (float32, one element) steps were done."""
-    if settings.schedule == "exponential":
-        return (done * math.log(settings.decay)).exp() * settings.lr
-    return ((done * (math.pi / settings.steps)).cos() + 1.0) * (settings.lr / 2)
+class LearningRate:
+    """The schedule, with what users vary in memory of the device: as numbers in the source of
+    kernels, every other --steps or --lr would have them all compiled anew.
+    """
+
+    def __init__(self, settings: Settings, device: AnyDevice) -> None:
+        self.schedule, self.decay = settings.schedule, settings.decay
+        self.first = Tensor(np.float32(settings.lr), device, name="first_rate")
+        self.turn = Tensor(np.float32(math.pi / settings.steps), device, name="turn")
+
+    def after(self, done: Tensor) -> Tensor:
+        """The rate of a step before which `done` (float32, one element) steps were done."""
+        if self.schedule == "exponential":
+            return (done * math.log(self.decay)).exp() * self.first
+        return ((done * self.turn).cos() + 1.0) * (self.first * 0.5)
 
 
 class TrainingStep:
@@ -97,6 +107,7 @@ class TrainingStep:
         self.x, self.y = Tensor(x, device, name="x_table"), Tensor(y, device, name="y_table")
         self.pixels = Tensor(pixels.reshape(-1, self.channels), device, name="pixels")
         self.flat = model.initial(architecture, settings.seed, device)
+        self.rate = LearningRate(settings, device)
         self.count = Tensor(np.uint32(0), device, name="count")
         self.smooth = Tensor(np.float32(0), device, name="smooth")
         self.program: Program = compile(self._step, device, general)
@@ -111,7 +122,7 @@ class TrainingStep:
         done = self.count + 1
         optimizer = optim.AdamW(
             [self.flat],
-            lr=learning_rate(settings, done.cast(dtype.f32) - 1.0),
+            lr=self.rate.after(done.cast(dtype.f32) - 1.0),
             betas=settings.betas,
             weight_decay=settings.weight_decay,
             form=settings.optimizer,
