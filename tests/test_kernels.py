@@ -176,16 +176,16 @@ PRODUCT_GROUP = """
 __kernel __attribute__((reqd_work_group_size(LANES, 1, 1)))
 void t_product(__global float *out, __global const float *x, __global const float *y,
                int xr, int xk, int yk, int yc, int rows, int columns, int inner, int direct) {
-  __local float left_tile[16 * (TILE + 4)], right_tile[16 * (TILE + 4)];
-  float own[(TILE / 16) * (TILE / 16)], sum[1];
-  tile_product(own, x, xr, xk, y, yk, yc, rows, columns, inner, left_tile, right_tile);
+  __local float left_slice[DEPTH * PITCH] __attribute__((aligned(16)));
+  __local float right_slice[DEPTH * PITCH] __attribute__((aligned(16)));
+  float own[OWN * (TILE / 16)], sum[1];
+  PRODUCT(own, sum, x, xr, xk, y, yk, yc, rows, columns, inner, left_slice, right_slice);
   const int lane = get_local_id(0);
-  for (int i = 0; i < TILE / 16; ++i)
+  for (int i = 0; i < OWN; ++i)
     for (int j = 0; j < TILE / 16; ++j) {
-      const int m = lane / 16 + 16 * i, n = lane % 16 + 16 * j;
+      const int m = lane / 16 * OWN + i, n = lane % 16 + 16 * j;
       if (m < rows && n < columns) out[m * columns + n] = own[i * (TILE / 16) + j];
     }
-  column_sums(sum, y, yk, yc, columns, inner);
   if (lane < columns) out[rows * columns + lane] = sum[0];
 }
 """
@@ -220,9 +220,11 @@ def test_product_by_one_item(device: Device, rows: int, inner: int) -> None:
     check_product(bench, rows, inner, 16, 1, direct=True, local=1)
 
 
-@pytest.mark.parametrize("inner", [1, 15, 16, 17, 130])
-@pytest.mark.parametrize("rows", [1, 17, 63, 64])
+@pytest.mark.parametrize("inner", [1, 31, 32, 33, 130])
+@pytest.mark.parametrize("rows", [1, 8, 15, 32, 63, 64])
 def test_product_by_a_group(device: Device, rows: int, inner: int) -> None:
-    bench = Bench(device, ["product_group"], PRODUCT_GROUP)
+    own = next(n for n in (1, 2, 4, 8) if 8 * n >= rows)
+    sizes = f"#define OWN {own}\n#define PRODUCT tile_product_{own}\n"
+    bench = Bench(device, ["product_group"], sizes + PRODUCT_GROUP)
     for columns, flip in ((64, 0), (64, 3), (1, 1), (19, 2), (63, 0)):
         check_product(bench, rows, inner, columns, flip, direct=False, local=GPU_LANES)

@@ -16,6 +16,7 @@ graph, in which the batch is as long as a tile, is scheduled like any other.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,6 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any
 
-from imgmlp.engine.dtype import DType
 from imgmlp.engine.graph import (
     CONTROL,
     ELEMENTWISE,
@@ -36,6 +36,7 @@ from imgmlp.engine.graph import (
     alu,
     buffer,
     const,
+    contiguous,
     gather,
     iota,
     make,
@@ -53,11 +54,13 @@ from imgmlp.engine.schedule import freeze, schedule
 from imgmlp.engine.uops import Lanes
 
 TILE_ROWS = 64  # most rows of a tile
+LEAST_ROWS = {"one": 64, "group": 8}  # of a tile, where more tiles keep more units busy
 ROOM = {"one": 1 << 19, "group": 1 << 18}  # bytes that the rows of one tile may take
-GROUPS_A_UNIT = {"one": 1, "group": 2}
+GROUPS_A_UNIT = {"one": 1, "group": 4}
 LEAST_SAVED = 1  # launches; below that a block is not worth it
 FEW_PARTS = 4  # partial sums up to which they are added one by one
 CANDIDATES = 4  # classes of axes that are looked at
+EVEN = 4  # tiles of each group from which one more or less matters little
 ALIGN = 16  # elements, 64 bytes of float32
 
 Axis = tuple[Any, int]  # of a Node, or of one use of a constant: (user, slot)
@@ -298,6 +301,8 @@ class _Tile:
         src = tuple(self._source(node, s) for s in range(len(node.src)))
         if axis is None and not self.cut.even:
             src = (*src[:-1], self._masked(src[-1], self.kinds.source_axis(node, len(src) - 1)))
+        if node.op is Op.GATHER and self.lanes == "group" and _is_costly(src[1]):
+            src = (src[0], contiguous(src[1]))  # not once for each element of a row
         shape, arg = _resized(node.shape, axis, self.cut.rows), node.arg
         if node.op in (Op.RESHAPE, Op.EXPAND):
             arg = shape
@@ -343,6 +348,10 @@ class _Tile:
 
 def _resized(shape: Shape, axis: int | None, rows: int) -> Shape:
     return tuple(rows if a == axis else n for a, n in enumerate(shape))
+
+
+def _is_costly(index: Node) -> bool:
+    return any(n.op in (Op.HASH, Op.GATHER) for n in toposort([index]))
 
 
 def _at_hand(node: Node) -> bool:
@@ -394,20 +403,19 @@ class _Sums:
 
     def totals(self) -> dict[Node, Node]:
         """Each ACC value, or concatenation of them, as the sum over all groups."""
-        return {n: move(Op.RESHAPE, self._total(n.dtype, *span), n.shape)
-                for n, span in self.spans.items()}  # fmt: skip
+        return {n: self._total(n, *span) for n, span in self.spans.items()}
 
-    def _total(self, dtype: DType, begin: int, end: int) -> Node:
-        rows = move(Op.SHRINK, buffer(self.buffers[dtype]), ((0, self.groups), (begin, end)))
+    def _total(self, node: Node, begin: int, end: int) -> Node:
+        partial = buffer(self.buffers[node.dtype])
+        rows = move(Op.SHRINK, partial, ((0, self.groups), (begin, end)))
         if self.groups > FEW_PARTS:
-            return reduce(Op.SUM, rows, (0,))
-        total = None
-        for group in range(self.groups):
-            row = move(Op.SHRINK, rows, ((group, group + 1), (0, end - begin)))
-            flat = move(Op.RESHAPE, row, (end - begin,))
-            total = flat if total is None else total + flat
-        assert total is not None
-        return total
+            axes = (0,) if node.shape else (0, 1)
+            return move(Op.RESHAPE, reduce(Op.SUM, rows, axes), node.shape)
+        parts = [
+            move(Op.RESHAPE, move(Op.SHRINK, rows, ((g, g + 1), (0, end - begin))), node.shape)
+            for g in range(self.groups)
+        ]
+        return functools.reduce(Node.__add__, parts)
 
     def clear(self) -> list[Kernel]:
         """Kernels that set the running group's partial sums to zero."""
@@ -484,7 +492,10 @@ class _Plan:
         if not self.sums and not self.rows:
             return
         batch = kinds.rows()
-        rows = min(TILE_ROWS, batch)
+        rows = TILE_ROWS
+        while rows > LEAST_ROWS[lanes] and batch < rows * units:
+            rows //= 2
+        rows = min(rows, batch)
         while True:
             cut = _cut(batch, rows, units * GROUPS_A_UNIT[lanes])
             kernels = self._scheduled(cut, after)
@@ -548,12 +559,13 @@ class _Plan:
 
 
 def _cut(batch: int, rows: int, most_groups: int) -> _Shape:
-    """Tiles of at most so many rows, equal where they can be, a like number for each group."""
+    """Tiles of at most so many rows: equal ones if they can be, a like number for each group."""
     tiles = -(-batch // rows)
     groups = min(tiles, most_groups)
-    tiles = min(batch, -(-tiles // groups) * groups)
-    rows = -(-batch // tiles)
-    tiles = -(-batch // rows)
+    if batch % rows or tiles < EVEN * groups:
+        tiles = min(batch, -(-tiles // groups) * groups)
+        rows = -(-batch // tiles)
+        tiles = -(-batch // rows)
     return _Shape(batch, rows, tiles, min(groups, tiles))
 
 

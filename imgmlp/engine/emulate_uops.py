@@ -7,7 +7,6 @@ runs step by step.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import Any
@@ -134,9 +133,11 @@ class _Launch:
             return variable
         if loop.kind in ("row", "column") and self.wide:
             assert self.lanes is not None
-            side = math.isqrt(local)  # lanes stand in a square
-            own = self.lanes // side if loop.kind == "row" else self.lanes % side
-            found: Array = own + side * self._axis(name, GPU_TILE // side)
+            if loop.kind == "row":  # a lane has neighbouring rows, and every sixteenth column
+                own = loop.count // (local // 16)
+                rows: Array = self.lanes // 16 * own + self._axis(name, own)
+                return rows
+            found: Array = self.lanes % 16 + 16 * self._axis(name, loop.count // 16)
             return found
         if loop.kind == "item":
             return self._axis(name, min(launched, loop.count))

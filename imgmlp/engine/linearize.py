@@ -27,7 +27,6 @@ from imgmlp.engine.symbolic import ONE, Const, Expr, Var, conj, split, unravel
 from imgmlp.engine.uops import (
     GPU_LANES,
     GPU_TILE,
-    REDUCE_LANES,
     VECTOR,
     Builder,
     Code,
@@ -38,6 +37,7 @@ from imgmlp.engine.uops import (
 )
 
 TILE_ROWS = 64  # rows of a product's tile on a CPU
+AT_ONCE = 8  # terms of a reduction that a lane of a GPU loads before it adds them
 GRAIN = 4096  # elements that make a work-group worth its launch on a CPU
 
 
@@ -319,13 +319,18 @@ def _reduce_on_lanes(
     core, build = kernel.core, lower.build
     assert core is not None
     size = math.prod(core.shape)
-    alone = size >= (GPU_LANES if lower.inside else 16384) or count < 32
-    local = 64 if alone else REDUCE_LANES
+    enough = GPU_LANES if lower.inside else 1024 if _keeps_last_axis(kernel) else 16384
+    alone = size >= enough or count < 32
+    local = 64 if alone else GPU_LANES
     out = lower.outermost("i", size, "item" if alone else "group")
-    accumulators = build.effect(U.ACC, (), (1, start), core.dtype)
-    inner = build.open(Range("r", count, "loop" if alone else "lane"))
-    found = term(unravel(out, core.shape), inner)
-    build.effect(U.ACCUMULATE, (accumulators, found), (core.op, Const(0)), core.dtype)
+    several = AT_ONCE if alone and count % AT_ONCE == 0 else 1  # loads that wait together
+    accumulators = build.effect(U.ACC, (), (several, start), core.dtype)
+    inner = build.open(Range("r", count // several, "loop" if alone else "lane"))
+    lane = build.open(Range("v", several, "vector")) if several > 1 else Const(0)
+    found = term(unravel(out, core.shape), inner * several + lane)
+    build.effect(U.ACCUMULATE, (accumulators, found), (core.op, lane), core.dtype)
+    if several > 1:
+        build.close()
     build.close()
     total = build.effect(U.COMBINE, (accumulators,), core.op, core.dtype)
     if not alone:
@@ -369,7 +374,8 @@ def _product(kernel: Kernel, lower: _Lowering, lanes: Lanes, units: int) -> tupl
     build.close()
     build.close()
     if kernel.sums is not None:
-        _column_sums(kernel.sums, lower, arg, sources[1], lead, row_tile, column_tile, lanes)
+        both = (sources[1], found)
+        _column_sums(kernel.sums, lower, arg, both, lead, row_tile, column_tile, lanes)
     build.close()
     if lanes == "group":
         return tiles * GPU_LANES, GPU_LANES
@@ -377,13 +383,13 @@ def _product(kernel: Kernel, lower: _Lowering, lanes: Lanes, units: int) -> tupl
 
 
 def _column_sums(
-    sums: Store, lower: _Lowering, product: Product, right: int,
+    sums: Store, lower: _Lowering, product: Product, sources: tuple[int, int],
     lead: list[Expr], row_tile: Expr, column_tile: Expr, lanes: Lanes,
 ) -> None:  # fmt: skip
     """The second output, by the first tile of each column only."""
     build, width = lower.build, VECTOR if lanes == "one" else GPU_TILE
     build.open(Range("first", 1, "loop", Const(1) - row_tile))
-    found = build.effect(U.COLUMNS, (right,), product, f32)
+    found = build.effect(U.COLUMNS, sources, product, f32)
     column = build.open(Range("s", width, "vector" if lanes == "one" else "lane", product.columns))
     lower.core, lower.core_value = sums.value, build.effect(U.LANE, (found,), column, f32)
     _store(lower, [sums], [*lead, column_tile * width + column])
@@ -393,13 +399,13 @@ def _column_sums(
 
 def _tile(batch: int, rows: int, columns: int, lanes: Lanes, wanted: int) -> tuple[int, int]:
     """Tile sizes: smaller ones where fewer tiles than wanted would leave cores idle."""
-    if lanes == "group":
-        return GPU_TILE, GPU_TILE
-    height = TILE_ROWS
-    panels = -(-columns // VECTOR)
+    height, width = (TILE_ROWS, VECTOR) if lanes == "one" else (GPU_TILE, GPU_TILE)
+    panels = -(-columns // width)
+    while height > 8 and lanes == "group" and height >= 2 * rows:
+        height //= 2
     while height > 8 and batch * -(-rows // height) * panels < wanted:
         height //= 2
-    return height, VECTOR
+    return height, width
 
 
 def _operands(

@@ -98,7 +98,8 @@ class _Writer:
         ops = {u.op for u in self.code.uops}
         if U.PRODUCT in ops:
             self.lines.append(
-                "__local float left_tile[16 * (TILE + 4)], right_tile[16 * (TILE + 4)];"
+                "__local float left_slice[DEPTH * PITCH] __attribute__((aligned(16))), "
+                "right_slice[DEPTH * PITCH] __attribute__((aligned(16)));"
             )
         kinds = {_register(u.dtype) for u in self.code.uops if u.op is U.GROUP}
         for kind in sorted(kinds):
@@ -128,20 +129,23 @@ class _Writer:
             "item": f"const int {name} = get_global_id(0); if ({name} < {n}) {{",
             "group": f"{{ const int {name} = get_group_id(0);",
             "lane": f"{loop_over} = get_local_id(0); {name} < {n}{limit}; {name} += {stride}) {{",
-            "row": self._tile_loop(name, n, "get_local_id(0) / 16", limit),
-            "column": self._tile_loop(name, n, "get_local_id(0) % 16", limit),
+            "row": self._tile_loop(loop, limit),
+            "column": self._tile_loop(loop, limit),
         }.get(loop.kind, f"for (int {name} = 0; {name} < {n}{limit}; ++{name}) {{")
         self.lines.append(opening)
 
-    def _tile_loop(self, name: str, count: int, lane: str, limit: str) -> str:
+    def _tile_loop(self, loop: Range, limit: str) -> str:
+        """A lane has neighbouring rows of a tile, and every sixteenth column."""
+        name, n = loop.name, loop.count
         if self.lanes == "one":
-            return f"for (int {name} = 0; {name} < {count}{limit}; ++{name}) {{"
-        own = f"const int {name} = {lane} + 16 * {name}_;"
+            return f"for (int {name} = 0; {name} < {n}{limit}; ++{name}) {{"
+        own = n // 8 if loop.kind == "row" else n // 16
+        first = f"get_local_id(0) / 16 * {own} + {name}_"
+        if loop.kind == "column":
+            first = f"get_local_id(0) % 16 + 16 * {name}_"
         guard = f" if (!({limit[4:]})) continue;" if limit else ""
-        return f"for (int {name}_ = 0; {name}_ < TILE / 16; ++{name}_) {{ {own}{guard}"
-
-    def _guard(self, i: int, u: UOp) -> None:
-        self.lines.append(f"if ({'!' if u.arg else ''}v{u.src[0]}) return;")
+        loop_over = f"for (int {name}_ = 0; {name}_ < {own}; ++{name}_)"
+        return f"{loop_over} {{ const int {name} = {first};{guard}"
 
     def _end(self, i: int, u: UOp) -> None:
         self.lines.append("}")
@@ -229,19 +233,19 @@ class _Writer:
             kind = "direct" if p.direct else "packed"
             self.lines.append(f"tile_product_{kind}(v{i}, {a}, {b}, {rows}, {columns}, {p.inner});")
         else:
-            self.lines.append(f"float v{i}[(TILE / 16) * (TILE / 16)];")
-            tiles = "left_tile, right_tile"
-            self.lines.append(
-                f"tile_product(v{i}, {a}, {b}, {rows}, {columns}, {p.inner}, {tiles});"
-            )
+            own = p.tile_rows // 8
+            self.lines.append(f"float v{i}[{own} * (TILE / 16)], v{i}_sums[1];")
+            sizes, slices = f"{rows}, {columns}, {p.inner}", "left_slice, right_slice"
+            self.lines.append(f"tile_product_{own}(v{i}, v{i}_sums, {a}, {b}, {sizes}, {slices});")
 
     def _columns(self, i: int, u: UOp) -> None:
         p: Product = u.arg
+        if self.lanes == "group":
+            self.lines.append(f"const float v{i}[1] = {{v{u.src[1]}_sums[0]}};")
+            return
         right = f"data{u.src[0]} + {_index(p.right)}, {p.right_inner}, {p.right_column}"
-        width = VECTOR if self.lanes == "one" else GPU_TILE
-        columns = f"min({width}, {_index(p.columns)})" if p.columns is not None else str(width)
-        array = f"v{i}[{VECTOR}]" if self.lanes == "one" else f"v{i}[1]"
-        self.lines.append(f"float {array} __attribute__((aligned(64)));")
+        columns = f"min({VECTOR}, {_index(p.columns)})" if p.columns is not None else str(VECTOR)
+        self.lines.append(f"float v{i}[{VECTOR}] __attribute__((aligned(64)));")
         self.lines.append(f"column_sums(v{i}, {right}, {columns}, {p.inner});")
 
     def _element(self, i: int, u: UOp) -> None:

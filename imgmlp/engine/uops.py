@@ -17,9 +17,8 @@ from imgmlp.engine.symbolic import Expr, Var
 
 Lanes = Literal["one", "group"]
 VECTOR = 16  # accumulators of a vectorised reduction; columns of a product's register tile
-GPU_TILE = 64  # rows and columns of a product's tile on a GPU
-GPU_LANES = 256  # lanes that work on it, 16 x 16
-REDUCE_LANES = 128  # lanes that share one long reduction
+GPU_TILE = 64  # columns of a product's tile on a GPU, and most of its rows
+GPU_LANES = 128  # lanes that work on it, 8 x 16; also those that share one long reduction
 
 
 class U(Enum):
@@ -44,7 +43,7 @@ class U(Enum):
     GROUP = auto()  # Op: one value from every lane of the group; src: value
     PRODUCT = auto()  # Product: a tile of a matrix product; src: left, right
     ELEMENT = auto()  # (row, column) of the tile; src: the PRODUCT
-    COLUMNS = auto()  # Product: column sums of its right factor; src: right
+    COLUMNS = auto()  # Product: column sums of its right factor; src: right, the PRODUCT
 
 
 @dataclass(frozen=True, slots=True)
