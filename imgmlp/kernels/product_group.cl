@@ -10,18 +10,29 @@
 #define DEPTH 32
 #define PITCH (TILE + 4)
 
+// Lanes read neighbouring elements, whichever axis those lie along, and store to other banks.
 static void load_slice(__local float *slice, int width, __global const float *from, int stride,
                        int inner_stride, int count, int first, int inner) {
+  const int lane = get_local_id(0);
+  const int across = inner_stride == 1 ? LANES / 8 : width;  // rows or columns at once
+  const int k0 = inner_stride == 1 ? lane % 8 : lane / width;
+  const int m0 = inner_stride == 1 ? lane / 8 : lane % width;
   #pragma unroll
-  for (int j = 0; j < DEPTH * width / LANES; ++j) {
-    // neighbouring lanes read neighbouring elements, whichever axis those lie along
-    const int i = get_local_id(0) + j * LANES;
-    const int m = inner_stride == 1 ? i / DEPTH : i % width;
-    const int k = inner_stride == 1 ? i % DEPTH : i / width;
-    slice[k * PITCH + m] = m < count && first + k < inner
-        ? from[m * stride + (first + k) * inner_stride] : 0.f;
+  for (int mm = 0; mm < width; mm += across) {
+    #pragma unroll
+    for (int kk = 0; kk < DEPTH; kk += LANES / across) {
+      const int m = m0 + mm, k = k0 + kk;
+      slice[k * PITCH + m] = m < count && first + k < inner
+          ? from[m * stride + (first + k) * inner_stride] : 0.f;
+    }
   }
 }
+
+// Neighbouring elements of local memory as one load.
+#define NEXT_1(x, from) x[0] = (from)[0];
+#define NEXT_2(x, from) *(float2 *)(x) = *(__local const float2 *)(from);
+#define NEXT_4(x, from) *(float4 *)(x) = *(__local const float4 *)(from);
+#define NEXT_8(x, from) NEXT_4(x, from) NEXT_4(x + 4, from + 4)
 
 // sums[0] = the sum of column get_local_id(0) of the right factor, for lanes below TILE.
 #define TILE_PRODUCT(OWN)                                                                       \
@@ -41,8 +52,8 @@ static void load_slice(__local float *slice, int width, __global const float *fr
       barrier(CLK_LOCAL_MEM_FENCE);                                                             \
       for (int begin = 0; begin < depth; begin += 8) /* beyond the last, slices are zero */     \
         for (int k = begin; k < begin + 8; ++k) {                                               \
-          float x[OWN], y[TILE / 16];                                                           \
-          for (int i = 0; i < OWN; ++i) x[i] = left_slice[k * PITCH + row + i];                 \
+          float x[OWN] __attribute__((aligned(16))), y[TILE / 16];                              \
+          NEXT_##OWN(x, left_slice + k * PITCH + row)                                           \
           for (int j = 0; j < TILE / 16; ++j) y[j] = right_slice[k * PITCH + column + 16 * j];  \
           for (int i = 0; i < OWN; ++i)                                                         \
             for (int j = 0; j < TILE / 16; ++j) own[i * (TILE / 16) + j] += x[i] * y[j];        \
