@@ -147,6 +147,9 @@ class _Writer:
         loop_over = f"for (int {name}_ = 0; {name}_ < {own}; ++{name}_)"
         return f"{loop_over} {{ const int {name} = {first};{guard}"
 
+    def _guard(self, i: int, u: UOp) -> None:
+        self.lines.append(f"if ({'!' if u.arg else ''}v{u.src[0]}) return;")
+
     def _end(self, i: int, u: UOp) -> None:
         self.lines.append("}")
 
