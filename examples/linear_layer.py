@@ -76,13 +76,14 @@ def main(device: AnyDevice) -> None:
     x = Tensor.empty(ROWS, FEATURES, device=device, name="x")
     values = [p.numpy().astype(np.float64) for p in net.parameters()]
     program = compile_step(net, x, device)
-    for form in ("nodes", "procedure", "memory"):
+    for form in ("tree", "procedure", "memory"):
         print(f"--- {form}\n{program.stages.show(form)}\n")
     print(f"figures: {program.stages.figures()}\n")
 
     heard: dict[int, float] = {}
     receiver = Receiver(program, ["loss"], lambda i, got: heard.update({i: got["loss"].item()}))
     feeder = Feeder(program, x)
+    made = device.usage.live + device.usage.freed
     begin = time.perf_counter()
     for i in range(STEPS):
         feeder.send(inputs())
@@ -95,6 +96,8 @@ def main(device: AnyDevice) -> None:
     program.wait()
     print(f"{STEPS} steps: enqueued after {enqueued:.2f} s, done after", end=" ")
     print(f"{time.perf_counter() - begin:.2f} s\nlosses that came back: {heard}")
+    print(f"on the device: {device.usage.summary()}; replaying allocated nothing")
+    np.testing.assert_equal(device.usage.live + device.usage.freed, made)
 
     wanted = numpy_steps(values, inputs().astype(np.float64), STEPS)
     np.testing.assert_allclose([heard[i] for i in (0, 100)], [wanted[0], wanted[100]], atol=1e-3)

@@ -49,12 +49,26 @@ def main(device: AnyDevice) -> None:
         print(f"{name:>16}: {interpreted.read('sum')}")
         np.testing.assert_array_equal(interpreted.read("sum"), [5.0])
 
-    # Two numbers known beforehand never reach the device: the graph is their sum.
-    folded = compile(lambda: {"sum": Tensor.full((1,), 2.0) + Tensor.full((1,), 3.0)}, device)
-    print(f"\n2 + 3 of constants, simplified:\n{folded.stages.show('nodes')}")
-    np.testing.assert_equal(["ADD" in folded.stages.show("nodes")], [False])
-    folded.run()
-    np.testing.assert_array_equal(folded.read("sum"), [5.0])
+    simplified(device)
+
+
+def simplified(device: AnyDevice) -> None:
+    """What is known beforehand, changes nothing, or was computed already needs no kernel."""
+    x = Tensor([7.0], device, name="x")
+    two, three = Tensor.full((1,), 2.0), Tensor.full((1,), 3.0)
+
+    def step() -> dict[str, Tensor]:
+        x.exp().sin()  # nobody asks for it
+        once, again = (x + 1) * 2, (x + 1.0) * 2.0
+        return {"five": two + three, "x": (x * 1 + 0) / 1, "none": x * 0, "same": once + again}
+
+    program = compile(step, device)
+    print("\n2 + 3 of constants, (x * 1 + 0) / 1, x * 0, and (x + 1) * 2 twice, simplified:")
+    print(listing := program.stages.show("nodes"))
+    np.testing.assert_equal([listing.count(op) for op in ("SIN", "MUL", "BUFFER")], [0, 1, 1])
+    program.run()
+    found = [program.read(name).item() for name in ("five", "x", "none", "same")]
+    np.testing.assert_array_equal(found, [5.0, 7.0, 0.0, 32.0])
 
 
 if __name__ == "__main__":
