@@ -82,6 +82,20 @@ def test_steps_follow_what_a_bit_costs() -> None:
     assert moved(0.0) < 0.6 * moved(1.0)
 
 
+def test_steps_move_by_what_the_noise_costs() -> None:
+    def error(sizes: np.ndarray) -> tuple[LearningStep, float]:
+        step = make()
+        step.sizes.write(sizes.astype(np.float32))
+        return step, losses(step, Control(10, noise=True, slower=0.0), 1)
+
+    sizes = np.array([-3, -2, -3, -2, -3, -2], np.float64)
+    first_moment = error(sizes)[0].adam_sizes.first[0].numpy()
+    for n in range(6):
+        delta = np.eye(6)[n] / 16
+        slope = (error(sizes + delta)[1] - error(sizes - delta)[1]) * 8
+        assert first_moment[n] / (1 - learn.BETAS[0]) == pytest.approx(slope, rel=0.05, abs=2e-4)
+
+
 def test_steps_stand_still_without_noise() -> None:
     step = make()
     step.sizes.write(np.full(6, -4, np.float32))

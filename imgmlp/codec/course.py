@@ -143,6 +143,7 @@ class Course:
             widths = [_START[a.ndim == 1] for a in arrays]
             sizes = [d / w + 2.0**-20 for d, w in zip(deviations, widths, strict=True)]
             self.step.sizes.write(np.log2(sizes).astype(np.float32))
+            self.step.weigh()
             decided.phase = 1
             self._steer()
         if decided.phase == 1 and done >= NOISY * decided.steps:
@@ -161,6 +162,7 @@ class Course:
         decided = self.decided
         if decided.phase == 0:
             return
+        self.step.weigh()
         factor = self._pricing(self._bits(), decibels(loss))
         limit = 2.0 if decided.phase == 1 else 1.25
         decided.price = min(max(decided.price * min(max(factor, 1 / limit), limit), 1e-7), 10.0)

@@ -104,6 +104,9 @@ class LearningStep:
         self.pixels = Tensor(pixels.reshape(-1, self.channels), device, name="pixels")
         owner = np.repeat(np.arange(len(self.counts), dtype=np.int32), self.counts)
         self.owner = Tensor(owner, device, name="owner")  # the tensor of each parameter
+        self.members = Tensor(self._members(), device, name="members")
+        ones = np.ones(len(self.counts), np.float32)
+        self.means = Tensor(ones, device, name="means")  # magnitudes of each tensor's weights
         self.flat = self._initial()
         self.sizes = Tensor(np.zeros(len(self.counts), np.float32), device, name="log2_steps")
         self.control = Tensor(np.zeros(6, np.float32), device, name="control")
@@ -141,14 +144,15 @@ class LearningStep:
         samples = self.pixels.gather(row * self.width + column).cast(dtype.f32)
         step = self.sizes.exp2().gather(self.owner)  # [parameters]
         draw = Tensor.uniform(self.flat.shape, (self.seed, self.count, 2)) - 0.5
-        moved = step * draw * noise
-        used = self.flat + moved + (_rounded(self.flat / step) * step - self.flat) * rounding
+        rounded = (_rounded(self.flat / step) * step - self.flat) * rounding
+        used = self.flat + step * draw * noise + rounded
         answer = forward(used, self.shape, features)
         error = (answer - (samples * (1 / 255) - 0.5)).square().mean()
         (slope,) = error.gradient([used])
         by_weight, by_size = self._rate_gradients(step, price)
         self.adam.apply([slope + by_weight])
-        self.adam_sizes.apply([self._sums(slope * moved) * math.log(2) + by_size])
+        by_noise = self._sums(slope * (used - self.flat)) * math.log(2)
+        self.adam_sizes.apply([by_noise + by_size])
         smooth = self.smooth * SMOOTHING + error * (1 - SMOOTHING)
         self.smooth.assign(smooth)
         self.count.assign(self.count + 1)
@@ -157,20 +161,26 @@ class LearningStep:
     def _rate_gradients(self, step: Tensor, price: Tensor) -> tuple[Tensor, Tensor]:
         """Of price times bits, by the weights and by the logarithms of the steps.
 
-        Weights of a tensor with mean magnitude m cost about log2(m / step + a little) bits each.
+        Weights of a tensor with mean magnitude m cost about log2(m / step + a little) bits each;
+        `weigh` has looked at m.
         """
         counts = Tensor(np.array(self.counts, np.float32), self.device, name="counts")
-        mean = self._sums(self.flat.abs()) / counts + self.sizes.exp2() * _LEAST  # [tensors]
+        mean = self.means + self.sizes.exp2() * _LEAST  # [tensors]
         by_weight = self.flat.sign() * (price / math.log(2)) / mean.gather(self.owner)
-        share = (mean - self.sizes.exp2() * _LEAST) / mean
-        return by_weight, counts * share * -price
+        return by_weight, counts * (self.means / mean) * -price
+
+    def _members(self) -> Array:
+        """int32 [tensors, most]: the parameters of each tensor, then the one after the last."""
+        rows = np.full((len(self.counts), max(self.counts)), sum(self.counts), np.int32)
+        begin = 0
+        for row, count in zip(rows, self.counts, strict=True):
+            row[:count] = np.arange(begin, begin + count)
+            begin += count
+        return rows
 
     def _sums(self, values: Tensor) -> Tensor:
-        """[parameters] -> [tensors]."""
-        return Tensor.concat([part.sum().reshape(1) for part in self._parts(values)])
-
-    def _parts(self, values: Tensor) -> list[Tensor]:
-        return nn.slices(values, [(count,) for count in self.counts])
+        """[parameters] -> [tensors], in a single reduction."""
+        return values.pad((0, 1)).contiguous().gather(self.members).sum(axis=1)
 
     def _places(self) -> tuple[Tensor, Tensor]:
         """A random pixel for each row of the batch: its row and its column, int32 [batch]."""
@@ -185,6 +195,11 @@ class LearningStep:
         """What the steps from now on obey."""
         self.control.write(control.array(self.width * self.height))
 
+    def weigh(self) -> None:
+        """Look at how large weights are, on which their price depends: they change slowly."""
+        means = [np.abs(array).mean(dtype=np.float64) for array in self.split(self.flat.numpy())]
+        self.means.write(np.array(means, np.float32) + np.float32(1e-9))
+
     def state(self) -> dict[str, Array]:
         """Everything that moves, as it is once the enqueued steps are done."""
         return {name: tensor.numpy() for name, tensor in self._moving().items()}
@@ -195,7 +210,8 @@ class LearningStep:
             tensor.write(arrays[name])
 
     def _moving(self) -> dict[str, Tensor]:
-        named = {"flat": self.flat, "sizes": self.sizes, "count": self.count, "smooth": self.smooth}
+        named = {"flat": self.flat, "sizes": self.sizes, "means": self.means}
+        named |= {"count": self.count, "smooth": self.smooth}
         for prefix, adam in (("weights", self.adam), ("sizes", self.adam_sizes)):
             named |= {f"{prefix}_{n}": tensor for n, tensor in enumerate(adam.state())}
         return named
