@@ -48,6 +48,23 @@ def test_product_bias_and_activation_are_one_kernel() -> None:
     assert len(outputs(alu(Op.MAX, z, z * 0.1))) == 1
 
 
+def test_product_and_activation_of_its_reshaped_answer_are_one_kernel() -> None:
+    x, weight = Tensor(np.ones((2, 3, 5)), NUMPY), Tensor(np.ones((5, 7)), NUMPY)
+    program = compile(lambda: {"y": (x.reshape(-1, 5) @ weight).reshape(2, 3, 7).relu()}, NUMPY)
+    (kernel,) = program.stages.procedure.kernels
+    assert kernel.core is not None
+
+
+def test_a_factor_and_its_transpose_share_a_copy_where_one_is_needed() -> None:
+    """Strides cannot follow heads that are joined; one copy does for x @ w and x^T @ g."""
+    heads = values(3, 2, 4, 5)
+    joined = move(Op.RESHAPE, move(Op.PERMUTE, heads, (0, 2, 1, 3)), (12, 10))
+    turned = move(Op.PERMUTE, joined, (1, 0))
+    found = outputs(dot(joined, values(10, 7)), dot(turned, values(12, 6)))
+    assert sum(k.core is None for k in found) == 1
+    assert len(found) == 3
+
+
 def test_a_reduction_and_what_follows_are_one_kernel() -> None:
     total = reduce(Op.SUM, values(5, 7) * 2.0, (1,))
     assert len(outputs(alu(Op.SQRT, total * total + 1.0))) == 1

@@ -40,6 +40,7 @@ D = buffer(Buffer(SHAPE, bool_, name="d"))
 H = buffer(Buffer(SHAPE, f16, name="h"))
 
 
+FLAT = move(Op.RESHAPE, X, (6,))
 ROW = move(Op.RESHAPE, buffer(Buffer((2,), f32, name="row")), (1, 1, 2))
 
 
@@ -122,6 +123,14 @@ FIRES: dict[str, tuple[Node, Node]] = {
         move(Op.RESHAPE, negated_twice(move(Op.RESHAPE, X, (6,))), (2, 3)),
         move(Op.RESHAPE, X, (2, 3)),
     ),
+    "an operation on what was reshaped": (
+        both(Op.MAX, FLAT, 0.0),
+        move(Op.RESHAPE, both(Op.MAX, X, 0.0), (6,)),
+    ),
+    "and on two, and a cast": (
+        cast(FLAT * move(Op.RESHAPE, Y, (6,)), f16),
+        move(Op.RESHAPE, cast(X * Y, f16), (6,)),
+    ),
     "permute twice": (move(Op.PERMUTE, move(Op.PERMUTE, X, (1, 0)), (1, 0)), X),
     "expand of expand": (
         move(Op.EXPAND, move(Op.EXPAND, ROW, (3, 1, 2)), (3, 4, 2)),
@@ -199,6 +208,9 @@ KEPT: dict[str, Node] = {
     "int to i8 to int loses": cast(cast(I, i8), i32),
     "u32 to int to u32": cast(cast(U, i32), u32),
     "a one padded": move(Op.PAD, number(1.0), ((1, 0), (0, 0))),
+    "reshaped from other shapes": FLAT + move(Op.RESHAPE, buffer(Buffer((2, 3), f32)), (6,)),
+    "reshaped and not": FLAT + buffer(Buffer((6,), f32)),
+    "permuted alike": move(Op.PERMUTE, X, (1, 0)) + move(Op.PERMUTE, Y, (1, 0)),
     "expand of reshape": move(Op.EXPAND, ROW, (3, 4, 2)),
     "pad of pad": move(Op.PAD, move(Op.PAD, X, ((1, 0), (0, 0))), ((1, 0), (0, 0))),
     "shrink to less": move(Op.SHRINK, X, ((0, 2), (0, 2))),

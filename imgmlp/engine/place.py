@@ -110,7 +110,7 @@ class Graph:
             self.kept.add(self._tip(node))
         if node.op is Op.DOT:
             for source in node.src:
-                self._keep(_base(source) if is_plain_chain(source) else source)
+                self._keep(_plain_base(source))
         elif node.op is Op.CONCAT:
             for part in (node, *node.src):
                 self._keep(part)
@@ -358,6 +358,19 @@ def is_plain_chain(node: Node, kept: Set[Node] = frozenset()) -> bool:
     for moved in reversed(moves):
         stand_in = move(moved.op, stand_in, moved.arg)
     return is_plain(stand_in)
+
+
+def _plain_base(node: Node) -> Node:
+    """The value furthest below, of no more elements, from which strides lead to this one.
+
+    So that a factor and its transpose, of a view that strides cannot follow, share one copy.
+    """
+    found = below = node
+    while below.op in MOVEMENT:
+        below = below.src[0]
+        if below.size <= node.size and is_plain_chain(node, {below}):
+            found = below
+    return _base(node) if is_plain_chain(node) else found
 
 
 def _repeats_outer(node: Node) -> bool:

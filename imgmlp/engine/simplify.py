@@ -60,6 +60,8 @@ def _rewrite(node: Node) -> Node | None:
             return _folded(node)
         if node.op in COMMUTATIVE and node.src[0].op is Op.CONST:
             return rebuild(node, (node.src[1], node.src[0]))
+        if (before := _before_reshape(node)) is not None:
+            return before
         return _unary(node) if len(node.src) == 1 else _elementwise(node)
     if node.op in MOVEMENT:
         return _movement(node)
@@ -88,6 +90,21 @@ def _folded(node: Node) -> Node:
     scalars = tuple(const(s.arg, s.dtype) for s in node.src)
     (value,) = evaluate([make(node.op, scalars, node.arg, (), node.dtype)], {})
     return const(value.item(), node.dtype, node.shape)
+
+
+def _before_reshape(node: Node) -> Node | None:
+    """The operation done before its sources are reshaped, if all are in the same way.
+
+    So it meets the product or the reduction that they came from, and can share its kernel.
+    """
+    shapes = {
+        s.src[0].shape if s.op is Op.RESHAPE else None for s in node.src if s.op is not Op.CONST
+    }
+    if len(shapes) != 1 or (shape := shapes.pop()) is None:
+        return None
+    inner = (const(s.arg, s.dtype, shape) if s.op is Op.CONST else s.src[0] for s in node.src)
+    done = make(node.op, tuple(inner), node.arg, shape, node.dtype)
+    return move(Op.RESHAPE, done, node.shape)
 
 
 def _unary(node: Node) -> Node | None:
