@@ -61,11 +61,16 @@ def is_product(case: Case) -> bool:
     return case.name.split(",")[0].split()[0] in ("product", "matrix", "vector")
 
 
-# --- products: on lanes every tile is 64 by 64, so there are few and short ones ---
+# --- products: on lanes tiles have 8 to 64 rows and 64 columns, so there are few and short ones ---
 
 
 def product(rows: int, inner: int, columns: int) -> Make:
     return outputs(lambda x, y: x @ y, draw(rows, inner), draw(inner, columns))
+
+
+def tiles_of(rows: int) -> Make:
+    """Products enough to keep the units busy with tiles of these many rows, all but two used."""
+    return outputs(lambda x, y: x @ y, draw(13, rows - 2, 2), draw(13, 2, 3))
 
 
 def layer_gradients(x: Tensor, weight: Tensor, bias: Tensor) -> dict[str, Tensor]:
@@ -300,5 +305,6 @@ STEPS: dict[str, Make] = {
 def programs(lanes: Lanes) -> dict[str, Make]:
     """What the simulator runs in one mapping, whole steps apart."""
     cases = {c.name: with_gradients(c) for c in CASES if lanes == "one" or not is_product(c)}
+    tall = {f"tiles of {n} rows": tiles_of(n) for n in (8, 16, 32, 64) if lanes == "group"}
     graphs = {f"graph {seed}": random_graph(seed) for seed in range(10) if lanes == "one"}
-    return cases | graphs | PRODUCTS | OTHERS
+    return cases | graphs | tall | PRODUCTS | OTHERS

@@ -182,15 +182,17 @@ def all_stages(lanes: Lanes) -> list[Stages]:
     return [make(device).stages for make in (programs(lanes) | STEPS).values()]
 
 
-DEFINITION = re.compile(r"^(?:static \w+ |#define |[A-Z_]+\()([a-z]\w*)\b", re.MULTILINE)
+DEFINITION = re.compile(r"^(?:static \w+ |#define |([A-Z_]+)\()([a-z]\w*)\b", re.MULTILINE)
 
 
 def functions(block: str) -> dict[str, str]:
     """What kernels/`block`.cl defines, by itself or through a macro, with the text of each."""
     text = building_block(block)
-    begins = [(m[1], m.start()) for m in DEFINITION.finditer(text)]
-    ends = [begin for _, begin in begins[1:]] + [len(text)]
-    return {name: text[begin:end] for (name, begin), end in zip(begins, ends, strict=True)}
+    found = list(DEFINITION.finditer(text))
+    ends = [m.start() for m in found[1:]] + [len(text)]
+    texts = {m[2]: text[m.start() : end] for m, end in zip(found, ends, strict=True)}
+    macros = {m[1]: m[0] for m in re.finditer(r"^#define (\w+)\((?:.*\\\n)+.*", text, re.MULTILINE)}
+    return texts | {m[2]: macros[m[1]] for m in found if m[1]}
 
 
 @pytest.mark.parametrize("lanes", LANES)

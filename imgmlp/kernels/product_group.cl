@@ -35,12 +35,11 @@ static void load_slice(__local float *slice, int width, __global const float *fr
 #define NEXT_8(x, from) NEXT_4(x, from) NEXT_4(x + 4, from + 4)
 
 // sums[0] = the sum of column get_local_id(0) of the right factor, for lanes below TILE.
-#define TILE_PRODUCT(OWN)                                                                       \
-  static void tile_product_##OWN(float *own, float *sums, __global const float *left,           \
-                                 int left_row, int left_inner, __global const float *right,     \
-                                 int right_inner, int right_column, int rows, int columns,      \
-                                 int inner, __local float *left_slice,                          \
-                                 __local float *right_slice) {                                  \
+#define TILE_PRODUCT(NAME, OWN)                                                                 \
+  static void NAME(float *own, float *sums, __global const float *left, int left_row,           \
+                   int left_inner, __global const float *right, int right_inner,                \
+                   int right_column, int rows, int columns, int inner,                          \
+                   __local float *left_slice, __local float *right_slice) {                     \
     const int lane = get_local_id(0), row = lane / 16 * OWN, column = lane % 16;                \
     for (int i = 0; i < OWN * (TILE / 16); ++i) own[i] = 0.f;                                   \
     sums[0] = 0.f;                                                                              \
@@ -64,7 +63,7 @@ static void load_slice(__local float *slice, int width, __global const float *fr
     }                                                                                           \
   }
 
-TILE_PRODUCT(1)
-TILE_PRODUCT(2)
-TILE_PRODUCT(4)
-TILE_PRODUCT(8)
+TILE_PRODUCT(tile_product_1, 1)
+TILE_PRODUCT(tile_product_2, 2)
+TILE_PRODUCT(tile_product_4, 4)
+TILE_PRODUCT(tile_product_8, 8)
