@@ -535,6 +535,16 @@ def test_parts_of_several_dtypes_stand_side_by_side(device: AnyDevice) -> None:
     assert np.array_equal(Tensor.concat(parts, -1).numpy(), wanted)
 
 
+def test_an_augmented_assignment_is_a_new_expression_and_assign_is_in_place() -> None:
+    x = held = Tensor(np.zeros(3), open_mapping("numpy"))
+    x += 1
+    assert (x.numpy() == 1).all()
+    assert (held.numpy() == 0).all()
+    same = held
+    held.assign(held + 2)
+    assert (same.numpy() == 2).all()
+
+
 def test_a_tensor_knows_where_its_elements_lie() -> None:
     x = Tensor(np.zeros((3, 5, 7)))
     assert x.strides == (35, 7, 1)
