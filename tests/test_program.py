@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import FORMS, open_mapping, small_pixels
+from conftest import EMULATED, FORMS, open_mapping, small_pixels
 
 from imgmlp.codec.config import PRESETS, Settings
 from imgmlp.codec.features import encoding
@@ -112,16 +112,17 @@ def training(device: AnyDevice, general: bool = False, **changes: Any) -> Traini
 
 
 @pytest.mark.parametrize("preset", ["default", "seed"])
-def test_a_hundred_training_steps_agree_with_numpy(device: AnyDevice, preset: str) -> None:
+def test_training_steps_agree_with_numpy(device: AnyDevice, preset: str) -> None:
     """Rounding differs between devices; over 100 steps the loss may by one part in 1,000."""
+    count = 20 if device.info.spec in EMULATED else 100
     changes = {**vars(PRESETS[preset]), "steps": 100, "batch": 100}
     losses = []
     for where in (open_device("numpy"), device):
         step = training(where, **changes)
-        step.program.run(100)
+        step.program.run(count)
         losses.append(float(step.program.read("smooth")))
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
-    assert losses[0] < 0.2
+    assert losses[0] < 0.2 or count < 100
 
 
 def test_the_same_seed_gives_the_same_bits(device: AnyDevice) -> None:
