@@ -83,7 +83,7 @@ def test_the_peaks_kernel_does_all_that_is_counted() -> None:
 def measured() -> Measured:
     ours = Times({512: [100.0, 300.0, 200.0]}, [10.0, 30.0, 20.0])
     theirs = Times({512: [500.0]}, [50.0])
-    return Measured(standard_job(), {"imgmlp": ours, "other": theirs}, [400.0], [1.5])
+    return Measured(standard_job(), {"imgmlp": ours, "other": theirs}, [], [400.0], [1.5])
 
 
 def test_figures_are_medians_and_shares() -> None:
@@ -123,6 +123,19 @@ def test_everything_is_measured_in_turns(
     assert {"device", "us_per_step", "decode_ms", "start_s"} <= set(shown)
     report.show(found, device, as_json=False)
     assert "NumPy by hand" in capsys.readouterr().out
+
+
+def test_who_cannot_do_the_job_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: ByHand, batch: int, count: int) -> None:
+        raise RuntimeError("no compiler\nat all")
+
+    monkeypatch.setattr(speed, "is_installed", lambda: False)
+    monkeypatch.setattr(ByHand, "steps", fail)
+    job, device = small_job(), open_device("numpy")
+    found = speed.measure(job, device, [32], Effort(1, 0.001, 1), print)
+    assert list(found.times) == ["imgmlp"]
+    assert found.left_out == ["NumPy by hand failed: no compiler"]
+    assert found.left_out[0] in report.caption(found, device)
 
 
 def test_a_process_that_does_no_step_is_told_of() -> None:

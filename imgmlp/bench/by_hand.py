@@ -22,7 +22,7 @@ class ByHand:
     """A network, its gradients and AdamW's moments as flat arrays, layers as views of them."""
 
     def __init__(self, job: Job) -> None:
-        self.name, self.settings = "NumPy by hand", job.settings
+        self.settings = job.settings
         self.architecture = job.architecture
         height, width, channels = job.pixels.shape
         x, y = tables(job.encoding, width, height)

@@ -27,8 +27,6 @@ Array = np.ndarray[Any, Any]
 class Contender(Protocol):
     """One way to do the job."""
 
-    name: str
-
     def steps(self, batch: int, count: int) -> None:
         """Train so many steps of `batch` rows each, and wait until they are done."""
 
@@ -76,7 +74,7 @@ class Ours:
     """The job on one of imgmlp's devices."""
 
     def __init__(self, job: Job, device: AnyDevice) -> None:
-        self.name, self.job, self.device = "imgmlp", job, device
+        self.job, self.device = job, device
         self._steps: dict[int, TrainingStep] = {}
         height, width, _ = job.pixels.shape
         flat = model.initial(job.architecture, job.settings.seed, device).numpy()

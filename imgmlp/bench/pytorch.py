@@ -36,7 +36,6 @@ class PyTorch:
         self.cuda = gpu and bool(torch.cuda.is_available())
         self.compiled = compiled
         place = "cuda" if self.cuda else "cpu"
-        self.name = f"PyTorch {'compiled' if compiled else 'eager'}"
         height, width, channels = job.pixels.shape
         x, y = tables(job.encoding, width, height)
         rows, columns = np.divmod(np.arange(height * width), width)

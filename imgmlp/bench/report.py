@@ -79,4 +79,4 @@ def caption(found: Measured, device: AnyDevice) -> str:
     what = f"AdamW on {found.job.architecture}, random pixels of {width}×{height}; medians of turns"
     peak = found.peak_gflops()
     most = "" if peak is None else f"\npeak: {peak:,.0f} GFLOP/s of multiply-adds, measured in turn"
-    return f"{device.info.describe()}\n{what}{most}"
+    return "\n".join([f"{device.info.describe()}\n{what}{most}", *found.left_out])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
@@ -20,6 +20,7 @@ from imgmlp.bench.peak import Peak
 from imgmlp.bench.pytorch import PyTorch, is_installed
 from imgmlp.engine import AnyDevice, Device
 
+PAUSE = 0.03  # seconds before a turn: threads of others wait busily for a while after their work
 Tell = Callable[[str], None]
 
 
@@ -50,6 +51,7 @@ class Measured:
 
     job: Job
     times: dict[str, Times]
+    left_out: list[str] = field(default_factory=list)  # who, and why
     peak: list[float] = field(default_factory=list)  # GFLOP/s
     start: list[float] = field(default_factory=list)  # seconds
 
@@ -73,39 +75,53 @@ class Measured:
         return {b: found / peak for b, found in self.gflops(name).items()} if peak else {}
 
 
-def contenders(job: Job, device: AnyDevice) -> Iterator[Callable[[], Contender]]:
-    """Who is there, to be made ready: PyTorch takes its time."""
-    yield lambda: ByHand(job)
+def others(job: Job, device: AnyDevice) -> dict[str, Callable[[], Contender]]:
+    """Whoever is there beside imgmlp, still to be made ready."""
+    gpu = device.info.kind == "gpu"
+    found: dict[str, Callable[[], Contender]] = {"NumPy by hand": lambda: ByHand(job)}
     if is_installed():
-        gpu = device.info.kind == "gpu"
-        yield lambda: PyTorch(job, False, gpu)
-        yield lambda: PyTorch(job, True, gpu)
+        found["PyTorch eager"] = lambda: PyTorch(job, False, gpu)
+        found["PyTorch compiled"] = lambda: PyTorch(job, True, gpu)
+    return found
 
 
 def measure(
     job: Job, device: AnyDevice, batches: Sequence[int], effort: Effort, show: Tell
 ) -> Measured:
-    """Steps of each batch size and decoding, by all contenders in turns."""
+    """Steps of each batch size and decoding, by all contenders in turns.
+
+    One that cannot do it, as PyTorch compiled where there is no compiler, is left out.
+    """
     show("preparing")
-    there: list[Contender] = [Ours(job, device), *(make() for make in contenders(job, device))]
-    found = Measured(job, {c.name: Times() for c in there})
+    there: dict[str, Contender] = {"imgmlp": Ours(job, device)}
+    left_out = []
+    for name, make in others(job, device).items():
+        try:
+            contender = make()
+            contender.steps(batches[0], 1)
+            contender.decode()
+        except Exception as error:  # of any kind: it is none of imgmlp's
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            left_out.append(f"{name} failed: {reason}")
+        else:
+            there[name] = contender
+    found = Measured(job, {name: Times() for name in there}, left_out)
     peak = Peak(device) if isinstance(device, Device) else None
     for batch in batches:
         show(f"{batch:,} rows")
-        counts = [_count(c, batch, effort.seconds) for c in there]
+        counts = {name: _count(c, batch, effort.seconds) for name, c in there.items()}
         for _ in range(effort.turns):
-            for contender, count in zip(there, counts, strict=True):
-                seconds = _seconds(partial(contender.steps, batch, count))
-                times = found.times[contender.name].step.setdefault(batch, [])
-                times.append(seconds / count * 1e6)
+            for name, contender in there.items():
+                seconds = _seconds(partial(contender.steps, batch, counts[name]))
+                times = found.times[name].step.setdefault(batch, [])
+                times.append(seconds / counts[name] * 1e6)
             if peak is not None:
                 found.peak.append(peak.gflops())
     show("decoding")
-    for turn in range(effort.turns + 1):
-        for contender in there:
-            seconds = _seconds(contender.decode)
-            if turn:  # the first may compile
-                found.times[contender.name].decode.append(seconds * 1e3)
+    there["imgmlp"].decode()  # it may compile; the others have
+    for _ in range(effort.turns):
+        for name, contender in there.items():
+            found.times[name].decode.append(_seconds(contender.decode) * 1e3)
     return found
 
 
@@ -119,6 +135,7 @@ def _count(contender: Contender, batch: int, seconds: float) -> int:
 
 
 def _seconds(run: Callable[[], object]) -> float:
+    time.sleep(PAUSE)
     begin = time.perf_counter()
     run()
     return time.perf_counter() - begin
@@ -144,6 +161,7 @@ def as_json(found: Measured, device: AnyDevice) -> dict[str, Any]:
         "start_s": median(found.start) if found.start else None,
         "peak_gflops": found.peak_gflops(),
         "share_of_peak": _keyed(found.share_of_peak(ours)),
+        "left_out": found.left_out,
         "others": {name: figures(name) for name in others},
     }
 
