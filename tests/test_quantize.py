@@ -39,6 +39,14 @@ def test_rounding_is_to_the_nearest_multiple() -> None:
     assert quantize.quantize(values, 0.25).tolist() == [[-1, 1], [2, 400]]
 
 
+def test_rounding_towards_zero_saves_bits() -> None:
+    values = np.array([0.6, -0.6, 0.8, -1.6, 0.3])
+    assert quantize.quantize(values, 1.0, 0.2).tolist() == [0, 0, 1, -1, 0]
+    many = np.random.default_rng(1).laplace(0, 3, 2000)
+    bits = [quantize.coded_bits(quantize.quantize(many, 1.0, share)) for share in (0, 0.1, 0.3)]
+    assert bits == sorted(bits, reverse=True)
+
+
 def test_finer_steps_cost_a_bit_an_octave() -> None:
     values = np.random.default_rng(1).laplace(0, 1, 4000)
     coarse, fine = (quantize.coded_bits(quantize.quantize(values, s)) for s in (0.25, 0.125))

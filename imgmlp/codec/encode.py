@@ -29,9 +29,14 @@ SEED = 0
 AIM = 0.99  # of the bytes wanted
 ATTEMPTS = 3  # networks that are tried for a quality
 TRIALS = 8  # other steps that are tried for a target
-PILOT = 30  # a run's steps for each step of a short one that shows how hard a picture is
+INWARDS = 0.3  # of a step: how far rounding towards zero may go
+PILOT = 10  # a run's steps for each step of a short one that shows how hard a picture is
+PILOTS = 2
+HASTY = 5_000  # steps of a run, where only its time is known
 PILOT_RATE = 0.3  # bits a pixel of its network
-DOUBLING = 0.65  # dB that twice the steps bring
+DOUBLING = 0.6  # dB that twice the steps bring
+SLOW = 1.5  # times the price for every dB too much, each time that it is looked at
+ABOVE = 0.15  # dB more than wanted that training aims at, as taking some away is easy
 MARGIN = 0.3  # dB by which a network for a quality is chosen too large
 
 
@@ -133,14 +138,20 @@ class _Encoder:
         if kind == "bytes":
             return max(1.0, 8 * (value - target.OVERHEAD) / target.BITS)
         weights = PILOT_RATE * self.samples / target.BITS
-        steps = max(1, self.effort.steps // PILOT)
+        for _ in range(PILOTS):
+            weights = self._enlarged(weights, value - self._expected(weights) + MARGIN)
+        return weights
+
+    def _expected(self, weights: float) -> float:
+        """The dB that a network of so many weights should reach, by a short run."""
+        whole = self.effort.steps if self.effort.seconds is None else HASTY
+        steps = max(1, whole // PILOT)
         course = self._course(self._shape(weights), Decided(steps, 0.0))
         if course.run(should_stop=self.watch.should_stop) == "interrupted":
             raise Interrupted("stopped before there was anything to save", hint="start it again")
-        reached = self._squared_quality(course) + DOUBLING * math.log2(self.effort.steps / steps)
-        return self._enlarged(weights, value - reached + MARGIN)
+        return self._rounded_quality(course) + DOUBLING * math.log2(max(1.0, whole / steps))
 
-    def _squared_quality(self, course: Course) -> float:
+    def _rounded_quality(self, course: Course) -> float:
         choices = settle.settle(course.arrays(), course.step.sizes.numpy())
         found = settle.network(course.arrays(), choices, course.step.shape)
         return psnr(self.picture.pixels, self._decoded(found))
@@ -219,7 +230,7 @@ class _Encoder:
         if budget is not None:
             return lambda bits, _: (bits / budget) ** 2
         if self.wanted.kind == "psnr":
-            return lambda _, quality: 10.0 ** ((quality - value - target.TOLERANCE / 2) / 2)
+            return lambda _, quality: SLOW ** (quality - value - ABOVE)
         return lambda *_: 1.0
 
     def _keep(self, state: State) -> None:
@@ -254,22 +265,48 @@ class _Encoder:
         return Encoded(found.data, found.pixels, metrics, missed, ended == "diverged", self.resumed)
 
     def _best(self, arrays: list[Array], choices: list[Choice], shape: Shape) -> _File:
-        """The file of these numbers, with other steps if that brings it nearer to the target.
+        """The file of these numbers, rounded otherwise if that brings it nearer to the target.
 
         Both size and quality grow with the bits that steps are chosen for, so those are halved
-        in on.
+        in on. What remains too much is taken away by rounding towards zero.
         """
-        best = self._file(arrays, choices, shape)
+        first = self._file(arrays, choices, shape)
         sizes, bits = settle.log_sizes(choices), settle.total_bits(arrays, choices)
-        low, high = (0.4 * bits, bits) if self._too_much(best) else (bits, 1.6 * bits)
+        ends = (0.4 * bits, bits) if self._too_much(first) else (bits, 1.6 * bits)
+
+        def stepped(budget: float) -> tuple[list[Choice], _File]:
+            found = settle.settle(arrays, sizes, budget)
+            return found, self._file(arrays, found, shape)
+
+        tried = [(choices, first), *self._halved(first, ends, stepped)]
+        over = [pair for pair in tried if self._too_much(pair[1])]
+        if over:
+            base, _ = min(over, key=lambda pair: self._distance(pair[1]))
+
+            def inwards(share: float) -> tuple[list[Choice], _File]:
+                return base, self._file(arrays, base, shape, -share)
+
+            nearest = min((pair[1] for pair in tried), key=self._distance)
+            tried += self._halved(nearest, (-INWARDS, 0.0), inwards)
+        return min((pair[1] for pair in tried), key=self._distance)
+
+    def _halved(
+        self,
+        nearest: _File,
+        ends: tuple[float, float],
+        make: Callable[[float], tuple[list[Choice], _File]],
+    ) -> list[tuple[list[Choice], _File]]:
+        """Trials between two ends, of which the upper one gives more, until the target is hit."""
+        low, high = ends
+        tried: list[tuple[list[Choice], _File]] = []
         for _ in range(TRIALS):
-            if self.wanted.misses(len(best.data), best.psnr) is None:
+            if self.wanted.misses(len(nearest.data), nearest.psnr) is None:
                 break
-            budget = (low + high) / 2
-            found = self._file(arrays, settle.settle(arrays, sizes, budget), shape)
-            best = min(best, found, key=self._distance)
-            low, high = (low, budget) if self._too_much(found) else (budget, high)
-        return best
+            middle = (low + high) / 2
+            choices, nearest = make(middle)
+            tried.append((choices, nearest))
+            low, high = (low, middle) if self._too_much(nearest) else (middle, high)
+        return tried
 
     def _too_much(self, file: _File) -> bool:
         reached = file.psnr if self.wanted.kind == "psnr" else len(file.data)
@@ -280,8 +317,10 @@ class _Encoder:
             return False, abs(file.psnr - self.wanted.value)
         return self._too_much(file), abs(len(file.data) - self.wanted.value)
 
-    def _file(self, arrays: list[Array], choices: list[Choice], shape: Shape) -> _File:
-        found = settle.network(arrays, choices, shape)
+    def _file(
+        self, arrays: list[Array], choices: list[Choice], shape: Shape, inwards: float = 0.0
+    ) -> _File:
+        found = settle.network(arrays, choices, shape, inwards)
         pixels = self._decoded(found)
         height, width, channels = pixels.shape
         header = Header(width, height, channels, container.digest(pixels))

@@ -39,9 +39,15 @@ def nearest_step(size: float, largest: int = STEPS - 1) -> int:
     return int(np.argmin(ratios))
 
 
-def quantize(values: Array, size: float) -> Array:
-    """int32 of the same shape: how many steps of a size each value is, halves to even."""
-    return np.rint(np.asarray(values, np.float64) / size).astype(np.int32)
+def quantize(values: Array, size: float, towards_zero: float = 0.0) -> Array:
+    """int32 of the same shape: how many steps of a size each value is, halves to even.
+
+    Numbers that are `towards_zero` of a step further out are still rounded inwards, which saves
+    bits.
+    """
+    steps = np.asarray(values, np.float64) / size
+    inner = np.maximum(np.abs(steps) - towards_zero, 0.0)
+    return np.copysign(np.rint(inner), steps).astype(np.int32)
 
 
 def coded_bits(symbols: Array) -> float:

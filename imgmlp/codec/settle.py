@@ -109,20 +109,22 @@ def log_sizes(choices: Sequence[Choice]) -> Array:
     return np.log2([size for choice in choices for size in choice.sizes()]).astype(np.float32)
 
 
-def network(arrays: Sequence[Array], choices: Sequence[Choice], shape: Shape) -> Network:
+def network(
+    arrays: Sequence[Array], choices: Sequence[Choice], shape: Shape, towards_zero: float = 0.0
+) -> Network:
     """The network of whole numbers; steps grow where its sums would need more than 32 bits."""
     layers = []
     for weights, biases, choice in zip(arrays[::2], arrays[1::2], choices, strict=True):
-        layers.append(_layer(weights, biases, choice))
+        layers.append(_layer(weights, biases, choice, towards_zero))
     return Network(shape, tuple(layers))
 
 
-def _layer(weights: Array, biases: Array, choice: Choice) -> Layer:
+def _layer(weights: Array, biases: Array, choice: Choice, towards_zero: float) -> Layer:
     while True:
         of_weights, of_biases = choice.sizes()
         try:
             return Layer(
-                quantize(weights, of_weights),
+                quantize(weights, of_weights, towards_zero),
                 quantize(biases, of_biases),
                 choice.step,
                 choice.finer,
