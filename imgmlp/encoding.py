@@ -6,6 +6,7 @@ No numerics: pictures come from `image`, bytes from the codec. Loaded only when 
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,6 +144,8 @@ def _encode_one(
     pictures.write_atomically(path, lambda stream: stream.write(found.bytes))
     saved.remove()
     facts |= found.metrics
+    if math.isinf(found.metrics["psnr"]):  # equal pictures; JSON has no infinity
+        facts["psnr"] = None
     _report(terminal, path, found)
 
 

@@ -66,6 +66,17 @@ def test_an_existing_file_is_replaced_only_if_forced(imgmlp: Command, picture: P
     assert there.read_bytes().startswith(b"\x89IML")
 
 
+@pytest.mark.parametrize("size", [(1, 1), (300, 1), (2, 2)])
+def test_the_smallest_pictures_have_files_too(
+    imgmlp: Command, picture: Path, size: tuple[int, int]
+) -> None:
+    Image.new("L", size, 255).save(picture.parent / "tiny.png")
+    done = imgmlp("encode", "tiny.png", "--json", *QUICK)
+    (facts,) = json.loads(done.stdout, parse_constant=pytest.fail)
+    assert facts["problem"] is None
+    imgmlp("verify", "tiny.imlp")
+
+
 def test_transparency_is_kept(imgmlp: Command, picture: Path) -> None:
     pixels = np.dstack([small_pixels(), small_pixels(1)])
     Image.fromarray(pixels).save(picture.parent / "glass.png")

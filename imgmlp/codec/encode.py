@@ -164,7 +164,8 @@ class _Encoder:
 
     def _enlarged(self, weights: float, missing: float) -> float:
         """More weights for so many dB more, or fewer; but no more than pixels."""
-        return min(target.more_weights(weights, missing), max(float(self.samples), weights))
+        most = max(float(self.samples), weights)
+        return min(max(target.more_weights(weights, missing), 1.0), most)
 
     # --- one attempt ---
 
