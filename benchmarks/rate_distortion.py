@@ -6,9 +6,11 @@ Every measured point is appended to results/points.csv at once, and a later call
 folder goes on where an earlier one stopped. results/summary.md and, with matplotlib, results/
 curves.png are made of all points that are there. Whole files count, RGB PSNR on 8 bits.
 
-Curves go through the mean rate and the mean PSNR of each setting over all pictures. BD-rate is the
-mean difference of two curves' logarithms of the rate, over the PSNR that both reach (Bjøntegaard
-2001), with monotone cubic pieces (Fritsch and Carlson 1980) between the points.
+Curves go through the mean rate and the mean PSNR of each setting over all pictures. A setting of
+JPEG spends more on some pictures than on others, a rate asked of imgmlp does not, so that the mean
+of each picture's own BD-rate is given too. BD-rate is the mean difference of two curves' logarithms
+of the rate, over the PSNR that both reach (Bjøntegaard 2001), with monotone cubic pieces (Fritsch
+and Carlson 1980) between the points.
 """
 
 from __future__ import annotations
@@ -175,11 +177,18 @@ def monotone_cubic(x: np.ndarray, y: np.ndarray, at: np.ndarray) -> np.ndarray:
     )
 
 
+def share_of(own: Sequence[Point], reference: Sequence[Point], images: set[str]) -> float | None:
+    """BD-rate over some pictures, if both have curves there."""
+    curves = mean_curve(own, images), mean_curve(reference, images)
+    return None if curves[0] is None or curves[1] is None else bd_rate(curves[0], curves[1])
+
+
 def summary(points: Sequence[Point]) -> str:
     """A table of all codecs over the pictures that each has, as Markdown."""
     lines = [
-        "| codec | pictures | settings: bpp / dB | BD-rate against JPEG 4:2:0 |",
-        "|---|---|---|---|",
+        "| codec | pictures | mean of each setting: bpp / dB | BD-rate against JPEG 4:2:0 "
+        "| of each picture, mean |",
+        "|---|---|---|---|---|",
     ]
     for codec in dict.fromkeys(point.codec for point in points):
         own = [point for point in points if point.codec == codec]
@@ -188,11 +197,12 @@ def summary(points: Sequence[Point]) -> str:
         if curve is None:
             continue
         beside = [point for point in points if point.codec == REFERENCE]
-        reference = mean_curve(beside, images)
-        share = None if reference is None else bd_rate(curve, reference)
+        share = share_of(own, beside, images)
         pairs = zip(curve.bpp, curve.psnr, strict=True)
         shown = ", ".join(f"{bpp:.3f} / {psnr:.2f}" for bpp, psnr in pairs)
-        told = "–" if share is None else f"{share:+.1%}"
+        alone = [share_of(own, beside, {image}) for image in sorted(images)]
+        each = None if None in alone else float(np.mean([s for s in alone if s is not None]))
+        told = " | ".join("–" if s is None else f"{s:+.1%}" for s in (share, each))
         lines.append(f"| {codec} | {len(images)} | {shown} | {told} |")
     return "\n".join(lines) + "\n"
 
