@@ -221,7 +221,7 @@ class _Launch:
     def acc(self, i: int, u: UOp) -> Array:
         """[*loops, lanes]"""
         lanes, start = u.arg
-        return np.full((*self.shape, lanes), start, _register(u))
+        return np.full((*self.shape, lanes), 0 if start is None else start, _register(u))
 
     def _cells(self, i: int, source: int, *wanted: Expr) -> tuple[Array, ...]:
         """Where every iteration's accumulator, or element of a tile, is."""
@@ -237,13 +237,20 @@ class _Launch:
 
     def accumulate(self, i: int, u: UOp) -> None:
         op, lane = u.arg
-        accumulators, cells = self.values[u.src[0]], self._cells(i, u.src[0], lane)
+        cells = self._cells(i, u.src[0], lane)
+        before = self.values[u.src[0]][cells]
+        self._put(i, u, cells, operate(JOINS[op], u, before, self.values[u.src[1]]))
+
+    def keep(self, i: int, u: UOp) -> None:
+        self._put(i, u, self._cells(i, u.src[0], u.arg), self.values[u.src[1]])
+
+    def _put(self, i: int, u: UOp, cells: tuple[Array, ...], value: Array) -> None:
+        """Change some accumulators, where the iteration is one that runs."""
+        accumulators = self.values[u.src[0]]
         before = accumulators[cells]
-        after = operate(JOINS[op], u, before, self.values[u.src[1]])
-        if self.active is not None:
-            after = np.where(self.active, after, before)
-        if after.shape != before.shape:
-            raise self._fault(i, "adds to one accumulator from several iterations at once")
+        after = value if self.active is None else np.where(self.active, value, before)
+        if np.broadcast_shapes(after.shape, before.shape) != before.shape:
+            raise self._fault(i, "changes one accumulator in several iterations at once")
         accumulators[cells] = after
 
     def combine(self, i: int, u: UOp) -> Array:
@@ -330,6 +337,7 @@ EMULATED: dict[U, Callable[[_Launch, int, UOp], Any]] = {
     U.BARRIER: lambda launch, i, u: launch.meet(i),
     U.ACC: _Launch.acc,
     U.ACCUMULATE: _Launch.accumulate,
+    U.KEEP: _Launch.keep,
     U.COMBINE: _Launch.combine,
     U.LANE: _Launch.lane,
     U.GROUP: _Launch.group,

@@ -11,19 +11,20 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from imgmlp.engine.dtype import DType, f32, i32
-from imgmlp.engine.graph import ELEMENTWISE, MOVEMENT, Node, Op, const
-from imgmlp.engine.indices import index_value, negated, through, zero_outside
+from imgmlp.engine.dtype import DType, f32
+from imgmlp.engine.graph import Node, Op
+from imgmlp.engine.indices import through
 from imgmlp.engine.kernel import (
     Block,
     Kernel,
     Launch,
     Store,
-    access,
     part_begin,
     storage,
 )
-from imgmlp.engine.symbolic import ONE, Const, Expr, Var, conj, split, unravel
+from imgmlp.engine.lowering import Lowering, store_all
+from imgmlp.engine.maps import GRAIN, map_kernel
+from imgmlp.engine.symbolic import Const, Expr, split, unravel
 from imgmlp.engine.uops import (
     GPU_LANES,
     GPU_TILE,
@@ -38,106 +39,6 @@ from imgmlp.engine.uops import (
 
 TILE_ROWS = 64  # rows of a product's tile on a CPU
 AT_ONCE = 8  # terms of a reduction that a lane of a GPU loads before it adds them
-GRAIN = 4096  # elements that make a work-group worth its launch on a CPU
-
-
-# --- expressions ---
-
-
-class _Lowering:
-    """Emits a kernel's expression at given indices."""
-
-    def __init__(self, build: Builder, core: Node | None, inside: bool = False) -> None:
-        self.build = build
-        self.core = core
-        self.inside = inside  # a block, whose groups and lanes are given
-        self.core_value: int | None = None
-        self.memo: dict[Any, int] = {}
-
-    def outermost(self, name: str, count: int, kind: str) -> Var:
-        """Open the loop over a kernel's work; inside a block one group does all of it."""
-        if self.inside:
-            kind = {"share": "loop", "group": "loop", "item": "lane"}[kind]
-        return self.build.open(Range(name, count, kind))
-
-    def value(self, node: Node, indices: Sequence[Expr], guard: Expr = ONE) -> int:
-        key = (node, tuple(indices), guard)
-        if self.memo.get(key) not in self.build.live:
-            self.memo[key] = self._emit(node, tuple(indices), guard)
-        return self.memo[key]
-
-    def _emit(self, node: Node, indices: tuple[Expr, ...], guard: Expr) -> int:
-        emit = self.build.emit
-        if node is self.core:
-            assert self.core_value is not None
-            return self.core_value
-        if node.op is Op.CONST:
-            return emit(U.CONST, node.dtype, (), node.arg)
-        if node.op is Op.IOTA:
-            return emit(U.INDEX, i32, (), indices[0], [indices[0]])
-        if node.op in (Op.BUFFER, Op.PART) or node.op in MOVEMENT:
-            return self._moved(node, indices, guard)
-        if node.op is Op.GATHER:
-            return self._gathered(node, indices, guard)
-        if node.op is Op.WHERE and (found := self._masked(node, indices, guard)) is not None:
-            return found
-        if node.op in ELEMENTWISE:
-            src = [self.value(s, indices, guard) for s in node.src]
-            return emit(U.ALU, node.dtype, src, node.op)
-        raise AssertionError(f"{node.op.name} does not belong inside a kernel")
-
-    def _moved(self, node: Node, indices: tuple[Expr, ...], guard: Expr) -> int:
-        source, moved = through(node)
-        offset, valid = moved.index(indices)
-        if source.op is Op.PART:
-            offset, source = offset + part_begin(source), source.src[0]
-        if source.op is Op.BUFFER:
-            data = self.build.parameter(source.arg)
-            needed = conj(valid, guard)
-            return self.build.emit(U.LOAD, node.dtype, (data,), (offset, needed), [offset, needed])
-        inner = unravel(offset, source.shape)
-        if valid is ONE:
-            return self.value(source, inner, guard)
-        found = self.value(source, inner, conj(valid, guard))
-        zero = self.build.emit(U.CONST, node.dtype, (), 0)
-        chosen = self.build.emit(U.INDEX, i32, (), valid, [valid])
-        return self.build.emit(U.ALU, node.dtype, (chosen, found, zero), Op.WHERE)
-
-    def _masked(self, node: Node, indices: tuple[Expr, ...], guard: Expr) -> int | None:
-        """A selection between a load and zero, by indices alone: nothing else is read."""
-        condition, a, b = node.src
-        chosen = index_value(condition, indices)
-        if chosen is None:
-            return None
-        zero = const(0, node.dtype, node.shape)
-        for source, other, when in ((a, b, chosen), (b, a, negated(chosen))):
-            if when is ONE or (other is zero and zero_outside(source)):
-                return self.value(source, indices, conj(when, guard))
-        return None
-
-    def _gathered(self, node: Node, indices: tuple[Expr, ...], guard: Expr) -> int:
-        table, index = node.src
-        rank = len(index.shape)
-        known = index_value(index, indices[:rank])
-        if known is not None and known.lo >= 0 and known.hi < table.shape[0]:
-            return self.value(table, (known, *indices[rank:]), guard)
-        row = self.value(index, indices[:rank], guard)
-        name = f"g{row}"
-        if name not in self.build.variables:
-            self.build.define(name, row, self.build.depth[row])
-        return self.value(table, (Var(name, 0, table.shape[0] - 1), *indices[rank:]), guard)
-
-
-def _store(lower: _Lowering, stores: Sequence[Store], indices: Sequence[Expr]) -> None:
-    """All values first, then all stores: what is overwritten has been read."""
-    build = lower.build
-    values = [lower.value(s.value, indices) for s in stores]
-    for store, value in zip(stores, values, strict=True):
-        offset = access(store.place).index(indices)[0] + part_begin(store.place)
-        names = sorted({v.name for v in offset.variables()})
-        extra = [n for v in names if (n := build.variables[v][1]) is not None]
-        op = U.ADD if store.adds else U.STORE
-        build.effect(op, (build.parameter(store.target, True), value, *extra), offset)
 
 
 # --- kernels ---
@@ -151,16 +52,16 @@ def linearize(kernel: Launch, lanes: Lanes, units: int = 1) -> Code:
     if isinstance(kernel, Block):
         sizes = _block(kernel, build, lanes)
     else:
-        lower = _Lowering(build, kernel.core)
+        lower = Lowering(build, kernel.core)
         for guard in kernel.guards:
             build.effect(U.GUARD, (lower.value(guard.place, ()),), guard.wanted)
         sizes = _body(kernel, lower, lanes, units)
     return Code(kernel.name, build.finish(), tuple(build.buffers), *sizes)
 
 
-def _body(kernel: Kernel, lower: _Lowering, lanes: Lanes, units: int) -> tuple[int, int]:
+def _body(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tuple[int, int]:
     if kernel.core is None:
-        return _map(kernel, lower, lanes, units)
+        return map_kernel(kernel, lower, lanes, units)
     if kernel.core.op is Op.DOT:
         return _product(kernel, lower, lanes, units)
     return _reduce(kernel, lower, lanes, units)
@@ -182,60 +83,17 @@ def _block(block: Block, build: Builder, lanes: Lanes) -> tuple[int, int]:
 
 
 def _inside(kernel: Kernel, build: Builder, lanes: Lanes) -> None:
-    _body(kernel, _Lowering(build, kernel.core, inside=True), lanes, units=1)
+    _body(kernel, Lowering(build, kernel.core, inside=True), lanes, units=1)
     build.forget_loads(kernel.writes())
     if lanes == "group":
         build.effect(U.BARRIER, ())
-
-
-def _map(kernel: Kernel, lower: _Lowering, lanes: Lanes, units: int) -> tuple[int, int]:
-    build, shape = lower.build, kernel.shape
-    size = math.prod(shape)
-    if lanes == "group":
-        local = min(64, size)
-        flat = lower.outermost("i", size, "item")
-        _store(lower, kernel.stores, unravel(flat, shape))
-        build.close()
-        return -(-size // local) * local, local
-    groups = max(1, min(4 * units, size // GRAIN))
-    if _flat(kernel):
-        flat = lower.outermost("i", size, "share")
-        _store(lower, kernel.stores, unravel(flat, shape))
-        build.close()
-        return groups, 1
-    inner = shape[-1]
-    outer = lower.outermost("i", size // inner, "share")
-    column = build.open(Range("c", inner))
-    _store(lower, kernel.stores, [*unravel(outer, shape[:-1]), column])
-    build.close()
-    build.close()
-    return min(groups, size // inner), 1
-
-
-def _flat(kernel: Kernel) -> bool:
-    """Whether one running index reaches every operand without division."""
-    if len(kernel.shape) < 2:
-        return True
-    trial = Builder()
-    lower = _Lowering(trial, None)
-    for variable in ("group", "tile"):
-        trial.open(Range(variable, 1))
-    flat = trial.open(Range("i", math.prod(kernel.shape), "share"))
-    _store(lower, kernel.stores, unravel(flat, kernel.shape))
-    uops = [u for _, u in trial.scopes[-1]]
-    exprs = [u.arg[0] for u in uops if u.op is U.LOAD] + [
-        u.arg for u in uops if u.op in (U.STORE, U.INDEX)
-    ]
-    exprs += [u.arg[1] for u in uops if u.op is U.LOAD and u.arg[1] is not ONE]
-    own = [e.substitute({"group": 0, "tile": 0}) for e in exprs]
-    return all(e is flat or not e.variables() for e in own)
 
 
 def _identity(op: Op, dtype: DType) -> float:
     return 0 if op is Op.SUM else dtype.min
 
 
-def _reduce(kernel: Kernel, lower: _Lowering, lanes: Lanes, units: int) -> tuple[int, int]:
+def _reduce(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tuple[int, int]:
     core, build = kernel.core, lower.build
     assert core is not None
     source, axes = core.src[0], core.arg
@@ -270,7 +128,7 @@ def _reduce(kernel: Kernel, lower: _Lowering, lanes: Lanes, units: int) -> tuple
         build.effect(U.ACCUMULATE, (accumulators, found), (core.op, lane), core.dtype)
         build.close()
     lower.core_value = build.effect(U.COMBINE, (accumulators,), core.op, core.dtype)
-    _store(lower, kernel.stores, unravel(out, shape))
+    store_all(lower, kernel.stores, unravel(out, shape))
     build.close()
     return groups, 1
 
@@ -285,7 +143,7 @@ def _keeps_last_axis(kernel: Kernel) -> bool:
 
 
 def _reduce_columns(
-    kernel: Kernel, lower: _Lowering, term: Callable[..., int], count: int, groups: int
+    kernel: Kernel, lower: Lowering, term: Callable[..., int], count: int, groups: int
 ) -> int:
     """Accumulate VECTOR neighbouring outputs together, so that rows are read along."""
     core, build = kernel.core, lower.build
@@ -307,14 +165,14 @@ def _reduce_columns(
     build.close()
     lane = build.open(Range("w", VECTOR, "vector", left))
     lower.core_value = build.effect(U.LANE, (accumulators,), lane, core.dtype)
-    _store(lower, kernel.stores, [*lead, block * VECTOR + lane])
+    store_all(lower, kernel.stores, [*lead, block * VECTOR + lane])
     build.close()
     build.close()
     return max(1, min(groups, outer * blocks))
 
 
 def _reduce_on_lanes(
-    kernel: Kernel, lower: _Lowering, term: Callable[..., int], count: int, start: float
+    kernel: Kernel, lower: Lowering, term: Callable[..., int], count: int, start: float
 ) -> tuple[int, int]:
     core, build = kernel.core, lower.build
     assert core is not None
@@ -339,10 +197,10 @@ def _reduce_on_lanes(
             build.effect(U.BARRIER, ())  # the next round uses the same local memory
     lower.core_value = total
     if alone:
-        _store(lower, kernel.stores, unravel(out, core.shape))
+        store_all(lower, kernel.stores, unravel(out, core.shape))
     else:
         build.open(Range("first", 1, "lane"))
-        _store(lower, kernel.stores, unravel(out, core.shape))
+        store_all(lower, kernel.stores, unravel(out, core.shape))
         build.close()
     build.close()
     return (-(-size // local) * local, local) if alone else (size * local, local)
@@ -351,7 +209,7 @@ def _reduce_on_lanes(
 # --- products ---
 
 
-def _product(kernel: Kernel, lower: _Lowering, lanes: Lanes, units: int) -> tuple[int, int]:
+def _product(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tuple[int, int]:
     core, build = kernel.core, lower.build
     assert core is not None
     *batch, rows, columns = core.shape
@@ -370,7 +228,7 @@ def _product(kernel: Kernel, lower: _Lowering, lanes: Lanes, units: int) -> tupl
     row = build.open(Range("m", tile_rows, "row", rows_left))
     column = build.open(Range("n", tile_columns, "column", columns_left))
     lower.core_value = build.effect(U.ELEMENT, (found,), (row, column), f32)
-    _store(lower, kernel.stores, [*lead, first_row + row, first_column + column])
+    store_all(lower, kernel.stores, [*lead, first_row + row, first_column + column])
     build.close()
     build.close()
     if kernel.sums is not None:
@@ -383,7 +241,7 @@ def _product(kernel: Kernel, lower: _Lowering, lanes: Lanes, units: int) -> tupl
 
 
 def _column_sums(
-    sums: Store, lower: _Lowering, product: Product, sources: tuple[int, int],
+    sums: Store, lower: Lowering, product: Product, sources: tuple[int, int],
     lead: list[Expr], row_tile: Expr, column_tile: Expr, lanes: Lanes,
 ) -> None:  # fmt: skip
     """The second output, by the first tile of each column only."""
@@ -392,7 +250,7 @@ def _column_sums(
     found = build.effect(U.COLUMNS, sources, product, f32)
     column = build.open(Range("s", width, "vector" if lanes == "one" else "lane", product.columns))
     lower.core, lower.core_value = sums.value, build.effect(U.LANE, (found,), column, f32)
-    _store(lower, [sums], [*lead, column_tile * width + column])
+    store_all(lower, [sums], [*lead, column_tile * width + column])
     build.close()
     build.close()
 

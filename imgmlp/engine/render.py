@@ -197,12 +197,17 @@ class _Writer:
         count, start = u.arg
         assert u.dtype is not None
         self.lines.append(f"{_register(u.dtype)} v{i}[{count}];")
-        self.lines.append(f"for (int a = 0; a < {count}; ++a) v{i}[a] = {literal(start, u.dtype)};")
+        if start is not None:
+            value = literal(start, u.dtype)
+            self.lines.append(f"for (int a = 0; a < {count}; ++a) v{i}[a] = {value};")
 
     def _accumulate(self, i: int, u: UOp) -> None:
         op, lane = u.arg
         cell = f"v{u.src[0]}[{_index(lane)}]"
         self.lines.append(f"{cell} = {_join(op, cell, f'v{u.src[1]}')};")
+
+    def _keep(self, i: int, u: UOp) -> None:
+        self.lines.append(f"v{u.src[0]}[{_index(u.arg)}] = v{u.src[1]};")
 
     def _combine(self, i: int, u: UOp) -> None:
         acc = u.src[0]

@@ -36,8 +36,9 @@ class U(Enum):
     STORE = auto()  # offset; src: global, value
     ADD = auto()  # offset; src: global, value: a store that adds to what is there
     BARRIER = auto()  # None: all lanes see what any of them stored
-    ACC = auto()  # (lanes, initial value): accumulators
+    ACC = auto()  # (lanes, initial value or None): accumulators
     ACCUMULATE = auto()  # (Op, lane); src: accumulators, value
+    KEEP = auto()  # lane; src: accumulators, value: takes the place of one accumulator
     COMBINE = auto()  # Op: all accumulators into one value; src: accumulators
     LANE = auto()  # lane: one accumulator; src: accumulators
     GROUP = auto()  # Op: one value from every lane of the group; src: value

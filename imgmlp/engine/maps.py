@@ -1,0 +1,131 @@
+"""Kernels that compute each element by itself, on either mapping.
+
+On a CPU one index runs along all elements where it can. Where neighbours of the last axis are
+far apart in what is read, as in a transpose, tiles are read along and written along instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from imgmlp.engine.kernel import Kernel
+from imgmlp.engine.lowering import Lowering, put, store_all
+from imgmlp.engine.symbolic import ONE, Const, Expr, Var, unravel
+from imgmlp.engine.uops import VECTOR, Builder, Lanes, Range, U
+
+GRAIN = 4096  # elements that make a work-group worth its launch on a CPU
+STAGED = 64  # rows and columns of a tile that is read along one axis and written along another
+
+
+def map_kernel(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tuple[int, int]:
+    build, shape = lower.build, kernel.shape
+    size = math.prod(shape)
+    if lanes == "group":
+        local = min(64, size)
+        flat = lower.outermost("i", size, "item")
+        store_all(lower, kernel.stores, unravel(flat, shape))
+        build.close()
+        return -(-size // local) * local, local
+    groups = max(1, min(4 * units, size // GRAIN))
+    if _flat(kernel):
+        flat = lower.outermost("i", size, "share")
+        store_all(lower, kernel.stores, unravel(flat, shape))
+        build.close()
+        return groups, 1
+    if (axis := _crossed(kernel)) is not None:
+        return _map_staged(kernel, lower, axis, groups), 1
+    inner = shape[-1]
+    outer = lower.outermost("i", size // inner, "share")
+    column = build.open(Range("c", inner))
+    store_all(lower, kernel.stores, [*unravel(outer, shape[:-1]), column])
+    build.close()
+    build.close()
+    return min(groups, size // inner), 1
+
+
+def _flat(kernel: Kernel) -> bool:
+    """Whether one running index reaches every operand without division."""
+    if len(kernel.shape) < 2:
+        return True
+    trial = Builder()
+    lower = Lowering(trial, None)
+    for variable in ("group", "tile"):
+        trial.open(Range(variable, 1))
+    flat = trial.open(Range("i", math.prod(kernel.shape), "share"))
+    store_all(lower, kernel.stores, unravel(flat, kernel.shape))
+    uops = [u for _, u in trial.scopes[-1]]
+    exprs = [u.arg[0] for u in uops if u.op is U.LOAD] + [
+        u.arg for u in uops if u.op in (U.STORE, U.INDEX)
+    ]
+    exprs += [u.arg[1] for u in uops if u.op is U.LOAD and u.arg[1] is not ONE]
+    own = [e.substitute({"group": 0, "tile": 0}) for e in exprs]
+    return all(e is flat or not e.variables() for e in own)
+
+
+def _crossed(kernel: Kernel) -> int | None:
+    """The axis that something is read along, if that is not the last one as in what is written."""
+    shape = kernel.shape
+    long = [a for a, n in enumerate(shape[:-1]) if n >= VECTOR]
+    if not long or shape[-1] < VECTOR:
+        return None
+    trial = Builder()
+    for variable in ("group", "tile"):
+        trial.open(Range(variable, 1))
+    indices = [trial.open(Range(f"x{a}", n)) for a, n in enumerate(shape)]
+    store_all(Lowering(trial, None), kernel.stores, indices)
+    for offset in (u.arg[0] for scope in trial.scopes for _, u in scope if u.op is U.LOAD):
+        if abs(_stride(offset, indices, indices[-1])) > 1:
+            along = [a for a in long if _stride(offset, indices, indices[a]) == 1]
+            if along:
+                return along[0]
+    return None
+
+
+def _stride(offset: Expr, indices: Sequence[Var], index: Var) -> int:
+    """How far a step of one index moves from the beginning; 0 if that is not known."""
+    here = offset.substitute({i.name: 0 for i in indices})
+    moved = offset.substitute({i.name: int(i is index) for i in indices}) - here
+    return moved.lo if moved.lo == moved.hi else 0
+
+
+def _map_staged(kernel: Kernel, lower: Lowering, axis: int, groups: int) -> int:
+    """Tiles of `axis` and the last one: computed along `axis` into a private array, stored along
+    the other. Returns how many groups share them.
+    """
+    build, shape, last = lower.build, kernel.shape, len(kernel.shape) - 1
+    lead = [a for a in range(last) if a != axis]
+    sizes = [shape[a] for a in lead] + [-(-shape[a] // STAGED) for a in (last, axis)]
+    share = lower.outermost("i", math.prod(sizes), "share")
+    *outer, column_tile, row_tile = unravel(share, sizes)
+
+    def limits(a: int, tile: Expr) -> tuple[Expr, Expr | None]:
+        first = tile * STAGED
+        return first, Const(shape[a]) - first if shape[a] % STAGED else None
+
+    (first_row, rows), (first_column, columns) = limits(axis, row_tile), limits(last, column_tile)
+
+    def at(row: Expr, column: Expr) -> list[Expr]:
+        found = dict(zip(lead, outer, strict=True))
+        found |= {axis: first_row + row, last: first_column + column}
+        return [found[a] for a in range(last + 1)]
+
+    kinds = [s.value.dtype for s in kernel.stores]
+    tiles = [build.effect(U.ACC, (), (STAGED * STAGED, None), kind) for kind in kinds]
+    column = build.open(Range("c", STAGED, "loop", columns))
+    row = build.open(Range("r", STAGED, "vector", rows))
+    values = [lower.value(s.value, at(row, column)) for s in kernel.stores]
+    for tile, value, kind in zip(tiles, values, kinds, strict=True):
+        build.effect(U.KEEP, (tile, value), column * STAGED + row, kind)
+    build.close()
+    build.close()
+    row = build.open(Range("p", STAGED, "loop", rows))
+    column = build.open(Range("q", STAGED, "vector", columns))
+    place = column * STAGED + row
+    kept = [
+        build.effect(U.LANE, (tile,), place, kind) for tile, kind in zip(tiles, kinds, strict=True)
+    ]
+    put(build, kernel.stores, kept, at(row, column))
+    for _ in range(3):
+        build.close()
+    return max(1, min(groups, math.prod(sizes)))
