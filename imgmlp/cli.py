@@ -27,6 +27,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+bench_app = typer.Typer(invoke_without_command=True)
+app.add_typer(bench_app, name="bench")
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 Verbose = Annotated[
@@ -288,7 +290,7 @@ def graph(
     commands.graph(settings, size, device, form, as_json, general)
 
 
-@app.command()
+@bench_app.callback()
 def bench(
     context: typer.Context,
     quick: Annotated[bool, typer.Option("--quick", help="A rough idea, in seconds.")] = False,
@@ -299,10 +301,41 @@ def bench(
     no_progress: NoProgress = False,
 ) -> None:
     """Measure how fast this machine trains and decodes, beside NumPy and, if there, PyTorch."""
+    if context.invoked_subcommand is not None:
+        return
     terminal = _terminal(context, quiet, verbose, no_progress)
     from imgmlp.bench import report
 
     report.bench(terminal, device, quick, as_json)
+
+
+@bench_app.command("kernels")
+def bench_kernels(
+    context: typer.Context,
+    quick: Annotated[bool, typer.Option("--quick", help="Two sizes and few turns.")] = False,
+    side: Annotated[
+        list[int] | None,
+        typer.Option(metavar="N", help="Matrices of N × N instead; several times for a sweep."),
+    ] = None,
+    as_json: AsJson = False,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Also write it as a table.")
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="PNG|SVG", help="Also draw it; needs the extra `plot`."),
+    ] = None,
+    device: DeviceSpec = "auto",
+    force: Force = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+    no_progress: NoProgress = False,
+) -> None:
+    """Measure single kernels (map, sum, softmax, transpose, product) over several sizes."""
+    terminal = _terminal(context, quiet, verbose, no_progress)
+    from imgmlp.bench import kernels_report
+
+    kernels_report.bench_kernels(terminal, device, quick, side or [], as_json, csv, plot, force)
 
 
 def _terminal(

@@ -32,6 +32,7 @@ ORDER = """
     codec.encode codec.pipeline
     interrupt terminal facts verify child selftest
     bench bench.job bench.by_hand bench.pytorch bench.peak bench.start bench.speed bench.report
+    bench.kernels bench.plot bench.kernels_report
     commands encoding api pil imgmlp cli __main__
 """.split()  # noqa: SIM905
 # Modules that are among the engine's public names.
@@ -49,6 +50,7 @@ RESERVED = {
 UNSAFE = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 LAZY = {  # keep --help and a look at a file quick
     ("cli", "imgmlp.bench.report"),
+    ("cli", "imgmlp.bench.kernels_report"),
     ("cli", "imgmlp.commands"),
     ("cli", "imgmlp.encoding"),
     ("cli", "imgmlp.facts"),
@@ -57,7 +59,7 @@ LAZY = {  # keep --help and a look at a file quick
     ("pil", "imgmlp.api"),
 }
 # The public names are loaded when they are used, PyTorch if it is there and wanted.
-DYNAMIC = {"imgmlp", "bench.pytorch"}
+DYNAMIC = {"imgmlp", "bench.pytorch", "bench.kernels", "bench.plot"}
 IMPORT_CALLS = {"import_module", "__import__"}
 
 

@@ -1,0 +1,102 @@
+"""`imgmlp bench kernels`: measure, and print a table or JSON; also as CSV and as a plot."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from imgmlp import image as files
+from imgmlp.bench import plot as drawing
+from imgmlp.bench.kernels import (
+    CASES,
+    COLUMNS,
+    QUICK_SIDES,
+    SIDES,
+    Ours,
+    Point,
+    rows,
+    sweep,
+)
+from imgmlp.bench.peak import Peak
+from imgmlp.engine import AnyDevice, Device, open_device
+from imgmlp.errors import UsageError
+from imgmlp.terminal import Terminal, print_data, print_table
+
+TURNS, QUICK_TURNS = 15, 5
+NONE = "–"
+
+
+def bench_kernels(
+    terminal: Terminal,
+    device_spec: str,
+    quick: bool,
+    sides: Sequence[int],
+    as_json: bool,
+    table_file: Path | None,
+    plot: Path | None,
+    force: bool,
+) -> None:
+    """Print how fast single kernels are; also write them as CSV and draw them, if wanted.
+
+    Raises UsageError for sides below 1, or if there is no matplotlib to draw with.
+    """
+    if any(side < 1 for side in sides):
+        raise UsageError("a side is at least 1", hint="give --side as often as you like")
+    for path in filter(None, (table_file, plot)):
+        files.check_output(path, force)
+    if plot is not None and find_spec("matplotlib") is None:
+        raise UsageError("a plot needs matplotlib", hint="pip install 'imgmlp[plot]'")
+    device = open_device(device_spec)
+    terminal.note(device.info.describe())
+    points, peak = run(terminal, device, quick, sides)
+    if as_json:
+        print_data(json.dumps(rows(points, peak), indent=2))
+    else:
+        print_table(*table(points, peak), caption(peak))
+    if table_file is not None:
+        text = as_csv(points, peak).encode()
+        files.write_atomically(table_file, lambda stream: stream.write(text))
+    if plot is not None:
+        kind, title = plot.suffix.lstrip(".") or "png", device.info.describe()
+        files.write_atomically(plot, lambda stream: drawing.save(points, title, stream, kind))
+
+
+def run(
+    terminal: Terminal, device: AnyDevice, quick: bool, sides: Sequence[int]
+) -> tuple[list[Point], float | None]:
+    """All measurements, with their progress shown, and the device's peak in GFLOP/s."""
+    chosen = {unit: sides or usual for unit, usual in (QUICK_SIDES if quick else SIDES).items()}
+    with terminal.stages(sum(len(chosen[case.unit]) for case in CASES)) as tell:
+        points = list(sweep(device, chosen, QUICK_TURNS if quick else TURNS, tell))
+    return points, Peak(device).gflops() if isinstance(device, Device) else None
+
+
+def table(points: Sequence[Point], peak: float | None) -> tuple[list[str], list[list[str]]]:
+    """Heading and rows: a line for each case and size, a column for each provider."""
+    names = list(dict.fromkeys(name for p in points for name in p.seconds))
+    lines = []
+    for p in points:
+        speeds = [f"{p.speed(n):,.1f}" if n in p.seconds else NONE for n in names]
+        share = p.share(Ours.name, peak)
+        reached = f"{share:.0%}" if share is not None else NONE
+        lines.append([f"{p.case.name} {p.side} × {p.side}", p.case.unit, *speeds, reached])
+    return ["", "", *names, "of the ceiling"], lines
+
+
+def caption(peak: float | None) -> str:
+    copies = "The ceiling of GB/s is the driver's own copy of as many bytes"
+    most = f"of GFLOP/s the measured peak, {peak:,.0f}" if peak else "of GFLOP/s unknown"
+    return f"{copies}, {most}."
+
+
+def as_csv(points: Sequence[Point], peak: float | None) -> str:
+    """A line for each provider and size."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows(points, peak))
+    return text.getvalue()
