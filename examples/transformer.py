@@ -136,7 +136,7 @@ def train(sizes: Sizes, device: AnyDevice, steps: int) -> float:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--layers", type=int, default=1, choices=range(1, 5))
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--device", default="auto", help="as `imgmlp devices` lists them")
     options = parser.parse_args(arguments)
     device = open_device(options.device)
