@@ -18,8 +18,11 @@ from imgmlp.engine.graph import (
     alu,
     buffer,
     cast,
+    concat,
     const,
+    dot,
     function,
+    gather,
     make,
     move,
     reduce,
@@ -56,7 +59,19 @@ def both(op: Op, a: Node, b: Node | float) -> Node:
     return alu(op, a, b if isinstance(b, Node) else number(b, a))
 
 
+INDEX = buffer(Buffer((6,), i32, name="index"))  # takes each row of X and Y twice
+FEW = buffer(Buffer((5,), i32, name="few"))
+MATRIX = buffer(Buffer((2, 4), f32, name="matrix"))
+TALL = buffer(Buffer((4, 4), f32, name="tall"))
+UPPER, LOWER = (move(Op.SHRINK, TALL, ((a, a + 2), (0, 4))) for a in (0, 2))
+
+
 FIRES: dict[str, tuple[Node, Node]] = {
+    "x[index] @ w": (dot(gather(X, INDEX), MATRIX), gather(dot(X, MATRIX), INDEX)),
+    "rows of tables side by side @ w": (
+        dot(concat([gather(X, INDEX), gather(Y, INDEX)], 1), TALL),
+        gather(dot(X, UPPER), INDEX) + gather(dot(Y, LOWER), INDEX),
+    ),
     "x + 0": (X + 0.0, X),
     "0 + x": (number(0.0) + X, X),
     "x - 0": (X - 0.0, X),
@@ -160,6 +175,10 @@ def test_rule_fires(name: str) -> None:
 
 
 KEPT: dict[str, Node] = {
+    "rows taken less than twice, times a matrix": dot(gather(X, FEW), MATRIX),
+    "rows of a table beside others, times a matrix": dot(
+        concat([gather(X, INDEX), move(Op.RESHAPE, buffer(Buffer((12,), f32)), (6, 2))], 1), TALL
+    ),
     "x + 1": X + 1.0,
     "0 - x": 0.0 - X,
     "1 / x": 1.0 / X,

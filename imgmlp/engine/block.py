@@ -59,6 +59,7 @@ ROOM = {"one": 1 << 19, "group": 1 << 18}  # bytes that the rows of one tile may
 GROUPS_A_UNIT = {"one": 1, "group": 4}
 LEAST_SAVED = 1  # launches; below that a block is not worth it
 FEW_PARTS = 4  # partial sums up to which they are added one by one
+FEW_ROWS = 8  # fewer do not outweigh partial sums as large as the parameters
 CANDIDATES = 4  # classes of axes that are looked at
 EVEN = 4  # tiles of each group from which one more or less matters little
 ALIGN = 16  # elements, 64 bytes of float32
@@ -450,6 +451,8 @@ def program(updates: Sequence[Update], lanes: Lanes, units: int) -> Procedure:
     if any(n.op in CONTROL for n in nodes):
         return replace(general, note="no block: the step has loops or choices")
     kinds = _best(nodes, {s for s, _ in updates})
+    if kinds is not None and kinds.rows() < FEW_ROWS:
+        return replace(general, note=f"no block: {kinds.rows()} rows are few")
     plan = None if kinds is None else _Plan(updates, nodes, kinds, lanes, units)
     if plan is None or plan.block is None:
         return replace(general, note="no block: no value has rows of its own")
@@ -536,17 +539,17 @@ class _Plan:
                 self.direct.add(room)
             shape = (cut.rows * cut.tiles, *rows.shape[1:])
             room = room or Buffer(shape, node.dtype, name=f"rows{len(self.finished)}")
-            given[rows] = part(buffer(room), "tile", cut.tiles)
-        storage = given[rows].src[0].arg
+            given[rows] = part(move(Op.RESHAPE, buffer(room), shape), "tile", cut.tiles)
         full = ((0, cut.batch), *((0, n) for n in rows.shape[1:]))
         back = tuple(order.index(a) for a in range(len(order)))
-        whole = move(Op.PERMUTE, move(Op.SHRINK, buffer(storage), full), back)
+        whole = move(Op.PERMUTE, move(Op.SHRINK, given[rows].src[0], full), back)
         self.finished[node] = whole
 
     def _free_state(self, node: Node, cut: _Shape) -> Buffer | None:
-        """A state that takes this value and whose old value nobody reads."""
+        """A state that takes this value, in any shape, and whose old value nobody reads."""
         read = {n.arg for n in self.nodes if n.op is Op.BUFFER}
-        states = [s for s, v in self.updates if v is node and s not in read]
+        takes = [s for s, v in self.updates if node in (v, v.op is Op.RESHAPE and v.src[0])]
+        states = [s for s in takes if s not in read]
         return states[0] if states and cut.even else None
 
     def _told(self, cut: _Shape, after: Sequence[Node]) -> str:

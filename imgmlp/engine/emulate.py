@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from imgmlp.engine.dtype import DType
-from imgmlp.engine.graph import ELEMENTWISE, MOVEMENT, REDUCE, Node, Op, Shape
+from imgmlp.engine.graph import ELEMENTWISE, MOVEMENT, REDUCE, Node, Op, Shape, buffer
 from imgmlp.engine.interpret import TABLE
-from imgmlp.engine.kernel import Block, Kernel, Procedure, Store, access, part_begin
+from imgmlp.engine.kernel import Block, Kernel, Procedure, Store, access, part_begin, storage
 from imgmlp.engine.symbolic import ONE, Expr, Var
 from imgmlp.engine.view import Access
 from imgmlp.engine.watch import Array, Loops, Memory, Watch, register
@@ -125,8 +125,8 @@ class _Kernel:
         source, moved = _through(node)
         offsets, valid = locate(moved, indices)
         inside = both(valid, needed)
-        if source.op is Op.PART and source.src[0].op is Op.BUFFER:
-            offsets, source = offsets + self._begin(source), source.src[0]
+        if source.op is Op.PART and source.src[0].op is not Op.IOTA:
+            offsets, source = offsets + self._begin(source), buffer(storage(source))
         if source.op is Op.BUFFER:
             what = f"a read of {node.op.name.lower()}" if node.op in MOVEMENT else "a read"
             return self.watch.read(what, source.arg, offsets, inside, self.loops)

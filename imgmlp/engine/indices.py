@@ -106,5 +106,5 @@ def zero_outside(node: Node) -> bool:
     if node.op is Op.WHERE:
         return all(map(zero_outside, node.src[1:]))
     if node.op is Op.PART:
-        return node.src[0].op is Op.BUFFER
+        return node.src[0].op is not Op.IOTA
     return node.op is Op.BUFFER or node is const(0, node.dtype, node.shape)

@@ -60,6 +60,7 @@ class Lowering:
         offset, valid = moved.index(indices)
         if source.op is Op.PART:
             offset, source = offset + part_begin(source), source.src[0]
+            source = source.src[0] if source.op is Op.RESHAPE else source  # all of a Buffer
         if source.op is Op.BUFFER:
             data = self.build.parameter(source.arg)
             needed = conj(valid, guard)

@@ -24,6 +24,8 @@ from imgmlp.engine.graph import (
     alu,
     cast,
     const,
+    dot,
+    gather,
     make,
     move,
     rebuild,
@@ -32,6 +34,7 @@ from imgmlp.engine.graph import (
 )
 from imgmlp.engine.interpret import evaluate
 
+SMALL_TABLE = 2  # times that each row of a table is taken, from which to multiply the table
 ASSOCIATIVE = frozenset({Op.ADD, Op.MUL, Op.MAX, Op.XOR, Op.AND, Op.OR})
 COMMUTATIVE = ASSOCIATIVE | {Op.EQ}
 
@@ -65,6 +68,8 @@ def _rewrite(node: Node) -> Node | None:
         return _unary(node) if len(node.src) == 1 else _elementwise(node)
     if node.op in MOVEMENT:
         return _movement(node)
+    if node.op is Op.DOT:
+        return _product(node)
     if node.op in REDUCE and node.src[0].op is Op.CONST:
         terms = node.src[0].size // node.size if node.op is Op.SUM else 1
         return const(node.src[0].arg * terms, node.dtype, node.shape)
@@ -179,6 +184,28 @@ def _has_reciprocal(value: float, dtype: DType) -> bool:
     mantissa, exponent = math.frexp(value)
     limit = 15 if dtype is f16 else 127
     return abs(mantissa) == 0.5 and 2 - limit <= exponent <= limit
+
+
+def _product(node: Node) -> Node | None:
+    """Rows of tables, side by side, times a matrix: rows of the tables' products, added.
+
+    table[index] @ w is (table @ w)[index], which is less work where rows are taken repeatedly.
+    """
+    left, right = node.src
+    beside = left.op is Op.CONCAT and left.arg == len(left.shape) - 1
+    parts = left.src if beside else (left,)
+    total, begin = None, 0
+    for part in parts:
+        if part.op is not Op.GATHER or len(part.shape) != 2 or len(part.src[0].shape) != 2:
+            return None
+        table, index = part.src
+        if table.shape[0] * SMALL_TABLE > index.size:
+            return None
+        end = begin + part.shape[1]
+        factor = move(Op.SHRINK, right, ((begin, end), (0, right.shape[1])))
+        rows = gather(dot(table, factor), index)
+        total, begin = rows if total is None else total + rows, end
+    return total
 
 
 def _exclusive_or(x: Node, y: Node) -> Node | None:
