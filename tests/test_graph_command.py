@@ -37,8 +37,8 @@ def test_the_default_step_keeps_its_promises(imgmlp: Command) -> None:
     assert figures["kernels"] <= figures["launches"]
     assert figures["saved"] >= 0.7
     assert figures["saved"] == 1 - figures["arena_bytes"] / figures["intermediate_bytes"]
-    assert figures["note"].startswith("block: 2048 rows in ")
-    assert "2048 rows in" in imgmlp("graph").stdout
+    assert figures["note"].startswith("block: 3072 rows in ")
+    assert "3072 rows in" in imgmlp("graph").stdout
     general = json.loads(imgmlp("graph", "--json", "--general").stdout)
     assert general["launches"] <= 14
     assert general["saved"] >= 0.7

@@ -153,8 +153,8 @@ class Settings:
 
     preset: str
     steps: int = 10_000
-    batch: int = 2048  # pixels in a step
-    lr: float = 1.5e-2
+    batch: int = 3072  # pixels in a step
+    lr: float = 2e-2
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0
     schedule: Literal["cosine", "exponential"] = "cosine"
