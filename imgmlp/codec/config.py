@@ -166,6 +166,7 @@ class Settings:
     layers: int = 3  # hidden layers
     slope: float = 0.1
     seed: int = 0
+    precision: Literal["float32", "half"] = "float32"  # half where the device multiplies it
 
     def __post_init__(self) -> None:
         _check_whole("--steps", self.steps, 1, MAX_STEPS)
@@ -185,6 +186,7 @@ class Settings:
         for name, value, known in (
             ("schedule", self.schedule, ("cosine", "exponential")),
             ("optimizer", self.optimizer, ("standard", "seed")),
+            ("precision", self.precision, ("float32", "half")),
             ("frequencies", self.frequencies, ("geometric", "octaves")),
         ):
             _check(value in known, f"{name} is {value!r}", f"use {' or '.join(known)}")

@@ -110,7 +110,7 @@ class TrainingStep:
         self.rate = LearningRate(settings, device)
         self.count = Tensor(np.uint32(0), device, name="count")
         self.smooth = Tensor(np.float32(0), device, name="smooth")
-        self.program: Program = compile(self._step, device, general)
+        self.program: Program = compile(self._step, device, general, settings.precision)
 
     def _step(self) -> dict[str, Tensor]:
         settings, batch = self.settings, self.settings.batch

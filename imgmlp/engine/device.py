@@ -54,6 +54,7 @@ else:
     cl = _pyopencl
     _import_failure = None
 
+MATRIX_UNITS = 8  # compute capability from which NVIDIA's multiply halves as we ask them to
 COARSEST_ALIGN = 1 << 16  # bytes; packing to coarser offsets saves little
 
 
@@ -65,6 +66,7 @@ class Device:
         self.lanes: Literal["one", "group"] = "group" if info.kind == "gpu" else "one"
         self.align: int = max(int(handle.mem_base_addr_align) // 8, ALIGN)  # bytes
         self.max_allocation = int(handle.max_mem_alloc_size)  # bytes
+        self.has_matrix_units = _has_matrix_units(handle)
         self.max_lanes = int(handle.max_work_group_size)  # work-items of a group
         self._handle = handle
         self._compiles_late = info.platform == "Portable Computing Language"
@@ -374,6 +376,15 @@ def _inspect(spec: str, platform: Any, handle: Any) -> DeviceInfo:
         driver=handle.driver_version.strip(),
         version=handle.version.strip(),
     )
+
+
+def _has_matrix_units(handle: Any) -> bool:
+    """Whether this is a GPU with matrix units that kernels/product_half.cl can use."""
+    try:
+        major = handle.get_info(cl.device_info.COMPUTE_CAPABILITY_MAJOR_NV)
+    except (cl.Error, AttributeError):  # not NVIDIA's
+        return False
+    return int(major) >= MATRIX_UNITS
 
 
 # Errors

@@ -114,6 +114,7 @@ class NumpyDevice:
 
     align = ALIGN
     can_slice = True
+    has_matrix_units = False
 
     def __init__(self, spec: str = "numpy") -> None:
         self.form, self.lanes = NUMPY_FORMS[spec]

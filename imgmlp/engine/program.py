@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from imgmlp.engine.interpret import evaluate
 from imgmlp.engine.kernel import Update
 from imgmlp.engine.launch import Launch
 from imgmlp.engine.stages import Stages, lower
+from imgmlp.engine.uops import Precision
 from imgmlp.errors import DeviceError
 
 Array = np.ndarray[Any, Any]
@@ -41,9 +42,15 @@ class Program:
         outputs: Mapping[str, Node],
         updates: Sequence[Update],
         general: bool = False,
+        precision: Precision = "float32",
     ) -> None:
+        if precision not in get_args(Precision):
+            known = " or ".join(map(repr, get_args(Precision)))
+            raise ValueError(f"precision is {precision!r}; use {known}")
         self.device = device
         self.general = general  # leave out the passes after the general scheduler
+        # That in which factors of products are multiplied here.
+        self.precision: Precision = precision if device.has_matrix_units else "float32"
         self.outputs: dict[str, Buffer] = {}
         self.inputs: set[Buffer] = set()  # everything that is read, states included
         self.updates = list(updates)
@@ -89,7 +96,7 @@ class Program:
         units = device.info.compute_units
         general = self.general or not device.takes_blocks
         how = (device.lanes, units, device.align, device.can_slice, general)
-        return lower(self.updates, *how)
+        return lower(self.updates, *how, precision=self.precision)
 
     def _bind(self, device: Device) -> list[Launch]:
         stages = self.stages

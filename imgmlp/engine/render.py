@@ -23,6 +23,7 @@ from imgmlp.engine.uops import (
     VECTOR,
     Code,
     Lanes,
+    Precision,
     Product,
     Range,
     U,
@@ -49,18 +50,24 @@ def building_block(name: str) -> str:
     return resources.files("imgmlp.kernels").joinpath(f"{name}.cl").read_text("utf-8")
 
 
-def render(codes: Sequence[Code], lanes: Lanes) -> tuple[str, list[str]]:
+def render(
+    codes: Sequence[Code], lanes: Lanes, precision: Precision = "float32"
+) -> tuple[str, list[str]]:
     """One source with all kernels, and the name of the function that each of them calls.
+
+    Half precision is for lanes of a group on NVIDIA's matrix units.
 
     Kernels that differ in their buffers only share a function: layers repeat, and PoCL 3
     keeps 128 functions loaded and loads the others again, 50 us, at every launch.
     """
     used = {u.op for c in codes for u in c.uops}
-    wanted = {"scalar": True, "reduce": U.GROUP in used, f"product_{lanes}": U.PRODUCT in used}
+    product = "product_half" if precision == "half" else f"product_{lanes}"
+    wanted = {"scalar": True, "reduce": U.GROUP in used, product: U.PRODUCT in used}
     sizes = f"#define VECTOR {VECTOR}\n#define TILE {GPU_TILE}\n#define LANES {GPU_LANES}\n"
     heads = [sizes, *(building_block(b) for b, needed in wanted.items() if needed)]
     functions: dict[tuple[str, str], str] = {}  # text around the name -> name
-    names = [functions.setdefault(_Writer(c, lanes).parts(), f"imgmlp_{c.name}") for c in codes]
+    writers = [_Writer(c, lanes, precision) for c in codes]
+    names = [functions.setdefault(w.parts(), f"imgmlp_{w.code.name}") for w in writers]
     texts = (f"{before}{name}{after}" for (before, after), name in functions.items())
     return "\n".join([*heads, *texts]), names
 
@@ -69,11 +76,26 @@ def _index(expr: Expr) -> str:
     return expr.render("/")
 
 
+def own_share(kind: str, count: int, n: str, precision: Precision) -> tuple[int, str]:
+    """How many of a tile's `count` rows or columns a lane has, and which of them number n is.
+
+    In float32 neighbouring rows and every sixteenth column; in half precision those that a
+    matrix unit leaves with it, two rows of every eight and two columns.
+    """
+    lane = "get_local_id(0)"
+    if precision == "float32":
+        own = count // (8 if kind == "row" else 16)
+        return own, f"{lane} / 16 * {own} + {n}" if kind == "row" else f"{lane} % 16 + 16 * {n}"
+    if kind == "row":
+        return count // 4, f"{n} / 2 * 8 + {lane} % 4 * 2 + {n} % 2"
+    return count // 32, f"{lane} / 32 * 16 + {lane} % 32 / 4 + 8 * {n}"
+
+
 class _Writer:
     """One kernel's text."""
 
-    def __init__(self, code: Code, lanes: Lanes) -> None:
-        self.code, self.lanes = code, lanes
+    def __init__(self, code: Code, lanes: Lanes, precision: Precision) -> None:
+        self.code, self.lanes, self.precision = code, lanes, precision
         self.lines: list[str] = []
 
     def parts(self) -> tuple[str, str]:
@@ -97,10 +119,10 @@ class _Writer:
             return
         ops = {u.op for u in self.code.uops}
         if U.PRODUCT in ops:
-            self.lines.append(
-                "__local float left_slice[DEPTH * PITCH] __attribute__((aligned(16))), "
-                "right_slice[DEPTH * PITCH] __attribute__((aligned(16)));"
-            )
+            kind = "uint" if self.precision == "half" else "float"
+            slices = ("left_slice", "right_slice")
+            aligned = (f"{s}[DEPTH * PITCH] __attribute__((aligned(16)))" for s in slices)
+            self.lines.append(f"__local {kind} {', '.join(aligned)};")
         kinds = {_register(u.dtype) for u in self.code.uops if u.op is U.GROUP}
         for kind in sorted(kinds):
             self.lines.append(f"__local {kind} scratch_{kind}[{self.code.local_size}];")
@@ -135,17 +157,14 @@ class _Writer:
         self.lines.append(opening)
 
     def _tile_loop(self, loop: Range, limit: str) -> str:
-        """A lane has neighbouring rows of a tile, and every sixteenth column."""
+        """All rows or columns of a tile, or those that a lane has."""
         name, n = loop.name, loop.count
         if self.lanes == "one":
             return f"for (int {name} = 0; {name} < {n}{limit}; ++{name}) {{"
-        own = n // 8 if loop.kind == "row" else n // 16
-        first = f"get_local_id(0) / 16 * {own} + {name}_"
-        if loop.kind == "column":
-            first = f"get_local_id(0) % 16 + 16 * {name}_"
+        own, which = own_share(loop.kind, n, f"{name}_", self.precision)
         guard = f" if (!({limit[4:]})) continue;" if limit else ""
         loop_over = f"for (int {name}_ = 0; {name}_ < {own}; ++{name}_)"
-        return f"{loop_over} {{ const int {name} = {first};{guard}"
+        return f"{loop_over} {{ const int {name} = {which};{guard}"
 
     def _guard(self, i: int, u: UOp) -> None:
         self.lines.append(f"if ({'!' if u.arg else ''}v{u.src[0]}) return;")
@@ -242,7 +261,7 @@ class _Writer:
             self.lines.append(f"tile_product_{kind}(v{i}, {a}, {b}, {rows}, {columns}, {p.inner});")
         else:
             own = p.tile_rows // 8
-            self.lines.append(f"float v{i}[{own} * (TILE / 16)], v{i}_sums[1];")
+            self.lines.append(f"float v{i}[{own} * TILE / 16], v{i}_sums[1];")
             sizes, slices = f"{rows}, {columns}, {p.inner}", "left_slice, right_slice"
             self.lines.append(f"tile_product_{own}(v{i}, v{i}_sums, {a}, {b}, {sizes}, {slices});")
 
@@ -260,7 +279,8 @@ class _Writer:
         row, column = u.arg
         cell = f"{row} * {VECTOR} + {column}"
         if self.lanes == "group":
-            cell = f"{row}_ * (TILE / 16) + {column}_"
+            columns, _ = own_share("column", GPU_TILE, "", self.precision)
+            cell = f"{row}_ * {columns} + {column}_"
         self._declare(i, u, f"v{u.src[0]}[{cell}]")
 
 

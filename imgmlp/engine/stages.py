@@ -21,7 +21,7 @@ from imgmlp.engine.memory import Plan, plan
 from imgmlp.engine.render import render
 from imgmlp.engine.schedule import schedule
 from imgmlp.engine.simplify import simplify
-from imgmlp.engine.uops import Code, Lanes, render_uops
+from imgmlp.engine.uops import Code, Lanes, Precision, render_uops
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,12 @@ def lower(
     align: int,
     slices: bool = True,
     general: bool = False,
+    precision: Precision = "float32",
 ) -> Stages:
     """Every stage of a step that gives each Buffer its new value.
 
     `align` is in bytes; `slices` says whether the device can slice an allocation; `general`
-    leaves out the block program.
+    leaves out the block program; `precision` is that of products.
     """
     states, values = [state for state, _ in updates], [value for _, value in updates]
     seconds: dict[str, float] = {}
@@ -93,7 +94,7 @@ def lower(
     with _clock(seconds, "linearize"):
         codes = tuple(linearize(k, lanes, units) for k in procedure.kernels)
     with _clock(seconds, "render"):
-        source, functions = render(codes, lanes)
+        source, functions = render(codes, lanes, precision)
     with _clock(seconds, "plan"):
         memory = plan(procedure, align, slices)
     return Stages(tuple(nodes), procedure, memory, codes, source, tuple(functions), seconds)

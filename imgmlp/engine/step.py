@@ -11,6 +11,7 @@ from imgmlp.engine.graph import Buffer, Node
 from imgmlp.engine.kernel import Update
 from imgmlp.engine.misuse import misuse
 from imgmlp.engine.program import Program
+from imgmlp.engine.uops import Precision
 
 _captured: list[list[Update]] = []  # assignments of the steps being built, innermost last
 
@@ -38,17 +39,23 @@ def is_building() -> bool:
 
 
 def compile(
-    step: Callable[[], Mapping[str, Elementwise]], device: AnyDevice, general: bool = False
+    step: Callable[[], Mapping[str, Elementwise]],
+    device: AnyDevice,
+    general: bool = False,
+    precision: Precision = "float32",
 ) -> Program:
     """A Program from a function that builds one step out of Tensors.
 
     `step` is called once. What it returns by name can be read by a Receiver; what it
     assigns becomes the state after the step. Nothing runs until `Program.run`. `general`
-    keeps to what the general scheduler makes of it.
+    keeps to what the general scheduler makes of it. With a `precision` of "half" products
+    round their factors to 16 bits where the device has matrix units, and only there:
+    `Program.precision` says whether. All else, sums and what is in memory, stays float32.
     """
     with capture() as updates:
         outputs = step()
     if not isinstance(outputs, Mapping):
         kind = type(outputs).__name__
         raise misuse(TypeError, f"compile: the step must return a dict of Tensors, not {kind}")
-    return Program(device, {name: t.node for name, t in outputs.items()}, updates, general)
+    found = {name: t.node for name, t in outputs.items()}
+    return Program(device, found, updates, general, precision)

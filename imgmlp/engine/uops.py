@@ -16,6 +16,7 @@ from imgmlp.engine.graph import Buffer, Op
 from imgmlp.engine.symbolic import Expr, Var
 
 Lanes = Literal["one", "group"]
+Precision = Literal["float32", "half"]  # in which factors of products are multiplied
 VECTOR = 16  # accumulators of a vectorised reduction; columns of a product's register tile
 GPU_TILE = 64  # columns of a product's tile on a GPU, and most of its rows
 GPU_LANES = 128  # lanes that work on it, 8 x 16; also those that share one long reduction
