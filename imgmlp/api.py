@@ -42,9 +42,9 @@ def train(
 ) -> Trained:
     """Fit a network to a picture: a file, a Pillow image, or uint8 [height, width, 1 or 3].
 
-    `settings` replace values of the preset: steps, batch, lr, hidden, layers, features, seed.
-    `on_step(progress)` is called every few steps. `output` is a file for the weights, replaced
-    if it exists. Raises ImgmlpError.
+    `settings` replace values of the preset: steps, batch, lr, hidden, layers, features, seed,
+    precision. `on_step(progress)` is called every few steps. `output` is a file for the weights,
+    replaced if it exists. Raises ImgmlpError.
     """
     if preset not in PRESETS:
         hint = f"use {' or '.join(map(repr, PRESETS))}"
@@ -52,7 +52,7 @@ def train(
     try:
         chosen = replace(PRESETS[preset], **settings)
     except TypeError:
-        known = "steps, batch, lr, hidden, layers, features and seed"
+        known = "steps, batch, lr, hidden, layers, features, seed and precision"
         problem = f"unknown setting among {', '.join(settings)}"
         raise UsageError(problem, hint=f"there are {known}") from None
     if output is not None:

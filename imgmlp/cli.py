@@ -96,6 +96,10 @@ def train(
         int | None, typer.Option(help="Frequency features of a pixel, a multiple of 4.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of the random numbers.")] = None,
+    precision: Annotated[
+        Literal["float32", "half"],
+        typer.Option(help="Of matrix products; half on GPUs with matrix units only."),
+    ] = "float32",
     live: Annotated[
         Path | None,
         typer.Option(metavar="PNG", help="A preview, rewritten every few seconds."),
@@ -119,6 +123,7 @@ def train(
         layers=layers,
         features=features,
         seed=seed,
+        precision=precision,
     )
     _check_input(image)
     commands.train(terminal, image, output, png, live, settings, device, force)

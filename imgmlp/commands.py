@@ -65,6 +65,8 @@ def train(
     for note in picture.notes:
         terminal.note(f"{source.name}: {note}")
     terminal.note(_header(source, picture, settings, device))
+    if settings.precision == "half" and not device.has_matrix_units:
+        terminal.note(f"{device.info.name} has no matrix units for half precision: using float32")
     terminal.detail(_device_details(device))
     terminal.detail("  ".join(f"{name} {value}" for name, value in asdict(settings).items()))
     preview = _LivePreview(live, picture.icc, terminal) if live else None
@@ -84,7 +86,7 @@ def train(
     _report(terminal, trained, settings, output, png)
 
 
-def training_settings(preset: str, **chosen: float | None) -> Settings:
+def training_settings(preset: str, **chosen: float | str | None) -> Settings:
     """A preset with what the user chose in place of its values. Raises UsageError."""
     given: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
     return replace(PRESETS[preset], **given)

@@ -1,0 +1,120 @@
+"""Half precision: where it is taken, which elements of a tile a lane has, and what is printed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import QUICK, Command, open_mapping
+
+from imgmlp.codec.config import PRESETS, Settings
+from imgmlp.engine import AnyDevice, Device, Program, Tensor, compile, device, open_device
+from imgmlp.engine.render import own_share
+from imgmlp.engine.uops import GPU_LANES, GPU_TILE, Precision
+from imgmlp.errors import UsageError
+
+
+def layer(where: AnyDevice, precision: Precision) -> Program:
+    """A layer's gradients on 20 rows, the bias' as column sums of a product's factor."""
+    random = np.random.default_rng(0)
+    x, weight = (Tensor(random.normal(size=s).astype(np.float32), where) for s in ((20, 9), (9, 5)))
+    bias = Tensor(np.ones(5, np.float32), where)
+
+    def step() -> dict[str, Tensor]:
+        error = (x @ weight + bias).square().sum()
+        slopes = error.gradient([weight, bias])
+        return {"weight": slopes[0], "bias": slopes[1]}
+
+    return compile(step, where, precision=precision)
+
+
+@pytest.mark.parametrize("precision", ["float32", "half"])
+@pytest.mark.parametrize("rows", [8, 16, 32, 64])
+def test_lanes_share_a_tile_without_gaps_or_overlaps(precision: Precision, rows: int) -> None:
+    met = np.zeros((rows, GPU_TILE), int)
+    sizes = {"row": rows, "column": GPU_TILE}
+    for lane in range(GPU_LANES):
+        numbers: dict[str, list[int]] = {}
+        for kind, size in sizes.items():
+            count, text = own_share(kind, size, "n", precision)
+            python = text.replace("/", "//").replace("get_local_id(0)", "lane")
+            places = [eval(python, {"lane": lane, "n": n}) for n in range(count)]  # noqa: S307
+            numbers[kind] = places
+        assert len(numbers["row"]) * len(numbers["column"]) == rows * GPU_TILE // GPU_LANES
+        met[np.ix_(numbers["row"], numbers["column"])] += 1
+    assert (met == 1).all()
+
+
+def test_a_warp_has_what_its_matrix_unit_leaves_with_it() -> None:
+    """The accumulators of m16n8k16: lines lane / 4 and 8 below, elements 2 * (lane % 4) and next.
+
+    Lines are columns of the tile and elements its rows, as the right factor comes first.
+    """
+    columns, rows = own_share("column", 64, "n", "half")[1], own_share("row", 16, "n", "half")[1]
+    for lane, column, row in ((0, [0, 8], [0, 1, 8, 9]), (39, [17, 25], [6, 7, 14, 15])):
+        for text, wanted in ((columns, column), (rows, row)):
+            python = text.replace("/", "//").replace("get_local_id(0)", "lane")
+            found = [eval(python, {"lane": lane, "n": n}) for n in range(len(wanted))]  # noqa: S307
+            assert found == wanted
+
+
+def test_a_device_with_matrix_units_is_given_their_instructions() -> None:
+    where = open_device("numpy:uops-group")
+    where.has_matrix_units = True
+    program = layer(where, "half")
+    source = program.stages.source
+    assert program.precision == "half"
+    assert "mma.sync.aligned.m16n8k16" in source
+    assert "__local uint left_slice[DEPTH * PITCH]" in source
+    assert source.count("#define TILE_PRODUCT") == 1
+    assert "mma" not in layer(where, "float32").stages.source
+
+
+@pytest.mark.parametrize("name", ["numpy", "one"])
+def test_any_other_device_multiplies_in_float32(name: str) -> None:
+    where = open_mapping(name)
+    programs: list[Program] = [layer(where, p) for p in ("half", "float32")]  # type: ignore[arg-type]
+    assert [p.precision for p in programs] == ["float32", "float32"]
+    assert programs[0].stages.source == programs[1].stages.source
+    for program in programs:
+        program.run()
+    for output in ("weight", "bias"):
+        assert np.array_equal(*(p.read(output) for p in programs))
+
+
+@pytest.mark.parametrize(("major", "wanted"), [(7, False), (8, True), (9, True), (None, False)])
+def test_matrix_units_are_those_of_capability_8_and_above(
+    major: int | None, wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def get_info(_: Any) -> int:
+        if major is None:
+            raise device.cl.LogicError("INVALID_VALUE")
+        return major
+
+    assert device._has_matrix_units(SimpleNamespace(get_info=get_info)) is wanted
+
+
+def test_a_processor_has_none() -> None:
+    found = open_device("cpu")
+    assert isinstance(found, Device)
+    assert not found.has_matrix_units
+
+
+def test_another_precision_is_refused() -> None:
+    with pytest.raises(ValueError, match="'int8'; use 'float32' or 'half'"):
+        layer(open_device("numpy"), "int8")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="precision is 'int8'"):
+        Settings("default", precision="int8")  # type: ignore[arg-type]
+    assert PRESETS["default"].precision == "float32"
+
+
+def test_train_says_that_it_falls_back_and_trains_the_same(imgmlp: Command, picture: Path) -> None:
+    done = imgmlp("train", picture, *QUICK, "--precision", "half")
+    assert "has no matrix units for half precision: using float32" in done.stderr
+    plain = imgmlp("train", picture, *QUICK, "-o", "plain.npz", "--png", "plain.png")
+    assert "matrix units" not in plain.stderr
+    folder = picture.parent
+    assert (folder / "weights.npz").read_bytes() == (folder / "plain.npz").read_bytes()
