@@ -101,17 +101,23 @@ static float sum_column(__local const uint *slice, int along_inner, int column, 
       load_slice(right_slice, TILE, right, right_column, right_inner, columns, first, inner);   \
       barrier(CLK_LOCAL_MEM_FENCE);                                                             \
       for (int k = 0; k < depth; k += 16) {                                                     \
-        uint a[4], b[2];                                                                        \
+        uint a[4], b[4];                                                                        \
         if (along_right)                                                                        \
           SQUARES_4(a, square(right_slice, 1, warp * 16 + odd + eighth, k + upper), "");        \
         else                                                                                    \
           SQUARES_4(a, square(right_slice, 0, warp * 16 + odd, k + upper + eighth), ".trans");  \
-        for (int j = 0; j < OWN; ++j) {                                                         \
-          if (along_left)                                                                       \
-            SQUARES_2(b, square(left_slice, 1, 8 * j + eighth, k + odd), "");                   \
+        for (int j = 0; j < OWN; j += 2) {                                                      \
+          const int m = 8 * j + (OWN > 1 ? upper : 0);                                          \
+          if (OWN > 1 && along_left)                                                            \
+            SQUARES_4(b, square(left_slice, 1, m + eighth, k + odd), "");                       \
+          else if (OWN > 1)                                                                     \
+            SQUARES_4(b, square(left_slice, 0, m, k + odd + eighth), ".trans");                 \
+          else if (along_left)                                                                  \
+            SQUARES_2(b, square(left_slice, 1, m + eighth, k + odd), "");                       \
           else                                                                                  \
-            SQUARES_2(b, square(left_slice, 0, 8 * j, k + odd + eighth), ".trans");             \
+            SQUARES_2(b, square(left_slice, 0, m, k + odd + eighth), ".trans");                 \
           multiply(own + 4 * j, a, b);                                                          \
+          if (OWN > 1) multiply(own + 4 * j + 4, a, b + 2);                                     \
         }                                                                                       \
       }                                                                                         \
       if (lane < TILE) sums[0] += sum_column(right_slice, along_right, lane, depth);            \
