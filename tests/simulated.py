@@ -279,6 +279,7 @@ def transformer(device: AnyDevice) -> Program:
 OTHERS: dict[str, Make] = {
     "reductions by count": outputs(of_counts, *(draw(3, n) for n in (1, 2, 31, 32, 33, 127, 128, 129, 257))),
     "reductions of middle axes": outputs(lambda x: {"1": x.sum(1), "02": x.max((0, 2))}, draw(3, 37, 5)),
+    "transpose in tiles": outputs(lambda x: x.transpose() * 2, draw(70, 20)),
     "maximum in two stages": outputs(lambda x: x.max(), draw(128, 129)),
     "integers": outputs(integers, small_integers(dtype.i32, 67), small_integers(dtype.i32, 67) * 2 + 1, small_integers(dtype.u32, 67)),
     "casts": outputs(casts, *(small_integers(d, 13) for d in STORED)),

@@ -35,6 +35,8 @@ def test_a_transpose_beside_what_is_read_along_goes_through_tiles(device: AnyDev
     assert np.array_equal(program.read("sum"), x.transpose(0, 2, 1) * 2 + y)
     assert np.array_equal(program.read("sign"), x.transpose(0, 2, 1) < 0)
     assert tiles(program) == 2
+    early = [u.arg[1] for code in program.stages.codes for u in code.uops if u.op is U.PREFETCH]
+    assert set(early) == {False, True}  # lines that will be read, and those that will be written
 
 
 def test_padding_and_infinities_pass_through_tiles(device: AnyDevice) -> None:

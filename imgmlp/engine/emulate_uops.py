@@ -331,6 +331,7 @@ EMULATED: dict[U, Callable[[_Launch, int, UOp], Any]] = {
     U.INDEX: _Launch.index,
     U.DEFINE: _Launch.define,
     U.LOAD: _Launch.load,
+    U.PREFETCH: lambda launch, i, u: None,  # changes times only
     U.ALU: _Launch.alu,
     U.STORE: _Launch.store,
     U.ADD: _Launch.store,

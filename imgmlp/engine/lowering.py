@@ -109,8 +109,13 @@ def put(
 ) -> None:
     """Store values that are computed already, at given indices."""
     for store, value in zip(stores, values, strict=True):
-        offset = access(store.place).index(indices)[0] + part_begin(store.place)
+        offset = destination(store, indices)
         names = sorted({v.name for v in offset.variables()})
         extra = [n for v in names if (n := build.variables[v][1]) is not None]
         op = U.ADD if store.adds else U.STORE
         build.effect(op, (build.parameter(store.target, True), value, *extra), offset)
+
+
+def destination(store: Store, indices: Sequence[Expr]) -> Expr:
+    """Where in its Buffer a Store writes the element at some indices."""
+    return access(store.place).index(indices)[0] + part_begin(store.place)

@@ -10,12 +10,13 @@ import math
 from collections.abc import Sequence
 
 from imgmlp.engine.kernel import Kernel
-from imgmlp.engine.lowering import Lowering, put, store_all
+from imgmlp.engine.lowering import Lowering, destination, put, store_all
 from imgmlp.engine.symbolic import ONE, Const, Expr, Var, unravel
 from imgmlp.engine.uops import VECTOR, Builder, Lanes, Range, U
 
 GRAIN = 4096  # elements that make a work-group worth its launch on a CPU
 STAGED = 64  # rows and columns of a tile that is read along one axis and written along another
+LINE = 16  # elements that a line of a processor's cache holds, at least
 
 
 def map_kernel(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tuple[int, int]:
@@ -117,7 +118,15 @@ def _map_staged(kernel: Kernel, lower: Lowering, axis: int, groups: int) -> int:
     values = [lower.value(s.value, at(row, column)) for s in kernel.stores]
     for tile, value, kind in zip(tiles, values, kinds, strict=True):
         build.effect(U.KEEP, (tile, value), column * STAGED + row, kind)
+    loads = [u for _, u in build.scopes[-1] if u.op is U.LOAD and len(u.src) == 1]
     build.close()
+    along = [u for u in loads if _stride(u.arg[0], [row], row) == 1]
+    for first in range(STAGED, 2 * STAGED, LINE):  # the same column of the next tile
+        for u in along:
+            build.effect(U.PREFETCH, u.src, (u.arg[0].substitute({row.name: first}), False))
+        for store in kernel.stores:
+            offset = destination(store, at(column + STAGED, Const(first - STAGED)))
+            build.effect(U.PREFETCH, (build.parameter(store.target, True),), (offset, True))
     build.close()
     row = build.open(Range("p", STAGED, "loop", rows))
     column = build.open(Range("q", STAGED, "vector", columns))

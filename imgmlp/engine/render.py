@@ -202,6 +202,10 @@ class _Writer:
     def _add(self, i: int, u: UOp) -> None:
         self.lines.append(f"data{u.src[0]}[{_index(u.arg)}] += v{u.src[1]};")
 
+    def _prefetch(self, i: int, u: UOp) -> None:
+        offset, written = u.arg
+        self.lines.append(f"fetch_early(data{u.src[0]} + {_index(offset)}, {int(written)});")
+
     def _barrier(self, i: int, u: UOp) -> None:
         self.lines.append("barrier(CLK_GLOBAL_MEM_FENCE | CLK_LOCAL_MEM_FENCE);")
 

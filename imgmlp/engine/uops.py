@@ -36,6 +36,7 @@ class U(Enum):
     ALU = auto()  # Op
     STORE = auto()  # offset; src: global, value
     ADD = auto()  # offset; src: global, value: a store that adds to what is there
+    PREFETCH = auto()  # (offset, whether it will be written); src: global, of what comes soon
     BARRIER = auto()  # None: all lanes see what any of them stored
     ACC = auto()  # (lanes, initial value or None): accumulators
     ACCUMULATE = auto()  # (Op, lane); src: accumulators, value

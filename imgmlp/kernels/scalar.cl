@@ -59,3 +59,10 @@ static float power_of_two(float x) {
 #else
 #define power_of_two(x) exp2(x)
 #endif
+
+// Asks for a line of the cache that will soon be read, or written; beyond a buffer it does nothing.
+#ifdef POCL_DEVICE_ADDRESS_BITS
+#define fetch_early(place, written) __builtin_prefetch(place, written, 2)
+#else
+#define fetch_early(place, written)
+#endif
