@@ -13,6 +13,7 @@ from imgmlp.engine import AnyDevice, Program, Tensor, cond, nn, open_device
 from imgmlp.engine import dtype as dt
 from imgmlp.engine.block import program as block_program
 from imgmlp.engine.graph import Buffer, Node, Op, toposort
+from imgmlp.engine.host import NumpyDevice
 from imgmlp.engine.interpret import evaluate
 from imgmlp.engine.kernel import Block, Procedure, Update
 from imgmlp.engine.program import read_buffer
@@ -24,6 +25,15 @@ Activation = Callable[[Tensor], Tensor]
 @pytest.fixture(scope="module", params=["cpu", *EMULATED])
 def device(request: pytest.FixtureRequest) -> AnyDevice:
     return open_device(request.param)
+
+
+def cases(compiled: list[int], emulated: list[int]) -> list[tuple[str, int]]:
+    """(device, number): few for the driver, whose compiler takes seconds for each block."""
+    others = [(name, number) for name in EMULATED for number in emulated]
+    return [("cpu", number) for number in compiled] + others
+
+
+lowered_only = pytest.mark.parametrize("device", EMULATED[:1], indirect=True)
 
 
 def filled(device: AnyDevice, *shape: int) -> Tensor:
@@ -68,9 +78,10 @@ def blocks(procedure: Procedure) -> list[Block]:
 def check(
     device: AnyDevice, outputs: dict[str, Node], rtol: float = 1e-5, taken: bool = True
 ) -> None:
-    """With and without a block: what NumPy computes in float64."""
+    """With a block, and where no driver compiles also without: what NumPy computes in float64."""
     wanted = evaluate(list(outputs.values()), held(outputs), wide=True)
-    for general in (False, True):
+    ways = (False, True) if isinstance(device, NumpyDevice) else (False,)
+    for general in ways:
         found = Program(device, outputs, [], general)
         assert bool(blocks(found.stages.procedure)) == (taken and not general)
         found.run(2)
@@ -89,12 +100,14 @@ def held(outputs: dict[str, Node]) -> dict[Buffer, np.ndarray]:
 # --- results ---
 
 
-@pytest.mark.parametrize("batch", [13, 64, 65, 130, 521])
+@pytest.mark.parametrize(
+    ("device", "batch"), cases([13, 521], [13, 64, 65, 130, 521]), indirect=["device"]
+)
 def test_batches_that_do_not_divide_the_tile(device: AnyDevice, batch: int) -> None:
     check(device, network(device, batch, [6, 16, 16, 3], lambda x: x.leaky_relu(0.1)))
 
 
-@pytest.mark.parametrize("width", [1, 3, 17])
+@pytest.mark.parametrize(("device", "width"), cases([17], [1, 3, 17]), indirect=["device"])
 def test_widths(device: AnyDevice, width: int) -> None:
     check(device, network(device, 70, [5, width, width, 2], nn.sigmoid))
 
@@ -104,12 +117,12 @@ def test_a_width_of_many_tiles(device: AnyDevice) -> None:
     check(device, network(device, 70, [5, 256, 256, 2], nn.sigmoid))
 
 
-@pytest.mark.parametrize("depth", [1, 8])
+@pytest.mark.parametrize(("device", "depth"), cases([8], [1, 8]), indirect=["device"])
 def test_depths(device: AnyDevice, depth: int) -> None:
     check(device, network(device, 66, [8, *[12] * depth, 3], nn.gelu))
 
 
-@pytest.mark.parametrize("batch", [1, 7])
+@pytest.mark.parametrize(("device", "batch"), cases([], [1, 7]), indirect=["device"])
 def test_few_rows_are_left_to_the_general_scheduler(device: AnyDevice, batch: int) -> None:
     outputs = network(device, batch, [6, 16, 16, 3], lambda x: x.leaky_relu(0.1))
     check(device, outputs, taken=False)
@@ -164,18 +177,21 @@ def test_rows_of_tables_and_integer_sums(device: AnyDevice) -> None:
 # --- what is taken, and what is said about it ---
 
 
+@lowered_only
 def test_the_note_says_what_was_taken(device: AnyDevice) -> None:
     procedure = lowered(network(device, 512, [6, 16, 16, 3], lambda x: x.leaky_relu(0.1)))
     assert procedure.note.startswith("block: 512 rows in 8 tiles of 64, 2 groups; ")
     assert len(blocks(procedure)) == 1
 
 
+@lowered_only
 def test_too_little_is_left_to_the_general_scheduler(device: AnyDevice) -> None:
     procedure = lowered({"y": (filled(device, 512, 8) * 2.0).sum(axis=0).node})
     assert not blocks(procedure)
     assert procedure.note.startswith("no block: ")
 
 
+@lowered_only
 def test_each_group_has_partial_sums_of_its_own(device: AnyDevice) -> None:
     """So nothing is atomic; a total adds the groups in order."""
     outputs = network(device, 1024, [6, 16, 16, 3], lambda x: x.leaky_relu(0.1))
@@ -185,6 +201,7 @@ def test_each_group_has_partial_sums_of_its_own(device: AnyDevice) -> None:
     assert partial.shape[0] == 3
 
 
+@lowered_only
 def test_wide_rows_have_smaller_tiles(device: AnyDevice) -> None:
     outputs = network(device, 512, [512, 1024, 1024, 3], lambda x: x.leaky_relu(0.1))
     (block,) = blocks(lowered(outputs))
@@ -202,6 +219,7 @@ def test_a_rerun_gives_the_same_bits(device: AnyDevice) -> None:
     assert runs[0] == runs[1] == runs[2]
 
 
+@lowered_only
 def test_what_a_choice_may_skip_is_left_alone(device: AnyDevice) -> None:
     x, w = filled(device, 128, 8), filled(device, 8, 8)
     hidden = x @ w
