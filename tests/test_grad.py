@@ -253,6 +253,8 @@ def test_what_cannot_have_a_gradient_is_refused() -> None:
         x.backward()
     with pytest.raises(TypeError, match="i32"):
         x.cast(dtype.i32).sum().backward()
+    with pytest.raises(TypeError, match="gradient: takes a list of Tensors, not int"):
+        x.sum().gradient([x, 3])  # type: ignore[list-item]
     assert kept(x) == [0, 0]
 
 

@@ -156,9 +156,11 @@ class Elementwise:
         return self._binary(Op.EQ, other)
 
     def logical_not(self) -> Self:
+        """True where a bool is False."""
         return self._binary(Op.XOR, True)
 
     def maximum(self, other: Operand) -> Self:
+        """The larger of both, by broadcast."""
         return self._binary(Op.MAX, other)
 
     def minimum(self, other: Operand) -> Self:
@@ -189,35 +191,45 @@ class Elementwise:
         return type(self)(graph.alu(Op.MULACC, *nodes), device)
 
     def exp2(self) -> Self:
+        """2 to the power of x; integers become f32."""
         return self._float()._unary(Op.EXP2)
 
     def log2(self) -> Self:
+        """NaN below zero, -inf at zero; integers become f32."""
         return self._float()._unary(Op.LOG2)
 
     def sin(self) -> Self:
+        """Of radians; integers become f32."""
         return self._float()._unary(Op.SIN)
 
     def cos(self) -> Self:
+        """Of radians; integers become f32."""
         return self._float()._unary(Op.COS)
 
     def sqrt(self) -> Self:
+        """NaN below zero; integers become f32."""
         return self._float()._unary(Op.SQRT)
 
     # --- what follows from them ---
 
     def exp(self) -> Self:
+        """e to the power of x, by exp2."""
         return (self * (1 / math.log(2))).exp2()
 
     def log(self) -> Self:
+        """The natural logarithm, by log2."""
         return self.log2() * math.log(2)
 
     def square(self) -> Self:
+        """x * x, in the same dtype."""
         return self * self
 
     def reciprocal(self) -> Self:
+        """1 / x; infinite at zero."""
         return 1.0 / self
 
     def abs(self) -> Self:
+        """The magnitude, in the same dtype."""
         return self.where(self < 0, -self, self)
 
     def sign(self) -> Self:
@@ -232,6 +244,7 @@ class Elementwise:
         return -magnitude if other < 0 else magnitude
 
     def relu(self) -> Self:
+        """x where it is positive, 0 elsewhere."""
         return self.leaky_relu(0.0)
 
     def leaky_relu(self, slope: float = 0.01) -> Self:
@@ -250,6 +263,7 @@ class Elementwise:
         return self._with(graph.function(answer.node, [self.node], _sigmoid_vjp))
 
     def tanh(self) -> Self:
+        """Between -1 and 1; integers become f32."""
         return (self * 2.0).sigmoid() * 2.0 - 1.0
 
     def gelu(self) -> Self:

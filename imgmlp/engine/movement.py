@@ -28,9 +28,11 @@ class Movement(Elementwise):
         return self._move(Op.RESHAPE, shape)
 
     def permute(self, *axes: int) -> Self:
+        """Axes in another order. Raises ValueError unless each axis is named exactly once."""
         return self._move(Op.PERMUTE, axes)
 
     def transpose(self, a: int = -2, b: int = -1) -> Self:
+        """Two axes change places. Raises ValueError for an axis that is not there."""
         rank = len(self.shape)
         axes = list(range(rank))
         a, b = (graph.normal_axis(axis, self.shape, "transpose") for axis in (a, b))
@@ -38,6 +40,7 @@ class Movement(Elementwise):
         return self.permute(*axes)
 
     def expand(self, *shape: int) -> Self:
+        """Axes of size 1 repeated; the rank stays. Raises ValueError where another size changes."""
         return self._move(Op.EXPAND, shape)
 
     def broadcast_to(self, shape: Sequence[int]) -> Self:
@@ -57,6 +60,7 @@ class Movement(Elementwise):
         return self._move(Op.STRIDE, steps)
 
     def flip(self, *axes: int) -> Self:
+        """These axes from their end. Raises ValueError for an axis that is not there."""
         flipped = {graph.normal_axis(a, self.shape, "flip") for a in axes}
         return self.stride(*(-1 if i in flipped else 1 for i in range(len(self.shape))))
 
@@ -99,6 +103,7 @@ class Movement(Elementwise):
         return cls(joined, common_device(*(p for p in parts if isinstance(p, Elementwise))))
 
     def contiguous(self) -> Self:
+        """The same values, stored row by row before anything reads them."""
         return self._with(graph.contiguous(self.node))
 
     def gather(self, index: Operand) -> Self:

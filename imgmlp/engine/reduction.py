@@ -34,6 +34,7 @@ class Reduction(Movement):
         return numbers._reduce(Op.SUM, axis, keepdims)
 
     def max(self, axis: Axis = None, keepdims: bool = False) -> Self:
+        """The largest of each; NaN where one of them is NaN."""
         return self._reduce(Op.REDUCE_MAX, axis, keepdims)
 
     def min(self, axis: Axis = None, keepdims: bool = False) -> Self:

@@ -84,16 +84,19 @@ class Tensor(Reduction):
     def full(
         shape: Sequence[int], value: Scalar, dtype: DType | None = None, device: Any = None
     ) -> Tensor:
+        """One value everywhere; stored nowhere. Raises ValueError for a size below 1."""
         kind = dtype or dt.concrete(dt.of(value))
         dt.check(kind, "full")
         return Tensor(graph.const(value, kind, whole_shape("full", shape)), device)
 
     @staticmethod
     def zeros(*shape: int, dtype: DType = dt.f32, device: Any = None) -> Tensor:
+        """As `full` with 0."""
         return Tensor(graph.const(0, dtype, whole_shape("zeros", shape)), device)
 
     @staticmethod
     def ones(*shape: int, dtype: DType = dt.f32, device: Any = None) -> Tensor:
+        """As `full` with 1."""
         return Tensor(graph.const(1, dtype, whole_shape("ones", shape)), device)
 
     @staticmethod
@@ -139,7 +142,16 @@ class Tensor(Reduction):
     # --- gradients ---
 
     def gradient(self, wrt: Sequence[Tensor]) -> list[Tensor]:
-        """Gradients of this single number by each of `wrt`; zeros where unconnected."""
+        """Gradients of this single number by each of `wrt`, in its shape; zeros where unconnected.
+
+        Raises ValueError if this is not one element; TypeError if it is no float, or one of
+        `wrt` is no Tensor.
+        """
+        for w in wrt:
+            if not isinstance(w, Tensor):
+                raise misuse(
+                    TypeError, f"gradient: takes a list of Tensors, not {type(w).__name__}"
+                )
         nodes = node_gradient(self.node, [w.node for w in wrt])
         return [Tensor(n, self.device or w.device) for n, w in zip(nodes, wrt, strict=True)]
 
