@@ -1,4 +1,4 @@
-// A tile of a matrix product by a work-group of LANES = 4 x 32, on the matrix units of NVIDIA's GPUs.
+// A tile of a matrix product by a work-group of LANES = 4 x 32, on matrix units (NVIDIA).
 //
 //   tile[8 * OWN][TILE] = left[rows][inner] x right[inner][columns]
 //
