@@ -309,6 +309,8 @@ def graph(
 ) -> None:
     """Print a form of the training step for an RGB picture of a size; JSON gives its figures."""
     width, height = parse_size(wanted) or (0, 0)
+    if as_json and form != "summary":
+        raise UsageError("--json gives the step's figures only", hint="leave out --form or --json")
     device = open_device(device_spec)
     program = pipeline.training_step(settings, device, width, height, 3, general)
     if as_json:

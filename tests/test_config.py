@@ -14,7 +14,6 @@ from imgmlp.codec.config import (
     Settings,
     Weights,
     check_size,
-    parse_sizes,
 )
 from imgmlp.errors import UsageError
 
@@ -44,17 +43,6 @@ def test_spans_cover_the_flat_array_without_gaps() -> None:
     assert [begin for begin, _, _ in spans] == [0, *[end for _, end, _ in spans[:-1]]]
     assert spans[-1][1] == network.parameters
     assert all(end - begin == math.prod(shape) for begin, end, shape in spans)
-
-
-def test_sizes_are_read_as_they_are_written() -> None:
-    assert parse_sizes("64-64-64-64-3") == (64, 64, 64, 64, 3)
-    assert str(Architecture(parse_sizes("16-8-1"), 0.1)) == "16-8-1"
-
-
-@pytest.mark.parametrize("text", ["", "64", "64-", "-3", "64--3", "64-a-3", "64-64-99999", "6 4-3"])
-def test_sizes_that_are_no_sizes_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="no layer widths"):
-        parse_sizes(text)
 
 
 @pytest.mark.parametrize(

@@ -71,3 +71,7 @@ def test_debug_shows_the_step_on_stderr_and_leaves_stdout_alone(imgmlp: Command)
 
 def test_an_unknown_form_is_a_usage_error(imgmlp: Command) -> None:
     assert "error:" in imgmlp("graph", "--form", "picture", check=2).stderr
+
+
+def test_figures_have_no_other_form(imgmlp: Command) -> None:
+    assert "--form" in imgmlp("graph", *SMALL, "--json", "--form", "dot", check=2).stderr

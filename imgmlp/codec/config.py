@@ -7,7 +7,6 @@ nothing below has to. Knows neither the engine nor files.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -212,10 +211,3 @@ PRESETS = {
         frequencies="octaves",
     ),
 }
-
-
-def parse_sizes(text: str) -> tuple[int, ...]:
-    """Layer widths from their written form, "64-64-64-64-3". Raises UsageError."""
-    good = re.fullmatch(r"\d{1,4}(-\d{1,4})+", text)
-    _check(good is not None, f"{text!r} are no layer widths", "write them like 64-64-64-64-3")
-    return tuple(map(int, text.split("-")))

@@ -58,7 +58,7 @@ ALIGN = 16  # elements, 64 bytes of float32
 
 
 @dataclass(frozen=True)
-class _Shape:
+class _Cut:
     """How a batch is cut."""
 
     batch: int
@@ -75,7 +75,7 @@ class _Shape:
 class _Tile:
     """The same values for one tile of rows; `before` collects what must be computed first."""
 
-    def __init__(self, kinds: Kinds, cut: _Shape, lanes: Lanes) -> None:
+    def __init__(self, kinds: Kinds, cut: _Cut, lanes: Lanes) -> None:
         self.kinds, self.cut, self.lanes = kinds, cut, lanes
         self.before: dict[Node, Node] = {}
         self.done: dict[Node, Node] = {}
@@ -315,7 +315,7 @@ class _Plan:
         self.block = Block("block", cut.tiles, cut.rows, cut.groups, head, tuple(kernels))
         self.note = self._told(cut, after)
 
-    def _scheduled(self, cut: _Shape, after: Sequence[Node]) -> list[Kernel]:
+    def _scheduled(self, cut: _Cut, after: Sequence[Node]) -> list[Kernel]:
         """The kernels of one tile; sets what comes before and after for this cut."""
         self.tile = _Tile(self.kinds, cut, self.lanes)
         self.partial = _Sums(self.sums, after, cut.groups)
@@ -333,7 +333,7 @@ class _Plan:
         self.after = [(s, v) for (s, _), v in zip(left, values, strict=True)]
         return [_adding(k, targets) for k in kernels]
 
-    def _finish(self, node: Node, cut: _Shape, given: dict[Node, Node]) -> None:
+    def _finish(self, node: Node, cut: _Cut, given: dict[Node, Node]) -> None:
         """Give the tile's rows of a value that is needed as a whole a place in memory."""
         axis = self.kinds.axis(node, len(node.shape))
         assert axis is not None
@@ -351,14 +351,14 @@ class _Plan:
         whole = move(Op.PERMUTE, move(Op.SHRINK, given[rows].src[0], full), back)
         self.finished[node] = whole
 
-    def _free_state(self, node: Node, cut: _Shape) -> Buffer | None:
+    def _free_state(self, node: Node, cut: _Cut) -> Buffer | None:
         """A state that takes this value, in any shape, and whose old value nobody reads."""
         read = {n.arg for n in self.nodes if n.op is Op.BUFFER}
         takes = [s for s, v in self.updates if node in (v, v.op is Op.RESHAPE and v.src[0])]
         states = [s for s in takes if s not in read]
         return states[0] if states and cut.even else None
 
-    def _told(self, cut: _Shape, after: Sequence[Node]) -> str:
+    def _told(self, cut: _Cut, after: Sequence[Node]) -> str:
         assert self.block is not None
         taken = f"{cut.batch} rows in {cut.tiles} tiles of {cut.rows}, {cut.groups} groups"
         inside = f"{len(self.block.kernels)} kernels in one launch, {len(self.sums)} sums over rows"
@@ -367,7 +367,7 @@ class _Plan:
         return f"block: {taken}; {inside}{left}"
 
 
-def _cut(batch: int, rows: int, most_groups: int) -> _Shape:
+def _cut(batch: int, rows: int, most_groups: int) -> _Cut:
     """Tiles of at most so many rows: equal ones if they can be, a like number for each group."""
     tiles = -(-batch // rows)
     groups = min(tiles, most_groups)
@@ -375,7 +375,7 @@ def _cut(batch: int, rows: int, most_groups: int) -> _Shape:
         tiles = min(batch, -(-tiles // groups) * groups)
         rows = -(-batch // tiles)
         tiles = -(-batch // rows)
-    return _Shape(batch, rows, tiles, min(groups, tiles))
+    return _Cut(batch, rows, tiles, min(groups, tiles))
 
 
 def _kernels(given: dict[Node, Node], groups: int) -> list[Kernel]:
