@@ -34,7 +34,7 @@ from imgmlp.engine.graph import (
 )
 from imgmlp.engine.interpret import evaluate
 
-SMALL_TABLE = 2  # times that each row of a table is taken, from which to multiply the table
+SMALL_TABLE = 16  # times that each row of a table is taken, from which to multiply the table
 ASSOCIATIVE = frozenset({Op.ADD, Op.MUL, Op.MAX, Op.XOR, Op.AND, Op.OR})
 COMMUTATIVE = ASSOCIATIVE | {Op.EQ}
 
