@@ -168,6 +168,7 @@ def test_the_readmes_commands_exist() -> None:
     from imgmlp.cli import app
 
     known = {command.callback.__name__ for command in app.registered_commands if command.callback}
+    known |= {group.name for group in app.registered_groups}
     used = [match for line in readme_commands() for match in re.findall(r"\bimgmlp (\w+)", line)]
     assert used
     assert set(used) <= known
