@@ -83,7 +83,9 @@ def test_the_peaks_kernel_does_all_that_is_counted() -> None:
 def measured() -> Measured:
     ours = Times({512: [100.0, 300.0, 200.0]}, [10.0, 30.0, 20.0])
     theirs = Times({512: [500.0]}, [50.0])
-    return Measured(standard_job(), {"imgmlp": ours, "other": theirs}, [], [400.0], [1.5])
+    return Measured(
+        standard_job(), {"imgmlp": ours, "other": theirs}, [], {512: [100.0, 400.0, 500.0]}, [1.5]
+    )
 
 
 def test_figures_are_medians_and_shares() -> None:
@@ -117,7 +119,7 @@ def test_everything_is_measured_in_turns(
         assert len(times.decode) == 2
     assert len(found.start) == 1
     assert found.start[0] > 0.1
-    assert found.peak == []
+    assert found.peak == {}
     report.show(found, device, as_json=True)
     shown = json.loads(capsys.readouterr().out)
     assert {"device", "us_per_step", "decode_ms", "start_s"} <= set(shown)

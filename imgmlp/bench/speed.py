@@ -52,7 +52,7 @@ class Measured:
     job: Job
     times: dict[str, Times]
     left_out: list[str] = field(default_factory=list)  # who, and why
-    peak: list[float] = field(default_factory=list)  # GFLOP/s
+    peak: dict[int, list[float]] = field(default_factory=dict)  # GFLOP/s, beside each batch
     start: list[float] = field(default_factory=list)  # seconds
 
     def us_per_step(self, name: str) -> dict[int, float]:
@@ -68,11 +68,11 @@ class Measured:
         return {b: self.job.flops(b) / us / 1e3 for b, us in self.us_per_step(name).items()}
 
     def peak_gflops(self) -> float | None:
-        return median(self.peak) if self.peak else None
+        found = [value for turns in self.peak.values() for value in turns]
+        return median(found) if found else None
 
     def share_of_peak(self, name: str) -> dict[int, float]:
-        peak = self.peak_gflops()
-        return {b: found / peak for b, found in self.gflops(name).items()} if peak else {}
+        return {b: self.gflops(name)[b] / median(turns) for b, turns in self.peak.items()}
 
 
 def others(job: Job, device: AnyDevice) -> dict[str, Callable[[], Contender]]:
@@ -116,7 +116,7 @@ def measure(
                 times = found.times[name].step.setdefault(batch, [])
                 times.append(seconds / counts[name] * 1e6)
             if peak is not None:
-                found.peak.append(peak.gflops())
+                found.peak.setdefault(batch, []).append(peak.gflops())
     show("decoding")
     there["imgmlp"].decode()  # it may compile; the others have
     for _ in range(effort.turns):
