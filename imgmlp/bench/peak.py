@@ -29,7 +29,7 @@ class Peak:
         self.kernel = RawKernel(device, source(vector, chains), "imgmlp_peak", WIDTH=width)
         self.out = np.zeros(self.items * width, np.float32)
 
-    def gflops(self, runs: int = 3) -> float:
+    def gflops(self, runs: int = 8) -> float:
         """Billions of operations a second in the best of some runs; a multiply-add is two."""
         arguments = self.out, np.float32(FACTOR), np.int32(self.rounds)
         microseconds = self.kernel.time(self.items, self.lanes, *arguments, runs=runs)

@@ -20,7 +20,7 @@ from imgmlp.bench.peak import Peak
 from imgmlp.bench.pytorch import PyTorch, is_installed
 from imgmlp.engine import AnyDevice, Device
 
-PAUSE = 0.03  # seconds before a turn: threads of others wait busily for a while after their work
+PAUSE = 0.1  # seconds before a turn: threads of others wait busily for a while after their work
 Tell = Callable[[str], None]
 
 
@@ -69,10 +69,10 @@ class Measured:
 
     def peak_gflops(self) -> float | None:
         found = [value for turns in self.peak.values() for value in turns]
-        return median(found) if found else None
+        return max(found, default=None)
 
     def share_of_peak(self, name: str) -> dict[int, float]:
-        return {b: self.gflops(name)[b] / median(turns) for b, turns in self.peak.items()}
+        return {b: self.gflops(name)[b] / max(turns) for b, turns in self.peak.items()}
 
 
 def others(job: Job, device: AnyDevice) -> dict[str, Callable[[], Contender]]:
@@ -116,6 +116,7 @@ def measure(
                 times = found.times[name].step.setdefault(batch, [])
                 times.append(seconds / counts[name] * 1e6)
             if peak is not None:
+                time.sleep(PAUSE)
                 found.peak.setdefault(batch, []).append(peak.gflops())
     show("decoding")
     there["imgmlp"].decode()  # it may compile; the others have
