@@ -234,3 +234,16 @@ def test_rows_in_another_shape_go_where_they_belong(device: AnyDevice) -> None:
     picture = ((x @ w).leaky_relu(0.1) @ v).sin().reshape(8, 16, 3)
     outputs = {"picture": picture.node}
     check(device, outputs, taken=False)
+
+
+@lowered_only
+def test_sums_of_a_concatenation_are_also_taken_one_by_one(device: AnyDevice) -> None:
+    """Nothing that walks the rows is computed again after the block."""
+    x, w, v = filled(device, 128, 8), filled(device, 8, 9), filled(device, 9, 3)
+    loss = ((x @ w).leaky_relu(0.1) @ v).square().sum()
+    by_w, by_v = loss.gradient([w, v])
+    flat = Tensor.concat([by_w.reshape(-1), by_v.reshape(-1)])
+    outputs = {"flat": flat.node, "twice": (by_w * 2.0).node}
+    check(device, outputs)
+    after = [k for k in lowered(outputs).kernels if not isinstance(k, Block)]
+    assert not any(k.core is not None and k.core.op is Op.DOT for k in after)

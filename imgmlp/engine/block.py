@@ -197,7 +197,6 @@ class _Sums:
                 self.begin[p], end = end, end + p.size
             self.spans[node] = (begin, end)
             end = -(-end // ALIGN) * ALIGN
-        self.size = end
         dtypes = dict.fromkeys(s.dtype for s in sums)
         self.buffers = {d: Buffer((groups, end), d, name="partial_sums") for d in dtypes}
 
@@ -209,8 +208,9 @@ class _Sums:
         return move(Op.RESHAPE, row, node.shape)
 
     def totals(self) -> dict[Node, Node]:
-        """Each ACC value, or concatenation of them, as the sum over all groups."""
-        return {n: self._total(n, *span) for n, span in self.spans.items()}
+        """Each ACC value, and each concatenation of them, as the sum over all groups."""
+        alone = {n: (begin, begin + n.size) for n, begin in self.begin.items()}
+        return {n: self._total(n, *span) for n, span in (alone | self.spans).items()}
 
     def _total(self, node: Node, begin: int, end: int) -> Node:
         partial = buffer(self.buffers[node.dtype])

@@ -16,6 +16,7 @@ import numpy as np
 
 from imgmlp.engine.dtype import DType
 from imgmlp.engine.graph import ELEMENTWISE, MOVEMENT, REDUCE, Node, Op, Shape, buffer
+from imgmlp.engine.indices import through
 from imgmlp.engine.interpret import TABLE
 from imgmlp.engine.kernel import Block, Kernel, Procedure, Store, access, part_begin, storage
 from imgmlp.engine.symbolic import ONE, Expr, Var
@@ -122,7 +123,7 @@ class _Kernel:
         raise ValueError(f"{self.kernel.name}: {node.op.name} cannot be emulated")
 
     def _moved(self, node: Node, indices: Indices, needed: Array | None) -> Array:
-        source, moved = _through(node)
+        source, moved = through(node)
         offsets, valid = locate(moved, indices)
         inside = both(valid, needed)
         if source.op is Op.PART and source.src[0].op is not Op.IOTA:
@@ -191,14 +192,6 @@ def _unraveled(flat: Array, shape: Shape) -> Indices:
 
 def _rank(indices: Indices) -> int:
     return max((i.ndim for i in indices), default=0)
-
-
-def _through(node: Node) -> tuple[Node, Access]:
-    """What a chain of movements starts from, and the access through all of them."""
-    source = node
-    while source.op in MOVEMENT:
-        source = source.src[0]
-    return source, access(node)
 
 
 # --- what both emulators need ---

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from imgmlp.engine.dtype import DType, bool_
-from imgmlp.engine.graph import MOVEMENT, Node, Op, apply_movement, const
-from imgmlp.engine.kernel import part_begin
+from imgmlp.engine.graph import MOVEMENT, Node, Op, const
+from imgmlp.engine.kernel import access, part_begin
 from imgmlp.engine.symbolic import ONE, Const, Expr, Less, conj, unravel
 from imgmlp.engine.view import Access
 
@@ -19,10 +19,10 @@ LIMIT = 1 << 30  # an expression's bounds: sums of two still fit an int of OpenC
 
 def through(node: Node) -> tuple[Node, Access]:
     """What a chain of movements starts from, and the access through all of them."""
-    if node.op not in MOVEMENT:
-        return node, Access.of(node.shape)
-    source, before = through(node.src[0])
-    return source, apply_movement(before, node.op, node.arg)
+    source = node
+    while source.op in MOVEMENT:
+        source = source.src[0]
+    return source, access(node)
 
 
 def index_value(node: Node, indices: Sequence[Expr]) -> Expr | None:
@@ -39,8 +39,8 @@ def index_value(node: Node, indices: Sequence[Expr]) -> Expr | None:
     if node.op is Op.PART:
         return part_begin(node) + indices[0] if node.src[0].op is Op.IOTA else None
     if node.op in MOVEMENT:
-        source, access = through(node)
-        offset, valid = access.index(indices)
+        source, moved = through(node)
+        offset, valid = moved.index(indices)
         return index_value(source, unravel(offset, source.shape)) if valid is ONE else None
     rule = _RULES.get(node.op)
     if rule is None or any(s.dtype.is_float for s in node.src):

@@ -74,7 +74,6 @@ def _block(block: Block, build: Builder, lanes: Lanes) -> tuple[int, int]:
         _inside(kernel, build, lanes)
     build.open(Range("tile", block.tiles, "share"))
     for kernel in block.kernels:
-        build.forget_loads(kernel.writes())
         _inside(kernel, build, lanes)
     build.close()
     build.close()
@@ -84,7 +83,6 @@ def _block(block: Block, build: Builder, lanes: Lanes) -> tuple[int, int]:
 
 def _inside(kernel: Kernel, build: Builder, lanes: Lanes) -> None:
     _body(kernel, Lowering(build, kernel.core, inside=True), lanes, units=1)
-    build.forget_loads(kernel.writes())
     if lanes == "group":
         build.effect(U.BARRIER, ())
 

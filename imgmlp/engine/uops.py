@@ -200,14 +200,6 @@ class Builder:
         self.known = {u: n for u, n in self.known.items() if self.depth[n] < gone}
         self.live = set(self.known.values())
 
-    def forget_loads(self, written: Sequence[Buffer]) -> None:
-        """What was loaded from these Buffers is no longer what stands there."""
-        numbers = {self.parameter(b) for b in written}
-        self.known = {
-            u: n for u, n in self.known.items() if u.op is not U.LOAD or u.src[0] not in numbers
-        }
-        self.live = set(self.known.values())
-
     def parameter(self, storage: Buffer, written: bool = False) -> int:
         if storage not in self.buffers:
             self.buffers.append(storage)
