@@ -10,8 +10,7 @@ ACC value. The tile's own graph, whose batch is as long as a tile, is scheduled 
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from imgmlp.engine.graph import (
@@ -36,7 +35,7 @@ from imgmlp.engine.graph import (
     substitute,
     toposort,
 )
-from imgmlp.engine.kernel import Block, Kernel, Launch, Loop, Procedure, Store, Update, access
+from imgmlp.engine.kernel import Block, Kernel, Procedure, Store, Update, access
 from imgmlp.engine.merge import attach_sums, merge, ordered
 from imgmlp.engine.place import Graph, is_plain_chain
 from imgmlp.engine.rows import Kind, Kinds, best
@@ -268,20 +267,7 @@ def program(updates: Sequence[Update], lanes: Lanes, units: int) -> Procedure:
     if len(found.kernels) + LEAST_SAVED > launches:
         why = f"a block would leave {len(found.kernels)} of {launches} launches"
         return replace(general, note=f"no block: {why}")
-    return replace(found, items=_numbered(found.items, itertools.count()))
-
-
-def _numbered(items: Sequence[Launch | Loop], numbers: Iterator[int]) -> tuple[Launch | Loop, ...]:
-    """Names by position, those of loops' kernels too."""
-    found: list[Launch | Loop] = []
-    for item in items:
-        if isinstance(item, Loop):
-            body = Procedure(_numbered(item.body.items, numbers))
-            found.append(replace(item, body=body))
-        else:
-            kind = item.name.rpartition("_")[2]
-            found.append(replace(item, name=f"k{next(numbers)}_{kind}"))
-    return tuple(found)
+    return found
 
 
 class _Plan:

@@ -83,8 +83,9 @@ class Device:
             self.align = ALIGN
 
     @property
-    def takes_blocks(self) -> bool:
-        """Whether to run block programs: PoCL 3 mistakes barriers inside of loops of lanes."""
+    def joins_kernels(self) -> bool:
+        """Whether a launch may be of several kernels: PoCL 3 mistakes barriers of lanes inside of
+        loops and branches."""
         return self.lanes == "one" or not self._compiles_late
 
     # Memory

@@ -18,7 +18,16 @@ from imgmlp.engine.dtype import DType
 from imgmlp.engine.graph import ELEMENTWISE, MOVEMENT, REDUCE, Node, Op, Shape, buffer
 from imgmlp.engine.indices import through
 from imgmlp.engine.interpret import TABLE
-from imgmlp.engine.kernel import Block, Kernel, Procedure, Store, access, part_begin, storage
+from imgmlp.engine.kernel import (
+    Block,
+    Fused,
+    Kernel,
+    Procedure,
+    Store,
+    access,
+    part_begin,
+    storage,
+)
 from imgmlp.engine.symbolic import ONE, Expr, Var
 from imgmlp.engine.view import Access
 from imgmlp.engine.watch import Array, Loops, Memory, Watch, register
@@ -38,7 +47,8 @@ def run_procedure(procedure: Procedure, memory: Memory) -> None:
             if isinstance(launch, Block):
                 _run_block(launch, memory)
             else:
-                _Kernel(launch, memory, {}).run()
+                for kernel in launch.members if isinstance(launch, Fused) else [launch]:
+                    _Kernel(kernel, memory, {}).run()
 
 
 def _run_block(block: Block, memory: Memory) -> None:

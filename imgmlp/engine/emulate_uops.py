@@ -40,6 +40,7 @@ class _Launch:
 
     def __init__(self, code: Code, memory: Memory) -> None:
         self.code = code
+        self.launched = code.global_size  # work-items, of a member those that are its own
         self.wide = code.local_size > 1  # whether lanes share the work of a group
         self.ends = _ends(code.uops)
         depths = accumulate((u.op is U.RANGE) - (u.op is U.END) for u in code.uops)
@@ -84,6 +85,10 @@ class _Launch:
 
     def _range(self, i: int, loop: Range) -> None:
         """Run a loop's body, for all iterations at once where none needs another."""
+        if loop.kind == "member":
+            self.launched = loop.count * self.code.local_size
+            self._block(i + 1, self.ends[i])
+            return
         outside, lanes, active = self.loops, self.lanes, self.active
         for step, (variable, inside) in enumerate(self._steps(i, loop)):
             if self.loops is outside:  # what is done in one step is in order with the next
@@ -126,7 +131,7 @@ class _Launch:
 
     def _open(self, i: int, loop: Range) -> Array:
         """The variable's values along an axis of its own; a group's lanes get one too."""
-        launched, local, name = self.code.global_size, self.code.local_size, f"{loop.name} {i}"
+        launched, local, name = self.launched, self.code.local_size, f"{loop.name} {i}"
         if loop.kind == "group":
             variable = self._axis(name, launched // local)
             self.lanes = self._axis(LANE, local)

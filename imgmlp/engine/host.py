@@ -122,8 +122,8 @@ class NumpyDevice:
         self.usage = Usage()
 
     @property
-    def takes_blocks(self) -> bool:
-        """As Device.takes_blocks."""
+    def joins_kernels(self) -> bool:
+        """As Device.joins_kernels."""
         return True
 
     def alloc(self, nbytes: int) -> Allocation:

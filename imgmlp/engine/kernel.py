@@ -7,6 +7,7 @@ over a BUFFER Node, which strides and an offset can follow.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -114,7 +115,25 @@ class Block:
         return list(dict.fromkeys(b for k in (*self.head, *self.kernels) for b in k.writes()))
 
 
-Launch = Kernel | Block
+@dataclass(frozen=True)
+class Fused:
+    """One launch of kernels that do not wait for each other, each in work-groups of its own."""
+
+    name: str
+    members: tuple[Kernel, ...]
+
+    @property
+    def shape(self) -> Shape:
+        return (sum(math.prod(k.shape) for k in self.members),)
+
+    def reads(self) -> list[Buffer]:
+        return list(dict.fromkeys(b for k in self.members for b in k.reads()))
+
+    def writes(self) -> list[Buffer]:
+        return list(dict.fromkeys(b for k in self.members for b in k.writes()))
+
+
+Launch = Kernel | Block | Fused
 
 
 @dataclass(frozen=True)
@@ -256,6 +275,9 @@ def render_procedure(procedure: Procedure) -> str:
             lines += [f"  {line}" for k in item.head for line in _kernel_lines(k)]
             lines.append("  for each tile")
             lines += [f"    {line}" for k in item.kernels for line in _kernel_lines(k)]
+        elif isinstance(item, Fused):
+            lines.append(f"{item.name}: {len(item.members)} kernels side by side")
+            lines += [f"  {line}" for k in item.members for line in _kernel_lines(k)]
         else:
             lines += _kernel_lines(item)
     return "\n".join(lines)

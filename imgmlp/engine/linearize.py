@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from imgmlp.engine.dtype import DType, f32
-from imgmlp.engine.graph import Node, Op
+from imgmlp.engine.dtype import DType, f32, i32
+from imgmlp.engine.graph import Buffer, Node, Op
 from imgmlp.engine.indices import through
 from imgmlp.engine.kernel import (
     Block,
+    Fused,
     Kernel,
     Launch,
     Store,
@@ -35,6 +37,7 @@ from imgmlp.engine.uops import (
     Product,
     Range,
     U,
+    UOp,
 )
 
 TILE_ROWS = 64  # rows of a product's tile on a CPU
@@ -46,6 +49,8 @@ AT_ONCE = 8  # terms of a reduction that a lane of a GPU loads before it adds th
 
 def linearize(kernel: Launch, lanes: Lanes, units: int = 1) -> Code:
     """UOps of a kernel for a device of so many compute units."""
+    if isinstance(kernel, Fused):
+        return _fused(kernel.name, [linearize(k, lanes, units) for k in kernel.members])
     build = Builder()
     for target in kernel.writes():
         build.parameter(target, True)
@@ -57,6 +62,34 @@ def linearize(kernel: Launch, lanes: Lanes, units: int = 1) -> Code:
             build.effect(U.GUARD, (lower.value(guard.place, ()),), guard.wanted)
         sizes = _body(kernel, lower, lanes, units)
     return Code(kernel.name, build.finish(), tuple(build.buffers), *sizes)
+
+
+def _fused(name: str, codes: Sequence[Code]) -> Code:
+    """One launch of several: members of few groups come first, as what begins last should be short
+    and is a part of a large one then."""
+    local = max(c.local_size for c in codes)
+    buffers = tuple(dict.fromkeys(b for c in codes for b in c.buffers))
+    given = [u.arg for c in codes for u in c.uops if u.op is U.GLOBAL]
+    uops = [UOp(U.GLOBAL, b.dtype, (), (b, (b, True) in given)) for b in buffers]
+    first = 0
+    for code in sorted(codes, key=lambda c: c.global_size // c.local_size):
+        groups = -(-code.global_size // local)
+        uops.append(UOp(U.RANGE, i32, (), Range("group", groups, "member", first=first)))
+        _append(uops, code.uops, buffers)
+        uops.append(UOp(U.END, None, (), None))
+        first += groups
+    return Code(name, tuple(uops), buffers, first * local, local)
+
+
+def _append(uops: list[UOp], more: Sequence[UOp], buffers: Sequence[Buffer]) -> None:
+    """Add a kernel's instructions behind others, which hold its globals already."""
+    place: list[int] = []
+    for u in more:
+        if u.op is U.GLOBAL:
+            place.append(buffers.index(u.arg[0]))
+        else:
+            place.append(len(uops))
+            uops.append(replace(u, src=tuple(place[s] for s in u.src)))
 
 
 def _body(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tuple[int, int]:

@@ -48,7 +48,7 @@ class Program:
             known = " or ".join(map(repr, get_args(Precision)))
             raise ValueError(f"precision is {precision!r}; use {known}")
         self.device = device
-        self.general = general  # leave out the passes after the general scheduler
+        self.general = general  # leave out the block program
         # That in which factors of products are multiplied here.
         self.precision: Precision = precision if device.has_matrix_units else "float32"
         self.outputs: dict[str, Buffer] = {}
@@ -94,9 +94,8 @@ class Program:
         """Every form of the step on its way to the device; on NumPy's, what a CPU would run."""
         device = self.device
         units = device.info.compute_units
-        general = self.general or not device.takes_blocks
-        how = (device.lanes, units, device.align, device.can_slice, general)
-        return lower(self.updates, *how, precision=self.precision)
+        how = (device.lanes, units, device.align, device.can_slice, self.general)
+        return lower(self.updates, *how, device.joins_kernels, self.precision)
 
     def _bind(self, device: Device) -> list[Launch]:
         stages = self.stages

@@ -97,6 +97,7 @@ class _Writer:
     def __init__(self, code: Code, lanes: Lanes, precision: Precision) -> None:
         self.code, self.lanes, self.precision = code, lanes, precision
         self.lines: list[str] = []
+        self.member = False  # whether inside of one, which has `groups` and a `group` of its own
 
     def parts(self) -> tuple[str, str]:
         """The text before the kernel's name and after it."""
@@ -146,15 +147,29 @@ class _Writer:
         n, name = loop.count, loop.name
         limit = f" && {name} < {_index(loop.limit)}" if loop.limit is not None else ""
         stride, loop_over = self.code.local_size, f"for (int {name}"
+        group, item, share = "get_group_id(0)", "get_global_id(0)", f"share_{{}}({n})"
+        if loop.kind == "member":
+            self.member = True
+        elif self.member:
+            group, item = "group", f"group * {stride} + get_local_id(0)"
+            share = f"{{}}_of({n}, group, groups)"
+        begin, end = share.format("begin"), share.format("end")
         opening = {
-            "share": f"for (int {name} = share_begin({n}); {name} < share_end({n}); ++{name}) {{",
-            "item": f"const int {name} = get_global_id(0); if ({name} < {n}) {{",
-            "group": f"{{ const int {name} = get_group_id(0);",
+            "member": self._member(loop),
+            "share": f"for (int {name} = {begin}; {name} < {end}; ++{name}) {{",
+            "item": f"const int {name} = {item}; if ({name} < {n}) {{",
+            "group": f"{{ const int {name} = {group};",
             "lane": f"{loop_over} = get_local_id(0); {name} < {n}{limit}; {name} += {stride}) {{",
             "row": self._tile_loop(loop, limit),
             "column": self._tile_loop(loop, limit),
         }.get(loop.kind, f"for (int {name} = 0; {name} < {n}{limit}; ++{name}) {{")
         self.lines.append(opening)
+
+    def _member(self, loop: Range) -> str:
+        """What the groups of a member do; all items of a group take the same way."""
+        group, end = "get_group_id(0)", loop.first + loop.count
+        own = f"const int group = {group} - {loop.first}, groups = {loop.count};"
+        return f"if ({group} >= {loop.first} && {group} < {end}) {{ {own}"
 
     def _tile_loop(self, loop: Range, limit: str) -> str:
         """All rows or columns of a tile, or those that a lane has."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from imgmlp.engine.block import program
 from imgmlp.engine.flow import computed
+from imgmlp.engine.fuse import fuse
 from imgmlp.engine.graph import Node
 from imgmlp.engine.kernel import Procedure, Update, render_procedure
 from imgmlp.engine.linearize import linearize
@@ -77,12 +78,14 @@ def lower(
     align: int,
     slices: bool = True,
     general: bool = False,
+    join: bool = True,
     precision: Precision = "float32",
 ) -> Stages:
     """Every stage of a step that gives each Buffer its new value.
 
     `align` is in bytes; `slices` says whether the device can slice an allocation; `general`
-    leaves out the block program; `precision` is that of products.
+    leaves out the block program; `join` says whether a launch may be of several kernels, which
+    blocks are too; `precision` is that of products.
     """
     states, values = [state for state, _ in updates], [value for _, value in updates]
     seconds: dict[str, float] = {}
@@ -90,7 +93,13 @@ def lower(
         nodes = simplify(values)
     step = list(zip(states, nodes, strict=True))
     with _clock(seconds, "schedule"):
-        procedure = schedule(step, lanes == "group") if general else program(step, lanes, units)
+        if general or not join:
+            procedure = schedule(step, lanes == "group")
+        else:
+            procedure = program(step, lanes, units)
+    if join:
+        with _clock(seconds, "fuse"):
+            procedure = fuse(procedure)
     with _clock(seconds, "linearize"):
         codes = tuple(linearize(k, lanes, units) for k in procedure.kernels)
     with _clock(seconds, "render"):

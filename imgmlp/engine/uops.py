@@ -62,13 +62,15 @@ class Range:
     """A loop variable in [0, count), and less than `limit` if there is one.
 
     kind: `share` of a work-group, `item` of the whole launch, `group`: one group each,
-    `lane`-strided, `loop`, `vector` (short, innermost), `row` and `column` of a tile.
+    `lane`-strided, `loop`, `vector` (short, innermost), `row` and `column` of a tile. A `member`
+    is what so many work-groups from `first` on do, as if they were a launch of their own.
     """
 
     name: str
     count: int
     kind: str = "loop"
     limit: Expr | None = None
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,8 @@ def render_uops(code: Code) -> str:
 
 def _show(arg: Any) -> str:
     if isinstance(arg, Range):
+        if arg.kind == "member":
+            return f"groups {arg.first} to {arg.first + arg.count - 1}"
         limit = f" below {arg.limit}" if arg.limit is not None else ""
         return f"{arg.name} {arg.kind} of {arg.count}{limit}"
     if isinstance(arg, Op):

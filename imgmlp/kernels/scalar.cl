@@ -1,15 +1,16 @@
 // Scalar functions that every generated kernel may call.
 
-// The share of `count` things that this work-group takes: [share_begin, share_end).
-static int share_begin(int count) {
-  const int groups = get_num_groups(0), group = get_group_id(0);
+// The share of `count` things that one of some work-groups takes: [begin_of, end_of).
+static int begin_of(int count, int group, int groups) {
   return group * (count / groups) + min(group, count % groups);
 }
 
-static int share_end(int count) {
-  const int groups = get_num_groups(0), group = get_group_id(0) + 1;
-  return group * (count / groups) + min(group, count % groups);
-}
+static int end_of(int count, int group, int groups) { return begin_of(count, group + 1, groups); }
+
+// The same for this group of the whole launch.
+static int share_begin(int count) { return begin_of(count, get_group_id(0), get_num_groups(0)); }
+
+static int share_end(int count) { return end_of(count, get_group_id(0), get_num_groups(0)); }
 
 // A bijection on 32-bit integers of low bias; constants by C. Wellons' hash-prospector.
 static uint lowbias32(uint x) {
