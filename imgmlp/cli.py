@@ -362,6 +362,7 @@ def _check_input(path: Path) -> None:
 def main() -> None:
     """Run the command line and leave with its exit code."""
     terminal = Terminal()
+    terminal.show_warnings()
     try:
         code = _run(terminal)
     except KeyboardInterrupt:

@@ -14,6 +14,10 @@ class ImgmlpError(Exception):
         self.hint = hint
 
 
+class ImgmlpWarning(UserWarning):
+    """Work goes on otherwise than it was asked for, with the same result."""
+
+
 class TrainingError(ImgmlpError):
     """Training cannot go on: the loss is not finite."""
 

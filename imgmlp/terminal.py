@@ -10,6 +10,7 @@ import os
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
@@ -20,7 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from imgmlp.errors import ImgmlpError, OutputError
+from imgmlp.errors import ImgmlpError, ImgmlpWarning, OutputError
 
 if TYPE_CHECKING:
     from imgmlp.codec.pipeline import Progress as TrainingProgress
@@ -63,6 +64,25 @@ class Terminal:
         if error.hint:
             self._print(Text.assemble(("hint:", "bold"), f" {error.hint}"))
         return error.exit_code
+
+    def show_warnings(self) -> None:
+        """From now on, what imgmlp warns of is a note."""
+        others = warnings.showwarning
+
+        def show(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            if issubclass(category, ImgmlpWarning):
+                self.note(f"warning: {message}")
+            else:
+                others(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = show
 
     def _print(self, text: Text) -> None:
         if not encodes_unicode(self._console.file):

@@ -22,13 +22,14 @@ ORDER = """
     engine.linearize engine.memory engine.render engine.stages engine.watch engine.emulate
     engine.emulate_uops
     engine.host engine.debug engine.cache engine.failure engine.launch engine.device
-    engine.discover engine.program engine.operands engine.elementwise engine.movement
+    engine.discover engine.sketch engine.program engine.operands engine.elementwise engine.movement
     engine.reduction engine.random engine.step engine.tensor engine.raw engine.control
     engine.function engine.transfer engine.nn engine.optim
     engine.poison engine.check engine
     image
     codec codec.config codec.features codec.distribution codec.entropy codec.container
-    codec.quantize codec.network codec.settle codec.npz codec.model codec.pieces codec.integer
+    codec.quantize codec.network codec.settle codec.npz codec.model codec.capacity codec.pieces
+    codec.integer
     codec.fit codec.learn codec.render codec.compact codec.target codec.checkpoint codec.course
     codec.encode codec.pipeline
     interrupt terminal facts verify child selftest

@@ -6,16 +6,18 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from imgmlp.codec import compact, container, integer, settle, target
+from imgmlp.codec.capacity import within_memory
 from imgmlp.codec.checkpoint import Checkpoint, State
 from imgmlp.codec.container import Header, Section
 from imgmlp.codec.course import Course, Decided, Ended, Pricing
 from imgmlp.codec.fit import Progress
-from imgmlp.codec.learn import LearningStep
+from imgmlp.codec.learn import LearningStep, too_large
 from imgmlp.codec.network import Network, Shape
 from imgmlp.codec.settle import Choice
 from imgmlp.codec.target import Target
@@ -197,7 +199,9 @@ class _Encoder:
         return course, decided.seconds
 
     def _course(self, shape: Shape, decided: Decided) -> Course:
-        step = LearningStep(self.picture.pixels, shape, SEED, self.device)
+        pixels, device = self.picture.pixels, self.device
+        make = partial(LearningStep, pixels, shape, SEED, device)
+        step = within_memory(make, lambda error: too_large(error, pixels, shape, device))
         return Course(step, decided, self._pricing(), self._budget())
 
     def _steps(self, shape: Shape) -> int:

@@ -10,13 +10,13 @@ enter in parts of 8 bits, so that no sum reaches 2**24 and all of it stays exact
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
 from imgmlp.codec.network import LIMIT, VALUE_BITS, Layer, Network
-from imgmlp.codec.pieces import assemble, fitting
+from imgmlp.codec.pieces import assemble
 from imgmlp.codec.quantize import step_parts
 from imgmlp.engine import AnyDevice, Tensor, compile, dtype
 
@@ -71,8 +71,9 @@ def features(count: int, samples: int, begin: int, end: int) -> Array:
 
 def decode(network: Network, width: int, height: int, device: AnyDevice) -> Array:
     """The picture, uint8 [height, width, channels]: the same bits on every device."""
-    piece = _Piece(network, (width, height), fitting(width, height, PIXELS_AT_ONCE), device)
-    return assemble(piece, width, height, network.shape.channels)
+    size = width, height
+    make = partial(_Piece, network, size)
+    return assemble(make, device, size, network.shape.channels, PIXELS_AT_ONCE)
 
 
 class _Piece:
@@ -86,11 +87,12 @@ class _Piece:
         self,
         network: Network,
         size: tuple[int, int],
-        piece: tuple[int, int],
         device: AnyDevice,
+        rows: int,
+        columns: int,
     ) -> None:
         self.network, self.size = network, size
-        self.rows, self.columns = piece
+        self.rows, self.columns = rows, columns
         outputs = network.layers[0].biases.size
         self.x = Tensor(np.zeros((self.columns, outputs), np.int32), device, name="x_sums")
         self.y = Tensor(np.zeros((self.rows, outputs), np.int32), device, name="y_sums")

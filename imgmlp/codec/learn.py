@@ -12,14 +12,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from imgmlp.codec import integer
+from imgmlp.codec.capacity import explain, smaller_picture
 from imgmlp.codec.fit import check_tables, pixel_features
 from imgmlp.codec.network import Shape
 from imgmlp.engine import AnyDevice, Context, Function, Program, Tensor, compile, dtype, nn, optim
+from imgmlp.errors import OutOfMemoryError
 
 Array = np.ndarray[Any, Any]
 
@@ -220,6 +223,20 @@ class LearningStep:
         """The flat parameters as the arrays that they are."""
         parts = np.split(flat, np.cumsum(self.counts)[:-1])
         return [part.reshape(size) for part, size in zip(parts, self.shape.shapes, strict=True)]
+
+
+def too_large(
+    error: OutOfMemoryError, pixels: Array, shape: Shape, device: AnyDevice
+) -> OutOfMemoryError:
+    """What to say where the step does not fit in a device's memory, and which picture would."""
+    height, width, channels = pixels.shape
+
+    def build(width: int, height: int, device: AnyDevice) -> LearningStep:
+        return LearningStep(np.zeros((height, width, channels), np.uint8), shape, 0, device)
+
+    what = f"training network {shape} on {width}×{height} pixels"
+    ways = (smaller_picture(width, height, build),)
+    return explain(error, what, device, partial(build, width, height), ways)
 
 
 def _rounded(x: Tensor) -> Tensor:

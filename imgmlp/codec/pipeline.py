@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from imgmlp.codec import model
+from imgmlp.codec.capacity import Way, explain, smaller_picture, within_memory
 from imgmlp.codec.config import Settings, Weights, check_size
 from imgmlp.codec.features import encoding, table
-from imgmlp.codec.fit import Progress, Stopped, TrainingStep, fit, pixel_features
-from imgmlp.codec.pieces import assemble, fitting
+from imgmlp.codec.fit import Fitted, Progress, Stopped, TrainingStep, fit, pixel_features
+from imgmlp.codec.pieces import assemble, fill, fitting
 from imgmlp.engine import AnyDevice, Program, Tensor, compile, dtype
+from imgmlp.errors import OutOfMemoryError
 from imgmlp.image import Picture, psnr
 
 __all__ = ["Decoder", "Progress", "Trained", "decode", "train", "training_step"]
@@ -56,8 +59,11 @@ def train(
     def preview(flat: Array) -> Array:
         return decode(weights(flat), device)
 
-    step = TrainingStep(picture.pixels, architecture, frequencies, settings, device)
-    fitted = fit(step, on_progress, should_stop, preview)
+    def work() -> Fitted:  # its memory is free again when the picture is decoded
+        step = TrainingStep(picture.pixels, architecture, frequencies, settings, device)
+        return fit(step, on_progress, should_stop, preview)
+
+    fitted = within_memory(work, lambda error: _too_large(error, settings, device, picture))
     found = weights(fitted.parameters)
     pixels = decode(found, device)
     quality = psnr(picture.pixels, pixels)
@@ -82,6 +88,26 @@ def training_step(
     return TrainingStep(pixels, architecture, frequencies, settings, device, general).program
 
 
+def _too_large(
+    error: OutOfMemoryError, settings: Settings, device: AnyDevice, picture: Picture
+) -> OutOfMemoryError:
+    """What to say where the training step does not fit, and which one would."""
+    width, height, channels = picture.width, picture.height, picture.channels
+
+    def build(width: int, height: int, device: AnyDevice) -> Program:
+        return training_step(settings, device, width, height, channels)
+
+    def build_batch(batch: int, device: AnyDevice) -> Program:
+        return training_step(replace(settings, batch=batch), device, width, height, channels)
+
+    ways = (
+        Way(settings.batch, build_batch, lambda n: f"use a --batch of at most {n:,}"),
+        smaller_picture(width, height, build),
+    )
+    what = f"training on {width}×{height} pixels, {settings.batch:,} a step,"
+    return explain(error, what, device, partial(build, width, height), ways)
+
+
 def decode(weights: Weights, device: AnyDevice, size: tuple[int, int] | None = None) -> Array:
     """uint8 [height, width, channels]; `size` is (width, height), the original's if None.
 
@@ -89,7 +115,12 @@ def decode(weights: Weights, device: AnyDevice, size: tuple[int, int] | None = N
     """
     width, height = size or (weights.width, weights.height)
     check_size(width, height)
-    return Decoder(weights, device, width, height).picture()
+    size, channels = (width, height), weights.channels
+
+    def make(device: AnyDevice, rows: int, columns: int) -> Decoder:
+        return Decoder(weights, device, width, height, (rows, columns))
+
+    return assemble(make, device, size, channels, PIXELS_AT_ONCE)
 
 
 class Decoder:
@@ -99,9 +130,16 @@ class Decoder:
     length need no more memory than square ones.
     """
 
-    def __init__(self, weights: Weights, device: AnyDevice, width: int, height: int) -> None:
+    def __init__(
+        self,
+        weights: Weights,
+        device: AnyDevice,
+        width: int,
+        height: int,
+        piece: tuple[int, int] | None = None,
+    ) -> None:
         self.weights, self.width, self.height = weights, width, height
-        self.rows, self.columns = fitting(width, height, PIXELS_AT_ONCE)
+        self.rows, self.columns = piece or fitting(width, height, PIXELS_AT_ONCE)
         half = weights.encoding.features // 2
         self.x = Tensor(np.zeros((self.columns, half), np.float32), device, name="x_table")
         self.y = Tensor(np.zeros((self.rows, half), np.float32), device, name="y_table")
@@ -118,7 +156,9 @@ class Decoder:
 
     def picture(self) -> Array:
         """All pieces: uint8 [height, width, channels]."""
-        return assemble(self, self.width, self.height, self.weights.channels)
+        picture = np.empty((self.height, self.width, self.weights.channels), np.uint8)
+        fill(picture, self)
+        return picture
 
     def move_to(self, top: int, left: int) -> None:
         """Load the features of another piece; past the picture's edge, anything."""

@@ -6,13 +6,14 @@ decoder is `codec.integer`.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from imgmlp.codec import integer, learn
 from imgmlp.codec.network import Network
-from imgmlp.codec.pieces import assemble, fitting
+from imgmlp.codec.pieces import assemble
 from imgmlp.engine import AnyDevice, Tensor, compile, dtype
 
 Array = np.ndarray[Any, Any]
@@ -24,16 +25,24 @@ PIXELS_AT_ONCE = 1 << 15
 
 def render(network: Network, original: Size, size: Size, device: AnyDevice) -> Array:
     """The picture of an `original` size at another one, uint8 [height, width, channels]."""
-    piece = _Piece(network, original, size, device)
-    return assemble(piece, *size, network.shape.channels)
+    make = partial(_Piece, network, original, size)
+    return assemble(make, device, size, network.shape.channels, PIXELS_AT_ONCE)
 
 
 class _Piece:
     """A step that renders rows x columns pixels anywhere in a picture."""
 
-    def __init__(self, network: Network, original: Size, size: Size, device: AnyDevice) -> None:
+    def __init__(
+        self,
+        network: Network,
+        original: Size,
+        size: Size,
+        device: AnyDevice,
+        rows: int,
+        columns: int,
+    ) -> None:
         self.shape, self.original, self.size = network.shape, original, size
-        self.rows, self.columns = fitting(*size, PIXELS_AT_ONCE)
+        self.rows, self.columns = rows, columns
         parts = [array.ravel() for layer in network.layers for array in layer.floats()]
         self.flat = Tensor(np.concatenate(parts), device, name="parameters")
         features = 2 * network.shape.frequencies

@@ -6,9 +6,10 @@ from imgmlp.engine.control import cond, loop
 from imgmlp.engine.device import AnyDevice, Device
 from imgmlp.engine.discover import list_devices, open_device
 from imgmlp.engine.function import Context, Function
-from imgmlp.engine.host import DeviceInfo, NumpyDevice
+from imgmlp.engine.host import DeviceInfo, NumpyDevice, Room
 from imgmlp.engine.program import Program
 from imgmlp.engine.raw import RawKernel, compare
+from imgmlp.engine.sketch import Need, memory_needed
 from imgmlp.engine.step import compile
 from imgmlp.engine.tensor import Tensor
 from imgmlp.engine.transfer import Feeder, Receiver
@@ -21,10 +22,12 @@ __all__ = [
     "Feeder",
     "Finding",
     "Function",
+    "Need",
     "NumpyDevice",
     "Program",
     "RawKernel",
     "Receiver",
+    "Room",
     "Tensor",
     "check_device",
     "compare",
@@ -33,6 +36,7 @@ __all__ = [
     "dtype",
     "list_devices",
     "loop",
+    "memory_needed",
     "missing_drivers",
     "nn",
     "open_device",

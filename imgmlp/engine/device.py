@@ -32,6 +32,7 @@ from imgmlp.engine.host import (
     Kind,
     NumpyDevice,
     Pending,
+    Room,
     Usage,
     check_fits,
     check_slice,
@@ -56,6 +57,8 @@ else:
 
 MATRIX_UNITS = 8  # compute capability from which NVIDIA's multiply halves as we ask them to
 COARSEST_ALIGN = 1 << 16  # bytes; packing to coarser offsets saves little
+LARGE = 1 << 20  # bytes of an allocation that is used at once, to see that it is there
+_BYTE = np.zeros(1, np.uint8)
 
 
 class Device:
@@ -83,6 +86,11 @@ class Device:
             self.align = ALIGN
 
     @property
+    def lost(self) -> bool:
+        """Whether its queue has failed, so that it does nothing any more."""
+        return self._lost is not None
+
+    @property
     def joins_kernels(self) -> bool:
         """Whether a launch may be of several kernels: PoCL 3 mistakes barriers of lanes inside of
         loops and branches."""
@@ -92,16 +100,33 @@ class Device:
 
     def alloc(self, nbytes: int) -> Allocation:
         """Reserve `nbytes` bytes of undefined content. Raises OutOfMemoryError."""
-        if nbytes > self.max_allocation:
+        left = self.info.memory - self.usage.live_bytes
+        if nbytes > min(self.max_allocation, left):
             raise does_not_fit(nbytes, self.max_allocation, self.info)
         try:
             flags = cl.mem_flags.READ_WRITE
             buffer = cl.Buffer(self._context, flags, size=max(nbytes, self.align))
+            if nbytes >= LARGE:  # drivers may look for memory only when it is first used
+                cl.enqueue_copy(self._queue, buffer, _BYTE, is_blocking=False)
         except cl.Error as error:
             if _is_memory(error):
                 raise does_not_fit(nbytes, self.max_allocation, self.info) from error
             raise _failure("allocating memory", error) from error
         return counted(buffer, nbytes, self.usage)
+
+    def room(self) -> Room:
+        """What alloc() would still give, found by asking, as others may use the device too.
+
+        Of less than LARGE nothing is known, and of the largest piece seven eighths of it at least.
+        """
+        held: list[Allocation] = []
+        size = min(self.max_allocation, self.info.memory)
+        while size >= LARGE:
+            try:
+                held.append(self.alloc(size))
+            except OutOfMemoryError:
+                size -= max(1, size // 8)
+        return Room(sum(a.nbytes for a in held), max((a.nbytes for a in held), default=0))
 
     def _try_to_slice(self) -> bool:
         """Whether parts of an allocation can be had, and without wasting most of it."""

@@ -67,6 +67,14 @@ class Usage:
         return f"{self.live} allocations of {self.live_bytes:,} bytes in use, {self.freed} freed"
 
 
+@dataclass(frozen=True)
+class Room:
+    """Bytes of a device that can still be had: in all, and in one allocation."""
+
+    total: int
+    at_once: int
+
+
 class Allocation:
     """Bytes on a device, freed when Python drops the last reference to them."""
 
@@ -112,9 +120,10 @@ class NumpyDevice:
     given, kernel by kernel or instruction by instruction.
     """
 
-    align = ALIGN
-    can_slice = True
-    has_matrix_units = False
+    align: int = ALIGN
+    can_slice: bool = True
+    has_matrix_units: bool = False
+    lost = False
 
     def __init__(self, spec: str = "numpy") -> None:
         self.form, self.lanes = NUMPY_FORMS[spec]
@@ -129,12 +138,19 @@ class NumpyDevice:
     def alloc(self, nbytes: int) -> Allocation:
         """As Device.alloc; the bytes are zero."""
         try:
+            if 0 < self.info.memory < self.usage.live_bytes + nbytes:
+                raise MemoryError
             return counted(np.zeros(nbytes, np.uint8), nbytes, self.usage)
         except MemoryError as error:
             raise OutOfMemoryError(
                 f"{nbytes:,} bytes do not fit in this machine's memory",
                 hint="use a smaller picture or batch",
             ) from error
+
+    def room(self) -> Room:
+        """As Device.room: what this machine has and this device has not given yet."""
+        left = max(0, self.info.memory - self.usage.live_bytes)
+        return Room(left, left)
 
     def slice(self, allocation: Allocation, offset: int, nbytes: int) -> Allocation:
         """As Device.slice."""

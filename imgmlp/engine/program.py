@@ -22,9 +22,10 @@ from imgmlp.engine.host import Allocation, Form, NumpyDevice, Pending
 from imgmlp.engine.interpret import evaluate
 from imgmlp.engine.kernel import Update
 from imgmlp.engine.launch import Launch
+from imgmlp.engine.sketch import Sketch
 from imgmlp.engine.stages import Stages, lower
 from imgmlp.engine.uops import Precision
-from imgmlp.errors import DeviceError
+from imgmlp.errors import DeviceError, OutOfMemoryError
 
 Array = np.ndarray[Any, Any]
 
@@ -64,6 +65,8 @@ class Program:
                 self.outputs[name] = Buffer(node.shape, node.dtype, device, name=name)
                 self.updates.append((self.outputs[name], node))
         self._adopt_buffers()
+        if isinstance(device, Device | Sketch):
+            self.arena = [device.alloc(nbytes) for nbytes in self.stages.memory.allocations]
         if isinstance(device, Device):
             self.launches = self._bind(device)
             self.sequence = [self.launches[i] for i in self.stages.procedure.order()]
@@ -100,7 +103,6 @@ class Program:
     def _bind(self, device: Device) -> list[Launch]:
         stages = self.stages
         handles = device.build(stages.source, list(dict.fromkeys(stages.functions)))
-        self.arena = [device.alloc(nbytes) for nbytes in stages.memory.allocations]
         places = self._places(device)
         launches = []
         for code, name in zip(stages.codes, stages.functions, strict=True):
@@ -123,6 +125,8 @@ class Program:
 
     def run(self, times: int = 1) -> None:
         """Enqueue the step so many times; does not wait for the device."""
+        if isinstance(self.device, Sketch):
+            return
         if isinstance(self.device, NumpyDevice):
             for _ in range(times):
                 self._interpret(self.device.form)
@@ -162,9 +166,14 @@ class Program:
         return debug.render_times(self.stages, self.time(runs), f"medians of {runs} runs")
 
     def _interpret(self, form: Form) -> None:
-        """Run one form of the step in place."""
+        """Run one form of the step in place. Raises OutOfMemoryError."""
         if form == "nodes":
-            self._interpret_nodes()
+            try:
+                self._interpret_nodes()
+            except MemoryError as error:
+                problem = "the values of a step do not fit in this machine's memory"
+                hint = "use a smaller picture or batch"
+                raise OutOfMemoryError(problem, hint=hint) from error
         elif form == "procedure":
             run_procedure(self.stages.procedure, self._memory())
         else:
