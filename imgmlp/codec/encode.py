@@ -103,14 +103,14 @@ def _miss(found: Encoded, wanted: Target) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class _File:
-    """A file that could be the result."""
+class _Trial:
+    """A network that could be the result."""
 
-    data: bytes
-    pixels: Array
-    psnr: float
     network: Network
-    coded: int  # bytes of its weights
+    head: bytes  # the data of its two sections
+    coded: bytes
+    size: int  # bytes of the whole file
+    psnr: float  # NaN where the target does not ask
 
 
 class _Encoder:
@@ -261,35 +261,38 @@ class _Encoder:
 
     def _finish(self, course: Course, ended: Ended, seconds: float) -> Encoded:
         found = self._best(course.arrays(), course.choices(), course.step.shape)
-        again = compact.decode(container.parse(found.data), self.device)
-        if not np.array_equal(again, found.pixels):
+        pixels = self._decoded(found.network)
+        data = self._written(found.head, found.coded, container.digest(pixels))
+        again = compact.decode(container.parse(data), self.device)
+        if not np.array_equal(again, pixels):
             hint = "this is a fault in imgmlp or in the device's driver; try --device numpy"
             raise ImgmlpError("what was written decodes to another picture", hint=hint)
-        metrics = self._metrics(found, course.decided, seconds)
-        missed = self.wanted.misses(len(found.data), found.psnr)
-        return Encoded(found.data, found.pixels, metrics, missed, ended == "diverged", self.resumed)
+        quality = psnr(self.picture.pixels, pixels)
+        metrics = self._metrics(found, quality, course.decided, seconds)
+        missed = self.wanted.misses(len(data), quality)
+        return Encoded(data, pixels, metrics, missed, ended == "diverged", self.resumed)
 
-    def _best(self, arrays: list[Array], choices: list[Choice], shape: Shape) -> _File:
-        """The file of these numbers, rounded otherwise if that brings it nearer to the target.
+    def _best(self, arrays: list[Array], choices: list[Choice], shape: Shape) -> _Trial:
+        """The network of these numbers, rounded otherwise if that brings it nearer to the target.
 
         Both size and quality grow with the bits that steps are chosen for, so those are halved
         in on. What remains too much is taken away by rounding towards zero.
         """
-        first = self._file(arrays, choices, shape)
+        first = self._trial(settle.network(arrays, choices, shape))
         sizes, bits = settle.log_sizes(choices), settle.total_bits(arrays, choices)
         ends = (0.4 * bits, bits) if self._too_much(first) else (bits, 1.6 * bits)
 
-        def stepped(budget: float) -> tuple[list[Choice], _File]:
+        def stepped(budget: float) -> tuple[list[Choice], _Trial]:
             found = settle.settle(arrays, sizes, budget)
-            return found, self._file(arrays, found, shape)
+            return found, self._trial(settle.network(arrays, found, shape))
 
         tried = [(choices, first), *self._halved(first, ends, stepped)]
         over = [pair for pair in tried if self._too_much(pair[1])]
         if over:
             base, _ = min(over, key=lambda pair: self._distance(pair[1]))
 
-            def inwards(share: float) -> tuple[list[Choice], _File]:
-                return base, self._file(arrays, base, shape, -share)
+            def inwards(share: float) -> tuple[list[Choice], _Trial]:
+                return base, self._trial(settle.network(arrays, base, shape, -share))
 
             nearest = min((pair[1] for pair in tried), key=self._distance)
             tried += self._halved(nearest, (-INWARDS, 0.0), inwards)
@@ -297,15 +300,15 @@ class _Encoder:
 
     def _halved(
         self,
-        nearest: _File,
+        nearest: _Trial,
         ends: tuple[float, float],
-        make: Callable[[float], tuple[list[Choice], _File]],
-    ) -> list[tuple[list[Choice], _File]]:
+        make: Callable[[float], tuple[list[Choice], _Trial]],
+    ) -> list[tuple[list[Choice], _Trial]]:
         """Trials between two ends, of which the upper one gives more, until the target is hit."""
         low, high = ends
-        tried: list[tuple[list[Choice], _File]] = []
+        tried: list[tuple[list[Choice], _Trial]] = []
         for _ in range(TRIALS):
-            if self.wanted.misses(len(nearest.data), nearest.psnr) is None:
+            if self.wanted.misses(nearest.size, nearest.psnr) is None:
                 break
             middle = (low + high) / 2
             choices, nearest = make(middle)
@@ -313,46 +316,50 @@ class _Encoder:
             low, high = (low, middle) if self._too_much(nearest) else (middle, high)
         return tried
 
-    def _too_much(self, file: _File) -> bool:
-        reached = file.psnr if self.wanted.kind == "psnr" else len(file.data)
+    def _too_much(self, trial: _Trial) -> bool:
+        reached = trial.psnr if self.wanted.kind == "psnr" else trial.size
         return reached > self.wanted.value
 
-    def _distance(self, file: _File) -> tuple[bool, float]:
+    def _distance(self, trial: _Trial) -> tuple[bool, float]:
         if self.wanted.kind == "psnr":
-            return False, abs(file.psnr - self.wanted.value)
-        return self._too_much(file), abs(len(file.data) - self.wanted.value)
+            return False, abs(trial.psnr - self.wanted.value)
+        return self._too_much(trial), abs(trial.size - self.wanted.value)
 
-    def _file(
-        self, arrays: list[Array], choices: list[Choice], shape: Shape, inwards: float = 0.0
-    ) -> _File:
-        found = settle.network(arrays, choices, shape, inwards)
-        pixels = self._decoded(found)
-        height, width, channels = pixels.shape
-        header = Header(width, height, channels, container.digest(pixels))
+    def _trial(self, found: Network) -> _Trial:
+        """What a network would be as a file; it is decoded only if its quality matters."""
         head, coded = found.sections()
+        size, quality = len(self._written(head, coded, bytes(8))), math.nan
+        if self.wanted.kind == "psnr":
+            quality = psnr(self.picture.pixels, self._decoded(found))
+        return _Trial(found, head, coded, size, quality)
+
+    def _written(self, head: bytes, coded: bytes, digest: bytes) -> bytes:
+        """The file of a network whose sections these are, and which decodes to this digest."""
+        height, width, channels = self.picture.pixels.shape
         sections = [Section(container.NETWORK, head), Section(container.WEIGHTS, coded)]
         if self.picture.icc:
             sections.append(Section(container.ICC, self.picture.icc))
-        data = container.write(header, sections)
-        return _File(data, pixels, psnr(self.picture.pixels, pixels), found, len(coded))
+        return container.write(Header(width, height, channels, digest), sections)
 
     def _decoded(self, found: Network) -> Array:
         return integer.decode(found, self.picture.width, self.picture.height, self.device)
 
-    def _metrics(self, file: _File, decided: Decided, seconds: float) -> dict[str, Any]:
-        size, shape = len(file.data), file.network.shape
+    def _metrics(
+        self, found: _Trial, quality: float, decided: Decided, seconds: float
+    ) -> dict[str, Any]:
+        size, shape = found.size, found.network.shape
         return {
             "width": self.picture.width,
             "height": self.picture.height,
             "channels": self.picture.channels,
             "bytes": size,
             "bpp": 8 * size / self.samples,
-            "psnr": file.psnr,
+            "psnr": quality,
             "target": str(self.wanted),
             "lambda": decided.price,
             "network": str(shape),
             "parameters": shape.parameters,
-            "bits_per_weight": 8 * file.coded / shape.parameters,
+            "bits_per_weight": 8 * len(found.coded) / shape.parameters,
             "steps": decided.steps,
             "seconds": seconds,
         }

@@ -94,9 +94,20 @@ def choose(symbols: Array) -> int:
     }
 
     def cost(number: int) -> float:
-        return float(counts @ _costs(values, np.full(values.size, number)))
+        known, costs = distribution(number), _place_costs(number)
+        places = np.clip(values, -known.reach - 1, known.reach + 1) + known.reach + 1
+        beyond = np.flatnonzero(np.abs(values) > known.reach)
+        escapes = sum(int(counts[at]) * len(_escape(int(values[at]), number)) for at in beyond)
+        return float(counts @ costs[places]) + escapes
 
     return min(sorted(candidates), key=cost)
+
+
+@cache
+def _place_costs(number: int) -> Array:
+    """float64 [places of a distribution], bits."""
+    costs: Array = TOTAL_BITS - np.log2(np.diff(np.array(distribution(number).starts, np.int64)))
+    return costs
 
 
 def _nearest(scale: float, one: int) -> int:
