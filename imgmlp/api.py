@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from imgmlp import facts
+from imgmlp import facts, files
 from imgmlp import image as pictures
 from imgmlp.codec import compact, container, npz, pipeline, target
 from imgmlp.codec import encode as encoder
@@ -56,11 +56,11 @@ def train(
         problem = f"unknown setting among {', '.join(settings)}"
         raise UsageError(problem, hint=f"there are {known}") from None
     if output is not None:
-        pictures.check_output(Path(output), force=True)
+        files.check_output(Path(output), force=True)
     picture = _picture(image)
     trained = pipeline.train(picture, chosen, open_device(device), on_step)
     if output is not None:
-        pictures.write_atomically(Path(output), lambda stream: npz.save(trained.weights, stream))
+        files.write_atomically(Path(output), lambda stream: npz.save(trained.weights, stream))
     return trained
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp import facts, selftest
+from imgmlp import facts, files, selftest
 from imgmlp import image as pictures
 from imgmlp.codec import compact, container, npz, pipeline
 from imgmlp.codec.config import PRESETS, Settings, check_size
@@ -79,7 +79,7 @@ def train(
                     preview.update(progress.preview)
 
             trained = pipeline.train(picture, settings, device, tell, stop.requested)
-        pictures.write_atomically(output, lambda stream: npz.save(trained.weights, stream))
+        files.write_atomically(output, lambda stream: npz.save(trained.weights, stream))
         pictures.save_png(trained.pixels, png, picture.icc)
         if preview is not None:
             preview.write(trained.pixels)
@@ -94,9 +94,9 @@ def training_settings(preset: str, **chosen: float | str | None) -> Settings:
 
 def _check_outputs(source: Path, outputs: list[Path], live: Path | None, force: bool) -> None:
     for path in outputs:
-        pictures.check_output(path, force)
+        files.check_output(path, force)
     if live is not None:
-        pictures.check_output(live, force)
+        files.check_output(live, force)
         outputs = [*outputs, live]
     seen = [source.resolve()]
     for path in outputs:
@@ -220,7 +220,7 @@ def _compact(source: Path) -> _Stored:
 def _check_decoded(target: Path, force: bool) -> None:
     if target != STDOUT:
         pictures.check_extension(target)
-        pictures.check_output(target, force)
+        files.check_output(target, force)
     elif sys.stdout is not None and sys.stdout.isatty():
         hint = "send it somewhere: imgmlp decode weights.npz -o - > picture.png"
         raise UsageError("a PNG is nothing that a terminal can show", hint=hint)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from imgmlp import files
 from imgmlp import image as pictures
 from imgmlp.codec import checkpoint, target
 from imgmlp.codec.checkpoint import Checkpoint
@@ -111,7 +112,7 @@ def _targets(sources: list[Path], output: Path | None, force: bool) -> list[Path
     found = [output or source.with_suffix(EXTENSION) for source in sources]
     seen = {source.resolve() for source in sources}
     for path in found:
-        pictures.check_output(path, force)
+        files.check_output(path, force)
         if path.resolve() in seen:
             hint = "give every file a name of its own with -o"
             raise OutputError(f"{path} would be written over another file of this run", hint=hint)
@@ -141,7 +142,7 @@ def _encode_one(
     with StopRequest() as stop, terminal.training(effort.steps) as show:
         watch = Watch(show, stop.requested, terminal.note)
         found = encode(picture, goal, effort, device, saved, watch)
-    pictures.write_atomically(path, lambda stream: stream.write(found.bytes))
+    files.write_atomically(path, lambda stream: stream.write(found.bytes))
     saved.remove()
     facts |= found.metrics
     if math.isinf(found.metrics["psnr"]):  # equal pictures; JSON has no infinity

@@ -1,8 +1,7 @@
 """Pictures in and out: what Pillow can read becomes plain 8-bit pixels, or a clear refusal.
 
 Files come from strangers, so size and kind are judged from the header before anything is
-decoded. Also holds how every output file is written: whole, or not at all. Knows neither the
-codec nor the engine.
+decoded. Knows neither the codec nor the engine.
 """
 
 from __future__ import annotations
@@ -10,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
-import secrets
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,6 +19,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from imgmlp.errors import OutOfMemoryError, OutputError, PictureError, UsageError
+from imgmlp.files import write_atomically
 
 MAX_PIXELS = 2**28
 MAX_ICC = 2**24  # bytes of a colour profile
@@ -255,71 +253,3 @@ def check_extension(path: Path, channels: int = 3) -> tuple[str, dict[str, Any]]
         problem = f"{path} cannot keep what is transparent"
         raise UsageError(problem, hint="use .png, .tif or .webp")
     return name, options
-
-
-def check_output(path: Path, force: bool) -> None:
-    """Refuse, as an OutputError, a file that could not be written or must not be replaced."""
-    try:
-        if path.is_dir():
-            raise OutputError(f"{path} is a folder", hint="give the name of a file")
-        if path.is_file() and not force:
-            hint = "--force replaces it; -o and --png choose other names"
-            raise OutputError(f"{path} exists already", hint=hint)
-        if not path.parent.is_dir():
-            raise OutputError(f"there is no folder {path.parent}", hint="make it or choose another")
-        if _is_special(path):
-            return
-        temporary = _beside(path)
-        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-        temporary.unlink()
-    except OSError as error:
-        raise _unwritable(path, error) from error
-
-
-def write_atomically(path: Path | str, write: Callable[[BinaryIO], object]) -> None:
-    """Have `write` fill a file that takes its name only once it is whole and on the disk.
-
-    Whatever goes wrong, the old file stays as it was, or none. Raises OutputError.
-    """
-    path = Path(path)
-    try:
-        if _is_special(path):  # a pipe or a device has no place beside it
-            with path.open("wb") as stream:
-                write(stream)
-            return
-        path = path.resolve()  # a symbolic link keeps pointing at what it names
-        temporary = _beside(path)
-        try:
-            with temporary.open("xb") as stream:
-                write(stream)
-                stream.flush()
-                os.fsync(stream.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        _sync_folder(path.parent)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-
-
-def _is_special(path: Path) -> bool:
-    return path.exists() and not path.is_file() and not path.is_dir()
-
-
-def _beside(path: Path) -> Path:
-    # Short enough for any file system, whatever the length of the name.
-    return path.parent / f".{path.name[:40]}.{secrets.token_hex(4)}.tmp"
-
-
-def _sync_folder(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # not every system can, and the file itself is safe
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def _unwritable(path: Path, error: OSError) -> OutputError:
-    reason = error.strerror or str(error)
-    return OutputError(f"cannot write {path}: {reason}", hint="choose another place for it")

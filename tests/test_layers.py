@@ -26,7 +26,7 @@ ORDER = """
     engine.reduction engine.random engine.step engine.tensor engine.raw engine.control
     engine.function engine.transfer engine.nn engine.optim
     engine.poison engine.check engine
-    image
+    files image
     codec codec.config codec.features codec.distribution codec.entropy codec.container
     codec.quantize codec.network codec.settle codec.npz codec.model codec.capacity codec.pieces
     codec.integer

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from imgmlp import image as files
+from imgmlp import files
 from imgmlp.bench import plot as drawing
 from imgmlp.bench.kernels import (
     CASES,

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.image import Picture, write_atomically
+from imgmlp.files import sweep, write_atomically
+from imgmlp.image import Picture
 
 VERSION = 1
 MAX_BYTES = 2**30
@@ -82,4 +83,5 @@ class Checkpoint:
     def remove(self) -> None:
         """Once the file that it was for is there."""
         with contextlib.suppress(OSError):  # what is left is ignored by any other run
-            self.path.unlink()
+            self.path.unlink(missing_ok=True)
+            sweep(self.path)

@@ -1,0 +1,129 @@
+"""How every output file is written: whole, or not at all, and nothing is left beside it.
+
+A file grows under another name and is locked until it takes its own. What a process that was
+killed left unlocked is removed by the next one that writes the same file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from imgmlp.errors import OutputError
+
+try:
+    import fcntl
+except ImportError:  # Windows, where a file that is open cannot be removed
+    fcntl = None  # type: ignore[assignment]
+
+END = ".tmp"
+
+
+def check_output(path: Path, force: bool) -> None:
+    """Refuse, as an OutputError, a file that could not be written or must not be replaced."""
+    try:
+        if path.is_dir():
+            raise OutputError(f"{path} is a folder", hint="give the name of a file")
+        if path.is_file() and not force:
+            hint = "--force replaces it; -o and --png choose other names"
+            raise OutputError(f"{path} exists already", hint=hint)
+        if not path.parent.is_dir():
+            raise OutputError(f"there is no folder {path.parent}", hint="make it or choose another")
+        if _is_special(path):
+            return
+        sweep(path)
+        with _beside(path) as (temporary, _):
+            temporary.unlink()
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def write_atomically(path: Path | str, write: Callable[[BinaryIO], object]) -> None:
+    """Have `write` fill a file that takes its name only once it is whole and on the disk.
+
+    Whatever goes wrong, the old file stays as it was, or none. Raises OutputError.
+    """
+    path = Path(path)
+    try:
+        if _is_special(path):  # a pipe or a device has no place beside it
+            with path.open("wb") as stream:
+                write(stream)
+            return
+        path = path.resolve()  # a symbolic link keeps pointing at what it names
+        sweep(path)
+        with _beside(path) as (temporary, stream):
+            write(stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+            if fcntl is None:  # nor can it be renamed
+                stream.close()
+            temporary.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _is_special(path: Path) -> bool:
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+@contextlib.contextmanager
+def _beside(path: Path) -> Iterator[tuple[Path, BinaryIO]]:
+    """A new file that is locked while it is open, and gone afterwards if it is still there."""
+    while True:
+        temporary = path.parent / f"{_start(path)}{secrets.token_hex(4)}{END}"
+        with temporary.open("xb") as stream:
+            try:
+                _lock(stream)
+                if temporary.exists():  # nobody took it for a dead one's before it was locked
+                    yield temporary, stream
+                    return
+            finally:
+                if fcntl is None:
+                    stream.close()
+                temporary.unlink(missing_ok=True)
+
+
+def sweep(path: Path) -> None:
+    """Remove what killed processes left when they wrote this file."""
+    wanted = re.compile(f"{re.escape(_start(path))}[0-9a-f]{{8}}{re.escape(END)}")
+    with contextlib.suppress(OSError):
+        names = [name for name in os.listdir(path.parent) if wanted.fullmatch(name)]
+        for left in (path.parent / name for name in names):
+            with contextlib.suppress(OSError):  # a living process holds it, or it is gone
+                if fcntl is None:
+                    left.unlink()
+                    continue
+                with left.open("rb") as stream:
+                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    left.unlink()
+
+
+def _start(path: Path) -> str:
+    # Short enough for any file system, whatever the length of the name.
+    return f".{path.name[:40]}."
+
+
+def _lock(stream: BinaryIO) -> None:
+    if fcntl is not None:
+        with contextlib.suppress(OSError):  # where there are no locks, nothing is swept either
+            fcntl.flock(stream, fcntl.LOCK_EX)
+
+
+def _sync_folder(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # not every system can, and the file itself is safe
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _unwritable(path: Path, error: OSError) -> OutputError:
+    reason = error.strerror or str(error)
+    return OutputError(f"cannot write {path}: {reason}", hint="choose another place for it")
