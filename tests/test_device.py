@@ -187,16 +187,18 @@ except DeviceError as error:
     assert done.stderr == ""
 
 
-def test_four_processes_on_a_cold_cache(tmp_path: Path) -> None:
-    env = environment(XDG_CACHE_HOME=str(tmp_path), POCL_CACHE_DIR=str(tmp_path / "pocl"))
-    (tmp_path / "pocl").mkdir()
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", RUN], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        for _ in range(4)
-    ]
-    for process in started:
-        out, err = process.communicate(timeout=120)
-        assert (out, err) == (b"30.0\n", b"")
-    assert any((tmp_path / "pocl").iterdir())
+@pytest.mark.parametrize(
+    ("processes", "rounds"), [(4, 1), pytest.param(16, 50, marks=pytest.mark.soak)]
+)
+def test_processes_on_a_cold_cache(tmp_path: Path, processes: int, rounds: int) -> None:
+    for turn in range(rounds):
+        cache = tmp_path / str(turn) / "pocl"
+        cache.mkdir(parents=True)
+        env = environment(XDG_CACHE_HOME=str(cache.parent), POCL_CACHE_DIR=str(cache))
+        command = [sys.executable, "-c", RUN]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        started = [subprocess.Popen(command, env=env, **pipes) for _ in range(processes)]
+        for process in started:
+            out, err = process.communicate(timeout=300)
+            assert (out, err) == (b"30.0\n", b"")
+        assert any(cache.iterdir())
