@@ -247,3 +247,10 @@ def test_sums_of_a_concatenation_are_also_taken_one_by_one(device: AnyDevice) ->
     check(device, outputs)
     after = [k for k in lowered(outputs).kernels if not isinstance(k, Block)]
     assert not any(k.core is not None and k.core.op is Op.DOT for k in after)
+
+
+@lowered_only
+def test_wide_layers_keep_tiles_of_many_rows(device: AnyDevice) -> None:
+    """Partial sums as large as all weights are no reason for tiles of few rows."""
+    (block,) = blocks(lowered(network(device, 512, [64, 256, 256, 256, 3], Tensor.relu)))
+    assert block.rows >= 16

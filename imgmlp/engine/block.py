@@ -35,6 +35,7 @@ from imgmlp.engine.graph import (
     substitute,
     toposort,
 )
+from imgmlp.engine.head import ALIGN, Head, at_hand, own_room, small_values
 from imgmlp.engine.kernel import Block, Kernel, Procedure, Store, Update, access
 from imgmlp.engine.merge import attach_sums, merge, ordered
 from imgmlp.engine.place import Graph, is_plain_chain
@@ -50,7 +51,6 @@ LEAST_SAVED = 1  # launches; below that a block is not worth it
 FEW_PARTS = 4  # partial sums up to which they are added one by one
 FEW_ROWS = 8  # fewer do not outweigh partial sums as large as the parameters
 EVEN = 4  # tiles of each group from which one more or less matters little
-ALIGN = 16  # elements, 64 bytes of float32
 
 
 # --- the graph of one tile ---
@@ -77,6 +77,7 @@ class _Tile:
     def __init__(self, kinds: Kinds, cut: _Cut, lanes: Lanes) -> None:
         self.kinds, self.cut, self.lanes = kinds, cut, lanes
         self.before: dict[Node, Node] = {}
+        self.head = Head(cut.groups)
         self.done: dict[Node, Node] = {}
         row = part(iota(cut.rows * cut.tiles), "tile", cut.tiles)
         limit = const(cut.batch, row.dtype, row.shape)
@@ -135,11 +136,11 @@ class _Tile:
         """A right factor, copied if its neighbours along a row do not lie together."""
         strided = self.lanes == "one" and node.op is not Op.BUFFER and node.shape[-1] >= ALIGN
         if strided and is_plain_chain(node) and _last_stride(node) != 1:
-            return self._ahead(node)
+            return self.head.copy(node) or self._ahead(node)
         return self._whole(node)
 
     def _whole(self, node: Node) -> Node:
-        if _at_hand(node):
+        if at_hand(node):
             return node
         if node.op in MOVEMENT or (node.op in ELEMENTWISE and node.size == 1):
             return rebuild(node, tuple(self._whole(s) for s in node.src))
@@ -158,14 +159,6 @@ def _resized(shape: Shape, axis: int | None, rows: int) -> Shape:
 
 def _is_costly(index: Node) -> bool:
     return any(n.op in (Op.HASH, Op.GATHER) for n in toposort([index]))
-
-
-def _at_hand(node: Node) -> bool:
-    """Whether a WHOLE value can be read, or computed once a group, where it is needed."""
-    if node.op in (Op.BUFFER, Op.CONST, Op.IOTA):
-        return True
-    light = node.op in MOVEMENT or (node.op in ELEMENTWISE and node.size == 1)
-    return light and all(_at_hand(s) for s in node.src)
 
 
 def _last_stride(node: Node) -> int:
@@ -294,10 +287,10 @@ class _Plan:
         while True:
             cut = _cut(batch, rows, units * GROUPS_A_UNIT[lanes])
             kernels = self._scheduled(cut, after)
-            if rows == 1 or _room(kernels) <= ROOM[lanes]:
+            if rows == 1 or self._room(kernels) <= ROOM[lanes]:
                 break
             rows //= 2
-        head = tuple(self.partial.clear())
+        head = (*self.partial.clear(), *self.tile.head.kernels())
         self.block = Block("block", cut.tiles, cut.rows, cut.groups, head, tuple(kernels))
         self.note = self._told(cut, after)
 
@@ -312,12 +305,19 @@ class _Plan:
             self._finish(node, cut, given)
         kernels = _kernels(given, cut.groups)
         targets = set(self.partial.buffers.values())
-        replaced = self.partial.totals() | self.finished
+        self.tile.head.compute(small_values(after, self.kinds, {s for s, _ in self.updates}))
+        replaced = self.partial.totals() | self.finished | self.tile.head.first
         heavy = {v: b for v, b in self.tile.before.items() if v.op not in MOVEMENT}
         left = [(s, v) for s, v in self.updates if s not in self.direct]
         values = substitute([v for _, v in left], replaced | heavy)
         self.after = [(s, v) for (s, _), v in zip(left, values, strict=True)]
         return [_adding(k, targets) for k in kernels]
+
+    def _room(self, kernels: Sequence[Kernel]) -> int:
+        """Bytes of the values of one tile, which fewer rows make fewer."""
+        found = {b for k in kernels for b in k.writes() if b.device is None}
+        rooms = found - set(self.partial.buffers.values())
+        return sum(b.nbytes // b.shape[0] for b in rooms)
 
     def _finish(self, node: Node, cut: _Cut, given: dict[Node, Node]) -> None:
         """Give the tile's rows of a value that is needed as a whole a place in memory."""
@@ -367,21 +367,9 @@ def _cut(batch: int, rows: int, most_groups: int) -> _Cut:
 def _kernels(given: dict[Node, Node], groups: int) -> list[Kernel]:
     """Kernels that fill the given places, intermediates in rooms of the group's own."""
 
-    def room(node: Node, name: str) -> Node:
-        pitch = -(-node.size // ALIGN) * ALIGN
-        whole = part(buffer(Buffer((groups, pitch), node.dtype, name=name)), "group", groups)
-        row = move(Op.SHRINK, whole, ((0, 1), (0, node.size)))
-        return move(Op.RESHAPE, row, node.shape)
-
     graph = Graph(list(given))
-    drafts = graph.drafts(graph.places(given, room))
+    drafts = graph.drafts(graph.places(given, functools.partial(own_room, groups)))
     return [freeze(d, i) for i, d in enumerate(ordered(attach_sums(merge(drafts))))]
-
-
-def _room(kernels: Sequence[Kernel]) -> int:
-    """Bytes of one group's own values."""
-    rooms = {b for k in kernels for b in k.writes() if b.device is None}
-    return sum(b.nbytes // b.shape[0] for b in rooms)
 
 
 def _adding(kernel: Kernel, targets: set[Buffer]) -> Kernel:

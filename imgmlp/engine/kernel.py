@@ -101,7 +101,7 @@ class Block:
     tiles: int
     rows: int
     groups: int
-    head: tuple[Kernel, ...]  # once a group
+    head: tuple[Kernel, ...]  # once a group; none reads what another one stores
     kernels: tuple[Kernel, ...]  # once a tile
 
     @property

@@ -104,18 +104,19 @@ def _block(block: Block, build: Builder, lanes: Lanes) -> tuple[int, int]:
     """Kernels one after the other on each tile; what one stores, the next ones load anew."""
     build.open(Range("group", block.groups, "group"))
     for kernel in block.head:
-        _inside(kernel, build, lanes)
+        _body(kernel, Lowering(build, kernel.core, inside=True), lanes, units=1)
+    _wait(build, lanes)
     build.open(Range("tile", block.tiles, "share"))
     for kernel in block.kernels:
-        _inside(kernel, build, lanes)
+        _body(kernel, Lowering(build, kernel.core, inside=True), lanes, units=1)
+        _wait(build, lanes)
     build.close()
     build.close()
     local = 1 if lanes == "one" else GPU_LANES
     return block.groups * local, local
 
 
-def _inside(kernel: Kernel, build: Builder, lanes: Lanes) -> None:
-    _body(kernel, Lowering(build, kernel.core, inside=True), lanes, units=1)
+def _wait(build: Builder, lanes: Lanes) -> None:
     if lanes == "group":
         build.effect(U.BARRIER, ())
 
