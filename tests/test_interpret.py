@@ -7,6 +7,7 @@ so that the oracle is not its own.
 from __future__ import annotations
 
 import math
+import tracemalloc
 import warnings
 from typing import Any
 
@@ -178,3 +179,15 @@ def test_the_hash_keeps_different_numbers_apart() -> None:
     for high in (0, 0x1234, 0xFFFF):
         assert len(np.unique(lowbias32(low | np.uint32(high << 16)))) == 2**16
         assert len(np.unique(lowbias32(low << np.uint32(16) | np.uint32(high)))) == 2**16
+
+
+def test_values_are_freed_once_nobody_needs_them() -> None:
+    start, values = leaf(np.zeros(1 << 17), f32)
+    value = start
+    for number in range(20):
+        value = alu(Op.ADD, alu(Op.MUL, value, start), const(number, f32, start.shape))
+    tracemalloc.start()
+    evaluate([value, start], values)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 4 * start.size * 4  # bytes; there are 40 values

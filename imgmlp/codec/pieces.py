@@ -9,12 +9,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from imgmlp.codec.capacity import detached, explain
-from imgmlp.engine import AnyDevice, Program, Receiver
+from imgmlp.engine import AnyDevice, NumpyDevice, Program, Receiver
 from imgmlp.errors import ImgmlpWarning, OutOfMemoryError
 
 Array = np.ndarray[Any, Any]
 
 LEAST = 256  # pixels of a piece that is not halved any more
+NUMPYS = 1 << 14  # pixels of a piece for NumPy: near its caches, yet its threads meet seldom
 
 
 class Piece(Protocol):
@@ -49,6 +50,8 @@ def assemble(
     """
     width, height = size
     picture = np.empty((height, width, channels), np.uint8)
+    if isinstance(device, NumpyDevice):
+        pixels = min(pixels, NUMPYS)
     while True:
         rows, columns = fitting(width, height, pixels)
         try:

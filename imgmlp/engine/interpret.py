@@ -104,7 +104,9 @@ def _extend(
     done: dict[Node, Any], roots: Sequence[Node], values: Mapping[Buffer, Array], wide: bool
 ) -> None:
     """Compute the roots and what they need, but of a COND only the value that it chooses."""
-    for node in toposort(roots, _always_needed):
+    order = toposort(roots, _always_needed)
+    dead = _dead_after(order, roots, done)
+    for node in order:
         if node in done:
             continue
         if node.op is Op.COND:
@@ -120,6 +122,29 @@ def _extend(
             done[node] = src[0][node.arg]
         else:
             done[node] = _step(node, src, values, wide)
+        src.clear()
+        for old in dead.get(node, ()):
+            del done[old]
+
+
+def _dead_after(
+    order: Sequence[Node], roots: Sequence[Node], given: Mapping[Node, Any]
+) -> dict[Node, list[Node]]:
+    """Which values nobody needs any more once a Node is computed.
+
+    Memory that is freed early is used again, which saves more time than the arithmetic takes:
+    the system would have to clear all of it. None are named where a COND may want any of them.
+    """
+    found: dict[Node, list[Node]] = {}
+    if any(node.op is Op.COND for node in order):
+        return found
+    kept = {*roots, *given}
+    for node in reversed(order):
+        if node not in given:
+            last = [s for s in dict.fromkeys(node.src) if s not in kept]
+            kept.update(last)
+            found[node] = last
+    return found
 
 
 def _always_needed(node: Node) -> Sequence[Node]:
