@@ -30,7 +30,7 @@ Array = np.ndarray[Any, Any]
 SEED = 0
 AIM = 0.99  # of the bytes wanted
 ATTEMPTS = 3  # networks that are tried for a quality
-TRIALS = 8  # other steps that are tried for a target
+TRIALS = 12  # other steps that are tried for a target
 INWARDS = 0.3  # of a step: how far rounding towards zero may go
 PILOT = 10  # a run's steps for each step of a short one that shows how hard a picture is
 PILOTS = 2
@@ -280,7 +280,7 @@ class _Encoder:
         """
         first = self._trial(settle.network(arrays, choices, shape))
         sizes, bits = settle.log_sizes(choices), settle.total_bits(arrays, choices)
-        ends = (0.4 * bits, bits) if self._too_much(first) else (bits, 1.6 * bits)
+        ends = (0.1 * bits, bits) if self._too_much(first) else (bits, 1.6 * bits)
 
         def stepped(budget: float) -> tuple[list[Choice], _Trial]:
             found = settle.settle(arrays, sizes, budget)

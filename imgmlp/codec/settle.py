@@ -17,7 +17,7 @@ from imgmlp.codec.quantize import STEPS, coded_bits, nearest_step, quantize, ste
 from imgmlp.errors import FormatError
 
 LEAST = 0.985  # of a budget that is to be used
-_ROUNDS = 60
+_ROUNDS = 24  # for each layer
 
 Array = np.ndarray[Any, Any]
 
@@ -47,7 +47,7 @@ def settle(arrays: Sequence[Array], wished: Array, budget: float | None = None) 
     known = _Known(arrays)
     bits = known.bits(choices)
     tried = {_distance(bits, budget): choices}
-    for _ in range(_ROUNDS):
+    for _ in range(_ROUNDS * layers):
         if LEAST * budget <= bits <= budget:
             return choices
         off = [np.log2(step_size(c.step)) - wished[2 * n] for n, c in enumerate(choices)]

@@ -22,7 +22,9 @@ LOWEST_SHARE = 0.97  # of the bytes wanted that a file has at least
 TOLERANCE = 0.1  # dB
 BITS = 6.0  # for a weight
 OVERHEAD = 90.0  # bytes of a file that are no weights
-HIDDEN = 3  # layers
+HIDDEN = 5  # layers
+FEW = 1000  # weights, too few for more than
+HIDDEN_OF_FEW = 3
 STEPS = 60_000  # of a run with the default effort
 # At a price of 3e-3 a pixel pays for so many weights; a cheaper bit pays for more.
 _WEIGHTS, _PRICE, _POWER = 0.061, 3e-3, 0.65
@@ -110,12 +112,16 @@ def first_price(weights: float, pixels: int) -> float:
 
 
 def network_shape(weights: float, channels: int) -> Shape:
-    """A network of about so many weights; the smallest one that makes sense has some 100."""
+    """A network of about so many weights; the smallest one that makes sense has some 100.
+
+    Five layers reach more than three wider ones, but layers of a few values hold a network up.
+    """
     frequencies = int(min(16, max(4, math.sqrt(weights) / 5)))
-    # weights = (HIDDEN - 1) width**2 + (4 frequencies + channels + HIDDEN) width + channels
-    square, linear = HIDDEN - 1, 4 * frequencies + channels + HIDDEN
+    hidden = HIDDEN if weights >= FEW else HIDDEN_OF_FEW
+    # weights = (hidden - 1) width**2 + (4 frequencies + channels + hidden) width + channels
+    square, linear = hidden - 1, 4 * frequencies + channels + hidden
     width = (math.sqrt(linear**2 + 4 * square * max(weights - channels, 0)) - linear) / (2 * square)
-    return Shape(frequencies, HIDDEN, min(MAX_WIDTH, max(4, round(width))), channels)
+    return Shape(frequencies, hidden, min(MAX_WIDTH, max(4, round(width))), channels)
 
 
 def more_weights(weights: float, missing: float) -> float:
