@@ -172,6 +172,26 @@ __kernel void t_product(__global float *out, __global const float *x, __global c
 }
 """
 
+PRODUCT_REGISTERS = """
+#define CASE(R, V)                                                                     \\
+  if (height == R && width == 8 * V) {                                                 \\
+    PRODUCT(R, V, sums, x, xr, xk, __private, panel, 8 * V, rows, inner)               \\
+    TO_MEMORY(R, V, tile, sums)                                                        \\
+    for (int i = 0; i < rows; ++i)                                                     \\
+      for (int j = 0; j < columns; ++j) out[i * columns + j] = tile[i * 8 * V + j];    \\
+  }
+__kernel void t_registers(__global float *out, __global const float *x, __global const float *y,
+                          int xr, int xk, int yk, int yc, int rows, int columns, int inner,
+                          int height, int width) {
+  float panel[300 * VECTOR] __attribute__((aligned(64)));
+  pack_panel(panel, y, yk, yc, columns, width, inner);
+  CASE(6, 2)
+  CASE(5, 2)
+  CASE(1, 2)
+  CASE(8, 1)
+}
+"""
+
 PRODUCT_GROUP = """
 __kernel __attribute__((reqd_work_group_size(LANES, 1, 1)))
 void t_product(__global float *out, __global const float *x, __global const float *y,
@@ -218,6 +238,23 @@ def test_product_by_one_item(device: Device, rows: int, inner: int) -> None:
         check_product(bench, rows, inner, columns, flip, direct=False, local=1)
     check_product(bench, rows, inner, 16, 0, direct=True, local=1)
     check_product(bench, rows, inner, 16, 1, direct=True, local=1)
+
+
+@pytest.mark.parametrize("inner", [1, 64, 256])
+def test_product_in_registers(device: Device, inner: int) -> None:
+    bench, rng = Bench(device, ["product_one"], PRODUCT_REGISTERS), np.random.default_rng(inner)
+    for height, width in ((6, 16), (5, 16), (1, 16), (8, 8)):
+        for rows, columns in ((height, width), (height, 3), (1, width)):  # the last are not whole
+            x = rng.standard_normal((rows, inner)).astype(np.float32)
+            y = rng.standard_normal((inner, columns)).astype(np.float32)
+            for flip in (False, True):  # by rows, by columns
+                arrays = [np.ascontiguousarray(a.T) if flip else a for a in (x, y)]
+                steps = [(1, len(a)) if flip else (a.shape[1], 1) for a in (x, y)]
+                sizes = (*steps[0], *steps[1], rows, columns, inner, height, width)
+                numbers = [np.int32(n) for n in sizes]
+                out = np.zeros((rows, columns), np.float32)
+                found = bench("t_registers", out, *arrays, *numbers)
+                assert np.allclose(found, x.astype(np.float64) @ y, atol=2e-6 * inner + 1e-5)
 
 
 @pytest.mark.parametrize("inner", [1, 31, 32, 33, 130])

@@ -17,7 +17,7 @@ from imgmlp.engine.dtype import DType
 from imgmlp.engine.emulate import both, grid, operate
 from imgmlp.engine.graph import Buffer, Op
 from imgmlp.engine.symbolic import ONE, Expr
-from imgmlp.engine.uops import GPU_TILE, VECTOR, Code, Product, Range, U, UOp
+from imgmlp.engine.uops import Code, Product, Range, U, UOp
 from imgmlp.engine.watch import Array, Loops, Memory, Watch, register
 
 LANE = "lane"  # name of the axis that tells lanes of a group apart
@@ -288,10 +288,16 @@ class _Launch:
         rows, terms = np.arange(p.tile_rows)[:, None], np.arange(p.inner)
         offsets = self._beside(p.left) + rows * p.left_row + terms * p.left_inner
         left = self._factor(i, u.src[0], offsets, self._below(p.rows, rows))
-        found: Array = left @ self._right(i, u.src[1], p)
+        packed = self.code.uops[u.src[1]].op is U.PANEL
+        right = self.values[u.src[1]] if packed else self._right(i, u.src[1], p)
+        found: Array = left @ right
         if self.wide:
             self.meet(i)
         return found
+
+    def panel(self, i: int, u: UOp) -> Array:
+        """[*loops, terms, columns]"""
+        return self._right(i, u.src[0], u.arg)
 
     def columns(self, i: int, u: UOp) -> Array:
         """[*loops, columns]"""
@@ -304,7 +310,7 @@ class _Launch:
 
     def _right(self, i: int, data: int, p: Product) -> Array:
         """[*loops, terms, columns] of the right factor, zero beyond the last column."""
-        columns = np.arange(GPU_TILE if self.wide else VECTOR)
+        columns = np.arange(p.tile_columns)
         terms = np.arange(p.inner)[:, None]
         offsets = self._beside(p.right) + terms * p.right_inner + columns * p.right_column
         if p.direct and not self.wide:
@@ -347,6 +353,7 @@ EMULATED: dict[U, Callable[[_Launch, int, UOp], Any]] = {
     U.COMBINE: _Launch.combine,
     U.LANE: _Launch.lane,
     U.GROUP: _Launch.group,
+    U.PANEL: _Launch.panel,
     U.PRODUCT: _Launch.product,
     U.ELEMENT: _Launch.element,
     U.COLUMNS: _Launch.columns,

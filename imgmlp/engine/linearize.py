@@ -8,7 +8,7 @@ element each (GPUs).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from imgmlp.engine.symbolic import Const, Expr, split, unravel
 from imgmlp.engine.uops import (
     GPU_LANES,
     GPU_TILE,
+    NARROW,
     VECTOR,
     Builder,
     Code,
@@ -41,6 +42,8 @@ from imgmlp.engine.uops import (
 )
 
 TILE_ROWS = 64  # rows of a product's tile on a CPU
+REGISTER_ROWS = {VECTOR: 6, NARROW: 8}  # most rows of a tile in registers, by its columns
+REGISTER_INNER = 256  # most terms of a tile in registers: 16 KiB of the right factor
 AT_ONCE = 8  # terms of a reduction that a lane of a GPU loads before it adds them
 
 
@@ -246,7 +249,8 @@ def _product(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tuple
     assert core is not None
     *batch, rows, columns = core.shape
     wanted = 0 if lower.inside else 4 * units
-    tile_rows, tile_columns = _tile(math.prod(batch), rows, columns, lanes, wanted)
+    cut = _tile if lanes == "group" else _tile_by_one
+    tile_rows, tile_columns = cut(core, wanted)
     shape = (*batch, -(-rows // tile_rows), -(-columns // tile_columns))
     tiles = math.prod(shape)
     tile = lower.outermost("t", tiles, "share" if lanes == "one" else "group")
@@ -255,16 +259,17 @@ def _product(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tuple
     rows_left = Const(rows) - first_row if rows % tile_rows else None
     columns_left = Const(columns) - first_column if columns % tile_columns else None
     product, sources = _operands(core, lead, first_row, first_column, build)
-    arg = Product(rows_left, columns_left, **product, tile_rows=tile_rows)
-    found = build.effect(U.PRODUCT, sources, arg, f32)
-    row = build.open(Range("m", tile_rows, "row", rows_left))
-    column = build.open(Range("n", tile_columns, "column", columns_left))
-    lower.core_value = build.effect(U.ELEMENT, (found,), (row, column), f32)
-    store_all(lower, kernel.stores, [*lead, first_row + row, first_column + column])
-    build.close()
-    build.close()
+    product["direct"] &= columns % tile_columns == 0
+    product |= {"tile_rows": tile_rows, "tile_columns": tile_columns}
+    arg = Product(rows_left, columns_left, **product)
+    begin = [*lead, first_row, first_column]
+    if lanes == "one" and arg.inner <= REGISTER_INNER:
+        _in_registers(kernel, lower, arg, sources, begin)
+    else:
+        found = build.effect(U.PRODUCT, sources, arg, f32)
+        _store_tile(kernel, lower, arg, found, begin)
     if kernel.sums is not None:
-        both = (sources[1], found)
+        both = sources[1:] if lanes == "one" else [sources[1], found]
         _column_sums(kernel.sums, lower, arg, both, lead, row_tile, column_tile, lanes)
     build.close()
     if lanes == "group":
@@ -272,12 +277,55 @@ def _product(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tuple
     return min(tiles, 4 * units), 1
 
 
+def _in_registers(
+    kernel: Kernel, lower: Lowering, tile: Product, sources: Sequence[int], begin: Sequence[Expr]
+) -> None:
+    """A tile, a few rows after the other, each stored right from registers."""
+    build, (*lead, first_row, first_column), done = lower.build, begin, 0
+    if not tile.direct:
+        sources = [sources[0], build.effect(U.PANEL, sources[1:], tile, f32)]
+    for height, count in _heights(tile.tile_rows, REGISTER_ROWS[tile.tile_columns]):
+        loops = [Range("b", count)] if count > 1 else []
+        first = sum([build.open(loop) * height for loop in loops], Const(done))
+        left = None if tile.rows is None else tile.rows - first
+        if left is not None:
+            loops.append(Range("any", 1, "loop", left))
+            build.open(loops[-1])
+        place = tile.left + first * tile.left_row
+        part = replace(tile, tile_rows=height, rows=left, left=place, registers=True)
+        found = build.effect(U.PRODUCT, sources, part, f32)
+        _store_tile(kernel, lower, part, found, [*lead, first_row + first, first_column])
+        for _ in loops:
+            build.close()
+        done += height * count
+
+
+def _heights(rows: int, most: int) -> Iterator[tuple[int, int]]:
+    """(rows, how many) of parts that have nearly the same height: 64 by 6 is 9 of 6, 2 of 5."""
+    parts = -(-rows // most)
+    height, larger = divmod(rows, parts)
+    yield from ((h, n) for h, n in ((height + 1, larger), (height, parts - larger)) if n)
+
+
+def _store_tile(
+    kernel: Kernel, lower: Lowering, tile: Product, found: int, begin: Sequence[Expr]
+) -> None:
+    """What the kernel makes of each element of a product's tile."""
+    build, (*lead, first_row, first_column) = lower.build, begin
+    row = build.open(Range("m", tile.tile_rows, "row", tile.rows))
+    column = build.open(Range("n", tile.tile_columns, "column", tile.columns))
+    lower.core_value = build.effect(U.ELEMENT, (found,), (row, column), f32)
+    store_all(lower, kernel.stores, [*lead, first_row + row, first_column + column])
+    build.close()
+    build.close()
+
+
 def _column_sums(
-    sums: Store, lower: Lowering, product: Product, sources: tuple[int, int],
+    sums: Store, lower: Lowering, product: Product, sources: Sequence[int],
     lead: list[Expr], row_tile: Expr, column_tile: Expr, lanes: Lanes,
 ) -> None:  # fmt: skip
     """The second output, by the first tile of each column only."""
-    build, width = lower.build, VECTOR if lanes == "one" else GPU_TILE
+    build, width = lower.build, product.tile_columns
     build.open(Range("first", 1, "loop", Const(1) - row_tile))
     found = build.effect(U.COLUMNS, sources, product, f32)
     column = build.open(Range("s", width, "vector" if lanes == "one" else "lane", product.columns))
@@ -287,11 +335,23 @@ def _column_sums(
     build.close()
 
 
-def _tile(batch: int, rows: int, columns: int, lanes: Lanes, wanted: int) -> tuple[int, int]:
+def _tile_by_one(core: Node, wanted: int) -> tuple[int, int]:
     """Tile sizes: smaller ones where fewer tiles than wanted would leave cores idle."""
-    height, width = (TILE_ROWS, VECTOR) if lanes == "one" else (GPU_TILE, GPU_TILE)
+    batch, (rows, columns) = math.prod(core.shape[:-2]), core.shape[-2:]
+    narrow = columns <= NARROW and core.src[0].shape[-1] <= REGISTER_INNER
+    width = NARROW if narrow else VECTOR
+    tiles, panels = -(-rows // TILE_ROWS), -(-columns // width)
+    while batch * tiles * panels < wanted and tiles * 16 <= rows:
+        tiles *= 2
+    return -(-rows // tiles), width
+
+
+def _tile(core: Node, wanted: int) -> tuple[int, int]:
+    """Tile sizes: smaller ones where fewer tiles than wanted would leave cores idle."""
+    batch, (rows, columns) = math.prod(core.shape[:-2]), core.shape[-2:]
+    height, width = GPU_TILE, GPU_TILE
     panels = -(-columns // width)
-    while height > 8 and lanes == "group" and height >= 2 * rows:
+    while height > 8 and height >= 2 * rows:
         height //= 2
     while height > 8 and batch * -(-rows // height) * panels < wanted:
         height //= 2
@@ -317,6 +377,6 @@ def _operands(
         "right": right_offset + begins[1],
         "right_inner": b.strides[-2],
         "right_column": b.strides[-1],
-        "direct": aligned and b.strides[-1] == 1 and core.shape[-1] % VECTOR == 0,
+        "direct": aligned and b.strides[-1] == 1,
     }
     return product, [build.parameter(storage(n)) for n in (left, right)]

@@ -20,6 +20,7 @@ from imgmlp.engine.symbolic import Const, Expr
 from imgmlp.engine.uops import (
     GPU_LANES,
     GPU_TILE,
+    NARROW,
     VECTOR,
     Code,
     Lanes,
@@ -29,6 +30,7 @@ from imgmlp.engine.uops import (
     U,
     UOp,
 )
+from imgmlp.engine.vectors import in_vectors
 
 SYMBOLS = {
     Op.ADD: "+", Op.SUB: "-", Op.MUL: "*", Op.LT: "<", Op.EQ: "==",
@@ -97,6 +99,7 @@ class _Writer:
     def __init__(self, code: Code, lanes: Lanes, precision: Precision) -> None:
         self.code, self.lanes, self.precision = code, lanes, precision
         self.lines: list[str] = []
+        self.columns, self.vectors = in_vectors(code)  # loops and values, NARROW columns each
         self.member = False  # whether inside of one, which has `groups` and a `group` of its own
 
     def parts(self) -> tuple[str, str]:
@@ -135,7 +138,10 @@ class _Writer:
 
     def _declare(self, i: int, u: UOp, value: str) -> None:
         assert u.dtype is not None
-        self.lines.append(f"const {_register(u.dtype)} v{i} = {value};")
+        kind = _register(u.dtype)
+        if i in self.vectors:
+            kind = f"int{NARROW}" if u.dtype is bool_ else f"{kind}{NARROW}"
+        self.lines.append(f"const {kind} v{i} = {value};")
 
     # --- one method an instruction ---
 
@@ -160,8 +166,8 @@ class _Writer:
             "item": f"const int {name} = {item}; if ({name} < {n}) {{",
             "group": f"{{ const int {name} = {group};",
             "lane": f"{loop_over} = get_local_id(0); {name} < {n}{limit}; {name} += {stride}) {{",
-            "row": self._tile_loop(loop, limit),
-            "column": self._tile_loop(loop, limit),
+            "row": self._tile_loop(i, loop, limit),
+            "column": self._tile_loop(i, loop, limit),
         }.get(loop.kind, f"for (int {name} = 0; {name} < {n}{limit}; ++{name}) {{")
         self.lines.append(opening)
 
@@ -171,15 +177,25 @@ class _Writer:
         own = f"const int group = {group} - {loop.first}, groups = {loop.count};"
         return f"if ({group} >= {loop.first} && {group} < {end}) {{ {own}"
 
-    def _tile_loop(self, loop: Range, limit: str) -> str:
+    def _tile_loop(self, i: int, loop: Range, limit: str) -> str:
         """All rows or columns of a tile, or those that a lane has."""
         name, n = loop.name, loop.count
+        if i in self.columns:
+            return f"UNROLL for (int {name} = 0; {name} < {n}; {name} += {NARROW}) {{"
         if self.lanes == "one":
+            if loop.kind == "row" and self._has_vectors(i):
+                guard = f" if (!({limit[4:]})) continue;" if limit else ""
+                return f"UNROLL for (int {name} = 0; {name} < {n}; ++{name}) {{{guard}"
             return f"for (int {name} = 0; {name} < {n}{limit}; ++{name}) {{"
         own, which = own_share(loop.kind, n, f"{name}_", self.precision)
         guard = f" if (!({limit[4:]})) continue;" if limit else ""
         loop_over = f"for (int {name}_ = 0; {name}_ < {own}; ++{name}_)"
         return f"{loop_over} {{ const int {name} = {which};{guard}"
+
+    def _has_vectors(self, i: int) -> bool:
+        """Whether the first loop inside of another takes columns as vectors."""
+        inner = (j for j in range(i + 1, len(self.code.uops)) if self.code.uops[j].op is U.RANGE)
+        return next(inner, -1) in self.columns
 
     def _guard(self, i: int, u: UOp) -> None:
         self.lines.append(f"if ({'!' if u.arg else ''}v{u.src[0]}) return;")
@@ -202,6 +218,8 @@ class _Writer:
         data = f"data{u.src[0]}"
         where = _index(offset)
         value = f"vload_half({where}, {data})" if u.dtype is f16 else f"{data}[{where}]"
+        if i in self.vectors:
+            value = f"*(__global const unaligned8 *)({data} + {where})"
         if valid != Const(1):
             value = f"({_index(valid)}) ? {value} : ({_register(u.dtype)})0"
         self._declare(i, u, value)
@@ -212,10 +230,17 @@ class _Writer:
         if self.code.uops[data].dtype is f16:
             self.lines.append(f"vstore_half_rte(v{value}, {where}, data{data});")
         else:
-            self.lines.append(f"data{data}[{where}] = v{value};")
+            self.lines.append(f"{self._place(data, u.arg, value)} = v{value};")
+
+    def _place(self, data: int, offset: Expr, value: int) -> str:
+        """Where a value is stored, which is several elements if the value is a vector."""
+        if value in self.vectors:
+            return f"*(__global unaligned8 *)(data{data} + {_index(offset)})"
+        return f"data{data}[{_index(offset)}]"
 
     def _add(self, i: int, u: UOp) -> None:
-        self.lines.append(f"data{u.src[0]}[{_index(u.arg)}] += v{u.src[1]};")
+        data, value = u.src[:2]
+        self.lines.append(f"{self._place(data, u.arg, value)} += v{value};")
 
     def _prefetch(self, i: int, u: UOp) -> None:
         offset, written = u.arg
@@ -226,6 +251,10 @@ class _Writer:
 
     def _alu(self, i: int, u: UOp) -> None:
         args = [f"v{s}" for s in u.src]
+        if i in self.vectors and u.arg in (Op.WHERE, Op.MAX):
+            floats = range(int(u.arg is Op.WHERE), len(args))
+            for s in (s for s in floats if u.src[s] not in self.vectors):
+                args[s] = f"(float{NARROW}){args[s]}"
         assert u.dtype is not None
         operand = self.code.uops[u.src[-1]].dtype
         assert operand is not None
@@ -269,9 +298,10 @@ class _Writer:
     def _product(self, i: int, u: UOp) -> None:
         p: Product = u.arg
         left, right = (f"data{s}" for s in u.src[:2])
-        rows = f"min({p.tile_rows}, {_index(p.rows)})" if p.rows is not None else str(p.tile_rows)
-        width = VECTOR if self.lanes == "one" else GPU_TILE
-        columns = f"min({width}, {_index(p.columns)})" if p.columns is not None else str(width)
+        if p.registers:
+            self._registers(i, u)
+            return
+        rows, columns = _at_most(p.tile_rows, p.rows), _at_most(p.tile_columns, p.columns)
         a = f"{left} + {_index(p.left)}, {p.left_row}, {p.left_inner}"
         b = f"{right} + {_index(p.right)}, {p.right_inner}, {p.right_column}"
         if self.lanes == "one":
@@ -284,23 +314,57 @@ class _Writer:
             sizes, slices = f"{rows}, {columns}, {p.inner}", "left_slice, right_slice"
             self.lines.append(f"tile_product_{own}(v{i}, v{i}_sums, {a}, {b}, {sizes}, {slices});")
 
+    def _registers(self, i: int, u: UOp) -> None:
+        """A product whose tile is in registers, or where variables index it, in memory."""
+        p: Product = u.arg
+        left, right = u.src[:2]
+        shape, rows = f"{p.tile_rows}, {p.tile_columns // NARROW}", p.tile_rows
+        a = f"data{left} + {_index(p.left)}, {p.left_row}, {p.left_inner}"
+        b = f"__private, v{right}, {p.tile_columns}"
+        if self.code.uops[right].op is U.GLOBAL:
+            b = f"__global, data{right} + {_index(p.right)}, {p.right_inner}"
+        limit = str(rows) if p.rows is None else _index(p.rows)
+        users = (e for e, other in enumerate(self.code.uops) if other.op is U.ELEMENT)
+        vectors = all(e in self.vectors for e in users if self.code.uops[e].src == (i,))
+        name = f"v{i}" if vectors else f"sums{i}"
+        self.lines.append(f"PRODUCT({shape}, {name}, {a}, {b}, {limit}, {p.inner})")
+        if not vectors:
+            self.lines.append(f"TO_MEMORY({shape}, v{i}, {name})")
+
+    def _panel(self, i: int, u: UOp) -> None:
+        p: Product = u.arg
+        columns, width = _at_most(p.tile_columns, p.columns), p.tile_columns
+        right = f"data{u.src[0]} + {_index(p.right)}, {p.right_inner}, {p.right_column}"
+        self.lines.append(f"float v{i}[{p.inner * width}] __attribute__((aligned(64)));")
+        self.lines.append(f"pack_panel(v{i}, {right}, {columns}, {width}, {p.inner});")
+
     def _columns(self, i: int, u: UOp) -> None:
         p: Product = u.arg
         if self.lanes == "group":
             self.lines.append(f"const float v{i}[1] = {{v{u.src[1]}_sums[0]}};")
             return
         right = f"data{u.src[0]} + {_index(p.right)}, {p.right_inner}, {p.right_column}"
-        columns = f"min({VECTOR}, {_index(p.columns)})" if p.columns is not None else str(VECTOR)
+        columns = _at_most(p.tile_columns, p.columns)
         self.lines.append(f"float v{i}[{VECTOR}] __attribute__((aligned(64)));")
         self.lines.append(f"column_sums(v{i}, {right}, {columns}, {p.inner});")
 
     def _element(self, i: int, u: UOp) -> None:
         row, column = u.arg
-        cell = f"{row} * {VECTOR} + {column}"
+        width = self.code.uops[u.src[0]].arg.tile_columns
+        cell = f"{row} * {width} + {column}"
+        if i in self.vectors:
+            cell = f"({cell}) / {NARROW}"
         if self.lanes == "group":
             columns, _ = own_share("column", GPU_TILE, "", self.precision)
             cell = f"{row}_ * {columns} + {column}_"
         self._declare(i, u, f"v{u.src[0]}[{cell}]")
+
+
+def _at_most(size: int, left: Expr | None) -> str:
+    """How many rows or columns a tile has, of `size` if it is not the last one."""
+    if left is None or isinstance(left, Const):
+        return str(size if left is None else min(size, left.value))
+    return f"min({size}, {_index(left)})"
 
 
 def _register(dtype: DType | None) -> str:

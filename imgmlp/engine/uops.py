@@ -17,7 +17,8 @@ from imgmlp.engine.symbolic import Expr, Var
 
 Lanes = Literal["one", "group"]
 Precision = Literal["float32", "half"]  # in which factors of products are multiplied
-VECTOR = 16  # accumulators of a vectorised reduction; columns of a product's register tile
+VECTOR = 16  # accumulators of a vectorised reduction; columns of a product's tile on a CPU
+NARROW = 8  # columns of the tile of a product that has no more; a vector of float32
 GPU_TILE = 64  # columns of a product's tile on a GPU, and most of its rows
 GPU_LANES = 128  # lanes that work on it, 8 x 16; also those that share one long reduction
 
@@ -44,7 +45,8 @@ class U(Enum):
     COMBINE = auto()  # Op: all accumulators into one value; src: accumulators
     LANE = auto()  # lane: one accumulator; src: accumulators
     GROUP = auto()  # Op: one value from every lane of the group; src: value
-    PRODUCT = auto()  # Product: a tile of a matrix product; src: left, right
+    PANEL = auto()  # Product: the columns of its right factor, side by side; src: right
+    PRODUCT = auto()  # Product: a tile of a matrix product; src: left, right or its PANEL
     ELEMENT = auto()  # (row, column) of the tile; src: the PRODUCT
     COLUMNS = auto()  # Product: column sums of its right factor; src: right, the PRODUCT
 
@@ -62,7 +64,8 @@ class Range:
     """A loop variable in [0, count), and less than `limit` if there is one.
 
     kind: `share` of a work-group, `item` of the whole launch, `group`: one group each,
-    `lane`-strided, `loop`, `vector` (short, innermost), `row` and `column` of a tile. A `member`
+    `lane`-strided, `loop`, `vector` (short, innermost), `row` and `column` of a tile. On a CPU
+    the latter two are of a tile in registers: unrolled, and eight columns at once. A `member`
     is what so many work-groups from `first` on do, as if they were a launch of their own.
     """
 
@@ -87,7 +90,9 @@ class Product:
     right_inner: int
     right_column: int
     tile_rows: int
+    tile_columns: int
     direct: bool  # whether the right factor can be read as aligned vectors
+    registers: bool = False  # whether the tile stays there until it is stored
 
     def __str__(self) -> str:
         left = f"left at {self.left} by {self.left_row}m {self.left_inner}k"

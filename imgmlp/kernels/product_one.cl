@@ -1,54 +1,78 @@
 // A tile of a matrix product by one work-item, for CPUs.
 //
-//   tile[rows][VECTOR] = left[rows][inner] x right[inner][VECTOR]
+//   tile[rows][columns] = left[rows][inner] x right[inner][columns]
 //
-// The micro-kernel is a rank-1 update in registers: 4 rows by 16 columns, the left
-// element broadcast, the right row two float8. Plain pointer dereferences and a * b + c:
-// PoCL inlines neither vload8 nor fma in a large kernel, and a call spills all registers.
+// The micro-kernel is a rank-1 update in registers: 6 rows by 16 columns, which are 12
+// independent chains of multiply-adds, the left element broadcast, the right row two float8.
+// Plain pointer dereferences and a * b + c: PoCL inlines neither vload8 nor fma in a large
+// kernel, and a call spills all registers.
 
 #define INNER 256  // inner elements of a packed panel: 16 KiB, half of a first-level cache
+#define UNROLL _Pragma("unroll")
 
-// left[i * left_row + k * left_inner]; panel: row k at k * step, aligned float8.
-#define MICRO_KERNEL(NAME, SPACE)                                                          \
-  static void NAME(float *tile, __global const float *left, int left_row, int left_inner,  \
-                   SPACE const float *panel, int step, int rows, int inner, int first) {   \
-    int i = 0;                                                                             \
-    for (; i + 4 <= rows; i += 4) {                                                        \
-      float8 *out = (float8 *)(tile + i * VECTOR);                                         \
-      float8 a0 = 0.f, a1 = 0.f, b0 = 0.f, b1 = 0.f, c0 = 0.f, c1 = 0.f, d0 = 0.f, d1 = 0.f; \
-      if (!first) {                                                                        \
-        a0 = out[0]; a1 = out[1]; b0 = out[2]; b1 = out[3];                                \
-        c0 = out[4]; c1 = out[5]; d0 = out[6]; d1 = out[7];                                \
-      }                                                                                    \
-      __global const float *x = left + i * left_row;                                       \
-      for (int k = 0; k < inner; ++k) {                                                    \
-        SPACE const float8 *y = (SPACE const float8 *)(panel + k * step);                  \
-        const float8 y0 = y[0], y1 = y[1];                                                 \
-        const float xa = x[k * left_inner], xb = x[k * left_inner + left_row];             \
-        const float xc = x[k * left_inner + 2 * left_row];                                 \
-        const float xd = x[k * left_inner + 3 * left_row];                                 \
-        a0 += xa * y0; a1 += xa * y1; b0 += xb * y0; b1 += xb * y1;                        \
-        c0 += xc * y0; c1 += xc * y1; d0 += xd * y0; d1 += xd * y1;                        \
-      }                                                                                    \
-      out[0] = a0; out[1] = a1; out[2] = b0; out[3] = b1;                                  \
-      out[4] = c0; out[5] = c1; out[6] = d0; out[7] = d1;                                  \
-    }                                                                                      \
-    for (; i < rows; ++i) {                                                                \
-      float8 *out = (float8 *)(tile + i * VECTOR);                                         \
-      float8 a0 = 0.f, a1 = 0.f;                                                           \
-      if (!first) { a0 = out[0]; a1 = out[1]; }                                            \
-      __global const float *x = left + i * left_row;                                       \
-      for (int k = 0; k < inner; ++k) {                                                    \
-        SPACE const float8 *y = (SPACE const float8 *)(panel + k * step);                  \
-        a0 += x[k * left_inner] * y[0];                                                    \
-        a1 += x[k * left_inner] * y[1];                                                    \
-      }                                                                                    \
-      out[0] = a0; out[1] = a1;                                                            \
-    }                                                                                      \
+typedef float8 unaligned8 __attribute__((aligned(4)));  // eight floats, wherever they begin
+
+// sums[R][V] += left[R][inner] x panel[inner][V]. R and V, which counts float8, are literals and
+// `sums` is an array of the caller's that no variable indexes, so that all of it is in registers.
+// left[i * left_row + k * left_inner]; panel: row k at k * step, aligned; SPACE is where it lies.
+// Rows from number `rows` on are copies of the last one below: what is not there is not read.
+#define MULTIPLY(R, V, sums, left, left_row, left_inner, SPACE, panel, step, rows, inner) \
+  {                                                                                       \
+    __global const float *x_[R];                                                          \
+    UNROLL for (int r_ = 0; r_ < (R); ++r_)                                               \
+      x_[r_] = (left) + (r_ < (rows) ? r_ : (rows) - 1) * (left_row);                     \
+    for (int k_ = 0; k_ < (inner); ++k_) {                                                \
+      SPACE const float8 *y_ = (SPACE const float8 *)((panel) + k_ * (step));             \
+      UNROLL for (int r_ = 0; r_ < (R); ++r_) {                                           \
+        const float a_ = x_[r_][k_ * (left_inner)];                                       \
+        UNROLL for (int v_ = 0; v_ < (V); ++v_) sums[r_ * (V) + v_] += a_ * y_[v_];       \
+      }                                                                                   \
+    }                                                                                     \
   }
 
-MICRO_KERNEL(multiply_global, __global)
-MICRO_KERNEL(multiply_private, __private)
+// A product that begins at zero, in an array of the given name.
+#define PRODUCT(R, V, sums, ...)                              \
+  float8 sums[(R) * (V)];                                     \
+  UNROLL for (int r_ = 0; r_ < (R) * (V); ++r_) sums[r_] = 0.f; \
+  MULTIPLY(R, V, sums, __VA_ARGS__)
+
+// The same elements where variables may index them.
+#define TO_MEMORY(R, V, tile, sums)                                       \
+  float tile[(R) * (V) * 8] __attribute__((aligned(64)));                 \
+  UNROLL for (int r_ = 0; r_ < (R) * (V); ++r_) *(float8 *)(tile + 8 * r_) = sums[r_];
+
+// Columns of the right factor side by side, zero from number `columns` to `width`.
+static void pack_panel(float *panel, __global const float *right, int right_inner,
+                       int right_column, int columns, int width, int inner) {
+  for (int k = 0; k < inner; ++k) {
+    for (int n = 0; n < columns; ++n)
+      panel[k * width + n] = right[k * right_inner + n * right_column];
+    for (int n = columns; n < width; ++n) panel[k * width + n] = 0.f;
+  }
+}
+
+// Factors so long that a tile of VECTOR columns is added up panel by panel, in memory.
+
+#define ROWS(R, SPACE)                                                                  \
+  for (; i + R <= rows; i += R) {                                                       \
+    float8 *out = (float8 *)(tile + i * VECTOR), sums[2 * R];                           \
+    UNROLL for (int r = 0; r < 2 * R; ++r) sums[r] = first ? 0.f : out[r];              \
+    MULTIPLY(R, 2, sums, left + i * left_row, left_row, left_inner, SPACE, panel, step, \
+             R, inner)                                                                  \
+    UNROLL for (int r = 0; r < 2 * R; ++r) out[r] = sums[r];                            \
+  }
+
+#define MULTIPLY_TILE(NAME, SPACE)                                                          \
+  static void NAME(float *tile, __global const float *left, int left_row, int left_inner,   \
+                   SPACE const float *panel, int step, int rows, int inner, int first) {    \
+    int i = 0;                                                                              \
+    ROWS(6, SPACE)                                                                          \
+    ROWS(4, SPACE)                                                                          \
+    ROWS(1, SPACE)                                                                          \
+  }
+
+MULTIPLY_TILE(multiply_global, __global)
+MULTIPLY_TILE(multiply_private, __private)
 
 // The right factor read in place: rows of at least VECTOR aligned, neighbouring elements.
 static void tile_product_direct(float *tile, __global const float *left, int left_row,
@@ -65,28 +89,31 @@ static void tile_product_packed(float *tile, __global const float *left, int lef
                                 int left_inner, __global const float *right, int right_inner,
                                 int right_column, int rows, int columns, int inner) {
   float panel[INNER * VECTOR] __attribute__((aligned(64)));
-  for (int k0 = 0; k0 < inner; k0 += INNER) {
-    const int depth = min(INNER, inner - k0);
-    for (int k = 0; k < depth; ++k) {
-      for (int n = 0; n < VECTOR; ++n) {
-        panel[k * VECTOR + n] =
-            n < columns ? right[(k0 + k) * right_inner + n * right_column] : 0.f;
-      }
-    }
-    multiply_private(tile, left + k0 * left_inner, left_row, left_inner, panel, VECTOR, rows,
-                     depth, k0 == 0);
+  for (int k = 0; k < inner; k += INNER) {
+    const int depth = min(INNER, inner - k);
+    pack_panel(panel, right + k * right_inner, right_inner, right_column, columns, VECTOR, depth);
+    multiply_private(tile, left + k * left_inner, left_row, left_inner, panel, VECTOR, rows,
+                     depth, k == 0);
   }
 }
 
-// sums[n] = the sum of right[k][n] over all inner k, for n below columns.
+// sums[n] = the sum of right[k][n] over all inner k, for n below columns. Four rows at once, as
+// one addition waits for the other.
 static void column_sums(float *sums, __global const float *right, int right_inner,
                         int right_column, int columns, int inner) {
   for (int n = 0; n < VECTOR; ++n) sums[n] = 0.f;
+  int k = 0;
   if (columns == VECTOR && right_column == 1) {
-    for (int k = 0; k < inner; ++k)
-      for (int n = 0; n < VECTOR; ++n) sums[n] += right[k * right_inner + n];
-  } else {
-    for (int k = 0; k < inner; ++k)
-      for (int n = 0; n < columns; ++n) sums[n] += right[k * right_inner + n * right_column];
+    float8 parts[8];
+    UNROLL for (int r = 0; r < 8; ++r) parts[r] = 0.f;
+    for (; k + 4 <= inner; k += 4) {
+      UNROLL for (int r = 0; r < 8; ++r)
+        parts[r] += *(__global const unaligned8 *)(right + (k + r / 2) * right_inner + r % 2 * 8);
+    }
+    float8 *out = (float8 *)sums;
+    UNROLL for (int r = 0; r < 2; ++r)
+      out[r] = (parts[r] + parts[r + 2]) + (parts[r + 4] + parts[r + 6]);
   }
+  for (; k < inner; ++k)
+    for (int n = 0; n < columns; ++n) sums[n] += right[k * right_inner + n * right_column];
 }

@@ -1,0 +1,65 @@
+"""Which columns of a product's tile are computed eight at a time, and that both ways agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from imgmlp.engine import Device, Tensor, compile, dtype, open_device
+from imgmlp.engine.uops import U
+from imgmlp.engine.vectors import in_vectors
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(scope="module")
+def device() -> Device:
+    found = open_device("cpu")
+    assert isinstance(found, Device)
+    return found
+
+
+def tensor(device: Device, *shape: int) -> Tensor:
+    return Tensor(RNG.standard_normal(shape).astype(np.float32), device)
+
+
+AFTER: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], bool]] = {
+    "bias and activation": (lambda y, bias, other: (y + bias).leaky_relu(0.1), True),
+    "a slope by another tile": (lambda y, bias, other: Tensor.where(other < 0, y * 0.1, y), True),
+    "the larger of two": (lambda y, bias, other: y.maximum(0.5) / (other * other + 1), True),
+    "a function": (lambda y, bias, other: (y * 0.1).exp(), False),
+    "columns turned round": (lambda y, bias, other: y + bias.flip(0), False),
+    "another dtype": (lambda y, bias, other: (y * 9).cast(dtype.i32), False),
+}
+
+
+@pytest.mark.parametrize("name", AFTER)
+def test_plain_arithmetic_on_neighbours_goes_in_vectors(device: Device, name: str) -> None:
+    after, wanted = AFTER[name]
+    x, w, other = tensor(device, 13, 20), tensor(device, 20, 32), tensor(device, 13, 32)
+    bias = tensor(device, 32)
+    program = compile(lambda: {"y": after(x @ w, bias, other)}, device)
+    (code,) = program.stages.codes
+    ranges, vectors = in_vectors(code)
+    stored = [u.src[1] for u in code.uops if u.op is U.STORE]
+    assert bool(ranges) is wanted
+    assert all((value in vectors) is wanted for value in stored)
+    program.run()
+    numpy = open_device("numpy")
+    same = [Tensor(t.numpy(), numpy) for t in (x, w, bias, other)]
+    assert np.allclose(
+        program.read("y"), after(same[0] @ same[1], *same[2:]).numpy(), rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "vectors"), [(1, 16, True), (131, 16, True), (70, 8, True), (64, 24, False)]
+)
+def test_tiles_that_are_not_whole(device: Device, rows: int, columns: int, vectors: bool) -> None:
+    x, w = tensor(device, rows, 3), tensor(device, 3, columns)
+    program = compile(lambda: {"y": x @ w + 1}, device)
+    assert bool(in_vectors(program.stages.codes[0])[0]) is vectors
+    program.run()
+    assert np.allclose(program.read("y"), x.numpy() @ w.numpy() + 1, atol=1e-5)
