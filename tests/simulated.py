@@ -86,6 +86,7 @@ PRODUCTS: dict[str, Make] = {
     "product 7 17 3": product(7, 17, 3),
     "product 5 9 16": product(5, 9, 16),
     "product 67 2 70": product(67, 2, 70),
+    "product 7 257 16": product(7, 257, 16),
     "product left transposed": outputs(lambda x, y: x.transpose() @ y, draw(5, 7), draw(5, 3)),
     "product right transposed": outputs(lambda x, y: x @ y.transpose(), draw(7, 5), draw(3, 5)),
     "product flipped, padded": outputs(lambda x, y: x.flip(0).pad((1, 0), (0, 2)) @ y.flip(1), draw(3, 5), draw(7, 3)),
