@@ -169,6 +169,8 @@ class _Writer:
             "row": self._tile_loop(i, loop, limit),
             "column": self._tile_loop(i, loop, limit),
         }.get(loop.kind, f"for (int {name} = 0; {name} < {n}{limit}; ++{name}) {{")
+        if loop.kind == "vector" and not limit and self._accumulates(i):
+            self.lines.append("#pragma unroll")  # so that accumulators are registers
         self.lines.append(opening)
 
     def _member(self, loop: Range) -> str:
@@ -176,6 +178,12 @@ class _Writer:
         group, end = "get_group_id(0)", loop.first + loop.count
         own = f"const int group = {group} - {loop.first}, groups = {loop.count};"
         return f"if ({group} >= {loop.first} && {group} < {end}) {{ {own}"
+
+    def _accumulates(self, i: int) -> bool:
+        """Whether the innermost loop that begins here adds to accumulators."""
+        uops = self.code.uops
+        end = next(j for j in range(i, len(uops)) if uops[j].op is U.END)
+        return any(u.op is U.ACCUMULATE for u in uops[i:end])
 
     def _tile_loop(self, i: int, loop: Range, limit: str) -> str:
         """All rows or columns of a tile, or those that a lane has."""
