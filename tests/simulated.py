@@ -121,6 +121,16 @@ def of_counts(*tensors: Tensor) -> dict[str, Tensor]:
     return {f"{t.shape[1]}": t.square().sum(1) + 1 for t in tensors}
 
 
+def rows(*tensors: Tensor) -> dict[str, Tensor]:
+    """Kernels of whole rows: what is kept of them, and totals that are stored as well."""
+    found = {}
+    for t in tensors:
+        found[f"softmax {t.shape[1]}"] = t.softmax(-1)
+        peak = t.max(-1, keepdims=True)
+        found |= {f"peak {t.shape[1]}": peak, f"below {t.shape[1]}": (t - peak).exp()}
+    return found
+
+
 def integers(x: Tensor, y: Tensor, z: Tensor) -> dict[str, Tensor]:
     return {
         "//": x // y, "%": x % y, "^": x ^ y, "&": x & y, "|": x | y, "<<": z << 3, ">>": z >> 3,
@@ -279,6 +289,7 @@ def transformer(device: AnyDevice) -> Program:
 
 OTHERS: dict[str, Make] = {
     "reductions by count": outputs(of_counts, *(draw(3, n) for n in (1, 2, 31, 32, 33, 127, 128, 129, 257))),
+    "rows": outputs(rows, *(draw(3, n) for n in (5, 64, 131, 256))),
     "reductions of middle axes": outputs(lambda x: {"1": x.sum(1), "02": x.max((0, 2))}, draw(3, 37, 5)),
     "transpose in tiles": outputs(lambda x: x.transpose() * 2, draw(70, 20)),
     "maximum in two stages": outputs(lambda x: x.max(), draw(128, 129)),

@@ -137,10 +137,11 @@ def test_a_batch_along_the_last_axis(device: AnyDevice) -> None:
 
 
 def test_softmax_by_rows_and_weighted_sums(device: AnyDevice) -> None:
-    x, w, v = filled(device, 150, 12), filled(device, 12, 9), filled(device, 9)
-    scores = nn.softmax(x @ w)
+    x, u = filled(device, 150, 12), filled(device, 12, 12)
+    w, v = filled(device, 12, 9), filled(device, 9)
+    scores = nn.softmax((x @ u).leaky_relu(0.1) @ w)
     weighted = (scores * v).sum(axis=1)
-    check(device, gradients(weighted.square().sum(), w, v) | {"weighted": weighted.node})
+    check(device, gradients(weighted.square().sum(), u, w, v) | {"weighted": weighted.node})
 
 
 def test_rows_that_are_needed_as_a_whole_are_stored(device: AnyDevice) -> None:

@@ -198,7 +198,7 @@ def functions(block: str) -> dict[str, str]:
 @pytest.mark.parametrize("lanes", LANES)
 def test_every_instruction_and_operation_is_simulated(lanes: Lanes, small: None) -> None:
     uops = [u for stages in all_stages(lanes) for code in stages.codes for u in code.uops]
-    other = {"one": {U.GROUP, U.BARRIER}, "group": {U.KEEP, U.PANEL, U.PREFETCH}}[lanes]
+    other = {"one": {U.GROUP, U.BARRIER}, "group": {U.PANEL, U.PREFETCH}}[lanes]
     assert {u.op for u in uops} == set(U) - other
     assert {u.arg for u in uops if u.op is U.ALU} == ELEMENTWISE
 

@@ -36,9 +36,10 @@ from imgmlp.engine.graph import (
     toposort,
 )
 from imgmlp.engine.head import ALIGN, Head, at_hand, own_room, small_values
-from imgmlp.engine.kernel import Block, Kernel, Procedure, Store, Update, access
+from imgmlp.engine.kernel import Block, Kernel, Procedure, Store, Update, access, storage
 from imgmlp.engine.merge import attach_sums, merge, ordered
 from imgmlp.engine.place import Graph, is_plain_chain
+from imgmlp.engine.rowfusion import fuse_rows
 from imgmlp.engine.rows import Kind, Kinds, best
 from imgmlp.engine.schedule import freeze, schedule
 from imgmlp.engine.uops import Lanes
@@ -219,8 +220,8 @@ class _Sums:
     def clear(self) -> list[Kernel]:
         """Kernels that set the running group's partial sums to zero."""
         kernels = []
-        for dtype, storage in self.buffers.items():
-            place = part(buffer(storage), "group", self.groups)
+        for dtype, room in self.buffers.items():
+            place = part(buffer(room), "group", self.groups)
             zero = Store(place, const(0, dtype, place.shape))
             kernels.append(Kernel("clear", place.shape, (zero,), None))
         return kernels
@@ -369,11 +370,14 @@ def _kernels(given: dict[Node, Node], groups: int) -> list[Kernel]:
 
     graph = Graph(list(given))
     drafts = graph.drafts(graph.places(given, functools.partial(own_room, groups)))
-    return [freeze(d, i) for i, d in enumerate(ordered(attach_sums(merge(drafts))))]
+    lasting = {storage(place) for place in given.values()}
+    drafts = fuse_rows(attach_sums(merge(drafts)), lasting)
+    return [freeze(d, i) for i, d in enumerate(ordered(drafts))]
 
 
 def _adding(kernel: Kernel, targets: set[Buffer]) -> Kernel:
     """Stores to partial sums add to what is there."""
     stores = tuple(replace(s, adds=s.target in targets) for s in kernel.stores)
+    totals = tuple(replace(s, adds=s.target in targets) for s in kernel.totals)
     sums = kernel.sums and replace(kernel.sums, adds=kernel.sums.target in targets)
-    return replace(kernel, stores=stores, sums=sums)
+    return replace(kernel, stores=stores, totals=totals, sums=sums)

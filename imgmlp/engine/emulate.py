@@ -82,6 +82,8 @@ class _Kernel:
         if any(bool(self.value(g.place, (), None)) != g.wanted for g in self.kernel.guards):
             return
         self._store("i", self.kernel.stores, self.kernel.shape)
+        if self.kernel.totals:
+            self._store("t", self.kernel.totals, self.kernel.totals[0].place.shape)
         if self.kernel.sums is not None:
             self._store("s", [self.kernel.sums], self.kernel.sums.place.shape)
         self.watch.finish()

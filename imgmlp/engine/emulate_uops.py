@@ -109,16 +109,17 @@ class _Launch:
                 yield variable, variable < loop.count
         elif loop.kind == "share" and self.lanes is not None:
             yield from self._shares(loop.count)
-        elif loop.kind == "loop" and self._accumulates(i):
+        elif loop.kind in ("loop", "vector") and self._accumulates(i, loop.name):
             for step in range(loop.count):
                 yield np.full([1] * self.rank, step), np.ones([1] * self.rank, np.bool_)
         else:
             yield self._open(i, loop), np.ones([1] * self.rank, np.bool_)
 
-    def _accumulates(self, i: int) -> bool:
-        """Whether a loop adds to accumulators from before it."""
-        body = self.code.uops[i : self.ends[i]]
-        return any(u.op is U.ACCUMULATE and u.src[0] < i for u in body)
+    def _accumulates(self, i: int, name: str) -> bool:
+        """Whether each iteration of a loop adds to the same accumulators, from before it."""
+        found = (u for u in self.code.uops[i : self.ends[i]] if u.op is U.ACCUMULATE)
+        lanes = (u.arg[1] for u in found if u.src[0] < i)
+        return any(name not in {v.name for v in lane.variables()} for lane in lanes)
 
     def _shares(self, count: int) -> Iterator[tuple[Array, Array]]:
         """What each of the open groups takes of `count` things, one after the other."""

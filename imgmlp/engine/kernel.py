@@ -66,9 +66,11 @@ class Kernel:
     core: Node | None  # the reduction or product inside, if there is one
     sums: Store | None = None  # column sums of a product's right factor, a second output
     guards: tuple[Guard, ...] = ()
+    rows: tuple[Node, ...] = ()  # instead of a core: reductions of rows, each after those it needs
+    totals: tuple[Store, ...] = ()  # what is stored once a row
 
     def all_stores(self) -> tuple[Store, ...]:
-        return self.stores if self.sums is None else (*self.stores, self.sums)
+        return (*self.stores, *self.totals, *([] if self.sums is None else [self.sums]))
 
     def reads(self) -> list[Buffer]:
         nodes = toposort(
@@ -190,6 +192,8 @@ class Draft:
     sums: Store | None = None
     loop: Iteration | None = None  # instead of a kernel
     guards: frozenset[Guard] = frozenset()
+    rows: tuple[Node, ...] = ()
+    totals: list[Store] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -284,7 +288,8 @@ def render_procedure(procedure: Procedure) -> str:
 
 
 def _kernel_lines(kernel: Kernel) -> list[str]:
-    inside = f"  around {label(kernel.core)}" if kernel.core is not None else ""
+    cores = kernel.rows if kernel.core is None else (kernel.core,)
+    inside = f"  around {', '.join(map(label, cores))}" if cores else ""
     stores = [
         f"    {_element(s.place)} {'+=' if s.adds else '='} {_expression(s.value)}"
         for s in kernel.all_stores()

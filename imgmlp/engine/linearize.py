@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from imgmlp.engine.dtype import DType, f32, i32
+from imgmlp.engine.dtype import f32, i32
 from imgmlp.engine.graph import Buffer, Node, Op
 from imgmlp.engine.indices import through
 from imgmlp.engine.kernel import (
@@ -26,6 +26,7 @@ from imgmlp.engine.kernel import (
 )
 from imgmlp.engine.lowering import Lowering, store_all
 from imgmlp.engine.maps import GRAIN, map_kernel
+from imgmlp.engine.rowwise import accumulate, identity, row_kernel
 from imgmlp.engine.symbolic import Const, Expr, split, unravel
 from imgmlp.engine.uops import (
     GPU_LANES,
@@ -96,6 +97,8 @@ def _append(uops: list[UOp], more: Sequence[UOp], buffers: Sequence[Buffer]) -> 
 
 
 def _body(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tuple[int, int]:
+    if kernel.rows:
+        return row_kernel(kernel, lower, lanes, units)
     if kernel.core is None:
         return map_kernel(kernel, lower, lanes, units)
     if kernel.core.op is Op.DOT:
@@ -124,17 +127,13 @@ def _wait(build: Builder, lanes: Lanes) -> None:
         build.effect(U.BARRIER, ())
 
 
-def _identity(op: Op, dtype: DType) -> float:
-    return 0 if op is Op.SUM else dtype.min
-
-
 def _reduce(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tuple[int, int]:
     core, build = kernel.core, lower.build
     assert core is not None
     source, axes = core.src[0], core.arg
     shape, count = core.shape, math.prod(source.shape[a] for a in core.arg)
     size = math.prod(shape)
-    start = _identity(core.op, core.dtype)
+    start = identity(core.op, core.dtype)
 
     def term(out: Sequence[Expr], inner: Expr) -> int:
         inside = dict(zip(axes, unravel(inner, [source.shape[a] for a in axes]), strict=True))
@@ -148,21 +147,7 @@ def _reduce(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tuple[
     if size > 1 and shape[-1] > 1 and _keeps_last_axis(kernel):
         return _reduce_columns(kernel, lower, term, count, groups), 1
     out = lower.outermost("i", size, "share")
-    accumulators = build.effect(U.ACC, (), (VECTOR, start), core.dtype)
-    blocks, rest = divmod(count, VECTOR)
-    if blocks:
-        block = build.open(Range("b", blocks))
-        lane = build.open(Range("v", VECTOR, "vector"))
-        found = term(unravel(out, shape), block * VECTOR + lane)
-        build.effect(U.ACCUMULATE, (accumulators, found), (core.op, lane), core.dtype)
-        build.close()
-        build.close()
-    if rest:
-        lane = build.open(Range("v", rest, "vector"))
-        found = term(unravel(out, shape), lane + blocks * VECTOR)
-        build.effect(U.ACCUMULATE, (accumulators, found), (core.op, lane), core.dtype)
-        build.close()
-    lower.core_value = build.effect(U.COMBINE, (accumulators,), core.op, core.dtype)
+    lower.core_value = accumulate(lower, core, count, lambda at: term(unravel(out, shape), at))
     store_all(lower, kernel.stores, unravel(out, shape))
     build.close()
     return groups, 1
@@ -189,7 +174,7 @@ def _reduce_columns(
     share = lower.outermost("i", outer * blocks, "share")
     *lead, block = unravel(share, (*shape[:-1], blocks))
     left = None if shape[-1] % VECTOR == 0 else Const(shape[-1]) - block * VECTOR
-    start = _identity(core.op, core.dtype)
+    start = identity(core.op, core.dtype)
     accumulators = build.effect(U.ACC, (), (VECTOR, start), core.dtype)
     inner = build.open(Range("r", count))
     lane = build.open(Range("v", VECTOR, "vector", left))

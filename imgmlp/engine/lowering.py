@@ -21,6 +21,7 @@ class Lowering:
         self.core = core
         self.inside = inside  # a block, whose groups and lanes are given
         self.core_value: int | None = None
+        self.totals: dict[Node, int] = {}  # of the row that is being computed
         self.memo: dict[Any, int] = {}
 
     def outermost(self, name: str, count: int, kind: str) -> Var:
@@ -40,6 +41,8 @@ class Lowering:
         if node is self.core:
             assert self.core_value is not None
             return self.core_value
+        if node in self.totals:
+            return self.totals[node]
         if node.op is Op.CONST:
             return emit(U.CONST, node.dtype, (), node.arg)
         if node.op is Op.IOTA:

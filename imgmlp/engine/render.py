@@ -153,6 +153,9 @@ class _Writer:
         n, name = loop.count, loop.name
         limit = f" && {name} < {_index(loop.limit)}" if loop.limit is not None else ""
         stride, loop_over = self.code.local_size, f"for (int {name}"
+        lane = f"{loop_over} = get_local_id(0); {name} < {n}{limit}; {name} += {stride}) {{"
+        if n == stride and not limit:
+            lane = f"{{ const int {name} = get_local_id(0);"
         group, item, share = "get_group_id(0)", "get_global_id(0)", f"share_{{}}({n})"
         if loop.kind == "member":
             self.member = True
@@ -165,12 +168,13 @@ class _Writer:
             "share": f"for (int {name} = {begin}; {name} < {end}; ++{name}) {{",
             "item": f"const int {name} = {item}; if ({name} < {n}) {{",
             "group": f"{{ const int {name} = {group};",
-            "lane": f"{loop_over} = get_local_id(0); {name} < {n}{limit}; {name} += {stride}) {{",
+            "lane": lane,
             "row": self._tile_loop(i, loop, limit),
             "column": self._tile_loop(i, loop, limit),
         }.get(loop.kind, f"for (int {name} = 0; {name} < {n}{limit}; ++{name}) {{")
-        if loop.kind == "vector" and not limit and self._accumulates(i):
-            self.lines.append("#pragma unroll")  # so that accumulators are registers
+        in_registers = self.lanes == "group" or self._accumulates(i)
+        if loop.kind == "vector" and not limit and in_registers:
+            self.lines.append("#pragma unroll")  # so that accumulators are in registers
         self.lines.append(opening)
 
     def _member(self, loop: Range) -> str:

@@ -24,6 +24,7 @@ from imgmlp.engine.graph import (
 from imgmlp.engine.kernel import Draft, Guard, Iteration, Kernel, Loop, Procedure, Update, storage
 from imgmlp.engine.merge import attach_sums, merge, ordered
 from imgmlp.engine.place import Graph
+from imgmlp.engine.rowfusion import fuse_rows
 from imgmlp.engine.state import choose_places, copies_at_the_end, order_after_readers
 
 LONG_REDUCTION = 1 << 14  # elements from which a full reduction takes two stages
@@ -58,7 +59,8 @@ class _Scheduler:
         self.places += len(places)
         drafts = graph.drafts(places)
         order_after_readers(drafts, in_place)
-        drafts = attach_sums(merge(drafts))
+        lasting = {storage(places[root]) for root in roots if root in places}
+        drafts = fuse_rows(attach_sums(merge(drafts)), lasting)
         drafts += copies_at_the_end(drafts, places, copied)
         return Procedure(tuple(self._freeze(d, d.guards | guards) for d in ordered(drafts)))
 
@@ -81,8 +83,10 @@ class _Scheduler:
 def freeze(draft: Draft, number: int, guards: frozenset[Guard] = frozenset()) -> Kernel:
     """A finished kernel, named by its number and what is inside."""
     kind = {None: "map", Op.DOT: "product"}.get(draft.core.op if draft.core else None, "reduce")
-    name, ordered = f"k{number}_{kind}", tuple(sorted(guards, key=lambda g: g.place.number))
-    return Kernel(name, draft.shape, tuple(draft.stores), draft.core, draft.sums, ordered)
+    name = f"k{number}_{'rows' if draft.rows else kind}"
+    ordered, totals = tuple(sorted(guards, key=lambda g: g.place.number)), tuple(draft.totals)
+    stores = tuple(draft.stores)
+    return Kernel(name, draft.shape, stores, draft.core, draft.sums, ordered, draft.rows, totals)
 
 
 # --- rewriting before scheduling ---

@@ -1,0 +1,149 @@
+"""Reductions of rows and what follows from them become one kernel.
+
+A softmax needs the maximum of a row, the sum of what follows from that, and then both for each
+element. No row needs another one, so a kernel can compute all three for one row after the other
+while it is at hand, and keep for the next stage what is costly to compute again (rowwise.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from imgmlp.engine.graph import (
+    ELEMENTWISE,
+    MOVEMENT,
+    REDUCE,
+    Buffer,
+    Node,
+    Op,
+    Shape,
+    move,
+    substitute,
+    toposort,
+)
+from imgmlp.engine.indices import through
+from imgmlp.engine.kernel import Draft, Store, waits
+from imgmlp.engine.symbolic import ZERO, Expr, Var, unravel
+
+LEAST_ROWS = 64  # fewer long rows would leave work-groups idle that separate kernels keep busy
+SMALL = 1 << 14  # elements up to which a launch less counts for more than that
+
+
+def fuse_rows(drafts: list[Draft], lasting: set[Buffer]) -> list[Draft]:
+    """Each reduction of rows joins what alone needs it at the same row; `lasting` is kept."""
+    alive = {d.order: d for d in drafts}
+    for last in drafts:
+        while last.order in alive and (first := _partner(last, alive)) is not None:
+            _fuse(first, last, alive, lasting)
+    return list(alive.values())
+
+
+def _full(draft: Draft) -> Shape | None:
+    """The shape whose rows a draft computes or reduces; None if it does something else."""
+    if draft.loop is not None:
+        return None
+    if draft.core is None:
+        return draft.shape
+    if draft.core.op not in REDUCE:
+        return None
+    shape: Shape = draft.core.src[0].shape
+    return shape if draft.core.arg == tuple(range(len(draft.shape), len(shape))) else None
+
+
+def _totals(draft: Draft) -> list[Store]:
+    """What a draft stores once a row, if it reduces rows."""
+    return draft.totals if draft.core is None else draft.stores
+
+
+def _partner(last: Draft, alive: dict[int, Draft]) -> Draft | None:
+    full = _full(last)
+    before = (alive[order] for order in sorted(last.after, reverse=True))
+    return next((d for d in before if full and _fits(d, last, full, alive)), None)
+
+
+def _fits(first: Draft, last: Draft, full: Shape, alive: dict[int, Draft]) -> bool:
+    totals = _totals(first)
+    if not totals or (first.rows and first.stores):
+        return False
+    if _full(first) != full or first.guards != last.guards:
+        return False
+    reduced = totals[0].value.shape
+    if any(s.value.shape != reduced for s in _totals(last)):
+        return False
+    rows, size = math.prod(reduced), math.prod(full)
+    if size == rows or (rows < LEAST_ROWS and size > SMALL):
+        return False
+    edges = {order: d.after for order, d in alive.items()}
+    if waits(edges, last.after - {first.order}, first.order):
+        return False
+    values = _values([*_known(first, last), *totals])
+    written = {s.target for s in (*totals, *last.stores, *last.totals)}
+    if any(n.op is Op.BUFFER and n.arg in written for n in toposort(values)):
+        return False
+    return _by_row(values, reduced, full)
+
+
+def _known(first: Draft, last: Draft) -> list[Store]:
+    """The stores of `last`, totals after the others, with what `first` computes in its place."""
+    stores = [*last.stores, *last.totals]
+    known: dict[Node, Node] = {}
+    for total in _totals(first):
+        base = total.place
+        while base.op is Op.RESHAPE:  # others may read it in another shape
+            base = base.src[0]
+        known[base] = move(Op.RESHAPE, total.value, base.shape)
+    values = substitute(_values(stores), known)
+    return [Store(s.place, v, s.adds) for s, v in zip(stores, values, strict=True)]
+
+
+def _values(stores: Iterable[Store]) -> list[Node]:
+    return [s.value for s in stores]
+
+
+def _cores(values: Sequence[Node]) -> list[Node]:
+    """Reductions inside, each after those that it needs."""
+    return [n for n in toposort(values) if n.op in REDUCE]
+
+
+def _by_row(values: Sequence[Node], reduced: Shape, full: Shape) -> bool:
+    """Whether totals are needed only where their own row is computed."""
+    every = tuple(Var(f"i{a}", 0, n - 1) if n > 1 else ZERO for a, n in enumerate(full))
+    row, cores = every[: len(reduced)], set(_cores(values))
+    wanted: list[tuple[Node, tuple[Expr, ...]]] = [(core.src[0], every) for core in cores]
+    wanted += [(v, every if v.shape == full else row) for v in values]
+    seen: set[tuple[Node, tuple[Expr, ...]]] = set()
+    while wanted:
+        node, indices = wanted.pop()
+        if (node, indices) in seen:
+            continue
+        seen.add((node, indices))
+        if node in cores:
+            if indices != row:
+                return False
+        elif node.op in ELEMENTWISE:
+            wanted += [(s, indices) for s in node.src]
+        elif node.op in MOVEMENT:
+            source, moved = through(node)
+            wanted.append((source, tuple(unravel(moved.index(indices)[0], source.shape))))
+        elif any(n in cores for n in toposort([node])):
+            return False
+    return True
+
+
+def _fuse(first: Draft, last: Draft, alive: dict[int, Draft], lasting: set[Buffer]) -> None:
+    """All that `first` does, `last` does too; who waited for the one waits for the other."""
+    full, stores, totals = _full(last), _known(first, last), _totals(first)
+    assert full is not None
+    others = [d for d in alive.values() if d is not last and first.order in d.after]
+    kept = [s for s in totals if others or s.target in lasting]
+    elements = len(last.stores) if last.core is None else 0
+    last.stores, last.totals = stores[:elements], [*stores[elements:], *kept]
+    last.rows = tuple(_cores(_values([*stores, *kept])))
+    last.shape, last.core = full, None
+    last.needs = (last.needs - {s.place for s in totals}) | first.needs
+    last.old |= first.old
+    last.after = (last.after | first.after) - {first.order}
+    del alive[first.order]
+    for other in others:
+        other.after = (other.after - {first.order}) | {last.order}

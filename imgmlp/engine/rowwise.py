@@ -1,0 +1,225 @@
+"""Kernels that reduce rows and compute their elements from the totals, a row at a time.
+
+Stages follow each other on one row: a reduction each, then what is stored. A value that a
+later stage needs again stays in a private array if it is costly to compute; to a lane of a GPU,
+whose array is in registers, a load from global memory is costly too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from imgmlp.engine.dtype import DType
+from imgmlp.engine.graph import ELEMENTWISE, MOVEMENT, Node, Op
+from imgmlp.engine.indices import through
+from imgmlp.engine.kernel import Kernel
+from imgmlp.engine.lowering import Lowering, store_all
+from imgmlp.engine.maps import GRAIN
+from imgmlp.engine.place import COSTS
+from imgmlp.engine.symbolic import ONE, Const, Expr, unravel
+from imgmlp.engine.uops import GPU_LANES, VECTOR, Lanes, Range, U
+
+COSTLY = 8  # operations from which a value is costly
+MOST_KEPT = 1 << 13  # elements of a row's private arrays on a CPU, whose first cache they share
+MOST_REGISTERS = 64  # of the arrays of a lane
+FEW = 64  # elements below which a lane takes a row alone
+
+
+def identity(op: Op, dtype: DType) -> float:
+    """What changes nothing in a sum or a maximum."""
+    return 0 if op is Op.SUM else dtype.min
+
+
+def row_kernel(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tuple[int, int]:
+    """The launch's global and local size."""
+    core = kernel.rows[0]
+    size, count = core.size, core.src[0].size // core.size
+    if lanes == "one":
+        _Row(kernel, lower, 0, MOST_KEPT // count).by_one()
+        return max(1, min(4 * units, size * count // GRAIN, size)), 1
+    alone = count < FEW
+    own = count if alone else -(-count // GPU_LANES)
+    _Row(kernel, lower, COSTLY, MOST_REGISTERS // own).on_lanes(alone, own)
+    if alone and not lower.inside:
+        return -(-size // 64) * 64, 64
+    return size * GPU_LANES, GPU_LANES
+
+
+class _Row:
+    """Emits all stages of a row; `loads` is what a load costs, `room` how many values are kept."""
+
+    def __init__(self, kernel: Kernel, lower: Lowering, loads: int, room: int) -> None:
+        self.kernel, self.lower, self.build = kernel, lower, lower.build
+        self.reduced, self.shape = kernel.rows[0].shape, kernel.rows[0].src[0].shape
+        self.size = math.prod(self.reduced)
+        self.count = math.prod(self.shape) // self.size
+        roots = [[core.src[0]] for core in kernel.rows] + [[s.value for s in kernel.stores]]
+        plans = (kept(roots, loads), kept(roots, 0))
+        nothing: list[list[Node]] = [[] for _ in roots]
+        self.keeps = next((p for p in plans if sum(map(len, p)) <= room), nothing)
+        self.arrays: dict[Node, int] = {}
+        self.lead: list[Expr] = []  # indices of the row
+
+    def by_one(self) -> None:
+        """One work-item: a loop that the compiler makes vectors of for each stage."""
+        self._open("share")
+        for core, keeps in zip(self.kernel.rows, self.keeps, strict=False):
+            arrays = self._declare(keeps, self.count)
+            if keeps:
+                column = self.build.open(Range("c", self.count))
+                self._keep(arrays, self._indices(column, column), column)
+                self.build.close()
+            self.arrays |= arrays
+            self.lower.totals[core] = accumulate(
+                self.lower, core, self.count, partial(self._term, core)
+            )
+        store_all(self.lower, self.kernel.totals, self.lead)
+        if self.kernel.stores:
+            column = self.build.open(Range("c", self.count))
+            store_all(self.lower, self.kernel.stores, self._indices(column, column))
+            self.build.close()
+        self.build.close()
+
+    def on_lanes(self, alone: bool, own: int) -> None:
+        """Lanes of a GPU: each has `own` elements at most, of a row that it has `alone` or with
+        all others of its group."""
+        build = self.build
+        self._open("item" if alone else "group")
+        for core, keeps in zip(self.kernel.rows, self.keeps, strict=False):
+            arrays = self._declare(keeps, own)
+            start = identity(core.op, core.dtype)
+            accumulators = build.effect(U.ACC, (), (1, start), core.dtype)
+            for place, at in self._elements(alone):
+                indices = self._indices(at, place)
+                self._keep(arrays, indices, place)
+                value = self.lower.value(core.src[0], indices)
+                build.effect(U.ACCUMULATE, (accumulators, value), (core.op, Const(0)), core.dtype)
+            self.arrays |= arrays
+            total = build.effect(U.COMBINE, (accumulators,), core.op, core.dtype)
+            if not alone:
+                total = build.effect(U.GROUP, (total,), core.op, core.dtype)
+                build.effect(U.BARRIER, ())  # the next stage uses the same local memory
+            self.lower.totals[core] = total
+        if self.kernel.totals and not alone:
+            build.open(Range("first", 1, "lane"))
+        store_all(self.lower, self.kernel.totals, self.lead)
+        if self.kernel.totals and not alone:
+            build.close()
+        for place, at in self._elements(alone) if self.kernel.stores else ():
+            store_all(self.lower, self.kernel.stores, self._indices(at, place))
+        build.close()
+
+    def _elements(self, alone: bool) -> Iterator[tuple[Expr, Expr]]:
+        """Loops over a lane's own elements: their numbers in its arrays and in the row."""
+        build = self.build
+        rounds, rest = (self.count, 0) if alone else divmod(self.count, GPU_LANES)
+        kind = "vector" if rounds <= MOST_REGISTERS else "loop"
+        if alone:
+            place = build.open(Range("r", rounds, kind))
+            yield place, place
+            build.close()
+        elif rounds:
+            lane = build.open(Range("l", GPU_LANES, "lane"))
+            place = build.open(Range("r", rounds, kind))
+            yield place, place * GPU_LANES + lane
+            build.close()
+            build.close()
+        if rest:  # some lanes have one more
+            lane = build.open(Range("x", rest, "lane"))
+            yield Const(rounds), lane + rounds * GPU_LANES
+            build.close()
+
+    # --- parts of stages ---
+
+    def _open(self, kind: str) -> None:
+        self.lead = unravel(self.lower.outermost("i", self.size, kind), self.reduced)
+
+    def _declare(self, keeps: Sequence[Node], size: int) -> dict[Node, int]:
+        return {n: self.build.effect(U.ACC, (), (size, None), n.dtype) for n in keeps}
+
+    def _indices(self, at: Expr, place: Expr) -> list[Expr]:
+        """Those of an element, at which all that is kept is read from its array."""
+        indices = [*self.lead, *unravel(at, self.shape[len(self.reduced) :])]
+        for node, array in self.arrays.items():
+            found = self.build.effect(U.LANE, (array,), place, node.dtype)
+            self.build.live.add(found)  # in this loop
+            self.lower.memo[node, tuple(indices), ONE] = found
+        return indices
+
+    def _term(self, core: Node, at: Expr) -> int:
+        return self.lower.value(core.src[0], self._indices(at, at))
+
+    def _keep(self, arrays: dict[Node, int], indices: Sequence[Expr], place: Expr) -> None:
+        for node, array in arrays.items():
+            value = self.lower.value(node, indices)
+            self.build.effect(U.KEEP, (array, value), place, node.dtype)
+
+
+def accumulate(lower: Lowering, core: Node, count: int, term: Callable[[Expr], int]) -> int:
+    """A reduction of `count` terms by one work-item, VECTOR of them at once."""
+    build, start = lower.build, identity(core.op, core.dtype)
+    accumulators = build.effect(U.ACC, (), (VECTOR, start), core.dtype)
+    blocks, rest = divmod(count, VECTOR)
+    if blocks:
+        block = build.open(Range("b", blocks))
+        lane = build.open(Range("v", VECTOR, "vector"))
+        found = term(block * VECTOR + lane)
+        build.effect(U.ACCUMULATE, (accumulators, found), (core.op, lane), core.dtype)
+        build.close()
+        build.close()
+    if rest:
+        lane = build.open(Range("v", rest, "vector"))
+        found = term(lane + blocks * VECTOR)
+        build.effect(U.ACCUMULATE, (accumulators, found), (core.op, lane), core.dtype)
+        build.close()
+    return build.effect(U.COMBINE, (accumulators,), core.op, core.dtype)
+
+
+# --- what is kept ---
+
+
+def kept(roots: Sequence[Sequence[Node]], loads: int) -> list[list[Node]]:
+    """Which values of each stage are kept for later ones; `loads` is what a load costs."""
+    first: dict[Node, int] = {}
+    found: list[list[Node]] = [[] for _ in roots]
+    costs: dict[Node, int] = {}
+    size = roots[0][0].size
+    for stage, wanted in enumerate(roots):
+        stack, seen = list(wanted), set[Node]()
+        while stack:
+            node = stack.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            known = first.get(node, stage) < stage
+            if known and _cost(node, size, loads, costs) >= COSTLY:
+                found[first[node]].append(node)
+            elif node.op in ELEMENTWISE:
+                stack += node.src
+        for node in seen:
+            first.setdefault(node, stage)
+    return [list(dict.fromkeys(nodes)) for nodes in found]
+
+
+def _cost(node: Node, size: int, loads: int, known: dict[Node, int]) -> int:
+    """Operations that each element of a row takes: none where all elements share one value."""
+    if node not in known:
+        known[node] = 0
+        if node.op in ELEMENTWISE:
+            inner = sum(_cost(s, size, loads, known) for s in node.src)
+            own = COSTS.get(node.op, 1) if any(_varies(s, size) for s in node.src) else 0
+            known[node] = inner + own
+        elif node.op in MOVEMENT and _varies(node, size):
+            known[node] = _cost(through(node)[0], size, loads, known)
+        elif node.op is Op.GATHER or (node.op in (Op.BUFFER, Op.PART) and node.size >= size):
+            known[node] = loads
+    return known[node]
+
+
+def _varies(node: Node, size: int) -> bool:
+    """Whether a value is one of each element, not one that many share."""
+    while node.op in MOVEMENT:
+        node = node.src[0]
+    return node.size >= size

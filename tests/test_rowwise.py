@@ -1,0 +1,84 @@
+"""Kernels of whole rows: what is kept between stages, and the same values by every mapping."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import EMULATED, open_mapping
+
+from imgmlp.engine import Program, Tensor, compile
+from imgmlp.engine.graph import Op
+from imgmlp.engine.uops import Range, U
+
+Array = np.ndarray[Any, Any]
+
+
+def rows(form: str, *shapes: tuple[int, int]) -> tuple[Program, dict[str, Array]]:
+    """Three things computed of rows, for each shape, and what they should be."""
+    device, wanted = open_mapping(form), {}
+    arrays = [np.random.default_rng(0).standard_normal(s).astype(np.float32) for s in shapes]
+    tensors = [Tensor(a, device) for a in arrays]
+    for i, x in enumerate(arrays):
+        powers = np.exp(x - x.max(1, keepdims=True))
+        wanted[f"softmax {i}"] = powers / powers.sum(1, keepdims=True)
+        wanted[f"normal {i}"] = (x - x.mean(1, keepdims=True)) / x.std(1, keepdims=True)
+        wanted[f"deviation {i}"] = x.std(1)
+
+    def step() -> dict[str, Tensor]:
+        found = {}
+        for i, x in enumerate(tensors):
+            deviation = x.variance(-1, keepdims=True).sqrt()
+            found[f"softmax {i}"] = x.softmax(-1)
+            found[f"normal {i}"] = (x - x.mean(-1, keepdims=True)) / deviation
+            found[f"deviation {i}"] = deviation.reshape(-1)
+        return found
+
+    return compile(step, device, general=True), wanted
+
+
+@pytest.mark.parametrize("form", ["one", "group", *EMULATED])
+def test_rows_of_all_lengths(form: str) -> None:
+    """Short ones, whole vectors and lanes, and some elements more; rows that nothing divides."""
+    more = [] if form == "group" else [(3, 64), (2, 256)]  # lanes take long to compile
+    program, wanted = rows(form, (70, 5), (67, 131), *more)
+    program.run()
+    for name, truth in wanted.items():
+        assert np.allclose(program.read(name), truth, rtol=1e-4, atol=1e-5), name
+
+
+def uops(form: str, length: int) -> list[Any]:
+    device = open_mapping(form)
+    x = Tensor(np.ones((64, length), np.float32), device)
+    (code,) = compile(lambda: {"y": x.softmax(-1)}, device).stages.codes
+    return list(code.uops)
+
+
+@pytest.mark.parametrize(("length", "times"), [(9, 1), (8192, 1), (8193, 3)])
+def test_the_exponential_is_computed_once_where_a_row_fits(length: int, times: int) -> None:
+    """Else once more for the elements; the sum of the last few is a loop of its own."""
+    found = uops("numpy:uops", length)
+    assert sum(u.arg is Op.EXP2 for u in found if u.op is U.ALU) == times
+    assert sum(u.op is U.KEEP for u in found) == (times == 1)
+
+
+def test_lanes_keep_what_they_loaded_too() -> None:
+    found = uops("numpy:uops-group", 256)
+    assert sum(u.op is U.LOAD for u in found) == 1
+    kept = [u.arg[0] for u in found if u.op is U.ACC and u.arg[1] is None]
+    assert kept == [2, 2]  # the row and its exponentials, two elements of each a lane
+
+
+def test_lanes_keep_no_row_too_long_for_registers() -> None:
+    found = uops("numpy:uops-group", 128 * 65)
+    assert not any(u.op is U.KEEP for u in found)
+    loops = [u.arg for u in found if u.op is U.RANGE and u.arg.count == 65]
+    assert all(isinstance(r, Range) and r.kind == "loop" for r in loops)
+
+
+def test_cheap_values_are_computed_again() -> None:
+    device = open_mapping("numpy:uops")
+    x = Tensor(np.ones((64, 64), np.float32), device)
+    program = compile(lambda: {"y": x * 2 - (x * 2).max(-1, keepdims=True)}, device)
+    assert not any(u.op is U.KEEP for code in program.stages.codes for u in code.uops)
