@@ -286,7 +286,7 @@ def test_only_the_chosen_branch_computes(kernels: Device) -> None:
     choice = cond(c, lambda: (a @ a).softmax() + 1.0, lambda: a * 2.0)
     program = compile(lambda: {"y": choice}, kernels)
     plan, (arena,) = program.stages.memory, program.arena
-    assert len(plan.offsets) >= 3  # the branch's, and the condition
+    assert len(plan.offsets) >= 2  # the product in the branch, and the condition
     kernels.write(arena, np.full(arena.nbytes, 0x55, np.uint8))
     for taken in (False, True):
         c.write(np.array(taken, np.int32))
