@@ -29,7 +29,8 @@ AFTER: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], bool]] = {
     "bias and activation": (lambda y, bias, other: (y + bias).leaky_relu(0.1), True),
     "a slope by another tile": (lambda y, bias, other: Tensor.where(other < 0, y * 0.1, y), True),
     "the larger of two": (lambda y, bias, other: y.maximum(0.5) / (other * other + 1), True),
-    "a function": (lambda y, bias, other: (y * 0.1).exp(), False),
+    "an exponential": (lambda y, bias, other: (y * 0.1).exp(), True),
+    "a sine": (lambda y, bias, other: (y * 0.1).sin(), False),
     "columns turned round": (lambda y, bias, other: y + bias.flip(0), False),
     "another dtype": (lambda y, bias, other: (y * 9).cast(dtype.i32), False),
 }

@@ -14,7 +14,7 @@ from imgmlp.engine.graph import Op
 from imgmlp.engine.symbolic import ONE, Expr, Var
 from imgmlp.engine.uops import Code, Product, Range, U, UOp
 
-ARITHMETIC = {Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.NEG, Op.MULACC, Op.MAX, Op.LT}
+ARITHMETIC = {Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.NEG, Op.MULACC, Op.MAX, Op.LT, Op.EXP2}
 LOGIC = {Op.AND, Op.OR, Op.XOR}
 
 

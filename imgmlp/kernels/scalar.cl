@@ -43,20 +43,24 @@ static int floor_mod(int a, int b) {
 // loop from being vectorised, so there 2^(x - n) is a polynomial, n being the nearest whole
 // number, and 2^n is put together from its bits, in two factors as n may be below -126.
 #ifdef POCL_DEVICE_ADDRESS_BITS
-static float power_of_two(float x) {
-  const float held = x < -151.f ? -151.f : x > 129.f ? 129.f : x; // NaN stays
-  const float near = held + 0x1.8p23f;                            // n in the low bits
-  const float rest = held - (near - 0x1.8p23f);                   // from -1/2 to 1/2
-  const int n = as_int(near) - as_int(0x1.8p23f), part = n >> 1;
-  float p = 0.00015353362f;
-  p = p * rest + 0.0013398875f;
-  p = p * rest + 0.009618437f;
-  p = p * rest + 0.055503324f;
-  p = p * rest + 0.24022648f;
-  p = p * rest + 0.6931472f;
-  p = p * rest + 1.f;
-  return p * as_float((uint)(part + 127) << 23) * as_float((uint)(n - part + 127) << 23);
-}
+#define POWER_OF_TWO(FLOAT, INT, UINT)                                                        \
+  static FLOAT __attribute__((overloadable)) power_of_two(FLOAT x) {                          \
+    const FLOAT held = x < -151.f ? (FLOAT)-151.f : x > 129.f ? (FLOAT)129.f : x; /* or NaN */ \
+    const FLOAT near = held + 0x1.8p23f;           /* n in the low bits */                    \
+    const FLOAT rest = held - (near - 0x1.8p23f);  /* from -1/2 to 1/2 */                     \
+    const INT n = as_##INT(near) - as_int(0x1.8p23f), part = n >> 1;                          \
+    FLOAT p = 0.00015353362f;                                                                 \
+    p = p * rest + 0.0013398875f;                                                             \
+    p = p * rest + 0.009618437f;                                                              \
+    p = p * rest + 0.055503324f;                                                              \
+    p = p * rest + 0.24022648f;                                                               \
+    p = p * rest + 0.6931472f;                                                                \
+    p = p * rest + 1.f;                                                                       \
+    const UINT low = as_##UINT(part + 127), high = as_##UINT(n - part + 127);                 \
+    return p * as_##FLOAT(low << 23) * as_##FLOAT(high << 23);                                \
+  }
+POWER_OF_TWO(float, int, uint)
+POWER_OF_TWO(float8, int8, uint8)
 #else
 #define power_of_two(x) exp2(x)
 #endif
