@@ -15,7 +15,8 @@ import typer
 from imgmlp import __version__
 from imgmlp.errors import ImgmlpError, Interrupted, OutOfMemoryError, UsageError
 from imgmlp.interrupt import ignore_signals, raise_on_signals
-from imgmlp.terminal import Terminal, print_data, standard_output
+from imgmlp.terminal import Terminal
+from imgmlp.text import print_data, standard_output
 
 app = typer.Typer(
     name="imgmlp",

@@ -34,7 +34,8 @@ from imgmlp.engine import (
 from imgmlp.errors import DeviceError, Interrupted, OutputError, TrainingError, UsageError
 from imgmlp.image import Picture
 from imgmlp.interrupt import StopRequest
-from imgmlp.terminal import Terminal, duration, print_data, size, standard_output
+from imgmlp.terminal import Terminal
+from imgmlp.text import duration, print_data, size, standard_output
 
 STDOUT = Path("-")
 LIVE_EVERY = 3.0  # seconds between two previews

@@ -30,7 +30,8 @@ from imgmlp.errors import (
 from imgmlp.facts import dimensions
 from imgmlp.image import Picture
 from imgmlp.interrupt import StopRequest
-from imgmlp.terminal import Terminal, duration, print_data, size
+from imgmlp.terminal import Terminal
+from imgmlp.text import duration, print_data, size
 
 EXTENSION = ".imlp"
 _SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}

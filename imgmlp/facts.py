@@ -13,7 +13,7 @@ from typing import Any
 from imgmlp.codec import container
 from imgmlp.codec.container import Container
 from imgmlp.errors import FormatError, UsageError
-from imgmlp.terminal import print_data, size
+from imgmlp.text import print_data, size
 
 ZIP = b"PK\x03\x04"  # how an .npz archive begins
 

@@ -6,8 +6,6 @@ encoding asks for it. Knows neither files nor how anything is computed.
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 import traceback
 import warnings
@@ -21,7 +19,8 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from imgmlp.errors import ImgmlpError, ImgmlpWarning, OutputError
+from imgmlp.errors import ImgmlpError, ImgmlpWarning
+from imgmlp.text import ascii_only, duration, encodes_unicode, standard_output
 
 if TYPE_CHECKING:
     from imgmlp.codec.pipeline import Progress as TrainingProgress
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 LINE_EVERY = 10.0  # seconds between two lines where there is no terminal
 DRAW_EVERY = 0.1  # seconds between two drawings of the bar
 TABLE_WIDTH = 120  # characters, where there is no terminal whose width would count
-_ASCII = str.maketrans({"×": "x", "✓": "*", "…": "...", "–": "-", "µ": "u"})
 
 
 class Terminal:
@@ -133,38 +131,6 @@ class Terminal:
             yield tell
 
 
-def ascii_only(text: str) -> str:
-    """Text without the few characters beyond ASCII that imgmlp writes."""
-    return text.translate(_ASCII)
-
-
-def encodes_unicode(stream: object) -> bool:
-    """Whether a text stream takes any character."""
-    encoding: str | None = getattr(stream, "encoding", None)
-    return (encoding or "").lower().replace("-", "").startswith("utf")
-
-
-@contextmanager
-def standard_output() -> Iterator[TextIO]:
-    """stdout, flushed at the end. Raises OutputError if it cannot be written."""
-    if sys.stdout is None:  # closed by whoever started this process
-        raise OutputError("stdout is closed", hint="send it to a file")
-    try:
-        yield sys.stdout
-        sys.stdout.flush()
-    except OSError as error:
-        # What is still buffered would fail once more when Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        problem = f"cannot write to stdout: {error.strerror or error}"
-        raise OutputError(problem, hint="send it to another place") from error
-
-
-def print_data(text: str) -> None:
-    """Write lines of data to stdout. Raises OutputError."""
-    with standard_output() as stream:
-        stream.write((text if encodes_unicode(stream) else ascii_only(text)) + "\n")
-
-
 def print_table(heading: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> None:
     """Write a table to stdout, its first column to the left. Raises OutputError."""
     with standard_output() as stream:
@@ -231,23 +197,3 @@ def _state(progress: TrainingProgress) -> str:
     rate = f"{progress.steps_per_second:,.0f} steps/s"
     left = f"{duration(progress.seconds_left)} left"
     return f"loss {progress.loss:.3g}  {progress.psnr:.1f} dB  {rate}  {left}"
-
-
-def duration(seconds: float) -> str:
-    """Seconds as 3.4 s, 2:05 or 1:02:05."""
-    if not seconds < 360_000_000:  # also for NaN and infinity
-        return "unknown time"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def size(count: float) -> str:
-    """Bytes as 812 B, 50.6 kB, 1.2 MB or 3.4 GB."""
-    for unit in ("B", "kB", "MB"):
-        if count < 999.5:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:,.1f} GB"

@@ -12,7 +12,8 @@ from imgmlp.codec import compact, container
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.errors import FormatError, ImgmlpError
 from imgmlp.facts import Facts
-from imgmlp.terminal import Terminal, print_data, size
+from imgmlp.terminal import Terminal
+from imgmlp.text import print_data, size
 
 
 def verify(terminal: Terminal, paths: list[Path], device_spec: str, as_json: bool) -> int:

@@ -33,7 +33,7 @@ ORDER = """
     codec.integer
     codec.fit codec.learn codec.render codec.compact codec.target codec.checkpoint codec.course
     codec.encode codec.pipeline
-    interrupt terminal facts verify child selftest
+    interrupt text terminal facts verify child selftest
     bench bench.job bench.by_hand bench.pytorch bench.peak bench.start bench.speed bench.report
     bench.kernels bench.plot bench.kernels_report
     commands encoding api pil imgmlp cli __main__
@@ -52,6 +52,7 @@ RESERVED = {
 }
 UNSAFE = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 LAZY = {  # keep --help and a look at a file quick
+    ("__main__", "imgmlp.cli"),
     ("cli", "imgmlp.bench.report"),
     ("cli", "imgmlp.bench.kernels_report"),
     ("cli", "imgmlp.commands"),

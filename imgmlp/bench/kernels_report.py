@@ -24,7 +24,8 @@ from imgmlp.bench.kernels import (
 from imgmlp.bench.peak import Peak
 from imgmlp.engine import AnyDevice, Device, open_device
 from imgmlp.errors import UsageError
-from imgmlp.terminal import Terminal, print_data, print_table
+from imgmlp.terminal import Terminal, print_table
+from imgmlp.text import print_data
 
 TURNS, QUICK_TURNS = 15, 5
 NONE = "–"

@@ -11,7 +11,8 @@ from imgmlp.bench.job import BATCHES, Job, standard_job
 from imgmlp.bench.speed import FULL, QUICK, Effort, Measured
 from imgmlp.bench.start import seconds_to_first_step
 from imgmlp.engine import AnyDevice, open_device
-from imgmlp.terminal import Terminal, print_data, print_table
+from imgmlp.terminal import Terminal, print_table
+from imgmlp.text import print_data
 
 NONE = "–"
 
