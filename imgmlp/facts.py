@@ -22,8 +22,13 @@ Facts = dict[str, Any]
 
 def info(path: Path, as_json: bool) -> None:
     """Print what a file says of itself."""
+    print_data(text(path, as_json))
+
+
+def text(path: Path, as_json: bool) -> str:
+    """What a file says of itself, as lines or JSON. Raises as `describe`."""
     facts = describe(path)
-    print_data(json.dumps(facts, indent=2) if as_json else _lines(facts))
+    return json.dumps(facts, indent=2) if as_json else _lines(facts)
 
 
 def describe(path: str | PathLike[str]) -> Facts:

@@ -53,6 +53,7 @@ RESERVED = {
 UNSAFE = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 LAZY = {  # keep --help and a look at a file quick
     ("__main__", "imgmlp.cli"),
+    ("__main__", "imgmlp.terminal"),
     ("cli", "imgmlp.bench.report"),
     ("cli", "imgmlp.bench.kernels_report"),
     ("cli", "imgmlp.commands"),

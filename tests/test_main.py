@@ -47,7 +47,7 @@ def test_it_prints_what_the_command_line_would(imgmlp: Command) -> None:
 def test_all_else_is_left_to_the_command_line(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert not entry.looked(arguments)
+    assert entry.looked_at(arguments) is None
     assert capsys.readouterr() == ("", "")
 
 
@@ -55,7 +55,7 @@ def test_a_shell_that_completes_is_answered_by_the_command_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(entry.COMPLETION, "complete_bash")
-    assert not entry.looked(["info", str(GOLDEN)])
+    assert entry.looked_at(["info", str(GOLDEN)]) is None
 
 
 def test_errors_are_told_as_ever(imgmlp: Command, tmp_path: Path) -> None:
