@@ -23,7 +23,7 @@ def device() -> Device:
     return found
 
 
-def three_launches(device: Device) -> tuple[Program, Tensor]:
+def two_launches(device: Device) -> tuple[Program, Tensor]:
     state = Tensor(np.ones((3, 4), np.float32), device)
     total = Tensor(np.zeros(7, np.float32), device)
 
@@ -33,12 +33,12 @@ def three_launches(device: Device) -> tuple[Program, Tensor]:
         return {"all": total.sum()}
 
     program = compile(step, device)
-    assert len(program.launches) >= 3
+    assert len(program.launches) >= 2
     return program, state
 
 
 def test_a_failure_in_the_middle_of_a_step_ends_the_use_of_the_device(device: Device) -> None:
-    program, state = three_launches(device)
+    program, state = two_launches(device)
     program.run()
     program.wait()
     broken = program.launches[1]
@@ -89,7 +89,7 @@ def test_training_on_a_device_that_is_lost_leaves_no_file(
     def launch(device: Device, launches: list) -> None:
         runs.append(launches)
         if len(runs) == 30:
-            launches[2].local_size = (3,)
+            launches[-1].local_size = (3,)
         launch_all(device, launches)
 
     monkeypatch.setattr(Device, "launch_all", launch)
