@@ -35,7 +35,7 @@ from imgmlp.engine.graph import (
     substitute,
     toposort,
 )
-from imgmlp.engine.head import ALIGN, Head, at_hand, own_room, small_values
+from imgmlp.engine.head import ALIGN, Head, at_hand, own_room
 from imgmlp.engine.kernel import Block, Kernel, Procedure, Store, Update, access, storage
 from imgmlp.engine.merge import attach_sums, merge, ordered
 from imgmlp.engine.place import Graph, is_plain_chain
@@ -256,8 +256,9 @@ def program(updates: Sequence[Update], lanes: Lanes, units: int) -> Procedure:
     if plan is None or plan.block is None:
         return replace(general, note="no block: no value has rows of its own")
     before = schedule([(n.arg, value) for value, n in plan.tile.before.items()], split)
+    ahead = (*before.items, *plan.tile.head.before())
     after = schedule(plan.after, split)
-    found = Procedure((*before.items, plan.block, *after.items), plan.note)
+    found = Procedure((*ahead, plan.block, *after.items), plan.note)
     if len(found.kernels) + LEAST_SAVED > launches:
         why = f"a block would leave {len(found.kernels)} of {launches} launches"
         return replace(general, note=f"no block: {why}")
@@ -306,12 +307,12 @@ class _Plan:
             self._finish(node, cut, given)
         kernels = _kernels(given, cut.groups)
         targets = set(self.partial.buffers.values())
-        self.tile.head.compute(small_values(after, self.kinds, {s for s, _ in self.updates}))
-        replaced = self.partial.totals() | self.finished | self.tile.head.first
+        replaced = self.partial.totals() | self.finished
         heavy = {v: b for v, b in self.tile.before.items() if v.op not in MOVEMENT}
         left = [(s, v) for s, v in self.updates if s not in self.direct]
         values = substitute([v for _, v in left], replaced | heavy)
-        self.after = [(s, v) for (s, _), v in zip(left, values, strict=True)]
+        updates = [(s, v) for (s, _), v in zip(left, values, strict=True)]
+        self.after = self.tile.head.set_aside(updates, bool(self.tile.before))
         return [_adding(k, targets) for k in kernels]
 
     def _room(self, kernels: Sequence[Kernel]) -> int:

@@ -1,16 +1,15 @@
 """What each work-group of a block does once, before its tiles, so that no launch has to.
 
 Weights that a product reads across their rows are copied in the order in which it reads them, each
-group for itself: that takes less than a launch in which the groups share it. And values of one
-element, such as a learning rate, that what follows the block needs are computed from states that
-this step replaces: what follows need not read those states then, so all of it may run at once.
+group for itself: that takes less than a launch in which the groups share it. And states of one
+element, such as a count of steps, are set aside as they were: what follows the block reads them
+there, so that all of it may run at once, also what replaces them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
-from imgmlp.engine.dtype import DType
 from imgmlp.engine.graph import (
     ELEMENTWISE,
     MOVEMENT,
@@ -20,10 +19,10 @@ from imgmlp.engine.graph import (
     buffer,
     move,
     part,
+    substitute,
     toposort,
 )
-from imgmlp.engine.kernel import Kernel, Store
-from imgmlp.engine.rows import Kind, Kinds
+from imgmlp.engine.kernel import Kernel, Store, Update, storage
 
 ALIGN = 16  # elements, 64 bytes of float32
 MOST_COPIED = 1 << 14  # elements; more take longer than a launch
@@ -51,8 +50,8 @@ class Head:
     def __init__(self, groups: int) -> None:
         self.groups = groups
         self.copies: dict[Node, Node] = {}
-        self.small: dict[Node, Node] = {}  # the running group's
-        self.first: dict[Node, Node] = {}  # the same of the first group, for what follows
+        self.aside: dict[Node, Node] = {}  # states, and the running group's copy of each
+        self.ahead: dict[Node, Node] = {}  # states, and a copy that is made before the block
 
     def copy(self, node: Node) -> Node | None:
         """The running group's own copy of a view of a state; None if all would be too large."""
@@ -62,45 +61,51 @@ class Head:
             self.copies[node] = own_room(self.groups, node, f"copy{len(self.copies)}")
         return self.copies[node]
 
-    def compute(self, values: Sequence[Node]) -> None:
-        """Have these values of one element computed; `first` says where they then stand."""
-        rooms: dict[DType, Buffer] = {}
-        for i, node in enumerate(values):
-            shape = (self.groups, -(-len(values) // ALIGN) * ALIGN)
-            room = rooms.setdefault(node.dtype, Buffer(shape, node.dtype, name="small"))
-            one = ((0, 1), (i, i + 1))
-            own = part(buffer(room), "group", self.groups)
-            self.small[node] = move(Op.RESHAPE, move(Op.SHRINK, own, one), ())
-            self.first[node] = move(Op.RESHAPE, move(Op.SHRINK, buffer(room), one), node.shape)
+    def set_aside(self, updates: Sequence[Update], ahead: bool) -> list[Update]:
+        """What follows the block, reading copies of states that it replaces as well.
+
+        Only the value that replaces a state reads the state itself, element by element. With
+        `ahead` a launch before the block makes the copies, not the block.
+        """
+        first: dict[Node, Node] = {}
+        for state in read_by_others(updates):
+            node, name = buffer(state), f"old_{state.name or 'state'}"
+            if ahead:
+                self.ahead[node] = first[node] = buffer(Buffer(state.shape, state.dtype, name=name))
+                continue
+            self.aside[node] = own_room(self.groups, node, name)
+            room = buffer(storage(self.aside[node]))  # a row for each group, all the same
+            found = move(Op.SHRINK, room, ((0, 1), (0, 1)))
+            first[node] = move(Op.RESHAPE, found, node.shape)
+        changed: list[Update] = []
+        for state, value in updates:
+            others = {n: old for n, old in first.items() if n.arg is not state}
+            changed.append((state, substitute([value], others)[0]))
+        return changed
 
     def kernels(self) -> list[Kernel]:
         """None of them reads what another one stores."""
         found = [Kernel("copy", n.shape, (Store(p, n),), None) for n, p in self.copies.items()]
-        stores = (Store(p, move(Op.RESHAPE, n, ())) for n, p in self.small.items())
-        return [*found, Kernel("small", (), tuple(stores), None)] if self.small else found
+        return [*found, *_copies("aside", self.aside)]
+
+    def before(self) -> list[Kernel]:
+        """What must run before the block."""
+        return _copies("map", self.ahead)
 
 
-def small_values(after: Sequence[Node], kinds: Kinds, replaced: set[Buffer]) -> list[Node]:
-    """Values of one element that AFTER ones need, and that need states which the step replaces."""
-    found: dict[Node, None] = {}
-    seen: set[Node] = set()
+def _copies(name: str, places: Mapping[Node, Node]) -> list[Kernel]:
+    """A kernel that copies values of one element to their places, if there are any."""
+    one = ((move(Op.RESHAPE, p, ()), move(Op.RESHAPE, n, ())) for n, p in places.items())
+    stores = tuple(Store(place, value) for place, value in one)
+    return [Kernel(name, (), stores, None)] if stores else []
 
-    def look(node: Node) -> None:
-        if node in seen or kinds.of[node] is not Kind.WHOLE:
-            return
-        seen.add(node)
-        computed = node.op in ELEMENTWISE and node.size == 1 and at_hand(node)
-        if computed and replaced & set(_leaves(node)):
-            found[node] = None
-        elif not computed:
-            for source in node.src:
-                look(source)
 
-    for node in after:
-        for source in node.src:
-            look(source)
+def read_by_others(updates: Sequence[Update]) -> list[Buffer]:
+    """States of one element that the new value of another state needs as well."""
+    replaced = {state for state, _ in updates}
+    found: dict[Buffer, None] = {}
+    for target, value in updates:
+        for node in toposort([value]):
+            if node.op is Op.BUFFER and node.size == 1 and node.arg in replaced - {target}:
+                found[node.arg] = None
     return list(found)
-
-
-def _leaves(node: Node) -> Iterator[Buffer]:
-    return (n.arg for n in toposort([node]) if n.op is Op.BUFFER)
