@@ -110,6 +110,13 @@ def test_parts_of_a_concatenation_are_written_into_it() -> None:
     assert {b.name for k in found for b in k.writes()} == {"out"}
 
 
+@pytest.mark.parametrize(("size", "parts"), [(1 << 14, 64), (1 << 20, 256), (1 << 26, 1024)])
+def test_many_units_share_a_long_reduction(size: int, parts: int) -> None:
+    update = (state(), reduce(Op.SUM, values(size), (0,)))
+    assert [k.shape for k in schedule([update], True).kernels] == [(parts,), ()]
+    assert [k.shape for k in schedule([update]).kernels] == [(64,), ()]
+
+
 def test_a_long_reduction_takes_two_stages() -> None:
     assert len(outputs(reduce(Op.SUM, values(1 << 13), (0,)))) == 1
     assert len(outputs(reduce(Op.SUM, values(1 << 15), (0,)))) == 2

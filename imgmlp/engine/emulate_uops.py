@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.engine.dtype import DType
+from imgmlp.engine.dtype import DType, f16, f32
 from imgmlp.engine.emulate import both, grid, operate
 from imgmlp.engine.graph import Buffer, Op
 from imgmlp.engine.symbolic import ONE, Expr
@@ -54,6 +54,10 @@ class _Launch:
         given = [u.arg for u in code.uops if u.op is U.GLOBAL]
         read, written = ([b for b, w in given if w is wanted] for wanted in (False, True))
         groups = code.global_size // code.local_size
+        self.number: Array | None = None  # of the group, once it is open
+        self.local = {i: _local(i, u, groups) for i, u in enumerate(code.uops) if u.op is U.LOCAL}
+        memory = {**memory, **{b: np.zeros(b.size, b.dtype.np) for b in self.local.values()}}
+        written += self.local.values()
         self.watch = Watch(code.name, memory, read, written, groups, code.global_size)
 
     def run(self) -> None:
@@ -134,7 +138,7 @@ class _Launch:
         """The variable's values along an axis of its own; a group's lanes get one too."""
         launched, local, name = self.launched, self.code.local_size, f"{loop.name} {i}"
         if loop.kind == "group":
-            variable = self._axis(name, launched // local)
+            self.number = variable = self._axis(name, launched // local)
             self.lanes = self._axis(LANE, local)
             return variable
         if loop.kind in ("row", "column") and self.wide:
@@ -248,6 +252,10 @@ class _Launch:
         self._put(i, u, cells, operate(JOINS[op], u, before, self.values[u.src[1]]))
 
     def keep(self, i: int, u: UOp) -> None:
+        if u.src[0] in self.local:
+            where = self._in_local(i, u)
+            self.watch.write(*where, self.values[u.src[1]])
+            return
         self._put(i, u, self._cells(i, u.src[0], u.arg), self.values[u.src[1]])
 
     def _put(self, i: int, u: UOp, cells: tuple[Array, ...], value: Array) -> None:
@@ -266,7 +274,17 @@ class _Launch:
             total = operate(JOINS[u.arg], u, total, accumulators[..., lane])
         return total
 
+    def _in_local(self, i: int, u: UOp) -> tuple[str, Buffer, Array, Array | None, Loops]:
+        """An element of the group's local memory, as the watch wants it named."""
+        storage, index = self.local[u.src[0]], self._index(u.arg)
+        count = self.code.uops[u.src[0]].arg
+        if self.number is None or index.min() < 0 or index.max() >= count:
+            raise IndexError(f"{self.code.name}: {self._what(i)} leaves {count} local elements")
+        return self._what(i), storage, self.number * count + index, self.active, self.loops
+
     def lane(self, i: int, u: UOp) -> Array:
+        if u.src[0] in self.local:
+            return self.watch.read(*self._in_local(i, u))
         found: Array = self.values[u.src[0]][self._cells(i, u.src[0], u.arg)]
         return found
 
@@ -349,6 +367,7 @@ EMULATED: dict[U, Callable[[_Launch, int, UOp], Any]] = {
     U.ADD: _Launch.store,
     U.BARRIER: lambda launch, i, u: launch.meet(i),
     U.ACC: _Launch.acc,
+    U.LOCAL: lambda launch, i, u: None,  # a Buffer that only this launch has
     U.ACCUMULATE: _Launch.accumulate,
     U.KEEP: _Launch.keep,
     U.COMBINE: _Launch.combine,
@@ -371,6 +390,12 @@ def _ends(uops: tuple[UOp, ...]) -> dict[int, int]:
         elif u.op is U.END:
             found[open_ranges.pop()] = i
     return found
+
+
+def _local(i: int, u: UOp, groups: int) -> Buffer:
+    """Local memory of all groups, one after the other."""
+    assert u.dtype is not None
+    return Buffer((groups * u.arg,), f32 if u.dtype is f16 else u.dtype, name=f"local {i}")
 
 
 def _register(u: UOp) -> np.dtype[Any]:

@@ -201,15 +201,22 @@ def _reduce_on_lanes(
     alone = size >= enough or count < 32
     local = 64 if alone else GPU_LANES
     out = lower.outermost("i", size, "item" if alone else "group")
-    several = AT_ONCE if alone and count % AT_ONCE == 0 else 1  # loads that wait together
+    sharing = 1 if alone else local
+    several = AT_ONCE if count % (sharing * AT_ONCE) == 0 else 1  # loads that wait together
     accumulators = build.effect(U.ACC, (), (several, start), core.dtype)
-    inner = build.open(Range("r", count // several, "loop" if alone else "lane"))
-    lane = build.open(Range("v", several, "vector")) if several > 1 else Const(0)
-    found = term(unravel(out, core.shape), inner * several + lane)
+    depth = len(build.scopes)
+    if several == 1:
+        at: Expr = build.open(Range("r", count, "loop" if alone else "lane"))
+        lane: Expr = Const(0)
+    else:
+        first = Const(0) if alone else build.open(Range("l", local, "lane"))
+        block = build.open(Range("r", count // (sharing * several)))
+        lane = build.open(Range("v", several, "vector"))
+        at = (block * several + lane) * sharing + first
+    found = term(unravel(out, core.shape), at)
     build.effect(U.ACCUMULATE, (accumulators, found), (core.op, lane), core.dtype)
-    if several > 1:
+    while len(build.scopes) > depth:
         build.close()
-    build.close()
     total = build.effect(U.COMBINE, (accumulators,), core.op, core.dtype)
     if not alone:
         total = build.effect(U.GROUP, (total,), core.op, core.dtype)

@@ -1,7 +1,9 @@
 """Kernels that compute each element by itself, on either mapping.
 
 On a CPU one index runs along all elements where it can. Where neighbours of the last axis are
-far apart in what is read, as in a transpose, tiles are read along and written along instead.
+far apart in what is read, as in a transpose, tiles are read along and written along instead: by
+way of a private array, or of local memory, where neighbouring lanes take neighbouring elements
+both times.
 """
 
 from __future__ import annotations
@@ -9,20 +11,26 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from imgmlp.engine.graph import ELEMENTWISE, Node
 from imgmlp.engine.kernel import Kernel
 from imgmlp.engine.lowering import Lowering, destination, put, store_all
-from imgmlp.engine.symbolic import ONE, Const, Expr, Var, unravel
-from imgmlp.engine.uops import VECTOR, Builder, Lanes, Range, U
+from imgmlp.engine.symbolic import ONE, Const, Expr, Var, conj, unravel
+from imgmlp.engine.uops import GPU_LANES, VECTOR, Builder, Lanes, Range, U
 
 GRAIN = 4096  # elements that make a work-group worth its launch on a CPU
 STAGED = 64  # rows and columns of a tile that is read along one axis and written along another
 LINE = 16  # elements that a line of a processor's cache holds, at least
+SHARED = 32  # rows and columns of a tile in local memory
+MOST_SHARED = 6  # such tiles, of 4 KiB each
 
 
 def map_kernel(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tuple[int, int]:
     build, shape = lower.build, kernel.shape
     size = math.prod(shape)
     if lanes == "group":
+        crossed = None if lower.inside else _crossed(kernel)
+        if crossed is not None:
+            return _map_shared(kernel, lower, *crossed)
         local = min(64, size)
         flat = lower.outermost("i", size, "item")
         store_all(lower, kernel.stores, unravel(flat, shape))
@@ -34,8 +42,8 @@ def map_kernel(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tup
         store_all(lower, kernel.stores, unravel(flat, shape))
         build.close()
         return groups, 1
-    if (axis := _crossed(kernel)) is not None:
-        return _map_staged(kernel, lower, axis, groups), 1
+    if (crossed := _crossed(kernel)) is not None:
+        return _map_staged(kernel, lower, crossed[0], groups), 1
     inner = shape[-1]
     outer = lower.outermost("i", size // inner, "share")
     column = build.open(Range("c", inner))
@@ -64,23 +72,46 @@ def _flat(kernel: Kernel) -> bool:
     return all(e is flat or not e.variables() for e in own)
 
 
-def _crossed(kernel: Kernel) -> int | None:
-    """The axis that something is read along, if that is not the last one as in what is written."""
+def _crossed(kernel: Kernel) -> tuple[int, list[Node]] | None:
+    """The axis that something is read along, if that is not the last one as in what is written,
+    and which values are read so.
+    """
     shape = kernel.shape
     long = [a for a, n in enumerate(shape[:-1]) if n >= VECTOR]
     if not long or shape[-1] < VECTOR:
         return None
-    trial = Builder()
-    for variable in ("group", "tile"):
-        trial.open(Range(variable, 1))
-    indices = [trial.open(Range(f"x{a}", n)) for a, n in enumerate(shape)]
-    store_all(Lowering(trial, None), kernel.stores, indices)
-    for offset in (u.arg[0] for scope in trial.scopes for _, u in scope if u.op is U.LOAD):
-        if abs(_stride(offset, indices, indices[-1])) > 1:
-            along = [a for a in long if _stride(offset, indices, indices[a]) == 1]
-            if along:
-                return along[0]
-    return None
+    found: list[tuple[int, Node]] = []
+    for leaf in _leaves(kernel):
+        trial = Builder()
+        for variable in ("group", "tile"):
+            trial.open(Range(variable, 1))
+        indices = [trial.open(Range(f"x{a}", n)) for a, n in enumerate(shape)]
+        Lowering(trial, None).value(leaf, indices)
+        for offset in (u.arg[0] for scope in trial.scopes for _, u in scope if u.op is U.LOAD):
+            if abs(_stride(offset, indices, indices[-1])) > 1:
+                along = [a for a in long if _stride(offset, indices, indices[a]) == 1]
+                found += [(along[0], leaf)] if along else []
+    if not found:
+        return None
+    axis = found[0][0]
+    return axis, list(dict.fromkeys(leaf for a, leaf in found if a == axis))
+
+
+def _leaves(kernel: Kernel) -> list[Node]:
+    """What elementwise operations of a kernel begin with."""
+    found: dict[Node, None] = {}
+    seen: set[Node] = set()
+    stack = [s.value for s in reversed(kernel.stores)]
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.op in ELEMENTWISE:
+            stack += reversed(node.src)
+        else:
+            found[node] = None
+    return list(found)
 
 
 def _stride(offset: Expr, indices: Sequence[Var], index: Var) -> int:
@@ -138,3 +169,52 @@ def _map_staged(kernel: Kernel, lower: Lowering, axis: int, groups: int) -> int:
     for _ in range(3):
         build.close()
     return max(1, min(groups, math.prod(sizes)))
+
+
+def _map_shared(
+    kernel: Kernel, lower: Lowering, axis: int, crossed: Sequence[Node]
+) -> tuple[int, int]:
+    """A tile of `axis` and the last one a group: what is read along `axis` goes to local memory
+    and comes from there along the other. Rows have an element more, for other memory banks.
+    """
+    build, shape, last = lower.build, kernel.shape, len(kernel.shape) - 1
+    lead = [a for a in range(last) if a != axis]
+    sizes = [shape[a] for a in lead] + [-(-shape[a] // SHARED) for a in (last, axis)]
+    group = lower.outermost("t", math.prod(sizes), "group")
+    *outer, column_tile, row_tile = unravel(group, sizes)
+
+    def at(row: Expr, column: Expr) -> tuple[list[Expr], Expr]:
+        """The indices of an element of the tile, and whether it exists."""
+        found = dict(zip(lead, outer, strict=True))
+        found |= {axis: row_tile * SHARED + row, last: column_tile * SHARED + column}
+        inside = conj(found[axis].lt(shape[axis]), found[last].lt(shape[last]))
+        return [found[a] for a in range(last + 1)], inside
+
+    moved = crossed[:MOST_SHARED]
+    tiles = [build.effect(U.LOCAL, (), SHARED * (SHARED + 1), leaf.dtype) for leaf in moved]
+    lane = build.open(Range("l", GPU_LANES, "lane"))
+    place = build.open(Range("r", SHARED * SHARED // GPU_LANES, "vector")) * GPU_LANES + lane
+    column, row = place // SHARED, place % SHARED
+    indices, inside = at(row, column)
+    for tile, leaf in zip(tiles, moved, strict=True):
+        value = lower.value(leaf, indices, inside)
+        build.effect(U.KEEP, (tile, value), column * (SHARED + 1) + row, leaf.dtype)
+    build.close()
+    build.close()
+    build.effect(U.BARRIER, ())
+    lane = build.open(Range("m", GPU_LANES, "lane"))
+    place = build.open(Range("q", SHARED * SHARED // GPU_LANES, "vector")) * GPU_LANES + lane
+    row, column = place // SHARED, place % SHARED
+    indices, inside = at(row, column)
+    for tile, leaf in zip(tiles, moved, strict=True):
+        source = column * (SHARED + 1) + row
+        lower.memo[leaf, tuple(indices), inside] = build.emit(
+            U.LANE, leaf.dtype, (tile,), source, [source]
+        )
+    values = [lower.value(s.value, indices, inside) for s in kernel.stores]
+    if inside is not ONE:
+        build.open(Range("x", 1, "loop", inside))
+    put(build, kernel.stores, values, indices)
+    for _ in range(3 if inside is ONE else 4):
+        build.close()
+    return math.prod(sizes) * GPU_LANES, GPU_LANES

@@ -127,6 +127,9 @@ class _Writer:
             slices = ("left_slice", "right_slice")
             aligned = (f"{s}[DEPTH * PITCH] __attribute__((aligned(16)))" for s in slices)
             self.lines.append(f"__local {kind} {', '.join(aligned)};")
+        for i, u in enumerate(self.code.uops):
+            if u.op is U.LOCAL:
+                self.lines.append(f"__local {_register(u.dtype)} v{i}[{u.arg}];")
         kinds = {_register(u.dtype) for u in self.code.uops if u.op is U.GROUP}
         for kind in sorted(kinds):
             self.lines.append(f"__local {kind} scratch_{kind}[{self.code.local_size}];")
@@ -279,6 +282,9 @@ class _Writer:
         if start is not None:
             value = literal(start, u.dtype)
             self.lines.append(f"for (int a = 0; a < {count}; ++a) v{i}[a] = {value};")
+
+    def _local(self, i: int, u: UOp) -> None:
+        pass
 
     def _accumulate(self, i: int, u: UOp) -> None:
         op, lane = u.arg

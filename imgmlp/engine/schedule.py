@@ -28,16 +28,18 @@ from imgmlp.engine.rowfusion import fuse_rows
 from imgmlp.engine.state import choose_places, copies_at_the_end, order_after_readers
 
 LONG_REDUCTION = 1 << 14  # elements from which a full reduction takes two stages
-PARTS = 64  # partial results of the first stage
+PARTS = 64  # partial results of the first stage, at least
+PART_ELEMENTS = 1 << 12  # of each, where many compute units share them
 PART_TERMS = 64  # least terms of each part of a split product
+MOST_GROUPS = 1 << 10  # partial results of the first stage, at most
 MOST_PARTS = 512  # work-groups that a split product is spread over
 
 
 def schedule(updates: Sequence[Update], split_products: bool = False) -> Procedure:
     """Kernels that give each Buffer its new value, all computed from the old ones.
 
-    `split_products` also spreads a product with few results and many terms over work-groups,
-    as a device with many compute units needs.
+    `split_products` also spreads what has few results and many terms over more work-groups, as a
+    device with many compute units needs.
     """
     return _Scheduler(split_products).procedure(updates)
 
@@ -101,7 +103,7 @@ def _prepare(roots: Sequence[Node], split_products: bool) -> list[Node]:
             continue
         new = rebuild(node, tuple(done[s] for s in node.src))
         if new.op in REDUCE:
-            new = _two_stages(new)
+            new = _two_stages(new, MOST_GROUPS if split_products else PARTS)
         if split_products and new.op is Op.DOT:
             new = _split_product(new)
         elif split_products and new.op is Op.SUM and new.arg == (0,):
@@ -110,17 +112,20 @@ def _prepare(roots: Sequence[Node], split_products: bool) -> list[Node]:
     return [done[r] for r in roots]
 
 
-def _two_stages(node: Node) -> Node:
-    source = node.src[0]
+def _two_stages(node: Node, most: int) -> Node:
+    """A reduction to one value by way of 64 partial results, or twice as many, up to `most`."""
+    source, count = node.src[0], PARTS
     if node.size > 1 or source.size < LONG_REDUCTION:
         return node
+    while count < most and source.size >= 2 * count * PART_ELEMENTS:
+        count *= 2
     flat = move(Op.RESHAPE, source, (source.size,))
-    rest = -source.size % PARTS
+    rest = -source.size % count
     if rest and node.op is not Op.SUM:
         return node  # zeros would not be neutral
     if rest:
         flat = move(Op.PAD, flat, ((0, rest),))
-    parts = reduce(node.op, move(Op.RESHAPE, flat, (PARTS, -1)), (1,))
+    parts = reduce(node.op, move(Op.RESHAPE, flat, (count, -1)), (1,))
     return move(Op.RESHAPE, reduce(node.op, parts, (0,)), node.shape)
 
 

@@ -40,10 +40,11 @@ class U(Enum):
     PREFETCH = auto()  # (offset, whether it will be written); src: global, of what comes soon
     BARRIER = auto()  # None: all lanes see what any of them stored
     ACC = auto()  # (lanes, initial value or None): accumulators
+    LOCAL = auto()  # count: elements that all lanes of a group see, after a BARRIER
     ACCUMULATE = auto()  # (Op, lane); src: accumulators, value
-    KEEP = auto()  # lane; src: accumulators, value: takes the place of one accumulator
+    KEEP = auto()  # lane; src: accumulators or LOCAL, value: takes the place of one of them
     COMBINE = auto()  # Op: all accumulators into one value; src: accumulators
-    LANE = auto()  # lane: one accumulator; src: accumulators
+    LANE = auto()  # lane: one accumulator; src: accumulators or LOCAL
     GROUP = auto()  # Op: one value from every lane of the group; src: value
     PANEL = auto()  # Product: the columns of its right factor, side by side; src: right
     PRODUCT = auto()  # Product: a tile of a matrix product; src: left, right or its PANEL
