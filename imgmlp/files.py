@@ -54,16 +54,16 @@ def write_atomically(path: Path | str, write: Callable[[BinaryIO], object]) -> N
             with path.open("wb") as stream:
                 write(stream)
             return
-        path = path.resolve()  # a symbolic link keeps pointing at what it names
-        sweep(path)
-        with _beside(path) as (temporary, stream):
+        whole = path.resolve()  # a symbolic link keeps pointing at what it names
+        sweep(whole)
+        with _beside(whole) as (temporary, stream):
             write(stream)
             stream.flush()
             os.fsync(stream.fileno())
             if fcntl is None:  # nor can it be renamed
                 stream.close()
-            temporary.replace(path)
-        _sync_folder(path.parent)
+            temporary.replace(whole)
+        _sync_folder(whole.parent)
     except OSError as error:
         raise _unwritable(path, error) from error
 

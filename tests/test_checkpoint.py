@@ -51,6 +51,21 @@ def test_it_can_be_removed_twice(saved: Checkpoint) -> None:
     assert saved.load() is None
 
 
+def test_another_version_of_the_program_has_other_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    picture = Picture(small_pixels())
+    before = checkpoint.key(picture, "a")
+    read = Path.read_bytes
+    monkeypatch.setattr(
+        Path, "read_bytes", lambda path: read(path).replace(b"BATCH = 1024", b"BATCH = 512")
+    )
+    checkpoint.program.cache_clear()
+    other = checkpoint.key(picture, "a")
+    monkeypatch.undo()
+    checkpoint.program.cache_clear()
+    assert other != before
+    assert checkpoint.key(picture, "a") == before
+
+
 def test_a_key_stands_for_every_sample_and_choice() -> None:
     pixels = small_pixels()
     keys = {checkpoint.key(Picture(pixels), "a"), checkpoint.key(Picture(pixels), "b")}

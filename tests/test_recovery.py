@@ -11,11 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import environment
+from conftest import QUICK, environment, small_pixels
 from PIL import Image
 
 from imgmlp.codec import container
 from imgmlp.codec.checkpoint import beside
+
+GOLDEN = Path(__file__).parent / "golden"
 
 # The command, but with short runs that are saved often.
 COMMAND = """
@@ -124,3 +126,37 @@ def test_without_room_for_checkpoints_the_run_goes_on(tmp_path: Path) -> None:
     assert run.returncode == 0, error
     assert error.count("no checkpoints:") == 1
     assert picture.with_suffix(".imlp").exists()
+
+
+# The command on a disk with room for so many bytes of each file.
+FULL = """
+import resource, sys
+limit = int(sys.argv.pop(1))
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+sys.argv[0] = "imgmlp"
+from imgmlp.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "output"),
+    [
+        (("train", *QUICK, "--png", "r.png", "p.png"), "weights.npz"),
+        (("encode", "--bytes", "900", "--time", "0.2s", "p.png"), "p.imlp"),
+        (("decode", "-o", "d.png", str(GOLDEN / "rgb-alpha.imlp")), "d.png"),
+    ],
+    ids=["train", "encode", "decode"],
+)
+def test_a_full_disk_leaves_the_old_file(
+    tmp_path: Path, arguments: tuple[str, ...], output: str
+) -> None:
+    Image.fromarray(small_pixels()).save(tmp_path / "p.png")
+    (tmp_path / output).write_bytes(b"old")
+    before = {path.name for path in tmp_path.iterdir()}
+    run = start(tmp_path / "p.png", "200", *arguments, "--force", code=FULL)
+    error = run.communicate(timeout=120)[1]
+    assert run.returncode == 8, error
+    assert f"cannot write {output}: File too large" in error
+    assert (tmp_path / output).read_bytes() == b"old"
+    assert {path.name for path in tmp_path.iterdir()} == before

@@ -1,7 +1,7 @@
 """What a run needs to go on after it was stopped, in a file beside its target.
 
-A checkpoint belongs to one picture and one set of choices, which its key stands for. Another
-one's, or a damaged one, counts as none.
+A checkpoint belongs to one picture, one set of choices and one version of this program, which its
+key stands for. Another one's, or a damaged one, counts as none.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import io
 import json
 import zipfile
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ import numpy as np
 from imgmlp.files import sweep, write_atomically
 from imgmlp.image import Picture
 
-VERSION = 1
 MAX_BYTES = 2**30
 _FACTS = "facts"
 
@@ -35,9 +35,18 @@ class State:
     facts: dict[str, Any]
 
 
+@cache
+def program() -> str:
+    """A digest of imgmlp's own source: another one would not go on as the run began."""
+    found, package = hashlib.sha256(), Path(__file__).parent.parent
+    for path in sorted(package.rglob("*.py")) + sorted(package.rglob("*.cl")):
+        found.update(path.read_bytes())
+    return found.hexdigest()
+
+
 def key(picture: Picture, choices: str) -> str:
-    """Stands for a picture and everything that was chosen for it."""
-    found = hashlib.sha256(f"{VERSION} {picture.pixels.shape} {choices}\n".encode())
+    """Stands for a picture, everything that was chosen for it, and the program that computes."""
+    found = hashlib.sha256(f"{program()} {picture.pixels.shape} {choices}\n".encode())
     found.update(picture.pixels.tobytes())
     found.update(picture.icc or b"")
     return found.hexdigest()
