@@ -293,6 +293,7 @@ OTHERS: dict[str, Make] = {
     "reductions of middle axes": outputs(lambda x: {"1": x.sum(1), "02": x.max((0, 2))}, draw(3, 37, 5)),
     "transpose in tiles": outputs(lambda x: x.transpose() * 2, draw(70, 20)),
     "transpose beside others": outputs(lambda x, y: {"y": x.transpose() + y, "z": x.transpose() < y}, draw(32, 33), draw(33, 32)),
+    "map by lanes at once": outputs(lambda x, y: {"y": x * y, "x": x + 1}, draw(2, 1024), draw(1024)),
     "sum by lanes at once": outputs(lambda x: x.sum(1), draw(3, 2048)),
     "maximum in two stages": outputs(lambda x: x.max(), draw(128, 129)),
     "integers": outputs(integers, small_integers(dtype.i32, 67), small_integers(dtype.i32, 67) * 2 + 1, small_integers(dtype.u32, 67)),

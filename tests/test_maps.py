@@ -76,6 +76,18 @@ def test_lanes_of_a_tile_meet_no_memory_bank_twice() -> None:
         assert len({place % 32 for place in lanes}) == 32
 
 
+@pytest.mark.parametrize(("size", "count"), [(1 << 16, 8), (1 << 15, 1), ((1 << 16) + 8, 1)])
+def test_lanes_take_several_elements_of_many(size: int, count: int) -> None:
+    device = open_mapping("numpy:uops-group")
+    x = np.arange(size, dtype=np.float32)
+    program = compile(lambda: {"y": Tensor(x, device) * 2}, device)
+    (code,) = program.stages.codes
+    assert code.global_size == -(-size // count // code.local_size) * code.local_size
+    assert strides(program, U.LOAD) <= {1}
+    program.run()
+    assert np.array_equal(program.read("y"), x * 2)
+
+
 def test_padding_and_infinities_pass_through_tiles(device: AnyDevice) -> None:
     x = np.full((20, 90), -0.0, np.float32)
     x[3, :4] = np.nan, np.inf, -np.inf, 1

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import EMULATED, open_mapping
 
-from imgmlp.engine import Program, Tensor, compile
+from imgmlp.engine import Program, Tensor, compile, dtype
 from imgmlp.engine.graph import Op
 from imgmlp.engine.uops import Range, U
 
@@ -48,19 +48,34 @@ def test_rows_of_all_lengths(form: str) -> None:
         assert np.allclose(program.read(name), truth, rtol=1e-4, atol=1e-5), name
 
 
-def uops(form: str, length: int) -> list[Any]:
+def uops(form: str, length: int, kind: dtype.DType = dtype.f32) -> list[Any]:
     device = open_mapping(form)
     x = Tensor(np.ones((64, length), np.float32), device)
-    (code,) = compile(lambda: {"y": x.softmax(-1)}, device).stages.codes
+    (code,) = compile(lambda: {"y": x.softmax(-1).cast(kind)}, device).stages.codes
     return list(code.uops)
 
 
-@pytest.mark.parametrize(("length", "times"), [(9, 1), (8192, 1), (8193, 3)])
-def test_the_exponential_is_computed_once_where_a_row_fits(length: int, times: int) -> None:
-    """Else once more for the elements; the sum of the last few is a loop of its own."""
+def exponentials(found: list[Any]) -> int:
+    return sum(u.arg is Op.EXP2 for u in found if u.op is U.ALU)
+
+
+@pytest.mark.parametrize("length", [9, 8192, 9001])
+def test_the_exponential_is_kept_where_the_result_will_be(length: int) -> None:
     found = uops("numpy:uops", length)
-    assert sum(u.arg is Op.EXP2 for u in found if u.op is U.ALU) == times
+    assert exponentials(found) == 1
+    assert sum(u.op is U.STORE for u in found) == 2
+    assert not any(u.op is U.KEEP for u in found)
+
+
+@pytest.mark.parametrize(("length", "times"), [(9, 1), (8192, 1), (9001, 3)])
+def test_it_is_kept_apart_if_the_result_is_of_another_dtype_and_the_row_fits(
+    length: int, times: int
+) -> None:
+    """Else it is computed again, and for the last few terms of the sum in a loop of their own."""
+    found = uops("numpy:uops", length, dtype.f16)
+    assert exponentials(found) == times
     assert sum(u.op is U.KEEP for u in found) == (times == 1)
+    assert sum(u.op is U.STORE for u in found) == 1
 
 
 def test_lanes_keep_what_they_loaded_too() -> None:

@@ -20,7 +20,7 @@ from simulated import STEPS, Make, draw, programs
 
 from imgmlp.codec import pipeline
 from imgmlp.codec.config import Architecture, Encoding, Weights
-from imgmlp.engine import Device, NumpyDevice, linearize, schedule
+from imgmlp.engine import Device, NumpyDevice, linearize, maps, schedule
 from imgmlp.engine.device import find
 from imgmlp.engine.graph import ELEMENTWISE
 from imgmlp.engine.host import Allocation
@@ -98,6 +98,7 @@ def judge(small: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Open:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small work is divided among work-groups as large work is."""
     monkeypatch.setattr(linearize, "GRAIN", 1)
+    monkeypatch.setattr(maps, "MANY", 1)
     monkeypatch.setattr(schedule, "PART_TERMS", 4)
 
 

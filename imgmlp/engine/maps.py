@@ -20,6 +20,8 @@ from imgmlp.engine.uops import GPU_LANES, VECTOR, Builder, Lanes, Range, U
 GRAIN = 4096  # elements that make a work-group worth its launch on a CPU
 STAGED = 64  # rows and columns of a tile that is read along one axis and written along another
 LINE = 16  # elements that a line of a processor's cache holds, at least
+MANY = 1 << 16  # elements from which a lane of a GPU takes several, as groups cost time too
+AT_ONCE = 8  # so many, one after the other for the group
 SHARED = 32  # rows and columns of a tile in local memory
 MOST_SHARED = 6  # such tiles, of 4 KiB each
 
@@ -31,6 +33,8 @@ def map_kernel(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tup
         crossed = None if lower.inside else _crossed(kernel)
         if crossed is not None:
             return _map_shared(kernel, lower, *crossed)
+        if size >= MANY and size % (GPU_LANES * AT_ONCE) == 0 and not lower.inside:
+            return _map_several(kernel, lower, size)
         local = min(64, size)
         flat = lower.outermost("i", size, "item")
         store_all(lower, kernel.stores, unravel(flat, shape))
@@ -51,6 +55,19 @@ def map_kernel(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tup
     build.close()
     build.close()
     return min(groups, size // inner), 1
+
+
+def _map_several(kernel: Kernel, lower: Lowering, size: int) -> tuple[int, int]:
+    """Lanes take neighbouring elements, and again so many behind those of all lanes."""
+    build, groups = lower.build, size // (GPU_LANES * AT_ONCE)
+    group = lower.outermost("i", groups, "group")
+    lane = build.open(Range("l", GPU_LANES, "lane"))
+    place = build.open(Range("r", AT_ONCE, "vector"))
+    flat = (group * AT_ONCE + place) * GPU_LANES + lane
+    store_all(lower, kernel.stores, unravel(flat, kernel.shape))
+    for _ in range(3):
+        build.close()
+    return groups * GPU_LANES, GPU_LANES
 
 
 def _flat(kernel: Kernel) -> bool:

@@ -1,8 +1,9 @@
 """Kernels that reduce rows and compute their elements from the totals, a row at a time.
 
 Stages follow each other on one row: a reduction each, then what is stored. A value that a
-later stage needs again stays in a private array if it is costly to compute; to a lane of a GPU,
-whose array is in registers, a load from global memory is costly too.
+later stage needs again is kept if it is costly to compute: on a CPU where the row's result will
+be, or in a private array, both in the cache; on a GPU in registers of lanes, to which a load from
+global memory is costly too.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from imgmlp.engine.dtype import DType
+from imgmlp.engine.dtype import DType, f16
 from imgmlp.engine.graph import ELEMENTWISE, MOVEMENT, Node, Op
 from imgmlp.engine.indices import through
-from imgmlp.engine.kernel import Kernel
-from imgmlp.engine.lowering import Lowering, store_all
+from imgmlp.engine.kernel import Kernel, Store
+from imgmlp.engine.lowering import Lowering, destination, put, store_all
 from imgmlp.engine.maps import GRAIN
 from imgmlp.engine.place import COSTS
 from imgmlp.engine.symbolic import ONE, Const, Expr, unravel
 from imgmlp.engine.uops import GPU_LANES, VECTOR, Lanes, Range, U
 
 COSTLY = 8  # operations from which a value is costly
-MOST_KEPT = 1 << 13  # elements of a row's private arrays on a CPU, whose first cache they share
+MOST_KEPT = 1 << 13  # elements of a row's private arrays on a CPU
 MOST_REGISTERS = 64  # of the arrays of a lane
 FEW = 64  # elements below which a lane takes a row alone
 
@@ -37,7 +38,7 @@ def row_kernel(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tup
     core = kernel.rows[0]
     size, count = core.size, core.src[0].size // core.size
     if lanes == "one":
-        _Row(kernel, lower, 0, MOST_KEPT // count).by_one()
+        _Row(kernel, lower, 0, MOST_KEPT // count, in_results=True).by_one()
         return max(1, min(4 * units, size * count // GRAIN, size)), 1
     alone = count < FEW
     own = count if alone else -(-count // GPU_LANES)
@@ -50,16 +51,25 @@ def row_kernel(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tup
 class _Row:
     """Emits all stages of a row; `loads` is what a load costs, `room` how many values are kept."""
 
-    def __init__(self, kernel: Kernel, lower: Lowering, loads: int, room: int) -> None:
+    def __init__(
+        self, kernel: Kernel, lower: Lowering, loads: int, room: int, in_results: bool = False
+    ) -> None:
         self.kernel, self.lower, self.build = kernel, lower, lower.build
         self.reduced, self.shape = kernel.rows[0].shape, kernel.rows[0].src[0].shape
         self.size = math.prod(self.reduced)
         self.count = math.prod(self.shape) // self.size
         roots = [[core.src[0]] for core in kernel.rows] + [[s.value for s in kernel.stores]]
-        plans = (kept(roots, loads), kept(roots, 0))
         nothing: list[list[Node]] = [[] for _ in roots]
-        self.keeps = next((p for p in plans if sum(map(len, p)) <= room), nothing)
+        plans = (kept(roots, loads), kept(roots, 0), nothing)
         self.arrays: dict[Node, int] = {}
+        self.results: dict[Node, Store] = {}  # values that are kept where a result will be
+        for plan in plans:
+            self.keeps = plan
+            if in_results and (found := self._in_result(plan)) is not None:
+                self.results = dict([found])
+            if sum(map(len, plan)) - len(self.results) <= room:
+                break
+        self.stored: dict[Node, Store] = {}  # those of them that are there
         self.lead: list[Expr] = []  # indices of the row
 
     def by_one(self) -> None:
@@ -69,9 +79,14 @@ class _Row:
             arrays = self._declare(keeps, self.count)
             if keeps:
                 column = self.build.open(Range("c", self.count))
-                self._keep(arrays, self._indices(column, column), column)
+                indices = self._indices(column, column)
+                self._keep(arrays, indices, column)
+                results = [self.results[n] for n in keeps if n in self.results]
+                values = [self.lower.value(n, indices) for n in keeps if n in self.results]
+                put(self.build, results, values, indices)
                 self.build.close()
             self.arrays |= arrays
+            self.stored |= {n: self.results[n] for n in keeps if n in self.results}
             self.lower.totals[core] = accumulate(
                 self.lower, core, self.count, partial(self._term, core)
             )
@@ -137,7 +152,14 @@ class _Row:
         self.lead = unravel(self.lower.outermost("i", self.size, kind), self.reduced)
 
     def _declare(self, keeps: Sequence[Node], size: int) -> dict[Node, int]:
-        return {n: self.build.effect(U.ACC, (), (size, None), n.dtype) for n in keeps}
+        private = [n for n in keeps if n not in self.results]
+        return {n: self.build.effect(U.ACC, (), (size, None), n.dtype) for n in private}
+
+    def _in_result(self, plan: Sequence[Sequence[Node]]) -> tuple[Node, Store] | None:
+        """A kept value, and a store that has room for it as it is until then."""
+        stores = [s for s in self.kernel.stores if not s.adds and s.value.dtype is not f16]
+        pairs = ((n, s) for keeps in plan for n in keeps for s in stores)
+        return next(((n, s) for n, s in pairs if n.dtype is s.value.dtype), None)
 
     def _indices(self, at: Expr, place: Expr) -> list[Expr]:
         """Those of an element, at which all that is kept is read from its array."""
@@ -145,6 +167,12 @@ class _Row:
         for node, array in self.arrays.items():
             found = self.build.effect(U.LANE, (array,), place, node.dtype)
             self.build.live.add(found)  # in this loop
+            self.lower.memo[node, tuple(indices), ONE] = found
+        for node, store in self.stored.items():
+            data = self.build.parameter(store.target, True)
+            offset = destination(store, indices)
+            found = self.build.effect(U.LOAD, (data,), (offset, ONE), node.dtype)
+            self.build.live.add(found)
             self.lower.memo[node, tuple(indices), ONE] = found
         return indices
 
