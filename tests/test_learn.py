@@ -62,6 +62,19 @@ def test_training_lowers_the_loss() -> None:
     assert losses(step, Control(60), 59) < first / 2
 
 
+def test_weights_that_no_answer_needs_decay() -> None:
+    step = make()
+    flat = step.flat.numpy()
+    bias, weights = step.split(flat)[3], step.split(flat)[2]
+    bias[0] = -100  # far below where the activation ends, so that no gradient comes through
+    before = np.abs(weights[:, 0]).sum()
+    step.flat.write(flat)
+    losses(step, Control(60), 60)
+    after = np.abs(step.split(step.flat.numpy())[2][:, 0]).sum()
+    peak = learn.RATE * np.sqrt(88 / SHAPE.width)
+    assert 1 - 60 * peak * learn.DECAY < after / before < 1 - 10 * peak * learn.DECAY
+
+
 def test_rounding_computes_with_multiples_of_the_steps() -> None:
     sizes = np.full(6, -3, np.float32)
     rounded, plain = make(), make()

@@ -31,6 +31,7 @@ RATE = 6e-3  # learning rate of networks 88 wide; wider ones need a smaller one
 STEP_RATE = 3.0  # times the learning rate: that of the steps' logarithms
 WARM_UP = 200  # steps in which the learning rate rises, of a short run a twentieth
 BETAS = (0.9, 0.99)
+DECAY = 0.01  # of weights: without it they grow, and with them the values of layers, which then die
 EPSILON = 1e-12  # gradients of single weights can be as small as 1e-8
 SMOOTHING = 0.99  # share of the past in the smoothed loss
 _LEAST = 0.2  # steps by which the mean magnitude is taken to be larger when rates are counted
@@ -116,7 +117,7 @@ class LearningStep:
         self.count = Tensor(np.uint32(0), device, name="count")
         self.smooth = Tensor(np.float32(0), device, name="smooth")
         rate = RATE * math.sqrt(88 / shape.width)
-        self.adam = optim.Adam([self.flat], self._rate(rate), BETAS, EPSILON)
+        self.adam = optim.AdamW([self.flat], self._rate(rate), BETAS, DECAY, EPSILON)
         moving = self._rate(rate * STEP_RATE) * self.control[0]
         self.adam_sizes = optim.Adam([self.sizes], moving, BETAS, EPSILON)
         self.program: Program = compile(self._step, device)

@@ -1,0 +1,96 @@
+"""What whole-number weights cost beside float32 ones: the same network, trained both ways.
+
+    python -m benchmarks.weight_precision PICTURE... --weights 12000 --bits 6.9
+
+Prints one row of a Markdown table for each picture: PSNR with float32 weights from a run without
+noise and rounding, PSNR of the decoded file, and the bits of a weight in its two sections.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+
+from imgmlp import image as pictures
+from imgmlp.codec import integer, learn, settle, target
+from imgmlp.codec.course import Course, Decided
+from imgmlp.codec.learn import LearningStep
+from imgmlp.engine import AnyDevice, Tensor, open_device
+from imgmlp.image import Picture
+
+ROWS = 8192  # pixels at once
+
+
+class FreeCourse(Course):
+    """A run whose weights stay free: neither noise nor rounding begins."""
+
+    def _advance(self, done: int) -> None:
+        pass
+
+
+def float_psnr(picture: Picture, step: LearningStep) -> float:
+    """Of the picture that a step's float32 weights give."""
+    places = np.arange(picture.width * picture.height)
+    tables = [
+        learn.feature_table(step.shape.frequencies, samples)
+        for samples in (picture.width, picture.height)
+    ]
+    parts = []
+    for begin in range(0, len(places), ROWS):
+        some = places[begin : begin + ROWS]
+        rows = tables[0][some % picture.width], tables[1][some // picture.width]
+        features = Tensor(np.concatenate(rows, axis=1), step.device)
+        parts.append(learn.forward(step.flat, step.shape, features).numpy())
+    answers = np.concatenate(parts).reshape(picture.pixels.shape)
+    levels = (np.clip(answers + 0.5, 0, 1) * 255 + 0.5).astype(np.uint8)
+    return pictures.psnr(picture.pixels, levels)
+
+
+def trained(picture: Picture, weights: float, steps: int, device: AnyDevice) -> float:
+    """PSNR with float32 weights."""
+    shape = target.network_shape(weights, picture.channels)
+    step = LearningStep(picture.pixels, shape, 0, device)
+    FreeCourse(step, Decided(steps, 0.0), lambda *_: 1.0, None).run()
+    return float_psnr(picture, step)
+
+
+def coded(
+    picture: Picture, weights: float, bits: float, steps: int, device: AnyDevice
+) -> tuple[float, float]:
+    """PSNR with whole-number weights, and what each of them takes in the file, in bits."""
+    shape = target.network_shape(weights, picture.channels)
+    step = LearningStep(picture.pixels, shape, 0, device)
+    budget = bits * shape.parameters
+    price = target.first_price(weights, picture.width * picture.height)
+    course = Course(step, Decided(steps, price), lambda found, _: (found / budget) ** 2, budget)
+    course.run()
+    arrays = course.arrays()
+    choices = settle.settle(arrays, settle.log_sizes(course.choices()), budget)
+    network = settle.network(arrays, choices, shape)
+    size = 8 * sum(len(section) for section in network.sections())
+    decoded = integer.decode(network, picture.width, picture.height, device)
+    return pictures.psnr(picture.pixels, decoded), size / shape.parameters
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("pictures", type=Path, nargs="+")
+    parser.add_argument("--weights", type=float, default=12_000)
+    parser.add_argument("--bits", type=float, default=6.9)
+    parser.add_argument("--steps", type=int, default=target.STEPS)
+    parser.add_argument("--device", default="auto")
+    chosen = parser.parse_args()
+    device = open_device(chosen.device)
+    print("| picture | float32, dB | coded, dB | loss, dB | bits a weight |\n|---|---|---|---|---|")
+    for path in chosen.pictures:
+        picture = pictures.load(path)
+        free = trained(picture, chosen.weights, chosen.steps, device)
+        rounded, bits = coded(picture, chosen.weights, chosen.bits, chosen.steps, device)
+        figures = f"{free:.2f} | {rounded:.2f} | {free - rounded:+.2f} | {bits:.2f}"
+        print(f"| {path.stem} | {figures} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
