@@ -34,7 +34,7 @@ MOST = {  # microseconds a launch: `python` alone, `host` with the driver's part
     "transformer-4": {"seconds": 3.0, "python": 10.0},
 }
 LEAST = {"mlp-general": {"saved": 0.7}, "mlp": {"saved": 0.7}, "transformer-1": {"saved": 0.7}}
-PASSES = ("simplify", "schedule", "program", "linearize", "render", "plan")  # of `lower`
+PASSES = ("simplify", "schedule", "program", "fuse", "linearize", "render", "plan")  # of `lower`
 
 
 def make(step: str, device: AnyDevice) -> Program:
