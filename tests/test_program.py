@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ from imgmlp.engine import (
     optim,
 )
 from imgmlp.engine.kernel import Block, Fused
+from imgmlp.engine.launch import KernelHandle
+from imgmlp.errors import ImgmlpWarning, OutOfMemoryError
 
 
 @pytest.fixture(scope="module", params=FORMS)
@@ -152,6 +155,57 @@ def test_general_leaves_out_the_block_program() -> None:
     assert not any(isinstance(launch, Block) for launch in general.procedure.kernels)
     assert sum(isinstance(launch, Block) for launch in block.procedure.kernels) == 1
     assert len(block.procedure.kernels) < len(general.procedure.kernels)
+
+
+def gradients(device: AnyDevice) -> Program:
+    """Those of two layers, which make a block of tiles of 64 rows."""
+    x = Tensor(np.sin(np.arange(640 * 5, dtype=np.float32)).reshape(640, 5), device)
+    first, second = (
+        Tensor(np.cos(np.arange(n * m, dtype=np.float32)).reshape(n, m), device)
+        for n, m in ((5, 4), (4, 3))
+    )
+
+    def step() -> dict[str, Tensor]:
+        loss = ((x @ first).leaky_relu(0.1) @ second).square().sum()
+        return dict(zip("ab", loss.gradient([first, second]), strict=True))
+
+    return compile(step, device)
+
+
+@pytest.mark.parametrize(
+    ("refused", "rows", "told"),
+    [(1, 32, "tiles of 32 rows instead of 64"), (2, None, "kernels one by one")],
+)
+def test_tiles_get_smaller_where_a_kernel_has_no_room(
+    monkeypatch: pytest.MonkeyPatch, refused: int, rows: int | None, told: str
+) -> None:
+    monkeypatch.setattr("imgmlp.engine.program.LEAST_TILE", 32)
+    tried: list[str] = []
+
+    def shortage(_: Device, kernel: KernelHandle, lanes: int) -> str | None:
+        if "block" not in kernel.name or len(tried) == refused:
+            return None
+        tried.append(kernel.name)
+        return f"{kernel.name} has no room"
+
+    monkeypatch.setattr(Device, "shortage", shortage)
+    with pytest.warns(ImgmlpWarning, match=told):
+        program = gradients(open_device("cpu"))
+    blocks = [k.rows for k in program.stages.procedure.kernels if isinstance(k, Block)]
+    assert blocks == ([rows] if rows else [])
+    program.run()
+    expected = gradients(open_device("numpy"))
+    expected.run()
+    for name in ("a", "b"):
+        np.testing.assert_allclose(program.read(name), expected.read(name), rtol=1e-5)
+
+
+def test_a_kernel_that_never_has_room_is_refused() -> None:
+    device = open_mapping("group")
+    device.info = replace(device.info, local_memory=64)
+    with pytest.raises(OutOfMemoryError, match=r"needs [\d,]+ bytes of local memory") as raised:
+        gradients(device)
+    assert raised.value.exit_code == 7
 
 
 def test_layers_share_their_kernels() -> None:

@@ -57,6 +57,8 @@ def explain(
         need = memory_needed(build, device)
     except OutOfMemoryError:  # refused before anything was planned: it says why
         return error
+    if need.fits(room):  # it is another kind of memory that there is too little of
+        return error
     advice = next(filter(None, (_advice(way, device, room) for way in ways)), "")
     problem = f"{what} needs {_bytes(need)}; {device.info.describe()} has {_bytes(room)} left"
     return OutOfMemoryError(problem, hint=f"{advice}use another device")

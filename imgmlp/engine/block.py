@@ -236,8 +236,12 @@ def _unshaped(node: Node) -> Node:
 # --- the whole step ---
 
 
-def program(updates: Sequence[Update], lanes: Lanes, units: int) -> Procedure:
+def program(
+    updates: Sequence[Update], lanes: Lanes, units: int, tile_rows: int = TILE_ROWS
+) -> Procedure:
     """The launches of a step for a device of so many units, most of it in one Block if it pays.
+
+    Its tiles have `tile_rows` rows at most.
 
     The Procedure's note says what became of it and why.
     """
@@ -252,7 +256,7 @@ def program(updates: Sequence[Update], lanes: Lanes, units: int) -> Procedure:
     kinds = best(nodes, {s for s, _ in updates})
     if kinds is not None and kinds.rows() < FEW_ROWS:
         return replace(general, note=f"no block: {kinds.rows()} rows are few")
-    plan = None if kinds is None else _Plan(updates, nodes, kinds, lanes, units)
+    plan = None if kinds is None else _Plan(updates, nodes, kinds, lanes, units, tile_rows)
     if plan is None or plan.block is None:
         return replace(general, note="no block: no value has rows of its own")
     before = schedule([(n.arg, value) for value, n in plan.tile.before.items()], split)
@@ -270,7 +274,7 @@ class _Plan:
 
     def __init__(
         self, updates: Sequence[Update], nodes: Sequence[Node], kinds: Kinds,
-        lanes: Lanes, units: int,
+        lanes: Lanes, units: int, tile_rows: int,
     ) -> None:  # fmt: skip
         self.updates, self.nodes, self.kinds, self.lanes = updates, nodes, kinds, lanes
         self.block: Block | None = None
@@ -282,7 +286,7 @@ class _Plan:
         if not self.sums and not self.rows:
             return
         batch = kinds.rows()
-        rows = TILE_ROWS
+        rows = tile_rows
         while rows > LEAST_ROWS[lanes] and batch < rows * units:
             rows //= 2
         rows = min(rows, batch)

@@ -223,6 +223,21 @@ class Device:
         except cl.Error:
             return [("", "")] * len(places)
 
+    def shortage(self, kernel: KernelHandle, lanes: int) -> str | None:
+        """What a kernel needs beyond what there is for a group of so many work-items, if so."""
+        own, told = self._kernel(kernel.program, kernel.name), cl.kernel_work_group_info
+        try:
+            local = int(own.get_work_group_info(told.LOCAL_MEM_SIZE, self._handle))
+            most = int(own.get_work_group_info(told.WORK_GROUP_SIZE, self._handle))
+        except cl.Error:  # nobody knows before it is launched
+            return None
+        where, there = self.info.describe(), self.info.local_memory
+        if local > there:
+            return f"{kernel.name} needs {local:,} bytes of local memory; {where} has {there:,}"
+        if most < lanes:
+            return f"{kernel.name} runs {lanes} work-items; {where} has registers for {most}"
+        return None
+
     def bind(
         self,
         kernel: KernelHandle,

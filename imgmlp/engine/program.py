@@ -6,6 +6,7 @@ the same graph, or a form that it was lowered to, is interpreted instead.
 
 from __future__ import annotations
 
+import warnings
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -14,27 +15,30 @@ from typing import Any, get_args
 import numpy as np
 
 from imgmlp.engine import debug
+from imgmlp.engine.block import TILE_ROWS
 from imgmlp.engine.device import AnyDevice, Device
 from imgmlp.engine.emulate import run_procedure
 from imgmlp.engine.emulate_uops import run_code
 from imgmlp.engine.graph import Buffer, Node, Op, toposort
 from imgmlp.engine.host import Allocation, Form, NumpyDevice, Pending
 from imgmlp.engine.interpret import evaluate
-from imgmlp.engine.kernel import Update
-from imgmlp.engine.launch import Launch
+from imgmlp.engine.kernel import Block, Update
+from imgmlp.engine.launch import KernelHandle, Launch
 from imgmlp.engine.sketch import Sketch
 from imgmlp.engine.stages import Stages, lower
 from imgmlp.engine.uops import Precision
-from imgmlp.errors import DeviceError, OutOfMemoryError
+from imgmlp.errors import DeviceError, ImgmlpWarning, OutOfMemoryError
 
 Array = np.ndarray[Any, Any]
+LEAST_TILE = 8  # rows of a tile that is not halved any more
 
 
 class Program:
     """One step: named outputs and state updates, all computed from the state before it.
 
     Raises ValueError if the graph reads a Buffer of another device, DeviceError if the
-    driver refuses a kernel, OutOfMemoryError if the intermediates do not fit.
+    driver refuses a kernel, OutOfMemoryError if the intermediates do not fit, or a kernel needs
+    more local memory or registers than there are, also after tiles got smaller with a warning.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class Program:
             raise ValueError(f"precision is {precision!r}; use {known}")
         self.device = device
         self.general = general  # leave out the block program
+        self._join, self._tile_rows = device.joins_kernels, TILE_ROWS  # less where they must be
         # That in which factors of products are multiplied here.
         self.precision: Precision = precision if device.has_matrix_units else "float32"
         self.outputs: dict[str, Buffer] = {}
@@ -68,7 +73,7 @@ class Program:
         if isinstance(device, Device | Sketch):
             self.arena = [device.alloc(nbytes) for nbytes in self.stages.memory.allocations]
         if isinstance(device, Device):
-            self.launches = self._bind(device)
+            self.launches = self._bind(device, self._build(device))
             self.sequence = [self.launches[i] for i in self.stages.procedure.order()]
         depth = debug.level()
         self._show_times = depth > 0
@@ -98,11 +103,38 @@ class Program:
         device = self.device
         units = device.info.compute_units
         how = (device.lanes, units, device.align, device.can_slice, self.general)
-        return lower(self.updates, *how, device.joins_kernels, self.precision)
+        return lower(self.updates, *how, self._join, self.precision, self._tile_rows)
 
-    def _bind(self, device: Device) -> list[Launch]:
+    def _build(self, device: Device) -> dict[str, KernelHandle]:
+        """The kernels, with smaller tiles where the device has no room for them."""
+        while True:
+            stages = self.stages
+            handles = device.build(stages.source, list(dict.fromkeys(stages.functions)))
+            pairs = zip(stages.codes, stages.functions, strict=True)
+            short = (device.shortage(handles[name], code.local_size) for code, name in pairs)
+            problem = next(filter(None, short), None)
+            if problem is None:
+                return handles
+            self._shrink(device, problem)
+
+    def _shrink(self, device: Device, problem: str) -> None:
+        """Plan the step anew for less local memory or fewer registers. Raises OutOfMemoryError."""
+        blocks = (k.rows for k in self.stages.procedure.kernels if isinstance(k, Block))
+        rows = next(blocks, 0) // 2
+        if rows >= LEAST_TILE:
+            instead = f"tiles of {rows} rows instead of {2 * rows}"
+            self._tile_rows = rows
+        elif self._join:
+            instead = "kernels one by one instead of several in a launch"
+            self._join = False
+        else:
+            raise OutOfMemoryError(problem, hint="use a smaller network, or another device")
+        warnings.warn(f"{problem}: {instead}", ImgmlpWarning, stacklevel=4)  # whoever compiles
+        del self.stages, self.arena
+        self.arena = [device.alloc(nbytes) for nbytes in self.stages.memory.allocations]
+
+    def _bind(self, device: Device, handles: dict[str, KernelHandle]) -> list[Launch]:
         stages = self.stages
-        handles = device.build(stages.source, list(dict.fromkeys(stages.functions)))
         places = self._places(device)
         launches = []
         for code, name in zip(stages.codes, stages.functions, strict=True):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from imgmlp.engine.block import program
+from imgmlp.engine.block import TILE_ROWS, program
 from imgmlp.engine.flow import computed
 from imgmlp.engine.fuse import fuse
 from imgmlp.engine.graph import Node
@@ -80,12 +80,13 @@ def lower(
     general: bool = False,
     join: bool = True,
     precision: Precision = "float32",
+    tile_rows: int = TILE_ROWS,
 ) -> Stages:
     """Every stage of a step that gives each Buffer its new value.
 
     `align` is in bytes; `slices` says whether the device can slice an allocation; `general`
     leaves out the block program; `join` says whether a launch may be of several kernels, which
-    blocks are too; `precision` is that of products.
+    blocks are too; `precision` is that of products; `tile_rows` the most rows of a block's tile.
     """
     states, values = [state for state, _ in updates], [value for _, value in updates]
     seconds: dict[str, float] = {}
@@ -96,7 +97,7 @@ def lower(
         if general or not join:
             procedure = schedule(step, lanes == "group")
         else:
-            procedure = program(step, lanes, units)
+            procedure = program(step, lanes, units, tile_rows)
     if join:
         with _clock(seconds, "fuse"):
             procedure = fuse(procedure)
