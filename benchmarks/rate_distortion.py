@@ -4,7 +4,7 @@
 
 Every measured point is appended to results/points.csv at once, and a later call with the same
 folder goes on where an earlier one stopped. results/summary.md and, with matplotlib, results/
-curves.png are made of all points that are there. Whole files count, RGB PSNR on 8 bits.
+curves.svg are made of all points that are there. Whole files count, RGB PSNR on 8 bits.
 
 Curves go through the mean rate and the mean PSNR of each setting over all pictures. A setting of
 JPEG spends more on some pictures than on others, a rate asked of imgmlp does not, so that the mean
@@ -208,25 +208,36 @@ def summary(points: Sequence[Point]) -> str:
 
 
 def plot(points: Sequence[Point], path: Path) -> None:
-    """Curves of all codecs; nothing without matplotlib (the extra `plot`)."""
+    """Curves of all codecs, and each picture's BD-rate; nothing without matplotlib (`plot`)."""
     try:
         import matplotlib as mpl
     except ImportError:
-        print("no curves.png: install the extra `plot`")
+        print(f"no {path.name}: install the extra `plot`")
         return
-    mpl.use("Agg")
+    mpl.use("svg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7, 5))
+    figure, (curves, shares) = pyplot.subplots(1, 2, figsize=(10, 4.2))
+    beside = [point for point in points if point.codec == REFERENCE]
     for codec in dict.fromkeys(point.codec for point in points):
         own = [point for point in points if point.codec == codec]
-        curve = mean_curve(own, {point.image for point in own})
-        if curve is not None:
-            axes.plot(curve.bpp, curve.psnr, marker="o", label=codec)
-    axes.set(xscale="log", xlabel="bits per pixel", ylabel="PSNR, dB")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(path, dpi=120, bbox_inches="tight")
+        images = sorted({point.image for point in own})
+        curve = mean_curve(own, set(images))
+        if curve is None:
+            continue
+        curves.plot(curve.bpp, curve.psnr, marker="o", markersize=3, label=codec)
+        found = [(image, share_of(own, beside, {image})) for image in images]
+        known = [(image, 100 * share) for image, share in found if share is not None]
+        shares.plot(*zip(*known, strict=True), "o", markersize=4)
+    curves.set(xscale="log", xlabel="bits per pixel", ylabel="PSNR, dB; mean of all pictures")
+    shares.set_ylabel(f"BD-rate against {REFERENCE}, %")
+    shares.tick_params(axis="x", rotation=90)
+    for axes in (curves, shares):
+        axes.grid(alpha=0.3)
+    curves.legend()
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
 
 
 def main() -> None:
@@ -255,7 +266,7 @@ def main() -> None:
     others = [point for path in chosen.points for point in read_points(path)]
     points = [*store.points.values(), *others]
     (chosen.out / "summary.md").write_text(summary(points), encoding="utf-8")
-    plot(points, chosen.out / "curves.png")
+    plot(points, chosen.out / "curves.svg")
     print(summary(points), end="")
 
 

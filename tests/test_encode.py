@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from conftest import small_pixels
 
-from imgmlp.codec import compact, container
+from imgmlp.codec import compact, container, integer
 from imgmlp.codec.checkpoint import Checkpoint
 from imgmlp.codec.encode import Effort, Encoded, Watch, encode
 from imgmlp.codec.target import Target
@@ -28,6 +29,18 @@ def test_bytes_are_kept_and_used(count: int) -> None:
     found = run(Target("bytes", count))
     assert 0.97 * count <= len(found.bytes) <= count
     assert found.missed is None
+
+
+def test_of_trials_for_bytes_only_the_result_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded, decode = [], integer.decode
+
+    def counted(*args: Any) -> np.ndarray:
+        decoded.append(args[0])
+        return decode(*args)
+
+    monkeypatch.setattr(integer, "decode", counted)
+    run(Target("bytes", 260), effort=Effort(20))
+    assert len(decoded) == 2  # for the digest, and from the file's own bytes
 
 
 def test_a_quality_is_met() -> None:

@@ -72,6 +72,10 @@ def test_a_network_has_about_the_weights_wanted(weights: int) -> None:
         assert shape.parameters == pytest.approx(weights, rel=0.1)
 
 
+def test_few_weights_make_fewer_layers() -> None:
+    assert [target.network_shape(n, 3).hidden for n in (400, 999, 1_000, 22_000)] == [3, 3, 5, 5]
+
+
 def test_networks_stay_within_the_format() -> None:
     assert target.network_shape(0, 1).width == 4
     assert target.network_shape(1e9, 4).width == 1024
