@@ -12,42 +12,63 @@
 
 typedef float8 unaligned8 __attribute__((aligned(4)));  // eight floats, wherever they begin
 
-// sums[R][V] += left[R][inner] x panel[inner][V]. R and V, which counts float8, are literals and
+// M(0, ...) to M(R - 1, ...). Written out, as LLVM needs the longer for each loop the more of them
+// a kernel has, even if they are unrolled.
+#define REPEAT(R, M, ...) REPEAT_##R(M, __VA_ARGS__)
+#define REPEAT_1(M, ...) M(0, __VA_ARGS__)
+#define REPEAT_2(M, ...) REPEAT_1(M, __VA_ARGS__) M(1, __VA_ARGS__)
+#define REPEAT_3(M, ...) REPEAT_2(M, __VA_ARGS__) M(2, __VA_ARGS__)
+#define REPEAT_4(M, ...) REPEAT_3(M, __VA_ARGS__) M(3, __VA_ARGS__)
+#define REPEAT_5(M, ...) REPEAT_4(M, __VA_ARGS__) M(4, __VA_ARGS__)
+#define REPEAT_6(M, ...) REPEAT_5(M, __VA_ARGS__) M(5, __VA_ARGS__)
+#define REPEAT_7(M, ...) REPEAT_6(M, __VA_ARGS__) M(6, __VA_ARGS__)
+#define REPEAT_8(M, ...) REPEAT_7(M, __VA_ARGS__) M(7, __VA_ARGS__)
+
+// sums[R][V] += left[R][inner] x panel[inner][V]. R and V, which counts float8, are literals, and
 // `sums` is an array of the caller's that no variable indexes, so that all of it is in registers.
 // left[i * left_row + k * left_inner]; panel: row k at k * step, aligned; SPACE is where it lies.
 // Rows from number `rows` on are copies of the last one below: what is not there is not read.
 #define MULTIPLY(R, V, sums, left, left_row, left_inner, SPACE, panel, step, rows, inner) \
   {                                                                                       \
-    __global const float *x_[R];                                                          \
-    UNROLL for (int r_ = 0; r_ < (R); ++r_)                                               \
-      x_[r_] = (left) + (r_ < (rows) ? r_ : (rows) - 1) * (left_row);                     \
+    REPEAT(R, POINT, left, left_row, rows)                                                \
     for (int k_ = 0; k_ < (inner); ++k_) {                                                \
       SPACE const float8 *y_ = (SPACE const float8 *)((panel) + k_ * (step));             \
-      UNROLL for (int r_ = 0; r_ < (R); ++r_) {                                           \
-        const float a_ = x_[r_][k_ * (left_inner)];                                       \
-        UNROLL for (int v_ = 0; v_ < (V); ++v_) sums[r_ * (V) + v_] += a_ * y_[v_];       \
-      }                                                                                   \
+      REPEAT(R, ADD_##V, sums, k_ * (left_inner))                                         \
     }                                                                                     \
+  }
+#define POINT(R, left, left_row, rows) \
+  __global const float *x_##R = (left) + (R < (rows) ? R : (rows) - 1) * (left_row);
+#define ADD_1(R, sums, at) sums[R] += x_##R[at] * y_[0];
+#define ADD_2(R, sums, at)              \
+  {                                     \
+    const float a_ = x_##R[at];         \
+    sums[2 * R] += a_ * y_[0];          \
+    sums[2 * R + 1] += a_ * y_[1];      \
   }
 
 // A product that begins at zero, in an array of the given name.
-#define PRODUCT(R, V, sums, ...)                              \
-  float8 sums[(R) * (V)];                                     \
-  UNROLL for (int r_ = 0; r_ < (R) * (V); ++r_) sums[r_] = 0.f; \
+#define PRODUCT(R, V, sums, ...)   \
+  float8 sums[(R) * (V)];          \
+  REPEAT(R, CLEAR_##V, sums)       \
   MULTIPLY(R, V, sums, __VA_ARGS__)
+#define CLEAR_1(R, sums) sums[R] = 0.f;
+#define CLEAR_2(R, sums) sums[2 * R] = sums[2 * R + 1] = 0.f;
 
 // The same elements where variables may index them.
-#define TO_MEMORY(R, V, tile, sums)                                       \
-  float tile[(R) * (V) * 8] __attribute__((aligned(64)));                 \
-  UNROLL for (int r_ = 0; r_ < (R) * (V); ++r_) *(float8 *)(tile + 8 * r_) = sums[r_];
+#define TO_MEMORY(R, V, tile, sums)                       \
+  float tile[(R) * (V) * 8] __attribute__((aligned(64))); \
+  REPEAT(R, PUT_##V, (float8 *)tile, sums)
+#define PUT_1(R, out, sums) (out)[R] = sums[R];
+#define PUT_2(R, out, sums)    \
+  (out)[2 * R] = sums[2 * R];  \
+  (out)[2 * R + 1] = sums[2 * R + 1];
 
 // Columns of the right factor side by side, zero from number `columns` to `width`.
 static void pack_panel(float *panel, __global const float *right, int right_inner,
                        int right_column, int columns, int width, int inner) {
   for (int k = 0; k < inner; ++k) {
-    for (int n = 0; n < columns; ++n)
-      panel[k * width + n] = right[k * right_inner + n * right_column];
-    for (int n = columns; n < width; ++n) panel[k * width + n] = 0.f;
+    for (int n = 0; n < width; ++n)
+      panel[k * width + n] = n < columns ? right[k * right_inner + n * right_column] : 0.f;
   }
 }
 
@@ -56,11 +77,14 @@ static void pack_panel(float *panel, __global const float *right, int right_inne
 #define ROWS(R, SPACE)                                                                  \
   for (; i + R <= rows; i += R) {                                                       \
     float8 *out = (float8 *)(tile + i * VECTOR), sums[2 * R];                           \
-    UNROLL for (int r = 0; r < 2 * R; ++r) sums[r] = first ? 0.f : out[r];              \
+    REPEAT(R, BEGIN, out, sums)                                                         \
     MULTIPLY(R, 2, sums, left + i * left_row, left_row, left_inner, SPACE, panel, step, \
              R, inner)                                                                  \
-    UNROLL for (int r = 0; r < 2 * R; ++r) out[r] = sums[r];                            \
+    REPEAT(R, PUT_2, out, sums)                                                         \
   }
+#define BEGIN(R, out, sums)               \
+  sums[2 * R] = first ? 0.f : out[2 * R]; \
+  sums[2 * R + 1] = first ? 0.f : out[2 * R + 1];
 
 #define MULTIPLY_TILE(NAME, SPACE)                                                          \
   static void NAME(float *tile, __global const float *left, int left_row, int left_inner,   \
@@ -97,23 +121,28 @@ static void tile_product_packed(float *tile, __global const float *left, int lef
   }
 }
 
-// sums[n] = the sum of right[k][n] over all inner k, for n below columns. Four rows at once, as
-// one addition waits for the other.
+#define ADD_ROW(R, parts)                                                                  \
+  {                                                                                        \
+    __global const unaligned8 *row = (__global const unaligned8 *)(right + (k + R) * right_inner); \
+    parts[2 * R] += row[0];                                                                \
+    parts[2 * R + 1] += row[1];                                                            \
+  }
+
+// sums[n] = the sum of right[k][n] over all inner k, for n below columns. Whole vectors take four
+// rows at once, as one addition waits for the other.
 static void column_sums(float *sums, __global const float *right, int right_inner,
                         int right_column, int columns, int inner) {
-  for (int n = 0; n < VECTOR; ++n) sums[n] = 0.f;
-  int k = 0;
-  if (columns == VECTOR && right_column == 1) {
-    float8 parts[8];
-    UNROLL for (int r = 0; r < 8; ++r) parts[r] = 0.f;
-    for (; k + 4 <= inner; k += 4) {
-      UNROLL for (int r = 0; r < 8; ++r)
-        parts[r] += *(__global const unaligned8 *)(right + (k + r / 2) * right_inner + r % 2 * 8);
+  if (columns == VECTOR && right_column == 1 && inner % 4 == 0) {
+    float8 parts[8], *out = (float8 *)sums;
+    REPEAT(4, CLEAR_2, parts)
+    for (int k = 0; k < inner; k += 4) {
+      REPEAT(4, ADD_ROW, parts)
     }
-    float8 *out = (float8 *)sums;
-    UNROLL for (int r = 0; r < 2; ++r)
-      out[r] = (parts[r] + parts[r + 2]) + (parts[r + 4] + parts[r + 6]);
+    out[0] = (parts[0] + parts[2]) + (parts[4] + parts[6]);
+    out[1] = (parts[1] + parts[3]) + (parts[5] + parts[7]);
+    return;
   }
-  for (; k < inner; ++k)
+  for (int n = 0; n < VECTOR; ++n) sums[n] = 0.f;
+  for (int k = 0; k < inner; ++k)
     for (int n = 0; n < columns; ++n) sums[n] += right[k * right_inner + n * right_column];
 }
