@@ -70,7 +70,7 @@ def product(rows: int, inner: int, columns: int) -> Make:
 
 def tiles_of(rows: int) -> Make:
     """Products enough to keep the units busy with tiles of these many rows, all but two used."""
-    return outputs(lambda x, y: x @ y, draw(13, rows - 2, 2), draw(13, 2, 3))
+    return outputs(lambda x, y: x @ y, draw(13, rows - 2, 2), draw(13, 2, 9))
 
 
 def layer_gradients(x: Tensor, weight: Tensor, bias: Tensor) -> dict[str, Tensor]:
@@ -91,6 +91,7 @@ PRODUCTS: dict[str, Make] = {
     "product right transposed": outputs(lambda x, y: x @ y.transpose(), draw(7, 5), draw(3, 5)),
     "product flipped, padded": outputs(lambda x, y: x.flip(0).pad((1, 0), (0, 2)) @ y.flip(1), draw(3, 5), draw(7, 3)),
     "product of computed": outputs(lambda x, y: (x * 2) @ y.exp(), draw(3, 5), draw(5, 2)),
+    "product, narrow": product(61, 3, 5),
     "product, batched": outputs(lambda x, y: x @ y, draw(2, 3, 5), draw(2, 5, 7)),
     "product, batch broadcast": outputs(lambda x, y: x @ y, draw(2, 3, 5), draw(5, 2)),
     "vector by matrix": outputs(lambda x, y: x @ y, draw(5), draw(5, 3)),
@@ -311,7 +312,21 @@ OTHERS: dict[str, Make] = {
     "optimizers": optimizers,
 } | {f"reductions of {d.name}": outputs(reductions, small_integers(d, 3, 41)) for d in STORED}  # fmt: skip
 
+
+def descent(device: AnyDevice) -> Program:
+    """Two layers, and rows enough for each work-group to have several tiles of them."""
+    x, first, bias, last = (Tensor(draw(*s), device) for s in ((800, 2), (2, 3), (3,), (3, 2)))
+
+    def step() -> dict[str, Tensor]:
+        loss = ((x @ first + bias).relu() @ last).square().sum()
+        optim.SGD([first, bias, last], lr=1e-4).step(loss)
+        return {"loss": loss, "first": first, "bias": bias, "last": last}
+
+    return compile(step, device)
+
+
 STEPS: dict[str, Make] = {
+    "descent": descent,
     "training": training("default", batch=17),
     "training, seed's": training("seed", batch=20),
     "transformer": transformer,

@@ -12,8 +12,7 @@ from conftest import QUICK, Command, open_mapping
 
 from imgmlp.codec.config import PRESETS, Settings
 from imgmlp.engine import AnyDevice, Device, Program, Tensor, compile, device, open_device
-from imgmlp.engine.render import own_share
-from imgmlp.engine.uops import GPU_LANES, GPU_TILE, Precision
+from imgmlp.engine.uops import Precision
 from imgmlp.errors import UsageError
 
 
@@ -31,36 +30,6 @@ def layer(where: AnyDevice, precision: Precision) -> Program:
     return compile(step, where, precision=precision)
 
 
-@pytest.mark.parametrize("precision", ["float32", "half"])
-@pytest.mark.parametrize("rows", [8, 16, 32, 64])
-def test_lanes_share_a_tile_without_gaps_or_overlaps(precision: Precision, rows: int) -> None:
-    met = np.zeros((rows, GPU_TILE), int)
-    sizes = {"row": rows, "column": GPU_TILE}
-    for lane in range(GPU_LANES):
-        numbers: dict[str, list[int]] = {}
-        for kind, size in sizes.items():
-            count, text = own_share(kind, size, "n", precision)
-            python = text.replace("/", "//").replace("get_local_id(0)", "lane")
-            places = [eval(python, {"lane": lane, "n": n}) for n in range(count)]  # noqa: S307
-            numbers[kind] = places
-        assert len(numbers["row"]) * len(numbers["column"]) == rows * GPU_TILE // GPU_LANES
-        met[np.ix_(numbers["row"], numbers["column"])] += 1
-    assert (met == 1).all()
-
-
-def test_a_warp_has_what_its_matrix_unit_leaves_with_it() -> None:
-    """The accumulators of m16n8k16: lines lane / 4 and 8 below, elements 2 * (lane % 4) and next.
-
-    Lines are columns of the tile and elements its rows, as the right factor comes first.
-    """
-    columns, rows = own_share("column", 64, "n", "half")[1], own_share("row", 16, "n", "half")[1]
-    for lane, column, row in ((0, [0, 8], [0, 1, 8, 9]), (39, [17, 25], [6, 7, 14, 15])):
-        for text, wanted in ((columns, column), (rows, row)):
-            python = text.replace("/", "//").replace("get_local_id(0)", "lane")
-            found = [eval(python, {"lane": lane, "n": n}) for n in range(len(wanted))]  # noqa: S307
-            assert found == wanted
-
-
 def test_a_device_with_matrix_units_is_given_their_instructions() -> None:
     where = open_device("numpy:uops-group")
     where.has_matrix_units = True
@@ -68,7 +37,6 @@ def test_a_device_with_matrix_units_is_given_their_instructions() -> None:
     source = program.stages.source
     assert program.precision == "half"
     assert "mma.sync.aligned.m16n8k16" in source
-    assert "__local uint left_slice[DEPTH * PITCH]" in source
     assert source.count("#define TILE_PRODUCT") == 1
     assert "mma" not in layer(where, "float32").stages.source
 

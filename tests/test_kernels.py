@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,9 @@ import pytest
 
 from imgmlp.engine import Device, open_device
 from imgmlp.engine.interpret import lowbias32
-from imgmlp.engine.render import building_block
-from imgmlp.engine.uops import GPU_LANES, GPU_TILE, VECTOR
+from imgmlp.engine.render import SIZES, building_block
+from imgmlp.engine.uops import GPU_LANES, GPU_TILE, NARROW
 
-SIZES = f"#define VECTOR {VECTOR}\n#define TILE {GPU_TILE}\n#define LANES {GPU_LANES}\n"
 Array = np.ndarray[Any, Any]
 
 
@@ -196,17 +196,15 @@ PRODUCT_GROUP = """
 __kernel __attribute__((reqd_work_group_size(LANES, 1, 1)))
 void t_product(__global float *out, __global const float *x, __global const float *y,
                int xr, int xk, int yk, int yc, int rows, int columns, int inner, int direct) {
-  __local float left_slice[DEPTH * PITCH] __attribute__((aligned(16)));
-  __local float right_slice[DEPTH * PITCH] __attribute__((aligned(16)));
-  float own[OWN * (TILE / 16)], sum[1];
-  PRODUCT(own, sum, x, xr, xk, y, yk, yc, rows, columns, inner, left_slice, right_slice);
+  __local float room[TILE_ROOM] __attribute__((aligned(16)));
+  float tile[32] = {0.f};
+  const float sum =
+      PRODUCT(tile, room, x, xr, xk, direct, y, yk, yc, direct, rows, columns, inner);
+  SPREAD(room, tile);
   const int lane = get_local_id(0);
-  for (int i = 0; i < OWN; ++i)
-    for (int j = 0; j < TILE / 16; ++j) {
-      const int m = lane / 16 * OWN + i, n = lane % 16 + 16 * j;
-      if (m < rows && n < columns) out[m * columns + n] = own[i * (TILE / 16) + j];
-    }
-  if (lane < columns) out[rows * columns + lane] = sum[0];
+  for (int i = lane; i < rows * columns; i += LANES)
+    out[i] = room[i / columns * TILE_PITCH + i % columns];
+  if (lane < columns) out[rows * columns + lane] = sum;
 }
 """
 
@@ -257,11 +255,71 @@ def test_product_in_registers(device: Device, inner: int) -> None:
                 assert np.allclose(found, x.astype(np.float64) @ y, atol=2e-6 * inner + 1e-5)
 
 
-@pytest.mark.parametrize("inner", [1, 31, 32, 33, 130])
+@pytest.mark.parametrize("inner", [1, 31, 32, 33, 128, 130])
 @pytest.mark.parametrize("rows", [1, 8, 15, 32, 63, 64])
 def test_product_by_a_group(device: Device, rows: int, inner: int) -> None:
     own = next(n for n in (1, 2, 4, 8) if 8 * n >= rows)
-    sizes = f"#define OWN {own}\n#define PRODUCT tile_product_{own}\n"
-    bench = Bench(device, ["product_group"], sizes + PRODUCT_GROUP)
+    which = f"#define PRODUCT tile_product_{own}\n#define SPREAD spread_{own}\n"
+    bench = Bench(device, ["product_group"], which + PRODUCT_GROUP)
     for columns, flip in ((64, 0), (64, 3), (1, 1), (19, 2), (63, 0)):
-        check_product(bench, rows, inner, columns, flip, direct=False, local=GPU_LANES)
+        aligned = inner % 4 == 0 and rows % 4 == 0 and columns == 64
+        check_product(bench, rows, inner, columns, flip, direct=aligned, local=GPU_LANES)
+
+
+@pytest.mark.parametrize("inner", [1, 33, 64])
+@pytest.mark.parametrize("rows", [33, 64])
+def test_narrow_product_by_a_group(device: Device, rows: int, inner: int) -> None:
+    which = "#define PRODUCT tile_product_narrow\n#define SPREAD spread_narrow\n"
+    bench = Bench(device, ["product_group"], which + PRODUCT_GROUP)
+    for columns, flip in ((3, 0), (3, 3), (1, 1), (NARROW, 2), (NARROW, 1)):
+        aligned = inner % 4 == 0 and rows % 4 == 0 and columns == NARROW
+        check_product(bench, rows, inner, columns, flip, direct=aligned, local=GPU_LANES)
+
+
+@pytest.mark.parametrize("rows", [8, 16, 32, 64])
+@pytest.mark.parametrize("narrow", [False, True])
+def test_a_lane_has_what_its_matrix_unit_leaves_with_it(
+    device: Device, rows: int, narrow: bool
+) -> None:
+    """The accumulators of m16n8k16: row lane / 4, columns 2 * (lane % 4) and next; 8 rows below.
+
+    Of narrow tiles a warp has 16 rows, of others 16 columns: all blocks of 16 rows, and of each
+    two panels of 8 columns.
+    """
+    if narrow and rows != 64:
+        return
+    name, width = ("narrow", NARROW) if narrow else (str(rows // 8), GPU_TILE)
+    count = rows * width // GPU_LANES
+    text = building_block("product_half")  # but for PTX, which no processor takes
+    pitch = re.search(r"#define TILE_PITCH.*\n", text)
+    assert pitch
+    spread = pitch[0] + text[text.index("#define TILE_SPREAD") :]
+    bench = Bench(
+        device,
+        [],
+        spread
+        + f"""__kernel void t_spread(__global float *out) {{
+              __local float room[TILE * TILE_PITCH] __attribute__((aligned(16)));
+              float tile[{count}];
+              for (int i = 0; i < {count}; ++i) tile[i] = get_local_id(0) * {count} + i;
+              spread_{name}(room, tile);
+              for (int i = get_local_id(0); i < {rows * width}; i += LANES)
+                out[i] = room[i / {width} * TILE_PITCH + i % {width}]; }}""",
+    )
+    found = bench("t_spread", np.zeros((rows, width), np.float32), items=GPU_LANES, local=GPU_LANES)
+    wanted = np.zeros((rows, width))
+    below = [0] if rows == 8 else [0, 8]
+    for lane in range(GPU_LANES):
+        warp, place = divmod(lane, 32)
+        blocks, panels = ([16 * warp], [0]) if narrow else (range(0, rows, 16), (0, 8))
+        left = 0 if narrow else 16 * warp
+        places = [
+            (block + place // 4 + more, left + panel + place % 4 * 2 + next_column)
+            for block in blocks
+            for panel in panels
+            for more in below
+            for next_column in (0, 1)
+        ]
+        for i, (row, column) in enumerate(places):
+            wanted[row, column] = lane * count + i
+    assert np.array_equal(found, wanted)

@@ -39,6 +39,7 @@ from imgmlp.engine.head import ALIGN, Head, at_hand, own_room
 from imgmlp.engine.kernel import Block, Kernel, Procedure, Store, Update, access, storage
 from imgmlp.engine.merge import attach_sums, merge, ordered
 from imgmlp.engine.place import Graph, is_plain_chain
+from imgmlp.engine.rooms import share
 from imgmlp.engine.rowfusion import fuse_rows
 from imgmlp.engine.rows import Kind, Kinds, best
 from imgmlp.engine.schedule import freeze, schedule
@@ -296,7 +297,8 @@ class _Plan:
             if rows == 1 or self._room(kernels) <= ROOM[lanes]:
                 break
             rows //= 2
-        head = (*self.partial.clear(), *self.tile.head.kernels())
+        cleared = self.partial.clear() if cut.tiles > cut.groups else []
+        head = (*cleared, *self.tile.head.kernels())
         self.block = Block("block", cut.tiles, cut.rows, cut.groups, head, tuple(kernels))
         self.note = self._told(cut, after)
 
@@ -317,6 +319,8 @@ class _Plan:
         values = substitute([v for _, v in left], replaced | heavy)
         updates = [(s, v) for (s, _), v in zip(left, values, strict=True)]
         self.after = self.tile.head.set_aside(updates, bool(self.tile.before))
+        if cut.tiles == cut.groups:  # what the only tile of a group leaves is its sum
+            return kernels
         return [_adding(k, targets) for k in kernels]
 
     def _room(self, kernels: Sequence[Kernel]) -> int:
@@ -372,12 +376,18 @@ def _cut(batch: int, rows: int, most_groups: int) -> _Cut:
 
 def _kernels(given: dict[Node, Node], groups: int) -> list[Kernel]:
     """Kernels that fill the given places, intermediates in rooms of the group's own."""
+    rooms: dict[Buffer, Node] = {}
+
+    def room(node: Node, name: str) -> Node:
+        place = own_room(groups, node, name)
+        rooms[storage(place)] = part(buffer(storage(place)), "group", groups)
+        return place
 
     graph = Graph(list(given))
-    drafts = graph.drafts(graph.places(given, functools.partial(own_room, groups)))
+    drafts = graph.drafts(graph.places(given, room))
     lasting = {storage(place) for place in given.values()}
     drafts = fuse_rows(attach_sums(merge(drafts)), lasting)
-    return [freeze(d, i) for i, d in enumerate(ordered(drafts))]
+    return share([freeze(d, i) for i, d in enumerate(ordered(drafts))], rooms)
 
 
 def _adding(kernel: Kernel, targets: set[Buffer]) -> Kernel:

@@ -108,8 +108,13 @@ class _Launch:
         """The variable in each step of a loop, and which of its iterations there are."""
         if loop.kind == "lane":
             assert self.lanes is not None
-            for first in range(0, loop.count, self.code.local_size):
-                variable = self.lanes + first
+            rounds, local = -(-loop.count // self.code.local_size), self.code.local_size
+            if self._accumulates(i, loop.name):
+                for first in range(rounds):
+                    variable = self.lanes + first * local
+                    yield variable, variable < loop.count
+            else:
+                variable = self.lanes + self._axis(f"{loop.name} {i}", rounds) * local
                 yield variable, variable < loop.count
         elif loop.kind == "share" and self.lanes is not None:
             yield from self._shares(loop.count)
@@ -121,9 +126,11 @@ class _Launch:
 
     def _accumulates(self, i: int, name: str) -> bool:
         """Whether each iteration of a loop adds to the same accumulators, from before it."""
-        found = (u for u in self.code.uops[i : self.ends[i]] if u.op is U.ACCUMULATE)
-        lanes = (u.arg[1] for u in found if u.src[0] < i)
-        return any(name not in {v.name for v in lane.variables()} for lane in lanes)
+        body = self.code.uops[i : self.ends[i]]
+        lanes = (u.arg[1] for u in body if u.op is U.ACCUMULATE and u.src[0] < i)
+        tiles = (u.src[2] for u in body if u.op is U.PRODUCT and self.wide)
+        shared = any(name not in {v.name for v in lane.variables()} for lane in lanes)
+        return shared or any(tile < i for tile in tiles)
 
     def _shares(self, count: int) -> Iterator[tuple[Array, Array]]:
         """What each of the open groups takes of `count` things, one after the other."""
@@ -141,14 +148,6 @@ class _Launch:
             self.number = variable = self._axis(name, launched // local)
             self.lanes = self._axis(LANE, local)
             return variable
-        if loop.kind in ("row", "column") and self.wide:
-            assert self.lanes is not None
-            if loop.kind == "row":  # a lane has neighbouring rows, and every sixteenth column
-                own = loop.count // (local // 16)
-                rows: Array = self.lanes // 16 * own + self._axis(name, own)
-                return rows
-            found: Array = self.lanes % 16 + 16 * self._axis(name, loop.count // 16)
-            return found
         if loop.kind == "item":
             return self._axis(name, min(launched, loop.count))
         return self._axis(name, loop.count)
@@ -299,8 +298,15 @@ class _Launch:
 
     # --- products ---
 
-    def product(self, i: int, u: UOp) -> Array:
-        """[*loops, rows, columns], the tile of every group."""
+    def tile(self, i: int, u: UOp) -> Array:
+        """[*loops, rows + 1, columns], the last row for sums of columns of the right factor."""
+        rows, columns = u.arg
+        lanes = self.loops.names.index(LANE)
+        shape = [1 if axis == lanes else n for axis, n in enumerate(self.shape)]
+        return np.zeros((*shape, rows + 1, columns), np.float32)
+
+    def product(self, i: int, u: UOp) -> Array | None:
+        """[*loops, rows, columns], the tile of every group; a group's lanes add it to a TILE."""
         p: Product = u.arg
         if self.wide:
             self.meet(i)
@@ -310,8 +316,18 @@ class _Launch:
         packed = self.code.uops[u.src[1]].op is U.PANEL
         right = self.values[u.src[1]] if packed else self._right(i, u.src[1], p)
         found: Array = left @ right
-        if self.wide:
-            self.meet(i)
+        if not self.wide:
+            return found
+        self.meet(i)
+        runs = True if self.active is None else self.active[..., None, None]
+        tile: Array = self.values[u.src[2]]
+        tile[..., :-1, :] += np.where(runs, found, 0)
+        tile[..., -1, :] += np.where(runs, right, 0).sum(axis=-2)
+        return None
+
+    def spread(self, i: int, u: UOp) -> Array:
+        self.meet(i)
+        found: Array = self.values[u.src[0]][..., :-1, :]
         return found
 
     def panel(self, i: int, u: UOp) -> Array:
@@ -320,6 +336,9 @@ class _Launch:
 
     def columns(self, i: int, u: UOp) -> Array:
         """[*loops, columns]"""
+        if self.wide:
+            totals: Array = self.values[u.src[1]][..., -1, :]
+            return totals
         found: Array = self._right(i, u.src[0], u.arg).sum(axis=-2)
         return found
 
@@ -374,7 +393,9 @@ EMULATED: dict[U, Callable[[_Launch, int, UOp], Any]] = {
     U.LANE: _Launch.lane,
     U.GROUP: _Launch.group,
     U.PANEL: _Launch.panel,
+    U.TILE: _Launch.tile,
     U.PRODUCT: _Launch.product,
+    U.SPREAD: _Launch.spread,
     U.ELEMENT: _Launch.element,
     U.COLUMNS: _Launch.columns,
 }  # RANGE and END are control flow, _range

@@ -46,6 +46,14 @@ CALLS = {
 }
 
 
+SIZES = "".join(
+    f"#define {name} {size}\n"
+    for name, size in {
+        "VECTOR": VECTOR, "NARROW": NARROW, "TILE": GPU_TILE, "LANES": GPU_LANES,
+    }.items()
+)  # fmt: skip
+
+
 @cache
 def building_block(name: str) -> str:
     """The text of kernels/`name`.cl."""
@@ -65,10 +73,9 @@ def render(
     used = {u.op for c in codes for u in c.uops}
     product = "product_half" if precision == "half" else f"product_{lanes}"
     wanted = {"scalar": True, "reduce": U.GROUP in used, product: U.PRODUCT in used}
-    sizes = f"#define VECTOR {VECTOR}\n#define TILE {GPU_TILE}\n#define LANES {GPU_LANES}\n"
-    heads = [sizes, *(building_block(b) for b, needed in wanted.items() if needed)]
+    heads = [SIZES, *(building_block(b) for b, needed in wanted.items() if needed)]
     functions: dict[tuple[str, str], str] = {}  # text around the name -> name
-    writers = [_Writer(c, lanes, precision) for c in codes]
+    writers = [_Writer(c, lanes) for c in codes]
     names = [functions.setdefault(w.parts(), f"imgmlp_{w.code.name}") for w in writers]
     texts = (f"{before}{name}{after}" for (before, after), name in functions.items())
     return "\n".join([*heads, *texts]), names
@@ -78,26 +85,11 @@ def _index(expr: Expr) -> str:
     return expr.render("/")
 
 
-def own_share(kind: str, count: int, n: str, precision: Precision) -> tuple[int, str]:
-    """How many of a tile's `count` rows or columns a lane has, and which of them number n is.
-
-    In float32 neighbouring rows and every sixteenth column; in half precision those that a
-    matrix unit leaves with it, two rows of every eight and two columns.
-    """
-    lane = "get_local_id(0)"
-    if precision == "float32":
-        own = count // (8 if kind == "row" else 16)
-        return own, f"{lane} / 16 * {own} + {n}" if kind == "row" else f"{lane} % 16 + 16 * {n}"
-    if kind == "row":
-        return count // 4, f"{n} / 2 * 8 + {lane} % 4 * 2 + {n} % 2"
-    return count // 32, f"{lane} / 32 * 16 + {lane} % 32 / 4 + 8 * {n}"
-
-
 class _Writer:
     """One kernel's text."""
 
-    def __init__(self, code: Code, lanes: Lanes, precision: Precision) -> None:
-        self.code, self.lanes, self.precision = code, lanes, precision
+    def __init__(self, code: Code, lanes: Lanes) -> None:
+        self.code, self.lanes = code, lanes
         self.lines: list[str] = []
         self.columns, self.vectors = in_vectors(code)  # loops and values, NARROW columns each
         self.member = False  # whether inside of one, which has `groups` and a `group` of its own
@@ -123,10 +115,7 @@ class _Writer:
             return
         ops = {u.op for u in self.code.uops}
         if U.PRODUCT in ops:
-            kind = "uint" if self.precision == "half" else "float"
-            slices = ("left_slice", "right_slice")
-            aligned = (f"{s}[DEPTH * PITCH] __attribute__((aligned(16)))" for s in slices)
-            self.lines.append(f"__local {kind} {', '.join(aligned)};")
+            self.lines.append("__local float room[TILE_ROOM] __attribute__((aligned(16)));")
         for i, u in enumerate(self.code.uops):
             if u.op is U.LOCAL:
                 self.lines.append(f"__local {_register(u.dtype)} v{i}[{u.arg}];")
@@ -193,19 +182,14 @@ class _Writer:
         return any(u.op is U.ACCUMULATE for u in uops[i:end])
 
     def _tile_loop(self, i: int, loop: Range, limit: str) -> str:
-        """All rows or columns of a tile, or those that a lane has."""
+        """All rows or columns of a tile."""
         name, n = loop.name, loop.count
         if i in self.columns:
             return f"UNROLL for (int {name} = 0; {name} < {n}; {name} += {NARROW}) {{"
-        if self.lanes == "one":
-            if loop.kind == "row" and self._has_vectors(i):
-                guard = f" if (!({limit[4:]})) continue;" if limit else ""
-                return f"UNROLL for (int {name} = 0; {name} < {n}; ++{name}) {{{guard}"
-            return f"for (int {name} = 0; {name} < {n}{limit}; ++{name}) {{"
-        own, which = own_share(loop.kind, n, f"{name}_", self.precision)
-        guard = f" if (!({limit[4:]})) continue;" if limit else ""
-        loop_over = f"for (int {name}_ = 0; {name}_ < {own}; ++{name}_)"
-        return f"{loop_over} {{ const int {name} = {which};{guard}"
+        if loop.kind == "row" and self._has_vectors(i):
+            guard = f" if (!({limit[4:]})) continue;" if limit else ""
+            return f"UNROLL for (int {name} = 0; {name} < {n}; ++{name}) {{{guard}"
+        return f"for (int {name} = 0; {name} < {n}{limit}; ++{name}) {{"
 
     def _has_vectors(self, i: int) -> bool:
         """Whether the first loop inside of another takes columns as vectors."""
@@ -322,15 +306,23 @@ class _Writer:
         rows, columns = _at_most(p.tile_rows, p.rows), _at_most(p.tile_columns, p.columns)
         a = f"{left} + {_index(p.left)}, {p.left_row}, {p.left_inner}"
         b = f"{right} + {_index(p.right)}, {p.right_inner}, {p.right_column}"
+        sizes = f"{rows}, {columns}, {p.inner}"
         if self.lanes == "one":
             self.lines.append(f"float v{i}[{p.tile_rows * VECTOR}] __attribute__((aligned(64)));")
             kind = "direct" if p.direct else "packed"
-            self.lines.append(f"tile_product_{kind}(v{i}, {a}, {b}, {rows}, {columns}, {p.inner});")
+            self.lines.append(f"tile_product_{kind}(v{i}, {a}, {b}, {sizes});")
         else:
-            own = p.tile_rows // 8
-            self.lines.append(f"float v{i}[{own} * TILE / 16], v{i}_sums[1];")
-            sizes, slices = f"{rows}, {columns}, {p.inner}", "left_slice, right_slice"
-            self.lines.append(f"tile_product_{own}(v{i}, v{i}_sums, {a}, {b}, {sizes}, {slices});")
+            tile = f"v{u.src[2]}"
+            factors = f"{a}, {int(p.left_aligned)}, {b}, {int(p.right_aligned)}"
+            call = f"tile_product_{p.name}({tile}, room, {factors}, {sizes})"
+            self.lines.append(f"{tile}_sums += {call};")
+
+    def _tile(self, i: int, u: UOp) -> None:
+        rows, columns = u.arg
+        self.lines.append(f"float v{i}[{rows * columns // GPU_LANES}] = {{0.f}}, v{i}_sums = 0.f;")
+
+    def _spread(self, i: int, u: UOp) -> None:
+        self.lines.append(f"spread_{u.arg.name}(room, v{u.src[0]});")
 
     def _registers(self, i: int, u: UOp) -> None:
         """A product whose tile is in registers, or where variables index it, in memory."""
@@ -359,7 +351,7 @@ class _Writer:
     def _columns(self, i: int, u: UOp) -> None:
         p: Product = u.arg
         if self.lanes == "group":
-            self.lines.append(f"const float v{i}[1] = {{v{u.src[1]}_sums[0]}};")
+            self.lines.append(f"const float v{i}[1] = {{v{u.src[1]}_sums}};")
             return
         right = f"data{u.src[0]} + {_index(p.right)}, {p.right_inner}, {p.right_column}"
         columns = _at_most(p.tile_columns, p.columns)
@@ -372,10 +364,10 @@ class _Writer:
         cell = f"{row} * {width} + {column}"
         if i in self.vectors:
             cell = f"({cell}) / {NARROW}"
+        name = f"v{u.src[0]}"
         if self.lanes == "group":
-            columns, _ = own_share("column", GPU_TILE, "", self.precision)
-            cell = f"{row}_ * {columns} + {column}_"
-        self._declare(i, u, f"v{u.src[0]}[{cell}]")
+            name, cell = "room", f"{_index(row)} * TILE_PITCH + {_index(column)}"
+        self._declare(i, u, f"{name}[{cell}]")
 
 
 def _at_most(size: int, left: Expr | None) -> str:

@@ -102,7 +102,7 @@ def lower(
         with _clock(seconds, "fuse"):
             procedure = fuse(procedure)
     with _clock(seconds, "linearize"):
-        codes = tuple(linearize(k, lanes, units) for k in procedure.kernels)
+        codes = tuple(linearize(k, lanes, units, precision) for k in procedure.kernels)
     with _clock(seconds, "render"):
         source, functions = render(codes, lanes, precision)
     with _clock(seconds, "plan"):

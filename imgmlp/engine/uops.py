@@ -47,9 +47,11 @@ class U(Enum):
     LANE = auto()  # lane: one accumulator; src: accumulators or LOCAL
     GROUP = auto()  # Op: one value from every lane of the group; src: value
     PANEL = auto()  # Product: the columns of its right factor, side by side; src: right
-    PRODUCT = auto()  # Product: a tile of a matrix product; src: left, right or its PANEL
-    ELEMENT = auto()  # (row, column) of the tile; src: the PRODUCT
-    COLUMNS = auto()  # Product: column sums of its right factor; src: right, the PRODUCT
+    TILE = auto()  # (rows, columns): zeros, which a group's lanes share in registers
+    PRODUCT = auto()  # Product: a tile of a matrix product; src: left, right or PANEL; TILE to add
+    SPREAD = auto()  # Product: all lanes see the TILE's elements, until the next PRODUCT; src: TILE
+    ELEMENT = auto()  # (row, column) of the tile; src: the PRODUCT or SPREAD
+    COLUMNS = auto()  # Product: column sums of its right factor; src: right, the TILE if there is
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +67,9 @@ class Range:
     """A loop variable in [0, count), and less than `limit` if there is one.
 
     kind: `share` of a work-group, `item` of the whole launch, `group`: one group each,
-    `lane`-strided, `loop`, `vector` (short, innermost), `row` and `column` of a tile. On a CPU
-    the latter two are of a tile in registers: unrolled, and eight columns at once. A `member`
-    is what so many work-groups from `first` on do, as if they were a launch of their own.
+    `lane`-strided, `loop`, `vector` (short, innermost), `row` and `column` of a CPU's tile: if
+    that is in registers they are unrolled, and eight columns go at once. A `member` is what so
+    many work-groups from `first` on do, as if they were a launch of their own.
     """
 
     name: str
@@ -92,8 +94,19 @@ class Product:
     right_column: int
     tile_rows: int
     tile_columns: int
-    direct: bool  # whether the right factor can be read as aligned vectors
-    registers: bool = False  # whether the tile stays there until it is stored
+    left_aligned: bool  # whether all rows, or all columns, begin on 32 bytes and lie together
+    right_aligned: bool
+    registers: bool = False  # whether a CPU has the tile there until it is stored
+
+    @property
+    def direct(self) -> bool:
+        """Whether the right factor's rows can be read as aligned vectors."""
+        return self.right_aligned and self.columns is None and self.right_column == 1
+
+    @property
+    def name(self) -> str:
+        """That of its tile's shape, in the building blocks for lanes of a group."""
+        return "narrow" if self.tile_columns == NARROW else str(self.tile_rows // 8)
 
     def __str__(self) -> str:
         left = f"left at {self.left} by {self.left_row}m {self.left_inner}k"

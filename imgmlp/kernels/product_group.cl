@@ -1,69 +1,128 @@
 // A tile of a matrix product by a work-group of LANES = 8 x 16, for GPUs.
 //
-//   tile[8 * OWN][TILE] = left[rows][inner] x right[inner][columns]
+//   tile[8 * OWN][TILE] += left[rows][inner] x right[inner][columns]
 //
 // Both factors pass through local memory, DEPTH inner elements at a time. Each lane keeps OWN
-// neighbouring rows and every sixteenth column in registers: its rows come as vectors, which
-// all lanes of a row share, and neighbouring lanes read and store neighbouring columns. Rows of
-// local memory are padded by four elements so that lanes that store meet fewer banks twice.
+// neighbouring rows and four neighbouring columns in registers. To be used, the tile is spread
+// over local memory, so that what is done with it is a short loop: instructions for each register
+// would not fit into the cache that GPUs have for them. Rows of local memory are padded by four
+// elements so that lanes that store meet fewer banks twice.
 
 #define DEPTH 32
-#define PITCH (TILE + 4)
+#define TILE_PITCH (TILE + 4)
+#define TILE_ROOM (2 * DEPTH * TILE_PITCH)  // for the slices, and then for the tile
 
-// Lanes read neighbouring elements, whichever axis those lie along, and store to other banks.
+// slice[DEPTH][width] = `width` rows (or columns) of a factor, `count` of which exist. Four
+// neighbouring elements move at once where `aligned` says that they lie on 16 bytes.
 static void load_slice(__local float *slice, int width, __global const float *from, int stride,
-                       int inner_stride, int count, int first, int inner) {
-  const int lane = get_local_id(0);
-  const int across = inner_stride == 1 ? LANES / 8 : width;  // rows or columns at once
-  const int k0 = inner_stride == 1 ? lane % 8 : lane / width;
-  const int m0 = inner_stride == 1 ? lane / 8 : lane % width;
+                       int inner_stride, int aligned, int count, int first, int inner) {
+  const int along_inner = inner_stride == 1, lane = get_local_id(0);
+  const int fast = aligned && (along_inner ? inner % 4 == 0 : stride == 1 && count % 4 == 0);
+  const int depth = min(DEPTH, (inner - first + 7) / 8 * 8), fours = width / 4 * depth;
+  // a warp's lanes have 16 rows and 8 elements of them, or neighbours of one line
   #pragma unroll
-  for (int mm = 0; mm < width; mm += across) {
+  for (int begin = 0; begin < fours; begin += 4 * LANES) {
+    float4 x[4];
     #pragma unroll
-    for (int kk = 0; kk < DEPTH; kk += LANES / across) {
-      const int m = m0 + mm, k = k0 + kk;
-      slice[k * PITCH + m] = m < count && first + k < inner
-          ? from[m * stride + (first + k) * inner_stride] : 0.f;
+    for (int j = 0; j < 4; ++j) {
+      const int i = begin + j * LANES + lane;
+      const int m = along_inner ? i / 2 % width : i % (width / 4) * 4;
+      const int k = along_inner ? i / 2 / width * 8 + i % 2 * 4 : i / (width / 4);
+      __global const float *at = from + m * stride + (first + k) * inner_stride;
+      x[j] = 0.f;
+      if (i >= fours) continue;
+      if (fast) {
+        if (m < count && first + k < inner) x[j] = *(__global const float4 *)at;
+      } else if (along_inner ? m < count : first + k < inner) {
+        const int left = along_inner ? inner - first - k : count - m;
+        const int next = along_inner ? 1 : stride;
+        if (left > 0) x[j].x = at[0];
+        if (left > 1) x[j].y = at[next];
+        if (left > 2) x[j].z = at[2 * next];
+        if (left > 3) x[j].w = at[3 * next];
+      }
+    }
+    #pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int i = begin + j * LANES + lane;
+      const int m = along_inner ? i / 2 % width : i % (width / 4) * 4;
+      const int k = along_inner ? i / 2 / width * 8 + i % 2 * 4 : i / (width / 4);
+      if (i >= fours) continue;
+      if (along_inner) {
+        slice[k * TILE_PITCH + m] = x[j].x;
+        slice[(k + 1) * TILE_PITCH + m] = x[j].y;
+        slice[(k + 2) * TILE_PITCH + m] = x[j].z;
+        slice[(k + 3) * TILE_PITCH + m] = x[j].w;
+      } else {
+        *(__local float4 *)(slice + k * TILE_PITCH + m) = x[j];
+      }
     }
   }
 }
 
 // Neighbouring elements of local memory as one load.
-#define NEXT_1(x, from) x[0] = (from)[0];
+#define NEXT_1(x, from) (x)[0] = (from)[0];
 #define NEXT_2(x, from) *(float2 *)(x) = *(__local const float2 *)(from);
 #define NEXT_4(x, from) *(float4 *)(x) = *(__local const float4 *)(from);
-#define NEXT_8(x, from) NEXT_4(x, from) NEXT_4(x + 4, from + 4)
+#define NEXT_8(x, from) NEXT_4(x, from) NEXT_4((x) + 4, (from) + 4)
 
-// sums[0] = the sum of column get_local_id(0) of the right factor, for lanes below TILE.
-#define TILE_PRODUCT(NAME, OWN)                                                                 \
-  static void NAME(float *own, float *sums, __global const float *left, int left_row,           \
-                   int left_inner, __global const float *right, int right_inner,                \
-                   int right_column, int rows, int columns, int inner,                          \
-                   __local float *left_slice, __local float *right_slice) {                     \
-    const int lane = get_local_id(0), row = lane / 16 * OWN, column = lane % 16;                \
-    for (int i = 0; i < OWN * (TILE / 16); ++i) own[i] = 0.f;                                   \
-    sums[0] = 0.f;                                                                              \
+// The value is the sum of column get_local_id(0) of the right factor, for lanes below WIDTH.
+#define TILE_PRODUCT(NAME, HEIGHT, WIDTH, OWN)                                                  \
+  static float NAME(                                                                            \
+      float *tile, __local float *room, __global const float *left, int left_row,               \
+      int left_inner, int left_aligned, __global const float *right, int right_inner,           \
+      int right_column, int right_aligned, int rows, int columns, int inner) {                  \
+    __local float *right_slice = room + DEPTH * TILE_PITCH;                                     \
+    const int lane = get_local_id(0);                                                           \
+    const int row = lane / (WIDTH / 4) * OWN, column = lane % (WIDTH / 4) * 4;                  \
+    float sum = 0.f;                                                                            \
     for (int first = 0; first < inner; first += DEPTH) {                                        \
       const int depth = min(DEPTH, inner - first);                                              \
       barrier(CLK_LOCAL_MEM_FENCE);                                                             \
-      load_slice(left_slice, 8 * OWN, left, left_row, left_inner, rows, first, inner);          \
-      load_slice(right_slice, TILE, right, right_column, right_inner, columns, first, inner);   \
+      load_slice(room, HEIGHT, left, left_row, left_inner, left_aligned, rows, first, inner);   \
+      load_slice(right_slice, WIDTH, right, right_column, right_inner, right_aligned, columns,  \
+                 first, inner);                                                                 \
       barrier(CLK_LOCAL_MEM_FENCE);                                                             \
-      for (int begin = 0; begin < depth; begin += 8) /* beyond the last, slices are zero */     \
-        for (int k = begin; k < begin + 8; ++k) {                                               \
-          float x[OWN] __attribute__((aligned(16))), y[TILE / 16];                              \
-          NEXT_##OWN(x, left_slice + k * PITCH + row)                                           \
-          for (int j = 0; j < TILE / 16; ++j) y[j] = right_slice[k * PITCH + column + 16 * j];  \
-          for (int i = 0; i < OWN; ++i)                                                         \
-            for (int j = 0; j < TILE / 16; ++j) own[i * (TILE / 16) + j] += x[i] * y[j];        \
+      for (int begin = 0; begin < depth; begin += 4) { /* beyond the last, slices are zero */   \
+        _Pragma("unroll")                                                                       \
+        for (int k = begin; k < begin + 4; ++k) {                                               \
+          float x[OWN] __attribute__((aligned(16))), y[4] __attribute__((aligned(16)));         \
+          NEXT_##OWN(x, room + k * TILE_PITCH + row)                                            \
+          NEXT_4(y, right_slice + k * TILE_PITCH + column)                                      \
+          _Pragma("unroll")                                                                     \
+          for (int i = 0; i < OWN; ++i) {                                                       \
+            _Pragma("unroll")                                                                   \
+            for (int j = 0; j < 4; ++j) tile[4 * i + j] += x[i] * y[j];                         \
+          }                                                                                     \
         }                                                                                       \
-      if (lane < TILE)                                                                          \
-        for (int begin = 0; begin < depth; begin += 8)                                          \
-          for (int k = begin; k < begin + 8; ++k) sums[0] += right_slice[k * PITCH + lane];     \
+      }                                                                                         \
+      if (lane < WIDTH)                                                                         \
+        for (int begin = 0; begin < depth; begin += 4)                                          \
+          for (int k = begin; k < begin + 4; ++k) sum += right_slice[k * TILE_PITCH + lane];    \
     }                                                                                           \
+    return sum;                                                                                 \
   }
 
-TILE_PRODUCT(tile_product_1, 1)
-TILE_PRODUCT(tile_product_2, 2)
-TILE_PRODUCT(tile_product_4, 4)
-TILE_PRODUCT(tile_product_8, 8)
+TILE_PRODUCT(tile_product_1, 8, TILE, 1)
+TILE_PRODUCT(tile_product_2, 16, TILE, 2)
+TILE_PRODUCT(tile_product_4, 32, TILE, 4)
+TILE_PRODUCT(tile_product_8, 64, TILE, 8)
+TILE_PRODUCT(tile_product_narrow, 64, NARROW, 1)
+
+// The tile in local memory, where all lanes see it.
+#define TILE_SPREAD(NAME, WIDTH, OWN)                                                           \
+  static void NAME(__local float *room, const float *tile) {                                    \
+    const int lane = get_local_id(0);                                                           \
+    const int row = lane / (WIDTH / 4) * OWN, column = lane % (WIDTH / 4) * 4;                  \
+    barrier(CLK_LOCAL_MEM_FENCE);                                                               \
+    for (int i = 0; i < OWN; ++i)                                                               \
+      *(__local float4 *)(room + (row + i) * TILE_PITCH + column) =                             \
+          (float4)(tile[4 * i], tile[4 * i + 1], tile[4 * i + 2], tile[4 * i + 3]);             \
+    barrier(CLK_LOCAL_MEM_FENCE);                                                               \
+  }
+
+TILE_SPREAD(spread_1, TILE, 1)
+TILE_SPREAD(spread_2, TILE, 2)
+TILE_SPREAD(spread_4, TILE, 4)
+TILE_SPREAD(spread_8, TILE, 8)
+TILE_SPREAD(spread_narrow, NARROW, 1)
