@@ -21,7 +21,8 @@ import numpy as np
 
 from imgmlp import facts, files, selftest
 from imgmlp import image as pictures
-from imgmlp.codec import compact, container, npz, pipeline
+from imgmlp.codec import checkpoint, compact, container, npz, pipeline
+from imgmlp.codec.checkpoint import Checkpoint
 from imgmlp.codec.config import PRESETS, Settings, check_size
 from imgmlp.engine import (
     AnyDevice,
@@ -58,11 +59,17 @@ def train(
 ) -> None:
     """Fit a network to a picture; write its weights and what they decode to.
 
-    Raises Interrupted or TrainingError after the best weights so far are written.
+    A run that was stopped goes on, over what it has written. Raises Interrupted or TrainingError
+    after the best weights so far are written.
     """
-    _check_outputs(source, [output, png], live, force)
+    outputs, perhaps = [output, png], checkpoint.beside(output).exists()
+    _check_outputs(source, outputs, live, force or perhaps)
     picture = pictures.load(source)
     device = open_device(device_spec)
+    kept = _checkpoint(output, picture, settings, device)
+    saved = kept.load()
+    if saved is None:
+        _check_outputs(source, outputs, live, force)
     for note in picture.notes:
         terminal.note(f"{source.name}: {note}")
     terminal.note(_header(source, picture, settings, device))
@@ -70,6 +77,10 @@ def train(
         terminal.note(f"{device.info.name} has no matrix units for half precision: using float32")
     terminal.detail(_device_details(device))
     terminal.detail("  ".join(f"{name} {value}" for name, value in asdict(settings).items()))
+    if saved is not None:
+        terminal.note(
+            f"continuing after {int(saved.arrays['count']):,} of {settings.steps:,} steps"
+        )
     preview = _LivePreview(live, picture.icc, terminal) if live else None
     with StopRequest() as stop:
         with terminal.training(settings.steps) as show:
@@ -79,11 +90,14 @@ def train(
                 if preview is not None and progress.preview is not None:
                     preview.update(progress.preview)
 
-            trained = pipeline.train(picture, settings, device, tell, stop.requested)
+            keep = kept.keeping(terminal.note)
+            trained = pipeline.train(picture, settings, device, tell, stop.requested, saved, keep)
         files.write_atomically(output, lambda stream: npz.save(trained.weights, stream))
         pictures.save_png(trained.pixels, png, picture.icc)
         if preview is not None:
             preview.write(trained.pixels)
+    if trained.stopped != "interrupted":
+        kept.remove()
     _report(terminal, trained, settings, output, png)
 
 
@@ -107,6 +121,13 @@ def _check_outputs(source: Path, outputs: list[Path], live: Path | None, force: 
         seen.append(path.resolve())
 
 
+def _checkpoint(
+    output: Path, picture: Picture, settings: Settings, device: AnyDevice
+) -> Checkpoint:
+    choices = f"train {settings!r} {device.info.spec} {device.info.describe()}"
+    return Checkpoint(checkpoint.beside(output), checkpoint.key(picture, choices))
+
+
 def _header(source: Path, picture: Picture, settings: Settings, device: AnyDevice) -> str:
     network = settings.architecture(picture.channels)
     what = f"{source.name}  {facts.dimensions(picture.width, picture.height, picture.channels)}"
@@ -124,7 +145,9 @@ def _report(
     at = f"{trained.steps:,} of {settings.steps:,} steps"
     kept = f"the best weights so far are in {output}"
     if trained.stopped == "interrupted":
-        raise Interrupted(f"stopped after {at}", hint=kept)
+        raise Interrupted(
+            f"stopped after {at}", hint=f"{kept}; the same command goes on from there"
+        )
     if trained.stopped == "diverged":
         problem = f"the loss is no longer finite after {at}"
         raise TrainingError(problem, hint=f"{kept}; try a smaller --lr than {settings.lr:g}")

@@ -22,9 +22,10 @@ from imgmlp import commands, interrupt, terminal
 from imgmlp.codec import compact as codec_compact
 from imgmlp.codec import container, npz, pipeline
 from imgmlp.engine import list_devices
-from imgmlp.errors import UsageError
+from imgmlp.errors import Interrupted, OutputError, UsageError
 
 OUTPUTS = ("weights.npz", "reconstruction.png")
+CHECKPOINT = ".weights.npz.checkpoint"
 ENDLESS = ("--steps", "100000000", "--batch", "64", "--hidden", "8", "--layers", "1")
 TERMINAL = {"TERM": "xterm-256color", "COLUMNS": "120", "LINES": "30"}
 
@@ -42,7 +43,7 @@ def names(picture: Path) -> set[str]:
 def assert_whole(picture: Path) -> None:
     """The weights can be decoded, and the reconstruction is what they decode to."""
     folder = picture.parent
-    assert names(picture) == set(OUTPUTS)
+    assert names(picture) - {CHECKPOINT} == set(OUTPUTS)
     weights = npz.load(folder / "weights.npz")
     decoded = pipeline.decode(weights, commands.open_device("numpy"))
     np.testing.assert_array_equal(pixels_of(folder / "reconstruction.png"), decoded)
@@ -626,6 +627,35 @@ def test_a_signal_without_a_terminal_writes_the_best_so_far(
     assert_whole(picture)
 
 
+def test_a_stopped_training_goes_on_over_what_it_wrote(
+    picture: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, show = picture.parent, terminal.Terminal()
+    chosen = {"batch": 64, "hidden": 8, "layers": 1, "features": 8}
+
+    def train(name: str, steps: int = 300) -> None:
+        settings = commands.training_settings("default", steps=steps, **chosen)
+        files = folder / f"{name}.npz", folder / f"{name}.png"
+        commands.train(show, picture, *files, None, settings, "numpy", False)
+
+    train("whole")
+    left = iter(range(7))
+    with monkeypatch.context() as patch:
+        patch.setattr(interrupt.StopRequest, "requested", lambda _: next(left, None) is None)
+        with pytest.raises(Interrupted, match="stopped after") as raised:
+            train("a")
+    assert "the same command goes on" in raised.value.hint
+    assert npz.load(folder / "a.npz").width == 31
+    with pytest.raises(OutputError, match="exists already"):  # not with other settings
+        train("a", 310)
+    capsys.readouterr()
+    train("a")
+    assert "continuing after" in capsys.readouterr().err
+    for end in ("npz", "png"):
+        assert (folder / f"a.{end}").read_bytes() == (folder / f"whole.{end}").read_bytes()
+    assert names(picture) == {"a.npz", "a.png", "whole.npz", "whole.png"}
+
+
 def test_a_second_ctrl_c_leaves_nothing_half_done(picture: Path) -> None:
     process = start(picture, *ENDLESS)
     wait_for_training(process)
@@ -636,7 +666,7 @@ def test_a_second_ctrl_c_leaves_nothing_half_done(picture: Path) -> None:
     _, text = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in text
-    assert names(picture) <= set(OUTPUTS)  # no temporary file
+    assert names(picture) <= {*OUTPUTS, CHECKPOINT}  # no temporary file
     if (picture.parent / "weights.npz").exists():
         npz.load(picture.parent / "weights.npz")
 

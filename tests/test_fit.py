@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import MAPPINGS, open_mapping, small_pixels
 
 from imgmlp.codec import features
+from imgmlp.codec.checkpoint import Checkpoint
 from imgmlp.codec.config import PRESETS, Settings
 from imgmlp.codec.fit import LISTEN, SMOOTHING, LearningRate, TrainingStep, _Listener, fit
 from imgmlp.engine import AnyDevice, Tensor, open_device
@@ -179,6 +181,27 @@ def test_a_stop_before_the_first_look_keeps_what_was_reached(device: AnyDevice) 
     assert fitted.steps < LISTEN
     assert np.isfinite(fitted.loss)
     assert not np.array_equal(fitted.parameters, begin)
+
+
+@pytest.mark.parametrize("looks", [1, 5, 8])
+def test_a_stopped_run_goes_on_with_the_same_bits(
+    device: AnyDevice, looks: int, tmp_path: Path
+) -> None:
+    def step() -> TrainingStep:
+        return training_step(settings(steps=350), device, small_pixels())
+
+    whole, checkpoint = fit(step()), Checkpoint(tmp_path / "c", "k")
+    left = iter(range(looks))
+    stopped = fit(step(), should_stop=lambda: next(left, None) is None, keep=checkpoint.save)
+    assert stopped.stopped == "interrupted"
+    heard: list[int] = []
+    again = fit(step(), lambda p: heard.append(p.step), saved=checkpoint.load())
+    assert again.parameters.tolist() == whole.parameters.tolist()
+    assert (again.loss, again.steps, again.stopped) == (whole.loss, 350, None)
+    assert min(heard) > stopped.steps
+    kept = checkpoint.load()
+    assert kept is not None
+    assert again.seconds > kept.facts["seconds"] > 0
 
 
 def test_the_pace_gives_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,10 +29,10 @@ ORDER = """
     engine.function engine.transfer engine.nn engine.optim
     engine.poison engine.check engine
     files image
-    codec codec.config codec.features codec.distribution codec.entropy codec.container
-    codec.quantize codec.network codec.settle codec.npz codec.model codec.capacity codec.pieces
-    codec.integer
-    codec.fit codec.learn codec.render codec.compact codec.target codec.checkpoint codec.course
+    codec codec.checkpoint codec.config codec.features codec.distribution codec.entropy
+    codec.container codec.quantize codec.network codec.settle codec.npz codec.model codec.capacity
+    codec.pieces codec.integer
+    codec.fit codec.learn codec.render codec.compact codec.target codec.course
     codec.encode codec.pipeline
     interrupt text terminal facts verify child selftest
     bench bench.job bench.by_hand bench.pytorch bench.peak bench.start bench.speed bench.report

@@ -117,6 +117,33 @@ def test_a_run_killed_at_any_point_goes_on_bit_for_bit(
         written.unlink()
 
 
+TRAIN = """
+import sys
+from imgmlp.codec import fit
+fit.KEEP_SECONDS = 0.0
+sys.argv[0] = "imgmlp"
+from imgmlp.cli import main
+main()
+"""
+
+
+def test_a_training_that_was_killed_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    picture = tmp_path / "p.png"
+    Image.fromarray(small_pixels()).save(picture)
+    arguments = ("train", "p.png", *QUICK, "--steps", "150")
+    files = ("-o", "whole.npz", "--png", "whole.png")
+    assert start(picture, *arguments, *files, code=TRAIN).wait(120) == 0
+    killed = start(picture, "4", *arguments, code=KILLED + TRAIN)
+    killed.communicate(timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    again = start(picture, *arguments, code=TRAIN)
+    error = again.communicate(timeout=120)[1]
+    assert again.returncode == 0, error
+    assert "continuing after" in error
+    assert (tmp_path / "weights.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
+    assert not beside(tmp_path / "weights.npz").exists()
+
+
 def test_without_room_for_checkpoints_the_run_goes_on(tmp_path: Path) -> None:
     picture = tmp_path / "p.png"
     Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(picture)

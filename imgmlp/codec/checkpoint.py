@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from imgmlp.errors import OutputError
 from imgmlp.files import sweep, write_atomically
 from imgmlp.image import Picture
 
@@ -88,6 +90,22 @@ class Checkpoint:
                 np.lib.format.write_array(data, array, allow_pickle=False)
                 archive.writestr(f"{name}.npy", data.getvalue())
         write_atomically(self.path, lambda stream: stream.write(content.getvalue()))
+
+    def keeping(self, note: Callable[[str], None]) -> Callable[[State], None]:
+        """Saves states until one cannot be written, which is noted: no reason to lose the run."""
+        broken = False
+
+        def keep(state: State) -> None:
+            nonlocal broken
+            if broken:
+                return
+            try:
+                self.save(state)
+            except OutputError as error:
+                broken = True
+                note(f"no checkpoints: {error}")
+
+        return keep
 
     def remove(self) -> None:
         """Once the file that it was for is there."""

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from imgmlp.codec import model
+from imgmlp.codec.checkpoint import State
 from imgmlp.codec.config import Architecture, Encoding, Settings
 from imgmlp.codec.features import tables
 from imgmlp.engine import AnyDevice, Program, Receiver, Tensor, compile, dtype, optim
@@ -28,6 +29,7 @@ Stopped = Literal["interrupted", "diverged"] | None
 SMOOTHING = 0.99  # share of the past in the smoothed loss
 LISTEN = 100  # steps between looks at loss and parameters: how late divergence is noticed
 AHEAD = 2  # chunks that the host may be ahead of the device
+KEEP_SECONDS = 15.0  # between two checkpoints
 LONG = 0.3  # seconds that a chunk should not exceed, so that an interruption is soon noticed
 
 
@@ -120,19 +122,32 @@ class TrainingStep:
         answer = model.forward(self.flat, self.architecture, features)  # [batch, channels]
         error = (answer - target).square().sum()  # its gradient is that of the plain sum
         done = self.count + 1
-        optimizer = optim.AdamW(
+        self.optimizer = optim.AdamW(
             [self.flat],
             lr=self.rate.after(done.cast(dtype.f32) - 1.0),
             betas=settings.betas,
             weight_decay=settings.weight_decay,
             form=settings.optimizer,
         )
-        optimizer.step(error)
+        self.optimizer.step(error)
         mean = error * (1 / (batch * self.channels))
         smooth = self.smooth * SMOOTHING + mean * (1 - SMOOTHING)
         self.smooth.assign(smooth)
         self.count.assign(done)
         return {"smooth": smooth, "parameters": self.flat}
+
+    def state(self) -> dict[str, Array]:
+        """Everything that moves, as it is once the enqueued steps are done."""
+        return {name: tensor.numpy() for name, tensor in self._moving().items()}
+
+    def restore(self, arrays: dict[str, Array]) -> None:
+        """Continue from an earlier state, bit for bit. Raises ValueError if it does not fit."""
+        for name, tensor in self._moving().items():
+            tensor.write(arrays[name])
+
+    def _moving(self) -> dict[str, Tensor]:
+        named = {"flat": self.flat, "count": self.count, "smooth": self.smooth}
+        return named | {f"adam_{n}": tensor for n, tensor in enumerate(self.optimizer.state())}
 
     def _places(self) -> tuple[Tensor, Tensor]:
         """A random pixel for each row of the batch: its row and its column, int32 [batch]."""
@@ -156,6 +171,11 @@ class _Listener:
         self.steps, self.tell, self.decode = steps, tell, decode
         self.loss, self.diverged, self.told = math.inf, False, 0
         self.times: deque[tuple[int, float]] = deque([(0, time.perf_counter())], maxlen=20)
+
+    def resume(self, step: int, best: Array, best_loss: float) -> None:
+        """Go on where another one stopped."""
+        self.best, self.best_loss, self.told = best, best_loss, step
+        self.times[0] = step, time.perf_counter()
 
     def hear(self, step: int, values: dict[str, Array]) -> None:
         self.loss = float(values["smooth"]) / (1 - SMOOTHING**step)  # started at zero
@@ -183,31 +203,45 @@ def fit(
     on_progress: Callable[[Progress], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
     decode: Callable[[Array], Array] | None = None,
+    saved: State | None = None,
+    keep: Callable[[State], None] | None = None,
 ) -> Fitted:
     """Replay the step settings.steps times, or until asked to stop or the loss is not finite.
 
     `decode` turns parameters into pixels, for previews. The best parameters are chosen by the
     smoothed loss at fixed steps, so that the same seed gives the same bits on one device,
-    however fast it runs.
+    however fast it runs. `keep` is given a state from time to time, and when it stops early; from
+    a `saved` one a run goes on to the bits of one that never stopped.
     """
     steps, program = step.settings.steps, step.program
     listener = _Listener(step.flat.numpy(), steps, on_progress, decode)
     receiver = Receiver(program, ["smooth", "parameters"], listener.hear)
     marks: deque[Any] = deque()
     begin, done, chunk, interrupted = time.perf_counter(), 0, 1, False
+    if saved is not None:
+        step.restore(saved.arrays)
+        done, begin = int(step.count.item()), begin - saved.facts["seconds"]
+        listener.resume(done, saved.arrays["best"], saved.facts["best_loss"])
+    kept = time.monotonic()
     while done < steps and not listener.diverged and not interrupted:
         chunk_began = time.perf_counter()
         count = min(chunk, LISTEN - done % LISTEN, steps - done)
         program.run(count)
         done += count
-        keep = done % LISTEN == 0 or done == steps
-        receiver.send(done, None if keep else ["smooth"])
+        look = done % LISTEN == 0 or done == steps
+        receiver.send(done, None if look else ["smooth"])
         marks.append(program.marker())
         if len(marks) > AHEAD:
             marks.popleft().wait()
         receiver.poll()
         chunk = _next_chunk(chunk, time.perf_counter() - chunk_began)
         interrupted = should_stop is not None and should_stop()
+        if keep is not None and (interrupted or time.monotonic() - kept > KEEP_SECONDS):
+            receiver.wait()
+            if not listener.diverged:
+                facts = {"best_loss": listener.best_loss, "seconds": time.perf_counter() - begin}
+                keep(State({**step.state(), "best": listener.best}, facts))
+            kept = time.monotonic()
     if interrupted and done % LISTEN:
         receiver.send(done)
     receiver.wait()

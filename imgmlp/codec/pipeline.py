@@ -11,6 +11,7 @@ import numpy as np
 
 from imgmlp.codec import model
 from imgmlp.codec.capacity import Way, explain, smaller_picture, within_memory
+from imgmlp.codec.checkpoint import State
 from imgmlp.codec.config import Settings, Weights, check_size
 from imgmlp.codec.features import encoding, table
 from imgmlp.codec.fit import Fitted, Progress, Stopped, TrainingStep, fit, pixel_features
@@ -43,11 +44,13 @@ def train(
     device: AnyDevice,
     on_progress: Callable[[Progress], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
+    saved: State | None = None,
+    keep: Callable[[State], None] | None = None,
 ) -> Trained:
-    """Fit a network to a picture.
+    """Fit a network to a picture, from its beginning or from a saved state.
 
     `on_progress` is told how it goes. When `should_stop()` is true or the loss is no longer
-    finite, the run ends with the best weights so far.
+    finite, the run ends with the best weights so far. `keep` is given states to save.
     """
     height, width, channels = picture.pixels.shape
     architecture = settings.architecture(channels)
@@ -61,7 +64,7 @@ def train(
 
     def work() -> Fitted:  # its memory is free again when the picture is decoded
         step = TrainingStep(picture.pixels, architecture, frequencies, settings, device)
-        return fit(step, on_progress, should_stop, preview)
+        return fit(step, on_progress, should_stop, preview, saved, keep)
 
     fitted = within_memory(work, lambda error: _too_large(error, settings, device, picture))
     found = weights(fitted.parameters)
