@@ -92,6 +92,8 @@ class _Writer:
         self.code, self.lanes = code, lanes
         self.lines: list[str] = []
         self.columns, self.vectors = in_vectors(code)  # loops and values, NARROW columns each
+        self.around = _around_registers(code)
+        self.opened: list[tuple[int, int]] = []  # loops, and the line where the body of each begins
         self.member = False  # whether inside of one, which has `groups` and a `group` of its own
 
     def parts(self) -> tuple[str, str]:
@@ -155,19 +157,20 @@ class _Writer:
             group, item = "group", f"group * {stride} + get_local_id(0)"
             share = f"{{}}_of({n}, group, groups)"
         begin, end = share.format("begin"), share.format("end")
+        kind = "long" if i in self.around else "int"
         opening = {
             "member": self._member(loop),
-            "share": f"for (int {name} = {begin}; {name} < {end}; ++{name}) {{",
+            "share": f"for ({kind} {name} = {begin}; {name} < {end}; ++{name}) {{",
             "item": f"const int {name} = {item}; if ({name} < {n}) {{",
             "group": f"{{ const int {name} = {group};",
             "lane": lane,
-            "row": self._tile_loop(i, loop, limit),
-            "column": self._tile_loop(i, loop, limit),
-        }.get(loop.kind, f"for (int {name} = 0; {name} < {n}{limit}; ++{name}) {{")
+        }.get(loop.kind, f"for ({kind} {name} = 0; {name} < {n}{limit}; ++{name}) {{")
         in_registers = self.lanes == "group" or self._accumulates(i)
         if loop.kind == "vector" and not limit and in_registers:
             self.lines.append("#pragma unroll")  # so that accumulators are in registers
-        self.lines.append(opening)
+        if i not in self.columns and not self._has_vectors(i):
+            self.lines.append(opening)
+        self.opened.append((i, len(self.lines)))
 
     def _member(self, loop: Range) -> str:
         """What the groups of a member do; all items of a group take the same way."""
@@ -181,18 +184,10 @@ class _Writer:
         end = next(j for j in range(i, len(uops)) if uops[j].op is U.END)
         return any(u.op is U.ACCUMULATE for u in uops[i:end])
 
-    def _tile_loop(self, i: int, loop: Range, limit: str) -> str:
-        """All rows or columns of a tile."""
-        name, n = loop.name, loop.count
-        if i in self.columns:
-            return f"UNROLL for (int {name} = 0; {name} < {n}; {name} += {NARROW}) {{"
-        if loop.kind == "row" and self._has_vectors(i):
-            guard = f" if (!({limit[4:]})) continue;" if limit else ""
-            return f"UNROLL for (int {name} = 0; {name} < {n}; ++{name}) {{{guard}"
-        return f"for (int {name} = 0; {name} < {n}{limit}; ++{name}) {{"
-
     def _has_vectors(self, i: int) -> bool:
-        """Whether the first loop inside of another takes columns as vectors."""
+        """Whether these are rows of a tile whose columns go in vectors."""
+        if self.code.uops[i].arg.kind != "row":
+            return False
         inner = (j for j in range(i + 1, len(self.code.uops)) if self.code.uops[j].op is U.RANGE)
         return next(inner, -1) in self.columns
 
@@ -200,7 +195,21 @@ class _Writer:
         self.lines.append(f"if ({'!' if u.arg else ''}v{u.src[0]}) return;")
 
     def _end(self, i: int, u: UOp) -> None:
-        self.lines.append("}")
+        begin, first = self.opened.pop()
+        if begin in self.columns or self._has_vectors(begin):
+            self.lines[first:] = self._written_out(begin, self.lines[first:])
+        else:
+            self.lines.append("}")
+
+    def _written_out(self, begin: int, body: list[str]) -> list[str]:
+        """A tile's row for each of its vectors, or all rows: what is no loop stays in registers."""
+        loop: Range = self.code.uops[begin].arg
+        if begin in self.columns:
+            places = range(0, loop.count, NARROW)
+            return [s for n in places for s in (f"{{ const int {loop.name} = {n};", *body, "}")]
+        guard = "" if loop.limit is None else f"if ({loop.name} < {_index(loop.limit)}) "
+        macro = [f"#define ROW{begin}({loop.name}, ...) {guard}{{", *body, "}"]
+        return [*" \\\n".join(macro).split("\n"), f"REPEAT({loop.count}, ROW{begin}, )"]
 
     def _const(self, i: int, u: UOp) -> None:
         assert u.dtype is not None
@@ -370,11 +379,26 @@ class _Writer:
         self._declare(i, u, f"{name}[{cell}]")
 
 
+def _around_registers(code: Code) -> set[int]:
+    """RANGEs around products in registers, to count in 64 bits: LLVM needs long to see, for each
+    of many loops, that 32 bits do not overflow."""
+    opened: list[int] = []
+    found: set[int] = set()
+    for i, u in enumerate(code.uops):
+        if u.op is U.RANGE:
+            opened.append(i)
+        elif u.op is U.END:
+            opened.pop()
+        elif u.op is U.PRODUCT and u.arg.registers:
+            found.update(opened)
+    return found
+
+
 def _at_most(size: int, left: Expr | None) -> str:
     """How many rows or columns a tile has, of `size` if it is not the last one."""
     if left is None or isinstance(left, Const):
         return str(size if left is None else min(size, left.value))
-    return f"min({size}, {_index(left)})"
+    return f"({_index(left)} < {size} ? {_index(left)} : {size})"
 
 
 def _register(dtype: DType | None) -> str:

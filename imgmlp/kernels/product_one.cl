@@ -8,7 +8,6 @@
 // kernel, and a call spills all registers.
 
 #define INNER 256  // inner elements of a packed panel: 16 KiB, half of a first-level cache
-#define UNROLL _Pragma("unroll")
 
 typedef float8 unaligned8 __attribute__((aligned(4)));  // eight floats, wherever they begin
 
@@ -31,7 +30,7 @@ typedef float8 unaligned8 __attribute__((aligned(4)));  // eight floats, whereve
 #define MULTIPLY(R, V, sums, left, left_row, left_inner, SPACE, panel, step, rows, inner) \
   {                                                                                       \
     REPEAT(R, POINT, left, left_row, rows)                                                \
-    for (int k_ = 0; k_ < (inner); ++k_) {                                                \
+    for (long k_ = 0; k_ < (inner); ++k_) {                                               \
       SPACE const float8 *y_ = (SPACE const float8 *)((panel) + k_ * (step));             \
       REPEAT(R, ADD_##V, sums, k_ * (left_inner))                                         \
     }                                                                                     \
