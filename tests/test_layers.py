@@ -21,7 +21,7 @@ ORDER = """
     engine.rowfusion engine.schedule engine.uops engine.rows engine.head engine.rooms
     engine.block engine.fuse engine.lowering engine.maps engine.rowwise engine.products
     engine.linearize engine.memory
-    engine.vectors engine.render engine.stages engine.watch engine.emulate
+    engine.vectors engine.formulas engine.render engine.stages engine.watch engine.emulate
     engine.emulate_uops
     engine.host engine.debug engine.cache engine.failure engine.launch engine.device
     engine.discover engine.sketch engine.program engine.operands engine.elementwise engine.movement

@@ -1,4 +1,4 @@
-"""UOps to OpenCL C 1.2: the only place that writes it.
+"""UOps to OpenCL C 1.2: with formulas.py the only place that writes it.
 
 What instructions cannot say stands in kernels/*.cl and is called from here. Vectors come
 from the driver's compiler, out of innermost loops, and from the product's building block.
@@ -6,15 +6,12 @@ from the driver's compiler, out of innermost loops, and from the product's build
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
-from typing import Any
 
-import numpy as np
-
-from imgmlp.engine.dtype import DType, bool_, f16
+from imgmlp.engine.dtype import bool_, f16
+from imgmlp.engine.formulas import join, literal, operation, register
 from imgmlp.engine.graph import Op
 from imgmlp.engine.symbolic import Const, Expr
 from imgmlp.engine.uops import (
@@ -30,21 +27,7 @@ from imgmlp.engine.uops import (
     U,
     UOp,
 )
-from imgmlp.engine.vectors import in_vectors
-
-SYMBOLS = {
-    Op.ADD: "+", Op.SUB: "-", Op.MUL: "*", Op.LT: "<", Op.EQ: "==",
-    Op.XOR: "^", Op.AND: "&", Op.OR: "|", Op.SHL: "<<", Op.SHR: ">>",
-}  # fmt: skip
-CALLS = {
-    Op.EXP2: "power_of_two",
-    Op.LOG2: "log2",
-    Op.SIN: "sin",
-    Op.COS: "cos",
-    Op.SQRT: "square_root",
-    Op.HASH: "lowbias32",
-}
-
+from imgmlp.engine.vectors import around_registers, in_vectors
 
 SIZES = "".join(
     f"#define {name} {size}\n"
@@ -92,7 +75,7 @@ class _Writer:
         self.code, self.lanes = code, lanes
         self.lines: list[str] = []
         self.columns, self.vectors = in_vectors(code)  # loops and values, NARROW columns each
-        self.around = _around_registers(code)
+        self.around = around_registers(code)
         self.opened: list[tuple[int, int]] = []  # loops, and the line where the body of each begins
         self.member = False  # whether inside of one, which has `groups` and a `group` of its own
 
@@ -120,8 +103,8 @@ class _Writer:
             self.lines.append("__local float room[TILE_ROOM] __attribute__((aligned(16)));")
         for i, u in enumerate(self.code.uops):
             if u.op is U.LOCAL:
-                self.lines.append(f"__local {_register(u.dtype)} v{i}[{u.arg}];")
-        kinds = {_register(u.dtype) for u in self.code.uops if u.op is U.GROUP}
+                self.lines.append(f"__local {register(u.dtype)} v{i}[{u.arg}];")
+        kinds = {register(u.dtype) for u in self.code.uops if u.op is U.GROUP}
         for kind in sorted(kinds):
             self.lines.append(f"__local {kind} scratch_{kind}[{self.code.local_size}];")
 
@@ -132,7 +115,7 @@ class _Writer:
 
     def _declare(self, i: int, u: UOp, value: str) -> None:
         assert u.dtype is not None
-        kind = _register(u.dtype)
+        kind = register(u.dtype)
         if i in self.vectors:
             kind = f"int{NARROW}" if u.dtype is bool_ else f"{kind}{NARROW}"
         self.lines.append(f"const {kind} v{i} = {value};")
@@ -229,7 +212,7 @@ class _Writer:
         if i in self.vectors:
             value = f"*(__global const unaligned8 *)({data} + {where})"
         if valid != Const(1):
-            value = f"({_index(valid)}) ? {value} : ({_register(u.dtype)})0"
+            value = f"({_index(valid)}) ? {value} : ({register(u.dtype)})0"
         self._declare(i, u, value)
 
     def _store(self, i: int, u: UOp) -> None:
@@ -266,12 +249,12 @@ class _Writer:
         assert u.dtype is not None
         operand = self.code.uops[u.src[-1]].dtype
         assert operand is not None
-        self._declare(i, u, _operation(u.arg, args, operand, u.dtype))
+        self._declare(i, u, operation(u.arg, args, operand, u.dtype))
 
     def _acc(self, i: int, u: UOp) -> None:
         count, start = u.arg
         assert u.dtype is not None
-        self.lines.append(f"{_register(u.dtype)} v{i}[{count}];")
+        self.lines.append(f"{register(u.dtype)} v{i}[{count}];")
         if start is not None:
             value = literal(start, u.dtype)
             self.lines.append(f"for (int a = 0; a < {count}; ++a) v{i}[a] = {value};")
@@ -282,7 +265,7 @@ class _Writer:
     def _accumulate(self, i: int, u: UOp) -> None:
         op, lane = u.arg
         cell = f"v{u.src[0]}[{_index(lane)}]"
-        self.lines.append(f"{cell} = {_join(op, cell, f'v{u.src[1]}')};")
+        self.lines.append(f"{cell} = {join(op, cell, f'v{u.src[1]}')};")
 
     def _keep(self, i: int, u: UOp) -> None:
         self.lines.append(f"v{u.src[0]}[{_index(u.arg)}] = v{u.src[1]};")
@@ -291,8 +274,8 @@ class _Writer:
         acc = u.src[0]
         count = self.code.uops[acc].arg[0]
         assert u.dtype is not None
-        step = _join(u.arg, f"v{i}", f"v{acc}[a]")
-        self.lines.append(f"{_register(u.dtype)} v{i} = v{acc}[0];")
+        step = join(u.arg, f"v{i}", f"v{acc}[a]")
+        self.lines.append(f"{register(u.dtype)} v{i} = v{acc}[0];")
         self.lines.append(f"for (int a = 1; a < {count}; ++a) v{i} = {step};")
 
     def _lane(self, i: int, u: UOp) -> None:
@@ -302,7 +285,7 @@ class _Writer:
     def _group(self, i: int, u: UOp) -> None:
         name = "sum" if u.arg is Op.SUM else "max"
         assert u.dtype is not None
-        kind = _register(u.dtype)
+        kind = register(u.dtype)
         call = f"group_{name}_{kind}(scratch_{kind}, v{u.src[0]}, {self.code.local_size})"
         self._declare(i, u, call)
 
@@ -379,70 +362,8 @@ class _Writer:
         self._declare(i, u, f"{name}[{cell}]")
 
 
-def _around_registers(code: Code) -> set[int]:
-    """RANGEs around products in registers, to count in 64 bits: LLVM needs long to see, for each
-    of many loops, that 32 bits do not overflow."""
-    opened: list[int] = []
-    found: set[int] = set()
-    for i, u in enumerate(code.uops):
-        if u.op is U.RANGE:
-            opened.append(i)
-        elif u.op is U.END:
-            opened.pop()
-        elif u.op is U.PRODUCT and u.arg.registers:
-            found.update(opened)
-    return found
-
-
 def _at_most(size: int, left: Expr | None) -> str:
     """How many rows or columns a tile has, of `size` if it is not the last one."""
     if left is None or isinstance(left, Const):
         return str(size if left is None else min(size, left.value))
     return f"({_index(left)} < {size} ? {_index(left)} : {size})"
-
-
-def _register(dtype: DType | None) -> str:
-    """Half precision is computed in float and rounded where it is stored."""
-    assert dtype is not None
-    return "float" if dtype is f16 else dtype.cl
-
-
-def _join(op: Op, a: str, b: str) -> str:
-    return f"{a} + {b}" if op is Op.SUM else f"({a} >= {b} || {a} != {a}) ? {a} : {b}"
-
-
-def literal(value: Any, dtype: DType) -> str:
-    """A constant in OpenCL C: the shortest decimal that names the float32 exactly."""
-    if not dtype.is_float:
-        return f"{int(value)}u" if dtype.cl == "uint" else f"({dtype.cl})({int(value)})"
-    with np.errstate(over="ignore"):
-        value = np.float32(dtype.np.type(value))
-    if math.isnan(value):
-        return "NAN"
-    if math.isinf(value):
-        return "INFINITY" if value > 0 else "(-INFINITY)"
-    return f"({value!s}f)"
-
-
-def _operation(op: Op, args: list[str], operand: DType, result: DType) -> str:
-    if op in SYMBOLS:
-        return f"{args[0]} {SYMBOLS[op]} {args[1]}"
-    if op in CALLS:
-        return f"{CALLS[op]}({args[0]})"
-    if op is Op.NEG:
-        return f"-{args[0]}"
-    if op is Op.CAST:
-        return f"{args[0]} != 0" if result is bool_ else f"({_register(result)}){args[0]}"
-    if op is Op.MAX:
-        return f"({args[0]} >= {args[1]} || {args[0]} != {args[0]}) ? {args[0]} : {args[1]}"
-    if op is Op.WHERE:
-        return f"{args[0]} ? {args[1]} : {args[2]}"
-    if op is Op.MULACC:
-        return f"{args[0]} * {args[1]} + {args[2]}"
-    if op is Op.DIV:
-        signed = operand.is_int and operand.min < 0
-        return f"floor_div({args[0]}, {args[1]})" if signed else f"{args[0]} / {args[1]}"
-    if op is Op.MOD:
-        signed = operand.is_int and operand.min < 0
-        return f"floor_mod({args[0]}, {args[1]})" if signed else f"{args[0]} % {args[1]}"
-    raise AssertionError(f"{op.name} is not an elementwise operation")

@@ -86,3 +86,20 @@ def _fits(
 def _beside(offset: Expr, column: Var) -> bool:
     """Whether neighbouring columns are neighbours in memory, or all the same."""
     return column not in offset.variables() or column not in (offset - column).variables()
+
+
+def around_registers(code: Code) -> set[int]:
+    """RANGEs around products in registers, to count in 64 bits.
+
+    Of many loops LLVM needs long to see that 32 bits do not overflow.
+    """
+    opened: list[int] = []
+    found: set[int] = set()
+    for i, u in enumerate(code.uops):
+        if u.op is U.RANGE:
+            opened.append(i)
+        elif u.op is U.END:
+            opened.pop()
+        elif u.op is U.PRODUCT and u.arg.registers:
+            found.update(opened)
+    return found

@@ -1,0 +1,73 @@
+"""Arithmetic as OpenCL C: types, literals, and one expression for each elementwise operation."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from imgmlp.engine.dtype import DType, bool_, f16
+from imgmlp.engine.graph import Op
+
+SYMBOLS = {
+    Op.ADD: "+", Op.SUB: "-", Op.MUL: "*", Op.LT: "<", Op.EQ: "==",
+    Op.XOR: "^", Op.AND: "&", Op.OR: "|", Op.SHL: "<<", Op.SHR: ">>",
+}  # fmt: skip
+CALLS = {
+    Op.EXP2: "power_of_two",
+    Op.LOG2: "log2",
+    Op.SIN: "sin",
+    Op.COS: "cos",
+    Op.SQRT: "square_root",
+    Op.HASH: "lowbias32",
+}
+
+
+def register(dtype: DType | None) -> str:
+    """Half precision is computed in float and rounded where it is stored."""
+    assert dtype is not None
+    return "float" if dtype is f16 else dtype.cl
+
+
+def join(op: Op, a: str, b: str) -> str:
+    """Two terms of a sum, or the larger of two; NaN is larger than all."""
+    return f"{a} + {b}" if op is Op.SUM else f"({a} >= {b} || {a} != {a}) ? {a} : {b}"
+
+
+def literal(value: Any, dtype: DType) -> str:
+    """A constant in OpenCL C: the shortest decimal that names the float32 exactly."""
+    if not dtype.is_float:
+        return f"{int(value)}u" if dtype.cl == "uint" else f"({dtype.cl})({int(value)})"
+    with np.errstate(over="ignore"):
+        value = np.float32(dtype.np.type(value))
+    if math.isnan(value):
+        return "NAN"
+    if math.isinf(value):
+        return "INFINITY" if value > 0 else "(-INFINITY)"
+    return f"({value!s}f)"
+
+
+def operation(op: Op, args: list[str], operand: DType, result: DType) -> str:
+    """`operand` is the dtype of the last argument."""
+    if op in SYMBOLS:
+        return f"{args[0]} {SYMBOLS[op]} {args[1]}"
+    if op in CALLS:
+        return f"{CALLS[op]}({args[0]})"
+    if op is Op.NEG:
+        return f"-{args[0]}"
+    if op is Op.CAST:
+        return f"{args[0]} != 0" if result is bool_ else f"({register(result)}){args[0]}"
+    if op is Op.MAX:
+        return f"({args[0]} >= {args[1]} || {args[0]} != {args[0]}) ? {args[0]} : {args[1]}"
+    if op is Op.WHERE:
+        return f"{args[0]} ? {args[1]} : {args[2]}"
+    if op is Op.MULACC:
+        return f"{args[0]} * {args[1]} + {args[2]}"
+    if op is Op.DIV:
+        signed = operand.is_int and operand.min < 0
+        return f"floor_div({args[0]}, {args[1]})" if signed else f"{args[0]} / {args[1]}"
+    if op is Op.MOD:
+        signed = operand.is_int and operand.min < 0
+        return f"floor_mod({args[0]}, {args[1]})" if signed else f"{args[0]} % {args[1]}"
+    raise AssertionError(f"{op.name} is not an elementwise operation")
