@@ -80,6 +80,16 @@ def test_totals_of_other_rows_come_from_a_kernel_before(
         assert np.allclose(program.read("y"), other.read("y"), rtol=1e-4, atol=1e-5)
 
 
+def test_a_transpose_is_read_again_in_tiles_unless_what_follows_is_kept() -> None:
+    def centred(x: Tensor) -> dict[str, Tensor]:
+        return {"y": x.transpose() - x.transpose().mean(-1, keepdims=True)}
+
+    assert [len(k.rows) for k in kernels(centred, 90, 70)] == [0, 0]
+    assert [len(k.rows) for k in kernels(lambda x: {"y": x.transpose().softmax(-1)}, 90, 70)] == [2]
+    both = kernels(lambda x: {"y": normalized(x.transpose())}, 90, 70)
+    assert [len(k.rows) for k in both] == [2, 0]
+
+
 @pytest.mark.parametrize(("rows", "length", "count"), [(3, 100, 1), (3, 8192, 3), (64, 8192, 1)])
 def test_few_long_rows_stay_apart_to_keep_groups_busy(rows: int, length: int, count: int) -> None:
     assert len(kernels(lambda x: {"y": x.softmax(-1)}, rows, length)) == count

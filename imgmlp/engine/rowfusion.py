@@ -24,9 +24,12 @@ from imgmlp.engine.graph import (
 )
 from imgmlp.engine.indices import through
 from imgmlp.engine.kernel import Draft, Store, waits
+from imgmlp.engine.place import COSTS
 from imgmlp.engine.symbolic import ZERO, Expr, Var, unravel
 
 LEAST_ROWS = 64  # fewer long rows would leave work-groups idle that separate kernels keep busy
+COSTLY = 8  # operations from which a value is worth keeping
+FAR = 16  # elements of an axis that make it worth a tile where it is read along
 SMALL = 1 << 14  # elements up to which a launch less counts for more than that
 
 
@@ -81,6 +84,8 @@ def _fits(first: Draft, last: Draft, full: Shape, alive: dict[int, Draft]) -> bo
     written = {s.target for s in (*totals, *last.stores, *last.totals)}
     if any(n.op is Op.BUFFER and n.arg in written for n in toposort(values)):
         return False
+    if last.core is None and _reads_across(values[: len(last.stores)], _cores(values)):
+        return False
     return _by_row(values, reduced, full)
 
 
@@ -131,6 +136,28 @@ def _by_row(values: Sequence[Node], reduced: Shape, full: Shape) -> bool:
     return True
 
 
+def _reads_across(elements: Sequence[Node], cores: Sequence[Node]) -> bool:
+    """Whether elements need again what lies along another axis, as in a transpose, and is not kept:
+    a kernel of their own does that in tiles.
+    """
+    known = {n for keeps in kept([*([c.src[0]] for c in cores), elements], 0) for n in keeps}
+    stack, seen = list(elements), set(known)
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.op in ELEMENTWISE:
+            stack += node.src
+        elif node.op in MOVEMENT:
+            views = through(node)[1].views
+            strides = [abs(s) for s in views[0].strides]
+            long = [s for s, n in zip(strides, node.shape, strict=True) if n >= FAR]
+            if len(views) == 1 and strides[-1] > 1 and strides[-1] in long and 1 in long:
+                return True
+    return False
+
+
 def _fuse(first: Draft, last: Draft, alive: dict[int, Draft], lasting: set[Buffer]) -> None:
     """All that `first` does, `last` does too; who waited for the one waits for the other."""
     full, stores, totals = _full(last), _known(first, last), _totals(first)
@@ -147,3 +174,51 @@ def _fuse(first: Draft, last: Draft, alive: dict[int, Draft], lasting: set[Buffe
     del alive[first.order]
     for other in others:
         other.after = (other.after - {first.order}) | {last.order}
+
+
+# --- what is kept ---
+
+
+def kept(roots: Sequence[Sequence[Node]], loads: int) -> list[list[Node]]:
+    """Which values of each stage are kept for later ones; `loads` is what a load costs."""
+    first: dict[Node, int] = {}
+    found: list[list[Node]] = [[] for _ in roots]
+    costs: dict[Node, int] = {}
+    size = roots[0][0].size
+    for stage, wanted in enumerate(roots):
+        stack, seen = list(wanted), set[Node]()
+        while stack:
+            node = stack.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            known = first.get(node, stage) < stage
+            if known and _cost(node, size, loads, costs) >= COSTLY:
+                found[first[node]].append(node)
+            elif node.op in ELEMENTWISE:
+                stack += node.src
+        for node in seen:
+            first.setdefault(node, stage)
+    return [list(dict.fromkeys(nodes)) for nodes in found]
+
+
+def _cost(node: Node, size: int, loads: int, known: dict[Node, int]) -> int:
+    """Operations that each element of a row takes: none where all elements share one value."""
+    if node not in known:
+        known[node] = 0
+        if node.op in ELEMENTWISE:
+            inner = sum(_cost(s, size, loads, known) for s in node.src)
+            own = COSTS.get(node.op, 1) if any(_varies(s, size) for s in node.src) else 0
+            known[node] = inner + own
+        elif node.op in MOVEMENT and _varies(node, size):
+            known[node] = _cost(through(node)[0], size, loads, known)
+        elif node.op is Op.GATHER or (node.op in (Op.BUFFER, Op.PART) and node.size >= size):
+            known[node] = loads
+    return known[node]
+
+
+def _varies(node: Node, size: int) -> bool:
+    """Whether a value is one of each element, not one that many share."""
+    while node.op in MOVEMENT:
+        node = node.src[0]
+    return node.size >= size

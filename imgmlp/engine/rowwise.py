@@ -13,16 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from imgmlp.engine.dtype import DType, f16
-from imgmlp.engine.graph import ELEMENTWISE, MOVEMENT, Node, Op
-from imgmlp.engine.indices import through
+from imgmlp.engine.graph import Node, Op
 from imgmlp.engine.kernel import Kernel, Store
 from imgmlp.engine.lowering import Lowering, destination, put, store_all
 from imgmlp.engine.maps import GRAIN
-from imgmlp.engine.place import COSTS
+from imgmlp.engine.rowfusion import COSTLY, kept
 from imgmlp.engine.symbolic import ONE, Const, Expr, unravel
 from imgmlp.engine.uops import GPU_LANES, VECTOR, Lanes, Range, U
 
-COSTLY = 8  # operations from which a value is costly
 MOST_KEPT = 1 << 13  # elements of a row's private arrays on a CPU
 MOST_REGISTERS = 64  # of the arrays of a lane
 FEW = 64  # elements below which a lane takes a row alone
@@ -203,51 +201,3 @@ def accumulate(lower: Lowering, core: Node, count: int, term: Callable[[Expr], i
         build.effect(U.ACCUMULATE, (accumulators, found), (core.op, lane), core.dtype)
         build.close()
     return build.effect(U.COMBINE, (accumulators,), core.op, core.dtype)
-
-
-# --- what is kept ---
-
-
-def kept(roots: Sequence[Sequence[Node]], loads: int) -> list[list[Node]]:
-    """Which values of each stage are kept for later ones; `loads` is what a load costs."""
-    first: dict[Node, int] = {}
-    found: list[list[Node]] = [[] for _ in roots]
-    costs: dict[Node, int] = {}
-    size = roots[0][0].size
-    for stage, wanted in enumerate(roots):
-        stack, seen = list(wanted), set[Node]()
-        while stack:
-            node = stack.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            known = first.get(node, stage) < stage
-            if known and _cost(node, size, loads, costs) >= COSTLY:
-                found[first[node]].append(node)
-            elif node.op in ELEMENTWISE:
-                stack += node.src
-        for node in seen:
-            first.setdefault(node, stage)
-    return [list(dict.fromkeys(nodes)) for nodes in found]
-
-
-def _cost(node: Node, size: int, loads: int, known: dict[Node, int]) -> int:
-    """Operations that each element of a row takes: none where all elements share one value."""
-    if node not in known:
-        known[node] = 0
-        if node.op in ELEMENTWISE:
-            inner = sum(_cost(s, size, loads, known) for s in node.src)
-            own = COSTS.get(node.op, 1) if any(_varies(s, size) for s in node.src) else 0
-            known[node] = inner + own
-        elif node.op in MOVEMENT and _varies(node, size):
-            known[node] = _cost(through(node)[0], size, loads, known)
-        elif node.op is Op.GATHER or (node.op in (Op.BUFFER, Op.PART) and node.size >= size):
-            known[node] = loads
-    return known[node]
-
-
-def _varies(node: Node, size: int) -> bool:
-    """Whether a value is one of each element, not one that many share."""
-    while node.op in MOVEMENT:
-        node = node.src[0]
-    return node.size >= size
