@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from conftest import open_mapping
 
 from imgmlp.engine import AnyDevice, Program, Tensor, compile, dtype
-from imgmlp.engine.uops import U
+from imgmlp.engine.emulate_uops import run_code
+from imgmlp.engine.uops import U, UOp
 
 
 @pytest.fixture(scope="module", params=["one", "group", "numpy:uops", "numpy:uops-group"])
@@ -74,6 +77,19 @@ def test_lanes_of_a_tile_meet_no_memory_bank_twice() -> None:
             uop.arg.evaluate(dict.fromkeys("rq", 0) | {"l": lane, "m": lane}) for lane in range(32)
         ]
         assert len({place % 32 for place in lanes}) == 32
+
+
+def test_a_tile_that_is_read_before_all_lanes_wrote_it_is_a_race() -> None:
+    """What the emulator says if the barrier is left out."""
+    device = open_mapping("numpy:uops-group")
+    x = Tensor(np.zeros((64, 64), np.float32), device)
+    (code,) = compile(lambda: {"y": x.transpose() * 2}, device).stages.codes
+    nothing = UOp(U.CONST, dtype.f32, (), 0)
+    torn = replace(code, uops=tuple(nothing if u.op is U.BARRIER else u for u in code.uops))
+    memory = {b: np.zeros(b.size, np.float32) for b in code.buffers}
+    run_code(code, memory)
+    with pytest.raises(ValueError, match=r"races with .* local"):
+        run_code(torn, memory)
 
 
 @pytest.mark.parametrize(("size", "count"), [(1 << 16, 8), (1 << 15, 1), ((1 << 16) + 8, 1)])
