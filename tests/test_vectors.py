@@ -56,7 +56,8 @@ def test_plain_arithmetic_on_neighbours_goes_in_vectors(device: Device, name: st
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "vectors"), [(1, 16, True), (131, 16, True), (70, 8, True), (64, 24, False)]
+    ("rows", "columns", "vectors"),
+    [(1, 16, True), (131, 16, True), (70, 8, True), (64, 24, True), (64, 9, False)],
 )
 def test_tiles_that_are_not_whole(device: Device, rows: int, columns: int, vectors: bool) -> None:
     x, w = tensor(device, rows, 3), tensor(device, 3, columns)

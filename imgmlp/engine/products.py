@@ -52,29 +52,27 @@ def product(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tuple[
     """A kernel around a product; the sizes of its launch."""
     core, build = kernel.core, lower.build
     assert core is not None
+    wanted = 0 if lower.inside else 4 * units
+    if lanes == "one":
+        return max(_by_one(kernel, lower, panels, wanted) for panels in _panels(core)), 1
     *batch, rows, columns = core.shape
-    cut = _cut_for_lanes if lanes == "group" else _cut_for_one
-    size = cut(core, 0 if lower.inside else 4 * units)
+    size = _cut_for_lanes(core, wanted)
     shape = (*batch, -(-rows // size[0]), -(-columns // size[1]))
     tiles = math.prod(shape)
-    number = lower.outermost("t", tiles, "share" if lanes == "one" else "group")
-    tile = _tile(core, unravel(number, shape), size, build)
-    if lanes == "group":
-        sums = Sums(tile, build)
-        sums.add()
-        sums.leave(kernel, lower)
-    else:
-        _by_one(kernel, lower, tile)
+    number = lower.outermost("t", tiles, "group")
+    sums = Sums(_tile(core, unravel(number, shape), size, build), build)
+    sums.add()
+    sums.leave(kernel, lower)
     build.close()
-    if lanes == "group":
-        return tiles * GPU_LANES, GPU_LANES
-    return min(tiles, 4 * units), 1
+    return tiles * GPU_LANES, GPU_LANES
 
 
-def _tile(core: Node, index: Sequence[Expr], size: tuple[int, int], build: Builder) -> _Tile:
-    """Offsets and strides of both factors, which are plain views of Buffers."""
+def _tile(
+    core: Node, index: Sequence[Expr], size: tuple[int, int], build: Builder, first: int = 0
+) -> _Tile:
+    """Offsets and strides of both factors, which are plain views of Buffers; `first` column."""
     *lead, row_tile, column_tile = index
-    row, column = row_tile * size[0], column_tile * size[1]
+    row, column = row_tile * size[0], column_tile * size[1] + first
     rows, columns = core.shape[-2:]
     (left, left_view), (right, right_view) = (through(s) for s in core.src)
     a, b = left_view.views[0], right_view.views[0]
@@ -83,7 +81,7 @@ def _tile(core: Node, index: Sequence[Expr], size: tuple[int, int], build: Build
     begins = [part_begin(s) for s in (left, right)]
     found = Product(
         rows=Const(rows) - row if rows % size[0] else None,
-        columns=Const(columns) - column if columns % size[1] else None,
+        columns=Const(columns) - column if column.hi + size[1] > columns else None,
         inner=core.src[0].shape[-1],
         left=left_offset + begins[0],
         left_row=a.strides[-2],
@@ -116,8 +114,10 @@ def _store_columns(
     build.open(Range("first", 1, "loop", Const(1) - tile.below))
     total = build.effect(U.COLUMNS, found, tile.product, f32)
     column = build.open(Range("s", tile.product.tile_columns, kind, tile.product.columns))
-    lower.core, lower.core_value = sums.value, build.effect(U.LANE, (total,), column, f32)
+    core, value = lower.core, build.effect(U.LANE, (total,), column, f32)
+    lower.core, lower.core_value = sums.value, value
     store_all(lower, [sums], [*tile.lead, tile.column + column])
+    lower.core = core
     build.close()
     build.close()
 
@@ -125,18 +125,38 @@ def _store_columns(
 # --- one work-item ---
 
 
-def _cut_for_one(core: Node, wanted: int) -> tuple[int, int]:
-    """Tile sizes: smaller ones where fewer tiles than wanted would leave cores idle."""
-    batch, (rows, columns) = math.prod(core.shape[:-2]), core.shape[-2:]
-    narrow = columns <= NARROW and core.src[0].shape[-1] <= REGISTER_INNER
-    width = NARROW if narrow else VECTOR
-    tiles, panels = -(-rows // TILE_ROWS), -(-columns // width)
-    while batch * tiles * panels < wanted and tiles * 16 <= rows:
-        tiles *= 2
-    return -(-rows // tiles), width
+def _panels(core: Node) -> Iterator[tuple[int, int, int]]:
+    """(first column, how many, columns of each): whole ones, then one for what is left."""
+    columns, inner = core.shape[-1], core.src[0].shape[-1]
+    whole, left = divmod(columns, VECTOR)
+    if whole:
+        yield 0, whole, VECTOR
+    if left:
+        narrow = left <= NARROW and inner <= REGISTER_INNER
+        yield whole * VECTOR, 1, NARROW if narrow else VECTOR
 
 
-def _by_one(kernel: Kernel, lower: Lowering, tile: _Tile) -> None:
+def _by_one(kernel: Kernel, lower: Lowering, panels: tuple[int, int, int], wanted: int) -> int:
+    """Tiles of some columns, fewer rows each where fewer tiles than wanted would leave cores idle.
+
+    Returns how many work-groups may share them.
+    """
+    core, build, (first, count, width) = kernel.core, lower.build, panels
+    assert core is not None
+    *batch, rows, _ = core.shape
+    parts, others = -(-rows // TILE_ROWS), math.prod(batch) * count
+    while others * parts < wanted and parts * 16 <= rows:
+        parts *= 2
+    height = -(-rows // parts)
+    shape = (*batch, -(-rows // height), count)
+    tiles = math.prod(shape)
+    number = lower.outermost("t", tiles, "share")
+    _one_tile(kernel, lower, _tile(core, unravel(number, shape), (height, width), build, first))
+    build.close()
+    return min(tiles, wanted) or 1
+
+
+def _one_tile(kernel: Kernel, lower: Lowering, tile: _Tile) -> None:
     build, product = lower.build, tile.product
     if product.inner <= REGISTER_INNER:
         _in_registers(kernel, lower, tile)
