@@ -151,9 +151,11 @@ def _reads_across(elements: Sequence[Node], cores: Sequence[Node]) -> bool:
             stack += node.src
         elif node.op in MOVEMENT:
             views = through(node)[1].views
+            if len(views) > 1:  # their strides say nothing of what is read
+                continue
             strides = [abs(s) for s in views[0].strides]
             long = [s for s, n in zip(strides, node.shape, strict=True) if n >= FAR]
-            if len(views) == 1 and strides[-1] > 1 and strides[-1] in long and 1 in long:
+            if strides and strides[-1] > 1 and strides[-1] in long and 1 in long:
                 return True
     return False
 
