@@ -181,7 +181,7 @@ def test_rows_of_tables_and_integer_sums(device: AnyDevice) -> None:
 @lowered_only
 def test_the_note_says_what_was_taken(device: AnyDevice) -> None:
     procedure = lowered(network(device, 512, [6, 16, 16, 3], lambda x: x.leaky_relu(0.1)))
-    assert procedure.note.startswith("block: 512 rows in 8 tiles of 64, 2 groups; ")
+    assert procedure.note.startswith("block: 512 rows in 2 tiles of 256, 2 groups; ")
     assert len(blocks(procedure)) == 1
 
 

@@ -111,7 +111,7 @@ def test_two_layers_are_one_block(device: Device) -> None:
     def whole(name: str, *shape: int) -> Tensor:
         return Tensor(np.ones(shape, np.float32), device, name=name)
 
-    x, weight, last = whole("x", 256, 8), whole("weight", 8, 16), whole("last", 16, 16)
+    x, weight, last = whole("x", 1024, 8), whole("weight", 8, 16), whole("last", 16, 16)
 
     def step() -> dict[str, Tensor]:
         loss = ((x @ weight).relu() @ last).square().sum()
@@ -125,8 +125,8 @@ def test_two_layers_are_one_block(device: Device) -> None:
     program = compile(step, device)
     assert "for each tile" in shown(render_procedure(program.stages.procedure))
     program.run()
-    assert program.read("loss") == 256 * 16 * (16 * 8.0) ** 2
-    assert np.allclose(last.numpy(), 1.0 - 1e-5 * 2 * 256 * 8 * 128)
+    assert program.read("loss") == 1024 * 16 * (16 * 8.0) ** 2
+    assert np.allclose(last.numpy(), 1.0 - 1e-5 * 2 * 1024 * 8 * 128)
 
 
 def test_a_loop(device: Device) -> None:

@@ -45,7 +45,8 @@ from imgmlp.engine.rows import Kind, Kinds, best
 from imgmlp.engine.schedule import freeze, schedule
 from imgmlp.engine.uops import Lanes
 
-TILE_ROWS = 64  # most rows of a tile
+TILE_ROWS = 256  # most rows of a tile: sums over rows are added to memory once a tile
+MOST_ROWS = {"one": TILE_ROWS, "group": 64}
 LEAST_ROWS = {"one": 64, "group": 8}  # of a tile, where more tiles keep more units busy
 ROOM = {"one": 1 << 19, "group": 1 << 18}  # bytes that the rows of one tile may take
 GROUPS_A_UNIT = {"one": 1, "group": 4}
@@ -287,7 +288,7 @@ class _Plan:
         if not self.sums and not self.rows:
             return
         batch = kinds.rows()
-        rows = tile_rows
+        rows = min(tile_rows, MOST_ROWS[lanes])
         while rows > LEAST_ROWS[lanes] and batch < rows * units:
             rows //= 2
         rows = min(rows, batch)
