@@ -21,6 +21,7 @@ from imgmlp.bench.pytorch import PyTorch, is_installed
 from imgmlp.engine import AnyDevice, Device
 
 PAUSE = 0.1  # seconds before a turn: threads of others wait busily for a while after their work
+WARM = 4  # a turn begins with a quarter as many steps untimed: rested cores need some 10 ms
 Tell = Callable[[str], None]
 
 
@@ -112,9 +113,11 @@ def measure(
         counts = {name: _count(c, batch, effort.seconds) for name, c in there.items()}
         for _ in range(effort.turns):
             for name, contender in there.items():
-                seconds = _seconds(partial(contender.steps, batch, counts[name]))
+                count = counts[name]
+                warm = partial(contender.steps, batch, max(1, count // WARM))
+                seconds = _seconds(partial(contender.steps, batch, count), warm)
                 times = found.times[name].step.setdefault(batch, [])
-                times.append(seconds / counts[name] * 1e6)
+                times.append(seconds / count * 1e6)
             if peak is not None:
                 time.sleep(PAUSE)
                 found.peak.setdefault(batch, []).append(peak.gflops())
@@ -135,8 +138,10 @@ def _count(contender: Contender, batch: int, seconds: float) -> int:
     return max(1, round(count * seconds / taken))
 
 
-def _seconds(run: Callable[[], object]) -> float:
+def _seconds(run: Callable[[], object], warm: Callable[[], object] = bool) -> float:
+    """What `run` takes after a pause and, untimed, what warms the cores."""
     time.sleep(PAUSE)
+    warm()
     begin = time.perf_counter()
     run()
     return time.perf_counter() - begin
