@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from imgmlp.engine.interpret import evaluate
 from imgmlp.engine.kernel import Block, Procedure, Update
 from imgmlp.engine.program import read_buffer
 from imgmlp.engine.simplify import simplify
+from imgmlp.engine.uops import U
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -218,6 +220,28 @@ def test_a_rerun_gives_the_same_bits(device: AnyDevice) -> None:
         found.run()
         runs.append([found.read(name).tobytes() for name in outputs])
     assert runs[0] == runs[1] == runs[2]
+
+
+@pytest.mark.parametrize(("batch", "width", "kept"), [(1111, 16, 3), (512, 80, 0)])
+def test_sums_that_lanes_keep_from_tile_to_tile(batch: int, width: int, kept: int) -> None:
+    """In half precision, gradients of one tile each. Here NumPy multiplies, and rounds nothing."""
+    device = open_device("numpy:uops-group")
+    device.has_matrix_units = True
+    device.info = replace(device.info, compute_units=1)  # so that each group has several tiles
+    square = filled(device, width, width)  # a product that is stored as it is, and not added
+    outputs = network(device, batch, [6, width, width, 3], lambda x: (x @ square).sin())
+    found = Program(device, outputs, [], precision="half")
+    (block,) = blocks(found.stages.procedure)
+    assert block.tiles >= 2 * block.groups
+    (code,) = [c for c in found.stages.codes if any(u.op is U.BARRIER for u in c.uops)]
+    tiles = next(i for i, u in enumerate(code.uops) if u.op is U.RANGE and u.arg.kind == "share")
+    assert len([u for u in code.uops[:tiles] if u.op is U.TILE]) == kept
+    wanted = evaluate(list(outputs.values()), held(outputs), wide=True)
+    for _ in range(2):  # also when what an earlier step left is there
+        found.run()
+        for name, value in zip(outputs, wanted, strict=True):
+            error = float(np.abs(found.read(name) - value).max())
+            assert error <= 1e-5 * float(np.abs(value).max()), name
 
 
 @lowered_only
