@@ -74,7 +74,7 @@ def lowered(outputs: dict[str, Node], lanes: str = "one", units: int = 2) -> Pro
 
 
 def blocks(procedure: Procedure) -> list[Block]:
-    return [launch for launch in procedure.kernels if isinstance(launch, Block)]
+    return [launch for launch in procedure.phases if isinstance(launch, Block)]
 
 
 def check(

@@ -147,7 +147,9 @@ def test_a_training_step_is_fourteen_kernels_some_of_them_side_by_side() -> None
 
 
 def test_a_block_program_leaves_few_launches() -> None:
-    assert len(training(open_device("cpu")).program.launches) == 2
+    program = training(open_device("cpu")).program
+    assert len(program.stages.procedure.phases) == 2
+    assert len(program.launches) == 1
 
 
 def test_general_leaves_out_the_block_program() -> None:
@@ -191,6 +193,7 @@ def test_tiles_get_smaller_where_a_kernel_has_no_room(
         return f"{kernel.name} has no room"
 
     monkeypatch.setattr(Device, "shortage", shortage)
+    monkeypatch.setattr(Device, "keeps_groups", False)  # as on devices that may be short of it
     with pytest.warns(ImgmlpWarning, match=told):
         program = gradients(open_device("cpu"))
     blocks = [k.rows for k in program.stages.procedure.kernels if isinstance(k, Block)]

@@ -58,6 +58,10 @@ class Judge(Device):
         # Oclgrind 21.10 forgets what is written to an address that was in use before.
         self.kept: list[Allocation] = []
 
+    @property
+    def keeps_groups(self) -> bool:
+        return self.lanes == "one"
+
     def alloc(self, nbytes: int) -> Allocation:
         self.kept.append(super().alloc(nbytes))
         return self.kept[-1]
@@ -180,6 +184,7 @@ def all_stages(lanes: Lanes) -> list[Stages]:
     """Every form of all that is simulated in one mapping."""
     device = NumpyDevice()
     device.lanes, device.info = lanes, replace(device.info, compute_units=UNITS)
+    device.keeps_groups = lanes == "one"
     return [make(device).stages for make in (programs(lanes) | STEPS).values()]
 
 

@@ -96,6 +96,12 @@ class Device:
         loops and branches."""
         return self.lanes == "one" or not self._compiles_late
 
+    @property
+    def keeps_groups(self) -> bool:
+        """Whether work-groups may stay for several steps: one may see at once what another one
+        stores, which OpenCL does not promise; PoCL's are threads of the host."""
+        return self.lanes == "one" and self._compiles_late
+
     # Memory
 
     def alloc(self, nbytes: int) -> Allocation:

@@ -23,6 +23,7 @@ from imgmlp.engine.kernel import (
     Fused,
     Kernel,
     Procedure,
+    Resident,
     Store,
     access,
     part_begin,
@@ -44,11 +45,12 @@ def run_procedure(procedure: Procedure, memory: Memory) -> None:
     with np.errstate(all="ignore"):
         for position in procedure.order():
             launch = kernels[position]
-            if isinstance(launch, Block):
-                _run_block(launch, memory)
-            else:
-                for kernel in launch.members if isinstance(launch, Fused) else [launch]:
-                    _Kernel(kernel, memory, {}).run()
+            for phase in launch.phases if isinstance(launch, Resident) else [launch]:
+                if isinstance(phase, Block):
+                    _run_block(phase, memory)
+                else:
+                    for kernel in phase.members if isinstance(phase, Fused) else [phase]:
+                        _Kernel(kernel, memory, {}).run()
 
 
 def _run_block(block: Block, memory: Memory) -> None:

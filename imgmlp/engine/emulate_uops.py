@@ -58,7 +58,8 @@ class _Launch:
         self.local = {i: _local(i, u, groups) for i, u in enumerate(code.uops) if u.op is U.LOCAL}
         memory = {**memory, **{b: np.zeros(b.size, b.dtype.np) for b in self.local.values()}}
         written += self.local.values()
-        self.watch = Watch(code.name, memory, read, written, groups, code.global_size)
+        self.watched = code.name, memory, read, written
+        self.watch = Watch(*self.watched, groups, code.global_size)
 
     def run(self) -> None:
         self._block(0, len(self.code.uops))
@@ -89,7 +90,10 @@ class _Launch:
 
     def _range(self, i: int, loop: Range) -> None:
         """Run a loop's body, for all iterations at once where none needs another."""
-        if loop.kind == "member":
+        if loop.kind == "phase":  # as a launch of its own
+            self.watch.finish()
+            self.watch = Watch(*self.watched, loop.count, loop.count)
+        if loop.kind in ("phase", "member"):
             self.launched = loop.count * self.code.local_size
             self._block(i + 1, self.ends[i])
             return

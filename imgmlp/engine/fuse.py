@@ -60,7 +60,7 @@ class _Level:
         kernels = item.body.kernels if isinstance(item, Loop) else (item,)
         read = {b for k in kernels for b in k.reads()}
         if isinstance(item, Kernel):
-            return _Level([item], read, _spans(item), int(_work(item) > LARGE))
+            return _Level([item], read, _spans(item), int(work(item) > LARGE))
         if isinstance(item, Loop):
             read |= item.lasting
         return _Level([item], read, {b: (0, b.size - 1) for k in kernels for b in k.writes()})
@@ -95,7 +95,7 @@ class _Level:
         return Fused("fused", tuple(named))
 
 
-def _work(kernel: Kernel) -> int:
+def work(kernel: Kernel) -> int:
     """Elements computed, each counted as often as it has terms."""
     core = kernel.core
     if core is None:

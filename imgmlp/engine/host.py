@@ -123,6 +123,7 @@ class NumpyDevice:
     align: int = ALIGN
     can_slice: bool = True
     has_matrix_units: bool = False
+    keeps_groups: bool = False
     lost = False
 
     def __init__(self, spec: str = "numpy") -> None:

@@ -135,7 +135,30 @@ class Fused:
         return list(dict.fromkeys(b for k in self.members for b in k.writes()))
 
 
-Launch = Kernel | Block | Fused
+Phase = Kernel | Block | Fused
+
+
+@dataclass(frozen=True)
+class Resident:
+    """One launch of what would be several: each is a phase, which begins when the one before is
+    done. The work-groups stay for as many steps as are wanted, at most `steps`."""
+
+    name: str
+    phases: tuple[Phase, ...]
+    steps: int
+
+    @property
+    def shape(self) -> Shape:
+        return (len(self.phases),)
+
+    def reads(self) -> list[Buffer]:
+        return list(dict.fromkeys(b for p in self.phases for b in p.reads()))
+
+    def writes(self) -> list[Buffer]:
+        return list(dict.fromkeys(b for p in self.phases for b in p.writes()))
+
+
+Launch = Phase | Resident
 
 
 @dataclass(frozen=True)
@@ -150,6 +173,12 @@ class Procedure:
         """Every kernel once, those of loops too. Its position here is its number."""
         groups = (i.body.kernels if isinstance(i, Loop) else (i,) for i in self.items)
         return tuple(kernel for group in groups for kernel in group)
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """Every launch, and every phase of one, once."""
+        groups = (k.phases if isinstance(k, Resident) else (k,) for k in self.kernels)
+        return tuple(phase for group in groups for phase in group)
 
     def order(self, first: int = 0) -> Iterator[int]:
         """The position of each kernel as it runs, as often as it runs; counted from `first`."""
@@ -268,10 +297,14 @@ def waits(edges: Mapping[int, Set[int]], starts: Iterable[int], target: int) -> 
 
 def render_procedure(procedure: Procedure) -> str:
     """A line a kernel with its shape, then what it stores where, expression by expression."""
-    has_block = any(isinstance(item, Block) for item in procedure.items)
+    has_block = any(isinstance(phase, Block) for phase in procedure.phases)
     lines = [f"# {procedure.note}"] if has_block else []
     for item in procedure.items:
-        if isinstance(item, Loop):
+        if isinstance(item, Resident):
+            lines.append(f"{item.name}: up to {item.steps} steps of {len(item.phases)} phases")
+            inner = render_procedure(Procedure(item.phases)).splitlines()
+            lines += [f"  {line}" for line in inner if not line.startswith("#")]
+        elif isinstance(item, Loop):
             lines.append(f"loop {item.count} times")
             lines += [f"  {line}" for line in render_procedure(item.body).splitlines()]
         elif isinstance(item, Block):

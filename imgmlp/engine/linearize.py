@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from imgmlp.engine.dtype import i32
 from imgmlp.engine.graph import Buffer, Op
-from imgmlp.engine.kernel import Block, Fused, Kernel, Launch
+from imgmlp.engine.kernel import Block, Fused, Kernel, Launch, Resident
 from imgmlp.engine.lowering import Lowering, store_all
 from imgmlp.engine.maps import GRAIN, map_kernel
 from imgmlp.engine.products import keep_sums, product
@@ -46,6 +46,9 @@ def linearize(
     if isinstance(kernel, Fused):
         members = [linearize(k, lanes, units, precision) for k in kernel.members]
         return _fused(kernel.name, members)
+    if isinstance(kernel, Resident):
+        phases = [linearize(p, lanes, units, precision) for p in kernel.phases]
+        return _resident(kernel.name, phases, units)
     build = Builder()
     for target in kernel.writes():
         build.parameter(target, True)
@@ -63,9 +66,7 @@ def _fused(name: str, codes: Sequence[Code]) -> Code:
     """One launch of several: members of few groups come first, as what begins last should be short
     and is a part of a large one then."""
     local = max(c.local_size for c in codes)
-    buffers = tuple(dict.fromkeys(b for c in codes for b in c.buffers))
-    given = [u.arg for c in codes for u in c.uops if u.op is U.GLOBAL]
-    uops = [UOp(U.GLOBAL, b.dtype, (), (b, (b, True) in given)) for b in buffers]
+    buffers, uops = _globals(codes)
     first = 0
     for code in sorted(codes, key=lambda c: c.global_size // c.local_size):
         groups = -(-code.global_size // local)
@@ -74,6 +75,24 @@ def _fused(name: str, codes: Sequence[Code]) -> Code:
         uops.append(UOp(U.END, None, (), None))
         first += groups
     return Code(name, tuple(uops), buffers, first * local, local)
+
+
+def _resident(name: str, codes: Sequence[Code], units: int) -> Code:
+    """One launch whose groups of one work-item each take what were groups of several launches."""
+    buffers, uops = _globals(codes)
+    for i, code in enumerate(codes):
+        uops.append(UOp(U.RANGE, i32, (), Range("unit", code.global_size, "phase", first=i)))
+        _append(uops, code.uops, buffers)
+        uops.append(UOp(U.END, None, (), None))
+    shares = tuple(c.global_size for c in codes)
+    return Code(name, tuple(uops), buffers, min(units, max(shares)), 1, shares)
+
+
+def _globals(codes: Sequence[Code]) -> tuple[tuple[Buffer, ...], list[UOp]]:
+    """The Buffers of all kernels, and the instructions that declare them."""
+    buffers = tuple(dict.fromkeys(b for c in codes for b in c.buffers))
+    given = [u.arg for c in codes for u in c.uops if u.op is U.GLOBAL]
+    return buffers, [UOp(U.GLOBAL, b.dtype, (), (b, (b, True) in given)) for b in buffers]
 
 
 def _append(uops: list[UOp], more: Sequence[UOp], buffers: Sequence[Buffer]) -> None:

@@ -22,11 +22,11 @@ from imgmlp.engine.emulate_uops import run_code
 from imgmlp.engine.graph import Buffer, Node, Op, toposort
 from imgmlp.engine.host import Allocation, Form, NumpyDevice, Pending
 from imgmlp.engine.interpret import evaluate
-from imgmlp.engine.kernel import Block, Update
+from imgmlp.engine.kernel import Block, Resident, Update
 from imgmlp.engine.launch import KernelHandle, Launch
 from imgmlp.engine.sketch import Sketch
 from imgmlp.engine.stages import Stages, lower
-from imgmlp.engine.uops import Precision
+from imgmlp.engine.uops import TURNS, Precision
 from imgmlp.errors import DeviceError, ImgmlpWarning, OutOfMemoryError
 
 Array = np.ndarray[Any, Any]
@@ -55,6 +55,7 @@ class Program:
         self.device = device
         self.general = general  # leave out the block program
         self._join, self._tile_rows = device.joins_kernels, TILE_ROWS  # less where they must be
+        self._counted: Allocation | None = None
         # That in which factors of products are multiplied here.
         self.precision: Precision = precision if device.has_matrix_units else "float32"
         self.outputs: dict[str, Buffer] = {}
@@ -73,8 +74,10 @@ class Program:
         if isinstance(device, Device | Sketch):
             self.arena = [device.alloc(nbytes) for nbytes in self.stages.memory.allocations]
         if isinstance(device, Device):
-            self.launches = self._bind(device, self._build(device))
+            self._handles = self._build(device)
+            self.launches = self._bind(device)
             self.sequence = [self.launches[i] for i in self.stages.procedure.order()]
+            self._several = {1: self.launches}  # by steps that they do, if they can do several
         depth = debug.level()
         self._show_times = depth > 0
         if depth:
@@ -103,7 +106,8 @@ class Program:
         device = self.device
         units = device.info.compute_units
         how = (device.lanes, units, device.align, device.can_slice, self.general)
-        return lower(self.updates, *how, self._join, self.precision, self._tile_rows)
+        sizes = self.precision, self._tile_rows
+        return lower(self.updates, *how, self._join, *sizes, stay=device.keeps_groups)
 
     def _build(self, device: Device) -> dict[str, KernelHandle]:
         """The kernels, with smaller tiles where the device has no room for them."""
@@ -119,7 +123,7 @@ class Program:
 
     def _shrink(self, device: Device, problem: str) -> None:
         """Plan the step anew for less local memory or fewer registers. Raises OutOfMemoryError."""
-        blocks = (k.rows for k in self.stages.procedure.kernels if isinstance(k, Block))
+        blocks = (k.rows for k in self.stages.procedure.phases if isinstance(k, Block))
         rows = next(blocks, 0) // 2
         if rows >= LEAST_TILE:
             instead = f"tiles of {rows} rows instead of {2 * rows}"
@@ -133,15 +137,24 @@ class Program:
         del self.stages, self.arena
         self.arena = [device.alloc(nbytes) for nbytes in self.stages.memory.allocations]
 
-    def _bind(self, device: Device, handles: dict[str, KernelHandle]) -> list[Launch]:
+    def _bind(self, device: Device, steps: int = 1) -> list[Launch]:
+        """The launches of a step, or of so many where one launch may do several."""
         stages = self.stages
         places = self._places(device)
         launches = []
         for code, name in zip(stages.codes, stages.functions, strict=True):
-            args = [places.get(b, b.data) for b in code.buffers]
+            turns = [self._turns(device), np.int32(steps)] if code.phases else []
+            args = [*turns, *(places.get(b, b.data) for b in code.buffers)]
             sizes = (code.global_size,), (code.local_size,)
-            launches.append(device.bind(handles[name], args, *sizes))
+            launches.append(device.bind(self._handles[name], args, *sizes))
         return launches
+
+    def _turns(self, device: Device) -> Allocation:
+        """What work-groups that stay count in: zero between two launches."""
+        if self._counted is None:
+            self._counted = device.alloc(TURNS * 4)
+            device.write(self._counted, np.zeros(TURNS, np.uint32))
+        return self._counted
 
     def _places(self, device: Device) -> dict[Buffer, Allocation]:
         """Where each intermediate lies in the arena."""
@@ -168,8 +181,21 @@ class Program:
             measured = self._time_once(self.device)
             debug.tell(debug.render_times(self.stages, measured, "in the first run") + "\n")
             times -= 1
-        for _ in range(times):
-            self.device.launch_all(self.sequence)
+        self._enqueue(self.device, times)
+
+    def _enqueue(self, device: Device, times: int) -> None:
+        """Enqueue so many steps, several in a launch if its work-groups may stay for them."""
+        stays = [k.steps for k in self.stages.procedure.kernels if isinstance(k, Resident)]
+        if not stays:
+            for _ in range(times):
+                device.launch_all(self.sequence)
+            return
+        while times:
+            steps = min(times, *stays)
+            if steps not in self._several:
+                self._several[steps] = self._bind(device, steps)
+            device.launch_all(self._several[steps])
+            times -= steps
 
     def time(self, runs: int = 20) -> list[float]:
         """Run the step so often; microseconds that each kernel takes on the device, medians.

@@ -37,6 +37,10 @@ SIZES = "".join(
 )  # fmt: skip
 
 
+# What a kernel takes whose groups stay for several steps, before its Buffers.
+TURN_PARAMETERS = [(-2, "volatile __global uint *turns"), (-1, "int steps")]
+
+
 @cache
 def building_block(name: str) -> str:
     """The text of kernels/`name`.cl."""
@@ -56,6 +60,7 @@ def render(
     used = {u.op for c in codes for u in c.uops}
     product = "product_half" if precision == "half" else f"product_{lanes}"
     wanted = {"scalar": True, "reduce": U.GROUP in used, product: U.PRODUCT in used}
+    wanted["resident"] = any(c.phases for c in codes)
     heads = [SIZES, *(building_block(b) for b, needed in wanted.items() if needed)]
     functions: dict[tuple[str, str], str] = {}  # text around the name -> name
     writers = [_Writer(c, lanes) for c in codes]
@@ -77,22 +82,36 @@ class _Writer:
         self.columns, self.vectors = in_vectors(code)  # loops and values, NARROW columns each
         self.around = around_registers(code)
         self.opened: list[tuple[int, int]] = []  # loops, and the line where the body of each begins
-        self.member = False  # whether inside of one, which has `groups` and a `group` of its own
+        self.group = "get_group_id(0)"  # number of the running group, in a phase its unit's
+        self.groups: str | None = None  # count of those that share what follows; None: all
 
     def parts(self) -> tuple[str, str]:
         """The text before the kernel's name and after it."""
-        parameters = []
+        parameters = list(TURN_PARAMETERS) if self.code.phases else []
         for i, u in enumerate(self.code.uops):
             if u.op is U.GLOBAL:
                 parameters.append((self.code.buffers.index(u.arg[0]), self._parameter(i, u)))
         signature = ", ".join(p for _, p in sorted(parameters))
         local = self.code.local_size
         self._locals()
+        if self.code.phases:
+            self.lines += self._turns()
         for i, u in enumerate(self.code.uops):
             getattr(self, f"_{u.op.name.lower()}")(i, u)
+        if self.code.phases:
+            self.lines.append("}")
         head = f"__kernel __attribute__((reqd_work_group_size({local}, 1, 1)))\nvoid "
         body = "\n".join("  " + line for line in self.lines)
         return head, f"({signature}) {{\n{body}\n}}\n"
+
+    def _turns(self) -> list[str]:
+        """Turn after turn, at a unit of a phase each."""
+        phases = self.code.phases
+        return [
+            f"const int units_of[] = {{{', '.join(map(str, phases))}}};",
+            "Turn turn = {0, -1};",
+            f"while (take_turn(turns, &turn, units_of, {len(phases)}, {len(phases)} * steps)) {{",
+        ]
 
     def _locals(self) -> None:
         """Local memory may only be declared at the top of a kernel."""
@@ -133,16 +152,20 @@ class _Writer:
         lane = f"{loop_over} = get_local_id(0); {name} < {n}{limit}; {name} += {stride}) {{"
         if n == stride and not limit:
             lane = f"{{ const int {name} = get_local_id(0);"
-        group, item, share = "get_group_id(0)", "get_global_id(0)", f"share_{{}}({n})"
-        if loop.kind == "member":
-            self.member = True
-        elif self.member:
-            group, item = "group", f"group * {stride} + get_local_id(0)"
-            share = f"{{}}_of({n}, group, groups)"
+        group, item, share = self.group, "get_global_id(0)", f"share_{{}}({n})"
+        if loop.kind == "phase":
+            self.group, self.groups = "unit", "units"
+        elif loop.kind == "member":
+            self.groups = "groups"
+        elif self.groups:
+            group = "group" if self.groups == "groups" else group
+            item = f"{group} * {stride} + get_local_id(0)"
+            share = f"{{}}_of({n}, {group}, {self.groups})"
         begin, end = share.format("begin"), share.format("end")
         kind = "long" if i in self.around else "int"
         opening = {
-            "member": self._member(loop),
+            "phase": self._phase(loop),
+            "member": self._member(loop, group),
             "share": f"for ({kind} {name} = {begin}; {name} < {end}; ++{name}) {{",
             "item": f"const int {name} = {item}; if ({name} < {n}) {{",
             "group": f"{{ const int {name} = {group};",
@@ -155,9 +178,14 @@ class _Writer:
             self.lines.append(opening)
         self.opened.append((i, len(self.lines)))
 
-    def _member(self, loop: Range) -> str:
+    def _phase(self, loop: Range) -> str:
+        """A unit of a phase."""
+        own = f"const int unit = turn.unit, units = {loop.count};"
+        return f"if (turn.phase % {len(self.code.phases)} == {loop.first}) {{ {own}"
+
+    def _member(self, loop: Range, group: str) -> str:
         """What the groups of a member do; all items of a group take the same way."""
-        group, end = "get_group_id(0)", loop.first + loop.count
+        end = loop.first + loop.count
         own = f"const int group = {group} - {loop.first}, groups = {loop.count};"
         return f"if ({group} >= {loop.first} && {group} < {end}) {{ {own}"
 

@@ -33,7 +33,7 @@ class Sketch(NumpyDevice):
         super().__init__()
         self.info, self.lanes, self.align = device.info, device.lanes, device.align
         self.can_slice, self.has_matrix_units = device.can_slice, device.has_matrix_units
-        self._joins_kernels = device.joins_kernels
+        self._joins_kernels, self.keeps_groups = device.joins_kernels, device.keeps_groups
         self.most = Need(0, 0)
 
     @property

@@ -20,6 +20,7 @@ from imgmlp.engine.linearize import linearize
 from imgmlp.engine.listing import render_dot, render_nodes, render_tree
 from imgmlp.engine.memory import Plan, plan
 from imgmlp.engine.render import render
+from imgmlp.engine.resident import reside
 from imgmlp.engine.schedule import schedule
 from imgmlp.engine.simplify import simplify
 from imgmlp.engine.uops import Code, Lanes, Precision, render_uops
@@ -81,12 +82,14 @@ def lower(
     join: bool = True,
     precision: Precision = "float32",
     tile_rows: int = TILE_ROWS,
+    stay: bool = False,
 ) -> Stages:
     """Every stage of a step that gives each Buffer its new value.
 
     `align` is in bytes; `slices` says whether the device can slice an allocation; `general`
     leaves out the block program; `join` says whether a launch may be of several kernels, which
-    blocks are too; `precision` is that of products; `tile_rows` the most rows of a block's tile.
+    blocks are too; `precision` is that of products; `tile_rows` the most rows of a block's tile;
+    `stay` says whether work-groups may stay for several steps.
     """
     states, values = [state for state, _ in updates], [value for _, value in updates]
     seconds: dict[str, float] = {}
@@ -101,6 +104,7 @@ def lower(
     if join:
         with _clock(seconds, "fuse"):
             procedure = fuse(procedure)
+            procedure = reside(procedure) if stay else procedure
     with _clock(seconds, "linearize"):
         codes = tuple(linearize(k, lanes, units, precision) for k in procedure.kernels)
     with _clock(seconds, "render"):

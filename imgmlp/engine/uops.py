@@ -19,6 +19,7 @@ Lanes = Literal["one", "group"]
 Precision = Literal["float32", "half"]  # in which factors of products are multiplied
 VECTOR = 16  # accumulators of a vectorised reduction; columns of a product's tile on a CPU
 NARROW = 8  # columns of the tile of a product that has no more; a vector of float32
+TURNS = 48  # words in which work-groups that stay for several steps count (kernels/resident.cl)
 GPU_TILE = 64  # columns of a product's tile on a GPU, and most of its rows
 GPU_LANES = 128  # lanes that work on it, 8 x 16; also those that share one long reduction
 
@@ -69,7 +70,8 @@ class Range:
     kind: `share` of a work-group, `item` of the whole launch, `group`: one group each,
     `lane`-strided, `loop`, `vector` (short, innermost), `row` and `column` of a CPU's tile: if
     that is in registers they are unrolled, and eight columns go at once. A `member` is what so
-    many work-groups from `first` on do, as if they were a launch of their own.
+    many work-groups from `first` on do, as if they were a launch of their own; a `phase`, which has
+    that number, is as many units of work for whichever groups take them, after the one before.
     """
 
     name: str
@@ -123,6 +125,7 @@ class Code:
     buffers: tuple[Buffer, ...]
     global_size: int
     local_size: int
+    phases: tuple[int, ...] = ()  # units of each, in a kernel whose groups stay for several steps
 
 
 def render_uops(code: Code) -> str:
@@ -143,6 +146,8 @@ def _show(arg: Any) -> str:
     if isinstance(arg, Range):
         if arg.kind == "member":
             return f"groups {arg.first} to {arg.first + arg.count - 1}"
+        if arg.kind == "phase":
+            return f"phase {arg.first} of {arg.count} units"
         limit = f" below {arg.limit}" if arg.limit is not None else ""
         return f"{arg.name} {arg.kind} of {arg.count}{limit}"
     if isinstance(arg, Op):
