@@ -9,10 +9,11 @@ import pytest
 from conftest import EMULATED
 from test_head import descent
 
-from imgmlp.engine import AnyDevice, Device, Program, RawKernel, open_device, resident
+from imgmlp.engine import AnyDevice, Device, Program, RawKernel, linearize, open_device, resident
 from imgmlp.engine.kernel import Block, Guard, Kernel, Loop, Procedure, Resident
 from imgmlp.engine.render import building_block
 from imgmlp.engine.resident import MOST_STEPS, reside
+from imgmlp.engine.uops import MOST_UNITS
 
 STEPS = 2 * MOST_STEPS + 5
 
@@ -61,7 +62,9 @@ def test_it_makes_no_difference_how_many_steps_a_launch_does() -> None:
     assert bits(first) == bits(others[0]) == bits(others[1])
 
 
-def test_launches_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("units", [1, MOST_UNITS])
+def test_launches_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, units: int) -> None:
+    monkeypatch.setattr(linearize, "MOST_UNITS", units)  # of as many groups each as it takes
     stays = descent(open_device("cpu"))[0]
     monkeypatch.setattr(Device, "keeps_groups", False)
     leaves = descent(open_device("cpu"))[0]
@@ -94,7 +97,7 @@ TURNS = """
 __kernel void t_turns(volatile __global uint *turns, __global uint *out, int steps) {
   const int units[] = {5, 1, 3};
   Turn turn = {0, -1};
-  while (take_turn(turns, &turn, units, 3, 3 * steps)) {
+  while (take_turn(turns, &turn, units, 3, 3 * steps, PATIENCE)) {
     if (turn.phase % 3 == 0) out[turn.unit] += turn.unit + 1;
     if (turn.phase % 3 == 1) {
       out[5] = 0;

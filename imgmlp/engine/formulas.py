@@ -1,4 +1,4 @@
-"""Arithmetic as OpenCL C: types, literals, and one expression for each elementwise operation."""
+"""OpenCL C: types, literals, one expression for each elementwise operation, and loops of turns."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from imgmlp.engine.dtype import DType, bool_, f16
 from imgmlp.engine.graph import Op
+from imgmlp.engine.uops import Range, Turns
 
 SYMBOLS = {
     Op.ADD: "+", Op.SUB: "-", Op.MUL: "*", Op.LT: "<", Op.EQ: "==",
@@ -71,3 +72,28 @@ def operation(op: Op, args: list[str], operand: DType, result: DType) -> str:
         signed = operand.is_int and operand.min < 0
         return f"floor_mod({args[0]}, {args[1]})" if signed else f"{args[0]} % {args[1]}"
     raise AssertionError(f"{op.name} is not an elementwise operation")
+
+
+# --- work-groups that stay (kernels/resident.cl) ---
+
+TURN_PARAMETERS = [(-2, "volatile __global uint *turns"), (-1, "int steps")]  # before Buffers
+
+
+def turn_after_turn(turns: Turns) -> list[str]:
+    """The loop over turns, each of which is at a unit of a phase."""
+    units, phases = ", ".join(map(str, turns.units)), len(turns.units)
+    sizes = f"{phases}, {phases} * steps, {turns.looks}"
+    return [
+        f"const int units_of[] = {{{units}}};",
+        "Turn turn = {0, -1};",
+        f"while (take_turn(turns, &turn, units_of, {sizes})) {{",
+    ]
+
+
+def phase(loop: Range, turns: Turns) -> list[str]:
+    """The loop over those groups of a launch that a unit of a phase stands for."""
+    own = f"{loop.count}, turn.unit, {turns.units[loop.first]}"
+    return [
+        f"if (turn.phase % {len(turns.units)} == {loop.first})",
+        f"for (int unit = begin_of({own}), units = {loop.count}; unit < end_of({own}); ++unit) {{",
+    ]

@@ -146,6 +146,7 @@ class Resident:
     name: str
     phases: tuple[Phase, ...]
     steps: int
+    work: int  # operations of a step, by which a group knows how long to wait for another
 
     @property
     def shape(self) -> Shape:

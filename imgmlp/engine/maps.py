@@ -41,6 +41,8 @@ def map_kernel(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tup
         build.close()
         return -(-size // local) * local, local
     groups = max(1, min(4 * units, size // GRAIN))
+    if groups > units:  # as many for each
+        groups = groups // units * units
     if _flat(kernel):
         flat = lower.outermost("i", size, "share")
         store_all(lower, kernel.stores, unravel(flat, shape))

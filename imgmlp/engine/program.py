@@ -143,7 +143,7 @@ class Program:
         places = self._places(device)
         launches = []
         for code, name in zip(stages.codes, stages.functions, strict=True):
-            turns = [self._turns(device), np.int32(steps)] if code.phases else []
+            turns = [self._turns(device), np.int32(steps)] if code.turns else []
             args = [*turns, *(places.get(b, b.data) for b in code.buffers)]
             sizes = (code.global_size,), (code.local_size,)
             launches.append(device.bind(self._handles[name], args, *sizes))

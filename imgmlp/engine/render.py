@@ -11,7 +11,15 @@ from functools import cache
 from importlib import resources
 
 from imgmlp.engine.dtype import bool_, f16
-from imgmlp.engine.formulas import join, literal, operation, register
+from imgmlp.engine.formulas import (
+    TURN_PARAMETERS,
+    join,
+    literal,
+    operation,
+    phase,
+    register,
+    turn_after_turn,
+)
 from imgmlp.engine.graph import Op
 from imgmlp.engine.symbolic import Const, Expr
 from imgmlp.engine.uops import (
@@ -37,10 +45,6 @@ SIZES = "".join(
 )  # fmt: skip
 
 
-# What a kernel takes whose groups stay for several steps, before its Buffers.
-TURN_PARAMETERS = [(-2, "volatile __global uint *turns"), (-1, "int steps")]
-
-
 @cache
 def building_block(name: str) -> str:
     """The text of kernels/`name`.cl."""
@@ -60,7 +64,7 @@ def render(
     used = {u.op for c in codes for u in c.uops}
     product = "product_half" if precision == "half" else f"product_{lanes}"
     wanted = {"scalar": True, "reduce": U.GROUP in used, product: U.PRODUCT in used}
-    wanted["resident"] = any(c.phases for c in codes)
+    wanted["resident"] = any(c.turns for c in codes)
     heads = [SIZES, *(building_block(b) for b, needed in wanted.items() if needed)]
     functions: dict[tuple[str, str], str] = {}  # text around the name -> name
     writers = [_Writer(c, lanes) for c in codes]
@@ -87,31 +91,22 @@ class _Writer:
 
     def parts(self) -> tuple[str, str]:
         """The text before the kernel's name and after it."""
-        parameters = list(TURN_PARAMETERS) if self.code.phases else []
+        parameters = list(TURN_PARAMETERS) if self.code.turns else []
         for i, u in enumerate(self.code.uops):
             if u.op is U.GLOBAL:
                 parameters.append((self.code.buffers.index(u.arg[0]), self._parameter(i, u)))
         signature = ", ".join(p for _, p in sorted(parameters))
         local = self.code.local_size
         self._locals()
-        if self.code.phases:
-            self.lines += self._turns()
+        if self.code.turns:
+            self.lines += turn_after_turn(self.code.turns)
         for i, u in enumerate(self.code.uops):
             getattr(self, f"_{u.op.name.lower()}")(i, u)
-        if self.code.phases:
+        if self.code.turns:
             self.lines.append("}")
         head = f"__kernel __attribute__((reqd_work_group_size({local}, 1, 1)))\nvoid "
         body = "\n".join("  " + line for line in self.lines)
         return head, f"({signature}) {{\n{body}\n}}\n"
-
-    def _turns(self) -> list[str]:
-        """Turn after turn, at a unit of a phase each."""
-        phases = self.code.phases
-        return [
-            f"const int units_of[] = {{{', '.join(map(str, phases))}}};",
-            "Turn turn = {0, -1};",
-            f"while (take_turn(turns, &turn, units_of, {len(phases)}, {len(phases)} * steps)) {{",
-        ]
 
     def _locals(self) -> None:
         """Local memory may only be declared at the top of a kernel."""
@@ -146,6 +141,9 @@ class _Writer:
 
     def _range(self, i: int, u: UOp) -> None:
         loop: Range = u.arg
+        if loop.kind == "phase":
+            self._phase(i, loop)
+            return
         n, name = loop.count, loop.name
         limit = f" && {name} < {_index(loop.limit)}" if loop.limit is not None else ""
         stride, loop_over = self.code.local_size, f"for (int {name}"
@@ -153,9 +151,7 @@ class _Writer:
         if n == stride and not limit:
             lane = f"{{ const int {name} = get_local_id(0);"
         group, item, share = self.group, "get_global_id(0)", f"share_{{}}({n})"
-        if loop.kind == "phase":
-            self.group, self.groups = "unit", "units"
-        elif loop.kind == "member":
+        if loop.kind == "member":
             self.groups = "groups"
         elif self.groups:
             group = "group" if self.groups == "groups" else group
@@ -164,7 +160,6 @@ class _Writer:
         begin, end = share.format("begin"), share.format("end")
         kind = "long" if i in self.around else "int"
         opening = {
-            "phase": self._phase(loop),
             "member": self._member(loop, group),
             "share": f"for ({kind} {name} = {begin}; {name} < {end}; ++{name}) {{",
             "item": f"const int {name} = {item}; if ({name} < {n}) {{",
@@ -178,10 +173,12 @@ class _Writer:
             self.lines.append(opening)
         self.opened.append((i, len(self.lines)))
 
-    def _phase(self, loop: Range) -> str:
-        """A unit of a phase."""
-        own = f"const int unit = turn.unit, units = {loop.count};"
-        return f"if (turn.phase % {len(self.code.phases)} == {loop.first}) {{ {own}"
+    def _phase(self, i: int, loop: Range) -> None:
+        """The groups of a launch that a unit of a phase stands for."""
+        assert self.code.turns is not None
+        self.lines += phase(loop, self.code.turns)
+        self.opened.append((i, len(self.lines)))
+        self.group, self.groups = "unit", "units"
 
     def _member(self, loop: Range, group: str) -> str:
         """What the groups of a member do; all items of a group take the same way."""

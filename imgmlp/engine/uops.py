@@ -20,6 +20,7 @@ Precision = Literal["float32", "half"]  # in which factors of products are multi
 VECTOR = 16  # accumulators of a vectorised reduction; columns of a product's tile on a CPU
 NARROW = 8  # columns of the tile of a product that has no more; a vector of float32
 TURNS = 48  # words in which work-groups that stay for several steps count (kernels/resident.cl)
+MOST_UNITS = 24  # of one of their phases: bits of such a word
 GPU_TILE = 64  # columns of a product's tile on a GPU, and most of its rows
 GPU_LANES = 128  # lanes that work on it, 8 x 16; also those that share one long reduction
 
@@ -71,7 +72,7 @@ class Range:
     `lane`-strided, `loop`, `vector` (short, innermost), `row` and `column` of a CPU's tile: if
     that is in registers they are unrolled, and eight columns go at once. A `member` is what so
     many work-groups from `first` on do, as if they were a launch of their own; a `phase`, which has
-    that number, is as many units of work for whichever groups take them, after the one before.
+    that number, is what as many groups of a launch would do, for whichever groups take them.
     """
 
     name: str
@@ -117,6 +118,15 @@ class Product:
 
 
 @dataclass(frozen=True)
+class Turns:
+    """Of a kernel whose work-groups stay: how many units each phase of a step has, and how often a
+    group looks whether others are done before it leaves."""
+
+    units: tuple[int, ...]
+    looks: int
+
+
+@dataclass(frozen=True)
 class Code:
     """UOps of a kernel, the Buffers of its parameters, and the size of its launch."""
 
@@ -125,7 +135,7 @@ class Code:
     buffers: tuple[Buffer, ...]
     global_size: int
     local_size: int
-    phases: tuple[int, ...] = ()  # units of each, in a kernel whose groups stay for several steps
+    turns: Turns | None = None  # of work-groups that stay for several steps
 
 
 def render_uops(code: Code) -> str:
@@ -147,7 +157,7 @@ def _show(arg: Any) -> str:
         if arg.kind == "member":
             return f"groups {arg.first} to {arg.first + arg.count - 1}"
         if arg.kind == "phase":
-            return f"phase {arg.first} of {arg.count} units"
+            return f"phase {arg.first} of {arg.count} groups"
         limit = f" below {arg.limit}" if arg.limit is not None else ""
         return f"{arg.name} {arg.kind} of {arg.count}{limit}"
     if isinstance(arg, Op):

@@ -1,15 +1,13 @@
 // A kernel whose work-groups stay for several steps. A step is some phases, a phase some units,
-// and a phase begins when all units of the one before are done. Whoever is there takes the next
-// unit, so that nobody depends on one that the driver has not started yet, or not at all.
+// and a phase begins when all units of the one before are done. Whoever is there takes what is
+// left, so that nobody depends on one that the driver has not started yet, or not at all; but a
+// group begins with the same units in each step, whose memory its core's cache then holds.
 
-// What `turns` counts, in lines of a cache of their own.
-#define NEXT 0  // the phase and, in its low bits, the unit that is taken next
+// What `turns` holds, in lines of a cache of their own.
+#define TAKEN 0  // the phase and, in its low bits, one for each unit that is taken
 #define DONE 16  // units of the phase that are done
 #define GONE 32  // groups that have left
-#define UNIT_BITS 16
-#ifndef PATIENCE
-#define PATIENCE 20000  // looks at a phase that others are still busy with, some 0.3 ms
-#endif
+#define MOST_UNITS 24
 
 typedef struct {
   int phase, unit;  // phases are counted through all steps
@@ -29,25 +27,32 @@ typedef struct {
 #endif
 
 // Ends the unit that the turn is at, if it is at one, and takes the next, which may be of a later
-// phase. False: nothing is left to do, or others do the rest. A step has `phases` of them, the
-// first one units[0] units; `end` of them are to be done. The last group leaves zeros in `turns`.
+// phase. False: nothing is left to do, or others do the rest, at which one looks `patience` times.
+// A step has `phases` of them, the first one units[0] units; `end` of them are to be done. The
+// last group leaves zeros in `turns`.
 static int take_turn(volatile __global uint *turns, Turn *turn, const int *units, int phases,
-                     int end) {
+                     int end, int patience) {
   if (turn->unit >= 0) {
     in_order();
     if (atomic_inc(turns + DONE) + 1 == (uint)units[turn->phase % phases]) {
       atomic_xchg(turns + DONE, 0u);
-      atomic_xchg(turns + NEXT, (uint)(turn->phase + 1) << UNIT_BITS);
+      atomic_xchg(turns + TAKEN, (uint)(turn->phase + 1) << MOST_UNITS);
     }
   }
-  for (int looks = 0; looks < PATIENCE;) {
-    const uint next = look_at(turns + NEXT);
-    const int phase = next >> UNIT_BITS, unit = next & ((1u << UNIT_BITS) - 1);
+  for (int looks = 0; looks < patience;) {
+    const uint taken = look_at(turns + TAKEN);
+    const int phase = taken >> MOST_UNITS;
     if (phase == end) break;
-    if (unit == units[phase % phases]) {
+    const int count = units[phase % phases], first = get_group_id(0) * count / get_num_groups(0);
+    int unit = first;
+    while (taken >> unit & 1) {
+      unit = unit + 1 < count ? unit + 1 : 0;
+      if (unit == first) break;
+    }
+    if (taken >> unit & 1) {
       relax();
       ++looks;
-    } else if (atomic_cmpxchg(turns + NEXT, next, next + 1) == next) {
+    } else if (atomic_cmpxchg(turns + TAKEN, taken, taken | 1u << unit) == taken) {
       in_order();
       turn->phase = phase;
       turn->unit = unit;
@@ -56,7 +61,7 @@ static int take_turn(volatile __global uint *turns, Turn *turn, const int *units
   }
   if (atomic_inc(turns + GONE) + 1 == get_num_groups(0)) {
     atomic_xchg(turns + GONE, 0u);
-    atomic_xchg(turns + NEXT, 0u);
+    atomic_xchg(turns + TAKEN, 0u);
   }
   return 0;
 }
