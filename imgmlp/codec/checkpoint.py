@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from imgmlp.engine import Tensor
 from imgmlp.errors import OutputError
 from imgmlp.files import sweep, write_atomically
 from imgmlp.image import Picture
@@ -35,6 +36,23 @@ class State:
 
     arrays: dict[str, Array] = field(repr=False)
     facts: dict[str, Any]
+
+
+class Resumable:
+    """What moves on the device, to be read and continued from."""
+
+    def _moving(self) -> dict[str, Tensor]:
+        """Everything that a step changes, by name."""
+        raise NotImplementedError
+
+    def state(self) -> dict[str, Array]:
+        """Everything that moves, as it is once the enqueued steps are done."""
+        return {name: tensor.numpy() for name, tensor in self._moving().items()}
+
+    def restore(self, arrays: dict[str, Array]) -> None:
+        """Continue from an earlier state, bit for bit. Raises ValueError if it does not fit."""
+        for name, tensor in self._moving().items():
+            tensor.write(arrays[name])
 
 
 @cache

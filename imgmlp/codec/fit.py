@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from imgmlp.codec import model
-from imgmlp.codec.checkpoint import State
+from imgmlp.codec.checkpoint import Resumable, State
 from imgmlp.codec.config import Architecture, Encoding, Settings
 from imgmlp.codec.features import tables
 from imgmlp.engine import AnyDevice, Program, Receiver, Tensor, compile, dtype, optim
@@ -90,7 +90,7 @@ class LearningRate:
         return ((done * self.turn).cos() + 1.0) * (self.first * 0.5)
 
 
-class TrainingStep:
+class TrainingStep(Resumable):
     """State on the device and the Program that moves it."""
 
     def __init__(
@@ -135,15 +135,6 @@ class TrainingStep:
         self.smooth.assign(smooth)
         self.count.assign(done)
         return {"smooth": smooth, "parameters": self.flat}
-
-    def state(self) -> dict[str, Array]:
-        """Everything that moves, as it is once the enqueued steps are done."""
-        return {name: tensor.numpy() for name, tensor in self._moving().items()}
-
-    def restore(self, arrays: dict[str, Array]) -> None:
-        """Continue from an earlier state, bit for bit. Raises ValueError if it does not fit."""
-        for name, tensor in self._moving().items():
-            tensor.write(arrays[name])
 
     def _moving(self) -> dict[str, Tensor]:
         named = {"flat": self.flat, "count": self.count, "smooth": self.smooth}

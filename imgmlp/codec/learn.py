@@ -19,6 +19,7 @@ import numpy as np
 
 from imgmlp.codec import integer
 from imgmlp.codec.capacity import explain, smaller_picture
+from imgmlp.codec.checkpoint import Resumable
 from imgmlp.codec.fit import check_tables, pixel_features
 from imgmlp.codec.network import Shape
 from imgmlp.engine import AnyDevice, Context, Function, Program, Tensor, compile, dtype, nn, optim
@@ -90,7 +91,7 @@ def feature_table(count: int, samples: int) -> Array:
     return (table / integer.ONE).astype(np.float32)
 
 
-class LearningStep:
+class LearningStep(Resumable):
     """State on the device, and the program that moves it.
 
     Tensors of the network, W0, b0, W1, b1 ..., have one step size each.
@@ -203,15 +204,6 @@ class LearningStep:
         """Look at how large weights are, on which their price depends: they change slowly."""
         means = [np.abs(array).mean(dtype=np.float64) for array in self.split(self.flat.numpy())]
         self.means.write(np.array(means, np.float32) + np.float32(1e-9))
-
-    def state(self) -> dict[str, Array]:
-        """Everything that moves, as it is once the enqueued steps are done."""
-        return {name: tensor.numpy() for name, tensor in self._moving().items()}
-
-    def restore(self, arrays: dict[str, Array]) -> None:
-        """Continue from an earlier state, bit for bit. Raises ValueError if it does not fit."""
-        for name, tensor in self._moving().items():
-            tensor.write(arrays[name])
 
     def _moving(self) -> dict[str, Tensor]:
         named = {"flat": self.flat, "sizes": self.sizes, "means": self.means}
