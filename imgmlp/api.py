@@ -88,7 +88,8 @@ def encode(
     pixels = picture.width * picture.height
     count = None if size is None else str(size)
     wanted = target.choose(pixels, quality, bpp, count, psnr, price)
-    training = Effort(target.steps(effort), seconds)
+    steps, wider = target.work(effort)
+    training = Effort(steps, seconds, wider)
     return encoder.encode(picture, wanted, training, open_device(device), watch=Watch(on_step))
 
 

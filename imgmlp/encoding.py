@@ -57,8 +57,8 @@ class Wanted:
         """Raises UsageError."""
         if self.time is not None and self.effort is not None:
             raise UsageError("--effort and --time are both given", hint="choose one of them")
-        steps = target.steps(target.EFFORT if self.effort is None else self.effort)
-        return Effort(steps, None if self.time is None else parse_time(self.time))
+        steps, wider = target.work(target.EFFORT if self.effort is None else self.effort)
+        return Effort(steps, None if self.time is None else parse_time(self.time), wider)
 
 
 def parse_time(text: str) -> float:

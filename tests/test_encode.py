@@ -10,8 +10,9 @@ import pytest
 from conftest import small_pixels
 
 from imgmlp.codec import compact, container, integer
+from imgmlp.codec import target as goals
 from imgmlp.codec.checkpoint import Checkpoint
-from imgmlp.codec.encode import Effort, Encoded, Watch, encode
+from imgmlp.codec.encode import Effort, Encoded, Watch, _Encoder, encode
 from imgmlp.codec.target import Target
 from imgmlp.engine import open_device
 from imgmlp.errors import Interrupted
@@ -91,6 +92,14 @@ def test_the_same_choices_give_the_same_bytes() -> None:
 def test_a_time_limit_decides_how_long_to_train() -> None:
     found = run(Target("lambda", 1e-2), effort=Effort(1, seconds=0.5))
     assert 1 <= found.metrics["steps"] < 5000
+
+
+def test_much_time_goes_into_wider_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(goals, "STEPS", 10)
+    monkeypatch.setattr(_Encoder, "_pace", lambda self, shape, wider: 1e-3 * wider)
+    big = Picture(np.zeros((48, 64, 1), np.uint8))  # 3 of the usual batches
+    found = run(Target("lambda", 1e-2), big, Effort(1, seconds=0.025))
+    assert (found.metrics["steps"], found.metrics["batch"]) == (6, 3072)
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,18 @@ def test_training_lowers_the_loss() -> None:
     assert losses(step, Control(60), 59) < first / 2
 
 
+def test_wide_steps_are_larger_and_those_of_long_runs_smaller() -> None:
+    def moved(batch: int, steps: int) -> float:
+        step = LearningStep(small_pixels(), SHAPE, 0, open_device("numpy"), batch)
+        before = step.flat.numpy()
+        losses(step, Control(steps), 1)
+        return float(np.abs(step.flat.numpy() - before).max())
+
+    usual = moved(64, 60_000)  # Adam's first step moves weights by the learning rate
+    assert moved(128, 60_000) / usual == pytest.approx(2**0.3, rel=1e-2)
+    assert moved(64, 240_000) / usual == pytest.approx(0.25**0.25, rel=1e-2)
+
+
 def test_weights_that_no_answer_needs_decay() -> None:
     step = make()
     flat = step.flat.numpy()

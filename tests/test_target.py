@@ -58,11 +58,14 @@ def test_a_miss_is_told_in_figures() -> None:
     assert Target("lambda", 1e-3).misses(1, 1.0) is None
 
 
-def test_each_effort_doubles_the_steps() -> None:
-    assert [target.steps(n) for n in (1, 5, 9)] == [3_750, 60_000, 960_000]
+def test_each_effort_doubles_the_work() -> None:
+    found = {effort: target.work(effort) for effort in range(1, 10)}
+    assert [found[n] for n in (1, 5, 7, 9)] == [(3_750, 1), (60_000, 1), (60_000, 4), (120_000, 8)]
+    products = [steps * wider for steps, wider in found.values()]
+    assert products == [3_750 * 2**n for n in range(9)]
     for effort in (0, 10):
         with pytest.raises(UsageError, match="--effort"):
-            target.steps(effort)
+            target.work(effort)
 
 
 @pytest.mark.parametrize("weights", [400, 3_000, 22_000, 300_000])

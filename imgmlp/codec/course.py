@@ -41,6 +41,7 @@ class Decided:
 
     steps: int
     price: float
+    wider: int = 1  # times the usual pixels in a step
     slower: float = 1.0
     retries: int = 0
     phase: int = 0  # 0 free, 1 noise, 2 rounding

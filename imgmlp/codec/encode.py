@@ -17,7 +17,7 @@ from imgmlp.codec.checkpoint import Checkpoint, State
 from imgmlp.codec.container import Header, Section
 from imgmlp.codec.course import Course, Decided, Ended, Pricing
 from imgmlp.codec.fit import Progress
-from imgmlp.codec.learn import LearningStep, too_large
+from imgmlp.codec.learn import BATCH, LearningStep, too_large
 from imgmlp.codec.network import Network, Shape
 from imgmlp.codec.settle import Choice
 from imgmlp.codec.target import Target
@@ -56,10 +56,11 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to train: so many steps, or about so many seconds."""
+    """How long to train: so many steps of so many times the usual pixels, or so many seconds."""
 
     steps: int
     seconds: float | None = None
+    wider: int = 1
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ class _Encoder:
         """The dB that a network of so many weights should reach, by a short run."""
         whole = self.effort.steps if self.effort.seconds is None else HASTY
         steps = max(1, whole // PILOT)
-        course = self._course(self._shape(weights), Decided(steps, 0.0))
+        course = self._course(self._shape(weights), Decided(steps, 0.0, self.effort.wider))
         if course.run(should_stop=self.watch.should_stop) == "interrupted":
             raise Interrupted("stopped before there was anything to save", hint="start it again")
         return self._rounded_quality(course) + DOUBLING * math.log2(max(1.0, whole / steps))
@@ -188,7 +189,8 @@ class _Encoder:
         shape, saved = self._shape(self.weights), self.saved
         self.saved = None
         if saved is None:
-            return self._course(shape, Decided(self._steps(shape), self._price())), 0.0
+            steps, wider = self._work(shape)
+            return self._course(shape, Decided(steps, self._price(), wider)), 0.0
         facts = {name: value for name, value in saved.facts.items() if name != "weights"}
         decided = Decided(**facts)
         course = self._course(shape, decided)
@@ -199,16 +201,28 @@ class _Encoder:
         return course, decided.seconds
 
     def _course(self, shape: Shape, decided: Decided) -> Course:
-        pixels, device = self.picture.pixels, self.device
-        make = partial(LearningStep, pixels, shape, SEED, device)
-        step = within_memory(make, lambda error: too_large(error, pixels, shape, device))
+        pixels, device, batch = self.picture.pixels, self.device, BATCH * decided.wider
+        make = partial(LearningStep, pixels, shape, SEED, device, batch)
+        step = within_memory(make, lambda error: too_large(error, pixels, shape, device, batch))
         return Course(step, decided, self._pricing(), self._budget())
 
-    def _steps(self, shape: Shape) -> int:
-        """Steps of the run; with a time limit, as many as a short trial says."""
+    def _work(self, shape: Shape) -> tuple[int, int]:
+        """Steps of the run and how wide they are; with a time limit, as short trials say.
+
+        Time for more than the default effort's steps is better spent on wider ones.
+        """
         if self.effort.seconds is None:
-            return self.effort.steps
-        trial, pace = self._course(shape, Decided(10**6, 0.0)).step, 0.0
+            return self.effort.steps, self.effort.wider
+        steps, wider = 0, 1
+        for wider in (2**n for n in range(target.WIDER + 1)):
+            steps = max(1, int(self.effort.seconds / self._pace(shape, wider)))
+            if steps <= target.STEPS:
+                break
+        return steps, wider
+
+    def _pace(self, shape: Shape, wider: int) -> float:
+        """Seconds that a step takes, by a short trial."""
+        trial, pace = self._course(shape, Decided(10**6, 0.0, wider)).step, 0.0
         count = 1
         while pace * count < 0.5 and count < 1000:
             count *= 2
@@ -216,7 +230,7 @@ class _Encoder:
             trial.program.run(count)
             trial.program.wait()
             pace = (time.perf_counter() - began) / count
-        return max(1, int(self.effort.seconds / pace))
+        return pace
 
     def _price(self) -> float:
         if self.wanted.kind == "lambda":
@@ -361,5 +375,6 @@ class _Encoder:
             "parameters": shape.parameters,
             "bits_per_weight": 8 * len(found.coded) / shape.parameters,
             "steps": decided.steps,
+            "batch": min(BATCH * decided.wider, self.samples),
             "seconds": seconds,
         }

@@ -27,8 +27,10 @@ from imgmlp.errors import OutOfMemoryError
 
 Array = np.ndarray[Any, Any]
 
-BATCH = 1024  # pixels in a step
+BATCH = 1024  # pixels in a step, if nothing else is wanted
 RATE = 6e-3  # learning rate of networks 88 wide; wider ones need a smaller one
+LONG = 60_000  # steps; longer runs need a smaller one too
+_BY_BATCH, _BY_LENGTH = 0.3, 0.25  # powers by which it grows with the batch, falls with the length
 STEP_RATE = 3.0  # times the learning rate: that of the steps' logarithms
 WARM_UP = 200  # steps in which the learning rate rises, of a short run a twentieth
 BETAS = (0.9, 0.99)
@@ -52,7 +54,8 @@ class Control:
         """float32 [6], as the device wants it."""
         warm_up = max(1.0, min(WARM_UP, self.steps / 20))
         modes = [float(self.noise), float(self.rounding)]
-        rates = [self.slower, 1 / self.steps, 1 / warm_up]
+        slower = self.slower * min(1.0, LONG / self.steps) ** _BY_LENGTH
+        rates = [slower, 1 / self.steps, 1 / warm_up]
         return np.array([*modes, self.price / pixels, *rates], np.float32)
 
 
@@ -97,9 +100,12 @@ class LearningStep(Resumable):
     Tensors of the network, W0, b0, W1, b1 ..., have one step size each.
     """
 
-    def __init__(self, pixels: Array, shape: Shape, seed: int, device: AnyDevice) -> None:
+    def __init__(
+        self, pixels: Array, shape: Shape, seed: int, device: AnyDevice, batch: int = BATCH
+    ) -> None:
         self.height, self.width, self.channels = pixels.shape
         self.shape, self.seed, self.device = shape, seed, device
+        self.batch = min(batch, self.width * self.height)
         self.counts = [math.prod(size) for size in shape.shapes]
         check_tables(self.width + self.height, shape.sizes[0], device)
         tables = (feature_table(shape.frequencies, n) for n in (self.width, self.height))
@@ -117,7 +123,7 @@ class LearningStep(Resumable):
         self.control = Tensor(np.zeros(6, np.float32), device, name="control")
         self.count = Tensor(np.uint32(0), device, name="count")
         self.smooth = Tensor(np.float32(0), device, name="smooth")
-        rate = RATE * math.sqrt(88 / shape.width)
+        rate = RATE * math.sqrt(88 / shape.width) * (batch / BATCH) ** _BY_BATCH
         self.adam = optim.AdamW([self.flat], self._rate(rate), BETAS, DECAY, EPSILON)
         moving = self._rate(rate * STEP_RATE) * self.control[0]
         self.adam_sizes = optim.Adam([self.sizes], moving, BETAS, EPSILON)
@@ -189,7 +195,7 @@ class LearningStep(Resumable):
 
     def _places(self) -> tuple[Tensor, Tensor]:
         """A random pixel for each row of the batch: its row and its column, int32 [batch]."""
-        batch = (min(BATCH, self.width * self.height),)
+        batch = (self.batch,)
         row = Tensor.random_bits(batch, (self.seed, self.count, 0)) % self.height
         column = Tensor.random_bits(batch, (self.seed, self.count, 1)) % self.width
         return row.cast(dtype.i32), column.cast(dtype.i32)
@@ -219,13 +225,13 @@ class LearningStep(Resumable):
 
 
 def too_large(
-    error: OutOfMemoryError, pixels: Array, shape: Shape, device: AnyDevice
+    error: OutOfMemoryError, pixels: Array, shape: Shape, device: AnyDevice, batch: int = BATCH
 ) -> OutOfMemoryError:
     """What to say where the step does not fit in a device's memory, and which picture would."""
     height, width, channels = pixels.shape
 
     def build(width: int, height: int, device: AnyDevice) -> LearningStep:
-        return LearningStep(np.zeros((height, width, channels), np.uint8), shape, 0, device)
+        return LearningStep(np.zeros((height, width, channels), np.uint8), shape, 0, device, batch)
 
     what = f"training network {shape} on {width}×{height} pixels"
     ways = (smaller_picture(width, height, build),)
