@@ -75,6 +75,11 @@ def test_a_network_has_about_the_weights_wanted(weights: int) -> None:
         assert shape.parameters == pytest.approx(weights, rel=0.1)
 
 
+def test_wide_layers_are_whole_parts_of_panels() -> None:
+    widths = [target.network_shape(n, 3).width for n in (9_000, 22_000, 33_000, 52_500)]
+    assert widths == [39, 64, 80, 104]
+
+
 def test_few_weights_make_fewer_layers() -> None:
     assert [target.network_shape(n, 3).hidden for n in (400, 999, 1_000, 22_000)] == [3, 3, 5, 5]
 

@@ -25,6 +25,7 @@ OVERHEAD = 90.0  # bytes of a file that are no weights
 HIDDEN = 5  # layers
 FEW = 1000  # weights, too few for more than
 HIDDEN_OF_FEW = 3
+PANEL, PART = 64, 8  # wider layers are multiples of a part
 STEPS = 60_000  # of a run with the default effort
 WIDER = 3  # levels of effort above it that take twice the pixels in a step, not twice the steps
 # At a price of 3e-3 a pixel pays for so many weights; a cheaper bit pays for more.
@@ -121,13 +122,15 @@ def network_shape(weights: float, channels: int) -> Shape:
     """A network of about so many weights; the smallest one that makes sense has some 100.
 
     Five layers reach more than three wider ones, but layers of a few values hold a network up.
+    Devices compute layers above PANEL wide in panels, and a part of one takes as long as a whole.
     """
     frequencies = int(min(16, max(4, math.sqrt(weights) / 5)))
     hidden = HIDDEN if weights >= FEW else HIDDEN_OF_FEW
     # weights = (hidden - 1) width**2 + (4 frequencies + channels + hidden) width + channels
     square, linear = hidden - 1, 4 * frequencies + channels + hidden
     width = (math.sqrt(linear**2 + 4 * square * max(weights - channels, 0)) - linear) / (2 * square)
-    return Shape(frequencies, hidden, min(MAX_WIDTH, max(4, round(width))), channels)
+    whole = round(width) if width < PANEL else PART * round(width / PART)
+    return Shape(frequencies, hidden, min(MAX_WIDTH, max(4, whole)), channels)
 
 
 def more_weights(weights: float, missing: float) -> float:
