@@ -149,7 +149,7 @@ def _report(
             f"stopped after {at}", hint=f"{kept}; the same command goes on from there"
         )
     if trained.stopped == "diverged":
-        problem = f"the loss is no longer finite after {at}"
+        problem = f"the loss is no longer finite after {at}, also at an eighth of the learning rate"
         raise TrainingError(problem, hint=f"{kept}; try a smaller --lr than {settings.lr:g}")
     weights, quality = size(output.stat().st_size), f"{trained.psnr:.1f} dB"
     terminal.done(f"{output} {weights}   {png} {quality}   {duration(trained.seconds)}")

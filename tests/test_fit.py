@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ from conftest import MAPPINGS, open_mapping, small_pixels
 from imgmlp.codec import features
 from imgmlp.codec.checkpoint import Checkpoint
 from imgmlp.codec.config import PRESETS, Settings
-from imgmlp.codec.fit import LISTEN, SMOOTHING, LearningRate, TrainingStep, _Listener, fit
+from imgmlp.codec.fit import LISTEN, RETRIES, SMOOTHING, LearningRate, TrainingStep, _Listener, fit
 from imgmlp.engine import AnyDevice, Tensor, open_device
 
 SMALL = {"steps": 200, "batch": 50, "hidden": 6, "layers": 2, "features": 8}
@@ -171,6 +173,45 @@ def test_a_loss_that_is_not_finite_is_noticed_within_a_look(device: AnyDevice) -
     fitted = fit(step)
     assert fitted.stopped == "diverged"
     assert fitted.steps <= 3 * LISTEN
+
+
+def poison(step: TrainingStep, *times: int) -> Callable[[], bool]:
+    """To be called after each chunk: spoils the parameters at some calls; never asks to stop."""
+    calls = itertools.count(1)
+
+    def called() -> bool:
+        if next(calls) in times:
+            step.flat.write(np.full(step.flat.shape, np.nan, np.float32))
+        return False
+
+    return called
+
+
+@pytest.mark.parametrize(("chunk", "call"), [(25, 6), (50, 4)])  # after 125 steps, and 150
+def test_a_loss_that_is_not_finite_leads_back_to_half_the_rate(
+    device: AnyDevice, chunk: int, call: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("imgmlp.codec.fit.GOOD", LISTEN)
+    monkeypatch.setattr("imgmlp.codec.fit._next_chunk", lambda before, seconds: chunk)
+    chosen = settings(steps=250)
+    step, truth = (training_step(chosen, device, small_pixels()) for _ in range(2))
+    fitted = fit(step, should_stop=poison(step, call))
+    assert (fitted.stopped, fitted.steps) == (None, 250)
+    truth.program.run(LISTEN)
+    truth.rate.slow_down(1)
+    truth.program.run(150)
+    assert np.array_equal(step.flat.numpy(), truth.flat.numpy())
+
+
+def test_after_some_retries_the_best_parameters_are_kept(
+    device: AnyDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("imgmlp.codec.fit.GOOD", LISTEN)
+    step = training_step(settings(steps=10_000), device, small_pixels())
+    fitted = fit(step, should_stop=poison(step, *range(20, 1000)))
+    assert fitted.stopped == "diverged"
+    assert np.isfinite(fitted.parameters).all()
+    assert float(step.rate.first.item()) == np.float32(step.settings.lr / 2**RETRIES)
 
 
 def test_a_stop_before_the_first_look_keeps_what_was_reached(device: AnyDevice) -> None:

@@ -29,6 +29,8 @@ Stopped = Literal["interrupted", "diverged"] | None
 SMOOTHING = 0.99  # share of the past in the smoothed loss
 LISTEN = 100  # steps between looks at loss and parameters: how late divergence is noticed
 AHEAD = 2  # chunks that the host may be ahead of the device
+GOOD = 10 * LISTEN  # steps between states to go back to
+RETRIES = 3
 KEEP_SECONDS = 15.0  # between two checkpoints
 LONG = 0.3  # seconds that a chunk should not exceed, so that an interruption is soon noticed
 
@@ -80,8 +82,13 @@ class LearningRate:
 
     def __init__(self, settings: Settings, device: AnyDevice) -> None:
         self.schedule, self.decay = settings.schedule, settings.decay
+        self.lr = settings.lr
         self.first = Tensor(np.float32(settings.lr), device, name="first_rate")
         self.turn = Tensor(np.float32(math.pi / settings.steps), device, name="turn")
+
+    def slow_down(self, retries: int) -> None:
+        """Half the rate for each of so many retries."""
+        self.first.write(np.array(self.lr / 2**retries, np.float32).reshape(self.first.shape))
 
     def after(self, done: Tensor) -> Tensor:
         """The rate of a step before which `done` (float32, one element) steps were done."""
@@ -165,8 +172,14 @@ class _Listener:
 
     def resume(self, step: int, best: Array, best_loss: float) -> None:
         """Go on where another one stopped."""
-        self.best, self.best_loss, self.told = best, best_loss, step
-        self.times[0] = step, time.perf_counter()
+        self.best, self.best_loss = best, best_loss
+        self.go_on(step)
+
+    def go_on(self, step: int) -> None:
+        """From a step that may have been done before."""
+        self.diverged, self.told = False, step
+        self.times.clear()
+        self.times.append((step, time.perf_counter()))
 
     def hear(self, step: int, values: dict[str, Array]) -> None:
         self.loss = float(values["smooth"]) / (1 - SMOOTHING**step)  # started at zero
@@ -189,6 +202,53 @@ class _Listener:
         return Progress(step, self.steps, self.loss, psnr, pace, left, preview)
 
 
+class _Retreat:
+    """The last state that was good, to go back to at half the learning rate."""
+
+    def __init__(self, step: TrainingStep, retries: int) -> None:
+        self.step, self.retries, self.arrays = step, retries, step.state()
+        step.rate.slow_down(retries)
+
+    def remember(self) -> None:
+        """This state, if all of it is finite."""
+        arrays = self.step.state()
+        if all(bool(np.isfinite(a).all()) for a in arrays.values()):
+            self.arrays = arrays
+
+    def back(self) -> int | None:
+        """Return to it; the number of steps done there, or None if that was tried often enough."""
+        if self.retries == RETRIES:
+            return None
+        self.retries += 1
+        self.step.restore(self.arrays)
+        self.step.rate.slow_down(self.retries)
+        return int(self.arrays["count"].item())
+
+
+class _Replay:
+    """Chunks of steps in the device's queue, and what the listener hears of them."""
+
+    def __init__(self, step: TrainingStep, listener: _Listener, done: int) -> None:
+        self.program, self.steps, self.done = step.program, step.settings.steps, done
+        self.receiver = Receiver(self.program, ["smooth", "parameters"], listener.hear)
+        self.marks: deque[Any] = deque()
+        self.chunk = 1
+
+    def go_on(self) -> None:
+        """Enqueue one more chunk, at most AHEAD of the device."""
+        began = time.perf_counter()
+        count = min(self.chunk, LISTEN - self.done % LISTEN, self.steps - self.done)
+        self.program.run(count)
+        self.done += count
+        look = self.done % LISTEN == 0 or self.done == self.steps
+        self.receiver.send(self.done, None if look else ["smooth"])
+        self.marks.append(self.program.marker())
+        if len(self.marks) > AHEAD:
+            self.marks.popleft().wait()
+        self.receiver.poll()
+        self.chunk = _next_chunk(self.chunk, time.perf_counter() - began)
+
+
 def fit(
     step: TrainingStep,
     on_progress: Callable[[Progress], None] | None = None,
@@ -197,47 +257,48 @@ def fit(
     saved: State | None = None,
     keep: Callable[[State], None] | None = None,
 ) -> Fitted:
-    """Replay the step settings.steps times, or until asked to stop or the loss is not finite.
+    """Replay the step settings.steps times, or until asked to stop.
 
-    `decode` turns parameters into pixels, for previews. The best parameters are chosen by the
-    smoothed loss at fixed steps, so that the same seed gives the same bits on one device,
-    however fast it runs. `keep` is given a state from time to time, and when it stops early; from
-    a `saved` one a run goes on to the bits of one that never stopped.
+    Where the loss is not finite, it goes back to the last good state and on at half the learning
+    rate, at most RETRIES times. `decode` turns parameters into pixels, for previews. The best
+    parameters are chosen by the smoothed loss at fixed steps, so that the same seed gives the
+    same bits on one device, however fast it runs. `keep` is given a state from time to time, and
+    when it stops early; from a `saved` one a run goes on to the bits of one that never stopped.
     """
-    steps, program = step.settings.steps, step.program
+    steps, begin, done, retries = step.settings.steps, time.perf_counter(), 0, 0
     listener = _Listener(step.flat.numpy(), steps, on_progress, decode)
-    receiver = Receiver(program, ["smooth", "parameters"], listener.hear)
-    marks: deque[Any] = deque()
-    begin, done, chunk, interrupted = time.perf_counter(), 0, 1, False
     if saved is not None:
         step.restore(saved.arrays)
-        done, begin = int(step.count.item()), begin - saved.facts["seconds"]
+        done, retries = int(step.count.item()), saved.facts["retries"]
+        begin -= saved.facts["seconds"]
         listener.resume(done, saved.arrays["best"], saved.facts["best_loss"])
-    kept = time.monotonic()
-    while done < steps and not listener.diverged and not interrupted:
-        chunk_began = time.perf_counter()
-        count = min(chunk, LISTEN - done % LISTEN, steps - done)
-        program.run(count)
-        done += count
-        look = done % LISTEN == 0 or done == steps
-        receiver.send(done, None if look else ["smooth"])
-        marks.append(program.marker())
-        if len(marks) > AHEAD:
-            marks.popleft().wait()
-        receiver.poll()
-        chunk = _next_chunk(chunk, time.perf_counter() - chunk_began)
+    replay, retreat = _Replay(step, listener, done), _Retreat(step, retries)
+    interrupted, kept = False, time.monotonic()
+    while replay.done < steps and not interrupted:
+        replay.go_on()
         interrupted = should_stop is not None and should_stop()
-        if keep is not None and (interrupted or time.monotonic() - kept > KEEP_SECONDS):
-            receiver.wait()
-            if not listener.diverged:
-                facts = {"best_loss": listener.best_loss, "seconds": time.perf_counter() - begin}
-                keep(State({**step.state(), "best": listener.best}, facts))
+        due = keep is not None and (interrupted or time.monotonic() - kept > KEEP_SECONDS)
+        if due or listener.diverged or replay.done % GOOD == 0 or replay.done == steps:
+            replay.receiver.wait()
+        if listener.diverged:
+            if (back := retreat.back()) is None:
+                break
+            replay.done = back
+            listener.go_on(back)
+        elif replay.done % GOOD == 0:
+            retreat.remember()
+        if due and keep is not None:
+            seconds = time.perf_counter() - begin
+            facts = {"best_loss": listener.best_loss, "retries": retreat.retries}
+            keep(State({**step.state(), "best": listener.best}, facts | {"seconds": seconds}))
             kept = time.monotonic()
-    if interrupted and done % LISTEN:
-        receiver.send(done)
-    receiver.wait()
-    stopped: Stopped = "diverged" if listener.diverged else "interrupted" if done < steps else None
-    return Fitted(listener.best, listener.best_loss, done, time.perf_counter() - begin, stopped)
+    if interrupted and replay.done % LISTEN:
+        replay.receiver.send(replay.done)
+    replay.receiver.wait()
+    early: Stopped = "interrupted" if replay.done < steps else None
+    stopped: Stopped = "diverged" if listener.diverged else early
+    seconds = time.perf_counter() - begin
+    return Fitted(listener.best, listener.best_loss, replay.done, seconds, stopped)
 
 
 def _next_chunk(chunk: int, seconds: float) -> int:
