@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from imgmlp.engine.dtype import i32
-from imgmlp.engine.graph import Buffer, Op
+from imgmlp.engine.graph import Buffer, Node, Op
 from imgmlp.engine.kernel import Block, Fused, Kernel, Launch, Resident
 from imgmlp.engine.lowering import Lowering, store_all
-from imgmlp.engine.maps import GRAIN, map_kernel
+from imgmlp.engine.maps import GRAIN, map_kernel, stride
 from imgmlp.engine.products import keep_sums, product
 from imgmlp.engine.rowwise import accumulate, identity, row_kernel
 from imgmlp.engine.symbolic import Const, Expr, unravel
@@ -37,6 +37,8 @@ from imgmlp.engine.uops import (
 KEPT_REGISTERS: dict[Precision, int] = {"float32": 0, "half": 104}
 LOOK = 1000  # operations in whose time one looks for others so often that it is for a few steps
 LEAST_LOOKS = 10_000  # a quarter of a millisecond: longer than a core takes to wake up
+PAGE = 1024  # elements of a row that are a page of memory
+WIDE = 128  # columns of such rows that a CPU adds up together: they are a page each
 AT_ONCE = 8  # terms of a reduction that a lane of a GPU loads before it adds them
 
 
@@ -150,7 +152,8 @@ def _wait(build: Builder, lanes: Lanes) -> None:
 def _reduce(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tuple[int, int]:
     core, build = kernel.core, lower.build
     assert core is not None
-    source, axes = core.src[0], core.arg
+    source, neighbours = core.src[0], _neighbours(core)
+    axes = sorted(core.arg, key=neighbours.__getitem__)
     shape, count = core.shape, math.prod(source.shape[a] for a in core.arg)
     size = math.prod(shape)
     start = identity(core.op, core.dtype)
@@ -164,7 +167,7 @@ def _reduce(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tuple[
     if lanes == "group":
         return _reduce_on_lanes(kernel, lower, term, count, start)
     groups = max(1, min(4 * units, size * count // GRAIN, size))
-    if size > 1 and shape[-1] > 1 and _keeps_last_axis(kernel):
+    if size > 1 and shape[-1] > 1 and _runs_along_outputs(core, neighbours):
         return _reduce_columns(kernel, lower, term, count, groups), 1
     out = lower.outermost("i", size, "share")
     lower.core_value = accumulate(lower, core, count, lambda at: term(unravel(out, shape), at))
@@ -173,39 +176,57 @@ def _reduce(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tuple[
     return groups, 1
 
 
-def _keeps_last_axis(kernel: Kernel) -> bool:
-    """Whether the axis along which neighbours usually lie together is not reduced."""
-    core = kernel.core
-    assert core is not None
+def _neighbours(core: Node) -> list[int]:
+    """For each axis of what is reduced: how many loads have their neighbours in memory along it."""
+    trial = Builder()
+    for variable in ("group", "tile"):
+        trial.open(Range(variable, 1))
     source = core.src[0]
-    reduces_last: bool = len(source.shape) - 1 in core.arg
-    return not reduces_last
+    indices = [trial.open(Range(f"x{a}", n)) for a, n in enumerate(source.shape)]
+    Lowering(trial, None).value(source, indices)
+    loads = [u.arg[0] for scope in trial.scopes for _, u in scope if u.op is U.LOAD]
+    return [sum(stride(offset, indices, i) == 1 for offset in loads) for i in indices]
+
+
+def _runs_along_outputs(core: Node, neighbours: Sequence[int]) -> bool:
+    """Whether neighbours in memory belong to neighbouring outputs, not to terms of one.
+
+    Where nothing that is read says so, they are neighbours along the last axis.
+    """
+    last = len(neighbours) - 1
+    outputs = max((a for a in range(last + 1) if a not in core.arg), default=None)
+    if outputs is None:
+        return False
+    of_outputs, of_terms = neighbours[outputs], max(neighbours[a] for a in core.arg)
+    return of_outputs > of_terms if of_outputs != of_terms else last not in core.arg
 
 
 def _reduce_columns(
     kernel: Kernel, lower: Lowering, term: Callable[..., int], count: int, groups: int
 ) -> int:
-    """Accumulate VECTOR neighbouring outputs together, so that rows are read along."""
+    """Accumulate neighbouring outputs together, so that rows are read along."""
     core, build = kernel.core, lower.build
     assert core is not None
     shape = core.shape
-    blocks = -(-shape[-1] // VECTOR)
-    outer = math.prod(shape[:-1])
+    outer, width = math.prod(shape[:-1]), VECTOR
+    while width < WIDE and shape[-1] >= PAGE and outer * shape[-1] >= 2 * width * groups:
+        width *= 2
+    blocks = -(-shape[-1] // width)
     share = lower.outermost("i", outer * blocks, "share")
     *lead, block = unravel(share, (*shape[:-1], blocks))
-    left = None if shape[-1] % VECTOR == 0 else Const(shape[-1]) - block * VECTOR
+    left = None if shape[-1] % width == 0 else Const(shape[-1]) - block * width
     start = identity(core.op, core.dtype)
-    accumulators = build.effect(U.ACC, (), (VECTOR, start), core.dtype)
+    accumulators = build.effect(U.ACC, (), (width, start), core.dtype)
     inner = build.open(Range("r", count))
-    lane = build.open(Range("v", VECTOR, "vector", left))
-    column = block * VECTOR + lane
+    lane = build.open(Range("v", width, "vector", left))
+    column = block * width + lane
     found = term([*lead, column], inner)
     build.effect(U.ACCUMULATE, (accumulators, found), (core.op, lane), core.dtype)
     build.close()
     build.close()
-    lane = build.open(Range("w", VECTOR, "vector", left))
+    lane = build.open(Range("w", width, "vector", left))
     lower.core_value = build.effect(U.LANE, (accumulators,), lane, core.dtype)
-    store_all(lower, kernel.stores, [*lead, block * VECTOR + lane])
+    store_all(lower, kernel.stores, [*lead, block * width + lane])
     build.close()
     build.close()
     return max(1, min(groups, outer * blocks))
@@ -217,7 +238,13 @@ def _reduce_on_lanes(
     core, build = kernel.core, lower.build
     assert core is not None
     size = math.prod(core.shape)
-    enough = GPU_LANES if lower.inside else 1024 if _keeps_last_axis(kernel) else 16384
+    enough = (
+        GPU_LANES
+        if lower.inside
+        else 1024
+        if _runs_along_outputs(core, _neighbours(core))
+        else 16384
+    )
     alone = size >= enough or count < 32
     local = 64 if alone else GPU_LANES
     out = lower.outermost("i", size, "item" if alone else "group")

@@ -107,8 +107,8 @@ def _crossed(kernel: Kernel) -> tuple[int, list[Node]] | None:
         indices = [trial.open(Range(f"x{a}", n)) for a, n in enumerate(shape)]
         Lowering(trial, None).value(leaf, indices)
         for offset in (u.arg[0] for scope in trial.scopes for _, u in scope if u.op is U.LOAD):
-            if abs(_stride(offset, indices, indices[-1])) > 1:
-                along = [a for a in long if _stride(offset, indices, indices[a]) == 1]
+            if abs(stride(offset, indices, indices[-1])) > 1:
+                along = [a for a in long if stride(offset, indices, indices[a]) == 1]
                 found += [(along[0], leaf)] if along else []
     if not found:
         return None
@@ -133,7 +133,7 @@ def _leaves(kernel: Kernel) -> list[Node]:
     return list(found)
 
 
-def _stride(offset: Expr, indices: Sequence[Var], index: Var) -> int:
+def stride(offset: Expr, indices: Sequence[Var], index: Var) -> int:
     """How far a step of one index moves from the beginning; 0 if that is not known."""
     here = offset.substitute({i.name: 0 for i in indices})
     moved = offset.substitute({i.name: int(i is index) for i in indices}) - here
@@ -170,7 +170,7 @@ def _map_staged(kernel: Kernel, lower: Lowering, axis: int, groups: int) -> int:
         build.effect(U.KEEP, (tile, value), column * STAGED + row, kind)
     loads = [u for _, u in build.scopes[-1] if u.op is U.LOAD and len(u.src) == 1]
     build.close()
-    along = [u for u in loads if _stride(u.arg[0], [row], row) == 1]
+    along = [u for u in loads if stride(u.arg[0], [row], row) == 1]
     for first in range(STAGED, 2 * STAGED, LINE):  # the same column of the next tile
         for u in along:
             build.effect(U.PREFETCH, u.src, (u.arg[0].substitute({row.name: first}), False))

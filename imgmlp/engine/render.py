@@ -166,7 +166,7 @@ class _Writer:
             "group": f"{{ const int {name} = {group};",
             "lane": lane,
         }.get(loop.kind, f"for ({kind} {name} = 0; {name} < {n}{limit}; ++{name}) {{")
-        in_registers = self.lanes == "group" or self._accumulates(i)
+        in_registers = n <= VECTOR and (self.lanes == "group" or self._accumulates(i))
         if loop.kind == "vector" and not limit and in_registers:
             self.lines.append("#pragma unroll")  # so that accumulators are in registers
         if i not in self.columns and not self._has_vectors(i):
