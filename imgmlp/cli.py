@@ -151,7 +151,7 @@ def encode(
         typer.Option("--lambda", help="Target: squared error that a bit for each pixel is worth."),
     ] = None,
     effort: Annotated[
-        int | None, typer.Option(metavar="1-9", help="Each level trains with twice the work; 5.")
+        int | None, typer.Option(metavar="1-9", help="How much work to train with; 5.")
     ] = None,
     time: Annotated[
         str | None, typer.Option(metavar="T", help="Train about so long: 60s, 5m, 2h.")

@@ -99,7 +99,7 @@ def test_much_time_goes_into_wider_steps(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(_Encoder, "_pace", lambda self, shape, wider: 1e-3 * wider)
     big = Picture(np.zeros((48, 64, 1), np.uint8))  # 3 of the usual batches
     found = run(Target("lambda", 1e-2), big, Effort(1, seconds=0.025))
-    assert (found.metrics["steps"], found.metrics["batch"]) == (6, 3072)
+    assert (found.metrics["steps"], found.metrics["batch"]) == (8, 3072)
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ class _Encoder:
         if self.effort.seconds is None:
             return self.effort.steps, self.effort.wider
         steps, wider = 0, 1
-        for wider in (2**n for n in range(target.WIDER + 1)):
+        for wider in target.WIDER:
             steps = max(1, int(self.effort.seconds / self._pace(shape, wider)))
             if steps <= target.STEPS:
                 break

@@ -27,7 +27,7 @@ FEW = 1000  # weights, too few for more than
 HIDDEN_OF_FEW = 3
 PANEL, PART = 64, 8  # wider layers are multiples of a part
 STEPS = 60_000  # of a run with the default effort
-WIDER = 3  # levels of effort above it that take twice the pixels in a step, not twice the steps
+WIDER = (1, 2, 3, 5, 8)  # times the pixels in a step, of it and of the levels above
 # At a price of 3e-3 a pixel pays for so many weights; a cheaper bit pays for more.
 _WEIGHTS, _PRICE, _POWER = 0.061, 3e-3, 0.65
 _GAIN = 1.9  # dB that twice the weights bring
@@ -98,13 +98,13 @@ def parse_bytes(text: str) -> int:
 def work(effort: int) -> tuple[int, int]:
     """Training steps of an effort from 1 to 9, and by what it multiplies the pixels in each.
 
-    Each level doubles one of them; GPUs take many pixels in little more time than few. Raises
-    UsageError.
+    Up to the default each level doubles the steps. Above it steps get wider: they bring as much
+    as more of them, and GPUs take many pixels in little more time than few. Raises UsageError.
     """
     if not 1 <= effort <= 9:
         raise UsageError(f"--effort is {effort}", hint="use a whole number from 1 to 9")
-    wider = min(max(effort - EFFORT, 0), WIDER)
-    return int(STEPS * 2.0 ** (effort - EFFORT - wider)), 1 << wider
+    level = effort - EFFORT
+    return int(STEPS * 2.0 ** min(level, 0)), WIDER[max(level, 0)]
 
 
 def weights_worth(price: float, pixels: int) -> float:
