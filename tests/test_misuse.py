@@ -98,3 +98,20 @@ def test_misuse_names_what_is_wrong_and_where(name: str) -> None:
         act(Tensor(np.ones((2, 3))))
     for word in [*words, HERE]:
         assert word in str(raised.value)
+
+
+def test_a_state_gets_one_value_in_a_step() -> None:
+    state = Tensor(np.zeros(2, np.float32), NUMPY, name="state")
+    lines = []
+
+    def step() -> dict[str, Tensor]:
+        state.assign(state + 1.0)
+        lines.append(sys._getframe().f_lineno + 1)
+        state.assign(state + 2.0)
+        return {}
+
+    with pytest.raises(ValueError, match="state gets two values in one step") as raised:
+        compile(step, NUMPY)
+    assert str(raised.value).endswith(f"{HERE}{lines[0]})")
+    state.assign(state + 1.0).assign(state + 1.0)  # no step: one after the other
+    assert state.numpy().tolist() == [2.0, 2.0]

@@ -27,8 +27,18 @@ def capture() -> Iterator[list[Update]]:
 
 
 def assign(state: Buffer, value: Node) -> bool:
-    """Give a Buffer a new value at the end of the step being built; False if none is."""
+    """Give a Buffer a new value at the end of the step being built; False if none is.
+
+    Raises ValueError if the step has given it one before.
+    """
     if _captured:
+        if any(state is other for other, _ in _captured[-1]):
+            name = state.name or "a state"
+            raise misuse(
+                ValueError,
+                f"assign: {name} gets two values in one step; every use reads the one from before "
+                "the step, so put both changes into one value",
+            )
         _captured[-1].append((state, value))
     return bool(_captured)
 
