@@ -97,7 +97,7 @@ TURNS = """
 __kernel void t_turns(volatile __global uint *turns, __global uint *out, int steps) {
   const int units[] = {5, 1, 3};
   Turn turn = {0, -1};
-  while (take_turn(turns, &turn, units, 3, 3 * steps, PATIENCE)) {
+  while (take_turn(turns, &turn, units, 3, 3 * steps)) {
     if (turn.phase % 3 == 0) out[turn.unit] += turn.unit + 1;
     if (turn.phase % 3 == 1) {
       out[5] = 0;

@@ -9,7 +9,7 @@ import numpy as np
 
 from imgmlp.engine.dtype import DType, bool_, f16
 from imgmlp.engine.graph import Op
-from imgmlp.engine.uops import Range, Turns
+from imgmlp.engine.uops import Range
 
 SYMBOLS = {
     Op.ADD: "+", Op.SUB: "-", Op.MUL: "*", Op.LT: "<", Op.EQ: "==",
@@ -79,21 +79,20 @@ def operation(op: Op, args: list[str], operand: DType, result: DType) -> str:
 TURN_PARAMETERS = [(-2, "volatile __global uint *turns"), (-1, "int steps")]  # before Buffers
 
 
-def turn_after_turn(turns: Turns) -> list[str]:
+def turn_after_turn(units: tuple[int, ...]) -> list[str]:
     """The loop over turns, each of which is at a unit of a phase."""
-    units, phases = ", ".join(map(str, turns.units)), len(turns.units)
-    sizes = f"{phases}, {phases} * steps, {turns.looks}"
+    phases = len(units)
     return [
-        f"const int units_of[] = {{{units}}};",
+        f"const int units_of[] = {{{', '.join(map(str, units))}}};",
         "Turn turn = {0, -1};",
-        f"while (take_turn(turns, &turn, units_of, {sizes})) {{",
+        f"while (take_turn(turns, &turn, units_of, {phases}, {phases} * steps)) {{",
     ]
 
 
-def phase(loop: Range, turns: Turns) -> list[str]:
+def phase(loop: Range, units: tuple[int, ...]) -> list[str]:
     """The loop over those groups of a launch that a unit of a phase stands for."""
-    own = f"{loop.count}, turn.unit, {turns.units[loop.first]}"
+    own = f"{loop.count}, turn.unit, {units[loop.first]}"
     return [
-        f"if (turn.phase % {len(turns.units)} == {loop.first})",
+        f"if (turn.phase % {len(units)} == {loop.first})",
         f"for (int unit = begin_of({own}), units = {loop.count}; unit < end_of({own}); ++unit) {{",
     ]

@@ -146,7 +146,6 @@ class Resident:
     name: str
     phases: tuple[Phase, ...]
     steps: int
-    work: int  # operations of a step, by which a group knows how long to wait for another
 
     @property
     def shape(self) -> Shape:

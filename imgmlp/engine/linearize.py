@@ -28,15 +28,12 @@ from imgmlp.engine.uops import (
     Lanes,
     Precision,
     Range,
-    Turns,
     U,
     UOp,
 )
 
 # of each lane, for sums that a block keeps from tile to tile; in float32 more lanes pay more
 KEPT_REGISTERS: dict[Precision, int] = {"float32": 0, "half": 104}
-LOOK = 1000  # operations in whose time one looks for others so often that it is for a few steps
-LEAST_LOOKS = 10_000  # a quarter of a millisecond: longer than a core takes to wake up
 PAGE = 1024  # elements of a row that are a page of memory
 WIDE = 128  # columns of such rows that a CPU adds up together: they are a page each
 AT_ONCE = 8  # terms of a reduction that a lane of a GPU loads before it adds them
@@ -54,7 +51,7 @@ def linearize(
         return _fused(kernel.name, members)
     if isinstance(kernel, Resident):
         phases = [linearize(p, lanes, units, precision) for p in kernel.phases]
-        return _resident(kernel.name, phases, units, max(LEAST_LOOKS, kernel.work // LOOK))
+        return _resident(kernel.name, phases, units)
     build = Builder()
     for target in kernel.writes():
         build.parameter(target, True)
@@ -83,7 +80,7 @@ def _fused(name: str, codes: Sequence[Code]) -> Code:
     return Code(name, tuple(uops), buffers, first * local, local)
 
 
-def _resident(name: str, codes: Sequence[Code], units: int, looks: int) -> Code:
+def _resident(name: str, codes: Sequence[Code], units: int) -> Code:
     """One launch whose groups of one work-item each take what were groups of several launches."""
     buffers, uops = _globals(codes)
     for i, code in enumerate(codes):
@@ -91,7 +88,7 @@ def _resident(name: str, codes: Sequence[Code], units: int, looks: int) -> Code:
         _append(uops, code.uops, buffers)
         uops.append(UOp(U.END, None, (), None))
     shares = tuple(min(c.global_size, MOST_UNITS) for c in codes)
-    return Code(name, tuple(uops), buffers, min(units, max(shares)), 1, Turns(shares, looks))
+    return Code(name, tuple(uops), buffers, min(units, max(shares)), 1, shares)
 
 
 def _globals(codes: Sequence[Code]) -> tuple[tuple[Buffer, ...], list[UOp]]:

@@ -175,7 +175,6 @@ class _Writer:
 
     def _phase(self, i: int, loop: Range) -> None:
         """The groups of a launch that a unit of a phase stands for."""
-        assert self.code.turns is not None
         self.lines += phase(loop, self.code.turns)
         self.opened.append((i, len(self.lines)))
         self.group, self.groups = "unit", "units"

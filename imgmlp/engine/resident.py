@@ -8,8 +8,7 @@ there takes what is left of a phase (kernels/resident.cl).
 
 from __future__ import annotations
 
-from imgmlp.engine.fuse import MOST_BUFFERS
-from imgmlp.engine.fuse import work as work_of
+from imgmlp.engine.fuse import MOST_BUFFERS, work
 from imgmlp.engine.kernel import Block, Fused, Kernel, Phase, Procedure, Resident
 
 MOST_STEPS = 16  # of a launch; more save next to nothing
@@ -24,13 +23,12 @@ def reside(procedure: Procedure) -> Procedure:
         return procedure
     buffers = {b for p in phases for b in (*p.reads(), *p.writes())}
     guarded = any(k.guards for p in phases for k in _kernels(p))
-    work = sum(map(_work, phases))
-    steps = min(MOST_STEPS, MOST_WORK // max(1, work))
+    steps = min(MOST_STEPS, MOST_WORK // max(1, sum(map(_work, phases))))
     if steps < 2 or guarded or len(buffers) > MOST_BUFFERS:
         return procedure
     if not any(isinstance(p, Block) for p in phases):
         return procedure
-    return Procedure((Resident("k0_resident", tuple(phases), steps, work),), procedure.note)
+    return Procedure((Resident("k0_resident", tuple(phases), steps),), procedure.note)
 
 
 def _kernels(phase: Phase) -> tuple[Kernel, ...]:
@@ -42,6 +40,6 @@ def _kernels(phase: Phase) -> tuple[Kernel, ...]:
 def _work(phase: Phase) -> int:
     """Elements computed, each counted as often as it has terms."""
     if isinstance(phase, Block):
-        head, tile = (sum(map(work_of, kernels)) for kernels in (phase.head, phase.kernels))
+        head, tile = (sum(map(work, kernels)) for kernels in (phase.head, phase.kernels))
         return phase.groups * head + phase.tiles * tile
-    return sum(map(work_of, _kernels(phase)))
+    return sum(map(work, _kernels(phase)))

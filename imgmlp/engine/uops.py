@@ -118,15 +118,6 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Turns:
-    """Of a kernel whose work-groups stay: how many units each phase of a step has, and how often a
-    group looks whether others are done before it leaves."""
-
-    units: tuple[int, ...]
-    looks: int
-
-
-@dataclass(frozen=True)
 class Code:
     """UOps of a kernel, the Buffers of its parameters, and the size of its launch."""
 
@@ -135,7 +126,7 @@ class Code:
     buffers: tuple[Buffer, ...]
     global_size: int
     local_size: int
-    turns: Turns | None = None  # of work-groups that stay for several steps
+    turns: tuple[int, ...] = ()  # units of each phase of a step, where groups stay for several
 
 
 def render_uops(code: Code) -> str:

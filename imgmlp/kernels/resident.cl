@@ -8,6 +8,9 @@
 #define DONE 16  // units of the phase that are done
 #define GONE 32  // groups that have left
 #define MOST_UNITS 24
+#ifndef PATIENCE
+#define PATIENCE 4000  // looks at a phase that others are busy with: 0.1 ms, ten times of waking up
+#endif
 
 typedef struct {
   int phase, unit;  // phases are counted through all steps
@@ -27,11 +30,11 @@ typedef struct {
 #endif
 
 // Ends the unit that the turn is at, if it is at one, and takes the next, which may be of a later
-// phase. False: nothing is left to do, or others do the rest, at which one looks `patience` times.
-// A step has `phases` of them, the first one units[0] units; `end` of them are to be done. The
-// last group leaves zeros in `turns`.
+// phase. False: nothing is left to do, or others do the rest, who get the core if they need it. A
+// step has `phases` of them, the first one units[0] units; `end` of them are to be done. The last
+// group leaves zeros in `turns`.
 static int take_turn(volatile __global uint *turns, Turn *turn, const int *units, int phases,
-                     int end, int patience) {
+                     int end) {
   if (turn->unit >= 0) {
     in_order();
     if (atomic_inc(turns + DONE) + 1 == (uint)units[turn->phase % phases]) {
@@ -39,7 +42,7 @@ static int take_turn(volatile __global uint *turns, Turn *turn, const int *units
       atomic_xchg(turns + TAKEN, (uint)(turn->phase + 1) << MOST_UNITS);
     }
   }
-  for (int looks = 0; looks < patience;) {
+  for (int looks = 0; looks < PATIENCE;) {
     const uint taken = look_at(turns + TAKEN);
     const int phase = taken >> MOST_UNITS;
     if (phase == end) break;
