@@ -10,7 +10,7 @@ import pytest
 from conftest import small_pixels
 
 from imgmlp.codec.checkpoint import State
-from imgmlp.codec.course import RETRIES, Course, Decided
+from imgmlp.codec.course import RETRIES, ROUNDED, Course, Decided
 from imgmlp.codec.learn import LearningStep
 from imgmlp.codec.network import Shape
 from imgmlp.engine import open_device
@@ -46,6 +46,13 @@ def test_it_ends_rounded_and_near_its_budget(whole: Course) -> None:
     assert int(whole.step.count.item()) == STEPS
     assert len(whole.choices()) == 3
     assert whole._bits() == pytest.approx(BUDGET, rel=0.1)
+
+
+def test_rounding_raises_the_learning_rate(whole: Course) -> None:
+    rate = 3  # its place in the control
+    assert whole.step.control.numpy()[rate] == pytest.approx(
+        ROUNDED * make().step.control.numpy()[rate]
+    )
 
 
 @pytest.mark.parametrize("stop", [1, 10, 54, 60, 71, 103, 110])

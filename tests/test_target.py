@@ -94,4 +94,4 @@ def test_networks_stay_within_the_format() -> None:
 def test_a_price_and_the_weights_that_it_pays_for_belong_together() -> None:
     weights = target.weights_worth(1e-3, 393_216)
     assert 40_000 < weights < 60_000
-    assert target.first_price(weights, 393_216) == pytest.approx(1e-3)
+    assert target.first_price(weights, 393_216) == pytest.approx(0.3e-3)

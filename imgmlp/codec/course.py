@@ -26,6 +26,7 @@ Ended = Literal["done", "interrupted", "diverged"]
 Pricing = Callable[[float, float], float]  # (bits, dB) -> by what the price is multiplied
 
 FREE, NOISY = 0.45, 0.85  # shares of a run after which noise begins, and rounding
+ROUNDED = 3.0  # times the learning rate once weights are rounded: it is near its end, they begin
 LOOK = 100  # steps between looks at the loss, at most
 CONTROL = 5  # looks between new prices
 KEEP_SECONDS = 15.0  # between two checkpoints
@@ -180,7 +181,8 @@ class Course:
         decided = self.decided
         price = decided.price if decided.phase else 0.0
         noise, rounding = decided.phase == 1, decided.phase == 2
-        self.step.steer(Control(decided.steps, noise, rounding, price, decided.slower))
+        slower = decided.slower * (ROUNDED if rounding else 1.0)
+        self.step.steer(Control(decided.steps, noise, rounding, price, slower))
 
     def _progress(self, done: int, loss: float) -> Progress:
         first, since = self._shown

@@ -30,6 +30,7 @@ STEPS = 60_000  # of a run with the default effort
 WIDER = (1, 2, 3, 5, 8)  # times the pixels in a step, of it and of the levels above
 # At a price of 3e-3 a pixel pays for so many weights; a cheaper bit pays for more.
 _WEIGHTS, _PRICE, _POWER = 0.061, 3e-3, 0.65
+_FIRST = 0.3  # of the price that pays for weights: at about so much they take BITS each
 _GAIN = 1.9  # dB that twice the weights bring
 _SUFFIXES = {"": 1, "k": 1000, "m": 1_000_000}
 
@@ -113,8 +114,8 @@ def weights_worth(price: float, pixels: int) -> float:
 
 
 def first_price(weights: float, pixels: int) -> float:
-    """The price at which a picture should have so many weights."""
-    price = _PRICE * (pixels * _WEIGHTS / weights) ** (1 / _POWER)
+    """A price to begin with where so many weights are to take BITS each."""
+    price = _FIRST * _PRICE * (pixels * _WEIGHTS / weights) ** (1 / _POWER)
     return float(min(max(price, 1e-6), 1.0))
 
 
