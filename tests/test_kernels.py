@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from imgmlp.engine import Device, open_device
 from imgmlp.engine.interpret import lowbias32
 from imgmlp.engine.render import SIZES, building_block
-from imgmlp.engine.uops import GPU_LANES, GPU_TILE, NARROW
+from imgmlp.engine.uops import GPU_LANES, NARROW
 
 Array = np.ndarray[Any, Any]
 
@@ -274,52 +273,3 @@ def test_narrow_product_by_a_group(device: Device, rows: int, inner: int) -> Non
     for columns, flip in ((3, 0), (3, 3), (1, 1), (NARROW, 2), (NARROW, 1)):
         aligned = inner % 4 == 0 and rows % 4 == 0 and columns == NARROW
         check_product(bench, rows, inner, columns, flip, direct=aligned, local=GPU_LANES)
-
-
-@pytest.mark.parametrize("rows", [8, 16, 32, 64])
-@pytest.mark.parametrize("narrow", [False, True])
-def test_a_lane_has_what_its_matrix_unit_leaves_with_it(
-    device: Device, rows: int, narrow: bool
-) -> None:
-    """The accumulators of m16n8k16: row lane / 4, columns 2 * (lane % 4) and next; 8 rows below.
-
-    Of narrow tiles a warp has 16 rows, of others 16 columns: all blocks of 16 rows, and of each
-    two panels of 8 columns.
-    """
-    if narrow and rows != 64:
-        return
-    name, width = ("narrow", NARROW) if narrow else (str(rows // 8), GPU_TILE)
-    count = rows * width // GPU_LANES
-    text = building_block("product_half")  # but for PTX, which no processor takes
-    pitch = re.search(r"#define TILE_PITCH.*\n", text)
-    assert pitch
-    spread = pitch[0] + text[text.index("#define TILE_SPREAD") :]
-    bench = Bench(
-        device,
-        [],
-        spread
-        + f"""__kernel void t_spread(__global float *out) {{
-              __local float room[TILE * TILE_PITCH] __attribute__((aligned(16)));
-              float tile[{count}];
-              for (int i = 0; i < {count}; ++i) tile[i] = get_local_id(0) * {count} + i;
-              spread_{name}(room, tile);
-              for (int i = get_local_id(0); i < {rows * width}; i += LANES)
-                out[i] = room[i / {width} * TILE_PITCH + i % {width}]; }}""",
-    )
-    found = bench("t_spread", np.zeros((rows, width), np.float32), items=GPU_LANES, local=GPU_LANES)
-    wanted = np.zeros((rows, width))
-    below = [0] if rows == 8 else [0, 8]
-    for lane in range(GPU_LANES):
-        warp, place = divmod(lane, 32)
-        blocks, panels = ([16 * warp], [0]) if narrow else (range(0, rows, 16), (0, 8))
-        left = 0 if narrow else 16 * warp
-        places = [
-            (block + place // 4 + more, left + panel + place % 4 * 2 + next_column)
-            for block in blocks
-            for panel in panels
-            for more in below
-            for next_column in (0, 1)
-        ]
-        for i, (row, column) in enumerate(places):
-            wanted[row, column] = lane * count + i
-    assert np.array_equal(found, wanted)

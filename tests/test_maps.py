@@ -99,7 +99,7 @@ def test_lanes_take_several_elements_of_many(size: int, count: int) -> None:
     program = compile(lambda: {"y": Tensor(x, device) * 2}, device)
     (code,) = program.stages.codes
     assert code.global_size == -(-size // count // code.local_size) * code.local_size
-    assert strides(program, U.LOAD) <= {1}
+    assert strides(program, U.LOAD) == ({4} if count > 1 else set())  # neighbours move at once
     program.run()
     assert np.array_equal(program.read("y"), x * 2)
 

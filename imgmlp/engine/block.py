@@ -37,19 +37,22 @@ from imgmlp.engine.graph import (
 )
 from imgmlp.engine.head import ALIGN, Head, at_hand, own_room
 from imgmlp.engine.kernel import Block, Kernel, Procedure, Store, Update, access, storage
+from imgmlp.engine.local import LocalRoom
 from imgmlp.engine.merge import attach_sums, merge, ordered
+from imgmlp.engine.nearby import bring
 from imgmlp.engine.place import Graph, is_plain_chain
 from imgmlp.engine.rooms import share
 from imgmlp.engine.rowfusion import fuse_rows
 from imgmlp.engine.rows import Kind, Kinds, best
 from imgmlp.engine.schedule import freeze, schedule
-from imgmlp.engine.uops import Lanes
+from imgmlp.engine.uops import Lanes, Precision
 
 TILE_ROWS = 256  # most rows of a tile: sums over rows are added to memory once a tile
 MOST_ROWS = {"one": TILE_ROWS, "group": 64}
 LEAST_ROWS = {"one": 64, "group": 8}  # of a tile, where more tiles keep more units busy
 ROOM = {"one": 1 << 19, "group": 1 << 18}  # bytes that the rows of one tile may take
 GROUPS_A_UNIT = {"one": 1, "group": 4}
+GROUPS_ON_MATRIX_UNITS = 2  # instead: as many as registers and local memory hold at a time
 LEAST_SAVED = 1  # launches; below that a block is not worth it
 FEW_PARTS = 4  # partial sums up to which they are added one by one
 FEW_ROWS = 8  # fewer do not outweigh partial sums as large as the parameters
@@ -239,7 +242,11 @@ def _unshaped(node: Node) -> Node:
 
 
 def program(
-    updates: Sequence[Update], lanes: Lanes, units: int, tile_rows: int = TILE_ROWS
+    updates: Sequence[Update],
+    lanes: Lanes,
+    units: int,
+    tile_rows: int = TILE_ROWS,
+    precision: Precision = "float32",
 ) -> Procedure:
     """The launches of a step for a device of so many units, most of it in one Block if it pays.
 
@@ -258,7 +265,8 @@ def program(
     kinds = best(nodes, {s for s, _ in updates})
     if kinds is not None and kinds.rows() < FEW_ROWS:
         return replace(general, note=f"no block: {kinds.rows()} rows are few")
-    plan = None if kinds is None else _Plan(updates, nodes, kinds, lanes, units, tile_rows)
+    how = lanes, precision, units, tile_rows
+    plan = None if kinds is None else _Plan(updates, nodes, kinds, *how)
     if plan is None or plan.block is None:
         return replace(general, note="no block: no value has rows of its own")
     before = schedule([(n.arg, value) for value, n in plan.tile.before.items()], split)
@@ -276,9 +284,10 @@ class _Plan:
 
     def __init__(
         self, updates: Sequence[Update], nodes: Sequence[Node], kinds: Kinds,
-        lanes: Lanes, units: int, tile_rows: int,
+        lanes: Lanes, precision: Precision, units: int, tile_rows: int,
     ) -> None:  # fmt: skip
-        self.updates, self.nodes, self.kinds, self.lanes = updates, nodes, kinds, lanes
+        self.updates, self.nodes, self.kinds = updates, nodes, kinds
+        self.lanes, self.precision = lanes, precision
         self.block: Block | None = None
         roots = {value for _, value in updates}
         after = [n for n in nodes if kinds.of[n] is Kind.AFTER]
@@ -292,14 +301,15 @@ class _Plan:
         while rows > LEAST_ROWS[lanes] and batch < rows * units:
             rows //= 2
         rows = min(rows, batch)
+        many = GROUPS_ON_MATRIX_UNITS if precision == "half" else GROUPS_A_UNIT[lanes]
         while True:
-            cut = _cut(batch, rows, units * GROUPS_A_UNIT[lanes])
+            cut = _cut(batch, rows, units * many)
             kernels = self._scheduled(cut, after)
             if rows == 1 or self._room(kernels) <= ROOM[lanes]:
                 break
             rows //= 2
         cleared = self.partial.clear() if cut.tiles > cut.groups else []
-        head = (*cleared, *self.tile.head.kernels())
+        head = (*cleared, *self.ready, *self.tile.head.kernels())
         self.block = Block("block", cut.tiles, cut.rows, cut.groups, head, tuple(kernels))
         self.note = self._told(cut, after)
 
@@ -312,7 +322,7 @@ class _Plan:
         self.direct: set[Buffer] = set()  # states that the block itself fills
         for node in self.rows:
             self._finish(node, cut, given)
-        kernels = _kernels(given, cut.groups)
+        kernels, self.ready = _kernels(given, cut.groups, self.lanes, self.precision)
         targets = set(self.partial.buffers.values())
         replaced = self.partial.totals() | self.finished
         heavy = {v: b for v, b in self.tile.before.items() if v.op not in MOVEMENT}
@@ -327,6 +337,7 @@ class _Plan:
     def _room(self, kernels: Sequence[Kernel]) -> int:
         """Bytes of the values of one tile, which fewer rows make fewer."""
         found = {b for k in kernels for b in k.writes() if b.device is None}
+        found = {b for b in found if not isinstance(b, LocalRoom)}
         rooms = found - set(self.partial.buffers.values())
         return sum(b.nbytes // b.shape[0] for b in rooms)
 
@@ -375,20 +386,27 @@ def _cut(batch: int, rows: int, most_groups: int) -> _Cut:
     return _Cut(batch, rows, tiles, min(groups, tiles))
 
 
-def _kernels(given: dict[Node, Node], groups: int) -> list[Kernel]:
-    """Kernels that fill the given places, intermediates in rooms of the group's own."""
+def _kernels(
+    given: dict[Node, Node], groups: int, lanes: Lanes, precision: Precision
+) -> tuple[list[Kernel], list[Kernel]]:
+    """Kernels that fill the given places, intermediates in rooms of the group's own, and those
+    that a group needs to run before."""
     rooms: dict[Buffer, Node] = {}
+    places: dict[Buffer, Node] = {}
 
     def room(node: Node, name: str) -> Node:
         place = own_room(groups, node, name)
         rooms[storage(place)] = part(buffer(storage(place)), "group", groups)
+        places[storage(place)] = place
         return place
 
     graph = Graph(list(given))
     drafts = graph.drafts(graph.places(given, room))
     lasting = {storage(place) for place in given.values()}
     drafts = fuse_rows(attach_sums(merge(drafts)), lasting)
-    return share([freeze(d, i) for i, d in enumerate(ordered(drafts))], rooms)
+    kernels = [freeze(d, i) for i, d in enumerate(ordered(drafts))]
+    found = bring(kernels, rooms, places, precision == "half") if lanes == "group" else None
+    return found or (share(kernels, rooms), [])
 
 
 def _adding(kernel: Kernel, targets: set[Buffer]) -> Kernel:

@@ -55,7 +55,9 @@ class _Launch:
         read, written = ([b for b, w in given if w is wanted] for wanted in (False, True))
         groups = code.global_size // code.local_size
         self.number: Array | None = None  # of the group, once it is open
-        self.local = {i: _local(i, u, groups) for i, u in enumerate(code.uops) if u.op is U.LOCAL}
+        self.local = {
+            i: _local(i, u, groups) for i, u in enumerate(code.uops) if u.op in (U.LOCAL, U.ROOM)
+        }
         memory = {**memory, **{b: np.zeros(b.size, b.dtype.np) for b in self.local.values()}}
         written += self.local.values()
         self.watched = code.name, memory, read, written
@@ -196,18 +198,27 @@ class _Launch:
                         f"which has rows {v.lo} to {v.hi}"
                     )
 
+    def _storage(self, data: int) -> tuple[Buffer, Array | int]:
+        """What a GLOBAL or a ROOM is, and where it begins for each group."""
+        if data not in self.local:
+            found: Buffer = self.code.uops[data].arg[0]
+            return found, 0
+        assert self.number is not None
+        return self.local[data], self.number * self.code.uops[data].arg.size
+
     def load(self, i: int, u: UOp) -> Array:
-        storage: Buffer = self.code.uops[u.src[0]].arg[0]
+        storage, begin = self._storage(u.src[0])
         offset, valid = u.arg
         needed = self.active if valid is ONE else both(self._index(valid) != 0, self.active)
         self._check_rows(i, offset, storage, needed)
-        return self.watch.read(self._what(i), storage, self._index(offset), needed, self.loops)
+        offsets = begin + self._index(offset)
+        return self.watch.read(self._what(i), storage, offsets, needed, self.loops)
 
     def store(self, i: int, u: UOp) -> None:
-        storage: Buffer = self.code.uops[u.src[0]].arg[0]
         if not self.loops.sizes:
             raise self._fault(i, "stands outside of all work-items")
-        offsets, value = self._index(u.arg), self.values[u.src[1]]
+        storage, begin = self._storage(u.src[0])
+        offsets, value = begin + self._index(u.arg), self.values[u.src[1]]
         self._check_rows(i, u.arg, storage, self.active)
         where = self._what(i), storage, offsets, self.active, self.loops
         if u.op is U.ADD:
@@ -312,7 +323,8 @@ class _Launch:
     def product(self, i: int, u: UOp) -> Array | None:
         """[*loops, rows, columns], the tile of every group; a group's lanes add it to a TILE."""
         p: Product = u.arg
-        if self.wide:
+        waits = self.wide and any(s not in self.local for s in u.src[:2])
+        if waits:
             self.meet(i)
         rows, terms = np.arange(p.tile_rows)[:, None], np.arange(p.inner)
         offsets = self._beside(p.left) + rows * p.left_row + terms * p.left_inner
@@ -322,7 +334,8 @@ class _Launch:
         found: Array = left @ right
         if not self.wide:
             return found
-        self.meet(i)
+        if waits:
+            self.meet(i)
         runs = True if self.active is None else self.active[..., None, None]
         tile: Array = self.values[u.src[2]]
         tile[..., :-1, :] += np.where(runs, found, 0)
@@ -347,7 +360,7 @@ class _Launch:
         return found
 
     def element(self, i: int, u: UOp) -> Array:
-        found: Array = self.values[u.src[0]][self._cells(i, u.src[0], *u.arg)]
+        found: Array = self.values[u.src[0]][self._cells(i, u.src[0], *u.arg[:2])]
         return found
 
     def _right(self, i: int, data: int, p: Product) -> Array:
@@ -363,8 +376,9 @@ class _Launch:
 
     def _factor(self, i: int, data: int, offsets: Array, needed: Array | None) -> Array:
         """Read by the group as one, whichever lane reads what."""
-        storage: Buffer = self.code.uops[data].arg[0]
-        loops = self.loops.outermost(1) if self.wide else self.loops
+        storage, begin = self._storage(data)
+        loops = self.loops.of_group() if self.wide else self.loops
+        offsets = offsets + np.asarray(begin)[..., None, None]
         return self.watch.read(self._what(i), storage, offsets, needed, loops)
 
     def _beside(self, expr: Expr) -> Array:
@@ -391,6 +405,7 @@ EMULATED: dict[U, Callable[[_Launch, int, UOp], Any]] = {
     U.BARRIER: lambda launch, i, u: launch.meet(i),
     U.ACC: _Launch.acc,
     U.LOCAL: lambda launch, i, u: None,  # a Buffer that only this launch has
+    U.ROOM: lambda launch, i, u: None,
     U.ACCUMULATE: _Launch.accumulate,
     U.KEEP: _Launch.keep,
     U.COMBINE: _Launch.combine,
@@ -420,7 +435,8 @@ def _ends(uops: tuple[UOp, ...]) -> dict[int, int]:
 def _local(i: int, u: UOp, groups: int) -> Buffer:
     """Local memory of all groups, one after the other."""
     assert u.dtype is not None
-    return Buffer((groups * u.arg,), f32 if u.dtype is f16 else u.dtype, name=f"local {i}")
+    size = u.arg if u.op is U.LOCAL else u.arg.size
+    return Buffer((groups * size,), f32 if u.dtype is f16 else u.dtype, name=f"local {i}")
 
 
 def _register(u: UOp) -> np.dtype[Any]:

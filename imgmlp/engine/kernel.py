@@ -25,6 +25,7 @@ from imgmlp.engine.graph import (
     label,
     toposort,
 )
+from imgmlp.engine.local import LocalRoom
 from imgmlp.engine.symbolic import Const, Expr, Var
 from imgmlp.engine.view import Access
 
@@ -111,10 +112,14 @@ class Block:
         return (self.tiles, self.rows)
 
     def reads(self) -> list[Buffer]:
-        return list(dict.fromkeys(b for k in (*self.head, *self.kernels) for b in k.reads()))
+        return self._global(b for k in (*self.head, *self.kernels) for b in k.reads())
 
     def writes(self) -> list[Buffer]:
-        return list(dict.fromkeys(b for k in (*self.head, *self.kernels) for b in k.writes()))
+        return self._global(b for k in (*self.head, *self.kernels) for b in k.writes())
+
+    @staticmethod
+    def _global(found: Iterable[Buffer]) -> list[Buffer]:
+        return [b for b in dict.fromkeys(found) if not isinstance(b, LocalRoom)]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from imgmlp.engine.graph import Buffer, Node, Op
 from imgmlp.engine.kernel import Block, Fused, Kernel, Launch, Resident
 from imgmlp.engine.lowering import Lowering, store_all
 from imgmlp.engine.maps import GRAIN, map_kernel, stride
-from imgmlp.engine.products import keep_sums, product
+from imgmlp.engine.products import Sums, keep_sums, product
 from imgmlp.engine.rowwise import accumulate, identity, row_kernel
 from imgmlp.engine.symbolic import Const, Expr, unravel
 from imgmlp.engine.uops import (
@@ -56,9 +56,9 @@ def linearize(
     for target in kernel.writes():
         build.parameter(target, True)
     if isinstance(kernel, Block):
-        sizes = _block(kernel, build, lanes, KEPT_REGISTERS[precision])
+        sizes = _block(kernel, build, lanes, precision)
     else:
-        lower = Lowering(build, kernel.core)
+        lower = Lowering(build, kernel.core, precision=precision)
         for guard in kernel.guards:
             build.effect(U.GUARD, (lower.value(guard.place, ()),), guard.wanted)
         sizes = _body(kernel, lower, lanes, units)
@@ -119,26 +119,53 @@ def _body(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tuple[in
     return _reduce(kernel, lower, lanes, units)
 
 
-def _block(block: Block, build: Builder, lanes: Lanes, registers: int) -> tuple[int, int]:
+def _block(block: Block, build: Builder, lanes: Lanes, precision: Precision) -> tuple[int, int]:
     """Kernels one after the other on each tile; what one stores, the next ones load anew."""
+
+    def inside(kernel: Kernel) -> Lowering:
+        return Lowering(build, kernel.core, inside=True, precision=precision)
+
     build.open(Range("group", block.groups, "group"))
     for kernel in block.head:
-        _body(kernel, Lowering(build, kernel.core, inside=True), lanes, units=1)
+        _body(kernel, inside(kernel), lanes, units=1)
     _wait(build, lanes)
-    kept = keep_sums(block.kernels, build, registers) if lanes == "group" else {}
+    kept: dict[Kernel, Sums | Total] = {}
+    if lanes == "group":
+        kept |= keep_sums(block.kernels, build, KEPT_REGISTERS[precision])
+        kept |= keep_totals(block.kernels, build)
     build.open(Range("tile", block.tiles, "share"))
+    order = _Order(build, lanes)
     for kernel in block.kernels:
+        order.before(kernel, kernel not in kept)
         if kernel in kept:
-            kept[kernel].add()
+            kept[kernel].add(inside(kernel))
         else:
-            _body(kernel, Lowering(build, kernel.core, inside=True), lanes, units=1)
-            _wait(build, lanes)
+            _body(kernel, inside(kernel), lanes, units=1)
+    _wait(build, lanes)
     build.close()
     for kernel, sums in kept.items():
-        sums.leave(kernel, Lowering(build, kernel.core, inside=True))
+        sums.leave(kernel, inside(kernel))
     build.close()
     local = 1 if lanes == "one" else GPU_LANES
     return block.groups * local, local
+
+
+class _Order:
+    """Has lanes wait where a kernel of a block needs what another one read or stored."""
+
+    def __init__(self, build: Builder, lanes: Lanes) -> None:
+        self.build, self.lanes = build, lanes
+        self.read: set[Buffer] = set()
+        self.written: set[Buffer] = set()
+
+    def before(self, kernel: Kernel, stores: bool) -> None:
+        """`stores` is false if it keeps what it computes until all tiles are done."""
+        read, written = set(kernel.reads()), set(kernel.writes()) if stores else set()
+        if self.written & (read | written) or self.read & written:
+            _wait(self.build, self.lanes)
+            self.read, self.written = set(), set()
+        self.read |= read
+        self.written |= written
 
 
 def _wait(build: Builder, lanes: Lanes) -> None:
@@ -149,17 +176,14 @@ def _wait(build: Builder, lanes: Lanes) -> None:
 def _reduce(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tuple[int, int]:
     core, build = kernel.core, lower.build
     assert core is not None
-    source, neighbours = core.src[0], _neighbours(core)
+    neighbours = _neighbours(core)
     axes = sorted(core.arg, key=neighbours.__getitem__)
-    shape, count = core.shape, math.prod(source.shape[a] for a in core.arg)
+    shape, count = core.shape, core.src[0].size // core.size
     size = math.prod(shape)
     start = identity(core.op, core.dtype)
 
     def term(out: Sequence[Expr], inner: Expr) -> int:
-        inside = dict(zip(axes, unravel(inner, [source.shape[a] for a in axes]), strict=True))
-        outside = iter(out)
-        indices = [inside[a] if a in inside else next(outside) for a in range(len(source.shape))]
-        return lower.value(source, indices)
+        return _term(lower, core, axes, out, inner)
 
     if lanes == "group":
         return _reduce_on_lanes(kernel, lower, term, count, start)
@@ -171,6 +195,17 @@ def _reduce(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tuple[
     store_all(lower, kernel.stores, unravel(out, shape))
     build.close()
     return groups, 1
+
+
+def _term(
+    lower: Lowering, core: Node, axes: Sequence[int], out: Sequence[Expr], inner: Expr
+) -> int:
+    """The `inner`th term of one output of a reduction over axes, which go in this order."""
+    source = core.src[0]
+    inside = dict(zip(axes, unravel(inner, [source.shape[a] for a in axes]), strict=True))
+    outside = iter(out)
+    indices = [inside[a] if a in inside else next(outside) for a in range(len(source.shape))]
+    return lower.value(source, indices)
 
 
 def _neighbours(core: Node) -> list[int]:
@@ -275,3 +310,43 @@ def _reduce_on_lanes(
         build.close()
     build.close()
     return (-(-size // local) * local, local) if alone else (size * local, local)
+
+
+class Total:
+    """A sum of which each lane has a part in a register, from one tile of a block to the next."""
+
+    def __init__(self, core: Node, build: Builder) -> None:
+        self.core, self.build = core, build
+        self.found = build.effect(U.ACC, (), (1, identity(core.op, core.dtype)), core.dtype)
+
+    def add(self, lower: Lowering) -> None:
+        at = self.build.open(Range("r", self.core.src[0].size, "lane"))
+        term = _term(lower, self.core, (), at)
+        self.build.effect(
+            U.ACCUMULATE, (self.found, term), (self.core.op, Const(0)), self.core.dtype
+        )
+        self.build.close()
+
+    def leave(self, kernel: Kernel, lower: Lowering) -> None:
+        """Add up what the lanes have, and store it."""
+        build, core = self.build, self.core
+        own = build.effect(U.COMBINE, (self.found,), core.op, core.dtype)
+        lower.core_value = build.effect(U.GROUP, (own,), core.op, core.dtype)
+        build.effect(U.BARRIER, ())  # the next one uses the same local memory
+        build.open(Range("first", 1, "lane"))
+        store_all(lower, kernel.stores, ())
+        build.close()
+
+
+def keep_totals(kernels: Sequence[Kernel], build: Builder) -> dict[Kernel, Total]:
+    """Sums of a block to one element that are only added up."""
+    found: dict[Kernel, Total] = {}
+    for kernel in kernels:
+        core = kernel.core
+        if core is not None and core.op is Op.SUM and not core.shape and _only_added(kernel):
+            found[kernel] = Total(core, build)
+    return found
+
+
+def _only_added(kernel: Kernel) -> bool:
+    return all(s.adds and s.value is kernel.core for s in kernel.all_stores())

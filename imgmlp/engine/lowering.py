@@ -10,16 +10,23 @@ from imgmlp.engine.graph import ELEMENTWISE, MOVEMENT, Node, Op, const
 from imgmlp.engine.indices import index_value, negated, through, zero_outside
 from imgmlp.engine.kernel import Store, access, part_begin
 from imgmlp.engine.symbolic import ONE, Expr, Var, conj, unravel
-from imgmlp.engine.uops import Builder, Range, U
+from imgmlp.engine.uops import Builder, Precision, Range, U
 
 
 class Lowering:
     """Emits a kernel's expression at given indices."""
 
-    def __init__(self, build: Builder, core: Node | None, inside: bool = False) -> None:
+    def __init__(
+        self,
+        build: Builder,
+        core: Node | None,
+        inside: bool = False,
+        precision: Precision = "float32",
+    ) -> None:
         self.build = build
         self.core = core
         self.inside = inside  # a block, whose groups and lanes are given
+        self.precision = precision
         self.core_value: int | None = None
         self.totals: dict[Node, int] = {}  # of the row that is being computed
         self.memo: dict[Any, int] = {}

@@ -33,7 +33,7 @@ def map_kernel(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tup
         crossed = None if lower.inside else _crossed(kernel)
         if crossed is not None:
             return _map_shared(kernel, lower, *crossed)
-        if size >= MANY and size % (GPU_LANES * AT_ONCE) == 0 and not lower.inside:
+        if (size >= MANY or lower.inside) and size % (GPU_LANES * AT_ONCE) == 0:
             return _map_several(kernel, lower, size)
         local = min(64, size)
         flat = lower.outermost("i", size, "item")
@@ -64,10 +64,13 @@ def _map_several(kernel: Kernel, lower: Lowering, size: int) -> tuple[int, int]:
     build, groups = lower.build, size // (GPU_LANES * AT_ONCE)
     group = lower.outermost("i", groups, "group")
     lane = build.open(Range("l", GPU_LANES, "lane"))
-    place = build.open(Range("r", AT_ONCE, "vector"))
-    flat = (group * AT_ONCE + place) * GPU_LANES + lane
+    beside = 4 if kernel.shape[-1] % 4 == 0 else 1
+    place = build.open(Range("r", AT_ONCE // beside, "vector"))
+    flat = (group * (AT_ONCE // beside) + place) * GPU_LANES + lane
+    if beside > 1:
+        flat = flat * beside + build.open(Range("n", beside, "vector"))
     store_all(lower, kernel.stores, unravel(flat, kernel.shape))
-    for _ in range(3):
+    for _ in range(3 + (beside > 1)):
         build.close()
     return groups * GPU_LANES, GPU_LANES
 

@@ -15,8 +15,8 @@ from imgmlp.engine.dtype import f32
 from imgmlp.engine.graph import Node, Op
 from imgmlp.engine.indices import through
 from imgmlp.engine.kernel import Kernel, Store, part_begin, storage
-from imgmlp.engine.lowering import Lowering, store_all
-from imgmlp.engine.symbolic import Const, Expr, split, unravel
+from imgmlp.engine.lowering import Lowering, put, store_all
+from imgmlp.engine.symbolic import ONE, Const, Expr, conj, split, unravel
 from imgmlp.engine.uops import (
     GPU_LANES,
     GPU_TILE,
@@ -60,8 +60,9 @@ def product(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tuple[
     shape = (*batch, -(-rows // size[0]), -(-columns // size[1]))
     tiles = math.prod(shape)
     number = lower.outermost("t", tiles, "group")
-    sums = Sums(_tile(core, unravel(number, shape), size, build), build)
-    sums.add()
+    tile = _tile(core, unravel(number, shape), size, build)
+    sums = Sums(tile, kernel.sums is not None, build)
+    sums.add(lower)
     sums.leave(kernel, lower)
     build.close()
     return tiles * GPU_LANES, GPU_LANES
@@ -224,20 +225,76 @@ def _cut_for_lanes(core: Node, wanted: int) -> tuple[int, int]:
     return height, GPU_TILE
 
 
+@dataclass(frozen=True)
+class Fragments:
+    """Which of a tile's sums matrix units leave with a lane; kernels/product_half.cl says how."""
+
+    down: int  # warps above one another, of four
+    blocks: int  # of 16 rows that each of them has
+    halves: int  # of such rows, 8 each
+    panels: int  # of 8 columns that a warp has
+
+    @staticmethod
+    def of(rows: int, columns: int) -> Fragments:
+        down = 4 if columns == NARROW else 2 if rows >= 32 else 1
+        return Fragments(down, max(1, rows // down // 16), min(2, rows // 8), columns * down // 32)
+
+    def place(self, lane: Expr, pair: Expr) -> tuple[Expr, Expr]:
+        """Row and column of the first of two neighbours, the `pair`th of a lane."""
+        warp, across = lane // 32, 4 // self.down
+        rest, half = pair // self.halves, pair % self.halves
+        block, panel = rest // self.panels, rest % self.panels
+        row = (warp // across * self.blocks + block) * 16 + half * 8 + lane % 32 // 4
+        return row, (warp % across * self.panels + panel) * 8 + lane % 4 * 2
+
+
 class Sums:
     """A tile of a product, whose sums a group's lanes have in registers."""
 
-    def __init__(self, tile: _Tile, build: Builder) -> None:
-        self.tile, self.build = tile, build
+    def __init__(self, tile: _Tile, summed: bool, build: Builder) -> None:
+        self.tile = replace(tile, product=replace(tile.product, summed=summed))
+        self.build = build
         size = tile.product.tile_rows, tile.product.tile_columns
         self.found = build.effect(U.TILE, (), size, f32)
 
-    def add(self) -> None:
+    def add(self, lower: Lowering) -> None:
+        """The product of the tile's factors."""
         tile = self.tile
         self.build.effect(U.PRODUCT, (tile.left, tile.right, self.found), tile.product, f32)
 
     def leave(self, kernel: Kernel, lower: Lowering) -> None:
-        """Store what the kernel makes of the sums, each lane four neighbours at a time."""
+        """Store what the kernel makes of the sums."""
+        if lower.precision == "half":
+            self._from_registers(kernel, lower)
+        else:
+            self._spread(kernel, lower)
+        if kernel.sums is not None:
+            _store_columns(kernel.sums, lower, self.tile, (self.tile.right, self.found), "lane")
+
+    def _from_registers(self, kernel: Kernel, lower: Lowering) -> None:
+        """Each lane those that it has, two neighbours at a time."""
+        build, tile, product = self.build, self.tile, self.tile.product
+        size = product.tile_rows, product.tile_columns
+        depth = len(build.scopes)
+        lane = build.open(Range("l", GPU_LANES, "lane"))
+        pair = build.open(Range("e", size[0] * size[1] // GPU_LANES // 2, "vector"))
+        row, begin = Fragments.of(*size).place(lane, pair)
+        side = build.open(Range("n", 2, "vector"))
+        column = begin + side
+        limits = (row, product.rows), (column, product.columns)
+        inside = conj(*((at - left).lt(0) for at, left in limits if left is not None))
+        place = (row, column, pair * 2 + side)
+        lower.core_value = build.effect(U.ELEMENT, (self.found,), place, f32)
+        indices = [*tile.lead, tile.row + row, tile.column + column]
+        values = [lower.value(s.value, indices, inside) for s in kernel.stores]
+        if inside is not ONE:
+            build.open(Range("x", 1, "loop", inside))
+        put(build, kernel.stores, values, indices)
+        while len(build.scopes) > depth:
+            build.close()
+
+    def _spread(self, kernel: Kernel, lower: Lowering) -> None:
+        """By way of local memory, so that each lane stores four neighbours at a time."""
         build, tile, product = self.build, self.tile, self.tile.product
         seen = build.effect(U.SPREAD, (self.found,), product, f32)
         fours = product.tile_columns // 4
@@ -250,8 +307,6 @@ class Sums:
         store_all(lower, kernel.stores, [*tile.lead, tile.row + row, tile.column + column])
         build.close()
         build.close()
-        if kernel.sums is not None:
-            _store_columns(kernel.sums, lower, tile, (tile.right, self.found), "lane")
 
 
 def keep_sums(kernels: Sequence[Kernel], build: Builder, registers: int) -> dict[Kernel, Sums]:
@@ -267,5 +322,6 @@ def keep_sums(kernels: Sequence[Kernel], build: Builder, registers: int) -> dict
         needed = size[0] * size[1] // GPU_LANES
         if alone and added and needed <= registers:
             registers -= needed
-            found[kernel] = Sums(_tile(core, (Const(0), Const(0)), size, build), build)
+            tile = _tile(core, (Const(0), Const(0)), size, build)
+            found[kernel] = Sums(tile, kernel.sums is not None, build)
     return found

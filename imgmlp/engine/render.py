@@ -21,6 +21,9 @@ from imgmlp.engine.formulas import (
     turn_after_turn,
 )
 from imgmlp.engine.graph import Op
+from imgmlp.engine.matrixunits import at_most, element, rooms, slices
+from imgmlp.engine.matrixunits import product as on_matrix_units
+from imgmlp.engine.neighbours import Neighbours
 from imgmlp.engine.symbolic import Const, Expr
 from imgmlp.engine.uops import (
     GPU_LANES,
@@ -67,7 +70,7 @@ def render(
     wanted["resident"] = any(c.turns for c in codes)
     heads = [SIZES, *(building_block(b) for b, needed in wanted.items() if needed)]
     functions: dict[tuple[str, str], str] = {}  # text around the name -> name
-    writers = [_Writer(c, lanes) for c in codes]
+    writers = [_Writer(c, lanes, precision) for c in codes]
     names = [functions.setdefault(w.parts(), f"imgmlp_{w.code.name}") for w in writers]
     texts = (f"{before}{name}{after}" for (before, after), name in functions.items())
     return "\n".join([*heads, *texts]), names
@@ -80,14 +83,16 @@ def _index(expr: Expr) -> str:
 class _Writer:
     """One kernel's text."""
 
-    def __init__(self, code: Code, lanes: Lanes) -> None:
+    def __init__(self, code: Code, lanes: Lanes, precision: Precision) -> None:
         self.code, self.lanes = code, lanes
+        self.matrix_units = precision == "half"
         self.lines: list[str] = []
         self.columns, self.vectors = in_vectors(code)  # loops and values, NARROW columns each
         self.around = around_registers(code)
         self.opened: list[tuple[int, int]] = []  # loops, and the line where the body of each begins
         self.group = "get_group_id(0)"  # number of the running group, in a phase its unit's
         self.groups: str | None = None  # count of those that share what follows; None: all
+        self.neighbours: Neighbours | None = None  # whose loop is open
 
     def parts(self) -> tuple[str, str]:
         """The text before the kernel's name and after it."""
@@ -112,9 +117,10 @@ class _Writer:
         """Local memory may only be declared at the top of a kernel."""
         if self.lanes == "one":
             return
-        ops = {u.op for u in self.code.uops}
-        if U.PRODUCT in ops:
+        products = any(u.op is U.PRODUCT for u in self.code.uops)
+        if products and not self.matrix_units:
             self.lines.append("__local float room[TILE_ROOM] __attribute__((aligned(16)));")
+        self.lines += [*rooms(self.code), *(slices(self.code) if self.matrix_units else ())]
         for i, u in enumerate(self.code.uops):
             if u.op is U.LOCAL:
                 self.lines.append(f"__local {register(u.dtype)} v{i}[{u.arg}];")
@@ -137,6 +143,9 @@ class _Writer:
     # --- one method an instruction ---
 
     def _global(self, i: int, u: UOp) -> None:
+        pass
+
+    def _room(self, i: int, u: UOp) -> None:
         pass
 
     def _range(self, i: int, u: UOp) -> None:
@@ -166,6 +175,8 @@ class _Writer:
             "group": f"{{ const int {name} = {group};",
             "lane": lane,
         }.get(loop.kind, f"for ({kind} {name} = 0; {name} < {n}{limit}; ++{name}) {{")
+        if self.lanes == "group":
+            self.neighbours = Neighbours.of(self.code, i)
         in_registers = n <= VECTOR and (self.lanes == "group" or self._accumulates(i))
         if loop.kind == "vector" and not limit and in_registers:
             self.lines.append("#pragma unroll")  # so that accumulators are in registers
@@ -203,7 +214,12 @@ class _Writer:
 
     def _end(self, i: int, u: UOp) -> None:
         begin, first = self.opened.pop()
-        if begin in self.columns or self._has_vectors(begin):
+        if self.neighbours is not None:
+            first -= 2  # before the loop and how it is to be unrolled
+            self.lines[first:first] = self.neighbours.declared
+            self.lines += ["}", *self.neighbours.stores]
+            self.neighbours = None
+        elif begin in self.columns or self._has_vectors(begin):
             self.lines[first:] = self._written_out(begin, self.lines[first:])
         else:
             self.lines.append("}")
@@ -231,8 +247,11 @@ class _Writer:
     def _load(self, i: int, u: UOp) -> None:
         offset, valid = u.arg
         data = f"data{u.src[0]}"
-        where = _index(offset)
-        value = f"vload_half({where}, {data})" if u.dtype is f16 else f"{data}[{where}]"
+        where = _index(element(self.code, u.src[0], offset))
+        half = self.code.uops[u.src[0]].dtype is f16
+        value = f"vload_half({where}, {data})" if half else f"{data}[{where}]"
+        if self.neighbours is not None:
+            value = self.neighbours.load(u.src[0], offset) or value
         if i in self.vectors:
             value = f"*(__global const unaligned8 *)({data} + {where})"
         if valid != Const(1):
@@ -241,8 +260,10 @@ class _Writer:
 
     def _store(self, i: int, u: UOp) -> None:
         data, value = u.src[:2]
-        where = _index(u.arg)
-        if self.code.uops[data].dtype is f16:
+        where = _index(element(self.code, data, u.arg))
+        if self.neighbours and (kept := self.neighbours.store(data, u.arg, value)):
+            self.lines.append(kept)
+        elif self.code.uops[data].dtype is f16:
             self.lines.append(f"vstore_half_rte(v{value}, {where}, data{data});")
         else:
             self.lines.append(f"{self._place(data, u.arg, value)} = v{value};")
@@ -319,7 +340,7 @@ class _Writer:
         if p.registers:
             self._registers(i, u)
             return
-        rows, columns = _at_most(p.tile_rows, p.rows), _at_most(p.tile_columns, p.columns)
+        rows, columns = at_most(p.tile_rows, p.rows), at_most(p.tile_columns, p.columns)
         a = f"{left} + {_index(p.left)}, {p.left_row}, {p.left_inner}"
         b = f"{right} + {_index(p.right)}, {p.right_inner}, {p.right_column}"
         sizes = f"{rows}, {columns}, {p.inner}"
@@ -327,6 +348,8 @@ class _Writer:
             self.lines.append(f"float v{i}[{p.tile_rows * VECTOR}] __attribute__((aligned(64)));")
             kind = "direct" if p.direct else "packed"
             self.lines.append(f"tile_product_{kind}(v{i}, {a}, {b}, {sizes});")
+        elif self.matrix_units:
+            self.lines += on_matrix_units(self.code, u)
         else:
             tile = f"v{u.src[2]}"
             factors = f"{a}, {int(p.left_aligned)}, {b}, {int(p.right_aligned)}"
@@ -335,7 +358,8 @@ class _Writer:
 
     def _tile(self, i: int, u: UOp) -> None:
         rows, columns = u.arg
-        self.lines.append(f"float v{i}[{rows * columns // GPU_LANES}] = {{0.f}}, v{i}_sums = 0.f;")
+        sums = f"v{i}_sums[4] = {{0.f}}" if self.matrix_units else f"v{i}_sums = 0.f"
+        self.lines.append(f"float v{i}[{rows * columns // GPU_LANES}] = {{0.f}}, {sums};")
 
     def _spread(self, i: int, u: UOp) -> None:
         self.lines.append(f"spread_{u.arg.name}(room, v{u.src[0]});")
@@ -359,22 +383,29 @@ class _Writer:
 
     def _panel(self, i: int, u: UOp) -> None:
         p: Product = u.arg
-        columns, width = _at_most(p.tile_columns, p.columns), p.tile_columns
+        columns, width = at_most(p.tile_columns, p.columns), p.tile_columns
         right = f"data{u.src[0]} + {_index(p.right)}, {p.right_inner}, {p.right_column}"
         self.lines.append(f"float v{i}[{p.inner * width}] __attribute__((aligned(64)));")
         self.lines.append(f"pack_panel(v{i}, {right}, {columns}, {width}, {p.inner});")
 
     def _columns(self, i: int, u: UOp) -> None:
         p: Product = u.arg
+        if self.matrix_units:
+            self.lines.append(f"tile_columns_{p.name}(columns, v{u.src[1]}_sums);")
+            self.lines.append(f"const float v{i}[1] = {{columns[get_local_id(0)]}};")
+            return
         if self.lanes == "group":
             self.lines.append(f"const float v{i}[1] = {{v{u.src[1]}_sums}};")
             return
         right = f"data{u.src[0]} + {_index(p.right)}, {p.right_inner}, {p.right_column}"
-        columns = _at_most(p.tile_columns, p.columns)
+        columns = at_most(p.tile_columns, p.columns)
         self.lines.append(f"float v{i}[{VECTOR}] __attribute__((aligned(64)));")
         self.lines.append(f"column_sums(v{i}, {right}, {columns}, {p.inner});")
 
     def _element(self, i: int, u: UOp) -> None:
+        if len(u.arg) == 3:
+            self._declare(i, u, f"v{u.src[0]}[{_index(u.arg[2])}]")
+            return
         row, column = u.arg
         width = self.code.uops[u.src[0]].arg.tile_columns
         cell = f"{row} * {width} + {column}"
@@ -384,10 +415,3 @@ class _Writer:
         if self.lanes == "group":
             name, cell = "room", f"{_index(row)} * TILE_PITCH + {_index(column)}"
         self._declare(i, u, f"{name}[{cell}]")
-
-
-def _at_most(size: int, left: Expr | None) -> str:
-    """How many rows or columns a tile has, of `size` if it is not the last one."""
-    if left is None or isinstance(left, Const):
-        return str(size if left is None else min(size, left.value))
-    return f"({_index(left)} < {size} ? {_index(left)} : {size})"

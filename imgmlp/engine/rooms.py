@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from imgmlp.engine.graph import Buffer, Node, Op, move, substitute
 from imgmlp.engine.kernel import Kernel, Store, read_at_element_only
+from imgmlp.engine.local import LocalRoom
 
 Rooms = dict[Buffer, Node]  # each with the Node for what belongs to the running group
 
@@ -39,15 +40,21 @@ def share(kernels: Sequence[Kernel], rooms: Rooms) -> list[Kernel]:
             if slot is None:
                 slots.append(slot := _Slot(room, room, last[room]))
             slot.owner, slot.last = room, last[room]
-            placed[rooms[room]] = _begin(rooms[slot.first], room)
-    return [_moved(k, placed) for k in kernels]
+            placed[rooms[room]] = _begin(rooms[slot.first], rooms[room])
+    return [moved(k, placed) for k in kernels]
 
 
 def _takes(slot: _Slot, room: Buffer, i: int, kernel: Kernel, rooms: Rooms) -> bool:
     """Whether kernel i may fill this slot with another value."""
-    if slot.first.dtype is not room.dtype or slot.first.size < room.size or slot.last > i:
+    if slot.first.dtype is not room.dtype or not _fits(slot.first, room) or slot.last > i:
         return False
     return slot.last < i or _in_place(kernel, slot.owner, room, rooms)
+
+
+def _fits(first: Buffer, room: Buffer) -> bool:
+    if isinstance(first, LocalRoom):
+        return first.takes(room)
+    return not isinstance(room, LocalRoom) and first.size >= room.size
 
 
 def _in_place(kernel: Kernel, old: Buffer, new: Buffer, rooms: Rooms) -> bool:
@@ -58,25 +65,24 @@ def _in_place(kernel: Kernel, old: Buffer, new: Buffer, rooms: Rooms) -> bool:
     return read_at_element_only([s.value for s in kernel.all_stores()], old, leaf)
 
 
-def _begin(slot: Node, room: Buffer) -> Node:
-    size = room.size // room.shape[0]
-    return slot if size == slot.size else move(Op.SHRINK, slot, ((0, 1), (0, size)))
+def _begin(slot: Node, room: Node) -> Node:
+    return slot if room.size == slot.size else move(Op.SHRINK, slot, ((0, 1), (0, room.size)))
 
 
-def _moved(kernel: Kernel, placed: dict[Node, Node]) -> Kernel:
+def moved(kernel: Kernel, placed: dict[Node, Node]) -> Kernel:
+    """The kernel with some of its Nodes replaced by others of the same shape and dtype."""
     inside = [*kernel.rows, *([] if kernel.core is None else [kernel.core])]
-    stores = kernel.all_stores()
-    roots = [*inside, *(n for s in stores for n in (s.place, s.value))]
+    roots = [*inside, *(n for s in kernel.all_stores() for n in (s.place, s.value))]
     found = dict(zip(roots, substitute(roots, placed), strict=True))
 
-    def moved(given: Sequence[Store]) -> tuple[Store, ...]:
+    def stores(given: Sequence[Store]) -> tuple[Store, ...]:
         return tuple(replace(s, place=found[s.place], value=found[s.value]) for s in given)
 
     return replace(
         kernel,
-        stores=moved(kernel.stores),
+        stores=stores(kernel.stores),
         core=kernel.core and found[kernel.core],
-        sums=kernel.sums and moved([kernel.sums])[0],
+        sums=kernel.sums and stores([kernel.sums])[0],
         rows=tuple(found[n] for n in kernel.rows),
-        totals=moved(kernel.totals),
+        totals=stores(kernel.totals),
     )

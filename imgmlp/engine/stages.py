@@ -100,7 +100,7 @@ def lower(
         if general or not join:
             procedure = schedule(step, lanes == "group")
         else:
-            procedure = program(step, lanes, units, tile_rows)
+            procedure = program(step, lanes, units, tile_rows, precision)
     if join:
         with _clock(seconds, "fuse"):
             procedure = fuse(procedure)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from imgmlp.engine.dtype import DType, i32
 from imgmlp.engine.graph import Buffer, Op
+from imgmlp.engine.local import LocalRoom
 from imgmlp.engine.symbolic import Expr, Var
 
 Lanes = Literal["one", "group"]
@@ -29,6 +30,7 @@ class U(Enum):
     """Kinds of instruction; the comment gives `arg`."""
 
     GLOBAL = auto()  # (Buffer, written)
+    ROOM = auto()  # LocalRoom: of every group; stands for a GLOBAL
     GUARD = auto()  # whether src, a bool, must be true: the kernel ends here if it is not so
     RANGE = auto()  # Range
     END = auto()  # None: closes the last open RANGE
@@ -52,7 +54,8 @@ class U(Enum):
     TILE = auto()  # (rows, columns): zeros, which a group's lanes share in registers
     PRODUCT = auto()  # Product: a tile of a matrix product; src: left, right or PANEL; TILE to add
     SPREAD = auto()  # Product: all lanes see the TILE's elements, until the next PRODUCT; src: TILE
-    ELEMENT = auto()  # (row, column) of the tile; src: the PRODUCT or SPREAD
+    ELEMENT = auto()  # (row, column) of the tile; src: the PRODUCT or SPREAD, or TILE, where the
+    # lane's own elements are: (row, column, which of them)
     COLUMNS = auto()  # Product: column sums of its right factor; src: right, the TILE if there is
 
 
@@ -100,6 +103,7 @@ class Product:
     left_aligned: bool  # whether all rows, or all columns, begin on 32 bytes and lie together
     right_aligned: bool
     registers: bool = False  # whether a CPU has the tile there until it is stored
+    summed: bool = False  # whether the right factor's column sums are wanted too
 
     @property
     def direct(self) -> bool:
@@ -230,6 +234,8 @@ class Builder:
         self.live = set(self.known.values())
 
     def parameter(self, storage: Buffer, written: bool = False) -> int:
+        if isinstance(storage, LocalRoom):
+            return self._room(storage)
         if storage not in self.buffers:
             self.buffers.append(storage)
         key = UOp(U.GLOBAL, storage.dtype, (), (storage, written))
@@ -239,6 +245,13 @@ class Builder:
                 return found
         self.known[key] = self._append(key, 0)
         if written:
+            self.overwritten.add(self.known[key])
+        return self.known[key]
+
+    def _room(self, storage: LocalRoom) -> int:
+        key = UOp(U.ROOM, storage.stored, (), storage)
+        if key not in self.known:
+            self.known[key] = self._append(key, 0)
             self.overwritten.add(self.known[key])
         return self.known[key]
 

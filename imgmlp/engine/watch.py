@@ -30,9 +30,11 @@ class Loops:
 
     names: tuple[str, ...] = ()
     sizes: tuple[int, ...] = ()
+    together: bool = False  # whether all lanes of a group take part in one access
 
-    def outermost(self, count: int) -> Loops:
-        return Loops(self.names[:count], self.sizes[:count])
+    def of_group(self) -> Loops:
+        """For what all lanes of a group do as one."""
+        return Loops(self.names[:1], self.sizes[:1], together=True)
 
     def iterations(self, rank: int) -> Array:
         """A number for each: the loops' axes, then 1s up to `rank` axes."""
@@ -154,6 +156,8 @@ class Watch:
             return (self.groups if waited else self.items) > 1
         if waited:
             shared = 1
+        elif one.loops.together != two.loops.together:
+            return True
         inner, other = (math.prod(t.loops.sizes[shared:]) for t in (one, two))
         apart: Array = i // inner != j // other
         return apart

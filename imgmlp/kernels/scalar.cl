@@ -71,3 +71,7 @@ POWER_OF_TWO(float8, int8, uint8)
 #else
 #define fetch_early(place, written)
 #endif
+
+// The nth of several that were loaded at once; n is known to the compiler.
+#define FLOAT_OF_2(all, n) ((n) ? (all).y : (all).x)
+#define FLOAT_OF_4(all, n) ((n) < 2 ? FLOAT_OF_2((all).lo, n) : FLOAT_OF_2((all).hi, (n) - 2))

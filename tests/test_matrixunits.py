@@ -1,0 +1,100 @@
+"""Products on matrix units: which sums a lane has, and half precision's kernels lane by lane."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import warps
+from test_block import blocks, held, network
+
+from imgmlp.engine import AnyDevice, Program, Tensor, compile, open_device
+from imgmlp.engine.interpret import evaluate
+from imgmlp.engine.kernel import storage
+from imgmlp.engine.local import LocalRoom
+from imgmlp.engine.products import Fragments
+from imgmlp.engine.symbolic import Var
+from imgmlp.engine.uops import GPU_LANES, GPU_TILE, NARROW
+
+compiled = pytest.mark.skipif(warps.COMPILER is None, reason="there is no g++")
+
+
+@pytest.fixture
+def device() -> AnyDevice:
+    found = open_device("numpy:uops-group")
+    found.has_matrix_units = True
+    found.info = replace(found.info, compute_units=1)  # so that groups have several tiles
+    return found
+
+
+@pytest.mark.parametrize(
+    "size", [*((rows, GPU_TILE) for rows in (8, 16, 32, 64)), (GPU_TILE, NARROW)]
+)
+def test_lanes_have_each_sum_of_a_tile_once(size: tuple[int, int]) -> None:
+    """Two neighbours each, where m16n8 leaves them: row lane / 4 and columns 2 * (lane % 4)."""
+    lane, pair = Var("lane", 0, GPU_LANES - 1), Var("pair", 0, size[0] * size[1] // 256 - 1)
+    row, column = Fragments.of(*size).place(lane, pair)
+    seen = set()
+    for values in itertools.product(range(lane.hi + 1), range(pair.hi + 1)):
+        env = dict(zip(("lane", "pair"), values, strict=True))
+        r, c = int(row.evaluate(env)), int(column.evaluate(env))
+        assert (r % 8, c % 8) == (values[0] % 32 // 4, values[0] % 4 * 2)
+        seen |= {(r, c), (r, c + 1)}
+    assert seen == set(itertools.product(range(size[0]), range(size[1])))
+
+
+@compiled
+def test_products_of_whole_numbers_are_exact(
+    device: AnyDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sizes that divide nothing, factors either way round, tiles of all heights, column sums."""
+    rng, wanted, tensors = np.random.default_rng(0), {}, {}
+    sizes = [(1, 3, 1), (9, 24, 70), (40, 130, 5), (64, 64, 64), (200, 17, 3), (130, 65, 100)]
+    for n, (rows, inner, columns) in enumerate(sizes):
+        a = rng.integers(-3, 4, (rows, inner)).astype(np.float32)
+        b = rng.integers(-3, 4, (inner, columns)).astype(np.float32)
+        for flip in range(4):
+            left = Tensor(np.ascontiguousarray(a.T), device).transpose() if flip & 1 else None
+            right = Tensor(np.ascontiguousarray(b.T), device).transpose() if flip & 2 else None
+            x = Tensor(a, device) if left is None else left
+            y = Tensor(b, device) if right is None else right
+            tensors[f"{n}.{flip}"], wanted[f"{n}.{flip}"] = (x, y), a @ b
+    program = compile(
+        lambda: {k: x @ y + 1 for k, (x, y) in tensors.items()}, device, precision="half"
+    )
+    warps.run(program, tmp_path, monkeypatch)
+    for name, product in wanted.items():
+        assert np.array_equal(program.read(name), product + 1), name
+
+
+CASES = [  # batch, sizes, matrices that are copied, factors in local memory
+    (331, [16, 64, 64, 3], 3, True),
+    (150, [33, 160, 5], 2, True),
+    (200, [8, 128, 64, 3], 0, True),
+    (140, [16, 168, 168, 3], 0, False),
+]
+
+
+@compiled
+@pytest.mark.parametrize(("batch", "sizes", "copied", "near"), CASES)
+def test_gradients_in_half_precision(
+    device: AnyDevice, batch: int, sizes: list[int], copied: int, near: bool, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Several tiles for each group, rows that no whole number of tiles has."""
+    outputs = network(device, batch, sizes, Tensor.sin)
+    program = Program(device, outputs, [], precision="half")
+    (block,) = blocks(program.stages.procedure)
+    assert block.tiles > block.groups
+    assert sum(k.name == "copy" for k in block.head) == copied
+    factors = {storage(s) for k in block.kernels if k.core is not None for s in k.core.src}
+    assert any(isinstance(b, LocalRoom) and b.pitch for b in factors) is near
+    wanted = evaluate(list(outputs.values()), held(outputs), wide=True)
+    for _ in range(2):  # also when what an earlier step left is there
+        warps.run(program, tmp_path, monkeypatch)
+        for name, value in zip(outputs, wanted, strict=True):
+            error = float(np.abs(program.read(name) - value).max())
+            assert error <= 1e-2 * float(np.abs(value).max()), name
