@@ -320,12 +320,12 @@ class Total:
         self.found = build.effect(U.ACC, (), (1, identity(core.op, core.dtype)), core.dtype)
 
     def add(self, lower: Lowering) -> None:
-        at = self.build.open(Range("r", self.core.src[0].size, "lane"))
-        term = _term(lower, self.core, (), at)
-        self.build.effect(
-            U.ACCUMULATE, (self.found, term), (self.core.op, Const(0)), self.core.dtype
-        )
-        self.build.close()
+        """Each lane its terms of a tile."""
+        build, core = self.build, self.core
+        at = build.open(Range("r", core.src[0].size, "lane"))
+        term = _term(lower, core, core.arg, (), at)
+        build.effect(U.ACCUMULATE, (self.found, term), (core.op, Const(0)), core.dtype)
+        build.close()
 
     def leave(self, kernel: Kernel, lower: Lowering) -> None:
         """Add up what the lanes have, and store it."""
