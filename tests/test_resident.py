@@ -142,6 +142,15 @@ def test_what_takes_long_is_left_in_launches(monkeypatch: pytest.MonkeyPatch) ->
     assert len(reside(parts()).kernels) > 1
 
 
+def test_a_block_keeps_all_its_groups() -> None:
+    """Of which more cores than a phase has units would have more than may stay."""
+    block, *after = parts().items
+    assert isinstance(block, Block)
+    for groups, stays in ((MOST_UNITS, True), (MOST_UNITS + 1, False)):
+        wide = Procedure((replace(block, tiles=groups, groups=groups), *after))
+        assert isinstance(reside(wide).kernels[0], Resident) is stays
+
+
 def test_without_a_block_or_with_loops_or_choices_nothing_stays() -> None:
     block, *after = parts().kernels
     assert isinstance(block, Block)

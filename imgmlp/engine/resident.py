@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from imgmlp.engine.fuse import MOST_BUFFERS, work
 from imgmlp.engine.kernel import Block, Fused, Kernel, Phase, Procedure, Resident
+from imgmlp.engine.uops import MOST_UNITS
 
 MOST_STEPS = 16  # of a launch; more save next to nothing
 MOST_WORK = 1 << 29  # operations of a launch, some milliseconds: until then nobody can stop it
@@ -17,7 +18,8 @@ MOST_PHASES = 8  # more kernels in one function take long to compile
 
 
 def reside(procedure: Procedure) -> Procedure:
-    """The same launches as phases of one, if there is a block, and a step takes little time."""
+    """The same launches as phases of one, if a step takes little time and there is a block, all of
+    whose groups can stay."""
     phases = [item for item in procedure.items if isinstance(item, Phase)]
     if not 1 < len(phases) <= MOST_PHASES or len(phases) < len(procedure.items):
         return procedure
@@ -26,7 +28,8 @@ def reside(procedure: Procedure) -> Procedure:
     steps = min(MOST_STEPS, MOST_WORK // max(1, sum(map(_work, phases))))
     if steps < 2 or guarded or len(buffers) > MOST_BUFFERS:
         return procedure
-    if not any(isinstance(p, Block) for p in phases):
+    blocks = [p for p in phases if isinstance(p, Block)]
+    if not blocks or max(b.groups for b in blocks) > MOST_UNITS:
         return procedure
     return Procedure((Resident("k0_resident", tuple(phases), steps),), procedure.note)
 
