@@ -143,10 +143,10 @@ static void launch(Kernel kernel, void **arguments, int items, int lanes) {
     }
     leader_ = -1;
     for (int left = lanes; left;) {  // one warp at a time runs ahead of the others
-      const int warp = rand() % (lanes / 32), rounds = rand() % 64;
+      const int warp = rand() % ((lanes + 31) / 32), rounds = rand() % 64;
       for (int i = 0; i < 32 * rounds; ++i) {
         const int lane = warp * 32 + i % 32;
-        if (over_[lane]) continue;
+        if (lane >= lanes || over_[lane]) continue;
         lane_ = lane;
         swapcontext(&host_, &fibers_[lane]);
         left -= over_[lane];
