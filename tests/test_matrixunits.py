@@ -75,6 +75,7 @@ CASES = [  # batch, sizes, matrices that are copied, factors in local memory
     (150, [33, 160, 5], 2, True),
     (200, [8, 128, 64, 3], 0, True),
     (140, [16, 168, 168, 3], 0, False),
+    (150, [1, 9, 1, 1], 3, True),  # factors of one row or one column
 ]
 
 

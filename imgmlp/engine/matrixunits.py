@@ -63,7 +63,8 @@ def product(code: Code, u: UOp) -> Iterator[str]:
     staged, factors = [], []
     for name, data, side in zip(SIDES, u.src, sides, strict=False):
         begin, step, inner, aligned, width, count = side
-        along, first, room = int(inner == 1), begin.render("/"), code.uops[data]
+        first, room = begin.render("/"), code.uops[data]
+        along = int(inner == 1 or (inner == 0 and step != 1))  # one element's stride is 0
         if room.op is U.ROOM:
             place = f"{first} + first * {inner}, {room.arg.pitch}"
             factors.append(f"(uint)(size_t)data{data}, {place}, {along}")

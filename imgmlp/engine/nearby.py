@@ -14,6 +14,7 @@ from imgmlp.engine.graph import Buffer, Node, Op, buffer, const, make, move
 from imgmlp.engine.kernel import Kernel, Store, access, storage
 from imgmlp.engine.local import CHUNK, LocalRoom
 from imgmlp.engine.rooms import Rooms, moved, share
+from imgmlp.engine.view import View
 
 LOCAL = 47 << 10  # bytes that a group may take; what lanes exchange takes the rest of 48 KiB
 SLICE = 64 * 72 * 2  # bytes of a factor's slice on its way
@@ -82,12 +83,18 @@ def _in_chunks(factor: Node) -> bool:
     if len(views) != 1 or views[0].mask is not None or not room.pitch:
         return False
     (view,), (rows, columns) = views, room.extent
-    if sorted(view.strides) != [1, room.pitch]:
+    ways = [a for a in (0, 1) if _steps(view, a, 1) and _steps(view, 1 - a, room.pitch)]
+    if not ways:
         return False
-    across = view.strides.index(1)
+    across = ways[0]  # the axis of which neighbours lie together
     first, width = view.offset % room.pitch, view.shape[across]
     whole = first % CHUNK == 0 and (width % CHUNK == 0 or first + width == columns)
     return whole and view.shape[1 - across] == rows
+
+
+def _steps(view: View, axis: int, stride: int) -> bool:
+    """Whether an axis has this stride, or but one element and so any."""
+    return view.shape[axis] == 1 or view.strides[axis] == stride
 
 
 # --- matrices that every tile multiplies with ---
