@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from conftest import environment
 
 from imgmlp.engine import AnyDevice, Device, NumpyDevice, discover, list_devices, open_device
 from imgmlp.engine.device import find
+from imgmlp.engine.failure import build_failure
 from imgmlp.errors import DeviceError, OutOfMemoryError
 
 DOUBLE = """__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
@@ -135,6 +137,18 @@ def test_a_kernel_that_does_not_build_says_why_and_where(opencl: Device) -> None
     (saved,) = (w for w in raised.value.hint.split() if w.endswith(".cl"))
     assert Path(saved).read_text() == source
     os.unlink(saved)
+
+
+def test_a_compiler_that_finds_no_room_on_the_disk_is_told_of(
+    opencl: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("tempfile.NamedTemporaryFile", full)
+    error = build_failure("", "cannot write x.o\n", opencl.info)
+    assert "No space left" in error.hint
+    assert error.hint.endswith("cannot write x.o")
 
 
 def test_more_memory_than_there_is_says_how_much(opencl: Device) -> None:

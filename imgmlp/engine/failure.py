@@ -44,11 +44,19 @@ def build_failure(source: str, log: str, info: DeviceInfo) -> DeviceError:
     """The error for a source that the driver refuses, which is saved for a closer look."""
     lines = [line for line in log.splitlines() if line.strip()]
     first = next((n for n, line in enumerate(lines) if "error:" in line), 0)
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", prefix="imgmlp-", suffix=".cl", delete=False
-    ) as file:
-        file.write(source)
     return DeviceError(
         f"a kernel does not compile on {info.describe()}",
-        hint="\n".join([f"its source is in {file.name}", *lines[first : first + LOG_LINES]]),
+        hint="\n".join([_saved(source), *lines[first : first + LOG_LINES]]),
     )
+
+
+def _saved(source: str) -> str:
+    """Where the source is now, or why it is nowhere: compilers fail on full disks too."""
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", prefix="imgmlp-", suffix=".cl", delete=False
+        ) as file:
+            file.write(source)
+    except OSError as error:
+        return f"its source cannot be saved either ({error.strerror}): is the disk full?"
+    return f"its source is in {file.name}"
