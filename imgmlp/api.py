@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -134,15 +135,30 @@ def _is_archive(file: str | PathLike[str] | bytes) -> bool:
 def _weights(file: str | PathLike[str] | bytes) -> Weights:
     if not isinstance(file, bytes):
         return npz.load(Path(file))
-    with tempfile.TemporaryDirectory() as folder:  # the checks on a file need one
-        path = Path(folder) / "weights.npz"
-        path.write_bytes(file)
+    with _on_disk(file) as path:
         return npz.load(path)
 
 
-def info(file: str | PathLike[str]) -> dict[str, Any]:
-    """What an .imlp or .npz file says of itself, without decoding it. Raises ImgmlpError."""
-    return facts.describe(file)
+@contextmanager
+def _on_disk(archive: bytes) -> Iterator[Path]:
+    """A file of these bytes for a while: the checks on archives need one."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "weights.npz"
+        path.write_bytes(archive)
+        yield path
+
+
+def info(file: str | PathLike[str] | bytes) -> dict[str, Any]:
+    """What an .imlp or .npz file (a path, or its bytes) says of itself, without decoding it.
+
+    Raises ImgmlpError.
+    """
+    if not isinstance(file, bytes):
+        return facts.describe(file)
+    if not _is_archive(file):
+        return facts.compact(container.parse(file))
+    with _on_disk(file) as path:
+        return npz.describe(path)
 
 
 def devices() -> list[DeviceInfo]:

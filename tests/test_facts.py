@@ -45,6 +45,9 @@ def test_facts_of_a_compact_file(compact: Path) -> None:
         "bits_per_pixel": size * 8 / 1200,
     }
     assert api.info(str(compact)) == facts.describe(compact)
+    assert api.info(compact.read_bytes()) == facts.describe(compact)
+    with pytest.raises(FormatError, match=r"not an \.imlp file"):
+        api.info(b"neither")
 
 
 def test_facts_for_people(compact: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,6 +90,7 @@ def test_training_and_decoding_agree(tmp_path: Path) -> None:
         np.testing.assert_array_equal(np.asarray(decoded), trained.pixels)
     assert imgmlp.decode(path, size=(5, 7), device="numpy").size == (5, 7)
     assert imgmlp.info(path)["width"] == 31
+    assert imgmlp.info(path.read_bytes()) == imgmlp.info(path)
 
 
 def test_a_compact_file_is_decoded_from_its_name_or_its_bytes() -> None:
