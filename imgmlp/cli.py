@@ -22,8 +22,8 @@ app = typer.Typer(
     name="imgmlp",
     help="Compress a picture by training a small neural network on it.",
     epilog="Exit codes: 0 done, 1 training or some files failed, 2 usage, 3 bad picture, "
-    "4 bad file, 6 no device, 7 out of memory, 8 output exists or cannot be written, "
-    "130 interrupted.",
+    "4 bad file, 5 target missed, 6 no device, 7 out of memory, 8 output exists or cannot be "
+    "written, 130 interrupted.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -115,7 +115,7 @@ def _targets(sources: list[Path], output: Path | None, force: bool) -> list[Path
     for path in found:
         files.check_output(path, force)
         if path.resolve() in seen:
-            hint = "give every file a name of its own with -o"
+            hint = "encode it for itself, with -o and another name"
             raise OutputError(f"{path} would be written over another file of this run", hint=hint)
         seen.add(path.resolve())
     return found

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import re
 
 import pytest
 
 from imgmlp import errors
+from imgmlp.cli import app
 from imgmlp.errors import ImgmlpError
 
 EXIT_CODES = {
@@ -27,6 +29,12 @@ KINDS = [kind for kind in CLASSES if not issubclass(kind, Warning)]
 
 def test_exit_codes_are_those_that_are_promised() -> None:
     assert {kind.__name__: kind.exit_code for kind in KINDS} == EXIT_CODES
+
+
+def test_the_help_names_every_exit_code() -> None:
+    assert app.info.epilog is not None
+    named = {int(code) for code in re.findall(r"\d+", app.info.epilog)}
+    assert named == {0, *EXIT_CODES.values()}
 
 
 @pytest.mark.parametrize("kind", KINDS)
