@@ -16,12 +16,14 @@ LINE = Var("l", 0, 7)
 GLOBAL, ROOM, RANGE = 0, 1, 2
 
 
-def loop(count: int = 2, kind: str = "vector", inner: bool = False) -> tuple[Code, Var]:
+def loop(
+    count: int = 2, kind: str = "vector", inner: bool = False, size: int = 1024
+) -> tuple[Code, Var]:
     """A loop over neighbours, and its variable."""
     room = LocalRoom.of((16, 64), f32, True, "room")
     more = [UOp(U.RANGE, None, (), Range("m", 3)), UOp(U.END, None, (), None)] if inner else []
     uops = [
-        UOp(U.GLOBAL, f32, (), (Buffer((1024,), f32), True)),
+        UOp(U.GLOBAL, f32, (), (Buffer((size,), f32), True)),
         UOp(U.ROOM, f16, (), room),
         UOp(U.RANGE, None, (), Range("n", count, kind)),
         *more,
@@ -65,6 +67,16 @@ def test_what_may_begin_between_does_not(rest: Expr | int) -> None:
         assert found.store(GLOBAL, offset, 7) is None
     assert not found.declared
     assert not found.stores
+
+
+@pytest.mark.parametrize(("size", "at_once"), [(1022, False), (1024, True)])
+def test_nothing_behind_the_last_element_is_loaded(size: int, at_once: bool) -> None:
+    """Where some neighbours are missing, which padding takes the place of."""
+    code, n = loop(4, size=size)
+    found = Neighbours.of(code, RANGE)
+    assert found is not None
+    assert (found.load(GLOBAL, LINE * 128 + 124 + n, some=True) is not None) is at_once
+    assert found.load(GLOBAL, LINE * 128 + n) is not None
 
 
 def test_halves_are_rounded_and_stored_two_in_a_word() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from imgmlp.engine.dtype import DType, f16, f32
+from imgmlp.engine.graph import Buffer
 from imgmlp.engine.matrixunits import element
 from imgmlp.engine.symbolic import Expr, split
 from imgmlp.engine.uops import Code, Range, U
@@ -36,10 +37,15 @@ class Neighbours:
         inner = next(u.op for u in rest if u.op in (U.RANGE, U.END))
         return Neighbours(code, number, loop) if inner is U.END else None
 
-    def load(self, data: int, offset: Expr) -> str | None:
-        """This element, out of all that are loaded at once; None if they do not lie so."""
+    def load(self, data: int, offset: Expr, some: bool = False) -> str | None:
+        """This element, out of all that are loaded at once; None if they do not lie so.
+
+        `some` says that others may be missing: then they must not lie behind the last element.
+        """
         target, (space, dtype) = self._target(data, offset), self._kind(data)
         if target is None or dtype not in (f16, f32):
+            return None
+        if some and self._elements(data) % self.loop.count:
             return None
         count, words = self.loop.count, self.loop.count // (2 if dtype is f16 else 1)
         kind = f"{'uint' if dtype is f16 else 'float'}{words if words > 1 else ''}"
@@ -65,6 +71,12 @@ class Neighbours:
         """Where it is, and the type of its elements, if several may move at once."""
         u = self.code.uops[data]
         return "__local" if u.op is U.ROOM else "__global", u.dtype
+
+    def _elements(self, data: int) -> int:
+        """How many there are in a GLOBAL or a ROOM."""
+        u = self.code.uops[data]
+        storage: Buffer = u.arg if u.op is U.ROOM else u.arg[0]
+        return storage.size
 
     def _target(self, data: int, offset: Expr) -> str | None:
         """Where the first of them lies, if that is on a multiple of their count."""

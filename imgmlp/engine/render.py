@@ -251,7 +251,7 @@ class _Writer:
         half = self.code.uops[u.src[0]].dtype is f16
         value = f"vload_half({where}, {data})" if half else f"{data}[{where}]"
         if self.neighbours is not None:
-            value = self.neighbours.load(u.src[0], offset) or value
+            value = self.neighbours.load(u.src[0], offset, valid != Const(1)) or value
         if i in self.vectors:
             value = f"*(__global const unaligned8 *)({data} + {where})"
         if valid != Const(1):
