@@ -1,4 +1,5 @@
-"""UOps to OpenCL C 1.2: with formulas.py the only place that writes it.
+"""UOps to OpenCL C 1.2: with formulas.py, matrixunits.py and neighbours.py the only place that
+writes it.
 
 What instructions cannot say stands in kernels/*.cl and is called from here. Vectors come
 from the driver's compiler, out of innermost loops, and from the product's building block.
