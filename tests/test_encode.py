@@ -122,3 +122,29 @@ def test_a_stopped_run_gives_the_bytes_of_one_that_was_not(
     assert found.resumed > 0
     assert len(notes) >= 1
     assert notes[-1].startswith("continuing after")
+
+
+def test_a_run_that_was_stopped_in_a_later_attempt_knows_the_earlier_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(goals, "more_weights", lambda weights, missing: weights / 2)
+    begun: list[int] = []
+    attempt = _Encoder.attempt
+
+    def counted(encoder: _Encoder) -> Encoded:
+        begun.append(encoder.attempts)
+        return attempt(encoder)
+
+    monkeypatch.setattr(_Encoder, "attempt", counted)
+    wanted, picture, device = Target("psnr", 50), Picture(small_pixels()), open_device("numpy")
+    whole = run(wanted)  # of its three networks the first is the largest, and the best
+    checkpoint = Checkpoint(tmp_path / "c", "k")
+    begun.clear()
+    with pytest.raises(Interrupted, match="stopped after"):
+        encode(picture, wanted, SHORT, device, checkpoint, Watch(should_stop=lambda: 1 in begun))
+    assert begun == [0, 1]
+    found = encode(picture, wanted, SHORT, device, checkpoint)
+    assert begun == [0, 1, 1, 2]
+    assert found.bytes == whole.bytes
+    assert found.missed == whole.missed
+    assert (found.pixels == whole.pixels).all()

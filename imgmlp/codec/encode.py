@@ -86,17 +86,15 @@ def encode(
     state is saved, if `watch` asks to stop.
     """
     encoder = _Encoder(picture, wanted, effort, device, checkpoint, watch or Watch())
-    best = None
-    for attempt in range(ATTEMPTS):
+    while True:
         found = encoder.attempt()
-        if best is None or _miss(found, wanted) < _miss(best, wanted):
-            best = found
+        if encoder.best is None or _miss(found, wanted) < _miss(encoder.best, wanted):
+            encoder.best = found
+        encoder.attempts += 1
         short = wanted.value - found.metrics["psnr"] if wanted.kind == "psnr" else 0.0
-        if short <= target.TOLERANCE or found.diverged or attempt == ATTEMPTS - 1:
-            break
+        if short <= target.TOLERANCE or found.diverged or encoder.attempts == ATTEMPTS:
+            return encoder.best
         encoder.enlarge(short + MARGIN)
-    assert best is not None
-    return best
 
 
 def _miss(found: Encoded, wanted: Target) -> float:
@@ -131,7 +129,23 @@ class _Encoder:
         self.samples = picture.width * picture.height
         self.saved = checkpoint.load() if checkpoint is not None else None
         self.resumed, self.unsaved = 0, False
-        self.weights = float(self.saved.facts["weights"]) if self.saved else self._first_weights()
+        self.attempts = 0  # that are over
+        self.best: Encoded | None = None  # of theirs
+        if self.saved is not None:
+            self.weights = float(self.saved.facts["weights"])
+            self.attempts = int(self.saved.facts["attempts"])
+            self.best = self._best_before(self.saved)
+        else:
+            self.weights = self._first_weights()
+
+    def _best_before(self, saved: State) -> Encoded | None:
+        """The best file of the attempts before the one that was stopped."""
+        metrics = saved.facts["best"]
+        if metrics is None:
+            return None
+        data = saved.arrays["best_file"].tobytes()
+        pixels = compact.decode(container.parse(data), self.device)
+        return Encoded(data, pixels, metrics, self.wanted.misses(len(data), metrics["psnr"]))
 
     def _first_weights(self) -> float:
         """How many weights the network should have."""
@@ -191,7 +205,8 @@ class _Encoder:
         if saved is None:
             steps, wider = self._work(shape)
             return self._course(shape, Decided(steps, self._price(), wider)), 0.0
-        facts = {name: value for name, value in saved.facts.items() if name != "weights"}
+        ours = ("weights", "attempts", "best")
+        facts = {name: value for name, value in saved.facts.items() if name not in ours}
         decided = Decided(**facts)
         course = self._course(shape, decided)
         course.step.restore(saved.arrays)
@@ -256,7 +271,10 @@ class _Encoder:
         """Save a state; a run is not worth losing because its checkpoint cannot be written."""
         if self.checkpoint is None or self.unsaved:
             return
-        state.facts["weights"] = self.weights
+        state.facts |= {"weights": self.weights, "attempts": self.attempts, "best": None}
+        if self.best is not None:
+            state.facts["best"] = self.best.metrics
+            state.arrays["best_file"] = np.frombuffer(self.best.bytes, np.uint8)
         try:
             self.checkpoint.save(state)
         except OutputError as error:
