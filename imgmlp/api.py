@@ -85,6 +85,8 @@ def encode(
     takes about so many `seconds`. `missed` says how the target was missed, if it was. A picture is
     a file, a Pillow image, or uint8 [height, width, 1 to 4]. Raises ImgmlpError.
     """
+    if seconds is not None and not 0 < seconds <= 10**6:
+        raise UsageError(f"seconds is {seconds!r}", hint="use a number above 0, up to a million")
     picture = _picture(image, alpha=True)
     pixels = picture.width * picture.height
     count = None if size is None else str(size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
@@ -77,6 +78,12 @@ def test_encoding_and_decoding_agree() -> None:
     decoded = imgmlp.decode(found.bytes, device="numpy")
     np.testing.assert_array_equal(np.asarray(decoded), found.pixels)
     assert seen[-1] == found.metrics["steps"]
+
+
+@pytest.mark.parametrize("seconds", [0, -1, math.nan, math.inf])
+def test_a_time_that_is_none_is_refused(seconds: float) -> None:
+    with pytest.raises(imgmlp.ImgmlpError, match="seconds is"):
+        imgmlp.encode(small_pixels(), seconds=seconds, device="numpy")
 
 
 def test_training_and_decoding_agree(tmp_path: Path) -> None:
