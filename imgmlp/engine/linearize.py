@@ -270,13 +270,9 @@ def _reduce_on_lanes(
     core, build = kernel.core, lower.build
     assert core is not None
     size = math.prod(core.shape)
-    enough = (
-        GPU_LANES
-        if lower.inside
-        else 1024
-        if _runs_along_outputs(core, _neighbours(core))
-        else 16384
-    )
+    enough = 1024 if _runs_along_outputs(core, _neighbours(core)) else 16384
+    if lower.inside:
+        enough = GPU_LANES
     alone = size >= enough or count < 32
     local = 64 if alone else GPU_LANES
     out = lower.outermost("i", size, "item" if alone else "group")
