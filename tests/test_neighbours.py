@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from imgmlp.engine.dtype import f16, f32
@@ -77,6 +79,16 @@ def test_nothing_behind_the_last_element_is_loaded(size: int, at_once: bool) -> 
     assert found is not None
     assert (found.load(GLOBAL, LINE * 128 + 124 + n, some=True) is not None) is at_once
     assert found.load(GLOBAL, LINE * 128 + n) is not None
+
+
+def test_halves_in_memory_go_one_by_one() -> None:
+    """Any device has those, not only one with matrix units."""
+    code, n = loop()
+    halves = UOp(U.GLOBAL, f16, (), (Buffer((1024,), f16), True))
+    found = Neighbours.of(replace(code, uops=(halves, *code.uops[1:])), RANGE)
+    assert found is not None
+    assert found.load(GLOBAL, LINE * 64 + n) is None
+    assert found.store(GLOBAL, LINE * 64 + n, 7) is None
 
 
 def test_halves_are_rounded_and_stored_two_in_a_word() -> None:

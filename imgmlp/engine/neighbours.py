@@ -43,7 +43,7 @@ class Neighbours:
         `some` says that others may be missing: then they must not lie behind the last element.
         """
         target, (space, dtype) = self._target(data, offset), self._kind(data)
-        if target is None or dtype not in (f16, f32):
+        if target is None or dtype is None:
             return None
         if some and self._elements(data) % self.loop.count:
             return None
@@ -55,7 +55,7 @@ class Neighbours:
     def store(self, data: int, offset: Expr, value: int) -> str | None:
         """Keep this element for later; None if they do not lie side by side."""
         target, (space, dtype) = self._target(data, offset), self._kind(data)
-        if target is None or dtype not in (f16, f32):
+        if target is None or dtype is None:
             return None
         count, name = self.loop.count, f"side{self.number}_{len(self.stores)}"
         self.declared.append(f"float {name}[{count}];")
@@ -68,9 +68,11 @@ class Neighbours:
         return f"{name}[{self.loop.name}] = v{value};"
 
     def _kind(self, data: int) -> tuple[str, DType | None]:
-        """Where it is, and the type of its elements, if several may move at once."""
+        """Where it is, and the type of its elements, if several may move at once: float32, and
+        halves that matrix units read."""
         u = self.code.uops[data]
-        return "__local" if u.op is U.ROOM else "__global", u.dtype
+        space = "__local" if u.op is U.ROOM else "__global"
+        return space, u.dtype if u.dtype is f32 or (u.op is U.ROOM and u.dtype is f16) else None
 
     def _elements(self, data: int) -> int:
         """How many there are in a GLOBAL or a ROOM."""
