@@ -1,4 +1,4 @@
-"""Reductions on a processor: which way memory is read, and what comes of it."""
+"""Reductions: which way a processor reads memory, what comes of it, and what lanes keep."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ import pytest
 from conftest import EMULATED
 
 from imgmlp.engine import AnyDevice, Program, Tensor, open_device
+from imgmlp.engine.dtype import f32
+from imgmlp.engine.graph import Buffer, Op, buffer
+from imgmlp.engine.graph import reduce as reduced
+from imgmlp.engine.kernel import Kernel, Store
+from imgmlp.engine.linearize import keep_totals
 from imgmlp.engine.maps import stride
 from imgmlp.engine.symbolic import Var
-from imgmlp.engine.uops import Code, U
+from imgmlp.engine.uops import Builder, Code, U
 
 Reduce = Callable[[Tensor], Tensor]
 REDUCTIONS: dict[str, Reduce] = {
@@ -69,3 +74,15 @@ def steps(code: Code) -> set[int]:
         elif u.op is U.LOAD and len(loops) > 1:
             found.add(stride(u.arg[0], loops, loops[-1]))
     return found
+
+
+@pytest.mark.parametrize(
+    ("adds", "doubled", "kept"), [(True, False, True), (False, False, False), (True, True, False)]
+)
+def test_lanes_keep_totals_that_are_only_added(adds: bool, doubled: bool, kept: bool) -> None:
+    """What is made of each tile's total, or replaces what stands there, needs it tile by tile."""
+    total = reduced(Op.SUM, buffer(Buffer((4, 3), f32)), (0, 1))
+    place = buffer(Buffer((), f32))
+    store = Store(place, total + total if doubled else total, adds)
+    kernel = Kernel("total", (), (store,), total)
+    assert (kernel in keep_totals([kernel], Builder())) is kept
