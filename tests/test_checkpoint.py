@@ -9,7 +9,7 @@ import pytest
 from conftest import small_pixels
 
 from imgmlp.codec import checkpoint
-from imgmlp.codec.checkpoint import Checkpoint, State
+from imgmlp.codec.checkpoint import Checkpoint, Resumable, State
 from imgmlp.image import Picture
 
 
@@ -76,3 +76,11 @@ def test_a_key_stands_for_every_sample_and_choice() -> None:
     keys.add(checkpoint.key(Picture(pixels.reshape(31, 24, 3)), "a"))
     assert len(keys) == 5
     assert checkpoint.key(Picture(pixels.copy()), "a") in keys
+
+
+def test_what_goes_on_says_what_moves() -> None:
+    class Still(Resumable):
+        pass
+
+    with pytest.raises(TypeError, match="_moving"):
+        Still()  # type: ignore[abstract]

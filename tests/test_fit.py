@@ -124,7 +124,7 @@ def test_a_run_is_the_same_run_however_it_is_cut_into_chunks(
 ) -> None:
     chosen = settings(preset, steps=250)
     whole = fit(training_step(chosen, device, small_pixels()))
-    monkeypatch.setattr("imgmlp.codec.fit._next_chunk", lambda chunk, seconds: 7)
+    monkeypatch.setattr("imgmlp.codec.fit.next_chunk", lambda chunk, seconds: 7)
     cut = fit(training_step(chosen, device, small_pixels()))
     assert np.array_equal(whole.parameters, cut.parameters)
     assert whole.loss == cut.loss
@@ -192,7 +192,7 @@ def test_a_loss_that_is_not_finite_leads_back_to_half_the_rate(
     device: AnyDevice, chunk: int, call: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("imgmlp.codec.fit.GOOD", LISTEN)
-    monkeypatch.setattr("imgmlp.codec.fit._next_chunk", lambda before, seconds: chunk)
+    monkeypatch.setattr("imgmlp.codec.fit.next_chunk", lambda before, seconds: chunk)
     chosen = settings(steps=250)
     step, truth = (training_step(chosen, device, small_pixels()) for _ in range(2))
     fitted = fit(step, should_stop=poison(step, call))

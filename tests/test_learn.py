@@ -92,8 +92,8 @@ def test_rounding_computes_with_multiples_of_the_steps() -> None:
     rounded, plain = make(), make()
     rounded.sizes.write(sizes)
     plain.flat.write(np.rint(plain.flat.numpy() * 8) / np.float32(8))
-    still = Control(10, rounding=True, slower=0.0)
-    assert losses(rounded, still, 1) == pytest.approx(losses(plain, Control(10, slower=0.0), 1))
+    still = Control(10, rounding=True, rate=0.0)
+    assert losses(rounded, still, 1) == pytest.approx(losses(plain, Control(10, rate=0.0), 1))
 
 
 def test_steps_follow_what_a_bit_costs() -> None:
@@ -111,7 +111,7 @@ def test_steps_move_by_what_the_noise_costs() -> None:
     def error(sizes: np.ndarray) -> tuple[LearningStep, float]:
         step = make()
         step.sizes.write(sizes.astype(np.float32))
-        return step, losses(step, Control(10, noise=True, slower=0.0), 1)
+        return step, losses(step, Control(10, noise=True, rate=0.0), 1)
 
     sizes = np.array([-3, -2, -3, -2, -3, -2], np.float64)
     first_moment = error(sizes)[0].adam_sizes.first[0].numpy()

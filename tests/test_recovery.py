@@ -22,8 +22,8 @@ GOLDEN = Path(__file__).parent / "golden"
 # The command, but with short runs that are saved often.
 COMMAND = """
 import sys
-from imgmlp.codec import course, target
-course.KEEP_SECONDS, target.STEPS = 0.0, 200
+from imgmlp.codec import checkpoint, target
+checkpoint.KEEP_SECONDS, target.STEPS = 0.0, 200
 sys.argv = ["imgmlp", "encode", *sys.argv[1:], "--bytes", "150"]
 from imgmlp.cli import main
 main()
@@ -119,8 +119,8 @@ def test_a_run_killed_at_any_point_goes_on_bit_for_bit(
 
 TRAIN = """
 import sys
-from imgmlp.codec import fit
-fit.KEEP_SECONDS = 0.0
+from imgmlp.codec import checkpoint
+checkpoint.KEEP_SECONDS = 0.0
 sys.argv[0] = "imgmlp"
 from imgmlp.cli import main
 main()

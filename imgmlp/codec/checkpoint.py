@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import zipfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -25,6 +26,7 @@ from imgmlp.files import sweep, write_atomically
 from imgmlp.image import Picture
 
 MAX_BYTES = 2**30
+KEEP_SECONDS = 15.0  # between two states that a run saves
 _FACTS = "facts"
 
 Array = np.ndarray[Any, Any]
@@ -38,12 +40,12 @@ class State:
     facts: dict[str, Any]
 
 
-class Resumable:
+class Resumable(ABC):
     """What moves on the device, to be read and continued from."""
 
+    @abstractmethod
     def _moving(self) -> dict[str, Tensor]:
         """Everything that a step changes, by name."""
-        raise NotImplementedError
 
     def state(self) -> dict[str, Array]:
         """Everything that moves, as it is once the enqueued steps are done."""

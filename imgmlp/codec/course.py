@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from imgmlp.codec import learn
+from imgmlp.codec import checkpoint, learn
 from imgmlp.codec.checkpoint import State
-from imgmlp.codec.fit import Progress
+from imgmlp.codec.fit import LISTEN, RETRIES, Progress, next_chunk
 from imgmlp.codec.learn import Control, LearningStep
 from imgmlp.codec.quantize import coded_bits, quantize
 from imgmlp.codec.settle import Choice, log_sizes, settle, total_bits
@@ -27,12 +27,8 @@ Pricing = Callable[[float, float], float]  # (bits, dB) -> by what the price is 
 
 FREE, NOISY = 0.45, 0.85  # shares of a run after which noise begins, and rounding
 ROUNDED = 3.0  # times the learning rate once weights are rounded: it is near its end, they begin
-LOOK = 100  # steps between looks at the loss, at most
 CONTROL = 5  # looks between new prices
-KEEP_SECONDS = 15.0  # between two checkpoints
-RETRIES = 3
 HOPELESS = 10.0  # a loss that no answer near the picture has
-LONG = 0.3  # seconds that a chunk should not exceed, so that an interruption is soon noticed
 _START = 24.0, 64.0  # steps in the deviation of weights and of biases when noise begins
 
 
@@ -43,11 +39,15 @@ class Decided:
     steps: int
     price: float
     wider: int = 1  # times the usual pixels in a step
-    slower: float = 1.0
-    retries: int = 0
+    retries: int = 0  # after numbers exploded
     phase: int = 0  # 0 free, 1 noise, 2 rounding
     choices: list[list[int]] = field(default_factory=list)  # step, finer of each layer
     seconds: float = 0.0
+
+    @property
+    def slower(self) -> float:
+        """Factor of the learning rate."""
+        return 0.5**self.retries
 
 
 class Course:
@@ -58,7 +58,7 @@ class Course:
     ) -> None:
         self.step, self.decided = step, decided
         self._pricing, self._budget = pricing, budget
-        self.look = max(1, min(LOOK, decided.steps // 40))
+        self.look = max(1, min(LISTEN, decided.steps // 40))
         self._chunk, self._kept, self._shown = 1, time.monotonic(), (0, 0.0)
         self._began = time.perf_counter() - decided.seconds
         self._good: State | None = None
@@ -92,14 +92,16 @@ class Course:
             self.step.program.run(count)
             self.step.program.wait()
             seconds = time.perf_counter() - began
-            self._chunk = max(1, self._chunk // 2) if seconds > LONG else min(LOOK, 2 * self._chunk)
+            self._chunk = next_chunk(self._chunk, seconds)
             done += count
             if done % self.look == 0 or done == self.decided.steps:
                 done = self._look(done, tell)
                 if done < 0:
                     return "diverged"
             stop = should_stop is not None and should_stop()
-            if keep is not None and (stop or time.monotonic() - self._kept > KEEP_SECONDS):
+            if keep is not None and (
+                stop or time.monotonic() - self._kept > checkpoint.KEEP_SECONDS
+            ):
                 keep(self.state())
                 self._kept = time.monotonic()
             if stop and done < self.decided.steps:
@@ -127,13 +129,12 @@ class Course:
     def _recover(self) -> int:
         """Back to the last good state, at half the learning rate."""
         assert self._good is not None
-        retries, slower = self.decided.retries + 1, self.decided.slower / 2
+        retries = self.decided.retries + 1
         self.step.restore(self._good.arrays)
         self.decided = Decided(**self._good.facts)
         if retries > RETRIES:
             return -1
-        self.decided.retries, self.decided.slower = retries, slower
-        self._good.facts |= {"retries": retries, "slower": slower}
+        self.decided.retries = self._good.facts["retries"] = retries
         self._steer()
         return int(self.step.count.item())
 
@@ -181,8 +182,8 @@ class Course:
         decided = self.decided
         price = decided.price if decided.phase else 0.0
         noise, rounding = decided.phase == 1, decided.phase == 2
-        slower = decided.slower * (ROUNDED if rounding else 1.0)
-        self.step.steer(Control(decided.steps, noise, rounding, price, slower))
+        rate = decided.slower * (ROUNDED if rounding else 1.0)
+        self.step.steer(Control(decided.steps, noise, rounding, price, rate))
 
     def _progress(self, done: int, loss: float) -> Progress:
         first, since = self._shown

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from imgmlp.codec import model
+from imgmlp.codec import checkpoint, model
 from imgmlp.codec.checkpoint import Resumable, State
 from imgmlp.codec.config import Architecture, Encoding, Settings
 from imgmlp.codec.features import tables
@@ -30,9 +30,8 @@ SMOOTHING = 0.99  # share of the past in the smoothed loss
 LISTEN = 100  # steps between looks at loss and parameters: how late divergence is noticed
 AHEAD = 2  # chunks that the host may be ahead of the device
 GOOD = 10 * LISTEN  # steps between states to go back to
-RETRIES = 3
-KEEP_SECONDS = 15.0  # between two checkpoints
-LONG = 0.3  # seconds that a chunk should not exceed, so that an interruption is soon noticed
+RETRIES = 3  # each at half the learning rate of the one before
+CHUNK_SECONDS = 0.3  # that a chunk should not exceed, so that an interruption is soon noticed
 
 
 @dataclass(frozen=True)
@@ -246,7 +245,7 @@ class _Replay:
         if len(self.marks) > AHEAD:
             self.marks.popleft().wait()
         self.receiver.poll()
-        self.chunk = _next_chunk(self.chunk, time.perf_counter() - began)
+        self.chunk = next_chunk(self.chunk, time.perf_counter() - began)
 
 
 def fit(
@@ -277,7 +276,9 @@ def fit(
     while replay.done < steps and not interrupted:
         replay.go_on()
         interrupted = should_stop is not None and should_stop()
-        due = keep is not None and (interrupted or time.monotonic() - kept > KEEP_SECONDS)
+        due = keep is not None and (
+            interrupted or time.monotonic() - kept > checkpoint.KEEP_SECONDS
+        )
         if due or listener.diverged or replay.done % GOOD == 0 or replay.done == steps:
             replay.receiver.wait()
         if listener.diverged:
@@ -301,7 +302,8 @@ def fit(
     return Fitted(listener.best, listener.best_loss, replay.done, seconds, stopped)
 
 
-def _next_chunk(chunk: int, seconds: float) -> int:
-    if seconds > LONG:
+def next_chunk(chunk: int, seconds: float) -> int:
+    """How many steps to replay at once after so many took so many seconds."""
+    if seconds > CHUNK_SECONDS:
         return max(1, chunk // 2)
     return min(LISTEN, chunk * 2)

@@ -29,7 +29,7 @@ Array = np.ndarray[Any, Any]
 
 BATCH = 1024  # pixels in a step, if nothing else is wanted
 RATE = 6e-3  # learning rate of networks 88 wide; wider ones need a smaller one
-LONG = 60_000  # steps; longer runs need a smaller one too
+USUAL_STEPS = 60_000  # longer runs need a smaller one too
 _BY_BATCH, _BY_LENGTH = 0.3, 0.25  # powers by which it grows with the batch, falls with the length
 STEP_RATE = 3.0  # times the learning rate: that of the steps' logarithms
 WARM_UP = 200  # steps in which the learning rate rises, of a short run a twentieth
@@ -48,14 +48,14 @@ class Control:
     noise: bool = False
     rounding: bool = False
     price: float = 0.0  # lambda
-    slower: float = 1.0  # factor of the learning rate
+    rate: float = 1.0  # factor of the learning rate
 
     def array(self, pixels: int) -> Array:
         """float32 [6], as the device wants it."""
         warm_up = max(1.0, min(WARM_UP, self.steps / 20))
         modes = [float(self.noise), float(self.rounding)]
-        slower = self.slower * min(1.0, LONG / self.steps) ** _BY_LENGTH
-        rates = [slower, 1 / self.steps, 1 / warm_up]
+        rate = self.rate * min(1.0, USUAL_STEPS / self.steps) ** _BY_LENGTH
+        rates = [rate, 1 / self.steps, 1 / warm_up]
         return np.array([*modes, self.price / pixels, *rates], np.float32)
 
 
