@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from imgmlp.engine import Device, Tensor, compile, dtype, open_device
+from imgmlp.engine import AnyDevice, Device, Tensor, compile, dtype, open_device
 from imgmlp.engine.uops import U
 from imgmlp.engine.vectors import in_vectors
 
@@ -32,7 +32,7 @@ AFTER: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], bool]] = {
     "an exponential": (lambda y, bias, other: (y * 0.1).exp(), True),
     "a sine": (lambda y, bias, other: (y * 0.1).sin(), False),
     "columns turned round": (lambda y, bias, other: y + bias.flip(0), False),
-    "another dtype": (lambda y, bias, other: (y * 9).cast(dtype.i32), False),
+    "another dtype": (lambda y, bias, other: (y * 2).cast(dtype.i8), False),
 }
 
 
@@ -53,6 +53,24 @@ def test_plain_arithmetic_on_neighbours_goes_in_vectors(device: Device, name: st
     assert np.allclose(
         program.read("y"), after(same[0] @ same[1], *same[2:]).numpy(), rtol=1e-5, atol=1e-5
     )
+
+
+def test_whole_numbers_go_in_vectors(device: Device) -> None:
+    x, w = RNG.integers(-40, 40, (13, 20)), RNG.integers(-9, 9, (20, 16))
+    bias = RNG.integers(-99, 99, 16).astype(np.int32)
+
+    def step(on: AnyDevice) -> Tensor:
+        y = Tensor(x.astype(np.float32), on) @ Tensor(w.astype(np.float32), on)
+        sums = y.cast(dtype.i32) + Tensor(bias, on)
+        low = ((sums & 255) * 3 - 7).maximum(5).minimum(99) ^ 1
+        return Tensor.where(sums < 0, -(sums >> 2), low << 3).cast(dtype.f32) * 0.5
+
+    program = compile(lambda: {"y": step(device)}, device)
+    assert in_vectors(program.stages.codes[0])[0]
+    program.run()
+    expected = step(open_device("numpy")).numpy()
+    assert program.read("y").tolist() == expected.tolist()
+    assert np.unique(expected).size > 50
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 
-from imgmlp.engine.dtype import bool_, f16
+from imgmlp.engine.dtype import DType, bool_, f16
 from imgmlp.engine.formulas import (
     TURN_PARAMETERS,
     join,
@@ -254,7 +254,7 @@ class _Writer:
         if self.neighbours is not None:
             value = self.neighbours.load(u.src[0], offset, valid != Const(1)) or value
         if i in self.vectors:
-            value = f"*(__global const unaligned8 *)({data} + {where})"
+            value = f"*(__global const {self._vector(u.dtype)} *)({data} + {where})"
         if valid != Const(1):
             value = f"({_index(valid)}) ? {value} : ({register(u.dtype)})0"
         self._declare(i, u, value)
@@ -272,8 +272,13 @@ class _Writer:
     def _place(self, data: int, offset: Expr, value: int) -> str:
         """Where a value is stored, which is several elements if the value is a vector."""
         if value in self.vectors:
-            return f"*(__global unaligned8 *)(data{data} + {_index(offset)})"
+            kind = self._vector(self.code.uops[data].dtype)
+            return f"*(__global {kind} *)(data{data} + {_index(offset)})"
         return f"data{data}[{_index(offset)}]"
+
+    def _vector(self, dtype: DType | None) -> str:
+        """The type of neighbours in memory, wherever they begin."""
+        return f"unaligned_{register(dtype)}{NARROW}"
 
     def _add(self, i: int, u: UOp) -> None:
         data, value = u.src[:2]
@@ -288,11 +293,14 @@ class _Writer:
 
     def _alu(self, i: int, u: UOp) -> None:
         args = [f"v{s}" for s in u.src]
-        if i in self.vectors and u.arg in (Op.WHERE, Op.MAX):
-            floats = range(int(u.arg is Op.WHERE), len(args))
-            for s in (s for s in floats if u.src[s] not in self.vectors):
-                args[s] = f"(float{NARROW}){args[s]}"
         assert u.dtype is not None
+        if i in self.vectors and u.arg in (Op.WHERE, Op.MAX):
+            numbers = range(int(u.arg is Op.WHERE), len(args))
+            for s in (s for s in numbers if u.src[s] not in self.vectors):
+                args[s] = f"({register(u.dtype)}{NARROW}){args[s]}"
+        if i in self.vectors and u.arg is Op.CAST:
+            self._declare(i, u, f"to_{register(u.dtype)}{NARROW}({args[0]})")
+            return
         operand = self.code.uops[u.src[-1]].dtype
         assert operand is not None
         self._declare(i, u, operation(u.arg, args, operand, u.dtype))

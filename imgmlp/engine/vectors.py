@@ -2,20 +2,22 @@
 
 Compilers are good at loops over arrays in memory; a tile that is to stay in registers needs
 vectors that are written as such. That is done where a tile's columns meet nothing but plain
-arithmetic on float32 and neighbours in memory; anything else goes column by column.
+arithmetic on float32 or int32 and neighbours in memory; anything else goes column by column.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from imgmlp.engine.dtype import bool_, f32
+from imgmlp.engine.dtype import bool_, f32, i32
 from imgmlp.engine.graph import Op
 from imgmlp.engine.symbolic import ONE, Expr, Var
 from imgmlp.engine.uops import Code, Product, Range, U, UOp
 
 ARITHMETIC = {Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.NEG, Op.MULACC, Op.MAX, Op.LT, Op.EXP2}
 LOGIC = {Op.AND, Op.OR, Op.XOR}
+WHOLE = {Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.MAX, Op.LT, Op.EQ, Op.SHL, Op.SHR} | LOGIC
+NUMBERS = {f32, i32}
 
 
 def in_vectors(code: Code) -> tuple[set[int], set[int]]:
@@ -67,19 +69,23 @@ def _fits(
         return tile.registers
     if u.op is U.LOAD:
         offset, valid = u.arg
-        plain = u.dtype is f32 and valid is ONE and len(u.src) == 1
+        plain = u.dtype in NUMBERS and valid is ONE and len(u.src) == 1
         other = any(data == u.src[0] and place is not offset for data, place in written)
         return plain and _beside(offset, column) and not other
     if u.op in (U.STORE, U.ADD):
-        plain = code.uops[u.src[0]].dtype is f32 and len(u.src) == 2
+        plain = code.uops[u.src[0]].dtype in NUMBERS and len(u.src) == 2
         return plain and column in u.arg.variables() and _beside(u.arg, column)
     if u.op is not U.ALU:
         return u.op is U.CONST
     operands = [code.uops[s].dtype for s in u.src]
     if u.arg is Op.WHERE:
-        return u.dtype is f32
-    if u.arg in LOGIC:
-        return u.dtype is bool_ and all(s in vectors for s in u.src)
+        return u.dtype in NUMBERS
+    if u.arg in LOGIC and u.dtype is bool_:
+        return all(s in vectors for s in u.src)
+    if u.arg is Op.CAST:
+        return u.dtype in NUMBERS and operands[0] in NUMBERS
+    if all(kind is i32 for kind in operands):
+        return u.arg in WHOLE
     return u.arg in ARITHMETIC and all(kind is f32 for kind in operands)
 
 

@@ -9,7 +9,17 @@
 
 #define INNER 256  // inner elements of a packed panel: 16 KiB, half of a first-level cache
 
-typedef float8 unaligned8 __attribute__((aligned(4)));  // eight floats, wherever they begin
+typedef float8 unaligned_float8 __attribute__((aligned(4)));  // wherever they begin
+typedef int8 unaligned_int8 __attribute__((aligned(4)));
+
+// PoCL's conversions of vectors are calls, too.
+#ifdef POCL_DEVICE_ADDRESS_BITS
+#define to_float8(x) __builtin_convertvector(x, float8)
+#define to_int8(x) __builtin_convertvector(x, int8)
+#else
+#define to_float8(x) convert_float8(x)
+#define to_int8(x) convert_int8(x)
+#endif
 
 // M(0, ...) to M(R - 1, ...). Written out, as LLVM needs the longer for each loop the more of them
 // a kernel has, even if they are unrolled.
@@ -122,7 +132,8 @@ static void tile_product_packed(float *tile, __global const float *left, int lef
 
 #define ADD_ROW(R, parts)                                                                  \
   {                                                                                        \
-    __global const unaligned8 *row = (__global const unaligned8 *)(right + (k + R) * right_inner); \
+    __global const unaligned_float8 *row =                                                 \
+        (__global const unaligned_float8 *)(right + (k + R) * right_inner);                \
     parts[2 * R] += row[0];                                                                \
     parts[2 * R + 1] += row[1];                                                            \
   }
