@@ -14,7 +14,7 @@ import pytest
 from conftest import environment
 
 from imgmlp.engine import AnyDevice, Device, NumpyDevice, discover, list_devices, open_device
-from imgmlp.engine.device import find
+from imgmlp.engine.device import LOSES_PARTS, find
 from imgmlp.engine.failure import build_failure
 from imgmlp.errors import DeviceError, OutOfMemoryError
 
@@ -114,6 +114,12 @@ def test_slices_share_memory_and_respect_alignment(device: AnyDevice) -> None:
     assert found[2 * device.align] == 1
     with pytest.raises(ValueError, match="multiple of"):
         device.slice(whole, 1, 4)
+
+
+def test_a_driver_that_loses_parts_is_given_whole_allocations(opencl: Device) -> None:
+    info = replace(opencl.info, platform=LOSES_PARTS)
+    assert opencl.can_slice
+    assert not Device(opencl._handle, info).can_slice
 
 
 def test_a_launch_runs_with_its_arguments_each_time(opencl: Device) -> None:

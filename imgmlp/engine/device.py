@@ -59,6 +59,9 @@ MATRIX_UNITS = 8  # compute capability from which NVIDIA's multiply halves as we
 COARSEST_ALIGN = 1 << 16  # bytes; packing to coarser offsets saves little
 LARGE = 1 << 20  # bytes of an allocation that is used at once, to see that it is there
 _BYTE = np.zeros(1, np.uint8)
+# The platform whose driver (580.159) crashes when parts of an allocation are released that kernels
+# have used and that overlap without being the same.
+LOSES_PARTS = "NVIDIA CUDA"
 
 
 class Device:
@@ -81,7 +84,7 @@ class Device:
         self._timing_queue: Any = None
         self._lost: str | None = None  # what was being done when the queue failed
         self.usage = Usage()
-        self.can_slice = self._try_to_slice()
+        self.can_slice = info.platform != LOSES_PARTS and self._try_to_slice()
         if not self.can_slice:
             self.align = ALIGN
 
