@@ -125,7 +125,7 @@ def test_square_roots_are_correctly_rounded(device: Device) -> None:
     assert np.array_equal(bench("t_root", np.zeros_like(x), x, items=x.size), np.sqrt(x))
 
 
-@pytest.mark.parametrize("lanes", [64, 128])
+@pytest.mark.parametrize(("lanes", "results"), [(64, 1), (128, 1), (128, 16)])
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
@@ -136,24 +136,26 @@ def test_square_roots_are_correctly_rounded(device: Device) -> None:
         ("uchar", np.uint8),
     ],
 )
-def test_group_reductions(device: Device, lanes: int, name: str, dtype: type) -> None:
+def test_group_reductions(device: Device, lanes: int, results: int, name: str, dtype: type) -> None:
     bench = Bench(
         device,
         ["reduce"],
         f"""__kernel void t_group(__global {name} *out, __global const {name} *in) {{
               __local {name} scratch[128];
               const int i = get_global_id(0), n = get_local_size(0);
-              const {name} total = group_sum_{name}(scratch, in[i], n);
+              const {name} total = group_sum_{name}(scratch, in[i], n, {results});
               barrier(CLK_LOCAL_MEM_FENCE);
-              out[2 * i] = total; out[2 * i + 1] = group_max_{name}(scratch, in[i], n); }}""",
+              out[2 * i] = total;
+              out[2 * i + 1] = group_max_{name}(scratch, in[i], n, {results}); }}""",
     )
     lowest = 0 if name.startswith("u") else -500
     # bytes wrap, and so do their sums
     x = np.random.default_rng(0).integers(lowest, lowest + 1000, 3 * lanes).astype(dtype)
     found = bench("t_group", np.zeros((x.size, 2), dtype), x, items=x.size, local=lanes)
-    groups = x.reshape(3, lanes)
-    assert np.array_equal(found[:, 0], np.repeat(groups.sum(1, dtype=dtype), lanes))
-    assert np.array_equal(found[:, 1], np.repeat(groups.max(1), lanes))
+    groups = x.reshape(3, -1, results)
+    found = found.reshape(*groups.shape, 2)  # [groups, lanes that get the same, results, 2]
+    assert np.array_equal(found[..., 0], groups.sum(1, keepdims=True, dtype=dtype) + 0 * groups)
+    assert np.array_equal(found[..., 1], groups.max(1, keepdims=True) + 0 * groups)
 
 
 PRODUCT_ONE = """

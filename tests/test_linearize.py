@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from conftest import EMULATED
+from conftest import EMULATED, open_mapping
 
 from imgmlp.engine import AnyDevice, Program, Tensor, open_device
 from imgmlp.engine.dtype import f32
@@ -16,7 +16,7 @@ from imgmlp.engine.kernel import Kernel, Store
 from imgmlp.engine.linearize import keep_totals
 from imgmlp.engine.maps import stride
 from imgmlp.engine.symbolic import Var
-from imgmlp.engine.uops import Builder, Code, U
+from imgmlp.engine.uops import GPU_LANES, Builder, Code, U
 
 Reduce = Callable[[Tensor], Tensor]
 REDUCTIONS: dict[str, Reduce] = {
@@ -37,7 +37,7 @@ def program(device: AnyDevice, reduce: Reduce, *shape: int) -> tuple[Program, np
     return Program(device, {"y": reduce(Tensor(values, device)).node}, []), wanted
 
 
-@pytest.mark.parametrize("shape", [(40, 21), (5, 1100), (1100, 5)])
+@pytest.mark.parametrize("shape", [(40, 21), (5, 1100), (1100, 5), (24, 301)])
 @pytest.mark.parametrize("name", REDUCTIONS)
 @pytest.mark.parametrize("form", EMULATED)
 def test_results(form: str, name: str, shape: tuple[int, int]) -> None:
@@ -60,6 +60,17 @@ def test_of_wide_rows_much_is_read_at_once() -> None:
     (code,) = found.stages.codes
     inner = [u.arg.count for u in code.uops if u.op is U.RANGE and u.arg.kind == "vector"]
     assert min(inner) > 64
+
+
+@pytest.mark.parametrize(("shape", "parts"), [((64, 2100), 8), ((24, 301), 4), ((66, 1100), 1)])
+def test_lanes_share_the_terms_of_many_sums(shape: tuple[int, int], parts: int) -> None:
+    """Neighbouring lanes read neighbours, and a group has as many sums as lanes divide into."""
+    found, wanted = program(open_mapping("group"), REDUCTIONS["columns"], *shape)
+    (code,) = found.stages.codes
+    joined = [u.arg[1] for u in code.uops if u.op is U.GROUP]
+    assert joined == ([GPU_LANES // parts] if parts > 1 else [])
+    found.run()
+    assert np.allclose(found.read("y"), wanted, rtol=1e-5, atol=1e-5)
 
 
 def steps(code: Code) -> set[int]:

@@ -304,12 +304,12 @@ class _Launch:
 
     def group(self, i: int, u: UOp) -> Array:
         """The tree that lanes form in local memory."""
-        axis = self.meet(i)
+        axis, (op, results) = self.meet(i), u.arg
         values = np.broadcast_to(self.values[u.src[0]], self.shape)
-        while (lanes := values.shape[axis]) > 1:
+        while (lanes := values.shape[axis]) > results:
             low, high = np.split(values, [lanes // 2], axis)
-            values = operate(JOINS[u.arg], u, low, high)
-        return values
+            values = operate(JOINS[op], u, low, high)
+        return np.concatenate([values] * (self.shape[axis] // results), axis)
 
     # --- products ---
 

@@ -37,6 +37,8 @@ KEPT_REGISTERS: dict[Precision, int] = {"float32": 0, "half": 104}
 PAGE = 1024  # elements of a row that are a page of memory
 WIDE = 128  # columns of such rows that a CPU adds up together: they are a page each
 AT_ONCE = 8  # terms of a reduction that a lane of a GPU loads before it adds them
+MOST_PARTS = 8  # lanes that share the terms of one of many outputs; 16 outputs are 64 bytes then
+BUSY = 1 << 16  # lanes that keep a GPU busy
 
 
 # --- kernels ---
@@ -269,8 +271,11 @@ def _reduce_on_lanes(
 ) -> tuple[int, int]:
     core, build = kernel.core, lower.build
     assert core is not None
-    size = math.prod(core.shape)
-    enough = 1024 if _runs_along_outputs(core, _neighbours(core)) else 16384
+    size, along = math.prod(core.shape), _runs_along_outputs(core, _neighbours(core))
+    parts = _parts(size, count) if along and not lower.inside else 1
+    if parts > 1:
+        return _reduce_in_parts(kernel, lower, term, count, start, parts)
+    enough = 1024 if along else 16384
     if lower.inside:
         enough = GPU_LANES
     alone = size >= enough or count < 32
@@ -294,7 +299,7 @@ def _reduce_on_lanes(
         build.close()
     total = build.effect(U.COMBINE, (accumulators,), core.op, core.dtype)
     if not alone:
-        total = build.effect(U.GROUP, (total,), core.op, core.dtype)
+        total = build.effect(U.GROUP, (total,), (core.op, 1), core.dtype)
         if lower.inside:
             build.effect(U.BARRIER, ())  # the next round uses the same local memory
     lower.core_value = total
@@ -306,6 +311,45 @@ def _reduce_on_lanes(
         build.close()
     build.close()
     return (-(-size // local) * local, local) if alone else (size * local, local)
+
+
+def _parts(size: int, count: int) -> int:
+    """How many lanes share the terms of each output, where neighbours have neighbouring ones."""
+    parts = 1
+    while parts < MOST_PARTS and size * parts < BUSY and count % (4 * parts) == 0:
+        parts *= 2
+    return parts
+
+
+def _reduce_in_parts(
+    kernel: Kernel, lower: Lowering, term: Callable[..., int], count: int, start: float, parts: int
+) -> tuple[int, int]:
+    """Neighbouring outputs for a group, as many times as each output's terms have parts."""
+    core, build = kernel.core, lower.build
+    assert core is not None
+    size, columns = math.prod(core.shape), GPU_LANES // parts
+    several = math.gcd(count // parts, AT_ONCE)
+    groups, rounds = -(-size // columns), count // parts // several
+    group = lower.outermost("i", groups, "group")
+    accumulators = build.effect(U.ACC, (), (several, start), core.dtype)
+    lane = build.open(Range("l", GPU_LANES, "lane"))
+    output = group * columns + lane % columns
+    limit = None if size % columns == 0 else output.lt(size) * rounds
+    block = build.open(Range("r", rounds, limit=limit))
+    each = build.open(Range("v", several, "vector"))
+    at = (block * several + each) * parts + lane // columns
+    found = term(unravel(output, core.shape), at)
+    build.effect(U.ACCUMULATE, (accumulators, found), (core.op, each), core.dtype)
+    for _ in range(3):
+        build.close()
+    own = build.effect(U.COMBINE, (accumulators,), core.op, core.dtype)
+    lower.core_value = build.effect(U.GROUP, (own,), (core.op, columns), core.dtype)
+    left = None if size % columns == 0 else Const(size) - group * columns
+    first = build.open(Range("first", columns, "lane", left))
+    store_all(lower, kernel.stores, unravel(group * columns + first, core.shape))
+    build.close()
+    build.close()
+    return groups * GPU_LANES, GPU_LANES
 
 
 class Total:
@@ -327,7 +371,7 @@ class Total:
         """Add up what the lanes have, and store it."""
         build, core = self.build, self.core
         own = build.effect(U.COMBINE, (self.found,), core.op, core.dtype)
-        lower.core_value = build.effect(U.GROUP, (own,), core.op, core.dtype)
+        lower.core_value = build.effect(U.GROUP, (own,), (core.op, 1), core.dtype)
         build.effect(U.BARRIER, ())  # the next one uses the same local memory
         build.open(Range("first", 1, "lane"))
         store_all(lower, kernel.stores, ())

@@ -337,11 +337,11 @@ class _Writer:
         self._declare(i, u, f"v{u.src[0]}[{'0' if own else _index(u.arg)}]")
 
     def _group(self, i: int, u: UOp) -> None:
-        name = "sum" if u.arg is Op.SUM else "max"
+        op, results = u.arg
+        name = "sum" if op is Op.SUM else "max"
         assert u.dtype is not None
-        kind = register(u.dtype)
-        call = f"group_{name}_{kind}(scratch_{kind}, v{u.src[0]}, {self.code.local_size})"
-        self._declare(i, u, call)
+        kind, sizes = register(u.dtype), f"{self.code.local_size}, {results}"
+        self._declare(i, u, f"group_{name}_{kind}(scratch_{kind}, v{u.src[0]}, {sizes})")
 
     def _product(self, i: int, u: UOp) -> None:
         p: Product = u.arg

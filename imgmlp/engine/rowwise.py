@@ -112,7 +112,7 @@ class _Row:
             self.arrays |= arrays
             total = build.effect(U.COMBINE, (accumulators,), core.op, core.dtype)
             if not alone:
-                total = build.effect(U.GROUP, (total,), core.op, core.dtype)
+                total = build.effect(U.GROUP, (total,), (core.op, 1), core.dtype)
                 build.effect(U.BARRIER, ())  # the next stage uses the same local memory
             self.lower.totals[core] = total
         if self.kernel.totals and not alone:

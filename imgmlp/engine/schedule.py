@@ -31,6 +31,7 @@ LONG_REDUCTION = 1 << 14  # elements from which a full reduction takes two stage
 PARTS = 64  # partial results of the first stage, at least
 PART_ELEMENTS = 1 << 12  # of each, where many compute units share them
 PART_TERMS = 64  # least terms of each part of a split product
+MANY_SUMS = 1 << 11  # columns that keep all compute units busy without parts
 MOST_GROUPS = 1 << 10  # partial results of the first stage, at most
 MOST_PARTS = 512  # work-groups that a split product is spread over
 
@@ -142,10 +143,10 @@ def _split_product(node: Node) -> Node:
 
 
 def _split_sum(node: Node) -> Node:
-    """Column sums [inner, columns] -> [columns] over the same parts as products."""
+    """Column sums [inner, columns] -> [columns] over the same parts as products, if few."""
     source = node.src[0]
     parts = _parts(source.shape[0])
-    if len(source.shape) != 2 or parts == 1:
+    if len(source.shape) != 2 or parts == 1 or source.shape[1] >= MANY_SUMS:
         return node
     inner = move(Op.RESHAPE, source, (parts, source.shape[0] // parts, source.shape[1]))
     return reduce(Op.SUM, reduce(Op.SUM, inner, (1,)), (0,))

@@ -49,7 +49,7 @@ class U(Enum):
     KEEP = auto()  # lane; src: accumulators or LOCAL, value: takes the place of one of them
     COMBINE = auto()  # Op: all accumulators into one value; src: accumulators
     LANE = auto()  # lane: one accumulator; src: accumulators or LOCAL
-    GROUP = auto()  # Op: one value from every lane of the group; src: value
+    GROUP = auto()  # (Op, n): lanes' values into n, lane i has the i % n th then; src: value
     PANEL = auto()  # Product: the columns of its right factor, side by side; src: right
     TILE = auto()  # (rows, columns): zeros, which a group's lanes share in registers
     PRODUCT = auto()  # Product: a tile of a matrix product; src: left, right or PANEL; TILE to add

@@ -1,19 +1,20 @@
-// One value from all lanes of a work-group, by a tree in local memory: every lane
-// receives it. `scratch` holds one value a lane; `lanes` is a power of two.
+// Values of all lanes of a work-group into `results` of them, by a tree in local memory: lanes
+// that are a multiple of `results` apart receive the same one. `scratch` holds one value a lane;
+// `lanes` and `results` are powers of two.
 
-#define GROUP_REDUCTION(NAME, TYPE, JOIN)                                  \
-  static TYPE NAME(__local TYPE *scratch, TYPE value, int lanes) {         \
-    const int lane = get_local_id(0);                                      \
-    scratch[lane] = value;                                                 \
-    barrier(CLK_LOCAL_MEM_FENCE);                                          \
-    for (int half_ = lanes / 2; half_ > 0; half_ /= 2) {                   \
-      if (lane < half_) {                                                  \
-        const TYPE a = scratch[lane], b = scratch[lane + half_];           \
-        scratch[lane] = JOIN;                                              \
-      }                                                                    \
-      barrier(CLK_LOCAL_MEM_FENCE);                                        \
-    }                                                                      \
-    return scratch[0];                                                     \
+#define GROUP_REDUCTION(NAME, TYPE, JOIN)                                       \
+  static TYPE NAME(__local TYPE *scratch, TYPE value, int lanes, int results) { \
+    const int lane = get_local_id(0);                                           \
+    scratch[lane] = value;                                                      \
+    barrier(CLK_LOCAL_MEM_FENCE);                                               \
+    for (int half_ = lanes / 2; half_ >= results; half_ /= 2) {                 \
+      if (lane < half_) {                                                       \
+        const TYPE a = scratch[lane], b = scratch[lane + half_];                \
+        scratch[lane] = JOIN;                                                   \
+      }                                                                         \
+      barrier(CLK_LOCAL_MEM_FENCE);                                             \
+    }                                                                           \
+    return scratch[lane % results];                                             \
   }
 
 GROUP_REDUCTION(group_sum_float, float, a + b)
