@@ -166,5 +166,6 @@ def _report(terminal: Terminal, path: Path, found: Encoded) -> None:
     if found.missed is not None:
         hint = "the best file was written; try another target or a higher --effort"
         raise TargetError(f"{path} has {found.missed}", hint=hint)
-    figures = f"{size(facts['bytes'])}   {facts['bpp']:.3f} bpp   {facts['psnr']:.2f} dB"
+    quality = "lossless" if math.isinf(facts["psnr"]) else f"{facts['psnr']:.2f} dB"
+    figures = f"{size(facts['bytes'])}   {facts['bpp']:.3f} bpp   {quality}"
     terminal.done(f"{path}   {figures}   {duration(facts['seconds'])}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ from conftest import small_pixels
 from imgmlp.codec import compact, container, integer
 from imgmlp.codec import target as goals
 from imgmlp.codec.checkpoint import Checkpoint
-from imgmlp.codec.encode import Effort, Encoded, Watch, _Encoder, encode
+from imgmlp.codec.encode import PILOT_RATE, Effort, Encoded, Watch, _Encoder, encode
+from imgmlp.codec.rounding import Rounding, Trial
 from imgmlp.codec.target import Target
 from imgmlp.engine import open_device
 from imgmlp.errors import Interrupted
@@ -97,13 +100,18 @@ def test_a_time_limit_decides_how_long_to_train() -> None:
 def test_much_time_goes_into_wider_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(goals, "STEPS", 10)
     monkeypatch.setattr(_Encoder, "_pace", lambda self, shape, wider: 1e-3 * wider)
-    big = Picture(np.zeros((48, 64, 1), np.uint8))  # 3 of the usual batches
+    big = Picture(np.resize(small_pixels(), (48, 64, 1)))  # 3 of the usual batches
     found = run(Target("lambda", 1e-2), big, Effort(1, seconds=0.025))
     assert (found.metrics["steps"], found.metrics["batch"]) == (8, 3072)
 
 
 @pytest.mark.parametrize(
-    ("target", "looks"), [(Target("bytes", 300), (7, 9)), (Target("psnr", 10), (35, 9))]
+    ("target", "looks"),
+    [
+        (Target("bytes", 300), (7, 9)),
+        (Target("psnr", 10), (35, 9)),  # while it trains
+        (Target("psnr", 10), (5, 3, 11)),  # in the first short run, and in the second
+    ],
 )
 def test_a_stopped_run_gives_the_bytes_of_one_that_was_not(
     target: Target, looks: tuple[int, int], tmp_path: Path
@@ -120,14 +128,66 @@ def test_a_stopped_run_gives_the_bytes_of_one_that_was_not(
     found = encode(picture, target, SHORT, device, checkpoint, Watch(note=notes.append))
     assert found.bytes == whole.bytes
     assert found.resumed > 0
-    assert len(notes) >= 1
-    assert notes[-1].startswith("continuing after")
+    assert len(notes) == len(looks)
+    assert all(note.startswith("continuing after") for note in notes)
+
+
+def test_a_short_run_that_was_stopped_is_not_begun_again(tmp_path: Path) -> None:
+    steps: list[int] = []
+    watch = Watch(lambda progress: steps.append(progress.step), lambda: len(steps) == 15)
+    arguments = Picture(small_pixels()), Target("psnr", 10), SHORT, open_device("numpy")
+    checkpoint = Checkpoint(tmp_path / "c", "k")
+    with pytest.raises(Interrupted, match="stopped after 3 of 12 steps of a short run"):
+        encode(*arguments, checkpoint, watch)
+    assert [*range(1, 13), 1, 2, 3] == steps
+    encode(*arguments, checkpoint, watch)
+    assert steps[15:25] == [*range(4, 13), 3]
+
+
+@pytest.mark.parametrize(
+    "target", [Target("psnr", 40), Target("bytes", 5000), Target("lambda", 1e-3)]
+)
+def test_a_picture_of_one_colour_is_a_small_lossless_file(target: Target) -> None:
+    pixels = np.broadcast_to(np.array([3, 128, 250, 77], np.uint8), (20, 33, 4))
+    found = run(target, Picture(np.ascontiguousarray(pixels)))
+    assert found.metrics["psnr"] == math.inf
+    assert found.missed is None
+    assert len(found.bytes) < 64
+    decoded = compact.decode(container.parse(found.bytes), open_device("numpy"))
+    assert (decoded == pixels).all()
+
+
+def test_where_one_colour_has_the_quality_wanted_it_is_the_file() -> None:
+    pixels = np.full((20, 33, 3), 90, np.uint8)
+    pixels[::7, ::5, 1] += 1
+    found = run(Target("psnr", 50), Picture(pixels))
+    assert found.metrics["psnr"] == psnr(pixels, np.full_like(pixels, 90)) > 60
+    assert found.missed is None
+    assert len(found.bytes) < 64
+
+
+def test_a_network_that_is_too_good_for_a_quality_makes_room_for_a_smaller_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[float] = []
+    best = Rounding.best
+
+    def noted(self: Rounding, *args: Any) -> Trial:
+        tried.append(args[2].parameters)
+        return replace(best(self, *args), psnr=60.0)
+
+    monkeypatch.setattr(Rounding, "best", noted)
+    monkeypatch.setattr("imgmlp.codec.encode.psnr", lambda *_: 60.0)
+    found = run(Target("psnr", 30), effort=Effort(20))
+    assert found.missed is None
+    assert found.metrics["parameters"] == min(tried)
 
 
 def test_a_run_that_was_stopped_in_a_later_attempt_knows_the_earlier_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(goals, "more_weights", lambda weights, missing: weights / 2)
+    monkeypatch.setattr("imgmlp.codec.encode.PILOT_RATE", 40 * PILOT_RATE)
     begun: list[int] = []
     attempt = _Encoder.attempt
 
@@ -137,13 +197,17 @@ def test_a_run_that_was_stopped_in_a_later_attempt_knows_the_earlier_ones(
 
     monkeypatch.setattr(_Encoder, "attempt", counted)
     wanted, picture, device = Target("psnr", 50), Picture(small_pixels()), open_device("numpy")
-    whole = run(wanted)  # of its three networks the first is the largest, and the best
+    whole = run(wanted, effort=Effort(40))  # of its three networks the first is the best
     checkpoint = Checkpoint(tmp_path / "c", "k")
     begun.clear()
+
+    def stop() -> bool:
+        return 1 in begun
+
     with pytest.raises(Interrupted, match="stopped after"):
-        encode(picture, wanted, SHORT, device, checkpoint, Watch(should_stop=lambda: 1 in begun))
+        encode(picture, wanted, Effort(40), device, checkpoint, Watch(should_stop=stop))
     assert begun == [0, 1]
-    found = encode(picture, wanted, SHORT, device, checkpoint)
+    found = encode(picture, wanted, Effort(40), device, checkpoint)
     assert begun == [0, 1, 1, 2]
     assert found.bytes == whole.bytes
     assert found.missed == whole.missed

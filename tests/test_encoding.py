@@ -70,11 +70,23 @@ def test_an_existing_file_is_replaced_only_if_forced(imgmlp: Command, picture: P
 def test_the_smallest_pictures_have_files_too(
     imgmlp: Command, picture: Path, size: tuple[int, int]
 ) -> None:
-    Image.new("L", size, 255).save(picture.parent / "tiny.png")
+    values = np.linspace(0, 255, size[0] * size[1]).astype(np.uint8)
+    Image.fromarray(values.reshape(size[::-1])).save(picture.parent / "tiny.png")
     done = imgmlp("encode", "tiny.png", "--json", *QUICK)
     (facts,) = json.loads(done.stdout, parse_constant=pytest.fail)
     assert facts["problem"] is None
     imgmlp("verify", "tiny.imlp")
+
+
+def test_one_colour_reaches_any_quality(imgmlp: Command, picture: Path) -> None:
+    Image.new("RGB", (40, 30), (10, 200, 77)).save(picture.parent / "flat.png")
+    done = imgmlp("encode", "flat.png", "--psnr", "40", "--json")
+    assert "lossless" in done.stderr
+    (facts,) = json.loads(done.stdout, parse_constant=pytest.fail)
+    assert facts["problem"] is None
+    assert facts["psnr"] is None
+    imgmlp("decode", "flat.imlp")
+    assert (load(picture.parent / "flat.decoded.png").pixels == (10, 200, 77)).all()
 
 
 def test_transparency_is_kept(imgmlp: Command, picture: Path) -> None:

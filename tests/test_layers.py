@@ -34,7 +34,7 @@ ORDER = """
     codec.container codec.quantize codec.network codec.settle codec.npz codec.model codec.capacity
     codec.pieces codec.integer
     codec.fit codec.learn codec.render codec.compact codec.target codec.course
-    codec.encode codec.pipeline
+    codec.rounding codec.encode codec.pipeline
     interrupt text terminal facts verify child selftest
     bench bench.job bench.by_hand bench.pytorch bench.peak bench.start bench.speed bench.report
     bench.kernels bench.plot bench.kernels_report

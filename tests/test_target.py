@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -56,8 +57,29 @@ def test_a_miss_is_told_in_figures() -> None:
     assert Target("bytes", 1000).misses(1001, 1.0) == "1,001 bytes instead of 1,000"
     assert Target("bytes", 1000).misses(969, 1.0) is not None
     assert Target("psnr", 30).misses(1, 29.91) is None
-    assert Target("psnr", 30).misses(1, 30.12) == "30.12 dB instead of 30"
+    assert Target("psnr", 30).misses(1, 29.88) == "29.88 dB instead of 30"
     assert Target("lambda", 1e-3).misses(1, 1.0) is None
+
+
+def test_too_good_is_no_miss() -> None:
+    assert Target("psnr", 30).misses(1, 30.12) is None
+    assert Target("psnr", 30).misses(1, math.inf) is None
+    assert Target("bytes", 1000).misses(60, math.inf) is None
+    assert Target("bytes", 50).misses(60, math.inf) is not None
+
+
+def test_too_good_is_no_hit_either() -> None:
+    assert not Target("psnr", 30).hit_by(1, 30.12)
+    assert Target("psnr", 30).hit_by(1, 30.08)
+
+
+def test_of_files_that_keep_a_target_the_best_is_nearest() -> None:
+    def order(wanted: Target, *files: tuple[int, float]) -> bool:
+        distances = [wanted.distance(*file) for file in files]
+        return distances == sorted(set(distances))
+
+    assert order(Target("psnr", 30), (80, 29.95), (90, math.inf), (100, 30), (20, 29.8), (200, 20))
+    assert order(Target("bytes", 100), (99, 1.0), (90, 2.0), (101, 3.0), (110, 3.0))
 
 
 def test_each_effort_is_more_work() -> None:

@@ -48,12 +48,34 @@ class Target:
         return f"{self.value:g} dB" if self.kind == "psnr" else f"lambda {self.value:.3g}"
 
     def misses(self, size: int, psnr: float) -> str | None:
-        """How a file of this size and quality misses the target, or None."""
-        if self.kind == "bytes" and not LOWEST_SHARE * self.value <= size <= self.value:
+        """How a file of this size and quality misses the target, or None.
+
+        More dB than were asked for are no miss: some pictures have them with the smallest file.
+        """
+        fits = size <= self.value and (size >= LOWEST_SHARE * self.value or math.isinf(psnr))
+        if self.kind == "bytes" and not fits:
             return f"{size:,} bytes instead of {self.value:,.0f}"
-        if self.kind == "psnr" and abs(psnr - self.value) > TOLERANCE:
+        if self.kind == "psnr" and self.value - psnr > TOLERANCE:
             return f"{psnr:.2f} dB instead of {self.value:g}"
         return None
+
+    def hit_by(self, size: int, psnr: float) -> bool:
+        """Whether no other file would be nearer to it."""
+        if self.kind == "psnr":
+            return abs(psnr - self.value) <= TOLERANCE
+        return self.misses(size, psnr) is None
+
+    def distance(self, size: int, psnr: float) -> tuple[bool, float]:
+        """The smaller, the better a file is: what keeps the target, then what is near to it.
+
+        Of files that have the dB asked for, the smallest is the best.
+        """
+        if self.kind == "bytes":
+            return size > self.value, abs(size - self.value)
+        if self.kind == "psnr":
+            missing = self.value - psnr
+            return (True, missing) if missing > TOLERANCE else (False, size)
+        return False, 0.0
 
 
 def choose(
