@@ -10,7 +10,7 @@ from conftest import MAPPINGS, open_mapping
 from test_network import small_network
 
 from imgmlp.codec import integer
-from imgmlp.codec.network import LIMIT, Network
+from imgmlp.codec.network import LIMIT, Layer, Network
 from imgmlp.codec.quantize import step_parts
 from imgmlp.engine import Tensor, open_device
 
@@ -62,6 +62,58 @@ def test_every_mapping_gives_the_bits_of_plain_integers(
     assert pixels.std() > 10
 
 
+def larger_weights(network: Network, times: int, layer: int) -> Network:
+    """The same network, of steps that are a power of two finer in one of its layers."""
+    layers, old = list(network.layers), network.layers[layer]
+    step = old.step - 4 * (times.bit_length() - 1)
+    layers[layer] = Layer(old.weights * times, old.biases * times, step, old.finer)
+    return Network(network.shape, tuple(layers))
+
+
+@pytest.mark.parametrize("mapping", MAPPINGS)
+def test_large_weights_take_other_ways_to_the_same_bits(mapping: str) -> None:
+    network = larger_weights(small_network(width=24), 16, 1)
+    assert [len(integer.spans(layer.weights)) for layer in network.layers[1:]] == [0, 2]
+    pixels = integer.decode(network, WIDTH, HEIGHT, open_mapping(mapping))
+    expected = [[plain_pixel(network, x, y) for x in range(WIDTH)] for y in range(HEIGHT)]
+    assert pixels.tolist() == expected
+
+
+LARGEST = integer.LARGEST_SUM
+
+
+@pytest.mark.parametrize("mapping", MAPPINGS)
+@pytest.mark.parametrize(
+    ("total", "runs"), [(LARGEST, 1), (LARGEST + 1, 2), (4 * LARGEST, 4), (2**16 - 2, 0)]
+)
+def test_sums_are_exact_up_to_their_bounds(mapping: str, total: int, runs: int) -> None:
+    """Weights of any sign add up to a total; values are the extreme ones, or any."""
+    generator = np.random.default_rng(total)
+    sizes = np.diff(np.arange(65) * total // 64)  # even, so that runs have equal totals
+    weights = sizes[:, None] * generator.choice([-1, 1], (64, 16))
+    weights[:, 0] = np.abs(weights[:, 0])
+    extremes = generator.choice([integer.LEAST, LIMIT], (40, 64))
+    extremes[0], extremes[1] = integer.LEAST, LIMIT
+    values = np.concatenate([extremes, generator.integers(integer.LEAST, LIMIT + 1, (40, 64))])
+    layer = Layer(weights.astype(np.int32), np.arange(16, dtype=np.int32), 40, 0)
+    assert len(integer.spans(layer.weights)) == runs
+    device = open_mapping(mapping)
+    found = integer.sums_of(Tensor(values.astype(np.int32), device), layer, 1).numpy()
+    assert found.tolist() == (values @ weights + layer.bias_sums()).tolist()
+
+
+@pytest.mark.parametrize("inputs", [1, 7, 64, 100])
+def test_spans_are_exact_and_hold_every_input_once(inputs: int) -> None:
+    generator = np.random.default_rng(inputs)
+    for size in (2, 10, 20, 50, 100, 400, 5000):
+        weights = generator.integers(-size, size + 1, (inputs, 5))
+        found = integer.spans(weights)
+        held = [n for span in found for n in range(inputs)[span]]
+        assert held == list(range(inputs)) or not found
+        largest = max((np.abs(weights[span]).sum(0).max() for span in found), default=0)
+        assert largest * max(LIMIT - integer.MIDDLE, integer.MIDDLE - integer.LEAST) <= 2**24
+
+
 def test_the_picture_does_not_depend_on_how_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     network, device = small_network(1), open_device("numpy")
     whole = integer.decode(network, 40, 3, device)
@@ -93,11 +145,18 @@ def test_the_activation_is_a_smooth_step_times_its_argument() -> None:
     assert found.tolist() == [plain_activate(int(v)) for v in x]
 
 
+def test_activations_reach_from_the_least_to_the_limit() -> None:
+    x = np.arange(-LIMIT - 2, LIMIT + 3, dtype=np.int32)
+    found = integer.activate(Tensor(x, open_device("numpy"))).numpy()
+    assert (found.min(), found.max()) == (integer.LEAST, LIMIT)
+
+
 def test_nothing_overflows_at_the_bounds() -> None:
     extreme = np.array([-(2**31) + 8, 2**31 - 9], np.int32)
     device = open_device("numpy")
     for step in (3, 67):
-        found = integer.rescale(Tensor(extreme, device), step, 4).numpy().tolist()
+        scale = Tensor(integer.scale_of(step, 4), device)
+        found = integer.rescale(Tensor(extreme, device), scale).numpy().tolist()
         assert found == [plain_rescale(int(v), step, 4) for v in extreme]
     assert integer.levels(Tensor(extreme, device)).numpy().tolist() == [0, 255]
     found = integer.activate(Tensor(extreme, device)).numpy().tolist()

@@ -4,13 +4,15 @@ Features come from integer recurrences, activations are cubic pieces made of pro
 and all sums fit in 32 bits (`network.Layer` proves it). Part of the file format
 (docs/format-imlp.md): a change here would make files decode to other pictures.
 
-Sums of products run as float32 products of matrices, the fastest that every device has: values
-enter in parts of 8 bits, so that no sum reaches 2**24 and all of it stays exact.
+Sums of products run as float32 products of matrices, the fastest that every device has. They are
+exact, in whatever order they are added up, where the magnitudes of all terms add up to at most
+2**24. A layer whose weights are too large for that is cut into spans of inputs, or its inputs
+into parts of 8 bits.
 """
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import cache, partial, reduce
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,11 @@ _CYCLE = 1024  # entries of the table of sines
 _COS, _SIN = 4611599204741358747, 28296773447188932
 _SHIFT = 2 * VALUE_BITS - 8  # of a product of shares
 _ANSWER_BITS = 4  # by which the last layer's answers are finer than activations
+LEAST = -178  # activation; LIMIT is the largest
+MIDDLE = (LIMIT + LEAST) // 2
+LARGEST_SUM = (1 << 24) // (LIMIT - MIDDLE)  # of weights' magnitudes, so that sums stay exact
+MOST_SPANS = 4  # of a layer; for more, parts are quicker
+_ALIGN = 8  # inputs: a span begins where vectors do
 
 
 @cache
@@ -124,26 +131,58 @@ class _Piece:
         sums = self.y.reshape(rows, 1, outputs).expand(rows, columns, outputs) + self.x.reshape(
             1, columns, outputs
         )
-        step, sums = first.step, sums.reshape(rows * columns, outputs)
+        sums = sums.reshape(rows * columns, outputs)
+        steps = [layer.step for layer in self.network.layers]
+        scales = [scale_of(step) for step in steps[:-1]] + [scale_of(steps[-1], _ANSWER_BITS)]
+        # not constants, so that the kernels of one network serve others of its sizes
+        scale = Tensor(np.array(scales), self.device, name="scales")
         for number, layer in enumerate(others):
-            values = activate(rescale(sums, step))
-            sums, step = self._sums(values, layer, number + 1), layer.step
-        return {"pixels": levels(rescale(sums, step, _ANSWER_BITS)).reshape(rows, columns, -1)}
+            values = activate(rescale(sums, scale[number]))
+            sums = sums_of(values, layer, number + 1)
+        answers = rescale(sums, scale[-1])
+        return {"pixels": levels(answers).reshape(rows, columns, -1)}
 
-    def _sums(self, values: Tensor, layer: Layer, number: int) -> Tensor:
-        """int32 [rows, inputs] -> [rows, outputs], exactly."""
-        weights = Tensor(layer.weights.astype(np.float32), self.device, name=f"weights{number}")
-        biases = Tensor(layer.bias_sums().astype(np.int32), self.device, name=f"biases{number}")
+
+def sums_of(values: Tensor, layer: Layer, number: int) -> Tensor:
+    """int32 [rows, inputs], from LEAST to LIMIT -> int32 [rows, outputs], exactly.
+
+    `number` is the layer's, for names.
+    """
+    weights = Tensor(layer.weights.astype(np.float32), values.device, name=f"weights{number}")
+    biases, found = layer.bias_sums(), spans(layer.weights)
+    if found:
+        centred = (values - MIDDLE).cast(dtype.f32)
+        biases = biases + layer.weights.sum(0, np.int64) * MIDDLE
+        parts = [(centred[:, span] @ weights[span]).cast(dtype.i32) for span in found]
+        sums = reduce(Tensor.__add__, parts)
+    else:
         low = (values & 255).cast(dtype.f32) @ weights
         high = (values >> 8).cast(dtype.f32) @ weights
-        return low.cast(dtype.i32) + high.cast(dtype.i32) * 256 + biases
+        sums = low.cast(dtype.i32) + high.cast(dtype.i32) * 256
+    return sums + Tensor(biases.astype(np.int32), values.device, name=f"biases{number}")
 
 
-def rescale(sums: Tensor, step: int, finer: int = 0) -> Tensor:
-    """Sums in 2**-10 steps to 2**-(10 + finer), rounded."""
+def spans(weights: Array) -> list[slice]:
+    """The inputs of a layer in as few equal runs as are exact; [] if even MOST_SPANS are not."""
+    inputs, magnitudes = len(weights), np.abs(weights.astype(np.int64))
+    for count in range(1, MOST_SPANS + 1):
+        length = -(-inputs // (count * _ALIGN)) * _ALIGN
+        found = [slice(begin, begin + length) for begin in range(0, inputs, length)]
+        if all(magnitudes[span].sum(0).max() <= LARGEST_SUM for span in found):
+            return found
+    return []
+
+
+def scale_of(step: int, finer: int = 0) -> Array:
+    """What `rescale` takes for a step: int32 [factor, half of a unit, shift]."""
     m, e = step_parts(step)
     shift = e - 3 - finer
-    return (((sums + 4) >> 3) * m + (1 << shift - 1)) >> shift
+    return np.array([m, 1 << shift - 1, shift], np.int32)
+
+
+def rescale(sums: Tensor, scale: Tensor) -> Tensor:
+    """Sums in 2**-10 steps to 2**-(10 + finer), rounded."""
+    return (((sums + 4) >> 3) * scale[0] + scale[1]) >> scale[2]
 
 
 def activate(values: Tensor) -> Tensor:
