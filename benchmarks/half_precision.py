@@ -2,12 +2,12 @@
 
     python -m benchmarks.half_precision PICTURE [--device gpu]
 
-Gradients of the default network beside NumPy's in float64, microseconds a step at three batch
-sizes, and the PSNR after the default preset's steps. Where a sum is next to nothing, rounding
-decides on which side of the leaky ReLU's bend it falls, and float64 may take the other one: so
-gradients are compared on all rows, and on rows without such sums. Fails if the latter are off by
-more than 1e-5 (float32) or 1e-2 (half) of the largest of their tensor, or PSNRs by more than
-0.1 dB.
+Gradients of the default network beside NumPy's in float64, microseconds a step at some batch sizes,
+the PSNR after the default preset's steps, and the device's own time to decode the picture. Where a
+sum is next to nothing, rounding decides on which side of the leaky ReLU's bend it falls, and
+float64 may take the other one: so gradients are compared on all rows, and on rows without such
+sums. Fails if the latter are off by more than 1e-5 (float32) or 1e-2 (half) of the largest of their
+tensor, or PSNRs by more than 0.1 dB.
 """
 
 from __future__ import annotations
@@ -17,19 +17,18 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from imgmlp import image
 from imgmlp.codec import model, pipeline
-from imgmlp.codec.config import PRESETS, Architecture
-from imgmlp.engine import AnyDevice, Tensor, compile, open_device
+from imgmlp.codec.config import PRESETS, Architecture, Weights
+from imgmlp.engine import AnyDevice, Device, Precision, Tensor, compile, open_device
 
 Array = np.ndarray[Any, Any]
-Precision = Literal["float32", "half"]
 LIMITS: dict[Precision, float] = {"float32": 1e-5, "half": 1e-2}
-BATCHES = (512, 16_384, 262_144)
+BATCHES = (512, 4_096, 16_384, 262_144)
 DRAWS = 5  # of rows for gradients; the largest difference counts
 ROWS = 1000  # of a draw: no whole number of tiles
 CLEAR = 101  # of those: rows whose sums all keep away from the bend
@@ -116,10 +115,19 @@ def microseconds(device: AnyDevice, precision: Precision, batch: int) -> float:
     return best * 1e6
 
 
-def trained_psnr(device: AnyDevice, precision: Precision, path: Path) -> float:
-    """dB after all steps of the default preset."""
+def trained(device: AnyDevice, precision: Precision, path: Path) -> pipeline.Trained:
+    """After all steps of the default preset."""
     settings = replace(PRESETS["default"], precision=precision)
-    return pipeline.train(image.load(path), settings, device).psnr
+    return pipeline.train(image.load(path), settings, device)
+
+
+def decoding(device: Device, precision: Precision, weights: Weights) -> tuple[float, list[float]]:
+    """The device's own microseconds of all launches that decode a picture, and of each."""
+    size = weights.width, weights.height
+    decoder = pipeline.Decoder(weights, device, *size, piece=size[::-1], precision=precision)
+    decoder.picture()
+    each = np.median([device.time_launches(decoder.program.launches) for _ in range(20)], axis=0)
+    return float(each.sum()), each.tolist()
 
 
 def main() -> int:
@@ -137,10 +145,13 @@ def main() -> int:
         times = [
             f"{batch:,} rows {microseconds(device, precision, batch):.1f}" for batch in BATCHES
         ]
-        qualities.append(trained_psnr(device, precision, chosen.picture))
+        found = trained(device, precision, chosen.picture)
+        qualities.append(found.psnr)
         print(f"{precision}: gradients off by {error:.1e}, near bends too by {anywhere:.1e}")
-        print(f"us/step: {', '.join(times)}; ", end="")
-        print(f"{qualities[-1]:.3f} dB")
+        print(f"us/step: {', '.join(times)}; {found.psnr:.3f} dB")
+        if isinstance(device, Device):
+            total, each = decoding(device, precision, found.weights)
+            print(f"us to decode: {total:.1f} ({', '.join(f'{us:.1f}' for us in each)})")
         good = good and error <= limit
     return 0 if good and abs(qualities[0] - qualities[1]) <= MOST else 1
 

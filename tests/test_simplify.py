@@ -252,6 +252,13 @@ def test_rule_stays_away(name: str) -> None:
     assert found is KEPT[name]
 
 
+def test_how_often_rows_are_taken_decides_whether_their_table_is_multiplied() -> None:
+    product = dot(gather(X, INDEX), MATRIX)
+    often = INDEX.size // X.shape[0]
+    assert simplify([product], often) == [gather(dot(X, MATRIX), INDEX)]
+    assert simplify([product], often + 1) == [product]
+
+
 def test_unused_computations_are_pruned() -> None:
     used, unused = X + 1.0, alu(Op.SIN, X)
     (found,) = simplify([alu(Op.WHERE, number(True, C), used, unused)])

@@ -16,6 +16,7 @@ Array = np.ndarray[Any, Any]
 
 LEAST = 256  # pixels of a piece that is not halved any more
 NUMPYS = 1 << 14  # pixels of a piece for NumPy: near its caches, yet its threads meet seldom
+GPUS = 16  # times as many pixels a piece for a GPU, whose launches take less than starting them
 
 
 class Piece(Protocol):
@@ -40,18 +41,25 @@ def fitting(width: int, height: int, pixels: int) -> tuple[int, int]:
     return min(height, max(1, pixels // columns)), columns
 
 
+def at_once(device: AnyDevice, pixels: int) -> int:
+    """Most pixels of a piece on a device, where a processor takes so many."""
+    if isinstance(device, NumpyDevice):
+        return min(pixels, NUMPYS)
+    return GPUS * pixels if device.lanes == "group" else pixels
+
+
 def assemble(
     make: Make, device: AnyDevice, size: tuple[int, int], channels: int, pixels: int
 ) -> Array:
     """The whole picture of a (width, height) size, uint8 [height, width, channels].
 
-    It comes in pieces of at most so many pixels, and of half as many, with an ImgmlpWarning, where
-    they do not fit in the device's memory. Raises OutOfMemoryError if small ones do not either.
+    It comes in pieces of at most so many pixels (see at_once), and of half as many, with an
+    ImgmlpWarning, where they do not fit in the device's memory. Raises OutOfMemoryError if small
+    ones do not either.
     """
     width, height = size
     picture = np.empty((height, width, channels), np.uint8)
-    if isinstance(device, NumpyDevice):
-        pixels = min(pixels, NUMPYS)
+    pixels = at_once(device, pixels)
     while True:
         rows, columns = fitting(width, height, pixels)
         try:

@@ -15,8 +15,8 @@ from imgmlp.codec.checkpoint import State
 from imgmlp.codec.config import Settings, Weights, check_size
 from imgmlp.codec.features import encoding, table
 from imgmlp.codec.fit import Fitted, Progress, Stopped, TrainingStep, fit, pixel_features
-from imgmlp.codec.pieces import assemble, fill, fitting
-from imgmlp.engine import AnyDevice, Program, Tensor, compile, dtype
+from imgmlp.codec.pieces import assemble, at_once, fill, fitting
+from imgmlp.engine import AnyDevice, Precision, Program, Tensor, compile, dtype
 from imgmlp.errors import OutOfMemoryError
 from imgmlp.image import Picture, psnr
 
@@ -140,15 +140,17 @@ class Decoder:
         width: int,
         height: int,
         piece: tuple[int, int] | None = None,
+        precision: Precision = "float32",
     ) -> None:
         self.weights, self.width, self.height = weights, width, height
-        self.rows, self.columns = piece or fitting(width, height, PIXELS_AT_ONCE)
+        most = at_once(device, PIXELS_AT_ONCE)
+        self.rows, self.columns = piece or fitting(width, height, most)
         half = weights.encoding.features // 2
         self.x = Tensor(np.zeros((self.columns, half), np.float32), device, name="x_table")
         self.y = Tensor(np.zeros((self.rows, half), np.float32), device, name="y_table")
         self.flat = Tensor(weights.flat, device, name="parameters")
         self.left = -1  # of the features that x holds
-        self.program = compile(self._step, device)
+        self.program = compile(self._step, device, precision=precision)
 
     def _step(self) -> dict[str, Tensor]:
         pixel = Tensor.arange(self.rows * self.columns)  # of the piece, in row-major order

@@ -13,6 +13,7 @@ from imgmlp.engine.sketch import Need, memory_needed
 from imgmlp.engine.step import compile
 from imgmlp.engine.tensor import Tensor
 from imgmlp.engine.transfer import Feeder, Receiver
+from imgmlp.engine.uops import Precision
 
 __all__ = [
     "AnyDevice",
@@ -24,6 +25,7 @@ __all__ = [
     "Function",
     "Need",
     "NumpyDevice",
+    "Precision",
     "Program",
     "RawKernel",
     "Receiver",

@@ -52,11 +52,12 @@ MOST_ROWS = {"one": TILE_ROWS, "group": 64}
 LEAST_ROWS = {"one": 64, "group": 8}  # of a tile, where more tiles keep more units busy
 ROOM = {"one": 1 << 19, "group": 1 << 18}  # bytes that the rows of one tile may take
 GROUPS_A_UNIT = {"one": 1, "group": 4}
-GROUPS_ON_MATRIX_UNITS = 2  # instead: as many as registers and local memory hold at a time
+GROUPS_ON_MATRIX_UNITS = 2  # instead, where lanes keep sums: as many as registers hold at a time
 LEAST_SAVED = 1  # launches; below that a block is not worth it
 FEW_PARTS = 4  # partial sums up to which they are added one by one
 FEW_ROWS = 8  # fewer do not outweigh partial sums as large as the parameters
 EVEN = 4  # tiles of each group from which one more or less matters little
+WORTHWHILE = 7 / 8  # of a tile's rows: more of them save nothing that pays for uneven tiles
 
 
 # --- the graph of one tile ---
@@ -301,7 +302,8 @@ class _Plan:
         while rows > LEAST_ROWS[lanes] and batch < rows * units:
             rows //= 2
         rows = min(rows, batch)
-        many = GROUPS_ON_MATRIX_UNITS if precision == "half" else GROUPS_A_UNIT[lanes]
+        few = precision == "half" and self.sums
+        many = GROUPS_ON_MATRIX_UNITS if few else GROUPS_A_UNIT[lanes]
         while True:
             cut = _cut(batch, rows, units * many)
             kernels = self._scheduled(cut, after)
@@ -380,9 +382,10 @@ def _cut(batch: int, rows: int, most_groups: int) -> _Cut:
     tiles = -(-batch // rows)
     groups = min(tiles, most_groups)
     if batch % rows or tiles < EVEN * groups:
-        tiles = min(batch, -(-tiles // groups) * groups)
-        rows = -(-batch // tiles)
-        tiles = -(-batch // rows)
+        like = min(batch, -(-tiles // groups) * groups)
+        fewer = -(-batch // like)
+        if batch % rows or fewer <= WORTHWHILE * rows:
+            rows, tiles = fewer, -(-batch // fewer)
     return _Cut(batch, rows, tiles, min(groups, tiles))
 
 

@@ -34,27 +34,30 @@ from imgmlp.engine.graph import (
 )
 from imgmlp.engine.interpret import evaluate
 
-SMALL_TABLE = 16  # times that each row of a table is taken, from which to multiply the table
+OFTEN = 16  # times that each row of a table is taken, from which to multiply the table
 ASSOCIATIVE = frozenset({Op.ADD, Op.MUL, Op.MAX, Op.XOR, Op.AND, Op.OR})
 COMMUTATIVE = ASSOCIATIVE | {Op.EQ}
 
 
-def simplify(roots: Sequence[Node]) -> list[Node]:
-    """Equivalent roots of the same shapes and dtypes, to which no rule applies."""
+def simplify(roots: Sequence[Node], often: int = OFTEN) -> list[Node]:
+    """Equivalent roots of the same shapes and dtypes, to which no rule applies.
+
+    Tables of which each row is taken so `often` are multiplied instead of their rows.
+    """
     done: dict[Node, Node] = {}
     for node in toposort(roots):
-        done[node] = _to_fixed_point(rebuild(node, tuple(done[s] for s in node.src)))
+        done[node] = _to_fixed_point(rebuild(node, tuple(done[s] for s in node.src)), often)
     found = [done[r] for r in roots]
-    return found if found == list(roots) else simplify(found)
+    return found if found == list(roots) else simplify(found, often)
 
 
-def _to_fixed_point(node: Node) -> Node:
-    while (better := _rewrite(node)) is not None and better is not node:
+def _to_fixed_point(node: Node, often: int) -> Node:
+    while (better := _rewrite(node, often)) is not None and better is not node:
         node = better
     return node
 
 
-def _rewrite(node: Node) -> Node | None:
+def _rewrite(node: Node, often: int) -> Node | None:
     """The Node after one rule, or None if none applies."""
     if node.op is Op.FUNCTION:
         return node.src[0]
@@ -69,22 +72,22 @@ def _rewrite(node: Node) -> Node | None:
     if node.op in MOVEMENT:
         return _movement(node)
     if node.op is Op.DOT:
-        return _product(node)
+        return _product(node, often)
     if node.op in REDUCE and node.src[0].op is Op.CONST:
         terms = node.src[0].size // node.size if node.op is Op.SUM else 1
         return const(node.src[0].arg * terms, node.dtype, node.shape)
     if node.op is Op.COND:
         return _where(node)
-    return _loop(node) if node.op is Op.LOOP else None
+    return _loop(node, often) if node.op is Op.LOOP else None
 
 
-def _loop(node: Node) -> Node:
+def _loop(node: Node, often: int) -> Node:
     """The body simplified; constants that it captures become its own."""
     body: Body = node.arg
     carried = len(body.values)
     pairs = list(zip(body.parameters, node.src, strict=True))
     inside = {p: s for p, s in pairs[carried:] if s.op is Op.CONST}
-    values = simplify(substitute(body.values, inside))
+    values = simplify(substitute(body.values, inside), often)
     kept = [(p, s) for p, s in pairs if p not in inside]
     new = Body(body.count, tuple(p for p, _ in kept), tuple(values))
     return make(Op.LOOP, tuple(s for _, s in kept), new, (), node.dtype)
@@ -186,10 +189,10 @@ def _has_reciprocal(value: float, dtype: DType) -> bool:
     return abs(mantissa) == 0.5 and 2 - limit <= exponent <= limit
 
 
-def _product(node: Node) -> Node | None:
+def _product(node: Node, often: int) -> Node | None:
     """Rows of tables, side by side, times a matrix: rows of the tables' products, added.
 
-    table[index] @ w is (table @ w)[index], which is less work where rows are taken repeatedly.
+    table[index] @ w is (table @ w)[index], which is less work where rows are taken so `often`.
     """
     left, right = node.src
     beside = left.op is Op.CONCAT and left.arg == len(left.shape) - 1
@@ -199,7 +202,7 @@ def _product(node: Node) -> Node | None:
         if part.op is not Op.GATHER or len(part.shape) != 2 or len(part.src[0].shape) != 2:
             return None
         table, index = part.src
-        if table.shape[0] * SMALL_TABLE > index.size:
+        if table.shape[0] * often > index.size:
             return None
         end = begin + part.shape[1]
         factor = move(Op.SHRINK, right, ((begin, end), (0, right.shape[1])))

@@ -22,7 +22,7 @@ from imgmlp.engine.memory import Plan, plan
 from imgmlp.engine.render import render
 from imgmlp.engine.resident import reside
 from imgmlp.engine.schedule import schedule
-from imgmlp.engine.simplify import simplify
+from imgmlp.engine.simplify import OFTEN, simplify
 from imgmlp.engine.uops import Code, Lanes, Precision, render_uops
 
 
@@ -61,6 +61,10 @@ class Stages:
         }
 
 
+# Times that a table's rows are taken, from which to multiply the table, in a launch of its own:
+# matrix units take less for 64 times as many rows than a launch takes.
+TABLES: dict[Precision, int] = {"float32": OFTEN, "half": 256}
+
 FORMS: dict[str, Callable[[Stages], str]] = {
     "dot": lambda stages: render_dot(stages.nodes),
     "nodes": lambda stages: render_nodes(stages.nodes),
@@ -94,7 +98,7 @@ def lower(
     states, values = [state for state, _ in updates], [value for _, value in updates]
     seconds: dict[str, float] = {}
     with _clock(seconds, "simplify"):
-        nodes = simplify(values)
+        nodes = simplify(values, TABLES[precision])
     step = list(zip(states, nodes, strict=True))
     with _clock(seconds, "schedule"):
         if general or not join:
