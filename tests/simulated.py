@@ -73,6 +73,12 @@ def tiles_of(rows: int) -> Make:
     return outputs(lambda x, y: x @ y, draw(13, rows - 2, 2), draw(13, 2, 9))
 
 
+def halved_products(x: Tensor, y: Tensor) -> Tensor:
+    """Of rounded factors, exact."""
+    whole = (x * 9).cast(dtype.i32).cast(dtype.f32) @ (y * 9).cast(dtype.i32).cast(dtype.f32)
+    return (whole.cast(dtype.i32) >> 1).cast(dtype.f32)
+
+
 def layer_gradients(x: Tensor, weight: Tensor, bias: Tensor) -> dict[str, Tensor]:
     """The bias gradient comes with that of the weights, as a second output."""
     y = (x @ weight + bias).leaky_relu(0.1)
@@ -97,6 +103,7 @@ PRODUCTS: dict[str, Make] = {
     "vector by matrix": outputs(lambda x, y: x @ y, draw(5), draw(5, 3)),
     "products side by side": outputs(lambda x, y: Tensor.concat([x @ y, (x @ y).sin(), x], 1), draw(3, 5), draw(5, 5)),
     "product, split": outputs(lambda x, y: x.transpose() @ y, draw(20, 3), draw(20, 5)),
+    "product as whole numbers": outputs(halved_products, draw(5, 7), draw(7, 16)),
     "layer": outputs(layer_gradients, draw(5, 7), draw(7, 3), draw(3)),
     "layer, split": outputs(layer_gradients, draw(21, 3), draw(3, 17), draw(17)),
 }  # fmt: skip
@@ -291,6 +298,7 @@ def transformer(device: AnyDevice) -> Program:
 OTHERS: dict[str, Make] = {
     "reductions by count": outputs(of_counts, *(draw(3, n) for n in (1, 2, 31, 32, 33, 127, 128, 129, 257))),
     "rows": outputs(rows, *(draw(3, n) for n in (5, 64, 131, 256))),
+    "columns whose terms lanes share": outputs(lambda x: {"sum": x.sum(0) * 2, "max": x.max(0)}, draw(8, 45)),
     "reductions of middle axes": outputs(lambda x: {"1": x.sum(1), "02": x.max((0, 2))}, draw(3, 37, 5)),
     "transpose in tiles": outputs(lambda x: x.transpose() * 2, draw(70, 20)),
     "transpose beside others": outputs(lambda x, y: {"y": x.transpose() + y, "z": x.transpose() < y}, draw(32, 33), draw(33, 32)),
