@@ -23,6 +23,8 @@ MAPPINGS = ("numpy", "one", "group")
 EMULATED = ("numpy:procedure", "numpy:uops", "numpy:uops-group")
 FORMS = (*MAPPINGS, *EMULATED)
 
+OPENCL = {"device": "cpu"}  # where tests of OpenCL run; --gpu names another place
+
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -33,9 +35,17 @@ def small_pixels(channels: int = 3) -> np.ndarray:
     return np.stack(planes, axis=-1).astype(np.uint8)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--gpu", default="cpu", help="runs programs that PoCL runs otherwise")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    OPENCL["device"] = config.getoption("--gpu")
+
+
 def open_mapping(name: str) -> AnyDevice:
-    """A device that runs kernels as one of FORMS says."""
-    found = open_device(name if name.startswith("numpy") else "cpu")
+    """A device that runs kernels as one of FORMS says; a GPU has the mapping for lanes only."""
+    found = open_device(name if name.startswith("numpy") else OPENCL["device"])
     if name == "group":
         assert isinstance(found, Device)
         found.lanes = "group"

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import EMULATED
+from conftest import EMULATED, open_mapping
 
 from imgmlp.engine import AnyDevice, Program, Tensor, cond, nn, open_device
 from imgmlp.engine import dtype as dt
@@ -24,15 +24,15 @@ from imgmlp.engine.uops import U
 Activation = Callable[[Tensor], Tensor]
 
 
-@pytest.fixture(scope="module", params=["cpu", *EMULATED])
+@pytest.fixture(scope="module", params=["one", *EMULATED])
 def device(request: pytest.FixtureRequest) -> AnyDevice:
-    return open_device(request.param)
+    return open_mapping(request.param)
 
 
 def cases(compiled: list[int], emulated: list[int]) -> list[tuple[str, int]]:
     """(device, number): few for the driver, whose compiler takes seconds for each block."""
     others = [(name, number) for name in EMULATED for number in emulated]
-    return [("cpu", number) for number in compiled] + others
+    return [("one", number) for number in compiled] + others
 
 
 lowered_only = pytest.mark.parametrize("device", EMULATED[:1], indirect=True)
@@ -114,7 +114,7 @@ def test_widths(device: AnyDevice, width: int) -> None:
     check(device, network(device, 70, [5, width, width, 2], nn.sigmoid))
 
 
-@pytest.mark.parametrize("device", ["cpu", "numpy:uops"], indirect=True)
+@pytest.mark.parametrize("device", ["one", "numpy:uops"], indirect=True)
 def test_a_width_of_many_tiles(device: AnyDevice) -> None:
     check(device, network(device, 70, [5, 256, 256, 2], nn.sigmoid))
 
