@@ -181,8 +181,8 @@ class LearningStep(Resumable):
         return by_weight, counts * (self.means / mean) * -price
 
     def _members(self) -> Array:
-        """int32 [tensors, most]: the parameters of each tensor, then the one after the last."""
-        rows = np.full((len(self.counts), max(self.counts)), sum(self.counts), np.int32)
+        """int32 [tensors, most]: the parameters of each tensor, then -1."""
+        rows = np.full((len(self.counts), max(self.counts)), -1, np.int32)
         begin = 0
         for row, count in zip(rows, self.counts, strict=True):
             row[:count] = np.arange(begin, begin + count)
@@ -191,7 +191,8 @@ class LearningStep(Resumable):
 
     def _sums(self, values: Tensor) -> Tensor:
         """[parameters] -> [tensors], in a single reduction."""
-        return values.pad((0, 1)).contiguous().gather(self.members).sum(axis=1)
+        found = values.contiguous().gather(self.members.maximum(0))
+        return Tensor.where(self.members < 0, 0.0, found).sum(axis=1)
 
     def _places(self) -> tuple[Tensor, Tensor]:
         """A random pixel for each row of the batch: its row and its column, int32 [batch]."""
