@@ -164,7 +164,7 @@ def _report(terminal: Terminal, path: Path, found: Encoded) -> None:
         problem = f"training of {path} could not go on: its loss kept growing without bound"
         raise TrainingError(problem, hint="the best state is in the file; try another target")
     if found.missed is not None:
-        hint = "the best file was written; try another target or a higher --effort"
+        hint = "the best file was written; try another target, a higher --effort or more --time"
         raise TargetError(f"{path} has {found.missed}", hint=hint)
     quality = "lossless" if math.isinf(facts["psnr"]) else f"{facts['psnr']:.2f} dB"
     figures = f"{size(facts['bytes'])}   {facts['bpp']:.3f} bpp   {quality}"

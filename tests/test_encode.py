@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from imgmlp.codec import compact, container, integer
 from imgmlp.codec import target as goals
 from imgmlp.codec.checkpoint import Checkpoint
 from imgmlp.codec.encode import PILOT_RATE, Effort, Encoded, Watch, _Encoder, encode
-from imgmlp.codec.rounding import Rounding, Trial
+from imgmlp.codec.rounding import FINE, Rounding, Trial
 from imgmlp.codec.target import Target
 from imgmlp.engine import open_device
 from imgmlp.errors import Interrupted
@@ -95,6 +96,37 @@ def test_the_same_choices_give_the_same_bytes() -> None:
 def test_a_time_limit_decides_how_long_to_train() -> None:
     found = run(Target("lambda", 1e-2), effort=Effort(1, seconds=0.5))
     assert 1 <= found.metrics["steps"] < 5000
+
+
+def test_what_is_compiled_at_first_does_not_count_as_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+
+    def slow_at_first(count: int) -> None:
+        clock[0] += 1e-3 * count if clock[0] else 20.0
+
+    program = SimpleNamespace(run=slow_at_first, wait=lambda: None)
+    course = SimpleNamespace(step=SimpleNamespace(program=program))
+    monkeypatch.setattr(_Encoder, "_course", lambda *_: course)
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    picture, device = Picture(small_pixels()), open_device("numpy")
+    encoder = _Encoder(picture, Target("bytes", 300), SHORT, device, None, Watch())
+    assert encoder._pace(encoder._shape(), 1) == pytest.approx(1e-3)
+
+
+def test_a_network_too_large_for_the_time_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("imgmlp.codec.encode.HASTY", 20)
+    monkeypatch.setattr("imgmlp.codec.encode.SMALL", 200)
+    monkeypatch.setattr(_Encoder, "_pace", lambda self, shape, wider: 1e-5 * shape.parameters)
+    notes: list[str] = []
+    arguments = Picture(small_pixels()), Target("bytes", 20_000), Effort(1, seconds=0.1)
+    found = encode(*arguments, open_device("numpy"), watch=Watch(note=notes.append))
+    assert [note.partition(":")[0] for note in notes] == [
+        "0.1 seconds are too few for 26,547 weights"
+    ]
+    assert 20 <= found.metrics["steps"] < 40
+    assert found.missed is not None  # rather than filled with digits that nobody sees
+    assert found.metrics["bits_per_weight"] < 1.1 * FINE
+    assert found.metrics["psnr"] > 10
 
 
 def test_much_time_goes_into_wider_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from imgmlp.codec.course import Course, Decided, Ended, Pricing
 from imgmlp.codec.fit import Progress
 from imgmlp.codec.learn import BATCH, LearningStep, too_large
 from imgmlp.codec.network import Shape
-from imgmlp.codec.rounding import Rounding, Trial
+from imgmlp.codec.rounding import FINE, Rounding, Trial
 from imgmlp.codec.target import Target
 from imgmlp.engine import AnyDevice
 from imgmlp.errors import ImgmlpError, Interrupted, OutputError
@@ -31,7 +31,8 @@ AIM = 0.99  # of the bytes wanted
 ATTEMPTS = 3  # networks that are tried for a quality
 PILOT = 10  # a run's steps for each step of a short one that shows how hard a picture is
 PILOTS = 2
-HASTY = 5_000  # steps of a run, where only its time is known
+HASTY = 5_000  # steps of a run, where only its time is known; it should not have fewer
+SMALL = 2_000.0  # weights, of which fewer take hardly less time
 PILOT_RATE = 0.3  # bits a pixel of its network
 DOUBLING = 0.6  # dB that twice the steps bring
 SLOW = 1.5  # times the price for every dB too much, each time that it is looked at
@@ -121,8 +122,10 @@ class _Encoder:
         self.resumed, self.unsaved = 0, False
         self.pilots = self.attempts = 0  # that are over
         self.best: Encoded | None = None  # of the attempts
+        self.most = float(self.samples)  # weights that are worth trying for a quality
         if self.saved is not None:
             self.weights = float(self.saved.facts["weights"])
+            self.most = float(self.saved.facts["most"])
             self.pilots = int(self.saved.facts["pilots"])
             self.attempts = int(self.saved.facts["attempts"])
             self.best = self._best_before(self.saved)
@@ -173,9 +176,9 @@ class _Encoder:
 
         Returns whether that makes it another network.
         """
-        before, most = self._shape(), max(float(self.samples), self.weights)
+        before = self._shape()
         wanted = target.more_weights(self.weights, missing + MARGIN)
-        self.weights = min(max(wanted, 1.0), most)
+        self.weights = min(max(wanted, 1.0), self.most)
         return self._shape() != before
 
     def _shape(self) -> Shape:
@@ -191,6 +194,8 @@ class _Encoder:
     def attempt(self) -> Encoded:
         """Train a network and make a file of it."""
         began = time.perf_counter()
+        if self.saved is None:
+            self._afford()
         course = self._start(self._beginning)
         before = course.decided.seconds
         ended = self._run(course)
@@ -205,13 +210,31 @@ class _Encoder:
         steps, wider = self._work(shape)
         return Decided(steps, self._price(), wider)
 
+    def _afford(self) -> None:
+        """Take a smaller network where the time is too short for training one so large.
+
+        Below HASTY steps twice the steps bring more than twice the weights, which take as long.
+        """
+        before, seconds = self.weights, self.effort.seconds
+        while seconds is not None and self.weights > SMALL:
+            share = seconds / self._pace(self._shape(), 1) / HASTY
+            if share >= 1:
+                break
+            self.weights = max(SMALL, self.weights * min(max(share, 0.1), 0.7))
+        if self.weights == before:
+            return
+        self.most = self.weights
+        if self.watch.note is not None:
+            what = f"{seconds:g} seconds are too few for {before:,.0f} weights"
+            self.watch.note(f"{what}: taking {self.weights:,.0f}, which give a better picture")
+
     def _start(self, begin: Callable[[Shape], Decided]) -> Course:
         """A course at its beginning, or where a checkpoint left it."""
         shape, saved = self._shape(), self.saved
         self.saved = None
         if saved is None:
             return self._course(shape, begin(shape))
-        ours = ("weights", "pilots", "attempts", "best")
+        ours = ("weights", "most", "pilots", "attempts", "best")
         facts = {name: value for name, value in saved.facts.items() if name not in ours}
         decided = Decided(**facts)
         course = self._course(shape, decided)
@@ -232,7 +255,8 @@ class _Encoder:
         pixels, device, batch = self.picture.pixels, self.device, BATCH * decided.wider
         make = partial(LearningStep, pixels, shape, SEED, device, batch)
         step = within_memory(make, lambda error: too_large(error, pixels, shape, device, batch))
-        return Course(step, decided, self._pricing(), self._budget())
+        budget = self._budget(shape)
+        return Course(step, decided, self._pricing(budget), budget)
 
     def _work(self, shape: Shape) -> tuple[int, int]:
         """Steps of the run and how wide they are; with a time limit, as short trials say.
@@ -251,6 +275,8 @@ class _Encoder:
     def _pace(self, shape: Shape, wider: int) -> float:
         """Seconds that a step takes, by a short trial."""
         trial, pace = self._course(shape, Decided(10**6, 0.0, wider)).step, 0.0
+        trial.program.run(2)  # the first of them may compile for seconds
+        trial.program.wait()
         count = 1
         while pace * count < 0.5 and count < 1000:
             count *= 2
@@ -265,15 +291,16 @@ class _Encoder:
             return self.wanted.value
         return target.first_price(self.weights, self.samples)
 
-    def _budget(self) -> float | None:
-        """Bits for all weights."""
+    def _budget(self, shape: Shape) -> float | None:
+        """Bits for all weights, no more of them than they can use."""
         if self.wanted.kind != "bytes":
             return None
         overhead = target.OVERHEAD + len(self.picture.icc or b"")
-        return max(8.0, 8 * (AIM * self.wanted.value - overhead))
+        bits = 8 * (AIM * self.wanted.value - overhead)
+        return min(max(8.0, bits), FINE * shape.parameters)
 
-    def _pricing(self) -> Pricing:
-        budget, value = self._budget(), self.wanted.value
+    def _pricing(self, budget: float | None) -> Pricing:
+        value = self.wanted.value
         if budget is not None:
             return lambda bits, _: (bits / budget) ** 2
         if self.wanted.kind == "psnr":
@@ -284,7 +311,7 @@ class _Encoder:
         """Save a state; a run is not worth losing because its checkpoint cannot be written."""
         if self.checkpoint is None or self.unsaved:
             return
-        state.facts |= {"weights": self.weights, "pilots": self.pilots}
+        state.facts |= {"weights": self.weights, "most": self.most, "pilots": self.pilots}
         state.facts |= {"attempts": self.attempts, "best": None}
         if self.best is not None:
             state.facts["best"] = self.best.metrics

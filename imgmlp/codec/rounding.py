@@ -21,6 +21,7 @@ Array = np.ndarray[Any, Any]
 
 TRIALS = 12  # other steps that are tried for a target
 INWARDS = 0.3  # of a step: how far rounding towards zero may go
+FINE = 10.0  # bits of a weight, above which no picture gets better
 _EVEN = 52  # number of a step, 2**-9, with which biases are every level of 8 bits
 
 
@@ -59,7 +60,8 @@ class Rounding:
         """
         first = self._trial(settle.network(arrays, choices, shape))
         sizes, bits = settle.log_sizes(choices), settle.total_bits(arrays, choices)
-        ends = (0.1 * bits, bits) if self._too_much(first) else (bits, 1.6 * bits)
+        most = max(bits, min(1.6 * bits, FINE * shape.parameters))
+        ends = (0.1 * bits, bits) if self._too_much(first) else (bits, most)
 
         def stepped(budget: float) -> tuple[list[Choice], Trial]:
             found = settle.settle(arrays, sizes, budget)
