@@ -34,7 +34,7 @@ _ANSWER_BITS = 4  # by which the last layer's answers are finer than activations
 LEAST = -178  # activation; LIMIT is the largest
 MIDDLE = (LIMIT + LEAST) // 2
 LARGEST_SUM = (1 << 24) // (LIMIT - MIDDLE)  # of weights' magnitudes, so that sums stay exact
-MOST_SPANS = 4  # of a layer; for more, parts are quicker
+MOST_SPANS = 4  # of a layer; more take longer to compile than they save
 _ALIGN = 8  # inputs: a span begins where vectors do
 
 
@@ -187,7 +187,7 @@ def rescale(sums: Tensor, scale: Tensor) -> Tensor:
 
 def activate(values: Tensor) -> Tensor:
     """x times a share that grows from 0 at x = -2 to 1 at x = 2 as 3 u**2 - 2 u**3 does."""
-    x = values.maximum(-LIMIT).minimum(LIMIT)
+    x = values.minimum(LIMIT)  # no least one is needed: below -2 the share is 0
     u = (x + 2 * ONE).maximum(0).minimum(4 * ONE)  # of 4096
     share = ((u * u) >> _SHIFT) * (3 * 4 * ONE - u * 2) >> _SHIFT
     return (x * share + 2 * ONE) >> _SHIFT
