@@ -59,20 +59,22 @@ def train(
 ) -> None:
     """Fit a network to a picture; write its weights and what they decode to.
 
-    A run that was stopped goes on, over what it has written. Raises Interrupted or TrainingError
-    after the best weights so far are written.
+    A run that was stopped goes on, over what it has written itself. Raises Interrupted or
+    TrainingError after the best weights so far are written.
     """
-    outputs, perhaps = [output, png], checkpoint.beside(output).exists()
+    outputs, perhaps = [output, png], bool(checkpoint.left_beside(output))
     _check_outputs(source, outputs, live, force or perhaps)
     picture = pictures.load(source)
     device = open_device(device_spec)
     kept = _checkpoint(output, picture, settings, device)
     saved = kept.load()
-    if saved is None:
+    if saved is None or any(map(kept.is_older_than, outputs)):
         _check_outputs(source, outputs, live, force)
     for note in picture.notes:
         terminal.note(f"{source.name}: {note}")
     terminal.note(_header(source, picture, settings, device))
+    if (others := checkpoint.others(output, kept)) is not None:
+        terminal.note(others)
     if settings.precision == "half" and not device.has_matrix_units:
         terminal.note(f"{device.info.name} has no matrix units for half precision: using float32")
     terminal.detail(_device_details(device))
@@ -96,8 +98,10 @@ def train(
         pictures.save_png(trained.pixels, png, picture.icc)
         if preview is not None:
             preview.write(trained.pixels)
-    if trained.stopped != "interrupted":
-        kept.remove()
+    if trained.stopped == "interrupted":
+        kept.touch()
+    else:
+        kept.remove(output)
     _report(terminal, trained, settings, output, png)
 
 
@@ -125,7 +129,8 @@ def _checkpoint(
     output: Path, picture: Picture, settings: Settings, device: AnyDevice
 ) -> Checkpoint:
     choices = f"train {settings!r} {device.info.spec} {device.info.describe()}"
-    return Checkpoint(checkpoint.beside(output), checkpoint.key(picture, choices))
+    key = checkpoint.key(picture, choices)
+    return Checkpoint(checkpoint.beside(output, key), key)
 
 
 def _header(source: Path, picture: Picture, settings: Settings, device: AnyDevice) -> str:

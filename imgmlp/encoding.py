@@ -140,11 +140,13 @@ def _encode_one(
     what = dimensions(picture.width, picture.height, picture.channels)
     terminal.note(f"{source.name}  {what}   {goal}   {device.info.describe()}")
     saved = _checkpoint(path, picture, goal, effort, device)
+    if (others := checkpoint.others(path, saved)) is not None:
+        terminal.note(others)
     with StopRequest() as stop, terminal.training(effort.steps) as show:
         watch = Watch(show, stop.requested, terminal.note)
         found = encode(picture, goal, effort, device, saved, watch)
     files.write_atomically(path, lambda stream: stream.write(found.bytes))
-    saved.remove()
+    saved.remove(path)
     facts |= found.metrics
     if math.isinf(found.metrics["psnr"]):  # equal pictures; JSON has no infinity
         facts["psnr"] = None
@@ -155,7 +157,8 @@ def _checkpoint(
     path: Path, picture: Picture, goal: Target, effort: Effort, device: AnyDevice
 ) -> Checkpoint:
     choices = f"{goal!r} {effort!r} {device.info.spec} {device.info.describe()}"
-    return Checkpoint(checkpoint.beside(path), checkpoint.key(picture, choices))
+    key = checkpoint.key(picture, choices)
+    return Checkpoint(checkpoint.beside(path, key), key)
 
 
 def _report(terminal: Terminal, path: Path, found: Encoded) -> None:

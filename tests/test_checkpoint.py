@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +14,12 @@ from imgmlp.codec import checkpoint
 from imgmlp.codec.checkpoint import Checkpoint, Resumable, State
 from imgmlp.image import Picture
 
+KEY, OTHER = "0123456789abcdef", "fedcba9876543210"
+
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Checkpoint:
-    found = Checkpoint(checkpoint.beside(tmp_path / "a.imlp"), "k")
+    found = Checkpoint(checkpoint.beside(tmp_path / "a.imlp", KEY), KEY)
     arrays = {"flat": np.arange(5, dtype=np.float32), "count": np.uint32(7).reshape(())}
     found.save(State(arrays, {"steps": 9, "price": 0.1}))
     return found
@@ -45,10 +49,47 @@ def test_a_damaged_one_counts_as_none(saved: Checkpoint) -> None:
         assert state is None or state.arrays["flat"].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_it_can_be_removed_twice(saved: Checkpoint) -> None:
-    saved.remove()
-    saved.remove()
+def test_it_can_be_removed_twice(saved: Checkpoint, tmp_path: Path) -> None:
+    saved.remove(tmp_path / "a.imlp")
+    saved.remove(tmp_path / "a.imlp")
     assert saved.load() is None
+
+
+def test_runs_for_one_target_keep_their_own(saved: Checkpoint, tmp_path: Path) -> None:
+    target = tmp_path / "a.imlp"
+    other = Checkpoint(checkpoint.beside(target, OTHER), OTHER)
+    assert checkpoint.others(target, saved) is None
+    other.save(State({}, {"steps": 10}))
+    Checkpoint(checkpoint.beside(tmp_path / "b.imlp", OTHER), OTHER).save(State({}, {}))
+    assert checkpoint.left_beside(target) == sorted([saved.path, other.path])
+    told = checkpoint.others(target, saved)
+    assert told is not None
+    assert str(other.path) in told
+    assert str(saved.path) not in told
+    other.remove(target)
+    assert saved.load() is not None
+    assert other.load() is None
+
+
+def test_others_are_removed_when_they_are_old(saved: Checkpoint, tmp_path: Path) -> None:
+    other = Checkpoint(checkpoint.beside(tmp_path / "a.imlp", OTHER), OTHER)
+    other.save(State({}, {}))
+    for days, left in ((29, True), (31, False)):
+        then = time.time() - 86_400 * days
+        os.utime(other.path, (then, then))
+        saved.remove(tmp_path / "a.imlp")
+        assert other.path.exists() == left
+
+
+def test_it_knows_whether_something_else_wrote_since(saved: Checkpoint, tmp_path: Path) -> None:
+    output = tmp_path / "a.npz"
+    assert not saved.is_older_than(output)
+    output.write_bytes(b"weights")
+    then = saved.path.stat().st_mtime + 5
+    os.utime(output, (then, then))
+    assert saved.is_older_than(output)
+    os.utime(output, (then - 10, then - 10))
+    assert not saved.is_older_than(output)
 
 
 def test_another_version_of_the_program_has_other_keys(monkeypatch: pytest.MonkeyPatch) -> None:

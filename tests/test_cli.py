@@ -25,7 +25,6 @@ from imgmlp.engine import list_devices
 from imgmlp.errors import Interrupted, OutputError, UsageError
 
 OUTPUTS = ("weights.npz", "reconstruction.png")
-CHECKPOINT = ".weights.npz.checkpoint"
 ENDLESS = ("--steps", "100000000", "--batch", "64", "--hidden", "8", "--layers", "1")
 TERMINAL = {"TERM": "xterm-256color", "COLUMNS": "120", "LINES": "30"}
 
@@ -35,15 +34,16 @@ def pixels_of(path: Path) -> np.ndarray:
         return np.asarray(image)
 
 
-def names(picture: Path) -> set[str]:
-    """What lies beside the picture, temporary files included."""
-    return {path.name for path in picture.parent.iterdir()} - {picture.name}
+def names(picture: Path, states: bool = True) -> set[str]:
+    """What lies beside the picture, temporary files included, and checkpoints if wanted."""
+    found = {path.name for path in picture.parent.iterdir()} - {picture.name}
+    return {name for name in found if states or not name.endswith(".checkpoint")}
 
 
 def assert_whole(picture: Path) -> None:
     """The weights can be decoded, and the reconstruction is what they decode to."""
     folder = picture.parent
-    assert names(picture) - {CHECKPOINT} == set(OUTPUTS)
+    assert names(picture, states=False) == set(OUTPUTS)
     weights = npz.load(folder / "weights.npz")
     decoded = pipeline.decode(weights, commands.open_device("numpy"))
     np.testing.assert_array_equal(pixels_of(folder / "reconstruction.png"), decoded)
@@ -648,6 +648,10 @@ def test_a_stopped_training_goes_on_over_what_it_wrote(
     assert npz.load(folder / "a.npz").width == 31
     with pytest.raises(OutputError, match="exists already"):  # not with other settings
         train("a", 310)
+    os.utime(folder / "a.npz", (2**32, 2**32))
+    with pytest.raises(OutputError, match="exists already"):  # nor if something else wrote it
+        train("a")
+    os.utime(folder / "a.npz", (0, 0))
     capsys.readouterr()
     train("a")
     assert "continuing after" in capsys.readouterr().err
@@ -666,7 +670,7 @@ def test_a_second_ctrl_c_leaves_nothing_half_done(picture: Path) -> None:
     _, text = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in text
-    assert names(picture) <= {*OUTPUTS, CHECKPOINT}  # no temporary file
+    assert names(picture, states=False) <= set(OUTPUTS)  # no temporary file
     if (picture.parent / "weights.npz").exists():
         npz.load(picture.parent / "weights.npz")
 

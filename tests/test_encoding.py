@@ -12,7 +12,7 @@ from PIL import Image
 
 from imgmlp import encoding
 from imgmlp.codec import target
-from imgmlp.codec.checkpoint import beside
+from imgmlp.codec.checkpoint import left_beside
 from imgmlp.errors import Interrupted, UsageError
 from imgmlp.image import load, psnr
 from imgmlp.interrupt import StopRequest
@@ -148,27 +148,33 @@ def test_a_stopped_command_goes_on_where_it_was(
         with pytest.raises(Interrupted, match="stopped after"):
             encoding.run(terminal, [picture], None, *arguments)
     assert not written.exists()
-    assert beside(written).exists()
+    assert left_beside(written)
     capsys.readouterr()
     assert encoding.run(terminal, [picture], None, *arguments) == 0
     assert "continuing after" in capsys.readouterr().err
     assert written.read_bytes() == whole.read_bytes()
-    assert not beside(written).exists()
+    assert not left_beside(written)
 
 
-def test_other_choices_do_not_go_on_from_a_checkpoint(
+def test_other_choices_neither_go_on_from_a_checkpoint_nor_remove_it(
     picture: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(target, "STEPS", 60)
-    terminal = Terminal()
-    left = iter(range(9))
+    terminal, first = Terminal(), encoding.Wanted(size="300")
+    steps = iter(range(9))
     with monkeypatch.context() as patch:
-        patch.setattr(StopRequest, "requested", lambda _: next(left, None) is None)
+        patch.setattr(StopRequest, "requested", lambda _: next(steps, None) is None)
         with pytest.raises(Interrupted):
-            encoding.run(
-                terminal, [picture], None, encoding.Wanted(size="300"), "numpy", False, False
-            )
+            encoding.run(terminal, [picture], None, first, "numpy", False, False)
     capsys.readouterr()
+    written = picture.with_suffix(".imlp")
+    (left,) = left_beside(written)
     other = encoding.Wanted(size="310")
     assert encoding.run(terminal, [picture], None, other, "numpy", False, False) == 0
-    assert "continuing" not in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "continuing after" not in told
+    assert left.name in told.replace("\n", "")
+    assert left_beside(written) == [left]  # and the first can still go on
+    assert encoding.run(terminal, [picture], None, first, "numpy", False, True) == 0
+    assert "continuing after" in capsys.readouterr().err
+    assert left_beside(written) == []

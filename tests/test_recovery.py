@@ -15,7 +15,7 @@ from conftest import QUICK, environment, small_pixels
 from PIL import Image
 
 from imgmlp.codec import container
-from imgmlp.codec.checkpoint import beside
+from imgmlp.codec.checkpoint import left_beside
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -108,7 +108,7 @@ def test_a_run_killed_at_any_point_goes_on_bit_for_bit(
         killed = start(picture, str(point), "p.png", code=KILLED + COMMAND)
         killed.communicate(timeout=120)
         assert killed.returncode == -signal.SIGKILL
-        assert beside(written).exists()
+        assert left_beside(written)
         again = start(picture, "p.png")
         error = again.communicate(timeout=120)[1]
         assert again.returncode == 0, error
@@ -141,14 +141,23 @@ def test_a_training_that_was_killed_goes_on_bit_for_bit(tmp_path: Path) -> None:
     assert again.returncode == 0, error
     assert "continuing after" in error
     assert (tmp_path / "weights.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
-    assert not beside(tmp_path / "weights.npz").exists()
+    assert not left_beside(tmp_path / "weights.npz")
+
+
+# The same without room for the files of a checkpoint.
+NO_ROOM = """
+from imgmlp.codec import checkpoint
+from imgmlp.errors import OutputError
+def refuse(*_):
+    raise OutputError("cannot write it")
+checkpoint.write_atomically = refuse
+"""
 
 
 def test_without_room_for_checkpoints_the_run_goes_on(tmp_path: Path) -> None:
     picture = tmp_path / "p.png"
     Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(picture)
-    beside(picture.with_suffix(".imlp")).mkdir()  # nothing can be written there
-    run = start(picture, "p.png", "--no-progress")
+    run = start(picture, "p.png", "--no-progress", code=NO_ROOM + COMMAND)
     error = run.communicate(timeout=120)[1]
     assert run.returncode == 0, error
     assert error.count("no checkpoints:") == 1

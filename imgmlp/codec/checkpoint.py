@@ -1,7 +1,8 @@
 """What a run needs to go on after it was stopped, in a file beside its target.
 
 A checkpoint belongs to one picture, one set of choices and one version of this program, which its
-key stands for. Another one's, or a damaged one, counts as none.
+key stands for. Another one's, or a damaged one, counts as none. Its name has the key's beginning,
+so that several runs for one target can be stopped and each of them goes on.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ import contextlib
 import hashlib
 import io
 import json
+import os
+import re
+import time
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -27,6 +31,7 @@ from imgmlp.image import Picture
 
 MAX_BYTES = 2**30
 KEEP_SECONDS = 15.0  # between two states that a run saves
+STALE_AFTER = 30 * 86_400.0  # seconds after which another run's is removed
 _FACTS = "facts"
 
 Array = np.ndarray[Any, Any]
@@ -74,9 +79,27 @@ def key(picture: Picture, choices: str) -> str:
     return found.hexdigest()
 
 
-def beside(target: Path) -> Path:
-    """Where the checkpoint of a run that writes this file is."""
-    return target.parent / f".{target.name[:80]}.checkpoint"
+def beside(target: Path, key: str) -> Path:
+    """Where the checkpoint of the run with this key is that writes this file."""
+    return target.parent / f".{target.name[:50]}.{key[:8]}.checkpoint"
+
+
+def left_beside(target: Path) -> list[Path]:
+    """The checkpoints of all runs that write this file."""
+    wanted = re.compile(rf"\.{re.escape(target.name[:50])}\.[0-9a-f]{{8}}\.checkpoint")
+    try:
+        return sorted(path for path in target.parent.iterdir() if wanted.fullmatch(path.name))
+    except OSError:
+        return []
+
+
+def others(target: Path, own: Checkpoint) -> str | None:
+    """What a user should know of the other runs that write this file."""
+    names = [str(path) for path in left_beside(target) if path != own.path]
+    if not names:
+        return None
+    what = "another run" if len(names) == 1 else f"{len(names)} other runs"
+    return f"{what} for {target} can still be continued, until this is deleted: {', '.join(names)}"
 
 
 class Checkpoint:
@@ -127,8 +150,23 @@ class Checkpoint:
 
         return keep
 
-    def remove(self) -> None:
-        """Once the file that it was for is there."""
+    def touch(self) -> None:
+        """Once files were written that this run may replace when it goes on."""
+        with contextlib.suppress(OSError):
+            os.utime(self.path)
+
+    def is_older_than(self, output: Path) -> bool:
+        """Whether something else has written a file since."""
+        try:
+            return self.path.stat().st_mtime_ns < output.stat().st_mtime_ns
+        except OSError:
+            return False
+
+    def remove(self, target: Path) -> None:
+        """Once the file that it was for is there; also others' that nobody has gone on with."""
         with contextlib.suppress(OSError):  # what is left is ignored by any other run
             self.path.unlink(missing_ok=True)
             sweep(self.path)
+            for path in left_beside(target):
+                if path.stat().st_mtime < time.time() - STALE_AFTER:
+                    path.unlink(missing_ok=True)
