@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from imgmlp.engine.interpret import evaluate
 from imgmlp.engine.kernel import Block, storage
 from imgmlp.engine.local import LocalRoom
 from imgmlp.engine.nearby import LOCAL
-from imgmlp.engine.uops import U, UOp
+from imgmlp.engine.uops import Precision, U, UOp
 
 Network = Callable[[Tensor], Tensor]
 
@@ -31,7 +30,9 @@ def device() -> AnyDevice:
     return found
 
 
-def step(device: AnyDevice, layers: Network, precision: Any = "half") -> tuple[Program, Block]:
+def step(
+    device: AnyDevice, layers: Network, precision: Precision = "half"
+) -> tuple[Program, Block]:
     """The gradients of what layers make of 200 rows of 16 values; checked beside float64."""
     x = filled(device, 200, 16)
     weight = (filled(device, 16, 40) * 0.3).realize()
@@ -54,16 +55,29 @@ def factors(block: Block) -> set[Buffer]:
     return {storage(s) for k in block.kernels if k.core is not None for s in k.core.src}
 
 
-def test_factors_have_a_room_in_half_precision(device: AnyDevice) -> None:
+@pytest.mark.parametrize("precision", ["half", "float32"])
+def test_factors_have_a_room_beside_matrix_units(device: AnyDevice, precision: Precision) -> None:
     weight = filled(device, 40, 24)
-    _, block = step(device, lambda h: (h @ weight).sin())
+    _, block = step(device, lambda h: (h @ weight).sin(), precision)
     found = rooms(block) & factors(block)
     assert {b.extent for b in found if isinstance(b, LocalRoom)} >= {(block.rows, 40)}
     assert sum(b.room for b in rooms(block) if isinstance(b, LocalRoom)) <= LOCAL
     assert not any(isinstance(b, LocalRoom) for b in (*block.reads(), *block.writes()))
 
 
-def test_in_float32_they_stay_in_memory(device: AnyDevice) -> None:
+@pytest.mark.parametrize(("width", "near"), [(64, True), (400, False)])
+def test_float32_takes_matrix_units_where_a_tile_has_room(
+    device: AnyDevice, width: int, near: bool
+) -> None:
+    weight = filled(device, 40, width)
+    program, block = step(device, lambda h: (h @ weight).sin() @ weight.transpose(), "float32")
+    assert any(isinstance(b, LocalRoom) for b in factors(block)) is near
+    assert ("mma.sync" in program.stages.source) is near
+    assert ("no matrix units" in program.stages.procedure.note) is not near
+
+
+def test_without_matrix_units_they_stay_in_memory(device: AnyDevice) -> None:
+    device.has_matrix_units = False
     weight = filled(device, 40, 24)
     _, block = step(device, lambda h: (h @ weight).sin(), "float32")
     assert not any(isinstance(b, LocalRoom) for b in factors(block))

@@ -1,7 +1,7 @@
 // A work-group with matrix units on a processor: lanes are fibers that switch at barriers and
 // inside of warps' instructions. What tests/warps.py makes of OpenCL C is compiled behind this.
 //
-// mma and ldmatrix are those of PTX ISA 8.0, sections 9.7.13.4.8 and 9.7.13.4.15.
+// mma and ldmatrix are those of PTX ISA 8.0, sections 9.7.13.4.7, 9.7.13.4.8 and 9.7.13.4.15.
 
 #include <immintrin.h>
 #include <math.h>
@@ -75,18 +75,26 @@ static void meet_warp() { warps_[lane_ / 32].wait(32); }
 
 static uint a_[MOST][4], b_[MOST][2], at_[MOST];
 
+static float float_of(uint bits) { float x; memcpy(&x, &bits, 4); return x; }
+static uint bits_of(float x) { uint bits; memcpy(&bits, &x, 4); return bits; }
+#define as_float float_of
+#define as_uint bits_of
+
+static float as_tf32(uint bits) { return float_of(bits & ~0x1fffu); }
+
 static void multiply(float *sums, const uint *a, const uint *b, int whole) {
-  const int inner = whole ? 16 : 8, warp = lane_ / 32 * 32, group = lane_ % 32 / 4;
+  const int each = FACTOR_BYTES == 2 ? 2 : 1, inner = each * (whole ? 8 : 4);
+  const int warp = lane_ / 32 * 32, group = lane_ % 32 / 4;
   memcpy(a_[lane_], a, whole ? 16 : 8);
   memcpy(b_[lane_], b, whole ? 8 : 4);
   meet_warp();
   for (int e = 0; e < 4; ++e) {
     const int row = group + e / 2 * 8, column = lane_ % 4 * 2 + e % 2;
     for (int k = 0; k < inner; ++k) {
-      const int holder = k % 8 / 2;
-      const uint x = a_[warp + row % 8 * 4 + holder][k / 8 * 2 + row / 8];
-      const uint y = b_[warp + column * 4 + holder][k / 8];
-      sums[e] += half_of(x, k % 2) * half_of(y, k % 2);
+      const int holder = k / each % 4, square = k / each / 4;
+      const uint x = a_[warp + row % 8 * 4 + holder][square * 2 + row / 8];
+      const uint y = b_[warp + column * 4 + holder][square];
+      sums[e] += each == 2 ? half_of(x, k % 2) * half_of(y, k % 2) : as_tf32(x) * as_tf32(y);
     }
   }
   meet_warp();
@@ -110,6 +118,11 @@ static void load_squares(uint *x, uint at, int count, bool across) {
     x[i] = two[0] | two[1] << 16;
   }
   meet_warp();
+}
+
+static uint word_at(uint at) {
+  const size_t high = (size_t)&anchor_ >> 32 << 32;
+  return *(const uint *)(high | at);
 }
 
 #define SQUARES_2(x, at, how) load_squares(x, at, 2, *how)

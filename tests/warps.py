@@ -23,7 +23,7 @@ from imgmlp.engine.uops import Code
 from imgmlp.engine.watch import Memory
 
 COMPILER = shutil.which("g++")
-REPLACED = ("multiply", "half_of", "halves_2")
+REPLACED = ("multiply", "half_of", "halves_2", "word_at")
 GUARD, UNTOUCHED = 4096, 0xA5  # bytes beside each Buffer, and what stands there
 ALIGN = 256
 
@@ -59,7 +59,9 @@ def _guarded(array: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndar
 
 @cache
 def _compiled(source: str, names: tuple[str, ...], folder: Path) -> Any:
-    text = (Path(__file__).parent / "warps.h").read_text("utf-8") + _as_cpp(source)
+    size = re.search(r"#define FACTOR_BYTES \d\n", source)
+    assert size
+    text = size[0] + (Path(__file__).parent / "warps.h").read_text("utf-8") + _as_cpp(source)
     for name in names:
         parameters = re.search(rf"void {name}\((.*?)\) {{", text, re.DOTALL)
         assert parameters
@@ -82,7 +84,8 @@ def _compiled(source: str, names: tuple[str, ...], folder: Path) -> Any:
 
 def _as_cpp(source: str) -> str:
     for name in REPLACED:
-        source = _without(source, name)
+        while (shorter := _without(source, name)) != source:
+            source = shorter
     source = re.sub(r"#define SQUARES_\d\((?:.*\\\n)+.*\n", "", source)
     source = re.sub(r"#define FLOAT_OF_4\(.*\n", FLOAT_OF_4, source)
     source = re.sub(r"\((float4|float2|uint2)\)\(", r"\1(", source)
@@ -104,5 +107,4 @@ def _without(source: str, name: str) -> str:
     found = re.search(rf"^static \w+ {name}\(.*?^}}\n", source, re.DOTALL | re.MULTILINE)
     short = re.search(rf"^static \w+ {name}\([^\n]*}}\n", source, re.MULTILINE)
     definition = short or found
-    assert definition, name
-    return source.replace(definition[0], "", 1)
+    return source.replace(definition[0], "", 1) if definition else source

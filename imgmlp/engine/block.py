@@ -45,7 +45,7 @@ from imgmlp.engine.rooms import share
 from imgmlp.engine.rowfusion import fuse_rows
 from imgmlp.engine.rows import Kind, Kinds, best
 from imgmlp.engine.schedule import freeze, schedule
-from imgmlp.engine.uops import Lanes, Precision
+from imgmlp.engine.uops import FACTORS, Lanes, Multiply
 
 TILE_ROWS = 256  # most rows of a tile: sums over rows are added to memory once a tile
 MOST_ROWS = {"one": TILE_ROWS, "group": 64}
@@ -54,6 +54,9 @@ ROOM = {"one": 1 << 19, "group": 1 << 18}  # bytes that the rows of one tile may
 GROUPS_A_UNIT = {"one": 1, "group": 4}
 GROUPS_ON_MATRIX_UNITS = 2  # instead, where lanes keep sums: as many as registers hold at a time
 LEAST_SAVED = 1  # launches; below that a block is not worth it
+# Rows of a tile of float32 from which matrix units pay, if local memory does not hold more. (Of
+# halves, tiles with all rows whose factors pass by take less time than smaller ones.)
+LEAST_NEAR = 24
 FEW_PARTS = 4  # partial sums up to which they are added one by one
 FEW_ROWS = 8  # fewer do not outweigh partial sums as large as the parameters
 EVEN = 4  # tiles of each group from which one more or less matters little
@@ -247,7 +250,7 @@ def program(
     lanes: Lanes,
     units: int,
     tile_rows: int = TILE_ROWS,
-    precision: Precision = "float32",
+    multiply: Multiply = "float32",
 ) -> Procedure:
     """The launches of a step for a device of so many units, most of it in one Block if it pays.
 
@@ -266,7 +269,7 @@ def program(
     kinds = best(nodes, {s for s, _ in updates})
     if kinds is not None and kinds.rows() < FEW_ROWS:
         return replace(general, note=f"no block: {kinds.rows()} rows are few")
-    how = lanes, precision, units, tile_rows
+    how = lanes, multiply, units, tile_rows
     plan = None if kinds is None else _Plan(updates, nodes, kinds, *how)
     if plan is None or plan.block is None:
         return replace(general, note="no block: no value has rows of its own")
@@ -285,10 +288,10 @@ class _Plan:
 
     def __init__(
         self, updates: Sequence[Update], nodes: Sequence[Node], kinds: Kinds,
-        lanes: Lanes, precision: Precision, units: int, tile_rows: int,
+        lanes: Lanes, multiply: Multiply, units: int, tile_rows: int,
     ) -> None:  # fmt: skip
         self.updates, self.nodes, self.kinds = updates, nodes, kinds
-        self.lanes, self.precision = lanes, precision
+        self.lanes, self.multiply = lanes, multiply
         self.block: Block | None = None
         roots = {value for _, value in updates}
         after = [n for n in nodes if kinds.of[n] is Kind.AFTER]
@@ -302,18 +305,39 @@ class _Plan:
         while rows > LEAST_ROWS[lanes] and batch < rows * units:
             rows //= 2
         rows = min(rows, batch)
-        few = precision == "half" and self.sums
-        many = GROUPS_ON_MATRIX_UNITS if few else GROUPS_A_UNIT[lanes]
         while True:
-            cut = _cut(batch, rows, units * many)
+            cut = self._cut(batch, rows, units)
             kernels = self._scheduled(cut, after)
             if rows == 1 or self._room(kernels) <= ROOM[lanes]:
                 break
             rows //= 2
+        if multiply == "split":
+            cut, kernels = self._nearer(cut, kernels, units, after)
         cleared = self.partial.clear() if cut.tiles > cut.groups else []
         head = (*cleared, *self.ready, *self.tile.head.kernels())
         self.block = Block("block", cut.tiles, cut.rows, cut.groups, head, tuple(kernels))
         self.note = self._told(cut, after)
+
+    def _cut(self, batch: int, rows: int, units: int) -> _Cut:
+        """How the batch is cut. On matrix units groups that have one tile each keep no sums from
+        tile to tile, so more of them run at a time."""
+        most = units * GROUPS_A_UNIT[self.lanes]
+        if self.multiply in FACTORS and self.sums and -(-batch // rows) > most:
+            most = units * GROUPS_ON_MATRIX_UNITS
+        return _cut(batch, rows, most)
+
+    def _nearer(
+        self, cut: _Cut, kernels: list[Kernel], units: int, after: Sequence[Node]
+    ) -> tuple[_Cut, list[Kernel]]:
+        """The same with the most rows whose values local memory holds; if none are, as it is."""
+        rows = cut.rows
+        while not is_near(kernels) and rows // 2 >= LEAST_NEAR:
+            rows //= 2
+            fewer = self._cut(cut.batch, rows, units)
+            found = self._scheduled(fewer, after)
+            if is_near(found):
+                return fewer, found
+        return cut, kernels if rows == cut.rows else self._scheduled(cut, after)
 
     def _scheduled(self, cut: _Cut, after: Sequence[Node]) -> list[Kernel]:
         """The kernels of one tile; sets what comes before and after for this cut."""
@@ -324,7 +348,7 @@ class _Plan:
         self.direct: set[Buffer] = set()  # states that the block itself fills
         for node in self.rows:
             self._finish(node, cut, given)
-        kernels, self.ready = _kernels(given, cut.groups, self.lanes, self.precision)
+        kernels, self.ready = _kernels(given, cut.groups, self.lanes, self.multiply)
         targets = set(self.partial.buffers.values())
         replaced = self.partial.totals() | self.finished
         heavy = {v: b for v, b in self.tile.before.items() if v.op not in MOVEMENT}
@@ -390,7 +414,7 @@ def _cut(batch: int, rows: int, most_groups: int) -> _Cut:
 
 
 def _kernels(
-    given: dict[Node, Node], groups: int, lanes: Lanes, precision: Precision
+    given: dict[Node, Node], groups: int, lanes: Lanes, multiply: Multiply
 ) -> tuple[list[Kernel], list[Kernel]]:
     """Kernels that fill the given places, intermediates in rooms of the group's own, and those
     that a group needs to run before."""
@@ -408,8 +432,15 @@ def _kernels(
     lasting = {storage(place) for place in given.values()}
     drafts = fuse_rows(attach_sums(merge(drafts)), lasting)
     kernels = [freeze(d, i) for i, d in enumerate(ordered(drafts))]
-    found = bring(kernels, rooms, places, precision == "half") if lanes == "group" else None
+    found = bring(kernels, rooms, places, multiply) if lanes == "group" else None
     return found or (share(kernels, rooms), [])
+
+
+def is_near(kernels: Sequence[Kernel]) -> bool:
+    """Whether factors of a tile's products lie in local memory, if there are any products."""
+    cores = [k.core for k in kernels if k.core is not None and k.core.op is Op.DOT]
+    factors = {storage(s) for core in cores for s in core.src}
+    return not factors or any(isinstance(b, LocalRoom) for b in factors)
 
 
 def _adding(kernel: Kernel, targets: set[Buffer]) -> Kernel:

@@ -26,14 +26,14 @@ from imgmlp.engine.uops import (
     Builder,
     Code,
     Lanes,
-    Precision,
+    Multiply,
     Range,
     U,
     UOp,
 )
 
 # of each lane, for sums that a block keeps from tile to tile; in float32 more lanes pay more
-KEPT_REGISTERS: dict[Precision, int] = {"float32": 0, "half": 104}
+KEPT_REGISTERS: dict[Multiply, int] = {"float32": 0, "split": 104, "half": 104}
 PAGE = 1024  # elements of a row that are a page of memory
 WIDE = 128  # columns of such rows that a CPU adds up together: they are a page each
 AT_ONCE = 8  # terms of a reduction that a lane of a GPU loads before it adds them
@@ -44,23 +44,21 @@ BUSY = 1 << 16  # lanes that keep a GPU busy
 # --- kernels ---
 
 
-def linearize(
-    kernel: Launch, lanes: Lanes, units: int = 1, precision: Precision = "float32"
-) -> Code:
-    """UOps of a kernel for a device of so many compute units, for products in a precision."""
+def linearize(kernel: Launch, lanes: Lanes, units: int = 1, multiply: Multiply = "float32") -> Code:
+    """UOps of a kernel for a device of so many compute units, and how products multiply."""
     if isinstance(kernel, Fused):
-        members = [linearize(k, lanes, units, precision) for k in kernel.members]
+        members = [linearize(k, lanes, units, multiply) for k in kernel.members]
         return _fused(kernel.name, members)
     if isinstance(kernel, Resident):
-        phases = [linearize(p, lanes, units, precision) for p in kernel.phases]
+        phases = [linearize(p, lanes, units, multiply) for p in kernel.phases]
         return _resident(kernel.name, phases, units)
     build = Builder()
     for target in kernel.writes():
         build.parameter(target, True)
     if isinstance(kernel, Block):
-        sizes = _block(kernel, build, lanes, precision)
+        sizes = _block(kernel, build, lanes, multiply)
     else:
-        lower = Lowering(build, kernel.core, precision=precision)
+        lower = Lowering(build, kernel.core, multiply=multiply)
         for guard in kernel.guards:
             build.effect(U.GUARD, (lower.value(guard.place, ()),), guard.wanted)
         sizes = _body(kernel, lower, lanes, units)
@@ -121,11 +119,11 @@ def _body(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tuple[in
     return _reduce(kernel, lower, lanes, units)
 
 
-def _block(block: Block, build: Builder, lanes: Lanes, precision: Precision) -> tuple[int, int]:
+def _block(block: Block, build: Builder, lanes: Lanes, multiply: Multiply) -> tuple[int, int]:
     """Kernels one after the other on each tile; what one stores, the next ones load anew."""
 
     def inside(kernel: Kernel) -> Lowering:
-        return Lowering(build, kernel.core, inside=True, precision=precision)
+        return Lowering(build, kernel.core, inside=True, multiply=multiply)
 
     build.open(Range("group", block.groups, "group"))
     for kernel in block.head:
@@ -133,7 +131,7 @@ def _block(block: Block, build: Builder, lanes: Lanes, precision: Precision) -> 
     _wait(build, lanes)
     kept: dict[Kernel, Sums | Total] = {}
     if lanes == "group":
-        kept |= keep_sums(block.kernels, build, KEPT_REGISTERS[precision])
+        kept |= keep_sums(block.kernels, build, KEPT_REGISTERS[multiply])
         kept |= keep_totals(block.kernels, build)
     build.open(Range("tile", block.tiles, "share"))
     order = _Order(build, lanes)

@@ -1,19 +1,22 @@
 """Rooms of a tile in local memory, where matrix units read the factors of products.
 
-A factor lies there in half precision, line by line; other values lie as they are. Lines that are
-a multiple of 64 elements apart are swizzled and others padded, so that eight lines meet all banks
-once; what is beyond a value's own lines and columns is zero, as products run over it.
+A factor lies there line by line, in half precision or as it is; other values lie as they are.
+Lines that are a multiple of 128 bytes apart are swizzled and others padded, so that few of those
+that are read at once meet in one bank; what is beyond a value's own lines and columns is zero, as
+products run over it.
 """
 
 from __future__ import annotations
 
 import math
 
-from imgmlp.engine.dtype import DType, f16
+from imgmlp.engine.dtype import DType
 from imgmlp.engine.graph import Buffer, Node, Op, Shape, buffer, move
+from imgmlp.engine.symbolic import Expr
 
 LINES = 16  # of a factor's, which matrix units take at once
 CHUNK = 8  # elements of a line that they read at once
+LINE = 128  # bytes that meet all banks once
 
 
 class LocalRoom(Buffer):
@@ -27,15 +30,15 @@ class LocalRoom(Buffer):
         self.extent = extent  # the shape of the value; the rest is padding
 
     @staticmethod
-    def of(shape: Shape, dtype: DType, factor: bool, name: str) -> LocalRoom:
-        """Room for a value; `factor` says whether products read it, which has two axes then."""
-        if not factor:
+    def of(shape: Shape, dtype: DType, factor: DType | None, name: str) -> LocalRoom:
+        """Room for a value; `factor` says as what products read it, which has two axes then."""
+        if factor is None:
             return LocalRoom((math.prod(shape),), dtype, dtype, shape, name)
         rows, columns = shape
         chunks = -(-columns // CHUNK)
-        chunks += chunks % 2 == 0 and chunks % CHUNK != 0
+        chunks += chunks % 2 == 0 and chunks * CHUNK * factor.itemsize % LINE != 0
         lines = -(-rows // LINES) * LINES
-        return LocalRoom((lines, chunks * CHUNK), dtype, f16, shape, name)
+        return LocalRoom((lines, chunks * CHUNK), dtype, factor, shape, name)
 
     @property
     def pitch(self) -> int:
@@ -43,13 +46,28 @@ class LocalRoom(Buffer):
         return self.shape[1] if len(self.shape) == 2 else 0
 
     @property
+    def cells(self) -> int:
+        """Elements in local memory: also those that may be read beside the last line."""
+        return self.size + (CHUNK if self.pitch else 0)
+
+    @property
     def room(self) -> int:
         """Bytes in local memory."""
-        return self.size * self.stored.itemsize
+        return self.cells * self.stored.itemsize
 
     @property
     def padded(self) -> bool:
         return self.pitch > 0 and self.extent != self.shape
+
+    def cell(self, offset: Expr) -> Expr:
+        """Where an element lies; the kernel's TURNED says the same. Those of 16 bytes stay
+        neighbours."""
+        size = self.stored.itemsize
+        if not self.pitch or self.pitch * size % LINE:
+            return offset
+        line, column = offset // self.pitch, offset % self.pitch
+        turned = line % 8 * 8 if size == 2 else line % 4 * 8 + line // 4 % 2 * 4
+        return line * self.pitch + (column ^ turned)
 
     def takes(self, other: Buffer) -> bool:
         """Whether another value's elements and zeros lie as this one's."""

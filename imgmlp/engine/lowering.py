@@ -10,7 +10,7 @@ from imgmlp.engine.graph import ELEMENTWISE, MOVEMENT, Node, Op, const
 from imgmlp.engine.indices import index_value, negated, through, zero_outside
 from imgmlp.engine.kernel import Store, access, part_begin
 from imgmlp.engine.symbolic import ONE, Expr, Var, conj, unravel
-from imgmlp.engine.uops import Builder, Precision, Range, U
+from imgmlp.engine.uops import Builder, Multiply, Range, U
 
 
 class Lowering:
@@ -21,12 +21,12 @@ class Lowering:
         build: Builder,
         core: Node | None,
         inside: bool = False,
-        precision: Precision = "float32",
+        multiply: Multiply = "float32",
     ) -> None:
         self.build = build
         self.core = core
         self.inside = inside  # a block, whose groups and lanes are given
-        self.precision = precision
+        self.multiply = multiply
         self.core_value: int | None = None
         self.totals: dict[Node, int] = {}  # of the row that is being computed
         self.memo: dict[Any, int] = {}

@@ -1,14 +1,17 @@
-"""OpenCL C around kernels/product_half.cl: local memory, elements of it, and calls of products."""
+"""OpenCL C around kernels/product_matrix.cl: local memory, its elements, and calls of products."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from imgmlp.engine.local import CHUNK, LocalRoom
+from imgmlp.engine.dtype import DType
+from imgmlp.engine.local import LocalRoom
+from imgmlp.engine.nearby import LOCAL, SLICE
 from imgmlp.engine.symbolic import Const, Expr
 from imgmlp.engine.uops import Code, Product, U, UOp
 
 SIDES = ("left", "right")
+SLICED = 64  # inner elements that are some of the kernel's DEPTH
 
 
 def at_most(size: int, left: Expr | None) -> str:
@@ -19,33 +22,27 @@ def at_most(size: int, left: Expr | None) -> str:
 
 
 def element(code: Code, data: int, offset: Expr) -> Expr:
-    """The index of an element in a GLOBAL or a ROOM. Those of one chunk stay neighbours."""
+    """The index of an element in a GLOBAL or a ROOM."""
     room = code.uops[data].arg
-    if not isinstance(room, LocalRoom) or not room.pitch or room.pitch % 64:
-        return offset
-    line, column = offset // room.pitch, offset % room.pitch
-    return line * room.pitch + (column ^ line % CHUNK * CHUNK)
+    return room.cell(offset) if isinstance(room, LocalRoom) else offset
 
 
 def rooms(code: Code) -> Iterator[str]:
     """Declarations of the local memory of a kernel's ROOMs."""
     for i, u in enumerate(code.uops):
         if u.op is U.ROOM and u.dtype is not None:
-            beyond = CHUNK if u.arg.pitch else 0  # what may be read beside the last line
-            yield from _declared(f"data{i}", u.dtype.cl, u.arg.size + beyond)
+            yield from _declared(f"data{i}", u.dtype.cl, u.arg.cells)
 
 
-def slices(code: Code) -> Iterator[str]:
+def slices(code: Code, stored: DType) -> Iterator[str]:
     """Those of factors that pass through it, and of column sums that lanes exchange."""
-    products = [u for u in code.uops if u.op is U.PRODUCT]
-    for side, name in enumerate(SIDES):
-        if any(code.uops[u.src[side]].op is U.GLOBAL for u in products):
-            yield from _declared(f"{name}_slice", "half", "TILE * SLICE_PITCH")
+    for name in _passing(code):
+        yield from _declared(f"{name}_slice", stored.cl, SLICE // stored.itemsize)
     if any(u.op is U.COLUMNS for u in code.uops):
         yield "__local float columns[LANES];"
 
 
-def _declared(name: str, kind: str, size: int | str) -> Iterator[str]:
+def _declared(name: str, kind: str, size: int) -> Iterator[str]:
     """Without an extension there are pointers to half only, no variables."""
     memory = f"{'ushort' if kind == 'half' else kind} {name}_memory[{size}]"
     yield f"__local {memory} __attribute__((aligned(16)));"
@@ -53,29 +50,49 @@ def _declared(name: str, kind: str, size: int | str) -> Iterator[str]:
 
 
 def product(code: Code, u: UOp) -> Iterator[str]:
-    """A product of what is in local memory, or comes there slice by slice."""
+    """A product of what is in local memory, comes there slice by slice, or stays where it is."""
     p: Product = u.arg
     rows, columns = at_most(p.tile_rows, p.rows), at_most(p.tile_columns, p.columns)
     sides = (
         (p.left, p.left_row, p.left_inner, p.left_aligned, max(16, p.tile_rows), rows),
         (p.right, p.right_column, p.right_inner, p.right_aligned, p.tile_columns, columns),
     )
+    passing = _passing(code)
     staged, factors = [], []
     for name, data, side in zip(SIDES, u.src, sides, strict=False):
         begin, step, inner, aligned, width, count = side
         first, room = begin.render("/"), code.uops[data]
-        along = int(inner == 1 or (inner == 0 and step != 1))  # one element's stride is 0
+        along = int(inner == 1)
         if room.op is U.ROOM:
+            along = int(inner == 1 or (inner == 0 and step != 1))  # one element's stride is 0
             place = f"{first} + first * {inner}, {room.arg.pitch}"
-            factors.append(f"(uint)(size_t)data{data}, {place}, {along}")
-            continue
-        factors.append(f"(uint)(size_t){name}_slice, 0, SLICE_PITCH, {along}")
-        source = f"data{data} + {first}, {step}, {inner}, {int(aligned)}"
-        staged.append(f"load_slice({name}_slice, {width}, {source}, {count}, first, {p.inner});")
+            factors.append(f"near((uint)(size_t)data{data}, {place}, {along})")
+        elif name in passing:
+            place = f"0, DEPTH, {along}" if along else f"0, TILE, {along}"
+            factors.append(f"near((uint)(size_t){name}_slice, {place})")
+            source = f"data{data} + {first} + first * {inner}, {step}, {inner}, {int(aligned)}"
+            sizes = f"{count}, {p.inner} - first"
+            staged.append(f"load_slice({name}_slice, {width}, {source}, {sizes});")
+        else:
+            factors.append(f"far(data{data} + {first} + first * {inner}, {step}, {inner})")
     wait = ["barrier(CLK_LOCAL_MEM_FENCE);"] if staged else []
     sums = f"v{u.src[2]}, v{u.src[2]}_sums, {int(p.summed)}"
-    sizes = f"{rows}, {columns}, filled({p.inner}, first)"
+    depth = f"min(DEPTH, {p.inner} - first)" if p.inner % SLICED else "DEPTH"
+    sizes = f"{rows}, {columns}, {depth}"
+    yield "#pragma unroll 1"
     yield f"for (int first = 0; first < {p.inner}; first += DEPTH) {{"
     yield from (*wait, *staged, *wait)
     yield f"tile_product_{p.name}({sums}, {', '.join(factors)}, {sizes});"
     yield "}"
+
+
+def _passing(code: Code) -> list[str]:
+    """Sides whose factors pass through local memory if they do not lie there: if it has room."""
+    products = [u for u in code.uops if u.op is U.PRODUCT]
+    wanted = [
+        name
+        for side, name in enumerate(SIDES)
+        if any(code.uops[u.src[side]].op is U.GLOBAL for u in products)
+    ]
+    taken = sum(u.arg.room for u in code.uops if u.op is U.ROOM)
+    return wanted if taken + SLICE * len(wanted) <= LOCAL else []

@@ -2,43 +2,48 @@
 
 Rooms of a tile go there if all factors of its products fit, and then as many of the matrices that
 every tile multiplies with as still fit, copied once a group. What does not fit passes through
-local memory slice by slice, as in products outside of blocks.
+local memory slice by slice, as in products outside of blocks, or in float32 is read where it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from imgmlp.engine.dtype import f32
+from imgmlp.engine.dtype import DType, f16, f32
 from imgmlp.engine.graph import Buffer, Node, Op, buffer, const, make, move
 from imgmlp.engine.kernel import Kernel, Store, access, storage
 from imgmlp.engine.local import CHUNK, LocalRoom
 from imgmlp.engine.rooms import Rooms, moved, share
+from imgmlp.engine.uops import FACTORS, Multiply
 from imgmlp.engine.view import View
 
 LOCAL = 47 << 10  # bytes that a group may take; what lanes exchange takes the rest of 48 KiB
-SLICE = 64 * 72 * 2  # bytes of a factor's slice on its way
+SLICE = 64 * 128  # bytes of a factor's slice on its way
 SLICES = 20 << 10  # bytes of both factors' slices without matrix units
+# Of float32's matrices those without a copy are read where they are, not slice by slice, if they
+# have so many bytes at most: then the cache beside local memory holds them.
+MOST_FAR = 48 << 10
 SMALL = 1024  # elements, up to which a value that no product takes is worth the room
 
 
 def bring(
-    kernels: Sequence[Kernel], rooms: Rooms, places: Mapping[Buffer, Node], matrix_units: bool
+    kernels: Sequence[Kernel], rooms: Rooms, places: Mapping[Buffer, Node], multiply: Multiply
 ) -> tuple[list[Kernel], list[Kernel]] | None:
     """The kernels of a tile with rooms in local memory, and those once a group; None if they have
     no room there. `places` says where the value of each room lies. Without matrix units factors
     of products stay where they are."""
+    stored = FACTORS.get(multiply)
     factors = {storage(s) for k in kernels if (core := _product(k)) for s in core.src}
     near: dict[Node, Node] = {}
     found: Rooms = dict(rooms)
     for room, place in places.items():
         factor = room in factors
-        if factor and not matrix_units:
+        if factor and stored is None:
             continue
         if factor and (len(place.shape) != 2 or place.dtype is not f32):
             return None
         if factor or place.size <= SMALL:
-            local = LocalRoom.of(place.shape, place.dtype, factor, room.name)
+            local = LocalRoom.of(place.shape, place.dtype, stored if factor else None, room.name)
             near[place] = local.place
             found[local] = buffer(local)
             del found[room]
@@ -49,11 +54,14 @@ def bring(
         return None
     taken = list(dict.fromkeys(b for k in kernels for b in k.writes() if isinstance(b, LocalRoom)))
     left = LOCAL - sum(b.room for b in taken)
-    if not matrix_units:
+    if stored is None:
         return (kernels, []) if left >= SLICES else None
-    if left < SLICE * _staged(kernels):
+    if left < 0:
         return None
-    kernels, copies = _copied(kernels, left)
+    copied = _copied(kernels, left, stored)
+    if copied is None:
+        return None
+    kernels, copies = copied
     zeros = [b for b in taken if b.padded]
     stores = [Store(buffer(b), const(0, f32, b.shape)) for b in zeros]
     cleared = [Kernel("clear", s.place.shape, (s,), None) for s in stores]
@@ -100,18 +108,29 @@ def _steps(view: View, axis: int, stride: int) -> bool:
 # --- matrices that every tile multiplies with ---
 
 
-def _copied(kernels: Sequence[Kernel], room: int) -> tuple[list[Kernel], list[Kernel]]:
-    """Kernels that read copies of right factors for which there is room, and those that copy."""
+def _copied(
+    kernels: Sequence[Kernel], room: int, stored: DType
+) -> tuple[list[Kernel], list[Kernel]] | None:
+    """Kernels that read copies of right factors for which there is room, and those that copy.
+
+    None if the others can neither pass by nor be read where they are.
+    """
     written = {b for k in kernels for b in k.writes()}
-    wanted = [m for k in kernels if (m := _matrix(k, written)) is not None]
+    wanted = dict.fromkeys(m for k in kernels if (m := _matrix(k, written)) is not None)
     copies: dict[Node, LocalRoom] = {}
-    for matrix in dict.fromkeys(wanted):
-        copies[matrix] = LocalRoom.of(matrix.shape, f32, True, f"near{len(copies)}")
+    for matrix in wanted:
+        copies[matrix] = LocalRoom.of(matrix.shape, f32, stored, f"near{len(copies)}")
     while True:
         changed = [_with_copy(k, written, copies) for k in kernels]
-        if sum(c.room for c in copies.values()) + SLICE * _staged(changed) <= room:
-            return changed, [_copy(matrix, c) for matrix, c in copies.items()]
-        copies.popitem()
+        far = sum(m.size * f32.itemsize for m in wanted if m not in copies)
+        slices = SLICE * _staged(changed) if stored is f16 else 0
+        if sum(c.room for c in copies.values()) + slices <= room:
+            before = [_copy(matrix, c) for matrix, c in copies.items()]
+            return (changed, before) if stored is f16 or far <= MOST_FAR else None
+        if not copies:
+            return None
+        largest = max(c.room for c in copies.values())
+        del copies[[m for m, c in copies.items() if c.room == largest][-1]]
 
 
 def _matrix(kernel: Kernel, written: set[Buffer]) -> Node | None:

@@ -18,6 +18,7 @@ from imgmlp.engine.kernel import Kernel, Store, part_begin, storage
 from imgmlp.engine.lowering import Lowering, put, store_all
 from imgmlp.engine.symbolic import ONE, Const, Expr, conj, split, unravel
 from imgmlp.engine.uops import (
+    FACTORS,
     GPU_LANES,
     GPU_TILE,
     NARROW,
@@ -215,7 +216,7 @@ def _store_tile(
 def _cut_for_lanes(core: Node, wanted: int) -> tuple[int, int]:
     """Tile sizes: smaller ones where fewer tiles than wanted would leave units idle."""
     batch, (rows, columns) = math.prod(core.shape[:-2]), core.shape[-2:]
-    if columns <= NARROW and 2 * rows > GPU_TILE:
+    if columns <= NARROW and 2 * rows >= GPU_TILE:
         return GPU_TILE, NARROW
     height, panels = GPU_TILE, -(-columns // GPU_TILE)
     while height > 8 and height >= 2 * rows:
@@ -227,7 +228,7 @@ def _cut_for_lanes(core: Node, wanted: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Fragments:
-    """Which of a tile's sums matrix units leave with a lane; kernels/product_half.cl says how."""
+    """Which of a tile's sums matrix units leave with a lane; kernels/product_matrix.cl says how."""
 
     down: int  # warps above one another, of four
     blocks: int  # of 16 rows that each of them has
@@ -264,7 +265,7 @@ class Sums:
 
     def leave(self, kernel: Kernel, lower: Lowering) -> None:
         """Store what the kernel makes of the sums."""
-        if lower.precision == "half":
+        if lower.multiply in FACTORS:
             self._from_registers(kernel, lower)
         else:
             self._spread(kernel, lower)

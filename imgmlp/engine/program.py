@@ -26,7 +26,7 @@ from imgmlp.engine.kernel import Block, Resident, Update
 from imgmlp.engine.launch import KernelHandle, Launch
 from imgmlp.engine.sketch import Sketch
 from imgmlp.engine.stages import Stages, lower
-from imgmlp.engine.uops import TURNS, Precision
+from imgmlp.engine.uops import TURNS, Multiply, Precision
 from imgmlp.errors import DeviceError, ImgmlpWarning, OutOfMemoryError
 
 Array = np.ndarray[Any, Any]
@@ -106,7 +106,8 @@ class Program:
         device = self.device
         units = device.info.compute_units
         how = (device.lanes, units, device.align, device.can_slice, self.general)
-        sizes = self.precision, self._tile_rows
+        split = self.precision == "float32" and device.has_matrix_units
+        sizes: tuple[Multiply, int] = "split" if split else self.precision, self._tile_rows
         return lower(self.updates, *how, self._join, *sizes, stay=device.keeps_groups)
 
     def _build(self, device: Device) -> dict[str, KernelHandle]:

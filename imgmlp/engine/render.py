@@ -27,13 +27,14 @@ from imgmlp.engine.matrixunits import product as on_matrix_units
 from imgmlp.engine.neighbours import Neighbours
 from imgmlp.engine.symbolic import Const, Expr
 from imgmlp.engine.uops import (
+    FACTORS,
     GPU_LANES,
     GPU_TILE,
     NARROW,
     VECTOR,
     Code,
     Lanes,
-    Precision,
+    Multiply,
     Product,
     Range,
     U,
@@ -56,22 +57,24 @@ def building_block(name: str) -> str:
 
 
 def render(
-    codes: Sequence[Code], lanes: Lanes, precision: Precision = "float32"
+    codes: Sequence[Code], lanes: Lanes, multiply: Multiply = "float32"
 ) -> tuple[str, list[str]]:
     """One source with all kernels, and the name of the function that each of them calls.
 
-    Half precision is for lanes of a group on NVIDIA's matrix units.
+    Products that are not of lanes' float32 are for groups on NVIDIA's matrix units.
 
     Kernels that differ in their buffers only share a function: layers repeat, and PoCL 3
     keeps 128 functions loaded and loads the others again, 50 us, at every launch.
     """
     used = {u.op for c in codes for u in c.uops}
-    product = "product_half" if precision == "half" else f"product_{lanes}"
+    product = "product_matrix" if multiply in FACTORS else f"product_{lanes}"
     wanted = {"scalar": True, "reduce": U.GROUP in used, product: U.PRODUCT in used}
     wanted["resident"] = any(c.turns for c in codes)
-    heads = [SIZES, *(building_block(b) for b, needed in wanted.items() if needed)]
+    factor = FACTORS.get(multiply)
+    sizes = "" if factor is None else f"#define FACTOR_BYTES {factor.itemsize}\n"
+    heads = [SIZES + sizes, *(building_block(b) for b, needed in wanted.items() if needed)]
     functions: dict[tuple[str, str], str] = {}  # text around the name -> name
-    writers = [_Writer(c, lanes, precision) for c in codes]
+    writers = [_Writer(c, lanes, multiply) for c in codes]
     names = [functions.setdefault(w.parts(), f"imgmlp_{w.code.name}") for w in writers]
     texts = (f"{before}{name}{after}" for (before, after), name in functions.items())
     return "\n".join([*heads, *texts]), names
@@ -84,9 +87,9 @@ def _index(expr: Expr) -> str:
 class _Writer:
     """One kernel's text."""
 
-    def __init__(self, code: Code, lanes: Lanes, precision: Precision) -> None:
+    def __init__(self, code: Code, lanes: Lanes, multiply: Multiply) -> None:
         self.code, self.lanes = code, lanes
-        self.matrix_units = precision == "half"
+        self.factors = FACTORS.get(multiply)  # as what matrix units have their elements
         self.lines: list[str] = []
         self.columns, self.vectors = in_vectors(code)  # loops and values, NARROW columns each
         self.around = around_registers(code)
@@ -119,9 +122,12 @@ class _Writer:
         if self.lanes == "one":
             return
         products = any(u.op is U.PRODUCT for u in self.code.uops)
-        if products and not self.matrix_units:
+        if products and not self.factors:
             self.lines.append("__local float room[TILE_ROOM] __attribute__((aligned(16)));")
-        self.lines += [*rooms(self.code), *(slices(self.code) if self.matrix_units else ())]
+        self.lines += [
+            *rooms(self.code),
+            *(slices(self.code, self.factors) if self.factors else ()),
+        ]
         for i, u in enumerate(self.code.uops):
             if u.op is U.LOCAL:
                 self.lines.append(f"__local {register(u.dtype)} v{i}[{u.arg}];")
@@ -157,7 +163,8 @@ class _Writer:
         n, name = loop.count, loop.name
         limit = f" && {name} < {_index(loop.limit)}" if loop.limit is not None else ""
         stride, loop_over = self.code.local_size, f"for (int {name}"
-        lane = f"{loop_over} = get_local_id(0); {name} < {n}{limit}; {name} += {stride}) {{"
+        step = f"+= {stride}" if n > stride else f"= {n}"  # so that it is no loop to the compiler
+        lane = f"{loop_over} = get_local_id(0); {name} < {n}{limit}; {name} {step}) {{"
         if n == stride and not limit:
             lane = f"{{ const int {name} = get_local_id(0);"
         group, item, share = self.group, "get_global_id(0)", f"share_{{}}({n})"
@@ -274,7 +281,7 @@ class _Writer:
         if value in self.vectors:
             kind = self._vector(self.code.uops[data].dtype)
             return f"*(__global {kind} *)(data{data} + {_index(offset)})"
-        return f"data{data}[{_index(offset)}]"
+        return f"data{data}[{_index(element(self.code, data, offset))}]"
 
     def _vector(self, dtype: DType | None) -> str:
         """The type of neighbours in memory, wherever they begin."""
@@ -357,7 +364,7 @@ class _Writer:
             self.lines.append(f"float v{i}[{p.tile_rows * VECTOR}] __attribute__((aligned(64)));")
             kind = "direct" if p.direct else "packed"
             self.lines.append(f"tile_product_{kind}(v{i}, {a}, {b}, {sizes});")
-        elif self.matrix_units:
+        elif self.factors:
             self.lines += on_matrix_units(self.code, u)
         else:
             tile = f"v{u.src[2]}"
@@ -367,7 +374,7 @@ class _Writer:
 
     def _tile(self, i: int, u: UOp) -> None:
         rows, columns = u.arg
-        sums = f"v{i}_sums[4] = {{0.f}}" if self.matrix_units else f"v{i}_sums = 0.f"
+        sums = f"v{i}_sums[4] = {{0.f}}" if self.factors else f"v{i}_sums = 0.f"
         self.lines.append(f"float v{i}[{rows * columns // GPU_LANES}] = {{0.f}}, {sums};")
 
     def _spread(self, i: int, u: UOp) -> None:
@@ -399,7 +406,7 @@ class _Writer:
 
     def _columns(self, i: int, u: UOp) -> None:
         p: Product = u.arg
-        if self.matrix_units:
+        if self.factors:
             self.lines.append(f"tile_columns_{p.name}(columns, v{u.src[1]}_sums);")
             self.lines.append(f"const float v{i}[1] = {{columns[get_local_id(0)]}};")
             return

@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from imgmlp.engine.block import TILE_ROWS, program
+from imgmlp.engine.block import TILE_ROWS, is_near, program
 from imgmlp.engine.flow import computed
 from imgmlp.engine.fuse import fuse
 from imgmlp.engine.graph import Node
-from imgmlp.engine.kernel import Procedure, Update, render_procedure
+from imgmlp.engine.kernel import Block, Procedure, Update, render_procedure
 from imgmlp.engine.linearize import linearize
 from imgmlp.engine.listing import render_dot, render_nodes, render_tree
 from imgmlp.engine.memory import Plan, plan
@@ -23,7 +23,7 @@ from imgmlp.engine.render import render
 from imgmlp.engine.resident import reside
 from imgmlp.engine.schedule import schedule
 from imgmlp.engine.simplify import OFTEN, simplify
-from imgmlp.engine.uops import Code, Lanes, Precision, render_uops
+from imgmlp.engine.uops import Code, Lanes, Multiply, render_uops
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,10 @@ class Stages:
 
 # Times that a table's rows are taken, from which to multiply the table, in a launch of its own:
 # matrix units take less for 64 times as many rows than a launch takes.
-TABLES: dict[Precision, int] = {"float32": OFTEN, "half": 256}
+TABLES: dict[Multiply, int] = {"float32": OFTEN, "split": 64, "half": 256}
+
+# Why lanes multiply float32 where there are matrix units.
+TOO_LARGE = "no matrix units: a tile's factors have no room in local memory"
 
 FORMS: dict[str, Callable[[Stages], str]] = {
     "dot": lambda stages: render_dot(stages.nodes),
@@ -84,7 +87,7 @@ def lower(
     slices: bool = True,
     general: bool = False,
     join: bool = True,
-    precision: Precision = "float32",
+    multiply: Multiply = "float32",
     tile_rows: int = TILE_ROWS,
     stay: bool = False,
 ) -> Stages:
@@ -92,30 +95,41 @@ def lower(
 
     `align` is in bytes; `slices` says whether the device can slice an allocation; `general`
     leaves out the block program; `join` says whether a launch may be of several kernels, which
-    blocks are too; `precision` is that of products; `tile_rows` the most rows of a block's tile;
-    `stay` says whether work-groups may stay for several steps.
+    blocks are too; `multiply` is how products do, where splitting pays; `tile_rows` the most rows
+    of a block's tile; `stay` says whether work-groups may stay for several steps.
     """
     states, values = [state for state, _ in updates], [value for _, value in updates]
     seconds: dict[str, float] = {}
     with _clock(seconds, "simplify"):
-        nodes = simplify(values, TABLES[precision])
+        nodes = simplify(values, TABLES[multiply])
     step = list(zip(states, nodes, strict=True))
     with _clock(seconds, "schedule"):
         if general or not join:
             procedure = schedule(step, lanes == "group")
         else:
-            procedure = program(step, lanes, units, tile_rows, precision)
+            procedure = program(step, lanes, units, tile_rows, multiply)
+    if multiply == "split" and not _pays(procedure):
+        multiply = "float32"
+        if any(isinstance(k, Block) for k in procedure.kernels):  # of other tiles then
+            procedure = program(step, lanes, units, tile_rows, multiply)
+            procedure = replace(procedure, note=f"{procedure.note}; {TOO_LARGE}")
     if join:
         with _clock(seconds, "fuse"):
             procedure = fuse(procedure)
             procedure = reside(procedure) if stay else procedure
     with _clock(seconds, "linearize"):
-        codes = tuple(linearize(k, lanes, units, precision) for k in procedure.kernels)
+        codes = tuple(linearize(k, lanes, units, multiply) for k in procedure.kernels)
     with _clock(seconds, "render"):
-        source, functions = render(codes, lanes, precision)
+        source, functions = render(codes, lanes, multiply)
     with _clock(seconds, "plan"):
         memory = plan(procedure, align, slices)
     return Stages(tuple(nodes), procedure, memory, codes, source, tuple(functions), seconds)
+
+
+def _pays(procedure: Procedure) -> bool:
+    """Whether matrix units gain by float32: in blocks whose tiles have their factors at hand."""
+    blocks = [k for k in procedure.kernels if isinstance(k, Block)]
+    return bool(blocks) and all(is_near(b.kernels) for b in blocks)
 
 
 @contextmanager
