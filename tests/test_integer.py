@@ -12,7 +12,7 @@ from test_network import small_network
 from imgmlp.codec import integer
 from imgmlp.codec.network import LIMIT, Layer, Network
 from imgmlp.codec.quantize import step_parts
-from imgmlp.engine import Tensor, open_device
+from imgmlp.engine import Tensor, compile, open_device
 
 WIDTH, HEIGHT = 13, 9
 
@@ -48,6 +48,15 @@ def plain_pixel(network: Network, column: int, row: int) -> list[int]:
         if not last:
             values = [plain_activate(v) for v in values]
     return [max(0, min(2**14, v + 2**13)) * 255 + 2**13 >> 14 for v in values]
+
+
+def test_matrix_units_which_would_split_factors_take_no_part() -> None:
+    device = open_device("numpy:uops-group")
+    device.has_matrix_units = True
+    piece = integer._Piece(small_network(), (512, 512), device, 512, 512)
+    assert "mma.sync" not in piece.program.stages.source
+    plain = compile(piece._step, device)
+    assert "mma.sync" in plain.stages.source
 
 
 @pytest.mark.parametrize("mapping", MAPPINGS)

@@ -105,7 +105,7 @@ class _Piece:
         self.y = Tensor(np.zeros((self.rows, outputs), np.int32), device, name="y_sums")
         self.left = -1  # of the sums that x holds
         self.device = device
-        self.program = compile(self._step, device)
+        self.program = compile(self._step, device, precision="exact")
 
     def move_to(self, top: int, left: int) -> None:
         """Load the sums of another piece; past the picture's edge, anything."""

@@ -26,7 +26,7 @@ from imgmlp.engine.kernel import Block, Resident, Update
 from imgmlp.engine.launch import KernelHandle, Launch
 from imgmlp.engine.sketch import Sketch
 from imgmlp.engine.stages import Stages, lower
-from imgmlp.engine.uops import TURNS, Multiply, Precision
+from imgmlp.engine.uops import ON_MATRIX_UNITS, TURNS, Precision
 from imgmlp.errors import DeviceError, ImgmlpWarning, OutOfMemoryError
 
 Array = np.ndarray[Any, Any]
@@ -56,8 +56,8 @@ class Program:
         self.general = general  # leave out the block program
         self._join, self._tile_rows = device.joins_kernels, TILE_ROWS  # less where they must be
         self._counted: Allocation | None = None
-        # That in which factors of products are multiplied here.
-        self.precision: Precision = precision if device.has_matrix_units else "float32"
+        rounded = precision == "half" and not device.has_matrix_units
+        self.precision: Precision = "float32" if rounded else precision  # that of products here
         self.outputs: dict[str, Buffer] = {}
         self.inputs: set[Buffer] = set()  # everything that is read, states included
         self.updates = list(updates)
@@ -106,8 +106,8 @@ class Program:
         device = self.device
         units = device.info.compute_units
         how = (device.lanes, units, device.align, device.can_slice, self.general)
-        split = self.precision == "float32" and device.has_matrix_units
-        sizes: tuple[Multiply, int] = "split" if split else self.precision, self._tile_rows
+        multiply = ON_MATRIX_UNITS[self.precision] if device.has_matrix_units else "float32"
+        sizes = multiply, self._tile_rows
         return lower(self.updates, *how, self._join, *sizes, stay=device.keeps_groups)
 
     def _build(self, device: Device) -> dict[str, KernelHandle]:

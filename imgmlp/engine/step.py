@@ -62,7 +62,9 @@ def compile(
     round their factors to 16 bits where the device has matrix units, and only there:
     `Program.precision` says whether. Whatever else reads such a factor may read it rounded; sums
     and Buffers stay float32. The loss should be a sum, or scaled, if its mean is over many rows:
-    gradients below 6e-5 lose digits in 16 bits, and those below 3e-8 are zero.
+    gradients below 6e-5 lose digits in 16 bits, and those below 3e-8 are zero. With "exact" no
+    factor is split either, as matrix units need it: products of whole numbers are the same
+    everywhere as long as all sums stay within 2**24.
     """
     with capture() as updates:
         outputs = step()

@@ -17,11 +17,17 @@ from imgmlp.engine.local import LocalRoom
 from imgmlp.engine.symbolic import Expr, Var
 
 Lanes = Literal["one", "group"]
-Precision = Literal["float32", "half"]  # in which factors of products are multiplied
+# Of products: that of float32, of factors in half precision, or whole numbers as they are.
+Precision = Literal["float32", "half", "exact"]
 # How: by a device's lanes, or by its matrix units, for which each element is split in two numbers
 # of TF32, or rounded.
 Multiply = Literal["float32", "split", "half"]
 FACTORS: dict[Multiply, DType] = {"split": f32, "half": f16}  # as what they lie in local memory
+ON_MATRIX_UNITS: dict[Precision, Multiply] = {
+    "float32": "split",
+    "half": "half",
+    "exact": "float32",
+}
 VECTOR = 16  # accumulators of a vectorised reduction; columns of a product's tile on a CPU
 NARROW = 8  # columns of the tile of a product that has no more; a vector of float32
 TURNS = 48  # words in which work-groups that stay for several steps count (kernels/resident.cl)
