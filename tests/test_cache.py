@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from conftest import environment
 
 from imgmlp.engine import Device, Tensor, cache, compile, open_device
+from imgmlp.errors import DeviceError
 
 # A process that compiles one step, whose kernels depend on a number.
 STEP = """
@@ -72,3 +74,50 @@ def test_a_folder_of_this_process_alone_is_known_by_its_name(
     monkeypatch.setattr(cache, "_user_cache", lambda: None)
     cache.choose_cache()
     assert cache.is_private()
+
+
+# The step of STEP, where no file can have more than so many bytes.
+LIMITED = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+"""
+
+
+def test_a_limit_of_files_is_an_error_and_not_the_end(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED + STEP, "3"],
+        env=environment(XDG_CACHE_HOME=str(tmp_path), POCL_CACHE_DIR=str(tmp_path)),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr  # not killed by a signal
+    last = done.stderr.splitlines()[-1]
+    assert "DeviceError: what kernels are compiled to cannot be written to" in last
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_is_left_for_a_folder_of_this_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("POCL_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("os.posix_fallocate", full)
+    cache.choose_cache()
+    assert cache.is_private()
+
+
+def test_a_disk_that_is_full_when_a_kernel_is_compiled_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = open_device("cpu")
+    x = Tensor(np.ones(7, np.float32), device)
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(DeviceError, match="cannot be written") as raised:
+        (x * 0.123).sum().item()
+    assert "POCL_CACHE_DIR" in raised.value.hint
+    monkeypatch.undo()
+    assert (x + 1).sum().item() == 14  # the device goes on

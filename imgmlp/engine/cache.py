@@ -1,6 +1,7 @@
 """Where PoCL, the CPU driver, keeps compiled kernels: a directory that all processes share.
 
-It writes there without a lock of its own, so whoever compiles holds one.
+It writes there without a lock of its own, so whoever compiles holds one; and where it cannot write
+all of a file it ends the process, so whoever compiles looks for room first.
 """
 
 from __future__ import annotations
@@ -31,25 +32,33 @@ else:
 
 LOCK_TIMEOUT = 120.0  # seconds; the longest cold compilation seen took under 10
 PRIVATE = "imgmlp-pocl-"  # how names of directories for one process begin
+ROOM = 8 << 20  # bytes; the largest file that a kernel was seen to need had 0.3 MB
 STALE_AFTER = 3600.0  # seconds after which an empty file that PoCL left behind is swept away
 
 
 def choose_cache() -> None:
     """Point PoCL at a directory that can be written; it reads the variable when it starts."""
-    chosen = os.environ.get("POCL_CACHE_DIR")
-    for path in (Path(chosen) if chosen else None, _user_cache()):
-        if path is not None and _writable(path):
+    for path in (current(), _user_cache()):
+        if path is not None and has_room(path):
             os.environ["POCL_CACHE_DIR"] = str(path)
             _sweep(path)
             return
-    private = tempfile.mkdtemp(prefix=PRIVATE)
-    atexit.register(shutil.rmtree, private, ignore_errors=True)
-    os.environ["POCL_CACHE_DIR"] = private
+    with contextlib.suppress(OSError):  # whoever compiles will say that there is no place
+        private = tempfile.mkdtemp(prefix=PRIVATE)
+        atexit.register(shutil.rmtree, private, ignore_errors=True)
+        os.environ["POCL_CACHE_DIR"] = private
+
+
+def current() -> Path | None:
+    """The directory that was chosen, if there was one."""
+    chosen = os.environ.get("POCL_CACHE_DIR")
+    return Path(chosen) if chosen else None
 
 
 def is_private() -> bool:
     """Whether compiled kernels are kept for this process only, for want of a better place."""
-    return Path(os.environ.get("POCL_CACHE_DIR", "")).name.startswith(PRIVATE)
+    found = current()
+    return found is not None and found.name.startswith(PRIVATE)
 
 
 def _user_cache() -> Path | None:
@@ -62,10 +71,13 @@ def _user_cache() -> Path | None:
     return path if home.is_dir() or path.parents[1].is_dir() else None
 
 
-def _writable(path: Path) -> bool:
+def has_room(path: Path) -> bool:
+    """Whether what a kernel is compiled to can be written to a directory, which is made."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
+        with tempfile.TemporaryFile(dir=path) as file:
+            if hasattr(os, "posix_fallocate"):  # knows of full disks, quotas and limits of files
+                os.posix_fallocate(file.fileno(), 0, ROOM)
             return True
     except OSError:
         return False

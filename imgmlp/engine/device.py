@@ -18,13 +18,12 @@ import os
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from imgmlp.engine.cache import choose_cache, locked
-from imgmlp.engine.failure import build_failure, does_not_fit, failure, lost
+from imgmlp.engine.cache import choose_cache, current, has_room, locked
+from imgmlp.engine.failure import build_failure, does_not_fit, failure, lost, no_room
 from imgmlp.engine.host import (
     ALIGN,
     Allocation,
@@ -381,7 +380,10 @@ class Device:
         if not self._compiles_late:  # other drivers guard their caches themselves
             return contextlib.nullcontext()
         self.finish()  # so that nobody waits for our earlier work under the lock
-        return locked(Path(os.environ["POCL_CACHE_DIR"]) / "imgmlp.lock")
+        place = current()
+        if place is None or not has_room(place):
+            raise no_room(place)
+        return locked(place / "imgmlp.lock")
 
 
 AnyDevice = Device | NumpyDevice
@@ -429,7 +431,7 @@ def _inspect(spec: str, platform: Any, handle: Any) -> DeviceInfo:
 
 
 def _has_matrix_units(handle: Any) -> bool:
-    """Whether this is a GPU with matrix units that kernels/product_matrix.cl can use."""
+    """Whether this is a GPU with matrix units that kernels/product_half.cl can use."""
     try:
         major = handle.get_info(cl.device_info.COMPUTE_CAPABILITY_MAJOR_NV)
     except (cl.Error, AttributeError):  # not NVIDIA's

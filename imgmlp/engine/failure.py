@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from pathlib import Path
 
 from imgmlp.engine.host import DeviceInfo
 from imgmlp.errors import DeviceError, OutOfMemoryError
@@ -47,6 +48,16 @@ def build_failure(source: str, log: str, info: DeviceInfo) -> DeviceError:
     return DeviceError(
         f"a kernel does not compile on {info.describe()}",
         hint="\n".join([_saved(source), *lines[first : first + LOG_LINES]]),
+    )
+
+
+def no_room(place: Path | None) -> DeviceError:
+    """The error where compiled kernels cannot be written, which would end the process."""
+    where = "anywhere" if place is None else f"to {place}"
+    return DeviceError(
+        f"what kernels are compiled to cannot be written {where}",
+        hint="is the disk full, or is there a limit for files (ulimit -f)? Make room, or set "
+        "POCL_CACHE_DIR to another folder; --device numpy compiles nothing",
     )
 
 
