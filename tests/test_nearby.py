@@ -74,6 +74,9 @@ def test_float32_takes_matrix_units_where_a_tile_has_room(
     assert any(isinstance(b, LocalRoom) for b in factors(block)) is near
     assert ("mma.sync" in program.stages.source) is near
     assert ("no matrix units" in program.stages.procedure.note) is not near
+    device.has_matrix_units = False
+    plain, _ = step(device, lambda h: (h @ weight).sin() @ weight.transpose(), "float32")
+    assert (plain.stages.source == program.stages.source) is not near
 
 
 def test_without_matrix_units_they_stay_in_memory(device: AnyDevice) -> None:

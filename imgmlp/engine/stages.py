@@ -100,19 +100,24 @@ def lower(
     """
     states, values = [state for state, _ in updates], [value for _, value in updates]
     seconds: dict[str, float] = {}
+
+    def scheduled(nodes: Sequence[Node]) -> Procedure:
+        step = list(zip(states, nodes, strict=True))
+        if general or not join:
+            return schedule(step, lanes == "group")
+        return program(step, lanes, units, tile_rows, multiply)
+
     with _clock(seconds, "simplify"):
         nodes = simplify(values, TABLES[multiply])
-    step = list(zip(states, nodes, strict=True))
     with _clock(seconds, "schedule"):
-        if general or not join:
-            procedure = schedule(step, lanes == "group")
-        else:
-            procedure = program(step, lanes, units, tile_rows, multiply)
-    if multiply == "split" and not _pays(procedure):
-        multiply = "float32"
-        if any(isinstance(k, Block) for k in procedure.kernels):  # of other tiles then
-            procedure = program(step, lanes, units, tile_rows, multiply)
-            procedure = replace(procedure, note=f"{procedure.note}; {TOO_LARGE}")
+        procedure = scheduled(nodes)
+        if multiply == "split" and not _pays(procedure):
+            multiply, before, large = "float32", nodes, _blocks(procedure)
+            nodes = simplify(values, TABLES[multiply])
+            if large or nodes != before:
+                procedure = scheduled(nodes)
+            if large:
+                procedure = replace(procedure, note=f"{procedure.note}; {TOO_LARGE}")
     if join:
         with _clock(seconds, "fuse"):
             procedure = fuse(procedure)
@@ -128,8 +133,12 @@ def lower(
 
 def _pays(procedure: Procedure) -> bool:
     """Whether matrix units gain by float32: in blocks whose tiles have their factors at hand."""
-    blocks = [k for k in procedure.kernels if isinstance(k, Block)]
+    blocks = _blocks(procedure)
     return bool(blocks) and all(is_near(b.kernels) for b in blocks)
+
+
+def _blocks(procedure: Procedure) -> list[Block]:
+    return [k for k in procedure.kernels if isinstance(k, Block)]
 
 
 @contextmanager
