@@ -19,8 +19,8 @@ ORDER = """
     engine.flow engine.grad engine.interpret
     engine.simplify engine.local engine.kernel engine.indices engine.place engine.state
     engine.merge engine.rowfusion engine.schedule engine.uops engine.rows engine.head engine.rooms
-    engine.nearby engine.block engine.fuse engine.resident engine.lowering engine.maps
-    engine.rowwise engine.products engine.linearize engine.memory
+    engine.nearby engine.tile engine.partial engine.block engine.fuse engine.resident
+    engine.lowering engine.maps engine.rowwise engine.products engine.linearize engine.memory
     engine.matrixunits engine.neighbours
     engine.vectors engine.formulas engine.render engine.stages engine.watch engine.emulate
     engine.emulate_uops

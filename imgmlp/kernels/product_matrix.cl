@@ -13,8 +13,9 @@
 // lane % 4, which in float32 is an element and in half precision two neighbours.
 //
 // In float32 each element is split in two numbers of TF32, which has 11 bits: its nearest and the
-// rest. Of their four products the one of both rests is left out, which is 2^-22 of the whole. As
-// matrix units round their sums towards zero, lanes add up those of several slices or tiles.
+// rest. Of their four products the one of both rests is left out, which is 2^-22 of the whole. An
+// infinite element has a rest that is no number, and neither are its sums. As matrix units round
+// their sums towards zero, lanes add up those of several slices or tiles.
 
 #define SQUARE (16 / FACTOR_BYTES)  // inner elements of a square: 16 bytes
 #define STEP (2 * SQUARE)
