@@ -13,6 +13,7 @@ from imgmlp.codec.checkpoint import State
 from imgmlp.codec.course import RETRIES, ROUNDED, Course, Decided
 from imgmlp.codec.learn import LearningStep
 from imgmlp.codec.network import Shape
+from imgmlp.codec.quantize import quantize
 from imgmlp.engine import open_device
 
 STEPS = 120
@@ -53,6 +54,33 @@ def test_rounding_raises_the_learning_rate(whole: Course) -> None:
     assert whole.step.control.numpy()[rate] == pytest.approx(
         ROUNDED * make().step.control.numpy()[rate]
     )
+
+
+def between_steps(course: Course) -> float:
+    """How far weights are from whole steps, mean: 0 to 1/2."""
+    found = []
+    for array, size in zip(course.arrays(), course._sizes(), strict=True):
+        found.append(np.abs(array / size - quantize(array, size)).ravel())
+    return float(np.concatenate(found).mean())
+
+
+def test_rounding_draws_weights_to_whole_steps(
+    whole: Course, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("imgmlp.codec.course.DRAWN", 0.0)
+    left = make()
+    assert left.run() == "done"
+    assert between_steps(whole) < 0.9 * between_steps(left)
+
+
+def test_a_long_run_is_noisy_for_some_steps_only() -> None:
+    course = make()
+    for steps, begins in ((120, 54), (10_000, 4_600), (60_000, 47_600)):
+        course.decided = Decided(steps, 1e-3)
+        course._advance(begins - 1)
+        assert course.decided.phase == 0
+        course._advance(begins)
+        assert course.decided.phase == 1
 
 
 @pytest.mark.parametrize("stop", [1, 10, 54, 60, 71, 103, 110])

@@ -25,7 +25,9 @@ Array = np.ndarray[Any, Any]
 Ended = Literal["done", "interrupted", "diverged"]
 Pricing = Callable[[float, float], float]  # (bits, dB) -> by what the price is multiplied
 
-FREE, NOISY = 0.45, 0.85  # shares of a run after which noise begins, and rounding
+FREE, NOISY = 0.45, 0.86  # shares of a run after which noise begins, and rounding
+NOISE = 4_000  # steps of noise in which long runs have learned the steps' sizes
+DRAWN = 0.1  # of the way to a whole step that weights are moved at a look, at the end of rounding
 ROUNDED = 3.0  # times the learning rate once weights are rounded: it is near its end, they begin
 CONTROL = 5  # looks between new prices
 HOPELESS = 10.0  # a loss that no answer near the picture has
@@ -139,8 +141,8 @@ class Course:
         return int(self.step.count.item())
 
     def _advance(self, done: int) -> None:
-        decided, arrays = self.decided, None
-        if decided.phase == 0 and done >= FREE * decided.steps:
+        decided, total = self.decided, self.decided.steps
+        if decided.phase == 0 and done >= max(FREE * total, NOISY * total - NOISE):
             arrays = self.arrays()
             deviations = [float(np.sqrt(np.mean(a * a))) for a in arrays]
             widths = [_START[a.ndim == 1] for a in arrays]
@@ -149,8 +151,10 @@ class Course:
             self.step.weigh()
             decided.phase = 1
             self._steer()
-        if decided.phase == 1 and done >= NOISY * decided.steps:
+        if decided.phase == 1 and done >= NOISY * total:
             self.fix_steps()
+        if decided.phase == 2:
+            self._draw((done / total - NOISY) / (1 - NOISY) * DRAWN)
 
     def fix_steps(self) -> None:
         """Give every layer a step that exists; from here on weights are rounded."""
@@ -160,6 +164,18 @@ class Course:
         self.step.sizes.write(log_sizes(choices))
         self.decided.phase = 2
         self._steer()
+
+    def _draw(self, share: float) -> None:
+        """Move weights a share of the way to the whole steps that they are rounded to.
+
+        Without it a third of them ends near the middle between two steps, back and forth, and
+        chance decides which it is.
+        """
+        moved = []
+        for array, size in zip(self.arrays(), self._sizes(), strict=True):
+            whole = quantize(array, size) * size
+            moved.append((array + (whole - array) * share).astype(np.float32).ravel())
+        self.step.flat.write(np.concatenate(moved))
 
     def _reprice(self, loss: float) -> None:
         decided = self.decided
@@ -174,9 +190,12 @@ class Course:
     def _bits(self) -> float:
         if self.decided.phase == 2:
             return total_bits(self.arrays(), self.choices())
-        sizes = np.exp2(self.step.sizes.numpy().astype(np.float64))
-        pairs = zip(self.arrays(), sizes, strict=True)
+        pairs = zip(self.arrays(), self._sizes(), strict=True)
         return sum(coded_bits(quantize(array, size)) for array, size in pairs)
+
+    def _sizes(self) -> list[float]:
+        """Of the steps of each tensor."""
+        return [float(size) for size in np.exp2(self.step.sizes.numpy().astype(np.float64))]
 
     def _steer(self) -> None:
         decided = self.decided

@@ -16,7 +16,7 @@ from imgmlp.codec.network import LAST_STEP, MAX_FINER, Layer, Network, Shape
 from imgmlp.codec.quantize import STEPS, coded_bits, nearest_step, quantize, step_size
 from imgmlp.errors import FormatError
 
-LEAST = 0.985  # of a budget that is to be used
+LEAST = 0.993  # of a budget that is to be used
 _ROUNDS = 24  # for each layer
 
 Array = np.ndarray[Any, Any]
