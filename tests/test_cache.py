@@ -110,6 +110,16 @@ def test_a_full_disk_is_left_for_a_folder_of_this_process(
     assert cache.is_private()
 
 
+def test_a_disk_that_reserves_no_room_is_taken(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def unknown(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr("os.posix_fallocate", unknown)
+    assert cache.has_room(tmp_path)
+
+
 def test_a_disk_that_is_full_when_a_kernel_is_compiled_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import os
 import shutil
 import tempfile
@@ -33,6 +34,8 @@ else:
 LOCK_TIMEOUT = 120.0  # seconds; the longest cold compilation seen took under 10
 PRIVATE = "imgmlp-pocl-"  # how names of directories for one process begin
 ROOM = 8 << 20  # bytes; the largest file that a kernel was seen to need had 0.3 MB
+# What file systems answer that do not reserve room, where the C library does not do it for them.
+CANNOT_SAY = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 STALE_AFTER = 3600.0  # seconds after which an empty file that PoCL left behind is swept away
 
 
@@ -76,11 +79,21 @@ def has_room(path: Path) -> bool:
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path) as file:
-            if hasattr(os, "posix_fallocate"):  # knows of full disks, quotas and limits of files
-                os.posix_fallocate(file.fileno(), 0, ROOM)
+            _reserve(file.fileno())
             return True
     except OSError:
         return False
+
+
+def _reserve(handle: int) -> None:
+    """Raise OSError if a file cannot have ROOM; it knows of full disks, quotas and limits."""
+    if not hasattr(os, "posix_fallocate"):
+        return
+    try:
+        os.posix_fallocate(handle, 0, ROOM)
+    except OSError as error:
+        if error.errno not in CANNOT_SAY:
+            raise
 
 
 def _sweep(path: Path) -> None:
