@@ -431,7 +431,7 @@ def _inspect(spec: str, platform: Any, handle: Any) -> DeviceInfo:
 
 
 def _has_matrix_units(handle: Any) -> bool:
-    """Whether this is a GPU with matrix units that kernels/product_half.cl can use."""
+    """Whether this is a GPU with matrix units that kernels/product_matrix.cl can use."""
     try:
         major = handle.get_info(cl.device_info.COMPUTE_CAPABILITY_MAJOR_NV)
     except (cl.Error, AttributeError):  # not NVIDIA's
