@@ -22,7 +22,7 @@ import numpy as np
 from imgmlp import facts, files, selftest
 from imgmlp import image as pictures
 from imgmlp.codec import checkpoint, compact, container, npz, pipeline
-from imgmlp.codec.checkpoint import Checkpoint
+from imgmlp.codec.checkpoint import Checkpoint, State
 from imgmlp.codec.config import PRESETS, Settings, check_size
 from imgmlp.engine import (
     AnyDevice,
@@ -62,14 +62,13 @@ def train(
     A run that was stopped goes on, over what it has written itself. Raises Interrupted or
     TrainingError after the best weights so far are written.
     """
-    outputs, perhaps = [output, png], bool(checkpoint.left_beside(output))
-    _check_outputs(source, outputs, live, force or perhaps)
+    outputs = [output, png] if live is None else [output, png, live]
+    _check_outputs(source, outputs, outputs if force or checkpoint.left_beside(output) else [])
     picture = pictures.load(source)
     device = open_device(device_spec)
     kept = _checkpoint(output, picture, settings, device)
     saved = kept.load()
-    if saved is None or any(map(kept.is_older_than, outputs)):
-        _check_outputs(source, outputs, live, force)
+    _check_outputs(source, outputs, outputs if force else _own(outputs, kept, saved))
     for note in picture.notes:
         terminal.note(f"{source.name}: {note}")
     terminal.note(_header(source, picture, settings, device))
@@ -92,7 +91,7 @@ def train(
                 if preview is not None and progress.preview is not None:
                     preview.update(progress.preview)
 
-            keep = kept.keeping(terminal.note)
+            keep = kept.keeping(terminal.note, {"outputs": _names(outputs)})
             trained = pipeline.train(picture, settings, device, tell, stop.requested, saved, keep)
         files.write_atomically(output, lambda stream: npz.save(trained.weights, stream))
         pictures.save_png(trained.pixels, png, picture.icc)
@@ -111,12 +110,25 @@ def training_settings(preset: str, **chosen: float | str | None) -> Settings:
     return replace(PRESETS[preset], **given)
 
 
-def _check_outputs(source: Path, outputs: list[Path], live: Path | None, force: bool) -> None:
+def _own(outputs: list[Path], kept: Checkpoint, saved: State | None) -> list[Path]:
+    """The outputs that the run which a checkpoint is of has written, and nothing else since.
+
+    A preview is younger than the checkpoint if the run was killed.
+    """
+    if saved is None:
+        return []
+    named = zip(outputs, _names(outputs), strict=True)
+    known = [path for path, name in named if name in saved.facts["outputs"]]
+    return [path for path in known if path in outputs[2:] or not kept.is_older_than(path)]
+
+
+def _names(outputs: list[Path]) -> list[str]:
+    return [str(path.resolve()) for path in outputs]
+
+
+def _check_outputs(source: Path, outputs: list[Path], replaced: list[Path]) -> None:
     for path in outputs:
-        files.check_output(path, force)
-    if live is not None:
-        files.check_output(live, force)
-        outputs = [*outputs, live]
+        files.check_output(path, path in replaced)
     seen = [source.resolve()]
     for path in outputs:
         if path.resolve() in seen:

@@ -633,12 +633,12 @@ def test_a_stopped_training_goes_on_over_what_it_wrote(
     folder, show = picture.parent, terminal.Terminal()
     chosen = {"batch": 64, "hidden": 8, "layers": 1, "features": 8}
 
-    def train(name: str, steps: int = 300) -> None:
+    def train(name: str, steps: int = 300, png: str = "a", live: Path | None = None) -> None:
         settings = commands.training_settings("default", steps=steps, **chosen)
-        files = folder / f"{name}.npz", folder / f"{name}.png"
-        commands.train(show, picture, *files, None, settings, "numpy", False)
+        files = folder / f"{name}.npz", folder / f"{png}.png", live
+        commands.train(show, picture, *files, settings, "numpy", False)
 
-    train("whole")
+    train("whole", png="whole")
     left = iter(range(7))
     with monkeypatch.context() as patch:
         patch.setattr(interrupt.StopRequest, "requested", lambda _: next(left, None) is None)
@@ -648,6 +648,11 @@ def test_a_stopped_training_goes_on_over_what_it_wrote(
     assert npz.load(folder / "a.npz").width == 31
     with pytest.raises(OutputError, match="exists already"):  # not with other settings
         train("a", 310)
+    os.utime(folder / "whole.png", (0, 0))
+    with pytest.raises(OutputError, match=r"whole\.png exists already"):  # nor over other files
+        train("a", png="whole")
+    with pytest.raises(OutputError, match=r"whole\.png exists already"):
+        train("a", live=folder / "whole.png")
     os.utime(folder / "a.npz", (2**32, 2**32))
     with pytest.raises(OutputError, match="exists already"):  # nor if something else wrote it
         train("a")

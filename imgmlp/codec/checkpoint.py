@@ -134,8 +134,13 @@ class Checkpoint:
                 archive.writestr(f"{name}.npy", data.getvalue())
         write_atomically(self.path, lambda stream: stream.write(content.getvalue()))
 
-    def keeping(self, note: Callable[[str], None]) -> Callable[[State], None]:
-        """Saves states until one cannot be written, which is noted: no reason to lose the run."""
+    def keeping(
+        self, note: Callable[[str], None], facts: dict[str, Any]
+    ) -> Callable[[State], None]:
+        """Saves states, and more facts with each, until one cannot be written.
+
+        That is noted, but no reason to lose the run.
+        """
         broken = False
 
         def keep(state: State) -> None:
@@ -143,7 +148,7 @@ class Checkpoint:
             if broken:
                 return
             try:
-                self.save(state)
+                self.save(State(state.arrays, state.facts | facts))
             except OutputError as error:
                 broken = True
                 note(f"no checkpoints: {error}")
