@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from conftest import EMULATED
 from test_schedule import NUMPY, state, values
+from warps import LOCAL, local_bytes
 
 from imgmlp.engine import AnyDevice, Tensor, compile, cond, loop, open_device
 from imgmlp.engine import fuse as fusion
@@ -148,3 +149,14 @@ def test_members_that_touch_the_same_elements_race(lanes: Lanes, dependence: str
     with pytest.raises(ValueError, match=r"together: .* element 0 of .*one"):
         run_code(code, memory)
     assert len(fuse(Procedure((first, then))).kernels) == 2
+
+
+def test_kernels_of_one_launch_share_their_local_memory() -> None:
+    device, rng = open_device("numpy:uops-group"), np.random.default_rng(0)
+    arrays = [rng.normal(size=(64, 33 + n)).astype(np.float32) for n in range(14)]
+    given = [Tensor(a, device) for a in arrays]
+    found = compile(lambda: {str(n): t.transpose() * 2.0 for n, t in enumerate(given)}, device)
+    assert 0 < local_bytes(found.stages.source) <= LOCAL
+    found.run()
+    for n, array in enumerate(arrays):
+        assert np.array_equal(found.read(str(n)), array.T * 2), n

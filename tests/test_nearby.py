@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import warps
 from test_block import blocks, filled, gradients, held
 
 from imgmlp.engine import AnyDevice, Program, Tensor, open_device
-from imgmlp.engine.dtype import f32
+from imgmlp.engine.dtype import f32, i32, u32
 from imgmlp.engine.emulate_uops import run_code
 from imgmlp.engine.graph import Buffer, Node
 from imgmlp.engine.interpret import evaluate
@@ -77,6 +78,19 @@ def test_float32_takes_matrix_units_where_a_tile_has_room(
     device.has_matrix_units = False
     plain, _ = step(device, lambda h: (h @ weight).sin() @ weight.transpose(), "float32")
     assert (plain.stages.source == program.stages.source) is not near
+
+
+def test_what_lanes_exchange_has_room_beside_a_full_tile(device: AnyDevice) -> None:
+    weights = [(filled(device, 32, 32) * 0.3 * n).realize() for n in range(1, 7)]
+    h = filled(device, 200, 32)
+    for weight in weights:
+        h = (h @ weight + weight[0]).sin()
+    outputs: dict[str, Node] = gradients(h.square().sum(), *weights)
+    for kind in (i32, u32):  # beside the loss, which is of float32
+        outputs[kind.name] = (h > 0).cast(kind).sum().node
+    found = Program(device, outputs, []).stages
+    assert "mma.sync" in found.source
+    assert LOCAL < warps.local_bytes(found.source) <= warps.LOCAL
 
 
 def test_without_matrix_units_they_stay_in_memory(device: AnyDevice) -> None:

@@ -28,6 +28,18 @@ GUARD, UNTOUCHED = 4096, 0xA5  # bytes beside each Buffer, and what stands there
 ALIGN = 256
 
 
+WIDTHS = {"half": 2, "ushort": 2, "float": 4, "int": 4, "uint": 4}
+LOCAL = 48 << 10  # bytes that NVIDIA's driver gives a kernel
+
+
+def local_bytes(source: str) -> int:
+    """The most that a kernel declares in local memory."""
+    declared = re.compile(r"^  __local (\w+) \w+\[(\d+|LANES)\]", re.MULTILINE)
+    kernels = [declared.findall(text) for text in source.split("__kernel")[1:]]
+    count = {"LANES": 128}
+    return max(sum(WIDTHS[k] * int(count.get(n, n)) for k, n in found) for found in kernels)
+
+
 def run(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a step of an emulated group's Program."""
     stages = program.stages

@@ -1,15 +1,17 @@
-"""OpenCL C: types, literals, one expression for each elementwise operation, and loops of turns."""
+"""OpenCL C: types, literals, one expression for each elementwise operation, local memory that
+lanes exchange values in, and loops of turns."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from imgmlp.engine.dtype import DType, bool_, f16
 from imgmlp.engine.graph import Op
-from imgmlp.engine.uops import Range
+from imgmlp.engine.uops import Code, Range, U
 
 SYMBOLS = {
     Op.ADD: "+", Op.SUB: "-", Op.MUL: "*", Op.LT: "<", Op.EQ: "==",
@@ -72,6 +74,33 @@ def operation(op: Op, args: list[str], operand: DType, result: DType) -> str:
         signed = operand.is_int and operand.min < 0
         return f"floor_mod({args[0]}, {args[1]})" if signed else f"{args[0]} % {args[1]}"
     raise AssertionError(f"{op.name} is not an elementwise operation")
+
+
+# --- local memory ---
+
+
+def exchanged(code: Code) -> Iterator[str]:
+    """Declarations of a kernel's LOCALs, and of what GROUPs need: each lane a word, whatever its
+    type. Of several kernels in one launch a group runs but one, so their LOCALs overlap."""
+    begin, words, places = 0, 0, list[str]()
+    for i, u in enumerate(code.uops):
+        if u.op is U.RANGE and u.arg.kind == "member":
+            begin = 0
+        elif u.op is U.LOCAL:
+            places.append(_words(f"v{i}", register(u.dtype), f"exchanged + {begin}"))
+            begin += u.arg
+            words = max(words, begin)
+    if words:
+        yield f"__local uint exchanged[{words}];"
+    yield from places
+    kinds = sorted({register(u.dtype) for u in code.uops if u.op is U.GROUP})
+    if kinds:
+        yield f"__local uint scratch[{code.local_size}];"
+    yield from (_words(f"scratch_{kind}", kind, "scratch") for kind in kinds)
+
+
+def _words(name: str, kind: str, place: str) -> str:
+    return f"__local {kind} *const {name} = (__local {kind} *)({place});"
 
 
 # --- work-groups that stay (kernels/resident.cl) ---

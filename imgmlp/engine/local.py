@@ -52,8 +52,8 @@ class LocalRoom(Buffer):
 
     @property
     def room(self) -> int:
-        """Bytes in local memory."""
-        return self.cells * self.stored.itemsize
+        """Bytes in local memory, where each begins on 16 of them."""
+        return -(-self.cells * self.stored.itemsize // 16) * 16
 
     @property
     def padded(self) -> bool:

@@ -14,6 +14,7 @@ from importlib import resources
 from imgmlp.engine.dtype import DType, bool_, f16
 from imgmlp.engine.formulas import (
     TURN_PARAMETERS,
+    exchanged,
     join,
     literal,
     operation,
@@ -128,12 +129,7 @@ class _Writer:
             *rooms(self.code),
             *(slices(self.code, self.factors) if self.factors else ()),
         ]
-        for i, u in enumerate(self.code.uops):
-            if u.op is U.LOCAL:
-                self.lines.append(f"__local {register(u.dtype)} v{i}[{u.arg}];")
-        kinds = {register(u.dtype) for u in self.code.uops if u.op is U.GROUP}
-        for kind in sorted(kinds):
-            self.lines.append(f"__local {kind} scratch_{kind}[{self.code.local_size}];")
+        self.lines += exchanged(self.code)
 
     def _parameter(self, i: int, u: UOp) -> str:
         storage, written = u.arg
