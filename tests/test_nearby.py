@@ -112,6 +112,23 @@ def test_matrix_units_read_whole_chunks_of_lines(
     assert any(isinstance(b, LocalRoom) for b in factors(block)) is near
 
 
+@pytest.mark.parametrize("precision", ["half", "float32"])
+def test_rows_of_a_tile_are_not_copied_once_a_group(
+    device: AnyDevice, precision: Precision
+) -> None:
+    """A gradient that is a product with the batch itself, on its right."""
+    x, weight, last = filled(device, 200, 12), filled(device, 24, 12), filled(device, 3, 24)
+    answer = last @ (weight @ x.transpose()).sin()  # [3, batch]
+    outputs: dict[str, Node] = gradients(answer.square().sum(), weight, last)
+    program = Program(device, outputs, [], precision=precision)
+    (block,) = blocks(program.stages.procedure)
+    assert block.tiles > 1 and "mma.sync" in program.stages.source
+    program.run()
+    wanted = evaluate(list(outputs.values()), held(outputs), wide=True)
+    for name, value in zip(outputs, wanted, strict=True):
+        assert np.allclose(program.read(name), value, atol=1e-5 * np.abs(value).max())
+
+
 def test_a_value_may_be_read_in_another_shape(device: AnyDevice) -> None:
     weight = filled(device, 40, 24)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from imgmlp.engine.dtype import DType, f16, f32
 from imgmlp.engine.graph import Buffer, Node, Op, buffer, const, make, move
-from imgmlp.engine.kernel import Kernel, Store, access, storage
+from imgmlp.engine.kernel import Kernel, Store, access, part_begin, storage
 from imgmlp.engine.local import CHUNK, LocalRoom
 from imgmlp.engine.rooms import Rooms, moved, share
 from imgmlp.engine.uops import FACTORS, Multiply
@@ -140,6 +140,8 @@ def _matrix(kernel: Kernel, written: set[Buffer]) -> Node | None:
         return None
     right = core.src[1]
     if storage(right) in written or isinstance(storage(right), LocalRoom):
+        return None
+    if part_begin(right).variables():  # rows of a tile's own
         return None
     return right.src[0] if right.op is Op.PERMUTE else right
 
