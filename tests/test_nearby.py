@@ -122,7 +122,8 @@ def test_rows_of_a_tile_are_not_copied_once_a_group(
     outputs: dict[str, Node] = gradients(answer.square().sum(), weight, last)
     program = Program(device, outputs, [], precision=precision)
     (block,) = blocks(program.stages.procedure)
-    assert block.tiles > 1 and "mma.sync" in program.stages.source
+    assert block.tiles > 1
+    assert "mma.sync" in program.stages.source
     program.run()
     wanted = evaluate(list(outputs.values()), held(outputs), wide=True)
     for name, value in zip(outputs, wanted, strict=True):
