@@ -111,6 +111,9 @@ def test_what_is_compiled_at_first_does_not_count_as_pace(monkeypatch: pytest.Mo
     picture, device = Picture(small_pixels()), open_device("numpy")
     encoder = _Encoder(picture, Target("bytes", 300), SHORT, device, None, Watch())
     assert encoder._pace(encoder._shape(), 1) == pytest.approx(1e-3)
+    then = clock[0]
+    assert encoder._pace(encoder._shape(), 1) == pytest.approx(1e-3)
+    assert clock[0] == then  # nothing is timed twice
 
 
 def test_a_network_too_large_for_the_time_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:

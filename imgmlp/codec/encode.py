@@ -120,6 +120,7 @@ class _Encoder:
         self.samples = picture.width * picture.height
         self.saved = checkpoint.load() if checkpoint is not None else None
         self.resumed, self.unsaved = 0, False
+        self.paces: dict[tuple[Shape, int], float] = {}
         self.pilots = self.attempts = 0  # that are over
         self.best: Encoded | None = None  # of the attempts
         self.most = float(self.samples)  # weights that are worth trying for a quality
@@ -273,7 +274,12 @@ class _Encoder:
         return steps, wider
 
     def _pace(self, shape: Shape, wider: int) -> float:
-        """Seconds that a step takes, by a short trial."""
+        """Seconds that a step takes, by a short trial, the first time that it is asked."""
+        if (shape, wider) not in self.paces:
+            self.paces[shape, wider] = self._timed(shape, wider)
+        return self.paces[shape, wider]
+
+    def _timed(self, shape: Shape, wider: int) -> float:
         trial, pace = self._course(shape, Decided(10**6, 0.0, wider)).step, 0.0
         trial.program.run(2)  # the first of them may compile for seconds
         trial.program.wait()
