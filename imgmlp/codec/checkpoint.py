@@ -98,8 +98,9 @@ def others(target: Path, own: Checkpoint) -> str | None:
     names = [str(path) for path in left_beside(target) if path != own.path]
     if not names:
         return None
+    # Not that they can go on: an older version of this program may have left them.
     what = "another run" if len(names) == 1 else f"{len(names)} other runs"
-    return f"{what} for {target} can still be continued, until this is deleted: {', '.join(names)}"
+    return f"{what} for {target} left a state to go on from; delete it if unwanted: {', '.join(names)}"
 
 
 class Checkpoint:
