@@ -100,7 +100,8 @@ def others(target: Path, own: Checkpoint) -> str | None:
         return None
     # Not that they can go on: an older version of this program may have left them.
     what = "another run" if len(names) == 1 else f"{len(names)} other runs"
-    return f"{what} for {target} left a state to go on from; delete it if unwanted: {', '.join(names)}"
+    advice = "delete it if it is not wanted"
+    return f"{what} for {target} left a state to go on from; {advice}: {', '.join(names)}"
 
 
 class Checkpoint:
