@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import warps
-from test_block import blocks, held, network
+from test_block import blocks, filled, gradients, held, network
 
 from imgmlp.engine import AnyDevice, Program, Tensor, compile, open_device, stages
 from imgmlp.engine.interpret import evaluate
@@ -104,3 +104,32 @@ def test_gradients_of_several_tiles(
         for name, value in zip(outputs, wanted, strict=True):
             error = float(np.abs(program.read(name) - value).max())
             assert error <= LIMITS[precision] * float(np.abs(value).max()), name
+
+
+NOT_FINITE = [0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0x7F800000, 0xFF800000]  # GPUs make the first
+
+
+@compiled
+@pytest.mark.parametrize("precision", ["half", "float32"])
+def test_what_is_not_finite_stays_so(
+    device: AnyDevice, precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a value of a row and in a weight; also where rounding carries into a number's sign."""
+    x, weight, last = (filled(device, *size) for size in ((70, 9), (9, 17), (17, 3)))
+    rows = (x @ weight + weight[0]).leaky_relu(0.1) @ last
+    outputs = gradients(rows.square().sum(), weight, last) | {"rows": rows.node}
+    program = Program(device, outputs, [], precision=precision)
+    assert blocks(program.stages.procedure)
+    for bits, leaf in itertools.product(NOT_FINITE, (x, weight)):
+        before = leaf.numpy()
+        changed = before.copy()
+        changed.view(np.uint32)[4, 7] = bits
+        leaf.write(changed)
+        wanted = evaluate(list(outputs.values()), held(outputs), wide=True)
+        warps.run(program, tmp_path, monkeypatch)
+        for name, value in zip(outputs, wanted, strict=True):
+            found = program.read(name)
+            assert not np.isfinite(found[~np.isfinite(value)]).any(), f"{name}, {bits:x}"
+            if np.isnan(changed).any():
+                assert np.array_equal(np.isnan(found), np.isnan(value)), f"{name}, {bits:x}"
+        leaf.write(before)
