@@ -14,8 +14,9 @@
 //
 // In float32 each element is split in two numbers of TF32, which has 11 bits: its nearest and the
 // rest. Of their four products the one of both rests is left out, which is 2^-22 of the whole. An
-// infinite element has a rest that is no number, and neither are its sums. As matrix units round
-// their sums towards zero, lanes add up those of several slices or tiles.
+// infinite element has a rest that is no number, and neither are its sums; nor are those of one
+// above 3.4019e38, whose nearest is infinite. As matrix units round their sums towards zero, lanes
+// add up those of several slices or tiles.
 
 #define SQUARE (16 / FACTOR_BYTES)  // inner elements of a square: 16 bytes
 #define STEP (2 * SQUARE)
