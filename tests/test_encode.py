@@ -68,6 +68,14 @@ def test_too_few_bytes_are_missed_with_the_smallest_file() -> None:
     assert found.missed == f"{len(found.bytes)} bytes instead of 60"
 
 
+def test_no_network_is_larger_than_the_pixels() -> None:
+    """Whatever is allowed: training it would take for ever."""
+    picture = Picture(small_pixels()[:12, :12])
+    found = run(Target("bytes", 1_000_000), picture, Effort(2))
+    assert found.missed == f"{len(found.bytes):,} bytes instead of 1,000,000"
+    assert len(found.bytes) < 2 * picture.pixels.nbytes
+
+
 def test_dearer_bits_give_smaller_files() -> None:
     cheap, dear = (run(Target("lambda", price)) for price in (3e-4, 1e-2))
     assert len(dear.bytes) < len(cheap.bytes)

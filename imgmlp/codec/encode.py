@@ -149,8 +149,9 @@ class _Encoder:
         kind, value = self.wanted.kind, self.wanted.value
         if kind == "lambda":
             return target.weights_worth(value, self.samples)
-        if kind == "bytes":
-            return max(1.0, 8 * (value - target.OVERHEAD) / target.BITS)
+        if kind == "bytes":  # those of the pixels themselves at most
+            size = min(value, self.picture.pixels.nbytes)
+            return max(1.0, 8 * (size - target.OVERHEAD) / target.BITS)
         return PILOT_RATE * self.samples / target.BITS
 
     def search(self) -> None:
