@@ -76,6 +76,14 @@ def test_lanes_share_the_terms_of_many_sums(shape: tuple[int, int], parts: int) 
     assert np.allclose(found.read("y"), wanted, rtol=1e-5, atol=1e-5)
 
 
+def test_lanes_without_a_sum_read_nothing() -> None:
+    """Nor what is the same for all terms of a sum: beyond the last one there may be no memory."""
+    x, b = (np.arange(n, dtype=np.float32) for n in (64 * 8, 8))
+    device = open_device("numpy:uops-group")  # which refuses to read beyond a Buffer
+    total = (Tensor(x.reshape(64, 8), device) + Tensor(b, device)).square().sum(axis=0)
+    assert np.array_equal(total.numpy(), np.square(x.reshape(64, 8) + b).sum(axis=0))
+
+
 def steps(code: Code) -> set[int]:
     """How far a step of the innermost loop goes in memory, of each load inside of it."""
     loops: list[Var] = []

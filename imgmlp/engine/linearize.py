@@ -333,7 +333,7 @@ def _reduce_in_parts(
     lane = build.open(Range("l", GPU_LANES, "lane"))
     output = group * columns + lane % columns
     limit = None if size % columns == 0 else output.lt(size) * rounds
-    block = build.open(Range("r", rounds, limit=limit))
+    block = build.open(Range("r", rounds, limit=limit), holds=limit is not None)
     each = build.open(Range("v", several, "vector"))
     at = (block * several + each) * parts + lane // columns
     found = term(unravel(output, core.shape), at)

@@ -179,6 +179,7 @@ class Builder:
 
     def __init__(self) -> None:
         self.scopes: list[list[tuple[int, UOp]]] = [[]]
+        self.holding = [0]  # by scope: the innermost that no load leaves
         self.depth: dict[int, int] = {}  # of each UOp
         self.variables: dict[str, tuple[int, int | None]] = {}  # name -> depth, defining UOp
         self.known: dict[UOp, int] = {}
@@ -208,8 +209,9 @@ class Builder:
             return self.known[uop]
         depth = max((self.depth[s] for s in sources), default=0)
         depth = max([depth, *(self.variables[n][0] for n in names)])
-        if op is U.LOAD and src[0] in self.overwritten:
-            depth = len(self.scopes) - 1
+        if op is U.LOAD:
+            late = src[0] in self.overwritten
+            depth = max(depth, len(self.scopes) - 1 if late else self.holding[-1])
         self.known[uop] = number = self._append(uop, depth)
         self.live.add(number)
         return number
@@ -229,14 +231,18 @@ class Builder:
         number = self._append(UOp(U.DEFINE, i32, (value,), name), depth)
         self.variables[name] = (depth, number)
 
-    def open(self, loop: Range) -> Var:
+    def open(self, loop: Range, holds: bool = False) -> Var:
+        """Begin a loop. No load leaves it if it `holds` them: if its limit says whether outer
+        variables are such that there is anything to load."""
         self.scopes.append([])
+        self.holding.append(len(self.scopes) - 1 if holds else self.holding[-1])
         self.effect(U.RANGE, (), loop, i32)
         self.variables[loop.name] = (len(self.scopes) - 1, None)
         return Var(loop.name, 0, loop.count - 1)
 
     def close(self) -> None:
         inner = self.scopes.pop()
+        self.holding.pop()
         self.scopes[-1].extend(inner)
         self.effect(U.END, ())
         gone = len(self.scopes)
