@@ -132,7 +132,7 @@ def test_a_network_too_large_for_the_time_is_not_taken(monkeypatch: pytest.Monke
     arguments = Picture(small_pixels()), Target("bytes", 20_000), Effort(1, seconds=0.1)
     found = encode(*arguments, open_device("numpy"), watch=Watch(note=notes.append))
     assert [note.partition(":")[0] for note in notes] == [
-        "0.1 seconds are too few for 26,547 weights"
+        "0.1 seconds are too few for 2,856 weights"
     ]
     assert 20 <= found.metrics["steps"] < 40
     assert found.missed is not None  # rather than filled with digits that nobody sees

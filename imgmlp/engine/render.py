@@ -159,7 +159,8 @@ class _Writer:
         n, name = loop.count, loop.name
         limit = f" && {name} < {_index(loop.limit)}" if loop.limit is not None else ""
         stride, loop_over = self.code.local_size, f"for (int {name}"
-        step = f"+= {stride}" if n > stride else f"= {n}"  # so that it is no loop to the compiler
+        once = n <= stride and self.factors  # no loop to NVIDIA's compiler then; PoCL mistakes it
+        step = f"= {n}" if once else f"+= {stride}"
         lane = f"{loop_over} = get_local_id(0); {name} < {n}{limit}; {name} {step}) {{"
         if n == stride and not limit:
             lane = f"{{ const int {name} = get_local_id(0);"
