@@ -16,7 +16,7 @@ from imgmlp.engine.graph import Buffer, Node, Op
 from imgmlp.engine.kernel import Block, Fused, Kernel, Launch, Resident
 from imgmlp.engine.lowering import Lowering, store_all
 from imgmlp.engine.maps import GRAIN, map_kernel, stride
-from imgmlp.engine.products import Sums, keep_sums, product
+from imgmlp.engine.products import Sums, keep_sums, only_added, product
 from imgmlp.engine.rowwise import accumulate, identity, row_kernel
 from imgmlp.engine.symbolic import Const, Expr, unravel
 from imgmlp.engine.uops import (
@@ -381,10 +381,6 @@ def keep_totals(kernels: Sequence[Kernel], build: Builder) -> dict[Kernel, Total
     found: dict[Kernel, Total] = {}
     for kernel in kernels:
         core = kernel.core
-        if core is not None and core.op is Op.SUM and not core.shape and _only_added(kernel):
+        if core is not None and core.op is Op.SUM and not core.shape and only_added(kernel):
             found[kernel] = Total(core, build)
     return found
-
-
-def _only_added(kernel: Kernel) -> bool:
-    return all(s.adds and s.value is kernel.core for s in kernel.all_stores())

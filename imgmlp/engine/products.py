@@ -310,6 +310,11 @@ class Sums:
         build.close()
 
 
+def only_added(kernel: Kernel) -> bool:
+    """Whether all that becomes of a reduction or a product is that it is added to something."""
+    return all(s.adds and s.value is kernel.core for s in kernel.stores)
+
+
 def keep_sums(kernels: Sequence[Kernel], build: Builder, registers: int) -> dict[Kernel, Sums]:
     """Products of a block that are only added up, for as many as a lane has registers."""
     found: dict[Kernel, Sums] = {}
@@ -319,9 +324,8 @@ def keep_sums(kernels: Sequence[Kernel], build: Builder, registers: int) -> dict
             continue
         size = _cut_for_lanes(core, 0)
         alone = core.shape[0] <= size[0] and core.shape[1] <= size[1]
-        added = all(s.adds and s.value is core for s in kernel.stores)
         needed = size[0] * size[1] // GPU_LANES
-        if alone and added and needed <= registers:
+        if alone and only_added(kernel) and needed <= registers:
             registers -= needed
             tile = _tile(core, (Const(0), Const(0)), size, build)
             found[kernel] = Sums(tile, kernel.sums is not None, build)
