@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from conftest import QUICK, Command, open_mapping
 
 from imgmlp.codec.config import PRESETS, Settings
 from imgmlp.engine import AnyDevice, Device, Program, Tensor, compile, device, open_device
+from imgmlp.engine.kernel import Block
 from imgmlp.engine.uops import Precision
 from imgmlp.errors import UsageError
 
@@ -39,6 +41,44 @@ def test_a_device_with_matrix_units_is_given_their_instructions() -> None:
     assert "mma.sync.aligned.m16n8k16" in source
     assert source.count("#define TILE_PRODUCT") == 1
     assert "mma" not in layer(where, "float32").stages.source
+
+
+@pytest.mark.parametrize(
+    ("precision", "often", "launches"),
+    [("half", 128, 1), ("half", 256, 2), ("float32", 32, 1), ("float32", 64, 2), ("exact", 32, 2)],
+)
+def test_matrix_units_multiply_rows_of_tables_up_to_so_many_times(
+    precision: Precision, often: int, launches: int
+) -> None:
+    """Otherwise a launch before the block multiplies the table."""
+    where = open_device("numpy:uops-group")
+    where.has_matrix_units = True
+    table, weight = (Tensor(np.ones((8, 8), np.float32), where) for _ in range(2))
+    index = Tensor(np.zeros(8 * often, np.int32), where)
+
+    def decoded() -> dict[str, Tensor]:
+        return {"y": (table.gather(index) @ weight).sin() @ weight}
+
+    procedure = compile(decoded, where, precision=precision).stages.procedure
+    assert len(procedure.kernels) == launches
+
+
+def test_groups_that_keep_sums_are_fewer() -> None:
+    """Their registers are full: two run on a unit, where four do that only store rows."""
+    where = open_device("numpy:uops-group")
+    where.has_matrix_units = True
+    units = where.info.compute_units
+    x, weight = (Tensor(np.ones(s, np.float32), where) for s in ((4096 * units, 16), (16, 16)))
+
+    def groups(wanted: Callable[[Tensor], Tensor]) -> int:
+        program = compile(
+            lambda: {"y": wanted(((x @ weight).sin() @ weight).sin() @ weight)}, where
+        )
+        (block,) = [k for k in program.stages.procedure.kernels if isinstance(k, Block)]
+        return block.groups
+
+    assert groups(lambda y: y) == 4 * units
+    assert groups(lambda y: y.square().sum().gradient([weight])[0]) == 2 * units
 
 
 @pytest.mark.parametrize("name", ["numpy", "one"])

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import small_pixels
+from conftest import open_mapping, small_pixels
 
 from imgmlp.codec import npz, pipeline
 from imgmlp.codec.config import PRESETS, Settings
 from imgmlp.codec.fit import LISTEN
+from imgmlp.codec.pieces import at_once
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.errors import OutOfMemoryError, UsageError
 from imgmlp.image import Picture, psnr
@@ -84,6 +85,13 @@ def test_pieces_and_other_sizes(device: AnyDevice, monkeypatch: pytest.MonkeyPat
     assert psnr(np.rint(halved).astype(np.uint8), small) > 25
     with pytest.raises(UsageError):
         pipeline.decode(weights, device, (0, 5))
+
+
+@pytest.mark.parametrize(
+    ("form", "pixels"), [("numpy", 1 << 14), ("one", 1 << 16), ("group", 1 << 20)]
+)
+def test_gpus_take_more_pixels_at_once(form: str, pixels: int) -> None:
+    assert at_once(open_mapping(form), pipeline.PIXELS_AT_ONCE) == pixels
 
 
 def test_a_thin_picture_needs_only_the_features_of_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,8 +125,8 @@ class _Plan:
         self.note = self._told(cut, after)
 
     def _cut(self, batch: int, rows: int, units: int) -> Cut:
-        """How the batch is cut. On matrix units groups that have one tile each keep no sums from
-        tile to tile, so more of them run at a time."""
+        """How the batch is cut. On matrix units groups that keep sums from tile to tile need
+        registers for them, so fewer run at a time."""
         most = units * GROUPS_A_UNIT[self.lanes]
         if self.multiply in FACTORS and self.sums and -(-batch // rows) > most:
             most = units * GROUPS_ON_MATRIX_UNITS
