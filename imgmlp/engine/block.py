@@ -164,7 +164,7 @@ class _Plan:
         self.after = self.tile.head.set_aside(updates, bool(self.tile.before))
         if cut.tiles == cut.groups:  # what the only tile of a group leaves is its sum
             return kernels
-        return [_adding(k, targets) for k in kernels]
+        return [k.adding_to(targets) for k in kernels]
 
     def _room(self, kernels: Sequence[Kernel]) -> int:
         """Bytes of the values of one tile, which fewer rows make fewer."""
@@ -235,11 +235,3 @@ def is_near(kernels: Sequence[Kernel]) -> bool:
     cores = [k.core for k in kernels if k.core is not None and k.core.op is Op.DOT]
     factors = {storage(s) for core in cores for s in core.src}
     return not factors or any(isinstance(b, LocalRoom) for b in factors)
-
-
-def _adding(kernel: Kernel, targets: set[Buffer]) -> Kernel:
-    """Stores to partial sums add to what is there."""
-    stores = tuple(replace(s, adds=s.target in targets) for s in kernel.stores)
-    totals = tuple(replace(s, adds=s.target in targets) for s in kernel.totals)
-    sums = kernel.sums and replace(kernel.sums, adds=kernel.sums.target in targets)
-    return replace(kernel, stores=stores, totals=totals, sums=sums)

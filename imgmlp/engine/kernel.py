@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from imgmlp.engine.flow import Body
@@ -72,6 +72,16 @@ class Kernel:
 
     def all_stores(self) -> tuple[Store, ...]:
         return (*self.stores, *self.totals, *([] if self.sums is None else [self.sums]))
+
+    def adding_to(self, targets: Set[Buffer]) -> Kernel:
+        """The same, with stores that add to what is there where they store to one of these."""
+
+        def store(s: Store) -> Store:
+            return replace(s, adds=s.target in targets)
+
+        stores, totals = (tuple(map(store, found)) for found in (self.stores, self.totals))
+        sums = None if self.sums is None else store(self.sums)
+        return replace(self, stores=stores, totals=totals, sums=sums)
 
     def reads(self) -> list[Buffer]:
         nodes = toposort(

@@ -8,7 +8,7 @@ element each (GPUs).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from imgmlp.engine.dtype import i32
@@ -126,13 +126,15 @@ def _block(block: Block, build: Builder, lanes: Lanes, multiply: Multiply) -> tu
         return Lowering(build, kernel.core, inside=True, multiply=multiply)
 
     build.open(Range("group", block.groups, "group"))
-    for kernel in block.head:
-        _body(kernel, inside(kernel), lanes, units=1)
-    _wait(build, lanes)
     kept: dict[Kernel, Sums | Total] = {}
     if lanes == "group":
         kept |= keep_sums(block.kernels, build, KEPT_REGISTERS[multiply])
         kept |= keep_totals(block.kernels, build)
+    once = _targets(kept) - _targets(k for k in block.kernels if k not in kept)
+    for kernel in block.head:
+        if not once.issuperset(kernel.writes()):  # as that sets to zero what is stored once
+            _body(kernel, inside(kernel), lanes, units=1)
+    _wait(build, lanes)
     build.open(Range("tile", block.tiles, "share"))
     order = _Order(build, lanes)
     for kernel in block.kernels:
@@ -144,10 +146,16 @@ def _block(block: Block, build: Builder, lanes: Lanes, multiply: Multiply) -> tu
     _wait(build, lanes)
     build.close()
     for kernel, sums in kept.items():
-        sums.leave(kernel, inside(kernel))
+        whole = kernel.adding_to(_targets([kernel]) - once)
+        sums.leave(whole, inside(whole))
     build.close()
     local = 1 if lanes == "one" else GPU_LANES
     return block.groups * local, local
+
+
+def _targets(kernels: Iterable[Kernel]) -> set[Buffer]:
+    """What kernels add to."""
+    return {s.target for k in kernels for s in k.all_stores() if s.adds}
 
 
 class _Order:

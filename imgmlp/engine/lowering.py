@@ -126,6 +126,29 @@ def put(
         build.effect(op, (build.parameter(store.target, True), value, *extra), offset)
 
 
+class Kept:
+    """What the stores of a kernel will store, `count` values of a lane each, in its registers.
+
+    A lane that has all of its values before it stores the first waits once for what it reads: the
+    compiler of a GPU's driver moves no load before a store to local memory.
+    """
+
+    def __init__(self, build: Builder, stores: Sequence[Store], count: int) -> None:
+        self.build, self.stores = build, stores
+        kinds = [store.value.dtype for store in stores]
+        self.found = [(build.effect(U.ACC, (), (count, None), kind), kind) for kind in kinds]
+
+    def keep(self, values: Sequence[int], place: Expr) -> None:
+        """The `place`th of the lane's values of each Store."""
+        for (kept, kind), value in zip(self.found, values, strict=True):
+            self.build.effect(U.KEEP, (kept, value), place, kind)
+
+    def put(self, place: Expr, indices: Sequence[Expr]) -> None:
+        """Store them."""
+        taken = [self.build.effect(U.LANE, (kept,), place, kind) for kept, kind in self.found]
+        put(self.build, self.stores, taken, indices)
+
+
 def destination(store: Store, indices: Sequence[Expr]) -> Expr:
     """Where in its Buffer a Store writes the element at some indices."""
     return access(store.place).index(indices)[0] + part_begin(store.place)

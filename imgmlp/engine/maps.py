@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from imgmlp.engine.graph import ELEMENTWISE, Node
 from imgmlp.engine.kernel import Kernel
-from imgmlp.engine.lowering import Lowering, destination, put, store_all
+from imgmlp.engine.lowering import Kept, Lowering, destination, put, store_all
 from imgmlp.engine.symbolic import ONE, Const, Expr, Var, conj, unravel
 from imgmlp.engine.uops import GPU_LANES, VECTOR, Builder, Lanes, Range, U
 
@@ -22,6 +22,7 @@ STAGED = 64  # rows and columns of a tile that is read along one axis and writte
 LINE = 16  # elements that a line of a processor's cache holds, at least
 MANY = 1 << 16  # elements from which a lane of a GPU takes several, as groups cost time too
 AT_ONCE = 8  # so many, one after the other for the group
+REGISTERS = 32  # of a lane, for values of a block's tile that it has before it stores them
 SHARED = 32  # rows and columns of a tile in local memory
 MOST_SHARED = 6  # such tiles, of 4 KiB each
 
@@ -33,7 +34,8 @@ def map_kernel(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tup
         crossed = None if lower.inside else _crossed(kernel)
         if crossed is not None:
             return _map_shared(kernel, lower, *crossed)
-        if (size >= MANY or lower.inside) and size % (GPU_LANES * AT_ONCE) == 0:
+        even = size % (GPU_LANES * AT_ONCE) == 0
+        if size > GPU_LANES if lower.inside else size >= MANY and even:
             return _map_several(kernel, lower, size)
         local = min(64, size)
         flat = lower.outermost("i", size, "item")
@@ -61,16 +63,37 @@ def map_kernel(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tup
 
 def _map_several(kernel: Kernel, lower: Lowering, size: int) -> tuple[int, int]:
     """Lanes take neighbouring elements, and again so many behind those of all lanes."""
-    build, groups = lower.build, size // (GPU_LANES * AT_ONCE)
+    build, stores = lower.build, kernel.stores
+    beside = 4 if kernel.shape[-1] % 4 == 0 else 1
+    most = max(beside, REGISTERS // len(stores)) if lower.inside else AT_ONCE
+    parts = size // beside
+    rounds = -(-parts // GPU_LANES)
+    groups = -(-rounds // (most // beside))
+    rounds = -(-rounds // groups)
+    even = parts == groups * rounds * GPU_LANES
     group = lower.outermost("i", groups, "group")
     lane = build.open(Range("l", GPU_LANES, "lane"))
-    beside = 4 if kernel.shape[-1] % 4 == 0 else 1
-    place = build.open(Range("r", AT_ONCE // beside, "vector"))
-    flat = (group * (AT_ONCE // beside) + place) * GPU_LANES + lane
-    if beside > 1:
-        flat = flat * beside + build.open(Range("n", beside, "vector"))
-    store_all(lower, kernel.stores, unravel(flat, kernel.shape))
-    for _ in range(3 + (beside > 1)):
+    kept = Kept(build, stores, rounds * beside)
+
+    def each(place: Expr, side: Expr) -> tuple[Expr, list[Expr]]:
+        part = (group * rounds + place) * GPU_LANES + lane
+        return place * beside + side, unravel(part * beside + side, kernel.shape)
+
+    def begin(names: str) -> tuple[Expr, Expr]:
+        place = build.open(Range(names[0], rounds, "vector"))
+        if not even:
+            part = (group * rounds + place) * GPU_LANES + lane
+            build.open(Range(names[1], 1, "loop", part.lt(parts)), holds=True)
+        return place, build.open(Range(names[2], beside, "vector"))
+
+    depth = len(build.scopes)
+    own, indices = each(*begin("rxn"))
+    kept.keep([lower.value(s.value, indices) for s in stores], own)
+    while len(build.scopes) > depth:
+        build.close()
+    own, indices = each(*begin("pyq"))
+    kept.put(own, indices)
+    while len(build.scopes) > depth - 2:
         build.close()
     return groups * GPU_LANES, GPU_LANES
 

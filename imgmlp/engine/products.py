@@ -15,7 +15,7 @@ from imgmlp.engine.dtype import f32
 from imgmlp.engine.graph import Node, Op
 from imgmlp.engine.indices import through
 from imgmlp.engine.kernel import Kernel, Store, part_begin, storage
-from imgmlp.engine.lowering import Lowering, put, store_all
+from imgmlp.engine.lowering import Kept, Lowering, store_all
 from imgmlp.engine.symbolic import ONE, Const, Expr, conj, split, unravel
 from imgmlp.engine.uops import (
     FACTORS,
@@ -274,25 +274,38 @@ class Sums:
 
     def _from_registers(self, kernel: Kernel, lower: Lowering) -> None:
         """Each lane those that it has, two neighbours at a time."""
-        build, tile, product = self.build, self.tile, self.tile.product
-        size = product.tile_rows, product.tile_columns
-        depth = len(build.scopes)
+        build, product = self.build, self.tile.product
+        pairs = product.tile_rows * product.tile_columns // GPU_LANES // 2
         lane = build.open(Range("l", GPU_LANES, "lane"))
-        pair = build.open(Range("e", size[0] * size[1] // GPU_LANES // 2, "vector"))
+        kept, depth = Kept(build, kernel.stores, 2 * pairs), len(build.scopes)
+        for first, names in ((True, "en"), (False, "pq")):
+            pair = build.open(Range(names[0], pairs, "vector"))
+            side = build.open(Range(names[1], 2, "vector"))
+            place, indices, inside = self._own(lane, pair, side)
+            if first:
+                lower.core_value = build.effect(U.ELEMENT, (self.found,), place, f32)
+                values = [lower.value(s.value, indices, inside) for s in kernel.stores]
+                kept.keep(values, place[-1])
+            else:
+                if inside is not ONE:
+                    build.open(Range("x", 1, "loop", inside))
+                kept.put(place[-1], indices)
+            while len(build.scopes) > depth:
+                build.close()
+        build.close()
+
+    def _own(
+        self, lane: Expr, pair: Expr, side: Expr
+    ) -> tuple[tuple[Expr, Expr, Expr], list[Expr], Expr]:
+        """Of one of a lane's sums: row, column and number; its indices; whether it exists."""
+        tile, product = self.tile, self.tile.product
+        size = product.tile_rows, product.tile_columns
         row, begin = Fragments.of(*size).place(lane, pair)
-        side = build.open(Range("n", 2, "vector"))
         column = begin + side
         limits = (row, product.rows), (column, product.columns)
         inside = conj(*((at - left).lt(0) for at, left in limits if left is not None))
-        place = (row, column, pair * 2 + side)
-        lower.core_value = build.effect(U.ELEMENT, (self.found,), place, f32)
         indices = [*tile.lead, tile.row + row, tile.column + column]
-        values = [lower.value(s.value, indices, inside) for s in kernel.stores]
-        if inside is not ONE:
-            build.open(Range("x", 1, "loop", inside))
-        put(build, kernel.stores, values, indices)
-        while len(build.scopes) > depth:
-            build.close()
+        return (row, column, pair * 2 + side), indices, inside
 
     def _spread(self, kernel: Kernel, lower: Lowering) -> None:
         """By way of local memory, so that each lane stores four neighbours at a time."""
