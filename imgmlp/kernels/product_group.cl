@@ -2,60 +2,74 @@
 //
 //   tile[8 * OWN][TILE] += left[rows][inner] x right[inner][columns]
 //
-// Both factors pass through local memory, DEPTH inner elements at a time. Each lane keeps OWN
-// neighbouring rows and four neighbouring columns in registers. To be used, the tile is spread
-// over local memory, so that what is done with it is a short loop: instructions for each register
-// would not fit into the cache that GPUs have for them. Rows of local memory are padded by four
-// elements so that lanes that store meet fewer banks twice.
+// Both factors pass through local memory, DEPTH inner elements at a time; while lanes multiply
+// these, the next ones are on their way to their registers. Each lane keeps OWN neighbouring rows
+// and four neighbouring columns in registers. To be used, the tile is spread over local memory, so
+// that what is done with it is a short loop: instructions for each register would not fit into the
+// cache that GPUs have for them. Lines of local memory are padded by four elements so that lanes
+// that store meet fewer banks twice.
 
-#define DEPTH 32
 #define TILE_PITCH (TILE + 4)
-#define TILE_ROOM (2 * DEPTH * TILE_PITCH)  // for the slices, and then for the tile
+#define TILE_ROOM (64 * (8 + 4 + TILE_PITCH))  // for the slices that take most, and for the tile
 
-// slice[DEPTH][width] = `width` rows (or columns) of a factor, `count` of which exist. Four
-// neighbouring elements move at once where `aligned` says that they lie on 16 bytes.
-static void load_slice(__local float *slice, int width, __global const float *from, int stride,
-                       int inner_stride, int aligned, int count, int first, int inner) {
-  const int along_inner = inner_stride == 1, lane = get_local_id(0);
+// Which four neighbouring elements a lane moves as its `j`th of a slice, `width` rows (or columns)
+// of a factor: a warp's lanes have 16 rows and 8 elements of them, or neighbours of one line.
+typedef struct {
+  int m, k;
+} Place;
+
+static Place place_of(int j, int width, int along_inner) {
+  const int i = j * LANES + get_local_id(0);
+  Place p;
+  p.m = along_inner ? i / 2 % width : i % (width / 4) * 4;
+  p.k = along_inner ? i / 2 / width * 8 + i % 2 * 4 : i / (width / 4);
+  return p;
+}
+
+// The lane's own elements of a slice of `depth` inner elements of a factor, of which `count` rows
+// (or columns) exist; zeros beyond. Four elements are one load where `aligned` says that they lie
+// on 16 bytes.
+static void fetch_slice(float4 *x, int own, int width, int depth, __global const float *from,
+                        int stride, int inner_stride, int aligned, int count, int first,
+                        int inner) {
+  const int along_inner = inner_stride == 1;
   const int fast = aligned && (along_inner ? inner % 4 == 0 : stride == 1 && count % 4 == 0);
-  const int depth = min(DEPTH, (inner - first + 7) / 8 * 8), fours = width / 4 * depth;
-  // a warp's lanes have 16 rows and 8 elements of them, or neighbours of one line
   #pragma unroll
-  for (int begin = 0; begin < fours; begin += 4 * LANES) {
-    float4 x[4];
-    #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int i = begin + j * LANES + lane;
-      const int m = along_inner ? i / 2 % width : i % (width / 4) * 4;
-      const int k = along_inner ? i / 2 / width * 8 + i % 2 * 4 : i / (width / 4);
-      __global const float *at = from + m * stride + (first + k) * inner_stride;
-      x[j] = 0.f;
-      if (i >= fours) continue;
-      if (fast) {
-        if (m < count && first + k < inner) x[j] = *(__global const float4 *)at;
-      } else if (along_inner ? m < count : first + k < inner) {
-        const int left = along_inner ? inner - first - k : count - m;
-        const int next = along_inner ? 1 : stride;
-        if (left > 0) x[j].x = at[0];
-        if (left > 1) x[j].y = at[next];
-        if (left > 2) x[j].z = at[2 * next];
-        if (left > 3) x[j].w = at[3 * next];
-      }
+  for (int j = 0; j < own; ++j) {
+    const Place p = place_of(j, width, along_inner);
+    const int m = p.m, k = p.k;
+    __global const float *at = from + m * stride + (first + k) * inner_stride;
+    x[j] = 0.f;
+    if (k >= depth) continue;
+    if (fast) {
+      if (m < count && first + k < inner) x[j] = *(__global const float4 *)at;
+    } else if (along_inner ? m < count : first + k < inner) {
+      const int left = along_inner ? inner - first - k : count - m;
+      const int next = along_inner ? 1 : stride;
+      if (left > 0) x[j].x = at[0];
+      if (left > 1) x[j].y = at[next];
+      if (left > 2) x[j].z = at[2 * next];
+      if (left > 3) x[j].w = at[3 * next];
     }
-    #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int i = begin + j * LANES + lane;
-      const int m = along_inner ? i / 2 % width : i % (width / 4) * 4;
-      const int k = along_inner ? i / 2 / width * 8 + i % 2 * 4 : i / (width / 4);
-      if (i >= fours) continue;
-      if (along_inner) {
-        slice[k * TILE_PITCH + m] = x[j].x;
-        slice[(k + 1) * TILE_PITCH + m] = x[j].y;
-        slice[(k + 2) * TILE_PITCH + m] = x[j].z;
-        slice[(k + 3) * TILE_PITCH + m] = x[j].w;
-      } else {
-        *(__local float4 *)(slice + k * TILE_PITCH + m) = x[j];
-      }
+  }
+}
+
+// slice[depth][width], with 4 elements between its lines.
+static void leave_slice(__local float *slice, const float4 *x, int own, int width, int depth,
+                        int inner_stride) {
+  const int along_inner = inner_stride == 1, pitch = width + 4;
+  #pragma unroll
+  for (int j = 0; j < own; ++j) {
+    const Place p = place_of(j, width, along_inner);
+    __local float *to = slice + p.k * pitch + p.m;
+    if (p.k >= depth) continue;
+    if (along_inner) {
+      to[0] = x[j].x;
+      to[pitch] = x[j].y;
+      to[2 * pitch] = x[j].z;
+      to[3 * pitch] = x[j].w;
+    } else {
+      *(__local float4 *)to = x[j];
     }
   }
 }
@@ -67,28 +81,31 @@ static void load_slice(__local float *slice, int width, __global const float *fr
 #define NEXT_8(x, from) NEXT_4(x, from) NEXT_4((x) + 4, (from) + 4)
 
 // The value is the sum of column get_local_id(0) of the right factor, for lanes below WIDTH.
-#define TILE_PRODUCT(NAME, HEIGHT, WIDTH, OWN)                                                  \
+#define TILE_PRODUCT(NAME, HEIGHT, WIDTH, OWN, DEPTH)                                           \
   static float NAME(                                                                            \
       float *tile, __local float *room, __global const float *left, int left_row,               \
       int left_inner, int left_aligned, __global const float *right, int right_inner,           \
       int right_column, int right_aligned, int rows, int columns, int inner) {                  \
-    __local float *right_slice = room + DEPTH * TILE_PITCH;                                     \
+    __local float *right_slice = room + DEPTH * (HEIGHT + 4);                                   \
     const int lane = get_local_id(0);                                                           \
     const int row = lane / (WIDTH / 4) * OWN, column = lane % (WIDTH / 4) * 4;                  \
+    float4 a[OWNED(HEIGHT, DEPTH)], b[OWNED(WIDTH, DEPTH)];                                     \
     float sum = 0.f;                                                                            \
-    for (int first = 0; first < inner; first += DEPTH) {                                        \
-      const int depth = min(DEPTH, inner - first);                                              \
+    for (int first = 0, ahead = 0; first < inner; first = ahead) {                              \
+      const int depth = min(DEPTH, (inner - first + 7) / 8 * 8);                                \
       barrier(CLK_LOCAL_MEM_FENCE);                                                             \
-      load_slice(room, HEIGHT, left, left_row, left_inner, left_aligned, rows, first, inner);   \
-      load_slice(right_slice, WIDTH, right, right_column, right_inner, right_aligned, columns,  \
-                 first, inner);                                                                 \
+      if (first == 0) FETCH(HEIGHT, WIDTH, DEPTH, 0)                                            \
+      leave_slice(room, a, OWNED(HEIGHT, DEPTH), HEIGHT, depth, left_inner);                    \
+      leave_slice(right_slice, b, OWNED(WIDTH, DEPTH), WIDTH, depth, right_inner);              \
       barrier(CLK_LOCAL_MEM_FENCE);                                                             \
-      for (int begin = 0; begin < depth; begin += 4) { /* beyond the last, slices are zero */   \
-        _Pragma("unroll")                                                                       \
+      ahead = first + DEPTH;                                                                    \
+      if (ahead < inner) FETCH(HEIGHT, WIDTH, DEPTH, ahead)                                     \
+      for (int begin = 0; begin < min(DEPTH, inner - first); begin += 4) {                      \
+        _Pragma("unroll") /* beyond the last, slices are zero */                                \
         for (int k = begin; k < begin + 4; ++k) {                                               \
           float x[OWN] __attribute__((aligned(16))), y[4] __attribute__((aligned(16)));         \
-          NEXT_##OWN(x, room + k * TILE_PITCH + row)                                            \
-          NEXT_4(y, right_slice + k * TILE_PITCH + column)                                      \
+          NEXT_##OWN(x, room + k * (HEIGHT + 4) + row)                                          \
+          NEXT_4(y, right_slice + k * (WIDTH + 4) + column)                                     \
           _Pragma("unroll")                                                                     \
           for (int i = 0; i < OWN; ++i) {                                                       \
             _Pragma("unroll")                                                                   \
@@ -97,17 +114,27 @@ static void load_slice(__local float *slice, int width, __global const float *fr
         }                                                                                       \
       }                                                                                         \
       if (lane < WIDTH)                                                                         \
-        for (int begin = 0; begin < depth; begin += 4)                                          \
-          for (int k = begin; k < begin + 4; ++k) sum += right_slice[k * TILE_PITCH + lane];    \
+        for (int begin = 0; begin < min(DEPTH, inner - first); begin += 4)                      \
+          for (int k = begin; k < begin + 4; ++k) sum += right_slice[k * (WIDTH + 4) + lane];   \
     }                                                                                           \
     return sum;                                                                                 \
   }
 
-TILE_PRODUCT(tile_product_1, 8, TILE, 1)
-TILE_PRODUCT(tile_product_2, 16, TILE, 2)
-TILE_PRODUCT(tile_product_4, 32, TILE, 4)
-TILE_PRODUCT(tile_product_8, 64, TILE, 8)
-TILE_PRODUCT(tile_product_narrow, 64, NARROW, 1)
+// How many times four elements of a slice a lane moves.
+#define OWNED(WIDTH, DEPTH) ((WIDTH / 4 * DEPTH + LANES - 1) / LANES)
+#define FETCH(HEIGHT, WIDTH, DEPTH, AT)                                                         \
+  {                                                                                             \
+    fetch_slice(a, OWNED(HEIGHT, DEPTH), HEIGHT, DEPTH, left, left_row, left_inner,             \
+                left_aligned, rows, AT, inner);                                                 \
+    fetch_slice(b, OWNED(WIDTH, DEPTH), WIDTH, DEPTH, right, right_column, right_inner,         \
+                right_aligned, columns, AT, inner);                                             \
+  }
+
+TILE_PRODUCT(tile_product_1, 8, TILE, 1, 64)
+TILE_PRODUCT(tile_product_2, 16, TILE, 2, 56)
+TILE_PRODUCT(tile_product_4, 32, TILE, 4, 32)
+TILE_PRODUCT(tile_product_8, 64, TILE, 8, 32)
+TILE_PRODUCT(tile_product_narrow, 64, NARROW, 1, 32)
 
 // The tile in local memory, where all lanes see it.
 #define TILE_SPREAD(NAME, WIDTH, OWN)                                                           \
