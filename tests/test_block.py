@@ -99,6 +99,54 @@ def held(outputs: dict[str, Node]) -> dict[Buffer, np.ndarray]:
     return {b: read_buffer(b.device, b) for b in leaves}
 
 
+# --- what lanes do ---
+
+
+@pytest.mark.parametrize(
+    "features",
+    [4, 32, 5, 12],  # a lane has the whole of its share at once; the last ones' tiles are uneven
+)
+def test_lanes_have_all_that_they_gather_before_they_store_any(features: int) -> None:
+    device = open_device("numpy:uops-group")
+    table, weight = filled(device, 50, features), filled(device, features, 7)
+    rng = np.random.default_rng(1)
+    rows = Tensor(rng.integers(0, 50, 300).astype(np.int32), device)
+    loss = ((table.gather(rows) * 2) @ weight).square().sum()
+    outputs = gradients(loss, weight)
+    check(device, outputs)
+    (code,) = [c for c in Program(device, outputs, []).stages.codes if "block" in c.name]
+    gathers = [n for n, u in enumerate(code.uops) if u.op is U.LOAD and len(u.src) > 1]
+    assert gathers
+    ends = [n for n, u in enumerate(code.uops) if u.op is U.BARRIER]
+    for first, last in itertools.pairwise([0, *ends]):
+        gathered = [n for n in gathers if first < n < last]
+        stored = [n for n in range(first, last) if code.uops[n].op is U.STORE]
+        assert not gathered or all(max(gathered) < n for n in stored)
+        for n in gathered:  # and no loop has both
+            inner = [m for m in range(n, last) if code.uops[m].op is U.END]
+            assert all(code.uops[m].op is not U.STORE for m in range(n, inner[0]))
+
+
+@pytest.mark.parametrize(("hidden", "once"), [(64, True), (72, False)])
+def test_sums_that_lanes_keep_to_the_end_are_stored_once(hidden: int, once: bool) -> None:
+    """A tile's sums of more than 64 columns are not kept: they are added to memory, from zero."""
+    device = open_device("numpy:uops-group")
+    device.has_matrix_units = True
+    device.info = replace(device.info, compute_units=1)  # so that groups have several tiles
+    outputs = network(device, 700, [8, hidden, 3], Tensor.relu)
+    program = Program(device, outputs, [], precision="half")
+    (block,) = blocks(program.stages.procedure)
+    assert block.tiles > block.groups
+    (code,) = [c for c in program.stages.codes if "block" in c.name]
+    sums = {
+        n for n, u in enumerate(code.uops) if u.op is U.GLOBAL and u.arg[0].name == "partial_sums"
+    }
+    adds = [u for u in code.uops if u.op is U.ADD and u.src[0] in sums]
+    begin = next(n for n, u in enumerate(code.uops) if u.op is U.RANGE and u.arg.name == "tile")
+    cleared = [u for u in code.uops[:begin] if u.op is U.STORE and u.src[0] in sums]
+    assert (not adds, not cleared) == (once, once)
+
+
 # --- results ---
 
 
