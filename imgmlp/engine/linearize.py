@@ -288,25 +288,20 @@ def _reduce_on_lanes(
     local = 64 if alone else GPU_LANES
     out = lower.outermost("i", size, "item" if alone else "group")
     sharing = 1 if alone else local
-    blocks, rest = divmod(count, sharing * AT_ONCE)
-    several = AT_ONCE if blocks else 1
+    several = AT_ONCE if count % (sharing * AT_ONCE) == 0 else 1  # loads that wait together
     accumulators = build.effect(U.ACC, (), (several, start), core.dtype)
-
-    def add(at: Expr, place: Expr) -> None:
-        found = term(unravel(out, core.shape), at)
-        build.effect(U.ACCUMULATE, (accumulators, found), (core.op, place), core.dtype)
-
     depth = len(build.scopes)
-    if blocks:
+    if several == 1:
+        at: Expr = build.open(Range("r", count, "loop" if alone else "lane"))
+        lane: Expr = Const(0)
+    else:
         first = Const(0) if alone else build.open(Range("l", local, "lane"))
-        block = build.open(Range("r", blocks))
-        each = build.open(Range("v", AT_ONCE, "vector"))  # loads that wait together
-        add((block * AT_ONCE + each) * sharing + first, each)
-        while len(build.scopes) > depth:
-            build.close()
-    if rest:
-        last = build.open(Range("e", rest, "loop" if alone else "lane"))
-        add(last + (count - rest), Const(0))
+        block = build.open(Range("r", count // (sharing * several)))
+        lane = build.open(Range("v", several, "vector"))
+        at = (block * several + lane) * sharing + first
+    found = term(unravel(out, core.shape), at)
+    build.effect(U.ACCUMULATE, (accumulators, found), (core.op, lane), core.dtype)
+    while len(build.scopes) > depth:
         build.close()
     total = build.effect(U.COMBINE, (accumulators,), core.op, core.dtype)
     if not alone:
