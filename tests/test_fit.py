@@ -187,19 +187,19 @@ def poison(step: TrainingStep, *times: int) -> Callable[[], bool]:
     return called
 
 
-@pytest.mark.parametrize(("chunk", "call"), [(25, 6), (50, 4)])  # after 125 steps, and 150
+@pytest.mark.parametrize(("chunk", "call"), [(LISTEN // 4, 6), (LISTEN // 2, 4)])
 def test_a_loss_that_is_not_finite_leads_back_to_half_the_rate(
     device: AnyDevice, chunk: int, call: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("imgmlp.codec.fit.GOOD", LISTEN)
     monkeypatch.setattr("imgmlp.codec.fit.next_chunk", lambda before, seconds: chunk)
-    chosen = settings(steps=250)
+    chosen = settings(steps=5 * LISTEN // 2)
     step, truth = (training_step(chosen, device, small_pixels()) for _ in range(2))
     fitted = fit(step, should_stop=poison(step, call))
-    assert (fitted.stopped, fitted.steps) == (None, 250)
+    assert (fitted.stopped, fitted.steps) == (None, chosen.steps)
     truth.program.run(LISTEN)
     truth.rate.slow_down(1)
-    truth.program.run(150)
+    truth.program.run(chosen.steps - LISTEN)
     assert np.array_equal(step.flat.numpy(), truth.flat.numpy())
 
 
@@ -229,7 +229,7 @@ def test_a_stopped_run_goes_on_with_the_same_bits(
     device: AnyDevice, looks: int, tmp_path: Path
 ) -> None:
     def step() -> TrainingStep:
-        return training_step(settings(steps=350), device, small_pixels())
+        return training_step(settings(steps=7 * LISTEN // 2), device, small_pixels())
 
     whole, checkpoint = fit(step()), Checkpoint(tmp_path / "c", "k")
     left = iter(range(looks))
@@ -238,7 +238,7 @@ def test_a_stopped_run_goes_on_with_the_same_bits(
     heard: list[int] = []
     again = fit(step(), lambda p: heard.append(p.step), saved=checkpoint.load())
     assert again.parameters.tolist() == whole.parameters.tolist()
-    assert (again.loss, again.steps, again.stopped) == (whole.loss, 350, None)
+    assert (again.loss, again.steps, again.stopped) == (whole.loss, 7 * LISTEN // 2, None)
     assert min(heard) > stopped.steps
     kept = checkpoint.load()
     assert kept is not None

@@ -16,7 +16,7 @@ import numpy as np
 
 from imgmlp.codec import checkpoint, learn
 from imgmlp.codec.checkpoint import State
-from imgmlp.codec.fit import LISTEN, RETRIES, Progress, next_chunk
+from imgmlp.codec.fit import RETRIES, Progress, next_chunk
 from imgmlp.codec.learn import Control, LearningStep
 from imgmlp.codec.quantize import coded_bits, quantize
 from imgmlp.codec.settle import Choice, log_sizes, settle, total_bits
@@ -29,6 +29,7 @@ FREE, NOISY = 0.45, 0.86  # shares of a run after which noise begins, and roundi
 NOISE = 4_000  # steps of noise in which long runs have learned the steps' sizes
 DRAWN = 0.1  # of the way to a whole step that weights are moved at a look, at the end of rounding
 ROUNDED = 3.0  # times the learning rate once weights are rounded: it is near its end, they begin
+LOOK = 100  # steps, at most, between looks
 CONTROL = 5  # looks between new prices
 HOPELESS = 10.0  # a loss that no answer near the picture has
 _START = 24.0, 64.0  # steps in the deviation of weights and of biases when noise begins
@@ -60,7 +61,7 @@ class Course:
     ) -> None:
         self.step, self.decided = step, decided
         self._pricing, self._budget = pricing, budget
-        self.look = max(1, min(LISTEN, decided.steps // 40))
+        self.look = max(1, min(LOOK, decided.steps // 40))
         self._chunk, self._kept, self._shown = 1, time.monotonic(), (0, 0.0)
         self._began = time.perf_counter() - decided.seconds
         self._good: State | None = None

@@ -100,9 +100,10 @@ static void leave_slice(__local float *slice, const float4 *x, int own, int widt
       barrier(CLK_LOCAL_MEM_FENCE);                                                             \
       ahead = first + DEPTH;                                                                    \
       if (ahead < inner) FETCH(HEIGHT, WIDTH, DEPTH, ahead)                                     \
-      for (int begin = 0; begin < min(DEPTH, inner - first); begin += 4) {                      \
+      _Pragma("unroll 1")                                                                       \
+      for (int begin = 0; begin < min(DEPTH, inner - first); begin += 8) {                      \
         _Pragma("unroll") /* beyond the last, slices are zero */                                \
-        for (int k = begin; k < begin + 4; ++k) {                                               \
+        for (int k = begin; k < begin + 8; ++k) {                                               \
           float x[OWN] __attribute__((aligned(16))), y[4] __attribute__((aligned(16)));         \
           NEXT_##OWN(x, room + k * (HEIGHT + 4) + row)                                          \
           NEXT_4(y, right_slice + k * (WIDTH + 4) + column)                                     \
@@ -113,9 +114,13 @@ static void leave_slice(__local float *slice, const float4 *x, int own, int widt
           }                                                                                     \
         }                                                                                       \
       }                                                                                         \
-      if (lane < WIDTH)                                                                         \
-        for (int begin = 0; begin < min(DEPTH, inner - first); begin += 4)                      \
-          for (int k = begin; k < begin + 4; ++k) sum += right_slice[k * (WIDTH + 4) + lane];   \
+      if (lane < WIDTH) {                                                                       \
+        _Pragma("unroll 1")                                                                     \
+        for (int begin = 0; begin < min(DEPTH, inner - first); begin += 8) {                    \
+          _Pragma("unroll")                                                                     \
+          for (int k = begin; k < begin + 8; ++k) sum += right_slice[k * (WIDTH + 4) + lane];   \
+        }                                                                                       \
+      }                                                                                         \
     }                                                                                           \
     return sum;                                                                                 \
   }
