@@ -108,6 +108,7 @@ def held(outputs: dict[str, Node]) -> dict[Buffer, np.ndarray]:
 )
 def test_lanes_have_all_that_they_gather_before_they_store_any(features: int) -> None:
     device = open_device("numpy:uops-group")
+    device.info = replace(device.info, compute_units=1)  # so that tiles have many rows
     table, weight = filled(device, 50, features), filled(device, features, 7)
     rng = np.random.default_rng(1)
     rows = Tensor(rng.integers(0, 50, 300).astype(np.int32), device)
@@ -115,7 +116,10 @@ def test_lanes_have_all_that_they_gather_before_they_store_any(features: int) ->
     outputs = gradients(loss, weight)
     check(device, outputs)
     (code,) = [c for c in Program(device, outputs, []).stages.codes if "block" in c.name]
-    gathers = [n for n, u in enumerate(code.uops) if u.op is U.LOAD and len(u.src) > 1]
+    storage = next(
+        n for n, u in enumerate(code.uops) if u.op is U.GLOBAL and table.node.arg in u.arg
+    )
+    gathers = [n for n, u in enumerate(code.uops) if u.op is U.LOAD and u.src[0] == storage]
     assert gathers
     ends = [n for n, u in enumerate(code.uops) if u.op is U.BARRIER]
     for first, last in itertools.pairwise([0, *ends]):
