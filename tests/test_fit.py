@@ -187,7 +187,7 @@ def poison(step: TrainingStep, *times: int) -> Callable[[], bool]:
     return called
 
 
-@pytest.mark.parametrize(("chunk", "call"), [(LISTEN // 4, 6), (LISTEN // 2, 4)])
+@pytest.mark.parametrize(("chunk", "call"), [(LISTEN // 5, 7), (LISTEN // 2, 4)])
 def test_a_loss_that_is_not_finite_leads_back_to_half_the_rate(
     device: AnyDevice, chunk: int, call: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,9 +29,9 @@ Stopped = Literal["interrupted", "diverged"] | None
 SMOOTHING = 0.99  # share of the past in the smoothed loss
 # Steps between looks at loss and parameters: how late divergence is noticed. A look takes a GPU as
 # long as some seven steps of 512 pixels.
-LISTEN = 200
+LISTEN = 250
 AHEAD = 2  # chunks that the host may be ahead of the device
-GOOD = 5 * LISTEN  # steps between states to go back to
+GOOD = 4 * LISTEN  # steps between states to go back to
 RETRIES = 3  # each at half the learning rate of the one before
 CHUNK_SECONDS = 0.3  # that a chunk should not exceed, so that an interruption is soon noticed
 
