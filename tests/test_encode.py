@@ -15,7 +15,7 @@ from conftest import small_pixels
 from imgmlp.codec import compact, container, integer
 from imgmlp.codec import target as goals
 from imgmlp.codec.checkpoint import Checkpoint
-from imgmlp.codec.encode import PILOT_RATE, Effort, Encoded, Watch, _Encoder, encode
+from imgmlp.codec.encode import ATTEMPTS, PILOT_RATE, Effort, Encoded, Watch, _Encoder, encode
 from imgmlp.codec.rounding import FINE, Rounding, Trial
 from imgmlp.codec.target import Target
 from imgmlp.engine import open_device
@@ -146,6 +146,17 @@ def test_much_time_goes_into_wider_steps(monkeypatch: pytest.MonkeyPatch) -> Non
     big = Picture(np.resize(small_pixels(), (48, 64, 1)))  # 3 of the usual batches
     found = run(Target("lambda", 1e-2), big, Effort(1, seconds=0.025))
     assert (found.metrics["steps"], found.metrics["batch"]) == (8, 3072)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "steps"), [(Target("bytes", 300), 30), (Target("psnr", 10), 30 // ATTEMPTS)]
+)
+def test_networks_that_are_tried_for_a_quality_share_the_time(
+    wanted: Target, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("imgmlp.codec.encode.HASTY", 10)
+    monkeypatch.setattr(_Encoder, "_pace", lambda self, shape, wider: 1e-3)
+    assert run(wanted, effort=Effort(1, seconds=0.0301)).metrics["steps"] == steps
 
 
 @pytest.mark.parametrize(

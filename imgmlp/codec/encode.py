@@ -54,7 +54,11 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to train: so many steps of so many times the usual pixels, or so many seconds."""
+    """How long to train: so many steps of so many times the usual pixels, or so many seconds.
+
+    A quality may take several networks, each of which is trained for so many steps; the seconds are
+    those of all that may be tried.
+    """
 
     steps: int
     seconds: float | None = None
@@ -116,6 +120,8 @@ class _Encoder:
     ) -> None:
         self.picture, self.wanted, self.device, self.watch = picture, wanted, device, watch
         self.effort, self.checkpoint = effort, checkpoint
+        tries = ATTEMPTS if wanted.kind == "psnr" else 1
+        self.seconds = None if effort.seconds is None else effort.seconds / tries  # of an attempt
         self.rounding = Rounding(picture, wanted, device)
         self.samples = picture.width * picture.height
         self.saved = checkpoint.load() if checkpoint is not None else None
@@ -156,7 +162,7 @@ class _Encoder:
 
     def search(self) -> None:
         """Find by short runs how many weights a quality needs."""
-        whole = self.effort.steps if self.effort.seconds is None else HASTY
+        whole = self.effort.steps if self.seconds is None else HASTY
         steps = max(1, whole // PILOT)
         while not self._searched():
             course = self._start(lambda _: Decided(steps, 0.0, self.effort.wider))
@@ -217,7 +223,7 @@ class _Encoder:
 
         Below HASTY steps twice the steps bring more than twice the weights, which take as long.
         """
-        before, seconds = self.weights, self.effort.seconds
+        before, seconds = self.weights, self.seconds
         while seconds is not None and self.weights > SMALL:
             share = seconds / self._pace(self._shape(), 1) / HASTY
             if share >= 1:
@@ -227,7 +233,8 @@ class _Encoder:
             return
         self.most = self.weights
         if self.watch.note is not None:
-            what = f"{seconds:g} seconds are too few for {before:,.0f} weights"
+            each = f" for each of {ATTEMPTS} tries" if self.wanted.kind == "psnr" else ""
+            what = f"{seconds:.3g} seconds{each} are too few for {before:,.0f} weights"
             self.watch.note(f"{what}: taking {self.weights:,.0f}, which give a better picture")
 
     def _start(self, begin: Callable[[Shape], Decided]) -> Course:
@@ -265,11 +272,11 @@ class _Encoder:
 
         Time for more than the default effort's steps is better spent on wider ones.
         """
-        if self.effort.seconds is None:
+        if self.seconds is None:
             return self.effort.steps, self.effort.wider
         steps, wider = 0, 1
         for wider in target.WIDER:
-            steps = max(1, int(self.effort.seconds / self._pace(shape, wider)))
+            steps = max(1, int(self.seconds / self._pace(shape, wider)))
             if steps <= target.STEPS:
                 break
         return steps, wider
