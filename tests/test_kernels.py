@@ -261,7 +261,7 @@ def test_product_in_registers(device: Device, inner: int) -> None:
 def test_product_by_a_group(device: Device, rows: int, inner: int) -> None:
     own = next(n for n in (1, 2, 4, 8) if 8 * n >= rows)
     which = f"#define PRODUCT tile_product_{own}\n#define SPREAD spread_{own}\n"
-    bench = Bench(device, ["product_group"], which + PRODUCT_GROUP)
+    bench = Bench(device, ["factor", "product_group"], which + PRODUCT_GROUP)
     for columns, flip in ((64, 0), (64, 3), (1, 1), (19, 2), (63, 0)):
         aligned = inner % 4 == 0 and rows % 4 == 0 and columns == 64
         check_product(bench, rows, inner, columns, flip, direct=aligned, local=GPU_LANES)
@@ -271,7 +271,7 @@ def test_product_by_a_group(device: Device, rows: int, inner: int) -> None:
 @pytest.mark.parametrize("rows", [33, 64])
 def test_narrow_product_by_a_group(device: Device, rows: int, inner: int) -> None:
     which = "#define PRODUCT tile_product_narrow\n#define SPREAD spread_narrow\n"
-    bench = Bench(device, ["product_group"], which + PRODUCT_GROUP)
+    bench = Bench(device, ["factor", "product_group"], which + PRODUCT_GROUP)
     for columns, flip in ((3, 0), (3, 3), (1, 1), (NARROW, 2), (NARROW, 1)):
         aligned = inner % 4 == 0 and rows % 4 == 0 and columns == NARROW
         check_product(bench, rows, inner, columns, flip, direct=aligned, local=GPU_LANES)

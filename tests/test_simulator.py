@@ -217,7 +217,7 @@ def test_every_building_block_is_simulated(small: None) -> None:
     files = resources.files("imgmlp.kernels").iterdir()
     blocks = {f.name.removesuffix(".cl") for f in files if f.name.endswith(".cl")}
     blocks.remove("product_matrix")  # in PTX, which only NVIDIA's compiler takes
-    of_lanes = {"one": {"product_one"}, "group": {"product_group", "reduce"}}
+    of_lanes = {"one": {"product_one"}, "group": {"factor", "product_group", "reduce"}}
     shared = blocks - of_lanes["one"] - of_lanes["group"]
     left = {name for block in shared for name in functions(block)}
     for lanes in LANES:

@@ -69,7 +69,9 @@ def render(
     """
     used = {u.op for c in codes for u in c.uops}
     product = "product_matrix" if multiply in FACTORS else f"product_{lanes}"
-    wanted = {"scalar": True, "reduce": U.GROUP in used, product: U.PRODUCT in used}
+    products = U.PRODUCT in used
+    wanted = {"scalar": True, "reduce": U.GROUP in used}
+    wanted |= {"factor": products and lanes == "group", product: products}
     wanted["resident"] = any(c.turns for c in codes)
     factor = FACTORS.get(multiply)
     sizes = "" if factor is None else f"#define FACTOR_BYTES {factor.itemsize}\n"

@@ -26,31 +26,17 @@ static Place place_of(int j, int width, int along_inner) {
   return p;
 }
 
-// The lane's own elements of a slice of `depth` inner elements of a factor, of which `count` rows
-// (or columns) exist; zeros beyond. Four elements are one load where `aligned` says that they lie
-// on 16 bytes.
+// The lane's own elements of a slice of `depth` inner elements of a factor, from the `first` on, of
+// which `count` rows (or columns) exist.
 static void fetch_slice(float4 *x, int own, int width, int depth, __global const float *from,
                         int stride, int inner_stride, int aligned, int count, int first,
                         int inner) {
-  const int along_inner = inner_stride == 1;
-  const int fast = aligned && (along_inner ? inner % 4 == 0 : stride == 1 && count % 4 == 0);
   #pragma unroll
   for (int j = 0; j < own; ++j) {
-    const Place p = place_of(j, width, along_inner);
-    const int m = p.m, k = p.k;
-    __global const float *at = from + m * stride + (first + k) * inner_stride;
+    const Place p = place_of(j, width, inner_stride == 1);
     x[j] = 0.f;
-    if (k >= depth) continue;
-    if (fast) {
-      if (m < count && first + k < inner) x[j] = *(__global const float4 *)at;
-    } else if (along_inner ? m < count : first + k < inner) {
-      const int left = along_inner ? inner - first - k : count - m;
-      const int next = along_inner ? 1 : stride;
-      if (left > 0) x[j].x = at[0];
-      if (left > 1) x[j].y = at[next];
-      if (left > 2) x[j].z = at[2 * next];
-      if (left > 3) x[j].w = at[3 * next];
-    }
+    if (p.k < depth)
+      x[j] = four_of(from, stride, inner_stride, aligned, p.m, first + p.k, count, inner);
   }
 }
 

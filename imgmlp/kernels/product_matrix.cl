@@ -140,8 +140,6 @@ static void load_slice(__local FACTOR *slice, int width, __global const float *f
   const int along = inner_stride == 1, depth = min(DEPTH, (inner + 7) / 8 * 8);
   const int lines = along ? width : depth, pitch = along ? DEPTH : TILE;
   const int fours = (along ? depth : width) / 4, all = lines * fours;
-  const int next = along ? 1 : stride;
-  const int fast = aligned && next == 1 && (along ? inner : count) % 4 == 0;
   #pragma unroll
   for (int start = 0; start < all; start += 4 * LANES) {
     float4 x[4];
@@ -149,18 +147,8 @@ static void load_slice(__local FACTOR *slice, int width, __global const float *f
     for (int j = 0; j < 4; ++j) {
       const int i = start + j * LANES + get_local_id(0), line = i / fours, begin = i % fours * 4;
       const int m = along ? line : begin, k = along ? begin : line;
-      __global const float *at = from + m * stride + k * inner_stride;
       x[j] = 0.f;
-      if (i >= all) continue;
-      if (fast) {
-        if (m < count && k < inner) x[j] = *(__global const float4 *)at;
-      } else if (along ? m < count : k < inner) {
-        const int left = along ? inner - k : count - m;
-        if (left > 0) x[j].x = at[0];
-        if (left > 1) x[j].y = at[next];
-        if (left > 2) x[j].z = at[2 * next];
-        if (left > 3) x[j].w = at[3 * next];
-      }
+      if (i < all) x[j] = four_of(from, stride, inner_stride, aligned, m, k, count, inner);
     }
     #pragma unroll
     for (int j = 0; j < 4; ++j) {
