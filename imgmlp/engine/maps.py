@@ -34,8 +34,8 @@ def map_kernel(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tup
         crossed = None if lower.inside else _crossed(kernel)
         if crossed is not None:
             return _map_shared(kernel, lower, *crossed)
-        even = size % (GPU_LANES * AT_ONCE) == 0
-        if size > GPU_LANES if lower.inside else size >= MANY and even:
+        many = size >= MANY and size % (GPU_LANES * AT_ONCE) == 0
+        if many or (lower.inside and size > GPU_LANES):
             return _map_several(kernel, lower, size)
         local = min(64, size)
         flat = lower.outermost("i", size, "item")
