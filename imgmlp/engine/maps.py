@@ -70,29 +70,25 @@ def _map_several(kernel: Kernel, lower: Lowering, size: int) -> tuple[int, int]:
     rounds = -(-parts // GPU_LANES)
     groups = -(-rounds // (most // beside))
     rounds = -(-rounds // groups)
-    even = parts == groups * rounds * GPU_LANES
     group = lower.outermost("i", groups, "group")
     lane = build.open(Range("l", GPU_LANES, "lane"))
     kept = Kept(build, stores, rounds * beside)
 
-    def each(place: Expr, side: Expr) -> tuple[Expr, list[Expr]]:
+    def each(names: str) -> tuple[Expr, list[Expr]]:
+        """Open the loops over a lane's elements: which of its own, and with which indices."""
+        place = build.open(Range(names[0], rounds, "vector"))
         part = (group * rounds + place) * GPU_LANES + lane
+        if parts % (groups * rounds * GPU_LANES):
+            build.open(Range(names[1], 1, "loop", part.lt(parts)), holds=True)
+        side = build.open(Range(names[2], beside, "vector"))
         return place * beside + side, unravel(part * beside + side, kernel.shape)
 
-    def begin(names: str) -> tuple[Expr, Expr]:
-        place = build.open(Range(names[0], rounds, "vector"))
-        if not even:
-            part = (group * rounds + place) * GPU_LANES + lane
-            build.open(Range(names[1], 1, "loop", part.lt(parts)), holds=True)
-        return place, build.open(Range(names[2], beside, "vector"))
-
     depth = len(build.scopes)
-    own, indices = each(*begin("rxn"))
+    own, indices = each("rxn")
     kept.keep([lower.value(s.value, indices) for s in stores], own)
     while len(build.scopes) > depth:
         build.close()
-    own, indices = each(*begin("pyq"))
-    kept.put(own, indices)
+    kept.put(*each("pyq"))
     while len(build.scopes) > depth - 2:
         build.close()
     return groups * GPU_LANES, GPU_LANES
