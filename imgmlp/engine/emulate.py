@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from imgmlp.engine.access import Access
 from imgmlp.engine.dtype import DType
 from imgmlp.engine.graph import ELEMENTWISE, MOVEMENT, REDUCE, Node, Op, Shape, buffer
 from imgmlp.engine.indices import through
@@ -30,7 +31,6 @@ from imgmlp.engine.kernel import (
     storage,
 )
 from imgmlp.engine.symbolic import ONE, Expr, Var
-from imgmlp.engine.view import Access
 from imgmlp.engine.watch import Array, Loops, Memory, Watch, register
 
 Indices = tuple[Array, ...]  # one for each dimension; they broadcast

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from imgmlp.engine.access import Access
 from imgmlp.engine.dtype import DType, bool_, check, exact, f16, f32, i32, u32
 from imgmlp.engine.misuse import misuse
-from imgmlp.engine.view import Access
 
 Shape = tuple[int, ...]
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from imgmlp.engine.access import Access
 from imgmlp.engine.flow import Body
 from imgmlp.engine.graph import (
     ELEMENTWISE,
@@ -27,7 +28,6 @@ from imgmlp.engine.graph import (
 )
 from imgmlp.engine.local import LocalRoom
 from imgmlp.engine.symbolic import Const, Expr, Var
-from imgmlp.engine.view import Access
 
 Update = tuple[Buffer, Node]  # a state and its new value
 CORES = REDUCE | {Op.DOT}
