@@ -21,7 +21,7 @@ ORDER = """
     engine.merge engine.rowfusion engine.schedule engine.uops engine.rows engine.head engine.rooms
     engine.nearby engine.tile engine.partial engine.block engine.fuse engine.resident
     engine.lowering engine.maps engine.rowwise engine.products engine.linearize engine.memory
-    engine.matrixunits engine.neighbours
+    engine.matrixunits engine.productcalls engine.neighbours
     engine.vectors engine.formulas engine.render engine.stages engine.watch engine.emulate
     engine.emulate_uops
     engine.host engine.debug engine.cache engine.failure engine.launch engine.device

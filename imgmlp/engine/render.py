@@ -1,5 +1,5 @@
-"""UOps to OpenCL C 1.2: with formulas.py, matrixunits.py and neighbours.py the only place that
-writes it.
+"""UOps to OpenCL C 1.2: with formulas.py, productcalls.py, matrixunits.py and neighbours.py the
+only place that writes it.
 
 What instructions cannot say stands in kernels/*.cl and is called from here. Vectors come
 from the driver's compiler, out of innermost loops, and from the product's building block.
@@ -23,9 +23,9 @@ from imgmlp.engine.formulas import (
     turn_after_turn,
 )
 from imgmlp.engine.graph import Op
-from imgmlp.engine.matrixunits import at_most, element, rooms, slices
-from imgmlp.engine.matrixunits import product as on_matrix_units
+from imgmlp.engine.matrixunits import element, rooms, slices
 from imgmlp.engine.neighbours import Neighbours
+from imgmlp.engine.productcalls import ProductCalls
 from imgmlp.engine.symbolic import Const, Expr
 from imgmlp.engine.uops import (
     FACTORS,
@@ -36,7 +36,6 @@ from imgmlp.engine.uops import (
     Code,
     Lanes,
     Multiply,
-    Product,
     Range,
     U,
     UOp,
@@ -96,6 +95,7 @@ class _Writer:
         self.lines: list[str] = []
         self.columns, self.vectors = in_vectors(code)  # loops and values, NARROW columns each
         self.around = around_registers(code)
+        self.products = ProductCalls(code, lanes, self.factors, self.vectors)
         self.opened: list[tuple[int, int]] = []  # loops, and the line where the body of each begins
         self.group = "get_group_id(0)"  # number of the running group, in a phase its unit's
         self.groups: str | None = None  # count of those that share what follows; None: all
@@ -350,83 +350,19 @@ class _Writer:
         self._declare(i, u, f"group_{name}_{kind}(scratch_{kind}, v{u.src[0]}, {sizes})")
 
     def _product(self, i: int, u: UOp) -> None:
-        p: Product = u.arg
-        left, right = (f"data{s}" for s in u.src[:2])
-        if p.registers:
-            self._registers(i, u)
-            return
-        rows, columns = at_most(p.tile_rows, p.rows), at_most(p.tile_columns, p.columns)
-        a = f"{left} + {_index(p.left)}, {p.left_row}, {p.left_inner}"
-        b = f"{right} + {_index(p.right)}, {p.right_inner}, {p.right_column}"
-        sizes = f"{rows}, {columns}, {p.inner}"
-        if self.lanes == "one":
-            self.lines.append(f"float v{i}[{p.tile_rows * VECTOR}] __attribute__((aligned(64)));")
-            kind = "direct" if p.direct else "packed"
-            self.lines.append(f"tile_product_{kind}(v{i}, {a}, {b}, {sizes});")
-        elif self.factors:
-            self.lines += on_matrix_units(self.code, u)
-        else:
-            tile = f"v{u.src[2]}"
-            factors = f"{a}, {int(p.left_aligned)}, {b}, {int(p.right_aligned)}"
-            call = f"tile_product_{p.name}({tile}, room, {factors}, {sizes})"
-            self.lines.append(f"{tile}_sums += {call};")
+        self.lines += self.products.product(i, u)
 
     def _tile(self, i: int, u: UOp) -> None:
-        rows, columns = u.arg
-        sums = f"v{i}_sums[4] = {{0.f}}" if self.factors else f"v{i}_sums = 0.f"
-        self.lines.append(f"float v{i}[{rows * columns // GPU_LANES}] = {{0.f}}, {sums};")
+        self.lines.append(self.products.tile(i, u))
 
     def _spread(self, i: int, u: UOp) -> None:
-        self.lines.append(f"spread_{u.arg.name}(room, v{u.src[0]});")
-
-    def _registers(self, i: int, u: UOp) -> None:
-        """A product whose tile is in registers, or where variables index it, in memory."""
-        p: Product = u.arg
-        left, right = u.src[:2]
-        shape, rows = f"{p.tile_rows}, {p.tile_columns // NARROW}", p.tile_rows
-        a = f"data{left} + {_index(p.left)}, {p.left_row}, {p.left_inner}"
-        b = f"__private, v{right}, {p.tile_columns}"
-        if self.code.uops[right].op is U.GLOBAL:
-            b = f"__global, data{right} + {_index(p.right)}, {p.right_inner}"
-        limit = str(rows) if p.rows is None else _index(p.rows)
-        users = (e for e, other in enumerate(self.code.uops) if other.op is U.ELEMENT)
-        vectors = all(e in self.vectors for e in users if self.code.uops[e].src == (i,))
-        name = f"v{i}" if vectors else f"sums{i}"
-        self.lines.append(f"PRODUCT({shape}, {name}, {a}, {b}, {limit}, {p.inner})")
-        if not vectors:
-            self.lines.append(f"TO_MEMORY({shape}, v{i}, {name})")
+        self.lines.append(self.products.spread(u))
 
     def _panel(self, i: int, u: UOp) -> None:
-        p: Product = u.arg
-        columns, width = at_most(p.tile_columns, p.columns), p.tile_columns
-        right = f"data{u.src[0]} + {_index(p.right)}, {p.right_inner}, {p.right_column}"
-        self.lines.append(f"float v{i}[{p.inner * width}] __attribute__((aligned(64)));")
-        self.lines.append(f"pack_panel(v{i}, {right}, {columns}, {width}, {p.inner});")
+        self.lines += self.products.panel(i, u)
 
     def _columns(self, i: int, u: UOp) -> None:
-        p: Product = u.arg
-        if self.factors:
-            self.lines.append(f"tile_columns_{p.name}(columns, v{u.src[1]}_sums);")
-            self.lines.append(f"const float v{i}[1] = {{columns[get_local_id(0)]}};")
-            return
-        if self.lanes == "group":
-            self.lines.append(f"const float v{i}[1] = {{v{u.src[1]}_sums}};")
-            return
-        right = f"data{u.src[0]} + {_index(p.right)}, {p.right_inner}, {p.right_column}"
-        columns = at_most(p.tile_columns, p.columns)
-        self.lines.append(f"float v{i}[{VECTOR}] __attribute__((aligned(64)));")
-        self.lines.append(f"column_sums(v{i}, {right}, {columns}, {p.inner});")
+        self.lines += self.products.columns(i, u)
 
     def _element(self, i: int, u: UOp) -> None:
-        if len(u.arg) == 3:
-            self._declare(i, u, f"v{u.src[0]}[{_index(u.arg[2])}]")
-            return
-        row, column = u.arg
-        width = self.code.uops[u.src[0]].arg.tile_columns
-        cell = f"{row} * {width} + {column}"
-        if i in self.vectors:
-            cell = f"({cell}) / {NARROW}"
-        name = f"v{u.src[0]}"
-        if self.lanes == "group":
-            name, cell = "room", f"{_index(row)} * TILE_PITCH + {_index(column)}"
-        self._declare(i, u, f"{name}[{cell}]")
+        self._declare(i, u, self.products.element(i, u))
