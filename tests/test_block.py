@@ -13,10 +13,11 @@ from conftest import EMULATED, open_mapping
 from imgmlp.engine import AnyDevice, Program, Tensor, cond, nn, open_device
 from imgmlp.engine import dtype as dt
 from imgmlp.engine.block import program as block_program
-from imgmlp.engine.graph import Buffer, Node, Op, toposort
+from imgmlp.engine.graph import Buffer, Node, toposort
 from imgmlp.engine.host import NumpyDevice
 from imgmlp.engine.interpret import evaluate
 from imgmlp.engine.kernel import Block, Procedure, Update
+from imgmlp.engine.op import Op
 from imgmlp.engine.program import read_buffer
 from imgmlp.engine.simplify import simplify
 from imgmlp.engine.uops import U

@@ -22,8 +22,8 @@ from imgmlp.engine import (
 )
 from imgmlp.engine import dtype as dt
 from imgmlp.engine.grad import MOST_UNROLLED
-from imgmlp.engine.graph import Op
 from imgmlp.engine.kernel import Fused, Loop
+from imgmlp.engine.op import Op
 from imgmlp.engine.poison import run_poisoned
 from imgmlp.engine.stages import Stages
 

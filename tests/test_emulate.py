@@ -7,8 +7,9 @@ import pytest
 
 from imgmlp.engine.dtype import f32, i32
 from imgmlp.engine.emulate import run_procedure
-from imgmlp.engine.graph import Buffer, Node, Op, buffer, concat, dot, gather, move, reduce
+from imgmlp.engine.graph import Buffer, Node, buffer, concat, dot, gather, move, reduce
 from imgmlp.engine.kernel import Kernel, Procedure, Store
+from imgmlp.engine.op import Op
 from imgmlp.engine.watch import Memory
 
 X, OUT = Buffer((4, 3), f32, name="x"), Buffer((4, 3), f32, name="out")

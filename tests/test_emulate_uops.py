@@ -11,8 +11,9 @@ import pytest
 from imgmlp.engine import emulate_uops
 from imgmlp.engine.dtype import f32, i32
 from imgmlp.engine.emulate_uops import run_code
-from imgmlp.engine.graph import Buffer, Node, Op, buffer, dot, gather, move, reduce
+from imgmlp.engine.graph import Buffer, Node, buffer, dot, gather, move, reduce
 from imgmlp.engine.linearize import linearize
+from imgmlp.engine.op import Op
 from imgmlp.engine.schedule import schedule
 from imgmlp.engine.symbolic import Const
 from imgmlp.engine.uops import Code, Lanes, Range, U, UOp

@@ -12,9 +12,10 @@ from imgmlp.engine import AnyDevice, Tensor, compile, cond, loop, open_device
 from imgmlp.engine import fuse as fusion
 from imgmlp.engine.emulate_uops import run_code
 from imgmlp.engine.fuse import fuse
-from imgmlp.engine.graph import Node, Op, buffer, concat, dot, move, reduce
+from imgmlp.engine.graph import Node, buffer, concat, dot, move, reduce
 from imgmlp.engine.kernel import Fused, Kernel, Launch, Loop, Procedure, Update
 from imgmlp.engine.linearize import linearize
+from imgmlp.engine.op import Op
 from imgmlp.engine.schedule import schedule
 from imgmlp.engine.uops import Lanes
 

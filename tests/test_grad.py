@@ -17,22 +17,9 @@ from conftest import FORMS, open_mapping
 
 from imgmlp.engine import AnyDevice, Tensor, compile, dtype, open_device, optim
 from imgmlp.engine.grad import VJP, gradient, total
-from imgmlp.engine.graph import (
-    BITWISE,
-    COMPARE,
-    CONTROL,
-    LOAD,
-    Buffer,
-    Node,
-    Op,
-    buffer,
-    const,
-    function,
-    move,
-    reduce,
-    toposort,
-)
+from imgmlp.engine.graph import Buffer, Node, buffer, const, function, move, reduce, toposort
 from imgmlp.engine.interpret import evaluate
+from imgmlp.engine.op import BITWISE, COMPARE, CONTROL, LOAD, Op
 
 Array = np.ndarray[Any, Any]
 STEP = 1e-6  # of central differences in float64: their error is about STEP**2 + 1e-16 / STEP

@@ -13,7 +13,6 @@ from imgmlp.engine.dtype import bool_, f16, f32, i32, u32
 from imgmlp.engine.graph import (
     Buffer,
     Node,
-    Op,
     alu,
     buffer,
     cast,
@@ -29,6 +28,7 @@ from imgmlp.engine.graph import (
     toposort,
 )
 from imgmlp.engine.listing import render_dot, render_nodes, render_tree
+from imgmlp.engine.op import Op
 
 
 @pytest.fixture

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from imgmlp.engine import Tensor, compile
 from imgmlp.engine.dtype import DType, bool_, f16, f32, i8, i32, u8, u32
-from imgmlp.engine.graph import Buffer, Node, Op, alu, buffer, cast, const, gather, iota, move
+from imgmlp.engine.graph import Buffer, Node, alu, buffer, cast, const, gather, iota, move
 from imgmlp.engine.indices import index_value, negated
 from imgmlp.engine.interpret import evaluate
 from imgmlp.engine.kernel import Kernel, Store
 from imgmlp.engine.linearize import linearize
+from imgmlp.engine.op import Op
 from imgmlp.engine.symbolic import Var, conj
 from imgmlp.engine.uops import U, UOp
 

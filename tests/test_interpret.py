@@ -16,11 +16,8 @@ import pytest
 
 from imgmlp.engine.dtype import DType, bool_, f16, f32, i8, i32, u8, u32
 from imgmlp.engine.graph import (
-    CONTROL,
-    LOAD,
     Buffer,
     Node,
-    Op,
     alu,
     buffer,
     cast,
@@ -35,6 +32,7 @@ from imgmlp.engine.graph import (
     reduce,
 )
 from imgmlp.engine.interpret import TABLE, evaluate, lowbias32
+from imgmlp.engine.op import CONTROL, LOAD, Op
 
 
 def leaf(values: Any, dtype: DType) -> tuple[Node, dict[Buffer, np.ndarray]]:

@@ -11,11 +11,12 @@ from conftest import EMULATED, open_mapping
 
 from imgmlp.engine import AnyDevice, Program, Tensor, open_device
 from imgmlp.engine.dtype import f32
-from imgmlp.engine.graph import Buffer, Op, buffer
+from imgmlp.engine.graph import Buffer, buffer
 from imgmlp.engine.graph import reduce as reduced
 from imgmlp.engine.kernel import Kernel, Store
 from imgmlp.engine.linearize import keep_totals
 from imgmlp.engine.maps import stride
+from imgmlp.engine.op import Op
 from imgmlp.engine.symbolic import Var
 from imgmlp.engine.uops import GPU_LANES, Builder, Code, U
 

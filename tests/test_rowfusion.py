@@ -9,8 +9,8 @@ import pytest
 from conftest import EMULATED, open_mapping
 
 from imgmlp.engine import Program, Tensor, compile, open_device
-from imgmlp.engine.graph import Op
 from imgmlp.engine.kernel import Kernel
+from imgmlp.engine.op import Op
 
 NUMPY = open_device("numpy")
 

@@ -9,7 +9,7 @@ import pytest
 from conftest import EMULATED, open_mapping
 
 from imgmlp.engine import Program, Tensor, compile, dtype
-from imgmlp.engine.graph import Op
+from imgmlp.engine.op import Op
 from imgmlp.engine.uops import Range, U
 
 Array = np.ndarray[Any, Any]

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from imgmlp.engine import AnyDevice, Tensor, compile, open_device
 from imgmlp.engine.dtype import f32
-from imgmlp.engine.graph import Buffer, Node, Op, alu, buffer, concat, dot, move, reduce
+from imgmlp.engine.graph import Buffer, Node, alu, buffer, concat, dot, move, reduce
 from imgmlp.engine.interpret import evaluate
 from imgmlp.engine.kernel import Kernel, Update
 from imgmlp.engine.memory import plan
+from imgmlp.engine.op import Op
 from imgmlp.engine.program import Program, read_buffer
 from imgmlp.engine.schedule import schedule
 

@@ -14,7 +14,6 @@ from imgmlp.engine.dtype import bool_, f16, f32, i8, i32, u32
 from imgmlp.engine.graph import (
     Buffer,
     Node,
-    Op,
     alu,
     buffer,
     cast,
@@ -28,6 +27,7 @@ from imgmlp.engine.graph import (
     reduce,
 )
 from imgmlp.engine.interpret import evaluate
+from imgmlp.engine.op import Op
 from imgmlp.engine.simplify import simplify
 
 SHAPE = (3, 2)

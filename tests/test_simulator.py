@@ -22,9 +22,9 @@ from imgmlp.codec import pieces, pipeline
 from imgmlp.codec.config import Architecture, Encoding, Weights
 from imgmlp.engine import Device, NumpyDevice, linearize, maps, schedule
 from imgmlp.engine.device import find
-from imgmlp.engine.graph import ELEMENTWISE
 from imgmlp.engine.host import Allocation
 from imgmlp.engine.launch import KernelHandle
+from imgmlp.engine.op import ELEMENTWISE
 from imgmlp.engine.render import building_block
 from imgmlp.engine.stages import Stages
 from imgmlp.engine.uops import Lanes, U

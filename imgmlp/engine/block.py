@@ -12,23 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from imgmlp.engine.graph import (
-    CONTROL,
-    MOVEMENT,
-    Buffer,
-    Node,
-    Op,
-    buffer,
-    move,
-    part,
-    substitute,
-    toposort,
-)
+from imgmlp.engine.graph import Buffer, Node, buffer, move, part, substitute, toposort
 from imgmlp.engine.head import own_room
 from imgmlp.engine.kernel import Block, Kernel, Procedure, Update, storage
 from imgmlp.engine.local import LocalRoom
 from imgmlp.engine.merge import attach_sums, merge, ordered
 from imgmlp.engine.nearby import bring
+from imgmlp.engine.op import CONTROL, MOVEMENT, Op
 from imgmlp.engine.partial import PartialSums
 from imgmlp.engine.place import Graph
 from imgmlp.engine.rooms import share

@@ -16,8 +16,9 @@ from imgmlp.engine import dtype as dt
 from imgmlp.engine import graph
 from imgmlp.engine.device import AnyDevice
 from imgmlp.engine.dtype import DType
-from imgmlp.engine.graph import Node, Op
+from imgmlp.engine.graph import Node
 from imgmlp.engine.misuse import misuse
+from imgmlp.engine.op import Op
 from imgmlp.engine.operands import Array, Scalar, broadcast, broadcast_shapes, from_host
 
 Operand: TypeAlias = "Elementwise | Scalar | Array"

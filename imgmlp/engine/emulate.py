@@ -16,7 +16,7 @@ import numpy as np
 
 from imgmlp.engine.access import Access
 from imgmlp.engine.dtype import DType
-from imgmlp.engine.graph import ELEMENTWISE, MOVEMENT, REDUCE, Node, Op, Shape, buffer
+from imgmlp.engine.graph import Node, Shape, buffer
 from imgmlp.engine.indices import through
 from imgmlp.engine.interpret import TABLE
 from imgmlp.engine.kernel import (
@@ -30,6 +30,7 @@ from imgmlp.engine.kernel import (
     part_begin,
     storage,
 )
+from imgmlp.engine.op import ELEMENTWISE, MOVEMENT, REDUCE, Op
 from imgmlp.engine.symbolic import ONE, Expr, Var
 from imgmlp.engine.watch import Array, Loops, Memory, Watch, register
 

@@ -15,7 +15,8 @@ from imgmlp.engine.dtype import DType
 from imgmlp.engine.emulate import both, grid, operate
 from imgmlp.engine.emulate_loops import EmulatedLaunch
 from imgmlp.engine.emulate_products import columns, panel, product, spread, tile
-from imgmlp.engine.graph import Buffer, Op
+from imgmlp.engine.graph import Buffer
+from imgmlp.engine.op import Op
 from imgmlp.engine.symbolic import ONE, Expr
 from imgmlp.engine.uops import Code, U, UOp
 from imgmlp.engine.watch import Array, Loops, Memory, register

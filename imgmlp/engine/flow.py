@@ -12,16 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from imgmlp.engine.dtype import i32
-from imgmlp.engine.graph import (
-    LOAD,
-    MOVEMENT,
-    Node,
-    Op,
-    make,
-    substitute,
-    toposort,
-)
+from imgmlp.engine.graph import Node, make, substitute, toposort
 from imgmlp.engine.listing import render_nodes
+from imgmlp.engine.op import LOAD, MOVEMENT, Op
 
 
 @dataclass(frozen=True)

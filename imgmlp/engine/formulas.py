@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from imgmlp.engine.dtype import DType, bool_, f16
-from imgmlp.engine.graph import Op
+from imgmlp.engine.op import Op
 from imgmlp.engine.uops import Code, Range, U
 
 SYMBOLS = {

@@ -12,8 +12,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from imgmlp.engine.graph import Buffer, Op
+from imgmlp.engine.graph import Buffer
 from imgmlp.engine.kernel import Fused, Kernel, Launch, Loop, Procedure, access
+from imgmlp.engine.op import Op
 from imgmlp.engine.symbolic import Var
 
 LARGE = 1 << 22  # elements, or terms of sums, that take longer than a launch by far

@@ -16,7 +16,6 @@ from imgmlp.engine.dtype import i32
 from imgmlp.engine.flow import Body, cond, dependent, received, results, states
 from imgmlp.engine.graph import (
     Node,
-    Op,
     alu,
     cast,
     concat,
@@ -29,6 +28,7 @@ from imgmlp.engine.graph import (
     toposort,
 )
 from imgmlp.engine.misuse import misuse
+from imgmlp.engine.op import Op
 
 Gradients = tuple[Node | None, ...]
 LN2 = math.log(2.0)

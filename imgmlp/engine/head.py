@@ -10,19 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from imgmlp.engine.graph import (
-    ELEMENTWISE,
-    MOVEMENT,
-    Buffer,
-    Node,
-    Op,
-    buffer,
-    move,
-    part,
-    substitute,
-    toposort,
-)
+from imgmlp.engine.graph import Buffer, Node, buffer, move, part, substitute, toposort
 from imgmlp.engine.kernel import Kernel, Store, Update, storage
+from imgmlp.engine.op import ELEMENTWISE, MOVEMENT, Op
 
 ALIGN = 16  # elements, 64 bytes of float32
 MOST_COPIED = 1 << 14  # elements; more take longer than a launch

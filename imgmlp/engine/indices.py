@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 
 from imgmlp.engine.access import Access
 from imgmlp.engine.dtype import DType, bool_
-from imgmlp.engine.graph import MOVEMENT, Node, Op, const
+from imgmlp.engine.graph import Node, const
 from imgmlp.engine.kernel import access, part_begin
+from imgmlp.engine.op import MOVEMENT, Op
 from imgmlp.engine.symbolic import ONE, Const, Expr, Less, conj, unravel
 
 LIMIT = 1 << 30  # an expression's bounds: sums of two still fit an int of OpenCL C

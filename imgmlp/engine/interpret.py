@@ -13,7 +13,8 @@ import numpy as np
 
 from imgmlp.engine.dtype import DType
 from imgmlp.engine.flow import Body
-from imgmlp.engine.graph import Buffer, Node, Op, toposort
+from imgmlp.engine.graph import Buffer, Node, toposort
+from imgmlp.engine.op import Op
 
 Array = np.ndarray[Any, Any]
 

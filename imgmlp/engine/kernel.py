@@ -14,19 +14,9 @@ from functools import cached_property
 
 from imgmlp.engine.access import Access
 from imgmlp.engine.flow import Body
-from imgmlp.engine.graph import (
-    ELEMENTWISE,
-    MOVEMENT,
-    REDUCE,
-    Buffer,
-    Node,
-    Op,
-    Shape,
-    apply_movement,
-    label,
-    toposort,
-)
+from imgmlp.engine.graph import Buffer, Node, Shape, apply_movement, label, toposort
 from imgmlp.engine.local import LocalRoom
+from imgmlp.engine.op import ELEMENTWISE, MOVEMENT, REDUCE, Op
 from imgmlp.engine.symbolic import Const, Expr, Var
 
 Update = tuple[Buffer, Node]  # a state and its new value

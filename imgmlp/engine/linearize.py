@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from imgmlp.engine.dtype import i32
-from imgmlp.engine.graph import Buffer, Node, Op
+from imgmlp.engine.graph import Buffer, Node
 from imgmlp.engine.kernel import Block, Fused, Kernel, Launch, Resident
 from imgmlp.engine.lowering import Lowering, store_all
 from imgmlp.engine.maps import GRAIN, map_kernel, stride
+from imgmlp.engine.op import Op
 from imgmlp.engine.products import Sums, keep_sums, only_added, product
 from imgmlp.engine.rowwise import accumulate, identity, row_kernel
 from imgmlp.engine.symbolic import Const, Expr, unravel

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from imgmlp.engine.graph import Node, Op, kind_of, label, toposort
+from imgmlp.engine.graph import Node, kind_of, label, toposort
+from imgmlp.engine.op import Op
 
 
 def render_nodes(roots: Sequence[Node]) -> str:

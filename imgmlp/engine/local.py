@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 
 from imgmlp.engine.dtype import DType
-from imgmlp.engine.graph import Buffer, Node, Op, Shape, buffer, move
+from imgmlp.engine.graph import Buffer, Node, Shape, buffer, move
+from imgmlp.engine.op import Op
 from imgmlp.engine.symbolic import Expr
 
 LINES = 16  # of a factor's, which matrix units take at once

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from imgmlp.engine.dtype import i32
-from imgmlp.engine.graph import ELEMENTWISE, MOVEMENT, Node, Op, const
+from imgmlp.engine.graph import Node, const
 from imgmlp.engine.indices import index_value, negated, through, zero_outside
 from imgmlp.engine.kernel import Store, access, part_begin
+from imgmlp.engine.op import ELEMENTWISE, MOVEMENT, Op
 from imgmlp.engine.symbolic import ONE, Expr, Var, conj, unravel
 from imgmlp.engine.uops import Builder, Multiply, Range, U
 

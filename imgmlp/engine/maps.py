@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from imgmlp.engine.graph import ELEMENTWISE, Node
+from imgmlp.engine.graph import Node
 from imgmlp.engine.kernel import Kernel
 from imgmlp.engine.lowering import Kept, Lowering, destination, put, store_all
+from imgmlp.engine.op import ELEMENTWISE
 from imgmlp.engine.symbolic import ONE, Const, Expr, Var, conj, unravel
 from imgmlp.engine.uops import GPU_LANES, VECTOR, Builder, Lanes, Range, U
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import heapq
 
-from imgmlp.engine.graph import Op, substitute
+from imgmlp.engine.graph import substitute
 from imgmlp.engine.kernel import Draft, Store, read_at_element_only, storage, waits
+from imgmlp.engine.op import Op
 
 # --- several outputs of one kernel ---
 

@@ -10,8 +10,8 @@ import numpy as np
 from imgmlp.engine import dtype as dt
 from imgmlp.engine import graph
 from imgmlp.engine.elementwise import Elementwise, Operand, common_device, node_of
-from imgmlp.engine.graph import Op
 from imgmlp.engine.misuse import OutOfBoundsError, misuse
+from imgmlp.engine.op import Op
 from imgmlp.engine.operands import broadcast, check_rows, out_of_bounds
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from imgmlp.engine.dtype import DType, f16, f32
-from imgmlp.engine.graph import Buffer, Node, Op, buffer, const, make, move
+from imgmlp.engine.graph import Buffer, Node, buffer, const, make, move
 from imgmlp.engine.kernel import Kernel, Store, access, part_begin, storage
 from imgmlp.engine.local import CHUNK, LocalRoom
+from imgmlp.engine.op import Op
 from imgmlp.engine.rooms import Rooms, moved, share
 from imgmlp.engine.uops import FACTORS, Multiply
 from imgmlp.engine.view import View

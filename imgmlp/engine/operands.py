@@ -14,8 +14,9 @@ import numpy as np
 from imgmlp.engine import dtype as dt
 from imgmlp.engine import graph
 from imgmlp.engine.dtype import DType
-from imgmlp.engine.graph import Buffer, Node, Op, Shape
+from imgmlp.engine.graph import Buffer, Node, Shape
 from imgmlp.engine.misuse import OutOfBoundsError, misuse
+from imgmlp.engine.op import Op
 
 Scalar = bool | int | float
 Array = np.ndarray[Any, Any]

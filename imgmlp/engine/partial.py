@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from imgmlp.engine.graph import Buffer, Node, Op, buffer, const, move, part, reduce
+from imgmlp.engine.graph import Buffer, Node, buffer, const, move, part, reduce
 from imgmlp.engine.head import ALIGN
 from imgmlp.engine.kernel import Kernel, Store
+from imgmlp.engine.op import Op
 
 FEW_PARTS = 4  # partial sums up to which they are added one by one
 

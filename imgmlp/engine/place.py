@@ -11,18 +11,7 @@ import itertools
 from collections.abc import Callable, Sequence, Set
 
 from imgmlp.engine.flow import results
-from imgmlp.engine.graph import (
-    ELEMENTWISE,
-    LOAD,
-    MOVEMENT,
-    Buffer,
-    Node,
-    Op,
-    buffer,
-    move,
-    rebuild,
-    toposort,
-)
+from imgmlp.engine.graph import Buffer, Node, buffer, move, rebuild, toposort
 from imgmlp.engine.kernel import (
     CORES,
     Draft,
@@ -32,6 +21,7 @@ from imgmlp.engine.kernel import (
     is_plain,
     storage,
 )
+from imgmlp.engine.op import ELEMENTWISE, LOAD, MOVEMENT, Op
 
 COSTS = {
     Op.HASH: 6, Op.EXP2: 8, Op.LOG2: 8, Op.SIN: 12, Op.COS: 12, Op.SQRT: 4, Op.DIV: 2, Op.GATHER: 4,

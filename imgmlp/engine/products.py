@@ -12,10 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from imgmlp.engine.dtype import f32
-from imgmlp.engine.graph import Node, Op
+from imgmlp.engine.graph import Node
 from imgmlp.engine.indices import through
 from imgmlp.engine.kernel import Kernel, Store, part_begin, storage
 from imgmlp.engine.lowering import Kept, Lowering, store_all
+from imgmlp.engine.op import Op
 from imgmlp.engine.symbolic import ONE, Const, Expr, conj, split, unravel
 from imgmlp.engine.uops import (
     FACTORS,

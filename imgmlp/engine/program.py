@@ -19,11 +19,12 @@ from imgmlp.engine.block import TILE_ROWS
 from imgmlp.engine.device import AnyDevice, Device
 from imgmlp.engine.emulate import run_procedure
 from imgmlp.engine.emulate_uops import run_code
-from imgmlp.engine.graph import Buffer, Node, Op, toposort
+from imgmlp.engine.graph import Buffer, Node, toposort
 from imgmlp.engine.host import Allocation, Form, NumpyDevice, Pending
 from imgmlp.engine.interpret import evaluate
 from imgmlp.engine.kernel import Block, Resident, Update
 from imgmlp.engine.launch import KernelHandle, Launch
+from imgmlp.engine.op import Op
 from imgmlp.engine.sketch import Sketch
 from imgmlp.engine.stages import Stages, lower
 from imgmlp.engine.uops import ON_MATRIX_UNITS, TURNS, Precision

@@ -10,7 +10,8 @@ import math
 from collections.abc import Sequence
 
 from imgmlp.engine.dtype import f32, u32
-from imgmlp.engine.graph import Node, Op, alu, cast, const, iota, move
+from imgmlp.engine.graph import Node, alu, cast, const, iota, move
+from imgmlp.engine.op import Op
 from imgmlp.engine.operands import whole_shape
 
 PHI = 0x9E3779B9  # 2**32 over the golden ratio: keeps streams of random numbers apart

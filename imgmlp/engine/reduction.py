@@ -8,9 +8,10 @@ from typing import Any, Self
 from imgmlp.engine import dtype as dt
 from imgmlp.engine import graph
 from imgmlp.engine.elementwise import common_device
-from imgmlp.engine.graph import Node, Op
+from imgmlp.engine.graph import Node
 from imgmlp.engine.misuse import misuse
 from imgmlp.engine.movement import Movement
+from imgmlp.engine.op import Op
 from imgmlp.engine.operands import Array, Axis, axes_of, broadcast_shapes, from_host
 
 

@@ -22,9 +22,9 @@ from imgmlp.engine.formulas import (
     register,
     turn_after_turn,
 )
-from imgmlp.engine.graph import Op
 from imgmlp.engine.matrixunits import element, rooms, slices
 from imgmlp.engine.neighbours import Neighbours
+from imgmlp.engine.op import Op
 from imgmlp.engine.productcalls import ProductCalls
 from imgmlp.engine.symbolic import Const, Expr
 from imgmlp.engine.uops import (

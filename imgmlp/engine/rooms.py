@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from imgmlp.engine.graph import Buffer, Node, Op, move, substitute
+from imgmlp.engine.graph import Buffer, Node, move, substitute
 from imgmlp.engine.kernel import Kernel, Store, read_at_element_only
 from imgmlp.engine.local import LocalRoom
+from imgmlp.engine.op import Op
 
 Rooms = dict[Buffer, Node]  # each with the Node for what belongs to the running group
 

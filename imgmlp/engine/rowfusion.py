@@ -10,20 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from imgmlp.engine.graph import (
-    ELEMENTWISE,
-    MOVEMENT,
-    REDUCE,
-    Buffer,
-    Node,
-    Op,
-    Shape,
-    move,
-    substitute,
-    toposort,
-)
+from imgmlp.engine.graph import Buffer, Node, Shape, move, substitute, toposort
 from imgmlp.engine.indices import through
 from imgmlp.engine.kernel import Draft, Store, waits
+from imgmlp.engine.op import ELEMENTWISE, MOVEMENT, REDUCE, Op
 from imgmlp.engine.place import COSTS
 from imgmlp.engine.symbolic import ZERO, Expr, Var, unravel
 

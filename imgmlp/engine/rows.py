@@ -18,7 +18,8 @@ from collections.abc import Iterator, Sequence
 from enum import Enum, auto
 from typing import Any
 
-from imgmlp.engine.graph import ELEMENTWISE, MOVEMENT, REDUCE, Buffer, Node, Op, Shape
+from imgmlp.engine.graph import Buffer, Node, Shape
+from imgmlp.engine.op import ELEMENTWISE, MOVEMENT, REDUCE, Op
 
 CANDIDATES = 4  # classes of axes that are looked at
 

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from imgmlp.engine.dtype import DType, f16
-from imgmlp.engine.graph import Node, Op
+from imgmlp.engine.graph import Node
 from imgmlp.engine.kernel import Kernel, Store
 from imgmlp.engine.lowering import Lowering, destination, put, store_all
 from imgmlp.engine.maps import GRAIN
+from imgmlp.engine.op import Op
 from imgmlp.engine.rowfusion import COSTLY, kept
 from imgmlp.engine.symbolic import ONE, Const, Expr, unravel
 from imgmlp.engine.uops import GPU_LANES, VECTOR, Lanes, Range, U

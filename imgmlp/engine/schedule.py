@@ -9,20 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from imgmlp.engine.graph import (
-    REDUCE,
-    Node,
-    Op,
-    buffer,
-    dot,
-    move,
-    rebuild,
-    reduce,
-    substitute,
-    toposort,
-)
+from imgmlp.engine.graph import Node, buffer, dot, move, rebuild, reduce, substitute, toposort
 from imgmlp.engine.kernel import Draft, Guard, Iteration, Kernel, Loop, Procedure, Update, storage
 from imgmlp.engine.merge import attach_sums, merge, ordered
+from imgmlp.engine.op import REDUCE, Op
 from imgmlp.engine.place import Graph
 from imgmlp.engine.rowfusion import fuse_rows
 from imgmlp.engine.state import choose_places, copies_at_the_end, order_after_readers

@@ -16,11 +16,7 @@ import numpy as np
 from imgmlp.engine.dtype import DType, bool_, f16
 from imgmlp.engine.flow import Body
 from imgmlp.engine.graph import (
-    ELEMENTWISE,
-    MOVEMENT,
-    REDUCE,
     Node,
-    Op,
     alu,
     cast,
     const,
@@ -33,6 +29,7 @@ from imgmlp.engine.graph import (
     toposort,
 )
 from imgmlp.engine.interpret import evaluate
+from imgmlp.engine.op import ELEMENTWISE, MOVEMENT, REDUCE, Op
 
 OFTEN = 16  # times that each row of a table is taken, from which to multiply the table
 ASSOCIATIVE = frozenset({Op.ADD, Op.MUL, Op.MAX, Op.XOR, Op.AND, Op.OR})

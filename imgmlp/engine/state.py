@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from imgmlp.engine.graph import Buffer, Node, Op, buffer
+from imgmlp.engine.graph import Buffer, Node, buffer
 from imgmlp.engine.kernel import Draft, Store, Update, read_at_element_only, storage, waits
+from imgmlp.engine.op import Op
 from imgmlp.engine.place import Graph
 
 

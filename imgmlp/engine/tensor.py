@@ -20,8 +20,9 @@ from imgmlp.engine.device import AnyDevice
 from imgmlp.engine.dtype import DType
 from imgmlp.engine.elementwise import Operand, common_device, node_of
 from imgmlp.engine.grad import gradient as node_gradient
-from imgmlp.engine.graph import Buffer, Node, Op
+from imgmlp.engine.graph import Buffer, Node
 from imgmlp.engine.misuse import OutOfBoundsError, misuse
+from imgmlp.engine.op import Op
 from imgmlp.engine.operands import Scalar, broadcast, from_host, out_of_bounds, whole_shape
 from imgmlp.engine.program import read_buffer, run_once, write_buffer
 from imgmlp.engine.reduction import Reduction

@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from imgmlp.engine.graph import (
-    ELEMENTWISE,
-    MOVEMENT,
     Buffer,
     Node,
-    Op,
     Shape,
     alu,
     buffer,
@@ -25,6 +22,7 @@ from imgmlp.engine.graph import (
 )
 from imgmlp.engine.head import ALIGN, Head, at_hand
 from imgmlp.engine.kernel import access
+from imgmlp.engine.op import ELEMENTWISE, MOVEMENT, Op
 from imgmlp.engine.place import is_plain_chain
 from imgmlp.engine.rows import Kind, Kinds
 from imgmlp.engine.uops import Lanes

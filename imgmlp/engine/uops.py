@@ -12,8 +12,9 @@ from enum import Enum, auto
 from typing import Any, Literal
 
 from imgmlp.engine.dtype import DType, f16, f32, i32
-from imgmlp.engine.graph import Buffer, Op
+from imgmlp.engine.graph import Buffer
 from imgmlp.engine.local import LocalRoom
+from imgmlp.engine.op import Op
 from imgmlp.engine.symbolic import Expr, Var
 
 Lanes = Literal["one", "group"]

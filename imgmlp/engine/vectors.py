@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from imgmlp.engine.dtype import bool_, f32, i32
-from imgmlp.engine.graph import Op
+from imgmlp.engine.op import Op
 from imgmlp.engine.symbolic import ONE, Expr, Var
 from imgmlp.engine.uops import Code, Product, Range, U, UOp
 
