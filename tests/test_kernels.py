@@ -275,3 +275,24 @@ def test_narrow_product_by_a_group(device: Device, rows: int, inner: int) -> Non
     for columns, flip in ((3, 0), (3, 3), (1, 1), (NARROW, 2), (NARROW, 1)):
         aligned = inner % 4 == 0 and rows % 4 == 0 and columns == NARROW
         check_product(bench, rows, inner, columns, flip, direct=aligned, local=GPU_LANES)
+
+
+def test_products_of_several_kernels_by_a_group(device: Device) -> None:
+    """PoCL's compiler mistook a loop that fetched slices at two places, where kernels share it."""
+    both = "".join(
+        f"""__kernel __attribute__((reqd_work_group_size(LANES, 1, 1)))
+        void t_{inner}(__global float *out, __global const float *x, __global const float *y) {{
+          __local float room[TILE_ROOM] __attribute__((aligned(16)));
+          float tile[4] = {{0.f}};
+          tile_product_1(tile, room, x, {inner}, 1, 0, y, {columns}, 1, 0, 8, {columns}, {inner});
+          spread_1(room, tile);
+          for (int i = get_local_id(0); i < 8 * {columns}; i += LANES)
+            out[i] = room[i / {columns} * TILE_PITCH + i % {columns}];
+        }}"""
+        for inner, columns in ((55, 63), (54, 61))
+    )
+    bench = Bench(device, ["factor", "product_group"], both)
+    x = np.arange(8 * 55, dtype=np.float32).reshape(8, 55) % 7
+    y = np.arange(55 * 63, dtype=np.float32).reshape(55, 63) % 5
+    found = bench("t_55", np.zeros((8, 63), np.float32), x, y, items=GPU_LANES, local=GPU_LANES)
+    assert np.array_equal(found, x @ y)

@@ -77,10 +77,10 @@ static void leave_slice(__local float *slice, const float4 *x, int own, int widt
     const int row = lane / (WIDTH / 4) * OWN, column = lane % (WIDTH / 4) * 4;                  \
     float4 a[OWNED(HEIGHT, DEPTH)], b[OWNED(WIDTH, DEPTH)];                                     \
     float sum = 0.f;                                                                            \
+    FETCH(HEIGHT, WIDTH, DEPTH, 0) /* if the loop did, PoCL would lose some of it */            \
     for (int first = 0, ahead = 0; first < inner; first = ahead) {                              \
       const int depth = min(DEPTH, (inner - first + 7) / 8 * 8);                                \
       barrier(CLK_LOCAL_MEM_FENCE);                                                             \
-      if (first == 0) FETCH(HEIGHT, WIDTH, DEPTH, 0)                                            \
       leave_slice(room, a, OWNED(HEIGHT, DEPTH), HEIGHT, depth, left_inner);                    \
       leave_slice(right_slice, b, OWNED(WIDTH, DEPTH), WIDTH, depth, right_inner);              \
       barrier(CLK_LOCAL_MEM_FENCE);                                                             \
