@@ -17,10 +17,11 @@ from imgmlp.engine.graph import Buffer, Node, toposort
 from imgmlp.engine.host import NumpyDevice
 from imgmlp.engine.interpret import evaluate
 from imgmlp.engine.kernel import Block, Procedure, Update
+from imgmlp.engine.maps import REGISTERS
 from imgmlp.engine.op import Op
 from imgmlp.engine.program import read_buffer
 from imgmlp.engine.simplify import simplify
-from imgmlp.engine.uops import U
+from imgmlp.engine.uops import VECTOR, Range, U
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -130,6 +131,33 @@ def test_lanes_have_all_that_they_gather_before_they_store_any(features: int) ->
         for n in gathered:  # and no loop has both
             inner = [m for m in range(n, last) if code.uops[m].op is U.END]
             assert all(code.uops[m].op is not U.STORE for m in range(n, inner[0]))
+
+
+@pytest.mark.parametrize(("features", "stores"), [(37, 1), (37, 3), (40, 3)])
+def test_lanes_have_their_values_in_registers(features: int, stores: int) -> None:
+    """No more than there is room for, and only unrolled loops reach them."""
+    device = open_device("numpy:uops-group")
+    device.info = replace(device.info, compute_units=1)  # so that tiles have many rows
+    x, weight = filled(device, 512, features), filled(device, features, 7)
+    outputs = gradients((x.sin() @ weight).square().sum(), weight)
+    outputs |= {f"rows{n}": (x.sin() * (n + 2.0)).node for n in range(stores - 1)}
+    program = Program(device, outputs, [])
+    (code,) = [c for c in program.stages.codes if "block" in c.name]
+    taken: list[list[int]] = []  # of each kernel, those of each store
+    loops: list[Range] = []
+    for u in code.uops:
+        if u.op is U.RANGE:
+            loops.append(u.arg)
+            taken += [[]] if u.arg.kind == "lane" else []
+        elif u.op is U.END:
+            loops.pop()
+        elif u.op is U.ACC and u.arg[1] is None:
+            taken[-1].append(u.arg[0])
+        elif u.op in (U.KEEP, U.LANE):
+            assert all(loop.count <= VECTOR for loop in loops if loop.kind == "vector")
+    most = max(taken, key=sum)
+    assert len(most) == stores
+    assert REGISTERS // 4 < sum(most) <= REGISTERS
 
 
 @pytest.mark.parametrize(("hidden", "once"), [(64, True), (72, False)])

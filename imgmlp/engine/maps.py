@@ -66,10 +66,10 @@ def _map_several(kernel: Kernel, lower: Lowering, size: int) -> tuple[int, int]:
     """Lanes take neighbouring elements, and again so many behind those of all lanes."""
     build, stores = lower.build, kernel.stores
     beside = 4 if kernel.shape[-1] % 4 == 0 else 1
-    most = max(beside, REGISTERS // len(stores)) if lower.inside else AT_ONCE
+    most = max(1, (REGISTERS // len(stores) if lower.inside else AT_ONCE) // beside)
     parts = size // beside
     rounds = -(-parts // GPU_LANES)
-    groups = -(-rounds // (most // beside))
+    groups = -(-rounds // min(most, VECTOR))  # longer loops are not unrolled: no registers
     rounds = -(-rounds // groups)
     group = lower.outermost("i", groups, "group")
     lane = build.open(Range("l", GPU_LANES, "lane"))
