@@ -63,21 +63,23 @@ def test_matrix_units_multiply_rows_of_tables_up_to_so_many_times(
     assert len(procedure.kernels) == launches
 
 
-def test_groups_that_keep_sums_are_fewer() -> None:
-    """Their registers are full: two run on a unit, where four do that only store rows."""
+@pytest.mark.parametrize(("precision", "storing"), [("float32", 3), ("half", 4)])
+def test_groups_that_keep_sums_are_fewer(precision: Precision, storing: int) -> None:
+    """Their registers are full: two run on a unit, where more do that only store rows."""
     where = open_device("numpy:uops-group")
     where.has_matrix_units = True
     units = where.info.compute_units
     x, weight = (Tensor(np.ones(s, np.float32), where) for s in ((4096 * units, 16), (16, 16)))
 
     def groups(wanted: Callable[[Tensor], Tensor]) -> int:
-        program = compile(
-            lambda: {"y": wanted(((x @ weight).sin() @ weight).sin() @ weight)}, where
-        )
+        def step() -> dict[str, Tensor]:
+            return {"y": wanted(((x @ weight).sin() @ weight).sin() @ weight)}
+
+        program = compile(step, where, precision=precision)
         (block,) = [k for k in program.stages.procedure.kernels if isinstance(k, Block)]
         return block.groups
 
-    assert groups(lambda y: y) == 4 * units
+    assert groups(lambda y: y) == storing * units
     assert groups(lambda y: y.square().sum().gradient([weight])[0]) == 2 * units
 
 

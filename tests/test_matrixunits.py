@@ -133,3 +133,24 @@ def test_what_is_not_finite_stays_so(
             if np.isnan(changed).any():
                 assert np.array_equal(np.isnan(found), np.isnan(value)), f"{name}, {bits:x}"
         leaf.write(before)
+
+
+@pytest.mark.parametrize(("units", "groups"), [(1, 3), (4, 12)])
+def test_matrices_of_float32_stay_where_they_are_for_several_tiles(
+    device: AnyDevice, units: int, groups: int
+) -> None:
+    """The cache has them from the first tile on; of one tile each, groups take them slice by slice.
+    Without sums in registers three groups a unit run at a time."""
+    device.info = replace(device.info, compute_units=units)
+    x, last = filled(device, 768, 64) * 2.0, filled(device, 64, 3)
+    for n in range(2):
+        x = (x @ (filled(device, 64, 64) * (n + 1)).realize()).relu()
+    program = Program(device, {"y": (x @ last).node}, [])
+    (block,) = blocks(program.stages.procedure)
+    assert (block.tiles, block.groups) == (12, groups)
+    source = program.stages.source
+    begin = source.index("__local", source.index("imgmlp_"))
+    assert ("far(data" in source[begin:], "_slice_memory" in source[begin:]) == (
+        units == 1,
+        units > 1,
+    )

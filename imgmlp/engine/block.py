@@ -33,7 +33,9 @@ MOST_ROWS = {"one": TILE_ROWS, "group": 64}
 LEAST_ROWS = {"one": 64, "group": 8}  # of a tile, where more tiles keep more units busy
 ROOM = {"one": 1 << 19, "group": 1 << 18}  # bytes that the rows of one tile may take
 GROUPS_A_UNIT = {"one": 1, "group": 4}
-GROUPS_ON_MATRIX_UNITS = 2  # instead, where lanes keep sums: as many as registers hold at a time
+# Instead, where matrix units have several tiles for each group: without sums and with some, which
+# lanes keep in registers. Matrices of float32 are read where they are, from the cache that is left.
+GROUPS_OF_SEVERAL_TILES: dict[Multiply, tuple[int, int]] = {"half": (4, 2), "split": (3, 2)}
 LEAST_SAVED = 1  # launches; below that a block is not worth it
 # Rows of a tile of float32 from which matrix units pay, if local memory does not hold more. (Of
 # halves, tiles with all rows whose factors pass by take less time than smaller ones.)
@@ -115,11 +117,10 @@ class _Plan:
         self.note = self._told(cut, after)
 
     def _cut(self, batch: int, rows: int, units: int) -> Cut:
-        """How the batch is cut. On matrix units groups that keep sums from tile to tile need
-        registers for them, so fewer run at a time."""
+        """How the batch is cut."""
         most = units * GROUPS_A_UNIT[self.lanes]
-        if self.multiply in FACTORS and self.sums and -(-batch // rows) > most:
-            most = units * GROUPS_ON_MATRIX_UNITS
+        if self.multiply in FACTORS and -(-batch // rows) > most:
+            most = units * GROUPS_OF_SEVERAL_TILES[self.multiply][bool(self.sums)]
         return cut_batch(batch, rows, most)
 
     def _nearer(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from imgmlp.engine.dtype import DType
+from imgmlp.engine.dtype import DType, f32
 from imgmlp.engine.local import LocalRoom
 from imgmlp.engine.nearby import LOCAL, SLICE
 from imgmlp.engine.symbolic import Const, Expr
@@ -87,12 +87,25 @@ def product(code: Code, u: UOp) -> Iterator[str]:
 
 
 def _passing(code: Code) -> list[str]:
-    """Sides whose factors pass through local memory if they do not lie there: if it has room."""
+    """Sides whose factors pass through local memory if they do not lie there: if it has room.
+
+    In float32 groups with several tiles read matrices where they are: the cache has them then.
+    """
     products = [u for u in code.uops if u.op is U.PRODUCT]
     wanted = [
         name
         for side, name in enumerate(SIDES)
         if any(code.uops[u.src[side]].op is U.GLOBAL for u in products)
     ]
+    lefts = [code.uops[u.src[0]] for u in products]
+    near = all(left.op is U.ROOM and left.dtype is f32 for left in lefts)
+    if near and _has_several_tiles(code):
+        return []
     taken = sum(u.arg.room for u in code.uops if u.op is U.ROOM)
     return wanted if taken + SLICE * len(wanted) <= LOCAL else []
+
+
+def _has_several_tiles(code: Code) -> bool:
+    """Whether this is a block whose groups have more than one tile."""
+    loops = {u.arg.name: u.arg.count for u in code.uops if u.op is U.RANGE}
+    return "tile" in loops and loops["tile"] > loops["group"]

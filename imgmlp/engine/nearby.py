@@ -2,7 +2,8 @@
 
 Rooms of a tile go there if all factors of its products fit, and then as many of the matrices that
 every tile multiplies with as still fit, copied once a group. What does not fit passes through
-local memory slice by slice, as in products outside of blocks, or in float32 is read where it is.
+local memory slice by slice, as in products outside of blocks, or in float32, by groups that have
+several tiles or no room for slices, is read where it is.
 """
 
 from __future__ import annotations
