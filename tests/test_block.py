@@ -291,6 +291,7 @@ def test_wide_rows_have_smaller_tiles(device: AnyDevice) -> None:
     (block,) = blocks(lowered(outputs))
     assert block.rows < 64
     assert block.rows * block.tiles == 512
+    assert lowered(outputs).note.endswith("; larger tiles take too much memory")
 
 
 def test_a_rerun_gives_the_same_bits(device: AnyDevice) -> None:

@@ -83,6 +83,37 @@ def test_groups_that_keep_sums_are_fewer(precision: Precision, storing: int) -> 
     assert groups(lambda y: y.square().sum().gradient([weight])[0]) == 2 * units
 
 
+@pytest.mark.parametrize(
+    ("precision", "width", "rows", "told"),
+    [
+        ("float32", 64, 32, "; larger tiles have no room in local memory"),
+        ("float32", 96, 64, "; no matrix units: a tile's factors have no room in local memory"),
+        ("half", 64, 64, " sums over rows"),
+        ("half", 96, 64, "; a tile's factors have no room in local memory and pass through it in"),
+    ],
+)
+def test_what_local_memory_does_not_hold_is_told(
+    precision: Precision, width: int, rows: int, told: str
+) -> None:
+    where = open_device("numpy:uops-group")
+    where.has_matrix_units = True
+    shapes = (64 * where.info.compute_units, 64), (64, width), (width, width), (width, width)
+    x, *weights = (Tensor(np.ones(s, np.float32), where) for s in shapes)
+
+    def step() -> dict[str, Tensor]:
+        y = x
+        for weight in weights:
+            y = (y @ weight).sin()
+        slopes = y.square().sum().gradient(weights)
+        return {f"slope{n}": slope for n, slope in enumerate(slopes)}
+
+    procedure = compile(step, where, precision=precision).stages.procedure
+    (block,) = [k for k in procedure.kernels if isinstance(k, Block)]
+    assert block.rows == rows
+    assert told in procedure.note
+    assert ("local memory" in procedure.note) == ("local memory" in told)
+
+
 @pytest.mark.parametrize("name", ["numpy", "one"])
 def test_any_other_device_multiplies_in_float32(name: str) -> None:
     where = open_mapping(name)

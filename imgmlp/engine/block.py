@@ -40,6 +40,7 @@ LEAST_SAVED = 1  # launches; below that a block is not worth it
 # Rows of a tile of float32 from which matrix units pay, if local memory does not hold more. (Of
 # halves, tiles with all rows whose factors pass by take less time than smaller ones.)
 LEAST_NEAR = 24
+NOT_NEAR = "a tile's factors have no room in local memory and pass through it in slices"
 FEW_ROWS = 8  # fewer do not outweigh partial sums as large as the parameters
 
 
@@ -102,15 +103,18 @@ class _Plan:
         rows = min(tile_rows, MOST_ROWS[lanes])
         while rows > LEAST_ROWS[lanes] and batch < rows * units:
             rows //= 2
-        rows = min(rows, batch)
+        wanted_rows = rows = min(rows, batch)
         while True:
             cut = self._cut(batch, rows, units)
             kernels = self._scheduled(cut, after)
             if rows == 1 or self._room(kernels) <= ROOM[lanes]:
                 break
             rows //= 2
+        self.limits = ["larger tiles take too much memory"] if rows < wanted_rows else []
         if multiply == "split":
             cut, kernels = self._nearer(cut, kernels, units, after)
+        if multiply in FACTORS and not is_near(kernels):
+            self.limits.append(NOT_NEAR)
         cleared = self.partial.clear() if cut.tiles > cut.groups else []
         head = (*cleared, *self.ready, *self.tile.head.kernels())
         self.block = Block("block", cut.tiles, cut.rows, cut.groups, head, tuple(kernels))
@@ -133,6 +137,7 @@ class _Plan:
             fewer = self._cut(cut.batch, rows, units)
             found = self._scheduled(fewer, after)
             if is_near(found):
+                self.limits.append("larger tiles have no room in local memory")
                 return fewer, found
         return cut, kernels if rows == cut.rows else self._scheduled(cut, after)
 
@@ -195,7 +200,7 @@ class _Plan:
         inside = f"{len(self.block.kernels)} kernels in one launch, {len(self.sums)} sums over rows"
         outside = [n for n in after if any(self.kinds.of[s] is Kind.ROW for s in n.src)]
         left = f"; {len(outside)} values need all rows at once" if outside else ""
-        return f"block: {taken}; {inside}{left}"
+        return "; ".join([f"block: {taken}", f"{inside}{left}", *self.limits])
 
 
 def _kernels(
