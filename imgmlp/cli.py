@@ -45,6 +45,10 @@ Verbose = Annotated[
 ]
 NoProgress = Annotated[bool, typer.Option("--no-progress", help="Show no bar and no lines of it.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace outputs that exist.")]
+Precision = Annotated[
+    Literal["float32", "half"],
+    typer.Option(help="Of matrix products; half on GPUs with matrix units only."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DeviceSpec = Annotated[
     str,
@@ -97,10 +101,7 @@ def train(
         int | None, typer.Option(help="Frequency features of a pixel, a multiple of 4.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of the random numbers.")] = None,
-    precision: Annotated[
-        Literal["float32", "half"],
-        typer.Option(help="Of matrix products; half on GPUs with matrix units only."),
-    ] = "float32",
+    precision: Precision = "float32",
     live: Annotated[
         Path | None,
         typer.Option(metavar="PNG", help="A preview, rewritten every few seconds."),
@@ -273,6 +274,7 @@ def graph(
     hidden: Annotated[int | None, typer.Option(help="Values in a hidden layer.")] = None,
     layers: Annotated[int | None, typer.Option(help="Hidden layers.")] = None,
     features: Annotated[int | None, typer.Option(help="Frequency features of a pixel.")] = None,
+    precision: Precision = "float32",
     size: Annotated[str, typer.Option(metavar="WxH", help="Of the picture.")] = "512x512",
     general: Annotated[
         bool,
@@ -287,13 +289,13 @@ def graph(
     verbose: Verbose = 0,
 ) -> None:
     """Print the compiled training step: its kernels, memory, instructions, source or times."""
-    _terminal(context, quiet, verbose)
+    terminal = _terminal(context, quiet, verbose)
     from imgmlp import commands
 
     settings = commands.training_settings(
-        preset, batch=batch, hidden=hidden, layers=layers, features=features
+        preset, batch=batch, hidden=hidden, layers=layers, features=features, precision=precision
     )
-    commands.graph(settings, size, device, form, as_json, general)
+    commands.graph(terminal, settings, size, device, form, as_json, general)
 
 
 @bench_app.callback()

@@ -74,8 +74,7 @@ def train(
     terminal.note(_header(source, picture, settings, device))
     if (others := checkpoint.others(output, kept)) is not None:
         terminal.note(others)
-    if settings.precision == "half" and not device.has_matrix_units:
-        terminal.note(f"{device.info.name} has no matrix units for half precision: using float32")
+    _tell_precision(terminal, settings, device)
     terminal.detail(_device_details(device))
     terminal.detail("  ".join(f"{name} {value}" for name, value in asdict(settings).items()))
     if saved is not None:
@@ -102,6 +101,11 @@ def train(
     else:
         kept.remove(output)
     _report(terminal, trained, settings, output, png)
+
+
+def _tell_precision(terminal: Terminal, settings: Settings, device: AnyDevice) -> None:
+    if settings.precision == "half" and not device.has_matrix_units:
+        terminal.note(f"{device.info.name} has no matrix units for half precision: using float32")
 
 
 def training_settings(preset: str, **chosen: float | str | None) -> Settings:
@@ -346,13 +350,20 @@ def _table(found: list[DeviceInfo]) -> str:
 
 
 def graph(
-    settings: Settings, wanted: str, device_spec: str, form: str, as_json: bool, general: bool
+    terminal: Terminal,
+    settings: Settings,
+    wanted: str,
+    device_spec: str,
+    form: str,
+    as_json: bool,
+    general: bool,
 ) -> None:
     """Print a form of the training step for an RGB picture of a size; JSON gives its figures."""
     width, height = parse_size(wanted) or (0, 0)
     if as_json and form != "summary":
         raise UsageError("--json gives the step's figures only", hint="leave out --form or --json")
     device = open_device(device_spec)
+    _tell_precision(terminal, settings, device)
     program = pipeline.training_step(settings, device, width, height, 3, general)
     if as_json:
         figures = program.stages.figures() | {"note": program.stages.procedure.note}

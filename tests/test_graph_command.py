@@ -58,6 +58,12 @@ def test_numpy_has_no_kernels_to_time(imgmlp: Command) -> None:
     assert "NumPy" in imgmlp("graph", *SMALL, "--form", "times", check=6).stderr
 
 
+def test_half_precision_is_shown_where_there_are_matrix_units(imgmlp: Command) -> None:
+    done = imgmlp("graph", *SMALL, "--precision", "half", "--device", "numpy")
+    assert "has no matrix units for half precision: using float32" in done.stderr
+    assert done.stdout == imgmlp("graph", *SMALL, "--device", "numpy").stdout
+
+
 def test_what_the_general_scheduler_gives_has_the_same_figures(imgmlp: Command) -> None:
     general = imgmlp("graph", *SMALL, "--json", "--general").stdout
     assert json.loads(general).keys() == json.loads(imgmlp("graph", *SMALL, "--json").stdout).keys()
