@@ -237,6 +237,15 @@ def test_a_network_that_is_too_good_for_a_quality_makes_room_for_a_smaller_one(
     assert found.metrics["parameters"] == min(tried)
 
 
+def test_the_smallest_network_is_priced_and_enlarged_by_the_weights_that_it_has() -> None:
+    """As if it had one weight, bits were so dear that it answered with one colour, to the end."""
+    device = open_device("numpy")
+    encoder = _Encoder(Picture(small_pixels()), Target("psnr", 30), SHORT, device, None, Watch())
+    encoder.resize(-40.0)
+    assert encoder.weights == encoder._shape().parameters
+    assert encoder.resize(2.0)
+
+
 def test_a_run_that_was_stopped_in_a_later_attempt_knows_the_earlier_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

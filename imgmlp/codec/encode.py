@@ -182,11 +182,13 @@ class _Encoder:
     def resize(self, missing: float) -> bool:
         """Have enough weights for so many dB more, but no more than pixels; fewer if it is below 0.
 
-        Returns whether that makes it another network.
+        Never fewer than the smallest network has, as it would be priced and enlarged as if it had
+        so few. Returns whether that makes it another network.
         """
         before = self._shape()
         wanted = target.more_weights(self.weights, missing + MARGIN)
-        self.weights = min(max(wanted, 1.0), self.most)
+        least = target.network_shape(1.0, self.picture.channels).parameters
+        self.weights = min(max(wanted, least), self.most)
         return self._shape() != before
 
     def _shape(self) -> Shape:
