@@ -20,7 +20,7 @@ from imgmlp import facts, files
 from imgmlp import image as pictures
 from imgmlp.codec import compact, container, npz, pipeline, target
 from imgmlp.codec import encode as encoder
-from imgmlp.codec.config import PRESETS, Weights
+from imgmlp.codec.config import PRESETS, Weights, check_size
 from imgmlp.codec.encode import Effort, Encoded, Watch
 from imgmlp.codec.pipeline import Progress, Trained
 from imgmlp.engine import DeviceInfo, list_devices, open_device
@@ -121,6 +121,8 @@ def decode(
 
     Raises ImgmlpError.
     """
+    if size is not None:
+        check_size(*size)
     if _is_archive(file):
         weights = _weights(file)
         pixels = pipeline.decode(weights, open_device(device), size)

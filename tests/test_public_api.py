@@ -112,6 +112,13 @@ def test_a_compact_file_is_decoded_from_its_name_or_its_bytes() -> None:
         imgmlp.decode(b"neither", device="numpy")
 
 
+@pytest.mark.parametrize("size", [(0, 3), (3, -1), (2**15, 2**15)])
+def test_a_size_that_no_picture_has_is_refused(size: tuple[int, int]) -> None:
+    path = ROOT / "tests" / "golden" / "gray.imlp"
+    with pytest.raises(imgmlp.ImgmlpError, match=f"{size[0]}x{size[1]}"):
+        imgmlp.decode(path, size=size, device="numpy")
+
+
 def test_a_picture_may_be_a_file_an_image_or_an_array(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     image = Image.fromarray(small_pixels(1)[:, :, 0])
