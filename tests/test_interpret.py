@@ -31,7 +31,7 @@ from imgmlp.engine.graph import (
     move,
     reduce,
 )
-from imgmlp.engine.interpret import TABLE, evaluate, lowbias32
+from imgmlp.engine.interpret import TABLE, evaluate, lowbias32, most_bytes
 from imgmlp.engine.op import CONTROL, LOAD, Op
 
 
@@ -189,3 +189,17 @@ def test_values_are_freed_once_nobody_needs_them() -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 4 * start.size * 4  # bytes; there are 40 values
+
+
+def test_the_most_bytes_at_once_are_counted_before() -> None:
+    """Of three values in a row two are needed at a time; views and Buffers add nothing."""
+    x, held = leaf(np.ones((500, 400)), f32)
+    turned = move(Op.PERMUTE, x, (1, 0))
+    total = reduce(Op.SUM, (turned + turned) * turned * turned, (0, 1))
+    one = 500 * 400 * 4
+    assert 2 * one <= most_bytes([total]) <= 2 * one + 4
+    tracemalloc.start()
+    evaluate([total], held)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak >= most_bytes([total])

@@ -217,14 +217,15 @@ def numpy_info(spec: str = "numpy") -> DeviceInfo:
         name=f"interpreter{spec.removeprefix('numpy').replace(':', ' of ')}",
         kind="numpy",
         compute_units=os.cpu_count() or 1,
-        memory=_host_memory(),
+        memory=host_memory(),
         local_memory=0,
         driver=np.__version__,
         version=np.__version__,
     )
 
 
-def _host_memory() -> int:
+def host_memory() -> int:
+    """Bytes of memory in this machine, 0 if the system does not say."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not on this system

@@ -14,7 +14,7 @@ import numpy as np
 from imgmlp.engine.dtype import DType
 from imgmlp.engine.flow import Body
 from imgmlp.engine.graph import Buffer, Node, toposort
-from imgmlp.engine.op import Op
+from imgmlp.engine.op import CONTROL, LOAD, MOVEMENT, Op
 
 Array = np.ndarray[Any, Any]
 
@@ -80,6 +80,10 @@ TABLE: dict[Op, Callable[..., Any]] = {
 }
 
 
+# Values that are nothing of their own in memory, or are counted elsewhere.
+VIEWS = (MOVEMENT - {Op.PAD}) | CONTROL | (LOAD - {Op.IOTA}) | {Op.FUNCTION, Op.CONTIGUOUS}
+
+
 def numpy_dtype(dtype: DType, wide: bool) -> np.dtype[Any]:
     return np.dtype(np.float64) if wide and dtype.is_float else np.dtype(dtype.np)
 
@@ -90,6 +94,23 @@ def evaluate(
     """The values of the roots, given those of the Buffers they read."""
     with np.errstate(all="ignore"):
         return _evaluate(roots, {}, values, wide)
+
+
+def most_bytes(roots: Sequence[Node]) -> int:
+    """Bytes of all values that `evaluate` holds at once, at the least: views count as nothing."""
+    order = toposort(roots, _always_needed)
+    dead = _dead_after(order, roots, {})
+    now = most = 0
+    for node in order:
+        now += _own_bytes(node)
+        most = max(most, now)
+        now -= sum(map(_own_bytes, dead.get(node, ())))
+    return most
+
+
+def _own_bytes(node: Node) -> int:
+    """What a Node's value takes beside those that it is computed from."""
+    return 0 if node.op in VIEWS else node.size * node.dtype.itemsize
 
 
 def _evaluate(

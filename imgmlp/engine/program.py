@@ -20,8 +20,8 @@ from imgmlp.engine.device import AnyDevice, Device
 from imgmlp.engine.emulate import run_procedure
 from imgmlp.engine.emulate_uops import run_code
 from imgmlp.engine.graph import Buffer, Node, toposort
-from imgmlp.engine.host import Allocation, Form, NumpyDevice, Pending
-from imgmlp.engine.interpret import evaluate
+from imgmlp.engine.host import Allocation, Form, NumpyDevice, Pending, host_memory
+from imgmlp.engine.interpret import evaluate, most_bytes
 from imgmlp.engine.kernel import Block, Resident, Update
 from imgmlp.engine.launch import KernelHandle, Launch
 from imgmlp.engine.op import Op
@@ -241,9 +241,17 @@ class Program:
             for position in self.stages.procedure.order():
                 run_code(self.stages.codes[position], memory)
 
+    @cached_property
+    def _most_bytes(self) -> int:
+        return most_bytes([value for _, value in self.updates])
+
     def _interpret_nodes(self) -> None:
         states = [state for state, _ in self.updates]
         roots = [value for _, value in self.updates]
+        if 0 < host_memory() < self._most_bytes:  # else the system might end the process
+            problem = f"the values of a step take {self._most_bytes:,} bytes at once"
+            hint = "use a smaller picture, batch or network"
+            raise OutOfMemoryError(f"{problem}, this machine has {host_memory():,}", hint=hint)
         held = {n.arg: host_view(n.arg) for n in toposort(roots) if n.op is Op.BUFFER}
         values = [v.copy() for v in evaluate(roots, held)]
         for state, value in zip(states, values, strict=True):
