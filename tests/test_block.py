@@ -158,6 +158,20 @@ def test_lanes_have_their_values_in_registers(features: int, stores: int) -> Non
     assert REGISTERS // 4 < sum(most) <= REGISTERS
 
 
+def test_lanes_beyond_a_tile_load_nothing() -> None:
+    """Of 64 rows of 12 features each lane has two times four, the last lanes but once. The last
+    tile's places are the last ones in memory: whoever looked further would be told."""
+    device = open_device("numpy:uops-group")
+    device.info = replace(device.info, compute_units=1)
+    table, weight = filled(device, 50, 12), filled(device, 12, 7)
+    places = np.random.default_rng(1).integers(0, 50, 256).astype(np.int32)
+    rows = table.gather(Tensor(places, device))
+    outputs = gradients(((rows * 2) @ weight).square().sum(), weight)
+    (block,) = blocks(Program(device, outputs, []).stages.procedure)
+    assert (block.tiles, block.rows) == (4, 64)
+    check(device, outputs)
+
+
 @pytest.mark.parametrize(("hidden", "once"), [(64, True), (72, False)])
 def test_sums_that_lanes_keep_to_the_end_are_stored_once(hidden: int, once: bool) -> None:
     """A tile's sums of more than 64 columns are not kept: they are added to memory, from zero."""
