@@ -22,8 +22,8 @@ from typing import Any
 from examples import transformer
 from imgmlp.codec import fit, pipeline
 from imgmlp.codec.config import PRESETS
-from imgmlp.engine import AnyDevice, Program, open_device, stages
-from imgmlp.engine import device as opencl
+from imgmlp.engine import AnyDevice, Program, compiler, open_device
+from imgmlp.engine.device import opencl
 
 PICTURE = 512, 512, 3
 REPLAYS = 200  # steps, of which the host's work is measured
@@ -90,7 +90,7 @@ def figures(step: str, spec: str) -> dict[str, float]:
     device = open_device(spec)
     module = fit if step.startswith("mlp") else transformer
     compiling, build = Clock(module, "compile"), Clock(device, "build")
-    passes = {name: Clock(stages, name) for name in PASSES}
+    passes = {name: Clock(compiler, name) for name in PASSES}
     compiling.function = alone(compiling.function, build, *passes.values())
     program = make(step, device)
     program.run(2)  # some drivers compile at the first launch

@@ -24,7 +24,7 @@ from torch import nn
 
 from examples.transformer import BATCHES, Sizes, Sorter, compile_step, draw, losses
 from imgmlp.engine import AnyDevice, Tensor, open_device
-from imgmlp.engine.nn import LayerNorm, Linear, TransformerEncoder
+from imgmlp.engine.frontend.nn import LayerNorm, Linear, TransformerEncoder
 
 COMPARED = 20  # steps
 TOLERANCE = 1e-4

@@ -10,8 +10,8 @@ import sys
 import numpy as np
 
 from imgmlp.engine import AnyDevice, Tensor, compile, open_device
-from imgmlp.engine.access import Access
-from imgmlp.engine.symbolic import Expr, Var
+from imgmlp.engine.ir.access import Access
+from imgmlp.engine.ir.symbolic import Expr, Var
 
 
 def bounds(text: str, x: Expr, wanted: tuple[int, int]) -> None:

@@ -2,7 +2,7 @@
 """Small programs that together need every kind of kernel, at sizes that divide nothing.
 
 Each is a function of a device. What a new instruction or building block does belongs here:
-tests/test_simulator.py notices when one is missing.
+tests/engine/codegen/test_simulator.py notices when one is missing.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from imgmlp.codec.config import PRESETS
 from imgmlp.codec.features import encoding
 from imgmlp.codec.fit import TrainingStep
 from imgmlp.engine import AnyDevice, Program, Tensor, compile, cond, dtype, loop, nn, optim
-from imgmlp.engine.graph import Buffer, buffer
-from imgmlp.engine.uops import Lanes
+from imgmlp.engine.ir.graph import Buffer, buffer
+from imgmlp.engine.ir.uops import Lanes
 
 Array = np.ndarray[Any, Any]
 Make = Callable[[AnyDevice], Program]
@@ -47,7 +47,7 @@ def outputs(f: Callable[..., Any], *arrays: Array) -> Make:
 
 
 def with_gradients(case: Case) -> Make:
-    """A case of tests/test_ops.py and the gradients of all its inputs."""
+    """A case of tests/engine/frontend/test_ops.py and the gradients of all its inputs."""
 
     def both(*tensors: Tensor) -> dict[str, Tensor]:
         y = case.tensors(*tensors)

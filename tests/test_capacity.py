@@ -43,7 +43,7 @@ def general(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def grains(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small allocations are looked for too."""
-    monkeypatch.setattr("imgmlp.engine.device.LARGE", 1)
+    monkeypatch.setattr("imgmlp.engine.device.opencl.LARGE", 1)
 
 
 def test_the_largest_that_fits_is_found() -> None:
@@ -75,7 +75,7 @@ def test_a_batch_that_does_not_fit_is_refused_with_the_largest_that_does() -> No
         settings = replace(SMALL, batch=batch)
         return memory_needed(lambda d: pipeline.training_step(settings, d, 31, 24, 3), device).total
 
-    left = device.room().total
+    left = device.free_memory().total
     assert needed(batch) <= left < needed(batch * 51 // 50)
     trained = pipeline.train(Picture(pixels), replace(SMALL, batch=batch), small_device(100 * KILO))
     assert trained.stopped is None
@@ -165,7 +165,7 @@ def test_numpy_refuses_what_this_machine_has_no_memory_for(
     picture: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The system would end the process: nothing else says that there is too little."""
-    monkeypatch.setattr("imgmlp.engine.program.host_memory", lambda: 1000)
+    monkeypatch.setattr("imgmlp.engine.runtime.program.host_memory", lambda: 1000)
     chosen = replace(SMALL, batch=64)
     outputs = picture.parent / "w.npz", picture.parent / "w.png", None
     with pytest.raises(OutOfMemoryError, match=r"bytes at once, this machine has 1,000"):

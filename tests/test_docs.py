@@ -42,10 +42,12 @@ def test_every_link_leads_to_what_it_names(path: Path) -> None:
 
 
 def test_a_link_that_leads_nowhere_is_noticed() -> None:
-    text = "[a](missing.py) [`Expr`](imgmlp/engine/symbolic.py) [Xpr](imgmlp/engine/symbolic.py)"
+    text = (
+        "[a](missing.py) [`Expr`](imgmlp/engine/ir/symbolic.py) [Xpr](imgmlp/engine/ir/symbolic.py)"
+    )
     assert faults(text, ROOT) == [
         "missing.py does not exist",
-        "imgmlp/engine/symbolic.py does not define Xpr",
+        "imgmlp/engine/ir/symbolic.py does not define Xpr",
     ]
 
 

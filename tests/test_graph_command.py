@@ -7,7 +7,7 @@ import json
 import pytest
 from conftest import Command
 
-from imgmlp.engine.stages import FORMS
+from imgmlp.engine.compiler import FORMS
 
 SMALL = ("--batch", "50", "--hidden", "8", "--layers", "1", "--features", "8", "--size", "31x24")
 

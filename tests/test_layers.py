@@ -1,7 +1,7 @@
 """Imports point one way, heavy or dangerous modules stay where they belong: read with `ast`.
 
 The order of the rooms is that of ORDER: a module imports only what stands before it. A new
-module gets its place there. Nothing before engine.host knows what it will run on.
+module gets its place there. Nothing before engine.device.base knows what it will run on.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "imgmlp"
 ORDER = """
     errors kernels
-    engine.misuse engine.dtype engine.op engine.symbolic engine.view engine.access
-    engine.graph engine.listing engine.flow engine.grad engine.interpret
-    engine.simplify engine.local engine.kernel engine.indices engine.place engine.state
-    engine.merge engine.rowfusion engine.schedule engine.uops engine.rows engine.head engine.rooms
-    engine.nearby engine.tile engine.partial engine.block engine.fuse engine.resident
-    engine.lowering engine.maps engine.rowwise engine.products engine.linearize engine.memory
-    engine.matrixunits engine.productcalls engine.neighbours
-    engine.vectors engine.formulas engine.render engine.stages engine.watch engine.emulate
-    engine.emulate_loops engine.emulate_products engine.emulate_uops
-    engine.host engine.debug engine.cache engine.failure engine.launch engine.device
-    engine.discover engine.sketch engine.program engine.operands engine.elementwise engine.movement
-    engine.reduction engine.random engine.step engine.tensor engine.raw engine.control
-    engine.function engine.transfer engine.nn engine.optim
-    engine.poison engine.check engine
+    engine.ir engine.device engine.oracle engine.passes engine.tiling engine.lowering engine.codegen engine.runtime engine.frontend
+    engine.ir.usage_errors engine.ir.dtype engine.ir.op engine.ir.symbolic engine.ir.view engine.ir.access
+    engine.ir.graph engine.ir.printer engine.ir.control_flow engine.frontend.autograd engine.oracle.interpret
+    engine.passes.simplify engine.ir.local_memory engine.ir.kernel engine.ir.index_values engine.passes.materialize engine.passes.in_place
+    engine.passes.merge engine.passes.row_fusion engine.passes.schedule engine.ir.uops engine.tiling.batch_axis engine.tiling.prologue engine.tiling.tile_memory
+    engine.tiling.staging engine.tiling.tile engine.tiling.partial_sums engine.tiling.block engine.passes.horizontal_fusion engine.passes.persistent
+    engine.lowering.expressions engine.lowering.map_kernels engine.lowering.row_kernels engine.lowering.matmul_kernels engine.lowering.linearize engine.passes.memory_plan
+    engine.codegen.matrix_units engine.codegen.matmul_calls engine.codegen.vector_access
+    engine.codegen.register_vectors engine.codegen.c_syntax engine.codegen.render engine.compiler engine.oracle.sanitizer engine.oracle.emulate_kernels
+    engine.oracle.emulate_loops engine.oracle.emulate_matmul engine.oracle.emulate_uops
+    engine.device.base engine.runtime.debug engine.device.kernel_cache engine.device.driver_errors engine.device.launch engine.device.opencl
+    engine.device.discover engine.runtime.dry_run engine.runtime.program engine.frontend.operands engine.frontend.elementwise engine.frontend.movement
+    engine.frontend.reduction engine.frontend.random engine.frontend.tracing engine.frontend.tensor engine.frontend.raw_kernel engine.frontend.control
+    engine.frontend.function engine.frontend.transfer engine.frontend.nn engine.frontend.optim
+    engine.runtime.poison engine.frontend.device_check engine
     files image
     codec codec.checkpoint codec.config codec.features codec.distribution codec.entropy
     codec.container codec.quantize codec.network codec.settle codec.npz codec.model codec.capacity
@@ -41,11 +42,11 @@ ORDER = """
     commands encoding api pil imgmlp cli __main__
 """.split()  # noqa: SIM905
 # Modules that are among the engine's public names.
-ENGINE_PARTS = {"engine.dtype", "engine.nn", "engine.optim"}
+ENGINE_PARTS = {"engine.ir.dtype", "engine.frontend.nn", "engine.frontend.optim"}
 # Other people's packages, and the modules that may import them; those not named are free.
 RESERVED = {
-    "pyopencl": {"engine.device"},
-    "platformdirs": {"engine.cache"},
+    "pyopencl": {"engine.device.opencl"},
+    "platformdirs": {"engine.device.kernel_cache"},
     "typer": {"cli"},
     "rich": {"terminal"},
     "PIL": {"image", "api", "pil"},
@@ -169,25 +170,28 @@ def test_the_order_names_no_module_twice() -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("engine.dtype", "from imgmlp.engine.graph import Node"),
-        ("engine.view", "from imgmlp.engine import graph"),
-        ("engine.view", "from . import tensor"),
-        ("engine.view", "from .tensor import Tensor"),
-        ("engine.grad", "import imgmlp.engine.tensor"),
-        ("engine.schedule", "from imgmlp.engine.device import Device"),
-        ("engine.host", "from imgmlp.engine.device import Device"),
-        ("engine.interpret", "from imgmlp.engine import device"),
-        ("engine.render", "if TYPE_CHECKING:\n    from imgmlp.engine.device import Device"),
-        ("engine.tensor", "import pyopencl as cl"),
-        ("engine.tensor", "from imgmlp.codec.config import Settings"),
-        ("engine.tensor", "from imgmlp.image import psnr"),
-        ("codec.fit", "from imgmlp.engine.tensor import Tensor"),
+        ("engine.ir.dtype", "from imgmlp.engine.ir.graph import Node"),
+        ("engine.ir.view", "from imgmlp.engine import graph"),
+        ("engine.ir.view", "from ..frontend import tensor"),
+        ("engine.ir.view", "from ..frontend.tensor import Tensor"),
+        ("engine.frontend.autograd", "import imgmlp.engine.frontend.tensor"),
+        ("engine.passes.schedule", "from imgmlp.engine.device.opencl import Device"),
+        ("engine.device.base", "from imgmlp.engine.device.opencl import Device"),
+        ("engine.oracle.interpret", "from imgmlp.engine import device"),
+        (
+            "engine.codegen.render",
+            "if TYPE_CHECKING:\n    from imgmlp.engine.device.opencl import Device",
+        ),
+        ("engine.frontend.tensor", "import pyopencl as cl"),
+        ("engine.frontend.tensor", "from imgmlp.codec.config import Settings"),
+        ("engine.frontend.tensor", "from imgmlp.image import psnr"),
+        ("codec.fit", "from imgmlp.engine.frontend.tensor import Tensor"),
         ("codec.fit", "from imgmlp.engine import tensor"),
         ("codec.fit", "import pyopencl"),
         ("codec.config", "from imgmlp.codec.pipeline import train"),
         ("codec.pipeline", "from imgmlp.terminal import Terminal"),
         ("image", "from imgmlp.codec.config import MAX_PIXELS"),
-        ("commands", "from imgmlp.engine.discover import diagnose"),
+        ("commands", "from imgmlp.engine.device.discover import diagnose"),
         ("commands", "from imgmlp.cli import app"),
         ("cli", "import numpy as np"),
         ("cli", "from imgmlp import commands, image\ndef f():\n    import json"),
@@ -213,9 +217,12 @@ def test_a_wrong_arrow_is_noticed(module: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("engine.tensor", "from imgmlp.engine.grad import gradient\nimport numpy as np"),
-        ("engine.tensor", "from imgmlp.engine import dtype as dt, graph"),
-        ("engine.device", "import pyopencl"),
+        (
+            "engine.frontend.tensor",
+            "from imgmlp.engine.frontend.autograd import gradient\nimport numpy as np",
+        ),
+        ("engine.frontend.tensor", "from imgmlp.engine import dtype as dt, graph"),
+        ("engine.device.opencl", "import pyopencl"),
         ("engine", "from imgmlp.engine import nn"),
         ("codec.fit", "from imgmlp.engine import Tensor, dtype, optim"),
         ("cli", "def f():\n    from imgmlp import commands"),

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from imgmlp.engine import Device, Tensor, compile, cond, loop, open_device
-from imgmlp.engine.kernel import render_procedure
-from imgmlp.engine.listing import render_nodes, render_tree
-from imgmlp.engine.op import Op
-from imgmlp.engine.uops import render_uops
+from imgmlp.engine.ir.kernel import render_procedure
+from imgmlp.engine.ir.op import Op
+from imgmlp.engine.ir.printer import render_nodes, render_tree
+from imgmlp.engine.ir.uops import render_uops
 
 PAGE = (Path(__file__).parent.parent / "docs" / "engine.md").read_text("utf-8")
 

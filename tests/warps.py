@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from imgmlp.engine import Program
-from imgmlp.engine import program as engine_program
-from imgmlp.engine.uops import Code
-from imgmlp.engine.watch import Memory
+from imgmlp.engine.ir.uops import Code
+from imgmlp.engine.oracle.sanitizer import Memory
+from imgmlp.engine.runtime import program as engine_program
 
 COMPILER = shutil.which("g++")
 REPLACED = ("multiply", "half_of", "halves_2", "word_at")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from imgmlp.engine import AnyDevice, Need, NumpyDevice, Room, memory_needed
+from imgmlp.engine import AnyDevice, FreeMemory, Need, NumpyDevice, memory_needed
 from imgmlp.errors import OutOfMemoryError
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ def explain(
     """
     if device.lost or isinstance(device, NumpyDevice):
         return error
-    room = device.room()
+    room = device.free_memory()
     try:
         need = memory_needed(build, device)
     except OutOfMemoryError:  # refused before anything was planned: it says why
@@ -77,7 +77,7 @@ def smaller_picture(width: int, height: int, build: Callable[[int, int, AnyDevic
     )
 
 
-def _advice(way: Way, device: AnyDevice, room: Room) -> str:
+def _advice(way: Way, device: AnyDevice, room: FreeMemory) -> str:
     count = largest(partial(_fits, way, device, room), way.now)
     return f"{way.advice(count)}, or " if count else ""
 
@@ -94,12 +94,12 @@ def largest(fits: Callable[[int], bool], most: int) -> int:
     return low
 
 
-def _fits(way: Way, device: AnyDevice, room: Room, count: int) -> bool:
+def _fits(way: Way, device: AnyDevice, room: FreeMemory, count: int) -> bool:
     try:
         return memory_needed(partial(way.build, count), device).fits(room)
     except OutOfMemoryError:
         return False
 
 
-def _bytes(amount: Need | Room) -> str:
+def _bytes(amount: Need | FreeMemory) -> str:
     return f"{amount.total:,} bytes ({amount.at_once:,} at once)"

@@ -1,19 +1,20 @@
 """The OpenCL autograd engine: lazy Tensors, gradients, compiled and replayed steps."""
 
-from imgmlp.engine import dtype, nn, optim
-from imgmlp.engine.check import Finding, check_device, missing_drivers
-from imgmlp.engine.control import cond, loop
-from imgmlp.engine.device import AnyDevice, Device
-from imgmlp.engine.discover import list_devices, open_device
-from imgmlp.engine.function import Context, Function
-from imgmlp.engine.host import DeviceInfo, NumpyDevice, Room
-from imgmlp.engine.program import Program
-from imgmlp.engine.raw import RawKernel, compare
-from imgmlp.engine.sketch import Need, memory_needed
-from imgmlp.engine.step import compile
-from imgmlp.engine.tensor import Tensor
-from imgmlp.engine.transfer import Feeder, Receiver
-from imgmlp.engine.uops import Precision
+from imgmlp.engine.device.base import DeviceInfo, FreeMemory, NumpyDevice
+from imgmlp.engine.device.discover import list_devices, open_device
+from imgmlp.engine.device.opencl import AnyDevice, Device
+from imgmlp.engine.frontend import nn, optim
+from imgmlp.engine.frontend.control import cond, loop
+from imgmlp.engine.frontend.device_check import Finding, check_device, missing_drivers
+from imgmlp.engine.frontend.function import Context, Function
+from imgmlp.engine.frontend.raw_kernel import RawKernel, compare
+from imgmlp.engine.frontend.tensor import Tensor
+from imgmlp.engine.frontend.tracing import compile
+from imgmlp.engine.frontend.transfer import Feeder, Receiver
+from imgmlp.engine.ir import dtype
+from imgmlp.engine.ir.uops import Precision
+from imgmlp.engine.runtime.dry_run import Need, memory_needed
+from imgmlp.engine.runtime.program import Program
 
 __all__ = [
     "AnyDevice",
@@ -22,6 +23,7 @@ __all__ = [
     "DeviceInfo",
     "Feeder",
     "Finding",
+    "FreeMemory",
     "Function",
     "Need",
     "NumpyDevice",
@@ -29,7 +31,6 @@ __all__ = [
     "Program",
     "RawKernel",
     "Receiver",
-    "Room",
     "Tensor",
     "check_device",
     "compare",

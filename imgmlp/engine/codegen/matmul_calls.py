@@ -1,0 +1,105 @@
+"""OpenCL C around kernels/product_one.cl and kernels/product_group.cl: calls for a product's tile.
+
+What matrix units need around theirs stands in matrix_units.py. This module knows neither loops
+nor what becomes of a tile's elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from imgmlp.engine.codegen.matrix_units import at_most
+from imgmlp.engine.codegen.matrix_units import product as on_matrix_units
+from imgmlp.engine.ir.dtype import DType
+from imgmlp.engine.ir.uops import GPU_LANES, NARROW, VECTOR, Code, Lanes, Product, U, UOp
+
+
+@dataclass(frozen=True)
+class ProductCalls:
+    """The text of one kernel's instructions about products, each instruction by its number."""
+
+    code: Code
+    lanes: Lanes
+    factors: DType | None  # as what matrix units have their elements; None: there are none
+    vectors: set[int]  # values of NARROW columns each
+
+    def product(self, i: int, u: UOp) -> Iterator[str]:
+        p: Product = u.arg
+        if p.registers:
+            yield from self._in_registers(i, u)
+            return
+        rows, columns = at_most(p.tile_rows, p.rows), at_most(p.tile_columns, p.columns)
+        left = f"data{u.src[0]} + {p.left.render('/')}, {p.left_row}, {p.left_inner}"
+        right = _right(u.src[1], p)
+        sizes = f"{rows}, {columns}, {p.inner}"
+        if self.lanes == "one":
+            yield f"float v{i}[{p.tile_rows * VECTOR}] __attribute__((aligned(64)));"
+            kind = "direct" if p.direct else "packed"
+            yield f"tile_product_{kind}(v{i}, {left}, {right}, {sizes});"
+        elif self.factors:
+            yield from on_matrix_units(self.code, u)
+        else:
+            tile = f"v{u.src[2]}"
+            factors = f"{left}, {int(p.left_aligned)}, {right}, {int(p.right_aligned)}"
+            yield f"{tile}_sums += tile_product_{p.name}({tile}, room, {factors}, {sizes});"
+
+    def _in_registers(self, i: int, u: UOp) -> Iterator[str]:
+        """A product whose tile is in registers, or where variables index it, in memory."""
+        p: Product = u.arg
+        left, right = u.src[:2]
+        shape, rows = f"{p.tile_rows}, {p.tile_columns // NARROW}", p.tile_rows
+        a = f"data{left} + {p.left.render('/')}, {p.left_row}, {p.left_inner}"
+        b = f"__private, v{right}, {p.tile_columns}"
+        if self.code.uops[right].op is U.GLOBAL:
+            b = f"__global, data{right} + {p.right.render('/')}, {p.right_inner}"
+        limit = str(rows) if p.rows is None else p.rows.render("/")
+        users = (e for e, other in enumerate(self.code.uops) if other.op is U.ELEMENT)
+        vectors = all(e in self.vectors for e in users if self.code.uops[e].src == (i,))
+        name = f"v{i}" if vectors else f"sums{i}"
+        yield f"PRODUCT({shape}, {name}, {a}, {b}, {limit}, {p.inner})"
+        if not vectors:
+            yield f"TO_MEMORY({shape}, v{i}, {name})"
+
+    def tile(self, i: int, u: UOp) -> str:
+        """What a lane has of the tile of its group."""
+        rows, columns = u.arg
+        sums = f"v{i}_sums[4] = {{0.f}}" if self.factors else f"v{i}_sums = 0.f"
+        return f"float v{i}[{rows * columns // GPU_LANES}] = {{0.f}}, {sums};"
+
+    def spread(self, u: UOp) -> str:
+        return f"spread_{u.arg.name}(room, v{u.src[0]});"
+
+    def panel(self, i: int, u: UOp) -> Iterator[str]:
+        p: Product = u.arg
+        columns, width = at_most(p.tile_columns, p.columns), p.tile_columns
+        yield f"float v{i}[{p.inner * width}] __attribute__((aligned(64)));"
+        yield f"pack_panel(v{i}, {_right(u.src[0], p)}, {columns}, {width}, {p.inner});"
+
+    def columns(self, i: int, u: UOp) -> Iterator[str]:
+        p: Product = u.arg
+        if self.factors:
+            yield f"tile_columns_{p.name}(columns, v{u.src[1]}_sums);"
+            yield f"const float v{i}[1] = {{columns[get_local_id(0)]}};"
+        elif self.lanes == "group":
+            yield f"const float v{i}[1] = {{v{u.src[1]}_sums}};"
+        else:
+            columns = at_most(p.tile_columns, p.columns)
+            yield f"float v{i}[{VECTOR}] __attribute__((aligned(64)));"
+            yield f"column_sums(v{i}, {_right(u.src[0], p)}, {columns}, {p.inner});"
+
+    def element(self, i: int, u: UOp) -> str:
+        """Where an element of a tile is, or a vector of them."""
+        name = f"v{u.src[0]}"
+        if len(u.arg) == 3:
+            return f"{name}[{u.arg[2].render('/')}]"
+        row, column = u.arg
+        if self.lanes == "group":
+            return f"room[{row.render('/')} * TILE_PITCH + {column.render('/')}]"
+        cell = f"{row} * {self.code.uops[u.src[0]].arg.tile_columns} + {column}"
+        return f"{name}[({cell}) / {NARROW}]" if i in self.vectors else f"{name}[{cell}]"
+
+
+def _right(data: int, p: Product) -> str:
+    """The right factor, as the arguments of a call."""
+    return f"data{data} + {p.right.render('/')}, {p.right_inner}, {p.right_column}"

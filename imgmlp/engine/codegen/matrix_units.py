@@ -1,0 +1,111 @@
+"""OpenCL C around kernels/product_matrix.cl: local memory, its elements, and calls of products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from imgmlp.engine.ir.dtype import DType, f32
+from imgmlp.engine.ir.local_memory import LocalBuffer
+from imgmlp.engine.ir.symbolic import Const, Expr
+from imgmlp.engine.ir.uops import Code, Product, U, UOp
+from imgmlp.engine.tiling.staging import LOCAL, SLICE
+
+SIDES = ("left", "right")
+SLICED = 64  # inner elements that are some of the kernel's DEPTH
+
+
+def at_most(size: int, left: Expr | None) -> str:
+    """How many rows or columns a tile has, of `size` if it is not the last one."""
+    if left is None or isinstance(left, Const):
+        return str(size if left is None else min(size, left.value))
+    return f"({left.render('/')} < {size} ? {left.render('/')} : {size})"
+
+
+def element(code: Code, data: int, offset: Expr) -> Expr:
+    """The index of an element in a GLOBAL or a ROOM."""
+    room = code.uops[data].arg
+    return room.cell(offset) if isinstance(room, LocalBuffer) else offset
+
+
+def rooms(code: Code) -> Iterator[str]:
+    """Declarations of the local memory of a kernel's ROOMs."""
+    for i, u in enumerate(code.uops):
+        if u.op is U.ROOM and u.dtype is not None:
+            yield from _declared(f"data{i}", u.dtype.cl, u.arg.cells)
+
+
+def slices(code: Code, stored: DType) -> Iterator[str]:
+    """Those of factors that pass through it, and of column sums that lanes exchange."""
+    for name in _passing(code):
+        yield from _declared(f"{name}_slice", stored.cl, SLICE // stored.itemsize)
+    if any(u.op is U.COLUMNS for u in code.uops):
+        yield "__local float columns[LANES];"
+
+
+def _declared(name: str, kind: str, size: int) -> Iterator[str]:
+    """Without an extension there are pointers to half only, no variables."""
+    memory = f"{'ushort' if kind == 'half' else kind} {name}_memory[{size}]"
+    yield f"__local {memory} __attribute__((aligned(16)));"
+    yield f"__local {kind} *const {name} = (__local {kind} *){name}_memory;"
+
+
+def product(code: Code, u: UOp) -> Iterator[str]:
+    """A product of what is in local memory, comes there slice by slice, or stays where it is."""
+    p: Product = u.arg
+    rows, columns = at_most(p.tile_rows, p.rows), at_most(p.tile_columns, p.columns)
+    sides = (
+        (p.left, p.left_row, p.left_inner, p.left_aligned, max(16, p.tile_rows), rows),
+        (p.right, p.right_column, p.right_inner, p.right_aligned, p.tile_columns, columns),
+    )
+    passing = _passing(code)
+    staged, factors = [], []
+    for name, data, side in zip(SIDES, u.src, sides, strict=False):
+        begin, step, inner, aligned, width, count = side
+        first, room = begin.render("/"), code.uops[data]
+        along = int(inner == 1)
+        if room.op is U.ROOM:
+            along = int(inner == 1 or (inner == 0 and step != 1))  # one element's stride is 0
+            place = f"{first} + first * {inner}, {room.arg.pitch}"
+            factors.append(f"near((uint)(size_t)data{data}, {place}, {along})")
+        elif name in passing:
+            place = f"0, DEPTH, {along}" if along else f"0, TILE, {along}"
+            factors.append(f"near((uint)(size_t){name}_slice, {place})")
+            source = f"data{data} + {first} + first * {inner}, {step}, {inner}, {int(aligned)}"
+            sizes = f"{count}, {p.inner} - first"
+            staged.append(f"load_slice({name}_slice, {width}, {source}, {sizes});")
+        else:
+            factors.append(f"far(data{data} + {first} + first * {inner}, {step}, {inner})")
+    wait = ["barrier(CLK_LOCAL_MEM_FENCE);"] if staged else []
+    sums = f"v{u.src[2]}, v{u.src[2]}_sums, {int(p.summed)}"
+    depth = f"min(DEPTH, {p.inner} - first)" if p.inner % SLICED else "DEPTH"
+    sizes = f"{rows}, {columns}, {depth}"
+    yield "#pragma unroll 1"
+    yield f"for (int first = 0; first < {p.inner}; first += DEPTH) {{"
+    yield from (*wait, *staged, *wait)
+    yield f"tile_product_{p.name}({sums}, {', '.join(factors)}, {sizes});"
+    yield "}"
+
+
+def _passing(code: Code) -> list[str]:
+    """Sides whose factors pass through local memory if they do not lie there: if it has room.
+
+    In float32 groups with several tiles read matrices where they are: the cache has them then.
+    """
+    products = [u for u in code.uops if u.op is U.PRODUCT]
+    wanted = [
+        name
+        for side, name in enumerate(SIDES)
+        if any(code.uops[u.src[side]].op is U.GLOBAL for u in products)
+    ]
+    lefts = [code.uops[u.src[0]] for u in products]
+    near = all(left.op is U.ROOM and left.dtype is f32 for left in lefts)
+    if near and _has_several_tiles(code):
+        return []
+    taken = sum(u.arg.room for u in code.uops if u.op is U.ROOM)
+    return wanted if taken + SLICE * len(wanted) <= LOCAL else []
+
+
+def _has_several_tiles(code: Code) -> bool:
+    """Whether this is a block whose groups have more than one tile."""
+    loops = {u.arg.name: u.arg.count for u in code.uops if u.op is U.RANGE}
+    return "tile" in loops and loops["tile"] > loops["group"]

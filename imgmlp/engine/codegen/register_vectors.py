@@ -1,0 +1,111 @@
+"""Which instructions run on eight neighbouring columns of a product's tile at once.
+
+Compilers are good at loops over arrays in memory; a tile that is to stay in registers needs
+vectors that are written as such. That is done where a tile's columns meet nothing but plain
+arithmetic on float32 or int32 and neighbours in memory; anything else goes column by column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from imgmlp.engine.ir.dtype import bool_, f32, i32
+from imgmlp.engine.ir.op import Op
+from imgmlp.engine.ir.symbolic import ONE, Expr, Var
+from imgmlp.engine.ir.uops import Code, Product, Range, U, UOp
+
+ARITHMETIC = {Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.NEG, Op.MULACC, Op.MAX, Op.LT, Op.EXP2}
+LOGIC = {Op.AND, Op.OR, Op.XOR}
+WHOLE = {Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.MAX, Op.LT, Op.EQ, Op.SHL, Op.SHR} | LOGIC
+NUMBERS = {f32, i32}
+
+
+def in_vectors(code: Code) -> tuple[set[int], set[int]]:
+    """RANGEs over columns that can take eight at once, and the values in them that are vectors."""
+    ranges: set[int] = set()
+    vectors: set[int] = set()
+    for begin, end in _columns(code):
+        found = _vectors(code, begin, end)
+        if found is not None:
+            ranges.add(begin)
+            vectors |= found
+    return ranges, vectors
+
+
+def _columns(code: Code) -> Iterator[tuple[int, int]]:
+    """RANGEs over all columns of a tile in registers, each with its END."""
+    for i, u in enumerate(code.uops):
+        if u.op is U.RANGE and u.arg.kind == "column" and u.arg.limit is None:
+            ends = (j for j in range(i + 1, len(code.uops)) if code.uops[j].op in (U.END, U.RANGE))
+            end = next(ends)
+            if code.uops[end].op is U.END:
+                yield i, end
+
+
+def _vectors(code: Code, begin: int, end: int) -> set[int] | None:
+    """The vectors among the instructions of a loop; None if it needs one that has none."""
+    loop: Range = code.uops[begin].arg
+    column = Var(loop.name, 0, loop.count - 1)
+    stores = [u for u in code.uops[begin:end] if u.op in (U.STORE, U.ADD)]
+    written = {(u.src[0], u.arg) for u in stores}
+    vectors: set[int] = set()
+    for i in range(begin + 1, end):
+        u = code.uops[i]
+        if not _fits(code, u, column, vectors, written):
+            return None
+        follows = any(s in vectors for s in u.src)
+        along = u.op is U.LOAD and column in u.arg[0].variables()
+        if u.op is U.ELEMENT or along or (u.op is U.ALU and follows):
+            vectors.add(i)
+    return vectors
+
+
+def _fits(
+    code: Code, u: UOp, column: Var, vectors: set[int], written: set[tuple[int, Expr]]
+) -> bool:
+    """Whether an instruction has a form for vectors, or stays the same for all columns."""
+    if u.op is U.ELEMENT:
+        tile: Product = code.uops[u.src[0]].arg
+        return tile.registers
+    if u.op is U.LOAD:
+        offset, valid = u.arg
+        plain = u.dtype in NUMBERS and valid is ONE and len(u.src) == 1
+        other = any(data == u.src[0] and place is not offset for data, place in written)
+        return plain and _beside(offset, column) and not other
+    if u.op in (U.STORE, U.ADD):
+        plain = code.uops[u.src[0]].dtype in NUMBERS and len(u.src) == 2
+        return plain and column in u.arg.variables() and _beside(u.arg, column)
+    if u.op is not U.ALU:
+        return u.op is U.CONST
+    operands = [code.uops[s].dtype for s in u.src]
+    if u.arg is Op.WHERE:
+        return u.dtype in NUMBERS
+    if u.arg in LOGIC and u.dtype is bool_:
+        return all(s in vectors for s in u.src)
+    if u.arg is Op.CAST:
+        return u.dtype in NUMBERS and operands[0] in NUMBERS
+    if all(kind is i32 for kind in operands):
+        return u.arg in WHOLE
+    return u.arg in ARITHMETIC and all(kind is f32 for kind in operands)
+
+
+def _beside(offset: Expr, column: Var) -> bool:
+    """Whether neighbouring columns are neighbours in memory, or all the same."""
+    return column not in offset.variables() or column not in (offset - column).variables()
+
+
+def around_registers(code: Code) -> set[int]:
+    """RANGEs around products in registers, to count in 64 bits.
+
+    Of many loops LLVM needs long to see that 32 bits do not overflow.
+    """
+    opened: list[int] = []
+    found: set[int] = set()
+    for i, u in enumerate(code.uops):
+        if u.op is U.RANGE:
+            opened.append(i)
+        elif u.op is U.END:
+            opened.pop()
+        elif u.op is U.PRODUCT and u.arg.registers:
+            found.update(opened)
+    return found

@@ -1,0 +1,368 @@
+"""UOps to OpenCL C 1.2: with c_syntax.py, matmul_calls.py, matrix_units.py and vector_access.py the
+only place that writes it.
+
+What instructions cannot say stands in kernels/*.cl and is called from here. Vectors come
+from the driver's compiler, out of innermost loops, and from the product's building block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from importlib import resources
+
+from imgmlp.engine.codegen.c_syntax import (
+    TURN_PARAMETERS,
+    exchanged,
+    join,
+    literal,
+    operation,
+    phase,
+    register,
+    turn_after_turn,
+)
+from imgmlp.engine.codegen.matmul_calls import ProductCalls
+from imgmlp.engine.codegen.matrix_units import element, rooms, slices
+from imgmlp.engine.codegen.register_vectors import around_registers, in_vectors
+from imgmlp.engine.codegen.vector_access import Neighbours
+from imgmlp.engine.ir.dtype import DType, bool_, f16
+from imgmlp.engine.ir.op import Op
+from imgmlp.engine.ir.symbolic import Const, Expr
+from imgmlp.engine.ir.uops import (
+    FACTORS,
+    GPU_LANES,
+    GPU_TILE,
+    NARROW,
+    VECTOR,
+    Code,
+    Lanes,
+    Multiply,
+    Range,
+    U,
+    UOp,
+)
+
+SIZES = "".join(
+    f"#define {name} {size}\n"
+    for name, size in {
+        "VECTOR": VECTOR, "NARROW": NARROW, "TILE": GPU_TILE, "LANES": GPU_LANES,
+    }.items()
+)  # fmt: skip
+
+
+@cache
+def building_block(name: str) -> str:
+    """The text of kernels/`name`.cl."""
+    return resources.files("imgmlp.kernels").joinpath(f"{name}.cl").read_text("utf-8")
+
+
+def render(
+    codes: Sequence[Code], lanes: Lanes, multiply: Multiply = "float32"
+) -> tuple[str, list[str]]:
+    """One source with all kernels, and the name of the function that each of them calls.
+
+    Products that are not of lanes' float32 are for groups on NVIDIA's matrix units.
+
+    Kernels that differ in their buffers only share a function: layers repeat, and PoCL 3
+    keeps 128 functions loaded and loads the others again, 50 us, at every launch.
+    """
+    used = {u.op for c in codes for u in c.uops}
+    product = "product_matrix" if multiply in FACTORS else f"product_{lanes}"
+    products = U.PRODUCT in used
+    wanted = {"scalar": True, "reduce": U.GROUP in used}
+    wanted |= {"factor": products and lanes == "group", product: products}
+    wanted["resident"] = any(c.turns for c in codes)
+    factor = FACTORS.get(multiply)
+    sizes = "" if factor is None else f"#define FACTOR_BYTES {factor.itemsize}\n"
+    heads = [SIZES + sizes, *(building_block(b) for b, needed in wanted.items() if needed)]
+    functions: dict[tuple[str, str], str] = {}  # text around the name -> name
+    writers = [_Writer(c, lanes, multiply) for c in codes]
+    names = [functions.setdefault(w.parts(), f"imgmlp_{w.code.name}") for w in writers]
+    texts = (f"{before}{name}{after}" for (before, after), name in functions.items())
+    return "\n".join([*heads, *texts]), names
+
+
+def _index(expr: Expr) -> str:
+    return expr.render("/")
+
+
+class _Writer:
+    """One kernel's text."""
+
+    def __init__(self, code: Code, lanes: Lanes, multiply: Multiply) -> None:
+        self.code, self.lanes = code, lanes
+        self.factors = FACTORS.get(multiply)  # as what matrix units have their elements
+        self.lines: list[str] = []
+        self.columns, self.vectors = in_vectors(code)  # loops and values, NARROW columns each
+        self.around = around_registers(code)
+        self.products = ProductCalls(code, lanes, self.factors, self.vectors)
+        self.opened: list[tuple[int, int]] = []  # loops, and the line where the body of each begins
+        self.group = "get_group_id(0)"  # number of the running group, in a phase its unit's
+        self.groups: str | None = None  # count of those that share what follows; None: all
+        self.neighbours: Neighbours | None = None  # whose loop is open
+
+    def parts(self) -> tuple[str, str]:
+        """The text before the kernel's name and after it."""
+        parameters = list(TURN_PARAMETERS) if self.code.turns else []
+        for i, u in enumerate(self.code.uops):
+            if u.op is U.GLOBAL:
+                parameters.append((self.code.buffers.index(u.arg[0]), self._parameter(i, u)))
+        signature = ", ".join(p for _, p in sorted(parameters))
+        local = self.code.local_size
+        self._locals()
+        if self.code.turns:
+            self.lines += turn_after_turn(self.code.turns)
+        for i, u in enumerate(self.code.uops):
+            getattr(self, f"_{u.op.name.lower()}")(i, u)
+        if self.code.turns:
+            self.lines.append("}")
+        head = f"__kernel __attribute__((reqd_work_group_size({local}, 1, 1)))\nvoid "
+        body = "\n".join("  " + line for line in self.lines)
+        return head, f"({signature}) {{\n{body}\n}}\n"
+
+    def _locals(self) -> None:
+        """Local memory may only be declared at the top of a kernel."""
+        if self.lanes == "one":
+            return
+        products = any(u.op is U.PRODUCT for u in self.code.uops)
+        if products and not self.factors:
+            self.lines.append("__local float room[TILE_ROOM] __attribute__((aligned(16)));")
+        self.lines += [
+            *rooms(self.code),
+            *(slices(self.code, self.factors) if self.factors else ()),
+        ]
+        self.lines += exchanged(self.code)
+
+    def _parameter(self, i: int, u: UOp) -> str:
+        storage, written = u.arg
+        constant = "" if written else "const "
+        return f"__global {constant}{storage.dtype.cl} *restrict data{i}"
+
+    def _declare(self, i: int, u: UOp, value: str) -> None:
+        assert u.dtype is not None
+        kind = register(u.dtype)
+        if i in self.vectors:
+            kind = f"int{NARROW}" if u.dtype is bool_ else f"{kind}{NARROW}"
+        self.lines.append(f"const {kind} v{i} = {value};")
+
+    # --- one method an instruction ---
+
+    def _global(self, i: int, u: UOp) -> None:
+        pass
+
+    def _room(self, i: int, u: UOp) -> None:
+        pass
+
+    def _range(self, i: int, u: UOp) -> None:
+        loop: Range = u.arg
+        if loop.kind == "phase":
+            self._phase(i, loop)
+            return
+        n, name = loop.count, loop.name
+        limit = f" && {name} < {_index(loop.limit)}" if loop.limit is not None else ""
+        stride, loop_over = self.code.local_size, f"for (int {name}"
+        once = n <= stride and self.factors  # no loop to NVIDIA's compiler then; PoCL mistakes it
+        step = f"= {n}" if once else f"+= {stride}"
+        lane = f"{loop_over} = get_local_id(0); {name} < {n}{limit}; {name} {step}) {{"
+        if n == stride and not limit:
+            lane = f"{{ const int {name} = get_local_id(0);"
+        group, item, share = self.group, "get_global_id(0)", f"share_{{}}({n})"
+        if loop.kind == "member":
+            self.groups = "groups"
+        elif self.groups:
+            group = "group" if self.groups == "groups" else group
+            item = f"{group} * {stride} + get_local_id(0)"
+            share = f"{{}}_of({n}, {group}, {self.groups})"
+        begin, end = share.format("begin"), share.format("end")
+        kind = "long" if i in self.around else "int"
+        opening = {
+            "member": self._member(loop, group),
+            "share": f"for ({kind} {name} = {begin}; {name} < {end}; ++{name}) {{",
+            "item": f"const int {name} = {item}; if ({name} < {n}) {{",
+            "group": f"{{ const int {name} = {group};",
+            "lane": lane,
+        }.get(loop.kind, f"for ({kind} {name} = 0; {name} < {n}{limit}; ++{name}) {{")
+        if self.lanes == "group":
+            self.neighbours = Neighbours.of(self.code, i)
+        in_registers = n <= VECTOR and (self.lanes == "group" or self._accumulates(i))
+        if loop.kind == "vector" and not limit and in_registers:
+            self.lines.append("#pragma unroll")  # so that accumulators are in registers
+        if i not in self.columns and not self._has_vectors(i):
+            self.lines.append(opening)
+        self.opened.append((i, len(self.lines)))
+
+    def _phase(self, i: int, loop: Range) -> None:
+        """The groups of a launch that a unit of a phase stands for."""
+        self.lines += phase(loop, self.code.turns)
+        self.opened.append((i, len(self.lines)))
+        self.group, self.groups = "unit", "units"
+
+    def _member(self, loop: Range, group: str) -> str:
+        """What the groups of a member do; all items of a group take the same way."""
+        end = loop.first + loop.count
+        own = f"const int group = {group} - {loop.first}, groups = {loop.count};"
+        return f"if ({group} >= {loop.first} && {group} < {end}) {{ {own}"
+
+    def _accumulates(self, i: int) -> bool:
+        """Whether the innermost loop that begins here adds to accumulators."""
+        uops = self.code.uops
+        end = next(j for j in range(i, len(uops)) if uops[j].op is U.END)
+        return any(u.op is U.ACCUMULATE for u in uops[i:end])
+
+    def _has_vectors(self, i: int) -> bool:
+        """Whether these are rows of a tile whose columns go in vectors."""
+        if self.code.uops[i].arg.kind != "row":
+            return False
+        inner = (j for j in range(i + 1, len(self.code.uops)) if self.code.uops[j].op is U.RANGE)
+        return next(inner, -1) in self.columns
+
+    def _guard(self, i: int, u: UOp) -> None:
+        self.lines.append(f"if ({'!' if u.arg else ''}v{u.src[0]}) return;")
+
+    def _end(self, i: int, u: UOp) -> None:
+        begin, first = self.opened.pop()
+        if self.neighbours is not None:
+            first -= 2  # before the loop and how it is to be unrolled
+            self.lines[first:first] = self.neighbours.declared
+            self.lines += ["}", *self.neighbours.stores]
+            self.neighbours = None
+        elif begin in self.columns or self._has_vectors(begin):
+            self.lines[first:] = self._written_out(begin, self.lines[first:])
+        else:
+            self.lines.append("}")
+
+    def _written_out(self, begin: int, body: list[str]) -> list[str]:
+        """A tile's row for each of its vectors, or all rows: what is no loop stays in registers."""
+        loop: Range = self.code.uops[begin].arg
+        if begin in self.columns:
+            places = range(0, loop.count, NARROW)
+            return [s for n in places for s in (f"{{ const int {loop.name} = {n};", *body, "}")]
+        guard = "" if loop.limit is None else f"if ({loop.name} < {_index(loop.limit)}) "
+        macro = [f"#define ROW{begin}({loop.name}, ...) {guard}{{", *body, "}"]
+        return [*" \\\n".join(macro).split("\n"), f"REPEAT({loop.count}, ROW{begin}, )"]
+
+    def _const(self, i: int, u: UOp) -> None:
+        assert u.dtype is not None
+        self._declare(i, u, literal(u.arg, u.dtype))
+
+    def _index(self, i: int, u: UOp) -> None:
+        self._declare(i, u, _index(u.arg))
+
+    def _define(self, i: int, u: UOp) -> None:
+        self.lines.append(f"const int {u.arg} = (int)v{u.src[0]};")
+
+    def _load(self, i: int, u: UOp) -> None:
+        offset, valid = u.arg
+        data = f"data{u.src[0]}"
+        where = _index(element(self.code, u.src[0], offset))
+        half = self.code.uops[u.src[0]].dtype is f16
+        value = f"vload_half({where}, {data})" if half else f"{data}[{where}]"
+        if self.neighbours is not None:
+            value = self.neighbours.load(u.src[0], offset, valid != Const(1)) or value
+        if i in self.vectors:
+            value = f"*(__global const {self._vector(u.dtype)} *)({data} + {where})"
+        if valid != Const(1):
+            value = f"({_index(valid)}) ? {value} : ({register(u.dtype)})0"
+        self._declare(i, u, value)
+
+    def _store(self, i: int, u: UOp) -> None:
+        data, value = u.src[:2]
+        where = _index(element(self.code, data, u.arg))
+        if self.neighbours and (kept := self.neighbours.store(data, u.arg, value)):
+            self.lines.append(kept)
+        elif self.code.uops[data].dtype is f16:
+            self.lines.append(f"vstore_half_rte(v{value}, {where}, data{data});")
+        else:
+            self.lines.append(f"{self._place(data, u.arg, value)} = v{value};")
+
+    def _place(self, data: int, offset: Expr, value: int) -> str:
+        """Where a value is stored, which is several elements if the value is a vector."""
+        if value in self.vectors:
+            kind = self._vector(self.code.uops[data].dtype)
+            return f"*(__global {kind} *)(data{data} + {_index(offset)})"
+        return f"data{data}[{_index(element(self.code, data, offset))}]"
+
+    def _vector(self, dtype: DType | None) -> str:
+        """The type of neighbours in memory, wherever they begin."""
+        return f"unaligned_{register(dtype)}{NARROW}"
+
+    def _add(self, i: int, u: UOp) -> None:
+        data, value = u.src[:2]
+        self.lines.append(f"{self._place(data, u.arg, value)} += v{value};")
+
+    def _prefetch(self, i: int, u: UOp) -> None:
+        offset, written = u.arg
+        self.lines.append(f"fetch_early(data{u.src[0]} + {_index(offset)}, {int(written)});")
+
+    def _barrier(self, i: int, u: UOp) -> None:
+        self.lines.append("barrier(CLK_GLOBAL_MEM_FENCE | CLK_LOCAL_MEM_FENCE);")
+
+    def _alu(self, i: int, u: UOp) -> None:
+        args = [f"v{s}" for s in u.src]
+        assert u.dtype is not None
+        if i in self.vectors and u.arg in (Op.WHERE, Op.MAX):
+            numbers = range(int(u.arg is Op.WHERE), len(args))
+            for s in (s for s in numbers if u.src[s] not in self.vectors):
+                args[s] = f"({register(u.dtype)}{NARROW}){args[s]}"
+        if i in self.vectors and u.arg is Op.CAST:
+            self._declare(i, u, f"to_{register(u.dtype)}{NARROW}({args[0]})")
+            return
+        operand = self.code.uops[u.src[-1]].dtype
+        assert operand is not None
+        self._declare(i, u, operation(u.arg, args, operand, u.dtype))
+
+    def _acc(self, i: int, u: UOp) -> None:
+        count, start = u.arg
+        assert u.dtype is not None
+        self.lines.append(f"{register(u.dtype)} v{i}[{count}];")
+        if start is not None:
+            value = literal(start, u.dtype)
+            self.lines.append(f"for (int a = 0; a < {count}; ++a) v{i}[a] = {value};")
+
+    def _local(self, i: int, u: UOp) -> None:
+        pass
+
+    def _accumulate(self, i: int, u: UOp) -> None:
+        op, lane = u.arg
+        cell = f"v{u.src[0]}[{_index(lane)}]"
+        self.lines.append(f"{cell} = {join(op, cell, f'v{u.src[1]}')};")
+
+    def _keep(self, i: int, u: UOp) -> None:
+        self.lines.append(f"v{u.src[0]}[{_index(u.arg)}] = v{u.src[1]};")
+
+    def _combine(self, i: int, u: UOp) -> None:
+        acc = u.src[0]
+        count = self.code.uops[acc].arg[0]
+        assert u.dtype is not None
+        step = join(u.arg, f"v{i}", f"v{acc}[a]")
+        self.lines.append(f"{register(u.dtype)} v{i} = v{acc}[0];")
+        self.lines.append(f"for (int a = 1; a < {count}; ++a) v{i} = {step};")
+
+    def _lane(self, i: int, u: UOp) -> None:
+        own = self.lanes == "group" and self.code.uops[u.src[0]].op is U.COLUMNS
+        self._declare(i, u, f"v{u.src[0]}[{'0' if own else _index(u.arg)}]")
+
+    def _group(self, i: int, u: UOp) -> None:
+        op, results = u.arg
+        name = "sum" if op is Op.SUM else "max"
+        assert u.dtype is not None
+        kind, sizes = register(u.dtype), f"{self.code.local_size}, {results}"
+        self._declare(i, u, f"group_{name}_{kind}(scratch_{kind}, v{u.src[0]}, {sizes})")
+
+    def _product(self, i: int, u: UOp) -> None:
+        self.lines += self.products.product(i, u)
+
+    def _tile(self, i: int, u: UOp) -> None:
+        self.lines.append(self.products.tile(i, u))
+
+    def _spread(self, i: int, u: UOp) -> None:
+        self.lines.append(self.products.spread(u))
+
+    def _panel(self, i: int, u: UOp) -> None:
+        self.lines += self.products.panel(i, u)
+
+    def _columns(self, i: int, u: UOp) -> None:
+        self.lines += self.products.columns(i, u)
+
+    def _element(self, i: int, u: UOp) -> None:
+        self._declare(i, u, self.products.element(i, u))

@@ -1,0 +1,463 @@
+"""OpenCL devices: memory, kernels and an in-order queue, with errors a user can act on.
+
+This is the only module that imports pyopencl. It knows nothing of tensors, graphs or networks:
+it is given OpenCL C as text, sizes in bytes and preset arguments, and it launches them at the
+lowest cost that Python allows.
+
+PoCL, the CPU driver, compiles a kernel twice: ``clBuildProgram`` makes LLVM bitcode, and the
+first launch of each (kernel, local size, small or large grid) makes machine code on the driver's
+own thread, where a failure ends the process. Both steps write one cache directory that all
+processes share, so both happen here under one file lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from imgmlp.engine.device.base import (
+    ALIGN,
+    Allocation,
+    DeviceInfo,
+    FreeMemory,
+    Kind,
+    NumpyDevice,
+    Pending,
+    Usage,
+    check_fits,
+    check_slice,
+    check_source,
+    check_target,
+    counted,
+)
+from imgmlp.engine.device.driver_errors import build_failure, does_not_fit, failure, lost, no_room
+from imgmlp.engine.device.kernel_cache import choose_cache, current, has_room, locked
+from imgmlp.engine.device.launch import Event, KernelHandle, Launch
+from imgmlp.errors import DeviceError, OutOfMemoryError
+
+# pyopencl's own cache of generated call wrappers; this module never calls through them.
+os.environ.setdefault("PYOPENCL_NO_CACHE", "1")
+
+try:
+    import pyopencl as _pyopencl
+except ImportError as _error:  # no pyopencl, or no libOpenCL that it could load
+    cl: Any = None
+    _import_failure: str | None = str(_error)
+else:
+    cl = _pyopencl
+    _import_failure = None
+
+MATRIX_UNITS = 8  # compute capability from which NVIDIA's multiply halves as we ask them to
+COARSEST_ALIGN = 1 << 16  # bytes; packing to coarser offsets saves little
+LARGE = 1 << 20  # bytes of an allocation that is used at once, to see that it is there
+_BYTE = np.zeros(1, np.uint8)
+# The platform whose driver (580.159) crashes when parts of an allocation are released that kernels
+# have used and that overlap without being the same.
+LOSES_PARTS = "NVIDIA CUDA"
+
+
+class Device:
+    """One OpenCL device with an in-order queue: what is enqueued runs in that order."""
+
+    def __init__(self, handle: Any, info: DeviceInfo):
+        self.info = info
+        self.lanes: Literal["one", "group"] = "group" if info.kind == "gpu" else "one"
+        self.align: int = max(int(handle.mem_base_addr_align) // 8, ALIGN)  # bytes
+        self.max_allocation = int(handle.max_mem_alloc_size)  # bytes
+        self.has_matrix_units = _has_matrix_units(handle)
+        self.max_lanes = int(handle.max_work_group_size)  # work-items of a group
+        self._handle = handle
+        self._compiles_late = info.platform == "Portable Computing Language"
+        self._programs: dict[tuple[str, tuple[str, ...]], Any] = {}
+        self._compiled: set[tuple[object, ...]] = set()
+        with _running("opening the device"):
+            self._context = cl.Context([handle])
+            self._queue = cl.CommandQueue(self._context)
+        self._timing_queue: Any = None
+        self._lost: str | None = None  # what was being done when the queue failed
+        self.usage = Usage()
+        self.can_slice = info.platform != LOSES_PARTS and self._try_to_slice()
+        if not self.can_slice:
+            self.align = ALIGN
+
+    @property
+    def lost(self) -> bool:
+        """Whether its queue has failed, so that it does nothing any more."""
+        return self._lost is not None
+
+    @property
+    def joins_kernels(self) -> bool:
+        """Whether a launch may be of several kernels: PoCL 3 mistakes barriers of lanes inside of
+        loops and branches."""
+        return self.lanes == "one" or not self._compiles_late
+
+    @property
+    def keeps_groups(self) -> bool:
+        """Whether work-groups may stay for several steps: one may see at once what another one
+        stores, which OpenCL does not promise; PoCL's are threads of the host."""
+        return self.lanes == "one" and self._compiles_late
+
+    # Memory
+
+    def alloc(self, nbytes: int) -> Allocation:
+        """Reserve `nbytes` bytes of undefined content. Raises OutOfMemoryError."""
+        left = self.info.memory - self.usage.live_bytes
+        if nbytes > min(self.max_allocation, left):
+            raise does_not_fit(nbytes, self.max_allocation, self.info)
+        try:
+            flags = cl.mem_flags.READ_WRITE
+            buffer = cl.Buffer(self._context, flags, size=max(nbytes, self.align))
+            if nbytes >= LARGE:  # drivers may look for memory only when it is first used
+                cl.enqueue_copy(self._queue, buffer, _BYTE, is_blocking=False)
+        except cl.Error as error:
+            if _is_memory(error):
+                raise does_not_fit(nbytes, self.max_allocation, self.info) from error
+            raise _failure("allocating memory", error) from error
+        return counted(buffer, nbytes, self.usage)
+
+    def free_memory(self) -> FreeMemory:
+        """What alloc() would still give, found by asking, as others may use the device too.
+
+        Of less than LARGE nothing is known, and of the largest piece seven eighths of it at least.
+        """
+        held: list[Allocation] = []
+        size = min(self.max_allocation, self.info.memory)
+        while size >= LARGE:
+            try:
+                held.append(self.alloc(size))
+            except OutOfMemoryError:
+                size -= max(1, size // 8)
+        return FreeMemory(sum(a.nbytes for a in held), max((a.nbytes for a in held), default=0))
+
+    def _try_to_slice(self) -> bool:
+        """Whether parts of an allocation can be had, and without wasting most of it."""
+        if self.align > COARSEST_ALIGN:
+            return False
+        try:
+            whole = cl.Buffer(self._context, cl.mem_flags.READ_WRITE, size=2 * self.align)
+            whole.get_sub_region(self.align, self.align)
+        except cl.Error:
+            return False
+        return True
+
+    def slice(self, allocation: Allocation, offset: int, nbytes: int) -> Allocation:
+        """A view of `nbytes` bytes from `offset`, which must be a multiple of `align`."""
+        check_slice(allocation, offset, nbytes, self.align)
+        start = allocation.offset + offset
+        root = allocation.root
+        with _running("slicing an allocation"):
+            region = root.handle.get_sub_region(start, max(nbytes, 1))
+        return Allocation(region, nbytes, root, start)
+
+    def write(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> None:
+        """Copy a host array to the start of `allocation`; returns when it has been read."""
+        self.write_async(allocation, np.ascontiguousarray(array)).wait()
+
+    def write_async(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> Pending:
+        """As write(), after all queued work; `array` must not change until the Pending is done."""
+        check_source(allocation, array)
+        if not array.nbytes:
+            return Pending()
+        with self._queued("writing to the device"):
+            event = cl.enqueue_copy(self._queue, allocation.handle, array, is_blocking=False)
+            self._queue.flush()
+        return Event(event, self._queued, array)
+
+    def staging(self, shape: tuple[int, ...], kind: Any) -> np.ndarray[Any, Any]:
+        """A host array of undefined content for write_async(), pinned where the driver can."""
+        nbytes = math.prod(shape) * np.dtype(kind).itemsize
+        if not nbytes:
+            return np.empty(shape, kind)
+        flags = cl.mem_flags.READ_WRITE | cl.mem_flags.ALLOC_HOST_PTR
+        how = (cl.map_flags.READ | cl.map_flags.WRITE, 0, shape, kind)
+        try:
+            pinned = cl.Buffer(self._context, flags, size=nbytes)
+            return np.asarray(cl.enqueue_map_buffer(self._queue, pinned, *how)[0])
+        except cl.Error:
+            return np.empty(shape, kind)
+
+    def read(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> None:
+        """Fill a contiguous host array from the start of `allocation`, after all queued work."""
+        self.read_async(allocation, array).wait()
+
+    def read_async(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> Pending:
+        """As read(), but `array` holds the data only once the Pending is done."""
+        check_target(allocation, array)
+        if not array.nbytes:
+            return Pending()
+        with self._queued("reading from the device"):
+            event = cl.enqueue_copy(self._queue, array, allocation.handle, is_blocking=False)
+            self._queue.flush()
+        return Event(event, self._queued, array)
+
+    def copy(self, source: Allocation, target: Allocation) -> None:
+        """Enqueue a copy of all of `source` to the start of `target`; the two do not overlap."""
+        check_fits(target, source.nbytes)
+        if source.nbytes:
+            with self._queued("copying on the device"):
+                cl.enqueue_copy(self._queue, target.handle, source.handle, byte_count=source.nbytes)
+
+    # Kernels
+
+    def build(
+        self, source: str, names: Sequence[str], options: Sequence[str] = ()
+    ) -> dict[str, KernelHandle]:
+        """Compile OpenCL C, once for each source and options; the driver keeps it on disk.
+
+        Raises DeviceError with the compiler's log and the path of the saved source in its hint.
+        """
+        key = (source, tuple(options))
+        if key not in self._programs:
+            with self._cache_lock():
+                self._programs[key] = self._compile(source, options)
+        program = self._programs[key]
+        for name in names:
+            self._kernel(program, name)
+        return {name: KernelHandle(name, program) for name in names}
+
+    def parameters(self, kernel: KernelHandle) -> list[tuple[str, str]]:
+        """Type and name of each argument; empty where not built with -cl-kernel-arg-info."""
+        own, told = self._kernel(kernel.program, kernel.name), cl.kernel_arg_info
+        ask, places = own.get_arg_info, range(own.num_args)
+        try:
+            return [(ask(i, told.TYPE_NAME).replace(" ", ""), ask(i, told.NAME)) for i in places]
+        except cl.Error:
+            return [("", "")] * len(places)
+
+    def shortage(self, kernel: KernelHandle, lanes: int) -> str | None:
+        """What a kernel needs beyond what there is for a group of so many work-items, if so."""
+        own, told = self._kernel(kernel.program, kernel.name), cl.kernel_work_group_info
+        try:
+            local = int(own.get_work_group_info(told.LOCAL_MEM_SIZE, self._handle))
+            most = int(own.get_work_group_info(told.WORK_GROUP_SIZE, self._handle))
+        except cl.Error:  # nobody knows before it is launched
+            return None
+        where, there = self.info.describe(), self.info.local_memory
+        if local > there:
+            return f"{kernel.name} needs {local:,} bytes of local memory; {where} has {there:,}"
+        if most < lanes:
+            return f"{kernel.name} runs {lanes} work-items; {where} has registers for {most}"
+        return None
+
+    def bind(
+        self,
+        kernel: KernelHandle,
+        args: Sequence[Allocation | np.generic],
+        global_size: tuple[int, ...],
+        local_size: tuple[int, ...] | None,
+    ) -> Launch:
+        """Set the arguments, allocations and NumPy scalars, on a kernel object of its own.
+
+        Give `local_size`: without it PoCL compiles anew for every global size.
+        """
+        own = self._kernel(kernel.program, kernel.name)
+        if own.num_args != len(args):
+            raise DeviceError(
+                f"kernel {kernel.name} takes {own.num_args} arguments, {len(args)} were given",
+                hint="this is a fault in imgmlp; please report it",
+            )
+        with _running(f"setting the arguments of {kernel.name}"):
+            own.set_args(*(a.handle if isinstance(a, Allocation) else a for a in args))
+        return Launch(kernel, own, global_size, local_size, tuple(args))
+
+    def launch_all(self, launches: Sequence[Launch]) -> None:
+        """Enqueue launches in order and return at once."""
+        enqueue, queue = cl.enqueue_nd_range_kernel, self._queue
+        self._refuse_if_lost()
+        name = ""
+        try:
+            for launch in launches:
+                name = launch.name
+                if launch.compiled:
+                    enqueue(queue, launch.kernel, launch.global_size, launch.local_size)
+                else:
+                    self._launch_first(launch, queue)
+        except cl.Error as error:
+            raise self._failed(f"launching kernel {name}", error) from error
+
+    def time_launches(self, launches: Sequence[Launch]) -> list[float]:
+        """Run launches one by one and return the device's own time of each, in microseconds."""
+        self.finish()
+        if self._timing_queue is None:
+            flags = cl.command_queue_properties.PROFILING_ENABLE
+            self._timing_queue = cl.CommandQueue(self._context, properties=flags)
+        times: list[float] = []
+        for launch in launches:
+            with self._queued(f"timing kernel {launch.name}"):
+                event = self._launch_first(launch, self._timing_queue)
+                event.wait()
+                times.append((event.profile.end - event.profile.start) / 1000)
+        return times
+
+    def _launch_first(self, launch: Launch, queue: Any) -> Any:
+        """Launch and, where the driver compiles at the first launch, wait until it has."""
+        variant = (launch.program, launch.name, launch.global_size, launch.local_size)
+        late = self._compiles_late and variant not in self._compiled
+        with self._cache_lock() if late else contextlib.nullcontext():
+            event = cl.enqueue_nd_range_kernel(
+                queue, launch.kernel, launch.global_size, launch.local_size
+            )
+            if late:
+                queue.flush()
+                # PoCL reports a launch as running once its machine code is loaded.
+                while event.command_execution_status > cl.command_execution_status.RUNNING:
+                    time.sleep(1e-4)
+        self._compiled.add(variant)
+        launch.compiled = True
+        return event
+
+    # The queue
+
+    def flush(self) -> None:
+        """Hand queued work to the device without waiting."""
+        with self._queued("flushing the queue"):
+            self._queue.flush()
+
+    def finish(self) -> None:
+        """Wait until all queued work is done."""
+        with self._queued("finishing the queued work"):
+            self._queue.finish()
+
+    def marker(self) -> Pending:
+        """A point in the queue that is done once everything before it is."""
+        with self._queued("marking the queue"):
+            event = cl.enqueue_marker(self._queue)
+            self._queue.flush()
+        return Event(event, self._queued)
+
+    # What is private
+
+    @contextlib.contextmanager
+    def _queued(self, what: str) -> Iterator[None]:
+        self._refuse_if_lost()
+        try:
+            yield
+        except cl.Error as error:
+            raise self._failed(what, error) from error
+
+    def _failed(self, what: str, error: Any) -> DeviceError | OutOfMemoryError:
+        """The queue failed. There is no telling what it did before, so that all that follows is
+        refused: nobody takes the values of half a step for those of a step.
+        """
+        self._lost = what
+        return _failure(what, error)
+
+    def _refuse_if_lost(self) -> None:
+        if self._lost is not None:
+            raise lost(self._lost, self.info)
+
+    def _compile(self, source: str, options: Sequence[str]) -> Any:
+        for attempt in (1, 2):
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", cl.CompilerWarning)
+                    return cl.Program(self._context, source).build(options=["-w", *options])
+            except cl.Error as error:
+                # Only a broken cache mends by itself; a fault of the source comes back.
+                if attempt == 2:
+                    raise build_failure(source, str(error), self.info) from error
+        raise AssertionError("unreachable")
+
+    def _kernel(self, program: Any, name: str) -> Any:
+        try:
+            kernel = cl.Kernel(program, name)
+            _ = kernel.num_args  # NVIDIA's driver notices an unknown name only here
+        except cl.Error as error:
+            raise DeviceError(
+                f"the built program has no kernel {name}: {error}",
+                hint="this is a fault in imgmlp; please report it",
+            ) from error
+        return kernel
+
+    def _cache_lock(self) -> contextlib.AbstractContextManager[None]:
+        if not self._compiles_late:  # other drivers guard their caches themselves
+            return contextlib.nullcontext()
+        self.finish()  # so that nobody waits for our earlier work under the lock
+        place = current()
+        if place is None or not has_room(place):
+            raise no_room(place)
+        return locked(place / "imgmlp.lock")
+
+
+AnyDevice = Device | NumpyDevice
+
+
+# Finding devices
+
+
+def find() -> tuple[list[tuple[Any, DeviceInfo]], str | None]:
+    """OpenCL's devices with their descriptions, or why there are none."""
+    if cl is None:
+        return [], f"pyopencl cannot be loaded ({_import_failure})"
+    choose_cache()
+    try:
+        platforms = cl.get_platforms()
+    except cl.Error as error:
+        return [], f"the OpenCL loader finds no driver ({_status(error)})"
+    found: list[tuple[Any, DeviceInfo]] = []
+    refusals: list[str] = []
+    for p, platform in enumerate(platforms):
+        try:
+            handles = platform.get_devices()
+            found += [(h, _inspect(f"{p}:{d}", platform, h)) for d, h in enumerate(handles)]
+        except cl.Error as error:
+            refusals.append(f"{platform.name.strip()}: {_status(error)}")
+    return found, None if found else "; ".join(refusals) or "no driver offers a device"
+
+
+def _inspect(spec: str, platform: Any, handle: Any) -> DeviceInfo:
+    kinds: dict[int, Kind] = {cl.device_type.GPU: "gpu", cl.device_type.CPU: "cpu"}
+    kind: Kind = next((kind for bit, kind in kinds.items() if handle.type & bit), "other")
+    maker = platform.name.strip()
+    return DeviceInfo(
+        spec=spec,
+        platform=maker,
+        name=handle.name.strip(),
+        # Oclgrind says that it is of every kind, a GPU too; nobody wants to train on it.
+        kind="simulator" if maker == "Oclgrind" else kind,
+        compute_units=int(handle.max_compute_units),
+        memory=int(handle.global_mem_size),
+        local_memory=int(handle.local_mem_size),
+        driver=handle.driver_version.strip(),
+        version=handle.version.strip(),
+    )
+
+
+def _has_matrix_units(handle: Any) -> bool:
+    """Whether this is a GPU with matrix units that kernels/product_matrix.cl can use."""
+    try:
+        major = handle.get_info(cl.device_info.COMPUTE_CAPABILITY_MAJOR_NV)
+    except (cl.Error, AttributeError):  # not NVIDIA's
+        return False
+    return int(major) >= MATRIX_UNITS
+
+
+# Errors
+
+
+@contextlib.contextmanager
+def _running(what: str) -> Iterator[None]:
+    try:
+        yield
+    except cl.Error as error:
+        raise _failure(what, error) from error
+
+
+def _failure(what: str, error: Any) -> DeviceError | OutOfMemoryError:
+    return failure(what, _status(error), _is_memory(error))
+
+
+def _is_memory(error: Any) -> bool:
+    return isinstance(error, cl.MemoryError) or "OUT_OF_RESOURCES" in str(error)
+
+
+def _status(error: Any) -> str:
+    """OpenCL's name for what happened, as one line."""
+    return str(error).strip().splitlines()[0]

@@ -1,0 +1,165 @@
+"""Loops and choices as part of a step.
+
+What Python's own `for` and `if` cannot give: a loop whose body is compiled once and replayed,
+however many iterations there are, and a choice by a value that only the device knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import overload
+
+from imgmlp.engine.frontend.elementwise import common_device
+from imgmlp.engine.frontend.tensor import Tensor
+from imgmlp.engine.frontend.tracing import capture
+from imgmlp.engine.ir import control_flow, graph
+from imgmlp.engine.ir.dtype import bool_, i32
+from imgmlp.engine.ir.graph import kind_of
+from imgmlp.engine.ir.kernel import Update
+from imgmlp.engine.ir.usage_errors import misuse
+
+_depth = [0]  # loops around the one being built
+
+
+@overload
+def loop(count: int, body: Callable[[Tensor, Tensor], Tensor], initial: Tensor, /) -> Tensor: ...
+@overload
+def loop(
+    count: int,
+    body: Callable[..., Sequence[Tensor]],
+    first: Tensor,
+    second: Tensor,
+    /,
+    *rest: Tensor,
+) -> tuple[Tensor, ...]: ...
+def loop(
+    count: int, body: Callable[..., Tensor | Sequence[Tensor]], *initial: Tensor
+) -> Tensor | tuple[Tensor, ...]:
+    """What `count` iterations make of the initial values: one Tensor of one, a tuple of several.
+
+    `body(i, *carried)` is called once. It takes the number of the iteration (i32 of shape ()),
+    and the values carried from the one before; it returns as many, of the same shapes and
+    dtypes. It may use any Tensor from outside; what it computes of those alone is computed once,
+    before the loop. On a device, the kernels of the body are replayed `count` times.
+
+    Gradients go through all iterations, by unrolling them: that takes memory and operations
+    for each, and raises ValueError where those are too many. Taken inside of the body, as an
+    optimizer does, they are part of it and cost nothing more.
+
+    Raises TypeError or ValueError if the count is not a whole number from 0, or if the body
+    returns other shapes or dtypes or assigns a state.
+    """
+    _check_count(count)
+    if not initial or not all(isinstance(t, Tensor) for t in initial):
+        raise misuse(TypeError, "loop: needs Tensors to carry from iteration to iteration")
+    device = common_device(*initial)
+    depth = _depth[0]
+    index = control_flow.parameter(depth, 0, graph.const(0, i32))
+    carried = [control_flow.parameter(depth, 1 + i, t.node) for i, t in enumerate(initial)]
+    _depth[0] += 1
+    try:
+        with capture() as updates:
+            returned = body(*(Tensor(node, device) for node in (index, *carried)))
+    finally:
+        _depth[0] -= 1
+    found = _tensors("loop: the body", returned)
+    _check_carried(initial, found)
+    _check_assigned("loop: the body", updates)
+    starts, values = [t.node for t in initial], [t.node for t in found]
+    if index in graph.toposort(values):
+        starts, carried = [graph.const(0, i32), *starts], [index, *carried]
+        values = [index + 1, *values]
+    ends = control_flow.loop(count, depth, starts, carried, values)[-len(initial) :]
+    device = common_device(*initial, *found)
+    results = tuple(Tensor(node, device) for node in ends)
+    return results[0] if len(results) == 1 else results
+
+
+@overload
+def cond(
+    condition: Tensor, then: Callable[[], Tensor], otherwise: Callable[[], Tensor]
+) -> Tensor: ...
+@overload
+def cond(
+    condition: Tensor,
+    then: Callable[[], tuple[Tensor, ...]],
+    otherwise: Callable[[], tuple[Tensor, ...]],
+) -> tuple[Tensor, ...]: ...
+def cond(
+    condition: Tensor,
+    then: Callable[[], Tensor | tuple[Tensor, ...]],
+    otherwise: Callable[[], Tensor | tuple[Tensor, ...]],
+) -> Tensor | tuple[Tensor, ...]:
+    """What `then` returns if the condition is true on the device, or else what `otherwise` does.
+
+    The condition is a bool or integer Tensor of one element, true unless 0. Both functions are
+    called once, without arguments, and return a Tensor or a tuple of them, of the same shapes
+    and dtypes. Of what they compute, kernels run only for the chosen one; so they do for
+    gradients. What is needed elsewhere too, and in a loop what does not depend on carried
+    values, is computed in any case. For values that cost little, Tensor.where is quicker.
+
+    Raises TypeError for another condition, TypeError or ValueError if the results differ in
+    number, shape or dtype, or if a function assigns a state.
+    """
+    if not isinstance(condition, Tensor) or condition.dtype.is_float or condition.node.size != 1:
+        what = kind_of(condition.node) if isinstance(condition, Tensor) else repr(condition)
+        raise misuse(
+            TypeError, f"cond: the condition must be one bool or integer Tensor, not {what}"
+        )
+    with capture() as updates:
+        several = [then(), otherwise()]
+    first, second = (_tensors("cond: a function", returned) for returned in several)
+    _check_assigned("cond: a function", updates)
+    if len(first) != len(second):
+        raise misuse(ValueError, f"cond: {len(first)} values if true, but {len(second)} if not")
+    for i, (a, b) in enumerate(zip(first, second, strict=True)):
+        if (a.shape, a.dtype) != (b.shape, b.dtype):
+            raise misuse(
+                ValueError,
+                f"cond: value {i} is {kind_of(a.node)} if true and {kind_of(b.node)} if not; shape "
+                "and dtype must agree",
+            )
+    choice = condition.cast(bool_).reshape().node
+    device = common_device(condition, *first, *second)
+    pairs = zip(first, second, strict=True)
+    results = tuple(Tensor(control_flow.cond(choice, a.node, b.node), device) for a, b in pairs)
+    return results[0] if isinstance(several[0], Tensor) else results
+
+
+def _check_count(count: int) -> None:
+    if not isinstance(count, int) or isinstance(count, bool):
+        raise misuse(
+            TypeError,
+            f"loop: the count must be an int, known when the step is built, not {count!r}",
+        )
+    if count < 0:
+        raise misuse(ValueError, f"loop: {count} iterations; the count must not be negative")
+
+
+def _tensors(where: str, returned: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
+    found = tuple(returned) if isinstance(returned, tuple | list) else (returned,)
+    if not all(isinstance(t, Tensor) for t in found):
+        kinds = ", ".join(type(t).__name__ for t in found)
+        raise misuse(TypeError, f"{where} must return Tensors, not {kinds}")
+    return found
+
+
+def _check_assigned(where: str, updates: Sequence[Update]) -> None:
+    if updates:
+        raise misuse(
+            ValueError, f"{where} assigns a state; return the value, and assign the result"
+        )
+
+
+def _check_carried(initial: Sequence[Tensor], found: Sequence[Tensor]) -> None:
+    if len(found) != len(initial):
+        raise misuse(
+            ValueError, f"loop: the body takes {len(initial)} values, but returns {len(found)}"
+        )
+    for i, (before, after) in enumerate(zip(initial, found, strict=True)):
+        if (before.shape, before.dtype) != (after.shape, after.dtype):
+            raise misuse(
+                ValueError,
+                f"loop: value {i} enters the body as {kind_of(before.node)} and leaves it as "
+                f"{kind_of(after.node)}; shape and dtype must stay",
+            )

@@ -1,0 +1,250 @@
+"""Whether a device does what it should: a self-test of it against NumPy, and how to mend it.
+
+Each test is written twice, with Tensors and with plain NumPy, and is small enough that even
+a driver that compiles slowly is through in seconds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from imgmlp.engine.device.base import DeviceInfo
+from imgmlp.engine.device.discover import INSTALL_HINT, diagnose
+from imgmlp.engine.device.kernel_cache import is_private
+from imgmlp.engine.device.opencl import AnyDevice, Device
+from imgmlp.engine.frontend.optim import SGD
+from imgmlp.engine.frontend.tensor import Tensor
+from imgmlp.engine.frontend.tracing import compile
+from imgmlp.engine.ir.dtype import f32, u8
+from imgmlp.engine.runtime.program import Program
+from imgmlp.errors import ImgmlpError
+
+Array = np.ndarray[Any, Any]
+Twice = Mapping[str, tuple[Tensor, Array]]  # what is computed, and what NumPy makes of it
+
+TOLERANCE = 1e-5  # of the largest value: a hundred roundings of float32
+NVIDIA_LOADED = Path("/proc/driver/nvidia/version")
+RENDER_NODES = Path("/dev/dri")
+PROBE = """__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void imgmlp_probe(__global int *x) { x[0] = 6 * 7; }"""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one test of a device found; a `problem` may be one that only costs time."""
+
+    name: str
+    passed: bool = True
+    problem: str = ""
+    hint: str = ""
+
+
+def check_device(device: AnyDevice) -> list[Finding]:
+    """Test a device; never raises for what it finds. Without a compiler the rest is left out."""
+    found = [_tried("build", _build, device)]
+    if found[0].passed:
+        found += [_tried(name, test, device) for name, test in TESTS.items()]
+        if isinstance(device, Device) and is_private():
+            found.append(_NO_CACHE)
+    return found
+
+
+_NO_CACHE = Finding(
+    "kernel cache",
+    problem="there is no folder to keep compiled kernels in, so every start compiles them again",
+    hint="set POCL_CACHE_DIR or XDG_CACHE_HOME to a folder that can be written",
+)
+
+
+def _tried(name: str, test: Callable[[AnyDevice], str], device: AnyDevice) -> Finding:
+    info = device.info
+    try:
+        problem = test(device)
+    except ImgmlpError as error:
+        return Finding(name, False, str(error), f"{_update(info)}\n{error.hint}".strip())
+    except Exception as error:
+        return Finding(name, False, f"{type(error).__name__}: {error}", _update(info))
+    return Finding(name, not problem, problem, _update(info) if problem else "")
+
+
+def _update(info: DeviceInfo) -> str:
+    if info.kind == "numpy":
+        return "reinstall NumPy and imgmlp"
+    return f"update or reinstall {info.platform}'s driver ({info.driver}), or use another device"
+
+
+# What is tested; each returns what is wrong, or nothing
+
+
+def _build(device: AnyDevice) -> str:
+    """The compiler works, a kernel runs, and bytes come back."""
+    answer = np.array([42], np.int32)
+    allocation = device.alloc(answer.nbytes)
+    if isinstance(device, Device):
+        kernel = device.build(PROBE, ["imgmlp_probe"])["imgmlp_probe"]
+        device.launch_all([device.bind(kernel, [allocation], (1,), (1,))])
+    else:
+        device.write(allocation, answer)
+    found = np.zeros_like(answer)
+    device.read(allocation, found)
+    return _difference("a kernel's result", found, answer)
+
+
+def _elementwise(device: AnyDevice) -> str:
+    x = np.linspace(-3, 3, 1003, dtype=np.float32)
+    n = np.arange(-500, 503, dtype=np.int32)
+    a, k = Tensor(x, device), Tensor(n, device)
+    return _compared(
+        device,
+        {
+            "functions": (
+                a.exp() * a.sin() + (a.square() + 1).sqrt() / 3,
+                np.exp(x) * np.sin(x) + np.sqrt(x * x + 1) / 3,
+            ),
+            "choices": (Tensor.where(a < 1, a.abs(), -a), np.where(x < 1, np.abs(x), -x)),
+            "integers": ((k * 7 ^ (k >> 2)) % 13, (n * 7 ^ (n >> 2)) % 13),
+            "bytes": (k.cast(u8).cast(f32), n.astype(np.uint8).astype(np.float32)),
+        },
+    )
+
+
+def _reduction(device: AnyDevice) -> str:
+    n = np.arange(70 * 301, dtype=np.int32).reshape(70, 301) % 1001
+    k = Tensor(n, device)
+    x = k.cast(f32) * (1 / 1001)
+    return _compared(
+        device,
+        {
+            "sum of all": (k.sum(), n.sum(dtype=np.int32)),
+            "sum of rows": (x.sum(1), (n / 1001).sum(1)),
+            "sum of columns": (x.sum(0), (n / 1001).sum(0)),
+            "maximum": (k.max(1), n.max(1)),
+        },
+    )
+
+
+def _product(device: AnyDevice) -> str:
+    rng = np.random.default_rng(0)
+    a, b = (rng.uniform(-1, 1, s).astype(np.float32) for s in ((67, 130), (130, 35)))
+    x, y = Tensor(a, device), Tensor(b, device)
+    return _compared(
+        device,
+        {
+            "product": (x @ y, a @ b),
+            "product of transposes": (y.transpose() @ x.transpose(), (a @ b).T),
+        },
+    )
+
+
+def _gather(device: AnyDevice) -> str:
+    table = np.arange(50 * 6, dtype=np.float32).reshape(50, 6)
+    index = np.arange(200, dtype=np.int32) * 7 % 50
+    return _compared(
+        device, {"rows": (Tensor(table, device).gather(Tensor(index, device)), table[index])}
+    )
+
+
+def _random_numbers(device: AnyDevice) -> str:
+    def hashed(x: Array) -> Array:  # lowbias32
+        for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+            x = (x ^ (x >> shift)) * np.uint32(factor)
+        return np.asarray(x ^ (x >> 16))
+
+    seed = hashed(np.array([5 + 0x9E3779B9], np.uint32))
+    bits = hashed(hashed(np.arange(1000, dtype=np.uint32)) + seed)
+    return _compared(
+        device,
+        {
+            "bits": (Tensor.random_bits((1000,), 5, device), bits),
+            "uniform": (Tensor.uniform((1000,), 5, device), (bits >> 8) * 2.0**-24),
+        },
+    )
+
+
+def _training_step(device: AnyDevice) -> str:
+    """Three steps of gradient descent of two layers, each gradient written out by hand."""
+    rng = np.random.default_rng(1)
+    x, t, w, v = (  # [rows, 7], [rows, 3], [7, 9], [9, 3]
+        rng.uniform(-1, 1, s).astype(np.float32) for s in ((40, 7), (40, 3), (7, 9), (9, 3))
+    )
+    inputs, targets = Tensor(x, device), Tensor(t, device)
+    first, second = Tensor(w, device), Tensor(v, device)
+    optimizer = SGD([first, second], lr=0.01)
+
+    def step() -> dict[str, Tensor]:
+        error = ((inputs @ first).relu() @ second - targets).square().sum()
+        optimizer.step(error)
+        return {"first": first, "second": second, "error": error}
+
+    program = compile(step, device)
+    program.run(3)
+    for _ in range(3):
+        hidden = np.maximum(x @ w, 0)
+        off = hidden @ v - t
+        slope = 2 * off @ v.T * (hidden > 0)
+        w, v = w - 0.01 * x.T @ slope, v - 0.01 * hidden.T @ (2 * off)
+    return _first_difference(program, {"first": w, "second": v, "error": np.square(off).sum()})
+
+
+TESTS: dict[str, Callable[[AnyDevice], str]] = {
+    "elementwise": _elementwise,
+    "reduction": _reduction,
+    "product": _product,
+    "gather": _gather,
+    "random numbers": _random_numbers,
+    "training step": _training_step,
+}
+
+
+# Comparing
+
+
+def _compared(device: AnyDevice, cases: Twice) -> str:
+    program = compile(lambda: {name: tensor for name, (tensor, _) in cases.items()}, device)
+    program.run()
+    return _first_difference(program, {name: wanted for name, (_, wanted) in cases.items()})
+
+
+def _first_difference(program: Program, wanted: Mapping[str, Array]) -> str:
+    found = (_difference(name, program.read(name), array) for name, array in wanted.items())
+    return next(filter(None, found), "")
+
+
+def _difference(name: str, found: Array, wanted: Array) -> str:
+    """What is wrong with an array, if it is: integers must agree, floats nearly."""
+    if found.dtype.kind != "f":
+        wrong = int((found != wanted).sum())
+        return f"{name}: {wrong} of {found.size} values are wrong" if wrong else ""
+    error = float(np.abs(found - wanted).max() / np.abs(wanted).max())
+    if error <= TOLERANCE:  # not so for NaN
+        return ""
+    return f"{name}: off by {error:.2g} of the largest value, at most {TOLERANCE:g} is rounding"
+
+
+# What is not there
+
+
+def missing_drivers(devices: Sequence[DeviceInfo]) -> list[str]:
+    """What this machine seems to have without a driver for it, and how to mend that."""
+    found = []
+    vendors = os.environ.get("OCL_ICD_VENDORS")
+    if vendors and not Path(vendors).exists():
+        found.append(f"OCL_ICD_VENDORS names {vendors}, which is not there; unset or correct it")
+    platforms = {d.platform for d in devices}
+    if NVIDIA_LOADED.exists() and "NVIDIA CUDA" not in platforms:
+        found.append(
+            "there is an NVIDIA driver, but OpenCL does not know it; install its OpenCL library "
+            "and write libnvidia-opencl.so.1 into /etc/OpenCL/vendors/nvidia.icd"
+        )
+    nodes = [path for path in RENDER_NODES.glob("renderD*") if not os.access(path, os.R_OK)]
+    found += [f"{path} cannot be opened; join the group that may (often render)" for path in nodes]
+    if all(d.kind in ("numpy", "simulator") for d in devices):
+        reason = diagnose() or "there is only a simulator, which is for testing kernels"
+        found.append(f"no OpenCL device: {reason}; {INSTALL_HINT}")
+    return found

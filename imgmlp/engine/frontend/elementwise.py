@@ -1,0 +1,342 @@
+"""Operations on each element: arithmetic, comparisons, functions, activations.
+
+Operands broadcast and promote as NumPy's and Python's would; then a Node is built. Other
+families of operations are in movement.py and reduction.py; tensor.py joins them.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+
+from imgmlp.engine.device.opencl import AnyDevice
+from imgmlp.engine.frontend.operands import Array, Scalar, broadcast, broadcast_shapes, from_host
+from imgmlp.engine.ir import dtype as dt
+from imgmlp.engine.ir import graph
+from imgmlp.engine.ir.dtype import DType
+from imgmlp.engine.ir.graph import Node
+from imgmlp.engine.ir.op import Op
+from imgmlp.engine.ir.usage_errors import misuse
+
+Operand: TypeAlias = "Elementwise | Scalar | Array"
+
+
+class Elementwise:
+    """A Node and the device that it will run on, with the operations on each element."""
+
+    __slots__ = ("__weakref__", "device", "node")
+
+    # arrays leave operators to us, instead of taking this for a number of their own
+    __array_ufunc__ = None
+
+    def __init__(self, data: Node, device: AnyDevice | None = None) -> None:
+        self.node, self.device = data, device
+
+    def _with(self, node: Node) -> Self:
+        return type(self)(node, self.device)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.node.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.node.dtype
+
+    # --- primitives ---
+
+    def _unary(self, op: Op) -> Self:
+        return self._with(graph.alu(op, self.node))
+
+    def _binary(self, op: Op, other: Operand, swapped: bool = False) -> Self:
+        nodes, device = aligned(op.name.lower(), self, other)
+        return type(self)(graph.alu(op, *(reversed(nodes) if swapped else nodes)), device)
+
+    def _float(self) -> Self:
+        return self if self.dtype.is_float else self.cast(dt.f32)
+
+    def cast(self, dtype: DType) -> Self:
+        return self._with(graph.cast(self.node, dtype))
+
+    def __add__(self, other: Operand) -> Self:
+        return self._binary(Op.ADD, other)
+
+    def __mul__(self, other: Operand) -> Self:
+        return self._binary(Op.MUL, other)
+
+    def __sub__(self, other: Operand) -> Self:
+        return self._binary(Op.SUB, other)
+
+    def __rsub__(self, other: Operand) -> Self:
+        return self._binary(Op.SUB, other, swapped=True)
+
+    def __truediv__(self, other: Operand) -> Self:
+        return self._float()._binary(Op.DIV, other)
+
+    def __rtruediv__(self, other: Operand) -> Self:
+        return self._float()._binary(Op.DIV, other, swapped=True)
+
+    def __floordiv__(self, other: Operand) -> Self:
+        """Integer division rounding towards minus infinity."""
+        return self._whole(other)._binary(Op.DIV, other)
+
+    def __rfloordiv__(self, other: Operand) -> Self:
+        return self._whole(other)._binary(Op.DIV, other, swapped=True)
+
+    def _whole(self, other: Operand) -> Self:
+        kind = dt.promote(self.dtype, _dtype_of("//", other))
+        if kind.is_float:
+            raise misuse(TypeError, f"//: needs integers, not {kind.name}; use / on floats")
+        return self
+
+    def __mod__(self, other: Operand) -> Self:
+        return self._binary(Op.MOD, other)
+
+    def __rmod__(self, other: Operand) -> Self:
+        return self._binary(Op.MOD, other, swapped=True)
+
+    def __neg__(self) -> Self:
+        return self._unary(Op.NEG)
+
+    def __pow__(self, exponent: int) -> Self:
+        """Whole powers, by squaring."""
+        if not isinstance(exponent, int) or exponent < 1:
+            raise misuse(
+                ValueError, f"power {exponent}: only whole exponents from 1; use exp and log"
+            )
+        half = self if exponent == 1 else (self * self) ** (exponent // 2)
+        return half if exponent == 1 or exponent % 2 == 0 else half * self
+
+    def __rpow__(self, base: float) -> Self:
+        """A positive number to the power of each element."""
+        if not isinstance(base, int | float) or base <= 0:
+            raise misuse(ValueError, f"{base} ** tensor: the base must be a number above zero")
+        return (self._float() * math.log2(base)).exp2()
+
+    def __xor__(self, other: Operand) -> Self:
+        return self._binary(Op.XOR, other)
+
+    def __and__(self, other: Operand) -> Self:
+        return self._binary(Op.AND, other)
+
+    def __or__(self, other: Operand) -> Self:
+        return self._binary(Op.OR, other)
+
+    __radd__, __rmul__, __rxor__, __rand__, __ror__ = __add__, __mul__, __xor__, __and__, __or__
+
+    def __lshift__(self, other: Operand) -> Self:
+        return self._binary(Op.SHL, other)
+
+    def __rlshift__(self, other: Operand) -> Self:
+        return self._binary(Op.SHL, other, swapped=True)
+
+    def __rshift__(self, other: Operand) -> Self:
+        return self._binary(Op.SHR, other)
+
+    def __rrshift__(self, other: Operand) -> Self:
+        return self._binary(Op.SHR, other, swapped=True)
+
+    # an array's comparisons take anything, but leave those with us to us
+    def __lt__(self, other: Operand) -> Self:  # type: ignore[misc]
+        return self._binary(Op.LT, other)
+
+    def __gt__(self, other: Operand) -> Self:  # type: ignore[misc]
+        return self._binary(Op.LT, other, swapped=True)
+
+    def __ge__(self, other: Operand) -> Self:  # type: ignore[misc]
+        return (self > other) | self.eq(other)  # not "not <", which NaN would satisfy
+
+    def __le__(self, other: Operand) -> Self:  # type: ignore[misc]
+        return (self < other) | self.eq(other)
+
+    def eq(self, other: Operand) -> Self:
+        """Elementwise equality; `==` compares identity, as for any object."""
+        return self._binary(Op.EQ, other)
+
+    def logical_not(self) -> Self:
+        """True where a bool is False."""
+        return self._binary(Op.XOR, True)
+
+    def maximum(self, other: Operand) -> Self:
+        """The larger of both, by broadcast."""
+        return self._binary(Op.MAX, other)
+
+    def minimum(self, other: Operand) -> Self:
+        """inverse(max(inverse a, inverse b)), the inverse being one that undoes itself."""
+        nodes, device = aligned("minimum", self, other)
+        a, b = (type(self)(n, device) for n in nodes)
+        return a._inverse().maximum(b._inverse())._inverse()
+
+    def _inverse(self) -> Self:
+        if self.dtype is dt.bool_:
+            return self.logical_not()
+        return -self if self.dtype.is_float else self ^ -1
+
+    @classmethod
+    def where(cls, condition: Operand, a: Operand, b: Operand) -> Self:
+        """a where the condition is true, b elsewhere; neither choice changes the other."""
+        (x, y), device = aligned("where", a, b)
+        chosen = cls(node_of(condition))
+        shape = broadcast_shapes("where", chosen.shape, x.shape)
+        nodes = (broadcast(n, shape) for n in (chosen.node, x, y))
+        if isinstance(condition, Elementwise):
+            device = _one_device(condition.device, device)
+        return cls(graph.alu(Op.WHERE, *nodes), device)
+
+    def multiply_add(self, factor: Operand, addend: Operand) -> Self:
+        """self * factor + addend in one operation."""
+        nodes, device = aligned("multiply_add", self, factor, addend)
+        return type(self)(graph.alu(Op.MULACC, *nodes), device)
+
+    def exp2(self) -> Self:
+        """2 to the power of x; integers become f32."""
+        return self._float()._unary(Op.EXP2)
+
+    def log2(self) -> Self:
+        """NaN below zero, -inf at zero; integers become f32."""
+        return self._float()._unary(Op.LOG2)
+
+    def sin(self) -> Self:
+        """Of radians; integers become f32."""
+        return self._float()._unary(Op.SIN)
+
+    def cos(self) -> Self:
+        """Of radians; integers become f32."""
+        return self._float()._unary(Op.COS)
+
+    def sqrt(self) -> Self:
+        """NaN below zero; integers become f32."""
+        return self._float()._unary(Op.SQRT)
+
+    # --- what follows from them ---
+
+    def exp(self) -> Self:
+        """e to the power of x, by exp2."""
+        return (self * (1 / math.log(2))).exp2()
+
+    def log(self) -> Self:
+        """The natural logarithm, by log2."""
+        return self.log2() * math.log(2)
+
+    def square(self) -> Self:
+        """x * x, in the same dtype."""
+        return self * self
+
+    def reciprocal(self) -> Self:
+        """1 / x; infinite at zero."""
+        return 1.0 / self
+
+    def abs(self) -> Self:
+        """The magnitude, in the same dtype."""
+        return self.where(self < 0, -self, self)
+
+    def sign(self) -> Self:
+        """-1, 0 or 1; 0 for NaN."""
+        return (self > 0).cast(self.dtype) - (self < 0).cast(self.dtype)
+
+    def copysign(self, other: Operand) -> Self:
+        """The magnitude of self with the sign of other; zero counts as positive."""
+        magnitude = self.abs()
+        if isinstance(other, Elementwise | np.ndarray):
+            return self.where(self._with(node_of(other)) < 0, -magnitude, magnitude)
+        return -magnitude if other < 0 else magnitude
+
+    def relu(self) -> Self:
+        """x where it is positive, 0 elsewhere."""
+        return self.leaky_relu(0.0)
+
+    def leaky_relu(self, slope: float = 0.01) -> Self:
+        """x where x >= 0, slope * x elsewhere; its gradient needs the answer only.
+
+        Raises ValueError for a negative slope, whose answers do not show the sign of x.
+        """
+        if slope < 0:
+            raise misuse(ValueError, f"leaky_relu: the slope must not be negative, not {slope}")
+        answer = self.where(self < 0, self * slope if slope else 0.0, self)
+        return self._with(graph.function(answer.node, [self.node], _leaky_relu_vjp(slope)))
+
+    def sigmoid(self) -> Self:
+        """1 / (1 + exp(-x)); its gradient comes from the answer, where exp may be infinite."""
+        answer = 1.0 / ((-self).exp() + 1.0)
+        return self._with(graph.function(answer.node, [self.node], _sigmoid_vjp))
+
+    def tanh(self) -> Self:
+        """Between -1 and 1; integers become f32."""
+        return (self * 2.0).sigmoid() * 2.0 - 1.0
+
+    def gelu(self) -> Self:
+        """The tanh form of Hendrycks and Gimpel (2016), within 1e-3 of the exact one."""
+        inner = (self + self * self * self * 0.044715) * math.sqrt(2 / math.pi)
+        return self * (inner.tanh() + 1.0) * 0.5
+
+
+def _sigmoid_vjp(g: Node, ans: Node, x: Node) -> tuple[Node]:
+    return (g * (ans - ans * ans),)
+
+
+@cache
+def _leaky_relu_vjp(slope: float) -> Any:
+    """One rule for each slope, so that equal activations are one Node."""
+
+    def vjp(g: Node, ans: Node, x: Node) -> tuple[Node]:
+        low, high = (graph.const(v, g.dtype, g.shape) for v in (slope, 1.0))
+        return (g * graph.alu(Op.WHERE, ans < 0.0, low, high),)
+
+    def relu_vjp(g: Node, ans: Node, x: Node) -> tuple[Node]:
+        zero = graph.const(0, g.dtype, g.shape)
+        return (graph.alu(Op.WHERE, zero < ans, g, zero),)
+
+    # an answer of 0 hides whether x was negative: with slope 0 the gradient at 0 is 0
+    return vjp if slope else relu_vjp
+
+
+# --- operands ---
+
+
+def node_of(value: Operand) -> Node:
+    """A Tensor's Node, a number as a constant, or an array's values in a Buffer."""
+    if isinstance(value, Elementwise):
+        return value.node
+    if isinstance(value, bool | int | float):
+        return graph.const(value, dt.concrete(dt.of(value)))
+    return from_host(value, None)
+
+
+def _dtype_of(operation: str, value: Operand) -> DType:
+    if isinstance(value, Elementwise):
+        return value.dtype
+    if not isinstance(value, bool | int | float | np.generic | np.ndarray):
+        name = type(value).__name__
+        raise misuse(TypeError, f"{operation}: takes Tensors, arrays and numbers, not {name}")
+    return dt.of(value)
+
+
+def aligned(operation: str, *values: Operand) -> tuple[list[Node], AnyDevice | None]:
+    """All at one shape, dtype and device; a Python number takes the others' dtype if it can."""
+    kind = dt.concrete(dt.promote(*(_dtype_of(operation, v) for v in values)))
+    nodes = [
+        graph.cast(node_of(v), kind) if isinstance(v, Elementwise | np.ndarray) else None
+        for v in values
+    ]
+    shape = broadcast_shapes(operation, *(n.shape for n in nodes if n is not None))
+    filled = [
+        graph.const(v, kind, shape) if n is None else broadcast(n, shape)  # type: ignore[arg-type]
+        for v, n in zip(values, nodes, strict=True)
+    ]
+    return filled, common_device(*(v for v in values if isinstance(v, Elementwise)))
+
+
+def common_device(*values: Elementwise) -> AnyDevice | None:
+    """The one device of all that have one. Raises ValueError if there are several."""
+    return _one_device(*(v.device for v in values))
+
+
+def _one_device(*devices: AnyDevice | None) -> AnyDevice | None:
+    found = {id(d): d for d in devices if d is not None}
+    if len(found) > 1:
+        names = " and ".join(d.info.spec for d in found.values())
+        raise misuse(ValueError, f"tensors are on different devices: {names}")
+    return next(iter(found.values()), None)

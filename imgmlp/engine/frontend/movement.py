@@ -1,0 +1,136 @@
+"""Operations that move elements: views that copy nothing, indices, concatenation, tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from imgmlp.engine.frontend.elementwise import Elementwise, Operand, common_device, node_of
+from imgmlp.engine.frontend.operands import broadcast, check_rows, out_of_bounds
+from imgmlp.engine.ir import dtype as dt
+from imgmlp.engine.ir import graph
+from imgmlp.engine.ir.op import Op
+from imgmlp.engine.ir.usage_errors import OutOfBoundsError, misuse
+
+
+class Movement(Elementwise):
+    """Elementwise operations, and those that change shape or order."""
+
+    __slots__ = ()
+
+    def _move(self, op: Op, arg: Any) -> Self:
+        return self._with(graph.move(op, self.node, arg))
+
+    def reshape(self, *shape: int) -> Self:
+        """One entry may be -1. Raises ValueError if the numbers of elements differ."""
+        return self._move(Op.RESHAPE, shape)
+
+    def permute(self, *axes: int) -> Self:
+        """Axes in another order. Raises ValueError unless each axis is named exactly once."""
+        return self._move(Op.PERMUTE, axes)
+
+    def transpose(self, a: int = -2, b: int = -1) -> Self:
+        """Two axes change places. Raises ValueError for an axis that is not there."""
+        rank = len(self.shape)
+        axes = list(range(rank))
+        a, b = (graph.normal_axis(axis, self.shape, "transpose") for axis in (a, b))
+        axes[a], axes[b] = axes[b], axes[a]
+        return self.permute(*axes)
+
+    def expand(self, *shape: int) -> Self:
+        """Axes of size 1 repeated; the rank stays. Raises ValueError where another size changes."""
+        return self._move(Op.EXPAND, shape)
+
+    def broadcast_to(self, shape: Sequence[int]) -> Self:
+        """NumPy's rule: axes of size 1 repeat, missing ones are added in front."""
+        return self._with(broadcast(self.node, shape))
+
+    def pad(self, *pairs: tuple[int, int]) -> Self:
+        """Zeros (before, after) each axis."""
+        return self._move(Op.PAD, pairs)
+
+    def shrink(self, *ranges: tuple[int, int]) -> Self:
+        """Elements [begin, end) of each axis."""
+        return self._move(Op.SHRINK, ranges)
+
+    def stride(self, *steps: int) -> Self:
+        """Every step-th element of each axis, from the end where the step is negative."""
+        return self._move(Op.STRIDE, steps)
+
+    def flip(self, *axes: int) -> Self:
+        """These axes from their end. Raises ValueError for an axis that is not there."""
+        flipped = {graph.normal_axis(a, self.shape, "flip") for a in axes}
+        return self.stride(*(-1 if i in flipped else 1 for i in range(len(self.shape))))
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise misuse(TypeError, "len: a Tensor of shape () has no length")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Self]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, key: Any) -> Self:
+        """Whole numbers and slices with positive or negative steps."""
+        keys = key if isinstance(key, tuple) else (key,)
+        if len(keys) > len(self.shape):
+            raise misuse(
+                OutOfBoundsError, f"{len(keys)} indices for a Tensor of shape {self.shape}"
+            )
+        ranges, steps, kept = [], [], []
+        for axis, n in enumerate(self.shape):
+            item = keys[axis] if axis < len(keys) else slice(None)
+            span, step = self._span(item, n, axis)
+            ranges.append(span)
+            steps.append(step)
+            if isinstance(item, slice):
+                kept.append(axis)
+        taken = self.shrink(*ranges)
+        if any(s != 1 for s in steps):
+            taken = taken.stride(*steps)
+        return taken.reshape(*(taken.shape[a] for a in kept))
+
+    @classmethod
+    def concat(cls, parts: Sequence[Operand], axis: int = 0) -> Self:
+        """Tensors and arrays side by side along an axis, in a dtype that holds all of them."""
+        if not parts:
+            raise misuse(ValueError, "concat: needs at least one tensor")
+        nodes = list(map(node_of, parts))
+        kind = dt.concrete(dt.promote(*(n.dtype for n in nodes)))
+        joined = graph.concat([graph.cast(n, kind) for n in nodes], axis)
+        return cls(joined, common_device(*(p for p in parts if isinstance(p, Elementwise))))
+
+    def contiguous(self) -> Self:
+        """The same values, stored row by row before anything reads them."""
+        return self._with(graph.contiguous(self.node))
+
+    def gather(self, index: Operand) -> Self:
+        """Rows of a table: [N, ...] at int [...].
+
+        Indices must lie in [0, N): OutOfBoundsError if the host knows of one that does not.
+        """
+        rows = node_of(index)
+        node = graph.gather(self.node, rows)
+        check_rows(self.shape, rows)
+        device = common_device(self, index) if isinstance(index, Elementwise) else self.device
+        return type(self)(node, device)
+
+    def _span(self, item: Any, n: int, axis: int) -> tuple[tuple[int, int], int]:
+        """[begin, end) and the step that an index or a slice takes of an axis of n elements."""
+        if isinstance(item, int | np.integer):
+            item = int(item)
+            if not -n <= item < n:
+                raise out_of_bounds(item, axis, self.shape)
+            return (item % n, item % n + 1), 1
+        if not isinstance(item, slice):
+            advice = "whole numbers and slices only; use gather for Tensors"
+            raise misuse(TypeError, f"index {item!r} of shape {self.shape}: {advice}")
+        begin, end, step = item.indices(n)
+        count = len(range(begin, end, step))
+        if not count:
+            raise misuse(ValueError, f"index {item} takes nothing of axis {axis} of {self.shape}")
+        if step > 0:
+            return (begin, end), step
+        return (begin + (count - 1) * step, begin + 1), step

@@ -1,0 +1,190 @@
+"""Layers, derived from Tensor operations only.
+
+A layer holds its parameters as Tensors, lists them, and is called on a Tensor. Weights are
+stored input-major, so that the rows a product reads lie side by side.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from imgmlp.engine.device.opencl import AnyDevice
+from imgmlp.engine.frontend.tensor import Tensor
+from imgmlp.engine.ir.usage_errors import misuse
+
+
+class Layer(Protocol):
+    """Anything that can be called on a Tensor and lists its parameters."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    def parameters(self) -> list[Tensor]: ...
+
+
+# Functions of a Tensor that networks are made of; Sequential takes them beside layers.
+sigmoid = Tensor.sigmoid
+relu = Tensor.relu
+gelu = Tensor.gelu
+softmax = Tensor.softmax
+variance = Tensor.variance
+
+
+def layer_norm(x: Tensor, scale: Tensor, shift: Tensor, epsilon: float = 1e-5) -> Tensor:
+    """Mean 0 and variance 1 along the last axis, then scale and shift [features].
+
+    Ba, Kiros and Hinton (2016). Raises ValueError if features differ.
+    """
+    if not x.shape[-1:] == scale.shape == shift.shape:
+        shapes = f"scale {scale.shape} and shift {shift.shape}"
+        raise misuse(ValueError, f"layer_norm: {shapes} do not fit the last axis of {x.shape}")
+    spread = (x.variance(-1, keepdims=True) + epsilon).sqrt()
+    return (x - x.mean(-1, keepdims=True)) / spread * scale + shift
+
+
+class Linear:
+    """x [..., inputs] @ weight [inputs, outputs] + bias [outputs]."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.weight, self.bias = weight, bias
+
+    @staticmethod
+    def random(
+        inputs: int, outputs: int, seed: int, device: AnyDevice, bias: bool = True
+    ) -> Linear:
+        """Gaussian weights of variance 1 / inputs, drawn on the device; a bias of zeros."""
+        draw = Tensor.normal((inputs, outputs), seed, variance=1 / inputs, device=device)
+        zeros = Tensor.zeros(outputs, device=device).realize() if bias else None
+        return Linear(draw.realize(), zeros)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1]) @ self.weight  # [rows, outputs]
+        y = rows if self.bias is None else rows + self.bias
+        return y.reshape(*x.shape[:-1], -1)
+
+    def parameters(self) -> list[Tensor]:
+        return [self.weight] if self.bias is None else [self.weight, self.bias]
+
+
+class LayerNorm:
+    """`layer_norm` with a scale and a shift to be trained, [features] each."""
+
+    def __init__(self, features: int, device: AnyDevice, epsilon: float = 1e-5) -> None:
+        self.scale = Tensor.ones(features, device=device).realize()
+        self.shift = Tensor.zeros(features, device=device).realize()
+        self.epsilon = epsilon
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return layer_norm(x, self.scale, self.shift, self.epsilon)
+
+    def parameters(self) -> list[Tensor]:
+        return [self.scale, self.shift]
+
+
+class Sequential:
+    """Layers, or plain functions of a Tensor, applied one after the other."""
+
+    def __init__(self, *layers: Callable[[Tensor], Tensor]) -> None:
+        self.layers = layers
+
+    def __call__(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+    def parameters(self) -> list[Tensor]:
+        return [p for layer in self.layers for p in getattr(layer, "parameters", list)()]
+
+
+class SelfAttention:
+    """Scaled dot-product attention with several heads, Vaswani et al. (2017).
+
+    [batch, time, features] -> the same; features are divided among the heads.
+    """
+
+    def __init__(self, features: int, heads: int, seed: int, device: AnyDevice) -> None:
+        if heads < 1 or features % heads:
+            raise misuse(ValueError, f"{features} features cannot be divided among {heads} heads")
+        self.heads = heads
+        self.into = Linear.random(features, 3 * features, seed, device)
+        self.out = Linear.random(features, features, seed + 1, device)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        batch, time, features = x.shape
+        size = features // self.heads
+        split = self.into(x).reshape(batch, time, 3, self.heads, size).permute(2, 0, 3, 1, 4)
+        query, key, value = (split[i] for i in range(3))  # [batch, heads, time, size]
+        weights = softmax(query @ key.transpose() * (1 / math.sqrt(size)))
+        joined = (weights @ value).permute(0, 2, 1, 3).reshape(batch, time, features)
+        return self.out(joined)
+
+    def parameters(self) -> list[Tensor]:
+        return [*self.into.parameters(), *self.out.parameters()]
+
+
+class TransformerEncoder:
+    """One encoder layer: attention and a two-layer network, each normalised after adding.
+
+    [batch, time, features] -> the same. `activation` stands between the two layers.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        heads: int,
+        hidden: int,
+        seed: int,
+        device: AnyDevice,
+        activation: Callable[[Tensor], Tensor] = relu,
+    ) -> None:
+        self.activation = activation
+        self.attention = SelfAttention(features, heads, seed, device)
+        self.first = Linear.random(features, hidden, seed + 2, device)
+        self.second = Linear.random(hidden, features, seed + 3, device)
+        self.norms = LayerNorm(features, device), LayerNorm(features, device)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = self.norms[0](x + self.attention(x))
+        return self.norms[1](x + self.second(self.activation(self.first(x))))
+
+    def parameters(self) -> list[Tensor]:
+        layers = (self.attention, self.first, self.second, *self.norms)
+        return [p for layer in layers for p in layer.parameters()]
+
+
+def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """Mean of -log softmax(logits)[target]: [rows, classes] and int [rows] -> one number.
+
+    Targets must lie in [0, classes). Raises ValueError for other shapes, TypeError for a
+    target that is not int.
+    """
+    if len(logits.shape) != 2 or target.shape != logits.shape[:1]:
+        shapes = f"not {logits.shape} and {target.shape}"
+        raise misuse(
+            ValueError, f"cross_entropy: needs [rows, classes] and [rows], {shapes}; reshape them"
+        )
+    if not target.dtype.is_int:
+        raise misuse(TypeError, f"cross_entropy: the target must be int, not {target.dtype.name}")
+    rows, classes = logits.shape
+    chosen = Tensor.arange(classes).reshape(1, classes).eq(target.reshape(rows, 1))
+    picked = Tensor.where(chosen, logits.log_softmax(), 0.0)
+    return picked.sum() * (-1 / rows)
+
+
+def slices(flat: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+    """Views of one flat Tensor as Tensors of these shapes, in order.
+
+    One flat Tensor of all parameters lets the optimizer run as a single kernel. Raises
+    ValueError if the shapes do not add up to its size.
+    """
+    sizes = [math.prod(s) for s in shapes]
+    if flat.shape != (sum(sizes),):
+        raise misuse(
+            ValueError, f"slices: shapes of {sum(sizes)} elements do not fill {flat.shape}"
+        )
+    found, begin = [], 0
+    for shape, size in zip(shapes, sizes, strict=True):
+        found.append(flat.shrink((begin, begin + size)).reshape(*shape))
+        begin += size
+    return found

@@ -1,0 +1,109 @@
+"""What operations take: numbers and arrays of the host as Nodes, shapes that broadcast.
+
+NumPy's and Python's conventions live here; the Nodes below them are strict.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from imgmlp.engine.ir import dtype as dt
+from imgmlp.engine.ir import graph
+from imgmlp.engine.ir.dtype import DType
+from imgmlp.engine.ir.graph import Buffer, Node, Shape
+from imgmlp.engine.ir.op import Op
+from imgmlp.engine.ir.usage_errors import OutOfBoundsError, misuse
+
+Scalar = bool | int | float
+Array = np.ndarray[Any, Any]
+Axis = int | Sequence[int] | None
+
+
+def from_host(data: Any, device: Any, dtype: DType | None = None, name: str = "") -> Node:
+    """A Buffer with anything that NumPy takes.
+
+    float64 becomes f32 and int64 becomes i32 unless `dtype` says otherwise. Raises TypeError
+    for what holds no numbers, ValueError for no elements or integers out of range.
+    """
+    if dtype is not None:
+        dt.check(dtype, "Tensor")
+    try:
+        array = np.asarray(data)
+    except ValueError as error:  # lists of several lengths
+        raise misuse(ValueError, f"Tensor: {error}") from None
+    if array.size == 0:
+        raise misuse(ValueError, f"a Tensor of shape {array.shape} would hold no elements")
+    kind = dtype or dt.from_numpy(array.dtype)
+    _check_range(array, kind)
+    host = np.ascontiguousarray(array, dtype=kind.np).reshape(array.shape)
+    return graph.buffer(Buffer(array.shape, kind, device, host.copy(), name))
+
+
+def _check_range(array: Array, kind: DType) -> None:
+    """Refuse integers that the dtype cannot hold, which NumPy would wrap."""
+    if kind.is_int and array.dtype.kind in "iu":
+        low, high = int(array.min()), int(array.max())
+        if low < kind.min or high > kind.max:
+            raise misuse(ValueError, f"{kind.name} cannot hold {low if low < kind.min else high}")
+
+
+def whole_shape(operation: str, shape: Sequence[int]) -> Shape:
+    """A shape to make a Tensor of: whole numbers, and at least one element."""
+    try:
+        sizes = tuple(map(operator.index, shape))
+    except TypeError:
+        what = "whole numbers, each an argument of its own"
+        raise misuse(TypeError, f"{operation}: sizes {shape} are not {what}") from None
+    if any(n < 1 for n in sizes):
+        raise misuse(ValueError, f"{operation}: shape {sizes} holds no elements")
+    return sizes
+
+
+def check_rows(table: Shape, index: Node) -> None:
+    """Refuse what is to be gathered out of bounds, where the host has the indices."""
+    known = np.asarray(index.arg) if index.op is Op.CONST else None
+    if index.op is Op.BUFFER:
+        known = index.arg.host
+    if known is not None:
+        wrong = known[(known < 0) | (known >= table[0])]
+        if wrong.size:
+            raise out_of_bounds(int(wrong.flat[0]), 0, table)
+
+
+def out_of_bounds(index: int, axis: int, shape: Shape) -> OutOfBoundsError:
+    text = f"index {index} is out of bounds for axis {axis} of size {shape[axis]}"
+    return misuse(OutOfBoundsError, f"{text}, shape {shape}")
+
+
+def broadcast_shapes(operation: str, *shapes: Shape) -> Shape:
+    """NumPy's rule: axes count from the last, and those of size 1 repeat."""
+    if len(set(shapes)) == 1:
+        return shapes[0]
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        text = " and ".join(str(s) for s in shapes)
+        raise misuse(ValueError, f"{operation}: shapes {text} do not broadcast") from None
+
+
+def broadcast(node: Node, shape: Sequence[int], operation: str = "broadcast_to") -> Node:
+    """The Node at a larger shape, by the same rule."""
+    shape = tuple(shape)
+    if shape == node.shape:
+        return node
+    if broadcast_shapes(operation, node.shape, shape) != shape:
+        raise misuse(ValueError, f"{operation}: shape {node.shape} does not fit into {shape}")
+    missing = len(shape) - len(node.shape)
+    ones = graph.move(Op.RESHAPE, node, (*(1,) * missing, *node.shape))
+    return graph.move(Op.EXPAND, ones, shape)
+
+
+def axes_of(axis: Axis, rank: int) -> Sequence[int]:
+    """The axes that an argument names; None names all."""
+    if axis is None:
+        return range(rank)
+    return (axis,) if isinstance(axis, int | np.integer) else tuple(axis)

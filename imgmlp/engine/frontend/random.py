@@ -1,0 +1,49 @@
+"""Random numbers as Nodes: a counter hashed with seeds, the same bits on every device.
+
+Nothing is stateful. A stream is named by its seeds, which may be computed values, such as
+a step's number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from imgmlp.engine.frontend.operands import whole_shape
+from imgmlp.engine.ir.dtype import f32, u32
+from imgmlp.engine.ir.graph import Node, alu, cast, const, iota, move
+from imgmlp.engine.ir.op import Op
+
+PHI = 0x9E3779B9  # 2**32 over the golden ratio: keeps streams of random numbers apart
+
+
+def bits(shape: Sequence[int], seeds: Sequence[Node | int]) -> Node:
+    """Uniform u32 by lowbias32 of a counter and the seeds: integers or Nodes of one element."""
+    shape = whole_shape("random numbers", shape)
+    count = math.prod(shape)
+    mixed = const(0, u32, (1,))
+    for seed in seeds:
+        mixed = alu(Op.HASH, mixed + _word(seed) + PHI)
+    counter = alu(Op.HASH, cast(iota(count), u32))
+    drawn = alu(Op.HASH, counter + move(Op.EXPAND, mixed, (count,)))
+    return move(Op.RESHAPE, drawn, shape)
+
+
+def _word(seed: Node | int) -> Node:
+    if isinstance(seed, Node):
+        return move(Op.RESHAPE, cast(seed, u32), (1,))
+    return const(seed & 0xFFFFFFFF, u32, (1,))
+
+
+def uniform(random_bits: Node) -> Node:
+    """f32 in [0, 1) from the 24 highest bits of each u32."""
+    high = alu(Op.SHR, random_bits, const(8, u32, random_bits.shape))
+    return cast(high, f32) * 2.0**-24
+
+
+def normal(random_bits: Node, mean: float, variance: float) -> Node:
+    """Gaussian f32 by Box and Muller (1958) from each u32 and its hash."""
+    u = uniform(random_bits)
+    radius = alu(Op.SQRT, alu(Op.LOG2, 1.0 - u) * (-2.0 * variance * math.log(2)))
+    angle = uniform(alu(Op.HASH, random_bits)) * (2 * math.pi)
+    return radius * alu(Op.SIN, angle + math.pi / 2) + mean

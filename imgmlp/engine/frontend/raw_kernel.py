@@ -1,0 +1,191 @@
+"""Kernels written by hand: OpenCL C as text, launched on a grid with arrays, compared with NumPy.
+
+    add = RawKernel(device, '''
+    __kernel void add_ten(__global float *out, __global const float *a, int size) {
+      const int i = get_global_id(0);
+      if (i < size) out[i] = a[i] + 10;
+    }''', "add_ten")
+    add(256, 64, out, a, a.size)  # 256 items in groups of 64
+    compare(out, a + 10)
+
+The engine's own kernels do not come this way: it generates them. This is for learning, and for
+what the generator does not make.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from imgmlp.engine.device.base import Allocation
+from imgmlp.engine.device.launch import Launch
+from imgmlp.engine.device.opencl import AnyDevice, Device
+from imgmlp.engine.frontend import tracing
+from imgmlp.engine.frontend.tensor import Tensor
+from imgmlp.engine.ir.usage_errors import misuse
+from imgmlp.engine.runtime.program import upload
+from imgmlp.errors import DeviceError
+
+Array = np.ndarray[Any, Any]
+Size: TypeAlias = int | tuple[int, ...]
+Argument: TypeAlias = Array | Tensor | np.generic | float
+
+# OpenCL C's names of what elements and numbers are, in NumPy's
+KINDS = {
+    "char": "i1", "uchar": "u1", "short": "i2", "ushort": "u2", "int": "i4", "uint": "u4",
+    "long": "i8", "ulong": "u8", "half": "f2", "float": "f4", "double": "f8",
+}  # fmt: skip
+
+
+class RawKernel:
+    """A kernel of an OpenCL C source, compiled for a device; calling it runs it.
+
+    Every keyword becomes a constant of the source, as `LANES=64` becomes `-D LANES=64`. Raises
+    DeviceError with the compiler's log if the source does not compile, and on NumPy's device,
+    which has no compiler; ValueError if the source has no kernel of that name.
+    """
+
+    def __init__(self, device: AnyDevice, source: str, name: str, **constants: float | str) -> None:
+        if not isinstance(device, Device):
+            raise DeviceError(
+                "NumPy's interpreter runs no OpenCL C, so no kernel that is written by hand",
+                hint="choose another device; `imgmlp devices` shows what there is",
+            )
+        if not re.search(rf"\b{re.escape(name)}\s*\(", source):
+            raise misuse(ValueError, f"the source has no kernel {name}")
+        self.device = device
+        self.name = name
+        options = ["-cl-kernel-arg-info", *(f"-D{k}={v}" for k, v in constants.items())]
+        try:
+            self._handle = device.build(source, [name], options)[name]
+        except DeviceError as error:
+            error.add_note(error.hint)  # the log, where Python prints the error
+            raise
+        self.parameters = device.parameters(self._handle)
+
+    def __call__(self, global_size: Size, local_size: Size, *arguments: Argument) -> None:
+        """Run it on a grid of `global_size` work-items in groups of `local_size`, and wait.
+
+        Arrays are copied to the device and, those that are writeable, back. A Tensor stays
+        there: the kernel reads it, and writes it if it is realized. Raises TypeError where a
+        dtype is not the declared one, ValueError for a grid that the groups do not fill.
+        """
+        launch, copies = self._bind(global_size, local_size, arguments)
+        self.device.launch_all([launch])
+        for allocation, array in copies:
+            if array.flags.writeable:
+                result = np.empty(array.shape, array.dtype)
+                self.device.read(allocation, result)
+                array[...] = result
+        self.device.finish()
+
+    def time(
+        self, global_size: Size, local_size: Size, *arguments: Argument, runs: int = 10
+    ) -> float:
+        """The least time of some runs, in microseconds on the device; arrays stay as they are."""
+        launch, _ = self._bind(global_size, local_size, arguments)
+        self.device.time_launches([launch])  # what is slow only once
+        return min(self.device.time_launches([launch] * runs))
+
+    def _bind(
+        self, global_size: Size, local_size: Size, arguments: Sequence[Argument]
+    ) -> tuple[Launch, list[tuple[Allocation, Array]]]:
+        sizes = self._grid(_sizes(global_size), _sizes(local_size))
+        if len(arguments) != len(self.parameters):
+            wanted = ", ".join(f"{kind} {name}".strip() for kind, name in self.parameters)
+            raise misuse(
+                TypeError, f"{self.name} takes ({wanted}); {len(arguments)} arguments were given"
+            )
+        bound: list[Allocation | np.generic] = []
+        copies: list[tuple[Allocation, Array]] = []
+        for argument, (kind, name) in zip(arguments, self.parameters, strict=True):
+            what = f"{self.name}: {kind} {name}".rstrip()
+            if isinstance(argument, np.ndarray):
+                _check_kind(what, kind, argument.dtype, "*")
+                allocation = self.device.alloc(argument.nbytes)
+                self.device.write(allocation, argument)
+                copies.append((allocation, argument))
+                bound.append(allocation)
+            elif isinstance(argument, Tensor):
+                _check_kind(what, kind, np.dtype(argument.dtype.np), "*")
+                bound.append(self._place(argument))
+            else:
+                bound.append(_number(what, kind, argument))
+        return self.device.bind(self._handle, bound, *sizes), copies
+
+    def _grid(
+        self, items: tuple[int, ...], group: tuple[int, ...]
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        fits = len(items) == len(group) <= 3 and min(items + group) > 0
+        if not fits or any(n % m for n, m in zip(items, group, strict=True)):
+            advice = "round up, and let the kernel guard its accesses"
+            raise misuse(ValueError, f"groups of {group} do not fill a grid of {items}; {advice}")
+        if np.prod(group) > self.device.max_lanes:
+            most = f"{self.device.info.describe()} takes {self.device.max_lanes}"
+            raise misuse(ValueError, f"{group} are too many work-items for one group; {most}")
+        return items, group
+
+    def _place(self, tensor: Tensor) -> Allocation:
+        """Where a Tensor's elements are; an expression is computed, and stays one."""
+        if tracing.is_building():
+            advice = "a kernel written by hand runs at once, and cannot be part of a compiled step"
+            raise misuse(TypeError, f"{self.name}: {advice}")
+        seen = Tensor(tensor.node, tensor.device or self.device).realize()
+        storage = seen.node.arg
+        if storage.device is None:
+            storage.device = self.device
+        if storage.device is not self.device:
+            here, there = self.device.info.spec, storage.device.info.spec
+            raise misuse(ValueError, f"{self.name} is on device {here}, the Tensor on {there}")
+        upload(storage)
+        allocation: Allocation = storage.data
+        return allocation
+
+
+def _sizes(size: Size) -> tuple[int, ...]:
+    return tuple(int(n) for n in size) if isinstance(size, tuple) else (int(size),)
+
+
+def _check_kind(what: str, declared: str, given: np.dtype[Any], suffix: str) -> None:
+    """Refuse elements that the kernel would take for others; vectors stand for their elements."""
+    if not declared:
+        return  # the driver does not tell
+    if not declared.endswith(suffix):
+        raise misuse(TypeError, f"{what} takes a number, an array was given")
+    wanted = KINDS.get(declared.removesuffix(suffix).rstrip("0123456789"))
+    if wanted is not None and np.dtype(wanted) != given:
+        raise misuse(TypeError, f"{what} was given {given}; use .astype(np.{np.dtype(wanted)})")
+
+
+def _number(what: str, declared: str, given: np.generic | float) -> np.generic:
+    """A number as the kernel declares it; if the driver does not tell, an int or a float."""
+    if declared.endswith("*") or not np.isscalar(given):
+        raise misuse(TypeError, f"{what} was given {given!r}; pass an array or a Tensor")
+    kind = KINDS.get(declared)
+    if kind is None:
+        kind = given.dtype.str if isinstance(given, np.generic) else "i4"
+        kind = "f4" if isinstance(given, float) else kind
+    number: np.generic = np.dtype(kind).type(given)
+    if number != given and not isinstance(given, float | np.floating):
+        raise misuse(ValueError, f"{what} cannot hold {given!r}")
+    return number
+
+
+def compare(found: Any, specification: Any, rtol: float = 1e-5, atol: float = 1e-6) -> None:
+    """Raise AssertionError, naming the first wrong element, unless `found` is as specified.
+
+    Elements may differ by `rtol` of the specified one and by `atol`; NaN is equal to NaN.
+    """
+    found, wanted = np.asarray(found), np.asarray(specification)
+    if found.shape != wanted.shape:
+        raise AssertionError(f"the shape is {found.shape}, the specification's {wanted.shape}")
+    right = np.isclose(found, wanted, rtol=rtol, atol=atol, equal_nan=True)
+    if not right.all():
+        place = tuple(int(n) for n in np.argwhere(~right)[0])
+        raise AssertionError(
+            f"{np.sum(~right)} of {found.size} elements are wrong; the first is at {place}: "
+            f"{found[place]}, the specification says {wanted[place]}"
+        )

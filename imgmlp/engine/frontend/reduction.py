@@ -1,0 +1,115 @@
+"""Operations that many elements enter: sums, maxima, products, and what follows from them."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Self
+
+from imgmlp.engine.frontend.elementwise import common_device
+from imgmlp.engine.frontend.movement import Movement
+from imgmlp.engine.frontend.operands import Array, Axis, axes_of, broadcast_shapes, from_host
+from imgmlp.engine.ir import dtype as dt
+from imgmlp.engine.ir import graph
+from imgmlp.engine.ir.graph import Node
+from imgmlp.engine.ir.op import Op
+from imgmlp.engine.ir.usage_errors import misuse
+
+
+class Reduction(Movement):
+    """Elementwise operations, movements, reductions and products of matrices."""
+
+    __slots__ = ()
+
+    def _reduce(self, op: Op, axis: Axis, keepdims: bool) -> Self:
+        rank = len(self.shape)
+        axes = axes_of(axis, rank)
+        reduced = self._with(graph.reduce(op, self.node, axes))
+        if not keepdims:
+            return reduced
+        kept = {graph.normal_axis(a, self.shape, "reduce") for a in axes}
+        return reduced.reshape(*(1 if i in kept else n for i, n in enumerate(self.shape)))
+
+    def sum(self, axis: Axis = None, keepdims: bool = False) -> Self:
+        """Bools are counted, in i32; other dtypes stay. Integers wrap, halves add in f32."""
+        numbers = self.cast(dt.i32) if self.dtype is dt.bool_ else self
+        return numbers._reduce(Op.SUM, axis, keepdims)
+
+    def max(self, axis: Axis = None, keepdims: bool = False) -> Self:
+        """The largest of each; NaN where one of them is NaN."""
+        return self._reduce(Op.REDUCE_MAX, axis, keepdims)
+
+    def min(self, axis: Axis = None, keepdims: bool = False) -> Self:
+        """inverse(max(inverse x)), as minimum."""
+        return self._inverse().max(axis, keepdims)._inverse()
+
+    def mean(self, axis: Axis = None, keepdims: bool = False) -> Self:
+        """The sum over the number of elements; of halves too, where the sum is none."""
+        count = self.node.size // max(1, self.sum(axis).node.size)
+        mean = self.cast(dt.f32).sum(axis, keepdims) * (1.0 / count)
+        return mean.cast(self._float().dtype)
+
+    def variance(self, axis: Axis = None, keepdims: bool = False) -> Self:
+        """Mean squared distance from the mean."""
+        wide = self.cast(dt.f32)
+        squares = (wide - wide.mean(axis, keepdims=True)).square()
+        return squares.mean(axis, keepdims).cast(self._float().dtype)
+
+    def softmax(self, axis: int = -1) -> Self:
+        """Shares of exp(x) in its sum along an axis; the gradient needs the answer only."""
+        x = self._float()
+        powers = (x - x.max(axis, keepdims=True)).exp()
+        answer = powers / powers.sum(axis, keepdims=True)
+        return self._with(graph.function(answer.node, [x.node], _softmax_vjp(axis)))
+
+    def log_softmax(self, axis: int = -1) -> Self:
+        """Logarithms of the softmax, also where it would be 0; the gradient needs them only."""
+        x = self._float()
+        shifted = x - x.max(axis, keepdims=True)
+        answer = shifted - shifted.exp().sum(axis, keepdims=True).log()
+        return self._with(graph.function(answer.node, [x.node], _log_softmax_vjp(axis)))
+
+    def __matmul__(self, other: Self | Array) -> Self:
+        """[..., M, K] @ [..., K, N] -> [..., M, N]; leading axes and vectors as in NumPy.
+
+        Halves are multiplied and added in f32 and rounded once.
+        """
+        if not isinstance(other, Reduction):
+            other = self._with(from_host(other, self.device))
+        if not self.shape or not other.shape:
+            text = f"shapes {self.shape} and {other.shape} need an axis each; use *"
+            raise misuse(ValueError, f"dot: {text}")
+        kind = dt.concrete(dt.promote(self.dtype, other.dtype, dt.weak_float))
+        if kind is not dt.f32:
+            return (self.cast(dt.f32) @ other.cast(dt.f32)).cast(kind)
+        a, b = self.cast(kind), other.cast(kind)
+        if len(a.shape) == 1:
+            product = a.reshape(1, -1) @ (b if len(b.shape) > 1 else b.reshape(-1, 1))
+            return product.reshape(*product.shape[:-2], *b.shape[1:][-1:])
+        if len(b.shape) == 1:
+            return (a @ b.reshape(-1, 1)).reshape(*a.shape[:-1])
+        lead = broadcast_shapes("dot", a.shape[:-2], b.shape[:-2])
+        a, b = (t.broadcast_to((*lead, *t.shape[-2:])) for t in (a, b))
+        return type(self)(graph.dot(a.node, b.node), common_device(a, b))
+
+    def __rmatmul__(self, other: Array) -> Self:
+        return self._with(from_host(other, self.device)) @ self
+
+
+@cache
+def _softmax_vjp(axis: int) -> Any:
+    """ans (g - sum(g ans)): what the maximum was subtracted for leaves no trace in it."""
+
+    def vjp(g: Node, ans: Node, x: Node) -> tuple[Node]:
+        weighted = Reduction(g * ans).sum(axis, keepdims=True)
+        return (((Reduction(g) - weighted) * Reduction(ans)).node,)
+
+    return vjp
+
+
+@cache
+def _log_softmax_vjp(axis: int) -> Any:
+    def vjp(g: Node, ans: Node, x: Node) -> tuple[Node]:
+        total = Reduction(g).sum(axis, keepdims=True)
+        return ((Reduction(g) - Reduction(ans).exp() * total).node,)
+
+    return vjp

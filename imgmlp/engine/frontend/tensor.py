@@ -1,0 +1,294 @@
+"""Tensor: the lazy API that users write networks with.
+
+A Tensor wraps a Node and remembers its device; nothing runs until `realize()`, `numpy()` or
+a compiled step does. Its operations come in families, each a class and a module of its own:
+elementwise.py, movement.py, reduction.py. What makes, differentiates and runs one is here.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from imgmlp.engine.device.opencl import AnyDevice
+from imgmlp.engine.frontend import random, tracing
+from imgmlp.engine.frontend.autograd import gradient as node_gradient
+from imgmlp.engine.frontend.elementwise import Operand, common_device, node_of
+from imgmlp.engine.frontend.operands import Scalar, broadcast, from_host, out_of_bounds, whole_shape
+from imgmlp.engine.frontend.reduction import Reduction
+from imgmlp.engine.ir import dtype as dt
+from imgmlp.engine.ir import graph
+from imgmlp.engine.ir.dtype import DType
+from imgmlp.engine.ir.graph import Buffer, Node
+from imgmlp.engine.ir.op import Op
+from imgmlp.engine.ir.usage_errors import OutOfBoundsError, misuse
+from imgmlp.engine.runtime.program import read_buffer, run_once, write_buffer
+
+Seed: TypeAlias = "Tensor | int | tuple[Tensor | int, ...]"
+
+
+class Tensor(Reduction):
+    """A value of some shape and dtype on a device, perhaps not computed yet.
+
+    `data` is anything that NumPy takes; float64 becomes f32 and int64 becomes i32 unless
+    `dtype` says otherwise. Raises TypeError for a dtype that the engine has not. With
+    `requires_grad`, `backward()` of a loss adds to its `grad`.
+    """
+
+    __slots__ = ("_grad",)
+
+    def __init__(
+        self,
+        data: Any,
+        device: AnyDevice | None = None,
+        dtype: DType | None = None,
+        name: str = "",
+        requires_grad: bool = False,
+    ) -> None:
+        node = data if isinstance(data, Node) else from_host(data, device, dtype, name)
+        super().__init__(node, device)
+        if requires_grad:
+            self.requires_grad = True
+
+    # --- what it is ---
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Elements between neighbours along each axis of the realized, row-major value."""
+        return tuple(math.prod(self.shape[i + 1 :]) for i in range(len(self.shape)))
+
+    def flat_index(self, *indices: int) -> int:
+        """Position of an element in the row-major value. Raises IndexError outside the shape."""
+        if len(indices) != len(self.shape):
+            text = f"{len(indices)} indices for a Tensor of shape {self.shape}"
+            raise misuse(OutOfBoundsError, text)
+        for axis, (i, n) in enumerate(zip(indices, self.shape, strict=True)):
+            if not 0 <= i < n:
+                raise out_of_bounds(i, axis, self.shape)
+        return sum(i * s for i, s in zip(indices, self.strides, strict=True))
+
+    @property
+    def realized(self) -> bool:
+        return self.node.op is Op.BUFFER
+
+    def __repr__(self) -> str:
+        state = "realized" if self.realized else graph.label(self.node)
+        where = self.device.info.spec if self.device is not None else "any device"
+        return f"Tensor({self.dtype.name}{list(self.shape)}, {state}, {where})"
+
+    # --- making ---
+
+    @staticmethod
+    def full(
+        shape: Sequence[int], value: Scalar, dtype: DType | None = None, device: Any = None
+    ) -> Tensor:
+        """One value everywhere; stored nowhere. Raises ValueError for a size below 1."""
+        kind = dtype or dt.concrete(dt.of(value))
+        dt.check(kind, "full")
+        return Tensor(graph.const(value, kind, whole_shape("full", shape)), device)
+
+    @staticmethod
+    def zeros(*shape: int, dtype: DType = dt.f32, device: Any = None) -> Tensor:
+        """As `full` with 0."""
+        return Tensor(graph.const(0, dtype, whole_shape("zeros", shape)), device)
+
+    @staticmethod
+    def ones(*shape: int, dtype: DType = dt.f32, device: Any = None) -> Tensor:
+        """As `full` with 1."""
+        return Tensor(graph.const(1, dtype, whole_shape("ones", shape)), device)
+
+    @staticmethod
+    def empty(*shape: int, dtype: DType = dt.f32, device: Any = None, name: str = "") -> Tensor:
+        """A realized Tensor to be written or assigned; zeros until then."""
+        return Tensor(np.zeros(whole_shape("empty", shape)), device, dtype, name)
+
+    @staticmethod
+    def arange(count: int, dtype: DType = dt.i32, device: Any = None) -> Tensor:
+        """0, 1, ... count - 1."""
+        (count,) = whole_shape("arange", (count,))
+        return Tensor(graph.cast(graph.iota(count), dtype), device)
+
+    @staticmethod
+    def random_bits(shape: Sequence[int], seed: Seed, device: Any = None) -> Tensor:
+        """Uniform u32 by hashing a counter with the seed: numbers or u32 of one element.
+
+        Where no device is given, it is that of the seed's Tensors.
+        """
+        parts = seed if isinstance(seed, tuple) else (seed,)
+        device = device or common_device(*(p for p in parts if isinstance(p, Tensor)))
+        nodes = [p.node if isinstance(p, Tensor) else p for p in parts]
+        return Tensor(random.bits(shape, nodes), device)
+
+    @staticmethod
+    def uniform(shape: Sequence[int], seed: Seed, device: Any = None) -> Tensor:
+        """Uniform f32 in [0, 1), 24 random bits each."""
+        bits = Tensor.random_bits(shape, seed, device)
+        return Tensor(random.uniform(bits.node), bits.device)
+
+    @staticmethod
+    def normal(
+        shape: Sequence[int],
+        seed: Seed,
+        mean: float = 0.0,
+        variance: float = 1.0,
+        device: Any = None,
+    ) -> Tensor:
+        """Gaussian f32 by Box and Muller (1958) from two hashes of the counter."""
+        bits = Tensor.random_bits(shape, seed, device)
+        return Tensor(random.normal(bits.node, mean, variance), bits.device)
+
+    # --- gradients ---
+
+    def gradient(self, wrt: Sequence[Tensor]) -> list[Tensor]:
+        """Gradients of this single number by each of `wrt`, in its shape; zeros where unconnected.
+
+        Raises ValueError if this is not one element; TypeError if it is no float, or one of
+        `wrt` is no Tensor.
+        """
+        for w in wrt:
+            if not isinstance(w, Tensor):
+                raise misuse(
+                    TypeError, f"gradient: takes a list of Tensors, not {type(w).__name__}"
+                )
+        nodes = node_gradient(self.node, [w.node for w in wrt])
+        return [Tensor(n, self.device or w.device) for n, w in zip(nodes, wrt, strict=True)]
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether `backward()` adds to `grad`; TypeError when set for what is no float."""
+        return self in _requiring
+
+    @requires_grad.setter
+    def requires_grad(self, wanted: bool) -> None:
+        if wanted and not self.dtype.is_float:
+            raise misuse(
+                TypeError, f"requires_grad: {self.dtype.name} has no gradients; cast to f32"
+            )
+        self._grad: Tensor | None = None
+        (_requiring.add if wanted else _requiring.discard)(self)
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The sum of gradients since `zero_grad()`, zeros where no loss used this Tensor.
+
+        None if it does not require one.
+        """
+        if not self.requires_grad:
+            return None
+        zeros = Tensor.zeros(*self.shape, dtype=self.dtype, device=self.device)
+        return zeros if self._grad is None else self._grad
+
+    def zero_grad(self) -> None:
+        """Forget the gradients added up so far."""
+        if self.requires_grad:
+            self._grad = None
+
+    def backward(self) -> None:
+        """Add the gradients of this single number to `grad` of every Tensor that requires it.
+
+        They are computed now, from the values of now, or with the step being compiled.
+        Raises ValueError if no Tensor that requires a gradient leads to this one.
+        """
+        used = set(graph.toposort([self.node]))
+        # in order of age, so that the same program gives the same kernels in every process
+        wrt = sorted((t for t in _requiring if t.node in used), key=lambda t: t.node.number)
+        if not wrt:
+            text = "no Tensor that requires a gradient leads to this loss; realize() ends gradients"
+            raise misuse(ValueError, f"backward: {text}")
+        found = self.gradient(wrt)
+        sums = [g if t._grad is None else t._grad + g for t, g in zip(wrt, found, strict=True)]
+        if not tracing.is_building():
+            _realize(sums)
+        for t, g in zip(wrt, sums, strict=True):
+            t._grad = g
+
+    # --- running ---
+
+    def assign(self, value: Operand) -> Tensor:
+        """Give a realized Tensor a new value: at once, or at the end of the step being compiled.
+
+        Within one step every use reads the value from before the step.
+        """
+        if not self.realized:
+            raise misuse(
+                ValueError, "assign: only a realized Tensor holds state; call realize() first"
+            )
+        node = broadcast(graph.cast(node_of(value), self.dtype), self.shape, "assign")
+        if not tracing.assign(self.node.arg, node):
+            run_once(self._run_on(), [(self.node.arg, node)])
+        return self
+
+    def _run_on(self) -> AnyDevice:
+        if self.device is None:
+            raise misuse(
+                ValueError, f"{self!r} was made without a device; pass device=open_device()"
+            )
+        return self.device
+
+    def realize(self, name: str = "") -> Tensor:
+        """Compute the value now, in place of the expression; later uses read it.
+
+        Gradients end here, as they do at any value that stands in memory. Listings show the
+        storage by its name.
+        """
+        _realize([self], name)
+        return self
+
+    def write(self, array: np.ndarray[Any, Any]) -> Tensor:
+        """Replace the value of a realized Tensor from the host, for the steps that follow.
+
+        Raises ValueError if shape or dtype differ.
+        """
+        if not self.realized:
+            raise misuse(
+                ValueError, "write: only a realized Tensor holds state; call realize() first"
+            )
+        write_buffer(self.node.arg, array)
+        return self
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """The value as a NumPy array of the same shape and dtype.
+
+        Looking changes nothing: what was an expression stays one and has gradients still.
+        """
+        seen = Tensor(self.node, self.device).realize()
+        return read_buffer(seen._run_on(), seen.node.arg)
+
+    def item(self) -> Scalar:
+        """The only element as a Python number. Raises ValueError if there are several."""
+        if self.node.size != 1:
+            raise misuse(ValueError, f"item: a Tensor of shape {self.shape} is no single number")
+        value: Scalar = self.numpy().item()
+        return value
+
+    def __bool__(self) -> bool:
+        """Whether the only element is not zero, computed now; not while a step is built."""
+        if tracing.is_building():
+            advice = "a step is built once, for all values; use Tensor.where"
+            raise misuse(TypeError, f"bool of a Tensor of shape {self.shape}: {advice}")
+        if self.node.size != 1:
+            advice = "several elements are neither true nor false; use max() or min()"
+            raise misuse(ValueError, f"bool of a Tensor of shape {self.shape}: {advice}")
+        return bool(self.item())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        """What NumPy's functions take a Tensor for: its value, always a copy."""
+        return self.numpy().astype(dtype or self.dtype.np)
+
+
+_requiring: weakref.WeakSet[Tensor] = weakref.WeakSet()
+
+
+def _realize(tensors: Sequence[Tensor], name: str = "") -> None:
+    """Compute some Tensors of one device now, together."""
+    lazy = [t for t in tensors if not t.realized]
+    if not lazy:
+        return
+    updates = [(Buffer(t.shape, t.dtype, t._run_on(), name=name), t.node) for t in lazy]
+    run_once(lazy[0]._run_on(), updates)
+    for t, (storage, _) in zip(lazy, updates, strict=True):
+        t.node = graph.buffer(storage)

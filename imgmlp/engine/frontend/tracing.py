@@ -1,0 +1,75 @@
+"""Steps: functions that build one, the assignments they make, and compiling them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from imgmlp.engine.device.opencl import AnyDevice
+from imgmlp.engine.frontend.elementwise import Elementwise
+from imgmlp.engine.ir.graph import Buffer, Node
+from imgmlp.engine.ir.kernel import Update
+from imgmlp.engine.ir.uops import Precision
+from imgmlp.engine.ir.usage_errors import misuse
+from imgmlp.engine.runtime.program import Program
+
+_captured: list[list[Update]] = []  # assignments of the steps being built, innermost last
+
+
+@contextmanager
+def capture() -> Iterator[list[Update]]:
+    """Within, assignments are noted down instead of made."""
+    _captured.append([])
+    try:
+        yield _captured[-1]
+    finally:
+        _captured.pop()
+
+
+def assign(state: Buffer, value: Node) -> bool:
+    """Give a Buffer a new value at the end of the step being built; False if none is.
+
+    Raises ValueError if the step has given it one before.
+    """
+    if _captured:
+        if any(state is other for other, _ in _captured[-1]):
+            name = state.name or "a state"
+            raise misuse(
+                ValueError,
+                f"assign: {name} gets two values in one step; every use reads the one from before "
+                "the step, so put both changes into one value",
+            )
+        _captured[-1].append((state, value))
+    return bool(_captured)
+
+
+def is_building() -> bool:
+    """Whether a step is being built, so that nothing is to run now."""
+    return bool(_captured)
+
+
+def compile(
+    step: Callable[[], Mapping[str, Elementwise]],
+    device: AnyDevice,
+    general: bool = False,
+    precision: Precision = "float32",
+) -> Program:
+    """A Program from a function that builds one step out of Tensors.
+
+    `step` is called once. What it returns by name can be read by a Receiver; what it
+    assigns becomes the state after the step. Nothing runs until `Program.run`. `general`
+    keeps to what the general scheduler makes of it. With a `precision` of "half" products
+    round their factors to 16 bits where the device has matrix units, and only there:
+    `Program.precision` says whether. Whatever else reads such a factor may read it rounded; sums
+    and Buffers stay float32. The loss should be a sum, or scaled, if its mean is over many rows:
+    gradients below 6e-5 lose digits in 16 bits, and those below 3e-8 are zero. With "exact" no
+    factor is split either, as matrix units need it: products of whole numbers are the same
+    everywhere as long as all sums stay within 2**24.
+    """
+    with capture() as updates:
+        outputs = step()
+    if not isinstance(outputs, Mapping):
+        kind = type(outputs).__name__
+        raise misuse(TypeError, f"compile: the step must return a dict of Tensors, not {kind}")
+    found = {name: t.node for name, t in outputs.items()}
+    return Program(device, found, updates, general, precision)

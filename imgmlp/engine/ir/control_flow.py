@@ -1,0 +1,135 @@
+"""Control flow as Nodes: loops that carry values on, and choices of what is computed.
+
+A LOOP holds one iteration as a graph of its own, whose leaves are PARAMETER Nodes: the
+carried values first, then what the iteration takes from outside. RESULT Nodes are the
+carried values after the last iteration. A COND is one of two values; what only the other one
+needs is not computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from imgmlp.engine.ir.dtype import i32
+from imgmlp.engine.ir.graph import Node, make, substitute, toposort
+from imgmlp.engine.ir.op import LOAD, MOVEMENT, Op
+from imgmlp.engine.ir.printer import render_nodes
+
+
+@dataclass(frozen=True)
+class Body:
+    """One of `count` iterations: new carried `values` from `parameters`."""
+
+    count: int
+    parameters: tuple[Node, ...]  # as the LOOP's sources: carried, then captured
+    values: tuple[Node, ...]
+
+    def __str__(self) -> str:
+        return f"{self.count} times"
+
+    def render(self) -> str:
+        """The iteration's listing, and which of its Nodes are carried on."""
+        numbers = {node: i for i, node in enumerate(toposort(self.values))}
+        carried = ", ".join(str(numbers[v]) for v in self.values)
+        return f"{render_nodes(self.values)}\ncarries ({carried})"
+
+    def size(self) -> int:
+        """Operations of all iterations together, those of loops inside included."""
+        return self.count * sum(
+            node.arg.size() if node.op is Op.LOOP else 1 for node in toposort(self.values)
+        )
+
+
+def parameter(depth: int, position: int, like: Node) -> Node:
+    """What an iteration receives; `depth` counts the loops around it."""
+    return make(Op.PARAMETER, (), (depth, position), like.shape, like.dtype)
+
+
+def received(body: Body) -> list[Node]:
+    """PARAMETERs that stand for the gradients of what an iteration carries on."""
+    depth, _ = body.parameters[0].arg
+    return [parameter(depth, -1 - i, value) for i, value in enumerate(body.values)]
+
+
+def result(loop: Node, position: int) -> Node:
+    """A carried value after the last iteration of a LOOP."""
+    value = loop.arg.values[position]
+    return make(Op.RESULT, (loop,), position, value.shape, value.dtype)
+
+
+def results(loop: Node) -> list[Node]:
+    """All carried values after the last iteration of a LOOP."""
+    return [result(loop, i) for i in range(len(loop.arg.values))]
+
+
+def cond(condition: Node, chosen: Node, otherwise: Node) -> Node:
+    """`chosen` where the condition, a bool of shape (), is true; shapes and dtypes agree."""
+    return make(Op.COND, (condition, chosen, otherwise), None, chosen.shape, chosen.dtype)
+
+
+def loop(
+    count: int, depth: int, initial: Sequence[Node], carried: Sequence[Node], values: Sequence[Node]
+) -> list[Node]:
+    """Carried values after `count` iterations, each of which makes `values` of `carried`.
+
+    `carried` are PARAMETERs of this depth, one for each initial value and of its shape and
+    dtype. What does not depend on them is captured: computed once, before the loop.
+    """
+    if count == 0:
+        return list(initial)
+    captured = _captured(values, set(carried))
+    first = 1 + max(node.arg[1] for node in carried)
+    inner = [parameter(depth, first + i, node) for i, node in enumerate(captured)]
+    values = substitute(values, dict(zip(captured, inner, strict=True)))
+    body = Body(count, (*carried, *inner), tuple(values))
+    node = make(Op.LOOP, (*initial, *captured), body, (), i32)
+    return list(states(node))[-1] if count == 1 else results(node)
+
+
+def _captured(values: Sequence[Node], carried: set[Node]) -> list[Node]:
+    """The last Nodes on each way that do not depend on what is carried."""
+    varying = dependent(values, carried)
+    found: set[Node] = set()
+    seen: set[Node] = set()
+    stack = list(values)
+    while stack:
+        node = stack.pop()
+        if node in seen or node in carried or node.op in (Op.CONST, Op.IOTA):
+            continue
+        seen.add(node)
+        if node in varying:
+            stack.extend(node.src)
+        else:
+            found.add(node)
+    return sorted(found, key=lambda n: n.number)
+
+
+def dependent(roots: Iterable[Node], on: set[Node]) -> set[Node]:
+    """The Nodes of a graph that are, or depend on, some Nodes."""
+    found = set(on)
+    for node in toposort(roots):
+        if any(s in found for s in node.src):
+            found.add(node)
+    return found
+
+
+def computed(roots: Iterable[Node]) -> Iterator[Node]:
+    """Every value that an operation makes, those of the bodies of loops once."""
+    for node in toposort(roots):
+        if node.op is Op.LOOP:
+            yield from computed(node.arg.values)
+        elif node.op not in LOAD | MOVEMENT | {Op.RESULT}:
+            yield node
+
+
+def states(loop: Node) -> Iterator[list[Node]]:
+    """What a LOOP carries before each iteration and after the last, every iteration spelled out."""
+    body: Body = loop.arg
+    carried = len(body.values)
+    values, captured = list(loop.src[:carried]), loop.src[carried:]
+    yield values
+    for _ in range(body.count):
+        replaced = dict(zip(body.parameters, [*values, *captured], strict=True))
+        values = substitute(body.values, replaced)
+        yield values

@@ -1,0 +1,359 @@
+"""What is computed: immutable, hash-consed Nodes.
+
+A Node says what a value is, never how or where it is computed. Building the same
+expression twice gives the same object, so common subexpressions cost nothing and
+`is` compares whole graphs. This module knows neither gradients nor kernels.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from imgmlp.engine.ir.access import Access
+from imgmlp.engine.ir.dtype import DType, bool_, check, exact, f16, f32, i32, u32
+from imgmlp.engine.ir.op import BITWISE, COMPARE, FLOAT_ONLY, NOT_BOOL, Op
+from imgmlp.engine.ir.usage_errors import misuse
+
+Shape = tuple[int, ...]
+
+
+class Buffer:
+    """Storage that a BUFFER Node names: a shape, a dtype and, once there, data on a device.
+
+    `host` holds the initial values until they are uploaded; `data` is the device's
+    allocation. A Buffer without a device is an intermediate of a Procedure.
+    """
+
+    __slots__ = ("__weakref__", "data", "device", "dtype", "host", "name", "shape")
+
+    def __init__(
+        self,
+        shape: Shape,
+        dtype: DType,
+        device: Any = None,
+        host: np.ndarray | None = None,
+        name: str = "",
+    ) -> None:
+        self.shape, self.dtype, self.device = shape, dtype, device
+        self.host, self.name = host, name
+        self.data: Any = None
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    def __repr__(self) -> str:
+        return f"{self.name or 'buffer'} {self.dtype.name}{list(self.shape)}"
+
+
+class Node:
+    """One value of a graph: an operation, its sources, its shape and dtype. Immutable."""
+
+    __slots__ = ("__weakref__", "arg", "dtype", "number", "op", "shape", "src")
+
+    op: Op
+    src: tuple[Node, ...]
+    arg: Any
+    shape: Shape
+    dtype: DType
+    number: int  # age: a source is always older than what uses it
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a Node is immutable; cannot set {name}")
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    def __repr__(self) -> str:
+        return f"Node({label(self)}, {kind_of(self)})"
+
+    # Operators keep gradient rules readable. Shapes must agree; Python numbers are constants.
+    def __add__(self, other: Node | float) -> Node:
+        return alu(Op.ADD, self, as_node(other, self))
+
+    def __sub__(self, other: Node | float) -> Node:
+        return alu(Op.SUB, self, as_node(other, self))
+
+    def __rsub__(self, other: float) -> Node:
+        return alu(Op.SUB, as_node(other, self), self)
+
+    def __mul__(self, other: Node | float) -> Node:
+        return alu(Op.MUL, self, as_node(other, self))
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __truediv__(self, other: Node | float) -> Node:
+        return alu(Op.DIV, self, as_node(other, self))
+
+    def __rtruediv__(self, other: float) -> Node:
+        return alu(Op.DIV, as_node(other, self), self)
+
+    def __neg__(self) -> Node:
+        return alu(Op.NEG, self)
+
+    def __lt__(self, other: Node | float) -> Node:
+        return alu(Op.LT, self, as_node(other, self))
+
+
+_interned: weakref.WeakValueDictionary[Any, Node] = weakref.WeakValueDictionary()
+_age = itertools.count()
+
+
+def make(op: Op, src: tuple[Node, ...], arg: Any, shape: Shape, dtype: DType) -> Node:
+    """The one Node with these fields. Callers check shapes; use the builders below."""
+    # repr tells 0.0 from -0.0 and 1 from True, which == does not
+    constant = repr(arg) if op is Op.CONST else arg
+    key = (op, tuple(map(id, src)), constant, shape, dtype.name)
+    node = _interned.get(key)
+    if node is None:
+        node = Node.__new__(Node)
+        fields = (op, src, arg, shape, dtype, next(_age))
+        for name, value in zip(
+            ("op", "src", "arg", "shape", "dtype", "number"), fields, strict=True
+        ):
+            object.__setattr__(node, name, value)
+        _interned[key] = node
+    return node
+
+
+# --- builders: each checks what it is given and infers shape and dtype ---
+
+
+def buffer(storage: Buffer) -> Node:
+    return make(Op.BUFFER, (), storage, storage.shape, storage.dtype)
+
+
+def const(value: float, dtype: DType, shape: Shape = ()) -> Node:
+    """A constant of any shape; an integer is taken modulo the dtype's range."""
+    return make(Op.CONST, (), exact(value, dtype), shape, dtype)
+
+
+def iota(count: int) -> Node:
+    """0, 1, ... count-1 as int32 [count]."""
+    return make(Op.IOTA, (), None, (count,), i32)
+
+
+def part(whole: Node, variable: str, count: int) -> Node:
+    """One of `count` equal parts along the first axis; a running kernel's variable says which."""
+    shape = (whole.shape[0] // count, *whole.shape[1:])
+    return make(Op.PART, (whole,), (variable, count), shape, whole.dtype)
+
+
+def as_node(value: Node | float, like: Node) -> Node:
+    return value if isinstance(value, Node) else const(value, like.dtype, like.shape)
+
+
+def alu(op: Op, *src: Node, dtype: DType | None = None) -> Node:
+    """An elementwise operation on sources of one shape and, but for WHERE's condition, dtype."""
+    first = src[0]
+    if any(s.shape != first.shape for s in src):
+        shapes = ", ".join(str(s.shape) for s in src)
+        raise misuse(ValueError, f"{op.name.lower()}: shapes {shapes} differ; broadcast them first")
+    operands = src[1:] if op is Op.WHERE else src
+    if any(s.dtype is not operands[0].dtype for s in operands):
+        kinds = ", ".join(map(kind_of, operands))
+        raise misuse(TypeError, f"{op.name.lower()}: dtypes of {kinds} differ; cast them first")
+    _check_dtype(op, first, operands[0])
+    return make(op, src, None, first.shape, dtype or _result_dtype(op, operands[0].dtype))
+
+
+def _check_dtype(op: Op, first: Node, operand: Node) -> None:
+    dtype = operand.dtype
+    if op is Op.WHERE and first.dtype is not bool_:
+        raise misuse(TypeError, f"where: the condition must be bool, not {kind_of(first)}")
+    if op in FLOAT_ONLY and not dtype.is_float:
+        raise _unfit(op, "a float", operand, "use .cast(f32)")
+    if (op in BITWISE or op is Op.MOD) and dtype.is_float:
+        raise _unfit(op, "integers", operand, "use .cast(i32)")
+    _check_not_bool(op, operand)
+    if op is Op.HASH and dtype is not u32:
+        raise _unfit(op, "u32", operand, "use .cast(u32)")
+
+
+def _check_not_bool(op: Op, node: Node) -> None:
+    if op in NOT_BOOL and node.dtype is bool_:
+        raise _unfit(op, "numbers", node, "use & | ^ or cast them")
+
+
+def _unfit(op: Op, needed: str, node: Node, advice: str) -> TypeError:
+    name = op.name.lower()
+    return misuse(TypeError, f"{name}: needs {needed}, not {kind_of(node)}; {advice}")
+
+
+def _result_dtype(op: Op, dtype: DType) -> DType:
+    return bool_ if op in COMPARE else dtype
+
+
+def cast(node: Node, dtype: DType) -> Node:
+    if node.dtype is dtype:
+        return node
+    check(dtype, "cast")
+    return make(Op.CAST, (node,), None, node.shape, dtype)
+
+
+def reduce(op: Op, node: Node, axes: Sequence[int]) -> Node:
+    """SUM or REDUCE_MAX over axes, which vanish from the shape; halves are added in f32."""
+    _check_not_bool(op, node)
+    name = op.name.lower().removeprefix("reduce_")
+    if op is Op.SUM and node.dtype is f16:
+        return cast(reduce(op, cast(node, f32), axes), f16)
+    axes = tuple(sorted({normal_axis(a, node.shape, name) for a in axes}))
+    if not axes:
+        return node
+    shape = tuple(n for i, n in enumerate(node.shape) if i not in axes)
+    return make(op, (node,), axes, shape, node.dtype)
+
+
+def move(op: Op, node: Node, arg: Any) -> Node:
+    """A movement operation; `arg` as Op documents. The view algebra checks it."""
+    if op is Op.RESHAPE and node.op is Op.RESHAPE:
+        node = node.src[0]
+    try:
+        moved = apply_movement(Access.of(node.shape), op, arg)
+    except TypeError:
+        name = op.name.lower()
+        what = "whole numbers, each an argument of its own"
+        raise misuse(TypeError, f"{name} of shape {node.shape}: {arg} are not {what}") from None
+    if moved.shape == node.shape and op in (Op.RESHAPE, Op.EXPAND):
+        return node
+    if op is Op.RESHAPE or op is Op.EXPAND:
+        arg = moved.shape  # -1 filled in
+    if op is Op.PERMUTE and arg == tuple(range(len(node.shape))):
+        return node
+    return make(op, (node,), arg, moved.shape, node.dtype)
+
+
+_MOVES: dict[Op, Callable[[Access, Any], Access]] = {
+    Op.RESHAPE: lambda access, arg: access.reshape(arg),
+    Op.PERMUTE: lambda access, arg: access.permute(arg),
+    Op.EXPAND: lambda access, arg: access.expand(arg),
+    Op.PAD: lambda access, arg: access.pad(arg),
+    Op.SHRINK: lambda access, arg: access.shrink(arg),
+    Op.STRIDE: lambda access, arg: access.stride(arg),
+}
+
+
+def apply_movement(access: Access, op: Op, arg: Any) -> Access:
+    """The access after one more movement operation."""
+    return _MOVES[op](access, arg)
+
+
+def dot(a: Node, b: Node) -> Node:
+    """Matrix product of f32 over equal leading axes: [..., M, K] x [..., K, N] -> [..., M, N]."""
+    if len(a.shape) < 2 or len(a.shape) != len(b.shape) or a.shape[:-2] != b.shape[:-2]:
+        raise misuse(ValueError, f"dot: shapes {a.shape} and {b.shape} need equal leading axes")
+    if a.shape[-1] != b.shape[-2]:
+        raise misuse(ValueError, f"dot: {a.shape} x {b.shape}: {a.shape[-1]} is not {b.shape[-2]}")
+    if a.dtype is not f32 or b.dtype is not f32:
+        raise misuse(TypeError, f"dot: needs f32 factors, not {kind_of(a)} and {kind_of(b)}")
+    return make(Op.DOT, (a, b), None, (*a.shape[:-1], b.shape[-1]), a.dtype)
+
+
+def gather(table: Node, index: Node) -> Node:
+    """Rows of a table: [N, ...] at int [...] -> index.shape + table.shape[1:].
+
+    Indices must be in range; of computed ones only the caller can know.
+    """
+    if not index.dtype.is_int:
+        raise misuse(TypeError, f"gather: the index must be of integers, not {kind_of(index)}")
+    if not table.shape:
+        raise misuse(ValueError, f"gather: {kind_of(table)} has no axis of rows")
+    return make(Op.GATHER, (table, index), None, index.shape + table.shape[1:], table.dtype)
+
+
+def concat(parts: Sequence[Node], axis: int) -> Node:
+    """Parts side by side along an axis; the other axes agree."""
+    first = parts[0]
+    axis = normal_axis(axis, first.shape, "concat")
+    rest = {(p.dtype.name, *p.shape[:axis], *p.shape[axis + 1 :]) for p in parts}
+    if len(rest) > 1:
+        kinds = ", ".join(map(kind_of, parts))
+        raise misuse(ValueError, f"concat: {kinds} do not fit along axis {axis}")
+    if len(parts) == 1:
+        return first
+    length = sum(p.shape[axis] for p in parts)
+    shape = (*first.shape[:axis], length, *first.shape[axis + 1 :])
+    return make(Op.CONCAT, tuple(parts), axis, shape, first.dtype)
+
+
+def contiguous(node: Node) -> Node:
+    if node.op in (Op.BUFFER, Op.CONTIGUOUS):
+        return node
+    return make(Op.CONTIGUOUS, (node,), None, node.shape, node.dtype)
+
+
+def function(answer: Node, inputs: Sequence[Node], vjp: Callable[..., Any]) -> Node:
+    """`answer` with a gradient rule: vjp(g, answer, *inputs) -> a gradient for each input."""
+    return make(Op.FUNCTION, (answer, *inputs), vjp, answer.shape, answer.dtype)
+
+
+def normal_axis(axis: int, shape: Shape, operation: str) -> int:
+    """An axis counted from the first, where negative ones count from the end."""
+    rank = len(shape)
+    if not -rank <= axis < rank:
+        raise misuse(ValueError, f"{operation}: axis {axis} is none of the {rank} of shape {shape}")
+    return axis % rank
+
+
+# --- walking, and what printers show of a Node ---
+
+
+def all_sources(node: Node) -> Sequence[Node]:
+    return node.src
+
+
+def toposort(
+    roots: Iterable[Node], sources: Callable[[Node], Sequence[Node]] = all_sources
+) -> list[Node]:
+    """Every Node that the roots need, each after its sources."""
+    seen: set[int] = set()
+    found: list[Node] = []
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        if id(node) not in seen:
+            seen.add(id(node))
+            found.append(node)
+            stack.extend(sources(node))
+    return sorted(found, key=lambda n: n.number)
+
+
+def rebuild(node: Node, src: tuple[Node, ...]) -> Node:
+    """The same operation on other sources of the same shapes."""
+    if src == node.src:
+        return node
+    return make(node.op, src, node.arg, node.shape, node.dtype)
+
+
+def substitute(roots: Sequence[Node], replaced: dict[Node, Node]) -> list[Node]:
+    """The roots with some of their Nodes replaced by others of the same shape and dtype."""
+    done = dict(replaced)
+    for node in toposort(roots):
+        if node not in done:
+            done[node] = rebuild(node, tuple(done[s] for s in node.src))
+    return [done[r] for r in roots]
+
+
+def kind_of(node: Node) -> str:
+    """Dtype and shape of a Node, as printers and errors show them."""
+    return f"{node.dtype.name}{list(node.shape)}"
+
+
+def label(node: Node) -> str:
+    """One Node without its sources, as the printers show it."""
+    if node.op is Op.BUFFER:
+        return f"BUFFER {node.arg.name}".rstrip()
+    if node.op in (Op.FUNCTION, Op.IOTA) or node.arg is None:
+        return node.op.name
+    return f"{node.op.name} {node.arg}"

@@ -1,0 +1,111 @@
+"""What Nodes compute from indices alone, as symbolic expressions.
+
+A selection by such a condition needs no select: it becomes the validity of a load, as that
+of a padded value is. Nothing here emits instructions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from imgmlp.engine.ir.access import Access
+from imgmlp.engine.ir.dtype import DType, bool_
+from imgmlp.engine.ir.graph import Node, const
+from imgmlp.engine.ir.kernel import access, part_begin
+from imgmlp.engine.ir.op import MOVEMENT, Op
+from imgmlp.engine.ir.symbolic import ONE, Const, Expr, Less, conj, unravel
+
+LIMIT = 1 << 30  # an expression's bounds: sums of two still fit an int of OpenCL C
+
+
+def through(node: Node) -> tuple[Node, Access]:
+    """What a chain of movements starts from, and the access through all of them."""
+    source = node
+    while source.op in MOVEMENT:
+        source = source.src[0]
+    return source, access(node)
+
+
+def index_value(node: Node, indices: Sequence[Expr]) -> Expr | None:
+    """An integer Node, or a condition as 0 or 1, at these indices; None if it needs more.
+
+    Where the Node's dtype would wrap there is no expression either.
+    """
+    if node.dtype.is_float:
+        return None
+    if node.op is Op.CONST:
+        return _within(Const(int(node.arg)), node.dtype)
+    if node.op is Op.IOTA:
+        return indices[0]
+    if node.op is Op.PART:
+        return part_begin(node) + indices[0] if node.src[0].op is Op.IOTA else None
+    if node.op in MOVEMENT:
+        source, moved = through(node)
+        offset, valid = moved.index(indices)
+        return index_value(source, unravel(offset, source.shape)) if valid is ONE else None
+    rule = _RULES.get(node.op)
+    if rule is None or any(s.dtype.is_float for s in node.src):
+        return None
+    found = [index_value(s, indices) for s in node.src]
+    sources = [f for f in found if f is not None]
+    value = rule(node.dtype, *sources) if len(sources) == len(found) else None
+    return None if value is None else _within(value, node.dtype)
+
+
+def _within(value: Expr, dtype: DType) -> Expr | None:
+    low, high = max(dtype.min, -LIMIT), min(dtype.max, LIMIT)
+    return value if low <= value.lo and value.hi <= high else None
+
+
+def negated(condition: Expr) -> Expr:
+    """1 where the condition is 0, and the other way around."""
+    return condition.x.ge(condition.n) if isinstance(condition, Less) else 1 - condition
+
+
+def _equal(a: Expr, b: Expr) -> Expr:
+    return conj((a - b).lt(1), (a - b).ge(0))
+
+
+def _cast(dtype: DType, x: Expr) -> Expr:
+    is_number = dtype is bool_ and not 0 <= x.lo <= x.hi <= 1
+    return negated(_equal(x, Const(0))) if is_number else x
+
+
+def _product(dtype: DType, a: Expr, b: Expr) -> Expr | None:
+    return a * b if isinstance(a, Const) or isinstance(b, Const) else None
+
+
+def _exclusive_or(dtype: DType, a: Expr, b: Expr) -> Expr:
+    return negated(a) if dtype is bool_ and b is ONE else a ^ b
+
+
+def _positive(b: Expr) -> int:
+    """A divisor that expressions can have, or 0."""
+    return b.value if isinstance(b, Const) and b.value > 0 else 0
+
+
+_RULES: dict[Op, Callable[..., Expr | None]] = {
+    Op.CAST: _cast,
+    Op.NEG: lambda dtype, x: -x,
+    Op.ADD: lambda dtype, a, b: a + b,
+    Op.SUB: lambda dtype, a, b: a - b,
+    Op.MUL: _product,
+    Op.DIV: lambda dtype, a, b: a // n if (n := _positive(b)) else None,
+    Op.MOD: lambda dtype, a, b: a % n if (n := _positive(b)) else None,
+    Op.XOR: _exclusive_or,
+    Op.LT: lambda dtype, a, b: (a - b).lt(0),
+    Op.EQ: lambda dtype, a, b: _equal(a, b),
+    Op.AND: lambda dtype, a, b: conj(a, b) if dtype is bool_ else None,
+    Op.OR: lambda dtype, a, b: negated(conj(negated(a), negated(b))) if dtype is bool_ else None,
+}
+
+
+def zero_outside(node: Node) -> bool:
+    """Whether a Node is zero where its loads are masked: loads, moved, gathered, cast, chosen."""
+    if node.op in MOVEMENT or node.op in (Op.CAST, Op.GATHER):
+        return zero_outside(node.src[0])
+    if node.op is Op.WHERE:
+        return all(map(zero_outside, node.src[1:]))
+    if node.op is Op.PART:
+        return node.src[0].op is not Op.IOTA
+    return node.op is Op.BUFFER or node is const(0, node.dtype, node.shape)

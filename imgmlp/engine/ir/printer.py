@@ -1,0 +1,75 @@
+"""A graph as text: numbered lines or a tree for people, DOT for Graphviz."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from imgmlp.engine.ir.graph import Node, kind_of, label, toposort
+from imgmlp.engine.ir.op import Op
+
+
+def render_nodes(roots: Sequence[Node]) -> str:
+    """Numbered listing, a line a Node: number, operation, sources, dtype and shape.
+
+    The body of a loop follows it, indented and with numbers of its own.
+    """
+    numbers: dict[Node, int] = {}
+    lines = []
+    for node in toposort(roots):
+        numbers[node] = len(numbers)
+        sources = ", ".join(str(numbers[s]) for s in node.src)
+        kind = kind_of(node) if node.op is not Op.LOOP else ""
+        line = f"{numbers[node]:4d} {label(node):<28} ({sources})".ljust(48) + f" {kind}"
+        lines.append(line.rstrip())
+        if node.op is Op.LOOP:
+            lines += [f"     {line}" for line in node.arg.render().splitlines()]
+    return "\n".join(lines)
+
+
+def render_tree(roots: Sequence[Node]) -> str:
+    """Each result with its sources indented below it, numbered as in `render_nodes`.
+
+    What was computed further up already is an Intermediate there. A loop's body, which has
+    numbers of its own, stands between the loop and its sources.
+    """
+    numbers = {node: i for i, node in enumerate(toposort(roots))}
+    shown: set[Node] = set()
+    lines = []
+    waiting = [(root, 0) for root in reversed(roots)]
+    while waiting:  # the graph may be deeper than Python's stack
+        node, depth = waiting.pop()
+        margin = "  " * depth
+        if node in shown and node.src:
+            lines.append(f"{margin}{numbers[node]} Intermediate")
+            continue
+        shown.add(node)
+        kind = f" {kind_of(node)}" if node.op is not Op.LOOP else ""
+        lines.append(f"{margin}{numbers[node]} {label(node)}{kind}")
+        if node.op is Op.LOOP:
+            lines += [f"{margin}  | {line}" for line in render_tree(node.arg.values).splitlines()]
+        waiting += [(source, depth + 1) for source in reversed(node.src)]
+    return "\n".join(lines)
+
+
+def render_dot(roots: Sequence[Node]) -> str:
+    """The graph in Graphviz DOT, arrows from sources to what uses them, loops as clusters."""
+    lines = ["digraph imgmlp {", "  rankdir=LR; node [shape=box, fontname=monospace];"]
+    return "\n".join([*lines, *_dot_lines(roots, "n"), "}"])
+
+
+def _dot_lines(roots: Sequence[Node], prefix: str) -> list[str]:
+    numbers = {node: f"{prefix}{i}" for i, node in enumerate(toposort(roots))}
+    lines = []
+    for node, name in numbers.items():
+        text = f"{label(node)}\\n{kind_of(node)}".replace('"', "'")
+        lines.append(f'  {name} [label="{text}"];')
+        marks = (
+            ["", " [label=true]", " [label=false]"] if node.op is Op.COND else [""] * len(node.src)
+        )
+        lines += [
+            f"  {numbers[s]} -> {name}{mark};" for s, mark in zip(node.src, marks, strict=True)
+        ]
+        if node.op is Op.LOOP:
+            body = _dot_lines(node.arg.values, f"{name}_")
+            lines += [f'  subgraph cluster_{name} {{ label="{node.arg}";', *body, "  }"]
+    return lines

@@ -1,0 +1,211 @@
+"""How a tensor's elements lie in a buffer, so that movement operations copy nothing.
+
+A View maps indices to one place each: offset + sum of index * stride, inside a masked box. What
+one View cannot say is for access.py. Nothing here knows of dtypes, graphs or kernels, and nobody
+checks arguments: whoever moves a View has done so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from imgmlp.engine.ir.symbolic import ONE, Expr, conj, linear, row_major
+
+Shape = tuple[int, ...]
+Ranges = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """An element of `shape` lies at offset + sum(index * stride).
+
+    `mask` is one (begin, end) per dimension, or None for all: elements outside are zero and
+    lie nowhere. Build with `View.of` and `canonical`, which bring equal views into equal form:
+    a dimension of which only one index is inside the mask has stride 0.
+    """
+
+    shape: Shape
+    strides: tuple[int, ...]
+    offset: int = 0
+    mask: Ranges | None = None
+
+    @staticmethod
+    def of(shape: Shape) -> View:
+        """The row-major view of a whole buffer."""
+        return canonical(shape, row_major(shape), 0, _full(shape))
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def ranges(self) -> Ranges:
+        """The mask, also where there is none."""
+        return self.mask or _full(self.shape)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the mask leaves no element at all."""
+        return any(begin == end for begin, end in self.ranges)
+
+    @property
+    def is_row_major(self) -> bool:
+        return self == View.of(self.shape)
+
+    def index(self, indices: Sequence[Expr]) -> tuple[Expr, Expr]:
+        """(offset, validity) of the element at these indices."""
+        valid: Expr = ONE
+        if self.mask:
+            limits = zip(indices, self.mask, strict=True)
+            valid = conj(*(c for x, (begin, end) in limits for c in (x.ge(begin), x.lt(end))))
+        return linear(self.offset, zip(indices, self.strides, strict=True)), valid
+
+    def permute(self, axes: Sequence[int]) -> View:
+        shape, strides, ranges = self.shape, self.strides, self.ranges
+        return canonical(
+            tuple(shape[a] for a in axes),
+            tuple(strides[a] for a in axes),
+            self.offset,
+            tuple(ranges[a] for a in axes),
+        )
+
+    def expand(self, shape: Shape) -> View:
+        """Dimensions of size 1 repeated; they have stride 0 already."""
+        ranges = tuple(
+            r if n == m else (0, m * r[1])
+            for n, m, r in zip(self.shape, shape, self.ranges, strict=True)
+        )
+        return canonical(shape, self.strides, self.offset, ranges)
+
+    def window(self, box: Ranges) -> View:
+        """The box [begin, end) of each dimension; where it goes beyond the view is zero."""
+        inside = tuple(
+            (max(b, begin) - begin, max(min(e, end), b, begin) - begin)
+            for (b, e), (begin, end) in zip(self.ranges, box, strict=True)
+        )
+        offset = self.offset + sum(
+            begin * stride for (begin, _), stride in zip(box, self.strides, strict=True)
+        )
+        return canonical(tuple(end - begin for begin, end in box), self.strides, offset, inside)
+
+    def stride(self, steps: Sequence[int]) -> View:
+        """Every step-th element of each dimension, from its end where the step is negative."""
+        shape, strides, ranges, offset = [], [], [], self.offset
+        for n, s, (b, e), step in zip(self.shape, self.strides, self.ranges, steps, strict=True):
+            if step < 0:
+                offset += (n - 1) * s
+                b, e = n - e, n - b
+            shape.append(_divide_up(n, abs(step)))
+            strides.append(s * step)
+            ranges.append((_divide_up(b, abs(step)), _divide_up(e, abs(step))))
+        return canonical(tuple(shape), tuple(strides), offset, tuple(ranges))
+
+    def reshape(self, shape: Shape) -> View | None:
+        """The same elements in the same order, or None if one view cannot say it."""
+        if shape == self.shape:
+            return self
+        if self.is_empty:
+            return nothing(shape)
+        old = [d for d in map(_Dim, self.shape, self.strides, self.ranges) if d.size > 1]
+        new: list[_Dim] = []
+        sizes = [n for n in shape if n > 1]
+        while old:
+            pieces = _reshape_first(old, sizes)
+            if pieces is None:
+                return None
+            new += pieces
+        dims = iter(new)
+        full = [next(dims) if n > 1 else _Dim(1, 0, (0, 1)) for n in shape]
+        offset = self.offset + sum(d.offset for d in full)
+        return canonical(shape, tuple(d.stride for d in full), offset, tuple(d.range for d in full))
+
+    def __str__(self) -> str:
+        text = f"{self.shape}:{self.strides}".replace(" ", "")
+        if self.offset:
+            text += f"{self.offset:+d}"
+        if self.mask:
+            text += f" in [{', '.join(f'{begin}:{end}' for begin, end in self.mask)}]"
+        return text
+
+
+def canonical(shape: Shape, strides: tuple[int, ...], offset: int, ranges: Ranges) -> View:
+    """The one form of all equal views."""
+    if any(begin >= end for begin, end in ranges):
+        return View(shape, (0,) * len(shape), 0, ((0, 0),) * len(shape))
+    if any(end - begin == 1 for begin, end in ranges):
+        single = [end - begin == 1 for begin, end in ranges]
+        offset += sum(r[0] * s for r, s, one in zip(ranges, strides, single, strict=True) if one)
+        strides = tuple(0 if one else s for s, one in zip(strides, single, strict=True))
+    return View(shape, strides, offset, None if ranges == _full(shape) else ranges)
+
+
+def nothing(shape: Shape) -> View | None:
+    """A view of which no element is inside the mask; a scalar has no dimension to mask."""
+    return canonical(shape, (0,) * len(shape), 0, ((0, 0),) * len(shape)) if shape else None
+
+
+def _full(shape: Shape) -> Ranges:
+    return tuple((0, n) for n in shape)
+
+
+def _divide_up(x: int, n: int) -> int:
+    return -(-x // n)
+
+
+# --- reshaping one view ---
+
+
+class _Dim(NamedTuple):
+    """One dimension, and what it adds to the view's offset."""
+
+    size: int
+    stride: int
+    range: tuple[int, int]
+    offset: int = 0
+
+
+def _reshape_first(old: list[_Dim], sizes: list[int]) -> list[_Dim] | None:
+    """Take the fewest leading dims and sizes of equal product; these dims in these sizes."""
+    dim, taken = old.pop(0), [sizes.pop(0)]
+    while dim.size != math.prod(taken):
+        if dim.size > math.prod(taken):
+            taken.append(sizes.pop(0))
+            continue
+        merged = _merge(dim, old.pop(0))
+        if merged is None:
+            return None
+        dim = merged
+    return _split(dim, taken)
+
+
+def _merge(outer: _Dim, inner: _Dim) -> _Dim | None:
+    """Two neighbouring dimensions as one, if their strides and ranges allow."""
+    n = inner.size
+    (begin, end), (b, e) = outer.range, inner.range
+    if end - begin == 1:  # the only index inside: it may as well have the stride that fits
+        first = begin * n
+        offset = outer.offset + inner.offset - first * inner.stride
+        return _Dim(outer.size * n, inner.stride, (first + b, first + e), offset)
+    if inner.range != (0, n) or outer.stride != n * inner.stride:
+        return None
+    return _Dim(outer.size * n, inner.stride, (begin * n, end * n), outer.offset + inner.offset)
+
+
+def _split(dim: _Dim, sizes: Sequence[int]) -> list[_Dim] | None:
+    """One dimension as several of these sizes, if its range is a box in them."""
+    if len(sizes) == 1:
+        return [dim]
+    n = math.prod(sizes[1:])
+    (begin, end), stride = dim.range, dim.stride * n
+    if begin // n == (end - 1) // n:
+        at = begin // n
+        outer, inner = (at, at + 1), (begin - at * n, end - at * n)
+    elif begin % n == end % n == 0:
+        outer, inner = (begin // n, end // n), (0, n)
+    else:
+        return None
+    rest = _split(_Dim(n, dim.stride, inner), sizes[1:])
+    return rest and [_Dim(sizes[0], stride, outer, dim.offset), *rest]

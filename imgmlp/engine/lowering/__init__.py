@@ -1,0 +1,4 @@
+"""Kernels to UOps: one file for each kind of kernel.
+
+Imports ir and passes.
+"""

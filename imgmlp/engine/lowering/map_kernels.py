@@ -1,0 +1,262 @@
+"""Kernels that compute each element by itself, on either mapping.
+
+On a CPU one index runs along all elements where it can. Where neighbours of the last axis are
+far apart in what is read, as in a transpose, tiles are read along and written along instead: by
+way of a private array, or of local memory, where neighbouring lanes take neighbouring elements
+both times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from imgmlp.engine.ir.graph import Node
+from imgmlp.engine.ir.kernel import Kernel
+from imgmlp.engine.ir.op import ELEMENTWISE
+from imgmlp.engine.ir.symbolic import ONE, Const, Expr, Var, conj, unravel
+from imgmlp.engine.ir.uops import GPU_LANES, VECTOR, Builder, Lanes, Range, U
+from imgmlp.engine.lowering.expressions import Kept, Lowering, destination, put, store_all
+
+GRAIN = 4096  # elements that make a work-group worth its launch on a CPU
+STAGED = 64  # rows and columns of a tile that is read along one axis and written along another
+LINE = 16  # elements that a line of a processor's cache holds, at least
+MANY = 1 << 16  # elements from which a lane of a GPU takes several, as groups cost time too
+AT_ONCE = 8  # so many, one after the other for the group
+REGISTERS = 32  # of a lane, for values of a block's tile that it has before it stores them
+SHARED = 32  # rows and columns of a tile in local memory
+MOST_SHARED = 6  # such tiles, of 4 KiB each
+
+
+def map_kernel(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tuple[int, int]:
+    build, shape = lower.build, kernel.shape
+    size = math.prod(shape)
+    if lanes == "group":
+        crossed = None if lower.inside else _crossed(kernel)
+        if crossed is not None:
+            return _map_shared(kernel, lower, *crossed)
+        many = size >= MANY and size % (GPU_LANES * AT_ONCE) == 0
+        if many or (lower.inside and size > GPU_LANES):
+            return _map_several(kernel, lower, size)
+        local = min(64, size)
+        flat = lower.outermost("i", size, "item")
+        store_all(lower, kernel.stores, unravel(flat, shape))
+        build.close()
+        return -(-size // local) * local, local
+    groups = max(1, min(4 * units, size // GRAIN))
+    if groups > units:  # as many for each
+        groups = groups // units * units
+    if _flat(kernel):
+        flat = lower.outermost("i", size, "share")
+        store_all(lower, kernel.stores, unravel(flat, shape))
+        build.close()
+        return groups, 1
+    if (crossed := _crossed(kernel)) is not None:
+        return _map_staged(kernel, lower, crossed[0], groups), 1
+    inner = shape[-1]
+    outer = lower.outermost("i", size // inner, "share")
+    column = build.open(Range("c", inner))
+    store_all(lower, kernel.stores, [*unravel(outer, shape[:-1]), column])
+    build.close()
+    build.close()
+    return min(groups, size // inner), 1
+
+
+def _map_several(kernel: Kernel, lower: Lowering, size: int) -> tuple[int, int]:
+    """Lanes take neighbouring elements, and again so many behind those of all lanes."""
+    build, stores = lower.build, kernel.stores
+    beside = 4 if kernel.shape[-1] % 4 == 0 else 1
+    most = max(1, (REGISTERS // len(stores) if lower.inside else AT_ONCE) // beside)
+    parts = size // beside
+    rounds = -(-parts // GPU_LANES)
+    groups = -(-rounds // min(most, VECTOR))  # longer loops are not unrolled: no registers
+    rounds = -(-rounds // groups)
+    group = lower.outermost("i", groups, "group")
+    lane = build.open(Range("l", GPU_LANES, "lane"))
+    kept = Kept(build, stores, rounds * beside)
+
+    def each(names: str) -> tuple[Expr, list[Expr]]:
+        """Open the loops over a lane's elements: which of its own, and with which indices."""
+        place = build.open(Range(names[0], rounds, "vector"))
+        part = (group * rounds + place) * GPU_LANES + lane
+        if parts % (groups * rounds * GPU_LANES):
+            build.open(Range(names[1], 1, "loop", part.lt(parts)), holds=True)
+        side = build.open(Range(names[2], beside, "vector"))
+        return place * beside + side, unravel(part * beside + side, kernel.shape)
+
+    depth = len(build.scopes)
+    own, indices = each("rxn")
+    kept.keep([lower.value(s.value, indices) for s in stores], own)
+    while len(build.scopes) > depth:
+        build.close()
+    kept.put(*each("pyq"))
+    while len(build.scopes) > depth - 2:
+        build.close()
+    return groups * GPU_LANES, GPU_LANES
+
+
+def _flat(kernel: Kernel) -> bool:
+    """Whether one running index reaches every operand without division."""
+    if len(kernel.shape) < 2:
+        return True
+    trial = Builder()
+    lower = Lowering(trial, None)
+    for variable in ("group", "tile"):
+        trial.open(Range(variable, 1))
+    flat = trial.open(Range("i", math.prod(kernel.shape), "share"))
+    store_all(lower, kernel.stores, unravel(flat, kernel.shape))
+    uops = [u for _, u in trial.scopes[-1]]
+    exprs = [u.arg[0] for u in uops if u.op is U.LOAD] + [
+        u.arg for u in uops if u.op in (U.STORE, U.INDEX)
+    ]
+    exprs += [u.arg[1] for u in uops if u.op is U.LOAD and u.arg[1] is not ONE]
+    own = [e.substitute({"group": 0, "tile": 0}) for e in exprs]
+    return all(e is flat or not e.variables() for e in own)
+
+
+def _crossed(kernel: Kernel) -> tuple[int, list[Node]] | None:
+    """The axis that something is read along, if that is not the last one as in what is written,
+    and which values are read so.
+    """
+    shape = kernel.shape
+    long = [a for a, n in enumerate(shape[:-1]) if n >= VECTOR]
+    if not long or shape[-1] < VECTOR:
+        return None
+    found: list[tuple[int, Node]] = []
+    for leaf in _leaves(kernel):
+        trial = Builder()
+        for variable in ("group", "tile"):
+            trial.open(Range(variable, 1))
+        indices = [trial.open(Range(f"x{a}", n)) for a, n in enumerate(shape)]
+        Lowering(trial, None).value(leaf, indices)
+        for offset in (u.arg[0] for scope in trial.scopes for _, u in scope if u.op is U.LOAD):
+            if abs(stride(offset, indices, indices[-1])) > 1:
+                along = [a for a in long if stride(offset, indices, indices[a]) == 1]
+                found += [(along[0], leaf)] if along else []
+    if not found:
+        return None
+    axis = found[0][0]
+    return axis, list(dict.fromkeys(leaf for a, leaf in found if a == axis))
+
+
+def _leaves(kernel: Kernel) -> list[Node]:
+    """What elementwise operations of a kernel begin with."""
+    found: dict[Node, None] = {}
+    seen: set[Node] = set()
+    stack = [s.value for s in reversed(kernel.stores)]
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.op in ELEMENTWISE:
+            stack += reversed(node.src)
+        else:
+            found[node] = None
+    return list(found)
+
+
+def stride(offset: Expr, indices: Sequence[Var], index: Var) -> int:
+    """How far a step of one index moves from the beginning; 0 if that is not known."""
+    here = offset.substitute({i.name: 0 for i in indices})
+    moved = offset.substitute({i.name: int(i is index) for i in indices}) - here
+    return moved.lo if moved.lo == moved.hi else 0
+
+
+def _map_staged(kernel: Kernel, lower: Lowering, axis: int, groups: int) -> int:
+    """Tiles of `axis` and the last one: computed along `axis` into a private array, stored along
+    the other. Returns how many groups share them.
+    """
+    build, shape, last = lower.build, kernel.shape, len(kernel.shape) - 1
+    lead = [a for a in range(last) if a != axis]
+    sizes = [shape[a] for a in lead] + [-(-shape[a] // STAGED) for a in (last, axis)]
+    share = lower.outermost("i", math.prod(sizes), "share")
+    *outer, column_tile, row_tile = unravel(share, sizes)
+
+    def limits(a: int, tile: Expr) -> tuple[Expr, Expr | None]:
+        first = tile * STAGED
+        return first, Const(shape[a]) - first if shape[a] % STAGED else None
+
+    (first_row, rows), (first_column, columns) = limits(axis, row_tile), limits(last, column_tile)
+
+    def at(row: Expr, column: Expr) -> list[Expr]:
+        found = dict(zip(lead, outer, strict=True))
+        found |= {axis: first_row + row, last: first_column + column}
+        return [found[a] for a in range(last + 1)]
+
+    kinds = [s.value.dtype for s in kernel.stores]
+    tiles = [build.effect(U.ACC, (), (STAGED * STAGED, None), kind) for kind in kinds]
+    column = build.open(Range("c", STAGED, "loop", columns))
+    row = build.open(Range("r", STAGED, "vector", rows))
+    values = [lower.value(s.value, at(row, column)) for s in kernel.stores]
+    for tile, value, kind in zip(tiles, values, kinds, strict=True):
+        build.effect(U.KEEP, (tile, value), column * STAGED + row, kind)
+    loads = [u for _, u in build.scopes[-1] if u.op is U.LOAD and len(u.src) == 1]
+    build.close()
+    along = [u for u in loads if stride(u.arg[0], [row], row) == 1]
+    for first in range(STAGED, 2 * STAGED, LINE):  # the same column of the next tile
+        for u in along:
+            build.effect(U.PREFETCH, u.src, (u.arg[0].substitute({row.name: first}), False))
+        for store in kernel.stores:
+            offset = destination(store, at(column + STAGED, Const(first - STAGED)))
+            build.effect(U.PREFETCH, (build.parameter(store.target, True),), (offset, True))
+    build.close()
+    row = build.open(Range("p", STAGED, "loop", rows))
+    column = build.open(Range("q", STAGED, "vector", columns))
+    place = column * STAGED + row
+    kept = [
+        build.effect(U.LANE, (tile,), place, kind) for tile, kind in zip(tiles, kinds, strict=True)
+    ]
+    put(build, kernel.stores, kept, at(row, column))
+    for _ in range(3):
+        build.close()
+    return max(1, min(groups, math.prod(sizes)))
+
+
+def _map_shared(
+    kernel: Kernel, lower: Lowering, axis: int, crossed: Sequence[Node]
+) -> tuple[int, int]:
+    """A tile of `axis` and the last one a group: what is read along `axis` goes to local memory
+    and comes from there along the other. Rows have an element more, for other memory banks.
+    """
+    build, shape, last = lower.build, kernel.shape, len(kernel.shape) - 1
+    lead = [a for a in range(last) if a != axis]
+    sizes = [shape[a] for a in lead] + [-(-shape[a] // SHARED) for a in (last, axis)]
+    group = lower.outermost("t", math.prod(sizes), "group")
+    *outer, column_tile, row_tile = unravel(group, sizes)
+
+    def at(row: Expr, column: Expr) -> tuple[list[Expr], Expr]:
+        """The indices of an element of the tile, and whether it exists."""
+        found = dict(zip(lead, outer, strict=True))
+        found |= {axis: row_tile * SHARED + row, last: column_tile * SHARED + column}
+        inside = conj(found[axis].lt(shape[axis]), found[last].lt(shape[last]))
+        return [found[a] for a in range(last + 1)], inside
+
+    moved = crossed[:MOST_SHARED]
+    tiles = [build.effect(U.LOCAL, (), SHARED * (SHARED + 1), leaf.dtype) for leaf in moved]
+    lane = build.open(Range("l", GPU_LANES, "lane"))
+    place = build.open(Range("r", SHARED * SHARED // GPU_LANES, "vector")) * GPU_LANES + lane
+    column, row = place // SHARED, place % SHARED
+    indices, inside = at(row, column)
+    for tile, leaf in zip(tiles, moved, strict=True):
+        value = lower.value(leaf, indices, inside)
+        build.effect(U.KEEP, (tile, value), column * (SHARED + 1) + row, leaf.dtype)
+    build.close()
+    build.close()
+    build.effect(U.BARRIER, ())
+    lane = build.open(Range("m", GPU_LANES, "lane"))
+    place = build.open(Range("q", SHARED * SHARED // GPU_LANES, "vector")) * GPU_LANES + lane
+    row, column = place // SHARED, place % SHARED
+    indices, inside = at(row, column)
+    for tile, leaf in zip(tiles, moved, strict=True):
+        source = column * (SHARED + 1) + row
+        lower.memo[leaf, tuple(indices), inside] = build.emit(
+            U.LANE, leaf.dtype, (tile,), source, [source]
+        )
+    values = [lower.value(s.value, indices, inside) for s in kernel.stores]
+    if inside is not ONE:
+        build.open(Range("x", 1, "loop", inside))
+    put(build, kernel.stores, values, indices)
+    for _ in range(3 if inside is ONE else 4):
+        build.close()
+    return math.prod(sizes) * GPU_LANES, GPU_LANES

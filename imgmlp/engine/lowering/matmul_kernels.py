@@ -1,0 +1,346 @@
+"""How a matrix product runs: its tiles as UOps.
+
+On a CPU one work-item has a tile, most of them in registers until they are stored. On a GPU the
+lanes of a group share a tile's sums in registers and spread them over local memory to use them;
+inside of a block sums over rows may stay in registers from one tile of rows to the next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from imgmlp.engine.ir.dtype import f32
+from imgmlp.engine.ir.graph import Node
+from imgmlp.engine.ir.index_values import through
+from imgmlp.engine.ir.kernel import Kernel, Store, part_begin, storage
+from imgmlp.engine.ir.op import Op
+from imgmlp.engine.ir.symbolic import ONE, Const, Expr, conj, split, unravel
+from imgmlp.engine.ir.uops import (
+    FACTORS,
+    GPU_LANES,
+    GPU_TILE,
+    NARROW,
+    VECTOR,
+    Builder,
+    Lanes,
+    Product,
+    Range,
+    U,
+)
+from imgmlp.engine.ir.view import View
+from imgmlp.engine.lowering.expressions import Kept, Lowering, store_all
+
+TILE_ROWS = 64  # rows of a product's tile on a CPU
+REGISTER_ROWS = {VECTOR: 6, NARROW: 8}  # most rows of a tile in registers, by its columns
+REGISTER_INNER = 256  # most terms of a tile in registers: 16 KiB of the right factor
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """A tile of a kernel's product: what it is made of, and where it belongs."""
+
+    product: Product
+    left: int  # globals of both factors
+    right: int
+    lead: tuple[Expr, ...]  # indices in a batch of products
+    row: Expr  # of the first element
+    column: Expr
+    below: Expr  # tiles above it, which have the same columns
+
+
+def product(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tuple[int, int]:
+    """A kernel around a product; the sizes of its launch."""
+    core, build = kernel.core, lower.build
+    assert core is not None
+    wanted = 0 if lower.inside else 4 * units
+    if lanes == "one":
+        return max(_by_one(kernel, lower, panels, wanted) for panels in _panels(core)), 1
+    *batch, rows, columns = core.shape
+    size = _cut_for_lanes(core, wanted)
+    shape = (*batch, -(-rows // size[0]), -(-columns // size[1]))
+    tiles = math.prod(shape)
+    number = lower.outermost("t", tiles, "group")
+    tile = _tile(core, unravel(number, shape), size, build)
+    sums = Sums(tile, kernel.sums is not None, build)
+    sums.add(lower)
+    sums.leave(kernel, lower)
+    build.close()
+    return tiles * GPU_LANES, GPU_LANES
+
+
+def _tile(
+    core: Node, index: Sequence[Expr], size: tuple[int, int], build: Builder, first: int = 0
+) -> _Tile:
+    """Offsets and strides of both factors, which are plain views of Buffers; `first` column."""
+    *lead, row_tile, column_tile = index
+    row, column = row_tile * size[0], column_tile * size[1] + first
+    rows, columns = core.shape[-2:]
+    (left, left_view), (right, right_view) = (through(s) for s in core.src)
+    a, b = left_view.views[0], right_view.views[0]
+    left_offset, _ = left_view.index([*lead, row, Const(0)])
+    right_offset, _ = right_view.index([*lead, Const(0), column])
+    begins = [part_begin(s) for s in (left, right)]
+    found = Product(
+        rows=Const(rows) - row if rows % size[0] else None,
+        columns=Const(columns) - column if column.hi + size[1] > columns else None,
+        inner=core.src[0].shape[-1],
+        left=left_offset + begins[0],
+        left_row=a.strides[-2],
+        left_inner=a.strides[-1],
+        right=right_offset + begins[1],
+        right_inner=b.strides[-2],
+        right_column=b.strides[-1],
+        tile_rows=size[0],
+        tile_columns=size[1],
+        left_aligned=_aligned(a, begins[0], -1, -2),
+        right_aligned=_aligned(b, begins[1], -2, -1),
+    )
+    sources = build.parameter(storage(left)), build.parameter(storage(right))
+    return _Tile(found, *sources, tuple(lead), row, column, row_tile)
+
+
+def _aligned(view: View, begin: Expr, inner: int, outer: int) -> bool:
+    """Whether lines of neighbours along one of two axes all begin on 32 bytes of float32."""
+    along = inner if view.strides[inner] == 1 else outer
+    others = [n for axis, n in enumerate(view.strides) if axis - len(view.strides) != along]
+    pitches = [*others, view.offset, *(n for _, n in split(begin)[1])]
+    return view.strides[along] == 1 and all(n % 8 == 0 for n in pitches)
+
+
+def _store_columns(
+    sums: Store, lower: Lowering, tile: _Tile, found: Sequence[int], kind: str
+) -> None:
+    """The second output, by the first tile of each column only."""
+    build = lower.build
+    build.open(Range("first", 1, "loop", Const(1) - tile.below))
+    total = build.effect(U.COLUMNS, found, tile.product, f32)
+    column = build.open(Range("s", tile.product.tile_columns, kind, tile.product.columns))
+    core, value = lower.core, build.effect(U.LANE, (total,), column, f32)
+    lower.core, lower.core_value = sums.value, value
+    store_all(lower, [sums], [*tile.lead, tile.column + column])
+    lower.core = core
+    build.close()
+    build.close()
+
+
+# --- one work-item ---
+
+
+def _panels(core: Node) -> Iterator[tuple[int, int, int]]:
+    """(first column, how many, columns of each): whole ones, then one for what is left."""
+    columns, inner = core.shape[-1], core.src[0].shape[-1]
+    whole, left = divmod(columns, VECTOR)
+    if whole:
+        yield 0, whole, VECTOR
+    if left:
+        narrow = left <= NARROW and inner <= REGISTER_INNER
+        yield whole * VECTOR, 1, NARROW if narrow else VECTOR
+
+
+def _by_one(kernel: Kernel, lower: Lowering, panels: tuple[int, int, int], wanted: int) -> int:
+    """Tiles of some columns, fewer rows each where fewer tiles than wanted would leave cores idle.
+
+    Returns how many work-groups may share them.
+    """
+    core, build, (first, count, width) = kernel.core, lower.build, panels
+    assert core is not None
+    *batch, rows, _ = core.shape
+    parts, others = -(-rows // TILE_ROWS), math.prod(batch) * count
+    while others * parts < wanted and parts * 16 <= rows:
+        parts *= 2
+    height = -(-rows // parts)
+    shape = (*batch, -(-rows // height), count)
+    tiles = math.prod(shape)
+    number = lower.outermost("t", tiles, "share")
+    _one_tile(kernel, lower, _tile(core, unravel(number, shape), (height, width), build, first))
+    build.close()
+    return min(tiles, wanted) or 1
+
+
+def _one_tile(kernel: Kernel, lower: Lowering, tile: _Tile) -> None:
+    build, product = lower.build, tile.product
+    if product.inner <= REGISTER_INNER:
+        _in_registers(kernel, lower, tile)
+    else:
+        found = build.effect(U.PRODUCT, (tile.left, tile.right), product, f32)
+        _store_tile(kernel, lower, product, found, [*tile.lead, tile.row, tile.column])
+    if kernel.sums is not None:
+        _store_columns(kernel.sums, lower, tile, (tile.right,), "vector")
+
+
+def _in_registers(kernel: Kernel, lower: Lowering, tile: _Tile) -> None:
+    """A tile, a few rows after the other, each stored right from registers."""
+    build, product, right, done = lower.build, tile.product, tile.right, 0
+    if not product.direct:
+        right = build.effect(U.PANEL, (right,), product, f32)
+    for height, count in _heights(product.tile_rows, REGISTER_ROWS[product.tile_columns]):
+        loops = [Range("b", count)] if count > 1 else []
+        first = sum([build.open(loop) * height for loop in loops], Const(done))
+        left = None if product.rows is None else product.rows - first
+        if left is not None:
+            loops.append(Range("any", 1, "loop", left))
+            build.open(loops[-1])
+        place = product.left + first * product.left_row
+        part = replace(product, tile_rows=height, rows=left, left=place, registers=True)
+        found = build.effect(U.PRODUCT, (tile.left, right), part, f32)
+        _store_tile(kernel, lower, part, found, [*tile.lead, tile.row + first, tile.column])
+        for _ in loops:
+            build.close()
+        done += height * count
+
+
+def _heights(rows: int, most: int) -> Iterator[tuple[int, int]]:
+    """(rows, how many) of parts that have nearly the same height: 64 by 6 is 9 of 6, 2 of 5."""
+    parts = -(-rows // most)
+    height, larger = divmod(rows, parts)
+    yield from ((h, n) for h, n in ((height + 1, larger), (height, parts - larger)) if n)
+
+
+def _store_tile(
+    kernel: Kernel, lower: Lowering, tile: Product, found: int, begin: Sequence[Expr]
+) -> None:
+    """What the kernel makes of each element of a product's tile."""
+    build, (*lead, first_row, first_column) = lower.build, begin
+    row = build.open(Range("m", tile.tile_rows, "row", tile.rows))
+    column = build.open(Range("n", tile.tile_columns, "column", tile.columns))
+    lower.core_value = build.effect(U.ELEMENT, (found,), (row, column), f32)
+    store_all(lower, kernel.stores, [*lead, first_row + row, first_column + column])
+    build.close()
+    build.close()
+
+
+# --- lanes of a group ---
+
+
+def _cut_for_lanes(core: Node, wanted: int) -> tuple[int, int]:
+    """Tile sizes: smaller ones where fewer tiles than wanted would leave units idle."""
+    batch, (rows, columns) = math.prod(core.shape[:-2]), core.shape[-2:]
+    if columns <= NARROW and 2 * rows >= GPU_TILE:
+        return GPU_TILE, NARROW
+    height, panels = GPU_TILE, -(-columns // GPU_TILE)
+    while height > 8 and height >= 2 * rows:
+        height //= 2
+    while height > 8 and batch * -(-rows // height) * panels < wanted:
+        height //= 2
+    return height, GPU_TILE
+
+
+@dataclass(frozen=True)
+class Fragments:
+    """Which of a tile's sums matrix units leave with a lane; kernels/product_matrix.cl says how."""
+
+    down: int  # warps above one another, of four
+    blocks: int  # of 16 rows that each of them has
+    halves: int  # of such rows, 8 each
+    panels: int  # of 8 columns that a warp has
+
+    @staticmethod
+    def of(rows: int, columns: int) -> Fragments:
+        down = 4 if columns == NARROW else 2 if rows >= 32 else 1
+        return Fragments(down, max(1, rows // down // 16), min(2, rows // 8), columns * down // 32)
+
+    def place(self, lane: Expr, pair: Expr) -> tuple[Expr, Expr]:
+        """Row and column of the first of two neighbours, the `pair`th of a lane."""
+        warp, across = lane // 32, 4 // self.down
+        rest, half = pair // self.halves, pair % self.halves
+        block, panel = rest // self.panels, rest % self.panels
+        row = (warp // across * self.blocks + block) * 16 + half * 8 + lane % 32 // 4
+        return row, (warp % across * self.panels + panel) * 8 + lane % 4 * 2
+
+
+class Sums:
+    """A tile of a product, whose sums a group's lanes have in registers."""
+
+    def __init__(self, tile: _Tile, summed: bool, build: Builder) -> None:
+        self.tile = replace(tile, product=replace(tile.product, summed=summed))
+        self.build = build
+        size = tile.product.tile_rows, tile.product.tile_columns
+        self.found = build.effect(U.TILE, (), size, f32)
+
+    def add(self, lower: Lowering) -> None:
+        """The product of the tile's factors."""
+        tile = self.tile
+        self.build.effect(U.PRODUCT, (tile.left, tile.right, self.found), tile.product, f32)
+
+    def leave(self, kernel: Kernel, lower: Lowering) -> None:
+        """Store what the kernel makes of the sums."""
+        if lower.multiply in FACTORS:
+            self._from_registers(kernel, lower)
+        else:
+            self._spread(kernel, lower)
+        if kernel.sums is not None:
+            _store_columns(kernel.sums, lower, self.tile, (self.tile.right, self.found), "lane")
+
+    def _from_registers(self, kernel: Kernel, lower: Lowering) -> None:
+        """Each lane those that it has, two neighbours at a time."""
+        build, product = self.build, self.tile.product
+        pairs = product.tile_rows * product.tile_columns // GPU_LANES // 2
+        lane = build.open(Range("l", GPU_LANES, "lane"))
+        kept, depth = Kept(build, kernel.stores, 2 * pairs), len(build.scopes)
+        for first, names in ((True, "en"), (False, "pq")):
+            pair = build.open(Range(names[0], pairs, "vector"))
+            side = build.open(Range(names[1], 2, "vector"))
+            place, indices, inside = self._own(lane, pair, side)
+            if first:
+                lower.core_value = build.effect(U.ELEMENT, (self.found,), place, f32)
+                values = [lower.value(s.value, indices, inside) for s in kernel.stores]
+                kept.keep(values, place[-1])
+            else:
+                if inside is not ONE:
+                    build.open(Range("x", 1, "loop", inside))
+                kept.put(place[-1], indices)
+            while len(build.scopes) > depth:
+                build.close()
+        build.close()
+
+    def _own(
+        self, lane: Expr, pair: Expr, side: Expr
+    ) -> tuple[tuple[Expr, Expr, Expr], list[Expr], Expr]:
+        """Of one of a lane's sums: row, column and number; its indices; whether it exists."""
+        tile, product = self.tile, self.tile.product
+        size = product.tile_rows, product.tile_columns
+        row, begin = Fragments.of(*size).place(lane, pair)
+        column = begin + side
+        limits = (row, product.rows), (column, product.columns)
+        inside = conj(*((at - left).lt(0) for at, left in limits if left is not None))
+        indices = [*tile.lead, tile.row + row, tile.column + column]
+        return (row, column, pair * 2 + side), indices, inside
+
+    def _spread(self, kernel: Kernel, lower: Lowering) -> None:
+        """By way of local memory, so that each lane stores four neighbours at a time."""
+        build, tile, product = self.build, self.tile, self.tile.product
+        seen = build.effect(U.SPREAD, (self.found,), product, f32)
+        fours = product.tile_columns // 4
+        limit = product.rows * fours if product.rows is not None else None
+        four = build.open(Range("e", product.tile_rows * fours, "lane", limit))
+        row, begin = four // fours, four % fours * 4
+        left = product.columns - begin if product.columns is not None else None
+        column = begin + build.open(Range("n", 4, "vector", left))
+        lower.core_value = build.effect(U.ELEMENT, (seen,), (row, column), f32)
+        store_all(lower, kernel.stores, [*tile.lead, tile.row + row, tile.column + column])
+        build.close()
+        build.close()
+
+
+def only_added(kernel: Kernel) -> bool:
+    """Whether all that becomes of a reduction or a product is that it is added to something."""
+    return all(s.adds and s.value is kernel.core for s in kernel.stores)
+
+
+def keep_sums(kernels: Sequence[Kernel], build: Builder, registers: int) -> dict[Kernel, Sums]:
+    """Products of a block that are only added up, for as many as a lane has registers."""
+    found: dict[Kernel, Sums] = {}
+    for kernel in kernels:
+        core = kernel.core
+        if core is None or core.op is not Op.DOT or len(core.shape) != 2:
+            continue
+        size = _cut_for_lanes(core, 0)
+        alone = core.shape[0] <= size[0] and core.shape[1] <= size[1]
+        needed = size[0] * size[1] // GPU_LANES
+        if alone and only_added(kernel) and needed <= registers:
+            registers -= needed
+            tile = _tile(core, (Const(0), Const(0)), size, build)
+            found[kernel] = Sums(tile, kernel.sums is not None, build)
+    return found

@@ -1,0 +1,244 @@
+"""NumPy execution of a Procedure: each kernel by its expressions and the places it stores to.
+
+The interpreter of Nodes says what a step means. Here it runs as the scheduler cut it, through
+the accesses that views and symbolic indices became, so that a wrong value, an index out of
+bounds or a race shows in the form that brought it in. All elements of a kernel's shape are
+computed at once; a reduction or product inside gets axes of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from imgmlp.engine.ir.access import Access
+from imgmlp.engine.ir.dtype import DType
+from imgmlp.engine.ir.graph import Node, Shape, buffer
+from imgmlp.engine.ir.index_values import through
+from imgmlp.engine.ir.kernel import (
+    Block,
+    Fused,
+    Kernel,
+    Procedure,
+    Resident,
+    Store,
+    access,
+    part_begin,
+    storage,
+)
+from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, REDUCE, Op
+from imgmlp.engine.ir.symbolic import ONE, Expr, Var
+from imgmlp.engine.oracle.interpret import TABLE
+from imgmlp.engine.oracle.sanitizer import Array, Loops, Memory, Watch, register
+
+Indices = tuple[Array, ...]  # one for each dimension; they broadcast
+
+
+def run_procedure(procedure: Procedure, memory: Memory) -> None:
+    """Run the kernels in order, those of loops again and again.
+
+    Raises IndexError and ValueError as Watch does.
+    """
+    kernels = procedure.kernels
+    with np.errstate(all="ignore"):
+        for position in procedure.order():
+            launch = kernels[position]
+            for phase in launch.phases if isinstance(launch, Resident) else [launch]:
+                if isinstance(phase, Block):
+                    _run_block(phase, memory)
+                else:
+                    for kernel in phase.members if isinstance(phase, Fused) else [phase]:
+                        _Kernel(kernel, memory, {}).run()
+
+
+def _run_block(block: Block, memory: Memory) -> None:
+    """One group after the other, each of which walks its share of the tiles."""
+    begin = 0
+    for group in range(block.groups):
+        for kernel in block.head:
+            _Kernel(kernel, memory, {"group": group}).run()
+        end = begin + block.tiles // block.groups + (group < block.tiles % block.groups)
+        for tile in range(begin, end):
+            for kernel in block.kernels:
+                _Kernel(kernel, memory, {"group": group, "tile": tile}).run()
+        begin = end
+
+
+class _Kernel:
+    """One kernel while it runs, in a Block for some group and tile.
+
+    The loops of a Watch are the axes of a store's shape.
+    """
+
+    def __init__(self, kernel: Kernel, memory: Memory, variables: dict[str, int]) -> None:
+        self.kernel, self.variables = kernel, variables
+        elements = math.prod(kernel.shape)
+        read, written = kernel.reads(), kernel.writes()
+        self.watch = Watch(kernel.name, memory, read, written, elements, elements)
+        self.loops = Loops()
+        self.known: dict[tuple[Node, int, int], tuple[Any, ...]] = {}
+
+    def run(self) -> None:
+        if any(bool(self.value(g.place, (), None)) != g.wanted for g in self.kernel.guards):
+            return
+        self._store("i", self.kernel.stores, self.kernel.shape)
+        if self.kernel.totals:
+            self._store("t", self.kernel.totals, self.kernel.totals[0].place.shape)
+        if self.kernel.sums is not None:
+            self._store("s", [self.kernel.sums], self.kernel.sums.place.shape)
+        self.watch.finish()
+
+    def _store(self, letter: str, stores: Sequence[Store], shape: Shape) -> None:
+        """All values first, then all stores: what is overwritten has been read."""
+        self.loops = Loops(tuple(f"{letter}{axis}" for axis in range(len(shape))), shape)
+        indices = grid(shape)
+        values = [self.value(s.value, indices, None) for s in stores]
+        for store, value in zip(stores, values, strict=True):
+            offsets, valid = locate(access(store.place), indices)
+            if valid is not None:
+                raise ValueError(f"{self.kernel.name}: {store.target!r} has holes where it stores")
+            target, offsets = store.target, offsets + self._begin(store.place)
+            if store.adds:
+                value = value + self.watch.read("an addition", target, offsets, None, self.loops)
+            self.watch.write("a store", target, offsets, None, self.loops, value)
+
+    def _begin(self, place: Node) -> int:
+        """Where the part that belongs to the group or tile begins."""
+        found: int = part_begin(place).evaluate(self.variables)
+        return found
+
+    def value(self, node: Node, indices: Indices, needed: Array | None) -> Array:
+        """A Node's elements at indices, where they are needed."""
+        key = node, id(indices), id(needed)
+        if key not in self.known:  # holding on to the arrays keeps their identities theirs
+            self.known[key] = self._compute(node, indices, needed), indices, needed
+        found: Array = self.known[key][0]
+        return found
+
+    def _compute(self, node: Node, indices: Indices, needed: Array | None) -> Array:
+        if node.op is Op.CONST:
+            return np.asarray(node.arg, register(node.dtype))
+        if node.op is Op.IOTA:
+            return indices[0].astype(register(node.dtype))
+        if node.op is Op.PART and node.src[0].op is Op.IOTA:
+            return (indices[0] + self._begin(node)).astype(register(node.dtype))
+        if node.op in (Op.BUFFER, Op.PART) or node.op in MOVEMENT:
+            return self._moved(node, indices, needed)
+        if node.op is Op.GATHER:
+            return self._gathered(node, indices, needed)
+        if node.op in ELEMENTWISE:
+            return operate(node.op, node, *(self.value(s, indices, needed) for s in node.src))
+        if node.op in REDUCE:
+            return self._reduced(node, indices, needed)
+        if node.op is Op.DOT:
+            return self._product(node, indices, needed)
+        raise ValueError(f"{self.kernel.name}: {node.op.name} cannot be emulated")
+
+    def _moved(self, node: Node, indices: Indices, needed: Array | None) -> Array:
+        source, moved = through(node)
+        offsets, valid = locate(moved, indices)
+        inside = both(valid, needed)
+        if source.op is Op.PART and source.src[0].op is not Op.IOTA:
+            offsets, source = offsets + self._begin(source), buffer(storage(source))
+        if source.op is Op.BUFFER:
+            what = f"a read of {node.op.name.lower()}" if node.op in MOVEMENT else "a read"
+            return self.watch.read(what, source.arg, offsets, inside, self.loops)
+        if inside is not None:
+            offsets = np.where(inside, offsets, 0)
+        if offsets.min() < 0 or offsets.max() >= source.size:
+            raise IndexError(f"{self.kernel.name}: {moved} leads out of {source.shape}")
+        found = self.value(source, _unraveled(offsets, source.shape), inside)
+        return found if valid is None else np.where(valid, found, found.dtype.type(0))
+
+    def _gathered(self, node: Node, indices: Indices, needed: Array | None) -> Array:
+        table, index = node.src
+        rank = len(index.shape)
+        rows = np.asarray(self.value(index, indices[:rank], needed), np.int64)
+        wrong = both((rows < 0) | (rows >= table.shape[0]), needed)
+        if wrong is not None and wrong.any():
+            row = np.broadcast_to(rows, wrong.shape)[wrong][0]
+            raise IndexError(f"{self.kernel.name}: there is no row {row} in a table {table.shape}")
+        return self.value(table, (rows, *indices[rank:]), needed)
+
+    def _reduced(self, node: Node, indices: Indices, needed: Array | None) -> Array:
+        (source,) = node.src
+        count = len(node.arg)
+        inner = grid([source.shape[axis] for axis in node.arg], _rank(indices))
+        along = dict(zip(node.arg, inner, strict=True))
+        outside = iter(_widened(indices, count))
+        every = tuple(along[a] if a in along else next(outside) for a in range(len(source.shape)))
+        guard = None if needed is None else _widened([needed], count)[0]
+        terms = self.value(source, every, guard)
+        shape = np.broadcast_shapes(terms.shape, *(i.shape for i in every))
+        join = np.sum if node.op is Op.SUM else np.max
+        axes = tuple(range(len(shape) - count, len(shape)))
+        return np.asarray(join(np.broadcast_to(terms, shape), axis=axes), register(node.dtype))
+
+    def _product(self, node: Node, indices: Indices, needed: Array | None) -> Array:
+        """Of a whole grid: [..., M, 1, K] and [..., 1, N, K] are what the factors give."""
+        *lead, row, column = _widened(indices, 1)
+        (inner,) = grid([node.src[0].shape[-1]], _rank(indices))
+        guard = None if needed is None else _widened([needed], 1)[0]
+        left = self.value(node.src[0], (*lead, row, inner), guard)
+        right = self.value(node.src[1], (*lead, inner, column), guard)
+        *batch, rows, columns = node.shape
+        left = np.broadcast_to(left, (*batch, rows, 1, inner.size))[..., 0, :]
+        right = np.broadcast_to(right, (*batch, 1, columns, inner.size))[..., 0, :, :]
+        found: Array = left @ right.swapaxes(-1, -2)
+        return found
+
+
+def _widened(arrays: Sequence[Array], count: int) -> Indices:
+    """With so many more axes inside."""
+    return tuple(a[(..., *[None] * count)] for a in arrays)
+
+
+def _unraveled(flat: Array, shape: Shape) -> Indices:
+    """As np.unravel_index, which NumPy 2.4 gets wrong beyond 8,192 elements in several axes."""
+    found = []
+    for size in reversed(shape):
+        found.append(flat % size)
+        flat = flat // size
+    return tuple(reversed(found))
+
+
+def _rank(indices: Indices) -> int:
+    return max((i.ndim for i in indices), default=0)
+
+
+# --- what both emulators need ---
+
+
+def grid(shape: Sequence[int], outer: int = 0) -> Indices:
+    """The indices of every element, one array for each dimension; `outer` axes before them."""
+    return tuple(np.ogrid[tuple(slice(0, n) for n in [*[1] * outer, *shape])])[outer:]
+
+
+def both(one: Array | None, other: Array | None) -> Array | None:
+    """Conditions joined, where None is always true."""
+    if one is None or other is None:
+        return other if one is None else one
+    found: Array = one & other
+    return found
+
+
+def locate(where: Access, indices: Indices) -> tuple[Array, Array | None]:
+    """Offsets of elements, and where they exist; None: everywhere."""
+    variables: list[Expr] = [Var(f"i{a}", 0, n - 1) for a, n in enumerate(where.shape)]
+    env = {f"i{axis}": index for axis, index in enumerate(indices)}
+    offset, valid = where.index(variables)
+    offsets = np.asarray(offset.evaluate(env), np.int64)
+    if not offsets.ndim:
+        offsets = offsets.reshape([1] * _rank(indices))
+    return offsets, None if valid is ONE else np.asarray(valid.evaluate(env)) != 0
+
+
+def operate(op: Op, result: Any, *src: Array) -> Array:
+    """An elementwise operation as wide as registers are; `result` has the dtype."""
+    dtype: DType = result.dtype
+    if op is Op.CAST:
+        return src[0].astype(register(dtype))
+    return np.asarray(TABLE[op](result, *src), register(dtype))

@@ -1,0 +1,213 @@
+"""NumPy execution of a kernel's UOps, as one launch would run them on a device.
+
+Here is what each kind of instruction does, for all iterations of the loops that are open. Which
+those are is decided in emulate_loops.py; emulate_matmul.py has the instructions about products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from imgmlp.engine.ir.dtype import DType
+from imgmlp.engine.ir.graph import Buffer
+from imgmlp.engine.ir.op import Op
+from imgmlp.engine.ir.symbolic import ONE, Expr
+from imgmlp.engine.ir.uops import Code, U, UOp
+from imgmlp.engine.oracle.emulate_kernels import both, grid, operate
+from imgmlp.engine.oracle.emulate_loops import EmulatedLaunch
+from imgmlp.engine.oracle.emulate_matmul import columns, panel, product, spread, tile
+from imgmlp.engine.oracle.sanitizer import Array, Loops, Memory, register
+
+JOINS = {Op.SUM: Op.ADD, Op.REDUCE_MAX: Op.MAX}
+
+
+def run_code(code: Code, memory: Memory) -> None:
+    """Launch a kernel's UOps once. Raises IndexError and ValueError as Watch does, and
+    ValueError for a kind of UOp that is not in EMULATED."""
+    with np.errstate(all="ignore"):
+        EmulatedLaunch(code, memory, EMULATED).run()
+
+
+# --- memory ---
+
+
+def _load(launch: EmulatedLaunch, i: int, u: UOp) -> Array:
+    storage, begin = launch.storage(u.src[0])
+    offset, valid = u.arg
+    needed = launch.active if valid is ONE else both(launch.at(valid) != 0, launch.active)
+    _check_rows(launch, i, offset, storage, needed)
+    offsets = begin + launch.at(offset)
+    return launch.watch.read(launch.what(i), storage, offsets, needed, launch.loops)
+
+
+def _store(launch: EmulatedLaunch, i: int, u: UOp) -> None:
+    if not launch.loops.sizes:
+        raise launch.fault(i, "stands outside of all work-items")
+    storage, begin = launch.storage(u.src[0])
+    offsets, value = begin + launch.at(u.arg), launch.values[u.src[1]]
+    _check_rows(launch, i, u.arg, storage, launch.active)
+    where = launch.what(i), storage, offsets, launch.active, launch.loops
+    if u.op is U.ADD:
+        value = value + launch.watch.read(*where)
+    launch.watch.write(*where, value)
+
+
+def _check_rows(
+    launch: EmulatedLaunch, i: int, offset: Expr, storage: Buffer, needed: Array | None
+) -> None:
+    """Offsets were simplified by bounds of their variables, which data may break."""
+    for v in offset.variables():
+        if v.name in launch.defined:
+            row = launch.variables[v.name]
+            wrong = both((row < v.lo) | (row > v.hi), needed)
+            if wrong is not None and wrong.any():
+                bad = np.broadcast_to(row, wrong.shape)[wrong][0]
+                raise IndexError(
+                    f"{launch.code.name}: {launch.what(i)} takes row {bad} of {storage!r}, "
+                    f"which has rows {v.lo} to {v.hi}"
+                )
+
+
+# --- values ---
+
+
+def _const(launch: EmulatedLaunch, i: int, u: UOp) -> Array:
+    return np.full([1] * launch.rank, u.arg, _register(u))
+
+
+def _index(launch: EmulatedLaunch, i: int, u: UOp) -> Array:
+    return launch.at(u.arg).astype(np.int32)
+
+
+def _define(launch: EmulatedLaunch, i: int, u: UOp) -> None:
+    launch.defined.add(u.arg)
+    launch.variables[u.arg] = launch.values[u.src[0]].astype(np.int32).astype(np.int64)
+
+
+def _alu(launch: EmulatedLaunch, i: int, u: UOp) -> Array:
+    return operate(u.arg, u, *(launch.values[s] for s in u.src))
+
+
+def _register(u: UOp) -> np.dtype[Any]:
+    assert isinstance(u.dtype, DType)
+    return register(u.dtype)
+
+
+# --- accumulators, and elements of a tile ---
+
+
+def _acc(launch: EmulatedLaunch, i: int, u: UOp) -> Array:
+    """[*loops, lanes]"""
+    lanes, start = u.arg
+    return np.full((*launch.shape, lanes), 0 if start is None else start, _register(u))
+
+
+def _accumulate(launch: EmulatedLaunch, i: int, u: UOp) -> None:
+    op, lane = u.arg
+    cells = _cells(launch, i, u.src[0], lane)
+    before = launch.values[u.src[0]][cells]
+    _put(launch, i, u, cells, operate(JOINS[op], u, before, launch.values[u.src[1]]))
+
+
+def _keep(launch: EmulatedLaunch, i: int, u: UOp) -> None:
+    if u.src[0] in launch.local:
+        where = _in_local(launch, i, u)
+        launch.watch.write(*where, launch.values[u.src[1]])
+        return
+    _put(launch, i, u, _cells(launch, i, u.src[0], u.arg), launch.values[u.src[1]])
+
+
+def _put(launch: EmulatedLaunch, i: int, u: UOp, cells: tuple[Array, ...], value: Array) -> None:
+    """Change some accumulators, where the iteration is one that runs."""
+    accumulators = launch.values[u.src[0]]
+    before = accumulators[cells]
+    after = value if launch.active is None else np.where(launch.active, value, before)
+    if np.broadcast_shapes(after.shape, before.shape) != before.shape:
+        raise launch.fault(i, "changes one accumulator in several iterations at once")
+    accumulators[cells] = after
+
+
+def _combine(launch: EmulatedLaunch, i: int, u: UOp) -> Array:
+    accumulators = launch.values[u.src[0]]
+    total: Array = accumulators[..., 0]
+    for lane in range(1, accumulators.shape[-1]):
+        total = operate(JOINS[u.arg], u, total, accumulators[..., lane])
+    return total
+
+
+def _lane(launch: EmulatedLaunch, i: int, u: UOp) -> Array:
+    if u.src[0] in launch.local:
+        return launch.watch.read(*_in_local(launch, i, u))
+    found: Array = launch.values[u.src[0]][_cells(launch, i, u.src[0], u.arg)]
+    return found
+
+
+def _element(launch: EmulatedLaunch, i: int, u: UOp) -> Array:
+    found: Array = launch.values[u.src[0]][_cells(launch, i, u.src[0], *u.arg[:2])]
+    return found
+
+
+def _group(launch: EmulatedLaunch, i: int, u: UOp) -> Array:
+    """The tree that lanes form in local memory."""
+    axis, (op, results) = launch.meet(i), u.arg
+    values = np.broadcast_to(launch.values[u.src[0]], launch.shape)
+    while (lanes := values.shape[axis]) > results:
+        low, high = np.split(values, [lanes // 2], axis)
+        values = operate(JOINS[op], u, low, high)
+    return np.concatenate([values] * (launch.shape[axis] // results), axis)
+
+
+def _cells(launch: EmulatedLaunch, i: int, source: int, *wanted: Expr) -> tuple[Array, ...]:
+    """Where every iteration's accumulator, or element of a tile, is."""
+    array: Array = launch.values[source]
+    indices = []
+    for expr, size in zip(wanted, array.shape[launch.rank :], strict=True):
+        index = launch.at(expr)
+        wrong = both((index < 0) | (index >= size), launch.active)
+        if wrong is not None and wrong.any():
+            raise IndexError(f"{launch.code.name}: {launch.what(i)} reaches beyond {size} cells")
+        indices.append(index.clip(0, size - 1))
+    return (*grid(array.shape[: launch.rank]), *indices)
+
+
+def _in_local(
+    launch: EmulatedLaunch, i: int, u: UOp
+) -> tuple[str, Buffer, Array, Array | None, Loops]:
+    """An element of the group's local memory, as the watch wants it named."""
+    storage, index = launch.local[u.src[0]], launch.at(u.arg)
+    count = launch.code.uops[u.src[0]].arg
+    if launch.number is None or index.min() < 0 or index.max() >= count:
+        raise IndexError(f"{launch.code.name}: {launch.what(i)} leaves {count} local elements")
+    return launch.what(i), storage, launch.number * count + index, launch.active, launch.loops
+
+
+EMULATED: dict[U, Callable[[EmulatedLaunch, int, UOp], Any]] = {
+    U.GLOBAL: lambda launch, i, u: None,
+    U.GUARD: lambda launch, i, u: None,  # one that does not hold ends the launch
+    U.CONST: _const,
+    U.INDEX: _index,
+    U.DEFINE: _define,
+    U.LOAD: _load,
+    U.PREFETCH: lambda launch, i, u: None,  # changes times only
+    U.ALU: _alu,
+    U.STORE: _store,
+    U.ADD: _store,
+    U.BARRIER: lambda launch, i, u: launch.meet(i),
+    U.ACC: _acc,
+    U.LOCAL: lambda launch, i, u: None,  # a Buffer that only this launch has
+    U.ROOM: lambda launch, i, u: None,
+    U.ACCUMULATE: _accumulate,
+    U.KEEP: _keep,
+    U.COMBINE: _combine,
+    U.LANE: _lane,
+    U.GROUP: _group,
+    U.PANEL: panel,
+    U.TILE: tile,
+    U.PRODUCT: product,
+    U.SPREAD: spread,
+    U.ELEMENT: _element,
+    U.COLUMNS: columns,
+}  # RANGE and END are control flow, which EmulatedLaunch follows

@@ -1,0 +1,138 @@
+"""Horizontal fusion: kernels that do not wait for each other become one launch.
+
+A launch costs some microseconds, whatever it does. Kernels are put into levels: each into the
+earliest one after everything that it depends on, and a level's kernels run side by side, each in
+work-groups of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from imgmlp.engine.ir.graph import Buffer
+from imgmlp.engine.ir.kernel import Fused, Kernel, Launch, Loop, Procedure, access
+from imgmlp.engine.ir.op import Op
+from imgmlp.engine.ir.symbolic import Var
+
+LARGE = 1 << 22  # elements, or terms of sums, that take longer than a launch by far
+MOST_BUFFERS = 48  # that a launch takes as arguments
+
+Spans = dict[Buffer, tuple[int, int]]  # the first and the last element that is written
+
+
+def fuse(procedure: Procedure) -> Procedure:
+    """The same kernels in fewer launches, those of loops too; named by position."""
+    return replace(procedure, items=_numbered(_fused(procedure.items), itertools.count()))
+
+
+def _fused(items: Sequence[Launch | Loop]) -> list[Launch | Loop]:
+    levels: list[_Level] = []
+    for item in items:
+        if isinstance(item, Loop):
+            item = replace(item, body=replace(item.body, items=tuple(_fused(item.body.items))))
+        added = _Level.of(item)
+        first = 1 + max((i for i, other in enumerate(levels) if other.meets(added)), default=-1)
+        found = next((other for other in levels[first:] if other.takes(added)), None)
+        if found is None:
+            levels.append(added)
+        else:
+            found.add(added)
+    return [level.launch() for level in levels]
+
+
+@dataclass
+class _Level:
+    """What runs at the same time, and what it touches."""
+
+    items: list[Launch | Loop]
+    read: set[Buffer]
+    written: Spans
+    large: int = 0  # members that fill a device by themselves
+    buffers: set[Buffer] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.buffers = self.read | self.written.keys()
+
+    @staticmethod
+    def of(item: Launch | Loop) -> _Level:
+        kernels = item.body.kernels if isinstance(item, Loop) else (item,)
+        read = {b for k in kernels for b in k.reads()}
+        if isinstance(item, Kernel):
+            return _Level([item], read, _spans(item), int(work(item) > LARGE))
+        if isinstance(item, Loop):
+            read |= item.lasting
+        return _Level([item], read, {b: (0, b.size - 1) for k in kernels for b in k.writes()})
+
+    def meets(self, later: _Level) -> bool:
+        """Whether something must be over before the later one begins."""
+        if self.written.keys() & later.read or self.read & later.written.keys():
+            return True
+        shared = self.written.keys() & later.written.keys()
+        return any(_overlap(self.written[b], later.written[b]) for b in shared)
+
+    def takes(self, other: _Level) -> bool:
+        """Whether both fit into one launch, and whether that pays."""
+        kernels = all(isinstance(i, Kernel) for i in (*self.items, *other.items))
+        few = len(self.buffers | other.buffers) <= MOST_BUFFERS
+        return kernels and few and self.large + other.large <= 1
+
+    def add(self, other: _Level) -> None:
+        self.items += other.items
+        self.read |= other.read
+        self.large += other.large
+        self.buffers |= other.buffers
+        for b, (begin, end) in other.written.items():
+            first, last = self.written.get(b, (begin, end))
+            self.written[b] = min(begin, first), max(end, last)
+
+    def launch(self) -> Launch | Loop:
+        if len(self.items) == 1:
+            return self.items[0]
+        members = [k for k in self.items if isinstance(k, Kernel)]
+        named = (replace(k, name=_name(k, i)) for i, k in enumerate(members))
+        return Fused("fused", tuple(named))
+
+
+def work(kernel: Kernel) -> int:
+    """Elements computed, each counted as often as it has terms."""
+    core = kernel.core
+    if core is None:
+        return math.prod(kernel.shape)
+    source = core.src[0]
+    return core.size * source.shape[-1] if core.op is Op.DOT else source.size
+
+
+def _spans(kernel: Kernel) -> Spans:
+    """From where to where a kernel writes, hull of all its stores."""
+    found: Spans = {}
+    for store in kernel.all_stores():
+        indices = [Var(f"i{axis}", 0, n - 1) for axis, n in enumerate(store.place.shape)]
+        offset, _ = access(store.place).index(indices)
+        first, last = found.get(store.target, (offset.lo, offset.hi))
+        found[store.target] = min(first, offset.lo), max(last, offset.hi)
+    return found
+
+
+def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    return one[0] <= other[1] and other[0] <= one[1]
+
+
+# --- names ---
+
+
+def _numbered(items: Sequence[Launch | Loop], numbers: Iterator[int]) -> tuple[Launch | Loop, ...]:
+    found: list[Launch | Loop] = []
+    for item in items:
+        if isinstance(item, Loop):
+            body = replace(item.body, items=_numbered(item.body.items, numbers))
+            found.append(replace(item, body=body))
+        else:
+            found.append(replace(item, name=_name(item, next(numbers))))
+    return tuple(found)
+
+
+def _name(item: Launch, number: int) -> str:
+    return f"k{number}_{item.name.rpartition('_')[2]}"

@@ -1,0 +1,116 @@
+"""State that a step replaces: in place where every reader of the old value can run before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from imgmlp.engine.ir.graph import Buffer, Node, buffer
+from imgmlp.engine.ir.kernel import Draft, Store, Update, read_at_element_only, storage, waits
+from imgmlp.engine.ir.op import Op
+from imgmlp.engine.passes.materialize import Graph
+
+
+def choose_places(
+    graph: Graph, updates: Sequence[Update]
+) -> tuple[dict[Node, Node], set[Buffer], list[Update]]:
+    """All places; the states that are overwritten directly; updates to copy at the end.
+
+    A state may be overwritten by the kernel of its new value if every other kernel that reads
+    the old value can run before, that kernel reads it element by element, and no other state
+    takes the old value as it is. So may it by a loop that carries it.
+    """
+    trial = graph.places({})
+    copied_from = {value.arg for _, value in updates if value.op is Op.BUFFER}
+    drafts = graph.drafts(trial)
+    edges = {d.order: set(d.after) for d in drafts}
+    direct: dict[Node, Node] = {}
+    copied: list[Update] = []
+    for state, value in updates:
+        whole = value in trial and value not in direct and trial[value].op is Op.BUFFER
+        if (
+            whole
+            and state not in copied_from
+            and _can_overwrite(state, value, storage(trial[value]), drafts, edges)
+        ):
+            direct[value] = buffer(state)
+        else:
+            copied.append((state, value))
+    return graph.places(direct), {storage(p) for p in direct.values()}, copied
+
+
+def _can_overwrite(
+    state: Buffer,
+    value: Node,
+    place: Buffer,
+    drafts: list[Draft],
+    edges: dict[int, set[int]],
+) -> bool:
+    """Whether what would fill `place` may be done in the state; if so, after its readers."""
+    if value.shape != state.shape or value.dtype is not state.dtype:
+        return False
+    needed = [d for d in drafts if not _only_copies(d, state, place)]
+    readers = {d.order for d in needed if state in d.old}
+    if not readers:
+        return True
+    writers = [d for d in needed if any(s.target is place for s in d.stores)]
+    if len(writers) != 1:
+        return False
+    (writer,) = writers
+    others = readers - {writer.order}
+    if waits(edges, others, writer.order) or not _reads_at_element_only(writer, state):
+        return False
+    edges[writer.order] |= others
+    return True
+
+
+def _only_copies(draft: Draft, state: Buffer, place: Buffer) -> bool:
+    """Whether a draft only brings a state where its new value goes: a loop's first value, or
+    one of a COND's."""
+    (first, *more) = draft.stores
+    value = first.value
+    copies = value.op is Op.BUFFER and value.arg is state
+    return copies and not more and first.target is place
+
+
+def _reads_at_element_only(writer: Draft, state: Buffer) -> bool:
+    if any(storage(guard.place) is state for guard in writer.guards):
+        return False
+    if writer.loop is not None:
+        return state not in writer.old
+    return read_at_element_only([s.value for s in writer.stores], state)
+
+
+def order_after_readers(drafts: list[Draft], in_place: set[Buffer]) -> None:
+    """Whoever overwrites a state runs after all who read what it was."""
+    for writer in drafts:
+        for state in in_place & {s.target for s in writer.stores}:
+            writer.after |= {d.order for d in drafts if state in d.old and d is not writer}
+
+
+def copies_at_the_end(
+    drafts: list[Draft], places: dict[Node, Node], copied: Sequence[Update]
+) -> list[Draft]:
+    """Updates that could not be made in place: after everything else, from where they stand.
+
+    A new value may itself be the old value of another state, so all are first set aside.
+    """
+    found: list[Draft] = []
+    order = max((d.order for d in drafts), default=-1) + 1
+    before = {d.order for d in drafts}
+    moves = [(buffer(state), places.get(value, value)) for state, value in copied]
+    states = {state for state, _ in copied}
+    for i, (target, source) in enumerate(moves):
+        if storage(source) in states:
+            aside = buffer(Buffer(source.shape, source.dtype, name=f"aside{i}"))
+            found.append(
+                Draft(order, source.shape, [Store(aside, source)], None, set(), set(), set(before))
+            )
+            moves[i] = (target, aside)
+            order += 1
+    before |= {d.order for d in found}
+    for target, source in moves:
+        found.append(
+            Draft(order, source.shape, [Store(target, source)], None, set(), set(), set(before))
+        )
+        order += 1
+    return found

@@ -1,0 +1,130 @@
+"""Where intermediates lie: lifetimes packed into one arena, or into a few whole allocations.
+
+Two Buffers share bytes when no kernel needs both. Offsets respect the device's alignment; a
+device that cannot slice an allocation has each Buffer at the start of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from imgmlp.engine.ir.graph import Buffer
+from imgmlp.engine.ir.kernel import Procedure
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Offsets in bytes of each intermediate, and how large the arena must be.
+
+    `allocations` are what the arena consists of, side by side: itself, or whole buffers.
+    """
+
+    offsets: dict[Buffer, int]
+    lifetimes: dict[Buffer, tuple[int, int]]  # first and last kernel that needs it
+    allocations: tuple[int, ...]  # bytes of each
+    separate_bytes: int  # what the intermediates would take side by side
+
+    @property
+    def arena_bytes(self) -> int:
+        return sum(self.allocations)
+
+    def starts(self) -> list[int]:
+        """The offset at which each allocation begins."""
+        return [sum(self.allocations[:i]) for i in range(len(self.allocations))]
+
+    def holding(self, position: int) -> list[Buffer]:
+        """The intermediates whose content kernel `position`, or a later one, still needs."""
+        return [b for b, (first, last) in self.lifetimes.items() if first < position <= last]
+
+    def summary(self) -> str:
+        saved = 1 - self.arena_bytes / self.separate_bytes if self.separate_bytes else 0.0
+        return f"using {self.arena_bytes:,} of {self.separate_bytes:,} bytes, saves {saved:.0%}"
+
+    def render(self) -> str:
+        """A picture of the arena: a row a buffer by offset, a column a kernel while it lives."""
+        last = max((end for _, end in self.lifetimes.values()), default=-1)
+        lines = [self.summary()]
+        for storage, offset in sorted(self.offsets.items(), key=lambda item: item[1]):
+            begin, end = self.lifetimes[storage]
+            alive = "." * begin + "#" * (end - begin + 1) + "." * (last - end)
+            lines.append(f"{offset:>12,}  {alive}  {storage}")
+        return "\n".join(lines)
+
+
+def lifetimes(procedure: Procedure) -> dict[Buffer, tuple[int, int]]:
+    """Positions of the first and the last kernel that touch each intermediate.
+
+    What lasts from one iteration of a loop to the next is needed by all of its kernels.
+    """
+    found: dict[Buffer, tuple[int, int]] = {}
+    wanted = set(procedure.intermediates())
+    for position, kernel in enumerate(procedure.kernels):
+        for storage in [*kernel.reads(), *kernel.writes()]:
+            if storage in wanted:
+                first, _ = found.get(storage, (position, position))
+                found[storage] = (first, position)
+    for begin, end, loop in procedure.loops():
+        for storage in loop.lasting & found.keys():
+            first, last = found[storage]
+            found[storage] = (min(first, begin), max(last, end))
+    return found
+
+
+def plan(procedure: Procedure, align: int, slices: bool = True) -> Plan:
+    """Where every intermediate lies; `align` is in bytes. Largest first.
+
+    With `slices` each goes to the lowest offset that nobody alive at the same time covers,
+    without them into the smallest allocation that nobody needs as long as it lives.
+    """
+    lives = lifetimes(procedure)
+    wanted = sorted(lives, key=lambda b: (-b.nbytes, lives[b]))
+    offsets, allocations = (_pack if slices else _pool)(wanted, lives, align)
+    separate = sum(_rounded(b.nbytes, align) for b in lives)
+    return Plan(offsets, lives, allocations, separate)
+
+
+Lives = dict[Buffer, tuple[int, int]]
+Placed = tuple[dict[Buffer, int], tuple[int, ...]]  # offsets, and sizes of the allocations
+
+
+def _pack(wanted: Sequence[Buffer], lives: Lives, align: int) -> Placed:
+    placed: list[tuple[int, int, Buffer]] = []  # begin, end, who
+    for storage in wanted:
+        neighbours = [p for p in placed if _overlap(lives[p[2]], lives[storage])]
+        begin = _gap(sorted(neighbours, key=lambda p: p[0]), storage.nbytes, align)
+        placed.append((begin, begin + storage.nbytes, storage))
+    arena = _rounded(max((end for _, end, _ in placed), default=0), align)
+    return {storage: begin for begin, _, storage in placed}, (arena,) if wanted else ()
+
+
+def _pool(wanted: Sequence[Buffer], lives: Lives, align: int) -> Placed:
+    users: list[list[Buffer]] = []  # of each allocation; the first one is the largest
+    for storage in wanted:
+        free = (
+            u for u in reversed(users) if not any(_overlap(lives[b], lives[storage]) for b in u)
+        )
+        found = next(free, None)
+        if found is None:
+            users.append([storage])
+        else:
+            found.append(storage)
+    sizes = tuple(_rounded(u[0].nbytes, align) for u in users)
+    return {b: sum(sizes[:i]) for i, u in enumerate(users) for b in u}, sizes
+
+
+def _overlap(a: tuple[int, int], b: tuple[int, int]) -> bool:
+    return a[0] <= b[1] and b[0] <= a[1]
+
+
+def _gap(taken: Sequence[tuple[int, int, Buffer]], nbytes: int, align: int) -> int:
+    begin = 0
+    for low, high, _ in taken:
+        if begin + nbytes <= low:
+            break
+        begin = max(begin, _rounded(high, align))
+    return begin
+
+
+def _rounded(nbytes: int, align: int) -> int:
+    return -(-nbytes // align) * align

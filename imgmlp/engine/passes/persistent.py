@@ -1,0 +1,48 @@
+"""Steps without launches in between: work-groups that stay, and do one phase after the other.
+
+At each launch a driver wakes its threads and they fall asleep after it, which takes a CPU up to
+ten microseconds each time. Where a whole step takes little more, all of its launches become
+phases of one, which does several steps. Nothing waits for a group that may not run: whoever is
+there takes what is left of a phase (kernels/resident.cl).
+"""
+
+from __future__ import annotations
+
+from imgmlp.engine.ir.kernel import Block, Fused, Kernel, Phase, Procedure, Resident
+from imgmlp.engine.ir.uops import MOST_UNITS
+from imgmlp.engine.passes.horizontal_fusion import MOST_BUFFERS, work
+
+MOST_STEPS = 16  # of a launch; more save next to nothing
+MOST_WORK = 1 << 29  # operations of a launch, some milliseconds: until then nobody can stop it
+MOST_PHASES = 8  # more kernels in one function take long to compile
+
+
+def reside(procedure: Procedure) -> Procedure:
+    """The same launches as phases of one, if a step takes little time and there is a block, all of
+    whose groups can stay."""
+    phases = [item for item in procedure.items if isinstance(item, Phase)]
+    if not 1 < len(phases) <= MOST_PHASES or len(phases) < len(procedure.items):
+        return procedure
+    buffers = {b for p in phases for b in (*p.reads(), *p.writes())}
+    guarded = any(k.guards for p in phases for k in _kernels(p))
+    steps = min(MOST_STEPS, MOST_WORK // max(1, sum(map(_work, phases))))
+    if steps < 2 or guarded or len(buffers) > MOST_BUFFERS:
+        return procedure
+    blocks = [p for p in phases if isinstance(p, Block)]
+    if not blocks or max(b.groups for b in blocks) > MOST_UNITS:
+        return procedure
+    return Procedure((Resident("k0_resident", tuple(phases), steps),), procedure.note)
+
+
+def _kernels(phase: Phase) -> tuple[Kernel, ...]:
+    if isinstance(phase, Block):
+        return (*phase.head, *phase.kernels)
+    return phase.members if isinstance(phase, Fused) else (phase,)
+
+
+def _work(phase: Phase) -> int:
+    """Elements computed, each counted as often as it has terms."""
+    if isinstance(phase, Block):
+        head, tile = (sum(map(work, kernels)) for kernels in (phase.head, phase.kernels))
+        return phase.groups * head + phase.tiles * tile
+    return sum(map(work, _kernels(phase)))

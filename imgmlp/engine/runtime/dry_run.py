@@ -1,0 +1,63 @@
+"""How much of a device's memory something would take, found without taking it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from imgmlp.engine.device.base import Allocation, FreeMemory, NumpyDevice, counted
+from imgmlp.engine.device.opencl import AnyDevice
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes of a device's memory: all that are in use at once, and the largest allocation."""
+
+    total: int
+    at_once: int
+
+    def fits(self, room: FreeMemory) -> bool:
+        return self.total <= room.total and self.at_once <= room.at_once
+
+
+class Sketch(NumpyDevice):
+    """Says that it is another device and hands out memory that is not there.
+
+    Programs on it are planned and never run.
+    """
+
+    def __init__(self, device: AnyDevice) -> None:
+        super().__init__()
+        self.info, self.lanes, self.align = device.info, device.lanes, device.align
+        self.can_slice, self.has_matrix_units = device.can_slice, device.has_matrix_units
+        self._joins_kernels, self.keeps_groups = device.joins_kernels, device.keeps_groups
+        self.most = Need(0, 0)
+
+    @property
+    def joins_kernels(self) -> bool:
+        return self._joins_kernels
+
+    def alloc(self, nbytes: int) -> Allocation:
+        """Bytes that only count."""
+        found = counted(None, nbytes, self.usage)
+        total = max(self.most.total, self.usage.live_bytes)
+        self.most = Need(total, max(self.most.at_once, nbytes))
+        return found
+
+    def write(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> None:
+        """Nothing is kept."""
+
+
+def memory_needed(build: Callable[[AnyDevice], object], device: AnyDevice) -> Need:
+    """What `build` would take of a device's memory: its Tensors and the plans of its Programs.
+
+    `build` is called with a device of the same properties, on which nothing runs.
+    """
+    sketch = Sketch(device)
+    kept = build(sketch)  # alive until it is counted
+    found = sketch.most
+    del kept
+    return found

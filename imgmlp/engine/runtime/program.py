@@ -1,0 +1,325 @@
+"""Programs: a step compiled once, its launches bound once, replayed thousands of times.
+
+While a Program replays, Python allocates, builds and uploads nothing. On the NumPy device
+the same graph, or a form that it was lowered to, is interpreted instead.
+"""
+
+from __future__ import annotations
+
+import warnings
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, get_args
+
+import numpy as np
+
+from imgmlp.engine.compiler import Stages, lower
+from imgmlp.engine.device.base import Allocation, Form, NumpyDevice, Pending, host_memory
+from imgmlp.engine.device.launch import KernelHandle, Launch
+from imgmlp.engine.device.opencl import AnyDevice, Device
+from imgmlp.engine.ir.graph import Buffer, Node, toposort
+from imgmlp.engine.ir.kernel import Block, Resident, Update
+from imgmlp.engine.ir.op import Op
+from imgmlp.engine.ir.uops import ON_MATRIX_UNITS, TURNS, Precision
+from imgmlp.engine.oracle.emulate_kernels import run_procedure
+from imgmlp.engine.oracle.emulate_uops import run_code
+from imgmlp.engine.oracle.interpret import evaluate, most_bytes
+from imgmlp.engine.runtime import debug
+from imgmlp.engine.runtime.dry_run import Sketch
+from imgmlp.engine.tiling.block import BLOCK_ROWS
+from imgmlp.errors import DeviceError, ImgmlpWarning, OutOfMemoryError
+
+Array = np.ndarray[Any, Any]
+LEAST_TILE = 8  # rows of a tile that is not halved any more
+
+
+class Program:
+    """One step: named outputs and state updates, all computed from the state before it.
+
+    Raises ValueError if the graph reads a Buffer of another device, DeviceError if the
+    driver refuses a kernel, OutOfMemoryError if the intermediates do not fit, or a kernel needs
+    more local memory or registers than there are, also after tiles got smaller with a warning.
+    """
+
+    def __init__(
+        self,
+        device: AnyDevice,
+        outputs: Mapping[str, Node],
+        updates: Sequence[Update],
+        general: bool = False,
+        precision: Precision = "float32",
+    ) -> None:
+        if precision not in get_args(Precision):
+            known = " or ".join(map(repr, get_args(Precision)))
+            raise ValueError(f"precision is {precision!r}; use {known}")
+        self.device = device
+        self.general = general  # leave out the block program
+        self._join, self._tile_rows = device.joins_kernels, BLOCK_ROWS  # less where they must be
+        self._counted: Allocation | None = None
+        rounded = precision == "half" and not device.has_matrix_units
+        self.precision: Precision = "float32" if rounded else precision  # that of products here
+        self.outputs: dict[str, Buffer] = {}
+        self.inputs: set[Buffer] = set()  # everything that is read, states included
+        self.updates = list(updates)
+        assigned = {value: state for state, value in updates}
+        for name, node in outputs.items():
+            if node.op is Op.BUFFER:
+                self.outputs[name] = node.arg
+            elif node in assigned:
+                self.outputs[name] = assigned[node]
+            else:
+                self.outputs[name] = Buffer(node.shape, node.dtype, device, name=name)
+                self.updates.append((self.outputs[name], node))
+        self._adopt_buffers()
+        if isinstance(device, Device | Sketch):
+            self.arena = [device.alloc(nbytes) for nbytes in self.stages.memory.allocations]
+        if isinstance(device, Device):
+            self._handles = self._build(device)
+            self.launches = self._bind(device)
+            self.sequence = [self.launches[i] for i in self.stages.procedure.order()]
+            self._several = {1: self.launches}  # by steps that they do, if they can do several
+        depth = debug.level()
+        self._show_times = depth > 0
+        if depth:
+            debug.tell(debug.report(self.stages, depth, device.usage))
+
+    def _adopt_buffers(self) -> None:
+        """Everything that is read or written stands on this device."""
+        nodes = toposort(v for _, v in self.updates)
+        if any(n.op is Op.PARAMETER for n in nodes):
+            raise ValueError(
+                "a value inside of a loop has no value outside of it; return it from the body"
+            )
+        leaves = [n.arg for n in nodes if n.op is Op.BUFFER]
+        self.inputs.update(leaves)
+        for storage in [*leaves, *(state for state, _ in self.updates), *self.outputs.values()]:
+            if storage.device is None:
+                storage.device = self.device
+            if storage.device is not self.device:
+                place, here = storage.device.info.spec, self.device.info.spec
+                raise ValueError(f"{storage!r} is on device {place}, the program on {here}")
+            upload(storage)
+
+    @cached_property
+    def stages(self) -> Stages:
+        """Every form of the step on its way to the device; on NumPy's, what a CPU would run."""
+        device = self.device
+        units = device.info.compute_units
+        how = (device.lanes, units, device.align, device.can_slice, self.general)
+        multiply = ON_MATRIX_UNITS[self.precision] if device.has_matrix_units else "float32"
+        sizes = multiply, self._tile_rows
+        return lower(self.updates, *how, self._join, *sizes, stay=device.keeps_groups)
+
+    def _build(self, device: Device) -> dict[str, KernelHandle]:
+        """The kernels, with smaller tiles where the device has no room for them."""
+        while True:
+            stages = self.stages
+            handles = device.build(stages.source, list(dict.fromkeys(stages.functions)))
+            pairs = zip(stages.codes, stages.functions, strict=True)
+            short = (device.shortage(handles[name], code.local_size) for code, name in pairs)
+            problem = next(filter(None, short), None)
+            if problem is None:
+                return handles
+            self._shrink(device, problem)
+
+    def _shrink(self, device: Device, problem: str) -> None:
+        """Plan the step anew for less local memory or fewer registers. Raises OutOfMemoryError."""
+        blocks = (k.rows for k in self.stages.procedure.phases if isinstance(k, Block))
+        rows = next(blocks, 0) // 2
+        if rows >= LEAST_TILE:
+            instead = f"tiles of {rows} rows instead of {2 * rows}"
+            self._tile_rows = rows
+        elif self._join:
+            instead = "kernels one by one instead of several in a launch"
+            self._join = False
+        else:
+            raise OutOfMemoryError(problem, hint="use a smaller network, or another device")
+        warnings.warn(f"{problem}: {instead}", ImgmlpWarning, stacklevel=4)  # whoever compiles
+        del self.stages, self.arena
+        self.arena = [device.alloc(nbytes) for nbytes in self.stages.memory.allocations]
+
+    def _bind(self, device: Device, steps: int = 1) -> list[Launch]:
+        """The launches of a step, or of so many where one launch may do several."""
+        stages = self.stages
+        places = self._places(device)
+        launches = []
+        for code, name in zip(stages.codes, stages.functions, strict=True):
+            turns = [self._turns(device), np.int32(steps)] if code.turns else []
+            args = [*turns, *(places.get(b, b.data) for b in code.buffers)]
+            sizes = (code.global_size,), (code.local_size,)
+            launches.append(device.bind(self._handles[name], args, *sizes))
+        return launches
+
+    def _turns(self, device: Device) -> Allocation:
+        """What work-groups that stay count in: zero between two launches."""
+        if self._counted is None:
+            self._counted = device.alloc(TURNS * 4)
+            device.write(self._counted, np.zeros(TURNS, np.uint32))
+        return self._counted
+
+    def _places(self, device: Device) -> dict[Buffer, Allocation]:
+        """Where each intermediate lies in the arena."""
+        memory, found = self.stages.memory, {}
+        starts = memory.starts()
+        for storage, offset in memory.offsets.items():
+            n = bisect_right(starts, offset) - 1
+            whole, inner = self.arena[n], offset - starts[n]
+            found[storage] = (
+                device.slice(whole, inner, storage.nbytes) if device.can_slice else whole
+            )
+        return found
+
+    def run(self, times: int = 1) -> None:
+        """Enqueue the step so many times; does not wait for the device."""
+        if isinstance(self.device, Sketch):
+            return
+        if isinstance(self.device, NumpyDevice):
+            for _ in range(times):
+                self._interpret(self.device.form)
+            return
+        if self._show_times and times:
+            self._show_times = False
+            measured = self._time_once(self.device)
+            debug.tell(debug.render_times(self.stages, measured, "in the first run") + "\n")
+            times -= 1
+        self._enqueue(self.device, times)
+
+    def _enqueue(self, device: Device, times: int) -> None:
+        """Enqueue so many steps, several in a launch if its work-groups may stay for them."""
+        stays = [k.steps for k in self.stages.procedure.kernels if isinstance(k, Resident)]
+        if not stays:
+            for _ in range(times):
+                device.launch_all(self.sequence)
+            return
+        while times:
+            steps = min(times, *stays)
+            if steps not in self._several:
+                self._several[steps] = self._bind(device, steps)
+            device.launch_all(self._several[steps])
+            times -= steps
+
+    def time(self, runs: int = 20) -> list[float]:
+        """Run the step so often; microseconds that each kernel takes on the device, medians.
+
+        Raises DeviceError on NumPy's device, which launches nothing.
+        """
+        if isinstance(self.device, NumpyDevice):
+            raise DeviceError(
+                "NumPy's interpreter launches no kernels that could be timed",
+                hint="choose another device; `imgmlp devices` shows what there is",
+            )
+        self.run()  # what is slow only once
+        measured = [self._time_once(self.device) for _ in range(runs)]
+        return [float(t) for t in np.median(measured, axis=0)]
+
+    def _time_once(self, device: Device) -> list[float]:
+        """Run the step, launch by launch; microseconds of each kernel, iterations together."""
+        found = [0.0] * len(self.launches)
+        order = self.stages.procedure.order()
+        for i, time in zip(order, device.time_launches(self.sequence), strict=True):
+            found[i] += time
+        return found
+
+    def render_times(self, runs: int = 20) -> str:
+        """What `time` finds, as text."""
+        return debug.render_times(self.stages, self.time(runs), f"medians of {runs} runs")
+
+    def _interpret(self, form: Form) -> None:
+        """Run one form of the step in place. Raises OutOfMemoryError."""
+        if form == "nodes":
+            try:
+                self._interpret_nodes()
+            except MemoryError as error:
+                problem = "the values of a step do not fit in this machine's memory"
+                hint = "use a smaller picture or batch"
+                raise OutOfMemoryError(problem, hint=hint) from error
+        elif form == "procedure":
+            run_procedure(self.stages.procedure, self._memory())
+        else:
+            memory = self._memory()
+            for position in self.stages.procedure.order():
+                run_code(self.stages.codes[position], memory)
+
+    @cached_property
+    def _most_bytes(self) -> int:
+        return most_bytes([value for _, value in self.updates])
+
+    def _interpret_nodes(self) -> None:
+        states = [state for state, _ in self.updates]
+        roots = [value for _, value in self.updates]
+        if 0 < host_memory() < self._most_bytes:  # else the system might end the process
+            problem = f"the values of a step take {self._most_bytes:,} bytes at once"
+            hint = "use a smaller picture, batch or network"
+            raise OutOfMemoryError(f"{problem}, this machine has {host_memory():,}", hint=hint)
+        held = {n.arg: host_view(n.arg) for n in toposort(roots) if n.op is Op.BUFFER}
+        values = [v.copy() for v in evaluate(roots, held)]
+        for state, value in zip(states, values, strict=True):
+            host_view(state)[...] = value
+
+    def _memory(self) -> dict[Buffer, Array]:
+        """Every Buffer's elements; those of intermediates make no sense until written."""
+        planned = self.stages.memory
+        arena = np.full(planned.arena_bytes, 0xFF, np.uint8)
+        given = {b for code in self.stages.codes for b in code.buffers} - planned.offsets.keys()
+        found = {b: host_view(b).reshape(-1) for b in given}
+        for storage, offset in planned.offsets.items():
+            found[storage] = arena[offset : offset + storage.nbytes].view(storage.dtype.np)
+        return found
+
+    def read(self, name: str) -> Array:
+        """An output as it is once all enqueued steps are done."""
+        return read_buffer(self.device, self.outputs[name])
+
+    def wait(self) -> None:
+        """Block until all enqueued steps are done."""
+        if isinstance(self.device, Device):
+            self.device.finish()
+
+    def marker(self) -> Pending:
+        """Done once all steps enqueued so far are: bounds how far the host runs ahead."""
+        return self.device.marker() if isinstance(self.device, Device) else Pending()
+
+
+def run_once(device: AnyDevice, updates: Sequence[Update]) -> None:
+    """Compute some Buffers now."""
+    Program(device, {}, updates).run()
+
+
+def upload(storage: Buffer) -> None:
+    """Give a Buffer its data on its device: initial values, or room for what a step writes."""
+    if storage.data is not None:
+        return
+    allocation: Allocation = storage.device.alloc(storage.nbytes)
+    if storage.host is not None:
+        storage.device.write(allocation, storage.host)
+    storage.data, storage.host = allocation, None
+
+
+def host_view(storage: Buffer) -> Array:
+    """The data of a Buffer of the NumPy device, not a copy."""
+    data: Array = storage.data.handle[: storage.nbytes]
+    return data.view(storage.dtype.np).reshape(storage.shape)
+
+
+def check_like(storage: Buffer, array: Array) -> None:
+    """Refuse, as a ValueError, an array that cannot replace the data of a Buffer."""
+    if array.shape != storage.shape or array.dtype != storage.dtype.np:
+        raise ValueError(f"{storage!r} cannot take {array.dtype}{list(array.shape)}")
+
+
+def write_buffer(storage: Buffer, array: Array) -> None:
+    """Replace the data of a Buffer from the host; shape and dtype must agree."""
+    check_like(storage, array)
+    upload(storage)
+    storage.device.write(storage.data, array)
+
+
+def read_buffer(device: AnyDevice, storage: Buffer) -> Array:
+    """The data of a Buffer, after all enqueued work."""
+    if storage.device is None:
+        storage.device = device
+    upload(storage)
+    array = np.empty(storage.shape, storage.dtype.np)
+    device.read(storage.data, array)
+    return array

@@ -1,0 +1,233 @@
+"""The block program: a step whose values belong to rows runs tile by tile in one launch.
+
+batch_axis.py says what each value is relative to the batch. ROW and ACC values become one Block: each
+work-group walks tiles of rows, keeps a tile's ROW values in a room of its own and adds ACC values
+to partial sums of its own, so nothing is atomic and a rerun gives the same bits. What is WHOLE and
+not at hand is computed before; what remains is computed after, where a partial sum stands for its
+ACC value. The tile's own graph, whose batch is as long as a tile, is scheduled like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from imgmlp.engine.ir.graph import Buffer, Node, buffer, move, part, substitute, toposort
+from imgmlp.engine.ir.kernel import Block, Kernel, Procedure, Update, storage
+from imgmlp.engine.ir.local_memory import LocalBuffer
+from imgmlp.engine.ir.op import CONTROL, MOVEMENT, Op
+from imgmlp.engine.ir.uops import FACTORS, Lanes, Multiply
+from imgmlp.engine.passes.materialize import Graph
+from imgmlp.engine.passes.merge import attach_sums, merge, ordered
+from imgmlp.engine.passes.row_fusion import fuse_rows
+from imgmlp.engine.passes.schedule import freeze, schedule
+from imgmlp.engine.tiling.batch_axis import Kind, Kinds, best
+from imgmlp.engine.tiling.partial_sums import PartialSums
+from imgmlp.engine.tiling.prologue import group_buffer
+from imgmlp.engine.tiling.staging import bring
+from imgmlp.engine.tiling.tile import Cut, Tile, cut_batch
+from imgmlp.engine.tiling.tile_memory import share
+
+BLOCK_ROWS = 256  # most rows of a tile: sums over rows are added to memory once a tile
+MOST_ROWS = {"one": BLOCK_ROWS, "group": 64}
+LEAST_ROWS = {"one": 64, "group": 8}  # of a tile, where more tiles keep more units busy
+ROOM = {"one": 1 << 19, "group": 1 << 18}  # bytes that the rows of one tile may take
+GROUPS_A_UNIT = {"one": 1, "group": 4}
+# Instead, where matrix units have several tiles for each group: without sums and with some, which
+# lanes keep in registers. Matrices of float32 are read where they are, from the cache that is left.
+GROUPS_OF_SEVERAL_TILES: dict[Multiply, tuple[int, int]] = {"half": (4, 2), "split": (3, 2)}
+LEAST_SAVED = 1  # launches; below that a block is not worth it
+# Rows of a tile of float32 from which matrix units pay, if local memory does not hold more. (Of
+# halves, tiles with all rows whose factors pass by take less time than smaller ones.)
+LEAST_NEAR = 24
+NOT_NEAR = "a tile's factors have no room in local memory and pass through it in slices"
+FEW_ROWS = 8  # fewer do not outweigh partial sums as large as the parameters
+
+
+def program(
+    updates: Sequence[Update],
+    lanes: Lanes,
+    units: int,
+    tile_rows: int = BLOCK_ROWS,
+    multiply: Multiply = "float32",
+) -> Procedure:
+    """The launches of a step for a device of so many units, most of it in one Block if it pays.
+
+    Its tiles have `tile_rows` rows at most.
+
+    The Procedure's note says what became of it and why.
+    """
+    split = lanes == "group"
+    general = schedule(updates, split)
+    launches = len(general.kernels)
+    nodes = toposort(value for _, value in updates)
+    if launches <= LEAST_SAVED + 1:
+        return replace(general, note=f"no block: {launches} launches are few")
+    if any(n.op in CONTROL for n in nodes):
+        return replace(general, note="no block: the step has loops or choices")
+    kinds = best(nodes, {s for s, _ in updates})
+    if kinds is not None and kinds.rows() < FEW_ROWS:
+        return replace(general, note=f"no block: {kinds.rows()} rows are few")
+    how = lanes, multiply, units, tile_rows
+    plan = None if kinds is None else _Plan(updates, nodes, kinds, *how)
+    if plan is None or plan.block is None:
+        return replace(general, note="no block: no value has rows of its own")
+    before = schedule([(n.arg, value) for value, n in plan.tile.before.items()], split)
+    ahead = (*before.items, *plan.tile.head.before())
+    after = schedule(plan.after, split)
+    found = Procedure((*ahead, plan.block, *after.items), plan.note)
+    if len(found.kernels) + LEAST_SAVED > launches:
+        why = f"a block would leave {len(found.kernels)} of {launches} launches"
+        return replace(general, note=f"no block: {why}")
+    return found
+
+
+class _Plan:
+    """What goes into the block and what comes after it."""
+
+    def __init__(
+        self, updates: Sequence[Update], nodes: Sequence[Node], kinds: Kinds,
+        lanes: Lanes, multiply: Multiply, units: int, tile_rows: int,
+    ) -> None:  # fmt: skip
+        self.updates, self.nodes, self.kinds = updates, nodes, kinds
+        self.lanes, self.multiply = lanes, multiply
+        self.block: Block | None = None
+        roots = {value for _, value in updates}
+        after = [n for n in nodes if kinds.of[n] is Kind.AFTER]
+        wanted = roots | {s for n in after for s in n.src}
+        self.sums = [n for n in nodes if kinds.of[n] is Kind.ACC and n in wanted]
+        self.rows = [n for n in nodes if kinds.of[n] is Kind.ROW and n in wanted and n.src]
+        if not self.sums and not self.rows:
+            return
+        batch = kinds.rows()
+        rows = min(tile_rows, MOST_ROWS[lanes])
+        while rows > LEAST_ROWS[lanes] and batch < rows * units:
+            rows //= 2
+        wanted_rows = rows = min(rows, batch)
+        while True:
+            cut = self._cut(batch, rows, units)
+            kernels = self._scheduled(cut, after)
+            if rows == 1 or self._room(kernels) <= ROOM[lanes]:
+                break
+            rows //= 2
+        self.limits = ["larger tiles take too much memory"] if rows < wanted_rows else []
+        if multiply == "split":
+            cut, kernels = self._nearer(cut, kernels, units, after)
+        if multiply in FACTORS and not is_near(kernels):
+            self.limits.append(NOT_NEAR)
+        cleared = self.partial.clear() if cut.tiles > cut.groups else []
+        head = (*cleared, *self.ready, *self.tile.head.kernels())
+        self.block = Block("block", cut.tiles, cut.rows, cut.groups, head, tuple(kernels))
+        self.note = self._told(cut, after)
+
+    def _cut(self, batch: int, rows: int, units: int) -> Cut:
+        """How the batch is cut."""
+        most = units * GROUPS_A_UNIT[self.lanes]
+        if self.multiply in FACTORS and -(-batch // rows) > most:
+            most = units * GROUPS_OF_SEVERAL_TILES[self.multiply][bool(self.sums)]
+        return cut_batch(batch, rows, most)
+
+    def _nearer(
+        self, cut: Cut, kernels: list[Kernel], units: int, after: Sequence[Node]
+    ) -> tuple[Cut, list[Kernel]]:
+        """The same with the most rows whose values local memory holds; if none are, as it is."""
+        rows = cut.rows
+        while not is_near(kernels) and rows // 2 >= LEAST_NEAR:
+            rows //= 2
+            fewer = self._cut(cut.batch, rows, units)
+            found = self._scheduled(fewer, after)
+            if is_near(found):
+                self.limits.append("larger tiles have no room in local memory")
+                return fewer, found
+        return cut, kernels if rows == cut.rows else self._scheduled(cut, after)
+
+    def _scheduled(self, cut: Cut, after: Sequence[Node]) -> list[Kernel]:
+        """The kernels of one tile; sets what comes before and after for this cut."""
+        self.tile = Tile(self.kinds, cut, self.lanes)
+        self.partial = PartialSums(self.sums, after, cut.groups)
+        given = {self.tile.value(n): self.partial.room(n) for n in self.sums}
+        self.finished: dict[Node, Node] = {}  # ROW values with all rows, in memory
+        self.direct: set[Buffer] = set()  # states that the block itself fills
+        for node in self.rows:
+            self._finish(node, cut, given)
+        kernels, self.ready = _kernels(given, cut.groups, self.lanes, self.multiply)
+        targets = set(self.partial.buffers.values())
+        replaced = self.partial.totals() | self.finished
+        heavy = {v: b for v, b in self.tile.before.items() if v.op not in MOVEMENT}
+        left = [(s, v) for s, v in self.updates if s not in self.direct]
+        values = substitute([v for _, v in left], replaced | heavy)
+        updates = [(s, v) for (s, _), v in zip(left, values, strict=True)]
+        self.after = self.tile.head.set_aside(updates, bool(self.tile.before))
+        if cut.tiles == cut.groups:  # what the only tile of a group leaves is its sum
+            return kernels
+        return [k.adding_to(targets) for k in kernels]
+
+    def _room(self, kernels: Sequence[Kernel]) -> int:
+        """Bytes of the values of one tile, which fewer rows make fewer."""
+        found = {b for k in kernels for b in k.writes() if b.device is None}
+        found = {b for b in found if not isinstance(b, LocalBuffer)}
+        rooms = found - set(self.partial.buffers.values())
+        return sum(b.nbytes // b.shape[0] for b in rooms)
+
+    def _finish(self, node: Node, cut: Cut, given: dict[Node, Node]) -> None:
+        """Give the tile's rows of a value that is needed as a whole a place in memory."""
+        axis = self.kinds.axis(node, len(node.shape))
+        assert axis is not None
+        order = (axis, *(a for a in range(len(node.shape)) if a != axis))
+        rows = move(Op.PERMUTE, self.tile.value(node), order)
+        if rows not in given:
+            room = self._free_state(node, cut) if axis == 0 else None
+            if room is not None:
+                self.direct.add(room)
+            shape = (cut.rows * cut.tiles, *rows.shape[1:])
+            room = room or Buffer(shape, node.dtype, name=f"rows{len(self.finished)}")
+            given[rows] = part(move(Op.RESHAPE, buffer(room), shape), "tile", cut.tiles)
+        full = ((0, cut.batch), *((0, n) for n in rows.shape[1:]))
+        back = tuple(order.index(a) for a in range(len(order)))
+        whole = move(Op.PERMUTE, move(Op.SHRINK, given[rows].src[0], full), back)
+        self.finished[node] = whole
+
+    def _free_state(self, node: Node, cut: Cut) -> Buffer | None:
+        """A state that takes this value, in any shape, and whose old value nobody reads."""
+        read = {n.arg for n in self.nodes if n.op is Op.BUFFER}
+        takes = [s for s, v in self.updates if node in (v, v.op is Op.RESHAPE and v.src[0])]
+        states = [s for s in takes if s not in read]
+        return states[0] if states and cut.even else None
+
+    def _told(self, cut: Cut, after: Sequence[Node]) -> str:
+        assert self.block is not None
+        taken = f"{cut.batch} rows in {cut.tiles} tiles of {cut.rows}, {cut.groups} groups"
+        inside = f"{len(self.block.kernels)} kernels in one launch, {len(self.sums)} sums over rows"
+        outside = [n for n in after if any(self.kinds.of[s] is Kind.ROW for s in n.src)]
+        left = f"; {len(outside)} values need all rows at once" if outside else ""
+        return "; ".join([f"block: {taken}", f"{inside}{left}", *self.limits])
+
+
+def _kernels(
+    given: dict[Node, Node], groups: int, lanes: Lanes, multiply: Multiply
+) -> tuple[list[Kernel], list[Kernel]]:
+    """Kernels that fill the given places, intermediates in rooms of the group's own, and those
+    that a group needs to run before."""
+    rooms: dict[Buffer, Node] = {}
+    places: dict[Buffer, Node] = {}
+
+    def room(node: Node, name: str) -> Node:
+        place = group_buffer(groups, node, name)
+        rooms[storage(place)] = part(buffer(storage(place)), "group", groups)
+        places[storage(place)] = place
+        return place
+
+    graph = Graph(list(given))
+    drafts = graph.drafts(graph.places(given, room))
+    lasting = {storage(place) for place in given.values()}
+    drafts = fuse_rows(attach_sums(merge(drafts)), lasting)
+    kernels = [freeze(d, i) for i, d in enumerate(ordered(drafts))]
+    found = bring(kernels, rooms, places, multiply) if lanes == "group" else None
+    return found or (share(kernels, rooms), [])
+
+
+def is_near(kernels: Sequence[Kernel]) -> bool:
+    """Whether factors of a tile's products lie in local memory, if there are any products."""
+    cores = [k.core for k in kernels if k.core is not None and k.core.op is Op.DOT]
+    factors = {storage(s) for core in cores for s in core.src}
+    return not factors or any(isinstance(b, LocalBuffer) for b in factors)

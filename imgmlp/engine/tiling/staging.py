@@ -1,0 +1,167 @@
+"""Bringing what a tile works with into local memory.
+
+Rooms of a tile go there if all factors of its products fit, and then as many of the matrices that
+every tile multiplies with as still fit, copied once a group. What does not fit passes through
+local memory slice by slice, as in products outside of blocks, or in float32, by groups that have
+several tiles or no room for slices, is read where it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from imgmlp.engine.ir.dtype import DType, f16, f32
+from imgmlp.engine.ir.graph import Buffer, Node, buffer, const, make, move
+from imgmlp.engine.ir.kernel import Kernel, Store, access, part_begin, storage
+from imgmlp.engine.ir.local_memory import CHUNK, LocalBuffer
+from imgmlp.engine.ir.op import Op
+from imgmlp.engine.ir.uops import FACTORS, Multiply
+from imgmlp.engine.ir.view import View
+from imgmlp.engine.tiling.tile_memory import TileBuffers, moved, share
+
+LOCAL = 47 << 10  # bytes that a group may take; what lanes exchange takes the rest of 48 KiB
+SLICE = 64 * 128  # bytes of a factor's slice on its way
+SLICES = 20 << 10  # bytes of both factors' slices without matrix units
+# Of float32's matrices those without a copy are read where they are, not slice by slice, if they
+# have so many bytes at most: then the cache beside local memory holds them.
+MOST_FAR = 48 << 10
+SMALL = 1024  # elements, up to which a value that no product takes is worth the room
+
+
+def bring(
+    kernels: Sequence[Kernel], rooms: TileBuffers, places: Mapping[Buffer, Node], multiply: Multiply
+) -> tuple[list[Kernel], list[Kernel]] | None:
+    """The kernels of a tile with rooms in local memory, and those once a group; None if they have
+    no room there. `places` says where the value of each room lies. Without matrix units factors
+    of products stay where they are."""
+    stored = FACTORS.get(multiply)
+    factors = {storage(s) for k in kernels if (core := _product(k)) for s in core.src}
+    near: dict[Node, Node] = {}
+    found: TileBuffers = dict(rooms)
+    for room, place in places.items():
+        factor = room in factors
+        if factor and stored is None:
+            continue
+        if factor and (len(place.shape) != 2 or place.dtype is not f32):
+            return None
+        if factor or place.size <= SMALL:
+            local = LocalBuffer.of(place.shape, place.dtype, stored if factor else None, room.name)
+            near[place] = local.place
+            found[local] = buffer(local)
+            del found[room]
+    kernels = share([moved(k, near) for k in kernels], found)
+    touched = {b for k in kernels for b in (*k.reads(), *k.writes())}
+    assert not touched & (rooms.keys() - found.keys()), "a room is read as another value"
+    if not all(_readable(core) for k in kernels if (core := _product(k))):
+        return None
+    taken = list(
+        dict.fromkeys(b for k in kernels for b in k.writes() if isinstance(b, LocalBuffer))
+    )
+    left = LOCAL - sum(b.room for b in taken)
+    if stored is None:
+        return (kernels, []) if left >= SLICES else None
+    if left < 0:
+        return None
+    copied = _copied(kernels, left, stored)
+    if copied is None:
+        return None
+    kernels, copies = copied
+    zeros = [b for b in taken if b.padded]
+    stores = [Store(buffer(b), const(0, f32, b.shape)) for b in zeros]
+    cleared = [Kernel("clear", s.place.shape, (s,), None) for s in stores]
+    return kernels, [*cleared, *copies]
+
+
+def _product(kernel: Kernel) -> Node | None:
+    return kernel.core if kernel.core is not None and kernel.core.op is Op.DOT else None
+
+
+def _staged(kernels: Sequence[Kernel]) -> int:
+    """How many factors' slices some product needs, 0 to 2."""
+    cores = [core for k in kernels if (core := _product(k))]
+    return sum(any(not isinstance(storage(c.src[i]), LocalBuffer) for c in cores) for i in (0, 1))
+
+
+def _readable(core: Node) -> bool:
+    """Whether matrix units may read the factors that are in local memory: whole chunks of lines,
+    and beyond the last element of a value, where there is one, zeros."""
+    local = [s for s in core.src if isinstance(storage(s), LocalBuffer)]
+    return not local or (len(core.shape) == 2 and all(_in_chunks(s) for s in local))
+
+
+def _in_chunks(factor: Node) -> bool:
+    room, views = storage(factor), access(factor).views
+    assert isinstance(room, LocalBuffer)
+    if len(views) != 1 or views[0].mask is not None or not room.pitch:
+        return False
+    (view,), (rows, columns) = views, room.extent
+    ways = [a for a in (0, 1) if _steps(view, a, 1) and _steps(view, 1 - a, room.pitch)]
+    if not ways:
+        return False
+    across = ways[0]  # the axis of which neighbours lie together
+    first, width = view.offset % room.pitch, view.shape[across]
+    whole = first % CHUNK == 0 and (width % CHUNK == 0 or first + width == columns)
+    return whole and view.shape[1 - across] == rows
+
+
+def _steps(view: View, axis: int, stride: int) -> bool:
+    """Whether an axis has this stride, or but one element and so any."""
+    return view.shape[axis] == 1 or view.strides[axis] == stride
+
+
+# --- matrices that every tile multiplies with ---
+
+
+def _copied(
+    kernels: Sequence[Kernel], room: int, stored: DType
+) -> tuple[list[Kernel], list[Kernel]] | None:
+    """Kernels that read copies of right factors for which there is room, and those that copy.
+
+    None if the others can neither pass by nor be read where they are.
+    """
+    written = {b for k in kernels for b in k.writes()}
+    wanted = dict.fromkeys(m for k in kernels if (m := _matrix(k, written)) is not None)
+    copies: dict[Node, LocalBuffer] = {}
+    for matrix in wanted:
+        copies[matrix] = LocalBuffer.of(matrix.shape, f32, stored, f"near{len(copies)}")
+    while True:
+        changed = [_with_copy(k, written, copies) for k in kernels]
+        far = sum(m.size * f32.itemsize for m in wanted if m not in copies)
+        slices = SLICE * _staged(changed) if stored is f16 else 0
+        if sum(c.room for c in copies.values()) + slices <= room:
+            before = [_copy(matrix, c) for matrix, c in copies.items()]
+            return (changed, before) if stored is f16 or far <= MOST_FAR else None
+        if not copies:
+            return None
+        largest = max(c.room for c in copies.values())
+        del copies[[m for m, c in copies.items() if c.room == largest][-1]]
+
+
+def _matrix(kernel: Kernel, written: set[Buffer]) -> Node | None:
+    """A product's right factor that lasts, turned so that neighbours of a row lie together."""
+    core = _product(kernel)
+    if core is None or len(core.shape) != 2 or not isinstance(storage(core.src[0]), LocalBuffer):
+        return None
+    right = core.src[1]
+    if storage(right) in written or isinstance(storage(right), LocalBuffer):
+        return None
+    if part_begin(right).variables():  # rows of a tile's own
+        return None
+    return right.src[0] if right.op is Op.PERMUTE else right
+
+
+def _with_copy(kernel: Kernel, written: set[Buffer], copies: Mapping[Node, LocalBuffer]) -> Kernel:
+    matrix = _matrix(kernel, written)
+    if matrix is None or matrix not in copies:
+        return kernel
+    core, near = kernel.core, copies[matrix].place
+    assert core is not None
+    right = near if core.src[1] is matrix else move(Op.PERMUTE, near, core.src[1].arg)
+    product = make(Op.DOT, (core.src[0], right), core.arg, core.shape, core.dtype)
+    return moved(kernel, {core: product})
+
+
+def _copy(matrix: Node, room: LocalBuffer) -> Kernel:
+    beyond = tuple((0, n - have) for n, have in zip(room.shape, matrix.shape, strict=True))
+    value = move(Op.PAD, matrix, beyond)
+    return Kernel("copy", room.shape, (Store(buffer(room), value),), None)

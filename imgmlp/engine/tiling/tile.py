@@ -1,0 +1,152 @@
+"""A tile of rows: how a batch is cut into them, and the graph of one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from imgmlp.engine.ir.graph import (
+    Buffer,
+    Node,
+    Shape,
+    alu,
+    buffer,
+    const,
+    contiguous,
+    gather,
+    iota,
+    make,
+    move,
+    part,
+    rebuild,
+    toposort,
+)
+from imgmlp.engine.ir.kernel import access
+from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, Op
+from imgmlp.engine.ir.uops import Lanes
+from imgmlp.engine.passes.materialize import is_plain_chain
+from imgmlp.engine.tiling.batch_axis import Kind, Kinds
+from imgmlp.engine.tiling.prologue import ALIGN, Head, at_hand
+
+EVEN = 4  # tiles of each group from which one more or less matters little
+WORTHWHILE = 7 / 8  # of a tile's rows: more of them save nothing that pays for uneven tiles
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a batch is cut."""
+
+    batch: int
+    rows: int
+    tiles: int
+    groups: int
+
+    @property
+    def even(self) -> bool:
+        """Whether the tiles have just the rows of the batch, none beyond."""
+        return self.rows * self.tiles == self.batch
+
+
+class Tile:
+    """The same values for one tile of rows; `before` collects what must be computed first."""
+
+    def __init__(self, kinds: Kinds, cut: Cut, lanes: Lanes) -> None:
+        self.kinds, self.cut, self.lanes = kinds, cut, lanes
+        self.before: dict[Node, Node] = {}
+        self.head = Head(cut.groups)
+        self.done: dict[Node, Node] = {}
+        row = part(iota(cut.rows * cut.tiles), "tile", cut.tiles)
+        limit = const(cut.batch, row.dtype, row.shape)
+        self.exists = row < limit
+        last = const(cut.batch - 1, row.dtype, row.shape)
+        self.row = row if cut.even else alu(Op.WHERE, self.exists, row, last)
+
+    def value(self, node: Node) -> Node:
+        """The tile's value of a ROW Node, or what the tile adds to an ACC one."""
+        if node not in self.done:
+            leaf = node.op is Op.BUFFER or node in self.kinds.ahead
+            self.done[node] = self._rows_of(node) if leaf else self._computed(node)
+        return self.done[node]
+
+    def _rows_of(self, leaf: Node) -> Node:
+        axis = self.kinds.axis(leaf, len(leaf.shape))
+        if leaf.op is not Op.BUFFER:
+            leaf = self._ahead(leaf)
+        if axis == 0 and self.cut.even:
+            return part(leaf, "tile", self.cut.tiles)
+        assert axis is not None
+        order = (axis, *(a for a in range(len(leaf.shape)) if a != axis))
+        rows = gather(move(Op.PERMUTE, leaf, order), self.row)
+        return move(Op.PERMUTE, rows, tuple(order.index(a) for a in range(len(order))))
+
+    def _computed(self, node: Node) -> Node:
+        axis = self.kinds.axis(node, len(node.shape))
+        src = tuple(self._source(node, s) for s in range(len(node.src)))
+        if axis is None and not self.cut.even:
+            src = (*src[:-1], self._masked(src[-1], self.kinds.source_axis(node, len(src) - 1)))
+        if node.op is Op.GATHER and self.lanes == "group" and _is_costly(src[1]):
+            src = (src[0], contiguous(src[1]))  # not once for each element of a row
+        shape, arg = _resized(node.shape, axis, self.cut.rows), node.arg
+        if node.op in (Op.RESHAPE, Op.EXPAND):
+            arg = shape
+        elif node.op is Op.SHRINK and axis is not None:
+            arg = tuple((0, self.cut.rows) if a == axis else r for a, r in enumerate(arg))
+        return make(node.op, src, arg, shape, node.dtype)
+
+    def _source(self, node: Node, slot: int) -> Node:
+        source = node.src[slot]
+        if self.kinds.source(node, slot) is Kind.WHOLE:
+            return self._factor(source) if node.op is Op.DOT and slot == 1 else self._whole(source)
+        if source.op is Op.CONST:
+            axis = self.kinds.source_axis(node, slot)
+            return const(source.arg, source.dtype, _resized(source.shape, axis, self.cut.rows))
+        return self.row if source.op is Op.IOTA else self.value(source)
+
+    def _masked(self, terms: Node, axis: int | None) -> Node:
+        """Terms of a sum over rows, zero where the last tile has rows beyond the batch."""
+        ones = tuple(n if a == axis else 1 for a, n in enumerate(terms.shape))
+        exists = move(Op.EXPAND, move(Op.RESHAPE, self.exists, ones), terms.shape)
+        return alu(Op.WHERE, exists, terms, const(0, terms.dtype, terms.shape))
+
+    def _factor(self, node: Node) -> Node:
+        """A right factor, copied if its neighbours along a row do not lie together."""
+        strided = self.lanes == "one" and node.op is not Op.BUFFER and node.shape[-1] >= ALIGN
+        if strided and is_plain_chain(node) and _last_stride(node) != 1:
+            return self.head.copy(node) or self._ahead(node)
+        return self._whole(node)
+
+    def _whole(self, node: Node) -> Node:
+        if at_hand(node):
+            return node
+        if node.op in MOVEMENT or (node.op in ELEMENTWISE and node.size == 1):
+            return rebuild(node, tuple(self._whole(s) for s in node.src))
+        return self._ahead(node)
+
+    def _ahead(self, node: Node) -> Node:
+        if node not in self.before:
+            room = Buffer(node.shape, node.dtype, name=f"ahead{len(self.before)}")
+            self.before[node] = buffer(room)
+        return self.before[node]
+
+
+def _resized(shape: Shape, axis: int | None, rows: int) -> Shape:
+    return tuple(rows if a == axis else n for a, n in enumerate(shape))
+
+
+def _is_costly(index: Node) -> bool:
+    return any(n.op in (Op.HASH, Op.GATHER) for n in toposort([index]))
+
+
+def _last_stride(node: Node) -> int:
+    return access(node).views[0].strides[-1]
+
+
+def cut_batch(batch: int, rows: int, most_groups: int) -> Cut:
+    """Tiles of at most so many rows: equal ones if they can be, a like number for each group."""
+    tiles = -(-batch // rows)
+    groups = min(tiles, most_groups)
+    if batch % rows or tiles < EVEN * groups:
+        like = min(batch, -(-tiles // groups) * groups)
+        fewer = -(-batch // like)
+        if batch % rows or fewer <= WORTHWHILE * rows:
+            rows, tiles = fewer, -(-batch // fewer)
+    return Cut(batch, rows, tiles, min(groups, tiles))

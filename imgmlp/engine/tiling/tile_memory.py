@@ -1,0 +1,89 @@
+"""The rooms of a tile: where the kernels of a block leave values for one another.
+
+A room is a part of a Buffer for each group. It is free again once the last kernel that reads it
+has run, and for a value of the same layout already in that kernel if it is read only at the
+element that is being computed. So a tile needs as much memory as its values that are alive at one
+time, which decides whether that stays in a cache or in local memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from imgmlp.engine.ir.graph import Buffer, Node, move, substitute
+from imgmlp.engine.ir.kernel import Kernel, Store, read_at_element_only
+from imgmlp.engine.ir.local_memory import LocalBuffer
+from imgmlp.engine.ir.op import Op
+
+TileBuffers = dict[Buffer, Node]  # each with the Node for what belongs to the running group
+
+
+@dataclass
+class _Slot:
+    """A room that several values have in turns."""
+
+    first: Buffer  # whose Buffer it is
+    owner: Buffer  # who has it now
+    last: int  # the kernel that reads or writes this owner last
+
+
+def share(kernels: Sequence[Kernel], rooms: TileBuffers) -> list[Kernel]:
+    """The kernels of a tile, in as few rooms as can take turns."""
+    last = {b: i for i, k in enumerate(kernels) for b in (*k.reads(), *k.writes()) if b in rooms}
+    slots: list[_Slot] = []
+    placed: dict[Node, Node] = {}
+    for i, kernel in enumerate(kernels):
+        for room in [b for b in kernel.writes() if b in rooms]:
+            if rooms[room] in placed:
+                continue
+            slot = next((s for s in slots if _takes(s, room, i, kernel, rooms)), None)
+            if slot is None:
+                slots.append(slot := _Slot(room, room, last[room]))
+            slot.owner, slot.last = room, last[room]
+            placed[rooms[room]] = _begin(rooms[slot.first], rooms[room])
+    return [moved(k, placed) for k in kernels]
+
+
+def _takes(slot: _Slot, room: Buffer, i: int, kernel: Kernel, rooms: TileBuffers) -> bool:
+    """Whether kernel i may fill this slot with another value."""
+    if slot.first.dtype is not room.dtype or not _fits(slot.first, room) or slot.last > i:
+        return False
+    return slot.last < i or _in_place(kernel, slot.owner, room, rooms)
+
+
+def _fits(first: Buffer, room: Buffer) -> bool:
+    if isinstance(first, LocalBuffer):
+        return first.takes(room)
+    return not isinstance(room, LocalBuffer) and first.size >= room.size
+
+
+def _in_place(kernel: Kernel, old: Buffer, new: Buffer, rooms: TileBuffers) -> bool:
+    stores = [s for s in kernel.stores if s.target is new]
+    if len(stores) != 1 or old.size != new.size or kernel.rows:
+        return False
+    (leaf,) = substitute([stores[0].place], {rooms[new]: rooms[old]})
+    return read_at_element_only([s.value for s in kernel.all_stores()], old, leaf)
+
+
+def _begin(slot: Node, room: Node) -> Node:
+    return slot if room.size == slot.size else move(Op.SHRINK, slot, ((0, 1), (0, room.size)))
+
+
+def moved(kernel: Kernel, placed: dict[Node, Node]) -> Kernel:
+    """The kernel with some of its Nodes replaced by others of the same shape and dtype."""
+    inside = [*kernel.rows, *([] if kernel.core is None else [kernel.core])]
+    roots = [*inside, *(n for s in kernel.all_stores() for n in (s.place, s.value))]
+    found = dict(zip(roots, substitute(roots, placed), strict=True))
+
+    def stores(given: Sequence[Store]) -> tuple[Store, ...]:
+        return tuple(replace(s, place=found[s.place], value=found[s.value]) for s in given)
+
+    return replace(
+        kernel,
+        stores=stores(kernel.stores),
+        core=kernel.core and found[kernel.core],
+        sums=kernel.sums and stores([kernel.sums])[0],
+        rows=tuple(found[n] for n in kernel.rows),
+        totals=stores(kernel.totals),
+    )

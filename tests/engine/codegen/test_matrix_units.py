@@ -1,0 +1,156 @@
+"""Products on matrix units: which sums a lane has, and their kernels lane by lane."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import warps
+from test_block import blocks, filled, gradients, held, network
+
+from imgmlp.engine import AnyDevice, Program, Tensor, compile, compiler, open_device
+from imgmlp.engine.ir.kernel import storage
+from imgmlp.engine.ir.local_memory import LocalBuffer
+from imgmlp.engine.ir.symbolic import Var
+from imgmlp.engine.ir.uops import GPU_LANES, GPU_TILE, NARROW, Precision
+from imgmlp.engine.lowering.matmul_kernels import Fragments
+from imgmlp.engine.oracle.interpret import evaluate
+
+compiled = pytest.mark.skipif(warps.COMPILER is None, reason="there is no g++")
+
+
+@pytest.fixture
+def device() -> AnyDevice:
+    found = open_device("numpy:uops-group")
+    found.has_matrix_units = True
+    found.info = replace(found.info, compute_units=1)  # so that groups have several tiles
+    return found
+
+
+@pytest.mark.parametrize(
+    "size", [*((rows, GPU_TILE) for rows in (8, 16, 32, 64)), (GPU_TILE, NARROW)]
+)
+def test_lanes_have_each_sum_of_a_tile_once(size: tuple[int, int]) -> None:
+    """Two neighbours each, where m16n8 leaves them: row lane / 4 and columns 2 * (lane % 4)."""
+    lane, pair = Var("lane", 0, GPU_LANES - 1), Var("pair", 0, size[0] * size[1] // 256 - 1)
+    row, column = Fragments.of(*size).place(lane, pair)
+    seen = set()
+    for values in itertools.product(range(lane.hi + 1), range(pair.hi + 1)):
+        env = dict(zip(("lane", "pair"), values, strict=True))
+        r, c = int(row.evaluate(env)), int(column.evaluate(env))
+        assert (r % 8, c % 8) == (values[0] % 32 // 4, values[0] % 4 * 2)
+        seen |= {(r, c), (r, c + 1)}
+    assert seen == set(itertools.product(range(size[0]), range(size[1])))
+
+
+@compiled
+@pytest.mark.parametrize("precision", ["half", "float32"])
+def test_products_of_whole_numbers_are_exact(
+    device: AnyDevice, precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sizes that divide nothing, factors either way round, tiles of all heights, column sums."""
+    monkeypatch.setattr(compiler, "_pays", lambda _: True)  # float32 has them in blocks only
+    rng, wanted, tensors = np.random.default_rng(0), {}, {}
+    sizes = [(1, 3, 1), (9, 24, 70), (40, 130, 5), (64, 64, 64), (200, 17, 3), (130, 65, 100)]
+    for n, (rows, inner, columns) in enumerate(sizes):
+        a = rng.integers(-3, 4, (rows, inner)).astype(np.float32)
+        b = rng.integers(-3, 4, (inner, columns)).astype(np.float32)
+        for flip in range(4):
+            left = Tensor(np.ascontiguousarray(a.T), device).transpose() if flip & 1 else None
+            right = Tensor(np.ascontiguousarray(b.T), device).transpose() if flip & 2 else None
+            x = Tensor(a, device) if left is None else left
+            y = Tensor(b, device) if right is None else right
+            tensors[f"{n}.{flip}"], wanted[f"{n}.{flip}"] = (x, y), a @ b
+    program = compile(
+        lambda: {k: x @ y + 1 for k, (x, y) in tensors.items()}, device, precision=precision
+    )
+    warps.run(program, tmp_path, monkeypatch)
+    for name, product in wanted.items():
+        assert np.array_equal(program.read(name), product + 1), name
+
+
+CASES: list[tuple[Precision, int, list[int], int, bool]] = [
+    # precision, batch, sizes, matrices that are copied, factors in local memory
+    ("half", 331, [16, 64, 64, 3], 3, True),
+    ("half", 300, [8, 128, 64, 3], 1, True),
+    ("half", 290, [1, 9, 1, 1], 3, True),  # factors of one row or one column
+    ("half", 260, [3, 420, 2], 0, False),
+    ("float32", 331, [16, 64, 64, 3], 2, True),
+    ("float32", 290, [1, 9, 1, 1], 3, True),
+]
+LIMITS: dict[Precision, float] = {"half": 1e-2, "float32": 2e-6}
+
+
+@compiled
+@pytest.mark.parametrize(("precision", "batch", "sizes", "copied", "near"), CASES)
+def test_gradients_of_several_tiles(
+    device: AnyDevice, precision: Precision, batch: int, sizes: list[int], copied: int, near: bool,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Several tiles for each group, rows that no whole number of tiles has."""
+    outputs = network(device, batch, sizes, Tensor.sin)
+    program = Program(device, outputs, [], precision=precision)
+    (block,) = blocks(program.stages.procedure)
+    assert block.tiles > block.groups
+    assert sum(k.name == "copy" for k in block.head) == copied
+    factors = {storage(s) for k in block.kernels if k.core is not None for s in k.core.src}
+    assert any(isinstance(b, LocalBuffer) and b.pitch for b in factors) is near
+    wanted = evaluate(list(outputs.values()), held(outputs), wide=True)
+    for _ in range(2):  # also when what an earlier step left is there
+        warps.run(program, tmp_path, monkeypatch)
+        for name, value in zip(outputs, wanted, strict=True):
+            error = float(np.abs(program.read(name) - value).max())
+            assert error <= LIMITS[precision] * float(np.abs(value).max()), name
+
+
+NOT_FINITE = [0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0x7F800000, 0xFF800000]  # GPUs make the first
+
+
+@compiled
+@pytest.mark.parametrize("precision", ["half", "float32"])
+def test_what_is_not_finite_stays_so(
+    device: AnyDevice, precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a value of a row and in a weight; also where rounding carries into a number's sign."""
+    x, weight, last = (filled(device, *size) for size in ((70, 9), (9, 17), (17, 3)))
+    rows = (x @ weight + weight[0]).leaky_relu(0.1) @ last
+    outputs = gradients(rows.square().sum(), weight, last) | {"rows": rows.node}
+    program = Program(device, outputs, [], precision=precision)
+    assert blocks(program.stages.procedure)
+    for bits, leaf in itertools.product(NOT_FINITE, (x, weight)):
+        before = leaf.numpy()
+        changed = before.copy()
+        changed.view(np.uint32)[4, 7] = bits
+        leaf.write(changed)
+        wanted = evaluate(list(outputs.values()), held(outputs), wide=True)
+        warps.run(program, tmp_path, monkeypatch)
+        for name, value in zip(outputs, wanted, strict=True):
+            found = program.read(name)
+            assert not np.isfinite(found[~np.isfinite(value)]).any(), f"{name}, {bits:x}"
+            if np.isnan(changed).any():
+                assert np.array_equal(np.isnan(found), np.isnan(value)), f"{name}, {bits:x}"
+        leaf.write(before)
+
+
+@pytest.mark.parametrize(("units", "groups"), [(1, 3), (4, 12)])
+def test_matrices_of_float32_stay_where_they_are_for_several_tiles(
+    device: AnyDevice, units: int, groups: int
+) -> None:
+    """The cache has them from the first tile on; of one tile each, groups take them slice by slice.
+    Without sums in registers three groups a unit run at a time."""
+    device.info = replace(device.info, compute_units=units)
+    x, last = filled(device, 768, 64) * 2.0, filled(device, 64, 3)
+    for n in range(2):
+        x = (x @ (filled(device, 64, 64) * (n + 1)).realize()).relu()
+    program = Program(device, {"y": (x @ last).node}, [])
+    (block,) = blocks(program.stages.procedure)
+    assert (block.tiles, block.groups) == (12, groups)
+    source = program.stages.source
+    begin = source.index("__local", source.index("imgmlp_"))
+    assert ("far(data" in source[begin:], "_slice_memory" in source[begin:]) == (
+        units == 1,
+        units > 1,
+    )

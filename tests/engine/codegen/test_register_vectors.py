@@ -1,0 +1,85 @@
+"""Which columns of a product's tile are computed eight at a time, and that both ways agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from imgmlp.engine import AnyDevice, Device, Tensor, compile, dtype, open_device
+from imgmlp.engine.codegen.register_vectors import in_vectors
+from imgmlp.engine.ir.uops import U
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(scope="module")
+def device() -> Device:
+    found = open_device("cpu")
+    assert isinstance(found, Device)
+    return found
+
+
+def tensor(device: Device, *shape: int) -> Tensor:
+    return Tensor(RNG.standard_normal(shape).astype(np.float32), device)
+
+
+AFTER: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], bool]] = {
+    "bias and activation": (lambda y, bias, other: (y + bias).leaky_relu(0.1), True),
+    "a slope by another tile": (lambda y, bias, other: Tensor.where(other < 0, y * 0.1, y), True),
+    "the larger of two": (lambda y, bias, other: y.maximum(0.5) / (other * other + 1), True),
+    "an exponential": (lambda y, bias, other: (y * 0.1).exp(), True),
+    "a sine": (lambda y, bias, other: (y * 0.1).sin(), False),
+    "columns turned round": (lambda y, bias, other: y + bias.flip(0), False),
+    "another dtype": (lambda y, bias, other: (y * 2).cast(dtype.i8), False),
+}
+
+
+@pytest.mark.parametrize("name", AFTER)
+def test_plain_arithmetic_on_neighbours_goes_in_vectors(device: Device, name: str) -> None:
+    after, wanted = AFTER[name]
+    x, w, other = tensor(device, 13, 20), tensor(device, 20, 32), tensor(device, 13, 32)
+    bias = tensor(device, 32)
+    program = compile(lambda: {"y": after(x @ w, bias, other)}, device)
+    (code,) = program.stages.codes
+    ranges, vectors = in_vectors(code)
+    stored = [u.src[1] for u in code.uops if u.op is U.STORE]
+    assert bool(ranges) is wanted
+    assert all((value in vectors) is wanted for value in stored)
+    program.run()
+    numpy = open_device("numpy")
+    same = [Tensor(t.numpy(), numpy) for t in (x, w, bias, other)]
+    assert np.allclose(
+        program.read("y"), after(same[0] @ same[1], *same[2:]).numpy(), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_whole_numbers_go_in_vectors(device: Device) -> None:
+    x, w = RNG.integers(-40, 40, (13, 20)), RNG.integers(-9, 9, (20, 16))
+    bias = RNG.integers(-99, 99, 16).astype(np.int32)
+
+    def step(on: AnyDevice) -> Tensor:
+        y = Tensor(x.astype(np.float32), on) @ Tensor(w.astype(np.float32), on)
+        sums = y.cast(dtype.i32) + Tensor(bias, on)
+        low = ((sums & 255) * 3 - 7).maximum(5).minimum(99) ^ 1
+        return Tensor.where(sums < 0, -(sums >> 2), low << 3).cast(dtype.f32) * 0.5
+
+    program = compile(lambda: {"y": step(device)}, device)
+    assert in_vectors(program.stages.codes[0])[0]
+    program.run()
+    expected = step(open_device("numpy")).numpy()
+    assert program.read("y").tolist() == expected.tolist()
+    assert np.unique(expected).size > 50
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "vectors"),
+    [(1, 16, True), (131, 16, True), (70, 8, True), (64, 24, True), (64, 9, False)],
+)
+def test_tiles_that_are_not_whole(device: Device, rows: int, columns: int, vectors: bool) -> None:
+    x, w = tensor(device, rows, 3), tensor(device, 3, columns)
+    program = compile(lambda: {"y": x @ w + 1}, device)
+    assert bool(in_vectors(program.stages.codes[0])[0]) is vectors
+    program.run()
+    assert np.allclose(program.read("y"), x.numpy() @ w.numpy() + 1, atol=1e-5)

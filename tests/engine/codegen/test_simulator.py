@@ -1,0 +1,239 @@
+"""Oclgrind, a simulator that sees every access to memory, has nothing to report of any kernel.
+
+It runs the source that every device gets, not optimised, so that no access is optimised away,
+and tells of accesses outside of a Buffer, races between work-items, and values that were read
+before anything wrote them. Where a decision of the engine depends on size, it is made for small
+sizes here as it otherwise is for large ones.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import pytest
+from simulated import STEPS, Make, draw, programs
+
+from imgmlp.codec import pieces, pipeline
+from imgmlp.codec.config import Architecture, Encoding, Weights
+from imgmlp.engine import Device, NumpyDevice
+from imgmlp.engine.codegen.render import building_block
+from imgmlp.engine.compiler import Stages
+from imgmlp.engine.device.base import Allocation
+from imgmlp.engine.device.launch import KernelHandle
+from imgmlp.engine.device.opencl import find
+from imgmlp.engine.ir.op import ELEMENTWISE
+from imgmlp.engine.ir.uops import Lanes, U
+from imgmlp.engine.lowering import linearize, map_kernels
+from imgmlp.engine.passes import schedule
+
+LANES: tuple[Lanes, ...] = ("one", "group")
+UNITS = 3  # compute units that kernels are written for: shares that divide little
+CHECKS = {
+    "OCLGRIND_DATA_RACES": "1",
+    "OCLGRIND_UNIFORM_WRITES": "1",  # two of the same value are a race too
+    "OCLGRIND_NUM_THREADS": "1",
+    "OCLGRIND_MAX_ERRORS": "1000000000",  # all contexts of a process count together
+}
+SIMULATOR = next((pair for pair in find()[0] if pair[1].kind == "simulator"), None)
+simulated = pytest.mark.skipif(
+    SIMULATOR is None, reason="Oclgrind is not installed; the `test` extra brings it"
+)
+
+
+class Judge(Device):
+    """The simulator; every Buffer ends where its allocation ends, intermediates too.
+
+    With `arena` those share bytes by the memory plan, so that two in one kernel could race.
+    """
+
+    def __init__(self, lanes: Lanes, log: Path, thorough: bool = True, arena: bool = False) -> None:
+        assert SIMULATOR is not None
+        handle, info = SIMULATOR
+        super().__init__(handle, replace(info, compute_units=UNITS))
+        self.lanes, self.log, self.thorough, self.arena = lanes, log, thorough, arena
+        self.align = self.align if arena else 1
+        # Oclgrind 21.10 forgets what is written to an address that was in use before.
+        self.kept: list[Allocation] = []
+
+    @property
+    def keeps_groups(self) -> bool:
+        return self.lanes == "one"
+
+    def alloc(self, nbytes: int) -> Allocation:
+        self.kept.append(super().alloc(nbytes))
+        return self.kept[-1]
+
+    def slice(self, allocation: Allocation, offset: int, nbytes: int) -> Allocation:
+        return super().slice(allocation, offset, nbytes) if self.arena else self.alloc(nbytes)
+
+    def build(
+        self, source: str, names: Sequence[str], options: Sequence[str] = ()
+    ) -> dict[str, KernelHandle]:
+        plain = ["-cl-opt-disable"] if self.thorough else []
+        return super().build(source, names, [*options, *plain])
+
+    def report(self) -> str:
+        """What there was to complain about so far."""
+        self.finish()
+        return self.log.read_text("utf-8").strip()[:4000]
+
+
+Open = Callable[..., Judge]
+
+
+@pytest.fixture
+def judge(small: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Open:
+    """Opens a Judge. Not thorough: kernels are optimised, and what is read may be unwritten."""
+
+    def opened(lanes: Lanes, thorough: bool = True, arena: bool = False) -> Judge:
+        # read when a context is made
+        checks = CHECKS | ({"OCLGRIND_UNINITIALIZED": "1"} if thorough else {})
+        for name, value in {**checks, "OCLGRIND_LOG": str(tmp_path / "log")}.items():
+            monkeypatch.setenv(name, value)
+        return Judge(lanes, tmp_path / "log", thorough, arena)
+
+    return opened
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small work is divided among work-groups as large work is."""
+    monkeypatch.setattr(linearize, "GRAIN", 1)
+    monkeypatch.setattr(map_kernels, "MANY", 1)
+    monkeypatch.setattr(schedule, "PART_TERMS", 4)
+
+
+def check(make: Make, device: Judge) -> None:
+    """A program is run without complaint, and gives what NumPy gives."""
+    program, wanted = make(device), make(NumpyDevice())
+    program.run()
+    assert device.report() == ""
+    wanted.run()
+    for name in program.outputs:
+        found, truth = program.read(name), wanted.read(name)
+        assert np.allclose(found, truth, rtol=1e-3, atol=1e-4, equal_nan=True), name
+
+
+@simulated
+@pytest.mark.parametrize(("lanes", "name"), [(x, name) for x in LANES for name in programs(x)])
+def test_nothing_is_reported(lanes: Lanes, name: str, judge: Open) -> None:
+    check(programs(lanes)[name], judge(lanes))
+
+
+@simulated
+@pytest.mark.parametrize("arena", [False, True], ids=["apart", "arena"])
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("lanes", LANES)
+def test_nothing_is_reported_of_whole_steps(
+    lanes: Lanes, name: str, arena: bool, judge: Open
+) -> None:
+    """Also where intermediates share an arena, in which overlapping ones of a kernel would race."""
+    check(STEPS[name], judge(lanes, lanes == "one" and not arena, arena))
+
+
+@simulated
+@pytest.mark.parametrize("lanes", LANES)
+def test_nothing_is_reported_of_decoding(
+    lanes: Lanes, judge: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "PIXELS_AT_ONCE", 5)
+    monkeypatch.setattr(pieces, "GPUS", 1)
+    shape = Architecture((8, 5, 3), float(np.float32(0.1)))
+    flat = draw(shape.parameters)
+    weights = Weights(shape, Encoding((1.0, 2.0), (1.0, 3.0), 0.5), 7, 2, flat)
+    device = judge(lanes, lanes == "one")
+    found = pipeline.decode(weights, device)
+    assert device.report() == ""
+    wanted = pipeline.decode(weights, NumpyDevice())
+    assert np.abs(found.astype(int) - wanted).max() <= 1
+
+
+# --- the judge can find somebody guilty ---
+
+FAULTS = {
+    "Invalid write": "out[i] = 1.f;",
+    "Invalid read": "out[0] = i == 7 ? in[i] : 0.f;",
+    "Write-write data race": "out[i / 2] = i;",
+    "Read-write data race": "part[l] = i; if (i < 7) out[i] = part[l ^ 1];",
+    "Uninitialized value": "float x[2]; x[0] = 1.f; if (i < 7) out[i] = x[i % 2];",
+}
+
+
+@simulated
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_reported(fault: str, judge: Open) -> None:
+    """Seven numbers in and out, and eight work-items in groups of four."""
+    device = judge("group")
+    source = f"""__kernel void t_fault(__global float *out, __global const float *in) {{
+        __local float part[4]; const int i = get_global_id(0), l = get_local_id(0);
+        {FAULTS[fault]} }}"""
+    args = [device.alloc(28), device.alloc(28)]
+    for allocation in args:
+        device.write(allocation, np.ones(7, np.float32))
+    kernel = device.build(source, ["t_fault"])["t_fault"]
+    device.launch_all([device.bind(kernel, args, (8,), (4,))])
+    assert fault in device.report()
+
+
+# --- everything is covered ---
+
+
+def all_stages(lanes: Lanes) -> list[Stages]:
+    """Every form of all that is simulated in one mapping."""
+    device = NumpyDevice()
+    device.lanes, device.info = lanes, replace(device.info, compute_units=UNITS)
+    device.keeps_groups = lanes == "one"
+    return [make(device).stages for make in (programs(lanes) | STEPS).values()]
+
+
+DEFINITION = re.compile(r"^(?:static \w+ |#define |([A-Z_]+)\()([a-z]\w*)\b", re.MULTILINE)
+
+
+def functions(block: str) -> dict[str, str]:
+    """What kernels/`block`.cl defines, by itself or through a macro, with the text of each."""
+    text = building_block(block)
+    found = list(DEFINITION.finditer(text))
+    ends = [m.start() for m in found[1:]] + [len(text)]
+    texts = {m[2]: text[m.start() : end] for m, end in zip(found, ends, strict=True)}
+    macros = {m[1]: m[0] for m in re.finditer(r"^#define (\w+)\((?:.*\\\n)+.*", text, re.MULTILINE)}
+    return texts | {m[2]: macros[m[1]] for m in found if m[1]}
+
+
+@pytest.mark.parametrize("lanes", LANES)
+def test_every_instruction_and_operation_is_simulated(lanes: Lanes, small: None) -> None:
+    uops = [u for stages in all_stages(lanes) for code in stages.codes for u in code.uops]
+    shared = {U.BARRIER, U.GROUP, U.LOCAL, U.ROOM, U.TILE, U.SPREAD}
+    only = {"one": {U.PANEL, U.PREFETCH}, "group": shared}
+    other = set().union(*(ops for mapping, ops in only.items() if mapping != lanes))
+    assert {u.op for u in uops} == set(U) - other
+    assert {u.arg for u in uops if u.op is U.ALU} == ELEMENTWISE
+
+
+def test_every_building_block_is_simulated(small: None) -> None:
+    """Each function of kernels/*.cl in OpenCL C, in the mapping that it is for, or in any."""
+    files = resources.files("imgmlp.kernels").iterdir()
+    blocks = {f.name.removesuffix(".cl") for f in files if f.name.endswith(".cl")}
+    blocks.remove("product_matrix")  # in PTX, which only NVIDIA's compiler takes
+    of_lanes = {"one": {"product_one"}, "group": {"factor", "product_group", "reduce"}}
+    shared = blocks - of_lanes["one"] - of_lanes["group"]
+    left = {name for block in shared for name in functions(block)}
+    for lanes in LANES:
+        own = {k: v for block in of_lanes[lanes] | shared for k, v in functions(block).items()}
+        called: set[str] = set()
+        new = words(s.source[s.source.index("__kernel") :] for s in all_stages(lanes))
+        while new := (new & own.keys()) - called:
+            called |= new
+            new = words(own[name] for name in new)
+        missing = own.keys() - called - {name for block in shared for name in functions(block)}
+        assert not missing, lanes
+        left -= called
+    assert not left
+
+
+def words(texts: Iterable[str]) -> set[str]:
+    return {word for text in texts for word in re.findall(r"\w+", text)}

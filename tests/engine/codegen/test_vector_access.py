@@ -1,0 +1,129 @@
+"""Elements side by side that a lane loads or stores at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from imgmlp.engine.codegen.matrix_units import element
+from imgmlp.engine.codegen.vector_access import Neighbours
+from imgmlp.engine.ir.dtype import f16, f32
+from imgmlp.engine.ir.graph import Buffer
+from imgmlp.engine.ir.local_memory import LocalBuffer
+from imgmlp.engine.ir.symbolic import Expr, Var
+from imgmlp.engine.ir.uops import Code, Range, U, UOp
+
+LINE = Var("l", 0, 7)
+GLOBAL, ROOM, RANGE = 0, 1, 2
+
+
+def loop(
+    count: int = 2, kind: str = "vector", inner: bool = False, size: int = 1024
+) -> tuple[Code, Var]:
+    """A loop over neighbours, and its variable."""
+    room = LocalBuffer.of((16, 64), f32, f16, "room")
+    more = [UOp(U.RANGE, None, (), Range("m", 3)), UOp(U.END, None, (), None)] if inner else []
+    uops = [
+        UOp(U.GLOBAL, f32, (), (Buffer((size,), f32), True)),
+        UOp(U.ROOM, f16, (), room),
+        UOp(U.RANGE, None, (), Range("n", count, kind)),
+        *more,
+        UOp(U.END, None, (), None),
+    ]
+    return Code("k", tuple(uops), (), 1, 1), Var("n", 0, count - 1)
+
+
+@pytest.mark.parametrize(
+    ("count", "kind", "inner"), [(3, "vector", False), (2, "loop", False), (2, "vector", True)]
+)
+def test_other_loops_go_one_by_one(count: int, kind: str, inner: bool) -> None:
+    assert Neighbours.of(loop(count, kind, inner)[0], RANGE) is None
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_what_begins_on_a_multiple_of_their_count_moves_at_once(count: int) -> None:
+    code, n = loop(count)
+    found = Neighbours.of(code, RANGE)
+    assert found is not None
+    begin: Expr = LINE * 64 + 8
+    data = f"data{GLOBAL} + {begin}"
+    assert (
+        found.load(GLOBAL, begin + n)
+        == f"FLOAT_OF_{count}(*(__global const float{count} *)({data}), n)"
+    )
+    assert found.store(GLOBAL, begin + n, 7) == "side2_0[n] = v7;"
+    assert found.declared == [f"float side2_0[{count}];"]
+    assert found.stores[0].startswith(
+        f"*(__global float{count} *)({data}) = (float{count})(side2_0[0]"
+    )
+
+
+@pytest.mark.parametrize("rest", [1, LINE, LINE * 3])
+def test_what_may_begin_between_does_not(rest: Expr | int) -> None:
+    code, n = loop()
+    found = Neighbours.of(code, RANGE)
+    assert found is not None
+    for offset in (n + rest, n * 2 + 8, LINE * 2, (n + LINE) % 4):
+        assert found.load(GLOBAL, offset) is None
+        assert found.store(GLOBAL, offset, 7) is None
+    assert not found.declared
+    assert not found.stores
+
+
+@pytest.mark.parametrize(("size", "at_once"), [(1022, False), (1024, True)])
+def test_nothing_behind_the_last_element_is_loaded(size: int, at_once: bool) -> None:
+    """Where some neighbours are missing, which padding takes the place of."""
+    code, n = loop(4, size=size)
+    found = Neighbours.of(code, RANGE)
+    assert found is not None
+    assert (found.load(GLOBAL, LINE * 128 + 124 + n, some=True) is not None) is at_once
+    assert found.load(GLOBAL, LINE * 128 + n) is not None
+
+
+def test_halves_in_memory_go_one_by_one() -> None:
+    """Any device has those, not only one with matrix units."""
+    code, n = loop()
+    halves = UOp(U.GLOBAL, f16, (), (Buffer((1024,), f16), True))
+    found = Neighbours.of(replace(code, uops=(halves, *code.uops[1:])), RANGE)
+    assert found is not None
+    assert found.load(GLOBAL, LINE * 64 + n) is None
+    assert found.store(GLOBAL, LINE * 64 + n, 7) is None
+
+
+def test_halves_are_rounded_and_stored_two_in_a_word() -> None:
+    code, n = loop()
+    found = Neighbours.of(code, RANGE)
+    assert found is not None
+    assert found.store(ROOM, LINE * 64 + 8 + n, 7) is not None
+    assert "*(__local uint *)" in found.stores[0]
+    assert "halves_2(side2_0[0], side2_0[1])" in found.stores[0]
+    assert str(found.load(ROOM, LINE * 64 + n)).startswith("HALF_OF_2(*(__local const uint *)")
+
+
+def test_eight_lines_meet_all_banks_once() -> None:
+    """The same eight columns, 16 bytes, of eight lines lie in different parts of 128 bytes."""
+    code, _ = loop()
+    for column in range(0, 64, 8):
+        place = element(code, ROOM, LINE * 64 + column)
+        places = [int(place.evaluate({"l": line})) for line in range(8)]
+        assert len({p % 64 // 8 for p in places}) == 8
+        assert all(p // 64 == line and p % 8 == 0 for line, p in enumerate(places))
+
+
+@pytest.mark.parametrize("columns", [3, 8, 16, 40, 100, 128])
+def test_lines_of_any_length_meet_all_banks_once(columns: int) -> None:
+    room = LocalBuffer.of((16, columns), f32, f16, "room")
+    chunks = room.pitch // 8
+    assert room.pitch >= columns
+    assert chunks % 2 == 1 or chunks % 8 == 0  # padded, or swizzled
+
+
+@pytest.mark.parametrize(("lines", "squares"), [(8, [5]), (4, [2, 3])])
+def test_float32_that_is_read_at_once_meets_all_banks_once(lines: int, squares: list[int]) -> None:
+    """Eight lines of a square, 16 bytes each, along lines, and four of two squares across them."""
+    room, at = LocalBuffer.of((32, 64), f32, f32, "room"), Var("at", 0, 32 * 64 - 1)
+    cells = [int(room.cell(at).evaluate({"at": i})) for i in range(room.size)]
+    assert sorted(cells) == list(range(room.size))
+    read = [cells[(16 + n) * 64 + s * 4] for n in range(lines) for s in squares]
+    assert sorted(cell // 4 % 8 for cell in read) == list(range(8))

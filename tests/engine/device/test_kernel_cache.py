@@ -1,0 +1,134 @@
+"""Compiled kernels: kept in memory for a device, and on disk for every process."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import environment
+
+from imgmlp.engine import Device, Tensor, compile, open_device
+from imgmlp.engine.device import kernel_cache
+from imgmlp.errors import DeviceError
+
+# A process that compiles one step, whose kernels depend on a number.
+STEP = """
+import sys
+import numpy as np
+from imgmlp.engine import Tensor, open_device
+x = Tensor(np.arange(5, dtype=np.float32), open_device("cpu"))
+print(float((x * float(sys.argv[1])).sum().item()))
+"""
+
+
+def test_a_device_compiles_the_same_source_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, compiled = open_device("cpu"), []
+    assert isinstance(device, Device)
+    build = device._compile
+    monkeypatch.setattr(device, "_compile", lambda *a: compiled.append(a[0]) or build(*a))
+    for shape in ((3,), (3,), (5,)):
+        x = Tensor(np.ones(shape, np.float32), device)
+        program = compile(lambda x=x: {"y": x + 1}, device)
+        program.run()
+        assert (program.read("y") == 2).all()
+    assert len(compiled) == len(set(compiled)) == 2
+
+
+def run_step(folder: Path, factor: float) -> set[Path]:
+    """Run STEP with its cache in a folder; what the folder then holds, marks of PoCL's aside."""
+    env = environment(XDG_CACHE_HOME=str(folder), POCL_CACHE_DIR=str(folder))
+    done = subprocess.run(
+        [sys.executable, "-c", STEP, str(factor)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == (f"{10.0 * factor}\n", "")
+    files = {p for p in folder.rglob("*") if p.is_file() and p.name not in ("last_accessed",)}
+    return {p for p in files if not p.name.startswith("tempfile")}
+
+
+def test_the_next_process_compiles_only_what_is_new(tmp_path: Path) -> None:
+    first = run_step(tmp_path, 3)
+    assert any(path.suffix == ".so" for path in first)
+    stamps = {path: path.stat().st_mtime_ns for path in first if path.suffix == ".so"}
+    assert run_step(tmp_path, 3) == first
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+    more = run_step(tmp_path, 4)
+    assert more > first  # another source
+    assert {path.suffix for path in more - first} >= {".so"}
+
+
+def test_a_folder_of_this_process_alone_is_known_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("POCL_CACHE_DIR", str(tmp_path))
+    kernel_cache.choose_cache()
+    assert not kernel_cache.is_private()
+    monkeypatch.delenv("POCL_CACHE_DIR")
+    monkeypatch.setattr(kernel_cache, "_user_cache", lambda: None)
+    kernel_cache.choose_cache()
+    assert kernel_cache.is_private()
+
+
+# The step of STEP, where no file can have more than so many bytes.
+LIMITED = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+"""
+
+
+def test_a_limit_of_files_is_an_error_and_not_the_end(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED + STEP, "3"],
+        env=environment(XDG_CACHE_HOME=str(tmp_path), POCL_CACHE_DIR=str(tmp_path)),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr  # not killed by a signal
+    last = done.stderr.splitlines()[-1]
+    assert "DeviceError: what kernels are compiled to cannot be written to" in last
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_is_left_for_a_folder_of_this_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("POCL_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("os.posix_fallocate", full)
+    kernel_cache.choose_cache()
+    assert kernel_cache.is_private()
+
+
+def test_a_disk_that_reserves_no_room_is_taken(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def unknown(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr("os.posix_fallocate", unknown)
+    assert kernel_cache.has_room(tmp_path)
+
+
+def test_a_disk_that_is_full_when_a_kernel_is_compiled_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = open_device("cpu")
+    x = Tensor(np.ones(7, np.float32), device)
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(DeviceError, match="cannot be written") as raised:
+        (x * 0.123).sum().item()
+    assert "POCL_CACHE_DIR" in raised.value.hint
+    monkeypatch.undo()
+    assert (x + 1).sum().item() == 14  # the device goes on

@@ -1,0 +1,100 @@
+"""Launches and events of a queue that fails: an error, and nobody sees half a step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from imgmlp import commands
+from imgmlp.engine import Device, Program, Tensor, compile, open_device
+from imgmlp.engine.device.launch import Event
+from imgmlp.errors import DeviceError
+from imgmlp.terminal import Terminal
+
+cl = pytest.importorskip("pyopencl")
+
+
+@pytest.fixture
+def device() -> Device:
+    found = open_device("cpu")
+    assert isinstance(found, Device)
+    return found
+
+
+def two_launches(device: Device) -> tuple[Program, Tensor]:
+    state = Tensor(np.ones((3, 4), np.float32), device)
+    total = Tensor(np.zeros(7, np.float32), device)
+
+    def step() -> dict[str, Tensor]:
+        state.assign(state * 2)
+        total.assign(total + state.sum())
+        return {"all": total.sum()}
+
+    program = compile(step, device)
+    assert len(program.launches) >= 2
+    return program, state
+
+
+def test_a_failure_in_the_middle_of_a_step_ends_the_use_of_the_device(device: Device) -> None:
+    program, state = two_launches(device)
+    program.run()
+    program.wait()
+    broken = program.launches[1]
+    broken.local_size = (3,)  # not what its kernel was compiled for: the driver refuses it
+    with pytest.raises(DeviceError, match=f"launching kernel {broken.name}") as raised:
+        program.run()
+    assert raised.value.exit_code == 6
+    uses = (program.run, program.wait, program.marker, state.numpy, lambda: program.read("all"))
+    for use in uses:
+        with pytest.raises(DeviceError, match="is lost") as refused:
+            use()
+        assert broken.name in str(refused.value)
+        assert "open the device again" in refused.value.hint
+    lazy = state + 1
+    with pytest.raises(DeviceError, match="is lost"):
+        lazy.realize()
+    assert not lazy.realized
+    again = open_device("cpu")
+    assert (Tensor(np.ones(3), again) + 1).numpy().tolist() == [2, 2, 2]
+
+
+class Failing:
+    """An event of OpenCL's that ended with an error, as when a cable is pulled."""
+
+    command_execution_status = -5
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+
+    def wait(self) -> None:
+        cl.Buffer(self.device._context, cl.mem_flags.READ_WRITE, size=0)  # raises
+
+
+@pytest.mark.parametrize("use", ["wait", "done"])
+def test_a_command_that_fails_later_is_an_error_where_one_asks(device: Device, use: str) -> None:
+    pending = Event(Failing(device), device._queued)
+    with pytest.raises(DeviceError, match="waiting for the device"):
+        getattr(pending, use)()
+    with pytest.raises(DeviceError, match="is lost"):
+        device.finish()
+
+
+def test_training_on_a_device_that_is_lost_leaves_no_file(
+    picture: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch_all, runs = Device.launch_all, []
+
+    def launch(device: Device, launches: list) -> None:
+        runs.append(launches)
+        if len(runs) == 15:
+            launches[-1].local_size = (3,)
+        launch_all(device, launches)
+
+    monkeypatch.setattr(Device, "launch_all", launch)
+    outputs = picture.parent / "a.npz", picture.parent / "a.png"
+    settings = commands.training_settings("default", steps=300, batch=64, hidden=8, layers=1)
+    with pytest.raises(DeviceError, match="launching kernel"):
+        commands.train(Terminal(), picture, *outputs, None, settings, "cpu", False)
+    assert [path.name for path in picture.parent.iterdir()] == [picture.name]

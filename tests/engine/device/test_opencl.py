@@ -1,0 +1,225 @@
+"""Devices: finding them, moving bytes, building and launching, and what failures say."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import environment
+
+from imgmlp.engine import AnyDevice, Device, NumpyDevice, list_devices, open_device
+from imgmlp.engine.device import discover
+from imgmlp.engine.device.driver_errors import build_failure
+from imgmlp.engine.device.opencl import LOSES_PARTS, find
+from imgmlp.errors import DeviceError, OutOfMemoryError
+
+DOUBLE = """__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void t_double(__global float *x, int n) { for (int i = 0; i < n; ++i) x[i] *= 2.f; }"""
+
+# What a new process does with a kernel; prints one line.
+RUN = """
+import numpy as np
+from imgmlp.engine import Tensor, open_device
+device = open_device("cpu")
+print(float((Tensor(np.arange(5.0), device) * 3).sum().item()))
+"""
+
+
+@pytest.fixture(scope="module")
+def opencl() -> Device:
+    device = open_device("cpu")
+    assert isinstance(device, Device)
+    return device
+
+
+@pytest.fixture(params=["cpu", "numpy"])
+def device(request: pytest.FixtureRequest) -> AnyDevice:
+    return open_device(request.param)
+
+
+@pytest.mark.parametrize("spec", ["numpy:procedure", "numpy:uops", "numpy:uops-group"])
+def test_what_runs_lower_forms_is_opened_by_name_and_not_listed(spec: str) -> None:
+    device = open_device(spec)
+    assert device.info.spec == spec
+    assert device.lanes == ("group" if "group" in spec else "one")
+    assert spec not in [info.spec for info in list_devices()]
+
+
+def test_numpy_is_always_there_and_comes_last() -> None:
+    found = list_devices()
+    assert found[-1].spec == found[-1].kind == "numpy"
+    assert isinstance(open_device("numpy"), NumpyDevice)
+    assert any(d.kind == "cpu" for d in found)
+
+
+def test_auto_is_a_device_that_runs_opencl() -> None:
+    assert isinstance(open_device("auto"), Device)
+
+
+def test_a_simulator_is_opened_by_its_name_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may be listed first, and it says that it is a GPU as well."""
+    others = [pair for pair in find()[0] if pair[1].kind != "simulator"]
+    handle, info = others[0]
+    simulator = (handle, replace(info, spec="9:0", kind="simulator"))
+    monkeypatch.setattr(discover, "find", lambda: ([simulator, *others], None))
+    assert open_device("auto").info.kind != "simulator"
+    assert open_device("cpu").info.kind == "cpu"
+    assert open_device("simulator").info.spec == open_device("9:0").info.spec == "9:0"
+    monkeypatch.setattr(discover, "find", lambda: ([simulator], None))
+    for spec in ("auto", "cpu", "gpu"):
+        with pytest.raises(DeviceError, match="only a simulator") as raised:
+            open_device(spec)
+        assert "pocl" in raised.value.hint
+
+
+def test_a_spec_opens_what_is_listed_under_it() -> None:
+    for info in list_devices():
+        assert open_device(info.spec).info == info
+
+
+@pytest.mark.parametrize("spec", ["", "7:0", "0:99", "tpu", "0", "-1:0", "0:0:0"])
+def test_an_unknown_spec_lists_what_there_is(spec: str) -> None:
+    with pytest.raises(DeviceError) as raised:
+        open_device(spec)
+    assert raised.value.exit_code == 6
+    assert "0:0" in raised.value.hint
+    assert "numpy" in raised.value.hint
+
+
+def test_bytes_come_back(device: AnyDevice) -> None:
+    allocation = device.alloc(40)
+    device.write(allocation, np.arange(10, dtype=np.float32))
+    found = np.empty(10, np.float32)
+    pending = device.read_async(allocation, found)
+    pending.wait()
+    assert pending.done()
+    assert found.tolist() == list(range(10))
+
+
+def test_slices_share_memory_and_respect_alignment(device: AnyDevice) -> None:
+    whole = device.alloc(4 * device.align)
+    part = device.slice(whole, 2 * device.align, device.align)
+    device.write(whole, np.zeros(4 * device.align, np.uint8))
+    device.write(part, np.ones(device.align, np.uint8))
+    found = np.empty(4 * device.align, np.uint8)
+    device.read(whole, found)
+    assert found.sum() == device.align
+    assert found[2 * device.align] == 1
+    with pytest.raises(ValueError, match="multiple of"):
+        device.slice(whole, 1, 4)
+
+
+def test_a_driver_that_loses_parts_is_given_whole_allocations(opencl: Device) -> None:
+    info = replace(opencl.info, platform=LOSES_PARTS)
+    assert opencl.can_slice
+    assert not Device(opencl._handle, info).can_slice
+
+
+def test_a_launch_runs_with_its_arguments_each_time(opencl: Device) -> None:
+    allocation = opencl.alloc(20)
+    opencl.write(allocation, np.ones(5, np.float32))
+    kernel = opencl.build(DOUBLE, ["t_double"])["t_double"]
+    launch = opencl.bind(kernel, [allocation, np.int32(4)], (1,), (1,))
+    opencl.launch_all([launch] * 3)
+    found = np.empty(5, np.float32)
+    opencl.read(allocation, found)
+    assert found.tolist() == [8, 8, 8, 8, 1]
+    assert all(t > 0 for t in opencl.time_launches([launch, launch]))  # microseconds
+
+
+def test_a_kernel_that_does_not_build_says_why_and_where(opencl: Device) -> None:
+    source = "__kernel void t_broken(__global float *x) { x[0] = undeclared; }"
+    with pytest.raises(DeviceError) as raised:
+        opencl.build(source, ["t_broken"])
+    assert "\n" not in str(raised.value)
+    assert "undeclared" in raised.value.hint
+    (saved,) = (w for w in raised.value.hint.split() if w.endswith(".cl"))
+    assert Path(saved).read_text() == source
+    os.unlink(saved)
+
+
+def test_a_compiler_that_finds_no_room_on_the_disk_is_told_of(
+    opencl: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("tempfile.NamedTemporaryFile", full)
+    error = build_failure("", "cannot write x.o\n", opencl.info)
+    assert "No space left" in error.hint
+    assert error.hint.endswith("cannot write x.o")
+
+
+def test_more_memory_than_there_is_says_how_much(opencl: Device) -> None:
+    with pytest.raises(OutOfMemoryError) as raised:
+        opencl.alloc(1 << 50)
+    assert f"{1 << 50:,}" in str(raised.value)
+    assert raised.value.exit_code == 7
+
+
+def python(code: str, **changes: str | None) -> subprocess.CompletedProcess[str]:
+    env = environment() | {k: v for k, v in changes.items() if v is not None}
+    for name in (k for k, v in changes.items() if v is None):
+        env.pop(name, None)
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"HOME": None, "XDG_CACHE_HOME": None},
+        {"HOME": "/nonexistent", "XDG_CACHE_HOME": None},
+        {"HOME": "/proc", "XDG_CACHE_HOME": "/proc"},
+    ],
+    ids=["no HOME", "HOME that is not there", "HOME that cannot be written"],
+)
+def test_kernels_run_without_a_place_for_their_cache(changes: dict[str, str | None]) -> None:
+    done = python(RUN, POCL_CACHE_DIR=None, **changes)
+    assert (done.stdout, done.stderr) == ("30.0\n", "")
+
+
+def test_no_driver_is_an_error_with_advice() -> None:
+    code = """
+from imgmlp.engine import list_devices, open_device
+from imgmlp.errors import DeviceError
+print([d.spec for d in list_devices()])
+try:
+    open_device("auto")
+except DeviceError as error:
+    print(error.exit_code, "pocl" in error.hint.lower(), "numpy" in error.hint)
+"""
+    done = python(code, OCL_ICD_VENDORS="/nonexistent")
+    assert done.stdout == "['numpy']\n6 True True\n"
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("processes", "rounds"), [(4, 1), pytest.param(16, 50, marks=pytest.mark.soak)]
+)
+def test_processes_on_a_cold_cache(tmp_path: Path, processes: int, rounds: int) -> None:
+    for turn in range(rounds):
+        cache = tmp_path / str(turn) / "pocl"
+        cache.mkdir(parents=True)
+        env = environment(XDG_CACHE_HOME=str(cache.parent), POCL_CACHE_DIR=str(cache))
+        command = [sys.executable, "-c", RUN]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        started = [subprocess.Popen(command, env=env, **pipes) for _ in range(processes)]
+        for process in started:
+            out, err = process.communicate(timeout=300)
+            assert (out, err) == (b"30.0\n", b"")
+        assert any(cache.iterdir())

@@ -1,0 +1,442 @@
+"""Gradients where rules meet: kinks and ties, integers on the way, repeated use, states.
+
+tests/engine/frontend/test_ops.py compares every operation's gradient with finite differences; here are the
+cases that those cannot see, and compositions whose gradient is known in closed form or by
+central differences of the graph itself in float64.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import FORMS, open_mapping
+
+from imgmlp.engine import AnyDevice, Tensor, compile, dtype, open_device, optim
+from imgmlp.engine.frontend.autograd import VJP, gradient, total
+from imgmlp.engine.ir.graph import Buffer, Node, buffer, const, function, move, reduce, toposort
+from imgmlp.engine.ir.op import BITWISE, COMPARE, CONTROL, LOAD, Op
+from imgmlp.engine.oracle.interpret import evaluate
+
+Array = np.ndarray[Any, Any]
+STEP = 1e-6  # of central differences in float64: their error is about STEP**2 + 1e-16 / STEP
+TOLERANCE = 1e-7
+NUMPY = open_device("numpy")
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def device(request: pytest.FixtureRequest) -> AnyDevice:
+    return open_mapping(request.param)
+
+
+def results(outputs: dict[str, Tensor], device: AnyDevice) -> dict[str, Array]:
+    program = compile(lambda: outputs, device)
+    program.run()
+    return {name: program.read(name) for name in outputs}
+
+
+def test_every_operation_has_a_rule_or_none_to_have() -> None:
+    assert set(VJP) == set(Op) - LOAD - BITWISE - COMPARE - {Op.HASH, Op.MOD} - CONTROL
+
+
+# --- kinks and ties ---
+
+
+def test_slopes_far_from_zero_are_flat_or_straight(device: AnyDevice) -> None:
+    """exp is infinite there, and infinity times zero is no number."""
+    x = Tensor([-1000.0, -50.0, -12.0, 12.0, 50.0, 1000.0], device)
+    g = {"sigmoid": x.sigmoid(), "tanh": x.tanh(), "gelu": x.gelu()}
+    found = results({name: v.sum().gradient([x])[0] for name, v in g.items()}, device)
+    assert np.allclose(found["sigmoid"], 0, atol=1e-5)
+    assert np.allclose(found["tanh"], 0, atol=1e-5)
+    assert np.allclose(found["gelu"], [0, 0, 0, 1, 1, 1], atol=1e-5)
+
+
+def test_one_side_of_every_kink_is_chosen(device: AnyDevice) -> None:
+    """At 0: relu takes slope 0, leaky relu 1, abs 1; equal values share a maximum's gradient."""
+    x = Tensor([-2.0, 0.0, 3.0], device)
+    y = Tensor([-2.0, 1.0, 3.0], device)
+    g = {
+        "relu": x.relu(),
+        "leaky": x.leaky_relu(0.25),
+        "abs": x.abs(),
+        "sign": x.sign() * 5 + x,
+        "max": x.maximum(y),
+        "min": x.minimum(y),
+        "clip": x.maximum(0.0).minimum(1.0),
+        "copysign": x.copysign(Tensor([1.0, -1.0, -1.0], device)),
+        "where": Tensor.where(x < y, x * 3, y),
+    }
+    found = results({name: v.sum().gradient([x])[0] for name, v in g.items()}, device)
+    wanted = {
+        "relu": [0, 0, 1],
+        "leaky": [0.25, 1, 1],
+        "abs": [-1, 1, 1],
+        "sign": [1, 1, 1],
+        "max": [0.5, 0, 0.5],
+        "min": [0.5, 1, 0.5],
+        "clip": [0, 0.5, 0],
+        "copysign": [-1, -1, -1],
+        "where": [0, 3, 0],
+    }
+    for name, value in wanted.items():
+        assert found[name].tolist() == value, name
+
+
+def test_equal_values_share_the_gradient_of_each_reduced_maximum(device: AnyDevice) -> None:
+    x = Tensor([[1.0, 4.0, 4.0, 4.0], [7.0, 0.0, -1.0, 7.0]], device)
+    weights = Tensor([6.0, 10.0], device)
+    found = results(
+        {
+            "rows": (x.max(1) * weights).sum().gradient([x])[0],
+            "all": x.max().gradient([x])[0],
+            "kept": (x - x.max(1, keepdims=True)).sum().gradient([x])[0],
+        },
+        device,
+    )
+    # a third is rounded to float32
+    assert np.allclose(found["rows"], [[0, 2, 2, 2], [5, 0, 0, 5]], rtol=1e-6)
+    assert np.allclose(found["all"], [[0, 0, 0, 0], [0.5, 0, 0, 0.5]])
+    assert np.allclose(found["kept"], [[1, -1 / 3, -1 / 3, -1 / 3], [-1, 1, 1, -1]], rtol=1e-6)
+
+
+def test_both_sides_of_a_maximum_add_up_to_the_whole(device: AnyDevice) -> None:
+    x, y = Tensor([1.0, 2.0, 3.0], device), Tensor([1.0, 5.0, 0.0], device)
+    gx, gy = x.maximum(y).sum().gradient([x, y])
+    assert (gx + gy).numpy().tolist() == [1, 1, 1]
+    assert x.maximum(x).sum().gradient([x])[0].numpy().tolist() == [1, 1, 1]
+
+
+# --- what is constant, and what is not connected ---
+
+
+def test_integers_comparisons_and_their_like_stop_gradients(device: AnyDevice) -> None:
+    x = Tensor([0.5, -1.5, 2.5], device)
+    outputs = {
+        "truncated": x.cast(dtype.i32).cast(dtype.f32) * x,
+        "compared": (x < 1).cast(dtype.f32) * x,
+        "index": x.gather(x.maximum(0.0).cast(dtype.i32)),
+    }
+    found = results({n: v.sum().gradient([x])[0] for n, v in outputs.items()}, device)
+    assert found["truncated"].tolist() == [0, -1, 2]
+    assert found["compared"].tolist() == [1, 1, 0]
+    assert found["index"].tolist() == [2, 0, 1]
+
+
+def test_unconnected_tensors_have_zeros_of_their_shape_and_dtype(device: AnyDevice) -> None:
+    x = Tensor([1.0, 2.0], device)
+    unused = Tensor(np.ones((3, 1), np.float16), device)
+    through = Tensor([1, 2], device)
+    found = (x * through.cast(dtype.f32)).sum().gradient([unused, through, x])
+    assert [g.shape for g in found] == [(3, 1), (2,), (2,)]
+    assert found[0].dtype is dtype.f16
+    assert found[0].numpy().tolist() == [[0], [0], [0]]
+    assert found[1].numpy().tolist() == [0, 0]
+    assert found[2].numpy().tolist() == [1, 2]
+
+
+def test_gradients_by_intermediates_and_by_the_loss_itself(device: AnyDevice) -> None:
+    x = Tensor([1.0, 2.0], device)
+    y = x * 3
+    loss = (y * y).sum()
+    gx, gy, gloss = loss.gradient([x, y, loss])
+    assert gx.numpy().tolist() == [18, 36]
+    assert gy.numpy().tolist() == [6, 12]
+    assert gloss.numpy().tolist() == 1
+
+
+def test_a_tensor_used_often_receives_the_sum(device: AnyDevice) -> None:
+    x = Tensor([1.0, 2.0, 3.0], device)
+    used = x * x + x + x[::-1] * 10 + Tensor.concat([x[1:], x[:1]]) * 100 + x.sum()
+    assert used.sum().gradient([x])[0].numpy().tolist() == [116, 118, 120]
+
+
+def test_looking_at_a_value_keeps_its_gradient(device: AnyDevice) -> None:
+    x = Tensor([1.0, 2.0], device)
+    y = x * 3
+    assert y.numpy().tolist() == [3, 6]
+    loss = (y * y).sum()
+    assert loss.item() == 45
+    assert loss.gradient([x])[0].numpy().tolist() == [18, 36]
+    z = (x * 3).realize()  # stands in memory now: a leaf
+    by_x, by_z = (z * z).sum().gradient([x, z])
+    assert by_x.numpy().tolist() == [0, 0]
+    assert by_z.numpy().tolist() == [6, 12]
+
+
+def test_gradients_of_gradients(device: AnyDevice) -> None:
+    """d/dx of x**3 and of sin twice, and of a leaky relu's rule, which is constant."""
+    x = Tensor([0.5, -1.5], device)
+    slope = (x**3 + x.sin() + x.leaky_relu(0.5)).sum().gradient([x])[0]
+    curve = slope.sum().gradient([x])[0]
+    a = np.array([0.5, -1.5])
+    assert np.allclose(slope.numpy(), 3 * a**2 + np.cos(a) + [1, 0.5], rtol=1e-6)
+    assert np.allclose(curve.numpy(), 6 * a - np.sin(a), rtol=1e-6)
+
+
+# --- gradients that Tensors keep ---
+
+
+def kept(tensor: Tensor) -> Any:
+    """Numbers of a gradient, which there must be."""
+    assert tensor.grad is not None
+    return tensor.grad.numpy().tolist()
+
+
+def test_backward_adds_to_the_gradient_of_what_requires_one(device: AnyDevice) -> None:
+    x = Tensor([1.0, 2.0], device, requires_grad=True)
+    unused = Tensor(np.ones((2, 1)), device, requires_grad=True)
+    plain = Tensor([3.0, 4.0], device)
+    assert kept(x) == [0, 0]
+    (x * x * plain).sum().backward()
+    assert kept(x) == [6, 16]
+    (x * plain).sum().backward()
+    assert kept(x) == [9, 20]
+    assert kept(unused) == [[0], [0]]
+    assert plain.grad is None
+    x.zero_grad()
+    assert kept(x) == [0, 0]
+    x.requires_grad = False
+    assert x.grad is None
+
+
+def test_kept_gradients_are_those_of_the_values_at_that_time(device: AnyDevice) -> None:
+    """Descent by hand: one parameter moves before the other's gradient is read."""
+    a, b = (Tensor([v], device, requires_grad=True) for v in (2.0, 3.0))
+    (a * b).sum().backward()
+    for p in (a, b):
+        assert p.grad is not None
+        p.assign(p - p.grad)
+    assert a.numpy().tolist() == [-1]
+    assert b.numpy().tolist() == [1]
+
+
+def test_a_step_keeps_gradients_of_its_own(device: AnyDevice) -> None:
+    p = Tensor([1.0, 2.0], device, requires_grad=True)
+
+    def step() -> dict[str, Tensor]:
+        p.zero_grad()
+        loss = (p**3).sum()
+        loss.backward()
+        assert p.grad is not None
+        p.assign(p - 0.5 * p.grad)
+        return {"loss": loss}
+
+    compile(step, device).run(2)
+    assert p.numpy().tolist() == [-0.875, -28.0]
+    p.zero_grad()
+
+
+def test_what_cannot_have_a_gradient_is_refused() -> None:
+    with pytest.raises(TypeError, match="requires_grad: i32"):
+        Tensor([1, 2], requires_grad=True)
+    x = Tensor([1.0, 2.0], NUMPY, requires_grad=True)
+    with pytest.raises(ValueError, match="backward: no Tensor that requires a gradient"):
+        Tensor([1.0], NUMPY).sum().backward()
+    with pytest.raises(ValueError, match=r"single number, not of shape \(2,\)"):
+        x.backward()
+    with pytest.raises(TypeError, match="i32"):
+        x.cast(dtype.i32).sum().backward()
+    with pytest.raises(TypeError, match="gradient: takes a list of Tensors, not int"):
+        x.sum().gradient([x, 3])  # type: ignore[list-item]
+    assert kept(x) == [0, 0]
+
+
+# --- rules of one's own, and gradients inside of steps ---
+
+
+def test_a_function_has_the_gradient_that_it_says(device: AnyDevice) -> None:
+    """Rounding with the gradient of the identity, which quantisation trains with."""
+    x, scale = Tensor([0.4, 1.6, -2.2], device), Tensor([1.0, 2.0, 3.0], device)
+    rounded = (x + 8.5).cast(dtype.i32).cast(dtype.f32) - 8
+
+    def straight(g: Node, ans: Node, a: Node, b: Node) -> tuple[Node, Node]:
+        return g * b, ans
+
+    answer = Tensor(function(rounded.node, [x.node, scale.node], straight), device)
+    gx, gscale = (answer * 2).sum().gradient([x, scale])
+    assert answer.numpy().tolist() == [0, 2, -2]
+    assert gx.numpy().tolist() == [2, 4, 6]
+    assert gscale.numpy().tolist() == [0, 2, -2]
+
+
+def test_gradients_are_those_of_the_parameters_before_the_step(device: AnyDevice) -> None:
+    """Whatever is assigned, and in whatever order gradients are asked for."""
+    p = Tensor([1.0, 2.0], device)
+    seen = Tensor([0.0, 0.0], device)
+
+    def step() -> dict[str, Tensor]:
+        loss = (p**3).sum()
+        p.assign(p - 0.5)
+        after = loss.gradient([p])[0]
+        seen.assign(after)
+        return {"after": after, "loss": loss}
+
+    program = compile(step, device)
+    program.run(2)
+    assert program.read("after").tolist() == [0.75, 6.75]
+    assert seen.numpy().tolist() == [0.75, 6.75]
+    assert program.read("loss") == pytest.approx(0.125 + 3.375)
+    assert p.numpy().tolist() == [0.0, 1.0]
+
+
+def test_two_optimizers_in_a_step_see_the_same_parameters(device: AnyDevice) -> None:
+    a, b = Tensor([2.0], device), Tensor([3.0], device)
+
+    def step() -> dict[str, Tensor]:
+        loss = (a * b).sum()
+        optim.SGD([a], 1.0).step(loss)
+        optim.SGD([b], 1.0).step(loss)
+        return {"loss": loss}
+
+    compile(step, device).run()
+    assert a.numpy().tolist() == [-1]
+    assert b.numpy().tolist() == [1]
+
+
+# --- tables and movements ---
+
+
+@pytest.mark.parametrize("table", [(9, 5), (9,), (3, 2, 4)])
+@pytest.mark.parametrize("places", [(), (7,), (2, 3)])
+def test_gathered_rows_send_back_the_sum_over_their_places(
+    table: tuple[int, ...], places: tuple[int, ...]
+) -> None:
+    rng = np.random.default_rng(1)
+    values = rng.standard_normal(table).astype(np.float32)
+    index = rng.integers(0, 3, places)  # three rows only: many repeat
+    weights = rng.standard_normal(places + table[1:])
+    wanted = np.zeros(table)
+    np.add.at(wanted, index, weights)
+    for name in ("numpy", "cpu"):
+        device = open_device(name)
+        t, w = Tensor(values, device), Tensor(weights, device)
+        found = (t.gather(Tensor(index, device)) * w).sum().gradient([t])[0].numpy()
+        assert np.allclose(found, wanted, rtol=1e-5, atol=1e-6)  # sums of up to seven float32
+
+
+MOVES: dict[str, Callable[[Tensor], Tensor]] = {
+    **{
+        f"steps {a} {b}": lambda x, a=a, b=b: x.stride(a, b)
+        for a, b in itertools.product((1, -1, 2, -3, 9), (1, -2, 4))
+    },
+    "inside": lambda x: x[1:-1, 2:9:3],
+    "pads": lambda x: x.pad((2, 1), (0, 3)).flip(0)[1:],
+    "again": lambda x: x.reshape(11, 7).transpose()[::2].reshape(-1)[3:40],
+    "repeat": lambda x: x.reshape(7, 1, 11).expand(7, 3, 11).permute(2, 1, 0),
+    "rows apart": lambda x: Tensor.concat([x[0], x[-1], x[0]]),
+    "halves": lambda x: Tensor.concat([x[:, :5] * 2, x[:, 5:]], 1) * Tensor.concat([x[:3], x[3:]]),
+    "corner": lambda x: x.shrink((0, 1), (10, 11)).expand(4, 5),
+    "number": lambda x: x[3, 4] * x[3],
+    "all": lambda x: x.sum(0).reshape(1, 11).expand(7, 11) * x.max(1, keepdims=True),
+}
+
+
+def test_movements_send_every_element_back_to_where_it_came_from(device: AnyDevice) -> None:
+    x = np.random.default_rng(2).uniform(-1, 1, (7, 11)).astype(np.float32)
+    tensor = Tensor(x, device)
+    losses = {name: weighted(act(tensor), device) for name, act in MOVES.items()}
+    found = results({n: loss.gradient([tensor])[0] for n, loss in losses.items()}, device)
+    for name, loss in losses.items():
+        (wanted,) = differences(loss.node, [tensor.node], {tensor.node.arg: x})
+        assert np.allclose(found[name], wanted, rtol=1e-4, atol=1e-4), name  # found in float32
+
+
+def weighted(answer: Tensor, device: AnyDevice) -> Tensor:
+    """One number that every element of the answer changes in a way of its own."""
+    weights = Tensor.arange(answer.node.size, dtype.f32).reshape(*answer.shape).sin() + 1.5
+    return (answer * weights).sum()
+
+
+def differences(loss: Node, wrt: Sequence[Node], held: dict[Buffer, Array]) -> list[Array]:
+    """Central differences of a loss by each element of Buffers, in float64."""
+    for node in toposort([loss]):
+        if node.op is Op.BUFFER:
+            held.setdefault(node.arg, np.asarray(node.arg.host))
+    found = []
+    for leaf in wrt:
+        start = held[leaf.arg].astype(np.float64)
+        slope = np.zeros(start.shape)
+        for place in np.ndindex(start.shape):
+            ends = []
+            for sign in (1, -1):
+                moved = start.copy()
+                moved[place] += sign * STEP
+                ends.append(evaluate([loss], held | {leaf.arg: moved}, wide=True)[0])
+            slope[place] = (ends[0] - ends[1]).item() / (2 * STEP)
+        found.append(slope)
+    return found
+
+
+def test_a_network_of_everything_agrees_with_differences_in_float64() -> None:
+    """Both sides in float64: rules that are wrong by a little show."""
+    rng = np.random.default_rng(3)
+    shapes = [(5, 3), (3, 4), (4,), (6, 4), ()]
+    x, w, b, table, scale = (Tensor(rng.uniform(0.2, 1, s)) for s in shapes)
+    hidden = (x @ w + b).leaky_relu(0.1)
+    rows = table.gather(Tensor([[0, 5], [0, 2], [1, 0], [3, 3], [5, 5]])).mean(1)
+    joined = Tensor.concat([hidden.tanh(), rows.sigmoid(), hidden / rows], 1).softmax()
+    curved = (joined * 3).sin() * joined.log().abs() + (joined + scale).sqrt().exp2()
+    loss = (
+        curved.variance(0).sum()
+        + curved.max(1).mean()
+        + hidden.multiply_add(scale, rows).square().mean()
+    )
+    wrt = [t.node for t in (x, w, b, table, scale)]
+    held = {n.arg: np.asarray(n.arg.host) for n in toposort([loss.node]) if n.op is Op.BUFFER}
+    found = evaluate(gradient(loss.node, wrt), held, wide=True)
+    for leaf, g, wanted in zip(shapes, found, differences(loss.node, wrt, held), strict=True):
+        scale_of = max(1.0, float(np.abs(wanted).max()))
+        assert np.abs(g - wanted).max() <= TOLERANCE * scale_of, leaf
+
+
+def test_halves_are_added_in_float32_forwards_and_backwards(device: AnyDevice) -> None:
+    """Sums that leave the range of halves, or their precision, on the way to one."""
+    big = np.array([6e4, 6e4, -6e4, -6e4], np.float16)
+    x, one = Tensor(big, device), Tensor(np.ones((1, 1), np.float16), device)
+    many = Tensor(np.full(30_000, 0.1, np.float16), device)
+    found = results(
+        {
+            "sum": x.sum(), "mean": x.abs().mean(), "rows": x.reshape(2, 2).mean(1),
+            "variance": (x * (1 / 1024)).variance(), "long": many.sum(),
+            "expanded": (one.expand(4, 1).reshape(4) * x).sum().gradient([one])[0],
+        },
+        device,
+    )  # fmt: skip
+    assert all(value.dtype == np.float16 for value in found.values())
+    assert found["sum"] == 0
+    assert found["mean"] == big[0]
+    assert found["rows"].tolist() == [big[0], -big[0]]
+    assert found["expanded"].tolist() == [[0]]
+    assert found["long"] == np.float16(30_000 * float(np.float16(0.1)))
+    assert found["variance"] == (float(big[0]) / 1024) ** 2
+
+
+# --- the shape of the backward graph ---
+
+
+def test_padded_parts_that_tile_are_put_side_by_side_not_added() -> None:
+    parts = [const(float(i), dtype.f32, (2, i)) for i in (1, 2, 3)]
+    padded = [
+        move(Op.PAD, part, ((0, 0), (begin, 6 - begin - part.shape[1])))
+        for part, begin in zip(parts, (0, 1, 3), strict=True)
+    ]
+    assert total(padded[::-1]).op is Op.CONCAT
+    assert total(padded[::-1]).src == tuple(parts)
+    long = move(Op.PAD, const(7.0, dtype.f32, (2, 4)), ((0, 0), (0, 2)))
+    overlapping = [long, move(Op.PAD, const(8.0, dtype.f32, (2, 2)), ((0, 0), (2, 2)))]
+    for some in (padded[:2], [*padded, padded[0]], [padded[0], padded[2]], overlapping):
+        added = total(some)
+        assert added.op is Op.ADD
+        wanted = sum(evaluate([p], {})[0] for p in some)
+        assert np.array_equal(evaluate([added], {})[0], wanted)
+
+
+def test_the_gradient_of_a_product_reads_the_other_factor_only() -> None:
+    x, y = (buffer(Buffer((2, 3), dtype.f32)) for _ in range(2))
+    (g,) = gradient(reduce(Op.SUM, x * y, (0, 1)), [x])
+    assert y in toposort([g])
+    assert x not in toposort([g])

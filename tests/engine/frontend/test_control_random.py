@@ -1,0 +1,165 @@
+"""Random steps of loops and choices in each other, beside states that they read and replace.
+
+They run as Nodes, which say what is meant, and as Procedure and UOps in one arena whose bytes
+make no sense until they are written: a wrong order, a wrong lifetime or a kernel that should not
+have run shows in the values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from imgmlp.engine import Program, Tensor, compile, cond, loop, open_device
+from imgmlp.engine import dtype as dt
+from imgmlp.engine.frontend.autograd import gradient
+from imgmlp.engine.oracle.interpret import evaluate
+
+SHAPES = [(4, 3), (3,), (), (3, 3), (4,)]
+RUNS = 3  # the flag counts down from 2 through 0
+
+
+def fit(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A value of this shape in which all elements of x count."""
+    return x if x.shape == shape else (x.sum() * 0.1).broadcast_to(shape)
+
+
+class Maker:
+    """Random values of a pool of others; the same for the same seed."""
+
+    def __init__(self, seed: int, form: str) -> None:
+        self.rng = np.random.default_rng(seed)
+        device = open_device(form)
+        self.states = [Tensor(self.rng.standard_normal(s), device, dt.f32) for s in SHAPES]
+        self.flag = Tensor(np.int32(2), device)
+
+    def below(self, n: int) -> int:
+        return int(self.rng.integers(n))
+
+    def pick(self, pool: Sequence[Tensor], shape: tuple[int, ...] | None = None) -> Tensor:
+        found = [t for t in pool if shape in (None, t.shape)]
+        return found[self.below(len(found))]
+
+    def grow(self, pool: Sequence[Tensor], depth: int, count: int) -> list[Tensor]:
+        """The pool and more."""
+        found = list(pool)
+        for _ in range(count):
+            made = self.make(found, depth)
+            found += [made] if isinstance(made, Tensor) else made
+        return found
+
+    def make(self, pool: Sequence[Tensor], depth: int) -> Tensor | tuple[Tensor, ...]:
+        """Values that stay small, whatever they are made of."""
+        a = self.pick(pool)
+        b = fit(self.pick(pool), a.shape)
+        match self.below(11 if depth < 2 else 9):
+            case 0:
+                return (a + b) * 0.5
+            case 1:
+                return (a * b).sin()
+            case 2:
+                return Tensor.where(a < b, a * 0.5, b)
+            case 3:
+                return a.max(0) * 0.5 if a.shape else a.sin()
+            case 4:
+                return a.sum(-1) * 0.3 if a.shape else a * 0.7
+            case 5:
+                return (self.pick(pool, (4, 3)) @ self.pick(pool, (3, 3))) * 0.3
+            case 6:
+                return (self.pick(pool, (4, 3)).transpose() @ self.pick(pool, (4, 3))) * 0.2
+            case 7:
+                return Tensor.concat([self.pick(pool, (3, 3)), self.pick(pool, (3,)).reshape(1, 3)])
+            case 8:
+                return self.pick(pool, (3, 3)).transpose().flip(0).exp2() * 0.3
+            case 9:
+                return self.loop(pool, depth)
+        return self.cond(pool, depth)
+
+    def loop(self, pool: Sequence[Tensor], depth: int) -> tuple[Tensor, ...]:
+        start = [self.pick(pool) for _ in range(2 + self.below(2))]
+
+        def body(i: Tensor, *carried: Tensor) -> tuple[Tensor, ...]:
+            found = self.grow([*pool, *carried, *carried], depth + 1, 1 + self.below(5))
+            found.append(i.cast(dt.f32) * 0.1)
+            return tuple(fit(self.pick(found[-5:]), s.shape) for s in start)
+
+        return loop(self.below(5), body, *start)
+
+    def cond(self, pool: Sequence[Tensor], depth: int) -> tuple[Tensor, ...]:
+        shapes = [SHAPES[self.below(len(SHAPES))] for _ in range(1 + self.below(2))]
+        conditions = [self.flag > 0, self.pick(pool).sum() < 0.1, self.flag % 2]
+
+        def either() -> tuple[Tensor, ...]:
+            found = self.grow(pool, depth + 1, self.below(5))
+            return tuple(fit(self.pick(found[-4:]), shape) for shape in shapes)
+
+        return cond(conditions[self.below(3)], either, either)
+
+    def step(self) -> dict[str, Tensor]:
+        pool = self.grow(self.states, 0, 3 + self.below(6))
+        for state in self.states:
+            state.assign(self.successor(state, fit(self.pick(pool), state.shape)))
+        self.flag.assign(self.flag - 1)
+        return {f"y{i}": pool[-1 - i] for i in range(3)}
+
+    def successor(self, state: Tensor, value: Tensor) -> Tensor:
+        match self.below(4):
+            case 0:
+                return cond(self.flag > 1, lambda: value, lambda: state)
+            case 1:
+                return loop(3, lambda i, x: (x * 0.5 + value).sin(), state)
+            case 2:
+                return value
+        return state
+
+
+def results(seed: int, form: str) -> list[np.ndarray]:
+    maker = Maker(seed, form)
+    program: Program = compile(maker.step, maker.flag.device)
+    found = []
+    for _ in range(RUNS):
+        program.run()
+        found += [program.read(name) for name in program.outputs]
+        found += [state.numpy() for state in maker.states]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("form", "first", "count"),
+    [("numpy:procedure", 0, 60), ("numpy:uops", 100, 15), ("numpy:uops-group", 200, 15)],
+)
+def test_random_steps_do_what_their_nodes_say(form: str, first: int, count: int) -> None:
+    for seed in range(first, first + count):
+        pairs = zip(results(seed, form), results(seed, "numpy"), strict=True)
+        for i, (found, wanted) in enumerate(pairs):
+            assert np.allclose(found, wanted, rtol=1e-3, atol=1e-4), f"seed {seed}, value {i}"
+
+
+def test_random_gradients_are_those_of_small_differences() -> None:
+    """In float64, along a random direction; some losses do not depend on any state."""
+    moving = 0
+    for seed in range(60):
+        found, wanted = slopes(Maker(seed, "numpy"), h=1e-6)
+        assert found == pytest.approx(wanted, rel=1e-4, abs=1e-7), f"seed {seed}"
+        moving += bool(found)
+    assert moving > 50
+
+
+def slopes(maker: Maker, h: float) -> tuple[float, float]:
+    """How fast a loss changes along a random direction, by its gradient and by differences."""
+    pool = maker.grow(maker.states, 0, 3 + maker.below(6))
+    loss = (fit(pool[-1], ()) + fit(pool[-2], ())).node
+    leaves = [state.node for state in maker.states]
+    flag = {maker.flag.node.arg: maker.flag.node.arg.host}
+    at = {n.arg: n.arg.host.astype(np.float64) for n in leaves}
+    along = {b: maker.rng.standard_normal(b.shape) for b in at}
+
+    def value(step: float) -> float:
+        moved = {b: x + step * along[b] for b, x in at.items()}
+        return float(evaluate([loss], moved | flag, True)[0])
+
+    parts = evaluate(gradient(loss, leaves), at | flag, True)
+    found = sum((g * along[n.arg]).sum() for g, n in zip(parts, leaves, strict=True))
+    return float(found), (value(h) - value(-h)) / (2 * h)

@@ -1,0 +1,93 @@
+"""The self-test: good devices pass, each kind of fault is noticed, and advice fits it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import FORMS, open_mapping
+
+from imgmlp.engine import check_device, missing_drivers, open_device
+from imgmlp.engine.device.base import numpy_info
+from imgmlp.engine.frontend import device_check
+
+
+@pytest.mark.parametrize("mapping", FORMS)
+def test_a_good_device_passes_every_test(mapping: str) -> None:
+    found = check_device(open_mapping(mapping))
+    assert [f.name for f in found] == ["build", *device_check.TESTS]
+    assert [f for f in found if not f.passed or f.problem or f.hint] == []
+
+
+def test_wrong_results_are_noticed_by_each_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = open_device("numpy")
+    read = device.read
+
+    def misread(allocation: Any, array: np.ndarray) -> None:
+        read(allocation, array)
+        last = array.reshape(-1)[-1:]
+        last += np.asarray(np.nan if array.dtype.kind == "f" else 1).astype(array.dtype)
+
+    monkeypatch.setattr(device, "read", misread)
+    found = check_device(device)
+    assert not found[0].passed
+    assert "1 of 1 values are wrong" in found[0].problem
+    for name, test in device_check.TESTS.items():
+        assert test(device), name
+
+
+def test_rounding_is_allowed_and_more_is_not() -> None:
+    wanted = np.linspace(-1, 1, 9, dtype=np.float32)
+    assert not device_check._difference("x", wanted * np.float32(1 + 1e-6), wanted)
+    assert "off by" in device_check._difference("x", wanted * np.float32(1 + 1e-4), wanted)
+    assert "nan" in device_check._difference("x", wanted * np.float32(np.nan), wanted)
+
+
+def test_a_compiler_that_fails_is_the_only_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        device_check, "PROBE", "__kernel void imgmlp_probe(__global int *x) { broken }"
+    )
+    (found,) = check_device(open_device("cpu"))
+    assert (found.name, found.passed) == ("build", False)
+    assert "does not compile" in found.problem
+    assert "update or reinstall" in found.hint
+    assert "broken" in found.hint
+    (saved,) = (w for w in found.hint.split() if w.endswith(".cl"))
+    os.unlink(saved)
+
+
+def test_a_fault_in_a_test_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault(device: Any) -> str:
+        raise RuntimeError("lost")
+
+    monkeypatch.setattr(device_check, "TESTS", {"gather": fault})
+    found = check_device(open_device("numpy"))[1]
+    assert (found.passed, found.problem) == (False, "RuntimeError: lost")
+
+
+def test_no_place_for_kernels_is_said_but_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_check, "TESTS", {})
+    monkeypatch.setattr(device_check, "is_private", lambda: True)
+    found = check_device(open_device("cpu"))[-1]
+    assert found.passed
+    assert "compiles" in found.problem
+    assert "POCL_CACHE_DIR" in found.hint
+
+
+def test_advice_fits_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("OCL_ICD_VENDORS", raising=False)
+    monkeypatch.setattr(device_check, "NVIDIA_LOADED", tmp_path / "absent")
+    monkeypatch.setattr(device_check, "RENDER_NODES", tmp_path)
+    processor = replace(numpy_info(), kind="cpu", platform="Portable Computing Language")
+    assert missing_drivers([processor]) == []
+    (none,) = missing_drivers([numpy_info()])
+    assert "imgmlp[pocl]" in none
+    monkeypatch.setattr(device_check, "NVIDIA_LOADED", tmp_path)
+    monkeypatch.setenv("OCL_ICD_VENDORS", "/nonexistent")
+    variable, nvidia = missing_drivers([processor])
+    assert "OCL_ICD_VENDORS names /nonexistent" in variable
+    assert "nvidia.icd" in nvidia

@@ -1,0 +1,187 @@
+"""Optimizers against their formulas in float64, random numbers, and what they can fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from conftest import EMULATED
+
+from imgmlp.codec.config import PRESETS
+from imgmlp.codec.fit import LearningRate
+from imgmlp.engine import AnyDevice, Tensor, compile, nn, open_device, optim
+from imgmlp.engine.oracle.interpret import lowbias32
+
+RNG = np.random.default_rng(0)
+START = RNG.standard_normal((5, 3))
+GOAL = RNG.standard_normal((5, 3))
+LR, BETAS, DECAY, EPSILON = 0.05, (0.92, 0.95), 0.1, 1e-8
+
+
+@pytest.fixture(scope="module", params=["numpy", "cpu", *EMULATED])
+def device(request: pytest.FixtureRequest) -> AnyDevice:
+    return open_device(request.param)
+
+
+def noise(seed: Tensor | int, device: AnyDevice) -> Tensor:
+    """Gradients that differ from step to step: the seed's form divides by their spread."""
+    return Tensor.uniform((5, 3), seed, device) - 0.3
+
+
+def adamw(form: str, gradients: list[np.ndarray], decay: float = DECAY) -> np.ndarray:
+    p, m, v = START.copy(), np.zeros((5, 3)), np.zeros((5, 3))
+    for step, g in enumerate(gradients, 1):
+        m = BETAS[0] * m + (1 - BETAS[0]) * g
+        v = BETAS[1] * v + (1 - BETAS[1]) * g * g
+        if form == "seed":
+            p = p - m / (np.sqrt(np.abs(v - m * m)) + EPSILON) * LR
+            p = p - p * decay * LR
+        else:
+            unbiased = np.sqrt(v / (1 - BETAS[1] ** step))
+            p = p - LR * decay * p - LR * m / (1 - BETAS[0] ** step) / (unbiased + EPSILON)
+    return p
+
+
+@pytest.mark.parametrize("form", ["standard", "seed"])
+def test_adamw_follows_its_formula(device: AnyDevice, form: str) -> None:
+    """Twenty steps in float32; Adam divides small differences, hence 1e-4."""
+    p, count = Tensor(START, device), Tensor(np.uint32(0), device)
+    optimizer = optim.AdamW([p], LR, BETAS, DECAY, EPSILON, form)  # type: ignore[arg-type]
+
+    def step() -> dict[str, Tensor]:
+        loss = (p * noise(count, device)).sum()
+        optimizer.step(loss)
+        count.assign(count + 1)
+        return {"loss": loss}
+
+    compile(step, device).run(20)
+    numpy = open_device("numpy")
+    gradients = [noise(i, numpy).numpy().astype(np.float64) for i in range(20)]
+    other = "standard" if form == "seed" else "seed"
+    assert np.allclose(p.numpy(), adamw(form, gradients), rtol=1e-4, atol=1e-4)
+    assert not np.allclose(p.numpy(), adamw(other, gradients), atol=1e-2)
+
+
+def test_adam_is_the_standard_form_without_decay(device: AnyDevice) -> None:
+    p, count = Tensor(START, device), Tensor(np.uint32(0), device)
+    optimizer = optim.Adam([p], LR, BETAS, EPSILON)
+
+    def step() -> dict[str, Tensor]:
+        optimizer.step((p * noise(count, device)).sum())
+        count.assign(count + 1)
+        return {}
+
+    compile(step, device).run(20)
+    numpy = open_device("numpy")
+    gradients = [noise(i, numpy).numpy().astype(np.float64) for i in range(20)]
+    assert np.allclose(p.numpy(), adamw("standard", gradients, decay=0.0), rtol=1e-4, atol=1e-4)
+    assert not np.allclose(p.numpy(), adamw("standard", gradients), atol=1e-2)
+
+
+def test_bias_is_corrected_to_the_last_places(device: AnyDevice) -> None:
+    """A first step goes as far as the learning rate, whatever the slope; 0.999 is no float32."""
+    p = Tensor(np.zeros(4, np.float32), device)
+    slope = Tensor([3.0, -0.7, 0.01, -20.0], device)
+    optimizer = optim.Adam([p], lr=1.0)
+
+    def step() -> dict[str, Tensor]:
+        optimizer.step((p * slope).sum())
+        return {}
+
+    program = compile(step, device)
+    program.run()
+    assert np.allclose(p.numpy(), [-1, 1, -1, 1], rtol=2e-6)  # epsilon is 1e-6 of 0.01
+    program.run(9)
+    assert np.allclose(p.numpy(), [-10, 10, -10, 10], rtol=2e-6)
+
+
+def test_only_floats_that_hold_state_can_be_trained(device: AnyDevice) -> None:
+    whole, computed = Tensor([1, 2], device), Tensor([1.0, 2.0], device) * 2
+    for make in (lambda p: optim.SGD(p, 0.1), optim.Adam, optim.AdamW):
+        with pytest.raises(ValueError, match="no parameters"):
+            make([])
+        for p in (whole, computed):
+            with pytest.raises(ValueError, match="realized Tensor of floats"):
+                make([p])
+
+
+def test_gradient_descent_follows_its_formula(device: AnyDevice) -> None:
+    p, goal, wanted = Tensor(START, device), Tensor(GOAL, device), START.copy()
+
+    def step() -> dict[str, Tensor]:
+        loss = ((p - goal) ** 4).sum()
+        optim.SGD([p], 0.01).step(loss)
+        return {"loss": loss}
+
+    compile(step, device).run(10)
+    for _ in range(10):
+        wanted -= 0.01 * 4 * (wanted - GOAL) ** 3
+    assert np.allclose(p.numpy(), wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("preset", ["default", "seed"])
+def test_the_learning_rate_is_computed_on_the_device(device: AnyDevice, preset: str) -> None:
+    settings = dataclasses.replace(PRESETS[preset], steps=1000)
+    done = np.array([0.0, 1.0, 500.0, 999.0])
+    found = LearningRate(settings, device).after(Tensor(done, device)).numpy()
+    if preset == "seed":
+        wanted = 0.000533 * 0.99999**done
+    else:
+        wanted = settings.lr * 0.5 * (1 + np.cos(math.pi * done / 1000))
+    assert np.allclose(found, wanted, rtol=1e-5, atol=1e-7 * settings.lr)
+
+
+@pytest.mark.parametrize("device", ["numpy", "cpu"], indirect=True)  # long
+def test_a_quadratic_is_found_again(device: AnyDevice) -> None:
+    """x^2 A + B from random x, with the features squared beforehand."""
+    factor, shift = np.array([1.777, 1.333, 0.333]), np.array([1.55, 0.0, -1.666])
+    matrix = Tensor(np.zeros((3, 3)), device)
+    offset = Tensor(np.zeros((1, 3)), device)
+    count = Tensor(np.uint32(0), device)
+    a, b = Tensor(factor, device), Tensor(shift, device)
+
+    def step() -> dict[str, Tensor]:
+        x = Tensor.uniform((32, 3), count, device).square()
+        error = (x @ matrix + offset - (x * a + b)).square().sum()
+        optim.AdamW([matrix, offset], lr=0.02, weight_decay=0.0).step(error)
+        count.assign(count + 1)
+        return {"error": error}
+
+    program = compile(step, device)
+    program.run(1500)
+    assert program.read("error") < 1e-2
+    assert np.allclose(matrix.numpy(), np.diag(factor), atol=0.05)
+    assert np.allclose(offset.numpy(), shift, atol=0.02)
+
+
+def test_random_bits_are_the_hash_of_a_counter(device: AnyDevice) -> None:
+    counter = np.arange(1000, dtype=np.uint32)
+    with np.errstate(over="ignore"):
+        mixed = lowbias32(np.array([7], np.uint32) + np.uint32(0x9E3779B9))
+        wanted = lowbias32(lowbias32(counter) + mixed)
+    assert np.array_equal(Tensor.random_bits((1000,), 7, device).numpy(), wanted)
+    assert not np.array_equal(Tensor.random_bits((1000,), 8, device).numpy(), wanted)
+
+
+def test_uniform_and_normal_numbers_have_their_moments(device: AnyDevice) -> None:
+    """40,000 draws: four standard errors."""
+    u = Tensor.uniform((40_000,), 1, device).numpy().astype(np.float64)
+    assert u.min() >= 0
+    assert u.max() < 1
+    assert abs(u.mean() - 0.5) < 4 * 0.289 / 200
+    n = Tensor.normal((40_000,), 2, mean=3.0, variance=0.25, device=device).numpy()
+    assert np.isfinite(n).all()
+    assert abs(n.mean() - 3) < 4 * 0.5 / 200
+    assert abs(n.var() - 0.25) < 4 * 0.25 * math.sqrt(2) / 200
+    assert abs(float(np.mean(((n - 3) / 0.5) ** 4)) - 3) < 0.2
+
+
+def test_slices_of_a_flat_tensor_are_views_in_order(device: AnyDevice) -> None:
+    flat = Tensor(np.arange(11.0), device)
+    matrix, vector = nn.slices(flat, [(2, 4), (3,)])
+    assert np.array_equal(matrix.numpy(), np.arange(8.0).reshape(2, 4))
+    assert np.array_equal(vector.numpy(), [8, 9, 10])
+    with pytest.raises(ValueError, match="11"):
+        nn.slices(flat, [(2, 4)])

@@ -1,0 +1,410 @@
+"""Index expressions: bounds that hold, forms that are simple, and values that never change.
+
+Properties are checked on random expressions over every value of their variables.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from imgmlp.engine.ir.symbolic import (
+    ONE,
+    ZERO,
+    Const,
+    Expr,
+    Var,
+    conj,
+    linear,
+    ravel,
+    row_major,
+    split,
+    unravel,
+)
+
+a, b = Var("a", 0, 10), Var("b", 0, 10)
+digit = Var("digit", 0, 9)
+signed = Var("signed", -5, 7)
+idx0 = Var("idx0", 0, 99)
+
+
+def assert_is(expr: Expr, text: str, lo: int, hi: int) -> None:
+    assert (expr.render(), expr.lo, expr.hi) == (text, lo, hi)
+
+
+# --- bounds and simplest forms, one by one ---
+
+
+def test_products_and_sums_know_their_bounds() -> None:
+    assert_is(a * 10, "(a*10)", 0, 100)
+    assert_is(a + b, "(a+b)", 0, 20)
+    assert_is(a - b, "(a-b)", -10, 10)
+    assert_is(-a, "(-a)", -10, 0)
+    assert_is(9 - digit, "(9-digit)", 0, 9)
+    assert_is(signed * -2 + 1, "(1-(signed*2))", -13, 11)
+
+
+def test_sums_are_flat_with_like_terms_merged() -> None:
+    assert_is((a + 1) * 3 + (b + a) * 2 - 3, "((a*5)+(b*2))", 0, 70)
+    assert a - a is ZERO
+    assert a * 0 is ZERO
+    assert a + 0 is a * 1 is a
+
+
+def test_equal_expressions_are_one_object_whatever_their_order() -> None:
+    assert a + b * 2 is b + a + b
+    assert Var("a", 0, 10) is a
+    assert Var("a", 0, 11) is not a
+    assert conj(a.lt(3), b.lt(4)) is conj(b.lt(4), a.lt(3))
+
+
+def test_multiples_of_the_divisor_leave_quotient_and_remainder() -> None:
+    assert_is((a + b * 10) % 10, "(a%10)", 0, 9)
+    assert (digit + b * 10) % 10 is digit
+    assert (digit + b * 10) // 10 is b
+    assert_is((a * 40 + b) // 20, "(a*2)", 0, 20)
+    assert (a * 25) % 20 is a * 5 % 20
+
+
+def test_a_common_factor_leaves_quotient_and_remainder() -> None:
+    assert (a * 4 + 2) // 6 is (a * 2 + 1) // 3
+    assert (a * 4 + 2) % 6 is (a * 2 + 1) % 3 * 2
+    low = Var("low", 0, 3)
+    assert (a * 4 + low) // 8 is a // 2
+    assert (a * 4 + low) % 8 is a % 2 * 4 + low
+
+
+def test_quotients_and_remainders_fold_by_bounds() -> None:
+    assert a // 11 is ZERO
+    assert a % 11 is a
+    assert (a + 20) // 31 is ZERO
+    assert Var("x", 13, 17) // 10 is ONE
+    assert_is(Var("x", 13, 17) % 10, "(x-10)", 3, 7)
+
+
+def test_nested_quotients_and_remainders_merge() -> None:
+    assert_is(idx0 // 3 // 4, "(idx0//12)", 0, 8)
+    assert (idx0 // 4 + a) // 3 is (idx0 + a * 4) // 12
+    assert idx0 % 12 % 4 is idx0 % 4
+    assert idx0 % 12 // 4 is idx0 // 4 % 3
+    assert_is(idx0 // 4 % 3, "((idx0//4)%3)", 0, 2)
+
+
+def test_a_quotient_and_its_remainder_join() -> None:
+    assert idx0 % 7 + idx0 // 7 * 7 is idx0
+    assert idx0 // 7 * -21 - idx0 % 7 * 3 is idx0 * -3
+    assert idx0 % 5 + idx0 // 5 % 4 * 5 is idx0 % 20
+
+
+def test_a_quotient_and_the_remainder_of_another_do_not_join() -> None:
+    assert_is(idx0 % 7 + idx0 // 7 * 6, "(((idx0//7)*6)+(idx0%7))", 0, 90)
+    assert_is(idx0 % 7 + idx0 // 6 * 7, "(((idx0//6)*7)+(idx0%7))", 0, 118)
+    assert_is(idx0 % 5 + idx0 // 5 % 4 * 10, "((((idx0//5)%4)*10)+(idx0%5))", 0, 34)
+
+
+def test_what_is_divided_is_never_negative() -> None:
+    assert_is((idx0 - 3) // 10, "(((idx0+7)//10)-1)", -1, 9)
+    assert_is((signed - 1) % 4, "((signed+7)%4)", 0, 3)
+    assert_is(-digit // 2, "(((10-digit)//2)-5)", -5, 0)
+
+
+def test_comparisons_fold_by_bounds() -> None:
+    assert a.lt(11) is a.ge(0) is ONE
+    assert a.lt(0) is a.ge(11) is ZERO
+    assert_is(a.lt(10), "(a<10)", 0, 1)
+    assert_is(a.ge(1), "(a>=1)", 0, 1)
+
+
+def test_comparisons_keep_only_what_matters() -> None:
+    assert (a * 4 + 3).lt(12) is a.lt(3)
+    assert (idx0 // 10).lt(7) is idx0.lt(70)
+    assert (idx0 // 10).ge(7) is idx0.ge(70)
+    assert (a - 2).ge(3) is a.ge(5)
+    assert_is((a - b).lt(3), "((a-b)<3)", 0, 1)
+
+
+def test_a_conjunction_keeps_the_tightest_conditions() -> None:
+    assert conj() is conj(ONE, a.lt(11)) is ONE
+    assert conj(a.lt(3), ZERO) is ZERO
+    assert conj(a.lt(5), a.lt(3), a.ge(1)) is conj(a.ge(1), a.lt(3))
+    assert conj(a.lt(3), a.ge(3)) is ZERO
+    assert conj(a.lt(4), a.ge(3)) is not ZERO
+    assert_is(conj(a.lt(3), b.ge(2)), "((a<3)&(b>=2))", 0, 1)
+
+
+def test_a_conjunction_needs_conditions() -> None:
+    with pytest.raises(ValueError, match=r"a in \[0, 10\] is no condition"):
+        conj(a)
+
+
+def test_exclusive_or_cancels() -> None:
+    assert a ^ (a ^ b) is b
+    assert (b ^ a) ^ a is b
+    assert a ^ a is ZERO
+    assert a ^ 0 is a
+    assert a ^ b is b ^ a
+
+
+def test_exclusive_or_with_minus_one_is_the_bitwise_complement() -> None:
+    for x in (a, signed, a + b, a ^ b, Const(6)):
+        assert ((x ^ -1).lo, (x ^ -1).hi) == (-x.hi - 1, -x.lo - 1)
+        assert (x ^ -1) ^ -1 is x
+        assert (x ^ -1) ^ x is Const(-1)
+
+
+def test_exclusive_or_is_bounded_by_the_bits_of_its_operands() -> None:
+    assert_is(a ^ b, "(a^b)", 0, 15)
+    assert_is(a ^ 17, "(a^17)", 0, 31)
+    assert_is(a ^ signed, "(a^signed)", -16, 15)
+
+
+def test_bounds_are_python_integers() -> None:
+    x = Var("x", np.int64(0), np.int64(9)) * np.int64(3) + np.int64(1)
+    for expr in (x, x // np.int64(2), x.lt(np.int64(7)), conj(x.ge(np.int64(4)))):
+        assert type(expr.lo) is type(expr.hi) is int
+
+
+# --- what is refused ---
+
+
+def test_only_a_constant_can_multiply() -> None:
+    assert a * Const(3) is Const(3) * a is a * 3
+    with pytest.raises(TypeError, match="cannot multiply a by b"):
+        a * b
+
+
+@pytest.mark.parametrize("divisor", [0, -3, b])
+def test_only_a_positive_constant_can_divide(divisor: Any) -> None:
+    with pytest.raises(ValueError, match="the divisor must be a positive constant"):
+        a // divisor
+    with pytest.raises(ValueError, match="the divisor must be a positive constant"):
+        a % divisor
+
+
+def test_a_variable_needs_a_value_within_its_bounds() -> None:
+    with pytest.raises(ValueError, match=r"variable x: no integer lies in \[1, 0\]"):
+        Var("x", 1, 0)
+
+
+def test_fractions_are_no_integers() -> None:
+    with pytest.raises(TypeError):
+        a + 0.5
+
+
+def test_an_expression_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError, match="immutable"):
+        a.lo = 3
+
+
+# --- looking inside ---
+
+
+def test_variables_are_found_once_each() -> None:
+    assert (a * 3 + b % 4 + a // 2).variables() == (a, b)
+    assert Const(3).variables() == ()
+
+
+def test_substitution_simplifies_anew() -> None:
+    assert (a * 10 + b).substitute({"b": digit}) // 10 is a
+    assert (a // 2).substitute({"a": b * 2}) is b
+    assert a.lt(5).substitute({"a": 3}) is ONE
+    assert (a + b).substitute({}) is a + b
+
+
+def test_a_value_needs_every_variable() -> None:
+    with pytest.raises(KeyError, match="b"):
+        (a + b).evaluate({"a": 3})
+
+
+def test_splitting_and_adding_up_are_inverse() -> None:
+    x = a * 3 - b + 7
+    assert split(x) == (7, ((a, 3), (b, -1)))
+    assert linear(*split(x)) is x
+
+
+# --- flat indices ---
+
+
+def test_row_major_strides_let_the_last_index_vary_fastest() -> None:
+    assert row_major((2, 3, 4)) == (12, 4, 1)
+    assert row_major(()) == ()
+
+
+def test_the_indices_of_a_flat_index() -> None:
+    assert [str(x) for x in unravel(idx0, (5, 2, 10))] == [
+        "(idx0//20)",
+        "((idx0//10)%2)",
+        "(idx0%10)",
+    ]
+    assert unravel(idx0, (1, 100, 1)) == [ZERO, idx0, ZERO]
+    assert unravel(ZERO, ()) == []
+
+
+def test_a_transposed_array_read_in_order() -> None:
+    indices = unravel(idx0, (5, 2, 5, 2))
+    offset = linear(0, zip(indices, (2, 1, 20, 10), strict=True))
+    assert_is(offset, "(((idx0%10)*10)+(idx0//10))", 0, 99)
+
+
+shapes = st.lists(st.integers(1, 6), max_size=5)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(shapes, st.randoms(use_true_random=False))
+def test_flat_indices_and_indices_are_inverse(shape: list[int], random: Any) -> None:
+    flat = Var("flat", 0, math.prod(shape) - 1)
+    assert ravel(unravel(flat, shape), shape) is (flat if flat.hi else ZERO)
+    indices = [Var(f"i{k}", 0, n - 1) if n > 1 else ZERO for k, n in enumerate(shape)]
+    joined = ravel(indices, shape)
+    assert unravel(joined, shape) == indices
+    # the same elements in another shape, and back
+    other = shape[:]
+    random.shuffle(other)
+    assert ravel(unravel(joined, other), other) is joined
+
+
+# --- random expressions ---
+
+BOUNDS = {"p": (0, 11), "q": (-7, 4), "r": (3, 6), "s": (2, 2)}
+GRID = dict(
+    zip(
+        BOUNDS,
+        np.meshgrid(*(np.arange(lo, hi + 1) for lo, hi in BOUNDS.values()), indexing="ij"),
+        strict=True,
+    )
+)
+DIVISORS = st.sampled_from([1, 2, 3, 4, 5, 6, 8, 10, 12, 20])
+SMALL = st.integers(-20, 20)
+
+Pair = tuple[Expr, Any]  # an expression, and its values on GRID as NumPy computes them
+LEAVES: st.SearchStrategy[Pair] = st.one_of(
+    st.sampled_from([(Var(name, *bounds), GRID[name]) for name, bounds in BOUNDS.items()]),
+    SMALL.map(lambda n: (Const(n), np.int64(n))),
+)
+
+
+def condition(x: Pair, n: int, upper: bool) -> Pair:
+    return (x[0].lt(n), (x[1] < n) * 1) if upper else (x[0].ge(n), (x[1] >= n) * 1)
+
+
+CONDITION = st.tuples(SMALL, st.booleans())
+
+
+def larger(x: st.SearchStrategy[Pair]) -> st.SearchStrategy[Pair]:
+    """Every operation on smaller expressions."""
+    two = st.tuples(x, x)
+    return st.one_of(
+        two.map(lambda p: (p[0][0] + p[1][0], p[0][1] + p[1][1])),
+        two.map(lambda p: (p[0][0] - p[1][0], p[0][1] - p[1][1])),
+        two.map(lambda p: (p[0][0] ^ p[1][0], p[0][1] ^ p[1][1])),
+        st.tuples(x, SMALL).map(lambda p: (p[0][0] * p[1], p[0][1] * p[1])),
+        st.tuples(x, DIVISORS).map(lambda p: (p[0][0] // p[1], p[0][1] // p[1])),
+        st.tuples(x, DIVISORS).map(lambda p: (p[0][0] % p[1], p[0][1] % p[1])),
+        st.tuples(x, DIVISORS, DIVISORS, DIVISORS).map(
+            lambda p: (digits(p[0][0], *p[1:]), digits(p[0][1], *p[1:]))
+        ),
+        st.tuples(x, CONDITION).map(lambda p: condition(p[0], *p[1])),
+        st.tuples(x, x, CONDITION, CONDITION).map(
+            lambda p: both(condition(p[0], *p[2]), condition(p[1], *p[3]))
+        ),
+    )
+
+
+def digits(x: Any, n: int, m: int, scale: int) -> Any:
+    """A remainder and part of its quotient, which join where the scale is n."""
+    return x % n + x // n % m * scale
+
+
+def both(x: Pair, y: Pair) -> Pair:
+    return conj(x[0], y[0]), x[1] * y[1]
+
+
+expressions = st.recursive(LEAVES, larger, max_leaves=12)
+points = st.fixed_dictionaries({name: st.integers(*bounds) for name, bounds in BOUNDS.items()})
+
+
+@settings(max_examples=3000, deadline=None)
+@given(expressions)
+def test_the_simplified_form_is_equal_everywhere_and_its_bounds_contain_every_value(
+    pair: Pair,
+) -> None:
+    expr, values = pair
+    assert np.all(expr.evaluate(GRID) == values)
+    assert expr.lo <= np.min(values)
+    assert np.max(values) <= expr.hi
+
+
+class CInt(int):
+    """An int of C: division and remainder round towards zero."""
+
+    def __truediv__(self, n: int) -> CInt:
+        return CInt(math.trunc(Fraction(int(self), n)))
+
+    def __mod__(self, n: int) -> CInt:
+        return CInt(math.fmod(int(self), n))
+
+
+def in_c(method: Callable[..., int]) -> Callable[..., CInt]:
+    return lambda *operands: CInt(method(*operands))
+
+
+for name in ("add", "sub", "mul", "neg", "and", "xor", "rshift", "radd", "rsub", "lt", "ge"):
+    setattr(CInt, f"__{name}__", in_c(getattr(int, f"__{name}__")))
+
+
+def test_powers_of_two_are_shifted_and_masked_in_c() -> None:
+    x = Var("x", 0, 1000)
+    quotients = [(x // 8).render("/"), (x // 6).render("/"), (x // 8).render()]
+    assert quotients == ["(x>>3)", "(x/6)", "(x//8)"]
+    assert [(x % n).render("/") for n in (8, 6)] == ["(x&7)", "(x%6)"]
+
+
+@settings(max_examples=2000, deadline=None)
+@given(expressions, points)
+def test_the_text_means_the_same_in_python_and_in_c(pair: Pair, point: dict[str, int]) -> None:
+    expr = pair[0]
+    value = expr.evaluate(point)
+    assert eval(expr.render(), {}, point) == value  # noqa: S307
+    c_point = {name: CInt(v) for name, v in point.items()}
+    assert eval(expr.render(division="/"), {}, c_point) == value  # noqa: S307
+
+
+@settings(max_examples=500, deadline=None)
+@given(expressions, expressions, expressions)
+def test_substituting_is_evaluating_with_expressions(x: Pair, p: Pair, q: Pair) -> None:
+    found = x[0].substitute({"p": p[0], "q": q[0]})
+    assert np.all(found.evaluate(GRID) == x[0].evaluate(GRID | {"p": p[1], "q": q[1]}))
+
+
+@settings(max_examples=500, deadline=None)
+@given(expressions)
+def test_building_a_simplified_expression_again_changes_nothing(pair: Pair) -> None:
+    assert pair[0].substitute({}) is pair[0]
+
+
+@settings(max_examples=500, deadline=None)
+@given(expressions, DIVISORS)
+def test_every_expression_is_its_quotient_and_remainder(pair: Pair, n: int) -> None:
+    x, values = pair
+    joined = x // n * n + x % n
+    assert np.all(joined.evaluate(GRID) == values)
+
+
+@settings(max_examples=500, deadline=None)
+@given(expressions, expressions)
+def test_exclusive_or_is_its_own_inverse(x: Pair, y: Pair) -> None:
+    assert y[0] ^ (y[0] ^ x[0]) is x[0]
+
+
+def test_order_is_the_same_in_every_run() -> None:
+    """Rendered text names cached kernels, so it must not depend on addresses or on history."""
+    terms: Sequence[Expr] = [idx0 // 7, b, a, idx0 % 3, (a ^ b) // 2]
+    for order in (terms, terms[::-1], terms[2:] + terms[:2]):
+        assert str(linear(0, [(t, 1) for t in order])) == "(a+b+(idx0//7)+((a^b)//2)+(idx0%3))"

@@ -1,0 +1,111 @@
+"""Reductions: which way a processor reads memory, what comes of it, and what lanes keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from conftest import EMULATED, open_mapping
+
+from imgmlp.engine import AnyDevice, Program, Tensor, open_device
+from imgmlp.engine.ir.dtype import f32
+from imgmlp.engine.ir.graph import Buffer, buffer
+from imgmlp.engine.ir.graph import reduce as reduced
+from imgmlp.engine.ir.kernel import Kernel, Store
+from imgmlp.engine.ir.op import Op
+from imgmlp.engine.ir.symbolic import Var
+from imgmlp.engine.ir.uops import GPU_LANES, Builder, Code, U
+from imgmlp.engine.lowering.linearize import keep_totals
+from imgmlp.engine.lowering.map_kernels import stride
+
+Reduce = Callable[[Tensor], Tensor]
+REDUCTIONS: dict[str, Reduce] = {
+    "rows": lambda x: x.sum(1),
+    "columns": lambda x: x.sum(0),
+    "rows of the transposed": lambda x: x.permute(1, 0).sum(1),
+    "columns of the transposed": lambda x: x.permute(1, 0).sum(0),
+    "rows of what is made of the transposed": lambda x: (x * 2.0 + 1.0).permute(1, 0).max(1),
+    "both": lambda x: x.permute(1, 0).sum(),
+}
+
+
+def program(device: AnyDevice, reduce: Reduce, *shape: int) -> tuple[Program, np.ndarray]:
+    """A reduction of a matrix, and its result in float64."""
+    values = np.random.default_rng(shape).uniform(-1, 1, shape).astype(np.float32)
+    host = open_device("numpy")
+    wanted = reduce(Tensor(values, host)).numpy()
+    return Program(device, {"y": reduce(Tensor(values, device)).node}, []), wanted
+
+
+@pytest.mark.parametrize("shape", [(40, 21), (5, 1100), (1100, 5), (24, 301)])
+@pytest.mark.parametrize("name", REDUCTIONS)
+@pytest.mark.parametrize("form", EMULATED)
+def test_results(form: str, name: str, shape: tuple[int, int]) -> None:
+    found, wanted = program(open_device(form), REDUCTIONS[name], *shape)
+    found.run()
+    assert np.allclose(found.read("y"), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_neighbours_are_read_one_after_the_other(name: str) -> None:
+    """Whichever axis is summed, and whether or not it is the one that lies together in memory."""
+    found, _ = program(open_device("numpy:uops"), REDUCTIONS[name], 64, 48)
+    (code,) = found.stages.codes
+    assert steps(code) == {1}
+
+
+def test_of_wide_rows_much_is_read_at_once() -> None:
+    """Of 4,096 columns no line of 16 from each of many pages."""
+    device = open_device("numpy:uops")
+    device.info = replace(device.info, compute_units=2)
+    found, _ = program(device, REDUCTIONS["columns"], 64, 4096)
+    (code,) = found.stages.codes
+    inner = [u.arg.count for u in code.uops if u.op is U.RANGE and u.arg.kind == "vector"]
+    assert min(inner) > 64
+
+
+@pytest.mark.parametrize(("shape", "parts"), [((64, 2100), 8), ((24, 301), 4), ((66, 1100), 1)])
+def test_lanes_share_the_terms_of_many_sums(shape: tuple[int, int], parts: int) -> None:
+    """Neighbouring lanes read neighbours, and a group has as many sums as lanes divide into."""
+    found, wanted = program(open_mapping("group"), REDUCTIONS["columns"], *shape)
+    (code,) = found.stages.codes
+    joined = [u.arg[1] for u in code.uops if u.op is U.GROUP]
+    assert joined == ([GPU_LANES // parts] if parts > 1 else [])
+    found.run()
+    assert np.allclose(found.read("y"), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_lanes_without_a_sum_read_nothing() -> None:
+    """Nor what is the same for all terms of a sum: beyond the last one there may be no memory."""
+    x, b = (np.arange(n, dtype=np.float32) for n in (64 * 8, 8))
+    device = open_device("numpy:uops-group")  # which refuses to read beyond a Buffer
+    total = (Tensor(x.reshape(64, 8), device) + Tensor(b, device)).square().sum(axis=0)
+    assert np.array_equal(total.numpy(), np.square(x.reshape(64, 8) + b).sum(axis=0))
+
+
+def steps(code: Code) -> set[int]:
+    """How far a step of the innermost loop goes in memory, of each load inside of it."""
+    loops: list[Var] = []
+    found = set()
+    for u in code.uops:
+        if u.op is U.RANGE:
+            loops.append(Var(u.arg.name, 0, u.arg.count - 1))
+        elif u.op is U.END:
+            loops.pop()
+        elif u.op is U.LOAD and len(loops) > 1:
+            found.add(stride(u.arg[0], loops, loops[-1]))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("adds", "doubled", "kept"), [(True, False, True), (False, False, False), (True, True, False)]
+)
+def test_lanes_keep_totals_that_are_only_added(adds: bool, doubled: bool, kept: bool) -> None:
+    """What is made of each tile's total, or replaces what stands there, needs it tile by tile."""
+    total = reduced(Op.SUM, buffer(Buffer((4, 3), f32)), (0, 1))
+    place = buffer(Buffer((), f32))
+    store = Store(place, total + total if doubled else total, adds)
+    kernel = Kernel("total", (), (store,), total)
+    assert (kernel in keep_totals([kernel], Builder())) is kept

@@ -1,0 +1,124 @@
+"""Kernels that read along one axis and write along another: in tiles, and still the same values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from conftest import open_mapping
+
+from imgmlp.engine import AnyDevice, Program, Tensor, compile, dtype
+from imgmlp.engine.ir.uops import U, UOp
+from imgmlp.engine.oracle.emulate_uops import run_code
+
+
+@pytest.fixture(scope="module", params=["one", "group", "numpy:uops", "numpy:uops-group"])
+def device(request: pytest.FixtureRequest) -> AnyDevice:
+    return open_mapping(request.param)
+
+
+def tiles(program: Program) -> int:
+    """How many values stay in a tile between being computed and stored."""
+    return sum(u.op is U.KEEP for code in program.stages.codes for u in code.uops)
+
+
+def test_a_transpose_beside_what_is_read_along_goes_through_tiles(device: AnyDevice) -> None:
+    """Sizes that tiles do not divide, a batch axis, two results of two dtypes."""
+    x = np.random.default_rng(0).standard_normal((2, 70, 131)).astype(np.float32)
+    y = np.arange(2 * 131 * 70, dtype=np.float32).reshape(2, 131, 70)
+    a, b = Tensor(x, device), Tensor(y, device)
+
+    def step() -> dict[str, Tensor]:
+        turned = a.transpose()
+        return {"sum": turned * 2 + b, "sign": (turned < 0).cast(dtype.i32)}
+
+    program = compile(step, device)
+    program.run()
+    assert np.array_equal(program.read("sum"), x.transpose(0, 2, 1) * 2 + y)
+    assert np.array_equal(program.read("sign"), x.transpose(0, 2, 1) < 0)
+    if device.lanes == "group":  # what is turned, before anything is computed from it
+        assert tiles(program) == 1
+        return
+    assert tiles(program) == 2  # results
+    early = [u.arg[1] for code in program.stages.codes for u in code.uops if u.op is U.PREFETCH]
+    assert set(early) == {False, True}  # lines that will be read, and those that will be written
+
+
+def strides(program: Program, op: U) -> set[int]:
+    """How far apart neighbouring lanes are in memory, in everything that is read or written."""
+    (code,) = program.stages.codes
+    offsets = [u.arg[0] if op is U.LOAD else u.arg for u in code.uops if u.op is op]
+    return {
+        abs(
+            o.substitute(dict.fromkeys(names, 0) | {lane: 1}).lo
+            - o.substitute(dict.fromkeys(names, 0)).lo
+        )
+        for o in offsets
+        for names in [[v.name for v in o.variables()]]
+        for lane in {"l", "m"} & set(names)
+    }
+
+
+def test_lanes_read_and_write_neighbours_where_an_axis_is_crossed() -> None:
+    """Both what is turned and what is not, so that no lane has a line of memory to itself."""
+    device = open_mapping("numpy:uops-group")
+    x, y = (Tensor(np.zeros((96, 64)), device) for _ in range(2))
+    program = compile(lambda: {"y": x.transpose() + y.reshape(64, 96)}, device)
+    assert strides(program, U.LOAD) == strides(program, U.STORE) == {1}
+
+
+def test_lanes_of_a_tile_meet_no_memory_bank_twice() -> None:
+    device = open_mapping("numpy:uops-group")
+    x = Tensor(np.zeros((64, 64)), device)
+    (code,) = compile(lambda: {"y": x.transpose() * 2}, device).stages.codes
+    for uop in (u for u in code.uops if u.op in (U.KEEP, U.LANE)):
+        lanes = [
+            uop.arg.evaluate(dict.fromkeys("rq", 0) | {"l": lane, "m": lane}) for lane in range(32)
+        ]
+        assert len({place % 32 for place in lanes}) == 32
+
+
+def test_a_tile_that_is_read_before_all_lanes_wrote_it_is_a_race() -> None:
+    """What the emulator says if the barrier is left out."""
+    device = open_mapping("numpy:uops-group")
+    x = Tensor(np.zeros((64, 64), np.float32), device)
+    (code,) = compile(lambda: {"y": x.transpose() * 2}, device).stages.codes
+    nothing = UOp(U.CONST, dtype.f32, (), 0)
+    torn = replace(code, uops=tuple(nothing if u.op is U.BARRIER else u for u in code.uops))
+    memory = {b: np.zeros(b.size, np.float32) for b in code.buffers}
+    run_code(code, memory)
+    with pytest.raises(ValueError, match=r"races with .* local"):
+        run_code(torn, memory)
+
+
+@pytest.mark.parametrize(("size", "count"), [(1 << 16, 8), (1 << 15, 1), ((1 << 16) + 8, 1)])
+def test_lanes_take_several_elements_of_many(size: int, count: int) -> None:
+    device = open_mapping("numpy:uops-group")
+    x = np.arange(size, dtype=np.float32)
+    program = compile(lambda: {"y": Tensor(x, device) * 2}, device)
+    (code,) = program.stages.codes
+    assert code.global_size == -(-size // count // code.local_size) * code.local_size
+    assert strides(program, U.LOAD) == ({4} if count > 1 else set())  # neighbours move at once
+    program.run()
+    assert np.array_equal(program.read("y"), x * 2)
+
+
+def test_padding_and_infinities_pass_through_tiles(device: AnyDevice) -> None:
+    x = np.full((20, 90), -0.0, np.float32)
+    x[3, :4] = np.nan, np.inf, -np.inf, 1
+    program = compile(lambda: {"y": Tensor(x, device).transpose().pad((1, 2), (0, 3))}, device)
+    program.run()
+    found = program.read("y")
+    assert np.array_equal(found, np.pad(x.T, ((1, 2), (0, 3))), equal_nan=True)
+    assert np.signbit(found[1:-2, :20]).sum() == np.signbit(x).sum()
+    assert tiles(program) == 1
+
+
+@pytest.mark.parametrize("form", ["numpy:uops", "numpy:uops-group"])
+@pytest.mark.parametrize("of", ["rows", "short", "reversed"])
+def test_what_is_read_along_or_short_needs_no_tiles(of: str, form: str) -> None:
+    device = open_mapping(form)
+    x = Tensor(np.zeros((64, 64)), device)
+    moved = {"rows": x + 1, "short": x[:, :8].transpose() + 1, "reversed": x[:, ::-1] + 1}[of]
+    assert tiles(compile(lambda: {"y": moved}, device)) == 0

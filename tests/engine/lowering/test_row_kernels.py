@@ -1,0 +1,99 @@
+"""Kernels of whole rows: what is kept between stages, and the same values by every mapping."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import EMULATED, open_mapping
+
+from imgmlp.engine import Program, Tensor, compile, dtype
+from imgmlp.engine.ir.op import Op
+from imgmlp.engine.ir.uops import Range, U
+
+Array = np.ndarray[Any, Any]
+
+
+def rows(form: str, *shapes: tuple[int, int]) -> tuple[Program, dict[str, Array]]:
+    """Three things computed of rows, for each shape, and what they should be."""
+    device, wanted = open_mapping(form), {}
+    arrays = [np.random.default_rng(0).standard_normal(s).astype(np.float32) for s in shapes]
+    tensors = [Tensor(a, device) for a in arrays]
+    for i, x in enumerate(arrays):
+        powers = np.exp(x - x.max(1, keepdims=True))
+        wanted[f"softmax {i}"] = powers / powers.sum(1, keepdims=True)
+        wanted[f"normal {i}"] = (x - x.mean(1, keepdims=True)) / x.std(1, keepdims=True)
+        wanted[f"deviation {i}"] = x.std(1)
+
+    def step() -> dict[str, Tensor]:
+        found = {}
+        for i, x in enumerate(tensors):
+            deviation = x.variance(-1, keepdims=True).sqrt()
+            found[f"softmax {i}"] = x.softmax(-1)
+            found[f"normal {i}"] = (x - x.mean(-1, keepdims=True)) / deviation
+            found[f"deviation {i}"] = deviation.reshape(-1)
+        return found
+
+    return compile(step, device, general=True), wanted
+
+
+@pytest.mark.parametrize("form", ["one", "group", *EMULATED])
+def test_rows_of_all_lengths(form: str) -> None:
+    """Short ones, whole vectors and lanes, and some elements more; rows that nothing divides."""
+    more = [] if form == "group" else [(3, 64), (2, 256)]  # lanes take long to compile
+    program, wanted = rows(form, (70, 5), (67, 131), *more)
+    program.run()
+    for name, truth in wanted.items():
+        assert np.allclose(program.read(name), truth, rtol=1e-4, atol=1e-5), name
+
+
+def uops(form: str, length: int, kind: dtype.DType = dtype.f32) -> list[Any]:
+    device = open_mapping(form)
+    x = Tensor(np.ones((64, length), np.float32), device)
+    (code,) = compile(lambda: {"y": x.softmax(-1).cast(kind)}, device).stages.codes
+    return list(code.uops)
+
+
+def exponentials(found: list[Any]) -> int:
+    return sum(u.arg is Op.EXP2 for u in found if u.op is U.ALU)
+
+
+@pytest.mark.parametrize("length", [9, 8192, 9001])
+def test_the_exponential_is_kept_where_the_result_will_be(length: int) -> None:
+    found = uops("numpy:uops", length)
+    assert exponentials(found) == 1
+    assert sum(u.op is U.STORE for u in found) == 2
+    assert not any(u.op is U.KEEP for u in found)
+
+
+@pytest.mark.parametrize(("length", "times"), [(9, 1), (8192, 1), (9001, 3)])
+def test_it_is_kept_apart_if_the_result_is_of_another_dtype_and_the_row_fits(
+    length: int, times: int
+) -> None:
+    """Else it is computed again, and for the last few terms of the sum in a loop of their own."""
+    found = uops("numpy:uops", length, dtype.f16)
+    assert exponentials(found) == times
+    assert sum(u.op is U.KEEP for u in found) == (times == 1)
+    assert sum(u.op is U.STORE for u in found) == 1
+
+
+def test_lanes_keep_what_they_loaded_too() -> None:
+    found = uops("numpy:uops-group", 256)
+    assert sum(u.op is U.LOAD for u in found) == 1
+    kept = [u.arg[0] for u in found if u.op is U.ACC and u.arg[1] is None]
+    assert kept == [2, 2]  # the row and its exponentials, two elements of each a lane
+
+
+def test_lanes_keep_no_row_too_long_for_registers() -> None:
+    found = uops("numpy:uops-group", 128 * 65)
+    assert not any(u.op is U.KEEP for u in found)
+    loops = [u.arg for u in found if u.op is U.RANGE and u.arg.count == 65]
+    assert all(isinstance(r, Range) and r.kind == "loop" for r in loops)
+
+
+def test_cheap_values_are_computed_again() -> None:
+    device = open_mapping("numpy:uops")
+    x = Tensor(np.ones((64, 64), np.float32), device)
+    program = compile(lambda: {"y": x * 2 - (x * 2).max(-1, keepdims=True)}, device)
+    assert not any(u.op is U.KEEP for code in program.stages.codes for u in code.uops)

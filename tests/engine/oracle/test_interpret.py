@@ -1,0 +1,205 @@
+"""The interpreter of Nodes, which is what other devices are compared with.
+
+Expected values are written by hand or computed without NumPy's operators of the same name,
+so that the oracle is not its own.
+"""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+from imgmlp.engine.ir.dtype import DType, bool_, f16, f32, i8, i32, u8, u32
+from imgmlp.engine.ir.graph import (
+    Buffer,
+    Node,
+    alu,
+    buffer,
+    cast,
+    concat,
+    const,
+    contiguous,
+    dot,
+    function,
+    gather,
+    iota,
+    move,
+    reduce,
+)
+from imgmlp.engine.ir.op import CONTROL, LOAD, Op
+from imgmlp.engine.oracle.interpret import TABLE, evaluate, lowbias32, most_bytes
+
+
+def leaf(values: Any, dtype: DType) -> tuple[Node, dict[Buffer, np.ndarray]]:
+    array = np.array(values, dtype.np)
+    storage = Buffer(array.shape, dtype)
+    return buffer(storage), {storage: array}
+
+
+def value(node: Node, held: dict[Buffer, np.ndarray] | None = None, wide: bool = False) -> Any:
+    (found,) = evaluate([node], held or {}, wide)
+    assert found.shape == node.shape
+    assert found.dtype == (np.float64 if wide and node.dtype.is_float else node.dtype.np)
+    return found.tolist()
+
+
+def test_every_operation_can_be_interpreted() -> None:
+    assert set(TABLE) == set(Op) - LOAD - CONTROL - {Op.CAST}
+
+
+BINARY: list[tuple[Op, DType, float, float, float]] = [
+    (Op.ADD, u8, 250, 10, 4),
+    (Op.SUB, u32, 1, 2, 2**32 - 1),
+    (Op.MUL, i8, 100, 3, 44),
+    (Op.DIV, i32, -7, 2, -4),
+    (Op.DIV, i32, 7, -2, -4),
+    (Op.DIV, f32, -7, 2, -3.5),
+    (Op.MOD, i32, -7, 3, 2),
+    (Op.MOD, i32, 7, -3, -2),
+    (Op.MAX, f32, -1, -2, -1),
+    (Op.LT, f32, -2, -1, True),
+    (Op.LT, f32, -1, -1, False),
+    (Op.EQ, i32, 3, 3, True),
+    (Op.XOR, u8, 0b1100, 0b1010, 0b0110),
+    (Op.AND, u8, 0b1100, 0b1010, 0b1000),
+    (Op.OR, u8, 0b1100, 0b1010, 0b1110),
+    (Op.SHL, u8, 0b11000001, 1, 0b10000010),
+    (Op.SHR, u32, 2**32 - 1, 31, 1),
+    (Op.SHR, i32, -8, 1, -4),
+]
+
+
+@pytest.mark.parametrize(("op", "dtype", "a", "b", "wanted"), BINARY)
+def test_binary_operations(op: Op, dtype: DType, a: float, b: float, wanted: float) -> None:
+    assert value(alu(op, const(a, dtype, (2,)), const(b, dtype, (2,)))) == [wanted] * 2
+
+
+UNARY: list[tuple[Op, float, float]] = [
+    (Op.NEG, 3.0, -3.0),
+    (Op.EXP2, -3.0, 0.125),
+    (Op.LOG2, 32.0, 5.0),
+    (Op.SIN, math.pi / 6, 0.5),
+    (Op.COS, math.pi / 3, 0.5),
+    (Op.SQRT, 6.25, 2.5),
+]
+
+
+@pytest.mark.parametrize(("op", "x", "wanted"), UNARY)
+def test_unary_operations(op: Op, x: float, wanted: float) -> None:
+    assert value(alu(op, const(x, f32))) == pytest.approx(wanted, rel=1e-7)  # one rounding
+    assert value(alu(op, const(x, f32)), wide=True) == pytest.approx(wanted, rel=1e-15)
+
+
+def test_ternary_operations() -> None:
+    two, three, five = (const(v, f32) for v in (2, 3, 5))
+    assert value(alu(Op.WHERE, const(True, bool_), two, three)) == 2
+    assert value(alu(Op.WHERE, const(False, bool_), two, three)) == 3
+    assert value(alu(Op.MULACC, two, three, five)) == 11
+
+
+def test_reductions_and_products() -> None:
+    x, held = leaf([[1, 2, 3], [4, 9, 6]], f32)
+    assert value(reduce(Op.SUM, x, (0,)), held) == [5, 11, 9]
+    assert value(reduce(Op.SUM, x, (0, 1)), held) == 25
+    assert value(reduce(Op.REDUCE_MAX, x, (1,)), held) == [3, 9]
+    assert value(dot(x, move(Op.PERMUTE, x, (1, 0))), held) == [[14, 40], [40, 133]]
+    small, held = leaf([200, 100], u8)
+    assert value(reduce(Op.SUM, small, (0,)), held) == 44
+
+
+def test_movements() -> None:
+    x, held = leaf([[1, 2, 3], [4, 5, 6]], i32)
+    for op, arg, wanted in (
+        (Op.RESHAPE, (3, 2), [[1, 2], [3, 4], [5, 6]]),
+        (Op.PERMUTE, (1, 0), [[1, 4], [2, 5], [3, 6]]),
+        (Op.PAD, ((0, 1), (1, 0)), [[0, 1, 2, 3], [0, 4, 5, 6], [0, 0, 0, 0]]),
+        (Op.SHRINK, ((1, 2), (0, 2)), [[4, 5]]),
+        (Op.STRIDE, (-1, 2), [[4, 6], [1, 3]]),
+    ):
+        assert value(move(op, x, arg), held) == wanted, op
+    row = move(Op.SHRINK, x, ((0, 1), (0, 3)))
+    assert value(move(Op.EXPAND, row, (2, 3)), held) == [[1, 2, 3], [1, 2, 3]]
+
+
+def test_tables_parts_and_the_rest() -> None:
+    x, held = leaf([[1, 2], [3, 4], [5, 6]], f32)
+    index, places = leaf([[2, 0]], u8)
+    assert value(gather(x, index), held | places) == [[[5, 6], [1, 2]]]
+    assert value(concat([x, x], 1), held) == [[1, 2, 1, 2], [3, 4, 3, 4], [5, 6, 5, 6]]
+    assert value(contiguous(move(Op.PERMUTE, x, (1, 0))), held) == [[1, 3, 5], [2, 4, 6]]
+    assert value(function(x + 1.0, [x], lambda g, ans, x: (g,)), held) == [[2, 3], [4, 5], [6, 7]]
+    assert value(iota(4)) == [0, 1, 2, 3]
+    assert value(cast(const(-1.7, f32), i32)) == -1
+    assert value(cast(const(-1, i32), u32)) == 2**32 - 1
+
+
+def test_widths_are_those_of_the_dtype_unless_wide() -> None:
+    """1 + 2**-30 needs more than 24 bits, 2049 more than the 11 of a half."""
+    x, held = leaf([1.0], f32)
+    assert value(x + 2.0**-30, held) == [1.0]
+    assert value(x + 2.0**-30, held, wide=True) == [1.0 + 2.0**-30]
+    assert value(const(2048, f16) + const(1, f16)) == 2048
+    assert value(const(2048, f16) + const(1, f16), wide=True) == 2049
+    assert value(const(250, u8) + const(10, u8), wide=True) == 4  # integers wrap all the same
+
+
+def test_infinities_come_without_warnings() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert value(const(1, f32) / 0.0) == math.inf
+        assert value(alu(Op.LOG2, const(0, f32))) == -math.inf
+        assert math.isnan(value(alu(Op.SQRT, const(-1, f32))))
+
+
+def test_the_hash_is_lowbias32() -> None:
+    """Against Python's unbounded integers."""
+
+    def reference(x: int) -> int:
+        for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+            x = (x ^ (x >> shift)) * factor % 2**32
+        return x ^ (x >> 16)
+
+    inputs = [0, 1, 2, 0xDEADBEEF, 2**31, 2**32 - 1]
+    found = lowbias32(np.array(inputs, np.uint32))
+    assert found.dtype == np.uint32
+    assert found.tolist() == [reference(x) for x in inputs]
+    assert value(alu(Op.HASH, const(77, u32))) == reference(77)
+
+
+def test_the_hash_keeps_different_numbers_apart() -> None:
+    """All values of one half of the bits, some of the other."""
+    low = np.arange(2**16, dtype=np.uint32)
+    for high in (0, 0x1234, 0xFFFF):
+        assert len(np.unique(lowbias32(low | np.uint32(high << 16)))) == 2**16
+        assert len(np.unique(lowbias32(low << np.uint32(16) | np.uint32(high)))) == 2**16
+
+
+def test_values_are_freed_once_nobody_needs_them() -> None:
+    start, values = leaf(np.zeros(1 << 17), f32)
+    value = start
+    for number in range(20):
+        value = alu(Op.ADD, alu(Op.MUL, value, start), const(number, f32, start.shape))
+    tracemalloc.start()
+    evaluate([value, start], values)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 4 * start.size * 4  # bytes; there are 40 values
+
+
+def test_the_most_bytes_at_once_are_counted_before() -> None:
+    """Of three values in a row two are needed at a time; views and Buffers add nothing."""
+    x, held = leaf(np.ones((500, 400)), f32)
+    turned = move(Op.PERMUTE, x, (1, 0))
+    total = reduce(Op.SUM, (turned + turned) * turned * turned, (0, 1))
+    one = 500 * 400 * 4
+    assert 2 * one <= most_bytes([total]) <= 2 * one + 4
+    tracemalloc.start()
+    evaluate([total], held)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak >= most_bytes([total])

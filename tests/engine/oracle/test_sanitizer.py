@@ -1,0 +1,119 @@
+"""Memory under watch: what is outside of a Buffer, what races, and what does not."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import pytest
+
+from imgmlp.engine.ir.dtype import f16, f32
+from imgmlp.engine.ir.graph import Buffer
+from imgmlp.engine.oracle.sanitizer import Loops, Watch
+
+OUT = Buffer((6,), f32, name="out")
+ITEMS = Loops(("item",), (6,))
+LANES = Loops(("group", "lane"), (2, 3))
+EACH = np.arange(6)
+
+
+def watching(groups: int = 6, items: int = 6) -> Watch:
+    return Watch("k", {OUT: np.arange(6, dtype=np.float32)}, [OUT], [OUT], groups, items)
+
+
+def test_what_is_stored_is_in_memory_and_what_is_read_is_not_needed_everywhere() -> None:
+    watch = watching()
+    watch.write("a store", OUT, EACH, EACH != 4, ITEMS, EACH * 2.0)
+    assert np.array_equal(watch.memory[OUT], [0, 2, 4, 6, 4, 10])
+    found = watch.read("a read", OUT, EACH * 100, EACH == 0, ITEMS)
+    assert np.array_equal(found, [0] * 6)
+
+
+def test_halves_are_read_as_floats() -> None:
+    half = Buffer((2,), f16, name="half")
+    watch = Watch("k", {half: np.array([0.5, 1], np.float16)}, [half], [], 1, 1)
+    assert watch.read("a read", half, np.arange(2), None, Loops()).dtype == np.float32
+
+
+@pytest.mark.parametrize("by", [-1, 1])
+def test_an_access_outside_is_refused(by: int) -> None:
+    wrong = 6 if by > 0 else -1
+    with pytest.raises(IndexError, match=rf"k: a read touches element {wrong} of out f32\[6\]"):
+        watching().read("a read", OUT, EACH + by, None, ITEMS)
+    with pytest.raises(IndexError, match=rf"k: a store touches element {wrong} of out"):
+        watching().write("a store", OUT, EACH + by, None, ITEMS, EACH)
+
+
+def test_two_items_that_write_one_element_race() -> None:
+    with pytest.raises(ValueError, match="k: a store two iterations write element 0 of out"):
+        watching().write("a store", OUT, EACH // 2, None, ITEMS, EACH)
+
+
+def test_items_that_write_what_others_wrote_before_race() -> None:
+    watch = watching()
+    watch.write("one", OUT, EACH, None, ITEMS, EACH)
+    watch.write("two", OUT, EACH, None, ITEMS, EACH)  # each its own again
+    with pytest.raises(ValueError, match="k: three races with two for element 5 of out"):
+        watch.write("three", OUT, EACH[::-1], None, ITEMS, EACH)
+
+
+@pytest.mark.parametrize("first", ["read", "store"])
+def test_an_item_that_reads_what_another_writes_races(first: str) -> None:
+    for offsets, fine in ((EACH, True), (EACH[::-1], False)):
+        watch, race = watching(), "k: a read races with a store for element 5 of out"
+        with contextlib.nullcontext() if fine else pytest.raises(ValueError, match=race):
+            if first == "read":
+                watch.read("a read", OUT, offsets, None, ITEMS)
+            watch.write("a store", OUT, EACH, None, ITEMS, EACH)
+            if first == "store":
+                watch.read("a read", OUT, offsets, None, ITEMS)
+            watch.finish()
+
+
+def test_what_everybody_reads_nobody_writes_unless_alone() -> None:
+    for items in (6, 1):
+        watch = watching(items, items)
+        watch.read("a read", OUT, np.zeros(1, int), None, Loops())
+        watch.write("a store", OUT, EACH, None, ITEMS, EACH)
+        if items == 1:
+            watch.finish()
+        else:
+            with pytest.raises(ValueError, match="races"):
+                watch.finish()
+
+
+@pytest.mark.parametrize(("barrier", "distance", "fine"), [
+    (False, 0, True), (False, 1, False),  # what a lane's neighbour has written
+    (True, 1, True), (True, 3, False),  # what the other group has
+])  # fmt: skip
+def test_a_barrier_orders_the_lanes_of_a_group_only(
+    barrier: bool, distance: int, fine: bool
+) -> None:
+    watch, own = watching(groups=2), EACH.reshape(2, 3)
+    group, lane = own // 3, own % 3
+    watch.write("a store", OUT, own, None, LANES, own)
+    if barrier:
+        watch.barrier()
+    offsets = (group + distance // 3) % 2 * 3 + (lane + distance) % 3
+    race = "k: a read races with a store"
+    with contextlib.nullcontext() if fine else pytest.raises(ValueError, match=race):
+        watch.read("a read", OUT, offsets, None, LANES)
+
+
+def test_one_loop_after_another_is_in_order_and_one_loop_is_not() -> None:
+    """A work-item may read in a second loop what it wrote in a first, at any iteration."""
+    own, turned = EACH.reshape(2, 3), EACH.reshape(2, 3)[:, ::-1]
+    inner = [Loops(("item", name), (2, 3)) for name in "ab"]
+    watch = watching()
+    watch.write("a store", OUT, own, None, inner[0], own)
+    watch.read("a read", OUT, turned, None, inner[1])
+    with pytest.raises(ValueError, match="races"):
+        watch.read("a read", OUT, turned, None, inner[0])
+
+
+def test_buffers_of_one_kernel_share_no_bytes() -> None:
+    arena, other = np.zeros(10, np.float32), Buffer((6,), f32, name="other")
+    memory = {OUT: arena[:6], other: arena[4:]}
+    Watch("k", memory, [OUT, other], [], 1, 1)  # reading does no harm
+    with pytest.raises(ValueError, match=r"k: out f32\[6\] and other f32\[6\] share bytes"):
+        Watch("k", memory, [other], [OUT], 1, 1)

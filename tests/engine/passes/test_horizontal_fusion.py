@@ -1,0 +1,163 @@
+"""Horizontal fusion: what runs side by side, what does not, and that it changes no value."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import EMULATED
+from test_schedule import NUMPY, state, values
+from warps import LOCAL, local_bytes
+
+from imgmlp.engine import AnyDevice, Tensor, compile, cond, loop, open_device
+from imgmlp.engine.ir.graph import Node, buffer, concat, dot, move, reduce
+from imgmlp.engine.ir.kernel import Fused, Kernel, Launch, Loop, Procedure, Update
+from imgmlp.engine.ir.op import Op
+from imgmlp.engine.ir.uops import Lanes
+from imgmlp.engine.lowering.linearize import linearize
+from imgmlp.engine.oracle.emulate_uops import run_code
+from imgmlp.engine.passes import horizontal_fusion as fusion
+from imgmlp.engine.passes.horizontal_fusion import fuse
+from imgmlp.engine.passes.schedule import schedule
+
+
+@pytest.fixture(scope="module", params=["cpu", *EMULATED])
+def device(request: pytest.FixtureRequest) -> AnyDevice:
+    return open_device(request.param)
+
+
+def launches(*updates: Update) -> list[int]:
+    """How many kernels each launch has."""
+    before = schedule(updates)
+    found = fuse(before).kernels
+    counts = [len(members(k)) for k in found]
+    assert sum(counts) == len(before.kernels)
+    return counts
+
+
+def members(launch: Launch) -> tuple[Launch, ...]:
+    return launch.members if isinstance(launch, Fused) else (launch,)
+
+
+def outputs(*nodes: Node) -> list[Update]:
+    return [(state(*n.shape, name=f"y{i}"), n) for i, n in enumerate(nodes)]
+
+
+# --- what is fused ---
+
+
+def test_kernels_that_need_nothing_of_each_other_are_one_launch() -> None:
+    x = values(5, 7)
+    assert launches(*outputs(x * 2.0, reduce(Op.SUM, x, (1,)), dot(x, values(7, 3)))) == [3]
+
+
+def test_what_reads_a_result_waits_for_it() -> None:
+    x = values(5, 7)
+    total = reduce(Op.SUM, x * x, (0, 1))
+    product = dot(x, values(7, 3))
+    assert launches(*outputs(dot(product, values(3, 2)), total)) == [2, 1]
+
+
+def test_a_state_is_overwritten_after_its_readers() -> None:
+    a = state(5, 7)
+    replaced = (a, buffer(a) + 1.0)
+    assert launches(replaced, *outputs(reduce(Op.SUM, buffer(a), (0,)))) == [1, 1]
+
+
+def test_parts_of_one_buffer_are_filled_side_by_side() -> None:
+    """One after another they lie apart in it, but not where they are beside each other."""
+    x, y = values(5, 7), values(7, 5)
+    first, second = dot(x, y), dot(y, x)
+    flat = (move(Op.RESHAPE, n, (n.size,)) for n in (first, second))
+    assert launches(*outputs(concat(list(flat), 0))) == [2]
+    beside = [first, dot(x, values(7, 3))]
+    assert launches(*outputs(concat(beside, 1))) == [1, 1]
+
+
+def test_large_kernels_keep_to_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fusion, "LARGE", 100)
+    x = values(11, 11)
+    large, other = dot(x, x), reduce(Op.SUM, x, (1,))
+    assert launches(*outputs(large, other)) == [1, 1]
+    assert launches(*outputs(large, values(3) * 2.0)) == [2]
+
+
+def test_a_launch_takes_no_more_buffers_than_devices_do() -> None:
+    many = [values(n) * 2.0 for n in range(1, 41)]
+    counts = launches(*outputs(*many))
+    assert len(counts) == 2
+    assert max(counts) * 2 <= fusion.MOST_BUFFERS
+
+
+def test_bodies_of_loops_are_fused_as_well() -> None:
+    x = Tensor(np.ones((5, 7)), NUMPY)
+
+    def turned(i: Tensor, v: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+        return (v @ v.transpose()).sin() @ v, total + v.sum(0)
+
+    first, second = loop(3, turned, x, x[0])
+    found = fuse(schedule(outputs(first.node, second.node)))
+    (cycle,) = (i for i in found.items if isinstance(i, Loop))
+    assert any(isinstance(k, Fused) for k in cycle.body.kernels)
+    names = [k.name for k in found.kernels]
+    assert [n.split("_")[0] for n in names] == [f"k{i}" for i in range(len(names))]
+
+
+# --- what it computes ---
+
+
+def test_every_kind_of_kernel_side_by_side(device: AnyDevice) -> None:
+    """Maps, reductions and products, some of which do nothing, in shares of different sizes."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.uniform(-1, 1, s).astype(np.float32) for s in ((70, 130), (130, 33)))
+    x, y, c = Tensor(a, device), Tensor(b, device), Tensor(np.int32(1), device)
+
+    def step() -> dict[str, Tensor]:
+        chosen = {
+            "yes": cond(c > 0, lambda: x.max(1), lambda: x[:, 0]),
+            "no": cond(c < 0, lambda: y.sum(0), lambda: y[1]),
+        }
+        x.assign(x + 1)
+        plain = {"map": y.sin(), "rows": x.sum(1), "columns": x.sum(0), "one": x.square().sum()}
+        return plain | chosen | {"product": x @ y}
+
+    program = compile(step, device)
+    assert any(isinstance(k, Fused) for k in program.stages.procedure.kernels)
+    program.run()
+    wanted = {
+        "map": np.sin(b), "rows": a.sum(1), "columns": a.sum(0), "one": (a * a).sum(),
+        "product": a @ b, "yes": a.max(1), "no": b[1],
+    }  # fmt: skip
+    for name, value in wanted.items():
+        assert np.allclose(program.read(name), value, rtol=1e-4, atol=1e-4), name
+    assert np.array_equal(x.numpy(), a + 1)
+
+
+# --- what must not be fused is noticed ---
+
+
+@pytest.mark.parametrize("lanes", ["one", "group"])
+@pytest.mark.parametrize("dependence", ["read", "write"])
+def test_members_that_touch_the_same_elements_race(lanes: Lanes, dependence: str) -> None:
+    x, one, other = state(300), state(300, name="one"), state(300, name="other")
+    second = buffer(one) + 1.0 if dependence == "read" else buffer(x) * 3.0
+    target = other if dependence == "read" else one
+    (first,) = schedule([(one, buffer(x) * 2.0)]).kernels
+    (then,) = schedule([(target, second)]).kernels
+    assert isinstance(first, Kernel)
+    assert isinstance(then, Kernel)
+    code = linearize(Fused("together", (first, then)), lanes, 2)
+    memory = {b: np.ones(b.size, np.float32) for b in code.buffers}
+    with pytest.raises(ValueError, match=r"together: .* element 0 of .*one"):
+        run_code(code, memory)
+    assert len(fuse(Procedure((first, then))).kernels) == 2
+
+
+def test_kernels_of_one_launch_share_their_local_memory() -> None:
+    device, rng = open_device("numpy:uops-group"), np.random.default_rng(0)
+    arrays = [rng.normal(size=(64, 33 + n)).astype(np.float32) for n in range(14)]
+    given = [Tensor(a, device) for a in arrays]
+    found = compile(lambda: {str(n): t.transpose() * 2.0 for n, t in enumerate(given)}, device)
+    assert 0 < local_bytes(found.stages.source) <= LOCAL
+    found.run()
+    for n, array in enumerate(arrays):
+        assert np.array_equal(found.read(str(n)), array.T * 2), n

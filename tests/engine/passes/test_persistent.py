@@ -1,0 +1,166 @@
+"""Steps without launches in between: what becomes one launch, and that nothing else changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from conftest import EMULATED
+from test_prologue import descent
+
+from imgmlp.engine import AnyDevice, Device, Program, RawKernel, open_device
+from imgmlp.engine.codegen.render import building_block
+from imgmlp.engine.ir.kernel import Block, Guard, Kernel, Loop, Procedure, Resident
+from imgmlp.engine.ir.uops import MOST_UNITS
+from imgmlp.engine.lowering import linearize
+from imgmlp.engine.passes import persistent
+from imgmlp.engine.passes.persistent import MOST_STEPS, reside
+
+STEPS = 2 * MOST_STEPS + 5
+
+
+@pytest.fixture(params=["cpu", *EMULATED[:2]])
+def device(request: pytest.FixtureRequest) -> AnyDevice:
+    found = open_device(request.param)
+    if not isinstance(found, Device):
+        found.keeps_groups = True
+    return found
+
+
+def parts() -> Procedure:
+    """A block and what follows it, as launches."""
+    return descent(open_device("numpy"))[0].stages.procedure
+
+
+def bits(program: Program) -> list[bytes]:
+    return [program.read(name).tobytes() for name in program.outputs]
+
+
+# --- results ---
+
+
+def test_steps_in_one_launch_are_steps(device: AnyDevice) -> None:
+    program, weights = descent(device)
+    wanted, truth = descent(open_device("numpy"))
+    (launch,) = program.stages.procedure.kernels
+    assert isinstance(launch, Resident)
+    assert isinstance(launch.phases[0], Block)
+    for count in (1, STEPS, 2):
+        program.run(count)
+        wanted.run(count)
+    assert program.read("count") == STEPS + 3
+    for found, other in zip(weights, truth, strict=True):
+        assert np.allclose(found.numpy(), other.numpy(), rtol=1e-3, atol=1e-5)
+
+
+def test_it_makes_no_difference_how_many_steps_a_launch_does() -> None:
+    first, *others = [descent(open_device("cpu"))[0] for _ in range(3)]
+    first.run(STEPS)
+    for _ in range(STEPS):
+        others[0].run()
+    for count in (3, 1, STEPS - 4):
+        others[1].run(count)
+    assert bits(first) == bits(others[0]) == bits(others[1])
+
+
+@pytest.mark.parametrize("units", [1, MOST_UNITS])
+def test_launches_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, units: int) -> None:
+    monkeypatch.setattr(linearize, "MOST_UNITS", units)  # of as many groups each as it takes
+    stays = descent(open_device("cpu"))[0]
+    monkeypatch.setattr(Device, "keeps_groups", False)
+    leaves = descent(open_device("cpu"))[0]
+    assert len(leaves.stages.procedure.kernels) > 1
+    stays.run(STEPS)
+    leaves.run(STEPS)
+    assert bits(stays) == bits(leaves)
+
+
+def test_a_phase_sees_what_the_one_before_stored_and_no_race_is_reported() -> None:
+    """Of one launch, in which without phases the same would be a race."""
+    device = open_device("numpy:uops")
+    device.keeps_groups = True
+    program = descent(device)[0]
+    program.run()
+    (code,) = program.stages.codes
+    flat = [replace(u, arg=replace(u.arg, kind="member")) if is_phase(u) else u for u in code.uops]
+    program.stages = replace(program.stages, codes=(replace(code, uops=tuple(flat)),))
+    with pytest.raises(ValueError, match="race"):
+        program.run()
+
+
+def is_phase(u: object) -> bool:
+    return getattr(getattr(u, "arg", None), "kind", None) == "phase"
+
+
+# --- turns ---
+
+TURNS = """
+__kernel void t_turns(volatile __global uint *turns, __global uint *out, int steps) {
+  const int units[] = {5, 1, 3};
+  Turn turn = {0, -1};
+  while (take_turn(turns, &turn, units, 3, 3 * steps)) {
+    if (turn.phase % 3 == 0) out[turn.unit] += turn.unit + 1;
+    if (turn.phase % 3 == 1) {
+      out[5] = 0;
+      for (int i = 0; i < 5; ++i) out[5] += out[i];
+    }
+    if (turn.phase % 3 == 2) out[6 + turn.unit] += out[5];
+  }
+}
+"""
+
+
+@pytest.mark.parametrize("patience", [1, 20000])
+def test_whoever_is_there_does_the_work(patience: int) -> None:
+    """Also a group alone, more groups than threads, and ones that wait for nobody."""
+    device = open_device("cpu")
+    assert isinstance(device, Device)
+    source = building_block("resident") + TURNS
+    kernel = RawKernel(device, source, "t_turns", PATIENCE=patience)
+    turns = np.zeros(48, np.uint32)
+    for groups in (1, 2, 7):
+        out, steps = np.zeros(9, np.uint32), 50
+        kernel(groups, 1, turns, out, np.int32(steps))
+        first = 15 * steps * (steps + 1) // 2
+        assert out.tolist() == [*(steps * n for n in range(1, 6)), 15 * steps, *[first] * 3]
+        assert not turns.any()
+
+
+# --- what stays ---
+
+
+def test_what_takes_long_is_left_in_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    (found,) = reside(parts()).kernels
+    assert isinstance(found, Resident)
+    assert found.steps == MOST_STEPS
+    work = persistent.MOST_WORK
+    while found.steps == MOST_STEPS:
+        work //= 2
+        monkeypatch.setattr(persistent, "MOST_WORK", work)
+        (found,) = reside(parts()).kernels
+    assert found.steps >= 2
+    monkeypatch.setattr(persistent, "MOST_WORK", work // MOST_STEPS)
+    assert len(reside(parts()).kernels) > 1
+
+
+def test_a_block_keeps_all_its_groups() -> None:
+    """Of which more cores than a phase has units would have more than may stay."""
+    block, *after = parts().items
+    assert isinstance(block, Block)
+    for groups, stays in ((MOST_UNITS, True), (MOST_UNITS + 1, False)):
+        wide = Procedure((replace(block, tiles=groups, groups=groups), *after))
+        assert isinstance(reside(wide).kernels[0], Resident) is stays
+
+
+def test_without_a_block_or_with_loops_or_choices_nothing_stays() -> None:
+    block, *after = parts().kernels
+    assert isinstance(block, Block)
+    plain = Procedure((*block.kernels[:2], *after))
+    assert reside(plain) is plain
+    looped = Procedure((block, Loop(2, Procedure(tuple(after)), frozenset())))
+    assert reside(looped) is looped
+    (kernel, *_) = block.kernels
+    assert isinstance(kernel, Kernel)
+    guarded = Procedure((block, replace(kernel, guards=(Guard(kernel.stores[0].place, True),))))
+    assert reside(guarded) is guarded

@@ -1,0 +1,118 @@
+"""Reductions of rows and what needs their totals: when they are one kernel, and when not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from conftest import EMULATED, open_mapping
+
+from imgmlp.engine import Program, Tensor, compile, open_device
+from imgmlp.engine.ir.kernel import Kernel
+from imgmlp.engine.ir.op import Op
+
+NUMPY = open_device("numpy")
+
+
+def step(f: Callable[[Tensor], dict[str, Tensor]], *shape: int, form: str = "numpy") -> Program:
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    device = open_mapping(form)
+    return compile(lambda: f(Tensor(x, device)), device, general=True)
+
+
+def kernels(f: Callable[[Tensor], dict[str, Tensor]], *shape: int) -> list[Kernel]:
+    return [k for k in step(f, *shape).stages.procedure.kernels if isinstance(k, Kernel)]
+
+
+def normalized(x: Tensor) -> Tensor:
+    return (x - x.mean(-1, keepdims=True)) / (x.variance(-1, keepdims=True) + 1e-5).sqrt()
+
+
+@pytest.mark.parametrize(
+    ("f", "reductions"),
+    [
+        (lambda x: {"y": x.softmax(-1)}, [Op.REDUCE_MAX, Op.SUM]),
+        (lambda x: {"y": x.log_softmax(-1)}, [Op.REDUCE_MAX, Op.SUM]),
+        (lambda x: {"y": normalized(x)}, [Op.SUM, Op.SUM]),
+        (lambda x: {"y": x.softmax(-1) * normalized(x)}, [Op.REDUCE_MAX, Op.SUM, Op.SUM, Op.SUM]),
+        (lambda x: {"y": x.variance(-1)}, [Op.SUM, Op.SUM]),
+    ],
+    ids=["softmax", "log softmax", "normalized", "both", "variance"],
+)
+def test_stages_of_rows_are_one_kernel(
+    f: Callable[[Tensor], dict[str, Tensor]], reductions: list[Op]
+) -> None:
+    (kernel,) = kernels(f, 7, 90)
+    assert sorted(r.op.name for r in kernel.rows) == sorted(op.name for op in reductions)
+    assert len(kernel.all_stores()) == 1  # no total goes to memory
+
+
+def test_a_total_that_others_need_is_stored_too() -> None:
+    def f(x: Tensor) -> dict[str, Tensor]:
+        peak = x.max(-1, keepdims=True)
+        return {"y": (x - peak).exp(), "peak": peak, "highest": peak.max()}
+
+    found = kernels(f, 7, 90)
+    assert [len(k.rows) for k in found if k.rows] == [1]
+    assert sum(len(k.totals) for k in found) == 1
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: {"y": x - x.max(-1, keepdims=True).flip(0)},  # of another row
+        lambda x: {"y": x - x.max(0)},  # of columns
+        lambda x: {"y": x - x.max(-1)},  # along the row, of a square
+        lambda x: {"y": x @ x.softmax(-1)},  # a factor stands in memory
+    ],
+    ids=["other row", "columns", "along", "factor"],
+)
+def test_totals_of_other_rows_come_from_a_kernel_before(
+    f: Callable[[Tensor], dict[str, Tensor]],
+) -> None:
+    program = step(f, 90, 90)
+    assert len(program.stages.procedure.kernels) == 2
+    for form in EMULATED:
+        other = step(f, 90, 90, form=form)
+        for each in (program, other):
+            each.run()
+        assert np.allclose(program.read("y"), other.read("y"), rtol=1e-4, atol=1e-5)
+
+
+def test_a_transpose_is_read_again_in_tiles_unless_what_follows_is_kept() -> None:
+    def centred(x: Tensor) -> dict[str, Tensor]:
+        return {"y": x.transpose() - x.transpose().mean(-1, keepdims=True)}
+
+    assert [len(k.rows) for k in kernels(centred, 90, 70)] == [0, 0]
+    assert [len(k.rows) for k in kernels(lambda x: {"y": x.transpose().softmax(-1)}, 90, 70)] == [2]
+    both = kernels(lambda x: {"y": normalized(x.transpose())}, 90, 70)
+    assert [len(k.rows) for k in both] == [2, 0]
+
+
+@pytest.mark.parametrize(("rows", "length", "count"), [(3, 100, 1), (3, 8192, 3), (64, 8192, 1)])
+def test_few_long_rows_stay_apart_to_keep_groups_busy(rows: int, length: int, count: int) -> None:
+    assert len(kernels(lambda x: {"y": x.softmax(-1)}, rows, length)) == count
+
+
+def test_a_state_is_not_overwritten_while_its_row_is_read() -> None:
+    x = np.random.default_rng(0).standard_normal((70, 9)).astype(np.float32)
+    for form in EMULATED:
+        state = Tensor(x, open_mapping(form))
+
+        def replaced(s: Tensor = state) -> dict[str, Tensor]:
+            s.assign(s.softmax(-1))
+            return {"s": s}
+
+        program = compile(replaced, state.device)
+        program.run(2)
+        first = np.exp(x) / np.exp(x).sum(1, keepdims=True)
+        again = np.exp(first) / np.exp(first).sum(1, keepdims=True)
+        assert np.allclose(program.read("s"), again, rtol=1e-5)
+
+
+def test_rows_that_nothing_divides_are_stored_once() -> None:
+    program = step(lambda x: {"y": x.softmax(-1)}, 1823, 781)
+    (kernel,) = program.stages.procedure.kernels
+    assert len(kernel.writes()) == 1
+    assert not program.stages.procedure.intermediates()

@@ -1,0 +1,306 @@
+# ruff: noqa: E501 (a step of the random graphs is a line)
+"""What shares a kernel, what stands in memory, and that the order never shows in the values."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import EMULATED, FORMS, open_mapping
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from imgmlp.engine import AnyDevice, Tensor, compile, open_device
+from imgmlp.engine.ir.dtype import f32
+from imgmlp.engine.ir.graph import Buffer, Node, alu, buffer, concat, dot, move, reduce
+from imgmlp.engine.ir.kernel import Kernel, Update
+from imgmlp.engine.ir.op import Op
+from imgmlp.engine.oracle.interpret import evaluate
+from imgmlp.engine.passes.memory_plan import plan
+from imgmlp.engine.passes.schedule import schedule
+from imgmlp.engine.runtime.program import Program, read_buffer
+
+NUMPY = open_device("numpy")
+
+
+def state(*shape: int, name: str = "") -> Buffer:
+    return Buffer(shape, f32, NUMPY, name=name)
+
+
+def values(*shape: int, name: str = "") -> Node:
+    return buffer(state(*shape, name=name))
+
+
+def kernels(*updates: Update) -> list[Kernel]:
+    return list(schedule(updates).kernels)
+
+
+def outputs(*nodes: Node) -> list[Kernel]:
+    return kernels(*((state(*n.shape, name="out"), n) for n in nodes))
+
+
+def test_an_elementwise_chain_is_one_kernel() -> None:
+    x = values(5, 7)
+    assert len(outputs(alu(Op.SIN, x * 2.0 + 1.0) * x)) == 1
+
+
+def test_product_bias_and_activation_are_one_kernel() -> None:
+    bias = move(Op.EXPAND, move(Op.RESHAPE, values(9), (1, 9)), (5, 9))
+    z = dot(values(5, 7), values(7, 9)) + bias
+    assert len(outputs(alu(Op.MAX, z, z * 0.1))) == 1
+
+
+def test_product_and_activation_of_its_reshaped_answer_are_one_kernel() -> None:
+    x, weight = Tensor(np.ones((2, 3, 5)), NUMPY), Tensor(np.ones((5, 7)), NUMPY)
+    program = compile(lambda: {"y": (x.reshape(-1, 5) @ weight).reshape(2, 3, 7).relu()}, NUMPY)
+    (kernel,) = program.stages.procedure.kernels
+    assert kernel.core is not None
+
+
+def test_a_factor_and_its_transpose_share_a_copy_where_one_is_needed() -> None:
+    """Strides cannot follow heads that are joined; one copy does for x @ w and x^T @ g."""
+    heads = values(3, 2, 4, 5)
+    joined = move(Op.RESHAPE, move(Op.PERMUTE, heads, (0, 2, 1, 3)), (12, 10))
+    turned = move(Op.PERMUTE, joined, (1, 0))
+    found = outputs(dot(joined, values(10, 7)), dot(turned, values(12, 6)))
+    assert sum(k.core is None for k in found) == 1
+    assert len(found) == 3
+
+
+def test_a_reduction_and_what_follows_are_one_kernel() -> None:
+    total = reduce(Op.SUM, values(5, 7) * 2.0, (1,))
+    assert len(outputs(alu(Op.SQRT, total * total + 1.0))) == 1
+
+
+def test_two_reductions_that_meet_are_two_kernels_unless_of_the_same_rows() -> None:
+    x = values(7, 7)
+    assert len(outputs(reduce(Op.SUM, x, (1,)) + reduce(Op.REDUCE_MAX, x, (0,)))) == 2
+    assert len(outputs(reduce(Op.SUM, x, (1,)) + reduce(Op.REDUCE_MAX, x, (1,)))) == 1
+
+
+def test_values_of_one_shape_share_a_kernel() -> None:
+    x, y = values(5, 7), values(5, 7)
+    (kernel,) = outputs(x + y, x * y, alu(Op.MAX, x, y))
+    assert len(kernel.stores) == 3
+
+
+def test_column_sums_come_with_the_product() -> None:
+    x, g = values(20, 7), values(20, 9)
+    weight = dot(move(Op.PERMUTE, x, (1, 0)), g)
+    (kernel,) = outputs(weight, reduce(Op.SUM, g, (0,)))
+    assert kernel.sums is not None
+
+
+def test_a_cheap_shared_value_is_computed_again_and_a_costly_one_kept() -> None:
+    x, other = values(5, 7), values(5, 7)
+    cheap, costly = x * 2.0, x
+    for _ in range(6):
+        costly = alu(Op.SIN, costly + 1.0)
+
+    def readers(shared: Node) -> list[Kernel]:
+        return outputs(reduce(Op.SUM, shared * other, (0,)), reduce(Op.SUM, shared, (1,)))
+
+    assert len(readers(cheap)) == 2
+    assert len(readers(costly)) == 3
+
+
+def test_parts_of_a_concatenation_are_written_into_it() -> None:
+    x = values(5, 7)
+    joined = concat([dot(x, values(7, 3)), dot(x, values(7, 4))], 1)
+    found = outputs(joined)
+    assert [k.core.op for k in found if k.core] == [Op.DOT, Op.DOT]
+    assert {b.name for k in found for b in k.writes()} == {"out"}
+
+
+@pytest.mark.parametrize(("size", "parts"), [(1 << 14, 64), (1 << 20, 256), (1 << 26, 1024)])
+def test_many_units_share_a_long_reduction(size: int, parts: int) -> None:
+    update = (state(), reduce(Op.SUM, values(size), (0,)))
+    assert [k.shape for k in schedule([update], True).kernels] == [(parts,), ()]
+    assert [k.shape for k in schedule([update]).kernels] == [(64,), ()]
+
+
+def test_a_long_reduction_takes_two_stages() -> None:
+    assert len(outputs(reduce(Op.SUM, values(1 << 13), (0,)))) == 1
+    assert len(outputs(reduce(Op.SUM, values(1 << 15), (0,)))) == 2
+
+
+def test_state_is_overwritten_in_place_when_its_readers_can_run_before() -> None:
+    p = state(5, 7, name="p")
+    found = kernels((p, buffer(p) * 2.0), (state(7, name="s"), reduce(Op.SUM, buffer(p), (0,))))
+    assert [b.name for k in found for b in k.writes()] == ["s", "p"]
+    assert not schedule([(p, buffer(p) * 2.0)]).intermediates()
+
+
+def test_state_read_elsewhere_than_at_the_element_is_copied() -> None:
+    p = state(5, 7, name="p")
+    found = schedule([(p, move(Op.STRIDE, buffer(p), (-1, 1)) + 1.0)])
+    assert len(found.kernels) == 2
+    assert found.intermediates()
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def device(request: pytest.FixtureRequest) -> AnyDevice:
+    return open_mapping(request.param)
+
+
+def test_every_assignment_sees_the_values_from_before_the_step(device: AnyDevice) -> None:
+    a, b, c = (Tensor(np.arange(6.0) + i, device) for i in (0, 10, 20))
+
+    def step() -> dict[str, Tensor]:
+        a.assign(b)
+        b.assign(a)  # a swap
+        c.assign(c.flip(0) + a)
+        return {"sum": c.sum(), "old": c * 1.0, "state": c}
+
+    program = compile(step, device)
+    program.run(3)
+    x, y, z = np.arange(6.0), np.arange(6.0) + 10, np.arange(6.0) + 20
+    for _ in range(3):
+        old = z
+        x, y, z = y, x, z[::-1] + x
+    assert np.array_equal(a.numpy(), x)
+    assert np.array_equal(b.numpy(), y)
+    assert np.array_equal(c.numpy(), z)
+    assert program.read("sum") == old.sum()
+    assert np.array_equal(program.read("old"), old)
+    assert np.array_equal(program.read("state"), z)
+
+
+def test_a_state_may_take_the_old_value_of_one_that_changes(device: AnyDevice) -> None:
+    a, b = Tensor(np.arange(6.0), device), Tensor(np.arange(6.0) + 10, device)
+
+    def step() -> dict[str, Tensor]:
+        b.assign(a)
+        a.assign((a + b) * 0.5)
+        return {"old": a * 1.0}
+
+    compile(step, device).run(2)
+    x, y = np.arange(6.0), np.arange(6.0) + 10
+    for _ in range(2):
+        x, y = (x + y) * 0.5, x
+    assert np.array_equal(a.numpy(), x)
+    assert np.array_equal(b.numpy(), y)
+
+
+def check(device: AnyDevice, *roots: Node, start: dict[Buffer, np.ndarray]) -> None:
+    """What a program on a device gives for the roots is what NumPy gives; sums are short."""
+    program = Program(device, {f"o{i}": n for i, n in enumerate(roots)}, [])
+    program.run()
+    for i, wanted in enumerate(evaluate(roots, start, wide=True)):
+        assert np.allclose(program.read(f"o{i}"), wanted, rtol=1e-4, atol=1e-5), f"o{i}"
+
+
+def filled(device: AnyDevice, *shape: int) -> tuple[Buffer, np.ndarray]:
+    data = np.random.default_rng(sum(shape)).uniform(-1, 1, shape).astype(np.float32)
+    return Buffer(shape, f32, device, data.copy()), data
+
+
+def test_a_part_of_a_concatenation_may_depend_on_another(device: AnyDevice) -> None:
+    """Both are written into one Buffer, with a kernel between them."""
+    (x, x0), (w, w0) = filled(device, 5, 7), filled(device, 7, 7)
+    first = dot(buffer(x), buffer(w))
+    between = dot(first, buffer(w))
+    joined = concat([first, dot(between, buffer(w))], 1)
+    check(device, joined, joined * 2.0, start={x: x0, w: w0})
+
+
+def test_a_shared_part_may_be_read_through_a_concatenation(device: AnyDevice) -> None:
+    """Both are filled by one kernel, so what it stores to the first is not there to be read."""
+    (x, x0), (y, y0) = filled(device, 6, 5), filled(device, 6, 5)
+    top, rest = ((0, 2), (0, 5)), ((2, 6), (0, 5))
+    part, other = move(Op.SHRINK, buffer(x), top), move(Op.SHRINK, buffer(y), rest)
+    first = concat([part, move(Op.SHRINK, buffer(x), rest)], 0)
+    second = concat([part, other], 0)
+    third = concat([move(Op.SHRINK, first, top), other], 0)
+    check(device, first + buffer(y), second, third * 0.5, start={x: x0, y: y0})
+
+
+def test_a_part_of_a_concatenation_may_be_a_factor_in_another_shape(device: AnyDevice) -> None:
+    """Strides could not follow a reshape of a part that lies between others."""
+    (x, x0), (w, w0) = filled(device, 4, 6), filled(device, 4, 5)
+    part = alu(Op.SIN, buffer(x))
+    joined = concat([part, buffer(x) * 2.0], 1)
+    check(device, joined, dot(move(Op.RESHAPE, part, (6, 4)), buffer(w)), start={x: x0, w: w0})
+
+
+def test_a_factor_may_be_a_view_of_a_view_that_stands_in_memory(device: AnyDevice) -> None:
+    (x, x0), (w, w0) = filled(device, 4, 6), filled(device, 3, 5)
+    turned = move(Op.PERMUTE, alu(Op.SIN, buffer(x)), (1, 0))
+    back = move(Op.PERMUTE, move(Op.RESHAPE, turned, (1, 6, 4)), (0, 2, 1))
+    factor = move(Op.RESHAPE, back, (8, 3))  # one view of the sine, two of `turned`
+    check(device, turned, dot(factor, buffer(w)), start={x: x0, w: w0})
+
+
+STEPS = st.lists(st.tuples(st.integers(0, 11), st.integers(0, 99), st.integers(0, 99)), min_size=3, max_size=14)  # fmt: skip
+SIDE = 6
+
+
+def grow(nodes: list[Node], kind: int, first: int, second: int) -> Node:
+    """One more [SIDE, SIDE] value from those there are."""
+    a, b = nodes[first % len(nodes)], nodes[second % len(nodes)]
+    whole = (SIDE, SIDE)
+    column = move(Op.RESHAPE, reduce(Op.SUM, a, (1,)) * 0.3, (SIDE, 1))
+    return [
+        lambda: a + b,
+        lambda: a * b * 0.5,
+        lambda: alu(Op.MAX, a, b),
+        lambda: alu(Op.SIN, a),
+        lambda: dot(a, b) * 0.2,
+        lambda: move(Op.PERMUTE, a, (1, 0)),
+        lambda: move(Op.EXPAND, column, whole),
+        lambda: a - move(Op.EXPAND, move(Op.RESHAPE, reduce(Op.REDUCE_MAX, b, (0,)), (1, SIDE)), whole),
+        lambda: concat([move(Op.SHRINK, a, ((0, 2), (0, SIDE))), move(Op.SHRINK, b, ((2, SIDE), (0, SIDE)))], 0),
+        lambda: move(Op.PAD, move(Op.SHRINK, a, ((1, SIDE), (0, SIDE))), ((0, 1), (0, 0))),
+        lambda: move(Op.STRIDE, a, (-1, 1)),
+        lambda: move(Op.RESHAPE, move(Op.RESHAPE, a, (4, 9)), whole),
+    ][kind]()  # fmt: skip
+
+
+ROOTS = st.lists(st.integers(0, 99), min_size=1, max_size=4)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(STEPS, ROOTS, st.sampled_from(["one", "group"]))
+def test_any_graph_gives_what_numpy_gives(
+    steps: list[tuple[int, int, int]], roots: list[int], mapping: str
+) -> None:
+    check_graph(open_mapping(mapping), steps, roots)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(STEPS, ROOTS, st.sampled_from(EMULATED))
+def test_any_graph_is_lowered_to_what_numpy_gives(
+    steps: list[tuple[int, int, int]], roots: list[int], form: str
+) -> None:
+    """Where nothing needs compiling; races and indices out of bounds are noticed as well."""
+    check_graph(open_mapping(form), steps, roots)
+
+
+def check_graph(device: AnyDevice, steps: list[tuple[int, int, int]], roots: list[int]) -> None:
+    """Two replays of a graph that assigns two states and gives some outputs."""
+    rng = np.random.default_rng(len(steps))
+    start = [rng.uniform(-1, 1, (SIDE, SIDE)).astype(np.float32) for _ in range(3)]
+    states = [Buffer((SIDE, SIDE), f32, device, s.copy(), f"s{i}") for i, s in enumerate(start)]
+    nodes = [buffer(s) for s in states]
+    for kind, first, second in steps:
+        nodes.append(grow(nodes, kind, first, second))
+    chosen = [nodes[r % len(nodes)] for r in roots]
+    updates = [(states[0], nodes[-1] * 0.5), (states[1], nodes[-2])]
+    program = Program(device, {f"o{i}": n for i, n in enumerate(chosen)}, updates)
+    program.run(2)
+
+    held = dict(zip(states, [s.astype(np.float64) for s in start], strict=True))
+    for _ in range(2):
+        found = evaluate([*chosen, updates[0][1], updates[1][1]], held, wide=True)
+        held |= {states[0]: found[-2], states[1]: found[-1]}
+    for i, node in enumerate(chosen):
+        wanted = held[node.arg] if node.op is Op.BUFFER else found[i]
+        assert np.allclose(program.read(f"o{i}"), wanted, rtol=1e-3, atol=1e-4), f"o{i}"
+    for s in states:
+        assert np.allclose(read_buffer(device, s), held[s], rtol=1e-3, atol=1e-4), s.name
+
+    found_plan = plan(program.stages.procedure, device.align)
+    for a, (begin, end) in found_plan.lifetimes.items():
+        for b, (first_use, last_use) in found_plan.lifetimes.items():
+            if a is not b and begin <= last_use and first_use <= end:  # alive together
+                low, high = found_plan.offsets[a], found_plan.offsets[b]
+                assert low + a.nbytes <= high or high + b.nbytes <= low

@@ -1,0 +1,375 @@
+"""The block program: what it takes, what it leaves, and that it changes no result."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from conftest import EMULATED, open_mapping
+
+from imgmlp.engine import AnyDevice, Program, Tensor, cond, nn, open_device
+from imgmlp.engine import dtype as dt
+from imgmlp.engine.ir.graph import Buffer, Node, toposort
+from imgmlp.engine.ir.kernel import Block, Procedure, Update
+from imgmlp.engine.ir.op import Op
+from imgmlp.engine.ir.uops import VECTOR, Range, U
+from imgmlp.engine.lowering.map_kernels import REGISTERS
+from imgmlp.engine.oracle.interpret import evaluate
+from imgmlp.engine.passes.simplify import simplify
+from imgmlp.engine.runtime.program import read_buffer
+from imgmlp.engine.tiling.block import program as block_program
+
+Activation = Callable[[Tensor], Tensor]
+
+
+@pytest.fixture(scope="module", params=["one", *EMULATED])
+def device(request: pytest.FixtureRequest) -> AnyDevice:
+    return open_mapping(request.param)
+
+
+def cases(compiled: list[int], emulated: list[int]) -> list[tuple[str, int]]:
+    """(device, number): few for the driver, whose compiler takes seconds for each block."""
+    others = [(name, number) for name in EMULATED for number in emulated]
+    return [("one", number) for number in compiled] + others
+
+
+lowered_only = pytest.mark.parametrize("device", EMULATED[:1], indirect=True)
+
+
+def filled(device: AnyDevice, *shape: int) -> Tensor:
+    rng = np.random.default_rng(shape)
+    return Tensor(
+        rng.uniform(-1, 1, shape).astype(np.float32), device, name="x".join(map(str, shape))
+    )
+
+
+def gradients(loss: Tensor, *parameters: Tensor) -> dict[str, Node]:
+    """The loss and its gradients as named outputs."""
+    found = loss.gradient(list(parameters))
+    return {"loss": loss.node} | {f"g{i}": g.node for i, g in enumerate(found)}
+
+
+def network(
+    device: AnyDevice, batch: int, sizes: list[int], activation: Activation
+) -> dict[str, Node]:
+    """The gradients of a fully connected network's squared error."""
+    h, parameters = filled(device, batch, sizes[0]), []
+    for inputs, outputs in itertools.pairwise(sizes[:-1]):
+        weight, bias = filled(device, inputs, outputs) * 0.3, filled(device, outputs) * 0.1
+        weight, bias = weight.realize(), bias.realize()
+        parameters += [weight, bias]
+        h = activation(h @ weight + bias)
+    parameters.append((filled(device, sizes[-2], sizes[-1]) * 0.3).realize())
+    error = h @ parameters[-1] - filled(device, batch, sizes[-1]) * 0.5
+    return gradients(error.square().mean(), *parameters)
+
+
+def lowered(outputs: dict[str, Node], lanes: str = "one", units: int = 2) -> Procedure:
+    updates: list[Update] = [(Buffer(n.shape, n.dtype, name=k), n) for k, n in outputs.items()]
+    nodes = simplify([value for _, value in updates])
+    step = [(state, value) for (state, _), value in zip(updates, nodes, strict=True)]
+    return block_program(step, "group" if lanes == "group" else "one", units)
+
+
+def blocks(procedure: Procedure) -> list[Block]:
+    return [launch for launch in procedure.phases if isinstance(launch, Block)]
+
+
+def check(
+    device: AnyDevice, outputs: dict[str, Node], rtol: float = 1e-5, taken: bool = True
+) -> None:
+    """With a block and without: what NumPy computes in float64."""
+    wanted = evaluate(list(outputs.values()), held(outputs), wide=True)
+    for general in (False, True):
+        found = Program(device, outputs, [], general)
+        assert bool(blocks(found.stages.procedure)) == (taken and not general)
+        found.run(2)
+        for name, value in zip(outputs, wanted, strict=True):
+            scale = max(float(np.abs(value).max()), 1e-30)
+            error = float(np.abs(found.read(name) - value).max())
+            assert error <= rtol * scale, f"{name}, general={general}: {error / scale:.1e}"
+
+
+def held(outputs: dict[str, Node]) -> dict[Buffer, np.ndarray]:
+    """The leaves' values, read back from the device, as float64 where they are floats."""
+    leaves = [n.arg for n in toposort(outputs.values()) if n.op is Op.BUFFER]
+    return {b: read_buffer(b.device, b) for b in leaves}
+
+
+# --- what lanes do ---
+
+
+@pytest.mark.parametrize(
+    "features",
+    [4, 32, 5, 12],  # a lane has the whole of its share at once; the last ones' tiles are uneven
+)
+def test_lanes_have_all_that_they_gather_before_they_store_any(features: int) -> None:
+    device = open_device("numpy:uops-group")
+    device.info = replace(device.info, compute_units=1)  # so that tiles have many rows
+    table, weight = filled(device, 50, features), filled(device, features, 7)
+    rng = np.random.default_rng(1)
+    rows = Tensor(rng.integers(0, 50, 300).astype(np.int32), device)
+    loss = ((table.gather(rows) * 2) @ weight).square().sum()
+    outputs = gradients(loss, weight)
+    check(device, outputs)
+    (code,) = [c for c in Program(device, outputs, []).stages.codes if "block" in c.name]
+    storage = next(
+        n for n, u in enumerate(code.uops) if u.op is U.GLOBAL and table.node.arg in u.arg
+    )
+    gathers = [n for n, u in enumerate(code.uops) if u.op is U.LOAD and u.src[0] == storage]
+    assert gathers
+    ends = [n for n, u in enumerate(code.uops) if u.op is U.BARRIER]
+    for first, last in itertools.pairwise([0, *ends]):
+        gathered = [n for n in gathers if first < n < last]
+        stored = [n for n in range(first, last) if code.uops[n].op is U.STORE]
+        assert not gathered or all(max(gathered) < n for n in stored)
+        for n in gathered:  # and no loop has both
+            inner = [m for m in range(n, last) if code.uops[m].op is U.END]
+            assert all(code.uops[m].op is not U.STORE for m in range(n, inner[0]))
+
+
+@pytest.mark.parametrize(("features", "stores"), [(37, 1), (37, 3), (40, 3)])
+def test_lanes_have_their_values_in_registers(features: int, stores: int) -> None:
+    """No more than there is room for, and only unrolled loops reach them."""
+    device = open_device("numpy:uops-group")
+    device.info = replace(device.info, compute_units=1)  # so that tiles have many rows
+    x, weight = filled(device, 512, features), filled(device, features, 7)
+    outputs = gradients((x.sin() @ weight).square().sum(), weight)
+    outputs |= {f"rows{n}": (x.sin() * (n + 2.0)).node for n in range(stores - 1)}
+    program = Program(device, outputs, [])
+    (code,) = [c for c in program.stages.codes if "block" in c.name]
+    taken: list[list[int]] = []  # of each kernel, those of each store
+    loops: list[Range] = []
+    for u in code.uops:
+        if u.op is U.RANGE:
+            loops.append(u.arg)
+            taken += [[]] if u.arg.kind == "lane" else []
+        elif u.op is U.END:
+            loops.pop()
+        elif u.op is U.ACC and u.arg[1] is None:
+            taken[-1].append(u.arg[0])
+        elif u.op in (U.KEEP, U.LANE):
+            assert all(loop.count <= VECTOR for loop in loops if loop.kind == "vector")
+    most = max(taken, key=sum)
+    assert len(most) == stores
+    assert REGISTERS // 4 < sum(most) <= REGISTERS
+
+
+def test_lanes_beyond_a_tile_load_nothing() -> None:
+    """Of 64 rows of 12 features each lane has two times four, the last lanes but once. The last
+    tile's places are the last ones in memory: whoever looked further would be told."""
+    device = open_device("numpy:uops-group")
+    device.info = replace(device.info, compute_units=1)
+    table, weight = filled(device, 50, 12), filled(device, 12, 7)
+    places = np.random.default_rng(1).integers(0, 50, 256).astype(np.int32)
+    rows = table.gather(Tensor(places, device))
+    outputs = gradients(((rows * 2) @ weight).square().sum(), weight)
+    (block,) = blocks(Program(device, outputs, []).stages.procedure)
+    assert (block.tiles, block.rows) == (4, 64)
+    check(device, outputs)
+
+
+@pytest.mark.parametrize(("hidden", "once"), [(64, True), (72, False)])
+def test_sums_that_lanes_keep_to_the_end_are_stored_once(hidden: int, once: bool) -> None:
+    """A tile's sums of more than 64 columns are not kept: they are added to memory, from zero."""
+    device = open_device("numpy:uops-group")
+    device.has_matrix_units = True
+    device.info = replace(device.info, compute_units=1)  # so that groups have several tiles
+    outputs = network(device, 700, [8, hidden, 3], Tensor.relu)
+    program = Program(device, outputs, [], precision="half")
+    (block,) = blocks(program.stages.procedure)
+    assert block.tiles > block.groups
+    (code,) = [c for c in program.stages.codes if "block" in c.name]
+    sums = {
+        n for n, u in enumerate(code.uops) if u.op is U.GLOBAL and u.arg[0].name == "partial_sums"
+    }
+    adds = [u for u in code.uops if u.op is U.ADD and u.src[0] in sums]
+    begin = next(n for n, u in enumerate(code.uops) if u.op is U.RANGE and u.arg.name == "tile")
+    cleared = [u for u in code.uops[:begin] if u.op is U.STORE and u.src[0] in sums]
+    assert (not adds, not cleared) == (once, once)
+
+
+# --- results ---
+
+
+@pytest.mark.parametrize(
+    ("device", "batch"), cases([13, 521], [13, 64, 65, 130, 521]), indirect=["device"]
+)
+def test_batches_that_do_not_divide_the_tile(device: AnyDevice, batch: int) -> None:
+    check(device, network(device, batch, [6, 16, 16, 3], lambda x: x.leaky_relu(0.1)))
+
+
+@pytest.mark.parametrize(("device", "width"), cases([17], [1, 3, 17]), indirect=["device"])
+def test_widths(device: AnyDevice, width: int) -> None:
+    check(device, network(device, 70, [5, width, width, 2], nn.sigmoid))
+
+
+@pytest.mark.parametrize("device", ["one", "numpy:uops"], indirect=True)
+def test_a_width_of_many_tiles(device: AnyDevice) -> None:
+    check(device, network(device, 70, [5, 256, 256, 2], nn.sigmoid))
+
+
+@pytest.mark.parametrize(("device", "depth"), cases([8], [1, 8]), indirect=["device"])
+def test_depths(device: AnyDevice, depth: int) -> None:
+    check(device, network(device, 66, [8, *[12] * depth, 3], nn.gelu))
+
+
+@pytest.mark.parametrize(("device", "batch"), cases([], [1, 7]), indirect=["device"])
+def test_few_rows_are_left_to_the_general_scheduler(device: AnyDevice, batch: int) -> None:
+    outputs = network(device, batch, [6, 16, 16, 3], lambda x: x.leaky_relu(0.1))
+    check(device, outputs, taken=False)
+
+
+def test_a_batch_along_the_last_axis(device: AnyDevice) -> None:
+    x, y = filled(device, 6, 130), filled(device, 3, 130)
+    w, v = filled(device, 16, 6), filled(device, 3, 16)
+    hidden = (w @ x).leaky_relu(0.1)
+    loss = (v @ hidden - y).square().sum()
+    check(device, gradients(loss, w, v) | {"hidden": hidden.node})
+
+
+def test_softmax_by_rows_and_weighted_sums(device: AnyDevice) -> None:
+    x, u = filled(device, 150, 12), filled(device, 12, 12)
+    w, v = filled(device, 12, 9), filled(device, 9)
+    scores = nn.softmax((x @ u).leaky_relu(0.1) @ w)
+    weighted = (scores * v).sum(axis=1)
+    check(device, gradients(weighted.square().sum(), u, w, v) | {"weighted": weighted.node})
+
+
+def test_rows_that_are_needed_as_a_whole_are_stored(device: AnyDevice) -> None:
+    """Normalising by the batch: its mean is a sum over rows, what follows comes after."""
+    x, w, v = filled(device, 130, 8), filled(device, 8, 8), filled(device, 8, 3)
+    hidden = ((x @ w).leaky_relu(0.1) @ w).leaky_relu(0.1)
+    centred = hidden - hidden.mean(axis=0)
+    check(device, {"centred": centred.node, "answer": (centred @ v).node, "hidden": hidden.node})
+
+
+def test_rows_that_are_put_together_are_computed_ahead(device: AnyDevice) -> None:
+    x = Tensor.concat([filled(device, 40, 6), filled(device, 60, 6) * 2.0], axis=0)
+    w, v = filled(device, 6, 7), filled(device, 7, 3)
+    loss = (((x @ w).leaky_relu(0.1) @ v).square()).sum()
+    check(device, gradients(loss, w, v))
+
+
+def test_rows_that_are_padded_by_their_number(device: AnyDevice) -> None:
+    """A width of padding is not the end of a window."""
+    x = filled(device, 5, 3)
+    wide = x.pad((0, 5), (0, 0))
+    outputs = {"square": wide.square(), "sum": (x * 2.0).sum(0), "next": wide.pad((5, 0), (0, 3))}
+    check(device, {name: t.node for name, t in outputs.items()}, taken=False)
+
+
+def test_rows_of_tables_and_integer_sums(device: AnyDevice) -> None:
+    table, w = filled(device, 20, 6), filled(device, 6, 9)
+    index = Tensor.random_bits((200,), 5, device) % 20
+    hidden = (table.gather(index.cast(dt.i32)) @ w).leaky_relu(0.1)
+    large = (hidden > 0.5).cast(dt.i32).sum(axis=0)
+    check(device, {"large": large.node, "sum": (hidden @ filled(device, 9, 4)).sum(axis=0).node})
+
+
+# --- what is taken, and what is said about it ---
+
+
+@lowered_only
+def test_the_note_says_what_was_taken(device: AnyDevice) -> None:
+    procedure = lowered(network(device, 512, [6, 16, 16, 3], lambda x: x.leaky_relu(0.1)))
+    assert procedure.note.startswith("block: 512 rows in 2 tiles of 256, 2 groups; ")
+    assert len(blocks(procedure)) == 1
+
+
+@lowered_only
+def test_too_little_is_left_to_the_general_scheduler(device: AnyDevice) -> None:
+    procedure = lowered({"y": (filled(device, 512, 8) * 2.0).sum(axis=0).node})
+    assert not blocks(procedure)
+    assert procedure.note.startswith("no block: ")
+
+
+@lowered_only
+def test_each_group_has_partial_sums_of_its_own(device: AnyDevice) -> None:
+    """So nothing is atomic; a total adds the groups in order."""
+    outputs = network(device, 1024, [6, 16, 16, 3], lambda x: x.leaky_relu(0.1))
+    (block,) = blocks(lowered(outputs, units=3))
+    assert block.groups == 3
+    (partial,) = [b for b in block.writes() if b.name == "partial_sums"]
+    assert partial.shape[0] == 3
+
+
+@lowered_only
+def test_wide_rows_have_smaller_tiles(device: AnyDevice) -> None:
+    outputs = network(device, 512, [512, 1024, 1024, 3], lambda x: x.leaky_relu(0.1))
+    (block,) = blocks(lowered(outputs))
+    assert block.rows < 64
+    assert block.rows * block.tiles == 512
+    assert lowered(outputs).note.endswith("; larger tiles take too much memory")
+
+
+def test_a_rerun_gives_the_same_bits(device: AnyDevice) -> None:
+    outputs = network(device, 300, [6, 16, 16, 3], lambda x: x.leaky_relu(0.1))
+    found = Program(device, outputs, [])
+    runs = []
+    for _ in range(3):
+        found.run()
+        runs.append([found.read(name).tobytes() for name in outputs])
+    assert runs[0] == runs[1] == runs[2]
+
+
+@pytest.mark.parametrize(("batch", "width", "kept"), [(512, 16, 3), (1111, 16, 3), (512, 80, 0)])
+def test_sums_that_lanes_keep_from_tile_to_tile(batch: int, width: int, kept: int) -> None:
+    """In half precision, gradients of one tile each. Here NumPy multiplies, and rounds nothing."""
+    device = open_device("numpy:uops-group")
+    device.has_matrix_units = True
+    device.info = replace(device.info, compute_units=1)  # so that each group has several tiles
+    square = filled(device, width, width)  # a product that is stored as it is, and not added
+    outputs = network(device, batch, [6, width, width, 3], lambda x: (x @ square).sin())
+    found = Program(device, outputs, [], precision="half")
+    (block,) = blocks(found.stages.procedure)
+    assert block.tiles >= 2 * block.groups
+    (code,) = [c for c in found.stages.codes if any(u.op is U.BARRIER for u in c.uops)]
+    tiles = next(i for i, u in enumerate(code.uops) if u.op is U.RANGE and u.arg.kind == "share")
+    assert len([u for u in code.uops[:tiles] if u.op is U.TILE]) == kept
+    wanted = evaluate(list(outputs.values()), held(outputs), wide=True)
+    for _ in range(2):  # also when what an earlier step left is there
+        found.run()
+        for name, value in zip(outputs, wanted, strict=True):
+            error = float(np.abs(found.read(name) - value).max())
+            assert error <= 1e-5 * float(np.abs(value).max()), name
+
+
+@lowered_only
+def test_what_a_choice_may_skip_is_left_alone(device: AnyDevice) -> None:
+    x, w = filled(device, 128, 8), filled(device, 8, 8)
+    hidden = x @ w
+    for _ in range(4):
+        hidden = hidden.leaky_relu(0.1) @ w
+    chosen = cond(filled(device, 1).sum() > 0.0, lambda: hidden.sum(axis=0), lambda: hidden[0])
+    assert not blocks(lowered({"y": chosen.node}))
+
+
+def test_rows_in_another_shape_go_where_they_belong(device: AnyDevice) -> None:
+    x, w, v = filled(device, 128, 8), filled(device, 8, 9), filled(device, 9, 3)
+    picture = ((x @ w).leaky_relu(0.1) @ v).sin().reshape(8, 16, 3)
+    outputs = {"picture": picture.node}
+    check(device, outputs, taken=False)
+
+
+@lowered_only
+def test_sums_of_a_concatenation_are_also_taken_one_by_one(device: AnyDevice) -> None:
+    """Nothing that walks the rows is computed again after the block."""
+    x, w, v = filled(device, 128, 8), filled(device, 8, 9), filled(device, 9, 3)
+    loss = ((x @ w).leaky_relu(0.1) @ v).square().sum()
+    by_w, by_v = loss.gradient([w, v])
+    flat = Tensor.concat([by_w.reshape(-1), by_v.reshape(-1)])
+    outputs = {"flat": flat.node, "twice": (by_w * 2.0).node}
+    check(device, outputs)
+    after = [k for k in lowered(outputs).kernels if not isinstance(k, Block)]
+    assert not any(k.core is not None and k.core.op is Op.DOT for k in after)
+
+
+@lowered_only
+def test_wide_layers_keep_tiles_of_many_rows(device: AnyDevice) -> None:
+    """Partial sums as large as all weights are no reason for tiles of few rows."""
+    (block,) = blocks(lowered(network(device, 512, [64, 256, 256, 256, 3], Tensor.relu)))
+    assert block.rows >= 16

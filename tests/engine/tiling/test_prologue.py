@@ -1,0 +1,89 @@
+"""What groups of a block do before their tiles: how few launches are left, and nothing stale."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import EMULATED
+
+from imgmlp.engine import AnyDevice, Program, Tensor, compile, open_device, optim
+from imgmlp.engine.ir.kernel import Block, Fused
+from imgmlp.engine.ir.uops import Lanes
+from imgmlp.engine.tiling import prologue
+
+ROWS, FEATURES = 130, 16
+
+
+@pytest.fixture(scope="module", params=["cpu", *EMULATED])
+def device(request: pytest.FixtureRequest) -> AnyDevice:
+    return open_device(request.param)
+
+
+def draw(*shape: int) -> np.ndarray:
+    return np.random.default_rng(shape).uniform(-0.5, 0.5, shape).astype(np.float32)
+
+
+def descent(device: AnyDevice) -> tuple[Program, list[Tensor]]:
+    """AdamW on two layers, at a rate that falls from step to step; the weights."""
+    x, y = Tensor(draw(ROWS, FEATURES), device), Tensor(draw(ROWS, FEATURES), device)
+    weights = [Tensor(draw(FEATURES, FEATURES) * scale, device) for scale in (1.0, 2.0)]
+    count = Tensor(np.float32(0), device, name="count")
+    optimizer = optim.AdamW(weights, lr=0.1 / (count + 1.0))
+
+    def step() -> dict[str, Tensor]:
+        loss = ((x @ weights[0]).leaky_relu(0.1) @ weights[1] - y).square().mean()
+        optimizer.step(loss)
+        count.assign(count + 1.0)
+        return {"loss": loss, "count": count}
+
+    return compile(step, device), weights
+
+
+@pytest.mark.parametrize("lanes", ["one", "group"])
+def test_a_step_with_an_optimizer_is_two_launches(lanes: Lanes) -> None:
+    device = open_device("numpy")
+    device.lanes = lanes
+    block, after = descent(device)[0].stages.procedure.kernels
+    assert isinstance(block, Block)
+    assert isinstance(after, Fused)
+    transposed = [k for k in block.head if k.name == "copy"]
+    assert len(transposed) == (lanes == "one")  # on lanes a product reads either order as fast
+
+
+def test_what_would_take_long_to_copy_is_copied_by_all_groups_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prologue, "MOST_COPIED", FEATURES * FEATURES - 1)
+    copied, block, _ = descent(open_device("numpy"))[0].stages.procedure.kernels
+    assert isinstance(copied, Fused)  # with the states that are set aside
+    assert (FEATURES, FEATURES) in [k.shape for k in copied.members]
+    assert isinstance(block, Block)
+    assert [k.name for k in block.head] == ["clear"]
+
+
+def test_weights_that_the_host_sets_between_steps_are_used(device: AnyDevice) -> None:
+    found = []
+    for where in (device, open_device("numpy")):
+        program, weights = descent(where)
+        program.run(3)
+        weights[1].write(draw(FEATURES, FEATURES) * 3)
+        program.run()
+        loss = program.read("loss")
+        weights[0].write(weights[0].numpy() * -1)
+        program.run(2)
+        assert program.read("count") == 6
+        found.append([loss, program.read("loss"), *(w.numpy() for w in weights)])
+    for value, wanted in zip(*found, strict=True):
+        assert np.allclose(value, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_two_runs_give_the_same_bits_also_in_parts(device: AnyDevice) -> None:
+    whole, parts = descent(device), descent(device)
+    whole[0].run(4)
+    for _ in range(2):
+        parts[0].run(2)
+        states = [t.numpy() for t in parts[1]]  # read back and set again
+        for tensor, array in zip(parts[1], states, strict=True):
+            tensor.write(array)
+    for one, other in zip(whole[1], parts[1], strict=True):
+        assert np.array_equal(one.numpy(), other.numpy())

@@ -1,0 +1,157 @@
+"""What of a block goes into local memory, and what stays where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import warps
+from test_block import blocks, filled, gradients, held
+
+from imgmlp.engine import AnyDevice, Program, Tensor, open_device
+from imgmlp.engine.ir.dtype import f32, i32, u32
+from imgmlp.engine.ir.graph import Buffer, Node
+from imgmlp.engine.ir.kernel import Block, storage
+from imgmlp.engine.ir.local_memory import LocalBuffer
+from imgmlp.engine.ir.uops import Precision, U, UOp
+from imgmlp.engine.oracle.emulate_uops import run_code
+from imgmlp.engine.oracle.interpret import evaluate
+from imgmlp.engine.tiling.staging import LOCAL
+
+Network = Callable[[Tensor], Tensor]
+
+
+@pytest.fixture
+def device() -> AnyDevice:
+    found = open_device("numpy:uops-group")
+    found.has_matrix_units = True
+    found.info = replace(found.info, compute_units=1)
+    return found
+
+
+def step(
+    device: AnyDevice, layers: Network, precision: Precision = "half"
+) -> tuple[Program, Block]:
+    """The gradients of what layers make of 200 rows of 16 values; checked beside float64."""
+    x = filled(device, 200, 16)
+    weight = (filled(device, 16, 40) * 0.3).realize()
+    outputs: dict[str, Node] = gradients(layers((x @ weight).sin()).square().mean(), weight)
+    program = Program(device, outputs, [], precision=precision)
+    wanted = evaluate(list(outputs.values()), held(outputs), wide=True)
+    program.run()
+    for name, value in zip(outputs, wanted, strict=True):
+        assert np.allclose(program.read(name), value, atol=1e-5 * np.abs(value).max())
+    (block,) = blocks(program.stages.procedure)
+    return program, block
+
+
+def rooms(block: Block) -> set[Buffer]:
+    """What the tile's kernels leave for one another."""
+    return {b for k in block.kernels for b in k.writes() if isinstance(b, LocalBuffer)}
+
+
+def factors(block: Block) -> set[Buffer]:
+    return {storage(s) for k in block.kernels if k.core is not None for s in k.core.src}
+
+
+@pytest.mark.parametrize("precision", ["half", "float32"])
+def test_factors_have_a_room_beside_matrix_units(device: AnyDevice, precision: Precision) -> None:
+    weight = filled(device, 40, 24)
+    _, block = step(device, lambda h: (h @ weight).sin(), precision)
+    found = rooms(block) & factors(block)
+    assert {b.extent for b in found if isinstance(b, LocalBuffer)} >= {(block.rows, 40)}
+    assert sum(b.room for b in rooms(block) if isinstance(b, LocalBuffer)) <= LOCAL
+    assert not any(isinstance(b, LocalBuffer) for b in (*block.reads(), *block.writes()))
+
+
+@pytest.mark.parametrize(("width", "near"), [(64, True), (400, False)])
+def test_float32_takes_matrix_units_where_a_tile_has_room(
+    device: AnyDevice, width: int, near: bool
+) -> None:
+    weight = filled(device, 40, width)
+    program, block = step(device, lambda h: (h @ weight).sin() @ weight.transpose(), "float32")
+    assert any(isinstance(b, LocalBuffer) for b in factors(block)) is near
+    assert ("mma.sync" in program.stages.source) is near
+    assert ("no matrix units" in program.stages.procedure.note) is not near
+    device.has_matrix_units = False
+    plain, _ = step(device, lambda h: (h @ weight).sin() @ weight.transpose(), "float32")
+    assert (plain.stages.source == program.stages.source) is not near
+
+
+def test_what_lanes_exchange_has_room_beside_a_full_tile(device: AnyDevice) -> None:
+    weights = [(filled(device, 32, 32) * 0.3 * n).realize() for n in range(1, 7)]
+    h = filled(device, 200, 32)
+    for weight in weights:
+        h = (h @ weight + weight[0]).sin()
+    outputs: dict[str, Node] = gradients(h.square().sum(), *weights)
+    for kind in (i32, u32):  # beside the loss, which is of float32
+        outputs[kind.name] = (h > 0).cast(kind).sum().node
+    found = Program(device, outputs, []).stages
+    assert "mma.sync" in found.source
+    assert LOCAL < warps.local_bytes(found.source) <= warps.LOCAL
+
+
+def test_without_matrix_units_they_stay_in_memory(device: AnyDevice) -> None:
+    device.has_matrix_units = False
+    weight = filled(device, 40, 24)
+    _, block = step(device, lambda h: (h @ weight).sin(), "float32")
+    assert not any(isinstance(b, LocalBuffer) for b in factors(block))
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "near"), [(0, 24, True), (24, 40, True), (0, 20, False), (4, 40, False)]
+)
+def test_matrix_units_read_whole_chunks_of_lines(
+    device: AnyDevice, begin: int, end: int, near: bool
+) -> None:
+    """Beyond a part of a line stand other values, not zeros."""
+    weight, other = filled(device, end - begin, 24), filled(device, 40, 24)
+    _, block = step(device, lambda h: (h[:, begin:end] @ weight + h @ other).sin())
+    assert any(isinstance(b, LocalBuffer) for b in factors(block)) is near
+
+
+@pytest.mark.parametrize("precision", ["half", "float32"])
+def test_rows_of_a_tile_are_not_copied_once_a_group(
+    device: AnyDevice, precision: Precision
+) -> None:
+    """A gradient that is a product with the batch itself, on its right."""
+    x, weight, last = filled(device, 200, 12), filled(device, 24, 12), filled(device, 3, 24)
+    answer = last @ (weight @ x.transpose()).sin()  # [3, batch]
+    outputs: dict[str, Node] = gradients(answer.square().sum(), weight, last)
+    program = Program(device, outputs, [], precision=precision)
+    (block,) = blocks(program.stages.procedure)
+    assert block.tiles > 1
+    assert "mma.sync" in program.stages.source
+    program.run()
+    wanted = evaluate(list(outputs.values()), held(outputs), wide=True)
+    for name, value in zip(outputs, wanted, strict=True):
+        assert np.allclose(program.read(name), value, atol=1e-5 * np.abs(value).max())
+
+
+def test_a_value_may_be_read_in_another_shape(device: AnyDevice) -> None:
+    weight = filled(device, 40, 24)
+
+    def layers(h: Tensor) -> Tensor:
+        return (h @ weight).sin() + h.reshape(len(h), 4, 10).sum(axis=1).sum(axis=1, keepdims=True)
+
+    _, block = step(device, layers)
+    assert rooms(block) & factors(block)
+
+
+def test_lanes_wait_for_what_others_read_and_store(device: AnyDevice) -> None:
+    weight = filled(device, 40, 24)
+    program, _ = step(device, lambda h: (h @ weight).sin())
+    (code,) = [c for c in program.stages.codes if any(u.op is U.ROOM for u in c.uops)]
+    waits = [i for i, u in enumerate(code.uops) if u.op is U.BARRIER]
+    nothing = UOp(U.CONST, f32, (), 0)
+    raced = 0
+    for i in waits:
+        uops = [nothing if n == i else u for n, u in enumerate(code.uops)]
+        memory = {b: np.zeros(b.size, b.dtype.np) for b in code.buffers}
+        try:
+            run_code(replace(code, uops=tuple(uops)), memory)
+        except ValueError:  # that they race
+            raced += 1
+    assert raced >= 2  # some stand before a product that has its factors pass by, and waits

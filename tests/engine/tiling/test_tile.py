@@ -1,0 +1,26 @@
+"""How a batch is cut into tiles."""
+
+from __future__ import annotations
+
+import pytest
+
+from imgmlp.engine.tiling.tile import cut_batch
+
+
+@pytest.mark.parametrize(
+    ("batch", "groups", "wanted"),
+    [
+        (512, 4, (64, 8, 4)),  # as they come
+        (65_536, 264, (64, 1024, 264)),  # a 64th fewer rows are no reason for uneven tiles
+        (65_536, 700, (47, 1395, 700)),  # a quarter fewer are
+        (1000, 4, (63, 16, 4)),  # nothing divides
+        (3, 8, (3, 1, 1)),
+    ],
+)
+def test_tiles_are_equal_unless_that_costs_an_eighth(
+    batch: int, groups: int, wanted: tuple[int, int, int]
+) -> None:
+    cut = cut_batch(batch, 64, groups)
+    assert (cut.rows, cut.tiles, cut.groups) == wanted
+    assert cut.rows * cut.tiles >= batch > cut.rows * (cut.tiles - 1)
+    assert cut.even == (batch % cut.rows == 0)
