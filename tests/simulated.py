@@ -20,7 +20,7 @@ from imgmlp.codec.features import encoding
 from imgmlp.codec.fit import TrainingStep
 from imgmlp.engine import AnyDevice, Program, Tensor, compile, cond, dtype, loop, nn, optim
 from imgmlp.engine.ir.graph import Buffer, buffer
-from imgmlp.engine.ir.uops import Lanes
+from imgmlp.engine.ir.target import Lanes
 
 Array = np.ndarray[Any, Any]
 Make = Callable[[AnyDevice], Program]

@@ -11,7 +11,7 @@ from conftest import Command
 
 from imgmlp import commands, selftest
 from imgmlp.engine import Finding, list_devices
-from imgmlp.engine.device.base import numpy_info
+from imgmlp.engine.device.numpy_device import numpy_info
 from imgmlp.errors import DeviceError
 from imgmlp.terminal import Terminal
 

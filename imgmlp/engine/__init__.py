@@ -1,8 +1,9 @@
 """The OpenCL autograd engine: lazy Tensors, gradients, compiled and replayed steps."""
 
-from imgmlp.engine.device.base import DeviceInfo, FreeMemory, NumpyDevice
-from imgmlp.engine.device.discover import list_devices, open_device
-from imgmlp.engine.device.opencl import AnyDevice, Device
+from imgmlp.engine.device.base import DeviceInfo, FreeMemory
+from imgmlp.engine.device.discover import AnyDevice, list_devices, open_device
+from imgmlp.engine.device.numpy_device import NumpyDevice
+from imgmlp.engine.device.opencl import Device
 from imgmlp.engine.frontend import nn, optim
 from imgmlp.engine.frontend.control import cond, loop
 from imgmlp.engine.frontend.device_check import Finding, check_device, missing_drivers
@@ -12,7 +13,7 @@ from imgmlp.engine.frontend.tensor import Tensor
 from imgmlp.engine.frontend.tracing import compile
 from imgmlp.engine.frontend.transfer import Feeder, Receiver
 from imgmlp.engine.ir import dtype
-from imgmlp.engine.ir.uops import Precision
+from imgmlp.engine.ir.target import Precision
 from imgmlp.engine.runtime.dry_run import Need, memory_needed
 from imgmlp.engine.runtime.program import Program
 

@@ -16,14 +16,15 @@ from imgmlp.engine.ir.control_flow import computed
 from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.kernel import Block, Procedure, Update, render_procedure
 from imgmlp.engine.ir.printer import render_dot, render_nodes, render_tree
-from imgmlp.engine.ir.uops import Code, Lanes, Multiply, render_uops
+from imgmlp.engine.ir.target import BLOCK_ROWS, Lanes, Multiply
+from imgmlp.engine.ir.uops import Code, render_uops
 from imgmlp.engine.lowering.linearize import linearize
 from imgmlp.engine.passes.horizontal_fusion import fuse
 from imgmlp.engine.passes.memory_plan import Plan, plan
 from imgmlp.engine.passes.persistent import reside
 from imgmlp.engine.passes.schedule import schedule
 from imgmlp.engine.passes.simplify import OFTEN, simplify
-from imgmlp.engine.tiling.block import BLOCK_ROWS, is_near, program
+from imgmlp.engine.tiling.block import is_near, program
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from imgmlp.engine.codegen.matrix_units import at_most
 from imgmlp.engine.codegen.matrix_units import product as on_matrix_units
 from imgmlp.engine.ir.dtype import DType
-from imgmlp.engine.ir.uops import GPU_LANES, NARROW, VECTOR, Code, Lanes, Product, U, UOp
+from imgmlp.engine.ir.target import GPU_LANES, NARROW, VECTOR, Lanes
+from imgmlp.engine.ir.uops import Code, Product, U, UOp
 
 
 @dataclass(frozen=True)

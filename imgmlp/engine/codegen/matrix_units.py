@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from imgmlp.engine.ir.dtype import DType, f32
 from imgmlp.engine.ir.local_memory import LocalBuffer
 from imgmlp.engine.ir.symbolic import Const, Expr
+from imgmlp.engine.ir.target import LOCAL, SLICE
 from imgmlp.engine.ir.uops import Code, Product, U, UOp
-from imgmlp.engine.tiling.staging import LOCAL, SLICE
 
 SIDES = ("left", "right")
 SLICED = 64  # inner elements that are some of the kernel's DEPTH

@@ -28,19 +28,8 @@ from imgmlp.engine.codegen.vector_access import Neighbours
 from imgmlp.engine.ir.dtype import DType, bool_, f16
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import Const, Expr
-from imgmlp.engine.ir.uops import (
-    FACTORS,
-    GPU_LANES,
-    GPU_TILE,
-    NARROW,
-    VECTOR,
-    Code,
-    Lanes,
-    Multiply,
-    Range,
-    U,
-    UOp,
-)
+from imgmlp.engine.ir.target import FACTORS, GPU_LANES, GPU_TILE, NARROW, VECTOR, Lanes, Multiply
+from imgmlp.engine.ir.uops import Code, Range, U, UOp
 
 SIZES = "".join(
     f"#define {name} {size}\n"

@@ -1,24 +1,20 @@
-"""What every device is made of, and the device that is host memory behind the same calls.
+"""What every device is made of, whichever kind it is.
 
 A device hands out Allocations, reads and writes them, and describes itself. Nothing here
-needs OpenCL; programs on NumPy's device are interpreted, never compiled.
+needs OpenCL.
 """
 
 from __future__ import annotations
 
-import os
 import weakref
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from imgmlp.errors import OutOfMemoryError
-
 ALIGN = 128  # bytes, the least that slices are aligned to
 Kind = Literal["gpu", "cpu", "numpy", "simulator", "other"]
 Form = Literal["nodes", "procedure", "uops"]  # of a program: what NumPy runs
-Lanes = Literal["one", "group"]
 
 
 @dataclass(frozen=True)
@@ -111,125 +107,6 @@ class Pending:
 
     def wait(self) -> None:
         """Block until it has happened."""
-
-
-class NumpyDevice:
-    """Host memory behind the same calls; programs on it are interpreted, never compiled.
-
-    `form` says which form of them: the Nodes, or what a device with these lanes would be
-    given, kernel by kernel or instruction by instruction.
-    """
-
-    align: int = ALIGN
-    can_slice: bool = True
-    has_matrix_units: bool = False
-    keeps_groups: bool = False
-    lost = False
-
-    def __init__(self, spec: str = "numpy") -> None:
-        self.form, self.lanes = NUMPY_FORMS[spec]
-        self.info = numpy_info(spec)
-        self.usage = Usage()
-
-    @property
-    def joins_kernels(self) -> bool:
-        """As Device.joins_kernels."""
-        return True
-
-    def alloc(self, nbytes: int) -> Allocation:
-        """As Device.alloc; the bytes are zero."""
-        try:
-            if 0 < self.info.memory < self.usage.live_bytes + nbytes:
-                raise MemoryError
-            return counted(np.zeros(nbytes, np.uint8), nbytes, self.usage)
-        except MemoryError as error:
-            raise OutOfMemoryError(
-                f"{nbytes:,} bytes do not fit in this machine's memory",
-                hint="use a smaller picture or batch",
-            ) from error
-
-    def free_memory(self) -> FreeMemory:
-        """As Device.room: what this machine has and this device has not given yet."""
-        left = max(0, self.info.memory - self.usage.live_bytes)
-        return FreeMemory(left, left)
-
-    def slice(self, allocation: Allocation, offset: int, nbytes: int) -> Allocation:
-        """As Device.slice."""
-        check_slice(allocation, offset, nbytes, self.align)
-        start = allocation.offset + offset
-        region = allocation.root.handle[start : start + nbytes]
-        return Allocation(region, nbytes, allocation.root, start)
-
-    def write(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> None:
-        """As Device.write."""
-        check_fits(allocation, array.nbytes)
-        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        allocation.handle[: data.size] = data
-
-    def write_async(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> Pending:
-        """As Device.write_async; already done when it returns."""
-        self.write(allocation, array)
-        return Pending()
-
-    def staging(self, shape: tuple[int, ...], kind: Any) -> np.ndarray[Any, Any]:
-        """As Device.staging: plain memory."""
-        return np.empty(shape, kind)
-
-    def read(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> None:
-        """As Device.read."""
-        check_target(allocation, array)
-        array.reshape(-1).view(np.uint8)[:] = allocation.handle[: array.nbytes]
-
-    def read_async(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> Pending:
-        """As Device.read_async; already done when it returns."""
-        self.read(allocation, array)
-        return Pending()
-
-    def copy(self, source: Allocation, target: Allocation) -> None:
-        """As Device.copy."""
-        check_fits(target, source.nbytes)
-        target.handle[: source.nbytes] = source.handle
-
-    def flush(self) -> None:
-        """Nothing is ever queued here."""
-
-    def finish(self) -> None:
-        """Nothing is ever queued here."""
-
-    def marker(self) -> Pending:
-        """Already done."""
-        return Pending()
-
-
-NUMPY_FORMS: dict[str, tuple[Form, Lanes]] = {
-    "numpy": ("nodes", "one"),
-    "numpy:procedure": ("procedure", "one"),
-    "numpy:uops": ("uops", "one"),
-    "numpy:uops-group": ("uops", "group"),
-}
-
-
-def numpy_info(spec: str = "numpy") -> DeviceInfo:
-    """The NumPy interpreter described as a device; it is always there."""
-    return DeviceInfo(
-        spec=spec,
-        platform="NumPy",
-        name=f"interpreter{spec.removeprefix('numpy').replace(':', ' of ')}",
-        kind="numpy",
-        compute_units=os.cpu_count() or 1,
-        memory=host_memory(),
-        local_memory=0,
-        driver=np.__version__,
-        version=np.__version__,
-    )
-
-
-def host_memory() -> int:
-    """Bytes of memory in this machine, 0 if the system does not say."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not on this system
-        return 0
 
 
 # What an Allocation is asked for

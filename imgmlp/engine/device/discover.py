@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from imgmlp.engine.device.base import NUMPY_FORMS, DeviceInfo, NumpyDevice, numpy_info
-from imgmlp.engine.device.opencl import AnyDevice, Device, find
+from imgmlp.engine.device.base import DeviceInfo
+from imgmlp.engine.device.numpy_device import NUMPY_FORMS, NumpyDevice, numpy_info
+from imgmlp.engine.device.opencl import Device, find
 from imgmlp.errors import DeviceError
+
+AnyDevice = Device | NumpyDevice
 
 INSTALL_HINT = (
     "install a driver for your GPU, or PoCL for the processor with `pip install 'imgmlp[pocl]'`; "

@@ -28,7 +28,6 @@ from imgmlp.engine.device.base import (
     DeviceInfo,
     FreeMemory,
     Kind,
-    NumpyDevice,
     Pending,
     Usage,
     check_fits,
@@ -384,9 +383,6 @@ class Device:
         if place is None or not has_room(place):
             raise no_room(place)
         return locked(place / "imgmlp.lock")
-
-
-AnyDevice = Device | NumpyDevice
 
 
 # Finding devices

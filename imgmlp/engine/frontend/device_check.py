@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from imgmlp.engine.device.base import DeviceInfo
-from imgmlp.engine.device.discover import INSTALL_HINT, diagnose
+from imgmlp.engine.device.discover import INSTALL_HINT, AnyDevice, diagnose
 from imgmlp.engine.device.kernel_cache import is_private
-from imgmlp.engine.device.opencl import AnyDevice, Device
+from imgmlp.engine.device.opencl import Device
 from imgmlp.engine.frontend.optim import SGD
 from imgmlp.engine.frontend.tensor import Tensor
 from imgmlp.engine.frontend.tracing import compile

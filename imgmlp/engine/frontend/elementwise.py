@@ -12,7 +12,7 @@ from typing import Any, Self, TypeAlias
 
 import numpy as np
 
-from imgmlp.engine.device.opencl import AnyDevice
+from imgmlp.engine.device.discover import AnyDevice
 from imgmlp.engine.frontend.operands import Array, Scalar, broadcast, broadcast_shapes, from_host
 from imgmlp.engine.ir import dtype as dt
 from imgmlp.engine.ir import graph

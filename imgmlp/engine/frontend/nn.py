@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from imgmlp.engine.device.opencl import AnyDevice
+from imgmlp.engine.device.discover import AnyDevice
 from imgmlp.engine.frontend.tensor import Tensor
 from imgmlp.engine.ir.usage_errors import misuse
 

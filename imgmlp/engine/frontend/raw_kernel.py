@@ -21,12 +21,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from imgmlp.engine.device.base import Allocation
+from imgmlp.engine.device.discover import AnyDevice
 from imgmlp.engine.device.launch import Launch
-from imgmlp.engine.device.opencl import AnyDevice, Device
+from imgmlp.engine.device.opencl import Device
 from imgmlp.engine.frontend import tracing
 from imgmlp.engine.frontend.tensor import Tensor
 from imgmlp.engine.ir.usage_errors import misuse
-from imgmlp.engine.runtime.program import upload
+from imgmlp.engine.runtime.buffers import upload
 from imgmlp.errors import DeviceError
 
 Array = np.ndarray[Any, Any]

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from imgmlp.engine.device.opencl import AnyDevice
+from imgmlp.engine.device.discover import AnyDevice
 from imgmlp.engine.frontend import random, tracing
 from imgmlp.engine.frontend.autograd import gradient as node_gradient
 from imgmlp.engine.frontend.elementwise import Operand, common_device, node_of
@@ -26,7 +26,8 @@ from imgmlp.engine.ir.dtype import DType
 from imgmlp.engine.ir.graph import Buffer, Node
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.usage_errors import OutOfBoundsError, misuse
-from imgmlp.engine.runtime.program import read_buffer, run_once, write_buffer
+from imgmlp.engine.runtime.buffers import read_buffer, write_buffer
+from imgmlp.engine.runtime.program import run_once
 
 Seed: TypeAlias = "Tensor | int | tuple[Tensor | int, ...]"
 

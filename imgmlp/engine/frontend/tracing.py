@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from imgmlp.engine.device.opencl import AnyDevice
+from imgmlp.engine.device.discover import AnyDevice
 from imgmlp.engine.frontend.elementwise import Elementwise
 from imgmlp.engine.ir.graph import Buffer, Node
 from imgmlp.engine.ir.kernel import Update
-from imgmlp.engine.ir.uops import Precision
+from imgmlp.engine.ir.target import Precision
 from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.runtime.program import Program
 

@@ -11,7 +11,8 @@ from imgmlp.engine.ir.index_values import index_value, negated, through, zero_ou
 from imgmlp.engine.ir.kernel import Store, access, part_begin
 from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, Op
 from imgmlp.engine.ir.symbolic import ONE, Expr, Var, conj, unravel
-from imgmlp.engine.ir.uops import Builder, Multiply, Range, U
+from imgmlp.engine.ir.target import Multiply
+from imgmlp.engine.ir.uops import Builder, Range, U
 
 
 class Lowering:

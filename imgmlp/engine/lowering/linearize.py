@@ -7,39 +7,23 @@ element each (GPUs).
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from imgmlp.engine.ir.dtype import i32
-from imgmlp.engine.ir.graph import Buffer, Node
+from imgmlp.engine.ir.graph import Buffer
 from imgmlp.engine.ir.kernel import Block, Fused, Kernel, Launch, Resident
 from imgmlp.engine.ir.op import Op
-from imgmlp.engine.ir.symbolic import Const, Expr, unravel
-from imgmlp.engine.ir.uops import (
-    GPU_LANES,
-    MOST_UNITS,
-    VECTOR,
-    Builder,
-    Code,
-    Lanes,
-    Multiply,
-    Range,
-    U,
-    UOp,
-)
-from imgmlp.engine.lowering.expressions import Lowering, store_all
-from imgmlp.engine.lowering.map_kernels import GRAIN, map_kernel, stride
-from imgmlp.engine.lowering.matmul_kernels import Sums, keep_sums, only_added, product
-from imgmlp.engine.lowering.row_kernels import accumulate, identity, row_kernel
+from imgmlp.engine.ir.target import GPU_LANES, MOST_UNITS, Lanes, Multiply
+from imgmlp.engine.ir.uops import Builder, Code, Range, U, UOp
+from imgmlp.engine.lowering.expressions import Lowering
+from imgmlp.engine.lowering.map_kernels import map_kernel
+from imgmlp.engine.lowering.matmul_kernels import Sums, keep_sums, product
+from imgmlp.engine.lowering.reduce_kernels import Total, keep_totals, reduce_kernel
+from imgmlp.engine.lowering.row_kernels import row_kernel
 
 # of each lane, for sums that a block keeps from tile to tile; in float32 more lanes pay more
 KEPT_REGISTERS: dict[Multiply, int] = {"float32": 0, "split": 104, "half": 104}
-PAGE = 1024  # elements of a row that are a page of memory
-WIDE = 128  # columns of such rows that a CPU adds up together: they are a page each
-AT_ONCE = 8  # terms of a reduction that a lane of a GPU loads before it adds them
-MOST_PARTS = 8  # lanes that share the terms of one of many outputs; 16 outputs are 64 bytes then
-BUSY = 1 << 16  # lanes that keep a GPU busy
 
 
 # --- kernels ---
@@ -117,7 +101,7 @@ def _body(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tuple[in
         return map_kernel(kernel, lower, lanes, units)
     if kernel.core.op is Op.DOT:
         return product(kernel, lower, lanes, units)
-    return _reduce(kernel, lower, lanes, units)
+    return reduce_kernel(kernel, lower, lanes, units)
 
 
 def _block(block: Block, build: Builder, lanes: Lanes, multiply: Multiply) -> tuple[int, int]:
@@ -180,216 +164,3 @@ class _Order:
 def _wait(build: Builder, lanes: Lanes) -> None:
     if lanes == "group":
         build.effect(U.BARRIER, ())
-
-
-def _reduce(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tuple[int, int]:
-    core, build = kernel.core, lower.build
-    assert core is not None
-    neighbours = _neighbours(core)
-    axes = sorted(core.arg, key=neighbours.__getitem__)
-    shape, count = core.shape, core.src[0].size // core.size
-    size = math.prod(shape)
-    start = identity(core.op, core.dtype)
-
-    def term(out: Sequence[Expr], inner: Expr) -> int:
-        return _term(lower, core, axes, out, inner)
-
-    if lanes == "group":
-        return _reduce_on_lanes(kernel, lower, term, count, start)
-    groups = max(1, min(4 * units, size * count // GRAIN, size))
-    if size > 1 and shape[-1] > 1 and _runs_along_outputs(core, neighbours):
-        return _reduce_columns(kernel, lower, term, count, groups), 1
-    out = lower.outermost("i", size, "share")
-    lower.core_value = accumulate(lower, core, count, lambda at: term(unravel(out, shape), at))
-    store_all(lower, kernel.stores, unravel(out, shape))
-    build.close()
-    return groups, 1
-
-
-def _term(
-    lower: Lowering, core: Node, axes: Sequence[int], out: Sequence[Expr], inner: Expr
-) -> int:
-    """The `inner`th term of one output of a reduction over axes, which go in this order."""
-    source = core.src[0]
-    inside = dict(zip(axes, unravel(inner, [source.shape[a] for a in axes]), strict=True))
-    outside = iter(out)
-    indices = [inside[a] if a in inside else next(outside) for a in range(len(source.shape))]
-    return lower.value(source, indices)
-
-
-def _neighbours(core: Node) -> list[int]:
-    """For each axis of what is reduced: how many loads have their neighbours in memory along it."""
-    trial = Builder()
-    for variable in ("group", "tile"):
-        trial.open(Range(variable, 1))
-    source = core.src[0]
-    indices = [trial.open(Range(f"x{a}", n)) for a, n in enumerate(source.shape)]
-    Lowering(trial, None).value(source, indices)
-    loads = [u.arg[0] for scope in trial.scopes for _, u in scope if u.op is U.LOAD]
-    return [sum(stride(offset, indices, i) == 1 for offset in loads) for i in indices]
-
-
-def _runs_along_outputs(core: Node, neighbours: Sequence[int]) -> bool:
-    """Whether neighbours in memory belong to neighbouring outputs, not to terms of one.
-
-    Where nothing that is read says so, they are neighbours along the last axis.
-    """
-    last = len(neighbours) - 1
-    outputs = max((a for a in range(last + 1) if a not in core.arg), default=None)
-    if outputs is None:
-        return False
-    of_outputs, of_terms = neighbours[outputs], max(neighbours[a] for a in core.arg)
-    return of_outputs > of_terms if of_outputs != of_terms else last not in core.arg
-
-
-def _reduce_columns(
-    kernel: Kernel, lower: Lowering, term: Callable[..., int], count: int, groups: int
-) -> int:
-    """Accumulate neighbouring outputs together, so that rows are read along."""
-    core, build = kernel.core, lower.build
-    assert core is not None
-    shape = core.shape
-    outer, width = math.prod(shape[:-1]), VECTOR
-    while width < WIDE and shape[-1] >= PAGE and outer * shape[-1] >= 2 * width * groups:
-        width *= 2
-    blocks = -(-shape[-1] // width)
-    share = lower.outermost("i", outer * blocks, "share")
-    *lead, block = unravel(share, (*shape[:-1], blocks))
-    left = None if shape[-1] % width == 0 else Const(shape[-1]) - block * width
-    start = identity(core.op, core.dtype)
-    accumulators = build.effect(U.ACC, (), (width, start), core.dtype)
-    inner = build.open(Range("r", count))
-    lane = build.open(Range("v", width, "vector", left))
-    column = block * width + lane
-    found = term([*lead, column], inner)
-    build.effect(U.ACCUMULATE, (accumulators, found), (core.op, lane), core.dtype)
-    build.close()
-    build.close()
-    lane = build.open(Range("w", width, "vector", left))
-    lower.core_value = build.effect(U.LANE, (accumulators,), lane, core.dtype)
-    store_all(lower, kernel.stores, [*lead, block * width + lane])
-    build.close()
-    build.close()
-    return max(1, min(groups, outer * blocks))
-
-
-def _reduce_on_lanes(
-    kernel: Kernel, lower: Lowering, term: Callable[..., int], count: int, start: float
-) -> tuple[int, int]:
-    core, build = kernel.core, lower.build
-    assert core is not None
-    size, along = math.prod(core.shape), _runs_along_outputs(core, _neighbours(core))
-    parts = _parts(size, count) if along and not lower.inside else 1
-    if parts > 1:
-        return _reduce_in_parts(kernel, lower, term, count, start, parts)
-    enough = 1024 if along else 16384
-    if lower.inside:
-        enough = GPU_LANES
-    alone = size >= enough or count < 32
-    local = 64 if alone else GPU_LANES
-    out = lower.outermost("i", size, "item" if alone else "group")
-    sharing = 1 if alone else local
-    several = AT_ONCE if count % (sharing * AT_ONCE) == 0 else 1  # loads that wait together
-    accumulators = build.effect(U.ACC, (), (several, start), core.dtype)
-    depth = len(build.scopes)
-    if several == 1:
-        at: Expr = build.open(Range("r", count, "loop" if alone else "lane"))
-        lane: Expr = Const(0)
-    else:
-        first = Const(0) if alone else build.open(Range("l", local, "lane"))
-        block = build.open(Range("r", count // (sharing * several)))
-        lane = build.open(Range("v", several, "vector"))
-        at = (block * several + lane) * sharing + first
-    found = term(unravel(out, core.shape), at)
-    build.effect(U.ACCUMULATE, (accumulators, found), (core.op, lane), core.dtype)
-    while len(build.scopes) > depth:
-        build.close()
-    total = build.effect(U.COMBINE, (accumulators,), core.op, core.dtype)
-    if not alone:
-        total = build.effect(U.GROUP, (total,), (core.op, 1), core.dtype)
-        if lower.inside:
-            build.effect(U.BARRIER, ())  # the next round uses the same local memory
-    lower.core_value = total
-    if alone:
-        store_all(lower, kernel.stores, unravel(out, core.shape))
-    else:
-        build.open(Range("first", 1, "lane"))
-        store_all(lower, kernel.stores, unravel(out, core.shape))
-        build.close()
-    build.close()
-    return (-(-size // local) * local, local) if alone else (size * local, local)
-
-
-def _parts(size: int, count: int) -> int:
-    """How many lanes share the terms of each output, where neighbours have neighbouring ones."""
-    parts = 1
-    while parts < MOST_PARTS and size * parts < BUSY and count % (4 * parts) == 0:
-        parts *= 2
-    return parts
-
-
-def _reduce_in_parts(
-    kernel: Kernel, lower: Lowering, term: Callable[..., int], count: int, start: float, parts: int
-) -> tuple[int, int]:
-    """Neighbouring outputs for a group, as many times as each output's terms have parts."""
-    core, build = kernel.core, lower.build
-    assert core is not None
-    size, columns = math.prod(core.shape), GPU_LANES // parts
-    several = math.gcd(count // parts, AT_ONCE)
-    groups, rounds = -(-size // columns), count // parts // several
-    group = lower.outermost("i", groups, "group")
-    accumulators = build.effect(U.ACC, (), (several, start), core.dtype)
-    lane = build.open(Range("l", GPU_LANES, "lane"))
-    output = group * columns + lane % columns
-    limit = None if size % columns == 0 else output.lt(size) * rounds
-    block = build.open(Range("r", rounds, limit=limit), holds=limit is not None)
-    each = build.open(Range("v", several, "vector"))
-    at = (block * several + each) * parts + lane // columns
-    found = term(unravel(output, core.shape), at)
-    build.effect(U.ACCUMULATE, (accumulators, found), (core.op, each), core.dtype)
-    for _ in range(3):
-        build.close()
-    own = build.effect(U.COMBINE, (accumulators,), core.op, core.dtype)
-    lower.core_value = build.effect(U.GROUP, (own,), (core.op, columns), core.dtype)
-    left = None if size % columns == 0 else Const(size) - group * columns
-    first = build.open(Range("first", columns, "lane", left))
-    store_all(lower, kernel.stores, unravel(group * columns + first, core.shape))
-    build.close()
-    build.close()
-    return groups * GPU_LANES, GPU_LANES
-
-
-class Total:
-    """A sum of which each lane has a part in a register, from one tile of a block to the next."""
-
-    def __init__(self, core: Node, build: Builder) -> None:
-        self.core, self.build = core, build
-        self.found = build.effect(U.ACC, (), (1, identity(core.op, core.dtype)), core.dtype)
-
-    def add(self, lower: Lowering) -> None:
-        """Each lane its terms of a tile."""
-        build, core = self.build, self.core
-        at = build.open(Range("r", core.src[0].size, "lane"))
-        term = _term(lower, core, core.arg, (), at)
-        build.effect(U.ACCUMULATE, (self.found, term), (core.op, Const(0)), core.dtype)
-        build.close()
-
-    def leave(self, kernel: Kernel, lower: Lowering) -> None:
-        """Add up what the lanes have, and store it."""
-        build, core = self.build, self.core
-        own = build.effect(U.COMBINE, (self.found,), core.op, core.dtype)
-        lower.core_value = build.effect(U.GROUP, (own,), (core.op, 1), core.dtype)
-        build.effect(U.BARRIER, ())  # the next one uses the same local memory
-        build.open(Range("first", 1, "lane"))
-        store_all(lower, kernel.stores, ())
-        build.close()
-
-
-def keep_totals(kernels: Sequence[Kernel], build: Builder) -> dict[Kernel, Total]:
-    """Sums of a block to one element that are only added up."""
-    found: dict[Kernel, Total] = {}
-    for kernel in kernels:
-        core = kernel.core
-        if core is not None and core.op is Op.SUM and not core.shape and only_added(kernel):
-            found[kernel] = Total(core, build)
-    return found

@@ -15,7 +15,8 @@ from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.kernel import Kernel
 from imgmlp.engine.ir.op import ELEMENTWISE
 from imgmlp.engine.ir.symbolic import ONE, Const, Expr, Var, conj, unravel
-from imgmlp.engine.ir.uops import GPU_LANES, VECTOR, Builder, Lanes, Range, U
+from imgmlp.engine.ir.target import GPU_LANES, VECTOR, Lanes
+from imgmlp.engine.ir.uops import Builder, Range, U
 from imgmlp.engine.lowering.expressions import Kept, Lowering, destination, put, store_all
 
 GRAIN = 4096  # elements that make a work-group worth its launch on a CPU

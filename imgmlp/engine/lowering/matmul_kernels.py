@@ -17,18 +17,8 @@ from imgmlp.engine.ir.index_values import through
 from imgmlp.engine.ir.kernel import Kernel, Store, part_begin, storage
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import ONE, Const, Expr, conj, split, unravel
-from imgmlp.engine.ir.uops import (
-    FACTORS,
-    GPU_LANES,
-    GPU_TILE,
-    NARROW,
-    VECTOR,
-    Builder,
-    Lanes,
-    Product,
-    Range,
-    U,
-)
+from imgmlp.engine.ir.target import FACTORS, GPU_LANES, GPU_TILE, NARROW, VECTOR, Lanes
+from imgmlp.engine.ir.uops import Builder, Product, Range, U
 from imgmlp.engine.ir.view import View
 from imgmlp.engine.lowering.expressions import Kept, Lowering, store_all
 

@@ -17,7 +17,8 @@ from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.kernel import Kernel, Store
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import ONE, Const, Expr, unravel
-from imgmlp.engine.ir.uops import GPU_LANES, VECTOR, Lanes, Range, U
+from imgmlp.engine.ir.target import GPU_LANES, VECTOR, Lanes
+from imgmlp.engine.ir.uops import Range, U
 from imgmlp.engine.lowering.expressions import Lowering, destination, put, store_all
 from imgmlp.engine.lowering.map_kernels import GRAIN
 from imgmlp.engine.passes.row_fusion import COSTLY, kept

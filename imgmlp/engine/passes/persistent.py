@@ -9,7 +9,7 @@ there takes what is left of a phase (kernels/resident.cl).
 from __future__ import annotations
 
 from imgmlp.engine.ir.kernel import Block, Fused, Kernel, Phase, Procedure, Resident
-from imgmlp.engine.ir.uops import MOST_UNITS
+from imgmlp.engine.ir.target import MOST_UNITS
 from imgmlp.engine.passes.horizontal_fusion import MOST_BUFFERS, work
 
 MOST_STEPS = 16  # of a launch; more save next to nothing

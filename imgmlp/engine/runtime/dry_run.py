@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.engine.device.base import Allocation, FreeMemory, NumpyDevice, counted
-from imgmlp.engine.device.opencl import AnyDevice
+from imgmlp.engine.device.base import Allocation, FreeMemory, counted
+from imgmlp.engine.device.discover import AnyDevice
+from imgmlp.engine.device.numpy_device import NumpyDevice
 
 
 @dataclass(frozen=True)

@@ -15,19 +15,21 @@ from typing import Any, get_args
 import numpy as np
 
 from imgmlp.engine.compiler import Stages, lower
-from imgmlp.engine.device.base import Allocation, Form, NumpyDevice, Pending, host_memory
+from imgmlp.engine.device.base import Allocation, Form, Pending
+from imgmlp.engine.device.discover import AnyDevice
 from imgmlp.engine.device.launch import KernelHandle, Launch
-from imgmlp.engine.device.opencl import AnyDevice, Device
+from imgmlp.engine.device.numpy_device import NumpyDevice, host_memory
+from imgmlp.engine.device.opencl import Device
 from imgmlp.engine.ir.graph import Buffer, Node, toposort
 from imgmlp.engine.ir.kernel import Block, Resident, Update
 from imgmlp.engine.ir.op import Op
-from imgmlp.engine.ir.uops import ON_MATRIX_UNITS, TURNS, Precision
+from imgmlp.engine.ir.target import BLOCK_ROWS, ON_MATRIX_UNITS, TURNS, Precision
 from imgmlp.engine.oracle.emulate_kernels import run_procedure
 from imgmlp.engine.oracle.emulate_uops import run_code
 from imgmlp.engine.oracle.interpret import evaluate, most_bytes
 from imgmlp.engine.runtime import debug
+from imgmlp.engine.runtime.buffers import host_view, read_buffer, upload
 from imgmlp.engine.runtime.dry_run import Sketch
-from imgmlp.engine.tiling.block import BLOCK_ROWS
 from imgmlp.errors import DeviceError, ImgmlpWarning, OutOfMemoryError
 
 Array = np.ndarray[Any, Any]
@@ -284,42 +286,3 @@ class Program:
 def run_once(device: AnyDevice, updates: Sequence[Update]) -> None:
     """Compute some Buffers now."""
     Program(device, {}, updates).run()
-
-
-def upload(storage: Buffer) -> None:
-    """Give a Buffer its data on its device: initial values, or room for what a step writes."""
-    if storage.data is not None:
-        return
-    allocation: Allocation = storage.device.alloc(storage.nbytes)
-    if storage.host is not None:
-        storage.device.write(allocation, storage.host)
-    storage.data, storage.host = allocation, None
-
-
-def host_view(storage: Buffer) -> Array:
-    """The data of a Buffer of the NumPy device, not a copy."""
-    data: Array = storage.data.handle[: storage.nbytes]
-    return data.view(storage.dtype.np).reshape(storage.shape)
-
-
-def check_like(storage: Buffer, array: Array) -> None:
-    """Refuse, as a ValueError, an array that cannot replace the data of a Buffer."""
-    if array.shape != storage.shape or array.dtype != storage.dtype.np:
-        raise ValueError(f"{storage!r} cannot take {array.dtype}{list(array.shape)}")
-
-
-def write_buffer(storage: Buffer, array: Array) -> None:
-    """Replace the data of a Buffer from the host; shape and dtype must agree."""
-    check_like(storage, array)
-    upload(storage)
-    storage.device.write(storage.data, array)
-
-
-def read_buffer(device: AnyDevice, storage: Buffer) -> Array:
-    """The data of a Buffer, after all enqueued work."""
-    if storage.device is None:
-        storage.device = device
-    upload(storage)
-    array = np.empty(storage.shape, storage.dtype.np)
-    device.read(storage.data, array)
-    return array

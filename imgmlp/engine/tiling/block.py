@@ -16,7 +16,7 @@ from imgmlp.engine.ir.graph import Buffer, Node, buffer, move, part, substitute,
 from imgmlp.engine.ir.kernel import Block, Kernel, Procedure, Update, storage
 from imgmlp.engine.ir.local_memory import LocalBuffer
 from imgmlp.engine.ir.op import CONTROL, MOVEMENT, Op
-from imgmlp.engine.ir.uops import FACTORS, Lanes, Multiply
+from imgmlp.engine.ir.target import BLOCK_ROWS, FACTORS, Lanes, Multiply
 from imgmlp.engine.passes.materialize import Graph
 from imgmlp.engine.passes.merge import attach_sums, merge, ordered
 from imgmlp.engine.passes.row_fusion import fuse_rows
@@ -28,7 +28,6 @@ from imgmlp.engine.tiling.staging import bring
 from imgmlp.engine.tiling.tile import Cut, Tile, cut_batch
 from imgmlp.engine.tiling.tile_memory import share
 
-BLOCK_ROWS = 256  # most rows of a tile: sums over rows are added to memory once a tile
 MOST_ROWS = {"one": BLOCK_ROWS, "group": 64}
 LEAST_ROWS = {"one": 64, "group": 8}  # of a tile, where more tiles keep more units busy
 ROOM = {"one": 1 << 19, "group": 1 << 18}  # bytes that the rows of one tile may take

@@ -15,12 +15,10 @@ from imgmlp.engine.ir.graph import Buffer, Node, buffer, const, make, move
 from imgmlp.engine.ir.kernel import Kernel, Store, access, part_begin, storage
 from imgmlp.engine.ir.local_memory import CHUNK, LocalBuffer
 from imgmlp.engine.ir.op import Op
-from imgmlp.engine.ir.uops import FACTORS, Multiply
+from imgmlp.engine.ir.target import FACTORS, LOCAL, SLICE, Multiply
 from imgmlp.engine.ir.view import View
 from imgmlp.engine.tiling.tile_memory import TileBuffers, moved, share
 
-LOCAL = 47 << 10  # bytes that a group may take; what lanes exchange takes the rest of 48 KiB
-SLICE = 64 * 128  # bytes of a factor's slice on its way
 SLICES = 20 << 10  # bytes of both factors' slices without matrix units
 # Of float32's matrices those without a copy are read where they are, not slice by slice, if they
 # have so many bytes at most: then the cache beside local memory holds them.

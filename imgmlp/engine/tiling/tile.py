@@ -22,7 +22,7 @@ from imgmlp.engine.ir.graph import (
 )
 from imgmlp.engine.ir.kernel import access
 from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, Op
-from imgmlp.engine.ir.uops import Lanes
+from imgmlp.engine.ir.target import Lanes
 from imgmlp.engine.passes.materialize import is_plain_chain
 from imgmlp.engine.tiling.batch_axis import Kind, Kinds
 from imgmlp.engine.tiling.prologue import ALIGN, Head, at_hand

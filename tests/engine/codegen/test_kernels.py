@@ -9,7 +9,7 @@ import pytest
 
 from imgmlp.engine import Device, open_device
 from imgmlp.engine.codegen.render import SIZES, building_block
-from imgmlp.engine.ir.uops import GPU_LANES, NARROW
+from imgmlp.engine.ir.target import GPU_LANES, NARROW
 from imgmlp.engine.oracle.interpret import lowbias32
 
 Array = np.ndarray[Any, Any]

@@ -15,7 +15,7 @@ from imgmlp.engine import AnyDevice, Program, Tensor, compile, compiler, open_de
 from imgmlp.engine.ir.kernel import storage
 from imgmlp.engine.ir.local_memory import LocalBuffer
 from imgmlp.engine.ir.symbolic import Var
-from imgmlp.engine.ir.uops import GPU_LANES, GPU_TILE, NARROW, Precision
+from imgmlp.engine.ir.target import GPU_LANES, GPU_TILE, NARROW, Precision
 from imgmlp.engine.lowering.matmul_kernels import Fragments
 from imgmlp.engine.oracle.interpret import evaluate
 

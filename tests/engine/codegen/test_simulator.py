@@ -27,8 +27,9 @@ from imgmlp.engine.device.base import Allocation
 from imgmlp.engine.device.launch import KernelHandle
 from imgmlp.engine.device.opencl import find
 from imgmlp.engine.ir.op import ELEMENTWISE
-from imgmlp.engine.ir.uops import Lanes, U
-from imgmlp.engine.lowering import linearize, map_kernels
+from imgmlp.engine.ir.target import Lanes
+from imgmlp.engine.ir.uops import U
+from imgmlp.engine.lowering import map_kernels, reduce_kernels
 from imgmlp.engine.passes import schedule
 
 LANES: tuple[Lanes, ...] = ("one", "group")
@@ -103,7 +104,7 @@ def judge(small: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Open:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small work is divided among work-groups as large work is."""
-    monkeypatch.setattr(linearize, "GRAIN", 1)
+    monkeypatch.setattr(reduce_kernels, "GRAIN", 1)
     monkeypatch.setattr(map_kernels, "MANY", 1)
     monkeypatch.setattr(schedule, "PART_TERMS", 4)
 

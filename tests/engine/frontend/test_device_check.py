@@ -12,7 +12,7 @@ import pytest
 from conftest import FORMS, open_mapping
 
 from imgmlp.engine import check_device, missing_drivers, open_device
-from imgmlp.engine.device.base import numpy_info
+from imgmlp.engine.device.numpy_device import numpy_info
 from imgmlp.engine.frontend import device_check
 
 

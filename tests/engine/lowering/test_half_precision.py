@@ -15,7 +15,7 @@ from imgmlp.codec.config import PRESETS, Settings
 from imgmlp.engine import AnyDevice, Device, Program, Tensor, compile, open_device
 from imgmlp.engine.device import opencl
 from imgmlp.engine.ir.kernel import Block
-from imgmlp.engine.ir.uops import Precision
+from imgmlp.engine.ir.target import Precision
 from imgmlp.errors import UsageError
 
 

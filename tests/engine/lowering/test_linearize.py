@@ -16,9 +16,10 @@ from imgmlp.engine.ir.graph import reduce as reduced
 from imgmlp.engine.ir.kernel import Kernel, Store
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import Var
-from imgmlp.engine.ir.uops import GPU_LANES, Builder, Code, U
-from imgmlp.engine.lowering.linearize import keep_totals
+from imgmlp.engine.ir.target import GPU_LANES
+from imgmlp.engine.ir.uops import Builder, Code, U
 from imgmlp.engine.lowering.map_kernels import stride
+from imgmlp.engine.lowering.reduce_kernels import keep_totals
 
 Reduce = Callable[[Tensor], Tensor]
 REDUCTIONS: dict[str, Reduce] = {

@@ -12,7 +12,8 @@ from imgmlp.engine.ir.dtype import f32, i32
 from imgmlp.engine.ir.graph import Buffer, Node, buffer, dot, gather, move, reduce
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import Const
-from imgmlp.engine.ir.uops import Code, Lanes, Range, U, UOp
+from imgmlp.engine.ir.target import Lanes
+from imgmlp.engine.ir.uops import Code, Range, U, UOp
 from imgmlp.engine.lowering.linearize import linearize
 from imgmlp.engine.oracle import emulate_uops
 from imgmlp.engine.oracle.emulate_uops import run_code

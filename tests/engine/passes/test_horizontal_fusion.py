@@ -12,7 +12,7 @@ from imgmlp.engine import AnyDevice, Tensor, compile, cond, loop, open_device
 from imgmlp.engine.ir.graph import Node, buffer, concat, dot, move, reduce
 from imgmlp.engine.ir.kernel import Fused, Kernel, Launch, Loop, Procedure, Update
 from imgmlp.engine.ir.op import Op
-from imgmlp.engine.ir.uops import Lanes
+from imgmlp.engine.ir.target import Lanes
 from imgmlp.engine.lowering.linearize import linearize
 from imgmlp.engine.oracle.emulate_uops import run_code
 from imgmlp.engine.passes import horizontal_fusion as fusion

@@ -14,8 +14,8 @@ from imgmlp.codec.features import encoding
 from imgmlp.codec.fit import TrainingStep
 from imgmlp.engine import Device, Program, Tensor, compile, loop, nn, optim
 from imgmlp.engine.passes.memory_plan import Plan, plan
+from imgmlp.engine.runtime.buffers import read_buffer, write_buffer
 from imgmlp.engine.runtime.poison import run_poisoned
-from imgmlp.engine.runtime.program import read_buffer, write_buffer
 
 
 def opened(mapping: str, slices: bool) -> Device:

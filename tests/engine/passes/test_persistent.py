@@ -12,7 +12,7 @@ from test_prologue import descent
 from imgmlp.engine import AnyDevice, Device, Program, RawKernel, open_device
 from imgmlp.engine.codegen.render import building_block
 from imgmlp.engine.ir.kernel import Block, Guard, Kernel, Loop, Procedure, Resident
-from imgmlp.engine.ir.uops import MOST_UNITS
+from imgmlp.engine.ir.target import MOST_UNITS
 from imgmlp.engine.lowering import linearize
 from imgmlp.engine.passes import persistent
 from imgmlp.engine.passes.persistent import MOST_STEPS, reside

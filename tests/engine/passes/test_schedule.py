@@ -17,7 +17,8 @@ from imgmlp.engine.ir.op import Op
 from imgmlp.engine.oracle.interpret import evaluate
 from imgmlp.engine.passes.memory_plan import plan
 from imgmlp.engine.passes.schedule import schedule
-from imgmlp.engine.runtime.program import Program, read_buffer
+from imgmlp.engine.runtime.buffers import read_buffer
+from imgmlp.engine.runtime.program import Program
 
 NUMPY = open_device("numpy")
 

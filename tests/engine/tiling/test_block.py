@@ -15,11 +15,12 @@ from imgmlp.engine import dtype as dt
 from imgmlp.engine.ir.graph import Buffer, Node, toposort
 from imgmlp.engine.ir.kernel import Block, Procedure, Update
 from imgmlp.engine.ir.op import Op
-from imgmlp.engine.ir.uops import VECTOR, Range, U
+from imgmlp.engine.ir.target import VECTOR
+from imgmlp.engine.ir.uops import Range, U
 from imgmlp.engine.lowering.map_kernels import REGISTERS
 from imgmlp.engine.oracle.interpret import evaluate
 from imgmlp.engine.passes.simplify import simplify
-from imgmlp.engine.runtime.program import read_buffer
+from imgmlp.engine.runtime.buffers import read_buffer
 from imgmlp.engine.tiling.block import program as block_program
 
 Activation = Callable[[Tensor], Tensor]

@@ -8,7 +8,7 @@ from conftest import EMULATED
 
 from imgmlp.engine import AnyDevice, Program, Tensor, compile, open_device, optim
 from imgmlp.engine.ir.kernel import Block, Fused
-from imgmlp.engine.ir.uops import Lanes
+from imgmlp.engine.ir.target import Lanes
 from imgmlp.engine.tiling import prologue
 
 ROWS, FEATURES = 130, 16

@@ -15,10 +15,10 @@ from imgmlp.engine.ir.dtype import f32, i32, u32
 from imgmlp.engine.ir.graph import Buffer, Node
 from imgmlp.engine.ir.kernel import Block, storage
 from imgmlp.engine.ir.local_memory import LocalBuffer
-from imgmlp.engine.ir.uops import Precision, U, UOp
+from imgmlp.engine.ir.target import LOCAL, Precision
+from imgmlp.engine.ir.uops import U, UOp
 from imgmlp.engine.oracle.emulate_uops import run_code
 from imgmlp.engine.oracle.interpret import evaluate
-from imgmlp.engine.tiling.staging import LOCAL
 
 Network = Callable[[Tensor], Tensor]
 

@@ -1,0 +1,55 @@
+"""The data of Buffers: where it is on a device, what goes there and comes back.
+
+Knows no programs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from imgmlp.engine.device.base import Allocation
+from imgmlp.engine.device.discover import AnyDevice
+from imgmlp.engine.ir.graph import Buffer
+
+Array = np.ndarray[Any, Any]
+
+
+def upload(storage: Buffer) -> None:
+    """Give a Buffer its data on its device: initial values, or room for what a step writes."""
+    if storage.data is not None:
+        return
+    allocation: Allocation = storage.device.alloc(storage.nbytes)
+    if storage.host is not None:
+        storage.device.write(allocation, storage.host)
+    storage.data, storage.host = allocation, None
+
+
+def host_view(storage: Buffer) -> Array:
+    """The data of a Buffer of the NumPy device, not a copy."""
+    data: Array = storage.data.handle[: storage.nbytes]
+    return data.view(storage.dtype.np).reshape(storage.shape)
+
+
+def check_like(storage: Buffer, array: Array) -> None:
+    """Refuse, as a ValueError, an array that cannot replace the data of a Buffer."""
+    if array.shape != storage.shape or array.dtype != storage.dtype.np:
+        raise ValueError(f"{storage!r} cannot take {array.dtype}{list(array.shape)}")
+
+
+def write_buffer(storage: Buffer, array: Array) -> None:
+    """Replace the data of a Buffer from the host; shape and dtype must agree."""
+    check_like(storage, array)
+    upload(storage)
+    storage.device.write(storage.data, array)
+
+
+def read_buffer(device: AnyDevice, storage: Buffer) -> Array:
+    """The data of a Buffer, after all enqueued work."""
+    if storage.device is None:
+        storage.device = device
+    upload(storage)
+    array = np.empty(storage.shape, storage.dtype.np)
+    device.read(storage.data, array)
+    return array
