@@ -1,7 +1,7 @@
 """The operations that there are, what each is given, and the kinds that they fall into.
 
-Only their names: what an operation takes and gives is for graph.py, its gradient for autograd.py, and
-what it computes for whoever runs it.
+Only their names: what an operation takes and gives is for graph.py, its gradient for autograd.py,
+and what it computes for whoever runs it.
 """
 
 from __future__ import annotations

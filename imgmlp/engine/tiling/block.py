@@ -1,10 +1,11 @@
 """The block program: a step whose values belong to rows runs tile by tile in one launch.
 
-batch_axis.py says what each value is relative to the batch. ROW and ACC values become one Block: each
-work-group walks tiles of rows, keeps a tile's ROW values in a room of its own and adds ACC values
-to partial sums of its own, so nothing is atomic and a rerun gives the same bits. What is WHOLE and
-not at hand is computed before; what remains is computed after, where a partial sum stands for its
-ACC value. The tile's own graph, whose batch is as long as a tile, is scheduled like any other.
+batch_axis.py says what each value is relative to the batch. ROW and ACC values become one Block:
+each work-group walks tiles of rows, keeps a tile's ROW values in a room of its own and adds ACC
+values to partial sums of its own, so nothing is atomic and a rerun gives the same bits. What is
+WHOLE and not at hand is computed before; what remains is computed after, where a partial sum stands
+for its ACC value. The tile's own graph, whose batch is as long as a tile, is scheduled like any
+other.
 """
 
 from __future__ import annotations

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import imgmlp
 from imgmlp.engine import Device, open_device
 from imgmlp.engine.codegen.render import SIZES, building_block
 from imgmlp.engine.ir.target import GPU_LANES, NARROW
@@ -20,6 +22,14 @@ def device() -> Device:
     found = open_device("cpu")
     assert isinstance(found, Device)
     return found
+
+
+def test_building_blocks_lie_beside_the_engine() -> None:
+    assert imgmlp.__file__ is not None
+    files = sorted((Path(imgmlp.__file__).parent / "kernels").glob("*.cl"))
+    assert len(files) > 5
+    for path in files:
+        assert building_block(path.stem) == path.read_text("utf-8")
 
 
 class Bench:

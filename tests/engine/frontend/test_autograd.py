@@ -1,6 +1,6 @@
 """Gradients where rules meet: kinks and ties, integers on the way, repeated use, states.
 
-tests/engine/frontend/test_ops.py compares every operation's gradient with finite differences; here are the
+test_ops.py compares every operation's gradient with finite differences; here are the
 cases that those cannot see, and compositions whose gradient is known in closed form or by
 central differences of the graph itself in float64.
 """

@@ -1,6 +1,6 @@
 """What Tensors mean where sizes are awkward, numbers meet, and values are extreme.
 
-tests/engine/frontend/test_ops.py holds each operation to NumPy; here are the corners between them. Programs
+test_ops.py holds each operation to NumPy; here are the corners between them. Programs
 are large because a driver compiles many small ones slowly.
 """
 

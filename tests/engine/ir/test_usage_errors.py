@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import imgmlp
 from imgmlp.engine import Tensor, compile, dtype, nn, open_device, optim
-from imgmlp.engine.ir.usage_errors import OutOfBoundsError, misuse, user_line
+from imgmlp.engine.ir.usage_errors import PACKAGE, OutOfBoundsError, misuse, user_line
 
 NUMPY = open_device("numpy")
 HERE = f"({__file__}:"
@@ -23,6 +25,11 @@ def test_the_line_is_that_of_the_caller_however_deep_the_fault_lies() -> None:
     with pytest.raises(ValueError, match="dot") as raised:
         network(x)
     assert str(raised.value).endswith(f"{HERE}{line})")
+
+
+def test_the_whole_package_is_passed_over_and_nothing_beside_it() -> None:
+    assert imgmlp.__file__ is not None
+    assert Path(PACKAGE) == Path(imgmlp.__file__).parent
 
 
 def test_without_a_line_there_is_none() -> None:
