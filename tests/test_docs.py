@@ -1,4 +1,7 @@
-"""Links between the documents, the code, the tests and the examples lead somewhere."""
+"""Links between the documents, the code, the tests and the examples lead somewhere.
+
+So do the names of files in the map of the engine and in the recipes for adding to it.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,14 @@ import re
 from pathlib import Path
 
 import pytest
+from test_layers import BELOW
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+ENGINE = (ROOT / "docs" / "engine.md").read_text("utf-8")
 SEEDS = (ROOT / "docs" / "seeds.md").read_text("utf-8")
 
 Link = tuple[str, str]  # what is shown, and where it leads
@@ -70,3 +78,49 @@ def test_each_idea_has_code_a_test_and_an_example() -> None:
 def test_each_example_shows_an_idea() -> None:
     shown = {target for _, target in links(SEEDS)}
     assert {f"../examples/{p.name}" for p in (ROOT / "examples").glob("*.py")} <= shown
+
+
+def rows(text: str, head: str) -> list[list[str]]:
+    """The cells of the table whose first cell is `head`, without its head."""
+    (table,) = re.findall(rf"^\| {head} \|.*\n\|.*\n((?:\|.*\n)+)", text, re.MULTILINE)
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+
+
+def test_the_map_says_what_may_be_imported() -> None:
+    found = {}
+    for place, _, below in rows(ENGINE, "place"):
+        name = place.strip("`").removesuffix("/").removesuffix(".py")
+        found[f"engine.{name}"] = set() if below == "nothing" else set(below.split(", "))
+    assert found == {
+        place: {
+            "ir/target.py" if name == "engine.ir.target" else name.removeprefix("engine.")
+            for name in below.split()
+        }
+        for place, below in BELOW.items()
+    }
+
+
+def test_files_that_the_map_names_are_there() -> None:
+    """A file without a folder is in that of the file before it."""
+    named = []
+    for _, _, files in rows(ENGINE, "form"):
+        folder = ""
+        for file in re.findall(r"[\w/]+\.py", files):
+            folder, _, name = file.rpartition("/") if "/" in file else (folder, "", file)
+            named.append(ROOT / "imgmlp" / "engine" / folder / name)
+    assert len(named) > 40
+    assert [path for path in named if not path.exists()] == []
+
+
+def test_files_that_recipes_name_are_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    named = re.findall(r"`((?:imgmlp|tests|examples)/[\w/.]+)`", text)
+    assert len(named) > 30
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_hooks_before_a_commit_are_what_is_checked_before_the_tests() -> None:
+    hooks = re.findall(r"entry: (.*)", (ROOT / ".pre-commit-config.yaml").read_text("utf-8"))
+    before, _, _ = (ROOT / ".ci" / "run").read_text("utf-8").partition("pytest")
+    checks = re.findall(r"^\.venv/bin/(?!pip).*", before, re.MULTILINE)
+    assert hooks == checks
