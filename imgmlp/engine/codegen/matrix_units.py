@@ -101,7 +101,7 @@ def _passing(code: Code) -> list[str]:
     near = all(left.op is U.ROOM and left.dtype is f32 for left in lefts)
     if near and _has_several_tiles(code):
         return []
-    taken = sum(u.arg.room for u in code.uops if u.op is U.ROOM)
+    taken = sum(u.arg.local_bytes for u in code.uops if u.op is U.ROOM)
     return wanted if taken + SLICE * len(wanted) <= LOCAL else []
 
 

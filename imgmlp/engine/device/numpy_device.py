@@ -63,7 +63,7 @@ class NumpyDevice:
             ) from error
 
     def free_memory(self) -> FreeMemory:
-        """As Device.room: what this machine has and this device has not given yet."""
+        """As Device.free_memory: what this machine has and this device has not given yet."""
         left = max(0, self.info.memory - self.usage.live_bytes)
         return FreeMemory(left, left)
 

@@ -52,7 +52,7 @@ class LocalBuffer(Buffer):
         return self.size + (CHUNK if self.pitch else 0)
 
     @property
-    def room(self) -> int:
+    def local_bytes(self) -> int:
         """Bytes in local memory, where each begins on 16 of them."""
         return -(-self.cells * self.stored.itemsize // 16) * 16
 

@@ -55,7 +55,7 @@ def bring(
     taken = list(
         dict.fromkeys(b for k in kernels for b in k.writes() if isinstance(b, LocalBuffer))
     )
-    left = LOCAL - sum(b.room for b in taken)
+    left = LOCAL - sum(b.local_bytes for b in taken)
     if stored is None:
         return (kernels, []) if left >= SLICES else None
     if left < 0:
@@ -126,13 +126,13 @@ def _copied(
         changed = [_with_copy(k, written, copies) for k in kernels]
         far = sum(m.size * f32.itemsize for m in wanted if m not in copies)
         slices = SLICE * _staged(changed) if stored is f16 else 0
-        if sum(c.room for c in copies.values()) + slices <= room:
+        if sum(c.local_bytes for c in copies.values()) + slices <= room:
             before = [_copy(matrix, c) for matrix, c in copies.items()]
             return (changed, before) if stored is f16 or far <= MOST_FAR else None
         if not copies:
             return None
-        largest = max(c.room for c in copies.values())
-        del copies[[m for m, c in copies.items() if c.room == largest][-1]]
+        largest = max(c.local_bytes for c in copies.values())
+        del copies[[m for m, c in copies.items() if c.local_bytes == largest][-1]]
 
 
 def _matrix(kernel: Kernel, written: set[Buffer]) -> Node | None:

@@ -62,7 +62,7 @@ def test_factors_have_a_room_beside_matrix_units(device: AnyDevice, precision: P
     _, block = step(device, lambda h: (h @ weight).sin(), precision)
     found = rooms(block) & factors(block)
     assert {b.extent for b in found if isinstance(b, LocalBuffer)} >= {(block.rows, 40)}
-    assert sum(b.room for b in rooms(block) if isinstance(b, LocalBuffer)) <= LOCAL
+    assert sum(b.local_bytes for b in rooms(block) if isinstance(b, LocalBuffer)) <= LOCAL
     assert not any(isinstance(b, LocalBuffer) for b in (*block.reads(), *block.writes()))
 
 
