@@ -132,7 +132,8 @@ def import_faults(module: str, name: str) -> list[str]:
     if target.startswith(f"{module}.") or (module, target) == ("imgmlp", "api"):
         return []
     if here in BELOW:
-        good = target == "errors" or is_within(target, f"{here} {BELOW[here]}")
+        before = ORDER[: ORDER.index("engine")]
+        good = there in before or is_within(target, f"{here} {BELOW[here]}")
         return [] if good else [f"{module} imports {target}, which is not below {here}"]
     if there in BELOW:
         return [f"{module} imports {target}, an inner part of the engine"]
