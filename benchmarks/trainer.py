@@ -24,8 +24,8 @@ from statistics import median
 
 from imgmlp import image as pictures
 from imgmlp.bench.job import Job
-from imgmlp.codec.config import PRESETS
-from imgmlp.codec.fit import fit
+from imgmlp.codec.float_mlp.config import PRESETS
+from imgmlp.codec.float_mlp.fit import fit
 from imgmlp.engine import open_device
 from imgmlp.terminal import Terminal
 

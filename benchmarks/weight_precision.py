@@ -14,9 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from imgmlp import image as pictures
-from imgmlp.codec import integer, learn, settle, target
-from imgmlp.codec.course import Course, Decided
-from imgmlp.codec.learn import LearningStep
+from imgmlp.codec.mlp import bit_allocation, integer_inference, qat_step
+from imgmlp.codec.mlp.qat_step import LearningStep
+from imgmlp.codec.mlp.training_phases import Course, Decided
+from imgmlp.codec.training import target
 from imgmlp.engine import AnyDevice, Tensor, open_device
 from imgmlp.image import Picture
 
@@ -34,7 +35,7 @@ def float_psnr(picture: Picture, step: LearningStep) -> float:
     """Of the picture that a step's float32 weights give."""
     places = np.arange(picture.width * picture.height)
     tables = [
-        learn.feature_table(step.shape.frequencies, samples)
+        qat_step.feature_table(step.shape.frequencies, samples)
         for samples in (picture.width, picture.height)
     ]
     parts = []
@@ -42,7 +43,7 @@ def float_psnr(picture: Picture, step: LearningStep) -> float:
         some = places[begin : begin + ROWS]
         rows = tables[0][some % picture.width], tables[1][some // picture.width]
         features = Tensor(np.concatenate(rows, axis=1), step.device)
-        parts.append(learn.forward(step.flat, step.shape, features).numpy())
+        parts.append(qat_step.forward(step.flat, step.shape, features).numpy())
     answers = np.concatenate(parts).reshape(picture.pixels.shape)
     levels = (np.clip(answers + 0.5, 0, 1) * 255 + 0.5).astype(np.uint8)
     return pictures.psnr(picture.pixels, levels)
@@ -67,10 +68,10 @@ def coded(
     course = Course(step, Decided(steps, price), lambda found, _: (found / budget) ** 2, budget)
     course.run()
     arrays = course.arrays()
-    choices = settle.settle(arrays, settle.log_sizes(course.choices()), budget)
-    network = settle.network(arrays, choices, shape)
+    choices = bit_allocation.settle(arrays, bit_allocation.log_sizes(course.choices()), budget)
+    network = bit_allocation.network(arrays, choices, shape)
     size = 8 * sum(len(section) for section in network.sections())
-    decoded = integer.decode(network, picture.width, picture.height, device)
+    decoded = integer_inference.decode(network, picture.width, picture.height, device)
     return pictures.psnr(picture.pixels, decoded), size / shape.parameters
 
 

@@ -18,11 +18,14 @@ from PIL import Image
 
 from imgmlp import facts, files
 from imgmlp import image as pictures
-from imgmlp.codec import compact, container, npz, pipeline, target
-from imgmlp.codec import encode as encoder
-from imgmlp.codec.config import PRESETS, Weights, check_size
-from imgmlp.codec.encode import Effort, Encoded, Watch
-from imgmlp.codec.pipeline import Progress, Trained
+from imgmlp.codec.bitstream import container
+from imgmlp.codec.float_mlp import npz, pipeline
+from imgmlp.codec.float_mlp.config import PRESETS, Weights, check_size
+from imgmlp.codec.float_mlp.pipeline import Progress, Trained
+from imgmlp.codec.mlp import decode as compact
+from imgmlp.codec.mlp import encode as encoder
+from imgmlp.codec.mlp.encode import Effort, Encoded, Watch
+from imgmlp.codec.training import target
 from imgmlp.engine import DeviceInfo, list_devices, open_device
 from imgmlp.errors import PictureError, UsageError
 from imgmlp.image import Picture

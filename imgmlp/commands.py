@@ -21,9 +21,12 @@ import numpy as np
 
 from imgmlp import facts, files, selftest
 from imgmlp import image as pictures
-from imgmlp.codec import checkpoint, compact, container, npz, pipeline
-from imgmlp.codec.checkpoint import Checkpoint, State
-from imgmlp.codec.config import PRESETS, Settings, check_size
+from imgmlp.codec.bitstream import container
+from imgmlp.codec.float_mlp import npz, pipeline
+from imgmlp.codec.float_mlp.config import PRESETS, Settings, check_size
+from imgmlp.codec.mlp import decode as compact
+from imgmlp.codec.training import checkpoint
+from imgmlp.codec.training.checkpoint import Checkpoint, State
 from imgmlp.engine import (
     AnyDevice,
     DeviceInfo,

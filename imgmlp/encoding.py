@@ -14,10 +14,10 @@ from typing import Any
 
 from imgmlp import files
 from imgmlp import image as pictures
-from imgmlp.codec import checkpoint, target
-from imgmlp.codec.checkpoint import Checkpoint
-from imgmlp.codec.encode import Effort, Encoded, Watch, encode
-from imgmlp.codec.target import Target
+from imgmlp.codec.mlp.encode import Effort, Encoded, Watch, encode
+from imgmlp.codec.training import checkpoint, target
+from imgmlp.codec.training.checkpoint import Checkpoint
+from imgmlp.codec.training.target import Target
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.errors import (
     ImgmlpError,

@@ -10,8 +10,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from imgmlp.codec import container
-from imgmlp.codec.container import Container
+from imgmlp.codec.bitstream import container
+from imgmlp.codec.bitstream.container import Container
 from imgmlp.errors import FormatError, UsageError
 from imgmlp.text import print_data, size
 
@@ -38,7 +38,7 @@ def describe(path: str | PathLike[str]) -> Facts:
     """
     path = Path(path)
     if is_archive(path):
-        from imgmlp.codec import npz
+        from imgmlp.codec.float_mlp import npz
 
         return npz.describe(path)
     return compact(container.read(path))

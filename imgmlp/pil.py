@@ -11,7 +11,7 @@ from typing import Any
 
 from PIL import Image, ImageFile
 
-from imgmlp.codec import container
+from imgmlp.codec.bitstream import container
 from imgmlp.errors import ImgmlpError
 
 FORMAT = "IMLP"

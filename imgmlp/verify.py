@@ -8,7 +8,8 @@ from functools import cache
 from pathlib import Path
 
 from imgmlp import facts
-from imgmlp.codec import compact, container
+from imgmlp.codec.bitstream import container
+from imgmlp.codec.mlp import decode as compact
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.errors import FormatError, ImgmlpError
 from imgmlp.facts import Facts

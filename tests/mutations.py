@@ -18,7 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from imgmlp.codec import compact, container
+from imgmlp.codec.bitstream import container
+from imgmlp.codec.mlp import decode as compact
 from imgmlp.engine import open_device
 from imgmlp.errors import FormatError, ImgmlpError
 

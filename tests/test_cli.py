@@ -19,8 +19,9 @@ from conftest import QUICK, Command, environment, imgmlp_command, small_pixels
 from PIL import Image
 
 from imgmlp import commands, interrupt, terminal
-from imgmlp.codec import compact as codec_compact
-from imgmlp.codec import container, npz, pipeline
+from imgmlp.codec.bitstream import container
+from imgmlp.codec.float_mlp import npz, pipeline
+from imgmlp.codec.mlp import decode as codec_compact
 from imgmlp.engine import list_devices
 from imgmlp.errors import Interrupted, OutputError, UsageError
 

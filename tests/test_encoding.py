@@ -11,8 +11,8 @@ from conftest import Command, small_pixels
 from PIL import Image
 
 from imgmlp import encoding
-from imgmlp.codec import target
-from imgmlp.codec.checkpoint import left_beside
+from imgmlp.codec.training import target
+from imgmlp.codec.training.checkpoint import left_beside
 from imgmlp.errors import Interrupted, UsageError
 from imgmlp.image import load, psnr
 from imgmlp.interrupt import StopRequest

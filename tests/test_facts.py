@@ -10,8 +10,8 @@ import pytest
 from test_public_api import HEAVY, modules_after
 
 from imgmlp import api, facts
-from imgmlp.codec import container
-from imgmlp.codec.container import Header, Section
+from imgmlp.codec.bitstream import container
+from imgmlp.codec.bitstream.container import Header, Section
 from imgmlp.errors import FormatError, UsageError
 
 

@@ -30,11 +30,14 @@ ORDER = """
     engine.function engine.transfer engine.nn engine.optim
     engine.poison engine.check engine
     files image
-    codec codec.checkpoint codec.config codec.features codec.distribution codec.entropy
-    codec.container codec.quantize codec.network codec.settle codec.npz codec.model codec.capacity
-    codec.pieces codec.integer
-    codec.fit codec.learn codec.render codec.compact codec.target codec.course
-    codec.rounding codec.encode codec.pipeline
+    codec codec.bitstream codec.training codec.mlp codec.float_mlp codec.training.checkpoint
+    codec.float_mlp.config codec.float_mlp.features codec.bitstream.probabilities
+    codec.bitstream.range_coder codec.bitstream.container codec.bitstream.quantize
+    codec.mlp.network codec.mlp.bit_allocation codec.float_mlp.npz codec.float_mlp.model
+    codec.training.memory_limits codec.training.chunked codec.mlp.integer_inference
+    codec.float_mlp.fit codec.mlp.qat_step codec.mlp.float_render codec.mlp.decode
+    codec.training.target codec.mlp.training_phases codec.mlp.rounding_search codec.mlp.encode
+    codec.float_mlp.pipeline
     interrupt text terminal facts verify child selftest
     bench bench.job bench.by_hand bench.pytorch bench.peak bench.start bench.speed bench.report
     bench.kernels bench.plot bench.kernels_report
@@ -62,7 +65,7 @@ LAZY = {  # keep --help and a look at a file quick
     ("cli", "imgmlp.encoding"),
     ("cli", "imgmlp.facts"),
     ("cli", "imgmlp.verify"),
-    ("facts", "imgmlp.codec.npz"),
+    ("facts", "imgmlp.codec.float_mlp.npz"),
     ("pil", "imgmlp.api"),
 }
 # The public names are loaded when they are used, PyTorch if it is there and wanted.
@@ -179,19 +182,19 @@ def test_the_order_names_no_module_twice() -> None:
         ("engine.interpret", "from imgmlp.engine import device"),
         ("engine.render", "if TYPE_CHECKING:\n    from imgmlp.engine.device import Device"),
         ("engine.tensor", "import pyopencl as cl"),
-        ("engine.tensor", "from imgmlp.codec.config import Settings"),
+        ("engine.tensor", "from imgmlp.codec.float_mlp.config import Settings"),
         ("engine.tensor", "from imgmlp.image import psnr"),
-        ("codec.fit", "from imgmlp.engine.tensor import Tensor"),
-        ("codec.fit", "from imgmlp.engine import tensor"),
-        ("codec.fit", "import pyopencl"),
-        ("codec.config", "from imgmlp.codec.pipeline import train"),
-        ("codec.pipeline", "from imgmlp.terminal import Terminal"),
-        ("image", "from imgmlp.codec.config import MAX_PIXELS"),
+        ("codec.float_mlp.fit", "from imgmlp.engine.tensor import Tensor"),
+        ("codec.float_mlp.fit", "from imgmlp.engine import tensor"),
+        ("codec.float_mlp.fit", "import pyopencl"),
+        ("codec.float_mlp.config", "from imgmlp.codec.float_mlp.pipeline import train"),
+        ("codec.float_mlp.pipeline", "from imgmlp.terminal import Terminal"),
+        ("image", "from imgmlp.codec.float_mlp.config import MAX_PIXELS"),
         ("commands", "from imgmlp.engine.discover import diagnose"),
         ("commands", "from imgmlp.cli import app"),
         ("cli", "import numpy as np"),
         ("cli", "from imgmlp import commands, image\ndef f():\n    import json"),
-        ("cli", "def f():\n    from imgmlp.codec import pipeline"),
+        ("cli", "def f():\n    from imgmlp.codec.float_mlp import pipeline"),
         ("errors", "import rich"),
         ("commands", "def f():\n    import json"),
         ("commands", "import pickle"),
@@ -199,9 +202,9 @@ def test_the_order_names_no_module_twice() -> None:
         ("commands", "import_module('pyopencl')"),
         ("commands", "importlib.import_module('pyopencl')"),
         ("commands", "__import__('pyopencl')"),
-        ("codec.npz", "np.load(path)"),
-        ("codec.npz", "np.load(path, allow_pickle=True)"),
-        ("codec.npz", "numpy.lib.format.read_array(stream, allow_pickle=flag)"),
+        ("codec.float_mlp.npz", "np.load(path)"),
+        ("codec.float_mlp.npz", "np.load(path, allow_pickle=True)"),
+        ("codec.float_mlp.npz", "numpy.lib.format.read_array(stream, allow_pickle=flag)"),
         ("engine.unheard_of", "import math"),
         ("commands", "from imgmlp.unheard_of import thing"),
     ],
@@ -217,9 +220,9 @@ def test_a_wrong_arrow_is_noticed(module: str, source: str) -> None:
         ("engine.tensor", "from imgmlp.engine import dtype as dt, graph"),
         ("engine.device", "import pyopencl"),
         ("engine", "from imgmlp.engine import nn"),
-        ("codec.fit", "from imgmlp.engine import Tensor, dtype, optim"),
+        ("codec.float_mlp.fit", "from imgmlp.engine import Tensor, dtype, optim"),
         ("cli", "def f():\n    from imgmlp import commands"),
-        ("codec.npz", "np.load(path, allow_pickle=False)\njson.load(stream)"),
+        ("codec.float_mlp.npz", "np.load(path, allow_pickle=False)\njson.load(stream)"),
     ],
 )
 def test_a_right_arrow_is_not(module: str, source: str) -> None:

@@ -14,8 +14,8 @@ from test_public_api import modules_after
 import imgmlp.pil
 from imgmlp import api
 from imgmlp import image as pictures
-from imgmlp.codec import container
-from imgmlp.codec.container import Header, Section
+from imgmlp.codec.bitstream import container
+from imgmlp.codec.bitstream.container import Header, Section
 from imgmlp.errors import FormatError
 
 

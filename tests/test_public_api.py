@@ -15,7 +15,7 @@ from conftest import environment, small_pixels
 from PIL import Image
 
 import imgmlp
-from imgmlp.codec import container
+from imgmlp.codec.bitstream import container
 
 ROOT = Path(__file__).parent.parent
 QUICK = {"steps": 20, "batch": 64, "hidden": 8, "layers": 1, "features": 8, "device": "numpy"}

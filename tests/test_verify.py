@@ -9,7 +9,7 @@ from pathlib import Path
 import mutations
 import pytest
 
-from imgmlp.codec import container
+from imgmlp.codec.bitstream import container
 from imgmlp.terminal import Terminal
 from imgmlp.verify import verify
 
