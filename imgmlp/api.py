@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -16,13 +14,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from imgmlp import facts, files
+from imgmlp import files
 from imgmlp import image as pictures
-from imgmlp.codec.bitstream import container
+from imgmlp.codec.decoder import open_stored
 from imgmlp.codec.float_mlp import npz, pipeline
-from imgmlp.codec.float_mlp.config import PRESETS, Weights, check_size
+from imgmlp.codec.float_mlp.config import PRESETS, check_size
 from imgmlp.codec.float_mlp.pipeline import Progress, Trained
-from imgmlp.codec.mlp import decode as compact
 from imgmlp.codec.mlp import encode as encoder
 from imgmlp.codec.mlp.encode import Effort, Encoded, Watch
 from imgmlp.codec.training import target
@@ -126,33 +123,8 @@ def decode(
     """
     if size is not None:
         check_size(*size)
-    if _is_archive(file):
-        weights = _weights(file)
-        pixels = pipeline.decode(weights, open_device(device), size)
-        return pictures.to_image(pixels, weights.icc)
-    found = container.parse(file) if isinstance(file, bytes) else container.read(file)
-    pixels = compact.decode(found, open_device(device), size)
-    return pictures.to_image(pixels, found.get(container.ICC))
-
-
-def _is_archive(file: str | PathLike[str] | bytes) -> bool:
-    return file.startswith(facts.ZIP) if isinstance(file, bytes) else facts.is_archive(Path(file))
-
-
-def _weights(file: str | PathLike[str] | bytes) -> Weights:
-    if not isinstance(file, bytes):
-        return npz.load(Path(file))
-    with _on_disk(file) as path:
-        return npz.load(path)
-
-
-@contextmanager
-def _on_disk(archive: bytes) -> Iterator[Path]:
-    """A file of these bytes for a while: the checks on archives need one."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "weights.npz"
-        path.write_bytes(archive)
-        yield path
+    stored = open_stored(file)
+    return pictures.to_image(stored.decode(open_device(device), size), stored.icc)
 
 
 def info(file: str | PathLike[str] | bytes) -> dict[str, Any]:
@@ -160,12 +132,7 @@ def info(file: str | PathLike[str] | bytes) -> dict[str, Any]:
 
     Raises ImgmlpError.
     """
-    if not isinstance(file, bytes):
-        return facts.describe(file)
-    if not _is_archive(file):
-        return facts.compact(container.parse(file))
-    with _on_disk(file) as path:
-        return npz.describe(path)
+    return open_stored(file).facts
 
 
 def devices() -> list[DeviceInfo]:

@@ -12,8 +12,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,9 @@ import numpy as np
 
 from imgmlp import facts, files, selftest
 from imgmlp import image as pictures
-from imgmlp.codec.bitstream import container
+from imgmlp.codec.decoder import open_stored
 from imgmlp.codec.float_mlp import npz, pipeline
 from imgmlp.codec.float_mlp.config import PRESETS, Settings, check_size
-from imgmlp.codec.mlp import decode as compact
 from imgmlp.codec.training import checkpoint
 from imgmlp.codec.training.checkpoint import Checkpoint, State
 from imgmlp.engine import (
@@ -218,17 +216,16 @@ def decode(
     dimensions = parse_size(wanted)
     if scale is not None and dimensions is not None:
         raise UsageError("--scale and --size are both given", hint="choose one of them")
-    archive = facts.is_archive(source)
-    target = output or source.with_suffix(".png" if archive else ".decoded.png")
+    stored = open_stored(source)
+    target = output or source.with_suffix(".decoded.png" if stored.exact else ".png")
     _check_decoded(target, force)
-    stored = _weights(source) if archive else _compact(source)
     if target != STDOUT:
         pictures.check_extension(target, stored.channels)
     if scale is not None:
         dimensions = scaled(stored.width, stored.height, scale)
     device = open_device(device_spec)
     terminal.detail(_device_details(device))
-    if not archive and dimensions not in (None, (stored.width, stored.height)):
+    if stored.exact and dimensions not in (None, (stored.width, stored.height)):
         terminal.note("another size than its own: rendered in floats, not the exact picture")
     pixels = stored.decode(device, dimensions)
     if target == STDOUT:
@@ -239,30 +236,6 @@ def decode(
     height, width, channels = pixels.shape
     seconds = duration(time.perf_counter() - began)
     terminal.done(f"{target}  {facts.dimensions(width, height, channels)}   {seconds}")
-
-
-@dataclass(frozen=True)
-class _Stored:
-    """A picture in a file, and how it is decoded at (width, height) or at its own size."""
-
-    width: int
-    height: int
-    channels: int
-    icc: bytes | None
-    decode: Callable[[AnyDevice, tuple[int, int] | None], Array]
-
-
-def _weights(source: Path) -> _Stored:
-    found = npz.load(source)
-    decode = partial(pipeline.decode, found)
-    return _Stored(found.width, found.height, found.channels, found.icc, decode)
-
-
-def _compact(source: Path) -> _Stored:
-    found = container.read(source)
-    header, icc = found.header, found.get(container.ICC)
-    decode = partial(compact.decode, found)
-    return _Stored(header.width, header.height, header.channels, icc, decode)
 
 
 def _check_decoded(target: Path, force: bool) -> None:

@@ -6,13 +6,12 @@ import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from imgmlp import facts
-from imgmlp.codec.bitstream import container
-from imgmlp.codec.mlp import decode as compact
+from imgmlp.codec.decoder import open_stored
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.errors import FormatError, ImgmlpError
-from imgmlp.facts import Facts
+from imgmlp.facts import dimensions
 from imgmlp.terminal import Terminal
 from imgmlp.text import print_data, size
 
@@ -33,7 +32,7 @@ def verify(terminal: Terminal, paths: list[Path], device_spec: str, as_json: boo
             codes.append(terminal.fail(error))
         else:
             codes.append(0)
-            picture = facts.dimensions(found["width"], found["height"], found["channels"])
+            picture = dimensions(found["width"], found["height"], found["channels"])
             terminal.done(f"{path}  {picture}   {size(found['bytes'])}")
         report.append({"file": str(path), "sound": problem is None, "problem": problem})
     if as_json:
@@ -41,13 +40,12 @@ def verify(terminal: Terminal, paths: list[Path], device_spec: str, as_json: boo
     return codes[0] if len(codes) == 1 else int(any(codes))
 
 
-def _verified(path: Path, device: Callable[[], AnyDevice]) -> Facts:
+def _verified(path: Path, device: Callable[[], AnyDevice]) -> dict[str, Any]:
     """Facts about a file that is sound. Raises ImgmlpError."""
-    if facts.is_archive(path):
-        return facts.describe(path)
-    found = container.read(path)
-    try:
-        compact.decode(found, device())
-    except FormatError as error:
-        raise FormatError(f"{path}: {error}", hint=error.hint) from error
-    return facts.compact(found)
+    stored = open_stored(path)
+    if stored.exact:
+        try:
+            stored.decode(device())
+        except FormatError as error:
+            raise FormatError(f"{path}: {error}", hint=error.hint) from error
+    return stored.facts

@@ -19,9 +19,10 @@ from conftest import QUICK, Command, environment, imgmlp_command, small_pixels
 from PIL import Image
 
 from imgmlp import commands, interrupt, terminal
+from imgmlp.codec import decoder
 from imgmlp.codec.bitstream import container
-from imgmlp.codec.float_mlp import npz, pipeline
-from imgmlp.codec.mlp import decode as codec_compact
+from imgmlp.codec.decoder import open_stored
+from imgmlp.codec.float_mlp import pipeline
 from imgmlp.engine import list_devices
 from imgmlp.errors import Interrupted, OutputError, UsageError
 
@@ -45,8 +46,7 @@ def assert_whole(picture: Path) -> None:
     """The weights can be decoded, and the reconstruction is what they decode to."""
     folder = picture.parent
     assert names(picture, states=False) == set(OUTPUTS)
-    weights = npz.load(folder / "weights.npz")
-    decoded = pipeline.decode(weights, commands.open_device("numpy"))
+    decoded = open_stored(folder / "weights.npz").decode(commands.open_device("numpy"))
     np.testing.assert_array_equal(pixels_of(folder / "reconstruction.png"), decoded)
 
 
@@ -209,7 +209,7 @@ def test_a_compact_file_decodes_to_the_picture_beside_it(imgmlp: Command, compac
     with Image.open(compact.with_name("a.decoded.png")) as image:
         assert image.info["icc_profile"] == b"not a real profile"
         pixels = np.asarray(image)
-    expected = codec_compact.decode(container.read(compact), commands.open_device("numpy"))
+    expected = decoder.decode(container.parse(compact.read_bytes()), commands.open_device("numpy"))
     np.testing.assert_array_equal(pixels, expected)
     imgmlp("decode", compact.name, "-o", "b.webp", "-q")
     np.testing.assert_array_equal(pixels_of(compact.with_name("b.webp")), expected)
@@ -646,7 +646,7 @@ def test_a_stopped_training_goes_on_over_what_it_wrote(
         with pytest.raises(Interrupted, match="stopped after") as raised:
             train("a")
     assert "the same command goes on" in raised.value.hint
-    assert npz.load(folder / "a.npz").width == 31
+    assert open_stored(folder / "a.npz").width == 31
     with pytest.raises(OutputError, match="exists already"):  # not with other settings
         train("a", 310)
     os.utime(folder / "whole.png", (0, 0))
@@ -678,7 +678,7 @@ def test_a_second_ctrl_c_leaves_nothing_half_done(picture: Path) -> None:
     assert "Traceback" not in text
     assert names(picture, states=False) <= set(OUTPUTS)  # no temporary file
     if (picture.parent / "weights.npz").exists():
-        npz.load(picture.parent / "weights.npz")
+        open_stored(picture.parent / "weights.npz")
 
 
 def test_the_first_signal_is_a_request_and_the_second_an_order() -> None:

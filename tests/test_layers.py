@@ -36,8 +36,8 @@ ORDER = """
     codec.mlp.network codec.mlp.bit_allocation codec.float_mlp.npz codec.float_mlp.model
     codec.training.memory_limits codec.training.chunked codec.mlp.integer_inference
     codec.float_mlp.fit codec.mlp.qat_step codec.mlp.float_render codec.mlp.decode
-    codec.training.target codec.mlp.training_phases codec.mlp.rounding_search codec.mlp.encode
-    codec.float_mlp.pipeline
+    codec.training.target codec.mlp.training_phases codec.mlp.rounding_search
+    codec.float_mlp.pipeline codec.decoder codec.mlp.encode
     interrupt text terminal facts verify child selftest
     bench bench.job bench.by_hand bench.pytorch bench.peak bench.start bench.speed bench.report
     bench.kernels bench.plot bench.kernels_report
@@ -65,8 +65,10 @@ LAZY = {  # keep --help and a look at a file quick
     ("cli", "imgmlp.encoding"),
     ("cli", "imgmlp.facts"),
     ("cli", "imgmlp.verify"),
-    ("facts", "imgmlp.codec.float_mlp.npz"),
-    ("pil", "imgmlp.api"),
+    ("codec.decoder", "imgmlp.codec.float_mlp.npz"),
+    ("codec.decoder", "imgmlp.codec.float_mlp.pipeline"),
+    ("codec.decoder", "imgmlp.codec.mlp.decode"),
+    ("pil", "imgmlp.engine"),
 }
 # The public names are loaded when they are used, PyTorch if it is there and wanted.
 DYNAMIC = {"imgmlp", "bench.pytorch", "bench.kernels", "bench.plot"}

@@ -46,7 +46,7 @@ def test_damaged_files_are_told_from_sound_ones(
 def test_other_pixels_than_those_encoded_are_noticed(
     sound: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = container.read(sound)
+    found = container.parse(sound.read_bytes())
     header = replace(found.header, digest=bytes(8))
     sound.write_bytes(container.write(header, found.sections))
     assert verify(Terminal(), [sound], "numpy", as_json=False) == 4

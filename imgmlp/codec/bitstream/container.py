@@ -7,27 +7,28 @@ Knows nothing of what a section holds, and needs no NumPy, so that looking at a 
 from __future__ import annotations
 
 import hashlib
-import os
+import io
 import string
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
-from imgmlp.errors import FormatError, UsageError
+from imgmlp.errors import FormatError
 
 if TYPE_CHECKING:
     import numpy as np
 
 SIGNATURE = b"\x89IML\r\n\x1a\n"
 VERSION = 1
-CODECS = {"mlp": 1}  # their numbers in a file
+Codec = Literal["mlp"]
+CODECS: dict[Codec, int] = {"mlp": 1}  # their numbers in a file
 CHANNELS = {1: "gray", 2: "gray and alpha", 3: "RGB", 4: "RGB and alpha"}
 DEPTH = 8  # bits a sample
 
 NETWORK, WEIGHTS, ICC = "N", "W", "i"
-CRITICAL = {NETWORK, WEIGHTS}  # types that this version defines; others cannot be decoded
+# Types that a picture of each codec may have; others that are critical cannot be decoded.
+CRITICAL: dict[Codec, set[str]] = {"mlp": {NETWORK, WEIGHTS}}
 
 MAX_FILE = 2**27  # bytes
 MAX_PIXELS = 2**28
@@ -48,7 +49,7 @@ class Header:
     height: int
     channels: int  # 1 gray, 2 gray and alpha, 3 RGB, 4 RGB and alpha
     digest: bytes  # of the decoded picture, see `digest`
-    codec: str = "mlp"
+    codec: Codec = "mlp"
     depth: int = DEPTH
     flags: int = 0
 
@@ -103,6 +104,29 @@ class Container:
         return data
 
 
+def facts(found: Container) -> dict[str, Any]:
+    """What a file says of itself."""
+    header = found.header
+    data = sum(len(section.data) for section in found.sections)
+    return {
+        "format": "imgmlp-compact",
+        "version": VERSION,
+        "width": header.width,
+        "height": header.height,
+        "channels": header.channels,
+        "codec": header.codec,
+        "digest": header.digest.hex(),
+        "sections": [
+            {"type": section.type, "bytes": len(section.data), "critical": section.critical}
+            for section in found.sections
+        ],
+        "icc_bytes": len(found.get(ICC) or b""),
+        "container_bytes": found.size - data,
+        "bytes": found.size,
+        "bits_per_pixel": 8 * found.size / (header.width * header.height),
+    }
+
+
 def digest(pixels: np.ndarray[Any, Any]) -> bytes:
     """The 8 bytes by which a decoded picture, uint8 [height, width, channels], is known again."""
     if pixels.dtype != "u1" or pixels.ndim != 3:
@@ -122,7 +146,7 @@ def write(header: Header, sections: Iterable[Section]) -> bytes:
     sections = tuple(sections)
     _check_count(len(sections))
     for at, section in enumerate(sections):
-        _check_new(section, sections[:at])
+        _check_new(section, sections[:at], header.codec)
     fields = bytes([header.channels, header.depth, CODECS[header.codec], header.flags])
     start = SIGNATURE + bytes([VERSION]) + _varint(header.width) + _varint(header.height)
     parts = [start + fields + bytes([len(sections)]) + header.digest]
@@ -134,23 +158,12 @@ def write(header: Header, sections: Iterable[Section]) -> bytes:
     return data
 
 
-def read(path: os.PathLike[str] | str) -> Container:
-    """The container in a file.
-
-    Raises UsageError if there is no such file, FormatError as `parse` does.
-    """
-    path = Path(path)
-    try:
-        with path.open("rb") as stream:
-            size = os.fstat(stream.fileno()).st_size
-            _check_size(size)
-            return parse(stream.read(size))
-    except FileNotFoundError:
-        raise UsageError(f"{path} does not exist", hint="check the name") from None
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}", hint="check the file") from error
-    except FormatError as error:
-        raise FormatError(f"{path}: {error}", hint=error.hint) from error.__cause__
+def read(stream: BinaryIO) -> Container:
+    """The container in a file, not read if it is too large. Raises FormatError as `parse` does."""
+    size = stream.seek(0, io.SEEK_END)
+    _check_size(size)
+    stream.seek(0)
+    return parse(stream.read(size))
 
 
 def parse(data: bytes) -> Container:
@@ -168,7 +181,7 @@ def parse(data: bytes) -> Container:
     sections: list[Section] = []
     for _ in range(count):
         section = _section(reader)
-        _check_new(section, sections)
+        _check_new(section, sections, header.codec)
         sections.append(section)
     left = len(data) - reader.position
     _check(left == 0, f"{left:,} bytes follow the end of the picture")
@@ -199,11 +212,11 @@ def _check_count(count: int) -> None:
     _check(1 <= count <= MAX_SECTIONS, f"there are {count} sections, not 1 to {MAX_SECTIONS}")
 
 
-def _check_new(section: Section, earlier: Sequence[Section]) -> None:
+def _check_new(section: Section, earlier: Sequence[Section], codec: Codec) -> None:
     """Refuse a section that is there twice, or that is too new to be understood."""
     kind = section.type
     _check(all(other.type != kind for other in earlier), f"section {kind!r} is there twice")
-    known = kind in CRITICAL or not section.critical
+    known = kind in CRITICAL[codec] or not section.critical
     _check(known, f"section {kind!r} is not known here", _NEWER)
 
 

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import re
 import zipfile
 import zlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
@@ -27,7 +25,7 @@ from imgmlp.codec.float_mlp.config import (
     Encoding,
     Weights,
 )
-from imgmlp.errors import FormatError, ImgmlpError, UsageError
+from imgmlp.errors import FormatError, ImgmlpError
 
 FORMAT = "imgmlp-weights"
 VERSION = 1
@@ -96,10 +94,8 @@ def _parameter_names(layers: int) -> list[str]:
     return [f"{kind}_{i}" for i in range(layers) for kind in ("weight", "bias")][:-1]
 
 
-def describe(path: Path | str) -> dict[str, object]:
-    """Facts about a file, without decoding it. Raises as `load` does."""
-    weights = load(path)
-    size = Path(path).stat().st_size
+def facts(weights: Weights, size: int) -> dict[str, object]:
+    """What a file of so many bytes says of itself."""
     pixels = weights.width * weights.height
     frequencies = (*weights.encoding.x, *weights.encoding.y)
     return {
@@ -119,30 +115,22 @@ def describe(path: Path | str) -> dict[str, object]:
     }
 
 
-def load(path: Path | str) -> Weights:
-    """Read a weights file.
+def load(stream: BinaryIO) -> Weights:
+    """The weights in a file, which must be able to seek.
 
-    Raises UsageError if there is no such file, FormatError for anything that is not a whole and
-    consistent archive of a version that this program knows.
+    Raises FormatError for anything that is not a whole and consistent archive of a version that
+    this program knows.
     """
-    path = Path(path)
-    try:
-        with path.open("rb") as stream:
-            _check_ends(stream)
-            return _read(stream)
-    except FileNotFoundError:
-        raise UsageError(f"{path} does not exist", hint="check the name") from None
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}", hint="check the file") from error
-    except FormatError as error:
-        raise FormatError(f"{path}: {error}", hint=error.hint) from error.__cause__
+    _check_ends(stream)
+    return _read(stream)
 
 
 def _check_ends(stream: BinaryIO) -> None:
     """Bound what zipfile will read: the file, then the directory that its last bytes announce."""
-    size = os.fstat(stream.fileno()).st_size
+    size = stream.seek(0, io.SEEK_END)
     if size > MAX_FILE:
         raise FormatError(f"{size:,} bytes are too many; the limit is {MAX_FILE:,}", hint=_HINT)
+    stream.seek(0)
     if stream.read(4) != b"PK\x03\x04":
         raise FormatError("not an .npz archive", hint="give a file that imgmlp train wrote")
     stream.seek(max(0, size - _END_BYTES - 20))

@@ -1,4 +1,4 @@
-"""From a compact file to the picture that was encoded, and to no other."""
+"""From the sections of a compact file to the picture that its network gives."""
 
 from __future__ import annotations
 
@@ -9,28 +9,31 @@ import numpy as np
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.bitstream.container import Container
 from imgmlp.codec.mlp import float_render, integer_inference, network
+from imgmlp.codec.mlp.network import Network
 from imgmlp.engine import AnyDevice
-from imgmlp.errors import FormatError
+
+Array = np.ndarray[Any, Any]
 
 
-def decode(
-    found: Container, device: AnyDevice, size: tuple[int, int] | None = None
-) -> np.ndarray[Any, Any]:
+def decode(found: Container, device: AnyDevice) -> Array:
     """uint8 [height, width, channels], the same bits on every device.
 
-    At another (width, height) `size` than its own, what its network gives there, in floats, which
-    may differ by a level between devices. Raises FormatError if the sections hold no network, or
-    one of another picture.
+    Raises FormatError if the sections hold no network, or one of another picture.
     """
     header = found.header
-    own = header.width, header.height
+    return integer_inference.decode(_network(found), header.width, header.height, device)
+
+
+def decode_at(found: Container, size: tuple[int, int], device: AnyDevice) -> Array:
+    """What the network gives at another (width, height) than its own, in floats.
+
+    Devices may differ by a level. Raises FormatError as `decode`.
+    """
+    own = found.header.width, found.header.height
+    return float_render.render(_network(found), own, size, device)
+
+
+def _network(found: Container) -> Network:
+    header = found.header
     head, coded = found.require(container.NETWORK), found.require(container.WEIGHTS)
-    pixels = header.width * header.height
-    parsed = network.parse(head, coded, pixels, header.channels)
-    if size is not None and size != own:
-        return float_render.render(parsed, own, size, device)
-    decoded = integer_inference.decode(parsed, *own, device)
-    if container.digest(decoded) != header.digest:
-        problem = "it decodes to another picture than the one that was encoded"
-        raise FormatError(problem, hint=f"try --device numpy; else {container.DAMAGED}")
-    return decoded
+    return network.parse(head, coded, header.width * header.height, header.channels)

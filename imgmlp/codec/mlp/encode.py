@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from imgmlp.codec import decoder
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.float_mlp.fit import Progress
 from imgmlp.codec.mlp import bit_allocation
-from imgmlp.codec.mlp import decode as compact
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.qat_step import BATCH, LearningStep, too_large
 from imgmlp.codec.mlp.rounding_search import FINE, Rounding, Trial
@@ -148,7 +148,7 @@ class _Encoder:
         if metrics is None:
             return None
         data = saved.arrays["best_file"].tobytes()
-        pixels = compact.decode(container.parse(data), self.device)
+        pixels = decoder.decode(container.parse(data), self.device)
         return Encoded(data, pixels, metrics, self.wanted.misses(len(data), metrics["psnr"]))
 
     # --- how large a network ---
@@ -360,7 +360,7 @@ class _Encoder:
     ) -> Encoded:
         pixels = self.rounding.decoded(found.network)
         data = self.rounding.written(found.head, found.coded, container.digest(pixels))
-        again = compact.decode(container.parse(data), self.device)
+        again = decoder.decode(container.parse(data), self.device)
         if not np.array_equal(again, pixels):
             hint = "this is a fault in imgmlp or in the device's driver; try --device numpy"
             raise ImgmlpError("what was written decodes to another picture", hint=hint)

@@ -14,9 +14,9 @@ import pytest
 from conftest import GOLDEN, MAPPINGS, environment, open_mapping
 from networks import small_network
 
+from imgmlp.codec import decoder
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.bitstream.container import Header, Section
-from imgmlp.codec.mlp import decode as compact
 from imgmlp.codec.mlp import integer_inference
 from imgmlp.engine import open_device
 from imgmlp.errors import FormatError, ImgmlpError
@@ -38,23 +38,24 @@ def small_file(width: int = 19, height: int = 14, channels: int = 3, icc: bytes 
 def test_golden_files_decode_to_their_pictures(path: Path) -> None:
     """On NumPy all of them; elsewhere two, because every size of a picture is compiled anew."""
     for mapping in MAPPINGS if path.stem in ("rgb", "gray-alpha") else ("numpy",):
-        compact.decode(container.read(path), open_mapping(mapping))  # compares the digest
+        found = container.parse(path.read_bytes())
+        decoder.decode(found, open_mapping(mapping))  # compares the digest
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
 def test_the_document_is_enough_to_decode_golden_files(path: Path) -> None:
-    decoded = compact.decode(container.read(path), open_device("numpy"))
+    decoded = decoder.decode(container.parse(path.read_bytes()), open_device("numpy"))
     assert reference.picture(path.read_bytes()) == decoded.tolist()
 
 
 def test_there_are_golden_files_of_every_kind() -> None:
-    assert {container.read(path).header.channels for path in GOLDEN} == {1, 2, 3, 4}
+    assert {container.parse(path.read_bytes()).header.channels for path in GOLDEN} == {1, 2, 3, 4}
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 def test_a_file_decodes_to_its_picture(channels: int) -> None:
     found = container.parse(small_file(channels=channels))
-    decoded = compact.decode(found, open_device("numpy"))
+    decoded = decoder.decode(found, open_device("numpy"))
     assert decoded.shape == (14, 19, channels)
     assert container.digest(decoded) == found.header.digest
 
@@ -63,7 +64,7 @@ def test_another_picture_than_the_encoded_one_is_never_returned() -> None:
     found = container.parse(small_file())
     wrong = replace(found, header=replace(found.header, digest=bytes(8)))
     with pytest.raises(FormatError, match="another picture") as caught:
-        compact.decode(wrong, open_device("numpy"))
+        decoder.decode(wrong, open_device("numpy"))
     assert "--device numpy" in caught.value.hint
 
 
@@ -72,7 +73,7 @@ def test_a_file_without_its_network_is_refused(left: str) -> None:
     found = container.parse(small_file(icc=b"profile"))
     kept = tuple(section for section in found.sections if section.type == left)
     with pytest.raises(FormatError, match="is missing"):
-        compact.decode(replace(found, sections=kept), open_device("numpy"))
+        decoder.decode(replace(found, sections=kept), open_device("numpy"))
 
 
 def test_ten_thousand_damaged_files_lead_to_no_other_picture() -> None:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from conftest import small_pixels
 
+from imgmlp.codec import decoder
 from imgmlp.codec.bitstream import container
-from imgmlp.codec.mlp import decode as compact
 from imgmlp.codec.mlp import integer_inference
 from imgmlp.codec.mlp.encode import ATTEMPTS, PILOT_RATE, Effort, Encoded, Watch, _Encoder, encode
 from imgmlp.codec.mlp.rounding_search import FINE, Rounding, Trial
@@ -62,7 +62,7 @@ def test_a_quality_out_of_reach_is_missed_with_the_best_file() -> None:
     found = run(Target("psnr", 45), Picture(small_pixels()[:9, :9]), Effort(2))
     assert found.missed is not None
     assert found.missed.endswith("instead of 45")
-    assert compact.decode(container.parse(found.bytes), open_device("numpy")).any()
+    assert decoder.decode(container.parse(found.bytes), open_device("numpy")).any()
 
 
 def test_too_few_bytes_are_missed_with_the_smallest_file() -> None:
@@ -89,7 +89,7 @@ def test_figures_are_those_of_the_bytes(channels: int) -> None:
     picture = Picture(pixels, b"a colour profile" if channels == 3 else None)
     found = run(Target("lambda", 3e-3), picture, Effort(20))
     parsed = container.parse(found.bytes)
-    decoded = compact.decode(parsed, open_device("numpy"))
+    decoded = decoder.decode(parsed, open_device("numpy"))
     assert (decoded == found.pixels).all()
     assert decoded.shape == pixels.shape
     assert parsed.get(container.ICC) == picture.icc
@@ -209,7 +209,7 @@ def test_a_picture_of_one_colour_is_a_small_lossless_file(target: Target) -> Non
     assert found.metrics["psnr"] == math.inf
     assert found.missed is None
     assert len(found.bytes) < 64
-    decoded = compact.decode(container.parse(found.bytes), open_device("numpy"))
+    decoded = decoder.decode(container.parse(found.bytes), open_device("numpy"))
     assert (decoded == pixels).all()
 
 
