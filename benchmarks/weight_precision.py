@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from imgmlp import image as pictures
-from imgmlp.codec.mlp import bit_allocation, integer_inference, qat_step
+from imgmlp.codec.mlp import bit_allocation, integer_inference, qat_step, rate_model
 from imgmlp.codec.mlp.qat_step import LearningStep
 from imgmlp.codec.mlp.training_phases import Course, Decided
 from imgmlp.codec.training import target
+from imgmlp.codec.training.run import Run
 from imgmlp.engine import AnyDevice, Tensor, open_device
 from imgmlp.image import Picture
 
@@ -51,9 +52,9 @@ def float_psnr(picture: Picture, step: LearningStep) -> float:
 
 def trained(picture: Picture, weights: float, steps: int, device: AnyDevice) -> float:
     """PSNR with float32 weights."""
-    shape = target.network_shape(weights, picture.channels)
+    shape = rate_model.network_shape(weights, picture.channels)
     step = LearningStep(picture.pixels, shape, 0, device)
-    FreeCourse(step, Decided(steps, 0.0), lambda *_: 1.0, None).run()
+    FreeCourse(step, Decided(steps, 0.0), lambda *_: 1.0, None).run(Run())
     return float_psnr(picture, step)
 
 
@@ -61,12 +62,12 @@ def coded(
     picture: Picture, weights: float, bits: float, steps: int, device: AnyDevice
 ) -> tuple[float, float]:
     """PSNR with whole-number weights, and what each of them takes in the file, in bits."""
-    shape = target.network_shape(weights, picture.channels)
+    shape = rate_model.network_shape(weights, picture.channels)
     step = LearningStep(picture.pixels, shape, 0, device)
     budget = bits * shape.parameters
-    price = target.first_price(weights, picture.width * picture.height)
+    price = rate_model.first_price(weights, picture.width * picture.height)
     course = Course(step, Decided(steps, price), lambda found, _: (found / budget) ** 2, budget)
-    course.run()
+    course.run(Run())
     arrays = course.arrays()
     choices = bit_allocation.settle(arrays, bit_allocation.log_sizes(course.choices()), budget)
     network = bit_allocation.network(arrays, choices, shape)

@@ -16,13 +16,14 @@ from PIL import Image
 
 from imgmlp import files
 from imgmlp import image as pictures
+from imgmlp.codec import encoder
 from imgmlp.codec.decoder import open_stored
+from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.float_mlp import npz, pipeline
 from imgmlp.codec.float_mlp.config import PRESETS, check_size
-from imgmlp.codec.float_mlp.pipeline import Progress, Trained
-from imgmlp.codec.mlp import encode as encoder
-from imgmlp.codec.mlp.encode import Effort, Encoded, Watch
+from imgmlp.codec.float_mlp.pipeline import Trained
 from imgmlp.codec.training import target
+from imgmlp.codec.training.run import Progress, Run
 from imgmlp.engine import DeviceInfo, list_devices, open_device
 from imgmlp.errors import PictureError, UsageError
 from imgmlp.image import Picture
@@ -59,7 +60,7 @@ def train(
     if output is not None:
         files.check_output(Path(output), force=True)
     picture = _picture(image)
-    trained = pipeline.train(picture, chosen, open_device(device), on_step)
+    trained = pipeline.train(picture, chosen, open_device(device), Run(on_step))
     if output is not None:
         files.write_atomically(Path(output), lambda stream: npz.save(trained.weights, stream))
     return trained
@@ -91,9 +92,8 @@ def encode(
     pixels = picture.width * picture.height
     count = None if size is None else str(size)
     wanted = target.choose(pixels, quality, bpp, count, psnr, price)
-    steps, wider = target.work(effort)
-    training = Effort(steps, seconds, wider)
-    return encoder.encode(picture, wanted, training, open_device(device), watch=Watch(on_step))
+    work = target.effort(effort, seconds)
+    return encoder.encode(picture, wanted, work, open_device(device), Run(on_step))
 
 
 def _picture(image: Source, alpha: bool = False) -> Picture:

@@ -11,12 +11,7 @@ from typing import Any
 
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.decoder import open_stored
-from imgmlp.text import print_data, size
-
-
-def info(path: Path, as_json: bool) -> None:
-    """Print what a file says of itself."""
-    print_data(text(path, as_json))
+from imgmlp.text import size
 
 
 def text(path: Path, as_json: bool) -> str:

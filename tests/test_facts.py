@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from test_public_api import HEAVY, modules_after
 
-from imgmlp import api, facts
+from imgmlp import api
+from imgmlp.cli import info
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.bitstream.container import Header, Section
 from imgmlp.codec.decoder import open_stored
@@ -52,7 +53,7 @@ def test_facts_of_a_compact_file(compact: Path) -> None:
 
 
 def test_facts_for_people(compact: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    facts.info(compact, as_json=False)
+    info.run(compact, as_json=False)
     assert capsys.readouterr().out.splitlines() == [
         "format    imgmlp-compact, version 1",
         "picture   40×30 RGB and alpha",
@@ -62,7 +63,7 @@ def test_facts_for_people(compact: Path, capsys: pytest.CaptureFixture[str]) -> 
         "profile   30 B",
         "size      986 B, 6.573 bits per pixel",
     ]
-    facts.info(compact, as_json=True)
+    info.run(compact, as_json=True)
     assert json.loads(capsys.readouterr().out) == open_stored(compact).facts
 
 

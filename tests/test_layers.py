@@ -30,41 +30,52 @@ ORDER = """
     engine.function engine.transfer engine.nn engine.optim
     engine.poison engine.check engine
     files image
-    codec codec.bitstream codec.training codec.mlp codec.float_mlp codec.training.checkpoint
-    codec.float_mlp.config codec.float_mlp.features codec.bitstream.probabilities
-    codec.bitstream.range_coder codec.bitstream.container codec.bitstream.quantize
-    codec.mlp.network codec.mlp.bit_allocation codec.float_mlp.npz codec.float_mlp.model
-    codec.training.memory_limits codec.training.chunked codec.mlp.integer_inference
-    codec.float_mlp.fit codec.mlp.qat_step codec.mlp.float_render codec.mlp.decode
-    codec.training.target codec.mlp.training_phases codec.mlp.rounding_search
-    codec.float_mlp.pipeline codec.decoder codec.mlp.encode
-    interrupt text terminal facts verify child selftest
+    codec codec.bitstream codec.bitstream.container codec.bitstream.probabilities
+    codec.bitstream.range_coder codec.bitstream.quantize
+    codec.training codec.training.checkpoint codec.training.run codec.training.replay
+    codec.training.pixels codec.training.memory_limits codec.training.chunked
+    codec.training.target codec.training.search codec.training.draft
+    codec.float_mlp codec.float_mlp.config codec.float_mlp.features codec.float_mlp.npz
+    codec.float_mlp.model codec.float_mlp.fit codec.float_mlp.pipeline
+    codec.mlp codec.mlp.network codec.mlp.bit_allocation codec.mlp.integer_inference
+    codec.mlp.qat_step codec.mlp.float_render codec.mlp.decode codec.mlp.rate_model
+    codec.mlp.training_phases codec.mlp.rounding_search codec.mlp.encode
+    codec.decoder codec.encoder
+    interrupt text terminal facts child
     bench bench.job bench.by_hand bench.pytorch bench.peak bench.start bench.speed bench.report
     bench.kernels bench.plot bench.kernels_report
-    commands encoding api pil imgmlp cli __main__
+    api pil imgmlp
+    cli.arguments cli.selftest cli.devices cli.train cli.encode cli.decode cli.info cli.verify
+    cli.graph cli.options cli.commands cli __main__
 """.split()  # noqa: SIM905
 # Modules that are among the engine's public names.
 ENGINE_PARTS = {"engine.dtype", "engine.nn", "engine.optim"}
+# What of this package a folder may import beside itself.
+FOLDERS = {
+    "codec.bitstream": {"errors"},
+    "codec.training": {"errors", "files", "image", "engine", "codec.bitstream"},
+    "codec.float_mlp": {"errors", "image", "engine", "codec.training"},
+    "codec.mlp": {"errors", "image", "engine", "codec.bitstream", "codec.training"},
+}
 # Other people's packages, and the modules that may import them; those not named are free.
 RESERVED = {
     "pyopencl": {"engine.device"},
     "platformdirs": {"engine.cache"},
-    "typer": {"cli"},
+    "typer": {"cli", "cli.commands", "cli.options"},
     "rich": {"terminal"},
     "PIL": {"image", "api", "pil"},
     "numpy": {name for name in ORDER if name.startswith(("engine", "codec", "bench"))}
-    | {"image", "commands", "api"},
+    | {"image", "cli.train", "api"},
 }
 UNSAFE = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 LAZY = {  # keep --help and a look at a file quick
     ("__main__", "imgmlp.cli"),
     ("__main__", "imgmlp.terminal"),
-    ("cli", "imgmlp.bench.report"),
-    ("cli", "imgmlp.bench.kernels_report"),
-    ("cli", "imgmlp.commands"),
-    ("cli", "imgmlp.encoding"),
-    ("cli", "imgmlp.facts"),
-    ("cli", "imgmlp.verify"),
+    *(("cli.commands", f"imgmlp.bench.{name}") for name in ("report", "kernels_report")),
+    *(
+        ("cli.commands", f"imgmlp.cli.{name}")
+        for name in ["arguments", "train", "encode", "decode", "info", "verify", "devices", "graph"]
+    ),
     ("codec.decoder", "imgmlp.codec.float_mlp.npz"),
     ("codec.decoder", "imgmlp.codec.float_mlp.pipeline"),
     ("codec.decoder", "imgmlp.codec.mlp.decode"),
@@ -127,6 +138,9 @@ def import_faults(module: str, name: str) -> list[str]:
     own = module.partition(".")[0]
     if target.startswith("engine.") and own != "engine" and target not in ENGINE_PARTS:
         return [f"{module} imports {target}, an inner part of the engine"]
+    folder, of = ".".join(module.split(".")[:2]), ".".join(target.split(".")[:2])
+    if folder in FOLDERS and of != folder and not {of, of.partition(".")[0]} & FOLDERS[folder]:
+        return [f"{module} imports {target}, which is none of {folder}'s business"]
     # A package's own __init__ may gather what is inside it.
     if target.startswith(f"{module}."):
         return []
@@ -191,24 +205,28 @@ def test_the_order_names_no_module_twice() -> None:
         ("codec.float_mlp.fit", "import pyopencl"),
         ("codec.float_mlp.config", "from imgmlp.codec.float_mlp.pipeline import train"),
         ("codec.float_mlp.pipeline", "from imgmlp.terminal import Terminal"),
+        ("codec.bitstream.quantize", "from imgmlp.engine import Tensor"),
+        ("codec.training.run", "from imgmlp.codec.mlp.network import Shape"),
+        ("codec.mlp.encode", "from imgmlp.codec.float_mlp.fit import fit"),
+        ("codec.mlp.encode", "from imgmlp.codec import decoder"),
         ("image", "from imgmlp.codec.float_mlp.config import MAX_PIXELS"),
-        ("commands", "from imgmlp.engine.discover import diagnose"),
-        ("commands", "from imgmlp.cli import app"),
-        ("cli", "import numpy as np"),
-        ("cli", "from imgmlp import commands, image\ndef f():\n    import json"),
-        ("cli", "def f():\n    from imgmlp.codec.float_mlp import pipeline"),
+        ("cli.train", "from imgmlp.engine.discover import diagnose"),
+        ("cli.train", "from imgmlp.cli import app"),
+        ("cli.commands", "import numpy as np"),
+        ("cli.commands", "from imgmlp import image\ndef f():\n    import json"),
+        ("cli.commands", "def f():\n    from imgmlp.codec.float_mlp import pipeline"),
         ("errors", "import rich"),
-        ("commands", "def f():\n    import json"),
-        ("commands", "import pickle"),
-        ("commands", "from marshal import loads"),
-        ("commands", "import_module('pyopencl')"),
-        ("commands", "importlib.import_module('pyopencl')"),
-        ("commands", "__import__('pyopencl')"),
+        ("cli.train", "def f():\n    import json"),
+        ("cli.train", "import pickle"),
+        ("cli.train", "from marshal import loads"),
+        ("cli.train", "import_module('pyopencl')"),
+        ("cli.train", "importlib.import_module('pyopencl')"),
+        ("cli.train", "__import__('pyopencl')"),
         ("codec.float_mlp.npz", "np.load(path)"),
         ("codec.float_mlp.npz", "np.load(path, allow_pickle=True)"),
         ("codec.float_mlp.npz", "numpy.lib.format.read_array(stream, allow_pickle=flag)"),
         ("engine.unheard_of", "import math"),
-        ("commands", "from imgmlp.unheard_of import thing"),
+        ("cli.train", "from imgmlp.unheard_of import thing"),
     ],
 )
 def test_a_wrong_arrow_is_noticed(module: str, source: str) -> None:
@@ -223,7 +241,8 @@ def test_a_wrong_arrow_is_noticed(module: str, source: str) -> None:
         ("engine.device", "import pyopencl"),
         ("engine", "from imgmlp.engine import nn"),
         ("codec.float_mlp.fit", "from imgmlp.engine import Tensor, dtype, optim"),
-        ("cli", "def f():\n    from imgmlp import commands"),
+        ("cli.commands", "def f():\n    from imgmlp.cli import arguments"),
+        ("codec.mlp.decode", "from imgmlp.codec.training import chunked"),
         ("codec.float_mlp.npz", "np.load(path, allow_pickle=False)\njson.load(stream)"),
     ],
 )

@@ -11,13 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import QUICK, environment, small_pixels
+from conftest import GOLDEN, QUICK, environment, small_pixels
 from PIL import Image
 
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.training.checkpoint import left_beside
-
-GOLDEN = Path(__file__).parent / "golden"
 
 # The command, but with short runs that are saved often.
 COMMAND = """

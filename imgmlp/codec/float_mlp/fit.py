@@ -10,7 +10,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -19,38 +19,27 @@ import numpy as np
 from imgmlp.codec.float_mlp import model
 from imgmlp.codec.float_mlp.config import Architecture, Encoding, Settings
 from imgmlp.codec.float_mlp.features import tables
-from imgmlp.codec.training import checkpoint
 from imgmlp.codec.training.checkpoint import Resumable, State
+from imgmlp.codec.training.pixels import check_tables, pixel_features, random_places
+from imgmlp.codec.training.replay import (
+    RETRIES,
+    SMOOTHING,
+    decibels,
+    finite,
+    mean_loss,
+    next_chunk,
+)
+from imgmlp.codec.training.run import Progress, Run
 from imgmlp.engine import AnyDevice, Program, Receiver, Tensor, compile, dtype, optim
-from imgmlp.errors import OutOfMemoryError
 
 Array = np.ndarray[Any, Any]
 Stopped = Literal["interrupted", "diverged"] | None
 
-SMOOTHING = 0.99  # share of the past in the smoothed loss
 # Steps between looks at loss and parameters: how late divergence is noticed. A look takes a GPU as
 # long as some seven steps of 512 pixels.
 LISTEN = 250
 AHEAD = 2  # chunks that the host may be ahead of the device
 GOOD = 4 * LISTEN  # steps between states to go back to
-RETRIES = 3  # each at half the learning rate of the one before
-CHUNK_SECONDS = 0.3  # that a chunk should not exceed, so that an interruption is soon noticed
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a run is. `loss` is the smoothed mean squared error on [0, 1], `psnr` its dB.
-
-    `preview()` decodes the best parameters so far to uint8 [height, width, channels].
-    """
-
-    step: int
-    steps: int
-    loss: float
-    psnr: float
-    steps_per_second: float
-    seconds_left: float
-    preview: Callable[[], Array] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -62,19 +51,6 @@ class Fitted:
     steps: int  # done
     seconds: float
     stopped: Stopped
-
-
-def pixel_features(x: Tensor, y: Tensor, column: Tensor, row: Tensor) -> Tensor:
-    """Rows of both axes' tables side by side: int [n], int [n] -> [n, features]."""
-    return Tensor.concat([x.gather(column), y.gather(row)], axis=1)
-
-
-def check_tables(samples: int, features: int, device: AnyDevice) -> None:
-    """Refuse a picture so thin that its axes' tables would not fit."""
-    nbytes = samples * features // 2 * 4
-    if nbytes > device.info.memory // 4:
-        problem = f"the features of {samples:,} rows and columns take {nbytes:,} bytes"
-        raise OutOfMemoryError(problem, hint="cut the picture into parts that are less thin")
 
 
 class LearningRate:
@@ -125,7 +101,8 @@ class TrainingStep(Resumable):
 
     def _step(self) -> dict[str, Tensor]:
         settings, batch = self.settings, self.settings.batch
-        row, column = self._places()
+        size = self.height, self.width
+        row, column = random_places(batch, size, settings.seed, self.count)
         features = pixel_features(self.x, self.y, column, row)  # [batch, features]
         target = self.pixels.gather(row * self.width + column).cast(dtype.f32) * (1 / 255)
         answer = model.forward(self.flat, self.architecture, features)  # [batch, channels]
@@ -148,13 +125,6 @@ class TrainingStep(Resumable):
     def _moving(self) -> dict[str, Tensor]:
         named = {"flat": self.flat, "count": self.count, "smooth": self.smooth}
         return named | {f"adam_{n}": tensor for n, tensor in enumerate(self.optimizer.state())}
-
-    def _places(self) -> tuple[Tensor, Tensor]:
-        """A random pixel for each row of the batch: its row and its column, int32 [batch]."""
-        batch, seed = (self.settings.batch,), self.settings.seed
-        row = Tensor.random_bits(batch, (seed, self.count, 0)) % self.height
-        column = Tensor.random_bits(batch, (seed, self.count, 1)) % self.width
-        return row.cast(dtype.i32), column.cast(dtype.i32)
 
 
 class _Listener:
@@ -184,12 +154,11 @@ class _Listener:
         self.times.append((step, time.perf_counter()))
 
     def hear(self, step: int, values: dict[str, Array]) -> None:
-        self.loss = float(values["smooth"]) / (1 - SMOOTHING**step)  # started at zero
+        self.loss = mean_loss(float(values["smooth"]), step)
         self.diverged = self.diverged or not math.isfinite(self.loss)
-        if "parameters" in values and self.loss < self.best_loss and not self.diverged:
-            finite = bool(np.isfinite(values["parameters"]).all())
-            if finite:
-                self.best, self.best_loss = values["parameters"], self.loss
+        better = "parameters" in values and self.loss < self.best_loss and not self.diverged
+        if better and finite([values["parameters"]]):
+            self.best, self.best_loss = values["parameters"], self.loss
         self.times.append((step, time.perf_counter()))
         if self.tell is not None and not self.diverged and step > self.told:
             self.told = step
@@ -199,8 +168,8 @@ class _Listener:
         (first, begin), (last, end) = self.times[0], self.times[-1]
         pace = (last - first) / max(end - begin, 1e-9)
         left = (self.steps - step) / max(pace, 1e-9)
-        psnr = -10 * math.log10(max(self.loss, 1e-12))
         preview = None if self.decode is None else partial(self.decode, self.best)
+        psnr = decibels(self.loss)
         return Progress(step, self.steps, self.loss, psnr, pace, left, preview)
 
 
@@ -214,7 +183,7 @@ class _Retreat:
     def remember(self) -> None:
         """This state, if all of it is finite."""
         arrays = self.step.state()
-        if all(bool(np.isfinite(a).all()) for a in arrays.values()):
+        if finite(arrays.values()):
             self.arrays = arrays
 
     def back(self) -> int | None:
@@ -252,36 +221,30 @@ class _Replay:
 
 
 def fit(
-    step: TrainingStep,
-    on_progress: Callable[[Progress], None] | None = None,
-    should_stop: Callable[[], bool] | None = None,
-    decode: Callable[[Array], Array] | None = None,
-    saved: State | None = None,
-    keep: Callable[[State], None] | None = None,
+    step: TrainingStep, run: Run | None = None, decode: Callable[[Array], Array] | None = None
 ) -> Fitted:
     """Replay the step settings.steps times, or until asked to stop.
 
     Where the loss is not finite, it goes back to the last good state and on at half the learning
     rate, at most RETRIES times. `decode` turns parameters into pixels, for previews. The best
     parameters are chosen by the smoothed loss at fixed steps, so that the same seed gives the
-    same bits on one device, however fast it runs. `keep` is given a state from time to time, and
-    when it stops early; from a `saved` one a run goes on to the bits of one that never stopped.
+    same bits on one device, however fast it runs; from a saved state a run goes on to the bits of
+    one that never stopped.
     """
+    run = run or Run()
     steps, begin, done, retries = step.settings.steps, time.perf_counter(), 0, 0
-    listener = _Listener(step.flat.numpy(), steps, on_progress, decode)
-    if saved is not None:
-        step.restore(saved.arrays)
-        done, retries = int(step.count.item()), saved.facts["retries"]
-        begin -= saved.facts["seconds"]
-        listener.resume(done, saved.arrays["best"], saved.facts["best_loss"])
+    listener = _Listener(step.flat.numpy(), steps, run.tell, decode)
+    if run.saved is not None:
+        step.restore(run.saved.arrays)
+        done, retries = int(step.count.item()), run.saved.facts["retries"]
+        begin -= run.saved.facts["seconds"]
+        listener.resume(done, run.saved.arrays["best"], run.saved.facts["best_loss"])
     replay, retreat = _Replay(step, listener, done), _Retreat(step, retries)
-    interrupted, kept = False, time.monotonic()
+    interrupted = False
     while replay.done < steps and not interrupted:
         replay.go_on()
-        interrupted = should_stop is not None and should_stop()
-        due = keep is not None and (
-            interrupted or time.monotonic() - kept > checkpoint.KEEP_SECONDS
-        )
+        interrupted = run.stopping()
+        due = run.due(interrupted)
         if due or listener.diverged or replay.done % GOOD == 0 or replay.done == steps:
             replay.receiver.wait()
         if listener.diverged:
@@ -291,11 +254,10 @@ def fit(
             listener.go_on(back)
         elif replay.done % GOOD == 0:
             retreat.remember()
-        if due and keep is not None:
+        if due:
             seconds = time.perf_counter() - begin
             facts = {"best_loss": listener.best_loss, "retries": retreat.retries}
-            keep(State({**step.state(), "best": listener.best}, facts | {"seconds": seconds}))
-            kept = time.monotonic()
+            run.keep(State({**step.state(), "best": listener.best}, facts | {"seconds": seconds}))
     if interrupted and replay.done % LISTEN:
         replay.receiver.send(replay.done)
     replay.receiver.wait()
@@ -303,10 +265,3 @@ def fit(
     stopped: Stopped = "diverged" if listener.diverged else early
     seconds = time.perf_counter() - begin
     return Fitted(listener.best, listener.best_loss, replay.done, seconds, stopped)
-
-
-def next_chunk(chunk: int, seconds: float) -> int:
-    """How many steps to replay at once after so many took so many seconds."""
-    if seconds > CHUNK_SECONDS:
-        return max(1, chunk // 2)
-    return min(LISTEN, chunk * 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -12,15 +11,14 @@ import numpy as np
 from imgmlp.codec.float_mlp import model
 from imgmlp.codec.float_mlp.config import Settings, Weights, check_size
 from imgmlp.codec.float_mlp.features import encoding, table
-from imgmlp.codec.float_mlp.fit import Fitted, Progress, Stopped, TrainingStep, fit, pixel_features
-from imgmlp.codec.training.checkpoint import State
+from imgmlp.codec.float_mlp.fit import Fitted, Stopped, TrainingStep, fit
 from imgmlp.codec.training.chunked import assemble, at_once, fill, fitting
 from imgmlp.codec.training.memory_limits import Way, explain, smaller_picture, within_memory
+from imgmlp.codec.training.pixels import pixel_features
+from imgmlp.codec.training.run import Run
 from imgmlp.engine import AnyDevice, Precision, Program, Tensor, compile, dtype
 from imgmlp.errors import OutOfMemoryError
 from imgmlp.image import Picture, psnr
-
-__all__ = ["Decoder", "Progress", "Trained", "decode", "train", "training_step"]
 
 Array = np.ndarray[Any, Any]
 PIXELS_AT_ONCE = 1 << 16  # of a decoding step: 64 values each of a few layers is some 50 MB
@@ -42,15 +40,12 @@ def train(
     picture: Picture,
     settings: Settings,
     device: AnyDevice,
-    on_progress: Callable[[Progress], None] | None = None,
-    should_stop: Callable[[], bool] | None = None,
-    saved: State | None = None,
-    keep: Callable[[State], None] | None = None,
+    run: Run | None = None,
 ) -> Trained:
-    """Fit a network to a picture, from its beginning or from a saved state.
+    """Fit a network to a picture, from its beginning or from the state that an earlier run left.
 
-    `on_progress` is told how it goes. When `should_stop()` is true or the loss is no longer
-    finite, the run ends with the best weights so far. `keep` is given states to save.
+    When the run is asked to stop or the loss is no longer finite, it ends with the best weights so
+    far.
     """
     height, width, channels = picture.pixels.shape
     architecture = settings.architecture(channels)
@@ -64,7 +59,7 @@ def train(
 
     def work() -> Fitted:  # its memory is free again when the picture is decoded
         step = TrainingStep(picture.pixels, architecture, frequencies, settings, device)
-        return fit(step, on_progress, should_stop, preview, saved, keep)
+        return fit(step, run, preview)
 
     fitted = within_memory(work, lambda error: _too_large(error, settings, device, picture))
     found = weights(fitted.parameters)

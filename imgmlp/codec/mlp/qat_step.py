@@ -10,18 +10,18 @@ program serves all three. Features and activation are those of `integer_inferenc
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.float_mlp.fit import check_tables, pixel_features
 from imgmlp.codec.mlp import integer_inference
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.training.checkpoint import Resumable
 from imgmlp.codec.training.memory_limits import explain, smaller_picture
+from imgmlp.codec.training.pixels import check_tables, pixel_features, random_places
+from imgmlp.codec.training.replay import SMOOTHING
 from imgmlp.engine import AnyDevice, Context, Function, Program, Tensor, compile, dtype, nn, optim
 from imgmlp.errors import OutOfMemoryError
 
@@ -36,7 +36,6 @@ WARM_UP = 200  # steps in which the learning rate rises, of a short run a twenti
 BETAS = (0.9, 0.99)
 DECAY = 0.01  # of weights: without it they grow, and with them the values of layers, which then die
 EPSILON = 1e-12  # gradients of single weights can be as small as 1e-8
-SMOOTHING = 0.99  # share of the past in the smoothed loss
 _LEAST = 0.2  # steps by which the mean magnitude is taken to be larger when rates are counted
 
 
@@ -150,7 +149,8 @@ class LearningStep(Resumable):
 
     def _step(self) -> dict[str, Tensor]:
         noise, rounding, price = (self.control[n] for n in range(3))
-        row, column = self._places()
+        size = self.height, self.width
+        row, column = random_places(self.batch, size, self.seed, self.count)
         features = pixel_features(self.x, self.y, column, row)  # [batch, features]
         samples = self.pixels.gather(row * self.width + column).cast(dtype.f32)
         step = self.sizes.exp2().gather(self.owner)  # [parameters]
@@ -194,13 +194,6 @@ class LearningStep(Resumable):
         found = values.contiguous().gather(self.members.maximum(0))
         return Tensor.where(self.members < 0, 0.0, found).sum(axis=1)
 
-    def _places(self) -> tuple[Tensor, Tensor]:
-        """A random pixel for each row of the batch: its row and its column, int32 [batch]."""
-        batch = (self.batch,)
-        row = Tensor.random_bits(batch, (self.seed, self.count, 0)) % self.height
-        column = Tensor.random_bits(batch, (self.seed, self.count, 1)) % self.width
-        return row.cast(dtype.i32), column.cast(dtype.i32)
-
     # --- from and to the host ---
 
     def steer(self, control: Control) -> None:
@@ -242,12 +235,3 @@ def too_large(
 def _rounded(x: Tensor) -> Tensor:
     """To the nearest whole number."""
     return (x.abs() + 0.5).cast(dtype.i32).cast(dtype.f32).copysign(x)
-
-
-def mean_loss(smooth: float, steps: int) -> float:
-    """The smoothed loss after so many steps, without what it started from."""
-    return smooth / (1 - SMOOTHING**steps)
-
-
-def finite(arrays: Sequence[Array]) -> bool:
-    return all(bool(np.isfinite(a).all()) for a in arrays)

@@ -6,7 +6,6 @@ which was stopped and goes on gives the same bits as one that was not.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -15,12 +14,11 @@ from typing import Any, Literal
 import numpy as np
 
 from imgmlp.codec.bitstream.quantize import coded_bits, quantize
-from imgmlp.codec.float_mlp.fit import RETRIES, Progress, next_chunk
-from imgmlp.codec.mlp import qat_step
 from imgmlp.codec.mlp.bit_allocation import Choice, log_sizes, settle, total_bits
 from imgmlp.codec.mlp.qat_step import Control, LearningStep
-from imgmlp.codec.training import checkpoint
 from imgmlp.codec.training.checkpoint import State
+from imgmlp.codec.training.replay import RETRIES, decibels, finite, mean_loss, next_chunk
+from imgmlp.codec.training.run import Progress, Run
 
 Array = np.ndarray[Any, Any]
 Ended = Literal["done", "interrupted", "diverged"]
@@ -63,7 +61,7 @@ class Course:
         self.step, self.decided = step, decided
         self._pricing, self._budget = pricing, budget
         self.look = max(1, min(LOOK, decided.steps // 40))
-        self._chunk, self._kept, self._shown = 1, time.monotonic(), (0, 0.0)
+        self._chunk, self._shown = 1, (0, 0.0)
         self._began = time.perf_counter() - decided.seconds
         self._good: State | None = None
         self._steer()
@@ -80,13 +78,8 @@ class Course:
         self.decided.seconds = time.perf_counter() - self._began
         return State(self.step.state(), asdict(self.decided))
 
-    def run(
-        self,
-        tell: Callable[[Progress], None] | None = None,
-        should_stop: Callable[[], bool] | None = None,
-        keep: Callable[[State], None] | None = None,
-    ) -> Ended:
-        """Go on to the end. `keep` is given a state from time to time, and when it stops early."""
+    def run(self, run: Run, complete: Callable[[State], State] = lambda state: state) -> Ended:
+        """Go on to the end. `complete` adds to a state what others want to have kept with it."""
         done = int(self.step.count.item())
         self._good = self._good or self.state()
         self._shown = done, time.perf_counter()
@@ -99,15 +92,12 @@ class Course:
             self._chunk = next_chunk(self._chunk, seconds)
             done += count
             if done % self.look == 0 or done == self.decided.steps:
-                done = self._look(done, tell)
+                done = self._look(done, run.tell)
                 if done < 0:
                     return "diverged"
-            stop = should_stop is not None and should_stop()
-            if keep is not None and (
-                stop or time.monotonic() - self._kept > checkpoint.KEEP_SECONDS
-            ):
-                keep(self.state())
-                self._kept = time.monotonic()
+            stop = run.stopping()
+            if run.due(stop):
+                run.keep(complete(self.state()))
             if stop and done < self.decided.steps:
                 return "interrupted"
         self.decided.seconds = time.perf_counter() - self._began
@@ -117,14 +107,14 @@ class Course:
 
     def _look(self, done: int, tell: Callable[[Progress], None] | None) -> int:
         """Judge and decide; returns the number of steps done, -1 if there is no way on."""
-        loss = qat_step.mean_loss(float(self.step.smooth.item()), done)
+        loss = mean_loss(float(self.step.smooth.item()), done)
         if not loss < HOPELESS:
             return self._recover()
         self._advance(done)
         if done % (CONTROL * self.look) == 0:
             self._reprice(loss)
             state = self.state()
-            if qat_step.finite(list(state.arrays.values())):
+            if finite(state.arrays.values()):
                 self._good = state
         if tell is not None:
             tell(self._progress(done, loss))
@@ -211,8 +201,3 @@ class Course:
         pace = (done - first) / max(time.perf_counter() - since, 1e-9)
         left = (self.decided.steps - done) / max(pace, 1e-9)
         return Progress(done, self.decided.steps, loss, decibels(loss), pace, left)
-
-
-def decibels(loss: float) -> float:
-    """PSNR of a mean squared error on [0, 1]."""
-    return -10 * math.log10(max(loss, 1e-12))

@@ -16,7 +16,6 @@ import re
 import time
 import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -24,8 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.engine import Tensor
-from imgmlp.errors import OutputError
+from imgmlp.engine import AnyDevice, Tensor
 from imgmlp.files import sweep, write_atomically
 from imgmlp.image import Picture
 
@@ -84,6 +82,12 @@ def beside(target: Path, key: str) -> Path:
     return target.parent / f".{target.name[:50]}.{key[:8]}.checkpoint"
 
 
+def of(target: Path, picture: Picture, device: AnyDevice, choices: str) -> Checkpoint:
+    """The checkpoint of the run that makes this file of a picture."""
+    own = key(picture, f"{choices} {device.info.spec} {device.info.describe()}")
+    return Checkpoint(beside(target, own), own)
+
+
 def left_beside(target: Path) -> list[Path]:
     """The checkpoints of all runs that write this file."""
     wanted = re.compile(rf"\.{re.escape(target.name[:50])}\.[0-9a-f]{{8}}\.checkpoint")
@@ -135,27 +139,6 @@ class Checkpoint:
                 np.lib.format.write_array(data, array, allow_pickle=False)
                 archive.writestr(f"{name}.npy", data.getvalue())
         write_atomically(self.path, lambda stream: stream.write(content.getvalue()))
-
-    def keeping(
-        self, note: Callable[[str], None], facts: dict[str, Any]
-    ) -> Callable[[State], None]:
-        """Saves states, and more facts with each, until one cannot be written.
-
-        That is noted, but no reason to lose the run.
-        """
-        broken = False
-
-        def keep(state: State) -> None:
-            nonlocal broken
-            if broken:
-                return
-            try:
-                self.save(State(state.arrays, state.facts | facts))
-            except OutputError as error:
-                broken = True
-                note(f"no checkpoints: {error}")
-
-        return keep
 
     def touch(self) -> None:
         """Once files were written that this run may replace when it goes on."""

@@ -1,17 +1,13 @@
-"""What a file is to reach, and how large a network that asks for.
-
-Sizes follow from runs on photographs (docs/compression.md): a network does best with some six
-bits for each of its weights, and the price of a bit decides how many weights are worth having.
-"""
+"""What a file is to reach, and how much work that is worth. Knows nothing of how it is reached."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from imgmlp.codec.mlp.network import MAX_WIDTH, Shape
 from imgmlp.errors import UsageError
 
 Kind = Literal["lambda", "bytes", "psnr"]
@@ -20,18 +16,8 @@ QUALITY = 60.0  # if nothing else is wanted
 EFFORT = 5
 LOWEST_SHARE = 0.97  # of the bytes wanted that a file has at least
 TOLERANCE = 0.1  # dB
-BITS = 6.0  # for a weight
-OVERHEAD = 90.0  # bytes of a file that are no weights
-HIDDEN = 5  # layers
-FEW = 1000  # weights, too few for more than
-HIDDEN_OF_FEW = 3
-PANEL, PART = 64, 8  # wider layers are multiples of a part
 STEPS = 60_000  # of a run with the default effort
 WIDER = (1, 2, 3, 5, 8)  # times the pixels in a step, of it and of the levels above
-# At a price of 3e-3 a pixel pays for so many weights; a cheaper bit pays for more.
-_WEIGHTS, _PRICE, _POWER = 0.061, 3e-3, 0.65
-_FIRST = 0.3  # of the price that pays for weights: at about so much they take BITS each
-_GAIN = 1.9  # dB that twice the weights bring
 _SUFFIXES = {"": 1, "k": 1000, "m": 1_000_000}
 
 
@@ -118,44 +104,41 @@ def parse_bytes(text: str) -> int:
     return count
 
 
-def work(effort: int) -> tuple[int, int]:
-    """Training steps of an effort from 1 to 9, and by what it multiplies the pixels in each.
+@dataclass(frozen=True)
+class Effort:
+    """How long to train: so many steps of so many times the usual pixels, or so many seconds.
+
+    A quality may take several networks, each of which is trained for so many steps; the seconds are
+    those of all that may be tried.
+    """
+
+    steps: int
+    seconds: float | None = None
+    wider: int = 1
+
+    def within(self, seconds: float | None, pace: Callable[[int], float]) -> tuple[int, int]:
+        """Steps of a run and how wide they are; in `seconds`, if not None.
+
+        `pace` tells the seconds of a step that is so much wider. Time for more than the default
+        effort's steps is better spent on wider ones.
+        """
+        if seconds is None:
+            return self.steps, self.wider
+        steps, wider = 0, 1
+        for wider in WIDER:
+            steps = max(1, int(seconds / pace(wider)))
+            if steps <= STEPS:
+                break
+        return steps, wider
+
+
+def effort(level: int = EFFORT, seconds: float | None = None) -> Effort:
+    """Training of an effort from 1 to 9.
 
     Up to the default each level doubles the steps. Above it steps get wider: they bring as much
     as more of them, and GPUs take many pixels in little more time than few. Raises UsageError.
     """
-    if not 1 <= effort <= 9:
-        raise UsageError(f"--effort is {effort}", hint="use a whole number from 1 to 9")
-    level = effort - EFFORT
-    return int(STEPS * 2.0 ** min(level, 0)), WIDER[max(level, 0)]
-
-
-def weights_worth(price: float, pixels: int) -> float:
-    """How many weights a picture should have at this price of a bit."""
-    return float(pixels * _WEIGHTS * (_PRICE / price) ** _POWER)
-
-
-def first_price(weights: float, pixels: int) -> float:
-    """A price to begin with where so many weights are to take BITS each."""
-    price = _FIRST * _PRICE * (pixels * _WEIGHTS / weights) ** (1 / _POWER)
-    return float(min(max(price, 1e-6), 1.0))
-
-
-def network_shape(weights: float, channels: int) -> Shape:
-    """A network of about so many weights; the smallest one that makes sense has some 100.
-
-    Five layers reach more than three wider ones, but layers of a few values hold a network up.
-    Devices compute layers above PANEL wide in panels, and a part of one takes as long as a whole.
-    """
-    frequencies = int(min(16, max(4, math.sqrt(weights) / 5)))
-    hidden = HIDDEN if weights >= FEW else HIDDEN_OF_FEW
-    # weights = (hidden - 1) width**2 + (4 frequencies + channels + hidden) width + channels
-    square, linear = hidden - 1, 4 * frequencies + channels + hidden
-    width = (math.sqrt(linear**2 + 4 * square * max(weights - channels, 0)) - linear) / (2 * square)
-    whole = round(width) if width < PANEL else PART * round(width / PART)
-    return Shape(frequencies, hidden, min(MAX_WIDTH, max(4, whole)), channels)
-
-
-def more_weights(weights: float, missing: float) -> float:
-    """How many weights bring so many dB more."""
-    return float(weights * 2 ** (missing / _GAIN))
+    if not 1 <= level <= 9:
+        raise UsageError(f"--effort is {level}", hint="use a whole number from 1 to 9")
+    more = level - EFFORT
+    return Effort(int(STEPS * 2.0 ** min(more, 0)), seconds, WIDER[max(more, 0)])

@@ -14,16 +14,11 @@ from conftest import MAPPINGS, open_mapping, small_pixels
 
 from imgmlp.codec.float_mlp import features
 from imgmlp.codec.float_mlp.config import PRESETS, Settings
-from imgmlp.codec.float_mlp.fit import (
-    LISTEN,
-    RETRIES,
-    SMOOTHING,
-    LearningRate,
-    TrainingStep,
-    _Listener,
-    fit,
-)
+from imgmlp.codec.float_mlp.fit import LISTEN, LearningRate, TrainingStep, _Listener, fit
 from imgmlp.codec.training.checkpoint import Checkpoint
+from imgmlp.codec.training.pixels import random_places
+from imgmlp.codec.training.replay import RETRIES, SMOOTHING
+from imgmlp.codec.training.run import Run
 from imgmlp.engine import AnyDevice, Tensor, open_device
 
 SMALL = {"steps": 200, "batch": 50, "hidden": 6, "layers": 2, "features": 8}
@@ -63,11 +58,17 @@ def test_the_exponential_schedule_takes_a_fixed_share_each_step() -> None:
     assert rate(chosen, 10_000) == pytest.approx(0.000533 * 0.99999**10_000, rel=1e-5)
 
 
+def places(step: TrainingStep) -> tuple[Tensor, Tensor]:
+    """Those that the step draws."""
+    size = step.height, step.width
+    return random_places(step.settings.batch, size, step.settings.seed, step.count)
+
+
 def test_every_pixel_is_drawn_about_equally_often(device: AnyDevice) -> None:
     """3 × 5 pixels, 30,000 draws: 2,000 each with a deviation of 43; five of them are allowed."""
     chosen = settings(batch=30_000)
     step = training_step(chosen, device, np.zeros((5, 3, 1), np.uint8))
-    row, column = step._places()
+    row, column = places(step)
     pixel = (row * 3 + column).numpy()
     assert np.abs(np.bincount(pixel, minlength=15) - 2000).max() < 5 * 43
     assert len(np.bincount(pixel)) == 15
@@ -75,11 +76,11 @@ def test_every_pixel_is_drawn_about_equally_often(device: AnyDevice) -> None:
 
 def test_each_step_draws_other_pixels_and_both_axes_apart(device: AnyDevice) -> None:
     step = training_step(settings(), device, np.zeros((64, 64, 1), np.uint8))
-    row, column = (place.numpy() for place in step._places())
+    row, column = (place.numpy() for place in places(step))
     assert not np.array_equal(row, column)
     step.program.run()
     step.program.wait()
-    assert not np.array_equal(step._places()[0].numpy(), row)
+    assert not np.array_equal(places(step)[0].numpy(), row)
     assert int(step.count.numpy()) == 1
 
 
@@ -115,7 +116,7 @@ def test_the_first_step_is_adamw_on_the_pixels_that_were_drawn(device: AnyDevice
     """Tolerance: a gradient near zero is rounding noise, whose step may go either way."""
     pixels = small_pixels()
     step = training_step(settings(), device, pixels)
-    row, column = (place.numpy() for place in step._places())
+    row, column = (place.numpy() for place in places(step))
     x = np.concatenate([step.x.numpy()[column], step.y.numpy()[row]], axis=1)
     before = step.flat.numpy()
     wanted = float64_step(before, x, pixels[row, column] / 255, step)
@@ -203,7 +204,7 @@ def test_a_loss_that_is_not_finite_leads_back_to_half_the_rate(
     monkeypatch.setattr("imgmlp.codec.float_mlp.fit.next_chunk", lambda before, seconds: chunk)
     chosen = settings(steps=5 * LISTEN // 2)
     step, truth = (training_step(chosen, device, small_pixels()) for _ in range(2))
-    fitted = fit(step, should_stop=poison(step, call))
+    fitted = fit(step, Run(should_stop=poison(step, call)))
     assert (fitted.stopped, fitted.steps) == (None, chosen.steps)
     truth.program.run(LISTEN)
     truth.rate.slow_down(1)
@@ -216,7 +217,7 @@ def test_after_some_retries_the_best_parameters_are_kept(
 ) -> None:
     monkeypatch.setattr("imgmlp.codec.float_mlp.fit.GOOD", LISTEN)
     step = training_step(settings(steps=10_000), device, small_pixels())
-    fitted = fit(step, should_stop=poison(step, *range(20, 1000)))
+    fitted = fit(step, Run(should_stop=poison(step, *range(20, 1000))))
     assert fitted.stopped == "diverged"
     assert np.isfinite(fitted.parameters).all()
     assert float(step.rate.first.item()) == np.float32(step.settings.lr / 2**RETRIES)
@@ -225,7 +226,7 @@ def test_after_some_retries_the_best_parameters_are_kept(
 def test_a_stop_before_the_first_look_keeps_what_was_reached(device: AnyDevice) -> None:
     step = training_step(settings(steps=100_000), device, small_pixels())
     begin = step.flat.numpy()
-    fitted = fit(step, should_stop=lambda: True)
+    fitted = fit(step, Run(should_stop=lambda: True))
     assert fitted.stopped == "interrupted"
     assert fitted.steps < LISTEN
     assert np.isfinite(fitted.loss)
@@ -241,10 +242,11 @@ def test_a_stopped_run_goes_on_with_the_same_bits(
 
     whole, checkpoint = fit(step()), Checkpoint(tmp_path / "c", "k")
     left = iter(range(looks))
-    stopped = fit(step(), should_stop=lambda: next(left, None) is None, keep=checkpoint.save)
+    run = Run(should_stop=lambda: next(left, None) is None, checkpoint=checkpoint)
+    stopped = fit(step(), run)
     assert stopped.stopped == "interrupted"
     heard: list[int] = []
-    again = fit(step(), lambda p: heard.append(p.step), saved=checkpoint.load())
+    again = fit(step(), Run(lambda p: heard.append(p.step), checkpoint=checkpoint))
     assert again.parameters.tolist() == whole.parameters.tolist()
     assert (again.loss, again.steps, again.stopped) == (whole.loss, 7 * LISTEN // 2, None)
     assert min(heard) > stopped.steps

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,12 +16,15 @@ from conftest import small_pixels
 
 from imgmlp.codec import decoder
 from imgmlp.codec.bitstream import container
-from imgmlp.codec.mlp import integer_inference
-from imgmlp.codec.mlp.encode import ATTEMPTS, PILOT_RATE, Effort, Encoded, Watch, _Encoder, encode
+from imgmlp.codec.encoder import Encoded, encode
+from imgmlp.codec.mlp import integer_inference, rate_model
+from imgmlp.codec.mlp.encode import ATTEMPTS, PILOT_RATE, _Encoder
 from imgmlp.codec.mlp.rounding_search import FINE, Rounding, Trial
 from imgmlp.codec.training import target as goals
 from imgmlp.codec.training.checkpoint import Checkpoint
-from imgmlp.codec.training.target import Target
+from imgmlp.codec.training.draft import Draft
+from imgmlp.codec.training.run import Run
+from imgmlp.codec.training.target import Effort, Target
 from imgmlp.engine import open_device
 from imgmlp.errors import Interrupted
 from imgmlp.image import Picture, psnr
@@ -29,6 +34,10 @@ SHORT = Effort(120)
 
 def run(target: Target, picture: Picture | None = None, effort: Effort = SHORT) -> Encoded:
     return encode(picture or Picture(small_pixels()), target, effort, open_device("numpy"))
+
+
+def is_over(left: Iterator[int]) -> bool:
+    return next(left, None) is None
 
 
 @pytest.mark.parametrize("count", [250, 700])
@@ -119,7 +128,7 @@ def test_what_is_compiled_at_first_does_not_count_as_pace(monkeypatch: pytest.Mo
     monkeypatch.setattr(_Encoder, "_course", lambda *_: course)
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
     picture, device = Picture(small_pixels()), open_device("numpy")
-    encoder = _Encoder(picture, Target("bytes", 300), SHORT, device, None, Watch())
+    encoder = _Encoder(picture, Target("bytes", 300), SHORT, device, Run())
     assert encoder._pace(encoder._shape(), 1) == pytest.approx(1e-3)
     then = clock[0]
     assert encoder._pace(encoder._shape(), 1) == pytest.approx(1e-3)
@@ -132,7 +141,7 @@ def test_a_network_too_large_for_the_time_is_not_taken(monkeypatch: pytest.Monke
     monkeypatch.setattr(_Encoder, "_pace", lambda self, shape, wider: 1e-5 * shape.parameters)
     notes: list[str] = []
     arguments = Picture(small_pixels()), Target("bytes", 20_000), Effort(1, seconds=0.1)
-    found = encode(*arguments, open_device("numpy"), watch=Watch(note=notes.append))
+    found = encode(*arguments, open_device("numpy"), Run(note=notes.append))
     assert [note.partition(":")[0] for note in notes] == [
         "0.1 seconds are too few for 2,856 weights"
     ]
@@ -177,11 +186,10 @@ def test_a_stopped_run_gives_the_bytes_of_one_that_was_not(
     picture, device = Picture(small_pixels()), open_device("numpy")
     notes: list[str] = []
     for count in looks:
-        left = iter(range(count))
-        watch = Watch(should_stop=lambda left=left: next(left, None) is None, note=notes.append)  # type: ignore[misc]
+        stop = partial(is_over, iter(range(count)))
         with pytest.raises(Interrupted, match="stopped after"):
-            encode(picture, target, SHORT, device, checkpoint, watch)
-    found = encode(picture, target, SHORT, device, checkpoint, Watch(note=notes.append))
+            encode(picture, target, SHORT, device, Run(None, stop, notes.append, checkpoint))
+    found = encode(picture, target, SHORT, device, Run(note=notes.append, checkpoint=checkpoint))
     assert found.bytes == whole.bytes
     assert found.resumed > 0
     assert len(notes) == len(looks)
@@ -190,13 +198,20 @@ def test_a_stopped_run_gives_the_bytes_of_one_that_was_not(
 
 def test_a_short_run_that_was_stopped_is_not_begun_again(tmp_path: Path) -> None:
     steps: list[int] = []
-    watch = Watch(lambda progress: steps.append(progress.step), lambda: len(steps) == 15)
-    arguments = Picture(small_pixels()), Target("psnr", 10), SHORT, open_device("numpy")
     checkpoint = Checkpoint(tmp_path / "c", "k")
+
+    def run() -> Run:
+        return Run(
+            lambda progress: steps.append(progress.step),
+            lambda: len(steps) == 15,
+            checkpoint=checkpoint,
+        )
+
+    arguments = Picture(small_pixels()), Target("psnr", 10), SHORT, open_device("numpy")
     with pytest.raises(Interrupted, match="stopped after 3 of 12 steps of a short run"):
-        encode(*arguments, checkpoint, watch)
+        encode(*arguments, run())
     assert [*range(1, 13), 1, 2, 3] == steps
-    encode(*arguments, checkpoint, watch)
+    encode(*arguments, run())
     assert steps[15:25] == [*range(4, 13), 3]
 
 
@@ -233,7 +248,7 @@ def test_a_network_that_is_too_good_for_a_quality_makes_room_for_a_smaller_one(
         return replace(best(self, *args), psnr=60.0)
 
     monkeypatch.setattr(Rounding, "best", noted)
-    monkeypatch.setattr("imgmlp.codec.mlp.encode.psnr", lambda *_: 60.0)
+    monkeypatch.setattr("imgmlp.codec.training.draft.psnr", lambda *_: 60.0)
     found = run(Target("psnr", 30), effort=Effort(20))
     assert found.missed is None
     assert found.metrics["parameters"] == min(tried)
@@ -242,7 +257,7 @@ def test_a_network_that_is_too_good_for_a_quality_makes_room_for_a_smaller_one(
 def test_the_smallest_network_is_priced_and_enlarged_by_the_weights_that_it_has() -> None:
     """As if it had one weight, bits were so dear that it answered with one colour, to the end."""
     device = open_device("numpy")
-    encoder = _Encoder(Picture(small_pixels()), Target("psnr", 30), SHORT, device, None, Watch())
+    encoder = _Encoder(Picture(small_pixels()), Target("psnr", 30), SHORT, device, Run())
     encoder.resize(-40.0)
     assert encoder.weights == encoder._shape().parameters
     assert encoder.resize(2.0)
@@ -251,12 +266,12 @@ def test_the_smallest_network_is_priced_and_enlarged_by_the_weights_that_it_has(
 def test_a_run_that_was_stopped_in_a_later_attempt_knows_the_earlier_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(goals, "more_weights", lambda weights, missing: weights / 2)
+    monkeypatch.setattr(rate_model, "more_weights", lambda weights, missing: weights / 2)
     monkeypatch.setattr("imgmlp.codec.mlp.encode.PILOT_RATE", 40 * PILOT_RATE)
     begun: list[int] = []
     attempt = _Encoder.attempt
 
-    def counted(encoder: _Encoder) -> Encoded:
+    def counted(encoder: _Encoder) -> Draft:
         begun.append(encoder.attempts)
         return attempt(encoder)
 
@@ -270,9 +285,9 @@ def test_a_run_that_was_stopped_in_a_later_attempt_knows_the_earlier_ones(
         return 1 in begun
 
     with pytest.raises(Interrupted, match="stopped after"):
-        encode(picture, wanted, Effort(40), device, checkpoint, Watch(should_stop=stop))
+        encode(picture, wanted, Effort(40), device, Run(should_stop=stop, checkpoint=checkpoint))
     assert begun == [0, 1]
-    found = encode(picture, wanted, Effort(40), device, checkpoint)
+    found = encode(picture, wanted, Effort(40), device, Run(checkpoint=checkpoint))
     assert begun == [0, 1, 1, 2]
     assert found.bytes == whole.bytes
     assert found.missed == whole.missed

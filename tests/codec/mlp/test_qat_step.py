@@ -9,6 +9,7 @@ from conftest import open_mapping, small_pixels
 from imgmlp.codec.mlp import integer_inference, qat_step
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.qat_step import Activation, Control, LearningStep
+from imgmlp.codec.training import replay
 from imgmlp.engine import Tensor, open_device
 
 SHAPE = Shape(3, 2, 6, 3)
@@ -22,7 +23,7 @@ def losses(step: LearningStep, control: Control, count: int) -> float:
     """The smoothed loss after so many steps from the beginning."""
     step.steer(control)
     step.program.run(count)
-    return qat_step.mean_loss(float(step.smooth.item()), int(step.count.item()))
+    return replay.mean_loss(float(step.smooth.item()), int(step.count.item()))
 
 
 def test_the_activation_is_the_decoders() -> None:

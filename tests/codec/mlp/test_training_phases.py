@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ from conftest import small_pixels
 from imgmlp.codec.bitstream.quantize import quantize
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.qat_step import LearningStep
-from imgmlp.codec.mlp.training_phases import RETRIES, ROUNDED, Course, Decided
-from imgmlp.codec.training.checkpoint import State
+from imgmlp.codec.mlp.training_phases import ROUNDED, Course, Decided
+from imgmlp.codec.training.checkpoint import Checkpoint, State
+from imgmlp.codec.training.replay import RETRIES
+from imgmlp.codec.training.run import Run
 from imgmlp.engine import open_device
 
 STEPS = 120
@@ -38,7 +41,7 @@ def outcome(course: Course) -> tuple[dict[str, Any], dict[str, list[float]]]:
 @pytest.fixture(scope="module")
 def whole() -> Course:
     course = make()
-    assert course.run() == "done"
+    assert course.run(Run()) == "done"
     return course
 
 
@@ -69,7 +72,7 @@ def test_rounding_draws_weights_to_whole_steps(
 ) -> None:
     monkeypatch.setattr("imgmlp.codec.mlp.training_phases.DRAWN", 0.0)
     left = make()
-    assert left.run() == "done"
+    assert left.run(Run()) == "done"
     assert between_steps(whole) < 0.9 * between_steps(left)
 
 
@@ -84,20 +87,22 @@ def test_a_long_run_is_noisy_for_some_steps_only() -> None:
 
 
 @pytest.mark.parametrize("stop", [1, 10, 54, 60, 71, 103, 110])
-def test_a_stopped_run_goes_on_with_the_same_bits(whole: Course, stop: int) -> None:
+def test_a_stopped_run_goes_on_with_the_same_bits(whole: Course, stop: int, tmp_path: Path) -> None:
     first = make()
-    kept: list[State] = []
-    ended = first.run(should_stop=lambda: int(first.step.count.item()) >= stop, keep=kept.append)
-    assert ended == "interrupted"
-    assert stop <= int(kept[-1].arrays["count"]) < STEPS
-    second = make(kept[-1])
-    assert second.run() == "done"
+    kept = Checkpoint(tmp_path / "c", "k")
+    run = Run(should_stop=lambda: int(first.step.count.item()) >= stop, checkpoint=kept)
+    assert first.run(run) == "interrupted"
+    state = kept.load()
+    assert state is not None
+    assert stop <= int(state.arrays["count"]) < STEPS
+    second = make(state)
+    assert second.run(Run()) == "done"
     assert outcome(second) == outcome(whole)
 
 
 def test_progress_is_told_in_order() -> None:
     told: list[int] = []
-    make().run(lambda progress: told.append(progress.step))
+    make().run(Run(lambda progress: told.append(progress.step)))
     assert told == sorted(set(told))
     assert told[-1] == STEPS
 
@@ -121,7 +126,7 @@ def break_at(course: Course, step: int, times: int) -> list[float]:
 def test_numbers_that_explode_lead_back_to_the_last_good_state() -> None:
     course = make()
     slower = break_at(course, 50, 1)
-    assert course.run(should_stop=course.should_stop) == "done"  # type: ignore[attr-defined]
+    assert course.run(Run(should_stop=course.should_stop)) == "done"  # type: ignore[attr-defined]
     assert slower == [1.0]
     assert course.decided.slower == 0.5
     assert all(np.isfinite(array).all() for array in course.arrays())
@@ -130,7 +135,7 @@ def test_numbers_that_explode_lead_back_to_the_last_good_state() -> None:
 def test_after_some_retries_the_best_state_is_kept() -> None:
     course = make()
     slower = break_at(course, 30, 99)
-    assert course.run(should_stop=course.should_stop) == "diverged"  # type: ignore[attr-defined]
+    assert course.run(Run(should_stop=course.should_stop)) == "diverged"  # type: ignore[attr-defined]
     assert slower[0] == 1.0
     assert min(slower) == 0.5**RETRIES
     assert all(np.isfinite(array).all() for array in course.arrays())

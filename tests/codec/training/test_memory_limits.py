@@ -12,13 +12,14 @@ import pytest
 from conftest import small_pixels
 from networks import small_network
 
-from imgmlp import commands
+from imgmlp.cli import decode, train
+from imgmlp.cli.train import Outputs
+from imgmlp.codec.encoder import encode
 from imgmlp.codec.float_mlp import pipeline
 from imgmlp.codec.float_mlp.config import PRESETS
 from imgmlp.codec.mlp import integer_inference
-from imgmlp.codec.mlp.encode import Effort, encode
 from imgmlp.codec.training import memory_limits
-from imgmlp.codec.training.target import Target
+from imgmlp.codec.training.target import Effort, Target
 from imgmlp.engine import Device, memory_needed, open_device
 from imgmlp.errors import ImgmlpWarning, OutOfMemoryError
 from imgmlp.image import Picture
@@ -148,15 +149,15 @@ def test_the_command_tells_of_it(
     picture: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, terminal = picture.parent, Terminal()
-    outputs, chosen = (folder / "w.npz", folder / "w.png", None), replace(SMALL, batch=64)
-    commands.train(terminal, picture, *outputs, chosen, "numpy", False)
+    outputs, chosen = Outputs(folder / "w.npz", folder / "w.png"), replace(SMALL, batch=64)
+    train.run(terminal, picture, outputs, chosen, "numpy", False)
     device = open_device("numpy")
     device.info = replace(device.info, memory=3000)  # the picture alone takes 2,232
-    monkeypatch.setattr(commands, "open_device", lambda _: device)
+    monkeypatch.setattr(decode, "open_device", lambda _: device)
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
     terminal.show_warnings()
     again = folder / "again.png"
-    commands.decode(terminal, folder / "w.npz", again, None, None, "numpy", False)
+    decode.run(terminal, folder / "w.npz", again, None, None, "numpy", False)
     said = capsys.readouterr().err
     assert "warning: " in said
     assert "372 pixels at a time instead of 744" in said
@@ -169,6 +170,6 @@ def test_numpy_refuses_what_this_machine_has_no_memory_for(
     """The system would end the process: nothing else says that there is too little."""
     monkeypatch.setattr("imgmlp.engine.program.host_memory", lambda: 1000)
     chosen = replace(SMALL, batch=64)
-    outputs = picture.parent / "w.npz", picture.parent / "w.png", None
+    outputs = Outputs(picture.parent / "w.npz", picture.parent / "w.png")
     with pytest.raises(OutOfMemoryError, match=r"bytes at once, this machine has 1,000"):
-        commands.train(Terminal(), picture, *outputs, chosen, "numpy", False)
+        train.run(Terminal(), picture, outputs, chosen, "numpy", False)

@@ -1,4 +1,4 @@
-"""What can be asked for, and how large a network that takes."""
+"""What can be asked for, and how much work that is worth."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from imgmlp.codec.training import target
-from imgmlp.codec.training.target import Target
+from imgmlp.codec.training.target import Effort, Target
 from imgmlp.errors import UsageError
 
 
@@ -83,37 +83,20 @@ def test_of_files_that_keep_a_target_the_best_is_nearest() -> None:
 
 
 def test_each_effort_is_more_work() -> None:
-    found = {effort: target.work(effort) for effort in range(1, 10)}
+    levels = {level: target.effort(level) for level in range(1, 10)}
+    found = {level: (effort.steps, effort.wider) for level, effort in levels.items()}
     assert [found[n] for n in (1, 4, 5, 9)] == [(3_750, 1), (30_000, 1), (60_000, 1), (60_000, 8)]
     products = [steps * wider for steps, wider in found.values()]
     assert all(1.5 * less <= more <= 2 * less for less, more in pairwise(products))
-    for effort in (0, 10):
+    for level in (0, 10):
         with pytest.raises(UsageError, match="--effort"):
-            target.work(effort)
+            target.effort(level)
 
 
-@pytest.mark.parametrize("weights", [400, 3_000, 22_000, 300_000])
-def test_a_network_has_about_the_weights_wanted(weights: int) -> None:
-    for channels in (1, 3, 4):
-        shape = target.network_shape(weights, channels)
-        assert shape.parameters == pytest.approx(weights, rel=0.1)
-
-
-def test_wide_layers_are_whole_parts_of_panels() -> None:
-    widths = [target.network_shape(n, 3).width for n in (9_000, 22_000, 33_000, 52_500)]
-    assert widths == [39, 64, 80, 104]
-
-
-def test_few_weights_make_fewer_layers() -> None:
-    assert [target.network_shape(n, 3).hidden for n in (400, 999, 1_000, 22_000)] == [3, 3, 5, 5]
-
-
-def test_networks_stay_within_the_format() -> None:
-    assert target.network_shape(0, 1).width == 4
-    assert target.network_shape(1e9, 4).width == 1024
-
-
-def test_a_price_and_the_weights_that_it_pays_for_belong_together() -> None:
-    weights = target.weights_worth(1e-3, 393_216)
-    assert 40_000 < weights < 60_000
-    assert target.first_price(weights, 393_216) == pytest.approx(0.3e-3)
+@pytest.mark.parametrize(
+    ("seconds", "work"), [(None, (7, 2)), (1e-9, (1, 1)), (60.0, (60_000, 1)), (150.0, (50_000, 3))]
+)
+def test_time_for_more_than_the_usual_steps_goes_into_wider_ones(
+    seconds: float | None, work: tuple[int, int]
+) -> None:
+    assert Effort(7, wider=2).within(seconds, lambda wider: 1e-3 * wider) == work

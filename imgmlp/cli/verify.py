@@ -1,4 +1,4 @@
-"""Are files what they were when they were written? `imgmlp verify`."""
+"""`imgmlp verify`: are files what they were when they were written?"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from imgmlp.terminal import Terminal
 from imgmlp.text import print_data, size
 
 
-def verify(terminal: Terminal, paths: list[Path], device_spec: str, as_json: bool) -> int:
+def run(terminal: Terminal, paths: list[Path], device_spec: str, as_json: bool) -> int:
     """Compare the checksums of files; decode compact ones and compare the digest of the pixels.
 
     Returns the exit code: the error's own for one file, 1 if some of several are not sound.

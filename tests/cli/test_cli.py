@@ -15,16 +15,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import QUICK, Command, environment, imgmlp_command, small_pixels
+from conftest import GOLDEN, QUICK, Command, environment, imgmlp_command, small_pixels
 from PIL import Image
 
-from imgmlp import commands, interrupt, terminal
+from imgmlp import interrupt, terminal
+from imgmlp.cli import arguments, devices
+from imgmlp.cli import train as training
+from imgmlp.cli.train import Outputs
 from imgmlp.codec import decoder
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.decoder import open_stored
-from imgmlp.codec.float_mlp import pipeline
-from imgmlp.engine import list_devices
-from imgmlp.errors import Interrupted, OutputError, UsageError
+from imgmlp.codec.training.run import Progress
+from imgmlp.engine import list_devices, open_device
+from imgmlp.errors import DeviceError, Interrupted, OutputError, UsageError
 
 OUTPUTS = ("weights.npz", "reconstruction.png")
 ENDLESS = ("--steps", "100000000", "--batch", "64", "--hidden", "8", "--layers", "1")
@@ -46,7 +49,7 @@ def assert_whole(picture: Path) -> None:
     """The weights can be decoded, and the reconstruction is what they decode to."""
     folder = picture.parent
     assert names(picture, states=False) == set(OUTPUTS)
-    decoded = open_stored(folder / "weights.npz").decode(commands.open_device("numpy"))
+    decoded = open_stored(folder / "weights.npz").decode(open_device("numpy"))
     np.testing.assert_array_equal(pixels_of(folder / "reconstruction.png"), decoded)
 
 
@@ -135,8 +138,8 @@ def test_live_leaves_a_preview(imgmlp: Command, picture: Path) -> None:
 def test_a_preview_that_cannot_be_written_ends_the_previews_only(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(commands, "LIVE_EVERY", 0.0)
-    gone = commands._LivePreview(tmp_path / "gone" / "live.png", None, terminal.Terminal())
+    monkeypatch.setattr(training, "LIVE_EVERY", 0.0)
+    gone = training.LivePreview(tmp_path / "gone" / "live.png", None, terminal.Terminal())
     decodings = []
 
     def decode() -> np.ndarray:
@@ -172,13 +175,13 @@ def test_a_picture_decodes_at_any_size(
     ("text", "size"), [("640x480", (640, 480)), ("1X2", (1, 2)), ("16384×16384", (2**14, 2**14))]
 )
 def test_a_size_is_width_by_height(text: str, size: tuple[int, int]) -> None:
-    assert commands.parse_size(text) == size
+    assert arguments.parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "5", "5x", "0x5", "-1x5", "5x5x5", "1.5x2", "16385x16384"])
 def test_other_sizes_are_refused(text: str) -> None:
     with pytest.raises(UsageError):
-        commands.parse_size(text)
+        arguments.parse_size(text)
 
 
 def test_a_dash_writes_png_to_stdout(imgmlp: Command, weights: Path) -> None:
@@ -199,7 +202,7 @@ def test_a_dash_writes_png_to_stdout(imgmlp: Command, weights: Path) -> None:
 def compact(picture: Path) -> Path:
     """A compact file with an alpha channel and a colour profile."""
     path = picture.parent / "a.imlp"
-    path.write_bytes((Path(__file__).parent / "golden" / "rgb-alpha.imlp").read_bytes())
+    path.write_bytes((GOLDEN / "rgb-alpha.imlp").read_bytes())
     return path
 
 
@@ -209,7 +212,7 @@ def test_a_compact_file_decodes_to_the_picture_beside_it(imgmlp: Command, compac
     with Image.open(compact.with_name("a.decoded.png")) as image:
         assert image.info["icc_profile"] == b"not a real profile"
         pixels = np.asarray(image)
-    expected = decoder.decode(container.parse(compact.read_bytes()), commands.open_device("numpy"))
+    expected = decoder.decode(container.parse(compact.read_bytes()), open_device("numpy"))
     np.testing.assert_array_equal(pixels, expected)
     imgmlp("decode", compact.name, "-o", "b.webp", "-q")
     np.testing.assert_array_equal(pixels_of(compact.with_name("b.webp")), expected)
@@ -274,12 +277,12 @@ def test_devices_says_how_to_mend_what_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def no_device(spec: str = "auto") -> None:
-        raise commands.DeviceError("no OpenCL device: no driver", hint="install one")
+        raise DeviceError("no OpenCL device: no driver", hint="install one")
 
     only_numpy = [device for device in list_devices() if device.kind == "numpy"]
-    monkeypatch.setattr(commands, "list_devices", lambda: only_numpy)
-    monkeypatch.setattr(commands, "open_device", no_device)
-    commands.devices(terminal.Terminal(), as_json=False)
+    monkeypatch.setattr(devices, "list_devices", lambda: only_numpy)
+    monkeypatch.setattr(devices, "open_device", no_device)
+    devices.run(terminal.Terminal(), as_json=False)
     shown = capsys.readouterr()
     assert "numpy" in shown.out
     assert shown.err == "no OpenCL device: no driver\ninstall one\n"
@@ -482,7 +485,7 @@ def test_plain_lines_come_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> 
     lines = terminal._Lines(said.append)
     for step in range(1, 31):  # a step a second
         now = float(step)
-        lines.show(pipeline.Progress(step, 100, 0.01, 20.0, 1.0, 100.0 - step))
+        lines.show(Progress(step, 100, 0.01, 20.0, 1.0, 100.0 - step))
     lines.finish()
     assert [line.split()[1] for line in said] == ["10/100", "20/100", "30/100"]
     assert said[0] == "training  10/100  loss 0.01  20.0 dB  1 steps/s  1:30 left"
@@ -635,9 +638,9 @@ def test_a_stopped_training_goes_on_over_what_it_wrote(
     chosen = {"batch": 64, "hidden": 8, "layers": 1, "features": 8}
 
     def train(name: str, steps: int = 300, png: str = "a", live: Path | None = None) -> None:
-        settings = commands.training_settings("default", steps=steps, **chosen)
-        files = folder / f"{name}.npz", folder / f"{png}.png", live
-        commands.train(show, picture, *files, settings, "numpy", False)
+        settings = arguments.training_settings("default", steps=steps, **chosen)
+        outputs = Outputs(folder / f"{name}.npz", folder / f"{png}.png", live)
+        training.run(show, picture, outputs, settings, "numpy", False)
 
     train("whole", png="whole")
     left = iter(range(7))

@@ -1,7 +1,4 @@
-"""What `imgmlp encode` does: pictures into compact files, one after the other.
-
-No numerics: pictures come from `image`, bytes from the codec. Loaded only when the command runs.
-"""
+"""`imgmlp encode`: pictures into compact files, one after the other."""
 
 from __future__ import annotations
 
@@ -14,10 +11,11 @@ from typing import Any
 
 from imgmlp import files
 from imgmlp import image as pictures
-from imgmlp.codec.mlp.encode import Effort, Encoded, Watch, encode
+from imgmlp.codec.bitstream.container import Codec
+from imgmlp.codec.encoder import Encoded, encode
 from imgmlp.codec.training import checkpoint, target
-from imgmlp.codec.training.checkpoint import Checkpoint
-from imgmlp.codec.training.target import Target
+from imgmlp.codec.training.run import Run
+from imgmlp.codec.training.target import Effort, Target
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.errors import (
     ImgmlpError,
@@ -28,7 +26,6 @@ from imgmlp.errors import (
     UsageError,
 )
 from imgmlp.facts import dimensions
-from imgmlp.image import Picture
 from imgmlp.interrupt import StopRequest
 from imgmlp.terminal import Terminal
 from imgmlp.text import duration, print_data, size
@@ -48,6 +45,7 @@ class Wanted:
     price: float | None = None
     effort: int | None = None
     time: str | None = None
+    codec: Codec = "mlp"
 
     def target(self, pixels: int) -> Target:
         """Of a picture with so many pixels. Raises UsageError."""
@@ -57,8 +55,8 @@ class Wanted:
         """Raises UsageError."""
         if self.time is not None and self.effort is not None:
             raise UsageError("--effort and --time are both given", hint="choose one of them")
-        steps, wider = target.work(target.EFFORT if self.effort is None else self.effort)
-        return Effort(steps, None if self.time is None else parse_time(self.time), wider)
+        seconds = None if self.time is None else parse_time(self.time)
+        return target.effort(target.EFFORT if self.effort is None else self.effort, seconds)
 
 
 def parse_time(text: str) -> float:
@@ -139,26 +137,18 @@ def _encode_one(
     goal = wanted.target(picture.width * picture.height)
     what = dimensions(picture.width, picture.height, picture.channels)
     terminal.note(f"{source.name}  {what}   {goal}   {device.info.describe()}")
-    saved = _checkpoint(path, picture, goal, effort, device)
-    if (others := checkpoint.others(path, saved)) is not None:
+    kept = checkpoint.of(path, picture, device, f"{wanted.codec} {goal!r} {effort!r}")
+    if (others := checkpoint.others(path, kept)) is not None:
         terminal.note(others)
     with StopRequest() as stop, terminal.training(effort.steps) as show:
-        watch = Watch(show, stop.requested, terminal.note)
-        found = encode(picture, goal, effort, device, saved, watch)
+        surroundings = Run(show, stop.requested, terminal.note, kept)
+        found = encode(picture, goal, effort, device, surroundings, wanted.codec)
     files.write_atomically(path, lambda stream: stream.write(found.bytes))
-    saved.remove(path)
+    kept.remove(path)
     facts |= found.metrics
     if math.isinf(found.metrics["psnr"]):  # equal pictures; JSON has no infinity
         facts["psnr"] = None
     _report(terminal, path, found)
-
-
-def _checkpoint(
-    path: Path, picture: Picture, goal: Target, effort: Effort, device: AnyDevice
-) -> Checkpoint:
-    choices = f"{goal!r} {effort!r} {device.info.spec} {device.info.describe()}"
-    key = checkpoint.key(picture, choices)
-    return Checkpoint(checkpoint.beside(path, key), key)
 
 
 def _report(terminal: Terminal, path: Path, found: Encoded) -> None:

@@ -10,7 +10,7 @@ import pytest
 from conftest import Command, small_pixels
 from PIL import Image
 
-from imgmlp import encoding
+from imgmlp.cli import encode as encoding
 from imgmlp.codec.training import target
 from imgmlp.codec.training.checkpoint import left_beside
 from imgmlp.errors import Interrupted, UsageError

@@ -1,22 +1,28 @@
-"""The command line: names, options and help, and an exit code for whatever happens.
+"""The commands' names, options and help. Each is done by the file of its name, loaded when it runs.
 
-Parses and hands over to `commands`, which is imported when a command runs. Importing this
-module needs neither NumPy nor OpenCL.
+Importing this module needs neither NumPy nor OpenCL, so that help stays quick.
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from imgmlp import __version__
-from imgmlp.errors import ImgmlpError, Interrupted, OutOfMemoryError, UsageError
-from imgmlp.interrupt import ignore_signals, raise_on_signals
-from imgmlp.terminal import Terminal
-from imgmlp.text import print_data, standard_output
+from imgmlp.cli.options import (
+    AsJson,
+    DeviceSpec,
+    Force,
+    NoProgress,
+    Precision,
+    Quiet,
+    Verbose,
+    check_input,
+    terminal_of,
+)
+from imgmlp.text import print_data
 
 app = typer.Typer(
     name="imgmlp",
@@ -30,35 +36,6 @@ app = typer.Typer(
 )
 bench_app = typer.Typer(invoke_without_command=True)
 app.add_typer(bench_app, name="bench")
-
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
-Verbose = Annotated[
-    int,
-    typer.Option(
-        "--verbose",
-        "-v",
-        count=True,
-        metavar="",
-        show_default=False,
-        help="Print more; twice, also tracebacks.",
-    ),
-]
-NoProgress = Annotated[bool, typer.Option("--no-progress", help="Show no bar and no lines of it.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace outputs that exist.")]
-Precision = Annotated[
-    Literal["float32", "half"],
-    typer.Option(help="Of matrix products; half on GPUs with matrix units only."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-DeviceSpec = Annotated[
-    str,
-    typer.Option(
-        "--device",
-        envvar="IMGMLP_DEVICE",
-        metavar="auto|gpu|cpu|numpy|P:D",
-        help="Where to compute; `imgmlp devices` lists what there is.",
-    ),
-]
 
 
 def _print_version(wanted: bool) -> None:
@@ -113,10 +90,11 @@ def train(
     no_progress: NoProgress = False,
 ) -> None:
     """Train a network on IMAGE; write its weights and the picture that they decode to."""
-    terminal = _terminal(context, quiet, verbose, no_progress)
-    from imgmlp import commands
+    terminal = terminal_of(context, quiet, verbose, no_progress)
+    from imgmlp.cli import arguments
+    from imgmlp.cli.train import Outputs, run
 
-    settings = commands.training_settings(
+    settings = arguments.training_settings(
         preset,
         steps=steps,
         batch=batch,
@@ -127,8 +105,8 @@ def train(
         seed=seed,
         precision=precision,
     )
-    _check_input(image)
-    commands.train(terminal, image, output, png, live, settings, device, force)
+    check_input(image)
+    run(terminal, image, Outputs(output, png, live), settings, device, force)
 
 
 @app.command()
@@ -166,13 +144,13 @@ def encode(
     no_progress: NoProgress = False,
 ) -> None:
     """Compress pictures to compact .imlp files, each to one target."""
-    terminal = _terminal(context, quiet, verbose, no_progress)
-    from imgmlp import encoding
+    terminal = terminal_of(context, quiet, verbose, no_progress)
+    from imgmlp.cli.encode import Wanted, run
 
     for image in images:
-        _check_input(image)
-    wanted = encoding.Wanted(quality, bpp, size, psnr, price, effort, time)
-    raise typer.Exit(encoding.run(terminal, images, output, wanted, device, as_json, force))
+        check_input(image)
+    wanted = Wanted(quality, bpp, size, psnr, price, effort, time, codec)
+    raise typer.Exit(run(terminal, images, output, wanted, device, as_json, force))
 
 
 @app.command()
@@ -198,11 +176,11 @@ def decode(
     verbose: Verbose = 0,
 ) -> None:
     """Turn a file into the picture that it holds; trained weights at any size."""
-    terminal = _terminal(context, quiet, verbose)
-    from imgmlp import commands
+    terminal = terminal_of(context, quiet, verbose)
+    from imgmlp.cli.decode import run
 
-    _check_input(file)
-    commands.decode(terminal, file, output, scale, size, device, force)
+    check_input(file)
+    run(terminal, file, output, scale, size, device, force)
 
 
 @app.command()
@@ -214,11 +192,11 @@ def info(
     verbose: Verbose = 0,
 ) -> None:
     """Print what a file says of itself, without decoding it."""
-    _terminal(context, quiet, verbose)
-    from imgmlp import facts
+    terminal_of(context, quiet, verbose)
+    from imgmlp.cli.info import run
 
-    _check_input(file)
-    facts.info(file, as_json)
+    check_input(file)
+    run(file, as_json)
 
 
 @app.command()
@@ -231,8 +209,8 @@ def verify(
     verbose: Verbose = 0,
 ) -> None:
     """Compare checksums, decode .imlp files, and compare the pixels with those encoded."""
-    terminal = _terminal(context, quiet, verbose)
-    from imgmlp.verify import verify as run
+    terminal = terminal_of(context, quiet, verbose)
+    from imgmlp.cli.verify import run
 
     raise typer.Exit(run(terminal, files, device, as_json))
 
@@ -252,10 +230,10 @@ def devices(
     verbose: Verbose = 0,
 ) -> None:
     """List the devices that --device takes, or test them."""
-    terminal = _terminal(context, quiet, verbose)
-    from imgmlp import commands
+    terminal = terminal_of(context, quiet, verbose)
+    from imgmlp.cli.devices import run
 
-    commands.devices(terminal, as_json, check, device)
+    run(terminal, as_json, check, device)
 
 
 @app.command()
@@ -289,13 +267,14 @@ def graph(
     verbose: Verbose = 0,
 ) -> None:
     """Print the compiled training step: its kernels, memory, instructions, source or times."""
-    terminal = _terminal(context, quiet, verbose)
-    from imgmlp import commands
+    terminal = terminal_of(context, quiet, verbose)
+    from imgmlp.cli import arguments
+    from imgmlp.cli.graph import run
 
-    settings = commands.training_settings(
+    settings = arguments.training_settings(
         preset, batch=batch, hidden=hidden, layers=layers, features=features, precision=precision
     )
-    commands.graph(terminal, settings, size, device, form, as_json, general)
+    run(terminal, settings, size, device, form, as_json, general)
 
 
 @bench_app.callback()
@@ -311,7 +290,7 @@ def bench(
     """Measure how fast this machine trains and decodes, beside NumPy and, if there, PyTorch."""
     if context.invoked_subcommand is not None:
         return
-    terminal = _terminal(context, quiet, verbose, no_progress)
+    terminal = terminal_of(context, quiet, verbose, no_progress)
     from imgmlp.bench import report
 
     report.bench(terminal, device, quick, as_json)
@@ -340,68 +319,7 @@ def bench_kernels(
     no_progress: NoProgress = False,
 ) -> None:
     """Measure single kernels (map, sum, softmax, transpose, product) over several sizes."""
-    terminal = _terminal(context, quiet, verbose, no_progress)
+    terminal = terminal_of(context, quiet, verbose, no_progress)
     from imgmlp.bench import kernels_report
 
     kernels_report.bench_kernels(terminal, device, quick, side or [], as_json, csv, plot, force)
-
-
-def _terminal(
-    context: typer.Context, quiet: bool, verbose: int, no_progress: bool = False
-) -> Terminal:
-    terminal = context.obj
-    assert isinstance(terminal, Terminal)
-    terminal.quiet, terminal.verbosity, terminal.progress = quiet, verbose, not no_progress
-    return terminal
-
-
-def _check_input(path: Path) -> None:
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder", hint="give a file")
-    if not path.exists():
-        raise UsageError(f"{path} does not exist", hint="check the name")
-
-
-def main() -> None:
-    """Run the command line and leave with its exit code."""
-    terminal = Terminal()
-    terminal.show_warnings()
-    try:
-        code = _run(terminal)
-    except KeyboardInterrupt:
-        code = terminal.fail(_interrupted())
-    except MemoryError:
-        problem, hint = "out of memory", "use a smaller picture, batch or size"
-        code = terminal.fail(OutOfMemoryError(problem, hint=hint))
-    except ImgmlpError as error:
-        code = terminal.fail(error)
-    except typer.TyperException as error:
-        message = error.format_message()  # empty where the help was shown instead
-        usage = UsageError(message, hint=_usage_hint(error))
-        code = terminal.fail(usage) if message else error.exit_code
-    except Exception as error:
-        reason = (str(error) or "no message").splitlines()[0]
-        problem = f"unexpected {type(error).__name__}: {reason}"
-        hint = "this is a fault in imgmlp; please report it with what -vv prints"
-        code = terminal.fail(ImgmlpError(problem, hint=hint))
-    ignore_signals()
-    sys.exit(code)
-
-
-def _run(terminal: Terminal) -> int:
-    raise_on_signals()
-    code: Any = app(obj=terminal, prog_name="imgmlp", standalone_mode=False)
-    if code == Interrupted.exit_code:  # Typer catches Ctrl-C and returns this
-        return terminal.fail(_interrupted())
-    with standard_output():  # help is still in its buffer
-        pass
-    return code if isinstance(code, int) else 0
-
-
-def _interrupted() -> Interrupted:
-    return Interrupted("interrupted", hint="files are as they were or whole; start it again")
-
-
-def _usage_hint(error: typer.TyperException) -> str:
-    context = getattr(error, "ctx", None)
-    return f"see `{context.command_path if context else 'imgmlp'} --help`"

@@ -9,9 +9,9 @@ from pathlib import Path
 import mutations
 import pytest
 
+from imgmlp.cli.verify import run as verify
 from imgmlp.codec.bitstream import container
 from imgmlp.terminal import Terminal
-from imgmlp.verify import verify
 
 
 @pytest.fixture

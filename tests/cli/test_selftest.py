@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import Command
 
-from imgmlp import commands, selftest
+from imgmlp.cli import devices, selftest
 from imgmlp.engine import Finding, list_devices
 from imgmlp.engine.host import numpy_info
 from imgmlp.errors import DeviceError
@@ -68,16 +68,16 @@ def test_a_failure_ends_with_the_exit_code_of_devices(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = [Finding("build"), Finding("product", False, "off by 3", "update the driver")]
-    monkeypatch.setattr(commands, "list_devices", lambda: [numpy_info()])
+    monkeypatch.setattr(devices, "list_devices", lambda: [numpy_info()])
     monkeypatch.setattr(selftest, "examine", lambda info: bad)
     with pytest.raises(DeviceError, match="failed on numpy") as raised:
-        commands.devices(Terminal(), as_json=False, check=True)
+        devices.run(Terminal(), as_json=False, check=True)
     assert raised.value.exit_code == 6
     out = capsys.readouterr().out
     assert "product         FAILED: off by 3" in out
     assert "update the driver" in out
     with pytest.raises(DeviceError):
-        commands.devices(Terminal(), as_json=True, check=True)
+        devices.run(Terminal(), as_json=True, check=True)
     (report,) = json.loads(capsys.readouterr().out)
     assert not report["passed"]
     assert report["checks"][1]["hint"] == "update the driver"
