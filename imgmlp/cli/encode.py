@@ -20,7 +20,6 @@ from imgmlp.engine import AnyDevice, open_device
 from imgmlp.errors import (
     ImgmlpError,
     Interrupted,
-    OutputError,
     TargetError,
     TrainingError,
     UsageError,
@@ -109,13 +108,8 @@ def _targets(sources: list[Path], output: Path | None, force: bool) -> list[Path
         hint = "leave -o out, and each file stands beside its picture"
         raise UsageError("-o names one file, and there are several pictures", hint=hint)
     found = [output or source.with_suffix(EXTENSION) for source in sources]
-    seen = {source.resolve() for source in sources}
-    for path in found:
-        files.check_output(path, force)
-        if path.resolve() in seen:
-            hint = "encode it for itself, with -o and another name"
-            raise OutputError(f"{path} would be written over another file of this run", hint=hint)
-        seen.add(path.resolve())
+    hint = "encode it for itself, with -o and another name"
+    files.check_outputs(found, found if force else [], sources, hint)
     return found
 
 

@@ -50,16 +50,8 @@ class Outputs:
 
     def check(self, source: Path, replaced: list[Path]) -> None:
         """Refuse, as an OutputError, files that cannot be written or must not be replaced."""
-        for path in self.paths():
-            files.check_output(path, path in replaced)
-        seen = [source.resolve()]
-        for path in self.paths():
-            if path.resolve() in seen:
-                hint = "give every file a name of its own"
-                raise OutputError(
-                    f"{path} would be written over another file of this run", hint=hint
-                )
-            seen.append(path.resolve())
+        hint = "give every file a name of its own"
+        files.check_outputs(self.paths(), replaced, [source], hint)
 
 
 def run(

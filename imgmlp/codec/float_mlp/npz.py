@@ -44,16 +44,7 @@ _HEADER = re.compile(
 )
 _HINT = "the file is damaged or was not written by imgmlp; get it again"
 # What a damaged or hostile archive makes zipfile and zlib raise.
-_ZIP_ERRORS = (
-    zipfile.BadZipFile,
-    zlib.error,
-    EOFError,
-    OSError,
-    ValueError,
-    RuntimeError,
-    NotImplementedError,
-    OverflowError,
-)
+_DAMAGE = zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError, OverflowError
 
 
 def save(weights: Weights, stream: BinaryIO) -> None:
@@ -160,6 +151,7 @@ class _Archive:
 
     def __init__(self, archive: zipfile.ZipFile) -> None:
         self._archive = archive
+        self._known: set[str] = set()
         self.members: dict[str, _Member] = {}
         for entry in archive.infolist():
             name = entry.filename.removesuffix(".npy")
@@ -198,6 +190,7 @@ class _Archive:
         """The values of a member of exactly this dtype and shape (None: any vector), at most
         `limit` of them. What the header promises is compared with the directory before reading.
         """
+        self._known.add(name)
         member = self.members.get(name)
         if member is None:
             raise FormatError(f"member {name!r} is missing", hint=_HINT)
@@ -231,6 +224,12 @@ class _Archive:
         if found != expected:
             raise FormatError(f"member {name!r} is {found!a}, not {expected!r}", hint=_HINT)
 
+    def refuse_others(self, known: set[str]) -> None:
+        """Refuse a file with members that are neither these nor were read."""
+        others = sorted(self.members.keys() - self._known - known)
+        if others:
+            raise FormatError(f"unknown member {others[0][:40]!a}", hint=_HINT)
+
     def number(self, name: str, dtype: str) -> float:
         return self.read(name, dtype, (), 1).item()  # type: ignore[no-any-return]
 
@@ -243,7 +242,7 @@ def _read(stream: BinaryIO) -> Weights:
         raise
     except ImgmlpError as error:  # values that contradict each other
         raise FormatError(str(error), hint=_HINT) from error
-    except _ZIP_ERRORS as error:
+    except _DAMAGE as error:
         raise FormatError(f"damaged archive: {error}", hint=_HINT) from error
 
 
@@ -265,7 +264,7 @@ def _weights(archive: _Archive) -> Weights:
     ]
     encoding = Encoding(frequencies[0], frequencies[1], archive.number("origin", "<f4"))
     names = _parameter_names(len(sizes) - 1)
-    _refuse_others(archive, {*_HEADER_MEMBERS, *names, "icc"})
+    archive.refuse_others({*names, "icc"})
     arrays = [
         archive.read(name, "<f4", shape, MAX_PARAMETERS).ravel()
         for name, shape in zip(names, architecture.shapes, strict=True)
@@ -274,22 +273,3 @@ def _weights(archive: _Archive) -> Weights:
     if "icc" in archive.members:
         icc = archive.read("icc", "|u1", None, MAX_ICC).tobytes()
     return Weights(architecture, encoding, width, height, np.concatenate(arrays), icc)
-
-
-_HEADER_MEMBERS = (
-    "format",
-    "version",
-    "size",
-    "layers",
-    "activation",
-    "slope",
-    "frequencies_x",
-    "frequencies_y",
-    "origin",
-)
-
-
-def _refuse_others(archive: _Archive, known: set[str]) -> None:
-    others = sorted(archive.members.keys() - known)
-    if others:
-        raise FormatError(f"unknown member {others[0][:40]!a}", hint=_HINT)
