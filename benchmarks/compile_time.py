@@ -20,8 +20,8 @@ from collections.abc import Callable
 from typing import Any
 
 from examples import transformer
-from imgmlp.codec import fit, pipeline
-from imgmlp.codec.config import PRESETS
+from imgmlp.codec.float_mlp import fit, pipeline
+from imgmlp.codec.float_mlp.config import PRESETS
 from imgmlp.engine import AnyDevice, Program, compiler, open_device
 from imgmlp.engine.device import opencl
 

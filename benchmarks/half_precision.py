@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from imgmlp import image
-from imgmlp.codec import model, pipeline
-from imgmlp.codec.config import PRESETS, Architecture, Weights
+from imgmlp.codec.float_mlp import model, pipeline
+from imgmlp.codec.float_mlp.config import PRESETS, Architecture, Weights
 from imgmlp.engine import AnyDevice, Device, Precision, Tensor, compile, open_device
 
 Array = np.ndarray[Any, Any]

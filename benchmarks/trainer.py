@@ -24,8 +24,9 @@ from statistics import median
 
 from imgmlp import image as pictures
 from imgmlp.bench.job import Job
-from imgmlp.codec.config import PRESETS
-from imgmlp.codec.fit import fit
+from imgmlp.codec.float_mlp.config import PRESETS
+from imgmlp.codec.float_mlp.fit import fit
+from imgmlp.codec.training.run import Run
 from imgmlp.engine import open_device
 from imgmlp.terminal import Terminal
 
@@ -51,7 +52,7 @@ def overhead(image: Path, preset: str, spec: str, steps: int, turns: int) -> tup
 
     def trained() -> None:
         with Terminal().training(steps) as show:
-            fit(step, show)
+            fit(step, Run(show))
 
     bare()  # what is slow only once
     found = []

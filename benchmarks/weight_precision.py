@@ -14,9 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from imgmlp import image as pictures
-from imgmlp.codec import integer, learn, settle, target
-from imgmlp.codec.course import Course, Decided
-from imgmlp.codec.learn import LearningStep
+from imgmlp.codec.mlp import bit_allocation, integer_inference, qat_step, rate_model
+from imgmlp.codec.mlp.qat_step import LearningStep
+from imgmlp.codec.mlp.training_phases import Course, Decided
+from imgmlp.codec.training import target
+from imgmlp.codec.training.run import Run
 from imgmlp.engine import AnyDevice, Tensor, open_device
 from imgmlp.image import Picture
 
@@ -34,7 +36,7 @@ def float_psnr(picture: Picture, step: LearningStep) -> float:
     """Of the picture that a step's float32 weights give."""
     places = np.arange(picture.width * picture.height)
     tables = [
-        learn.feature_table(step.shape.frequencies, samples)
+        qat_step.feature_table(step.shape.frequencies, samples)
         for samples in (picture.width, picture.height)
     ]
     parts = []
@@ -42,7 +44,7 @@ def float_psnr(picture: Picture, step: LearningStep) -> float:
         some = places[begin : begin + ROWS]
         rows = tables[0][some % picture.width], tables[1][some // picture.width]
         features = Tensor(np.concatenate(rows, axis=1), step.device)
-        parts.append(learn.forward(step.flat, step.shape, features).numpy())
+        parts.append(qat_step.forward(step.flat, step.shape, features).numpy())
     answers = np.concatenate(parts).reshape(picture.pixels.shape)
     levels = (np.clip(answers + 0.5, 0, 1) * 255 + 0.5).astype(np.uint8)
     return pictures.psnr(picture.pixels, levels)
@@ -50,9 +52,9 @@ def float_psnr(picture: Picture, step: LearningStep) -> float:
 
 def trained(picture: Picture, weights: float, steps: int, device: AnyDevice) -> float:
     """PSNR with float32 weights."""
-    shape = target.network_shape(weights, picture.channels)
+    shape = rate_model.network_shape(weights, picture.channels)
     step = LearningStep(picture.pixels, shape, 0, device)
-    FreeCourse(step, Decided(steps, 0.0), lambda *_: 1.0, None).run()
+    FreeCourse(step, Decided(steps, 0.0), lambda *_: 1.0, None).run(Run())
     return float_psnr(picture, step)
 
 
@@ -60,17 +62,17 @@ def coded(
     picture: Picture, weights: float, bits: float, steps: int, device: AnyDevice
 ) -> tuple[float, float]:
     """PSNR with whole-number weights, and what each of them takes in the file, in bits."""
-    shape = target.network_shape(weights, picture.channels)
+    shape = rate_model.network_shape(weights, picture.channels)
     step = LearningStep(picture.pixels, shape, 0, device)
     budget = bits * shape.parameters
-    price = target.first_price(weights, picture.width * picture.height)
+    price = rate_model.first_price(weights, picture.width * picture.height)
     course = Course(step, Decided(steps, price), lambda found, _: (found / budget) ** 2, budget)
-    course.run()
+    course.run(Run())
     arrays = course.arrays()
-    choices = settle.settle(arrays, settle.log_sizes(course.choices()), budget)
-    network = settle.network(arrays, choices, shape)
+    choices = bit_allocation.settle(arrays, bit_allocation.log_sizes(course.choices()), budget)
+    network = bit_allocation.network(arrays, choices, shape)
     size = 8 * sum(len(section) for section in network.sections())
-    decoded = integer.decode(network, picture.width, picture.height, device)
+    decoded = integer_inference.decode(network, picture.width, picture.height, device)
     return pictures.psnr(picture.pixels, decoded), size / shape.parameters
 
 

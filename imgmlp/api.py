@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -16,13 +14,16 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from imgmlp import facts, files
+from imgmlp import files
 from imgmlp import image as pictures
-from imgmlp.codec import compact, container, npz, pipeline, target
-from imgmlp.codec import encode as encoder
-from imgmlp.codec.config import PRESETS, Weights, check_size
-from imgmlp.codec.encode import Effort, Encoded, Watch
-from imgmlp.codec.pipeline import Progress, Trained
+from imgmlp.codec import encoder
+from imgmlp.codec.decoder import open_stored
+from imgmlp.codec.encoder import Encoded
+from imgmlp.codec.float_mlp import npz, pipeline
+from imgmlp.codec.float_mlp.config import PRESETS, check_size
+from imgmlp.codec.float_mlp.pipeline import Trained
+from imgmlp.codec.training import target
+from imgmlp.codec.training.run import Progress, Run
 from imgmlp.engine import DeviceInfo, list_devices, open_device
 from imgmlp.errors import PictureError, UsageError
 from imgmlp.image import Picture
@@ -59,7 +60,7 @@ def train(
     if output is not None:
         files.check_output(Path(output), force=True)
     picture = _picture(image)
-    trained = pipeline.train(picture, chosen, open_device(device), on_step)
+    trained = pipeline.train(picture, chosen, open_device(device), Run(on_step))
     if output is not None:
         files.write_atomically(Path(output), lambda stream: npz.save(trained.weights, stream))
     return trained
@@ -91,9 +92,8 @@ def encode(
     pixels = picture.width * picture.height
     count = None if size is None else str(size)
     wanted = target.choose(pixels, quality, bpp, count, psnr, price)
-    steps, wider = target.work(effort)
-    training = Effort(steps, seconds, wider)
-    return encoder.encode(picture, wanted, training, open_device(device), watch=Watch(on_step))
+    work = target.effort(effort, seconds)
+    return encoder.encode(picture, wanted, work, open_device(device), Run(on_step))
 
 
 def _picture(image: Source, alpha: bool = False) -> Picture:
@@ -123,33 +123,8 @@ def decode(
     """
     if size is not None:
         check_size(*size)
-    if _is_archive(file):
-        weights = _weights(file)
-        pixels = pipeline.decode(weights, open_device(device), size)
-        return pictures.to_image(pixels, weights.icc)
-    found = container.parse(file) if isinstance(file, bytes) else container.read(file)
-    pixels = compact.decode(found, open_device(device), size)
-    return pictures.to_image(pixels, found.get(container.ICC))
-
-
-def _is_archive(file: str | PathLike[str] | bytes) -> bool:
-    return file.startswith(facts.ZIP) if isinstance(file, bytes) else facts.is_archive(Path(file))
-
-
-def _weights(file: str | PathLike[str] | bytes) -> Weights:
-    if not isinstance(file, bytes):
-        return npz.load(Path(file))
-    with _on_disk(file) as path:
-        return npz.load(path)
-
-
-@contextmanager
-def _on_disk(archive: bytes) -> Iterator[Path]:
-    """A file of these bytes for a while: the checks on archives need one."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "weights.npz"
-        path.write_bytes(archive)
-        yield path
+    stored = open_stored(file)
+    return pictures.to_image(stored.decode(open_device(device), size), stored.icc)
 
 
 def info(file: str | PathLike[str] | bytes) -> dict[str, Any]:
@@ -157,12 +132,7 @@ def info(file: str | PathLike[str] | bytes) -> dict[str, Any]:
 
     Raises ImgmlpError.
     """
-    if not isinstance(file, bytes):
-        return facts.describe(file)
-    if not _is_archive(file):
-        return facts.compact(container.parse(file))
-    with _on_disk(file) as path:
-        return npz.describe(path)
+    return open_stored(file).facts
 
 
 def devices() -> list[DeviceInfo]:

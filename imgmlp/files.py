@@ -43,6 +43,20 @@ def check_output(path: Path, force: bool) -> None:
         raise _unwritable(path, error) from error
 
 
+def check_outputs(paths: list[Path], replaced: list[Path], inputs: list[Path], hint: str) -> None:
+    """Refuse, as an OutputError with this hint, files of one run that are in each other's way.
+
+    Each of them is checked as `check_output` does; some may be replaced.
+    """
+    seen = {path.resolve() for path in inputs}
+    for path in paths:
+        check_output(path, path in replaced)
+        if path.resolve() in seen:
+            problem = f"{path} would be written over another file of this run"
+            raise OutputError(problem, hint=hint)
+        seen.add(path.resolve())
+
+
 def write_atomically(path: Path | str, write: Callable[[BinaryIO], object]) -> None:
     """Have `write` fill a file that takes its name only once it is whole and on the disk.
 

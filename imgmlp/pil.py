@@ -11,7 +11,8 @@ from typing import Any
 
 from PIL import Image, ImageFile
 
-from imgmlp.codec import container
+from imgmlp.codec.bitstream import container
+from imgmlp.codec.decoder import Stored, open_stored
 from imgmlp.errors import ImgmlpError
 
 FORMAT = "IMLP"
@@ -28,27 +29,26 @@ class ImlpImageFile(ImageFile.ImageFile):
         assert self.fp is not None
         size = self.fp.seek(0, io.SEEK_END)
         self.fp.seek(0)
-        self._data = self.fp.read(min(size, container.MAX_FILE + 1))
         try:
-            found = container.parse(self._data)
+            found = open_stored(self.fp.read(min(size, container.MAX_FILE + 1)))
         except ImgmlpError as error:
             raise OSError(f"{error}; {error.hint}") from error
-        self._size = found.header.width, found.header.height
-        self._mode = _MODES[found.header.channels]
-        icc = found.get(container.ICC)
-        if icc:
-            self.info["icc_profile"] = icc
+        self._stored: Stored | None = found
+        self._size = found.width, found.height
+        self._mode = _MODES[found.channels]
+        if found.icc:
+            self.info["icc_profile"] = found.icc
 
     def load(self) -> Any:
         """Decode the pixels, once."""
-        if self._data:
-            from imgmlp import api
+        if self._stored is not None:
+            from imgmlp.engine import open_device
 
             try:
-                pixels = api.decode(self._data).tobytes()
+                pixels = self._stored.decode(open_device()).tobytes()
             except ImgmlpError as error:
                 raise OSError(f"{error}; {error.hint}") from error
-            self._data = b""
+            self._stored = None
             self.fp = io.BytesIO(pixels)
             self.tile = [ImageFile._Tile("raw", (0, 0, *self.size), 0, self.mode)]
         return super().load()

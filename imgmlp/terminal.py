@@ -23,7 +23,7 @@ from imgmlp.errors import ImgmlpError, ImgmlpWarning
 from imgmlp.text import ascii_only, duration, encodes_unicode, standard_output
 
 if TYPE_CHECKING:
-    from imgmlp.codec.pipeline import Progress as TrainingProgress
+    from imgmlp.codec.training.run import Progress as TrainingProgress
 
 LINE_EVERY = 10.0  # seconds between two lines where there is no terminal
 DRAW_EVERY = 0.1  # seconds between two drawings of the bar

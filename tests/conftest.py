@@ -25,6 +25,9 @@ FORMS = (*MAPPINGS, *EMULATED)
 
 OPENCL = {"device": "cpu"}  # where tests of OpenCL run; --gpu names another place
 
+ROOT = Path(__file__).parent.parent
+GOLDEN = ROOT / "tests" / "golden"
+
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -96,7 +99,6 @@ def environment(**changes: str) -> dict[str, str]:
     left_out = ("COLUMNS", "FORCE_COLOR", "NO_COLOR", "TERM", "IMGMLP_DEVICE", "DEBUG")
     kept = {name: value for name, value in os.environ.items() if name not in left_out}
     # The tests also run on a checkout that is not installed.
-    root = str(Path(__file__).parent.parent)
-    path = os.pathsep.join(filter(None, [root, kept.get("PYTHONPATH", "")]))
+    path = os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH", "")]))
     fixed = {"PYTHONPATH": path, "IMGMLP_DEVICE": "numpy", "PYTHONIOENCODING": "utf-8"}
     return kept | fixed | changes

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from imgmlp.codec import compact, container
+from imgmlp.codec import decoder
+from imgmlp.codec.bitstream import container
 from imgmlp.engine import open_device
 from imgmlp.errors import FormatError, ImgmlpError
 
@@ -41,7 +42,7 @@ def decode(data: bytes) -> np.ndarray:
     found = container.parse(data)
     if found.header.width * found.header.height > PIXELS:
         raise FormatError("too many pixels for a test", hint="none")
-    return compact.decode(found, open_device("numpy"))
+    return decoder.decode(found, open_device("numpy"))
 
 
 def parts(data: bytes) -> list[bytes]:

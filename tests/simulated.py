@@ -15,9 +15,9 @@ import numpy as np
 from test_ops import CASES, Case, inputs_of
 from test_schedule import SIDE, grow
 
-from imgmlp.codec.config import PRESETS
-from imgmlp.codec.features import encoding
-from imgmlp.codec.fit import TrainingStep
+from imgmlp.codec.float_mlp.config import PRESETS
+from imgmlp.codec.float_mlp.features import encoding
+from imgmlp.codec.float_mlp.fit import TrainingStep
 from imgmlp.engine import AnyDevice, Program, Tensor, compile, cond, dtype, loop, nn, optim
 from imgmlp.engine.ir.graph import Buffer, buffer
 from imgmlp.engine.ir.target import Lanes

@@ -16,7 +16,7 @@ from imgmlp.bench.job import Job, Ours, standard_job
 from imgmlp.bench.peak import FACTOR, Peak
 from imgmlp.bench.speed import Effort, Measured, Times
 from imgmlp.bench.start import seconds_to_first_step
-from imgmlp.codec import model
+from imgmlp.codec.float_mlp import model
 from imgmlp.engine import Device, Tensor, compile, open_device, optim
 from imgmlp.errors import DeviceError
 from imgmlp.terminal import Terminal

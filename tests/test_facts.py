@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from test_public_api import HEAVY, modules_after
 
-from imgmlp import api, facts
-from imgmlp.codec import container
-from imgmlp.codec.container import Header, Section
+from imgmlp import api
+from imgmlp.cli import info
+from imgmlp.codec.bitstream import container
+from imgmlp.codec.bitstream.container import Header, Section
+from imgmlp.codec.decoder import open_stored
 from imgmlp.errors import FormatError, UsageError
 
 
@@ -26,7 +28,7 @@ def compact(tmp_path: Path) -> Path:
 
 def test_facts_of_a_compact_file(compact: Path) -> None:
     size = compact.stat().st_size
-    assert facts.describe(compact) == {
+    assert open_stored(compact).facts == {
         "format": "imgmlp-compact",
         "version": 1,
         "width": 40,
@@ -44,14 +46,14 @@ def test_facts_of_a_compact_file(compact: Path) -> None:
         "bytes": size,
         "bits_per_pixel": size * 8 / 1200,
     }
-    assert api.info(str(compact)) == facts.describe(compact)
-    assert api.info(compact.read_bytes()) == facts.describe(compact)
+    assert api.info(str(compact)) == open_stored(compact).facts
+    assert api.info(compact.read_bytes()) == open_stored(compact).facts
     with pytest.raises(FormatError, match=r"not an \.imlp file"):
         api.info(b"neither")
 
 
 def test_facts_for_people(compact: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    facts.info(compact, as_json=False)
+    info.run(compact, as_json=False)
     assert capsys.readouterr().out.splitlines() == [
         "format    imgmlp-compact, version 1",
         "picture   40×30 RGB and alpha",
@@ -61,8 +63,8 @@ def test_facts_for_people(compact: Path, capsys: pytest.CaptureFixture[str]) -> 
         "profile   30 B",
         "size      986 B, 6.573 bits per pixel",
     ]
-    facts.info(compact, as_json=True)
-    assert json.loads(capsys.readouterr().out) == facts.describe(compact)
+    info.run(compact, as_json=True)
+    assert json.loads(capsys.readouterr().out) == open_stored(compact).facts
 
 
 def test_looking_at_a_compact_file_is_light(compact: Path) -> None:
@@ -83,18 +85,18 @@ def test_files_of_another_kind_are_refused(tmp_path: Path) -> None:
     for data in (b"hello", b"\x89PNG\r\n\x1a\n"):
         path.write_bytes(data)
         with pytest.raises(FormatError, match=r"a\.imlp is neither"):
-            facts.describe(path)
+            open_stored(path)
     path.write_bytes(b"\x89I")
     with pytest.raises(FormatError, match=r"a\.imlp: truncated"):
-        facts.describe(path)
+        open_stored(path)
     with pytest.raises(UsageError, match="does not exist"):
-        facts.describe(tmp_path / "b.imlp")
+        open_stored(tmp_path / "b.imlp")
     with pytest.raises(UsageError, match="is no file"):
-        facts.describe(tmp_path)
+        open_stored(tmp_path)
 
 
 def test_a_pipe_is_refused_not_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "pipe.imlp"
     os.mkfifo(path)
     with pytest.raises(UsageError, match="is no file"):
-        facts.describe(path)
+        open_stored(path)

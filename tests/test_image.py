@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageCms
 
 from imgmlp import image as pictures
-from imgmlp.codec import config
+from imgmlp.codec.float_mlp import config
 from imgmlp.errors import ImgmlpError, OutputError, PictureError, UsageError
 
 RGB = small_pixels()

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import conftest
 import pytest
 from conftest import Command
 from test_public_api import HEAVY, modules_after
 
 from imgmlp import __main__ as entry
-from imgmlp import facts
+from imgmlp.codec.decoder import open_stored
 
-GOLDEN = Path(__file__).parent / "golden" / "rgb-alpha.imlp"
+GOLDEN = conftest.GOLDEN / "rgb-alpha.imlp"
 
 
 @pytest.mark.parametrize("option", ["", "--json"])
@@ -27,7 +28,7 @@ def test_it_prints_what_the_command_line_would(imgmlp: Command) -> None:
     assert plain == longer
     assert plain.startswith("format    imgmlp-compact")
     found = json.loads(imgmlp("info", GOLDEN, "--json").stdout)
-    assert found == facts.describe(GOLDEN)
+    assert found == open_stored(GOLDEN).facts
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import small_pixels
+from conftest import GOLDEN, small_pixels
 from PIL import Image, UnidentifiedImageError
 from test_public_api import modules_after
 
 import imgmlp.pil
-from imgmlp import api
-from imgmlp import image as pictures
-from imgmlp.codec import container
-from imgmlp.codec.container import Header, Section
+from imgmlp.codec.bitstream import container
+from imgmlp.codec.bitstream.container import Container, Header, Section
+from imgmlp.engine import AnyDevice
 from imgmlp.errors import FormatError
 
 
@@ -32,21 +31,21 @@ def file(picture: np.ndarray, icc: bytes = b"") -> bytes:
 
 
 @pytest.fixture
-def decodings(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+def decodings(monkeypatch: pytest.MonkeyPatch) -> list[Container]:
     """The files that were decoded, by something that knows the pixels of `file` already."""
-    decoded: list[bytes] = []
+    decoded: list[Container] = []
 
-    def decode(data: bytes) -> Image.Image:
-        decoded.append(data)
-        return pictures.to_image(pixels(container.parse(data).header.channels))
+    def decode(found: Container, device: AnyDevice) -> np.ndarray:
+        decoded.append(found)
+        return pixels(found.header.channels)
 
-    monkeypatch.setattr(api, "decode", decode)
+    monkeypatch.setattr("imgmlp.codec.mlp.decode.decode", decode)
     return decoded
 
 
 @pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (2, "LA"), (3, "RGB"), (4, "RGBA")])
 def test_a_file_opens_like_any_picture(
-    tmp_path: Path, decodings: list[bytes], channels: int, mode: str
+    tmp_path: Path, decodings: list[Container], channels: int, mode: str
 ) -> None:
     path = tmp_path / "a.imlp"
     path.write_bytes(file(pixels(channels), b"profile"))
@@ -58,17 +57,17 @@ def test_a_file_opens_like_any_picture(
         found = np.asarray(image).reshape(24, 31, channels)
         image.load()
     np.testing.assert_array_equal(found, pixels(channels))
-    assert decodings == [path.read_bytes()]
+    assert decodings == [container.parse(path.read_bytes())]
 
 
 def test_the_pixels_are_those_that_the_file_decodes_to() -> None:
-    path = Path(__file__).parent / "golden" / "rgb-alpha.imlp"
+    path = GOLDEN / "rgb-alpha.imlp"
     with Image.open(path) as image:
         found = np.asarray(image)
-    assert container.digest(found) == container.read(path).header.digest
+    assert container.digest(found) == container.parse(path.read_bytes()).header.digest
 
 
-def test_a_stream_is_read_from_its_beginning(decodings: list[bytes]) -> None:
+def test_a_stream_is_read_from_its_beginning(decodings: list[Container]) -> None:
     with Image.open(io.BytesIO(file(pixels(3)))) as image:
         assert "icc_profile" not in image.info
         np.testing.assert_array_equal(np.asarray(image.rotate(180)), pixels(3)[::-1, ::-1])
@@ -87,10 +86,10 @@ def test_a_damaged_file_is_the_error_that_pillow_has_for_it(tmp_path: Path) -> N
 
 
 def test_pixels_that_cannot_be_decoded_are_an_error_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    def decode(data: bytes) -> Image.Image:
+    def decode(found: Container, device: AnyDevice) -> np.ndarray:
         raise FormatError("the network is damaged", hint="get the file again")
 
-    monkeypatch.setattr(api, "decode", decode)
+    monkeypatch.setattr("imgmlp.codec.mlp.decode.decode", decode)
     with Image.open(io.BytesIO(file(pixels(3)))) as image:
         for _ in range(2):
             with pytest.raises(OSError, match="the network is damaged; get the file again"):

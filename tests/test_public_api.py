@@ -15,7 +15,7 @@ from conftest import environment, small_pixels
 from PIL import Image
 
 import imgmlp
-from imgmlp.codec import container
+from imgmlp.codec.bitstream import container
 
 ROOT = Path(__file__).parent.parent
 QUICK = {"steps": 20, "batch": 64, "hidden": 8, "layers": 1, "features": 8, "device": "numpy"}
@@ -102,7 +102,7 @@ def test_training_and_decoding_agree(tmp_path: Path) -> None:
 
 def test_a_compact_file_is_decoded_from_its_name_or_its_bytes() -> None:
     path = ROOT / "tests" / "golden" / "gray-alpha.imlp"
-    found = container.read(path)
+    found = container.parse(path.read_bytes())
     for file in (path, str(path), path.read_bytes()):
         decoded = imgmlp.decode(file, device="numpy")
         assert decoded.mode == "LA"

@@ -11,18 +11,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import QUICK, environment, small_pixels
+from conftest import GOLDEN, QUICK, environment, small_pixels
 from PIL import Image
 
-from imgmlp.codec import container
-from imgmlp.codec.checkpoint import left_beside
-
-GOLDEN = Path(__file__).parent / "golden"
+from imgmlp.codec.bitstream import container
+from imgmlp.codec.training.checkpoint import left_beside
 
 # The command, but with short runs that are saved often.
 COMMAND = """
 import sys
-from imgmlp.codec import checkpoint, target
+from imgmlp.codec.training import checkpoint, target
 checkpoint.KEEP_SECONDS, target.STEPS = 0.0, 200
 sys.argv = ["imgmlp", "encode", *sys.argv[1:], "--bytes", "150"]
 from imgmlp.cli import main
@@ -32,7 +30,7 @@ main()
 # The same, killed once its state was saved for the n-th time.
 KILLED = """
 import os, signal, sys
-from imgmlp.codec.checkpoint import Checkpoint
+from imgmlp.codec.training.checkpoint import Checkpoint
 left, save = int(sys.argv.pop(1)), Checkpoint.save
 def save_and_die(self, state):
     global left
@@ -119,7 +117,7 @@ def test_a_run_killed_at_any_point_goes_on_bit_for_bit(
 
 TRAIN = """
 import sys
-from imgmlp.codec import checkpoint
+from imgmlp.codec.training import checkpoint
 checkpoint.KEEP_SECONDS = 0.0
 sys.argv[0] = "imgmlp"
 from imgmlp.cli import main
@@ -146,7 +144,7 @@ def test_a_training_that_was_killed_goes_on_bit_for_bit(tmp_path: Path) -> None:
 
 # The same without room for the files of a checkpoint.
 NO_ROOM = """
-from imgmlp.codec import checkpoint
+from imgmlp.codec.training import checkpoint
 from imgmlp.errors import OutputError
 def refuse(*_):
     raise OutputError("cannot write it")

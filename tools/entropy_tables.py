@@ -1,7 +1,8 @@
 """Print the integers on which the entropy coder's distributions rest.
 
-They are normative: imgmlp/codec/distribution.py holds them as literals, and a test compares the
-two. Decimal arithmetic with 60 digits, rounded once, so that every machine prints the same.
+They are normative: imgmlp/codec/bitstream/probabilities.py holds them as literals, and a test
+compares the two. Decimal arithmetic with 60 digits, rounded once, so that every machine prints the
+same.
 
     python tools/entropy_tables.py
 """

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from imgmlp.bench.job import Job
-from imgmlp.codec.features import tables
+from imgmlp.codec.float_mlp.features import tables
 
 CHUNK = 2048  # rows at once: their activations stay in a processor's cache
 EPSILON = 1e-8

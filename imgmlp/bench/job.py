@@ -11,11 +11,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from imgmlp.codec import model
-from imgmlp.codec.config import PRESETS, Architecture, Encoding, Settings, Weights
-from imgmlp.codec.features import encoding
-from imgmlp.codec.fit import TrainingStep
-from imgmlp.codec.pipeline import Decoder
+from imgmlp.codec.float_mlp import model
+from imgmlp.codec.float_mlp.config import PRESETS, Architecture, Encoding, Settings, Weights
+from imgmlp.codec.float_mlp.features import encoding
+from imgmlp.codec.float_mlp.fit import TrainingStep
+from imgmlp.codec.float_mlp.pipeline import Decoder
 from imgmlp.engine import AnyDevice
 
 SIDE = 512  # pixels of the picture's width and height

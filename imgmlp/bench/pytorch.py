@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from imgmlp.bench.job import Job
-from imgmlp.codec.features import tables
+from imgmlp.codec.float_mlp.features import tables
 
 Array = np.ndarray[Any, Any]
 AT_ONCE = 8192  # pixels decoded at once on a processor, whose cache they fit

@@ -1,5 +1,6 @@
-"""The codec: a picture as the weights of a small network.
+"""Pictures in files: `encoder` and `decoder` on top, a folder for each codec below.
 
-Uses the engine's public names only and never touches OpenCL. `pipeline` tells the story;
-import from the modules themselves, so that looking at a file needs no engine.
+`mlp` and `float_mlp` know nothing of each other; both use `training`, which knows no network, and
+`training` uses `bitstream`, which knows no engine. Uses the engine's public names only and never
+touches OpenCL; import from the modules themselves, so that looking at a file needs no engine.
 """

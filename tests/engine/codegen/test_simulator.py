@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 from simulated import STEPS, Make, draw, programs
 
-from imgmlp.codec import pieces, pipeline
-from imgmlp.codec.config import Architecture, Encoding, Weights
+from imgmlp.codec.float_mlp import pipeline
+from imgmlp.codec.float_mlp.config import Architecture, Encoding, Weights
+from imgmlp.codec.training import chunked
 from imgmlp.engine import Device, NumpyDevice
 from imgmlp.engine.codegen.render import building_block
 from imgmlp.engine.compiler import Stages
@@ -143,7 +144,7 @@ def test_nothing_is_reported_of_decoding(
     lanes: Lanes, judge: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipeline, "PIXELS_AT_ONCE", 5)
-    monkeypatch.setattr(pieces, "GPUS", 1)
+    monkeypatch.setattr(chunked, "GPUS", 1)
     shape = Architecture((8, 5, 3), float(np.float32(0.1)))
     flat = draw(shape.parameters)
     weights = Weights(shape, Encoding((1.0, 2.0), (1.0, 3.0), 0.5), 7, 2, flat)

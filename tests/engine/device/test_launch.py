@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from imgmlp import commands
+from imgmlp.cli import arguments, train
+from imgmlp.cli.train import Outputs
 from imgmlp.engine import Device, Program, Tensor, compile, open_device
 from imgmlp.engine.device.launch import Event
 from imgmlp.errors import DeviceError
@@ -94,7 +95,7 @@ def test_training_on_a_device_that_is_lost_leaves_no_file(
 
     monkeypatch.setattr(Device, "launch_all", launch)
     outputs = picture.parent / "a.npz", picture.parent / "a.png"
-    settings = commands.training_settings("default", steps=300, batch=64, hidden=8, layers=1)
+    settings = arguments.training_settings("default", steps=300, batch=64, hidden=8, layers=1)
     with pytest.raises(DeviceError, match="launching kernel"):
-        commands.train(Terminal(), picture, *outputs, None, settings, "cpu", False)
+        train.run(Terminal(), picture, Outputs(*outputs), settings, "cpu", False)
     assert [path.name for path in picture.parent.iterdir()] == [picture.name]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from conftest import EMULATED
 
-from imgmlp.codec.config import PRESETS
-from imgmlp.codec.fit import LearningRate
+from imgmlp.codec.float_mlp.config import PRESETS
+from imgmlp.codec.float_mlp.fit import LearningRate
 from imgmlp.engine import AnyDevice, Tensor, compile, nn, open_device, optim
 from imgmlp.engine.oracle.interpret import lowbias32
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from conftest import QUICK, Command, open_mapping
 
-from imgmlp.codec.config import PRESETS, Settings
+from imgmlp.codec.float_mlp.config import PRESETS, Settings
 from imgmlp.engine import AnyDevice, Device, Program, Tensor, compile, open_device
 from imgmlp.engine.device import opencl
 from imgmlp.engine.ir.kernel import Block

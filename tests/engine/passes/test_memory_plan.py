@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from conftest import open_mapping, small_pixels
 
-from imgmlp.codec.config import PRESETS
-from imgmlp.codec.features import encoding
-from imgmlp.codec.fit import TrainingStep
+from imgmlp.codec.float_mlp.config import PRESETS
+from imgmlp.codec.float_mlp.features import encoding
+from imgmlp.codec.float_mlp.fit import TrainingStep
 from imgmlp.engine import Device, Program, Tensor, compile, loop, nn, optim
 from imgmlp.engine.passes.memory_plan import Plan, plan
 from imgmlp.engine.runtime.buffers import read_buffer, write_buffer

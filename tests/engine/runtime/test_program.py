@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from conftest import EMULATED, FORMS, open_mapping, small_pixels
 
-from imgmlp.codec.config import PRESETS, Settings
-from imgmlp.codec.features import encoding
-from imgmlp.codec.fit import TrainingStep
+from imgmlp.codec.float_mlp.config import PRESETS, Settings
+from imgmlp.codec.float_mlp.features import encoding
+from imgmlp.codec.float_mlp.fit import TrainingStep
 from imgmlp.engine import (
     AnyDevice,
     Device,

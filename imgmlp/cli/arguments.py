@@ -1,0 +1,43 @@
+"""Values of options that several commands share: their text, checked and understood."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from typing import Any
+
+from imgmlp.codec.float_mlp.config import PRESETS, Settings, check_size
+from imgmlp.errors import UsageError
+
+
+def training_settings(preset: str, **chosen: float | str | None) -> Settings:
+    """A preset with what the user chose in place of its values. Raises UsageError."""
+    given: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+    return replace(PRESETS[preset], **given)
+
+
+def parse_scale(scale: float | None) -> None:
+    """Refuse, as a UsageError, a factor that is not above 0 and finite."""
+    if scale is not None and not 0 < scale < math.inf:
+        raise UsageError(f"--scale is {scale:g}", hint="use a number above 0, like 2 or 0.5")
+
+
+def parse_size(text: str | None) -> tuple[int, int] | None:
+    """(width, height) of text such as 640x480. Raises UsageError."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d{1,10})[xX×](\d{1,10})", text, re.ASCII)
+    if match is None:
+        raise UsageError(f"--size is {text!r}", hint="use WIDTHxHEIGHT in pixels, like 640x480")
+    width, height = int(match[1]), int(match[2])
+    check_size(width, height)
+    return width, height
+
+
+def scaled(width: int, height: int, scale: float) -> tuple[int, int]:
+    """(width, height) of a picture made larger or smaller. Raises UsageError."""
+    limit = float(2**40)  # so that no factor leads to numbers beyond a float's range
+    width, height = (max(1, round(min(n * scale, limit))) for n in (width, height))
+    check_size(width, height)
+    return width, height

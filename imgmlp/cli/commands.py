@@ -1,0 +1,325 @@
+"""The commands' names, options and help. Each is done by the file of its name, loaded when it runs.
+
+Importing this module needs neither NumPy nor OpenCL, so that help stays quick.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from imgmlp import __version__
+from imgmlp.cli.options import (
+    AsJson,
+    DeviceSpec,
+    Force,
+    NoProgress,
+    Precision,
+    Quiet,
+    Verbose,
+    check_input,
+    terminal_of,
+)
+from imgmlp.text import print_data
+
+app = typer.Typer(
+    name="imgmlp",
+    help="Compress a picture by training a small neural network on it.",
+    epilog="Exit codes: 0 done, 1 training or some files failed, 2 usage, 3 bad picture, "
+    "4 bad file, 5 target missed, 6 no device, 7 out of memory, 8 output exists or cannot be "
+    "written, 130 interrupted.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+bench_app = typer.Typer(invoke_without_command=True)
+app.add_typer(bench_app, name="bench")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print_data(f"imgmlp {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def train(
+    context: typer.Context,
+    image: Annotated[Path, typer.Argument(metavar="IMAGE", help="The picture.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="NPZ", help="The weights to write.")
+    ] = Path("weights.npz"),
+    png: Annotated[
+        Path, typer.Option("--png", metavar="PNG", help="What the weights decode to.")
+    ] = Path("reconstruction.png"),
+    preset: Annotated[
+        Literal["default", "seed"], typer.Option(help="Where the other values come from.")
+    ] = "default",
+    steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Pixels in a step.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
+    hidden: Annotated[int | None, typer.Option(help="Values in a hidden layer.")] = None,
+    layers: Annotated[int | None, typer.Option(help="Hidden layers.")] = None,
+    features: Annotated[
+        int | None, typer.Option(help="Frequency features of a pixel, a multiple of 4.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the random numbers.")] = None,
+    precision: Precision = "float32",
+    live: Annotated[
+        Path | None,
+        typer.Option(metavar="PNG", help="A preview, rewritten every few seconds."),
+    ] = None,
+    device: DeviceSpec = "auto",
+    force: Force = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+    no_progress: NoProgress = False,
+) -> None:
+    """Train a network on IMAGE; write its weights and the picture that they decode to."""
+    terminal = terminal_of(context, quiet, verbose, no_progress)
+    from imgmlp.cli import arguments
+    from imgmlp.cli.train import Outputs, run
+
+    settings = arguments.training_settings(
+        preset,
+        steps=steps,
+        batch=batch,
+        lr=lr,
+        hidden=hidden,
+        layers=layers,
+        features=features,
+        seed=seed,
+        precision=precision,
+    )
+    check_input(image)
+    run(terminal, image, Outputs(output, png, live), settings, device, force)
+
+
+@app.command()
+def encode(
+    context: typer.Context,
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Pictures.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="IMLP", help="Beside IMAGE if not given."),
+    ] = None,
+    quality: Annotated[
+        float | None, typer.Option(metavar="0-100", help="Target; 60 if none is given.")
+    ] = None,
+    bpp: Annotated[float | None, typer.Option(help="Target: bits for each pixel.")] = None,
+    size: Annotated[
+        str | None, typer.Option("--bytes", metavar="N", help="Target: 20000, 20k, 1.5M.")
+    ] = None,
+    psnr: Annotated[float | None, typer.Option(help="Target: dB.")] = None,
+    price: Annotated[
+        float | None,
+        typer.Option("--lambda", help="Target: squared error that a bit for each pixel is worth."),
+    ] = None,
+    effort: Annotated[
+        int | None, typer.Option(metavar="1-9", help="How much work to train with; 5.")
+    ] = None,
+    time: Annotated[
+        str | None, typer.Option(metavar="T", help="Train about so long: 60s, 5m, 2h.")
+    ] = None,
+    codec: Annotated[Literal["mlp"], typer.Option(help="What kind of network.")] = "mlp",
+    device: DeviceSpec = "auto",
+    as_json: AsJson = False,
+    force: Force = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+    no_progress: NoProgress = False,
+) -> None:
+    """Compress pictures to compact .imlp files, each to one target."""
+    terminal = terminal_of(context, quiet, verbose, no_progress)
+    from imgmlp.cli.encode import Wanted, run
+
+    for image in images:
+        check_input(image)
+    wanted = Wanted(quality, bpp, size, psnr, price, effort, time, codec)
+    raise typer.Exit(run(terminal, images, output, wanted, device, as_json, force))
+
+
+@app.command()
+def decode(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="An .imlp or .npz file.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="PICTURE|-",
+            help="The picture to write; - is stdout. Beside FILE if not given.",
+        ),
+    ] = None,
+    scale: Annotated[float | None, typer.Option(help="Times the original size.")] = None,
+    size: Annotated[
+        str | None, typer.Option(metavar="WxH", help="Size in pixels, any that you like.")
+    ] = None,
+    device: DeviceSpec = "auto",
+    force: Force = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Turn a file into the picture that it holds; trained weights at any size."""
+    terminal = terminal_of(context, quiet, verbose)
+    from imgmlp.cli.decode import run
+
+    check_input(file)
+    run(terminal, file, output, scale, size, device, force)
+
+
+@app.command()
+def info(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="An .imlp or .npz file.")],
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Print what a file says of itself, without decoding it."""
+    terminal_of(context, quiet, verbose)
+    from imgmlp.cli.info import run
+
+    check_input(file)
+    run(file, as_json)
+
+
+@app.command()
+def verify(
+    context: typer.Context,
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help=".imlp or .npz files.")],
+    as_json: AsJson = False,
+    device: DeviceSpec = "auto",
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Compare checksums, decode .imlp files, and compare the pixels with those encoded."""
+    terminal = terminal_of(context, quiet, verbose)
+    from imgmlp.cli.verify import run
+
+    raise typer.Exit(run(terminal, files, device, as_json))
+
+
+@app.command()
+def devices(
+    context: typer.Context,
+    check: Annotated[
+        bool, typer.Option("--check", help="Test each against NumPy; say how to mend what fails.")
+    ] = False,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", metavar="auto|gpu|cpu|numpy|P:D", help="Only this one."),
+    ] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """List the devices that --device takes, or test them."""
+    terminal = terminal_of(context, quiet, verbose)
+    from imgmlp.cli.devices import run
+
+    run(terminal, as_json, check, device)
+
+
+@app.command()
+def graph(
+    context: typer.Context,
+    form: Annotated[
+        Literal[
+            "summary", "dot", "nodes", "tree", "procedure", "memory", "uops", "source", "times"
+        ],
+        typer.Option(help="What to print; dot is for Graphviz, times runs the step."),
+    ] = "summary",
+    preset: Annotated[
+        Literal["default", "seed"], typer.Option(help="Where the other values come from.")
+    ] = "default",
+    batch: Annotated[int | None, typer.Option(help="Pixels in a step.")] = None,
+    hidden: Annotated[int | None, typer.Option(help="Values in a hidden layer.")] = None,
+    layers: Annotated[int | None, typer.Option(help="Hidden layers.")] = None,
+    features: Annotated[int | None, typer.Option(help="Frequency features of a pixel.")] = None,
+    precision: Precision = "float32",
+    size: Annotated[str, typer.Option(metavar="WxH", help="Of the picture.")] = "512x512",
+    general: Annotated[
+        bool,
+        typer.Option(
+            "--general",
+            help="Leave out the block program: what the general scheduler gives.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+    device: DeviceSpec = "auto",
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Print the compiled training step: its kernels, memory, instructions, source or times."""
+    terminal = terminal_of(context, quiet, verbose)
+    from imgmlp.cli import arguments
+    from imgmlp.cli.graph import run
+
+    settings = arguments.training_settings(
+        preset, batch=batch, hidden=hidden, layers=layers, features=features, precision=precision
+    )
+    run(terminal, settings, size, device, form, as_json, general)
+
+
+@bench_app.callback()
+def bench(
+    context: typer.Context,
+    quick: Annotated[bool, typer.Option("--quick", help="A rough idea, in seconds.")] = False,
+    as_json: AsJson = False,
+    device: DeviceSpec = "auto",
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+    no_progress: NoProgress = False,
+) -> None:
+    """Measure how fast this machine trains and decodes, beside NumPy and, if there, PyTorch."""
+    if context.invoked_subcommand is not None:
+        return
+    terminal = terminal_of(context, quiet, verbose, no_progress)
+    from imgmlp.bench import report
+
+    report.bench(terminal, device, quick, as_json)
+
+
+@bench_app.command("kernels")
+def bench_kernels(
+    context: typer.Context,
+    quick: Annotated[bool, typer.Option("--quick", help="Two sizes and few turns.")] = False,
+    side: Annotated[
+        list[int] | None,
+        typer.Option(metavar="N", help="Matrices of N × N instead; several times for a sweep."),
+    ] = None,
+    as_json: AsJson = False,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Also write it as a table.")
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="PNG|SVG", help="Also draw it; needs the extra `plot`."),
+    ] = None,
+    device: DeviceSpec = "auto",
+    force: Force = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+    no_progress: NoProgress = False,
+) -> None:
+    """Measure single kernels (map, sum, softmax, transpose, product) over several sizes."""
+    terminal = terminal_of(context, quiet, verbose, no_progress)
+    from imgmlp.bench import kernels_report
+
+    kernels_report.bench_kernels(terminal, device, quick, side or [], as_json, csv, plot, force)

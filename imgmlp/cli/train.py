@@ -1,0 +1,189 @@
+"""`imgmlp train`: a network for a picture, and the files of it.
+
+A run that was stopped goes on, over what it has written itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from imgmlp import files
+from imgmlp import image as pictures
+from imgmlp.cli import devices
+from imgmlp.codec.float_mlp import npz, pipeline
+from imgmlp.codec.float_mlp.config import Settings
+from imgmlp.codec.float_mlp.pipeline import Trained
+from imgmlp.codec.training import checkpoint
+from imgmlp.codec.training.run import Progress, Run
+from imgmlp.engine import AnyDevice, open_device
+from imgmlp.errors import Interrupted, OutputError, TrainingError
+from imgmlp.facts import dimensions
+from imgmlp.image import Picture
+from imgmlp.interrupt import StopRequest
+from imgmlp.terminal import Terminal
+from imgmlp.text import duration, size
+
+LIVE_EVERY = 3.0  # seconds between two previews
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The files that a training writes."""
+
+    weights: Path
+    png: Path
+    live: Path | None = None
+
+    def paths(self) -> list[Path]:
+        return [self.weights, self.png, *([self.live] if self.live is not None else [])]
+
+    def names(self) -> list[str]:
+        return [str(path.resolve()) for path in self.paths()]
+
+    def check(self, source: Path, replaced: list[Path]) -> None:
+        """Refuse, as an OutputError, files that cannot be written or must not be replaced."""
+        hint = "give every file a name of its own"
+        files.check_outputs(self.paths(), replaced, [source], hint)
+
+
+def run(
+    terminal: Terminal,
+    source: Path,
+    outputs: Outputs,
+    settings: Settings,
+    device_spec: str,
+    force: bool,
+) -> None:
+    """Fit a network to a picture; write its weights and what they decode to.
+
+    Raises Interrupted or TrainingError after the best weights so far are written.
+    """
+    replaced = force or checkpoint.left_beside(outputs.weights)
+    outputs.check(source, outputs.paths() if replaced else [])
+    picture, device = pictures.load(source), open_device(device_spec)
+    training = _Training(terminal, source, outputs, picture, settings, device)
+    outputs.check(source, outputs.paths() if force else training.written_before())
+    training.introduce()
+    training.report(training.run())
+
+
+@dataclass(eq=False)
+class _Training:
+    """A picture on its way to its files."""
+
+    terminal: Terminal
+    source: Path
+    outputs: Outputs
+    picture: Picture
+    settings: Settings
+    device: AnyDevice
+
+    def __post_init__(self) -> None:
+        choices = f"train {self.settings!r}"
+        self.kept = checkpoint.of(self.outputs.weights, self.picture, self.device, choices)
+        facts = {"outputs": self.outputs.names()}
+        self.state = Run(note=self.terminal.note, checkpoint=self.kept, facts=facts)
+
+    def written_before(self) -> list[Path]:
+        """The outputs that an interrupted run has written, and nothing else since.
+
+        A preview is younger than the checkpoint if the run was killed.
+        """
+        saved, paths = self.state.saved, self.outputs.paths()
+        if saved is None:
+            return []
+        named = zip(paths, self.outputs.names(), strict=True)
+        known = [path for path, name in named if name in saved.facts["outputs"]]
+        live = self.outputs.live
+        return [path for path in known if path is live or not self.kept.is_older_than(path)]
+
+    def introduce(self) -> None:
+        """Say what is going to be done."""
+        terminal, settings, device = self.terminal, self.settings, self.device
+        picture, name = self.picture, self.source.name
+        for note in picture.notes:
+            terminal.note(f"{name}: {note}")
+        network = settings.architecture(picture.channels)
+        what = f"{name}  {dimensions(picture.width, picture.height, picture.channels)}"
+        parameters = f"MLP {network}, {network.parameters:,} parameters"
+        terminal.note(f"{what}   {parameters}   {device.info.describe()}")
+        if (others := checkpoint.others(self.outputs.weights, self.kept)) is not None:
+            terminal.note(others)
+        devices.tell_precision(terminal, settings, device)
+        terminal.detail(devices.details(device))
+        terminal.detail("  ".join(f"{name} {value}" for name, value in asdict(settings).items()))
+        if self.state.saved is not None:
+            done = int(self.state.saved.arrays["count"])
+            terminal.note(f"continuing after {done:,} of {settings.steps:,} steps")
+
+    def run(self) -> Trained:
+        """Train, and write the outputs."""
+        outputs, icc = self.outputs, self.picture.icc
+        preview = LivePreview(outputs.live, icc, self.terminal) if outputs.live else None
+        with StopRequest() as stop:
+            with self.terminal.training(self.settings.steps) as show:
+
+                def tell(progress: Progress) -> None:
+                    show(progress)
+                    if preview is not None and progress.preview is not None:
+                        preview.update(progress.preview)
+
+                self.state.tell, self.state.should_stop = tell, stop.requested
+                trained = pipeline.train(self.picture, self.settings, self.device, self.state)
+            files.write_atomically(
+                outputs.weights, lambda stream: npz.save(trained.weights, stream)
+            )
+            pictures.save_png(trained.pixels, outputs.png, icc)
+            if preview is not None:
+                preview.write(trained.pixels)
+        if trained.stopped == "interrupted":
+            self.kept.touch()
+        else:
+            self.kept.remove(outputs.weights)
+        return trained
+
+    def report(self, trained: Trained) -> None:
+        """Say how it went. Raises Interrupted or TrainingError if it ended early."""
+        output, settings = self.outputs.weights, self.settings
+        at = f"{trained.steps:,} of {settings.steps:,} steps"
+        kept = f"the best weights so far are in {output}"
+        if trained.stopped == "interrupted":
+            hint = f"{kept}; the same command goes on from there"
+            raise Interrupted(f"stopped after {at}", hint=hint)
+        if trained.stopped == "diverged":
+            problem = (
+                f"the loss is no longer finite after {at}, also at an eighth of the learning rate"
+            )
+            raise TrainingError(problem, hint=f"{kept}; try a smaller --lr than {settings.lr:g}")
+        weights, quality = size(output.stat().st_size), f"{trained.psnr:.1f} dB"
+        seconds = duration(trained.seconds)
+        self.terminal.done(f"{output} {weights}   {self.outputs.png} {quality}   {seconds}")
+
+
+class LivePreview:
+    """A PNG of the best weights so far, rewritten every few seconds while training goes on."""
+
+    def __init__(self, path: Path, icc: bytes | None, terminal: Terminal) -> None:
+        self._path, self._icc, self._terminal = path, icc, terminal
+        self._next = time.monotonic() + LIVE_EVERY
+        self._broken = False
+
+    def update(self, decode: Callable[[], Array]) -> None:
+        if not self._broken and time.monotonic() >= self._next:
+            self.write(decode())
+            self._next = time.monotonic() + LIVE_EVERY
+
+    def write(self, pixels: Array) -> None:
+        try:
+            pictures.save_png(pixels, self._path, self._icc)
+        except OutputError as error:  # not worth losing the training for
+            self._terminal.note(f"no more previews: {error}")
+            self._broken = True

@@ -1,0 +1,129 @@
+"""What a file holds, and its picture: the one place that knows which kinds of file there are.
+
+Looking at a compact file needs neither NumPy nor the engine, and so takes hardly longer than
+starting Python: what does is loaded when it is used.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from imgmlp.codec.bitstream import container
+from imgmlp.codec.bitstream.container import Container
+from imgmlp.errors import FormatError, UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from imgmlp.engine import AnyDevice
+
+ZIP = b"PK\x03\x04"  # how an .npz archive begins
+
+Size = tuple[int, int]  # width, height
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A picture in a file whose checksums are right."""
+
+    width: int
+    height: int
+    channels: int
+    icc: bytes | None = field(repr=False)
+    facts: dict[str, Any] = field(repr=False)  # what the file says of itself
+    exact: bool  # whether its own size has the same bits on every device, and a digest
+    _decode: Callable[[AnyDevice, Size | None], np.ndarray[Any, Any]] = field(repr=False)
+
+    def decode(self, device: AnyDevice, size: Size | None = None) -> np.ndarray[Any, Any]:
+        """uint8 [height, width, channels], at another (width, height) `size` if one is given.
+
+        Raises FormatError if the file holds no picture, or another than was encoded.
+        """
+        return self._decode(device, size)
+
+
+def open_stored(file: str | PathLike[str] | bytes) -> Stored:
+    """The picture in an .imlp or .npz file, given by its path or as its bytes.
+
+    Raises UsageError if it cannot be read, FormatError if it is neither or is damaged.
+    """
+    if isinstance(file, bytes):
+        return _read(io.BytesIO(file))
+    path = Path(file)
+    with _opened(path) as stream:
+        start = stream.read(len(ZIP))
+        if start != ZIP and not container.SIGNATURE.startswith(start):
+            hint = "give a file that imgmlp wrote"
+            raise FormatError(f"{path} is neither an .imlp nor an .npz file", hint=hint)
+        try:
+            return _read(stream)
+        except FormatError as error:
+            raise FormatError(f"{path}: {error}", hint=error.hint) from error.__cause__
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """A file to read. Raises UsageError, also for a pipe, which cannot be read twice."""
+    try:
+        if path.exists() and not path.is_file():
+            raise UsageError(f"{path} is no file", hint="give a file")
+        with path.open("rb") as stream:
+            yield stream
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist", hint="check the name") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}", hint="check the file") from error
+
+
+def _read(stream: BinaryIO) -> Stored:
+    stream.seek(0)
+    archive = stream.read(len(ZIP)) == ZIP
+    stream.seek(0)
+    return _archive(stream) if archive else _compact(container.read(stream))
+
+
+def _archive(stream: BinaryIO) -> Stored:
+    from imgmlp.codec.float_mlp import npz
+
+    found = npz.load(stream)
+    facts = npz.facts(found, stream.seek(0, io.SEEK_END))
+
+    def decode(device: AnyDevice, size: Size | None) -> np.ndarray[Any, Any]:
+        from imgmlp.codec.float_mlp import pipeline
+
+        return pipeline.decode(found, device, size)
+
+    return Stored(found.width, found.height, found.channels, found.icc, facts, False, decode)
+
+
+def _compact(found: Container) -> Stored:
+    header, icc, facts = found.header, found.get(container.ICC), container.facts(found)
+    picture = header.width, header.height, header.channels
+    return Stored(*picture, icc, facts, True, partial(decode, found))
+
+
+def decode(found: Container, device: AnyDevice, size: Size | None = None) -> np.ndarray[Any, Any]:
+    """uint8 [height, width, channels], the same bits on every device.
+
+    At another (width, height) `size` than its own, what its codec gives there, which may differ
+    by a level between devices. Raises FormatError if the sections hold no picture, or another
+    one than was encoded.
+    """
+    header = found.header
+    match header.codec:
+        case "mlp":
+            from imgmlp.codec.mlp import decode as codec
+    if size not in (None, (header.width, header.height)):
+        return codec.decode_at(found, size, device)
+    pixels = codec.decode(found, device)
+    if container.digest(pixels) != header.digest:
+        problem = "it decodes to another picture than the one that was encoded"
+        raise FormatError(problem, hint=f"try --device numpy; else {container.DAMAGED}")
+    return pixels

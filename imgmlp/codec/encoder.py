@@ -1,0 +1,62 @@
+"""From a picture to the bytes of an .imlp file: by which codec, and the check of the result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from imgmlp.codec import decoder
+from imgmlp.codec.bitstream import container
+from imgmlp.codec.bitstream.container import Codec
+from imgmlp.codec.mlp import encode as mlp
+from imgmlp.codec.training.run import Run
+from imgmlp.codec.training.target import Effort, Target
+from imgmlp.engine import AnyDevice
+from imgmlp.errors import FormatError, ImgmlpError
+from imgmlp.image import Picture
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """A file's bytes, what they decode to, and figures of just these bytes."""
+
+    bytes: bytes = field(repr=False)
+    pixels: Array = field(repr=False)  # uint8 [height, width, channels]
+    metrics: dict[str, Any]
+    missed: str | None = None  # how the target was missed
+    diverged: bool = False  # training could not go on; the best state is in the bytes
+    resumed: int = 0  # steps that an interrupted run had done
+
+
+def encode(
+    picture: Picture,
+    wanted: Target,
+    effort: Effort,
+    device: AnyDevice,
+    run: Run | None = None,
+    codec: Codec = "mlp",
+) -> Encoded:
+    """Have a codec make a file of a picture, and decode what was coded.
+
+    With a checkpoint, a run that was stopped goes on where it was. Raises Interrupted once the
+    state is saved, if `run` is asked to stop.
+    """
+    match codec:
+        case "mlp":
+            found = mlp.encode(picture, wanted, effort, device, run or Run())
+    pixels = _decoded(found.bytes, device)
+    missed = wanted.misses(len(found.bytes), found.metrics["psnr"])
+    return Encoded(found.bytes, pixels, found.metrics, missed, found.diverged, found.resumed)
+
+
+def _decoded(data: bytes, device: AnyDevice) -> Array:
+    """What a file that was just written decodes to, which its digest is compared with."""
+    try:
+        return decoder.decode(container.parse(data), device)
+    except FormatError as error:
+        hint = "this is a fault in imgmlp or in the device's driver; try --device numpy"
+        raise ImgmlpError(f"what was written is no sound file: {error}", hint=hint) from error

@@ -1,0 +1,267 @@
+"""Fit a network to one picture: the training step, and the loop that replays it.
+
+The step holds the choice of pixels, features, forward, loss, gradients and AdamW; all its
+state is on the device. The host only enqueues replays and listens.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+
+from imgmlp.codec.float_mlp import model
+from imgmlp.codec.float_mlp.config import Architecture, Encoding, Settings
+from imgmlp.codec.float_mlp.features import tables
+from imgmlp.codec.training.checkpoint import Resumable, State
+from imgmlp.codec.training.pixels import check_tables, pixel_features, random_places
+from imgmlp.codec.training.replay import (
+    RETRIES,
+    SMOOTHING,
+    decibels,
+    finite,
+    mean_loss,
+    next_chunk,
+)
+from imgmlp.codec.training.run import Progress, Run
+from imgmlp.engine import AnyDevice, Program, Receiver, Tensor, compile, dtype, optim
+
+Array = np.ndarray[Any, Any]
+Stopped = Literal["interrupted", "diverged"] | None
+
+# Steps between looks at loss and parameters: how late divergence is noticed. A look takes a GPU as
+# long as some seven steps of 512 pixels.
+LISTEN = 250
+AHEAD = 2  # chunks that the host may be ahead of the device
+GOOD = 4 * LISTEN  # steps between states to go back to
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The best parameters of a run, float32 [parameters], and why it ended early if it did."""
+
+    parameters: Array
+    loss: float  # smoothed, at the step where the parameters were the best
+    steps: int  # done
+    seconds: float
+    stopped: Stopped
+
+
+class LearningRate:
+    """The schedule, with what users vary in memory of the device: as numbers in the source of
+    kernels, every other --steps or --lr would have them all compiled anew.
+    """
+
+    def __init__(self, settings: Settings, device: AnyDevice) -> None:
+        self.schedule, self.decay = settings.schedule, settings.decay
+        self.lr = settings.lr
+        self.first = Tensor(np.float32(settings.lr), device, name="first_rate")
+        self.turn = Tensor(np.float32(math.pi / settings.steps), device, name="turn")
+
+    def slow_down(self, retries: int) -> None:
+        """Half the rate for each of so many retries."""
+        self.first.write(np.array(self.lr / 2**retries, np.float32).reshape(self.first.shape))
+
+    def after(self, done: Tensor) -> Tensor:
+        """The rate of a step before which `done` (float32, one element) steps were done."""
+        if self.schedule == "exponential":
+            return (done * math.log(self.decay)).exp() * self.first
+        return ((done * self.turn).cos() + 1.0) * (self.first * 0.5)
+
+
+class TrainingStep(Resumable):
+    """State on the device and the Program that moves it."""
+
+    def __init__(
+        self,
+        pixels: Array,
+        architecture: Architecture,
+        encoding: Encoding,
+        settings: Settings,
+        device: AnyDevice,
+        general: bool = False,
+    ) -> None:
+        self.height, self.width, self.channels = pixels.shape
+        self.architecture, self.settings = architecture, settings
+        check_tables(self.width + self.height, encoding.features, device)
+        x, y = tables(encoding, self.width, self.height)
+        self.x, self.y = Tensor(x, device, name="x_table"), Tensor(y, device, name="y_table")
+        self.pixels = Tensor(pixels.reshape(-1, self.channels), device, name="pixels")
+        self.flat = model.initial(architecture, settings.seed, device)
+        self.rate = LearningRate(settings, device)
+        self.count = Tensor(np.uint32(0), device, name="count")
+        self.smooth = Tensor(np.float32(0), device, name="smooth")
+        self.program: Program = compile(self._step, device, general, settings.precision)
+
+    def _step(self) -> dict[str, Tensor]:
+        settings, batch = self.settings, self.settings.batch
+        size = self.height, self.width
+        row, column = random_places(batch, size, settings.seed, self.count)
+        features = pixel_features(self.x, self.y, column, row)  # [batch, features]
+        target = self.pixels.gather(row * self.width + column).cast(dtype.f32) * (1 / 255)
+        answer = model.forward(self.flat, self.architecture, features)  # [batch, channels]
+        error = (answer - target).square().sum()  # its gradient is that of the plain sum
+        done = self.count + 1
+        self.optimizer = optim.AdamW(
+            [self.flat],
+            lr=self.rate.after(done.cast(dtype.f32) - 1.0),
+            betas=settings.betas,
+            weight_decay=settings.weight_decay,
+            form=settings.optimizer,
+        )
+        self.optimizer.step(error)
+        mean = error * (1 / (batch * self.channels))
+        smooth = self.smooth * SMOOTHING + mean * (1 - SMOOTHING)
+        self.smooth.assign(smooth)
+        self.count.assign(done)
+        return {"smooth": smooth, "parameters": self.flat}
+
+    def _moving(self) -> dict[str, Tensor]:
+        named = {"flat": self.flat, "count": self.count, "smooth": self.smooth}
+        return named | {f"adam_{n}": tensor for n, tensor in enumerate(self.optimizer.state())}
+
+
+class _Listener:
+    """What the host knows of a run: the latest loss, the best parameters, the pace."""
+
+    def __init__(
+        self,
+        start: Array,
+        steps: int,
+        tell: Callable[[Progress], None] | None,
+        decode: Callable[[Array], Array] | None,
+    ) -> None:
+        self.best, self.best_loss = start, math.inf
+        self.steps, self.tell, self.decode = steps, tell, decode
+        self.loss, self.diverged, self.told = math.inf, False, 0
+        self.times: deque[tuple[int, float]] = deque([(0, time.perf_counter())], maxlen=20)
+
+    def resume(self, step: int, best: Array, best_loss: float) -> None:
+        """Go on where another one stopped."""
+        self.best, self.best_loss = best, best_loss
+        self.go_on(step)
+
+    def go_on(self, step: int) -> None:
+        """From a step that may have been done before."""
+        self.diverged, self.told = False, step
+        self.times.clear()
+        self.times.append((step, time.perf_counter()))
+
+    def hear(self, step: int, values: dict[str, Array]) -> None:
+        self.loss = mean_loss(float(values["smooth"]), step)
+        self.diverged = self.diverged or not math.isfinite(self.loss)
+        better = "parameters" in values and self.loss < self.best_loss and not self.diverged
+        if better and finite([values["parameters"]]):
+            self.best, self.best_loss = values["parameters"], self.loss
+        self.times.append((step, time.perf_counter()))
+        if self.tell is not None and not self.diverged and step > self.told:
+            self.told = step
+            self.tell(self._progress(step))
+
+    def _progress(self, step: int) -> Progress:
+        (first, begin), (last, end) = self.times[0], self.times[-1]
+        pace = (last - first) / max(end - begin, 1e-9)
+        left = (self.steps - step) / max(pace, 1e-9)
+        preview = None if self.decode is None else partial(self.decode, self.best)
+        psnr = decibels(self.loss)
+        return Progress(step, self.steps, self.loss, psnr, pace, left, preview)
+
+
+class _Retreat:
+    """The last state that was good, to go back to at half the learning rate."""
+
+    def __init__(self, step: TrainingStep, retries: int) -> None:
+        self.step, self.retries, self.arrays = step, retries, step.state()
+        step.rate.slow_down(retries)
+
+    def remember(self) -> None:
+        """This state, if all of it is finite."""
+        arrays = self.step.state()
+        if finite(arrays.values()):
+            self.arrays = arrays
+
+    def back(self) -> int | None:
+        """Return to it; the number of steps done there, or None if that was tried often enough."""
+        if self.retries == RETRIES:
+            return None
+        self.retries += 1
+        self.step.restore(self.arrays)
+        self.step.rate.slow_down(self.retries)
+        return int(self.arrays["count"].item())
+
+
+class _Replay:
+    """Chunks of steps in the device's queue, and what the listener hears of them."""
+
+    def __init__(self, step: TrainingStep, listener: _Listener, done: int) -> None:
+        self.program, self.steps, self.done = step.program, step.settings.steps, done
+        self.receiver = Receiver(self.program, ["smooth", "parameters"], listener.hear)
+        self.marks: deque[Any] = deque()
+        self.chunk = 1
+
+    def go_on(self) -> None:
+        """Enqueue one more chunk, at most AHEAD of the device."""
+        began = time.perf_counter()
+        count = min(self.chunk, LISTEN - self.done % LISTEN, self.steps - self.done)
+        self.program.run(count)
+        self.done += count
+        look = self.done % LISTEN == 0 or self.done == self.steps
+        self.receiver.send(self.done, None if look else ["smooth"])
+        self.marks.append(self.program.marker())
+        if len(self.marks) > AHEAD:
+            self.marks.popleft().wait()
+        self.receiver.poll()
+        self.chunk = next_chunk(self.chunk, time.perf_counter() - began)
+
+
+def fit(
+    step: TrainingStep, run: Run | None = None, decode: Callable[[Array], Array] | None = None
+) -> Fitted:
+    """Replay the step settings.steps times, or until asked to stop.
+
+    Where the loss is not finite, it goes back to the last good state and on at half the learning
+    rate, at most RETRIES times. `decode` turns parameters into pixels, for previews. The best
+    parameters are chosen by the smoothed loss at fixed steps, so that the same seed gives the
+    same bits on one device, however fast it runs; from a saved state a run goes on to the bits of
+    one that never stopped.
+    """
+    run = run or Run()
+    steps, begin, done, retries = step.settings.steps, time.perf_counter(), 0, 0
+    listener = _Listener(step.flat.numpy(), steps, run.tell, decode)
+    if run.saved is not None:
+        step.restore(run.saved.arrays)
+        done, retries = int(step.count.item()), run.saved.facts["retries"]
+        begin -= run.saved.facts["seconds"]
+        listener.resume(done, run.saved.arrays["best"], run.saved.facts["best_loss"])
+    replay, retreat = _Replay(step, listener, done), _Retreat(step, retries)
+    interrupted = False
+    while replay.done < steps and not interrupted:
+        replay.go_on()
+        interrupted = run.stopping()
+        due = run.due(interrupted)
+        if due or listener.diverged or replay.done % GOOD == 0 or replay.done == steps:
+            replay.receiver.wait()
+        if listener.diverged:
+            if (back := retreat.back()) is None:
+                break
+            replay.done = back
+            listener.go_on(back)
+        elif replay.done % GOOD == 0:
+            retreat.remember()
+        if due:
+            seconds = time.perf_counter() - begin
+            facts = {"best_loss": listener.best_loss, "retries": retreat.retries}
+            run.keep(State({**step.state(), "best": listener.best}, facts | {"seconds": seconds}))
+    if interrupted and replay.done % LISTEN:
+        replay.receiver.send(replay.done)
+    replay.receiver.wait()
+    early: Stopped = "interrupted" if replay.done < steps else None
+    stopped: Stopped = "diverged" if listener.diverged else early
+    seconds = time.perf_counter() - begin
+    return Fitted(listener.best, listener.best_loss, replay.done, seconds, stopped)

@@ -1,0 +1,28 @@
+"""The network as Tensor expressions: one flat Tensor of parameters, layers as views of it."""
+
+from __future__ import annotations
+
+from imgmlp.codec.float_mlp.config import Architecture
+from imgmlp.engine import AnyDevice, Tensor, nn
+
+
+def initial(architecture: Architecture, seed: int, device: AnyDevice) -> Tensor:
+    """Gaussian parameters float32 [parameters], drawn on the device.
+
+    A matrix has variance 1 / inputs, a bias 1 / outputs, mean 0.
+    """
+    parts = []
+    for number, (begin, end, shape) in enumerate(architecture.spans()):
+        stream = (seed, number)
+        draw = Tensor.normal((end - begin,), stream, variance=1 / shape[0], device=device)
+        parts.append(draw)
+    return Tensor.concat(parts).realize("parameters")
+
+
+def forward(flat: Tensor, architecture: Architecture, features: Tensor) -> Tensor:
+    """[rows, features] -> [rows, channels], black 0 and white 1, not clipped."""
+    parameters = nn.slices(flat, architecture.shapes)
+    x = features
+    for weight, bias in zip(parameters[:-1:2], parameters[1:-1:2], strict=True):
+        x = (x @ weight + bias).leaky_relu(architecture.slope)
+    return x @ parameters[-1]

@@ -1,0 +1,75 @@
+"""An .imlp network at any size, in floats: what the whole numbers approximate.
+
+Good for looking at, not exact: devices may differ by one level here and there. The exact
+decoder is `integer_inference`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from imgmlp.codec.mlp import integer_inference, qat_step
+from imgmlp.codec.mlp.network import Network
+from imgmlp.codec.training.chunked import assemble
+from imgmlp.engine import AnyDevice, Tensor, compile, dtype
+
+Array = np.ndarray[Any, Any]
+
+Size = tuple[int, int]  # width, height
+
+PIXELS_AT_ONCE = 1 << 15
+
+
+def render(network: Network, original: Size, size: Size, device: AnyDevice) -> Array:
+    """The picture of an `original` size at another one, uint8 [height, width, channels]."""
+    make = partial(_Piece, network, original, size)
+    return assemble(make, device, size, network.shape.channels, PIXELS_AT_ONCE)
+
+
+class _Piece:
+    """A step that renders rows x columns pixels anywhere in a picture."""
+
+    def __init__(
+        self,
+        network: Network,
+        original: Size,
+        size: Size,
+        device: AnyDevice,
+        rows: int,
+        columns: int,
+    ) -> None:
+        self.shape, self.original, self.size = network.shape, original, size
+        self.rows, self.columns = rows, columns
+        parts = [array.ravel() for layer in network.layers for array in layer.floats()]
+        self.flat = Tensor(np.concatenate(parts), device, name="parameters")
+        features = 2 * network.shape.frequencies
+        self.x, self.y = (
+            Tensor(np.zeros((samples, features), np.float32), device, name=name)
+            for name, samples in (("x_table", self.columns), ("y_table", self.rows))
+        )
+        self.program = compile(self._step, device)
+
+    def move_to(self, top: int, left: int) -> None:
+        """Load the features of another piece; also past the picture's edge."""
+        self.x.write(self._features(0, left, self.columns))
+        self.y.write(self._features(1, top, self.rows))
+
+    def _features(self, axis: int, begin: int, count: int) -> Array:
+        """float32 [count, 2 * frequencies]: sines, then cosines."""
+        samples = self.original[axis]
+        places = (np.arange(begin, begin + count) + 0.5) * (samples / self.size[axis])
+        cycles = np.array(integer_inference.frequencies(self.shape.frequencies, samples)) / 2**32
+        phases = 2 * np.pi * np.outer(places, cycles)
+        return np.concatenate([np.sin(phases), np.cos(phases)], axis=1).astype(np.float32)
+
+    def _step(self) -> dict[str, Tensor]:
+        rows, columns, features = self.rows, self.columns, self.x.shape[1]
+        across = self.x.reshape(1, columns, features).expand(rows, columns, features)
+        down = self.y.reshape(rows, 1, features).expand(rows, columns, features)
+        pixels = Tensor.concat([across, down], axis=2).reshape(rows * columns, 2 * features)
+        answer = qat_step.forward(self.flat, self.shape, pixels)
+        level = ((answer + 0.5).maximum(0.0).minimum(1.0) * 255.0 + 0.5).cast(dtype.u8)
+        return {"pixels": level.reshape(rows, columns, -1)}

@@ -1,0 +1,200 @@
+"""What an .imlp network computes, in whole numbers: the same bits on every device.
+
+Features come from integer recurrences, activations are cubic pieces made of products and shifts,
+and all sums fit in 32 bits (`network.Layer` proves it). Part of the file format
+(docs/format-imlp.md): a change here would make files decode to other pictures.
+
+Sums of products run as float32 products of matrices, the fastest that every device has. They are
+exact, in whatever order they are added up, where the magnitudes of all terms add up to at most
+2**24. A layer whose weights are too large for that is cut into spans of inputs, or its inputs
+into parts of 8 bits.
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial, reduce
+from typing import Any
+
+import numpy as np
+
+from imgmlp.codec.bitstream.quantize import step_parts
+from imgmlp.codec.mlp.network import LIMIT, VALUE_BITS, Layer, Network
+from imgmlp.codec.training.chunked import assemble
+from imgmlp.engine import AnyDevice, Tensor, compile, dtype
+
+Array = np.ndarray[Any, Any]
+
+ONE = 1 << VALUE_BITS
+PIXELS_AT_ONCE = 1 << 15  # of a decoding step
+_CYCLE = 1024  # entries of the table of sines
+# cos and sin of a 1024th of a cycle, as fractions of 2**62
+_COS, _SIN = 4611599204741358747, 28296773447188932
+_SHIFT = 2 * VALUE_BITS - 8  # of a product of shares
+_ANSWER_BITS = 4  # by which the last layer's answers are finer than activations
+LEAST = -178  # activation; LIMIT is the largest
+MIDDLE = (LIMIT + LEAST) // 2
+LARGEST_SUM = (1 << 24) // (LIMIT - MIDDLE)  # of weights' magnitudes, so that sums stay exact
+MOST_SPANS = 4  # of a layer; more take longer to compile than they save
+_ALIGN = 8  # inputs: a span begins where vectors do
+
+
+@cache
+def sines() -> Array:
+    """int64 [1024]: sines of a whole cycle, times 1024, by turning a vector step by step."""
+    quarter, cos, sin = [], 1 << 62, 0
+    for _ in range(_CYCLE // 4 + 1):
+        quarter.append(sin + (1 << 51) >> 52)
+        cos, sin = cos * _COS - sin * _SIN >> 62, cos * _SIN + sin * _COS >> 62
+    half = quarter + quarter[-2:0:-1]
+    return np.array(half + [-value for value in half], np.int64)
+
+
+@cache
+def frequencies(count: int, samples: int) -> tuple[int, ...]:
+    """From half a cycle an axis to half a cycle a sample, one ratio apart; in 2**-32 cycles a
+    sample, rounded down: number k is the root of 2**(31 (count-1)) / samples**(count-1-k).
+    """
+    degree = max(count - 1, 1)
+    return tuple(_root((1 << 31 * degree) // samples ** (degree - k), degree) for k in range(count))
+
+
+def _root(value: int, degree: int) -> int:
+    """The largest whole number whose power is at most a value."""
+    low, high = 0, 1 << 32
+    while high - low > 1:
+        middle = low + high >> 1
+        low, high = (middle, high) if middle**degree <= value else (low, middle)
+    return low
+
+
+def features(count: int, samples: int, begin: int, end: int) -> Array:
+    """int64 [end - begin, 2 * count]: sines, then cosines, of the samples' phases, times 1024."""
+    places = 2 * np.arange(begin, end, dtype=np.int64) + 1  # middles of samples, halves
+    phases = np.outer(places, np.array(frequencies(count, samples), np.int64)) >> 1
+    entries = (phases + (1 << 21) >> 22) % _CYCLE
+    table = sines()
+    return np.concatenate([table[entries], table[(entries + _CYCLE // 4) % _CYCLE]], axis=1)
+
+
+def decode(network: Network, width: int, height: int, device: AnyDevice) -> Array:
+    """The picture, uint8 [height, width, channels]: the same bits on every device."""
+    size = width, height
+    make = partial(_Piece, network, size)
+    return assemble(make, device, size, network.shape.channels, PIXELS_AT_ONCE)
+
+
+class _Piece:
+    """A step that decodes rows x columns pixels anywhere in a picture.
+
+    The first layer is linear in features of either axis alone, so each axis has a small table of
+    its sums, computed here, and a pixel's sum is that of a row of each.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        size: tuple[int, int],
+        device: AnyDevice,
+        rows: int,
+        columns: int,
+    ) -> None:
+        self.network, self.size = network, size
+        self.rows, self.columns = rows, columns
+        outputs = network.layers[0].biases.size
+        self.x = Tensor(np.zeros((self.columns, outputs), np.int32), device, name="x_sums")
+        self.y = Tensor(np.zeros((self.rows, outputs), np.int32), device, name="y_sums")
+        self.left = -1  # of the sums that x holds
+        self.device = device
+        self.program = compile(self._step, device, precision="exact")
+
+    def move_to(self, top: int, left: int) -> None:
+        """Load the sums of another piece; past the picture's edge, anything."""
+        first, half = self.network.layers[0], 2 * self.network.shape.frequencies
+        if left != self.left:
+            biases = first.bias_sums()
+            self._load(self.x, first.weights[:half], self.size[0], left, biases)
+            self.left = left
+        self._load(self.y, first.weights[half:], self.size[1], top, 0)
+
+    def _load(
+        self, target: Tensor, weights: Array, samples: int, begin: int, add: Array | int
+    ) -> None:
+        sums = np.zeros(target.shape, np.int32)
+        end = min(begin + len(sums), samples)
+        values = features(self.network.shape.frequencies, samples, begin, end)
+        sums[: end - begin] = values @ weights.astype(np.int64) + add
+        target.write(sums)
+
+    def _step(self) -> dict[str, Tensor]:
+        first, *others = self.network.layers
+        rows, columns, outputs = self.rows, self.columns, first.biases.size
+        sums = self.y.reshape(rows, 1, outputs).expand(rows, columns, outputs) + self.x.reshape(
+            1, columns, outputs
+        )
+        sums = sums.reshape(rows * columns, outputs)
+        steps = [layer.step for layer in self.network.layers]
+        scales = [scale_of(step) for step in steps[:-1]] + [scale_of(steps[-1], _ANSWER_BITS)]
+        # not constants, so that the kernels of one network serve others of its sizes
+        scale = Tensor(np.array(scales), self.device, name="scales")
+        for number, layer in enumerate(others):
+            values = activate(rescale(sums, scale[number]))
+            sums = sums_of(values, layer, number + 1)
+        answers = rescale(sums, scale[-1])
+        return {"pixels": levels(answers).reshape(rows, columns, -1)}
+
+
+def sums_of(values: Tensor, layer: Layer, number: int) -> Tensor:
+    """int32 [rows, inputs], from LEAST to LIMIT -> int32 [rows, outputs], exactly.
+
+    `number` is the layer's, for names.
+    """
+    weights = Tensor(layer.weights.astype(np.float32), values.device, name=f"weights{number}")
+    biases, found = layer.bias_sums(), spans(layer.weights)
+    if found:
+        centred = (values - MIDDLE).cast(dtype.f32)
+        biases = biases + layer.weights.sum(0, np.int64) * MIDDLE
+        parts = [(centred[:, span] @ weights[span]).cast(dtype.i32) for span in found]
+        sums = reduce(Tensor.__add__, parts)
+    else:
+        low = (values & 255).cast(dtype.f32) @ weights
+        high = (values >> 8).cast(dtype.f32) @ weights
+        sums = low.cast(dtype.i32) + high.cast(dtype.i32) * 256
+    return sums + Tensor(biases.astype(np.int32), values.device, name=f"biases{number}")
+
+
+def spans(weights: Array) -> list[slice]:
+    """The inputs of a layer in as few equal runs as are exact; [] if even MOST_SPANS are not."""
+    inputs, magnitudes = len(weights), np.abs(weights.astype(np.int64))
+    for count in range(1, MOST_SPANS + 1):
+        length = -(-inputs // (count * _ALIGN)) * _ALIGN
+        found = [slice(begin, begin + length) for begin in range(0, inputs, length)]
+        if all(magnitudes[span].sum(0).max() <= LARGEST_SUM for span in found):
+            return found
+    return []
+
+
+def scale_of(step: int, finer: int = 0) -> Array:
+    """What `rescale` takes for a step: int32 [factor, half of a unit, shift]."""
+    m, e = step_parts(step)
+    shift = e - 3 - finer
+    return np.array([m, 1 << shift - 1, shift], np.int32)
+
+
+def rescale(sums: Tensor, scale: Tensor) -> Tensor:
+    """Sums in 2**-10 steps to 2**-(10 + finer), rounded."""
+    return (((sums + 4) >> 3) * scale[0] + scale[1]) >> scale[2]
+
+
+def activate(values: Tensor) -> Tensor:
+    """x times a share that grows from 0 at x = -2 to 1 at x = 2 as 3 u**2 - 2 u**3 does."""
+    x = values.minimum(LIMIT)  # no least one is needed: below -2 the share is 0
+    u = (x + 2 * ONE).maximum(0).minimum(4 * ONE)  # of 4096
+    share = ((u * u) >> _SHIFT) * (3 * 4 * ONE - u * 2) >> _SHIFT
+    return (x * share + 2 * ONE) >> _SHIFT
+
+
+def levels(answers: Tensor) -> Tensor:
+    """Answers around 0, in 2**-14, to samples: -1/2 is black, 1/2 white."""
+    one = ONE << _ANSWER_BITS
+    value = (answers.maximum(-one).minimum(one) + one // 2).maximum(0).minimum(one)
+    return ((value * 255 + one // 2) >> VALUE_BITS + _ANSWER_BITS).cast(dtype.u8)

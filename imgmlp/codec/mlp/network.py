@@ -1,0 +1,151 @@
+"""The network of an .imlp file: whole numbers only, and their bytes (docs/format-imlp.md).
+
+Sections N and W describe it completely. Everything that later arithmetic relies on, sizes and
+the bounds of 32-bit sums, is proved here when a network is made, whoever made it. Knows how to
+write and read a network, but not what it computes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from imgmlp.codec.bitstream import range_coder
+from imgmlp.codec.bitstream.quantize import STEPS, step_size
+from imgmlp.errors import FormatError
+
+MAX_FREQUENCIES = 64  # along an axis
+MAX_HIDDEN = 16  # layers
+MAX_WIDTH = 1024
+MAX_FINER = 10  # bits by which biases may be finer than their layer's weights
+MAX_PRODUCTS = 2**44  # multiplications of a whole picture
+
+VALUE_BITS = 10  # of the fraction of a feature or an activation
+LIMIT = 2**15 - 1  # of an activation's magnitude
+LAST_STEP = 67  # the coarsest step of the last layer, whose answers are finer
+
+_DAMAGED = "the file is damaged or was not written by imgmlp; get it again"
+
+Array = np.ndarray[Any, Any]
+
+
+def _check(good: bool, problem: str) -> None:
+    if not good:
+        raise FormatError(problem, hint=_DAMAGED)
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """Weights are multiples of a step, biases of a step that is `finer` halvings smaller.
+
+    Raises FormatError unless every sum that decoding makes of them fits in 32 bits.
+    """
+
+    weights: Array  # int32 [inputs, outputs]
+    biases: Array  # int32 [outputs]
+    step: int  # number of the weights' step
+    finer: int
+
+    def __post_init__(self) -> None:
+        _check(0 <= self.step < STEPS, f"{self.step} is no step size")
+        _check(0 <= self.finer <= MAX_FINER, f"a bias is {self.finer} bits finer than a weight")
+        sums = np.abs(self.weights.astype(np.int64)).sum(0)  # [outputs]
+        largest = int(sums.max())
+        # Below it, sums with 8-bit parts of activations stay under 2**24 (integer_inference).
+        _check(largest < 2**16 - 1, f"weights of one value add up to {largest:,}")
+        whole = sums * (LIMIT + 1) + np.abs(self.bias_sums())
+        _check(int(whole.max()) < 2**31 - 8, "sums of the network need more than 32 bits")
+
+    def bias_sums(self) -> Array:
+        """int64 [outputs]: biases in the unit of the sums, 2**-10 of the weights' step."""
+        return self.biases.astype(np.int64) << (VALUE_BITS - self.finer)
+
+    def floats(self) -> tuple[Array, Array]:
+        """float32 weights [inputs, outputs] and biases [outputs]."""
+        size = step_size(self.step)
+        weights = (self.weights * size).astype(np.float32)
+        return weights, (self.biases * (size / 2**self.finer)).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a network: frequencies along an axis, hidden layers of one width, channels."""
+
+    frequencies: int
+    hidden: int
+    width: int
+    channels: int
+
+    def __post_init__(self) -> None:
+        good = 1 <= self.frequencies <= MAX_FREQUENCIES
+        _check(good, f"the network has {self.frequencies} frequencies")
+        _check(1 <= self.hidden <= MAX_HIDDEN, f"the network has {self.hidden} hidden layers")
+        _check(1 <= self.width <= MAX_WIDTH, f"the network's layers are {self.width} wide")
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Values that enter each layer, and those that leave the last."""
+        return (4 * self.frequencies, *[self.width] * self.hidden, self.channels)
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of W0, b0, W1, b1 ... in the order in which they are coded."""
+        pairs = zip(self.sizes, self.sizes[1:], strict=False)
+        return tuple(shape for a, b in pairs for shape in ((a, b), (b,)))
+
+    @property
+    def parameters(self) -> int:
+        return sum(int(np.prod(shape)) for shape in self.shapes)
+
+    def __str__(self) -> str:
+        return "-".join(map(str, self.sizes))
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """A picture as whole numbers."""
+
+    shape: Shape
+    layers: tuple[Layer, ...]
+
+    def __post_init__(self) -> None:
+        last = self.layers[-1].step
+        _check(last <= LAST_STEP, f"step {last} is too coarse for the last layer")
+
+    def sections(self) -> tuple[bytes, bytes]:
+        """The data of sections N and W."""
+        shape, numbers = self.shape, [array.ravel() for array in self._arrays()]
+        chosen = [range_coder.choose(symbols) for symbols in numbers]
+        head = bytes([shape.frequencies, shape.hidden, *shape.width.to_bytes(2, "big")])
+        for n, layer in enumerate(self.layers):
+            head += bytes([layer.step, layer.finer, *chosen[2 * n : 2 * n + 2]])
+        counts = [symbols.size for symbols in numbers]
+        scales = np.repeat(np.array(chosen), counts)
+        return head, range_coder.encode(np.concatenate(numbers), scales)
+
+    def _arrays(self) -> list[Array]:
+        return [array for layer in self.layers for array in (layer.weights, layer.biases)]
+
+
+def parse(head: bytes, coded: bytes, pixels: int, channels: int) -> Network:
+    """The network in sections N and W of a picture. Raises FormatError."""
+    _check(len(head) >= 4, "the network section is too short")
+    shape = Shape(head[0], head[1], int.from_bytes(head[2:4], "big"), channels)
+    layers = shape.hidden + 1
+    _check(len(head) == 4 + 4 * layers, f"the network section has {len(head)} bytes")
+    _check(shape.parameters * pixels <= MAX_PRODUCTS, f"network {shape} is too large to decode")
+    rows = [head[begin : begin + 4] for begin in range(4, len(head), 4)]
+    counts = [int(np.prod(size)) for size in shape.shapes]
+    chosen = [number for row in rows for number in row[2:]]
+    decoder = range_coder.Decoder(coded)  # in parts: each is refused before it takes memory
+    parts = [decoder.read(count, number) for count, number in zip(counts, chosen, strict=True)]
+    decoder.finish()
+    for part in parts:
+        _check(int(np.abs(part).max()) < 2**20, "a weight is too large")
+    arrays = [
+        part.astype(np.int32).reshape(size) for part, size in zip(parts, shape.shapes, strict=True)
+    ]
+    found = zip(arrays[::2], arrays[1::2], rows, strict=True)
+    return Network(shape, tuple(Layer(w, b, row[0], row[1]) for w, b, row in found))

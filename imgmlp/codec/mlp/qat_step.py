@@ -1,0 +1,237 @@
+"""Training a network that will be rounded: one step that knows noise, rounding and their price.
+
+The step minimises the mean squared error on [0, 1] plus lambda times bits per pixel. First the
+weights are free. Then each tensor's weights are moved by noise as wide as its step, and the step
+itself is learned: the noise says what it costs, the rate what it saves. At last the steps stand
+still and the weights are rounded. `Control` says which of these holds, so that one compiled
+program serves all three. Features and activation are those of `integer_inference`, in floats.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from imgmlp.codec.mlp import integer_inference
+from imgmlp.codec.mlp.network import Shape
+from imgmlp.codec.training.checkpoint import Resumable
+from imgmlp.codec.training.memory_limits import explain, smaller_picture
+from imgmlp.codec.training.pixels import check_tables, pixel_features, random_places
+from imgmlp.codec.training.replay import SMOOTHING
+from imgmlp.engine import AnyDevice, Context, Function, Program, Tensor, compile, dtype, nn, optim
+from imgmlp.errors import OutOfMemoryError
+
+Array = np.ndarray[Any, Any]
+
+BATCH = 1024  # pixels in a step, if nothing else is wanted
+RATE = 6e-3  # learning rate of networks 88 wide; wider ones need a smaller one
+USUAL_STEPS = 60_000  # longer runs need a smaller one too
+_BY_BATCH, _BY_LENGTH = 0.3, 0.25  # powers by which it grows with the batch, falls with the length
+STEP_RATE = 3.0  # times the learning rate: that of the steps' logarithms
+WARM_UP = 200  # steps in which the learning rate rises, of a short run a twentieth
+BETAS = (0.9, 0.99)
+DECAY = 0.01  # of weights: without it they grow, and with them the values of layers, which then die
+EPSILON = 1e-12  # gradients of single weights can be as small as 1e-8
+_LEAST = 0.2  # steps by which the mean magnitude is taken to be larger when rates are counted
+
+
+@dataclass
+class Control:
+    """What the host decides while the step is replayed."""
+
+    steps: int  # of the whole run: the learning rate falls as half a cosine
+    noise: bool = False
+    rounding: bool = False
+    price: float = 0.0  # lambda
+    rate: float = 1.0  # factor of the learning rate
+
+    def array(self, pixels: int) -> Array:
+        """float32 [6], as the device wants it."""
+        warm_up = max(1.0, min(WARM_UP, self.steps / 20))
+        modes = [float(self.noise), float(self.rounding)]
+        rate = self.rate * min(1.0, USUAL_STEPS / self.steps) ** _BY_LENGTH
+        rates = [rate, 1 / self.steps, 1 / warm_up]
+        return np.array([*modes, self.price / pixels, *rates], np.float32)
+
+
+class Activation(Function):
+    """`integer_inference.activate` in floats: x times a share that grows from 0 at -2 to 1 at 2."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        u = _share(x)
+        return x * u * u * (3.0 - u * 2.0)
+
+    @staticmethod
+    def backward(ctx: Context, g: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        u = _share(x)
+        return g * (u * u * (3.0 - u * 2.0) + x * u * (1.0 - u) * 1.5)
+
+
+def _share(x: Tensor) -> Tensor:
+    return (x * 0.25 + 0.5).maximum(0.0).minimum(1.0)
+
+
+def forward(flat: Tensor, shape: Shape, features: Tensor) -> Tensor:
+    """[rows, features] -> [rows, channels]; black is -1/2, white 1/2."""
+    arrays = nn.slices(flat, shape.shapes)
+    x = features
+    for weight, bias in zip(arrays[:-2:2], arrays[1:-2:2], strict=True):
+        x = Activation.apply(x @ weight + bias)
+    return x @ arrays[-2] + arrays[-1]
+
+
+def feature_table(count: int, samples: int) -> Array:
+    """float32 [samples, 2 * count]: the features that decoding will compute, as numbers."""
+    table = integer_inference.features(count, samples, 0, samples)
+    return (table / integer_inference.ONE).astype(np.float32)
+
+
+class LearningStep(Resumable):
+    """State on the device, and the program that moves it.
+
+    Tensors of the network, W0, b0, W1, b1 ..., have one step size each.
+    """
+
+    def __init__(
+        self, pixels: Array, shape: Shape, seed: int, device: AnyDevice, batch: int = BATCH
+    ) -> None:
+        self.height, self.width, self.channels = pixels.shape
+        self.shape, self.seed, self.device = shape, seed, device
+        self.batch = min(batch, self.width * self.height)
+        self.counts = [math.prod(size) for size in shape.shapes]
+        check_tables(self.width + self.height, shape.sizes[0], device)
+        tables = (feature_table(shape.frequencies, n) for n in (self.width, self.height))
+        self.x, self.y = (
+            Tensor(t, device, name=f"{axis}_table") for t, axis in zip(tables, "xy", strict=True)
+        )
+        self.pixels = Tensor(pixels.reshape(-1, self.channels), device, name="pixels")
+        owner = np.repeat(np.arange(len(self.counts), dtype=np.int32), self.counts)
+        self.owner = Tensor(owner, device, name="owner")  # the tensor of each parameter
+        self.members = Tensor(self._members(), device, name="members")
+        ones = np.ones(len(self.counts), np.float32)
+        self.means = Tensor(ones, device, name="means")  # magnitudes of each tensor's weights
+        self.flat = self._initial()
+        self.sizes = Tensor(np.zeros(len(self.counts), np.float32), device, name="log2_steps")
+        self.control = Tensor(np.zeros(6, np.float32), device, name="control")
+        self.count = Tensor(np.uint32(0), device, name="count")
+        self.smooth = Tensor(np.float32(0), device, name="smooth")
+        rate = RATE * math.sqrt(88 / shape.width) * (batch / BATCH) ** _BY_BATCH
+        self.adam = optim.AdamW([self.flat], self._rate(rate), BETAS, DECAY, EPSILON)
+        moving = self._rate(rate * STEP_RATE) * self.control[0]
+        self.adam_sizes = optim.Adam([self.sizes], moving, BETAS, EPSILON)
+        self.program: Program = compile(self._step, device)
+
+    def _initial(self) -> Tensor:
+        """Weights of variance 2 / inputs, of the last layer half of it; biases 0."""
+        parts, shapes = [], self.shape.shapes
+        for number, size in enumerate(shapes):
+            if len(size) == 1:
+                parts.append(Tensor.zeros(*size, device=self.device))
+                continue
+            variance = (2 if number < len(shapes) - 2 else 1) / size[0]
+            stream = (self.seed, number)
+            draw = Tensor.normal((math.prod(size),), stream, variance=variance, device=self.device)
+            parts.append(draw)
+        return Tensor.concat(parts).realize("parameters")
+
+    def _rate(self, peak: float) -> Tensor:
+        done = self.count.cast(dtype.f32)
+        cosine = ((done * self.control[4] * math.pi).cos() + 1.0) * 0.5
+        warm = ((done + 1.0) * self.control[5]).minimum(1.0)
+        return warm * cosine * self.control[3] * peak
+
+    def _step(self) -> dict[str, Tensor]:
+        noise, rounding, price = (self.control[n] for n in range(3))
+        size = self.height, self.width
+        row, column = random_places(self.batch, size, self.seed, self.count)
+        features = pixel_features(self.x, self.y, column, row)  # [batch, features]
+        samples = self.pixels.gather(row * self.width + column).cast(dtype.f32)
+        step = self.sizes.exp2().gather(self.owner)  # [parameters]
+        draw = Tensor.uniform(self.flat.shape, (self.seed, self.count, 2)) - 0.5
+        rounded = (_rounded(self.flat / step) * step - self.flat) * rounding
+        used = self.flat + step * draw * noise + rounded
+        answer = forward(used, self.shape, features)
+        error = (answer - (samples * (1 / 255) - 0.5)).square().mean()
+        (slope,) = error.gradient([used])
+        by_weight, by_size = self._rate_gradients(step, price)
+        self.adam.apply([slope + by_weight])
+        by_noise = self._sums(slope * (used - self.flat)) * math.log(2)
+        self.adam_sizes.apply([by_noise + by_size])
+        smooth = self.smooth * SMOOTHING + error * (1 - SMOOTHING)
+        self.smooth.assign(smooth)
+        self.count.assign(self.count + 1)
+        return {"smooth": smooth}
+
+    def _rate_gradients(self, step: Tensor, price: Tensor) -> tuple[Tensor, Tensor]:
+        """Of price times bits, by the weights and by the logarithms of the steps.
+
+        Weights of a tensor with mean magnitude m cost about log2(m / step + a little) bits each;
+        `weigh` has looked at m.
+        """
+        counts = Tensor(np.array(self.counts, np.float32), self.device, name="counts")
+        mean = self.means + self.sizes.exp2() * _LEAST  # [tensors]
+        by_weight = self.flat.sign() * (price / math.log(2)) / mean.gather(self.owner)
+        return by_weight, counts * (self.means / mean) * -price
+
+    def _members(self) -> Array:
+        """int32 [tensors, most]: the parameters of each tensor, then -1."""
+        rows = np.full((len(self.counts), max(self.counts)), -1, np.int32)
+        begin = 0
+        for row, count in zip(rows, self.counts, strict=True):
+            row[:count] = np.arange(begin, begin + count)
+            begin += count
+        return rows
+
+    def _sums(self, values: Tensor) -> Tensor:
+        """[parameters] -> [tensors], in a single reduction."""
+        found = values.contiguous().gather(self.members.maximum(0))
+        return Tensor.where(self.members < 0, 0.0, found).sum(axis=1)
+
+    # --- from and to the host ---
+
+    def steer(self, control: Control) -> None:
+        """What the steps from now on obey."""
+        self.control.write(control.array(self.width * self.height))
+
+    def weigh(self) -> None:
+        """Look at how large weights are, on which their price depends: they change slowly."""
+        means = [np.abs(array).mean(dtype=np.float64) for array in self.split(self.flat.numpy())]
+        self.means.write(np.array(means, np.float32) + np.float32(1e-9))
+
+    def _moving(self) -> dict[str, Tensor]:
+        named = {"flat": self.flat, "sizes": self.sizes, "means": self.means}
+        named |= {"count": self.count, "smooth": self.smooth}
+        for prefix, adam in (("weights", self.adam), ("sizes", self.adam_sizes)):
+            named |= {f"{prefix}_{n}": tensor for n, tensor in enumerate(adam.state())}
+        return named
+
+    def split(self, flat: Array) -> list[Array]:
+        """The flat parameters as the arrays that they are."""
+        parts = np.split(flat, np.cumsum(self.counts)[:-1])
+        return [part.reshape(size) for part, size in zip(parts, self.shape.shapes, strict=True)]
+
+
+def too_large(
+    error: OutOfMemoryError, pixels: Array, shape: Shape, device: AnyDevice, batch: int = BATCH
+) -> OutOfMemoryError:
+    """What to say where the step does not fit in a device's memory, and which picture would."""
+    height, width, channels = pixels.shape
+
+    def build(width: int, height: int, device: AnyDevice) -> LearningStep:
+        return LearningStep(np.zeros((height, width, channels), np.uint8), shape, 0, device, batch)
+
+    what = f"training network {shape} on {width}×{height} pixels"
+    ways = (smaller_picture(width, height, build),)
+    return explain(error, what, device, partial(build, width, height), ways)
+
+
+def _rounded(x: Tensor) -> Tensor:
+    """To the nearest whole number."""
+    return (x.abs() + 0.5).cast(dtype.i32).cast(dtype.f32).copysign(x)

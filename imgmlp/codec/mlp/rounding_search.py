@@ -1,0 +1,107 @@
+"""Of all files that trained numbers can be rounded to, the one that is nearest to a target."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from imgmlp.codec.bitstream import container
+from imgmlp.codec.bitstream.container import Section
+from imgmlp.codec.mlp import bit_allocation, integer_inference
+from imgmlp.codec.mlp.bit_allocation import Choice
+from imgmlp.codec.mlp.network import Network, Shape
+from imgmlp.codec.training import draft
+from imgmlp.codec.training.search import halved, nearest, too_much
+from imgmlp.codec.training.target import Target
+from imgmlp.engine import AnyDevice
+from imgmlp.image import Picture, psnr
+
+Array = np.ndarray[Any, Any]
+
+INWARDS = 0.3  # of a step: how far rounding towards zero may go
+FINE = 10.0  # bits of a weight, above which no picture gets better
+_EVEN = 52  # number of a step, 2**-9, with which biases are every level of 8 bits
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """A network that could be the result, and the steps that it was rounded to."""
+
+    network: Network
+    choices: list[Choice]
+    sections: tuple[Section, ...]
+    size: int  # bytes of the whole file
+    psnr: float  # NaN where the target does not ask
+
+
+@dataclass(frozen=True, eq=False)
+class Rounding:
+    """What one picture's numbers become for one target, judged on a device."""
+
+    picture: Picture
+    wanted: Target
+    device: AnyDevice
+
+    def one_colour(self) -> Trial | None:
+        """The smallest file that there is, if it is all that the target can ask for."""
+        pixels = self.picture.pixels
+        levels = np.rint(pixels.mean(axis=(0, 1)))  # [channels]
+        reached = psnr(pixels, np.broadcast_to(levels.astype(np.uint8), pixels.shape))
+        enough = self.wanted.kind == "psnr" and reached >= self.wanted.value
+        return self._trial(even(levels), []) if enough or math.isinf(reached) else None
+
+    def best(self, arrays: list[Array], choices: list[Choice], shape: Shape) -> Trial:
+        """The network of these numbers, rounded otherwise if that brings it nearer to the target.
+
+        Both size and quality grow with the bits that steps are chosen for, so those are halved
+        in on. What remains too much is taken away by rounding towards zero.
+        """
+        wanted = self.wanted
+        first = self._rounded(arrays, choices, shape)
+        sizes, bits = bit_allocation.log_sizes(choices), bit_allocation.total_bits(arrays, choices)
+        most = max(bits, min(1.6 * bits, FINE * shape.parameters))
+        ends = (0.1 * bits, bits) if too_much(wanted, first) else (bits, most)
+
+        def stepped(budget: float) -> Trial:
+            found = bit_allocation.settle(arrays, sizes, budget)
+            return self._rounded(arrays, found, shape)
+
+        tried = [first, *halved(wanted, first, ends, stepped)]
+        over = [trial for trial in tried if too_much(wanted, trial)]
+        if over:
+            base = nearest(wanted, over).choices
+
+            def inwards(share: float) -> Trial:
+                return self._rounded(arrays, base, shape, -share)
+
+            tried += halved(wanted, nearest(wanted, tried), (-INWARDS, 0.0), inwards)
+        return nearest(wanted, tried)
+
+    def _rounded(
+        self, arrays: list[Array], choices: list[Choice], shape: Shape, inwards: float = 0.0
+    ) -> Trial:
+        return self._trial(bit_allocation.network(arrays, choices, shape, inwards), choices)
+
+    def _trial(self, found: Network, choices: list[Choice]) -> Trial:
+        """What a network would be as a file; it is decoded only if its quality matters."""
+        head, coded = found.sections()
+        sections = Section(container.NETWORK, head), Section(container.WEIGHTS, coded)
+        size, quality = draft.size(self.picture, "mlp", sections), math.nan
+        if self.wanted.kind == "psnr":
+            quality = psnr(self.picture.pixels, self.decoded(found))
+        return Trial(found, choices, sections, size, quality)
+
+    def decoded(self, found: Network) -> Array:
+        """uint8 [height, width, channels]."""
+        return integer_inference.decode(found, self.picture.width, self.picture.height, self.device)
+
+
+def even(levels: Array) -> Network:
+    """The smallest network that answers with these levels, [channels], for every pixel."""
+    shape = Shape(1, 1, 1, len(levels))
+    arrays = [np.zeros(size) for size in shape.shapes]
+    arrays[-1] = levels / 255 - 0.5
+    return bit_allocation.network(arrays, [Choice(_EVEN, 0)] * 2, shape)

@@ -1,0 +1,162 @@
+"""What a run needs to go on after it was stopped, in a file beside its target.
+
+A checkpoint belongs to one picture, one set of choices and one version of this program, which its
+key stands for. Another one's, or a damaged one, counts as none. Its name has the key's beginning,
+so that several runs for one target can be stopped and each of them goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import re
+import time
+import zipfile
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from imgmlp.engine import AnyDevice, Tensor
+from imgmlp.files import sweep, write_atomically
+from imgmlp.image import Picture
+
+MAX_BYTES = 2**30
+KEEP_SECONDS = 15.0  # between two states that a run saves
+STALE_AFTER = 30 * 86_400.0  # seconds after which another run's is removed
+_FACTS = "facts"
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass
+class State:
+    """Where a run is: arrays of the device, and what the host decided so far."""
+
+    arrays: dict[str, Array] = field(repr=False)
+    facts: dict[str, Any]
+
+
+class Resumable(ABC):
+    """What moves on the device, to be read and continued from."""
+
+    @abstractmethod
+    def _moving(self) -> dict[str, Tensor]:
+        """Everything that a step changes, by name."""
+
+    def state(self) -> dict[str, Array]:
+        """Everything that moves, as it is once the enqueued steps are done."""
+        return {name: tensor.numpy() for name, tensor in self._moving().items()}
+
+    def restore(self, arrays: dict[str, Array]) -> None:
+        """Continue from an earlier state, bit for bit. Raises ValueError if it does not fit."""
+        for name, tensor in self._moving().items():
+            tensor.write(arrays[name])
+
+
+@cache
+def program() -> str:
+    """A digest of imgmlp's own source: another one would not go on as the run began."""
+    found, package = hashlib.sha256(), Path(__file__).parents[2]
+    for path in sorted(package.rglob("*.py")) + sorted(package.rglob("*.cl")):
+        found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def key(picture: Picture, choices: str) -> str:
+    """Stands for a picture, everything that was chosen for it, and the program that computes."""
+    found = hashlib.sha256(f"{program()} {picture.pixels.shape} {choices}\n".encode())
+    found.update(picture.pixels.tobytes())
+    found.update(picture.icc or b"")
+    return found.hexdigest()
+
+
+def beside(target: Path, key: str) -> Path:
+    """Where the checkpoint of the run with this key is that writes this file."""
+    return target.parent / f".{target.name[:50]}.{key[:8]}.checkpoint"
+
+
+def of(target: Path, picture: Picture, device: AnyDevice, choices: str) -> Checkpoint:
+    """The checkpoint of the run that makes this file of a picture."""
+    own = key(picture, f"{choices} {device.info.spec} {device.info.describe()}")
+    return Checkpoint(beside(target, own), own)
+
+
+def left_beside(target: Path) -> list[Path]:
+    """The checkpoints of all runs that write this file."""
+    wanted = re.compile(rf"\.{re.escape(target.name[:50])}\.[0-9a-f]{{8}}\.checkpoint")
+    try:
+        return sorted(path for path in target.parent.iterdir() if wanted.fullmatch(path.name))
+    except OSError:
+        return []
+
+
+def others(target: Path, own: Checkpoint) -> str | None:
+    """What a user should know of the other runs that write this file."""
+    names = [str(path) for path in left_beside(target) if path != own.path]
+    if not names:
+        return None
+    # Not that they can go on: an older version of this program may have left them.
+    what = "another run" if len(names) == 1 else f"{len(names)} other runs"
+    advice = "delete it if it is not wanted"
+    return f"{what} for {target} left a state to go on from; {advice}: {', '.join(names)}"
+
+
+class Checkpoint:
+    """The checkpoint of one run."""
+
+    def __init__(self, path: Path, key: str) -> None:
+        self.path, self._key = path, key
+
+    def load(self) -> State | None:
+        """What this run left, if there is anything."""
+        try:
+            if not 0 < self.path.stat().st_size <= MAX_BYTES:
+                return None
+            with np.load(self.path, allow_pickle=False) as archive:
+                arrays = {name: archive[name] for name in archive.files}
+            facts = json.loads(str(arrays.pop(_FACTS)[()]))
+        except Exception:  # zipfile and NumPy raise anything on damaged files
+            return None
+        if not isinstance(facts, dict) or facts.pop("key", None) != self._key:
+            return None
+        return State(arrays, facts)
+
+    def save(self, state: State) -> None:
+        """Replace what is there, as a whole. Raises OutputError."""
+        facts = json.dumps({**state.facts, "key": self._key})
+        content = io.BytesIO()
+        arrays = {**state.arrays, _FACTS: np.array(facts)}
+        with zipfile.ZipFile(content, "w", zipfile.ZIP_STORED) as archive:
+            for name, array in arrays.items():
+                data = io.BytesIO()
+                np.lib.format.write_array(data, array, allow_pickle=False)
+                archive.writestr(f"{name}.npy", data.getvalue())
+        write_atomically(self.path, lambda stream: stream.write(content.getvalue()))
+
+    def touch(self) -> None:
+        """Once files were written that this run may replace when it goes on."""
+        with contextlib.suppress(OSError):
+            os.utime(self.path)
+
+    def is_older_than(self, output: Path) -> bool:
+        """Whether something else has written a file since."""
+        try:
+            return self.path.stat().st_mtime_ns < output.stat().st_mtime_ns
+        except OSError:
+            return False
+
+    def remove(self, target: Path) -> None:
+        """Once the file that it was for is there; also others' that nobody has gone on with."""
+        with contextlib.suppress(OSError):  # what is left is ignored by any other run
+            self.path.unlink(missing_ok=True)
+            sweep(self.path)
+            for path in left_beside(target):
+                if path.stat().st_mtime < time.time() - STALE_AFTER:
+                    path.unlink(missing_ok=True)

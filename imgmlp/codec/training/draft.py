@@ -1,0 +1,64 @@
+"""The file that a codec makes of a picture, and its figures; nobody has decoded it yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from imgmlp.codec.bitstream import container
+from imgmlp.codec.bitstream.container import Codec, Header, Section
+from imgmlp.codec.training.target import Target
+from imgmlp.image import Picture, psnr
+
+
+@dataclass(frozen=True, eq=False)
+class Draft:
+    """A file's bytes, and figures of just these bytes."""
+
+    bytes: bytes = field(repr=False)
+    metrics: dict[str, Any]
+    diverged: bool = False  # training could not go on; the best state is in the bytes
+    resumed: int = 0  # steps that an interrupted run had done
+
+    def distance(self, wanted: Target) -> tuple[bool, float]:
+        return wanted.distance(len(self.bytes), self.metrics["psnr"])
+
+
+def written(picture: Picture, codec: Codec, sections: Sequence[Section], digest: bytes) -> bytes:
+    """The file of a picture that a codec's sections decode to; its colour profile goes along."""
+    height, width, channels = picture.pixels.shape
+    profile = [Section(container.ICC, picture.icc)] if picture.icc else []
+    return container.write(Header(width, height, channels, digest, codec), [*sections, *profile])
+
+
+def size(picture: Picture, codec: Codec, sections: Sequence[Section]) -> int:
+    """Bytes of the file, whatever its sections decode to."""
+    return len(written(picture, codec, sections, bytes(8)))
+
+
+def draft(
+    picture: Picture,
+    wanted: Target,
+    codec: Codec,
+    sections: Sequence[Section],
+    pixels: np.ndarray[Any, Any],
+    own: dict[str, Any],
+) -> Draft:
+    """The file of sections that decode to these pixels, uint8 [height, width, channels].
+
+    `own` are figures that only the codec knows.
+    """
+    data = written(picture, codec, sections, container.digest(pixels))
+    metrics = {
+        "width": picture.width,
+        "height": picture.height,
+        "channels": picture.channels,
+        "bytes": len(data),
+        "bpp": 8 * len(data) / (picture.width * picture.height),
+        "psnr": psnr(picture.pixels, pixels),
+        "target": str(wanted),
+    }
+    return Draft(data, metrics | own)

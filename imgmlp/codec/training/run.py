@@ -1,0 +1,78 @@
+"""A run among what is around it: who is told, who may stop it, and the state that is kept of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from imgmlp.codec.training import checkpoint
+from imgmlp.codec.training.checkpoint import Checkpoint, State
+from imgmlp.errors import Interrupted, OutputError
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run is. `loss` is the smoothed mean squared error on [0, 1], `psnr` its dB.
+
+    `preview()` decodes the best parameters so far to uint8 [height, width, channels].
+    """
+
+    step: int
+    steps: int
+    loss: float
+    psnr: float
+    steps_per_second: float
+    seconds_left: float
+    preview: Callable[[], np.ndarray[Any, Any]] | None = field(default=None, repr=False)
+
+
+@dataclass(eq=False)
+class Run:
+    """What a training needs beside its picture and settings; with nothing given, it runs alone.
+
+    `saved` is what an interrupted run of the same key left, to go on from.
+    """
+
+    tell: Callable[[Progress], None] | None = None
+    should_stop: Callable[[], bool] | None = None
+    note: Callable[[str], None] | None = None
+    checkpoint: Checkpoint | None = None
+    facts: dict[str, Any] = field(default_factory=dict)  # that are saved with each state
+
+    def __post_init__(self) -> None:
+        self.saved = None if self.checkpoint is None else self.checkpoint.load()
+        self._kept, self._broken = time.monotonic(), False
+
+    def say(self, text: str) -> None:
+        if self.note is not None:
+            self.note(text)
+
+    def stopping(self) -> bool:
+        return self.should_stop is not None and self.should_stop()
+
+    def due(self, stopping: bool) -> bool:
+        """Whether it is time to keep a state."""
+        if self.checkpoint is None or self._broken:
+            return False
+        return stopping or time.monotonic() - self._kept > checkpoint.KEEP_SECONDS
+
+    def keep(self, state: State) -> None:
+        """Save a state; a run is not worth losing because its checkpoint cannot be written."""
+        assert self.checkpoint is not None
+        try:
+            self.checkpoint.save(State(state.arrays, state.facts | self.facts))
+        except OutputError as error:
+            self._broken = True
+            self.say(f"no checkpoints: {error}")
+        self._kept = time.monotonic()
+
+    def interrupted(self, at: str) -> Interrupted:
+        """What to raise where the run stopped, once its state was kept."""
+        if self.checkpoint is None or self._broken:
+            return Interrupted(f"stopped after {at}", hint="start it again")
+        hint = f"the same command goes on from there; its state is in {self.checkpoint.path}"
+        return Interrupted(f"stopped after {at}", hint=hint)

@@ -1,0 +1,144 @@
+"""What a file is to reach, and how much work that is worth. Knows nothing of how it is reached."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from imgmlp.errors import UsageError
+
+Kind = Literal["lambda", "bytes", "psnr"]
+
+QUALITY = 60.0  # if nothing else is wanted
+EFFORT = 5
+LOWEST_SHARE = 0.97  # of the bytes wanted that a file has at least
+TOLERANCE = 0.1  # dB
+STEPS = 60_000  # of a run with the default effort
+WIDER = (1, 2, 3, 5, 8)  # times the pixels in a step, of it and of the levels above
+_SUFFIXES = {"": 1, "k": 1000, "m": 1_000_000}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A price of bits (lambda: squared error on [0, 1] for a bit a pixel), bytes, or dB."""
+
+    kind: Kind
+    value: float
+
+    def __str__(self) -> str:
+        if self.kind == "bytes":
+            return f"{self.value:,.0f} bytes"
+        return f"{self.value:g} dB" if self.kind == "psnr" else f"lambda {self.value:.3g}"
+
+    def misses(self, size: int, psnr: float) -> str | None:
+        """How a file of this size and quality misses the target, or None.
+
+        More dB than were asked for are no miss: some pictures have them with the smallest file.
+        """
+        fits = size <= self.value and (size >= LOWEST_SHARE * self.value or math.isinf(psnr))
+        if self.kind == "bytes" and not fits:
+            return f"{size:,} bytes instead of {self.value:,.0f}"
+        if self.kind == "psnr" and self.value - psnr > TOLERANCE:
+            return f"{psnr:.2f} dB instead of {self.value:g}"
+        return None
+
+    def hit_by(self, size: int, psnr: float) -> bool:
+        """Whether no other file would be nearer to it."""
+        if self.kind == "psnr":
+            return abs(psnr - self.value) <= TOLERANCE
+        return self.misses(size, psnr) is None
+
+    def distance(self, size: int, psnr: float) -> tuple[bool, float]:
+        """The smaller, the better a file is: what keeps the target, then what is near to it.
+
+        Of files that have the dB asked for, the smallest is the best.
+        """
+        if self.kind == "bytes":
+            return size > self.value, abs(size - self.value)
+        if self.kind == "psnr":
+            missing = self.value - psnr
+            return (True, missing) if missing > TOLERANCE else (False, size)
+        return False, 0.0
+
+
+def choose(
+    pixels: int,
+    quality: float | None = None,
+    bpp: float | None = None,
+    size: str | None = None,
+    psnr: float | None = None,
+    price: float | None = None,
+) -> Target:
+    """The one target that was asked for, or the default quality. Raises UsageError."""
+    given = {"--quality": quality, "--bpp": bpp, "--bytes": size, "--psnr": psnr, "--lambda": price}
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) > 1:
+        raise UsageError(f"{' and '.join(names)} are several targets", hint="give one of them")
+    if size is not None:
+        return Target("bytes", parse_bytes(size))
+    if bpp is not None:
+        return Target("bytes", math.floor(_within("--bpp", bpp, 1e-4, 64) * pixels / 8))
+    if psnr is not None:
+        return Target("psnr", _within("--psnr", psnr, 5, 60))
+    if price is not None:
+        return Target("lambda", _within("--lambda", price, 1e-6, 1))
+    wanted = _within("--quality", QUALITY if quality is None else quality, 0, 100)
+    return Target("lambda", 2e-2 * 200 ** (-wanted / 100))
+
+
+def _within(name: str, value: float, low: float, high: float) -> float:
+    if not low <= value <= high:
+        raise UsageError(f"{name} is {value!r}", hint=f"use a value from {low:g} to {high:g}")
+    return value
+
+
+def parse_bytes(text: str) -> int:
+    """A number of bytes as people write it: 20000, 20k, 1.5M. Raises UsageError."""
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)([kKmM]?)[bB]?", text)
+    count = round(float(match[1]) * _SUFFIXES[match[2].lower()]) if match else 0
+    if not 1 <= count <= 2**27:
+        raise UsageError(f"--bytes is {text!r}", hint="write it like 20000, 20k or 1.5M")
+    return count
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to train: so many steps of so many times the usual pixels, or so many seconds.
+
+    A quality may take several networks, each of which is trained for so many steps; the seconds are
+    those of all that may be tried.
+    """
+
+    steps: int
+    seconds: float | None = None
+    wider: int = 1
+
+    def within(self, seconds: float | None, pace: Callable[[int], float]) -> tuple[int, int]:
+        """Steps of a run and how wide they are; in `seconds`, if not None.
+
+        `pace` tells the seconds of a step that is so much wider. Time for more than the default
+        effort's steps is better spent on wider ones.
+        """
+        if seconds is None:
+            return self.steps, self.wider
+        steps, wider = 0, 1
+        for wider in WIDER:
+            steps = max(1, int(seconds / pace(wider)))
+            if steps <= STEPS:
+                break
+        return steps, wider
+
+
+def effort(level: int = EFFORT, seconds: float | None = None) -> Effort:
+    """Training of an effort from 1 to 9.
+
+    Up to the default each level doubles the steps. Above it steps get wider: they bring as much
+    as more of them, and GPUs take many pixels in little more time than few. Raises UsageError.
+    """
+    if not 1 <= level <= 9:
+        raise UsageError(f"--effort is {level}", hint="use a whole number from 1 to 9")
+    more = level - EFFORT
+    return Effort(int(STEPS * 2.0 ** min(more, 0)), seconds, WIDER[max(more, 0)])

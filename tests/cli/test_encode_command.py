@@ -1,0 +1,180 @@
+"""`imgmlp encode` as its users run it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Command, small_pixels
+from PIL import Image
+
+from imgmlp.cli import encode as encoding
+from imgmlp.codec.training import target
+from imgmlp.codec.training.checkpoint import left_beside
+from imgmlp.errors import Interrupted, UsageError
+from imgmlp.image import load, psnr
+from imgmlp.interrupt import StopRequest
+from imgmlp.terminal import Terminal
+
+QUICK = ("--time", "0.3s")
+
+
+def test_a_picture_becomes_a_file_that_decodes(imgmlp: Command, picture: Path) -> None:
+    done = imgmlp("encode", picture.name, "--bytes", "400", *QUICK)
+    written = picture.with_suffix(".imlp")
+    assert 388 <= written.stat().st_size <= 400
+    assert "bpp" in done.stderr
+    assert done.stdout == ""
+    imgmlp("decode", written.name)
+    decoded = load(picture.parent / "small.decoded.png").pixels
+    assert psnr(decoded, small_pixels()) > 5
+    assert sorted(p.name for p in picture.parent.iterdir()) == [
+        "small.decoded.png",
+        "small.imlp",
+        "small.png",
+    ]
+
+
+def test_one_of_several_may_fail(imgmlp: Command, picture: Path) -> None:
+    (picture.parent / "bad.png").write_bytes(b"no picture")
+    deep = Image.fromarray(np.zeros((4, 4), np.uint16))
+    deep.save(picture.parent / "deep.png")
+    names = ("bad.png", picture.name, "deep.png")
+    done = imgmlp("encode", *names, "--lambda", "0.01", "--json", *QUICK, check=1)
+    bad, good, refused = json.loads(done.stdout)
+    assert "not a picture" in bad["problem"]
+    assert "more than 8 bits" in refused["problem"]
+    assert good["problem"] is None
+    assert good["bytes"] == (picture.parent / good["output"]).stat().st_size
+    assert not (picture.parent / "bad.imlp").exists()
+
+
+def test_a_missed_target_is_told_and_the_file_is_there(imgmlp: Command, picture: Path) -> None:
+    done = imgmlp("encode", picture.name, "--bytes", "50", *QUICK, check=5)
+    assert "instead of 50" in done.stderr
+    assert picture.with_suffix(".imlp").stat().st_size > 50
+
+
+def test_an_existing_file_is_replaced_only_if_forced(imgmlp: Command, picture: Path) -> None:
+    there = picture.with_suffix(".imlp")
+    there.write_bytes(b"mine")
+    imgmlp("encode", picture.name, *QUICK, check=8)
+    assert there.read_bytes() == b"mine"
+    imgmlp("encode", picture.name, "--quality", "10", "--force", *QUICK)
+    assert there.read_bytes().startswith(b"\x89IML")
+
+
+@pytest.mark.parametrize("size", [(1, 1), (300, 1), (2, 2)])
+def test_the_smallest_pictures_have_files_too(
+    imgmlp: Command, picture: Path, size: tuple[int, int]
+) -> None:
+    values = np.linspace(0, 255, size[0] * size[1]).astype(np.uint8)
+    Image.fromarray(values.reshape(size[::-1])).save(picture.parent / "tiny.png")
+    done = imgmlp("encode", "tiny.png", "--json", *QUICK)
+    (facts,) = json.loads(done.stdout, parse_constant=pytest.fail)
+    assert facts["problem"] is None
+    imgmlp("verify", "tiny.imlp")
+
+
+def test_one_colour_reaches_any_quality(imgmlp: Command, picture: Path) -> None:
+    Image.new("RGB", (40, 30), (10, 200, 77)).save(picture.parent / "flat.png")
+    done = imgmlp("encode", "flat.png", "--psnr", "40", "--json")
+    assert "lossless" in done.stderr
+    (facts,) = json.loads(done.stdout, parse_constant=pytest.fail)
+    assert facts["problem"] is None
+    assert facts["psnr"] is None
+    imgmlp("decode", "flat.imlp")
+    assert (load(picture.parent / "flat.decoded.png").pixels == (10, 200, 77)).all()
+
+
+def test_transparency_is_kept(imgmlp: Command, picture: Path) -> None:
+    pixels = np.dstack([small_pixels(), small_pixels(1)])
+    Image.fromarray(pixels).save(picture.parent / "glass.png")
+    imgmlp("encode", "glass.png", "--quality", "10", *QUICK)
+    imgmlp("decode", "glass.imlp", "--size", "10x12")
+    with Image.open(picture.parent / "glass.decoded.png") as decoded:
+        assert decoded.mode == "RGBA"
+        assert decoded.size == (10, 12)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--bpp", "1", "--psnr", "30"),
+        ("--effort", "0"),
+        ("--effort", "3", "--time", "5s"),
+        ("--time", "soon"),
+        ("--bytes", "many"),
+        ("--quality", "101"),
+        ("-o", "small.png", "--force"),
+        ("-o", "x.imlp", "small.png"),
+    ],
+)
+def test_wrong_options_are_refused_before_any_work(
+    imgmlp: Command, options: tuple[str, ...]
+) -> None:
+    code = 8 if "--force" in options else 2
+    done = imgmlp("encode", "small.png", *options, check=code)
+    assert "hint:" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("60s", 60), ("1.5m", 90), ("2min", 120), ("2h", 7200)]
+)
+def test_times_are_written_as_people_do(text: str, seconds: float) -> None:
+    assert encoding.parse_time(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "1d", "99999h"])
+def test_other_texts_are_no_times(text: str) -> None:
+    with pytest.raises(UsageError, match="--time"):
+        encoding.parse_time(text)
+
+
+def test_a_stopped_command_goes_on_where_it_was(
+    picture: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(target, "STEPS", 120)
+    wanted = encoding.Wanted(size="300")
+    whole, written = picture.parent / "whole.imlp", picture.with_suffix(".imlp")
+    terminal = Terminal()
+    arguments = (wanted, "numpy", False, False)
+    assert encoding.run(terminal, [picture], whole, *arguments) == 0
+    left = iter(range(20))
+    with monkeypatch.context() as patch:
+        patch.setattr(StopRequest, "requested", lambda _: next(left, None) is None)
+        with pytest.raises(Interrupted, match="stopped after"):
+            encoding.run(terminal, [picture], None, *arguments)
+    assert not written.exists()
+    assert left_beside(written)
+    capsys.readouterr()
+    assert encoding.run(terminal, [picture], None, *arguments) == 0
+    assert "continuing after" in capsys.readouterr().err
+    assert written.read_bytes() == whole.read_bytes()
+    assert not left_beside(written)
+
+
+def test_other_choices_neither_go_on_from_a_checkpoint_nor_remove_it(
+    picture: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(target, "STEPS", 60)
+    terminal, first = Terminal(), encoding.Wanted(size="300")
+    steps = iter(range(9))
+    with monkeypatch.context() as patch:
+        patch.setattr(StopRequest, "requested", lambda _: next(steps, None) is None)
+        with pytest.raises(Interrupted):
+            encoding.run(terminal, [picture], None, first, "numpy", False, False)
+    capsys.readouterr()
+    written = picture.with_suffix(".imlp")
+    (left,) = left_beside(written)
+    other = encoding.Wanted(size="310")
+    assert encoding.run(terminal, [picture], None, other, "numpy", False, False) == 0
+    told = capsys.readouterr().err
+    assert "continuing after" not in told
+    assert left.name in told.replace("\n", "")
+    assert left_beside(written) == [left]  # and the first can still go on
+    assert encoding.run(terminal, [picture], None, first, "numpy", False, True) == 0
+    assert "continuing after" in capsys.readouterr().err
+    assert left_beside(written) == []

@@ -1,0 +1,83 @@
+"""`imgmlp devices --check`: a process for each device, whatever becomes of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Command
+
+from imgmlp.cli import devices, selftest
+from imgmlp.engine import Finding, list_devices
+from imgmlp.engine.device.numpy_device import numpy_info
+from imgmlp.errors import DeviceError
+from imgmlp.terminal import Terminal
+
+
+def test_every_device_is_tested(imgmlp: Command) -> None:
+    reports = json.loads(imgmlp("devices", "--check", "--json").stdout)
+    assert [r["spec"] for r in reports] == [d.spec for d in list_devices()]
+    for report in reports:
+        assert report["passed"], report
+        assert {"build", "product", "training step"} <= {c["name"] for c in report["checks"]}
+
+
+def test_one_device_is_tested_by_name(imgmlp: Command) -> None:
+    lines = imgmlp("devices", "--check", "--device", "numpy").stdout.splitlines()
+    assert lines[0].startswith("numpy  NumPy")
+    assert all(line.endswith("  ok") for line in lines[1:])
+    assert "7:7" in imgmlp("devices", "--check", "--device", "7:7", check=6).stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("echo assertion >&2; kill -SEGV $$", "signal SIGSEGV: assertion"),
+        ("echo 'error: lost' >&2; echo 'hint: x' >&2; exit 6", "exit code 6: error: lost"),
+        ("echo '[]'", "exit code 0: without a word"),
+    ],
+)
+def test_a_driver_that_ends_the_process_is_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, words: str
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    (found,) = selftest.examine(numpy_info())
+    assert not found.passed
+    assert words in found.problem
+    assert "driver" in found.hint
+
+
+def test_a_driver_that_does_not_answer_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec sleep 60\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(selftest, "TIMEOUT", 0.1)
+    (found,) = selftest.examine(numpy_info())
+    assert "no answer" in found.problem
+
+
+def test_a_failure_ends_with_the_exit_code_of_devices(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = [Finding("build"), Finding("product", False, "off by 3", "update the driver")]
+    monkeypatch.setattr(devices, "list_devices", lambda: [numpy_info()])
+    monkeypatch.setattr(selftest, "examine", lambda info: bad)
+    with pytest.raises(DeviceError, match="failed on numpy") as raised:
+        devices.run(Terminal(), as_json=False, check=True)
+    assert raised.value.exit_code == 6
+    out = capsys.readouterr().out
+    assert "product         FAILED: off by 3" in out
+    assert "update the driver" in out
+    with pytest.raises(DeviceError):
+        devices.run(Terminal(), as_json=True, check=True)
+    (report,) = json.loads(capsys.readouterr().out)
+    assert not report["passed"]
+    assert report["checks"][1]["hint"] == "update the driver"

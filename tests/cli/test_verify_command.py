@@ -1,0 +1,60 @@
+"""`imgmlp verify` tells files that are as they were written from those that are not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import mutations
+import pytest
+
+from imgmlp.cli.verify import run as verify
+from imgmlp.codec.bitstream import container
+from imgmlp.terminal import Terminal
+
+
+@pytest.fixture
+def sound(tmp_path: Path) -> Path:
+    path = tmp_path / "a.imlp"
+    path.write_bytes(mutations.sample())
+    return path
+
+
+def test_a_sound_file_has_a_line(sound: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify(Terminal(), [sound], "numpy", as_json=False) == 0
+    shown = capsys.readouterr()
+    assert shown.err == f"✓ {sound}  24×7 RGB and alpha   287 B\n"
+    assert shown.out == ""
+
+
+def test_damaged_files_are_told_from_sound_ones(
+    sound: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = sound.with_name("b.imlp")
+    for data in [*mutations.mutants(sound.read_bytes(), 40, seed=2)][1::2]:
+        bad.write_bytes(data)
+        same = data == sound.read_bytes()
+        code = verify(Terminal(), [bad], "numpy", as_json=True)
+        (report,) = json.loads(capsys.readouterr().out)
+        assert (report["sound"], code) == (same, 0 if same else 4)
+        assert (report["problem"] is None) == same
+    assert verify(Terminal(), [sound, bad, sound], "numpy", as_json=False) == 1
+    assert capsys.readouterr().err.count(f"✓ {sound}") == 2
+
+
+def test_other_pixels_than_those_encoded_are_noticed(
+    sound: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = container.parse(sound.read_bytes())
+    header = replace(found.header, digest=bytes(8))
+    sound.write_bytes(container.write(header, found.sections))
+    assert verify(Terminal(), [sound], "numpy", as_json=False) == 4
+    assert f"{sound}: it decodes to another picture" in capsys.readouterr().err
+
+
+def test_a_device_that_is_not_there_is_exit_6(
+    sound: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verify(Terminal(), [sound], "9:9", as_json=False) == 6
+    assert "9:9" in capsys.readouterr().err

@@ -1,0 +1,149 @@
+"""Settings, architecture, encoding and weights check themselves when they are made."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from imgmlp.codec.float_mlp.config import (
+    MAX_PIXELS,
+    PRESETS,
+    Architecture,
+    Encoding,
+    Settings,
+    Weights,
+    check_size,
+)
+from imgmlp.errors import UsageError
+
+
+def test_both_presets_train_the_same_network_of_12672_parameters() -> None:
+    for preset in PRESETS.values():
+        network = preset.architecture(3)
+        assert str(network) == "64-64-64-64-3"
+        assert network.parameters == 12_672
+        assert preset.steps == 10_000
+
+
+def test_presets_carry_their_own_names() -> None:
+    assert {name: settings.preset for name, settings in PRESETS.items()} == {
+        "default": "default",
+        "seed": "seed",
+    }
+
+
+def test_the_last_layer_has_no_bias() -> None:
+    assert Architecture((8, 5, 3), 0.1).shapes == ((8, 5), (5,), (5, 3))
+
+
+def test_spans_cover_the_flat_array_without_gaps() -> None:
+    network = Architecture((8, 5, 4, 1), 0.1)
+    spans = list(network.spans())
+    assert [begin for begin, _, _ in spans] == [0, *[end for _, end, _ in spans[:-1]]]
+    assert spans[-1][1] == network.parameters
+    assert all(end - begin == math.prod(shape) for begin, end, shape in spans)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"steps": 0}, "--steps is 0"),
+        ({"steps": 1.5}, "--steps is 1.5"),
+        ({"steps": True}, "--steps is True"),
+        ({"batch": 0}, "--batch"),
+        ({"batch": 2**40}, "--batch"),
+        ({"lr": 0.0}, "--lr"),
+        ({"lr": math.nan}, "--lr is nan"),
+        ({"lr": math.inf}, "--lr is inf"),
+        ({"betas": (0.9, 1.0)}, "betas"),
+        ({"weight_decay": -1.0}, "weight decay"),
+        ({"decay": 0.0}, "decay"),
+        ({"features": 6}, "--features is 6"),
+        ({"features": 0}, "--features"),
+        ({"hidden": 0}, "--hidden"),
+        ({"layers": 0}, "--layers"),
+        ({"layers": 32}, "--layers"),
+        ({"seed": -1}, "--seed"),
+        ({"slope": 2.0}, "slope"),
+        ({"schedule": "linear"}, "schedule is 'linear'"),
+        ({"optimizer": "sgd"}, "optimizer is 'sgd'"),
+        ({"frequencies": "random"}, "frequencies is 'random'"),
+        ({"hidden": 4096, "layers": 3}, "parameters"),
+    ],
+)
+def test_settings_that_cannot_train_name_the_bad_value(change: dict, named: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        dataclasses.replace(PRESETS["default"], **change)
+    assert named in str(refused.value)
+    assert refused.value.hint
+    assert refused.value.exit_code == 2
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Settings("default").steps = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "origin"),
+    [
+        ((1.0,), (1.0, 2.0), 0.5),
+        ((), (), 0.5),
+        ((math.nan,), (1.0,), 0.5),
+        ((-1.0,), (1.0,), 0.5),
+        ((1.0,), (1e30,), 0.5),
+        ((0.1,), (1.0,), 0.5),  # not a float32 value: the file would hold another one
+        ((1.0,), (1.0,), 1.0),
+        ((1.0,), (1.0,), math.nan),
+    ],
+)
+def test_an_encoding_refuses_what_a_file_could_not_hold(x: tuple, y: tuple, origin: float) -> None:
+    with pytest.raises(UsageError):
+        Encoding(x, y, origin)
+
+
+@pytest.mark.parametrize("size", [(0, 5), (5, 0), (-1, 5), (2**14, 2**14 + 1), (MAX_PIXELS + 1, 1)])
+def test_sizes_outside_the_limits_are_refused(size: tuple[int, int]) -> None:
+    with pytest.raises(UsageError):
+        check_size(*size)
+
+
+def test_the_largest_sizes_are_accepted() -> None:
+    check_size(MAX_PIXELS, 1)
+    check_size(2**14, 2**14)
+
+
+def _weights(**change: object) -> Weights:
+    network = Architecture((4, 2, 3), 0.1)
+    values: dict = {
+        "architecture": network,
+        "encoding": Encoding((1.0,), (1.0,), 0.5),
+        "width": 5,
+        "height": 7,
+        "flat": np.arange(network.parameters, dtype=np.float32),
+    }
+    return Weights(**(values | change))
+
+
+def test_weights_are_seen_layer_by_layer_input_first() -> None:
+    first, bias, last = _weights().arrays()
+    np.testing.assert_array_equal(first, np.arange(8, dtype=np.float32).reshape(4, 2))
+    np.testing.assert_array_equal(bias, [8, 9])
+    np.testing.assert_array_equal(last, np.arange(10, 16, dtype=np.float32).reshape(2, 3))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"flat": np.zeros(15, np.float32)},
+        {"flat": np.zeros(16, np.float64)},
+        {"flat": np.full(16, np.nan, np.float32)},
+        {"encoding": Encoding((1.0, 2.0), (1.0, 2.0), 0.5)},
+        {"architecture": Architecture((4, 2, 2), 0.1), "flat": np.zeros(14, np.float32)},
+        {"width": 0},
+    ],
+)
+def test_weights_that_do_not_fit_together_are_refused(change: dict) -> None:
+    with pytest.raises(UsageError):
+        _weights(**change)

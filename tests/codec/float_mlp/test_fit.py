@@ -1,0 +1,266 @@
+"""The training step and the loop around it: schedule, sampling, state, and what ends a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import MAPPINGS, open_mapping, small_pixels
+
+from imgmlp.codec.float_mlp import features
+from imgmlp.codec.float_mlp.config import PRESETS, Settings
+from imgmlp.codec.float_mlp.fit import LISTEN, LearningRate, TrainingStep, _Listener, fit
+from imgmlp.codec.training.checkpoint import Checkpoint
+from imgmlp.codec.training.pixels import random_places
+from imgmlp.codec.training.replay import RETRIES, SMOOTHING
+from imgmlp.codec.training.run import Run
+from imgmlp.engine import AnyDevice, Tensor, open_device
+
+SMALL = {"steps": 200, "batch": 50, "hidden": 6, "layers": 2, "features": 8}
+
+
+def settings(preset: str = "default", **changes: object) -> Settings:
+    return dataclasses.replace(PRESETS[preset], **{**SMALL, **changes})  # type: ignore[arg-type]
+
+
+def training_step(chosen: Settings, device: AnyDevice, pixels: np.ndarray) -> TrainingStep:
+    height, width, channels = pixels.shape
+    encoding = features.encoding(chosen, width, height)
+    return TrainingStep(pixels, chosen.architecture(channels), encoding, chosen, device)
+
+
+@pytest.fixture(scope="module", params=MAPPINGS)
+def device(request: pytest.FixtureRequest) -> AnyDevice:
+    return open_mapping(request.param)
+
+
+def rate(chosen: Settings, done: int) -> float:
+    device = open_device("numpy")
+    return float(LearningRate(chosen, device).after(Tensor(np.float32(done), device)).numpy())
+
+
+def test_the_cosine_falls_from_the_whole_rate_to_nothing() -> None:
+    """float32 cosines are good to 1e-6 of the whole rate."""
+    chosen = settings(lr=0.25, steps=1000)
+    for done in (0, 1, 250, 500, 999):
+        wanted = 0.25 * (1 + math.cos(math.pi * done / 1000)) / 2
+        assert rate(chosen, done) == pytest.approx(wanted, abs=0.25e-6)
+
+
+def test_the_exponential_schedule_takes_a_fixed_share_each_step() -> None:
+    chosen = settings("seed")
+    assert rate(chosen, 0) == pytest.approx(0.000533)
+    assert rate(chosen, 10_000) == pytest.approx(0.000533 * 0.99999**10_000, rel=1e-5)
+
+
+def places(step: TrainingStep) -> tuple[Tensor, Tensor]:
+    """Those that the step draws."""
+    size = step.height, step.width
+    return random_places(step.settings.batch, size, step.settings.seed, step.count)
+
+
+def test_every_pixel_is_drawn_about_equally_often(device: AnyDevice) -> None:
+    """3 × 5 pixels, 30,000 draws: 2,000 each with a deviation of 43; five of them are allowed."""
+    chosen = settings(batch=30_000)
+    step = training_step(chosen, device, np.zeros((5, 3, 1), np.uint8))
+    row, column = places(step)
+    pixel = (row * 3 + column).numpy()
+    assert np.abs(np.bincount(pixel, minlength=15) - 2000).max() < 5 * 43
+    assert len(np.bincount(pixel)) == 15
+
+
+def test_each_step_draws_other_pixels_and_both_axes_apart(device: AnyDevice) -> None:
+    step = training_step(settings(), device, np.zeros((64, 64, 1), np.uint8))
+    row, column = (place.numpy() for place in places(step))
+    assert not np.array_equal(row, column)
+    step.program.run()
+    step.program.wait()
+    assert not np.array_equal(places(step)[0].numpy(), row)
+    assert int(step.count.numpy()) == 1
+
+
+def test_steps_and_learning_rate_are_no_part_of_the_source() -> None:
+    """So that a driver's cache of compiled kernels serves other runs too."""
+    device = open_device("numpy:uops")
+    changes: list[dict[str, object]] = [{}, {"steps": 150}, {"lr": 0.03}]
+    for preset in PRESETS:
+        steps = [training_step(settings(preset, **c), device, small_pixels()) for c in changes]
+        assert len({step.program.stages.source for step in steps}) == 1
+
+
+def float64_step(flat: np.ndarray, x: np.ndarray, y: np.ndarray, step: TrainingStep) -> np.ndarray:
+    """Parameters after the very first AdamW step: each moves by the rate, against its gradient."""
+    spans = list(step.architecture.spans())
+    arrays = [flat[a:b].reshape(s).astype(np.float64) for a, b, s in spans]
+    layers, kept = list(zip(arrays[:-1:2], arrays[1:-1:2], strict=True)), [x]
+    for w, b in layers:
+        z = kept[-1] @ w + b
+        kept.append(np.where(z < 0, z * step.architecture.slope, z))
+    back = 2 * (kept[-1] @ arrays[-1] - y)
+    gradients = [(kept[-1].T @ back).ravel()]
+    back = back @ arrays[-1].T
+    for (w, _), before, after in zip(layers[::-1], kept[-2::-1], kept[:0:-1], strict=True):
+        back = back * np.where(after < 0, step.architecture.slope, 1.0)
+        gradients = [(before.T @ back).ravel(), back.sum(0), *gradients]
+        back = back @ w.T
+    gradient = np.concatenate(gradients)
+    return flat - step.settings.lr * gradient / (np.abs(gradient) + 1e-8)
+
+
+def test_the_first_step_is_adamw_on_the_pixels_that_were_drawn(device: AnyDevice) -> None:
+    """Tolerance: a gradient near zero is rounding noise, whose step may go either way."""
+    pixels = small_pixels()
+    step = training_step(settings(), device, pixels)
+    row, column = (place.numpy() for place in places(step))
+    x = np.concatenate([step.x.numpy()[column], step.y.numpy()[row]], axis=1)
+    before = step.flat.numpy()
+    wanted = float64_step(before, x, pixels[row, column] / 255, step)
+    step.program.run()
+    step.program.wait()
+    moved = np.abs(step.flat.numpy() - wanted)
+    assert np.quantile(moved, 0.98) < 1e-3 * step.settings.lr
+    assert np.abs(step.flat.numpy() - before).max() > 0.9 * step.settings.lr
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_run_is_the_same_run_however_it_is_cut_into_chunks(
+    device: AnyDevice, preset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = settings(preset, steps=250)
+    whole = fit(training_step(chosen, device, small_pixels()))
+    monkeypatch.setattr("imgmlp.codec.float_mlp.fit.next_chunk", lambda chunk, seconds: 7)
+    cut = fit(training_step(chosen, device, small_pixels()))
+    assert np.array_equal(whole.parameters, cut.parameters)
+    assert whole.loss == cut.loss
+    assert whole.steps == cut.steps == 250
+
+
+def listener(steps: int = 1000) -> _Listener:
+    return _Listener(np.zeros(3, np.float32), steps, None, None)
+
+
+def heard(value: float, parameters: float) -> dict[str, np.ndarray]:
+    return {"smooth": np.float32(value), "parameters": np.full(3, parameters, np.float32)}
+
+
+def test_the_smoothed_loss_starts_unbiased() -> None:
+    """A constant loss is reported as itself from the first step on."""
+    ear, smooth = listener(), 0.0
+    for step in range(1, 50):
+        smooth = smooth * SMOOTHING + 0.25 * (1 - SMOOTHING)
+        ear.hear(step, {"smooth": np.float32(smooth)})
+        assert ear.loss == pytest.approx(0.25, rel=1e-5)
+
+
+def test_the_parameters_with_the_lowest_loss_are_kept() -> None:
+    ear = listener()
+    for step, loss in ((LISTEN * 10, 0.3), (LISTEN * 11, 0.1), (LISTEN * 12, 0.2)):
+        ear.hear(step, heard(loss, step))
+    assert ear.best.tolist() == [LISTEN * 11] * 3
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_parameters_heard_with_a_loss_that_is_not_finite_are_never_kept(bad: float) -> None:
+    ear = listener()
+    ear.hear(LISTEN, heard(0.3, 1))
+    ear.hear(2 * LISTEN, heard(bad, 2))
+    ear.hear(3 * LISTEN, heard(0.1, 3))
+    assert ear.diverged
+    assert ear.best.tolist() == [1, 1, 1]
+
+
+def test_a_loss_that_is_not_finite_is_noticed_within_a_look(device: AnyDevice) -> None:
+    """The host may be AHEAD chunks further when it hears of it."""
+    step = training_step(settings(steps=100_000), device, small_pixels())
+    poisoned = np.full(step.flat.shape, np.nan, np.float32)
+    step.flat.write(poisoned)
+    fitted = fit(step)
+    assert fitted.stopped == "diverged"
+    assert fitted.steps <= 3 * LISTEN
+
+
+def poison(step: TrainingStep, *times: int) -> Callable[[], bool]:
+    """To be called after each chunk: spoils the parameters at some calls; never asks to stop."""
+    calls = itertools.count(1)
+
+    def called() -> bool:
+        if next(calls) in times:
+            step.flat.write(np.full(step.flat.shape, np.nan, np.float32))
+        return False
+
+    return called
+
+
+@pytest.mark.parametrize(("chunk", "call"), [(LISTEN // 5, 7), (LISTEN // 2, 4)])
+def test_a_loss_that_is_not_finite_leads_back_to_half_the_rate(
+    device: AnyDevice, chunk: int, call: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("imgmlp.codec.float_mlp.fit.GOOD", LISTEN)
+    monkeypatch.setattr("imgmlp.codec.float_mlp.fit.next_chunk", lambda before, seconds: chunk)
+    chosen = settings(steps=5 * LISTEN // 2)
+    step, truth = (training_step(chosen, device, small_pixels()) for _ in range(2))
+    fitted = fit(step, Run(should_stop=poison(step, call)))
+    assert (fitted.stopped, fitted.steps) == (None, chosen.steps)
+    truth.program.run(LISTEN)
+    truth.rate.slow_down(1)
+    truth.program.run(chosen.steps - LISTEN)
+    assert np.array_equal(step.flat.numpy(), truth.flat.numpy())
+
+
+def test_after_some_retries_the_best_parameters_are_kept(
+    device: AnyDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("imgmlp.codec.float_mlp.fit.GOOD", LISTEN)
+    step = training_step(settings(steps=10_000), device, small_pixels())
+    fitted = fit(step, Run(should_stop=poison(step, *range(20, 1000))))
+    assert fitted.stopped == "diverged"
+    assert np.isfinite(fitted.parameters).all()
+    assert float(step.rate.first.item()) == np.float32(step.settings.lr / 2**RETRIES)
+
+
+def test_a_stop_before_the_first_look_keeps_what_was_reached(device: AnyDevice) -> None:
+    step = training_step(settings(steps=100_000), device, small_pixels())
+    begin = step.flat.numpy()
+    fitted = fit(step, Run(should_stop=lambda: True))
+    assert fitted.stopped == "interrupted"
+    assert fitted.steps < LISTEN
+    assert np.isfinite(fitted.loss)
+    assert not np.array_equal(fitted.parameters, begin)
+
+
+@pytest.mark.parametrize("looks", [1, 5, 8])
+def test_a_stopped_run_goes_on_with_the_same_bits(
+    device: AnyDevice, looks: int, tmp_path: Path
+) -> None:
+    def step() -> TrainingStep:
+        return training_step(settings(steps=7 * LISTEN // 2), device, small_pixels())
+
+    whole, checkpoint = fit(step()), Checkpoint(tmp_path / "c", "k")
+    left = iter(range(looks))
+    run = Run(should_stop=lambda: next(left, None) is None, checkpoint=checkpoint)
+    stopped = fit(step(), run)
+    assert stopped.stopped == "interrupted"
+    heard: list[int] = []
+    again = fit(step(), Run(lambda p: heard.append(p.step), checkpoint=checkpoint))
+    assert again.parameters.tolist() == whole.parameters.tolist()
+    assert (again.loss, again.steps, again.stopped) == (whole.loss, 7 * LISTEN // 2, None)
+    assert min(heard) > stopped.steps
+    kept = checkpoint.load()
+    assert kept is not None
+    assert again.seconds > kept.facts["seconds"] > 0
+
+
+def test_the_pace_gives_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([10.0, 12.0, 14.0])
+    monkeypatch.setattr("imgmlp.codec.float_mlp.fit.time.perf_counter", lambda: next(clock))
+    told = []
+    ear = _Listener(np.zeros(3, np.float32), 1000, told.append, None)
+    ear.hear(100, {"smooth": np.float32(0.1)})
+    ear.hear(200, {"smooth": np.float32(0.1)})
+    assert [p.steps_per_second for p in told] == [50, 50]
+    assert [p.seconds_left for p in told] == [18, 16]

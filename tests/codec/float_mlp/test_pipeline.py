@@ -1,0 +1,153 @@
+"""Training and decoding small pictures, end to end, on every device."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import tracemalloc
+
+import numpy as np
+import pytest
+from conftest import open_mapping, small_pixels
+
+from imgmlp.codec.float_mlp import npz, pipeline
+from imgmlp.codec.float_mlp.config import PRESETS, Settings
+from imgmlp.codec.float_mlp.fit import LISTEN
+from imgmlp.codec.training.chunked import at_once
+from imgmlp.engine import AnyDevice, open_device
+from imgmlp.errors import OutOfMemoryError, UsageError
+from imgmlp.image import Picture, psnr
+
+
+def settings(**changes: object) -> Settings:
+    small = {"steps": 200, "batch": 100, "hidden": 12, "layers": 2, "features": 16}
+    return dataclasses.replace(PRESETS["default"], **{**small, **changes})  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module", params=["numpy", "cpu"])
+def device(request: pytest.FixtureRequest) -> AnyDevice:
+    return open_device(request.param)
+
+
+PICTURES = {
+    "RGB": small_pixels(),
+    "gray": small_pixels(1),
+    "one row": small_pixels()[:1],
+    "one column": small_pixels(1)[:, :1],
+    "one pixel": small_pixels()[3:4, 5:6],
+    "flat": np.full((7, 5, 3), 77, np.uint8),
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_decoding_gives_exactly_what_training_reported(device: AnyDevice, name: str) -> None:
+    picture = Picture(PICTURES[name], b"profile")
+    trained = pipeline.train(picture, settings(), device)
+    stream = io.BytesIO()
+    npz.save(trained.weights, stream)
+    loaded = npz.load(stream)
+    assert loaded.icc == b"profile"
+    assert np.array_equal(pipeline.decode(loaded, device), trained.pixels)
+    assert trained.pixels.shape == picture.pixels.shape
+    assert trained.psnr == psnr(picture.pixels, trained.pixels)
+    assert trained.psnr > 12
+    assert trained.stopped is None
+
+
+def test_more_steps_give_a_better_picture(device: AnyDevice) -> None:
+    picture = Picture(small_pixels())
+    short, long = (pipeline.train(picture, settings(steps=n), device).psnr for n in (20, 600))
+    assert long > short + 3
+
+
+def test_the_same_seed_gives_the_same_weights(device: AnyDevice) -> None:
+    picture = Picture(small_pixels())
+    first, second, other = (
+        pipeline.train(picture, settings(seed=s), device).weights.flat for s in (1, 1, 2)
+    )
+    assert np.array_equal(first, second)
+    assert not np.array_equal(first, other)
+
+
+def test_pieces_and_other_sizes(device: AnyDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = pipeline.train(Picture(small_pixels()), settings(steps=50), device).weights
+    whole = pipeline.decode(weights, device, (62, 48))
+    monkeypatch.setattr(pipeline, "PIXELS_AT_ONCE", 100)
+    assert np.array_equal(pipeline.decode(weights, device, (62, 48)), whole)
+    assert whole.shape == (48, 62, 3)
+    small = pipeline.decode(weights, device)
+    halved = whole.reshape(24, 2, 31, 2, 3).mean((1, 3))  # pixel centres stay where they were
+    assert psnr(np.rint(halved).astype(np.uint8), small) > 25
+    with pytest.raises(UsageError):
+        pipeline.decode(weights, device, (0, 5))
+
+
+@pytest.mark.parametrize(
+    ("form", "pixels"), [("numpy", 1 << 14), ("one", 1 << 16), ("group", 1 << 20)]
+)
+def test_gpus_take_more_pixels_at_once(form: str, pixels: int) -> None:
+    assert at_once(open_mapping(form), pipeline.PIXELS_AT_ONCE) == pixels
+
+
+def test_a_thin_picture_needs_only_the_features_of_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = open_device("numpy")
+    weights = pipeline.train(Picture(small_pixels()), settings(steps=5), device).weights
+    monkeypatch.setattr(pipeline, "PIXELS_AT_ONCE", 1000)
+    tracemalloc.start()
+    thin = pipeline.decode(weights, device, (100_000, 1))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert thin.shape == (1, 100_000, 3)
+    assert peak < 3_000_000  # the features of all columns would take 3.2 MB, in float64 twice that
+    monkeypatch.setattr(pipeline, "PIXELS_AT_ONCE", 1 << 16)
+    assert np.array_equal(pipeline.decode(weights, device, (100_000, 1)), thin)
+
+
+def test_a_picture_too_thin_to_train_on_is_refused() -> None:
+    device = open_device("numpy")
+    device.info = dataclasses.replace(device.info, memory=100_000)
+    with pytest.raises(OutOfMemoryError, match="rows and columns"):
+        pipeline.train(Picture(np.zeros((1, 5000, 1), np.uint8)), settings(), device)
+
+
+def test_progress_goes_forward_and_previews_decode(device: AnyDevice) -> None:
+    heard: list[pipeline.Progress] = []
+    chosen = settings(steps=250)
+    pipeline.train(Picture(small_pixels()), chosen, device, heard.append)
+    steps = [p.step for p in heard]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 250
+    assert heard[-1].loss < heard[0].loss
+    assert heard[-1].psnr == pytest.approx(-10 * np.log10(heard[-1].loss))
+    assert heard[-1].preview is not None
+    assert heard[-1].preview().shape == (24, 31, 3)
+
+
+def test_a_stopped_run_keeps_its_best_weights(device: AnyDevice) -> None:
+    heard: list[int] = []
+    trained = pipeline.train(
+        Picture(small_pixels()),
+        settings(steps=100_000),
+        device,
+        lambda p: heard.append(p.step),
+        lambda: len(heard) > 0 and heard[-1] >= 300,
+    )
+    assert trained.stopped == "interrupted"
+    assert 300 <= trained.steps < 100_000
+    assert trained.psnr > 12
+
+
+def test_a_run_that_diverges_stops_soon_with_finite_weights(device: AnyDevice) -> None:
+    trained = pipeline.train(Picture(small_pixels()), settings(steps=5000, lr=1e30), device)
+    assert trained.stopped == "diverged"
+    assert trained.steps <= 4 * LISTEN
+    assert np.isfinite(trained.weights.flat).all()
+
+
+def test_devices_agree_on_the_picture() -> None:
+    """Rounding differs; after 200 steps less than a level on average."""
+    picture = Picture(small_pixels())
+    one, two = (pipeline.train(picture, settings(), open_device(d)) for d in ("numpy", "cpu"))
+    difference = np.abs(one.pixels.astype(int) - two.pixels.astype(int))
+    assert difference.mean() < 1
+    assert one.psnr == pytest.approx(two.psnr, abs=0.1)

@@ -1,0 +1,180 @@
+"""Decoding in whole numbers: against plain Python, against floats, and on every mapping."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from conftest import MAPPINGS, open_mapping
+from networks import small_network
+
+from imgmlp.codec.bitstream.quantize import step_parts
+from imgmlp.codec.mlp import integer_inference
+from imgmlp.codec.mlp.network import LIMIT, Layer, Network
+from imgmlp.engine import Tensor, compile, open_device
+
+WIDTH, HEIGHT = 13, 9
+
+
+def plain_rescale(total: int, step: int, finer: int) -> int:
+    m, e = step_parts(step)
+    return ((total + 4 >> 3) * m + (1 << e - 4 - finer)) >> e - 3 - finer
+
+
+def plain_activate(x: int) -> int:
+    x = max(-LIMIT, min(LIMIT, x))
+    u = max(0, min(4096, x + 2048))
+    share = (u * u >> 12) * (12288 - 2 * u) >> 12
+    return x * share + 2048 >> 12
+
+
+def plain_pixel(network: Network, column: int, row: int) -> list[int]:
+    """docs/format-imlp.md, with nothing but Python's integers."""
+    count, values = network.shape.frequencies, []
+    for place, samples in ((column, WIDTH), (row, HEIGHT)):
+        phases = [(2 * place + 1) * f >> 1 for f in integer_inference.frequencies(count, samples)]
+        for quarter in (0, 256):
+            entries = [(p + 2**21 >> 22) + quarter for p in phases]
+            values += [round(1024 * math.sin(math.tau * n / 1024)) for n in entries]
+    for number, layer in enumerate(network.layers):
+        last = number == len(network.layers) - 1
+        sums = [
+            sum(int(w) * v for w, v in zip(column_weights, values, strict=True)) + int(b)
+            for column_weights, b in zip(layer.weights.T, layer.bias_sums(), strict=True)
+        ]
+        assert all(abs(s) < 2**31 for s in sums)
+        values = [plain_rescale(s, layer.step, 4 if last else 0) for s in sums]
+        if not last:
+            values = [plain_activate(v) for v in values]
+    return [max(0, min(2**14, v + 2**13)) * 255 + 2**13 >> 14 for v in values]
+
+
+def test_matrix_units_which_would_split_factors_take_no_part() -> None:
+    device = open_device("numpy:uops-group")
+    device.has_matrix_units = True
+    piece = integer_inference._Piece(small_network(), (512, 512), device, 512, 512)
+    assert "mma.sync" not in piece.program.stages.source
+    plain = compile(piece._step, device)
+    assert "mma.sync" in plain.stages.source
+
+
+@pytest.mark.parametrize("mapping", MAPPINGS)
+def test_every_mapping_gives_the_bits_of_plain_integers(
+    mapping: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(integer_inference, "PIXELS_AT_ONCE", 40)  # pieces that reach past the edge
+    network = small_network()
+    pixels = integer_inference.decode(network, WIDTH, HEIGHT, open_mapping(mapping))
+    expected = [[plain_pixel(network, x, y) for x in range(WIDTH)] for y in range(HEIGHT)]
+    assert pixels.tolist() == expected
+    assert pixels.std() > 10
+
+
+def larger_weights(network: Network, times: int, layer: int) -> Network:
+    """The same network, of steps that are a power of two finer in one of its layers."""
+    layers, old = list(network.layers), network.layers[layer]
+    step = old.step - 4 * (times.bit_length() - 1)
+    layers[layer] = Layer(old.weights * times, old.biases * times, step, old.finer)
+    return Network(network.shape, tuple(layers))
+
+
+@pytest.mark.parametrize("mapping", MAPPINGS)
+def test_large_weights_take_other_ways_to_the_same_bits(mapping: str) -> None:
+    network = larger_weights(small_network(width=24), 16, 1)
+    assert [len(integer_inference.spans(layer.weights)) for layer in network.layers[1:]] == [0, 2]
+    pixels = integer_inference.decode(network, WIDTH, HEIGHT, open_mapping(mapping))
+    expected = [[plain_pixel(network, x, y) for x in range(WIDTH)] for y in range(HEIGHT)]
+    assert pixels.tolist() == expected
+
+
+LARGEST = integer_inference.LARGEST_SUM
+
+
+@pytest.mark.parametrize("mapping", MAPPINGS)
+@pytest.mark.parametrize(
+    ("total", "runs"), [(LARGEST, 1), (LARGEST + 1, 2), (4 * LARGEST, 4), (2**16 - 2, 0)]
+)
+def test_sums_are_exact_up_to_their_bounds(mapping: str, total: int, runs: int) -> None:
+    """Weights of any sign add up to a total; values are the extreme ones, or any."""
+    generator = np.random.default_rng(total)
+    sizes = np.diff(np.arange(65) * total // 64)  # even, so that runs have equal totals
+    weights = sizes[:, None] * generator.choice([-1, 1], (64, 16))
+    weights[:, 0] = np.abs(weights[:, 0])
+    extremes = generator.choice([integer_inference.LEAST, LIMIT], (40, 64))
+    extremes[0], extremes[1] = integer_inference.LEAST, LIMIT
+    values = np.concatenate(
+        [extremes, generator.integers(integer_inference.LEAST, LIMIT + 1, (40, 64))]
+    )
+    layer = Layer(weights.astype(np.int32), np.arange(16, dtype=np.int32), 40, 0)
+    assert len(integer_inference.spans(layer.weights)) == runs
+    device = open_mapping(mapping)
+    found = integer_inference.sums_of(Tensor(values.astype(np.int32), device), layer, 1).numpy()
+    assert found.tolist() == (values @ weights + layer.bias_sums()).tolist()
+
+
+@pytest.mark.parametrize("inputs", [1, 7, 64, 100])
+def test_spans_are_exact_and_hold_every_input_once(inputs: int) -> None:
+    generator = np.random.default_rng(inputs)
+    for size in (2, 10, 20, 50, 100, 400, 5000):
+        weights = generator.integers(-size, size + 1, (inputs, 5))
+        found = integer_inference.spans(weights)
+        held = [n for span in found for n in range(inputs)[span]]
+        assert held == list(range(inputs)) or not found
+        largest = max((np.abs(weights[span]).sum(0).max() for span in found), default=0)
+        assert (
+            largest
+            * max(
+                LIMIT - integer_inference.MIDDLE, integer_inference.MIDDLE - integer_inference.LEAST
+            )
+            <= 2**24
+        )
+
+
+def test_the_picture_does_not_depend_on_how_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, device = small_network(1), open_device("numpy")
+    whole = integer_inference.decode(network, 40, 3, device)
+    monkeypatch.setattr(integer_inference, "PIXELS_AT_ONCE", 16)
+    assert (integer_inference.decode(network, 40, 3, device) == whole).all()
+
+
+def test_the_table_holds_sines_rounded_to_whole_numbers() -> None:
+    exact = [round(1024 * math.sin(math.tau * n / 1024)) for n in range(1024)]
+    assert integer_inference.sines().tolist() == exact
+
+
+@pytest.mark.parametrize("samples", [1, 2, 7, 768, 2**28])
+def test_frequencies_reach_from_half_a_cycle_an_axis_to_half_a_cycle_a_sample(samples: int) -> None:
+    found = np.array(integer_inference.frequencies(16, samples)) / 2**32 * samples
+    expected = np.geomspace(0.5, samples / 2, 16)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=samples / 2**32)
+
+
+def test_one_frequency_is_the_lowest() -> None:
+    assert integer_inference.frequencies(1, 100) == (2**31 // 100,)
+
+
+def test_the_activation_is_a_smooth_step_times_its_argument() -> None:
+    x = np.arange(-4000, 4000, dtype=np.int32)
+    found = integer_inference.activate(Tensor(x, open_device("numpy"))).numpy()
+    u = np.clip(x / 4096 + 0.5, 0, 1)
+    np.testing.assert_allclose(found, x * u * u * (3 - 2 * u), atol=2.5)
+    assert found.tolist() == [plain_activate(int(v)) for v in x]
+
+
+def test_activations_reach_from_the_least_to_the_limit() -> None:
+    x = np.arange(-LIMIT - 2, LIMIT + 3, dtype=np.int32)
+    found = integer_inference.activate(Tensor(x, open_device("numpy"))).numpy()
+    assert (found.min(), found.max()) == (integer_inference.LEAST, LIMIT)
+
+
+def test_nothing_overflows_at_the_bounds() -> None:
+    extreme = np.array([-(2**31) + 8, 2**31 - 9], np.int32)
+    device = open_device("numpy")
+    for step in (3, 67):
+        scale = Tensor(integer_inference.scale_of(step, 4), device)
+        found = integer_inference.rescale(Tensor(extreme, device), scale).numpy().tolist()
+        assert found == [plain_rescale(int(v), step, 4) for v in extreme]
+    assert integer_inference.levels(Tensor(extreme, device)).numpy().tolist() == [0, 255]
+    found = integer_inference.activate(Tensor(extreme, device)).numpy().tolist()
+    assert found == [0, LIMIT]

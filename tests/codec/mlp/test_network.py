@@ -1,0 +1,99 @@
+"""The bytes of a network, and that none is made whose sums could overflow."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from networks import small_network
+
+from imgmlp.codec.bitstream.quantize import STEPS
+from imgmlp.codec.mlp import network
+from imgmlp.codec.mlp.network import LAST_STEP, Layer, Network
+from imgmlp.errors import FormatError
+
+
+def same(a: Network, b: Network) -> bool:
+    pairs = zip(a.layers, b.layers, strict=True)
+    return a.shape == b.shape and all(
+        (x.weights == y.weights).all()
+        and (x.biases == y.biases).all()
+        and (x.step, x.finer) == (y.step, y.finer)
+        for x, y in pairs
+    )
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_what_is_written_is_read_again(channels: int) -> None:
+    made = small_network(channels)
+    head, coded = made.sections()
+    assert len(head) == 4 + 4 * 3
+    assert same(made, network.parse(head, coded, 100, channels))
+    assert made.sections() == (head, coded)
+
+
+def test_floats_are_the_integers_times_their_steps() -> None:
+    layer = Layer(np.array([[3, -5]], np.int32), np.array([4, 8], np.int32), 16, 2)
+    weights, biases = layer.floats()
+    assert weights.tolist() == [[3 * 2**-18, -5 * 2**-18]]
+    assert biases.tolist() == [2**-18, 2 * 2**-18]
+
+
+def test_weights_whose_sums_could_overflow_are_refused() -> None:
+    few = np.zeros(2, np.int32)
+    Layer(np.full((65, 2), 1000, np.int32), few, 40, 0)
+    with pytest.raises(FormatError, match="add up to 66,000"):
+        Layer(np.full((66, 2), -1000, np.int32), few, 40, 0)
+    with pytest.raises(FormatError, match="32 bits"):
+        Layer(np.full((65, 2), 1000, np.int32), np.array([0, 2**18], np.int32), 40, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({0: 0}, "0 frequencies"),
+        ({0: 65}, "65 frequencies"),
+        ({1: 17}, "hidden layers"),
+        ({1: 1}, "section has"),
+        ({2: 255}, "wide"),
+        ({3: 0}, "0 wide"),
+        ({4: STEPS}, "no step size"),
+        ({5: 11}, "finer"),
+        ({6: 88}, "not 0 to 87"),
+        ({12: LAST_STEP + 1}, "too coarse"),
+        ({3: 9}, "damaged"),
+    ],
+)
+def test_a_damaged_head_is_refused(change: dict[int, int], problem: str) -> None:
+    head, coded = small_network().sections()
+    damaged = bytearray(head)
+    for at, value in change.items():
+        damaged[at] = value
+    with pytest.raises(FormatError, match=problem):
+        network.parse(bytes(damaged), coded, 100, 3)
+
+
+def test_a_network_that_takes_too_long_is_refused_before_its_weights_are_read() -> None:
+    head = bytes([64, 16, 4, 0]) + bytes(4 * 17)
+    with pytest.raises(FormatError, match="too large to decode"):
+        network.parse(head, b"", 2**28, 3)
+
+
+@pytest.mark.parametrize("width", [64, 1024])
+def test_a_small_file_never_takes_much_memory(width: int) -> None:
+    head = bytes([64, 16, *width.to_bytes(2, "big")]) + bytes(4 * 17)
+    tracemalloc.start()
+    try:
+        with pytest.raises(FormatError):
+            network.parse(head, bytes(40), 100, 3)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("length", [0, 3, 15])
+def test_a_short_head_is_refused(length: int) -> None:
+    head, coded = small_network().sections()
+    with pytest.raises(FormatError, match="network section"):
+        network.parse(head[:length], coded, 100, 3)

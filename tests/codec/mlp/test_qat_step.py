@@ -1,0 +1,146 @@
+"""The training step of networks that will be rounded."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import open_mapping, small_pixels
+
+from imgmlp.codec.mlp import integer_inference, qat_step
+from imgmlp.codec.mlp.network import Shape
+from imgmlp.codec.mlp.qat_step import Activation, Control, LearningStep
+from imgmlp.codec.training import replay
+from imgmlp.engine import Tensor, open_device
+
+SHAPE = Shape(3, 2, 6, 3)
+
+
+def make(mapping: str = "numpy") -> LearningStep:
+    return LearningStep(small_pixels(), SHAPE, 0, open_mapping(mapping))
+
+
+def losses(step: LearningStep, control: Control, count: int) -> float:
+    """The smoothed loss after so many steps from the beginning."""
+    step.steer(control)
+    step.program.run(count)
+    return replay.mean_loss(float(step.smooth.item()), int(step.count.item()))
+
+
+def test_the_activation_is_the_decoders() -> None:
+    x = np.linspace(-4, 4, 401).astype(np.float32)
+    device = open_device("numpy")
+    found = Activation.apply(Tensor(x, device)).numpy()
+    whole = integer_inference.activate(Tensor((x * 1024).astype(np.int32), device)).numpy()
+    np.testing.assert_allclose(found, whole / 1024, atol=0.004)
+
+
+def test_the_activations_gradient_is_its_slope() -> None:
+    points = np.linspace(-3, 3, 61)
+    x = Tensor(points.astype(np.float32), open_device("numpy"))
+    (found,) = Activation.apply(x).sum().gradient([x])
+
+    def plain(v: np.ndarray) -> np.ndarray:
+        u = np.clip(v / 4 + 0.5, 0, 1)
+        return v * u * u * (3 - 2 * u)
+
+    expected = (plain(points + 1e-5) - plain(points - 1e-5)) / 2e-5
+    np.testing.assert_allclose(found.numpy(), expected, atol=1e-4)
+
+
+def test_opencl_agrees_with_numpy() -> None:
+    control = Control(50, noise=True, price=1e-3)
+    step, reference = make("one"), make()
+    for one in (step, reference):
+        one.sizes.write(np.full(6, -4, np.float32))
+        losses(one, control, 3)
+    for name, array in reference.state().items():
+        np.testing.assert_allclose(step.state()[name], array, rtol=2e-2, atol=2e-4, err_msg=name)
+
+
+def test_training_lowers_the_loss() -> None:
+    step = make()
+    first = losses(step, Control(60), 1)
+    assert losses(step, Control(60), 59) < first / 2
+
+
+def test_wide_steps_are_larger_and_those_of_long_runs_smaller() -> None:
+    def moved(batch: int, steps: int) -> float:
+        step = LearningStep(small_pixels(), SHAPE, 0, open_device("numpy"), batch)
+        before = step.flat.numpy()
+        losses(step, Control(steps), 1)
+        return float(np.abs(step.flat.numpy() - before).max())
+
+    usual = moved(64, 60_000)  # Adam's first step moves weights by the learning rate
+    assert moved(128, 60_000) / usual == pytest.approx(2**0.3, rel=1e-2)
+    assert moved(64, 240_000) / usual == pytest.approx(0.25**0.25, rel=1e-2)
+
+
+def test_weights_that_no_answer_needs_decay() -> None:
+    step = make()
+    flat = step.flat.numpy()
+    bias, weights = step.split(flat)[3], step.split(flat)[2]
+    bias[0] = -100  # far below where the activation ends, so that no gradient comes through
+    before = np.abs(weights[:, 0]).sum()
+    step.flat.write(flat)
+    losses(step, Control(60), 60)
+    after = np.abs(step.split(step.flat.numpy())[2][:, 0]).sum()
+    peak = qat_step.RATE * np.sqrt(88 / SHAPE.width)
+    assert 1 - 60 * peak * qat_step.DECAY < after / before < 1 - 10 * peak * qat_step.DECAY
+
+
+def test_rounding_computes_with_multiples_of_the_steps() -> None:
+    sizes = np.full(6, -3, np.float32)
+    rounded, plain = make(), make()
+    rounded.sizes.write(sizes)
+    plain.flat.write(np.rint(plain.flat.numpy() * 8) / np.float32(8))
+    still = Control(10, rounding=True, rate=0.0)
+    assert losses(rounded, still, 1) == pytest.approx(losses(plain, Control(10, rate=0.0), 1))
+
+
+def test_steps_follow_what_a_bit_costs() -> None:
+    def moved(price: float) -> float:
+        step = make()
+        step.sizes.write(np.full(6, -4, np.float32))
+        losses(step, Control(1000, noise=True, price=price), 60)
+        return float((step.sizes.numpy()[:5:2] + 4).mean())
+
+    assert moved(1.0) > 0.05
+    assert moved(0.0) < 0.6 * moved(1.0)
+
+
+def test_steps_move_by_what_the_noise_costs() -> None:
+    def error(sizes: np.ndarray) -> tuple[LearningStep, float]:
+        step = make()
+        step.sizes.write(sizes.astype(np.float32))
+        return step, losses(step, Control(10, noise=True, rate=0.0), 1)
+
+    sizes = np.array([-3, -2, -3, -2, -3, -2], np.float64)
+    first_moment = error(sizes)[0].adam_sizes.first[0].numpy()
+    for n in range(6):
+        delta = np.eye(6)[n] / 16
+        slope = (error(sizes + delta)[1] - error(sizes - delta)[1]) * 8
+        assert first_moment[n] / (1 - qat_step.BETAS[0]) == pytest.approx(slope, rel=0.05, abs=2e-4)
+
+
+def test_steps_stand_still_without_noise() -> None:
+    step = make()
+    step.sizes.write(np.full(6, -4, np.float32))
+    losses(step, Control(1000, rounding=True, price=1.0), 5)
+    assert (step.sizes.numpy() == -4).all()
+
+
+def test_a_restored_state_goes_on_with_the_same_bits() -> None:
+    control = Control(40, noise=True, price=1e-3)
+    whole, part, other = make(), make(), make()
+    losses(whole, control, 12)
+    losses(part, control, 5)
+    other.restore(part.state())
+    losses(other, control, 7)
+    for name, array in whole.state().items():
+        assert (other.state()[name] == array).all(), name
+
+
+def test_features_are_those_of_the_decoder() -> None:
+    table = qat_step.feature_table(4, 10)
+    assert (table * 1024 == integer_inference.features(4, 10, 0, 10)).all()
+    assert np.abs(table).max() <= 1

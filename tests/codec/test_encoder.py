@@ -1,0 +1,43 @@
+"""Nobody gets a file that does not decode to what it was made of, whatever codec made it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import GOLDEN, small_pixels
+
+from imgmlp.codec.bitstream import container
+from imgmlp.codec.encoder import encode
+from imgmlp.codec.training.draft import Draft
+from imgmlp.codec.training.target import Effort, Target
+from imgmlp.engine import open_device
+from imgmlp.errors import ImgmlpError
+from imgmlp.image import Picture
+
+SOUND = (GOLDEN / "rgb-alpha.imlp").read_bytes()
+
+
+def encoded(data: bytes, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
+    """What `encode` gives where its codec makes a file of these bytes."""
+    made = Draft(data, {"psnr": 30.0})
+    monkeypatch.setattr("imgmlp.codec.mlp.encode.encode", lambda *_: made)
+    picture, wanted = Picture(small_pixels()), Target("psnr", 31)
+    found = encode(picture, wanted, Effort(1), open_device("numpy"))
+    assert found.bytes == data
+    assert found.missed == "30.00 dB instead of 31"
+    return found.pixels
+
+
+def test_its_pixels_are_those_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels = encoded(SOUND, monkeypatch)
+    assert container.digest(pixels) == container.parse(SOUND).header.digest
+
+
+def test_a_file_of_another_picture_or_of_none_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = container.parse(SOUND)
+    header = container.Header(24, 7, found.header.channels, bytes(8))
+    for bad in (SOUND[:-1], container.write(header, found.sections)):
+        with pytest.raises(ImgmlpError, match="what was written is no sound file") as caught:
+            encoded(bad, monkeypatch)
+        assert caught.value.exit_code == 1
+        assert "fault in imgmlp" in caught.value.hint

@@ -1,0 +1,142 @@
+"""Checkpoints: whose they are, and that damage makes them none."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import small_pixels
+
+import imgmlp
+from imgmlp.codec.training import checkpoint
+from imgmlp.codec.training.checkpoint import Checkpoint, Resumable, State
+from imgmlp.image import Picture
+
+KEY, OTHER = "0123456789abcdef", "fedcba9876543210"
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Checkpoint:
+    found = Checkpoint(checkpoint.beside(tmp_path / "a.imlp", KEY), KEY)
+    arrays = {"flat": np.arange(5, dtype=np.float32), "count": np.uint32(7).reshape(())}
+    found.save(State(arrays, {"steps": 9, "price": 0.1}))
+    return found
+
+
+def test_what_is_saved_is_loaded(saved: Checkpoint) -> None:
+    state = saved.load()
+    assert state is not None
+    assert state.facts == {"steps": 9, "price": 0.1}
+    assert state.arrays["flat"].tolist() == [0, 1, 2, 3, 4]
+    assert state.arrays["count"].dtype == np.uint32
+    assert state.arrays["count"].shape == ()
+
+
+def test_another_runs_checkpoint_counts_as_none(saved: Checkpoint) -> None:
+    assert Checkpoint(saved.path, "other").load() is None
+
+
+def test_a_damaged_one_counts_as_none(saved: Checkpoint) -> None:
+    whole = saved.path.read_bytes()
+    for size in range(0, len(whole), 7):
+        saved.path.write_bytes(whole[:size])
+        assert saved.load() is None
+    for at in range(0, len(whole), 11):
+        saved.path.write_bytes(whole[:at] + bytes([whole[at] ^ 255]) + whole[at + 1 :])
+        state = saved.load()
+        assert state is None or state.arrays["flat"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_it_can_be_removed_twice(saved: Checkpoint, tmp_path: Path) -> None:
+    saved.remove(tmp_path / "a.imlp")
+    saved.remove(tmp_path / "a.imlp")
+    assert saved.load() is None
+
+
+def test_runs_for_one_target_keep_their_own(saved: Checkpoint, tmp_path: Path) -> None:
+    target = tmp_path / "a.imlp"
+    other = Checkpoint(checkpoint.beside(target, OTHER), OTHER)
+    assert checkpoint.others(target, saved) is None
+    other.save(State({}, {"steps": 10}))
+    Checkpoint(checkpoint.beside(tmp_path / "b.imlp", OTHER), OTHER).save(State({}, {}))
+    assert checkpoint.left_beside(target) == sorted([saved.path, other.path])
+    told = checkpoint.others(target, saved)
+    assert told is not None
+    assert str(other.path) in told
+    assert str(saved.path) not in told
+    other.remove(target)
+    assert saved.load() is not None
+    assert other.load() is None
+
+
+def test_others_are_removed_when_they_are_old(saved: Checkpoint, tmp_path: Path) -> None:
+    other = Checkpoint(checkpoint.beside(tmp_path / "a.imlp", OTHER), OTHER)
+    other.save(State({}, {}))
+    for days, left in ((29, True), (31, False)):
+        then = time.time() - 86_400 * days
+        os.utime(other.path, (then, then))
+        saved.remove(tmp_path / "a.imlp")
+        assert other.path.exists() == left
+
+
+def test_it_knows_whether_something_else_wrote_since(saved: Checkpoint, tmp_path: Path) -> None:
+    output = tmp_path / "a.npz"
+    assert not saved.is_older_than(output)
+    output.write_bytes(b"weights")
+    then = saved.path.stat().st_mtime + 5
+    os.utime(output, (then, then))
+    assert saved.is_older_than(output)
+    os.utime(output, (then - 10, then - 10))
+    assert not saved.is_older_than(output)
+
+
+def test_another_version_of_the_program_has_other_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    picture = Picture(small_pixels())
+    before = checkpoint.key(picture, "a")
+    read = Path.read_bytes
+    monkeypatch.setattr(
+        Path, "read_bytes", lambda path: read(path).replace(b"BATCH = 1024", b"BATCH = 512")
+    )
+    checkpoint.program.cache_clear()
+    other = checkpoint.key(picture, "a")
+    monkeypatch.undo()
+    checkpoint.program.cache_clear()
+    assert other != before
+    assert checkpoint.key(picture, "a") == before
+
+
+@pytest.mark.parametrize(
+    "part", ["__init__.py", "engine/__init__.py", "codec/mlp/encode.py", "kernels/scalar.cl"]
+)
+def test_a_key_stands_for_all_of_the_program(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for folders above and beside this module's own."""
+    package = Path(imgmlp.__file__).parent
+    read, seen = Path.read_bytes, []
+    monkeypatch.setattr(Path, "read_bytes", lambda path: seen.append(path) or read(path))
+    checkpoint.program.cache_clear()
+    checkpoint.program()
+    assert package / part in seen
+    assert all(path.is_relative_to(package) for path in seen)
+
+
+def test_a_key_stands_for_every_sample_and_choice() -> None:
+    pixels = small_pixels()
+    keys = {checkpoint.key(Picture(pixels), "a"), checkpoint.key(Picture(pixels), "b")}
+    keys.add(checkpoint.key(Picture(pixels, b"icc"), "a"))
+    other = pixels.copy()
+    other[3, 4, 1] ^= 1
+    keys.add(checkpoint.key(Picture(other), "a"))
+    keys.add(checkpoint.key(Picture(pixels.reshape(31, 24, 3)), "a"))
+    assert len(keys) == 5
+    assert checkpoint.key(Picture(pixels.copy()), "a") in keys
+
+
+def test_what_goes_on_says_what_moves() -> None:
+    class Still(Resumable):
+        pass
+
+    with pytest.raises(TypeError, match="_moving"):
+        Still()  # type: ignore[abstract]

@@ -1,0 +1,175 @@
+"""Too little memory: smaller pieces with the same picture, else what was needed and would fit."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import small_pixels
+from networks import small_network
+
+from imgmlp.cli import decode, train
+from imgmlp.cli.train import Outputs
+from imgmlp.codec.encoder import encode
+from imgmlp.codec.float_mlp import pipeline
+from imgmlp.codec.float_mlp.config import PRESETS
+from imgmlp.codec.mlp import integer_inference
+from imgmlp.codec.training import memory_limits
+from imgmlp.codec.training.target import Effort, Target
+from imgmlp.engine import Device, memory_needed, open_device
+from imgmlp.errors import ImgmlpWarning, OutOfMemoryError
+from imgmlp.image import Picture
+from imgmlp.terminal import Terminal
+
+SMALL = replace(PRESETS["default"], steps=2, batch=4_000, hidden=8, layers=1, features=8)
+KILO = 1024
+
+
+def small_device(nbytes: int, at_once: int | None = None) -> Device:
+    """PoCL with so much memory, with which every kernel runs by itself: batches take memory."""
+    device = open_device("cpu")
+    assert isinstance(device, Device)
+    device.info = replace(device.info, memory=nbytes)
+    device.max_allocation = at_once or nbytes
+    return device
+
+
+@pytest.fixture
+def general(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Device, "joins_kernels", False)
+
+
+@pytest.fixture
+def grains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small allocations are looked for too."""
+    monkeypatch.setattr("imgmlp.engine.device.opencl.LARGE", 1)
+
+
+def test_the_largest_that_fits_is_found() -> None:
+    for limit in (0, 1, 63, 100, 500):
+        assert memory_limits.largest(lambda n, limit=limit: n <= limit, 100) == min(limit, 100)
+    assert 12_000 <= memory_limits.largest(lambda n: n <= 12_121, 10**6) <= 12_121
+
+
+def number(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
+    assert found is not None, text
+    return int(found[1].replace(",", ""))
+
+
+@pytest.mark.usefixtures("general", "grains")
+def test_a_batch_that_does_not_fit_is_refused_with_the_largest_that_does() -> None:
+    device, pixels = small_device(100 * KILO), small_pixels()
+    with pytest.raises(OutOfMemoryError) as raised:
+        pipeline.train(Picture(pixels), SMALL, device)
+    error = raised.value
+    assert error.exit_code == 7
+    assert number(r"needs ([\d,]+) bytes", str(error)) > 100 * KILO
+    assert 80 * KILO < number(r"has ([\d,]+) bytes", str(error)) <= 100 * KILO
+    batch = number(r"--batch of at most ([\d,]+)", error.hint)
+    assert device.usage.live == 0  # nothing of what was tried is left
+    assert 100 < batch < SMALL.batch
+
+    def needed(batch: int) -> int:
+        settings = replace(SMALL, batch=batch)
+        return memory_needed(lambda d: pipeline.training_step(settings, d, 31, 24, 3), device).total
+
+    left = device.free_memory().total
+    assert needed(batch) <= left < needed(batch * 51 // 50)
+    trained = pipeline.train(Picture(pixels), replace(SMALL, batch=batch), small_device(100 * KILO))
+    assert trained.stopped is None
+
+
+@pytest.mark.usefixtures("grains")
+@pytest.mark.parametrize("codec", ["npz", "imlp"])
+def test_a_picture_that_does_not_fit_is_refused_with_the_largest_that_does(codec: str) -> None:
+    device = small_device(300 * KILO)
+    pixels = np.zeros((1000, 500, 3), np.uint8)
+    pixels[0] = 255  # one colour alone would need no training
+    picture = Picture(pixels)
+
+    def run() -> object:
+        if codec == "npz":
+            return pipeline.train(picture, replace(SMALL, batch=64), device)
+        return encode(picture, Target("bytes", 200.0), Effort(2), device)
+
+    with pytest.raises(OutOfMemoryError, match="500×1000 pixels") as raised:
+        run()
+    assert raised.value.exit_code == 7
+    rows = number(r"at most \d+×(\d+) pixels", raised.value.hint)
+    assert 100 < rows < 500
+    assert device.usage.live == 0
+
+
+@pytest.mark.usefixtures("grains")
+def test_what_a_device_refuses_to_give_at_once_counts_too() -> None:
+    device = small_device(1 << 30, 200 * KILO)
+    with pytest.raises(OutOfMemoryError, match="at once") as raised:
+        pipeline.train(Picture(np.zeros((300, 300, 3), np.uint8)), replace(SMALL, batch=64), device)
+    rows = number(r"×(\d+) pixels", raised.value.hint)
+    assert 258 <= rows <= 261  # 261 * 261 * 3 bytes fit
+
+
+@pytest.mark.parametrize(("spec", "nbytes"), [("cpu", 60 * KILO), ("numpy", 5000)])
+def test_pieces_are_halved_with_a_warning_and_give_the_same_picture(spec: str, nbytes: int) -> None:
+    network, device = small_network(), open_device(spec)
+    whole = integer_inference.decode(network, 40, 30, open_device("numpy"))
+    device.info = replace(device.info, memory=nbytes)
+    with pytest.warns(ImgmlpWarning, match="600 pixels at a time instead of 1,200"):
+        assert np.array_equal(integer_inference.decode(network, 40, 30, device), whole)
+    assert device.usage.live == 0
+
+
+@pytest.mark.filterwarnings("ignore::imgmlp.errors.ImgmlpWarning")
+def test_where_no_piece_is_small_enough_decoding_ends_with_what_it_needs() -> None:
+    with pytest.raises(OutOfMemoryError, match=r"decoding \d+ pixels at a time needs") as raised:
+        integer_inference.decode(small_network(), 40, 30, small_device(2 * KILO))
+    assert raised.value.hint == "use another device"
+
+
+def test_a_device_that_was_lost_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, tried = open_device("cpu"), []
+
+    def fail(*_: object) -> None:
+        tried.append(True)
+        monkeypatch.setattr(type(device), "lost", True)
+        raise OutOfMemoryError("the device ran out of memory while reading")
+
+    monkeypatch.setattr(device, "read_async", fail)
+    with pytest.raises(OutOfMemoryError, match="while reading"):
+        integer_inference.decode(small_network(), 40, 30, device)
+    assert tried == [True]
+
+
+def test_the_command_tells_of_it(
+    picture: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, terminal = picture.parent, Terminal()
+    outputs, chosen = Outputs(folder / "w.npz", folder / "w.png"), replace(SMALL, batch=64)
+    train.run(terminal, picture, outputs, chosen, "numpy", False)
+    device = open_device("numpy")
+    device.info = replace(device.info, memory=3000)  # the picture alone takes 2,232
+    monkeypatch.setattr(decode, "open_device", lambda _: device)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    terminal.show_warnings()
+    again = folder / "again.png"
+    decode.run(terminal, folder / "w.npz", again, None, None, "numpy", False)
+    said = capsys.readouterr().err
+    assert "warning: " in said
+    assert "372 pixels at a time instead of 744" in said
+    assert again.read_bytes() == (folder / "w.png").read_bytes()
+
+
+def test_numpy_refuses_what_this_machine_has_no_memory_for(
+    picture: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system would end the process: nothing else says that there is too little."""
+    monkeypatch.setattr("imgmlp.engine.runtime.program.host_memory", lambda: 1000)
+    chosen = replace(SMALL, batch=64)
+    outputs = Outputs(picture.parent / "w.npz", picture.parent / "w.png")
+    with pytest.raises(OutOfMemoryError, match=r"bytes at once, this machine has 1,000"):
+        train.run(Terminal(), picture, outputs, chosen, "numpy", False)
