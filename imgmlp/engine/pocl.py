@@ -176,7 +176,7 @@ def name_place(device: int, driver: str, version: str) -> int | None:
     told = compiled_for(version)
     if driver != WHEEL or not told or f"-{TRIPLET}-" not in version:
         return None
-    held = _read(device, DESCRIPTION)
+    held = read_memory(device, DESCRIPTION)
     words = struct.unpack(f"<{len(held) // 8}Q", held[: len(held) // 8 * 8])
     pairs = enumerate(pairwise(words), start=1)
     found = [
@@ -196,8 +196,8 @@ def give(place: int, name: str) -> None:
 # Memory that may not be there, read as a file: a wrong address is an error and no crash
 
 
-def _read(address: int, nbytes: int) -> bytes:
-    """What is there, perhaps less than wanted."""
+def read_memory(address: int, nbytes: int) -> bytes:
+    """What this process has at an address, perhaps less than wanted."""
     if not LOWEST <= address < HIGHEST:
         return b""
     try:
@@ -210,5 +210,5 @@ def _read(address: int, nbytes: int) -> bytes:
 
 def _string(address: int) -> str:
     """The string at an address, "" if none is there."""
-    text, end, _ = _read(address, LONGEST).partition(b"\0")
+    text, end, _ = read_memory(address, LONGEST).partition(b"\0")
     return text.decode("ascii", "replace") if end else ""
