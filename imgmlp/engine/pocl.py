@@ -47,7 +47,7 @@ ADDS = {
     "goldmont": ("silvermont", ""),
     "goldmont-plus": ("silvermont", ""),
     "tremont": ("silvermont", "gfni"),
-    "sandybridge": ("x86-64-v2", "avx xsave"),
+    "sandybridge": ("x86-64-v2", "avx"),
     "ivybridge": ("sandybridge", "f16c"),
     "x86-64-v3": ("ivybridge", "abm avx2 bmi1 bmi2 fma movbe"),
     "haswell": ("x86-64-v3", ""),

@@ -71,7 +71,7 @@ def _key(handle: int, info: DeviceInfo) -> str:
     """Differs where the outcome may: cache.py keeps processors apart."""
     told = [info.spec, info.platform, info.name, info.driver, info.version, info.target]
     program = [Path(__file__).with_name(f"{name}.py") for name in PROGRAM]
-    told += map(_stamp, (_library_of(handle), *program))
+    told += [_stamp(path) for path in (Path(_library_of(handle)), *program)]
     return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
 
 
@@ -89,7 +89,7 @@ def _library_of(handle: int) -> str:
     return ""
 
 
-def _stamp(path: str | Path) -> str:
+def _stamp(path: Path) -> str:
     with suppress(OSError):
         state = os.stat(path)
         return f"{path} {state.st_size} {state.st_mtime_ns}"
