@@ -10,7 +10,7 @@ import pytest
 from imgmlp.engine import Device, open_device
 from imgmlp.engine.interpret import lowbias32
 from imgmlp.engine.render import SIZES, building_block
-from imgmlp.engine.uops import GPU_LANES, NARROW
+from imgmlp.engine.target import GPU_LANES, NARROW
 
 Array = np.ndarray[Any, Any]
 

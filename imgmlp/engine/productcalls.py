@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from imgmlp.engine.dtype import DType
 from imgmlp.engine.matrixunits import at_most
 from imgmlp.engine.matrixunits import product as on_matrix_units
-from imgmlp.engine.uops import GPU_LANES, NARROW, VECTOR, Code, Lanes, Product, U, UOp
+from imgmlp.engine.target import GPU_LANES, NARROW, VECTOR, Lanes
+from imgmlp.engine.uops import Code, Product, U, UOp
 
 
 @dataclass(frozen=True)

@@ -18,18 +18,8 @@ from imgmlp.engine.kernel import Kernel, Store, part_begin, storage
 from imgmlp.engine.lowering import Kept, Lowering, store_all
 from imgmlp.engine.op import Op
 from imgmlp.engine.symbolic import ONE, Const, Expr, conj, split, unravel
-from imgmlp.engine.uops import (
-    FACTORS,
-    GPU_LANES,
-    GPU_TILE,
-    NARROW,
-    VECTOR,
-    Builder,
-    Lanes,
-    Product,
-    Range,
-    U,
-)
+from imgmlp.engine.target import FACTORS, GPU_LANES, GPU_TILE, NARROW, VECTOR
+from imgmlp.engine.uops import Builder, Product, Range, U
 from imgmlp.engine.view import View
 
 TILE_ROWS = 64  # rows of a product's tile on a CPU
@@ -50,12 +40,12 @@ class _Tile:
     below: Expr  # tiles above it, which have the same columns
 
 
-def product(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tuple[int, int]:
+def product(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
     """A kernel around a product; the sizes of its launch."""
     core, build = kernel.core, lower.build
     assert core is not None
-    wanted = 0 if lower.inside else 4 * units
-    if lanes == "one":
+    wanted = 0 if lower.inside else 4 * lower.target.units
+    if lower.target.lanes == "one":
         return max(_by_one(kernel, lower, panels, wanted) for panels in _panels(core)), 1
     *batch, rows, columns = core.shape
     size = _cut_for_lanes(core, wanted)
@@ -266,7 +256,7 @@ class Sums:
 
     def leave(self, kernel: Kernel, lower: Lowering) -> None:
         """Store what the kernel makes of the sums."""
-        if lower.multiply in FACTORS:
+        if lower.target.multiply in FACTORS:
             self._from_registers(kernel, lower)
         else:
             self._spread(kernel, lower)

@@ -27,19 +27,8 @@ from imgmlp.engine.neighbours import Neighbours
 from imgmlp.engine.op import Op
 from imgmlp.engine.productcalls import ProductCalls
 from imgmlp.engine.symbolic import Const, Expr
-from imgmlp.engine.uops import (
-    FACTORS,
-    GPU_LANES,
-    GPU_TILE,
-    NARROW,
-    VECTOR,
-    Code,
-    Lanes,
-    Multiply,
-    Range,
-    U,
-    UOp,
-)
+from imgmlp.engine.target import FACTORS, GPU_LANES, GPU_TILE, NARROW, VECTOR, Target
+from imgmlp.engine.uops import Code, Range, U, UOp
 from imgmlp.engine.vectors import around_registers, in_vectors
 
 SIZES = "".join(
@@ -56,9 +45,7 @@ def building_block(name: str) -> str:
     return resources.files("imgmlp.kernels").joinpath(f"{name}.cl").read_text("utf-8")
 
 
-def render(
-    codes: Sequence[Code], lanes: Lanes, multiply: Multiply = "float32"
-) -> tuple[str, list[str]]:
+def render(codes: Sequence[Code], target: Target) -> tuple[str, list[str]]:
     """One source with all kernels, and the name of the function that each of them calls.
 
     Products that are not of lanes' float32 are for groups on NVIDIA's matrix units.
@@ -67,16 +54,16 @@ def render(
     keeps 128 functions loaded and loads the others again, 50 us, at every launch.
     """
     used = {u.op for c in codes for u in c.uops}
-    product = "product_matrix" if multiply in FACTORS else f"product_{lanes}"
+    product = "product_matrix" if target.multiply in FACTORS else f"product_{target.lanes}"
     products = U.PRODUCT in used
     wanted = {"scalar": True, "reduce": U.GROUP in used}
-    wanted |= {"factor": products and lanes == "group", product: products}
+    wanted |= {"factor": products and target.lanes == "group", product: products}
     wanted["resident"] = any(c.turns for c in codes)
-    factor = FACTORS.get(multiply)
+    factor = FACTORS.get(target.multiply)
     sizes = "" if factor is None else f"#define FACTOR_BYTES {factor.itemsize}\n"
     heads = [SIZES + sizes, *(building_block(b) for b, needed in wanted.items() if needed)]
     functions: dict[tuple[str, str], str] = {}  # text around the name -> name
-    writers = [_Writer(c, lanes, multiply) for c in codes]
+    writers = [_Writer(c, target) for c in codes]
     names = [functions.setdefault(w.parts(), f"imgmlp_{w.code.name}") for w in writers]
     texts = (f"{before}{name}{after}" for (before, after), name in functions.items())
     return "\n".join([*heads, *texts]), names
@@ -89,13 +76,13 @@ def _index(expr: Expr) -> str:
 class _Writer:
     """One kernel's text."""
 
-    def __init__(self, code: Code, lanes: Lanes, multiply: Multiply) -> None:
-        self.code, self.lanes = code, lanes
-        self.factors = FACTORS.get(multiply)  # as what matrix units have their elements
+    def __init__(self, code: Code, target: Target) -> None:
+        self.code, self.lanes = code, target.lanes
+        self.factors = FACTORS.get(target.multiply)  # as what matrix units have their elements
         self.lines: list[str] = []
         self.columns, self.vectors = in_vectors(code)  # loops and values, NARROW columns each
         self.around = around_registers(code)
-        self.products = ProductCalls(code, lanes, self.factors, self.vectors)
+        self.products = ProductCalls(code, target.lanes, self.factors, self.vectors)
         self.opened: list[tuple[int, int]] = []  # loops, and the line where the body of each begins
         self.group = "get_group_id(0)"  # number of the running group, in a phase its unit's
         self.groups: str | None = None  # count of those that share what follows; None: all
