@@ -40,6 +40,7 @@ from imgmlp.engine.host import (
     counted,
 )
 from imgmlp.engine.launch import Event, KernelHandle, Launch
+from imgmlp.engine.pocl import PLATFORM, vector_width
 from imgmlp.engine.target import Lanes
 from imgmlp.errors import DeviceError, OutOfMemoryError
 
@@ -75,7 +76,8 @@ class Device:
         self.has_matrix_units = _has_matrix_units(handle)
         self.max_lanes = int(handle.max_work_group_size)  # work-items of a group
         self._handle = handle
-        self._compiles_late = info.platform == "Portable Computing Language"
+        self.vector_width = vector_width(info.platform, info.version)  # floats
+        self._compiles_late = info.platform == PLATFORM
         self._programs: dict[tuple[str, tuple[str, ...]], Any] = {}
         self._compiled: set[tuple[object, ...]] = set()
         with _running("opening the device"):
