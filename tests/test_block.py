@@ -20,7 +20,7 @@ from imgmlp.engine.maps import REGISTERS
 from imgmlp.engine.op import Op
 from imgmlp.engine.program import read_buffer
 from imgmlp.engine.simplify import simplify
-from imgmlp.engine.target import VECTOR, Target
+from imgmlp.engine.target import Target
 from imgmlp.engine.uops import Range, U
 
 Activation = Callable[[Tensor], Tensor]
@@ -153,7 +153,7 @@ def test_lanes_have_their_values_in_registers(features: int, stores: int) -> Non
         elif u.op is U.ACC and u.arg[1] is None:
             taken[-1].append(u.arg[0])
         elif u.op in (U.KEEP, U.LANE):
-            assert all(loop.count <= VECTOR for loop in loops if loop.kind == "vector")
+            assert all(loop.count <= Target().wide for loop in loops if loop.kind == "vector")
     most = max(taken, key=sum)
     assert len(most) == stores
     assert REGISTERS // 4 < sum(most) <= REGISTERS

@@ -20,7 +20,7 @@ from imgmlp.engine.op import Op
 from imgmlp.engine.products import Sums, keep_sums, only_added, product
 from imgmlp.engine.rowwise import accumulate, identity, row_kernel
 from imgmlp.engine.symbolic import Const, Expr, unravel
-from imgmlp.engine.target import GPU_LANES, MOST_UNITS, VECTOR, Lanes, Multiply, Target
+from imgmlp.engine.target import GPU_LANES, MOST_UNITS, Lanes, Multiply, Target
 from imgmlp.engine.uops import Builder, Code, Range, U, UOp
 
 # of each lane, for sums that a block keeps from tile to tile; in float32 more lanes pay more
@@ -121,7 +121,8 @@ def _block(block: Block, build: Builder, target: Target) -> tuple[int, int]:
     build.open(Range("group", block.groups, "group"))
     kept: dict[Kernel, Sums | Total] = {}
     if lanes == "group":
-        kept |= keep_sums(block.kernels, build, KEPT_REGISTERS[target.multiply])
+        registers = KEPT_REGISTERS[target.multiply]
+        kept |= keep_sums(block.kernels, Lowering(build, None, alone, inside=True), registers)
         kept |= keep_totals(block.kernels, build)
     once = _targets(kept) - _targets(k for k in block.kernels if k not in kept)
     for kernel in block.head:
@@ -241,7 +242,7 @@ def _reduce_columns(
     core, build = kernel.core, lower.build
     assert core is not None
     shape = core.shape
-    outer, width = math.prod(shape[:-1]), VECTOR
+    outer, width = math.prod(shape[:-1]), lower.target.wide
     while width < WIDE and shape[-1] >= PAGE and outer * shape[-1] >= 2 * width * groups:
         width *= 2
     blocks = -(-shape[-1] // width)

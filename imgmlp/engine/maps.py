@@ -16,7 +16,7 @@ from imgmlp.engine.kernel import Kernel
 from imgmlp.engine.lowering import Kept, Lowering, destination, put, store_all
 from imgmlp.engine.op import ELEMENTWISE
 from imgmlp.engine.symbolic import ONE, Const, Expr, Var, conj, unravel
-from imgmlp.engine.target import GPU_LANES, VECTOR, Target
+from imgmlp.engine.target import GPU_LANES, Target
 from imgmlp.engine.uops import Builder, Range, U
 
 GRAIN = 4096  # elements that make a work-group worth its launch on a CPU
@@ -71,7 +71,8 @@ def _map_several(kernel: Kernel, lower: Lowering, size: int) -> tuple[int, int]:
     most = max(1, (REGISTERS // len(stores) if lower.inside else AT_ONCE) // beside)
     parts = size // beside
     rounds = -(-parts // GPU_LANES)
-    groups = -(-rounds // min(most, VECTOR))  # longer loops are not unrolled: no registers
+    most = min(most, lower.target.wide)  # longer loops are not unrolled: no registers
+    groups = -(-rounds // most)
     rounds = -(-rounds // groups)
     group = lower.outermost("i", groups, "group")
     lane = build.open(Range("l", GPU_LANES, "lane"))
@@ -121,8 +122,8 @@ def _crossed(kernel: Kernel) -> tuple[int, list[Node]] | None:
     and which values are read so.
     """
     shape = kernel.shape
-    long = [a for a, n in enumerate(shape[:-1]) if n >= VECTOR]
-    if not long or shape[-1] < VECTOR:
+    long = [a for a, n in enumerate(shape[:-1]) if n >= LINE]
+    if not long or shape[-1] < LINE:
         return None
     found: list[tuple[int, Node]] = []
     for leaf in _leaves(kernel):

@@ -27,7 +27,7 @@ from imgmlp.engine.launch import KernelHandle, Launch
 from imgmlp.engine.op import Op
 from imgmlp.engine.sketch import Sketch
 from imgmlp.engine.stages import Stages, lower
-from imgmlp.engine.target import ON_MATRIX_UNITS, TURNS, Precision, Target
+from imgmlp.engine.target import NARROW, ON_MATRIX_UNITS, TURNS, Precision, Target
 from imgmlp.errors import DeviceError, ImgmlpWarning, OutOfMemoryError
 
 Array = np.ndarray[Any, Any]
@@ -281,6 +281,7 @@ def _target(device: AnyDevice, precision: Precision) -> Target:
     return Target(
         lanes=device.lanes,
         units=device.info.compute_units,
+        vector=device.vector_width if device.lanes == "one" else NARROW,
         align=device.align,
         slices=device.can_slice,
         joins=device.joins_kernels,

@@ -20,7 +20,7 @@ from imgmlp.engine.maps import GRAIN
 from imgmlp.engine.op import Op
 from imgmlp.engine.rowfusion import COSTLY, kept
 from imgmlp.engine.symbolic import ONE, Const, Expr, unravel
-from imgmlp.engine.target import GPU_LANES, VECTOR
+from imgmlp.engine.target import GPU_LANES
 from imgmlp.engine.uops import Range, U
 
 MOST_KEPT = 1 << 13  # elements of a row's private arrays on a CPU
@@ -186,20 +186,20 @@ class _Row:
 
 
 def accumulate(lower: Lowering, core: Node, count: int, term: Callable[[Expr], int]) -> int:
-    """A reduction of `count` terms by one work-item, VECTOR of them at once."""
-    build, start = lower.build, identity(core.op, core.dtype)
-    accumulators = build.effect(U.ACC, (), (VECTOR, start), core.dtype)
-    blocks, rest = divmod(count, VECTOR)
+    """A reduction of `count` terms by one work-item, two vectors of them at once."""
+    build, wide, start = lower.build, lower.target.wide, identity(core.op, core.dtype)
+    accumulators = build.effect(U.ACC, (), (wide, start), core.dtype)
+    blocks, rest = divmod(count, wide)
     if blocks:
         block = build.open(Range("b", blocks))
-        lane = build.open(Range("v", VECTOR, "vector"))
-        found = term(block * VECTOR + lane)
+        lane = build.open(Range("v", wide, "vector"))
+        found = term(block * wide + lane)
         build.effect(U.ACCUMULATE, (accumulators, found), (core.op, lane), core.dtype)
         build.close()
         build.close()
     if rest:
         lane = build.open(Range("v", rest, "vector"))
-        found = term(lane + blocks * VECTOR)
+        found = term(lane + blocks * wide)
         build.effect(U.ACCUMULATE, (accumulators, found), (core.op, lane), core.dtype)
         build.close()
     return build.effect(U.COMBINE, (accumulators,), core.op, core.dtype)
