@@ -20,7 +20,7 @@ from imgmlp.codec.features import encoding
 from imgmlp.codec.fit import TrainingStep
 from imgmlp.engine import AnyDevice, Program, Tensor, compile, cond, dtype, loop, nn, optim
 from imgmlp.engine.graph import Buffer, buffer
-from imgmlp.engine.uops import Lanes
+from imgmlp.engine.target import Lanes
 
 Array = np.ndarray[Any, Any]
 Make = Callable[[AnyDevice], Program]

@@ -20,7 +20,8 @@ from imgmlp.engine.maps import REGISTERS
 from imgmlp.engine.op import Op
 from imgmlp.engine.program import read_buffer
 from imgmlp.engine.simplify import simplify
-from imgmlp.engine.uops import VECTOR, Range, U
+from imgmlp.engine.target import Target
+from imgmlp.engine.uops import Range, U
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -71,7 +72,7 @@ def lowered(outputs: dict[str, Node], lanes: str = "one", units: int = 2) -> Pro
     updates: list[Update] = [(Buffer(n.shape, n.dtype, name=k), n) for k, n in outputs.items()]
     nodes = simplify([value for _, value in updates])
     step = [(state, value) for (state, _), value in zip(updates, nodes, strict=True)]
-    return block_program(step, "group" if lanes == "group" else "one", units)
+    return block_program(step, Target("group" if lanes == "group" else "one", units))
 
 
 def blocks(procedure: Procedure) -> list[Block]:
@@ -152,7 +153,7 @@ def test_lanes_have_their_values_in_registers(features: int, stores: int) -> Non
         elif u.op is U.ACC and u.arg[1] is None:
             taken[-1].append(u.arg[0])
         elif u.op in (U.KEEP, U.LANE):
-            assert all(loop.count <= VECTOR for loop in loops if loop.kind == "vector")
+            assert all(loop.count <= Target().wide for loop in loops if loop.kind == "vector")
     most = max(taken, key=sum)
     assert len(most) == stores
     assert REGISTERS // 4 < sum(most) <= REGISTERS

@@ -16,7 +16,8 @@ from imgmlp.engine.linearize import linearize
 from imgmlp.engine.op import Op
 from imgmlp.engine.schedule import schedule
 from imgmlp.engine.symbolic import Const
-from imgmlp.engine.uops import Code, Lanes, Range, U, UOp
+from imgmlp.engine.target import Lanes, Target
+from imgmlp.engine.uops import Code, Range, U, UOp
 
 X = Buffer((40, 70), f32, name="x")
 START = np.random.default_rng(0).uniform(-1, 1, X.size).astype(np.float32)
@@ -27,7 +28,7 @@ def lowered(value: Node, lanes: Lanes, target: Buffer | None = None) -> tuple[Co
     """The UOps of one kernel, and the Buffer that it fills."""
     out = target or Buffer(value.shape, value.dtype, "here", name="out")
     (kernel,) = schedule([(out, value)]).kernels
-    return linearize(kernel, lanes, 2), out
+    return linearize(kernel, Target(lanes, 2)), out
 
 
 def run(code: Code, out: Buffer, **more: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ from imgmlp.engine.kernel import Fused, Kernel, Launch, Loop, Procedure, Update
 from imgmlp.engine.linearize import linearize
 from imgmlp.engine.op import Op
 from imgmlp.engine.schedule import schedule
-from imgmlp.engine.uops import Lanes
+from imgmlp.engine.target import Lanes, Target
 
 
 @pytest.fixture(scope="module", params=["cpu", *EMULATED])
@@ -145,7 +145,7 @@ def test_members_that_touch_the_same_elements_race(lanes: Lanes, dependence: str
     (then,) = schedule([(target, second)]).kernels
     assert isinstance(first, Kernel)
     assert isinstance(then, Kernel)
-    code = linearize(Fused("together", (first, then)), lanes, 2)
+    code = linearize(Fused("together", (first, then)), Target(lanes, 2))
     memory = {b: np.ones(b.size, np.float32) for b in code.buffers}
     with pytest.raises(ValueError, match=r"together: .* element 0 of .*one"):
         run_code(code, memory)

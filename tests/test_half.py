@@ -14,7 +14,7 @@ from conftest import QUICK, Command, open_mapping
 from imgmlp.codec.config import PRESETS, Settings
 from imgmlp.engine import AnyDevice, Device, Program, Tensor, compile, device, open_device
 from imgmlp.engine.kernel import Block
-from imgmlp.engine.uops import Precision
+from imgmlp.engine.target import Precision
 from imgmlp.errors import UsageError
 
 

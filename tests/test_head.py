@@ -8,7 +8,7 @@ from conftest import EMULATED
 
 from imgmlp.engine import AnyDevice, Program, Tensor, compile, head, open_device, optim
 from imgmlp.engine.kernel import Block, Fused
-from imgmlp.engine.uops import Lanes
+from imgmlp.engine.target import Lanes
 
 ROWS, FEATURES = 130, 16
 

@@ -19,6 +19,7 @@ from imgmlp.engine.kernel import Kernel, Store
 from imgmlp.engine.linearize import linearize
 from imgmlp.engine.op import Op
 from imgmlp.engine.symbolic import Var, conj
+from imgmlp.engine.target import Target
 from imgmlp.engine.uops import U, UOp
 
 SHAPE = (5, 7)
@@ -51,7 +52,7 @@ def pick(condition: Node, a: Node, b: Node) -> Node:
 def uops(value: Node) -> list[UOp]:
     """Instructions of a kernel that leaves a value, but for its loops and its store."""
     store = Store(buffer(Buffer(value.shape, value.dtype)), value)
-    code = linearize(Kernel("k", value.shape, (store,), None), "one")
+    code = linearize(Kernel("k", value.shape, (store,), None), Target())
     return [u for u in code.uops if u.op in (U.LOAD, U.ALU)]
 
 

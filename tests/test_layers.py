@@ -15,7 +15,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "imgmlp"
 ORDER = """
     errors kernels child
-    engine.misuse engine.dtype engine.op engine.symbolic engine.view engine.access
+    engine.misuse engine.dtype engine.target engine.op engine.symbolic engine.view engine.access
     engine.graph engine.listing engine.flow engine.grad engine.interpret
     engine.simplify engine.local engine.kernel engine.indices engine.place engine.state
     engine.merge engine.rowfusion engine.schedule engine.uops engine.rows engine.head engine.rooms

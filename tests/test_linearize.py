@@ -18,7 +18,8 @@ from imgmlp.engine.linearize import keep_totals
 from imgmlp.engine.maps import stride
 from imgmlp.engine.op import Op
 from imgmlp.engine.symbolic import Var
-from imgmlp.engine.uops import GPU_LANES, Builder, Code, U
+from imgmlp.engine.target import GPU_LANES
+from imgmlp.engine.uops import Builder, Code, U
 
 Reduce = Callable[[Tensor], Tensor]
 REDUCTIONS: dict[str, Reduce] = {

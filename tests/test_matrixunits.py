@@ -17,7 +17,7 @@ from imgmlp.engine.kernel import storage
 from imgmlp.engine.local import LocalRoom
 from imgmlp.engine.products import Fragments
 from imgmlp.engine.symbolic import Var
-from imgmlp.engine.uops import GPU_LANES, GPU_TILE, NARROW, Precision
+from imgmlp.engine.target import GPU_LANES, GPU_TILE, NARROW, Precision
 
 compiled = pytest.mark.skipif(warps.COMPILER is None, reason="there is no g++")
 

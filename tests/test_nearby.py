@@ -17,8 +17,8 @@ from imgmlp.engine.graph import Buffer, Node
 from imgmlp.engine.interpret import evaluate
 from imgmlp.engine.kernel import Block, storage
 from imgmlp.engine.local import LocalRoom
-from imgmlp.engine.nearby import LOCAL
-from imgmlp.engine.uops import Precision, U, UOp
+from imgmlp.engine.target import LOCAL, Precision
+from imgmlp.engine.uops import U, UOp
 
 Network = Callable[[Tensor], Tensor]
 

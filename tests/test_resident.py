@@ -13,7 +13,7 @@ from imgmlp.engine import AnyDevice, Device, Program, RawKernel, linearize, open
 from imgmlp.engine.kernel import Block, Guard, Kernel, Loop, Procedure, Resident
 from imgmlp.engine.render import building_block
 from imgmlp.engine.resident import MOST_STEPS, reside
-from imgmlp.engine.uops import MOST_UNITS
+from imgmlp.engine.target import MOST_UNITS
 
 STEPS = 2 * MOST_STEPS + 5
 

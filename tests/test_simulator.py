@@ -27,7 +27,8 @@ from imgmlp.engine.launch import KernelHandle
 from imgmlp.engine.op import ELEMENTWISE
 from imgmlp.engine.render import building_block
 from imgmlp.engine.stages import Stages
-from imgmlp.engine.uops import Lanes, U
+from imgmlp.engine.target import Lanes
+from imgmlp.engine.uops import U
 
 LANES: tuple[Lanes, ...] = ("one", "group")
 UNITS = 3  # compute units that kernels are written for: shares that divide little

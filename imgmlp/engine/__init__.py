@@ -12,9 +12,9 @@ from imgmlp.engine.program import Program
 from imgmlp.engine.raw import RawKernel, compare
 from imgmlp.engine.sketch import Need, memory_needed
 from imgmlp.engine.step import compile
+from imgmlp.engine.target import Precision
 from imgmlp.engine.tensor import Tensor
 from imgmlp.engine.transfer import Feeder, Receiver
-from imgmlp.engine.uops import Precision
 
 __all__ = [
     "AnyDevice",

@@ -18,7 +18,7 @@ import os
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -41,6 +41,7 @@ from imgmlp.engine.host import (
 )
 from imgmlp.engine.launch import Event, KernelHandle, Launch
 from imgmlp.engine.pocl import PLATFORM, mended, vector_width
+from imgmlp.engine.target import Lanes
 from imgmlp.errors import DeviceError, OutOfMemoryError
 
 # pyopencl's own cache of generated call wrappers; this module never calls through them.
@@ -69,7 +70,7 @@ class Device:
 
     def __init__(self, handle: Any, info: DeviceInfo):
         self.info = info
-        self.lanes: Literal["one", "group"] = "group" if info.kind == "gpu" else "one"
+        self.lanes: Lanes = "group" if info.kind == "gpu" else "one"
         self.align: int = max(int(handle.mem_base_addr_align) // 8, ALIGN)  # bytes
         self.max_allocation = int(handle.max_mem_alloc_size)  # bytes
         self.has_matrix_units = _has_matrix_units(handle)

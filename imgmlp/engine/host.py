@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from imgmlp.engine.target import Lanes
 from imgmlp.errors import OutOfMemoryError
 
 ALIGN = 128  # bytes, the least that slices are aligned to
 Kind = Literal["gpu", "cpu", "numpy", "simulator", "other"]
 Form = Literal["nodes", "procedure", "uops"]  # of a program: what NumPy runs
-Lanes = Literal["one", "group"]
 
 
 @dataclass(frozen=True)

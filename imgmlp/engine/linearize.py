@@ -20,18 +20,8 @@ from imgmlp.engine.op import Op
 from imgmlp.engine.products import Sums, keep_sums, only_added, product
 from imgmlp.engine.rowwise import accumulate, identity, row_kernel
 from imgmlp.engine.symbolic import Const, Expr, unravel
-from imgmlp.engine.uops import (
-    GPU_LANES,
-    MOST_UNITS,
-    VECTOR,
-    Builder,
-    Code,
-    Lanes,
-    Multiply,
-    Range,
-    U,
-    UOp,
-)
+from imgmlp.engine.target import GPU_LANES, MOST_UNITS, Lanes, Multiply, Target
+from imgmlp.engine.uops import Builder, Code, Range, U, UOp
 
 # of each lane, for sums that a block keeps from tile to tile; in float32 more lanes pay more
 KEPT_REGISTERS: dict[Multiply, int] = {"float32": 0, "split": 104, "half": 104}
@@ -45,24 +35,24 @@ BUSY = 1 << 16  # lanes that keep a GPU busy
 # --- kernels ---
 
 
-def linearize(kernel: Launch, lanes: Lanes, units: int = 1, multiply: Multiply = "float32") -> Code:
-    """UOps of a kernel for a device of so many compute units, and how products multiply."""
+def linearize(kernel: Launch, target: Target) -> Code:
+    """UOps of a kernel."""
     if isinstance(kernel, Fused):
-        members = [linearize(k, lanes, units, multiply) for k in kernel.members]
+        members = [linearize(k, target) for k in kernel.members]
         return _fused(kernel.name, members)
     if isinstance(kernel, Resident):
-        phases = [linearize(p, lanes, units, multiply) for p in kernel.phases]
-        return _resident(kernel.name, phases, units)
+        phases = [linearize(p, target) for p in kernel.phases]
+        return _resident(kernel.name, phases, target.units)
     build = Builder()
-    for target in kernel.writes():
-        build.parameter(target, True)
+    for written in kernel.writes():
+        build.parameter(written, True)
     if isinstance(kernel, Block):
-        sizes = _block(kernel, build, lanes, multiply)
+        sizes = _block(kernel, build, target)
     else:
-        lower = Lowering(build, kernel.core, multiply=multiply)
+        lower = Lowering(build, kernel.core, target)
         for guard in kernel.guards:
             build.effect(U.GUARD, (lower.value(guard.place, ()),), guard.wanted)
-        sizes = _body(kernel, lower, lanes, units)
+        sizes = _body(kernel, lower)
     return Code(kernel.name, build.finish(), tuple(build.buffers), *sizes)
 
 
@@ -110,31 +100,34 @@ def _append(uops: list[UOp], more: Sequence[UOp], buffers: Sequence[Buffer]) -> 
             uops.append(replace(u, src=tuple(place[s] for s in u.src)))
 
 
-def _body(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tuple[int, int]:
+def _body(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
     if kernel.rows:
-        return row_kernel(kernel, lower, lanes, units)
+        return row_kernel(kernel, lower)
     if kernel.core is None:
-        return map_kernel(kernel, lower, lanes, units)
+        return map_kernel(kernel, lower)
     if kernel.core.op is Op.DOT:
-        return product(kernel, lower, lanes, units)
-    return _reduce(kernel, lower, lanes, units)
+        return product(kernel, lower)
+    return _reduce(kernel, lower)
 
 
-def _block(block: Block, build: Builder, lanes: Lanes, multiply: Multiply) -> tuple[int, int]:
+def _block(block: Block, build: Builder, target: Target) -> tuple[int, int]:
     """Kernels one after the other on each tile; what one stores, the next ones load anew."""
 
+    lanes, alone = target.lanes, replace(target, units=1)
+
     def inside(kernel: Kernel) -> Lowering:
-        return Lowering(build, kernel.core, inside=True, multiply=multiply)
+        return Lowering(build, kernel.core, alone, inside=True)
 
     build.open(Range("group", block.groups, "group"))
     kept: dict[Kernel, Sums | Total] = {}
     if lanes == "group":
-        kept |= keep_sums(block.kernels, build, KEPT_REGISTERS[multiply])
+        registers = KEPT_REGISTERS[target.multiply]
+        kept |= keep_sums(block.kernels, Lowering(build, None, alone, inside=True), registers)
         kept |= keep_totals(block.kernels, build)
     once = _targets(kept) - _targets(k for k in block.kernels if k not in kept)
     for kernel in block.head:
         if not once.issuperset(kernel.writes()):  # as that sets to zero what is stored once
-            _body(kernel, inside(kernel), lanes, units=1)
+            _body(kernel, inside(kernel))
     _wait(build, lanes)
     build.open(Range("tile", block.tiles, "share"))
     order = _Order(build, lanes)
@@ -143,7 +136,7 @@ def _block(block: Block, build: Builder, lanes: Lanes, multiply: Multiply) -> tu
         if kernel in kept:
             kept[kernel].add(inside(kernel))
         else:
-            _body(kernel, inside(kernel), lanes, units=1)
+            _body(kernel, inside(kernel))
     _wait(build, lanes)
     build.close()
     for kernel, sums in kept.items():
@@ -182,7 +175,7 @@ def _wait(build: Builder, lanes: Lanes) -> None:
         build.effect(U.BARRIER, ())
 
 
-def _reduce(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tuple[int, int]:
+def _reduce(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
     core, build = kernel.core, lower.build
     assert core is not None
     neighbours = _neighbours(core)
@@ -194,9 +187,9 @@ def _reduce(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tuple[
     def term(out: Sequence[Expr], inner: Expr) -> int:
         return _term(lower, core, axes, out, inner)
 
-    if lanes == "group":
+    if lower.target.lanes == "group":
         return _reduce_on_lanes(kernel, lower, term, count, start)
-    groups = max(1, min(4 * units, size * count // GRAIN, size))
+    groups = max(1, min(4 * lower.target.units, size * count // GRAIN, size))
     if size > 1 and shape[-1] > 1 and _runs_along_outputs(core, neighbours):
         return _reduce_columns(kernel, lower, term, count, groups), 1
     out = lower.outermost("i", size, "share")
@@ -224,7 +217,7 @@ def _neighbours(core: Node) -> list[int]:
         trial.open(Range(variable, 1))
     source = core.src[0]
     indices = [trial.open(Range(f"x{a}", n)) for a, n in enumerate(source.shape)]
-    Lowering(trial, None).value(source, indices)
+    Lowering(trial, None, Target()).value(source, indices)
     loads = [u.arg[0] for scope in trial.scopes for _, u in scope if u.op is U.LOAD]
     return [sum(stride(offset, indices, i) == 1 for offset in loads) for i in indices]
 
@@ -249,7 +242,7 @@ def _reduce_columns(
     core, build = kernel.core, lower.build
     assert core is not None
     shape = core.shape
-    outer, width = math.prod(shape[:-1]), VECTOR
+    outer, width = math.prod(shape[:-1]), lower.target.wide
     while width < WIDE and shape[-1] >= PAGE and outer * shape[-1] >= 2 * width * groups:
         width *= 2
     blocks = -(-shape[-1] // width)

@@ -11,7 +11,8 @@ from imgmlp.engine.indices import index_value, negated, through, zero_outside
 from imgmlp.engine.kernel import Store, access, part_begin
 from imgmlp.engine.op import ELEMENTWISE, MOVEMENT, Op
 from imgmlp.engine.symbolic import ONE, Expr, Var, conj, unravel
-from imgmlp.engine.uops import Builder, Multiply, Range, U
+from imgmlp.engine.target import Target
+from imgmlp.engine.uops import Builder, Range, U
 
 
 class Lowering:
@@ -21,13 +22,13 @@ class Lowering:
         self,
         build: Builder,
         core: Node | None,
+        target: Target,
         inside: bool = False,
-        multiply: Multiply = "float32",
     ) -> None:
         self.build = build
         self.core = core
+        self.target = target
         self.inside = inside  # a block, whose groups and lanes are given
-        self.multiply = multiply
         self.core_value: int | None = None
         self.totals: dict[Node, int] = {}  # of the row that is being computed
         self.memo: dict[Any, int] = {}

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from imgmlp.engine.dtype import DType, f32
 from imgmlp.engine.local import LocalRoom
-from imgmlp.engine.nearby import LOCAL, SLICE
 from imgmlp.engine.symbolic import Const, Expr
+from imgmlp.engine.target import LOCAL, SLICE
 from imgmlp.engine.uops import Code, Product, U, UOp
 
 SIDES = ("left", "right")

@@ -16,11 +16,9 @@ from imgmlp.engine.kernel import Kernel, Store, access, part_begin, storage
 from imgmlp.engine.local import CHUNK, LocalRoom
 from imgmlp.engine.op import Op
 from imgmlp.engine.rooms import Rooms, moved, share
-from imgmlp.engine.uops import FACTORS, Multiply
+from imgmlp.engine.target import FACTORS, LOCAL, SLICE, Multiply
 from imgmlp.engine.view import View
 
-LOCAL = 47 << 10  # bytes that a group may take; what lanes exchange takes the rest of 48 KiB
-SLICE = 64 * 128  # bytes of a factor's slice on its way
 SLICES = 20 << 10  # bytes of both factors' slices without matrix units
 # Of float32's matrices those without a copy are read where they are, not slice by slice, if they
 # have so many bytes at most: then the cache beside local memory holds them.

@@ -9,13 +9,13 @@ from __future__ import annotations
 import warnings
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, get_args
 
 import numpy as np
 
 from imgmlp.engine import debug
-from imgmlp.engine.block import TILE_ROWS
 from imgmlp.engine.device import AnyDevice, Device
 from imgmlp.engine.emulate import run_procedure
 from imgmlp.engine.emulate_uops import run_code
@@ -27,7 +27,7 @@ from imgmlp.engine.launch import KernelHandle, Launch
 from imgmlp.engine.op import Op
 from imgmlp.engine.sketch import Sketch
 from imgmlp.engine.stages import Stages, lower
-from imgmlp.engine.uops import ON_MATRIX_UNITS, TURNS, Precision
+from imgmlp.engine.target import NARROW, ON_MATRIX_UNITS, TURNS, Precision, Target
 from imgmlp.errors import DeviceError, ImgmlpWarning, OutOfMemoryError
 
 Array = np.ndarray[Any, Any]
@@ -55,10 +55,10 @@ class Program:
             raise ValueError(f"precision is {precision!r}; use {known}")
         self.device = device
         self.general = general  # leave out the block program
-        self._join, self._tile_rows = device.joins_kernels, TILE_ROWS  # less where they must be
         self._counted: Allocation | None = None
         rounded = precision == "half" and not device.has_matrix_units
         self.precision: Precision = "float32" if rounded else precision  # that of products here
+        self._target = _target(device, self.precision)
         self.outputs: dict[str, Buffer] = {}
         self.inputs: set[Buffer] = set()  # everything that is read, states included
         self.updates = list(updates)
@@ -104,12 +104,7 @@ class Program:
     @cached_property
     def stages(self) -> Stages:
         """Every form of the step on its way to the device; on NumPy's, what a CPU would run."""
-        device = self.device
-        units = device.info.compute_units
-        how = (device.lanes, units, device.align, device.can_slice, self.general)
-        multiply = ON_MATRIX_UNITS[self.precision] if device.has_matrix_units else "float32"
-        sizes = multiply, self._tile_rows
-        return lower(self.updates, *how, self._join, *sizes, stay=device.keeps_groups)
+        return lower(self.updates, self._target, self.general)
 
     def _build(self, device: Device) -> dict[str, KernelHandle]:
         """The kernels, with smaller tiles where the device has no room for them."""
@@ -129,10 +124,10 @@ class Program:
         rows = next(blocks, 0) // 2
         if rows >= LEAST_TILE:
             instead = f"tiles of {rows} rows instead of {2 * rows}"
-            self._tile_rows = rows
-        elif self._join:
+            self._target = replace(self._target, tile_rows=rows)
+        elif self._target.joins:
             instead = "kernels one by one instead of several in a launch"
-            self._join = False
+            self._target = replace(self._target, joins=False)
         else:
             raise OutOfMemoryError(problem, hint="use a smaller network, or another device")
         warnings.warn(f"{problem}: {instead}", ImgmlpWarning, stacklevel=4)  # whoever compiles
@@ -279,6 +274,20 @@ class Program:
     def marker(self) -> Pending:
         """Done once all steps enqueued so far are: bounds how far the host runs ahead."""
         return self.device.marker() if isinstance(self.device, Device) else Pending()
+
+
+def _target(device: AnyDevice, precision: Precision) -> Target:
+    """A device as the compiler sees it."""
+    return Target(
+        lanes=device.lanes,
+        units=device.info.compute_units,
+        vector=device.vector_width if device.lanes == "one" else NARROW,
+        align=device.align,
+        slices=device.can_slice,
+        joins=device.joins_kernels,
+        stays=device.keeps_groups,
+        multiply=ON_MATRIX_UNITS[precision] if device.has_matrix_units else "float32",
+    )
 
 
 def run_once(device: AnyDevice, updates: Sequence[Update]) -> None:

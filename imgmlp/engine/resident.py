@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from imgmlp.engine.fuse import MOST_BUFFERS, work
 from imgmlp.engine.kernel import Block, Fused, Kernel, Phase, Procedure, Resident
-from imgmlp.engine.uops import MOST_UNITS
+from imgmlp.engine.target import MOST_UNITS
 
 MOST_STEPS = 16  # of a launch; more save next to nothing
 MOST_WORK = 1 << 29  # operations of a launch, some milliseconds: until then nobody can stop it

@@ -11,7 +11,7 @@ from imgmlp.engine.graph import Buffer, Node
 from imgmlp.engine.kernel import Update
 from imgmlp.engine.misuse import misuse
 from imgmlp.engine.program import Program
-from imgmlp.engine.uops import Precision
+from imgmlp.engine.target import Precision
 
 _captured: list[list[Update]] = []  # assignments of the steps being built, innermost last
 

@@ -25,7 +25,7 @@ from imgmlp.engine.kernel import access
 from imgmlp.engine.op import ELEMENTWISE, MOVEMENT, Op
 from imgmlp.engine.place import is_plain_chain
 from imgmlp.engine.rows import Kind, Kinds
-from imgmlp.engine.uops import Lanes
+from imgmlp.engine.target import Lanes
 
 EVEN = 4  # tiles of each group from which one more or less matters little
 WORTHWHILE = 7 / 8  # of a tile's rows: more of them save nothing that pays for uneven tiles

@@ -9,32 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, Literal
+from typing import Any
 
-from imgmlp.engine.dtype import DType, f16, f32, i32
+from imgmlp.engine.dtype import DType, i32
 from imgmlp.engine.graph import Buffer
 from imgmlp.engine.local import LocalRoom
 from imgmlp.engine.op import Op
 from imgmlp.engine.symbolic import Expr, Var
-
-Lanes = Literal["one", "group"]
-# Of products: that of float32, of factors in half precision, or whole numbers as they are.
-Precision = Literal["float32", "half", "exact"]
-# How: by a device's lanes, or by its matrix units, for which each element is split in two numbers
-# of TF32, or rounded.
-Multiply = Literal["float32", "split", "half"]
-FACTORS: dict[Multiply, DType] = {"split": f32, "half": f16}  # as what they lie in local memory
-ON_MATRIX_UNITS: dict[Precision, Multiply] = {
-    "float32": "split",
-    "half": "half",
-    "exact": "float32",
-}
-VECTOR = 16  # accumulators of a vectorised reduction; columns of a product's tile on a CPU
-NARROW = 8  # columns of the tile of a product that has no more; a vector of float32
-TURNS = 48  # words in which work-groups that stay for several steps count (kernels/resident.cl)
-MOST_UNITS = 24  # of one of their phases: bits of such a word
-GPU_TILE = 64  # columns of a product's tile on a GPU, and most of its rows
-GPU_LANES = 128  # lanes that work on it, 8 x 16; also those that share one long reduction
+from imgmlp.engine.target import NARROW
 
 
 class U(Enum):
@@ -84,9 +66,9 @@ class Range:
 
     kind: `share` of a work-group, `item` of the whole launch, `group`: one group each,
     `lane`-strided, `loop`, `vector` (short, innermost), `row` and `column` of a CPU's tile: if
-    that is in registers they are unrolled, and eight columns go at once. A `member` is what so
-    many work-groups from `first` on do, as if they were a launch of their own; a `phase`, which has
-    that number, is what as many groups of a launch would do, for whichever groups take them.
+    that is in registers they are unrolled, and a vector of columns goes at once. A `member` is what
+    so many work-groups from `first` on do, as if they were a launch of their own; a `phase`, which
+    has that number, is what as many groups of a launch would do, for whichever groups take them.
     """
 
     name: str
@@ -113,6 +95,7 @@ class Product:
     tile_columns: int
     left_aligned: bool  # whether all rows, or all columns, begin on 32 bytes and lie together
     right_aligned: bool
+    vector: int = NARROW  # columns that a CPU takes at once
     registers: bool = False  # whether a CPU has the tile there until it is stored
     summed: bool = False  # whether the right factor's column sums are wanted too
 
