@@ -25,8 +25,8 @@ ORDER = """
     engine.vectors engine.formulas engine.render engine.stages engine.watch engine.emulate
     engine.emulate_loops engine.emulate_products engine.emulate_uops
     engine.host engine.debug engine.cache engine.failure engine.launch engine.device
-    engine.discover engine.sketch engine.program engine.operands engine.elementwise engine.movement
-    engine.reduction engine.random engine.step engine.tensor engine.raw engine.control
+    engine.discover engine.sketch engine.interpreted engine.program engine.operands
+    engine.elementwise engine.movement engine.reduction engine.random engine.step engine.tensor engine.raw engine.control
     engine.function engine.transfer engine.nn engine.optim
     engine.poison engine.check engine
     files image
