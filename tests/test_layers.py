@@ -26,8 +26,8 @@ ORDER = """
     engine.emulate_loops engine.emulate_products engine.emulate_uops
     engine.host engine.debug engine.cache engine.failure engine.launch engine.device
     engine.discover engine.sketch engine.interpreted engine.program engine.operands
-    engine.elementwise engine.movement engine.reduction engine.random engine.step engine.tensor engine.raw engine.control
-    engine.function engine.transfer engine.nn engine.optim
+    engine.elementwise engine.movement engine.reduction engine.random engine.step
+    engine.tensor engine.raw engine.control engine.function engine.transfer engine.nn engine.optim
     engine.poison engine.check engine
     files image
     codec codec.checkpoint codec.config codec.features codec.distribution codec.entropy

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from imgmlp.engine import Program
-from imgmlp.engine import interpreted
+from imgmlp.engine import Program, interpreted
 from imgmlp.engine.uops import Code
 from imgmlp.engine.watch import Memory
 
