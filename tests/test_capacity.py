@@ -165,7 +165,7 @@ def test_numpy_refuses_what_this_machine_has_no_memory_for(
     picture: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The system would end the process: nothing else says that there is too little."""
-    monkeypatch.setattr("imgmlp.engine.program.host_memory", lambda: 1000)
+    monkeypatch.setattr("imgmlp.engine.interpreted.host_memory", lambda: 1000)
     chosen = replace(SMALL, batch=64)
     outputs = picture.parent / "w.npz", picture.parent / "w.png", None
     with pytest.raises(OutOfMemoryError, match=r"bytes at once, this machine has 1,000"):

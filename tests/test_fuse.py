@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from conftest import EMULATED
+from reference import close
 from test_schedule import NUMPY, state, values
 from warps import LOCAL, local_bytes
 
@@ -128,7 +129,7 @@ def test_every_kind_of_kernel_side_by_side(device: AnyDevice) -> None:
         "product": a @ b, "yes": a.max(1), "no": b[1],
     }  # fmt: skip
     for name, value in wanted.items():
-        assert np.allclose(program.read(name), value, rtol=1e-4, atol=1e-4), name
+        assert close(program.read(name), value), name
     assert np.array_equal(x.numpy(), a + 1)
 
 

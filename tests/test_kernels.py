@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from reference import close
 
 from imgmlp.engine import Device, open_device
 from imgmlp.engine.interpret import lowbias32
@@ -233,8 +234,8 @@ def check_product(
     out = np.zeros((rows + 1, columns), np.float32)
     found = bench("t_product", out, left, right, *numbers, items=local, local=local)
     wide = y.astype(np.float64)
-    assert np.allclose(found[:-1], x.astype(np.float64) @ wide, atol=2e-6 * inner + 1e-5)
-    assert np.allclose(found[-1], wide.sum(0), atol=2e-6 * inner + 1e-5)
+    assert close(found[:-1], x.astype(np.float64) @ wide, np.abs(x) @ np.abs(wide), inner + 2)
+    assert close(found[-1], wide.sum(0), np.abs(wide).sum(0), inner + 2)
 
 
 @pytest.mark.parametrize("inner", [1, 3, 255, 256, 257, 600])
@@ -265,7 +266,7 @@ def test_product_in_registers(device: Device, vector: int, inner: int) -> None:
                 numbers = [np.int32(n) for n in sizes]
                 out = np.zeros((rows, columns), np.float32)
                 found = bench("t_registers", out, *arrays, *numbers)
-                assert np.allclose(found, x.astype(np.float64) @ y, atol=2e-6 * inner + 1e-5)
+                assert close(found, x.astype(np.float64) @ y, np.abs(x) @ np.abs(y), inner + 2)
 
 
 @pytest.mark.parametrize("inner", [1, 31, 32, 33, 128, 130])

@@ -26,9 +26,9 @@ ORDER = """
     engine.emulate_loops engine.emulate_products engine.emulate_uops
     engine.host engine.debug engine.pocl engine.cache engine.failure engine.launch engine.device
     engine.probe engine.trial
-    engine.discover engine.sketch engine.program engine.operands engine.elementwise engine.movement
-    engine.reduction engine.random engine.step engine.tensor engine.raw engine.control
-    engine.function engine.transfer engine.nn engine.optim
+    engine.discover engine.sketch engine.interpreted engine.program engine.operands
+    engine.elementwise engine.movement engine.reduction engine.random engine.step
+    engine.tensor engine.raw engine.control engine.function engine.transfer engine.nn engine.optim
     engine.poison engine.check engine
     files image
     codec codec.checkpoint codec.config codec.features codec.distribution codec.entropy

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 from conftest import EMULATED
+from reference import close
 
 from imgmlp.codec.config import PRESETS
 from imgmlp.codec.fit import LearningRate
@@ -118,7 +119,7 @@ def test_gradient_descent_follows_its_formula(device: AnyDevice) -> None:
     compile(step, device).run(10)
     for _ in range(10):
         wanted -= 0.01 * 4 * (wanted - GOAL) ** 3
-    assert np.allclose(p.numpy(), wanted, atol=1e-5)
+    assert close(p.numpy(), wanted)
 
 
 @pytest.mark.parametrize("preset", ["default", "seed"])

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from conftest import EMULATED
+from reference import close
 from test_head import descent
 
 from imgmlp.engine import AnyDevice, Device, Program, RawKernel, linearize, open_device, resident
@@ -49,7 +50,7 @@ def test_steps_in_one_launch_are_steps(device: AnyDevice) -> None:
         wanted.run(count)
     assert program.read("count") == STEPS + 3
     for found, other in zip(weights, truth, strict=True):
-        assert np.allclose(found.numpy(), other.numpy(), rtol=1e-3, atol=1e-5)
+        assert close(found.numpy(), other.numpy(), roundings=256)
 
 
 def test_it_makes_no_difference_how_many_steps_a_launch_does() -> None:

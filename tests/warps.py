@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from imgmlp.engine import Program
-from imgmlp.engine import program as engine_program
+from imgmlp.engine import Program, interpreted
 from imgmlp.engine.uops import Code
 from imgmlp.engine.watch import Memory
 
@@ -56,7 +55,7 @@ def run(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
             assert (around == UNTOUCHED).all(), f"{name} writes beyond {storage}"
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine_program, "run_code", launch)
+        patch.setattr(interpreted, "run_code", launch)
         program.run()
 
 

@@ -1,7 +1,7 @@
 """Programs: a step compiled once, its launches bound once, replayed thousands of times.
 
 While a Program replays, Python allocates, builds and uploads nothing. On the NumPy device
-the same graph, or a form that it was lowered to, is interpreted instead.
+interpreted.py runs the same step instead.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ import numpy as np
 
 from imgmlp.engine import debug
 from imgmlp.engine.device import AnyDevice, Device
-from imgmlp.engine.emulate import run_procedure
-from imgmlp.engine.emulate_uops import run_code
 from imgmlp.engine.graph import Buffer, Node, toposort
-from imgmlp.engine.host import Allocation, Form, NumpyDevice, Pending, host_memory
-from imgmlp.engine.interpret import evaluate, most_bytes
+from imgmlp.engine.host import Allocation, Form, NumpyDevice, Pending
+from imgmlp.engine.interpreted import Interpreted, run_lowered
 from imgmlp.engine.kernel import Block, Resident, Update
 from imgmlp.engine.launch import KernelHandle, Launch
 from imgmlp.engine.op import Op
@@ -220,47 +218,16 @@ class Program:
         """What `time` finds, as text."""
         return debug.render_times(self.stages, self.time(runs), f"medians of {runs} runs")
 
+    @cached_property
+    def _interpreted(self) -> Interpreted:
+        return Interpreted(self.updates)
+
     def _interpret(self, form: Form) -> None:
         """Run one form of the step in place. Raises OutOfMemoryError."""
         if form == "nodes":
-            try:
-                self._interpret_nodes()
-            except MemoryError as error:
-                problem = "the values of a step do not fit in this machine's memory"
-                hint = "use a smaller picture or batch"
-                raise OutOfMemoryError(problem, hint=hint) from error
-        elif form == "procedure":
-            run_procedure(self.stages.procedure, self._memory())
+            self._interpreted.run()
         else:
-            memory = self._memory()
-            for position in self.stages.procedure.order():
-                run_code(self.stages.codes[position], memory)
-
-    @cached_property
-    def _most_bytes(self) -> int:
-        return most_bytes([value for _, value in self.updates])
-
-    def _interpret_nodes(self) -> None:
-        states = [state for state, _ in self.updates]
-        roots = [value for _, value in self.updates]
-        if 0 < host_memory() < self._most_bytes:  # else the system might end the process
-            problem = f"the values of a step take {self._most_bytes:,} bytes at once"
-            hint = "use a smaller picture, batch or network"
-            raise OutOfMemoryError(f"{problem}, this machine has {host_memory():,}", hint=hint)
-        held = {n.arg: host_view(n.arg) for n in toposort(roots) if n.op is Op.BUFFER}
-        values = [v.copy() for v in evaluate(roots, held)]
-        for state, value in zip(states, values, strict=True):
-            host_view(state)[...] = value
-
-    def _memory(self) -> dict[Buffer, Array]:
-        """Every Buffer's elements; those of intermediates make no sense until written."""
-        planned = self.stages.memory
-        arena = np.full(planned.arena_bytes, 0xFF, np.uint8)
-        given = {b for code in self.stages.codes for b in code.buffers} - planned.offsets.keys()
-        found = {b: host_view(b).reshape(-1) for b in given}
-        for storage, offset in planned.offsets.items():
-            found[storage] = arena[offset : offset + storage.nbytes].view(storage.dtype.np)
-        return found
+            run_lowered(self.stages, form)
 
     def read(self, name: str) -> Array:
         """An output as it is once all enqueued steps are done."""
@@ -303,12 +270,6 @@ def upload(storage: Buffer) -> None:
     if storage.host is not None:
         storage.device.write(allocation, storage.host)
     storage.data, storage.host = allocation, None
-
-
-def host_view(storage: Buffer) -> Array:
-    """The data of a Buffer of the NumPy device, not a copy."""
-    data: Array = storage.data.handle[: storage.nbytes]
-    return data.view(storage.dtype.np).reshape(storage.shape)
 
 
 def check_like(storage: Buffer, array: Array) -> None:
