@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import EMULATED
+from conftest import EMULATED, open_mapping
 
 from imgmlp.engine import AnyDevice, Program, Tensor, compile, head, open_device, optim
 from imgmlp.engine.kernel import Block, Fused
@@ -13,9 +13,9 @@ from imgmlp.engine.uops import Lanes
 ROWS, FEATURES = 130, 16
 
 
-@pytest.fixture(scope="module", params=["cpu", *EMULATED])
+@pytest.fixture(scope="module", params=["one", *EMULATED])
 def device(request: pytest.FixtureRequest) -> AnyDevice:
-    return open_device(request.param)
+    return open_mapping(request.param)
 
 
 def draw(*shape: int) -> np.ndarray:

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import open_opencl
 
-from imgmlp.engine import Device, open_device
+from imgmlp.engine import Device
 from imgmlp.engine.interpret import lowbias32
 from imgmlp.engine.render import SIZES, building_block
 from imgmlp.engine.uops import GPU_LANES, NARROW
@@ -17,9 +18,7 @@ Array = np.ndarray[Any, Any]
 
 @pytest.fixture(scope="module")
 def device() -> Device:
-    found = open_device("cpu")
-    assert isinstance(found, Device)
-    return found
+    return open_opencl()
 
 
 class Bench:

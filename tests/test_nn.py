@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import EMULATED
+from conftest import EMULATED, open_mapping
 from reference import Array, cross_entropy, encoder, linear, normed, softmax
 
 from imgmlp.engine import AnyDevice, Tensor, compile, nn, open_device, optim
@@ -13,9 +13,9 @@ RNG = np.random.default_rng(4)
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}  # float32 through a few layers of products
 
 
-@pytest.fixture(scope="module", params=["numpy", "cpu", *EMULATED])
+@pytest.fixture(scope="module", params=["numpy", "one", *EMULATED])
 def device(request: pytest.FixtureRequest) -> AnyDevice:
-    return open_device(request.param)
+    return open_mapping(request.param)
 
 
 def draw(*shape: int) -> Array:
@@ -132,7 +132,7 @@ def test_cross_entropy_and_its_gradient(device: AnyDevice) -> None:
     assert np.allclose(loss.gradient([x])[0].numpy(), slope, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("device", ["numpy", "cpu"], indirect=True)  # long
+@pytest.mark.parametrize("device", ["numpy", "one"], indirect=True)  # long
 def test_a_small_network_learns_exclusive_or(device: AnyDevice) -> None:
     x = Tensor([[0.0, 0], [0, 1], [1, 0], [1, 1]], device)
     target = Tensor([0, 1, 1, 0], device)

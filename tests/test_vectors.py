@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from conftest import open_opencl
 
 from imgmlp.engine import AnyDevice, Device, Tensor, compile, dtype, open_device
 from imgmlp.engine.uops import U
@@ -16,9 +17,7 @@ RNG = np.random.default_rng(0)
 
 @pytest.fixture(scope="module")
 def device() -> Device:
-    found = open_device("cpu")
-    assert isinstance(found, Device)
-    return found
+    return open_opencl()
 
 
 def tensor(device: Device, *shape: int) -> Tensor:
