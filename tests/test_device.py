@@ -16,7 +16,7 @@ from conftest import OPENCL, environment, open_mapping, open_opencl
 from imgmlp.engine import AnyDevice, Device, NumpyDevice, discover, list_devices, open_device
 from imgmlp.engine.device import LOSES_PARTS, find
 from imgmlp.engine.failure import build_failure
-from imgmlp.errors import DeviceError, OutOfMemoryError
+from imgmlp.errors import DeviceError, ImgmlpWarning, OutOfMemoryError
 
 DOUBLE = """__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void t_double(__global float *x, int n) { for (int i = 0; i < n; ++i) x[i] *= 2.f; }"""
@@ -71,10 +71,12 @@ def test_a_simulator_is_opened_by_its_name_only(
     assert open_device("cpu").info.kind == "cpu"
     assert open_device("simulator").info.spec == open_device("9:0").info.spec == "9:0"
     monkeypatch.setattr(discover, "find", lambda: ([simulator], None))
-    for spec in ("auto", "cpu", "gpu"):
+    for spec in ("cpu", "gpu"):
         with pytest.raises(DeviceError, match="only a simulator") as raised:
             open_device(spec)
         assert "pocl" in raised.value.hint
+    with pytest.warns(ImgmlpWarning, match="only a simulator"):
+        assert open_device("auto").info.kind == "numpy"
 
 
 def test_a_spec_opens_what_is_listed_under_it() -> None:
@@ -190,18 +192,22 @@ def test_kernels_run_without_a_place_for_their_cache(changes: dict[str, str | No
     assert (done.stdout, done.stderr) == ("30.0\n", "")
 
 
-def test_no_driver_is_an_error_with_advice() -> None:
+def test_without_a_driver_numpy_computes_unless_one_was_asked_for() -> None:
     code = """
+import warnings
 from imgmlp.engine import list_devices, open_device
 from imgmlp.errors import DeviceError
 print([d.spec for d in list_devices()])
+with warnings.catch_warnings(record=True) as said:
+    print(open_device("auto").info.spec)
+print("pocl" in str(said[0].message), "NumPy computes" in str(said[1].message), len(said))
 try:
-    open_device("auto")
+    open_device("cpu")
 except DeviceError as error:
     print(error.exit_code, "pocl" in error.hint.lower(), "numpy" in error.hint)
 """
     done = python(code, OCL_ICD_VENDORS="/nonexistent")
-    assert done.stdout == "['numpy']\n6 True True\n"
+    assert done.stdout == "['numpy']\nnumpy\nTrue True 2\n6 True True\n"
     assert done.stderr == ""
 
 

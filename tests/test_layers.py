@@ -14,7 +14,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "imgmlp"
 ORDER = """
-    errors kernels
+    errors kernels child
     engine.misuse engine.dtype engine.op engine.symbolic engine.view engine.access
     engine.graph engine.listing engine.flow engine.grad engine.interpret
     engine.simplify engine.local engine.kernel engine.indices engine.place engine.state
@@ -24,7 +24,8 @@ ORDER = """
     engine.matrixunits engine.productcalls engine.neighbours
     engine.vectors engine.formulas engine.render engine.stages engine.watch engine.emulate
     engine.emulate_loops engine.emulate_products engine.emulate_uops
-    engine.host engine.debug engine.cache engine.failure engine.launch engine.device
+    engine.host engine.debug engine.pocl engine.cache engine.failure engine.launch engine.device
+    engine.probe engine.trial
     engine.discover engine.sketch engine.program engine.operands engine.elementwise engine.movement
     engine.reduction engine.random engine.step engine.tensor engine.raw engine.control
     engine.function engine.transfer engine.nn engine.optim
@@ -35,7 +36,7 @@ ORDER = """
     codec.pieces codec.integer
     codec.fit codec.learn codec.render codec.compact codec.target codec.course
     codec.rounding codec.encode codec.pipeline
-    interrupt text terminal facts verify child selftest
+    interrupt text terminal facts verify selftest
     bench bench.job bench.by_hand bench.pytorch bench.peak bench.start bench.speed bench.report
     bench.kernels bench.plot bench.kernels_report
     commands encoding api pil imgmlp cli __main__

@@ -40,6 +40,7 @@ from imgmlp.engine.host import (
     counted,
 )
 from imgmlp.engine.launch import Event, KernelHandle, Launch
+from imgmlp.engine.pocl import PLATFORM, mended, vector_width
 from imgmlp.errors import DeviceError, OutOfMemoryError
 
 # pyopencl's own cache of generated call wrappers; this module never calls through them.
@@ -74,7 +75,8 @@ class Device:
         self.has_matrix_units = _has_matrix_units(handle)
         self.max_lanes = int(handle.max_work_group_size)  # work-items of a group
         self._handle = handle
-        self._compiles_late = info.platform == "Portable Computing Language"
+        self.vector_width = vector_width(info.platform, info.target)  # floats
+        self._compiles_late = info.platform == PLATFORM
         self._programs: dict[tuple[str, tuple[str, ...]], Any] = {}
         self._compiled: set[tuple[object, ...]] = set()
         with _running("opening the device"):
@@ -415,7 +417,9 @@ def find() -> tuple[list[tuple[Any, DeviceInfo]], str | None]:
 def _inspect(spec: str, platform: Any, handle: Any) -> DeviceInfo:
     kinds: dict[int, Kind] = {cl.device_type.GPU: "gpu", cl.device_type.CPU: "cpu"}
     kind: Kind = next((kind for bit, kind in kinds.items() if handle.type & bit), "other")
-    maker = platform.name.strip()
+    maker, driver = platform.name.strip(), handle.driver_version.strip()
+    version = handle.version.strip()
+    target = mended(handle.int_ptr, driver, version) if maker == PLATFORM else ""
     return DeviceInfo(
         spec=spec,
         platform=maker,
@@ -425,8 +429,9 @@ def _inspect(spec: str, platform: Any, handle: Any) -> DeviceInfo:
         compute_units=int(handle.max_compute_units),
         memory=int(handle.global_mem_size),
         local_memory=int(handle.local_mem_size),
-        driver=handle.driver_version.strip(),
-        version=handle.version.strip(),
+        driver=driver,
+        version=version,
+        target=target,
     )
 
 

@@ -34,6 +34,7 @@ class DeviceInfo:
     local_memory: int
     driver: str
     version: str
+    target: str = ""  # what PoCL's compiler takes the processor for
 
     def describe(self) -> str:
         """A short line for people, such as ``PoCL: AMD EPYC, 2 cores``."""
@@ -124,6 +125,7 @@ class NumpyDevice:
     can_slice: bool = True
     has_matrix_units: bool = False
     keeps_groups: bool = False
+    vector_width: int = 8
     lost = False
 
     def __init__(self, spec: str = "numpy") -> None:
