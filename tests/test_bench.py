@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import Command
+from conftest import Command, open_opencl
 from reference import close
 
 from imgmlp.bench import report, speed
@@ -18,7 +18,7 @@ from imgmlp.bench.peak import FACTOR, Peak
 from imgmlp.bench.speed import Effort, Measured, Times
 from imgmlp.bench.start import seconds_to_first_step
 from imgmlp.codec import model
-from imgmlp.engine import Device, Tensor, compile, open_device, optim
+from imgmlp.engine import Tensor, compile, open_device, optim
 from imgmlp.errors import DeviceError
 from imgmlp.terminal import Terminal
 
@@ -71,8 +71,7 @@ def test_numpy_by_hand_decodes_as_the_engine_does() -> None:
 
 
 def test_the_peaks_kernel_does_all_that_is_counted() -> None:
-    device = open_device("cpu")
-    assert isinstance(device, Device)
+    device = open_opencl()
     peak = Peak(device)
     peak.kernel(peak.items, peak.lanes, peak.out, FACTOR, peak.rounds)
     wanted = sum(range(1, 13)) * math.exp(FACTOR * peak.rounds)

@@ -9,24 +9,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import environment
+from conftest import OPENCL, environment, open_opencl
 
-from imgmlp.engine import Device, Tensor, cache, compile, open_device
+from imgmlp.engine import Tensor, cache, compile
 from imgmlp.errors import DeviceError
 
 # A process that compiles one step, whose kernels depend on a number.
-STEP = """
+STEP = f"""
 import sys
 import numpy as np
 from imgmlp.engine import Tensor, open_device
-x = Tensor(np.arange(5, dtype=np.float32), open_device("cpu"))
+x = Tensor(np.arange(5, dtype=np.float32), open_device({OPENCL["device"]!r}))
 print(float((x * float(sys.argv[1])).sum().item()))
 """
 
 
 def test_a_device_compiles_the_same_source_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    device, compiled = open_device("cpu"), []
-    assert isinstance(device, Device)
+    device, compiled = open_opencl(), []
     build = device._compile
     monkeypatch.setattr(device, "_compile", lambda *a: compiled.append(a[0]) or build(*a))
     for shape in ((3,), (3,), (5,)):
@@ -123,7 +122,7 @@ def test_a_disk_that_reserves_no_room_is_taken(
 def test_a_disk_that_is_full_when_a_kernel_is_compiled_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    device = open_device("cpu")
+    device = open_opencl()
     x = Tensor(np.ones(7, np.float32), device)
     monkeypatch.setattr("os.posix_fallocate", full)
     with pytest.raises(DeviceError, match="cannot be written") as raised:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import QUICK, Command, environment, imgmlp_command, small_pixels
+from conftest import OPENCL, QUICK, Command, environment, imgmlp_command, small_pixels
 from PIL import Image
 
 from imgmlp import commands, interrupt, terminal
@@ -88,8 +88,8 @@ def test_decoding_gives_the_reconstruction_again(imgmlp: Command, weights: Path)
 def test_the_main_job_runs_on_the_processors_opencl(imgmlp: Command, picture: Path) -> None:
     if not any(device.kind == "cpu" for device in list_devices()):
         pytest.skip("there is no OpenCL driver for the processor")
-    imgmlp("train", picture.name, *QUICK, "--device", "cpu")
-    imgmlp("decode", "weights.npz", "--device", "cpu")
+    imgmlp("train", picture.name, *QUICK, "--device", OPENCL["device"])
+    imgmlp("decode", "weights.npz", "--device", OPENCL["device"])
     decoded = pixels_of(picture.parent / "weights.png")
     np.testing.assert_array_equal(decoded, pixels_of(picture.parent / "reconstruction.png"))
 

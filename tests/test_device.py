@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import environment
+from conftest import OPENCL, environment, open_mapping, open_opencl
 
 from imgmlp.engine import AnyDevice, Device, NumpyDevice, discover, list_devices, open_device
 from imgmlp.engine.device import LOSES_PARTS, find
@@ -22,24 +22,22 @@ DOUBLE = """__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void t_double(__global float *x, int n) { for (int i = 0; i < n; ++i) x[i] *= 2.f; }"""
 
 # What a new process does with a kernel; prints one line.
-RUN = """
+RUN = f"""
 import numpy as np
 from imgmlp.engine import Tensor, open_device
-device = open_device("cpu")
+device = open_device({OPENCL["device"]!r})
 print(float((Tensor(np.arange(5.0), device) * 3).sum().item()))
 """
 
 
 @pytest.fixture(scope="module")
 def opencl() -> Device:
-    device = open_device("cpu")
-    assert isinstance(device, Device)
-    return device
+    return open_opencl()
 
 
-@pytest.fixture(params=["cpu", "numpy"])
+@pytest.fixture(params=["one", "numpy"])
 def device(request: pytest.FixtureRequest) -> AnyDevice:
-    return open_device(request.param)
+    return open_mapping(request.param)
 
 
 @pytest.mark.parametrize("spec", ["numpy:procedure", "numpy:uops", "numpy:uops-group"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import EMULATED
+from conftest import EMULATED, open_mapping
 from reference import close
 from test_schedule import NUMPY, state, values
 from warps import LOCAL, local_bytes
@@ -21,9 +21,9 @@ from imgmlp.engine.schedule import schedule
 from imgmlp.engine.target import Lanes, Target
 
 
-@pytest.fixture(scope="module", params=["cpu", *EMULATED])
+@pytest.fixture(scope="module", params=["one", *EMULATED])
 def device(request: pytest.FixtureRequest) -> AnyDevice:
-    return open_device(request.param)
+    return open_mapping(request.param)
 
 
 def launches(*updates: Update) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import EMULATED
+from conftest import EMULATED, open_mapping
 from reference import close
 
 from imgmlp.engine import AnyDevice, Program, Tensor, compile, head, open_device, optim
@@ -14,9 +14,9 @@ from imgmlp.engine.target import Lanes
 ROWS, FEATURES = 130, 16
 
 
-@pytest.fixture(scope="module", params=["cpu", *EMULATED])
+@pytest.fixture(scope="module", params=["one", *EMULATED])
 def device(request: pytest.FixtureRequest) -> AnyDevice:
-    return open_device(request.param)
+    return open_mapping(request.param)
 
 
 def draw(*shape: int) -> np.ndarray:

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import open_opencl
 from reference import close
 
-from imgmlp.engine import Device, open_device
+from imgmlp.engine import Device
 from imgmlp.engine.interpret import lowbias32
 from imgmlp.engine.render import building_block, sizes
 from imgmlp.engine.target import GPU_LANES, NARROW, Target
@@ -18,9 +19,7 @@ Array = np.ndarray[Any, Any]
 
 @pytest.fixture(scope="module")
 def device() -> Device:
-    found = open_device("cpu")
-    assert isinstance(found, Device)
-    return found
+    return open_opencl()
 
 
 class Bench:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import EMULATED
+from conftest import EMULATED, open_mapping
 from reference import Array, close, cross_entropy, encoder, linear, normed, softmax
 
 from imgmlp.engine import AnyDevice, Tensor, compile, nn, open_device, optim
@@ -12,9 +12,9 @@ from imgmlp.engine import AnyDevice, Tensor, compile, nn, open_device, optim
 RNG = np.random.default_rng(4)
 
 
-@pytest.fixture(scope="module", params=["numpy", "cpu", *EMULATED])
+@pytest.fixture(scope="module", params=["numpy", "one", *EMULATED])
 def device(request: pytest.FixtureRequest) -> AnyDevice:
-    return open_device(request.param)
+    return open_mapping(request.param)
 
 
 def draw(*shape: int) -> Array:
@@ -131,7 +131,7 @@ def test_cross_entropy_and_its_gradient(device: AnyDevice) -> None:
     assert close(loss.gradient([x])[0].numpy(), slope)
 
 
-@pytest.mark.parametrize("device", ["numpy", "cpu"], indirect=True)  # long
+@pytest.mark.parametrize("device", ["numpy", "one"], indirect=True)  # long
 def test_a_small_network_learns_exclusive_or(device: AnyDevice) -> None:
     x = Tensor([[0.0, 0], [0, 1], [1, 0], [1, 1]], device)
     target = Tensor([0, 1, 1, 0], device)

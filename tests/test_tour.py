@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import open_opencl
 
-from imgmlp.engine import Device, Tensor, compile, cond, loop, open_device
+from imgmlp.engine import Device, Tensor, compile, cond, loop
 from imgmlp.engine.kernel import render_procedure
 from imgmlp.engine.listing import render_nodes, render_tree
 from imgmlp.engine.op import Op
@@ -22,9 +23,7 @@ PAGE = (Path(__file__).parent.parent / "docs" / "engine.md").read_text("utf-8")
 
 @pytest.fixture(scope="module")
 def device() -> Device:
-    found = open_device("cpu")
-    assert isinstance(found, Device)
-    return found
+    return open_opencl()
 
 
 def shown(text: str) -> str:
