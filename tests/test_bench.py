@@ -70,13 +70,17 @@ def test_numpy_by_hand_decodes_as_the_engine_does() -> None:
     assert np.abs(difference).max() <= 1
 
 
-def test_the_peaks_kernel_does_all_that_is_counted() -> None:
+@pytest.mark.parametrize("vector", [8, 16])
+def test_the_peaks_kernel_does_all_that_is_counted(vector: int) -> None:
     device = open_opencl()
+    if vector > device.vector_width:
+        pytest.skip(f"{device.info.name} has no vectors of {vector}")
+    device.vector_width = vector
     peak = Peak(device)
     peak.kernel(peak.items, peak.lanes, peak.out, FACTOR, peak.rounds)
     wanted = sum(range(1, 13)) * math.exp(FACTOR * peak.rounds)
     assert np.allclose(peak.out, wanted, rtol=1e-2)  # float32 cannot hold 1 + 1e-9 exactly
-    assert peak.flops == 2 * 12 * 8 * peak.rounds * device.info.compute_units
+    assert peak.flops == 2 * 12 * vector * peak.rounds * device.info.compute_units
     assert peak.gflops(runs=1) > 0.1
 
 

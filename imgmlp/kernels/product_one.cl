@@ -161,6 +161,9 @@ static void tile_product_packed(float *tile, __global const float *left, int lef
     parts[2 * R + 1] += row[1];                                                            \
   }
 
+#define ADD_ONE(R, parts) \
+  parts[R] += *(__global const unaligned_vector *)(right + (k + R) * right_inner);
+
 // sums[n] = the sum of right[k][n] over all inner k, for n below columns. Whole vectors take four
 // rows at once, as one addition waits for the other.
 static void column_sums(float *sums, __global const float *right, int right_inner,
@@ -175,6 +178,17 @@ static void column_sums(float *sums, __global const float *right, int right_inne
     out[1] = (parts[1] + parts[3]) + (parts[5] + parts[7]);
     return;
   }
+#if NARROW == 16
+  if (columns == NARROW && right_column == 1 && inner % 4 == 0) {
+    vector parts[4];
+    REPEAT(4, CLEAR_1, parts)
+    for (int k = 0; k < inner; k += 4) {
+      REPEAT(4, ADD_ONE, parts)
+    }
+    *(vector *)sums = (parts[0] + parts[1]) + (parts[2] + parts[3]);
+    return;
+  }
+#endif
   for (int n = 0; n < VECTOR; ++n) sums[n] = 0.f;
   for (int k = 0; k < inner; ++k)
     for (int n = 0; n < columns; ++n) sums[n] += right[k * right_inner + n * right_column];
