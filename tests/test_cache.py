@@ -98,7 +98,9 @@ def test_a_limit_of_files_is_an_error_and_not_the_end(pocl: Device, tmp_path: Pa
     )
     assert done.returncode == 1, done.stderr  # not killed by a signal
     last = done.stderr.splitlines()[-1]
-    assert "DeviceError: what kernels are compiled to cannot be written to" in last
+    assert "DeviceError: PoCL" in last
+    assert "what kernels are compiled to cannot be written to" in last
+    assert "ulimit -f" in last
 
 
 def full(*_: object) -> None:

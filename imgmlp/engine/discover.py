@@ -44,7 +44,7 @@ def open_device(spec: str = "auto") -> AnyDevice:
     """Open a device by ``auto``, ``gpu``, ``cpu``, ``numpy`` or ``platform:device`` (``0:1``).
 
     ``auto`` takes the first GPU that works, else the first processor with an OpenCL driver that
-    does, else NumPy, which takes several times as long; it warns of each that does not work, and
+    does, else NumPy, which takes many times as long; it warns of each that does not work, and
     of NumPy. ``simulator``, which is Oclgrind, is taken only by name: it checks every access to
     memory. NumPy also runs what programs are lowered to, checking the same: ``numpy:procedure``,
     ``numpy:uops`` and ``numpy:uops-group``.
@@ -66,7 +66,7 @@ def open_device(spec: str = "auto") -> AnyDevice:
     if wanted == "auto":
         if not problems:
             _warn(f"no OpenCL device: {reason or ONLY_SIMULATOR}; {INSTALL_HINT}")
-        _warn("NumPy computes, which takes several times as long as an OpenCL driver would")
+        _warn("NumPy computes, which takes many times as long as an OpenCL driver would")
         return NumpyDevice("numpy")
     if problems:
         raise DeviceError(problems[0], hint=MEND)

@@ -49,9 +49,14 @@ def main(spec: str) -> None:
         use(spec)
         print(WORKS)
     except ImgmlpError as error:
-        lines = (line.strip() for line in error.hint.splitlines())
-        detail = next((line for line in lines if line.startswith("error:")), "")
-        print(f"{error}{detail and f' ({detail})'}")
+        print(_line(error))
+
+
+def _line(error: ImgmlpError) -> str:
+    """An error with what its hint adds: the compiler's own words, if it quotes them."""
+    lines = error.hint.splitlines()
+    detail = next((line for line in lines if "error:" in line), lines[0] if lines else "")
+    return f"{error} ({detail.strip()})" if detail else str(error)
 
 
 if __name__ == "__main__":
