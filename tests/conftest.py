@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from imgmlp.engine import AnyDevice, Device, open_device
+from imgmlp.engine.pocl import PLATFORM
 
 # A run of the trainer that takes a moment: 20 steps of 96 parameters.
 QUICK = ("--steps", "20", "--batch", "64", "--hidden", "8", "--layers", "1", "--features", "8")
@@ -48,6 +49,14 @@ def open_opencl() -> Device:
     """The OpenCL device that the tests are to run on."""
     found = open_device(OPENCL["device"])
     assert isinstance(found, Device), "--device names an OpenCL device"
+    return found
+
+
+def open_pocl() -> Device:
+    """The same for tests of what only PoCL needs or can do; they are skipped on other drivers."""
+    found = open_opencl()
+    if found.info.platform != PLATFORM:
+        pytest.skip("this is of PoCL's only")
     return found
 
 

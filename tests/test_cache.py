@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import OPENCL, environment, open_opencl
+from conftest import OPENCL, environment, open_opencl, open_pocl
 
-from imgmlp.engine import Tensor, cache, compile
+from imgmlp.engine import Device, Tensor, cache, compile
 from imgmlp.errors import DeviceError
 
 # A process that compiles one step, whose kernels depend on a number.
@@ -36,6 +36,11 @@ def test_a_device_compiles_the_same_source_once(monkeypatch: pytest.MonkeyPatch)
     assert len(compiled) == len(set(compiled)) == 2
 
 
+@pytest.fixture
+def pocl() -> Device:
+    return open_pocl()  # other drivers keep caches of their own
+
+
 def run_step(folder: Path, factor: float) -> set[Path]:
     """Run STEP with its cache in a folder; what the folder then holds, marks of PoCL's aside."""
     env = environment(XDG_CACHE_HOME=str(folder), POCL_CACHE_DIR=str(folder))
@@ -52,7 +57,7 @@ def run_step(folder: Path, factor: float) -> set[Path]:
     return {p for p in files if not p.name.startswith("tempfile")}
 
 
-def test_the_next_process_compiles_only_what_is_new(tmp_path: Path) -> None:
+def test_the_next_process_compiles_only_what_is_new(pocl: Device, tmp_path: Path) -> None:
     first = run_step(tmp_path, 3)
     assert any(path.suffix == ".so" for path in first)
     stamps = {path: path.stat().st_mtime_ns for path in first if path.suffix == ".so"}
@@ -82,7 +87,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 """
 
 
-def test_a_limit_of_files_is_an_error_and_not_the_end(tmp_path: Path) -> None:
+def test_a_limit_of_files_is_an_error_and_not_the_end(pocl: Device, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LIMITED + STEP, "3"],
         env=environment(XDG_CACHE_HOME=str(tmp_path), POCL_CACHE_DIR=str(tmp_path)),
@@ -122,10 +127,9 @@ def test_a_disk_that_reserves_no_room_is_taken(
 
 
 def test_a_disk_that_is_full_when_a_kernel_is_compiled_is_told(
-    monkeypatch: pytest.MonkeyPatch,
+    pocl: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device = open_opencl()
-    x = Tensor(np.ones(7, np.float32), device)
+    x = Tensor(np.ones(7, np.float32), pocl)
     monkeypatch.setattr("os.posix_fallocate", full)
     with pytest.raises(DeviceError, match="cannot be written") as raised:
         (x * 0.123).sum().item()

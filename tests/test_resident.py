@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import EMULATED, open_mapping, open_opencl
+from conftest import EMULATED, open_mapping, open_pocl
 from reference import close
 from test_head import descent
 
@@ -19,11 +19,12 @@ from imgmlp.engine.target import MOST_UNITS
 STEPS = 2 * MOST_STEPS + 5
 
 
-@pytest.fixture(params=["one", *EMULATED[:2]])
+@pytest.fixture(params=["pocl", *EMULATED[:2]])
 def device(request: pytest.FixtureRequest) -> AnyDevice:
+    if request.param == "pocl":
+        return open_pocl()
     found = open_mapping(request.param)
-    if not isinstance(found, Device):
-        found.keeps_groups = True
+    found.keeps_groups = True
     return found
 
 
@@ -54,7 +55,7 @@ def test_steps_in_one_launch_are_steps(device: AnyDevice) -> None:
 
 
 def test_it_makes_no_difference_how_many_steps_a_launch_does() -> None:
-    first, *others = [descent(open_opencl())[0] for _ in range(3)]
+    first, *others = [descent(open_pocl())[0] for _ in range(3)]
     first.run(STEPS)
     for _ in range(STEPS):
         others[0].run()
@@ -66,9 +67,9 @@ def test_it_makes_no_difference_how_many_steps_a_launch_does() -> None:
 @pytest.mark.parametrize("units", [1, MOST_UNITS])
 def test_launches_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, units: int) -> None:
     monkeypatch.setattr(linearize, "MOST_UNITS", units)  # of as many groups each as it takes
-    stays = descent(open_opencl())[0]
+    stays = descent(open_pocl())[0]
     monkeypatch.setattr(Device, "keeps_groups", False)
-    leaves = descent(open_opencl())[0]
+    leaves = descent(open_pocl())[0]
     assert len(leaves.stages.procedure.kernels) > 1
     stays.run(STEPS)
     leaves.run(STEPS)
@@ -113,7 +114,7 @@ __kernel void t_turns(volatile __global uint *turns, __global uint *out, int ste
 @pytest.mark.parametrize("patience", [1, 20000])
 def test_whoever_is_there_does_the_work(patience: int) -> None:
     """Also a group alone, more groups than threads, and ones that wait for nobody."""
-    device = open_opencl()
+    device = open_pocl()
     source = building_block("resident") + TURNS
     kernel = RawKernel(device, source, "t_turns", PATIENCE=patience)
     turns = np.zeros(48, np.uint32)
