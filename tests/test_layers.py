@@ -14,9 +14,8 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "imgmlp"
 ORDER = """
-    errors kernels
-    engine.ir engine.device engine.oracle engine.passes engine.tiling engine.lowering engine.codegen engine.runtime engine.frontend
-    engine.ir.usage_errors engine.ir.dtype engine.ir.op engine.ir.symbolic engine.ir.view engine.ir.access
+    errors kernels child
+    engine.ir.usage_errors engine.ir.dtype engine.ir.target engine.ir.op engine.ir.symbolic engine.ir.view engine.ir.access
     engine.ir.graph engine.ir.printer engine.ir.control_flow engine.frontend.autograd engine.oracle.interpret
     engine.passes.simplify engine.ir.local_memory engine.ir.kernel engine.ir.index_values engine.passes.materialize engine.passes.in_place
     engine.passes.merge engine.passes.row_fusion engine.passes.schedule engine.ir.uops engine.tiling.batch_axis engine.tiling.prologue engine.tiling.tile_memory
@@ -25,10 +24,11 @@ ORDER = """
     engine.codegen.matrix_units engine.codegen.matmul_calls engine.codegen.vector_access
     engine.codegen.register_vectors engine.codegen.c_syntax engine.codegen.render engine.compiler engine.oracle.sanitizer engine.oracle.emulate_kernels
     engine.oracle.emulate_loops engine.oracle.emulate_matmul engine.oracle.emulate_uops
-    engine.device.base engine.runtime.debug engine.device.kernel_cache engine.device.driver_errors engine.device.launch engine.device.opencl
-    engine.device.discover engine.runtime.dry_run engine.runtime.program engine.frontend.operands engine.frontend.elementwise engine.frontend.movement
-    engine.frontend.reduction engine.frontend.random engine.frontend.tracing engine.frontend.tensor engine.frontend.raw_kernel engine.frontend.control
-    engine.frontend.function engine.frontend.transfer engine.frontend.nn engine.frontend.optim
+    engine.device.base engine.runtime.debug engine.device.pocl engine.device.kernel_cache engine.device.driver_errors engine.device.launch engine.device.opencl
+    engine.device.probe engine.device.trial
+    engine.device.discover engine.runtime.dry_run engine.runtime.interpreted engine.runtime.program engine.frontend.operands
+    engine.frontend.elementwise engine.frontend.movement engine.frontend.reduction engine.frontend.random engine.frontend.tracing
+    engine.frontend.tensor engine.frontend.raw_kernel engine.frontend.control engine.frontend.function engine.frontend.transfer engine.frontend.nn engine.frontend.optim
     engine.runtime.poison engine.frontend.device_check engine
     files image
     codec codec.checkpoint codec.config codec.features codec.distribution codec.entropy
@@ -36,7 +36,7 @@ ORDER = """
     codec.pieces codec.integer
     codec.fit codec.learn codec.render codec.compact codec.target codec.course
     codec.rounding codec.encode codec.pipeline
-    interrupt text terminal facts verify child selftest
+    interrupt text terminal facts verify selftest
     bench bench.job bench.by_hand bench.pytorch bench.peak bench.start bench.speed bench.report
     bench.kernels bench.plot bench.kernels_report
     commands encoding api pil imgmlp cli __main__
