@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -17,3 +18,11 @@ def environment() -> dict[str, str]:
     here = str(Path(__file__).parent.parent)
     path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
     return os.environ | {"PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"}
+
+
+def ended_by(code: int) -> str:
+    """What a process's return code says of how it ended."""
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"exit code {code}"

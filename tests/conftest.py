@@ -13,17 +13,18 @@ import pytest
 from PIL import Image
 
 from imgmlp.engine import AnyDevice, Device, open_device
+from imgmlp.engine.device.pocl import PLATFORM
 
 # A run of the trainer that takes a moment: 20 steps of 96 parameters.
 QUICK = ("--steps", "20", "--batch", "64", "--hidden", "8", "--layers", "1", "--features", "8")
 
-# NumPy's interpreter, and PoCL with both mappings: one work-item a group, and a group of lanes.
+# NumPy's interpreter, and OpenCL with both mappings: one work-item a group, and a group of lanes.
 MAPPINGS = ("numpy", "one", "group")
 # NumPy on what kernels are compiled from: nothing to compile, and faults are reported.
 EMULATED = ("numpy:procedure", "numpy:uops", "numpy:uops-group")
 FORMS = (*MAPPINGS, *EMULATED)
 
-OPENCL = {"device": "cpu"}  # where tests of OpenCL run; --gpu names another place
+OPENCL = {"device": "cpu"}  # where tests of OpenCL run; --device names another place
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = ROOT / "tests" / "golden"
@@ -39,18 +40,35 @@ def small_pixels(channels: int = 3) -> np.ndarray:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--gpu", default="cpu", help="runs programs that PoCL runs otherwise")
+    told = "where tests of OpenCL run, as `imgmlp devices` lists it (default: cpu)"
+    parser.addoption("--device", default=OPENCL["device"], metavar="SPEC", help=told)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    OPENCL["device"] = config.getoption("--gpu")
+    OPENCL["device"] = config.getoption("--device")
+
+
+def open_opencl() -> Device:
+    """The OpenCL device that the tests are to run on."""
+    found = open_device(OPENCL["device"])
+    assert isinstance(found, Device), "--device names an OpenCL device"
+    return found
+
+
+def open_pocl() -> Device:
+    """The same for tests of what only PoCL needs or can do; they are skipped on other drivers."""
+    found = open_opencl()
+    if found.info.platform != PLATFORM:
+        pytest.skip("this is of PoCL's only")
+    return found
 
 
 def open_mapping(name: str) -> AnyDevice:
     """A device that runs kernels as one of FORMS says; a GPU has the mapping for lanes only."""
-    found = open_device(name if name.startswith("numpy") else OPENCL["device"])
+    if name.startswith("numpy"):
+        return open_device(name)
+    found = open_opencl()
     if name == "group":
-        assert isinstance(found, Device)
         found.lanes = "group"
     return found
 

@@ -1,4 +1,6 @@
-"""Layers in NumPy, written from their formulas: what the engine's are compared with."""
+"""What the engine's results are compared with: layers in NumPy, written from their formulas, and
+how far from float64 the rounding of a number format may lead, on any processor.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,27 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+
+
+def close(actual: Any, expected: Any, magnitude: Any = None, roundings: float = 64) -> bool:
+    """Whether rounding explains every difference from what float64 gives.
+
+    A value that is rounded is off by at most half a unit in its last place: 2**-24 of a float32,
+    2**-11 of a half. `magnitude` is how large what was added or multiplied on the way got, for
+    each element or for all: of a sum the sum of absolute values (Higham, Accuracy and Stability
+    of Numerical Algorithms, section 3.1), in whatever order a processor adds. If it is not given,
+    it is the largest that is expected. `roundings` is how many of them come one after another.
+    Infinities and NaNs must be the same, whole numbers exact.
+    """
+    found, wanted = np.asarray(actual), np.asarray(expected, np.float64)
+    assert found.shape == wanted.shape, f"{found.shape} is not {wanted.shape}"
+    if magnitude is None:
+        magnitude = np.max(np.abs(wanted), initial=0, where=np.isfinite(wanted))
+    unit = np.finfo(found.dtype).eps / 2 if found.dtype.kind == "f" else 0
+    with np.errstate(invalid="ignore"):
+        near = np.abs(found.astype(np.float64) - wanted) <= roundings * unit * magnitude
+    same = (found == wanted) | (np.isnan(found) & np.isnan(wanted))
+    return bool(np.all(near | same))
 
 
 def linear(x: Array, weight: Array, bias: Array) -> Array:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from conftest import EMULATED, MAPPINGS, open_mapping
-from reference import Array, cross_entropy, encoder, linear
+from reference import Array, close, cross_entropy, encoder, linear
 
 from examples import transformer
 from examples.transformer import Sizes, Sorter, compile_step, draw, loss_of, losses
@@ -58,16 +58,16 @@ def test_loss_and_gradients_are_those_of_the_reference() -> None:
     slopes = [finite_differences(values, sequences, i) for i in range(len(values))]
     largest = max(np.abs(s).max() for s in slopes)
     for i, slope in enumerate(slopes):
-        assert np.allclose(program.read(str(i)), slope, atol=1e-4 * largest)
+        assert close(program.read(str(i)), slope, largest, roundings=1024)
 
 
 def test_every_mapping_takes_the_same_steps_and_the_loss_falls() -> None:
     numpy, *mappings = (losses(TINY, open_mapping(name), 20) for name in MAPPINGS)
     assert numpy[-5:].mean() < 0.8 * numpy[:5].mean()
     for found in mappings:
-        assert np.allclose(found, numpy, atol=1e-4)
+        assert close(found, numpy, roundings=1024)
     for name in EMULATED:
-        assert np.allclose(losses(TINY, open_mapping(name), 2), numpy[:2], atol=1e-4)
+        assert close(losses(TINY, open_mapping(name), 2), numpy[:2])
 
 
 def test_a_step_saves_most_of_the_memory_of_its_intermediates() -> None:

@@ -20,7 +20,7 @@ import pytest
 from imgmlp.engine import Program
 from imgmlp.engine.ir.uops import Code
 from imgmlp.engine.oracle.sanitizer import Memory
-from imgmlp.engine.runtime import program as engine_program
+from imgmlp.engine.runtime import interpreted
 
 COMPILER = shutil.which("g++")
 REPLACED = ("multiply", "half_of", "halves_2", "word_at")
@@ -56,7 +56,7 @@ def run(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
             assert (around == UNTOUCHED).all(), f"{name} writes beyond {storage}"
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine_program, "run_code", launch)
+        patch.setattr(interpreted, "run_code", launch)
         program.run()
 
 

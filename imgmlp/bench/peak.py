@@ -10,9 +10,9 @@ import numpy as np
 
 from imgmlp.engine import Device, RawKernel
 
-# (type, its elements, chains of a work-item, work-items of a group, groups of a compute unit):
-# a processor's core wants vectors, a graphics card many work-items.
-SHAPES = {"cpu": ("float8", 8, 12, 1, 1), "gpu": ("float", 1, 16, 256, 16)}
+# (chains of a work-item, work-items of a group, groups of a compute unit): a processor's core wants
+# vectors, the widest that it has, a graphics card many work-items.
+SHAPES = {"cpu": (12, 1, 1), "gpu": (16, 256, 16)}
 ROUNDS = 1 << 17  # about 2 ms on a core of 100 GFLOP/s
 FACTOR = 1e-9  # keeps every chain's value finite
 
@@ -22,7 +22,9 @@ class Peak:
 
     def __init__(self, device: Device) -> None:
         kind = "gpu" if device.lanes == "group" else "cpu"
-        vector, width, chains, self.lanes, groups = SHAPES[kind]
+        chains, self.lanes, groups = SHAPES[kind]
+        width = 1 if kind == "gpu" else device.vector_width
+        vector = "float" if kind == "gpu" else f"float{width}"
         self.items = self.lanes * groups * device.info.compute_units
         self.rounds = ROUNDS if kind == "cpu" else ROUNDS >> 4
         self.flops = 2 * width * chains * self.rounds * self.items

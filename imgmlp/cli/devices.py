@@ -11,9 +11,11 @@ from imgmlp.engine import (
     AnyDevice,
     DeviceInfo,
     check_device,
+    forget_problems,
     list_devices,
     missing_drivers,
     open_device,
+    open_untried,
 )
 from imgmlp.errors import DeviceError
 from imgmlp.terminal import Terminal
@@ -44,17 +46,16 @@ def run(terminal: Terminal, as_json: bool, check: bool = False, spec: str | None
     found = list_devices() if spec is None else [open_device(spec).info]
     print_data(json.dumps([asdict(d) for d in found], indent=2) if as_json else _table(found))
     if spec is None and all(device.kind in ("numpy", "simulator") for device in found):
-        try:
-            open_device()
-        except DeviceError as error:
-            terminal.note(f"{error}\n{error.hint}")
+        for advice in missing_drivers(found):
+            terminal.note(advice)
 
 
 def _check_devices(terminal: Terminal, as_json: bool, spec: str | None) -> None:
+    forget_problems()
     if spec is None:
         tested = [(info, selftest.examine(info)) for info in list_devices()]
     else:
-        device = open_device(spec)
+        device = open_untried(spec)
         tested = [(device.info, check_device(device))]
     failed = [info.spec for info, checks in tested if not all(c.passed for c in checks)]
     if as_json:

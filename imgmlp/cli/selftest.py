@@ -6,7 +6,6 @@ A broken driver may end the process that it is in, or never answer.
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 from dataclasses import asdict
 from typing import Any
@@ -39,19 +38,12 @@ def examine(device: DeviceInfo) -> list[Finding]:
     except (ValueError, KeyError, TypeError):
         lines = done.stderr.strip().splitlines() or ["without a word"]
         said = next((line for line in lines if line.startswith("error:")), lines[-1])
-        return [_failed(device, f"the test ended by {_reason(done.returncode)}: {said}")]
+        return [_failed(device, f"the test ended by {child.ended_by(done.returncode)}: {said}")]
 
 
 def _failed(device: DeviceInfo, problem: str) -> Finding:
     hint = f"update or remove {device.platform}'s driver ({device.driver}); --device numpy works"
     return Finding("driver", False, problem, hint)
-
-
-def _reason(code: int) -> str:
-    try:
-        return f"signal {signal.Signals(-code).name}"
-    except ValueError:
-        return f"exit code {code}"
 
 
 def report(device: DeviceInfo, checks: list[Finding]) -> dict[str, Any]:

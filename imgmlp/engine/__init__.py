@@ -1,9 +1,10 @@
 """The OpenCL autograd engine: lazy Tensors, gradients, compiled and replayed steps."""
 
 from imgmlp.engine.device.base import DeviceInfo, FreeMemory
-from imgmlp.engine.device.discover import AnyDevice, list_devices, open_device
+from imgmlp.engine.device.discover import AnyDevice, list_devices, open_device, open_untried
 from imgmlp.engine.device.numpy_device import NumpyDevice
 from imgmlp.engine.device.opencl import Device
+from imgmlp.engine.device.probe import forget as forget_problems
 from imgmlp.engine.frontend import nn, optim
 from imgmlp.engine.frontend.control import cond, loop
 from imgmlp.engine.frontend.device_check import Finding, check_device, missing_drivers
@@ -38,11 +39,13 @@ __all__ = [
     "compile",
     "cond",
     "dtype",
+    "forget_problems",
     "list_devices",
     "loop",
     "memory_needed",
     "missing_drivers",
     "nn",
     "open_device",
+    "open_untried",
     "optim",
 ]

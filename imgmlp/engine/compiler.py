@@ -1,7 +1,7 @@
 """All forms of one step, from Nodes to OpenCL C, and how to look at them.
 
-This is the flow of the compiler in one function; it needs no device, only how that device
-works: with one work-item a group or with lanes, with how many compute units.
+This is the flow of the compiler in one function; it needs no device, only the facts of one that
+target.py names.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from imgmlp.engine.ir.control_flow import computed
 from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.kernel import Block, Procedure, Update, render_procedure
 from imgmlp.engine.ir.printer import render_dot, render_nodes, render_tree
-from imgmlp.engine.ir.target import BLOCK_ROWS, Lanes, Multiply
+from imgmlp.engine.ir.target import Multiply, Target
 from imgmlp.engine.ir.uops import Code, render_uops
 from imgmlp.engine.lowering.linearize import linearize
 from imgmlp.engine.passes.horizontal_fusion import fuse
@@ -81,55 +81,40 @@ FORMS: dict[str, Callable[[Stages], str]] = {
 }
 
 
-def lower(
-    updates: Sequence[Update],
-    lanes: Lanes,
-    units: int,
-    align: int,
-    slices: bool = True,
-    general: bool = False,
-    join: bool = True,
-    multiply: Multiply = "float32",
-    tile_rows: int = BLOCK_ROWS,
-    stay: bool = False,
-) -> Stages:
-    """Every stage of a step that gives each Buffer its new value.
-
-    `align` is in bytes; `slices` says whether the device can slice an allocation; `general`
-    leaves out the block program; `join` says whether a launch may be of several kernels, which
-    blocks are too; `multiply` is how products do, where splitting pays; `tile_rows` the most rows
-    of a block's tile; `stay` says whether work-groups may stay for several steps.
-    """
+def lower(updates: Sequence[Update], target: Target, general: bool = False) -> Stages:
+    """Every stage of a step that gives each Buffer its new value; `general` leaves out the block
+    program."""
     states, values = [state for state, _ in updates], [value for _, value in updates]
     seconds: dict[str, float] = {}
 
     def scheduled(nodes: Sequence[Node]) -> Procedure:
         step = list(zip(states, nodes, strict=True))
-        if general or not join:
-            return schedule(step, lanes == "group")
-        return program(step, lanes, units, tile_rows, multiply)
+        if general or not target.joins:
+            return schedule(step, target.lanes == "group")
+        return program(step, target)
 
     with _clock(seconds, "simplify"):
-        nodes = simplify(values, TABLES[multiply])
+        nodes = simplify(values, TABLES[target.multiply])
     with _clock(seconds, "schedule"):
         procedure = scheduled(nodes)
-        if multiply == "split" and not _pays(procedure):
-            multiply, before, large = "float32", nodes, _blocks(procedure)
-            nodes = simplify(values, TABLES[multiply])
+        if target.multiply == "split" and not _pays(procedure):
+            target = replace(target, multiply="float32")
+            before, large = nodes, _blocks(procedure)
+            nodes = simplify(values, TABLES[target.multiply])
             if large or nodes != before:
                 procedure = scheduled(nodes)
             if large:
                 procedure = replace(procedure, note=f"{procedure.note}; {TOO_LARGE}")
-    if join:
+    if target.joins:
         with _clock(seconds, "fuse"):
             procedure = fuse(procedure)
-            procedure = reside(procedure) if stay else procedure
+            procedure = reside(procedure) if target.stays else procedure
     with _clock(seconds, "linearize"):
-        codes = tuple(linearize(k, lanes, units, multiply) for k in procedure.kernels)
+        codes = tuple(linearize(k, target) for k in procedure.kernels)
     with _clock(seconds, "render"):
-        source, functions = render(codes, lanes, multiply)
+        source, functions = render(codes, target)
     with _clock(seconds, "plan"):
-        memory = plan(procedure, align, slices)
+        memory = plan(procedure, target.align, target.slices)
     return Stages(tuple(nodes), procedure, memory, codes, source, tuple(functions), seconds)
 
 

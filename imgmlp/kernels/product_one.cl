@@ -3,7 +3,9 @@
 //   tile[rows][columns] = left[rows][inner] x right[inner][columns]
 //
 // The micro-kernel is a rank-1 update in registers: 6 rows by 16 columns, which are 12
-// independent chains of multiply-adds, the left element broadcast, the right row two float8.
+// independent chains of multiply-adds, the left element broadcast, the right row two float8; with
+// AVX-512, where vectors have NARROW = 16 elements, 8 rows by 32. PoCL 3.0 aborts on any float16
+// where the processor has none, so that no other device is shown one.
 // Plain pointer dereferences and a * b + c: PoCL inlines neither vload8 nor fma in a large
 // kernel, and a call spills all registers.
 
@@ -11,14 +13,28 @@
 
 typedef float8 unaligned_float8 __attribute__((aligned(4)));  // wherever they begin
 typedef int8 unaligned_int8 __attribute__((aligned(4)));
+#if NARROW == 16
+typedef float16 unaligned_float16 __attribute__((aligned(4)));
+typedef int16 unaligned_int16 __attribute__((aligned(4)));
+typedef float16 vector;
+typedef float16 row_vector __attribute__((aligned(32)));  // of a right factor read in place
+#else
+typedef float8 vector;
+typedef float8 row_vector;
+#endif
+typedef vector unaligned_vector __attribute__((aligned(4)));
 
 // PoCL's conversions of vectors are calls, too.
 #ifdef POCL_DEVICE_ADDRESS_BITS
 #define to_float8(x) __builtin_convertvector(x, float8)
 #define to_int8(x) __builtin_convertvector(x, int8)
+#define to_float16(x) __builtin_convertvector(x, float16)
+#define to_int16(x) __builtin_convertvector(x, int16)
 #else
 #define to_float8(x) convert_float8(x)
 #define to_int8(x) convert_int8(x)
+#define to_float16(x) convert_float16(x)
+#define to_int16(x) convert_int16(x)
 #endif
 
 // M(0, ...) to M(R - 1, ...). Written out, as LLVM needs the longer for each loop the more of them
@@ -33,17 +49,17 @@ typedef int8 unaligned_int8 __attribute__((aligned(4)));
 #define REPEAT_7(M, ...) REPEAT_6(M, __VA_ARGS__) M(6, __VA_ARGS__)
 #define REPEAT_8(M, ...) REPEAT_7(M, __VA_ARGS__) M(7, __VA_ARGS__)
 
-// sums[R][V] += left[R][inner] x panel[inner][V]. R and V, which counts float8, are literals, and
+// sums[R][V] += left[R][inner] x panel[inner][V]. R and V, which counts vectors, are literals, and
 // `sums` is an array of the caller's that no variable indexes, so that all of it is in registers.
 // left[i * left_row + k * left_inner]; panel: row k at k * step, aligned; SPACE is where it lies.
 // Rows from number `rows` on are copies of the last one below: what is not there is not read.
-#define MULTIPLY(R, V, sums, left, left_row, left_inner, SPACE, panel, step, rows, inner) \
-  {                                                                                       \
-    REPEAT(R, POINT, left, left_row, rows)                                                \
-    for (long k_ = 0; k_ < (inner); ++k_) {                                               \
-      SPACE const float8 *y_ = (SPACE const float8 *)((panel) + k_ * (step));             \
-      REPEAT(R, ADD_##V, sums, k_ * (left_inner))                                         \
-    }                                                                                     \
+#define MULTIPLY(KIND, R, V, sums, left, left_row, left_inner, SPACE, panel, step, rows, inner) \
+  {                                                                                             \
+    REPEAT(R, POINT, left, left_row, rows)                                                      \
+    for (long k_ = 0; k_ < (inner); ++k_) {                                                     \
+      SPACE const KIND *y_ = (SPACE const KIND *)((panel) + k_ * (step));                       \
+      REPEAT(R, ADD_##V, sums, k_ * (left_inner))                                               \
+    }                                                                                           \
   }
 #define POINT(R, left, left_row, rows) \
   __global const float *x_##R = (left) + (R < (rows) ? R : (rows) - 1) * (left_row);
@@ -55,16 +71,23 @@ typedef int8 unaligned_int8 __attribute__((aligned(4)));
     sums[2 * R + 1] += a_ * y_[1];      \
   }
 
-// A product that begins at zero, in an array of the given name.
-#define PRODUCT(R, V, sums, ...)   \
-  float8 sums[(R) * (V)];          \
-  REPEAT(R, CLEAR_##V, sums)       \
-  MULTIPLY(R, V, sums, __VA_ARGS__)
+// A product that begins at zero, in an array of the given name; of vectors of 8 if so called.
+#define PRODUCT(R, V, sums, ...)               \
+  vector sums[(R) * (V)];                      \
+  REPEAT(R, CLEAR_##V, sums)                   \
+  MULTIPLY(row_vector, R, V, sums, __VA_ARGS__)
+#define PRODUCT_8(R, V, sums, ...)         \
+  float8 sums[(R) * (V)];                  \
+  REPEAT(R, CLEAR_##V, sums)               \
+  MULTIPLY(float8, R, V, sums, __VA_ARGS__)
 #define CLEAR_1(R, sums) sums[R] = 0.f;
 #define CLEAR_2(R, sums) sums[2 * R] = sums[2 * R + 1] = 0.f;
 
 // The same elements where variables may index them.
-#define TO_MEMORY(R, V, tile, sums)                       \
+#define TO_MEMORY(R, V, tile, sums)                            \
+  float tile[(R) * (V) * NARROW] __attribute__((aligned(64))); \
+  REPEAT(R, PUT_##V, (vector *)tile, sums)
+#define TO_MEMORY_8(R, V, tile, sums)                     \
   float tile[(R) * (V) * 8] __attribute__((aligned(64))); \
   REPEAT(R, PUT_##V, (float8 *)tile, sums)
 #define PUT_1(R, out, sums) (out)[R] = sums[R];
@@ -85,10 +108,10 @@ static void pack_panel(float *panel, __global const float *right, int right_inne
 
 #define ROWS(R, SPACE)                                                                  \
   for (; i + R <= rows; i += R) {                                                       \
-    float8 *out = (float8 *)(tile + i * VECTOR), sums[2 * R];                           \
+    vector *out = (vector *)(tile + i * VECTOR), sums[2 * R];                           \
     REPEAT(R, BEGIN, out, sums)                                                         \
-    MULTIPLY(R, 2, sums, left + i * left_row, left_row, left_inner, SPACE, panel, step, \
-             R, inner)                                                                  \
+    MULTIPLY(row_vector, R, 2, sums, left + i * left_row, left_row, left_inner, SPACE,  \
+             panel, step, R, inner)                                                     \
     REPEAT(R, PUT_2, out, sums)                                                         \
   }
 #define BEGIN(R, out, sums)               \
@@ -132,18 +155,21 @@ static void tile_product_packed(float *tile, __global const float *left, int lef
 
 #define ADD_ROW(R, parts)                                                                  \
   {                                                                                        \
-    __global const unaligned_float8 *row =                                                 \
-        (__global const unaligned_float8 *)(right + (k + R) * right_inner);                \
+    __global const unaligned_vector *row =                                                 \
+        (__global const unaligned_vector *)(right + (k + R) * right_inner);                \
     parts[2 * R] += row[0];                                                                \
     parts[2 * R + 1] += row[1];                                                            \
   }
+
+#define ADD_ONE(R, parts) \
+  parts[R] += *(__global const unaligned_vector *)(right + (k + R) * right_inner);
 
 // sums[n] = the sum of right[k][n] over all inner k, for n below columns. Whole vectors take four
 // rows at once, as one addition waits for the other.
 static void column_sums(float *sums, __global const float *right, int right_inner,
                         int right_column, int columns, int inner) {
   if (columns == VECTOR && right_column == 1 && inner % 4 == 0) {
-    float8 parts[8], *out = (float8 *)sums;
+    vector parts[8], *out = (vector *)sums;
     REPEAT(4, CLEAR_2, parts)
     for (int k = 0; k < inner; k += 4) {
       REPEAT(4, ADD_ROW, parts)
@@ -152,6 +178,17 @@ static void column_sums(float *sums, __global const float *right, int right_inne
     out[1] = (parts[1] + parts[3]) + (parts[5] + parts[7]);
     return;
   }
+#if NARROW == 16
+  if (columns == NARROW && right_column == 1 && inner % 4 == 0) {
+    vector parts[4];
+    REPEAT(4, CLEAR_1, parts)
+    for (int k = 0; k < inner; k += 4) {
+      REPEAT(4, ADD_ONE, parts)
+    }
+    *(vector *)sums = (parts[0] + parts[1]) + (parts[2] + parts[3]);
+    return;
+  }
+#endif
   for (int n = 0; n < VECTOR; ++n) sums[n] = 0.f;
   for (int k = 0; k < inner; ++k)
     for (int n = 0; n < columns; ++n) sums[n] += right[k * right_inner + n * right_column];

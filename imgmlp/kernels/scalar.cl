@@ -61,6 +61,9 @@ static int floor_mod(int a, int b) {
   }
 POWER_OF_TWO(float, int, uint)
 POWER_OF_TWO(float8, int8, uint8)
+#if NARROW == 16
+POWER_OF_TWO(float16, int16, uint16)
+#endif
 #else
 #define power_of_two(x) exp2(x)
 #endif

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from conftest import Command
+from conftest import OPENCL, Command
 
 from imgmlp.engine.compiler import FORMS
 
@@ -45,7 +45,9 @@ def test_the_default_step_keeps_its_promises(imgmlp: Command) -> None:
 
 
 def test_times_are_those_of_the_kernels_that_ran(imgmlp: Command) -> None:
-    shown = imgmlp("graph", *SMALL, "--form", "times", "--general", "--device", "cpu").stdout
+    shown = imgmlp(
+        "graph", *SMALL, "--form", "times", "--general", "--device", OPENCL["device"]
+    ).stdout
     lines = shown.splitlines()
     assert "microseconds" in lines[0]
     launches = [line for line in lines[1:] if "writes" in line]

@@ -6,13 +6,13 @@ nor what becomes of a tile's elements.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from imgmlp.engine.codegen.matrix_units import at_most
 from imgmlp.engine.codegen.matrix_units import product as on_matrix_units
 from imgmlp.engine.ir.dtype import DType
-from imgmlp.engine.ir.target import GPU_LANES, NARROW, VECTOR, Lanes
+from imgmlp.engine.ir.target import FACTORS, GPU_LANES, Target
 from imgmlp.engine.ir.uops import Code, Product, U, UOp
 
 
@@ -21,9 +21,13 @@ class ProductCalls:
     """The text of one kernel's instructions about products, each instruction by its number."""
 
     code: Code
-    lanes: Lanes
-    factors: DType | None  # as what matrix units have their elements; None: there are none
-    vectors: set[int]  # values of NARROW columns each
+    target: Target
+    vectors: Mapping[int, int]  # values that are vectors, and how many columns each has
+
+    @property
+    def factors(self) -> DType | None:
+        """As what matrix units have their elements; None: there are none."""
+        return FACTORS.get(self.target.multiply)
 
     def product(self, i: int, u: UOp) -> Iterator[str]:
         p: Product = u.arg
@@ -34,8 +38,8 @@ class ProductCalls:
         left = f"data{u.src[0]} + {p.left.render('/')}, {p.left_row}, {p.left_inner}"
         right = _right(u.src[1], p)
         sizes = f"{rows}, {columns}, {p.inner}"
-        if self.lanes == "one":
-            yield f"float v{i}[{p.tile_rows * VECTOR}] __attribute__((aligned(64)));"
+        if self.target.lanes == "one":
+            yield f"float v{i}[{p.tile_rows * self.target.wide}] __attribute__((aligned(64)));"
             kind = "direct" if p.direct else "packed"
             yield f"tile_product_{kind}(v{i}, {left}, {right}, {sizes});"
         elif self.factors:
@@ -49,7 +53,7 @@ class ProductCalls:
         """A product whose tile is in registers, or where variables index it, in memory."""
         p: Product = u.arg
         left, right = u.src[:2]
-        shape, rows = f"{p.tile_rows}, {p.tile_columns // NARROW}", p.tile_rows
+        shape, rows = f"{p.tile_rows}, {p.tile_columns // p.vector}", p.tile_rows
         a = f"data{left} + {p.left.render('/')}, {p.left_row}, {p.left_inner}"
         b = f"__private, v{right}, {p.tile_columns}"
         if self.code.uops[right].op is U.GLOBAL:
@@ -58,9 +62,10 @@ class ProductCalls:
         users = (e for e, other in enumerate(self.code.uops) if other.op is U.ELEMENT)
         vectors = all(e in self.vectors for e in users if self.code.uops[e].src == (i,))
         name = f"v{i}" if vectors else f"sums{i}"
-        yield f"PRODUCT({shape}, {name}, {a}, {b}, {limit}, {p.inner})"
+        size = "" if p.vector == self.target.vector else f"_{p.vector}"
+        yield f"PRODUCT{size}({shape}, {name}, {a}, {b}, {limit}, {p.inner})"
         if not vectors:
-            yield f"TO_MEMORY({shape}, v{i}, {name})"
+            yield f"TO_MEMORY{size}({shape}, v{i}, {name})"
 
     def tile(self, i: int, u: UOp) -> str:
         """What a lane has of the tile of its group."""
@@ -82,11 +87,11 @@ class ProductCalls:
         if self.factors:
             yield f"tile_columns_{p.name}(columns, v{u.src[1]}_sums);"
             yield f"const float v{i}[1] = {{columns[get_local_id(0)]}};"
-        elif self.lanes == "group":
+        elif self.target.lanes == "group":
             yield f"const float v{i}[1] = {{v{u.src[1]}_sums}};"
         else:
             columns = at_most(p.tile_columns, p.columns)
-            yield f"float v{i}[{VECTOR}] __attribute__((aligned(64)));"
+            yield f"float v{i}[{self.target.wide}] __attribute__((aligned(64)));"
             yield f"column_sums(v{i}, {_right(u.src[0], p)}, {columns}, {p.inner});"
 
     def element(self, i: int, u: UOp) -> str:
@@ -95,10 +100,10 @@ class ProductCalls:
         if len(u.arg) == 3:
             return f"{name}[{u.arg[2].render('/')}]"
         row, column = u.arg
-        if self.lanes == "group":
+        if self.target.lanes == "group":
             return f"room[{row.render('/')} * TILE_PITCH + {column.render('/')}]"
         cell = f"{row} * {self.code.uops[u.src[0]].arg.tile_columns} + {column}"
-        return f"{name}[({cell}) / {NARROW}]" if i in self.vectors else f"{name}[{cell}]"
+        return f"{name}[({cell}) / {self.vectors[i]}]" if i in self.vectors else f"{name}[{cell}]"
 
 
 def _right(data: int, p: Product) -> str:

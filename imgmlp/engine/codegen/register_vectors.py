@@ -1,4 +1,4 @@
-"""Which instructions run on eight neighbouring columns of a product's tile at once.
+"""Which instructions run on neighbouring columns of a product's tile at once, 8 or 16.
 
 Compilers are good at loops over arrays in memory; a tile that is to stay in registers needs
 vectors that are written as such. That is done where a tile's columns meet nothing but plain
@@ -20,16 +20,24 @@ WHOLE = {Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.MAX, Op.LT, Op.EQ, Op.SHL, Op.SHR} |
 NUMBERS = {f32, i32}
 
 
-def in_vectors(code: Code) -> tuple[set[int], set[int]]:
-    """RANGEs over columns that can take eight at once, and the values in them that are vectors."""
-    ranges: set[int] = set()
-    vectors: set[int] = set()
+def in_vectors(code: Code) -> tuple[dict[int, int], dict[int, int]]:
+    """RANGEs over columns that can take several at once, and the values in them that are vectors;
+    each with how many columns that are."""
+    ranges: dict[int, int] = {}
+    vectors: dict[int, int] = {}
     for begin, end in _columns(code):
         found = _vectors(code, begin, end)
         if found is not None:
-            ranges.add(begin)
-            vectors |= found
+            ranges[begin] = _width(code, begin, end)
+            vectors |= dict.fromkeys(found, ranges[begin])
     return ranges, vectors
+
+
+def _width(code: Code, begin: int, end: int) -> int:
+    """The columns that a tile's product takes at once."""
+    element = next(u for u in code.uops[begin:end] if u.op is U.ELEMENT)
+    tile: Product = code.uops[element.src[0]].arg
+    return tile.vector
 
 
 def _columns(code: Code) -> Iterator[tuple[int, int]]:

@@ -28,15 +28,19 @@ from imgmlp.engine.codegen.vector_access import Neighbours
 from imgmlp.engine.ir.dtype import DType, bool_, f16
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import Const, Expr
-from imgmlp.engine.ir.target import FACTORS, GPU_LANES, GPU_TILE, NARROW, VECTOR, Lanes, Multiply
+from imgmlp.engine.ir.target import FACTORS, GPU_LANES, GPU_TILE, Target
 from imgmlp.engine.ir.uops import Code, Range, U, UOp
 
-SIZES = "".join(
-    f"#define {name} {size}\n"
-    for name, size in {
-        "VECTOR": VECTOR, "NARROW": NARROW, "TILE": GPU_TILE, "LANES": GPU_LANES,
-    }.items()
-)  # fmt: skip
+
+def sizes(target: Target) -> str:
+    """What building blocks know of a device."""
+    found = {
+        "VECTOR": target.wide, "NARROW": target.vector, "TILE": GPU_TILE, "LANES": GPU_LANES,
+    }  # fmt: skip
+    factor = FACTORS.get(target.multiply)
+    if factor is not None:
+        found["FACTOR_BYTES"] = factor.itemsize
+    return "".join(f"#define {name} {size}\n" for name, size in found.items())
 
 
 @cache
@@ -45,9 +49,7 @@ def building_block(name: str) -> str:
     return resources.files("imgmlp.kernels").joinpath(f"{name}.cl").read_text("utf-8")
 
 
-def render(
-    codes: Sequence[Code], lanes: Lanes, multiply: Multiply = "float32"
-) -> tuple[str, list[str]]:
+def render(codes: Sequence[Code], target: Target) -> tuple[str, list[str]]:
     """One source with all kernels, and the name of the function that each of them calls.
 
     Products that are not of lanes' float32 are for groups on NVIDIA's matrix units.
@@ -56,16 +58,14 @@ def render(
     keeps 128 functions loaded and loads the others again, 50 us, at every launch.
     """
     used = {u.op for c in codes for u in c.uops}
-    product = "product_matrix" if multiply in FACTORS else f"product_{lanes}"
+    product = "product_matrix" if target.multiply in FACTORS else f"product_{target.lanes}"
     products = U.PRODUCT in used
     wanted = {"scalar": True, "reduce": U.GROUP in used}
-    wanted |= {"factor": products and lanes == "group", product: products}
+    wanted |= {"factor": products and target.lanes == "group", product: products}
     wanted["resident"] = any(c.turns for c in codes)
-    factor = FACTORS.get(multiply)
-    sizes = "" if factor is None else f"#define FACTOR_BYTES {factor.itemsize}\n"
-    heads = [SIZES + sizes, *(building_block(b) for b, needed in wanted.items() if needed)]
+    heads = [sizes(target), *(building_block(b) for b, needed in wanted.items() if needed)]
     functions: dict[tuple[str, str], str] = {}  # text around the name -> name
-    writers = [_Writer(c, lanes, multiply) for c in codes]
+    writers = [_Writer(c, target) for c in codes]
     names = [functions.setdefault(w.parts(), f"imgmlp_{w.code.name}") for w in writers]
     texts = (f"{before}{name}{after}" for (before, after), name in functions.items())
     return "\n".join([*heads, *texts]), names
@@ -78,13 +78,14 @@ def _index(expr: Expr) -> str:
 class _Writer:
     """One kernel's text."""
 
-    def __init__(self, code: Code, lanes: Lanes, multiply: Multiply) -> None:
-        self.code, self.lanes = code, lanes
-        self.factors = FACTORS.get(multiply)  # as what matrix units have their elements
+    def __init__(self, code: Code, target: Target) -> None:
+        self.code, self.lanes = code, target.lanes
+        self.factors = FACTORS.get(target.multiply)  # as what matrix units have their elements
         self.lines: list[str] = []
-        self.columns, self.vectors = in_vectors(code)  # loops and values, NARROW columns each
+        self.columns, self.vectors = in_vectors(code)  # loops and values: columns at once
+        self.wide = target.wide
         self.around = around_registers(code)
-        self.products = ProductCalls(code, lanes, self.factors, self.vectors)
+        self.products = ProductCalls(code, target, self.vectors)
         self.opened: list[tuple[int, int]] = []  # loops, and the line where the body of each begins
         self.group = "get_group_id(0)"  # number of the running group, in a phase its unit's
         self.groups: str | None = None  # count of those that share what follows; None: all
@@ -131,7 +132,7 @@ class _Writer:
         assert u.dtype is not None
         kind = register(u.dtype)
         if i in self.vectors:
-            kind = f"int{NARROW}" if u.dtype is bool_ else f"{kind}{NARROW}"
+            kind = f"{'int' if u.dtype is bool_ else kind}{self.vectors[i]}"
         self.lines.append(f"const {kind} v{i} = {value};")
 
     # --- one method an instruction ---
@@ -173,7 +174,7 @@ class _Writer:
         }.get(loop.kind, f"for ({kind} {name} = 0; {name} < {n}{limit}; ++{name}) {{")
         if self.lanes == "group":
             self.neighbours = Neighbours.of(self.code, i)
-        in_registers = n <= VECTOR and (self.lanes == "group" or self._accumulates(i))
+        in_registers = n <= self.wide and (self.lanes == "group" or self._accumulates(i))
         if loop.kind == "vector" and not limit and in_registers:
             self.lines.append("#pragma unroll")  # so that accumulators are in registers
         if i not in self.columns and not self._has_vectors(i):
@@ -224,7 +225,7 @@ class _Writer:
         """A tile's row for each of its vectors, or all rows: what is no loop stays in registers."""
         loop: Range = self.code.uops[begin].arg
         if begin in self.columns:
-            places = range(0, loop.count, NARROW)
+            places = range(0, loop.count, self.columns[begin])
             return [s for n in places for s in (f"{{ const int {loop.name} = {n};", *body, "}")]
         guard = "" if loop.limit is None else f"if ({loop.name} < {_index(loop.limit)}) "
         macro = [f"#define ROW{begin}({loop.name}, ...) {guard}{{", *body, "}"]
@@ -249,7 +250,7 @@ class _Writer:
         if self.neighbours is not None:
             value = self.neighbours.load(u.src[0], offset, valid != Const(1)) or value
         if i in self.vectors:
-            value = f"*(__global const {self._vector(u.dtype)} *)({data} + {where})"
+            value = f"*(__global const {self._vector(u.dtype, i)} *)({data} + {where})"
         if valid != Const(1):
             value = f"({_index(valid)}) ? {value} : ({register(u.dtype)})0"
         self._declare(i, u, value)
@@ -267,13 +268,13 @@ class _Writer:
     def _place(self, data: int, offset: Expr, value: int) -> str:
         """Where a value is stored, which is several elements if the value is a vector."""
         if value in self.vectors:
-            kind = self._vector(self.code.uops[data].dtype)
+            kind = self._vector(self.code.uops[data].dtype, value)
             return f"*(__global {kind} *)(data{data} + {_index(offset)})"
         return f"data{data}[{_index(element(self.code, data, offset))}]"
 
-    def _vector(self, dtype: DType | None) -> str:
-        """The type of neighbours in memory, wherever they begin."""
-        return f"unaligned_{register(dtype)}{NARROW}"
+    def _vector(self, dtype: DType | None, value: int) -> str:
+        """The type of as many neighbours in memory as a value has, wherever they begin."""
+        return f"unaligned_{register(dtype)}{self.vectors[value]}"
 
     def _add(self, i: int, u: UOp) -> None:
         data, value = u.src[:2]
@@ -292,9 +293,9 @@ class _Writer:
         if i in self.vectors and u.arg in (Op.WHERE, Op.MAX):
             numbers = range(int(u.arg is Op.WHERE), len(args))
             for s in (s for s in numbers if u.src[s] not in self.vectors):
-                args[s] = f"({register(u.dtype)}{NARROW}){args[s]}"
+                args[s] = f"({register(u.dtype)}{self.vectors[i]}){args[s]}"
         if i in self.vectors and u.arg is Op.CAST:
-            self._declare(i, u, f"to_{register(u.dtype)}{NARROW}({args[0]})")
+            self._declare(i, u, f"to_{register(u.dtype)}{self.vectors[i]}({args[0]})")
             return
         operand = self.code.uops[u.src[-1]].dtype
         assert operand is not None

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
+from typing import Any
+
 from imgmlp.engine.device.base import DeviceInfo
 from imgmlp.engine.device.numpy_device import NUMPY_FORMS, NumpyDevice, numpy_info
 from imgmlp.engine.device.opencl import Device, find
-from imgmlp.errors import DeviceError
+from imgmlp.engine.device.probe import problem_of
+from imgmlp.errors import DeviceError, ImgmlpWarning
+
+Pairs = list[tuple[Any, DeviceInfo]]  # OpenCL's handle of a device, and what it says of itself
 
 AnyDevice = Device | NumpyDevice
 
@@ -13,6 +19,11 @@ INSTALL_HINT = (
     "install a driver for your GPU, or PoCL for the processor with `pip install 'imgmlp[pocl]'`; "
     "`--device numpy` works without either"
 )
+MEND = (
+    "Update its driver or install another one, then `imgmlp devices --check` tries it again; "
+    "--device numpy needs none"
+)
+ONLY_SIMULATOR = "there is only a simulator, which is for testing kernels"
 # The kinds that a name stands for, the first choice first.
 ORDER = {
     "auto": ("gpu", "cpu", "other"),
@@ -35,28 +46,65 @@ def diagnose() -> str | None:
 def open_device(spec: str = "auto") -> AnyDevice:
     """Open a device by ``auto``, ``gpu``, ``cpu``, ``numpy`` or ``platform:device`` (``0:1``).
 
-    ``auto`` takes the first GPU, else the first processor with an OpenCL driver; the NumPy
-    interpreter, a hundred times slower, is taken only by name, and so is ``simulator``:
-    Oclgrind, which checks every access to memory. NumPy also runs what programs are lowered
-    to, checking the same: ``numpy:procedure``, ``numpy:uops`` and ``numpy:uops-group``.
-    Raises DeviceError.
+    ``auto`` takes the first GPU that works, else the first processor with an OpenCL driver that
+    does, else NumPy, which takes many times as long; it warns of each that does not work, and
+    of NumPy. ``simulator``, which is Oclgrind, is taken only by name: it checks every access to
+    memory. NumPy also runs what programs are lowered to, checking the same: ``numpy:procedure``,
+    ``numpy:uops`` and ``numpy:uops-group``.
+    Raises DeviceError if there is no such device, or none that works.
     """
     wanted = spec.strip().lower()
     if wanted in NUMPY_FORMS:
         return NumpyDevice(wanted)
     found, reason = find()
+    matches = _matches(wanted, found)
+    problems: list[str] = []
+    for handle, info in matches:
+        problem = problem_of(handle.int_ptr, info)
+        if not problem:
+            return Device(handle, info)
+        problems.append(f"{info.describe()} does not work: {problem}")
+        if wanted == "auto" or len(matches) > 1:
+            _warn(f"{problems[-1]}; it is passed over. {MEND}")
+    if wanted == "auto":
+        if not problems:
+            _warn(f"no OpenCL device: {reason or ONLY_SIMULATOR}; {INSTALL_HINT}")
+        _warn("NumPy computes, which takes many times as long as an OpenCL driver would")
+        return NumpyDevice("numpy")
+    if problems:
+        raise DeviceError(problems[0], hint=MEND)
+    raise _not_there(spec, found, reason)
+
+
+def open_untried(spec: str) -> AnyDevice:
+    """Open what open_device() would try first, whether it works or not, to find out why not."""
+    wanted = spec.strip().lower()
+    found, reason = find()
+    if wanted in NUMPY_FORMS:
+        return NumpyDevice(wanted)
+    for pair in _matches(wanted, found):
+        return Device(*pair)
+    raise _not_there(spec, found, reason)
+
+
+def _matches(wanted: str, found: Pairs) -> Pairs:
+    """The devices that a name may stand for, the first choice first."""
     order = ORDER.get(wanted)
     if order is None:
-        matches = [pair for pair in found if pair[1].spec == wanted]
-    else:
-        matches = [pair for kind in order for pair in found if pair[1].kind == kind]
-    if matches:
-        return Device(*matches[0])
+        return [pair for pair in found if pair[1].spec == wanted]
+    return [pair for kind in order for pair in found if pair[1].kind == kind]
+
+
+def _not_there(spec: str, found: Pairs, reason: str | None) -> DeviceError:
     if not any(info.kind != "simulator" for _, info in found):
-        reason = reason or "there is only a simulator, which is for testing kernels"
-        raise DeviceError(f"no OpenCL device: {reason}", hint=INSTALL_HINT)
+        problem = f"no OpenCL device: {reason or ONLY_SIMULATOR}"
+        return DeviceError(problem, hint=INSTALL_HINT)
     there = "; ".join(f"{info.spec} is {info.describe()}" for _, info in found)
-    raise DeviceError(
+    return DeviceError(
         f"there is no device {spec!r}",
         hint=f"{there}; auto, gpu, cpu and numpy are understood too",
     )
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, ImgmlpWarning, stacklevel=3)  # whoever opens a device

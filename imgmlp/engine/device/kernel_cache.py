@@ -1,7 +1,11 @@
 """Where PoCL, the CPU driver, keeps compiled kernels: a directory that all processes share.
 
-It writes there without a lock of its own, so whoever compiles holds one; and where it cannot write
-all of a file it ends the process, so whoever compiles looks for room first.
+Each processor has one of its own, as machines with different ones may share a home directory, and
+another processor's machine code may end the process. The name that PoCL compiles for is part of its
+own names for files. What probe.py finds out about devices is kept there too.
+
+PoCL writes there without a lock of its own, so whoever compiles holds one; and where it cannot
+write all of a file it ends the process, so whoever compiles looks for room first.
 """
 
 from __future__ import annotations
@@ -9,13 +13,18 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import functools
+import hashlib
 import os
+import platform
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from imgmlp.engine.device.pocl import CPUINFO, processor_flags
 
 try:
     import platformdirs as _platformdirs
@@ -36,20 +45,50 @@ PRIVATE = "imgmlp-pocl-"  # how names of directories for one process begin
 ROOM = 8 << 20  # bytes; the largest file that a kernel was seen to need had 0.3 MB
 # What file systems answer that do not reserve room, where the C library does not do it for them.
 CANNOT_SAY = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
+OWN = "processor-"  # how names of directories for one processor begin
+# What /proc/cpuinfo says of a processor that stays the same, on x86-64 and ARM.
+IDENTITY = {
+    "vendor_id", "cpu family", "model", "model name", "stepping",
+    "CPU implementer", "CPU architecture", "CPU variant", "CPU part", "Features",
+}  # fmt: skip
+UNUSED_AFTER = 30 * 86400.0  # seconds after which kernels of earlier versions are swept away
 STALE_AFTER = 3600.0  # seconds after which an empty file that PoCL left behind is swept away
 
 
 def choose_cache() -> None:
     """Point PoCL at a directory that can be written; it reads the variable when it starts."""
-    for path in (current(), _user_cache()):
+    for folder in (current(), _user_cache()):
+        path = folder and _of_this_processor(folder)
         if path is not None and has_room(path):
             os.environ["POCL_CACHE_DIR"] = str(path)
             _sweep(path)
+            _sweep_unkeyed()
             return
     with contextlib.suppress(OSError):  # whoever compiles will say that there is no place
         private = tempfile.mkdtemp(prefix=PRIVATE)
         atexit.register(shutil.rmtree, private, ignore_errors=True)
         os.environ["POCL_CACHE_DIR"] = private
+
+
+def _of_this_processor(folder: Path) -> Path:
+    """The directory in a chosen one, which may be that of a processor itself or of a process."""
+    if folder.name.startswith(PRIVATE):
+        return folder
+    if folder.name.startswith(OWN):
+        folder = folder.parent
+    return folder / f"{OWN}{processor_digest()}"
+
+
+@functools.cache
+def processor_digest() -> str:
+    """Differs between processors that may need different machine code."""
+    try:
+        lines = CPUINFO.read_text("utf-8", "replace").splitlines()
+    except OSError:  # not Linux
+        lines = [f"model name: {platform.processor()}"]
+    told = {line for line in lines if line.partition(":")[0].strip() in IDENTITY}
+    text = "\n".join([platform.machine(), *sorted(told), *sorted(processor_flags())])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def current() -> Path | None:
@@ -103,6 +142,15 @@ def _sweep(path: Path) -> None:
             state = left.stat()
             if state.st_size == 0 and state.st_mtime < time.time() - STALE_AFTER:
                 left.unlink(missing_ok=True)
+
+
+def _sweep_unkeyed() -> None:
+    """Remove what earlier versions kept for all processors at once, when nobody uses it."""
+    folder = _user_cache()
+    with contextlib.suppress(OSError):
+        for left in folder.glob("[A-Z][A-Z]") if folder else ():
+            if left.stat().st_mtime < time.time() - UNUSED_AFTER:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -38,6 +38,7 @@ class NumpyDevice:
     can_slice: bool = True
     has_matrix_units: bool = False
     keeps_groups: bool = False
+    vector_width: int = 8
     lost = False
 
     def __init__(self, spec: str = "numpy") -> None:

@@ -18,7 +18,7 @@ import os
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -39,6 +39,8 @@ from imgmlp.engine.device.base import (
 from imgmlp.engine.device.driver_errors import build_failure, does_not_fit, failure, lost, no_room
 from imgmlp.engine.device.kernel_cache import choose_cache, current, has_room, locked
 from imgmlp.engine.device.launch import Event, KernelHandle, Launch
+from imgmlp.engine.device.pocl import PLATFORM, mended, vector_width
+from imgmlp.engine.ir.target import Lanes
 from imgmlp.errors import DeviceError, OutOfMemoryError
 
 # pyopencl's own cache of generated call wrappers; this module never calls through them.
@@ -67,13 +69,14 @@ class Device:
 
     def __init__(self, handle: Any, info: DeviceInfo):
         self.info = info
-        self.lanes: Literal["one", "group"] = "group" if info.kind == "gpu" else "one"
+        self.lanes: Lanes = "group" if info.kind == "gpu" else "one"
         self.align: int = max(int(handle.mem_base_addr_align) // 8, ALIGN)  # bytes
         self.max_allocation = int(handle.max_mem_alloc_size)  # bytes
         self.has_matrix_units = _has_matrix_units(handle)
         self.max_lanes = int(handle.max_work_group_size)  # work-items of a group
         self._handle = handle
-        self._compiles_late = info.platform == "Portable Computing Language"
+        self.vector_width = vector_width(info.platform, info.target)  # floats
+        self._compiles_late = info.platform == PLATFORM
         self._programs: dict[tuple[str, tuple[str, ...]], Any] = {}
         self._compiled: set[tuple[object, ...]] = set()
         with _running("opening the device"):
@@ -411,7 +414,9 @@ def find() -> tuple[list[tuple[Any, DeviceInfo]], str | None]:
 def _inspect(spec: str, platform: Any, handle: Any) -> DeviceInfo:
     kinds: dict[int, Kind] = {cl.device_type.GPU: "gpu", cl.device_type.CPU: "cpu"}
     kind: Kind = next((kind for bit, kind in kinds.items() if handle.type & bit), "other")
-    maker = platform.name.strip()
+    maker, driver = platform.name.strip(), handle.driver_version.strip()
+    version = handle.version.strip()
+    target = mended(handle.int_ptr, driver, version) if maker == PLATFORM else ""
     return DeviceInfo(
         spec=spec,
         platform=maker,
@@ -421,8 +426,9 @@ def _inspect(spec: str, platform: Any, handle: Any) -> DeviceInfo:
         compute_units=int(handle.max_compute_units),
         memory=int(handle.global_mem_size),
         local_memory=int(handle.local_mem_size),
-        driver=handle.driver_version.strip(),
-        version=handle.version.strip(),
+        driver=driver,
+        version=version,
+        target=target,
     )
 
 

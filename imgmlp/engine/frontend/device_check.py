@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from imgmlp.engine.device.base import DeviceInfo
-from imgmlp.engine.device.discover import INSTALL_HINT, AnyDevice, diagnose
+from imgmlp.engine.device.discover import INSTALL_HINT, ONLY_SIMULATOR, AnyDevice, diagnose
 from imgmlp.engine.device.kernel_cache import is_private
 from imgmlp.engine.device.opencl import Device
 from imgmlp.engine.frontend.optim import SGD
@@ -245,6 +245,6 @@ def missing_drivers(devices: Sequence[DeviceInfo]) -> list[str]:
     nodes = [path for path in RENDER_NODES.glob("renderD*") if not os.access(path, os.R_OK)]
     found += [f"{path} cannot be opened; join the group that may (often render)" for path in nodes]
     if all(d.kind in ("numpy", "simulator") for d in devices):
-        reason = diagnose() or "there is only a simulator, which is for testing kernels"
+        reason = diagnose() or ONLY_SIMULATOR
         found.append(f"no OpenCL device: {reason}; {INSTALL_HINT}")
     return found

@@ -66,9 +66,9 @@ class Range:
 
     kind: `share` of a work-group, `item` of the whole launch, `group`: one group each,
     `lane`-strided, `loop`, `vector` (short, innermost), `row` and `column` of a CPU's tile: if
-    that is in registers they are unrolled, and eight columns go at once. A `member` is what so
-    many work-groups from `first` on do, as if they were a launch of their own; a `phase`, which has
-    that number, is what as many groups of a launch would do, for whichever groups take them.
+    that is in registers they are unrolled, and a vector of columns goes at once. A `member` is what
+    so many work-groups from `first` on do, as if they were a launch of their own; a `phase`, which
+    has that number, is what as many groups of a launch would do, for whichever groups take them.
     """
 
     name: str
@@ -95,6 +95,7 @@ class Product:
     tile_columns: int
     left_aligned: bool  # whether all rows, or all columns, begin on 32 bytes and lie together
     right_aligned: bool
+    vector: int = NARROW  # columns that a CPU takes at once
     registers: bool = False  # whether a CPU has the tile there until it is stored
     summed: bool = False  # whether the right factor's column sums are wanted too
 

@@ -11,7 +11,7 @@ from imgmlp.engine.ir.index_values import index_value, negated, through, zero_ou
 from imgmlp.engine.ir.kernel import Store, access, part_begin
 from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, Op
 from imgmlp.engine.ir.symbolic import ONE, Expr, Var, conj, unravel
-from imgmlp.engine.ir.target import Multiply
+from imgmlp.engine.ir.target import Target
 from imgmlp.engine.ir.uops import Builder, Range, U
 
 
@@ -22,13 +22,13 @@ class Lowering:
         self,
         build: Builder,
         core: Node | None,
+        target: Target,
         inside: bool = False,
-        multiply: Multiply = "float32",
     ) -> None:
         self.build = build
         self.core = core
+        self.target = target
         self.inside = inside  # a block, whose groups and lanes are given
-        self.multiply = multiply
         self.core_value: int | None = None
         self.totals: dict[Node, int] = {}  # of the row that is being computed
         self.memo: dict[Any, int] = {}

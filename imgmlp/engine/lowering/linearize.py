@@ -14,7 +14,7 @@ from imgmlp.engine.ir.dtype import i32
 from imgmlp.engine.ir.graph import Buffer
 from imgmlp.engine.ir.kernel import Block, Fused, Kernel, Launch, Resident
 from imgmlp.engine.ir.op import Op
-from imgmlp.engine.ir.target import GPU_LANES, MOST_UNITS, Lanes, Multiply
+from imgmlp.engine.ir.target import GPU_LANES, MOST_UNITS, Lanes, Multiply, Target
 from imgmlp.engine.ir.uops import Builder, Code, Range, U, UOp
 from imgmlp.engine.lowering.expressions import Lowering
 from imgmlp.engine.lowering.map_kernels import map_kernel
@@ -29,24 +29,24 @@ KEPT_REGISTERS: dict[Multiply, int] = {"float32": 0, "split": 104, "half": 104}
 # --- kernels ---
 
 
-def linearize(kernel: Launch, lanes: Lanes, units: int = 1, multiply: Multiply = "float32") -> Code:
-    """UOps of a kernel for a device of so many compute units, and how products multiply."""
+def linearize(kernel: Launch, target: Target) -> Code:
+    """UOps of a kernel."""
     if isinstance(kernel, Fused):
-        members = [linearize(k, lanes, units, multiply) for k in kernel.members]
+        members = [linearize(k, target) for k in kernel.members]
         return _fused(kernel.name, members)
     if isinstance(kernel, Resident):
-        phases = [linearize(p, lanes, units, multiply) for p in kernel.phases]
-        return _resident(kernel.name, phases, units)
+        phases = [linearize(p, target) for p in kernel.phases]
+        return _resident(kernel.name, phases, target.units)
     build = Builder()
-    for target in kernel.writes():
-        build.parameter(target, True)
+    for written in kernel.writes():
+        build.parameter(written, True)
     if isinstance(kernel, Block):
-        sizes = _block(kernel, build, lanes, multiply)
+        sizes = _block(kernel, build, target)
     else:
-        lower = Lowering(build, kernel.core, multiply=multiply)
+        lower = Lowering(build, kernel.core, target)
         for guard in kernel.guards:
             build.effect(U.GUARD, (lower.value(guard.place, ()),), guard.wanted)
-        sizes = _body(kernel, lower, lanes, units)
+        sizes = _body(kernel, lower)
     return Code(kernel.name, build.finish(), tuple(build.buffers), *sizes)
 
 
@@ -94,31 +94,34 @@ def _append(uops: list[UOp], more: Sequence[UOp], buffers: Sequence[Buffer]) -> 
             uops.append(replace(u, src=tuple(place[s] for s in u.src)))
 
 
-def _body(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tuple[int, int]:
+def _body(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
     if kernel.rows:
-        return row_kernel(kernel, lower, lanes, units)
+        return row_kernel(kernel, lower)
     if kernel.core is None:
-        return map_kernel(kernel, lower, lanes, units)
+        return map_kernel(kernel, lower)
     if kernel.core.op is Op.DOT:
-        return product(kernel, lower, lanes, units)
-    return reduce_kernel(kernel, lower, lanes, units)
+        return product(kernel, lower)
+    return reduce_kernel(kernel, lower)
 
 
-def _block(block: Block, build: Builder, lanes: Lanes, multiply: Multiply) -> tuple[int, int]:
+def _block(block: Block, build: Builder, target: Target) -> tuple[int, int]:
     """Kernels one after the other on each tile; what one stores, the next ones load anew."""
 
+    lanes, alone = target.lanes, replace(target, units=1)
+
     def inside(kernel: Kernel) -> Lowering:
-        return Lowering(build, kernel.core, inside=True, multiply=multiply)
+        return Lowering(build, kernel.core, alone, inside=True)
 
     build.open(Range("group", block.groups, "group"))
     kept: dict[Kernel, Sums | Total] = {}
     if lanes == "group":
-        kept |= keep_sums(block.kernels, build, KEPT_REGISTERS[multiply])
+        registers = KEPT_REGISTERS[target.multiply]
+        kept |= keep_sums(block.kernels, Lowering(build, None, alone, inside=True), registers)
         kept |= keep_totals(block.kernels, build)
     once = _targets(kept) - _targets(k for k in block.kernels if k not in kept)
     for kernel in block.head:
         if not once.issuperset(kernel.writes()):  # as that sets to zero what is stored once
-            _body(kernel, inside(kernel), lanes, units=1)
+            _body(kernel, inside(kernel))
     _wait(build, lanes)
     build.open(Range("tile", block.tiles, "share"))
     order = _Order(build, lanes)
@@ -127,7 +130,7 @@ def _block(block: Block, build: Builder, lanes: Lanes, multiply: Multiply) -> tu
         if kernel in kept:
             kept[kernel].add(inside(kernel))
         else:
-            _body(kernel, inside(kernel), lanes, units=1)
+            _body(kernel, inside(kernel))
     _wait(build, lanes)
     build.close()
     for kernel, sums in kept.items():

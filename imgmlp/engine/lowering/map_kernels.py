@@ -15,7 +15,7 @@ from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.kernel import Kernel
 from imgmlp.engine.ir.op import ELEMENTWISE
 from imgmlp.engine.ir.symbolic import ONE, Const, Expr, Var, conj, unravel
-from imgmlp.engine.ir.target import GPU_LANES, VECTOR, Lanes
+from imgmlp.engine.ir.target import GPU_LANES, Target
 from imgmlp.engine.ir.uops import Builder, Range, U
 from imgmlp.engine.lowering.expressions import Kept, Lowering, destination, put, store_all
 
@@ -29,10 +29,11 @@ SHARED = 32  # rows and columns of a tile in local memory
 MOST_SHARED = 6  # such tiles, of 4 KiB each
 
 
-def map_kernel(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tuple[int, int]:
-    build, shape = lower.build, kernel.shape
+def map_kernel(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
+    """The launch's global and local size."""
+    build, shape, units = lower.build, kernel.shape, lower.target.units
     size = math.prod(shape)
-    if lanes == "group":
+    if lower.target.lanes == "group":
         crossed = None if lower.inside else _crossed(kernel)
         if crossed is not None:
             return _map_shared(kernel, lower, *crossed)
@@ -70,7 +71,8 @@ def _map_several(kernel: Kernel, lower: Lowering, size: int) -> tuple[int, int]:
     most = max(1, (REGISTERS // len(stores) if lower.inside else AT_ONCE) // beside)
     parts = size // beside
     rounds = -(-parts // GPU_LANES)
-    groups = -(-rounds // min(most, VECTOR))  # longer loops are not unrolled: no registers
+    most = min(most, lower.target.wide)  # longer loops are not unrolled: no registers
+    groups = -(-rounds // most)
     rounds = -(-rounds // groups)
     group = lower.outermost("i", groups, "group")
     lane = build.open(Range("l", GPU_LANES, "lane"))
@@ -101,7 +103,7 @@ def _flat(kernel: Kernel) -> bool:
     if len(kernel.shape) < 2:
         return True
     trial = Builder()
-    lower = Lowering(trial, None)
+    lower = Lowering(trial, None, Target())
     for variable in ("group", "tile"):
         trial.open(Range(variable, 1))
     flat = trial.open(Range("i", math.prod(kernel.shape), "share"))
@@ -120,8 +122,8 @@ def _crossed(kernel: Kernel) -> tuple[int, list[Node]] | None:
     and which values are read so.
     """
     shape = kernel.shape
-    long = [a for a, n in enumerate(shape[:-1]) if n >= VECTOR]
-    if not long or shape[-1] < VECTOR:
+    long = [a for a, n in enumerate(shape[:-1]) if n >= LINE]
+    if not long or shape[-1] < LINE:
         return None
     found: list[tuple[int, Node]] = []
     for leaf in _leaves(kernel):
@@ -129,7 +131,7 @@ def _crossed(kernel: Kernel) -> tuple[int, list[Node]] | None:
         for variable in ("group", "tile"):
             trial.open(Range(variable, 1))
         indices = [trial.open(Range(f"x{a}", n)) for a, n in enumerate(shape)]
-        Lowering(trial, None).value(leaf, indices)
+        Lowering(trial, None, Target()).value(leaf, indices)
         for offset in (u.arg[0] for scope in trial.scopes for _, u in scope if u.op is U.LOAD):
             if abs(stride(offset, indices, indices[-1])) > 1:
                 along = [a for a in long if stride(offset, indices, indices[a]) == 1]

@@ -17,13 +17,14 @@ from imgmlp.engine.ir.index_values import through
 from imgmlp.engine.ir.kernel import Kernel, Store, part_begin, storage
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import ONE, Const, Expr, conj, split, unravel
-from imgmlp.engine.ir.target import FACTORS, GPU_LANES, GPU_TILE, NARROW, VECTOR, Lanes
+from imgmlp.engine.ir.target import FACTORS, GPU_LANES, GPU_TILE, NARROW, Target
 from imgmlp.engine.ir.uops import Builder, Product, Range, U
 from imgmlp.engine.ir.view import View
 from imgmlp.engine.lowering.expressions import Kept, Lowering, store_all
 
 TILE_ROWS = 64  # rows of a product's tile on a CPU
-REGISTER_ROWS = {VECTOR: 6, NARROW: 8}  # most rows of a tile in registers, by its columns
+# Most rows of a tile in registers by its columns, for vectors of 8 and of 16, which are 16 and 32.
+REGISTER_ROWS = {8: {16: 6, 8: 8}, 16: {32: 8, 16: 8, 8: 8}}
 REGISTER_INNER = 256  # most terms of a tile in registers: 16 KiB of the right factor
 
 
@@ -40,19 +41,20 @@ class _Tile:
     below: Expr  # tiles above it, which have the same columns
 
 
-def product(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tuple[int, int]:
+def product(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
     """A kernel around a product; the sizes of its launch."""
     core, build = kernel.core, lower.build
     assert core is not None
-    wanted = 0 if lower.inside else 4 * units
-    if lanes == "one":
-        return max(_by_one(kernel, lower, panels, wanted) for panels in _panels(core)), 1
+    wanted = 0 if lower.inside else 4 * lower.target.units
+    if lower.target.lanes == "one":
+        panels = _panels(core, lower.target)
+        return max(_by_one(kernel, lower, each, wanted) for each in panels), 1
     *batch, rows, columns = core.shape
     size = _cut_for_lanes(core, wanted)
     shape = (*batch, -(-rows // size[0]), -(-columns // size[1]))
     tiles = math.prod(shape)
     number = lower.outermost("t", tiles, "group")
-    tile = _tile(core, unravel(number, shape), size, build)
+    tile = _tile(core, unravel(number, shape), size, lower)
     sums = Sums(tile, kernel.sums is not None, build)
     sums.add(lower)
     sums.leave(kernel, lower)
@@ -61,7 +63,7 @@ def product(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tuple[
 
 
 def _tile(
-    core: Node, index: Sequence[Expr], size: tuple[int, int], build: Builder, first: int = 0
+    core: Node, index: Sequence[Expr], size: tuple[int, int], lower: Lowering, first: int = 0
 ) -> _Tile:
     """Offsets and strides of both factors, which are plain views of Buffers; `first` column."""
     *lead, row_tile, column_tile = index
@@ -86,7 +88,9 @@ def _tile(
         tile_columns=size[1],
         left_aligned=_aligned(a, begins[0], -1, -2),
         right_aligned=_aligned(b, begins[1], -2, -1),
+        vector=min(size[1], lower.target.vector),
     )
+    build = lower.build
     sources = build.parameter(storage(left)), build.parameter(storage(right))
     return _Tile(found, *sources, tuple(lead), row, column, row_tile)
 
@@ -118,15 +122,20 @@ def _store_columns(
 # --- one work-item ---
 
 
-def _panels(core: Node) -> Iterator[tuple[int, int, int]]:
-    """(first column, how many, columns of each): whole ones, then one for what is left."""
-    columns, inner = core.shape[-1], core.src[0].shape[-1]
-    whole, left = divmod(columns, VECTOR)
-    if whole:
-        yield 0, whole, VECTOR
-    if left:
-        narrow = left <= NARROW and inner <= REGISTER_INNER
-        yield whole * VECTOR, 1, NARROW if narrow else VECTOR
+def _panels(core: Node, target: Target) -> Iterator[tuple[int, int, int]]:
+    """(first column, how many, columns of each): whole ones, then fewer columns for what is left.
+
+    Factors too long for registers have whole ones only.
+    """
+    columns, inner, width = core.shape[-1], core.src[0].shape[-1], target.wide
+    first, short = 0, inner <= REGISTER_INNER
+    while (left := columns - first) > 0:
+        if short and width > NARROW and left <= width - NARROW:
+            width //= 2
+            continue
+        count = max(1, left // width)
+        yield first, count, width
+        first += count * width
 
 
 def _by_one(kernel: Kernel, lower: Lowering, panels: tuple[int, int, int], wanted: int) -> int:
@@ -144,7 +153,8 @@ def _by_one(kernel: Kernel, lower: Lowering, panels: tuple[int, int, int], wante
     shape = (*batch, -(-rows // height), count)
     tiles = math.prod(shape)
     number = lower.outermost("t", tiles, "share")
-    _one_tile(kernel, lower, _tile(core, unravel(number, shape), (height, width), build, first))
+    tile = _tile(core, unravel(number, shape), (height, width), lower, first)
+    _one_tile(kernel, lower, tile)
     build.close()
     return min(tiles, wanted) or 1
 
@@ -163,9 +173,10 @@ def _one_tile(kernel: Kernel, lower: Lowering, tile: _Tile) -> None:
 def _in_registers(kernel: Kernel, lower: Lowering, tile: _Tile) -> None:
     """A tile, a few rows after the other, each stored right from registers."""
     build, product, right, done = lower.build, tile.product, tile.right, 0
+    most = REGISTER_ROWS[lower.target.vector][product.tile_columns]
     if not product.direct:
         right = build.effect(U.PANEL, (right,), product, f32)
-    for height, count in _heights(product.tile_rows, REGISTER_ROWS[product.tile_columns]):
+    for height, count in _heights(product.tile_rows, most):
         loops = [Range("b", count)] if count > 1 else []
         first = sum([build.open(loop) * height for loop in loops], Const(done))
         left = None if product.rows is None else product.rows - first
@@ -256,7 +267,7 @@ class Sums:
 
     def leave(self, kernel: Kernel, lower: Lowering) -> None:
         """Store what the kernel makes of the sums."""
-        if lower.multiply in FACTORS:
+        if lower.target.multiply in FACTORS:
             self._from_registers(kernel, lower)
         else:
             self._spread(kernel, lower)
@@ -319,7 +330,7 @@ def only_added(kernel: Kernel) -> bool:
     return all(s.adds and s.value is kernel.core for s in kernel.stores)
 
 
-def keep_sums(kernels: Sequence[Kernel], build: Builder, registers: int) -> dict[Kernel, Sums]:
+def keep_sums(kernels: Sequence[Kernel], lower: Lowering, registers: int) -> dict[Kernel, Sums]:
     """Products of a block that are only added up, for as many as a lane has registers."""
     found: dict[Kernel, Sums] = {}
     for kernel in kernels:
@@ -331,6 +342,6 @@ def keep_sums(kernels: Sequence[Kernel], build: Builder, registers: int) -> dict
         needed = size[0] * size[1] // GPU_LANES
         if alone and only_added(kernel) and needed <= registers:
             registers -= needed
-            tile = _tile(core, (Const(0), Const(0)), size, build)
-            found[kernel] = Sums(tile, kernel.sums is not None, build)
+            tile = _tile(core, (Const(0), Const(0)), size, lower)
+            found[kernel] = Sums(tile, kernel.sums is not None, lower.build)
     return found

@@ -13,7 +13,7 @@ from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.kernel import Kernel
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import Const, Expr, unravel
-from imgmlp.engine.ir.target import GPU_LANES, VECTOR, Lanes
+from imgmlp.engine.ir.target import GPU_LANES, Target
 from imgmlp.engine.ir.uops import Builder, Range, U
 from imgmlp.engine.lowering.expressions import Lowering, store_all
 from imgmlp.engine.lowering.map_kernels import GRAIN, stride
@@ -27,7 +27,7 @@ MOST_PARTS = 8  # lanes that share the terms of one of many outputs; 16 outputs 
 BUSY = 1 << 16  # lanes that keep a GPU busy
 
 
-def reduce_kernel(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tuple[int, int]:
+def reduce_kernel(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
     """The sizes of a launch whose every output is a sum, or another reduction, of many terms."""
     core, build = kernel.core, lower.build
     assert core is not None
@@ -40,9 +40,9 @@ def reduce_kernel(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> 
     def term(out: Sequence[Expr], inner: Expr) -> int:
         return _term(lower, core, axes, out, inner)
 
-    if lanes == "group":
+    if lower.target.lanes == "group":
         return _reduce_on_lanes(kernel, lower, term, count, start)
-    groups = max(1, min(4 * units, size * count // GRAIN, size))
+    groups = max(1, min(4 * lower.target.units, size * count // GRAIN, size))
     if size > 1 and shape[-1] > 1 and _runs_along_outputs(core, neighbours):
         return _reduce_columns(kernel, lower, term, count, groups), 1
     out = lower.outermost("i", size, "share")
@@ -70,7 +70,7 @@ def _neighbours(core: Node) -> list[int]:
         trial.open(Range(variable, 1))
     source = core.src[0]
     indices = [trial.open(Range(f"x{a}", n)) for a, n in enumerate(source.shape)]
-    Lowering(trial, None).value(source, indices)
+    Lowering(trial, None, Target()).value(source, indices)
     loads = [u.arg[0] for scope in trial.scopes for _, u in scope if u.op is U.LOAD]
     return [sum(stride(offset, indices, i) == 1 for offset in loads) for i in indices]
 
@@ -95,7 +95,7 @@ def _reduce_columns(
     core, build = kernel.core, lower.build
     assert core is not None
     shape = core.shape
-    outer, width = math.prod(shape[:-1]), VECTOR
+    outer, width = math.prod(shape[:-1]), lower.target.wide
     while width < WIDE and shape[-1] >= PAGE and outer * shape[-1] >= 2 * width * groups:
         width *= 2
     blocks = -(-shape[-1] // width)

@@ -17,7 +17,7 @@ from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.kernel import Kernel, Store
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import ONE, Const, Expr, unravel
-from imgmlp.engine.ir.target import GPU_LANES, VECTOR, Lanes
+from imgmlp.engine.ir.target import GPU_LANES
 from imgmlp.engine.ir.uops import Range, U
 from imgmlp.engine.lowering.expressions import Lowering, destination, put, store_all
 from imgmlp.engine.lowering.map_kernels import GRAIN
@@ -33,13 +33,13 @@ def identity(op: Op, dtype: DType) -> float:
     return 0 if op is Op.SUM else dtype.min
 
 
-def row_kernel(kernel: Kernel, lower: Lowering, lanes: Lanes, units: int) -> tuple[int, int]:
+def row_kernel(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
     """The launch's global and local size."""
     core = kernel.rows[0]
     size, count = core.size, core.src[0].size // core.size
-    if lanes == "one":
+    if lower.target.lanes == "one":
         _Row(kernel, lower, 0, MOST_KEPT // count, in_results=True).by_one()
-        return max(1, min(4 * units, size * count // GRAIN, size)), 1
+        return max(1, min(4 * lower.target.units, size * count // GRAIN, size)), 1
     alone = count < FEW
     own = count if alone else -(-count // GPU_LANES)
     _Row(kernel, lower, COSTLY, MOST_REGISTERS // own).on_lanes(alone, own)
@@ -186,20 +186,20 @@ class _Row:
 
 
 def accumulate(lower: Lowering, core: Node, count: int, term: Callable[[Expr], int]) -> int:
-    """A reduction of `count` terms by one work-item, VECTOR of them at once."""
-    build, start = lower.build, identity(core.op, core.dtype)
-    accumulators = build.effect(U.ACC, (), (VECTOR, start), core.dtype)
-    blocks, rest = divmod(count, VECTOR)
+    """A reduction of `count` terms by one work-item, two vectors of them at once."""
+    build, wide, start = lower.build, lower.target.wide, identity(core.op, core.dtype)
+    accumulators = build.effect(U.ACC, (), (wide, start), core.dtype)
+    blocks, rest = divmod(count, wide)
     if blocks:
         block = build.open(Range("b", blocks))
-        lane = build.open(Range("v", VECTOR, "vector"))
-        found = term(block * VECTOR + lane)
+        lane = build.open(Range("v", wide, "vector"))
+        found = term(block * wide + lane)
         build.effect(U.ACCUMULATE, (accumulators, found), (core.op, lane), core.dtype)
         build.close()
         build.close()
     if rest:
         lane = build.open(Range("v", rest, "vector"))
-        found = term(lane + blocks * VECTOR)
+        found = term(lane + blocks * wide)
         build.effect(U.ACCUMULATE, (accumulators, found), (core.op, lane), core.dtype)
         build.close()
     return build.effect(U.COMBINE, (accumulators,), core.op, core.dtype)

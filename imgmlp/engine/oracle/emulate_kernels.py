@@ -241,4 +241,4 @@ def operate(op: Op, result: Any, *src: Array) -> Array:
     dtype: DType = result.dtype
     if op is Op.CAST:
         return src[0].astype(register(dtype))
-    return np.asarray(TABLE[op](result, *src), register(dtype))
+    return np.asarray(TABLE[op](result)(*src), register(dtype))

@@ -26,12 +26,6 @@ def upload(storage: Buffer) -> None:
     storage.data, storage.host = allocation, None
 
 
-def host_view(storage: Buffer) -> Array:
-    """The data of a Buffer of the NumPy device, not a copy."""
-    data: Array = storage.data.handle[: storage.nbytes]
-    return data.view(storage.dtype.np).reshape(storage.shape)
-
-
 def check_like(storage: Buffer, array: Array) -> None:
     """Refuse, as a ValueError, an array that cannot replace the data of a Buffer."""
     if array.shape != storage.shape or array.dtype != storage.dtype.np:

@@ -33,6 +33,7 @@ class Sketch(NumpyDevice):
     def __init__(self, device: AnyDevice) -> None:
         super().__init__()
         self.info, self.lanes, self.align = device.info, device.lanes, device.align
+        self.vector_width = device.vector_width
         self.can_slice, self.has_matrix_units = device.can_slice, device.has_matrix_units
         self._joins_kernels, self.keeps_groups = device.joins_kernels, device.keeps_groups
         self.most = Need(0, 0)

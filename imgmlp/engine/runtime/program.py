@@ -1,7 +1,7 @@
 """Programs: a step compiled once, its launches bound once, replayed thousands of times.
 
 While a Program replays, Python allocates, builds and uploads nothing. On the NumPy device
-the same graph, or a form that it was lowered to, is interpreted instead.
+interpreted.py runs the same step instead.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, get_args
 
@@ -18,18 +19,16 @@ from imgmlp.engine.compiler import Stages, lower
 from imgmlp.engine.device.base import Allocation, Form, Pending
 from imgmlp.engine.device.discover import AnyDevice
 from imgmlp.engine.device.launch import KernelHandle, Launch
-from imgmlp.engine.device.numpy_device import NumpyDevice, host_memory
+from imgmlp.engine.device.numpy_device import NumpyDevice
 from imgmlp.engine.device.opencl import Device
 from imgmlp.engine.ir.graph import Buffer, Node, toposort
 from imgmlp.engine.ir.kernel import Block, Resident, Update
 from imgmlp.engine.ir.op import Op
-from imgmlp.engine.ir.target import BLOCK_ROWS, ON_MATRIX_UNITS, TURNS, Precision
-from imgmlp.engine.oracle.emulate_kernels import run_procedure
-from imgmlp.engine.oracle.emulate_uops import run_code
-from imgmlp.engine.oracle.interpret import evaluate, most_bytes
+from imgmlp.engine.ir.target import NARROW, ON_MATRIX_UNITS, TURNS, Precision, Target
 from imgmlp.engine.runtime import debug
-from imgmlp.engine.runtime.buffers import host_view, read_buffer, upload
+from imgmlp.engine.runtime.buffers import read_buffer, upload
 from imgmlp.engine.runtime.dry_run import Sketch
+from imgmlp.engine.runtime.interpreted import Interpreted, run_lowered
 from imgmlp.errors import DeviceError, ImgmlpWarning, OutOfMemoryError
 
 Array = np.ndarray[Any, Any]
@@ -57,10 +56,10 @@ class Program:
             raise ValueError(f"precision is {precision!r}; use {known}")
         self.device = device
         self.general = general  # leave out the block program
-        self._join, self._tile_rows = device.joins_kernels, BLOCK_ROWS  # less where they must be
         self._counted: Allocation | None = None
         rounded = precision == "half" and not device.has_matrix_units
         self.precision: Precision = "float32" if rounded else precision  # that of products here
+        self._target = _target(device, self.precision)
         self.outputs: dict[str, Buffer] = {}
         self.inputs: set[Buffer] = set()  # everything that is read, states included
         self.updates = list(updates)
@@ -106,12 +105,7 @@ class Program:
     @cached_property
     def stages(self) -> Stages:
         """Every form of the step on its way to the device; on NumPy's, what a CPU would run."""
-        device = self.device
-        units = device.info.compute_units
-        how = (device.lanes, units, device.align, device.can_slice, self.general)
-        multiply = ON_MATRIX_UNITS[self.precision] if device.has_matrix_units else "float32"
-        sizes = multiply, self._tile_rows
-        return lower(self.updates, *how, self._join, *sizes, stay=device.keeps_groups)
+        return lower(self.updates, self._target, self.general)
 
     def _build(self, device: Device) -> dict[str, KernelHandle]:
         """The kernels, with smaller tiles where the device has no room for them."""
@@ -131,10 +125,10 @@ class Program:
         rows = next(blocks, 0) // 2
         if rows >= LEAST_TILE:
             instead = f"tiles of {rows} rows instead of {2 * rows}"
-            self._tile_rows = rows
-        elif self._join:
+            self._target = replace(self._target, tile_rows=rows)
+        elif self._target.joins:
             instead = "kernels one by one instead of several in a launch"
-            self._join = False
+            self._target = replace(self._target, joins=False)
         else:
             raise OutOfMemoryError(problem, hint="use a smaller network, or another device")
         warnings.warn(f"{problem}: {instead}", ImgmlpWarning, stacklevel=4)  # whoever compiles
@@ -227,47 +221,16 @@ class Program:
         """What `time` finds, as text."""
         return debug.render_times(self.stages, self.time(runs), f"medians of {runs} runs")
 
+    @cached_property
+    def _interpreted(self) -> Interpreted:
+        return Interpreted(self.updates)
+
     def _interpret(self, form: Form) -> None:
         """Run one form of the step in place. Raises OutOfMemoryError."""
         if form == "nodes":
-            try:
-                self._interpret_nodes()
-            except MemoryError as error:
-                problem = "the values of a step do not fit in this machine's memory"
-                hint = "use a smaller picture or batch"
-                raise OutOfMemoryError(problem, hint=hint) from error
-        elif form == "procedure":
-            run_procedure(self.stages.procedure, self._memory())
+            self._interpreted.run()
         else:
-            memory = self._memory()
-            for position in self.stages.procedure.order():
-                run_code(self.stages.codes[position], memory)
-
-    @cached_property
-    def _most_bytes(self) -> int:
-        return most_bytes([value for _, value in self.updates])
-
-    def _interpret_nodes(self) -> None:
-        states = [state for state, _ in self.updates]
-        roots = [value for _, value in self.updates]
-        if 0 < host_memory() < self._most_bytes:  # else the system might end the process
-            problem = f"the values of a step take {self._most_bytes:,} bytes at once"
-            hint = "use a smaller picture, batch or network"
-            raise OutOfMemoryError(f"{problem}, this machine has {host_memory():,}", hint=hint)
-        held = {n.arg: host_view(n.arg) for n in toposort(roots) if n.op is Op.BUFFER}
-        values = [v.copy() for v in evaluate(roots, held)]
-        for state, value in zip(states, values, strict=True):
-            host_view(state)[...] = value
-
-    def _memory(self) -> dict[Buffer, Array]:
-        """Every Buffer's elements; those of intermediates make no sense until written."""
-        planned = self.stages.memory
-        arena = np.full(planned.arena_bytes, 0xFF, np.uint8)
-        given = {b for code in self.stages.codes for b in code.buffers} - planned.offsets.keys()
-        found = {b: host_view(b).reshape(-1) for b in given}
-        for storage, offset in planned.offsets.items():
-            found[storage] = arena[offset : offset + storage.nbytes].view(storage.dtype.np)
-        return found
+            run_lowered(self.stages, form)
 
     def read(self, name: str) -> Array:
         """An output as it is once all enqueued steps are done."""
@@ -281,6 +244,20 @@ class Program:
     def marker(self) -> Pending:
         """Done once all steps enqueued so far are: bounds how far the host runs ahead."""
         return self.device.marker() if isinstance(self.device, Device) else Pending()
+
+
+def _target(device: AnyDevice, precision: Precision) -> Target:
+    """A device as the compiler sees it."""
+    return Target(
+        lanes=device.lanes,
+        units=device.info.compute_units,
+        vector=device.vector_width if device.lanes == "one" else NARROW,
+        align=device.align,
+        slices=device.can_slice,
+        joins=device.joins_kernels,
+        stays=device.keeps_groups,
+        multiply=ON_MATRIX_UNITS[precision] if device.has_matrix_units else "float32",
+    )
 
 
 def run_once(device: AnyDevice, updates: Sequence[Update]) -> None:

@@ -17,7 +17,7 @@ from imgmlp.engine.ir.graph import Buffer, Node, buffer, move, part, substitute,
 from imgmlp.engine.ir.kernel import Block, Kernel, Procedure, Update, storage
 from imgmlp.engine.ir.local_memory import LocalBuffer
 from imgmlp.engine.ir.op import CONTROL, MOVEMENT, Op
-from imgmlp.engine.ir.target import BLOCK_ROWS, FACTORS, Lanes, Multiply
+from imgmlp.engine.ir.target import BLOCK_ROWS, FACTORS, Multiply, Target
 from imgmlp.engine.passes.materialize import Graph
 from imgmlp.engine.passes.merge import attach_sums, merge, ordered
 from imgmlp.engine.passes.row_fusion import fuse_rows
@@ -44,20 +44,12 @@ NOT_NEAR = "a tile's factors have no room in local memory and pass through it in
 FEW_ROWS = 8  # fewer do not outweigh partial sums as large as the parameters
 
 
-def program(
-    updates: Sequence[Update],
-    lanes: Lanes,
-    units: int,
-    tile_rows: int = BLOCK_ROWS,
-    multiply: Multiply = "float32",
-) -> Procedure:
-    """The launches of a step for a device of so many units, most of it in one Block if it pays.
-
-    Its tiles have `tile_rows` rows at most.
+def program(updates: Sequence[Update], target: Target) -> Procedure:
+    """The launches of a step, most of it in one Block if it pays.
 
     The Procedure's note says what became of it and why.
     """
-    split = lanes == "group"
+    split = target.lanes == "group"
     general = schedule(updates, split)
     launches = len(general.kernels)
     nodes = toposort(value for _, value in updates)
@@ -68,8 +60,7 @@ def program(
     kinds = best(nodes, {s for s, _ in updates})
     if kinds is not None and kinds.rows() < FEW_ROWS:
         return replace(general, note=f"no block: {kinds.rows()} rows are few")
-    how = lanes, multiply, units, tile_rows
-    plan = None if kinds is None else _Plan(updates, nodes, kinds, *how)
+    plan = None if kinds is None else _Plan(updates, nodes, kinds, target)
     if plan is None or plan.block is None:
         return replace(general, note="no block: no value has rows of its own")
     before = schedule([(n.arg, value) for value, n in plan.tile.before.items()], split)
@@ -86,11 +77,10 @@ class _Plan:
     """What goes into the block and what comes after it."""
 
     def __init__(
-        self, updates: Sequence[Update], nodes: Sequence[Node], kinds: Kinds,
-        lanes: Lanes, multiply: Multiply, units: int, tile_rows: int,
-    ) -> None:  # fmt: skip
-        self.updates, self.nodes, self.kinds = updates, nodes, kinds
-        self.lanes, self.multiply = lanes, multiply
+        self, updates: Sequence[Update], nodes: Sequence[Node], kinds: Kinds, target: Target
+    ) -> None:
+        self.updates, self.nodes, self.kinds, self.target = updates, nodes, kinds, target
+        lanes, units = target.lanes, target.units
         self.block: Block | None = None
         roots = {value for _, value in updates}
         after = [n for n in nodes if kinds.of[n] is Kind.AFTER]
@@ -100,41 +90,42 @@ class _Plan:
         if not self.sums and not self.rows:
             return
         batch = kinds.rows()
-        rows = min(tile_rows, MOST_ROWS[lanes])
+        rows = min(target.tile_rows, MOST_ROWS[lanes])
         while rows > LEAST_ROWS[lanes] and batch < rows * units:
             rows //= 2
         wanted_rows = rows = min(rows, batch)
         while True:
-            cut = self._cut(batch, rows, units)
+            cut = self._cut(batch, rows)
             kernels = self._scheduled(cut, after)
             if rows == 1 or self._room(kernels) <= ROOM[lanes]:
                 break
             rows //= 2
         self.limits = ["larger tiles take too much memory"] if rows < wanted_rows else []
-        if multiply == "split":
-            cut, kernels = self._nearer(cut, kernels, units, after)
-        if multiply in FACTORS and not is_near(kernels):
+        if target.multiply == "split":
+            cut, kernels = self._nearer(cut, kernels, after)
+        if target.multiply in FACTORS and not is_near(kernels):
             self.limits.append(NOT_NEAR)
         cleared = self.partial.clear() if cut.tiles > cut.groups else []
         head = (*cleared, *self.ready, *self.tile.head.kernels())
         self.block = Block("block", cut.tiles, cut.rows, cut.groups, head, tuple(kernels))
         self.note = self._told(cut, after)
 
-    def _cut(self, batch: int, rows: int, units: int) -> Cut:
+    def _cut(self, batch: int, rows: int) -> Cut:
         """How the batch is cut."""
-        most = units * GROUPS_A_UNIT[self.lanes]
-        if self.multiply in FACTORS and -(-batch // rows) > most:
-            most = units * GROUPS_OF_SEVERAL_TILES[self.multiply][bool(self.sums)]
+        target = self.target
+        most = target.units * GROUPS_A_UNIT[target.lanes]
+        if target.multiply in FACTORS and -(-batch // rows) > most:
+            most = target.units * GROUPS_OF_SEVERAL_TILES[target.multiply][bool(self.sums)]
         return cut_batch(batch, rows, most)
 
     def _nearer(
-        self, cut: Cut, kernels: list[Kernel], units: int, after: Sequence[Node]
+        self, cut: Cut, kernels: list[Kernel], after: Sequence[Node]
     ) -> tuple[Cut, list[Kernel]]:
         """The same with the most rows whose values local memory holds; if none are, as it is."""
         rows = cut.rows
         while not is_near(kernels) and rows // 2 >= LEAST_NEAR:
             rows //= 2
-            fewer = self._cut(cut.batch, rows, units)
+            fewer = self._cut(cut.batch, rows)
             found = self._scheduled(fewer, after)
             if is_near(found):
                 self.limits.append("larger tiles have no room in local memory")
@@ -143,14 +134,14 @@ class _Plan:
 
     def _scheduled(self, cut: Cut, after: Sequence[Node]) -> list[Kernel]:
         """The kernels of one tile; sets what comes before and after for this cut."""
-        self.tile = Tile(self.kinds, cut, self.lanes)
+        self.tile = Tile(self.kinds, cut, self.target.lanes)
         self.partial = PartialSums(self.sums, after, cut.groups)
         given = {self.tile.value(n): self.partial.room(n) for n in self.sums}
         self.finished: dict[Node, Node] = {}  # ROW values with all rows, in memory
         self.direct: set[Buffer] = set()  # states that the block itself fills
         for node in self.rows:
             self._finish(node, cut, given)
-        kernels, self.ready = _kernels(given, cut.groups, self.lanes, self.multiply)
+        kernels, self.ready = _kernels(given, cut.groups, self.target)
         targets = set(self.partial.buffers.values())
         replaced = self.partial.totals() | self.finished
         heavy = {v: b for v, b in self.tile.before.items() if v.op not in MOVEMENT}
@@ -204,7 +195,7 @@ class _Plan:
 
 
 def _kernels(
-    given: dict[Node, Node], groups: int, lanes: Lanes, multiply: Multiply
+    given: dict[Node, Node], groups: int, target: Target
 ) -> tuple[list[Kernel], list[Kernel]]:
     """Kernels that fill the given places, intermediates in rooms of the group's own, and those
     that a group needs to run before."""
@@ -222,7 +213,8 @@ def _kernels(
     lasting = {storage(place) for place in given.values()}
     drafts = fuse_rows(attach_sums(merge(drafts)), lasting)
     kernels = [freeze(d, i) for i, d in enumerate(ordered(drafts))]
-    found = bring(kernels, rooms, places, multiply) if lanes == "group" else None
+    on_lanes = target.lanes == "group"
+    found = bring(kernels, rooms, places, target.multiply) if on_lanes else None
     return found or (share(kernels, rooms), [])
 
 

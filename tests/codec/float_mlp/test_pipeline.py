@@ -8,7 +8,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from conftest import open_mapping, small_pixels
+from conftest import MAPPINGS, open_mapping, small_pixels
 
 from imgmlp.codec.float_mlp import npz, pipeline
 from imgmlp.codec.float_mlp.config import PRESETS, Settings
@@ -24,9 +24,9 @@ def settings(**changes: object) -> Settings:
     return dataclasses.replace(PRESETS["default"], **{**small, **changes})  # type: ignore[arg-type]
 
 
-@pytest.fixture(scope="module", params=["numpy", "cpu"])
+@pytest.fixture(scope="module", params=["numpy", "one"])
 def device(request: pytest.FixtureRequest) -> AnyDevice:
-    return open_device(request.param)
+    return open_mapping(request.param)
 
 
 PICTURES = {
@@ -147,7 +147,7 @@ def test_a_run_that_diverges_stops_soon_with_finite_weights(device: AnyDevice) -
 def test_devices_agree_on_the_picture() -> None:
     """Rounding differs; after 200 steps less than a level on average."""
     picture = Picture(small_pixels())
-    one, two = (pipeline.train(picture, settings(), open_device(d)) for d in ("numpy", "cpu"))
+    one, two = (pipeline.train(picture, settings(), open_mapping(m)) for m in MAPPINGS[:2])
     difference = np.abs(one.pixels.astype(int) - two.pixels.astype(int))
     assert difference.mean() < 1
     assert one.psnr == pytest.approx(two.psnr, abs=0.1)

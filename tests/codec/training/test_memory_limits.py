@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import small_pixels
+from conftest import open_mapping, open_opencl, small_pixels
 from networks import small_network
 
 from imgmlp.cli import decode, train
@@ -31,8 +31,7 @@ KILO = 1024
 
 def small_device(nbytes: int, at_once: int | None = None) -> Device:
     """PoCL with so much memory, with which every kernel runs by itself: batches take memory."""
-    device = open_device("cpu")
-    assert isinstance(device, Device)
+    device = open_opencl()
     device.info = replace(device.info, memory=nbytes)
     device.max_allocation = at_once or nbytes
     return device
@@ -114,9 +113,11 @@ def test_what_a_device_refuses_to_give_at_once_counts_too() -> None:
     assert 258 <= rows <= 261  # 261 * 261 * 3 bytes fit
 
 
-@pytest.mark.parametrize(("spec", "nbytes"), [("cpu", 60 * KILO), ("numpy", 5000)])
-def test_pieces_are_halved_with_a_warning_and_give_the_same_picture(spec: str, nbytes: int) -> None:
-    network, device = small_network(), open_device(spec)
+@pytest.mark.parametrize(("mapping", "nbytes"), [("one", 60 * KILO), ("numpy", 5000)])
+def test_pieces_are_halved_with_a_warning_and_give_the_same_picture(
+    mapping: str, nbytes: int
+) -> None:
+    network, device = small_network(), open_mapping(mapping)
     whole = integer_inference.decode(network, 40, 30, open_device("numpy"))
     device.info = replace(device.info, memory=nbytes)
     with pytest.warns(ImgmlpWarning, match="600 pixels at a time instead of 1,200"):
@@ -132,7 +133,7 @@ def test_where_no_piece_is_small_enough_decoding_ends_with_what_it_needs() -> No
 
 
 def test_a_device_that_was_lost_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    device, tried = open_device("cpu"), []
+    device, tried = open_opencl(), []
 
     def fail(*_: object) -> None:
         tried.append(True)
@@ -168,7 +169,7 @@ def test_numpy_refuses_what_this_machine_has_no_memory_for(
     picture: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The system would end the process: nothing else says that there is too little."""
-    monkeypatch.setattr("imgmlp.engine.runtime.program.host_memory", lambda: 1000)
+    monkeypatch.setattr("imgmlp.engine.runtime.interpreted.host_memory", lambda: 1000)
     chosen = replace(SMALL, batch=64)
     outputs = Outputs(picture.parent / "w.npz", picture.parent / "w.png")
     with pytest.raises(OutOfMemoryError, match=r"bytes at once, this machine has 1,000"):

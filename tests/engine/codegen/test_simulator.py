@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from reference import close
 from simulated import STEPS, Make, draw, programs
 
 from imgmlp.codec.float_mlp import pipeline
@@ -118,7 +119,7 @@ def check(make: Make, device: Judge) -> None:
     wanted.run()
     for name in program.outputs:
         found, truth = program.read(name), wanted.read(name)
-        assert np.allclose(found, truth, rtol=1e-3, atol=1e-4, equal_nan=True), name
+        assert close(found, truth, roundings=1024), name
 
 
 @simulated

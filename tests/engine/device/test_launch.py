@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import OPENCL, open_opencl
 
 from imgmlp.cli import arguments, train
 from imgmlp.cli.train import Outputs
-from imgmlp.engine import Device, Program, Tensor, compile, open_device
+from imgmlp.engine import Device, Program, Tensor, compile
 from imgmlp.engine.device.launch import Event
 from imgmlp.errors import DeviceError
 from imgmlp.terminal import Terminal
@@ -19,9 +20,7 @@ cl = pytest.importorskip("pyopencl")
 
 @pytest.fixture
 def device() -> Device:
-    found = open_device("cpu")
-    assert isinstance(found, Device)
-    return found
+    return open_opencl()
 
 
 def two_launches(device: Device) -> tuple[Program, Tensor]:
@@ -57,7 +56,7 @@ def test_a_failure_in_the_middle_of_a_step_ends_the_use_of_the_device(device: De
     with pytest.raises(DeviceError, match="is lost"):
         lazy.realize()
     assert not lazy.realized
-    again = open_device("cpu")
+    again = open_opencl()
     assert (Tensor(np.ones(3), again) + 1).numpy().tolist() == [2, 2, 2]
 
 
@@ -97,5 +96,5 @@ def test_training_on_a_device_that_is_lost_leaves_no_file(
     outputs = picture.parent / "a.npz", picture.parent / "a.png"
     settings = arguments.training_settings("default", steps=300, batch=64, hidden=8, layers=1)
     with pytest.raises(DeviceError, match="launching kernel"):
-        train.run(Terminal(), picture, Outputs(*outputs), settings, "cpu", False)
+        train.run(Terminal(), picture, Outputs(*outputs), settings, OPENCL["device"], False)
     assert [path.name for path in picture.parent.iterdir()] == [picture.name]

@@ -11,36 +11,34 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import environment
+from conftest import OPENCL, environment, open_mapping, open_opencl
 
 from imgmlp.engine import AnyDevice, Device, NumpyDevice, list_devices, open_device
 from imgmlp.engine.device import discover
 from imgmlp.engine.device.driver_errors import build_failure
 from imgmlp.engine.device.opencl import LOSES_PARTS, find
-from imgmlp.errors import DeviceError, OutOfMemoryError
+from imgmlp.errors import DeviceError, ImgmlpWarning, OutOfMemoryError
 
 DOUBLE = """__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void t_double(__global float *x, int n) { for (int i = 0; i < n; ++i) x[i] *= 2.f; }"""
 
 # What a new process does with a kernel; prints one line.
-RUN = """
+RUN = f"""
 import numpy as np
 from imgmlp.engine import Tensor, open_device
-device = open_device("cpu")
+device = open_device({OPENCL["device"]!r})
 print(float((Tensor(np.arange(5.0), device) * 3).sum().item()))
 """
 
 
 @pytest.fixture(scope="module")
 def opencl() -> Device:
-    device = open_device("cpu")
-    assert isinstance(device, Device)
-    return device
+    return open_opencl()
 
 
-@pytest.fixture(params=["cpu", "numpy"])
+@pytest.fixture(params=["one", "numpy"])
 def device(request: pytest.FixtureRequest) -> AnyDevice:
-    return open_device(request.param)
+    return open_mapping(request.param)
 
 
 @pytest.mark.parametrize("spec", ["numpy:procedure", "numpy:uops", "numpy:uops-group"])
@@ -74,10 +72,15 @@ def test_a_simulator_is_opened_by_its_name_only(
     assert open_device("cpu").info.kind == "cpu"
     assert open_device("simulator").info.spec == open_device("9:0").info.spec == "9:0"
     monkeypatch.setattr(discover, "find", lambda: ([simulator], None))
-    for spec in ("auto", "cpu", "gpu"):
+    for spec in ("cpu", "gpu"):
         with pytest.raises(DeviceError, match="only a simulator") as raised:
             open_device(spec)
         assert "pocl" in raised.value.hint
+    with pytest.warns(ImgmlpWarning) as said:
+        assert open_device("auto").info.kind == "numpy"
+    first, second = (str(one.message) for one in said)
+    assert "only a simulator" in first
+    assert "NumPy computes" in second
 
 
 def test_a_spec_opens_what_is_listed_under_it() -> None:
@@ -193,18 +196,22 @@ def test_kernels_run_without_a_place_for_their_cache(changes: dict[str, str | No
     assert (done.stdout, done.stderr) == ("30.0\n", "")
 
 
-def test_no_driver_is_an_error_with_advice() -> None:
+def test_without_a_driver_numpy_computes_unless_one_was_asked_for() -> None:
     code = """
+import warnings
 from imgmlp.engine import list_devices, open_device
 from imgmlp.errors import DeviceError
 print([d.spec for d in list_devices()])
+with warnings.catch_warnings(record=True) as said:
+    print(open_device("auto").info.spec)
+print("pocl" in str(said[0].message), "NumPy computes" in str(said[1].message), len(said))
 try:
-    open_device("auto")
+    open_device("cpu")
 except DeviceError as error:
     print(error.exit_code, "pocl" in error.hint.lower(), "numpy" in error.hint)
 """
     done = python(code, OCL_ICD_VENDORS="/nonexistent")
-    assert done.stdout == "['numpy']\n6 True True\n"
+    assert done.stdout == "['numpy']\nnumpy\nTrue True 2\n6 True True\n"
     assert done.stderr == ""
 
 

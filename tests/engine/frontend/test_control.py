@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from conftest import FORMS, MAPPINGS, open_mapping
+from reference import close
 
 from imgmlp.engine import AnyDevice, Context, Device, Function, Program, Tensor, compile, cond, loop
 from imgmlp.engine import dtype as dt
@@ -263,9 +264,9 @@ def test_the_condition_may_change_between_replays(device: AnyDevice) -> None:
         program.run()
         y = e / e.sum(1, keepdims=True) if left > 0 else a * 2
         total = (a @ wanted).sum() if left > 0 else a.sum() * 0.5
-        assert np.allclose(program.read("y"), y, rtol=1e-4, atol=1e-6)
+        assert close(program.read("y"), y, roundings=256)
         assert program.read("total") == pytest.approx(total, rel=1e-4)
-        assert np.allclose(program.read("joined"), np.concatenate([y, wanted]), atol=1e-4)
+        assert close(program.read("joined"), np.concatenate([y, wanted]), roundings=256)
         wanted = wanted * 2 + y if left > 0 else wanted
         assert np.allclose(state.numpy(), wanted, rtol=1e-4)
 
@@ -408,7 +409,7 @@ def test_gradients_are_those_of_the_unrolled_loop(device: AnyDevice) -> None:
     wanted = gradients(in_python, open_mapping("numpy"))
     for found, want in zip(gradients(loop, device), wanted, strict=True):
         assert np.abs(want).max() > 0.1
-        assert np.allclose(found, want, rtol=1e-5, atol=1e-6)
+        assert close(found, want)
 
 
 def test_gradients_of_a_nested_loop(device: AnyDevice) -> None:
@@ -473,9 +474,9 @@ def test_gradients_go_through_the_chosen_value(device: AnyDevice, way: int) -> N
     y = cond(c, lambda: (x @ v) ** 2, lambda: x * 3)
     by_w, by_v = computed(*(y.sum() + x.sum()).gradient([w, v]))
     g = 2 * (np.sin(a / 2) @ b) @ b.T if way else np.full((3, 3), 3.0)
-    assert np.allclose(by_w, (g + 1) * np.cos(a / 2) / 2, atol=1e-5)
+    assert close(by_w, (g + 1) * np.cos(a / 2) / 2)
     wanted = np.sin(a / 2).T @ (2 * np.sin(a / 2) @ b) if way else np.zeros((3, 3))
-    assert np.allclose(by_v, wanted, atol=1e-5)
+    assert close(by_v, wanted)
 
 
 def test_the_gradient_of_what_is_not_chosen_is_not_computed(lowered: Lowered) -> None:

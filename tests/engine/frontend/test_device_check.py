@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import FORMS, open_mapping
+from conftest import FORMS, open_mapping, open_opencl
 
 from imgmlp.engine import check_device, missing_drivers, open_device
 from imgmlp.engine.device.numpy_device import numpy_info
@@ -51,7 +51,7 @@ def test_a_compiler_that_fails_is_the_only_finding(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         device_check, "PROBE", "__kernel void imgmlp_probe(__global int *x) { broken }"
     )
-    (found,) = check_device(open_device("cpu"))
+    (found,) = check_device(open_opencl())
     assert (found.name, found.passed) == ("build", False)
     assert "does not compile" in found.problem
     assert "update or reinstall" in found.hint
@@ -72,7 +72,7 @@ def test_a_fault_in_a_test_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None
 def test_no_place_for_kernels_is_said_but_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_check, "TESTS", {})
     monkeypatch.setattr(device_check, "is_private", lambda: True)
-    found = check_device(open_device("cpu"))[-1]
+    found = check_device(open_opencl())[-1]
     assert found.passed
     assert "compiles" in found.problem
     assert "POCL_CACHE_DIR" in found.hint

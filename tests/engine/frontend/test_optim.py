@@ -7,7 +7,8 @@ import math
 
 import numpy as np
 import pytest
-from conftest import EMULATED
+from conftest import EMULATED, open_mapping
+from reference import close
 
 from imgmlp.codec.float_mlp.config import PRESETS
 from imgmlp.codec.float_mlp.fit import LearningRate
@@ -20,9 +21,9 @@ GOAL = RNG.standard_normal((5, 3))
 LR, BETAS, DECAY, EPSILON = 0.05, (0.92, 0.95), 0.1, 1e-8
 
 
-@pytest.fixture(scope="module", params=["numpy", "cpu", *EMULATED])
+@pytest.fixture(scope="module", params=["numpy", "one", *EMULATED])
 def device(request: pytest.FixtureRequest) -> AnyDevice:
-    return open_device(request.param)
+    return open_mapping(request.param)
 
 
 def noise(seed: Tensor | int, device: AnyDevice) -> Tensor:
@@ -118,7 +119,7 @@ def test_gradient_descent_follows_its_formula(device: AnyDevice) -> None:
     compile(step, device).run(10)
     for _ in range(10):
         wanted -= 0.01 * 4 * (wanted - GOAL) ** 3
-    assert np.allclose(p.numpy(), wanted, atol=1e-5)
+    assert close(p.numpy(), wanted)
 
 
 @pytest.mark.parametrize("preset", ["default", "seed"])
@@ -133,7 +134,7 @@ def test_the_learning_rate_is_computed_on_the_device(device: AnyDevice, preset: 
     assert np.allclose(found, wanted, rtol=1e-5, atol=1e-7 * settings.lr)
 
 
-@pytest.mark.parametrize("device", ["numpy", "cpu"], indirect=True)  # long
+@pytest.mark.parametrize("device", ["numpy", "one"], indirect=True)  # long
 def test_a_quadratic_is_found_again(device: AnyDevice) -> None:
     """x^2 A + B from random x, with the features squared beforehand."""
     factor, shift = np.array([1.777, 1.333, 0.333]), np.array([1.55, 0.0, -1.666])

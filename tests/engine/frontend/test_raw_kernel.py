@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from conftest import open_opencl
 
 from imgmlp.engine import Device, RawKernel, Tensor, compare, compile, open_device
 from imgmlp.errors import DeviceError
@@ -17,7 +18,7 @@ __kernel void t_scale(__global float *out, __global const float *a, float factor
 
 @pytest.fixture(scope="module")
 def scale() -> RawKernel:
-    return RawKernel(open_device("cpu"), SCALE, "t_scale", WIDTH=4)
+    return RawKernel(open_opencl(), SCALE, "t_scale", WIDTH=4)
 
 
 @pytest.fixture
@@ -89,7 +90,7 @@ def test_a_grid_that_groups_do_not_fill_is_refused(scale: RawKernel, a: np.ndarr
 
 
 def test_what_does_not_compile_comes_with_the_compilers_log() -> None:
-    device = open_device("cpu")
+    device = open_opencl()
     with pytest.raises(DeviceError) as caught:
         RawKernel(device, "__kernel void t_bad(__global float *a) { a[0] = nothing; }", "t_bad")
     assert any("nothing" in note for note in caught.value.__notes__)

@@ -17,6 +17,7 @@ from imgmlp.engine.ir.index_values import index_value, negated
 from imgmlp.engine.ir.kernel import Kernel, Store
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import Var, conj
+from imgmlp.engine.ir.target import Target
 from imgmlp.engine.ir.uops import U, UOp
 from imgmlp.engine.lowering.linearize import linearize
 from imgmlp.engine.oracle.interpret import evaluate
@@ -51,7 +52,7 @@ def pick(condition: Node, a: Node, b: Node) -> Node:
 def uops(value: Node) -> list[UOp]:
     """Instructions of a kernel that leaves a value, but for its loops and its store."""
     store = Store(buffer(Buffer(value.shape, value.dtype)), value)
-    code = linearize(Kernel("k", value.shape, (store,), None), "one")
+    code = linearize(Kernel("k", value.shape, (store,), None), Target())
     return [u for u in code.uops if u.op in (U.LOAD, U.ALU)]
 
 

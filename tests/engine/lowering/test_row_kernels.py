@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import EMULATED, open_mapping
+from reference import close
 
 from imgmlp.engine import Program, Tensor, compile, dtype
 from imgmlp.engine.ir.op import Op
@@ -45,7 +46,7 @@ def test_rows_of_all_lengths(form: str) -> None:
     program, wanted = rows(form, (70, 5), (67, 131), *more)
     program.run()
     for name, truth in wanted.items():
-        assert np.allclose(program.read(name), truth, rtol=1e-4, atol=1e-5), name
+        assert close(program.read(name), truth), name
 
 
 def uops(form: str, length: int, kind: dtype.DType = dtype.f32) -> list[Any]:

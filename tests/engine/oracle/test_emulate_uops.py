@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from reference import close
 
 from imgmlp.engine.ir.dtype import f32, i32
 from imgmlp.engine.ir.graph import Buffer, Node, buffer, dot, gather, move, reduce
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import Const
-from imgmlp.engine.ir.target import Lanes
+from imgmlp.engine.ir.target import Lanes, Target
 from imgmlp.engine.ir.uops import Code, Range, U, UOp
 from imgmlp.engine.lowering.linearize import linearize
 from imgmlp.engine.oracle import emulate_uops
@@ -28,7 +29,7 @@ def lowered(value: Node, lanes: Lanes, target: Buffer | None = None) -> tuple[Co
     """The UOps of one kernel, and the Buffer that it fills."""
     out = target or Buffer(value.shape, value.dtype, "here", name="out")
     (kernel,) = schedule([(out, value)]).kernels
-    return linearize(kernel, lanes, 2), out
+    return linearize(kernel, Target(lanes, 2)), out
 
 
 def run(code: Code, out: Buffer, **more: np.ndarray) -> np.ndarray:
@@ -57,7 +58,7 @@ def test_a_launch_gives_what_numpy_gives(name: str, lanes: Lanes) -> None:
     x = START.reshape(X.shape)
     wanted = {"map": x * 2, "rows": x.sum(1), "columns": x.sum(0), "product": x @ x.T}[name]
     code, out = lowered(VALUES[name], lanes)
-    assert np.allclose(run(code, out), wanted, rtol=1e-5, atol=1e-5)
+    assert close(run(code, out), wanted)
 
 
 @pytest.mark.parametrize("lanes", LANES)

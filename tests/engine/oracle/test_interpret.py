@@ -32,7 +32,14 @@ from imgmlp.engine.ir.graph import (
     reduce,
 )
 from imgmlp.engine.ir.op import CONTROL, LOAD, Op
-from imgmlp.engine.oracle.interpret import TABLE, evaluate, lowbias32, most_bytes
+from imgmlp.engine.oracle.interpret import (
+    TABLE,
+    Evaluation,
+    evaluate,
+    lowbias32,
+    most_bytes,
+    select,
+)
 
 
 def leaf(values: Any, dtype: DType) -> tuple[Node, dict[Buffer, np.ndarray]]:
@@ -49,7 +56,7 @@ def value(node: Node, held: dict[Buffer, np.ndarray] | None = None, wide: bool =
 
 
 def test_every_operation_can_be_interpreted() -> None:
-    assert set(TABLE) == set(Op) - LOAD - CONTROL - {Op.CAST}
+    assert set(TABLE) == set(Op) - LOAD - CONTROL
 
 
 BINARY: list[tuple[Op, DType, float, float, float]] = [
@@ -100,6 +107,42 @@ def test_ternary_operations() -> None:
     assert value(alu(Op.WHERE, const(True, bool_), two, three)) == 2
     assert value(alu(Op.WHERE, const(False, bool_), two, three)) == 3
     assert value(alu(Op.MULACC, two, three, five)) == 11
+
+
+@pytest.mark.parametrize("kind", ["bool", "i1", "u1", "i4", "u4", "f2", "f4", "f8"])
+def test_a_choice_keeps_every_bit(kind: str) -> None:
+    """Of zeros with a sign, NaNs and all others, whether values repeat along axes or not."""
+    random, dtype = np.random.default_rng(0), np.dtype(kind)
+    x, y = random.integers(0, 2 if kind == "bool" else 256, (2, 7, 5 * dtype.itemsize), np.uint8)
+    x, y = x.view(dtype), y.view(dtype)
+    condition = random.random(x.shape) < 0.5
+    one, row, whole = (np.broadcast_to(v, x.shape) for v in (x[0, 0], x[0], condition[0, 0]))
+    for c, a, b in (
+        (condition, x, y),
+        (condition, one, y),
+        (condition, x, one),
+        (condition, one, np.broadcast_to(y[0, 0], x.shape)),
+        (condition, row, y.T.copy().T),
+        (whole, x, y),
+        (whole, one, one),
+        (condition[0, 0], x[0, 0], y[0, 0]),
+        (condition[:, :1], x[:1], y),
+    ):
+        kept = a.copy(), b.copy(), c.copy()
+        found, wanted = select(c, a, b), np.where(c, a, b)
+        assert found.dtype == dtype
+        assert found.shape == wanted.shape
+        assert found.tobytes() == wanted.tobytes()
+        assert all(u.tobytes() == v.tobytes() for u, v in zip((a, b, c), kept, strict=True))
+
+
+def test_an_evaluation_can_be_run_again_with_other_values() -> None:
+    x, _ = leaf([0.0, 0.0], f32)
+    ready = Evaluation([x * x + (const(2, f32, (2,)) + 1.0), x])
+    for given in ([1.0, 2.0], [3.0, -4.0]):
+        squares, same = ready.run({x.arg: np.array(given, np.float32)})
+        assert squares.tolist() == [g * g + 3 for g in given]
+        assert same.tolist() == given
 
 
 def test_reductions_and_products() -> None:

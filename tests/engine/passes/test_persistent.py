@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import EMULATED
+from conftest import EMULATED, open_mapping, open_pocl
+from reference import close
 from test_prologue import descent
 
 from imgmlp.engine import AnyDevice, Device, Program, RawKernel, open_device
@@ -20,11 +21,12 @@ from imgmlp.engine.passes.persistent import MOST_STEPS, reside
 STEPS = 2 * MOST_STEPS + 5
 
 
-@pytest.fixture(params=["cpu", *EMULATED[:2]])
+@pytest.fixture(params=["pocl", *EMULATED[:2]])
 def device(request: pytest.FixtureRequest) -> AnyDevice:
-    found = open_device(request.param)
-    if not isinstance(found, Device):
-        found.keeps_groups = True
+    if request.param == "pocl":
+        return open_pocl()
+    found = open_mapping(request.param)
+    found.keeps_groups = True
     return found
 
 
@@ -51,11 +53,11 @@ def test_steps_in_one_launch_are_steps(device: AnyDevice) -> None:
         wanted.run(count)
     assert program.read("count") == STEPS + 3
     for found, other in zip(weights, truth, strict=True):
-        assert np.allclose(found.numpy(), other.numpy(), rtol=1e-3, atol=1e-5)
+        assert close(found.numpy(), other.numpy(), roundings=256)
 
 
 def test_it_makes_no_difference_how_many_steps_a_launch_does() -> None:
-    first, *others = [descent(open_device("cpu"))[0] for _ in range(3)]
+    first, *others = [descent(open_pocl())[0] for _ in range(3)]
     first.run(STEPS)
     for _ in range(STEPS):
         others[0].run()
@@ -67,9 +69,9 @@ def test_it_makes_no_difference_how_many_steps_a_launch_does() -> None:
 @pytest.mark.parametrize("units", [1, MOST_UNITS])
 def test_launches_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, units: int) -> None:
     monkeypatch.setattr(linearize, "MOST_UNITS", units)  # of as many groups each as it takes
-    stays = descent(open_device("cpu"))[0]
+    stays = descent(open_pocl())[0]
     monkeypatch.setattr(Device, "keeps_groups", False)
-    leaves = descent(open_device("cpu"))[0]
+    leaves = descent(open_pocl())[0]
     assert len(leaves.stages.procedure.kernels) > 1
     stays.run(STEPS)
     leaves.run(STEPS)
@@ -114,8 +116,7 @@ __kernel void t_turns(volatile __global uint *turns, __global uint *out, int ste
 @pytest.mark.parametrize("patience", [1, 20000])
 def test_whoever_is_there_does_the_work(patience: int) -> None:
     """Also a group alone, more groups than threads, and ones that wait for nobody."""
-    device = open_device("cpu")
-    assert isinstance(device, Device)
+    device = open_pocl()
     source = building_block("resident") + TURNS
     kernel = RawKernel(device, source, "t_turns", PATIENCE=patience)
     turns = np.zeros(48, np.uint32)

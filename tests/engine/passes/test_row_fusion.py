@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from conftest import EMULATED, open_mapping
+from reference import close
 
 from imgmlp.engine import Program, Tensor, compile, open_device
 from imgmlp.engine.ir.kernel import Kernel
@@ -77,7 +78,7 @@ def test_totals_of_other_rows_come_from_a_kernel_before(
         other = step(f, 90, 90, form=form)
         for each in (program, other):
             each.run()
-        assert np.allclose(program.read("y"), other.read("y"), rtol=1e-4, atol=1e-5)
+        assert close(program.read("y"), other.read("y"))
 
 
 def test_a_transpose_is_read_again_in_tiles_unless_what_follows_is_kept() -> None:

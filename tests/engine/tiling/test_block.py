@@ -15,7 +15,7 @@ from imgmlp.engine import dtype as dt
 from imgmlp.engine.ir.graph import Buffer, Node, toposort
 from imgmlp.engine.ir.kernel import Block, Procedure, Update
 from imgmlp.engine.ir.op import Op
-from imgmlp.engine.ir.target import VECTOR
+from imgmlp.engine.ir.target import Target
 from imgmlp.engine.ir.uops import Range, U
 from imgmlp.engine.lowering.map_kernels import REGISTERS
 from imgmlp.engine.oracle.interpret import evaluate
@@ -72,7 +72,7 @@ def lowered(outputs: dict[str, Node], lanes: str = "one", units: int = 2) -> Pro
     updates: list[Update] = [(Buffer(n.shape, n.dtype, name=k), n) for k, n in outputs.items()]
     nodes = simplify([value for _, value in updates])
     step = [(state, value) for (state, _), value in zip(updates, nodes, strict=True)]
-    return block_program(step, "group" if lanes == "group" else "one", units)
+    return block_program(step, Target("group" if lanes == "group" else "one", units))
 
 
 def blocks(procedure: Procedure) -> list[Block]:
@@ -153,7 +153,7 @@ def test_lanes_have_their_values_in_registers(features: int, stores: int) -> Non
         elif u.op is U.ACC and u.arg[1] is None:
             taken[-1].append(u.arg[0])
         elif u.op in (U.KEEP, U.LANE):
-            assert all(loop.count <= VECTOR for loop in loops if loop.kind == "vector")
+            assert all(loop.count <= Target().wide for loop in loops if loop.kind == "vector")
     most = max(taken, key=sum)
     assert len(most) == stores
     assert REGISTERS // 4 < sum(most) <= REGISTERS

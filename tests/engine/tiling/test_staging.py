@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import warps
+from reference import close
 from test_block import blocks, filled, gradients, held
 
 from imgmlp.engine import AnyDevice, Program, Tensor, open_device
@@ -42,7 +43,7 @@ def step(
     wanted = evaluate(list(outputs.values()), held(outputs), wide=True)
     program.run()
     for name, value in zip(outputs, wanted, strict=True):
-        assert np.allclose(program.read(name), value, atol=1e-5 * np.abs(value).max())
+        assert close(program.read(name), value, roundings=256)
     (block,) = blocks(program.stages.procedure)
     return program, block
 
@@ -127,7 +128,7 @@ def test_rows_of_a_tile_are_not_copied_once_a_group(
     program.run()
     wanted = evaluate(list(outputs.values()), held(outputs), wide=True)
     for name, value in zip(outputs, wanted, strict=True):
-        assert np.allclose(program.read(name), value, atol=1e-5 * np.abs(value).max())
+        assert close(program.read(name), value, roundings=256)
 
 
 def test_a_value_may_be_read_in_another_shape(device: AnyDevice) -> None:

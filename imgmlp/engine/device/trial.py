@@ -1,0 +1,63 @@
+"""A device's first kernel, in a process that may be lost.
+
+    python -m imgmlp.engine.device.trial DEVICE
+
+says in its last line that the device works, or what is wrong. probe.py starts it.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+from imgmlp.engine.device.opencl import Device, find
+from imgmlp.engine.device.probe import WORKS
+from imgmlp.errors import DeviceError, ImgmlpError
+
+SIZE = 64  # floats
+# Vectors and a function of the driver's own library, so that a compiler that takes the processor
+# for a better one is found out here.
+SOURCE = """__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void imgmlp_probe(__global float *x, const int n) {
+  for (int i = 0; i < n; i += 8) {
+    __global float8 *p = (__global float8 *)(x + i);
+    *p = sqrt(*p) * *p + 1.0f;
+  }
+}"""
+
+
+def use(spec: str) -> None:
+    """Compile and run a kernel on a device. Raises DeviceError."""
+    pairs = [pair for pair in find()[0] if pair[1].spec == spec]
+    if not pairs:
+        raise DeviceError(f"{spec} is not there any more")
+    opened = Device(*pairs[0])
+    x = np.arange(SIZE, dtype=np.float32)
+    memory = opened.alloc(x.nbytes)
+    opened.write(memory, x)
+    kernel = opened.build(SOURCE, ["imgmlp_probe"])["imgmlp_probe"]
+    opened.launch_all([opened.bind(kernel, [memory, np.int32(SIZE)], (1,), (1,))])
+    found = np.empty_like(x)
+    opened.read(memory, found)
+    if not np.allclose(found, np.sqrt(x) * x + 1, rtol=1e-5):
+        raise DeviceError("it computes wrong numbers")
+
+
+def main(spec: str) -> None:
+    try:
+        use(spec)
+        print(WORKS)
+    except ImgmlpError as error:
+        print(_line(error))
+
+
+def _line(error: ImgmlpError) -> str:
+    """An error with what its hint adds: the compiler's own words, if it quotes them."""
+    lines = error.hint.splitlines()
+    detail = next((line for line in lines if "error:" in line), lines[0] if lines else "")
+    return f"{error} ({detail.strip()})" if detail else str(error)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

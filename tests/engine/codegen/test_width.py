@@ -1,0 +1,75 @@
+"""Wider vectors, where a compiler may be given them: the same values, and nobody else sees them."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from conftest import open_mapping
+from simulated import OTHERS, PRODUCTS, STEPS
+
+from imgmlp.engine import AnyDevice, Device, NumpyDevice, Tensor, compile
+from imgmlp.engine.codegen.render import building_block
+from imgmlp.engine.ir.uops import U
+
+PROGRAMS = PRODUCTS | OTHERS | STEPS
+BLOCKS = ("scalar", "reduce", "product_one", "resident")
+
+
+def wide(name: str) -> AnyDevice:
+    """A device with vectors of 16, or no test."""
+    found = open_mapping(name)
+    if isinstance(found, Device) and found.vector_width < 16:
+        pytest.skip(f"{found.info.name} has no vectors of 16")
+    found.vector_width = 16
+    return found
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("form", ["numpy:uops", "one"])
+def test_wide_vectors_give_the_same_values(form: str, name: str) -> None:
+    program, wanted = PROGRAMS[name](wide(form)), PROGRAMS[name](NumpyDevice())
+    program.run()
+    wanted.run()
+    for output in program.outputs:
+        found, truth = program.read(output), wanted.read(output)
+        assert np.allclose(found, truth, rtol=1e-3, atol=1e-4, equal_nan=True), output
+
+
+@pytest.mark.parametrize(
+    ("columns", "inner", "tiles"),
+    [
+        (64, 7, [32]),
+        (72, 7, [32, 8]),
+        (24, 7, [16, 8]),
+        (48, 7, [32, 16]),
+        (31, 7, [32]),
+        (20, 7, [16, 8]),
+        (12, 7, [16]),
+        (3, 7, [8]),
+        (48, 300, [32, 32]),
+    ],
+)
+def test_what_is_no_whole_tile_goes_in_narrower_ones(
+    columns: int, inner: int, tiles: list[int]
+) -> None:
+    device = wide("numpy:uops")
+    x, y = (Tensor(np.ones(s, np.float32), device) for s in ((9, inner), (inner, columns)))
+    (code,) = compile(lambda: {"y": x @ y}, device).stages.codes
+    found = [u.arg.tile_columns for u in code.uops if u.op is U.PRODUCT]
+    assert list(dict.fromkeys(found)) == list(dict.fromkeys(tiles))
+
+
+@pytest.mark.parametrize("lanes", ["one", "group"])
+@pytest.mark.parametrize("name", STEPS)
+def test_only_a_compiler_that_may_have_them_is_shown_wide_vectors(name: str, lanes: str) -> None:
+    """Others abort or hang at any vector of 16; on a GPU lanes are the vectors."""
+    device = open_mapping("numpy:uops" if lanes == "one" else "numpy:uops-group")
+    narrow = PROGRAMS[name](device).stages.source
+    device.vector_width = 16
+    source = PROGRAMS[name](device).stages.source
+    for block in BLOCKS:
+        narrow = narrow.replace(building_block(block), "")
+    assert not re.search(r"(float|int)16|NARROW 16", narrow)
+    assert ("#define NARROW 16" in source) is (lanes == "one")

@@ -1,0 +1,217 @@
+"""PoCL's name for the processor: known where it is kept, and replaced where it is wrong.
+
+The name is faked in processes of their own, the one that tries the device among them: what Python
+runs when it starts writes it into PoCL's description of the device.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import QUICK, Command, environment
+
+from imgmlp.engine.device import pocl
+from imgmlp.engine.device.opencl import cl
+
+CLANG = shutil.which("clang-14")
+# What clang defines for instructions that a compiler uses without being asked.
+MACROS = {
+    "SSE2": "sse2", "SSE3": "pni", "SSSE3": "ssse3", "SSE4_1": "sse4_1", "SSE4_2": "sse4_2",
+    "SSE4A": "sse4a", "POPCNT": "popcnt", "LAHF_SAHF": "lahf_lm", "AVX": "avx",
+    "F16C": "f16c", "FMA": "fma", "FMA4": "fma4", "XOP": "xop", "TBM": "tbm", "AVX2": "avx2",
+    "BMI": "bmi1", "BMI2": "bmi2", "LZCNT": "abm", "MOVBE": "movbe", "GFNI": "gfni",
+    "AVXVNNI": "avx_vnni", "AVX512F": "avx512f", "AVX512CD": "avx512cd", "AVX512ER": "avx512er",
+    "AVX512BW": "avx512bw", "AVX512DQ": "avx512dq", "AVX512VL": "avx512vl",
+    "AVX512IFMA": "avx512ifma", "AVX512VBMI": "avx512vbmi", "AVX512VBMI2": "avx512_vbmi2",
+    "AVX512VNNI": "avx512_vnni", "AVX512BITALG": "avx512_bitalg", "AVX512FP16": "avx512_fp16",
+    "AVX512VPOPCNTDQ": "avx512_vpopcntdq", "GCC_HAVE_SYNC_COMPARE_AND_SWAP_16": "cx16",
+}  # fmt: skip
+
+FAKE = """
+import os
+import pyopencl
+from imgmlp.engine import cache, pocl
+cache.choose_cache()
+found = [p for p in pyopencl.get_platforms() if p.name == pocl.PLATFORM]
+pyopencl.get_platforms = lambda: found  # no other driver is to step in
+(device,) = found[0].get_devices()
+place = pocl.name_place(device.int_ptr, device.driver_version, device.version)
+pocl.give(place, os.environ["FAKE_NAME"])
+exec(os.environ["FAKE_MORE"])
+"""
+UNMENDABLE = {
+    "another version": "pocl.WHEEL = '3.9'",
+    "memory that cannot be read": "pocl.MEMORY = pocl.Path('/nonexistent')",
+    "an unknown structure": "pocl.TRIPLET = 'x86_64-unknown-linux-gnux32'",
+    "a processor without a name": "pocl.best_name = lambda flags: None",
+}
+
+
+def name_place() -> int | None:
+    """Where this process's PoCL keeps the name, if it is the wheel's."""
+    for platform in cl.get_platforms() if cl else ():
+        if platform.name.strip() == pocl.PLATFORM:
+            (device, *_) = platform.get_devices()
+            return pocl.name_place(device.int_ptr, device.driver_version, device.version)
+    return None
+
+
+@pytest.fixture(scope="module")
+def wheel() -> int:
+    place = name_place()
+    if place is None:
+        pytest.skip("PoCL is not there, or not the wheel's 3.0, the only one that is mended")
+    return place
+
+
+@pytest.fixture
+def faked(wheel: int, tmp_path: Path) -> dict[str, str]:
+    """An environment in which PoCL calls the processor FAKE_NAME, with a cache of its own."""
+    (tmp_path / "start").mkdir()
+    (tmp_path / "start" / "sitecustomize.py").write_text(FAKE)
+    path = f"{tmp_path / 'start'}:{environment()['PYTHONPATH']}"
+    return {
+        "PYTHONPATH": path,
+        "POCL_CACHE_DIR": str(tmp_path / "cache"),
+        "FAKE_NAME": "generic",
+        "FAKE_MORE": "",
+        "IMGMLP_DEVICE": "auto",
+    }
+
+
+# Names and flags
+
+
+@pytest.mark.skipif(CLANG is None, reason="clang 14, which knows what a name implies, is not there")
+@pytest.mark.parametrize("name", pocl.ADDS)
+def test_a_name_implies_what_llvm_says(name: str) -> None:
+    options = ["-cc1", "-triple", "x86_64-linux-gnu", "-target-cpu", name, "-E", "-dM", "-x", "c"]
+    said = subprocess.run(
+        [str(CLANG), *options, "/dev/null"], capture_output=True, text=True, check=True
+    ).stdout
+    defined = set(re.findall(r"#define __(\w+?)(?:__)? 1$", said, re.MULTILINE))
+    assert pocl.implied(name) == {flag for macro, flag in MACROS.items() if macro in defined}
+
+
+@pytest.mark.parametrize(
+    ("like", "hidden", "best"),
+    [
+        ("icelake-server", "", "icelake-server"),
+        ("icelake-server", "gfni", "skylake-avx512"),
+        ("skylake-avx512", "", "skylake-avx512"),
+        ("skylake-avx512", "avx512vl", "haswell"),
+        ("znver3", "", "haswell"),
+        ("znver3", "fma", "sandybridge"),
+        ("znver3", "avx", "x86-64-v2"),
+        ("nehalem", "", "x86-64-v2"),
+        ("nehalem", "sse4_2", "x86-64"),
+        ("k8", "", "x86-64"),
+    ],
+)
+def test_the_best_name_uses_nothing_that_is_hidden(like: str, hidden: str, best: str) -> None:
+    flags = pocl.implied(like) - {hidden}
+    assert pocl.best_name(flags) == best
+    assert pocl.implied(best) <= flags
+    assert pocl.is_right(like, flags) == (not hidden)
+
+
+def test_a_name_that_llvm_does_not_know_is_never_right() -> None:
+    everything = frozenset().union(*map(pocl.implied, pocl.ADDS))
+    assert not pocl.is_right("generic", everything)
+    assert not pocl.is_right("znver5", everything)
+    assert pocl.best_name(frozenset({"asimd"})) is None  # no x86-64
+
+
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [
+        ("OpenCL 3.0 PoCL HSTR: pthread-x86_64-unknown-linux-gnu-skylake-avx512", "skylake-avx512"),
+        ("OpenCL 3.0 PoCL HSTR: cpu-x86_64-pc-linux-gnu-generic", "generic"),
+        ("OpenCL 3.0 CUDA", ""),
+    ],
+)
+def test_a_device_tells_what_it_compiles_for(version: str, name: str) -> None:
+    assert pocl.compiled_for(version) == name
+
+
+def test_wide_vectors_need_the_name_and_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    have = pocl.implied("skylake-avx512")
+    monkeypatch.setattr(pocl, "processor_flags", lambda: have)
+    assert pocl.vector_width(pocl.PLATFORM, "skylake-avx512") == 16
+    assert pocl.vector_width(pocl.PLATFORM, "znver5") == 16
+    assert pocl.vector_width(pocl.PLATFORM, "haswell") == 8
+    assert pocl.vector_width("another", "skylake-avx512") == 8
+    monkeypatch.setattr(pocl, "processor_flags", lambda: have - {"avx512f"})
+    assert pocl.vector_width(pocl.PLATFORM, "skylake-avx512") == 8
+
+
+def test_what_an_emulator_hides_is_not_believed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The flags are those of every core, less what NumPy, which asks the processor, denies."""
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("flags\t: sse2 avx gfni\n\nflags\t: sse2 gfni avx amx\nbugs\t: avx2\n")
+    monkeypatch.setattr(pocl, "CPUINFO", cpuinfo)
+    asked = {"AVX": True, "GFNI": False, "AVX2": True}
+    monkeypatch.setattr(pocl.numpy_core._multiarray_umath, "__cpu_features__", asked)
+    assert pocl.processor_flags.__wrapped__() == {"sse2", "avx"}
+    monkeypatch.setattr(pocl, "CPUINFO", tmp_path / "none")
+    assert pocl.processor_flags.__wrapped__() == frozenset()
+
+
+# Memory
+
+
+def test_memory_that_is_not_there_is_no_crash(wheel: int) -> None:
+    assert len(pocl.read_memory(wheel, 8)) == 8
+    for address in (0, 8, 1 << 20, (1 << 47) - 4096, 1 << 60, (1 << 64) - 8, -8):
+        assert pocl.read_memory(address, 8) == b""
+
+
+# The whole way, with a faked name
+
+
+@pytest.mark.parametrize("name", ["generic", "znver5", ""])
+def test_a_name_that_is_refused_is_mended(
+    imgmlp: Command, faked: dict[str, str], name: str
+) -> None:
+    done = imgmlp("train", "small.png", *QUICK, env=faked | {"FAKE_NAME": name})
+    assert "warning" not in done.stderr
+    assert "PoCL" in done.stderr
+
+
+def test_a_name_that_implies_too_much_is_mended(imgmlp: Command, faked: dict[str, str]) -> None:
+    """A hypervisor hides AVX-512 of a processor that LLVM knows by its model."""
+    have = frozenset(f for f in pocl.processor_flags() if not f.startswith("avx512"))
+    hide = f"pocl.processor_flags = lambda: {have!r}"
+    env = faked | {"FAKE_NAME": "skylake-avx512", "FAKE_MORE": hide}
+    (device, _) = json.loads(imgmlp("devices", "--json", env=env).stdout)
+    assert device["target"] == pocl.best_name(have)
+    done = imgmlp("train", "small.png", *QUICK, env=env)
+    assert "warning" not in done.stderr
+    assert "PoCL" in done.stderr
+
+
+@pytest.mark.parametrize("more", UNMENDABLE.values(), ids=UNMENDABLE)
+def test_a_name_that_cannot_be_mended_is_passed_over(
+    imgmlp: Command, faked: dict[str, str], more: str
+) -> None:
+    env = faked | {"FAKE_MORE": more}
+    for _ in range(2):  # found out, then remembered
+        done = imgmlp("train", "small.png", *QUICK, "--force", env=env)
+        passed_over, numpy = (x for x in done.stderr.splitlines() if x.startswith("warning: "))
+        assert "PoCL" in passed_over
+        assert "unknown target CPU 'generic'" in passed_over
+        assert "imgmlp devices --check" in passed_over
+        assert "NumPy computes, which takes many times as long" in numpy
+    for device in ("0:0", "cpu"):
+        named = ("--device", device, "--force")
+        refused = imgmlp("train", "small.png", *QUICK, *named, env=env, check=6)
+        error, hint = (x for x in refused.stderr.splitlines() if x.startswith(("error:", "hint:")))
+        assert "unknown target CPU 'generic'" in error
+        assert "another" in hint
