@@ -14,6 +14,7 @@ from imgmlp.codec.float_mlp import npz, pipeline
 from imgmlp.codec.float_mlp.config import PRESETS, Settings
 from imgmlp.codec.float_mlp.fit import LISTEN
 from imgmlp.codec.training.chunked import at_once
+from imgmlp.codec.training.run import Progress, Run
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.errors import OutOfMemoryError, UsageError
 from imgmlp.image import Picture, psnr
@@ -111,9 +112,9 @@ def test_a_picture_too_thin_to_train_on_is_refused() -> None:
 
 
 def test_progress_goes_forward_and_previews_decode(device: AnyDevice) -> None:
-    heard: list[pipeline.Progress] = []
+    heard: list[Progress] = []
     chosen = settings(steps=250)
-    pipeline.train(Picture(small_pixels()), chosen, device, heard.append)
+    pipeline.train(Picture(small_pixels()), chosen, device, Run(heard.append))
     steps = [p.step for p in heard]
     assert steps == sorted(set(steps))
     assert steps[-1] == 250
@@ -129,8 +130,7 @@ def test_a_stopped_run_keeps_its_best_weights(device: AnyDevice) -> None:
         Picture(small_pixels()),
         settings(steps=100_000),
         device,
-        lambda p: heard.append(p.step),
-        lambda: len(heard) > 0 and heard[-1] >= 300,
+        Run(lambda p: heard.append(p.step), lambda: len(heard) > 0 and heard[-1] >= 300),
     )
     assert trained.stopped == "interrupted"
     assert 300 <= trained.steps < 100_000
