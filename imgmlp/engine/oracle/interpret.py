@@ -40,6 +40,7 @@ def select(condition: Array, x: Array, y: Array) -> Array:
     takes six to ten times as long.
     """
     bits, shape = np.dtype(f"u{x.itemsize}"), condition.shape
+    condition = condition.astype(np.bool_, copy=False)  # emulated C has whole numbers
     x_bits, y_bits = (_uniform(v, shape).view(bits) for v in (x, y))
     found = np.asarray(x_bits ^ y_bits)
     room = found if found.shape == shape else None
