@@ -61,6 +61,20 @@ def test_what_is_no_whole_tile_goes_in_narrower_ones(
     assert list(dict.fromkeys(found)) == list(dict.fromkeys(tiles))
 
 
+def test_loops_that_only_store_are_asked_to_go_in_wide_vectors() -> None:
+    """Those that add up are not, as that lets a compiler change the order of sums."""
+    device = opened("numpy:uops")
+    x = Tensor(np.ones((40, 32), np.float32), device)
+    hint = "#pragma clang loop vectorize_width(16)"
+
+    def source(y: Tensor) -> str:
+        return compile(lambda: {"y": y}, device).stages.source
+
+    assert hint in source(x * 2 + 1)
+    assert hint not in source(x.sum())
+    assert hint not in source(x[:, :9] * 2)
+
+
 @pytest.mark.parametrize("lanes", ["one", "group"])
 @pytest.mark.parametrize("name", STEPS)
 def test_only_a_compiler_that_may_have_them_is_shown_wide_vectors(name: str, lanes: str) -> None:
@@ -71,5 +85,5 @@ def test_only_a_compiler_that_may_have_them_is_shown_wide_vectors(name: str, lan
     source = PROGRAMS[name](device).stages.source
     for block in BLOCKS:
         narrow = narrow.replace(building_block(block), "")
-    assert not re.search(r"(float|int)16|NARROW 16", narrow)
+    assert not re.search(r"(float|int)16|NARROW 16|vectorize_width", narrow)
     assert ("#define NARROW 16" in source) is (lanes == "one")
