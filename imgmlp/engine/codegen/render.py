@@ -28,8 +28,11 @@ from imgmlp.engine.codegen.vector_access import Neighbours
 from imgmlp.engine.ir.dtype import DType, bool_, f16
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import Const, Expr
-from imgmlp.engine.ir.target import FACTORS, GPU_LANES, GPU_TILE, Target
+from imgmlp.engine.ir.target import FACTORS, GPU_LANES, GPU_TILE, NARROW, Target
 from imgmlp.engine.ir.uops import Code, Range, U, UOp
+
+# Instructions that a compiler can make vectors of in a loop.
+PLAIN = {U.CONST, U.INDEX, U.DEFINE, U.LOAD, U.ALU, U.STORE, U.KEEP, U.LANE}
 
 
 def sizes(target: Target) -> str:
@@ -83,7 +86,7 @@ class _Writer:
         self.factors = FACTORS.get(target.multiply)  # as what matrix units have their elements
         self.lines: list[str] = []
         self.columns, self.vectors = in_vectors(code)  # loops and values: columns at once
-        self.wide = target.wide
+        self.vector, self.wide = target.vector, target.wide
         self.around = around_registers(code)
         self.products = ProductCalls(code, target, self.vectors)
         self.opened: list[tuple[int, int]] = []  # loops, and the line where the body of each begins
@@ -177,6 +180,9 @@ class _Writer:
         in_registers = n <= self.wide and (self.lanes == "group" or self._accumulates(i))
         if loop.kind == "vector" and not limit and in_registers:
             self.lines.append("#pragma unroll")  # so that accumulators are in registers
+        if self.vector > NARROW and n >= self.vector and self._only_stores(i):
+            # LLVM prefers 8 for most processors that have vectors of 16
+            self.lines.append(f"#pragma clang loop vectorize_width({self.vector})")
         if i not in self.columns and not self._has_vectors(i):
             self.lines.append(opening)
         self.opened.append((i, len(self.lines)))
@@ -198,6 +204,14 @@ class _Writer:
         uops = self.code.uops
         end = next(j for j in range(i, len(uops)) if uops[j].op is U.END)
         return any(u.op is U.ACCUMULATE for u in uops[i:end])
+
+    def _only_stores(self, i: int) -> bool:
+        """Whether an innermost loop adds nothing up: as told, sums may change their order."""
+        uops = self.code.uops
+        if uops[i].arg.kind not in ("loop", "share"):
+            return False
+        end = next(j for j in range(i + 1, len(uops)) if uops[j].op in (U.END, U.RANGE))
+        return uops[end].op is U.END and {u.op for u in uops[i + 1 : end]} <= PLAIN
 
     def _has_vectors(self, i: int) -> bool:
         """Whether these are rows of a tile whose columns go in vectors."""
