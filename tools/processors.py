@@ -40,7 +40,7 @@ sys.executable = os.environ["EMULATED_PYTHON"]
 """
 COMMANDS = {
     "train": ("train", str(PICTURE), "--steps", "4", "--force"),
-    "encode": ("encode", "small.png", "--time", "10s", "--force"),
+    "encode": ("encode", "small.png", "--time", "2s", "--force"),
     "verify": ("verify", "small.imlp"),
     "decode": ("decode", "small.imlp", "-o", "small.decoded.png", "--force"),
 }

@@ -48,6 +48,9 @@ os.environ.setdefault("PYOPENCL_NO_CACHE", "1")
 
 try:
     import pyopencl as _pyopencl
+
+    if _pyopencl.__file__ is None:  # as pip may leave it when it removes the package
+        raise ImportError("its folder is empty")
 except ImportError as _error:  # no pyopencl, or no libOpenCL that it could load
     cl: Any = None
     _import_failure: str | None = str(_error)

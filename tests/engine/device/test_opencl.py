@@ -215,6 +215,21 @@ except DeviceError as error:
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("left", ["None", "types.ModuleType('pyopencl')"], ids=["none", "a folder"])
+def test_numpy_computes_where_there_is_no_pyopencl(left: str) -> None:
+    code = f"""
+import sys, types
+sys.modules["pyopencl"] = {left}
+if sys.modules["pyopencl"]:
+    sys.modules["pyopencl"].__file__ = None
+from imgmlp.engine import Tensor, list_devices, open_device
+print([d.spec for d in list_devices()], (Tensor([1.0], open_device("auto")) + 1).item())
+"""
+    done = python(code)
+    assert done.stdout == "['numpy'] 2.0\n", done.stderr
+    assert "pyopencl cannot be loaded" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("processes", "rounds"), [(4, 1), pytest.param(16, 50, marks=pytest.mark.soak)]
 )
