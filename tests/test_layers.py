@@ -32,6 +32,7 @@ ORDER = """
     files image
     codec codec.checkpoint codec.config codec.features codec.distribution codec.entropy
     codec.container codec.quantize codec.network codec.settle codec.npz codec.model codec.capacity
+    codec.latent codec.latent.model
     codec.pieces codec.integer
     codec.fit codec.learn codec.render codec.compact codec.target codec.course
     codec.rounding codec.encode codec.pipeline
