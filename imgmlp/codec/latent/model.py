@@ -18,9 +18,9 @@ In real numbers, with `a` the activation x * smoothstep(x / 4 + 1/2):
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -114,7 +114,7 @@ class ModelShape:
 
 def _dense(name: str, sizes: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {}
-    for number, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
+    for number, (inputs, outputs) in enumerate(pairwise(sizes)):
         found[f"{name}.{number}.weight"] = (inputs, outputs)
         found[f"{name}.{number}.bias"] = (outputs,)
     return found
@@ -171,6 +171,9 @@ def check_networks(shape: ModelShape, networks: Mapping[str, Quantized]) -> None
         _check(small, f"a weight of {name} is too large")
         if name.endswith(".weight"):
             _check_sums(name, tensor, networks[name.replace(".weight", ".bias")])
+    least = PIXEL_BITS - VALUE_BITS
+    good = networks["synthesis.2.weight"].exponent >= least
+    _check(good, f"the step of synthesis.2.weight is coarser than 2**-{least}")
     taps = np.abs(networks["upsampling"].values.astype(np.int64)).sum(1)
     _check(int(taps.max(initial=0)) * LIMIT < 2**30, "sums of upsampling need more than 32 bits")
 
