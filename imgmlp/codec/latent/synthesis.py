@@ -97,14 +97,11 @@ class _Piece:
         """int32 [rows, columns, channels] in 2**-PIXEL_BITS, of all pixels with neighbours."""
         weight, biases = self._parameters(f"residual.{number}", PIXEL_BITS)
         rows, columns, channels = y.shape
-        shape = rows - 2, columns - 2, channels, channels
         kernel = Tensor(weight.values, self.device, name=f"residual.{number}.weight")
         sums = biases
-        for down in range(3):
-            for right in range(3):
-                part = y[down : down + rows - 2, right : right + columns - 2]
-                part = part.reshape(*shape[:3], 1).expand(*shape)
-                sums = sums + (part * kernel[down, right]).sum(axis=2)
+        for down, right, channel in np.ndindex(3, 3, channels):
+            part = y[down : down + rows - 2, right : right + columns - 2, channel : channel + 1]
+            sums = sums + part * kernel[down, right, channel]
         return rescale(sums, weight.exponent)
 
 
