@@ -24,7 +24,7 @@ from imgmlp.codec.latent.model import (
     ModelShape,
     Quantized,
 )
-from imgmlp.codec.latent.tables import REACH, Lists, edge
+from imgmlp.codec.latent.tables import REACH, Lists, edges
 from imgmlp.errors import FormatError
 
 Array = np.ndarray[Any, Any]
@@ -52,8 +52,10 @@ def _coded(model: LatentModel, grid: Array) -> tuple[Array, Array]:
     numbers, means = _distributions(model, grid)
     order = wave_order(*grid.shape)
     places = grid.ravel().astype(np.intp) - means + REACH
-    starts = edge(numbers, places)
-    return starts[order], (edge(numbers, places + 1) - starts)[order]
+    known, rows = np.unique(numbers[order], return_inverse=True)
+    table, places = edges(known), places[order]
+    starts = table[rows, places]
+    return starts, table[rows, places + 1] - starts
 
 
 def _distributions(model: LatentModel, grid: Array) -> tuple[Array, Array]:
