@@ -29,7 +29,7 @@ def decode(found: Container, device: AnyDevice, size: tuple[int, int] | None = N
         if size not in (None, own):
             problem = f"a picture of the latent codec has only its own size, {own[0]}×{own[1]}"
             raise UsageError(problem, hint="leave out --scale and --size")
-        return _checked(found, latent.decode(latent.read(found), device))
+        return _checked(found, latent.decode(latent.read(found, device), device))
     head, coded = found.require(container.NETWORK), found.require(container.WEIGHTS)
     pixels = header.width * header.height
     parsed = network.parse(head, coded, pixels, header.channels)

@@ -259,6 +259,16 @@ class Decoder:
         self._code, self._width, self._position = code, width, position
         return found
 
+    def suspend(self) -> tuple[Array, int, int, int]:
+        """For a kernel that goes on reading: uint16 words, and code, width, and words taken."""
+        return np.array(self._words, np.uint16), self._code, self._width, self._position
+
+    def resume(self, code: int, width: int, taken: int, damaged: int) -> None:
+        """After that. Raises FormatError if the kernel found no symbol."""
+        if damaged:
+            raise _damaged()
+        self._code, self._width, self._position = code, width, taken
+
     def finish(self) -> None:
         """Check that the bytes end where the symbols do."""
         if self._bytes != 2 * self._position + 2 or self._code >= _NARROWEST:

@@ -23,10 +23,11 @@ def decode(model: LatentModel, device: AnyDevice) -> Array:
     return synthesize(maps, model.networks, device)
 
 
-def read(found: Container) -> LatentModel:
+def read(found: Container, device: AnyDevice) -> LatentModel:
     """The model in a file. Raises FormatError if its sections hold none."""
-    kinds = container.NETWORK, container.WEIGHTS, container.LATENTS
-    head, weights, coded = (found.require(kind) for kind in kinds)
+    head, weights, coded = (
+        found.require(kind) for kind in (container.NETWORK, container.WEIGHTS, container.LATENTS)
+    )
     header = found.header
     size = header.width, header.height
-    return sections.read(head, weights, coded, size, header.channels)
+    return sections.read((head, weights, coded), size, header.channels, device)

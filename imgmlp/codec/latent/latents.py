@@ -8,7 +8,7 @@ neighbour of another.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -92,53 +92,34 @@ def neighbour_offsets(shape: ModelShape, stride: int) -> Array:
     return np.array([up * stride + right for up, right in chosen], np.intp)
 
 
-def decode(
-    data: bytes,
-    shape: ModelShape,
-    networks: Mapping[str, Quantized],
-    sizes: Iterable[tuple[int, int]],
-) -> list[Array]:
-    """int8 grids of these (height, width) sizes, finest first, of the networks of a shape.
+class Grids:
+    """Reads the grids of a stream one after the other."""
 
-    Raises FormatError for bytes that `encode` does not make.
-    """
-    sizes = list(sizes)
-    decoder = entropy.Decoder(data)
-    network = EntropyNetwork(networks, max((height for height, _ in sizes), default=0))
-    lists = Lists()
-    grids = [_decoded(decoder, shape, network, lists, size) for size in reversed(sizes)]
-    decoder.finish()
-    return grids[::-1]
+    def __init__(
+        self, decoder: entropy.Decoder, shape: ModelShape, networks: Mapping[str, Quantized]
+    ) -> None:
+        self._decoder, self._shape = decoder, shape
+        self._network = EntropyNetwork(networks, shape.height)
+        self._lists = Lists()
 
-
-def _decoded(
-    decoder: entropy.Decoder,
-    shape: ModelShape,
-    network: EntropyNetwork,
-    lists: Lists,
-    size: tuple[int, int],
-) -> Array:
-    """The next grid of a stream, int8 of a (height, width) size."""
-    padded = pad(np.zeros(size, np.int8))
-    stride, known = padded.shape[1], padded.ravel()
-    rows = np.arange(size[0]) * (stride - LAG)  # from a wave's place in the first row to others
-    lead = MARGIN * stride + MARGIN  # of the first latent
-    neighbours = neighbour_offsets(shape, stride)[:, None] + rows + lead
-    for wave, top, end in waves(*size):
-        contexts = known.take(neighbours[:, top:end] + wave)
-        numbers, means = network(contexts)
-        places = decoder.places(map(lists.__getitem__, numbers.tolist()))
-        known[rows[top:end] + (lead + wave)] = means + (np.array(places) - REACH)
-    grid = padded[MARGIN:, MARGIN:-MARGIN]
-    if grid.min() < LEAST or grid.max() > LARGEST:
-        raise FormatError(f"latents are not from {LEAST} to {LARGEST}", hint=entropy.HINT)
-    return grid.astype(np.int8)
+    def read(self, size: tuple[int, int]) -> Array:
+        """int8 of a (height, width) size: the next grid. Raises FormatError."""
+        padded = pad(np.zeros(size, np.int8))
+        stride, known = padded.shape[1], padded.ravel()
+        rows = np.arange(size[0]) * (stride - LAG)  # from a wave's place in the first row to others
+        lead = MARGIN * stride + MARGIN  # of the first latent
+        neighbours = neighbour_offsets(self._shape, stride)[:, None] + rows + lead
+        for wave in range(wave_count(*size)):
+            top, end = max(0, -(-(wave - size[1] + 1) // LAG)), min(size[0], wave // LAG + 1)
+            numbers, means = self._network(known.take(neighbours[:, top:end] + wave))
+            places = self._decoder.places(map(self._lists.__getitem__, numbers.tolist()))
+            known[rows[top:end] + (lead + wave)] = means + (np.array(places, np.intp) - REACH)
+        grid = padded[MARGIN:, MARGIN:-MARGIN]
+        if grid.min() < LEAST or grid.max() > LARGEST:
+            raise FormatError(f"latents are not from {LEAST} to {LARGEST}", hint=entropy.HINT)
+        return grid.astype(np.int8)
 
 
-def waves(height: int, width: int) -> Iterator[tuple[int, int, int]]:
-    """(x + 4 y, first row, row after the last) of every wave."""
-    for wave in range(width + LAG * (height - 1)):
-        top = max(0, -(-(wave - width + 1) // LAG))
-        end = min(height, wave // LAG + 1)
-        if top < end:
-            yield wave, top, end
+def wave_count(height: int, width: int) -> int:
+    """How many waves a grid has; those of narrow ones may be empty."""
+    return width + LAG * (height - 1)

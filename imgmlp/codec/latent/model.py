@@ -184,4 +184,7 @@ def _check_sums(name: str, weight: Quantized, bias: Quantized) -> None:
     _check(finer >= 0, f"biases beside {name} are finer than the sums that they join")
     weights = np.abs(weight.values.astype(np.int64)).reshape(-1, weight.values.shape[-1])
     largest = weights.sum(0) * LIMIT + (np.abs(bias.values.astype(np.int64)) << finer)
-    _check(int(largest.max()) < 2**31 - 2**MAX_EXPONENT, f"sums of {name} need more than 32 bits")
+    _check(
+        int(largest.max()) < 2**31 - 2 ** (MAX_EXPONENT + VALUE_BITS),
+        f"sums of {name} need more than 32 bits",
+    )

@@ -13,12 +13,10 @@ import numpy as np
 
 from imgmlp.codec import entropy
 from imgmlp.codec.latent import latents
-from imgmlp.codec.latent.model import (
-    LatentModel,
-    ModelShape,
-    Quantized,
-    check_networks,
-)
+from imgmlp.codec.latent.kernel import KernelGrids
+from imgmlp.codec.latent.latents import Grids
+from imgmlp.codec.latent.model import LatentModel, ModelShape, Quantized, check_networks
+from imgmlp.engine import AnyDevice, Device
 from imgmlp.errors import FormatError
 
 Array = np.ndarray[Any, Any]
@@ -58,19 +56,20 @@ def network_bits(networks: Mapping[str, Quantized]) -> float:
 
 
 def read(
-    head: bytes, weights: bytes, coded: bytes, size: tuple[int, int], channels: int
+    parts: tuple[bytes, bytes, bytes], size: tuple[int, int], channels: int, device: AnyDevice
 ) -> LatentModel:
     """The model in sections N, W and L of a picture of a (width, height) size.
 
     Raises FormatError.
     """
+    head, weights, coded = parts
     _check(len(head) >= _SIZES, "the network section is too short")
     levels, synthesis, hidden, neighbours = head[:4]
     shape = ModelShape(size[1], size[0], channels, levels, synthesis, hidden, neighbours)
     networks = _networks(shape, head[_SIZES:], weights)
     there = int.from_bytes(head[4:_SIZES], "big")
     _check(there < 1 << levels, "latents are announced for a grid that is not there")
-    grids = _latents(shape, networks, there, coded)
+    grids = _latents(shape, networks, there, coded, device)
     return LatentModel(shape, grids, networks)
 
 
@@ -93,13 +92,23 @@ def _networks(shape: ModelShape, steps: bytes, data: bytes) -> dict[str, Quantiz
 
 
 def _latents(
-    shape: ModelShape, networks: Mapping[str, Quantized], there: int, data: bytes
+    shape: ModelShape,
+    networks: Mapping[str, Quantized],
+    there: int,
+    data: bytes,
+    device: AnyDevice,
 ) -> tuple[Array, ...]:
     sizes = {level: size for level, size in enumerate(shape.grids) if there >> level & 1}
     count = sum(map(math.prod, sizes.values()))
     good = count <= MAX_LATENTS_PER_BYTE * (len(data) + 2)
     _check(good, f"{count:,} latents cannot be in {len(data):,} bytes")
-    found = dict(zip(sizes, latents.decode(data, shape, networks, sizes.values()), strict=True))
+    decoder = entropy.Decoder(data)
+    if isinstance(device, Device) and device.lanes == "one":
+        grids: Grids | KernelGrids = KernelGrids(decoder, shape, networks, device)
+    else:
+        grids = Grids(decoder, shape, networks)
+    found = {level: grids.read(size) for level, size in reversed(sizes.items())}
+    decoder.finish()
     return tuple(
         found[level] if level in found else np.zeros(size, np.int8)
         for level, size in enumerate(shape.grids)

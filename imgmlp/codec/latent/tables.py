@@ -1,7 +1,8 @@
 """Probabilities of latents, as whole numbers that are the same on every machine.
 
 Part of the file format (docs/format-imlp.md): a change here would make files unreadable. A latent
-is Laplace distributed around a mean, in steps of a 64th, with one of 256 scales exp((i - 112) / 32).
+is Laplace distributed around a mean, in steps of a 64th, with one of the scales
+exp((i - 112) / 32) for i from 0 to 255.
 """
 
 from __future__ import annotations
