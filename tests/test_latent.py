@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
+import mutations
 import numpy as np
 import pytest
 from conftest import MAPPINGS, open_mapping
@@ -19,8 +21,9 @@ from imgmlp.codec.latent.model import (
     quantized,
     usual_levels,
 )
+from imgmlp.codec.latent.upsampling import upsample
 from imgmlp.engine import open_device
-from imgmlp.errors import FormatError, UsageError
+from imgmlp.errors import FormatError, ImgmlpError, UsageError
 
 SIZES = [(1, 1), (1, 9), (9, 1), (2, 2), (3, 5), (4, 4), (33, 31), (17, 64)]  # height, width
 
@@ -144,3 +147,116 @@ def test_a_model_whose_sums_need_more_than_32_bits_is_refused() -> None:
         large = Quantized(np.full_like(old.values, 2**14), old.exponent)
         with pytest.raises(FormatError, match="more than 32 bits"):
             replace(model, networks={**model.networks, name: large})
+
+
+TINY = {"synthesis": 3, "entropy": 2, "neighbours": 4}
+
+
+def test_every_truncation_and_every_flipped_bit_is_noticed() -> None:
+    data = file_of(small_model(5, 7, 1, **TINY))
+    for size in range(len(data)):
+        with pytest.raises(FormatError):
+            mutations.decode(data[:size])
+    for bit in range(8 * len(data)):
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(FormatError):
+            mutations.decode(bytes(changed))
+
+
+def test_every_flipped_bit_of_a_section_is_noticed_behind_right_checksums() -> None:
+    """Every decoded picture is compared with its digest; most files are refused long before."""
+    pieces = mutations.parts(file_of(small_model(5, 7, 1, **TINY)))
+    for at, piece in enumerate(pieces):
+        for bit in range(8 * (1 if at else len(piece)), 8 * len(piece), 5):
+            changed = bytearray(piece)
+            changed[bit // 8] ^= 1 << bit % 8
+            with pytest.raises(FormatError):
+                mutations.decode(
+                    mutations.joined([*pieces[:at], bytes(changed), *pieces[at + 1 :]])
+                )
+
+
+def test_damaged_files_lead_to_no_other_picture() -> None:
+    data = file_of(small_model(9, 14, **TINY))
+    good = mutations.decode(data)
+    for damaged in mutations.mutants(data, 1_500, seed=5):
+        try:
+            decoded = mutations.decode(damaged)
+        except ImgmlpError as error:
+            assert error.hint  # noqa: PT017 - nearly all files end here
+        else:
+            np.testing.assert_array_equal(decoded, good)
+
+
+@pytest.mark.parametrize("mapping", ["numpy", "one"])
+def test_a_damaged_stream_of_latents_is_refused_or_other_latents(mapping: str) -> None:
+    model = small_model(16, 24)
+    head, weights, coded = sections.write(model)
+    chance = random.Random(1)
+    refused = 0
+    for _ in range(100):
+        damaged = mutations.damage(coded, chance)
+        try:
+            found = read((head, weights, damaged), model.shape, mapping)
+        except FormatError:
+            refused += 1
+        else:
+            assert any((a != b).any() for a, b in zip(found.latents, model.latents, strict=True))
+    assert refused > 50
+
+
+def test_more_latents_than_bytes_can_hold_are_refused_before_there_is_memory_for_them() -> None:
+    head, weights, coded = sections.write(small_model(4, 4, 1, **TINY))
+    with pytest.raises(FormatError, match="latents cannot be in"):
+        sections.read((head, weights, coded), (2**14, 2**14), 1, open_device("numpy"))
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "problem"),
+    [
+        (0, 0, "0 grids"),
+        (0, 13, "13 grids"),
+        (1, 0, "0 wide"),
+        (2, 129, "129 wide"),
+        (3, 25, "25 neighbours"),
+        (4, 255, "a grid that is not there"),
+        (6, 16, "no such step"),
+        (7, 88, "scales are 88"),
+    ],
+)
+def test_sizes_beyond_the_limits_are_refused(at: int, value: int, problem: str) -> None:
+    model = small_model(5, 7, 1, **TINY)
+    head, weights, coded = sections.write(model)
+    changed = bytearray(head)
+    changed[at] = value
+    with pytest.raises(FormatError, match=problem):
+        read((bytes(changed), weights, coded), model.shape)
+
+
+@pytest.mark.parametrize("kept", [0, 5, 6, 39])
+def test_a_cut_network_section_is_refused(kept: int) -> None:
+    model = small_model()
+    head, weights, coded = sections.write(model)
+    with pytest.raises(FormatError, match="too short|take"):
+        read((head[:kept], weights, coded), model.shape)
+
+
+def test_a_part_of_the_upsampled_maps_is_that_part_of_all() -> None:
+    model = small_model(37, 45)
+    filters = model.networks["upsampling"]
+    whole = upsample(model.latents, filters, (0, 37), (0, 45))
+    for rows, columns in [((0, 1), (0, 45)), ((13, 22), (7, 8)), ((36, 37), (31, 45))]:
+        part = upsample(model.latents, filters, rows, columns)
+        np.testing.assert_array_equal(part, whole[:, slice(*rows), slice(*columns)])
+
+
+def test_upsampling_keeps_what_is_constant() -> None:
+    """But for rounding: the taps add up to 1."""
+    shape = ModelShape(19, 30, 1, 5)
+    grids = tuple(np.full(size, 5 * (n == 4), np.int8) for n, size in enumerate(shape.grids))
+    filters = quantized(np.tile(BICUBIC, (4, 1)), 9)
+    assert filters.values.sum() == 4 * 512
+    maps = upsample(grids, filters, (0, 19), (0, 30))
+    assert (maps[:4] == 0).all()
+    assert (maps[4] == 5 << 10).all()

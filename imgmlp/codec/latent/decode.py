@@ -11,7 +11,6 @@ from imgmlp.codec.container import Container
 from imgmlp.codec.latent import sections
 from imgmlp.codec.latent.model import LatentModel
 from imgmlp.codec.latent.synthesis import synthesize
-from imgmlp.codec.latent.upsampling import upsample
 from imgmlp.engine import AnyDevice
 
 Array = np.ndarray[Any, Any]
@@ -19,8 +18,7 @@ Array = np.ndarray[Any, Any]
 
 def decode(model: LatentModel, device: AnyDevice) -> Array:
     """uint8 [height, width, channels], the same bits on every device."""
-    maps = upsample(model.latents, model.networks["upsampling"])
-    return synthesize(maps, model.networks, device)
+    return synthesize(model, device)
 
 
 def read(found: Container, device: AnyDevice) -> LatentModel:

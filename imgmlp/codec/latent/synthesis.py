@@ -1,4 +1,4 @@
-"""From the maps of all pixels to the picture, in whole numbers: the same bits on every device.
+"""From latents to the picture, in whole numbers: the same bits on every device.
 
 Part of the file format (docs/format-imlp.md). Values and sums fit in 32 bits
 (`model.check_networks` proves it). Products of matrices run in float32, the fastest that every
@@ -8,13 +8,13 @@ and so are exact, in whatever order they are added up.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.latent.model import LIMIT, PIXEL_BITS, VALUE_BITS, Quantized
+from imgmlp.codec.latent.model import LIMIT, PIXEL_BITS, VALUE_BITS, LatentModel, Quantized
+from imgmlp.codec.latent.upsampling import Span, upsample
 from imgmlp.codec.pieces import assemble
 from imgmlp.engine import AnyDevice, Tensor, compile, dtype
 
@@ -26,42 +26,32 @@ HALO = 2  # pixels around a piece that its convolutions see
 _LOW_BITS = 9  # of a value's 19 with its sign
 
 
-def synthesize(maps: Array, networks: Mapping[str, Quantized], device: AnyDevice) -> Array:
-    """uint8 [height, width, channels] of int32 maps [levels, height, width]."""
-    _, height, width = maps.shape
-    channels = networks["residual.0.bias"].values.size
-    make = partial(_Piece, maps, networks)
-    return assemble(make, device, (width, height), channels, PIXELS_AT_ONCE)
+def synthesize(model: LatentModel, device: AnyDevice) -> Array:
+    """uint8 [height, width, channels]: the picture."""
+    shape = model.shape
+    size = shape.width, shape.height
+    return assemble(partial(_Piece, model), device, size, shape.channels, PIXELS_AT_ONCE)
 
 
 class _Piece:
     """A step that makes rows x columns pixels anywhere in a picture."""
 
-    def __init__(
-        self,
-        maps: Array,
-        networks: Mapping[str, Quantized],
-        device: AnyDevice,
-        rows: int,
-        columns: int,
-    ) -> None:
-        self.maps, self.networks, self.device = maps, networks, device
+    def __init__(self, model: LatentModel, device: AnyDevice, rows: int, columns: int) -> None:
+        self.model, self.networks, self.device = model, model.networks, device
         self.rows, self.columns = rows, columns
         around = (rows + 2 * HALO, columns + 2 * HALO)
-        self.values = Tensor(np.zeros((*around, len(maps)), np.int32), device, name="maps")
+        self.values = Tensor(np.zeros((*around, model.shape.levels), np.int32), device, name="maps")
         self.inside = Tensor(np.zeros((*around, 1), np.int32), device, name="inside")
         self.program = compile(self._step, device, precision="exact")
 
     def move_to(self, top: int, left: int) -> None:
         """Load the maps around another piece; zeros past the picture's edges."""
-        _, height, width = self.maps.shape
-        spans = []
-        for begin, size, end in ((top, self.rows, height), (left, self.columns, width)):
-            first, last = max(0, begin - HALO), min(end, begin + size + HALO)
-            spans.append((slice(first, last), slice(first - begin + HALO, last - begin + HALO)))
-        (rows, to_rows), (columns, to_columns) = spans
+        shape = self.model.shape
+        rows, to_rows = _around(top, self.rows, shape.height)
+        columns, to_columns = _around(left, self.columns, shape.width)
+        maps = upsample(self.model.latents, self.networks["upsampling"], rows, columns)
         values = np.zeros(self.values.shape, np.int32)
-        values[to_rows, to_columns] = self.maps[:, rows, columns].transpose(1, 2, 0)
+        values[to_rows, to_columns] = maps.transpose(1, 2, 0)
         inside = np.zeros(self.inside.shape, np.int32)
         inside[to_rows, to_columns] = 1
         self.values.write(values)
@@ -103,6 +93,12 @@ class _Piece:
             part = y[down : down + rows - 2, right : right + columns - 2, channel : channel + 1]
             sums = sums + part * kernel[down, right, channel]
         return rescale(sums, weight.exponent)
+
+
+def _around(begin: int, count: int, size: int) -> tuple[Span, slice]:
+    """Of a piece with its halo, the span that lies in the picture, and where that is in it."""
+    first, end = max(0, begin - HALO), min(size, begin + count + HALO)
+    return (first, end), slice(first - begin + HALO, end - begin + HALO)
 
 
 def rescale(sums: Tensor, exponent: int) -> Tensor:
