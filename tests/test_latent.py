@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import latent_reference as reference
 import mutations
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from imgmlp.codec.container import Header, Section
 from imgmlp.codec.latent import decode, latents, sections
 from imgmlp.codec.latent.model import (
     BICUBIC,
+    LIMIT,
     LatentModel,
     ModelShape,
     Quantized,
@@ -238,7 +240,7 @@ def test_sizes_beyond_the_limits_are_refused(at: int, value: int, problem: str) 
 def test_a_cut_network_section_is_refused(kept: int) -> None:
     model = small_model()
     head, weights, coded = sections.write(model)
-    with pytest.raises(FormatError, match="too short|take"):
+    with pytest.raises(FormatError, match=r"too short|take"):
         read((head[:kept], weights, coded), model.shape)
 
 
@@ -260,3 +262,49 @@ def test_upsampling_keeps_what_is_constant() -> None:
     maps = upsample(grids, filters, (0, 19), (0, 30))
     assert (maps[:4] == 0).all()
     assert (maps[4] == 5 << 10).all()
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 6), (6, 1), (13, 22)])
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_the_document_is_enough_to_decode_a_file(size: tuple[int, int], channels: int) -> None:
+    model = small_model(*size, channels, synthesis=8, entropy=6)
+    decoded = decode.decode(model, open_device("numpy"))
+    assert reference.picture(file_of(model)) == decoded.tolist()
+
+
+def test_the_document_is_enough_to_decode_large_latents() -> None:
+    model = small_model(9, 14, spread=100.0)
+    assert reference.picture(file_of(model)) == decode.decode(model, open_device("numpy")).tolist()
+
+
+def extreme_model() -> LatentModel:
+    """One whose values and means run into their bounds everywhere."""
+    model = small_model(9, 14, spread=60.0)
+    networks = dict(model.networks)
+    for name, factor in [
+        ("entropy.1", 8),
+        ("entropy.2", 16),
+        ("synthesis.1", 8),
+        ("residual.1", 9),
+    ]:
+        old = networks[f"{name}.weight"]
+        networks[f"{name}.weight"] = Quantized(old.values * factor, old.exponent)
+    taps = networks["upsampling"]
+    networks["upsampling"] = Quantized(taps.values * np.array([[3], [-2], [2], [3]], np.int32), 7)
+    return replace(model, networks=networks)
+
+
+def test_the_document_says_what_becomes_of_values_out_of_bounds() -> None:
+    model = extreme_model()
+    maps = upsample(model.latents, model.networks["upsampling"], (0, 9), (0, 14))
+    assert (maps.min(), maps.max()) == (-LIMIT, LIMIT)
+    decoded = decode.decode(model, open_device("numpy"))
+    assert reference.picture(file_of(model)) == decoded.tolist()
+
+
+@pytest.mark.parametrize("mapping", MAPPINGS)
+def test_values_out_of_bounds_are_the_same_everywhere(mapping: str) -> None:
+    model = extreme_model()
+    assert_same(read(sections.write(model), model.shape, mapping), model)
+    found = decode.decode(model, open_mapping(mapping))
+    np.testing.assert_array_equal(found, decode.decode(model, open_device("numpy")))
