@@ -14,7 +14,7 @@ import numpy as np
 
 from imgmlp.codec.entropy import Decoder
 from imgmlp.codec.latent import tables
-from imgmlp.codec.latent.latents import MARGIN, neighbour_offsets, pad, wave_count
+from imgmlp.codec.latent.latents import MARGIN, Waves, neighbour_offsets, pad
 from imgmlp.codec.latent.model import VALUE_BITS, ModelShape, Quantized
 from imgmlp.engine import Device, RawKernel, Tensor
 
@@ -46,7 +46,7 @@ class KernelGrids:
         offsets = _constant(neighbour_offsets(self._shape, padded.shape[1]).astype(np.int32))
         words, code, width, taken = self._decoder.suspend()
         state = np.array([code, width, taken, 0], np.uint64)
-        count, step = wave_count(*size), max(1, AT_ONCE // size[0])
+        count, step = Waves(*size).count, max(1, AT_ONCE // size[0])
         for begin in range(0, count, step):
             place = padded, *size, begin, min(begin + step, count)
             stream = state, _constant(words), len(words)

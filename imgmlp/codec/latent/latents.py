@@ -8,7 +8,7 @@ neighbour of another.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -31,54 +31,66 @@ Array = np.ndarray[Any, Any]
 
 MARGIN = 3  # columns on either side of a grid and rows above it that neighbours may lie in
 LAG = 4  # a row's latents come that many waves after those above them
-_AT_ONCE = 1 << 13  # latents whose distributions are computed together, if all are known
+_AT_ONCE = 1 << 13  # latents whose network is evaluated together, if all are known
+_BLOCKS = 32  # of these, whose frequencies are looked up together
 
 
 def encode(model: LatentModel) -> bytes:
     """The bytes of all grids of a model but those that hold nothing but zeros."""
-    parts = (_coded(model, grid) for grid in reversed(model.latents) if grid.any())
+    parts = itertools.chain.from_iterable(
+        _shares(model, grid) for grid in reversed(model.latents) if grid.any()
+    )
     lists = (zip(starts.tolist(), widths.tolist(), strict=True) for starts, widths in parts)
     return entropy.narrow(itertools.chain.from_iterable(lists))
 
 
 def bits(model: LatentModel) -> float:
     """What `encode` spends on a model's latents, but for the 2 bytes of its end."""
-    parts = (_coded(model, grid)[1] for grid in model.latents if grid.any())
-    return float(sum(np.sum(TOTAL_BITS - np.log2(widths)) for widths in parts))
+    grids = (grid for grid in model.latents if grid.any())
+    parts = itertools.chain.from_iterable(_shares(model, grid) for grid in grids)
+    return float(sum(np.sum(TOTAL_BITS - np.log2(widths)) for _, widths in parts))
 
 
-def _coded(model: LatentModel, grid: Array) -> tuple[Array, Array]:
-    """Where the share of each latent begins, and its width, in their order; int64 [latents]."""
-    numbers, means = _distributions(model, grid)
-    order = wave_order(*grid.shape)
-    places = grid.ravel().astype(np.intp) - means + REACH
-    known, rows = np.unique(numbers[order], return_inverse=True)
-    table, places = edges(known), places[order]
-    starts = table[rows, places]
-    return starts, table[rows, places + 1] - starts
-
-
-def _distributions(model: LatentModel, grid: Array) -> tuple[Array, Array]:
-    """Numbers of distributions and rounded means of a grid's latents, row by row."""
+def _shares(model: LatentModel, grid: Array) -> Iterator[tuple[Array, Array]]:
+    """In parts, where the share of each latent begins, and its width, int64 [latents]."""
     network = EntropyNetwork(model.networks, _AT_ONCE)
-    padded = pad(grid)
-    stride = padded.shape[1]
-    known = padded.ravel()
-    y, x = np.divmod(np.arange(grid.size), grid.shape[1])
-    places = (y + MARGIN) * stride + x + MARGIN
-    offsets = neighbour_offsets(model.shape, stride)
-    found = [
-        network(known[offsets[:, None] + places[begin : begin + _AT_ONCE]])
-        for begin in range(0, grid.size, _AT_ONCE)
-    ]
-    numbers, means = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    return numbers, means
+    waves, padded = Waves(*grid.shape), pad(grid).ravel()
+    offsets = neighbour_offsets(model.shape, waves.stride)[:, None]
+    for block in waves.blocks(_AT_ONCE * _BLOCKS):
+        cuts = range(0, len(block), _AT_ONCE)
+        found = [network(padded.take(offsets + block[cut : cut + _AT_ONCE])) for cut in cuts]
+        numbers, means = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        known, rows = np.unique(numbers, return_inverse=True)
+        table, places = edges(known), padded[block] - means + REACH
+        starts = table[rows, places]
+        yield starts, table[rows, places + 1] - starts
 
 
-def wave_order(height: int, width: int) -> Array:
-    """intp [latents]: those of a grid, numbered row by row, in the order of their coding."""
-    y, x = np.divmod(np.arange(height * width), width)
-    return np.argsort(x + LAG * y, kind="stable")
+class Waves:
+    """The latents of a grid in their order, as places in its padded form, flat."""
+
+    def __init__(self, height: int, width: int) -> None:
+        self.stride = width + 2 * MARGIN
+        self.count = width + LAG * (height - 1)  # waves; those of narrow grids may be empty
+        self._width = width
+        # where a wave would meet each row if all of them were as wide as the waves
+        self._rows = (np.arange(height) + MARGIN) * self.stride + MARGIN - LAG * np.arange(height)
+
+    def __getitem__(self, wave: int) -> Array:
+        """intp [latents]: those of a wave, from the top."""
+        top = max(0, -(-(wave - self._width + 1) // LAG))
+        return self._rows[top : wave // LAG + 1] + wave
+
+    def blocks(self, least: int) -> Iterator[Array]:
+        """All waves, so many together that they have at least that many latents."""
+        block: list[Array] = []
+        size = 0
+        for wave in range(self.count):
+            block.append(self[wave])
+            size += len(block[-1])
+            if size >= least or wave == self.count - 1:
+                yield np.concatenate(block)
+                block, size = [], 0
 
 
 def pad(grid: Array) -> Array:
@@ -105,21 +117,14 @@ class Grids:
     def read(self, size: tuple[int, int]) -> Array:
         """int8 of a (height, width) size: the next grid. Raises FormatError."""
         padded = pad(np.zeros(size, np.int8))
-        stride, known = padded.shape[1], padded.ravel()
-        rows = np.arange(size[0]) * (stride - LAG)  # from a wave's place in the first row to others
-        lead = MARGIN * stride + MARGIN  # of the first latent
-        neighbours = neighbour_offsets(self._shape, stride)[:, None] + rows + lead
-        for wave in range(wave_count(*size)):
-            top, end = max(0, -(-(wave - size[1] + 1) // LAG)), min(size[0], wave // LAG + 1)
-            numbers, means = self._network(known.take(neighbours[:, top:end] + wave))
+        known, waves = padded.ravel(), Waves(*size)
+        offsets = neighbour_offsets(self._shape, waves.stride)[:, None]
+        for wave in range(waves.count):
+            block = waves[wave]
+            numbers, means = self._network(known.take(offsets + block))
             places = self._decoder.places(map(self._lists.__getitem__, numbers.tolist()))
-            known[rows[top:end] + (lead + wave)] = means + (np.array(places, np.intp) - REACH)
+            known[block] = means + (np.array(places, np.intp) - REACH)
         grid = padded[MARGIN:, MARGIN:-MARGIN]
         if grid.min() < LEAST or grid.max() > LARGEST:
             raise FormatError(f"latents are not from {LEAST} to {LARGEST}", hint=entropy.HINT)
         return grid.astype(np.int8)
-
-
-def wave_count(height: int, width: int) -> int:
-    """How many waves a grid has; those of narrow ones may be empty."""
-    return width + LAG * (height - 1)
