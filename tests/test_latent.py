@@ -244,6 +244,17 @@ def test_a_cut_network_section_is_refused(kept: int) -> None:
         read((head[:kept], weights, coded), model.shape)
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_latents_come_in_waves_from_the_top(size: tuple[int, int]) -> None:
+    waves = latents.Waves(*size)
+    found = [divmod(int(place), waves.stride) for n in range(waves.count) for place in waves[n]]
+    wanted = [(x + 4 * y, y, x) for y in range(size[0]) for x in range(size[1])]
+    assert [(y - 3, x - 3) for y, x in found] == [(y, x) for _, y, x in sorted(wanted)]
+    for least in (1, 7, 10_000):
+        blocks = np.concatenate(list(waves.blocks(least)))
+        assert [divmod(int(place), waves.stride) for place in blocks] == found
+
+
 def test_a_part_of_the_upsampled_maps_is_that_part_of_all() -> None:
     model = small_model(37, 45)
     filters = model.networks["upsampling"]

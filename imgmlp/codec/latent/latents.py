@@ -111,7 +111,7 @@ class Grids:
         self, decoder: entropy.Decoder, shape: ModelShape, networks: Mapping[str, Quantized]
     ) -> None:
         self._decoder, self._shape = decoder, shape
-        self._network = EntropyNetwork(networks, shape.height)
+        self._network = EntropyNetwork(networks, min(shape.height, -(-shape.width // LAG)))
         self._lists = Lists()
 
     def read(self, size: tuple[int, int]) -> Array:
