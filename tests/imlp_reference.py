@@ -117,14 +117,14 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
     raise ValueError("too long")
 
 
-def container(data: bytes) -> tuple[dict[str, int | bytes], dict[str, bytes]]:
+def container(data: bytes, codec: int = 1) -> tuple[dict[str, int | bytes], dict[str, bytes]]:
     """(what the header says, the data of each section)."""
     assert data[:9] == bytes.fromhex("89494D4C0D0A1A0A01")
     header: dict[str, int | bytes] = {}
     header["width"], at = varint(data, 9)
     header["height"], at = varint(data, at)
-    header["channels"], depth, codec, flags, count = data[at : at + 5]
-    assert (depth, codec, flags) == (8, 1, 0)
+    header["channels"], depth, found, flags, count = data[at : at + 5]
+    assert (depth, found, flags) == (8, codec, 0)
     header["digest"] = data[at + 5 : at + 13]
     at += 13
     assert zlib.crc32(data[:at]).to_bytes(4, "big") == data[at : at + 4]

@@ -31,6 +31,7 @@ BELOW = {
     "codec.training": "files image engine codec.bitstream",
     "codec.float_mlp": "image engine codec.training",
     "codec.mlp": "image engine codec.bitstream codec.training",
+    "codec.latent": "image engine codec.bitstream codec.training",
 }
 # Each stands for a module, or for a folder with all that is in it.
 ORDER = """
@@ -59,6 +60,7 @@ LAZY = {  # keep --help and a look at a file quick
     ),
     ("codec.decoder", "imgmlp.codec.float_mlp.npz"),
     ("codec.decoder", "imgmlp.codec.float_mlp.pipeline"),
+    ("codec.decoder", "imgmlp.codec.latent.decode"),
     ("codec.decoder", "imgmlp.codec.mlp.decode"),
     ("pil", "imgmlp.engine"),
 }

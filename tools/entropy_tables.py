@@ -1,8 +1,8 @@
 """Print the integers on which the entropy coder's distributions rest.
 
-They are normative: imgmlp/codec/bitstream/probabilities.py holds them as literals, and a test
-compares the two. Decimal arithmetic with 60 digits, rounded once, so that every machine prints the
-same.
+They are normative: imgmlp/codec/bitstream/probabilities.py and imgmlp/codec/latent/tables.py hold
+them as literals, and tests compare them. Decimal arithmetic with 60 digits, rounded once, so that
+every machine prints the same.
 
     python tools/entropy_tables.py
 """
@@ -18,12 +18,20 @@ def decay(index: int) -> int:
     return int(((-1 / (2 * v)).exp() * 2**32).quantize(Decimal(1), ROUND_HALF_EVEN))
 
 
+def latent_decay(index: int) -> int:
+    """exp(-1 / 64b) for b = exp((index - 112) / 32), as a fraction of 2**31."""
+    b = (Decimal(index - 112) / 32).exp()
+    return int(((-1 / (64 * b)).exp() * 2**31).quantize(Decimal(1), ROUND_HALF_EVEN))
+
+
 with localcontext() as context:
     context.prec = 60
     DECAY = tuple(decay(index) for index in range(80))
+    LATENT_DECAY = tuple(latent_decay(index) for index in range(256))
 
 if __name__ == "__main__":
-    print("DECAY = (")
-    for begin in range(0, len(DECAY), 8):
-        print("    " + " ".join(f"{value}," for value in DECAY[begin : begin + 8]))
-    print(")")
+    for name, values in (("distribution", DECAY), ("latent/tables", LATENT_DECAY)):
+        print(f"# imgmlp/codec/{name}.py\nDECAY = (")
+        for begin in range(0, len(values), 8):
+            print("    " + " ".join(f"{value}," for value in values[begin : begin + 8]))
+        print(")")

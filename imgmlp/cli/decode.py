@@ -43,9 +43,9 @@ def run(
         dimensions = scaled(stored.width, stored.height, scale)
     device = open_device(device_spec)
     terminal.detail(devices.details(device))
+    pixels = stored.decode(device, dimensions)
     if stored.exact and dimensions not in (None, (stored.width, stored.height)):
         terminal.note("another size than its own: rendered in floats, not the exact picture")
-    pixels = stored.decode(device, dimensions)
     if target == STDOUT:
         with standard_output() as stdout:
             pictures.save_png(pixels, stdout.buffer, stored.icc)

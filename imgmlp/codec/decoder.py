@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from os import PathLike
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from imgmlp.codec.bitstream import container
@@ -117,12 +118,16 @@ def decode(found: Container, device: AnyDevice, size: Size | None = None) -> np.
     one than was encoded.
     """
     header = found.header
+    codec: ModuleType
     match header.codec:
         case "mlp":
             from imgmlp.codec.mlp import decode as codec
+        case "latent":
+            from imgmlp.codec.latent import decode as codec
     if size not in (None, (header.width, header.height)):
-        return codec.decode_at(found, size, device)
-    pixels = codec.decode(found, device)
+        rendered: np.ndarray[Any, Any] = codec.decode_at(found, size, device)
+        return rendered
+    pixels: np.ndarray[Any, Any] = codec.decode(found, device)
     if container.digest(pixels) != header.digest:
         problem = "it decodes to another picture than the one that was encoded"
         raise FormatError(problem, hint=f"try --device numpy; else {container.DAMAGED}")

@@ -21,14 +21,17 @@ if TYPE_CHECKING:
 
 SIGNATURE = b"\x89IML\r\n\x1a\n"
 VERSION = 1
-Codec = Literal["mlp"]
-CODECS: dict[Codec, int] = {"mlp": 1}  # their numbers in a file
+Codec = Literal["mlp", "latent"]
+CODECS: dict[Codec, int] = {"mlp": 1, "latent": 2}  # their numbers in a file
 CHANNELS = {1: "gray", 2: "gray and alpha", 3: "RGB", 4: "RGB and alpha"}
 DEPTH = 8  # bits a sample
 
-NETWORK, WEIGHTS, ICC = "N", "W", "i"
+NETWORK, WEIGHTS, LATENTS, ICC = "N", "W", "L", "i"
 # Types that a picture of each codec may have; others that are critical cannot be decoded.
-CRITICAL: dict[Codec, set[str]] = {"mlp": {NETWORK, WEIGHTS}}
+CRITICAL: dict[Codec, set[str]] = {
+    "mlp": {NETWORK, WEIGHTS},
+    "latent": {NETWORK, WEIGHTS, LATENTS},
+}
 
 MAX_FILE = 2**27  # bytes
 MAX_PIXELS = 2**28

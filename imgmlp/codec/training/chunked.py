@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import warnings
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -41,6 +43,12 @@ def fitting(width: int, height: int, pixels: int) -> tuple[int, int]:
     return min(height, max(1, pixels // columns)), columns
 
 
+def square(width: int, height: int, pixels: int) -> tuple[int, int]:
+    """(rows, columns) of a piece of at most so many pixels, as square as can be."""
+    columns = min(width, math.isqrt(pixels))
+    return min(height, pixels // columns), columns
+
+
 def at_once(device: AnyDevice, pixels: int) -> int:
     """Most pixels of a piece on a device, where a processor takes so many."""
     if isinstance(device, NumpyDevice):
@@ -49,19 +57,24 @@ def at_once(device: AnyDevice, pixels: int) -> int:
 
 
 def assemble(
-    make: Make, device: AnyDevice, size: tuple[int, int], channels: int, pixels: int
+    make: Make,
+    device: AnyDevice,
+    size: tuple[int, int],
+    channels: int,
+    pixels: int,
+    fit: Callable[[int, int, int], tuple[int, int]] = fitting,
 ) -> Array:
     """The whole picture of a (width, height) size, uint8 [height, width, channels].
 
-    It comes in pieces of at most so many pixels (see at_once), and of half as many, with an
-    ImgmlpWarning, where they do not fit in the device's memory. Raises OutOfMemoryError if small
-    ones do not either.
+    It comes in pieces of at most so many pixels (see at_once) of a form that `fit` gives, and of
+    half as many, with an ImgmlpWarning, where they do not fit in the device's memory. Raises
+    OutOfMemoryError if small ones do not either.
     """
     width, height = size
     picture = np.empty((height, width, channels), np.uint8)
     pixels = at_once(device, pixels)
     while True:
-        rows, columns = fitting(width, height, pixels)
+        rows, columns = fit(width, height, pixels)
         try:
             fill(picture, make(device, rows, columns))
             return picture

@@ -1,0 +1,130 @@
+"""Grids of latents as one stream of bytes, each latent coded as the entropy network expects it.
+
+Part of the file format (docs/format-imlp.md). Grids come from the coarsest to the finest. Within
+one, latents come in waves: all with the same x + 4 y, from the top, as none of them is a
+neighbour of another.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from imgmlp.codec.bitstream import range_coder
+from imgmlp.codec.bitstream.probabilities import TOTAL_BITS
+from imgmlp.codec.latent.context import EntropyNetwork
+from imgmlp.codec.latent.model import (
+    LARGEST,
+    LEAST,
+    NEIGHBOURS,
+    LatentModel,
+    ModelShape,
+    Quantized,
+)
+from imgmlp.codec.latent.tables import REACH, Lists, edges
+from imgmlp.errors import FormatError
+
+Array = np.ndarray[Any, Any]
+
+MARGIN = 3  # columns on either side of a grid and rows above it that neighbours may lie in
+LAG = 4  # a row's latents come that many waves after those above them
+_AT_ONCE = 1 << 13  # latents whose network is evaluated together, if all are known
+_BLOCKS = 32  # of these, whose frequencies are looked up together
+
+
+def encode(model: LatentModel) -> bytes:
+    """The bytes of all grids of a model but those that hold nothing but zeros."""
+    parts = itertools.chain.from_iterable(
+        _shares(model, grid) for grid in reversed(model.latents) if grid.any()
+    )
+    lists = (zip(starts.tolist(), widths.tolist(), strict=True) for starts, widths in parts)
+    return range_coder.narrow(itertools.chain.from_iterable(lists))
+
+
+def bits(model: LatentModel) -> float:
+    """What `encode` spends on a model's latents, but for the 2 bytes of its end."""
+    grids = (grid for grid in model.latents if grid.any())
+    parts = itertools.chain.from_iterable(_shares(model, grid) for grid in grids)
+    return float(sum(np.sum(TOTAL_BITS - np.log2(widths)) for _, widths in parts))
+
+
+def _shares(model: LatentModel, grid: Array) -> Iterator[tuple[Array, Array]]:
+    """In parts, where the share of each latent begins, and its width, int64 [latents]."""
+    network = EntropyNetwork(model.networks, _AT_ONCE)
+    waves, padded = Waves(*grid.shape), pad(grid).ravel()
+    offsets = neighbour_offsets(model.shape, waves.stride)[:, None]
+    for block in waves.blocks(_AT_ONCE * _BLOCKS):
+        cuts = range(0, len(block), _AT_ONCE)
+        found = [network(padded.take(offsets + block[cut : cut + _AT_ONCE])) for cut in cuts]
+        numbers, means = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        known, rows = np.unique(numbers, return_inverse=True)
+        table, places = edges(known), padded[block] - means + REACH
+        starts = table[rows, places]
+        yield starts, table[rows, places + 1] - starts
+
+
+class Waves:
+    """The latents of a grid in their order, as places in its padded form, flat."""
+
+    def __init__(self, height: int, width: int) -> None:
+        self.stride = width + 2 * MARGIN
+        self.count = width + LAG * (height - 1)  # waves; those of narrow grids may be empty
+        self._width = width
+        # where a wave would meet each row if all of them were as wide as the waves
+        self._rows = (np.arange(height) + MARGIN) * self.stride + MARGIN - LAG * np.arange(height)
+
+    def __getitem__(self, wave: int) -> Array:
+        """intp [latents]: those of a wave, from the top."""
+        top = max(0, -(-(wave - self._width + 1) // LAG))
+        return self._rows[top : wave // LAG + 1] + wave
+
+    def blocks(self, least: int) -> Iterator[Array]:
+        """All waves, so many together that they have at least that many latents."""
+        block: list[Array] = []
+        size = 0
+        for wave in range(self.count):
+            block.append(self[wave])
+            size += len(block[-1])
+            if size >= least or wave == self.count - 1:
+                yield np.concatenate(block)
+                block, size = [], 0
+
+
+def pad(grid: Array) -> Array:
+    """int16: a grid with zeros where neighbours may lie outside of it."""
+    return np.pad(grid.astype(np.int16), ((MARGIN, 0), (MARGIN, MARGIN)))
+
+
+def neighbour_offsets(shape: ModelShape, stride: int) -> Array:
+    """intp [neighbours]: from a latent to its neighbours in a padded grid."""
+    chosen = NEIGHBOURS[: shape.neighbours]
+    return np.array([up * stride + right for up, right in chosen], np.intp)
+
+
+class Grids:
+    """Reads the grids of a stream one after the other."""
+
+    def __init__(
+        self, decoder: range_coder.Decoder, shape: ModelShape, networks: Mapping[str, Quantized]
+    ) -> None:
+        self._decoder, self._shape = decoder, shape
+        self._network = EntropyNetwork(networks, min(shape.height, -(-shape.width // LAG)))
+        self._lists = Lists()
+
+    def read(self, size: tuple[int, int]) -> Array:
+        """int8 of a (height, width) size: the next grid. Raises FormatError."""
+        padded = pad(np.zeros(size, np.int8))
+        known, waves = padded.ravel(), Waves(*size)
+        offsets = neighbour_offsets(self._shape, waves.stride)[:, None]
+        for wave in range(waves.count):
+            block = waves[wave]
+            numbers, means = self._network(known.take(offsets + block))
+            places = self._decoder.places(map(self._lists.__getitem__, numbers.tolist()))
+            known[block] = means + (np.array(places, np.intp) - REACH)
+        grid = padded[MARGIN:, MARGIN:-MARGIN]
+        if grid.min() < LEAST or grid.max() > LARGEST:
+            raise FormatError(f"latents are not from {LEAST} to {LARGEST}", hint=range_coder.HINT)
+        return grid.astype(np.int8)

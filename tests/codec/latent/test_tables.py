@@ -1,0 +1,57 @@
+"""The latents' distributions are those of the document, exact, and close to the real ones."""
+
+from __future__ import annotations
+
+import hashlib
+import runpy
+
+import latent_reference as reference
+import numpy as np
+import pytest
+from conftest import ROOT
+
+from imgmlp.codec.latent.tables import DECAY, FLOOR, MIDDLE, PHASES, PLACES, REACH, SCALES, edges
+
+NUMBERS = np.arange(SCALES * PHASES)
+
+
+def test_the_constants_are_those_that_the_tool_prints() -> None:
+    assert runpy.run_path(str(ROOT / "tools" / "entropy_tables.py"))["LATENT_DECAY"] == DECAY
+
+
+def test_the_constants_are_those_of_the_document() -> None:
+    assert tuple(reference.Q) == DECAY
+
+
+def test_no_frequency_has_ever_changed() -> None:
+    digest = hashlib.sha256(edges(NUMBERS).astype("<i4").tobytes())
+    assert digest.hexdigest() == "8dc75cb96fa88491530d9d1e2d4180e08939c47a0f2cff94aa6e86afcdd03fd2"
+
+
+@pytest.mark.parametrize("scale", [0, 57, 112, 190, 255])
+@pytest.mark.parametrize("phase", [0, 1, 32, 63])
+def test_frequencies_follow_from_the_document(scale: int, phase: int) -> None:
+    found = np.diff(edges(np.array([PHASES * scale + phase]))[0])
+    assert found.tolist() == reference.frequencies(scale, phase)
+
+
+def test_every_place_has_a_share_and_all_of_them_are_2_to_the_26() -> None:
+    found = edges(NUMBERS)
+    assert (found[:, 0] == 0).all()
+    assert (found[:, -1] == 1 << 26).all()
+    assert np.diff(found, axis=1).min() >= FLOOR - 1
+
+
+@pytest.mark.parametrize("scale", range(0, SCALES, 15))
+def test_distributions_are_close_to_the_real_ones(scale: int) -> None:
+    """Coding values of the real one with it costs at most a 10,000th of a bit more."""
+    b = np.exp((scale - MIDDLE) / 32)
+    for phase in (0, 13, 32, 63):
+        boundaries = np.arange(-REACH, PLACES - REACH + 1) - 0.5 - (phase / PHASES - 0.5)
+        half = 0.5 * np.exp(-np.abs(boundaries) / b)
+        below = np.where(boundaries < 0, half, 1 - half)
+        below[0], below[-1] = 0.0, 1.0
+        real = np.diff(below)
+        frequencies = np.diff(edges(np.array([PHASES * scale + phase]))[0]) / 2**26
+        more = np.sum(real * np.log2(np.maximum(real, 1e-300) / frequencies))
+        assert -1e-9 < more < 1e-4
