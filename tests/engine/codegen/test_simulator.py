@@ -17,11 +17,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from networks import small_latent_model
 from reference import close
 from simulated import OTHERS, PRODUCTS, STEPS, Make, draw, programs
 
 from imgmlp.codec.float_mlp import pipeline
 from imgmlp.codec.float_mlp.config import Architecture, Encoding, Weights
+from imgmlp.codec.latent import sections
 from imgmlp.codec.training import chunked
 from imgmlp.engine import Device, NumpyDevice
 from imgmlp.engine.codegen.render import building_block
@@ -176,6 +178,17 @@ def test_nothing_is_reported_of_decoding(
     assert np.abs(found.astype(int) - wanted).max() <= 1
 
 
+@simulated
+def test_nothing_is_reported_of_reading_latents(judge: Open) -> None:
+    """By kernels/latents.cl, whose neighbours lie beyond each edge of a grid."""
+    model, device = small_latent_model(6, 9), judge(("one", NARROW))
+    shape = model.shape
+    found = sections.read(sections.write(model), (9, 6), shape.channels, device)
+    assert device.report() == ""
+    for grid, wanted in zip(found.latents, model.latents, strict=True):
+        assert np.array_equal(grid, wanted)
+
+
 # --- the judge can find somebody guilty ---
 
 FAULTS = {
@@ -246,6 +259,7 @@ def test_every_building_block_is_simulated(small: None) -> None:
     files = resources.files("imgmlp.kernels").iterdir()
     blocks = {f.name.removesuffix(".cl") for f in files if f.name.endswith(".cl")}
     blocks.remove("product_matrix")  # in PTX, which only NVIDIA's compiler takes
+    blocks.remove("latents")  # a kernel by itself, which reading latents launches
     of_lanes = {"one": {"product_one"}, "group": {"factor", "product_group", "reduce"}}
     shared = blocks - of_lanes["one"] - of_lanes["group"]
     left = {name for block in shared for name in functions(block)}
