@@ -13,7 +13,7 @@ from imgmlp.engine.ir.dtype import DType, bool_
 from imgmlp.engine.ir.graph import Node, const
 from imgmlp.engine.ir.kernel import access, part_begin
 from imgmlp.engine.ir.op import MOVEMENT, Op
-from imgmlp.engine.ir.symbolic import ONE, Const, Expr, Less, conj, unravel
+from imgmlp.engine.ir.symbolic import ONE, Const, Expr, conj, is_op, unravel
 
 LIMIT = 1 << 30  # an expression's bounds: sums of two still fit an int of OpenCL C
 
@@ -59,7 +59,7 @@ def _within(value: Expr, dtype: DType) -> Expr | None:
 
 def negated(condition: Expr) -> Expr:
     """1 where the condition is 0, and the other way around."""
-    return condition.x.ge(condition.n) if isinstance(condition, Less) else 1 - condition
+    return condition.x.ge(condition.n) if is_op(condition, "<") else 1 - condition
 
 
 def _equal(a: Expr, b: Expr) -> Expr:
