@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from imgmlp.engine.ir.symbolic import ONE, ZERO, Const, Expr, Var, conj, is_op, split, unravel
+from imgmlp.engine.ir.conditions import conj, is_op
+from imgmlp.engine.ir.symbolic import ONE, ZERO, Const, Expr, Var, split, unravel
 from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.ir.view import Ranges, Shape, View, canonical, nothing
 

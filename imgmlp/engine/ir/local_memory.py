@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 
+from imgmlp.engine.ir.conditions import xor
 from imgmlp.engine.ir.dtype import DType
 from imgmlp.engine.ir.graph import Buffer, Node, Shape, buffer, move
 from imgmlp.engine.ir.op import Op
@@ -68,7 +69,7 @@ class LocalBuffer(Buffer):
             return offset
         line, column = offset // self.pitch, offset % self.pitch
         turned = line % 8 * 8 if size == 2 else line % 4 * 8 + line // 4 % 2 * 4
-        return line * self.pitch + (column ^ turned)
+        return line * self.pitch + xor(column, turned)
 
     def takes(self, other: Buffer) -> bool:
         """Whether another value's elements and zeros lie as this one's."""

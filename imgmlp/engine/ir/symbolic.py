@@ -6,10 +6,10 @@ hashing costs nothing. Canonical forms:
 
 - a sum is flat: each term once, with an integer coefficient, and one constant;
 - `//` and `%` round towards minus infinity, by positive constants, and what they divide is
-  never negative, so that they mean the same in C;
-- a comparison is `x < n` with all constants in `n`.
+  never negative, so that they mean the same in C.
 
-This module knows nothing of shapes beyond `ravel` and `unravel`, and nothing of kernels.
+Comparisons are in conditions.py. This module knows nothing of shapes beyond `ravel` and `unravel`,
+and nothing of kernels.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache, reduce
+from functools import lru_cache
 from typing import Any, Literal, TypeGuard
 from weakref import WeakValueDictionary
 
@@ -83,18 +83,7 @@ class Expr(metaclass=_Interned):
     def __mod__(self, divisor: int) -> Expr:
         return _divmod(self, _positive(divisor))[1]
 
-    def __xor__(self, other: Expr | int) -> Expr:
-        return _xor(self, as_expr(other))
-
-    __radd__, __rmul__, __rxor__ = __add__, __mul__, __xor__
-
-    def lt(self, n: int) -> Expr:
-        """1 where the expression is less than `n`, else 0."""
-        return _less(self, operator.index(n))
-
-    def ge(self, n: int) -> Expr:
-        """1 where the expression is at least `n`, else 0."""
-        return _less(-self, 1 - operator.index(n))
+    __radd__, __rmul__ = __add__, __mul__
 
     def apply(self, *sources: Any) -> Any:
         """The same operation on other sources: integers, arrays of them, or expressions."""
@@ -194,67 +183,34 @@ class Sum(Expr):
         return text if text == parts[0][1] else f"({text})"
 
 
-Operator = Literal["//", "%", "^", "<", "&"]
-
-
-class Operation(Expr):
-    """What no sum says, of one source x or of several, and a constant n.
-
-    `//` and `%`: of x >= 0 by n, rounded towards minus infinity, so that 0 <= x % n < n. `^`:
-    exclusive or of distinct sources and n >= 0, in two's complement. `<`: 1 where x, which has no
-    constant of its own, is less than n, else 0. `&`: 1 where two or more conditions are all 1.
-    """
+class Quotient(Expr):
+    """x `//` n or x `%` n of x >= 0, rounded towards minus infinity, so that 0 <= x % n < n."""
 
     __slots__ = ("n", "op")
     n: int
-    op: Operator
+    op: Literal["//", "%"]
 
-    def __init__(self, op: Operator, n: int, *sources: Expr) -> None:
-        lo, hi = 0, 1  # of a condition
-        if op == "//":
-            lo, hi = sources[0].lo // n, sources[0].hi // n
-        elif op == "%":
-            hi = n - 1
-        elif op == "^":
-            bits = max(n, *(max(x.hi, ~x.lo) for x in sources)).bit_length()
-            lo = -(1 << bits) if any(x.lo < 0 for x in sources) else 0
-            hi = (1 << bits) - 1
-        rank = {"//": 2, "%": 3, "^": 5, "<": 6, "&": 7}[op]
-        self._set(rank, lo, hi, sources, n=n, op=op)
+    def __init__(self, op: Literal["//", "%"], x: Expr, n: int) -> None:
+        bounds, rank = ((x.lo // n, x.hi // n), 2) if op == "//" else ((0, n - 1), 3)
+        self._set(rank, *bounds, (x,), n=n, op=op)
 
     @property
     def x(self) -> Expr:
         return self.sources[0]
 
     def apply(self, *sources: Any) -> Any:
-        x, n, symbolic = sources[0], self.n, any(isinstance(s, Expr) for s in sources)
-        match self.op:
-            case "//":
-                return x // n
-            case "%":
-                return x % n
-            case "^":
-                return reduce(operator.xor, sources, n)
-            case "<":
-                return x.lt(n) if symbolic else (x < n) * 1
-        return conj(*sources) if symbolic else reduce(operator.and_, sources)
+        (x,) = sources
+        return x // self.n if self.op == "//" else x % self.n
 
     def render(self, division: Division = "//") -> str:
-        op, n, parts = str(self.op), self.n, [x.render(division) for x in self.sources]
-        power = division == "/" and n & (n - 1) == 0  # C's compilers do not know that x >= 0
-        if op == "<" and isinstance(self.x, Sum) and max(self.x.coefficients) < 0:
-            op, n, parts = ">=", 1 - n, [(-self.x).render(division)]
-        elif op == "//":
-            op, n = (">>", n.bit_length() - 1) if power else (division, n)
-        elif op == "%" and power:
-            op, n = "&", n - 1
-        alone = self.op == "&" or (self.op == "^" and n == 0)  # without a number
-        return f"({op.join(parts if alone else [*parts, str(n)])})"
+        x, n = self.x.render(division), self.n
+        if division == "/" and n & (n - 1) == 0:  # a compiler for C does not know that x >= 0
+            return f"({x}>>{n.bit_length() - 1})" if self.op == "//" else f"({x}&{n - 1})"
+        return f"({x}{division if self.op == '//' else self.op}{n})"
 
 
-def is_op(x: Expr, op: Operator) -> TypeGuard[Operation]:
-    """Whether an expression is this operation."""
-    return isinstance(x, Operation) and x.op == op
+def _is(x: Expr, op: Literal["//", "%"]) -> TypeGuard[Quotient]:
+    return isinstance(x, Quotient) and x.op == op
 
 
 ZERO: Expr = Const(0)
@@ -298,7 +254,7 @@ def linear(constant: int, terms: Iterable[tuple[Expr, int]]) -> Expr:
 def _rejoin(terms: Mapping[Expr, int]) -> list[tuple[Expr, int]]:
     """What to add, worth zero in total, so that a remainder and its quotient become one term."""
     for mod, c in terms.items():
-        if not is_op(mod, "%"):
+        if not _is(mod, "%"):
             continue
         x, n = mod.x, mod.n
         quotient = x // n
@@ -306,7 +262,7 @@ def _rejoin(terms: Mapping[Expr, int]) -> list[tuple[Expr, int]]:
         if all(terms.get(t) == c * n * k for t, k in parts):
             return [(x, c), (mod, -c), (quotient, -c * n)]  # x = x%n + n*(x//n)
         for outer, k in terms.items():
-            if is_op(outer, "%") and k == c * n and set(parts) <= set(split(outer.x)[1]):
+            if _is(outer, "%") and k == c * n and set(parts) <= set(split(outer.x)[1]):
                 # x%n + n*((x//n + y) % m) = (x + n*y) % (n*m)
                 joined = (x + (outer.x - quotient) * n) % (n * outer.n)
                 return [(joined, c), (mod, -c), (outer, -k)]
@@ -339,7 +295,7 @@ def _divmod(x: Expr, n: int) -> tuple[Expr, Expr]:
         return whole + quotient, remainder
     if x.lo // n == x.hi // n:
         return Const(x.lo // n), x - x.lo // n * n
-    return _split_factor(x, n) or _unnest(x, n) or (Operation("//", n, x), Operation("%", n, x))
+    return _split_factor(x, n) or _unnest(x, n) or (Quotient("//", x, n), Quotient("%", x, n))
 
 
 def _multiples(x: Expr, n: int) -> tuple[Expr, Expr]:
@@ -368,86 +324,19 @@ def _split_factor(x: Expr, n: int) -> tuple[Expr, Expr] | None:
 
 def _unnest(x: Expr, n: int) -> tuple[Expr, Expr] | None:
     """A quotient of a quotient is one quotient; so is a remainder of a remainder, if n divides."""
-    if is_op(x, "%") and x.n % n == 0:
+    if _is(x, "%") and x.n % n == 0:
         return (x.x // n) % (x.n // n), x.x % n
-    inner = _only_quotient(x, 1)
+    inner = only_quotient(x, 1)
     if inner is None:
         return None
     quotient = (inner.x + (x - inner) * inner.n) // (inner.n * n)
-    return quotient, x - quotient * n if isinstance(quotient, Const) else Operation("%", n, x)
+    return quotient, x - quotient * n if isinstance(quotient, Const) else Quotient("%", x, n)
 
 
-def _only_quotient(x: Expr, coefficient: int) -> Operation | None:
+def only_quotient(x: Expr, coefficient: int) -> Quotient | None:
     """The one quotient among the terms of x, if there is exactly one with this coefficient."""
-    found = [t for t, c in split(x)[1] if is_op(t, "//") and c == coefficient]
+    found = [t for t, c in split(x)[1] if _is(t, "//") and c == coefficient]
     return found[0] if len(found) == 1 else None
-
-
-# --- conditions ---
-
-
-def _less(x: Expr, n: int) -> Expr:
-    """x < n as 0 or 1."""
-    constant, terms = split(x)
-    if not terms:
-        return Const(int(constant < n))
-    g = math.gcd(*(c for _, c in terms))
-    x, n = linear(0, [(t, c // g) for t, c in terms]), -((constant - n) // g)
-    if x.hi < n:
-        return ONE
-    if x.lo >= n:
-        return ZERO
-    if (inner := _only_quotient(x, 1)) is not None:  # y//d + z < n where y + d*z < d*n
-        return _less(inner.x + (x - inner) * inner.n, n * inner.n)
-    if (inner := _only_quotient(x, -1)) is not None:  # z - y//d <= n-1 where d*z - y <= d*(n-1)
-        return _less((x + inner) * inner.n - inner.x, (n - 1) * inner.n + 1)
-    return Operation("<", n, x)
-
-
-def conj(*conditions: Expr) -> Expr:
-    """1 where all conditions are 1, else 0; each has bounds within [0, 1]."""
-    limits: dict[Expr, int] = {}
-    others: set[Expr] = set()
-    for condition in conditions:
-        if condition.lo < 0 or condition.hi > 1:
-            raise ValueError(f"conj: {condition!r} is no condition, which is 0 or 1")
-        for part in condition.sources if is_op(condition, "&") else (condition,):
-            if part is ZERO:
-                return ZERO
-            if is_op(part, "<"):
-                limits[part.x] = min(part.n, limits.get(part.x, part.n))
-            elif part is not ONE:
-                others.add(part)
-    for x, n in limits.items():
-        if -x in limits and n + limits[-x] <= 1:  # x <= n-1 and x >= 1-m leave nothing
-            return ZERO
-    limiting = (Operation("<", n, x) for x, n in limits.items())
-    parts = sorted([*others, *limiting], key=lambda e: e.key)
-    return Operation("&", 0, *parts) if len(parts) > 1 else parts[0] if parts else ONE
-
-
-def _xor(a: Expr, b: Expr) -> Expr:
-    (constant, ours), (other, theirs) = _xor_parts(a), _xor_parts(b)
-    constant ^= other
-    operands = sorted(ours ^ theirs, key=lambda e: e.key)
-    flipped = constant < 0  # kept outside as -x-1, which sums and bounds understand
-    positive = ~constant if flipped else constant
-    if not operands:
-        return Const(constant)
-    x = operands[0] if len(operands) == 1 and not positive else Operation("^", positive, *operands)
-    return -x - 1 if flipped else x
-
-
-def _xor_parts(x: Expr) -> tuple[int, frozenset[Expr]]:
-    """x as a constant and operands, none of which is the complement of another's."""
-    if isinstance(x, Const):
-        return x.value, frozenset()
-    if is_op(x, "^"):
-        return x.n, frozenset(x.sources)
-    if split(x)[0] < 0:  # one of x and ~x = -x-1 has a constant >= 0
-        constant, operands = _xor_parts(-x - 1)
-        return ~constant, operands
-    return 0, frozenset((x,))
 
 
 # --- flat and multi-dimensional indices ---

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from imgmlp.engine.ir.conditions import conj
 from imgmlp.engine.ir.dtype import i32
 from imgmlp.engine.ir.graph import Node, const
 from imgmlp.engine.ir.index_values import index_value, negated, through, zero_outside
 from imgmlp.engine.ir.kernel import Store, access, part_begin
 from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, Op
-from imgmlp.engine.ir.symbolic import ONE, Expr, Var, conj, unravel
+from imgmlp.engine.ir.symbolic import ONE, Expr, Var, unravel
 from imgmlp.engine.ir.target import Target
 from imgmlp.engine.ir.uops import Builder, Range, U
 

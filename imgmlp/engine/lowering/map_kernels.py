@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from imgmlp.engine.ir.conditions import conj, less
 from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.kernel import Kernel
 from imgmlp.engine.ir.op import ELEMENTWISE
-from imgmlp.engine.ir.symbolic import ONE, Const, Expr, Var, conj, unravel
+from imgmlp.engine.ir.symbolic import ONE, Const, Expr, Var, unravel
 from imgmlp.engine.ir.target import GPU_LANES, Target
 from imgmlp.engine.ir.uops import Builder, Range, U
 from imgmlp.engine.lowering.expressions import Kept, Lowering, destination, put, store_all
@@ -83,7 +84,7 @@ def _map_several(kernel: Kernel, lower: Lowering, size: int) -> tuple[int, int]:
         place = build.open(Range(names[0], rounds, "vector"))
         part = (group * rounds + place) * GPU_LANES + lane
         if parts % (groups * rounds * GPU_LANES):
-            build.open(Range(names[1], 1, "loop", part.lt(parts)), holds=True)
+            build.open(Range(names[1], 1, "loop", less(part, parts)), holds=True)
         side = build.open(Range(names[2], beside, "vector"))
         return place * beside + side, unravel(part * beside + side, kernel.shape)
 
@@ -232,7 +233,7 @@ def _map_shared(
         """The indices of an element of the tile, and whether it exists."""
         found = dict(zip(lead, outer, strict=True))
         found |= {axis: row_tile * SHARED + row, last: column_tile * SHARED + column}
-        inside = conj(found[axis].lt(shape[axis]), found[last].lt(shape[last]))
+        inside = conj(*(less(found[a], shape[a]) for a in (axis, last)))
         return [found[a] for a in range(last + 1)], inside
 
     moved = crossed[:MOST_SHARED]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from imgmlp.engine.ir.conditions import less
 from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.kernel import Kernel
 from imgmlp.engine.ir.op import Op
@@ -187,7 +188,7 @@ def _reduce_in_parts(
     accumulators = build.effect(U.ACC, (), (several, start), core.dtype)
     lane = build.open(Range("l", GPU_LANES, "lane"))
     output = group * columns + lane % columns
-    limit = None if size % columns == 0 else output.lt(size) * rounds
+    limit = None if size % columns == 0 else less(output, size) * rounds
     block = build.open(Range("r", rounds, limit=limit), holds=limit is not None)
     each = build.open(Range("v", several, "vector"))
     at = (block * several + each) * parts + lane // columns
