@@ -32,7 +32,7 @@ def expressions() -> None:
     np.testing.assert_equal(str((a * 40 + b) // 20), "(a*2)")
     bounds("(a + b*10) % 10", (a + b * 10) % 10, (0, 9))
     np.testing.assert_equal(str((a + b * 10) % 10), "(a%10)")
-    np.testing.assert_equal(a ^ (a ^ b), b)
+    np.testing.assert_equal(xor(a, xor(a, b)), b)
     x = (a * 3 + b) // 4
     print(f"  in OpenCL C, where no index is negative, {x} is {x.render('/')}")
     np.testing.assert_equal(x.render("/"), "(((a*3)+b)>>2)")

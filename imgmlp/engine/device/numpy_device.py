@@ -105,9 +105,6 @@ class NumpyDevice:
         check_fits(target, source.nbytes)
         target.handle[: source.nbytes] = source.handle
 
-    def flush(self) -> None:
-        """Nothing is ever queued here."""
-
     def finish(self) -> None:
         """Nothing is ever queued here."""
 

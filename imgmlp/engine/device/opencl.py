@@ -26,20 +26,20 @@ from imgmlp.engine.device.base import (
     ALIGN,
     Allocation,
     DeviceInfo,
+    Event,
     FreeMemory,
-    Kind,
+    KernelHandle,
+    Launch,
     Pending,
     Usage,
-    check_fits,
     check_slice,
     check_source,
     check_target,
     counted,
 )
 from imgmlp.engine.device.driver_errors import build_failure, does_not_fit, failure, lost, no_room
-from imgmlp.engine.device.kernel_cache import choose_cache, current, has_room, locked
-from imgmlp.engine.device.launch import Event, KernelHandle, Launch
-from imgmlp.engine.device.pocl import PLATFORM, mended, vector_width
+from imgmlp.engine.device.kernel_cache import current, has_room, locked
+from imgmlp.engine.device.pocl import PLATFORM, vector_width
 from imgmlp.engine.ir.target import Lanes
 from imgmlp.errors import DeviceError, OutOfMemoryError
 
@@ -50,10 +50,10 @@ try:
     import pyopencl as _pyopencl
 except ImportError as _error:  # no pyopencl, or no libOpenCL that it could load
     cl: Any = None
-    _import_failure: str | None = str(_error)
+    import_failure: str | None = str(_error)
 else:
     cl = _pyopencl
-    _import_failure = None
+    import_failure = None
 
 MATRIX_UNITS = 8  # compute capability from which NVIDIA's multiply halves as we ask them to
 COARSEST_ALIGN = 1 << 16  # bytes; packing to coarser offsets saves little
@@ -317,11 +317,6 @@ class Device:
 
     # The queue
 
-    def flush(self) -> None:
-        """Hand queued work to the device without waiting."""
-        with self._queued("flushing the queue"):
-            self._queue.flush()
-
     def finish(self) -> None:
         """Wait until all queued work is done."""
         with self._queued("finishing the queued work"):
@@ -388,48 +383,7 @@ class Device:
         return locked(place / "imgmlp.lock")
 
 
-# Finding devices
-
-
-def find() -> tuple[list[tuple[Any, DeviceInfo]], str | None]:
-    """OpenCL's devices with their descriptions, or why there are none."""
-    if cl is None:
-        return [], f"pyopencl cannot be loaded ({_import_failure})"
-    choose_cache()
-    try:
-        platforms = cl.get_platforms()
-    except cl.Error as error:
-        return [], f"the OpenCL loader finds no driver ({_status(error)})"
-    found: list[tuple[Any, DeviceInfo]] = []
-    refusals: list[str] = []
-    for p, platform in enumerate(platforms):
-        try:
-            handles = platform.get_devices()
-            found += [(h, _inspect(f"{p}:{d}", platform, h)) for d, h in enumerate(handles)]
-        except cl.Error as error:
-            refusals.append(f"{platform.name.strip()}: {_status(error)}")
-    return found, None if found else "; ".join(refusals) or "no driver offers a device"
-
-
-def _inspect(spec: str, platform: Any, handle: Any) -> DeviceInfo:
-    kinds: dict[int, Kind] = {cl.device_type.GPU: "gpu", cl.device_type.CPU: "cpu"}
-    kind: Kind = next((kind for bit, kind in kinds.items() if handle.type & bit), "other")
-    maker, driver = platform.name.strip(), handle.driver_version.strip()
-    version = handle.version.strip()
-    target = mended(handle.int_ptr, driver, version) if maker == PLATFORM else ""
-    return DeviceInfo(
-        spec=spec,
-        platform=maker,
-        name=handle.name.strip(),
-        # Oclgrind says that it is of every kind, a GPU too; nobody wants to train on it.
-        kind="simulator" if maker == "Oclgrind" else kind,
-        compute_units=int(handle.max_compute_units),
-        memory=int(handle.global_mem_size),
-        local_memory=int(handle.local_mem_size),
-        driver=driver,
-        version=version,
-        target=target,
-    )
+# What is told by the driver, and how it fails
 
 
 def _has_matrix_units(handle: Any) -> bool:
@@ -441,9 +395,6 @@ def _has_matrix_units(handle: Any) -> bool:
     return int(major) >= MATRIX_UNITS
 
 
-# Errors
-
-
 @contextlib.contextmanager
 def _running(what: str) -> Iterator[None]:
     try:
@@ -453,13 +404,13 @@ def _running(what: str) -> Iterator[None]:
 
 
 def _failure(what: str, error: Any) -> DeviceError | OutOfMemoryError:
-    return failure(what, _status(error), _is_memory(error))
+    return failure(what, status(error), _is_memory(error))
 
 
 def _is_memory(error: Any) -> bool:
     return isinstance(error, cl.MemoryError) or "OUT_OF_RESOURCES" in str(error)
 
 
-def _status(error: Any) -> str:
+def status(error: Any) -> str:
     """OpenCL's name for what happened, as one line."""
     return str(error).strip().splitlines()[0]

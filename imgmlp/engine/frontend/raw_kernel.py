@@ -20,9 +20,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from imgmlp.engine.device.base import Allocation
+from imgmlp.engine.device.base import Allocation, Launch
 from imgmlp.engine.device.discover import AnyDevice
-from imgmlp.engine.device.launch import Launch
 from imgmlp.engine.device.opencl import Device
 from imgmlp.engine.frontend import tracing
 from imgmlp.engine.frontend.tensor import Tensor

@@ -16,9 +16,8 @@ from typing import Any, get_args
 import numpy as np
 
 from imgmlp.engine.compiler import Stages, lower
-from imgmlp.engine.device.base import Allocation, Form, Pending
+from imgmlp.engine.device.base import Allocation, Form, KernelHandle, Launch, Pending
 from imgmlp.engine.device.discover import AnyDevice
-from imgmlp.engine.device.launch import KernelHandle, Launch
 from imgmlp.engine.device.numpy_device import NumpyDevice
 from imgmlp.engine.device.opencl import Device
 from imgmlp.engine.ir.graph import Buffer, Node, toposort

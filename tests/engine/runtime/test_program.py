@@ -23,7 +23,7 @@ from imgmlp.engine import (
     open_device,
     optim,
 )
-from imgmlp.engine.device.launch import KernelHandle
+from imgmlp.engine.device.base import KernelHandle
 from imgmlp.engine.ir.kernel import Block, Fused
 from imgmlp.engine.tiling.block import MOST_ROWS
 from imgmlp.errors import ImgmlpWarning, OutOfMemoryError
