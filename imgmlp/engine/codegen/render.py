@@ -31,6 +31,9 @@ from imgmlp.engine.ir.symbolic import Const, Expr
 from imgmlp.engine.ir.target import FACTORS, GPU_LANES, GPU_TILE, Target
 from imgmlp.engine.ir.uops import Code, Range, U, UOp
 
+PARAMETERS = {U.GLOBAL, U.ROOM, U.LOCAL}  # declared at the top
+PRODUCTS = {U.PRODUCT, U.TILE, U.SPREAD, U.PANEL, U.COLUMNS}
+
 
 def sizes(target: Target) -> str:
     """What building blocks know of a device."""
@@ -103,12 +106,22 @@ class _Writer:
         if self.code.turns:
             self.lines += turn_after_turn(self.code.turns)
         for i, u in enumerate(self.code.uops):
-            getattr(self, f"_{u.op.name.lower()}")(i, u)
+            self._write(i, u)
         if self.code.turns:
             self.lines.append("}")
         head = f"__kernel __attribute__((reqd_work_group_size({local}, 1, 1)))\nvoid "
         body = "\n".join("  " + line for line in self.lines)
         return head, f"({signature}) {{\n{body}\n}}\n"
+
+    def _write(self, i: int, u: UOp) -> None:
+        """One instruction: a method here has its name, or one of those about products."""
+        name = u.op.name.lower()
+        if u.op is U.ELEMENT:
+            self._declare(i, u, self.products.element(i, u))
+        elif u.op in PRODUCTS:
+            self.lines += getattr(self.products, name)(i, u)
+        elif u.op not in PARAMETERS:
+            getattr(self, f"_{name}")(i, u)
 
     def _locals(self) -> None:
         """Local memory may only be declared at the top of a kernel."""
@@ -136,12 +149,6 @@ class _Writer:
         self.lines.append(f"const {kind} v{i} = {value};")
 
     # --- one method an instruction ---
-
-    def _global(self, i: int, u: UOp) -> None:
-        pass
-
-    def _room(self, i: int, u: UOp) -> None:
-        pass
 
     def _range(self, i: int, u: UOp) -> None:
         loop: Range = u.arg
@@ -309,9 +316,6 @@ class _Writer:
             value = literal(start, u.dtype)
             self.lines.append(f"for (int a = 0; a < {count}; ++a) v{i}[a] = {value};")
 
-    def _local(self, i: int, u: UOp) -> None:
-        pass
-
     def _accumulate(self, i: int, u: UOp) -> None:
         op, lane = u.arg
         cell = f"v{u.src[0]}[{_index(lane)}]"
@@ -338,21 +342,3 @@ class _Writer:
         assert u.dtype is not None
         kind, sizes = register(u.dtype), f"{self.code.local_size}, {results}"
         self._declare(i, u, f"group_{name}_{kind}(scratch_{kind}, v{u.src[0]}, {sizes})")
-
-    def _product(self, i: int, u: UOp) -> None:
-        self.lines += self.products.product(i, u)
-
-    def _tile(self, i: int, u: UOp) -> None:
-        self.lines.append(self.products.tile(i, u))
-
-    def _spread(self, i: int, u: UOp) -> None:
-        self.lines.append(self.products.spread(u))
-
-    def _panel(self, i: int, u: UOp) -> None:
-        self.lines += self.products.panel(i, u)
-
-    def _columns(self, i: int, u: UOp) -> None:
-        self.lines += self.products.columns(i, u)
-
-    def _element(self, i: int, u: UOp) -> None:
-        self._declare(i, u, self.products.element(i, u))

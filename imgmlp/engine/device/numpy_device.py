@@ -38,6 +38,7 @@ class NumpyDevice:
     can_slice: bool = True
     has_matrix_units: bool = False
     keeps_groups: bool = False
+    joins_kernels: bool = True
     vector_width: int = 8
     lost = False
 
@@ -45,11 +46,6 @@ class NumpyDevice:
         self.form, self.lanes = NUMPY_FORMS[spec]
         self.info = numpy_info(spec)
         self.usage = Usage()
-
-    @property
-    def joins_kernels(self) -> bool:
-        """As Device.joins_kernels."""
-        return True
 
     def alloc(self, nbytes: int) -> Allocation:
         """As Device.alloc; the bytes are zero."""

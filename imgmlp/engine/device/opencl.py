@@ -32,6 +32,7 @@ from imgmlp.engine.device.base import (
     Launch,
     Pending,
     Usage,
+    check_fits,
     check_slice,
     check_source,
     check_target,
@@ -58,6 +59,7 @@ else:
 MATRIX_UNITS = 8  # compute capability from which NVIDIA's multiply halves as we ask them to
 COARSEST_ALIGN = 1 << 16  # bytes; packing to coarser offsets saves little
 LARGE = 1 << 20  # bytes of an allocation that is used at once, to see that it is there
+Array = np.ndarray[Any, Any]
 _BYTE = np.zeros(1, np.uint8)
 # The platform whose driver (580.159) crashes when parts of an allocation are released that kernels
 # have used and that overlap without being the same.
@@ -121,7 +123,7 @@ class Device:
         except cl.Error as error:
             if _is_memory(error):
                 raise does_not_fit(nbytes, self.max_allocation, self.info) from error
-            raise _failure("allocating memory", error) from error
+            raise failure("allocating memory", status(error), False) from error
         return counted(buffer, nbytes, self.usage)
 
     def free_memory(self) -> FreeMemory:
@@ -158,21 +160,16 @@ class Device:
             region = root.handle.get_sub_region(start, max(nbytes, 1))
         return Allocation(region, nbytes, root, start)
 
-    def write(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> None:
+    def write(self, allocation: Allocation, array: Array) -> None:
         """Copy a host array to the start of `allocation`; returns when it has been read."""
         self.write_async(allocation, np.ascontiguousarray(array)).wait()
 
-    def write_async(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> Pending:
+    def write_async(self, allocation: Allocation, array: Array) -> Pending:
         """As write(), after all queued work; `array` must not change until the Pending is done."""
         check_source(allocation, array)
-        if not array.nbytes:
-            return Pending()
-        with self._queued("writing to the device"):
-            event = cl.enqueue_copy(self._queue, allocation.handle, array, is_blocking=False)
-            self._queue.flush()
-        return Event(event, self._queued, array)
+        return self._transfer("writing to the device", allocation.handle, array, array)
 
-    def staging(self, shape: tuple[int, ...], kind: Any) -> np.ndarray[Any, Any]:
+    def staging(self, shape: tuple[int, ...], kind: Any) -> Array:
         """A host array of undefined content for write_async(), pinned where the driver can."""
         nbytes = math.prod(shape) * np.dtype(kind).itemsize
         if not nbytes:
@@ -185,17 +182,21 @@ class Device:
         except cl.Error:
             return np.empty(shape, kind)
 
-    def read(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> None:
+    def read(self, allocation: Allocation, array: Array) -> None:
         """Fill a contiguous host array from the start of `allocation`, after all queued work."""
         self.read_async(allocation, array).wait()
 
-    def read_async(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> Pending:
+    def read_async(self, allocation: Allocation, array: Array) -> Pending:
         """As read(), but `array` holds the data only once the Pending is done."""
         check_target(allocation, array)
+        return self._transfer("reading from the device", array, allocation.handle, array)
+
+    def _transfer(self, what: str, target: Any, source: Any, array: Array) -> Pending:
+        """Begin to copy one of a host array and an allocation into the other."""
         if not array.nbytes:
             return Pending()
-        with self._queued("reading from the device"):
-            event = cl.enqueue_copy(self._queue, array, allocation.handle, is_blocking=False)
+        with self._queued(what):
+            event = cl.enqueue_copy(self._queue, target, source, is_blocking=False)
             self._queue.flush()
         return Event(event, self._queued, array)
 
@@ -340,11 +341,9 @@ class Device:
             raise self._failed(what, error) from error
 
     def _failed(self, what: str, error: Any) -> DeviceError | OutOfMemoryError:
-        """The queue failed. There is no telling what it did before, so that all that follows is
-        refused: nobody takes the values of half a step for those of a step.
-        """
+        """All that follows is refused: nobody takes values of half a step for those of a step."""
         self._lost = what
-        return _failure(what, error)
+        return failure(what, status(error), _is_memory(error))
 
     def _refuse_if_lost(self) -> None:
         if self._lost is not None:
@@ -400,11 +399,7 @@ def _running(what: str) -> Iterator[None]:
     try:
         yield
     except cl.Error as error:
-        raise _failure(what, error) from error
-
-
-def _failure(what: str, error: Any) -> DeviceError | OutOfMemoryError:
-    return failure(what, status(error), _is_memory(error))
+        raise failure(what, status(error), _is_memory(error)) from error
 
 
 def _is_memory(error: Any) -> bool:

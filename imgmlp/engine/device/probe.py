@@ -27,7 +27,7 @@ WORKS = "works"
 TIMEOUT = 60.0  # seconds; a cold compiler needs less than one
 DAY = 86400.0  # seconds for which a failure is believed
 PREFIX = "probe-"
-PROGRAM = ("probe", "trial", "opencl", "pocl")  # what decides, and may change
+PROGRAM = ("probe", "trial", "discover", "opencl", "pocl")  # what decides, and may change
 MAPS = Path("/proc/self/maps")
 _working: set[str] = set()  # what this process knows of, where nothing can be kept
 

@@ -35,12 +35,8 @@ class Sketch(NumpyDevice):
         self.info, self.lanes, self.align = device.info, device.lanes, device.align
         self.vector_width = device.vector_width
         self.can_slice, self.has_matrix_units = device.can_slice, device.has_matrix_units
-        self._joins_kernels, self.keeps_groups = device.joins_kernels, device.keeps_groups
+        self.joins_kernels, self.keeps_groups = device.joins_kernels, device.keeps_groups
         self.most = Need(0, 0)
-
-    @property
-    def joins_kernels(self) -> bool:
-        return self._joins_kernels
 
     def alloc(self, nbytes: int) -> Allocation:
         """Bytes that only count."""
