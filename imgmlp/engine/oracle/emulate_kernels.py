@@ -241,4 +241,6 @@ def operate(op: Op, result: Any, *src: Array) -> Array:
     dtype: DType = result.dtype
     if op is Op.CAST:
         return src[0].astype(register(dtype))
+    if op is Op.WHERE:  # by an index, perhaps, that is 0 or 1
+        src = (src[0] != 0, *src[1:])
     return np.asarray(TABLE[op](result)(*src), register(dtype))

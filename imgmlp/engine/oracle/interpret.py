@@ -42,8 +42,8 @@ def select(condition: Array, x: Array, y: Array) -> Array:
     bits, shape = np.dtype(f"u{x.itemsize}"), condition.shape
     x_bits, y_bits = (_uniform(v, shape).view(bits) for v in (x, y))
     found = np.asarray(x_bits ^ y_bits)
-    room = found if found.shape == shape else None
-    found = np.multiply(found, condition, out=room, dtype=bits)
+    target = found if found.shape == shape else None
+    found = np.multiply(found, condition, out=target, dtype=bits)
     found ^= y_bits
     chosen: Array = found.view(x.dtype)
     return chosen
