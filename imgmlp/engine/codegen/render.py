@@ -22,7 +22,7 @@ from imgmlp.engine.codegen.c_syntax import (
     turn_after_turn,
 )
 from imgmlp.engine.codegen.matmul_calls import ProductCalls
-from imgmlp.engine.codegen.matrix_units import element, rooms, slices
+from imgmlp.engine.codegen.matrix_units import element, local_buffers, slices
 from imgmlp.engine.codegen.register_vectors import around_registers, in_vectors
 from imgmlp.engine.codegen.vector_access import Neighbours
 from imgmlp.engine.ir.dtype import DType, bool_, f16
@@ -131,7 +131,7 @@ class _Writer:
         if products and not self.factors:
             self.lines.append("__local float room[TILE_ROOM] __attribute__((aligned(16)));")
         self.lines += [
-            *rooms(self.code),
+            *local_buffers(self.code),
             *(slices(self.code, self.factors) if self.factors else ()),
         ]
         self.lines += exchanged(self.code)

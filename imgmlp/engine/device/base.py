@@ -187,13 +187,10 @@ def check_fits(allocation: Allocation, nbytes: int) -> None:
         raise ValueError(f"{nbytes} bytes do not fit in {allocation.nbytes}")
 
 
-def check_target(allocation: Allocation, array: np.ndarray[Any, Any]) -> None:
+def check_array(allocation: Allocation, array: np.ndarray[Any, Any], filled: bool = False) -> None:
+    """Refuse a host array that cannot be copied at once; `filled`: from the device into it."""
     check_fits(allocation, array.nbytes)
-    if not array.flags.c_contiguous or not array.flags.writeable:
+    if filled and not (array.flags.c_contiguous and array.flags.writeable):
         raise ValueError("only a contiguous, writeable array can be read into")
-
-
-def check_source(allocation: Allocation, array: np.ndarray[Any, Any]) -> None:
-    check_fits(allocation, array.nbytes)
     if not array.flags.c_contiguous:
         raise ValueError("only a contiguous array can be written without waiting")

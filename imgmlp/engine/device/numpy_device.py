@@ -18,9 +18,9 @@ from imgmlp.engine.device.base import (
     FreeMemory,
     Pending,
     Usage,
+    check_array,
     check_fits,
     check_slice,
-    check_target,
     counted,
 )
 from imgmlp.engine.ir.target import Lanes
@@ -88,7 +88,7 @@ class NumpyDevice:
 
     def read(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> None:
         """As Device.read."""
-        check_target(allocation, array)
+        check_array(allocation, array, filled=True)
         array.reshape(-1).view(np.uint8)[:] = allocation.handle[: array.nbytes]
 
     def read_async(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> Pending:

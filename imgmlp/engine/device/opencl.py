@@ -32,10 +32,9 @@ from imgmlp.engine.device.base import (
     Launch,
     Pending,
     Usage,
+    check_array,
     check_fits,
     check_slice,
-    check_source,
-    check_target,
     counted,
 )
 from imgmlp.engine.device.driver_errors import build_failure, does_not_fit, failure, lost, no_room
@@ -144,12 +143,11 @@ class Device:
         """Whether parts of an allocation can be had, and without wasting most of it."""
         if self.align > COARSEST_ALIGN:
             return False
-        try:
+        with contextlib.suppress(cl.Error):
             whole = cl.Buffer(self._context, cl.mem_flags.READ_WRITE, size=2 * self.align)
             whole.get_sub_region(self.align, self.align)
-        except cl.Error:
-            return False
-        return True
+            return True
+        return False
 
     def slice(self, allocation: Allocation, offset: int, nbytes: int) -> Allocation:
         """A view of `nbytes` bytes from `offset`, which must be a multiple of `align`."""
@@ -166,8 +164,7 @@ class Device:
 
     def write_async(self, allocation: Allocation, array: Array) -> Pending:
         """As write(), after all queued work; `array` must not change until the Pending is done."""
-        check_source(allocation, array)
-        return self._transfer("writing to the device", allocation.handle, array, array)
+        return self._transfer("writing to the device", allocation, array)
 
     def staging(self, shape: tuple[int, ...], kind: Any) -> Array:
         """A host array of undefined content for write_async(), pinned where the driver can."""
@@ -188,15 +185,17 @@ class Device:
 
     def read_async(self, allocation: Allocation, array: Array) -> Pending:
         """As read(), but `array` holds the data only once the Pending is done."""
-        check_target(allocation, array)
-        return self._transfer("reading from the device", array, allocation.handle, array)
+        return self._transfer("reading from the device", allocation, array, filled=True)
 
-    def _transfer(self, what: str, target: Any, source: Any, array: Array) -> Pending:
-        """Begin to copy one of a host array and an allocation into the other."""
+    def _transfer(
+        self, what: str, allocation: Allocation, array: Array, filled: bool = False
+    ) -> Pending:
+        check_array(allocation, array, filled)
         if not array.nbytes:
             return Pending()
+        ends = (array, allocation.handle) if filled else (allocation.handle, array)
         with self._queued(what):
-            event = cl.enqueue_copy(self._queue, target, source, is_blocking=False)
+            event = cl.enqueue_copy(self._queue, *ends, is_blocking=False)
             self._queue.flush()
         return Event(event, self._queued, array)
 

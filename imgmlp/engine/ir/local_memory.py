@@ -1,4 +1,4 @@
-"""Rooms of a tile in local memory, where matrix units read the factors of products.
+"""Buffers of a tile in local memory, where matrix units read the factors of products.
 
 A factor lies there line by line, in half precision or as it is; other values lie as they are.
 Lines that are a multiple of 128 bytes apart are swizzled and others padded, so that few of those
@@ -33,7 +33,7 @@ class LocalBuffer(Buffer):
 
     @staticmethod
     def of(shape: Shape, dtype: DType, factor: DType | None, name: str) -> LocalBuffer:
-        """Room for a value; `factor` says as what products read it, which has two axes then."""
+        """A Buffer for a value; `factor` says as what products read it, which has two axes then."""
         if factor is None:
             return LocalBuffer((math.prod(shape),), dtype, dtype, shape, name)
         rows, columns = shape

@@ -23,7 +23,7 @@ class U(Enum):
     """Kinds of instruction; the comment gives `arg`."""
 
     GLOBAL = auto()  # (Buffer, written)
-    ROOM = auto()  # LocalRoom: of every group; stands for a GLOBAL
+    ROOM = auto()  # LocalBuffer: every group has one; stands for a GLOBAL
     GUARD = auto()  # whether src, a bool, must be true: the kernel ends here if it is not so
     RANGE = auto()  # Range
     END = auto()  # None: closes the last open RANGE
@@ -235,7 +235,7 @@ class Builder:
 
     def parameter(self, storage: Buffer, written: bool = False) -> int:
         if isinstance(storage, LocalBuffer):
-            return self._room(storage)
+            return self._local(storage)
         if storage not in self.buffers:
             self.buffers.append(storage)
         key = UOp(U.GLOBAL, storage.dtype, (), (storage, written))
@@ -248,7 +248,7 @@ class Builder:
             self.overwritten.add(self.known[key])
         return self.known[key]
 
-    def _room(self, storage: LocalBuffer) -> int:
+    def _local(self, storage: LocalBuffer) -> int:
         key = UOp(U.ROOM, storage.stored, (), storage)
         if key not in self.known:
             self.known[key] = self._append(key, 0)

@@ -49,10 +49,10 @@ def row_kernel(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
 
 
 class _Row:
-    """Emits all stages of a row; `loads` is what a load costs, `room` how many values are kept."""
+    """Emits all stages of a row; `loads` is what a load costs, `most` how many values are kept."""
 
     def __init__(
-        self, kernel: Kernel, lower: Lowering, loads: int, room: int, in_results: bool = False
+        self, kernel: Kernel, lower: Lowering, loads: int, most: int, in_results: bool = False
     ) -> None:
         self.kernel, self.lower, self.build = kernel, lower, lower.build
         self.reduced, self.shape = kernel.rows[0].shape, kernel.rows[0].src[0].shape
@@ -67,7 +67,7 @@ class _Row:
             self.keeps = plan
             if in_results and (found := self._in_result(plan)) is not None:
                 self.results = dict([found])
-            if sum(map(len, plan)) - len(self.results) <= room:
+            if sum(map(len, plan)) - len(self.results) <= most:
                 break
         self.stored: dict[Node, Store] = {}  # those of them that are there
         self.lead: list[Expr] = []  # indices of the row
@@ -156,7 +156,7 @@ class _Row:
         return {n: self.build.effect(U.ACC, (), (size, None), n.dtype) for n in private}
 
     def _in_result(self, plan: Sequence[Sequence[Node]]) -> tuple[Node, Store] | None:
-        """A kept value, and a store that has room for it as it is until then."""
+        """A kept value, and a store that can hold it as it is until then."""
         stores = [s for s in self.kernel.stores if not s.adds and s.value.dtype is not f16]
         pairs = ((n, s) for keeps in plan for n in keeps for s in stores)
         return next(((n, s) for n, s in pairs if n.dtype is s.value.dtype), None)

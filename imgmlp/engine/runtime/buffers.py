@@ -17,7 +17,7 @@ Array = np.ndarray[Any, Any]
 
 
 def upload(storage: Buffer) -> None:
-    """Give a Buffer its data on its device: initial values, or room for what a step writes."""
+    """Give a Buffer its data on its device: initial values, or memory for what a step writes."""
     if storage.data is not None:
         return
     allocation: Allocation = storage.device.alloc(storage.nbytes)

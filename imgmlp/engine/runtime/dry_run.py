@@ -20,8 +20,8 @@ class Need:
     total: int
     at_once: int
 
-    def fits(self, room: FreeMemory) -> bool:
-        return self.total <= room.total and self.at_once <= room.at_once
+    def fits(self, free: FreeMemory) -> bool:
+        return self.total <= free.total and self.at_once <= free.at_once
 
 
 class Sketch(NumpyDevice):
