@@ -112,6 +112,26 @@ class Pending:
         """Block until it has happened."""
 
 
+class HostCopies:
+    """Copies between the host and a device that are waited for, by way of those that are not."""
+
+    def write_async(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> Pending:
+        """As write(), after all queued work; `array` must not change until the Pending is done."""
+        raise NotImplementedError
+
+    def read_async(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> Pending:
+        """As read(), but `array` holds the data only once the Pending is done."""
+        raise NotImplementedError
+
+    def write(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> None:
+        """Copy a host array to the start of `allocation`; returns when it has been read."""
+        self.write_async(allocation, np.ascontiguousarray(array)).wait()
+
+    def read(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> None:
+        """Fill a contiguous host array from the start of `allocation`, after all queued work."""
+        self.read_async(allocation, array).wait()
+
+
 # What goes into a device's queue; OpenCL's objects come from the device
 
 Guard = Callable[[str], AbstractContextManager[None]]  # around a use of the queue, named

@@ -16,6 +16,7 @@ from imgmlp.engine.device.base import (
     DeviceInfo,
     Form,
     FreeMemory,
+    HostCopies,
     Pending,
     Usage,
     check_array,
@@ -27,7 +28,7 @@ from imgmlp.engine.ir.target import Lanes
 from imgmlp.errors import OutOfMemoryError
 
 
-class NumpyDevice:
+class NumpyDevice(HostCopies):
     """Host memory behind the same calls; programs on it are interpreted, never compiled.
 
     `form` says which form of them: the Nodes, or what a device with these lanes would be
@@ -40,7 +41,7 @@ class NumpyDevice:
     keeps_groups: bool = False
     joins_kernels: bool = True
     vector_width: int = 8
-    lost = False
+    lost = ""
 
     def __init__(self, spec: str = "numpy") -> None:
         self.form, self.lanes = NUMPY_FORMS[spec]
@@ -71,29 +72,20 @@ class NumpyDevice:
         region = allocation.root.handle[start : start + nbytes]
         return Allocation(region, nbytes, allocation.root, start)
 
-    def write(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> None:
-        """As Device.write."""
-        check_fits(allocation, array.nbytes)
-        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        allocation.handle[: data.size] = data
-
     def write_async(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> Pending:
         """As Device.write_async; already done when it returns."""
-        self.write(allocation, array)
+        check_array(allocation, array)
+        allocation.handle[: array.nbytes] = array.reshape(-1).view(np.uint8)
         return Pending()
 
     def staging(self, shape: tuple[int, ...], kind: Any) -> np.ndarray[Any, Any]:
         """As Device.staging: plain memory."""
         return np.empty(shape, kind)
 
-    def read(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> None:
-        """As Device.read."""
-        check_array(allocation, array, filled=True)
-        array.reshape(-1).view(np.uint8)[:] = allocation.handle[: array.nbytes]
-
     def read_async(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> Pending:
         """As Device.read_async; already done when it returns."""
-        self.read(allocation, array)
+        check_array(allocation, array, filled=True)
+        array.reshape(-1).view(np.uint8)[:] = allocation.handle[: array.nbytes]
         return Pending()
 
     def copy(self, source: Allocation, target: Allocation) -> None:

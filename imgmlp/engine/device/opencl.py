@@ -28,6 +28,7 @@ from imgmlp.engine.device.base import (
     DeviceInfo,
     Event,
     FreeMemory,
+    HostCopies,
     KernelHandle,
     Launch,
     Pending,
@@ -65,7 +66,7 @@ _BYTE = np.zeros(1, np.uint8)
 LOSES_PARTS = "NVIDIA CUDA"
 
 
-class Device:
+class Device(HostCopies):
     """One OpenCL device with an in-order queue: what is enqueued runs in that order."""
 
     def __init__(self, handle: Any, info: DeviceInfo):
@@ -84,16 +85,11 @@ class Device:
             self._context = cl.Context([handle])
             self._queue = cl.CommandQueue(self._context)
         self._timing_queue: Any = None
-        self._lost: str | None = None  # what was being done when the queue failed
+        self.lost = ""  # what was being done when the queue failed
         self.usage = Usage()
         self.can_slice = info.platform != LOSES_PARTS and self._try_to_slice()
         if not self.can_slice:
             self.align = ALIGN
-
-    @property
-    def lost(self) -> bool:
-        """Whether its queue has failed, so that it does nothing any more."""
-        return self._lost is not None
 
     @property
     def joins_kernels(self) -> bool:
@@ -158,12 +154,7 @@ class Device:
             region = root.handle.get_sub_region(start, max(nbytes, 1))
         return Allocation(region, nbytes, root, start)
 
-    def write(self, allocation: Allocation, array: Array) -> None:
-        """Copy a host array to the start of `allocation`; returns when it has been read."""
-        self.write_async(allocation, np.ascontiguousarray(array)).wait()
-
     def write_async(self, allocation: Allocation, array: Array) -> Pending:
-        """As write(), after all queued work; `array` must not change until the Pending is done."""
         return self._transfer("writing to the device", allocation, array)
 
     def staging(self, shape: tuple[int, ...], kind: Any) -> Array:
@@ -179,12 +170,7 @@ class Device:
         except cl.Error:
             return np.empty(shape, kind)
 
-    def read(self, allocation: Allocation, array: Array) -> None:
-        """Fill a contiguous host array from the start of `allocation`, after all queued work."""
-        self.read_async(allocation, array).wait()
-
     def read_async(self, allocation: Allocation, array: Array) -> Pending:
-        """As read(), but `array` holds the data only once the Pending is done."""
         return self._transfer("reading from the device", allocation, array, filled=True)
 
     def _transfer(
@@ -341,12 +327,12 @@ class Device:
 
     def _failed(self, what: str, error: Any) -> DeviceError | OutOfMemoryError:
         """All that follows is refused: nobody takes values of half a step for those of a step."""
-        self._lost = what
+        self.lost = what
         return failure(what, status(error), _is_memory(error))
 
     def _refuse_if_lost(self) -> None:
-        if self._lost is not None:
-            raise lost(self._lost, self.info)
+        if self.lost:
+            raise lost(self.lost, self.info)
 
     def _compile(self, source: str, options: Sequence[str]) -> Any:
         for attempt in (1, 2):
