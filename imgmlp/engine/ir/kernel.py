@@ -294,6 +294,11 @@ def read_at_element_only(values: Iterable[Node], target: Buffer, leaf: Node | No
     return all(n.op is not Op.BUFFER or n.arg is not target for n in toposort(indirect))
 
 
+def edges_of(alive: Mapping[int, Draft]) -> dict[int, set[int]]:
+    """The drafts that each must run after."""
+    return {order: d.after for order, d in alive.items()}
+
+
 def waits(edges: Mapping[int, Set[int]], starts: Iterable[int], target: int) -> bool:
     """Whether a draft of `starts` is the target or runs after it; edges lead to those before."""
     stack = list(starts)
@@ -303,6 +308,14 @@ def waits(edges: Mapping[int, Set[int]], starts: Iterable[int], target: int) -> 
         seen |= more
         stack.extend(more)
     return target in seen
+
+
+def forget(second: Draft, first: Draft, alive: dict[int, Draft]) -> None:
+    """Whoever waited for the second waits for the first instead."""
+    del alive[second.order]
+    for other in alive.values():
+        if second.order in other.after:
+            other.after = (other.after - {second.order}) | {first.order}
 
 
 # --- printing ---

@@ -224,11 +224,13 @@ class Builder:
         self.variables[loop.name] = (len(self.scopes) - 1, None)
         return Var(loop.name, 0, loop.count - 1)
 
-    def close(self) -> None:
-        inner = self.scopes.pop()
-        self.holding.pop()
-        self.scopes[-1].extend(inner)
-        self.effect(U.END, ())
+    def close(self, count: int = 1) -> None:
+        """End the innermost loops."""
+        for _ in range(count):
+            inner = self.scopes.pop()
+            self.holding.pop()
+            self.scopes[-1].extend(inner)
+            self.effect(U.END, ())
         gone = len(self.scopes)
         self.known = {u: n for u, n in self.known.items() if self.depth[n] < gone}
         self.live = set(self.known.values())

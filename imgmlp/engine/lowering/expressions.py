@@ -111,6 +111,23 @@ class Lowering:
         return self.value(table, (Var(name, 0, table.shape[0] - 1), *indices[rank:]), guard)
 
 
+def trial() -> Lowering:
+    """What only shows the instructions that it emits, also of parts of a block."""
+    build = Builder()
+    for variable in ("group", "tile"):
+        build.open(Range(variable, 1))
+    return Lowering(build, None, Target())
+
+
+def offsets_read(value: Node) -> tuple[list[Var], list[Expr]]:
+    """An index for each axis of a value, and where all that is loaded for it lies at these."""
+    lower = trial()
+    indices = [lower.build.open(Range(f"x{a}", n)) for a, n in enumerate(value.shape)]
+    lower.value(value, indices)
+    uops = (u for scope in lower.build.scopes for _, u in scope)
+    return indices, [u.arg[0] for u in uops if u.op is U.LOAD]
+
+
 def store_all(lower: Lowering, stores: Sequence[Store], indices: Sequence[Expr]) -> None:
     """All values first, then all stores: what is overwritten has been read."""
     values = [lower.value(s.value, indices) for s in stores]

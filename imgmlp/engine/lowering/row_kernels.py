@@ -139,8 +139,7 @@ class _Row:
             lane = build.open(Range("l", GPU_LANES, "lane"))
             place = build.open(Range("r", rounds, kind))
             yield place, place * GPU_LANES + lane
-            build.close()
-            build.close()
+            build.close(2)
         if rest:  # some lanes have one more
             lane = build.open(Range("x", rest, "lane"))
             yield Const(rounds), lane + rounds * GPU_LANES
@@ -195,8 +194,7 @@ def accumulate(lower: Lowering, core: Node, count: int, term: Callable[[Expr], i
         lane = build.open(Range("v", wide, "vector"))
         found = term(block * wide + lane)
         build.effect(U.ACCUMULATE, (accumulators, found), (core.op, lane), core.dtype)
-        build.close()
-        build.close()
+        build.close(2)
     if rest:
         lane = build.open(Range("v", rest, "vector"))
         found = term(lane + blocks * wide)
