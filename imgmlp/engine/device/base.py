@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 ALIGN = 128  # bytes, the least that slices are aligned to
+Array = np.ndarray[Any, Any]
 Kind = Literal["gpu", "cpu", "numpy", "simulator", "other"]
 Form = Literal["nodes", "procedure", "uops"]  # of a program: what NumPy runs
 
@@ -115,19 +116,19 @@ class Pending:
 class HostCopies:
     """Copies between the host and a device that are waited for, by way of those that are not."""
 
-    def write_async(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> Pending:
+    def write_async(self, allocation: Allocation, array: Array) -> Pending:
         """As write(), after all queued work; `array` must not change until the Pending is done."""
         raise NotImplementedError
 
-    def read_async(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> Pending:
+    def read_async(self, allocation: Allocation, array: Array) -> Pending:
         """As read(), but `array` holds the data only once the Pending is done."""
         raise NotImplementedError
 
-    def write(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> None:
+    def write(self, allocation: Allocation, array: Array) -> None:
         """Copy a host array to the start of `allocation`; returns when it has been read."""
         self.write_async(allocation, np.ascontiguousarray(array)).wait()
 
-    def read(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> None:
+    def read(self, allocation: Allocation, array: Array) -> None:
         """Fill a contiguous host array from the start of `allocation`, after all queued work."""
         self.read_async(allocation, array).wait()
 
@@ -207,7 +208,7 @@ def check_fits(allocation: Allocation, nbytes: int) -> None:
         raise ValueError(f"{nbytes} bytes do not fit in {allocation.nbytes}")
 
 
-def check_array(allocation: Allocation, array: np.ndarray[Any, Any], filled: bool = False) -> None:
+def check_array(allocation: Allocation, array: Array, filled: bool = False) -> None:
     """Refuse a host array that cannot be copied at once; `filled`: from the device into it."""
     check_fits(allocation, array.nbytes)
     if filled and not (array.flags.c_contiguous and array.flags.writeable):

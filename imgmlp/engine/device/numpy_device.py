@@ -13,6 +13,7 @@ import numpy as np
 from imgmlp.engine.device.base import (
     ALIGN,
     Allocation,
+    Array,
     DeviceInfo,
     Form,
     FreeMemory,
@@ -72,17 +73,17 @@ class NumpyDevice(HostCopies):
         region = allocation.root.handle[start : start + nbytes]
         return Allocation(region, nbytes, allocation.root, start)
 
-    def write_async(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> Pending:
+    def write_async(self, allocation: Allocation, array: Array) -> Pending:
         """As Device.write_async; already done when it returns."""
         check_array(allocation, array)
         allocation.handle[: array.nbytes] = array.reshape(-1).view(np.uint8)
         return Pending()
 
-    def staging(self, shape: tuple[int, ...], kind: Any) -> np.ndarray[Any, Any]:
+    def staging(self, shape: tuple[int, ...], kind: Any) -> Array:
         """As Device.staging: plain memory."""
         return np.empty(shape, kind)
 
-    def read_async(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> Pending:
+    def read_async(self, allocation: Allocation, array: Array) -> Pending:
         """As Device.read_async; already done when it returns."""
         check_array(allocation, array, filled=True)
         array.reshape(-1).view(np.uint8)[:] = allocation.handle[: array.nbytes]

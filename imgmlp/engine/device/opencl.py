@@ -25,6 +25,7 @@ import numpy as np
 from imgmlp.engine.device.base import (
     ALIGN,
     Allocation,
+    Array,
     DeviceInfo,
     Event,
     FreeMemory,
@@ -59,7 +60,6 @@ else:
 MATRIX_UNITS = 8  # compute capability from which NVIDIA's multiply halves as we ask them to
 COARSEST_ALIGN = 1 << 16  # bytes; packing to coarser offsets saves little
 LARGE = 1 << 20  # bytes of an allocation that is used at once, to see that it is there
-Array = np.ndarray[Any, Any]
 _BYTE = np.zeros(1, np.uint8)
 # The platform whose driver (580.159) crashes when parts of an allocation are released that kernels
 # have used and that overlap without being the same.

@@ -14,10 +14,10 @@ from typing import Any, Self, TypeAlias, TypeVar
 import numpy as np
 
 from imgmlp.engine.device.discover import AnyDevice
-from imgmlp.engine.frontend.operands import Array, Scalar, broadcast, broadcast_shapes, from_host
+from imgmlp.engine.frontend.operands import Scalar, broadcast, broadcast_shapes, from_host
 from imgmlp.engine.ir import dtype as dt
 from imgmlp.engine.ir import graph
-from imgmlp.engine.ir.dtype import DType
+from imgmlp.engine.ir.dtype import Array, DType
 from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.usage_errors import misuse

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.engine.ir.dtype import DType
+from imgmlp.engine.ir.dtype import Array, DType
 from imgmlp.engine.ir.graph import Buffer
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import ONE, Expr
 from imgmlp.engine.ir.uops import Code, Product, U, UOp
 from imgmlp.engine.oracle.emulate_kernels import both, grid, operate
 from imgmlp.engine.oracle.emulate_loops import LANE, EmulatedLaunch
-from imgmlp.engine.oracle.sanitizer import Array, Loops, Memory, register
+from imgmlp.engine.oracle.sanitizer import Loops, Memory, register
 
 JOINS = {Op.SUM: Op.ADD, Op.REDUCE_MAX: Op.MAX}
 

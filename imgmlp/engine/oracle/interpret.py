@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.engine.ir.dtype import DType
+from imgmlp.engine.ir.dtype import Array, DType
 from imgmlp.engine.ir.graph import Buffer, Node, toposort
 from imgmlp.engine.ir.op import CONTROL, ELEMENTWISE, LOAD, MOVEMENT, Op
 
-Array = np.ndarray[Any, Any]
 Values = Mapping[Buffer, Array]
 Done = dict[Node, Any]  # an array each; of a LOOP a list: all that it carries
 

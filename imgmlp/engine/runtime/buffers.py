@@ -5,15 +5,12 @@ Knows no programs.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from imgmlp.engine.device.base import Allocation
 from imgmlp.engine.device.discover import AnyDevice
+from imgmlp.engine.ir.dtype import Array
 from imgmlp.engine.ir.graph import Buffer
-
-Array = np.ndarray[Any, Any]
 
 
 def upload(storage: Buffer) -> None:

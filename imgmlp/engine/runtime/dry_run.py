@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
-from imgmlp.engine.device.base import Allocation, FreeMemory, counted
+from imgmlp.engine.device.base import Allocation, Array, FreeMemory, counted
 from imgmlp.engine.device.discover import AnyDevice
 from imgmlp.engine.device.numpy_device import NumpyDevice
 
@@ -45,7 +42,7 @@ class Sketch(NumpyDevice):
         self.most = Need(total, max(self.most.at_once, nbytes))
         return found
 
-    def write(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> None:
+    def write(self, allocation: Allocation, array: Array) -> None:
         """Nothing is kept."""
 
 

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from imgmlp.engine.device.base import Allocation, Form, KernelHandle, Launch, Pe
 from imgmlp.engine.device.discover import AnyDevice
 from imgmlp.engine.device.numpy_device import NumpyDevice
 from imgmlp.engine.device.opencl import Device
+from imgmlp.engine.ir.dtype import Array
 from imgmlp.engine.ir.graph import Buffer, Node, toposort
 from imgmlp.engine.ir.kernel import Block, Resident, Update
 from imgmlp.engine.ir.op import Op
@@ -30,7 +31,6 @@ from imgmlp.engine.runtime.dry_run import Sketch
 from imgmlp.engine.runtime.interpreted import Interpreted, run_lowered
 from imgmlp.errors import DeviceError, ImgmlpWarning, OutOfMemoryError
 
-Array = np.ndarray[Any, Any]
 LEAST_TILE = 8  # rows of a tile that is not halved any more
 
 
