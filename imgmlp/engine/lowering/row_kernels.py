@@ -188,16 +188,17 @@ def accumulate(lower: Lowering, core: Node, count: int, term: Callable[[Expr], i
     """A reduction of `count` terms by one work-item, two vectors of them at once."""
     build, wide, start = lower.build, lower.target.wide, identity(core.op, core.dtype)
     accumulators = build.effect(U.ACC, (), (wide, start), core.dtype)
-    blocks, rest = divmod(count, wide)
-    if blocks:
-        block = build.open(Range("b", blocks))
-        lane = build.open(Range("v", wide, "vector"))
-        found = term(block * wide + lane)
-        build.effect(U.ACCUMULATE, (accumulators, found), (core.op, lane), core.dtype)
-        build.close(2)
-    if rest:
-        lane = build.open(Range("v", rest, "vector"))
-        found = term(lane + blocks * wide)
+
+    def add(first: Expr, terms: int) -> None:
+        lane = build.open(Range("v", terms, "vector"))
+        found = term(first + lane)
         build.effect(U.ACCUMULATE, (accumulators, found), (core.op, lane), core.dtype)
         build.close()
+
+    blocks, rest = divmod(count, wide)
+    if blocks:
+        add(build.open(Range("b", blocks)) * wide, wide)
+        build.close()
+    if rest:
+        add(Const(blocks * wide), rest)
     return build.effect(U.COMBINE, (accumulators,), core.op, core.dtype)
