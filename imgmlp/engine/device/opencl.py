@@ -69,6 +69,8 @@ LOSES_PARTS = "NVIDIA CUDA"
 class Device(HostCopies):
     """One OpenCL device with an in-order queue: what is enqueued runs in that order."""
 
+    lost: str = ""  # what was being done when its queue failed: it does nothing any more then
+
     def __init__(self, handle: Any, info: DeviceInfo):
         self.info = info
         self.lanes: Lanes = "group" if info.kind == "gpu" else "one"
@@ -85,7 +87,6 @@ class Device(HostCopies):
             self._context = cl.Context([handle])
             self._queue = cl.CommandQueue(self._context)
         self._timing_queue: Any = None
-        self.lost = ""  # what was being done when the queue failed
         self.usage = Usage()
         self.can_slice = info.platform != LOSES_PARTS and self._try_to_slice()
         if not self.can_slice:
