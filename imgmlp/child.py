@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +19,20 @@ def environment() -> dict[str, str]:
     here = str(Path(__file__).parent.parent)
     path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
     return os.environ | {"PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"}
+
+
+def run(timeout: float, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """What became of such a process, and what it said. Raises TimeoutExpired or OSError."""
+    return subprocess.run(
+        command(module, *arguments),
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        timeout=timeout,
+        check=False,
+    )
 
 
 def ended_by(code: int) -> str:

@@ -1,14 +1,20 @@
-"""Values of options that several commands share: their text, checked and understood."""
+"""What several commands do with their arguments: options checked and understood, files in turn."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from imgmlp.codec.float_mlp.config import PRESETS, Settings, check_size
-from imgmlp.errors import UsageError
+from imgmlp.errors import ImgmlpError, Interrupted, UsageError
+from imgmlp.terminal import Terminal
+from imgmlp.text import print_data
+
+Facts = dict[str, Any]  # about a file, for JSON
 
 
 def training_settings(preset: str, **chosen: float | str | None) -> Settings:
@@ -41,3 +47,27 @@ def scaled(width: int, height: int, scale: float) -> tuple[int, int]:
     width, height = (max(1, round(min(n * scale, limit))) for n in (width, height))
     check_size(width, height)
     return width, height
+
+
+def one_by_one(
+    terminal: Terminal, work: Sequence[Callable[[], None]], report: list[Facts], as_json: bool
+) -> int:
+    """Do the work for several files, whatever becomes of the others; returns the exit code.
+
+    That is the error's own for one file; 1 if some of several failed. `report` has facts about each
+    file, with its "problem", and is printed if JSON is wanted. Raises Interrupted.
+    """
+    codes = []
+    for do, facts in zip(work, report, strict=True):
+        try:
+            do()
+        except Interrupted:
+            raise
+        except ImgmlpError as error:
+            facts["problem"] = str(error)
+            codes.append(terminal.fail(error))
+        else:
+            codes.append(0)
+    if as_json:
+        print_data(json.dumps(report, indent=2))
+    return codes[0] if len(codes) == 1 else int(any(codes))

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from imgmlp import files
 from imgmlp import image as pictures
+from imgmlp.cli.arguments import Facts, one_by_one
 from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.encoder import Encoded, encode
 from imgmlp.codec.training import checkpoint, target
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Effort, Target
 from imgmlp.engine import AnyDevice, open_device
-from imgmlp.errors import (
-    ImgmlpError,
-    Interrupted,
-    TargetError,
-    TrainingError,
-    UsageError,
-)
+from imgmlp.errors import TargetError, TrainingError, UsageError
 from imgmlp.facts import dimensions
 from imgmlp.interrupt import StopRequest
 from imgmlp.terminal import Terminal
-from imgmlp.text import duration, print_data, size
+from imgmlp.text import duration, size
 
 EXTENSION = ".imlp"
 _SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
@@ -76,30 +70,21 @@ def run(
     as_json: bool,
     force: bool,
 ) -> int:
-    """Encode pictures; returns the exit code.
-
-    That is the error's own for one picture; 1 if some of several failed. Raises Interrupted.
-    """
+    """Encode pictures; returns the exit code. Raises Interrupted."""
     wanted.target(1)
     effort = wanted.training()
     targets = _targets(sources, output, force)
     device = open_device(device_spec)
-    codes, report = [], []
-    for source, path in zip(sources, targets, strict=True):
-        facts: dict[str, Any] = {"file": str(source), "output": str(path), "problem": None}
-        try:
-            _encode_one(terminal, source, path, (wanted, effort, device), facts)
-        except Interrupted:
-            raise
-        except ImgmlpError as error:
-            facts["problem"] = str(error)
-            codes.append(terminal.fail(error))
-        else:
-            codes.append(0)
-        report.append(facts)
-    if as_json:
-        print_data(json.dumps(report, indent=2))
-    return codes[0] if len(codes) == 1 else int(any(codes))
+    pairs = list(zip(sources, targets, strict=True))
+    report: list[Facts] = [
+        {"file": str(source), "output": str(path), "problem": None} for source, path in pairs
+    ]
+    how = wanted, effort, device
+    work = [
+        partial(_encode_one, terminal, *pair, how, facts)
+        for pair, facts in zip(pairs, report, strict=True)
+    ]
+    return one_by_one(terminal, work, report, as_json)
 
 
 def _targets(sources: list[Path], output: Path | None, force: bool) -> list[Path]:
@@ -118,7 +103,7 @@ def _encode_one(
     source: Path,
     path: Path,
     how: tuple[Wanted, Effort, AnyDevice],
-    facts: dict[str, Any],
+    facts: Facts,
 ) -> None:
     """Write one file, and what is true of it into `facts`.
 

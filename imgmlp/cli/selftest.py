@@ -20,16 +20,7 @@ def examine(device: DeviceInfo) -> list[Finding]:
     """What `imgmlp devices --check` finds on one device, or how it failed to find anything."""
     options = ["devices", "--check", "--json", "--device", device.spec]
     try:
-        done = subprocess.run(
-            child.command("imgmlp", *options),
-            env=child.environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=TIMEOUT,
-            check=False,
-        )
+        done = child.run(TIMEOUT, "imgmlp", *options)
     except subprocess.TimeoutExpired:
         return [_failed(device, f"no answer within {TIMEOUT:.0f} s")]
     try:

@@ -24,7 +24,6 @@ from imgmlp.codec.training.pixels import check_tables, pixel_features, random_pl
 from imgmlp.codec.training.replay import (
     RETRIES,
     SMOOTHING,
-    decibels,
     finite,
     mean_loss,
     next_chunk,
@@ -162,15 +161,9 @@ class _Listener:
         self.times.append((step, time.perf_counter()))
         if self.tell is not None and not self.diverged and step > self.told:
             self.told = step
-            self.tell(self._progress(step))
-
-    def _progress(self, step: int) -> Progress:
-        (first, begin), (last, end) = self.times[0], self.times[-1]
-        pace = (last - first) / max(end - begin, 1e-9)
-        left = (self.steps - step) / max(pace, 1e-9)
-        preview = None if self.decode is None else partial(self.decode, self.best)
-        psnr = decibels(self.loss)
-        return Progress(step, self.steps, self.loss, psnr, pace, left, preview)
+            preview = None if self.decode is None else partial(self.decode, self.best)
+            first, last = self.times[0], self.times[-1]
+            self.tell(Progress.between(first, last, self.steps, self.loss, preview))
 
 
 class _Retreat:

@@ -117,7 +117,8 @@ class Course:
             if finite(state.arrays.values()):
                 self._good = state
         if tell is not None:
-            tell(self._progress(done, loss))
+            now = done, time.perf_counter()
+            tell(Progress.between(self._shown, now, self.decided.steps, loss))
         return done
 
     def _recover(self) -> int:
@@ -195,9 +196,3 @@ class Course:
         noise, rounding = decided.phase == 1, decided.phase == 2
         rate = decided.slower * (ROUNDED if rounding else 1.0)
         self.step.steer(Control(decided.steps, noise, rounding, price, rate))
-
-    def _progress(self, done: int, loss: float) -> Progress:
-        first, since = self._shown
-        pace = (done - first) / max(time.perf_counter() - since, 1e-9)
-        left = (self.decided.steps - done) / max(pace, 1e-9)
-        return Progress(done, self.decided.steps, loss, decibels(loss), pace, left)

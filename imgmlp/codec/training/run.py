@@ -11,7 +11,10 @@ import numpy as np
 
 from imgmlp.codec.training import checkpoint
 from imgmlp.codec.training.checkpoint import Checkpoint, State
+from imgmlp.codec.training.replay import decibels
 from imgmlp.errors import Interrupted, OutputError
+
+Moment = tuple[int, float]  # steps done, and when
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,16 @@ class Progress:
     steps_per_second: float
     seconds_left: float
     preview: Callable[[], np.ndarray[Any, Any]] | None = field(default=None, repr=False)
+
+    @staticmethod
+    def between(
+        first: Moment, last: Moment, steps: int, loss: float, preview: Any = None
+    ) -> Progress:
+        """That of the last moment, at the pace since the first."""
+        (before, begin), (step, end) = first, last
+        pace = (step - before) / max(end - begin, 1e-9)
+        left = (steps - step) / max(pace, 1e-9)
+        return Progress(step, steps, loss, decibels(loss), pace, left, preview)
 
 
 @dataclass(eq=False)

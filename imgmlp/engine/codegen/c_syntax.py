@@ -13,18 +13,17 @@ from imgmlp.engine.ir.dtype import DType, bool_, f16
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.uops import Code, Range, U
 
-SYMBOLS = {
-    Op.ADD: "+", Op.SUB: "-", Op.MUL: "*", Op.LT: "<", Op.EQ: "==",
-    Op.XOR: "^", Op.AND: "&", Op.OR: "|", Op.SHL: "<<", Op.SHR: ">>",
+# Each elementwise operation in OpenCL C, but for a cast to bool.
+TEXTS = {
+    Op.NEG: "-{0}", Op.EXP2: "power_of_two({0})", Op.LOG2: "log2({0})", Op.SIN: "sin({0})",
+    Op.COS: "cos({0})", Op.SQRT: "square_root({0})", Op.HASH: "lowbias32({0})",
+    Op.ADD: "{0} + {1}", Op.SUB: "{0} - {1}", Op.MUL: "{0} * {1}", Op.DIV: "{0} / {1}",
+    Op.MOD: "{0} % {1}", Op.MAX: "({0} >= {1} || {0} != {0}) ? {0} : {1}", Op.LT: "{0} < {1}",
+    Op.EQ: "{0} == {1}", Op.XOR: "{0} ^ {1}", Op.AND: "{0} & {1}", Op.OR: "{0} | {1}",
+    Op.SHL: "{0} << {1}", Op.SHR: "{0} >> {1}", Op.WHERE: "{0} ? {1} : {2}",
+    Op.MULACC: "{0} * {1} + {2}",
 }  # fmt: skip
-CALLS = {
-    Op.EXP2: "power_of_two",
-    Op.LOG2: "log2",
-    Op.SIN: "sin",
-    Op.COS: "cos",
-    Op.SQRT: "square_root",
-    Op.HASH: "lowbias32",
-}
+SIGNED = {Op.DIV: "floor_div({0}, {1})", Op.MOD: "floor_mod({0}, {1})"}  # of signed integers
 
 
 def register(dtype: DType | None) -> str:
@@ -35,7 +34,7 @@ def register(dtype: DType | None) -> str:
 
 def join(op: Op, a: str, b: str) -> str:
     """Two terms of a sum, or the larger of two; NaN is larger than all."""
-    return f"{a} + {b}" if op is Op.SUM else f"({a} >= {b} || {a} != {a}) ? {a} : {b}"
+    return TEXTS[Op.ADD if op is Op.SUM else Op.MAX].format(a, b)
 
 
 def literal(value: Any, dtype: DType) -> str:
@@ -53,27 +52,10 @@ def literal(value: Any, dtype: DType) -> str:
 
 def operation(op: Op, args: list[str], operand: DType, result: DType) -> str:
     """`operand` is the dtype of the last argument."""
-    if op in SYMBOLS:
-        return f"{args[0]} {SYMBOLS[op]} {args[1]}"
-    if op in CALLS:
-        return f"{CALLS[op]}({args[0]})"
-    if op is Op.NEG:
-        return f"-{args[0]}"
     if op is Op.CAST:
         return f"{args[0]} != 0" if result is bool_ else f"({register(result)}){args[0]}"
-    if op is Op.MAX:
-        return f"({args[0]} >= {args[1]} || {args[0]} != {args[0]}) ? {args[0]} : {args[1]}"
-    if op is Op.WHERE:
-        return f"{args[0]} ? {args[1]} : {args[2]}"
-    if op is Op.MULACC:
-        return f"{args[0]} * {args[1]} + {args[2]}"
-    if op is Op.DIV:
-        signed = operand.is_int and operand.min < 0
-        return f"floor_div({args[0]}, {args[1]})" if signed else f"{args[0]} / {args[1]}"
-    if op is Op.MOD:
-        signed = operand.is_int and operand.min < 0
-        return f"floor_mod({args[0]}, {args[1]})" if signed else f"{args[0]} % {args[1]}"
-    raise AssertionError(f"{op.name} is not an elementwise operation")
+    signed = operand.is_int and operand.min < 0
+    return (SIGNED.get(op, TEXTS[op]) if signed else TEXTS[op]).format(*args)
 
 
 # --- local memory ---

@@ -67,14 +67,14 @@ class ProductCalls:
         if not vectors:
             yield f"TO_MEMORY{size}({shape}, v{i}, {name})"
 
-    def tile(self, i: int, u: UOp) -> str:
+    def tile(self, i: int, u: UOp) -> Iterator[str]:
         """What a lane has of the tile of its group."""
         rows, columns = u.arg
         sums = f"v{i}_sums[4] = {{0.f}}" if self.factors else f"v{i}_sums = 0.f"
-        return f"float v{i}[{rows * columns // GPU_LANES}] = {{0.f}}, {sums};"
+        yield f"float v{i}[{rows * columns // GPU_LANES}] = {{0.f}}, {sums};"
 
-    def spread(self, u: UOp) -> str:
-        return f"spread_{u.arg.name}(room, v{u.src[0]});"
+    def spread(self, i: int, u: UOp) -> Iterator[str]:
+        yield f"spread_{u.arg.name}(room, v{u.src[0]});"
 
     def panel(self, i: int, u: UOp) -> Iterator[str]:
         p: Product = u.arg

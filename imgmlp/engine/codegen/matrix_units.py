@@ -23,12 +23,12 @@ def at_most(size: int, left: Expr | None) -> str:
 
 def element(code: Code, data: int, offset: Expr) -> Expr:
     """The index of an element in a GLOBAL or a ROOM."""
-    room = code.uops[data].arg
-    return room.cell(offset) if isinstance(room, LocalBuffer) else offset
+    storage = code.uops[data].arg
+    return storage.cell(offset) if isinstance(storage, LocalBuffer) else offset
 
 
-def rooms(code: Code) -> Iterator[str]:
-    """Declarations of the local memory of a kernel's ROOMs."""
+def local_buffers(code: Code) -> Iterator[str]:
+    """Declarations of a kernel's local buffers."""
     for i, u in enumerate(code.uops):
         if u.op is U.ROOM and u.dtype is not None:
             yield from _declared(f"data{i}", u.dtype.cl, u.arg.cells)
@@ -61,18 +61,18 @@ def product(code: Code, u: UOp) -> Iterator[str]:
     staged, factors = [], []
     for name, data, side in zip(SIDES, u.src, sides, strict=False):
         begin, step, inner, aligned, width, count = side
-        first, room = begin.render("/"), code.uops[data]
+        first, source = begin.render("/"), code.uops[data]
         along = int(inner == 1)
-        if room.op is U.ROOM:
+        if source.op is U.ROOM:
             along = int(inner == 1 or (inner == 0 and step != 1))  # one element's stride is 0
-            place = f"{first} + first * {inner}, {room.arg.pitch}"
+            place = f"{first} + first * {inner}, {source.arg.pitch}"
             factors.append(f"near((uint)(size_t)data{data}, {place}, {along})")
         elif name in passing:
             place = f"0, DEPTH, {along}" if along else f"0, TILE, {along}"
             factors.append(f"near((uint)(size_t){name}_slice, {place})")
-            source = f"data{data} + {first} + first * {inner}, {step}, {inner}, {int(aligned)}"
+            begin_at = f"data{data} + {first} + first * {inner}, {step}, {inner}, {int(aligned)}"
             sizes = f"{count}, {p.inner} - first"
-            staged.append(f"load_slice({name}_slice, {width}, {source}, {sizes});")
+            staged.append(f"load_slice({name}_slice, {width}, {begin_at}, {sizes});")
         else:
             factors.append(f"far(data{data} + {first} + first * {inner}, {step}, {inner})")
     wait = ["barrier(CLK_LOCAL_MEM_FENCE);"] if staged else []

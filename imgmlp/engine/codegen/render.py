@@ -22,7 +22,7 @@ from imgmlp.engine.codegen.c_syntax import (
     turn_after_turn,
 )
 from imgmlp.engine.codegen.matmul_calls import ProductCalls
-from imgmlp.engine.codegen.matrix_units import element, rooms, slices
+from imgmlp.engine.codegen.matrix_units import element, local_buffers, slices
 from imgmlp.engine.codegen.register_vectors import around_registers, in_vectors
 from imgmlp.engine.codegen.vector_access import Neighbours
 from imgmlp.engine.ir.dtype import DType, bool_, f16
@@ -33,6 +33,8 @@ from imgmlp.engine.ir.uops import Code, Range, U, UOp
 
 # Instructions that a compiler can make vectors of in a loop.
 PLAIN = {U.CONST, U.INDEX, U.DEFINE, U.LOAD, U.ALU, U.STORE, U.KEEP, U.LANE}
+PARAMETERS = {U.GLOBAL, U.ROOM, U.LOCAL}  # declared at the top
+PRODUCTS = {U.PRODUCT, U.TILE, U.SPREAD, U.PANEL, U.COLUMNS}
 
 
 def sizes(target: Target) -> str:
@@ -106,12 +108,22 @@ class _Writer:
         if self.code.turns:
             self.lines += turn_after_turn(self.code.turns)
         for i, u in enumerate(self.code.uops):
-            getattr(self, f"_{u.op.name.lower()}")(i, u)
+            self._write(i, u)
         if self.code.turns:
             self.lines.append("}")
         head = f"__kernel __attribute__((reqd_work_group_size({local}, 1, 1)))\nvoid "
         body = "\n".join("  " + line for line in self.lines)
         return head, f"({signature}) {{\n{body}\n}}\n"
+
+    def _write(self, i: int, u: UOp) -> None:
+        """One instruction: a method here has its name, or one of those about products."""
+        name = u.op.name.lower()
+        if u.op is U.ELEMENT:
+            self._declare(i, u, self.products.element(i, u))
+        elif u.op in PRODUCTS:
+            self.lines += getattr(self.products, name)(i, u)
+        elif u.op not in PARAMETERS:
+            getattr(self, f"_{name}")(i, u)
 
     def _locals(self) -> None:
         """Local memory may only be declared at the top of a kernel."""
@@ -121,7 +133,7 @@ class _Writer:
         if products and not self.factors:
             self.lines.append("__local float room[TILE_ROOM] __attribute__((aligned(16)));")
         self.lines += [
-            *rooms(self.code),
+            *local_buffers(self.code),
             *(slices(self.code, self.factors) if self.factors else ()),
         ]
         self.lines += exchanged(self.code)
@@ -139,12 +151,6 @@ class _Writer:
         self.lines.append(f"const {kind} v{i} = {value};")
 
     # --- one method an instruction ---
-
-    def _global(self, i: int, u: UOp) -> None:
-        pass
-
-    def _room(self, i: int, u: UOp) -> None:
-        pass
 
     def _range(self, i: int, u: UOp) -> None:
         loop: Range = u.arg
@@ -323,9 +329,6 @@ class _Writer:
             value = literal(start, u.dtype)
             self.lines.append(f"for (int a = 0; a < {count}; ++a) v{i}[a] = {value};")
 
-    def _local(self, i: int, u: UOp) -> None:
-        pass
-
     def _accumulate(self, i: int, u: UOp) -> None:
         op, lane = u.arg
         cell = f"v{u.src[0]}[{_index(lane)}]"
@@ -352,21 +355,3 @@ class _Writer:
         assert u.dtype is not None
         kind, sizes = register(u.dtype), f"{self.code.local_size}, {results}"
         self._declare(i, u, f"group_{name}_{kind}(scratch_{kind}, v{u.src[0]}, {sizes})")
-
-    def _product(self, i: int, u: UOp) -> None:
-        self.lines += self.products.product(i, u)
-
-    def _tile(self, i: int, u: UOp) -> None:
-        self.lines.append(self.products.tile(i, u))
-
-    def _spread(self, i: int, u: UOp) -> None:
-        self.lines.append(self.products.spread(u))
-
-    def _panel(self, i: int, u: UOp) -> None:
-        self.lines += self.products.panel(i, u)
-
-    def _columns(self, i: int, u: UOp) -> None:
-        self.lines += self.products.columns(i, u)
-
-    def _element(self, i: int, u: UOp) -> None:
-        self._declare(i, u, self.products.element(i, u))

@@ -1,18 +1,21 @@
 """What every device is made of, whichever kind it is.
 
-A device hands out Allocations, reads and writes them, and describes itself. Nothing here
-needs OpenCL.
+A device hands out Allocations, reads and writes them, launches kernels whose arguments are set
+once, and describes itself. Nothing here needs OpenCL.
 """
 
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
 ALIGN = 128  # bytes, the least that slices are aligned to
+Array = np.ndarray[Any, Any]
 Kind = Literal["gpu", "cpu", "numpy", "simulator", "other"]
 Form = Literal["nodes", "procedure", "uops"]  # of a program: what NumPy runs
 
@@ -110,6 +113,83 @@ class Pending:
         """Block until it has happened."""
 
 
+class HostCopies:
+    """Copies between the host and a device that are waited for, by way of those that are not."""
+
+    def write_async(self, allocation: Allocation, array: Array) -> Pending:
+        """As write(), after all queued work; `array` must not change until the Pending is done."""
+        raise NotImplementedError
+
+    def read_async(self, allocation: Allocation, array: Array) -> Pending:
+        """As read(), but `array` holds the data only once the Pending is done."""
+        raise NotImplementedError
+
+    def write(self, allocation: Allocation, array: Array) -> None:
+        """Copy a host array to the start of `allocation`; returns when it has been read."""
+        self.write_async(allocation, np.ascontiguousarray(array)).wait()
+
+    def read(self, allocation: Allocation, array: Array) -> None:
+        """Fill a contiguous host array from the start of `allocation`, after all queued work."""
+        self.read_async(allocation, array).wait()
+
+
+# What goes into a device's queue; OpenCL's objects come from the device
+
+Guard = Callable[[str], AbstractContextManager[None]]  # around a use of the queue, named
+
+
+class Event(Pending):
+    """A command in a device's queue."""
+
+    __slots__ = ("_event", "_kept", "_queued")
+
+    def __init__(self, event: Any, queued: Guard, kept: object = None):
+        self._event = event
+        self._queued = queued
+        self._kept = kept  # the host array that the driver still reads or writes
+
+    def done(self) -> bool:
+        with self._queued("waiting for the device"):
+            if int(self._event.command_execution_status) > 0:
+                return False
+            self._event.wait()  # raises what went wrong
+        return True
+
+    def wait(self) -> None:
+        with self._queued("waiting for the device"):
+            self._event.wait()
+
+
+@dataclass(frozen=True)
+class KernelHandle:
+    """One kernel of a built program; bind() makes launches of it."""
+
+    name: str
+    program: Any = field(repr=False)
+
+
+class Launch:
+    """A kernel with its arguments, global and local size set once, to be enqueued many times."""
+
+    __slots__ = ("_kept", "compiled", "global_size", "kernel", "local_size", "name", "program")
+
+    def __init__(
+        self,
+        handle: KernelHandle,
+        kernel: Any,
+        global_size: tuple[int, ...],
+        local_size: tuple[int, ...] | None,
+        kept: object,
+    ):
+        self.name = handle.name
+        self.program = handle.program
+        self.kernel = kernel
+        self.global_size = global_size
+        self.local_size = local_size
+        self.compiled = False  # set once its machine code is known to exist
+        self._kept = kept  # OpenCL does not retain the buffers that are set as arguments
+
+
 # What an Allocation is asked for
 
 
@@ -128,13 +208,10 @@ def check_fits(allocation: Allocation, nbytes: int) -> None:
         raise ValueError(f"{nbytes} bytes do not fit in {allocation.nbytes}")
 
 
-def check_target(allocation: Allocation, array: np.ndarray[Any, Any]) -> None:
+def check_array(allocation: Allocation, array: Array, filled: bool = False) -> None:
+    """Refuse a host array that cannot be copied at once; `filled`: from the device into it."""
     check_fits(allocation, array.nbytes)
-    if not array.flags.c_contiguous or not array.flags.writeable:
+    if filled and not (array.flags.c_contiguous and array.flags.writeable):
         raise ValueError("only a contiguous, writeable array can be read into")
-
-
-def check_source(allocation: Allocation, array: np.ndarray[Any, Any]) -> None:
-    check_fits(allocation, array.nbytes)
     if not array.flags.c_contiguous:
         raise ValueError("only a contiguous array can be written without waiting")

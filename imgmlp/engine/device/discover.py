@@ -5,9 +5,11 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from imgmlp.engine.device.base import DeviceInfo
+from imgmlp.engine.device.base import DeviceInfo, Kind
+from imgmlp.engine.device.kernel_cache import choose_cache
 from imgmlp.engine.device.numpy_device import NUMPY_FORMS, NumpyDevice, numpy_info
-from imgmlp.engine.device.opencl import Device, find
+from imgmlp.engine.device.opencl import Device, cl, import_failure, status
+from imgmlp.engine.device.pocl import PLATFORM, mended
 from imgmlp.engine.device.probe import problem_of
 from imgmlp.errors import DeviceError, ImgmlpWarning
 
@@ -36,6 +38,47 @@ ORDER = {
 def list_devices() -> list[DeviceInfo]:
     """All OpenCL devices, then the NumPy interpreter. Never raises for want of a driver."""
     return [*(info for _, info in find()[0]), numpy_info()]
+
+
+def find() -> tuple[Pairs, str | None]:
+    """OpenCL's devices with their descriptions, or why there are none."""
+    if cl is None:
+        return [], f"pyopencl cannot be loaded ({import_failure})"
+    choose_cache()
+    try:
+        platforms = cl.get_platforms()
+    except cl.Error as error:
+        return [], f"the OpenCL loader finds no driver ({status(error)})"
+    found: Pairs = []
+    refusals: list[str] = []
+    for p, platform in enumerate(platforms):
+        try:
+            handles = platform.get_devices()
+            found += [(h, _inspect(f"{p}:{d}", platform, h)) for d, h in enumerate(handles)]
+        except cl.Error as error:
+            refusals.append(f"{platform.name.strip()}: {status(error)}")
+    return found, None if found else "; ".join(refusals) or "no driver offers a device"
+
+
+def _inspect(spec: str, platform: Any, handle: Any) -> DeviceInfo:
+    kinds: dict[int, Kind] = {cl.device_type.GPU: "gpu", cl.device_type.CPU: "cpu"}
+    kind: Kind = next((kind for bit, kind in kinds.items() if handle.type & bit), "other")
+    maker, driver = platform.name.strip(), handle.driver_version.strip()
+    version = handle.version.strip()
+    target = mended(handle.int_ptr, driver, version) if maker == PLATFORM else ""
+    return DeviceInfo(
+        spec=spec,
+        platform=maker,
+        name=handle.name.strip(),
+        # Oclgrind says that it is of every kind, a GPU too; nobody wants to train on it.
+        kind="simulator" if maker == "Oclgrind" else kind,
+        compute_units=int(handle.max_compute_units),
+        memory=int(handle.global_mem_size),
+        local_memory=int(handle.local_mem_size),
+        driver=driver,
+        version=version,
+        target=target,
+    )
 
 
 def diagnose() -> str | None:

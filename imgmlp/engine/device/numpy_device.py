@@ -13,21 +13,23 @@ import numpy as np
 from imgmlp.engine.device.base import (
     ALIGN,
     Allocation,
+    Array,
     DeviceInfo,
     Form,
     FreeMemory,
+    HostCopies,
     Pending,
     Usage,
+    check_array,
     check_fits,
     check_slice,
-    check_target,
     counted,
 )
 from imgmlp.engine.ir.target import Lanes
 from imgmlp.errors import OutOfMemoryError
 
 
-class NumpyDevice:
+class NumpyDevice(HostCopies):
     """Host memory behind the same calls; programs on it are interpreted, never compiled.
 
     `form` says which form of them: the Nodes, or what a device with these lanes would be
@@ -38,18 +40,14 @@ class NumpyDevice:
     can_slice: bool = True
     has_matrix_units: bool = False
     keeps_groups: bool = False
+    joins_kernels: bool = True
     vector_width: int = 8
-    lost = False
+    lost = ""
 
     def __init__(self, spec: str = "numpy") -> None:
         self.form, self.lanes = NUMPY_FORMS[spec]
         self.info = numpy_info(spec)
         self.usage = Usage()
-
-    @property
-    def joins_kernels(self) -> bool:
-        """As Device.joins_kernels."""
-        return True
 
     def alloc(self, nbytes: int) -> Allocation:
         """As Device.alloc; the bytes are zero."""
@@ -75,38 +73,26 @@ class NumpyDevice:
         region = allocation.root.handle[start : start + nbytes]
         return Allocation(region, nbytes, allocation.root, start)
 
-    def write(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> None:
-        """As Device.write."""
-        check_fits(allocation, array.nbytes)
-        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        allocation.handle[: data.size] = data
-
-    def write_async(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> Pending:
+    def write_async(self, allocation: Allocation, array: Array) -> Pending:
         """As Device.write_async; already done when it returns."""
-        self.write(allocation, array)
+        check_array(allocation, array)
+        allocation.handle[: array.nbytes] = array.reshape(-1).view(np.uint8)
         return Pending()
 
-    def staging(self, shape: tuple[int, ...], kind: Any) -> np.ndarray[Any, Any]:
+    def staging(self, shape: tuple[int, ...], kind: Any) -> Array:
         """As Device.staging: plain memory."""
         return np.empty(shape, kind)
 
-    def read(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> None:
-        """As Device.read."""
-        check_target(allocation, array)
-        array.reshape(-1).view(np.uint8)[:] = allocation.handle[: array.nbytes]
-
-    def read_async(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> Pending:
+    def read_async(self, allocation: Allocation, array: Array) -> Pending:
         """As Device.read_async; already done when it returns."""
-        self.read(allocation, array)
+        check_array(allocation, array, filled=True)
+        array.reshape(-1).view(np.uint8)[:] = allocation.handle[: array.nbytes]
         return Pending()
 
     def copy(self, source: Allocation, target: Allocation) -> None:
         """As Device.copy."""
         check_fits(target, source.nbytes)
         target.handle[: source.nbytes] = source.handle
-
-    def flush(self) -> None:
-        """Nothing is ever queued here."""
 
     def finish(self) -> None:
         """Nothing is ever queued here."""

@@ -25,21 +25,23 @@ import numpy as np
 from imgmlp.engine.device.base import (
     ALIGN,
     Allocation,
+    Array,
     DeviceInfo,
+    Event,
     FreeMemory,
-    Kind,
+    HostCopies,
+    KernelHandle,
+    Launch,
     Pending,
     Usage,
+    check_array,
     check_fits,
     check_slice,
-    check_source,
-    check_target,
     counted,
 )
 from imgmlp.engine.device.driver_errors import build_failure, does_not_fit, failure, lost, no_room
-from imgmlp.engine.device.kernel_cache import choose_cache, current, has_room, locked
-from imgmlp.engine.device.launch import Event, KernelHandle, Launch
-from imgmlp.engine.device.pocl import PLATFORM, mended, vector_width
+from imgmlp.engine.device.kernel_cache import current, has_room, locked
+from imgmlp.engine.device.pocl import PLATFORM, vector_width
 from imgmlp.engine.ir.target import Lanes
 from imgmlp.errors import DeviceError, OutOfMemoryError
 
@@ -53,10 +55,10 @@ try:
         raise ImportError("its folder is empty")
 except ImportError as _error:  # no pyopencl, or no libOpenCL that it could load
     cl: Any = None
-    _import_failure: str | None = str(_error)
+    import_failure: str | None = str(_error)
 else:
     cl = _pyopencl
-    _import_failure = None
+    import_failure = None
 
 MATRIX_UNITS = 8  # compute capability from which NVIDIA's multiply halves as we ask them to
 COARSEST_ALIGN = 1 << 16  # bytes; packing to coarser offsets saves little
@@ -67,8 +69,10 @@ _BYTE = np.zeros(1, np.uint8)
 LOSES_PARTS = "NVIDIA CUDA"
 
 
-class Device:
+class Device(HostCopies):
     """One OpenCL device with an in-order queue: what is enqueued runs in that order."""
+
+    lost: str = ""  # what was being done when its queue failed: it does nothing any more then
 
     def __init__(self, handle: Any, info: DeviceInfo):
         self.info = info
@@ -86,16 +90,10 @@ class Device:
             self._context = cl.Context([handle])
             self._queue = cl.CommandQueue(self._context)
         self._timing_queue: Any = None
-        self._lost: str | None = None  # what was being done when the queue failed
         self.usage = Usage()
         self.can_slice = info.platform != LOSES_PARTS and self._try_to_slice()
         if not self.can_slice:
             self.align = ALIGN
-
-    @property
-    def lost(self) -> bool:
-        """Whether its queue has failed, so that it does nothing any more."""
-        return self._lost is not None
 
     @property
     def joins_kernels(self) -> bool:
@@ -124,7 +122,7 @@ class Device:
         except cl.Error as error:
             if _is_memory(error):
                 raise does_not_fit(nbytes, self.max_allocation, self.info) from error
-            raise _failure("allocating memory", error) from error
+            raise failure("allocating memory", status(error), False) from error
         return counted(buffer, nbytes, self.usage)
 
     def free_memory(self) -> FreeMemory:
@@ -145,12 +143,11 @@ class Device:
         """Whether parts of an allocation can be had, and without wasting most of it."""
         if self.align > COARSEST_ALIGN:
             return False
-        try:
+        with contextlib.suppress(cl.Error):
             whole = cl.Buffer(self._context, cl.mem_flags.READ_WRITE, size=2 * self.align)
             whole.get_sub_region(self.align, self.align)
-        except cl.Error:
-            return False
-        return True
+            return True
+        return False
 
     def slice(self, allocation: Allocation, offset: int, nbytes: int) -> Allocation:
         """A view of `nbytes` bytes from `offset`, which must be a multiple of `align`."""
@@ -161,21 +158,10 @@ class Device:
             region = root.handle.get_sub_region(start, max(nbytes, 1))
         return Allocation(region, nbytes, root, start)
 
-    def write(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> None:
-        """Copy a host array to the start of `allocation`; returns when it has been read."""
-        self.write_async(allocation, np.ascontiguousarray(array)).wait()
+    def write_async(self, allocation: Allocation, array: Array) -> Pending:
+        return self._transfer("writing to the device", allocation, array)
 
-    def write_async(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> Pending:
-        """As write(), after all queued work; `array` must not change until the Pending is done."""
-        check_source(allocation, array)
-        if not array.nbytes:
-            return Pending()
-        with self._queued("writing to the device"):
-            event = cl.enqueue_copy(self._queue, allocation.handle, array, is_blocking=False)
-            self._queue.flush()
-        return Event(event, self._queued, array)
-
-    def staging(self, shape: tuple[int, ...], kind: Any) -> np.ndarray[Any, Any]:
+    def staging(self, shape: tuple[int, ...], kind: Any) -> Array:
         """A host array of undefined content for write_async(), pinned where the driver can."""
         nbytes = math.prod(shape) * np.dtype(kind).itemsize
         if not nbytes:
@@ -188,17 +174,18 @@ class Device:
         except cl.Error:
             return np.empty(shape, kind)
 
-    def read(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> None:
-        """Fill a contiguous host array from the start of `allocation`, after all queued work."""
-        self.read_async(allocation, array).wait()
+    def read_async(self, allocation: Allocation, array: Array) -> Pending:
+        return self._transfer("reading from the device", allocation, array, filled=True)
 
-    def read_async(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> Pending:
-        """As read(), but `array` holds the data only once the Pending is done."""
-        check_target(allocation, array)
+    def _transfer(
+        self, what: str, allocation: Allocation, array: Array, filled: bool = False
+    ) -> Pending:
+        check_array(allocation, array, filled)
         if not array.nbytes:
             return Pending()
-        with self._queued("reading from the device"):
-            event = cl.enqueue_copy(self._queue, array, allocation.handle, is_blocking=False)
+        ends = (array, allocation.handle) if filled else (allocation.handle, array)
+        with self._queued(what):
+            event = cl.enqueue_copy(self._queue, *ends, is_blocking=False)
             self._queue.flush()
         return Event(event, self._queued, array)
 
@@ -320,11 +307,6 @@ class Device:
 
     # The queue
 
-    def flush(self) -> None:
-        """Hand queued work to the device without waiting."""
-        with self._queued("flushing the queue"):
-            self._queue.flush()
-
     def finish(self) -> None:
         """Wait until all queued work is done."""
         with self._queued("finishing the queued work"):
@@ -348,15 +330,13 @@ class Device:
             raise self._failed(what, error) from error
 
     def _failed(self, what: str, error: Any) -> DeviceError | OutOfMemoryError:
-        """The queue failed. There is no telling what it did before, so that all that follows is
-        refused: nobody takes the values of half a step for those of a step.
-        """
-        self._lost = what
-        return _failure(what, error)
+        """All that follows is refused: nobody takes values of half a step for those of a step."""
+        self.lost = what
+        return failure(what, status(error), _is_memory(error))
 
     def _refuse_if_lost(self) -> None:
-        if self._lost is not None:
-            raise lost(self._lost, self.info)
+        if self.lost:
+            raise lost(self.lost, self.info)
 
     def _compile(self, source: str, options: Sequence[str]) -> Any:
         for attempt in (1, 2):
@@ -391,48 +371,7 @@ class Device:
         return locked(place / "imgmlp.lock")
 
 
-# Finding devices
-
-
-def find() -> tuple[list[tuple[Any, DeviceInfo]], str | None]:
-    """OpenCL's devices with their descriptions, or why there are none."""
-    if cl is None:
-        return [], f"pyopencl cannot be loaded ({_import_failure})"
-    choose_cache()
-    try:
-        platforms = cl.get_platforms()
-    except cl.Error as error:
-        return [], f"the OpenCL loader finds no driver ({_status(error)})"
-    found: list[tuple[Any, DeviceInfo]] = []
-    refusals: list[str] = []
-    for p, platform in enumerate(platforms):
-        try:
-            handles = platform.get_devices()
-            found += [(h, _inspect(f"{p}:{d}", platform, h)) for d, h in enumerate(handles)]
-        except cl.Error as error:
-            refusals.append(f"{platform.name.strip()}: {_status(error)}")
-    return found, None if found else "; ".join(refusals) or "no driver offers a device"
-
-
-def _inspect(spec: str, platform: Any, handle: Any) -> DeviceInfo:
-    kinds: dict[int, Kind] = {cl.device_type.GPU: "gpu", cl.device_type.CPU: "cpu"}
-    kind: Kind = next((kind for bit, kind in kinds.items() if handle.type & bit), "other")
-    maker, driver = platform.name.strip(), handle.driver_version.strip()
-    version = handle.version.strip()
-    target = mended(handle.int_ptr, driver, version) if maker == PLATFORM else ""
-    return DeviceInfo(
-        spec=spec,
-        platform=maker,
-        name=handle.name.strip(),
-        # Oclgrind says that it is of every kind, a GPU too; nobody wants to train on it.
-        kind="simulator" if maker == "Oclgrind" else kind,
-        compute_units=int(handle.max_compute_units),
-        memory=int(handle.global_mem_size),
-        local_memory=int(handle.local_mem_size),
-        driver=driver,
-        version=version,
-        target=target,
-    )
+# What is told by the driver, and how it fails
 
 
 def _has_matrix_units(handle: Any) -> bool:
@@ -444,25 +383,18 @@ def _has_matrix_units(handle: Any) -> bool:
     return int(major) >= MATRIX_UNITS
 
 
-# Errors
-
-
 @contextlib.contextmanager
 def _running(what: str) -> Iterator[None]:
     try:
         yield
     except cl.Error as error:
-        raise _failure(what, error) from error
-
-
-def _failure(what: str, error: Any) -> DeviceError | OutOfMemoryError:
-    return failure(what, _status(error), _is_memory(error))
+        raise failure(what, status(error), _is_memory(error)) from error
 
 
 def _is_memory(error: Any) -> bool:
     return isinstance(error, cl.MemoryError) or "OUT_OF_RESOURCES" in str(error)
 
 
-def _status(error: Any) -> str:
+def status(error: Any) -> str:
     """OpenCL's name for what happened, as one line."""
     return str(error).strip().splitlines()[0]

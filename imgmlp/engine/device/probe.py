@@ -27,7 +27,7 @@ WORKS = "works"
 TIMEOUT = 180.0  # seconds; cold it takes under one, emulated on a busy machine 77 were seen
 DAY = 86400.0  # seconds for which a failure is believed
 PREFIX = "probe-"
-PROGRAM = ("probe", "trial", "opencl", "pocl")  # what decides, and may change
+PROGRAM = ("probe", "trial", "discover", "opencl", "pocl")  # what decides, and may change
 MAPS = Path("/proc/self/maps")
 _working: set[str] = set()  # what this process knows of, where nothing can be kept
 
@@ -123,16 +123,7 @@ def _keep(path: Path | None, problem: str) -> None:
 def _tried(info: DeviceInfo) -> str:
     """What goes wrong in a process that uses the device, "" if nothing does."""
     try:
-        done = subprocess.run(
-            child.command("imgmlp.engine.device.trial", info.spec),
-            env=child.environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=TIMEOUT,
-            check=False,
-        )
+        done = child.run(TIMEOUT, "imgmlp.engine.device.trial", info.spec)
     except subprocess.TimeoutExpired:
         return f"no answer within {TIMEOUT:.0f} s"
     except OSError as error:

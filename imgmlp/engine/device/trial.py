@@ -11,7 +11,8 @@ import sys
 
 import numpy as np
 
-from imgmlp.engine.device.opencl import Device, find
+from imgmlp.engine.device.discover import find
+from imgmlp.engine.device.opencl import Device
 from imgmlp.engine.device.probe import WORKS
 from imgmlp.errors import DeviceError, ImgmlpError
 

@@ -118,14 +118,11 @@ def _inverse(axes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(axes.index(i) for i in range(len(axes)))
 
 
-def _trim(pads: Sequence[tuple[int, int]], shape: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    return tuple((b, n - a) for (b, a), n in zip(pads, shape, strict=True))
-
-
-def _surround(
-    ranges: Sequence[tuple[int, int]], shape: Sequence[int]
+def _other_side(
+    pairs: Sequence[tuple[int, int]], shape: Sequence[int]
 ) -> tuple[tuple[int, int], ...]:
-    return tuple((b, n - e) for (b, e), n in zip(ranges, shape, strict=True))
+    """The widths of a PAD as the range between them, and the range of a SHRINK as such widths."""
+    return tuple((a, n - b) for (a, b), n in zip(pairs, shape, strict=True))
 
 
 VJP: dict[Op, Callable[..., Gradients]] = {
@@ -152,8 +149,8 @@ VJP: dict[Op, Callable[..., Gradients]] = {
     Op.RESHAPE: lambda g, ans, x: (move(Op.RESHAPE, g, x.shape),),
     Op.PERMUTE: lambda g, ans, x: (move(Op.PERMUTE, g, _inverse(ans.arg)),),
     Op.EXPAND: _expand,
-    Op.PAD: lambda g, ans, x: (move(Op.SHRINK, g, _trim(ans.arg, ans.shape)),),
-    Op.SHRINK: lambda g, ans, x: (move(Op.PAD, g, _surround(ans.arg, x.shape)),),
+    Op.PAD: lambda g, ans, x: (move(Op.SHRINK, g, _other_side(ans.arg, ans.shape)),),
+    Op.SHRINK: lambda g, ans, x: (move(Op.PAD, g, _other_side(ans.arg, x.shape)),),
     Op.STRIDE: _stride,
     Op.DOT: lambda g, ans, a, b: (dot(g, transposed(b)), dot(transposed(a), g)),
     Op.GATHER: _gather,

@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,11 +20,10 @@ from imgmlp.engine.device.opencl import Device
 from imgmlp.engine.frontend.optim import SGD
 from imgmlp.engine.frontend.tensor import Tensor
 from imgmlp.engine.frontend.tracing import compile
-from imgmlp.engine.ir.dtype import f32, u8
+from imgmlp.engine.ir.dtype import Array, f32, u8
 from imgmlp.engine.runtime.program import Program
 from imgmlp.errors import ImgmlpError
 
-Array = np.ndarray[Any, Any]
 Twice = Mapping[str, tuple[Tensor, Array]]  # what is computed, and what NumPy makes of it
 
 TOLERANCE = 1e-5  # of the largest value: a hundred roundings of float32

@@ -7,21 +7,28 @@ families of operations are in movement.py and reduction.py; tensor.py joins them
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, TypeVar
 
 import numpy as np
 
 from imgmlp.engine.device.discover import AnyDevice
-from imgmlp.engine.frontend.operands import Array, Scalar, broadcast, broadcast_shapes, from_host
+from imgmlp.engine.frontend.operands import Scalar, broadcast, broadcast_shapes, from_host
 from imgmlp.engine.ir import dtype as dt
 from imgmlp.engine.ir import graph
-from imgmlp.engine.ir.dtype import DType
+from imgmlp.engine.ir.dtype import Array, DType
 from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.usage_errors import misuse
 
 Operand: TypeAlias = "Elementwise | Scalar | Array"
+T = TypeVar("T", bound="Elementwise")
+
+
+def _operator(op: Op, swapped: bool = False) -> Callable[[T, Operand], T]:
+    """A method for one of Python's operators; `swapped`: its own value is the second one."""
+    return lambda self, other: self._binary(op, other, swapped)
 
 
 class Elementwise:
@@ -66,17 +73,17 @@ class Elementwise:
         """
         return self._with(graph.cast(self.node, dtype))
 
-    def __add__(self, other: Operand) -> Self:
-        return self._binary(Op.ADD, other)
-
-    def __mul__(self, other: Operand) -> Self:
-        return self._binary(Op.MUL, other)
-
-    def __sub__(self, other: Operand) -> Self:
-        return self._binary(Op.SUB, other)
-
-    def __rsub__(self, other: Operand) -> Self:
-        return self._binary(Op.SUB, other, swapped=True)
+    __add__ = __radd__ = _operator(Op.ADD)
+    __mul__ = __rmul__ = _operator(Op.MUL)
+    __sub__, __rsub__ = _operator(Op.SUB), _operator(Op.SUB, swapped=True)
+    __mod__, __rmod__ = _operator(Op.MOD), _operator(Op.MOD, swapped=True)
+    __xor__ = __rxor__ = _operator(Op.XOR)
+    __and__ = __rand__ = _operator(Op.AND)
+    __or__ = __ror__ = _operator(Op.OR)
+    __lshift__, __rlshift__ = _operator(Op.SHL), _operator(Op.SHL, swapped=True)
+    __rshift__, __rrshift__ = _operator(Op.SHR), _operator(Op.SHR, swapped=True)
+    # an array's comparisons take anything, but leave those with us to us
+    __lt__, __gt__ = _operator(Op.LT), _operator(Op.LT, swapped=True)
 
     def __truediv__(self, other: Operand) -> Self:
         return self._float()._binary(Op.DIV, other)
@@ -97,12 +104,6 @@ class Elementwise:
             raise misuse(TypeError, f"//: needs integers, not {kind.name}; use / on floats")
         return self
 
-    def __mod__(self, other: Operand) -> Self:
-        return self._binary(Op.MOD, other)
-
-    def __rmod__(self, other: Operand) -> Self:
-        return self._binary(Op.MOD, other, swapped=True)
-
     def __neg__(self) -> Self:
         return self._unary(Op.NEG)
 
@@ -120,36 +121,6 @@ class Elementwise:
         if not isinstance(base, int | float) or base <= 0:
             raise misuse(ValueError, f"{base} ** tensor: the base must be a number above zero")
         return (self._float() * math.log2(base)).exp2()
-
-    def __xor__(self, other: Operand) -> Self:
-        return self._binary(Op.XOR, other)
-
-    def __and__(self, other: Operand) -> Self:
-        return self._binary(Op.AND, other)
-
-    def __or__(self, other: Operand) -> Self:
-        return self._binary(Op.OR, other)
-
-    __radd__, __rmul__, __rxor__, __rand__, __ror__ = __add__, __mul__, __xor__, __and__, __or__
-
-    def __lshift__(self, other: Operand) -> Self:
-        return self._binary(Op.SHL, other)
-
-    def __rlshift__(self, other: Operand) -> Self:
-        return self._binary(Op.SHL, other, swapped=True)
-
-    def __rshift__(self, other: Operand) -> Self:
-        return self._binary(Op.SHR, other)
-
-    def __rrshift__(self, other: Operand) -> Self:
-        return self._binary(Op.SHR, other, swapped=True)
-
-    # an array's comparisons take anything, but leave those with us to us
-    def __lt__(self, other: Operand) -> Self:  # type: ignore[misc]
-        return self._binary(Op.LT, other)
-
-    def __gt__(self, other: Operand) -> Self:  # type: ignore[misc]
-        return self._binary(Op.LT, other, swapped=True)
 
     def __ge__(self, other: Operand) -> Self:  # type: ignore[misc]
         return (self > other) | self.eq(other)  # not "not <", which NaN would satisfy

@@ -13,13 +13,12 @@ import numpy as np
 
 from imgmlp.engine.ir import dtype as dt
 from imgmlp.engine.ir import graph
-from imgmlp.engine.ir.dtype import DType
+from imgmlp.engine.ir.dtype import Array, DType
 from imgmlp.engine.ir.graph import Buffer, Node, Shape
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.usage_errors import OutOfBoundsError, misuse
 
 Scalar = bool | int | float
-Array = np.ndarray[Any, Any]
 Axis = int | Sequence[int] | None
 
 

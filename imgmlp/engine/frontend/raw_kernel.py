@@ -20,17 +20,16 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from imgmlp.engine.device.base import Allocation
+from imgmlp.engine.device.base import Allocation, Launch
 from imgmlp.engine.device.discover import AnyDevice
-from imgmlp.engine.device.launch import Launch
 from imgmlp.engine.device.opencl import Device
 from imgmlp.engine.frontend import tracing
 from imgmlp.engine.frontend.tensor import Tensor
+from imgmlp.engine.ir.dtype import Array
 from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.runtime.buffers import upload
 from imgmlp.errors import DeviceError
 
-Array = np.ndarray[Any, Any]
 Size: TypeAlias = int | tuple[int, ...]
 Argument: TypeAlias = Array | Tensor | np.generic | float
 

@@ -22,7 +22,7 @@ from imgmlp.engine.frontend.operands import Scalar, broadcast, from_host, out_of
 from imgmlp.engine.frontend.reduction import Reduction
 from imgmlp.engine.ir import dtype as dt
 from imgmlp.engine.ir import graph
-from imgmlp.engine.ir.dtype import DType
+from imgmlp.engine.ir.dtype import Array, DType
 from imgmlp.engine.ir.graph import Buffer, Node
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.usage_errors import OutOfBoundsError, misuse
@@ -239,7 +239,7 @@ class Tensor(Reduction):
         _realize([self], name)
         return self
 
-    def write(self, array: np.ndarray[Any, Any]) -> Tensor:
+    def write(self, array: Array) -> Tensor:
         """Replace the value of a realized Tensor from the host, for the steps that follow.
 
         Raises ValueError if shape or dtype differ.
@@ -251,7 +251,7 @@ class Tensor(Reduction):
         write_buffer(self.node.arg, array)
         return self
 
-    def numpy(self) -> np.ndarray[Any, Any]:
+    def numpy(self) -> Array:
         """The value as a NumPy array of the same shape and dtype.
 
         Looking changes nothing: what was an expression stays one and has gradients still.
@@ -276,7 +276,7 @@ class Tensor(Reduction):
             raise misuse(ValueError, f"bool of a Tensor of shape {self.shape}: {advice}")
         return bool(self.item())
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         """What NumPy's functions take a Tensor for: its value, always a copy."""
         return self.numpy().astype(dtype or self.dtype.np)
 

@@ -13,11 +13,11 @@ import numpy as np
 
 from imgmlp.engine.device.base import Pending
 from imgmlp.engine.frontend.tensor import Tensor
+from imgmlp.engine.ir.dtype import Array
 from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.runtime.buffers import check_like
 from imgmlp.engine.runtime.program import Program
 
-Array = np.ndarray[Any, Any]
 AHEAD = 2  # values of an input that may be on their way at once
 
 

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from imgmlp.engine.ir.symbolic import ONE, ZERO, And, Const, Expr, Less, Var, conj, split, unravel
+from imgmlp.engine.ir.conditions import conj, is_op
+from imgmlp.engine.ir.symbolic import ONE, ZERO, Const, Expr, Var, split, unravel
 from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.ir.view import Ranges, Shape, View, canonical, nothing
 
@@ -197,8 +198,8 @@ def _compose(inner: View, outer: View) -> View | None:
 def _box(valid: Expr, variables: Sequence[Expr], ranges: Ranges) -> Ranges | None:
     """Where a condition holds, as ranges of the variables, if it limits each on its own."""
     limits = list(ranges)
-    for condition in valid.sources if isinstance(valid, And) else (valid,):
-        if not isinstance(condition, Less):
+    for condition in valid.sources if is_op(valid, "&") else (valid,):
+        if not is_op(condition, "<"):
             return None
         (term, coefficient), *others = split(condition.x)[1]
         if others or term not in variables:

@@ -16,6 +16,7 @@ import numpy
 from imgmlp.engine.ir.usage_errors import misuse
 
 NumpyDType = numpy.dtype[Any]
+Array = numpy.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)

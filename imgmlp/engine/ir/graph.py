@@ -56,6 +56,16 @@ class Buffer:
         return f"{self.name or 'buffer'} {self.dtype.name}{list(self.shape)}"
 
 
+def _operator(op: Op, swapped: bool = False) -> Callable[[Node, Node | float], Node]:
+    """A method for one of Python's operators; `swapped`: its own value is the second one."""
+
+    def method(self: Node, other: Node | float) -> Node:
+        pair = self, as_node(other, self)
+        return alu(op, *(reversed(pair) if swapped else pair))
+
+    return method
+
+
 class Node:
     """One value of a graph: an operation, its sources, its shape and dtype. Immutable."""
 
@@ -79,31 +89,14 @@ class Node:
         return f"Node({label(self)}, {kind_of(self)})"
 
     # Operators keep gradient rules readable. Shapes must agree; Python numbers are constants.
-    def __add__(self, other: Node | float) -> Node:
-        return alu(Op.ADD, self, as_node(other, self))
-
-    def __sub__(self, other: Node | float) -> Node:
-        return alu(Op.SUB, self, as_node(other, self))
-
-    def __rsub__(self, other: float) -> Node:
-        return alu(Op.SUB, as_node(other, self), self)
-
-    def __mul__(self, other: Node | float) -> Node:
-        return alu(Op.MUL, self, as_node(other, self))
-
-    __radd__, __rmul__ = __add__, __mul__
-
-    def __truediv__(self, other: Node | float) -> Node:
-        return alu(Op.DIV, self, as_node(other, self))
-
-    def __rtruediv__(self, other: float) -> Node:
-        return alu(Op.DIV, as_node(other, self), self)
+    __add__ = __radd__ = _operator(Op.ADD)
+    __mul__ = __rmul__ = _operator(Op.MUL)
+    __sub__, __rsub__ = _operator(Op.SUB), _operator(Op.SUB, swapped=True)
+    __truediv__, __rtruediv__ = _operator(Op.DIV), _operator(Op.DIV, swapped=True)
+    __lt__ = _operator(Op.LT)
 
     def __neg__(self) -> Node:
         return alu(Op.NEG, self)
-
-    def __lt__(self, other: Node | float) -> Node:
-        return alu(Op.LT, self, as_node(other, self))
 
 
 _interned: weakref.WeakValueDictionary[Any, Node] = weakref.WeakValueDictionary()
@@ -234,19 +227,10 @@ def move(op: Op, node: Node, arg: Any) -> Node:
     return make(op, (node,), arg, moved.shape, node.dtype)
 
 
-_MOVES: dict[Op, Callable[[Access, Any], Access]] = {
-    Op.RESHAPE: lambda access, arg: access.reshape(arg),
-    Op.PERMUTE: lambda access, arg: access.permute(arg),
-    Op.EXPAND: lambda access, arg: access.expand(arg),
-    Op.PAD: lambda access, arg: access.pad(arg),
-    Op.SHRINK: lambda access, arg: access.shrink(arg),
-    Op.STRIDE: lambda access, arg: access.stride(arg),
-}
-
-
 def apply_movement(access: Access, op: Op, arg: Any) -> Access:
-    """The access after one more movement operation."""
-    return _MOVES[op](access, arg)
+    """The access after one more movement operation, which has a method of its name."""
+    moved: Access = getattr(access, op.name.lower())(arg)
+    return moved
 
 
 def dot(a: Node, b: Node) -> Node:

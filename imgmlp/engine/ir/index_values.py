@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from imgmlp.engine.ir.access import Access
+from imgmlp.engine.ir.conditions import at_least, conj, is_op, less, xor
 from imgmlp.engine.ir.dtype import DType, bool_
 from imgmlp.engine.ir.graph import Node, const
 from imgmlp.engine.ir.kernel import access, part_begin
 from imgmlp.engine.ir.op import MOVEMENT, Op
-from imgmlp.engine.ir.symbolic import ONE, Const, Expr, Less, conj, unravel
+from imgmlp.engine.ir.symbolic import ONE, Const, Expr, unravel
 
 LIMIT = 1 << 30  # an expression's bounds: sums of two still fit an int of OpenCL C
 
@@ -59,11 +60,11 @@ def _within(value: Expr, dtype: DType) -> Expr | None:
 
 def negated(condition: Expr) -> Expr:
     """1 where the condition is 0, and the other way around."""
-    return condition.x.ge(condition.n) if isinstance(condition, Less) else 1 - condition
+    return at_least(condition.x, condition.n) if is_op(condition, "<") else 1 - condition
 
 
 def _equal(a: Expr, b: Expr) -> Expr:
-    return conj((a - b).lt(1), (a - b).ge(0))
+    return conj(less(a - b, 1), at_least(a - b, 0))
 
 
 def _cast(dtype: DType, x: Expr) -> Expr:
@@ -76,7 +77,7 @@ def _product(dtype: DType, a: Expr, b: Expr) -> Expr | None:
 
 
 def _exclusive_or(dtype: DType, a: Expr, b: Expr) -> Expr:
-    return negated(a) if dtype is bool_ and b is ONE else a ^ b
+    return negated(a) if dtype is bool_ and b is ONE else xor(a, b)
 
 
 def _positive(b: Expr) -> int:
@@ -93,7 +94,7 @@ _RULES: dict[Op, Callable[..., Expr | None]] = {
     Op.DIV: lambda dtype, a, b: a // n if (n := _positive(b)) else None,
     Op.MOD: lambda dtype, a, b: a % n if (n := _positive(b)) else None,
     Op.XOR: _exclusive_or,
-    Op.LT: lambda dtype, a, b: (a - b).lt(0),
+    Op.LT: lambda dtype, a, b: less(a - b, 0),
     Op.EQ: lambda dtype, a, b: _equal(a, b),
     Op.AND: lambda dtype, a, b: conj(a, b) if dtype is bool_ else None,
     Op.OR: lambda dtype, a, b: negated(conj(negated(a), negated(b))) if dtype is bool_ else None,

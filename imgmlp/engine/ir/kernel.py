@@ -8,7 +8,7 @@ over a BUFFER Node, which strides and an offset can follow.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -92,8 +92,26 @@ class Loop:
     lasting: frozenset[Buffer]  # carried or read from outside: more than one iteration's own
 
 
+class _Several:
+    """A launch of several kernels."""
+
+    @property
+    def parts(self) -> Sequence[Launch]:
+        raise NotImplementedError
+
+    def reads(self) -> list[Buffer]:
+        return self._global(b for part in self.parts for b in part.reads())
+
+    def writes(self) -> list[Buffer]:
+        return self._global(b for part in self.parts for b in part.writes())
+
+    @staticmethod
+    def _global(found: Iterable[Buffer]) -> list[Buffer]:
+        return [b for b in dict.fromkeys(found) if not isinstance(b, LocalBuffer)]
+
+
 @dataclass(frozen=True)
-class Block:
+class Block(_Several):
     """One launch that walks tiles of rows: every kernel inside runs for one tile after another.
 
     Each of `groups` work-groups takes its share of `tiles`, of `rows` rows each. PART Nodes say
@@ -111,19 +129,13 @@ class Block:
     def shape(self) -> Shape:
         return (self.tiles, self.rows)
 
-    def reads(self) -> list[Buffer]:
-        return self._global(b for k in (*self.head, *self.kernels) for b in k.reads())
-
-    def writes(self) -> list[Buffer]:
-        return self._global(b for k in (*self.head, *self.kernels) for b in k.writes())
-
-    @staticmethod
-    def _global(found: Iterable[Buffer]) -> list[Buffer]:
-        return [b for b in dict.fromkeys(found) if not isinstance(b, LocalBuffer)]
+    @property
+    def parts(self) -> tuple[Kernel, ...]:
+        return (*self.head, *self.kernels)
 
 
 @dataclass(frozen=True)
-class Fused:
+class Fused(_Several):
     """One launch of kernels that do not wait for each other, each in work-groups of its own."""
 
     name: str
@@ -133,18 +145,16 @@ class Fused:
     def shape(self) -> Shape:
         return (sum(math.prod(k.shape) for k in self.members),)
 
-    def reads(self) -> list[Buffer]:
-        return list(dict.fromkeys(b for k in self.members for b in k.reads()))
-
-    def writes(self) -> list[Buffer]:
-        return list(dict.fromkeys(b for k in self.members for b in k.writes()))
+    @property
+    def parts(self) -> tuple[Kernel, ...]:
+        return self.members
 
 
 Phase = Kernel | Block | Fused
 
 
 @dataclass(frozen=True)
-class Resident:
+class Resident(_Several):
     """One launch of what would be several: each is a phase, which begins when the one before is
     done. The work-groups stay for as many steps as are wanted, at most `steps`."""
 
@@ -156,11 +166,9 @@ class Resident:
     def shape(self) -> Shape:
         return (len(self.phases),)
 
-    def reads(self) -> list[Buffer]:
-        return list(dict.fromkeys(b for p in self.phases for b in p.reads()))
-
-    def writes(self) -> list[Buffer]:
-        return list(dict.fromkeys(b for p in self.phases for b in p.writes()))
+    @property
+    def parts(self) -> tuple[Phase, ...]:
+        return self.phases
 
 
 Launch = Phase | Resident
@@ -286,6 +294,11 @@ def read_at_element_only(values: Iterable[Node], target: Buffer, leaf: Node | No
     return all(n.op is not Op.BUFFER or n.arg is not target for n in toposort(indirect))
 
 
+def edges_of(alive: Mapping[int, Draft]) -> dict[int, set[int]]:
+    """The drafts that each must run after."""
+    return {order: d.after for order, d in alive.items()}
+
+
 def waits(edges: Mapping[int, Set[int]], starts: Iterable[int], target: int) -> bool:
     """Whether a draft of `starts` is the target or runs after it; edges lead to those before."""
     stack = list(starts)
@@ -295,6 +308,14 @@ def waits(edges: Mapping[int, Set[int]], starts: Iterable[int], target: int) -> 
         seen |= more
         stack.extend(more)
     return target in seen
+
+
+def forget(second: Draft, first: Draft, alive: dict[int, Draft]) -> None:
+    """Whoever waited for the second waits for the first instead."""
+    del alive[second.order]
+    for other in alive.values():
+        if second.order in other.after:
+            other.after = (other.after - {second.order}) | {first.order}
 
 
 # --- printing ---

@@ -1,4 +1,4 @@
-"""Rooms of a tile in local memory, where matrix units read the factors of products.
+"""Buffers of a tile in local memory, where matrix units read the factors of products.
 
 A factor lies there line by line, in half precision or as it is; other values lie as they are.
 Lines that are a multiple of 128 bytes apart are swizzled and others padded, so that few of those
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 
+from imgmlp.engine.ir.conditions import xor
 from imgmlp.engine.ir.dtype import DType
 from imgmlp.engine.ir.graph import Buffer, Node, Shape, buffer, move
 from imgmlp.engine.ir.op import Op
@@ -32,7 +33,7 @@ class LocalBuffer(Buffer):
 
     @staticmethod
     def of(shape: Shape, dtype: DType, factor: DType | None, name: str) -> LocalBuffer:
-        """Room for a value; `factor` says as what products read it, which has two axes then."""
+        """A Buffer for a value; `factor` says as what products read it, which has two axes then."""
         if factor is None:
             return LocalBuffer((math.prod(shape),), dtype, dtype, shape, name)
         rows, columns = shape
@@ -68,7 +69,7 @@ class LocalBuffer(Buffer):
             return offset
         line, column = offset // self.pitch, offset % self.pitch
         turned = line % 8 * 8 if size == 2 else line % 4 * 8 + line // 4 % 2 * 4
-        return line * self.pitch + (column ^ turned)
+        return line * self.pitch + xor(column, turned)
 
     def takes(self, other: Buffer) -> bool:
         """Whether another value's elements and zeros lie as this one's."""

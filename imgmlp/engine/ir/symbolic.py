@@ -6,10 +6,10 @@ hashing costs nothing. Canonical forms:
 
 - a sum is flat: each term once, with an integer coefficient, and one constant;
 - `//` and `%` round towards minus infinity, by positive constants, and what they divide is
-  never negative, so that they mean the same in C;
-- a comparison is `x < n` with all constants in `n`.
+  never negative, so that they mean the same in C.
 
-This module knows nothing of shapes beyond `ravel` and `unravel`, and nothing of kernels.
+Comparisons are in conditions.py. This module knows nothing of shapes beyond `ravel` and `unravel`,
+and nothing of kernels.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache, reduce
-from typing import Any, Literal
+from functools import lru_cache
+from typing import Any, Literal, TypeGuard
 from weakref import WeakValueDictionary
 
 Value = Any  # int or integer ndarray; operations on either look alike
@@ -49,8 +49,9 @@ class Expr(metaclass=_Interned):
     sources: tuple[Expr, ...]  # the expressions that this one is made of
     key: tuple[Any, ...]  # structure as nested tuples: an order that is the same in every run
 
-    def _set(self, lo: int, hi: int, sources: tuple[Expr, ...] = (), **fields: Any) -> None:
-        rank = _RANK[type(self).__name__]
+    def _set(
+        self, rank: int, lo: int, hi: int, sources: tuple[Expr, ...] = (), **fields: Any
+    ) -> None:
         key = (rank, tuple(s.key for s in sources), tuple(fields.values()), lo, hi)
         for name, value in {"lo": lo, "hi": hi, "sources": sources, "key": key, **fields}.items():
             object.__setattr__(self, name, value)
@@ -76,26 +77,13 @@ class Expr(metaclass=_Interned):
                 return linear(0, ((x, factor.value),))
         raise TypeError(f"cannot multiply {self} by {other}: one of them must be constant")
 
-    __radd__, __rmul__ = __add__, __mul__
-
     def __floordiv__(self, divisor: int) -> Expr:
         return _divmod(self, _positive(divisor))[0]
 
     def __mod__(self, divisor: int) -> Expr:
         return _divmod(self, _positive(divisor))[1]
 
-    def __xor__(self, other: Expr | int) -> Expr:
-        return _xor(self, as_expr(other))
-
-    __rxor__ = __xor__
-
-    def lt(self, n: int) -> Expr:
-        """1 where the expression is less than `n`, else 0."""
-        return _less(self, operator.index(n))
-
-    def ge(self, n: int) -> Expr:
-        """1 where the expression is at least `n`, else 0."""
-        return _less(-self, 1 - operator.index(n))
+    __radd__, __rmul__ = __add__, __mul__
 
     def apply(self, *sources: Any) -> Any:
         """The same operation on other sources: integers, arrays of them, or expressions."""
@@ -125,15 +113,12 @@ class Expr(metaclass=_Interned):
         return f"{self} in [{self.lo}, {self.hi}]"
 
 
-_RANK = {n: i for i, n in enumerate(["Const", "Var", "Div", "Mod", "Sum", "Xor", "Less", "And"])}
-
-
 class Const(Expr):
     __slots__ = ("value",)
     value: int
 
     def __init__(self, value: int) -> None:
-        self._set(value, value, value=value)
+        self._set(0, value, value, value=value)
 
     def evaluate(self, env: Mapping[str, Value]) -> Value:
         return self.value
@@ -151,7 +136,7 @@ class Var(Expr):
     def __init__(self, name: str, lo: int, hi: int) -> None:
         if lo > hi:
             raise ValueError(f"variable {name}: no integer lies in [{lo}, {hi}]")
-        self._set(operator.index(lo), operator.index(hi), name=name)
+        self._set(1, operator.index(lo), operator.index(hi), name=name)
 
     def evaluate(self, env: Mapping[str, Value]) -> Value:
         return env[self.name]
@@ -175,8 +160,8 @@ class Sum(Expr):
 
     def __init__(self, constant: int, *terms: tuple[Expr, int]) -> None:
         sources, coefficients = zip(*terms, strict=True)
-        lo, hi = _bounds(constant, terms)
-        self._set(lo, hi, sources, constant=constant, coefficients=coefficients)
+        bounds = _bounds(constant, terms)
+        self._set(4, *bounds, sources, constant=constant, coefficients=coefficients)
 
     @property
     def terms(self) -> tuple[tuple[Expr, int], ...]:
@@ -187,7 +172,8 @@ class Sum(Expr):
         return sum(products, start=self.constant)
 
     def render(self, division: Division = "//") -> str:
-        parts = [(c > 0, _scaled(t.render(division), abs(c))) for t, c in self.terms]
+        texts = ((c, t.render(division)) for t, c in self.terms)
+        parts = [(c > 0, t if abs(c) == 1 else f"({t}*{abs(c)})") for c, t in texts]
         if self.constant:
             # a positive constant leads where every term is subtracted: (9-a), not (-a+9)
             place = 0 if self.constant > 0 and not parts[0][0] else len(parts)
@@ -197,103 +183,34 @@ class Sum(Expr):
         return text if text == parts[0][1] else f"({text})"
 
 
-class _WithNumber(Expr):
-    """An operation on one expression `x` and a constant `n`."""
+class Quotient(Expr):
+    """x `//` n or x `%` n of x >= 0, rounded towards minus infinity, so that 0 <= x % n < n."""
 
-    __slots__ = ("n",)
+    __slots__ = ("n", "op")
     n: int
+    op: Literal["//", "%"]
+
+    def __init__(self, op: Literal["//", "%"], x: Expr, n: int) -> None:
+        bounds, rank = ((x.lo // n, x.hi // n), 2) if op == "//" else ((0, n - 1), 3)
+        self._set(rank, *bounds, (x,), n=n, op=op)
 
     @property
     def x(self) -> Expr:
         return self.sources[0]
 
-
-class Div(_WithNumber):
-    """x // n rounded towards minus infinity; x >= 0."""
-
-    __slots__ = ()
-
-    def __init__(self, x: Expr, n: int) -> None:
-        self._set(x.lo // n, x.hi // n, (x,), n=n)
-
-    def apply(self, x: Any) -> Any:
-        return x // self.n
-
-    def render(self, division: Division = "//") -> str:
-        shift = self.n.bit_length() - 1
-        if division == "/" and self.n == 1 << shift:  # a compiler for C does not know that x >= 0
-            return f"({self.x.render(division)}>>{shift})"
-        return f"({self.x.render(division)}{division}{self.n})"
-
-
-class Mod(_WithNumber):
-    """x % n with 0 <= x % n < n; x >= 0."""
-
-    __slots__ = ()
-
-    def __init__(self, x: Expr, n: int) -> None:
-        self._set(0, n - 1, (x,), n=n)
-
-    def apply(self, x: Any) -> Any:
-        return x % self.n
-
-    def render(self, division: Division = "//") -> str:
-        if division == "/" and self.n & (self.n - 1) == 0:
-            return f"({self.x.render(division)}&{self.n - 1})"
-        return f"({self.x.render(division)}%{self.n})"
-
-
-class Xor(Expr):
-    """Exclusive or of distinct sources and a constant >= 0, in two's complement."""
-
-    __slots__ = ("constant",)
-    constant: int
-
-    def __init__(self, constant: int, *sources: Expr) -> None:
-        bits = max(constant, *(max(x.hi, ~x.lo) for x in sources)).bit_length()
-        signed = any(x.lo < 0 for x in sources)
-        self._set(-(1 << bits) if signed else 0, (1 << bits) - 1, sources, constant=constant)
-
     def apply(self, *sources: Any) -> Any:
-        return reduce(operator.xor, sources, self.constant)
+        (x,) = sources
+        return x // self.n if self.op == "//" else x % self.n
 
     def render(self, division: Division = "//") -> str:
-        parts = [x.render(division) for x in self.sources]
-        return f"({'^'.join([*parts, str(self.constant)] if self.constant else parts)})"
+        x, n = self.x.render(division), self.n
+        if division == "/" and n & (n - 1) == 0:  # a compiler for C does not know that x >= 0
+            return f"({x}>>{n.bit_length() - 1})" if self.op == "//" else f"({x}&{n - 1})"
+        return f"({x}{division if self.op == '//' else self.op}{n})"
 
 
-class Less(_WithNumber):
-    """1 where x < n, else 0; x has no constant of its own."""
-
-    __slots__ = ()
-
-    def __init__(self, x: Expr, n: int) -> None:
-        self._set(0, 1, (x,), n=n)
-
-    def apply(self, x: Any) -> Any:
-        return x.lt(self.n) if isinstance(x, Expr) else (x < self.n) * 1
-
-    def render(self, division: Division = "//") -> str:
-        if isinstance(self.x, Sum) and max(self.x.coefficients) < 0:
-            return f"({(-self.x).render(division)}>={1 - self.n})"
-        return f"({self.x.render(division)}<{self.n})"
-
-
-class And(Expr):
-    """1 where all of two or more conditions, its sources, are 1, else 0; built by `conj` alone."""
-
-    __slots__ = ()
-
-    def __init__(self, *conditions: Expr) -> None:
-        self._set(0, 1, conditions)
-
-    def apply(self, *sources: Any) -> Any:
-        if any(isinstance(s, Expr) for s in sources):
-            return conj(*sources)
-        return reduce(operator.and_, sources)
-
-    def render(self, division: Division = "//") -> str:
-        return f"({'&'.join(c.render(division) for c in self.sources)})"
+def _is(x: Expr, op: Literal["//", "%"]) -> TypeGuard[Quotient]:
+    return isinstance(x, Quotient) and x.op == op
 
 
 ZERO: Expr = Const(0)
@@ -337,7 +254,7 @@ def linear(constant: int, terms: Iterable[tuple[Expr, int]]) -> Expr:
 def _rejoin(terms: Mapping[Expr, int]) -> list[tuple[Expr, int]]:
     """What to add, worth zero in total, so that a remainder and its quotient become one term."""
     for mod, c in terms.items():
-        if not isinstance(mod, Mod):
+        if not _is(mod, "%"):
             continue
         x, n = mod.x, mod.n
         quotient = x // n
@@ -345,7 +262,7 @@ def _rejoin(terms: Mapping[Expr, int]) -> list[tuple[Expr, int]]:
         if all(terms.get(t) == c * n * k for t, k in parts):
             return [(x, c), (mod, -c), (quotient, -c * n)]  # x = x%n + n*(x//n)
         for outer, k in terms.items():
-            if isinstance(outer, Mod) and k == c * n and set(parts) <= set(split(outer.x)[1]):
+            if _is(outer, "%") and k == c * n and set(parts) <= set(split(outer.x)[1]):
                 # x%n + n*((x//n + y) % m) = (x + n*y) % (n*m)
                 joined = (x + (outer.x - quotient) * n) % (n * outer.n)
                 return [(joined, c), (mod, -c), (outer, -k)]
@@ -358,10 +275,6 @@ def _bounds(constant: int, terms: Iterable[tuple[Expr, int]]) -> tuple[int, int]
         lo += c * (t.lo if c > 0 else t.hi)
         hi += c * (t.hi if c > 0 else t.lo)
     return lo, hi
-
-
-def _scaled(text: str, coefficient: int) -> str:
-    return text if coefficient == 1 else f"({text}*{coefficient})"
 
 
 # --- quotients and remainders ---
@@ -382,7 +295,7 @@ def _divmod(x: Expr, n: int) -> tuple[Expr, Expr]:
         return whole + quotient, remainder
     if x.lo // n == x.hi // n:
         return Const(x.lo // n), x - x.lo // n * n
-    return _split_factor(x, n) or _unnest(x, n) or (Div(x, n), Mod(x, n))
+    return _split_factor(x, n) or _unnest(x, n) or (Quotient("//", x, n), Quotient("%", x, n))
 
 
 def _multiples(x: Expr, n: int) -> tuple[Expr, Expr]:
@@ -411,85 +324,19 @@ def _split_factor(x: Expr, n: int) -> tuple[Expr, Expr] | None:
 
 def _unnest(x: Expr, n: int) -> tuple[Expr, Expr] | None:
     """A quotient of a quotient is one quotient; so is a remainder of a remainder, if n divides."""
-    if isinstance(x, Mod) and x.n % n == 0:
+    if _is(x, "%") and x.n % n == 0:
         return (x.x // n) % (x.n // n), x.x % n
-    inner = _only_quotient(x, 1)
+    inner = only_quotient(x, 1)
     if inner is None:
         return None
     quotient = (inner.x + (x - inner) * inner.n) // (inner.n * n)
-    return quotient, x - quotient * n if isinstance(quotient, Const) else Mod(x, n)
+    return quotient, x - quotient * n if isinstance(quotient, Const) else Quotient("%", x, n)
 
 
-def _only_quotient(x: Expr, coefficient: int) -> Div | None:
-    """The one Div among the terms of x, if there is exactly one with this coefficient."""
-    found = [t for t, c in split(x)[1] if isinstance(t, Div) and c == coefficient]
+def only_quotient(x: Expr, coefficient: int) -> Quotient | None:
+    """The one quotient among the terms of x, if there is exactly one with this coefficient."""
+    found = [t for t, c in split(x)[1] if _is(t, "//") and c == coefficient]
     return found[0] if len(found) == 1 else None
-
-
-# --- conditions ---
-
-
-def _less(x: Expr, n: int) -> Expr:
-    """x < n as 0 or 1."""
-    constant, terms = split(x)
-    if not terms:
-        return Const(int(constant < n))
-    g = math.gcd(*(c for _, c in terms))
-    x, n = linear(0, [(t, c // g) for t, c in terms]), -((constant - n) // g)
-    if x.hi < n:
-        return ONE
-    if x.lo >= n:
-        return ZERO
-    if (inner := _only_quotient(x, 1)) is not None:  # y//d + z < n where y + d*z < d*n
-        return _less(inner.x + (x - inner) * inner.n, n * inner.n)
-    if (inner := _only_quotient(x, -1)) is not None:  # z - y//d <= n-1 where d*z - y <= d*(n-1)
-        return _less((x + inner) * inner.n - inner.x, (n - 1) * inner.n + 1)
-    return Less(x, n)
-
-
-def conj(*conditions: Expr) -> Expr:
-    """1 where all conditions are 1, else 0; each has bounds within [0, 1]."""
-    limits: dict[Expr, int] = {}
-    others: set[Expr] = set()
-    for condition in conditions:
-        if condition.lo < 0 or condition.hi > 1:
-            raise ValueError(f"conj: {condition!r} is no condition, which is 0 or 1")
-        for part in condition.sources if isinstance(condition, And) else (condition,):
-            if part is ZERO:
-                return ZERO
-            if isinstance(part, Less):
-                limits[part.x] = min(part.n, limits.get(part.x, part.n))
-            elif part is not ONE:
-                others.add(part)
-    for x, n in limits.items():
-        if -x in limits and n + limits[-x] <= 1:  # x <= n-1 and x >= 1-m leave nothing
-            return ZERO
-    parts = sorted([*others, *(Less(x, n) for x, n in limits.items())], key=lambda e: e.key)
-    return And(*parts) if len(parts) > 1 else parts[0] if parts else ONE
-
-
-def _xor(a: Expr, b: Expr) -> Expr:
-    (constant, ours), (other, theirs) = _xor_parts(a), _xor_parts(b)
-    constant ^= other
-    operands = sorted(ours ^ theirs, key=lambda e: e.key)
-    flipped = constant < 0  # kept outside as -x-1, which sums and bounds understand
-    positive = ~constant if flipped else constant
-    if not operands:
-        return Const(constant)
-    x = operands[0] if len(operands) == 1 and not positive else Xor(positive, *operands)
-    return -x - 1 if flipped else x
-
-
-def _xor_parts(x: Expr) -> tuple[int, frozenset[Expr]]:
-    """x as a constant and operands, none of which is the complement of another's."""
-    if isinstance(x, Const):
-        return x.value, frozenset()
-    if isinstance(x, Xor):
-        return x.constant, frozenset(x.sources)
-    if split(x)[0] < 0:  # one of x and ~x = -x-1 has a constant >= 0
-        constant, operands = _xor_parts(-x - 1)
-        return ~constant, operands
-    return 0, frozenset((x,))
 
 
 # --- flat and multi-dimensional indices ---

@@ -23,7 +23,7 @@ class U(Enum):
     """Kinds of instruction; the comment gives `arg`."""
 
     GLOBAL = auto()  # (Buffer, written)
-    ROOM = auto()  # LocalRoom: of every group; stands for a GLOBAL
+    ROOM = auto()  # LocalBuffer: every group has one; stands for a GLOBAL
     GUARD = auto()  # whether src, a bool, must be true: the kernel ends here if it is not so
     RANGE = auto()  # Range
     END = auto()  # None: closes the last open RANGE
@@ -224,18 +224,20 @@ class Builder:
         self.variables[loop.name] = (len(self.scopes) - 1, None)
         return Var(loop.name, 0, loop.count - 1)
 
-    def close(self) -> None:
-        inner = self.scopes.pop()
-        self.holding.pop()
-        self.scopes[-1].extend(inner)
-        self.effect(U.END, ())
+    def close(self, count: int = 1) -> None:
+        """End the innermost loops."""
+        for _ in range(count):
+            inner = self.scopes.pop()
+            self.holding.pop()
+            self.scopes[-1].extend(inner)
+            self.effect(U.END, ())
         gone = len(self.scopes)
         self.known = {u: n for u, n in self.known.items() if self.depth[n] < gone}
         self.live = set(self.known.values())
 
     def parameter(self, storage: Buffer, written: bool = False) -> int:
         if isinstance(storage, LocalBuffer):
-            return self._room(storage)
+            return self._local(storage)
         if storage not in self.buffers:
             self.buffers.append(storage)
         key = UOp(U.GLOBAL, storage.dtype, (), (storage, written))
@@ -248,7 +250,7 @@ class Builder:
             self.overwritten.add(self.known[key])
         return self.known[key]
 
-    def _room(self, storage: LocalBuffer) -> int:
+    def _local(self, storage: LocalBuffer) -> int:
         key = UOp(U.ROOM, storage.stored, (), storage)
         if key not in self.known:
             self.known[key] = self._append(key, 0)

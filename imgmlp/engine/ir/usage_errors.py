@@ -1,4 +1,6 @@
-"""Errors about what was asked for: each names the line that asked, outside of this package.
+"""Errors and warnings about what was asked for: each names the line that asked.
+
+That is the innermost one outside of this package.
 
 Nothing here costs anything until something is wrong.
 """
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from pathlib import Path
 from types import FrameType
 from typing import TypeVar
@@ -25,11 +28,21 @@ def misuse(kind: type[E], message: str) -> E:
     return kind(f"{message} ({place})" if place else message)
 
 
+def warn(message: str, kind: type[Warning]) -> None:
+    """A warning that names the line which asked, however far down it is noticed."""
+    frame: FrameType | None = sys._getframe(1)
+    level = 2
+    while frame is not None and _is_ours(frame):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, kind, stacklevel=level)
+
+
 def user_line(frame: FrameType | None) -> str:
     """`file:line` of the innermost call from outside of this package, or nothing."""
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith((PACKAGE, "<frozen")):
-            return f"{name}:{frame.f_lineno}"
+    while frame is not None and _is_ours(frame):
         frame = frame.f_back
-    return ""
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith((PACKAGE, "<frozen"))

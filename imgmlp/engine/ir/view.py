@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from imgmlp.engine.ir.symbolic import ONE, Expr, conj, linear, row_major
+from imgmlp.engine.ir.conditions import at_least, conj, less
+from imgmlp.engine.ir.symbolic import ONE, Expr, linear, row_major
 
 Shape = tuple[int, ...]
 Ranges = tuple[tuple[int, int], ...]
@@ -60,7 +61,9 @@ class View:
         valid: Expr = ONE
         if self.mask:
             limits = zip(indices, self.mask, strict=True)
-            valid = conj(*(c for x, (begin, end) in limits for c in (x.ge(begin), x.lt(end))))
+            valid = conj(
+                *(c for x, (begin, end) in limits for c in (at_least(x, begin), less(x, end)))
+            )
         return linear(self.offset, zip(indices, self.strides, strict=True)), valid
 
     def permute(self, axes: Sequence[int]) -> View:

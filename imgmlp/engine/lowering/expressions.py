@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from imgmlp.engine.ir.conditions import conj
 from imgmlp.engine.ir.dtype import i32
 from imgmlp.engine.ir.graph import Node, const
 from imgmlp.engine.ir.index_values import index_value, negated, through, zero_outside
 from imgmlp.engine.ir.kernel import Store, access, part_begin
 from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, Op
-from imgmlp.engine.ir.symbolic import ONE, Expr, Var, conj, unravel
+from imgmlp.engine.ir.symbolic import ONE, Expr, Var, unravel
 from imgmlp.engine.ir.target import Target
 from imgmlp.engine.ir.uops import Builder, Range, U
 
@@ -108,6 +109,23 @@ class Lowering:
         if name not in self.build.variables:
             self.build.define(name, row, self.build.depth[row])
         return self.value(table, (Var(name, 0, table.shape[0] - 1), *indices[rank:]), guard)
+
+
+def trial() -> Lowering:
+    """What only shows the instructions that it emits, also of parts of a block."""
+    build = Builder()
+    for variable in ("group", "tile"):
+        build.open(Range(variable, 1))
+    return Lowering(build, None, Target())
+
+
+def offsets_read(value: Node) -> tuple[list[Var], list[Expr]]:
+    """An index for each axis of a value, and where all that is loaded for it lies at these."""
+    lower = trial()
+    indices = [lower.build.open(Range(f"x{a}", n)) for a, n in enumerate(value.shape)]
+    lower.value(value, indices)
+    uops = (u for scope in lower.build.scopes for _, u in scope)
+    return indices, [u.arg[0] for u in uops if u.op is U.LOAD]
 
 
 def store_all(lower: Lowering, stores: Sequence[Store], indices: Sequence[Expr]) -> None:

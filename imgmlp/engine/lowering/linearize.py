@@ -54,44 +54,39 @@ def _fused(name: str, codes: Sequence[Code]) -> Code:
     """One launch of several: members of few groups come first, as what begins last should be short
     and is a part of a large one then."""
     local = max(c.local_size for c in codes)
-    buffers, uops = _globals(codes)
-    first = 0
+    members, first = [], 0
     for code in sorted(codes, key=lambda c: c.global_size // c.local_size):
         groups = -(-code.global_size // local)
-        uops.append(UOp(U.RANGE, i32, (), Range("group", groups, "member", first=first)))
-        _append(uops, code.uops, buffers)
-        uops.append(UOp(U.END, None, (), None))
+        members.append((code, Range("group", groups, "member", first=first)))
         first += groups
-    return Code(name, tuple(uops), buffers, first * local, local)
+    return Code(name, *_joined(codes, members), first * local, local)
 
 
 def _resident(name: str, codes: Sequence[Code], units: int) -> Code:
     """One launch whose groups of one work-item each take what were groups of several launches."""
-    buffers, uops = _globals(codes)
-    for i, code in enumerate(codes):
-        uops.append(UOp(U.RANGE, i32, (), Range("unit", code.global_size, "phase", first=i)))
-        _append(uops, code.uops, buffers)
-        uops.append(UOp(U.END, None, (), None))
+    phases = [(c, Range("unit", c.global_size, "phase", first=i)) for i, c in enumerate(codes)]
     shares = tuple(min(c.global_size, MOST_UNITS) for c in codes)
-    return Code(name, tuple(uops), buffers, min(units, max(shares)), 1, shares)
+    return Code(name, *_joined(codes, phases), min(units, max(shares)), 1, shares)
 
 
-def _globals(codes: Sequence[Code]) -> tuple[tuple[Buffer, ...], list[UOp]]:
-    """The Buffers of all kernels, and the instructions that declare them."""
+def _joined(
+    codes: Sequence[Code], parts: Sequence[tuple[Code, Range]]
+) -> tuple[tuple[UOp, ...], tuple[Buffer, ...]]:
+    """Kernels one after the other, each in its Range, behind the Buffers that all of them have."""
     buffers = tuple(dict.fromkeys(b for c in codes for b in c.buffers))
     given = [u.arg for c in codes for u in c.uops if u.op is U.GLOBAL]
-    return buffers, [UOp(U.GLOBAL, b.dtype, (), (b, (b, True) in given)) for b in buffers]
-
-
-def _append(uops: list[UOp], more: Sequence[UOp], buffers: Sequence[Buffer]) -> None:
-    """Add a kernel's instructions behind others, which hold its globals already."""
-    place: list[int] = []
-    for u in more:
-        if u.op is U.GLOBAL:
-            place.append(buffers.index(u.arg[0]))
-        else:
-            place.append(len(uops))
-            uops.append(replace(u, src=tuple(place[s] for s in u.src)))
+    uops = [UOp(U.GLOBAL, b.dtype, (), (b, (b, True) in given)) for b in buffers]
+    for code, loop in parts:
+        uops.append(UOp(U.RANGE, i32, (), loop))
+        place: list[int] = []
+        for u in code.uops:
+            if u.op is U.GLOBAL:
+                place.append(buffers.index(u.arg[0]))
+            else:
+                place.append(len(uops))
+                uops.append(replace(u, src=tuple(place[s] for s in u.src)))
+        uops.append(UOp(U.END, None, (), None))
+    return tuple(uops), buffers
 
 
 def _body(kernel: Kernel, lower: Lowering) -> tuple[int, int]:

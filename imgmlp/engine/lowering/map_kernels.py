@@ -11,13 +11,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from imgmlp.engine.ir.conditions import conj, less
 from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.kernel import Kernel
 from imgmlp.engine.ir.op import ELEMENTWISE
-from imgmlp.engine.ir.symbolic import ONE, Const, Expr, Var, conj, unravel
-from imgmlp.engine.ir.target import GPU_LANES, Target
-from imgmlp.engine.ir.uops import Builder, Range, U
-from imgmlp.engine.lowering.expressions import Kept, Lowering, destination, put, store_all
+from imgmlp.engine.ir.symbolic import ONE, Const, Expr, Var, unravel
+from imgmlp.engine.ir.target import GPU_LANES
+from imgmlp.engine.ir.uops import Range, U
+from imgmlp.engine.lowering.expressions import (
+    Kept,
+    Lowering,
+    destination,
+    offsets_read,
+    put,
+    store_all,
+    trial,
+)
 
 GRAIN = 4096  # elements that make a work-group worth its launch on a CPU
 STAGED = 64  # rows and columns of a tile that is read along one axis and written along another
@@ -59,8 +68,7 @@ def map_kernel(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
     outer = lower.outermost("i", size // inner, "share")
     column = build.open(Range("c", inner))
     store_all(lower, kernel.stores, [*unravel(outer, shape[:-1]), column])
-    build.close()
-    build.close()
+    build.close(2)
     return min(groups, size // inner), 1
 
 
@@ -83,18 +91,16 @@ def _map_several(kernel: Kernel, lower: Lowering, size: int) -> tuple[int, int]:
         place = build.open(Range(names[0], rounds, "vector"))
         part = (group * rounds + place) * GPU_LANES + lane
         if parts % (groups * rounds * GPU_LANES):
-            build.open(Range(names[1], 1, "loop", part.lt(parts)), holds=True)
+            build.open(Range(names[1], 1, "loop", less(part, parts)), holds=True)
         side = build.open(Range(names[2], beside, "vector"))
         return place * beside + side, unravel(part * beside + side, kernel.shape)
 
     depth = len(build.scopes)
     own, indices = each("rxn")
     kept.keep([lower.value(s.value, indices) for s in stores], own)
-    while len(build.scopes) > depth:
-        build.close()
+    build.close(len(build.scopes) - depth)
     kept.put(*each("pyq"))
-    while len(build.scopes) > depth - 2:
-        build.close()
+    build.close(len(build.scopes) - depth + 2)
     return groups * GPU_LANES, GPU_LANES
 
 
@@ -102,13 +108,10 @@ def _flat(kernel: Kernel) -> bool:
     """Whether one running index reaches every operand without division."""
     if len(kernel.shape) < 2:
         return True
-    trial = Builder()
-    lower = Lowering(trial, None, Target())
-    for variable in ("group", "tile"):
-        trial.open(Range(variable, 1))
-    flat = trial.open(Range("i", math.prod(kernel.shape), "share"))
+    lower = trial()
+    flat = lower.build.open(Range("i", math.prod(kernel.shape), "share"))
     store_all(lower, kernel.stores, unravel(flat, kernel.shape))
-    uops = [u for _, u in trial.scopes[-1]]
+    uops = [u for _, u in lower.build.scopes[-1]]
     exprs = [u.arg[0] for u in uops if u.op is U.LOAD] + [
         u.arg for u in uops if u.op in (U.STORE, U.INDEX)
     ]
@@ -127,12 +130,8 @@ def _crossed(kernel: Kernel) -> tuple[int, list[Node]] | None:
         return None
     found: list[tuple[int, Node]] = []
     for leaf in _leaves(kernel):
-        trial = Builder()
-        for variable in ("group", "tile"):
-            trial.open(Range(variable, 1))
-        indices = [trial.open(Range(f"x{a}", n)) for a, n in enumerate(shape)]
-        Lowering(trial, None, Target()).value(leaf, indices)
-        for offset in (u.arg[0] for scope in trial.scopes for _, u in scope if u.op is U.LOAD):
+        indices, offsets = offsets_read(leaf)
+        for offset in offsets:
             if abs(stride(offset, indices, indices[-1])) > 1:
                 along = [a for a in long if stride(offset, indices, indices[a]) == 1]
                 found += [(along[0], leaf)] if along else []
@@ -187,13 +186,11 @@ def _map_staged(kernel: Kernel, lower: Lowering, axis: int, groups: int) -> int:
         found |= {axis: first_row + row, last: first_column + column}
         return [found[a] for a in range(last + 1)]
 
-    kinds = [s.value.dtype for s in kernel.stores]
-    tiles = [build.effect(U.ACC, (), (STAGED * STAGED, None), kind) for kind in kinds]
+    kept = Kept(build, kernel.stores, STAGED * STAGED)
     column = build.open(Range("c", STAGED, "loop", columns))
     row = build.open(Range("r", STAGED, "vector", rows))
     values = [lower.value(s.value, at(row, column)) for s in kernel.stores]
-    for tile, value, kind in zip(tiles, values, kinds, strict=True):
-        build.effect(U.KEEP, (tile, value), column * STAGED + row, kind)
+    kept.keep(values, column * STAGED + row)
     loads = [u for _, u in build.scopes[-1] if u.op is U.LOAD and len(u.src) == 1]
     build.close()
     along = [u for u in loads if stride(u.arg[0], [row], row) == 1]
@@ -206,13 +203,8 @@ def _map_staged(kernel: Kernel, lower: Lowering, axis: int, groups: int) -> int:
     build.close()
     row = build.open(Range("p", STAGED, "loop", rows))
     column = build.open(Range("q", STAGED, "vector", columns))
-    place = column * STAGED + row
-    kept = [
-        build.effect(U.LANE, (tile,), place, kind) for tile, kind in zip(tiles, kinds, strict=True)
-    ]
-    put(build, kernel.stores, kept, at(row, column))
-    for _ in range(3):
-        build.close()
+    kept.put(column * STAGED + row, at(row, column))
+    build.close(3)
     return max(1, min(groups, math.prod(sizes)))
 
 
@@ -232,7 +224,7 @@ def _map_shared(
         """The indices of an element of the tile, and whether it exists."""
         found = dict(zip(lead, outer, strict=True))
         found |= {axis: row_tile * SHARED + row, last: column_tile * SHARED + column}
-        inside = conj(found[axis].lt(shape[axis]), found[last].lt(shape[last]))
+        inside = conj(*(less(found[a], shape[a]) for a in (axis, last)))
         return [found[a] for a in range(last + 1)], inside
 
     moved = crossed[:MOST_SHARED]
@@ -244,8 +236,7 @@ def _map_shared(
     for tile, leaf in zip(tiles, moved, strict=True):
         value = lower.value(leaf, indices, inside)
         build.effect(U.KEEP, (tile, value), column * (SHARED + 1) + row, leaf.dtype)
-    build.close()
-    build.close()
+    build.close(2)
     build.effect(U.BARRIER, ())
     lane = build.open(Range("m", GPU_LANES, "lane"))
     place = build.open(Range("q", SHARED * SHARED // GPU_LANES, "vector")) * GPU_LANES + lane
@@ -260,6 +251,5 @@ def _map_shared(
     if inside is not ONE:
         build.open(Range("x", 1, "loop", inside))
     put(build, kernel.stores, values, indices)
-    for _ in range(3 if inside is ONE else 4):
-        build.close()
+    build.close(3 if inside is ONE else 4)
     return math.prod(sizes) * GPU_LANES, GPU_LANES

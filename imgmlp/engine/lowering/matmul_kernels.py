@@ -11,12 +11,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from imgmlp.engine.ir.conditions import conj, less
 from imgmlp.engine.ir.dtype import f32
 from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.index_values import through
 from imgmlp.engine.ir.kernel import Kernel, Store, part_begin, storage
 from imgmlp.engine.ir.op import Op
-from imgmlp.engine.ir.symbolic import ONE, Const, Expr, conj, split, unravel
+from imgmlp.engine.ir.symbolic import ONE, Const, Expr, split, unravel
 from imgmlp.engine.ir.target import FACTORS, GPU_LANES, GPU_TILE, NARROW, Target
 from imgmlp.engine.ir.uops import Builder, Product, Range, U
 from imgmlp.engine.ir.view import View
@@ -306,7 +307,7 @@ class Sums:
         row, begin = Fragments.of(*size).place(lane, pair)
         column = begin + side
         limits = (row, product.rows), (column, product.columns)
-        inside = conj(*((at - left).lt(0) for at, left in limits if left is not None))
+        inside = conj(*(less(at - left, 0) for at, left in limits if left is not None))
         indices = [*tile.lead, tile.row + row, tile.column + column]
         return (row, column, pair * 2 + side), indices, inside
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from imgmlp.engine.ir.conditions import less
 from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.kernel import Kernel
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import Const, Expr, unravel
-from imgmlp.engine.ir.target import GPU_LANES, Target
+from imgmlp.engine.ir.target import GPU_LANES
 from imgmlp.engine.ir.uops import Builder, Range, U
-from imgmlp.engine.lowering.expressions import Lowering, store_all
+from imgmlp.engine.lowering.expressions import Lowering, offsets_read, store_all
 from imgmlp.engine.lowering.map_kernels import GRAIN, stride
 from imgmlp.engine.lowering.matmul_kernels import only_added
 from imgmlp.engine.lowering.row_kernels import accumulate, identity
@@ -65,13 +66,7 @@ def _term(
 
 def _neighbours(core: Node) -> list[int]:
     """For each axis of what is reduced: how many loads have their neighbours in memory along it."""
-    trial = Builder()
-    for variable in ("group", "tile"):
-        trial.open(Range(variable, 1))
-    source = core.src[0]
-    indices = [trial.open(Range(f"x{a}", n)) for a, n in enumerate(source.shape)]
-    Lowering(trial, None, Target()).value(source, indices)
-    loads = [u.arg[0] for scope in trial.scopes for _, u in scope if u.op is U.LOAD]
+    indices, loads = offsets_read(core.src[0])
     return [sum(stride(offset, indices, i) == 1 for offset in loads) for i in indices]
 
 
@@ -109,13 +104,11 @@ def _reduce_columns(
     column = block * width + lane
     found = term([*lead, column], inner)
     build.effect(U.ACCUMULATE, (accumulators, found), (core.op, lane), core.dtype)
-    build.close()
-    build.close()
+    build.close(2)
     lane = build.open(Range("w", width, "vector", left))
     lower.core_value = build.effect(U.LANE, (accumulators,), lane, core.dtype)
     store_all(lower, kernel.stores, [*lead, block * width + lane])
-    build.close()
-    build.close()
+    build.close(2)
     return max(1, min(groups, outer * blocks))
 
 
@@ -148,8 +141,7 @@ def _reduce_on_lanes(
         at = (block * several + lane) * sharing + first
     found = term(unravel(out, core.shape), at)
     build.effect(U.ACCUMULATE, (accumulators, found), (core.op, lane), core.dtype)
-    while len(build.scopes) > depth:
-        build.close()
+    build.close(len(build.scopes) - depth)
     total = build.effect(U.COMBINE, (accumulators,), core.op, core.dtype)
     if not alone:
         total = build.effect(U.GROUP, (total,), (core.op, 1), core.dtype)
@@ -187,21 +179,19 @@ def _reduce_in_parts(
     accumulators = build.effect(U.ACC, (), (several, start), core.dtype)
     lane = build.open(Range("l", GPU_LANES, "lane"))
     output = group * columns + lane % columns
-    limit = None if size % columns == 0 else output.lt(size) * rounds
+    limit = None if size % columns == 0 else less(output, size) * rounds
     block = build.open(Range("r", rounds, limit=limit), holds=limit is not None)
     each = build.open(Range("v", several, "vector"))
     at = (block * several + each) * parts + lane // columns
     found = term(unravel(output, core.shape), at)
     build.effect(U.ACCUMULATE, (accumulators, found), (core.op, each), core.dtype)
-    for _ in range(3):
-        build.close()
+    build.close(3)
     own = build.effect(U.COMBINE, (accumulators,), core.op, core.dtype)
     lower.core_value = build.effect(U.GROUP, (own,), (core.op, columns), core.dtype)
     left = None if size % columns == 0 else Const(size) - group * columns
     first = build.open(Range("first", columns, "lane", left))
     store_all(lower, kernel.stores, unravel(group * columns + first, core.shape))
-    build.close()
-    build.close()
+    build.close(2)
     return groups * GPU_LANES, GPU_LANES
 
 

@@ -49,10 +49,10 @@ def row_kernel(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
 
 
 class _Row:
-    """Emits all stages of a row; `loads` is what a load costs, `room` how many values are kept."""
+    """Emits all stages of a row; `loads` is what a load costs, `most` how many values are kept."""
 
     def __init__(
-        self, kernel: Kernel, lower: Lowering, loads: int, room: int, in_results: bool = False
+        self, kernel: Kernel, lower: Lowering, loads: int, most: int, in_results: bool = False
     ) -> None:
         self.kernel, self.lower, self.build = kernel, lower, lower.build
         self.reduced, self.shape = kernel.rows[0].shape, kernel.rows[0].src[0].shape
@@ -67,7 +67,7 @@ class _Row:
             self.keeps = plan
             if in_results and (found := self._in_result(plan)) is not None:
                 self.results = dict([found])
-            if sum(map(len, plan)) - len(self.results) <= room:
+            if sum(map(len, plan)) - len(self.results) <= most:
                 break
         self.stored: dict[Node, Store] = {}  # those of them that are there
         self.lead: list[Expr] = []  # indices of the row
@@ -139,8 +139,7 @@ class _Row:
             lane = build.open(Range("l", GPU_LANES, "lane"))
             place = build.open(Range("r", rounds, kind))
             yield place, place * GPU_LANES + lane
-            build.close()
-            build.close()
+            build.close(2)
         if rest:  # some lanes have one more
             lane = build.open(Range("x", rest, "lane"))
             yield Const(rounds), lane + rounds * GPU_LANES
@@ -156,7 +155,7 @@ class _Row:
         return {n: self.build.effect(U.ACC, (), (size, None), n.dtype) for n in private}
 
     def _in_result(self, plan: Sequence[Sequence[Node]]) -> tuple[Node, Store] | None:
-        """A kept value, and a store that has room for it as it is until then."""
+        """A kept value, and a store that can hold it as it is until then."""
         stores = [s for s in self.kernel.stores if not s.adds and s.value.dtype is not f16]
         pairs = ((n, s) for keeps in plan for n in keeps for s in stores)
         return next(((n, s) for n, s in pairs if n.dtype is s.value.dtype), None)
@@ -189,17 +188,17 @@ def accumulate(lower: Lowering, core: Node, count: int, term: Callable[[Expr], i
     """A reduction of `count` terms by one work-item, two vectors of them at once."""
     build, wide, start = lower.build, lower.target.wide, identity(core.op, core.dtype)
     accumulators = build.effect(U.ACC, (), (wide, start), core.dtype)
+
+    def add(first: Expr, terms: int) -> None:
+        lane = build.open(Range("v", terms, "vector"))
+        found = term(first + lane)
+        build.effect(U.ACCUMULATE, (accumulators, found), (core.op, lane), core.dtype)
+        build.close()
+
     blocks, rest = divmod(count, wide)
     if blocks:
-        block = build.open(Range("b", blocks))
-        lane = build.open(Range("v", wide, "vector"))
-        found = term(block * wide + lane)
-        build.effect(U.ACCUMULATE, (accumulators, found), (core.op, lane), core.dtype)
-        build.close()
+        add(build.open(Range("b", blocks)) * wide, wide)
         build.close()
     if rest:
-        lane = build.open(Range("v", rest, "vector"))
-        found = term(lane + blocks * wide)
-        build.effect(U.ACCUMULATE, (accumulators, found), (core.op, lane), core.dtype)
-        build.close()
+        add(Const(blocks * wide), rest)
     return build.effect(U.COMBINE, (accumulators,), core.op, core.dtype)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from imgmlp.engine.ir.access import Access
-from imgmlp.engine.ir.dtype import DType
+from imgmlp.engine.ir.dtype import Array, DType
 from imgmlp.engine.ir.graph import Node, Shape, buffer
 from imgmlp.engine.ir.index_values import through
 from imgmlp.engine.ir.kernel import (
@@ -32,7 +32,7 @@ from imgmlp.engine.ir.kernel import (
 from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, REDUCE, Op
 from imgmlp.engine.ir.symbolic import ONE, Expr, Var
 from imgmlp.engine.oracle.interpret import TABLE
-from imgmlp.engine.oracle.sanitizer import Array, Loops, Memory, Watch, register
+from imgmlp.engine.oracle.sanitizer import Loops, Memory, Watch, register
 
 Indices = tuple[Array, ...]  # one for each dimension; they broadcast
 
@@ -241,4 +241,6 @@ def operate(op: Op, result: Any, *src: Array) -> Array:
     dtype: DType = result.dtype
     if op is Op.CAST:
         return src[0].astype(register(dtype))
+    if op is Op.WHERE:  # by an index, perhaps, that is 0 or 1
+        src = (src[0] != 0, *src[1:])
     return np.asarray(TABLE[op](result)(*src), register(dtype))

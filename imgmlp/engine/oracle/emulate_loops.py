@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.engine.ir.dtype import f16, f32
+from imgmlp.engine.ir.dtype import Array, f16, f32
 from imgmlp.engine.ir.graph import Buffer
 from imgmlp.engine.ir.symbolic import Expr
 from imgmlp.engine.ir.uops import Code, Range, U, UOp
 from imgmlp.engine.oracle.emulate_kernels import both
-from imgmlp.engine.oracle.sanitizer import Array, Loops, Memory, Watch
+from imgmlp.engine.oracle.sanitizer import Loops, Memory, Watch
 
 LANE = "lane"  # name of the axis that tells lanes of a group apart
 # What each kind of instruction does, given its number and itself; the value that it leaves.

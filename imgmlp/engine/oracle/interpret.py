@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.engine.ir.dtype import DType
+from imgmlp.engine.ir.dtype import Array, DType
 from imgmlp.engine.ir.graph import Buffer, Node, toposort
 from imgmlp.engine.ir.op import CONTROL, ELEMENTWISE, LOAD, MOVEMENT, Op
 
-Array = np.ndarray[Any, Any]
 Values = Mapping[Buffer, Array]
 Done = dict[Node, Any]  # an array each; of a LOOP a list: all that it carries
 
@@ -43,8 +42,8 @@ def select(condition: Array, x: Array, y: Array) -> Array:
     condition = condition.astype(np.bool_, copy=False)  # emulated C has whole numbers
     x_bits, y_bits = (_uniform(v, shape).view(bits) for v in (x, y))
     found = np.asarray(x_bits ^ y_bits)
-    room = found if found.shape == shape else None
-    found = np.multiply(found, condition, out=room, dtype=bits)
+    target = found if found.shape == shape else None
+    found = np.multiply(found, condition, out=target, dtype=bits)
     found ^= y_bits
     chosen: Array = found.view(x.dtype)
     return chosen

@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.engine.ir.dtype import DType, f16, f32
+from imgmlp.engine.ir.dtype import Array, DType, f16, f32
 from imgmlp.engine.ir.graph import Buffer
 
-Array = np.ndarray[Any, Any]
 Memory = Mapping[Buffer, Array]  # the elements of each Buffer, flat
 NOBODY = -1
 

@@ -16,6 +16,7 @@ from imgmlp.engine.ir.graph import Buffer
 from imgmlp.engine.ir.kernel import Fused, Kernel, Launch, Loop, Procedure, access
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import Var
+from imgmlp.engine.passes.memory_plan import overlap
 
 LARGE = 1 << 22  # elements, or terms of sums, that take longer than a launch by far
 MOST_BUFFERS = 48  # that a launch takes as arguments
@@ -71,7 +72,7 @@ class _Level:
         if self.written.keys() & later.read or self.read & later.written.keys():
             return True
         shared = self.written.keys() & later.written.keys()
-        return any(_overlap(self.written[b], later.written[b]) for b in shared)
+        return any(overlap(self.written[b], later.written[b]) for b in shared)
 
     def takes(self, other: _Level) -> bool:
         """Whether both fit into one launch, and whether that pays."""
@@ -114,10 +115,6 @@ def _spans(kernel: Kernel) -> Spans:
         first, last = found.get(store.target, (offset.lo, offset.hi))
         found[store.target] = min(first, offset.lo), max(last, offset.hi)
     return found
-
-
-def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
-    return one[0] <= other[1] and other[0] <= one[1]
 
 
 # --- names ---

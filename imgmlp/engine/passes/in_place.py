@@ -95,22 +95,22 @@ def copies_at_the_end(
     A new value may itself be the old value of another state, so all are first set aside.
     """
     found: list[Draft] = []
-    order = max((d.order for d in drafts), default=-1) + 1
+    first = max((d.order for d in drafts), default=-1) + 1
     before = {d.order for d in drafts}
+
+    def copy(target: Node, source: Node) -> None:
+        stores = [Store(target, source)]
+        order = first + len(found)
+        found.append(Draft(order, source.shape, stores, None, set(), set(), set(before)))
+
     moves = [(buffer(state), places.get(value, value)) for state, value in copied]
     states = {state for state, _ in copied}
     for i, (target, source) in enumerate(moves):
         if storage(source) in states:
             aside = buffer(Buffer(source.shape, source.dtype, name=f"aside{i}"))
-            found.append(
-                Draft(order, source.shape, [Store(aside, source)], None, set(), set(), set(before))
-            )
+            copy(aside, source)
             moves[i] = (target, aside)
-            order += 1
     before |= {d.order for d in found}
     for target, source in moves:
-        found.append(
-            Draft(order, source.shape, [Store(target, source)], None, set(), set(), set(before))
-        )
-        order += 1
+        copy(target, source)
     return found

@@ -35,7 +35,7 @@ Choice = tuple[Node, bool]  # a condition, and which of its values makes somethi
 
 
 def whole_buffer(node: Node, name: str) -> Node:
-    """Room for a value: a Buffer of its own."""
+    """The place of a value: a Buffer of its own."""
     return buffer(Buffer(node.shape, node.dtype, name=name))
 
 
@@ -85,7 +85,7 @@ class Graph:
         return found
 
     def _cores_below(self, top: Node) -> list[Node]:
-        """Cores in the expression that a kernel for `top` would compute; it has room for one."""
+        """Cores in the expression that a kernel for `top` would compute; it can have one."""
         seen: set[Node] = set()
         stack = [top]
         while stack:
@@ -165,9 +165,9 @@ class Graph:
     # --- places and kernels ---
 
     def places(
-        self, given: dict[Node, Node], room: Callable[[Node, str], Node] = whole_buffer
+        self, given: dict[Node, Node], make: Callable[[Node, str], Node] = whole_buffer
     ) -> dict[Node, Node]:
-        """A place for every materialised Node: some are given, `room` makes the others.
+        """A place for every materialised Node: some are given, `make` gives the others.
 
         Consumers choose first: a part of a concatenation is placed inside it, and what is
         only reshaped is placed where the reshaped value goes.
@@ -176,7 +176,7 @@ class Graph:
         self.copies: list[tuple[Store, frozenset[Choice]]] = []
         for node in sorted(self.kept, key=lambda n: -n.number):
             if node not in places:
-                places[node] = room(node, f"t{self.first_name + len(places)}")
+                places[node] = make(node, f"t{self.first_name + len(places)}")
             if node.op is Op.RESHAPE and self._unplaced(node.src[0], places):
                 back = move(Op.RESHAPE, places[node], node.src[0].shape)
                 if is_plain(back) and self._products_follow(node.src[0], back):

@@ -91,7 +91,7 @@ Placed = tuple[dict[Buffer, int], tuple[int, ...]]  # offsets, and sizes of the 
 def _pack(wanted: Sequence[Buffer], lives: Lives, align: int) -> Placed:
     placed: list[tuple[int, int, Buffer]] = []  # begin, end, who
     for storage in wanted:
-        neighbours = [p for p in placed if _overlap(lives[p[2]], lives[storage])]
+        neighbours = [p for p in placed if overlap(lives[p[2]], lives[storage])]
         begin = _gap(sorted(neighbours, key=lambda p: p[0]), storage.nbytes, align)
         placed.append((begin, begin + storage.nbytes, storage))
     arena = _rounded(max((end for _, end, _ in placed), default=0), align)
@@ -101,9 +101,7 @@ def _pack(wanted: Sequence[Buffer], lives: Lives, align: int) -> Placed:
 def _pool(wanted: Sequence[Buffer], lives: Lives, align: int) -> Placed:
     users: list[list[Buffer]] = []  # of each allocation; the first one is the largest
     for storage in wanted:
-        free = (
-            u for u in reversed(users) if not any(_overlap(lives[b], lives[storage]) for b in u)
-        )
+        free = (u for u in reversed(users) if not any(overlap(lives[b], lives[storage]) for b in u))
         found = next(free, None)
         if found is None:
             users.append([storage])
@@ -113,7 +111,8 @@ def _pool(wanted: Sequence[Buffer], lives: Lives, align: int) -> Placed:
     return {b: sum(sizes[:i]) for i, u in enumerate(users) for b in u}, sizes
 
 
-def _overlap(a: tuple[int, int], b: tuple[int, int]) -> bool:
+def overlap(a: tuple[int, int], b: tuple[int, int]) -> bool:
+    """Whether two spans, from a first to a last one, have any in common."""
     return a[0] <= b[1] and b[0] <= a[1]
 
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 import heapq
 
 from imgmlp.engine.ir.graph import substitute
-from imgmlp.engine.ir.kernel import Draft, Store, read_at_element_only, storage, waits
+from imgmlp.engine.ir.kernel import (
+    Draft,
+    Store,
+    edges_of,
+    forget,
+    read_at_element_only,
+    storage,
+    waits,
+)
 from imgmlp.engine.ir.op import Op
 
 # --- several outputs of one kernel ---
@@ -44,16 +52,12 @@ def _mergeable(first: Draft, second: Draft, alive: dict[int, Draft]) -> bool:
     related = first.order in second.after or second.order in first.after
     if not related and (first.core or second.core) and len(first.shape) > 0:
         return False
-    edges = _edges(alive)
+    edges = edges_of(alive)
     if waits(edges, second.after - {first.order}, first.order):
         return False
     if waits(edges, first.after - {second.order}, second.order):
         return False
     return _harmless(first, second) and _harmless(second, first)
-
-
-def _edges(alive: dict[int, Draft]) -> dict[int, set[int]]:
-    return {order: d.after for order, d in alive.items()}
 
 
 def _harmless(writer: Draft, reader: Draft) -> bool:
@@ -72,7 +76,7 @@ def _absorb(first: Draft, second: Draft, alive: dict[int, Draft]) -> None:
     first.needs |= second.needs
     first.old |= second.old
     first.after = (first.after | second.after) - {first.order, second.order}
-    _forget(second, first, alive)
+    forget(second, first, alive)
 
 
 def _from_registers(reader: Draft, stores: list[Store]) -> list[Store]:
@@ -83,14 +87,6 @@ def _from_registers(reader: Draft, stores: list[Store]) -> list[Store]:
     return [Store(s.place, v) for s, v in zip(reader.stores, values, strict=True)]
 
 
-def _forget(second: Draft, first: Draft, alive: dict[int, Draft]) -> None:
-    """Whoever waited for the second waits for the first instead."""
-    del alive[second.order]
-    for other in alive.values():
-        if second.order in other.after:
-            other.after = (other.after - {second.order}) | {first.order}
-
-
 def attach_sums(drafts: list[Draft]) -> list[Draft]:
     """Column sums of a product's right factor become a second output of that product.
 
@@ -99,15 +95,14 @@ def attach_sums(drafts: list[Draft]) -> list[Draft]:
     alive = {d.order: d for d in drafts}
     for second in drafts:
         for first in [p for p in alive.values() if _sums_right_factor(p, second)]:
-            edges = _edges(alive)
-            if waits(edges, [second.order], first.order) or waits(
-                edges, [first.order], second.order
-            ):
+            edges = edges_of(alive)
+            orders = first.order, second.order
+            if any(waits(edges, [a], b) for a, b in (orders, orders[::-1])):
                 continue
             (first.sums,) = second.stores
             first.needs |= second.needs
             first.after |= second.after
-            _forget(second, first, alive)
+            forget(second, first, alive)
             break
     return list(alive.values())
 

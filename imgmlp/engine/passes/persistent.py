@@ -8,7 +8,7 @@ there takes what is left of a phase (kernels/resident.cl).
 
 from __future__ import annotations
 
-from imgmlp.engine.ir.kernel import Block, Fused, Kernel, Phase, Procedure, Resident
+from imgmlp.engine.ir.kernel import Block, Kernel, Phase, Procedure, Resident
 from imgmlp.engine.ir.target import MOST_UNITS
 from imgmlp.engine.passes.horizontal_fusion import MOST_BUFFERS, work
 
@@ -35,9 +35,7 @@ def reside(procedure: Procedure) -> Procedure:
 
 
 def _kernels(phase: Phase) -> tuple[Kernel, ...]:
-    if isinstance(phase, Block):
-        return (*phase.head, *phase.kernels)
-    return phase.members if isinstance(phase, Fused) else (phase,)
+    return (phase,) if isinstance(phase, Kernel) else phase.parts
 
 
 def _work(phase: Phase) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from imgmlp.engine.ir.graph import Buffer, Node, Shape, move, substitute, toposort
 from imgmlp.engine.ir.index_values import through
-from imgmlp.engine.ir.kernel import Draft, Store, waits
+from imgmlp.engine.ir.kernel import Draft, Store, edges_of, forget, waits
 from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, REDUCE, Op
 from imgmlp.engine.ir.symbolic import ZERO, Expr, Var, unravel
 from imgmlp.engine.passes.materialize import COSTS
@@ -67,8 +67,7 @@ def _fits(first: Draft, last: Draft, full: Shape, alive: dict[int, Draft]) -> bo
     rows, size = math.prod(reduced), math.prod(full)
     if size == rows or (rows < LEAST_ROWS and size > SMALL):
         return False
-    edges = {order: d.after for order, d in alive.items()}
-    if waits(edges, last.after - {first.order}, first.order):
+    if waits(edges_of(alive), last.after - {first.order}, first.order):
         return False
     values = _values([*_known(first, last), *totals])
     written = {s.target for s in (*totals, *last.stores, *last.totals)}
@@ -163,9 +162,7 @@ def _fuse(first: Draft, last: Draft, alive: dict[int, Draft], lasting: set[Buffe
     last.needs = (last.needs - {s.place for s in totals}) | first.needs
     last.old |= first.old
     last.after = (last.after | first.after) - {first.order}
-    del alive[first.order]
-    for other in others:
-        other.after = (other.after - {first.order}) | {last.order}
+    forget(first, last, alive)
 
 
 # --- what is kept ---

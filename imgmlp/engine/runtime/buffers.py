@@ -5,19 +5,16 @@ Knows no programs.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from imgmlp.engine.device.base import Allocation
 from imgmlp.engine.device.discover import AnyDevice
+from imgmlp.engine.ir.dtype import Array
 from imgmlp.engine.ir.graph import Buffer
-
-Array = np.ndarray[Any, Any]
 
 
 def upload(storage: Buffer) -> None:
-    """Give a Buffer its data on its device: initial values, or room for what a step writes."""
+    """Give a Buffer its data on its device: initial values, or memory for what a step writes."""
     if storage.data is not None:
         return
     allocation: Allocation = storage.device.alloc(storage.nbytes)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
-from imgmlp.engine.device.base import Allocation, FreeMemory, counted
+from imgmlp.engine.device.base import Allocation, Array, FreeMemory, counted
 from imgmlp.engine.device.discover import AnyDevice
 from imgmlp.engine.device.numpy_device import NumpyDevice
 
@@ -20,8 +17,8 @@ class Need:
     total: int
     at_once: int
 
-    def fits(self, room: FreeMemory) -> bool:
-        return self.total <= room.total and self.at_once <= room.at_once
+    def fits(self, free: FreeMemory) -> bool:
+        return self.total <= free.total and self.at_once <= free.at_once
 
 
 class Sketch(NumpyDevice):
@@ -35,12 +32,8 @@ class Sketch(NumpyDevice):
         self.info, self.lanes, self.align = device.info, device.lanes, device.align
         self.vector_width = device.vector_width
         self.can_slice, self.has_matrix_units = device.can_slice, device.has_matrix_units
-        self._joins_kernels, self.keeps_groups = device.joins_kernels, device.keeps_groups
+        self.joins_kernels, self.keeps_groups = device.joins_kernels, device.keeps_groups
         self.most = Need(0, 0)
-
-    @property
-    def joins_kernels(self) -> bool:
-        return self._joins_kernels
 
     def alloc(self, nbytes: int) -> Allocation:
         """Bytes that only count."""
@@ -49,7 +42,7 @@ class Sketch(NumpyDevice):
         self.most = Need(total, max(self.most.at_once, nbytes))
         return found
 
-    def write(self, allocation: Allocation, array: np.ndarray[Any, Any]) -> None:
+    def write(self, allocation: Allocation, array: Array) -> None:
         """Nothing is kept."""
 
 

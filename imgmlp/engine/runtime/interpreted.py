@@ -6,13 +6,13 @@ Buffers are changed in place. Nothing here knows drivers, launches, or how a Pro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from imgmlp.engine.compiler import Stages
 from imgmlp.engine.device.base import Form
 from imgmlp.engine.device.numpy_device import host_memory
+from imgmlp.engine.ir.dtype import Array
 from imgmlp.engine.ir.graph import Buffer, toposort
 from imgmlp.engine.ir.kernel import Update
 from imgmlp.engine.ir.op import Op
@@ -20,8 +20,6 @@ from imgmlp.engine.oracle.emulate_kernels import run_procedure
 from imgmlp.engine.oracle.emulate_uops import run_code
 from imgmlp.engine.oracle.interpret import Evaluation, most_bytes
 from imgmlp.errors import OutOfMemoryError
-
-Array = np.ndarray[Any, Any]
 
 
 class Interpreted:

@@ -6,32 +6,31 @@ interpreted.py runs the same step instead.
 
 from __future__ import annotations
 
-import warnings
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 
 from imgmlp.engine.compiler import Stages, lower
-from imgmlp.engine.device.base import Allocation, Form, Pending
+from imgmlp.engine.device.base import Allocation, Form, KernelHandle, Launch, Pending
 from imgmlp.engine.device.discover import AnyDevice
-from imgmlp.engine.device.launch import KernelHandle, Launch
 from imgmlp.engine.device.numpy_device import NumpyDevice
 from imgmlp.engine.device.opencl import Device
+from imgmlp.engine.ir.dtype import Array
 from imgmlp.engine.ir.graph import Buffer, Node, toposort
 from imgmlp.engine.ir.kernel import Block, Resident, Update
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.target import NARROW, ON_MATRIX_UNITS, TURNS, Precision, Target
+from imgmlp.engine.ir.usage_errors import warn
 from imgmlp.engine.runtime import debug
 from imgmlp.engine.runtime.buffers import read_buffer, upload
 from imgmlp.engine.runtime.dry_run import Sketch
 from imgmlp.engine.runtime.interpreted import Interpreted, run_lowered
 from imgmlp.errors import DeviceError, ImgmlpWarning, OutOfMemoryError
 
-Array = np.ndarray[Any, Any]
 LEAST_TILE = 8  # rows of a tile that is not halved any more
 
 
@@ -108,7 +107,7 @@ class Program:
         return lower(self.updates, self._target, self.general)
 
     def _build(self, device: Device) -> dict[str, KernelHandle]:
-        """The kernels, with smaller tiles where the device has no room for them."""
+        """The kernels, with smaller tiles where the device has not enough memory for them."""
         while True:
             stages = self.stages
             handles = device.build(stages.source, list(dict.fromkeys(stages.functions)))
@@ -131,7 +130,7 @@ class Program:
             self._target = replace(self._target, joins=False)
         else:
             raise OutOfMemoryError(problem, hint="use a smaller network, or another device")
-        warnings.warn(f"{problem}: {instead}", ImgmlpWarning, stacklevel=4)  # whoever compiles
+        warn(f"{problem}: {instead}", ImgmlpWarning)
         del self.stages, self.arena
         self.arena = [device.alloc(nbytes) for nbytes in self.stages.memory.allocations]
 

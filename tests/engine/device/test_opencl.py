@@ -15,8 +15,9 @@ from conftest import OPENCL, environment, open_mapping, open_opencl
 
 from imgmlp.engine import AnyDevice, Device, NumpyDevice, list_devices, open_device
 from imgmlp.engine.device import discover
+from imgmlp.engine.device.discover import find
 from imgmlp.engine.device.driver_errors import build_failure
-from imgmlp.engine.device.opencl import LOSES_PARTS, find
+from imgmlp.engine.device.opencl import LOSES_PARTS
 from imgmlp.errors import DeviceError, ImgmlpWarning, OutOfMemoryError
 
 DOUBLE = """__kernel __attribute__((reqd_work_group_size(1, 1, 1)))

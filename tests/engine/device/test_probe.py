@@ -14,7 +14,7 @@ import pytest
 from imgmlp.engine import Device, NumpyDevice, open_device
 from imgmlp.engine.device import discover, kernel_cache, probe, trial
 from imgmlp.engine.device.base import DeviceInfo
-from imgmlp.engine.device.opencl import find
+from imgmlp.engine.device.discover import find
 from imgmlp.errors import DeviceError, ImgmlpWarning
 
 Pair = tuple[object, DeviceInfo]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from conftest import FORMS, MAPPINGS, open_mapping
+from poison import run_poisoned
 from reference import close
 
 from imgmlp.engine import AnyDevice, Context, Device, Function, Program, Tensor, compile, cond, loop
@@ -16,7 +17,6 @@ from imgmlp.engine.frontend.autograd import MOST_UNROLLED
 from imgmlp.engine.ir.kernel import Fused, Loop
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.oracle import interpret
-from imgmlp.engine.runtime.poison import run_poisoned
 
 
 @pytest.fixture(scope="module", params=FORMS)

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from reference import close
 
 from imgmlp.engine import Tensor, compile
+from imgmlp.engine.ir.conditions import conj
 from imgmlp.engine.ir.dtype import DType, bool_, f16, f32, i8, i32, u8, u32
 from imgmlp.engine.ir.graph import Buffer, Node, alu, buffer, cast, const, gather, iota, move
 from imgmlp.engine.ir.index_values import index_value, negated
 from imgmlp.engine.ir.kernel import Kernel, Store
 from imgmlp.engine.ir.op import Op
-from imgmlp.engine.ir.symbolic import Var, conj
+from imgmlp.engine.ir.symbolic import Var
 from imgmlp.engine.ir.target import Target
 from imgmlp.engine.ir.uops import U, UOp
 from imgmlp.engine.lowering.linearize import linearize

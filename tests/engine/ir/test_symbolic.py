@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from imgmlp.engine.ir.conditions import at_least, conj, less, xor
 from imgmlp.engine.ir.symbolic import (
     ONE,
     ZERO,
     Const,
     Expr,
     Var,
-    conj,
     linear,
     ravel,
     row_major,
@@ -62,7 +62,7 @@ def test_equal_expressions_are_one_object_whatever_their_order() -> None:
     assert a + b * 2 is b + a + b
     assert Var("a", 0, 10) is a
     assert Var("a", 0, 11) is not a
-    assert conj(a.lt(3), b.lt(4)) is conj(b.lt(4), a.lt(3))
+    assert conj(less(a, 3), less(b, 4)) is conj(less(b, 4), less(a, 3))
 
 
 def test_multiples_of_the_divisor_leave_quotient_and_remainder() -> None:
@@ -116,27 +116,27 @@ def test_what_is_divided_is_never_negative() -> None:
 
 
 def test_comparisons_fold_by_bounds() -> None:
-    assert a.lt(11) is a.ge(0) is ONE
-    assert a.lt(0) is a.ge(11) is ZERO
-    assert_is(a.lt(10), "(a<10)", 0, 1)
-    assert_is(a.ge(1), "(a>=1)", 0, 1)
+    assert less(a, 11) is at_least(a, 0) is ONE
+    assert less(a, 0) is at_least(a, 11) is ZERO
+    assert_is(less(a, 10), "(a<10)", 0, 1)
+    assert_is(at_least(a, 1), "(a>=1)", 0, 1)
 
 
 def test_comparisons_keep_only_what_matters() -> None:
-    assert (a * 4 + 3).lt(12) is a.lt(3)
-    assert (idx0 // 10).lt(7) is idx0.lt(70)
-    assert (idx0 // 10).ge(7) is idx0.ge(70)
-    assert (a - 2).ge(3) is a.ge(5)
-    assert_is((a - b).lt(3), "((a-b)<3)", 0, 1)
+    assert less(a * 4 + 3, 12) is less(a, 3)
+    assert less(idx0 // 10, 7) is less(idx0, 70)
+    assert at_least(idx0 // 10, 7) is at_least(idx0, 70)
+    assert at_least(a - 2, 3) is at_least(a, 5)
+    assert_is(less(a - b, 3), "((a-b)<3)", 0, 1)
 
 
 def test_a_conjunction_keeps_the_tightest_conditions() -> None:
-    assert conj() is conj(ONE, a.lt(11)) is ONE
-    assert conj(a.lt(3), ZERO) is ZERO
-    assert conj(a.lt(5), a.lt(3), a.ge(1)) is conj(a.ge(1), a.lt(3))
-    assert conj(a.lt(3), a.ge(3)) is ZERO
-    assert conj(a.lt(4), a.ge(3)) is not ZERO
-    assert_is(conj(a.lt(3), b.ge(2)), "((a<3)&(b>=2))", 0, 1)
+    assert conj() is conj(ONE, less(a, 11)) is ONE
+    assert conj(less(a, 3), ZERO) is ZERO
+    assert conj(less(a, 5), less(a, 3), at_least(a, 1)) is conj(at_least(a, 1), less(a, 3))
+    assert conj(less(a, 3), at_least(a, 3)) is ZERO
+    assert conj(less(a, 4), at_least(a, 3)) is not ZERO
+    assert_is(conj(less(a, 3), at_least(b, 2)), "((a<3)&(b>=2))", 0, 1)
 
 
 def test_a_conjunction_needs_conditions() -> None:
@@ -145,29 +145,29 @@ def test_a_conjunction_needs_conditions() -> None:
 
 
 def test_exclusive_or_cancels() -> None:
-    assert a ^ (a ^ b) is b
-    assert (b ^ a) ^ a is b
-    assert a ^ a is ZERO
-    assert a ^ 0 is a
-    assert a ^ b is b ^ a
+    assert xor(a, xor(a, b)) is b
+    assert xor(xor(b, a), a) is b
+    assert xor(a, a) is ZERO
+    assert xor(a, 0) is a
+    assert xor(a, b) is xor(b, a)
 
 
 def test_exclusive_or_with_minus_one_is_the_bitwise_complement() -> None:
-    for x in (a, signed, a + b, a ^ b, Const(6)):
-        assert ((x ^ -1).lo, (x ^ -1).hi) == (-x.hi - 1, -x.lo - 1)
-        assert (x ^ -1) ^ -1 is x
-        assert (x ^ -1) ^ x is Const(-1)
+    for x in (a, signed, a + b, xor(a, b), Const(6)):
+        assert (xor(x, -1).lo, xor(x, -1).hi) == (-x.hi - 1, -x.lo - 1)
+        assert xor(xor(x, -1), -1) is x
+        assert xor(xor(x, -1), x) is Const(-1)
 
 
 def test_exclusive_or_is_bounded_by_the_bits_of_its_operands() -> None:
-    assert_is(a ^ b, "(a^b)", 0, 15)
-    assert_is(a ^ 17, "(a^17)", 0, 31)
-    assert_is(a ^ signed, "(a^signed)", -16, 15)
+    assert_is(xor(a, b), "(a^b)", 0, 15)
+    assert_is(xor(a, 17), "(a^17)", 0, 31)
+    assert_is(xor(a, signed), "(a^signed)", -16, 15)
 
 
 def test_bounds_are_python_integers() -> None:
     x = Var("x", np.int64(0), np.int64(9)) * np.int64(3) + np.int64(1)
-    for expr in (x, x // np.int64(2), x.lt(np.int64(7)), conj(x.ge(np.int64(4)))):
+    for expr in (x, x // np.int64(2), less(x, np.int64(7)), conj(at_least(x, np.int64(4)))):
         assert type(expr.lo) is type(expr.hi) is int
 
 
@@ -214,7 +214,7 @@ def test_variables_are_found_once_each() -> None:
 def test_substitution_simplifies_anew() -> None:
     assert (a * 10 + b).substitute({"b": digit}) // 10 is a
     assert (a // 2).substitute({"a": b * 2}) is b
-    assert a.lt(5).substitute({"a": 3}) is ONE
+    assert less(a, 5).substitute({"a": 3}) is ONE
     assert (a + b).substitute({}) is a + b
 
 
@@ -291,7 +291,7 @@ LEAVES: st.SearchStrategy[Pair] = st.one_of(
 
 
 def condition(x: Pair, n: int, upper: bool) -> Pair:
-    return (x[0].lt(n), (x[1] < n) * 1) if upper else (x[0].ge(n), (x[1] >= n) * 1)
+    return (less(x[0], n), (x[1] < n) * 1) if upper else (at_least(x[0], n), (x[1] >= n) * 1)
 
 
 CONDITION = st.tuples(SMALL, st.booleans())
@@ -303,7 +303,7 @@ def larger(x: st.SearchStrategy[Pair]) -> st.SearchStrategy[Pair]:
     return st.one_of(
         two.map(lambda p: (p[0][0] + p[1][0], p[0][1] + p[1][1])),
         two.map(lambda p: (p[0][0] - p[1][0], p[0][1] - p[1][1])),
-        two.map(lambda p: (p[0][0] ^ p[1][0], p[0][1] ^ p[1][1])),
+        two.map(lambda p: (xor(p[0][0], p[1][0]), p[0][1] ^ p[1][1])),
         st.tuples(x, SMALL).map(lambda p: (p[0][0] * p[1], p[0][1] * p[1])),
         st.tuples(x, DIVISORS).map(lambda p: (p[0][0] // p[1], p[0][1] // p[1])),
         st.tuples(x, DIVISORS).map(lambda p: (p[0][0] % p[1], p[0][1] % p[1])),
@@ -400,11 +400,11 @@ def test_every_expression_is_its_quotient_and_remainder(pair: Pair, n: int) -> N
 @settings(max_examples=500, deadline=None)
 @given(expressions, expressions)
 def test_exclusive_or_is_its_own_inverse(x: Pair, y: Pair) -> None:
-    assert y[0] ^ (y[0] ^ x[0]) is x[0]
+    assert xor(y[0], xor(y[0], x[0])) is x[0]
 
 
 def test_order_is_the_same_in_every_run() -> None:
     """Rendered text names cached kernels, so it must not depend on addresses or on history."""
-    terms: Sequence[Expr] = [idx0 // 7, b, a, idx0 % 3, (a ^ b) // 2]
+    terms: Sequence[Expr] = [idx0 // 7, b, a, idx0 % 3, xor(a, b) // 2]
     for order in (terms, terms[::-1], terms[2:] + terms[:2]):
         assert str(linear(0, [(t, 1) for t in order])) == "(a+b+(idx0//7)+((a^b)//2)+(idx0%3))"

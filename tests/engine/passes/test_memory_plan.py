@@ -8,6 +8,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 from conftest import open_mapping, small_pixels
+from poison import run_poisoned
 
 from imgmlp.codec.float_mlp.config import PRESETS
 from imgmlp.codec.float_mlp.features import encoding
@@ -15,7 +16,6 @@ from imgmlp.codec.float_mlp.fit import TrainingStep
 from imgmlp.engine import Device, Program, Tensor, compile, loop, nn, optim
 from imgmlp.engine.passes.memory_plan import Plan, plan
 from imgmlp.engine.runtime.buffers import read_buffer, write_buffer
-from imgmlp.engine.runtime.poison import run_poisoned
 
 
 def opened(mapping: str, slices: bool) -> Device:

@@ -24,7 +24,7 @@ from imgmlp.engine import (
     open_device,
     optim,
 )
-from imgmlp.engine.device.launch import KernelHandle
+from imgmlp.engine.device.base import KernelHandle
 from imgmlp.engine.ir.kernel import Block, Fused
 from imgmlp.engine.tiling.block import MOST_ROWS
 from imgmlp.errors import ImgmlpWarning, OutOfMemoryError
@@ -196,8 +196,9 @@ def test_tiles_get_smaller_where_a_kernel_has_no_room(
 
     monkeypatch.setattr(Device, "shortage", shortage)
     monkeypatch.setattr(Device, "keeps_groups", False)  # as on devices that may be short of it
-    with pytest.warns(ImgmlpWarning, match=told):
+    with pytest.warns(ImgmlpWarning, match=told) as warned:
         program = gradients(open_opencl())
+    assert {w.filename for w in warned} == {__file__}  # whoever compiles
     blocks = [k.rows for k in program.stages.procedure.kernels if isinstance(k, Block)]
     assert blocks == ([rows] if rows else [])
     program.run()

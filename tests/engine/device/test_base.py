@@ -11,7 +11,7 @@ from conftest import OPENCL, open_opencl
 from imgmlp.cli import arguments, train
 from imgmlp.cli.train import Outputs
 from imgmlp.engine import Device, Program, Tensor, compile
-from imgmlp.engine.device.launch import Event
+from imgmlp.engine.device.base import Event
 from imgmlp.errors import DeviceError
 from imgmlp.terminal import Terminal
 
