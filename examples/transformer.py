@@ -98,7 +98,7 @@ def losses(sizes: Sizes, device: AnyDevice, steps: int) -> np.ndarray:
     for _ in range(steps):
         program.run()
         found.append(program.read("loss").item())
-    return np.array(found)
+    return np.array(found, np.float32)
 
 
 def share_right(net: Sorter, sizes: Sizes, device: AnyDevice) -> float:

@@ -93,6 +93,8 @@ def test_training_on_a_device_that_is_lost_leaves_no_file(
         launch_all(device, launches)
 
     monkeypatch.setattr(Device, "launch_all", launch)
+    # No checkpoint, which stays for another run: however slow this machine is.
+    monkeypatch.setattr("imgmlp.codec.training.checkpoint.KEEP_SECONDS", float("inf"))
     outputs = picture.parent / "a.npz", picture.parent / "a.png"
     settings = arguments.training_settings("default", steps=300, batch=64, hidden=8, layers=1)
     with pytest.raises(DeviceError, match="launching kernel"):

@@ -46,10 +46,10 @@ def test_each_step_reads_what_was_sent_before_it(device: AnyDevice) -> None:
         receiver.send(i)
     receiver.wait()
     assert [tag for tag, _ in heard] == list(range(10))
-    assert np.allclose([last for _, last in heard], range(10))
-    assert program.read("total") == pytest.approx(sum(range(10)))
+    assert close(np.array([last for _, last in heard]), np.arange(10), np.arange(10))
+    assert close(program.read("total"), sum(range(10)))
     program.run()  # the last value stays
-    assert program.read("last") == pytest.approx(9)
+    assert close(program.read("last"), 9)
 
 
 @pytest.mark.parametrize("mapping", ["one", "group"])
@@ -59,7 +59,7 @@ def test_sending_and_receiving_do_not_wait_for_a_device_that_is_busy(mapping: st
     program, x = summing(device)
     program.run()  # its kernels are compiled from here on
     feeder, heard = Feeder(program, x), []
-    receiver = Receiver(program, ["last"], lambda tag, got: heard.append(float(got["last"])))
+    receiver = Receiver(program, ["last"], lambda tag, got: heard.append(got["last"]))
     feeder.send(filled(3))
     program.run()
     gate = cl.UserEvent(device._context)
@@ -75,7 +75,7 @@ def test_sending_and_receiving_do_not_wait_for_a_device_that_is_busy(mapping: st
     finally:
         gate.set_status(cl.command_execution_status.COMPLETE)
     receiver.wait()
-    assert close(np.float32(heard), np.array([3.0, 4.0]))
+    assert close(np.array(heard), [3, 4])
 
 
 def test_values_of_one_and_two_bytes_arrive(device: AnyDevice) -> None:
