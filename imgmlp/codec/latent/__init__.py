@@ -1,0 +1,1 @@
+"""The latent codec: grids of whole numbers, two small networks, one picture."""

@@ -1,0 +1,255 @@
+"""One training step of a latent model, with all its state on the device.
+
+The step moves grids and networks down the gradient of the mean squared error on [0, 1] plus
+lambda times bits per pixel; both are summed over pixels, so that no gradient is tiny. What the
+host decides while it is replayed stands in `Control`, so that one program serves all phases and
+all prices.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from imgmlp.codec.checkpoint import Resumable
+from imgmlp.codec.latent import parts
+from imgmlp.codec.latent.plane import REACH, Plane
+from imgmlp.engine import AnyDevice, Program, Tensor, compile, dtype, nn, optim
+
+Array = np.ndarray[Any, Any]
+
+HIDDEN = 32  # of synthesis
+ENTROPY = 24
+BETAS = (0.9, 0.999)
+EPSILON = 4e-3  # of gradients by single latents, which are sums over pixels
+CLIP = 0.1  # most that the norm of the networks' gradient, for a mean over pixels, may be
+
+
+@dataclass
+class Control:
+    """What the host decides while the step is replayed."""
+
+    price: float  # lambda
+    temperature: float = 0.3  # of soft rounding
+    shape: float = 2.0  # of noise: a of the Kumaraswamy distribution
+    noise: float = 1.0
+    latents: float = 0.2  # learning rate, in quantisation steps
+    networks: float = 1e-2  # learning rate
+    rounding: bool = False
+
+    def array(self) -> Array:
+        """float32 [10], as the device wants it."""
+        a, t = self.shape, self.temperature
+        b = (2**a * (a - 1) + 1) / a
+        soft = [1 / t, 0.5 / math.tanh(0.5 / t), 1 / a, 1 / b, self.noise]
+        rates = [self.latents, self.networks, self.price, float(self.rounding), 0.0]
+        return np.array([*soft, *rates], np.float32)
+
+
+def levels_of(height: int, width: int) -> int:
+    """How many grids a picture has."""
+    most = 7 + (height * width >= 1 << 20) + (height * width >= 3 << 20)
+    return min(most, 1 + math.ceil(math.log2(max(height, width))))
+
+
+class LatentStep(Resumable):
+    """State on the device, and the program that moves it. `pixels` are uint8 [h, w, channels]."""
+
+    def __init__(
+        self, pixels: Array, seed: int, device: AnyDevice, general: bool = False,
+        hidden: int = HIDDEN, entropy: int = ENTROPY, epsilon: float = EPSILON,
+    ) -> None:  # fmt: skip
+        self.height, self.width, self.channels = pixels.shape
+        self.levels = levels_of(self.height, self.width)
+        self.seed, self.device, self.epsilon = seed, device, epsilon
+        self.plane = plane = Plane.of(self.height, self.width, self.levels)
+        self.synthesis_shapes = _layers(self.levels, hidden, hidden, self.channels)
+        self.convolution_shapes = [(9 * self.channels, self.channels), (self.channels,)] * 2
+        self.entropy_shapes = _layers(parts.NEIGHBOURS, entropy, entropy, 2)
+        self.shapes = [*self.synthesis_shapes, *self.convolution_shapes, *self.entropy_shapes]
+        self.shapes += [(parts.TAPS,)] * (self.levels - 1)
+        self.target = Tensor(self._target(pixels), device, name="target")
+        self.inside = Tensor(self._inside(), device, name="inside")
+        self.taken = Tensor(self._taken(), device, name="taken")
+        self.flat = Tensor(self._initial(), device, name="networks")
+        self.grids = [
+            Tensor(np.zeros((g.height, g.width), np.float32), device, name=f"grid{n}")
+            for n, g in enumerate(plane.grids)
+        ]
+        self.control = Tensor(np.zeros(10, np.float32), device, name="control")
+        self.count = Tensor(np.uint32(0), device, name="count")
+        self.adam_grids = optim.Adam(self.grids, self.control[5], BETAS, epsilon)
+        self.adam = optim.Adam([self.flat], self.control[6], BETAS, epsilon)
+        self.program: Program = compile(self._step, device, general)
+
+    # --- what does not change ---
+
+    def _target(self, pixels: Array) -> Array:
+        """float32 [channels, pixels of the plane]."""
+        found = np.zeros((self.channels, self.plane.pixels), np.float32)
+        view = found[:, : self.height * self.plane.pitch]
+        rows = view.reshape(self.channels, self.height, self.plane.pitch)
+        rows[:, :, : self.width] = pixels.transpose(2, 0, 1) / np.float32(255)
+        return found
+
+    def _inside(self) -> Array:
+        """float32 [pixels of the plane]: 1 where the picture is."""
+        at = np.arange(self.plane.pixels)
+        inside = (at % self.plane.pitch < self.width) & (at // self.plane.pitch < self.height)
+        return inside.astype(np.float32)
+
+    def _taken(self) -> Array:
+        """float32 [places]: 1 where the plane has a value of a grid."""
+        found = np.zeros((self.plane.rows, self.plane.pitch), np.float32)
+        for g in self.plane.grids:
+            found[g.row : g.row + g.height, g.column : g.column + g.width] = 1
+        return found.reshape(-1)[self.plane.first :][: self.plane.places]
+
+    def _initial(self) -> Array:
+        """float32 [parameters]."""
+        generator = np.random.Generator(np.random.PCG64(self.seed))
+        count, found = len(self.synthesis_shapes), list[Array]()
+        for number, shape in enumerate(self.shapes):
+            if shape == (parts.TAPS,) and number >= len(self.shapes) - self.levels + 1:
+                found.append(np.array(parts.bicubic()))
+            elif len(shape) == 1 or count <= number < count + 4:
+                found.append(np.zeros(shape))
+            else:
+                last = number in (count - 2, count + 4 + len(self.entropy_shapes) - 2)
+                scale = math.sqrt((1 if last else 2) / shape[0])
+                found.append(generator.standard_normal(shape) * scale)
+        return np.concatenate([f.ravel() for f in found]).astype(np.float32)
+
+    # --- the step ---
+
+    def _step(self) -> dict[str, Tensor]:
+        arrays = nn.slices(self.flat, self.shapes)
+        ends = np.cumsum([len(self.synthesis_shapes), 4, len(self.entropy_shapes)])
+        synthesis, convolutions, entropy, taps = (
+            arrays[a:b] for a, b in zip([0, *ends], [*ends, None], strict=True)
+        )
+        seen, slopes = zip(*[self._quantised(n) for n in range(self.levels)], strict=True)
+        plane = self._assembled(seen)
+        bits = self._bits(plane, entropy)
+        answer = self._answer(plane, synthesis, convolutions, taps)
+        error = ((answer - self.target) * self.inside.reshape(1, -1)).square().sum()
+        loss = error * (1 / self.channels) + bits * self.control[7]
+        *by_grid, by_flat = loss.gradient([*seen, self.flat])
+        self.adam_grids.apply([g * s for g, s in zip(by_grid, slopes, strict=True)])
+        norm = by_flat.square().sum().sqrt()
+        most = CLIP * self.height * self.width
+        self.adam.apply([by_flat * (most / norm.maximum(most))])
+        self.count.assign(self.count + 1)
+        return {"error": error, "bits": bits}
+
+    def _quantised(self, level: int) -> tuple[Tensor, Tensor]:
+        """A grid's values as the networks see them, and the slopes of that."""
+        values = self.grids[level]
+        inverse, spread, inverse_a, inverse_b, amount = (self.control[n] for n in range(5))
+        rounding = self.control[8]
+        uniform = Tensor.uniform(values.shape, (self.seed, self.count, level))
+        noise = parts.kumaraswamy(uniform, inverse_a, inverse_b) * amount
+        once, first = parts.soft_round(values, inverse, spread)
+        twice, second = parts.soft_round(once + noise, inverse, spread)
+        seen = twice + (parts.nearest(values) - twice) * rounding
+        return seen.maximum(-64.0).minimum(63.0), first * second
+
+    def _assembled(self, seen: tuple[Tensor, ...] | list[Tensor]) -> Tensor:
+        """All grids in their plane, [size]."""
+        plane, (top, *others) = self.plane, self.plane.grids
+        pitch = plane.pitch
+
+        def framed(values: Tensor, height: int, width: int) -> Tensor:
+            """With zeros below and to the right."""
+            h, w = values.shape
+            if width > w:
+                values = Tensor.concat([values, Tensor.zeros(h, width - w)], 1)
+            return Tensor.concat([values, Tensor.zeros(height - h, width)]) if height > h else values
+
+        rows = [Tensor.zeros(top.row, pitch), framed(seen[0], top.height + REACH, pitch)]
+        done = top.row + top.height + REACH
+        if others:
+            height = others[0].height
+            beside = [framed(v, height, v.shape[1] + REACH) for v in seen[1:]]
+            rows.append(framed(Tensor.concat(beside, 1), height, pitch))
+            done += height
+        rows.append(Tensor.zeros(plane.rows - done, pitch))
+        return Tensor.concat(rows, 0).reshape(plane.size)
+
+    def _bits(self, plane: Tensor, layers: list[Tensor]) -> Tensor:
+        x = parts.Contexts.apply(plane, self.plane).permute(1, 0)
+        found = perceptron(x, layers)  # [places, 2]
+        own = plane[self.plane.first : self.plane.first + self.plane.places]
+        bits = parts.Bits.apply(own, found[:, 0], found[:, 1])
+        return (bits * self.taken).sum()
+
+    def _answer(
+        self, plane: Tensor, synthesis: list[Tensor], convolutions: list[Tensor],
+        taps: list[Tensor],
+    ) -> Tensor:  # fmt: skip
+        """The picture, [channels, pixels of the plane]."""
+        x = self._maps(plane, taps).permute(1, 0)
+        inside = self.inside.reshape(1, -1)
+        y = perceptron(x, synthesis).permute(1, 0) * inside  # [channels, pixels]
+        ones = (self.channels, 1)
+        w, b, w2, b2 = convolutions
+        z = parts.Convolution.apply(y, w, self.plane) + b.reshape(*ones)
+        y = (y + parts.Activation.apply(z)) * inside
+        return y + parts.Convolution.apply(y, w2, self.plane) + b2.reshape(*ones)
+
+    def _maps(self, plane: Tensor, taps: list[Tensor]) -> Tensor:
+        """Every grid as large as the picture, [levels, pixels of the plane]."""
+        pitch, full = self.plane.pitch, self.plane.grids
+        table = plane.reshape(self.plane.rows, pitch)
+
+        def grid(level: int) -> Tensor:
+            g = full[level]
+            view = table[g.row : g.row + g.height, g.column : g.column + g.width]
+            return view.reshape(1, g.height, g.width)
+
+        rows = self.plane.pixels // pitch + (self.plane.pixels % pitch > 0)
+        begin = full[0].row * pitch
+        finest = plane[begin : begin + self.plane.pixels].reshape(1, -1)
+        if self.levels == 1:
+            return finest
+        maps = grid(self.levels - 1)
+        for level in range(self.levels - 2, -1, -1):
+            g = full[level]
+            size = (g.height, g.width) if level else (g.height, pitch)
+            maps = parts.upsampled(maps, taps[level], *size)
+            if level:
+                maps = Tensor.concat([grid(level), maps], 0)
+        maps = maps.reshape(self.levels - 1, g.height * pitch)
+        maps = maps.pad((0, 0), (0, self.plane.pixels - g.height * pitch))
+        del rows
+        return Tensor.concat([finest, maps], 0)
+
+    # --- from and to the host ---
+
+    def steer(self, control: Control) -> None:
+        """What the steps from now on obey."""
+        self.control.write(control.array())
+
+    def _moving(self) -> dict[str, Tensor]:
+        named = {"flat": self.flat, "count": self.count}
+        named |= {f"grid_{n}": grid for n, grid in enumerate(self.grids)}
+        for prefix, adam in (("networks", self.adam), ("grids", self.adam_grids)):
+            named |= {f"{prefix}_{n}": tensor for n, tensor in enumerate(adam.state())}
+        return named
+
+
+def perceptron(x: Tensor, layers: list[Tensor]) -> Tensor:
+    """[rows, inputs] -> [rows, outputs]."""
+    for weight, bias in zip(layers[:-2:2], layers[1:-2:2], strict=True):
+        x = parts.Activation.apply(x @ weight + bias)
+    return x @ layers[-2] + layers[-1]
+
+
+def _layers(*widths: int) -> list[tuple[int, ...]]:
+    found: list[tuple[int, ...]] = []
+    for inputs, outputs in zip(widths, widths[1:], strict=False):
+        found += [(inputs, outputs), (outputs,)]
+    return found
