@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from imgmlp.engine.graph import Buffer, Node, buffer, move, part, substitute, toposort
+from imgmlp.engine.graph import Buffer, Node, buffer, move, part, toposort
 from imgmlp.engine.head import own_room
-from imgmlp.engine.kernel import Block, Kernel, Procedure, Update, storage
+from imgmlp.engine.kernel import CORES, Block, Kernel, Procedure, Update, storage
 from imgmlp.engine.local import LocalRoom
 from imgmlp.engine.merge import attach_sums, merge, ordered
 from imgmlp.engine.nearby import bring
-from imgmlp.engine.op import CONTROL, MOVEMENT, Op
+from imgmlp.engine.op import CONTROL, Op
 from imgmlp.engine.partial import PartialSums
 from imgmlp.engine.place import Graph
 from imgmlp.engine.rooms import share
@@ -41,6 +41,8 @@ LEAST_SAVED = 1  # launches; below that a block is not worth it
 # halves, tiles with all rows whose factors pass by take less time than smaller ones.)
 LEAST_NEAR = 24
 NOT_NEAR = "a tile's factors have no room in local memory and pass through it in slices"
+MUCH = 1 << 20  # elementary operations of products that pay for one more block
+WIDE = 8  # elements of a row from which to compute it again in another block, not to store it
 FEW_ROWS = 8  # fewer do not outweigh partial sums as large as the parameters
 
 
@@ -57,7 +59,15 @@ def program(
 
     The Procedure's note says what became of it and why.
     """
-    split = lanes == "group"
+    return _program(updates, (lanes, multiply, units, tile_rows))
+
+
+How = tuple[Lanes, Multiply, int, int]
+
+
+def _program(updates: Sequence[Update], how: How, least: int = 0) -> Procedure:
+    """The same; without a block if its products take less than `least` operations."""
+    split = how[0] == "group"
     general = schedule(updates, split)
     launches = len(general.kernels)
     nodes = toposort(value for _, value in updates)
@@ -65,18 +75,20 @@ def program(
         return replace(general, note=f"no block: {launches} launches are few")
     if any(n.op in CONTROL for n in nodes):
         return replace(general, note="no block: the step has loops or choices")
-    kinds = best(nodes, {s for s, _ in updates})
+    kinds = best(nodes, {s for s, _ in updates}, least)
+    if kinds is None:
+        return replace(general, note="no block: no axis has large products")
     if kinds is not None and kinds.rows() < FEW_ROWS:
         return replace(general, note=f"no block: {kinds.rows()} rows are few")
-    how = lanes, multiply, units, tile_rows
     plan = None if kinds is None else _Plan(updates, nodes, kinds, *how)
     if plan is None or plan.block is None:
         return replace(general, note="no block: no value has rows of its own")
-    before = schedule([(n.arg, value) for value, n in plan.tile.before.items()], split)
+    before = _program([(n.arg, value) for value, n in plan.tile.before.items()], how, MUCH)
     ahead = (*before.items, *plan.tile.head.before())
-    after = schedule(plan.after, split)
-    found = Procedure((*ahead, plan.block, *after.items), plan.note)
-    if len(found.kernels) + LEAST_SAVED > launches:
+    after = _program(plan.after, how, MUCH)
+    notes = [p.note for p in (before, after) if any(isinstance(k, Block) for k in p.kernels)]
+    found = Procedure((*ahead, plan.block, *after.items), "; ".join([plan.note, *notes]))
+    if not least and len(found.kernels) + LEAST_SAVED > launches:
         why = f"a block would leave {len(found.kernels)} of {launches} launches"
         return replace(general, note=f"no block: {why}")
     return found
@@ -97,6 +109,9 @@ class _Plan:
         wanted = roots | {s for n in after for s in n.src}
         self.sums = [n for n in nodes if kinds.of[n] is Kind.ACC and n in wanted]
         self.rows = [n for n in nodes if kinds.of[n] is Kind.ROW and n in wanted and n.src]
+        again = kinds.again(nodes)
+        needed = roots | {s for n in after if n not in again for s in n.src}
+        self.rows = [n for n in self.rows if n in needed or not self._again(n)]
         if not self.sums and not self.rows:
             return
         batch = kinds.rows()
@@ -119,6 +134,11 @@ class _Plan:
         head = (*cleared, *self.ready, *self.tile.head.kernels())
         self.block = Block("block", cut.tiles, cut.rows, cut.groups, head, tuple(kernels))
         self.note = self._told(cut, after)
+
+    def _again(self, node: Node) -> bool:
+        """Whether another block had better compute a ROW value once more than read it."""
+        below = (n for n in toposort([node]) if self.kinds.of[n] is Kind.ROW)
+        return node.size > WIDE * self.kinds.rows() or not any(n.op in CORES for n in below)
 
     def _cut(self, batch: int, rows: int, units: int) -> Cut:
         """How the batch is cut."""
@@ -153,9 +173,8 @@ class _Plan:
         kernels, self.ready = _kernels(given, cut.groups, self.lanes, self.multiply)
         targets = set(self.partial.buffers.values())
         replaced = self.partial.totals() | self.finished
-        heavy = {v: b for v, b in self.tile.before.items() if v.op not in MOVEMENT}
         left = [(s, v) for s, v in self.updates if s not in self.direct]
-        values = substitute([v for _, v in left], replaced | heavy)
+        values = self.tile.read_ahead([v for _, v in left], replaced)
         updates = [(s, v) for (s, _), v in zip(left, values, strict=True)]
         self.after = self.tile.head.set_aside(updates, bool(self.tile.before))
         if cut.tiles == cut.groups:  # what the only tile of a group leaves is its sum
