@@ -204,7 +204,7 @@ def test_a_header_with_right_checksum_and_wrong_values_is_refused(name: str) -> 
     ("data", "problem"),
     [
         (file(bytes([8, 8, 3, 16, 1, 0]), SOUND), "16 bits a sample"),
-        (file(bytes([8, 8, 3, 8, 2, 0]), SOUND), "codec 2"),
+        (file(bytes([8, 8, 3, 8, 3, 0]), SOUND), "codec 3"),
         (file(bytes([8, 8, 3, 8, 1, 4]), SOUND), "flags 0x4"),
         (file(b"", SOUND, section(b"Q", b"\x00")), "section 'Q'"),
         (container.SIGNATURE + b"\x02 and whatever comes", "version 2 is newer than 1"),

@@ -32,7 +32,9 @@ ORDER = """
     files image
     codec codec.checkpoint codec.config codec.features codec.distribution codec.entropy
     codec.container codec.quantize codec.network codec.settle codec.npz codec.model codec.capacity
-    codec.pieces codec.integer
+    codec.latent codec.latent.model codec.latent.tables codec.latent.context codec.latent.latents
+    codec.latent.kernel codec.latent.sections
+    codec.pieces codec.integer codec.latent.upsampling codec.latent.synthesis codec.latent.decode
     codec.fit codec.learn codec.render codec.compact codec.target codec.course
     codec.rounding codec.encode codec.pipeline
     interrupt text terminal facts verify child selftest

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 SIGNATURE = b"\x89IML\r\n\x1a\n"
 VERSION = 1
-CODECS = {"mlp": 1}  # their numbers in a file
+CODECS = {"mlp": 1, "latent": 2}  # their numbers in a file
 CHANNELS = {1: "gray", 2: "gray and alpha", 3: "RGB", 4: "RGB and alpha"}
 DEPTH = 8  # bits a sample
 
-NETWORK, WEIGHTS, ICC = "N", "W", "i"
-CRITICAL = {NETWORK, WEIGHTS}  # types that this version defines; others cannot be decoded
+NETWORK, WEIGHTS, LATENTS, ICC = "N", "W", "L", "i"
+CRITICAL = {NETWORK, WEIGHTS, LATENTS}  # types that this version defines; others cannot be decoded
 
 MAX_FILE = 2**27  # bytes
 MAX_PIXELS = 2**28

@@ -28,7 +28,17 @@ from imgmlp.codec.distribution import (
 )
 from imgmlp.errors import FormatError
 
-__all__ = ["DISTRIBUTIONS", "MAX_MAGNITUDE", "Decoder", "bits", "choose", "decode", "encode"]
+__all__ = [
+    "DISTRIBUTIONS",
+    "HINT",
+    "MAX_MAGNITUDE",
+    "Decoder",
+    "bits",
+    "choose",
+    "decode",
+    "encode",
+    "narrow",
+]
 
 MAX_MAGNITUDE = 2**30  # of a symbol
 MAX_SYMBOLS_PER_BYTE = 2**13  # the cheapest symbol of all costs a 4,625th of a byte
@@ -40,7 +50,7 @@ _NARROWEST = 1 << _LOW_BITS  # width of the interval between two symbols; the wi
 _LOW = _NARROWEST - 1
 _STATE_BYTES = _STATE_BITS // 8
 _HALF = 1 << TOTAL_BITS - 1
-_HINT = "the file is damaged or was not written by imgmlp; get it again"
+HINT = "the file is damaged or was not written by imgmlp; get it again"
 
 Array = np.ndarray[Any, Any]
 Share = tuple[int, int]  # where a symbol's part of 2**26 starts, and how wide it is
@@ -59,9 +69,9 @@ def encode(symbols: Array, scales: Array | int) -> bytes:
     shares = zip(starts.tolist(), widths.tolist(), strict=True)
     escaped = np.flatnonzero(clipped != symbols).tolist()
     if not escaped:
-        return _narrow(shares)
+        return narrow(shares)
     beyond = {at: _escape(int(symbols[at]), int(scales[at])) for at in escaped}
-    return _narrow(_with_escapes(shares, beyond))
+    return narrow(_with_escapes(shares, beyond))
 
 
 def decode(data: bytes, count: int, scales: Array | int) -> Array:
@@ -177,8 +187,8 @@ def _with_escapes(shares: Iterable[Share], beyond: dict[int, list[Share]]) -> It
             yield from beyond[at]
 
 
-def _narrow(shares: Iterable[Share]) -> bytes:
-    """The shortest number in the interval that remains after all shares were taken."""
+def narrow(shares: Iterable[Share]) -> bytes:
+    """The bytes of shares (start, width) of 2**26: the shortest number in what they leave."""
     low, width = 0, 1 << _STATE_BITS
     words: list[int] = []
     for start, share in shares:
@@ -217,16 +227,47 @@ class Decoder:
         """int64 [count]: the next symbols; scales as for `encode`."""
         if not 0 <= count <= self._left:
             problem = f"{count:,} coded values cannot be in {self._bytes:,} bytes"
-            raise FormatError(problem, hint=_HINT)
+            raise FormatError(problem, hint=HINT)
         self._left -= count
         try:
             tables = _tables(scales, count)
         except ValueError as error:  # numbers of distributions come from files, too
-            raise FormatError(str(error), hint=_HINT) from None
+            raise FormatError(str(error), hint=HINT) from None
         try:
             return np.array(self._symbols(tables), np.int64)
         except IndexError:  # past the end of the words, or in no symbol's share
             raise _damaged() from None
+
+    def places(self, edges: Iterable[list[int]]) -> list[int]:
+        """The next places, each in a row of places with these edges, from 0 to 2**26."""
+        code, width, position = self._code, self._width, self._position
+        words, found = self._words, []
+        try:
+            for row in edges:
+                unit = width >> TOTAL_BITS
+                place = bisect_right(row, code // unit)
+                start = row[place - 1]
+                code -= start * unit
+                width = (row[place] - start) * unit
+                while width < _NARROWEST:
+                    code = code << _WORD_BITS | words[position]
+                    position += 1
+                    width <<= _WORD_BITS
+                found.append(place - 1)
+        except IndexError:  # past the end of the words, or in no place
+            raise _damaged() from None
+        self._code, self._width, self._position = code, width, position
+        return found
+
+    def suspend(self) -> tuple[Array, int, int, int]:
+        """For a kernel that goes on reading: uint16 words, and code, width, and words taken."""
+        return np.array(self._words, np.uint16), self._code, self._width, self._position
+
+    def resume(self, code: int, width: int, taken: int, damaged: int) -> None:
+        """After that. Raises FormatError if the kernel found no symbol."""
+        if damaged:
+            raise _damaged()
+        self._code, self._width, self._position = code, width, taken
 
     def finish(self) -> None:
         """Check that the bytes end where the symbols do."""
@@ -301,4 +342,4 @@ def _table(number: int) -> Table:
 
 
 def _damaged() -> FormatError:
-    return FormatError("the coded values are damaged", hint=_HINT)
+    return FormatError("the coded values are damaged", hint=HINT)

@@ -1,1 +1,1 @@
-"""The latent codec: grids of whole numbers, two small networks, one picture."""
+"""The latent codec: grids of whole numbers, and the small networks that read them."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from imgmlp.codec.latent.plane import REACH, ROWS, Plane
+from imgmlp.codec.latent.plane import REACH, ROWS, Grid, Plane
 from imgmlp.engine import Context, Function, Tensor, dtype
 
 WIDTH = 2 * REACH + 1  # of a row of neighbours
@@ -37,25 +37,25 @@ def _share(x: Tensor) -> Tensor:
     return (x * 0.25 + 0.5).maximum(0.0).minimum(1.0)
 
 
-class Contexts(Function):
+def contexts(values: Tensor, plane: Plane) -> Tensor:
     """[size] -> [NEIGHBOURS, places]: of each place three rows above, then what is left of it."""
+    k = Tensor.arange(NEIGHBOURS).reshape(NEIGHBOURS, 1)
+    away = (k // WIDTH - REACH) * plane.pitch + k % WIDTH - REACH
+    places = Tensor.arange(plane.places).reshape(1, plane.places)
+    return values.gather(places + away + plane.first)
 
-    @staticmethod
-    def forward(ctx: Context, values: Tensor, plane: Plane) -> Tensor:
-        ctx.plane = plane  # type: ignore[attr-defined]
-        k = Tensor.arange(NEIGHBOURS).reshape(NEIGHBOURS, 1)
-        away = (k // WIDTH - REACH) * plane.pitch + k % WIDTH - REACH
-        places = Tensor.arange(plane.places).reshape(1, plane.places)
-        return values.gather(places + away + plane.first)
 
-    @staticmethod
-    def backward(ctx: Context, g: Tensor) -> tuple[Tensor, None]:
-        plane: Plane = ctx.plane  # type: ignore[attr-defined]
-        parts = []
-        for k in range(NEIGHBOURS):
-            begin = plane.first + (k // WIDTH - REACH) * plane.pitch + k % WIDTH - REACH
-            parts.append(g[k].pad((begin, plane.size - plane.places - begin)))
-        return sum(parts[1:], parts[0]), None
+def by_grid(g: Tensor, own: Tensor, plane: Plane, grid: Grid) -> Tensor:
+    """Gradients by a grid's values, from those by contexts [NEIGHBOURS, places] and by `own`."""
+    begin, pitch = grid.row * plane.pitch + grid.column - plane.first, plane.pitch
+
+    def seen(values: Tensor, away: int) -> Tensor:
+        first = begin - away
+        rows = values[first : first + grid.height * pitch].reshape(grid.height, pitch)
+        return rows[:, : grid.width]
+
+    away = [(k // WIDTH - REACH) * pitch + k % WIDTH - REACH for k in range(NEIGHBOURS)]
+    return _sum([seen(own, 0), *(seen(g[k], a) for k, a in enumerate(away))])
 
 
 class Bits(Function):
@@ -145,37 +145,80 @@ def _correlation(padded: Tensor, weights: Tensor, plane: Plane) -> Tensor:
 
 def upsampled(x: Tensor, taps: Tensor, height: int, width: int) -> Tensor:
     """[c, h, w] -> [c, height, width], which is twice as large, or a little less or more."""
-    down = _doubled(x.permute(0, 2, 1), taps, height).permute(0, 2, 1)
-    return _doubled(down, taps, width)
+    return Doubled.apply(Doubled.apply(x, taps, 1, height), taps, 2, width)
 
 
-def _doubled(x: Tensor, taps: Tensor, wanted: int) -> Tensor:
-    """The last axis, twice as long: 4 taps for even places, the same from the end for odd ones."""
-    n = x.shape[-1]
-    half = -(-wanted // 2)
-    first, last = x[:, :, :1], x[:, :, n - 1 :]
-    padded = Tensor.concat([first, first, x, *([last] * (half - n + 2))], 2)
-    parts = []
-    for phase in (0, 1):
+class Doubled(Function):
+    """An axis of x [c, h, w], twice as long: 4 taps for even places, mirrored ones for odd ones."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor, taps: Tensor, axis: int, wanted: int) -> Tensor:
+        n, half = x.shape[axis], -(-wanted // 2)
+        first, last = _cut(x, axis, 0, 1), _cut(x, axis, n - 1, n)
+        before, after = _repeated(first, axis, 2), _repeated(last, axis, half - n + 2)
+        padded = Tensor.concat([before, x, after], axis)
+        ctx.save_for_backward(padded, taps)
+        ctx.sizes = axis, n, half, wanted  # type: ignore[attr-defined]
+        even, odd = (
+            _sum([_cut(padded, axis, j + odd, j + odd + half) * _tap(taps, j, odd)
+                  for j in range(TAPS)])
+            for odd in (0, 1)
+        )  # fmt: skip
+        shape = even.shape
+        apart = (*shape[: axis + 1], 1, *shape[axis + 1 :])
+        both = Tensor.concat([even.reshape(*apart), odd.reshape(*apart)], axis + 1)
+        return _cut(both.reshape(*shape[:axis], 2 * half, *shape[axis + 1 :]), axis, 0, wanted)
+
+    @staticmethod
+    def backward(ctx: Context, g: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        padded, taps = ctx.saved_tensors
+        axis, n, half, wanted = ctx.sizes  # type: ignore[attr-defined]
+        margin = 2 * TAPS
+        ends = [(0, 0)] * 3
+        ends[axis] = (margin, 2 * half - wanted + margin)
+        framed = g.pad(*ends).contiguous()
+
+        def taken(away: int, odd: int, count: int) -> Tensor:
+            begin = margin - 2 * away + odd
+            return _cut(framed, axis, begin, begin + 2 * count - 1, 2)
+
         terms = []
         for j in range(TAPS):
-            tap = taps[TAPS - 1 - j if phase else j].reshape(1, 1, 1)
-            terms.append(padded[:, :, j + phase : j + phase + half] * tap)
-        parts.append((terms[0] + terms[1] + terms[2] + terms[3]).reshape(*x.shape[:2], half, 1))
-    both = Tensor.concat(parts, 3).reshape(*x.shape[:2], 2 * half)
-    return both[:, :, :wanted]
+            terms.append(taken(j, 0, half + 4) * _tap(taps, j, 0))
+            terms.append(taken(j + 1, 1, half + 4) * _tap(taps, j, 1))
+        by_padded = _sum(terms).contiguous()
+        by_taps = []
+        for j in range(TAPS):
+            even = taken(0, 0, half) * _cut(padded, axis, j, j + half)
+            odd = taken(0, 1, half) * _cut(padded, axis, TAPS - j, TAPS - j + half)
+            by_taps.append((even + odd).sum(2).sum().reshape(1))
+        return _unrepeated(by_padded, axis, n), Tensor.concat(by_taps), None, None
 
 
-def bicubic() -> list[float]:
-    """The taps to begin with: Keys' cubic with a = -0.75, a quarter of a step to the left."""
-    found = []
-    for d in (1.75, 0.75, 0.25, 1.25):
-        a = -0.75
-        if d <= 1:
-            found.append((a + 2) * d**3 - (a + 3) * d**2 + 1)
-        else:
-            found.append(a * d**3 - 5 * a * d**2 + 8 * a * d - 4 * a)
-    return found
+def _unrepeated(g: Tensor, axis: int, n: int) -> Tensor:
+    """Gradients by an axis of n values, from those with repeated ones: 2 before, others behind."""
+    if n == 1:
+        return g.sum(axis, keepdims=True)
+    first = _cut(g, axis, 0, 3).sum(axis, keepdims=True)
+    last = _cut(g, axis, n + 1, g.shape[axis]).sum(axis, keepdims=True)
+    inner = [_cut(g, axis, 3, n + 1)] if n > 2 else []
+    return Tensor.concat([first, *inner, last], axis)
+
+
+def _cut(x: Tensor, axis: int, begin: int, end: int, step: int = 1) -> Tensor:
+    return x[(slice(None),) * axis + (slice(begin, end, step),)]
+
+
+def _repeated(x: Tensor, axis: int, count: int) -> Tensor:
+    return x.expand(*(count if a == axis else n for a, n in enumerate(x.shape)))
+
+
+def _tap(taps: Tensor, j: int, odd: int) -> Tensor:
+    return taps[TAPS - 1 - j if odd else j].reshape(1, 1, 1)
+
+
+def _sum(terms: list[Tensor]) -> Tensor:
+    return sum(terms[1:], terms[0])
 
 
 def soft_round(x: Tensor, inverse: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
@@ -198,7 +241,11 @@ def nearest(x: Tensor) -> Tensor:
     return _floor(x + 0.5)
 
 
-def kumaraswamy(uniform: Tensor, inverse_a: Tensor, inverse_b: Tensor) -> Tensor:
-    """Noise around 0, within half a step, from numbers in [0, 1)."""
-    inner = ((1.0 - uniform).log2() * inverse_b).exp2().minimum(1 - 2.0**-24)
-    return ((1.0 - inner).log2() * inverse_a).exp2() - 0.5
+def noise(bits: Tensor, share: Tensor) -> Tensor:
+    """Noise around 0, within half a step, from random bits: two uniform numbers' weighted mean.
+
+    With a `share` of 1 for the first it is uniform; with less the middle is more likely.
+    """
+    first = (bits >> 16).cast(dtype.i32).cast(dtype.f32) * 2.0**-16
+    second = (bits & 0xFFFF).cast(dtype.i32).cast(dtype.f32) * 2.0**-16
+    return second + (first - second) * share - (0.5 - 2.0**-17)

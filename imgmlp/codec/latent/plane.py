@@ -44,7 +44,7 @@ class Plane:
         for h, w in sizes[1:]:
             grids.append(Grid(h, w, row, column))
             column += w + REACH
-        used = row + (sizes[1][0] if levels > 1 else 0) - (REACH + 1)
+        used = row + (sizes[1][0] if levels > 1 else 0)  # and REACH + 1 rows that used them
         places = -(-used * pitch // ROWS) * ROWS
         rows = REACH + 1 + -(-places // pitch) + REACH + 1
         pixels = -(-height * pitch // ROWS) * ROWS

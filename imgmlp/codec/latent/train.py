@@ -16,6 +16,7 @@ import numpy as np
 
 from imgmlp.codec.checkpoint import Resumable
 from imgmlp.codec.latent import parts
+from imgmlp.codec.latent.model import BICUBIC, usual_levels
 from imgmlp.codec.latent.plane import REACH, Plane
 from imgmlp.engine import AnyDevice, Program, Tensor, compile, dtype, nn, optim
 
@@ -34,7 +35,7 @@ class Control:
 
     price: float  # lambda
     temperature: float = 0.3  # of soft rounding
-    shape: float = 2.0  # of noise: a of the Kumaraswamy distribution
+    share: float = 0.63  # of noise: 1 is uniform, 1/2 most around the middle
     noise: float = 1.0
     latents: float = 0.2  # learning rate, in quantisation steps
     networks: float = 1e-2  # learning rate
@@ -42,17 +43,10 @@ class Control:
 
     def array(self) -> Array:
         """float32 [10], as the device wants it."""
-        a, t = self.shape, self.temperature
-        b = (2**a * (a - 1) + 1) / a
-        soft = [1 / t, 0.5 / math.tanh(0.5 / t), 1 / a, 1 / b, self.noise]
+        t = self.temperature
+        soft = [1 / t, 0.5 / math.tanh(0.5 / t), self.share, self.noise, 0.0]
         rates = [self.latents, self.networks, self.price, float(self.rounding), 0.0]
         return np.array([*soft, *rates], np.float32)
-
-
-def levels_of(height: int, width: int) -> int:
-    """How many grids a picture has."""
-    most = 7 + (height * width >= 1 << 20) + (height * width >= 3 << 20)
-    return min(most, 1 + math.ceil(math.log2(max(height, width))))
 
 
 class LatentStep(Resumable):
@@ -63,7 +57,7 @@ class LatentStep(Resumable):
         hidden: int = HIDDEN, entropy: int = ENTROPY, epsilon: float = EPSILON,
     ) -> None:  # fmt: skip
         self.height, self.width, self.channels = pixels.shape
-        self.levels = levels_of(self.height, self.width)
+        self.levels = usual_levels(self.height, self.width)
         self.seed, self.device, self.epsilon = seed, device, epsilon
         self.plane = plane = Plane.of(self.height, self.width, self.levels)
         self.synthesis_shapes = _layers(self.levels, hidden, hidden, self.channels)
@@ -92,7 +86,7 @@ class LatentStep(Resumable):
         found = np.zeros((self.channels, self.plane.pixels), np.float32)
         view = found[:, : self.height * self.plane.pitch]
         rows = view.reshape(self.channels, self.height, self.plane.pitch)
-        rows[:, :, : self.width] = pixels.transpose(2, 0, 1) / np.float32(255)
+        rows[:, :, : self.width] = pixels.transpose(2, 0, 1) / np.float32(255) - np.float32(0.5)
         return found
 
     def _inside(self) -> Array:
@@ -114,7 +108,7 @@ class LatentStep(Resumable):
         count, found = len(self.synthesis_shapes), list[Array]()
         for number, shape in enumerate(self.shapes):
             if shape == (parts.TAPS,) and number >= len(self.shapes) - self.levels + 1:
-                found.append(np.array(parts.bicubic()))
+                found.append(np.array(BICUBIC))
             elif len(shape) == 1 or count <= number < count + 4:
                 found.append(np.zeros(shape))
             else:
@@ -133,12 +127,21 @@ class LatentStep(Resumable):
         )
         seen, slopes = zip(*[self._quantised(n) for n in range(self.levels)], strict=True)
         plane = self._assembled(seen)
-        bits = self._bits(plane, entropy)
-        answer = self._answer(plane, synthesis, convolutions, taps)
+        contexts = parts.contexts(plane, self.plane)
+        own = plane[self.plane.first : self.plane.first + self.plane.places]
+        bits = self._bits(contexts, own, entropy)
+        views = self._views(plane)
+        answer = self._answer(views, synthesis, convolutions, taps)
         error = ((answer - self.target) * self.inside.reshape(1, -1)).square().sum()
         loss = error * (1 / self.channels) + bits * self.control[7]
-        *by_grid, by_flat = loss.gradient([*seen, self.flat])
-        self.adam_grids.apply([g * s for g, s in zip(by_grid, slopes, strict=True)])
+        by_context, by_own, *by_views, by_flat = loss.gradient([contexts, own, *views, self.flat])
+        gradients = []
+        for grid, view, slope in zip(self.plane.grids, by_views, slopes, strict=True):
+            slid = view.reshape(-1)[: grid.height * self.plane.pitch] if grid.row == REACH + 1 else view
+            whole = slid.reshape(grid.height, -1)[:, : grid.width]
+            found = parts.by_grid(by_context, by_own, self.plane, grid)
+            gradients.append((found + whole) * slope)
+        self.adam_grids.apply(gradients)
         norm = by_flat.square().sum().sqrt()
         most = CLIP * self.height * self.width
         self.adam.apply([by_flat * (most / norm.maximum(most))])
@@ -148,10 +151,10 @@ class LatentStep(Resumable):
     def _quantised(self, level: int) -> tuple[Tensor, Tensor]:
         """A grid's values as the networks see them, and the slopes of that."""
         values = self.grids[level]
-        inverse, spread, inverse_a, inverse_b, amount = (self.control[n] for n in range(5))
+        inverse, spread, share, amount = (self.control[n] for n in range(4))
         rounding = self.control[8]
-        uniform = Tensor.uniform(values.shape, (self.seed, self.count, level))
-        noise = parts.kumaraswamy(uniform, inverse_a, inverse_b) * amount
+        bits = Tensor.random_bits(values.shape, (self.seed, self.count, level))
+        noise = parts.noise(bits, share) * amount
         once, first = parts.soft_round(values, inverse, spread)
         twice, second = parts.soft_round(once + noise, inverse, spread)
         seen = twice + (parts.nearest(values) - twice) * rounding
@@ -179,19 +182,17 @@ class LatentStep(Resumable):
         rows.append(Tensor.zeros(plane.rows - done, pitch))
         return Tensor.concat(rows, 0).reshape(plane.size)
 
-    def _bits(self, plane: Tensor, layers: list[Tensor]) -> Tensor:
-        x = parts.Contexts.apply(plane, self.plane).permute(1, 0)
-        found = perceptron(x, layers)  # [places, 2]
-        own = plane[self.plane.first : self.plane.first + self.plane.places]
+    def _bits(self, contexts: Tensor, own: Tensor, layers: list[Tensor]) -> Tensor:
+        found = perceptron(contexts.permute(1, 0), layers)  # [places, 2]
         bits = parts.Bits.apply(own, found[:, 0], found[:, 1])
         return (bits * self.taken).sum()
 
     def _answer(
-        self, plane: Tensor, synthesis: list[Tensor], convolutions: list[Tensor],
+        self, views: list[Tensor], synthesis: list[Tensor], convolutions: list[Tensor],
         taps: list[Tensor],
     ) -> Tensor:  # fmt: skip
         """The picture, [channels, pixels of the plane]."""
-        x = self._maps(plane, taps).permute(1, 0)
+        x = self._maps(views, taps).permute(1, 0)
         inside = self.inside.reshape(1, -1)
         y = perceptron(x, synthesis).permute(1, 0) * inside  # [channels, pixels]
         ones = (self.channels, 1)
@@ -200,32 +201,30 @@ class LatentStep(Resumable):
         y = (y + parts.Activation.apply(z)) * inside
         return y + parts.Convolution.apply(y, w2, self.plane) + b2.reshape(*ones)
 
-    def _maps(self, plane: Tensor, taps: list[Tensor]) -> Tensor:
-        """Every grid as large as the picture, [levels, pixels of the plane]."""
-        pitch, full = self.plane.pitch, self.plane.grids
-        table = plane.reshape(self.plane.rows, pitch)
-
-        def grid(level: int) -> Tensor:
-            g = full[level]
+    def _views(self, plane: Tensor) -> list[Tensor]:
+        """The finest grid as it lies in the plane, [1, pixels of the plane]; others [1, h, w]."""
+        table = plane.reshape(self.plane.rows, self.plane.pitch)
+        begin = self.plane.first
+        found = [plane[begin : begin + self.plane.pixels].reshape(1, -1)]
+        for g in self.plane.grids[1:]:
             view = table[g.row : g.row + g.height, g.column : g.column + g.width]
-            return view.reshape(1, g.height, g.width)
+            found.append(view.reshape(1, g.height, g.width))
+        return found
 
-        rows = self.plane.pixels // pitch + (self.plane.pixels % pitch > 0)
-        begin = full[0].row * pitch
-        finest = plane[begin : begin + self.plane.pixels].reshape(1, -1)
+    def _maps(self, views: list[Tensor], taps: list[Tensor]) -> Tensor:
+        """Every grid as large as the picture, [levels, pixels of the plane]."""
         if self.levels == 1:
-            return finest
-        maps = grid(self.levels - 1)
-        for level in range(self.levels - 2, -1, -1):
-            g = full[level]
-            size = (g.height, g.width) if level else (g.height, pitch)
-            maps = parts.upsampled(maps, taps[level], *size)
-            if level:
-                maps = Tensor.concat([grid(level), maps], 0)
-        maps = maps.reshape(self.levels - 1, g.height * pitch)
-        maps = maps.pad((0, 0), (0, self.plane.pixels - g.height * pitch))
-        del rows
-        return Tensor.concat([finest, maps], 0)
+            return views[0]
+        maps, pitch = views[-1], self.plane.pitch
+        for level in range(self.levels - 2, 0, -1):
+            g = self.plane.grids[level]
+            maps = parts.upsampled(maps, taps[level], g.height, g.width)
+            maps = Tensor.concat([views[level], maps], 0)
+        maps = parts.upsampled(maps, taps[0], self.height, pitch)
+        maps = maps.reshape(self.levels - 1, self.height * pitch)
+        if self.plane.pixels > self.height * pitch:
+            maps = maps.pad((0, 0), (0, self.plane.pixels - self.height * pitch))
+        return Tensor.concat([views[0], maps], 0)
 
     # --- from and to the host ---
 

@@ -1,0 +1,190 @@
+"""What a latent file holds: grids of whole numbers and networks of whole numbers.
+
+Data and its bounds only: knows neither bytes nor devices. Everything that exact decoding relies
+on, sizes and the bounds of 32-bit sums, is proved here when a model is made, whoever made it.
+
+In real numbers, with `a` the activation x * smoothstep(x / 4 + 1/2):
+
+- entropy network, for every latent, of its causal neighbours x [neighbours]:
+  a(x W0 + b0) -> a(. W1 + b1) -> . W2 + b2 = (mean, s); the latent is Laplace distributed around
+  mean with scale exp(s - 4), integrated over [v - 1/2, v + 1/2].
+- upsampling from grid l + 1 to l, by rows and by columns alike, with taps f of level l:
+  out[2i] = f0 in[i-2] + f1 in[i-1] + f2 in[i] + f3 in[i+1], and mirrored
+  out[2i+1] = f3 in[i-1] + f2 in[i] + f1 in[i+1] + f0 in[i+2]; past an edge its value is repeated.
+- synthesis, for every pixel, of the maps x [levels], finest first:
+  a(x W0 + b0) -> a(. W1 + b1) -> . W2 + b2 = y [channels], then two 3x3 convolutions with zeros
+  past the edges: y + a(conv(y, K0) + c0) -> y + conv(y, K1) + c1. Black is -1/2, white 1/2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from imgmlp.errors import FormatError
+
+Array = np.ndarray[Any, Any]
+
+LEAST, LARGEST = -64, 63  # latent
+LEVELS = 7
+MAX_LEVELS = 12
+MAX_HIDDEN = 128
+MAX_WEIGHT = 2**15  # magnitude
+MAX_EXPONENT = 15  # of weights
+
+VALUE_BITS = 10  # of the fraction of a map's value or an activation
+LIMIT = 2**18 - 1  # of their magnitude, so ±256
+PIXEL_BITS = 14  # of the fraction of what the convolutions take and give
+
+# (rows up, columns to the right) of the neighbours that the entropy network sees, nearest first.
+# A network of fewer neighbours sees the first of them.
+NEIGHBOURS = tuple(
+    sorted(
+        [(0, -x) for x in (1, 2, 3)] + [(-y, x) for y in (1, 2, 3) for x in range(-3, 4)],
+        key=lambda place: (place[0] ** 2 + place[1] ** 2, place),
+    )
+)
+BICUBIC = (-0.0234375, 0.2265625, 0.8671875, -0.0703125)  # Catmull-Rom, a quarter of a pixel off
+
+_DAMAGED = "the file is damaged or was not written by imgmlp; get it again"
+
+
+def _check(good: bool, problem: str) -> None:
+    if not good:
+        raise FormatError(problem, hint=_DAMAGED)
+
+
+def usual_levels(height: int, width: int) -> int:
+    """How many grids a picture of this size has if nothing else is wanted."""
+    pixels = height * width
+    wanted = LEVELS + (pixels >= 1_000_000) + (pixels >= 3_000_000)
+    needed = (max(height, width) - 1).bit_length() + 1  # the last of them is 1x1
+    return min(wanted, needed)
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """All sizes of a model. Raises FormatError for those that no file may have."""
+
+    height: int
+    width: int
+    channels: int
+    levels: int
+    synthesis: int = 32  # width of the synthesis' hidden layers
+    entropy: int = 24  # width of the entropy network's hidden layers
+    neighbours: int = len(NEIGHBOURS)
+
+    def __post_init__(self) -> None:
+        _check(min(self.height, self.width) >= 1, "there is no picture of this size")
+        _check(1 <= self.channels <= 4, f"{self.channels} channels are neither gray nor RGB")
+        _check(1 <= self.levels <= MAX_LEVELS, f"there are {self.levels} grids")
+        for width in (self.synthesis, self.entropy):
+            _check(1 <= width <= MAX_HIDDEN, f"a network's layers are {width} wide")
+        known = 1 <= self.neighbours <= len(NEIGHBOURS)
+        _check(known, f"the entropy network has {self.neighbours} neighbours")
+
+    @property
+    def grids(self) -> tuple[tuple[int, int], ...]:
+        """(height, width) of every grid, finest first."""
+        return tuple(
+            (-(-self.height // (1 << level)), -(-self.width // (1 << level)))
+            for level in range(self.levels)
+        )
+
+    @property
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every tensor of the networks, in the order in which they are coded.
+
+        Weights are [inputs, outputs], of convolutions [rows, columns, inputs, outputs].
+        """
+        entropy = _dense("entropy", (self.neighbours, self.entropy, self.entropy, 2))
+        synthesis = _dense(
+            "synthesis", (self.levels, self.synthesis, self.synthesis, self.channels)
+        )
+        residual: dict[str, tuple[int, ...]] = {}
+        for number in range(2):
+            residual[f"residual.{number}.weight"] = (3, 3, self.channels, self.channels)
+            residual[f"residual.{number}.bias"] = (self.channels,)
+        return entropy | {"upsampling": (self.levels - 1, 4)} | synthesis | residual
+
+
+def _dense(name: str, sizes: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {}
+    for number, (inputs, outputs) in enumerate(pairwise(sizes)):
+        found[f"{name}.{number}.weight"] = (inputs, outputs)
+        found[f"{name}.{number}.bias"] = (outputs,)
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Quantized:
+    """A tensor of real numbers values * 2 ** -exponent."""
+
+    values: Array  # int32
+    exponent: int
+
+    def floats(self) -> Array:
+        """float32 of the same shape, exactly."""
+        return np.ldexp(self.values.astype(np.float32), -self.exponent)
+
+
+def quantized(values: Array, exponent: int) -> Quantized:
+    """The nearest multiples of a step, halves to even."""
+    return Quantized(np.rint(np.ldexp(np.float64(values), exponent)).astype(np.int32), exponent)
+
+
+@dataclass(frozen=True, eq=False)
+class LatentModel:
+    """A picture as whole numbers.
+
+    Raises FormatError for latents or weights out of bounds, and unless every sum that decoding
+    makes of them fits in 32 bits.
+    """
+
+    shape: ModelShape
+    latents: tuple[Array, ...]  # int8 [rows, columns] of each grid, finest first
+    networks: Mapping[str, Quantized]  # those of shape.tensors
+
+    def __post_init__(self) -> None:
+        found = tuple(grid.shape for grid in self.latents)
+        _check(found == self.shape.grids, f"grids are {found}, not {self.shape.grids}")
+        for grid in self.latents:
+            inside = grid.dtype == np.int8 and grid.min() >= LEAST and grid.max() <= LARGEST
+            _check(inside, f"latents are not int8 from {LEAST} to {LARGEST}")
+        check_networks(self.shape, self.networks)
+
+
+def check_networks(shape: ModelShape, networks: Mapping[str, Quantized]) -> None:
+    """Raise FormatError unless networks have these shapes, and sums of them fit in 32 bits."""
+    shapes = shape.tensors
+    _check(list(networks) == list(shapes), "the networks' tensors are others")
+    for name, tensor in networks.items():
+        good = tensor.values.shape == shapes[name] and tensor.values.dtype == np.int32
+        _check(good, f"{name} is {tensor.values.dtype}{list(tensor.values.shape)}")
+        finer = VALUE_BITS if name.endswith("bias") else 0
+        _check(0 <= tensor.exponent <= MAX_EXPONENT + finer, f"{name} has no such step")
+        small = int(np.abs(tensor.values.astype(np.int64)).max(initial=0)) <= MAX_WEIGHT
+        _check(small, f"a weight of {name} is too large")
+        if name.endswith(".weight"):
+            _check_sums(name, tensor, networks[name.replace(".weight", ".bias")])
+    least = PIXEL_BITS - VALUE_BITS
+    good = networks["synthesis.2.weight"].exponent >= least
+    _check(good, f"the step of synthesis.2.weight is coarser than 2**-{least}")
+    taps = np.abs(networks["upsampling"].values.astype(np.int64)).sum(1)
+    _check(int(taps.max(initial=0)) * LIMIT < 2**30, "sums of upsampling need more than 32 bits")
+
+
+def _check_sums(name: str, weight: Quantized, bias: Quantized) -> None:
+    bits = PIXEL_BITS if name.startswith("residual") else VALUE_BITS
+    finer = bits + weight.exponent - bias.exponent
+    _check(finer >= 0, f"biases beside {name} are finer than the sums that they join")
+    weights = np.abs(weight.values.astype(np.int64)).reshape(-1, weight.values.shape[-1])
+    largest = weights.sum(0) * LIMIT + (np.abs(bias.values.astype(np.int64)) << finer)
+    _check(
+        int(largest.max()) < 2**31 - 2 ** (MAX_EXPONENT + VALUE_BITS),
+        f"sums of {name} need more than 32 bits",
+    )
