@@ -88,7 +88,8 @@ def _program(updates: Sequence[Update], how: How, least: int = 0) -> Procedure:
     after = _program(plan.after, how, MUCH)
     notes = [p.note for p in (before, after) if any(isinstance(k, Block) for k in p.kernels)]
     found = Procedure((*ahead, plan.block, *after.items), "; ".join([plan.note, *notes]))
-    if not least and len(found.kernels) + LEAST_SAVED > launches:
+    several = sum(isinstance(k, Block) for k in found.kernels) > 1
+    if not (least or several) and len(found.kernels) + LEAST_SAVED > launches:
         why = f"a block would leave {len(found.kernels)} of {launches} launches"
         return replace(general, note=f"no block: {why}")
     return found
