@@ -9,7 +9,9 @@ all prices.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -120,19 +122,9 @@ class LatentStep(Resumable):
     # --- the step ---
 
     def _step(self) -> dict[str, Tensor]:
-        arrays = nn.slices(self.flat, self.shapes)
-        ends = np.cumsum([len(self.synthesis_shapes), 4, len(self.entropy_shapes)])
-        synthesis, convolutions, entropy, taps = (
-            arrays[a:b] for a, b in zip([0, *ends], [*ends, None], strict=True)
-        )
         seen, slopes = zip(*[self._quantised(n) for n in range(self.levels)], strict=True)
-        plane = self._assembled(seen)
-        contexts = parts.contexts(plane, self.plane)
-        own = plane[self.plane.first : self.plane.first + self.plane.places]
-        bits = self._bits(contexts, own, entropy)
-        views = self._views(plane)
-        answer = self._answer(views, synthesis, convolutions, taps)
-        error = ((answer - self.target) * self.inside.reshape(1, -1)).square().sum()
+        error, bits, found = self._forward(seen)
+        contexts, own, views = found
         loss = error * (1 / self.channels) + bits * self.control[7]
         by_context, by_own, *by_views, by_flat = loss.gradient([contexts, own, *views, self.flat])
         gradients = []
@@ -148,6 +140,26 @@ class LatentStep(Resumable):
         self.count.assign(self.count + 1)
         return {"error": error, "bits": bits}
 
+    def _forward(
+        self, seen: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, list[Tensor]]]:
+        """The squared error and the bits that grids give, and how they are read: as contexts, as
+        what these are contexts of, and as what becomes the picture.
+        """
+        arrays = nn.slices(self.flat, self.shapes)
+        ends = np.cumsum([len(self.synthesis_shapes), 4, len(self.entropy_shapes)])
+        synthesis, convolutions, entropy, taps = (
+            arrays[a:b] for a, b in zip([0, *ends], [*ends, None], strict=True)
+        )
+        plane = self._assembled(seen)
+        contexts = parts.contexts(plane, self.plane)
+        own = plane[self.plane.first : self.plane.first + self.plane.places]
+        bits = self._bits(contexts, own, entropy)
+        views = self._views(plane)
+        answer = self._answer(views, synthesis, convolutions, taps)
+        error = ((answer - self.target) * self.inside.reshape(1, -1)).square().sum()
+        return error, bits, (contexts, own, views)
+
     def _quantised(self, level: int) -> tuple[Tensor, Tensor]:
         """A grid's values as the networks see them, and the slopes of that."""
         values = self.grids[level]
@@ -160,7 +172,7 @@ class LatentStep(Resumable):
         seen = twice + (parts.nearest(values) - twice) * rounding
         return seen.maximum(-64.0).minimum(63.0), first * second
 
-    def _assembled(self, seen: tuple[Tensor, ...] | list[Tensor]) -> Tensor:
+    def _assembled(self, seen: Sequence[Tensor]) -> Tensor:
         """All grids in their plane, [size]."""
         plane, (top, *others) = self.plane, self.plane.grids
         pitch = plane.pitch
@@ -227,6 +239,30 @@ class LatentStep(Resumable):
         return Tensor.concat([views[0], maps], 0)
 
     # --- from and to the host ---
+
+    @cached_property
+    def _judging(self) -> Program:
+        def forward() -> dict[str, Tensor]:
+            seen = [parts.nearest(g).maximum(-64.0).minimum(63.0) for g in self.grids]
+            error, bits, _ = self._forward(seen)
+            return {"error": error, "bits": bits}
+
+        return compile(forward, self.device)
+
+    def judge(self, flat: Array) -> tuple[float, float]:
+        """The mean squared error on [0, 1] and the bits per pixel that rounded grids and these
+        networks give; the step's own networks are what they were afterwards.
+        """
+        own = self.flat.numpy()
+        self.flat.write(flat)
+        self._judging.run()
+        error, bits = (float(self._judging.read(name)) for name in ("error", "bits"))
+        self.flat.write(own)
+        return error / (self.pixels * self.channels), bits / self.pixels
+
+    @property
+    def pixels(self) -> int:
+        return self.height * self.width
 
     def steer(self, control: Control) -> None:
         """What the steps from now on obey."""
