@@ -187,25 +187,22 @@ class _Plan:
         found = {b for k in kernels for b in k.writes() if b.device is None}
         found = {b for b in found if not isinstance(b, LocalRoom)}
         rooms = found - set(self.partial.buffers.values())
+        rooms -= {storage(whole) for whole in self.finished.values()}
         return sum(b.nbytes // b.shape[0] for b in rooms)
 
     def _finish(self, node: Node, cut: Cut, given: dict[Node, Node]) -> None:
         """Give the tile's rows of a value that is needed as a whole a place in memory."""
-        axis = self.kinds.axis(node, len(node.shape))
+        axis, value = self.kinds.axis(node, len(node.shape)), self.tile.value(node)
         assert axis is not None
-        order = (axis, *(a for a in range(len(node.shape)) if a != axis))
-        rows = move(Op.PERMUTE, self.tile.value(node), order)
-        if rows not in given:
+        if value not in given:
             room = self._free_state(node, cut) if axis == 0 else None
             if room is not None:
                 self.direct.add(room)
-            shape = (cut.rows * cut.tiles, *rows.shape[1:])
+            shape = tuple(cut.rows * cut.tiles if a == axis else n for a, n in enumerate(node.shape))
             room = room or Buffer(shape, node.dtype, name=f"rows{len(self.finished)}")
-            given[rows] = part(move(Op.RESHAPE, buffer(room), shape), "tile", cut.tiles)
-        full = ((0, cut.batch), *((0, n) for n in rows.shape[1:]))
-        back = tuple(order.index(a) for a in range(len(order)))
-        whole = move(Op.PERMUTE, move(Op.SHRINK, given[rows].src[0], full), back)
-        self.finished[node] = whole
+            given[value] = part(move(Op.RESHAPE, buffer(room), shape), "tile", cut.tiles, axis)
+        full = tuple((0, n) for n in node.shape)
+        self.finished[node] = move(Op.SHRINK, given[value].src[0], full)
 
     def _free_state(self, node: Node, cut: Cut) -> Buffer | None:
         """A state that takes this value, in any shape, and whose old value nobody reads."""
