@@ -112,7 +112,8 @@ class _Plan:
         self.rows = [n for n in nodes if kinds.of[n] is Kind.ROW and n in wanted and n.src]
         again = kinds.again(nodes)
         needed = roots | {s for n in after if n not in again for s in n.src}
-        self.rows = [n for n in self.rows if n in needed or not self._again(n)]
+        left = (n for n in self.rows if n in needed or not self._again(n))
+        self.rows = list(dict.fromkeys(n if n in roots else self._uncut(n) for n in left))
         if not self.sums and not self.rows:
             return
         batch = kinds.rows()
@@ -135,6 +136,14 @@ class _Plan:
         head = (*cleared, *self.ready, *self.tile.head.kernels())
         self.block = Block("block", cut.tiles, cut.rows, cut.groups, head, tuple(kernels))
         self.note = self._told(cut, after)
+
+    def _uncut(self, node: Node) -> Node:
+        """The ROW value that a needed one is a piece of: it is left as a whole, once."""
+        while node.op in (Op.SHRINK, Op.RESHAPE) and self.kinds.of[node.src[0]] is Kind.ROW:
+            if not node.src[0].src:
+                break
+            node = node.src[0]
+        return node
 
     def _again(self, node: Node) -> bool:
         """Whether another block had better compute a ROW value once more than read it."""
