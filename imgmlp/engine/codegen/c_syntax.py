@@ -19,7 +19,7 @@ SYMBOLS = {
 }  # fmt: skip
 CALLS = {
     Op.EXP2: "power_of_two",
-    Op.LOG2: "log2",
+    Op.LOG2: "logarithm",
     Op.SIN: "sin",
     Op.COS: "cos",
     Op.SQRT: "square_root",
