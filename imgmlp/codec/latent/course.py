@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from imgmlp.codec import checkpoint
-from imgmlp.codec.checkpoint import State
-from imgmlp.codec.fit import Progress
 from imgmlp.codec.latent.train import Control, LatentStep
+from imgmlp.codec.training import checkpoint
+from imgmlp.codec.training.checkpoint import State
+from imgmlp.codec.training.run import Progress
 
 Array = np.ndarray[Any, Any]
 Ended = Literal["done", "interrupted", "diverged"]

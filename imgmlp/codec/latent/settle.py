@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.codec import entropy
+from imgmlp.codec.bitstream import range_coder
 from imgmlp.codec.latent.model import (
     LARGEST,
     LEAST,
@@ -138,7 +138,7 @@ class Search:
 def network_bits(networks: Mapping[str, Quantized]) -> float:
     """What a file spends on networks."""
     values = (q.values.ravel() for q in networks.values())
-    return sum(16 + entropy.bits(v, entropy.choose(v)) for v in values)
+    return sum(16 + range_coder.bits(v, range_coder.choose(v)) for v in values)
 
 
 def model_of(step: LatentStep, price: float) -> LatentModel:

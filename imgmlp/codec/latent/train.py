@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.checkpoint import Resumable
 from imgmlp.codec.latent import parts
 from imgmlp.codec.latent.model import BICUBIC, usual_levels
 from imgmlp.codec.latent.plane import REACH, Plane
+from imgmlp.codec.training.checkpoint import Resumable
 from imgmlp.engine import AnyDevice, Program, Tensor, compile, nn, optim
 
 Array = np.ndarray[Any, Any]
