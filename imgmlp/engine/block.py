@@ -195,7 +195,9 @@ class _Plan:
             room = self._free_state(node, cut) if axis == 0 else None
             if room is not None:
                 self.direct.add(room)
-            shape = tuple(cut.rows * cut.tiles if a == axis else n for a, n in enumerate(node.shape))
+            shape = tuple(
+                cut.rows * cut.tiles if a == axis else n for a, n in enumerate(node.shape)
+            )
             room = room or Buffer(shape, node.dtype, name=f"rows{len(self.finished)}")
             given[value] = part(move(Op.RESHAPE, buffer(room), shape), "tile", cut.tiles, axis)
         full = tuple((0, n) for n in node.shape)

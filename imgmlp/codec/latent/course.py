@@ -98,4 +98,6 @@ class Course:
         loss = float(step.program.read("error")) / (pixels * step.channels)
         pace = done / max(time.perf_counter() - self._began, 1e-9)
         psnr = -10 * math.log10(max(loss, 1e-12))
-        return Progress(done, self.decided.steps, loss, psnr, pace, (self.decided.steps - done) / pace)
+        return Progress(
+            done, self.decided.steps, loss, psnr, pace, (self.decided.steps - done) / pace
+        )
