@@ -36,7 +36,9 @@ ORDER = """
     codec.latent codec.latent.model codec.latent.tables codec.latent.context codec.latent.latents
     codec.latent.kernel codec.latent.sections
     codec.pieces codec.integer codec.latent.upsampling codec.latent.synthesis codec.latent.decode
+    codec.latent.plane codec.latent.parts codec.latent.train
     codec.fit codec.learn codec.render codec.compact codec.target codec.course
+    codec.latent.course codec.latent.settle
     codec.rounding codec.encode codec.pipeline
     interrupt text terminal facts verify selftest
     bench bench.job bench.by_hand bench.pytorch bench.peak bench.start bench.speed bench.report
