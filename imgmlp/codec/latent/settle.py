@@ -6,32 +6,31 @@ networks with rounded weights give them, and the bits of the weights.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.bitstream import range_coder
 from imgmlp.codec.latent.model import (
     LARGEST,
     LEAST,
-    MAX_WEIGHT,
     NEIGHBOURS,
-    PIXEL_BITS,
-    VALUE_BITS,
     LatentModel,
     ModelShape,
     Quantized,
+    check_networks,
     quantized,
 )
 from imgmlp.codec.latent.parts import WIDTH
 from imgmlp.codec.latent.plane import REACH
+from imgmlp.codec.latent.sections import network_bits
 from imgmlp.codec.latent.train import LatentStep
+from imgmlp.errors import FormatError
 
 Array = np.ndarray[Any, Any]
 
 START = {"weight": 7, "bias": 7, "upsampling": 8}  # exponents of steps to begin with
-MOST = 12
 
 
 def shape_of(step: LatentStep) -> ModelShape:
@@ -90,7 +89,8 @@ class Search:
         self.tried: dict[tuple[tuple[str, int], ...], float] = {}
 
     def run(self, rounds: int = 2) -> dict[str, Quantized]:
-        best = self._cost(self.exponents)
+        while (best := self._cost(self.exponents)) == math.inf:  # sums would need too many bits
+            self.exponents = {n: e - 1 for n, e in self.exponents.items()}
         for _ in range(rounds):
             before = best
             for name in self.floats:
@@ -109,24 +109,12 @@ class Search:
         return {n: quantized(a, exponents[n]) for n, a in self.floats.items()}
 
     def _cost(self, exponents: Mapping[str, int]) -> float:
-        if not self._allowed(exponents):
-            return float("inf")
         key = tuple(exponents.items())
         if key not in self.tried:
             networks = self._rounded(exponents)
-            large = any(np.abs(q.values).max() > MAX_WEIGHT for q in networks.values())
-            self.tried[key] = float("inf") if large else self._judged(networks)
+            good = _is_valid(shape_of(self.step), networks)
+            self.tried[key] = self._judged(networks) if good else math.inf
         return self.tried[key]
-
-    def _allowed(self, exponents: Mapping[str, int]) -> bool:
-        for name, exponent in exponents.items():
-            if name.endswith("bias"):
-                bits = PIXEL_BITS if name.startswith("residual") else VALUE_BITS
-                if exponent > bits + exponents[name.replace("bias", "weight")]:
-                    return False
-            if not 0 <= exponent <= MOST:
-                return False
-        return exponents["synthesis.2.weight"] >= PIXEL_BITS - VALUE_BITS
 
     def _judged(self, networks: Mapping[str, Quantized]) -> float:
         """D + lambda R in mean squared error on [0, 1] and bits per pixel."""
@@ -135,10 +123,13 @@ class Search:
         return error + self.price * (bits + network_bits(networks) / self.step.pixels)
 
 
-def network_bits(networks: Mapping[str, Quantized]) -> float:
-    """What a file spends on networks."""
-    values = (q.values.ravel() for q in networks.values())
-    return sum(16 + range_coder.bits(v, range_coder.choose(v)) for v in values)
+def _is_valid(shape: ModelShape, networks: Mapping[str, Quantized]) -> bool:
+    """Whether a file may have these."""
+    try:
+        check_networks(shape, networks)
+    except FormatError:
+        return False
+    return True
 
 
 def model_of(step: LatentStep, price: float) -> LatentModel:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -95,7 +96,8 @@ class LatentStep(Resumable):
         """float32 [pixels of the plane]: 1 where the picture is."""
         at = np.arange(self.plane.pixels)
         inside = (at % self.plane.pitch < self.width) & (at // self.plane.pitch < self.height)
-        return inside.astype(np.float32)
+        found: Array = inside.astype(np.float32)
+        return found
 
     def _taken(self) -> Array:
         """float32 [places]: 1 where the plane has a value of a grid."""
@@ -128,15 +130,12 @@ class LatentStep(Resumable):
         loss = error * (1 / self.channels) + bits * self.control[7]
         by_context, by_own, *by_views, by_flat = loss.gradient([contexts, own, *views, self.flat])
         gradients = []
-        for grid, view, slope in zip(self.plane.grids, by_views, slopes, strict=True):
-            slid = (
-                view.reshape(-1)[: grid.height * self.plane.pitch]
-                if grid.row == REACH + 1
-                else view
-            )
-            whole = slid.reshape(grid.height, -1)[:, : grid.width]
-            found = parts.by_grid(by_context, by_own, self.plane, grid)
-            gradients.append((found + whole) * slope)
+        for level, (view, slope) in enumerate(zip(by_views, slopes, strict=True)):
+            grid = self.plane.grids[level]
+            pitch = view.shape[-1] if level else self.plane.pitch
+            rows = view.reshape(-1)[: grid.height * pitch].reshape(grid.height, pitch)
+            by_rate = parts.by_grid(by_context, by_own, self.plane, grid)
+            gradients.append((by_rate + rows[:, : grid.width]) * slope)
         self.adam_grids.apply(gradients)
         norm = by_flat.square().sum().sqrt()
         most = CLIP * self.height * self.width
@@ -268,7 +267,8 @@ class LatentStep(Resumable):
 
     @property
     def pixels(self) -> int:
-        return self.height * self.width
+        count: int = self.height * self.width
+        return count
 
     def steer(self, control: Control) -> None:
         """What the steps from now on obey."""
@@ -291,6 +291,6 @@ def perceptron(x: Tensor, layers: list[Tensor]) -> Tensor:
 
 def _layers(*widths: int) -> list[tuple[int, ...]]:
     found: list[tuple[int, ...]] = []
-    for inputs, outputs in zip(widths, widths[1:], strict=False):
+    for inputs, outputs in pairwise(widths):
         found += [(inputs, outputs), (outputs,)]
     return found
