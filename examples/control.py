@@ -36,7 +36,7 @@ def power_iteration(device: AnyDevice) -> None:
     print(f"largest eigenvalue {program.read('eigenvalue'):.4f}, NumPy finds {values[-1]:.4f}")
     np.testing.assert_allclose(program.read("eigenvalue"), values[-1], rtol=1e-4)
     alike = abs(program.read("vector") @ vectors[:, -1])
-    np.testing.assert_allclose(alike, 1.0, atol=1e-3)
+    np.testing.assert_allclose(alike, 1.0, rtol=1e-4)
 
 
 def collatz(device: AnyDevice) -> None:

@@ -58,7 +58,7 @@ def second_order(device: AnyDevice) -> None:
     (slope,) = x.sin().sum().gradient([x])
     (curvature,) = slope.sum().gradient([x])
     print(f"the second derivative of the sine: {curvature.numpy()}")
-    np.testing.assert_allclose(curvature.numpy(), -np.sin([0.3, 1.2]), atol=1e-6)
+    np.testing.assert_allclose(curvature.numpy(), -np.sin([0.3, 1.2]), rtol=1e-6)
 
 
 def main(device: AnyDevice) -> None:

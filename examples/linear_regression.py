@@ -137,8 +137,9 @@ def main(device: AnyDevice) -> None:
     hand_weight, hand_bias = by_hand(data, orders)
     furthest = np.abs(found - hand_weight).max()
     print(f"NumPy takes the same steps to weights that differ by {furthest:.1e} at most")
-    np.testing.assert_allclose(found, hand_weight, atol=1e-4)
-    np.testing.assert_allclose(bias, hand_bias, atol=1e-4)
+    near = 1e-5 * np.abs(hand_weight).max()
+    np.testing.assert_allclose(found, hand_weight, rtol=0, atol=near)
+    np.testing.assert_allclose(bias, hand_bias, rtol=0, atol=near)
     held = data.x[TRAINING:] @ found + bias - data.y[TRAINING:]
     r2 = 1 - np.mean(held**2) / np.var(data.y[TRAINING:])
     print(f"R2 of rows that were not trained on, by NumPy: {r2:.5f}")

@@ -56,7 +56,9 @@ def main(device: AnyDevice) -> None:
         program.run()
         wanted = bits_by_hand(COUNT, number)
         np.testing.assert_array_equal(program.read("bits"), wanted)
-        np.testing.assert_allclose(program.read("normal"), normal_by_hand(wanted), atol=2e-5)
+        normal = normal_by_hand(wanted)  # a rounded angle turns the radius by as much
+        near = 2 * np.pi * 1e-6 * np.abs(normal).max()
+        np.testing.assert_allclose(program.read("normal"), normal, rtol=0, atol=near)
         print(f"seed {number}: {program.read('bits')[:3]} ... are the bits that NumPy finds")
     values = program.read("normal").astype(np.float64)
     draw(values)

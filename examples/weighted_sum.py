@@ -103,11 +103,13 @@ def check(device: AnyDevice, kind: type[Function]) -> None:
     factors = rng.standard_normal((16, 24))
     inputs = [Tensor(a, device, requires_grad=True) for a in (x, weight)]
     answer = kind.apply(*inputs)
-    compare(answer.numpy(), x @ weight, atol=1e-4)
+    sizes = np.abs(x), np.abs(weight), np.abs(factors)  # rounding is a share of what is added
+    compare(answer.numpy(), x @ weight, atol=1e-6 * sizes[0] @ sizes[1])
     (answer * Tensor(factors, device)).sum().backward()
     found = [t.grad.numpy() for t in inputs if t.grad is not None]
-    compare(found[0], factors[..., None] * weight, atol=1e-5)
-    compare(found[1], np.einsum("ij,ijd->d", factors, x), atol=1e-4)
+    compare(found[0], factors[..., None] * weight)
+    added = np.einsum("ij,ijd->d", sizes[2], sizes[0])
+    compare(found[1], np.einsum("ij,ijd->d", factors, x), atol=1e-6 * added)
     print(f"{kind.__name__:12s} {list(x.shape)} -> {list(answer.shape)}, two gradients: right")
 
 

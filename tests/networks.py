@@ -1,10 +1,17 @@
-"""A small network of whole numbers that several tests decode."""
+"""Small models of whole numbers that several tests decode."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from imgmlp.codec.bitstream.quantize import nearest_step
+from imgmlp.codec.latent.model import (
+    BICUBIC,
+    LatentModel,
+    ModelShape,
+    quantized,
+    usual_levels,
+)
 from imgmlp.codec.mlp.network import LAST_STEP, Layer, Network, Shape
 
 
@@ -19,3 +26,22 @@ def small_network(channels: int = 3, width: int = 8, frequencies: int = 3) -> Ne
         biases = np.rint(generator.normal(0, 40, outputs)).astype(np.int32)
         layers.append(Layer(weights, biases, nearest_step(deviation / 60, LAST_STEP), 2))
     return Network(shape, tuple(layers))
+
+
+def small_latent_model(
+    height: int = 21, width: int = 26, channels: int = 3, spread: float = 1.5, **sizes: int
+) -> LatentModel:
+    """A model of random latents and weights; its picture has many grays."""
+    chance = np.random.default_rng([height, width, channels])
+    shape = ModelShape(height, width, channels, usual_levels(height, width), **sizes)
+    networks = {}
+    for name, size in shape.tensors.items():
+        deviation = 0.1 if name.endswith("bias") else 1 / np.sqrt(max(1, np.prod(size[:-1])))
+        networks[name] = quantized(chance.normal(0, deviation, size), 6)
+    networks["upsampling"] = quantized(np.tile(BICUBIC, (shape.levels - 1, 1)), 7)
+    networks["entropy.2.bias"] = quantized(np.array([0.1, 4.0]), 8)
+    grids = tuple(
+        np.clip(np.rint(chance.laplace(0, spread, size)), -64, 63).astype(np.int8)
+        for size in shape.grids
+    )
+    return LatentModel(shape, grids, networks)

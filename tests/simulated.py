@@ -7,6 +7,7 @@ tests/engine/codegen/test_simulator.py notices when one is missing.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -148,7 +149,12 @@ def integers(x: Tensor, y: Tensor, z: Tensor) -> dict[str, Tensor]:
 
 
 def casts(*tensors: Tensor) -> dict[str, Tensor]:
-    return {f"{t.dtype.name} {d.name}": t.cast(d) for t in tensors for d in STORED}
+    """All pairs; of a negative float no unsigned number, which each processor makes otherwise."""
+    found = {}
+    for t, d in itertools.product(tensors, STORED):
+        unsigned = t.dtype.is_float and d in (dtype.u8, dtype.u32)
+        found[f"{t.dtype.name} {d.name}"] = (t.abs() if unsigned else t).cast(d)
+    return found
 
 
 def views(x: Tensor) -> dict[str, Tensor]:

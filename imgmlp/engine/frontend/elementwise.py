@@ -59,6 +59,11 @@ class Elementwise:
         return self if self.dtype.is_float else self.cast(dt.f32)
 
     def cast(self, dtype: DType) -> Self:
+        """The same numbers in another dtype; floats lose their fraction on the way to integers.
+
+        What integers have no room for wraps; a float beyond what the dtype holds, as one below
+        zero is for an unsigned one, becomes what the device makes of it.
+        """
         return self._with(graph.cast(self.node, dtype))
 
     def __add__(self, other: Operand) -> Self:

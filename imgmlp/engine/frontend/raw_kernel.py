@@ -175,10 +175,11 @@ def _number(what: str, declared: str, given: np.generic | float) -> np.generic:
     return number
 
 
-def compare(found: Any, specification: Any, rtol: float = 1e-5, atol: float = 1e-6) -> None:
+def compare(found: Any, specification: Any, rtol: float = 1e-5, atol: float | Array = 1e-6) -> None:
     """Raise AssertionError, naming the first wrong element, unless `found` is as specified.
 
-    Elements may differ by `rtol` of the specified one and by `atol`; NaN is equal to NaN.
+    Elements may differ by `rtol` of the specified one and by `atol`, of each or of all; of a long
+    sum a share of the sum of absolute values is right. NaN is equal to NaN.
     """
     found, wanted = np.asarray(found), np.asarray(specification)
     if found.shape != wanted.shape:

@@ -10,6 +10,7 @@ import mutations
 import numpy as np
 import pytest
 from conftest import MAPPINGS, open_mapping
+from networks import small_latent_model
 
 from imgmlp.codec import decoder
 from imgmlp.codec.bitstream import container
@@ -22,7 +23,6 @@ from imgmlp.codec.latent.model import (
     ModelShape,
     Quantized,
     quantized,
-    usual_levels,
 )
 from imgmlp.codec.latent.synthesis import synthesize
 from imgmlp.codec.latent.upsampling import upsample
@@ -30,25 +30,6 @@ from imgmlp.engine import open_device
 from imgmlp.errors import FormatError, ImgmlpError, UsageError
 
 SIZES = [(1, 1), (1, 9), (9, 1), (2, 2), (3, 5), (4, 4), (33, 31), (17, 64)]  # height, width
-
-
-def small_model(
-    height: int = 21, width: int = 26, channels: int = 3, spread: float = 1.5, **sizes: int
-) -> LatentModel:
-    """A model of random latents and weights; its picture has many grays."""
-    chance = np.random.default_rng([height, width, channels])
-    shape = ModelShape(height, width, channels, usual_levels(height, width), **sizes)
-    networks = {}
-    for name, size in shape.tensors.items():
-        deviation = 0.1 if name.endswith("bias") else 1 / np.sqrt(max(1, np.prod(size[:-1])))
-        networks[name] = quantized(chance.normal(0, deviation, size), 6)
-    networks["upsampling"] = quantized(np.tile(BICUBIC, (shape.levels - 1, 1)), 7)
-    networks["entropy.2.bias"] = quantized(np.array([0.1, 4.0]), 8)
-    grids = tuple(
-        np.clip(np.rint(chance.laplace(0, spread, size)), -64, 63).astype(np.int8)
-        for size in shape.grids
-    )
-    return LatentModel(shape, grids, networks)
 
 
 def read(
@@ -81,7 +62,7 @@ def file_of(model: LatentModel) -> bytes:
 @pytest.mark.parametrize("mapping", ["numpy", "one"])
 @pytest.mark.parametrize("size", SIZES)
 def test_a_model_comes_back_from_its_sections(size: tuple[int, int], mapping: str) -> None:
-    model = small_model(*size)
+    model = small_latent_model(*size)
     assert_same(read(sections.write(model), model.shape, mapping), model)
 
 
@@ -90,19 +71,19 @@ def test_a_model_comes_back_from_its_sections(size: tuple[int, int], mapping: st
     "sizes", [{"neighbours": 1}, {"neighbours": 14, "entropy": 16}, {"synthesis": 7, "entropy": 1}]
 )
 def test_networks_may_have_other_widths(sizes: dict[str, int], mapping: str) -> None:
-    model = small_model(**sizes)
+    model = small_latent_model(**sizes)
     assert_same(read(sections.write(model), model.shape, mapping), model)
 
 
 @pytest.mark.parametrize("mapping", ["numpy", "one"])
 def test_latents_may_be_anything_from_64_below_0_to_63(mapping: str) -> None:
-    model = small_model(spread=100.0)
+    model = small_latent_model(spread=100.0)
     assert (model.latents[0].min(), model.latents[0].max()) == (-64, 63)
     assert_same(read(sections.write(model), model.shape, mapping), model)
 
 
 def test_a_grid_of_zeros_costs_nothing() -> None:
-    model = small_model()
+    model = small_latent_model()
     empty = replace(model, latents=tuple(np.zeros_like(grid) for grid in model.latents))
     assert sections.write(empty)[2] == bytes(2)
     assert_same(read(sections.write(empty), model.shape), empty)
@@ -111,7 +92,7 @@ def test_a_grid_of_zeros_costs_nothing() -> None:
 
 
 def test_bits_are_those_that_are_written() -> None:
-    model = small_model(64, 96)
+    model = small_latent_model(64, 96)
     _, coded, stream = sections.write(model)
     assert 0 <= 8 * len(stream) - latents.bits(model) <= 24
     of_steps = 16 * len(model.networks)
@@ -120,7 +101,7 @@ def test_bits_are_those_that_are_written() -> None:
 
 @pytest.mark.parametrize("mapping", MAPPINGS)
 def test_a_model_decodes_to_the_same_picture_everywhere(mapping: str) -> None:
-    model = small_model()
+    model = small_latent_model()
     decoded = synthesize(model, open_mapping(mapping))
     np.testing.assert_array_equal(decoded, synthesize(model, open_device("numpy")), strict=True)
     assert decoded.shape == (21, 26, 3)
@@ -130,14 +111,14 @@ def test_a_model_decodes_to_the_same_picture_everywhere(mapping: str) -> None:
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 @pytest.mark.parametrize("size", [(1, 1), (1, 9), (5, 3)])
 def test_a_file_decodes_to_its_picture(size: tuple[int, int], channels: int) -> None:
-    found = container.parse(file_of(small_model(*size, channels)))
+    found = container.parse(file_of(small_latent_model(*size, channels)))
     decoded = decoder.decode(found, open_device("numpy"))
     assert decoded.shape == (*size, channels)
     assert container.digest(decoded) == found.header.digest
 
 
 def test_another_size_is_refused() -> None:
-    found = container.parse(file_of(small_model()))
+    found = container.parse(file_of(small_latent_model()))
     device = open_device("numpy")
     assert decoder.decode(found, device, (26, 21)).shape == (21, 26, 3)
     with pytest.raises(UsageError, match="only its own size, 26×21"):
@@ -145,7 +126,7 @@ def test_another_size_is_refused() -> None:
 
 
 def test_a_model_whose_sums_need_more_than_32_bits_is_refused() -> None:
-    model = small_model()
+    model = small_latent_model()
     for name in ("entropy.1.weight", "synthesis.0.weight", "residual.1.weight", "upsampling"):
         old = model.networks[name]
         large = Quantized(np.full_like(old.values, 2**14), old.exponent)
@@ -157,7 +138,7 @@ TINY = {"synthesis": 3, "entropy": 2, "neighbours": 4}
 
 
 def test_every_truncation_and_every_flipped_bit_is_noticed() -> None:
-    data = file_of(small_model(5, 7, 1, **TINY))
+    data = file_of(small_latent_model(5, 7, 1, **TINY))
     for size in range(len(data)):
         with pytest.raises(FormatError):
             mutations.decode(data[:size])
@@ -170,7 +151,7 @@ def test_every_truncation_and_every_flipped_bit_is_noticed() -> None:
 
 def test_every_flipped_bit_of_a_section_is_noticed_behind_right_checksums() -> None:
     """Every decoded picture is compared with its digest; most files are refused long before."""
-    pieces = mutations.parts(file_of(small_model(5, 7, 1, **TINY)))
+    pieces = mutations.parts(file_of(small_latent_model(5, 7, 1, **TINY)))
     for at, piece in enumerate(pieces):
         for bit in range(8 * (1 if at else len(piece)), 8 * len(piece), 5):
             changed = bytearray(piece)
@@ -182,7 +163,7 @@ def test_every_flipped_bit_of_a_section_is_noticed_behind_right_checksums() -> N
 
 
 def test_damaged_files_lead_to_no_other_picture() -> None:
-    data = file_of(small_model(9, 14, **TINY))
+    data = file_of(small_latent_model(9, 14, **TINY))
     good = mutations.decode(data)
     for damaged in mutations.mutants(data, 1_500, seed=5):
         try:
@@ -195,7 +176,7 @@ def test_damaged_files_lead_to_no_other_picture() -> None:
 
 @pytest.mark.parametrize("mapping", ["numpy", "one"])
 def test_a_damaged_stream_of_latents_is_refused_or_other_latents(mapping: str) -> None:
-    model = small_model(16, 24)
+    model = small_latent_model(16, 24)
     head, weights, coded = sections.write(model)
     chance = random.Random(1)
     refused = 0
@@ -211,7 +192,7 @@ def test_a_damaged_stream_of_latents_is_refused_or_other_latents(mapping: str) -
 
 
 def test_more_latents_than_bytes_can_hold_are_refused_before_there_is_memory_for_them() -> None:
-    head, weights, coded = sections.write(small_model(4, 4, 1, **TINY))
+    head, weights, coded = sections.write(small_latent_model(4, 4, 1, **TINY))
     with pytest.raises(FormatError, match="latents cannot be in"):
         sections.read((head, weights, coded), (2**14, 2**14), 1, open_device("numpy"))
 
@@ -230,7 +211,7 @@ def test_more_latents_than_bytes_can_hold_are_refused_before_there_is_memory_for
     ],
 )
 def test_sizes_beyond_the_limits_are_refused(at: int, value: int, problem: str) -> None:
-    model = small_model(5, 7, 1, **TINY)
+    model = small_latent_model(5, 7, 1, **TINY)
     head, weights, coded = sections.write(model)
     changed = bytearray(head)
     changed[at] = value
@@ -240,7 +221,7 @@ def test_sizes_beyond_the_limits_are_refused(at: int, value: int, problem: str) 
 
 @pytest.mark.parametrize("kept", [0, 5, 6, 39])
 def test_a_cut_network_section_is_refused(kept: int) -> None:
-    model = small_model()
+    model = small_latent_model()
     head, weights, coded = sections.write(model)
     with pytest.raises(FormatError, match=r"too short|take"):
         read((head[:kept], weights, coded), model.shape)
@@ -258,7 +239,7 @@ def test_latents_come_in_waves_from_the_top(size: tuple[int, int]) -> None:
 
 
 def test_a_part_of_the_upsampled_maps_is_that_part_of_all() -> None:
-    model = small_model(37, 45)
+    model = small_latent_model(37, 45)
     filters = model.networks["upsampling"]
     whole = upsample(model.latents, filters, (0, 37), (0, 45))
     for rows, columns in [((0, 1), (0, 45)), ((13, 22), (7, 8)), ((36, 37), (31, 45))]:
@@ -280,19 +261,19 @@ def test_upsampling_keeps_what_is_constant() -> None:
 @pytest.mark.parametrize("size", [(1, 1), (1, 6), (6, 1), (13, 22)])
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 def test_the_document_is_enough_to_decode_a_file(size: tuple[int, int], channels: int) -> None:
-    model = small_model(*size, channels, synthesis=8, entropy=6)
+    model = small_latent_model(*size, channels, synthesis=8, entropy=6)
     decoded = synthesize(model, open_device("numpy"))
     assert reference.picture(file_of(model)) == decoded.tolist()
 
 
 def test_the_document_is_enough_to_decode_large_latents() -> None:
-    model = small_model(9, 14, spread=100.0)
+    model = small_latent_model(9, 14, spread=100.0)
     assert reference.picture(file_of(model)) == synthesize(model, open_device("numpy")).tolist()
 
 
 def extreme_model() -> LatentModel:
     """One whose values and means run into their bounds everywhere."""
-    model = small_model(9, 14, spread=60.0)
+    model = small_latent_model(9, 14, spread=60.0)
     networks = dict(model.networks)
     for name, factor in [
         ("entropy.1", 8),

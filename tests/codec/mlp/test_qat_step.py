@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from conftest import open_mapping, small_pixels
+from reference import close
 
 from imgmlp.codec.mlp import integer_inference, qat_step
 from imgmlp.codec.mlp.network import Shape
@@ -31,7 +32,8 @@ def test_the_activation_is_the_decoders() -> None:
     device = open_device("numpy")
     found = Activation.apply(Tensor(x, device)).numpy()
     whole = integer_inference.activate(Tensor((x * 1024).astype(np.int32), device)).numpy()
-    np.testing.assert_allclose(found, whole / 1024, atol=0.004)
+    # cut off: the argument, whose slope is at most 1.5, and the share, of up to 4; and one rounding
+    assert np.abs(found - whole / 1024).max() <= (1.5 + 2 + 0.5) / 1024
 
 
 def test_the_activations_gradient_is_its_slope() -> None:
@@ -43,8 +45,8 @@ def test_the_activations_gradient_is_its_slope() -> None:
         u = np.clip(v / 4 + 0.5, 0, 1)
         return v * u * u * (3 - 2 * u)
 
-    expected = (plain(points + 1e-5) - plain(points - 1e-5)) / 2e-5
-    np.testing.assert_allclose(found.numpy(), expected, atol=1e-4)
+    expected = (plain(points + 1e-6) - plain(points - 1e-6)) / 2e-6
+    assert close(found.numpy(), expected, 1 + np.abs(points))
 
 
 def test_opencl_agrees_with_numpy() -> None:
@@ -54,7 +56,7 @@ def test_opencl_agrees_with_numpy() -> None:
         one.sizes.write(np.full(6, -4, np.float32))
         losses(one, control, 3)
     for name, array in reference.state().items():
-        np.testing.assert_allclose(step.state()[name], array, rtol=2e-2, atol=2e-4, err_msg=name)
+        assert close(step.state()[name], array, roundings=1024), name
 
 
 def test_training_lowers_the_loss() -> None:
@@ -119,7 +121,7 @@ def test_steps_move_by_what_the_noise_costs() -> None:
     for n in range(6):
         delta = np.eye(6)[n] / 16
         slope = (error(sizes + delta)[1] - error(sizes - delta)[1]) * 8
-        assert first_moment[n] / (1 - qat_step.BETAS[0]) == pytest.approx(slope, rel=0.05, abs=2e-4)
+        assert first_moment[n] / (1 - qat_step.BETAS[0]) == pytest.approx(slope, rel=0.02)
 
 
 def test_steps_stand_still_without_noise() -> None:

@@ -9,6 +9,7 @@ sizes here as it otherwise is for large ones.
 from __future__ import annotations
 
 import re
+import typing
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from importlib import resources
@@ -16,11 +17,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from networks import small_latent_model
 from reference import close
-from simulated import STEPS, Make, draw, programs
+from simulated import OTHERS, PRODUCTS, STEPS, Make, draw, programs
 
 from imgmlp.codec.float_mlp import pipeline
 from imgmlp.codec.float_mlp.config import Architecture, Encoding, Weights
+from imgmlp.codec.latent import sections
 from imgmlp.codec.training import chunked
 from imgmlp.engine import Device, NumpyDevice
 from imgmlp.engine.codegen.render import building_block
@@ -29,12 +32,13 @@ from imgmlp.engine.device.base import Allocation
 from imgmlp.engine.device.launch import KernelHandle
 from imgmlp.engine.device.opencl import find
 from imgmlp.engine.ir.op import ELEMENTWISE
-from imgmlp.engine.ir.target import Lanes
+from imgmlp.engine.ir.target import NARROW, Lanes
 from imgmlp.engine.ir.uops import U
 from imgmlp.engine.lowering import map_kernels, reduce_kernels
 from imgmlp.engine.passes import schedule
 
-LANES: tuple[Lanes, ...] = ("one", "group")
+Mapping = tuple[Lanes, int]  # and elements of the widest vectors
+MAPPINGS: tuple[Mapping, ...] = (("one", NARROW), ("one", 2 * NARROW), ("group", NARROW))
 UNITS = 3  # compute units that kernels are written for: shares that divide little
 CHECKS = {
     "OCLGRIND_DATA_RACES": "1",
@@ -54,11 +58,14 @@ class Judge(Device):
     With `arena` those share bytes by the memory plan, so that two in one kernel could race.
     """
 
-    def __init__(self, lanes: Lanes, log: Path, thorough: bool = True, arena: bool = False) -> None:
+    def __init__(
+        self, mapping: Mapping, log: Path, thorough: bool = True, arena: bool = False
+    ) -> None:
         assert SIMULATOR is not None
         handle, info = SIMULATOR
         super().__init__(handle, replace(info, compute_units=UNITS))
-        self.lanes, self.log, self.thorough, self.arena = lanes, log, thorough, arena
+        self.lanes, self.vector_width = mapping
+        self.log, self.thorough, self.arena = log, thorough, arena
         self.align = self.align if arena else 1
         # Oclgrind 21.10 forgets what is written to an address that was in use before.
         self.kept: list[Allocation] = []
@@ -93,12 +100,12 @@ Open = Callable[..., Judge]
 def judge(small: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Open:
     """Opens a Judge. Not thorough: kernels are optimised, and what is read may be unwritten."""
 
-    def opened(lanes: Lanes, thorough: bool = True, arena: bool = False) -> Judge:
+    def opened(mapping: Mapping, thorough: bool = True, arena: bool = False) -> Judge:
         # read when a context is made
         checks = CHECKS | ({"OCLGRIND_UNINITIALIZED": "1"} if thorough else {})
         for name, value in {**checks, "OCLGRIND_LOG": str(tmp_path / "log")}.items():
             monkeypatch.setenv(name, value)
-        return Judge(lanes, tmp_path / "log", thorough, arena)
+        return Judge(mapping, tmp_path / "log", thorough, arena)
 
     return opened
 
@@ -122,38 +129,64 @@ def check(make: Make, device: Judge) -> None:
         assert close(found, truth, roundings=1024), name
 
 
+def spoken(mapping: Mapping) -> str:
+    return f"{mapping[0]} {mapping[1]}"
+
+
+def programs_of(mapping: Mapping) -> dict[str, Make]:
+    """What is simulated in it, whole steps apart; of wider vectors what they may change."""
+    lanes, vector = mapping
+    return programs(lanes) if vector == NARROW else PRODUCTS | OTHERS
+
+
+CASES = [
+    pytest.param(m, name, id=f"{spoken(m)}-{name}") for m in MAPPINGS for name in programs_of(m)
+]
+
+
 @simulated
-@pytest.mark.parametrize(("lanes", "name"), [(x, name) for x in LANES for name in programs(x)])
-def test_nothing_is_reported(lanes: Lanes, name: str, judge: Open) -> None:
-    check(programs(lanes)[name], judge(lanes))
+@pytest.mark.parametrize(("mapping", "name"), CASES)
+def test_nothing_is_reported(mapping: Mapping, name: str, judge: Open) -> None:
+    check(programs_of(mapping)[name], judge(mapping))
 
 
 @simulated
 @pytest.mark.parametrize("arena", [False, True], ids=["apart", "arena"])
 @pytest.mark.parametrize("name", STEPS)
-@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("mapping", MAPPINGS, ids=spoken)
 def test_nothing_is_reported_of_whole_steps(
-    lanes: Lanes, name: str, arena: bool, judge: Open
+    mapping: Mapping, name: str, arena: bool, judge: Open
 ) -> None:
     """Also where intermediates share an arena, in which overlapping ones of a kernel would race."""
-    check(STEPS[name], judge(lanes, lanes == "one" and not arena, arena))
+    check(STEPS[name], judge(mapping, mapping[0] == "one" and not arena, arena))
 
 
 @simulated
-@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("mapping", MAPPINGS, ids=spoken)
 def test_nothing_is_reported_of_decoding(
-    lanes: Lanes, judge: Open, monkeypatch: pytest.MonkeyPatch
+    mapping: Mapping, judge: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipeline, "PIXELS_AT_ONCE", 5)
     monkeypatch.setattr(chunked, "GPUS", 1)
     shape = Architecture((8, 5, 3), float(np.float32(0.1)))
     flat = draw(shape.parameters)
     weights = Weights(shape, Encoding((1.0, 2.0), (1.0, 3.0), 0.5), 7, 2, flat)
-    device = judge(lanes, lanes == "one")
+    device = judge(mapping, mapping[0] == "one")
     found = pipeline.decode(weights, device)
     assert device.report() == ""
     wanted = pipeline.decode(weights, NumpyDevice())
     assert np.abs(found.astype(int) - wanted).max() <= 1
+
+
+@simulated
+def test_nothing_is_reported_of_reading_latents(judge: Open) -> None:
+    """By kernels/latents.cl, whose neighbours lie beyond each edge of a grid."""
+    model, device = small_latent_model(6, 9), judge(("one", NARROW))
+    shape = model.shape
+    found = sections.read(sections.write(model), (9, 6), shape.channels, device)
+    assert device.report() == ""
+    for grid, wanted in zip(found.latents, model.latents, strict=True):
+        assert np.array_equal(grid, wanted)
 
 
 # --- the judge can find somebody guilty ---
@@ -171,7 +204,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_reported(fault: str, judge: Open) -> None:
     """Seven numbers in and out, and eight work-items in groups of four."""
-    device = judge("group")
+    device = judge(("group", NARROW))
     source = f"""__kernel void t_fault(__global float *out, __global const float *in) {{
         __local float part[4]; const int i = get_global_id(0), l = get_local_id(0);
         {FAULTS[fault]} }}"""
@@ -187,11 +220,15 @@ def test_a_fault_is_reported(fault: str, judge: Open) -> None:
 
 
 def all_stages(lanes: Lanes) -> list[Stages]:
-    """Every form of all that is simulated in one mapping."""
-    device = NumpyDevice()
-    device.lanes, device.info = lanes, replace(device.info, compute_units=UNITS)
-    device.keeps_groups = lanes == "one"
-    return [make(device).stages for make in (programs(lanes) | STEPS).values()]
+    """Every form of all that is simulated, by one work-item a group or by lanes."""
+    found = []
+    for mapping in (m for m in MAPPINGS if m[0] == lanes):
+        device = NumpyDevice()
+        device.lanes, device.vector_width = mapping
+        device.info = replace(device.info, compute_units=UNITS)
+        device.keeps_groups = lanes == "one"
+        found += [make(device).stages for make in (programs_of(mapping) | STEPS).values()]
+    return found
 
 
 DEFINITION = re.compile(r"^(?:static \w+ |#define |([A-Z_]+)\()([a-z]\w*)\b", re.MULTILINE)
@@ -207,7 +244,7 @@ def functions(block: str) -> dict[str, str]:
     return texts | {m[2]: macros[m[1]] for m in found if m[1]}
 
 
-@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("lanes", typing.get_args(Lanes))
 def test_every_instruction_and_operation_is_simulated(lanes: Lanes, small: None) -> None:
     uops = [u for stages in all_stages(lanes) for code in stages.codes for u in code.uops]
     shared = {U.BARRIER, U.GROUP, U.LOCAL, U.ROOM, U.TILE, U.SPREAD}
@@ -222,10 +259,11 @@ def test_every_building_block_is_simulated(small: None) -> None:
     files = resources.files("imgmlp.kernels").iterdir()
     blocks = {f.name.removesuffix(".cl") for f in files if f.name.endswith(".cl")}
     blocks.remove("product_matrix")  # in PTX, which only NVIDIA's compiler takes
+    blocks.remove("latents")  # a kernel by itself, which reading latents launches
     of_lanes = {"one": {"product_one"}, "group": {"factor", "product_group", "reduce"}}
     shared = blocks - of_lanes["one"] - of_lanes["group"]
     left = {name for block in shared for name in functions(block)}
-    for lanes in LANES:
+    for lanes in typing.get_args(Lanes):
         own = {k: v for block in of_lanes[lanes] | shared for k, v in functions(block).items()}
         called: set[str] = set()
         new = words(s.source[s.source.index("__kernel") :] for s in all_stages(lanes))

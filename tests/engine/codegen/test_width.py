@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 from conftest import open_mapping
+from reference import close
 from simulated import OTHERS, PRODUCTS, STEPS
 
 from imgmlp.engine import AnyDevice, Device, NumpyDevice, Tensor, compile
@@ -34,7 +35,7 @@ def test_both_widths_give_the_same_values(form: str, vector: int, name: str) -> 
     wanted.run()
     for output in program.outputs:
         found, truth = program.read(output), wanted.read(output)
-        assert np.allclose(found, truth, rtol=1e-3, atol=1e-4, equal_nan=True), output
+        assert close(found, truth, roundings=1024), output
 
 
 @pytest.mark.parametrize(

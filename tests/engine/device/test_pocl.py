@@ -35,8 +35,8 @@ MACROS = {
 FAKE = """
 import os
 import pyopencl
-from imgmlp.engine import cache, pocl
-cache.choose_cache()
+from imgmlp.engine.device import kernel_cache, pocl
+kernel_cache.choose_cache()
 found = [p for p in pyopencl.get_platforms() if p.name == pocl.PLATFORM]
 pyopencl.get_platforms = lambda: found  # no other driver is to step in
 (device,) = found[0].get_devices()

@@ -174,7 +174,8 @@ def test_processes_that_start_together_try_once(tmp_path: Path, info: DeviceInfo
     """Whoever waited finds what was found."""
     code = f"""
 import sys, pathlib
-from imgmlp.engine import open_device, probe
+from imgmlp.engine import open_device
+from imgmlp.engine.device import probe
 tried, log = probe._tried, pathlib.Path(sys.argv[1])
 def counted(info):
     with log.open("a") as file:

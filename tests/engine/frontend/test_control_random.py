@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from reference import close
 
 from imgmlp.engine import Program, Tensor, compile, cond, loop, open_device
 from imgmlp.engine import dtype as dt
@@ -131,24 +132,29 @@ def results(seed: int, form: str) -> list[np.ndarray]:
     [("numpy:procedure", 0, 60), ("numpy:uops", 100, 15), ("numpy:uops-group", 200, 15)],
 )
 def test_random_steps_do_what_their_nodes_say(form: str, first: int, count: int) -> None:
+    """What is rounded on the way is about as large as what comes out and goes in."""
     for seed in range(first, first + count):
-        pairs = zip(results(seed, form), results(seed, "numpy"), strict=True)
-        for i, (found, wanted) in enumerate(pairs):
-            assert np.allclose(found, wanted, rtol=1e-3, atol=1e-4), f"seed {seed}, value {i}"
+        wanted = results(seed, "numpy")
+        size = max(np.abs(value).max() for value in wanted)
+        for i, (found, value) in enumerate(zip(results(seed, form), wanted, strict=True)):
+            assert close(found, value, size, roundings=1024), f"seed {seed}, value {i}"
 
 
 def test_random_gradients_are_those_of_small_differences() -> None:
     """In float64, along a random direction; some losses do not depend on any state."""
     moving = 0
     for seed in range(60):
-        found, wanted = slopes(Maker(seed, "numpy"), h=1e-6)
-        assert found == pytest.approx(wanted, rel=1e-4, abs=1e-7), f"seed {seed}"
+        found, wanted, size = slopes(Maker(seed, "numpy"), h=1e-6)
+        assert found == pytest.approx(wanted, rel=0, abs=size), f"seed {seed}"
         moving += bool(found)
     assert moving > 50
 
 
-def slopes(maker: Maker, h: float) -> tuple[float, float]:
-    """How fast a loss changes along a random direction, by its gradient and by differences."""
+def slopes(maker: Maker, h: float) -> tuple[float, float, float]:
+    """How fast a loss changes along a random direction, by its gradient and by differences.
+
+    And how far these may be apart: 1e-5 of what is added up, and the loss's rounding over h.
+    """
     pool = maker.grow(maker.states, 0, 3 + maker.below(6))
     loss = (fit(pool[-1], ()) + fit(pool[-2], ())).node
     leaves = [state.node for state in maker.states]
@@ -161,5 +167,6 @@ def slopes(maker: Maker, h: float) -> tuple[float, float]:
         return float(evaluate([loss], moved | flag, True)[0])
 
     parts = evaluate(gradient(loss, leaves), at | flag, True)
-    found = sum((g * along[n.arg]).sum() for g, n in zip(parts, leaves, strict=True))
-    return float(found), (value(h) - value(-h)) / (2 * h)
+    terms = np.concatenate([(g * along[n.arg]).ravel() for g, n in zip(parts, leaves, strict=True)])
+    near = 1e-5 * np.abs(terms).sum() + 64 * 2**-53 * abs(value(0)) / h
+    return float(terms.sum()), (value(h) - value(-h)) / (2 * h), float(near)

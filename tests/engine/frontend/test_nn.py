@@ -67,7 +67,7 @@ def test_gradients_of_softmax_reach_every_element(device: AnyDevice) -> None:
 
 def test_softmax_of_huge_differences_stays_finite() -> None:
     x = Tensor([[1e30, 0.0, -1e30], [-1e4, -1e4, -1e4]], open_device("numpy"))
-    assert np.allclose(x.softmax().numpy(), [[1, 0, 0], [1 / 3] * 3])
+    assert close(x.softmax().numpy(), [[1, 0, 0], [1 / 3] * 3], roundings=4)
     assert np.isfinite(x.log_softmax().numpy()).all()
     assert np.isfinite((x.log_softmax() * x.softmax()).sum().gradient([x])[0].numpy()).all()
 
