@@ -9,21 +9,26 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from imgmlp.codec.latent.train import Control, LatentStep
-from imgmlp.codec.training import checkpoint
 from imgmlp.codec.training.checkpoint import State
-from imgmlp.codec.training.run import Progress
+from imgmlp.codec.training.replay import RETRIES, decibels, finite, next_chunk
+from imgmlp.codec.training.run import Progress, Run
 
 Array = np.ndarray[Any, Any]
 Ended = Literal["done", "interrupted", "diverged"]
+Pricing = Callable[[float, float], float]  # (latents' bits, dB) -> by what the price is multiplied
 
 ROUNDED = 0.92  # share of a run after which latents stand still, rounded
-LOOK = 10  # steps between looks
+LOOK, MOST = 10, 200  # steps between looks, at least and at most
+FREE = 0.1  # share of a run before prices change
+DEARER = 1.25  # times the price, at most, at once
+SLIPPED = 0.9  # share of the steps left that fits in the time limit, below which they are fewer
+HOPELESS = 10.0  # a loss that no answer near the picture has
 TEMPERATURES = 0.3, 0.15
 SHARES = 0.63, 0.87  # of noise
 LATENTS, NETWORKS = 0.2, 1e-2  # learning rates
@@ -48,56 +53,118 @@ class Decided:
 
     steps: int
     price: float
+    retries: int = 0  # after numbers exploded
     seconds: float = 0.0
 
 
 class Course:
-    """One run of a LatentStep."""
+    """One run of a LatentStep. It ends about when the clock says `limit`, if that is given."""
 
-    def __init__(self, step: LatentStep, decided: Decided) -> None:
+    def __init__(
+        self,
+        step: LatentStep,
+        decided: Decided,
+        pricing: Pricing | None = None,
+        limit: float | None = None,
+    ) -> None:
         self.step, self.decided = step, decided
-        self._kept = time.monotonic()
+        self._pricing, self._limit = pricing, limit
+        self.look = max(min(LOOK, -(-decided.steps // 20)), min(MOST, decided.steps // 500))
+        self.control = self.look * max(1, decided.steps // (50 * self.look))  # steps to new prices
+        self._chunk, self._shown = 1, (0, 0.0)
         self._began = time.perf_counter() - decided.seconds
+        self._good: State | None = None
 
     def state(self) -> State:
         self.decided.seconds = time.perf_counter() - self._began
         return State(self.step.state(), asdict(self.decided))
 
     def run(
-        self,
-        tell: Callable[[Progress], None] | None = None,
-        should_stop: Callable[[], bool] | None = None,
-        keep: Callable[[State], None] | None = None,
+        self, run: Run | None = None, complete: Callable[[State], State] = lambda state: state
     ) -> Ended:
-        """Go on to the end. `keep` is given a state from time to time, and when it stops early."""
-        done, steps = int(self.step.count.item()), self.decided.steps
-        while done < steps:
-            self.step.steer(control(done, steps, self.decided.price))
-            count = min(LOOK - done % LOOK, steps - done)
+        """Go on to the end. `complete` adds to a state what others want to have kept with it."""
+        run, done = run or Run(), int(self.step.count.item())
+        self._good = self._good or self.state()
+        self._shown = done, time.perf_counter()
+        self._steer(done - done % self.look)
+        while done < self.decided.steps:
+            count = min(self._chunk, self.look - done % self.look, self.decided.steps - done)
+            began = time.perf_counter()
             self.step.program.run(count)
             self.step.program.wait()
+            self._chunk = next_chunk(self._chunk, time.perf_counter() - began)
             done += count
-            progress = self._progress(done)
-            if not math.isfinite(progress.loss):
-                return "diverged"
-            if tell is not None:
-                tell(progress)
-            stop = should_stop is not None and should_stop()
-            late = time.monotonic() - self._kept > checkpoint.KEEP_SECONDS
-            if keep is not None and (stop or late):
-                keep(self.state())
-                self._kept = time.monotonic()
-            if stop and done < steps:
+            if done % self.look == 0 or done == self.decided.steps:
+                done = self._look(done, run.tell)
+                if done < 0:
+                    return "diverged"
+            stop = run.stopping()
+            if run.due(stop):
+                run.keep(complete(self.state()))
+            if stop and done < self.decided.steps:
                 return "interrupted"
         self.decided.seconds = time.perf_counter() - self._began
         return "done"
 
-    def _progress(self, done: int) -> Progress:
-        step = self.step
-        pixels = step.height * step.width
-        loss = float(step.program.read("error")) / (pixels * step.channels)
-        pace = done / max(time.perf_counter() - self._began, 1e-9)
-        psnr = -10 * math.log10(max(loss, 1e-12))
-        return Progress(
-            done, self.decided.steps, loss, psnr, pace, (self.decided.steps - done) / pace
+    def _look(self, done: int, tell: Callable[[Progress], None] | None) -> int:
+        """Judge and decide; returns the number of steps done, -1 if there is no way on."""
+        error, bits = (float(self.step.program.read(name)) for name in ("error", "bits"))
+        loss, rate = error / (self.step.pixels * self.step.channels), bits / self.step.pixels
+        if not (loss < HOPELESS and math.isfinite(rate)):
+            return self._recover()
+        if done % self.control == 0:
+            self._reprice(done)
+            state = self.state()
+            if finite(state.arrays.values()):
+                self._good = state
+        pace, left = self._time_left(done)
+        self._shorten(done, pace)
+        self._steer(done)
+        if tell is not None:
+            cost = loss + self.decided.price * rate
+            steps = self.decided.steps
+            tell(Progress(done, steps, loss, decibels(loss), pace, left, bpp=rate, cost=cost))
+        return done
+
+    def _recover(self) -> int:
+        """Back to the last good state, at half the learning rates."""
+        assert self._good is not None
+        retries = self.decided.retries + 1
+        self.step.restore(self._good.arrays)
+        self.decided = Decided(**self._good.facts)
+        if retries > RETRIES:
+            return -1
+        self.decided.retries = self._good.facts["retries"] = retries
+        done = int(self.step.count.item())
+        self._steer(done)
+        return done
+
+    def _reprice(self, done: int) -> None:
+        """By what rounded latents would give, which changes as long as these move."""
+        if self._pricing is None or not FREE <= done / self.decided.steps < ROUNDED:
+            return
+        error, rate = self.step.judge(self.step.flat.numpy())
+        factor = self._pricing(rate * self.step.pixels, decibels(error))
+        factor = min(max(factor, 1 / DEARER), DEARER)
+        self.decided.price = min(max(self.decided.price * factor, 1e-7), 10.0)
+
+    def _time_left(self, done: int) -> tuple[float, float]:
+        """Steps in a second since this process began them, and seconds to the end."""
+        first, since = self._shown
+        pace = (done - first) / max(time.perf_counter() - since, 1e-9)
+        return pace, (self.decided.steps - done) / max(pace, 1e-9)
+
+    def _shorten(self, done: int, pace: float) -> None:
+        """Take fewer steps where they turn out to be slower than the time limit allows."""
+        if self._limit is None:
+            return
+        fitting = max(0, int(pace * (self._limit - time.perf_counter())))
+        if fitting < SLIPPED * (self.decided.steps - done):
+            self.decided.steps = done + fitting
+
+    def _steer(self, done: int) -> None:
+        found = control(done, self.decided.steps, self.decided.price)
+        slower = 0.5**self.decided.retries
+        self.step.steer(
+            replace(found, latents=found.latents * slower, networks=found.networks * slower)
         )

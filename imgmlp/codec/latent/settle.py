@@ -7,7 +7,8 @@ networks with rounded weights give them, and the bits of the weights.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from imgmlp.codec.latent.parts import WIDTH
 from imgmlp.codec.latent.plane import REACH
 from imgmlp.codec.latent.sections import network_bits
 from imgmlp.codec.latent.train import LatentStep
+from imgmlp.codec.training.replay import decibels
 from imgmlp.errors import FormatError
 
 Array = np.ndarray[Any, Any]
@@ -79,48 +81,78 @@ def _order() -> list[int]:
     return [(up + REACH) * WIDTH + right + REACH for up, right in NEIGHBOURS]
 
 
-class Search:
-    """Steps of all tensors, one after the other, by what they give and cost."""
+@dataclass(frozen=True)
+class Figures:
+    """What rounded networks give, as floats in training have it."""
 
-    def __init__(self, step: LatentStep, price: float) -> None:
-        self.step, self.price = step, price
+    error: float  # mean squared, on [0, 1]
+    bits: float  # of the latents and of the networks
+
+    @property
+    def psnr(self) -> float:
+        """dB of the picture, whose samples are rounded."""
+        return decibels(self.error + 1 / (12 * 255**2))
+
+
+class Search:
+    """Steps of all tensors, one after the other, by what they give and cost.
+
+    It takes what it has found once `enough` says so, which is asked before every trial.
+    """
+
+    def __init__(self, step: LatentStep, enough: Callable[[], bool] = lambda: False) -> None:
+        self.step, self._enough, self._shape = step, enough, shape_of(step)
         self.floats = networks_of(step, step.flat.numpy())
         self.exponents = {n: START[n.rpartition(".")[2]] for n in self.floats}
-        self.tried: dict[tuple[tuple[str, int], ...], float] = {}
+        self._tried: dict[tuple[tuple[str, int], ...], Figures | None] = {}
+        self._bits: dict[tuple[str, int], float] = {}  # of a tensor with a step
 
-    def run(self, rounds: int = 2) -> dict[str, Quantized]:
-        while (best := self._cost(self.exponents)) == math.inf:  # sums would need too many bits
+    def run(self, price: float, rounds: int = 2) -> dict[str, Quantized]:
+        """The networks with the least D + lambda R near those that the last search found."""
+        while (best := self._cost(self.exponents, price)) == math.inf:  # sums need too many bits
             self.exponents = {n: e - 1 for n, e in self.exponents.items()}
         for _ in range(rounds):
             before = best
             for name in self.floats:
-                for way in (-1, 1):
-                    while True:
-                        changed = {**self.exponents, name: self.exponents[name] + way}
-                        cost = self._cost(changed)
-                        if cost >= best:
-                            break
-                        best, self.exponents = cost, changed
-            if best == before:
+                best = self._along(name, price, best)
+            if best == before or self._enough():
                 break
         return self._rounded(self.exponents)
+
+    def _along(self, name: str, price: float, best: float) -> float:
+        """Change one tensor's step as long as that is better; returns the least cost."""
+        for way in (-1, 1):
+            while not self._enough():
+                changed = {**self.exponents, name: self.exponents[name] + way}
+                cost = self._cost(changed, price)
+                if cost >= best:
+                    break
+                best, self.exponents = cost, changed
+        return best
+
+    def figures(self, networks: Mapping[str, Quantized]) -> Figures:
+        flat = flat_of(self.step, {n: q.floats() for n, q in networks.items()})
+        error, rate = self.step.judge(flat)
+        return Figures(error, rate * self.step.pixels + self._network_bits(networks))
+
+    def _network_bits(self, networks: Mapping[str, Quantized]) -> float:
+        for name, tensor in networks.items():
+            if (name, tensor.exponent) not in self._bits:
+                self._bits[name, tensor.exponent] = network_bits({name: tensor})
+        return sum(self._bits[name, tensor.exponent] for name, tensor in networks.items())
 
     def _rounded(self, exponents: Mapping[str, int]) -> dict[str, Quantized]:
         return {n: quantized(a, exponents[n]) for n, a in self.floats.items()}
 
-    def _cost(self, exponents: Mapping[str, int]) -> float:
-        key = tuple(exponents.items())
-        if key not in self.tried:
-            networks = self._rounded(exponents)
-            good = _is_valid(shape_of(self.step), networks)
-            self.tried[key] = self._judged(networks) if good else math.inf
-        return self.tried[key]
-
-    def _judged(self, networks: Mapping[str, Quantized]) -> float:
+    def _cost(self, exponents: Mapping[str, int], price: float) -> float:
         """D + lambda R in mean squared error on [0, 1] and bits per pixel."""
-        flat = flat_of(self.step, {n: q.floats() for n, q in networks.items()})
-        error, bits = self.step.judge(flat)
-        return error + self.price * (bits + network_bits(networks) / self.step.pixels)
+        key = tuple(exponents.items())
+        if key not in self._tried:
+            networks = self._rounded(exponents)
+            good = _is_valid(self._shape, networks)
+            self._tried[key] = self.figures(networks) if good else None
+        found = self._tried[key]
+        return math.inf if found is None else found.error + price * found.bits / self.step.pixels
 
 
 def _is_valid(shape: ModelShape, networks: Mapping[str, Quantized]) -> bool:
@@ -134,7 +166,7 @@ def _is_valid(shape: ModelShape, networks: Mapping[str, Quantized]) -> bool:
 
 def model_of(step: LatentStep, price: float) -> LatentModel:
     """The model of whole numbers."""
-    networks = Search(step, price).run()
+    networks = Search(step).run(price)
     return LatentModel(shape_of(step), grids_of(step), networks)
 
 

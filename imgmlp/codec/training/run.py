@@ -18,7 +18,8 @@ from imgmlp.errors import Interrupted, OutputError
 class Progress:
     """Where a run is. `loss` is the smoothed mean squared error on [0, 1], `psnr` its dB.
 
-    `preview()` decodes the best parameters so far to uint8 [height, width, channels].
+    `bpp` and `cost`, the squared error plus lambda times bpp, are estimates of codecs that know
+    them. `preview()` decodes the best parameters so far to uint8 [height, width, channels].
     """
 
     step: int
@@ -28,6 +29,8 @@ class Progress:
     steps_per_second: float
     seconds_left: float
     preview: Callable[[], np.ndarray[Any, Any]] | None = field(default=None, repr=False)
+    bpp: float | None = None
+    cost: float | None = None
 
 
 @dataclass(eq=False)
