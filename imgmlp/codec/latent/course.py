@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
+from imgmlp.codec.latent.settle import Search
 from imgmlp.codec.latent.train import Control, LatentStep
 from imgmlp.codec.training.checkpoint import State
 from imgmlp.codec.training.replay import RETRIES, decibels, finite, next_chunk
@@ -21,11 +22,12 @@ from imgmlp.codec.training.run import Progress, Run
 
 Array = np.ndarray[Any, Any]
 Ended = Literal["done", "interrupted", "diverged"]
-Pricing = Callable[[float, float], float]  # (latents' bits, dB) -> by what the price is multiplied
+Pricing = Callable[[float, float], float]  # (bits, dB) -> by what the price is multiplied
 
 ROUNDED = 0.92  # share of a run after which latents stand still, rounded
 LOOK, MOST = 10, 200  # steps between looks, at least and at most
 FREE = 0.1  # share of a run before prices change
+SEARCHED = 0.3, 0.6, 0.85  # shares of a run after which networks' steps are looked for
 DEARER = 1.25  # times the price, at most, at once
 SLIPPED = 0.9  # share of the steps left that fits in the time limit, below which they are fewer
 HOPELESS = 10.0  # a loss that no answer near the picture has
@@ -54,6 +56,8 @@ class Decided:
     steps: int
     price: float
     retries: int = 0  # after numbers exploded
+    exponents: dict[str, int] = field(default_factory=dict)  # of networks' steps, once looked for
+    lost: float = 0.0  # dB by which networks with these are worse
     seconds: float = 0.0
 
 
@@ -143,10 +147,16 @@ class Course:
         """By what rounded latents would give, which changes as long as these move."""
         if self._pricing is None or not FREE <= done / self.decided.steps < ROUNDED:
             return
-        error, rate = self.step.judge(self.step.flat.numpy())
-        factor = self._pricing(rate * self.step.pixels, decibels(error))
+        decided, step = self.decided, self.step
+        error, rate = step.judge(step.flat.numpy())
+        search = Search(step, decided.exponents)
+        if any(abs(done - share * decided.steps) <= self.control / 2 for share in SEARCHED):
+            found = search.figures(search.run(decided.price, rounds=1))
+            decided.exponents, decided.lost = search.exponents, decibels(error) - found.psnr
+        bits = rate * step.pixels + search.bits()
+        factor = self._pricing(bits, decibels(error) - decided.lost)
         factor = min(max(factor, 1 / DEARER), DEARER)
-        self.decided.price = min(max(self.decided.price * factor, 1e-7), 10.0)
+        decided.price = min(max(decided.price * factor, 1e-7), 10.0)
 
     def _time_left(self, done: int) -> tuple[float, float]:
         """Steps in a second since this process began them, and seconds to the end."""

@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.latent.course import Course, Decided, Pricing, control
-from imgmlp.codec.latent.model import ModelShape, quantized
+from imgmlp.codec.latent.model import ModelShape
 from imgmlp.codec.latent.rounding_search import Rounding, Written
-from imgmlp.codec.latent.sections import network_bits
-from imgmlp.codec.latent.settle import START, networks_of
 from imgmlp.codec.latent.train import LatentStep
 from imgmlp.codec.training.draft import Draft, draft
 from imgmlp.codec.training.memory_limits import explain, smaller_picture, within_memory
@@ -35,7 +33,7 @@ SETTLING = 50  # steps that take as long as the search for rounded networks
 AIM = 0.99  # of the bytes wanted
 ABOVE = 0.05  # dB more than wanted that training aims at, as taking some away is easy
 SLOW = 1.3  # times the price for every dB too much, each time that it is looked at
-OVERHEAD = 60  # bytes of a file beside weights and latents
+OVERHEAD = 40  # bytes of a file beside weights and latents
 WEIGHT_BITS = 7.0  # of a rounded weight
 SHARE = 0.3  # of the bytes wanted that networks may have at most
 # (samples of a picture, widths of the hidden layers of synthesis and of the entropy network)
@@ -96,7 +94,8 @@ class _Encoder:
                 raise self.run.interrupted(_reached(course))
             return self.limit is not None and time.perf_counter() > self.limit
 
-        rounding = Rounding(self.picture, self.wanted, step, self.device, enough)
+        made = self.picture, self.wanted
+        rounding = Rounding(*made, step, self.device, course.decided.exponents, enough)
         found = rounding.best(course.decided.price)
         return replace(
             self._draft(found, course), diverged=ended == "diverged", resumed=self.resumed
@@ -124,7 +123,7 @@ class _Encoder:
             self.resumed = int(step.count.item())
         if self.effort.seconds is not None:
             self.limit = self.began + self.effort.seconds - decided.seconds
-        course = Course(step, decided, self._pricing(step), self.limit)
+        course = Course(step, decided, self._pricing(), self.limit)
         if saved is not None:
             self.run.say(f"continuing after {_reached(course)}")
         return course
@@ -167,18 +166,14 @@ class _Encoder:
         rate = max(8 * (value - OVERHEAD), 1.0) / self.samples
         return min(max(4e-4 * math.pow(rate, -1.6), 1e-6), 1.0)
 
-    def _pricing(self, step: LatentStep) -> Pricing | None:
+    def _pricing(self) -> Pricing | None:
         value = self.wanted.value
         if self.wanted.kind == "lambda":
             return None
         if self.wanted.kind == "psnr":
             return lambda _, quality: SLOW ** (quality - value - ABOVE)
-        whole = 8 * (AIM * value - OVERHEAD - len(self.picture.icc or b""))
-
-        def by_bits(bits: float, _: float) -> float:
-            return bits / max(whole - _network_bits(step), 0.1 * whole, 1.0)
-
-        return by_bits
+        whole = max(8 * (AIM * value - OVERHEAD - len(self.picture.icc or b"")), 1.0)
+        return lambda bits, _: bits / whole
 
     # --- the result ---
 
@@ -218,12 +213,6 @@ def _described(shape: ModelShape) -> str:
     s, e = shape.synthesis, shape.entropy
     synthesis = f"{shape.levels}-{s}-{s}-{shape.channels}"
     return f"{synthesis}, {shape.neighbours}-{e}-{e}-2"
-
-
-def _network_bits(step: LatentStep) -> float:
-    """About what a file would spend on the networks as they are."""
-    floats = networks_of(step, step.flat.numpy())
-    return network_bits({n: quantized(a, START[n.rpartition(".")[2]]) for n, a in floats.items()})
 
 
 def _seconds(steps: int, pace: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,12 +62,13 @@ class Rounding:
         wanted: Target,
         step: LatentStep,
         device: AnyDevice,
+        exponents: Mapping[str, int],
         enough: Callable[[], bool] = lambda: False,
     ) -> None:
         self.picture, self.wanted, self.step, self.device = picture, wanted, step, device
         self._enough = enough
         self._grids = [grid.numpy() for grid in step.grids]
-        self._search = Search(step, enough)
+        self._search = Search(step, exponents, enough)
         self._overhead = draft.size(picture, "latent", _empty())
         self._bytes, self._decibels = 1.0, 0.0  # what estimates are multiplied by, what is added
 

@@ -100,10 +100,15 @@ class Search:
     It takes what it has found once `enough` says so, which is asked before every trial.
     """
 
-    def __init__(self, step: LatentStep, enough: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        step: LatentStep,
+        exponents: Mapping[str, int] | None = None,
+        enough: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.step, self._enough, self._shape = step, enough, shape_of(step)
         self.floats = networks_of(step, step.flat.numpy())
-        self.exponents = {n: START[n.rpartition(".")[2]] for n in self.floats}
+        self.exponents = dict(exponents or {n: START[n.rpartition(".")[2]] for n in self.floats})
         self._tried: dict[tuple[tuple[str, int], ...], Figures | None] = {}
         self._bits: dict[tuple[str, int], float] = {}  # of a tensor with a step
 
@@ -140,6 +145,10 @@ class Search:
             if (name, tensor.exponent) not in self._bits:
                 self._bits[name, tensor.exponent] = network_bits({name: tensor})
         return sum(self._bits[name, tensor.exponent] for name, tensor in networks.items())
+
+    def bits(self) -> float:
+        """About what a file would spend on the networks."""
+        return self._network_bits(self._rounded(self.exponents))
 
     def _rounded(self, exponents: Mapping[str, int]) -> dict[str, Quantized]:
         return {n: quantized(a, exponents[n]) for n, a in self.floats.items()}
