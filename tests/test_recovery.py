@@ -20,9 +20,10 @@ from imgmlp.codec.training.checkpoint import left_beside
 # The command, but with short runs that are saved often.
 COMMAND = """
 import sys
+from imgmlp.codec.latent import encode
 from imgmlp.codec.training import checkpoint, target
-checkpoint.KEEP_SECONDS, target.STEPS = 0.0, 200
-sys.argv = ["imgmlp", "encode", *sys.argv[1:], "--bytes", "150"]
+checkpoint.KEEP_SECONDS, target.STEPS, encode.FEWEST = 0.0, 3200, 100
+sys.argv = ["imgmlp", "encode", *sys.argv[1:], "--effort", "1", "--force"]
 from imgmlp.cli import main
 main()
 """

@@ -25,7 +25,7 @@ from imgmlp.image import Picture, psnr
 Array = np.ndarray[Any, Any]
 
 INWARDS = 0.5  # of a step: how far rounding latents towards zero may go
-FINER = 6.0  # halvings of the price at which networks are rounded
+HALVINGS = 6.0  # of the price at which networks are rounded, or doublings
 EXACT = 4  # files that are written to see their figures
 
 
@@ -75,38 +75,39 @@ class Rounding:
     def best(self, price: float) -> Written:
         """The file of the least D + lambda R, or of another price if that is nearer to the target.
 
-        What is too much is taken away by rounding latents towards zero; where there is room,
-        networks are rounded to finer steps.
+        Where there is too much, networks are rounded to coarser steps, then latents towards zero;
+        where there is room, networks are rounded to finer steps.
         """
         self._decided(0.0)
         networks = self._search.run(price)
         trial = self._trial(networks, 0.0)
-        found = best = self._written(trial)
-        for _ in range(EXACT - 1):
-            hit = self.wanted.hit_by(best.size, best.psnr)
-            if self.wanted.kind == "lambda" or hit or self._enough():
+        files = [self._written(trial)]
+        while len(files) < EXACT and self.wanted.kind != "lambda" and not self._enough():
+            if self.wanted.hit_by(files[-1].size, files[-1].psnr):
                 break
-            self._learn(trial, found)
-            trial = self._nearest(networks, price)
-            found = self._written(trial)
-            best = min((best, found), key=lambda w: self.wanted.distance(w.size, w.psnr))
-        return best
+            self._learn(trial, files[-1])
+            before, trial = trial, self._nearest(networks, price)
+            if trial.inwards == before.inwards and _steps(trial) == _steps(before):
+                break
+            files.append(self._written(trial))
+        return min(files, key=lambda file: self.wanted.distance(file.size, file.psnr))
 
     def _nearest(self, networks: dict[str, Quantized], price: float) -> Trial:
-        start = self._trial(networks, 0.0)
-        if too_much(self.wanted, start):
+        wanted, first = self.wanted, {n: q.exponent for n, q in networks.items()}
 
-            def inwards(share: float) -> Trial:
-                return self._trial(networks, -share)
-
-            found = halved(self.wanted, start, (-INWARDS, 0.0), inwards)
-        else:
+        def priced(halvings: float) -> Trial:
             self._decided(0.0)
-            found = halved(self.wanted, start, (0.0, FINER), lambda n: self._finer(price, n))
-        return nearest(self.wanted, [start, *found])
+            self._search.exponents = dict(first)
+            return self._trial(self._search.run(price / 2**halvings, rounds=1), 0.0)
 
-    def _finer(self, price: float, halvings: float) -> Trial:
-        return self._trial(self._search.run(price / 2**halvings, rounds=1), 0.0)
+        tried = [self._trial(networks, 0.0)]
+        ends = (-HALVINGS, 0.0) if too_much(wanted, tried[0]) else (0.0, HALVINGS)
+        tried += halved(wanted, tried[0], ends, priced)
+        if all(too_much(wanted, trial) for trial in tried):
+            coarsest = tried[-1].networks
+            ends = (-INWARDS, 0.0)
+            tried += halved(wanted, tried[-1], ends, lambda share: self._trial(coarsest, -share))
+        return nearest(wanted, tried)
 
     def _trial(self, networks: dict[str, Quantized], inwards: float) -> Trial:
         self._decided(inwards)
@@ -135,6 +136,10 @@ class Rounding:
         parts = _sections(*sections.write(model))
         size, pixels = draft.size(self.picture, "latent", parts), synthesize(model, self.device)
         return Written(model, parts, pixels, size, psnr(self.picture.pixels, pixels))
+
+
+def _steps(trial: Trial) -> list[int]:
+    return [tensor.exponent for tensor in trial.networks.values()]
 
 
 def _sections(network: bytes, weights: bytes, latents: bytes) -> tuple[Section, ...]:

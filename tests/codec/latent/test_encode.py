@@ -1,10 +1,11 @@
-"""From a picture to a file of the latent codec: targets, what is kept, and going on after a stop."""
+"""From a picture to a file of the latent codec: targets, effort, and going on after a stop."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -86,8 +87,8 @@ def test_training_makes_the_picture_better_and_dearer_bits_the_file_smaller() ->
 
 
 def test_bytes_are_kept_and_used() -> None:
-    found = run(Target("bytes", 420), effort=Effort(100))
-    assert 0.97 * 420 <= len(found.bytes) <= 420
+    found = run(Target("bytes", 520), effort=Effort(100))
+    assert 0.97 * 520 <= len(found.bytes) <= 520
     assert found.missed is None
 
 
@@ -162,7 +163,7 @@ def test_efforts_go_from_hundreds_to_a_hundred_thousand_steps() -> None:
     steps = [latent.steps_of(level) for level in range(1, 10)]
     assert steps[0] == 300
     assert steps[-1] == 100_000
-    factors = [b / a for a, b in zip(steps, steps[1:], strict=False)]
+    factors = [b / a for a, b in pairwise(steps)]
     assert max(factors) / min(factors) < 1.01
     for level in (0, 10):
         with pytest.raises(UsageError, match=f"effort is {level}"):
