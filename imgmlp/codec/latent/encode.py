@@ -37,7 +37,7 @@ OVERHEAD = 40  # bytes of a file beside weights and latents
 WEIGHT_BITS = 7.0  # of a rounded weight
 SHARE = 0.3  # of the bytes wanted that networks may have at most
 # (samples of a picture, widths of the hidden layers of synthesis and of the entropy network)
-WIDTHS = ((1_000, (6, 4)), (8_000, (12, 8)), (40_000, (20, 12)), (2**62, (32, 24)))
+WIDTHS = ((1_000, (4, 2)), (20_000, (12, 8)), (100_000, (20, 12)), (2**62, (32, 24)))
 
 
 def steps_of(level: int) -> int:
