@@ -15,9 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from imgmlp.codec.latent import decode, sections
+from imgmlp.codec.latent import sections
 from imgmlp.codec.latent.course import Course, Decided, control
 from imgmlp.codec.latent.settle import model_of
+from imgmlp.codec.latent.synthesis import synthesize
 from imgmlp.codec.latent.train import LatentStep
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.image import load
@@ -78,7 +79,7 @@ def encode(
     parts = sections.write(model)
     size = pixels.shape[1], pixels.shape[0]
     back = sections.read(parts, size, pixels.shape[2], device)
-    error = np.mean((decode.decode(back, device) - pixels.astype(np.float64)) ** 2)
+    error = np.mean((synthesize(back, device) - pixels.astype(np.float64)) ** 2)
     bpp = 8 * sum(map(len, parts)) / (size[0] * size[1])
     psnr = 10 * np.log10(255**2 / error)
     shares = " + ".join(f"{8 * len(p) / (size[0] * size[1]):.4f}" for p in parts)

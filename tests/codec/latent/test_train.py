@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from imgmlp.codec.latent import decode, latents, parts
+from imgmlp.codec.latent import latents, parts
 from imgmlp.codec.latent.course import Course, Decided
 from imgmlp.codec.latent.model import LatentModel
 from imgmlp.codec.latent.plane import Plane
 from imgmlp.codec.latent.settle import Search, flat_of, grids_of, networks_of, shape_of
+from imgmlp.codec.latent.synthesis import synthesize
 from imgmlp.codec.latent.train import Control, LatentStep
+from imgmlp.codec.training.run import Run
 from imgmlp.engine import Tensor, open_device
 
 HEIGHT, WIDTH = 21, 30
@@ -89,11 +91,11 @@ def test_a_file_has_the_picture_and_the_bits_that_training_saw() -> None:
     step = LatentStep(picture(), 1, device)
     price = 1e-3
     assert Course(step, Decided(60, price)).run() == "done"
-    search = Search(step, price)
+    search = Search(step)
     networks = search._rounded(dict.fromkeys(search.floats, 8))
     model = LatentModel(shape_of(step), grids_of(step), networks)
     error, bits = step.judge(flat_of(step, {n: q.floats() for n, q in networks.items()}))
-    seen = decode.decode(model, device).astype(np.float64)
+    seen = synthesize(model, device).astype(np.float64)
     assert np.mean((seen - picture()) ** 2) / 255**2 == pytest.approx(error, rel=0.03)
     assert latents.bits(model) / step.pixels == pytest.approx(bits, rel=0.03)
 
@@ -103,7 +105,7 @@ def test_a_run_that_stopped_goes_on_bit_for_bit() -> None:
     whole, parted, rest = (LatentStep(picture(), 1, device) for _ in range(3))
     Course(whole, Decided(40, 1e-3)).run()
     course = Course(parted, Decided(40, 1e-3))
-    assert course.run(should_stop=lambda: int(parted.count.item()) >= 20) == "interrupted"
+    assert course.run(Run(should_stop=lambda: int(parted.count.item()) >= 20)) == "interrupted"
     rest.restore(course.state().arrays)
     Course(rest, Decided(40, 1e-3)).run()
     for name, array in whole.state().items():
