@@ -228,7 +228,9 @@ def too_large(pixels: Array, device: AnyDevice, error: OutOfMemoryError) -> OutO
     height, width, channels = pixels.shape
 
     def build(width: int, height: int, device: AnyDevice) -> LatentStep:
-        return LatentStep(np.zeros((height, width, channels), np.uint8), SEED, device)
+        pixels = np.zeros((height, width, channels), np.uint8)
+        hidden, entropy = widths(pixels.shape, math.inf)
+        return LatentStep(pixels, SEED, device, hidden=hidden, entropy=entropy)
 
     what = f"training a latent model of {width}×{height} pixels"
     ways = (smaller_picture(width, height, build),)
