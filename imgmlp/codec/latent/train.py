@@ -1,0 +1,296 @@
+"""One training step of a latent model, with all its state on the device.
+
+The step moves grids and networks down the gradient of the mean squared error on [0, 1] plus
+lambda times bits per pixel; both are summed over pixels, so that no gradient is tiny. What the
+host decides while it is replayed stands in `Control`, so that one program serves all phases and
+all prices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from imgmlp.codec.latent import parts
+from imgmlp.codec.latent.model import BICUBIC, usual_levels
+from imgmlp.codec.latent.plane import REACH, Plane
+from imgmlp.codec.training.checkpoint import Resumable
+from imgmlp.engine import AnyDevice, Program, Tensor, compile, nn, optim
+
+Array = np.ndarray[Any, Any]
+
+HIDDEN = 32  # of synthesis
+ENTROPY = 24
+BETAS = (0.9, 0.999)
+EPSILON = 4e-3  # of gradients by single latents, which are sums over pixels
+CLIP = 0.1  # most that the norm of the networks' gradient, for a mean over pixels, may be
+
+
+@dataclass
+class Control:
+    """What the host decides while the step is replayed."""
+
+    price: float  # lambda
+    temperature: float = 0.3  # of soft rounding
+    share: float = 0.63  # of noise: 1 is uniform, 1/2 most around the middle
+    noise: float = 1.0
+    latents: float = 0.2  # learning rate, in quantisation steps
+    networks: float = 1e-2  # learning rate
+    rounding: bool = False
+
+    def array(self) -> Array:
+        """float32 [10], as the device wants it."""
+        t = self.temperature
+        soft = [1 / t, 0.5 / math.tanh(0.5 / t), self.share, self.noise, 0.0]
+        rates = [self.latents, self.networks, self.price, float(self.rounding), 0.0]
+        return np.array([*soft, *rates], np.float32)
+
+
+class LatentStep(Resumable):
+    """State on the device, and the program that moves it. `pixels` are uint8 [h, w, channels]."""
+
+    def __init__(
+        self, pixels: Array, seed: int, device: AnyDevice, general: bool = False,
+        hidden: int = HIDDEN, entropy: int = ENTROPY, epsilon: float = EPSILON,
+    ) -> None:  # fmt: skip
+        self.height, self.width, self.channels = pixels.shape
+        self.levels = usual_levels(self.height, self.width)
+        self.seed, self.device, self.epsilon = seed, device, epsilon
+        self.plane = plane = Plane.of(self.height, self.width, self.levels)
+        self.synthesis_shapes = _layers(self.levels, hidden, hidden, self.channels)
+        self.convolution_shapes = [(9 * self.channels, self.channels), (self.channels,)] * 2
+        self.entropy_shapes = _layers(parts.NEIGHBOURS, entropy, entropy, 2)
+        self.shapes = [*self.synthesis_shapes, *self.convolution_shapes, *self.entropy_shapes]
+        self.shapes += [(parts.TAPS,)] * (self.levels - 1)
+        self.target = Tensor(self._target(pixels), device, name="target")
+        self.inside = Tensor(self._inside(), device, name="inside")
+        self.taken = Tensor(self._taken(), device, name="taken")
+        self.flat = Tensor(self._initial(), device, name="networks")
+        self.grids = [
+            Tensor(np.zeros((g.height, g.width), np.float32), device, name=f"grid{n}")
+            for n, g in enumerate(plane.grids)
+        ]
+        self.control = Tensor(np.zeros(10, np.float32), device, name="control")
+        self.count = Tensor(np.uint32(0), device, name="count")
+        self.adam_grids = optim.Adam(self.grids, self.control[5], BETAS, epsilon)
+        self.adam = optim.Adam([self.flat], self.control[6], BETAS, epsilon)
+        self.program: Program = compile(self._step, device, general)
+
+    # --- what does not change ---
+
+    def _target(self, pixels: Array) -> Array:
+        """float32 [channels, pixels of the plane]."""
+        found = np.zeros((self.channels, self.plane.pixels), np.float32)
+        view = found[:, : self.height * self.plane.pitch]
+        rows = view.reshape(self.channels, self.height, self.plane.pitch)
+        rows[:, :, : self.width] = pixels.transpose(2, 0, 1) / np.float32(255) - np.float32(0.5)
+        return found
+
+    def _inside(self) -> Array:
+        """float32 [pixels of the plane]: 1 where the picture is."""
+        at = np.arange(self.plane.pixels)
+        inside = (at % self.plane.pitch < self.width) & (at // self.plane.pitch < self.height)
+        found: Array = inside.astype(np.float32)
+        return found
+
+    def _taken(self) -> Array:
+        """float32 [places]: 1 where the plane has a value of a grid."""
+        found = np.zeros((self.plane.rows, self.plane.pitch), np.float32)
+        for g in self.plane.grids:
+            found[g.row : g.row + g.height, g.column : g.column + g.width] = 1
+        return found.reshape(-1)[self.plane.first :][: self.plane.places]
+
+    def _initial(self) -> Array:
+        """float32 [parameters]."""
+        generator = np.random.Generator(np.random.PCG64(self.seed))
+        count, found = len(self.synthesis_shapes), list[Array]()
+        for number, shape in enumerate(self.shapes):
+            if shape == (parts.TAPS,) and number >= len(self.shapes) - self.levels + 1:
+                found.append(np.array(BICUBIC))
+            elif len(shape) == 1 or count <= number < count + 4:
+                found.append(np.zeros(shape))
+            else:
+                last = number in (count - 2, count + 4 + len(self.entropy_shapes) - 2)
+                scale = math.sqrt((1 if last else 2) / shape[0])
+                found.append(generator.standard_normal(shape) * scale)
+        return np.concatenate([f.ravel() for f in found]).astype(np.float32)
+
+    # --- the step ---
+
+    def _step(self) -> dict[str, Tensor]:
+        seen, slopes = zip(*[self._quantised(n) for n in range(self.levels)], strict=True)
+        error, bits, found = self._forward(seen)
+        contexts, own, views = found
+        loss = error * (1 / self.channels) + bits * self.control[7]
+        by_context, by_own, *by_views, by_flat = loss.gradient([contexts, own, *views, self.flat])
+        gradients = []
+        for level, (view, slope) in enumerate(zip(by_views, slopes, strict=True)):
+            grid = self.plane.grids[level]
+            pitch = view.shape[-1] if level else self.plane.pitch
+            rows = view.reshape(-1)[: grid.height * pitch].reshape(grid.height, pitch)
+            by_rate = parts.by_grid(by_context, by_own, self.plane, grid)
+            gradients.append((by_rate + rows[:, : grid.width]) * slope)
+        self.adam_grids.apply(gradients)
+        norm = by_flat.square().sum().sqrt()
+        most = CLIP * self.height * self.width
+        self.adam.apply([by_flat * (most / norm.maximum(most))])
+        self.count.assign(self.count + 1)
+        return {"error": error, "bits": bits}
+
+    def _forward(
+        self, seen: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, list[Tensor]]]:
+        """The squared error and the bits that grids give, and how they are read: as contexts, as
+        what these are contexts of, and as what becomes the picture.
+        """
+        arrays = nn.slices(self.flat, self.shapes)
+        ends = np.cumsum([len(self.synthesis_shapes), 4, len(self.entropy_shapes)])
+        synthesis, convolutions, entropy, taps = (
+            arrays[a:b] for a, b in zip([0, *ends], [*ends, None], strict=True)
+        )
+        plane = self._assembled(seen)
+        contexts = parts.contexts(plane, self.plane)
+        own = plane[self.plane.first : self.plane.first + self.plane.places]
+        bits = self._bits(contexts, own, entropy)
+        views = self._views(plane)
+        answer = self._answer(views, synthesis, convolutions, taps)
+        error = ((answer - self.target) * self.inside.reshape(1, -1)).square().sum()
+        return error, bits, (contexts, own, views)
+
+    def _quantised(self, level: int) -> tuple[Tensor, Tensor]:
+        """A grid's values as the networks see them, and the slopes of that."""
+        values = self.grids[level]
+        inverse, spread, share, amount = (self.control[n] for n in range(4))
+        rounding = self.control[8]
+        bits = Tensor.random_bits(values.shape, (self.seed, self.count, level))
+        noise = parts.noise(bits, share) * amount
+        once, first = parts.soft_round(values, inverse, spread)
+        twice, second = parts.soft_round(once + noise, inverse, spread)
+        seen = twice + (parts.nearest(values) - twice) * rounding
+        return seen.maximum(-64.0).minimum(63.0), first * second
+
+    def _assembled(self, seen: Sequence[Tensor]) -> Tensor:
+        """All grids in their plane, [size]."""
+        plane, (top, *others) = self.plane, self.plane.grids
+        pitch = plane.pitch
+
+        def framed(values: Tensor, height: int, width: int) -> Tensor:
+            """With zeros below and to the right."""
+            h, w = values.shape
+            if width > w:
+                values = Tensor.concat([values, Tensor.zeros(h, width - w)], 1)
+            return (
+                Tensor.concat([values, Tensor.zeros(height - h, width)]) if height > h else values
+            )
+
+        rows = [Tensor.zeros(top.row, pitch), framed(seen[0], top.height + REACH, pitch)]
+        done = top.row + top.height + REACH
+        if others:
+            height = others[0].height
+            beside = [framed(v, height, v.shape[1] + REACH) for v in seen[1:]]
+            rows.append(framed(Tensor.concat(beside, 1), height, pitch))
+            done += height
+        rows.append(Tensor.zeros(plane.rows - done, pitch))
+        return Tensor.concat(rows, 0).reshape(plane.size)
+
+    def _bits(self, contexts: Tensor, own: Tensor, layers: list[Tensor]) -> Tensor:
+        found = perceptron(contexts.permute(1, 0), layers)  # [places, 2]
+        bits = parts.Bits.apply(own, found[:, 0], found[:, 1])
+        return (bits * self.taken).sum()
+
+    def _answer(
+        self, views: list[Tensor], synthesis: list[Tensor], convolutions: list[Tensor],
+        taps: list[Tensor],
+    ) -> Tensor:  # fmt: skip
+        """The picture, [channels, pixels of the plane]."""
+        x = self._maps(views, taps).permute(1, 0)
+        inside = self.inside.reshape(1, -1)
+        y = perceptron(x, synthesis).permute(1, 0) * inside  # [channels, pixels]
+        ones = (self.channels, 1)
+        w, b, w2, b2 = convolutions
+        z = parts.Convolution.apply(y, w, self.plane) + b.reshape(*ones)
+        y = (y + parts.Activation.apply(z)) * inside
+        return y + parts.Convolution.apply(y, w2, self.plane) + b2.reshape(*ones)
+
+    def _views(self, plane: Tensor) -> list[Tensor]:
+        """The finest grid as it lies in the plane, [1, pixels of the plane]; others [1, h, w]."""
+        table = plane.reshape(self.plane.rows, self.plane.pitch)
+        begin = self.plane.first
+        found = [plane[begin : begin + self.plane.pixels].reshape(1, -1)]
+        for g in self.plane.grids[1:]:
+            view = table[g.row : g.row + g.height, g.column : g.column + g.width]
+            found.append(view.reshape(1, g.height, g.width))
+        return found
+
+    def _maps(self, views: list[Tensor], taps: list[Tensor]) -> Tensor:
+        """Every grid as large as the picture, [levels, pixels of the plane]."""
+        if self.levels == 1:
+            return views[0]
+        maps, pitch = views[-1], self.plane.pitch
+        for level in range(self.levels - 2, 0, -1):
+            g = self.plane.grids[level]
+            maps = parts.upsampled(maps, taps[level], g.height, g.width)
+            maps = Tensor.concat([views[level], maps], 0)
+        maps = parts.upsampled(maps, taps[0], self.height, pitch)
+        maps = maps.reshape(self.levels - 1, self.height * pitch)
+        if self.plane.pixels > self.height * pitch:
+            maps = maps.pad((0, 0), (0, self.plane.pixels - self.height * pitch))
+        return Tensor.concat([views[0], maps], 0)
+
+    # --- from and to the host ---
+
+    @cached_property
+    def _judging(self) -> Program:
+        def forward() -> dict[str, Tensor]:
+            seen = [parts.nearest(g).maximum(-64.0).minimum(63.0) for g in self.grids]
+            error, bits, _ = self._forward(seen)
+            return {"error": error, "bits": bits}
+
+        return compile(forward, self.device)
+
+    def judge(self, flat: Array) -> tuple[float, float]:
+        """The mean squared error on [0, 1] and the bits per pixel that rounded grids and these
+        networks give; the step's own networks are what they were afterwards.
+        """
+        own = self.flat.numpy()
+        self.flat.write(flat)
+        self._judging.run()
+        error, bits = (float(self._judging.read(name)) for name in ("error", "bits"))
+        self.flat.write(own)
+        return error / (self.pixels * self.channels), bits / self.pixels
+
+    @property
+    def pixels(self) -> int:
+        count: int = self.height * self.width
+        return count
+
+    def steer(self, control: Control) -> None:
+        """What the steps from now on obey."""
+        self.control.write(control.array())
+
+    def _moving(self) -> dict[str, Tensor]:
+        named = {"flat": self.flat, "count": self.count}
+        named |= {f"grid_{n}": grid for n, grid in enumerate(self.grids)}
+        for prefix, adam in (("networks", self.adam), ("grids", self.adam_grids)):
+            named |= {f"{prefix}_{n}": tensor for n, tensor in enumerate(adam.state())}
+        return named
+
+
+def perceptron(x: Tensor, layers: list[Tensor]) -> Tensor:
+    """[rows, inputs] -> [rows, outputs]."""
+    for weight, bias in zip(layers[:-2:2], layers[1:-2:2], strict=True):
+        x = parts.Activation.apply(x @ weight + bias)
+    return x @ layers[-2] + layers[-1]
+
+
+def _layers(*widths: int) -> list[tuple[int, ...]]:
+    found: list[tuple[int, ...]] = []
+    for inputs, outputs in pairwise(widths):
+        found += [(inputs, outputs), (outputs,)]
+    return found
