@@ -39,20 +39,18 @@ def _share(x: Tensor) -> Tensor:
 
 
 class Contexts(Function):
-    """Of every place of a plane [rows, pitch] three rows above, then what is left of it.
+    """Of every place of a plane three rows above, then what is left of it: [NEIGHBOURS, places].
 
-    [NEIGHBOURS, places]; what lies outside of the plane is zero.
+    The plane is [rows + 2 AROUND, pitch], of which those AROUND are zeros.
     """
 
     @staticmethod
-    def forward(ctx: Context, values: Tensor, plane: Plane) -> Tensor:
+    def forward(ctx: Context, framed: Tensor, plane: Plane) -> Tensor:
         ctx.plane = plane  # type: ignore[attr-defined]
-        zeros = Tensor.zeros(AROUND, plane.pitch)
-        padded = Tensor.concat([zeros, values, zeros], 0).reshape(-1)
         k = Tensor.arange(NEIGHBOURS).reshape(NEIGHBOURS, 1)
         away = (k // WIDTH - REACH) * plane.pitch + k % WIDTH - REACH
         places = Tensor.arange(plane.places).reshape(1, plane.places)
-        return padded.gather(places + away + plane.around)
+        return framed.reshape(-1).gather(places + away + AROUND * plane.pitch)
 
     @staticmethod
     def backward(ctx: Context, g: Tensor) -> tuple[Tensor, None]:
@@ -60,7 +58,8 @@ class Contexts(Function):
         away = [(k // WIDTH - REACH) * plane.pitch + k % WIDTH - REACH for k in range(NEIGHBOURS)]
         rows = plane.rows - AROUND  # below them are no values
         used = [g[k, -a : rows * plane.pitch - a] for k, a in enumerate(away)]
-        return _sum(used).reshape(rows, plane.pitch).pad((0, AROUND), (0, 0)), None
+        by_values = _sum(used).reshape(rows, plane.pitch)
+        return by_values.pad((AROUND, 2 * AROUND), (0, 0)), None
 
 
 class Bits(Function):
@@ -193,15 +192,18 @@ class Doubled(Function):
                 terms.append(taken(j + 1, 1, begin, end) * _tap(taps, j, 1))
             return _sum(terms)
 
+        def by_end(begin: int, end: int) -> Tensor:
+            return _sum([by_padded(place, place + 1) for place in range(begin, end)])
+
         if n == 1:
-            by_x = by_padded(0, half + TAPS).sum(axis, keepdims=True)
+            by_x = by_end(0, half + TAPS)
         else:
             inner = _cuts(n - 2, 1, half - 3) if n > 2 else []
             by_x = Tensor.concat(
                 [
-                    by_padded(0, 3).sum(axis, keepdims=True),
+                    by_end(0, 3),
                     *(by_padded(3 + begin, 3 + end) for begin, end in inner),
-                    by_padded(n + 1, half + TAPS).sum(axis, keepdims=True),
+                    by_end(n + 1, half + TAPS),
                 ],
                 axis,
             )

@@ -60,11 +60,6 @@ class Plane:
         return self.pixel_rows * self.pitch
 
     @property
-    def around(self) -> int:
-        """Zeros before and after the plane."""
-        return AROUND * self.pitch
-
-    @property
     def margin(self) -> int:
         """Zeros before and after the plane of pixels."""
         return 2 * self.pitch

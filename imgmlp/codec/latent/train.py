@@ -18,7 +18,7 @@ import numpy as np
 
 from imgmlp.codec.latent import parts
 from imgmlp.codec.latent.model import BICUBIC, usual_levels
-from imgmlp.codec.latent.plane import Plane
+from imgmlp.codec.latent.plane import AROUND, Plane
 from imgmlp.codec.training.checkpoint import Resumable
 from imgmlp.engine import AnyDevice, Program, Tensor, compile, nn, optim
 
@@ -146,7 +146,10 @@ class LatentStep(Resumable):
         synthesis, convolutions, entropy, taps = (
             arrays[a:b] for a, b in zip([0, *ends], [*ends, None], strict=True)
         )
-        bits = self._bits(seen, entropy)
+        zeros = Tensor.zeros(AROUND, self.plane.pitch)
+        framed = Tensor.concat([zeros, seen, zeros], 0)
+        seen = framed[AROUND : AROUND + self.plane.rows]  # so that it stands in memory once
+        bits = self._bits(framed, seen, entropy)
         answer = self._answer(seen, synthesis, convolutions, taps)
         error = ((answer - self.target) * self.inside.reshape(1, -1)).square().sum()
         return error, bits
@@ -163,8 +166,8 @@ class LatentStep(Resumable):
         seen = twice + (parts.nearest(values) - twice) * rounding
         return _limited(seen) * self.taken, first * second * self.taken
 
-    def _bits(self, seen: Tensor, layers: list[Tensor]) -> Tensor:
-        contexts = parts.Contexts.apply(seen, self.plane)
+    def _bits(self, framed: Tensor, seen: Tensor, layers: list[Tensor]) -> Tensor:
+        contexts = parts.Contexts.apply(framed, self.plane)
         found = perceptron(contexts.permute(1, 0), layers)  # [places, 2]
         bits = parts.Bits.apply(seen.reshape(-1), found[:, 0], found[:, 1])
         return (bits * self.taken.reshape(-1)).sum()
@@ -200,7 +203,12 @@ class LatentStep(Resumable):
             g = self.plane.grids[level]
             maps = parts.upsampled(maps, taps[level], g.height, g.width)
             maps = Tensor.concat([views[level], maps], 0)
-        maps = parts.upsampled(maps, taps[0], rows, self.plane.pitch)
+        maps = parts.upsampled(maps, taps[0], self.height, self.width)
+        beside = Tensor.zeros(self.levels - 1, self.height, self.plane.pitch - self.width)
+        maps = Tensor.concat([maps, beside], 2)
+        if rows > self.height:
+            below = Tensor.zeros(self.levels - 1, rows - self.height, self.plane.pitch)
+            maps = Tensor.concat([maps, below], 1)
         return Tensor.concat([finest, maps.reshape(self.levels - 1, self.plane.pixels)], 0)
 
     # --- from and to the host ---
