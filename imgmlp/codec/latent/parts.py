@@ -7,6 +7,7 @@ training. All gradients are gathered: a value's gradient reads what used it, shi
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 
 from imgmlp.codec.latent.plane import AROUND, REACH, TILE, Plane
@@ -207,13 +208,25 @@ class Doubled(Function):
                 ],
                 axis,
             )
-        seen = _around(x, axis, 0, half)
-        by_taps = []
-        for j in range(TAPS):
-            even = taken(0, 0, 0, half) * _cut(seen, axis, j, j + half)
-            odd = taken(0, 1, 0, half) * _cut(seen, axis, TAPS - j, TAPS - j + half)
-            by_taps.append((even + odd).sum(2).sum().reshape(1))
-        return by_x, Tensor.concat(by_taps), None, None
+        windows = (
+            _windows(x, axis, half, odd) * taken(0, odd, 0, half).reshape(1, *_long(x.shape, axis, half))
+            for odd in (0, 1)
+        )
+        return by_x, _sum(list(windows)).sum(3).sum((1, 2)), None, None
+
+
+def _long(shape: Sequence[int], axis: int, count: int) -> tuple[int, ...]:
+    """A shape with so many places along an axis."""
+    return tuple(count if a == axis else n for a, n in enumerate(shape))
+
+
+def _windows(x: Tensor, axis: int, count: int, odd: int) -> Tensor:
+    """[TAPS, *x with `count` places]: what each tap is multiplied with for even or odd places."""
+    j, i = Tensor.arange(TAPS).reshape(TAPS, 1), Tensor.arange(count).reshape(1, count)
+    places = (i - j + 2 if odd else i + j - 2).maximum(0).minimum(x.shape[axis] - 1)
+    order = (axis, *(a for a in range(3) if a != axis))
+    found = x.permute(*order).gather(places)  # [TAPS, count, the other two]
+    return found.permute(0, *(order.index(a) + 1 for a in range(3)))
 
 
 def _cuts(count: int, first: int, last: int) -> list[tuple[int, int]]:
