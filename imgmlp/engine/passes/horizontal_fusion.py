@@ -65,7 +65,7 @@ class _Level:
             return _Level([item], read, _boxes(item), int(work(item) > LARGE))
         if isinstance(item, Loop):
             read |= item.lasting
-        whole = {b: [(0, ((1, b.size),))] for k in kernels for b in k.writes()}
+        whole: Boxes = {b: [(0, ((1, b.size),))] for k in kernels for b in k.writes()}
         return _Level([item], read, whole)
 
     def meets(self, later: _Level) -> bool:
