@@ -165,8 +165,7 @@ class Doubled(Function):
         ctx.save_for_backward(x, taps)
         ctx.sizes = axis, n, half, wanted  # type: ignore[attr-defined]
         pairs = [
-            _pairs(_around(x, axis, begin, end), taps, axis)
-            for begin, end in _cuts(half, 2, n - 2)
+            _pairs(_around(x, axis, begin, end), taps, axis) for begin, end in _cuts(half, 2, n - 2)
         ]
         both = Tensor.concat(pairs, axis)
         shape = (*x.shape[:axis], 2 * half, *x.shape[axis + 1 :])
@@ -208,11 +207,11 @@ class Doubled(Function):
                 ],
                 axis,
             )
-        windows = (
-            _windows(x, axis, half, odd) * taken(0, odd, 0, half).reshape(1, *_long(x.shape, axis, half))
-            for odd in (0, 1)
-        )
-        return by_x, _sum(list(windows)).sum(3).sum((1, 2)), None, None
+        terms = []
+        for odd in (0, 1):
+            every = taken(0, odd, 0, half).reshape(1, *_long(x.shape, axis, half))
+            terms.append(_windows(x, axis, half, odd) * every)
+        return by_x, _sum(terms).sum(3).sum((1, 2)), None, None
 
 
 def _long(shape: Sequence[int], axis: int, count: int) -> tuple[int, ...]:
@@ -231,8 +230,8 @@ def _windows(x: Tensor, axis: int, count: int, odd: int) -> Tensor:
 
 def _cuts(count: int, first: int, last: int) -> list[tuple[int, int]]:
     """What lies before, between and behind two places, as ranges of `count`."""
-    inside = first < last and first < count
-    return list(pairwise([0, first, *([last] if last < count else []), count] if inside else [0, count]))
+    inside = [place for place in (first, last) if first < last and place < count]
+    return list(pairwise([0, *inside, count]))
 
 
 def _around(x: Tensor, axis: int, begin: int, end: int) -> Tensor:

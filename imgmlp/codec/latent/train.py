@@ -106,8 +106,7 @@ class LatentStep(Resumable):
     def _parts(self, plane: Array) -> list[Array]:
         """The grids of a plane [rows, pitch], finest first; views of it."""
         return [
-            plane[g.row : g.row + g.height, g.column : g.column + g.width]
-            for g in self.plane.grids
+            plane[g.row : g.row + g.height, g.column : g.column + g.width] for g in self.plane.grids
         ]
 
     def _initial(self) -> Array:
