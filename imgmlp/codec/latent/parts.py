@@ -7,8 +7,10 @@ training. All gradients are gathered: a value's gradient reads what used it, shi
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import pairwise
 
-from imgmlp.codec.latent.plane import REACH, ROWS, Grid, Plane
+from imgmlp.codec.latent.plane import AROUND, REACH, TILE, Plane
 from imgmlp.engine import Context, Function, Tensor, dtype
 
 WIDTH = 2 * REACH + 1  # of a row of neighbours
@@ -37,25 +39,28 @@ def _share(x: Tensor) -> Tensor:
     return (x * 0.25 + 0.5).maximum(0.0).minimum(1.0)
 
 
-def contexts(values: Tensor, plane: Plane) -> Tensor:
-    """[size] -> [NEIGHBOURS, places]: of each place three rows above, then what is left of it."""
-    k = Tensor.arange(NEIGHBOURS).reshape(NEIGHBOURS, 1)
-    away = (k // WIDTH - REACH) * plane.pitch + k % WIDTH - REACH
-    places = Tensor.arange(plane.places).reshape(1, plane.places)
-    return values.gather(places + away + plane.first)
+class Contexts(Function):
+    """Of every place of a plane three rows above, then what is left of it: [NEIGHBOURS, places].
 
+    The plane is [rows + 2 AROUND, pitch], of which those AROUND are zeros.
+    """
 
-def by_grid(g: Tensor, own: Tensor, plane: Plane, grid: Grid) -> Tensor:
-    """Gradients by a grid's values, from those by contexts [NEIGHBOURS, places] and by `own`."""
-    begin, pitch = grid.row * plane.pitch + grid.column - plane.first, plane.pitch
+    @staticmethod
+    def forward(ctx: Context, framed: Tensor, plane: Plane) -> Tensor:
+        ctx.plane = plane  # type: ignore[attr-defined]
+        k = Tensor.arange(NEIGHBOURS).reshape(NEIGHBOURS, 1)
+        away = (k // WIDTH - REACH) * plane.pitch + k % WIDTH - REACH
+        places = Tensor.arange(plane.places).reshape(1, plane.places)
+        return framed.reshape(-1).gather(places + away + AROUND * plane.pitch)
 
-    def seen(values: Tensor, away: int) -> Tensor:
-        first = begin - away
-        rows = values[first : first + grid.height * pitch].reshape(grid.height, pitch)
-        return rows[:, : grid.width]
-
-    away = [(k // WIDTH - REACH) * pitch + k % WIDTH - REACH for k in range(NEIGHBOURS)]
-    return _sum([seen(own, 0), *(seen(g[k], a) for k, a in enumerate(away))])
+    @staticmethod
+    def backward(ctx: Context, g: Tensor) -> tuple[Tensor, None]:
+        plane: Plane = ctx.plane  # type: ignore[attr-defined]
+        away = [(k // WIDTH - REACH) * plane.pitch + k % WIDTH - REACH for k in range(NEIGHBOURS)]
+        rows = plane.rows - AROUND  # below them are no values
+        used = [g[k, -a : rows * plane.pitch - a] for k, a in enumerate(away)]
+        by_values = _sum(used).reshape(rows, plane.pitch)
+        return by_values.pad((AROUND, 2 * AROUND), (0, 0)), None
 
 
 class Bits(Function):
@@ -131,7 +136,7 @@ def _padded(x: Tensor, plane: Plane) -> Tensor:
 def _correlation(padded: Tensor, weights: Tensor, plane: Plane) -> Tensor:
     """padded [channels, length], weights [channels, 9, outputs] -> [outputs, pixels]."""
     channels, _, outputs = weights.shape
-    shape = (outputs, plane.pixels // ROWS, ROWS)
+    shape = (outputs, plane.pixels // TILE, TILE)
     total = None
     for c in range(channels):
         for k in range(9):
@@ -149,68 +154,111 @@ def upsampled(x: Tensor, taps: Tensor, height: int, width: int) -> Tensor:
 
 
 class Doubled(Function):
-    """An axis of x [c, h, w], twice as long: 4 taps for even places, mirrored ones for odd ones."""
+    """An axis of x [c, h, w], twice as long: 4 taps for even places, mirrored ones for odd ones.
+
+    Beyond its ends the first and the last value repeat.
+    """
 
     @staticmethod
     def forward(ctx: Context, x: Tensor, taps: Tensor, axis: int, wanted: int) -> Tensor:
         n, half = x.shape[axis], -(-wanted // 2)
-        first, last = _cut(x, axis, 0, 1), _cut(x, axis, n - 1, n)
-        before, after = _repeated(first, axis, 2), _repeated(last, axis, half - n + 2)
-        padded = Tensor.concat([before, x, after], axis)
-        ctx.save_for_backward(padded, taps)
+        ctx.save_for_backward(x, taps)
         ctx.sizes = axis, n, half, wanted  # type: ignore[attr-defined]
-        even, odd = (
-            _sum([_cut(padded, axis, j + odd, j + odd + half) * _tap(taps, j, odd)
-                  for j in range(TAPS)])
-            for odd in (0, 1)
-        )  # fmt: skip
-        shape = even.shape
-        apart = (*shape[: axis + 1], 1, *shape[axis + 1 :])
-        both = Tensor.concat([even.reshape(*apart), odd.reshape(*apart)], axis + 1)
-        return _cut(both.reshape(*shape[:axis], 2 * half, *shape[axis + 1 :]), axis, 0, wanted)
+        pairs = [
+            _pairs(_around(x, axis, begin, end), taps, axis) for begin, end in _cuts(half, 2, n - 2)
+        ]
+        both = Tensor.concat(pairs, axis)
+        shape = (*x.shape[:axis], 2 * half, *x.shape[axis + 1 :])
+        return _cut(both.reshape(*shape), axis, 0, wanted)
 
     @staticmethod
     def backward(ctx: Context, g: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        padded, taps = ctx.saved_tensors
+        x, taps = ctx.saved_tensors
         axis, n, half, wanted = ctx.sizes  # type: ignore[attr-defined]
         margin = 2 * TAPS
         ends = [(0, 0)] * 3
         ends[axis] = (margin, 2 * half - wanted + margin)
-        framed = g.pad(*ends).contiguous()
+        framed = g.pad(*ends)
 
-        def taken(away: int, odd: int, count: int) -> Tensor:
-            begin = margin - 2 * away + odd
-            return _cut(framed, axis, begin, begin + 2 * count - 1, 2)
+        def taken(away: int, odd: int, begin: int, end: int) -> Tensor:
+            first = margin + 2 * (begin - away) + odd
+            return _cut(framed, axis, first, first + 2 * (end - begin) - 1, 2)
 
+        def by_padded(begin: int, end: int) -> Tensor:
+            """By places of x with 2 repeated ones before it and others behind it."""
+            terms = []
+            for j in range(TAPS):
+                terms.append(taken(j, 0, begin, end) * _tap(taps, j, 0))
+                terms.append(taken(j + 1, 1, begin, end) * _tap(taps, j, 1))
+            return _sum(terms)
+
+        def by_end(begin: int, end: int) -> Tensor:
+            return _sum([by_padded(place, place + 1) for place in range(begin, end)])
+
+        if n == 1:
+            by_x = by_end(0, half + TAPS)
+        else:
+            inner = _cuts(n - 2, 1, half - 3) if n > 2 else []
+            by_x = Tensor.concat(
+                [
+                    by_end(0, 3),
+                    *(by_padded(3 + begin, 3 + end) for begin, end in inner),
+                    by_end(n + 1, half + TAPS),
+                ],
+                axis,
+            )
         terms = []
-        for j in range(TAPS):
-            terms.append(taken(j, 0, half + 4) * _tap(taps, j, 0))
-            terms.append(taken(j + 1, 1, half + 4) * _tap(taps, j, 1))
-        by_padded = _sum(terms).contiguous()
-        by_taps = []
-        for j in range(TAPS):
-            even = taken(0, 0, half) * _cut(padded, axis, j, j + half)
-            odd = taken(0, 1, half) * _cut(padded, axis, TAPS - j, TAPS - j + half)
-            by_taps.append((even + odd).sum(2).sum().reshape(1))
-        return _unrepeated(by_padded, axis, n), Tensor.concat(by_taps), None, None
+        for odd in (0, 1):
+            every = taken(0, odd, 0, half).reshape(1, *_long(x.shape, axis, half))
+            terms.append(_windows(x, axis, half, odd) * every)
+        return by_x, _sum(terms).sum(3).sum((1, 2)), None, None
 
 
-def _unrepeated(g: Tensor, axis: int, n: int) -> Tensor:
-    """Gradients by an axis of n values, from those with repeated ones: 2 before, others behind."""
-    if n == 1:
-        return g.sum(axis, keepdims=True)
-    first = _cut(g, axis, 0, 3).sum(axis, keepdims=True)
-    last = _cut(g, axis, n + 1, g.shape[axis]).sum(axis, keepdims=True)
-    inner = [_cut(g, axis, 3, n + 1)] if n > 2 else []
-    return Tensor.concat([first, *inner, last], axis)
+def _long(shape: Sequence[int], axis: int, count: int) -> tuple[int, ...]:
+    """A shape with so many places along an axis."""
+    return tuple(count if a == axis else n for a, n in enumerate(shape))
+
+
+def _windows(x: Tensor, axis: int, count: int, odd: int) -> Tensor:
+    """[TAPS, *x with `count` places]: what each tap is multiplied with for even or odd places."""
+    j, i = Tensor.arange(TAPS).reshape(TAPS, 1), Tensor.arange(count).reshape(1, count)
+    places = (i - j + 2 if odd else i + j - 2).maximum(0).minimum(x.shape[axis] - 1)
+    order = (axis, *(a for a in range(3) if a != axis))
+    found = x.permute(*order).gather(places)  # [TAPS, count, the other two]
+    return found.permute(0, *(order.index(a) + 1 for a in range(3)))
+
+
+def _cuts(count: int, first: int, last: int) -> list[tuple[int, int]]:
+    """What lies before, between and behind two places, as ranges of `count`."""
+    inside = [place for place in (first, last) if first < last and place < count]
+    return list(pairwise([0, *inside, count]))
+
+
+def _around(x: Tensor, axis: int, begin: int, end: int) -> Tensor:
+    """Places from begin - 2 up to end + 2 of an axis; outside its ends repeat."""
+    n = x.shape[axis]
+    if begin >= 2 and end + 2 <= n:
+        return _cut(x, axis, begin - 2, end + 2)
+    order = (axis, *(a for a in range(3) if a != axis))
+    places = (Tensor.arange(end - begin + TAPS) + (begin - 2)).maximum(0).minimum(n - 1)
+    found = x.permute(*order).gather(places)
+    return found.permute(*(order.index(a) for a in range(3)))
+
+
+def _pairs(seen: Tensor, taps: Tensor, axis: int) -> Tensor:
+    """Even and odd places from what is around them: the axis as two, [count, 2]."""
+    count = seen.shape[axis] - TAPS
+    both = []
+    for odd in (0, 1):
+        terms = (_cut(seen, axis, j + odd, j + odd + count) * _tap(taps, j, odd)
+                 for j in range(TAPS))  # fmt: skip
+        found = _sum(list(terms))
+        both.append(found.reshape(*found.shape[: axis + 1], 1, *found.shape[axis + 1 :]))
+    return Tensor.concat(both, axis + 1)
 
 
 def _cut(x: Tensor, axis: int, begin: int, end: int, step: int = 1) -> Tensor:
     return x[(slice(None),) * axis + (slice(begin, end, step),)]
-
-
-def _repeated(x: Tensor, axis: int, count: int) -> Tensor:
-    return x.expand(*(count if a == axis else n for a, n in enumerate(x.shape)))
 
 
 def _tap(taps: Tensor, j: int, odd: int) -> Tensor:

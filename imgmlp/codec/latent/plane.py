@@ -7,16 +7,18 @@ plane, shifted. Pixels have a plane of the same pitch. Nothing here knows of net
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 REACH = 3  # rows above, and columns to either side, that a context comes from
+AROUND = REACH + 1  # rows that hold all neighbours above a row, and what its first ones are left of
 ALIGN = 16  # elements that a row's pitch is a multiple of
-ROWS = 256  # positions that all that are computed together are a multiple of
+TILE = 256  # positions that all that are computed together are a multiple of
 
 
 @dataclass(frozen=True)
 class Grid:
-    """One grid, and where its first value stands in the plane."""
+    """One grid, and where its first value stands among the rows that are computed."""
 
     height: int
     width: int
@@ -30,35 +32,32 @@ class Plane:
 
     grids: tuple[Grid, ...]  # finest first
     pitch: int
-    rows: int  # of the whole plane
-    pixels: int  # positions of the plane of pixels that are computed, without margins
-    places: int  # positions of this plane that are computed, from `first` on
+    rows: int  # that are computed
+    pixel_rows: int  # of the plane of pixels, without margins
 
     @staticmethod
     def of(height: int, width: int, levels: int) -> Plane:
-        sizes = [(-(-height >> n) if n == 0 else -(-height // 2**n), -(-width // 2**n))
-                 for n in range(levels)]  # fmt: skip
+        sizes = [(-(-height // 2**n), -(-width // 2**n)) for n in range(levels)]
         beside = sum(w + REACH for _, w in sizes[1:])
         pitch = -(-max(width + REACH, beside) // ALIGN) * ALIGN
-        grids, row, column = [Grid(height, width, REACH + 1, 0)], height + 2 * REACH + 1, 0
+        grids, row, column = [Grid(height, width, 0, 0)], height + REACH, 0
         for h, w in sizes[1:]:
             grids.append(Grid(h, w, row, column))
             column += w + REACH
-        used = row + (sizes[1][0] if levels > 1 else 0)  # and REACH + 1 rows that used them
-        places = -(-used * pitch // ROWS) * ROWS
-        rows = REACH + 1 + -(-places // pitch) + REACH + 1
-        pixels = -(-height * pitch // ROWS) * ROWS
-        return Plane(tuple(grids), pitch, rows, pixels, places)
+        used = row + (sizes[1][0] if levels > 1 else 0) + AROUND  # which use what is above them
+        unit = TILE // math.gcd(TILE, pitch)
+        rows, pixel_rows = (-(-n // unit) * unit for n in (used, height))
+        return Plane(tuple(grids), pitch, rows, pixel_rows)
 
     @property
-    def size(self) -> int:
-        """Positions of the whole plane."""
+    def places(self) -> int:
+        """Positions that are computed."""
         return self.rows * self.pitch
 
     @property
-    def first(self) -> int:
-        """The first position that is computed."""
-        return (REACH + 1) * self.pitch
+    def pixels(self) -> int:
+        """Positions of the plane of pixels that are computed."""
+        return self.pixel_rows * self.pitch
 
     @property
     def margin(self) -> int:

@@ -182,7 +182,7 @@ def model_of(step: LatentStep, price: float) -> LatentModel:
 def grids_of(step: LatentStep) -> tuple[Array, ...]:
     """int8: every grid's values, rounded as in training."""
     found = []
-    for grid in step.grids:
-        whole = np.floor(grid.numpy() + np.float32(0.5))
+    for grid in step.grids():
+        whole = np.floor(grid + np.float32(0.5))
         found.append(np.clip(whole, LEAST, LARGEST).astype(np.int8))
     return tuple(found)

@@ -9,7 +9,6 @@ all prices.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -19,7 +18,7 @@ import numpy as np
 
 from imgmlp.codec.latent import parts
 from imgmlp.codec.latent.model import BICUBIC, usual_levels
-from imgmlp.codec.latent.plane import REACH, Plane
+from imgmlp.codec.latent.plane import AROUND, Plane
 from imgmlp.codec.training.checkpoint import Resumable
 from imgmlp.engine import AnyDevice, Program, Tensor, compile, nn, optim
 
@@ -72,13 +71,11 @@ class LatentStep(Resumable):
         self.inside = Tensor(self._inside(), device, name="inside")
         self.taken = Tensor(self._taken(), device, name="taken")
         self.flat = Tensor(self._initial(), device, name="networks")
-        self.grids = [
-            Tensor(np.zeros((g.height, g.width), np.float32), device, name=f"grid{n}")
-            for n, g in enumerate(plane.grids)
-        ]
+        empty = np.zeros((plane.rows, plane.pitch), np.float32)
+        self.latents = Tensor(empty, device, name="latents")  # all grids, as they lie in the plane
         self.control = Tensor(np.zeros(10, np.float32), device, name="control")
         self.count = Tensor(np.uint32(0), device, name="count")
-        self.adam_grids = optim.Adam(self.grids, self.control[5], BETAS, epsilon)
+        self.adam_latents = optim.Adam([self.latents], self.control[5], BETAS, epsilon)
         self.adam = optim.Adam([self.flat], self.control[6], BETAS, epsilon)
         self.program: Program = compile(self._step, device, general)
 
@@ -100,11 +97,17 @@ class LatentStep(Resumable):
         return found
 
     def _taken(self) -> Array:
-        """float32 [places]: 1 where the plane has a value of a grid."""
+        """float32 [rows, pitch]: 1 where the plane has a value of a grid."""
         found = np.zeros((self.plane.rows, self.plane.pitch), np.float32)
-        for g in self.plane.grids:
-            found[g.row : g.row + g.height, g.column : g.column + g.width] = 1
-        return found.reshape(-1)[self.plane.first :][: self.plane.places]
+        for part in self._parts(found):
+            part[:] = 1
+        return found
+
+    def _parts(self, plane: Array) -> list[Array]:
+        """The grids of a plane [rows, pitch], finest first; views of it."""
+        return [
+            plane[g.row : g.row + g.height, g.column : g.column + g.width] for g in self.plane.grids
+        ]
 
     def _initial(self) -> Array:
         """float32 [parameters]."""
@@ -124,92 +127,56 @@ class LatentStep(Resumable):
     # --- the step ---
 
     def _step(self) -> dict[str, Tensor]:
-        seen, slopes = zip(*[self._quantised(n) for n in range(self.levels)], strict=True)
-        error, bits, found = self._forward(seen)
-        contexts, own, views = found
+        seen, slope = self._quantised()
+        error, bits = self._forward(seen)
         loss = error * (1 / self.channels) + bits * self.control[7]
-        by_context, by_own, *by_views, by_flat = loss.gradient([contexts, own, *views, self.flat])
-        gradients = []
-        for level, (view, slope) in enumerate(zip(by_views, slopes, strict=True)):
-            grid = self.plane.grids[level]
-            pitch = view.shape[-1] if level else self.plane.pitch
-            rows = view.reshape(-1)[: grid.height * pitch].reshape(grid.height, pitch)
-            by_rate = parts.by_grid(by_context, by_own, self.plane, grid)
-            gradients.append((by_rate + rows[:, : grid.width]) * slope)
-        self.adam_grids.apply(gradients)
+        by_seen, by_flat = loss.gradient([seen, self.flat])
+        self.adam_latents.apply([by_seen * slope])
         norm = by_flat.square().sum().sqrt()
         most = CLIP * self.height * self.width
         self.adam.apply([by_flat * (most / norm.maximum(most))])
         self.count.assign(self.count + 1)
         return {"error": error, "bits": bits}
 
-    def _forward(
-        self, seen: Sequence[Tensor]
-    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, list[Tensor]]]:
-        """The squared error and the bits that grids give, and how they are read: as contexts, as
-        what these are contexts of, and as what becomes the picture.
-        """
+    def _forward(self, seen: Tensor) -> tuple[Tensor, Tensor]:
+        """The squared error and the bits that the plane of grids [rows, pitch] gives."""
         arrays = nn.slices(self.flat, self.shapes)
         ends = np.cumsum([len(self.synthesis_shapes), 4, len(self.entropy_shapes)])
         synthesis, convolutions, entropy, taps = (
             arrays[a:b] for a, b in zip([0, *ends], [*ends, None], strict=True)
         )
-        plane = self._assembled(seen)
-        contexts = parts.contexts(plane, self.plane)
-        own = plane[self.plane.first : self.plane.first + self.plane.places]
-        bits = self._bits(contexts, own, entropy)
-        views = self._views(plane)
-        answer = self._answer(views, synthesis, convolutions, taps)
+        zeros = Tensor.zeros(AROUND, self.plane.pitch)
+        framed = Tensor.concat([zeros, seen, zeros], 0)
+        seen = framed[AROUND : AROUND + self.plane.rows]  # so that it stands in memory once
+        bits = self._bits(framed, seen, entropy)
+        answer = self._answer(seen, synthesis, convolutions, taps)
         error = ((answer - self.target) * self.inside.reshape(1, -1)).square().sum()
-        return error, bits, (contexts, own, views)
+        return error, bits
 
-    def _quantised(self, level: int) -> tuple[Tensor, Tensor]:
-        """A grid's values as the networks see them, and the slopes of that."""
-        values = self.grids[level]
+    def _quantised(self) -> tuple[Tensor, Tensor]:
+        """The plane of grids as the networks see it, and the slopes of that."""
+        values = self.latents
         inverse, spread, share, amount = (self.control[n] for n in range(4))
         rounding = self.control[8]
-        bits = Tensor.random_bits(values.shape, (self.seed, self.count, level))
+        bits = Tensor.random_bits(values.shape, (self.seed, self.count))
         noise = parts.noise(bits, share) * amount
         once, first = parts.soft_round(values, inverse, spread)
         twice, second = parts.soft_round(once + noise, inverse, spread)
         seen = twice + (parts.nearest(values) - twice) * rounding
-        return seen.maximum(-64.0).minimum(63.0), first * second
+        return _limited(seen) * self.taken, first * second * self.taken
 
-    def _assembled(self, seen: Sequence[Tensor]) -> Tensor:
-        """All grids in their plane, [size]."""
-        plane, (top, *others) = self.plane, self.plane.grids
-        pitch = plane.pitch
-
-        def framed(values: Tensor, height: int, width: int) -> Tensor:
-            """With zeros below and to the right."""
-            h, w = values.shape
-            if width > w:
-                values = Tensor.concat([values, Tensor.zeros(h, width - w)], 1)
-            return (
-                Tensor.concat([values, Tensor.zeros(height - h, width)]) if height > h else values
-            )
-
-        rows = [Tensor.zeros(top.row, pitch), framed(seen[0], top.height + REACH, pitch)]
-        done = top.row + top.height + REACH
-        if others:
-            height = others[0].height
-            beside = [framed(v, height, v.shape[1] + REACH) for v in seen[1:]]
-            rows.append(framed(Tensor.concat(beside, 1), height, pitch))
-            done += height
-        rows.append(Tensor.zeros(plane.rows - done, pitch))
-        return Tensor.concat(rows, 0).reshape(plane.size)
-
-    def _bits(self, contexts: Tensor, own: Tensor, layers: list[Tensor]) -> Tensor:
+    def _bits(self, framed: Tensor, seen: Tensor, layers: list[Tensor]) -> Tensor:
+        contexts = parts.Contexts.apply(framed, self.plane)
         found = perceptron(contexts.permute(1, 0), layers)  # [places, 2]
-        bits = parts.Bits.apply(own, found[:, 0], found[:, 1])
-        return (bits * self.taken).sum()
+        bits = parts.Bits.apply(seen.reshape(-1), found[:, 0], found[:, 1])
+        return (bits * self.taken.reshape(-1)).sum()
 
     def _answer(
-        self, views: list[Tensor], synthesis: list[Tensor], convolutions: list[Tensor],
+        self, seen: Tensor, synthesis: list[Tensor], convolutions: list[Tensor],
         taps: list[Tensor],
     ) -> Tensor:  # fmt: skip
         """The picture, [channels, pixels of the plane]."""
-        x = self._maps(views, taps).permute(1, 0)
+        x = self._maps(seen, taps).permute(1, 0)
         inside = self.inside.reshape(1, -1)
         y = perceptron(x, synthesis).permute(1, 0) * inside  # [channels, pixels]
         ones = (self.channels, 1)
@@ -218,38 +185,37 @@ class LatentStep(Resumable):
         y = (y + parts.Activation.apply(z)) * inside
         return y + parts.Convolution.apply(y, w2, self.plane) + b2.reshape(*ones)
 
-    def _views(self, plane: Tensor) -> list[Tensor]:
-        """The finest grid as it lies in the plane, [1, pixels of the plane]; others [1, h, w]."""
-        table = plane.reshape(self.plane.rows, self.plane.pitch)
-        begin = self.plane.first
-        found = [plane[begin : begin + self.plane.pixels].reshape(1, -1)]
-        for g in self.plane.grids[1:]:
-            view = table[g.row : g.row + g.height, g.column : g.column + g.width]
-            found.append(view.reshape(1, g.height, g.width))
-        return found
-
-    def _maps(self, views: list[Tensor], taps: list[Tensor]) -> Tensor:
+    def _maps(self, seen: Tensor, taps: list[Tensor]) -> Tensor:
         """Every grid as large as the picture, [levels, pixels of the plane]."""
+        rows = self.plane.pixel_rows
+        finest = seen[:rows].reshape(1, self.plane.pixels)
         if self.levels == 1:
-            return views[0]
-        maps, pitch = views[-1], self.plane.pitch
+            return finest
+        views = [
+            seen[g.row : g.row + g.height, g.column : g.column + g.width].reshape(
+                1, g.height, g.width
+            )
+            for g in self.plane.grids
+        ]
+        maps = views[-1]
         for level in range(self.levels - 2, 0, -1):
             g = self.plane.grids[level]
             maps = parts.upsampled(maps, taps[level], g.height, g.width)
             maps = Tensor.concat([views[level], maps], 0)
-        maps = parts.upsampled(maps, taps[0], self.height, pitch)
-        maps = maps.reshape(self.levels - 1, self.height * pitch)
-        if self.plane.pixels > self.height * pitch:
-            maps = maps.pad((0, 0), (0, self.plane.pixels - self.height * pitch))
-        return Tensor.concat([views[0], maps], 0)
+        maps = parts.upsampled(maps, taps[0], self.height, self.width)
+        beside = Tensor.zeros(self.levels - 1, self.height, self.plane.pitch - self.width)
+        maps = Tensor.concat([maps, beside], 2)
+        if rows > self.height:
+            below = Tensor.zeros(self.levels - 1, rows - self.height, self.plane.pitch)
+            maps = Tensor.concat([maps, below], 1)
+        return Tensor.concat([finest, maps.reshape(self.levels - 1, self.plane.pixels)], 0)
 
     # --- from and to the host ---
 
     @cached_property
     def _judging(self) -> Program:
         def forward() -> dict[str, Tensor]:
-            seen = [parts.nearest(g).maximum(-64.0).minimum(63.0) for g in self.grids]
-            error, bits, _ = self._forward(seen)
+            error, bits = self._forward(_limited(parts.nearest(self.latents)))
             return {"error": error, "bits": bits}
 
         return compile(forward, self.device)
@@ -270,16 +236,23 @@ class LatentStep(Resumable):
         count: int = self.height * self.width
         return count
 
+    def grids(self) -> list[Array]:
+        """The latents, float32 [h, w] each, finest first."""
+        return self._parts(self.latents.numpy())
+
     def steer(self, control: Control) -> None:
         """What the steps from now on obey."""
         self.control.write(control.array())
 
     def _moving(self) -> dict[str, Tensor]:
-        named = {"flat": self.flat, "count": self.count}
-        named |= {f"grid_{n}": grid for n, grid in enumerate(self.grids)}
-        for prefix, adam in (("networks", self.adam), ("grids", self.adam_grids)):
+        named = {"flat": self.flat, "latents": self.latents, "count": self.count}
+        for prefix, adam in (("networks", self.adam), ("grids", self.adam_latents)):
             named |= {f"{prefix}_{n}": tensor for n, tensor in enumerate(adam.state())}
         return named
+
+
+def _limited(values: Tensor) -> Tensor:
+    return values.maximum(-64.0).minimum(63.0)
 
 
 def perceptron(x: Tensor, layers: list[Tensor]) -> Tensor:

@@ -89,6 +89,7 @@ class Axes:
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.parent: dict[Axis, Axis] = {}
+        self._classes: dict[Any, tuple[Axis, ...]] = {}
         for node in nodes:
             for slot, a, b in _links(node):
                 self._join((_use(node, slot), a), (node, b))
@@ -103,6 +104,12 @@ class Axes:
             parent[axis] = parent.get(above, above)  # the next way up is half as long
             axis = above
         return axis
+
+    def classes(self, who: Any, rank: int) -> tuple[Axis, ...]:
+        """What stands for each axis of a Node or a use."""
+        if who not in self._classes:
+            self._classes[who] = tuple(self.find((who, a)) for a in range(rank))
+        return self._classes[who]
 
     def _join(self, a: Axis, b: Axis) -> None:
         a, b = self.find(a), self.find(b)
@@ -128,10 +135,10 @@ def _busiest(nodes: Sequence[Node], axes: Axes) -> list[Axis]:
     work: dict[Axis, int] = {}
     for node in nodes:
         uses = [(_use(node, s), len(n.shape)) for s, n in enumerate(node.src)]
-        found = {axes.find((who, a)) for who, rank in [(node, len(node.shape)), *uses]
-                 for a in range(rank)}  # fmt: skip
-        for axis in found if _work(node) else ():
-            work[axis] = work.get(axis, 0) + _work(node)
+        own = _work(node)
+        pairs = [(node, len(node.shape)), *uses] if own else []
+        for axis in {axis for who, rank in pairs for axis in axes.classes(who, rank)}:
+            work[axis] = work.get(axis, 0) + own
     return sorted(work, key=lambda a: -work[a])
 
 
@@ -186,7 +193,8 @@ class Kinds:
 
     def axis(self, who: Any, rank: int) -> int | None:
         """The batch axis of a Node or a use; None if it has none, -1 if it has several."""
-        found = [a for a in range(rank) if self.axes.find((who, a)) == self.batch]
+        classes = self.axes.classes(who, rank)
+        found = [a for a, axis in enumerate(classes) if axis == self.batch]
         return None if not found else found[0] if len(found) == 1 else -1
 
     def source_axis(self, node: Node, slot: int) -> int | None:

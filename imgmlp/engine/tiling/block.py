@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 from imgmlp.engine.ir.graph import Buffer, Node, buffer, move, part, toposort
 from imgmlp.engine.ir.kernel import CORES, Block, Kernel, Procedure, Update, storage
@@ -56,32 +57,40 @@ def program(updates: Sequence[Update], target: Target) -> Procedure:
 
 def _program(updates: Sequence[Update], target: Target, least: int = 0) -> Procedure:
     """The same; without a block if its products take less than `least` operations."""
-    split = target.lanes == "group"
-    general = schedule(updates, split)
-    launches = len(general.kernels)
+    general = cache(lambda: schedule(updates, target.lanes == "group"))  # takes long: if it must
+
+    def without(why: str) -> Procedure:
+        return replace(general(), note=f"no block: {why}")
+
     nodes = toposort(value for _, value in updates)
-    if launches <= LEAST_SAVED + 1:
-        return replace(general, note=f"no block: {launches} launches are few")
+    products = sum(n.op is Op.DOT for n in nodes)  # a launch each, at least
+    if products <= LEAST_SAVED + 1 and len(general().kernels) <= LEAST_SAVED + 1:
+        return without(f"{len(general().kernels)} launches are few")
     if any(n.op in CONTROL for n in nodes):
-        return replace(general, note="no block: the step has loops or choices")
+        return without("the step has loops or choices")
     kinds = best(nodes, {s for s, _ in updates}, least)
     if kinds is None:
-        return replace(general, note="no block: no axis has large products")
-    if kinds is not None and kinds.rows() < FEW_ROWS:
-        return replace(general, note=f"no block: {kinds.rows()} rows are few")
-    plan = None if kinds is None else _Plan(updates, nodes, kinds, target)
-    if plan is None or plan.block is None:
-        return replace(general, note="no block: no value has rows of its own")
+        return without("no axis has large products")
+    if kinds.rows() < FEW_ROWS:
+        return without(f"{kinds.rows()} rows are few")
+    plan = _Plan(updates, nodes, kinds, target)
+    if plan.block is None:
+        return without("no value has rows of its own")
     before = _program([(n.arg, value) for value, n in plan.tile.before.items()], target, MUCH)
     ahead = (*before.items, *plan.tile.head.before())
     after = _program(plan.after, target, MUCH)
     notes = [p.note for p in (before, after) if any(isinstance(k, Block) for k in p.kernels)]
     found = Procedure((*ahead, plan.block, *after.items), "; ".join([plan.note, *notes]))
     several = sum(isinstance(k, Block) for k in found.kernels) > 1
-    if not (least or several) and len(found.kernels) + LEAST_SAVED > launches:
-        why = f"a block would leave {len(found.kernels)} of {launches} launches"
-        return replace(general, note=f"no block: {why}")
-    return found
+    if least or several:
+        return found
+    launches = len(general().kernels)
+    few = len(found.kernels) + LEAST_SAVED <= launches
+    return (
+        found
+        if few
+        else without(f"a block would leave {len(found.kernels)} of {launches} launches")
+    )
 
 
 class _Plan:
