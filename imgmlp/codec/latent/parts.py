@@ -10,13 +10,17 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
+from imgmlp.codec.bitstream.probabilities import TOTAL_BITS
 from imgmlp.codec.latent.plane import AROUND, REACH, TILE, Plane
+from imgmlp.codec.latent.tables import FLOOR, MIDDLE, SCALE_BITS, SCALES
 from imgmlp.engine import Context, Function, Tensor, dtype
 
 WIDTH = 2 * REACH + 1  # of a row of neighbours
 NEIGHBOURS = REACH * WIDTH + REACH
 TAPS = 4  # of either phase of an upsampling filter
-LEAST = 2.0**-16  # probability
+# What a file can say of a latent: logarithms of scales, and the least probability.
+SHARPEST, WIDEST = -MIDDLE / 2**SCALE_BITS, (SCALES - 1 - MIDDLE) / 2**SCALE_BITS
+LEAST = FLOOR / 2**TOTAL_BITS
 
 
 class Activation(Function):
@@ -66,8 +70,8 @@ class Contexts(Function):
 class Bits(Function):
     """Of values under Laplace distributions with a mean and a logarithm of the scale: all [n].
 
-    The scale is exp(s - 4), from exp(-5) to exp(5); a value has the mass from half a step below it
-    to half a step above.
+    The scale is exp(s - 4), from exp(SHARPEST) to exp(WIDEST); a value has the mass from half a
+    step below it to half a step above.
     """
 
     @staticmethod
@@ -84,14 +88,14 @@ class Bits(Function):
         by_away = by_mass * rate * (far - near) * 0.5
         by_value = Tensor.where(value < mean, -by_away, by_away)
         by_rate = by_mass * 0.5 * ((away + 0.5) * far - (away - 0.5) * near)
-        inside = (s > -1.0) & (s < 9.0)
+        inside = (s > 4.0 + SHARPEST) & (s < 4.0 + WIDEST)
         return by_value, -by_value, Tensor.where(inside, -(by_rate * rate), 0.0)
 
 
 def _mass(value: Tensor, mean: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Distance, inverse scale, both tails, and the mass between them."""
     away = (value - mean).abs()
-    rate = ((4.0 - s).maximum(-5.0).minimum(5.0) * (1 / math.log(2))).exp2()
+    rate = ((4.0 - s).maximum(-WIDEST).minimum(-SHARPEST) * (1 / math.log(2))).exp2()
     turn = rate * (-1 / math.log(2))
     near = ((away - 0.5).abs() * turn).exp2()
     far = ((away + 0.5) * turn).exp2()

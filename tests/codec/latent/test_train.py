@@ -65,13 +65,13 @@ def test_gradients_of_bits_are_differences() -> None:
 
     def bits(changed: list[np.ndarray]) -> np.ndarray:
         value, mean, s = (c.astype(np.float64) for c in changed)
-        scale = np.exp(np.clip(s - 4, -5, 5))
+        scale = np.exp(np.clip(s - 4, parts.SHARPEST, parts.WIDEST))
 
         def below(x: np.ndarray) -> np.ndarray:
             tail = 0.5 * np.exp(-np.abs(x - mean) / scale)
             return np.where(x < mean, tail, 1 - tail)
 
-        return -np.log2(np.maximum(below(value + 0.5) - below(value - 0.5), 2.0**-16))
+        return -np.log2(np.maximum(below(value + 0.5) - below(value - 0.5), parts.LEAST))
 
     likely = bits(values) < 12  # nearer to the floor there is no slope, and cancellation in `below`
     for n, g in enumerate(found):
@@ -122,9 +122,9 @@ def bits_of(grid: np.ndarray, layers: list[np.ndarray]) -> np.ndarray:
     framed = np.pad(grid, ((3, 0), (3, 3)))
     shifted = [framed[k // 7 : k // 7 + h, k % 7 : k % 7 + w] for k in range(24)]
     mean, s = np.moveaxis(network(np.stack(shifted, -1), layers), -1, 0)
-    scale, away = np.exp(np.clip(s - 4, -5, 5)), np.abs(grid - mean)
+    scale, away = np.exp(np.clip(s - 4, parts.SHARPEST, parts.WIDEST)), np.abs(grid - mean)
     near, far = np.exp(-np.abs(away - 0.5) / scale) / 2, np.exp(-(away + 0.5) / scale) / 2
-    return -np.log2(np.maximum(np.where(away < 0.5, 1 - near - far, near - far), 2.0**-16))
+    return -np.log2(np.maximum(np.where(away < 0.5, 1 - near - far, near - far), parts.LEAST))
 
 
 def doubled(x: np.ndarray, taps: np.ndarray, axis: int, wanted: int) -> np.ndarray:
