@@ -47,8 +47,9 @@ COMMANDS = {
 TELL = """
 import numpy as np
 from imgmlp.engine import open_device
+from imgmlp.engine.device.pocl import compiled_for
 info = open_device("cpu").info
-print(f"{info.driver} for {info.target or '?'}")
+print(compiled_for(info.version) or "?", "|", info.target or "?")
 """
 LIMIT = 1800  # seconds a command may take; emulated, they take some hundred
 
@@ -113,8 +114,10 @@ def main() -> int:
         print(f"{QEMU} is not there: apt-get install qemu-user", file=sys.stderr)
         return 2
     failed = 0
-    print(f"| processor | qemu's name | PoCL | {' | '.join(f'{name}, s' for name in COMMANDS)} |")
-    print("|---|---|---|" + "---|" * len(COMMANDS))
+    print(
+        f"| processor | qemu's name | PoCL's name | given | {' | '.join(f'{name}, s' for name in COMMANDS)} |"
+    )
+    print("|---|---|---|---|" + "---|" * len(COMMANDS))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         Image.open(PICTURE).convert("RGB").resize((32, 32)).save(folder / "small.png")
@@ -123,7 +126,7 @@ def main() -> int:
                 print(f"| {processor} | {model} | {trial(processor, folder)} |", flush=True)
             except subprocess.CalledProcessError as error:
                 failed += 1
-                print(f"| {processor} | {model} | failed | {error.cmd[-1]} |", flush=True)
+                print(f"| {processor} | {model} | failed | {error.cmd[-1]} | |", flush=True)
                 print(f"exit {error.returncode}: {error.stdout}", file=sys.stderr, flush=True)
     return min(failed, 1)
 

@@ -1,4 +1,4 @@
-"""A device is tried once in a process of its own; what came of it is kept, a failure for a day."""
+"""A device is tried once in a process of its own; what came of it is kept, a failure for a while."""
 
 from __future__ import annotations
 
@@ -97,6 +97,26 @@ def test_a_failure_is_believed_for_a_day(
     os.utime(kept, (then, then))
     assert ask(info) == ""  # what works is believed for longer
     assert outcomes == ["never"]
+
+
+def test_no_answer_is_believed_for_some_minutes(
+    monkeypatch: pytest.MonkeyPatch, place: Path, info: DeviceInfo, tmp_path: Path
+) -> None:
+    """The machine may only have been busy."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec sleep 60\n")
+    python.chmod(0o755)
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "executable", str(python))
+        patched.setattr(probe, "TIMEOUT", 0.5)
+        slow = ask(info)
+    assert slow.startswith("no answer")
+    assert ask(info) == slow  # a command that follows need not wait again
+    (kept,) = place.glob("probe-*.json")
+    then = kept.stat().st_mtime - probe.WHILE - 60
+    assert then > kept.stat().st_mtime - probe.DAY
+    os.utime(kept, (then, then))
+    assert ask(info) == ""
 
 
 def test_what_is_forgotten_or_damaged_is_tried_again(
