@@ -1,4 +1,4 @@
-"""A device is tried once in a process of its own; what came of it is kept, a failure for a while."""
+"""A device is tried once, in another process; what comes of it is kept, a failure for a while."""
 
 from __future__ import annotations
 
