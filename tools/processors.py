@@ -94,8 +94,8 @@ def emulated_python(model: str, folder: Path) -> str:
 
 
 def trial(processor: str, folder: Path) -> str:
-    """All commands on a processor: what its compiler is given, and the seconds each took."""
-    told, row = run(processor, ("-c", TELL), folder).splitlines()[-1], []
+    """All commands on a processor: its names, and the seconds that each took."""
+    names, row = run(processor, ("-c", TELL), folder).splitlines()[-1], []
     for name, arguments in COMMANDS.items():
         started = time.perf_counter()
         shown = run(processor, ("-m", "imgmlp", *arguments), folder)
@@ -106,7 +106,7 @@ def trial(processor: str, folder: Path) -> str:
     run(HERE, ("-m", "imgmlp", *COMMANDS["decode"]), folder)
     if Image.open(folder / "small.decoded.png").tobytes() != there:
         raise subprocess.CalledProcessError(0, COMMANDS["decode"], "decodes to other pixels here")
-    return " | ".join([told, *row])
+    return " | ".join([names, *row])
 
 
 def main() -> int:
@@ -114,20 +114,19 @@ def main() -> int:
         print(f"{QEMU} is not there: apt-get install qemu-user", file=sys.stderr)
         return 2
     failed = 0
-    print(
-        f"| processor | qemu's name | PoCL's name | given | {' | '.join(f'{name}, s' for name in COMMANDS)} |"
-    )
-    print("|---|---|---|---|" + "---|" * len(COMMANDS))
+    seconds = " | ".join(f"{name}, s" for name in COMMANDS)
+    print(f"| processor | qemu's name | PoCL's name | given | {seconds} |")
+    print("|---" * (4 + len(COMMANDS)) + "|")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         Image.open(PICTURE).convert("RGB").resize((32, 32)).save(folder / "small.png")
         for processor, model in PROCESSORS.items():
             try:
                 print(f"| {processor} | {model} | {trial(processor, folder)} |", flush=True)
-            except subprocess.CalledProcessError as error:
+            except subprocess.SubprocessError as error:
                 failed += 1
-                print(f"| {processor} | {model} | failed | {error.cmd[-1]} | |", flush=True)
-                print(f"exit {error.returncode}: {error.stdout}", file=sys.stderr, flush=True)
+                print(f"| {processor} | {model} | failed |{' |' * (1 + len(COMMANDS))}", flush=True)
+                print(f"{processor}: {error}\n{error.stdout}", file=sys.stderr, flush=True)
     return min(failed, 1)
 
 
