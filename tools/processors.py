@@ -2,8 +2,8 @@
 
     apt-get install qemu-user && python tools/processors.py
 
-Each processor runs the README's first command, but for so few steps that it ends, and encodes,
-verifies and decodes a small picture. All of them and this machine's own share one home directory,
+Each processor trains the README's network, but on a small picture and for so few steps that it ends,
+and encodes, verifies and decodes that picture. All of them and this machine's own share one home directory,
 so that machine code which was compiled for one would meet the others; and every file must decode
 here to the pixels that it decoded to there. Prints a row for each processor, and fails if one does.
 
@@ -39,7 +39,7 @@ EMULATE_CHILDREN = """import os, sys
 sys.executable = os.environ["EMULATED_PYTHON"]
 """
 COMMANDS = {
-    "train": ("train", str(PICTURE), "--steps", "4", "--force"),
+    "train": ("train", "small.png", "--steps", "4", "--force"),
     "encode": ("encode", "small.png", "--time", "2s", "--force"),
     "verify": ("verify", "small.imlp"),
     "decode": ("decode", "small.imlp", "-o", "small.decoded.png", "--force"),
