@@ -24,7 +24,8 @@ from imgmlp.engine.device.kernel_cache import current, locked
 from imgmlp.engine.device.pocl import read_memory
 
 WORKS = "works"
-TIMEOUT = 180.0  # seconds; cold it takes under one, emulated on a busy machine 77 were seen
+TIMEOUT = 180.0  # seconds on an idle machine; cold it takes under one, emulated ten
+BUSIEST = 10.0  # processes to a core, for which that is waited at most as many times as long
 NO_ANSWER = "no answer within"  # how the problem begins of a process that took longer
 DAY = 86400.0  # seconds for which a failure is believed
 WHILE = 600.0  # seconds for which no answer is; enough for commands that follow one another
@@ -125,8 +126,18 @@ def _keep(path: Path | None, problem: str) -> None:
 # Trying
 
 
+def _patience() -> float:
+    """Seconds to wait for an answer: more where other work waits for the cores too."""
+    try:
+        waiting = os.getloadavg()[0] / (os.cpu_count() or 1)
+    except (AttributeError, OSError):  # Windows says nothing of it
+        return TIMEOUT
+    return TIMEOUT * min(max(1.0, waiting), BUSIEST)
+
+
 def _tried(info: DeviceInfo) -> str:
     """What goes wrong in a process that uses the device, "" if nothing does."""
+    limit = _patience()
     try:
         done = subprocess.run(
             child.command("imgmlp.engine.device.trial", info.spec),
@@ -135,11 +146,11 @@ def _tried(info: DeviceInfo) -> str:
             capture_output=True,
             encoding="utf-8",
             errors="replace",
-            timeout=TIMEOUT,
+            timeout=limit,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return f"{NO_ANSWER} {TIMEOUT:.0f} s; the machine may be busy"
+        return f"{NO_ANSWER} {limit:.0f} s; the machine may be busy"
     except OSError as error:
         return f"no process can be started to try it ({error.strerror})"
     said = done.stdout.strip().splitlines()

@@ -108,7 +108,7 @@ def test_no_answer_is_believed_for_some_minutes(
     python.chmod(0o755)
     with monkeypatch.context() as patched:
         patched.setattr(sys, "executable", str(python))
-        patched.setattr(probe, "TIMEOUT", 0.5)
+        patched.setattr(probe, "_patience", lambda: 0.5)
         slow = ask(info)
     assert slow.startswith("no answer")
     assert ask(info) == slow  # a command that follows need not wait again
@@ -175,8 +175,19 @@ def test_a_process_that_is_lost_is_a_problem(
     python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    monkeypatch.setattr(probe, "TIMEOUT", 2.0)
+    monkeypatch.setattr(probe, "_patience", lambda: 2.0)
     assert words in probe._tried(info)
+
+
+def test_a_busy_machine_has_more_time_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = []
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    for load in (0.0, 2.0, 6.0, 1000.0):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0), raising=False)
+        limits.append(probe._patience() / probe.TIMEOUT)
+    monkeypatch.delattr(os, "getloadavg")
+    limits.append(probe._patience() / probe.TIMEOUT)
+    assert limits == [1.0, 1.0, 3.0, probe.BUSIEST, 1.0]
 
 
 def test_no_process_is_a_problem(monkeypatch: pytest.MonkeyPatch, info: DeviceInfo) -> None:
