@@ -4,7 +4,7 @@ A driver that is installed need not work: its compiler may not know the processo
 be missing, and some drivers end the process that they fail in. So a device's first use is a tiny
 kernel in a process of its own (trial.py). What comes of it is kept beside the compiled kernels, for
 this processor, this device, this driver and this program; a failure only for a day, as what was in
-the way may be gone.
+the way may be gone, and no answer for some minutes, as the machine may only have been busy.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ from imgmlp.engine.device.kernel_cache import current, locked
 from imgmlp.engine.device.pocl import read_memory
 
 WORKS = "works"
-TIMEOUT = 180.0  # seconds; cold it takes under one, emulated on a busy machine 77 were seen
+TIMEOUT = 180.0  # seconds on an idle machine; cold it takes under one, emulated ten
+BUSIEST = 10.0  # processes to a core, for which that is waited at most as many times as long
+NO_ANSWER = "no answer within"  # how the problem begins of a process that took longer
 DAY = 86400.0  # seconds for which a failure is believed
+WHILE = 600.0  # seconds for which no answer is; enough for commands that follow one another
 PREFIX = "probe-"
 PROGRAM = ("probe", "trial", "discover", "opencl", "pocl")  # what decides, and may change
 MAPS = Path("/proc/self/maps")
@@ -102,10 +105,13 @@ def _kept(path: Path | None) -> str | None:
         return None
     try:
         problem = json.loads(path.read_text("utf-8"))["problem"]
-        old = abs(time.time() - path.stat().st_mtime) > DAY
+        age = abs(time.time() - path.stat().st_mtime)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return None if not isinstance(problem, str) or (problem and old) else problem
+    if not isinstance(problem, str):
+        return None
+    old = age > (WHILE if problem.startswith(NO_ANSWER) else DAY)
+    return None if problem and old else problem
 
 
 def _keep(path: Path | None, problem: str) -> None:
@@ -120,12 +126,22 @@ def _keep(path: Path | None, problem: str) -> None:
 # Trying
 
 
+def _patience() -> float:
+    """Seconds to wait for an answer: more where other work waits for the cores too."""
+    try:
+        waiting = os.getloadavg()[0] / (os.cpu_count() or 1)
+    except (AttributeError, OSError):  # Windows says nothing of it
+        return TIMEOUT
+    return TIMEOUT * min(max(1.0, waiting), BUSIEST)
+
+
 def _tried(info: DeviceInfo) -> str:
     """What goes wrong in a process that uses the device, "" if nothing does."""
+    limit = _patience()
     try:
-        done = child.run(TIMEOUT, "imgmlp.engine.device.trial", info.spec)
+        done = child.run(limit, "imgmlp.engine.device.trial", info.spec)
     except subprocess.TimeoutExpired:
-        return f"no answer within {TIMEOUT:.0f} s"
+        return f"{NO_ANSWER} {limit:.0f} s; the machine may be busy"
     except OSError as error:
         return f"no process can be started to try it ({error.strerror})"
     said = done.stdout.strip().splitlines()

@@ -1,4 +1,4 @@
-"""A device is tried once in a process of its own; what came of it is kept, a failure for a day."""
+"""A device is tried once, in another process; what comes of it is kept, a failure for a while."""
 
 from __future__ import annotations
 
@@ -99,6 +99,26 @@ def test_a_failure_is_believed_for_a_day(
     assert outcomes == ["never"]
 
 
+def test_no_answer_is_believed_for_some_minutes(
+    monkeypatch: pytest.MonkeyPatch, place: Path, info: DeviceInfo, tmp_path: Path
+) -> None:
+    """The machine may only have been busy."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec sleep 60\n")
+    python.chmod(0o755)
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "executable", str(python))
+        patched.setattr(probe, "_patience", lambda: 0.5)
+        slow = ask(info)
+    assert slow.startswith("no answer")
+    assert ask(info) == slow  # a command that follows need not wait again
+    (kept,) = place.glob("probe-*.json")
+    then = kept.stat().st_mtime - probe.WHILE - 60
+    assert then > kept.stat().st_mtime - probe.DAY
+    os.utime(kept, (then, then))
+    assert ask(info) == ""
+
+
 def test_what_is_forgotten_or_damaged_is_tried_again(
     place: Path, outcomes: list[str], info: DeviceInfo
 ) -> None:
@@ -155,8 +175,19 @@ def test_a_process_that_is_lost_is_a_problem(
     python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    monkeypatch.setattr(probe, "TIMEOUT", 2.0)
+    monkeypatch.setattr(probe, "_patience", lambda: 2.0)
     assert words in probe._tried(info)
+
+
+def test_a_busy_machine_has_more_time_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = []
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    for load in (0.0, 2.0, 6.0, 1000.0):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0), raising=False)
+        limits.append(probe._patience() / probe.TIMEOUT)
+    monkeypatch.delattr(os, "getloadavg")
+    limits.append(probe._patience() / probe.TIMEOUT)
+    assert limits == [1.0, 1.0, 3.0, probe.BUSIEST, 1.0]
 
 
 def test_no_process_is_a_problem(monkeypatch: pytest.MonkeyPatch, info: DeviceInfo) -> None:
