@@ -130,6 +130,21 @@ def is_right(name: str, flags: frozenset[str]) -> bool:
     return name in ADDS and implied(name) <= flags
 
 
+def unfit(platform: str, name: str) -> str:
+    """Why what PoCL compiles for a processor of that name may end the process, "" if nothing known.
+
+    No trial can tell: which of the instructions a compiler uses depends on what it compiles.
+    """
+    flags = processor_flags()
+    if platform != PLATFORM or not flags:
+        return ""
+    known = name if name in ADDS else "x86-64-v4" if name in LATER_WIDE else ""
+    lacking = sorted(implied(known) - flags) if known else []
+    if not lacking:
+        return ""
+    return f"PoCL compiles for {name}, but this processor has no {', '.join(lacking)}"
+
+
 def best_name(flags: frozenset[str]) -> str | None:
     """What LLVM 14 should take a processor for; None for one that is no x86-64."""
     return next((name for name in BEST if is_right(name, flags)), None)
@@ -155,7 +170,7 @@ def mended(device: int, driver: str, version: str) -> str:
     """The processor's name that PoCL's compiler is given, after putting it right where it is wrong.
 
     `device` is the address that a cl_device_id of PoCL holds, the others are its driver and device
-    version. A name that cannot be replaced stays: the device then fails when it is first used.
+    version. A name that cannot be replaced stays: the device then does not work, see unfit().
     """
     place = name_place(device, driver, version)
     if place is None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from imgmlp import child
 from imgmlp.engine.device.base import DeviceInfo
 from imgmlp.engine.device.kernel_cache import current, locked
-from imgmlp.engine.device.pocl import read_memory
+from imgmlp.engine.device.pocl import read_memory, unfit
 
 WORKS = "works"
 TIMEOUT = 180.0  # seconds on an idle machine; cold it takes under one, emulated ten
@@ -39,6 +39,8 @@ def problem_of(handle: int, info: DeviceInfo) -> str:
     """Why a device does not work, "" if it does; `handle` is the address of its cl_device_id."""
     if info.kind == "simulator":  # for tests, and slow; never chosen unless asked for
         return ""
+    if problem := unfit(info.platform, info.target):
+        return problem
     key = _key(handle, info)
     if key in _working:
         return ""

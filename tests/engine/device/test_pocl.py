@@ -51,6 +51,9 @@ UNMENDABLE = {
     "a processor without a name": "pocl.best_name = lambda flags: None",
 }
 
+# A name that is not replaced is the one that the driver tells of, which is faked too.
+LIKE_ITS_NAME = "; pocl.compiled_for = lambda version: os.environ['FAKE_NAME']"
+
 
 def name_place() -> int | None:
     """Where this process's PoCL keeps the name, if it is the wheel's."""
@@ -150,6 +153,29 @@ def test_wide_vectors_need_the_name_and_the_processor(monkeypatch: pytest.Monkey
     assert pocl.vector_width(pocl.PLATFORM, "skylake-avx512") == 8
 
 
+@pytest.mark.parametrize(
+    ("name", "hidden", "lacking"),
+    [
+        ("skylake-avx512", "", ""),
+        ("skylake-avx512", "avx512vl", "avx512vl"),
+        ("znver5", "avx512f", "avx512f"),
+        ("znver5", "", ""),
+        ("haswell", "avx512f", ""),
+        ("generic", "avx", ""),  # nobody knows; it is tried
+    ],
+)
+def test_a_processor_without_what_its_name_implies_is_unfit(
+    monkeypatch: pytest.MonkeyPatch, name: str, hidden: str, lacking: str
+) -> None:
+    have = pocl.implied("icelake-server") - {hidden}
+    monkeypatch.setattr(pocl, "processor_flags", lambda: have)
+    said = pocl.unfit(pocl.PLATFORM, name)
+    assert said.endswith(f"has no {lacking}") if lacking else said == ""
+    assert pocl.unfit("another", name) == ""
+    monkeypatch.setattr(pocl, "processor_flags", frozenset)  # nobody says
+    assert pocl.unfit(pocl.PLATFORM, name) == ""
+
+
 def test_what_an_emulator_hides_is_not_believed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -195,6 +221,28 @@ def test_a_name_that_implies_too_much_is_mended(imgmlp: Command, faked: dict[str
     done = imgmlp("train", "small.png", *QUICK, env=env)
     assert "warning" not in done.stderr
     assert "PoCL" in done.stderr
+
+
+@pytest.mark.parametrize("more", UNMENDABLE.values(), ids=UNMENDABLE)
+def test_instructions_that_are_hidden_are_never_tried(
+    imgmlp: Command, faked: dict[str, str], more: str
+) -> None:
+    """Which of them a compiler uses is not to be found out by one kernel."""
+    have = frozenset(f for f in pocl.processor_flags() if f != "avx")
+    hide = f"pocl.processor_flags = lambda: {have!r}; {more}"
+    env = faked | {"FAKE_NAME": "haswell", "FAKE_MORE": hide + LIKE_ITS_NAME}
+    done = imgmlp("train", "small.png", *QUICK, env=env)
+    passed_over, _ = (x for x in done.stderr.splitlines() if x.startswith("warning: "))
+    assert "PoCL compiles for haswell, but this processor has no avx;" in passed_over
+    assert not list(Path(faked["POCL_CACHE_DIR"]).rglob("*.json"))
+    refused = imgmlp("train", "small.png", *QUICK, "--device", "cpu", "--force", env=env, check=6)
+    assert "has no avx" in refused.stderr
+    (checked,) = json.loads(
+        imgmlp("devices", "--check", "--json", "--device", "cpu", env=env, check=6).stdout
+    )
+    assert [c["problem"] for c in checked["checks"]] == [
+        "PoCL compiles for haswell, but this processor has no avx"
+    ]
 
 
 @pytest.mark.parametrize("more", UNMENDABLE.values(), ids=UNMENDABLE)

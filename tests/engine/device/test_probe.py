@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from conftest import environment, open_pocl
 
 from imgmlp.engine import Device, NumpyDevice, open_device
 from imgmlp.engine.device import discover, kernel_cache, probe, trial
@@ -18,6 +20,7 @@ from imgmlp.engine.device.discover import find
 from imgmlp.errors import DeviceError, ImgmlpWarning
 
 Pair = tuple[object, DeviceInfo]
+OBJDUMP = shutil.which("objdump")
 
 
 @pytest.fixture
@@ -199,6 +202,18 @@ def test_wrong_numbers_are_a_failure(monkeypatch: pytest.MonkeyPatch, info: Devi
     monkeypatch.setattr(trial, "SOURCE", trial.SOURCE.replace("1.0f", "1.1f"))
     with pytest.raises(DeviceError, match="wrong numbers"):
         trial.use(info.spec)
+
+
+@pytest.mark.skipif(OBJDUMP is None, reason="objdump, which shows instructions, is not there")
+def test_wide_vectors_are_tried_where_they_are_used(tmp_path: Path) -> None:
+    """Registers of AVX-512 are in no instruction of an earlier processor."""
+    pocl = open_pocl()
+    code = f"from imgmlp.engine.device import trial; trial.main({pocl.info.spec!r})"
+    env = environment(POCL_CACHE_DIR=str(tmp_path))
+    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=300)
+    (made,) = tmp_path.rglob("imgmlp_probe*.so")
+    told = subprocess.run([str(OBJDUMP), "-d", made], capture_output=True, text=True, check=True)
+    assert ("%zmm" in told.stdout) == (pocl.vector_width == 16)
 
 
 def test_processes_that_start_together_try_once(tmp_path: Path, info: DeviceInfo) -> None:
