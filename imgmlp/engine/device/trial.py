@@ -2,7 +2,8 @@
 
     python -m imgmlp.engine.device.trial DEVICE
 
-says in its last line that the device works, or what is wrong. probe.py starts it.
+says in its last line that the device works, or what is wrong; it exits with PASSING if that may be
+gone the next time. probe.py starts it.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import sys
 import numpy as np
 
 from imgmlp.engine.device.discover import find
+from imgmlp.engine.device.driver_errors import LastingError
 from imgmlp.engine.device.opencl import Device
-from imgmlp.engine.device.probe import WORKS
+from imgmlp.engine.device.probe import PASSING, WORKS
 from imgmlp.errors import DeviceError, ImgmlpError
 
 SIZE = 64  # floats
@@ -30,7 +32,7 @@ void imgmlp_probe(__global float *x, const int n) {
 
 
 def use(spec: str) -> None:
-    """Compile and run a kernel on a device. Raises DeviceError."""
+    """Compile and run a kernel on a device. Raises DeviceError or OutOfMemoryError."""
     pairs = [pair for pair in find()[0] if pair[1].spec == spec]
     if not pairs:
         raise DeviceError(f"{spec} is not there any more")
@@ -45,15 +47,18 @@ def use(spec: str) -> None:
     found = np.empty_like(x)
     opened.read(memory, found)
     if not np.allclose(found, np.sqrt(x) * x + 1, rtol=1e-5):
-        raise DeviceError("it computes wrong numbers")
+        raise LastingError("it computes wrong numbers")
 
 
-def main(spec: str) -> None:
+def main(spec: str) -> int:
+    """Try a device; returns the exit code."""
     try:
         use(spec)
         print(WORKS)
     except ImgmlpError as error:
         print(_line(error))
+        return 0 if isinstance(error, LastingError) else PASSING
+    return 0
 
 
 def _line(error: ImgmlpError) -> str:
@@ -64,4 +69,4 @@ def _line(error: ImgmlpError) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    raise SystemExit(main(sys.argv[1]))

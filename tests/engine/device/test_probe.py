@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -9,15 +10,19 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import environment, open_pocl
 
-from imgmlp.engine import Device, NumpyDevice, open_device
+from imgmlp.engine import NumpyDevice, open_device
 from imgmlp.engine.device import discover, kernel_cache, probe, trial
 from imgmlp.engine.device.base import DeviceInfo
 from imgmlp.engine.device.discover import find
-from imgmlp.errors import DeviceError, ImgmlpWarning
+from imgmlp.engine.device.driver_errors import build_failure, no_room
+from imgmlp.engine.device.numpy_device import numpy_info
+from imgmlp.engine.device.probe import Outcome
+from imgmlp.errors import DeviceError, ImgmlpError, ImgmlpWarning, OutOfMemoryError
 
 Pair = tuple[object, DeviceInfo]
 OBJDUMP = shutil.which("objdump")
@@ -33,15 +38,37 @@ def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def info() -> DeviceInfo:
-    return open_device("cpu").info
+    """A device that need not be there."""
+    return DeviceInfo("9:9", "a maker", "a processor", "cpu", 2, 1 << 30, 1 << 15, "1.0", "3.0")
+
+
+@pytest.fixture(scope="module")
+def real() -> DeviceInfo:
+    for _, info in find()[0]:
+        if info.kind == "cpu":
+            return info
+    pytest.skip("no processor has an OpenCL driver")
 
 
 @pytest.fixture
 def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the next tries will find; each is used up."""
+    """What the next tries will find, problems that last; each is used up."""
     left: list[str] = []
-    monkeypatch.setattr(probe, "_tried", lambda info: left.pop(0))
+    monkeypatch.setattr(probe, "_tried", lambda info: Outcome(left.pop(0), probe.DAY))
     return left
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
+    """Has a shell script run in place of the process that tries a device."""
+
+    def use(script: str) -> None:
+        python = tmp_path / "python"
+        python.write_text(f"#!/bin/sh\n{script}\n")
+        python.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(python))
+
+    return use
 
 
 def ask(info: DeviceInfo) -> str:
@@ -103,17 +130,18 @@ def test_a_failure_is_believed_for_a_day(
 
 
 def test_no_answer_is_believed_for_some_minutes(
-    monkeypatch: pytest.MonkeyPatch, place: Path, info: DeviceInfo, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
+    place: Path,
+    info: DeviceInfo,
+    play: Callable[[str], None],
 ) -> None:
     """The machine may only have been busy."""
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\nexec sleep 60\n")
-    python.chmod(0o755)
-    with monkeypatch.context() as patched:
-        patched.setattr(sys, "executable", str(python))
-        patched.setattr(probe, "_patience", lambda: 0.5)
-        slow = ask(info)
+    play("exec sleep 60")
+    monkeypatch.setattr(probe, "_patience", lambda: 0.5)
+    slow = ask(info)
     assert slow.startswith("no answer")
+    play("echo works")
+    monkeypatch.setattr(probe, "_patience", lambda: probe.TIMEOUT)
     assert ask(info) == slow  # a command that follows need not wait again
     (kept,) = place.glob("probe-*.json")
     then = kept.stat().st_mtime - probe.WHILE - 60
@@ -153,33 +181,44 @@ def test_where_nothing_can_be_kept_a_process_tries_once(
 # The process
 
 
-def test_a_device_that_works_is_tried_and_found_to(place: Path, info: DeviceInfo) -> None:
-    assert probe._tried(info) == ""
+def test_a_device_that_works_is_tried_and_found_to(place: Path, real: DeviceInfo) -> None:
+    assert probe._tried(real).problem == ""
 
 
-def test_a_device_that_is_gone_is_a_problem(place: Path, info: DeviceInfo) -> None:
-    assert "not there" in probe._tried(replace(info, spec="9:9"))
+def test_a_device_that_is_gone_is_a_problem_for_now(place: Path, info: DeviceInfo) -> None:
+    problem, believed = probe._tried(info)
+    assert "not there" in problem
+    assert not believed
 
 
 @pytest.mark.parametrize(
-    ("script", "words"),
+    ("script", "words", "lasts"),
     [
-        ("echo assertion >&2; kill -ILL $$", "signal SIGILL: assertion"),
-        ("exit 3", "exit code 3: without a word"),
-        ("exec sleep 60", "no answer"),
-        ("echo a kernel does not compile", "a kernel does not compile"),
-        ("exit 0", "exit code 0: without a word"),
+        ("echo assertion >&2; kill -ILL $$", "signal SIGILL: assertion", True),
+        ("kill -SEGV $$", "signal SIGSEGV", True),
+        ("kill -ABRT $$", "signal SIGABRT", True),
+        ("echo a kernel does not compile", "a kernel does not compile", True),
+        ("kill -KILL $$", "signal SIGKILL", False),  # as where memory is short
+        ("kill -TERM $$", "signal SIGTERM", False),
+        ("echo no memory; exit 75", "no memory", False),
+        ("exit 3", "exit code 3: without a word", False),
+        ("exit 0", "exit code 0: without a word", False),
     ],
 )
 def test_a_process_that_is_lost_is_a_problem(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, info: DeviceInfo, script: str, words: str
+    place: Path,
+    info: DeviceInfo,
+    play: Callable[[str], None],
+    script: str,
+    words: str,
+    lasts: bool,
 ) -> None:
-    python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\n{script}\n")
-    python.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(python))
-    monkeypatch.setattr(probe, "_patience", lambda: 2.0)
-    assert words in probe._tried(info)
+    """What says more of the machine's state than of the driver is not kept."""
+    play(script)
+    assert words in ask(info)
+    play("echo works")
+    assert (words in ask(info)) == lasts
+    assert len(list(place.glob("probe-*"))) == 1
 
 
 def test_a_busy_machine_has_more_time_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,15 +232,55 @@ def test_a_busy_machine_has_more_time_to_answer(monkeypatch: pytest.MonkeyPatch)
     assert limits == [1.0, 1.0, 3.0, probe.BUSIEST, 1.0]
 
 
-def test_no_process_is_a_problem(monkeypatch: pytest.MonkeyPatch, info: DeviceInfo) -> None:
-    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
-    assert "no process can be started" in probe._tried(info)
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.ENOENT])
+def test_no_process_is_a_problem_for_now(
+    monkeypatch: pytest.MonkeyPatch, place: Path, info: DeviceInfo, number: int
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(probe.child, "run", fail)
+    said = ask(info)
+    assert said == f"no process can be started to try it ({os.strerror(number)})"
+    assert not list(place.glob("probe-*"))
 
 
-def test_wrong_numbers_are_a_failure(monkeypatch: pytest.MonkeyPatch, info: DeviceInfo) -> None:
-    monkeypatch.setattr(trial, "SOURCE", trial.SOURCE.replace("1.0f", "1.1f"))
-    with pytest.raises(DeviceError, match="wrong numbers"):
-        trial.use(info.spec)
+@pytest.mark.parametrize(
+    ("source", "words"), [("1.1f", "wrong numbers"), ("nothing", "does not compile")]
+)
+def test_what_the_driver_does_wrong_lasts(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    real: DeviceInfo,
+    source: str,
+    words: str,
+) -> None:
+    monkeypatch.setattr(trial, "SOURCE", trial.SOURCE.replace("1.0f", source))
+    assert trial.main(real.spec) == 0
+    assert words in capsys.readouterr().out.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OutOfMemoryError("64 bytes do not fit"),
+        no_room(None),
+        build_failure("", "clBuildProgram failed: OUT_OF_HOST_MEMORY", numpy_info()),
+    ],
+    ids=["memory of the device", "disk", "memory"],
+)
+def test_what_the_machine_lacks_may_be_there_the_next_time(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    real: DeviceInfo,
+    error: ImgmlpError,
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(trial.Device, "build", fail)
+    assert trial.main(real.spec) == probe.PASSING
+    assert str(error) in capsys.readouterr().out.splitlines()[-1]
 
 
 @pytest.mark.skipif(OBJDUMP is None, reason="objdump, which shows instructions, is not there")
@@ -216,7 +295,7 @@ def test_wide_vectors_are_tried_where_they_are_used(tmp_path: Path) -> None:
     assert ("%zmm" in told.stdout) == (pocl.vector_width == 16)
 
 
-def test_processes_that_start_together_try_once(tmp_path: Path, info: DeviceInfo) -> None:
+def test_processes_that_start_together_try_once(tmp_path: Path, real: DeviceInfo) -> None:
     """Whoever waited finds what was found."""
     code = f"""
 import sys, pathlib
@@ -228,25 +307,33 @@ def counted(info):
         file.write("tried ")
     return tried(info)
 probe._tried = counted
-print(open_device({info.spec!r}).info.spec)
+print(open_device({real.spec!r}).info.spec)
 """
     env = os.environ | {"POCL_CACHE_DIR": str(tmp_path / "cache")}
     command = [sys.executable, "-c", code, str(tmp_path / "log")]
     started = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE) for _ in range(4)]
-    assert [p.communicate(timeout=300)[0].decode().strip() for p in started] == [info.spec] * 4
+    assert [p.communicate(timeout=300)[0].decode().strip() for p in started] == [real.spec] * 4
     assert (tmp_path / "log").read_text() == "tried "
 
 
 # Choosing
 
 
+class Opened:
+    """A device that was opened, without its driver."""
+
+    def __init__(self, handle: object, info: DeviceInfo) -> None:
+        self.info = info
+
+
 @pytest.fixture
-def listed(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], None]:
-    """Has devices listed that have the problems given; the last is one that there is."""
-    real = next(pair for pair in find()[0] if pair[1].kind == "cpu")
+def listed(monkeypatch: pytest.MonkeyPatch, info: DeviceInfo) -> Callable[[dict[str, str]], None]:
+    """Has devices listed that have the problems given."""
+    handle = SimpleNamespace(int_ptr=0)
 
     def show(problems: dict[str, str]) -> None:
-        pairs = [(real[0], replace(real[1], spec=spec)) for spec in problems]
+        pairs = [(handle, replace(info, spec=spec)) for spec in problems]
+        monkeypatch.setattr(discover, "Device", Opened)
         monkeypatch.setattr(discover, "find", lambda: (pairs, None))
         monkeypatch.setattr(discover, "problem_of", lambda handle, info: problems[info.spec])
 
@@ -286,7 +373,7 @@ def test_what_was_asked_for_is_never_replaced(
     assert raised.value.exit_code == 6
     assert "--device numpy" in raised.value.hint
     assert not recwarn.list
-    assert isinstance(discover.open_untried(spec), Device)
+    assert isinstance(discover.open_untried(spec), Opened)
 
 
 # The folder
