@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from imgmlp import child
 from imgmlp.engine.device.base import DeviceInfo
-from imgmlp.engine.device.kernel_cache import current, locked
+from imgmlp.engine.device.kernel_cache import choose_cache, current, locked
 from imgmlp.engine.device.pocl import read_memory, unfit
 
 WORKS = "works"
@@ -56,16 +56,25 @@ def problem_of(handle: int, info: DeviceInfo) -> str:
     if key in _working:
         return ""
     place = current()
-    path = place and place / f"{PREFIX}{key}.json"
-    problem = _found(path, info) if path else _tried(info).problem
+    problem = _found(_path(place, key), info) if place else _tried(info).problem
     if not problem:
         _working.add(key)
     return problem
 
 
+def doubt(handle: int, info: DeviceInfo) -> None:
+    """Have a device tried again when it is next used."""
+    key, place = _key(handle, info), current()
+    _working.discard(key)
+    with suppress(OSError):
+        if place is not None:
+            _path(place, key).unlink(missing_ok=True)
+
+
 def forget() -> None:
     """Have every device tried again when it is next used."""
     _working.clear()
+    choose_cache()
     place = current()
     with suppress(OSError):
         for path in place.glob(f"{PREFIX}*.json") if place else ():
@@ -73,6 +82,10 @@ def forget() -> None:
 
 
 # What is kept
+
+
+def _path(place: Path, key: str) -> Path:
+    return place / f"{PREFIX}{key}.json"
 
 
 def _key(handle: int, info: DeviceInfo) -> str:

@@ -376,6 +376,35 @@ def test_what_was_asked_for_is_never_replaced(
     assert isinstance(discover.open_untried(spec), Opened)
 
 
+@pytest.mark.parametrize("error", [DeviceError("opening failed"), OutOfMemoryError("no memory")])
+def test_what_worked_once_and_cannot_be_opened_is_passed_over_and_doubted(
+    monkeypatch: pytest.MonkeyPatch,
+    place: Path,
+    outcomes: list[str],
+    info: DeviceInfo,
+    error: ImgmlpError,
+) -> None:
+    class Closed(Opened):
+        def __init__(self, handle: object, info: DeviceInfo) -> None:
+            super().__init__(handle, info)
+            if info.spec == "8:0":
+                raise error
+
+    pairs = [(SimpleNamespace(int_ptr=0), replace(info, spec=spec)) for spec in ("8:0", "9:0")]
+    monkeypatch.setattr(discover, "find", lambda: (pairs, None))
+    monkeypatch.setattr(discover, "Device", Closed)
+    outcomes += ["", "", "", "tried again"]
+    with pytest.warns(ImgmlpWarning, match=str(error)):
+        assert open_device("auto").info.spec == "9:0"
+    with pytest.raises(DeviceError, match=str(error)) as raised:
+        open_device("8:0")
+    assert raised.value.exit_code == 6
+    with pytest.raises(DeviceError, match="tried again"):
+        open_device("8:0")
+    assert open_device("9:0").info.spec == "9:0"
+    assert outcomes == []
+
+
 # The folder
 
 
