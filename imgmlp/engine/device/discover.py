@@ -136,9 +136,9 @@ def open_untried(spec: str) -> AnyDevice:
     Whatever is known of the devices that `spec` may stand for is found out anew.
     """
     wanted = spec.strip().lower()
-    found, reason = find()
     if wanted in NUMPY_FORMS:
         return NumpyDevice(wanted)
+    found, reason = find()
     matches = _matches(wanted, found)
     for handle, info in matches:
         doubt(handle.int_ptr, info)

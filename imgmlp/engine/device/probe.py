@@ -31,6 +31,7 @@ PASSING = 75  # how a trial exits whose problem may be gone the next time; EX_TE
 CRASHES = (signal.SIGILL, signal.SIGSEGV, signal.SIGABRT)  # other signals come from outside
 TIMEOUT = 180.0  # seconds on an idle machine; cold it takes under one, emulated ten
 BUSIEST = 10.0  # processes to a core, for which that is waited at most as many times as long
+LONGEST = TIMEOUT * BUSIEST + 10  # seconds in which whoever tries is done, and has kept it
 DAY = 86400.0  # seconds for which a failure is believed
 WHILE = 600.0  # seconds for which no answer is; enough for commands that follow one another
 PREFIX = "probe-"
@@ -121,7 +122,8 @@ def _found(path: Path, info: DeviceInfo) -> str:
     """The problem that is kept, or else what is found out now."""
     problem = _kept(path)
     if problem is None:
-        with locked(path.with_name("imgmlp-probe.lock")):
+        holder = f"another process, which tries whether {info.describe()} works"
+        with locked(path.with_name("imgmlp-probe.lock"), LONGEST, holder):
             problem = _kept(path)  # whoever waited here finds what it waited for
             if problem is None:
                 problem = _keep(path, _tried(info))

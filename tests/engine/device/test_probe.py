@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -316,6 +317,24 @@ print(open_device({real.spec!r}).info.spec)
     assert (tmp_path / "log").read_text() == "tried "
 
 
+def test_a_wait_ends_after_the_trial_may(
+    monkeypatch: pytest.MonkeyPatch, place: Path, outcomes: list[str], info: DeviceInfo
+) -> None:
+    """Else the device would be tried twice at once, on a machine that is busy already."""
+    waits = []
+
+    def watch(path: Path, timeout: float, holder: str) -> AbstractContextManager[None]:
+        waits.append((timeout, holder))
+        return nullcontext()
+
+    monkeypatch.setattr(probe, "locked", watch)
+    outcomes += [""]
+    ask(info)
+    ((timeout, holder),) = waits
+    assert timeout >= probe.TIMEOUT * probe.BUSIEST + 10
+    assert info.describe() in holder
+
+
 # Choosing
 
 
@@ -413,11 +432,24 @@ def test_each_processor_has_a_folder_of_its_own(
 ) -> None:
     monkeypatch.setenv("POCL_CACHE_DIR", str(tmp_path))
     seen = []
-    for digest in ("aa", "bb", "aa"):
+    aa, bb = "aa" * 8, "bb" * 8
+    for digest in (aa, bb, aa):
         monkeypatch.setattr(kernel_cache, "processor_digest", lambda digest=digest: digest)
         kernel_cache.choose_cache()  # also from the other's folder, as a child on another machine
         seen.append(kernel_cache.current())
-    assert seen == [tmp_path / "processor-aa", tmp_path / "processor-bb", tmp_path / "processor-aa"]
+    assert seen == [tmp_path / f"processor-{digest}" for digest in (aa, bb, aa)]
+
+
+def test_a_folder_of_the_users_is_taken_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("processor-cache", f"processor-{'a' * 17}", f"my-processor-{'a' * 16}"):
+        monkeypatch.setenv("POCL_CACHE_DIR", str(tmp_path / name))
+        kernel_cache.choose_cache()
+        chosen = kernel_cache.current()
+        assert chosen is not None
+        assert chosen.parent == tmp_path / name
+        assert kernel_cache.OWN.fullmatch(chosen.name)
 
 
 def test_processors_differ_by_flags_and_model(
