@@ -5,8 +5,8 @@
 Each processor trains the README's network, but on a small picture and for so few steps that it
 ends, and encodes, verifies and decodes that picture. All of them and this machine's own share one
 home directory, so that machine code which was compiled for one would meet the others; and every
-file must decode here to the pixels that it decoded to there. Prints a row for each processor, and
-fails if one does.
+file must decode here to the pixels that it decoded to there, and this machine's file there to the
+pixels that it decoded to here. Prints a row for each processor, and fails if one does.
 
 An emulated processor has no AVX-512. What a step of it takes says nothing about a real one.
 """
@@ -103,11 +103,22 @@ def trial(processor: str, folder: Path) -> str:
         row.append(f"{time.perf_counter() - started:.0f}")
         if name == "train" and "PoCL:" not in shown:
             raise subprocess.CalledProcessError(0, arguments, f"PoCL was not taken:\n{shown}")
-    there = Image.open(folder / "small.decoded.png").tobytes()
+    there = pixels(folder, "small")
     run(HERE, ("-m", "imgmlp", *COMMANDS["decode"]), folder)
-    if Image.open(folder / "small.decoded.png").tobytes() != there:
+    if pixels(folder, "small") != there:
         raise subprocess.CalledProcessError(0, COMMANDS["decode"], "decodes to other pixels here")
+    if processor == HERE:
+        for ending in (".imlp", ".decoded.png"):
+            shutil.copy(folder / f"small{ending}", folder / f"here{ending}")
+    here = "decode", "here.imlp", "-o", "there.decoded.png", "--force"
+    run(processor, ("-m", "imgmlp", *here), folder)
+    if pixels(folder, "there") != pixels(folder, "here"):
+        raise subprocess.CalledProcessError(0, here, "this machine's file decodes to other pixels")
     return " | ".join([names, *row])
+
+
+def pixels(folder: Path, name: str) -> bytes:
+    return Image.open(folder / f"{name}.decoded.png").tobytes()
 
 
 def main() -> int:
@@ -124,10 +135,11 @@ def main() -> int:
         for processor, model in PROCESSORS.items():
             try:
                 print(f"| {processor} | {model} | {trial(processor, folder)} |", flush=True)
-            except subprocess.SubprocessError as error:
+            except (subprocess.SubprocessError, OSError) as error:
                 failed += 1
                 print(f"| {processor} | {model} | failed |{' |' * (1 + len(COMMANDS))}", flush=True)
-                print(f"{processor}: {error}\n{error.stdout}", file=sys.stderr, flush=True)
+                said = getattr(error, "stdout", None) or ""
+                print(f"{processor}: {error}\n{said}", file=sys.stderr, flush=True)
     return min(failed, 1)
 
 
