@@ -179,6 +179,20 @@ def test_where_nothing_can_be_kept_a_process_tries_once(
     assert outcomes == []
 
 
+def test_what_cannot_be_kept_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, place: Path, outcomes: list[str], info: DeviceInfo
+) -> None:
+    """As in a sticky folder, where another user's file is not to be replaced."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    outcomes += ["broken", ""]
+    assert [ask(info), ask(info)] == ["broken", ""]
+    assert not list(place.glob("probe-*"))
+
+
 # The process
 
 
