@@ -55,7 +55,7 @@ try:
         raise ImportError("its folder is empty")
 except Exception as _error:  # not there, or broken in a way of its own: NumPy works all the same
     cl: Any = None
-    import_failure: str | None = str(_error) or type(_error).__name__
+    import_failure: str | None = " ".join(str(_error).split()) or type(_error).__name__
 else:
     cl = _pyopencl
     import_failure = None
@@ -83,7 +83,7 @@ class Device(HostCopies):
         self.max_lanes = int(handle.max_work_group_size)  # work-items of a group
         self._handle = handle
         self.vector_width = vector_width(info.platform, info.target)  # floats
-        self.peak_width = peak_width(info.platform, info.target)  # floats
+        self.peak_width = peak_width(info.platform, info.target)  # of vectors that only bench uses
         self._compiles_late = info.platform == PLATFORM
         self._programs: dict[tuple[str, tuple[str, ...]], Any] = {}
         self._compiled: set[tuple[object, ...]] = set()

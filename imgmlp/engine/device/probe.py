@@ -35,7 +35,8 @@ LONGEST = TIMEOUT * BUSIEST + 10  # seconds in which whoever tries is done, and 
 DAY = 86400.0  # seconds for which a failure is believed
 WHILE = 600.0  # seconds for which no answer is; enough for commands that follow one another
 PREFIX = "probe-"
-PROGRAM = ("probe", "trial", "discover", "opencl", "pocl")  # what decides, and may change
+# What decides, and may change.
+PROGRAM = ("probe", "trial", "discover", "opencl", "driver_errors", "pocl")
 MAPS = Path("/proc/self/maps")
 _working: set[str] = set()  # what this process knows of, where nothing can be kept
 

@@ -233,7 +233,7 @@ print([d.spec for d in list_devices()], (Tensor([1.0], open_device("auto")) + 1)
 
 @pytest.mark.parametrize("kind", ["OSError", "RuntimeError", "AttributeError", "ImportError"])
 def test_numpy_computes_where_pyopencl_is_broken(tmp_path: Path, kind: str) -> None:
-    (tmp_path / "pyopencl.py").write_text(f"raise {kind}('libOpenCL.so: of another machine')")
+    (tmp_path / "pyopencl.py").write_text(f"raise {kind}('libOpenCL.so:\\nof another machine')")
     code = """
 from imgmlp.engine import Tensor, list_devices, open_device
 print([d.spec for d in list_devices()], (Tensor([1.0], open_device("numpy")) + 1).item())
