@@ -2,11 +2,11 @@
 
     apt-get install qemu-user && python tools/processors.py
 
-Each processor trains a small network on a small picture, for so few steps that it ends, and encodes,
-verifies and decodes that picture: most of the time goes into compiling. All of them and this machine's own share one
-home directory, so that machine code which was compiled for one would meet the others; and every
-file must decode here to the pixels that it decoded to there. Prints a row for each processor, and
-fails if one does.
+Each processor trains a small network on a small picture, for so few steps that it ends, and
+encodes, verifies and decodes that picture; most of the time goes into compiling. All of them and
+this machine's own share one home directory, so that machine code which was compiled for one would
+meet the others; and every file must decode here to the pixels that it decoded to there. Prints a
+row for each processor, and fails if one does.
 
 An emulated processor has no AVX-512. What a step of it takes says nothing about a real one.
 """
