@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -32,6 +33,8 @@ WHILE = 600.0  # seconds for which no answer is; enough for commands that follow
 PREFIX = "probe-"
 PROGRAM = ("probe", "trial", "opencl", "pocl")  # what decides, and may change
 MAPS = Path("/proc/self/maps")
+LINKER = "ld"  # what PoCL runs; small systems come without
+NO_LINKER = f'Executable "{LINKER}" doesn\'t exist'  # what its compiler says then
 _working: set[str] = set()  # what this process knows of, where nothing can be kept
 
 
@@ -73,6 +76,7 @@ def forget() -> None:
 def _key(handle: int, info: DeviceInfo) -> str:
     """Differs where the outcome may: kernel_cache.py keeps processors apart."""
     told = [info.spec, info.platform, info.name, info.driver, info.version, info.target]
+    told.append(shutil.which(LINKER) or "")  # who installs it need not wait for a day
     program = [Path(__file__).with_name(f"{name}.py") for name in PROGRAM]
     told += [_stamp(path) for path in (Path(_library_of(handle)), *program)]
     return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
@@ -156,5 +160,7 @@ def _tried(info: DeviceInfo) -> str:
     said = done.stdout.strip().splitlines()
     if done.returncode == 0 and said:
         return "" if said[-1] == WORKS else said[-1]
+    if NO_LINKER in done.stderr:
+        return f"it links with `{LINKER}`, which is not there: install binutils"
     last = (done.stderr.strip().splitlines() or ["without a word"])[-1]
     return f"trying it ended by {child.ended_by(done.returncode)}: {last}"
