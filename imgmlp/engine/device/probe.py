@@ -33,8 +33,9 @@ WHILE = 600.0  # seconds for which no answer is; enough for commands that follow
 PREFIX = "probe-"
 PROGRAM = ("probe", "trial", "opencl", "pocl")  # what decides, and may change
 MAPS = Path("/proc/self/maps")
-LINKER = "ld"  # what PoCL runs; small systems come without
-NO_LINKER = f'Executable "{LINKER}" doesn\'t exist'  # what its compiler says then
+LINKERS = ("ld", "gcc")  # PoCL runs the one, with files of the other; small systems lack both
+NOT_LINKED = "linker command failed"  # what its compiler says then
+INSTALL_LINKER = "install gcc and libc6-dev, or what your system calls them"
 _working: set[str] = set()  # what this process knows of, where nothing can be kept
 
 
@@ -76,7 +77,7 @@ def forget() -> None:
 def _key(handle: int, info: DeviceInfo) -> str:
     """Differs where the outcome may: kernel_cache.py keeps processors apart."""
     told = [info.spec, info.platform, info.name, info.driver, info.version, info.target]
-    told.append(shutil.which(LINKER) or "")  # who installs it need not wait for a day
+    told += [shutil.which(name) or "" for name in LINKERS]  # nobody waits for a day then
     program = [Path(__file__).with_name(f"{name}.py") for name in PROGRAM]
     told += [_stamp(path) for path in (Path(_library_of(handle)), *program)]
     return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
@@ -160,7 +161,7 @@ def _tried(info: DeviceInfo) -> str:
     said = done.stdout.strip().splitlines()
     if done.returncode == 0 and said:
         return "" if said[-1] == WORKS else said[-1]
-    if NO_LINKER in done.stderr:
-        return f"it links with `{LINKER}`, which is not there: install binutils"
+    if NOT_LINKED in done.stderr:
+        return f"it cannot link what it compiles: {INSTALL_LINKER}"
     last = (done.stderr.strip().splitlines() or ["without a word"])[-1]
     return f"trying it ended by {child.ended_by(done.returncode)}: {last}"

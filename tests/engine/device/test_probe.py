@@ -64,10 +64,11 @@ def test_a_linker_that_was_installed_may_change_the_outcome(
     monkeypatch: pytest.MonkeyPatch, info: DeviceInfo
 ) -> None:
     keys = set()
-    for found in (None, "/usr/bin/ld"):
-        monkeypatch.setattr(probe.shutil, "which", lambda name, found=found: found)
+    for found in ((), ("ld",), ("ld", "gcc")):
+        here = dict.fromkeys(found, "/usr/bin")
+        monkeypatch.setattr(probe.shutil, "which", here.get)
         keys.add(probe._key(0, info))
-    assert len(keys) == 2
+    assert len(keys) == 3
 
 
 def test_a_reinstalled_driver_or_program_is_tried_again(
@@ -173,7 +174,7 @@ def test_a_device_that_is_gone_is_a_problem(place: Path, info: DeviceInfo) -> No
     [
         ("echo assertion >&2; kill -ILL $$", "signal SIGILL: assertion"),
         ("exit 3", "exit code 3: without a word"),
-        (f"cat >&2 <<'E'\nerror: {probe.NO_LINKER}!\nE\nkill -ABRT $$", "install binutils"),
+        (f"echo error: {probe.NOT_LINKED} >&2; kill -ABRT $$", "install gcc"),
         ("exec sleep 60", "no answer"),
         ("echo a kernel does not compile", "a kernel does not compile"),
         ("exit 0", "exit code 0: without a word"),
