@@ -2,11 +2,12 @@
 
     apt-get install qemu-user && python tools/processors.py
 
-Each processor trains the README's network, but on a small picture and for so few steps that it
-ends, and encodes, verifies and decodes that picture. All of them and this machine's own share one
-home directory, so that machine code which was compiled for one would meet the others; and every
-file must decode here to the pixels that it decoded to there, and this machine's file there to the
-pixels that it decoded to here. Prints a row for each processor, and fails if one does.
+Each processor trains a small network on a small picture, for so few steps that it ends, and
+encodes, verifies and decodes that picture; most of the time goes into compiling. All of them and
+this machine's own share one home directory, so that machine code which was compiled for one would
+meet the others; and every file must decode here to the pixels that it decoded to there, and this
+machine's file there to the pixels that it decoded to here. Prints a row for each processor, and
+fails if one does.
 
 An emulated processor has no AVX-512. What a step of it takes says nothing about a real one.
 """
@@ -39,8 +40,9 @@ PROCESSORS = {
 EMULATE_CHILDREN = """import os, sys
 sys.executable = os.environ["EMULATED_PYTHON"]
 """
+SMALL = ("--steps", "4", "--batch", "64", "--hidden", "8", "--layers", "1", "--features", "8")
 COMMANDS = {
-    "train": ("train", "small.png", "--steps", "4", "--force"),
+    "train": ("train", "small.png", *SMALL, "--force"),
     "encode": ("encode", "small.png", "--time", "2s", "--force"),
     "verify": ("verify", "small.imlp"),
     "decode": ("decode", "small.imlp", "-o", "small.decoded.png", "--force"),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -38,6 +39,9 @@ PREFIX = "probe-"
 # What decides, and may change.
 PROGRAM = ("probe", "trial", "discover", "opencl", "driver_errors", "pocl")
 MAPS = Path("/proc/self/maps")
+LINKERS = ("ld", "gcc")  # PoCL runs the one, with files of the other; small systems lack both
+NOT_LINKED = "linker command failed"  # what its compiler says then
+INSTALL_LINKER = "install gcc and libc6-dev, or what your system calls them"
 _working: set[str] = set()  # what this process knows of, where nothing can be kept
 
 
@@ -93,6 +97,7 @@ def _path(place: Path, key: str) -> Path:
 def _key(handle: int, info: DeviceInfo) -> str:
     """Differs where the outcome may: kernel_cache.py keeps processors apart."""
     told = [info.spec, info.platform, info.name, info.driver, info.version, info.target]
+    told += [shutil.which(name) or "" for name in LINKERS]  # nobody waits for a day then
     program = [Path(__file__).with_name(f"{name}.py") for name in PROGRAM]
     told += [_stamp(path) for path in (Path(_library_of(handle)), *program)]
     return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
@@ -180,6 +185,8 @@ def _tried(info: DeviceInfo) -> Outcome:
     if done.returncode in (0, PASSING) and said:
         believed = 0.0 if done.returncode else DAY
         return Outcome() if said[-1] == WORKS else Outcome(said[-1], believed)
+    if NOT_LINKED in done.stderr:
+        return Outcome(f"it cannot link what it compiles: {INSTALL_LINKER}", DAY)
     last = (done.stderr.strip().splitlines() or ["without a word"])[-1]
     problem = f"trying it ended by {child.ended_by(done.returncode)}: {last}"
     return Outcome(problem, DAY if -done.returncode in CRASHES else 0.0)

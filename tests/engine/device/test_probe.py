@@ -91,6 +91,17 @@ def test_what_may_change_the_outcome_has_one_of_its_own(info: DeviceInfo, change
     assert probe._key(0, info) != probe._key(0, replace(info, **{changed: "another"}))
 
 
+def test_a_linker_that_was_installed_may_change_the_outcome(
+    monkeypatch: pytest.MonkeyPatch, info: DeviceInfo
+) -> None:
+    keys = set()
+    for found in ((), ("ld",), ("ld", "gcc")):
+        here = dict.fromkeys(found, "/usr/bin")
+        monkeypatch.setattr(probe.shutil, "which", here.get)
+        keys.add(probe._key(0, info))
+    assert len(keys) == 3
+
+
 def test_a_reinstalled_driver_or_program_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, info: DeviceInfo, tmp_path: Path
 ) -> None:
@@ -218,6 +229,7 @@ def test_a_device_that_is_gone_is_a_problem_for_now(place: Path, info: DeviceInf
         ("echo no memory; exit 75", "no memory", False),
         ("exit 3", "exit code 3: without a word", False),
         ("exit 0", "exit code 0: without a word", False),
+        (f"echo error: {probe.NOT_LINKED} >&2; kill -ABRT $$", "install gcc", True),
     ],
 )
 def test_a_process_that_is_lost_is_a_problem(
