@@ -29,6 +29,7 @@ def close(actual: Any, expected: Any, magnitude: Any = None, roundings: float = 
     unit = np.finfo(found.dtype).eps / 2 if found.dtype.kind == "f" else 0
     with np.errstate(invalid="ignore"):
         near = np.abs(found.astype(np.float64) - wanted) <= roundings * unit * magnitude
+    near &= np.isfinite(wanted)  # a magnitude may be infinite where finite values are wanted, too
     same = (found == wanted) | (np.isnan(found) & np.isnan(wanted))
     return bool(np.all(near | same))
 

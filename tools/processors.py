@@ -2,10 +2,12 @@
 
     apt-get install qemu-user && python tools/processors.py
 
-Each processor runs the README's first command, but for so few steps that it ends, and encodes,
-verifies and decodes a small picture. All of them and this machine's own share one home directory,
-so that machine code which was compiled for one would meet the others; and every file must decode
-here to the pixels that it decoded to there. Prints a row for each processor, and fails if one does.
+Each processor trains a small network on a small picture, for so few steps that it ends, and
+encodes, verifies and decodes that picture; most of the time goes into compiling. All of them and
+this machine's own share one home directory, so that machine code which was compiled for one would
+meet the others; and every file must decode here to the pixels that it decoded to there, and this
+machine's file there to the pixels that it decoded to here. Prints a row for each processor, and
+fails if one does.
 
 An emulated processor has no AVX-512. What a step of it takes says nothing about a real one.
 """
@@ -38,8 +40,9 @@ PROCESSORS = {
 EMULATE_CHILDREN = """import os, sys
 sys.executable = os.environ["EMULATED_PYTHON"]
 """
+SMALL = ("--steps", "4", "--batch", "64", "--hidden", "8", "--layers", "1", "--features", "8")
 COMMANDS = {
-    "train": ("train", str(PICTURE), "--steps", "4", "--force"),
+    "train": ("train", "small.png", *SMALL, "--force"),
     "encode": ("encode", "small.png", "--time", "2s", "--force"),
     "verify": ("verify", "small.imlp"),
     "decode": ("decode", "small.imlp", "-o", "small.decoded.png", "--force"),
@@ -47,8 +50,9 @@ COMMANDS = {
 TELL = """
 import numpy as np
 from imgmlp.engine import open_device
+from imgmlp.engine.device.pocl import compiled_for
 info = open_device("cpu").info
-print(f"{info.driver} for {info.target or '?'}")
+print(compiled_for(info.version) or "?", "|", info.target or "?")
 """
 LIMIT = 1800  # seconds a command may take; emulated, they take some hundred
 
@@ -93,19 +97,30 @@ def emulated_python(model: str, folder: Path) -> str:
 
 
 def trial(processor: str, folder: Path) -> str:
-    """All commands on a processor: what its compiler is given, and the seconds each took."""
-    told, row = run(processor, ("-c", TELL), folder).splitlines()[-1], []
+    """All commands on a processor: its names, and the seconds that each took."""
+    names, row = run(processor, ("-c", TELL), folder).splitlines()[-1], []
     for name, arguments in COMMANDS.items():
         started = time.perf_counter()
         shown = run(processor, ("-m", "imgmlp", *arguments), folder)
         row.append(f"{time.perf_counter() - started:.0f}")
         if name == "train" and "PoCL:" not in shown:
             raise subprocess.CalledProcessError(0, arguments, f"PoCL was not taken:\n{shown}")
-    there = Image.open(folder / "small.decoded.png").tobytes()
+    there = pixels(folder, "small")
     run(HERE, ("-m", "imgmlp", *COMMANDS["decode"]), folder)
-    if Image.open(folder / "small.decoded.png").tobytes() != there:
+    if pixels(folder, "small") != there:
         raise subprocess.CalledProcessError(0, COMMANDS["decode"], "decodes to other pixels here")
-    return " | ".join([told, *row])
+    if processor == HERE:
+        for ending in (".imlp", ".decoded.png"):
+            shutil.copy(folder / f"small{ending}", folder / f"here{ending}")
+    here = "decode", "here.imlp", "-o", "there.decoded.png", "--force"
+    run(processor, ("-m", "imgmlp", *here), folder)
+    if pixels(folder, "there") != pixels(folder, "here"):
+        raise subprocess.CalledProcessError(0, here, "this machine's file decodes to other pixels")
+    return " | ".join([names, *row])
+
+
+def pixels(folder: Path, name: str) -> bytes:
+    return Image.open(folder / f"{name}.decoded.png").tobytes()
 
 
 def main() -> int:
@@ -113,18 +128,20 @@ def main() -> int:
         print(f"{QEMU} is not there: apt-get install qemu-user", file=sys.stderr)
         return 2
     failed = 0
-    print(f"| processor | qemu's name | PoCL | {' | '.join(f'{name}, s' for name in COMMANDS)} |")
-    print("|---|---|---|" + "---|" * len(COMMANDS))
+    seconds = " | ".join(f"{name}, s" for name in COMMANDS)
+    print(f"| processor | qemu's name | PoCL's name | given | {seconds} |")
+    print("|---" * (4 + len(COMMANDS)) + "|")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         Image.open(PICTURE).convert("RGB").resize((32, 32)).save(folder / "small.png")
         for processor, model in PROCESSORS.items():
             try:
                 print(f"| {processor} | {model} | {trial(processor, folder)} |", flush=True)
-            except subprocess.CalledProcessError as error:
+            except (subprocess.SubprocessError, OSError) as error:
                 failed += 1
-                print(f"| {processor} | {model} | failed | {error.cmd[-1]} |", flush=True)
-                print(f"exit {error.returncode}: {error.stdout}", file=sys.stderr, flush=True)
+                print(f"| {processor} | {model} | failed |{' |' * (1 + len(COMMANDS))}", flush=True)
+                said = getattr(error, "stdout", None) or ""
+                print(f"{processor}: {error}\n{said}", file=sys.stderr, flush=True)
     return min(failed, 1)
 
 

@@ -21,7 +21,7 @@ from imgmlp.bench.kernels import (
     rows,
     sweep,
 )
-from imgmlp.bench.peak import Peak
+from imgmlp.bench.peak import Peak, described
 from imgmlp.engine import AnyDevice, Device, open_device
 from imgmlp.errors import UsageError
 from imgmlp.terminal import Terminal, print_table
@@ -57,7 +57,7 @@ def bench_kernels(
     if as_json:
         print_data(json.dumps(rows(points, peak), indent=2))
     else:
-        print_table(*table(points, peak), caption(peak))
+        print_table(*table(points, peak), caption(peak, device))
     if table_file is not None:
         text = as_csv(points, peak).encode()
         files.write_atomically(table_file, lambda stream: stream.write(text))
@@ -88,10 +88,10 @@ def table(points: Sequence[Point], peak: float | None) -> tuple[list[str], list[
     return ["", "", *names, "of the ceiling"], lines
 
 
-def caption(peak: float | None) -> str:
+def caption(peak: float | None, device: AnyDevice) -> str:
     copies = "The ceiling of GB/s is the driver's own copy of as many bytes"
-    most = f"of GFLOP/s the measured peak, {peak:,.0f}" if peak else "of GFLOP/s unknown"
-    return f"{copies}, {most}."
+    most = f"the measured peak, {described(peak, device)}" if peak else "unknown"
+    return f"{copies}, of GFLOP/s {most}."
 
 
 def as_csv(points: Sequence[Point], peak: float | None) -> str:

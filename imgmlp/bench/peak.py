@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from imgmlp.engine import Device, RawKernel
+from imgmlp.engine import AnyDevice, Device, RawKernel
 
 # (chains of a work-item, work-items of a group, groups of a compute unit): a processor's core wants
-# vectors, the widest that it has, a graphics card many work-items.
+# vectors, a graphics card many work-items.
 SHAPES = {"cpu": (12, 1, 1), "gpu": (16, 256, 16)}
 ROUNDS = 1 << 17  # about 2 ms on a core of 100 GFLOP/s
 FACTOR = 1e-9  # keeps every chain's value finite
@@ -23,8 +23,8 @@ class Peak:
     def __init__(self, device: Device) -> None:
         kind = "gpu" if device.lanes == "group" else "cpu"
         chains, self.lanes, groups = SHAPES[kind]
-        width = 1 if kind == "gpu" else device.vector_width
-        vector = "float" if kind == "gpu" else f"float{width}"
+        width = width_of(device)
+        vector = f"float{width}" if width > 1 else "float"
         self.items = self.lanes * groups * device.info.compute_units
         self.rounds = ROUNDS if kind == "cpu" else ROUNDS >> 4
         self.flops = 2 * width * chains * self.rounds * self.items
@@ -36,6 +36,18 @@ class Peak:
         arguments = self.out, np.float32(FACTOR), np.int32(self.rounds)
         microseconds = self.kernel.time(self.items, self.lanes, *arguments, runs=runs)
         return self.flops / microseconds / 1e3
+
+
+def width_of(device: Device) -> int:
+    """Floats of the vectors that it computes with."""
+    return 1 if device.lanes == "group" else device.peak_width
+
+
+def described(gflops: float, device: AnyDevice) -> str:
+    """A peak for people, with the vectors that it is of where a processor may have wider ones."""
+    width = width_of(device) if isinstance(device, Device) else 1
+    vectors = f" in vectors of {width}" if width > 1 else ""
+    return f"{gflops:,.0f} GFLOP/s of multiply-adds{vectors}"
 
 
 def source(vector: str, chains: int) -> str:

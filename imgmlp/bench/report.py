@@ -8,6 +8,7 @@ from statistics import median
 
 from imgmlp.bench import speed
 from imgmlp.bench.job import BATCHES, Job, standard_job
+from imgmlp.bench.peak import described
 from imgmlp.bench.speed import FULL, QUICK, Effort, Measured
 from imgmlp.bench.start import seconds_to_first_step
 from imgmlp.engine import AnyDevice, open_device
@@ -79,5 +80,5 @@ def caption(found: Measured, device: AnyDevice) -> str:
     height, width, _ = found.job.pixels.shape
     what = f"AdamW on {found.job.architecture}, random pixels of {width}×{height}; medians of turns"
     peak = found.peak_gflops()
-    most = "" if peak is None else f"\npeak: {peak:,.0f} GFLOP/s of multiply-adds, measured in turn"
+    most = "" if peak is None else f"\npeak: {described(peak, device)}, measured in turn"
     return "\n".join([f"{device.info.describe()}\n{what}{most}", *found.left_out])

@@ -51,8 +51,8 @@ def run(terminal: Terminal, as_json: bool, check: bool = False, spec: str | None
 
 
 def _check_devices(terminal: Terminal, as_json: bool, spec: str | None) -> None:
-    forget_problems()
     if spec is None:
+        forget_problems()  # only here: the processes that examine each doubt their own
         tested = [(info, selftest.examine(info)) for info in list_devices()]
     else:
         device = open_untried(spec)

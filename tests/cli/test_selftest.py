@@ -31,6 +31,24 @@ def test_one_device_is_tested_by_name(imgmlp: Command) -> None:
     assert "7:7" in imgmlp("devices", "--check", "--device", "7:7", check=6).stderr
 
 
+def test_what_was_found_is_forgotten_by_a_check(imgmlp: Command, tmp_path: Path) -> None:
+    """Also by a new process, which was told of no folder; of one device, only what is its own."""
+    if not any(device.kind == "cpu" for device in list_devices()):
+        pytest.skip("no processor has an OpenCL driver")
+    env = {"HOME": str(tmp_path), "XDG_CACHE_HOME": "", "POCL_CACHE_DIR": ""}
+    cpu = ("--device", "cpu")
+    imgmlp("devices", *cpu, env=env)
+    (kept,) = (tmp_path / ".cache").rglob("probe-*.json")
+    another = kept.with_name("probe-0123456789abcdef.json")
+    for options, gone in ((cpu, {kept}), ((), {kept, another})):
+        for path in (kept, another):
+            path.write_text('{"problem": "made up", "believed": 86400}')
+        assert "made up" in imgmlp("devices", *cpu, env=env, check=6).stderr
+        assert "made up" not in imgmlp("devices", "--check", *options, env=env).stdout
+        assert {path for path in (kept, another) if not path.exists()} == gone
+        imgmlp("devices", *cpu, env=env)
+
+
 @pytest.mark.parametrize(
     ("script", "words"),
     [

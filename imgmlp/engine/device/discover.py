@@ -10,8 +10,8 @@ from imgmlp.engine.device.kernel_cache import choose_cache
 from imgmlp.engine.device.numpy_device import NUMPY_FORMS, NumpyDevice, numpy_info
 from imgmlp.engine.device.opencl import Device, cl, import_failure, status
 from imgmlp.engine.device.pocl import PLATFORM, mended
-from imgmlp.engine.device.probe import problem_of
-from imgmlp.errors import DeviceError, ImgmlpWarning
+from imgmlp.engine.device.probe import doubt, problem_of
+from imgmlp.errors import DeviceError, ImgmlpWarning, OutOfMemoryError
 
 Pairs = list[tuple[Any, DeviceInfo]]  # OpenCL's handle of a device, and what it says of itself
 
@@ -103,9 +103,9 @@ def open_device(spec: str = "auto") -> AnyDevice:
     matches = _matches(wanted, found)
     problems: list[str] = []
     for handle, info in matches:
-        problem = problem_of(handle.int_ptr, info)
-        if not problem:
-            return Device(handle, info)
+        opened, problem = _opened(handle, info)
+        if opened is not None:
+            return opened
         problems.append(f"{info.describe()} does not work: {problem}")
         if wanted == "auto" or len(matches) > 1:
             _warn(f"{problems[-1]}; it is passed over. {MEND}")
@@ -119,14 +119,31 @@ def open_device(spec: str = "auto") -> AnyDevice:
     raise _not_there(spec, found, reason)
 
 
+def _opened(handle: Any, info: DeviceInfo) -> tuple[Device | None, str]:
+    """A device, or why it does not work; one that worked once need not do so now."""
+    if problem := problem_of(handle.int_ptr, info):
+        return None, problem
+    try:
+        return Device(handle, info), ""
+    except (DeviceError, OutOfMemoryError) as error:
+        doubt(handle.int_ptr, info)
+        return None, str(error)
+
+
 def open_untried(spec: str) -> AnyDevice:
-    """Open what open_device() would try first, whether it works or not, to find out why not."""
+    """Open what open_device() would try first, whether it works or not, to find out why not.
+
+    Whatever is known of the devices that `spec` may stand for is found out anew.
+    """
     wanted = spec.strip().lower()
-    found, reason = find()
     if wanted in NUMPY_FORMS:
         return NumpyDevice(wanted)
-    for pair in _matches(wanted, found):
-        return Device(*pair)
+    found, reason = find()
+    matches = _matches(wanted, found)
+    for handle, info in matches:
+        doubt(handle.int_ptr, info)
+    if matches:
+        return Device(*matches[0])
     raise _not_there(spec, found, reason)
 
 

@@ -11,6 +11,10 @@ from imgmlp.errors import DeviceError, OutOfMemoryError
 LOG_LINES = 12  # of a compiler's log that are shown
 
 
+class LastingError(DeviceError):
+    """It comes again until the driver or the program is another one."""
+
+
 def failure(what: str, status: str, memory: bool) -> DeviceError | OutOfMemoryError:
     """The error for an OpenCL call; `status` is OpenCL's name for what happened."""
     if memory:
@@ -45,7 +49,8 @@ def build_failure(source: str, log: str, info: DeviceInfo) -> DeviceError:
     """The error for a source that the driver refuses, which is saved for a closer look."""
     lines = [line for line in log.splitlines() if line.strip()]
     first = next((n for n, line in enumerate(lines) if "error:" in line), 0)
-    return DeviceError(
+    refused = "BUILD_PROGRAM_FAILURE" in log  # and not for want of memory or of the device
+    return (LastingError if refused else DeviceError)(
         f"a kernel does not compile on {info.describe()}",
         hint="\n".join([_saved(source), *lines[first : first + LOG_LINES]]),
     )

@@ -17,18 +17,21 @@ import functools
 import hashlib
 import os
 import platform
+import re
 import shutil
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from imgmlp.engine.device.pocl import CPUINFO, processor_flags
+from imgmlp.errors import ImgmlpWarning
 
 try:
     import platformdirs as _platformdirs
-except ImportError:  # it comes with pyopencl, and without that nothing is compiled
+except ImportError:  # it comes with pyopencl, but may have been removed since
     platformdirs: Any = None
 else:
     platformdirs = _platformdirs
@@ -41,11 +44,12 @@ else:
     fcntl = _fcntl
 
 LOCK_TIMEOUT = 120.0  # seconds; the longest cold compilation seen took under 10
+PATIENCE = 5.0  # seconds that a wait may take without a word
 PRIVATE = "imgmlp-pocl-"  # how names of directories for one process begin
 ROOM = 8 << 20  # bytes; the largest file that a kernel was seen to need had 0.3 MB
 # What file systems answer that do not reserve room, where the C library does not do it for them.
 CANNOT_SAY = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
-OWN = "processor-"  # how names of directories for one processor begin
+OWN = re.compile("processor-[0-9a-f]{16}")  # names of directories for one processor
 # What /proc/cpuinfo says of a processor that stays the same, on x86-64 and ARM.
 IDENTITY = {
     "vendor_id", "cpu family", "model", "model name", "stepping",
@@ -74,9 +78,9 @@ def _of_this_processor(folder: Path) -> Path:
     """The directory in a chosen one, which may be that of a processor itself or of a process."""
     if folder.name.startswith(PRIVATE):
         return folder
-    if folder.name.startswith(OWN):
+    if OWN.fullmatch(folder.name):
         folder = folder.parent
-    return folder / f"{OWN}{processor_digest()}"
+    return folder / f"processor-{processor_digest()}"
 
 
 @functools.cache
@@ -104,6 +108,8 @@ def is_private() -> bool:
 
 
 def _user_cache() -> Path | None:
+    if platformdirs is None:
+        return None
     try:
         home = Path.home()
     except RuntimeError:
@@ -154,16 +160,22 @@ def _sweep_unkeyed() -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file, or go on without it where that cannot be had."""
+def locked(path: Path, timeout: float = LOCK_TIMEOUT, holder: str = "") -> Iterator[None]:
+    """Hold an exclusive lock on a file, or go on without it where that cannot be had.
+
+    `timeout` is in seconds. An ImgmlpWarning tells of a long wait for `holder`, if that is given.
+    """
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             file = stack.enter_context(path.open("ab"))
-            deadline = time.monotonic() + LOCK_TIMEOUT
-            while fcntl is not None and time.monotonic() < deadline:
+            begun = time.monotonic()
+            while fcntl is not None and (waited := time.monotonic() - begun) < timeout:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
+                    if holder and waited > PATIENCE:
+                        warnings.warn(f"waiting for {holder}", ImgmlpWarning, stacklevel=4)
+                        holder = ""  # once
                     time.sleep(0.01)
         yield

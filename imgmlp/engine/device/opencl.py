@@ -41,7 +41,7 @@ from imgmlp.engine.device.base import (
 )
 from imgmlp.engine.device.driver_errors import build_failure, does_not_fit, failure, lost, no_room
 from imgmlp.engine.device.kernel_cache import current, has_room, locked
-from imgmlp.engine.device.pocl import PLATFORM, vector_width
+from imgmlp.engine.device.pocl import PLATFORM, peak_width, vector_width
 from imgmlp.engine.ir.target import Lanes
 from imgmlp.errors import DeviceError, OutOfMemoryError
 
@@ -53,9 +53,9 @@ try:
 
     if _pyopencl.__file__ is None:  # as pip may leave it when it removes the package
         raise ImportError("its folder is empty")
-except ImportError as _error:  # no pyopencl, or no libOpenCL that it could load
+except Exception as _error:  # not there, or broken in a way of its own: NumPy works all the same
     cl: Any = None
-    import_failure: str | None = str(_error)
+    import_failure: str | None = " ".join(str(_error).split()) or type(_error).__name__
 else:
     cl = _pyopencl
     import_failure = None
@@ -83,6 +83,7 @@ class Device(HostCopies):
         self.max_lanes = int(handle.max_work_group_size)  # work-items of a group
         self._handle = handle
         self.vector_width = vector_width(info.platform, info.target)  # floats
+        self.peak_width = peak_width(info.platform, info.target)  # of vectors that only bench uses
         self._compiles_late = info.platform == PLATFORM
         self._programs: dict[tuple[str, tuple[str, ...]], Any] = {}
         self._compiled: set[tuple[object, ...]] = set()

@@ -16,11 +16,12 @@ from __future__ import annotations
 import ctypes
 import re
 import struct
+import threading
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
-import numpy._core as numpy_core
+import numpy as np
 
 PLATFORM = "Portable Computing Language"
 WHEEL = "3.0-rc2"  # what the PoCL of pocl-binary-distribution 3.0 calls itself; it has LLVM 14
@@ -84,8 +85,6 @@ ADDS = {
 }
 # What LLVM since 16 calls processors with AVX-512, besides those above.
 LATER_WIDE = {"znver4", "znver5", "emeraldrapids", "graniterapids", "graniterapids-d"}
-
-
 # Names to give instead of a wrong one, the best first.
 BEST = ("icelake-server", "skylake-avx512", "haswell", "sandybridge", "x86-64-v2", "x86-64")
 # What NumPy, which asks the processor itself, calls some of the flags. An emulator of processors
@@ -100,7 +99,9 @@ ASKED = {
     "avx512_vpopcntdq": "AVX512VPOPCNTDQ", "avx512_fp16": "AVX512FP16",
 }  # fmt: skip
 
-_given: dict[int, ctypes.Array[ctypes.c_char]] = {}  # names that PoCL reads, by where it does
+_given: dict[int, str] = {}  # names that PoCL was given, by where it reads them
+_texts: list[ctypes.Array[ctypes.c_char]] = []  # of them all, as it may still read an earlier one
+_giving = threading.RLock()
 
 
 # The processor
@@ -115,7 +116,8 @@ def processor_flags() -> frozenset[str]:
         return frozenset()
     told = {words for key, _, words in (x.partition(":") for x in lines) if key.strip() == "flags"}
     flags = set.intersection(*(set(words.split()) for words in told)) if told else set()
-    asked = getattr(vars(numpy_core).get("_multiarray_umath"), "__cpu_features__", {})
+    umath = getattr(getattr(np, "_core", None), "_multiarray_umath", None)  # NumPy may move it
+    asked: dict[str, bool] = getattr(umath, "__cpu_features__", {})
     return frozenset(f for f in flags if asked.get(ASKED.get(f, ""), True))
 
 
@@ -128,6 +130,21 @@ def implied(name: str) -> frozenset[str]:
 def is_right(name: str, flags: frozenset[str]) -> bool:
     """Whether LLVM 14 takes a name, and uses nothing for it that the processor has not."""
     return name in ADDS and implied(name) <= flags
+
+
+def unfit(platform: str, name: str) -> str:
+    """Why what PoCL compiles for a processor of that name may end the process, "" if nothing known.
+
+    No trial can tell: which of the instructions a compiler uses depends on what it compiles.
+    """
+    flags = processor_flags()
+    if platform != PLATFORM or not flags:
+        return ""
+    known = name if name in ADDS else "x86-64-v4" if name in LATER_WIDE else ""
+    lacking = sorted(implied(known) - flags) if known else []
+    if not lacking:
+        return ""
+    return f"PoCL compiles for {name}, but this processor has no {', '.join(lacking)}"
 
 
 def best_name(flags: frozenset[str]) -> str | None:
@@ -151,21 +168,32 @@ def vector_width(platform: str, target: str) -> int:
     return 16 if wide else 8
 
 
+def peak_width(platform: str, target: str) -> int:
+    """Floats of the widest vectors that a driver is known to make code of for this processor.
+
+    Kernels have those of vector_width(): nobody has seen yet what wider ones gain elsewhere.
+    """
+    if platform == PLATFORM:
+        return vector_width(platform, target)
+    return 16 if "avx512f" in processor_flags() else 8
+
+
 def mended(device: int, driver: str, version: str) -> str:
     """The processor's name that PoCL's compiler is given, after putting it right where it is wrong.
 
     `device` is the address that a cl_device_id of PoCL holds, the others are its driver and device
-    version. A name that cannot be replaced stays: the device then fails when it is first used.
+    version. A name that cannot be replaced stays: the device then does not work, see unfit().
     """
-    place = name_place(device, driver, version)
-    if place is None:
-        return compiled_for(version)
-    name = _given[place].value.decode() if place in _given else compiled_for(version)
-    best = best_name(processor_flags())
-    if best is None or is_right(name, processor_flags()):
-        return name
-    give(place, best)
-    return best
+    with _giving:
+        place = name_place(device, driver, version)
+        if place is None:
+            return compiled_for(version)
+        name = _given.get(place, compiled_for(version))
+        best = best_name(processor_flags())
+        if best is None or is_right(name, processor_flags()):
+            return name
+        give(place, best)
+        return best
 
 
 def name_place(device: int, driver: str, version: str) -> int | None:
@@ -189,8 +217,12 @@ def name_place(device: int, driver: str, version: str) -> int | None:
 
 def give(place: int, name: str) -> None:
     """Have PoCL read another name, for as long as the process lives."""
-    _given[place] = ctypes.create_string_buffer(name.encode())
-    ctypes.c_void_p.from_address(place).value = ctypes.addressof(_given[place])
+    with _giving:
+        if _given.get(place) == name:
+            return
+        _texts.append(ctypes.create_string_buffer(name.encode()))
+        ctypes.c_void_p.from_address(place).value = ctypes.addressof(_texts[-1])
+        _given[place] = name
 
 
 # Memory that may not be there, read as a file: a wrong address is an error and no crash

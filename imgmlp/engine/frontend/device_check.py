@@ -17,6 +17,7 @@ from imgmlp.engine.device.base import DeviceInfo
 from imgmlp.engine.device.discover import INSTALL_HINT, ONLY_SIMULATOR, AnyDevice, diagnose
 from imgmlp.engine.device.kernel_cache import is_private
 from imgmlp.engine.device.opencl import Device
+from imgmlp.engine.device.pocl import unfit
 from imgmlp.engine.frontend.optim import SGD
 from imgmlp.engine.frontend.tensor import Tensor
 from imgmlp.engine.frontend.tracing import compile
@@ -45,6 +46,9 @@ class Finding:
 
 def check_device(device: AnyDevice) -> list[Finding]:
     """Test a device; never raises for what it finds. Without a compiler the rest is left out."""
+    problem = unfit(device.info.platform, device.info.target)
+    if problem:  # what follows might end the process
+        return [Finding("processor", False, problem, _update(device.info))]
     found = [_tried("build", _build, device)]
     if found[0].passed:
         found += [_tried(name, test, device) for name, test in TESTS.items()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from conftest import OPENCL, environment, open_opencl, open_pocl
 
 from imgmlp.engine import Device, Tensor, compile
 from imgmlp.engine.device import kernel_cache
-from imgmlp.errors import DeviceError
+from imgmlp.errors import DeviceError, ImgmlpWarning
 
 # A process that compiles one step, whose kernels depend on a number.
 STEP = f"""
@@ -79,6 +80,31 @@ def test_a_folder_of_this_process_alone_is_known_by_its_name(
     monkeypatch.setattr(kernel_cache, "_user_cache", lambda: None)
     kernel_cache.choose_cache()
     assert kernel_cache.is_private()
+
+
+def test_without_platformdirs_a_folder_of_this_process_serves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("POCL_CACHE_DIR", raising=False)
+    monkeypatch.setattr(kernel_cache, "platformdirs", None)
+    kernel_cache.choose_cache()
+    assert kernel_cache.is_private()
+
+
+@pytest.mark.skipif(kernel_cache.fcntl is None, reason="no locks on this system")
+def test_a_long_wait_for_a_lock_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.lock"
+    monkeypatch.setattr(kernel_cache, "PATIENCE", 0.0)
+    with kernel_cache.locked(path, 10.0, "nobody"):  # free: no word
+        with pytest.warns(ImgmlpWarning) as told, kernel_cache.locked(path, 0.1, "another process"):
+            pass  # gone on without it
+        assert [str(one.message) for one in told] == ["waiting for another process"]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with kernel_cache.locked(path, 0.1):
+                pass
 
 
 # The step of STEP, where no file can have more than so many bytes.

@@ -6,10 +6,14 @@ runs when it starts writes it into PoCL's description of the device.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import re
 import shutil
 import subprocess
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -50,6 +54,9 @@ UNMENDABLE = {
     "an unknown structure": "pocl.TRIPLET = 'x86_64-unknown-linux-gnux32'",
     "a processor without a name": "pocl.best_name = lambda flags: None",
 }
+
+# A name that is not replaced is the one that the driver tells of, which is faked too.
+LIKE_ITS_NAME = "; pocl.compiled_for = lambda version: os.environ['FAKE_NAME']"
 
 
 def name_place() -> int | None:
@@ -146,8 +153,35 @@ def test_wide_vectors_need_the_name_and_the_processor(monkeypatch: pytest.Monkey
     assert pocl.vector_width(pocl.PLATFORM, "znver5") == 16
     assert pocl.vector_width(pocl.PLATFORM, "haswell") == 8
     assert pocl.vector_width("another", "skylake-avx512") == 8
+    assert pocl.peak_width(pocl.PLATFORM, "skylake-avx512") == 16
+    assert pocl.peak_width(pocl.PLATFORM, "haswell") == 8
+    assert pocl.peak_width("another", "") == 16  # drivers that ask the processor
     monkeypatch.setattr(pocl, "processor_flags", lambda: have - {"avx512f"})
     assert pocl.vector_width(pocl.PLATFORM, "skylake-avx512") == 8
+    assert pocl.peak_width("another", "") == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "hidden", "lacking"),
+    [
+        ("skylake-avx512", "", ""),
+        ("skylake-avx512", "avx512vl", "avx512vl"),
+        ("znver5", "avx512f", "avx512f"),
+        ("znver5", "", ""),
+        ("haswell", "avx512f", ""),
+        ("generic", "avx", ""),  # nobody knows; it is tried
+    ],
+)
+def test_a_processor_without_what_its_name_implies_is_unfit(
+    monkeypatch: pytest.MonkeyPatch, name: str, hidden: str, lacking: str
+) -> None:
+    have = pocl.implied("icelake-server") - {hidden}
+    monkeypatch.setattr(pocl, "processor_flags", lambda: have)
+    said = pocl.unfit(pocl.PLATFORM, name)
+    assert said.endswith(f"has no {lacking}") if lacking else said == ""
+    assert pocl.unfit("another", name) == ""
+    monkeypatch.setattr(pocl, "processor_flags", frozenset)  # nobody says
+    assert pocl.unfit(pocl.PLATFORM, name) == ""
 
 
 def test_what_an_emulator_hides_is_not_believed(
@@ -158,8 +192,11 @@ def test_what_an_emulator_hides_is_not_believed(
     cpuinfo.write_text("flags\t: sse2 avx gfni\n\nflags\t: sse2 gfni avx amx\nbugs\t: avx2\n")
     monkeypatch.setattr(pocl, "CPUINFO", cpuinfo)
     asked = {"AVX": True, "GFNI": False, "AVX2": True}
-    monkeypatch.setattr(pocl.numpy_core._multiarray_umath, "__cpu_features__", asked)
+    monkeypatch.setattr(pocl.np._core._multiarray_umath, "__cpu_features__", asked)
     assert pocl.processor_flags.__wrapped__() == {"sse2", "avx"}
+    with monkeypatch.context() as another:  # a NumPy that keeps it elsewhere
+        another.delattr(pocl.np._core, "_multiarray_umath")
+        assert pocl.processor_flags.__wrapped__() == {"sse2", "avx", "gfni"}
     monkeypatch.setattr(pocl, "CPUINFO", tmp_path / "none")
     assert pocl.processor_flags.__wrapped__() == frozenset()
 
@@ -171,6 +208,48 @@ def test_memory_that_is_not_there_is_no_crash(wheel: int) -> None:
     assert len(pocl.read_memory(wheel, 8)) == 8
     for address in (0, 8, 1 << 20, (1 << 47) - 4096, 1 << 60, (1 << 64) - 8, -8):
         assert pocl.read_memory(address, 8) == b""
+
+
+def test_a_name_that_was_given_stays_where_it_is_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PoCL may be reading it, for another thread."""
+    monkeypatch.setattr(pocl, "_given", {})
+    held = ctypes.c_void_p(None)
+    place = ctypes.addressof(held)
+    pocl.give(place, "haswell")
+    first = held.value
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: pocl.give(place, "haswell"), range(100)))
+    assert held.value == first
+    pocl.give(place, "x86-64")
+    assert first is not None
+    assert held.value is not None
+    assert ctypes.string_at(first) == b"haswell"
+    assert ctypes.string_at(held.value) == b"x86-64"
+    assert {first, held.value} <= {ctypes.addressof(text) for text in pocl._texts}
+
+
+def test_threads_that_look_at_a_device_together_give_one_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held, given = ctypes.c_void_p(None), len(pocl._texts)
+    place = ctypes.addressof(held)
+    ready = threading.Barrier(4)
+
+    def found(*_: object) -> int:
+        time.sleep(0.01)  # the others come in
+        return place
+
+    def look(_: int) -> str:
+        ready.wait(30)
+        return pocl.mended(0, pocl.WHEEL, "OpenCL 3.0 PoCL HSTR: a-linux-gnu-generic")
+
+    monkeypatch.setattr(pocl, "_given", {})
+    monkeypatch.setattr(pocl, "name_place", found)
+    monkeypatch.setattr(pocl, "best_name", lambda flags: "x86-64")
+    monkeypatch.setattr(pocl, "processor_flags", lambda: pocl.implied("x86-64"))
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(look, range(4))) == ["x86-64"] * 4
+    assert len(pocl._texts) == given + 1
 
 
 # The whole way, with a faked name
@@ -195,6 +274,28 @@ def test_a_name_that_implies_too_much_is_mended(imgmlp: Command, faked: dict[str
     done = imgmlp("train", "small.png", *QUICK, env=env)
     assert "warning" not in done.stderr
     assert "PoCL" in done.stderr
+
+
+@pytest.mark.parametrize("more", UNMENDABLE.values(), ids=UNMENDABLE)
+def test_instructions_that_are_hidden_are_never_tried(
+    imgmlp: Command, faked: dict[str, str], more: str
+) -> None:
+    """Which of them a compiler uses is not to be found out by one kernel."""
+    have = frozenset(f for f in pocl.processor_flags() if f != "avx")
+    hide = f"pocl.processor_flags = lambda: {have!r}; {more}"
+    env = faked | {"FAKE_NAME": "haswell", "FAKE_MORE": hide + LIKE_ITS_NAME}
+    done = imgmlp("train", "small.png", *QUICK, env=env)
+    passed_over, _ = (x for x in done.stderr.splitlines() if x.startswith("warning: "))
+    assert "PoCL compiles for haswell, but this processor has no avx;" in passed_over
+    assert not list(Path(faked["POCL_CACHE_DIR"]).rglob("*.json"))
+    refused = imgmlp("train", "small.png", *QUICK, "--device", "cpu", "--force", env=env, check=6)
+    assert "has no avx" in refused.stderr
+    (checked,) = json.loads(
+        imgmlp("devices", "--check", "--json", "--device", "cpu", env=env, check=6).stdout
+    )
+    assert [c["problem"] for c in checked["checks"]] == [
+        "PoCL compiles for haswell, but this processor has no avx"
+    ]
 
 
 @pytest.mark.parametrize("more", UNMENDABLE.values(), ids=UNMENDABLE)

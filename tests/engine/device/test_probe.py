@@ -1,23 +1,32 @@
-"""A device is tried once in a process of its own; what came of it is kept, a failure for a day."""
+"""A device is tried once, in another process; what comes of it is kept, a failure for a while."""
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from conftest import environment, open_pocl
 
-from imgmlp.engine import Device, NumpyDevice, open_device
+from imgmlp.engine import NumpyDevice, open_device
 from imgmlp.engine.device import discover, kernel_cache, probe, trial
 from imgmlp.engine.device.base import DeviceInfo
 from imgmlp.engine.device.discover import find
-from imgmlp.errors import DeviceError, ImgmlpWarning
+from imgmlp.engine.device.driver_errors import build_failure, no_room
+from imgmlp.engine.device.numpy_device import numpy_info
+from imgmlp.engine.device.probe import Outcome
+from imgmlp.errors import DeviceError, ImgmlpError, ImgmlpWarning, OutOfMemoryError
 
 Pair = tuple[object, DeviceInfo]
+OBJDUMP = shutil.which("objdump")
 
 
 @pytest.fixture
@@ -30,15 +39,37 @@ def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def info() -> DeviceInfo:
-    return open_device("cpu").info
+    """A device that need not be there."""
+    return DeviceInfo("9:9", "a maker", "a processor", "cpu", 2, 1 << 30, 1 << 15, "1.0", "3.0")
+
+
+@pytest.fixture(scope="module")
+def real() -> DeviceInfo:
+    for _, info in find()[0]:
+        if info.kind == "cpu":
+            return info
+    pytest.skip("no processor has an OpenCL driver")
 
 
 @pytest.fixture
 def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the next tries will find; each is used up."""
+    """What the next tries will find, problems that last; each is used up."""
     left: list[str] = []
-    monkeypatch.setattr(probe, "_tried", lambda info: left.pop(0))
+    monkeypatch.setattr(probe, "_tried", lambda info: Outcome(left.pop(0), probe.DAY))
     return left
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
+    """Has a shell script run in place of the process that tries a device."""
+
+    def use(script: str) -> None:
+        python = tmp_path / "python"
+        python.write_text(f"#!/bin/sh\n{script}\n")
+        python.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(python))
+
+    return use
 
 
 def ask(info: DeviceInfo) -> str:
@@ -58,6 +89,17 @@ def test_an_outcome_is_found_once(place: Path, outcomes: list[str], info: Device
 @pytest.mark.parametrize("changed", ["driver", "version", "target", "name", "platform", "spec"])
 def test_what_may_change_the_outcome_has_one_of_its_own(info: DeviceInfo, changed: str) -> None:
     assert probe._key(0, info) != probe._key(0, replace(info, **{changed: "another"}))
+
+
+def test_a_linker_that_was_installed_may_change_the_outcome(
+    monkeypatch: pytest.MonkeyPatch, info: DeviceInfo
+) -> None:
+    keys = set()
+    for found in ((), ("ld",), ("ld", "gcc")):
+        here = dict.fromkeys(found, "/usr/bin")
+        monkeypatch.setattr(probe.shutil, "which", here.get)
+        keys.add(probe._key(0, info))
+    assert len(keys) == 3
 
 
 def test_a_reinstalled_driver_or_program_is_tried_again(
@@ -99,6 +141,27 @@ def test_a_failure_is_believed_for_a_day(
     assert outcomes == ["never"]
 
 
+def test_no_answer_is_believed_for_some_minutes(
+    monkeypatch: pytest.MonkeyPatch,
+    place: Path,
+    info: DeviceInfo,
+    play: Callable[[str], None],
+) -> None:
+    """The machine may only have been busy."""
+    play("exec sleep 60")
+    monkeypatch.setattr(probe, "_patience", lambda: 0.5)
+    slow = ask(info)
+    assert slow.startswith("no answer")
+    play("echo works")
+    monkeypatch.setattr(probe, "_patience", lambda: probe.TIMEOUT)
+    assert ask(info) == slow  # a command that follows need not wait again
+    (kept,) = place.glob("probe-*.json")
+    then = kept.stat().st_mtime - probe.WHILE - 60
+    assert then > kept.stat().st_mtime - probe.DAY
+    os.utime(kept, (then, then))
+    assert ask(info) == ""
+
+
 def test_what_is_forgotten_or_damaged_is_tried_again(
     place: Path, outcomes: list[str], info: DeviceInfo
 ) -> None:
@@ -127,50 +190,139 @@ def test_where_nothing_can_be_kept_a_process_tries_once(
     assert outcomes == []
 
 
+def test_what_cannot_be_kept_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, place: Path, outcomes: list[str], info: DeviceInfo
+) -> None:
+    """As in a sticky folder, where another user's file is not to be replaced."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    outcomes += ["broken", ""]
+    assert [ask(info), ask(info)] == ["broken", ""]
+    assert not list(place.glob("probe-*"))
+
+
 # The process
 
 
-def test_a_device_that_works_is_tried_and_found_to(place: Path, info: DeviceInfo) -> None:
-    assert probe._tried(info) == ""
+def test_a_device_that_works_is_tried_and_found_to(place: Path, real: DeviceInfo) -> None:
+    assert probe._tried(real).problem == ""
 
 
-def test_a_device_that_is_gone_is_a_problem(place: Path, info: DeviceInfo) -> None:
-    assert "not there" in probe._tried(replace(info, spec="9:9"))
+def test_a_device_that_is_gone_is_a_problem_for_now(place: Path, info: DeviceInfo) -> None:
+    problem, believed = probe._tried(info)
+    assert "not there" in problem
+    assert not believed
 
 
 @pytest.mark.parametrize(
-    ("script", "words"),
+    ("script", "words", "lasts"),
     [
-        ("echo assertion >&2; kill -ILL $$", "signal SIGILL: assertion"),
-        ("exit 3", "exit code 3: without a word"),
-        ("exec sleep 60", "no answer"),
-        ("echo a kernel does not compile", "a kernel does not compile"),
-        ("exit 0", "exit code 0: without a word"),
+        ("echo assertion >&2; kill -ILL $$", "signal SIGILL: assertion", True),
+        ("kill -SEGV $$", "signal SIGSEGV", True),
+        ("kill -ABRT $$", "signal SIGABRT", True),
+        ("echo a kernel does not compile", "a kernel does not compile", True),
+        ("kill -KILL $$", "signal SIGKILL", False),  # as where memory is short
+        ("kill -TERM $$", "signal SIGTERM", False),
+        ("echo no memory; exit 75", "no memory", False),
+        ("exit 3", "exit code 3: without a word", False),
+        ("exit 0", "exit code 0: without a word", False),
+        (f"echo error: {probe.NOT_LINKED} >&2; kill -ABRT $$", "install gcc", True),
     ],
 )
 def test_a_process_that_is_lost_is_a_problem(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, info: DeviceInfo, script: str, words: str
+    place: Path,
+    info: DeviceInfo,
+    play: Callable[[str], None],
+    script: str,
+    words: str,
+    lasts: bool,
 ) -> None:
-    python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\n{script}\n")
-    python.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(python))
-    monkeypatch.setattr(probe, "TIMEOUT", 2.0)
-    assert words in probe._tried(info)
+    """What says more of the machine's state than of the driver is not kept."""
+    play(script)
+    assert words in ask(info)
+    play("echo works")
+    assert (words in ask(info)) == lasts
+    assert len(list(place.glob("probe-*"))) == 1
 
 
-def test_no_process_is_a_problem(monkeypatch: pytest.MonkeyPatch, info: DeviceInfo) -> None:
-    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
-    assert "no process can be started" in probe._tried(info)
+def test_a_busy_machine_has_more_time_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = []
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    for load in (0.0, 2.0, 6.0, 1000.0):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0), raising=False)
+        limits.append(probe._patience() / probe.TIMEOUT)
+    monkeypatch.delattr(os, "getloadavg")
+    limits.append(probe._patience() / probe.TIMEOUT)
+    assert limits == [1.0, 1.0, 3.0, probe.BUSIEST, 1.0]
 
 
-def test_wrong_numbers_are_a_failure(monkeypatch: pytest.MonkeyPatch, info: DeviceInfo) -> None:
-    monkeypatch.setattr(trial, "SOURCE", trial.SOURCE.replace("1.0f", "1.1f"))
-    with pytest.raises(DeviceError, match="wrong numbers"):
-        trial.use(info.spec)
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.ENOENT])
+def test_no_process_is_a_problem_for_now(
+    monkeypatch: pytest.MonkeyPatch, place: Path, info: DeviceInfo, number: int
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(probe.child, "run", fail)
+    said = ask(info)
+    assert said == f"no process can be started to try it ({os.strerror(number)})"
+    assert not list(place.glob("probe-*"))
 
 
-def test_processes_that_start_together_try_once(tmp_path: Path, info: DeviceInfo) -> None:
+@pytest.mark.parametrize(
+    ("source", "words"), [("1.1f", "wrong numbers"), ("nothing", "does not compile")]
+)
+def test_what_the_driver_does_wrong_lasts(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    real: DeviceInfo,
+    source: str,
+    words: str,
+) -> None:
+    monkeypatch.setattr(trial, "SOURCE", trial.SOURCE.replace("1.0f", source))
+    assert trial.main(real.spec) == 0
+    assert words in capsys.readouterr().out.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OutOfMemoryError("64 bytes do not fit"),
+        no_room(None),
+        build_failure("", "clBuildProgram failed: OUT_OF_HOST_MEMORY", numpy_info()),
+    ],
+    ids=["memory of the device", "disk", "memory"],
+)
+def test_what_the_machine_lacks_may_be_there_the_next_time(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    real: DeviceInfo,
+    error: ImgmlpError,
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(trial.Device, "build", fail)
+    assert trial.main(real.spec) == probe.PASSING
+    assert str(error) in capsys.readouterr().out.splitlines()[-1]
+
+
+@pytest.mark.skipif(OBJDUMP is None, reason="objdump, which shows instructions, is not there")
+def test_wide_vectors_are_tried_where_they_are_used(tmp_path: Path) -> None:
+    """Registers of AVX-512 are in no instruction of an earlier processor."""
+    pocl = open_pocl()
+    code = f"from imgmlp.engine.device import trial; trial.main({pocl.info.spec!r})"
+    env = environment(POCL_CACHE_DIR=str(tmp_path))
+    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=300)
+    (made,) = tmp_path.rglob("imgmlp_probe*.so")
+    told = subprocess.run([str(OBJDUMP), "-d", made], capture_output=True, text=True, check=True)
+    assert ("%zmm" in told.stdout) == (pocl.vector_width == 16)
+
+
+def test_processes_that_start_together_try_once(tmp_path: Path, real: DeviceInfo) -> None:
     """Whoever waited finds what was found."""
     code = f"""
 import sys, pathlib
@@ -182,25 +334,51 @@ def counted(info):
         file.write("tried ")
     return tried(info)
 probe._tried = counted
-print(open_device({info.spec!r}).info.spec)
+print(open_device({real.spec!r}).info.spec)
 """
     env = os.environ | {"POCL_CACHE_DIR": str(tmp_path / "cache")}
     command = [sys.executable, "-c", code, str(tmp_path / "log")]
     started = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE) for _ in range(4)]
-    assert [p.communicate(timeout=300)[0].decode().strip() for p in started] == [info.spec] * 4
+    assert [p.communicate(timeout=300)[0].decode().strip() for p in started] == [real.spec] * 4
     assert (tmp_path / "log").read_text() == "tried "
+
+
+def test_a_wait_ends_after_the_trial_may(
+    monkeypatch: pytest.MonkeyPatch, place: Path, outcomes: list[str], info: DeviceInfo
+) -> None:
+    """Else the device would be tried twice at once, on a machine that is busy already."""
+    waits = []
+
+    def watch(path: Path, timeout: float, holder: str) -> AbstractContextManager[None]:
+        waits.append((timeout, holder))
+        return nullcontext()
+
+    monkeypatch.setattr(probe, "locked", watch)
+    outcomes += [""]
+    ask(info)
+    ((timeout, holder),) = waits
+    assert timeout >= probe.TIMEOUT * probe.BUSIEST + 10
+    assert info.describe() in holder
 
 
 # Choosing
 
 
+class Opened:
+    """A device that was opened, without its driver."""
+
+    def __init__(self, handle: object, info: DeviceInfo) -> None:
+        self.info = info
+
+
 @pytest.fixture
-def listed(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], None]:
-    """Has devices listed that have the problems given; the last is one that there is."""
-    real = next(pair for pair in find()[0] if pair[1].kind == "cpu")
+def listed(monkeypatch: pytest.MonkeyPatch, info: DeviceInfo) -> Callable[[dict[str, str]], None]:
+    """Has devices listed that have the problems given."""
+    handle = SimpleNamespace(int_ptr=0)
 
     def show(problems: dict[str, str]) -> None:
-        pairs = [(real[0], replace(real[1], spec=spec)) for spec in problems]
+        pairs = [(handle, replace(info, spec=spec)) for spec in problems]
+        monkeypatch.setattr(discover, "Device", Opened)
         monkeypatch.setattr(discover, "find", lambda: (pairs, None))
         monkeypatch.setattr(discover, "problem_of", lambda handle, info: problems[info.spec])
 
@@ -240,7 +418,36 @@ def test_what_was_asked_for_is_never_replaced(
     assert raised.value.exit_code == 6
     assert "--device numpy" in raised.value.hint
     assert not recwarn.list
-    assert isinstance(discover.open_untried(spec), Device)
+    assert isinstance(discover.open_untried(spec), Opened)
+
+
+@pytest.mark.parametrize("error", [DeviceError("opening failed"), OutOfMemoryError("no memory")])
+def test_what_worked_once_and_cannot_be_opened_is_passed_over_and_doubted(
+    monkeypatch: pytest.MonkeyPatch,
+    place: Path,
+    outcomes: list[str],
+    info: DeviceInfo,
+    error: ImgmlpError,
+) -> None:
+    class Closed(Opened):
+        def __init__(self, handle: object, info: DeviceInfo) -> None:
+            super().__init__(handle, info)
+            if info.spec == "8:0":
+                raise error
+
+    pairs = [(SimpleNamespace(int_ptr=0), replace(info, spec=spec)) for spec in ("8:0", "9:0")]
+    monkeypatch.setattr(discover, "find", lambda: (pairs, None))
+    monkeypatch.setattr(discover, "Device", Closed)
+    outcomes += ["", "", "", "tried again"]
+    with pytest.warns(ImgmlpWarning, match=str(error)):
+        assert open_device("auto").info.spec == "9:0"
+    with pytest.raises(DeviceError, match=str(error)) as raised:
+        open_device("8:0")
+    assert raised.value.exit_code == 6
+    with pytest.raises(DeviceError, match="tried again"):
+        open_device("8:0")
+    assert open_device("9:0").info.spec == "9:0"
+    assert outcomes == []
 
 
 # The folder
@@ -251,11 +458,24 @@ def test_each_processor_has_a_folder_of_its_own(
 ) -> None:
     monkeypatch.setenv("POCL_CACHE_DIR", str(tmp_path))
     seen = []
-    for digest in ("aa", "bb", "aa"):
+    aa, bb = "aa" * 8, "bb" * 8
+    for digest in (aa, bb, aa):
         monkeypatch.setattr(kernel_cache, "processor_digest", lambda digest=digest: digest)
         kernel_cache.choose_cache()  # also from the other's folder, as a child on another machine
         seen.append(kernel_cache.current())
-    assert seen == [tmp_path / "processor-aa", tmp_path / "processor-bb", tmp_path / "processor-aa"]
+    assert seen == [tmp_path / f"processor-{digest}" for digest in (aa, bb, aa)]
+
+
+def test_a_folder_of_the_users_is_taken_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("processor-cache", f"processor-{'a' * 17}", f"my-processor-{'a' * 16}"):
+        monkeypatch.setenv("POCL_CACHE_DIR", str(tmp_path / name))
+        kernel_cache.choose_cache()
+        chosen = kernel_cache.current()
+        assert chosen is not None
+        assert chosen.parent == tmp_path / name
+        assert kernel_cache.OWN.fullmatch(chosen.name)
 
 
 def test_processors_differ_by_flags_and_model(
