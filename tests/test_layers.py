@@ -270,9 +270,9 @@ def test_a_folder_says_what_it_holds_and_nothing_else(folder: str) -> None:
         ("engine.ir.target", "from imgmlp.engine.device.base import Kind"),
         ("engine.device.base", "from imgmlp.engine.ir.graph import Node"),
         ("engine.oracle.interpret", "from imgmlp.engine.device import opencl"),
-        ("engine.passes.schedule", "from imgmlp.engine.tiling.block import program"),
+        ("engine.passes.schedule", "from imgmlp.engine.tiling.block import block_procedure"),
         ("engine.tiling.staging", "from imgmlp.engine.lowering.linearize import linearize"),
-        ("engine.lowering.linearize", "from imgmlp.engine.tiling.block import program"),
+        ("engine.lowering.linearize", "from imgmlp.engine.tiling.block import block_procedure"),
         ("engine.codegen.matrix_units", "from imgmlp.engine.tiling.staging import SLICES"),
         (
             "engine.codegen.render",

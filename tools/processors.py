@@ -48,7 +48,7 @@ TELL = """
 import numpy as np
 from imgmlp.engine import open_device
 info = open_device("cpu").info
-print(f"{info.driver} for {info.target or '?'}")
+print(f"{info.driver} for {info.compiled_for or '?'}")
 """
 LIMIT = 1800  # seconds a command may take; emulated, they take some hundred
 

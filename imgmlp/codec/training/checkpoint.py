@@ -61,7 +61,7 @@ class Resumable(ABC):
 
 
 @cache
-def program() -> str:
+def code_digest() -> str:
     """A digest of imgmlp's own source: another one would not go on as the run began."""
     found, package = hashlib.sha256(), Path(__file__).parents[2]
     for path in sorted(package.rglob("*.py")) + sorted(package.rglob("*.cl")):
@@ -71,7 +71,7 @@ def program() -> str:
 
 def key(picture: Picture, choices: str) -> str:
     """Stands for a picture, everything that was chosen for it, and the program that computes."""
-    found = hashlib.sha256(f"{program()} {picture.pixels.shape} {choices}\n".encode())
+    found = hashlib.sha256(f"{code_digest()} {picture.pixels.shape} {choices}\n".encode())
     found.update(picture.pixels.tobytes())
     found.update(picture.icc or b"")
     return found.hexdigest()

@@ -27,7 +27,7 @@ WORKS = "works"
 TIMEOUT = 180.0  # seconds; cold it takes under one, emulated on a busy machine 77 were seen
 DAY = 86400.0  # seconds for which a failure is believed
 PREFIX = "probe-"
-PROGRAM = ("probe", "trial", "discover", "opencl", "pocl")  # what decides, and may change
+SOURCES = ("probe", "trial", "discover", "opencl", "pocl")  # what decides, and may change
 MAPS = Path("/proc/self/maps")
 _working: set[str] = set()  # what this process knows of, where nothing can be kept
 
@@ -69,8 +69,8 @@ def forget() -> None:
 
 def _key(handle: int, info: DeviceInfo) -> str:
     """Differs where the outcome may: kernel_cache.py keeps processors apart."""
-    told = [info.spec, info.platform, info.name, info.driver, info.version, info.target]
-    program = [Path(__file__).with_name(f"{name}.py") for name in PROGRAM]
+    told = [info.spec, info.platform, info.name, info.driver, info.version, info.compiled_for]
+    program = [Path(__file__).with_name(f"{name}.py") for name in SOURCES]
     told += [_stamp(path) for path in (Path(_library_of(handle)), *program)]
     return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
 

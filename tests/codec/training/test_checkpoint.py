@@ -100,10 +100,10 @@ def test_another_version_of_the_program_has_other_keys(monkeypatch: pytest.Monke
     monkeypatch.setattr(
         Path, "read_bytes", lambda path: read(path).replace(b"BATCH = 1024", b"BATCH = 512")
     )
-    checkpoint.program.cache_clear()
+    checkpoint.code_digest.cache_clear()
     other = checkpoint.key(picture, "a")
     monkeypatch.undo()
-    checkpoint.program.cache_clear()
+    checkpoint.code_digest.cache_clear()
     assert other != before
     assert checkpoint.key(picture, "a") == before
 
@@ -116,8 +116,8 @@ def test_a_key_stands_for_all_of_the_program(part: str, monkeypatch: pytest.Monk
     package = Path(imgmlp.__file__).parent
     read, seen = Path.read_bytes, []
     monkeypatch.setattr(Path, "read_bytes", lambda path: seen.append(path) or read(path))
-    checkpoint.program.cache_clear()
-    checkpoint.program()
+    checkpoint.code_digest.cache_clear()
+    checkpoint.code_digest()
     assert package / part in seen
     assert all(path.is_relative_to(package) for path in seen)
 
