@@ -20,7 +20,7 @@ from imgmlp.codec import encoder
 from imgmlp.codec.decoder import open_stored
 from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.float_mlp import npz, pipeline
-from imgmlp.codec.float_mlp.config import PRESETS, check_size
+from imgmlp.codec.float_mlp.config import PRESETS
 from imgmlp.codec.float_mlp.pipeline import Trained
 from imgmlp.codec.training import target
 from imgmlp.codec.training.run import Progress, Run
@@ -122,7 +122,7 @@ def decode(
     Raises ImgmlpError.
     """
     if size is not None:
-        check_size(*size)
+        pictures.check_size(*size)
     stored = open_stored(file)
     return pictures.to_image(stored.decode(open_device(device), size), stored.icc)
 

@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 from imgmlp.cli.commands import app
-from imgmlp.errors import ImgmlpError, Interrupted, OutOfMemoryError, UsageError
+from imgmlp.errors import ImgmlpError, Interrupted, UsageError, out_of_memory
 from imgmlp.interrupt import ignore_signals, raise_on_signals
 from imgmlp.terminal import Terminal
 from imgmlp.text import standard_output
@@ -31,8 +31,7 @@ def main() -> None:
     except KeyboardInterrupt:
         code = terminal.fail(_interrupted())
     except MemoryError:
-        problem, hint = "out of memory", "use a smaller picture, batch or size"
-        code = terminal.fail(OutOfMemoryError(problem, hint=hint))
+        code = terminal.fail(out_of_memory())
     except ImgmlpError as error:
         code = terminal.fail(error)
     except typer.TyperException as error:

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from imgmlp.engine import AnyDevice, Tensor
+from imgmlp.errors import OutputError
 from imgmlp.files import sweep, write_atomically
 from imgmlp.image import Picture
 
@@ -129,7 +130,7 @@ class Checkpoint:
         return State(arrays, facts)
 
     def save(self, state: State) -> None:
-        """Replace what is there, as a whole. Raises OutputError."""
+        """Replace what is there, as a whole. Raises OutputError, also for what `load` refuses."""
         facts = json.dumps({**state.facts, "key": self._key})
         content = io.BytesIO()
         arrays = {**state.arrays, _FACTS: np.array(facts)}
@@ -138,6 +139,10 @@ class Checkpoint:
                 data = io.BytesIO()
                 np.lib.format.write_array(data, array, allow_pickle=False)
                 archive.writestr(f"{name}.npy", data.getvalue())
+        size = content.getbuffer().nbytes
+        if size > MAX_BYTES:
+            problem = f"a state of {size:,} bytes is too large to keep; the limit is {MAX_BYTES:,}"
+            raise OutputError(problem, hint="use a smaller network")
         write_atomically(self.path, lambda stream: stream.write(content.getvalue()))
 
     def touch(self) -> None:

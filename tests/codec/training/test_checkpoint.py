@@ -13,6 +13,7 @@ from conftest import small_pixels
 import imgmlp
 from imgmlp.codec.training import checkpoint
 from imgmlp.codec.training.checkpoint import Checkpoint, Resumable, State
+from imgmlp.errors import OutputError
 from imgmlp.image import Picture
 
 KEY, OTHER = "0123456789abcdef", "fedcba9876543210"
@@ -140,3 +141,15 @@ def test_what_goes_on_says_what_moves() -> None:
 
     with pytest.raises(TypeError, match="_moving"):
         Still()  # type: ignore[abstract]
+
+
+def test_what_would_not_be_loaded_is_not_saved(
+    saved: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "MAX_BYTES", saved.path.stat().st_size)
+    arrays = {"flat": np.arange(500, dtype=np.float32)}
+    with pytest.raises(OutputError, match="too large to keep"):
+        saved.save(State(arrays, {"steps": 10}))
+    state = saved.load()
+    assert state is not None
+    assert state.facts["steps"] == 9
