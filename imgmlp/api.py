@@ -17,6 +17,7 @@ from PIL import Image
 from imgmlp import files
 from imgmlp import image as pictures
 from imgmlp.codec import encoder
+from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.decoder import open_stored
 from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.float_mlp import npz, pipeline
@@ -74,8 +75,9 @@ def encode(
     size: int | None = None,
     psnr: float | None = None,
     price: float | None = None,
-    effort: int = target.EFFORT,
+    effort: int | None = None,
     seconds: float | None = None,
+    codec: Codec = "mlp",
     on_step: Callable[[Progress], None] | None = None,
     device: str = "auto",
 ) -> Encoded:
@@ -92,8 +94,8 @@ def encode(
     pixels = picture.width * picture.height
     count = None if size is None else str(size)
     wanted = target.choose(pixels, quality, bpp, count, psnr, price)
-    work = target.effort(effort, seconds)
-    return encoder.encode(picture, wanted, work, open_device(device), Run(on_step))
+    work = encoder.effort(codec, effort, seconds)
+    return encoder.encode(picture, wanted, work, open_device(device), Run(on_step), codec)
 
 
 def _picture(image: Source, alpha: bool = False) -> Picture:

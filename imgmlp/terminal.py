@@ -165,7 +165,7 @@ def _bar(console: Console, steps: int) -> Iterator[Callable[[TrainingProgress], 
             nonlocal drawn
             bar.update(task, completed=progress.step, total=progress.steps, state=_state(progress))
             now = time.monotonic()
-            if now - drawn >= DRAW_EVERY or progress.step == steps:
+            if now - drawn >= DRAW_EVERY or progress.step == progress.steps:
                 drawn = now
                 bar.refresh()
 
@@ -196,4 +196,7 @@ class _Lines:
 def _state(progress: TrainingProgress) -> str:
     rate = f"{progress.steps_per_second:,.0f} steps/s"
     left = f"{duration(progress.seconds_left)} left"
-    return f"loss {progress.loss:.3g}  {progress.psnr:.1f} dB  {rate}  {left}"
+    if progress.bpp is None or progress.cost is None:
+        return f"loss {progress.loss:.3g}  {progress.psnr:.1f} dB  {rate}  {left}"
+    figures = f"{progress.bpp:.3f} bpp  {progress.psnr:.1f} dB  D+λR {progress.cost:.3g}"
+    return f"{figures}  {rate}  {left}"

@@ -20,12 +20,16 @@ from imgmlp.codec.training.checkpoint import left_beside
 # The command, but with short runs that are saved often.
 COMMAND = """
 import sys
+from imgmlp.codec.latent import course, encode
 from imgmlp.codec.training import checkpoint, target
-checkpoint.KEEP_SECONDS, target.STEPS = 0.0, 200
-sys.argv = ["imgmlp", "encode", *sys.argv[1:], "--bytes", "150"]
+checkpoint.KEEP_SECONDS, target.STEPS, encode.FEWEST, course.LOOK = 0.0, 3200, 60, 1
+sys.argv = ["imgmlp", "encode", *sys.argv[1:], "--effort", "1"]
 from imgmlp.cli import main
 main()
 """
+
+TARGETS = {"mlp": ("--bytes", "150"), "latent": ("--lambda", "0.01")}
+CODECS = pytest.mark.parametrize("codec", TARGETS)
 
 # The same, killed once its state was saved for the n-th time.
 KILLED = """
@@ -57,18 +61,22 @@ def start(picture: Path, *options: str, code: str = COMMAND) -> subprocess.Popen
 @pytest.mark.parametrize(
     "kills", [pytest.param(10, id="some"), pytest.param(500, id="many", marks=pytest.mark.soak)]
 )
-def test_a_kill_leaves_no_partial_file_and_loses_little(tmp_path: Path, kills: int) -> None:
+@CODECS
+def test_a_kill_leaves_no_partial_file_and_loses_little(
+    tmp_path: Path, kills: int, codec: str
+) -> None:
+    options = ("p.png", "--codec", codec, *TARGETS[codec])
     chance = random.Random(kills)
     picture = tmp_path / "p.png"
     y, x = np.mgrid[:8, :8]
     Image.fromarray((x * 20 + y * 10).astype(np.uint8)).save(picture)
-    whole = start(picture, "p.png", "-o", "whole.imlp")
+    whole = start(picture, *options, "-o", "whole.imlp")
     assert whole.wait(120) == 0, whole.communicate()[1]
     expected = (tmp_path / "whole.imlp").read_bytes()
     written = picture.with_suffix(".imlp")
     finished = 0
     for _ in range(kills):
-        run = start(picture, "p.png")
+        run = start(picture, *options)
         try:
             run.communicate(timeout=chance.uniform(0.3, 4.0))
         except subprocess.TimeoutExpired:
@@ -79,7 +87,7 @@ def test_a_kill_leaves_no_partial_file_and_loses_little(tmp_path: Path, kills: i
             container.parse(expected)
             finished += 1
             written.unlink()
-    last = start(picture, "p.png")
+    last = start(picture, *options)
     error = last.communicate(timeout=120)[1]
     assert last.returncode == 0, error
     assert written.read_bytes() == expected
@@ -95,19 +103,21 @@ def test_a_kill_leaves_no_partial_file_and_loses_little(tmp_path: Path, kills: i
         pytest.param(range(1, 40, 2), id="twenty", marks=pytest.mark.soak),
     ],
 )
+@CODECS
 def test_a_run_killed_at_any_point_goes_on_bit_for_bit(
-    tmp_path: Path, points: Sequence[int]
+    tmp_path: Path, points: Sequence[int], codec: str
 ) -> None:
+    options = ("p.png", "--codec", codec, *TARGETS[codec])
     picture = tmp_path / "p.png"
     Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(picture)
-    assert start(picture, "p.png", "-o", "whole.imlp").wait(120) == 0
+    assert start(picture, *options, "-o", "whole.imlp").wait(120) == 0
     expected, written = (tmp_path / "whole.imlp").read_bytes(), picture.with_suffix(".imlp")
     for point in points:
-        killed = start(picture, str(point), "p.png", code=KILLED + COMMAND)
+        killed = start(picture, str(point), *options, code=KILLED + COMMAND)
         killed.communicate(timeout=120)
         assert killed.returncode == -signal.SIGKILL
         assert left_beside(written)
-        again = start(picture, "p.png")
+        again = start(picture, *options)
         error = again.communicate(timeout=120)[1]
         assert again.returncode == 0, error
         assert "continuing after" in error
@@ -155,7 +165,7 @@ checkpoint.write_atomically = refuse
 def test_without_room_for_checkpoints_the_run_goes_on(tmp_path: Path) -> None:
     picture = tmp_path / "p.png"
     Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(picture)
-    run = start(picture, "p.png", "--no-progress", code=NO_ROOM + COMMAND)
+    run = start(picture, "p.png", *TARGETS["mlp"], "--no-progress", code=NO_ROOM + COMMAND)
     error = run.communicate(timeout=120)[1]
     assert run.returncode == 0, error
     assert error.count("no checkpoints:") == 1

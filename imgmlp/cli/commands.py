@@ -130,12 +130,12 @@ def encode(
         typer.Option("--lambda", help="Target: squared error that a bit for each pixel is worth."),
     ] = None,
     effort: Annotated[
-        int | None, typer.Option(metavar="1-9", help="How much work to train with; 5.")
+        int | None, typer.Option(metavar="1-9", help="How much work to train with.")
     ] = None,
     time: Annotated[
         str | None, typer.Option(metavar="T", help="Train about so long: 60s, 5m, 2h.")
     ] = None,
-    codec: Annotated[Literal["mlp"], typer.Option(help="What kind of network.")] = "mlp",
+    codec: Annotated[Literal["latent", "mlp"], typer.Option(help="What a file holds.")] = "mlp",
     device: DeviceSpec = "auto",
     as_json: AsJson = False,
     force: Force = False,

@@ -11,8 +11,9 @@ from pathlib import Path
 from imgmlp import files
 from imgmlp import image as pictures
 from imgmlp.cli.arguments import Facts, one_by_one
+from imgmlp.codec import encoder
 from imgmlp.codec.bitstream.container import Codec
-from imgmlp.codec.encoder import Encoded, encode
+from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.training import checkpoint, target
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Effort, Target
@@ -49,7 +50,7 @@ class Wanted:
         if self.time is not None and self.effort is not None:
             raise UsageError("--effort and --time are both given", hint="choose one of them")
         seconds = None if self.time is None else parse_time(self.time)
-        return target.effort(target.EFFORT if self.effort is None else self.effort, seconds)
+        return encoder.effort(self.codec, self.effort, seconds)
 
 
 def parse_time(text: str) -> float:
@@ -122,7 +123,7 @@ def _encode_one(
         terminal.note(others)
     with stop, terminal.training(effort.steps) as show:
         surroundings = Run(show, stop.requested, terminal.note, kept)
-        found = encode(picture, goal, effort, device, surroundings, wanted.codec)
+        found = encoder.encode(picture, goal, effort, device, surroundings, wanted.codec)
     files.write_atomically(path, lambda stream: stream.write(found.bytes))
     kept.remove(path)
     facts |= found.metrics

@@ -10,7 +10,9 @@ import numpy as np
 from imgmlp.codec import decoder
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.bitstream.container import Codec
+from imgmlp.codec.latent import encode as latent
 from imgmlp.codec.mlp import encode as mlp
+from imgmlp.codec.training import target
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Effort, Target
 from imgmlp.engine import AnyDevice
@@ -32,6 +34,13 @@ class Encoded:
     resumed: int = 0  # steps that an interrupted run had done
 
 
+def effort(codec: Codec, level: int | None, seconds: float | None) -> Effort:
+    """Training of an effort from 1 to 9, or of the codec's own choice. Raises UsageError."""
+    if codec == "latent":
+        return latent.effort(level, seconds)
+    return target.effort(target.EFFORT if level is None else level, seconds)
+
+
 def encode(
     picture: Picture,
     wanted: Target,
@@ -48,6 +57,9 @@ def encode(
     match codec:
         case "mlp":
             found = mlp.encode(picture, wanted, effort, device, run or Run())
+        case "latent":  # which has no smaller file for one colour
+            plain = mlp.untrained(picture, wanted, device)
+            found = plain or latent.encode(picture, wanted, effort, device, run or Run())
     pixels = _decoded(found.bytes, device)
     missed = wanted.misses(len(found.bytes), found.metrics["psnr"])
     return Encoded(found.bytes, pixels, found.metrics, missed, found.diverged, found.resumed)

@@ -78,3 +78,22 @@ POWER_OF_TWO(float16, int16, uint16)
 // The nth of several that were loaded at once; n is known to the compiler.
 #define FLOAT_OF_2(all, n) ((n) ? (all).y : (all).x)
 #define FLOAT_OF_4(all, n) ((n) < 2 ? FLOAT_OF_2((all).lo, n) : FLOAT_OF_2((all).hi, (n) - 2))
+
+// log2(x), within 2 units in the last place or 1e-7 near 0; PoCL's is a call as well. x is m 2^n
+// with m from 1/sqrt(2) to sqrt(2), and log2(m) a series in (m - 1) / (m + 1).
+#ifdef POCL_DEVICE_ADDRESS_BITS
+static float logarithm(float x) {
+  const int small = x < 0x1p-126f, given = as_int(small ? x * 0x1p24f : x);
+  const int n = (given - 0x3f3504f3) >> 23;
+  const float m = as_float(given - (n << 23)), s = (m - 1.f) / (m + 1.f), t = s * s;
+  float p = 0.32059889f;
+  p = p * t + 0.41219858f;
+  p = p * t + 0.57707802f;
+  p = p * t + 0.96179669f;
+  p = p * t + 2.8853901f;
+  const float found = p * s + (float)(small ? n - 24 : n);
+  return x > 0.f ? (x < INFINITY ? found : x) : x == 0.f ? -INFINITY : NAN;
+}
+#else
+#define logarithm(x) log2(x)
+#endif

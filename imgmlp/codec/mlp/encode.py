@@ -41,6 +41,11 @@ ABOVE = 0.15  # dB more than wanted that training aims at, as taking some away i
 MARGIN = 0.3  # dB by which a network for a quality is chosen too large
 
 
+def untrained(picture: Picture, wanted: Target, device: AnyDevice) -> Draft | None:
+    """A file of one colour, if that is all that the target can ask for."""
+    return _Encoder(picture, wanted, Effort(0), device, Run()).untrained()
+
+
 def encode(picture: Picture, wanted: Target, effort: Effort, device: AnyDevice, run: Run) -> Draft:
     """Train a network on a picture, round it and code it.
 

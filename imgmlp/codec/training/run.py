@@ -21,7 +21,8 @@ Moment = tuple[int, float]  # steps done, and when
 class Progress:
     """Where a run is. `loss` is the smoothed mean squared error on [0, 1], `psnr` its dB.
 
-    `preview()` decodes the best parameters so far to uint8 [height, width, channels].
+    `bpp` and `cost`, the squared error plus lambda times bpp, are estimates of codecs that know
+    them. `preview()` decodes the best parameters so far to uint8 [height, width, channels].
     """
 
     step: int
@@ -31,6 +32,8 @@ class Progress:
     steps_per_second: float
     seconds_left: float
     preview: Callable[[], np.ndarray[Any, Any]] | None = field(default=None, repr=False)
+    bpp: float | None = None
+    cost: float | None = None
 
     @staticmethod
     def between(

@@ -15,7 +15,7 @@ from imgmlp.engine.ir.uops import Code, Range, U
 
 # Each elementwise operation in OpenCL C, but for a cast to bool.
 TEXTS = {
-    Op.NEG: "-{0}", Op.EXP2: "power_of_two({0})", Op.LOG2: "log2({0})", Op.SIN: "sin({0})",
+    Op.NEG: "-{0}", Op.EXP2: "power_of_two({0})", Op.LOG2: "logarithm({0})", Op.SIN: "sin({0})",
     Op.COS: "cos({0})", Op.SQRT: "square_root({0})", Op.HASH: "lowbias32({0})",
     Op.ADD: "{0} + {1}", Op.SUB: "{0} - {1}", Op.MUL: "{0} * {1}", Op.DIV: "{0} / {1}",
     Op.MOD: "{0} % {1}", Op.MAX: "({0} >= {1} || {0} != {0}) ? {0} : {1}", Op.LT: "{0} < {1}",

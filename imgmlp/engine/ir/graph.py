@@ -137,10 +137,10 @@ def iota(count: int) -> Node:
     return make(Op.IOTA, (), None, (count,), i32)
 
 
-def part(whole: Node, variable: str, count: int) -> Node:
-    """One of `count` equal parts along the first axis; a running kernel's variable says which."""
-    shape = (whole.shape[0] // count, *whole.shape[1:])
-    return make(Op.PART, (whole,), (variable, count), shape, whole.dtype)
+def part(whole: Node, variable: str, count: int, axis: int = 0) -> Node:
+    """One of `count` equal parts along an axis; a running kernel's variable says which."""
+    shape = tuple(n // count if a == axis else n for a, n in enumerate(whole.shape))
+    return make(Op.PART, (whole,), (variable, count, axis), shape, whole.dtype)
 
 
 def as_node(value: Node | float, like: Node) -> Node:

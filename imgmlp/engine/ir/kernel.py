@@ -260,14 +260,16 @@ def part_begin(place: Node) -> Expr:
         place = place.src[0]
     if place.op is not Op.PART:
         return Const(0)
-    variable, count = place.arg
-    return Var(variable, 0, count - 1) * place.size
+    variable, count, axis = place.arg
+    return Var(variable, 0, count - 1) * math.prod(place.shape[axis:])
 
 
 def access(place: Node) -> Access:
     """Where each element of a chain of movements lies in its Buffer."""
     if place.op in MOVEMENT:
         return apply_movement(access(place.src[0]), place.op, place.arg)
+    if place.op is Op.PART:  # the first one
+        return Access.of(place.src[0].shape).shrink([(0, n) for n in place.shape])
     return Access.of(place.shape)
 
 

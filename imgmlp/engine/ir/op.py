@@ -16,7 +16,7 @@ class Op(Enum):
     BUFFER = auto()  # Buffer
     CONST = auto()  # Python number
     IOTA = auto()  # None: 0, 1, 2 ... along the only axis
-    PART = auto()  # (variable, count): an equal part of a BUFFER or IOTA along its first axis
+    PART = auto()  # (variable, count, axis): an equal part of a BUFFER or IOTA along an axis
     # unary
     CAST = auto()  # None: the Node's dtype says to what
     NEG = auto()

@@ -64,10 +64,12 @@ def map_kernel(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
         return groups, 1
     if (crossed := _crossed(kernel)) is not None:
         return _map_staged(kernel, lower, crossed[0], groups), 1
-    inner = shape[-1]
+    last = max((a for a, n in enumerate(shape) if n > 1), default=len(shape) - 1)
+    inner = shape[last]
     outer = lower.outermost("i", size // inner, "share")
     column = build.open(Range("c", inner))
-    store_all(lower, kernel.stores, [*unravel(outer, shape[:-1]), column])
+    beyond = [Const(0)] * (len(shape) - 1 - last)
+    store_all(lower, kernel.stores, [*unravel(outer, shape[:last]), column, *beyond])
     build.close(2)
     return min(groups, size // inner), 1
 

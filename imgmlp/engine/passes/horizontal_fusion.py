@@ -15,13 +15,14 @@ from dataclasses import dataclass, field, replace
 from imgmlp.engine.ir.graph import Buffer
 from imgmlp.engine.ir.kernel import Fused, Kernel, Launch, Loop, Procedure, access
 from imgmlp.engine.ir.op import Op
-from imgmlp.engine.ir.symbolic import Var
+from imgmlp.engine.ir.symbolic import Var, split
 from imgmlp.engine.passes.memory_plan import overlap
 
 LARGE = 1 << 22  # elements, or terms of sums, that take longer than a launch by far
 MOST_BUFFERS = 48  # that a launch takes as arguments
 
-Spans = dict[Buffer, tuple[int, int]]  # the first and the last element that is written
+Box = tuple[int, tuple[tuple[int, int], ...]]  # the first element; (stride, count) of each axis
+Boxes = dict[Buffer, list[Box]]  # what is written
 
 
 def fuse(procedure: Procedure) -> Procedure:
@@ -50,7 +51,7 @@ class _Level:
 
     items: list[Launch | Loop]
     read: set[Buffer]
-    written: Spans
+    written: Boxes
     large: int = 0  # members that fill a device by themselves
     buffers: set[Buffer] = field(init=False)
 
@@ -62,17 +63,19 @@ class _Level:
         kernels = item.body.kernels if isinstance(item, Loop) else (item,)
         read = {b for k in kernels for b in k.reads()}
         if isinstance(item, Kernel):
-            return _Level([item], read, _spans(item), int(work(item) > LARGE))
+            return _Level([item], read, _boxes(item), int(work(item) > LARGE))
         if isinstance(item, Loop):
             read |= item.lasting
-        return _Level([item], read, {b: (0, b.size - 1) for k in kernels for b in k.writes()})
+        whole: Boxes = {b: [(0, ((1, b.size),))] for k in kernels for b in k.writes()}
+        return _Level([item], read, whole)
 
     def meets(self, later: _Level) -> bool:
         """Whether something must be over before the later one begins."""
         if self.written.keys() & later.read or self.read & later.written.keys():
             return True
         shared = self.written.keys() & later.written.keys()
-        return any(overlap(self.written[b], later.written[b]) for b in shared)
+        pairs = (p for b in shared for p in itertools.product(self.written[b], later.written[b]))
+        return any(_overlap(one, other) for one, other in pairs)
 
     def takes(self, other: _Level) -> bool:
         """Whether both fit into one launch, and whether that pays."""
@@ -85,9 +88,8 @@ class _Level:
         self.read |= other.read
         self.large += other.large
         self.buffers |= other.buffers
-        for b, (begin, end) in other.written.items():
-            first, last = self.written.get(b, (begin, end))
-            self.written[b] = min(begin, first), max(end, last)
+        for b, boxes in other.written.items():
+            self.written[b] = [*self.written.get(b, []), *boxes]
 
     def launch(self) -> Launch | Loop:
         if len(self.items) == 1:
@@ -106,15 +108,50 @@ def work(kernel: Kernel) -> int:
     return core.size * source.shape[-1] if core.op is Op.DOT else source.size
 
 
-def _spans(kernel: Kernel) -> Spans:
-    """From where to where a kernel writes, hull of all its stores."""
-    found: Spans = {}
+def _boxes(kernel: Kernel) -> Boxes:
+    """Where a kernel writes, store by store."""
+    found: Boxes = {}
     for store in kernel.all_stores():
         indices = [Var(f"i{axis}", 0, n - 1) for axis, n in enumerate(store.place.shape)]
         offset, _ = access(store.place).index(indices)
-        first, last = found.get(store.target, (offset.lo, offset.hi))
-        found[store.target] = min(first, offset.lo), max(last, offset.hi)
+        constant, terms = split(offset)
+        box = constant, tuple((step, term.hi + 1) for term, step in terms)
+        if not all(isinstance(term, Var) and step > 0 for term, step in terms):
+            box = offset.lo, ((1, offset.hi - offset.lo + 1),)
+        found.setdefault(store.target, []).append(box)
     return found
+
+
+def _overlap(one: Box, other: Box) -> bool:
+    """Whether two boxes may have an element in common.
+
+    They have none if, written with the strides of both as their digits, the elements of one have
+    other digits in some place than those of the other.
+    """
+    steps = sorted({step for _, axes in (one, other) for step, _ in axes} | {1}, reverse=True)
+    if any(a % b for a, b in itertools.pairwise(steps)):
+        steps = [1]
+    ranges = [_digits(box, steps) for box in (one, other)]
+    if None in ranges:
+        ranges = [_digits(box, [1]) for box in (one, other)]
+    first, second = (r or [] for r in ranges)
+    return all(overlap(a, b) for a, b in zip(first, second, strict=True))
+
+
+def _digits(box: Box, steps: Sequence[int]) -> list[tuple[int, int]] | None:
+    """The least and the largest digit of a box's elements for each step; None if one carries."""
+    rest, axes = box
+    if len(steps) == 1:
+        return [(rest, rest + sum(step * (count - 1) for step, count in axes))]
+    counts = dict(axes)
+    found = []
+    for step, above in zip(steps, (0, *steps), strict=False):
+        least, rest = divmod(rest, step)
+        most = least + counts.get(step, 1) - 1
+        if above and most >= above // step:
+            return None
+        found.append((least, most))
+    return found if len(counts) == len(axes) else None
 
 
 # --- names ---

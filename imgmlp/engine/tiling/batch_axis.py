@@ -21,6 +21,7 @@ from typing import Any
 from imgmlp.engine.ir.graph import Buffer, Node, Shape
 from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, REDUCE, Op
 
+CORES = REDUCE | {Op.DOT}
 CANDIDATES = 4  # classes of axes that are looked at
 
 Axis = tuple[Any, int]  # of a Node, or of one use of a constant: (user, slot)
@@ -88,6 +89,7 @@ class Axes:
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.parent: dict[Axis, Axis] = {}
+        self._classes: dict[Any, tuple[Axis, ...]] = {}
         for node in nodes:
             for slot, a, b in _links(node):
                 self._join((_use(node, slot), a), (node, b))
@@ -102,6 +104,12 @@ class Axes:
             parent[axis] = parent.get(above, above)  # the next way up is half as long
             axis = above
         return axis
+
+    def classes(self, who: Any, rank: int) -> tuple[Axis, ...]:
+        """What stands for each axis of a Node or a use."""
+        if who not in self._classes:
+            self._classes[who] = tuple(self.find((who, a)) for a in range(rank))
+        return self._classes[who]
 
     def _join(self, a: Axis, b: Axis) -> None:
         a, b = self.find(a), self.find(b)
@@ -127,23 +135,27 @@ def _busiest(nodes: Sequence[Node], axes: Axes) -> list[Axis]:
     work: dict[Axis, int] = {}
     for node in nodes:
         uses = [(_use(node, s), len(n.shape)) for s, n in enumerate(node.src)]
-        found = {axes.find((who, a)) for who, rank in [(node, len(node.shape)), *uses]
-                 for a in range(rank)}  # fmt: skip
-        for axis in found if _work(node) else ():
-            work[axis] = work.get(axis, 0) + _work(node)
+        own = _work(node)
+        pairs = [(node, len(node.shape)), *uses] if own else []
+        for axis in {axis for who, rank in pairs for axis in axes.classes(who, rank)}:
+            work[axis] = work.get(axis, 0) + own
     return sorted(work, key=lambda a: -work[a])
 
 
-def best(nodes: Sequence[Node], states: set[Buffer]) -> Kinds | None:
+def best(nodes: Sequence[Node], states: set[Buffer], products: int = 0) -> Kinds | None:
     """Kinds relative to the axis whose rows and sums take most of the work; the longest of such.
 
-    An axis of what the step changes is none: parameters are no rows.
+    An axis of what the step changes is none: parameters are no rows. With so many operations of
+    `products` it is the longest axis whose rows and sums have them.
     """
     axes = Axes(nodes)
     changed = [n for n in nodes if n.op is Op.BUFFER and n.arg in states]
     parameters = {axes.find((n, a)) for n in changed for a in range(len(n.shape))}
     wanted = [axis for axis in _busiest(nodes, axes) if axis not in parameters]
     found = [Kinds(nodes, axes, batch) for batch in wanted[:CANDIDATES]]
+    if products:
+        found = [k for k in found if k.products() >= products]
+        return max(found, key=lambda k: (k.rows(), k.work()), default=None)
     return max(found, key=lambda k: (k.work(), k.rows()), default=None)
 
 
@@ -157,12 +169,18 @@ class Kinds:
         self.axes, self.batch = axes, batch
         self.of: dict[Node, Kind] = {}
         self.ahead: set[Node] = set()  # rows that only a whole value has
+        self.light: set[Node] = set()  # rows without reductions and products, at hand early
         for node in nodes:
             self.of[node] = self._kind(node)
 
     def work(self) -> int:
         """What rows and sums over rows take."""
         return sum(_work(n) for n, k in self.of.items() if k in (Kind.ROW, Kind.ACC))
+
+    def products(self) -> int:
+        """What products among them take."""
+        found = (n for n, k in self.of.items() if k in (Kind.ROW, Kind.ACC) and n.op is Op.DOT)
+        return sum(map(_work, found))
 
     def rows(self) -> int:
         """The length of the batch."""
@@ -175,7 +193,8 @@ class Kinds:
 
     def axis(self, who: Any, rank: int) -> int | None:
         """The batch axis of a Node or a use; None if it has none, -1 if it has several."""
-        found = [a for a in range(rank) if self.axes.find((who, a)) == self.batch]
+        classes = self.axes.classes(who, rank)
+        found = [a for a, axis in enumerate(classes) if axis == self.batch]
         return None if not found else found[0] if len(found) == 1 else -1
 
     def source_axis(self, node: Node, slot: int) -> int | None:
@@ -188,21 +207,47 @@ class Kinds:
             return Kind.WHOLE if self.source_axis(node, slot) is None else Kind.ROW
         return self.of[node.src[slot]]
 
+    def again(self, nodes: Sequence[Node]) -> set[Node]:
+        """Those AFTER Nodes that would be rows, or sums over them, if others of them were given.
+
+        A block of their own may compute once more what they need of rows.
+        """
+        found: set[Node] = set()
+        for node in nodes:
+            if self.of[node] is not Kind.AFTER:
+                continue
+            links, own = set(_links(node)), self.axis(node, len(node.shape))
+            axes = [self.source_axis(node, s) for s in range(len(node.src))]
+            if own is None:
+                fits = self._sums_rows(node)
+            else:
+                fits = own != -1 and all(
+                    a is None or (s, a, own) in links for s, a in enumerate(axes)
+                )
+            if fits:
+                found.add(node)
+        return found
+
     def _kind(self, node: Node) -> Kind:
         kinds = [self.source(node, s) for s in range(len(node.src))]
         own = self.axis(node, len(node.shape))
         if own == -1 or Kind.AFTER in kinds or Kind.ACC in kinds:
             return Kind.AFTER
         rows = [s for s, kind in enumerate(kinds) if kind is Kind.ROW]
+        sources = [node.src[s] for s in rows]
+        light = all(s in self.light or s.op in (Op.CONST, Op.IOTA) for s in sources)
         if own is not None:
             links = set(_links(node))
             by_row = all((s, self.source_axis(node, s), own) in links for s in rows)
-            if not rows and node.src and node.op is not Op.EXPAND:
+            leaf = not node.src or (node.op is not Op.EXPAND if not rows else not by_row)
+            if light and (leaf or node.op not in CORES):
+                self.light.add(node)
+            if light and leaf and node.src:
                 self.ahead.add(node)
-            return Kind.ROW if by_row else Kind.AFTER
+            return Kind.ROW if by_row or light else Kind.AFTER
         if not rows:
             return Kind.WHOLE
-        return Kind.ACC if self._sums_rows(node) else Kind.AFTER
+        return Kind.ACC if self._sums_rows(node) else Kind.WHOLE if light else Kind.AFTER
 
     def _sums_rows(self, node: Node) -> bool:
         if node.op is Op.SUM:

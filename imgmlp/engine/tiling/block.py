@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
-from imgmlp.engine.ir.graph import Buffer, Node, buffer, move, part, substitute, toposort
-from imgmlp.engine.ir.kernel import Block, Kernel, Procedure, Update, storage
+from imgmlp.engine.ir.graph import Buffer, Node, buffer, move, part, toposort
+from imgmlp.engine.ir.kernel import CORES, Block, Kernel, Procedure, Update, storage
 from imgmlp.engine.ir.local_memory import LocalBuffer
-from imgmlp.engine.ir.op import CONTROL, MOVEMENT, Op
+from imgmlp.engine.ir.op import CONTROL, Op
 from imgmlp.engine.ir.target import BLOCK_ROWS, FACTORS, Multiply, Target
 from imgmlp.engine.passes.materialize import Graph
 from imgmlp.engine.passes.merge import attach_sums, merge, ordered
@@ -41,6 +42,8 @@ LEAST_SAVED = 1  # launches; below that a block is not worth it
 # halves, tiles with all rows whose factors pass by take less time than smaller ones.)
 LEAST_STAGED = 24
 NOT_STAGED = "a tile's factors have no room in local memory and pass through it in slices"
+MUCH = 1 << 20  # elementary operations of products that pay for one more block
+WIDE = 8  # elements of a row from which to compute it again in another block, not to store it
 FEW_ROWS = 8  # fewer do not outweigh partial sums as large as the parameters
 
 
@@ -49,28 +52,45 @@ def block_procedure(updates: Sequence[Update], target: Target) -> Procedure:
 
     The Procedure's note says what became of it and why.
     """
-    split = target.lanes == "group"
-    general = schedule(updates, split)
-    launches = len(general.kernels)
+    return _blocks(updates, target)
+
+
+def _blocks(updates: Sequence[Update], target: Target, least: int = 0) -> Procedure:
+    """The same; without a block if its products take less than `least` operations."""
+    general = cache(lambda: schedule(updates, target.lanes == "group"))  # takes long: if it must
+
+    def without(why: str) -> Procedure:
+        return replace(general(), note=f"no block: {why}")
+
     nodes = toposort(value for _, value in updates)
-    if launches <= LEAST_SAVED + 1:
-        return replace(general, note=f"no block: {launches} launches are few")
+    products = sum(n.op is Op.DOT for n in nodes)  # a launch each, at least
+    if products <= LEAST_SAVED + 1 and len(general().kernels) <= LEAST_SAVED + 1:
+        return without(f"{len(general().kernels)} launches are few")
     if any(n.op in CONTROL for n in nodes):
-        return replace(general, note="no block: the step has loops or choices")
-    kinds = best(nodes, {s for s, _ in updates})
-    if kinds is not None and kinds.rows() < FEW_ROWS:
-        return replace(general, note=f"no block: {kinds.rows()} rows are few")
-    plan = None if kinds is None else _Plan(updates, nodes, kinds, target)
-    if plan is None or plan.block is None:
-        return replace(general, note="no block: no value has rows of its own")
-    before = schedule([(n.arg, value) for value, n in plan.tile.before.items()], split)
+        return without("the step has loops or choices")
+    kinds = best(nodes, {s for s, _ in updates}, least)
+    if kinds is None:
+        return without("no axis has large products")
+    if kinds.rows() < FEW_ROWS:
+        return without(f"{kinds.rows()} rows are few")
+    plan = _Plan(updates, nodes, kinds, target)
+    if plan.block is None:
+        return without("no value has rows of its own")
+    before = _blocks([(n.arg, value) for value, n in plan.tile.before.items()], target, MUCH)
     ahead = (*before.items, *plan.tile.prologue.before())
-    after = schedule(plan.after, split)
-    found = Procedure((*ahead, plan.block, *after.items), plan.note)
-    if len(found.kernels) + LEAST_SAVED > launches:
-        why = f"a block would leave {len(found.kernels)} of {launches} launches"
-        return replace(general, note=f"no block: {why}")
-    return found
+    after = _blocks(plan.after, target, MUCH)
+    notes = [p.note for p in (before, after) if any(isinstance(k, Block) for k in p.kernels)]
+    found = Procedure((*ahead, plan.block, *after.items), "; ".join([plan.note, *notes]))
+    several = sum(isinstance(k, Block) for k in found.kernels) > 1
+    if least or several:
+        return found
+    launches = len(general().kernels)
+    few = len(found.kernels) + LEAST_SAVED <= launches
+    return (
+        found
+        if few
+        else without(f"a block would leave {len(found.kernels)} of {launches} launches")
+    )
 
 
 class _Plan:
@@ -87,6 +107,10 @@ class _Plan:
         wanted = roots | {s for n in after for s in n.src}
         self.sums = [n for n in nodes if kinds.of[n] is Kind.ACC and n in wanted]
         self.rows = [n for n in nodes if kinds.of[n] is Kind.ROW and n in wanted and n.src]
+        again = kinds.again(nodes)
+        needed = roots | {s for n in after if n not in again for s in n.src}
+        left = (n for n in self.rows if n in needed or not self._again(n))
+        self.rows = list(dict.fromkeys(n if n in roots else self._uncut(n) for n in left))
         if not self.sums and not self.rows:
             return
         batch = kinds.rows()
@@ -109,6 +133,19 @@ class _Plan:
         prologue = (*cleared, *self.ready, *self.tile.prologue.kernels())
         self.block = Block("block", cut.tiles, cut.rows, cut.groups, prologue, tuple(kernels))
         self.note = self._told(cut, after)
+
+    def _uncut(self, node: Node) -> Node:
+        """The ROW value that a needed one is a piece of: it is left as a whole, once."""
+        while node.op in (Op.SHRINK, Op.RESHAPE) and self.kinds.of[node.src[0]] is Kind.ROW:
+            if not node.src[0].src:
+                break
+            node = node.src[0]
+        return node
+
+    def _again(self, node: Node) -> bool:
+        """Whether another block had better compute a ROW value once more than read it."""
+        below = (n for n in toposort([node]) if self.kinds.of[n] is Kind.ROW)
+        return node.size > WIDE * self.kinds.rows() or not any(n.op in CORES for n in below)
 
     def _cut(self, batch: int, rows: int) -> Cut:
         """How the batch is cut."""
@@ -144,9 +181,8 @@ class _Plan:
         kernels, self.ready = _kernels(given, cut.groups, self.target)
         targets = set(self.partial.buffers.values())
         replaced = self.partial.totals() | self.finished
-        heavy = {v: b for v, b in self.tile.before.items() if v.op not in MOVEMENT}
         left = [(s, v) for s, v in self.updates if s not in self.direct]
-        values = substitute([v for _, v in left], replaced | heavy)
+        values = self.tile.read_ahead([v for _, v in left], replaced)
         updates = [(s, v) for (s, _), v in zip(left, values, strict=True)]
         self.after = self.tile.prologue.set_aside(updates, bool(self.tile.before))
         if cut.tiles == cut.groups:  # what the only tile of a group leaves is its sum
@@ -157,25 +193,25 @@ class _Plan:
         """Bytes of the values of one tile, which fewer rows make fewer."""
         found = {b for k in kernels for b in k.writes() if b.device is None}
         found = {b for b in found if not isinstance(b, LocalBuffer)}
-        own = found - set(self.partial.buffers.values())
-        return sum(b.nbytes // b.shape[0] for b in own)
+        buffers = found - set(self.partial.buffers.values())
+        buffers -= {storage(whole) for whole in self.finished.values()}
+        return sum(b.nbytes // b.shape[0] for b in buffers)
 
     def _finish(self, node: Node, cut: Cut, given: dict[Node, Node]) -> None:
         """Give the tile's rows of a value that is needed as a whole a place in memory."""
-        axis = self.kinds.axis(node, len(node.shape))
+        axis, value = self.kinds.axis(node, len(node.shape)), self.tile.value(node)
         assert axis is not None
-        order = (axis, *(a for a in range(len(node.shape)) if a != axis))
-        rows = move(Op.PERMUTE, self.tile.value(node), order)
-        if rows not in given:
+        if value not in given:
             whole = self._free_state(node, cut) if axis == 0 else None
             if whole is not None:
                 self.direct.add(whole)
-            shape = (cut.rows * cut.tiles, *rows.shape[1:])
+            shape = tuple(
+                cut.rows * cut.tiles if a == axis else n for a, n in enumerate(node.shape)
+            )
             whole = whole or Buffer(shape, node.dtype, name=f"rows{len(self.finished)}")
-            given[rows] = part(move(Op.RESHAPE, buffer(whole), shape), "tile", cut.tiles)
-        full = ((0, cut.batch), *((0, n) for n in rows.shape[1:]))
-        back = tuple(order.index(a) for a in range(len(order)))
-        self.finished[node] = move(Op.PERMUTE, move(Op.SHRINK, given[rows].src[0], full), back)
+            given[value] = part(move(Op.RESHAPE, buffer(whole), shape), "tile", cut.tiles, axis)
+        full = tuple((0, n) for n in node.shape)
+        self.finished[node] = move(Op.SHRINK, given[value].src[0], full)
 
     def _free_state(self, node: Node, cut: Cut) -> Buffer | None:
         """A state that takes this value, in any shape, and whose old value nobody reads."""

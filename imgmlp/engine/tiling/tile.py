@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from imgmlp.engine.ir.graph import (
@@ -18,12 +19,13 @@ from imgmlp.engine.ir.graph import (
     move,
     part,
     rebuild,
+    substitute,
     toposort,
 )
 from imgmlp.engine.ir.kernel import access
 from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, Op
 from imgmlp.engine.ir.target import Lanes
-from imgmlp.engine.passes.materialize import is_plain_chain
+from imgmlp.engine.passes.materialize import Graph, is_plain_chain
 from imgmlp.engine.tiling.batch_axis import Kind, Kinds
 from imgmlp.engine.tiling.prologue import ALIGN, Prologue, at_hand
 
@@ -67,11 +69,24 @@ class Tile:
             self.done[node] = self._rows_of(node) if leaf else self._computed(node)
         return self.done[node]
 
+    def read_ahead(self, values: Sequence[Node], replaced: Mapping[Node, Node]) -> list[Node]:
+        """What follows the block, reading what stands in memory before it.
+
+        What is stored on the way to that is stored for those as well who need it afterwards.
+        """
+        ahead = {v: b for v, b in self.before.items() if v.op not in MOVEMENT}
+        found = substitute(values, {**replaced, **ahead})
+        needed, stored = set(toposort(found)), Graph(list(self.before)).kept
+        for node in sorted(stored & needed, key=lambda n: n.number):
+            if node.op not in MOVEMENT:
+                ahead[node] = self._ahead(node)
+        return substitute(values, {**replaced, **ahead})
+
     def _rows_of(self, leaf: Node) -> Node:
         axis = self.kinds.axis(leaf, len(leaf.shape))
         if leaf.op is not Op.BUFFER:
-            leaf = self._ahead(leaf)
-        if axis == 0 and self.cut.even:
+            leaf = self._whole(leaf)
+        if axis == 0 and self.cut.even and _is_all_of_a_buffer(leaf):
             return part(leaf, "tile", self.cut.tiles)
         assert axis is not None
         order = (axis, *(a for a in range(len(leaf.shape)) if a != axis))
@@ -126,6 +141,10 @@ class Tile:
             room = Buffer(node.shape, node.dtype, name=f"ahead{len(self.before)}")
             self.before[node] = buffer(room)
         return self.before[node]
+
+
+def _is_all_of_a_buffer(node: Node) -> bool:
+    return node.op is Op.BUFFER or (node.op is Op.RESHAPE and node.src[0].op is Op.BUFFER)
 
 
 def _resized(shape: Shape, axis: int | None, rows: int) -> Shape:

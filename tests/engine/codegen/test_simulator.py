@@ -29,7 +29,7 @@ from imgmlp.engine import Device, NumpyDevice
 from imgmlp.engine.codegen.render import building_block
 from imgmlp.engine.compiler import Stages
 from imgmlp.engine.device.base import Allocation, KernelHandle
-from imgmlp.engine.device.opencl import find
+from imgmlp.engine.device.discover import find
 from imgmlp.engine.ir.op import ELEMENTWISE
 from imgmlp.engine.ir.target import NARROW, Lanes
 from imgmlp.engine.ir.uops import U

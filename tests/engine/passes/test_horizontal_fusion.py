@@ -65,13 +65,45 @@ def test_a_state_is_overwritten_after_its_readers() -> None:
 
 
 def test_parts_of_one_buffer_are_filled_side_by_side() -> None:
-    """One after another they lie apart in it, but not where they are beside each other."""
+    """One after another they lie apart in it, and beside each other too."""
     x, y = values(5, 7), values(7, 5)
     first, second = dot(x, y), dot(y, x)
     flat = (move(Op.RESHAPE, n, (n.size,)) for n in (first, second))
     assert launches(*outputs(concat(list(flat), 0))) == [2]
     beside = [first, dot(x, values(7, 3))]
-    assert launches(*outputs(concat(beside, 1))) == [1, 1]
+    assert launches(*outputs(concat(beside, 1))) == [2]
+
+
+def elements(box: fusion.Box) -> set[int]:
+    begin, axes = box
+    found = {begin}
+    for step, count in axes:
+        found = {place + step * i for place in found for i in range(count)}
+    return found
+
+
+def test_boxes_that_have_an_element_in_common_overlap() -> None:
+    """Of those that have none some are said to, where strides do not divide one another."""
+    generator = np.random.default_rng(0)
+    apart = known = 0
+    for _ in range(4000):
+        boxes: list[fusion.Box] = []
+        for _ in range(2):
+            steps = generator.choice([1, 2, 3, 4, 6, 12, 24], 2, replace=False)
+            axes = [(int(s), int(generator.integers(1, 5))) for s in steps]
+            boxes.append((int(generator.integers(0, 30)), tuple(axes)))
+        together = bool(elements(boxes[0]) & elements(boxes[1]))
+        said = fusion._overlap(*boxes)
+        assert said or not together, boxes
+        apart, known = apart + (not together), known + (not said)
+    assert apart > known > apart // 2
+
+
+def test_rows_and_columns_of_one_buffer_are_told_apart() -> None:
+    rows = 12, ((12, 3), (1, 4))  # three rows of 12, four columns from the first
+    assert not fusion._overlap(rows, (16, ((12, 3), (1, 8))))  # what is beside them
+    assert fusion._overlap(rows, (15, ((12, 3), (1, 8))))
+    assert not fusion._overlap((0, ((2, 9),)), (1, ((2, 9),)))  # even and odd places
 
 
 def test_large_kernels_keep_to_themselves(monkeypatch: pytest.MonkeyPatch) -> None:

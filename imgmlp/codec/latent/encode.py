@@ -1,0 +1,237 @@
+"""From a picture to the sections of an .imlp file: train, round and code a latent model."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from imgmlp.codec.latent.course import Course, Decided, Pricing, control
+from imgmlp.codec.latent.model import ModelShape
+from imgmlp.codec.latent.rounding_search import Rounding, Written
+from imgmlp.codec.latent.train import LatentStep
+from imgmlp.codec.training.draft import Draft, draft
+from imgmlp.codec.training.memory_limits import explain, smaller_picture, within_memory
+from imgmlp.codec.training.replay import seconds_a_step
+from imgmlp.codec.training.run import Run
+from imgmlp.codec.training.target import Effort, Target
+from imgmlp.engine import AnyDevice
+from imgmlp.errors import OutOfMemoryError, UsageError
+from imgmlp.image import Picture
+
+Array = np.ndarray[Any, Any]
+
+SEED = 0
+LEVELS = 9  # of effort
+FEWEST, MOST = 300, 100_000  # steps of the lowest and of the highest of them
+USUAL = 20.0  # seconds that an encode should take if nobody says how long
+SETTLING = 50  # steps that take as long as the search for rounded networks
+AIM = 0.99  # of the bytes wanted
+ABOVE = 0.05  # dB more than wanted that training aims at, as taking some away is easy
+SLOW = 1.3  # times the price for every dB too much, each time that it is looked at
+OVERHEAD = 40  # bytes of a file beside weights and latents
+WEIGHT_BITS = 7.0  # of a rounded weight
+SHARE = 0.3  # of the bytes wanted that networks may have at most
+# (samples of a picture, widths of the hidden layers of synthesis and of the entropy network)
+WIDTHS = ((1_000, (4, 2)), (20_000, (12, 8)), (100_000, (20, 12)), (2**62, (32, 24)))
+
+
+def steps_of(level: int) -> int:
+    """Of an effort from 1 to 9, each the same factor above the one below."""
+    return round(FEWEST * math.pow(MOST / FEWEST, (level - 1) / (LEVELS - 1)))
+
+
+def effort(level: int | None, seconds: float | None) -> Effort:
+    """Training of an effort from 1 to 9; of none, as much as takes the usual time.
+
+    Raises UsageError.
+    """
+    if level is None:
+        return Effort(0, seconds)
+    if not 1 <= level <= LEVELS:
+        raise UsageError(f"--effort is {level}", hint=f"use a whole number from 1 to {LEVELS}")
+    return Effort(steps_of(level), seconds)
+
+
+def encode(picture: Picture, wanted: Target, effort: Effort, device: AnyDevice, run: Run) -> Draft:
+    """Train a latent model on a picture, round it and code it.
+
+    A run that was stopped goes on where it was. Raises Interrupted once the state is saved, if
+    `run` is asked to stop.
+    """
+    return _Encoder(picture, wanted, effort, device, run).encode()
+
+
+class _Encoder:
+    """One training towards one target with one picture."""
+
+    def __init__(
+        self, picture: Picture, wanted: Target, effort: Effort, device: AnyDevice, run: Run
+    ) -> None:
+        self.picture, self.wanted, self.device = picture, wanted, device
+        self.effort, self.run = effort, run
+        self.samples = picture.width * picture.height
+        self.began = time.perf_counter()
+        self.limit: float | None = None  # on the same clock
+        self.resumed = 0
+
+    def encode(self) -> Draft:
+        step = within_memory(self._step, partial(too_large, self.picture.pixels, self.device))
+        course = self._course(step)
+        ended = course.run(self.run)
+        if ended == "interrupted":
+            raise self.run.interrupted(_reached(course))
+        state = course.state()
+        if self.run.due(True):  # what follows may be stopped as well
+            self.run.keep(state)
+
+        def enough() -> bool:
+            if self.run.stopping():
+                raise self.run.interrupted(_reached(course))
+            return self.limit is not None and time.perf_counter() > self.limit
+
+        made = self.picture, self.wanted
+        rounding = Rounding(*made, step, self.device, course.decided.exponents, enough)
+        found = rounding.best(course.decided.price)
+        return replace(
+            self._draft(found, course), diverged=ended == "diverged", resumed=self.resumed
+        )
+
+    def _step(self) -> LatentStep:
+        hidden, entropy = widths(self.picture.pixels.shape, self._most_weights())
+        pixels = self.picture.pixels
+        return LatentStep(pixels, SEED, self.device, hidden=hidden, entropy=entropy)
+
+    def _most_weights(self) -> float:
+        """That the bytes wanted leave room for."""
+        if self.wanted.kind != "bytes":
+            return math.inf
+        return max(0.0, 8 * SHARE * (self.wanted.value - OVERHEAD) / WEIGHT_BITS)
+
+    def _course(self, step: LatentStep) -> Course:
+        """At its beginning, or where a checkpoint left it."""
+        saved = self.run.saved
+        if saved is None:
+            decided = Decided(self._steps(step), self._first_price())
+        else:
+            decided = Decided(**{field.name: saved.facts[field.name] for field in fields(Decided)})
+            step.restore(saved.arrays)
+            self.resumed = int(step.count.item())
+        if self.effort.seconds is not None:
+            self.limit = self.began + self.effort.seconds - decided.seconds
+        course = Course(step, decided, self._pricing(), self.limit)
+        if saved is not None:
+            self.run.say(f"continuing after {_reached(course)}")
+        return course
+
+    # --- how long ---
+
+    def _steps(self, step: LatentStep) -> int:
+        """How many to train; says how long that takes."""
+        pace = self._pace(step)
+        if self.effort.seconds is not None:
+            left = self.began + self.effort.seconds - time.perf_counter()
+            steps = min(max(1, int(left / pace) - SETTLING), MOST)
+        elif self.effort.steps:
+            steps = self.effort.steps
+        else:
+            fitting = [n for n in range(2, LEVELS + 1) if _seconds(steps_of(n), pace) <= USUAL]
+            level = max(fitting, default=1)
+            steps = steps_of(level)
+            self.run.say(f"effort {level} of {LEVELS}, as it suits this device; --effort decides")
+        self.run.say(f"{steps:,} steps, about {_seconds(steps, pace):,.0f} seconds")
+        return steps
+
+    def _pace(self, step: LatentStep) -> float:
+        """Seconds that a step takes; tried, and undone."""
+        start = step.state()
+        step.steer(control(0, MOST, self._first_price()))
+        pace = seconds_a_step(step.program)
+        step.restore(start)
+        return pace
+
+    # --- the price of bits ---
+
+    def _first_price(self) -> float:
+        """What pictures of the middling kind need; training goes on from there."""
+        value = self.wanted.value
+        if self.wanted.kind == "lambda":
+            return value
+        if self.wanted.kind == "psnr":
+            return min(1.2 * math.pow(10, -value / 10), 1.0)
+        rate = max(8 * (value - OVERHEAD), 1.0) / self.samples
+        return min(max(4e-4 * math.pow(rate, -1.6), 1e-6), 1.0)
+
+    def _pricing(self) -> Pricing | None:
+        value = self.wanted.value
+        if self.wanted.kind == "lambda":
+            return None
+        if self.wanted.kind == "psnr":
+            return lambda _, quality: SLOW ** (quality - value - ABOVE)
+        whole = max(8 * (AIM * value - OVERHEAD - len(self.picture.icc or b"")), 1.0)
+        return lambda bits, _: bits / whole
+
+    # --- the result ---
+
+    def _draft(self, found: Written, course: Course) -> Draft:
+        shape = found.model.shape
+        parts = dict(zip(("header", "networks", "latents"), found.sections, strict=True))
+        own = {
+            "lambda": course.decided.price,
+            "network": _described(shape),
+            "parameters": sum(int(np.prod(size)) for size in shape.tensors.values()),
+            "network_bytes": len(parts["header"].data) + len(parts["networks"].data),
+            "latent_bytes": len(parts["latents"].data),
+            "steps": course.decided.steps,
+            "seconds": course.decided.seconds,
+        }
+        return draft(self.picture, self.wanted, "latent", found.sections, found.pixels, own)
+
+
+def widths(shape: tuple[int, ...], most: float) -> tuple[int, int]:
+    """Of the hidden layers of synthesis and of the entropy network, for pixels of a shape.
+
+    Small pictures have no room for large networks, and few bytes none for more than `most` weights.
+    """
+    height, width, channels = shape
+    fitting = next(number for number, (size, _) in enumerate(WIDTHS) if height * width <= size)
+    while fitting > 0 and _weights(WIDTHS[fitting][1], channels) > most:
+        fitting -= 1
+    return WIDTHS[fitting][1]
+
+
+def _weights(hidden: tuple[int, int], channels: int) -> int:
+    shape = ModelShape(64, 64, channels, 7, *hidden)
+    return sum(int(np.prod(size)) for size in shape.tensors.values())
+
+
+def _described(shape: ModelShape) -> str:
+    s, e = shape.synthesis, shape.entropy
+    synthesis = f"{shape.levels}-{s}-{s}-{shape.channels}"
+    return f"{synthesis}, {shape.neighbours}-{e}-{e}-2"
+
+
+def _seconds(steps: int, pace: float) -> float:
+    return (steps + SETTLING) * pace
+
+
+def _reached(course: Course) -> str:
+    return f"{int(course.step.count.item()):,} of {course.decided.steps:,} steps"
+
+
+def too_large(pixels: Array, device: AnyDevice, error: OutOfMemoryError) -> OutOfMemoryError:
+    """What to say where the step does not fit in a device's memory, and which picture would."""
+    height, width, channels = pixels.shape
+
+    def build(width: int, height: int, device: AnyDevice) -> LatentStep:
+        pixels = np.zeros((height, width, channels), np.uint8)
+        hidden, entropy = widths(pixels.shape, math.inf)
+        return LatentStep(pixels, SEED, device, hidden=hidden, entropy=entropy)
+
+    what = f"training a latent model of {width}×{height} pixels"
+    ways = (smaller_picture(width, height, build),)
+    return explain(error, what, device, partial(build, width, height), ways)

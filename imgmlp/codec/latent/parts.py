@@ -1,0 +1,299 @@
+"""The latent codec's operations as Tensors, with gradients of their own.
+
+What each of them computes stands in docs/format-imlp.md in whole numbers; here it is floats, for
+training. All gradients are gathered: a value's gradient reads what used it, shifted back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+from imgmlp.codec.latent.plane import AROUND, REACH, TILE, Plane
+from imgmlp.engine import Context, Function, Tensor, dtype
+
+WIDTH = 2 * REACH + 1  # of a row of neighbours
+NEIGHBOURS = REACH * WIDTH + REACH
+TAPS = 4  # of either phase of an upsampling filter
+LEAST = 2.0**-16  # probability
+
+
+class Activation(Function):
+    """x times a share that grows from 0 at -2 to 1 at 2."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        u = _share(x)
+        return x * u * u * (3.0 - u * 2.0)
+
+    @staticmethod
+    def backward(ctx: Context, g: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        u = _share(x)
+        return g * (u * u * (3.0 - u * 2.0) + x * u * (1.0 - u) * 1.5)
+
+
+def _share(x: Tensor) -> Tensor:
+    return (x * 0.25 + 0.5).maximum(0.0).minimum(1.0)
+
+
+class Contexts(Function):
+    """Of every place of a plane three rows above, then what is left of it: [NEIGHBOURS, places].
+
+    The plane is [rows + 2 AROUND, pitch], of which those AROUND are zeros.
+    """
+
+    @staticmethod
+    def forward(ctx: Context, framed: Tensor, plane: Plane) -> Tensor:
+        ctx.plane = plane  # type: ignore[attr-defined]
+        k = Tensor.arange(NEIGHBOURS).reshape(NEIGHBOURS, 1)
+        away = (k // WIDTH - REACH) * plane.pitch + k % WIDTH - REACH
+        places = Tensor.arange(plane.places).reshape(1, plane.places)
+        return framed.reshape(-1).gather(places + away + AROUND * plane.pitch)
+
+    @staticmethod
+    def backward(ctx: Context, g: Tensor) -> tuple[Tensor, None]:
+        plane: Plane = ctx.plane  # type: ignore[attr-defined]
+        away = [(k // WIDTH - REACH) * plane.pitch + k % WIDTH - REACH for k in range(NEIGHBOURS)]
+        rows = plane.rows - AROUND  # below them are no values
+        used = [g[k, -a : rows * plane.pitch - a] for k, a in enumerate(away)]
+        by_values = _sum(used).reshape(rows, plane.pitch)
+        return by_values.pad((AROUND, 2 * AROUND), (0, 0)), None
+
+
+class Bits(Function):
+    """Of values under Laplace distributions with a mean and a logarithm of the scale: all [n].
+
+    The scale is exp(s - 4), from exp(-5) to exp(5); a value has the mass from half a step below it
+    to half a step above.
+    """
+
+    @staticmethod
+    def forward(ctx: Context, value: Tensor, mean: Tensor, s: Tensor) -> Tensor:
+        ctx.save_for_backward(value, mean, s)
+        _, _, _, _, p = _mass(value, mean, s)
+        return -(p.maximum(LEAST).log2())
+
+    @staticmethod
+    def backward(ctx: Context, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        value, mean, s = ctx.saved_tensors
+        away, rate, near, far, p = _mass(value, mean, s)
+        by_mass = Tensor.where(p > LEAST, g * (-1 / math.log(2)) / p.maximum(LEAST), 0.0)
+        by_away = by_mass * rate * (far - near) * 0.5
+        by_value = Tensor.where(value < mean, -by_away, by_away)
+        by_rate = by_mass * 0.5 * ((away + 0.5) * far - (away - 0.5) * near)
+        inside = (s > -1.0) & (s < 9.0)
+        return by_value, -by_value, Tensor.where(inside, -(by_rate * rate), 0.0)
+
+
+def _mass(value: Tensor, mean: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Distance, inverse scale, both tails, and the mass between them."""
+    away = (value - mean).abs()
+    rate = ((4.0 - s).maximum(-5.0).minimum(5.0) * (1 / math.log(2))).exp2()
+    turn = rate * (-1 / math.log(2))
+    near = ((away - 0.5).abs() * turn).exp2()
+    far = ((away + 0.5) * turn).exp2()
+    p = Tensor.where(away < 0.5, 1.0 - (near + far) * 0.5, (near - far) * 0.5)
+    return away, rate, near, far, p
+
+
+class Convolution(Function):
+    """x [channels, pixels], zero outside of the picture; weights [channels * 9, outputs].
+
+    The weight of channel c, row y and column x of its 3 by 3 neighbours is number 9 c + 3 y + x.
+    """
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor, weights: Tensor, plane: Plane) -> Tensor:
+        ctx.plane = plane  # type: ignore[attr-defined]
+        padded = _padded(x, plane)
+        ctx.save_for_backward(padded, weights)
+        count, outputs = weights.shape
+        return _correlation(padded, weights.reshape(count // 9, 9, outputs), plane)
+
+    @staticmethod
+    def backward(ctx: Context, g: Tensor) -> tuple[Tensor, Tensor, None]:
+        plane: Plane = ctx.plane  # type: ignore[attr-defined]
+        padded, weights = ctx.saved_tensors
+        count, outputs = weights.shape
+        turned = weights.reshape(count // 9, 9, outputs).flip(1).permute(2, 1, 0)
+        by_x = _correlation(_padded(g, plane), turned, plane)
+        k = Tensor.arange(count).reshape(count, 1)
+        length = plane.pixels + 2 * plane.margin
+        away = k // 9 * length + (k % 9 // 3 - 1) * plane.pitch + k % 3 - 1
+        places = Tensor.arange(plane.pixels).reshape(1, plane.pixels)
+        patches = padded.reshape(-1).gather(places + away + plane.margin)
+        return by_x, patches @ g.permute(1, 0), None
+
+
+def _padded(x: Tensor, plane: Plane) -> Tensor:
+    zeros = Tensor.zeros(x.shape[0], plane.margin)
+    return Tensor.concat([zeros, x, zeros], 1)
+
+
+def _correlation(padded: Tensor, weights: Tensor, plane: Plane) -> Tensor:
+    """padded [channels, length], weights [channels, 9, outputs] -> [outputs, pixels]."""
+    channels, _, outputs = weights.shape
+    shape = (outputs, plane.pixels // TILE, TILE)
+    total = None
+    for c in range(channels):
+        for k in range(9):
+            begin = plane.margin + (k // 3 - 1) * plane.pitch + k % 3 - 1
+            seen = padded[c, begin : begin + plane.pixels].reshape(1, *shape[1:])
+            term = weights[c, k].reshape(outputs, 1, 1) * seen
+            total = term if total is None else total + term
+    assert total is not None
+    return total.reshape(outputs, plane.pixels)
+
+
+def upsampled(x: Tensor, taps: Tensor, height: int, width: int) -> Tensor:
+    """[c, h, w] -> [c, height, width], which is twice as large, or a little less or more."""
+    return Doubled.apply(Doubled.apply(x, taps, 1, height), taps, 2, width)
+
+
+class Doubled(Function):
+    """An axis of x [c, h, w], twice as long: 4 taps for even places, mirrored ones for odd ones.
+
+    Beyond its ends the first and the last value repeat.
+    """
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor, taps: Tensor, axis: int, wanted: int) -> Tensor:
+        n, half = x.shape[axis], -(-wanted // 2)
+        ctx.save_for_backward(x, taps)
+        ctx.sizes = axis, n, half, wanted  # type: ignore[attr-defined]
+        pairs = [
+            _pairs(_around(x, axis, begin, end), taps, axis) for begin, end in _cuts(half, 2, n - 2)
+        ]
+        both = Tensor.concat(pairs, axis)
+        shape = (*x.shape[:axis], 2 * half, *x.shape[axis + 1 :])
+        return _cut(both.reshape(*shape), axis, 0, wanted)
+
+    @staticmethod
+    def backward(ctx: Context, g: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        x, taps = ctx.saved_tensors
+        axis, n, half, wanted = ctx.sizes  # type: ignore[attr-defined]
+        margin = 2 * TAPS
+        ends = [(0, 0)] * 3
+        ends[axis] = (margin, 2 * half - wanted + margin)
+        framed = g.pad(*ends)
+
+        def taken(away: int, odd: int, begin: int, end: int) -> Tensor:
+            first = margin + 2 * (begin - away) + odd
+            return _cut(framed, axis, first, first + 2 * (end - begin) - 1, 2)
+
+        def by_padded(begin: int, end: int) -> Tensor:
+            """By places of x with 2 repeated ones before it and others behind it."""
+            terms = []
+            for j in range(TAPS):
+                terms.append(taken(j, 0, begin, end) * _tap(taps, j, 0))
+                terms.append(taken(j + 1, 1, begin, end) * _tap(taps, j, 1))
+            return _sum(terms)
+
+        def by_end(begin: int, end: int) -> Tensor:
+            return _sum([by_padded(place, place + 1) for place in range(begin, end)])
+
+        if n == 1:
+            by_x = by_end(0, half + TAPS)
+        else:
+            inner = _cuts(n - 2, 1, half - 3) if n > 2 else []
+            by_x = Tensor.concat(
+                [
+                    by_end(0, 3),
+                    *(by_padded(3 + begin, 3 + end) for begin, end in inner),
+                    by_end(n + 1, half + TAPS),
+                ],
+                axis,
+            )
+        terms = []
+        for odd in (0, 1):
+            every = taken(0, odd, 0, half).reshape(1, *_long(x.shape, axis, half))
+            terms.append(_windows(x, axis, half, odd) * every)
+        return by_x, _sum(terms).sum(3).sum((1, 2)), None, None
+
+
+def _long(shape: Sequence[int], axis: int, count: int) -> tuple[int, ...]:
+    """A shape with so many places along an axis."""
+    return tuple(count if a == axis else n for a, n in enumerate(shape))
+
+
+def _windows(x: Tensor, axis: int, count: int, odd: int) -> Tensor:
+    """[TAPS, *x with `count` places]: what each tap is multiplied with for even or odd places."""
+    j, i = Tensor.arange(TAPS).reshape(TAPS, 1), Tensor.arange(count).reshape(1, count)
+    places = (i - j + 2 if odd else i + j - 2).maximum(0).minimum(x.shape[axis] - 1)
+    order = (axis, *(a for a in range(3) if a != axis))
+    found = x.permute(*order).gather(places)  # [TAPS, count, the other two]
+    return found.permute(0, *(order.index(a) + 1 for a in range(3)))
+
+
+def _cuts(count: int, first: int, last: int) -> list[tuple[int, int]]:
+    """What lies before, between and behind two places, as ranges of `count`."""
+    inside = [place for place in (first, last) if first < last and place < count]
+    return list(pairwise([0, *inside, count]))
+
+
+def _around(x: Tensor, axis: int, begin: int, end: int) -> Tensor:
+    """Places from begin - 2 up to end + 2 of an axis; outside its ends repeat."""
+    n = x.shape[axis]
+    if begin >= 2 and end + 2 <= n:
+        return _cut(x, axis, begin - 2, end + 2)
+    order = (axis, *(a for a in range(3) if a != axis))
+    places = (Tensor.arange(end - begin + TAPS) + (begin - 2)).maximum(0).minimum(n - 1)
+    found = x.permute(*order).gather(places)
+    return found.permute(*(order.index(a) for a in range(3)))
+
+
+def _pairs(seen: Tensor, taps: Tensor, axis: int) -> Tensor:
+    """Even and odd places from what is around them: the axis as two, [count, 2]."""
+    count = seen.shape[axis] - TAPS
+    both = []
+    for odd in (0, 1):
+        terms = (_cut(seen, axis, j + odd, j + odd + count) * _tap(taps, j, odd)
+                 for j in range(TAPS))  # fmt: skip
+        found = _sum(list(terms))
+        both.append(found.reshape(*found.shape[: axis + 1], 1, *found.shape[axis + 1 :]))
+    return Tensor.concat(both, axis + 1)
+
+
+def _cut(x: Tensor, axis: int, begin: int, end: int, step: int = 1) -> Tensor:
+    return x[(slice(None),) * axis + (slice(begin, end, step),)]
+
+
+def _tap(taps: Tensor, j: int, odd: int) -> Tensor:
+    return taps[TAPS - 1 - j if odd else j].reshape(1, 1, 1)
+
+
+def _sum(terms: list[Tensor]) -> Tensor:
+    return sum(terms[1:], terms[0])
+
+
+def soft_round(x: Tensor, inverse: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
+    """x moved towards the nearest whole number, and the slope of that.
+
+    `inverse` is 1 / T, `spread` 1 / (2 tanh(1 / (2 T))): at large T x stays where it is.
+    """
+    whole = _floor(x)
+    turned = 1.0 - 2.0 / (((x - whole - 0.5) * inverse * (2 / math.log(2))).exp2() + 1.0)
+    return whole + 0.5 + turned * spread, (1.0 - turned * turned) * spread * inverse
+
+
+def _floor(x: Tensor) -> Tensor:
+    whole = x.cast(dtype.i32).cast(dtype.f32)
+    return Tensor.where(x < whole, whole - 1.0, whole)
+
+
+def nearest(x: Tensor) -> Tensor:
+    """The nearest whole number, of two the larger."""
+    return _floor(x + 0.5)
+
+
+def noise(bits: Tensor, share: Tensor) -> Tensor:
+    """Noise around 0, within half a step, from random bits: two uniform numbers' weighted mean.
+
+    With a `share` of 1 for the first it is uniform; with less the middle is more likely.
+    """
+    first = (bits >> 16).cast(dtype.i32).cast(dtype.f32) * 2.0**-16
+    second = (bits & 0xFFFF).cast(dtype.i32).cast(dtype.f32) * 2.0**-16
+    return second + (first - second) * share - (0.5 - 2.0**-17)

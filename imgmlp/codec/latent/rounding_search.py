@@ -1,0 +1,152 @@
+"""Of all files that a trained step can be rounded to, the one that is nearest to a target."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from imgmlp.codec.bitstream import container
+from imgmlp.codec.bitstream.container import Section
+from imgmlp.codec.latent import sections
+from imgmlp.codec.latent.model import LARGEST, LEAST, LatentModel, Quantized
+from imgmlp.codec.latent.settle import Search, shape_of
+from imgmlp.codec.latent.synthesis import synthesize
+from imgmlp.codec.latent.train import LatentStep
+from imgmlp.codec.training import draft
+from imgmlp.codec.training.search import halved, nearest, too_much
+from imgmlp.codec.training.target import Target
+from imgmlp.engine import AnyDevice
+from imgmlp.image import Picture, psnr
+
+Array = np.ndarray[Any, Any]
+
+INWARDS = 0.5  # of a step: how far rounding latents towards zero may go
+HALVINGS = 6.0  # of the price at which networks are rounded, or doublings
+EXACT = 4  # files that are written to see their figures
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """A model that could be the result; its figures are estimates."""
+
+    networks: dict[str, Quantized] = field(repr=False)
+    inwards: float  # of a step, by which latents are nearer to zero
+    size: int  # bytes of the whole file
+    psnr: float
+
+
+@dataclass(frozen=True, eq=False)
+class Written:
+    """A model as a file has it; its figures are the file's."""
+
+    model: LatentModel = field(repr=False)
+    sections: tuple[Section, ...] = field(repr=False)
+    pixels: Array = field(repr=False)  # uint8 [height, width, channels]
+    size: int
+    psnr: float
+
+
+class Rounding:
+    """What a trained step becomes for one target; the step's grids and networks are used for it.
+
+    `enough` is asked before every trial whether what was found must do.
+    """
+
+    def __init__(
+        self,
+        picture: Picture,
+        wanted: Target,
+        step: LatentStep,
+        device: AnyDevice,
+        exponents: Mapping[str, int],
+        enough: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.picture, self.wanted, self.step, self.device = picture, wanted, step, device
+        self._enough = enough
+        self._grids = [grid.numpy() for grid in step.grids]
+        self._search = Search(step, exponents, enough)
+        self._overhead = draft.size(picture, "latent", _empty())
+        self._bytes, self._decibels = 1.0, 0.0  # what estimates are multiplied by, what is added
+
+    def best(self, price: float) -> Written:
+        """The file of the least D + lambda R, or of another price if that is nearer to the target.
+
+        Where there is too much, networks are rounded to coarser steps, then latents towards zero;
+        where there is room, networks are rounded to finer steps.
+        """
+        self._decided(0.0)
+        networks = self._search.run(price)
+        trial = self._trial(networks, 0.0)
+        files = [self._written(trial)]
+        while len(files) < EXACT and self.wanted.kind != "lambda" and not self._enough():
+            if self.wanted.hit_by(files[-1].size, files[-1].psnr):
+                break
+            self._learn(trial, files[-1])
+            before, trial = trial, self._nearest(networks, price)
+            if trial.inwards == before.inwards and _steps(trial) == _steps(before):
+                break
+            files.append(self._written(trial))
+        return min(files, key=lambda file: self.wanted.distance(file.size, file.psnr))
+
+    def _nearest(self, networks: dict[str, Quantized], price: float) -> Trial:
+        wanted, first = self.wanted, {n: q.exponent for n, q in networks.items()}
+
+        def priced(halvings: float) -> Trial:
+            self._decided(0.0)
+            self._search.exponents = dict(first)
+            return self._trial(self._search.run(price / 2**halvings, rounds=1), 0.0)
+
+        tried = [self._trial(networks, 0.0)]
+        ends = (-HALVINGS, 0.0) if too_much(wanted, tried[0]) else (0.0, HALVINGS)
+        tried += halved(wanted, tried[0], ends, priced)
+        if all(too_much(wanted, trial) for trial in tried):
+            coarsest = tried[-1].networks
+            ends = (-INWARDS, 0.0)
+            tried += halved(wanted, tried[-1], ends, lambda share: self._trial(coarsest, -share))
+        return nearest(wanted, tried)
+
+    def _trial(self, networks: dict[str, Quantized], inwards: float) -> Trial:
+        self._decided(inwards)
+        figures = self._search.figures(networks)
+        size = math.ceil(self._overhead + figures.bits / 8 * self._bytes)
+        return Trial(networks, inwards, size, figures.psnr + self._decibels)
+
+    def _learn(self, trial: Trial, written: Written) -> None:
+        """How estimates differ from a file."""
+        self._bytes *= (written.size - self._overhead) / max(trial.size - self._overhead, 1)
+        self._decibels += written.psnr - trial.psnr
+
+    def _decided(self, inwards: float) -> list[Array]:
+        """int8: whole latents, each so much of a step nearer to zero, which the step now has."""
+        found = []
+        for tensor, grid in zip(self.step.grids, self._grids, strict=True):
+            moved = np.sign(grid) * np.maximum(np.abs(grid) - np.float32(inwards), 0)
+            whole = np.clip(np.floor(moved + np.float32(0.5)), LEAST, LARGEST)
+            tensor.write(whole.astype(np.float32))
+            found.append(whole.astype(np.int8))
+        return found
+
+    def _written(self, trial: Trial) -> Written:
+        grids = tuple(self._decided(trial.inwards))
+        model = LatentModel(shape_of(self.step), grids, trial.networks)
+        parts = _sections(*sections.write(model))
+        size, pixels = draft.size(self.picture, "latent", parts), synthesize(model, self.device)
+        return Written(model, parts, pixels, size, psnr(self.picture.pixels, pixels))
+
+
+def _steps(trial: Trial) -> list[int]:
+    return [tensor.exponent for tensor in trial.networks.values()]
+
+
+def _sections(network: bytes, weights: bytes, latents: bytes) -> tuple[Section, ...]:
+    kinds = container.NETWORK, container.WEIGHTS, container.LATENTS
+    return tuple(map(Section, kinds, (network, weights, latents)))
+
+
+def _empty() -> tuple[Section, ...]:
+    """Sections without any weight or latent; estimates of networks count the steps of tensors."""
+    return _sections(bytes(6), bytes(2), bytes(2))

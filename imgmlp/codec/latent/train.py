@@ -1,0 +1,269 @@
+"""One training step of a latent model, with all its state on the device.
+
+The step moves grids and networks down the gradient of the mean squared error on [0, 1] plus
+lambda times bits per pixel; both are summed over pixels, so that no gradient is tiny. What the
+host decides while it is replayed stands in `Control`, so that one program serves all phases and
+all prices.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from imgmlp.codec.latent import parts
+from imgmlp.codec.latent.model import BICUBIC, usual_levels
+from imgmlp.codec.latent.plane import AROUND, Plane
+from imgmlp.codec.training.checkpoint import Resumable
+from imgmlp.engine import AnyDevice, Program, Tensor, compile, nn, optim
+
+Array = np.ndarray[Any, Any]
+
+HIDDEN = 32  # of synthesis
+ENTROPY = 24
+BETAS = (0.9, 0.999)
+EPSILON = 4e-3  # of gradients by single latents, which are sums over pixels
+CLIP = 0.1  # most that the norm of the networks' gradient, for a mean over pixels, may be
+
+
+@dataclass
+class Control:
+    """What the host decides while the step is replayed."""
+
+    price: float  # lambda
+    temperature: float = 0.3  # of soft rounding
+    share: float = 0.63  # of noise: 1 is uniform, 1/2 most around the middle
+    noise: float = 1.0
+    latents: float = 0.2  # learning rate, in quantisation steps
+    networks: float = 1e-2  # learning rate
+    rounding: bool = False
+
+    def array(self) -> Array:
+        """float32 [10], as the device wants it."""
+        t = self.temperature
+        soft = [1 / t, 0.5 / math.tanh(0.5 / t), self.share, self.noise, 0.0]
+        rates = [self.latents, self.networks, self.price, float(self.rounding), 0.0]
+        return np.array([*soft, *rates], np.float32)
+
+
+class LatentStep(Resumable):
+    """State on the device, and the program that moves it. `pixels` are uint8 [h, w, channels]."""
+
+    def __init__(
+        self, pixels: Array, seed: int, device: AnyDevice, general: bool = False,
+        hidden: int = HIDDEN, entropy: int = ENTROPY, epsilon: float = EPSILON,
+    ) -> None:  # fmt: skip
+        self.height, self.width, self.channels = pixels.shape
+        self.levels = usual_levels(self.height, self.width)
+        self.seed, self.device, self.epsilon = seed, device, epsilon
+        self.plane = plane = Plane.of(self.height, self.width, self.levels)
+        self.synthesis_shapes = _layers(self.levels, hidden, hidden, self.channels)
+        self.convolution_shapes = [(9 * self.channels, self.channels), (self.channels,)] * 2
+        self.entropy_shapes = _layers(parts.NEIGHBOURS, entropy, entropy, 2)
+        self.shapes = [*self.synthesis_shapes, *self.convolution_shapes, *self.entropy_shapes]
+        self.shapes += [(parts.TAPS,)] * (self.levels - 1)
+        self.target = Tensor(self._target(pixels), device, name="target")
+        self.inside = Tensor(self._inside(), device, name="inside")
+        self.taken = Tensor(self._taken(), device, name="taken")
+        self.flat = Tensor(self._initial(), device, name="networks")
+        empty = np.zeros((plane.rows, plane.pitch), np.float32)
+        self.latents = Tensor(empty, device, name="latents")  # all grids, as they lie in the plane
+        self.control = Tensor(np.zeros(10, np.float32), device, name="control")
+        self.count = Tensor(np.uint32(0), device, name="count")
+        self.adam_latents = optim.Adam([self.latents], self.control[5], BETAS, epsilon)
+        self.adam = optim.Adam([self.flat], self.control[6], BETAS, epsilon)
+        self.program: Program = compile(self._step, device, general)
+
+    # --- what does not change ---
+
+    def _target(self, pixels: Array) -> Array:
+        """float32 [channels, pixels of the plane]."""
+        found = np.zeros((self.channels, self.plane.pixels), np.float32)
+        view = found[:, : self.height * self.plane.pitch]
+        rows = view.reshape(self.channels, self.height, self.plane.pitch)
+        rows[:, :, : self.width] = pixels.transpose(2, 0, 1) / np.float32(255) - np.float32(0.5)
+        return found
+
+    def _inside(self) -> Array:
+        """float32 [pixels of the plane]: 1 where the picture is."""
+        at = np.arange(self.plane.pixels)
+        inside = (at % self.plane.pitch < self.width) & (at // self.plane.pitch < self.height)
+        found: Array = inside.astype(np.float32)
+        return found
+
+    def _taken(self) -> Array:
+        """float32 [rows, pitch]: 1 where the plane has a value of a grid."""
+        found = np.zeros((self.plane.rows, self.plane.pitch), np.float32)
+        for part in self._parts(found):
+            part[:] = 1
+        return found
+
+    def _parts(self, plane: Array) -> list[Array]:
+        """The grids of a plane [rows, pitch], finest first; views of it."""
+        return [
+            plane[g.row : g.row + g.height, g.column : g.column + g.width] for g in self.plane.grids
+        ]
+
+    def _initial(self) -> Array:
+        """float32 [parameters]."""
+        generator = np.random.Generator(np.random.PCG64(self.seed))
+        count, found = len(self.synthesis_shapes), list[Array]()
+        for number, shape in enumerate(self.shapes):
+            if shape == (parts.TAPS,) and number >= len(self.shapes) - self.levels + 1:
+                found.append(np.array(BICUBIC))
+            elif len(shape) == 1 or count <= number < count + 4:
+                found.append(np.zeros(shape))
+            else:
+                last = number in (count - 2, count + 4 + len(self.entropy_shapes) - 2)
+                scale = math.sqrt((1 if last else 2) / shape[0])
+                found.append(generator.standard_normal(shape) * scale)
+        return np.concatenate([f.ravel() for f in found]).astype(np.float32)
+
+    # --- the step ---
+
+    def _step(self) -> dict[str, Tensor]:
+        seen, slope = self._quantised()
+        error, bits = self._forward(seen)
+        loss = error * (1 / self.channels) + bits * self.control[7]
+        by_seen, by_flat = loss.gradient([seen, self.flat])
+        self.adam_latents.apply([by_seen * slope])
+        norm = by_flat.square().sum().sqrt()
+        most = CLIP * self.height * self.width
+        self.adam.apply([by_flat * (most / norm.maximum(most))])
+        self.count.assign(self.count + 1)
+        return {"error": error, "bits": bits}
+
+    def _forward(self, seen: Tensor) -> tuple[Tensor, Tensor]:
+        """The squared error and the bits that the plane of grids [rows, pitch] gives."""
+        arrays = nn.slices(self.flat, self.shapes)
+        ends = np.cumsum([len(self.synthesis_shapes), 4, len(self.entropy_shapes)])
+        synthesis, convolutions, entropy, taps = (
+            arrays[a:b] for a, b in zip([0, *ends], [*ends, None], strict=True)
+        )
+        zeros = Tensor.zeros(AROUND, self.plane.pitch)
+        framed = Tensor.concat([zeros, seen, zeros], 0)
+        seen = framed[AROUND : AROUND + self.plane.rows]  # so that it stands in memory once
+        bits = self._bits(framed, seen, entropy)
+        answer = self._answer(seen, synthesis, convolutions, taps)
+        error = ((answer - self.target) * self.inside.reshape(1, -1)).square().sum()
+        return error, bits
+
+    def _quantised(self) -> tuple[Tensor, Tensor]:
+        """The plane of grids as the networks see it, and the slopes of that."""
+        values = self.latents
+        inverse, spread, share, amount = (self.control[n] for n in range(4))
+        rounding = self.control[8]
+        bits = Tensor.random_bits(values.shape, (self.seed, self.count))
+        noise = parts.noise(bits, share) * amount
+        once, first = parts.soft_round(values, inverse, spread)
+        twice, second = parts.soft_round(once + noise, inverse, spread)
+        seen = twice + (parts.nearest(values) - twice) * rounding
+        return _limited(seen) * self.taken, first * second * self.taken
+
+    def _bits(self, framed: Tensor, seen: Tensor, layers: list[Tensor]) -> Tensor:
+        contexts = parts.Contexts.apply(framed, self.plane)
+        found = perceptron(contexts.permute(1, 0), layers)  # [places, 2]
+        bits = parts.Bits.apply(seen.reshape(-1), found[:, 0], found[:, 1])
+        return (bits * self.taken.reshape(-1)).sum()
+
+    def _answer(
+        self, seen: Tensor, synthesis: list[Tensor], convolutions: list[Tensor],
+        taps: list[Tensor],
+    ) -> Tensor:  # fmt: skip
+        """The picture, [channels, pixels of the plane]."""
+        x = self._maps(seen, taps).permute(1, 0)
+        inside = self.inside.reshape(1, -1)
+        y = perceptron(x, synthesis).permute(1, 0) * inside  # [channels, pixels]
+        ones = (self.channels, 1)
+        w, b, w2, b2 = convolutions
+        z = parts.Convolution.apply(y, w, self.plane) + b.reshape(*ones)
+        y = (y + parts.Activation.apply(z)) * inside
+        return y + parts.Convolution.apply(y, w2, self.plane) + b2.reshape(*ones)
+
+    def _maps(self, seen: Tensor, taps: list[Tensor]) -> Tensor:
+        """Every grid as large as the picture, [levels, pixels of the plane]."""
+        rows = self.plane.pixel_rows
+        finest = seen[:rows].reshape(1, self.plane.pixels)
+        if self.levels == 1:
+            return finest
+        views = [
+            seen[g.row : g.row + g.height, g.column : g.column + g.width].reshape(
+                1, g.height, g.width
+            )
+            for g in self.plane.grids
+        ]
+        maps = views[-1]
+        for level in range(self.levels - 2, 0, -1):
+            g = self.plane.grids[level]
+            maps = parts.upsampled(maps, taps[level], g.height, g.width)
+            maps = Tensor.concat([views[level], maps], 0)
+        maps = parts.upsampled(maps, taps[0], self.height, self.width)
+        beside = Tensor.zeros(self.levels - 1, self.height, self.plane.pitch - self.width)
+        maps = Tensor.concat([maps, beside], 2)
+        if rows > self.height:
+            below = Tensor.zeros(self.levels - 1, rows - self.height, self.plane.pitch)
+            maps = Tensor.concat([maps, below], 1)
+        return Tensor.concat([finest, maps.reshape(self.levels - 1, self.plane.pixels)], 0)
+
+    # --- from and to the host ---
+
+    @cached_property
+    def _judging(self) -> Program:
+        def forward() -> dict[str, Tensor]:
+            error, bits = self._forward(_limited(parts.nearest(self.latents)))
+            return {"error": error, "bits": bits}
+
+        return compile(forward, self.device)
+
+    def judge(self, flat: Array) -> tuple[float, float]:
+        """The mean squared error on [0, 1] and the bits per pixel that rounded grids and these
+        networks give; the step's own networks are what they were afterwards.
+        """
+        own = self.flat.numpy()
+        self.flat.write(flat)
+        self._judging.run()
+        error, bits = (float(self._judging.read(name)) for name in ("error", "bits"))
+        self.flat.write(own)
+        return error / (self.pixels * self.channels), bits / self.pixels
+
+    @property
+    def pixels(self) -> int:
+        count: int = self.height * self.width
+        return count
+
+    def grids(self) -> list[Array]:
+        """The latents, float32 [h, w] each, finest first."""
+        return self._parts(self.latents.numpy())
+
+    def steer(self, control: Control) -> None:
+        """What the steps from now on obey."""
+        self.control.write(control.array())
+
+    def _moving(self) -> dict[str, Tensor]:
+        named = {"flat": self.flat, "latents": self.latents, "count": self.count}
+        for prefix, adam in (("networks", self.adam), ("grids", self.adam_latents)):
+            named |= {f"{prefix}_{n}": tensor for n, tensor in enumerate(adam.state())}
+        return named
+
+
+def _limited(values: Tensor) -> Tensor:
+    return values.maximum(-64.0).minimum(63.0)
+
+
+def perceptron(x: Tensor, layers: list[Tensor]) -> Tensor:
+    """[rows, inputs] -> [rows, outputs]."""
+    for weight, bias in zip(layers[:-2:2], layers[1:-2:2], strict=True):
+        x = parts.Activation.apply(x @ weight + bias)
+    return x @ layers[-2] + layers[-1]
+
+
+def _layers(*widths: int) -> list[tuple[int, ...]]:
+    found: list[tuple[int, ...]] = []
+    for inputs, outputs in pairwise(widths):
+        found += [(inputs, outputs), (outputs,)]
+    return found

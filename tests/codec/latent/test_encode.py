@@ -1,0 +1,233 @@
+"""From a picture to a file of the latent codec: targets, effort, and going on after a stop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import small_pixels
+
+from imgmlp.codec import decoder, encoder
+from imgmlp.codec.bitstream import container
+from imgmlp.codec.encoder import Encoded
+from imgmlp.codec.latent import course
+from imgmlp.codec.latent import encode as latent
+from imgmlp.codec.training.checkpoint import Checkpoint
+from imgmlp.codec.training.run import Progress, Run
+from imgmlp.codec.training.target import Effort, Target
+from imgmlp.engine import open_device
+from imgmlp.errors import Interrupted, UsageError
+from imgmlp.image import Picture, psnr
+
+SHORT = Effort(30)
+PIXELS = small_pixels()[:10, :13]
+
+
+def run(
+    target: Target,
+    pixels: np.ndarray = PIXELS,
+    effort: Effort = SHORT,
+    run: Run | None = None,
+    icc: bytes | None = None,
+) -> Encoded:
+    return encoder.encode(Picture(pixels, icc), target, effort, open_device("numpy"), run, "latent")
+
+
+def is_over(left: Iterator[int]) -> bool:
+    return next(left, None) is None
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_figures_are_those_of_the_bytes(channels: int) -> None:
+    pixels = np.concatenate([PIXELS, PIXELS[::-1]], axis=2)[:, :, :channels]
+    icc = b"a colour profile" if channels == 3 else None
+    found = run(Target("lambda", 3e-3), pixels, Effort(10), icc=icc)
+    parsed = container.parse(found.bytes)
+    decoded = decoder.decode(parsed, open_device("numpy"))
+    assert parsed.header.codec == "latent"
+    assert (decoded == found.pixels).all()
+    assert parsed.get(container.ICC) == icc
+    assert found.metrics["bytes"] == len(found.bytes)
+    assert found.metrics["psnr"] == psnr(pixels, decoded)
+    assert found.metrics["steps"] == 10
+    sections = {s.type: len(s.data) for s in parsed.sections}
+    assert found.metrics["network_bytes"] == sections["N"] + sections["W"]
+    assert found.metrics["latent_bytes"] == sections["L"]
+
+
+@pytest.mark.parametrize("size", [(1, 2), (2, 1), (1, 40), (40, 1), (2, 2), (3, 5), (17, 9)])
+def test_pictures_of_any_size_have_files(size: tuple[int, int]) -> None:
+    values = np.linspace(0, 255, math.prod(size)).astype(np.uint8)
+    found = run(Target("lambda", 1e-3), values.reshape(*size, 1), Effort(4))
+    assert found.pixels.shape == (*size, 1)
+    assert container.parse(found.bytes).header.codec == "latent"
+
+
+@pytest.mark.parametrize(
+    "target", [Target("psnr", 40), Target("bytes", 5000), Target("lambda", 1e-3)]
+)
+def test_a_picture_of_one_colour_is_a_small_lossless_file(target: Target) -> None:
+    pixels = np.broadcast_to(np.array([3, 128, 250, 77], np.uint8), (20, 33, 4))
+    found = run(target, np.ascontiguousarray(pixels))
+    assert found.metrics["psnr"] == math.inf
+    assert found.missed is None
+    assert len(found.bytes) < 64
+
+
+def test_training_makes_the_picture_better_and_dearer_bits_the_file_smaller() -> None:
+    few, many = (run(Target("lambda", 1e-3), effort=Effort(n)) for n in (2, 60))
+    dear = run(Target("lambda", 3e-2), effort=Effort(60))
+    assert many.metrics["psnr"] > few.metrics["psnr"] + 3
+    assert len(dear.bytes) < len(many.bytes)
+
+
+def test_bytes_are_kept_and_used() -> None:
+    found = run(Target("bytes", 420), effort=Effort(60))
+    assert 0.97 * 420 <= len(found.bytes) <= 420
+    assert found.missed is None
+
+
+def test_a_quality_is_met() -> None:
+    found = run(Target("psnr", 20), effort=Effort(150))
+    assert found.missed is None
+    assert abs(found.metrics["psnr"] - 20) <= 0.1
+
+
+def test_a_target_out_of_reach_is_missed_with_the_best_file() -> None:
+    found = run(Target("bytes", 40), effort=Effort(4))
+    assert found.missed == f"{len(found.bytes)} bytes instead of 40"
+    found = run(Target("psnr", 55), effort=Effort(4))
+    assert found.missed is not None
+    assert found.missed.endswith("instead of 55")
+
+
+def test_the_same_choices_give_the_same_bytes() -> None:
+    first, second = (run(Target("bytes", 420), effort=Effort(20)) for _ in range(2))
+    assert first.bytes == second.bytes
+
+
+@pytest.mark.parametrize("target", [Target("lambda", 1e-3), Target("bytes", 420)])
+@pytest.mark.parametrize("stops", [(1,), (3, 5), (11, 0)])
+def test_a_stopped_run_gives_the_bytes_of_one_that_was_not(
+    target: Target, stops: tuple[int, ...], tmp_path: Path
+) -> None:
+    whole = run(target)
+    checkpoint = Checkpoint(tmp_path / "c", "k")
+    notes: list[str] = []
+    for count in stops:
+        stop = partial(is_over, iter(range(count)))
+        with pytest.raises(Interrupted, match=r"stopped after \d+ of 30 steps"):
+            run(target, run=Run(None, stop, notes.append, checkpoint))
+    found = run(target, run=Run(note=notes.append, checkpoint=checkpoint))
+    assert found.bytes == whole.bytes
+    assert found.resumed > 0
+    told = [note for note in notes if note.startswith("continuing after")]
+    assert len(told) == len(stops)
+
+
+def test_a_search_for_rounded_networks_may_be_stopped_as_well(tmp_path: Path) -> None:
+    checkpoint, steps = Checkpoint(tmp_path / "c", "k"), list[int]()
+
+    def stop() -> bool:
+        return steps[-1:] == [30]
+
+    with pytest.raises(Interrupted, match="stopped after 30 of 30 steps"):
+        run(
+            Target("lambda", 1e-3),
+            run=Run(lambda p: steps.append(p.step), stop, checkpoint=checkpoint),
+        )
+    steps.clear()
+    found = run(Target("lambda", 1e-3), run=Run(checkpoint=checkpoint))
+    assert found.resumed == 30
+    assert found.bytes == run(Target("lambda", 1e-3)).bytes
+
+
+def test_progress_tells_what_is_minimised() -> None:
+    told: list[Progress] = []
+    run(Target("lambda", 2e-3), run=Run(told.append))
+    assert told[-1].step == told[-1].steps == 30
+    for progress in told:
+        assert progress.bpp is not None
+        assert progress.cost == pytest.approx(progress.loss + 2e-3 * progress.bpp)
+
+
+# --- effort and time ---
+
+
+def test_efforts_go_from_hundreds_to_a_hundred_thousand_steps() -> None:
+    steps = [latent.steps_of(level) for level in range(1, 10)]
+    assert steps[0] == 300
+    assert steps[-1] == 100_000
+    factors = [b / a for a, b in pairwise(steps)]
+    assert max(factors) / min(factors) < 1.01
+    for level in (0, 10):
+        with pytest.raises(UsageError, match=f"effort is {level}"):
+            latent.effort(level, None)
+
+
+@pytest.mark.parametrize(("pace", "level"), [(1.0, 1), (20 / 700, 2), (1e-4, 9)])
+def test_without_an_effort_the_device_decides(
+    pace: float, level: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(latent._Encoder, "_pace", lambda *_: pace)
+    notes: list[str] = []
+    device, wanted = open_device("numpy"), Target("lambda", 1e-3)
+    encoder = latent._Encoder(
+        Picture(PIXELS), wanted, latent.effort(None, None), device, Run(note=notes.append)
+    )
+    steps = encoder._steps(encoder._step())
+    assert steps == latent.steps_of(level)
+    assert notes[0].startswith(f"effort {level} of 9")
+    assert notes[1].startswith(f"{steps:,} steps, about ")
+
+
+def test_a_time_limit_decides_how_long_to_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latent._Encoder, "_pace", lambda *_: 1e-6)  # which it does not keep
+    found = run(Target("lambda", 1e-2), effort=Effort(0, seconds=1.5))
+    assert 1 <= found.metrics["steps"] < 5000
+
+
+# --- what may go wrong ---
+
+
+def test_numbers_that_explode_are_taken_back_and_steps_get_smaller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rates: list[float] = []
+    look = course.Course._look
+
+    def exploding(self: course.Course, done: int, tell: object) -> int:
+        if done == 20 and self.decided.retries < 2:
+            self.step.flat.write(np.full(self.step.flat.shape, np.nan, np.float32))
+            self.step.program.run(1)
+        done = look(self, done, None)
+        if done == 20:
+            rates.append(float(self.step.control.numpy()[6]))
+        return done
+
+    monkeypatch.setattr(course.Course, "_look", exploding)
+    found = run(Target("lambda", 1e-3))
+    assert not found.diverged
+    assert rates == [pytest.approx(course.control(20, 30, 1e-3).networks / 4)]
+
+
+def test_where_nothing_helps_the_last_good_state_is_the_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(course, "LATENTS", math.nan)
+    found = run(Target("lambda", 1e-3), effort=Effort(20))
+    assert found.diverged
+    assert container.parse(found.bytes).header.codec == "latent"
+
+
+def test_small_pictures_and_few_bytes_have_small_networks() -> None:
+    large = latent.widths((512, 768, 3), math.inf)
+    assert large == (32, 24)
+    assert latent.widths((16, 16, 3), math.inf) < latent.widths((128, 128, 3), math.inf) < large
+    assert latent.widths((512, 768, 3), 1000) < large
+    assert latent.widths((512, 768, 3), 0) == latent.WIDTHS[0][1]
