@@ -67,7 +67,7 @@ class Rounding:
     ) -> None:
         self.picture, self.wanted, self.step, self.device = picture, wanted, step, device
         self._enough = enough
-        self._grids = [grid.numpy() for grid in step.grids]
+        self._grids = step.grids()
         self._search = Search(step, exponents, enough)
         self._overhead = draft.size(picture, "latent", _empty())
         self._bytes, self._decibels = 1.0, 0.0  # what estimates are multiplied by, what is added
@@ -123,11 +123,11 @@ class Rounding:
     def _decided(self, inwards: float) -> list[Array]:
         """int8: whole latents, each so much of a step nearer to zero, which the step now has."""
         found = []
-        for tensor, grid in zip(self.step.grids, self._grids, strict=True):
+        for grid in self._grids:
             moved = np.sign(grid) * np.maximum(np.abs(grid) - np.float32(inwards), 0)
             whole = np.clip(np.floor(moved + np.float32(0.5)), LEAST, LARGEST)
-            tensor.write(whole.astype(np.float32))
             found.append(whole.astype(np.int8))
+        self.step.write_grids(found)
         return found
 
     def _written(self, trial: Trial) -> Written:

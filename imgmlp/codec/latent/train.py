@@ -9,6 +9,7 @@ all prices.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -239,6 +240,13 @@ class LatentStep(Resumable):
     def grids(self) -> list[Array]:
         """The latents, float32 [h, w] each, finest first."""
         return self._parts(self.latents.numpy())
+
+    def write_grids(self, grids: Sequence[Array]) -> None:
+        """Replace the latents by others of the same sizes; between grids the plane stays zero."""
+        plane = np.zeros(self.latents.shape, np.float32)
+        for part, grid in zip(self._parts(plane), grids, strict=True):
+            part[:] = grid
+        self.latents.write(plane)
 
     def steer(self, control: Control) -> None:
         """What the steps from now on obey."""
