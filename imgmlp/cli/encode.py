@@ -16,7 +16,7 @@ from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.training import checkpoint, target
 from imgmlp.codec.training.run import Run
-from imgmlp.codec.training.target import Effort, Target
+from imgmlp.codec.training.target import Effort, Goal
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.errors import TargetError, TrainingError, UsageError
 from imgmlp.facts import dimensions
@@ -41,7 +41,7 @@ class Wanted:
     time: str | None = None
     codec: Codec = "mlp"
 
-    def target(self, pixels: int) -> Target:
+    def target(self, pixels: int) -> Goal:
         """Of a picture with so many pixels. Raises UsageError."""
         return target.choose(pixels, self.quality, self.bpp, self.size, self.psnr, self.price)
 
