@@ -21,7 +21,7 @@ from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.decoder import open_stored
 from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.float_mlp import npz, pipeline
-from imgmlp.codec.float_mlp.config import PRESETS, check_size
+from imgmlp.codec.float_mlp.config import PRESETS
 from imgmlp.codec.float_mlp.pipeline import Trained
 from imgmlp.codec.training import target
 from imgmlp.codec.training.run import Progress, Run
@@ -124,7 +124,7 @@ def decode(
     Raises ImgmlpError.
     """
     if size is not None:
-        check_size(*size)
+        pictures.check_size(*size)
     stored = open_stored(file)
     return pictures.to_image(stored.decode(open_device(device), size), stored.icc)
 

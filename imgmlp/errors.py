@@ -60,6 +60,11 @@ class OutOfMemoryError(ImgmlpError):
     exit_code = 7
 
 
+def out_of_memory() -> OutOfMemoryError:
+    """What a MemoryError means to whom no better advice can be given."""
+    return OutOfMemoryError("out of memory", hint="use a smaller picture, batch or size")
+
+
 class OutputError(ImgmlpError):
     """An output exists already or cannot be written."""
 

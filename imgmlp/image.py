@@ -144,6 +144,16 @@ def _damaged(path: Path, error: Exception) -> PictureError:
     return PictureError(f"{path} is damaged or truncated: {reason}", hint="get the file again")
 
 
+def check_size(width: int, height: int) -> None:
+    """Refuse, as a UsageError, a size to decode to that is empty or has too many pixels."""
+    size = f"{width}x{height}"
+    if width < 1 or height < 1:
+        raise UsageError(f"the size is {size}", hint="both must be at least 1")
+    if width * height > MAX_PIXELS:
+        hint = f"use at most {MAX_PIXELS:,} pixels in all"
+        raise UsageError(f"{size} pixels are too many", hint=hint)
+
+
 def _check_size(image: Image.Image, name: str) -> None:
     width, height = image.size
     if width < 1 or height < 1:

@@ -108,6 +108,20 @@ def imgmlp(picture: Path) -> Command:
     return run
 
 
+@pytest.fixture
+def weights(imgmlp: Command, picture: Path) -> Path:
+    imgmlp("train", picture.name, *QUICK, "-q")
+    return picture.parent / "weights.npz"
+
+
+@pytest.fixture
+def compact(picture: Path) -> Path:
+    """A compact file with an alpha channel and a colour profile."""
+    path = picture.parent / "a.imlp"
+    path.write_bytes((GOLDEN / "rgb-alpha.imlp").read_bytes())
+    return path
+
+
 def imgmlp_command(args: Sequence[str | Path]) -> list[str]:
     return [sys.executable, "-m", "imgmlp", *map(str, args)]
 

@@ -15,7 +15,7 @@ from imgmlp.bench import report, speed
 from imgmlp.bench.by_hand import ByHand
 from imgmlp.bench.job import Job, Ours, standard_job
 from imgmlp.bench.peak import FACTOR, Peak, described
-from imgmlp.bench.speed import Effort, Measured, Times
+from imgmlp.bench.speed import Measured, Times, Turns
 from imgmlp.bench.start import seconds_to_first_step
 from imgmlp.codec.float_mlp import model
 from imgmlp.engine import Tensor, compile, open_device, optim
@@ -118,7 +118,7 @@ def test_everything_is_measured_in_turns(
     """Small, on NumPy, without PyTorch; the start is that of a real process."""
     monkeypatch.setattr(speed, "is_installed", lambda: False)
     device = open_device("numpy")
-    found = report.run(Terminal(), device, small_job(), [32, 64], Effort(2, 0.001, 1))
+    found = report.run(Terminal(), device, small_job(), [32, 64], Turns(2, 0.001, 1))
     assert list(found.times) == ["imgmlp", "NumPy by hand"]
     for times in found.times.values():
         assert {batch: len(turns) for batch, turns in times.step.items()} == {32: 2, 64: 2}
@@ -141,7 +141,7 @@ def test_who_cannot_do_the_job_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(speed, "is_installed", lambda: False)
     monkeypatch.setattr(ByHand, "steps", fail)
     job, device = small_job(), open_device("numpy")
-    found = speed.measure(job, device, [32], Effort(1, 0.001, 1), print)
+    found = speed.measure(job, device, [32], Turns(1, 0.001, 1), print)
     assert list(found.times) == ["imgmlp"]
     assert found.left_out == ["NumPy by hand failed: no compiler"]
     assert found.left_out[0] in report.caption(found, device)

@@ -1,6 +1,7 @@
 """Links between the documents, the code, the tests and the examples lead somewhere.
 
-So do the names of files in the map of the engine and in the recipes for adding to it.
+So do the names of files, in the maps of engine and codec, in the recipes for adding to them, and
+wherever else a document names one.
 """
 
 from __future__ import annotations
@@ -88,16 +89,17 @@ def rows(text: str, head: str) -> list[list[str]]:
 
 def test_the_map_says_what_may_be_imported() -> None:
     found = {}
-    for place, _, below in rows(ENGINE, "place"):
-        name = place.strip("`").removesuffix("/").removesuffix(".py")
-        found[f"engine.{name}"] = set() if below == "nothing" else set(below.split(", "))
+    for package, head in (("engine", "place"), ("codec", "codec's place")):
+        for place, _, below in rows(ENGINE, head):
+            name = place.strip("`").removesuffix("/").removesuffix(".py")
+            found[f"{package}.{name}"] = set() if below == "nothing" else set(below.split(", "))
+    assert found.pop("codec.encoder.py`, `decoder") == {"the folders below"}
     assert found == {
         place: {
-            "ir/target.py" if name == "engine.ir.target" else name.removeprefix("engine.")
+            "ir/target.py" if name == "engine.ir.target" else re.sub(r"^(engine|codec)\.", "", name)
             for name in below.split()
         }
         for place, below in BELOW.items()
-        if place.startswith("engine.")
     }
 
 
@@ -111,6 +113,28 @@ def test_files_that_the_map_names_are_there() -> None:
             named.append(ROOT / "imgmlp" / "engine" / folder / name)
     assert len(named) > 40
     assert [path for path in named if not path.exists()] == []
+
+
+# Where a name in backticks begins: at the top, in the package, or in one of its large folders.
+ROOTS = [ROOT / folder for folder in (".", "imgmlp", "imgmlp/engine", "imgmlp/codec", "imgmlp/cli")]
+
+
+def missing(text: str) -> list[str]:
+    """Files in backticks that are nowhere; `*` stands for any part of a name."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    spans = re.findall(r"`([^`]+)`", prose)
+    named = [name for span in spans for name in re.findall(r"[\w./*-]+\.(?:py|cl)\b", span)]
+    return [name for name in named if not any(any(root.glob(name)) for root in ROOTS)]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_files_that_documents_name_are_there(path: Path) -> None:
+    assert missing(path.read_text("utf-8")) == []
+
+
+def test_a_file_that_is_nowhere_is_noticed() -> None:
+    text = "`engine/device/probe.py`, `engine/probe.py`, `python tools/none.py`, `kernels/*.cl`\n"
+    assert missing(text) == ["engine/probe.py", "tools/none.py"]
 
 
 def test_files_that_recipes_name_are_there() -> None:

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from PIL import Image, ImageCms
 
 from imgmlp import image as pictures
-from imgmlp.codec.float_mlp import config
 from imgmlp.errors import ImgmlpError, OutputError, PictureError, UsageError
 
 RGB = small_pixels()
@@ -259,8 +258,17 @@ def test_a_large_picture_raises_no_warning(tmp_path: Path) -> None:
     assert limit == Image.MAX_IMAGE_PIXELS
 
 
-def test_the_limits_are_those_of_the_codec() -> None:
-    assert pictures.MAX_PIXELS == config.MAX_PIXELS
+@pytest.mark.parametrize(
+    "size", [(0, 5), (5, 0), (-1, 5), (2**14, 2**14 + 1), (pictures.MAX_PIXELS + 1, 1)]
+)
+def test_sizes_outside_the_limits_are_refused(size: tuple[int, int]) -> None:
+    with pytest.raises(UsageError):
+        pictures.check_size(*size)
+
+
+def test_the_largest_sizes_are_accepted() -> None:
+    pictures.check_size(pictures.MAX_PIXELS, 1)
+    pictures.check_size(2**14, 2**14)
 
 
 @pytest.mark.parametrize("data", [b"", b"hello", b"\x89PNG\r\n\x1a\n", b"P6 2", bytes(1000)])

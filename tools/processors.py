@@ -52,7 +52,7 @@ import numpy as np
 from imgmlp.engine import open_device
 from imgmlp.engine.device.pocl import compiled_for
 info = open_device("cpu").info
-print(compiled_for(info.version) or "?", "|", info.target or "?")
+print(compiled_for(info.version) or "?", "|", info.compiled_for or "?")
 """
 LIMIT = 1800  # seconds a command may take; emulated, they take some hundred
 

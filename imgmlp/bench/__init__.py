@@ -1,1 +1,4 @@
-"""The speed of this machine: imgmlp beside others at the same job, in one run."""
+"""The speed of this machine: imgmlp beside others at the same job, in one run.
+
+May import child, codec, engine, files, terminal, text.
+"""

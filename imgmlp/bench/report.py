@@ -9,7 +9,7 @@ from statistics import median
 from imgmlp.bench import speed
 from imgmlp.bench.job import BATCHES, Job, standard_job
 from imgmlp.bench.peak import described
-from imgmlp.bench.speed import FULL, QUICK, Effort, Measured
+from imgmlp.bench.speed import FULL, QUICK, Measured, Turns
 from imgmlp.bench.start import seconds_to_first_step
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.terminal import Terminal, print_table
@@ -35,13 +35,13 @@ def show(found: Measured, device: AnyDevice, as_json: bool) -> None:
 
 
 def run(
-    terminal: Terminal, device: AnyDevice, job: Job, batches: Sequence[int], effort: Effort
+    terminal: Terminal, device: AnyDevice, job: Job, batches: Sequence[int], turns: Turns
 ) -> Measured:
     """All measurements, with their progress shown."""
     with terminal.stages(len(batches) + 3) as tell:
-        found = speed.measure(job, device, batches, effort, tell)
+        found = speed.measure(job, device, batches, turns, tell)
         tell("start-up")
-        for turn in range(effort.starts + 1):
+        for turn in range(turns.starts + 1):
             seconds = seconds_to_first_step(device.info.spec)
             if turn:  # the first may compile
                 found.start.append(seconds)

@@ -26,16 +26,16 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Effort:
+class Turns:
     """How much is measured."""
 
-    turns: int  # of every contender, for each figure
+    count: int  # of every contender, for each figure
     seconds: float  # that a turn should take
     starts: int  # processes
 
 
-FULL = Effort(turns=9, seconds=0.25, starts=5)
-QUICK = Effort(turns=3, seconds=0.05, starts=2)
+FULL = Turns(count=9, seconds=0.25, starts=5)
+QUICK = Turns(count=3, seconds=0.05, starts=2)
 
 
 @dataclass
@@ -87,7 +87,7 @@ def others(job: Job, device: AnyDevice) -> dict[str, Callable[[], Contender]]:
 
 
 def measure(
-    job: Job, device: AnyDevice, batches: Sequence[int], effort: Effort, show: Tell
+    job: Job, device: AnyDevice, batches: Sequence[int], turns: Turns, show: Tell
 ) -> Measured:
     """Steps of each batch size and decoding, by all contenders in turns.
 
@@ -110,8 +110,8 @@ def measure(
     peak = Peak(device) if isinstance(device, Device) else None
     for batch in batches:
         show(f"{batch:,} rows")
-        counts = {name: _count(c, batch, effort.seconds) for name, c in there.items()}
-        for _ in range(effort.turns):
+        counts = {name: _count(c, batch, turns.seconds) for name, c in there.items()}
+        for _ in range(turns.count):
             for name, contender in there.items():
                 count = counts[name]
                 warm = partial(contender.steps, batch, max(1, count // WARM))
@@ -123,7 +123,7 @@ def measure(
                 found.peak.setdefault(batch, []).append(peak.gflops())
     show("decoding")
     there["imgmlp"].decode()  # it may compile; the others have
-    for _ in range(effort.turns):
+    for _ in range(turns.count):
         for name, contender in there.items():
             found.times[name].decode.append(_seconds(contender.decode) * 1e3)
     return found

@@ -2,6 +2,8 @@
 
 `commands` holds every command's name, options and help; what a command does is in the file of its
 name, which is imported when it runs. Only `commands` and `options` know Typer beside this module.
+Nothing but `__main__` imports this. May import bench, child, codec, engine, facts, files, image,
+imgmlp, interrupt, terminal, text.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Any
 import typer
 
 from imgmlp.cli.commands import app
-from imgmlp.errors import ImgmlpError, Interrupted, OutOfMemoryError, UsageError
+from imgmlp.errors import ImgmlpError, Interrupted, UsageError, out_of_memory
 from imgmlp.interrupt import ignore_signals, raise_on_signals
 from imgmlp.terminal import Terminal
 from imgmlp.text import standard_output
@@ -29,8 +31,7 @@ def main() -> None:
     except KeyboardInterrupt:
         code = terminal.fail(_interrupted())
     except MemoryError:
-        problem, hint = "out of memory", "use a smaller picture, batch or size"
-        code = terminal.fail(OutOfMemoryError(problem, hint=hint))
+        code = terminal.fail(out_of_memory())
     except ImgmlpError as error:
         code = terminal.fail(error)
     except typer.TyperException as error:

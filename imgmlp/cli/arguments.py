@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from imgmlp.codec.float_mlp.config import PRESETS, Settings, check_size
-from imgmlp.errors import ImgmlpError, Interrupted, UsageError
+from imgmlp.codec.float_mlp.config import PRESETS, Settings
+from imgmlp.errors import ImgmlpError, Interrupted, UsageError, out_of_memory
+from imgmlp.image import check_size
 from imgmlp.terminal import Terminal
 from imgmlp.text import print_data
 
@@ -50,12 +51,17 @@ def scaled(width: int, height: int, scale: float) -> tuple[int, int]:
 
 
 def one_by_one(
-    terminal: Terminal, work: Sequence[Callable[[], None]], report: list[Facts], as_json: bool
+    terminal: Terminal,
+    work: Sequence[Callable[[], None]],
+    report: list[Facts],
+    as_json: bool,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> int:
     """Do the work for several files, whatever becomes of the others; returns the exit code.
 
     That is the error's own for one file; 1 if some of several failed. `report` has facts about each
-    file, with its "problem", and is printed if JSON is wanted. Raises Interrupted.
+    file, with its "problem", and is printed if JSON is wanted. Raises Interrupted, also after
+    a file that was done although somebody asked to stop.
     """
     codes = []
     for do, facts in zip(work, report, strict=True):
@@ -63,11 +69,15 @@ def one_by_one(
             do()
         except Interrupted:
             raise
-        except ImgmlpError as error:
-            facts["problem"] = str(error)
-            codes.append(terminal.fail(error))
+        except (ImgmlpError, MemoryError) as error:
+            problem = error if isinstance(error, ImgmlpError) else out_of_memory()
+            facts["problem"] = str(problem)
+            codes.append(terminal.fail(problem))
         else:
             codes.append(0)
+        if should_stop():
+            hint = "what was written is whole; give the others again"
+            raise Interrupted(f"stopped after {len(codes)} of {len(work)} files", hint=hint)
     if as_json:
         print_data(json.dumps(report, indent=2))
     return codes[0] if len(codes) == 1 else int(any(codes))

@@ -19,7 +19,7 @@ from imgmlp.cli.options import (
     Precision,
     Quiet,
     Verbose,
-    check_input,
+    check_picture,
     terminal_of,
 )
 from imgmlp.text import print_data
@@ -105,7 +105,7 @@ def train(
         seed=seed,
         precision=precision,
     )
-    check_input(image)
+    check_picture(image)
     run(terminal, image, Outputs(output, png, live), settings, device, force)
 
 
@@ -148,7 +148,7 @@ def encode(
     from imgmlp.cli.encode import Wanted, run
 
     for image in images:
-        check_input(image)
+        check_picture(image)
     wanted = Wanted(quality, bpp, size, psnr, price, effort, time, codec)
     raise typer.Exit(run(terminal, images, output, wanted, device, as_json, force))
 
@@ -179,7 +179,6 @@ def decode(
     terminal = terminal_of(context, quiet, verbose)
     from imgmlp.cli.decode import run
 
-    check_input(file)
     run(terminal, file, output, scale, size, device, force)
 
 
@@ -195,7 +194,6 @@ def info(
     terminal_of(context, quiet, verbose)
     from imgmlp.cli.info import run
 
-    check_input(file)
     run(file, as_json)
 
 

@@ -16,7 +16,7 @@ from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.training import checkpoint, target
 from imgmlp.codec.training.run import Run
-from imgmlp.codec.training.target import Effort, Target
+from imgmlp.codec.training.target import Effort, Goal
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.errors import TargetError, TrainingError, UsageError
 from imgmlp.facts import dimensions
@@ -41,7 +41,7 @@ class Wanted:
     time: str | None = None
     codec: Codec = "mlp"
 
-    def target(self, pixels: int) -> Target:
+    def target(self, pixels: int) -> Goal:
         """Of a picture with so many pixels. Raises UsageError."""
         return target.choose(pixels, self.quality, self.bpp, self.size, self.psnr, self.price)
 
@@ -80,12 +80,13 @@ def run(
     report: list[Facts] = [
         {"file": str(source), "output": str(path), "problem": None} for source, path in pairs
     ]
-    how = wanted, effort, device
+    stop = StopRequest()
+    how = wanted, effort, device, stop
     work = [
         partial(_encode_one, terminal, *pair, how, facts)
         for pair, facts in zip(pairs, report, strict=True)
     ]
-    return one_by_one(terminal, work, report, as_json)
+    return one_by_one(terminal, work, report, as_json, stop.requested)
 
 
 def _targets(sources: list[Path], output: Path | None, force: bool) -> list[Path]:
@@ -103,14 +104,14 @@ def _encode_one(
     terminal: Terminal,
     source: Path,
     path: Path,
-    how: tuple[Wanted, Effort, AnyDevice],
+    how: tuple[Wanted, Effort, AnyDevice, StopRequest],
     facts: Facts,
 ) -> None:
     """Write one file, and what is true of it into `facts`.
 
     Raises TargetError or TrainingError after the best file is written.
     """
-    wanted, effort, device = how
+    wanted, effort, device, stop = how
     picture = pictures.load(source, alpha=True)
     for note in picture.notes:
         terminal.note(f"{source.name}: {note}")
@@ -120,7 +121,7 @@ def _encode_one(
     kept = checkpoint.of(path, picture, device, f"{wanted.codec} {goal!r} {effort!r}")
     if (others := checkpoint.others(path, kept)) is not None:
         terminal.note(others)
-    with StopRequest() as stop, terminal.training(effort.steps) as show:
+    with stop, terminal.training(effort.steps) as show:
         surroundings = Run(show, stop.requested, terminal.note, kept)
         found = encoder.encode(picture, goal, effort, device, surroundings, wanted.codec)
     files.write_atomically(path, lambda stream: stream.write(found.bytes))

@@ -49,8 +49,13 @@ def terminal_of(
     return terminal
 
 
-def check_input(path: Path) -> None:
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder", hint="give a file")
-    if not path.exists():
+def check_picture(path: Path) -> None:
+    """Refuse, as a UsageError, what is no file, before other pictures take their time."""
+    try:
+        folder, there = path.is_dir(), path.exists()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}", hint="check the file") from error
+    if folder:
+        raise UsageError(f"{path} is no file", hint="give a file")
+    if not there:
         raise UsageError(f"{path} does not exist", hint="check the name")

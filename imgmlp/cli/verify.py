@@ -9,7 +9,6 @@ from pathlib import Path
 from imgmlp.cli.arguments import Facts, one_by_one
 from imgmlp.codec.decoder import open_stored
 from imgmlp.engine import AnyDevice, open_device
-from imgmlp.errors import FormatError
 from imgmlp.facts import dimensions
 from imgmlp.terminal import Terminal
 from imgmlp.text import size
@@ -30,10 +29,7 @@ def _verify(terminal: Terminal, path: Path, report: Facts, device: Callable[[], 
     """Say that a file is sound. Raises ImgmlpError if it is not."""
     stored = open_stored(path)
     if stored.exact:
-        try:
-            stored.decode(device())
-        except FormatError as error:
-            raise FormatError(f"{path}: {error}", hint=error.hint) from error
+        stored.decode(device())
     report["sound"], found = True, stored.facts
     picture = dimensions(found["width"], found["height"], found["channels"])
     terminal.done(f"{path}  {picture}   {size(found['bytes'])}")

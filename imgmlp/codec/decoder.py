@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -63,10 +63,23 @@ def open_stored(file: str | PathLike[str] | bytes) -> Stored:
         if start != ZIP and not container.SIGNATURE.startswith(start):
             hint = "give a file that imgmlp wrote"
             raise FormatError(f"{path} is neither an .imlp nor an .npz file", hint=hint)
-        try:
-            return _read(stream)
-        except FormatError as error:
-            raise FormatError(f"{path}: {error}", hint=error.hint) from error.__cause__
+        with _named(path):
+            stored = _read(stream)
+
+    def decode(device: AnyDevice, size: Size | None) -> np.ndarray[Any, Any]:
+        with _named(path):
+            return stored.decode(device, size)
+
+    return replace(stored, _decode=decode)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Say of which file it is that something is wrong with it."""
+    try:
+        yield
+    except FormatError as error:
+        raise FormatError(f"{path}: {error}", hint=error.hint) from error.__cause__
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from imgmlp.codec.latent import encode as latent
 from imgmlp.codec.mlp import encode as mlp
 from imgmlp.codec.training import target
 from imgmlp.codec.training.run import Run
-from imgmlp.codec.training.target import Effort, Target
+from imgmlp.codec.training.target import Effort, Goal
 from imgmlp.engine import AnyDevice
 from imgmlp.errors import FormatError, ImgmlpError
 from imgmlp.image import Picture
@@ -43,7 +43,7 @@ def effort(codec: Codec, level: int | None, seconds: float | None) -> Effort:
 
 def encode(
     picture: Picture,
-    wanted: Target,
+    wanted: Goal,
     effort: Effort,
     device: AnyDevice,
     run: Run | None = None,

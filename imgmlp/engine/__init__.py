@@ -1,4 +1,7 @@
-"""The OpenCL autograd engine: lazy Tensors, gradients, compiled and replayed steps."""
+"""The OpenCL autograd engine: lazy Tensors, gradients, compiled and replayed steps.
+
+Everybody else imports these names and no module below. May import kernels, child.
+"""
 
 from imgmlp.engine.device.base import DeviceInfo, FreeMemory
 from imgmlp.engine.device.discover import AnyDevice, list_devices, open_device, open_untried

@@ -21,10 +21,10 @@ from imgmlp.engine.ir.uops import Code, render_uops
 from imgmlp.engine.lowering.linearize import linearize
 from imgmlp.engine.passes.horizontal_fusion import fuse
 from imgmlp.engine.passes.memory_plan import Plan, plan
-from imgmlp.engine.passes.persistent import reside
+from imgmlp.engine.passes.persistent import make_persistent
 from imgmlp.engine.passes.schedule import schedule
 from imgmlp.engine.passes.simplify import OFTEN, simplify
-from imgmlp.engine.tiling.block import is_near, program
+from imgmlp.engine.tiling.block import block_procedure, is_staged
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def lower(updates: Sequence[Update], target: Target, general: bool = False) -> S
         step = list(zip(states, nodes, strict=True))
         if general or not target.joins:
             return schedule(step, target.lanes == "group")
-        return program(step, target)
+        return block_procedure(step, target)
 
     with _clock(seconds, "simplify"):
         nodes = simplify(values, TABLES[target.multiply])
@@ -108,7 +108,7 @@ def lower(updates: Sequence[Update], target: Target, general: bool = False) -> S
     if target.joins:
         with _clock(seconds, "fuse"):
             procedure = fuse(procedure)
-            procedure = reside(procedure) if target.stays else procedure
+            procedure = make_persistent(procedure) if target.stays else procedure
     with _clock(seconds, "linearize"):
         codes = tuple(linearize(k, target) for k in procedure.kernels)
     with _clock(seconds, "render"):
@@ -121,7 +121,7 @@ def lower(updates: Sequence[Update], target: Target, general: bool = False) -> S
 def _pays(procedure: Procedure) -> bool:
     """Whether matrix units gain by float32: in blocks whose tiles have their factors at hand."""
     blocks = _blocks(procedure)
-    return bool(blocks) and all(is_near(b.kernels) for b in blocks)
+    return bool(blocks) and all(is_staged(b.kernels) for b in blocks)
 
 
 def _blocks(procedure: Procedure) -> list[Block]:

@@ -10,7 +10,7 @@
 // that store meet fewer banks twice.
 
 #define TILE_PITCH (TILE + 4)
-#define TILE_ROOM (64 * (8 + 4 + TILE_PITCH))  // for the slices that take most, and for the tile
+#define TILE_FLOATS (64 * (8 + 4 + TILE_PITCH))  // for the slices that take most, and for the tile
 
 // Which four neighbouring elements a lane moves as its `j`th of a slice, `width` rows (or columns)
 // of a factor: a warp's lanes have 16 rows and 8 elements of them, or neighbours of one line.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -12,12 +13,14 @@ from conftest import Command, small_pixels
 from PIL import Image
 
 from imgmlp.cli import encode as encoding
+from imgmlp.codec import encoder
 from imgmlp.codec.bitstream.container import Codec
+from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.latent import encode as latent
 from imgmlp.codec.training import target
 from imgmlp.codec.training.checkpoint import left_beside
-from imgmlp.errors import Interrupted, TargetError, UsageError
-from imgmlp.image import load, psnr
+from imgmlp.errors import Interrupted, OutOfMemoryError, TargetError, UsageError
+from imgmlp.image import Picture, load, psnr
 from imgmlp.interrupt import StopRequest
 from imgmlp.terminal import Terminal
 
@@ -195,3 +198,48 @@ def test_other_choices_neither_go_on_from_a_checkpoint_nor_remove_it(
     assert encoding.run(terminal, [picture], None, first, "numpy", False, True) == 0
     assert "continuing after" in capsys.readouterr().err
     assert left_beside(written) == []
+
+
+def test_a_request_to_stop_that_a_picture_outlasts_keeps_the_next_from_starting(
+    picture: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One colour takes no training, during which somebody would look."""
+    names = [picture.parent / f"{name}.png" for name in "abc"]
+    for path in names:
+        Image.new("RGB", (8, 8), (10, 200, 77)).save(path)
+    encode, seen = encoder.encode, []
+
+    def stopped(*arguments: Any) -> Encoded:
+        found = encode(*arguments)
+        seen.append(found)
+        if len(seen) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return found
+
+    monkeypatch.setattr(encoder, "encode", stopped)
+    wanted = encoding.Wanted(psnr=40)
+    with pytest.raises(Interrupted, match="after 2 of 3 files"):
+        encoding.run(Terminal(), names, None, wanted, "numpy", False, False)
+    assert [path.with_suffix(".imlp").exists() for path in names] == [True, True, False]
+    assert capsys.readouterr().err.count("✓") == 2
+
+
+def test_a_picture_that_memory_cannot_hold_does_not_end_the_others(
+    picture: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = picture.parent / "flat.png"
+    Image.new("RGB", (8, 8)).save(small)
+    encode = encoder.encode
+
+    def large(found: Picture, *others: Any) -> Encoded:
+        if found.width > 8:
+            raise MemoryError
+        return encode(found, *others)
+
+    monkeypatch.setattr(encoder, "encode", large)
+    wanted = encoding.Wanted(psnr=40)
+    arguments = (None, wanted, "numpy", False)
+    assert encoding.run(Terminal(), [picture, small], *arguments, False) == 1
+    assert "out of memory" in capsys.readouterr().err
+    assert small.with_suffix(".imlp").exists()
+    assert encoding.run(Terminal(), [picture], *arguments, False) == OutOfMemoryError.exit_code

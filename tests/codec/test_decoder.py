@@ -82,3 +82,21 @@ def test_another_picture_than_was_encoded_is_noticed() -> None:
     stored = open_stored(other)
     with pytest.raises(FormatError, match="another picture than the one that was encoded"):
         stored.decode(open_device("numpy"))
+
+
+@pytest.mark.parametrize("size", [None, (5, 7)])
+def test_what_is_wrong_with_its_picture_is_said_of_a_file(
+    tmp_path: Path, size: tuple[int, int] | None
+) -> None:
+    """Its sections are read only when it is decoded."""
+    found = container.parse(FILES["a.imlp"])
+    network, *others = found.sections
+    short = container.Section(network.type, network.data[:-1])
+    path = tmp_path / "a.imlp"
+    path.write_bytes(container.write(found.header, [short, *others]))
+    with pytest.raises(FormatError) as caught:
+        open_stored(path.read_bytes()).decode(open_device("numpy"), size)
+    with pytest.raises(FormatError) as named:
+        open_stored(path).decode(open_device("numpy"), size)
+    assert str(named.value) == f"{path}: {caught.value}"
+    assert named.value.hint == caught.value.hint

@@ -9,7 +9,7 @@ from conftest import GOLDEN, small_pixels
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.encoder import encode
 from imgmlp.codec.training.draft import Draft
-from imgmlp.codec.training.target import Effort, Target
+from imgmlp.codec.training.target import Effort, Goal
 from imgmlp.engine import open_device
 from imgmlp.errors import ImgmlpError
 from imgmlp.image import Picture
@@ -21,7 +21,7 @@ def encoded(data: bytes, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
     """What `encode` gives where its codec makes a file of these bytes."""
     made = Draft(data, {"psnr": 30.0})
     monkeypatch.setattr("imgmlp.codec.mlp.encode.encode", lambda *_: made)
-    picture, wanted = Picture(small_pixels()), Target("psnr", 31)
+    picture, wanted = Picture(small_pixels()), Goal("psnr", 31)
     found = encode(picture, wanted, Effort(1), open_device("numpy"))
     assert found.bytes == data
     assert found.missed == "30.00 dB instead of 31"

@@ -1,4 +1,4 @@
 """Bytes and the whole numbers in them: container, range coder, probabilities, step sizes.
 
-Imports `imgmlp.errors` only; knows no engine, no pictures and no networks.
+Knows no engine, no pictures and no networks. May import nothing.
 """

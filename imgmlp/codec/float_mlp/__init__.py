@@ -1,4 +1,4 @@
 """A coordinate network of floats in a weights.npz file: `imgmlp train`.
 
-Imports `training` and the engine's public names; no other codec.
+Knows no other codec. May import training, engine, image.
 """

@@ -14,8 +14,8 @@ from typing import Literal
 import numpy as np
 
 from imgmlp.errors import UsageError
+from imgmlp.image import MAX_PIXELS, check_size
 
-MAX_PIXELS = 2**28
 MAX_WIDTH = 4096  # values in one layer
 MAX_LAYERS = 32
 MAX_PARAMETERS = 2**24
@@ -33,13 +33,6 @@ def _check(ok: bool, problem: str, hint: str) -> None:
 def _check_whole(name: str, value: object, low: int, high: int) -> None:
     ok = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
     _check(ok, f"{name} is {value!r}", f"use a whole number from {low:,} to {high:,}")
-
-
-def check_size(width: int, height: int) -> None:
-    """Refuse, as a UsageError, a picture size that is empty or over 2**28 pixels."""
-    _check(width >= 1 and height >= 1, f"the size is {width}x{height}", "both must be at least 1")
-    hint = f"use at most {MAX_PIXELS:,} pixels in all"
-    _check(width * height <= MAX_PIXELS, f"{width}x{height} pixels are too many", hint)
 
 
 @dataclass(frozen=True)

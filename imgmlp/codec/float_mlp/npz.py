@@ -107,7 +107,7 @@ def facts(weights: Weights, size: int) -> dict[str, object]:
 
 
 def load(stream: BinaryIO) -> Weights:
-    """The weights in a file, which must be able to seek.
+    """The weights in a file, which must be able to seek and begin as a zip archive does.
 
     Raises FormatError for anything that is not a whole and consistent archive of a version that
     this program knows.
@@ -121,9 +121,6 @@ def _check_ends(stream: BinaryIO) -> None:
     size = stream.seek(0, io.SEEK_END)
     if size > MAX_FILE:
         raise FormatError(f"{size:,} bytes are too many; the limit is {MAX_FILE:,}", hint=_HINT)
-    stream.seek(0)
-    if stream.read(4) != b"PK\x03\x04":
-        raise FormatError("not an .npz archive", hint="give a file that imgmlp train wrote")
     stream.seek(max(0, size - _END_BYTES - 20))
     tail = stream.read()
     end = tail[-_END_BYTES:]

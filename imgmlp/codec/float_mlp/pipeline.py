@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.float_mlp import model
-from imgmlp.codec.float_mlp.config import Settings, Weights, check_size
+from imgmlp.codec.float_mlp.config import Settings, Weights
 from imgmlp.codec.float_mlp.features import encoding, table
 from imgmlp.codec.float_mlp.fit import Fitted, Stopped, TrainingStep, fit
 from imgmlp.codec.training.chunked import assemble, at_once, fill, fitting
@@ -18,7 +18,7 @@ from imgmlp.codec.training.pixels import pixel_features
 from imgmlp.codec.training.run import Run
 from imgmlp.engine import AnyDevice, Precision, Program, Tensor, compile, dtype
 from imgmlp.errors import OutOfMemoryError
-from imgmlp.image import Picture, psnr
+from imgmlp.image import Picture, check_size, psnr
 
 Array = np.ndarray[Any, Any]
 PIXELS_AT_ONCE = 1 << 16  # of a decoding step: 64 values each of a few layers is some 50 MB

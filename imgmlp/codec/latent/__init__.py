@@ -1,4 +1,4 @@
 """The latent codec: grids of whole numbers, and the small networks that expect and draw them.
 
-Imports the engine's public names, codec.bitstream and codec.training, and nothing of other codecs.
+Knows no other codec. May import bitstream, training, engine, image.
 """

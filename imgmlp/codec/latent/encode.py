@@ -18,7 +18,7 @@ from imgmlp.codec.training.draft import Draft, draft
 from imgmlp.codec.training.memory_limits import explain, smaller_picture, within_memory
 from imgmlp.codec.training.replay import seconds_a_step
 from imgmlp.codec.training.run import Run
-from imgmlp.codec.training.target import Effort, Target
+from imgmlp.codec.training.target import Effort, Goal
 from imgmlp.engine import AnyDevice
 from imgmlp.errors import OutOfMemoryError, UsageError
 from imgmlp.image import Picture
@@ -57,7 +57,7 @@ def effort(level: int | None, seconds: float | None) -> Effort:
     return Effort(steps_of(level), seconds)
 
 
-def encode(picture: Picture, wanted: Target, effort: Effort, device: AnyDevice, run: Run) -> Draft:
+def encode(picture: Picture, wanted: Goal, effort: Effort, device: AnyDevice, run: Run) -> Draft:
     """Train a latent model on a picture, round it and code it.
 
     A run that was stopped goes on where it was. Raises Interrupted once the state is saved, if
@@ -70,7 +70,7 @@ class _Encoder:
     """One training towards one target with one picture."""
 
     def __init__(
-        self, picture: Picture, wanted: Target, effort: Effort, device: AnyDevice, run: Run
+        self, picture: Picture, wanted: Goal, effort: Effort, device: AnyDevice, run: Run
     ) -> None:
         self.picture, self.wanted, self.device = picture, wanted, device
         self.effort, self.run = effort, run

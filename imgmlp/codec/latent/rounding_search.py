@@ -18,7 +18,7 @@ from imgmlp.codec.latent.synthesis import synthesize
 from imgmlp.codec.latent.train import LatentStep
 from imgmlp.codec.training import draft
 from imgmlp.codec.training.search import halved, nearest, too_much
-from imgmlp.codec.training.target import Target
+from imgmlp.codec.training.target import Goal
 from imgmlp.engine import AnyDevice
 from imgmlp.image import Picture, psnr
 
@@ -59,7 +59,7 @@ class Rounding:
     def __init__(
         self,
         picture: Picture,
-        wanted: Target,
+        wanted: Goal,
         step: LatentStep,
         device: AnyDevice,
         exponents: Mapping[str, int],

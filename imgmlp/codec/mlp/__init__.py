@@ -1,4 +1,4 @@
 """The codec `mlp`: a coordinate network of whole numbers in an .imlp file.
 
-Imports `bitstream`, `training` and the engine's public names; no other codec.
+Knows no other codec. May import bitstream, training, engine, image.
 """

@@ -21,7 +21,7 @@ from imgmlp.codec.training.draft import Draft, draft
 from imgmlp.codec.training.memory_limits import within_memory
 from imgmlp.codec.training.replay import seconds_a_step
 from imgmlp.codec.training.run import Run
-from imgmlp.codec.training.target import TOLERANCE, Effort, Target
+from imgmlp.codec.training.target import TOLERANCE, Effort, Goal
 from imgmlp.engine import AnyDevice
 from imgmlp.image import Picture, psnr
 
@@ -41,12 +41,12 @@ ABOVE = 0.15  # dB more than wanted that training aims at, as taking some away i
 MARGIN = 0.3  # dB by which a network for a quality is chosen too large
 
 
-def untrained(picture: Picture, wanted: Target, device: AnyDevice) -> Draft | None:
+def untrained(picture: Picture, wanted: Goal, device: AnyDevice) -> Draft | None:
     """A file of one colour, if that is all that the target can ask for."""
     return _Encoder(picture, wanted, Effort(0), device, Run()).untrained()
 
 
-def encode(picture: Picture, wanted: Target, effort: Effort, device: AnyDevice, run: Run) -> Draft:
+def encode(picture: Picture, wanted: Goal, effort: Effort, device: AnyDevice, run: Run) -> Draft:
     """Train a network on a picture, round it and code it.
 
     A run that was stopped goes on where it was. Raises Interrupted once the state is saved, if
@@ -71,7 +71,7 @@ class _Encoder:
     """The attempts to reach one target with one picture."""
 
     def __init__(
-        self, picture: Picture, wanted: Target, effort: Effort, device: AnyDevice, run: Run
+        self, picture: Picture, wanted: Goal, effort: Effort, device: AnyDevice, run: Run
     ) -> None:
         self.picture, self.wanted, self.device = picture, wanted, device
         self.effort, self.run, self.saved = effort, run, run.saved

@@ -15,7 +15,7 @@ from imgmlp.codec.mlp.bit_allocation import Choice
 from imgmlp.codec.mlp.network import Network, Shape
 from imgmlp.codec.training import draft
 from imgmlp.codec.training.search import halved, nearest, too_much
-from imgmlp.codec.training.target import Target
+from imgmlp.codec.training.target import Goal
 from imgmlp.engine import AnyDevice
 from imgmlp.image import Picture, psnr
 
@@ -42,7 +42,7 @@ class Rounding:
     """What one picture's numbers become for one target, judged on a device."""
 
     picture: Picture
-    wanted: Target
+    wanted: Goal
     device: AnyDevice
 
     def one_colour(self) -> Trial | None:

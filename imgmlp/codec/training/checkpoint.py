@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from imgmlp.engine import AnyDevice, Tensor
+from imgmlp.errors import OutputError
 from imgmlp.files import sweep, write_atomically
 from imgmlp.image import Picture
 
@@ -61,7 +62,7 @@ class Resumable(ABC):
 
 
 @cache
-def program() -> str:
+def code_digest() -> str:
     """A digest of imgmlp's own source: another one would not go on as the run began."""
     found, package = hashlib.sha256(), Path(__file__).parents[2]
     for path in sorted(package.rglob("*.py")) + sorted(package.rglob("*.cl")):
@@ -71,7 +72,7 @@ def program() -> str:
 
 def key(picture: Picture, choices: str) -> str:
     """Stands for a picture, everything that was chosen for it, and the program that computes."""
-    found = hashlib.sha256(f"{program()} {picture.pixels.shape} {choices}\n".encode())
+    found = hashlib.sha256(f"{code_digest()} {picture.pixels.shape} {choices}\n".encode())
     found.update(picture.pixels.tobytes())
     found.update(picture.icc or b"")
     return found.hexdigest()
@@ -129,7 +130,7 @@ class Checkpoint:
         return State(arrays, facts)
 
     def save(self, state: State) -> None:
-        """Replace what is there, as a whole. Raises OutputError."""
+        """Replace what is there, as a whole. Raises OutputError, also for what `load` refuses."""
         facts = json.dumps({**state.facts, "key": self._key})
         content = io.BytesIO()
         arrays = {**state.arrays, _FACTS: np.array(facts)}
@@ -138,6 +139,10 @@ class Checkpoint:
                 data = io.BytesIO()
                 np.lib.format.write_array(data, array, allow_pickle=False)
                 archive.writestr(f"{name}.npy", data.getvalue())
+        size = content.getbuffer().nbytes
+        if size > MAX_BYTES:
+            problem = f"a state of {size:,} bytes is too large to keep; the limit is {MAX_BYTES:,}"
+            raise OutputError(problem, hint="use a smaller network")
         write_atomically(self.path, lambda stream: stream.write(content.getvalue()))
 
     def touch(self) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.bitstream.container import Codec, Header, Section
-from imgmlp.codec.training.target import Target
+from imgmlp.codec.training.target import Goal
 from imgmlp.image import Picture, psnr
 
 
@@ -23,7 +23,7 @@ class Draft:
     diverged: bool = False  # training could not go on; the best state is in the bytes
     resumed: int = 0  # steps that an interrupted run had done
 
-    def distance(self, wanted: Target) -> tuple[bool, float]:
+    def distance(self, wanted: Goal) -> tuple[bool, float]:
         return wanted.distance(len(self.bytes), self.metrics["psnr"])
 
 
@@ -41,7 +41,7 @@ def size(picture: Picture, codec: Codec, sections: Sequence[Section]) -> int:
 
 def draft(
     picture: Picture,
-    wanted: Target,
+    wanted: Goal,
     codec: Codec,
     sections: Sequence[Section],
     pixels: np.ndarray[Any, Any],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from imgmlp.codec.training.target import Target
+from imgmlp.codec.training.target import Goal
 
 TRIALS = 12  # numbers that are tried
 
@@ -26,7 +26,7 @@ T = TypeVar("T", bound=Trial)
 
 
 def halved(
-    wanted: Target, start: T, ends: tuple[float, float], make: Callable[[float], T]
+    wanted: Goal, start: T, ends: tuple[float, float], make: Callable[[float], T]
 ) -> list[T]:
     """Trials between two ends, of which the upper one gives more, until the target is hit.
 
@@ -42,10 +42,10 @@ def halved(
     return tried
 
 
-def too_much(wanted: Target, trial: Trial) -> bool:
+def too_much(wanted: Goal, trial: Trial) -> bool:
     """Whether less would do, in bytes or dB."""
     return (trial.psnr if wanted.kind == "psnr" else trial.size) > wanted.value
 
 
-def nearest(wanted: Target, trials: list[T]) -> T:
+def nearest(wanted: Goal, trials: list[T]) -> T:
     return min(trials, key=lambda trial: wanted.distance(trial.size, trial.psnr))

@@ -22,7 +22,7 @@ _SUFFIXES = {"": 1, "k": 1000, "m": 1_000_000}
 
 
 @dataclass(frozen=True)
-class Target:
+class Goal:
     """A price of bits (lambda: squared error on [0, 1] for a bit a pixel), bytes, or dB."""
 
     kind: Kind
@@ -71,22 +71,22 @@ def choose(
     size: str | None = None,
     psnr: float | None = None,
     price: float | None = None,
-) -> Target:
+) -> Goal:
     """The one target that was asked for, or the default quality. Raises UsageError."""
     given = {"--quality": quality, "--bpp": bpp, "--bytes": size, "--psnr": psnr, "--lambda": price}
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
         raise UsageError(f"{' and '.join(names)} are several targets", hint="give one of them")
     if size is not None:
-        return Target("bytes", parse_bytes(size))
+        return Goal("bytes", parse_bytes(size))
     if bpp is not None:
-        return Target("bytes", math.floor(_within("--bpp", bpp, 1e-4, 64) * pixels / 8))
+        return Goal("bytes", math.floor(_within("--bpp", bpp, 1e-4, 64) * pixels / 8))
     if psnr is not None:
-        return Target("psnr", _within("--psnr", psnr, 5, 60))
+        return Goal("psnr", _within("--psnr", psnr, 5, 60))
     if price is not None:
-        return Target("lambda", _within("--lambda", price, 1e-6, 1))
+        return Goal("lambda", _within("--lambda", price, 1e-6, 1))
     wanted = _within("--quality", QUALITY if quality is None else quality, 0, 100)
-    return Target("lambda", 2e-2 * 200 ** (-wanted / 100))
+    return Goal("lambda", 2e-2 * 200 ** (-wanted / 100))
 
 
 def _within(name: str, value: float, low: float, high: float) -> float:

@@ -1,4 +1,4 @@
 """UOps to OpenCL C, with the building blocks of imgmlp/kernels. Nobody else writes it.
 
-Imports ir only.
+May import ir.
 """

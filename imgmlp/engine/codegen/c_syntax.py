@@ -85,7 +85,7 @@ def _words(name: str, kind: str, place: str) -> str:
     return f"__local {kind} *const {name} = (__local {kind} *)({place});"
 
 
-# --- work-groups that stay (kernels/resident.cl) ---
+# --- work-groups that stay (kernels/persistent.cl) ---
 
 TURN_PARAMETERS = [(-2, "volatile __global uint *turns"), (-1, "int steps")]  # before Buffers
 

@@ -22,7 +22,7 @@ def at_most(size: int, left: Expr | None) -> str:
 
 
 def element(code: Code, data: int, offset: Expr) -> Expr:
-    """The index of an element in a GLOBAL or a ROOM."""
+    """The index of an element in a GLOBAL or a SCRATCH."""
     storage = code.uops[data].arg
     return storage.cell(offset) if isinstance(storage, LocalBuffer) else offset
 
@@ -30,7 +30,7 @@ def element(code: Code, data: int, offset: Expr) -> Expr:
 def local_buffers(code: Code) -> Iterator[str]:
     """Declarations of a kernel's local buffers."""
     for i, u in enumerate(code.uops):
-        if u.op is U.ROOM and u.dtype is not None:
+        if u.op is U.SCRATCH and u.dtype is not None:
             yield from _declared(f"data{i}", u.dtype.cl, u.arg.cells)
 
 
@@ -63,7 +63,7 @@ def product(code: Code, u: UOp) -> Iterator[str]:
         begin, step, inner, aligned, width, count = side
         first, source = begin.render("/"), code.uops[data]
         along = int(inner == 1)
-        if source.op is U.ROOM:
+        if source.op is U.SCRATCH:
             along = int(inner == 1 or (inner == 0 and step != 1))  # one element's stride is 0
             place = f"{first} + first * {inner}, {source.arg.pitch}"
             factors.append(f"near((uint)(size_t)data{data}, {place}, {along})")
@@ -98,10 +98,10 @@ def _passing(code: Code) -> list[str]:
         if any(code.uops[u.src[side]].op is U.GLOBAL for u in products)
     ]
     lefts = [code.uops[u.src[0]] for u in products]
-    near = all(left.op is U.ROOM and left.dtype is f32 for left in lefts)
+    near = all(left.op is U.SCRATCH and left.dtype is f32 for left in lefts)
     if near and _has_several_tiles(code):
         return []
-    taken = sum(u.arg.local_bytes for u in code.uops if u.op is U.ROOM)
+    taken = sum(u.arg.local_bytes for u in code.uops if u.op is U.SCRATCH)
     return wanted if taken + SLICE * len(wanted) <= LOCAL else []
 
 

@@ -33,7 +33,7 @@ from imgmlp.engine.ir.uops import Code, Range, U, UOp
 
 # Instructions that a compiler can make vectors of in a loop.
 PLAIN = {U.CONST, U.INDEX, U.DEFINE, U.LOAD, U.ALU, U.STORE, U.KEEP, U.LANE}
-PARAMETERS = {U.GLOBAL, U.ROOM, U.LOCAL}  # declared at the top
+PARAMETERS = {U.GLOBAL, U.SCRATCH, U.LOCAL}  # declared at the top
 PRODUCTS = {U.PRODUCT, U.TILE, U.SPREAD, U.PANEL, U.COLUMNS}
 
 
@@ -67,7 +67,7 @@ def render(codes: Sequence[Code], target: Target) -> tuple[str, list[str]]:
     products = U.PRODUCT in used
     wanted = {"scalar": True, "reduce": U.GROUP in used}
     wanted |= {"factor": products and target.lanes == "group", product: products}
-    wanted["resident"] = any(c.turns for c in codes)
+    wanted["persistent"] = any(c.turns for c in codes)
     heads = [sizes(target), *(building_block(b) for b, needed in wanted.items() if needed)]
     functions: dict[tuple[str, str], str] = {}  # text around the name -> name
     writers = [_Writer(c, target) for c in codes]
@@ -131,7 +131,7 @@ class _Writer:
             return
         products = any(u.op is U.PRODUCT for u in self.code.uops)
         if products and not self.factors:
-            self.lines.append("__local float room[TILE_ROOM] __attribute__((aligned(16)));")
+            self.lines.append("__local float room[TILE_FLOATS] __attribute__((aligned(16)));")
         self.lines += [
             *local_buffers(self.code),
             *(slices(self.code, self.factors) if self.factors else ()),

@@ -71,13 +71,13 @@ class Neighbours:
         """Where it is, and the type of its elements, if several may move at once: float32, and
         halves that matrix units read."""
         u = self.code.uops[data]
-        space = "__local" if u.op is U.ROOM else "__global"
-        return space, u.dtype if u.dtype is f32 or (u.op is U.ROOM and u.dtype is f16) else None
+        space = "__local" if u.op is U.SCRATCH else "__global"
+        return space, u.dtype if u.dtype is f32 or (u.op is U.SCRATCH and u.dtype is f16) else None
 
     def _elements(self, data: int) -> int:
-        """How many there are in a GLOBAL or a ROOM."""
+        """How many there are in a GLOBAL or a SCRATCH."""
         u = self.code.uops[data]
-        storage: Buffer = u.arg if u.op is U.ROOM else u.arg[0]
+        storage: Buffer = u.arg if u.op is U.SCRATCH else u.arg[0]
         return storage.size
 
     def _target(self, data: int, offset: Expr) -> str | None:

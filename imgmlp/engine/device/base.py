@@ -33,7 +33,7 @@ class DeviceInfo:
     local_memory: int
     driver: str
     version: str
-    target: str = ""  # what PoCL's compiler takes the processor for
+    compiled_for: str = ""  # what PoCL's compiler takes the processor for
 
     def describe(self) -> str:
         """A short line for people, such as ``PoCL: AMD EPYC, 2 cores``."""

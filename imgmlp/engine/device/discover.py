@@ -65,7 +65,7 @@ def _inspect(spec: str, platform: Any, handle: Any) -> DeviceInfo:
     kind: Kind = next((kind for bit, kind in kinds.items() if handle.type & bit), "other")
     maker, driver = platform.name.strip(), handle.driver_version.strip()
     version = handle.version.strip()
-    target = mended(handle.int_ptr, driver, version) if maker == PLATFORM else ""
+    compiled_for = mended(handle.int_ptr, driver, version) if maker == PLATFORM else ""
     return DeviceInfo(
         spec=spec,
         platform=maker,
@@ -77,7 +77,7 @@ def _inspect(spec: str, platform: Any, handle: Any) -> DeviceInfo:
         local_memory=int(handle.local_mem_size),
         driver=driver,
         version=version,
-        target=target,
+        compiled_for=compiled_for,
     )
 
 

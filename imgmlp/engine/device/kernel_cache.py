@@ -46,7 +46,7 @@ else:
 LOCK_TIMEOUT = 120.0  # seconds; the longest cold compilation seen took under 10
 PATIENCE = 5.0  # seconds that a wait may take without a word
 PRIVATE = "imgmlp-pocl-"  # how names of directories for one process begin
-ROOM = 8 << 20  # bytes; the largest file that a kernel was seen to need had 0.3 MB
+FREE_BYTES = 8 << 20  # bytes; the largest file that a kernel was seen to need had 0.3 MB
 # What file systems answer that do not reserve room, where the C library does not do it for them.
 CANNOT_SAY = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 OWN = re.compile("processor-[0-9a-f]{16}")  # names of directories for one processor
@@ -131,11 +131,11 @@ def has_room(path: Path) -> bool:
 
 
 def _reserve(handle: int) -> None:
-    """Raise OSError if a file cannot have ROOM; it knows of full disks, quotas and limits."""
+    """Raise OSError if a file cannot have FREE_BYTES; it knows of full disks, quotas and limits."""
     if not hasattr(os, "posix_fallocate"):
         return
     try:
-        os.posix_fallocate(handle, 0, ROOM)
+        os.posix_fallocate(handle, 0, FREE_BYTES)
     except OSError as error:
         if error.errno not in CANNOT_SAY:
             raise

@@ -82,8 +82,8 @@ class Device(HostCopies):
         self.has_matrix_units = _has_matrix_units(handle)
         self.max_lanes = int(handle.max_work_group_size)  # work-items of a group
         self._handle = handle
-        self.vector_width = vector_width(info.platform, info.target)  # floats
-        self.peak_width = peak_width(info.platform, info.target)  # of vectors that only bench uses
+        self.vector_width = vector_width(info.platform, info.compiled_for)  # floats
+        self.peak_width = peak_width(info.platform, info.compiled_for)  # floats, of bench alone
         self._compiles_late = info.platform == PLATFORM
         self._programs: dict[tuple[str, tuple[str, ...]], Any] = {}
         self._compiled: set[tuple[object, ...]] = set()

@@ -37,7 +37,7 @@ DAY = 86400.0  # seconds for which a failure is believed
 WHILE = 600.0  # seconds for which no answer is; enough for commands that follow one another
 PREFIX = "probe-"
 # What decides, and may change.
-PROGRAM = ("probe", "trial", "discover", "opencl", "driver_errors", "pocl")
+SOURCES = ("probe", "trial", "discover", "opencl", "driver_errors", "pocl")
 MAPS = Path("/proc/self/maps")
 LINKERS = ("ld", "gcc")  # PoCL runs the one, with files of the other; small systems lack both
 NOT_LINKED = "linker command failed"  # what its compiler says then
@@ -56,7 +56,7 @@ def problem_of(handle: int, info: DeviceInfo) -> str:
     """Why a device does not work, "" if it does; `handle` is the address of its cl_device_id."""
     if info.kind == "simulator":  # for tests, and slow; never chosen unless asked for
         return ""
-    if problem := unfit(info.platform, info.target):
+    if problem := unfit(info.platform, info.compiled_for):
         return problem
     key = _key(handle, info)
     if key in _working:
@@ -96,9 +96,9 @@ def _path(place: Path, key: str) -> Path:
 
 def _key(handle: int, info: DeviceInfo) -> str:
     """Differs where the outcome may: kernel_cache.py keeps processors apart."""
-    told = [info.spec, info.platform, info.name, info.driver, info.version, info.target]
+    told = [info.spec, info.platform, info.name, info.driver, info.version, info.compiled_for]
     told += [shutil.which(name) or "" for name in LINKERS]  # nobody waits for a day then
-    program = [Path(__file__).with_name(f"{name}.py") for name in PROGRAM]
+    program = [Path(__file__).with_name(f"{name}.py") for name in SOURCES]
     told += [_stamp(path) for path in (Path(_library_of(handle)), *program)]
     return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
 

@@ -1,4 +1,4 @@
 """What users write with: Tensors, gradients, layers, optimizers, compiled steps.
 
-Imports runtime, device and ir.
+May import runtime, device, ir.
 """

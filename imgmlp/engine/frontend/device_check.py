@@ -46,7 +46,7 @@ class Finding:
 
 def check_device(device: AnyDevice) -> list[Finding]:
     """Test a device; never raises for what it finds. Without a compiler the rest is left out."""
-    problem = unfit(device.info.platform, device.info.target)
+    problem = unfit(device.info.platform, device.info.compiled_for)
     if problem:  # what follows might end the process
         return [Finding("processor", False, problem, _update(device.info))]
     found = [_tried("build", _build, device)]

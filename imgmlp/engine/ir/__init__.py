@@ -1,4 +1,4 @@
 """What the compiler speaks of: dtypes, operations, symbolic indices, views, Nodes, Kernels, UOps.
 
-Each form is immutable and has its printer here. Imports nothing else of the engine.
+Each form is immutable and has its printer here. May import nothing.
 """

@@ -122,7 +122,7 @@ class Block(_Several):
     tiles: int
     rows: int
     groups: int
-    head: tuple[Kernel, ...]  # once a group; none reads what another one stores
+    prologue: tuple[Kernel, ...]  # once a group; none reads what another one stores
     kernels: tuple[Kernel, ...]  # once a tile
 
     @property
@@ -131,7 +131,7 @@ class Block(_Several):
 
     @property
     def parts(self) -> tuple[Kernel, ...]:
-        return (*self.head, *self.kernels)
+        return (*self.prologue, *self.kernels)
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ Phase = Kernel | Block | Fused
 
 
 @dataclass(frozen=True)
-class Resident(_Several):
+class Persistent(_Several):
     """One launch of what would be several: each is a phase, which begins when the one before is
     done. The work-groups stay for as many steps as are wanted, at most `steps`."""
 
@@ -171,7 +171,7 @@ class Resident(_Several):
         return self.phases
 
 
-Launch = Phase | Resident
+Launch = Phase | Persistent
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ class Procedure:
     @property
     def phases(self) -> tuple[Phase, ...]:
         """Every launch, and every phase of one, once."""
-        groups = (k.phases if isinstance(k, Resident) else (k,) for k in self.kernels)
+        groups = (k.phases if isinstance(k, Persistent) else (k,) for k in self.kernels)
         return tuple(phase for group in groups for phase in group)
 
     def order(self, first: int = 0) -> Iterator[int]:
@@ -221,7 +221,7 @@ class Procedure:
 
 
 @dataclass
-class Draft:
+class KernelDraft:
     """A kernel while kernels are still being merged and ordered."""
 
     order: int
@@ -296,7 +296,7 @@ def read_at_element_only(values: Iterable[Node], target: Buffer, leaf: Node | No
     return all(n.op is not Op.BUFFER or n.arg is not target for n in toposort(indirect))
 
 
-def edges_of(alive: Mapping[int, Draft]) -> dict[int, set[int]]:
+def edges_of(alive: Mapping[int, KernelDraft]) -> dict[int, set[int]]:
     """The drafts that each must run after."""
     return {order: d.after for order, d in alive.items()}
 
@@ -312,7 +312,7 @@ def waits(edges: Mapping[int, Set[int]], starts: Iterable[int], target: int) -> 
     return target in seen
 
 
-def forget(second: Draft, first: Draft, alive: dict[int, Draft]) -> None:
+def forget(second: KernelDraft, first: KernelDraft, alive: dict[int, KernelDraft]) -> None:
     """Whoever waited for the second waits for the first instead."""
     del alive[second.order]
     for other in alive.values():
@@ -328,7 +328,7 @@ def render_procedure(procedure: Procedure) -> str:
     has_block = any(isinstance(phase, Block) for phase in procedure.phases)
     lines = [f"# {procedure.note}"] if has_block else []
     for item in procedure.items:
-        if isinstance(item, Resident):
+        if isinstance(item, Persistent):
             lines.append(f"{item.name}: up to {item.steps} steps of {len(item.phases)} phases")
             inner = render_procedure(Procedure(item.phases)).splitlines()
             lines += [f"  {line}" for line in inner if not line.startswith("#")]
@@ -337,7 +337,7 @@ def render_procedure(procedure: Procedure) -> str:
             lines += [f"  {line}" for line in render_procedure(item.body).splitlines()]
         elif isinstance(item, Block):
             lines.append(f"{item.name}: {item.groups} groups, {item.tiles} tiles of {item.rows}")
-            lines += [f"  {line}" for k in item.head for line in _kernel_lines(k)]
+            lines += [f"  {line}" for k in item.prologue for line in _kernel_lines(k)]
             lines.append("  for each tile")
             lines += [f"    {line}" for k in item.kernels for line in _kernel_lines(k)]
         elif isinstance(item, Fused):

@@ -24,7 +24,7 @@ ON_MATRIX_UNITS: dict[Precision, Multiply] = {
     "exact": "float32",
 }
 NARROW = 8  # columns of the tile of a product that has no more; the least vector of float32
-TURNS = 48  # words in which work-groups that stay for several steps count (kernels/resident.cl)
+TURNS = 48  # words in which work-groups that stay for several steps count (kernels/persistent.cl)
 MOST_UNITS = 24  # of one of their phases: bits of such a word
 GPU_TILE = 64  # columns of a product's tile on a GPU, and most of its rows
 GPU_LANES = 128  # lanes that work on it, 8 x 16; also those that share one long reduction
@@ -45,7 +45,7 @@ class Target:
     joins: bool = True  # whether a launch may be of several kernels, which blocks are too
     stays: bool = False  # whether work-groups may stay for several steps
     multiply: Multiply = "float32"  # how products do, where splitting pays
-    tile_rows: int = BLOCK_ROWS  # most rows of a block's tile
+    block_rows: int = BLOCK_ROWS  # most rows of a block's tile
 
     @property
     def wide(self) -> int:

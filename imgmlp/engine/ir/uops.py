@@ -23,7 +23,7 @@ class U(Enum):
     """Kinds of instruction; the comment gives `arg`."""
 
     GLOBAL = auto()  # (Buffer, written)
-    ROOM = auto()  # LocalBuffer: every group has one; stands for a GLOBAL
+    SCRATCH = auto()  # LocalBuffer: every group has one; stands for a GLOBAL
     GUARD = auto()  # whether src, a bool, must be true: the kernel ends here if it is not so
     RANGE = auto()  # Range
     END = auto()  # None: closes the last open RANGE
@@ -251,7 +251,7 @@ class Builder:
         return self.known[key]
 
     def _local(self, storage: LocalBuffer) -> int:
-        key = UOp(U.ROOM, storage.stored, (), storage)
+        key = UOp(U.SCRATCH, storage.stored, (), storage)
         if key not in self.known:
             self.known[key] = self._append(key, 0)
             self.overwritten.add(self.known[key])

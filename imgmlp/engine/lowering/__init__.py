@@ -1,4 +1,4 @@
 """Kernels to UOps: one file for each kind of kernel.
 
-Imports ir and passes.
+May import passes, ir.
 """

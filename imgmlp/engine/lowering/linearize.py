@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from imgmlp.engine.ir.dtype import i32
 from imgmlp.engine.ir.graph import Buffer
-from imgmlp.engine.ir.kernel import Block, Fused, Kernel, Launch, Resident
+from imgmlp.engine.ir.kernel import Block, Fused, Kernel, Launch, Persistent
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.target import GPU_LANES, MOST_UNITS, Lanes, Multiply, Target
 from imgmlp.engine.ir.uops import Builder, Code, Range, U, UOp
@@ -34,9 +34,9 @@ def linearize(kernel: Launch, target: Target) -> Code:
     if isinstance(kernel, Fused):
         members = [linearize(k, target) for k in kernel.members]
         return _fused(kernel.name, members)
-    if isinstance(kernel, Resident):
+    if isinstance(kernel, Persistent):
         phases = [linearize(p, target) for p in kernel.phases]
-        return _resident(kernel.name, phases, target.units)
+        return _persistent(kernel.name, phases, target.units)
     build = Builder()
     for written in kernel.writes():
         build.parameter(written, True)
@@ -62,7 +62,7 @@ def _fused(name: str, codes: Sequence[Code]) -> Code:
     return Code(name, *_joined(codes, members), first * local, local)
 
 
-def _resident(name: str, codes: Sequence[Code], units: int) -> Code:
+def _persistent(name: str, codes: Sequence[Code], units: int) -> Code:
     """One launch whose groups of one work-item each take what were groups of several launches."""
     phases = [(c, Range("unit", c.global_size, "phase", first=i)) for i, c in enumerate(codes)]
     shares = tuple(min(c.global_size, MOST_UNITS) for c in codes)
@@ -114,7 +114,7 @@ def _block(block: Block, build: Builder, target: Target) -> tuple[int, int]:
         kept |= keep_sums(block.kernels, Lowering(build, None, alone, inside=True), registers)
         kept |= keep_totals(block.kernels, build)
     once = _targets(kept) - _targets(k for k in block.kernels if k not in kept)
-    for kernel in block.head:
+    for kernel in block.prologue:
         if not once.issuperset(kernel.writes()):  # as that sets to zero what is stored once
             _body(kernel, inside(kernel))
     _wait(build, lanes)

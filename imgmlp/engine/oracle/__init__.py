@@ -1,4 +1,4 @@
 """What a step means, in NumPy: each form of it is run there and watched for faults.
 
-The reference that every device is compared with. Imports ir.
+The reference that every device is compared with. May import ir.
 """

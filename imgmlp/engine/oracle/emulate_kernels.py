@@ -22,8 +22,8 @@ from imgmlp.engine.ir.kernel import (
     Block,
     Fused,
     Kernel,
+    Persistent,
     Procedure,
-    Resident,
     Store,
     access,
     part_begin,
@@ -32,7 +32,7 @@ from imgmlp.engine.ir.kernel import (
 from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, REDUCE, Op
 from imgmlp.engine.ir.symbolic import ONE, Expr, Var
 from imgmlp.engine.oracle.interpret import TABLE
-from imgmlp.engine.oracle.sanitizer import Loops, Memory, Watch, register
+from imgmlp.engine.oracle.sanitizer import Loops, Memory, Sanitizer, register
 
 Indices = tuple[Array, ...]  # one for each dimension; they broadcast
 
@@ -40,13 +40,13 @@ Indices = tuple[Array, ...]  # one for each dimension; they broadcast
 def run_procedure(procedure: Procedure, memory: Memory) -> None:
     """Run the kernels in order, those of loops again and again.
 
-    Raises IndexError and ValueError as Watch does.
+    Raises IndexError and ValueError as Sanitizer does.
     """
     kernels = procedure.kernels
     with np.errstate(all="ignore"):
         for position in procedure.order():
             launch = kernels[position]
-            for phase in launch.phases if isinstance(launch, Resident) else [launch]:
+            for phase in launch.phases if isinstance(launch, Persistent) else [launch]:
                 if isinstance(phase, Block):
                     _run_block(phase, memory)
                 else:
@@ -58,7 +58,7 @@ def _run_block(block: Block, memory: Memory) -> None:
     """One group after the other, each of which walks its share of the tiles."""
     begin = 0
     for group in range(block.groups):
-        for kernel in block.head:
+        for kernel in block.prologue:
             _Kernel(kernel, memory, {"group": group}).run()
         end = begin + block.tiles // block.groups + (group < block.tiles % block.groups)
         for tile in range(begin, end):
@@ -70,14 +70,14 @@ def _run_block(block: Block, memory: Memory) -> None:
 class _Kernel:
     """One kernel while it runs, in a Block for some group and tile.
 
-    The loops of a Watch are the axes of a store's shape.
+    The loops of a Sanitizer are the axes of a store's shape.
     """
 
     def __init__(self, kernel: Kernel, memory: Memory, variables: dict[str, int]) -> None:
         self.kernel, self.variables = kernel, variables
         elements = math.prod(kernel.shape)
         read, written = kernel.reads(), kernel.writes()
-        self.watch = Watch(kernel.name, memory, read, written, elements, elements)
+        self.watch = Sanitizer(kernel.name, memory, read, written, elements, elements)
         self.loops = Loops()
         self.known: dict[tuple[Node, int, int], tuple[Any, ...]] = {}
 

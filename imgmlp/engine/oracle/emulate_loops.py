@@ -18,7 +18,7 @@ from imgmlp.engine.ir.graph import Buffer
 from imgmlp.engine.ir.symbolic import Expr
 from imgmlp.engine.ir.uops import Code, Range, U, UOp
 from imgmlp.engine.oracle.emulate_kernels import both
-from imgmlp.engine.oracle.sanitizer import Loops, Memory, Watch
+from imgmlp.engine.oracle.sanitizer import Loops, Memory, Sanitizer
 
 LANE = "lane"  # name of the axis that tells lanes of a group apart
 # What each kind of instruction does, given its number and itself; the value that it leaves.
@@ -50,12 +50,12 @@ class EmulatedLaunch:
         groups = code.global_size // code.local_size
         self.number: Array | None = None  # of the group, once it is open
         self.local = {
-            i: _local(i, u, groups) for i, u in enumerate(code.uops) if u.op in (U.LOCAL, U.ROOM)
+            i: _local(i, u, groups) for i, u in enumerate(code.uops) if u.op in (U.LOCAL, U.SCRATCH)
         }
         memory = {**memory, **{b: np.zeros(b.size, b.dtype.np) for b in self.local.values()}}
         written += self.local.values()
         self.watched = code.name, memory, read, written
-        self.watch = Watch(*self.watched, groups, code.global_size)
+        self.watch = Sanitizer(*self.watched, groups, code.global_size)
 
     def run(self) -> None:
         self._block(0, len(self.code.uops))
@@ -88,7 +88,7 @@ class EmulatedLaunch:
         """Run a loop's body, for all iterations at once where none needs another."""
         if loop.kind == "phase":  # as a launch of its own
             self.watch.finish()
-            self.watch = Watch(*self.watched, loop.count, loop.count)
+            self.watch = Sanitizer(*self.watched, loop.count, loop.count)
         if loop.kind in ("phase", "member"):
             self.launched = loop.count * self.code.local_size
             self._block(i + 1, self.ends[i])
@@ -180,7 +180,7 @@ class EmulatedLaunch:
         return found if found.ndim else found.reshape([1] * self.rank)
 
     def storage(self, data: int) -> tuple[Buffer, Array | int]:
-        """What a GLOBAL or a ROOM is, and where it begins for each group."""
+        """What a GLOBAL or a SCRATCH is, and where it begins for each group."""
         if data not in self.local:
             found: Buffer = self.code.uops[data].arg[0]
             return found, 0

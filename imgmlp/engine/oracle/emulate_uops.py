@@ -25,7 +25,7 @@ JOINS = {Op.SUM: Op.ADD, Op.REDUCE_MAX: Op.MAX}
 
 
 def run_code(code: Code, memory: Memory) -> None:
-    """Launch a kernel's UOps once. Raises IndexError and ValueError as Watch does, and
+    """Launch a kernel's UOps once. Raises IndexError and ValueError as Sanitizer does, and
     ValueError for a kind of UOp that is not in EMULATED."""
     with np.errstate(all="ignore"):
         EmulatedLaunch(code, memory, EMULATED).run()
@@ -285,7 +285,7 @@ EMULATED: dict[U, Callable[[EmulatedLaunch, int, UOp], Any]] = {
     U.BARRIER: lambda launch, i, u: launch.meet(i),
     U.ACC: _acc,
     U.LOCAL: lambda launch, i, u: None,  # a Buffer that only this launch has
-    U.ROOM: lambda launch, i, u: None,
+    U.SCRATCH: lambda launch, i, u: None,
     U.ACCUMULATE: _accumulate,
     U.KEEP: _keep,
     U.COMBINE: _combine,

@@ -52,7 +52,7 @@ class _Touch:
     iterations: Array
 
 
-class Watch:
+class Sanitizer:
     """The Buffers during one launch of a kernel of so many work-groups and work-items.
 
     Raises IndexError for an access outside of a Buffer and ValueError for a race or for

@@ -1,4 +1,4 @@
 """Nodes to simpler Nodes, to a Procedure, to a better Procedure.
 
-Imports ir, and oracle to fold constants by the reference's meaning.
+Constants are folded by the reference's meaning. May import oracle, ir.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from imgmlp.engine.ir.graph import Buffer, Node, buffer
-from imgmlp.engine.ir.kernel import Draft, Store, Update, read_at_element_only, storage, waits
+from imgmlp.engine.ir.kernel import KernelDraft, Store, Update, read_at_element_only, storage, waits
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.passes.materialize import Graph
 
@@ -42,7 +42,7 @@ def _can_overwrite(
     state: Buffer,
     value: Node,
     place: Buffer,
-    drafts: list[Draft],
+    drafts: list[KernelDraft],
     edges: dict[int, set[int]],
 ) -> bool:
     """Whether what would fill `place` may be done in the state; if so, after its readers."""
@@ -63,7 +63,7 @@ def _can_overwrite(
     return True
 
 
-def _only_copies(draft: Draft, state: Buffer, place: Buffer) -> bool:
+def _only_copies(draft: KernelDraft, state: Buffer, place: Buffer) -> bool:
     """Whether a draft only brings a state where its new value goes: a loop's first value, or
     one of a COND's."""
     (first, *more) = draft.stores
@@ -72,7 +72,7 @@ def _only_copies(draft: Draft, state: Buffer, place: Buffer) -> bool:
     return copies and not more and first.target is place
 
 
-def _reads_at_element_only(writer: Draft, state: Buffer) -> bool:
+def _reads_at_element_only(writer: KernelDraft, state: Buffer) -> bool:
     if any(storage(guard.place) is state for guard in writer.guards):
         return False
     if writer.loop is not None:
@@ -80,7 +80,7 @@ def _reads_at_element_only(writer: Draft, state: Buffer) -> bool:
     return read_at_element_only([s.value for s in writer.stores], state)
 
 
-def order_after_readers(drafts: list[Draft], in_place: set[Buffer]) -> None:
+def order_after_readers(drafts: list[KernelDraft], in_place: set[Buffer]) -> None:
     """Whoever overwrites a state runs after all who read what it was."""
     for writer in drafts:
         for state in in_place & {s.target for s in writer.stores}:
@@ -88,20 +88,20 @@ def order_after_readers(drafts: list[Draft], in_place: set[Buffer]) -> None:
 
 
 def copies_at_the_end(
-    drafts: list[Draft], places: dict[Node, Node], copied: Sequence[Update]
-) -> list[Draft]:
+    drafts: list[KernelDraft], places: dict[Node, Node], copied: Sequence[Update]
+) -> list[KernelDraft]:
     """Updates that could not be made in place: after everything else, from where they stand.
 
     A new value may itself be the old value of another state, so all are first set aside.
     """
-    found: list[Draft] = []
+    found: list[KernelDraft] = []
     first = max((d.order for d in drafts), default=-1) + 1
     before = {d.order for d in drafts}
 
     def copy(target: Node, source: Node) -> None:
         stores = [Store(target, source)]
         order = first + len(found)
-        found.append(Draft(order, source.shape, stores, None, set(), set(), set(before)))
+        found.append(KernelDraft(order, source.shape, stores, None, set(), set(), set(before)))
 
     moves = [(buffer(state), places.get(value, value)) for state, value in copied]
     states = {state for state, _ in copied}

@@ -14,9 +14,9 @@ from imgmlp.engine.ir.control_flow import results
 from imgmlp.engine.ir.graph import Buffer, Node, buffer, move, rebuild, toposort
 from imgmlp.engine.ir.kernel import (
     CORES,
-    Draft,
     Guard,
     Iteration,
+    KernelDraft,
     Store,
     is_plain,
     storage,
@@ -219,9 +219,9 @@ class Graph:
                 return False
         return True
 
-    def drafts(self, places: dict[Node, Node]) -> list[Draft]:
+    def drafts(self, places: dict[Node, Node]) -> list[KernelDraft]:
         """A draft for every place that some kernel must fill, after all that it reads."""
-        drafts: list[Draft] = []
+        drafts: list[KernelDraft] = []
         for node in sorted(self.kept, key=lambda n: n.number):
             if not self._filled_by_sources(node, places):
                 top = node.src[0] if node.op is Op.CONTIGUOUS else node
@@ -236,7 +236,7 @@ class Graph:
             draft.after |= set().union(*(fillers[p] for p in draft.needs))
         return drafts
 
-    def _fillers(self, drafts: list[Draft], places: dict[Node, Node]) -> dict[Node, set[int]]:
+    def _fillers(self, drafts: list[KernelDraft], places: dict[Node, Node]) -> dict[Node, set[int]]:
         """Which drafts fill each place. Parts of a concatenation share its Buffer only.
 
         What a loop carries is filled twice: the loop waits for the first value, readers for it.
@@ -272,16 +272,20 @@ def _draft(
     own: Node | None,
     places: dict[Node, Node],
     choices: frozenset[Choice],
-) -> Draft:
+) -> KernelDraft:
     """The kernel that fills a place, its expression cut where values stand in memory."""
     conditions = [condition for condition, _ in choices]
     (value, *found), needs, old = _cut_all([job.value, *conditions], own, places)
     core = next((n for n in toposort([value]) if n.op in CORES), None)
     guards = _guards(found, choices)
-    return Draft(order, value.shape, [Store(job.place, value)], core, needs, old, guards=guards)
+    return KernelDraft(
+        order, value.shape, [Store(job.place, value)], core, needs, old, guards=guards
+    )
 
 
-def _loop(order: int, loop: Node, places: dict[Node, Node], choices: frozenset[Choice]) -> Draft:
+def _loop(
+    order: int, loop: Node, places: dict[Node, Node], choices: frozenset[Choice]
+) -> KernelDraft:
     """All iterations of a LOOP, whose first values others put where it carries them."""
     stores = [Store(places[r], r) for r in results(loop)]
     conditions = [condition for condition, _ in choices]
@@ -289,7 +293,7 @@ def _loop(order: int, loop: Node, places: dict[Node, Node], choices: frozenset[C
     found, needs, old = _cut_all([*captured, *conditions], None, places)
     iteration = Iteration(loop.arg, (*(s.place for s in stores), *found[: len(captured)]))
     guards = _guards(found[len(captured) :], choices)
-    return Draft(order, (), stores, None, needs, old, loop=iteration, guards=guards)
+    return KernelDraft(order, (), stores, None, needs, old, loop=iteration, guards=guards)
 
 
 def _guards(places: Sequence[Node], choices: frozenset[Choice]) -> frozenset[Guard]:

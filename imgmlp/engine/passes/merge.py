@@ -6,7 +6,7 @@ import heapq
 
 from imgmlp.engine.ir.graph import substitute
 from imgmlp.engine.ir.kernel import (
-    Draft,
+    KernelDraft,
     Store,
     edges_of,
     forget,
@@ -19,7 +19,7 @@ from imgmlp.engine.ir.op import Op
 # --- several outputs of one kernel ---
 
 
-def merge(drafts: list[Draft]) -> list[Draft]:
+def merge(drafts: list[KernelDraft]) -> list[KernelDraft]:
     """Kernels of one shape become one with several stores, where nothing must run between."""
     alive = {d.order: d for d in drafts}
     merged = True
@@ -35,7 +35,7 @@ def merge(drafts: list[Draft]) -> list[Draft]:
     return list(alive.values())
 
 
-def _partners(second: Draft, alive: dict[int, Draft]) -> list[Draft]:
+def _partners(second: KernelDraft, alive: dict[int, KernelDraft]) -> list[KernelDraft]:
     if second.loop is not None:
         return []
     same = [
@@ -46,7 +46,7 @@ def _partners(second: Draft, alive: dict[int, Draft]) -> list[Draft]:
     return sorted(same, key=lambda d: -d.order)
 
 
-def _mergeable(first: Draft, second: Draft, alive: dict[int, Draft]) -> bool:
+def _mergeable(first: KernelDraft, second: KernelDraft, alive: dict[int, KernelDraft]) -> bool:
     if first.guards != second.guards or (first.core is not None and second.core is not None):
         return False
     related = first.order in second.after or second.order in first.after
@@ -60,13 +60,13 @@ def _mergeable(first: Draft, second: Draft, alive: dict[int, Draft]) -> bool:
     return _harmless(first, second) and _harmless(second, first)
 
 
-def _harmless(writer: Draft, reader: Draft) -> bool:
+def _harmless(writer: KernelDraft, reader: KernelDraft) -> bool:
     """Whether the reader meets what the writer stores only at the element being computed."""
     values = [s.value for s in reader.stores]
     return all(read_at_element_only(values, s.target, s.place) for s in writer.stores)
 
 
-def _absorb(first: Draft, second: Draft, alive: dict[int, Draft]) -> None:
+def _absorb(first: KernelDraft, second: KernelDraft, alive: dict[int, KernelDraft]) -> None:
     """The second's stores join the first's; who needs the other's values has them in registers."""
     if second.order in first.after:
         first.stores = _from_registers(first, second.stores) + second.stores
@@ -79,7 +79,7 @@ def _absorb(first: Draft, second: Draft, alive: dict[int, Draft]) -> None:
     forget(second, first, alive)
 
 
-def _from_registers(reader: Draft, stores: list[Store]) -> list[Store]:
+def _from_registers(reader: KernelDraft, stores: list[Store]) -> list[Store]:
     """The reader's stores, with what is read where these stores go replaced by their values."""
     needed = {storage(p) for p in reader.needs}
     known = {s.place: s.value for s in stores if s.target in needed}
@@ -87,7 +87,7 @@ def _from_registers(reader: Draft, stores: list[Store]) -> list[Store]:
     return [Store(s.place, v) for s, v in zip(reader.stores, values, strict=True)]
 
 
-def attach_sums(drafts: list[Draft]) -> list[Draft]:
+def attach_sums(drafts: list[KernelDraft]) -> list[KernelDraft]:
     """Column sums of a product's right factor become a second output of that product.
 
     So a bias gradient comes with the weight gradient, whose kernel reads the same rows.
@@ -107,7 +107,7 @@ def attach_sums(drafts: list[Draft]) -> list[Draft]:
     return list(alive.values())
 
 
-def _sums_right_factor(product: Draft, second: Draft) -> bool:
+def _sums_right_factor(product: KernelDraft, second: KernelDraft) -> bool:
     if product.sums is not None or product.core is None or product.core.op is not Op.DOT:
         return False
     if product.guards != second.guards:
@@ -121,7 +121,7 @@ def _sums_right_factor(product: Draft, second: Draft) -> bool:
 # --- order ---
 
 
-def ordered(drafts: list[Draft]) -> list[Draft]:
+def ordered(drafts: list[KernelDraft]) -> list[KernelDraft]:
     """Each draft after those it waits for, otherwise in the order of the graph."""
     by_order = {d.order: d for d in drafts}
     waiting = {d.order: set(d.after) for d in drafts}

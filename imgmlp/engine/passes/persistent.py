@@ -3,12 +3,12 @@
 At each launch a driver wakes its threads and they fall asleep after it, which takes a CPU up to
 ten microseconds each time. Where a whole step takes little more, all of its launches become
 phases of one, which does several steps. Nothing waits for a group that may not run: whoever is
-there takes what is left of a phase (kernels/resident.cl).
+there takes what is left of a phase (kernels/persistent.cl).
 """
 
 from __future__ import annotations
 
-from imgmlp.engine.ir.kernel import Block, Kernel, Phase, Procedure, Resident
+from imgmlp.engine.ir.kernel import Block, Kernel, Persistent, Phase, Procedure
 from imgmlp.engine.ir.target import MOST_UNITS
 from imgmlp.engine.passes.horizontal_fusion import MOST_BUFFERS, work
 
@@ -17,7 +17,7 @@ MOST_WORK = 1 << 29  # operations of a launch, some milliseconds: until then nob
 MOST_PHASES = 8  # more kernels in one function take long to compile
 
 
-def reside(procedure: Procedure) -> Procedure:
+def make_persistent(procedure: Procedure) -> Procedure:
     """The same launches as phases of one, if a step takes little time and there is a block, all of
     whose groups can stay."""
     phases = [item for item in procedure.items if isinstance(item, Phase)]
@@ -31,7 +31,7 @@ def reside(procedure: Procedure) -> Procedure:
     blocks = [p for p in phases if isinstance(p, Block)]
     if not blocks or max(b.groups for b in blocks) > MOST_UNITS:
         return procedure
-    return Procedure((Resident("k0_resident", tuple(phases), steps),), procedure.note)
+    return Procedure((Persistent("k0_persistent", tuple(phases), steps),), procedure.note)
 
 
 def _kernels(phase: Phase) -> tuple[Kernel, ...]:
@@ -41,6 +41,6 @@ def _kernels(phase: Phase) -> tuple[Kernel, ...]:
 def _work(phase: Phase) -> int:
     """Elements computed, each counted as often as it has terms."""
     if isinstance(phase, Block):
-        head, tile = (sum(map(work, kernels)) for kernels in (phase.head, phase.kernels))
-        return phase.groups * head + phase.tiles * tile
+        prologue, tile = (sum(map(work, kernels)) for kernels in (phase.prologue, phase.kernels))
+        return phase.groups * prologue + phase.tiles * tile
     return sum(map(work, _kernels(phase)))

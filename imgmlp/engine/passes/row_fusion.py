@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from imgmlp.engine.ir.graph import Buffer, Node, Shape, move, substitute, toposort
 from imgmlp.engine.ir.index_values import through
-from imgmlp.engine.ir.kernel import Draft, Store, edges_of, forget, waits
+from imgmlp.engine.ir.kernel import KernelDraft, Store, edges_of, forget, waits
 from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, REDUCE, Op
 from imgmlp.engine.ir.symbolic import ZERO, Expr, Var, unravel
 from imgmlp.engine.passes.materialize import COSTS
@@ -23,7 +23,7 @@ FAR = 16  # elements of an axis that make it worth a tile where it is read along
 SMALL = 1 << 14  # elements up to which a launch less counts for more than that
 
 
-def fuse_rows(drafts: list[Draft], lasting: set[Buffer]) -> list[Draft]:
+def fuse_rows(drafts: list[KernelDraft], lasting: set[Buffer]) -> list[KernelDraft]:
     """Each reduction of rows joins what alone needs it at the same row; `lasting` is kept."""
     alive = {d.order: d for d in drafts}
     for last in drafts:
@@ -32,7 +32,7 @@ def fuse_rows(drafts: list[Draft], lasting: set[Buffer]) -> list[Draft]:
     return list(alive.values())
 
 
-def _full(draft: Draft) -> Shape | None:
+def _full(draft: KernelDraft) -> Shape | None:
     """The shape whose rows a draft computes or reduces; None if it does something else."""
     if draft.loop is not None:
         return None
@@ -44,18 +44,20 @@ def _full(draft: Draft) -> Shape | None:
     return shape if draft.core.arg == tuple(range(len(draft.shape), len(shape))) else None
 
 
-def _totals(draft: Draft) -> list[Store]:
+def _totals(draft: KernelDraft) -> list[Store]:
     """What a draft stores once a row, if it reduces rows."""
     return draft.totals if draft.core is None else draft.stores
 
 
-def _partner(last: Draft, alive: dict[int, Draft]) -> Draft | None:
+def _partner(last: KernelDraft, alive: dict[int, KernelDraft]) -> KernelDraft | None:
     full = _full(last)
     before = (alive[order] for order in sorted(last.after, reverse=True))
     return next((d for d in before if full and _fits(d, last, full, alive)), None)
 
 
-def _fits(first: Draft, last: Draft, full: Shape, alive: dict[int, Draft]) -> bool:
+def _fits(
+    first: KernelDraft, last: KernelDraft, full: Shape, alive: dict[int, KernelDraft]
+) -> bool:
     totals = _totals(first)
     if not totals or (first.rows and first.stores):
         return False
@@ -78,7 +80,7 @@ def _fits(first: Draft, last: Draft, full: Shape, alive: dict[int, Draft]) -> bo
     return _by_row(values, reduced, full)
 
 
-def _known(first: Draft, last: Draft) -> list[Store]:
+def _known(first: KernelDraft, last: KernelDraft) -> list[Store]:
     """The stores of `last`, totals after the others, with what `first` computes in its place."""
     stores = [*last.stores, *last.totals]
     known: dict[Node, Node] = {}
@@ -149,7 +151,9 @@ def _reads_across(elements: Sequence[Node], cores: Sequence[Node]) -> bool:
     return False
 
 
-def _fuse(first: Draft, last: Draft, alive: dict[int, Draft], lasting: set[Buffer]) -> None:
+def _fuse(
+    first: KernelDraft, last: KernelDraft, alive: dict[int, KernelDraft], lasting: set[Buffer]
+) -> None:
     """All that `first` does, `last` does too; who waited for the one waits for the other."""
     full, stores, totals = _full(last), _known(first, last), _totals(first)
     assert full is not None

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from imgmlp.engine.ir.graph import Node, buffer, dot, move, rebuild, reduce, substitute, toposort
 from imgmlp.engine.ir.kernel import (
-    Draft,
     Guard,
     Iteration,
     Kernel,
+    KernelDraft,
     Loop,
     Procedure,
     Update,
@@ -66,7 +66,7 @@ class _Scheduler:
         drafts += copies_at_the_end(drafts, places, copied)
         return Procedure(tuple(self._freeze(d, d.guards | guards) for d in ordered(drafts)))
 
-    def _freeze(self, draft: Draft, guards: frozenset[Guard]) -> Kernel | Loop:
+    def _freeze(self, draft: KernelDraft, guards: frozenset[Guard]) -> Kernel | Loop:
         if draft.loop is not None:
             return self._loop(draft.loop, guards)
         self.kernels += 1
@@ -82,7 +82,7 @@ class _Scheduler:
         return Loop(body.count, self.procedure(updates, guards), lasting)
 
 
-def freeze(draft: Draft, number: int, guards: frozenset[Guard] = frozenset()) -> Kernel:
+def freeze(draft: KernelDraft, number: int, guards: frozenset[Guard] = frozenset()) -> Kernel:
     """A finished kernel, named by its number and what is inside."""
     kind = {None: "map", Op.DOT: "product"}.get(draft.core.op if draft.core else None, "reduce")
     name = f"k{number}_{'rows' if draft.rows else kind}"

@@ -21,7 +21,7 @@ class Need:
         return self.total <= free.total and self.at_once <= free.at_once
 
 
-class Sketch(NumpyDevice):
+class DryRun(NumpyDevice):
     """Says that it is another device and hands out memory that is not there.
 
     Programs on it are planned and never run.
@@ -51,8 +51,8 @@ def memory_needed(build: Callable[[AnyDevice], object], device: AnyDevice) -> Ne
 
     `build` is called with a device of the same properties, on which nothing runs.
     """
-    sketch = Sketch(device)
-    kept = build(sketch)  # alive until it is counted
-    found = sketch.most
+    dry_run = DryRun(device)
+    kept = build(dry_run)  # alive until it is counted
+    found = dry_run.most
     del kept
     return found

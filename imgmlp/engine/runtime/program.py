@@ -21,13 +21,13 @@ from imgmlp.engine.device.numpy_device import NumpyDevice
 from imgmlp.engine.device.opencl import Device
 from imgmlp.engine.ir.dtype import Array
 from imgmlp.engine.ir.graph import Buffer, Node, toposort
-from imgmlp.engine.ir.kernel import Block, Resident, Update
+from imgmlp.engine.ir.kernel import Block, Persistent, Update
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.target import NARROW, ON_MATRIX_UNITS, TURNS, Precision, Target
 from imgmlp.engine.ir.usage_errors import warn
 from imgmlp.engine.runtime import debug
 from imgmlp.engine.runtime.buffers import read_buffer, upload
-from imgmlp.engine.runtime.dry_run import Sketch
+from imgmlp.engine.runtime.dry_run import DryRun
 from imgmlp.engine.runtime.interpreted import Interpreted, run_lowered
 from imgmlp.errors import DeviceError, ImgmlpWarning, OutOfMemoryError
 
@@ -72,7 +72,7 @@ class Program:
                 self.outputs[name] = Buffer(node.shape, node.dtype, device, name=name)
                 self.updates.append((self.outputs[name], node))
         self._adopt_buffers()
-        if isinstance(device, Device | Sketch):
+        if isinstance(device, Device | DryRun):
             self.arena = [device.alloc(nbytes) for nbytes in self.stages.memory.allocations]
         if isinstance(device, Device):
             self._handles = self._build(device)
@@ -124,7 +124,7 @@ class Program:
         rows = next(blocks, 0) // 2
         if rows >= LEAST_TILE:
             instead = f"tiles of {rows} rows instead of {2 * rows}"
-            self._target = replace(self._target, tile_rows=rows)
+            self._target = replace(self._target, block_rows=rows)
         elif self._target.joins:
             instead = "kernels one by one instead of several in a launch"
             self._target = replace(self._target, joins=False)
@@ -167,7 +167,7 @@ class Program:
 
     def run(self, times: int = 1) -> None:
         """Enqueue the step so many times; does not wait for the device."""
-        if isinstance(self.device, Sketch):
+        if isinstance(self.device, DryRun):
             return
         if isinstance(self.device, NumpyDevice):
             for _ in range(times):
@@ -182,7 +182,7 @@ class Program:
 
     def _enqueue(self, device: Device, times: int) -> None:
         """Enqueue so many steps, several in a launch if its work-groups may stay for them."""
-        stays = [k.steps for k in self.stages.procedure.kernels if isinstance(k, Resident)]
+        stays = [k.steps for k in self.stages.procedure.kernels if isinstance(k, Persistent)]
         if not stays:
             for _ in range(times):
                 device.launch_all(self.sequence)

@@ -1,4 +1,4 @@
 """The block program: a step's kernels over tiles of a batch's rows, in one launch.
 
-Imports ir and passes.
+May import passes, ir.
 """

@@ -1,7 +1,7 @@
 """The block program: a step whose values belong to rows runs tile by tile in one launch.
 
 batch_axis.py says what each value is relative to the batch. ROW and ACC values become one Block:
-each work-group walks tiles of rows, keeps a tile's ROW values in a room of its own and adds ACC
+each work-group walks tiles of rows, keeps a tile's ROW values in memory of its own and adds ACC
 values to partial sums of its own, so nothing is atomic and a rerun gives the same bits. What is
 WHOLE and not at hand is computed before; what remains is computed after, where a partial sum stands
 for its ACC value. The tile's own graph, whose batch is as long as a tile, is scheduled like any
@@ -32,7 +32,7 @@ from imgmlp.engine.tiling.tile_memory import share
 
 MOST_ROWS = {"one": BLOCK_ROWS, "group": 64}
 LEAST_ROWS = {"one": 64, "group": 8}  # of a tile, where more tiles keep more units busy
-ROOM = {"one": 1 << 19, "group": 1 << 18}  # bytes that the rows of one tile may take
+TILE_BYTES = {"one": 1 << 19, "group": 1 << 18}  # bytes that the rows of one tile may take
 GROUPS_A_UNIT = {"one": 1, "group": 4}
 # Instead, where matrix units have several tiles for each group: without sums and with some, which
 # lanes keep in registers. Matrices of float32 are read where they are, from the cache that is left.
@@ -40,22 +40,22 @@ GROUPS_OF_SEVERAL_TILES: dict[Multiply, tuple[int, int]] = {"half": (4, 2), "spl
 LEAST_SAVED = 1  # launches; below that a block is not worth it
 # Rows of a tile of float32 from which matrix units pay, if local memory does not hold more. (Of
 # halves, tiles with all rows whose factors pass by take less time than smaller ones.)
-LEAST_NEAR = 24
-NOT_NEAR = "a tile's factors have no room in local memory and pass through it in slices"
+LEAST_STAGED = 24
+NOT_STAGED = "a tile's factors have no room in local memory and pass through it in slices"
 MUCH = 1 << 20  # elementary operations of products that pay for one more block
 WIDE = 8  # elements of a row from which to compute it again in another block, not to store it
 FEW_ROWS = 8  # fewer do not outweigh partial sums as large as the parameters
 
 
-def program(updates: Sequence[Update], target: Target) -> Procedure:
+def block_procedure(updates: Sequence[Update], target: Target) -> Procedure:
     """The launches of a step, most of it in one Block if it pays.
 
     The Procedure's note says what became of it and why.
     """
-    return _program(updates, target)
+    return _blocks(updates, target)
 
 
-def _program(updates: Sequence[Update], target: Target, least: int = 0) -> Procedure:
+def _blocks(updates: Sequence[Update], target: Target, least: int = 0) -> Procedure:
     """The same; without a block if its products take less than `least` operations."""
     general = cache(lambda: schedule(updates, target.lanes == "group"))  # takes long: if it must
 
@@ -76,9 +76,9 @@ def _program(updates: Sequence[Update], target: Target, least: int = 0) -> Proce
     plan = _Plan(updates, nodes, kinds, target)
     if plan.block is None:
         return without("no value has rows of its own")
-    before = _program([(n.arg, value) for value, n in plan.tile.before.items()], target, MUCH)
-    ahead = (*before.items, *plan.tile.head.before())
-    after = _program(plan.after, target, MUCH)
+    before = _blocks([(n.arg, value) for value, n in plan.tile.before.items()], target, MUCH)
+    ahead = (*before.items, *plan.tile.prologue.before())
+    after = _blocks(plan.after, target, MUCH)
     notes = [p.note for p in (before, after) if any(isinstance(k, Block) for k in p.kernels)]
     found = Procedure((*ahead, plan.block, *after.items), "; ".join([plan.note, *notes]))
     several = sum(isinstance(k, Block) for k in found.kernels) > 1
@@ -114,24 +114,24 @@ class _Plan:
         if not self.sums and not self.rows:
             return
         batch = kinds.rows()
-        rows = min(target.tile_rows, MOST_ROWS[lanes])
+        rows = min(target.block_rows, MOST_ROWS[lanes])
         while rows > LEAST_ROWS[lanes] and batch < rows * units:
             rows //= 2
         wanted_rows = rows = min(rows, batch)
         while True:
             cut = self._cut(batch, rows)
             kernels = self._scheduled(cut, after)
-            if rows == 1 or self._room(kernels) <= ROOM[lanes]:
+            if rows == 1 or self._tile_bytes(kernels) <= TILE_BYTES[lanes]:
                 break
             rows //= 2
         self.limits = ["larger tiles take too much memory"] if rows < wanted_rows else []
         if target.multiply == "split":
             cut, kernels = self._nearer(cut, kernels, after)
-        if target.multiply in FACTORS and not is_near(kernels):
-            self.limits.append(NOT_NEAR)
+        if target.multiply in FACTORS and not is_staged(kernels):
+            self.limits.append(NOT_STAGED)
         cleared = self.partial.clear() if cut.tiles > cut.groups else []
-        head = (*cleared, *self.ready, *self.tile.head.kernels())
-        self.block = Block("block", cut.tiles, cut.rows, cut.groups, head, tuple(kernels))
+        prologue = (*cleared, *self.ready, *self.tile.prologue.kernels())
+        self.block = Block("block", cut.tiles, cut.rows, cut.groups, prologue, tuple(kernels))
         self.note = self._told(cut, after)
 
     def _uncut(self, node: Node) -> Node:
@@ -160,11 +160,11 @@ class _Plan:
     ) -> tuple[Cut, list[Kernel]]:
         """The same with the most rows whose values local memory holds; if none are, as it is."""
         rows = cut.rows
-        while not is_near(kernels) and rows // 2 >= LEAST_NEAR:
+        while not is_staged(kernels) and rows // 2 >= LEAST_STAGED:
             rows //= 2
             fewer = self._cut(cut.batch, rows)
             found = self._scheduled(fewer, after)
-            if is_near(found):
+            if is_staged(found):
                 self.limits.append("larger tiles have no room in local memory")
                 return fewer, found
         return cut, kernels if rows == cut.rows else self._scheduled(cut, after)
@@ -173,7 +173,7 @@ class _Plan:
         """The kernels of one tile; sets what comes before and after for this cut."""
         self.tile = Tile(self.kinds, cut, self.target.lanes)
         self.partial = PartialSums(self.sums, after, cut.groups)
-        given = {self.tile.value(n): self.partial.room(n) for n in self.sums}
+        given = {self.tile.value(n): self.partial.place(n) for n in self.sums}
         self.finished: dict[Node, Node] = {}  # ROW values with all rows, in memory
         self.direct: set[Buffer] = set()  # states that the block itself fills
         for node in self.rows:
@@ -184,32 +184,32 @@ class _Plan:
         left = [(s, v) for s, v in self.updates if s not in self.direct]
         values = self.tile.read_ahead([v for _, v in left], replaced)
         updates = [(s, v) for (s, _), v in zip(left, values, strict=True)]
-        self.after = self.tile.head.set_aside(updates, bool(self.tile.before))
+        self.after = self.tile.prologue.set_aside(updates, bool(self.tile.before))
         if cut.tiles == cut.groups:  # what the only tile of a group leaves is its sum
             return kernels
         return [k.adding_to(targets) for k in kernels]
 
-    def _room(self, kernels: Sequence[Kernel]) -> int:
+    def _tile_bytes(self, kernels: Sequence[Kernel]) -> int:
         """Bytes of the values of one tile, which fewer rows make fewer."""
         found = {b for k in kernels for b in k.writes() if b.device is None}
         found = {b for b in found if not isinstance(b, LocalBuffer)}
-        rooms = found - set(self.partial.buffers.values())
-        rooms -= {storage(whole) for whole in self.finished.values()}
-        return sum(b.nbytes // b.shape[0] for b in rooms)
+        buffers = found - set(self.partial.buffers.values())
+        buffers -= {storage(whole) for whole in self.finished.values()}
+        return sum(b.nbytes // b.shape[0] for b in buffers)
 
     def _finish(self, node: Node, cut: Cut, given: dict[Node, Node]) -> None:
         """Give the tile's rows of a value that is needed as a whole a place in memory."""
         axis, value = self.kinds.axis(node, len(node.shape)), self.tile.value(node)
         assert axis is not None
         if value not in given:
-            room = self._free_state(node, cut) if axis == 0 else None
-            if room is not None:
-                self.direct.add(room)
+            whole = self._free_state(node, cut) if axis == 0 else None
+            if whole is not None:
+                self.direct.add(whole)
             shape = tuple(
                 cut.rows * cut.tiles if a == axis else n for a, n in enumerate(node.shape)
             )
-            room = room or Buffer(shape, node.dtype, name=f"rows{len(self.finished)}")
-            given[value] = part(move(Op.RESHAPE, buffer(room), shape), "tile", cut.tiles, axis)
+            whole = whole or Buffer(shape, node.dtype, name=f"rows{len(self.finished)}")
+            given[value] = part(move(Op.RESHAPE, buffer(whole), shape), "tile", cut.tiles, axis)
         full = tuple((0, n) for n in node.shape)
         self.finished[node] = move(Op.SHRINK, given[value].src[0], full)
 
@@ -232,28 +232,28 @@ class _Plan:
 def _kernels(
     given: dict[Node, Node], groups: int, target: Target
 ) -> tuple[list[Kernel], list[Kernel]]:
-    """Kernels that fill the given places, intermediates in rooms of the group's own, and those
+    """Kernels that fill the given places, intermediates in memory of the group's own, and those
     that a group needs to run before."""
-    rooms: dict[Buffer, Node] = {}
+    buffers: dict[Buffer, Node] = {}
     places: dict[Buffer, Node] = {}
 
-    def room(node: Node, name: str) -> Node:
+    def own(node: Node, name: str) -> Node:
         place = group_buffer(groups, node, name)
-        rooms[storage(place)] = part(buffer(storage(place)), "group", groups)
+        buffers[storage(place)] = part(buffer(storage(place)), "group", groups)
         places[storage(place)] = place
         return place
 
     graph = Graph(list(given))
-    drafts = graph.drafts(graph.places(given, room))
+    drafts = graph.drafts(graph.places(given, own))
     lasting = {storage(place) for place in given.values()}
     drafts = fuse_rows(attach_sums(merge(drafts)), lasting)
     kernels = [freeze(d, i) for i, d in enumerate(ordered(drafts))]
     on_lanes = target.lanes == "group"
-    found = bring(kernels, rooms, places, target.multiply) if on_lanes else None
-    return found or (share(kernels, rooms), [])
+    found = bring(kernels, buffers, places, target.multiply) if on_lanes else None
+    return found or (share(kernels, buffers), [])
 
 
-def is_near(kernels: Sequence[Kernel]) -> bool:
+def is_staged(kernels: Sequence[Kernel]) -> bool:
     """Whether factors of a tile's products lie in local memory, if there are any products."""
     cores = [k.core for k in kernels if k.core is not None and k.core.op is Op.DOT]
     factors = {storage(s) for core in cores for s in core.src}

@@ -37,7 +37,7 @@ class PartialSums:
         dtypes = dict.fromkeys(s.dtype for s in sums)
         self.buffers = {d: Buffer((groups, end), d, name="partial_sums") for d in dtypes}
 
-    def room(self, node: Node) -> Node:
+    def place(self, node: Node) -> Node:
         """The running group's partial sum of an ACC Node."""
         whole = part(buffer(self.buffers[node.dtype]), "group", self.groups)
         begin = self.begin[node]
@@ -64,8 +64,8 @@ class PartialSums:
     def clear(self) -> list[Kernel]:
         """Kernels that set the running group's partial sums to zero."""
         kernels = []
-        for dtype, room in self.buffers.items():
-            place = part(buffer(room), "group", self.groups)
+        for dtype, whole in self.buffers.items():
+            place = part(buffer(whole), "group", self.groups)
             zero = Store(place, const(0, dtype, place.shape))
             kernels.append(Kernel("clear", place.shape, (zero,), None))
         return kernels

@@ -34,7 +34,7 @@ def at_hand(node: Node) -> bool:
     return light and all(at_hand(s) for s in node.src)
 
 
-class Head:
+class Prologue:
     """Copies and small values of each of some groups, and the kernels that make them."""
 
     def __init__(self, groups: int) -> None:

@@ -1,6 +1,6 @@
 """Bringing what a tile works with into local memory.
 
-Rooms of a tile go there if all factors of its products fit, and then as many of the matrices that
+Values of a tile go there if all factors of its products fit, and then as many of the matrices that
 every tile multiplies with as still fit, copied once a group. What does not fit passes through
 local memory slice by slice, as in products outside of blocks, or in float32, by groups that have
 several tiles or no room for slices, is read where it is.
@@ -27,15 +27,18 @@ SMALL = 1024  # elements, up to which a value that no product takes is worth the
 
 
 def bring(
-    kernels: Sequence[Kernel], rooms: TileBuffers, places: Mapping[Buffer, Node], multiply: Multiply
+    kernels: Sequence[Kernel],
+    buffers: TileBuffers,
+    places: Mapping[Buffer, Node],
+    multiply: Multiply,
 ) -> tuple[list[Kernel], list[Kernel]] | None:
-    """The kernels of a tile with rooms in local memory, and those once a group; None if they have
-    no room there. `places` says where the value of each room lies. Without matrix units factors
-    of products stay where they are."""
+    """The kernels of a tile with values in local memory, and those once a group; None if they do
+    not fit there. `places` says where the value of each of the tile's `buffers` lies. Without
+    matrix units factors of products stay where they are."""
     stored = FACTORS.get(multiply)
     factors = {storage(s) for k in kernels if (core := _product(k)) for s in core.src}
     near: dict[Node, Node] = {}
-    found: TileBuffers = dict(rooms)
+    found: TileBuffers = dict(buffers)
     for room, place in places.items():
         factor = room in factors
         if factor and stored is None:
@@ -49,7 +52,7 @@ def bring(
             del found[room]
     kernels = share([moved(k, near) for k in kernels], found)
     touched = {b for k in kernels for b in (*k.reads(), *k.writes())}
-    assert not touched & (rooms.keys() - found.keys()), "a room is read as another value"
+    assert not touched & (buffers.keys() - found.keys()), "a Buffer is read as another value"
     if not all(_readable(core) for k in kernels if (core := _product(k))):
         return None
     taken = list(

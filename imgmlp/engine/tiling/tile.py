@@ -27,7 +27,7 @@ from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, Op
 from imgmlp.engine.ir.target import Lanes
 from imgmlp.engine.passes.materialize import Graph, is_plain_chain
 from imgmlp.engine.tiling.batch_axis import Kind, Kinds
-from imgmlp.engine.tiling.prologue import ALIGN, Head, at_hand
+from imgmlp.engine.tiling.prologue import ALIGN, Prologue, at_hand
 
 EVEN = 4  # tiles of each group from which one more or less matters little
 WORTHWHILE = 7 / 8  # of a tile's rows: more of them save nothing that pays for uneven tiles
@@ -54,7 +54,7 @@ class Tile:
     def __init__(self, kinds: Kinds, cut: Cut, lanes: Lanes) -> None:
         self.kinds, self.cut, self.lanes = kinds, cut, lanes
         self.before: dict[Node, Node] = {}
-        self.head = Head(cut.groups)
+        self.prologue = Prologue(cut.groups)
         self.done: dict[Node, Node] = {}
         row = part(iota(cut.rows * cut.tiles), "tile", cut.tiles)
         limit = const(cut.batch, row.dtype, row.shape)
@@ -126,7 +126,7 @@ class Tile:
         """A right factor, copied if its neighbours along a row do not lie together."""
         strided = self.lanes == "one" and node.op is not Op.BUFFER and node.shape[-1] >= ALIGN
         if strided and is_plain_chain(node) and _last_stride(node) != 1:
-            return self.head.copy(node) or self._ahead(node)
+            return self.prologue.copy(node) or self._ahead(node)
         return self._whole(node)
 
     def _whole(self, node: Node) -> Node:

@@ -7,13 +7,11 @@ import numpy as np
 import pytest
 
 from imgmlp.codec.float_mlp.config import (
-    MAX_PIXELS,
     PRESETS,
     Architecture,
     Encoding,
     Settings,
     Weights,
-    check_size,
 )
 from imgmlp.errors import UsageError
 
@@ -101,17 +99,6 @@ def test_settings_are_frozen() -> None:
 def test_an_encoding_refuses_what_a_file_could_not_hold(x: tuple, y: tuple, origin: float) -> None:
     with pytest.raises(UsageError):
         Encoding(x, y, origin)
-
-
-@pytest.mark.parametrize("size", [(0, 5), (5, 0), (-1, 5), (2**14, 2**14 + 1), (MAX_PIXELS + 1, 1)])
-def test_sizes_outside_the_limits_are_refused(size: tuple[int, int]) -> None:
-    with pytest.raises(UsageError):
-        check_size(*size)
-
-
-def test_the_largest_sizes_are_accepted() -> None:
-    check_size(MAX_PIXELS, 1)
-    check_size(2**14, 2**14)
 
 
 def _weights(**change: object) -> Weights:

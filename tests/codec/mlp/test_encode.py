@@ -24,7 +24,7 @@ from imgmlp.codec.training import target as goals
 from imgmlp.codec.training.checkpoint import Checkpoint
 from imgmlp.codec.training.draft import Draft
 from imgmlp.codec.training.run import Run
-from imgmlp.codec.training.target import Effort, Target
+from imgmlp.codec.training.target import Effort, Goal
 from imgmlp.engine import open_device
 from imgmlp.errors import Interrupted
 from imgmlp.image import Picture, psnr
@@ -32,7 +32,7 @@ from imgmlp.image import Picture, psnr
 SHORT = Effort(120)
 
 
-def run(target: Target, picture: Picture | None = None, effort: Effort = SHORT) -> Encoded:
+def run(target: Goal, picture: Picture | None = None, effort: Effort = SHORT) -> Encoded:
     return encode(picture or Picture(small_pixels()), target, effort, open_device("numpy"))
 
 
@@ -42,7 +42,7 @@ def is_over(left: Iterator[int]) -> bool:
 
 @pytest.mark.parametrize("count", [250, 700])
 def test_bytes_are_kept_and_used(count: int) -> None:
-    found = run(Target("bytes", count))
+    found = run(Goal("bytes", count))
     assert 0.97 * count <= len(found.bytes) <= count
     assert found.missed is None
 
@@ -55,40 +55,40 @@ def test_of_trials_for_bytes_only_the_result_is_decoded(monkeypatch: pytest.Monk
         return decode(*args)
 
     monkeypatch.setattr(integer_inference, "decode", counted)
-    run(Target("bytes", 260), effort=Effort(20))
+    run(Goal("bytes", 260), effort=Effort(20))
     assert len(decoded) == 2  # for the digest, and from the file's own bytes
 
 
 def test_a_quality_is_met() -> None:
     y, x = np.mgrid[:40, :56]
     pixels = np.stack([x * 4, y * 6, x * y % 256 // 2 + 60], axis=-1).astype(np.uint8)
-    found = run(Target("psnr", 20), Picture(pixels), Effort(160))
+    found = run(Goal("psnr", 20), Picture(pixels), Effort(160))
     assert found.missed is None
     assert abs(found.metrics["psnr"] - 20) <= 0.1
 
 
 def test_a_quality_out_of_reach_is_missed_with_the_best_file() -> None:
-    found = run(Target("psnr", 45), Picture(small_pixels()[:9, :9]), Effort(2))
+    found = run(Goal("psnr", 45), Picture(small_pixels()[:9, :9]), Effort(2))
     assert found.missed is not None
     assert found.missed.endswith("instead of 45")
     assert decoder.decode(container.parse(found.bytes), open_device("numpy")).any()
 
 
 def test_too_few_bytes_are_missed_with_the_smallest_file() -> None:
-    found = run(Target("bytes", 60), effort=Effort(20))
+    found = run(Goal("bytes", 60), effort=Effort(20))
     assert found.missed == f"{len(found.bytes)} bytes instead of 60"
 
 
 def test_no_network_is_larger_than_the_pixels() -> None:
     """Whatever is allowed: training it would take for ever."""
     picture = Picture(small_pixels()[:12, :12])
-    found = run(Target("bytes", 1_000_000), picture, Effort(2))
+    found = run(Goal("bytes", 1_000_000), picture, Effort(2))
     assert found.missed == f"{len(found.bytes):,} bytes instead of 1,000,000"
     assert len(found.bytes) < 2 * picture.pixels.nbytes
 
 
 def test_dearer_bits_give_smaller_files() -> None:
-    cheap, dear = (run(Target("lambda", price)) for price in (3e-4, 1e-2))
+    cheap, dear = (run(Goal("lambda", price)) for price in (3e-4, 1e-2))
     assert len(dear.bytes) < len(cheap.bytes)
 
 
@@ -96,7 +96,7 @@ def test_dearer_bits_give_smaller_files() -> None:
 def test_figures_are_those_of_the_bytes(channels: int) -> None:
     pixels = np.concatenate([small_pixels(), small_pixels()[::-1]], axis=2)[:, :, :channels]
     picture = Picture(pixels, b"a colour profile" if channels == 3 else None)
-    found = run(Target("lambda", 3e-3), picture, Effort(20))
+    found = run(Goal("lambda", 3e-3), picture, Effort(20))
     parsed = container.parse(found.bytes)
     decoded = decoder.decode(parsed, open_device("numpy"))
     assert (decoded == found.pixels).all()
@@ -108,12 +108,12 @@ def test_figures_are_those_of_the_bytes(channels: int) -> None:
 
 
 def test_the_same_choices_give_the_same_bytes() -> None:
-    first, second = (run(Target("bytes", 300), effort=Effort(40)) for _ in range(2))
+    first, second = (run(Goal("bytes", 300), effort=Effort(40)) for _ in range(2))
     assert first.bytes == second.bytes
 
 
 def test_a_time_limit_decides_how_long_to_train() -> None:
-    found = run(Target("lambda", 1e-2), effort=Effort(1, seconds=0.5))
+    found = run(Goal("lambda", 1e-2), effort=Effort(1, seconds=0.5))
     assert 1 <= found.metrics["steps"] < 5000
 
 
@@ -128,7 +128,7 @@ def test_what_is_compiled_at_first_does_not_count_as_pace(monkeypatch: pytest.Mo
     monkeypatch.setattr(_Encoder, "_course", lambda *_: course)
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
     picture, device = Picture(small_pixels()), open_device("numpy")
-    encoder = _Encoder(picture, Target("bytes", 300), SHORT, device, Run())
+    encoder = _Encoder(picture, Goal("bytes", 300), SHORT, device, Run())
     assert encoder._pace(encoder._shape(), 1) == pytest.approx(1e-3)
     then = clock[0]
     assert encoder._pace(encoder._shape(), 1) == pytest.approx(1e-3)
@@ -140,7 +140,7 @@ def test_a_network_too_large_for_the_time_is_not_taken(monkeypatch: pytest.Monke
     monkeypatch.setattr("imgmlp.codec.mlp.encode.SMALL", 200)
     monkeypatch.setattr(_Encoder, "_pace", lambda self, shape, wider: 1e-5 * shape.parameters)
     notes: list[str] = []
-    arguments = Picture(small_pixels()), Target("bytes", 20_000), Effort(1, seconds=0.1)
+    arguments = Picture(small_pixels()), Goal("bytes", 20_000), Effort(1, seconds=0.1)
     found = encode(*arguments, open_device("numpy"), Run(note=notes.append))
     assert [note.partition(":")[0] for note in notes] == [
         "0.1 seconds are too few for 2,856 weights"
@@ -155,15 +155,15 @@ def test_much_time_goes_into_wider_steps(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(goals, "STEPS", 10)
     monkeypatch.setattr(_Encoder, "_pace", lambda self, shape, wider: 1e-3 * wider)
     big = Picture(np.resize(small_pixels(), (48, 64, 1)))  # 3 of the usual batches
-    found = run(Target("lambda", 1e-2), big, Effort(1, seconds=0.025))
+    found = run(Goal("lambda", 1e-2), big, Effort(1, seconds=0.025))
     assert (found.metrics["steps"], found.metrics["batch"]) == (8, 3072)
 
 
 @pytest.mark.parametrize(
-    ("wanted", "steps"), [(Target("bytes", 300), 30), (Target("psnr", 10), 30 // ATTEMPTS)]
+    ("wanted", "steps"), [(Goal("bytes", 300), 30), (Goal("psnr", 10), 30 // ATTEMPTS)]
 )
 def test_networks_that_are_tried_for_a_quality_share_the_time(
-    wanted: Target, steps: int, monkeypatch: pytest.MonkeyPatch
+    wanted: Goal, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("imgmlp.codec.mlp.encode.HASTY", 10)
     monkeypatch.setattr(_Encoder, "_pace", lambda self, shape, wider: 1e-3)
@@ -173,13 +173,13 @@ def test_networks_that_are_tried_for_a_quality_share_the_time(
 @pytest.mark.parametrize(
     ("target", "looks"),
     [
-        (Target("bytes", 300), (7, 9)),
-        (Target("psnr", 10), (35, 9)),  # while it trains
-        (Target("psnr", 10), (5, 3, 11)),  # in the first short run, and in the second
+        (Goal("bytes", 300), (7, 9)),
+        (Goal("psnr", 10), (35, 9)),  # while it trains
+        (Goal("psnr", 10), (5, 3, 11)),  # in the first short run, and in the second
     ],
 )
 def test_a_stopped_run_gives_the_bytes_of_one_that_was_not(
-    target: Target, looks: tuple[int, int], tmp_path: Path
+    target: Goal, looks: tuple[int, int], tmp_path: Path
 ) -> None:
     whole = run(target)
     checkpoint = Checkpoint(tmp_path / "c", "k")
@@ -207,7 +207,7 @@ def test_a_short_run_that_was_stopped_is_not_begun_again(tmp_path: Path) -> None
             checkpoint=checkpoint,
         )
 
-    arguments = Picture(small_pixels()), Target("psnr", 10), SHORT, open_device("numpy")
+    arguments = Picture(small_pixels()), Goal("psnr", 10), SHORT, open_device("numpy")
     with pytest.raises(Interrupted, match="stopped after 3 of 12 steps of a short run"):
         encode(*arguments, run())
     assert [*range(1, 13), 1, 2, 3] == steps
@@ -215,10 +215,8 @@ def test_a_short_run_that_was_stopped_is_not_begun_again(tmp_path: Path) -> None
     assert steps[15:25] == [*range(4, 13), 3]
 
 
-@pytest.mark.parametrize(
-    "target", [Target("psnr", 40), Target("bytes", 5000), Target("lambda", 1e-3)]
-)
-def test_a_picture_of_one_colour_is_a_small_lossless_file(target: Target) -> None:
+@pytest.mark.parametrize("target", [Goal("psnr", 40), Goal("bytes", 5000), Goal("lambda", 1e-3)])
+def test_a_picture_of_one_colour_is_a_small_lossless_file(target: Goal) -> None:
     pixels = np.broadcast_to(np.array([3, 128, 250, 77], np.uint8), (20, 33, 4))
     found = run(target, Picture(np.ascontiguousarray(pixels)))
     assert found.metrics["psnr"] == math.inf
@@ -231,7 +229,7 @@ def test_a_picture_of_one_colour_is_a_small_lossless_file(target: Target) -> Non
 def test_where_one_colour_has_the_quality_wanted_it_is_the_file() -> None:
     pixels = np.full((20, 33, 3), 90, np.uint8)
     pixels[::7, ::5, 1] += 1
-    found = run(Target("psnr", 50), Picture(pixels))
+    found = run(Goal("psnr", 50), Picture(pixels))
     assert found.metrics["psnr"] == psnr(pixels, np.full_like(pixels, 90)) > 60
     assert found.missed is None
     assert len(found.bytes) < 64
@@ -249,7 +247,7 @@ def test_a_network_that_is_too_good_for_a_quality_makes_room_for_a_smaller_one(
 
     monkeypatch.setattr(Rounding, "best", noted)
     monkeypatch.setattr("imgmlp.codec.training.draft.psnr", lambda *_: 60.0)
-    found = run(Target("psnr", 30), effort=Effort(20))
+    found = run(Goal("psnr", 30), effort=Effort(20))
     assert found.missed is None
     assert found.metrics["parameters"] == min(tried)
 
@@ -257,7 +255,7 @@ def test_a_network_that_is_too_good_for_a_quality_makes_room_for_a_smaller_one(
 def test_the_smallest_network_is_priced_and_enlarged_by_the_weights_that_it_has() -> None:
     """As if it had one weight, bits were so dear that it answered with one colour, to the end."""
     device = open_device("numpy")
-    encoder = _Encoder(Picture(small_pixels()), Target("psnr", 30), SHORT, device, Run())
+    encoder = _Encoder(Picture(small_pixels()), Goal("psnr", 30), SHORT, device, Run())
     encoder.resize(-40.0)
     assert encoder.weights == encoder._shape().parameters
     assert encoder.resize(2.0)
@@ -276,7 +274,7 @@ def test_a_run_that_was_stopped_in_a_later_attempt_knows_the_earlier_ones(
         return attempt(encoder)
 
     monkeypatch.setattr(_Encoder, "attempt", counted)
-    wanted, picture, device = Target("psnr", 50), Picture(small_pixels()), open_device("numpy")
+    wanted, picture, device = Goal("psnr", 50), Picture(small_pixels()), open_device("numpy")
     whole = run(wanted, effort=Effort(40))  # of its three networks the first is the best
     checkpoint = Checkpoint(tmp_path / "c", "k")
     begun.clear()

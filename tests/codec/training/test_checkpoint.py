@@ -13,6 +13,7 @@ from conftest import small_pixels
 import imgmlp
 from imgmlp.codec.training import checkpoint
 from imgmlp.codec.training.checkpoint import Checkpoint, Resumable, State
+from imgmlp.errors import OutputError
 from imgmlp.image import Picture
 
 KEY, OTHER = "0123456789abcdef", "fedcba9876543210"
@@ -100,10 +101,10 @@ def test_another_version_of_the_program_has_other_keys(monkeypatch: pytest.Monke
     monkeypatch.setattr(
         Path, "read_bytes", lambda path: read(path).replace(b"BATCH = 1024", b"BATCH = 512")
     )
-    checkpoint.program.cache_clear()
+    checkpoint.code_digest.cache_clear()
     other = checkpoint.key(picture, "a")
     monkeypatch.undo()
-    checkpoint.program.cache_clear()
+    checkpoint.code_digest.cache_clear()
     assert other != before
     assert checkpoint.key(picture, "a") == before
 
@@ -116,8 +117,8 @@ def test_a_key_stands_for_all_of_the_program(part: str, monkeypatch: pytest.Monk
     package = Path(imgmlp.__file__).parent
     read, seen = Path.read_bytes, []
     monkeypatch.setattr(Path, "read_bytes", lambda path: seen.append(path) or read(path))
-    checkpoint.program.cache_clear()
-    checkpoint.program()
+    checkpoint.code_digest.cache_clear()
+    checkpoint.code_digest()
     assert package / part in seen
     assert all(path.is_relative_to(package) for path in seen)
 
@@ -140,3 +141,15 @@ def test_what_goes_on_says_what_moves() -> None:
 
     with pytest.raises(TypeError, match="_moving"):
         Still()  # type: ignore[abstract]
+
+
+def test_what_would_not_be_loaded_is_not_saved(
+    saved: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "MAX_BYTES", saved.path.stat().st_size)
+    arrays = {"flat": np.arange(500, dtype=np.float32)}
+    with pytest.raises(OutputError, match="too large to keep"):
+        saved.save(State(arrays, {"steps": 10}))
+    state = saved.load()
+    assert state is not None
+    assert state.facts["steps"] == 9

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from imgmlp.codec.training import target
-from imgmlp.codec.training.target import Effort, Target
+from imgmlp.codec.training.target import Effort, Goal
 from imgmlp.errors import UsageError
 
 
@@ -19,10 +19,10 @@ def test_quality_stands_for_a_price_of_bits() -> None:
 
 
 def test_bits_a_pixel_are_bytes() -> None:
-    assert target.choose(1001, bpp=0.5) == Target("bytes", 62)
-    assert target.choose(1, size="20k") == Target("bytes", 20_000)
-    assert target.choose(1, psnr=30.0) == Target("psnr", 30.0)
-    assert target.choose(1, price=1e-3) == Target("lambda", 1e-3)
+    assert target.choose(1001, bpp=0.5) == Goal("bytes", 62)
+    assert target.choose(1, size="20k") == Goal("bytes", 20_000)
+    assert target.choose(1, psnr=30.0) == Goal("psnr", 30.0)
+    assert target.choose(1, price=1e-3) == Goal("lambda", 1e-3)
 
 
 @pytest.mark.parametrize(
@@ -53,33 +53,33 @@ def test_two_targets_are_refused() -> None:
 
 
 def test_a_miss_is_told_in_figures() -> None:
-    assert Target("bytes", 1000).misses(970, 1.0) is None
-    assert Target("bytes", 1000).misses(1001, 1.0) == "1,001 bytes instead of 1,000"
-    assert Target("bytes", 1000).misses(969, 1.0) is not None
-    assert Target("psnr", 30).misses(1, 29.91) is None
-    assert Target("psnr", 30).misses(1, 29.88) == "29.88 dB instead of 30"
-    assert Target("lambda", 1e-3).misses(1, 1.0) is None
+    assert Goal("bytes", 1000).misses(970, 1.0) is None
+    assert Goal("bytes", 1000).misses(1001, 1.0) == "1,001 bytes instead of 1,000"
+    assert Goal("bytes", 1000).misses(969, 1.0) is not None
+    assert Goal("psnr", 30).misses(1, 29.91) is None
+    assert Goal("psnr", 30).misses(1, 29.88) == "29.88 dB instead of 30"
+    assert Goal("lambda", 1e-3).misses(1, 1.0) is None
 
 
 def test_too_good_is_no_miss() -> None:
-    assert Target("psnr", 30).misses(1, 30.12) is None
-    assert Target("psnr", 30).misses(1, math.inf) is None
-    assert Target("bytes", 1000).misses(60, math.inf) is None
-    assert Target("bytes", 50).misses(60, math.inf) is not None
+    assert Goal("psnr", 30).misses(1, 30.12) is None
+    assert Goal("psnr", 30).misses(1, math.inf) is None
+    assert Goal("bytes", 1000).misses(60, math.inf) is None
+    assert Goal("bytes", 50).misses(60, math.inf) is not None
 
 
 def test_too_good_is_no_hit_either() -> None:
-    assert not Target("psnr", 30).hit_by(1, 30.12)
-    assert Target("psnr", 30).hit_by(1, 30.08)
+    assert not Goal("psnr", 30).hit_by(1, 30.12)
+    assert Goal("psnr", 30).hit_by(1, 30.08)
 
 
 def test_of_files_that_keep_a_target_the_best_is_nearest() -> None:
-    def order(wanted: Target, *files: tuple[int, float]) -> bool:
+    def order(wanted: Goal, *files: tuple[int, float]) -> bool:
         distances = [wanted.distance(*file) for file in files]
         return distances == sorted(set(distances))
 
-    assert order(Target("psnr", 30), (80, 29.95), (90, math.inf), (100, 30), (20, 29.8), (200, 20))
-    assert order(Target("bytes", 100), (99, 1.0), (90, 2.0), (101, 3.0), (110, 3.0))
+    assert order(Goal("psnr", 30), (80, 29.95), (90, math.inf), (100, 30), (20, 29.8), (200, 20))
+    assert order(Goal("bytes", 100), (99, 1.0), (90, 2.0), (101, 3.0), (110, 3.0))
 
 
 def test_each_effort_is_more_work() -> None:

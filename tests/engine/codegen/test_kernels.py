@@ -215,7 +215,7 @@ PRODUCT_GROUP = """
 __kernel __attribute__((reqd_work_group_size(LANES, 1, 1)))
 void t_product(__global float *out, __global const float *x, __global const float *y,
                int xr, int xk, int yk, int yc, int rows, int columns, int inner, int direct) {
-  __local float room[TILE_ROOM] __attribute__((aligned(16)));
+  __local float room[TILE_FLOATS] __attribute__((aligned(16)));
   float tile[32] = {0.f};
   const float sum =
       PRODUCT(tile, room, x, xr, xk, direct, y, yk, yc, direct, rows, columns, inner);
@@ -304,7 +304,7 @@ def test_products_of_several_kernels_by_a_group(device: Device) -> None:
     both = "".join(
         f"""__kernel __attribute__((reqd_work_group_size(LANES, 1, 1)))
         void t_{inner}(__global float *out, __global const float *x, __global const float *y) {{
-          __local float room[TILE_ROOM] __attribute__((aligned(16)));
+          __local float room[TILE_FLOATS] __attribute__((aligned(16)));
           float tile[4] = {{0.f}};
           tile_product_1(tile, room, x, {inner}, 1, 0, y, {columns}, 1, 0, 8, {columns}, {inner});
           spread_1(room, tile);

@@ -95,7 +95,7 @@ def test_gradients_of_several_tiles(
     program = Program(device, outputs, [], precision=precision)
     (block,) = blocks(program.stages.procedure)
     assert block.tiles > block.groups
-    assert sum(k.name == "copy" for k in block.head) == copied
+    assert sum(k.name == "copy" for k in block.prologue) == copied
     factors = {storage(s) for k in block.kernels if k.core is not None for s in k.core.src}
     assert any(isinstance(b, LocalBuffer) and b.pitch for b in factors) is near
     wanted = evaluate(list(outputs.values()), held(outputs), wide=True)

@@ -270,7 +270,7 @@ def test_a_name_that_implies_too_much_is_mended(imgmlp: Command, faked: dict[str
     hide = f"pocl.processor_flags = lambda: {have!r}"
     env = faked | {"FAKE_NAME": "skylake-avx512", "FAKE_MORE": hide}
     (device, _) = json.loads(imgmlp("devices", "--json", env=env).stdout)
-    assert device["target"] == pocl.best_name(have)
+    assert device["compiled_for"] == pocl.best_name(have)
     done = imgmlp("train", "small.png", *QUICK, env=env)
     assert "warning" not in done.stderr
     assert "PoCL" in done.stderr

@@ -86,7 +86,9 @@ def test_an_outcome_is_found_once(place: Path, outcomes: list[str], info: Device
     assert outcomes == []
 
 
-@pytest.mark.parametrize("changed", ["driver", "version", "target", "name", "platform", "spec"])
+@pytest.mark.parametrize(
+    "changed", ["driver", "version", "compiled_for", "name", "platform", "spec"]
+)
 def test_what_may_change_the_outcome_has_one_of_its_own(info: DeviceInfo, changed: str) -> None:
     assert probe._key(0, info) != probe._key(0, replace(info, **{changed: "another"}))
 
@@ -113,7 +115,7 @@ def test_a_reinstalled_driver_or_program_is_tried_again(
         keys.add(probe._key(0, info))
     os.utime(library, (0, 0))
     keys.add(probe._key(0, info))
-    monkeypatch.setattr(probe, "PROGRAM", ("probe",))
+    monkeypatch.setattr(probe, "SOURCES", ("probe",))
     keys.add(probe._key(0, info))
     assert len(keys) == 4
 

@@ -16,16 +16,15 @@ import pytest
 from conftest import FORMS, MAPPINGS, open_mapping
 from reference import close
 
-from imgmlp.engine import AnyDevice, Tensor, compile, dtype, open_device, optim
+from imgmlp.engine import AnyDevice, Tensor, compile, dtype
 from imgmlp.engine.frontend.autograd import VJP, gradient, total
-from imgmlp.engine.ir.graph import Buffer, Node, buffer, const, function, move, reduce, toposort
+from imgmlp.engine.ir.graph import Buffer, Node, buffer, const, move, reduce, toposort
 from imgmlp.engine.ir.op import BITWISE, COMPARE, CONTROL, LOAD, Op
 from imgmlp.engine.oracle.interpret import evaluate
 
 Array = np.ndarray[Any, Any]
 STEP = 1e-6  # of central differences in float64: their error is about STEP**2 + 1e-16 / STEP
 TOLERANCE = 1e-7  # of the largest slope
-NUMPY = open_device("numpy")
 
 
 @pytest.fixture(scope="module", params=FORMS)
@@ -181,126 +180,6 @@ def test_gradients_of_gradients(device: AnyDevice) -> None:
     a = np.array([0.5, -1.5])
     assert close(slope.numpy(), 3 * a**2 + np.cos(a) + [1, 0.5], 3 * a**2 + 2, roundings=8)
     assert close(curve.numpy(), 6 * a - np.sin(a), 6 * np.abs(a) + 1, roundings=8)
-
-
-# --- gradients that Tensors keep ---
-
-
-def kept(tensor: Tensor) -> Any:
-    """Numbers of a gradient, which there must be."""
-    assert tensor.grad is not None
-    return tensor.grad.numpy().tolist()
-
-
-def test_backward_adds_to_the_gradient_of_what_requires_one(device: AnyDevice) -> None:
-    x = Tensor([1.0, 2.0], device, requires_grad=True)
-    unused = Tensor(np.ones((2, 1)), device, requires_grad=True)
-    plain = Tensor([3.0, 4.0], device)
-    assert kept(x) == [0, 0]
-    (x * x * plain).sum().backward()
-    assert kept(x) == [6, 16]
-    (x * plain).sum().backward()
-    assert kept(x) == [9, 20]
-    assert kept(unused) == [[0], [0]]
-    assert plain.grad is None
-    x.zero_grad()
-    assert kept(x) == [0, 0]
-    x.requires_grad = False
-    assert x.grad is None
-
-
-def test_kept_gradients_are_those_of_the_values_at_that_time(device: AnyDevice) -> None:
-    """Descent by hand: one parameter moves before the other's gradient is read."""
-    a, b = (Tensor([v], device, requires_grad=True) for v in (2.0, 3.0))
-    (a * b).sum().backward()
-    for p in (a, b):
-        assert p.grad is not None
-        p.assign(p - p.grad)
-    assert a.numpy().tolist() == [-1]
-    assert b.numpy().tolist() == [1]
-
-
-def test_a_step_keeps_gradients_of_its_own(device: AnyDevice) -> None:
-    p = Tensor([1.0, 2.0], device, requires_grad=True)
-
-    def step() -> dict[str, Tensor]:
-        p.zero_grad()
-        loss = (p**3).sum()
-        loss.backward()
-        assert p.grad is not None
-        p.assign(p - 0.5 * p.grad)
-        return {"loss": loss}
-
-    compile(step, device).run(2)
-    assert p.numpy().tolist() == [-0.875, -28.0]
-    p.zero_grad()
-
-
-def test_what_cannot_have_a_gradient_is_refused() -> None:
-    with pytest.raises(TypeError, match="requires_grad: i32"):
-        Tensor([1, 2], requires_grad=True)
-    x = Tensor([1.0, 2.0], NUMPY, requires_grad=True)
-    with pytest.raises(ValueError, match="backward: no Tensor that requires a gradient"):
-        Tensor([1.0], NUMPY).sum().backward()
-    with pytest.raises(ValueError, match=r"single number, not of shape \(2,\)"):
-        x.backward()
-    with pytest.raises(TypeError, match="i32"):
-        x.cast(dtype.i32).sum().backward()
-    with pytest.raises(TypeError, match="gradient: takes a list of Tensors, not int"):
-        x.sum().gradient([x, 3])  # type: ignore[list-item]
-    assert kept(x) == [0, 0]
-
-
-# --- rules of one's own, and gradients inside of steps ---
-
-
-def test_a_function_has_the_gradient_that_it_says(device: AnyDevice) -> None:
-    """Rounding with the gradient of the identity, which quantisation trains with."""
-    x, scale = Tensor([0.4, 1.6, -2.2], device), Tensor([1.0, 2.0, 3.0], device)
-    rounded = (x + 8.5).cast(dtype.i32).cast(dtype.f32) - 8
-
-    def straight(g: Node, ans: Node, a: Node, b: Node) -> tuple[Node, Node]:
-        return g * b, ans
-
-    answer = Tensor(function(rounded.node, [x.node, scale.node], straight), device)
-    gx, gscale = (answer * 2).sum().gradient([x, scale])
-    assert answer.numpy().tolist() == [0, 2, -2]
-    assert gx.numpy().tolist() == [2, 4, 6]
-    assert gscale.numpy().tolist() == [0, 2, -2]
-
-
-def test_gradients_are_those_of_the_parameters_before_the_step(device: AnyDevice) -> None:
-    """Whatever is assigned, and in whatever order gradients are asked for."""
-    p = Tensor([1.0, 2.0], device)
-    seen = Tensor([0.0, 0.0], device)
-
-    def step() -> dict[str, Tensor]:
-        loss = (p**3).sum()
-        p.assign(p - 0.5)
-        after = loss.gradient([p])[0]
-        seen.assign(after)
-        return {"after": after, "loss": loss}
-
-    program = compile(step, device)
-    program.run(2)
-    assert program.read("after").tolist() == [0.75, 6.75]
-    assert seen.numpy().tolist() == [0.75, 6.75]
-    assert program.read("loss") == pytest.approx(0.125 + 3.375)
-    assert p.numpy().tolist() == [0.0, 1.0]
-
-
-def test_two_optimizers_in_a_step_see_the_same_parameters(device: AnyDevice) -> None:
-    a, b = Tensor([2.0], device), Tensor([3.0], device)
-
-    def step() -> dict[str, Tensor]:
-        loss = (a * b).sum()
-        optim.SGD([a], 1.0).step(loss)
-        optim.SGD([b], 1.0).step(loss)
-        return {"loss": loss}
-
-    compile(step, device).run()
-    assert a.numpy().tolist() == [-1]
-    assert b.numpy().tolist() == [1]
 
 
 # --- tables and movements ---

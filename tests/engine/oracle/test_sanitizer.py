@@ -9,7 +9,7 @@ import pytest
 
 from imgmlp.engine.ir.dtype import f16, f32
 from imgmlp.engine.ir.graph import Buffer
-from imgmlp.engine.oracle.sanitizer import Loops, Watch
+from imgmlp.engine.oracle.sanitizer import Loops, Sanitizer
 
 OUT = Buffer((6,), f32, name="out")
 ITEMS = Loops(("item",), (6,))
@@ -17,8 +17,8 @@ LANES = Loops(("group", "lane"), (2, 3))
 EACH = np.arange(6)
 
 
-def watching(groups: int = 6, items: int = 6) -> Watch:
-    return Watch("k", {OUT: np.arange(6, dtype=np.float32)}, [OUT], [OUT], groups, items)
+def watching(groups: int = 6, items: int = 6) -> Sanitizer:
+    return Sanitizer("k", {OUT: np.arange(6, dtype=np.float32)}, [OUT], [OUT], groups, items)
 
 
 def test_what_is_stored_is_in_memory_and_what_is_read_is_not_needed_everywhere() -> None:
@@ -31,7 +31,7 @@ def test_what_is_stored_is_in_memory_and_what_is_read_is_not_needed_everywhere()
 
 def test_halves_are_read_as_floats() -> None:
     half = Buffer((2,), f16, name="half")
-    watch = Watch("k", {half: np.array([0.5, 1], np.float16)}, [half], [], 1, 1)
+    watch = Sanitizer("k", {half: np.array([0.5, 1], np.float16)}, [half], [], 1, 1)
     assert watch.read("a read", half, np.arange(2), None, Loops()).dtype == np.float32
 
 
@@ -114,6 +114,6 @@ def test_one_loop_after_another_is_in_order_and_one_loop_is_not() -> None:
 def test_buffers_of_one_kernel_share_no_bytes() -> None:
     arena, other = np.zeros(10, np.float32), Buffer((6,), f32, name="other")
     memory = {OUT: arena[:6], other: arena[4:]}
-    Watch("k", memory, [OUT, other], [], 1, 1)  # reading does no harm
+    Sanitizer("k", memory, [OUT, other], [], 1, 1)  # reading does no harm
     with pytest.raises(ValueError, match=r"k: out f32\[6\] and other f32\[6\] share bytes"):
-        Watch("k", memory, [other], [OUT], 1, 1)
+        Sanitizer("k", memory, [other], [OUT], 1, 1)

@@ -12,11 +12,11 @@ from test_prologue import descent
 
 from imgmlp.engine import AnyDevice, Device, Program, RawKernel, open_device
 from imgmlp.engine.codegen.render import building_block
-from imgmlp.engine.ir.kernel import Block, Guard, Kernel, Loop, Procedure, Resident
+from imgmlp.engine.ir.kernel import Block, Guard, Kernel, Loop, Persistent, Procedure
 from imgmlp.engine.ir.target import MOST_UNITS
 from imgmlp.engine.lowering import linearize
 from imgmlp.engine.passes import persistent
-from imgmlp.engine.passes.persistent import MOST_STEPS, reside
+from imgmlp.engine.passes.persistent import MOST_STEPS, make_persistent
 
 STEPS = 2 * MOST_STEPS + 5
 
@@ -46,7 +46,7 @@ def test_steps_in_one_launch_are_steps(device: AnyDevice) -> None:
     program, weights = descent(device)
     wanted, truth = descent(open_device("numpy"))
     (launch,) = program.stages.procedure.kernels
-    assert isinstance(launch, Resident)
+    assert isinstance(launch, Persistent)
     assert isinstance(launch.phases[0], Block)
     for count in (1, STEPS, 2):
         program.run(count)
@@ -117,7 +117,7 @@ __kernel void t_turns(volatile __global uint *turns, __global uint *out, int ste
 def test_whoever_is_there_does_the_work(patience: int) -> None:
     """Also a group alone, more groups than threads, and ones that wait for nobody."""
     device = open_pocl()
-    source = building_block("resident") + TURNS
+    source = building_block("persistent") + TURNS
     kernel = RawKernel(device, source, "t_turns", PATIENCE=patience)
     turns = np.zeros(48, np.uint32)
     for groups in (1, 2, 7):
@@ -132,17 +132,17 @@ def test_whoever_is_there_does_the_work(patience: int) -> None:
 
 
 def test_what_takes_long_is_left_in_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    (found,) = reside(parts()).kernels
-    assert isinstance(found, Resident)
+    (found,) = make_persistent(parts()).kernels
+    assert isinstance(found, Persistent)
     assert found.steps == MOST_STEPS
     work = persistent.MOST_WORK
     while found.steps == MOST_STEPS:
         work //= 2
         monkeypatch.setattr(persistent, "MOST_WORK", work)
-        (found,) = reside(parts()).kernels
+        (found,) = make_persistent(parts()).kernels
     assert found.steps >= 2
     monkeypatch.setattr(persistent, "MOST_WORK", work // MOST_STEPS)
-    assert len(reside(parts()).kernels) > 1
+    assert len(make_persistent(parts()).kernels) > 1
 
 
 def test_a_block_keeps_all_its_groups() -> None:
@@ -151,17 +151,17 @@ def test_a_block_keeps_all_its_groups() -> None:
     assert isinstance(block, Block)
     for groups, stays in ((MOST_UNITS, True), (MOST_UNITS + 1, False)):
         wide = Procedure((replace(block, tiles=groups, groups=groups), *after))
-        assert isinstance(reside(wide).kernels[0], Resident) is stays
+        assert isinstance(make_persistent(wide).kernels[0], Persistent) is stays
 
 
 def test_without_a_block_or_with_loops_or_choices_nothing_stays() -> None:
     block, *after = parts().kernels
     assert isinstance(block, Block)
     plain = Procedure((*block.kernels[:2], *after))
-    assert reside(plain) is plain
+    assert make_persistent(plain) is plain
     looped = Procedure((block, Loop(2, Procedure(tuple(after)), frozenset())))
-    assert reside(looped) is looped
+    assert make_persistent(looped) is looped
     (kernel, *_) = block.kernels
     assert isinstance(kernel, Kernel)
     guarded = Procedure((block, replace(kernel, guards=(Guard(kernel.stores[0].place, True),))))
-    assert reside(guarded) is guarded
+    assert make_persistent(guarded) is guarded

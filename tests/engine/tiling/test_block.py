@@ -21,7 +21,7 @@ from imgmlp.engine.lowering.map_kernels import REGISTERS
 from imgmlp.engine.oracle.interpret import evaluate
 from imgmlp.engine.passes.simplify import simplify
 from imgmlp.engine.runtime.buffers import read_buffer
-from imgmlp.engine.tiling.block import program as block_program
+from imgmlp.engine.tiling.block import block_procedure
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -72,7 +72,7 @@ def lowered(outputs: dict[str, Node], lanes: str = "one", units: int = 2) -> Pro
     updates: list[Update] = [(Buffer(n.shape, n.dtype, name=k), n) for k, n in outputs.items()]
     nodes = simplify([value for _, value in updates])
     step = [(state, value) for (state, _), value in zip(updates, nodes, strict=True)]
-    return block_program(step, Target("group" if lanes == "group" else "one", units))
+    return block_procedure(step, Target("group" if lanes == "group" else "one", units))
 
 
 def blocks(procedure: Procedure) -> list[Block]:

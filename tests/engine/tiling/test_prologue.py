@@ -47,7 +47,7 @@ def test_a_step_with_an_optimizer_is_two_launches(lanes: Lanes) -> None:
     block, after = descent(device)[0].stages.procedure.kernels
     assert isinstance(block, Block)
     assert isinstance(after, Fused)
-    transposed = [k for k in block.head if k.name == "copy"]
+    transposed = [k for k in block.prologue if k.name == "copy"]
     assert len(transposed) == (lanes == "one")  # on lanes a product reads either order as fast
 
 
@@ -59,7 +59,7 @@ def test_what_would_take_long_to_copy_is_copied_by_all_groups_together(
     assert isinstance(copied, Fused)  # with the states that are set aside
     assert (FEATURES, FEATURES) in [k.shape for k in copied.members]
     assert isinstance(block, Block)
-    assert [k.name for k in block.head] == ["clear"]
+    assert [k.name for k in block.prologue] == ["clear"]
 
 
 def test_weights_that_the_host_sets_between_steps_are_used(device: AnyDevice) -> None:

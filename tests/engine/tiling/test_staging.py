@@ -48,7 +48,7 @@ def step(
     return program, block
 
 
-def rooms(block: Block) -> set[Buffer]:
+def tile_buffers(block: Block) -> set[Buffer]:
     """What the tile's kernels leave for one another."""
     return {b for k in block.kernels for b in k.writes() if isinstance(b, LocalBuffer)}
 
@@ -61,9 +61,9 @@ def factors(block: Block) -> set[Buffer]:
 def test_factors_have_a_room_beside_matrix_units(device: AnyDevice, precision: Precision) -> None:
     weight = filled(device, 40, 24)
     _, block = step(device, lambda h: (h @ weight).sin(), precision)
-    found = rooms(block) & factors(block)
+    found = tile_buffers(block) & factors(block)
     assert {b.extent for b in found if isinstance(b, LocalBuffer)} >= {(block.rows, 40)}
-    assert sum(b.local_bytes for b in rooms(block) if isinstance(b, LocalBuffer)) <= LOCAL
+    assert sum(b.local_bytes for b in tile_buffers(block) if isinstance(b, LocalBuffer)) <= LOCAL
     assert not any(isinstance(b, LocalBuffer) for b in (*block.reads(), *block.writes()))
 
 
@@ -138,13 +138,13 @@ def test_a_value_may_be_read_in_another_shape(device: AnyDevice) -> None:
         return (h @ weight).sin() + h.reshape(len(h), 4, 10).sum(axis=1).sum(axis=1, keepdims=True)
 
     _, block = step(device, layers)
-    assert rooms(block) & factors(block)
+    assert tile_buffers(block) & factors(block)
 
 
 def test_lanes_wait_for_what_others_read_and_store(device: AnyDevice) -> None:
     weight = filled(device, 40, 24)
     program, _ = step(device, lambda h: (h @ weight).sin())
-    (code,) = [c for c in program.stages.codes if any(u.op is U.ROOM for u in c.uops)]
+    (code,) = [c for c in program.stages.codes if any(u.op is U.SCRATCH for u in c.uops)]
     waits = [i for i, u in enumerate(code.uops) if u.op is U.BARRIER]
     nothing = UOp(U.CONST, f32, (), 0)
     raced = 0

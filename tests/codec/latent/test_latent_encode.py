@@ -19,7 +19,7 @@ from imgmlp.codec.latent import course
 from imgmlp.codec.latent import encode as latent
 from imgmlp.codec.training.checkpoint import Checkpoint
 from imgmlp.codec.training.run import Progress, Run
-from imgmlp.codec.training.target import Effort, Target
+from imgmlp.codec.training.target import Effort, Goal
 from imgmlp.engine import open_device
 from imgmlp.errors import Interrupted, UsageError
 from imgmlp.image import Picture, psnr
@@ -29,7 +29,7 @@ PIXELS = small_pixels()[:10, :13]
 
 
 def run(
-    target: Target,
+    target: Goal,
     pixels: np.ndarray = PIXELS,
     effort: Effort = SHORT,
     run: Run | None = None,
@@ -46,7 +46,7 @@ def is_over(left: Iterator[int]) -> bool:
 def test_figures_are_those_of_the_bytes(channels: int) -> None:
     pixels = np.concatenate([PIXELS, PIXELS[::-1]], axis=2)[:, :, :channels]
     icc = b"a colour profile" if channels == 3 else None
-    found = run(Target("lambda", 3e-3), pixels, Effort(10), icc=icc)
+    found = run(Goal("lambda", 3e-3), pixels, Effort(10), icc=icc)
     parsed = container.parse(found.bytes)
     decoded = decoder.decode(parsed, open_device("numpy"))
     assert parsed.header.codec == "latent"
@@ -63,15 +63,13 @@ def test_figures_are_those_of_the_bytes(channels: int) -> None:
 @pytest.mark.parametrize("size", [(1, 2), (2, 1), (1, 40), (40, 1), (2, 2), (3, 5), (17, 9)])
 def test_pictures_of_any_size_have_files(size: tuple[int, int]) -> None:
     values = np.linspace(0, 255, math.prod(size)).astype(np.uint8)
-    found = run(Target("lambda", 1e-3), values.reshape(*size, 1), Effort(4))
+    found = run(Goal("lambda", 1e-3), values.reshape(*size, 1), Effort(4))
     assert found.pixels.shape == (*size, 1)
     assert container.parse(found.bytes).header.codec == "latent"
 
 
-@pytest.mark.parametrize(
-    "target", [Target("psnr", 40), Target("bytes", 5000), Target("lambda", 1e-3)]
-)
-def test_a_picture_of_one_colour_is_a_small_lossless_file(target: Target) -> None:
+@pytest.mark.parametrize("target", [Goal("psnr", 40), Goal("bytes", 5000), Goal("lambda", 1e-3)])
+def test_a_picture_of_one_colour_is_a_small_lossless_file(target: Goal) -> None:
     pixels = np.broadcast_to(np.array([3, 128, 250, 77], np.uint8), (20, 33, 4))
     found = run(target, np.ascontiguousarray(pixels))
     assert found.metrics["psnr"] == math.inf
@@ -80,21 +78,21 @@ def test_a_picture_of_one_colour_is_a_small_lossless_file(target: Target) -> Non
 
 
 def test_training_makes_the_picture_better_and_dearer_bits_the_file_smaller() -> None:
-    few, many = (run(Target("lambda", 1e-3), effort=Effort(n)) for n in (2, 60))
-    dear = run(Target("lambda", 3e-2), effort=Effort(60))
+    few, many = (run(Goal("lambda", 1e-3), effort=Effort(n)) for n in (2, 60))
+    dear = run(Goal("lambda", 3e-2), effort=Effort(60))
     assert many.metrics["psnr"] > few.metrics["psnr"] + 3
     assert len(dear.bytes) < len(many.bytes)
 
 
 def test_bytes_are_kept_and_used() -> None:
-    found = run(Target("bytes", 420), effort=Effort(60))
+    found = run(Goal("bytes", 420), effort=Effort(60))
     assert 0.97 * 420 <= len(found.bytes) <= 420
     assert found.missed is None
 
 
 def test_a_quality_is_aimed_at_and_a_miss_is_told() -> None:
     """So few steps on so few pixels miss it by a decibel or two."""
-    found = {goal: run(Target("psnr", goal), effort=Effort(150)) for goal in (17, 23)}
+    found = {goal: run(Goal("psnr", goal), effort=Effort(150)) for goal in (17, 23)}
     for goal, one in found.items():
         missing = goal - one.metrics["psnr"]
         assert abs(missing) < 3
@@ -104,22 +102,22 @@ def test_a_quality_is_aimed_at_and_a_miss_is_told() -> None:
 
 
 def test_a_target_out_of_reach_is_missed_with_the_best_file() -> None:
-    found = run(Target("bytes", 40), effort=Effort(4))
+    found = run(Goal("bytes", 40), effort=Effort(4))
     assert found.missed == f"{len(found.bytes)} bytes instead of 40"
-    found = run(Target("psnr", 55), effort=Effort(4))
+    found = run(Goal("psnr", 55), effort=Effort(4))
     assert found.missed is not None
     assert found.missed.endswith("instead of 55")
 
 
 def test_the_same_choices_give_the_same_bytes() -> None:
-    first, second = (run(Target("bytes", 420), effort=Effort(20)) for _ in range(2))
+    first, second = (run(Goal("bytes", 420), effort=Effort(20)) for _ in range(2))
     assert first.bytes == second.bytes
 
 
-@pytest.mark.parametrize("target", [Target("lambda", 1e-3), Target("bytes", 420)])
+@pytest.mark.parametrize("target", [Goal("lambda", 1e-3), Goal("bytes", 420)])
 @pytest.mark.parametrize("stops", [(1,), (3, 5), (11, 0)])
 def test_a_stopped_run_gives_the_bytes_of_one_that_was_not(
-    target: Target, stops: tuple[int, ...], tmp_path: Path
+    target: Goal, stops: tuple[int, ...], tmp_path: Path
 ) -> None:
     whole = run(target)
     checkpoint = Checkpoint(tmp_path / "c", "k")
@@ -143,18 +141,18 @@ def test_a_search_for_rounded_networks_may_be_stopped_as_well(tmp_path: Path) ->
 
     with pytest.raises(Interrupted, match="stopped after 30 of 30 steps"):
         run(
-            Target("lambda", 1e-3),
+            Goal("lambda", 1e-3),
             run=Run(lambda p: steps.append(p.step), stop, checkpoint=checkpoint),
         )
     steps.clear()
-    found = run(Target("lambda", 1e-3), run=Run(checkpoint=checkpoint))
+    found = run(Goal("lambda", 1e-3), run=Run(checkpoint=checkpoint))
     assert found.resumed == 30
-    assert found.bytes == run(Target("lambda", 1e-3)).bytes
+    assert found.bytes == run(Goal("lambda", 1e-3)).bytes
 
 
 def test_progress_tells_what_is_minimised() -> None:
     told: list[Progress] = []
-    run(Target("lambda", 2e-3), run=Run(told.append))
+    run(Goal("lambda", 2e-3), run=Run(told.append))
     assert told[-1].step == told[-1].steps == 30
     for progress in told:
         assert progress.bpp is not None
@@ -181,7 +179,7 @@ def test_without_an_effort_the_device_decides(
 ) -> None:
     monkeypatch.setattr(latent._Encoder, "_pace", lambda *_: pace)
     notes: list[str] = []
-    device, wanted = open_device("numpy"), Target("lambda", 1e-3)
+    device, wanted = open_device("numpy"), Goal("lambda", 1e-3)
     encoder = latent._Encoder(
         Picture(PIXELS), wanted, latent.effort(None, None), device, Run(note=notes.append)
     )
@@ -193,7 +191,7 @@ def test_without_an_effort_the_device_decides(
 
 def test_a_time_limit_decides_how_long_to_train(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latent._Encoder, "_pace", lambda *_: 1e-6)  # which it does not keep
-    found = run(Target("lambda", 1e-2), effort=Effort(0, seconds=1.5))
+    found = run(Goal("lambda", 1e-2), effort=Effort(0, seconds=1.5))
     assert 1 <= found.metrics["steps"] < 5000
 
 
@@ -216,7 +214,7 @@ def test_numbers_that_explode_are_taken_back_and_steps_get_smaller(
         return done
 
     monkeypatch.setattr(course.Course, "_look", exploding)
-    found = run(Target("lambda", 1e-3))
+    found = run(Goal("lambda", 1e-3))
     assert not found.diverged
     assert rates == [pytest.approx(course.control(20, 30, 1e-3).networks / 4)]
 
@@ -225,7 +223,7 @@ def test_where_nothing_helps_the_last_good_state_is_the_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(course, "LATENTS", math.nan)
-    found = run(Target("lambda", 1e-3), effort=Effort(20))
+    found = run(Goal("lambda", 1e-3), effort=Effort(20))
     assert found.diverged
     assert container.parse(found.bytes).header.codec == "latent"
 

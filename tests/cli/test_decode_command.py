@@ -1,0 +1,120 @@
+"""`imgmlp decode` as its users run it."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Command, environment, imgmlp_command
+from outputs import assert_error, pixels_of
+from PIL import Image
+
+from imgmlp.cli import arguments
+from imgmlp.codec import decoder
+from imgmlp.codec.bitstream import container
+from imgmlp.engine import open_device
+from imgmlp.errors import UsageError
+
+
+def test_decoding_gives_the_reconstruction_again(imgmlp: Command, weights: Path) -> None:
+    done = imgmlp("decode", weights.name)
+    assert done.stdout == ""
+    decoded = pixels_of(weights.with_suffix(".png"))
+    np.testing.assert_array_equal(decoded, pixels_of(weights.parent / "reconstruction.png"))
+
+
+@pytest.mark.parametrize(
+    ("options", "size"),
+    [
+        (("--size", "5x7"), (5, 7)),
+        (("--scale", "2"), (62, 48)),
+        (("--scale", "0.001"), (1, 1)),
+    ],
+)
+def test_a_picture_decodes_at_any_size(
+    imgmlp: Command, weights: Path, options: tuple[str, ...], size: tuple[int, int]
+) -> None:
+    imgmlp("decode", weights.name, *options, "-o", "other.webp")
+    with Image.open(weights.parent / "other.webp") as image:
+        assert image.size == size
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("640x480", (640, 480)), ("1X2", (1, 2)), ("16384×16384", (2**14, 2**14))]
+)
+def test_a_size_is_width_by_height(text: str, size: tuple[int, int]) -> None:
+    assert arguments.parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "5", "5x", "0x5", "-1x5", "5x5x5", "1.5x2", "16385x16384"])
+def test_other_sizes_are_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        arguments.parse_size(text)
+
+
+def test_a_dash_writes_png_to_stdout(imgmlp: Command, weights: Path) -> None:
+    target = weights.parent / "out.png"
+    with target.open("wb") as stream:
+        subprocess.run(
+            imgmlp_command(["decode", weights, "-o", "-"]),
+            env=environment(),
+            stdout=stream,
+            check=True,
+        )
+    np.testing.assert_array_equal(
+        pixels_of(target), pixels_of(weights.parent / "reconstruction.png")
+    )
+
+
+def test_a_compact_file_decodes_to_the_picture_beside_it(imgmlp: Command, compact: Path) -> None:
+    done = imgmlp("decode", compact.name)
+    assert done.stderr.startswith("✓ a.decoded.png  24×7 RGB and alpha   ")
+    with Image.open(compact.with_name("a.decoded.png")) as image:
+        assert image.info["icc_profile"] == b"not a real profile"
+        pixels = np.asarray(image)
+    expected = decoder.decode(container.parse(compact.read_bytes()), open_device("numpy"))
+    np.testing.assert_array_equal(pixels, expected)
+    imgmlp("decode", compact.name, "-o", "b.webp", "-q")
+    np.testing.assert_array_equal(pixels_of(compact.with_name("b.webp")), expected)
+
+
+def test_a_compact_file_is_not_decoded_where_something_would_be_lost(
+    imgmlp: Command, compact: Path
+) -> None:
+    before = set(compact.parent.iterdir())
+    assert_error(imgmlp("decode", compact.name, "-o", "b.jpg", check=2).stderr, "transparent")
+    compact.write_bytes(compact.read_bytes()[:-1])
+    assert_error(imgmlp("decode", compact.name, check=4).stderr, "a.imlp: truncated")
+    assert set(compact.parent.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--scale", "0"),
+        ("--scale", "-1"),
+        ("--scale", "nan"),
+        ("--scale", "1e300"),
+        ("--size", "5"),
+        ("--size", "99999x99999"),
+        ("--size", "5x5", "--scale", "2"),
+        ("-o", "picture.xyz"),
+        ("-o", "picture"),
+    ],
+    ids=" ".join,
+)
+def test_a_bad_option_of_decode_is_exit_2(
+    imgmlp: Command, weights: Path, options: tuple[str, ...]
+) -> None:
+    before = set(weights.parent.iterdir())
+    assert_error(imgmlp("decode", weights.name, *options, check=2).stderr)
+    assert set(weights.parent.iterdir()) == before
+
+
+def test_decode_leaves_an_existing_picture_untouched(imgmlp: Command, weights: Path) -> None:
+    target = weights.with_suffix(".png")
+    target.write_bytes(b"old")
+    assert_error(imgmlp("decode", weights.name, check=8).stderr, "weights.png")
+    assert target.read_bytes() == b"old"

@@ -1,0 +1,179 @@
+"""The command on a terminal and without one: what is shown, and what Ctrl-C and kill do."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import QUICK, environment, imgmlp_command
+from outputs import OUTPUTS, assert_error, assert_whole, names
+
+from imgmlp import interrupt
+from imgmlp.codec.decoder import open_stored
+
+ENDLESS = ("--steps", "100000000", "--batch", "64", "--hidden", "8", "--layers", "1")
+TERMINAL = {"TERM": "xterm-256color", "COLUMNS": "120", "LINES": "30"}
+
+
+class Running:
+    """The command on a pseudo-terminal."""
+
+    def __init__(self, folder: Path, *args: str, **changes: str) -> None:
+        control, its_end = pty.openpty()
+        self._control, self.shown = control, ""
+        self.process = subprocess.Popen(
+            imgmlp_command(args),
+            cwd=folder,
+            env=environment(**TERMINAL | changes),
+            stdin=its_end,
+            stdout=its_end,
+            stderr=its_end,
+            start_new_session=True,
+        )
+        os.close(its_end)
+
+    def until(self, text: str) -> None:
+        deadline = time.monotonic() + 60
+        while text not in self.shown:
+            assert time.monotonic() < deadline, self.shown
+            assert self._read(), self.shown
+
+    def end(self) -> int:
+        """Read what is left; the exit code."""
+        while self._read():
+            pass
+        return self.process.wait(timeout=60)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self._control)
+
+    def _read(self) -> bool:
+        if not select.select([self._control], [], [], 60)[0]:
+            return False
+        try:
+            data = os.read(self._control, 65536)
+        except OSError:  # how Linux says that the other end is closed
+            return False
+        self.shown += data.decode("utf-8", "replace")
+        return bool(data)
+
+
+@pytest.fixture
+def on_terminal(picture: Path) -> Iterator[object]:
+    started: list[Running] = []
+
+    def start(*args: str, **changes: str) -> Running:
+        started.append(Running(picture.parent, *args, **changes))
+        return started[-1]
+
+    yield start
+    for running in started:
+        running.close()
+
+
+def test_a_terminal_gets_a_bar(on_terminal: type[Running], picture: Path) -> None:
+    running = on_terminal("train", picture.name, *QUICK)
+    assert running.end() == 0
+    assert "━" in running.shown
+    for part in ("20/20", "loss", "dB", "steps/s", "left", "✓"):
+        assert part in running.shown
+    assert "\x1b[?25h" in running.shown  # the cursor is back
+
+
+@pytest.mark.parametrize(("changes", "options"), [({"TERM": "dumb"}, ()), ({}, ("--no-progress",))])
+def test_not_every_terminal_gets_a_bar(
+    on_terminal: type[Running], picture: Path, changes: dict[str, str], options: tuple[str, ...]
+) -> None:
+    running = on_terminal("train", picture.name, *QUICK, *options, **changes)
+    assert running.end() == 0
+    assert "━" not in running.shown
+
+
+def test_no_png_is_sent_to_a_terminal(on_terminal: type[Running], weights: Path) -> None:
+    running = on_terminal("decode", weights.name, "-o", "-")
+    assert running.end() == 2
+    assert "terminal" in running.shown
+    assert "PNG\r" not in running.shown
+
+
+def test_ctrl_c_on_a_terminal_writes_the_best_so_far(
+    on_terminal: type[Running], picture: Path
+) -> None:
+    running = on_terminal("train", picture.name, *ENDLESS)
+    running.until("loss")
+    os.killpg(running.process.pid, signal.SIGINT)  # as the terminal does
+    assert running.end() == 130
+    assert "the best weights so far are in weights.npz" in running.shown
+    assert "Traceback" not in running.shown
+    assert "\x1b[?25h" in running.shown
+    assert_whole(picture)
+
+
+@pytest.mark.parametrize("number", interrupt.SIGNALS)
+def test_a_signal_without_a_terminal_writes_the_best_so_far(
+    picture: Path, number: signal.Signals
+) -> None:
+    process = start(picture, *ENDLESS)
+    wait_for_training(process)
+    process.send_signal(number)
+    _, text = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert_error(text, "stopped after", "weights.npz")
+    assert_whole(picture)
+
+
+def test_a_second_ctrl_c_leaves_nothing_half_done(picture: Path) -> None:
+    process = start(picture, *ENDLESS)
+    wait_for_training(process)
+    for _ in range(50):
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.002)
+    _, text = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in text
+    assert names(picture, states=False) <= set(OUTPUTS)  # no temporary file
+    if (picture.parent / "weights.npz").exists():
+        open_stored(picture.parent / "weights.npz")
+
+
+def test_the_first_signal_is_a_request_and_the_second_an_order() -> None:
+    before = signal.getsignal(signal.SIGINT)  # ignored in what a shell runs in the background
+    with interrupt.StopRequest() as stop:
+        assert not stop.requested()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.requested()
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        for number in interrupt.SIGNALS:  # a third one would only disturb the cleaning up
+            assert signal.getsignal(number) is signal.SIG_IGN
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def start(picture: Path, *options: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        imgmlp_command(["train", picture.name, *options]),
+        cwd=picture.parent,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+    )
+
+
+def wait_for_training(process: subprocess.Popen[str]) -> None:
+    """Return once the header is shown, which is a moment before the first step."""
+    assert process.stderr is not None
+    assert "MLP" in process.stderr.readline()
+    time.sleep(0.3)

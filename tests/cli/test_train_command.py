@@ -1,0 +1,188 @@
+"""`imgmlp train` as its users run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import OPENCL, QUICK, Command, small_pixels
+from outputs import OUTPUTS, assert_error, assert_whole, names, pixels_of
+from PIL import Image
+
+from imgmlp import interrupt, terminal
+from imgmlp.cli import arguments
+from imgmlp.cli import train as training
+from imgmlp.cli.train import Outputs
+from imgmlp.codec.decoder import open_stored
+from imgmlp.engine import list_devices
+from imgmlp.errors import Interrupted, OutputError
+
+
+def test_training_writes_both_outputs_and_nothing_to_stdout(imgmlp: Command, picture: Path) -> None:
+    done = imgmlp("train", picture.name, *QUICK)
+    assert done.stdout == ""
+    header, *progress, last = done.stderr.splitlines()
+    assert header.startswith("small.png  31×24 RGB   MLP 8-8-3, 96 parameters   NumPy")
+    assert re.fullmatch(r"training  \d+/20  loss .* dB  .* steps/s  .* left", progress[-1])
+    assert re.fullmatch(r"✓ weights.npz .* kB   reconstruction.png .* dB   .* s", last)
+    assert_whole(picture)
+
+
+def test_the_main_job_runs_on_the_processors_opencl(imgmlp: Command, picture: Path) -> None:
+    if not any(device.kind == "cpu" for device in list_devices()):
+        pytest.skip("there is no OpenCL driver for the processor")
+    imgmlp("train", picture.name, *QUICK, "--device", OPENCL["device"])
+    imgmlp("decode", "weights.npz", "--device", OPENCL["device"])
+    decoded = pixels_of(picture.parent / "weights.png")
+    np.testing.assert_array_equal(decoded, pixels_of(picture.parent / "reconstruction.png"))
+
+
+def test_the_same_seed_gives_the_same_file(imgmlp: Command, picture: Path) -> None:
+    files = []
+    for seed in ("7", "7", "8"):
+        imgmlp("train", picture.name, *QUICK, "--seed", seed, "--force", "-q")
+        files.append((picture.parent / "weights.npz").read_bytes())
+    assert files[0] == files[1]
+    assert files[0] != files[2]
+
+
+def test_options_replace_values_of_the_preset(imgmlp: Command, picture: Path) -> None:
+    options = ("--preset", "seed", "--hidden", "12", "--layers", "2", "--features", "16")
+    options += ("--steps", "3", "--batch", "5", "--lr", "0.01", "--seed", "9", "-v")
+    done = imgmlp("train", picture.name, *options, "-o", "a.npz", "--png", "b.png")
+    assert "preset seed  steps 3  batch 5  lr 0.01" in done.stderr
+    facts = json.loads(imgmlp("info", "a.npz", "--json").stdout)
+    assert facts["network"] == "16-12-12-3"
+    assert names(picture) == {"a.npz", "b.png"}
+
+
+def test_gray_stays_gray(imgmlp: Command, picture: Path) -> None:
+    Image.fromarray(small_pixels(1)[:, :, 0]).save(picture)
+    assert "31×24 gray" in imgmlp("train", picture.name, *QUICK).stderr
+    assert pixels_of(picture.parent / "reconstruction.png").ndim == 2
+
+
+def test_a_dropped_alpha_channel_is_mentioned(imgmlp: Command, picture: Path) -> None:
+    Image.fromarray(small_pixels()).convert("RGBA").save(picture)
+    done = imgmlp("train", picture.name, *QUICK)
+    assert "small.png: the fully opaque alpha channel was dropped" in done.stderr
+
+
+def test_live_leaves_a_preview(imgmlp: Command, picture: Path) -> None:
+    imgmlp("train", picture.name, *QUICK, "--live", "live.png")
+    live = pixels_of(picture.parent / "live.png")
+    np.testing.assert_array_equal(live, pixels_of(picture.parent / "reconstruction.png"))
+
+
+def test_a_preview_that_cannot_be_written_ends_the_previews_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(training, "LIVE_EVERY", 0.0)
+    gone = training.LivePreview(tmp_path / "gone" / "live.png", None, terminal.Terminal())
+    decodings = []
+
+    def decode() -> np.ndarray:
+        decodings.append(1)
+        return small_pixels()
+
+    gone.update(decode)
+    gone.update(decode)
+    assert len(decodings) == 1
+    assert capsys.readouterr().err.count("no more previews") == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--steps", "0"),
+        ("--steps", "100000001"),
+        ("--steps", "many"),
+        ("--batch", "0"),
+        ("--lr", "0"),
+        ("--lr", "nan"),
+        ("--lr", "inf"),
+        ("--hidden", "0"),
+        ("--layers", "0"),
+        ("--features", "6"),
+        ("--features", "0"),
+        ("--seed", "-1"),
+        ("--seed", "4294967296"),
+        ("--preset", "other"),
+        ("--unheard-of",),
+    ],
+    ids=" ".join,
+)
+def test_a_bad_option_of_train_is_exit_2(
+    imgmlp: Command, picture: Path, options: tuple[str, ...]
+) -> None:
+    done = imgmlp("train", picture.name, *options, check=2)
+    assert_error(done.stderr, options[0])
+    assert done.stdout == ""
+    assert names(picture) == set()
+
+
+@pytest.mark.parametrize("existing", [*OUTPUTS, "live.png"])
+def test_an_existing_output_stays_untouched(imgmlp: Command, picture: Path, existing: str) -> None:
+    path = picture.parent / existing
+    path.write_bytes(b"old")
+    options = (*QUICK, "--live", "live.png")
+    assert_error(imgmlp("train", picture.name, *options, check=8).stderr, "--force", existing)
+    assert path.read_bytes() == b"old"
+    assert names(picture) == {existing}
+    imgmlp("train", picture.name, *options, "--force")
+    assert path.read_bytes() != b"old"
+
+
+def test_a_full_disk_is_exit_8(imgmlp: Command, picture: Path) -> None:
+    done = imgmlp("train", picture.name, *QUICK, "-o", "/dev/full", check=8)
+    assert_error(done.stderr, "/dev/full", "No space left")
+    assert names(picture) == set()
+
+
+def test_a_loss_that_explodes_is_exit_1_with_weights(imgmlp: Command, picture: Path) -> None:
+    done = imgmlp("train", picture.name, *QUICK, "--lr", "1e30", check=1)
+    assert_error(done.stderr, "no longer finite", "weights.npz", "--lr")
+    assert "Warning" not in done.stderr
+    assert_whole(picture)
+
+
+def test_a_stopped_training_goes_on_over_what_it_wrote(
+    picture: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, show = picture.parent, terminal.Terminal()
+    chosen = {"batch": 64, "hidden": 8, "layers": 1, "features": 8}
+
+    def train(name: str, steps: int = 300, png: str = "a", live: Path | None = None) -> None:
+        settings = arguments.training_settings("default", steps=steps, **chosen)
+        outputs = Outputs(folder / f"{name}.npz", folder / f"{png}.png", live)
+        training.run(show, picture, outputs, settings, "numpy", False)
+
+    train("whole", png="whole")
+    left = iter(range(7))
+    with monkeypatch.context() as patch:
+        patch.setattr(interrupt.StopRequest, "requested", lambda _: next(left, None) is None)
+        with pytest.raises(Interrupted, match="stopped after") as raised:
+            train("a")
+    assert "the same command goes on" in raised.value.hint
+    assert open_stored(folder / "a.npz").width == 31
+    with pytest.raises(OutputError, match="exists already"):  # not with other settings
+        train("a", 310)
+    os.utime(folder / "whole.png", (0, 0))
+    with pytest.raises(OutputError, match=r"whole\.png exists already"):  # nor over other files
+        train("a", png="whole")
+    with pytest.raises(OutputError, match=r"whole\.png exists already"):
+        train("a", live=folder / "whole.png")
+    os.utime(folder / "a.npz", (2**32, 2**32))
+    with pytest.raises(OutputError, match="exists already"):  # nor if something else wrote it
+        train("a")
+    os.utime(folder / "a.npz", (0, 0))
+    capsys.readouterr()
+    train("a")
+    assert "continuing after" in capsys.readouterr().err
+    for end in ("npz", "png"):
+        assert (folder / f"a.{end}").read_bytes() == (folder / f"whole.{end}").read_bytes()
+    assert names(picture) == {"a.npz", "a.png", "whole.npz", "whole.png"}

@@ -1,0 +1,180 @@
+"""Choices inside a step: the chosen value alone is computed, whatever a replay chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from conftest import FORMS, MAPPINGS, open_mapping
+from poison import run_poisoned
+from reference import close
+
+from imgmlp.engine import AnyDevice, Device, Program, Tensor, compile, cond, loop
+from imgmlp.engine import dtype as dt
+from imgmlp.engine.compiler import Stages
+from imgmlp.engine.ir.op import Op
+from imgmlp.engine.oracle import interpret
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def device(request: pytest.FixtureRequest) -> AnyDevice:
+    return open_mapping(request.param)
+
+
+@pytest.fixture(scope="module", params=MAPPINGS[1:])
+def kernels(request: pytest.FixtureRequest) -> Device:
+    """A device that runs kernels."""
+    found = open_mapping(request.param)
+    assert isinstance(found, Device)
+    return found
+
+
+Lowered = Callable[[Callable[[], dict[str, Tensor]]], Stages]
+
+
+@pytest.fixture(params=MAPPINGS[1:])
+def lowered(request: pytest.FixtureRequest) -> Lowered:
+    """What steps become for a mapping, without a driver."""
+    device = open_mapping("numpy")
+    device.lanes = request.param
+    return lambda step: compile(step, device).stages
+
+
+def symmetric(n: int) -> np.ndarray:
+    a = np.random.default_rng(n).standard_normal((n, n)).astype(np.float32)
+    return a @ a.T
+
+
+def chosen(device: AnyDevice) -> tuple[Program, Tensor]:
+    """A step whose condition is a state: it counts down, and through 0 to the other branch."""
+    a = Tensor(symmetric(5), device)
+    left = Tensor(np.int32(2), device)
+    state = Tensor(np.ones((5, 5)), device)
+    heard = Tensor(np.zeros(5), device)
+
+    def step() -> dict[str, Tensor]:
+        c = left > 0
+        y, total = cond(
+            c,
+            lambda: ((a @ a + 1.0).softmax(), (a @ state).sum()),
+            lambda: (a * 2.0, a.sum() * 0.5),
+        )
+        state.assign(cond(c, lambda: state * 2.0 + y, lambda: state))
+        heard.assign(cond(left, lambda: y.sum(0), lambda: heard))
+        left.assign(left - 1)
+        return {"y": y, "total": total, "joined": Tensor.concat([y, state])}
+
+    return compile(step, device), state
+
+
+def test_the_condition_may_change_between_replays(device: AnyDevice) -> None:
+    program, state = chosen(device)
+    a, wanted = symmetric(5).astype(np.float64), np.ones((5, 5))
+    e = np.exp(a @ a + 1 - (a @ a + 1).max(1, keepdims=True))
+    sizes = np.abs(wanted)
+    for left in (2, 1, 0, -1):
+        program.run()
+        y = e / e.sum(1, keepdims=True) if left > 0 else a * 2
+        total = (a @ wanted).sum() if left > 0 else a.sum() * 0.5
+        assert close(program.read("y"), y, roundings=256)
+        assert close(program.read("total"), total, (np.abs(a) @ sizes).sum(), roundings=256)
+        assert close(program.read("joined"), np.concatenate([y, wanted]), roundings=256)
+        wanted = wanted * 2 + y if left > 0 else wanted
+        sizes = sizes * 2 + np.abs(y)
+        assert close(state.numpy(), wanted, sizes, roundings=256)
+
+
+def test_only_the_chosen_branch_computes(kernels: Device) -> None:
+    """What the other branch would leave in memory is not there."""
+    a, c = Tensor(symmetric(5), kernels), Tensor(np.int32(0), kernels)
+    choice = cond(c, lambda: (a @ a).softmax() + 1.0, lambda: a * 2.0)
+    program = compile(lambda: {"y": choice}, kernels)
+    plan, (arena,) = program.stages.memory, program.arena
+    assert len(plan.offsets) >= 2  # the product in the branch, and the condition
+    kernels.write(arena, np.full(arena.nbytes, 0x55, np.uint8))
+    for taken in (False, True):
+        c.write(np.array(taken, np.int32))
+        program.run()
+        found = np.empty(arena.nbytes, np.uint8)
+        kernels.read(arena, found)
+        for storage, begin in plan.offsets.items():
+            untouched = (found[begin : begin + storage.nbytes] == 0x55).all()
+            assert untouched == (not taken and storage.dtype is not dt.bool_)
+
+
+def test_guards_are_kept_by_memory_in_reuse(kernels: Device) -> None:
+    plain, poisoned = chosen(kernels)[0], chosen(kernels)[0]
+    for _ in range(3):
+        plain.run()
+        run_poisoned(poisoned)
+        for name in ("y", "total", "joined"):
+            assert np.array_equal(plain.read(name), poisoned.read(name))
+
+
+def test_a_state_that_stays_is_not_copied(lowered: Lowered) -> None:
+    x, c = Tensor([1.0, 2.0]), Tensor([True])
+
+    def step() -> dict[str, Tensor]:
+        x.assign(cond(c, lambda: x * 2, lambda: x))
+        return {}
+
+    assert len(lowered(step).codes) == 1
+
+
+def test_newton_stops_once_it_is_there(device: AnyDevice) -> None:
+    """A choice in a loop: iterations after the first small step change nothing."""
+    two = Tensor([2.0], device)
+
+    def body(i: Tensor, x: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+        better = (x + two / x) * 0.5
+        near = ((better - x).abs() < 1e-3).cast(dt.i32).sum()
+        return cond(near, lambda: (x, steps), lambda: (better, steps + 1))
+
+    x, steps = loop(30, body, Tensor([1.0], device), Tensor(np.int32(0), device))
+    assert x.item() == pytest.approx(np.sqrt(2), abs=1e-3)
+    assert steps.item() == 3
+
+
+def test_choices_in_choices_and_loops_in_them(device: AnyDevice) -> None:
+    x = Tensor([1.0, 2.0], device)
+    number = Tensor(np.int32(0), device)
+
+    def step() -> dict[str, Tensor]:
+        inner = cond(number < 2, lambda: loop(3, lambda i, y: y * x + i, x), lambda: x * 7)
+        y = cond(number < 1, lambda: -x, lambda: inner + 1)
+        number.assign(number + 1)
+        return {"y": y}
+
+    program = compile(step, device)
+    for wanted in ([-1.0, -2.0], [5.0, 21.0], [8.0, 15.0]):
+        program.run()
+        assert np.array_equal(program.read("y"), wanted)
+
+
+def test_numpy_computes_only_the_chosen_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(interpret.TABLE, Op.SIN, None)
+    x = Tensor([1.0, 2.0], open_mapping("numpy"))
+    true = Tensor(np.bool_(True), x.device)
+    assert cond(true, x.sum, lambda: x.sin().sum()).item() == 3
+    with pytest.raises(TypeError):
+        cond(true.logical_not(), x.sum, lambda: x.sin().sum()).item()
+
+
+def test_a_choice_that_is_known_is_made_at_once(lowered: Lowered) -> None:
+    x = Tensor([1.0, 2.0])
+    yes = Tensor.full((), 3) > 2
+    stages = lowered(lambda: {"y": cond(yes, lambda: x * 3, x.sin)})
+    assert [n.op for n in stages.nodes] == [Op.MUL]
+    assert len(stages.codes) == 1
+
+
+def test_listings_show_guards(lowered: Lowered) -> None:
+    x, c = Tensor([1.0, 2.0]), Tensor(np.int32(1))
+    stages = lowered(lambda: {"y": cond(c, lambda: x * 2, lambda: x + 1)})
+    assert "COND" in stages.show("nodes")
+    assert "[label=true]" in stages.show("dot")
+    assert "  if t" in stages.show("procedure")
+    assert "  unless t" in stages.show("procedure")
+    assert "GUARD" in stages.show("uops")
+    assert stages.source.count("return;") == 2

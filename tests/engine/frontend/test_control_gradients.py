@@ -1,0 +1,177 @@
+"""Gradients through loops and choices: those of the same written out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from conftest import FORMS, MAPPINGS, open_mapping
+from reference import close
+
+from imgmlp.engine import AnyDevice, Context, Function, Tensor, compile, cond, loop
+from imgmlp.engine.compiler import Stages
+from imgmlp.engine.frontend.autograd import MOST_UNROLLED
+from imgmlp.engine.ir.kernel import Fused
+from imgmlp.engine.ir.op import Op
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def device(request: pytest.FixtureRequest) -> AnyDevice:
+    return open_mapping(request.param)
+
+
+Lowered = Callable[[Callable[[], dict[str, Tensor]]], Stages]
+
+
+@pytest.fixture(params=MAPPINGS[1:])
+def lowered(request: pytest.FixtureRequest) -> Lowered:
+    """What steps become for a mapping, without a driver."""
+    device = open_mapping("numpy")
+    device.lanes = request.param
+    return lambda step: compile(step, device).stages
+
+
+def symmetric(n: int) -> np.ndarray:
+    a = np.random.default_rng(n).standard_normal((n, n)).astype(np.float32)
+    return a @ a.T
+
+
+def computed(*tensors: Tensor) -> list[np.ndarray]:
+    """Several values, by one program."""
+    device = tensors[0].device
+    assert device is not None
+    program = compile(lambda: {str(i): t for i, t in enumerate(tensors)}, device)
+    program.run()
+    return [program.read(str(i)) for i in range(len(tensors))]
+
+
+def gradients(run: Callable[..., Tensor], device: AnyDevice) -> list[np.ndarray]:
+    a = Tensor(symmetric(3) * 0.2, device)
+    x = Tensor([1.0, -0.5, 2.0], device)
+
+    def body(i: Tensor | int, y: Tensor) -> Tensor:
+        return (a @ y) * 0.5 + (y * x).sin() * i
+
+    loss = (run(3, body, x) * x).sum()
+    return computed(*loss.gradient([x, a]))
+
+
+def in_python(count: int, body: Callable[..., Tensor], x: Tensor) -> Tensor:
+    for i in range(count):
+        x = body(i, x)
+    return x
+
+
+def test_gradients_are_those_of_the_unrolled_loop(device: AnyDevice) -> None:
+    wanted = gradients(in_python, open_mapping("numpy"))
+    for found, want in zip(gradients(loop, device), wanted, strict=True):
+        assert np.abs(want).max() > 0.1
+        assert close(found, want)
+
+
+def test_gradients_of_a_nested_loop(device: AnyDevice) -> None:
+    """y = x·3^(2·3), so that the slope is 729."""
+    x = Tensor([2.0], device)
+    y = loop(2, lambda i, y: loop(3, lambda j, z: z * 3, y), x)
+    (slope,) = y.sum().gradient([x])
+    assert slope.numpy() == [729.0]
+
+
+class Scaled(Function):
+    """x·a², with a saved product."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor, a: Tensor) -> Tensor:
+        ctx.save_for_backward(x * a, a)
+        return x * a * a
+
+    @staticmethod
+    def backward(ctx: Context, g: Tensor) -> tuple[Tensor, Tensor]:
+        product, a = ctx.saved_tensors
+        return g * a * a, g * product * 2
+
+
+def test_a_function_saves_what_each_iteration_computed(device: AnyDevice) -> None:
+    """y = x·a^(2·6), so that the slopes are a^12 and 12·x·a^11; one loop is in the other."""
+    x, a = Tensor([2.0, 3.0], device), Tensor([1.1, 0.9], device)
+
+    def body(i: Tensor, y: Tensor) -> Tensor:
+        return loop(2, lambda j, z: Scaled.apply(z, a), y)
+
+    by_x, by_a = computed(*loop(3, body, x).sum().gradient([x, a]))
+    scale = np.array([1.1, 0.9])
+    wanted = 12 * np.array([2, 3]) * scale**11
+    assert close(by_x, scale**12, scale**12)
+    assert close(by_a, wanted, wanted)
+
+
+def test_gradients_reach_expressions_that_only_a_body_uses(device: AnyDevice) -> None:
+    w = Tensor([1.0, 2.0, 3.0, 4.0], device)
+    square, double = w.reshape(2, 2), w[:2] * 2
+    y = loop(2, lambda i, y: y + square.sum(0) * double, Tensor([0.0, 0.0], device))
+    by_square, by_double = computed(*y.sum().gradient([square, double]))
+    assert np.array_equal(by_square, [[4.0, 8.0], [4.0, 8.0]])
+    assert np.array_equal(by_double, [8.0, 12.0])
+
+
+def test_gradients_of_gradients_through_a_loop(device: AnyDevice) -> None:
+    """y = x^8: the second derivative is 56·x^6."""
+    x = Tensor([1.5], device)
+    (slope,) = loop(3, lambda i, y: y * y, x).sum().gradient([x])
+    (curvature,) = slope.sum().gradient([x])
+    assert curvature.numpy() == pytest.approx(56 * 1.5**6, rel=1e-5)
+
+
+@pytest.mark.parametrize("way", [0, 1])
+def test_gradients_go_through_the_chosen_value(device: AnyDevice, way: int) -> None:
+    rng = np.random.default_rng(1)
+    a, b = (rng.standard_normal((3, 3)).astype(np.float32) for _ in range(2))
+    w, v = Tensor(a, device), Tensor(b, device)
+    c = Tensor(np.int32(way), device)
+    x = (w * 0.5).sin()  # of both ways
+    y = cond(c, lambda: (x @ v) ** 2, lambda: x * 3)
+    by_w, by_v = computed(*(y.sum() + x.sum()).gradient([w, v]))
+    g = 2 * (np.sin(a / 2) @ b) @ b.T if way else np.full((3, 3), 3.0)
+    assert close(by_w, (g + 1) * np.cos(a / 2) / 2)
+    wanted = np.sin(a / 2).T @ (2 * np.sin(a / 2) @ b) if way else np.zeros((3, 3))
+    assert close(by_v, wanted)
+
+
+def test_the_gradient_of_what_is_not_chosen_is_not_computed(lowered: Lowered) -> None:
+    x, w, c = Tensor(symmetric(4)), Tensor(symmetric(4)), Tensor(np.int32(0))
+
+    def step() -> dict[str, Tensor]:
+        y = cond(c, lambda: ((x @ w).softmax() @ w) ** 2, lambda: x * 2)
+        return {"slope": y.sum().gradient([w])[0]}
+
+    launches = lowered(step).procedure.kernels
+    kernels = [m for k in launches for m in (k.members if isinstance(k, Fused) else [k])]
+    products = [k for k in kernels if k.core and k.core.op is Op.DOT]
+    assert len(products) >= 4
+    assert all(k.guards for k in products)
+
+
+def test_gradients_through_a_choice_in_a_loop(device: AnyDevice) -> None:
+    """x doubles, and doubles, and then is squared: 16·x², whose slope is 32·x."""
+    x = Tensor([1.5], device)
+    y = loop(3, lambda i, y: cond(i < 2, lambda: y * 2, lambda: y * y), x)
+    (slope,) = y.sum().gradient([x])
+    assert slope.numpy() == pytest.approx(48.0)
+
+
+@pytest.mark.parametrize("device", MAPPINGS, indirect=True)  # long
+def test_a_loop_that_does_not_depend_on_the_parameters_stays_a_loop(device: AnyDevice) -> None:
+    x, w = Tensor([2.0], device), Tensor([5.0], device)
+    y = loop(MOST_UNROLLED, lambda i, y: y * 0.5 + 1.0, x)
+    (slope,) = (y * w).sum().gradient([w])
+    assert slope.numpy() == [2.0]
+    (slope,) = (y * w).sum().gradient([y])  # up to the loop's result, not through it
+    assert slope.numpy() == [5.0]
+
+
+def test_a_gradient_through_too_many_iterations_is_refused() -> None:
+    x = Tensor([2.0], open_mapping("numpy"))
+    y = loop(1_000_000, lambda i, y: y * 0.5 + x, x)
+    with pytest.raises(ValueError, match=r"1,000,000 iterations.*take the gradient inside"):
+        y.sum().gradient([x])

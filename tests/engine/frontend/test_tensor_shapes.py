@@ -1,0 +1,184 @@
+"""Shapes of Tensors: sizes that divide nothing, all layouts, broadcasting, and indices."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import FORMS, open_mapping
+from reference import close
+
+from imgmlp.engine import AnyDevice, Tensor, compile
+
+Array = np.ndarray[Any, Any]
+SIZES = (1, 2, 3, 7, 16, 17, 33, 64, 65, 130)
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def device(request: pytest.FixtureRequest) -> AnyDevice:
+    return open_mapping(request.param)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(5)
+
+
+def results(outputs: dict[str, Tensor], device: AnyDevice) -> dict[str, Array]:
+    program = compile(lambda: outputs, device)
+    program.run()
+    return {name: program.read(name) for name in outputs}
+
+
+def draw(rng: np.random.Generator, *shape: int) -> Array:
+    return rng.uniform(-1, 1, shape).astype(np.float32)
+
+
+# --- sizes that divide nothing ---
+
+
+def matrix_layouts(a: Array, device: AnyDevice) -> list[Tensor]:
+    """One matrix as stored, transposed, flipped, and one of every few of a larger one."""
+    apart = np.full((2 * a.shape[0] + 1, 3 * a.shape[1]), 9, np.float32)
+    apart[1::2, ::3] = a
+    return [
+        Tensor(a, device),
+        Tensor(np.ascontiguousarray(a.T), device).transpose(),
+        Tensor(a[::-1, ::-1], device).flip(0, 1),
+        Tensor(apart, device)[1::2, ::3],
+    ]
+
+
+def test_products_of_all_sizes_and_layouts(device: AnyDevice, rng: np.random.Generator) -> None:
+    outputs, wanted = {}, {}
+    for i in range(16):
+        m, k, n = (int(v) for v in rng.choice(SIZES, 3))
+        a, b = draw(rng, m, k), draw(rng, k, n)
+        x, y = matrix_layouts(a, device)[i % 4], matrix_layouts(b, device)[i // 4 % 4]
+        name = f"{m} x {k} x {n}, layouts {i % 4} {i // 4 % 4}"
+        outputs[name], wanted[name] = x @ y, (a.astype(np.float64) @ b, np.abs(a) @ np.abs(b))
+    for name, value in results(outputs, device).items():
+        assert close(value, *wanted[name]), name
+
+
+def test_leading_axes_of_products_broadcast(device: AnyDevice, rng: np.random.Generator) -> None:
+    shapes = [
+        ((2, 1, 3, 5), (4, 5, 3)),
+        ((5,), (2, 5, 3)),
+        ((2, 3, 5), (5,)),
+        ((1, 7, 3), (6, 3, 1)),
+        ((3, 1, 1), (1, 1)),
+    ]
+    outputs, wanted = {}, {}
+    for s, t in shapes:
+        a, b = draw(rng, *s), draw(rng, *t)
+        outputs[f"{s} {t}"] = Tensor(a, device) @ Tensor(b, device)
+        wanted[f"{s} {t}"] = a.astype(np.float64) @ b, np.abs(a) @ np.abs(b)
+    for name, value in results(outputs, device).items():
+        assert close(value, *wanted[name]), name
+
+
+def subsets(rank: int) -> list[tuple[int, ...]]:
+    return [s for n in range(rank + 1) for s in itertools.combinations(range(rank), n)]
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 7, 5), (2, 129, 131), (1, 1, 1)])
+def test_reductions_over_every_subset_of_axes(
+    device: AnyDevice, rng: np.random.Generator, shape: tuple[int, ...]
+) -> None:
+    a = draw(rng, *shape)
+    x = Tensor(a, device)
+    wide, sizes = a.astype(np.float64), np.abs(a)
+    outputs, wanted = {}, {}
+    for axes in subsets(len(shape)):
+        outputs |= {f"sum {axes}": x.sum(axes), f"max {axes}": x.max(axes)}
+        wanted[f"sum {axes}"] = wide.sum(axes), sizes.sum(axes)
+        wanted[f"max {axes}"] = wide.max(axes), 0
+        outputs[f"kept {axes}"] = x.mean(axes, keepdims=True)
+        wanted[f"kept {axes}"] = tuple(v.mean(axes, keepdims=True) for v in (wide, sizes))
+    for name, value in results(outputs, device).items():
+        assert close(value, *wanted[name]), name
+
+
+def test_long_reductions_of_computed_values(device: AnyDevice, rng: np.random.Generator) -> None:
+    a = draw(rng, 50_021)
+    x = Tensor(a, device)
+    wide = a.astype(np.float64)
+    found = results(
+        {
+            "sum": (x * x).sum(), "max": (-x).max(), "kept": x.reshape(1, -1).sum(1),
+            "column": x.reshape(-1, 1).sum(0), "scalar": Tensor(np.float32(3), device).sum(),
+            "integers": Tensor.arange(50_021, device=device).sum(),
+            "slope": (x.square().sum() * 0.5).gradient([x])[0],
+        },
+        device,
+    )  # fmt: skip
+    exact = {"max": (-wide).max(), "scalar": 3, "integers": 50_021 * 50_020 // 2, "slope": a}
+    for name, value in exact.items():
+        assert np.array_equal(found[name], value), name
+    assert close(found["sum"], (wide**2).sum())
+    total, size = wide.sum(keepdims=True), np.abs(wide).sum()
+    assert close(found["kept"], total, size)
+    assert close(found["column"], total, size)
+
+
+def test_shapes_broadcast_as_in_numpy(device: AnyDevice, rng: np.random.Generator) -> None:
+    shapes = [(), (1,), (17,), (1, 17), (7, 1), (7, 17), (3, 1, 1), (3, 1, 17), (1, 7, 1)]
+    arrays = {s: draw(rng, *s) for s in shapes}
+    tensors = {s: Tensor(a, device) for s, a in arrays.items()}
+    pairs = list(itertools.combinations_with_replacement(shapes, 2))
+    found = results({f"{s} {t}": tensors[s] - tensors[t] for s, t in pairs}, device)
+    for s, t in pairs:
+        assert np.array_equal(found[f"{s} {t}"], arrays[s] - arrays[t]), (s, t)
+
+
+# --- indices ---
+
+KEYS: list[Any] = [
+    -1, np.int64(2), slice(None, None, -1), slice(5, 1, -2), slice(-3, None), slice(2, 100),
+    (slice(None), 3), (slice(1, 6, 3), slice(None, None, -4)), (-2, slice(9, 2, -1)),
+    (slice(0, 1), slice(10, None)), (slice(6, None, -1), -11),
+]  # fmt: skip
+
+
+def test_slices_take_what_numpy_takes(device: AnyDevice) -> None:
+    a = np.arange(77, dtype=np.float32).reshape(7, 11)
+    x = Tensor(a, device)
+    found = results({str(i): x[key] + 0 for i, key in enumerate(KEYS)}, device)
+    for i, key in enumerate(KEYS):
+        assert np.array_equal(found[str(i)], a[key]), key
+
+
+def test_rows_are_gathered_from_any_table_at_any_index(device: AnyDevice) -> None:
+    table = np.arange(12, dtype=np.float32).reshape(4, 3)
+    x = Tensor(table, device)
+    moved = np.pad(table.T[::-1], ((1, 0), (0, 0)))
+    lists: dict[str, Any] = {
+        "number": np.int32(2),
+        "bytes": np.array([3, 0, 3], np.uint8),
+        "counts": np.array([[[1], [2]]], np.uint32),
+    }
+    indices = {name: Tensor(i, device) for name, i in lists.items()}
+    outputs = {name: x.gather(i) for name, i in indices.items()}
+    outputs |= {
+        f"moved {n}": x.transpose().flip(0).pad((1, 0), (0, 0)).gather(i)
+        for n, i in indices.items()
+    }
+    outputs |= {f"flat {n}": x.reshape(-1).gather(i * 2) for n, i in indices.items()}
+    outputs["computed"] = (x * 2).gather(Tensor.arange(7, device=device) * 3 % 4)
+    found = results(outputs, device)
+    for name, i in lists.items():
+        assert np.array_equal(found[name], table[i]), name
+        assert np.array_equal(found[f"moved {name}"], moved[i]), name
+        assert np.array_equal(found[f"flat {name}"], table.ravel()[i * 2]), name
+    assert np.array_equal(found["computed"], 2 * table[np.arange(7) * 3 % 4])
+
+
+def test_parts_of_several_dtypes_stand_side_by_side(device: AnyDevice) -> None:
+    a, b = np.arange(6, dtype=np.int32).reshape(2, 3), np.array([[0.5], [1.5]], np.float32)
+    x, y = Tensor(a, device), Tensor(b, device)
+    parts = [x, y, (x * 2)[:, ::-1], y.expand(2, 4)]
+    wanted = np.concatenate([a, b, (a * 2)[:, ::-1], np.broadcast_to(b, (2, 4))], -1)
+    assert np.array_equal(Tensor.concat(parts, -1).numpy(), wanted)

@@ -1,0 +1,152 @@
+"""Random index expressions: simplified or not, in Python or C, they have the same values.
+
+Each is checked over every value of its variables.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from imgmlp.engine.ir.conditions import at_least, conj, less, xor
+from imgmlp.engine.ir.symbolic import (
+    Const,
+    Expr,
+    Var,
+)
+
+BOUNDS = {"p": (0, 11), "q": (-7, 4), "r": (3, 6), "s": (2, 2)}
+GRID = dict(
+    zip(
+        BOUNDS,
+        np.meshgrid(*(np.arange(lo, hi + 1) for lo, hi in BOUNDS.values()), indexing="ij"),
+        strict=True,
+    )
+)
+DIVISORS = st.sampled_from([1, 2, 3, 4, 5, 6, 8, 10, 12, 20])
+SMALL = st.integers(-20, 20)
+
+Pair = tuple[Expr, Any]  # an expression, and its values on GRID as NumPy computes them
+LEAVES: st.SearchStrategy[Pair] = st.one_of(
+    st.sampled_from([(Var(name, *bounds), GRID[name]) for name, bounds in BOUNDS.items()]),
+    SMALL.map(lambda n: (Const(n), np.int64(n))),
+)
+
+
+def condition(x: Pair, n: int, upper: bool) -> Pair:
+    return (less(x[0], n), (x[1] < n) * 1) if upper else (at_least(x[0], n), (x[1] >= n) * 1)
+
+
+CONDITION = st.tuples(SMALL, st.booleans())
+
+
+def larger(x: st.SearchStrategy[Pair]) -> st.SearchStrategy[Pair]:
+    """Every operation on smaller expressions."""
+    two = st.tuples(x, x)
+    return st.one_of(
+        two.map(lambda p: (p[0][0] + p[1][0], p[0][1] + p[1][1])),
+        two.map(lambda p: (p[0][0] - p[1][0], p[0][1] - p[1][1])),
+        two.map(lambda p: (xor(p[0][0], p[1][0]), p[0][1] ^ p[1][1])),
+        st.tuples(x, SMALL).map(lambda p: (p[0][0] * p[1], p[0][1] * p[1])),
+        st.tuples(x, DIVISORS).map(lambda p: (p[0][0] // p[1], p[0][1] // p[1])),
+        st.tuples(x, DIVISORS).map(lambda p: (p[0][0] % p[1], p[0][1] % p[1])),
+        st.tuples(x, DIVISORS, DIVISORS, DIVISORS).map(
+            lambda p: (digits(p[0][0], *p[1:]), digits(p[0][1], *p[1:]))
+        ),
+        st.tuples(x, CONDITION).map(lambda p: condition(p[0], *p[1])),
+        st.tuples(x, x, CONDITION, CONDITION).map(
+            lambda p: both(condition(p[0], *p[2]), condition(p[1], *p[3]))
+        ),
+    )
+
+
+def digits(x: Any, n: int, m: int, scale: int) -> Any:
+    """A remainder and part of its quotient, which join where the scale is n."""
+    return x % n + x // n % m * scale
+
+
+def both(x: Pair, y: Pair) -> Pair:
+    return conj(x[0], y[0]), x[1] * y[1]
+
+
+expressions = st.recursive(LEAVES, larger, max_leaves=12)
+points = st.fixed_dictionaries({name: st.integers(*bounds) for name, bounds in BOUNDS.items()})
+
+
+@settings(max_examples=3000, deadline=None)
+@given(expressions)
+def test_the_simplified_form_is_equal_everywhere_and_its_bounds_contain_every_value(
+    pair: Pair,
+) -> None:
+    expr, values = pair
+    assert np.all(expr.evaluate(GRID) == values)
+    assert expr.lo <= np.min(values)
+    assert np.max(values) <= expr.hi
+
+
+class CInt(int):
+    """An int of C: division and remainder round towards zero."""
+
+    def __truediv__(self, n: int) -> CInt:
+        return CInt(math.trunc(Fraction(int(self), n)))
+
+    def __mod__(self, n: int) -> CInt:
+        return CInt(math.fmod(int(self), n))
+
+
+def in_c(method: Callable[..., int]) -> Callable[..., CInt]:
+    return lambda *operands: CInt(method(*operands))
+
+
+for name in ("add", "sub", "mul", "neg", "and", "xor", "rshift", "radd", "rsub", "lt", "ge"):
+    setattr(CInt, f"__{name}__", in_c(getattr(int, f"__{name}__")))
+
+
+def test_powers_of_two_are_shifted_and_masked_in_c() -> None:
+    x = Var("x", 0, 1000)
+    quotients = [(x // 8).render("/"), (x // 6).render("/"), (x // 8).render()]
+    assert quotients == ["(x>>3)", "(x/6)", "(x//8)"]
+    assert [(x % n).render("/") for n in (8, 6)] == ["(x&7)", "(x%6)"]
+
+
+@settings(max_examples=2000, deadline=None)
+@given(expressions, points)
+def test_the_text_means_the_same_in_python_and_in_c(pair: Pair, point: dict[str, int]) -> None:
+    expr = pair[0]
+    value = expr.evaluate(point)
+    assert eval(expr.render(), {}, point) == value  # noqa: S307
+    c_point = {name: CInt(v) for name, v in point.items()}
+    assert eval(expr.render(division="/"), {}, c_point) == value  # noqa: S307
+
+
+@settings(max_examples=500, deadline=None)
+@given(expressions, expressions, expressions)
+def test_substituting_is_evaluating_with_expressions(x: Pair, p: Pair, q: Pair) -> None:
+    found = x[0].substitute({"p": p[0], "q": q[0]})
+    assert np.all(found.evaluate(GRID) == x[0].evaluate(GRID | {"p": p[1], "q": q[1]}))
+
+
+@settings(max_examples=500, deadline=None)
+@given(expressions)
+def test_building_a_simplified_expression_again_changes_nothing(pair: Pair) -> None:
+    assert pair[0].substitute({}) is pair[0]
+
+
+@settings(max_examples=500, deadline=None)
+@given(expressions, DIVISORS)
+def test_every_expression_is_its_quotient_and_remainder(pair: Pair, n: int) -> None:
+    x, values = pair
+    joined = x // n * n + x % n
+    assert np.all(joined.evaluate(GRID) == values)
+
+
+@settings(max_examples=500, deadline=None)
+@given(expressions, expressions)
+def test_exclusive_or_is_its_own_inverse(x: Pair, y: Pair) -> None:
+    assert xor(y[0], xor(y[0], x[0])) is x[0]
