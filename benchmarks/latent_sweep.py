@@ -1,0 +1,61 @@
+"""Files of the latent codec for several pictures and prices, on every graphics card of a machine.
+
+    python benchmarks/latent_sweep.py FOLDER --steps 4000 --price 1e-3 4e-3 --out points.csv
+
+Each card has a process of its own, which takes every so many of the pictures. A point is written as
+soon as it is there: picture, price, steps, bytes, bits per pixel, PSNR, seconds. Compare them with
+those of other codecs by benchmarks/rate_distortion.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from imgmlp import image
+from imgmlp.codec import encoder
+from imgmlp.codec.training.run import Run
+from imgmlp.codec.training.target import Effort, Goal
+from imgmlp.engine import list_devices, open_device
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--price", type=float, nargs="+", default=[1e-3, 4e-3, 4e-4, 2e-2])
+    parser.add_argument("--out", type=Path, default=Path("points.csv"))
+    parser.add_argument("--share", help=argparse.SUPPRESS)  # device/number/of: one card's
+    options = parser.parse_args()
+    if options.share:
+        spec, number, of = options.share.rsplit("/", 2)
+        pictures = sorted(options.folder.glob("*.png"))[int(number) :: int(of)]
+        sweep(spec, pictures, options.price, options.steps, options.out)
+        return
+    cards = [d.spec for d in list_devices() if d.kind == "gpu"] or ["auto"]
+    command = [sys.executable, __file__, *sys.argv[1:]]
+    started = [
+        subprocess.Popen([*command, "--share", f"{spec}/{number}/{len(cards)}"])
+        for number, spec in enumerate(cards)
+    ]
+    raise SystemExit(max(process.wait() for process in started))
+
+
+def sweep(spec: str, pictures: list[Path], prices: list[float], steps: int, out: Path) -> None:
+    device = open_device(spec)
+    for price in prices:
+        for path in pictures:
+            began = time.perf_counter()
+            goal, effort = Goal("lambda", price), Effort(steps)
+            found = encoder.encode(image.load(path), goal, effort, device, Run(), "latent")
+            seconds, m = time.perf_counter() - began, found.metrics
+            point = f"{path.stem},{price},{steps},{m['bytes']},{m['bpp']:.5f},{m['psnr']:.4f}"
+            with out.open("a") as file:  # one short line: the processes' lines do not mix
+                file.write(f"{point},{seconds:.1f}\n")
+
+
+if __name__ == "__main__":
+    main()
