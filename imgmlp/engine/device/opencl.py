@@ -1,8 +1,7 @@
 """OpenCL devices: memory, kernels and an in-order queue, with errors a user can act on.
 
-This is the only module that imports pyopencl. It knows nothing of tensors, graphs or networks:
-it is given OpenCL C as text, sizes in bytes and preset arguments, and it launches them at the
-lowest cost that Python allows.
+This is the only module that imports pyopencl. It knows no tensors, graphs or networks: given
+OpenCL C, sizes in bytes and preset arguments, it launches at the lowest cost that Python allows.
 
 PoCL, the CPU driver, compiles a kernel twice: ``clBuildProgram`` makes LLVM bitcode, and the
 first launch of each (kernel, local size, small or large grid) makes machine code on the driver's
