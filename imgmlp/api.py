@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from imgmlp import files
 from imgmlp import image as pictures
+from imgmlp import output_files
 from imgmlp.codec import encoder
 from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.decoder import open_stored
@@ -59,11 +59,13 @@ def train(
         problem = f"unknown setting among {', '.join(settings)}"
         raise UsageError(problem, hint=f"there are {known}") from None
     if output is not None:
-        files.check_output(Path(output), force=True)
+        output_files.check_output(Path(output), force=True)
     picture = _picture(image)
     trained = pipeline.train(picture, chosen, open_device(device), Run(on_step))
     if output is not None:
-        files.write_atomically(Path(output), lambda stream: npz.save(trained.weights, stream))
+        output_files.write_atomically(
+            Path(output), lambda stream: npz.save(trained.weights, stream)
+        )
     return trained
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from imgmlp.errors import OutOfMemoryError, OutputError, PictureError, UsageError
-from imgmlp.files import write_atomically
+from imgmlp.output_files import write_atomically
 
 MAX_PIXELS = 2**28
 MAX_ICC = 2**24  # bytes of a colour profile

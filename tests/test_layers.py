@@ -30,14 +30,14 @@ BELOW = {
     "engine.runtime": "engine.ir engine.device engine.oracle engine.compiler",
     "engine.frontend": "engine.ir engine.device engine.runtime",
     "codec.bitstream": "",
-    "codec.training": "files image engine codec.bitstream",
+    "codec.training": "output_files image engine codec.bitstream",
     "codec.float_mlp": "image engine codec.training",
     "codec.mlp": "image engine codec.bitstream codec.training",
     "codec.latent": "image engine codec.bitstream codec.training",
 }
 # Each stands for a module, or for a folder with all that is in it.
 ORDER = """
-    errors kernels child engine files image
+    errors kernels child engine output_files image
     codec codec.decoder codec.encoder
     interrupt text terminal facts bench
     api pil imgmlp cli __main__
@@ -58,7 +58,7 @@ LAZY = {  # keep --help and a look at a file quick
     *(("cli.commands", f"imgmlp.bench.{name}") for name in ("report", "kernels_report")),
     *(
         ("cli.commands", f"imgmlp.cli.{name}")
-        for name in ["arguments", "train", "encode", "decode", "info", "verify", "devices", "graph"]
+        for name in ["parsing", "train", "encode", "decode", "info", "verify", "devices", "graph"]
     ),
     ("codec.decoder", "imgmlp.codec.float_mlp.npz"),
     ("codec.decoder", "imgmlp.codec.float_mlp.pipeline"),
@@ -330,7 +330,7 @@ def test_a_wrong_arrow_is_noticed(module: str, source: str) -> None:
         ("engine.device.opencl", "import pyopencl"),
         ("engine", "from imgmlp.engine.frontend import nn"),
         ("codec.float_mlp.fit", "from imgmlp.engine import Tensor, dtype, optim"),
-        ("cli.commands", "def f():\n    from imgmlp.cli import arguments"),
+        ("cli.commands", "def f():\n    from imgmlp.cli import parsing"),
         ("codec.mlp.decode", "from imgmlp.codec.training import chunked"),
         ("codec.float_mlp.npz", "np.load(path, allow_pickle=False)\njson.load(stream)"),
     ],

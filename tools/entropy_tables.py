@@ -1,6 +1,6 @@
 """Print the integers on which the entropy coder's distributions rest.
 
-They are normative: imgmlp/codec/bitstream/probabilities.py and imgmlp/codec/latent/tables.py hold
+They are normative: probabilities.py in imgmlp/codec/bitstream and in imgmlp/codec/latent holds
 them as literals, and tests compare them. Decimal arithmetic with 60 digits, rounded once, so that
 every machine prints the same.
 
@@ -30,8 +30,8 @@ with localcontext() as context:
     LATENT_DECAY = tuple(latent_decay(index) for index in range(256))
 
 if __name__ == "__main__":
-    for name, values in (("distribution", DECAY), ("latent/tables", LATENT_DECAY)):
-        print(f"# imgmlp/codec/{name}.py\nDECAY = (")
+    for folder, values in (("bitstream", DECAY), ("latent", LATENT_DECAY)):
+        print(f"# imgmlp/codec/{folder}/probabilities.py\nDECAY = (")
         for begin in range(0, len(values), 8):
             print("    " + " ".join(f"{value}," for value in values[begin : begin + 8]))
         print(")")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from imgmlp import files
+from imgmlp import output_files
 from imgmlp.bench import plot as drawing
 from imgmlp.bench.kernels import (
     CASES,
@@ -48,7 +48,7 @@ def bench_kernels(
     if any(side < 1 for side in sides):
         raise UsageError("a side is at least 1", hint="give --side as often as you like")
     for path in filter(None, (table_file, plot)):
-        files.check_output(path, force)
+        output_files.check_output(path, force)
     if plot is not None and find_spec("matplotlib") is None:
         raise UsageError("a plot needs matplotlib", hint="pip install 'imgmlp[plot]'")
     device = open_device(device_spec)
@@ -60,10 +60,12 @@ def bench_kernels(
         print_table(*table(points, peak), caption(peak, device))
     if table_file is not None:
         text = as_csv(points, peak).encode()
-        files.write_atomically(table_file, lambda stream: stream.write(text))
+        output_files.write_atomically(table_file, lambda stream: stream.write(text))
     if plot is not None:
         kind, title = plot.suffix.lstrip(".") or "png", device.info.describe()
-        files.write_atomically(plot, lambda stream: drawing.save(points, title, stream, kind))
+        output_files.write_atomically(
+            plot, lambda stream: drawing.save(points, title, stream, kind)
+        )
 
 
 def run(

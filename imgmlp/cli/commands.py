@@ -91,10 +91,10 @@ def train(
 ) -> None:
     """Train a network on IMAGE; write its weights and the picture that they decode to."""
     terminal = terminal_of(context, quiet, verbose, no_progress)
-    from imgmlp.cli import arguments
+    from imgmlp.cli import parsing
     from imgmlp.cli.train import Outputs, run
 
-    settings = arguments.training_settings(
+    settings = parsing.training_settings(
         preset,
         steps=steps,
         batch=batch,
@@ -266,10 +266,10 @@ def graph(
 ) -> None:
     """Print the compiled training step: its kernels, memory, instructions, source or times."""
     terminal = terminal_of(context, quiet, verbose)
-    from imgmlp.cli import arguments
+    from imgmlp.cli import parsing
     from imgmlp.cli.graph import run
 
-    settings = arguments.training_settings(
+    settings = parsing.training_settings(
         preset, batch=batch, hidden=hidden, layers=layers, features=features, precision=precision
     )
     run(terminal, settings, size, device, form, as_json, general)

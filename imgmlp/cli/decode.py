@@ -6,10 +6,10 @@ import sys
 import time
 from pathlib import Path
 
-from imgmlp import facts, files
+from imgmlp import facts, output_files
 from imgmlp import image as pictures
 from imgmlp.cli import devices
-from imgmlp.cli.arguments import parse_scale, parse_size, scaled
+from imgmlp.cli.parsing import parse_scale, parse_size, scaled
 from imgmlp.codec.decoder import open_stored
 from imgmlp.engine import open_device
 from imgmlp.errors import UsageError
@@ -59,7 +59,7 @@ def run(
 def _check_decoded(target: Path, force: bool) -> None:
     if target != STDOUT:
         pictures.check_extension(target)
-        files.check_output(target, force)
+        output_files.check_output(target, force)
     elif sys.stdout is not None and sys.stdout.isatty():
         hint = "send it somewhere: imgmlp decode weights.npz -o - > picture.png"
         raise UsageError("a PNG is nothing that a terminal can show", hint=hint)

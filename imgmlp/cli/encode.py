@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from imgmlp import files
 from imgmlp import image as pictures
-from imgmlp.cli.arguments import Facts, one_by_one
+from imgmlp import output_files
+from imgmlp.cli.parsing import Facts, one_by_one
 from imgmlp.codec import encoder
 from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.encoder import Encoded
@@ -96,7 +96,7 @@ def _targets(sources: list[Path], output: Path | None, force: bool) -> list[Path
         raise UsageError("-o names one file, and there are several pictures", hint=hint)
     found = [output or source.with_suffix(EXTENSION) for source in sources]
     hint = "encode it for itself, with -o and another name"
-    files.check_outputs(found, found if force else [], sources, hint)
+    output_files.check_outputs(found, found if force else [], sources, hint)
     return found
 
 
@@ -124,7 +124,7 @@ def _encode_one(
     with stop, terminal.training(effort.steps) as show:
         surroundings = Run(show, stop.requested, terminal.note, kept)
         found = encoder.encode(picture, goal, effort, device, surroundings, wanted.codec)
-    files.write_atomically(path, lambda stream: stream.write(found.bytes))
+    output_files.write_atomically(path, lambda stream: stream.write(found.bytes))
     kept.remove(path)
     facts |= found.metrics
     if math.isinf(found.metrics["psnr"]):  # equal pictures; JSON has no infinity

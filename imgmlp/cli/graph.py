@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from imgmlp.cli.arguments import parse_size
 from imgmlp.cli.devices import tell_precision
+from imgmlp.cli.parsing import parse_size
 from imgmlp.codec.float_mlp import pipeline
 from imgmlp.codec.float_mlp.config import Settings
 from imgmlp.engine import open_device

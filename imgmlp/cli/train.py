@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp import files
 from imgmlp import image as pictures
+from imgmlp import output_files
 from imgmlp.cli import devices
 from imgmlp.codec.float_mlp import npz, pipeline
 from imgmlp.codec.float_mlp.config import Settings
@@ -51,7 +51,7 @@ class Outputs:
     def check(self, source: Path, replaced: list[Path]) -> None:
         """Refuse, as an OutputError, files that cannot be written or must not be replaced."""
         hint = "give every file a name of its own"
-        files.check_outputs(self.paths(), replaced, [source], hint)
+        output_files.check_outputs(self.paths(), replaced, [source], hint)
 
 
 def run(
@@ -138,7 +138,7 @@ class _Training:
 
                 self.state.tell, self.state.should_stop = tell, stop.requested
                 trained = pipeline.train(self.picture, self.settings, self.device, self.state)
-            files.write_atomically(
+            output_files.write_atomically(
                 outputs.weights, lambda stream: npz.save(trained.weights, stream)
             )
             pictures.save_png(trained.pixels, outputs.png, icc)

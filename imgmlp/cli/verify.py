@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 
-from imgmlp.cli.arguments import Facts, one_by_one
+from imgmlp.cli.parsing import Facts, one_by_one
 from imgmlp.codec.decoder import open_stored
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.facts import dimensions

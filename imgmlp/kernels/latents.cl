@@ -57,7 +57,7 @@ static long edge(int d, __global const uint *whole, ulong below, ulong above) {
 // Waves begin to end - 1 of a grid, which has 3 columns of zeros on either side and 3 rows above.
 // state: code, width, words taken, and then 1 if the stream is damaged.
 // weights: two layers of [inputs][WIDTH] and a row of biases, then 2 rows of WIDTH, 2 biases.
-// fine [SCALES][PHASES + 1], whole [SCALES][REACH + 1]: tails (codec/latent/tables.py).
+// fine [SCALES][PHASES + 1], whole [SCALES][REACH + 1]: tails (codec/latent/probabilities.py).
 __kernel void imgmlp_latents(__global ulong *state, __global const ushort *words, int count,
                              __global char *grid, int height, int width, int begin, int end,
                              __global const int *offsets, __global const int8 *weights, int shift0,

@@ -11,7 +11,7 @@ from conftest import Command, environment, imgmlp_command
 from outputs import assert_error, pixels_of
 from PIL import Image
 
-from imgmlp.cli import arguments
+from imgmlp.cli import parsing
 from imgmlp.codec import decoder
 from imgmlp.codec.bitstream import container
 from imgmlp.engine import open_device
@@ -45,13 +45,13 @@ def test_a_picture_decodes_at_any_size(
     ("text", "size"), [("640x480", (640, 480)), ("1X2", (1, 2)), ("16384×16384", (2**14, 2**14))]
 )
 def test_a_size_is_width_by_height(text: str, size: tuple[int, int]) -> None:
-    assert arguments.parse_size(text) == size
+    assert parsing.parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "5", "5x", "0x5", "-1x5", "5x5x5", "1.5x2", "16385x16384"])
 def test_other_sizes_are_refused(text: str) -> None:
     with pytest.raises(UsageError):
-        arguments.parse_size(text)
+        parsing.parse_size(text)
 
 
 def test_a_dash_writes_png_to_stdout(imgmlp: Command, weights: Path) -> None:

@@ -14,7 +14,7 @@ from outputs import OUTPUTS, assert_error, assert_whole, names, pixels_of
 from PIL import Image
 
 from imgmlp import interrupt, terminal
-from imgmlp.cli import arguments
+from imgmlp.cli import parsing
 from imgmlp.cli import train as training
 from imgmlp.cli.train import Outputs
 from imgmlp.codec.decoder import open_stored
@@ -157,7 +157,7 @@ def test_a_stopped_training_goes_on_over_what_it_wrote(
     chosen = {"batch": 64, "hidden": 8, "layers": 1, "features": 8}
 
     def train(name: str, steps: int = 300, png: str = "a", live: Path | None = None) -> None:
-        settings = arguments.training_settings("default", steps=steps, **chosen)
+        settings = parsing.training_settings("default", steps=steps, **chosen)
         outputs = Outputs(folder / f"{name}.npz", folder / f"{png}.png", live)
         training.run(show, picture, outputs, settings, "numpy", False)
 

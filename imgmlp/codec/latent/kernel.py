@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.bitstream.range_coder import Decoder
-from imgmlp.codec.latent import tables
+from imgmlp.codec.latent import probabilities
 from imgmlp.codec.latent.latents import MARGIN, Waves, neighbour_offsets, pad
 from imgmlp.codec.latent.model import VALUE_BITS, ModelShape, Quantized
 from imgmlp.engine import Device, RawKernel, Tensor
@@ -36,7 +36,7 @@ class KernelGrids:
         sizes = {"NEIGHBOURS": shape.neighbours, "VECTORS": vectors}
         self._kernel = RawKernel(device, source, "imgmlp_latents", **sizes)
         weights = _packed(networks, vectors * _LANES)
-        fine, whole = (_constant(table.astype(np.uint32)) for table in tables.tails())
+        fine, whole = (_constant(table.astype(np.uint32)) for table in probabilities.tails())
         shifts = [networks[f"entropy.{number}.weight"].exponent for number in range(3)]
         self._network: list[Array | int] = [_constant(weights), *shifts, fine, whole]
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from imgmlp.codec.bitstream import range_coder
 from imgmlp.codec.bitstream.probabilities import TOTAL_BITS
-from imgmlp.codec.latent.context import EntropyNetwork
+from imgmlp.codec.latent.entropy_network import EntropyNetwork
 from imgmlp.codec.latent.model import (
     LARGEST,
     LEAST,
@@ -24,7 +24,7 @@ from imgmlp.codec.latent.model import (
     ModelShape,
     Quantized,
 )
-from imgmlp.codec.latent.tables import REACH, Lists, edges
+from imgmlp.codec.latent.probabilities import REACH, Lists, edges
 from imgmlp.errors import FormatError
 
 Array = np.ndarray[Any, Any]

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from imgmlp.codec.bitstream.probabilities import TOTAL_BITS
 from imgmlp.codec.latent.plane import AROUND, REACH, TILE, Plane
-from imgmlp.codec.latent.tables import FLOOR, MIDDLE, SCALE_BITS, SCALES
+from imgmlp.codec.latent.probabilities import FLOOR, MIDDLE, SCALE_BITS, SCALES
 from imgmlp.engine import Context, Function, Tensor, dtype
 
 WIDTH = 2 * REACH + 1  # of a row of neighbours

@@ -25,8 +25,8 @@ import numpy as np
 
 from imgmlp.engine import AnyDevice, Tensor
 from imgmlp.errors import OutputError
-from imgmlp.files import sweep, write_atomically
 from imgmlp.image import Picture
+from imgmlp.output_files import sweep, write_atomically
 
 MAX_BYTES = 2**30
 KEEP_SECONDS = 15.0  # between two states that a run saves

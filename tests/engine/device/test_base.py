@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import OPENCL, open_opencl
 
-from imgmlp.cli import arguments, train
+from imgmlp.cli import parsing, train
 from imgmlp.cli.train import Outputs
 from imgmlp.engine import Device, Program, Tensor, compile
 from imgmlp.engine.device.base import Event
@@ -96,7 +96,7 @@ def test_training_on_a_device_that_is_lost_leaves_no_file(
     # No checkpoint, which stays for another run: however slow this machine is.
     monkeypatch.setattr("imgmlp.codec.training.checkpoint.KEEP_SECONDS", float("inf"))
     outputs = picture.parent / "a.npz", picture.parent / "a.png"
-    settings = arguments.training_settings("default", steps=300, batch=64, hidden=8, layers=1)
+    settings = parsing.training_settings("default", steps=300, batch=64, hidden=8, layers=1)
     with pytest.raises(DeviceError, match="launching kernel"):
         train.run(Terminal(), picture, Outputs(*outputs), settings, OPENCL["device"], False)
     assert [path.name for path in picture.parent.iterdir()] == [picture.name]

@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from imgmlp.codec.latent.tables import DECAY, FLOOR, MIDDLE, PHASES, PLACES, REACH, SCALES, edges
+from imgmlp.codec.latent.probabilities import (
+    DECAY,
+    FLOOR,
+    MIDDLE,
+    PHASES,
+    PLACES,
+    REACH,
+    SCALES,
+    edges,
+)
 
 NUMBERS = np.arange(SCALES * PHASES)
 

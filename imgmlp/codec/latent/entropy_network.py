@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.latent.model import LARGEST, LEAST, LIMIT, VALUE_BITS, Quantized
-from imgmlp.codec.latent.tables import MEAN_BITS, MIDDLE, PHASES, SCALE_BITS, SCALES
+from imgmlp.codec.latent.probabilities import MEAN_BITS, MIDDLE, PHASES, SCALE_BITS, SCALES
 
 Array = np.ndarray[Any, Any]
 

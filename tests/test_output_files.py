@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from conftest import environment
 
-from imgmlp import files
+from imgmlp import output_files
 from imgmlp.errors import OutputError
 
 # Writes half of a file, says so, and waits to be killed.
 HALF = """
 import sys, time
-from imgmlp.files import write_atomically
+from imgmlp.output_files import write_atomically
 def write(stream):
     stream.write(b"half")
     stream.flush()
@@ -30,7 +30,7 @@ write_atomically(sys.argv[1], write)
 def test_a_write_replaces_the_whole_file(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"a longer old content")
-    files.write_atomically(path, lambda stream: stream.write(b"new"))
+    output_files.write_atomically(path, lambda stream: stream.write(b"new"))
     assert path.read_bytes() == b"new"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -45,13 +45,13 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, error: type[Base
         raise error
 
     with pytest.raises(OutputError if error is OSError else error):
-        files.write_atomically(path, write)
+        output_files.write_atomically(path, write)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_new_file_has_the_permissions_of_any_other(tmp_path: Path) -> None:
-    files.write_atomically(tmp_path / "a", lambda stream: stream.write(b"x"))
+    output_files.write_atomically(tmp_path / "a", lambda stream: stream.write(b"x"))
     (tmp_path / "b").write_bytes(b"x")
     assert (tmp_path / "a").stat().st_mode == (tmp_path / "b").stat().st_mode
 
@@ -60,14 +60,14 @@ def test_a_symbolic_link_still_points_to_its_target(tmp_path: Path) -> None:
     target, link = tmp_path / "target", tmp_path / "link"
     target.write_bytes(b"old")
     link.symlink_to(target)
-    files.write_atomically(link, lambda stream: stream.write(b"new"))
+    output_files.write_atomically(link, lambda stream: stream.write(b"new"))
     assert link.is_symlink()
     assert target.read_bytes() == b"new"
 
 
 def test_a_full_device_is_an_output_error() -> None:
     with pytest.raises(OutputError, match="No space left"):
-        files.write_atomically("/dev/full", lambda stream: stream.write(b"x"))
+        output_files.write_atomically("/dev/full", lambda stream: stream.write(b"x"))
     assert Path("/dev/full").is_char_device()
 
 
@@ -83,16 +83,16 @@ def test_outputs_are_checked_before_they_are_needed(tmp_path: Path) -> None:
         (tmp_path / ("a" * 300), "cannot write"),
     ):
         with pytest.raises(OutputError, match=reason):
-            files.check_output(path, force=False)
+            output_files.check_output(path, force=False)
     assert old.read_bytes() == b"old"
 
 
 def test_force_allows_an_existing_file_but_no_folder(tmp_path: Path) -> None:
     old = tmp_path / "old"
     old.write_bytes(b"old")
-    files.check_output(old, force=True)
+    output_files.check_output(old, force=True)
     with pytest.raises(OutputError):
-        files.check_output(tmp_path, force=True)
+        output_files.check_output(tmp_path, force=True)
     assert old.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [old]
 
@@ -116,9 +116,9 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path, check
     run.communicate()
     assert len(list(tmp_path.iterdir())) == 3
     if check:
-        files.check_output(path, force=True)
+        output_files.check_output(path, force=True)
     else:
-        files.write_atomically(path, lambda stream: stream.write(b"old"))
+        output_files.write_atomically(path, lambda stream: stream.write(b"old"))
     assert sorted(p.name for p in tmp_path.iterdir()) == [".a.notes.tmp", "a"]
     assert path.read_bytes() == b"old"
 
@@ -127,7 +127,7 @@ def test_what_a_living_process_writes_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "a"
     run = half_written(path)
     try:
-        files.write_atomically(path, lambda stream: stream.write(b"new"))
+        output_files.write_atomically(path, lambda stream: stream.write(b"new"))
         assert path.read_bytes() == b"new"
         assert len(list(tmp_path.iterdir())) == 2
     finally:
@@ -144,6 +144,6 @@ def test_without_locks_files_are_written_and_nothing_is_swept(
     left = tmp_path / ".a.0123abcd.tmp"
     left.write_bytes(b"who knows")
     monkeypatch.setattr("fcntl.flock", refuse)
-    files.write_atomically(tmp_path / "a", lambda stream: stream.write(b"new"))
+    output_files.write_atomically(tmp_path / "a", lambda stream: stream.write(b"new"))
     assert (tmp_path / "a").read_bytes() == b"new"
     assert left.exists()
