@@ -82,7 +82,7 @@ class Course:
         """Go on to the end. `complete` adds to a state what others want to have kept with it."""
         done = int(self.step.count.item())
         self._good = self._good or self.state()
-        self._shown = done, time.perf_counter()
+        self._shown = first = done, time.perf_counter()
         while done < self.decided.steps:
             count = min(self._chunk, self.look - done % self.look, self.decided.steps - done)
             began = time.perf_counter()
@@ -91,6 +91,8 @@ class Course:
             seconds = time.perf_counter() - began
             self._chunk = next_chunk(self._chunk, seconds)
             done += count
+            if self._shown is first:  # which may have compiled for long
+                self._shown = done, time.perf_counter()
             if done % self.look == 0 or done == self.decided.steps:
                 done = self._look(done, run.tell)
                 if done < 0:

@@ -31,7 +31,7 @@ from imgmlp.output_files import sweep, write_atomically
 MAX_BYTES = 2**30
 KEEP_SECONDS = 15.0  # between two states that a run saves
 STALE_AFTER = 30 * 86_400.0  # seconds after which another run's is removed
-_FACTS = "facts"
+_FACTS, _FINISHED = "facts", "finished"
 
 Array = np.ndarray[Any, Any]
 
@@ -42,6 +42,17 @@ class State:
 
     arrays: dict[str, Array] = field(repr=False)
     facts: dict[str, Any]
+
+    @staticmethod
+    def of_finished(data: bytes, facts: dict[str, Any]) -> State:
+        """Of a run that has come to a file, and to facts about it."""
+        return State({_FINISHED: np.frombuffer(data, np.uint8)}, {_FINISHED: facts})
+
+    def finished(self) -> tuple[bytes, dict[str, Any]] | None:
+        """The file and the facts about it, if the run has come to its end."""
+        if _FINISHED not in self.facts:
+            return None
+        return self.arrays[_FINISHED].tobytes(), self.facts[_FINISHED]
 
 
 class Resumable(ABC):
