@@ -29,6 +29,7 @@ from imgmlp.terminal import Terminal
 from imgmlp.text import duration, size, write_data
 
 EXTENSION = ".imlp"
+APART = "encode it for itself, with -o and another name"
 _SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
 
 
@@ -90,8 +91,9 @@ class Outputs:
             raise UsageError(problem, hint="choose one of them")
         files.check_names(sources, self.file, self.folder)
         found = [files.output_of(one, self.file, self.folder, EXTENSION) for one in sources]
-        hint = "encode it for itself, with -o and another name"
-        output_files.check_distinct([p for p in found if p != STANDARD], sources, hint)
+        pairs = zip(sources, found, strict=True)  # over itself is that one's own problem
+        others = [path for source, path in pairs if path not in (source, STANDARD)]
+        output_files.check_distinct(others, sources, APART)
         return found
 
     def check(self, path: Path) -> None:
@@ -170,6 +172,8 @@ class _Task:
     def check(self) -> None:
         """Refuse what cannot be done before any work begins. Raises ImgmlpError."""
         files.check_picture(self.source)
+        if self.path == self.source and self.path != STANDARD:
+            output_files.check_distinct([self.path], [self.source], APART)
         if self.path == STANDARD or checkpoint.left_beside(self.path):
             return  # this command's own, perhaps
         if not self._skipped():
