@@ -206,7 +206,8 @@ class _Task:
         self.facts |= found.metrics
         if math.isinf(found.metrics["psnr"]):  # equal pictures; JSON has no infinity
             self.facts["psnr"] = None
-        _report(self.terminal, files.named(self.path), goal, found)
+        name = "standard output" if self.path == STANDARD else str(self.path)
+        _report(self.terminal, name, goal, found)
 
     def forget(self) -> None:
         """Keep nothing of a picture whose file is there. Once the whole command is at its end."""
