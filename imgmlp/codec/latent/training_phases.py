@@ -1,4 +1,4 @@
-"""The course of a run: soft rounding that hardens, then true rounding that moves networks only.
+"""The phases of training: soft rounding that hardens, then true rounding that moves networks only.
 
 The loop itself is that of codec/training; here is what is decided at its looks.
 """
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 
 from imgmlp.codec.latent.settle import Search
 from imgmlp.codec.latent.train import Control, LatentStep
-from imgmlp.codec.training.loop import HOPELESS, Pricing, TrainerState, TrainingLoop
 from imgmlp.codec.training.replay import decibels
 from imgmlp.codec.training.run import Progress
+from imgmlp.codec.training.trainer import HOPELESS, Pricing, Trainer, TrainerState
 
 ROUNDED = 0.92  # share of a run after which latents stand still, rounded
 LOOK, MOST = 10, 200  # steps between looks, at least and at most
@@ -41,24 +41,24 @@ def control(done: int, steps: int, price: float) -> Control:
 
 
 @dataclass
-class Decided(TrainerState):
+class LatentTrainerState(TrainerState):
     exponents: dict[str, int] = field(default_factory=dict)  # of networks' steps, once looked for
     lost: float = 0.0  # dB by which networks with these are worse
 
 
-class Course(TrainingLoop[LatentStep, Decided]):
+class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
     """One run of a LatentStep. It ends about when the clock says `limit`, if that is given."""
 
     def __init__(
         self,
         step: LatentStep,
-        decided: Decided,
+        state: LatentTrainerState,
         pricing: Pricing | None = None,
         limit: float | None = None,
     ) -> None:
-        steps = decided.steps
+        steps = state.steps
         look = max(min(LOOK, -(-steps // 20)), min(MOST, steps // 500))
-        super().__init__(step, decided, look)
+        super().__init__(step, state, look)
         self._pricing, self._limit = pricing, limit
         self.control = look * max(1, steps // (50 * look))  # steps to new prices
 
@@ -73,36 +73,36 @@ class Course(TrainingLoop[LatentStep, Decided]):
         self._shorten(self._progress(loss).steps_per_second)
         self._steer()
         if tell is not None:
-            cost = loss + self.decided.price * rate
+            cost = loss + self.state.price * rate
             tell(replace(self._progress(loss), bpp=rate, cost=cost))
         return True
 
     def _reprice(self) -> None:
         """By what rounded latents would give, which changes as long as these move."""
-        if self._pricing is None or not FREE <= self.done / self.decided.steps < ROUNDED:
+        if self._pricing is None or not FREE <= self.done / self.state.steps < ROUNDED:
             return
-        decided, step = self.decided, self.step
+        state, step = self.state, self.step
         error, rate = step.judge(step.flat.numpy())
-        search = Search(step, decided.exponents)
-        if any(abs(self.done - share * decided.steps) <= self.control / 2 for share in SEARCHED):
-            found = search.figures(search.run(decided.price, rounds=1))
-            decided.exponents, decided.lost = search.exponents, decibels(error) - found.psnr
+        search = Search(step, state.exponents)
+        if any(abs(self.done - share * state.steps) <= self.control / 2 for share in SEARCHED):
+            found = search.figures(search.run(state.price, rounds=1))
+            state.exponents, state.lost = search.exponents, decibels(error) - found.psnr
         bits = rate * step.pixels + search.bits()
-        factor = self._pricing(bits, decibels(error) - decided.lost)
-        decided.multiply_price(factor, DEARER)
+        factor = self._pricing(bits, decibels(error) - state.lost)
+        state.multiply_price(factor, DEARER)
 
     def _shorten(self, pace: float) -> None:
         """Take fewer steps where they turn out to be slower than the time limit allows."""
         if self._limit is None:
             return
         fitting = max(0, int(pace * (self._limit - time.perf_counter())))
-        if fitting < SLIPPED * (self.decided.steps - self.done):
-            self.decided.steps = self.done + fitting
+        if fitting < SLIPPED * (self.state.steps - self.done):
+            self.state.steps = self.done + fitting
 
     def _steer(self) -> None:
         looked = self.done - self.done % self.look
-        found = control(looked, self.decided.steps, self.decided.price)
-        slower = self.decided.slower
+        found = control(looked, self.state.steps, self.state.price)
+        slower = self.state.slower
         self.step.steer(
             replace(found, latents=found.latents * slower, networks=found.networks * slower)
         )
