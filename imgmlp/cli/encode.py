@@ -12,14 +12,14 @@ from typing import Any
 
 from imgmlp import output_files
 from imgmlp.cli import files, parsing
-from imgmlp.cli.files import STANDARD, Facts, Job
+from imgmlp.cli.files import STANDARD, Entry, Job
 from imgmlp.codec import encoder
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.training import checkpoint, target
-from imgmlp.codec.training.checkpoint import Checkpoint, State
+from imgmlp.codec.training.checkpoint import Checkpoint, Snapshot
 from imgmlp.codec.training.run import Run
-from imgmlp.codec.training.target import Effort, Goal
+from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.errors import TargetError, TrainingError, UsageError
 from imgmlp.facts import dimensions
@@ -50,12 +50,12 @@ class Wanted:
         """Of a picture with so many pixels. Raises UsageError."""
         return target.choose(pixels, self.quality, self.bpp, self.size, self.psnr, self.price)
 
-    def training(self) -> Effort:
+    def training(self) -> Workload:
         """Raises UsageError."""
         if self.time is not None and self.effort is not None:
             raise UsageError("--effort and --time are both given", hint="choose one of them")
         seconds = None if self.time is None else parse_time(self.time)
-        return encoder.effort(self.codec, self.effort, seconds)
+        return encoder.workload(self.codec, self.effort, seconds)
 
     def work(self) -> str:
         """The same for people, as far as it is said before the codec has a look."""
@@ -112,7 +112,7 @@ def run(
 ) -> int:
     """Encode pictures; returns the exit code. Raises Interrupted."""
     wanted.target(1)
-    effort, targets = wanted.training(), outputs.of(sources)
+    workload, targets = wanted.training(), outputs.of(sources)
     if STANDARD in targets:
         if as_json:
             problem = "--json prints to where the file goes"
@@ -120,10 +120,10 @@ def run(
         files.check_terminal("an .imlp file", "imgmlp encode photo.png -o - > photo.imlp")
     stop, device = StopRequest(), cache(lambda: _opened(terminal, device_spec))
     tasks = [
-        _Task(terminal, source, path, outputs, wanted, effort, device, stop)
+        _Task(terminal, source, path, outputs, wanted, workload, device, stop)
         for source, path in zip(sources, targets, strict=True)
     ]
-    jobs = [Job(task.facts, task.encode, task.check) for task in tasks]
+    jobs = [Job(task.entry, task.encode, task.check) for task in tasks]
     code = files.one_by_one(terminal, jobs, as_json, stop.requested)
     for task in tasks:
         task.forget()
@@ -160,14 +160,14 @@ class _Task:
     path: Path
     outputs: Outputs
     wanted: Wanted
-    effort: Effort
+    workload: Workload
     device: Callable[[], AnyDevice]
     stop: StopRequest
     kept: Checkpoint | None = None
     written: bool = False
 
     def __post_init__(self) -> None:
-        self.facts: Facts = {"file": str(self.source), "output": str(self.path), "problem": None}
+        self.entry: Entry = {"file": str(self.source), "output": str(self.path), "problem": None}
 
     def check(self) -> None:
         """Refuse what cannot be done before any work begins. Raises ImgmlpError."""
@@ -180,11 +180,11 @@ class _Task:
             self.outputs.check(self.path)
 
     def encode(self) -> None:
-        """Write the file, and what is true of it into the facts.
+        """Write the file, and what is true of it into the entry.
 
         Raises TargetError or TrainingError after the best file is written.
         """
-        if "skipped" in self.facts:
+        if "skipped" in self.entry:
             return
         picture = parsing.load_picture(self.terminal, self.source, alpha=True)
         goal = self.wanted.target(picture.width * picture.height)
@@ -192,7 +192,7 @@ class _Task:
         asked = f"{goal}, {self.wanted.codec}, {self.wanted.work()}"
         self.terminal.note(f"{files.named(self.source)}  {what}   {asked}")
         if self.path != STANDARD:
-            choices = f"{self.wanted.codec} {goal!r} {self.effort!r}"
+            choices = f"{self.wanted.codec} {goal!r} {self.workload!r}"
             self.kept = checkpoint.of(self.path, picture, self.device(), choices)
         found = self._done_before()
         if found is None or not _holds(self.path, found.bytes):
@@ -203,9 +203,9 @@ class _Task:
                 found = found or self._trained(picture, goal)
                 self._write(found.bytes)
         self.written = True
-        self.facts |= found.metrics
+        self.entry |= found.metrics
         if math.isinf(found.metrics["psnr"]):  # equal pictures; JSON has no infinity
-            self.facts["psnr"] = None
+            self.entry["psnr"] = None
         name = "standard output" if self.path == STANDARD else str(self.path)
         _report(self.terminal, name, goal, found)
 
@@ -218,7 +218,7 @@ class _Task:
         """Whether a file that exists is left as it is, which is told."""
         if not (self.outputs.skip and self.path.exists()):
             return False
-        self.facts["skipped"] = True
+        self.entry["skipped"] = True
         self.terminal.note(f"{self.path} exists already: {self.source} is passed over")
         return True
 
@@ -231,20 +231,22 @@ class _Task:
         saved = None if self.kept is None else self.kept.load()
         if saved is None or (finished := saved.finished()) is None:
             return None
-        data, facts = finished
-        return _Result(data, **facts, before=True)
+        data, values = finished
+        return _Result(data, **values, before=True)
 
     def _trained(self, picture: Picture, goal: Goal) -> _Result:
         """A file's bytes, which the checkpoint holds as well. Raises Interrupted."""
         if self.kept is not None and (others := checkpoint.others(self.path, self.kept)):
             self.terminal.note(others)
-        with self.terminal.training(self.effort.steps) as show:
+        with self.terminal.training(self.workload.steps) as show:
             run = Run(show, self.stop.requested, self.terminal.note, self.kept)
-            made = encoder.encode(picture, goal, self.effort, self.device(), run, self.wanted.codec)
+            made = encoder.encode(
+                picture, goal, self.workload, self.device(), run, self.wanted.codec
+            )
         found = _Result(made.bytes, made.metrics, made.missed, made.diverged)
         if run.due(stopping=True):
-            facts = {"metrics": found.metrics, "missed": found.missed, "diverged": found.diverged}
-            run.keep(State.of_finished(found.bytes, facts))
+            values = {"metrics": found.metrics, "missed": found.missed, "diverged": found.diverged}
+            run.keep(Snapshot.of_finished(found.bytes, values))
         return found
 
     def _write(self, data: bytes) -> None:
@@ -265,16 +267,16 @@ def _holds(path: Path, data: bytes) -> bool:
 
 def _report(terminal: Terminal, name: str, goal: Goal, found: _Result) -> None:
     """Say how it went. Raises TargetError or TrainingError."""
-    facts = found.metrics
+    metrics = found.metrics
     if found.diverged:
         problem = f"training of {name} could not go on: its loss kept growing without bound"
         raise TrainingError(problem, hint="the best state is in the file; try another target")
     if found.missed is not None:
         hint = f"the best file was written; {_advice(goal, found)}"
         raise TargetError(f"{name} has {found.missed}", hint=hint)
-    quality = "lossless" if math.isinf(facts["psnr"]) else f"{facts['psnr']:.2f} dB"
-    figures = f"{size(facts['bytes'])}   {facts['bpp']:.3f} bpp   {quality}"
-    took = "done before" if found.before else duration(facts["seconds"])
+    quality = "lossless" if math.isinf(metrics["psnr"]) else f"{metrics['psnr']:.2f} dB"
+    figures = f"{size(metrics['bytes'])}   {metrics['bpp']:.3f} bpp   {quality}"
+    took = "done before" if found.before else duration(metrics["seconds"])
     terminal.done(f"{name}   {figures}   {took}")
 
 

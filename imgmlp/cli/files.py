@@ -29,7 +29,7 @@ from imgmlp.text import print_data, quoted
 STANDARD = Path("-")  # stdin or stdout
 MOST_BYTES = 2**30  # of what is no file
 
-Facts = dict[str, Any]  # about a file, for JSON
+Entry = dict[str, Any]  # what a JSON report says of a file
 
 
 def check_names(sources: Sequence[Path], output: Path | None, folder: Path | None) -> None:
@@ -125,7 +125,7 @@ def read(path: Path) -> bytes:
 class Job:
     """What is to be done with one file, and what there is to tell of it as JSON."""
 
-    facts: Facts
+    entry: Entry
     do: Callable[[], None]
     check: Callable[[], None] = lambda: None  # before the work on any of them begins
 
@@ -135,7 +135,7 @@ class Job:
             what()
         except (ImgmlpError, MemoryError) as error:
             problem = error if isinstance(error, ImgmlpError) else out_of_memory()
-            self.facts |= problem.facts()
+            self.entry |= problem.facts()
             if isinstance(error, Interrupted):
                 raise
             return terminal.fail(problem)
@@ -151,11 +151,11 @@ def one_by_one(
     """Do the work for several files, whatever becomes of the others; returns the exit code.
 
     That is the error's own for one file; 1 if some of several failed. A device that fails would do
-    so for all, and ends it. The facts are printed if JSON is wanted. Raises Interrupted, also after
-    a file that was done although somebody asked to stop.
+    so for all, and ends it. The entries are printed if JSON is wanted. Raises Interrupted, also
+    after a file that was done although somebody asked to stop.
     """
     for job in jobs:
-        job.facts["problem"] = "not done"
+        job.entry["problem"] = "not done"
     codes = [job.attempt(terminal, job.check) for job in jobs]
     try:
         for number, job in enumerate(jobs):
@@ -166,11 +166,11 @@ def one_by_one(
                 raise Interrupted(f"stopped after {number} of {len(jobs)} files", hint=hint)
             codes[number] = job.attempt(terminal, job.do)
             if codes[number] == 0:
-                job.facts["problem"] = None
+                job.entry["problem"] = None
             if codes[number] == DeviceError.exit_code:
                 return DeviceError.exit_code
     finally:
         if as_json:
             terminal.answered = True
-            print_data(json.dumps([job.facts for job in jobs], indent=2))
+            print_data(json.dumps([job.entry for job in jobs], indent=2))
     return codes[0] if len(codes) == 1 else int(any(codes))

@@ -31,6 +31,6 @@ def run(terminal: Terminal, paths: list[Path], as_json: bool) -> int:
 
 def _tell(path: Path, job: Job, as_json: bool) -> None:
     found = stored(path).facts
-    job.facts |= found
+    job.entry |= found
     if not as_json:
         print_data(f"{printable(named(path))}\n{facts.lines(found)}\n")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 
-from imgmlp.cli.files import Facts, Job, named, one_by_one, stored
+from imgmlp.cli.files import Entry, Job, named, one_by_one, stored
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.facts import dimensions
 from imgmlp.terminal import Terminal
@@ -21,16 +21,16 @@ def run(terminal: Terminal, paths: list[Path], device_spec: str, as_json: bool) 
     device = cache(lambda: open_device(device_spec))  # archives need none
     jobs = []
     for path in paths:
-        facts: Facts = {"file": str(path), "sound": False, "problem": None}
-        jobs.append(Job(facts, partial(_verify, terminal, path, facts, device)))
+        entry: Entry = {"file": str(path), "sound": False, "problem": None}
+        jobs.append(Job(entry, partial(_verify, terminal, path, entry, device)))
     return one_by_one(terminal, jobs, as_json)
 
 
-def _verify(terminal: Terminal, path: Path, report: Facts, device: Callable[[], AnyDevice]) -> None:
+def _verify(terminal: Terminal, path: Path, entry: Entry, device: Callable[[], AnyDevice]) -> None:
     """Say that a file is sound. Raises ImgmlpError if it is not."""
     opened = stored(path)
     if opened.exact:
         opened.decode(device())
-    report["sound"], found = True, opened.facts
+    entry["sound"], found = True, opened.facts
     picture = dimensions(found["width"], found["height"], found["channels"])
     terminal.done(f"{named(path)}  {picture}   {size(found['bytes'])}")
