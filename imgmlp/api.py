@@ -128,7 +128,7 @@ def decode(
     if size is not None:
         pictures.check_size(*size)
     stored = open_stored(file)
-    return pictures.to_image(stored.decode(open_device(device), size), stored.icc)
+    return pictures.to_image(stored.decode(open_device(device), size), stored.metadata)
 
 
 def info(file: str | PathLike[str] | bytes) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from PIL import Image, ImageFile
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.decoder import Stored, open_stored
 from imgmlp.errors import ImgmlpError
+from imgmlp.image import info_of
 
 FORMAT = "IMLP"
 _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
@@ -36,8 +37,7 @@ class ImlpImageFile(ImageFile.ImageFile):
         self._stored: Stored | None = found
         self._size = found.width, found.height
         self._mode = _MODES[found.channels]
-        if found.icc:
-            self.info["icc_profile"] = found.icc
+        self.info |= info_of(found.metadata)
 
     def load(self) -> Any:
         """Decode the pixels, once."""

@@ -48,9 +48,9 @@ def run(
         terminal.note("another size than its own: rendered in floats, not the exact picture")
     if target == STDOUT:
         with standard_output() as stdout:
-            pictures.save_png(pixels, stdout.buffer, stored.icc)
+            pictures.save_png(pixels, stdout.buffer, stored.metadata)
         return
-    pictures.save_picture(pixels, target, stored.icc)
+    pictures.save_picture(pixels, target, stored.metadata)
     height, width, channels = pixels.shape
     seconds = duration(time.perf_counter() - began)
     terminal.done(f"{target}  {facts.dimensions(width, height, channels)}   {seconds}")

@@ -26,6 +26,7 @@ from imgmlp.errors import Interrupted, OutputError, TrainingError
 from imgmlp.facts import dimensions
 from imgmlp.image import Picture
 from imgmlp.interrupt import StopRequest
+from imgmlp.metadata import Metadata
 from imgmlp.terminal import Terminal
 from imgmlp.text import duration, size
 
@@ -126,8 +127,8 @@ class _Training:
 
     def run(self) -> Trained:
         """Train, and write the outputs."""
-        outputs, icc = self.outputs, self.picture.icc
-        preview = LivePreview(outputs.live, icc, self.terminal) if outputs.live else None
+        outputs, metadata = self.outputs, self.picture.metadata
+        preview = LivePreview(outputs.live, metadata, self.terminal) if outputs.live else None
         with StopRequest() as stop:
             with self.terminal.training(self.settings.steps) as show:
 
@@ -141,7 +142,7 @@ class _Training:
             output_files.write_atomically(
                 outputs.weights, lambda stream: npz.save(trained.weights, stream)
             )
-            pictures.save_png(trained.pixels, outputs.png, icc)
+            pictures.save_png(trained.pixels, outputs.png, metadata)
             if preview is not None:
                 preview.write(trained.pixels)
         if trained.stopped == "interrupted":
@@ -171,8 +172,8 @@ class _Training:
 class LivePreview:
     """A PNG of the best weights so far, rewritten every few seconds while training goes on."""
 
-    def __init__(self, path: Path, icc: bytes | None, terminal: Terminal) -> None:
-        self._path, self._icc, self._terminal = path, icc, terminal
+    def __init__(self, path: Path, metadata: Metadata, terminal: Terminal) -> None:
+        self._path, self._metadata, self._terminal = path, metadata, terminal
         self._next = time.monotonic() + LIVE_EVERY
         self._broken = False
 
@@ -183,7 +184,7 @@ class LivePreview:
 
     def write(self, pixels: Array) -> None:
         try:
-            pictures.save_png(pixels, self._path, self._icc)
+            pictures.save_png(pixels, self._path, self._metadata)
         except OutputError as error:  # not worth losing the training for
             self._terminal.note(f"no more previews: {error}")
             self._broken = True
