@@ -191,15 +191,38 @@ def check_size(width: int, height: int) -> None:
         raise UsageError(f"{size} pixels are too many", hint=hint)
 
 
-def psnr(a: np.ndarray, b: np.ndarray) -> float:
-    """Peak signal-to-noise ratio of two uint8 pictures of one shape, in dB; inf if equal."""
-    if a.shape != b.shape:
-        raise ValueError(f"pictures of shapes {a.shape} and {b.shape} cannot be compared")
+def psnr(original: np.ndarray, other: np.ndarray) -> float:
+    """Peak signal-to-noise ratio of two uint8 pictures of one shape, in dB; inf if equal.
+
+    Colours that nobody sees, as the original's alpha is 0 there, do not count.
+    """
+    if original.shape != other.shape:
+        raise ValueError(
+            f"pictures of shapes {original.shape} and {other.shape} cannot be compared"
+        )
     squares = 0
-    for row, other in zip(a, b, strict=True):  # row by row, as whole pictures may be large
-        difference = row.astype(np.int32) - other
+    for row, its in zip(original, other, strict=True):  # row by row, as pictures may be large
+        difference = row.astype(np.int32) - its
+        if has_alpha(original):
+            difference[row[:, -1] == 0, :-1] = 0
         squares += int(np.sum(difference * difference, dtype=np.int64))
-    return math.inf if squares == 0 else 10 * math.log10(255**2 * a.size / squares)
+    count = original.size * counted(original)
+    return math.inf if squares == 0 else 10 * math.log10(255**2 * count / squares)
+
+
+def has_alpha(pixels: np.ndarray) -> bool:
+    """Whether the last channel of [height, width, 1 to 4] is alpha."""
+    return pixels.shape[2] in (2, 4)
+
+
+def counted(pixels: np.ndarray) -> float:
+    """The share of the samples that anybody sees: all but colours under alpha 0."""
+    if not has_alpha(pixels):
+        return 1.0
+    height, width, channels = pixels.shape
+    hidden = 1 - int(np.count_nonzero(pixels[:, :, -1])) / (height * width)
+    share: float = 1 - hidden * (channels - 1) / channels
+    return share
 
 
 def to_image(pixels: np.ndarray, found: Metadata = NOTHING) -> Image.Image:
