@@ -80,19 +80,25 @@ class Picture:
 
 
 def load(
-    path: Path | str, alpha: bool = False, frame: int | None = None, strip: bool = False
+    path: Path | str,
+    alpha: bool = False,
+    data: bytes | None = None,
+    frame: int | None = None,
+    strip: bool = False,
 ) -> Picture:
     """Read a picture file, turned as its EXIF orientation says.
 
-    `alpha` keeps transparency as a last channel; without it, what is transparent is refused.
-    Of a file with several frames, `frame` chooses one, from 1 on. `strip` leaves out metadata.
+    `data` is what there is under this name, if it is no file. `alpha` keeps transparency as a last
+    channel; without it, what is transparent is refused. Of a file with several frames, `frame`
+    chooses one, from 1 on. `strip` leaves out metadata.
     Raises UsageError if it cannot be read at all, PictureError if it is no picture, a damaged
     one, or one of a kind that is not supported, OutOfMemoryError if it does not fit.
     """
     path = Path(path)
     notes: list[str] = []
     try:
-        with path.open("rb") as file:
+        opened: BinaryIO = path.open("rb") if data is None else io.BytesIO(data)
+        with opened as file:
             stream = file if file.seekable() else io.BytesIO(file.read())
             with image_files.refusals(stream, path):
                 image = image_files.read(stream, path, frame, notes)
@@ -165,6 +171,8 @@ def _metadata(image: Image.Image) -> Metadata:
     exif, xmp, dpi = (info.get(name) for name in ("exif", "xmp", "dpi"))
     if isinstance(xmp, str):
         xmp = xmp.encode()
+    if isinstance(exif, Image.Exif):
+        exif = exif.tobytes()
     if isinstance(exif, bytes):
         exif = exif.removeprefix(_EXIF)
     found = {"icc": icc, "exif": exif, "xmp": xmp}

@@ -64,6 +64,7 @@ LAZY = {  # keep --help and a look at a file quick
     ("codec.decoder", "imgmlp.codec.float_mlp.pipeline"),
     ("codec.decoder", "imgmlp.codec.latent.decode"),
     ("codec.decoder", "imgmlp.codec.mlp.decode"),
+    ("pil", "imgmlp.api"),
     ("pil", "imgmlp.engine"),
 }
 # The public names are loaded when they are used, PyTorch if it is there and wanted.

@@ -15,9 +15,11 @@ from imgmlp.cli.options import (
     AsJson,
     DeviceSpec,
     Force,
+    Frame,
     NoProgress,
     Precision,
     Quiet,
+    Strip,
     Verbose,
     check_picture,
     terminal_of,
@@ -83,6 +85,8 @@ def train(
         Path | None,
         typer.Option(metavar="PNG", help="A preview, rewritten every few seconds."),
     ] = None,
+    frame: Frame = None,
+    strip: Strip = False,
     device: DeviceSpec = "auto",
     force: Force = False,
     quiet: Quiet = False,
@@ -106,7 +110,7 @@ def train(
         precision=precision,
     )
     check_picture(image)
-    run(terminal, image, Outputs(output, png, live), settings, device, force)
+    run(terminal, image, Outputs(output, png, live), settings, device, force, frame, strip)
 
 
 @app.command()
@@ -136,6 +140,8 @@ def encode(
         str | None, typer.Option(metavar="T", help="Train about so long: 60s, 5m, 2h.")
     ] = None,
     codec: Annotated[Literal["latent", "mlp"], typer.Option(help="What a file holds.")] = "mlp",
+    frame: Frame = None,
+    strip: Strip = False,
     device: DeviceSpec = "auto",
     as_json: AsJson = False,
     force: Force = False,
@@ -149,7 +155,7 @@ def encode(
 
     for image in images:
         check_picture(image)
-    wanted = Wanted(quality, bpp, size, psnr, price, effort, time, codec)
+    wanted = Wanted(quality, bpp, size, psnr, price, effort, time, codec, frame, strip)
     raise typer.Exit(run(terminal, images, output, wanted, device, as_json, force))
 
 

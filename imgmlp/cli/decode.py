@@ -37,10 +37,11 @@ def run(
     stored = open_stored(source)
     target = output or source.with_suffix(".decoded.png" if stored.exact else ".png")
     _check_decoded(target, force)
-    if target != STDOUT:
-        pictures.check_extension(target, stored.channels)
     if scale is not None:
         dimensions = scaled(stored.width, stored.height, scale)
+    if target != STDOUT:
+        own = stored.width, stored.height
+        pictures.check_extension(target, stored.channels, dimensions or own)
     device = open_device(device_spec)
     terminal.detail(devices.details(device))
     pixels = stored.decode(device, dimensions)
@@ -50,7 +51,8 @@ def run(
         with standard_output() as stdout:
             pictures.save_png(pixels, stdout.buffer, stored.metadata)
         return
-    pictures.save_picture(pixels, target, stored.metadata)
+    if lost := pictures.save_picture(pixels, target, stored.metadata):
+        terminal.note(f"{target} cannot hold the {' and '.join(lost)}")
     height, width, channels = pixels.shape
     seconds = duration(time.perf_counter() - began)
     terminal.done(f"{target}  {facts.dimensions(width, height, channels)}   {seconds}")

@@ -30,7 +30,7 @@ _SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
 
 @dataclass(frozen=True)
 class Wanted:
-    """Targets as they were given, at most one of them; and how long to try."""
+    """What was asked for: at most one target, how long to try, and what of the picture to take."""
 
     quality: float | None = None
     bpp: float | None = None
@@ -40,6 +40,8 @@ class Wanted:
     effort: int | None = None
     time: str | None = None
     codec: Codec = "mlp"
+    frame: int | None = None
+    strip: bool = False
 
     def target(self, pixels: int) -> Goal:
         """Of a picture with so many pixels. Raises UsageError."""
@@ -112,7 +114,7 @@ def _encode_one(
     Raises TargetError or TrainingError after the best file is written.
     """
     wanted, workload, device, stop = how
-    picture = pictures.load(source, alpha=True)
+    picture = pictures.load(source, alpha=True, frame=wanted.frame, strip=wanted.strip)
     for note in picture.notes:
         terminal.note(f"{source.name}: {note}")
     goal = wanted.target(picture.width * picture.height)

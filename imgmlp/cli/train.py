@@ -62,6 +62,8 @@ def run(
     settings: Settings,
     device_spec: str,
     force: bool,
+    frame: int | None = None,
+    strip: bool = False,
 ) -> None:
     """Fit a network to a picture; write its weights and what they decode to.
 
@@ -69,7 +71,8 @@ def run(
     """
     replaced = force or checkpoint.left_beside(outputs.weights)
     outputs.check(source, outputs.paths() if replaced else [])
-    picture, device = pictures.load(source), open_device(device_spec)
+    picture = pictures.load(source, frame=frame, strip=strip)
+    device = open_device(device_spec)
     training = _Training(terminal, source, outputs, picture, settings, device)
     outputs.check(source, outputs.paths() if force else training.written_before())
     training.introduce()
