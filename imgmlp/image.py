@@ -5,11 +5,9 @@ Knows neither the codec nor the engine.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import math
-import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,7 +25,7 @@ MAX_PIXELS = image_files.MAX_PIXELS
 SIDES = {"JPEG": 65_500, "WEBP": 16_383}  # pixels along either side, of formats that have a limit
 KEPT = {  # what they keep beside the pixels
     "PNG": ("icc", "exif", "xmp", "dpi"),
-    "TIFF": ("icc", "exif", "xmp", "dpi"),
+    "TIFF": ("icc", "xmp", "dpi"),  # no EXIF data: Pillow cannot, if pixels are compressed
     "JPEG": ("icc", "exif", "xmp", "dpi"),
     "WEBP": ("icc", "exif", "xmp"),
     "BMP": ("dpi",),
@@ -141,8 +139,11 @@ def from_array(pixels: np.ndarray[Any, Any], alpha: bool = False) -> Picture:
 def _picture(image: Image.Image, name: str, alpha: bool, strip: bool, notes: list[str]) -> Picture:
     pixels = conversion.samples(image, name, notes)
     _check_alpha(pixels, name, alpha)
-    pixels = conversion.upright(pixels, _orientation(image, notes))
+    orientation = _orientation(image)
+    pixels = conversion.upright(pixels, orientation)
     found = NOTHING if strip else metadata.checked(_metadata(image), notes)
+    if found.dpi is not None and orientation in (5, 6, 7, 8):
+        found = replace(found, dpi=found.dpi[::-1])
     return Picture(pixels, found, tuple(notes))
 
 
@@ -153,14 +154,13 @@ def _check_alpha(pixels: np.ndarray[Any, Any], name: str, alpha: bool) -> None:
         raise PictureError(f"{name} has transparent pixels", hint=hint)
 
 
-def _orientation(image: Image.Image, notes: list[str]) -> int:
+def _orientation(image: Image.Image) -> int:
     try:
         with image_files.quietly():
             return int(image.getexif().get(0x0112, 1))
     except MemoryError:
         raise
     except Exception:  # metadata that cannot be parsed says nothing about the pixels
-        notes.append("damaged EXIF data was ignored")
         return 1
 
 
@@ -282,21 +282,9 @@ def _save(
     if name == "PNG" and kept.xmp is not None:
         named["pnginfo"] = PngImagePlugin.PngInfo()
         named["pnginfo"].add_itxt("XML:com.adobe.xmp", kept.xmp)
-    if name == "TIFF" and (kept.exif or kept.xmp):
-        named["exif"] = _tiff_tags(kept)
+    if name == "TIFF" and kept.xmp is not None:
+        named["tiffinfo"] = {_TIFF_XMP: kept.xmp}
     to_image(pixels).save(stream, format=name, **named, **options)
-
-
-def _tiff_tags(kept: Metadata) -> Image.Exif:
-    """EXIF and XMP data as a TIFF has them: among its own tags."""
-    found = Image.Exif()
-    if kept.exif is not None:
-        with contextlib.suppress(SyntaxError, ValueError, TypeError, KeyError, struct.error):
-            found.load(_EXIF + kept.exif)
-    told = image_files.told(found)
-    if kept.xmp is not None:
-        told[_TIFF_XMP] = kept.xmp
-    return told
 
 
 def _kept_by(name: str, found: Metadata) -> Metadata:

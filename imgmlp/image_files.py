@@ -243,21 +243,19 @@ def _load(image: ImageFile.ImageFile, stream: BinaryIO, notes: list[str]) -> Ima
 def _tiff_exif(image: ImageFile.ImageFile) -> bytes | None:
     """What a TIFF's own tags tell beside the pixels, as EXIF data."""
     try:
-        found = told(image.getexif())
+        found = _told(image.getexif())
         return found.tobytes() if found else None
     except (SyntaxError, ValueError, TypeError, KeyError, struct.error):
         return None  # of values that no tag may have
 
 
-def told(found: Image.Exif) -> Image.Exif:
+def _told(found: Image.Exif) -> Image.Exif:
     """Those of a TIFF's tags that tell of the picture and not where its pixels are."""
     kept = Image.Exif()
-    for tag in _TOLD:
-        if tag in found:
-            kept[tag] = found[tag]
-    for directory in (ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo):
-        if inner := found.get_ifd(directory):
-            kept[directory] = dict(inner)
+    kept.load(found.tobytes())
+    for tag in list(kept):
+        if tag not in (*_TOLD, ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo):
+            del kept[tag]
     return kept
 
 

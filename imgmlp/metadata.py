@@ -37,7 +37,7 @@ NOTHING = Metadata()
 
 
 def checked(found: Metadata, notes: list[str]) -> Metadata:
-    """Without what is too large or makes no sense, and true of a picture that is upright now.
+    """Without what is too large, makes no sense, or says that the picture is to be turned.
 
     Says in `notes` what was left out.
     """
@@ -53,8 +53,10 @@ def checked(found: Metadata, notes: list[str]) -> Metadata:
         found = replace(found, exif=upright)
     if found.xmp is not None:
         found = replace(found, xmp=_XMP_ORIENTATION.sub(rb"\g<1>1", found.xmp))
-    if found.dpi is not None and not _makes_sense(found.dpi):
-        found = replace(found, dpi=None)
+    if found.dpi is not None:
+        across, down = found.dpi
+        sound = _makes_sense(found.dpi)
+        found = replace(found, dpi=(round(across, 3), round(down, 3)) if sound else None)
     return found
 
 
