@@ -45,6 +45,8 @@ class Wanted:
     effort: int | None = None
     time: str | None = None
     codec: Codec = "mlp"
+    frame: int | None = None
+    strip: bool = False
 
     def target(self, pixels: int) -> Goal:
         """Of a picture with so many pixels. Raises UsageError."""
@@ -186,13 +188,14 @@ class _Task:
         """
         if "skipped" in self.entry:
             return
-        picture = parsing.load_picture(self.terminal, self.source, alpha=True)
-        goal = self.wanted.target(picture.width * picture.height)
+        wanted = self.wanted
+        picture = parsing.load_picture(self.terminal, self.source, True, wanted.frame, wanted.strip)
+        goal = wanted.target(picture.width * picture.height)
         what = dimensions(picture.width, picture.height, picture.channels)
-        asked = f"{goal}, {self.wanted.codec}, {self.wanted.work()}"
+        asked = f"{goal}, {wanted.codec}, {wanted.work()}"
         self.terminal.note(f"{files.named(self.source)}  {what}   {asked}")
         if self.path != STANDARD:
-            choices = f"{self.wanted.codec} {goal!r} {self.workload!r}"
+            choices = f"{wanted.codec} {goal!r} {self.workload!r}"
             self.kept = checkpoint.of(self.path, picture, self.device(), choices)
         found = self._done_before()
         if found is None or not _holds(self.path, found.bytes):

@@ -84,7 +84,7 @@ def check_picture(path: Path) -> None:
         raise UsageError(f"cannot read {path}: {error.strerror}", hint="check the file") from error
     archive = start.startswith(ZIP) and path.suffix.lower() == ".npz"
     if archive or start.startswith(container.SIGNATURE):
-        hint = f"`imgmlp decode {quoted(str(path))}` gives the picture"
+        hint = f"`imgmlp decode {quoted(path)}` gives the picture"
         raise PictureError(f"{path} is compressed already", hint=hint)
 
 

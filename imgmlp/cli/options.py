@@ -32,6 +32,14 @@ Precision = Annotated[
     Literal["float32", "half"],
     typer.Option(help="Of matrix products; half on GPUs with matrix units only."),
 ]
+Frame = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Of a file with several frames or pages; 1 is the first."),
+]
+Strip = Annotated[
+    bool,
+    typer.Option("--strip", help="Leave out colour profile, EXIF, XMP and resolution."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DeviceSpec = Annotated[
     str,
