@@ -19,7 +19,7 @@ from imgmlp.engine import AnyDevice, open_device
 from imgmlp.errors import UsageError
 from imgmlp.metadata import Metadata
 from imgmlp.terminal import Terminal
-from imgmlp.text import duration, write_data
+from imgmlp.text import duration
 
 FORCE = "--force replaces it; -o and --out choose other names"
 
@@ -119,7 +119,7 @@ class _Task:
         if self.target == STANDARD:
             png = io.BytesIO()
             pictures.save_png(pixels, png, metadata)
-            write_data(png.getvalue())
+            files.write_standard(png.getvalue())
             return
         if lost := pictures.save_picture(pixels, self.target, metadata):
             self.terminal.note(f"{self.target} cannot hold the {' and '.join(lost)}")

@@ -26,7 +26,7 @@ from imgmlp.facts import dimensions
 from imgmlp.image import Picture
 from imgmlp.interrupt import StopRequest
 from imgmlp.terminal import Terminal
-from imgmlp.text import duration, size, write_data
+from imgmlp.text import duration, size
 
 EXTENSION = ".imlp"
 _BESIDE = "profile and metadata beside the picture, which --strip leaves out"
@@ -259,7 +259,7 @@ class _Task:
 
     def _write(self, data: bytes) -> None:
         if self.path == STANDARD:
-            write_data(data)
+            files.write_standard(data)
             return
         self._check_output()  # somebody may have written it in the meantime
         output_files.write_atomically(self.path, lambda stream: stream.write(data))

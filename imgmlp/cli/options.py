@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from imgmlp.interrupt import raise_on_signals
+from imgmlp.interrupt import raise_on_signals, shield_children
 from imgmlp.terminal import Terminal
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
@@ -60,6 +60,7 @@ def terminal_of(
     Called once all is loaded: modules do not like exceptions while they are.
     """
     raise_on_signals()
+    shield_children()
     terminal = context.obj
     assert isinstance(terminal, Terminal)
     terminal.quiet, terminal.verbosity, terminal.progress = quiet, verbose, not no_progress
