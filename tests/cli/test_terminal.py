@@ -100,6 +100,16 @@ def test_not_every_terminal_gets_a_bar(
     assert "━" not in running.shown
 
 
+@pytest.mark.parametrize("columns", ["0", "1", "20"])
+def test_messages_are_whole_however_narrow(
+    on_terminal: type[Running], picture: Path, columns: str
+) -> None:
+    running = on_terminal("train", picture.name, *QUICK, COLUMNS=columns)
+    assert running.end() == 0
+    assert "small.png  31×24 RGB   MLP 8-8-3, 96 parameters" in running.shown
+    assert "✓ weights.npz" in running.shown.replace("\x1b[32m", "").replace("\x1b[0m", "")
+
+
 def test_no_png_is_sent_to_a_terminal(on_terminal: type[Running], weights: Path) -> None:
     running = on_terminal("decode", weights.name, "-o", "-")
     assert running.end() == 2
