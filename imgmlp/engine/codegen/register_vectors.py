@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from imgmlp.engine.ir.dtype import bool_, f32, i32
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import ONE, Expr, Var
+from imgmlp.engine.ir.target import NARROW
 from imgmlp.engine.ir.uops import Code, Product, Range, U, UOp
 
 ARITHMETIC = {Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.NEG, Op.MULACC, Op.MAX, Op.LT, Op.EXP2}
@@ -74,7 +75,7 @@ def _fits(
     """Whether an instruction has a form for vectors, or stays the same for all columns."""
     if u.op is U.ELEMENT:
         tile: Product = code.uops[u.src[0]].arg
-        return tile.registers
+        return tile.registers and tile.vector % NARROW == 0
     if u.op is U.LOAD:
         offset, valid = u.arg
         plain = u.dtype in NUMBERS and valid is ONE and len(u.src) == 1

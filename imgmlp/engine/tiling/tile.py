@@ -27,6 +27,7 @@ from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, Op
 from imgmlp.engine.ir.target import Lanes
 from imgmlp.engine.passes.materialize import Graph, is_plain_chain
 from imgmlp.engine.tiling.batch_axis import Kind, Kinds
+from imgmlp.engine.tiling.batch_last import TURNED, computed_transposed, of_rows, transposed
 from imgmlp.engine.tiling.prologue import ALIGN, Prologue, at_hand
 
 EVEN = 4  # tiles of each group from which one more or less matters little
@@ -49,10 +50,13 @@ class Cut:
 
 
 class Tile:
-    """The same values for one tile of rows; `before` collects what must be computed first."""
+    """The same values for one tile of rows; `before` collects what must be computed first.
 
-    def __init__(self, kinds: Kinds, cut: Cut, lanes: Lanes) -> None:
-        self.kinds, self.cut, self.lanes = kinds, cut, lanes
+    With `last` those of two axes are computed with the batch as their last one.
+    """
+
+    def __init__(self, kinds: Kinds, cut: Cut, lanes: Lanes, last: bool = False) -> None:
+        self.kinds, self.cut, self.lanes, self.last = kinds, cut, lanes, last
         self.before: dict[Node, Node] = {}
         self.prologue = Prologue(cut.groups)
         self.done: dict[Node, Node] = {}
@@ -105,7 +109,10 @@ class Tile:
             arg = shape
         elif node.op is Op.SHRINK and axis is not None:
             arg = tuple((0, self.cut.rows) if a == axis else r for a, r in enumerate(arg))
-        return make(node.op, src, arg, shape, node.dtype)
+        if self.last and node.op is Op.PERMUTE and arg == TURNED:
+            return transposed(src[0])
+        found = make(node.op, src, arg, shape, node.dtype)
+        return computed_transposed(found) if self.last and of_rows(node, self.kinds) else found
 
     def _source(self, node: Node, slot: int) -> Node:
         source = node.src[slot]
@@ -124,6 +131,8 @@ class Tile:
 
     def _factor(self, node: Node) -> Node:
         """A right factor, copied if its neighbours along a row do not lie together."""
+        if self.last:  # a left one then
+            return self._whole(node)
         strided = self.lanes == "one" and node.op is not Op.BUFFER and node.shape[-1] >= ALIGN
         if strided and is_plain_chain(node) and _last_stride(node) != 1:
             return self.prologue.copy(node) or self._ahead(node)
