@@ -118,3 +118,21 @@ def around_registers(code: Code) -> set[int]:
         elif u.op is U.PRODUCT and u.arg.registers:
             found.update(opened)
     return found
+
+
+def products_in_sums(code: Code) -> set[int]:
+    """Products of float32 that nothing but one sum or difference reads: its terms.
+
+    Compilers make one instruction of them where they stand in one expression, and only there.
+    """
+    users: dict[int, list[UOp]] = {}
+    for u in code.uops:
+        for s in u.src:
+            users.setdefault(s, []).append(u)
+    products = (i for i, u in enumerate(code.uops) if (u.op, u.arg) == (U.ALU, Op.MUL))
+    found: set[int] = set()
+    for i in products:
+        alone = len(users.get(i, ())) == 1 and code.uops[i].dtype is f32
+        if alone and users[i][0].op is U.ALU and users[i][0].arg in (Op.ADD, Op.SUB):
+            found.add(i)
+    return found

@@ -104,6 +104,8 @@ class Tile:
             src = (*src[:-1], self._masked(src[-1], self.kinds.source_axis(node, len(src) - 1)))
         if node.op is Op.GATHER and self.lanes == "group" and _is_costly(src[1]):
             src = (src[0], contiguous(src[1]))  # not once for each element of a row
+        if node.op is Op.SUM and self.lanes == "one" and _calls(src[0]):
+            src = (contiguous(src[0]),)  # by the kernel that has most of it anyway
         shape, arg = _resized(node.shape, axis, self.cut.rows), node.arg
         if node.op in (Op.RESHAPE, Op.EXPAND):
             arg = shape
@@ -162,6 +164,13 @@ def _resized(shape: Shape, axis: int | None, rows: int) -> Shape:
 
 def _is_costly(index: Node) -> bool:
     return any(n.op in (Op.HASH, Op.GATHER) for n in toposort([index]))
+
+
+def _calls(term: Node) -> bool:
+    """Whether an expression has a function that a sum's loop had better not."""
+    if term.op is Op.LOG2 or term.op is Op.EXP2:
+        return True
+    return term.op in ELEMENTWISE and any(map(_calls, term.src))
 
 
 def _last_stride(node: Node) -> int:
