@@ -25,6 +25,7 @@ from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, Op
 from imgmlp.engine.ir.target import Lanes
 from imgmlp.engine.passes.materialize import Graph, is_plain_chain, whole_buffer
 from imgmlp.engine.tiling.batch_axis import Kind, Kinds
+from imgmlp.engine.tiling.batch_last import TURNED, computed_transposed, of_rows, transposed
 from imgmlp.engine.tiling.prologue import ALIGN, Prologue, at_hand
 
 EVEN = 4  # tiles of each group from which one more or less matters little
@@ -47,10 +48,13 @@ class Cut:
 
 
 class Tile:
-    """The same values for one tile of rows; `before` collects what must be computed first."""
+    """The same values for one tile of rows; `before` collects what must be computed first.
 
-    def __init__(self, kinds: Kinds, cut: Cut, lanes: Lanes) -> None:
-        self.kinds, self.cut, self.lanes = kinds, cut, lanes
+    With `last` those of two axes are computed with the batch as their last one.
+    """
+
+    def __init__(self, kinds: Kinds, cut: Cut, lanes: Lanes, last: bool = False) -> None:
+        self.kinds, self.cut, self.lanes, self.last = kinds, cut, lanes, last
         self.before: dict[Node, Node] = {}
         self.prologue = Prologue(cut.groups)
         self.done: dict[Node, Node] = {}
@@ -98,12 +102,17 @@ class Tile:
             src = (*src[:-1], self._masked(src[-1], self.kinds.source_axis(node, len(src) - 1)))
         if node.op is Op.GATHER and self.lanes == "group" and _is_costly(src[1]):
             src = (src[0], contiguous(src[1]))  # not once for each element of a row
+        if node.op is Op.SUM and self.lanes == "one" and _calls(src[0]):
+            src = (contiguous(src[0]),)  # by the kernel that has most of it anyway
         shape, arg = _resized(node.shape, axis, self.cut.rows), node.arg
         if node.op in (Op.RESHAPE, Op.EXPAND):
             arg = shape
         elif node.op is Op.SHRINK and axis is not None:
             arg = tuple((0, self.cut.rows) if a == axis else r for a, r in enumerate(arg))
-        return make(node.op, src, arg, shape, node.dtype)
+        if self.last and node.op is Op.PERMUTE and arg == TURNED:
+            return transposed(src[0])
+        found = make(node.op, src, arg, shape, node.dtype)
+        return computed_transposed(found) if self.last and of_rows(node, self.kinds) else found
 
     def _source(self, node: Node, slot: int) -> Node:
         source = node.src[slot]
@@ -122,6 +131,8 @@ class Tile:
 
     def _factor(self, node: Node) -> Node:
         """A right factor, copied if its neighbours along a row do not lie together."""
+        if self.last:  # a left one then
+            return self._whole(node)
         strided = self.lanes == "one" and node.op is not Op.BUFFER and node.shape[-1] >= ALIGN
         if strided and is_plain_chain(node) and _last_stride(node) != 1:
             return self.prologue.copy(node) or self._ahead(node)
@@ -150,6 +161,13 @@ def _resized(shape: Shape, axis: int | None, rows: int) -> Shape:
 
 def _is_costly(index: Node) -> bool:
     return any(n.op in (Op.HASH, Op.GATHER) for n in toposort([index]))
+
+
+def _calls(term: Node) -> bool:
+    """Whether an expression has a function that a sum's loop had better not."""
+    if term.op is Op.LOG2 or term.op is Op.EXP2:
+        return True
+    return term.op in ELEMENTWISE and any(map(_calls, term.src))
 
 
 def _last_stride(node: Node) -> int:
