@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
-from typing import Any, Self, TypeAlias, TypeVar
+from functools import cache, wraps
+from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -24,11 +24,24 @@ from imgmlp.engine.ir.usage_errors import misuse
 
 Operand: TypeAlias = "Elementwise | Scalar | Array"
 T = TypeVar("T", bound="Elementwise")
+P = ParamSpec("P")
 
 
 def _operator(op: Op, swapped: bool = False) -> Callable[[T, Operand], T]:
     """A method for one of Python's operators; `swapped`: its own value is the second one."""
     return lambda self, other: self._binary(op, other, swapped)
+
+
+def in_f32(method: Callable[Concatenate[T, P], T]) -> Callable[Concatenate[T, P], T]:
+    """Several operations that make one function of floats: halves go through f32 and are rounded
+    once, integers become f32."""
+
+    @wraps(method)
+    def wide(self: T, /, *args: P.args, **named: P.kwargs) -> T:
+        answer = method(self if self.dtype is dt.f32 else self.cast(dt.f32), *args, **named)
+        return answer.cast(dt.f16) if self.dtype is dt.f16 else answer
+
+    return wide
 
 
 class Elementwise:
@@ -189,10 +202,12 @@ class Elementwise:
 
     # --- what follows from them ---
 
+    @in_f32
     def exp(self) -> Self:
         """e to the power of x, by exp2."""
         return (self * (1 / math.log(2))).exp2()
 
+    @in_f32
     def log(self) -> Self:
         """The natural logarithm, by log2."""
         return self.log2() * math.log(2)
@@ -234,23 +249,48 @@ class Elementwise:
         answer = self.where(self < 0, self * slope if slope else 0.0, self)
         return self._with(graph.function(answer.node, [self.node], _leaky_relu_vjp(slope)))
 
+    @in_f32
     def sigmoid(self) -> Self:
         """1 / (1 + exp(-x)); its gradient comes from the answer, where exp may be infinite."""
         answer = 1.0 / ((-self).exp() + 1.0)
         return self._with(graph.function(answer.node, [self.node], _sigmoid_vjp))
 
-    def tanh(self) -> Self:
-        """Between -1 and 1; integers become f32."""
-        return (self * 2.0).sigmoid() * 2.0 - 1.0
+    @in_f32
+    def expm1(self) -> Self:
+        """exp(x) - 1, as exact near 0: there it is (u - 1) x / log(u) with u = exp(x) as rounded.
 
+        Higham, Accuracy and Stability of Numerical Algorithms (2002), section 1.14.1.
+        """
+        u = self.exp()
+        small = self.where(u.eq(1.0), self, (u - 1.0) * self / u.log())
+        answer = self.where(self.abs() < 0.5, small, u - 1.0)
+        return self._with(graph.function(answer.node, [self.node], _expm1_vjp))
+
+    @in_f32
+    def tanh(self) -> Self:
+        """Between -1 and 1, as exact near 0; its gradient comes from the answer."""
+        t = (self.abs() * -2.0).expm1()
+        size = -t / (t + 2.0)
+        answer = self.where(self < 0, -size, size)
+        return self._with(graph.function(answer.node, [self.node], _tanh_vjp))
+
+    @in_f32
     def gelu(self) -> Self:
         """The tanh form of Hendrycks and Gimpel (2016), within 1e-3 of the exact one."""
         inner = (self + self * self * self * 0.044715) * math.sqrt(2 / math.pi)
-        return self * (inner.tanh() + 1.0) * 0.5
+        return self * (inner * 2.0).sigmoid()  # which is (tanh(inner) + 1) / 2
 
 
 def _sigmoid_vjp(g: Node, ans: Node, x: Node) -> tuple[Node]:
     return (g * (ans - ans * ans),)
+
+
+def _expm1_vjp(g: Node, ans: Node, x: Node) -> tuple[Node]:
+    return (g * (ans + 1.0),)
+
+
+def _tanh_vjp(g: Node, ans: Node, x: Node) -> tuple[Node]:
+    return (g * (1.0 - ans * ans),)
 
 
 @cache
