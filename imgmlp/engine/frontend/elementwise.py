@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache, wraps
-from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, TypeGuard, TypeVar
 
 import numpy as np
 
@@ -30,6 +30,10 @@ P = ParamSpec("P")
 def _operator(op: Op, swapped: bool = False) -> Callable[[T, Operand], T]:
     """A method for one of Python's operators; `swapped`: its own value is the second one."""
     return lambda self, other: self._binary(op, other, swapped)
+
+
+def _comparison(swapped: bool = False) -> Callable[[T, Operand], T]:
+    return lambda self, other: self._compare(Op.LT, other, swapped)
 
 
 def in_f32(method: Callable[Concatenate[T, P], T]) -> Callable[Concatenate[T, P], T]:
@@ -95,8 +99,31 @@ class Elementwise:
     __or__ = __ror__ = _operator(Op.OR)
     __lshift__, __rlshift__ = _operator(Op.SHL), _operator(Op.SHL, swapped=True)
     __rshift__, __rrshift__ = _operator(Op.SHR), _operator(Op.SHR, swapped=True)
+    __hash__ = object.__hash__  # by identity, though == compares elements
+
     # an array's comparisons take anything, but leave those with us to us
-    __lt__, __gt__ = _operator(Op.LT), _operator(Op.LT, swapped=True)
+    __lt__, __gt__ = _comparison(), _comparison(swapped=True)
+
+    def __eq__(self, other: object) -> Self:  # type: ignore[override]
+        return self.eq(other) if _is_operand(other) else NotImplemented
+
+    def __ne__(self, other: object) -> Self:  # type: ignore[override]
+        return self.eq(other).logical_not() if _is_operand(other) else NotImplemented
+
+    def _compare(self, op: Op, other: Operand, swapped: bool = False) -> Self:
+        """A bool of each element; a Python integer is what it is, whatever the dtype can hold."""
+        beyond = self._beyond(other)
+        if not beyond:
+            return self._binary(op, other, swapped)
+        answer = op is Op.LT and (beyond < 0) == swapped
+        return self._with(graph.const(answer, dt.bool_, self.shape))
+
+    def _beyond(self, other: Operand) -> int:
+        """1 if a Python integer is above all that the dtype of a result can hold, -1 if below."""
+        if not isinstance(other, int) or isinstance(other, bool) or self.dtype.is_float:
+            return 0
+        kind = dt.concrete(dt.promote(self.dtype, dt.weak_int))
+        return (other > kind.max) - (other < kind.min)
 
     def __truediv__(self, other: Operand) -> Self:
         return self._float()._binary(Op.DIV, other)
@@ -142,22 +169,32 @@ class Elementwise:
         return (self < other) | self.eq(other)
 
     def eq(self, other: Operand) -> Self:
-        """Elementwise equality; `==` compares identity, as for any object."""
-        return self._binary(Op.EQ, other)
+        """Elementwise equality, as `==`; NaN equals nothing."""
+        return self._compare(Op.EQ, other)
 
     def logical_not(self) -> Self:
-        """True where a bool is False."""
-        return self._binary(Op.XOR, True)
+        """True where a bool is False, or a number 0."""
+        return self._binary(Op.XOR, True) if self.dtype is dt.bool_ else self.eq(0)
 
     def maximum(self, other: Operand) -> Self:
-        """The larger of both, by broadcast."""
-        return self._binary(Op.MAX, other)
+        """The larger of both, by broadcast. Raises ValueError for an integer beyond the dtype."""
+        return self if self._limits("maximum", other, 1) else self._binary(Op.MAX, other)
 
     def minimum(self, other: Operand) -> Self:
-        """inverse(max(inverse a, inverse b)), the inverse being one that undoes itself."""
+        """The smaller of both, as `maximum`."""
+        # inverse(max(inverse a, inverse b)), the inverse being one that undoes itself
+        if self._limits("minimum", other, -1):
+            return self
         nodes, device = aligned("minimum", self, other)
         a, b = (type(self)(n, device) for n in nodes)
         return a._inverse().maximum(b._inverse())._inverse()
+
+    def _limits(self, operation: str, other: Operand, wrong: int) -> bool:
+        """Whether a Python integer is so far out that it limits nothing; an error on one side."""
+        beyond = self._beyond(other)
+        if beyond == wrong:
+            raise misuse(ValueError, f"{operation}: {self.dtype.name} cannot hold {other}; cast it")
+        return beyond != 0
 
     def _inverse(self) -> Self:
         if self.dtype is dt.bool_:
@@ -246,7 +283,7 @@ class Elementwise:
         """
         if slope < 0:
             raise misuse(ValueError, f"leaky_relu: the slope must not be negative, not {slope}")
-        answer = self.where(self < 0, self * slope if slope else 0.0, self)
+        answer = self.where(self < 0, self * slope if slope else 0, self)
         return self._with(graph.function(answer.node, [self.node], _leaky_relu_vjp(slope)))
 
     @in_f32
@@ -321,10 +358,14 @@ def node_of(value: Operand) -> Node:
     return from_host(value, None)
 
 
+def _is_operand(value: object) -> TypeGuard[Operand]:
+    return isinstance(value, Elementwise | bool | int | float | np.generic | np.ndarray)
+
+
 def _dtype_of(operation: str, value: Operand) -> DType:
     if isinstance(value, Elementwise):
         return value.dtype
-    if not isinstance(value, bool | int | float | np.generic | np.ndarray):
+    if not _is_operand(value):
         name = type(value).__name__
         raise misuse(TypeError, f"{operation}: takes Tensors, arrays and numbers, not {name}")
     return dt.of(value)

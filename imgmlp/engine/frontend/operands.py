@@ -101,8 +101,15 @@ def broadcast(node: Node, shape: Sequence[int], operation: str = "broadcast_to")
     return graph.move(Op.EXPAND, ones, shape)
 
 
-def axes_of(axis: Axis, rank: int) -> Sequence[int]:
-    """The axes that an argument names; None names all."""
+def axes_of(operation: str, axis: Axis, shape: Shape) -> tuple[int, ...]:
+    """The axes that an argument names, counted from the first; None names all.
+
+    Raises ValueError for an axis that is not there, or named twice.
+    """
     if axis is None:
-        return range(rank)
-    return (axis,) if isinstance(axis, int | np.integer) else tuple(axis)
+        return tuple(range(len(shape)))
+    given = (axis,) if isinstance(axis, int | np.integer) else tuple(axis)
+    axes = tuple(graph.normal_axis(a, shape, operation) for a in given)
+    if len(set(axes)) < len(axes):
+        raise misuse(ValueError, f"{operation}: axes {given} of shape {shape} name one twice")
+    return axes

@@ -22,13 +22,11 @@ class Reduction(Movement):
     __slots__ = ()
 
     def _reduce(self, op: Op, axis: Axis, keepdims: bool) -> Self:
-        rank = len(self.shape)
-        axes = axes_of(axis, rank)
+        axes = axes_of(op.name.lower().removeprefix("reduce_"), axis, self.shape)
         reduced = self._with(graph.reduce(op, self.node, axes))
         if not keepdims:
             return reduced
-        kept = {graph.normal_axis(a, self.shape, "reduce") for a in axes}
-        return reduced.reshape(*(1 if i in kept else n for i, n in enumerate(self.shape)))
+        return reduced.reshape(*(1 if i in axes else n for i, n in enumerate(self.shape)))
 
     def sum(self, axis: Axis = None, keepdims: bool = False) -> Self:
         """Bools are counted, in i32; other dtypes stay. Integers wrap, halves add in f32."""

@@ -95,7 +95,7 @@ TABLE: dict[Op, Callable[[Node], Callable[..., Any]]] = {
     Op.RESHAPE: lambda node: lambda x: x.reshape(node.shape),
     Op.PERMUTE: lambda node: lambda x: x.transpose(node.arg),
     Op.EXPAND: lambda node: lambda x: np.broadcast_to(x, node.shape),
-    Op.PAD: lambda node: lambda x: np.pad(x, node.arg),
+    Op.PAD: lambda node: lambda x: np.pad(x, node.arg) if node.arg else x,
     Op.SHRINK: lambda node: itemgetter(_slices(node.arg)),
     Op.STRIDE: lambda node: itemgetter(tuple(slice(None, None, s) for s in node.arg)),
     Op.DOT: lambda node: np.matmul,

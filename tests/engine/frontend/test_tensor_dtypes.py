@@ -128,6 +128,54 @@ def test_integers_of_every_width_wrap_divide_and_compare(device: AnyDevice, name
             assert np.array_equal(found[key], array()), key
 
 
+def test_the_least_integer_by_minus_one_wraps(device: AnyDevice) -> None:
+    a = np.array([-(2**31), -(2**31), 7, -7, 0], np.int32)
+    b = np.array([-1, 1, -1, -1, -1], np.int32)
+    x, y = Tensor(a, device), Tensor(b, device)
+    found = results({"%": x % y, "//": x // y, "% -1": x % -1, "// -1": x // -1}, device)
+    assert found["%"].tolist() == found["% -1"].tolist() == [0] * 5
+    assert found["//"].tolist() == [-(2**31), -(2**31), -7, 7, 0]
+    assert found["// -1"].tolist() == [-(2**31), -(2**31), -7, 7, 0]
+
+
+def test_python_integers_that_a_dtype_cannot_hold_compare_as_they_are(device: AnyDevice) -> None:
+    a = {d: np.array([0, 1, 100], d.np) for d in STORED if d.is_int}
+    limits = [-(2**40), -129, -1, 128, 256, 300, 2**31, 2**32, 2**40]
+    found = results(
+        {
+            f"{d.name} {n}": Tensor.concat([x < n, x > n, x <= n, x >= n, x == n, x != n])
+            for d, array in a.items()
+            for x in [Tensor(array, device)]
+            for n in limits
+        },
+        device,
+    )
+    for d, array in a.items():
+        wide = array.astype(np.int64)
+        for n in limits:
+            wanted = [wide < n, wide > n, wide <= n, wide >= n, wide == n, wide != n]
+            assert np.array_equal(found[f"{d.name} {n}"], np.concatenate(wanted)), (d.name, n)
+
+
+def test_a_limit_beyond_the_dtype_limits_nothing_or_is_refused(device: AnyDevice) -> None:
+    x = Tensor(np.array([0, 7, 255], np.uint8), device)
+    found = results({"max": x.maximum(-5), "min": x.minimum(300)}, device)
+    assert found["max"].tolist() == found["min"].tolist() == [0, 7, 255]
+    for act in (lambda: x.maximum(300), lambda: x.minimum(-1)):
+        with pytest.raises(ValueError, match="u8 cannot hold"):
+            act()
+
+
+def test_integers_stay_integers_in_logical_not_and_relu(device: AnyDevice) -> None:
+    a = np.array([0, 1, 5, -3, 2**24 + 1, -(2**31)], np.int32)
+    x = Tensor(a, device)
+    found = results({"not": x.logical_not(), "relu": x.relu()}, device)
+    assert found["not"].dtype == np.bool_
+    assert np.array_equal(found["not"], np.logical_not(a))
+    assert found["relu"].dtype == np.int32
+    assert np.array_equal(found["relu"], np.maximum(a, 0))
+
+
 def test_bools_are_zero_or_one_whatever_is_done_to_them(device: AnyDevice) -> None:
     a, b = np.array([1, 1, 0, 0], bool), np.array([1, 0, 1, 0], bool)
     x, y = Tensor(a, device), Tensor(b, device)
