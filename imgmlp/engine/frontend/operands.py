@@ -63,10 +63,14 @@ def whole_shape(operation: str, shape: Sequence[int]) -> Shape:
 
 
 def check_rows(table: Shape, index: Node) -> None:
-    """Refuse what is to be gathered out of bounds, where the host has the indices."""
+    """Refuse what is to be gathered out of bounds, where the host has the indices, or gets them."""
+    while index.op in (Op.RESHAPE, Op.PERMUTE, Op.EXPAND):
+        index = index.src[0]
     known = np.asarray(index.arg) if index.op is Op.CONST else None
     if index.op is Op.BUFFER:
-        known = index.arg.host
+        storage: Buffer = index.arg
+        known = storage.host
+        storage.rows = min(table[0], table[0] if storage.rows is None else storage.rows)
     if known is not None:
         wrong = known[(known < 0) | (known >= table[0])]
         if wrong.size:
