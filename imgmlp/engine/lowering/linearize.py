@@ -51,7 +51,7 @@ def linearize(kernel: Launch, target: Target) -> Code:
         for guard in kernel.guards:
             build.effect(U.GUARD, (lower.value(guard.place, ()),), guard.wanted)
         sizes = _body(kernel, lower)
-    code = Code(kernel.name, build.finish(), tuple(build.buffers), *sizes)
+    code = Code(kernel.name, build.finish(), build.buffers, *sizes)
     _check_indices(code)
     return code
 
