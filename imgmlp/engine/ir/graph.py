@@ -28,10 +28,11 @@ class Buffer:
     """Storage that a BUFFER Node names: a shape, a dtype and, once there, data on a device.
 
     `host` holds the initial values until they are uploaded; `data` is the device's
-    allocation. A Buffer without a device is an intermediate of a Procedure.
+    allocation. A Buffer without a device is an intermediate of a Procedure. Where `rows` is given,
+    it holds indices of so many rows, and no others may be written.
     """
 
-    __slots__ = ("__weakref__", "data", "device", "dtype", "host", "name", "shape")
+    __slots__ = ("__weakref__", "data", "device", "dtype", "host", "name", "rows", "shape")
 
     def __init__(
         self,
@@ -43,6 +44,7 @@ class Buffer:
     ) -> None:
         self.shape, self.dtype, self.device = shape, dtype, device
         self.host, self.name = host, name
+        self.rows: int | None = None
         self.data: Any = None
 
     @property
@@ -134,7 +136,9 @@ def const(value: float, dtype: DType, shape: Shape = ()) -> Node:
 
 
 def iota(count: int) -> Node:
-    """0, 1, ... count-1 as int32 [count]."""
+    """0, 1, 2, ... count-1 as int32 [count]. Raises ValueError for more than int32 counts."""
+    if count > 1 << 31:
+        raise misuse(ValueError, f"{count:,} elements in a row are more than an i32 can count")
     return make(Op.IOTA, (), None, (count,), i32)
 
 
