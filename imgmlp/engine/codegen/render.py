@@ -131,7 +131,7 @@ class _Writer:
             return
         products = any(u.op is U.PRODUCT for u in self.code.uops)
         if products and not self.factors:
-            self.lines.append("__local float room[TILE_FLOATS] __attribute__((aligned(16)));")
+            self.lines.append("__local float workspace[TILE_FLOATS] __attribute__((aligned(16)));")
         self.lines += [
             *local_buffers(self.code),
             *(slices(self.code, self.factors) if self.factors else ()),

@@ -47,7 +47,7 @@ def linearize(kernel: Launch, target: Target) -> Code:
         for guard in kernel.guards:
             build.effect(U.GUARD, (lower.value(guard.place, ()),), guard.wanted)
         sizes = _body(kernel, lower)
-    return Code(kernel.name, build.finish(), tuple(build.buffers), *sizes)
+    return Code(kernel.name, build.finish(), build.buffers, *sizes)
 
 
 def _fused(name: str, codes: Sequence[Code]) -> Code:

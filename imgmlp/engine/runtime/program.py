@@ -237,12 +237,11 @@ class Program:
 
     def wait(self) -> None:
         """Block until all enqueued steps are done."""
-        if isinstance(self.device, Device):
-            self.device.finish()
+        self.device.finish()
 
     def marker(self) -> Pending:
         """Done once all steps enqueued so far are: bounds how far the host runs ahead."""
-        return self.device.marker() if isinstance(self.device, Device) else Pending()
+        return self.device.marker()
 
 
 def _target(device: AnyDevice, precision: Precision) -> Target:

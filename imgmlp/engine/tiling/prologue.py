@@ -64,8 +64,8 @@ class Prologue:
                 self.ahead[node] = first[node] = buffer(Buffer(state.shape, state.dtype, name=name))
                 continue
             self.aside[node] = group_buffer(self.groups, node, name)
-            room = buffer(storage(self.aside[node]))  # a row for each group, all the same
-            found = move(Op.SHRINK, room, ((0, 1), (0, 1)))
+            rows = buffer(storage(self.aside[node]))  # one for each group, all the same
+            found = move(Op.SHRINK, rows, ((0, 1), (0, 1)))
             first[node] = move(Op.RESHAPE, found, node.shape)
         changed: list[Update] = []
         for state, value in updates:

@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from imgmlp.engine.ir.graph import (
-    Buffer,
     Node,
     Shape,
     alu,
-    buffer,
     const,
     contiguous,
     gather,
@@ -25,7 +23,7 @@ from imgmlp.engine.ir.graph import (
 from imgmlp.engine.ir.kernel import access
 from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, Op
 from imgmlp.engine.ir.target import Lanes
-from imgmlp.engine.passes.materialize import Graph, is_plain_chain
+from imgmlp.engine.passes.materialize import Graph, is_plain_chain, whole_buffer
 from imgmlp.engine.tiling.batch_axis import Kind, Kinds
 from imgmlp.engine.tiling.prologue import ALIGN, Prologue, at_hand
 
@@ -138,8 +136,7 @@ class Tile:
 
     def _ahead(self, node: Node) -> Node:
         if node not in self.before:
-            room = Buffer(node.shape, node.dtype, name=f"ahead{len(self.before)}")
-            self.before[node] = buffer(room)
+            self.before[node] = whole_buffer(node, f"ahead{len(self.before)}")
         return self.before[node]
 
 
