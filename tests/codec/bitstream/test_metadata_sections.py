@@ -6,6 +6,7 @@ import zlib
 
 import imlp_reference
 import pytest
+from conftest import GOLDEN
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,6 +45,22 @@ def test_a_program_that_does_not_know_them_passes_over_them() -> None:
     found = stored(*metadata_sections.sections(Metadata(b"a", b"b", b"c", (1.0, 1.0))))
     assert [section.type for section in found.sections] == ["N", "c", "e", "x", "d"]
     assert {section.type for section in found.sections if section.critical} == {"N"}
+
+
+def test_a_file_that_exists_is_read_for_ever() -> None:
+    found = container.parse((GOLDEN / "metadata.imlp").read_bytes())
+    expected = Metadata(b"a colour profile", b"II*\0EXIF data", b"<x:xmpmeta/>", (300.0, 150.012))
+    assert metadata_sections.read(found) == expected
+
+
+@given(st.sampled_from("cexd"), st.binary(max_size=99))
+def test_any_bytes_are_metadata_or_damage(kind: str, data: bytes) -> None:
+    damaged = False
+    try:
+        found = metadata_sections.read(stored(Section(kind, data)))
+    except FormatError:
+        damaged = True
+    assert damaged or len(found.names()) == 1
 
 
 def test_nothing_takes_nothing() -> None:
