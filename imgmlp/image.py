@@ -255,6 +255,8 @@ def save_picture(pixels: np.ndarray, path: Path, found: Metadata = NOTHING) -> l
     height, width, channels = pixels.shape
     name, options = check_extension(path, channels, (width, height))
     kept = _kept_by(name, found)
+    if path.suffix.lower() == ".ppm" and channels == 1:
+        pixels = np.repeat(pixels, 3, axis=2)  # it is a colour format
 
     def write(stream: BinaryIO) -> None:
         try:
@@ -298,11 +300,12 @@ def _kept_by(name: str, found: Metadata) -> Metadata:
 
 
 def check_extension(
-    path: Path, channels: int = 1, size: tuple[int, int] = (1, 1)
+    path: Path, channels: int | None = None, size: tuple[int, int] = (1, 1)
 ) -> tuple[str, dict[str, Any]]:
     """Pillow's format and options for a file to write; 2 or 4 channels mean that there is alpha.
 
-    Raises UsageError, also if the format cannot hold these or a picture of (width, height) `size`.
+    Raises UsageError, also if the format cannot hold so many channels, if they are known, or a
+    picture of (width, height) `size`.
     """
     try:
         name, options = FORMATS[path.suffix.lower()]

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from PIL import ExifTags, Image, ImageChops, ImageFile, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageChops, ImageFile, ImagePalette, UnidentifiedImageError
 
 from imgmlp.errors import ImgmlpError, PictureError, UsageError
 from imgmlp.text import quoted
@@ -223,6 +223,8 @@ def _load(image: ImageFile.ImageFile, stream: BinaryIO, notes: list[str]) -> Ima
             raise
         notes.append("the file's end is missing, but none of its pixels")
         loaded = found
+    if loaded.mode == "P" and loaded.palette is None:  # of a picture inside of an icon
+        loaded.palette = ImagePalette.raw("RGB", loaded.im.getpalette("RGB"))
     if exif:
         loaded.info["exif"] = exif
     if gray:

@@ -61,7 +61,7 @@ def upright(pixels: Array, orientation: int) -> Array:
 
 def _check_mode(image: Image.Image, name: str) -> None:
     if image.mode == "F" or (image.mode == "I" and image.format != "PPM"):
-        problem = f"{name} has samples of 32 bits ({image.mode}), and who knows which is white"
+        problem = f"{name} has samples of 32 bits ({image.mode}), whose black and white are unknown"
         raise PictureError(problem, hint="convert it to 8 or 16 bits a sample first")
 
 

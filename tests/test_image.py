@@ -59,7 +59,7 @@ def test_a_lossless_file_gives_its_pixels_back(
 ) -> None:
     path = tmp_path / f"a{suffix}"
     pictures.save_picture(pixels, path)
-    channels = 3 if suffix == ".webp" else pixels.shape[2]  # WebP knows RGB only
+    channels = 3 if suffix in (".webp", ".ppm") else pixels.shape[2]  # which know RGB only
     np.testing.assert_array_equal(
         pictures.load(path).pixels, np.broadcast_to(pixels, (*pixels.shape[:2], channels))
     )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import zlib
 
+import imlp_reference
 import pytest
+from conftest import GOLDEN
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,6 +30,37 @@ def test_what_was_written_is_read(found: Metadata) -> None:
     assert metadata_sections.read(stored(*sections)) == found
     assert not any(section.critical for section in sections)
     assert len(sections) == len(found.names())
+
+
+def test_the_document_tells_how_to_read_them() -> None:
+    found = Metadata(b"profile" * 99, b"II*\0 EXIF", b"<xmp/>", (300.0, 150.012))
+    data = container.write(HEADER, [Section("N", b""), *metadata_sections.sections(found)])
+    _, parts = imlp_reference.container(data)
+    again = (imlp_reference.inflated(parts, kind) for kind in "cex")
+    assert Metadata(*again, imlp_reference.resolution(parts)) == found
+
+
+def test_a_program_that_does_not_know_them_passes_over_them() -> None:
+    """They have small letters, of which the container says just that."""
+    found = stored(*metadata_sections.sections(Metadata(b"a", b"b", b"c", (1.0, 1.0))))
+    assert [section.type for section in found.sections] == ["N", "c", "e", "x", "d"]
+    assert {section.type for section in found.sections if section.critical} == {"N"}
+
+
+def test_a_file_that_exists_is_read_for_ever() -> None:
+    found = container.parse((GOLDEN / "metadata.imlp").read_bytes())
+    expected = Metadata(b"a colour profile", b"II*\0EXIF data", b"<x:xmpmeta/>", (300.0, 150.012))
+    assert metadata_sections.read(found) == expected
+
+
+@given(st.sampled_from("cexd"), st.binary(max_size=99))
+def test_any_bytes_are_metadata_or_damage(kind: str, data: bytes) -> None:
+    damaged = False
+    try:
+        found = metadata_sections.read(stored(Section(kind, data)))
+    except FormatError:
+        damaged = True
+    assert damaged or len(found.names()) == 1
 
 
 def test_nothing_takes_nothing() -> None:
