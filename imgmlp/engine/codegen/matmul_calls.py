@@ -47,7 +47,7 @@ class ProductCalls:
         else:
             tile = f"v{u.src[2]}"
             factors = f"{left}, {int(p.left_aligned)}, {right}, {int(p.right_aligned)}"
-            yield f"{tile}_sums += tile_product_{p.name}({tile}, room, {factors}, {sizes});"
+            yield f"{tile}_sums += tile_product_{p.name}({tile}, workspace, {factors}, {sizes});"
 
     def _in_registers(self, i: int, u: UOp) -> Iterator[str]:
         """A product whose tile is in registers, or where variables index it, in memory."""
@@ -95,7 +95,7 @@ class ProductCalls:
         yield f"float v{i}[{rows * columns // GPU_LANES}] = {{0.f}}, {sums};"
 
     def spread(self, i: int, u: UOp) -> Iterator[str]:
-        yield f"spread_{u.arg.name}(room, v{u.src[0]});"
+        yield f"spread_{u.arg.name}(workspace, v{u.src[0]});"
 
     def panel(self, i: int, u: UOp) -> Iterator[str]:
         p: Product = u.arg
@@ -122,7 +122,7 @@ class ProductCalls:
             return f"{name}[{u.arg[2].render('/')}]"
         row, column = u.arg
         if self.target.lanes == "group":
-            return f"room[{row.render('/')} * TILE_PITCH + {column.render('/')}]"
+            return f"workspace[{row.render('/')} * TILE_PITCH + {column.render('/')}]"
         cell = f"{row} * {self.code.uops[u.src[0]].arg.tile_columns} + {column}"
         return f"{name}[({cell}) / {self.vectors[i]}]" if i in self.vectors else f"{name}[{cell}]"
 

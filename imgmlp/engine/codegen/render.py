@@ -66,7 +66,8 @@ def render(codes: Sequence[Code], target: Target) -> tuple[str, list[str]]:
     used = {u.op for c in codes for u in c.uops}
     product = "product_matrix" if target.multiply in FACTORS else f"product_{target.lanes}"
     products = U.PRODUCT in used
-    wanted = {"scalar": True, "reduce": U.GROUP in used}
+    halves = any(u.op is U.ALU and u.dtype is f16 for c in codes for u in c.uops)
+    wanted = {"scalar": True, "half": halves, "reduce": U.GROUP in used}
     wanted |= {"factor": products and target.lanes == "group", product: products}
     wanted["persistent"] = any(c.turns for c in codes)
     heads = [sizes(target), *(building_block(b) for b, needed in wanted.items() if needed)]
@@ -133,7 +134,7 @@ class _Writer:
             return
         products = any(u.op is U.PRODUCT for u in self.code.uops)
         if products and not self.factors:
-            self.lines.append("__local float room[TILE_FLOATS] __attribute__((aligned(16)));")
+            self.lines.append("__local float workspace[TILE_FLOATS] __attribute__((aligned(16)));")
         self.lines += [
             *local_buffers(self.code),
             *(slices(self.code, self.factors) if self.factors else ()),

@@ -131,8 +131,7 @@ def _store_columns(
     lower.core, lower.core_value = sums.value, value
     store_all(lower, [sums], [*tile.lead, tile.column + column])
     lower.core = core
-    build.close()
-    build.close()
+    build.close(2)
 
 
 # --- one work-item ---
@@ -212,8 +211,7 @@ def _in_registers(kernel: Kernel, lower: Lowering, tile: _Tile) -> None:
         part = replace(product, tile_rows=height, rows=left, left=place, registers=True)
         found = build.effect(U.PRODUCT, (tile.left, right), part, f32)
         _store_tile(kernel, lower, part, found, [*tile.lead, tile.row + first, tile.column])
-        for _ in loops:
-            build.close()
+        build.close(len(loops))
         done += height * count
 
 
@@ -233,8 +231,7 @@ def _store_tile(
     column = build.open(Range("n", tile.tile_columns, "column", tile.columns))
     lower.core_value = build.effect(U.ELEMENT, (found,), (row, column), f32)
     store_all(lower, kernel.stores, [*lead, first_row + row, first_column + column])
-    build.close()
-    build.close()
+    build.close(2)
 
 
 # --- lanes of a group ---
@@ -317,8 +314,7 @@ class Sums:
                 if inside is not ONE:
                     build.open(Range("x", 1, "loop", inside))
                 kept.put(place[-1], indices)
-            while len(build.scopes) > depth:
-                build.close()
+            build.close(len(build.scopes) - depth)
         build.close()
 
     def _own(
@@ -346,8 +342,7 @@ class Sums:
         column = begin + build.open(Range("n", 4, "vector", left))
         lower.core_value = build.effect(U.ELEMENT, (seen,), (row, column), f32)
         store_all(lower, kernel.stores, [*tile.lead, tile.row + row, tile.column + column])
-        build.close()
-        build.close()
+        build.close(2)
 
 
 def only_added(kernel: Kernel) -> bool:

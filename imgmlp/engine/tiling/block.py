@@ -19,8 +19,9 @@ from imgmlp.engine.ir.kernel import CORES, Block, Kernel, Procedure, Update, sto
 from imgmlp.engine.ir.local_memory import LocalBuffer
 from imgmlp.engine.ir.op import CONTROL, Op
 from imgmlp.engine.ir.target import BLOCK_ROWS, FACTORS, Multiply, Target
+from imgmlp.engine.passes.drafts import ordered
 from imgmlp.engine.passes.materialize import Graph
-from imgmlp.engine.passes.merge import attach_sums, merge, ordered
+from imgmlp.engine.passes.merge import attach_sums, merge
 from imgmlp.engine.passes.row_fusion import fuse_rows
 from imgmlp.engine.passes.schedule import freeze, schedule
 from imgmlp.engine.tiling.batch_axis import Kind, Kinds, best

@@ -231,14 +231,14 @@ PRODUCT_GROUP = """
 __kernel __attribute__((reqd_work_group_size(LANES, 1, 1)))
 void t_product(__global float *out, __global const float *x, __global const float *y,
                int xr, int xk, int yk, int yc, int rows, int columns, int inner, int direct) {
-  __local float room[TILE_FLOATS] __attribute__((aligned(16)));
+  __local float workspace[TILE_FLOATS] __attribute__((aligned(16)));
   float tile[32] = {0.f};
   const float sum =
-      PRODUCT(tile, room, x, xr, xk, direct, y, yk, yc, direct, rows, columns, inner);
-  SPREAD(room, tile);
+      PRODUCT(tile, workspace, x, xr, xk, direct, y, yk, yc, direct, rows, columns, inner);
+  SPREAD(workspace, tile);
   const int lane = get_local_id(0);
   for (int i = lane; i < rows * columns; i += LANES)
-    out[i] = room[i / columns * TILE_PITCH + i % columns];
+    out[i] = workspace[i / columns * TILE_PITCH + i % columns];
   if (lane < columns) out[rows * columns + lane] = sum;
 }
 """
@@ -332,12 +332,13 @@ def test_products_of_several_kernels_by_a_group(device: Device) -> None:
     both = "".join(
         f"""__kernel __attribute__((reqd_work_group_size(LANES, 1, 1)))
         void t_{inner}(__global float *out, __global const float *x, __global const float *y) {{
-          __local float room[TILE_FLOATS] __attribute__((aligned(16)));
+          __local float workspace[TILE_FLOATS] __attribute__((aligned(16)));
           float tile[4] = {{0.f}};
-          tile_product_1(tile, room, x, {inner}, 1, 0, y, {columns}, 1, 0, 8, {columns}, {inner});
-          spread_1(room, tile);
+          tile_product_1(tile, workspace, x, {inner}, 1, 0, y, {columns}, 1, 0,
+                         8, {columns}, {inner});
+          spread_1(workspace, tile);
           for (int i = get_local_id(0); i < 8 * {columns}; i += LANES)
-            out[i] = room[i / {columns} * TILE_PITCH + i % {columns}];
+            out[i] = workspace[i / {columns} * TILE_PITCH + i % {columns}];
         }}"""
         for inner, columns in ((55, 63), (54, 61))
     )
