@@ -21,7 +21,7 @@ from imgmlp.engine.ir.graph import (
     toposort,
 )
 from imgmlp.engine.ir.kernel import access
-from imgmlp.engine.ir.op import MOVEMENT, Op
+from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, Op
 from imgmlp.engine.ir.target import Lanes
 from imgmlp.engine.passes.materialize import Graph, is_plain_chain, whole_buffer
 from imgmlp.engine.tiling.batch_axis import Kind, Kinds
@@ -62,8 +62,8 @@ class Tile:
         row = part(iota(cut.rows * cut.tiles), "tile", cut.tiles)
         limit = const(cut.batch, row.dtype, row.shape)
         self.exists = row < limit
-        last = const(cut.batch - 1, row.dtype, row.shape)
-        self.row = row if cut.even else alu(Op.WHERE, self.exists, row, last)
+        highest = const(cut.batch - 1, row.dtype, row.shape)
+        self.row = row if cut.even else alu(Op.WHERE, self.exists, row, highest)
 
     def value(self, node: Node) -> Node:
         """The tile's value of a ROW Node, or what the tile adds to an ACC one."""
@@ -194,9 +194,8 @@ def _is_costly(index: Node) -> bool:
 
 def _calls(term: Node) -> bool:
     """Whether an expression has a function that a sum's loop had better not."""
-    if term.op is Op.LOG2 or term.op is Op.EXP2:
-        return True
-    return term.op in ELEMENTWISE and any(map(_calls, term.src))
+    within = toposort([term], lambda n: n.src if n.op in ELEMENTWISE else ())
+    return any(n.op in (Op.LOG2, Op.EXP2) for n in within)
 
 
 def _last_stride(node: Node) -> int:
