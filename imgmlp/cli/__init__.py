@@ -19,7 +19,7 @@ from imgmlp.cli.commands import app
 from imgmlp.errors import ImgmlpError, Interrupted, OutputError, UsageError, out_of_memory
 from imgmlp.interrupt import ignore_signals
 from imgmlp.terminal import Terminal
-from imgmlp.text import guard_streams, print_data, standard_output
+from imgmlp.text import guard_streams, print_data
 
 __all__ = ["app", "main"]
 
@@ -46,8 +46,8 @@ def _run(terminal: Terminal) -> int:
         return error.exit_code  # the help was shown instead
     if code == Interrupted.exit_code:  # Typer catches Ctrl-C and returns this
         return _told(terminal, _interrupted())
-    with standard_output():  # help is still in its buffer
-        pass
+    if sys.stdout is not None:  # closed, which is no matter to what writes files
+        sys.stdout.flush()  # help is still in its buffer
     return code if isinstance(code, int) else 0
 
 

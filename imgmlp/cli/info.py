@@ -21,16 +21,18 @@ def run(terminal: Terminal, paths: list[Path], as_json: bool) -> int:
         found = stored(paths[0]).facts
         print_data(json.dumps(found, indent=2) if as_json else facts.lines(found))
         return 0
-    jobs = []
+    jobs, texts = [], list[str]()
     for path in paths:
         job = Job({"file": str(path)}, lambda: None)
-        job.do = partial(_tell, path, job, as_json)
+        job.do = partial(_look, path, job, texts)
         jobs.append(job)
-    return one_by_one(terminal, jobs, as_json)
+    code = one_by_one(terminal, jobs, as_json)
+    if texts and not as_json:  # at the end: what cannot be shown is no file's fault
+        print_data("\n".join(texts))
+    return code
 
 
-def _tell(path: Path, job: Job, as_json: bool) -> None:
+def _look(path: Path, job: Job, texts: list[str]) -> None:
     found = stored(path).facts
     job.entry |= found
-    if not as_json:
-        print_data(f"{printable(named(path))}\n{facts.lines(found)}\n")
+    texts.append(f"{printable(named(path))}\n{facts.lines(found)}\n")

@@ -40,7 +40,10 @@ def run(
 # Full and closed
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["encode", "--help"], ["info", COMPACT, "-q"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["encode", "--help"], ["info", COMPACT, "-q"], ["info", COMPACT, COMPACT]],
+)
 def test_what_cannot_be_shown_is_exit_8(tmp_path: Path, arguments: list[str]) -> None:
     with Path("/dev/full").open("wb") as full:
         done = run(tmp_path, *arguments, stdout=full)
@@ -77,6 +80,16 @@ def test_a_closed_stream_is_no_place_for_a_file(picture: Path) -> None:
     weights = open_stored(picture.parent / "weights.npz")
     assert weights.width == 31
     assert_error(run(picture.parent, "--version", shell='"$0" "$@" 1>&-').stderr.decode(), "closed")
+
+
+def test_files_are_written_whether_or_not_stdout_is_there(tmp_path: Path) -> None:
+    done = run(tmp_path, "decode", COMPACT, "-o", "a.png", shell='"$0" "$@" 1>&-')
+    assert done.returncode == 0, done.stderr
+    assert b"error" not in done.stderr
+    assert (tmp_path / "a.png").exists()
+    nowhere = run(tmp_path, "decode", COMPACT, "-o", "-", shell='"$0" "$@" 1>&-')
+    assert nowhere.returncode == 8
+    assert nowhere.stderr.count(b"error:") == 1
 
 
 # Standard input and output
