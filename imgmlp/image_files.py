@@ -42,7 +42,8 @@ UPPER_BITS = "of the {} bits of a sample the upper 8 are kept"
 DRAWINGS = {"EPS", "WMF"}  # programs that draw, for which Pillow needs another program
 STUBS = {"BUFR", "GRIB", "HDF5", "MPEG"}  # that Pillow knows by name only
 _REDUCED, _MASK = 1, 4  # bits of a TIFF page's kind
-_KIND, _PHOTOMETRIC, _TILE_WIDTH, _TILE_HEIGHT = 254, 262, 322, 323  # TIFF's tags
+_KIND, _PHOTOMETRIC, _ORIENTATION = 254, 262, 274  # TIFF's tags
+_TILE_WIDTH, _TILE_HEIGHT = 322, 323  # likewise
 _TOLD = 270, 271, 272, 305, 306, 315, 33432  # what, maker, camera, program, date, who, rights
 _UNSUPPORTED = (
     "unsupported",
@@ -235,6 +236,7 @@ def _load(image: ImageFile.ImageFile, stream: BinaryIO, notes: list[str]) -> Ima
     deep, inverted = _depth(image), _is_inverted(image)
     gray = any("LA;16B" in tile[3:] for tile in image.tile)  # which Pillow makes RGBA
     exif = _tiff_exif(image) if image.format == "TIFF" else None
+    _turn_resolution(image)
     if deep == 16 and not image.mode.startswith("I") and "transparency" in image.info:
         raise OSError("unsupported: 16 bits a sample and a transparent colour")
     loaded: Image.Image = image
@@ -259,6 +261,13 @@ def _load(image: ImageFile.ImageFile, stream: BinaryIO, notes: list[str]) -> Ima
     if inverted:
         loaded = loaded.point(lambda value: value * -1 + 65535)
     return loaded
+
+
+def _turn_resolution(image: Image.Image) -> None:
+    """Of a TIFF on its side: Pillow turns its pixels as it loads them, and nothing else."""
+    sideways = getattr(image, "tag_v2", {}).get(_ORIENTATION) in (5, 6, 7, 8)
+    if sideways and "dpi" in image.info:
+        image.info["dpi"] = image.info["dpi"][::-1]
 
 
 def _tiff_exif(image: ImageFile.ImageFile) -> bytes | None:

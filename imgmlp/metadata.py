@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 MAX_BYTES = 2**24  # of each
 MAX_DPI = 1e6
-USUAL_DPI = 72.0  # what programs take for granted
+USUAL_DPI = (72.0, 1.0)  # what programs take for granted; 1 is Pillow's, of a TIFF without any
 _ORIENTATION, _PREVIEW, _PREVIEW_BYTES = 0x0112, 0x0201, 0x0202  # EXIF's tags
 _ENTRY = 12  # bytes
 _XMP_ORIENTATION = re.compile(rb"""(tiff:Orientation(?:\s*=\s*["']|>))[0-9]""")
@@ -62,7 +62,7 @@ def checked(found: Metadata, notes: list[str]) -> Metadata:
 
 def _makes_sense(dpi: tuple[float, float]) -> bool:
     """Also false for what every program assumes where nothing is said."""
-    usual = all(math.isclose(n, USUAL_DPI, abs_tol=0.05) for n in dpi)
+    usual = any(all(math.isclose(n, one, abs_tol=0.05) for n in dpi) for one in USUAL_DPI)
     return all(0.001 <= n <= MAX_DPI for n in dpi) and not usual
 
 

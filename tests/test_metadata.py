@@ -74,6 +74,8 @@ def test_what_is_turned_is_not_turned_twice(tmp_path: Path, suffix: str) -> None
     picture = pictures.load(save(tmp_path, suffix, 6))
     assert picture.pixels.shape == (31, 24, 3)
     assert told(picture.metadata.exif) == ("a maker", "a lens", 1)
+    if suffix != ".webp":
+        assert picture.metadata.dpi == pytest.approx((150, 300), abs=0.05)
     path = tmp_path / "again.png"
     pictures.save_picture(picture.pixels, path, picture.metadata)
     np.testing.assert_array_equal(pictures.load(path).pixels, picture.pixels)
@@ -167,7 +169,16 @@ def test_xmp_data_do_not_turn_what_is_upright(before: bytes, after: bytes) -> No
     assert checked(Metadata(xmp=before), []).xmp == after
 
 
-@pytest.mark.parametrize("dpi", [(0, 0), (72, 72), (72.009, 72.009), (-1, 300), (np.nan, 300)])
+def test_a_file_without_a_resolution_has_none(tmp_path: Path) -> None:
+    for suffix in (".tif", ".jpg", ".png", ".webp"):
+        path = tmp_path / f"a{suffix}"
+        Image.fromarray(RGB).save(path)
+        assert pictures.load(path).metadata == NOTHING
+
+
+@pytest.mark.parametrize(
+    "dpi", [(0, 0), (1, 1), (72, 72), (72.009, 72.009), (-1, 300), (np.nan, 300)]
+)
 def test_a_resolution_that_says_nothing_is_left_out(dpi: tuple[float, float]) -> None:
     assert checked(Metadata(dpi=dpi), []) == NOTHING
 
