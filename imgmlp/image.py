@@ -299,6 +299,13 @@ def _kept_by(name: str, found: Metadata) -> Metadata:
     return Metadata(**kept, dpi=found.dpi if "dpi" in most else None)
 
 
+def check_no_picture(path: Path, ending: str) -> None:
+    """Refuse, as a UsageError, a picture's name for what is another kind of file."""
+    if path.suffix.lower() in FORMATS:
+        problem = f"{path} would have a picture's name, and be none"
+        raise UsageError(problem, hint=f"use one that ends with {ending}")
+
+
 def check_extension(
     path: Path, channels: int | None = None, size: tuple[int, int] = (1, 1)
 ) -> tuple[str, dict[str, Any]]:

@@ -354,8 +354,8 @@ def _unidentified(stream: BinaryIO, path: Path) -> PictureError:
         if known:
             problem = f"{path} is a damaged {name} file, or one of a kind that Pillow cannot read"
             return PictureError(problem, hint=f"get it again, or {convert_hint(path)}")
-    hint = "give a PNG, JPEG, WebP, TIFF or another file that Pillow can read"
-    return PictureError(f"{path} is not a picture", hint=hint)
+    hint = f"give a PNG, JPEG, WebP or TIFF; if it is a picture, {convert_hint(path)}"
+    return PictureError(f"{path} is not a picture that Pillow can read", hint=hint)
 
 
 def _unreadable(path: Path, error: Exception) -> PictureError:

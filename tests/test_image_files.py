@@ -328,6 +328,14 @@ def test_what_pillow_cannot_read_is_not_called_damaged(
     assert f"magick {path}" in error.hint
 
 
+def test_a_picture_of_another_kind_is_not_said_to_be_none(tmp_path: Path) -> None:
+    path = tmp_path / "a.heic"
+    path.write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(50))
+    error = refusal(path)
+    assert "not a picture that Pillow can read" in str(error)
+    assert f"magick {path}" in error.hint
+
+
 def test_what_pillow_knows_but_cannot_open_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.psd"
     path.write_bytes(b"8BPS" + struct.pack(">H6xHIIHH", 1, 3, 7, 9, 16, 3) + bytes(99))

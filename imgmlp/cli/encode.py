@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from imgmlp import image as pictures
 from imgmlp import output_files
 from imgmlp.cli import files, parsing
 from imgmlp.cli.files import STANDARD, Entry, Job
@@ -93,6 +94,8 @@ class Outputs:
             problem = "--force and --skip-existing are both given"
             raise UsageError(problem, hint="choose one of them")
         files.check_names(sources, self.file, self.folder)
+        if self.file is not None and self.file not in sources:
+            pictures.check_no_picture(self.file, EXTENSION)
         found = [files.output_of(one, self.file, self.folder, EXTENSION) for one in sources]
         pairs = zip(sources, found, strict=True)  # over itself is that one's own problem
         others = [path for source, path in pairs if path not in (source, STANDARD)]

@@ -59,6 +59,7 @@ class Outputs:
 
     def check_formats(self, picture: Picture | None = None) -> None:
         """Refuse, as a UsageError, names of pictures that cannot hold this one, or none at all."""
+        pictures.check_no_picture(self.weights, ".npz")
         what = () if picture is None else (picture.channels, (picture.width, picture.height))
         for path in self.paths()[1:]:
             if not output_files.is_special(path):

@@ -215,6 +215,9 @@ def test_pictures_are_written_as_their_names_say(imgmlp: Command, picture: Path)
     for name in ("a.pgm", "a.xyz"):
         assert_error(imgmlp("train", picture.name, "--png", name, "--force", check=2).stderr, name)
         assert_error(imgmlp("decode", "weights.npz", "-o", name, check=2).stderr, name)
+    for command in ("encode", "train"):  # what they make is no picture
+        told = imgmlp(command, picture.name, "-o", "made.jpg", check=2).stderr
+        assert_error(told, "a picture's name")
     gray = picture.parent / "gray.png"
     Image.fromarray(small_pixels(1)[:, :, 0]).save(gray)
     imgmlp("train", gray.name, *QUICK, "-o", "g.npz", "--png", "g.pgm")
