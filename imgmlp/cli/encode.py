@@ -10,13 +10,13 @@ from pathlib import Path
 
 from imgmlp import image as pictures
 from imgmlp import output_files
-from imgmlp.cli.parsing import Facts, one_by_one
+from imgmlp.cli.parsing import Entry, one_by_one
 from imgmlp.codec import encoder
 from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.training import checkpoint, target
 from imgmlp.codec.training.run import Run
-from imgmlp.codec.training.target import Effort, Goal
+from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.errors import TargetError, TrainingError, UsageError
 from imgmlp.facts import dimensions
@@ -45,12 +45,12 @@ class Wanted:
         """Of a picture with so many pixels. Raises UsageError."""
         return target.choose(pixels, self.quality, self.bpp, self.size, self.psnr, self.price)
 
-    def training(self) -> Effort:
+    def training(self) -> Workload:
         """Raises UsageError."""
         if self.time is not None and self.effort is not None:
             raise UsageError("--effort and --time are both given", hint="choose one of them")
         seconds = None if self.time is None else parse_time(self.time)
-        return encoder.effort(self.codec, self.effort, seconds)
+        return encoder.workload(self.codec, self.effort, seconds)
 
 
 def parse_time(text: str) -> float:
@@ -73,18 +73,18 @@ def run(
 ) -> int:
     """Encode pictures; returns the exit code. Raises Interrupted."""
     wanted.target(1)
-    effort = wanted.training()
+    workload = wanted.training()
     targets = _targets(sources, output, force)
     device = open_device(device_spec)
     pairs = list(zip(sources, targets, strict=True))
-    report: list[Facts] = [
+    report: list[Entry] = [
         {"file": str(source), "output": str(path), "problem": None} for source, path in pairs
     ]
     stop = StopRequest()
-    how = wanted, effort, device, stop
+    how = wanted, workload, device, stop
     work = [
-        partial(_encode_one, terminal, *pair, how, facts)
-        for pair, facts in zip(pairs, report, strict=True)
+        partial(_encode_one, terminal, *pair, how, entry)
+        for pair, entry in zip(pairs, report, strict=True)
     ]
     return one_by_one(terminal, work, report, as_json, stop.requested)
 
@@ -104,42 +104,42 @@ def _encode_one(
     terminal: Terminal,
     source: Path,
     path: Path,
-    how: tuple[Wanted, Effort, AnyDevice, StopRequest],
-    facts: Facts,
+    how: tuple[Wanted, Workload, AnyDevice, StopRequest],
+    entry: Entry,
 ) -> None:
-    """Write one file, and what is true of it into `facts`.
+    """Write one file, and what is true of it into `entry`.
 
     Raises TargetError or TrainingError after the best file is written.
     """
-    wanted, effort, device, stop = how
+    wanted, workload, device, stop = how
     picture = pictures.load(source, alpha=True)
     for note in picture.notes:
         terminal.note(f"{source.name}: {note}")
     goal = wanted.target(picture.width * picture.height)
     what = dimensions(picture.width, picture.height, picture.channels)
     terminal.note(f"{source.name}  {what}   {goal}   {device.info.describe()}")
-    kept = checkpoint.of(path, picture, device, f"{wanted.codec} {goal!r} {effort!r}")
+    kept = checkpoint.of(path, picture, device, f"{wanted.codec} {goal!r} {workload!r}")
     if (others := checkpoint.others(path, kept)) is not None:
         terminal.note(others)
-    with stop, terminal.training(effort.steps) as show:
-        surroundings = Run(show, stop.requested, terminal.note, kept)
-        found = encoder.encode(picture, goal, effort, device, surroundings, wanted.codec)
+    with stop, terminal.training(workload.steps) as show:
+        run = Run(show, stop.requested, terminal.note, kept)
+        found = encoder.encode(picture, goal, workload, device, run, wanted.codec)
     output_files.write_atomically(path, lambda stream: stream.write(found.bytes))
     kept.remove(path)
-    facts |= found.metrics
+    entry |= found.metrics
     if math.isinf(found.metrics["psnr"]):  # equal pictures; JSON has no infinity
-        facts["psnr"] = None
+        entry["psnr"] = None
     _report(terminal, path, found)
 
 
 def _report(terminal: Terminal, path: Path, found: Encoded) -> None:
-    facts = found.metrics
+    metrics = found.metrics
     if found.diverged:
         problem = f"training of {path} could not go on: its loss kept growing without bound"
         raise TrainingError(problem, hint="the best state is in the file; try another target")
     if found.missed is not None:
         hint = "the best file was written; try another target, a higher --effort or more --time"
         raise TargetError(f"{path} has {found.missed}", hint=hint)
-    quality = "lossless" if math.isinf(facts["psnr"]) else f"{facts['psnr']:.2f} dB"
-    figures = f"{size(facts['bytes'])}   {facts['bpp']:.3f} bpp   {quality}"
-    terminal.done(f"{path}   {figures}   {duration(facts['seconds'])}")
+    quality = "lossless" if math.isinf(metrics["psnr"]) else f"{metrics['psnr']:.2f} dB"
+    figures = f"{size(metrics['bytes'])}   {metrics['bpp']:.3f} bpp   {quality}"
+    terminal.done(f"{path}   {figures}   {duration(metrics['seconds'])}")

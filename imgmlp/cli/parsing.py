@@ -15,7 +15,7 @@ from imgmlp.image import check_size
 from imgmlp.terminal import Terminal
 from imgmlp.text import print_data
 
-Facts = dict[str, Any]  # about a file, for JSON
+Entry = dict[str, Any]  # what a JSON report says of a file
 
 
 def training_settings(preset: str, **chosen: float | str | None) -> Settings:
@@ -53,25 +53,25 @@ def scaled(width: int, height: int, scale: float) -> tuple[int, int]:
 def one_by_one(
     terminal: Terminal,
     work: Sequence[Callable[[], None]],
-    report: list[Facts],
+    report: list[Entry],
     as_json: bool,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> int:
     """Do the work for several files, whatever becomes of the others; returns the exit code.
 
-    That is the error's own for one file; 1 if some of several failed. `report` has facts about each
-    file, with its "problem", and is printed if JSON is wanted. Raises Interrupted, also after
+    That is the error's own for one file; 1 if some of several failed. `report` has an entry for
+    each file, with its "problem", and is printed if JSON is wanted. Raises Interrupted, also after
     a file that was done although somebody asked to stop.
     """
     codes = []
-    for do, facts in zip(work, report, strict=True):
+    for do, entry in zip(work, report, strict=True):
         try:
             do()
         except Interrupted:
             raise
         except (ImgmlpError, MemoryError) as error:
             problem = error if isinstance(error, ImgmlpError) else out_of_memory()
-            facts["problem"] = str(problem)
+            entry["problem"] = str(problem)
             codes.append(terminal.fail(problem))
         else:
             codes.append(0)

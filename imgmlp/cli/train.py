@@ -72,7 +72,7 @@ def run(
     training = _Training(terminal, source, outputs, picture, settings, device)
     outputs.check(source, outputs.paths() if force else training.written_before())
     training.introduce()
-    training.report(training.run())
+    training.report(training.train())
 
 
 @dataclass(eq=False)
@@ -89,19 +89,19 @@ class _Training:
     def __post_init__(self) -> None:
         choices = f"train {self.settings!r}"
         self.kept = checkpoint.of(self.outputs.weights, self.picture, self.device, choices)
-        facts = {"outputs": self.outputs.names()}
-        self.state = Run(note=self.terminal.note, checkpoint=self.kept, facts=facts)
+        values = {"outputs": self.outputs.names()}
+        self.run = Run(note=self.terminal.note, checkpoint=self.kept, values=values)
 
     def written_before(self) -> list[Path]:
         """The outputs that an interrupted run has written, and nothing else since.
 
         A preview is younger than the checkpoint if the run was killed.
         """
-        saved, paths = self.state.saved, self.outputs.paths()
+        saved, paths = self.run.saved, self.outputs.paths()
         if saved is None:
             return []
         named = zip(paths, self.outputs.names(), strict=True)
-        known = [path for path, name in named if name in saved.facts["outputs"]]
+        known = [path for path, name in named if name in saved.values["outputs"]]
         live = self.outputs.live
         return [path for path in known if path is live or not self.kept.is_older_than(path)]
 
@@ -120,11 +120,11 @@ class _Training:
         devices.tell_precision(terminal, settings, device)
         terminal.detail(devices.details(device))
         terminal.detail("  ".join(f"{name} {value}" for name, value in asdict(settings).items()))
-        if self.state.saved is not None:
-            done = int(self.state.saved.arrays["count"])
+        if self.run.saved is not None:
+            done = int(self.run.saved.arrays["count"])
             terminal.note(f"continuing after {done:,} of {settings.steps:,} steps")
 
-    def run(self) -> Trained:
+    def train(self) -> Trained:
         """Train, and write the outputs."""
         outputs, icc = self.outputs, self.picture.icc
         preview = LivePreview(outputs.live, icc, self.terminal) if outputs.live else None
@@ -136,8 +136,8 @@ class _Training:
                     if preview is not None and progress.preview is not None:
                         preview.update(progress.preview)
 
-                self.state.tell, self.state.should_stop = tell, stop.requested
-                trained = pipeline.train(self.picture, self.settings, self.device, self.state)
+                self.run.tell, self.run.should_stop = tell, stop.requested
+                trained = pipeline.train(self.picture, self.settings, self.device, self.run)
             output_files.write_atomically(
                 outputs.weights, lambda stream: npz.save(trained.weights, stream)
             )

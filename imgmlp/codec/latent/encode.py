@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.latent.course import Course, Decided, Pricing, control
 from imgmlp.codec.latent.model import ModelShape
 from imgmlp.codec.latent.rounding_search import Rounding, Written
 from imgmlp.codec.latent.train import LatentStep
+from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState, control
 from imgmlp.codec.training.draft import Draft, draft
 from imgmlp.codec.training.memory_limits import explain, smaller_picture, within_memory
 from imgmlp.codec.training.replay import seconds_a_step
 from imgmlp.codec.training.run import Run
-from imgmlp.codec.training.target import Effort, Goal
+from imgmlp.codec.training.target import Goal, Workload
+from imgmlp.codec.training.trainer import Pricing
 from imgmlp.engine import AnyDevice
 from imgmlp.errors import OutOfMemoryError, UsageError
 from imgmlp.image import Picture
@@ -45,35 +46,37 @@ def steps_of(level: int) -> int:
     return round(FEWEST * math.pow(MOST / FEWEST, (level - 1) / (LEVELS - 1)))
 
 
-def effort(level: int | None, seconds: float | None) -> Effort:
+def workload(level: int | None, seconds: float | None) -> Workload:
     """Training of an effort from 1 to 9; of none, as much as takes the usual time.
 
     Raises UsageError.
     """
     if level is None:
-        return Effort(0, seconds)
+        return Workload(0, seconds)
     if not 1 <= level <= LEVELS:
         raise UsageError(f"--effort is {level}", hint=f"use a whole number from 1 to {LEVELS}")
-    return Effort(steps_of(level), seconds)
+    return Workload(steps_of(level), seconds)
 
 
-def encode(picture: Picture, wanted: Goal, effort: Effort, device: AnyDevice, run: Run) -> Draft:
+def encode(
+    picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice, run: Run
+) -> Draft:
     """Train a latent model on a picture, round it and code it.
 
     A run that was stopped goes on where it was. Raises Interrupted once the state is saved, if
     `run` is asked to stop.
     """
-    return _Encoder(picture, wanted, effort, device, run).encode()
+    return _Encoder(picture, wanted, workload, device, run).encode()
 
 
 class _Encoder:
     """One training towards one target with one picture."""
 
     def __init__(
-        self, picture: Picture, wanted: Goal, effort: Effort, device: AnyDevice, run: Run
+        self, picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice, run: Run
     ) -> None:
         self.picture, self.wanted, self.device = picture, wanted, device
-        self.effort, self.run = effort, run
+        self.workload, self.run = workload, run
         self.samples = picture.width * picture.height
         self.began = time.perf_counter()
         self.limit: float | None = None  # on the same clock
@@ -81,24 +84,24 @@ class _Encoder:
 
     def encode(self) -> Draft:
         step = within_memory(self._step, partial(too_large, self.picture.pixels, self.device))
-        course = self._course(step)
-        ended = course.run(self.run)
+        trainer = self._trainer(step)
+        ended = trainer.run(self.run)
         if ended == "interrupted":
-            raise self.run.interrupted(_reached(course))
-        state = course.state()
+            raise self.run.interrupted(trainer.reached())
+        snapshot = trainer.snapshot()
         if self.run.due(True):  # what follows may be stopped as well
-            self.run.keep(state)
+            self.run.keep(snapshot)
 
         def enough() -> bool:
             if self.run.stopping():
-                raise self.run.interrupted(_reached(course))
+                raise self.run.interrupted(trainer.reached())
             return self.limit is not None and time.perf_counter() > self.limit
 
         made = self.picture, self.wanted
-        rounding = Rounding(*made, step, self.device, course.decided.exponents, enough)
-        found = rounding.best(course.decided.price)
+        rounding = Rounding(*made, step, self.device, trainer.state.exponents, enough)
+        found = rounding.best(trainer.state.price)
         return replace(
-            self._draft(found, course), diverged=ended == "diverged", resumed=self.resumed
+            self._draft(found, trainer), diverged=ended == "diverged", resumed=self.resumed
         )
 
     def _step(self) -> LatentStep:
@@ -112,32 +115,32 @@ class _Encoder:
             return math.inf
         return max(0.0, 8 * SHARE * (self.wanted.value - OVERHEAD) / WEIGHT_BITS)
 
-    def _course(self, step: LatentStep) -> Course:
+    def _trainer(self, step: LatentStep) -> LatentTrainer:
         """At its beginning, or where a checkpoint left it."""
         saved = self.run.saved
         if saved is None:
-            decided = Decided(self._steps(step), self._first_price())
+            state = LatentTrainerState(self._steps(step), self._first_price())
         else:
-            decided = Decided(**{field.name: saved.facts[field.name] for field in fields(Decided)})
+            state = LatentTrainerState.of(saved.values)
             step.restore(saved.arrays)
-            self.resumed = int(step.count.item())
-        if self.effort.seconds is not None:
-            self.limit = self.began + self.effort.seconds - decided.seconds
-        course = Course(step, decided, self._pricing(), self.limit)
+            self.resumed = step.done
+        if self.workload.seconds is not None:
+            self.limit = self.began + self.workload.seconds - state.seconds
+        trainer = LatentTrainer(step, state, self._pricing(), self.limit)
         if saved is not None:
-            self.run.say(f"continuing after {_reached(course)}")
-        return course
+            self.run.say(f"continuing after {trainer.reached()}")
+        return trainer
 
     # --- how long ---
 
     def _steps(self, step: LatentStep) -> int:
         """How many to train; says how long that takes."""
         pace = self._pace(step)
-        if self.effort.seconds is not None:
-            left = self.began + self.effort.seconds - time.perf_counter()
+        if self.workload.seconds is not None:
+            left = self.began + self.workload.seconds - time.perf_counter()
             steps = min(max(1, int(left / pace) - SETTLING), MOST)
-        elif self.effort.steps:
-            steps = self.effort.steps
+        elif self.workload.steps:
+            steps = self.workload.steps
         else:
             fitting = [n for n in range(2, LEVELS + 1) if _seconds(steps_of(n), pace) <= USUAL]
             level = max(fitting, default=1)
@@ -177,17 +180,17 @@ class _Encoder:
 
     # --- the result ---
 
-    def _draft(self, found: Written, course: Course) -> Draft:
+    def _draft(self, found: Written, trainer: LatentTrainer) -> Draft:
         shape = found.model.shape
         parts = dict(zip(("header", "networks", "latents"), found.sections, strict=True))
         own = {
-            "lambda": course.decided.price,
+            "lambda": trainer.state.price,
             "network": _described(shape),
             "parameters": sum(int(np.prod(size)) for size in shape.tensors.values()),
             "network_bytes": len(parts["header"].data) + len(parts["networks"].data),
             "latent_bytes": len(parts["latents"].data),
-            "steps": course.decided.steps,
-            "seconds": course.decided.seconds,
+            "steps": trainer.state.steps,
+            "seconds": trainer.state.seconds,
         }
         return draft(self.picture, self.wanted, "latent", found.sections, found.pixels, own)
 
@@ -217,10 +220,6 @@ def _described(shape: ModelShape) -> str:
 
 def _seconds(steps: int, pace: float) -> float:
     return (steps + SETTLING) * pace
-
-
-def _reached(course: Course) -> str:
-    return f"{int(course.step.count.item()):,} of {course.decided.steps:,} steps"
 
 
 def too_large(pixels: Array, device: AnyDevice, error: OutOfMemoryError) -> OutOfMemoryError:

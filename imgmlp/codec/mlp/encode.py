@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,13 +15,14 @@ from imgmlp.codec.mlp import bit_allocation, rate_model
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.qat_step import BATCH, LearningStep, too_large
 from imgmlp.codec.mlp.rounding_search import FINE, Rounding, Trial
-from imgmlp.codec.mlp.training_phases import Course, Decided, Ended, Pricing
-from imgmlp.codec.training.checkpoint import State
+from imgmlp.codec.mlp.training_phases import MlpTrainer, MlpTrainerState
+from imgmlp.codec.training.checkpoint import Snapshot
 from imgmlp.codec.training.draft import Draft, draft
 from imgmlp.codec.training.memory_limits import within_memory
 from imgmlp.codec.training.replay import seconds_a_step
 from imgmlp.codec.training.run import Run
-from imgmlp.codec.training.target import TOLERANCE, Effort, Goal
+from imgmlp.codec.training.target import TOLERANCE, Goal, Workload
+from imgmlp.codec.training.trainer import Ended, Pricing
 from imgmlp.engine import AnyDevice
 from imgmlp.image import Picture, psnr
 
@@ -43,16 +44,18 @@ MARGIN = 0.3  # dB by which a network for a quality is chosen too large
 
 def untrained(picture: Picture, wanted: Goal, device: AnyDevice) -> Draft | None:
     """A file of one colour, if that is all that the target can ask for."""
-    return _Encoder(picture, wanted, Effort(0), device, Run()).untrained()
+    return _Encoder(picture, wanted, Workload(0), device, Run()).untrained()
 
 
-def encode(picture: Picture, wanted: Goal, effort: Effort, device: AnyDevice, run: Run) -> Draft:
+def encode(
+    picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice, run: Run
+) -> Draft:
     """Train a network on a picture, round it and code it.
 
     A run that was stopped goes on where it was. Raises Interrupted once the state is saved, if
     `run` is asked to stop. Where one colour is enough, nothing is trained.
     """
-    encoder = _Encoder(picture, wanted, effort, device, run)
+    encoder = _Encoder(picture, wanted, workload, device, run)
     if (plain := encoder.untrained()) is not None:
         return plain
     encoder.search()
@@ -71,12 +74,13 @@ class _Encoder:
     """The attempts to reach one target with one picture."""
 
     def __init__(
-        self, picture: Picture, wanted: Goal, effort: Effort, device: AnyDevice, run: Run
+        self, picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice, run: Run
     ) -> None:
         self.picture, self.wanted, self.device = picture, wanted, device
-        self.effort, self.run, self.saved = effort, run, run.saved
+        self.workload, self.run, self.saved = workload, run, run.saved
         tries = ATTEMPTS if wanted.kind == "psnr" else 1
-        self.seconds = None if effort.seconds is None else effort.seconds / tries  # of an attempt
+        whole = workload.seconds
+        self.seconds = None if whole is None else whole / tries  # of an attempt
         self.rounding = Rounding(picture, wanted, device)
         self.samples = picture.width * picture.height
         self.resumed = 0
@@ -87,11 +91,11 @@ class _Encoder:
         if self.saved is None:
             self.weights = self._first_weights()
             return
-        facts = self.saved.facts
-        self.weights, self.most = float(facts["weights"]), float(facts["most"])
-        self.pilots, self.attempts = int(facts["pilots"]), int(facts["attempts"])
-        if facts["best"] is not None:
-            self.best = Draft(self.saved.arrays["best_file"].tobytes(), facts["best"])
+        values = self.saved.values
+        self.weights, self.most = float(values["weights"]), float(values["most"])
+        self.pilots, self.attempts = int(values["pilots"]), int(values["attempts"])
+        if values["best"] is not None:
+            self.best = Draft(self.saved.arrays["best_file"].tobytes(), values["best"])
 
     # --- how large a network ---
 
@@ -107,21 +111,21 @@ class _Encoder:
 
     def search(self) -> None:
         """Find by short runs how many weights a quality needs."""
-        whole = self.effort.steps if self.seconds is None else HASTY
+        whole = self.workload.steps if self.seconds is None else HASTY
         steps = max(1, whole // PILOT)
         while not self._searched():
-            course = self._start(lambda _: Decided(steps, 0.0, self.effort.wider))
-            self._run(course)
+            trainer = self._start(lambda _: MlpTrainerState(steps, 0.0, self.workload.wider))
+            self._run(trainer)
             longer = DOUBLING * math.log2(max(1.0, whole / steps))
-            self.resize(self.wanted.value - self._rounded_quality(course) - longer)
+            self.resize(self.wanted.value - self._rounded_quality(trainer) - longer)
             self.pilots += 1
 
     def _searched(self) -> bool:
         return self.wanted.kind != "psnr" or self.pilots == PILOTS
 
-    def _rounded_quality(self, course: Course) -> float:
-        choices = bit_allocation.settle(course.arrays(), course.step.sizes.numpy())
-        found = bit_allocation.network(course.arrays(), choices, course.step.shape)
+    def _rounded_quality(self, trainer: MlpTrainer) -> float:
+        choices = bit_allocation.settle(trainer.arrays(), trainer.step.sizes.numpy())
+        found = bit_allocation.network(trainer.arrays(), choices, trainer.step.shape)
         return psnr(self.picture.pixels, self.rounding.decoded(found))
 
     def resize(self, missing: float) -> bool:
@@ -142,7 +146,7 @@ class _Encoder:
     def untrained(self) -> Draft | None:
         """A file that took no training, if it is all that the target can ask for."""
         found = self.rounding.one_colour()
-        return None if found is None else self._draft(found, Decided(0, self._price()), 0.0)
+        return None if found is None else self._draft(found, MlpTrainerState(0, self._price()), 0.0)
 
     # --- one attempt ---
 
@@ -151,19 +155,19 @@ class _Encoder:
         began = time.perf_counter()
         if self.saved is None:
             self._afford()
-        course = self._start(self._beginning)
-        before = course.decided.seconds
-        ended = self._run(course)
+        trainer = self._start(self._beginning)
+        before = trainer.state.seconds
+        ended = self._run(trainer)
         seconds = before + time.perf_counter() - began
-        if course.decided.phase < 2:  # it diverged, or was too short for looks
-            course.fix_steps()
-        found = self.rounding.best(course.arrays(), course.choices(), course.step.shape)
-        return self._draft(found, course.decided, seconds, ended == "diverged")
+        if trainer.state.phase < 2:  # it diverged, or was too short for looks
+            trainer.fix_steps()
+        found = self.rounding.best(trainer.arrays(), trainer.choices(), trainer.step.shape)
+        return self._draft(found, trainer.state, seconds, ended == "diverged")
 
-    def _beginning(self, shape: Shape) -> Decided:
+    def _beginning(self, shape: Shape) -> MlpTrainerState:
         """Of an attempt."""
-        steps, wider = self.effort.within(self.seconds, partial(self._pace, shape))
-        return Decided(steps, self._price(), wider)
+        steps, wider = self.workload.within(self.seconds, partial(self._pace, shape))
+        return MlpTrainerState(steps, self._price(), wider)
 
     def _afford(self) -> None:
         """Take a smaller network where the time is too short for training one so large.
@@ -183,37 +187,36 @@ class _Encoder:
         what = f"{seconds:.3g} seconds{each} are too few for {before:,.0f} weights"
         self.run.say(f"{what}: taking {self.weights:,.0f}, which give a better picture")
 
-    def _start(self, begin: Callable[[Shape], Decided]) -> Course:
-        """A course at its beginning, or where a checkpoint left it."""
+    def _start(self, begin: Callable[[Shape], MlpTrainerState]) -> MlpTrainer:
+        """A trainer at its beginning, or where a checkpoint left it."""
         shape, saved = self._shape(), self.saved
         self.saved = None
         if saved is None:
-            return self._course(shape, begin(shape))
-        facts = {field.name: saved.facts[field.name] for field in fields(Decided)}
-        course = self._course(shape, Decided(**facts))
-        course.step.restore(saved.arrays)
-        self.resumed = int(course.step.count.item())
-        self.run.say(f"continuing after {self._reached(course)}")
-        return course
+            return self._trainer(shape, begin(shape))
+        trainer = self._trainer(shape, MlpTrainerState.of(saved.values))
+        trainer.step.restore(saved.arrays)
+        self.resumed = trainer.step.done
+        self.run.say(f"continuing after {self._reached(trainer)}")
+        return trainer
 
-    def _run(self, course: Course) -> Ended:
+    def _run(self, trainer: MlpTrainer) -> Ended:
         """Go on to the end. Raises Interrupted."""
-        ended = course.run(self.run, self._complete)
+        ended = trainer.run(self.run, self._complete)
         if ended == "interrupted":
-            raise self.run.interrupted(self._reached(course))
+            raise self.run.interrupted(self._reached(trainer))
         return ended
 
-    def _course(self, shape: Shape, decided: Decided) -> Course:
-        pixels, device, batch = self.picture.pixels, self.device, BATCH * decided.wider
+    def _trainer(self, shape: Shape, state: MlpTrainerState) -> MlpTrainer:
+        pixels, device, batch = self.picture.pixels, self.device, BATCH * state.wider
         make = partial(LearningStep, pixels, shape, SEED, device, batch)
         step = within_memory(make, lambda error: too_large(error, pixels, shape, device, batch))
         budget = self._budget(shape)
-        return Course(step, decided, self._pricing(budget), budget)
+        return MlpTrainer(step, state, self._pricing(budget), budget)
 
     def _pace(self, shape: Shape, wider: int) -> float:
         """Seconds that a step takes, tried the first time that it is asked."""
         if (shape, wider) not in self.paces:
-            trial = self._course(shape, Decided(10**6, 0.0, wider))
+            trial = self._trainer(shape, MlpTrainerState(10**6, 0.0, wider))
             self.paces[shape, wider] = seconds_a_step(trial.step.program)
         return self.paces[shape, wider]
 
@@ -238,31 +241,31 @@ class _Encoder:
             return lambda _, quality: SLOW ** (quality - value - ABOVE)
         return lambda *_: 1.0
 
-    def _complete(self, state: State) -> State:
-        """A course's state with that of the attempts."""
-        facts: dict[str, Any] = {"weights": self.weights, "most": self.most, "pilots": self.pilots}
-        facts |= {"attempts": self.attempts, "best": None}
+    def _complete(self, snapshot: Snapshot) -> Snapshot:
+        """A trainer's snapshot with that of the attempts."""
+        values: dict[str, Any] = {"weights": self.weights, "most": self.most, "pilots": self.pilots}
+        values |= {"attempts": self.attempts, "best": None}
         arrays: dict[str, Array] = {}
         if self.best is not None:
-            facts["best"] = self.best.metrics
+            values["best"] = self.best.metrics
             arrays["best_file"] = np.frombuffer(self.best.bytes, np.uint8)
-        return State(state.arrays | arrays, state.facts | facts)
+        return Snapshot(snapshot.arrays | arrays, snapshot.values | values)
 
-    def _reached(self, course: Course) -> str:
-        steps = f"{int(course.step.count.item()):,} of {course.decided.steps:,} steps"
+    def _reached(self, trainer: MlpTrainer) -> str:
+        steps = trainer.reached()
         return steps if self._searched() else f"{steps} of a short run for the network's size"
 
     def _draft(
-        self, found: Trial, decided: Decided, seconds: float, diverged: bool = False
+        self, found: Trial, state: MlpTrainerState, seconds: float, diverged: bool = False
     ) -> Draft:
         pixels, parameters = self.rounding.decoded(found.network), found.network.shape.parameters
         own = {
-            "lambda": decided.price,
+            "lambda": state.price,
             "network": str(found.network.shape),
             "parameters": parameters,
             "bits_per_weight": 8 * len(found.sections[-1].data) / parameters,
-            "steps": decided.steps,
-            "batch": min(BATCH * decided.wider, self.samples),
+            "steps": state.steps,
+            "batch": min(BATCH * state.wider, self.samples),
             "seconds": seconds,
         }
         made = draft(self.picture, self.wanted, "mlp", found.sections, pixels, own)

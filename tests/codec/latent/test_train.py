@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from imgmlp.codec.latent import latents, parts, train
-from imgmlp.codec.latent.course import Course, Decided
 from imgmlp.codec.latent.model import LatentModel
 from imgmlp.codec.latent.plane import Plane
 from imgmlp.codec.latent.settle import Search, flat_of, grids_of, networks_of, shape_of
 from imgmlp.codec.latent.synthesis import synthesize
 from imgmlp.codec.latent.train import Control, LatentStep
+from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState
 from imgmlp.codec.training.run import Run
 from imgmlp.engine import Tensor, open_device
 from imgmlp.engine.ir.kernel import Block
@@ -188,7 +188,7 @@ def test_a_file_has_the_picture_and_the_bits_that_training_saw() -> None:
     device = open_device("numpy")
     step = LatentStep(picture(), 1, device)
     price = 1e-3
-    assert Course(step, Decided(60, price)).run() == "done"
+    assert LatentTrainer(step, LatentTrainerState(60, price)).run() == "done"
     search = Search(step)
     networks = search._rounded(dict.fromkeys(search.floats, 8))
     model = LatentModel(shape_of(step), grids_of(step), networks)
@@ -201,11 +201,11 @@ def test_a_file_has_the_picture_and_the_bits_that_training_saw() -> None:
 def test_a_run_that_stopped_goes_on_bit_for_bit() -> None:
     device = open_device("numpy")
     whole, parted, rest = (LatentStep(picture(), 1, device) for _ in range(3))
-    Course(whole, Decided(40, 1e-3)).run()
-    course = Course(parted, Decided(40, 1e-3))
-    assert course.run(Run(should_stop=lambda: int(parted.count.item()) >= 20)) == "interrupted"
-    rest.restore(course.state().arrays)
-    Course(rest, Decided(40, 1e-3)).run()
+    LatentTrainer(whole, LatentTrainerState(40, 1e-3)).run()
+    trainer = LatentTrainer(parted, LatentTrainerState(40, 1e-3))
+    assert trainer.run(Run(should_stop=lambda: int(parted.count.item()) >= 20)) == "interrupted"
+    rest.restore(trainer.snapshot().arrays)
+    LatentTrainer(rest, LatentTrainerState(40, 1e-3)).run()
     for name, array in whole.state().items():
         assert np.array_equal(array, rest.state()[name]), name
 

@@ -24,16 +24,16 @@ from imgmlp.codec.training import target as goals
 from imgmlp.codec.training.checkpoint import Checkpoint
 from imgmlp.codec.training.draft import Draft
 from imgmlp.codec.training.run import Run
-from imgmlp.codec.training.target import Effort, Goal
+from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import open_device
 from imgmlp.errors import Interrupted
 from imgmlp.image import Picture, psnr
 
-SHORT = Effort(120)
+SHORT = Workload(120)
 
 
-def run(target: Goal, picture: Picture | None = None, effort: Effort = SHORT) -> Encoded:
-    return encode(picture or Picture(small_pixels()), target, effort, open_device("numpy"))
+def run(target: Goal, picture: Picture | None = None, workload: Workload = SHORT) -> Encoded:
+    return encode(picture or Picture(small_pixels()), target, workload, open_device("numpy"))
 
 
 def is_over(left: Iterator[int]) -> bool:
@@ -55,34 +55,34 @@ def test_of_trials_for_bytes_only_the_result_is_decoded(monkeypatch: pytest.Monk
         return decode(*args)
 
     monkeypatch.setattr(integer_inference, "decode", counted)
-    run(Goal("bytes", 260), effort=Effort(20))
+    run(Goal("bytes", 260), workload=Workload(20))
     assert len(decoded) == 2  # for the digest, and from the file's own bytes
 
 
 def test_a_quality_is_met() -> None:
     y, x = np.mgrid[:40, :56]
     pixels = np.stack([x * 4, y * 6, x * y % 256 // 2 + 60], axis=-1).astype(np.uint8)
-    found = run(Goal("psnr", 20), Picture(pixels), Effort(160))
+    found = run(Goal("psnr", 20), Picture(pixels), Workload(160))
     assert found.missed is None
     assert abs(found.metrics["psnr"] - 20) <= 0.1
 
 
 def test_a_quality_out_of_reach_is_missed_with_the_best_file() -> None:
-    found = run(Goal("psnr", 45), Picture(small_pixels()[:9, :9]), Effort(2))
+    found = run(Goal("psnr", 45), Picture(small_pixels()[:9, :9]), Workload(2))
     assert found.missed is not None
     assert found.missed.endswith("instead of 45")
     assert decoder.decode(container.parse(found.bytes), open_device("numpy")).any()
 
 
 def test_too_few_bytes_are_missed_with_the_smallest_file() -> None:
-    found = run(Goal("bytes", 60), effort=Effort(20))
+    found = run(Goal("bytes", 60), workload=Workload(20))
     assert found.missed == f"{len(found.bytes)} bytes instead of 60"
 
 
 def test_no_network_is_larger_than_the_pixels() -> None:
     """Whatever is allowed: training it would take for ever."""
     picture = Picture(small_pixels()[:12, :12])
-    found = run(Goal("bytes", 1_000_000), picture, Effort(2))
+    found = run(Goal("bytes", 1_000_000), picture, Workload(2))
     assert found.missed == f"{len(found.bytes):,} bytes instead of 1,000,000"
     assert len(found.bytes) < 2 * picture.pixels.nbytes
 
@@ -96,7 +96,7 @@ def test_dearer_bits_give_smaller_files() -> None:
 def test_figures_are_those_of_the_bytes(channels: int) -> None:
     pixels = np.concatenate([small_pixels(), small_pixels()[::-1]], axis=2)[:, :, :channels]
     picture = Picture(pixels, b"a colour profile" if channels == 3 else None)
-    found = run(Goal("lambda", 3e-3), picture, Effort(20))
+    found = run(Goal("lambda", 3e-3), picture, Workload(20))
     parsed = container.parse(found.bytes)
     decoded = decoder.decode(parsed, open_device("numpy"))
     assert (decoded == found.pixels).all()
@@ -108,12 +108,12 @@ def test_figures_are_those_of_the_bytes(channels: int) -> None:
 
 
 def test_the_same_choices_give_the_same_bytes() -> None:
-    first, second = (run(Goal("bytes", 300), effort=Effort(40)) for _ in range(2))
+    first, second = (run(Goal("bytes", 300), workload=Workload(40)) for _ in range(2))
     assert first.bytes == second.bytes
 
 
 def test_a_time_limit_decides_how_long_to_train() -> None:
-    found = run(Goal("lambda", 1e-2), effort=Effort(1, seconds=0.5))
+    found = run(Goal("lambda", 1e-2), workload=Workload(1, seconds=0.5))
     assert 1 <= found.metrics["steps"] < 5000
 
 
@@ -124,8 +124,8 @@ def test_what_is_compiled_at_first_does_not_count_as_pace(monkeypatch: pytest.Mo
         clock[0] += 1e-3 * count if clock[0] else 20.0
 
     program = SimpleNamespace(run=slow_at_first, wait=lambda: None)
-    course = SimpleNamespace(step=SimpleNamespace(program=program))
-    monkeypatch.setattr(_Encoder, "_course", lambda *_: course)
+    trainer = SimpleNamespace(step=SimpleNamespace(program=program))
+    monkeypatch.setattr(_Encoder, "_trainer", lambda *_: trainer)
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
     picture, device = Picture(small_pixels()), open_device("numpy")
     encoder = _Encoder(picture, Goal("bytes", 300), SHORT, device, Run())
@@ -140,7 +140,7 @@ def test_a_network_too_large_for_the_time_is_not_taken(monkeypatch: pytest.Monke
     monkeypatch.setattr("imgmlp.codec.mlp.encode.SMALL", 200)
     monkeypatch.setattr(_Encoder, "_pace", lambda self, shape, wider: 1e-5 * shape.parameters)
     notes: list[str] = []
-    arguments = Picture(small_pixels()), Goal("bytes", 20_000), Effort(1, seconds=0.1)
+    arguments = Picture(small_pixels()), Goal("bytes", 20_000), Workload(1, seconds=0.1)
     found = encode(*arguments, open_device("numpy"), Run(note=notes.append))
     assert [note.partition(":")[0] for note in notes] == [
         "0.1 seconds are too few for 2,856 weights"
@@ -155,7 +155,7 @@ def test_much_time_goes_into_wider_steps(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(goals, "STEPS", 10)
     monkeypatch.setattr(_Encoder, "_pace", lambda self, shape, wider: 1e-3 * wider)
     big = Picture(np.resize(small_pixels(), (48, 64, 1)))  # 3 of the usual batches
-    found = run(Goal("lambda", 1e-2), big, Effort(1, seconds=0.025))
+    found = run(Goal("lambda", 1e-2), big, Workload(1, seconds=0.025))
     assert (found.metrics["steps"], found.metrics["batch"]) == (8, 3072)
 
 
@@ -167,7 +167,7 @@ def test_networks_that_are_tried_for_a_quality_share_the_time(
 ) -> None:
     monkeypatch.setattr("imgmlp.codec.mlp.encode.HASTY", 10)
     monkeypatch.setattr(_Encoder, "_pace", lambda self, shape, wider: 1e-3)
-    assert run(wanted, effort=Effort(1, seconds=0.0301)).metrics["steps"] == steps
+    assert run(wanted, workload=Workload(1, seconds=0.0301)).metrics["steps"] == steps
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_a_network_that_is_too_good_for_a_quality_makes_room_for_a_smaller_one(
 
     monkeypatch.setattr(Rounding, "best", noted)
     monkeypatch.setattr("imgmlp.codec.training.draft.psnr", lambda *_: 60.0)
-    found = run(Goal("psnr", 30), effort=Effort(20))
+    found = run(Goal("psnr", 30), workload=Workload(20))
     assert found.missed is None
     assert found.metrics["parameters"] == min(tried)
 
@@ -275,7 +275,7 @@ def test_a_run_that_was_stopped_in_a_later_attempt_knows_the_earlier_ones(
 
     monkeypatch.setattr(_Encoder, "attempt", counted)
     wanted, picture, device = Goal("psnr", 50), Picture(small_pixels()), open_device("numpy")
-    whole = run(wanted, effort=Effort(40))  # of its three networks the first is the best
+    whole = run(wanted, workload=Workload(40))  # of its three networks the first is the best
     checkpoint = Checkpoint(tmp_path / "c", "k")
     begun.clear()
 
@@ -283,9 +283,9 @@ def test_a_run_that_was_stopped_in_a_later_attempt_knows_the_earlier_ones(
         return 1 in begun
 
     with pytest.raises(Interrupted, match="stopped after"):
-        encode(picture, wanted, Effort(40), device, Run(should_stop=stop, checkpoint=checkpoint))
+        encode(picture, wanted, Workload(40), device, Run(should_stop=stop, checkpoint=checkpoint))
     assert begun == [0, 1]
-    found = encode(picture, wanted, Effort(40), device, Run(checkpoint=checkpoint))
+    found = encode(picture, wanted, Workload(40), device, Run(checkpoint=checkpoint))
     assert begun == [0, 1, 1, 2]
     assert found.bytes == whole.bytes
     assert found.missed == whole.missed

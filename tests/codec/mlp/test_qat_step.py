@@ -9,8 +9,9 @@ from reference import close
 
 from imgmlp.codec.mlp import integer_inference, qat_step
 from imgmlp.codec.mlp.network import Shape
-from imgmlp.codec.mlp.qat_step import Activation, Control, LearningStep
+from imgmlp.codec.mlp.qat_step import Control, LearningStep
 from imgmlp.codec.training import replay
+from imgmlp.codec.training.perceptron import Activation
 from imgmlp.engine import Tensor, open_device
 
 SHAPE = Shape(3, 2, 6, 3)
@@ -34,19 +35,6 @@ def test_the_activation_is_the_decoders() -> None:
     whole = integer_inference.activate(Tensor((x * 1024).astype(np.int32), device)).numpy()
     # cut off: the argument, whose slope is at most 1.5, and the share, of up to 4; and one rounding
     assert np.abs(found - whole / 1024).max() <= (1.5 + 2 + 0.5) / 1024
-
-
-def test_the_activations_gradient_is_its_slope() -> None:
-    points = np.linspace(-3, 3, 61)
-    x = Tensor(points.astype(np.float32), open_device("numpy"))
-    (found,) = Activation.apply(x).sum().gradient([x])
-
-    def plain(v: np.ndarray) -> np.ndarray:
-        u = np.clip(v / 4 + 0.5, 0, 1)
-        return v * u * u * (3 - 2 * u)
-
-    expected = (plain(points + 1e-6) - plain(points - 1e-6)) / 2e-6
-    assert close(found.numpy(), expected, 1 + np.abs(points))
 
 
 def test_opencl_agrees_with_numpy() -> None:

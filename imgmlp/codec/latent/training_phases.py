@@ -1,0 +1,108 @@
+"""The phases of training: soft rounding that hardens, then true rounding that moves networks only.
+
+The loop itself is that of codec/training; here is what is decided at its looks.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from imgmlp.codec.latent.settle import Search
+from imgmlp.codec.latent.train import Control, LatentStep
+from imgmlp.codec.training.replay import decibels
+from imgmlp.codec.training.run import Progress
+from imgmlp.codec.training.trainer import HOPELESS, Pricing, Trainer, TrainerState
+
+ROUNDED = 0.92  # share of a run after which latents stand still, rounded
+LOOK, MOST = 10, 200  # steps between looks, at least and at most
+FREE = 0.1  # share of a run before prices change
+SEARCHED = 0.3, 0.6, 0.85  # shares of a run after which networks' steps are looked for
+DEARER = 1.25  # times the price, at most, at once
+SLIPPED = 0.9  # share of the steps left that fits in the time limit, below which they are fewer
+TEMPERATURES = 0.3, 0.15
+SHARES = 0.63, 0.87  # of noise
+LATENTS, NETWORKS = 0.2, 1e-2  # learning rates
+LAST = 1e-3  # of networks, once latents are rounded; falls to a tenth
+
+
+def control(done: int, steps: int, price: float) -> Control:
+    """What holds after so many steps of a run."""
+    end = ROUNDED * steps
+    if done >= end:
+        left = (steps - done) / max(steps - end, 1)
+        return Control(price, latents=0.0, networks=LAST * 0.1 ** (1 - left), rounding=True)
+    way = done / end
+    cosine = 0.5 * (1 + math.cos(math.pi * way))
+    t, share = (a + (b - a) * way for a, b in (TEMPERATURES, SHARES))
+    return Control(price, t, share, latents=LATENTS * cosine, networks=NETWORKS * cosine)
+
+
+@dataclass
+class LatentTrainerState(TrainerState):
+    exponents: dict[str, int] = field(default_factory=dict)  # of networks' steps, once looked for
+    lost: float = 0.0  # dB by which networks with these are worse
+
+
+class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
+    """One run of a LatentStep. It ends about when the clock says `limit`, if that is given."""
+
+    def __init__(
+        self,
+        step: LatentStep,
+        state: LatentTrainerState,
+        pricing: Pricing | None = None,
+        limit: float | None = None,
+    ) -> None:
+        steps = state.steps
+        look = max(min(LOOK, -(-steps // 20)), min(MOST, steps // 500))
+        super().__init__(step, state, look)
+        self._pricing, self._limit = pricing, limit
+        self.control = look * max(1, steps // (50 * look))  # steps to new prices
+
+    def _look(self, tell: Callable[[Progress], None] | None) -> bool:
+        error, bits = (float(self.step.program.read(name)) for name in ("error", "bits"))
+        loss, rate = error / (self.step.pixels * self.step.channels), bits / self.step.pixels
+        if not (loss < HOPELESS and math.isfinite(rate)):
+            return self._recover()
+        if self.done % self.control == 0:
+            self._reprice()
+            self._remember()
+        self._shorten(self._progress(loss).steps_per_second)
+        self._steer()
+        if tell is not None:
+            cost = loss + self.state.price * rate
+            tell(replace(self._progress(loss), bpp=rate, cost=cost))
+        return True
+
+    def _reprice(self) -> None:
+        """By what rounded latents would give, which changes as long as these move."""
+        if self._pricing is None or not FREE <= self.done / self.state.steps < ROUNDED:
+            return
+        state, step = self.state, self.step
+        error, rate = step.judge(step.flat.numpy())
+        search = Search(step, state.exponents)
+        if any(abs(self.done - share * state.steps) <= self.control / 2 for share in SEARCHED):
+            found = search.figures(search.run(state.price, rounds=1))
+            state.exponents, state.lost = search.exponents, decibels(error) - found.psnr
+        bits = rate * step.pixels + search.bits()
+        factor = self._pricing(bits, decibels(error) - state.lost)
+        state.multiply_price(factor, DEARER)
+
+    def _shorten(self, pace: float) -> None:
+        """Take fewer steps where they turn out to be slower than the time limit allows."""
+        if self._limit is None:
+            return
+        fitting = max(0, int(pace * (self._limit - time.perf_counter())))
+        if fitting < SLIPPED * (self.state.steps - self.done):
+            self.state.steps = self.done + fitting
+
+    def _steer(self) -> None:
+        looked = self.done - self.done % self.look
+        found = control(looked, self.state.steps, self.state.price)
+        slower = self.state.slower
+        self.step.steer(
+            replace(found, latents=found.latents * slower, networks=found.networks * slower)
+        )

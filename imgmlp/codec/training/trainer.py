@@ -1,0 +1,133 @@
+"""The loop of a training: replay a step, look at it, keep its state, until all steps are done.
+
+It knows no network and no schedule. Who derives from it decides at fixed steps only, by what is on
+the device there, so that a run which was stopped and goes on gives the same bits as one that was
+not.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Generic, Literal, Self, TypeVar
+
+from imgmlp.codec.training.checkpoint import Resumable, Snapshot
+from imgmlp.codec.training.replay import RETRIES, finite, next_chunk
+from imgmlp.codec.training.run import Progress, Run
+
+Ended = Literal["done", "interrupted", "diverged"]
+Pricing = Callable[[float, float], float]  # (bits, dB) -> by what the price is multiplied
+
+HOPELESS = 10.0  # a loss that no answer near the picture has
+CHEAPEST, DEAREST = 1e-7, 10.0  # prices of a bit a pixel
+
+
+@dataclass
+class TrainerState:
+    """What the host knows beyond the arrays of the device; plain values for a checkpoint."""
+
+    steps: int  # of the whole run
+    price: float  # lambda
+    retries: int = field(default=0, kw_only=True)  # after numbers exploded
+    seconds: float = field(default=0.0, kw_only=True)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """As it is among a snapshot's values."""
+        return cls(**{one.name: values[one.name] for one in fields(cls)})
+
+    @property
+    def slower(self) -> float:
+        """Factor of the learning rates."""
+        return 0.5**self.retries
+
+    def multiply_price(self, factor: float, most: float) -> None:
+        """By a factor from 1 / most to most."""
+        factor = min(max(factor, 1 / most), most)
+        self.price = min(max(self.price * factor, CHEAPEST), DEAREST)
+
+
+S = TypeVar("S", bound=Resumable)
+D = TypeVar("D", bound=TrainerState)
+
+
+class Trainer(ABC, Generic[S, D]):
+    """One run of a step, which is looked at each time that `look` more of them are done."""
+
+    def __init__(self, step: S, state: D, look: int) -> None:
+        self.step, self.state, self.look = step, state, look
+        self.done = 0  # steps, known to the host while it runs
+        self._chunk, self._shown = 1, (0, 0.0)
+        self._began = time.perf_counter() - state.seconds
+        self._good: Snapshot | None = None
+
+    def snapshot(self) -> Snapshot:
+        self.state.seconds = time.perf_counter() - self._began
+        return Snapshot(self.step.state(), asdict(self.state))
+
+    def reached(self) -> str:
+        return f"{self.step.done:,} of {self.state.steps:,} steps"
+
+    def run(
+        self, run: Run | None = None, complete: Callable[[Snapshot], Snapshot] = lambda made: made
+    ) -> Ended:
+        """Go on to the end. `complete` adds to a snapshot what others want to have kept with it."""
+        run, self.done = run or Run(), self.step.done
+        self._good = self._good or self.snapshot()
+        self._shown = self.done, time.perf_counter()
+        self._steer()
+        while self.done < self.state.steps:
+            self._replay()
+            looks = self.done % self.look == 0 or self.done == self.state.steps
+            if looks and not self._look(run.tell):
+                return "diverged"
+            stop = run.stopping()
+            if run.due(stop):
+                run.keep(complete(self.snapshot()))
+            if stop and self.done < self.state.steps:
+                return "interrupted"
+        self.state.seconds = time.perf_counter() - self._began
+        return "done"
+
+    def _replay(self) -> None:
+        """Some more steps, but none beyond the next look."""
+        count = min(self._chunk, self.look - self.done % self.look, self.state.steps - self.done)
+        began = time.perf_counter()
+        self.step.program.run(count)
+        self.step.program.wait()
+        self._chunk = next_chunk(self._chunk, time.perf_counter() - began)
+        self.done += count
+
+    @abstractmethod
+    def _look(self, tell: Callable[[Progress], None] | None) -> bool:
+        """Judge and decide; whether there is a way on."""
+
+    @abstractmethod
+    def _steer(self) -> None:
+        """Tell the device what holds after `done` steps."""
+
+    def _remember(self) -> None:
+        """This state, as one to go back to, if all of it is finite."""
+        now = self.snapshot()
+        if finite(now.arrays.values()):
+            self._good = now
+
+    def _recover(self) -> bool:
+        """Back to the last good state, at half the learning rates; not after too many times."""
+        assert self._good is not None
+        retries = self.state.retries + 1
+        self.step.restore(self._good.arrays)
+        self.state = self.state.of(self._good.values)
+        if retries > RETRIES:
+            return False
+        self.state.retries = self._good.values["retries"] = retries
+        self.done = self.step.done
+        self._steer()
+        return True
+
+    def _progress(self, loss: float) -> Progress:
+        """At the pace since this process began."""
+        now = self.done, time.perf_counter()
+        return Progress.between(self._shown, now, self.state.steps, loss)
