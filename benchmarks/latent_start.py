@@ -1,10 +1,11 @@
 """Train the networks that the latent codec starts from, over pieces of many pictures at once.
 
-    python benchmarks/latent_start.py PICTURE... --hidden 12 --entropy 8 --price 1e-3 --out start.npy
+    python benchmarks/latent_start.py PICTURE... --hidden 16 --entropy 12 --out start-2.bin
 
 A mosaic of pieces, each 128 pixels wide and high, stands for the pictures: of every picture one
 piece as it is, and one of the picture made three times smaller. Pieces begin where the coarsest
-grids have a latent, so each has latents of its own, and all of them share the networks.
+grids have a latent, so each has latents of its own, and all of them share the networks. The file
+belongs beside codec/latent/start.py, which lists them.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from imgmlp.codec.latent.course import Course, Decided
+from imgmlp.codec.latent.parameters import networks_of
+from imgmlp.codec.latent.start import stored
 from imgmlp.codec.latent.train import LatentStep
+from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState
 from imgmlp.codec.training.run import Progress, Run
 from imgmlp.engine import open_device
 
@@ -30,9 +33,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pictures", nargs="+", type=Path)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--steps", type=int, default=4000)
-    parser.add_argument("--hidden", type=int, default=12)
-    parser.add_argument("--entropy", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=3500)
+    parser.add_argument("--hidden", type=int, default=16)
+    parser.add_argument("--entropy", type=int, default=12)
     parser.add_argument("--price", type=float, default=1e-3)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
@@ -44,15 +47,15 @@ def main() -> None:
         now = time.perf_counter() - began
         if now > shown[0] + 20:
             shown[0] = now
-            np.save(options.out, step.flat.numpy())
             print(
                 f"{progress.step} of {progress.steps} steps, {now:.0f} s: {progress.psnr:.2f} dB, "
                 f"{progress.bpp:.3f} bpp, D + lambda R {1e4 * progress.cost:.3f}e-4",
                 flush=True,
             )
 
-    print(f"{Course(step, Decided(options.steps, options.price)).run(Run(tell))}")
-    np.save(options.out, step.flat.numpy())
+    state = LatentTrainerState(options.steps, options.price)
+    print(LatentTrainer(step, state).run(Run(tell)))
+    options.out.write_bytes(stored(networks_of(step.flat.numpy(), step.shapes)))
 
 
 def mosaic(paths: list[Path]) -> np.ndarray:

@@ -12,6 +12,7 @@ import numpy as np
 
 from imgmlp.codec.latent.model import ModelShape
 from imgmlp.codec.latent.rounding_search import Rounding, Written
+from imgmlp.codec.latent.start import newest
 from imgmlp.codec.latent.train import LatentStep
 from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState, control
 from imgmlp.codec.training.draft import Draft, draft
@@ -31,6 +32,7 @@ LEVELS = 9  # of effort
 FEWEST, MOST = 300, 100_000  # steps of the lowest and of the highest of them
 USUAL = 20.0  # seconds that an encode should take if nobody says how long
 SETTLING = 50  # steps that take as long as the search for rounded networks
+REFINING = 0.2  # of the training's time that goes to single weights of these
 AIM = 0.99  # of the bytes wanted
 ABOVE = 0.05  # dB more than wanted that training aims at, as taking some away is easy
 SLOW = 1.3  # times the price for every dB too much, each time that it is looked at
@@ -38,7 +40,7 @@ OVERHEAD = 40  # bytes of a file beside weights and latents
 WEIGHT_BITS = 7.0  # of a rounded weight
 SHARE = 0.3  # of the bytes wanted that networks may have at most
 # (samples of a picture, widths of the hidden layers of synthesis and of the entropy network)
-WIDTHS = ((1_000, (4, 2)), (20_000, (12, 8)), (100_000, (20, 12)), (2**62, (32, 24)))
+WIDTHS = ((100_000, (16, 12)), (2**62, (32, 24)))
 
 
 def steps_of(level: int) -> int:
@@ -105,9 +107,10 @@ class _Encoder:
         )
 
     def _step(self) -> LatentStep:
-        hidden, entropy = widths(self.picture.pixels.shape, self._most_weights())
         pixels = self.picture.pixels
-        return LatentStep(pixels, SEED, self.device, hidden=hidden, entropy=entropy)
+        hidden, entropy = found = widths(pixels.shape, self._most_weights())
+        start = newest(found)
+        return LatentStep(pixels, SEED, self.device, hidden=hidden, entropy=entropy, start=start)
 
     def _most_weights(self) -> float:
         """That the bytes wanted leave room for."""
@@ -138,7 +141,7 @@ class _Encoder:
         pace = self._pace(step)
         if self.workload.seconds is not None:
             left = self.began + self.workload.seconds - time.perf_counter()
-            steps = min(max(1, int(left / pace) - SETTLING), MOST)
+            steps = min(max(1, int((left / pace - SETTLING) / (1 + REFINING))), MOST)
         elif self.workload.steps:
             steps = self.workload.steps
         else:
@@ -219,7 +222,7 @@ def _described(shape: ModelShape) -> str:
 
 
 def _seconds(steps: int, pace: float) -> float:
-    return (steps + SETTLING) * pace
+    return (steps * (1 + REFINING) + SETTLING) * pace
 
 
 def too_large(pixels: Array, device: AnyDevice, error: OutOfMemoryError) -> OutOfMemoryError:

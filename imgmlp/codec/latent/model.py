@@ -133,8 +133,9 @@ class Quantized:
 
 
 def quantized(values: Array, exponent: int) -> Quantized:
-    """The nearest multiples of a step, halves to even."""
-    return Quantized(np.rint(np.ldexp(np.float64(values), exponent)).astype(np.int32), exponent)
+    """The nearest multiples of a step, halves up."""
+    steps = np.floor(np.ldexp(np.float64(values), exponent) + 0.5)
+    return Quantized(steps.astype(np.int32), exponent)
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,6 +149,7 @@ class LatentModel:
     shape: ModelShape
     latents: tuple[Array, ...]  # int8 [rows, columns] of each grid, finest first
     networks: Mapping[str, Quantized]  # those of shape.tensors
+    start: int = 0  # the number of that from which a file may hold differences
 
     def __post_init__(self) -> None:
         found = tuple(grid.shape for grid in self.latents)

@@ -16,69 +16,23 @@ import numpy as np
 from imgmlp.codec.latent.model import (
     LARGEST,
     LEAST,
-    NEIGHBOURS,
     LatentModel,
     ModelShape,
     Quantized,
     check_networks,
     quantized,
 )
-from imgmlp.codec.latent.parts import WIDTH
-from imgmlp.codec.latent.plane import REACH
-from imgmlp.codec.latent.sections import network_bits
+from imgmlp.codec.latent.parameters import flat_of, networks_of
+from imgmlp.codec.latent.refine import Refinement
+from imgmlp.codec.latent.sections import EXPONENTS, network_bits
 from imgmlp.codec.latent.train import LatentStep
 from imgmlp.codec.training.replay import decibels
 from imgmlp.errors import FormatError
 
 Array = np.ndarray[Any, Any]
 
-START = {"weight": 7, "bias": 7, "upsampling": 8}  # exponents of steps to begin with
 
-
-def shape_of(step: LatentStep) -> ModelShape:
-    hidden, entropy_hidden = step.synthesis_shapes[1][0], step.entropy_shapes[1][0]
-    size = step.height, step.width, step.channels, step.levels
-    return ModelShape(*size, hidden, entropy_hidden)
-
-
-def networks_of(step: LatentStep, flat: Array) -> dict[str, Array]:
-    """The flat parameters as a file's tensors."""
-    parts = np.split(flat, np.cumsum([int(np.prod(s)) for s in step.shapes])[:-1])
-    arrays = [p.reshape(s) for p, s in zip(parts, step.shapes, strict=True)]
-    synthesis, residual, context = arrays[:6], arrays[6:10], arrays[10:16]
-    found = dict(zip(_names("entropy"), context, strict=True))
-    found["entropy.0.weight"] = found["entropy.0.weight"][_order()]
-    found["upsampling"] = np.array(arrays[16:]).reshape(-1, 4)
-    found |= dict(zip(_names("synthesis"), synthesis, strict=True))
-    c = step.channels
-    for number in range(2):
-        weight = residual[2 * number].reshape(c, 3, 3, c).transpose(1, 2, 0, 3)
-        found[f"residual.{number}.weight"] = weight
-        found[f"residual.{number}.bias"] = residual[2 * number + 1]
-    return found
-
-
-def flat_of(step: LatentStep, networks: Mapping[str, Array]) -> Array:
-    """The other way around; float32 [parameters]."""
-    context = [networks[name] for name in _names("entropy")]
-    back = np.empty_like(context[0])
-    back[_order()] = context[0]
-    c = step.channels
-    found = [networks[name] for name in _names("synthesis")]
-    for number in range(2):
-        weight = networks[f"residual.{number}.weight"].transpose(2, 0, 1, 3).reshape(9 * c, c)
-        found += [weight, networks[f"residual.{number}.bias"]]
-    found += [back, *context[1:], networks["upsampling"]]
-    return np.concatenate([np.ravel(a) for a in found]).astype(np.float32)
-
-
-def _names(network: str) -> list[str]:
-    return [f"{network}.{n}.{kind}" for n in range(3) for kind in ("weight", "bias")]
-
-
-def _order() -> list[int]:
-    """Which row of the trained first layer is each neighbour's."""
-    return [(up + REACH) * WIDTH + right + REACH for up, right in NEIGHBOURS]
+TRIALS = 0.5  # of single weights for every step of training
 
 
 @dataclass(frozen=True)
@@ -106,9 +60,10 @@ class Search:
         exponents: Mapping[str, int] | None = None,
         enough: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.step, self._enough, self._shape = step, enough, shape_of(step)
-        self.floats = networks_of(step, step.flat.numpy())
-        self.exponents = dict(exponents or {n: START[n.rpartition(".")[2]] for n in self.floats})
+        self.step, self._enough = step, enough
+        self.floats = networks_of(step.flat.numpy(), step.shapes)
+        usual = {name: EXPONENTS[name.rpartition(".")[2]] for name in self.floats}
+        self.exponents = dict(exponents or usual)
         self._tried: dict[tuple[tuple[str, int], ...], Figures | None] = {}
         self._bits: dict[tuple[str, int], float] = {}  # of a tensor with a step
 
@@ -124,6 +79,16 @@ class Search:
                 break
         return self._rounded(self.exponents)
 
+    def refined(self, networks: dict[str, Quantized], price: float) -> dict[str, Quantized]:
+        """Networks of nearly these weights with a lower D + lambda R.
+
+        Tries as many as a fifth of the training's time allows, about.
+        """
+        refinement = Refinement(self.step, networks, price)
+        refinement.run(int(TRIALS * self.step.done), self._enough)
+        found = refinement.networks()
+        return found if _is_valid(self.step.shape, found) else networks
+
     def _along(self, name: str, price: float, best: float) -> float:
         """Change one tensor's step as long as that is better; returns the least cost."""
         for way in (-1, 1):
@@ -136,14 +101,14 @@ class Search:
         return best
 
     def figures(self, networks: Mapping[str, Quantized]) -> Figures:
-        flat = flat_of(self.step, {n: q.floats() for n, q in networks.items()})
+        flat = flat_of({name: tensor.floats() for name, tensor in networks.items()})
         error, rate = self.step.judge(flat)
         return Figures(error, rate * self.step.pixels + self._network_bits(networks))
 
     def _network_bits(self, networks: Mapping[str, Quantized]) -> float:
         for name, tensor in networks.items():
             if (name, tensor.exponent) not in self._bits:
-                self._bits[name, tensor.exponent] = network_bits({name: tensor})
+                self._bits[name, tensor.exponent] = network_bits({name: tensor}, self.step.start)
         return sum(self._bits[name, tensor.exponent] for name, tensor in networks.items())
 
     def bits(self) -> float:
@@ -158,7 +123,7 @@ class Search:
         key = tuple(exponents.items())
         if key not in self._tried:
             networks = self._rounded(exponents)
-            good = _is_valid(self._shape, networks)
+            good = _is_valid(self.step.shape, networks)
             self._tried[key] = self.figures(networks) if good else None
         found = self._tried[key]
         return math.inf if found is None else found.error + price * found.bits / self.step.pixels
@@ -175,8 +140,9 @@ def _is_valid(shape: ModelShape, networks: Mapping[str, Quantized]) -> bool:
 
 def model_of(step: LatentStep, price: float) -> LatentModel:
     """The model of whole numbers."""
-    networks = Search(step).run(price)
-    return LatentModel(shape_of(step), grids_of(step), networks)
+    search = Search(step)
+    networks = search.refined(search.run(price), price)
+    return LatentModel(step.shape, grids_of(step), networks, step.start.number)
 
 
 def grids_of(step: LatentStep) -> tuple[Array, ...]:

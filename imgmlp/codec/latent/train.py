@@ -1,7 +1,8 @@
 """One training step of a latent model, with all its state on the device.
 
 The step moves grids and networks down the gradient of the mean squared error on [0, 1] plus
-lambda times bits per pixel; both are summed over pixels, so that no gradient is tiny. What the
+lambda times bits per pixel, of latents and of weights; all are summed over pixels, so that no
+gradient is tiny. What the
 host decides while it is replayed stands in `Control`, so that one program serves all phases and
 all prices.
 """
@@ -18,8 +19,10 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.latent import parts
-from imgmlp.codec.latent.model import BICUBIC, usual_levels
+from imgmlp.codec.latent.model import BICUBIC, ModelShape, usual_levels
+from imgmlp.codec.latent.parameters import flat_of, networks_of
 from imgmlp.codec.latent.plane import AROUND, Plane
+from imgmlp.codec.latent.start import start_of
 from imgmlp.codec.training.checkpoint import Resumable
 from imgmlp.codec.training.perceptron import Activation, perceptron
 from imgmlp.engine import AnyDevice, Program, Tensor, compile, nn, optim
@@ -30,6 +33,10 @@ HIDDEN = 32  # of synthesis
 ENTROPY = 24
 BETAS = (0.9, 0.999)
 EPSILON = 4e-3  # of gradients by single latents, which are sums over pixels
+STEP = 2.0**-7  # of weights, as far as what they cost is concerned
+# Times lambda that their bits cost, of which the loss has a rough estimate: differences from a
+# start, most of which can be spared, and weights without one.
+DIFFERENCES, WEIGHTS = 3.0, 1.0
 CLIP = 0.1  # most that the norm of the networks' gradient, for a mean over pixels, may be
 
 
@@ -58,10 +65,13 @@ class LatentStep(Resumable):
 
     def __init__(
         self, pixels: Array, seed: int, device: AnyDevice, general: bool = False,
-        hidden: int = HIDDEN, entropy: int = ENTROPY, epsilon: float = EPSILON,
+        hidden: int = HIDDEN, entropy: int = ENTROPY, epsilon: float = EPSILON, start: int = 0,
     ) -> None:  # fmt: skip
         self.height, self.width, self.channels = pixels.shape
         self.levels = usual_levels(self.height, self.width)
+        size = self.height, self.width, self.channels, self.levels
+        self.shape = ModelShape(*size, hidden, entropy)  # of the model in a file
+        self.start = start_of(start, self.shape)
         self.seed, self.device, self.epsilon = seed, device, epsilon
         self.plane = plane = Plane.of(self.height, self.width, self.levels)
         self.synthesis_shapes = _layers(self.levels, hidden, hidden, self.channels)
@@ -72,7 +82,9 @@ class LatentStep(Resumable):
         self.target = Tensor(self._target(pixels), device, name="target")
         self.inside = Tensor(self._inside(), device, name="inside")
         self.taken = Tensor(self._taken(), device, name="taken")
-        self.flat = Tensor(self._initial(), device, name="networks")
+        drawn = self._drawn()
+        self.flat = Tensor(self._started(drawn), device, name="networks")
+        self.cheapest = Tensor(self._started(np.zeros_like(drawn)), device, name="start")
         empty = np.zeros((plane.rows, plane.pitch), np.float32)
         self.latents = Tensor(empty, device, name="latents")  # all grids, as they lie in the plane
         self.control = Tensor(np.zeros(10, np.float32), device, name="control")
@@ -111,8 +123,12 @@ class LatentStep(Resumable):
             plane[g.row : g.row + g.height, g.column : g.column + g.width] for g in self.plane.grids
         ]
 
-    def _initial(self) -> Array:
-        """float32 [parameters]."""
+    def _started(self, flat: Array) -> Array:
+        """float32 [parameters]: those of the start, others as they are."""
+        return flat_of(networks_of(flat, self.shapes) | self.start.floats())
+
+    def _drawn(self) -> Array:
+        """float32 [parameters]: random networks."""
         generator = np.random.Generator(np.random.PCG64(self.seed))
         count, found = len(self.synthesis_shapes), list[Array]()
         for number, shape in enumerate(self.shapes):
@@ -133,12 +149,22 @@ class LatentStep(Resumable):
         error, bits = self._forward(seen)
         loss = error * (1 / self.channels) + bits * self.control[7]
         by_seen, by_flat = loss.gradient([seen, self.flat])
+        by_flat = by_flat + self._by_weight_bits() * self.control[7]
         self.adam_latents.apply([by_seen * slope])
         norm = by_flat.square().sum().sqrt()
         most = CLIP * self.height * self.width
         self.adam.apply([by_flat * (most / norm.maximum(most))])
         self.count.assign(self.count + 1)
         return {"error": error, "bits": bits}
+
+    def _by_weight_bits(self) -> Tensor:
+        """Gradient of what weights cost, about log2(1 + d / STEP) bits at a distance d from those
+        that cost least.
+        """
+        away = self.flat - self.cheapest
+        size = away.abs()
+        price = DIFFERENCES if self.start.number else WEIGHTS
+        return away / ((size + 1e-9) * (size + STEP)) * (price / math.log(2))
 
     def _forward(self, seen: Tensor) -> tuple[Tensor, Tensor]:
         """The squared error and the bits that the plane of grids [rows, pitch] gives."""
@@ -230,6 +256,23 @@ class LatentStep(Resumable):
         self.flat.write(flat)
         self._judging.run()
         error, bits = (float(self._judging.read(name)) for name in ("error", "bits"))
+        self.flat.write(own)
+        return error / (self.pixels * self.channels), bits / self.pixels
+
+    @cached_property
+    def _sloping(self) -> Program:
+        def backward() -> dict[str, Tensor]:
+            error, bits = self._forward(_limited(parts.nearest(self.latents)))
+            return {n: v.gradient([self.flat])[0] for n, v in (("error", error), ("bits", bits))}
+
+        return compile(backward, self.device)
+
+    def slopes(self, flat: Array) -> tuple[Array, Array]:
+        """The gradients of what `judge` gives by these networks, float32 [parameters] both."""
+        own = self.flat.numpy()
+        self.flat.write(flat)
+        self._sloping.run()
+        error, bits = (self._sloping.read(name) for name in ("error", "bits"))
         self.flat.write(own)
         return error / (self.pixels * self.channels), bits / self.pixels
 
