@@ -19,8 +19,8 @@ from PIL import Image
 
 from imgmlp.codec.latent.parameters import networks_of
 from imgmlp.codec.latent.start import stored
-from imgmlp.codec.latent.train import LatentStep
 from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState
+from imgmlp.codec.latent.training_step import LatentStep
 from imgmlp.codec.training.run import Progress, Run
 from imgmlp.engine import open_device
 

@@ -13,8 +13,8 @@ import numpy as np
 from imgmlp.codec.latent.model import ModelShape
 from imgmlp.codec.latent.rounding_search import Rounding, Written
 from imgmlp.codec.latent.start import newest
-from imgmlp.codec.latent.train import LatentStep
 from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState, control
+from imgmlp.codec.latent.training_step import LatentStep
 from imgmlp.codec.training.draft import Draft, draft
 from imgmlp.codec.training.memory_limits import explain, smaller_picture, within_memory
 from imgmlp.codec.training.replay import seconds_a_step
@@ -32,7 +32,7 @@ LEVELS = 9  # of effort
 FEWEST, MOST = 300, 100_000  # steps of the lowest and of the highest of them
 USUAL = 20.0  # seconds that an encode should take if nobody says how long
 SETTLING = 50  # steps that take as long as the search for rounded networks
-REFINING = 0.2  # of the training's time that goes to single weights of these
+REFINING, REFINED = 0.2, 2000  # share of the steps, and most, whose time goes to single weights
 AIM = 0.99  # of the bytes wanted
 ABOVE = 0.05  # dB more than wanted that training aims at, as taking some away is easy
 SLOW = 1.3  # times the price for every dB too much, each time that it is looked at
@@ -116,7 +116,12 @@ class _Encoder:
         """That the bytes wanted leave room for."""
         if self.wanted.kind != "bytes":
             return math.inf
-        return max(0.0, 8 * SHARE * (self.wanted.value - OVERHEAD) / WEIGHT_BITS)
+        return 8 * SHARE * self._room() / WEIGHT_BITS
+
+    def _room(self) -> float:
+        """Bytes for weights and latents, of those wanted."""
+        profile = len(self.picture.icc or b"")
+        return max(self.wanted.value - OVERHEAD - profile, 1 / 8)
 
     def _trainer(self, step: LatentStep) -> LatentTrainer:
         """At its beginning, or where a checkpoint left it."""
@@ -141,7 +146,9 @@ class _Encoder:
         pace = self._pace(step)
         if self.workload.seconds is not None:
             left = self.began + self.workload.seconds - time.perf_counter()
-            steps = min(max(1, int((left / pace - SETTLING) / (1 + REFINING))), MOST)
+            room = left / pace - SETTLING
+            room = max(room / (1 + REFINING), room - REFINED)
+            steps = min(max(1, int(room)), MOST)
         elif self.workload.steps:
             steps = self.workload.steps
         else:
@@ -169,7 +176,7 @@ class _Encoder:
             return value
         if self.wanted.kind == "psnr":
             return min(1.2 * math.pow(10, -value / 10), 1.0)
-        rate = max(8 * (value - OVERHEAD), 1.0) / self.samples
+        rate = 8 * self._room() / self.samples
         return min(max(4e-4 * math.pow(rate, -1.6), 1e-6), 1.0)
 
     def _pricing(self) -> Pricing | None:
@@ -222,7 +229,7 @@ def _described(shape: ModelShape) -> str:
 
 
 def _seconds(steps: int, pace: float) -> float:
-    return (steps * (1 + REFINING) + SETTLING) * pace
+    return (steps + min(REFINING * steps, REFINED) + SETTLING) * pace
 
 
 def too_large(pixels: Array, device: AnyDevice, error: OutOfMemoryError) -> OutOfMemoryError:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.latent.model import NEIGHBOURS
-from imgmlp.codec.latent.parts import WIDTH
+from imgmlp.codec.latent.operations import WIDTH
 from imgmlp.codec.latent.plane import REACH
 
 Array = np.ndarray[Any, Any]

@@ -15,7 +15,7 @@ from imgmlp.codec.bitstream import range_coder
 from imgmlp.codec.latent.model import Quantized
 from imgmlp.codec.latent.parameters import flat_of, networks_of
 from imgmlp.codec.latent.sections import coding
-from imgmlp.codec.latent.train import LatentStep
+from imgmlp.codec.latent.training_step import LatentStep
 
 Array = np.ndarray[Any, Any]
 

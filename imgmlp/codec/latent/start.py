@@ -22,7 +22,10 @@ Array = np.ndarray[Any, Any]
 
 EXPONENT = 11  # starts are whole numbers of 2**-EXPONENT
 CHANNELS = 3  # of the pictures that they were trained over
-WIDTHS = {1: (16, 12)}  # of the hidden layers of synthesis and entropy network of each start
+WIDTHS = {
+    1: (16, 12),
+    2: (32, 24),
+}  # of the hidden layers of synthesis and entropy network of each start
 
 
 @dataclass(frozen=True, eq=False)

@@ -175,7 +175,7 @@ def test_efforts_go_from_hundreds_to_a_hundred_thousand_steps() -> None:
             latent.workload(level, None)
 
 
-@pytest.mark.parametrize(("pace", "level"), [(1.0, 1), (20 / 700, 2), (1e-4, 9)])
+@pytest.mark.parametrize(("pace", "level"), [(1.0, 1), (20 / 850, 2), (1e-4, 9)])
 def test_without_an_effort_the_device_decides(
     pace: float, level: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,14 +25,16 @@ from imgmlp.codec.latent.model import (
 from imgmlp.codec.latent.parameters import flat_of, networks_of
 from imgmlp.codec.latent.refine import Refinement
 from imgmlp.codec.latent.sections import EXPONENTS, network_bits
-from imgmlp.codec.latent.train import LatentStep
+from imgmlp.codec.latent.training_step import LatentStep
 from imgmlp.codec.training.replay import decibels
 from imgmlp.errors import FormatError
 
 Array = np.ndarray[Any, Any]
 
 
-TRIALS = 0.5  # of single weights for every step of training
+TRIALS, MOST_TRIALS = 0.5, 6000  # of single weights for every step of training, and at most
+COARSEST = 4  # exponent of steps where nothing finer is valid
+LARGEST_WEIGHT = 8.0  # magnitude, with these: sums of 64 such weights need fewer than 32 bits
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Search:
         enough: Callable[[], bool] = lambda: False,
     ) -> None:
         self.step, self._enough = step, enough
-        self.floats = networks_of(step.flat.numpy(), step.shapes)
+        self.floats = networks_of(np.nan_to_num(step.flat.numpy()), step.shapes)
         usual = {name: EXPONENTS[name.rpartition(".")[2]] for name in self.floats}
         self.exponents = dict(exponents or usual)
         self._tried: dict[tuple[tuple[str, int], ...], Figures | None] = {}
@@ -70,7 +72,9 @@ class Search:
     def run(self, price: float, rounds: int = 2) -> dict[str, Quantized]:
         """The networks with the least D + lambda R near those that the last search found."""
         while (best := self._cost(self.exponents, price)) == math.inf:  # sums need too many bits
-            self.exponents = {n: e - 1 for n, e in self.exponents.items()}
+            if min(self.exponents.values()) <= COARSEST:
+                self._limit()
+            self.exponents = {n: max(e - 1, COARSEST) for n, e in self.exponents.items()}
         for _ in range(rounds):
             before = best
             for name in self.floats:
@@ -79,13 +83,21 @@ class Search:
                 break
         return self._rounded(self.exponents)
 
+    def _limit(self) -> None:
+        """Bring weights that no step makes valid within bounds that every step of COARSEST does."""
+        bounds = -LARGEST_WEIGHT, LARGEST_WEIGHT
+        self.floats = {name: values.clip(*bounds) for name, values in self.floats.items()}
+        self.exponents = dict.fromkeys(self.floats, COARSEST)
+        self._tried.clear()
+        self._bits.clear()
+
     def refined(self, networks: dict[str, Quantized], price: float) -> dict[str, Quantized]:
         """Networks of nearly these weights with a lower D + lambda R.
 
         Tries as many as a fifth of the training's time allows, about.
         """
         refinement = Refinement(self.step, networks, price)
-        refinement.run(int(TRIALS * self.step.done), self._enough)
+        refinement.run(min(int(TRIALS * self.step.done), MOST_TRIALS), self._enough)
         found = refinement.networks()
         return found if _is_valid(self.step.shape, found) else networks
 
