@@ -5,7 +5,7 @@
 A mosaic of pieces, each 128 pixels wide and high, stands for the pictures: of every picture one
 piece as it is, and one of the picture made three times smaller. Pieces begin where the coarsest
 grids have a latent, so each has latents of its own, and all of them share the networks. The file
-belongs beside codec/latent/start.py, which lists them.
+belongs beside codec/latent/model.py, which lists them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from imgmlp.codec.latent.parameters import networks_of
-from imgmlp.codec.latent.start import stored
+from imgmlp.codec.latent.model import stored_start
 from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState
-from imgmlp.codec.latent.training_step import LatentStep
+from imgmlp.codec.latent.training_step import LatentStep, networks_of
 from imgmlp.codec.training.run import Progress, Run
 from imgmlp.engine import open_device
 
@@ -55,7 +54,7 @@ def main() -> None:
 
     state = LatentTrainerState(options.steps, options.price)
     print(LatentTrainer(step, state).run(Run(tell)))
-    options.out.write_bytes(stored(networks_of(step.flat.numpy(), step.shapes)))
+    options.out.write_bytes(stored_start(networks_of(step.flat.numpy(), step.shapes)))
 
 
 def mosaic(paths: list[Path]) -> np.ndarray:

@@ -11,9 +11,10 @@ from imgmlp.codec.latent.model import (
     ModelShape,
     Quantized,
     quantized,
+    start_of,
     usual_levels,
+    widths_of,
 )
-from imgmlp.codec.latent.start import start_of, widths_of
 from imgmlp.codec.mlp.network import LAST_STEP, Layer, Network, Shape
 
 

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.latent.model import ModelShape
+from imgmlp.codec.latent.model import ModelShape, newest_start
 from imgmlp.codec.latent.rounding_search import Rounding, Written
-from imgmlp.codec.latent.start import newest
 from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState, control
 from imgmlp.codec.latent.training_step import LatentStep
 from imgmlp.codec.training.draft import Draft, draft
@@ -109,7 +108,7 @@ class _Encoder:
     def _step(self) -> LatentStep:
         pixels = self.picture.pixels
         hidden, entropy = found = widths(pixels.shape, self._most_weights())
-        start = newest(found)
+        start = newest_start(found)
         return LatentStep(pixels, SEED, self.device, hidden=hidden, entropy=entropy, start=start)
 
     def _most_weights(self) -> float:

@@ -21,9 +21,11 @@ from imgmlp.codec.latent.model import (
     LatentModel,
     ModelShape,
     Quantized,
+    Start,
     check_networks,
+    start_of,
+    widths_of,
 )
-from imgmlp.codec.latent.start import Start, start_of, widths_of
 from imgmlp.engine import AnyDevice, Device
 from imgmlp.errors import FormatError
 

@@ -24,8 +24,8 @@ from imgmlp.codec.latent.model import (
     ModelShape,
     Quantized,
     quantized,
+    start_of,
 )
-from imgmlp.codec.latent.start import start_of
 from imgmlp.codec.latent.synthesis import synthesize
 from imgmlp.codec.latent.upsampling import upsample
 from imgmlp.engine import open_device

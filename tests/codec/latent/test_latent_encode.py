@@ -234,4 +234,4 @@ def test_small_pictures_and_few_bytes_have_small_networks_with_a_start() -> None
     large, small = (512, 768, 3), (128, 128, 3)
     assert latent.widths(small, math.inf) < latent.widths(large, math.inf)
     assert latent.widths(large, 1000) == latent.widths(small, math.inf)
-    assert latent.newest(latent.widths(small, math.inf)) > 0
+    assert latent.newest_start(latent.widths(small, math.inf)) > 0

@@ -6,15 +6,12 @@ import numpy as np
 import pytest
 
 from imgmlp.codec.latent import latents, operations, sections, training_step
-from imgmlp.codec.latent.bit_allocation import Search, grids_of
-from imgmlp.codec.latent.model import LatentModel
-from imgmlp.codec.latent.parameters import flat_of, networks_of
+from imgmlp.codec.latent.bit_allocation import Refinement, Search, grids_of
+from imgmlp.codec.latent.model import LatentModel, start_of
 from imgmlp.codec.latent.plane import Plane
-from imgmlp.codec.latent.refine import Refinement
-from imgmlp.codec.latent.start import start_of
 from imgmlp.codec.latent.synthesis import synthesize
 from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState
-from imgmlp.codec.latent.training_step import Control, LatentStep
+from imgmlp.codec.latent.training_step import Control, LatentStep, flat_of, networks_of
 from imgmlp.codec.training.run import Run
 from imgmlp.engine import Tensor, open_device
 from imgmlp.engine.ir.kernel import Block
