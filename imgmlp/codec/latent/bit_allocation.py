@@ -1,7 +1,8 @@
 """From a trained step to a model of whole numbers: each tensor gets the step that serves best.
 
-Then single weights are moved by a step where that is better still. Best is the least D + lambda R of the whole file: the squared error and the bits of latents as the
-networks with rounded weights give them, and the bits of the weights.
+Then single weights are moved by a step where that is better still. Best is the least D + lambda R
+of the whole file: the squared error and the bits of latents as the networks with rounded weights
+give them, and the bits of the weights.
 """
 
 from __future__ import annotations
