@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from imgmlp.codec.bitstream import metadata_sections
 from imgmlp.codec.latent.model import ModelShape, newest_start
 from imgmlp.codec.latent.rounding_search import Rounding, Written
 from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState, control
@@ -119,8 +120,8 @@ class _Encoder:
 
     def _room(self) -> float:
         """Bytes for weights and latents, of those wanted."""
-        profile = len(self.picture.icc or b"")
-        return max(self.wanted.value - OVERHEAD - profile, 1 / 8)
+        beside = OVERHEAD + metadata_sections.size(self.picture.metadata)
+        return max(self.wanted.value - beside, 1 / 8)
 
     def _trainer(self, step: LatentStep) -> LatentTrainer:
         """At its beginning, or where a checkpoint left it."""
@@ -184,7 +185,7 @@ class _Encoder:
             return None
         if self.wanted.kind == "psnr":
             return lambda _, quality: SLOW ** (quality - value - ABOVE)
-        whole = max(8 * (AIM * value - OVERHEAD - len(self.picture.icc or b"")), 1.0)
+        whole = max(8 * (self._room() - (1 - AIM) * value), 1.0)
         return lambda bits, _: bits / whole
 
     # --- the result ---

@@ -94,7 +94,7 @@ def key(picture: Picture, choices: str) -> str:
     """Stands for a picture, everything that was chosen for it, and the program that computes."""
     found = hashlib.sha256(f"{code_digest()} {picture.pixels.shape} {choices}\n".encode())
     found.update(picture.pixels.tobytes())
-    found.update(picture.icc or b"")
+    found.update(repr(picture.metadata).encode())
     return found.hexdigest()
 
 
