@@ -18,13 +18,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from PIL import ExifTags, Image, ImageChops, ImageFile, ImagePalette, UnidentifiedImageError
+from PIL import (
+    ExifTags,
+    Image,
+    ImageChops,
+    ImageFile,
+    ImagePalette,
+    PngImagePlugin,
+    UnidentifiedImageError,
+)
 
 from imgmlp.errors import ImgmlpError, PictureError, UsageError
 from imgmlp.text import quoted
 
 MAX_PIXELS = 2**28
 ICON_PIXELS = 2**20  # of a Windows icon, whose pictures may be larger than it says
+TEXT = 2**23  # bytes of a PNG's texts, and of its colour profile, once they are inflated
 TILE_PIXELS = 2**20  # of a TIFF's tile, whatever the picture's size
 TILE_SHARE = 4  # times the picture's pixels that a tile may have
 OVERVIEWS = 64  # pages of a TIFF that are looked at
@@ -35,7 +44,15 @@ STUBS = {"BUFR", "GRIB", "HDF5", "MPEG"}  # that Pillow knows by name only
 _REDUCED, _MASK = 1, 4  # bits of a TIFF page's kind
 _KIND, _PHOTOMETRIC, _TILE_WIDTH, _TILE_HEIGHT = 254, 262, 322, 323  # TIFF's tags
 _TOLD = 270, 271, 272, 305, 306, 315, 33432  # what, maker, camera, program, date, who, rights
-_UNSUPPORTED = "unsupported", "unimplemented", "not yet supported", "not supported", "unknown"
+_UNSUPPORTED = (
+    "unsupported",
+    "unimplemented",
+    "not yet supported",
+    "not supported",
+    "unknown",
+    "too large",
+    "too much",
+)
 JPEG_END = b"\xff\xd9"
 _FILLERS = b"\x55" * 64, b"\xaa" * 64  # which no two JPEGs that lack pixels decode alike
 
@@ -101,12 +118,18 @@ def quietly() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _at_most(pixels: int) -> Iterator[None]:
-    """Have Pillow refuse what claims to have more pixels."""
+    """Have Pillow refuse what claims to have more pixels, or more text beside them than TEXT.
+
+    Its own limit of a text is too low for large colour profiles, that of all of them too high.
+    """
+    text = PngImagePlugin.MAX_TEXT_CHUNK, PngImagePlugin.MAX_TEXT_MEMORY
     before = Image.MAX_IMAGE_PIXELS
     Image.MAX_IMAGE_PIXELS = (pixels + 1) // 2  # of which it refuses more than twice as many
+    PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = TEXT
     try:
         yield
     finally:
+        PngImagePlugin.MAX_TEXT_CHUNK, PngImagePlugin.MAX_TEXT_MEMORY = text
         Image.MAX_IMAGE_PIXELS = before
 
 

@@ -23,6 +23,17 @@ def png(width: int, height: int, depth: int = 8, colour: int = 2, rows: int = 0)
     return MAGIC + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
 
 
+def with_chunks(data: bytes, added: bytes, times: int = 1) -> bytes:
+    """A PNG with something more before its pixels."""
+    at = data.index(b"IDAT") - 4
+    return data[:at] + added * times + data[at:]
+
+
+def text_bomb() -> bytes:
+    """A mebibyte of nothing, as a PNG's compressed text."""
+    return chunk(b"zTXt", b"key\0\0" + zlib.compress(bytes(2**20), 9))
+
+
 def chunk(kind: bytes, data: bytes) -> bytes:
     body = kind + data
     return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
@@ -75,6 +86,7 @@ BOMBS: dict[str, Callable[[], bytes]] = {
     "ico-mask.ico": lambda: ico(bitmap(200, 400, 24), 24),
     "png-claim.png": lambda: png(SIDE + 1, SIDE),
     "png-empty.png": lambda: png(SIDE, SIDE),
+    "png-text.png": lambda: with_chunks(png(9, 7, rows=7), text_bomb(), 60),
     "tiff-tile.tif": lambda: tiled_tiff(2**14),
 }
 

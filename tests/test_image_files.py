@@ -90,6 +90,14 @@ def test_a_bomb_in_an_icon_says_what_it_is(tmp_path: Path) -> None:
     assert "damaged" in str(refusal(path))
 
 
+def test_a_large_colour_profile_is_no_bomb(tmp_path: Path) -> None:
+    profile = np.random.default_rng(0).bytes(3 * 2**20)
+    path = save(Image.fromarray(RGB), tmp_path / "a.png", icc_profile=profile)
+    assert pictures.load(path).icc == profile
+    path.write_bytes(hostile.BOMBS["png-text.png"]())
+    assert "damaged" not in str(refusal(path))
+
+
 def test_sound_icons_are_pictures(tmp_path: Path) -> None:
     image = Image.fromarray(small_pixels()).resize((256, 256))
     for name in ("a.ico", "a.icns"):

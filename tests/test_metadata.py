@@ -239,6 +239,6 @@ def test_a_frame_is_chosen_by_its_number(imgmlp: Command, picture: Path) -> None
 
 
 def test_files_from_before_are_read(tmp_path: Path) -> None:
-    for path in GOLDEN.glob("*.imlp"):
+    for path in {*GOLDEN.glob("*.imlp")} - {GOLDEN / "metadata.imlp"}:
         found = container.parse(path.read_bytes())
         assert metadata_sections.read(found) == Metadata(found.get(container.ICC))

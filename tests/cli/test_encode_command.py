@@ -49,13 +49,13 @@ def test_a_picture_becomes_a_file_that_decodes(imgmlp: Command, picture: Path) -
 
 def test_one_of_several_may_fail(imgmlp: Command, picture: Path) -> None:
     (picture.parent / "bad.png").write_bytes(b"no picture")
-    deep = Image.fromarray(np.zeros((4, 4), np.uint16))
-    deep.save(picture.parent / "deep.png")
-    names = ("bad.png", picture.name, "deep.png")
+    deep = Image.fromarray(np.zeros((4, 4), np.float32))
+    deep.save(picture.parent / "deep.tif")
+    names = ("bad.png", picture.name, "deep.tif")
     done = imgmlp("encode", *names, "--lambda", "0.01", "--json", *QUICK, check=1)
     bad, good, refused = json.loads(done.stdout)
     assert "not a picture" in bad["problem"]
-    assert "more than 8 bits" in refused["problem"]
+    assert "32 bits" in refused["problem"]
     assert good["problem"] is None
     assert good["bytes"] == (picture.parent / good["output"]).stat().st_size
     assert not (picture.parent / "bad.imlp").exists()
