@@ -3,7 +3,7 @@
 
     python tools/operations.py > docs/operations.md
 
-ROWS is also what tests/engine/frontend/test_operations.py compares, values and gradients. Which
+ROWS is also what tests/engine/operations/test_operations.py compares, values and gradients. Which
 dtypes an operation takes, and whether it has a gradient, is found by trying.
 """
 
@@ -177,8 +177,6 @@ ROWS: dict[str, list[Row]] = {
         Row("x.var(1, correction=1)", "x.var(1, ddof=1)"),
         Row("x.std(0)", "x.std(0)"),
         Row("x.logsumexp(1)", "np.log(np.exp(x).sum(1))", between=3),
-        Row("(x > 0).any(1)", "(x > 0).any(1)"),
-        Row("(x > -1).all(1)", "(x > -1).all(1)"),
         Row("x.argmax(1)", "x.argmax(1)"),
         Row("x.argmin()", "x.argmin()"),
     ],

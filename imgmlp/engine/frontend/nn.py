@@ -153,13 +153,9 @@ class TransformerEncoder:
 
 
 def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None = None,
-    causal: bool = False,
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, causal: bool = False,
     scale: float | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """softmax(query @ key^T scale) @ value: [..., time, size] each, `scale` 1 / sqrt(size).
 
     Where a bool mask [..., time of query, time of key] is false, nobody looks; a float one is

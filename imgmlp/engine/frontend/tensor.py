@@ -16,17 +16,24 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from imgmlp.engine.device.discover import AnyDevice
-from imgmlp.engine.frontend import random, tracing
-from imgmlp.engine.frontend.autograd import gradient as node_gradient
-from imgmlp.engine.frontend.elementwise import Operand, common_device, node_of
-from imgmlp.engine.frontend.operands import Scalar, broadcast, from_host, out_of_bounds, whole_shape
-from imgmlp.engine.frontend.windows import Windows
+from imgmlp.engine.frontend import tracing
 from imgmlp.engine.ir import dtype as dt
 from imgmlp.engine.ir import graph
 from imgmlp.engine.ir.dtype import Array, DType
 from imgmlp.engine.ir.graph import Buffer, Node
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.usage_errors import OutOfBoundsError, misuse
+from imgmlp.engine.operations import random
+from imgmlp.engine.operations.autograd import gradient as node_gradient
+from imgmlp.engine.operations.elementwise import Operand, common_device, node_of
+from imgmlp.engine.operations.operands import (
+    Scalar,
+    broadcast,
+    from_host,
+    out_of_bounds,
+    whole_shape,
+)
+from imgmlp.engine.operations.windows import Windows
 from imgmlp.engine.runtime.buffers import read_buffer, write_buffer
 from imgmlp.engine.runtime.program import run_once
 
@@ -110,12 +117,9 @@ class Tensor(Windows):
 
     @staticmethod
     def arange(
-        start: float,
-        stop: float | None = None,
-        step: float = 1,
-        dtype: DType | None = None,
+        start: float, stop: float | None = None, step: float = 1, dtype: DType | None = None,
         device: Any = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """From `start` (0 if it is the only one) in steps up to `stop`, which is not reached.
 
         i32 unless one of them is a float or a dtype is given. Raises ValueError for no elements.
@@ -142,14 +146,6 @@ class Tensor(Windows):
     def full_like(self, value: Scalar, dtype: DType | None = None) -> Tensor:
         """One value everywhere, in this shape and dtype, on this device."""
         return Tensor.full(self.shape, value, dtype or self.dtype, self.device)
-
-    def zeros_like(self) -> Tensor:
-        """As `full_like` with 0."""
-        return self.full_like(0)
-
-    def ones_like(self) -> Tensor:
-        """As `full_like` with 1."""
-        return self.full_like(1)
 
     @staticmethod
     def random_bits(shape: Sequence[int], seed: Seed, device: Any = None) -> Tensor:

@@ -12,13 +12,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from imgmlp.engine.frontend.elementwise import Elementwise, Operand, node_of
-from imgmlp.engine.frontend.functions import Functions
 from imgmlp.engine.ir import dtype as dt
 from imgmlp.engine.ir import graph
 from imgmlp.engine.ir.dtype import DType
 from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.usage_errors import OutOfBoundsError, misuse
+from imgmlp.engine.operations.elementwise import Elementwise, Operand, node_of
+from imgmlp.engine.operations.functions import Functions
 
 
 class Indexing(Functions):
@@ -106,12 +106,8 @@ class Indexing(Functions):
 
     def take(self, index: Operand, axis: int = 0) -> Self:
         """What lies at some indices of an axis; the index's axes take its place."""
-        axis = self._axis(axis, "take")
-        rest = [a for a in range(len(self.shape)) if a != axis]
-        taken = self.permute(axis, *rest).gather(index)
-        count = len(taken.shape) - len(rest)
-        order = [*range(count, count + axis), *range(count), *range(count + axis, len(taken.shape))]
-        return taken.permute(*order)
+        where = index if _is_array(index) else np.asarray(index)
+        return self[(*(slice(None),) * self._axis(axis, "take"), where)]
 
     def take_along_axis(self, index: Operand, axis: int = -1) -> Self:
         """From each line along an axis the elements at this line's own indices.

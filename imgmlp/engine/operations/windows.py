@@ -7,17 +7,21 @@ and meaning are PyTorch's.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import Self, TypeVar
 
 import numpy as np
 
-from imgmlp.engine.frontend.operands import from_host
-from imgmlp.engine.frontend.scans import Scans
 from imgmlp.engine.ir import dtype as dt
 from imgmlp.engine.ir import graph
+from imgmlp.engine.ir.graph import Buffer
 from imgmlp.engine.ir.usage_errors import misuse
+from imgmlp.engine.operations.autograd import gradient
+from imgmlp.engine.operations.elementwise import in_f32
+from imgmlp.engine.operations.operands import from_host
+from imgmlp.engine.operations.scans import Scans
 
 W = TypeVar("W", bound="Windows")
 Pair = int | tuple[int, int]
@@ -49,14 +53,9 @@ class Windows(Scans):
         return (padded[(..., y, x)] for y in spans[0] for x in spans[1])
 
     def conv2d(
-        self,
-        weight: Self,
-        bias: Self | None = None,
-        stride: Pair = 1,
-        padding: Pair = 0,
-        dilation: Pair = 1,
-        groups: int = 1,
-    ) -> Self:
+        self, weight: Self, bias: Self | None = None, stride: Pair = 1, padding: Pair = 0,
+        dilation: Pair = 1, groups: int = 1,
+    ) -> Self:  # fmt: skip
         """Correlation with weights [outputs, channels / groups, rows, columns].
 
         [batch, channels, height, width] -> [batch, outputs, rows, columns].
@@ -74,44 +73,30 @@ class Windows(Scans):
         return found if bias is None else found + bias.reshape(-1, 1, 1)
 
     def conv_transpose2d(
-        self,
-        weight: Self,
-        bias: Self | None = None,
-        stride: Pair = 1,
-        padding: Pair = 0,
-        output_padding: Pair = 0,
-        dilation: Pair = 1,
-        groups: int = 1,
-    ) -> Self:
+        self, weight: Self, bias: Self | None = None, stride: Pair = 1, padding: Pair = 0,
+        output_padding: Pair = 0, dilation: Pair = 1, groups: int = 1,
+    ) -> Self:  # fmt: skip
         """What the gradient of conv2d by its input is: weights [channels, outputs / groups, rows,
         columns], each element of the input spread over a window of the output.
         """
-        batch, channels, height, width = self._picture("conv_transpose2d", weight)
-        inputs, outputs, *kernel = weight.shape
-        if channels != inputs or inputs % groups:
-            text = f"{channels} channels, weights {weight.shape} and {groups} groups do not fit"
+        batch, *_, height, width = self._picture("conv_transpose2d", weight)
+        pairs = map(_pair, (stride, padding, output_padding, dilation))
+        sizes = (
+            (n - 1) * step - 2 * edge + more + apart * (count - 1) + 1
+            for n, count, step, edge, more, apart in zip(
+                (height, width), weight.shape[-2:], *pairs, strict=True
+            )
+        )
+        shape = (batch, weight.shape[1] * groups, *sizes)
+        source = self._with(
+            graph.buffer(Buffer(shape, self.dtype))
+        )  # the gradient has no need of it
+        found = source.conv2d(weight, None, stride, padding, dilation, groups)
+        if found.shape != self.shape:
+            text = f"{self.shape} and weights {weight.shape} do not fit"
             raise misuse(ValueError, f"conv_transpose2d: {text}")
-        (up, along), (d, e), (p, q), (r, s) = map(
-            _pair, (stride, dilation, padding, output_padding)
-        )
-        apart = self.reshape(batch, channels, height, 1, width, 1)
-        apart = apart.pad(*((0, 0),) * 3, (0, up - 1), (0, 0), (0, along - 1))
-        apart = apart.reshape(batch, channels, height * up, width * along)
-        edges = [(d * (kernel[0] - 1) - p, r - up + 1), (e * (kernel[1] - 1) - q, s - along + 1)]
-        framed = apart._framed([(a, a + b) for a, b in edges])
-        turned = weight.flip(2, 3).reshape(groups, inputs // groups, outputs, *kernel)
-        turned = turned.transpose(1, 2).reshape(groups * outputs, inputs // groups, *kernel)
-        return framed.conv2d(turned, bias, dilation=dilation, groups=groups)
-
-    def _framed(self, widths: list[tuple[int, int]]) -> Self:
-        """With zeros around the last two axes; without some edges where widths are negative."""
-        outer = len(self.shape) - 2
-        sizes = zip(self.shape[-2:], widths, strict=True)
-        cut = self.shrink(
-            *((0, n) for n in self.shape[:-2]),
-            *((max(0, -a), n + min(0, b)) for n, (a, b) in sizes),
-        )
-        return cut.pad(*((0, 0),) * outer, *((max(0, a), max(0, b)) for a, b in widths))
+        (spread,) = gradient((found * self).sum().node, [source.node])
+        return self._with(spread) if bias is None else self._with(spread) + bias.reshape(-1, 1, 1)
 
     def _picture(self, operation: str, weight: Self) -> tuple[int, ...]:
         if len(self.shape) != 4 or len(weight.shape) != 4:
@@ -132,19 +117,14 @@ class Windows(Scans):
             inside = list(ones._taps(kernel, step, padding, dilation))
             lowest = self.dtype.min
             taps = [self.where(m > 0, t, lowest) for t, m in zip(taps, inside, strict=True)]
-        found = taps[0]
-        for tap in taps[1:]:
-            found = found.maximum(tap)
-        return found
+        return functools.reduce(type(self).maximum, taps)
 
     def avg_pool2d(self, kernel: Pair, stride: Pair | None = None, padding: Pair = 0) -> Self:
         """The mean of each window, zeros of the padding counted in."""
         taps = list(self._float()._taps(kernel, kernel if stride is None else stride, padding, 1))
-        found = taps[0]
-        for tap in taps[1:]:
-            found = found + tap
-        return found * (1 / len(taps))
+        return functools.reduce(type(self).__add__, taps) * (1 / len(taps))
 
+    @in_f32
     def interpolate(self, size: tuple[int, int], mode: str = "nearest") -> Self:
         """Another height and width: "nearest", or "linear" between centres of pixels.
 
@@ -152,8 +132,6 @@ class Windows(Scans):
         """
         if mode not in ("nearest", "linear"):
             raise misuse(ValueError, f"interpolate: mode is {mode!r}; use 'nearest' or 'linear'")
-        if self.dtype is not dt.f32:
-            return self.cast(dt.f32).interpolate(size, mode).cast(self.dtype)
         down, across = (
             self._with(from_host(_weights(n, m, mode), self.device))
             for n, m in zip(self.shape[-2:], size, strict=True)
@@ -198,15 +176,12 @@ class Windows(Scans):
     def _diagonals(self, name: str) -> tuple[str, Self]:
         """Without a letter twice: what lies where both of its indices are the same."""
         found = self
-        for c in [c for c in name if name.count(c) > 1]:
-            while name.count(c) > 1:
-                a, b = name.index(c), name.rindex(c)
-                n = found.shape[a]
-                rest = [i for i in range(len(name)) if i not in (a, b)]
-                moved = found.permute(*rest, a, b)
-                flat = moved.reshape(*moved.shape[:-2], n * n)
-                found = flat[(..., slice(None, None, n + 1))]
-                name = "".join(name[i] for i in rest) + c
+        while twice := [c for c in name if name.count(c) > 1]:
+            a, b = name.index(twice[0]), name.rindex(twice[0])
+            rest = [i for i in range(len(name)) if i not in (a, b)]
+            flat = found.permute(*rest, a, b).flatten(len(rest))
+            found = flat[(..., slice(None, None, found.shape[a] + 1))]
+            name = "".join(name[i] for i in rest) + twice[0]
         return name, found
 
 
@@ -217,14 +192,6 @@ def _contracted(
     both = [c for c in name if c in other]
     batch, inner = [c for c in both if c in needed], [c for c in both if c not in needed]
     left, right = ([c for c in n if c not in both] for n in (name, other))
-    for mine, text, is_left in ((left, name, True), (right, other, False)):
-        gone = [c for c in mine if c not in needed]  # summed before the product
-        axes = [text.index(c) for c in gone]
-        if axes and is_left:
-            x, name = x.sum(axes), "".join(c for c in name if c not in gone)
-        elif axes:
-            y, other = y.sum(axes), "".join(c for c in other if c not in gone)
-        mine[:] = [c for c in mine if c in needed]
 
     def shaped(t: W, text: str, *groups: list[str]) -> W:
         moved = t.permute(*(text.index(c) for group in groups for c in group))

@@ -14,13 +14,13 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, TypeGuard, Type
 import numpy as np
 
 from imgmlp.engine.device.discover import AnyDevice
-from imgmlp.engine.frontend.operands import Scalar, broadcast, broadcast_shapes, from_host
 from imgmlp.engine.ir import dtype as dt
 from imgmlp.engine.ir import graph
 from imgmlp.engine.ir.dtype import Array, DType
 from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.usage_errors import misuse
+from imgmlp.engine.operations.operands import Scalar, broadcast, broadcast_shapes, from_host
 
 Operand: TypeAlias = "Elementwise | Scalar | Array"
 T = TypeVar("T", bound="Elementwise")
@@ -281,12 +281,6 @@ class Elementwise:
         size = -t / (t + 2.0)
         answer = self.where(self < 0, -size, size)
         return self._with(graph.function(answer.node, [self.node], _tanh_vjp))
-
-    @in_f32
-    def gelu(self) -> Self:
-        """The tanh form of Hendrycks and Gimpel (2016), within 1e-3 of the exact one."""
-        inner = (self + self * self * self * 0.044715) * math.sqrt(2 / math.pi)
-        return self * (inner * 2.0).sigmoid()  # which is (tanh(inner) + 1) / 2
 
 
 def _sigmoid_vjp(g: Node, ans: Node, x: Node) -> tuple[Node]:

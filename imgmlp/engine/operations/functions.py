@@ -11,12 +11,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Self, TypeVar
 
-from imgmlp.engine.frontend.elementwise import Operand, aligned, dtype_of, in_f32
-from imgmlp.engine.frontend.reduction import Reduction
 from imgmlp.engine.ir import dtype as dt
 from imgmlp.engine.ir import graph
 from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.op import Op
+from imgmlp.engine.operations.elementwise import Operand, aligned, dtype_of, in_f32
+from imgmlp.engine.operations.reduction import Reduction
 
 F = TypeVar("F", bound="Functions")
 WHOLE = float(1 << 23)  # from here on every float32 is a whole number
@@ -133,9 +133,10 @@ class Functions(Reduction):
 
     def _divided(self, op: Op, other: Operand, swapped: bool = False) -> Self:
         """Quotients that round towards minus infinity, or their remainders."""
-        if not dt.promote(self.dtype, dtype_of(op.name.lower(), other)).is_float:
+        name = "//" if op is Op.DIV else "%"
+        if not dt.promote(self.dtype, dtype_of(name, other)).is_float:
             return self._binary(op, other, swapped)
-        x, y = _floats(op.name.lower(), self, other)
+        x, y = _floats(name, self, other)
         x, y = (y, x) if swapped else (x, y)
         quotient = (x / y).floor()
         return quotient if op is Op.DIV else x - quotient * y
@@ -223,7 +224,10 @@ class Functions(Reduction):
         """x times the share of a normal distribution below it: exactly, by erf, or within 1e-3 by
         the tanh form of Hendrycks and Gimpel (2016), which costs less.
         """
-        return self * ((self * math.sqrt(0.5)).erf() + 1.0) * 0.5 if exact else super().gelu()
+        if exact:
+            return self * ((self * math.sqrt(0.5)).erf() + 1.0) * 0.5
+        inner = (self + self * self * self * 0.044715) * math.sqrt(2 / math.pi)
+        return self * (inner * 2.0).sigmoid()  # which is (tanh(inner) + 1) / 2
 
     @in_f32
     def silu(self) -> Self:

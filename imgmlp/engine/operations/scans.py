@@ -11,11 +11,11 @@ import math
 from collections.abc import Callable
 from typing import Self
 
-from imgmlp.engine.frontend.elementwise import in_f32
-from imgmlp.engine.frontend.indexing import Indexing
-from imgmlp.engine.frontend.operands import Axis, axes_of
 from imgmlp.engine.ir import dtype as dt
 from imgmlp.engine.ir.usage_errors import misuse
+from imgmlp.engine.operations.elementwise import in_f32
+from imgmlp.engine.operations.indexing import Indexing
+from imgmlp.engine.operations.operands import Axis, axes_of
 
 
 class Scans(Indexing):
@@ -46,14 +46,6 @@ class Scans(Indexing):
                 odd = [found._cut(a, n - 1, n)] if n % 2 else []
                 found = self.concat([joined, *odd], a) if odd else joined
         return found if keepdims else found.squeeze(axes)
-
-    def all(self, axis: Axis = None, keepdims: bool = False) -> Self:
-        """Whether all are not zero."""
-        return self.cast(dt.bool_).min(axis, keepdims)
-
-    def any(self, axis: Axis = None, keepdims: bool = False) -> Self:
-        """Whether one is not zero."""
-        return self.cast(dt.bool_).max(axis, keepdims)
 
     @in_f32
     def logsumexp(self, axis: Axis = None, keepdims: bool = False) -> Self:

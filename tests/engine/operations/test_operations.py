@@ -144,7 +144,7 @@ def test_ranges_identities_and_likes() -> None:
     assert np.array_equal(Tensor.eye(3, 5, 1, device=device), np.eye(3, 5, 1))
     x = Tensor([[1, 2]], device)
     assert x.full_like(7).numpy().tolist() == [[7, 7]]
-    assert (x.zeros_like().dtype, x.ones_like().shape) == (dtype.i32, (1, 2))
+    assert x.full_like(0.5, dtype.f16).dtype is dtype.f16
 
 
 def test_a_class_may_have_a_share(device: AnyDevice) -> None:
@@ -170,6 +170,11 @@ def test_a_class_may_have_a_share(device: AnyDevice) -> None:
         (lambda x: x.topk(9), ValueError, "topk: 9 of 3"),
         (lambda x: Tensor.stack([x, x[0]]), ValueError, "stack"),
         (lambda x: x.conv2d(x), ValueError, "batch, channels"),
+        (
+            lambda x: x.reshape(1, 1, 2, 3).conv_transpose2d(Tensor(np.ones((2, 1, 1, 1)))),
+            ValueError,
+            "fit",
+        ),
         (lambda x: x.max_pool2d(5), ValueError, "do not fit"),
         (lambda x: x.interpolate((2, 2), "cubic"), ValueError, "cubic"),
         (lambda x: Tensor.einsum("ij,jk->ik", x), ValueError, "1 operands"),
