@@ -12,8 +12,8 @@ import numpy as np
 
 from imgmlp.codec.latent.model import ModelShape
 from imgmlp.codec.latent.rounding_search import Rounding, Written
-from imgmlp.codec.latent.train import LatentStep
 from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState, control
+from imgmlp.codec.latent.training_step import LatentStep
 from imgmlp.codec.training.draft import Draft, draft
 from imgmlp.codec.training.memory_limits import explain, smaller_picture, within_memory
 from imgmlp.codec.training.replay import seconds_a_step

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from imgmlp.codec.latent.settle import Search
-from imgmlp.codec.latent.train import Control, LatentStep
+from imgmlp.codec.latent.bit_allocation import Search
+from imgmlp.codec.latent.training_step import Control, LatentStep
 from imgmlp.codec.training.replay import decibels
 from imgmlp.codec.training.run import Progress
 from imgmlp.codec.training.trainer import HOPELESS, Pricing, Trainer, TrainerState

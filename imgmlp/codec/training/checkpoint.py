@@ -31,7 +31,7 @@ from imgmlp.output_files import sweep, write_atomically
 MAX_BYTES = 2**30
 KEEP_SECONDS = 15.0  # between two states that a run saves
 STALE_AFTER = 30 * 86_400.0  # seconds after which another run's is removed
-_VALUES = "values"
+_VALUES, _FINISHED = "values", "finished"
 
 Array = np.ndarray[Any, Any]
 
@@ -42,6 +42,17 @@ class Snapshot:
 
     arrays: dict[str, Array] = field(repr=False)
     values: dict[str, Any]
+
+    @staticmethod
+    def of_finished(data: bytes, values: dict[str, Any]) -> Snapshot:
+        """Of a run that has come to a file, with what there is to tell of it."""
+        return Snapshot({_FINISHED: np.frombuffer(data, np.uint8)}, {_FINISHED: values})
+
+    def finished(self) -> tuple[bytes, dict[str, Any]] | None:
+        """The file and what there is to tell of it, if the run has come to one."""
+        if _FINISHED not in self.values:
+            return None
+        return self.arrays[_FINISHED].tobytes(), self.values[_FINISHED]
 
 
 class Resumable(ABC):

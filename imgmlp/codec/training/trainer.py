@@ -76,11 +76,13 @@ class Trainer(ABC, Generic[S, D]):
         """Go on to the end. `complete` adds to a snapshot what others want to have kept with it."""
         run, self.done = run or Run(), self.step.done
         self._good = self._good or self.snapshot()
-        self._shown = self.done, time.perf_counter()
+        self._shown = begun = self.done, time.perf_counter()
         self._steer()
         while self.done < self.state.steps:
             self._replay()
             looks = self.done % self.look == 0 or self.done == self.state.steps
+            if self._shown is begun and not looks:  # the first steps may have compiled for long
+                self._shown = self.done, time.perf_counter()
             if looks and not self._look(run.tell):
                 return "diverged"
             stop = run.stopping()

@@ -51,6 +51,11 @@ def join(op: Op, a: str, b: str) -> str:
     return TEXTS[Op.ADD if op is Op.SUM else Op.MAX].format(a, b)
 
 
+def at_least(a: str, limit: str) -> str:
+    """The larger of a value, which may be NaN, and a number: one instruction of x86."""
+    return f"{limit} > {a} ? {limit} : {a}"
+
+
 def literal(value: Any, dtype: DType) -> str:
     """A constant in OpenCL C: the shortest decimal that names the float32 exactly."""
     if not dtype.is_float:

@@ -52,6 +52,9 @@ class ProductCalls:
     def _in_registers(self, i: int, u: UOp) -> Iterator[str]:
         """A product whose tile is in registers, or where variables index it, in memory."""
         p: Product = u.arg
+        if p.along:
+            yield from self._along(i, u)
+            return
         left, right = u.src[:2]
         shape, rows = f"{p.tile_rows}, {p.tile_columns // p.vector}", p.tile_rows
         a = f"data{left} + {p.left.render('/')}, {p.left_row}, {p.left_inner}"
@@ -59,13 +62,31 @@ class ProductCalls:
         if self.code.uops[right].op is U.GLOBAL:
             b = f"__global, data{right} + {p.right.render('/')}, {p.right_inner}"
         limit = str(rows) if p.rows is None else p.rows.render("/")
-        users = (e for e, other in enumerate(self.code.uops) if other.op is U.ELEMENT)
-        vectors = all(e in self.vectors for e in users if self.code.uops[e].src == (i,))
+        vectors = self._in_vectors(i)
         name = f"v{i}" if vectors else f"sums{i}"
         size = "" if p.vector == self.target.vector else f"_{p.vector}"
         yield f"PRODUCT{size}({shape}, {name}, {a}, {b}, {limit}, {p.inner})"
         if not vectors:
             yield f"TO_MEMORY{size}({shape}, v{i}, {name})"
+
+    def _along(self, i: int, u: UOp) -> Iterator[str]:
+        """The same by sums of neighbouring terms' products."""
+        p: Product = u.arg
+        rows, columns = p.tile_rows, p.tile_columns
+        a = f"data{u.src[0]} + {p.left.render('/')}, {p.left_row}"
+        b = f"data{u.src[1]} + {p.right.render('/')}, {p.right_column}"
+        limit = str(rows) if p.rows is None else p.rows.render("/")
+        vectors = self._in_vectors(i)
+        name = f"v{i}" if vectors else f"sums{i}"
+        eights = -(-rows * columns // 8)
+        yield f"PRODUCT_ALONG({rows}, {columns}, {eights}, {name}, {a}, {b}, {limit}, {p.inner})"
+        if not vectors:
+            yield f"const float *v{i} = (const float *){name};"
+
+    def _in_vectors(self, i: int) -> bool:
+        """Whether all that reads a tile takes several columns at once."""
+        users = (e for e, other in enumerate(self.code.uops) if other.op is U.ELEMENT)
+        return all(e in self.vectors for e in users if self.code.uops[e].src == (i,))
 
     def tile(self, i: int, u: UOp) -> Iterator[str]:
         """What a lane has of the tile of its group."""

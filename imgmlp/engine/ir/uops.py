@@ -97,6 +97,7 @@ class Product:
     right_aligned: bool
     vector: int = NARROW  # columns that a CPU takes at once
     registers: bool = False  # whether a CPU has the tile there until it is stored
+    along: bool = False  # whether a CPU takes neighbouring terms at once, of both factors
     summed: bool = False  # whether the right factor's column sums are wanted too
 
     @property
@@ -112,7 +113,8 @@ class Product:
     def __str__(self) -> str:
         left = f"left at {self.left} by {self.left_row}m {self.left_inner}k"
         right = f"right at {self.right} by {self.right_inner}k {self.right_column}n"
-        return f"{self.inner} terms, {left}, {right}{' direct' if self.direct else ' packed'}"
+        way = " along" if self.along else " direct" if self.direct else " packed"
+        return f"{self.inner} terms, {left}, {right}{way}"
 
 
 @dataclass(frozen=True)

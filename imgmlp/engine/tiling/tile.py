@@ -21,10 +21,11 @@ from imgmlp.engine.ir.graph import (
     toposort,
 )
 from imgmlp.engine.ir.kernel import access
-from imgmlp.engine.ir.op import MOVEMENT, Op
+from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, Op
 from imgmlp.engine.ir.target import Lanes
 from imgmlp.engine.passes.materialize import Graph, is_plain_chain, whole_buffer
 from imgmlp.engine.tiling.batch_axis import Kind, Kinds
+from imgmlp.engine.tiling.batch_last import TURNED, computed_transposed, of_rows, transposed
 from imgmlp.engine.tiling.prologue import ALIGN, Prologue, at_hand, is_light
 
 EVEN = 4  # tiles of each group from which one more or less matters little
@@ -47,10 +48,13 @@ class Cut:
 
 
 class Tile:
-    """The same values for one tile of rows; `before` collects what must be computed first."""
+    """The same values for one tile of rows; `before` collects what must be computed first.
 
-    def __init__(self, kinds: Kinds, cut: Cut, lanes: Lanes) -> None:
-        self.kinds, self.cut, self.lanes = kinds, cut, lanes
+    With `last` those of two axes are computed with the batch as their last one.
+    """
+
+    def __init__(self, kinds: Kinds, cut: Cut, lanes: Lanes, last: bool = False) -> None:
+        self.kinds, self.cut, self.lanes, self.last = kinds, cut, lanes, last
         self.before: dict[Node, Node] = {}
         self.prologue = Prologue(cut.groups)
         self.done: dict[Node, Node] = {}
@@ -58,8 +62,8 @@ class Tile:
         row = part(iota(cut.rows * cut.tiles), "tile", cut.tiles)
         limit = const(cut.batch, row.dtype, row.shape)
         self.exists = row < limit
-        last = const(cut.batch - 1, row.dtype, row.shape)
-        self.row = row if cut.even else alu(Op.WHERE, self.exists, row, last)
+        highest = const(cut.batch - 1, row.dtype, row.shape)
+        self.row = row if cut.even else alu(Op.WHERE, self.exists, row, highest)
 
     def value(self, node: Node) -> Node:
         """The tile's value of a ROW Node, or what the tile adds to an ACC one."""
@@ -116,12 +120,17 @@ class Tile:
             src = (*src[:-1], self._masked(src[-1], self.kinds.source_axis(node, len(src) - 1)))
         if node.op is Op.GATHER and self.lanes == "group" and _is_costly(src[1]):
             src = (src[0], contiguous(src[1]))  # not once for each element of a row
+        if node.op is Op.SUM and self.lanes == "one" and _calls(src[0]):
+            src = (contiguous(src[0]),)  # by the kernel that has most of it anyway
         shape, arg = _resized(node.shape, axis, self.cut.rows), node.arg
         if node.op in (Op.RESHAPE, Op.EXPAND):
             arg = shape
         elif node.op is Op.SHRINK and axis is not None:
             arg = tuple((0, self.cut.rows) if a == axis else r for a, r in enumerate(arg))
-        return make(node.op, src, arg, shape, node.dtype)
+        if self.last and node.op is Op.PERMUTE and arg == TURNED:
+            return transposed(src[0])
+        found = make(node.op, src, arg, shape, node.dtype)
+        return computed_transposed(found) if self.last and of_rows(node, self.kinds) else found
 
     def _source(self, node: Node, slot: int) -> Node:
         source = node.src[slot]
@@ -140,6 +149,8 @@ class Tile:
 
     def _factor(self, node: Node) -> Node:
         """A right factor, copied if its neighbours along a row do not lie together."""
+        if self.last:  # a left one then
+            return self._whole(node)
         strided = self.lanes == "one" and node.op is not Op.BUFFER and node.shape[-1] >= ALIGN
         if strided and is_plain_chain(node) and _last_stride(node) != 1:
             return self.prologue.copy(node) or self._ahead(node)
@@ -179,6 +190,12 @@ def _resized(shape: Shape, axis: int | None, rows: int) -> Shape:
 
 def _is_costly(index: Node) -> bool:
     return any(n.op in (Op.HASH, Op.GATHER) for n in toposort([index]))
+
+
+def _calls(term: Node) -> bool:
+    """Whether an expression has a function that a sum's loop had better not."""
+    within = toposort([term], lambda n: n.src if n.op in ELEMENTWISE else ())
+    return any(n.op in (Op.LOG2, Op.EXP2) for n in within)
 
 
 def _last_stride(node: Node) -> int:
