@@ -165,10 +165,9 @@ def attention(
     if causal:
         seen = Tensor.arange(key.shape[-2]) <= Tensor.arange(query.shape[-2]).reshape(-1, 1)
         scores = Tensor.where(seen, scores, -math.inf)
-    if mask is not None and mask.dtype.is_float:
-        scores = scores + mask
-    elif mask is not None:
-        scores = Tensor.where(mask, scores, -math.inf)
+    if mask is not None:
+        added = mask.dtype.is_float
+        scores = scores + mask if added else Tensor.where(mask, scores, -math.inf)
     return scores.softmax() @ value
 
 

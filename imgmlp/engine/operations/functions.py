@@ -105,8 +105,8 @@ class Functions(Reduction):
 
     def clip(self, low: Operand | None = None, high: Operand | None = None) -> Self:
         """At least `low` and at most `high`, where these are given."""
-        found = self if low is None else self.maximum(low)
-        return found if high is None else found.minimum(high)
+        least = self if low is None else self.maximum(low)
+        return least if high is None else least.minimum(high)
 
     # --- powers, division ---
 

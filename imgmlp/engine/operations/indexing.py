@@ -68,8 +68,7 @@ class Indexing(Functions):
             return self.flatten().repeat(count, 0)
         axis = self._axis(axis, "repeat")
         wider = (*self.shape[: axis + 1], count, *self.shape[axis + 1 :])
-        repeated = self.unsqueeze(axis + 1).expand(*wider)
-        return repeated.flatten(axis, axis + 1)
+        return self.unsqueeze(axis + 1).expand(*wider).flatten(axis, axis + 1)
 
     def split(self, parts: int | Sequence[int], axis: int = 0) -> list[Self]:
         """So many equal parts, or those that end before each of some indices."""
@@ -79,18 +78,16 @@ class Indexing(Functions):
             if parts < 1 or size % parts:
                 raise misuse(ValueError, f"split: {size} elements are not {parts} equal parts")
             parts = range(size // parts, size, size // parts)
-        ends = [0, *parts, size]
-        before = (slice(None),) * axis
-        return [self[(*before, slice(a, b))] for a, b in itertools.pairwise(ends)]
+        spans = itertools.pairwise([0, *parts, size])
+        return [self[(*(slice(None),) * axis, slice(a, b))] for a, b in spans]
 
     # --- triangles ---
 
-    def _places(self, axis: int, dtype: DType = dt.i32) -> Self:
+    def _places(self, axis: int) -> Self:
         """0, 1, 2 ... along an axis, of size 1 along the others."""
         axis = self._axis(axis, "index")
         ones = (n if a == axis else 1 for a, n in enumerate(self.shape))
-        numbers = graph.cast(graph.iota(self.shape[axis]), dtype)
-        return self._with(numbers).reshape(*ones)
+        return self._with(graph.iota(self.shape[axis])).reshape(*ones)
 
     def tril(self, diagonal: int = 0) -> Self:
         """Zero above a diagonal of the last two axes, 0 being the main one, 1 that above it."""
@@ -163,8 +160,7 @@ class Indexing(Functions):
 
     def one_hot(self, classes: int, dtype: DType = dt.i32) -> Self:
         """Along a new last axis 1 at each index and 0 elsewhere; all 0 for one beyond `classes`."""
-        numbers = self._with(graph.iota(classes))
-        return self.unsqueeze(-1).eq(numbers).cast(dtype)
+        return self.unsqueeze(-1).eq(self._with(graph.iota(classes))).cast(dtype)
 
     def _index(self, index: Operand) -> Self:
         at = index if isinstance(index, Indexing) else self._with(node_of(index))

@@ -38,13 +38,10 @@ class Scans(Indexing):
     def prod(self, axis: Axis = None, keepdims: bool = False) -> Self:
         """Halves of an axis are multiplied until one is left; bools become i32."""
         found = self.cast(dt.i32) if self.dtype is dt.bool_ else self
-        axes = axes_of("prod", axis, self.shape)
-        for a in axes:
+        for a in (axes := axes_of("prod", axis, self.shape)):
             while (n := found.shape[a]) > 1:
-                low, high = found._cut(a, 0, n // 2), found._cut(a, n // 2, n // 2 * 2)
-                joined = low * high
-                odd = [found._cut(a, n - 1, n)] if n % 2 else []
-                found = self.concat([joined, *odd], a) if odd else joined
+                joined = found._cut(a, 0, n // 2) * found._cut(a, n // 2, n // 2 * 2)
+                found = self.concat([joined, found._cut(a, n - 1, n)], a) if n % 2 else joined
         return found if keepdims else found.squeeze(axes)
 
     @in_f32
@@ -75,9 +72,8 @@ class Scans(Indexing):
         return self.shrink(*spans)
 
     def _scan(self, axis: int, join: Callable[[Self, Self], Self]) -> Self:
-        axis = self._axis(axis, "scan")
-        found, size, step = self, self.shape[axis], 1
-        places = self._places(axis)
+        axis, places, found, step = self._axis(axis, "scan"), self._places(axis), self, 1
+        size = self.shape[axis]
         while step < size:
             moved = found._cut(axis, 0, size - step)
             moved = moved.pad(*((step if a == axis else 0, 0) for a in range(len(self.shape))))
@@ -90,7 +86,7 @@ class Scans(Indexing):
         if self.dtype is dt.f16:
             return self.cast(dt.f32).cumsum(axis).cast(dt.f16)
         numbers = self.cast(dt.i32) if self.dtype is dt.bool_ else self
-        return numbers._scan(axis, lambda a, b: a + b)
+        return numbers._scan(axis, type(self).__add__)
 
     def cumprod(self, axis: int = 0) -> Self:
         """The product of all up to each."""

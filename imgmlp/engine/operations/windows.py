@@ -79,31 +79,24 @@ class Windows(Scans):
         """What the gradient of conv2d by its input is: weights [channels, outputs / groups, rows,
         columns], each element of the input spread over a window of the output.
         """
-        batch, *_, height, width = self._picture("conv_transpose2d", weight)
+        batch, _, *size = self._picture("conv_transpose2d", weight)
         pairs = map(_pair, (stride, padding, output_padding, dilation))
         sizes = (
-            (n - 1) * step - 2 * edge + more + apart * (count - 1) + 1
-            for n, count, step, edge, more, apart in zip(
-                (height, width), weight.shape[-2:], *pairs, strict=True
-            )
+            (n - 1) * step - 2 * edge + more + apart * (k - 1) + 1
+            for n, k, step, edge, more, apart in zip(size, weight.shape[-2:], *pairs, strict=True)
         )
         shape = (batch, weight.shape[1] * groups, *sizes)
-        source = self._with(
-            graph.buffer(Buffer(shape, self.dtype))
-        )  # the gradient has no need of it
+        source = self._with(graph.buffer(Buffer(shape, self.dtype)))  # no gradient reads it
         found = source.conv2d(weight, None, stride, padding, dilation, groups)
         if found.shape != self.shape:
-            text = f"{self.shape} and weights {weight.shape} do not fit"
-            raise misuse(ValueError, f"conv_transpose2d: {text}")
+            raise misuse(ValueError, f"conv_transpose2d: {self.shape}, {weight.shape} do not fit")
         (spread,) = gradient((found * self).sum().node, [source.node])
         return self._with(spread) if bias is None else self._with(spread) + bias.reshape(-1, 1, 1)
 
     def _picture(self, operation: str, weight: Self) -> tuple[int, ...]:
         if len(self.shape) != 4 or len(weight.shape) != 4:
-            shapes = f"not {self.shape} and weights {weight.shape}"
-            raise misuse(
-                ValueError, f"{operation}: needs [batch, channels, height, width], {shapes}"
-            )
+            text = f"not {self.shape} and weights {weight.shape}"
+            raise misuse(ValueError, f"{operation}: needs 4 axes, from [batch, channels], {text}")
         return self.shape
 
     def max_pool2d(
@@ -160,9 +153,7 @@ class Windows(Scans):
             ):
                 raise misuse(ValueError, f"einsum: {name!r} does not fit shape {t.shape}")
         if len(set(result)) < len(result) or not set(result) <= sizes.keys():
-            raise misuse(
-                ValueError, f"einsum: the result {result!r} has a letter twice, or a new one"
-            )
+            raise misuse(ValueError, f"einsum: {result!r} has a letter twice, or a new one")
         pending = [t._diagonals(n) for n, t in zip(names, operands, strict=True)]
         name, found = pending.pop(0)
         while pending:
