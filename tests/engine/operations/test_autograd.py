@@ -18,9 +18,9 @@ from reference import close
 from small_programs import results
 
 from imgmlp.engine import AnyDevice, Tensor, dtype
-from imgmlp.engine.frontend.autograd import VJP, gradient, total
 from imgmlp.engine.ir.graph import Buffer, Node, buffer, const, move, reduce, toposort
 from imgmlp.engine.ir.op import BITWISE, COMPARE, CONTROL, LOAD, Op
+from imgmlp.engine.operations.autograd import VJP, gradient, total
 from imgmlp.engine.oracle.interpret import evaluate
 
 Array = np.ndarray[Any, Any]
