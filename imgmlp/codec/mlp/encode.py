@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from imgmlp.codec.bitstream import metadata_sections
 from imgmlp.codec.mlp import bit_allocation, rate_model
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.qat_step import BATCH, LearningStep, too_large
@@ -229,7 +230,7 @@ class _Encoder:
         """Bits for all weights, no more of them than they can use."""
         if self.wanted.kind != "bytes":
             return None
-        overhead = rate_model.OVERHEAD + len(self.picture.icc or b"")
+        overhead = rate_model.OVERHEAD + metadata_sections.size(self.picture.metadata)
         bits = 8 * (AIM * self.wanted.value - overhead)
         return min(max(8.0, bits), FINE * shape.parameters)
 

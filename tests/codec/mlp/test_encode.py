@@ -15,7 +15,7 @@ import pytest
 from conftest import small_pixels
 
 from imgmlp.codec import decoder
-from imgmlp.codec.bitstream import container
+from imgmlp.codec.bitstream import container, metadata_sections
 from imgmlp.codec.encoder import Encoded, encode
 from imgmlp.codec.mlp import integer_inference, rate_model
 from imgmlp.codec.mlp.encode import ATTEMPTS, PILOT_RATE, _Encoder
@@ -28,8 +28,10 @@ from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import open_device
 from imgmlp.errors import Interrupted
 from imgmlp.image import Picture, psnr
+from imgmlp.metadata import NOTHING, Metadata
 
 SHORT = Workload(120)
+BESIDE = Metadata(b"a colour profile", b"II*\0 EXIF", b"<xmp/>", (300.0, 72.5))
 
 
 def run(target: Goal, picture: Picture | None = None, workload: Workload = SHORT) -> Encoded:
@@ -95,13 +97,13 @@ def test_dearer_bits_give_smaller_files() -> None:
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 def test_figures_are_those_of_the_bytes(channels: int) -> None:
     pixels = np.concatenate([small_pixels(), small_pixels()[::-1]], axis=2)[:, :, :channels]
-    picture = Picture(pixels, b"a colour profile" if channels == 3 else None)
+    picture = Picture(pixels, BESIDE if channels == 3 else NOTHING)
     found = run(Goal("lambda", 3e-3), picture, Workload(20))
     parsed = container.parse(found.bytes)
     decoded = decoder.decode(parsed, open_device("numpy"))
     assert (decoded == found.pixels).all()
     assert decoded.shape == pixels.shape
-    assert parsed.get(container.ICC) == picture.icc
+    assert metadata_sections.read(parsed) == picture.metadata
     assert found.metrics["bytes"] == len(found.bytes)
     assert found.metrics["psnr"] == psnr(pixels, decoded)
     assert found.metrics["bpp"] == 8 * len(found.bytes) / (31 * 24)
