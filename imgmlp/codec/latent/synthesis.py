@@ -15,7 +15,7 @@ import numpy as np
 
 from imgmlp.codec.latent.model import LIMIT, PIXEL_BITS, VALUE_BITS, LatentModel, Quantized
 from imgmlp.codec.latent.upsampling import Span, upsample
-from imgmlp.codec.training.chunked import assemble, square
+from imgmlp.codec.training.chunked import assemble
 from imgmlp.engine import AnyDevice, Tensor, compile, dtype
 
 Array = np.ndarray[Any, Any]
@@ -30,7 +30,7 @@ def synthesize(model: LatentModel, device: AnyDevice) -> Array:
     """uint8 [height, width, channels]: the picture."""
     shape = model.shape
     size = shape.width, shape.height
-    return assemble(partial(_Piece, model), device, size, shape.channels, PIXELS_AT_ONCE, square)
+    return assemble(partial(_Piece, model), device, size, shape.channels, PIXELS_AT_ONCE)
 
 
 class _Piece:
