@@ -1,4 +1,4 @@
-"""What tests of several modules share: small pictures, and the command in a process of its own."""
+"""What tests of several modules share: devices, small pictures, and the command as a process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from imgmlp.engine import AnyDevice, Device, open_device
+from imgmlp.engine import AnyDevice, Device, Tensor, compile, open_device
+from imgmlp.engine.compiler import Stages
 from imgmlp.engine.device.pocl import PLATFORM
 
 # A run of the trainer that takes a moment: 20 steps of 96 parameters.
@@ -30,6 +31,7 @@ ROOT = Path(__file__).parent.parent
 GOLDEN = ROOT / "tests" / "golden"
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
+Lowered = Callable[[Callable[[], dict[str, Tensor]]], Stages]
 
 
 def small_pixels(channels: int = 3) -> np.ndarray:
@@ -71,6 +73,33 @@ def open_mapping(name: str) -> AnyDevice:
     if name == "group":
         found.lanes = "group"
     return found
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def device(request: pytest.FixtureRequest) -> AnyDevice:
+    """NumPy and OpenCL in every form that runs programs."""
+    return open_mapping(request.param)
+
+
+@pytest.fixture(scope="module", params=MAPPINGS[1:])
+def kernels(request: pytest.FixtureRequest) -> Device:
+    """A device that runs kernels."""
+    found = open_mapping(request.param)
+    assert isinstance(found, Device)
+    return found
+
+
+@pytest.fixture(params=MAPPINGS[1:])
+def lowered(request: pytest.FixtureRequest) -> Lowered:
+    """What steps become for a mapping, without a driver."""
+    device = open_mapping("numpy")
+    device.lanes = request.param
+    return lambda step: compile(step, device).stages
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(5)
 
 
 @pytest.fixture

@@ -229,7 +229,7 @@ def fit(
     listener = _Listener(step.flat.numpy(), steps, run.tell, decode)
     if run.saved is not None:
         step.restore(run.saved.arrays)
-        done, retries = int(step.count.item()), run.saved.facts["retries"]
+        done, retries = step.done, run.saved.facts["retries"]
         begin -= run.saved.facts["seconds"]
         listener.resume(done, run.saved.arrays["best"], run.saved.facts["best_loss"])
     replay, retreat = _Replay(step, listener, done), _Retreat(step, retries)

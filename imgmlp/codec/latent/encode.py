@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.latent.course import Course, Decided, Pricing, control
+from imgmlp.codec.latent.course import Course, Decided, control
 from imgmlp.codec.latent.model import ModelShape
 from imgmlp.codec.latent.rounding_search import Rounding, Written
 from imgmlp.codec.latent.train import LatentStep
 from imgmlp.codec.training.draft import Draft, draft
+from imgmlp.codec.training.loop import Pricing
 from imgmlp.codec.training.memory_limits import explain, smaller_picture, within_memory
 from imgmlp.codec.training.replay import seconds_a_step
 from imgmlp.codec.training.run import Run
@@ -84,14 +85,14 @@ class _Encoder:
         course = self._course(step)
         ended = course.run(self.run)
         if ended == "interrupted":
-            raise self.run.interrupted(_reached(course))
+            raise self.run.interrupted(course.reached())
         state = course.state()
         if self.run.due(True):  # what follows may be stopped as well
             self.run.keep(state)
 
         def enough() -> bool:
             if self.run.stopping():
-                raise self.run.interrupted(_reached(course))
+                raise self.run.interrupted(course.reached())
             return self.limit is not None and time.perf_counter() > self.limit
 
         made = self.picture, self.wanted
@@ -120,12 +121,12 @@ class _Encoder:
         else:
             decided = Decided(**{field.name: saved.facts[field.name] for field in fields(Decided)})
             step.restore(saved.arrays)
-            self.resumed = int(step.count.item())
+            self.resumed = step.done
         if self.effort.seconds is not None:
             self.limit = self.began + self.effort.seconds - decided.seconds
         course = Course(step, decided, self._pricing(), self.limit)
         if saved is not None:
-            self.run.say(f"continuing after {_reached(course)}")
+            self.run.say(f"continuing after {course.reached()}")
         return course
 
     # --- how long ---
@@ -217,10 +218,6 @@ def _described(shape: ModelShape) -> str:
 
 def _seconds(steps: int, pace: float) -> float:
     return (steps + SETTLING) * pace
-
-
-def _reached(course: Course) -> str:
-    return f"{int(course.step.count.item()):,} of {course.decided.steps:,} steps"
 
 
 def too_large(pixels: Array, device: AnyDevice, error: OutOfMemoryError) -> OutOfMemoryError:

@@ -23,26 +23,6 @@ SHARPEST, WIDEST = -MIDDLE / 2**SCALE_BITS, (SCALES - 1 - MIDDLE) / 2**SCALE_BIT
 LEAST = FLOOR / 2**TOTAL_BITS
 
 
-class Activation(Function):
-    """x times a share that grows from 0 at -2 to 1 at 2."""
-
-    @staticmethod
-    def forward(ctx: Context, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        u = _share(x)
-        return x * u * u * (3.0 - u * 2.0)
-
-    @staticmethod
-    def backward(ctx: Context, g: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        u = _share(x)
-        return g * (u * u * (3.0 - u * 2.0) + x * u * (1.0 - u) * 1.5)
-
-
-def _share(x: Tensor) -> Tensor:
-    return (x * 0.25 + 0.5).maximum(0.0).minimum(1.0)
-
-
 class Contexts(Function):
     """Of every place of a plane three rows above, then what is left of it: [NEIGHBOURS, places].
 

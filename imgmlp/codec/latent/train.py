@@ -21,6 +21,7 @@ from imgmlp.codec.latent import parts
 from imgmlp.codec.latent.model import BICUBIC, usual_levels
 from imgmlp.codec.latent.plane import AROUND, Plane
 from imgmlp.codec.training.checkpoint import Resumable
+from imgmlp.codec.training.perceptron import Activation, perceptron
 from imgmlp.engine import AnyDevice, Program, Tensor, compile, nn, optim
 
 Array = np.ndarray[Any, Any]
@@ -183,7 +184,7 @@ class LatentStep(Resumable):
         ones = (self.channels, 1)
         w, b, w2, b2 = convolutions
         z = parts.Convolution.apply(y, w, self.plane) + b.reshape(*ones)
-        y = (y + parts.Activation.apply(z)) * inside
+        y = (y + Activation.apply(z)) * inside
         return y + parts.Convolution.apply(y, w2, self.plane) + b2.reshape(*ones)
 
     def _maps(self, seen: Tensor, taps: list[Tensor]) -> Tensor:
@@ -261,13 +262,6 @@ class LatentStep(Resumable):
 
 def _limited(values: Tensor) -> Tensor:
     return values.maximum(-64.0).minimum(63.0)
-
-
-def perceptron(x: Tensor, layers: list[Tensor]) -> Tensor:
-    """[rows, inputs] -> [rows, outputs]."""
-    for weight, bias in zip(layers[:-2:2], layers[1:-2:2], strict=True):
-        x = parts.Activation.apply(x @ weight + bias)
-    return x @ layers[-2] + layers[-1]
 
 
 def _layers(*widths: int) -> list[tuple[int, ...]]:

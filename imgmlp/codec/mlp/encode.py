@@ -15,9 +15,10 @@ from imgmlp.codec.mlp import bit_allocation, rate_model
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.qat_step import BATCH, LearningStep, too_large
 from imgmlp.codec.mlp.rounding_search import FINE, Rounding, Trial
-from imgmlp.codec.mlp.training_phases import Course, Decided, Ended, Pricing
+from imgmlp.codec.mlp.training_phases import Course, Decided
 from imgmlp.codec.training.checkpoint import State
 from imgmlp.codec.training.draft import Draft, draft
+from imgmlp.codec.training.loop import Ended, Pricing
 from imgmlp.codec.training.memory_limits import within_memory
 from imgmlp.codec.training.replay import seconds_a_step
 from imgmlp.codec.training.run import Run
@@ -192,7 +193,7 @@ class _Encoder:
         facts = {field.name: saved.facts[field.name] for field in fields(Decided)}
         course = self._course(shape, Decided(**facts))
         course.step.restore(saved.arrays)
-        self.resumed = int(course.step.count.item())
+        self.resumed = course.step.done
         self.run.say(f"continuing after {self._reached(course)}")
         return course
 
@@ -249,7 +250,7 @@ class _Encoder:
         return State(state.arrays | arrays, state.facts | facts)
 
     def _reached(self, course: Course) -> str:
-        steps = f"{int(course.step.count.item()):,} of {course.decided.steps:,} steps"
+        steps = course.reached()
         return steps if self._searched() else f"{steps} of a short run for the network's size"
 
     def _draft(

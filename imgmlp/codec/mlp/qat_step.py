@@ -20,9 +20,10 @@ from imgmlp.codec.mlp import integer_inference
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.training.checkpoint import Resumable
 from imgmlp.codec.training.memory_limits import explain, smaller_picture
+from imgmlp.codec.training.perceptron import perceptron
 from imgmlp.codec.training.pixels import check_tables, pixel_features, random_places, size_of
 from imgmlp.codec.training.replay import SMOOTHING
-from imgmlp.engine import AnyDevice, Context, Function, Program, Tensor, compile, dtype, nn, optim
+from imgmlp.engine import AnyDevice, Program, Tensor, compile, dtype, nn, optim
 from imgmlp.errors import OutOfMemoryError
 
 Array = np.ndarray[Any, Any]
@@ -58,33 +59,9 @@ class Control:
         return np.array([*modes, self.price / pixels, *rates], np.float32)
 
 
-class Activation(Function):
-    """`integer_inference.activate` in floats: x times a share that grows from 0 at -2 to 1 at 2."""
-
-    @staticmethod
-    def forward(ctx: Context, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        u = _share(x)
-        return x * u * u * (3.0 - u * 2.0)
-
-    @staticmethod
-    def backward(ctx: Context, g: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        u = _share(x)
-        return g * (u * u * (3.0 - u * 2.0) + x * u * (1.0 - u) * 1.5)
-
-
-def _share(x: Tensor) -> Tensor:
-    return (x * 0.25 + 0.5).maximum(0.0).minimum(1.0)
-
-
 def forward(flat: Tensor, shape: Shape, features: Tensor) -> Tensor:
     """[rows, features] -> [rows, channels]; black is -1/2, white 1/2."""
-    arrays = nn.slices(flat, shape.shapes)
-    x = features
-    for weight, bias in zip(arrays[:-2:2], arrays[1:-2:2], strict=True):
-        x = Activation.apply(x @ weight + bias)
-    return x @ arrays[-2] + arrays[-1]
+    return perceptron(features, nn.slices(flat, shape.shapes))
 
 
 def feature_table(count: int, samples: int) -> Array:

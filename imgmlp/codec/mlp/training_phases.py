@@ -1,28 +1,24 @@
 """The course of a run: free weights, noise and learned steps, then rounding.
 
-The host looks at fixed steps only and decides by what is on the device there, so that a run
-which was stopped and goes on gives the same bits as one that was not.
+The loop itself is that of codec/training; here is what is decided at its looks.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from imgmlp.codec.bitstream.quantize import coded_bits, quantize
 from imgmlp.codec.mlp.bit_allocation import Choice, log_sizes, settle, total_bits
 from imgmlp.codec.mlp.qat_step import Control, LearningStep
-from imgmlp.codec.training.checkpoint import State
-from imgmlp.codec.training.replay import RETRIES, decibels, finite, mean_loss, next_chunk
-from imgmlp.codec.training.run import Progress, Run
+from imgmlp.codec.training.loop import HOPELESS, Pricing, TrainerState, TrainingLoop
+from imgmlp.codec.training.replay import decibels, mean_loss
+from imgmlp.codec.training.run import Progress
 
 Array = np.ndarray[Any, Any]
-Ended = Literal["done", "interrupted", "diverged"]
-Pricing = Callable[[float, float], float]  # (bits, dB) -> by what the price is multiplied
 
 FREE, NOISY = 0.45, 0.86  # shares of a run after which noise begins, and rounding
 NOISE = 4_000  # steps of noise in which long runs have learned the steps' sizes
@@ -30,40 +26,24 @@ DRAWN = 0.1  # of the way to a whole step that weights are moved at a look, at t
 ROUNDED = 3.0  # times the learning rate once weights are rounded: it is near its end, they begin
 LOOK = 100  # steps, at most, between looks
 CONTROL = 5  # looks between new prices
-HOPELESS = 10.0  # a loss that no answer near the picture has
 _START = 24.0, 64.0  # steps in the deviation of weights and of biases when noise begins
 
 
 @dataclass
-class Decided:
-    """What the host knows beyond the arrays of the device; plain values for a checkpoint."""
-
-    steps: int
-    price: float
+class Decided(TrainerState):
     wider: int = 1  # times the usual pixels in a step
-    retries: int = 0  # after numbers exploded
     phase: int = 0  # 0 free, 1 noise, 2 rounding
     choices: list[list[int]] = field(default_factory=list)  # step, finer of each layer
-    seconds: float = 0.0
-
-    @property
-    def slower(self) -> float:
-        """Factor of the learning rate."""
-        return 0.5**self.retries
 
 
-class Course:
+class Course(TrainingLoop[LearningStep, Decided]):
     """One run of a LearningStep. `budget` is in bits, if there is one."""
 
     def __init__(
         self, step: LearningStep, decided: Decided, pricing: Pricing, budget: float | None
     ) -> None:
-        self.step, self.decided = step, decided
+        super().__init__(step, decided, look=max(1, min(LOOK, decided.steps // 40)))
         self._pricing, self._budget = pricing, budget
-        self.look = max(1, min(LOOK, decided.steps // 40))
-        self._chunk, self._shown = 1, (0, 0.0)
-        self._began = time.perf_counter() - decided.seconds
-        self._good: State | None = None
         self._steer()
 
     # --- what others may ask ---
@@ -74,64 +54,19 @@ class Course:
     def choices(self) -> list[Choice]:
         return [Choice(*pair) for pair in self.decided.choices]
 
-    def state(self) -> State:
-        self.decided.seconds = time.perf_counter() - self._began
-        return State(self.step.state(), asdict(self.decided))
-
-    def run(self, run: Run, complete: Callable[[State], State] = lambda state: state) -> Ended:
-        """Go on to the end. `complete` adds to a state what others want to have kept with it."""
-        done = int(self.step.count.item())
-        self._good = self._good or self.state()
-        self._shown = done, time.perf_counter()
-        while done < self.decided.steps:
-            count = min(self._chunk, self.look - done % self.look, self.decided.steps - done)
-            began = time.perf_counter()
-            self.step.program.run(count)
-            self.step.program.wait()
-            seconds = time.perf_counter() - began
-            self._chunk = next_chunk(self._chunk, seconds)
-            done += count
-            if done % self.look == 0 or done == self.decided.steps:
-                done = self._look(done, run.tell)
-                if done < 0:
-                    return "diverged"
-            stop = run.stopping()
-            if run.due(stop):
-                run.keep(complete(self.state()))
-            if stop and done < self.decided.steps:
-                return "interrupted"
-        self.decided.seconds = time.perf_counter() - self._began
-        return "done"
-
     # --- looks ---
 
-    def _look(self, done: int, tell: Callable[[Progress], None] | None) -> int:
-        """Judge and decide; returns the number of steps done, -1 if there is no way on."""
-        loss = mean_loss(float(self.step.smooth.item()), done)
+    def _look(self, tell: Callable[[Progress], None] | None) -> bool:
+        loss = mean_loss(float(self.step.smooth.item()), self.done)
         if not loss < HOPELESS:
             return self._recover()
-        self._advance(done)
-        if done % (CONTROL * self.look) == 0:
+        self._advance(self.done)
+        if self.done % (CONTROL * self.look) == 0:
             self._reprice(loss)
-            state = self.state()
-            if finite(state.arrays.values()):
-                self._good = state
+            self._remember()
         if tell is not None:
-            now = done, time.perf_counter()
-            tell(Progress.between(self._shown, now, self.decided.steps, loss))
-        return done
-
-    def _recover(self) -> int:
-        """Back to the last good state, at half the learning rate."""
-        assert self._good is not None
-        retries = self.decided.retries + 1
-        self.step.restore(self._good.arrays)
-        self.decided = Decided(**self._good.facts)
-        if retries > RETRIES:
-            return -1
-        self.decided.retries = self._good.facts["retries"] = retries
-        self._steer()
-        return int(self.step.count.item())
+            tell(self._progress(loss))
+        return True
 
     def _advance(self, done: int) -> None:
         decided, total = self.decided, self.decided.steps
@@ -176,8 +111,7 @@ class Course:
             return
         self.step.weigh()
         factor = self._pricing(self._bits(), decibels(loss))
-        limit = 2.0 if decided.phase == 1 else 1.25
-        decided.price = min(max(decided.price * min(max(factor, 1 / limit), limit), 1e-7), 10.0)
+        decided.multiply_price(factor, most=2.0 if decided.phase == 1 else 1.25)
         self._steer()
 
     def _bits(self) -> float:

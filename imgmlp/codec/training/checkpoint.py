@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.engine import AnyDevice, Tensor
+from imgmlp.engine import AnyDevice, Program, Tensor
 from imgmlp.errors import OutputError
 from imgmlp.image import Picture
 from imgmlp.output_files import sweep, write_atomically
@@ -45,7 +45,15 @@ class State:
 
 
 class Resumable(ABC):
-    """What moves on the device, to be read and continued from."""
+    """A training step: what moves on the device, to be read and continued from."""
+
+    program: Program
+    count: Tensor  # uint32: steps done
+
+    @property
+    def done(self) -> int:
+        """Steps, once the enqueued ones are done."""
+        return int(self.count.item())
 
     @abstractmethod
     def _moving(self) -> dict[str, Tensor]:

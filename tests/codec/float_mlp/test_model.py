@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import FORMS, open_mapping
 from reference import close
 
 from imgmlp.codec.float_mlp import model
@@ -12,11 +11,6 @@ from imgmlp.codec.float_mlp.config import Architecture, Encoding, Weights
 from imgmlp.engine import AnyDevice, Tensor, open_device
 
 ARCHITECTURE = Architecture((12, 7, 5, 3), float(np.float32(0.1)))
-
-
-@pytest.fixture(scope="module", params=FORMS)
-def device(request: pytest.FixtureRequest) -> AnyDevice:
-    return open_mapping(request.param)
 
 
 def parameters(seed: int = 4) -> np.ndarray:

@@ -9,8 +9,9 @@ from reference import close
 
 from imgmlp.codec.mlp import integer_inference, qat_step
 from imgmlp.codec.mlp.network import Shape
-from imgmlp.codec.mlp.qat_step import Activation, Control, LearningStep
+from imgmlp.codec.mlp.qat_step import Control, LearningStep
 from imgmlp.codec.training import replay
+from imgmlp.codec.training.perceptron import Activation
 from imgmlp.engine import Tensor, open_device
 
 SHAPE = Shape(3, 2, 6, 3)

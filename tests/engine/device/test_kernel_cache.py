@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 import warnings
@@ -163,3 +164,58 @@ def test_a_disk_that_is_full_when_a_kernel_is_compiled_is_told(
     assert "POCL_CACHE_DIR" in raised.value.hint
     monkeypatch.undo()
     assert (x + 1).sum().item() == 14  # the device goes on
+
+
+# --- the folder ---
+
+
+def test_each_processor_has_a_folder_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("POCL_CACHE_DIR", str(tmp_path))
+    seen = []
+    aa, bb = "aa" * 8, "bb" * 8
+    for digest in (aa, bb, aa):
+        monkeypatch.setattr(kernel_cache, "processor_digest", lambda digest=digest: digest)
+        kernel_cache.choose_cache()  # also from the other's folder, as a child on another machine
+        seen.append(kernel_cache.current())
+    assert seen == [tmp_path / f"processor-{digest}" for digest in (aa, bb, aa)]
+
+
+def test_a_folder_of_the_users_is_taken_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("processor-cache", f"processor-{'a' * 17}", f"my-processor-{'a' * 16}"):
+        monkeypatch.setenv("POCL_CACHE_DIR", str(tmp_path / name))
+        kernel_cache.choose_cache()
+        chosen = kernel_cache.current()
+        assert chosen is not None
+        assert chosen.parent == tmp_path / name
+        assert kernel_cache.OWN.fullmatch(chosen.name)
+
+
+def test_processors_differ_by_flags_and_model(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    monkeypatch.setattr(kernel_cache, "CPUINFO", cpuinfo)
+    digests = []
+    for model, mhz, flags in [(1, 2, "avx"), (1, 3, "avx"), (2, 2, "avx"), (1, 2, "sse2")]:
+        cpuinfo.write_text(f"model\t\t: {model}\ncpu MHz\t: {mhz}\n")
+        monkeypatch.setattr(kernel_cache, "processor_flags", lambda flags=flags: frozenset({flags}))
+        digests.append(kernel_cache.processor_digest.__wrapped__())
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == 3
+
+
+def test_what_earlier_versions_kept_goes_when_unused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(kernel_cache, "_user_cache", lambda: tmp_path)
+    for name in ("AB", "CD", "processor-aa"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "kernel.so").write_text("")
+    for name in ("AB", "processor-aa"):
+        os.utime(tmp_path / name, (0, 0))
+    kernel_cache._sweep_unkeyed()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["CD", "processor-aa"]

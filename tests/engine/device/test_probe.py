@@ -16,8 +16,8 @@ from types import SimpleNamespace
 import pytest
 from conftest import environment, open_pocl
 
-from imgmlp.engine import NumpyDevice, open_device
-from imgmlp.engine.device import discover, kernel_cache, probe, trial
+from imgmlp.engine import open_device
+from imgmlp.engine.device import discover, probe, trial
 from imgmlp.engine.device.base import DeviceInfo
 from imgmlp.engine.device.discover import find
 from imgmlp.engine.device.driver_errors import build_failure, no_room
@@ -25,7 +25,6 @@ from imgmlp.engine.device.numpy_device import numpy_info
 from imgmlp.engine.device.probe import Outcome
 from imgmlp.errors import DeviceError, ImgmlpError, ImgmlpWarning, OutOfMemoryError
 
-Pair = tuple[object, DeviceInfo]
 OBJDUMP = shutil.which("objdump")
 
 
@@ -363,64 +362,7 @@ def test_a_wait_ends_after_the_trial_may(
     assert info.describe() in holder
 
 
-# Choosing
-
-
-class Opened:
-    """A device that was opened, without its driver."""
-
-    def __init__(self, handle: object, info: DeviceInfo) -> None:
-        self.info = info
-
-
-@pytest.fixture
-def listed(monkeypatch: pytest.MonkeyPatch, info: DeviceInfo) -> Callable[[dict[str, str]], None]:
-    """Has devices listed that have the problems given."""
-    handle = SimpleNamespace(int_ptr=0)
-
-    def show(problems: dict[str, str]) -> None:
-        pairs = [(handle, replace(info, spec=spec)) for spec in problems]
-        monkeypatch.setattr(discover, "Device", Opened)
-        monkeypatch.setattr(discover, "find", lambda: (pairs, None))
-        monkeypatch.setattr(discover, "problem_of", lambda handle, info: problems[info.spec])
-
-    return show
-
-
-def test_auto_passes_over_what_does_not_work(listed: Callable[[dict[str, str]], None]) -> None:
-    listed({"8:0": "its compiler broke", "9:0": ""})
-    for spec in ("auto", "cpu"):
-        with pytest.warns(ImgmlpWarning) as said:
-            assert open_device(spec).info.spec == "9:0"
-        (one,) = said
-        assert "its compiler broke" in str(one.message)
-        assert "devices --check" in str(one.message)
-        assert "\n" not in str(one.message)
-
-
-def test_auto_ends_at_numpy_and_says_what_it_costs(
-    listed: Callable[[dict[str, str]], None],
-) -> None:
-    listed({"8:0": "broken", "9:0": "lost"})
-    with pytest.warns(ImgmlpWarning) as said:
-        assert isinstance(open_device("auto"), NumpyDevice)
-    first, second, numpy = (str(one.message) for one in said)
-    assert "broken" in first
-    assert "lost" in second
-    assert "many times as long" in numpy
-
-
-@pytest.mark.parametrize("spec", ["8:0", "cpu"])
-def test_what_was_asked_for_is_never_replaced(
-    listed: Callable[[dict[str, str]], None], recwarn: pytest.WarningsRecorder, spec: str
-) -> None:
-    listed({"8:0": "broken"})
-    with pytest.raises(DeviceError, match="does not work: broken") as raised:
-        open_device(spec)
-    assert raised.value.exit_code == 6
-    assert "--device numpy" in raised.value.hint
-    assert not recwarn.list
-    assert isinstance(discover.open_untried(spec), Opened)
+# A device that is opened
 
 
 @pytest.mark.parametrize("error", [DeviceError("opening failed"), OutOfMemoryError("no memory")])
@@ -431,9 +373,9 @@ def test_what_worked_once_and_cannot_be_opened_is_passed_over_and_doubted(
     info: DeviceInfo,
     error: ImgmlpError,
 ) -> None:
-    class Closed(Opened):
+    class Closed:
         def __init__(self, handle: object, info: DeviceInfo) -> None:
-            super().__init__(handle, info)
+            self.info = info
             if info.spec == "8:0":
                 raise error
 
@@ -450,58 +392,3 @@ def test_what_worked_once_and_cannot_be_opened_is_passed_over_and_doubted(
         open_device("8:0")
     assert open_device("9:0").info.spec == "9:0"
     assert outcomes == []
-
-
-# The folder
-
-
-def test_each_processor_has_a_folder_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("POCL_CACHE_DIR", str(tmp_path))
-    seen = []
-    aa, bb = "aa" * 8, "bb" * 8
-    for digest in (aa, bb, aa):
-        monkeypatch.setattr(kernel_cache, "processor_digest", lambda digest=digest: digest)
-        kernel_cache.choose_cache()  # also from the other's folder, as a child on another machine
-        seen.append(kernel_cache.current())
-    assert seen == [tmp_path / f"processor-{digest}" for digest in (aa, bb, aa)]
-
-
-def test_a_folder_of_the_users_is_taken_as_it_is(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for name in ("processor-cache", f"processor-{'a' * 17}", f"my-processor-{'a' * 16}"):
-        monkeypatch.setenv("POCL_CACHE_DIR", str(tmp_path / name))
-        kernel_cache.choose_cache()
-        chosen = kernel_cache.current()
-        assert chosen is not None
-        assert chosen.parent == tmp_path / name
-        assert kernel_cache.OWN.fullmatch(chosen.name)
-
-
-def test_processors_differ_by_flags_and_model(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    cpuinfo = tmp_path / "cpuinfo"
-    monkeypatch.setattr(kernel_cache, "CPUINFO", cpuinfo)
-    digests = []
-    for model, mhz, flags in [(1, 2, "avx"), (1, 3, "avx"), (2, 2, "avx"), (1, 2, "sse2")]:
-        cpuinfo.write_text(f"model\t\t: {model}\ncpu MHz\t: {mhz}\n")
-        monkeypatch.setattr(kernel_cache, "processor_flags", lambda flags=flags: frozenset({flags}))
-        digests.append(kernel_cache.processor_digest.__wrapped__())
-    assert digests[0] == digests[1]
-    assert len(set(digests)) == 3
-
-
-def test_what_earlier_versions_kept_goes_when_unused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(kernel_cache, "_user_cache", lambda: tmp_path)
-    for name in ("AB", "CD", "processor-aa"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "kernel.so").write_text("")
-    for name in ("AB", "processor-aa"):
-        os.utime(tmp_path / name, (0, 0))
-    kernel_cache._sweep_unkeyed()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["CD", "processor-aa"]

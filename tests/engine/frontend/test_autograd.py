@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import FORMS, MAPPINGS, open_mapping
+from conftest import MAPPINGS, open_mapping
 from reference import close
+from small_programs import results
 
-from imgmlp.engine import AnyDevice, Tensor, compile, dtype
+from imgmlp.engine import AnyDevice, Tensor, dtype
 from imgmlp.engine.frontend.autograd import VJP, gradient, total
 from imgmlp.engine.ir.graph import Buffer, Node, buffer, const, move, reduce, toposort
 from imgmlp.engine.ir.op import BITWISE, COMPARE, CONTROL, LOAD, Op
@@ -25,17 +26,6 @@ from imgmlp.engine.oracle.interpret import evaluate
 Array = np.ndarray[Any, Any]
 STEP = 1e-6  # of central differences in float64: their error is about STEP**2 + 1e-16 / STEP
 TOLERANCE = 1e-7  # of the largest slope
-
-
-@pytest.fixture(scope="module", params=FORMS)
-def device(request: pytest.FixtureRequest) -> AnyDevice:
-    return open_mapping(request.param)
-
-
-def results(outputs: dict[str, Tensor], device: AnyDevice) -> dict[str, Array]:
-    program = compile(lambda: outputs, device)
-    program.run()
-    return {name: program.read(name) for name in outputs}
 
 
 def test_every_operation_has_a_rule_or_none_to_have() -> None:

@@ -6,18 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import FORMS, open_mapping
 
 from imgmlp.engine import AnyDevice, Tensor, compile, dtype, open_device, optim
 from imgmlp.engine.ir.graph import Node, function
 
 Array = np.ndarray[Any, Any]
 NUMPY = open_device("numpy")
-
-
-@pytest.fixture(scope="module", params=FORMS)
-def device(request: pytest.FixtureRequest) -> AnyDevice:
-    return open_mapping(request.param)
 
 
 # --- gradients that Tensors keep ---

@@ -2,48 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
-from conftest import FORMS, MAPPINGS, open_mapping
+from conftest import Lowered
 from poison import run_poisoned
 from reference import close
+from small_programs import symmetric
 
 from imgmlp.engine import AnyDevice, Device, Program, Tensor, compile, cond, loop
 from imgmlp.engine import dtype as dt
-from imgmlp.engine.compiler import Stages
 from imgmlp.engine.ir.kernel import Loop
 from imgmlp.engine.ir.op import Op
-
-
-@pytest.fixture(scope="module", params=FORMS)
-def device(request: pytest.FixtureRequest) -> AnyDevice:
-    return open_mapping(request.param)
-
-
-@pytest.fixture(scope="module", params=MAPPINGS[1:])
-def kernels(request: pytest.FixtureRequest) -> Device:
-    """A device that runs kernels."""
-    found = open_mapping(request.param)
-    assert isinstance(found, Device)
-    return found
-
-
-Lowered = Callable[[Callable[[], dict[str, Tensor]]], Stages]
-
-
-@pytest.fixture(params=MAPPINGS[1:])
-def lowered(request: pytest.FixtureRequest) -> Lowered:
-    """What steps become for a mapping, without a driver."""
-    device = open_mapping("numpy")
-    device.lanes = request.param
-    return lambda step: compile(step, device).stages
-
-
-def symmetric(n: int) -> np.ndarray:
-    a = np.random.default_rng(n).standard_normal((n, n)).astype(np.float32)
-    return a @ a.T
 
 
 def power_iteration(matrix: Tensor, start: Tensor, steps: int) -> Tensor:

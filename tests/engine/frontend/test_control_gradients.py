@@ -6,35 +6,14 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from conftest import FORMS, MAPPINGS, open_mapping
+from conftest import MAPPINGS, Lowered, open_mapping
 from reference import close
+from small_programs import symmetric
 
 from imgmlp.engine import AnyDevice, Context, Function, Tensor, compile, cond, loop
-from imgmlp.engine.compiler import Stages
 from imgmlp.engine.frontend.autograd import MOST_UNROLLED
 from imgmlp.engine.ir.kernel import Fused
 from imgmlp.engine.ir.op import Op
-
-
-@pytest.fixture(scope="module", params=FORMS)
-def device(request: pytest.FixtureRequest) -> AnyDevice:
-    return open_mapping(request.param)
-
-
-Lowered = Callable[[Callable[[], dict[str, Tensor]]], Stages]
-
-
-@pytest.fixture(params=MAPPINGS[1:])
-def lowered(request: pytest.FixtureRequest) -> Lowered:
-    """What steps become for a mapping, without a driver."""
-    device = open_mapping("numpy")
-    device.lanes = request.param
-    return lambda step: compile(step, device).stages
-
-
-def symmetric(n: int) -> np.ndarray:
-    a = np.random.default_rng(n).standard_normal((n, n)).astype(np.float32)
-    return a @ a.T
 
 
 def computed(*tensors: Tensor) -> list[np.ndarray]:

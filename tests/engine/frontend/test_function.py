@@ -6,15 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import FORMS, open_mapping
 from reference import close
 
 from imgmlp.engine import AnyDevice, Context, Function, Tensor, compile, dtype, open_device
-
-
-@pytest.fixture(scope="module", params=FORMS)
-def device(request: pytest.FixtureRequest) -> AnyDevice:
-    return open_mapping(request.param)
 
 
 class Exp(Function):

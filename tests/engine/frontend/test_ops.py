@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from conftest import FORMS, open_mapping
 from reference import close
 
 from imgmlp.engine import AnyDevice, Tensor, compile, dtype, open_device
@@ -117,11 +116,6 @@ CASES = [
     Case("vector by matrix", lambda x, y: x @ y, lambda x, y: x @ y, ((7,), A)),
     Case("product, bias, activation", lambda x, y, b: (x @ y + b).leaky_relu(0.1), lambda x, y, b: np.where(x @ y + b < 0, 0.1 * (x @ y + b), x @ y + b), ((65, 33), (33, 48), (48,))),
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module", params=FORMS)
-def device(request: pytest.FixtureRequest) -> AnyDevice:
-    return open_mapping(request.param)
 
 
 def inputs_of(case: Case) -> list[np.ndarray]:

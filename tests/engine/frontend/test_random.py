@@ -5,19 +5,13 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import pytest
-from conftest import FORMS, open_mapping
+from conftest import open_mapping
 from reference import close
 
 from imgmlp.engine import AnyDevice, Tensor, compile
 
 PHI = 0x9E3779B9
 SEEDS: list[int | tuple[int, ...]] = [0, 7, 2**32 - 1, -1, (1, 2), (2, 1), (0, 0), (5, 0, 1)]
-
-
-@pytest.fixture(scope="module", params=FORMS)
-def device(request: pytest.FixtureRequest) -> AnyDevice:
-    return open_mapping(request.param)
 
 
 def lowbias(x: int) -> int:

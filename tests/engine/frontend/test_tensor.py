@@ -11,32 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import FORMS, open_mapping
+from conftest import open_mapping
 from reference import close
+from small_programs import draw, results
 
 from imgmlp.engine import AnyDevice, Tensor, compile, dtype
 
 Array = np.ndarray[Any, Any]
-
-
-@pytest.fixture(scope="module", params=FORMS)
-def device(request: pytest.FixtureRequest) -> AnyDevice:
-    return open_mapping(request.param)
-
-
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng(5)
-
-
-def results(outputs: dict[str, Tensor], device: AnyDevice) -> dict[str, Array]:
-    program = compile(lambda: outputs, device)
-    program.run()
-    return {name: program.read(name) for name in outputs}
-
-
-def draw(rng: np.random.Generator, *shape: int) -> Array:
-    return rng.uniform(-1, 1, shape).astype(np.float32)
 
 
 # --- numbers that compare in ways of their own ---

@@ -7,33 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import FORMS, open_mapping
 from reference import close
+from small_programs import draw, results
 
-from imgmlp.engine import AnyDevice, Tensor, compile
+from imgmlp.engine import AnyDevice, Tensor
 
 Array = np.ndarray[Any, Any]
 SIZES = (1, 2, 3, 7, 16, 17, 33, 64, 65, 130)
-
-
-@pytest.fixture(scope="module", params=FORMS)
-def device(request: pytest.FixtureRequest) -> AnyDevice:
-    return open_mapping(request.param)
-
-
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng(5)
-
-
-def results(outputs: dict[str, Tensor], device: AnyDevice) -> dict[str, Array]:
-    program = compile(lambda: outputs, device)
-    program.run()
-    return {name: program.read(name) for name in outputs}
-
-
-def draw(rng: np.random.Generator, *shape: int) -> Array:
-    return rng.uniform(-1, 1, shape).astype(np.float32)
 
 
 # --- sizes that divide nothing ---

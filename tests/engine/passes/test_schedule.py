@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import EMULATED, FORMS, open_mapping
+from conftest import EMULATED, open_mapping
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reference import close
@@ -137,11 +137,6 @@ def test_state_read_elsewhere_than_at_the_element_is_copied() -> None:
     found = schedule([(p, move(Op.STRIDE, buffer(p), (-1, 1)) + 1.0)])
     assert len(found.kernels) == 2
     assert found.intermediates()
-
-
-@pytest.fixture(scope="module", params=FORMS)
-def device(request: pytest.FixtureRequest) -> AnyDevice:
-    return open_mapping(request.param)
 
 
 def test_every_assignment_sees_the_values_from_before_the_step(device: AnyDevice) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import EMULATED, FORMS, open_mapping, open_opencl, small_pixels
+from conftest import EMULATED, open_mapping, open_opencl, small_pixels
 from reference import close
 
 from imgmlp.codec.float_mlp.config import PRESETS, Settings
@@ -28,11 +28,6 @@ from imgmlp.engine.device.base import KernelHandle
 from imgmlp.engine.ir.kernel import Block, Fused
 from imgmlp.engine.tiling.block import MOST_ROWS
 from imgmlp.errors import ImgmlpWarning, OutOfMemoryError
-
-
-@pytest.fixture(scope="module", params=FORMS)
-def device(request: pytest.FixtureRequest) -> AnyDevice:
-    return open_mapping(request.param)
 
 
 def counter(device: AnyDevice) -> tuple[Program, Tensor]:

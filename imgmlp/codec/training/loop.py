@@ -1,0 +1,128 @@
+"""The loop of a training: replay a step, look at it, keep its state, until all steps are done.
+
+It knows no network and no schedule. Who derives from it decides at fixed steps only, by what is on
+the device there, so that a run which was stopped and goes on gives the same bits as one that was
+not.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Generic, Literal, TypeVar
+
+from imgmlp.codec.training.checkpoint import Resumable, State
+from imgmlp.codec.training.replay import RETRIES, finite, next_chunk
+from imgmlp.codec.training.run import Progress, Run
+
+Ended = Literal["done", "interrupted", "diverged"]
+Pricing = Callable[[float, float], float]  # (bits, dB) -> by what the price is multiplied
+
+HOPELESS = 10.0  # a loss that no answer near the picture has
+CHEAPEST, DEAREST = 1e-7, 10.0  # prices of a bit a pixel
+
+
+@dataclass
+class TrainerState:
+    """What the host knows beyond the arrays of the device; plain values for a checkpoint."""
+
+    steps: int  # of the whole run
+    price: float  # lambda
+    retries: int = field(default=0, kw_only=True)  # after numbers exploded
+    seconds: float = field(default=0.0, kw_only=True)
+
+    @property
+    def slower(self) -> float:
+        """Factor of the learning rates."""
+        return 0.5**self.retries
+
+    def multiply_price(self, factor: float, most: float) -> None:
+        """By a factor from 1 / most to most."""
+        factor = min(max(factor, 1 / most), most)
+        self.price = min(max(self.price * factor, CHEAPEST), DEAREST)
+
+
+S = TypeVar("S", bound=Resumable)
+D = TypeVar("D", bound=TrainerState)
+
+
+class TrainingLoop(ABC, Generic[S, D]):
+    """One run of a step, which is looked at each time that `look` more of them are done."""
+
+    def __init__(self, step: S, decided: D, look: int) -> None:
+        self.step, self.decided, self.look = step, decided, look
+        self.done = 0  # steps, known to the host while it runs
+        self._chunk, self._shown = 1, (0, 0.0)
+        self._began = time.perf_counter() - decided.seconds
+        self._good: State | None = None
+
+    def state(self) -> State:
+        self.decided.seconds = time.perf_counter() - self._began
+        return State(self.step.state(), asdict(self.decided))
+
+    def reached(self) -> str:
+        return f"{self.step.done:,} of {self.decided.steps:,} steps"
+
+    def run(
+        self, run: Run | None = None, complete: Callable[[State], State] = lambda state: state
+    ) -> Ended:
+        """Go on to the end. `complete` adds to a state what others want to have kept with it."""
+        run, self.done = run or Run(), self.step.done
+        self._good = self._good or self.state()
+        self._shown = self.done, time.perf_counter()
+        self._steer()
+        while self.done < self.decided.steps:
+            self._replay()
+            looks = self.done % self.look == 0 or self.done == self.decided.steps
+            if looks and not self._look(run.tell):
+                return "diverged"
+            stop = run.stopping()
+            if run.due(stop):
+                run.keep(complete(self.state()))
+            if stop and self.done < self.decided.steps:
+                return "interrupted"
+        self.decided.seconds = time.perf_counter() - self._began
+        return "done"
+
+    def _replay(self) -> None:
+        """Some more steps, but none beyond the next look."""
+        count = min(self._chunk, self.look - self.done % self.look, self.decided.steps - self.done)
+        began = time.perf_counter()
+        self.step.program.run(count)
+        self.step.program.wait()
+        self._chunk = next_chunk(self._chunk, time.perf_counter() - began)
+        self.done += count
+
+    @abstractmethod
+    def _look(self, tell: Callable[[Progress], None] | None) -> bool:
+        """Judge and decide; whether there is a way on."""
+
+    @abstractmethod
+    def _steer(self) -> None:
+        """Tell the device what holds after `done` steps."""
+
+    def _remember(self) -> None:
+        """This state, as one to go back to, if all of it is finite."""
+        state = self.state()
+        if finite(state.arrays.values()):
+            self._good = state
+
+    def _recover(self) -> bool:
+        """Back to the last good state, at half the learning rates; not after too many times."""
+        assert self._good is not None
+        retries = self.decided.retries + 1
+        self.step.restore(self._good.arrays)
+        self.decided = type(self.decided)(**self._good.facts)
+        if retries > RETRIES:
+            return False
+        self.decided.retries = self._good.facts["retries"] = retries
+        self.done = self.step.done
+        self._steer()
+        return True
+
+    def _progress(self, loss: float) -> Progress:
+        """At the pace since this process began."""
+        now = self.done, time.perf_counter()
+        return Progress.between(self._shown, now, self.decided.steps, loss)

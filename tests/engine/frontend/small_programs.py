@@ -1,0 +1,27 @@
+"""What tests of Tensors, gradients and control flow share: operands, and one program for many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from imgmlp.engine import AnyDevice, Tensor, compile
+
+Array = np.ndarray[Any, Any]
+
+
+def draw(rng: np.random.Generator, *shape: int) -> Array:
+    return rng.uniform(-1, 1, shape).astype(np.float32)
+
+
+def symmetric(n: int) -> Array:
+    a = np.random.default_rng(n).standard_normal((n, n)).astype(np.float32)
+    return a @ a.T
+
+
+def results(outputs: dict[str, Tensor], device: AnyDevice) -> dict[str, Array]:
+    """The values of several Tensors, by one program: a driver compiles many small ones slowly."""
+    program = compile(lambda: outputs, device)
+    program.run()
+    return {name: program.read(name) for name in outputs}
