@@ -2,11 +2,10 @@
 
     python benchmarks/targets.py PICTURE... --effort 1 3 5 --quality 30 60 90 --crop 128
 
-For a piece out of the middle of each picture and each quality, the file of that quality is made; then
-its PSNR is asked for, and its bytes. A line a file: bytes, dB, and how many percent more or fewer
-bytes it has than the best of the three at its PSNR. Files of one size and effort are compared along
-the slope of the qualities' curve; at least two qualities are needed for one. With `--time 10s` the
-limit takes the place of efforts, and the seconds of the whole call are shown beside it.
+For a piece out of the middle of each picture and each quality, the file of that quality is made;
+then its PSNR is asked for, and its bytes. A line a file: bytes, dB, and how many percent more bytes
+it has than the best of the three at its PSNR. They are compared along the slope of the qualities'
+curve, so at least two qualities are needed. With `--time 10s` the limit takes the place of efforts.
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ class Point:
     asked: str
     size: int  # bytes
     psnr: float
+    parameters: int
     seconds: float
     missed: str | None
 
@@ -86,7 +86,8 @@ def compare(
         began = time.perf_counter()
         found = encoder.encode(picture, wanted, effort, device, Run(), codec)
         seconds = time.perf_counter() - began
-        return Point(asked, len(found.bytes), found.metrics["psnr"], seconds, found.missed)
+        size, facts = len(found.bytes), found.metrics
+        return Point(asked, size, facts["psnr"], facts["parameters"], seconds, found.missed)
 
     pixels, more = picture.width * picture.height, list[float]()
     anchors = [made(f"quality {q:g}", target.choose(pixels, quality=q)) for q in qualities]
@@ -101,9 +102,10 @@ def compare(
         for point in same:
             over = point.size_at(anchor.psnr, slope) / least - 1
             figures = f"{point.size:6,} bytes {point.psnr:6.2f} dB {over:+6.1%}"
-            where = f"{name} {effort.steps}{'' if effort.seconds is None else f' {effort.seconds:g}s'}"
-            print(f"{where:18} {point.asked:14} {figures} {point.seconds:6.1f} s", end="  ")
-            print(point.missed or "", flush=True)
+            limit = "" if effort.seconds is None else f" {effort.seconds:g}s"
+            where, weights = f"{name} {effort.steps}{limit}", f"{point.parameters:6,} parameters"
+            line = f"{where:16} {point.asked:14} {figures} {weights} {point.seconds:6.1f} s"
+            print(line, point.missed or "", flush=True)
             more.append(over)
     return more
 

@@ -14,8 +14,9 @@ from imgmlp.codec.latent.course import Course, Decided, control
 from imgmlp.codec.latent.model import ModelShape
 from imgmlp.codec.latent.rounding_search import Rounding, Written
 from imgmlp.codec.latent.train import LatentStep
+from imgmlp.codec.training.checkpoint import State
 from imgmlp.codec.training.draft import Draft, draft
-from imgmlp.codec.training.loop import Pricing
+from imgmlp.codec.training.loop import CHEAPEST, DEAREST, Pricing
 from imgmlp.codec.training.memory_limits import explain, smaller_picture, within_memory
 from imgmlp.codec.training.replay import seconds_a_step
 from imgmlp.codec.training.run import Run
@@ -34,6 +35,14 @@ SETTLING = 50  # steps that take as long as the search for rounded networks
 AIM = 0.99  # of the bytes wanted
 ABOVE = 0.05  # dB more than wanted that training aims at, as taking some away is easy
 SLOW = 1.3  # times the price for every dB too much, each time that it is looked at
+PASSES = 6  # of the last part of a run, at most, each at a price nearer to the target's
+NEAR = {"psnr": 0.3, "bytes": 0.04}  # dB, or share of the bytes, that rounding may bring about
+SLOPES = {"psnr": -2.0, "bytes": -0.4}  # dB or doublings of the bytes, of a price twice as high
+STEEP = {"psnr": 1.5, "bytes": 4.0}  # times these that is believed, or the reciprocal
+FURTHEST = 1.5  # doublings of the price, at most, at once
+CHECKING = 30  # steps that take as long as writing a file and decoding it
+STARTING = 0.7  # seconds of that which do not depend on the picture
+MAIN = 0.75  # of the time, if there may be more than one pass
 OVERHEAD = 40  # bytes of a file beside weights and latents
 WEIGHT_BITS = 7.0  # of a rounded weight
 SHARE = 0.3  # of the bytes wanted that networks may have at most
@@ -76,31 +85,81 @@ class _Encoder:
         self.picture, self.wanted, self.device = picture, wanted, device
         self.effort, self.run = effort, run
         self.samples = picture.width * picture.height
-        self.began = time.perf_counter()
-        self.limit: float | None = None  # on the same clock
+        self.limit: float | None = None  # of the clock
         self.resumed = 0
+        self.tried: list[list[float]] = []  # log2 of prices, and what is too much at them
+        self.best: Draft | None = None  # of the passes
 
     def encode(self) -> Draft:
         step = within_memory(self._step, partial(too_large, self.picture.pixels, self.device))
         course = self._course(step)
-        ended = course.run(self.run)
-        if ended == "interrupted":
-            raise self.run.interrupted(course.reached())
-        state = course.state()
-        if self.run.due(True):  # what follows may be stopped as well
-            self.run.keep(state)
+        while True:
+            ended = course.run(self.run, self._complete)
+            if ended == "interrupted":
+                raise self.run.interrupted(course.reached())
+            state = course.state()
+            if self.run.due(True):  # what follows may be stopped as well
+                self.run.keep(self._complete(state))
+            found, first = self._rounded(course)
+            if self.best is None or found.distance(self.wanted) < self.best.distance(self.wanted):
+                self.best = found
+            self.tried.append([math.log2(course.decided.price), self._excess(first)])
+            if ended == "diverged" or self._done(found, course):
+                return replace(self.best, diverged=ended == "diverged", resumed=self.resumed)
+            step.restore(state.arrays)  # which rounding has changed
+            course.repeat(self._next_price())
+
+    def _rounded(self, course: Course) -> tuple[Draft, Written]:
+        """The file of a trained step, and the one that was not changed for the target."""
 
         def enough() -> bool:
             if self.run.stopping():
                 raise self.run.interrupted(course.reached())
             return self.limit is not None and time.perf_counter() > self.limit
 
-        made = self.picture, self.wanted
-        rounding = Rounding(*made, step, self.device, course.decided.exponents, enough)
-        found = rounding.best(course.decided.price)
-        return replace(
-            self._draft(found, course), diverged=ended == "diverged", resumed=self.resumed
-        )
+        made = self.picture, self.wanted, course.step, self.device
+        found, first = Rounding(*made, course.decided.exponents, enough).best(course.decided.price)
+        return self._draft(found, course), first
+
+    # --- passes ---
+
+    def _excess(self, first: Written) -> float:
+        """How much less would do, in dB or in doublings of the bytes."""
+        if self.wanted.kind == "psnr":
+            return first.psnr - self.wanted.value
+        return math.log2(first.size / (AIM * self.wanted.value))
+
+    def _done(self, found: Draft, course: Course) -> bool:
+        """Whether another pass could bring no better file, or there is no time for it."""
+        if self.wanted.kind == "lambda" or len(self.tried) > PASSES:
+            return True
+        hit = self.wanted.hit_by(len(found.bytes), found.metrics["psnr"])
+        if hit and abs(self.tried[-1][1]) <= NEAR[self.wanted.kind]:
+            return True
+        taken = course.decided.again * self.pace
+        return self.limit is not None and time.perf_counter() + taken > self.limit
+
+    def _next_price(self) -> float:
+        """Where a line through the latest two prices, or through one, meets the target."""
+        slope = usual = SLOPES[self.wanted.kind]
+        (price, excess), *before = self.tried[::-1]
+        if before and abs(price - before[0][0]) > 1e-3:
+            measured = (excess - before[0][1]) / (price - before[0][0])
+            times = STEEP[self.wanted.kind]
+            slope = -min(max(-measured, -usual / times), -usual * times)
+        changed = min(max(price - excess / slope, price - FURTHEST), price + FURTHEST)
+        return min(max(math.exp2(changed), CHEAPEST), DEAREST)
+
+    def _complete(self, state: State) -> State:
+        """A course's state with that of the passes before it."""
+        facts: dict[str, Any] = {"tried": self.tried, "pace": self.pace, "best": None}
+        arrays: dict[str, Array] = {}
+        if self.best is not None:
+            facts["best"] = self.best.metrics
+            arrays["best_file"] = np.frombuffer(self.best.bytes, np.uint8)
+        return State(state.arrays | arrays, state.facts | facts)
+
+    # --- the training ---
 
     def _step(self) -> LatentStep:
         hidden, entropy = widths(self.picture.pixels.shape, self._most_weights())
@@ -122,8 +181,12 @@ class _Encoder:
             decided = Decided(**{field.name: saved.facts[field.name] for field in fields(Decided)})
             step.restore(saved.arrays)
             self.resumed = step.done
+            self.tried, self.pace = saved.facts["tried"], saved.facts["pace"]
+            if saved.facts["best"] is not None:
+                self.best = Draft(saved.arrays["best_file"].tobytes(), saved.facts["best"])
         if self.effort.seconds is not None:
-            self.limit = self.began + self.effort.seconds - decided.seconds
+            self.limit = self.run.began + self.effort.seconds - decided.seconds
+            self.limit -= CHECKING * self.pace + STARTING
         course = Course(step, decided, self._pricing(), self.limit)
         if saved is not None:
             self.run.say(f"continuing after {course.reached()}")
@@ -133,10 +196,11 @@ class _Encoder:
 
     def _steps(self, step: LatentStep) -> int:
         """How many to train; says how long that takes."""
-        pace = self._pace(step)
+        self.pace = pace = self._pace(step)
         if self.effort.seconds is not None:
-            left = self.began + self.effort.seconds - time.perf_counter()
-            steps = min(max(1, int(left / pace) - SETTLING), MOST)
+            share = 1.0 if self.wanted.kind == "lambda" else MAIN
+            left = self.run.began + self.effort.seconds - STARTING - time.perf_counter()
+            steps = min(max(1, int(share * left / pace) - SETTLING - CHECKING), MOST)
         elif self.effort.steps:
             steps = self.effort.steps
         else:

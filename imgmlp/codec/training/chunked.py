@@ -48,7 +48,7 @@ def common(width: int, height: int, pixels: int) -> tuple[int, int]:
 
     Pieces may reach past a picture's edges, so that what was compiled for one serves others.
     """
-    if width <= SMALL and height <= SMALL and SMALL**2 <= pixels:
+    if width <= SMALL and height <= SMALL and pixels >= SMALL**2:
         return SMALL, SMALL
     rows = 1 << int(math.log2(pixels)) // 2
     if height <= THIN:
