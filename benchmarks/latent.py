@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from imgmlp.codec.latent import sections
-from imgmlp.codec.latent.course import Course, Decided, control
-from imgmlp.codec.latent.settle import model_of
+from imgmlp.codec.latent.bit_allocation import model_of
 from imgmlp.codec.latent.synthesis import synthesize
-from imgmlp.codec.latent.train import LatentStep
+from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState, control
+from imgmlp.codec.latent.training_step import LatentStep
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.image import load
 
@@ -72,7 +72,7 @@ def encode(
     step: LatentStep, name: str, pixels: np.ndarray, price: float, steps: int, device: AnyDevice
 ) -> None:
     began = time.perf_counter()
-    ended = Course(step, Decided(steps, price)).run()
+    ended = LatentTrainer(step, LatentTrainerState(steps, price)).run()
     trained = time.perf_counter() - began
     model = model_of(step, price)
     settled = time.perf_counter() - began - trained

@@ -18,7 +18,7 @@ from pathlib import Path
 from imgmlp import image
 from imgmlp.codec import encoder
 from imgmlp.codec.training.run import Run
-from imgmlp.codec.training.target import Effort, Goal
+from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import list_devices, open_device
 
 
@@ -49,8 +49,8 @@ def sweep(spec: str, pictures: list[Path], prices: list[float], steps: int, out:
     for price in prices:
         for path in pictures:
             began = time.perf_counter()
-            goal, effort = Goal("lambda", price), Effort(steps)
-            found = encoder.encode(image.load(path), goal, effort, device, Run(), "latent")
+            goal, workload = Goal("lambda", price), Workload(steps)
+            found = encoder.encode(image.load(path), goal, workload, device, Run(), "latent")
             seconds, m = time.perf_counter() - began, found.metrics
             point = f"{path.stem},{price},{steps},{m['bytes']},{m['bpp']:.5f},{m['psnr']:.4f}"
             with out.open("a") as file:  # one short line: the processes' lines do not mix

@@ -16,7 +16,7 @@ import numpy as np
 from imgmlp import image as pictures
 from imgmlp.codec.mlp import bit_allocation, integer_inference, qat_step, rate_model
 from imgmlp.codec.mlp.qat_step import LearningStep
-from imgmlp.codec.mlp.training_phases import Course, Decided
+from imgmlp.codec.mlp.training_phases import MlpTrainer, MlpTrainerState
 from imgmlp.codec.training import target
 from imgmlp.codec.training.run import Run
 from imgmlp.engine import AnyDevice, Tensor, open_device
@@ -25,7 +25,7 @@ from imgmlp.image import Picture
 ROWS = 8192  # pixels at once
 
 
-class FreeCourse(Course):
+class FreeTrainer(MlpTrainer):
     """A run whose weights stay free: neither noise nor rounding begins."""
 
     def _advance(self, done: int) -> None:
@@ -54,7 +54,7 @@ def trained(picture: Picture, weights: float, steps: int, device: AnyDevice) -> 
     """PSNR with float32 weights."""
     shape = rate_model.network_shape(weights, picture.channels)
     step = LearningStep(picture.pixels, shape, 0, device)
-    FreeCourse(step, Decided(steps, 0.0), lambda *_: 1.0, None).run(Run())
+    FreeTrainer(step, MlpTrainerState(steps, 0.0), lambda *_: 1.0, None).run(Run())
     return float_psnr(picture, step)
 
 
@@ -66,10 +66,12 @@ def coded(
     step = LearningStep(picture.pixels, shape, 0, device)
     budget = bits * shape.parameters
     price = rate_model.first_price(weights, picture.width * picture.height)
-    course = Course(step, Decided(steps, price), lambda found, _: (found / budget) ** 2, budget)
-    course.run(Run())
-    arrays = course.arrays()
-    choices = bit_allocation.settle(arrays, bit_allocation.log_sizes(course.choices()), budget)
+    trainer = MlpTrainer(
+        step, MlpTrainerState(steps, price), lambda found, _: (found / budget) ** 2, budget
+    )
+    trainer.run(Run())
+    arrays = trainer.arrays()
+    choices = bit_allocation.settle(arrays, bit_allocation.log_sizes(trainer.choices()), budget)
     network = bit_allocation.network(arrays, choices, shape)
     size = 8 * sum(len(section) for section in network.sections())
     decoded = integer_inference.decode(network, picture.width, picture.height, device)

@@ -7,11 +7,13 @@ The public Python API. Names are loaded when they are first used, so that `impor
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 from imgmlp.errors import ImgmlpError
 
+TYPE_CHECKING = False  # `typing` takes most of the time in which Ctrl-C is not yet heeded
 if TYPE_CHECKING:
+    from typing import Any
+
     from imgmlp.api import decode, devices, encode, info, train
 
 __version__ = "0.1.0"

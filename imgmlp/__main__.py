@@ -1,30 +1,34 @@
 """The command `imgmlp`, which is also `python -m imgmlp`.
 
 A plain look at a file is answered here: loading the command line takes several times as long.
-Whatever is not quite plain goes there, also to have an error told.
+Whatever is not quite plain goes there, also to have an error told. Nothing is loaded before Ctrl-C
+ends this process quietly, as that takes a while.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from pathlib import Path
-
-from imgmlp import facts
-from imgmlp.errors import Interrupted, OutputError
-from imgmlp.text import print_data
+from types import FrameType
 
 COMPLETION = "_IMGMLP_COMPLETE"  # set by a shell that asks what could be typed
+INTERRUPTED = 130
 
 
 def main() -> None:
     """Run the command line and leave with its exit code."""
+    signal.signal(signal.SIGINT, _leave)
     text = looked_at(sys.argv[1:])
     if text is None:
         from imgmlp import cli
 
         cli.main()
         return
+    from imgmlp.errors import OutputError
+    from imgmlp.text import guard_streams, print_data
+
+    guard_streams()
     try:
         print_data(text)
     except OutputError as error:
@@ -39,12 +43,19 @@ def looked_at(arguments: list[str]) -> str | None:
     plain = command == ["info"] and len(rest) == 1 and not rest[0].startswith("-")
     if not plain or len(arguments) > 3 or COMPLETION in os.environ:
         return None
+    from pathlib import Path
+
+    from imgmlp import facts
+
     try:
         return facts.text(Path(rest[0]), "--json" in arguments)
-    except KeyboardInterrupt:
-        sys.exit(Interrupted.exit_code)
     except Exception:  # the command line says what is wrong
         return None
+
+
+def _leave(_number: int, _frame: FrameType | None) -> None:
+    """At once: there is nothing to save yet, and modules half loaded would only complain."""
+    os._exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

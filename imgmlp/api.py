@@ -96,7 +96,7 @@ def encode(
     pixels = picture.width * picture.height
     count = None if size is None else str(size)
     wanted = target.choose(pixels, quality, bpp, count, psnr, price)
-    work = encoder.effort(codec, effort, seconds)
+    work = encoder.workload(codec, effort, seconds)
     return encoder.encode(picture, wanted, work, open_device(device), Run(on_step), codec)
 
 

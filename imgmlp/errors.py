@@ -13,6 +13,10 @@ class ImgmlpError(Exception):
         super().__init__(message)
         self.hint = hint
 
+    def facts(self) -> dict[str, str | int]:
+        """The same for JSON."""
+        return {"problem": str(self), "hint": self.hint, "exit_code": self.exit_code}
+
 
 class ImgmlpWarning(UserWarning):
     """Work goes on otherwise than it was asked for, with the same result."""

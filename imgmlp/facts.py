@@ -17,10 +17,10 @@ from imgmlp.text import size
 def text(path: Path, as_json: bool) -> str:
     """What a file says of itself, as lines or JSON. Raises as `open_stored`."""
     facts = open_stored(path).facts
-    return json.dumps(facts, indent=2) if as_json else _lines(facts)
+    return json.dumps(facts, indent=2) if as_json else lines(facts)
 
 
-def _lines(facts: dict[str, Any]) -> str:
+def lines(facts: dict[str, Any]) -> str:
     """Facts as lines for people."""
     rows = {
         "format": f"{facts['format']}, version {facts['version']}",

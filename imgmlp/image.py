@@ -7,6 +7,7 @@ decoded. Knows neither the codec nor the engine.
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import math
 import warnings
@@ -69,16 +70,18 @@ class Picture:
         return int(self.pixels.shape[2])
 
 
-def load(path: Path | str, alpha: bool = False) -> Picture:
+def load(path: Path | str, alpha: bool = False, data: bytes | None = None) -> Picture:
     """Read a picture file, turned as its EXIF orientation says.
 
-    `alpha` keeps transparency as a last channel; without it, what is transparent is refused.
+    `data` is what there is under this name, if it is no file. `alpha` keeps transparency as a last
+    channel; without it, what is transparent is refused.
     Raises UsageError if it cannot be read at all, PictureError if it is no picture, a damaged
     one, or one of a kind that is not supported, OutOfMemoryError if it does not fit.
     """
     path = Path(path)
     try:
-        with path.open("rb") as stream, _undisturbed():
+        opened = path.open("rb") if data is None else io.BytesIO(data)
+        with opened as stream, _undisturbed():
             return _decode(stream, path.name, alpha)
     except PictureError:
         raise
@@ -228,7 +231,10 @@ def to_image(pixels: np.ndarray, icc: bytes | None = None) -> Image.Image:
 
 def save_picture(pixels: np.ndarray, path: Path, icc: bytes | None = None) -> None:
     """Write pixels in the format that the extension names. Raises UsageError, OutputError."""
-    name, options = check_extension(path, pixels.shape[2])
+    channels = pixels.shape[2]
+    name, options = check_extension(path, channels)
+    if path.suffix.lower() == ".ppm" and channels == 1:
+        pixels = np.repeat(pixels, 3, axis=2)  # it is a colour format
     image = to_image(pixels, icc)
 
     def write(stream: BinaryIO) -> None:
@@ -252,10 +258,10 @@ def save_png(pixels: np.ndarray, target: Path | str | BinaryIO, icc: bytes | Non
         image.save(target, format="PNG", icc_profile=icc, **PNG)
 
 
-def check_extension(path: Path, channels: int = 3) -> tuple[str, dict[str, Any]]:
+def check_extension(path: Path, channels: int | None = None) -> tuple[str, dict[str, Any]]:
     """Pillow's format and options for a file to write; 2 or 4 channels mean that there is alpha.
 
-    Raises UsageError.
+    Raises UsageError, if `channels` are known also where the format cannot hold them.
     """
     try:
         name, options = FORMATS[path.suffix.lower()]
@@ -266,4 +272,6 @@ def check_extension(path: Path, channels: int = 3) -> tuple[str, dict[str, Any]]
     if channels in (2, 4) and name not in TRANSPARENT:
         problem = f"{path} cannot keep what is transparent"
         raise UsageError(problem, hint="use .png, .tif or .webp")
+    if channels == 3 and path.suffix.lower() == ".pgm":
+        raise UsageError(f"{path} can hold gray only", hint="use .ppm")
     return name, options

@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,19 +22,22 @@ except ImportError:  # Windows, where a file that is open cannot be removed
     fcntl = None  # type: ignore[assignment]
 
 END = ".tmp"
+FORCE = "--force replaces it; or choose another name"
 
 
-def check_output(path: Path, force: bool) -> None:
-    """Refuse, as an OutputError, a file that could not be written or must not be replaced."""
+def check_output(path: Path, force: bool, hint: str = FORCE) -> None:
+    """Refuse, as an OutputError, a file that could not be written or must not be replaced.
+
+    `hint` is for one that exists.
+    """
     try:
         if path.is_dir():
             raise OutputError(f"{path} is a folder", hint="give the name of a file")
         if path.is_file() and not force:
-            hint = "--force replaces it; -o and --png choose other names"
             raise OutputError(f"{path} exists already", hint=hint)
         if not path.parent.is_dir():
             raise OutputError(f"there is no folder {path.parent}", hint="make it or choose another")
-        if _is_special(path):
+        if is_special(path):
             return
         sweep(path)
         with _beside(path) as (temporary, _):
@@ -43,14 +46,10 @@ def check_output(path: Path, force: bool) -> None:
         raise _unwritable(path, error) from error
 
 
-def check_outputs(paths: list[Path], replaced: list[Path], inputs: list[Path], hint: str) -> None:
-    """Refuse, as an OutputError with this hint, files of one run that are in each other's way.
-
-    Each of them is checked as `check_output` does; some may be replaced.
-    """
+def check_distinct(paths: Sequence[Path], inputs: Sequence[Path], hint: str) -> None:
+    """Refuse, as an OutputError with this hint, files of one run that are in each other's way."""
     seen = {path.resolve() for path in inputs}
     for path in paths:
-        check_output(path, path in replaced)
         if path.resolve() in seen:
             problem = f"{path} would be written over another file of this run"
             raise OutputError(problem, hint=hint)
@@ -64,7 +63,7 @@ def write_atomically(path: Path | str, write: Callable[[BinaryIO], object]) -> N
     """
     path = Path(path)
     try:
-        if _is_special(path):  # a pipe or a device has no place beside it
+        if is_special(path):  # a pipe or a device has no place beside it
             with path.open("wb") as stream:
                 write(stream)
             return
@@ -82,8 +81,12 @@ def write_atomically(path: Path | str, write: Callable[[BinaryIO], object]) -> N
         raise _unwritable(path, error) from error
 
 
-def _is_special(path: Path) -> bool:
-    return path.exists() and not path.is_file() and not path.is_dir()
+def is_special(path: Path) -> bool:
+    """Whether it is a pipe or a device, which is written as it is."""
+    try:
+        return path.exists() and not path.is_file() and not path.is_dir()
+    except OSError:  # a name that cannot be
+        return False
 
 
 @contextlib.contextmanager

@@ -1,7 +1,8 @@
 """What a person sees while imgmlp works: messages, progress and errors, all on stderr.
 
 Only form is decided here: a live bar on a terminal, plain lines elsewhere, ASCII where the
-encoding asks for it. Knows neither files nor how anything is computed.
+encoding asks for it, and no control characters: names of files may hold any. Knows neither files
+nor how anything is computed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from imgmlp.errors import ImgmlpError, ImgmlpWarning
-from imgmlp.text import ascii_only, duration, encodes_unicode, standard_output
+from imgmlp.text import ascii_only, duration, encodes_unicode, printable, standard_output
 
 if TYPE_CHECKING:
     from imgmlp.codec.training.run import Progress as TrainingProgress
@@ -37,30 +38,35 @@ class Terminal:
         self.quiet = False
         self.verbosity = 0
         self.progress = True
+        self.answered = False  # whether stdout has its JSON, so that an error need not be one
         self._console = Console(stderr=True, highlight=False)
 
     def note(self, text: str) -> None:
         """Something worth knowing; left out with -q."""
         if not self.quiet:
-            self._print(Text(text))
+            self._print(text)
 
     def detail(self, text: str) -> None:
         """Something worth knowing with -v."""
         if self.verbosity and not self.quiet:
-            self._print(Text(text, style="dim"))
+            self._print(text, style="dim")
 
     def done(self, text: str) -> None:
         """The last line of work that succeeded."""
         if not self.quiet:
-            self._print(Text.assemble(("✓", "green"), f" {text}"))
+            self._print(f" {text}", ("✓", "green"))
 
     def fail(self, error: ImgmlpError) -> int:
         """Say what is wrong and what to do; returns the exit code."""
         if self.verbosity > 1:
-            self._print(Text(traceback.format_exc()))
-        self._print(Text.assemble(("error:", "bold red"), f" {error}"))
-        if error.hint:
-            self._print(Text.assemble(("hint:", "bold"), f" {error.hint}"))
+            for line in traceback.format_exc().splitlines():
+                self._print(line)
+        self._print(f" {error}", ("error:", "bold red"))
+        first, *others = error.hint.splitlines() or [""]  # a compiler's own words follow
+        if first:
+            self._print(f" {first}", ("hint:", "bold"))
+        for line in others:
+            self._print(line)
         return error.exit_code
 
     def show_warnings(self) -> None:
@@ -82,7 +88,8 @@ class Terminal:
 
         warnings.showwarning = show
 
-    def _print(self, text: Text) -> None:
+    def _print(self, line: str, mark: tuple[str, str] = ("", ""), style: str = "") -> None:
+        text = Text.assemble(mark, (printable(line), style))
         if not encodes_unicode(self._console.file):
             text = Text(ascii_only(text.plain))
         self._console.print(text, soft_wrap=True)
@@ -173,11 +180,11 @@ def _bar(console: Console, steps: int) -> Iterator[Callable[[TrainingProgress], 
 
 
 class _Lines:
-    """Progress as plain lines: one every ten seconds, and the last state."""
+    """Progress as plain lines: the first state, one every ten seconds, and the last state."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note = note
-        self._next = time.monotonic() + LINE_EVERY
+        self._next = 0.0  # how long it will take is worth knowing at once
         self._unsaid: TrainingProgress | None = None
 
     def show(self, progress: TrainingProgress) -> None:

@@ -1,19 +1,31 @@
-"""What goes to standard output, and numbers as people read them.
+"""What goes to the standard streams, and numbers as people read them.
 
 Loads next to nothing, so that a look at a file is quick.
 """
 
 from __future__ import annotations
 
+import io
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from imgmlp.errors import OutputError
 
-_ASCII = str.maketrans({"×": "x", "✓": "*", "…": "...", "–": "-", "µ": "u"})
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+_ASCII = str.maketrans({"×": "x", "✓": "*", "…": "...", "–": "-", "µ": "u", "λ": "lambda "})
+# What moves the cursor, ends a line or turns the writing round: names of files may hold any of it.
+_CONTROLS = str.maketrans(
+    {
+        code: chr(code).encode("unicode_escape").decode()
+        for code in (*range(32), *range(127, 160), *range(0x2028, 0x202F), *range(0x2066, 0x206A))
+    }
+)
 
 
 def ascii_only(text: str) -> str:
@@ -27,25 +39,80 @@ def encodes_unicode(stream: object) -> bool:
     return (encoding or "").lower().replace("-", "").startswith("utf")
 
 
+def printable(text: str) -> str:
+    """Text whose control characters are written as in Python: one line, and nothing but text."""
+    return text.translate(_CONTROLS).encode("utf-8", "backslashreplace").decode()
+
+
+def quoted(name: str) -> str:
+    """A name as a shell takes it, in a command that people are to copy."""
+    if printable(name) == name:
+        return shlex.quote(name)
+    inner = name.replace("\\", "\\\\").replace("'", "\\'")
+    return f"$'{printable(inner)}'"
+
+
+class _Stream(io.FileIO):
+    """A standard stream that raises no OSError at whoever happens to write.
+
+    Nobody is told that a reader has seen enough, nor of messages that cannot be written: what they
+    are about is worth more. Data that cannot be written to stdout are an OutputError.
+    """
+
+    def write(self, data: ReadableBuffer) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            # What is still buffered would fail once more when Python ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            if self.fileno() == 1 and not isinstance(error, BrokenPipeError):
+                raise _unwritable(error) from error
+        return memoryview(data).nbytes
+
+
+def guard_streams() -> None:
+    """From now on this process may write to stdout and stderr, whatever has become of them."""
+    while (spare := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass  # the place of a closed stream, which a file would take otherwise
+    os.close(spare)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        buffer = getattr(stream, "buffer", None)
+        if isinstance(getattr(buffer, "raw", buffer), io.FileIO):  # also no console of Windows
+            raw = io.BufferedWriter(_Stream(stream.fileno(), "wb", closefd=False))
+            lines = name == "stderr" or stream.isatty()
+            guarded = io.TextIOWrapper(raw, stream.encoding, stream.errors, line_buffering=lines)
+            setattr(sys, name, guarded)
+
+
 @contextmanager
 def standard_output() -> Iterator[TextIO]:
-    """stdout, flushed at the end. Raises OutputError if it cannot be written."""
-    if sys.stdout is None:  # closed by whoever started this process
+    """stdout, flushed at the end. Raises OutputError if it is closed."""
+    if sys.stdout is None:  # by whoever started this process
         raise OutputError("stdout is closed", hint="send it to a file")
-    try:
-        yield sys.stdout
-        sys.stdout.flush()
-    except OSError as error:
-        # What is still buffered would fail once more when Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        problem = f"cannot write to stdout: {error.strerror or error}"
-        raise OutputError(problem, hint="send it to another place") from error
+    yield sys.stdout
+    sys.stdout.flush()
 
 
 def print_data(text: str) -> None:
     """Write lines of data to stdout. Raises OutputError."""
     with standard_output() as stream:
         stream.write((text if encodes_unicode(stream) else ascii_only(text)) + "\n")
+
+
+def write_data(data: bytes) -> None:
+    """Write the bytes of a file to stdout. Raises OutputError, also where nobody reads them all."""
+    with standard_output() as stream:
+        try:
+            with open(stream.fileno(), "wb", closefd=False) as binary:
+                binary.write(data)
+        except OSError as error:
+            raise _unwritable(error) from error
+
+
+def _unwritable(error: OSError) -> OutputError:
+    problem = f"cannot write to stdout: {error.strerror or error}"
+    return OutputError(problem, hint="send it to another place")
 
 
 def duration(seconds: float) -> str:

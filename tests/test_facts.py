@@ -15,6 +15,7 @@ from imgmlp.codec.bitstream import container
 from imgmlp.codec.bitstream.container import Header, Section
 from imgmlp.codec.decoder import open_stored
 from imgmlp.errors import FormatError, UsageError
+from imgmlp.terminal import Terminal
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def test_facts_of_a_compact_file(compact: Path) -> None:
 
 
 def test_facts_for_people(compact: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    info.run(compact, as_json=False)
+    info.run(Terminal(), [compact], as_json=False)
     assert capsys.readouterr().out.splitlines() == [
         "format    imgmlp-compact, version 1",
         "picture   40×30 RGB and alpha",
@@ -63,7 +64,7 @@ def test_facts_for_people(compact: Path, capsys: pytest.CaptureFixture[str]) -> 
         "profile   30 B",
         "size      986 B, 6.573 bits per pixel",
     ]
-    info.run(compact, as_json=True)
+    info.run(Terminal(), [compact], as_json=True)
     assert json.loads(capsys.readouterr().out) == open_stored(compact).facts
 
 

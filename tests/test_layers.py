@@ -53,8 +53,8 @@ RESERVED = {
 }
 UNSAFE = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 LAZY = {  # keep --help and a look at a file quick
-    ("__main__", "imgmlp.cli"),
-    ("__main__", "imgmlp.terminal"),
+    *(("__main__", f"imgmlp.{name}") for name in ["cli", "errors", "facts", "terminal", "text"]),
+    ("__main__", "pathlib"),
     *(("cli.commands", f"imgmlp.bench.{name}") for name in ("report", "kernels_report")),
     *(
         ("cli.commands", f"imgmlp.cli.{name}")

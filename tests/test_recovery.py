@@ -21,9 +21,10 @@ from imgmlp.codec.training.checkpoint import left_beside
 # The command, but with short runs that are saved often.
 COMMAND = """
 import sys
-from imgmlp.codec.latent import course, encode
+from imgmlp.codec.latent import encode, training_phases
 from imgmlp.codec.training import checkpoint, target
-checkpoint.KEEP_SECONDS, target.STEPS, encode.FEWEST, course.LOOK = 0.0, 3200, 60, 1
+checkpoint.KEEP_SECONDS, target.STEPS, encode.FEWEST = 0.0, 3200, 60
+training_phases.LOOK = 1
 sys.argv = ["imgmlp", "encode", *sys.argv[1:], "--effort", "1"]
 from imgmlp.cli import main
 main()

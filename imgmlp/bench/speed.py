@@ -21,7 +21,9 @@ from imgmlp.bench.pytorch import PyTorch, is_installed
 from imgmlp.engine import AnyDevice, Device
 
 PAUSE = 0.1  # seconds before a turn: threads of others wait busily for a while after their work
-WARM = 4  # a turn begins with a quarter as many steps untimed: rested cores need some 10 ms
+# Rested cores need some 10 ms, so a turn of steps begins with a quarter as many that are not timed,
+# and one of decoding with a whole picture.
+WARM = 4
 Tell = Callable[[str], None]
 
 
@@ -125,7 +127,8 @@ def measure(
     there["imgmlp"].decode()  # it may compile; the others have
     for _ in range(turns.count):
         for name, contender in there.items():
-            found.times[name].decode.append(_seconds(contender.decode) * 1e3)
+            seconds = _seconds(contender.decode, warm=contender.decode)
+            found.times[name].decode.append(seconds * 1e3)
     return found
 
 

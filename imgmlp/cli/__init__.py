@@ -8,53 +8,74 @@ interrupt, output_files, terminal, text.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import sys
 from typing import Any
 
 import typer
 
 from imgmlp.cli.commands import app
-from imgmlp.errors import ImgmlpError, Interrupted, UsageError, out_of_memory
-from imgmlp.interrupt import ignore_signals, raise_on_signals
+from imgmlp.errors import ImgmlpError, Interrupted, OutputError, UsageError, out_of_memory
+from imgmlp.interrupt import ignore_signals
 from imgmlp.terminal import Terminal
-from imgmlp.text import standard_output
+from imgmlp.text import guard_streams, print_data, standard_output
 
 __all__ = ["app", "main"]
 
 
 def main() -> None:
     """Run the command line and leave with its exit code."""
+    guard_streams()
     terminal = Terminal()
     terminal.show_warnings()
     try:
         code = _run(terminal)
-    except KeyboardInterrupt:
-        code = terminal.fail(_interrupted())
-    except MemoryError:
-        code = terminal.fail(out_of_memory())
-    except ImgmlpError as error:
-        code = terminal.fail(error)
-    except typer.TyperException as error:
-        message = error.format_message()  # empty where the help was shown instead
-        usage = UsageError(message, hint=_usage_hint(error))
-        code = terminal.fail(usage) if message else error.exit_code
-    except Exception as error:
-        reason = (str(error) or "no message").splitlines()[0]
-        problem = f"unexpected {type(error).__name__}: {reason}"
-        hint = "this is a fault in imgmlp; please report it with what -vv prints"
-        code = terminal.fail(ImgmlpError(problem, hint=hint))
+    except (KeyboardInterrupt, Exception) as error:
+        code = _told(terminal, _problem(error))
     ignore_signals()
     sys.exit(code)
 
 
 def _run(terminal: Terminal) -> int:
-    raise_on_signals()
-    code: Any = app(obj=terminal, prog_name="imgmlp", standalone_mode=False)
+    try:
+        code: Any = app(obj=terminal, prog_name="imgmlp", standalone_mode=False)
+    except typer.TyperException as error:
+        if error.format_message():
+            raise
+        return error.exit_code  # the help was shown instead
     if code == Interrupted.exit_code:  # Typer catches Ctrl-C and returns this
-        return terminal.fail(_interrupted())
+        return _told(terminal, _interrupted())
     with standard_output():  # help is still in its buffer
         pass
     return code if isinstance(code, int) else 0
+
+
+def _problem(error: BaseException) -> ImgmlpError:
+    """What is told of whatever went wrong."""
+    match error:
+        case ImgmlpError():
+            return error
+        case KeyboardInterrupt():
+            return _interrupted()
+        case MemoryError():
+            return out_of_memory()
+        case typer.TyperException():
+            return UsageError(error.format_message(), hint=_usage_hint(error))
+    reason = (str(error) or "no message").splitlines()[0]
+    hint = "this is a fault in imgmlp; please report it with what -vv prints"
+    return ImgmlpError(f"unexpected {type(error).__name__}: {reason}", hint=hint)
+
+
+def _told(terminal: Terminal, problem: ImgmlpError) -> int:
+    """Say what is wrong, also as JSON where that was asked for; returns the exit code."""
+    code = terminal.fail(problem)
+    words = sys.argv[1:]
+    options = words[: words.index("--")] if "--" in words else words
+    if "--json" in options and not terminal.answered:
+        with contextlib.suppress(OutputError):  # which is told by now, or matters less
+            print_data(json.dumps(problem.facts(), indent=2))
+    return code
 
 
 def _interrupted() -> Interrupted:

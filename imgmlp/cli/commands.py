@@ -14,14 +14,15 @@ from imgmlp import __version__
 from imgmlp.cli.options import (
     AsJson,
     DeviceSpec,
+    Folder,
     Force,
     NoProgress,
     Precision,
     Quiet,
     Verbose,
-    check_picture,
     terminal_of,
 )
+from imgmlp.errors import UsageError
 from imgmlp.text import print_data
 
 app = typer.Typer(
@@ -30,12 +31,18 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, 1 training or some files failed, 2 usage, 3 bad picture, "
     "4 bad file, 5 target missed, 6 no device, 7 out of memory, 8 output exists or cannot be "
     "written, 130 interrupted.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # whose tables cut names where the terminal is narrow
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-bench_app = typer.Typer(invoke_without_command=True)
+bench_app = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
 app.add_typer(bench_app, name="bench")
+
+Files = Annotated[
+    list[Path],
+    typer.Argument(metavar="FILE", help=".imlp or .npz files; - is standard input."),
+]
 
 
 def _print_version(wanted: bool) -> None:
@@ -46,6 +53,7 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option(
@@ -53,18 +61,22 @@ def _root(
         ),
     ] = False,
 ) -> None:
-    pass
+    if context.invoked_subcommand is None:
+        print_data(context.get_help())
+        raise typer.Exit(UsageError.exit_code)
 
 
 @app.command()
 def train(
     context: typer.Context,
-    image: Annotated[Path, typer.Argument(metavar="IMAGE", help="The picture.")],
+    image: Annotated[
+        Path, typer.Argument(metavar="IMAGE", help="The picture; - is standard input.")
+    ],
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="NPZ", help="The weights to write.")
     ] = Path("weights.npz"),
     png: Annotated[
-        Path, typer.Option("--png", metavar="PNG", help="What the weights decode to.")
+        Path, typer.Option("--png", metavar="PICTURE", help="What the weights decode to.")
     ] = Path("reconstruction.png"),
     preset: Annotated[
         Literal["default", "seed"], typer.Option(help="Where the other values come from.")
@@ -81,7 +93,7 @@ def train(
     precision: Precision = "float32",
     live: Annotated[
         Path | None,
-        typer.Option(metavar="PNG", help="A preview, rewritten every few seconds."),
+        typer.Option(metavar="PICTURE", help="A preview, rewritten every few seconds."),
     ] = None,
     device: DeviceSpec = "auto",
     force: Force = False,
@@ -89,11 +101,11 @@ def train(
     verbose: Verbose = 0,
     no_progress: NoProgress = False,
 ) -> None:
-    """Train a network on IMAGE; write its weights and the picture that they decode to."""
-    terminal = terminal_of(context, quiet, verbose, no_progress)
+    """Train a network on IMAGE, and write its weights and its picture."""
     from imgmlp.cli import parsing
     from imgmlp.cli.train import Outputs, run
 
+    terminal = terminal_of(context, quiet, verbose, no_progress)
     settings = parsing.training_settings(
         preset,
         steps=steps,
@@ -105,18 +117,25 @@ def train(
         seed=seed,
         precision=precision,
     )
-    check_picture(image)
     run(terminal, image, Outputs(output, png, live), settings, device, force)
 
 
 @app.command()
 def encode(
     context: typer.Context,
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Pictures.")],
+    images: Annotated[
+        list[Path], typer.Argument(metavar="IMAGE", help="Pictures; - is standard input.")
+    ],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="IMLP", help="Beside IMAGE if not given."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="IMLP",
+            help="The file to write; - is standard output. Beside IMAGE if not given.",
+        ),
     ] = None,
+    folder: Folder = None,
     quality: Annotated[
         float | None, typer.Option(metavar="0-100", help="Target; 60 if none is given.")
     ] = None,
@@ -139,33 +158,39 @@ def encode(
     device: DeviceSpec = "auto",
     as_json: AsJson = False,
     force: Force = False,
+    skip: Annotated[
+        bool, typer.Option("--skip-existing", help="Pass over pictures whose output exists.")
+    ] = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
     no_progress: NoProgress = False,
 ) -> None:
-    """Compress pictures to compact .imlp files, each to one target."""
-    terminal = terminal_of(context, quiet, verbose, no_progress)
-    from imgmlp.cli.encode import Wanted, run
+    """Compress pictures to compact .imlp files, each to one target.
 
-    for image in images:
-        check_picture(image)
+    A command that was stopped goes on where it was when it is given again.
+    """
+    from imgmlp.cli.encode import Outputs, Wanted, run
+
+    terminal = terminal_of(context, quiet, verbose, no_progress)
     wanted = Wanted(quality, bpp, size, psnr, price, effort, time, codec)
-    raise typer.Exit(run(terminal, images, output, wanted, device, as_json, force))
+    outputs = Outputs(output, folder, force, skip)
+    raise typer.Exit(run(terminal, images, outputs, wanted, device, as_json))
 
 
 @app.command()
 def decode(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="An .imlp or .npz file.")],
+    files: Files,
     output: Annotated[
         Path | None,
         typer.Option(
             "--output",
             "-o",
-            metavar="PICTURE|-",
-            help="The picture to write; - is stdout. Beside FILE if not given.",
+            metavar="PICTURE",
+            help="The picture to write; - is standard output. Beside FILE if not given.",
         ),
     ] = None,
+    folder: Folder = None,
     scale: Annotated[float | None, typer.Option(help="Times the original size.")] = None,
     size: Annotated[
         str | None, typer.Option(metavar="WxH", help="Size in pixels, any that you like.")
@@ -175,41 +200,42 @@ def decode(
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
-    """Turn a file into the picture that it holds; trained weights at any size."""
-    terminal = terminal_of(context, quiet, verbose)
-    from imgmlp.cli.decode import run
+    """Turn files into the pictures that they hold."""
+    from imgmlp.cli.decode import Outputs, run
 
-    run(terminal, file, output, scale, size, device, force)
+    terminal = terminal_of(context, quiet, verbose)
+    outputs = Outputs(output, folder, scale, size, force)
+    raise typer.Exit(run(terminal, files, outputs, device))
 
 
 @app.command()
 def info(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="An .imlp or .npz file.")],
+    files: Files,
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
-    """Print what a file says of itself, without decoding it."""
-    terminal_of(context, quiet, verbose)
+    """Print what files say of themselves, without decoding them."""
     from imgmlp.cli.info import run
 
-    run(file, as_json)
+    terminal = terminal_of(context, quiet, verbose)
+    raise typer.Exit(run(terminal, files, as_json))
 
 
 @app.command()
 def verify(
     context: typer.Context,
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help=".imlp or .npz files.")],
+    files: Files,
     as_json: AsJson = False,
     device: DeviceSpec = "auto",
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
-    """Compare checksums, decode .imlp files, and compare the pixels with those encoded."""
-    terminal = terminal_of(context, quiet, verbose)
+    """Compare checksums, and the pixels of .imlp files with those encoded."""
     from imgmlp.cli.verify import run
 
+    terminal = terminal_of(context, quiet, verbose)
     raise typer.Exit(run(terminal, files, device, as_json))
 
 
@@ -228,9 +254,9 @@ def devices(
     verbose: Verbose = 0,
 ) -> None:
     """List the devices that --device takes, or test them."""
-    terminal = terminal_of(context, quiet, verbose)
     from imgmlp.cli.devices import run
 
+    terminal = terminal_of(context, quiet, verbose)
     run(terminal, as_json, check, device)
 
 
@@ -264,11 +290,11 @@ def graph(
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
-    """Print the compiled training step: its kernels, memory, instructions, source or times."""
-    terminal = terminal_of(context, quiet, verbose)
+    """Print the compiled training step, from its graph to its times."""
     from imgmlp.cli import parsing
     from imgmlp.cli.graph import run
 
+    terminal = terminal_of(context, quiet, verbose)
     settings = parsing.training_settings(
         preset, batch=batch, hidden=hidden, layers=layers, features=features, precision=precision
     )
@@ -285,12 +311,15 @@ def bench(
     verbose: Verbose = 0,
     no_progress: NoProgress = False,
 ) -> None:
-    """Measure how fast this machine trains and decodes, beside NumPy and, if there, PyTorch."""
+    """Measure how fast this machine trains and decodes.
+
+    Beside it NumPy and, if it is installed, PyTorch.
+    """
     if context.invoked_subcommand is not None:
         return
-    terminal = terminal_of(context, quiet, verbose, no_progress)
     from imgmlp.bench import report
 
+    terminal = terminal_of(context, quiet, verbose, no_progress)
     report.bench(terminal, device, quick, as_json)
 
 
@@ -316,8 +345,11 @@ def bench_kernels(
     verbose: Verbose = 0,
     no_progress: NoProgress = False,
 ) -> None:
-    """Measure single kernels (map, sum, softmax, transpose, product) over several sizes."""
-    terminal = terminal_of(context, quiet, verbose, no_progress)
+    """Measure single kernels over several sizes.
+
+    Map, sum, softmax, transpose, product.
+    """
     from imgmlp.bench import kernels_report
 
+    terminal = terminal_of(context, quiet, verbose, no_progress)
     kernels_report.bench_kernels(terminal, device, quick, side or [], as_json, csv, plot, force)

@@ -1,65 +1,122 @@
-"""`imgmlp decode`: a file's picture, at its own size or another."""
+"""`imgmlp decode`: files' pictures, at their own size or another."""
 
 from __future__ import annotations
 
-import sys
+import io
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from imgmlp import facts, output_files
 from imgmlp import image as pictures
-from imgmlp.cli import devices
-from imgmlp.cli.parsing import parse_scale, parse_size, scaled
-from imgmlp.codec.decoder import open_stored
-from imgmlp.engine import open_device
+from imgmlp.cli import devices, files, parsing
+from imgmlp.cli.files import STANDARD, Job
+from imgmlp.codec.decoder import Stored
+from imgmlp.engine import AnyDevice, open_device
 from imgmlp.errors import UsageError
 from imgmlp.terminal import Terminal
-from imgmlp.text import duration, standard_output
+from imgmlp.text import duration, write_data
 
-STDOUT = Path("-")
+FORCE = "--force replaces it; -o and --out choose other names"
 
 
-def run(
-    terminal: Terminal,
-    source: Path,
-    output: Path | None,
-    scale: float | None,
-    wanted: str | None,
-    device_spec: str,
-    force: bool,
-) -> None:
-    """Write the picture that a file holds; to stdout if output is `-`."""
-    began = time.perf_counter()
-    parse_scale(scale)
-    dimensions = parse_size(wanted)
-    if scale is not None and dimensions is not None:
-        raise UsageError("--scale and --size are both given", hint="choose one of them")
-    stored = open_stored(source)
-    target = output or source.with_suffix(".decoded.png" if stored.exact else ".png")
-    _check_decoded(target, force)
-    if target != STDOUT:
-        pictures.check_extension(target, stored.channels)
-    if scale is not None:
-        dimensions = scaled(stored.width, stored.height, scale)
-    device = open_device(device_spec)
+@dataclass(frozen=True)
+class Outputs:
+    """Where pictures go, and how large they are."""
+
+    file: Path | None = None
+    folder: Path | None = None
+    scale: float | None = None
+    size: str | None = None
+    force: bool = False
+
+    def check(self, sources: list[Path]) -> None:
+        """Raises UsageError for what cannot be meant."""
+        files.check_names(sources, self.file, self.folder)
+        parsing.parse_scale(self.scale)
+        if self.scale is not None and parsing.parse_size(self.size) is not None:
+            raise UsageError("--scale and --size are both given", hint="choose one of them")
+        if (self.file or sources[0]) == STANDARD:
+            example = "imgmlp decode weights.npz -o - > picture.png"
+            files.check_terminal("a PNG", example)
+
+    def of(self, source: Path, stored: Stored) -> Path:
+        """The picture to write. Raises UsageError or OutputError if that is impossible."""
+        ending = ".decoded.png" if stored.exact else ".png"
+        target = files.output_of(source, self.file, self.folder, ending)
+        if target != STANDARD:
+            pictures.check_extension(target, stored.channels)
+            output_files.check_output(target, self.force, FORCE)
+        return target
+
+    def dimensions(self, stored: Stored) -> tuple[int, int] | None:
+        """(width, height) that were asked for. Raises UsageError."""
+        if self.scale is not None:
+            return parsing.scaled(stored.width, stored.height, self.scale)
+        return parsing.parse_size(self.size)
+
+
+def run(terminal: Terminal, sources: list[Path], outputs: Outputs, device_spec: str) -> int:
+    """Write the pictures that files hold; to stdout if an output is `-`. Returns the exit code."""
+    outputs.check(sources)
+    device = cache(lambda: _opened(terminal, device_spec))
+    written: list[Path] = []
+    tasks = [_Task(terminal, source, outputs, device, written) for source in sources]
+    jobs = [Job({}, task.decode, task.check) for task in tasks]
+    return files.one_by_one(terminal, jobs, as_json=False)
+
+
+def _opened(terminal: Terminal, spec: str) -> AnyDevice:
+    device = open_device(spec)
     terminal.detail(devices.details(device))
-    pixels = stored.decode(device, dimensions)
-    if stored.exact and dimensions not in (None, (stored.width, stored.height)):
-        terminal.note("another size than its own: rendered in floats, not the exact picture")
-    if target == STDOUT:
-        with standard_output() as stdout:
-            pictures.save_png(pixels, stdout.buffer, stored.icc)
-        return
-    pictures.save_picture(pixels, target, stored.icc)
-    height, width, channels = pixels.shape
-    seconds = duration(time.perf_counter() - began)
-    terminal.done(f"{target}  {facts.dimensions(width, height, channels)}   {seconds}")
+    return device
 
 
-def _check_decoded(target: Path, force: bool) -> None:
-    if target != STDOUT:
-        pictures.check_extension(target)
-        output_files.check_output(target, force)
-    elif sys.stdout is not None and sys.stdout.isatty():
-        hint = "send it somewhere: imgmlp decode weights.npz -o - > picture.png"
-        raise UsageError("a PNG is nothing that a terminal can show", hint=hint)
+@dataclass(eq=False)
+class _Task:
+    """A file on its way to its picture."""
+
+    terminal: Terminal
+    source: Path
+    outputs: Outputs
+    device: Callable[[], AnyDevice]
+    taken: list[Path]  # names that this command gives, also to other pictures
+    once: Stored | None = None  # of what can be read only once
+
+    def check(self) -> None:
+        """Refuse what cannot be done before any work begins. Raises ImgmlpError."""
+        stored = files.stored(self.source)
+        self.once = stored if files.is_stream(self.source) else None
+        self.target = self.outputs.of(self.source, stored)
+        self.dimensions = self.outputs.dimensions(stored)
+        others = [self.source, *self.taken]
+        if self.target != STANDARD:
+            hint = "decode it for itself, with -o and another name"
+            output_files.check_distinct([self.target], others, hint)
+            self.taken.append(self.target)
+
+    def decode(self) -> None:
+        """Write the picture. Raises ImgmlpError."""
+        began, target = time.perf_counter(), self.target
+        stored = self.once or files.stored(self.source)
+        pixels = stored.decode(self.device(), self.dimensions)
+        if stored.exact and self.dimensions not in (None, (stored.width, stored.height)):
+            note = "another size than its own: rendered in floats, not the exact picture"
+            self.terminal.note(note)
+        self._save(pixels, stored.icc)
+        height, width, channels = pixels.shape
+        if target != STANDARD:
+            what = facts.dimensions(width, height, channels)
+            seconds = duration(time.perf_counter() - began)
+            self.terminal.done(f"{target}  {what}   {seconds}")
+
+    def _save(self, pixels: Any, icc: bytes | None) -> None:
+        if self.target == STANDARD:
+            png = io.BytesIO()
+            pictures.save_png(pixels, png, icc)
+            write_data(png.getvalue())
+            return
+        pictures.save_picture(pixels, self.target, icc)

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-from imgmlp import image as pictures
 from imgmlp import output_files
-from imgmlp.cli.parsing import Facts, one_by_one
+from imgmlp.cli import files, parsing
+from imgmlp.cli.files import STANDARD, Entry, Job
 from imgmlp.codec import encoder
+from imgmlp.codec.bitstream import container
 from imgmlp.codec.bitstream.container import Codec
-from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.training import checkpoint, target
+from imgmlp.codec.training.checkpoint import Checkpoint, Snapshot
 from imgmlp.codec.training.run import Run
-from imgmlp.codec.training.target import Effort, Goal
+from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.errors import TargetError, TrainingError, UsageError
 from imgmlp.facts import dimensions
+from imgmlp.image import Picture
 from imgmlp.interrupt import StopRequest
 from imgmlp.terminal import Terminal
-from imgmlp.text import duration, size
+from imgmlp.text import duration, size, write_data
 
 EXTENSION = ".imlp"
+APART = "encode it for itself, with -o and another name"
 _SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
 
 
@@ -45,12 +50,20 @@ class Wanted:
         """Of a picture with so many pixels. Raises UsageError."""
         return target.choose(pixels, self.quality, self.bpp, self.size, self.psnr, self.price)
 
-    def training(self) -> Effort:
+    def training(self) -> Workload:
         """Raises UsageError."""
         if self.time is not None and self.effort is not None:
             raise UsageError("--effort and --time are both given", hint="choose one of them")
         seconds = None if self.time is None else parse_time(self.time)
-        return encoder.effort(self.codec, self.effort, seconds)
+        return encoder.workload(self.codec, self.effort, seconds)
+
+    def work(self) -> str:
+        """The same for people, as far as it is said before the codec has a look."""
+        if self.time is not None:
+            return f"about {duration(parse_time(self.time))}"
+        usual = target.EFFORT if self.codec == "mlp" else None
+        level = usual if self.effort is None else self.effort
+        return "as long as is usual" if level is None else f"effort {level}"
 
 
 def parse_time(text: str) -> float:
@@ -62,84 +75,216 @@ def parse_time(text: str) -> float:
     return seconds
 
 
+@dataclass(frozen=True)
+class Outputs:
+    """Where files go, and what becomes of those that exist."""
+
+    file: Path | None = None
+    folder: Path | None = None
+    force: bool = False
+    skip: bool = False
+
+    def of(self, sources: Sequence[Path]) -> list[Path]:
+        """The file to write for each picture, none of them in anyone's way. Raises ImgmlpError."""
+        if self.force and self.skip:
+            problem = "--force and --skip-existing are both given"
+            raise UsageError(problem, hint="choose one of them")
+        files.check_names(sources, self.file, self.folder)
+        found = [files.output_of(one, self.file, self.folder, EXTENSION) for one in sources]
+        pairs = zip(sources, found, strict=True)  # over itself is that one's own problem
+        others = [path for source, path in pairs if path not in (source, STANDARD)]
+        output_files.check_distinct(others, sources, APART)
+        return found
+
+    def check(self, path: Path) -> None:
+        """Refuse, as an OutputError, a file that must not be replaced or cannot be written."""
+        hint = "--force replaces it, --skip-existing passes it over"
+        output_files.check_output(path, self.force, hint)
+
+
 def run(
     terminal: Terminal,
     sources: list[Path],
-    output: Path | None,
+    outputs: Outputs,
     wanted: Wanted,
     device_spec: str,
     as_json: bool,
-    force: bool,
 ) -> int:
     """Encode pictures; returns the exit code. Raises Interrupted."""
     wanted.target(1)
-    effort = wanted.training()
-    targets = _targets(sources, output, force)
-    device = open_device(device_spec)
-    pairs = list(zip(sources, targets, strict=True))
-    report: list[Facts] = [
-        {"file": str(source), "output": str(path), "problem": None} for source, path in pairs
+    workload, targets = wanted.training(), outputs.of(sources)
+    if STANDARD in targets:
+        if as_json:
+            problem = "--json prints to where the file goes"
+            raise UsageError(problem, hint="leave it out, or give a file with -o")
+        files.check_terminal("an .imlp file", "imgmlp encode photo.png -o - > photo.imlp")
+    stop, device = StopRequest(), cache(lambda: _opened(terminal, device_spec))
+    tasks = [
+        _Task(terminal, source, path, outputs, wanted, workload, device, stop)
+        for source, path in zip(sources, targets, strict=True)
     ]
-    stop = StopRequest()
-    how = wanted, effort, device, stop
-    work = [
-        partial(_encode_one, terminal, *pair, how, facts)
-        for pair, facts in zip(pairs, report, strict=True)
-    ]
-    return one_by_one(terminal, work, report, as_json, stop.requested)
+    jobs = [Job(task.entry, task.encode, task.check) for task in tasks]
+    code = files.one_by_one(terminal, jobs, as_json, stop.requested)
+    for task in tasks:
+        task.forget()
+    return code
 
 
-def _targets(sources: list[Path], output: Path | None, force: bool) -> list[Path]:
-    """The file to write for each picture, none of them in anyone's way. Raises ImgmlpError."""
-    if output is not None and len(sources) > 1:
-        hint = "leave -o out, and each file stands beside its picture"
-        raise UsageError("-o names one file, and there are several pictures", hint=hint)
-    found = [output or source.with_suffix(EXTENSION) for source in sources]
-    hint = "encode it for itself, with -o and another name"
-    output_files.check_outputs(found, found if force else [], sources, hint)
-    return found
+def _opened(terminal: Terminal, spec: str) -> AnyDevice:
+    device = open_device(spec)
+    terminal.note(device.info.describe())
+    return device
 
 
-def _encode_one(
-    terminal: Terminal,
-    source: Path,
-    path: Path,
-    how: tuple[Wanted, Effort, AnyDevice, StopRequest],
-    facts: Facts,
-) -> None:
-    """Write one file, and what is true of it into `facts`.
+@dataclass(frozen=True)
+class _Result:
+    """A file's bytes, and what there is to tell of them."""
 
-    Raises TargetError or TrainingError after the best file is written.
+    bytes: bytes = field(repr=False)
+    metrics: dict[str, Any]
+    missed: str | None
+    diverged: bool
+    before: bool = False  # whether the command had come to it before it was stopped
+
+
+@dataclass(eq=False)
+class _Task:
+    """A picture on its way to its file.
+
+    Until the command is at its end, the checkpoint of a picture that is done holds its file. So the
+    same command knows what it has written itself, and can write it again.
     """
-    wanted, effort, device, stop = how
-    picture = pictures.load(source, alpha=True)
-    for note in picture.notes:
-        terminal.note(f"{source.name}: {note}")
-    goal = wanted.target(picture.width * picture.height)
-    what = dimensions(picture.width, picture.height, picture.channels)
-    terminal.note(f"{source.name}  {what}   {goal}   {device.info.describe()}")
-    kept = checkpoint.of(path, picture, device, f"{wanted.codec} {goal!r} {effort!r}")
-    if (others := checkpoint.others(path, kept)) is not None:
-        terminal.note(others)
-    with stop, terminal.training(effort.steps) as show:
-        surroundings = Run(show, stop.requested, terminal.note, kept)
-        found = encoder.encode(picture, goal, effort, device, surroundings, wanted.codec)
-    output_files.write_atomically(path, lambda stream: stream.write(found.bytes))
-    kept.remove(path)
-    facts |= found.metrics
-    if math.isinf(found.metrics["psnr"]):  # equal pictures; JSON has no infinity
-        facts["psnr"] = None
-    _report(terminal, path, found)
+
+    terminal: Terminal
+    source: Path
+    path: Path
+    outputs: Outputs
+    wanted: Wanted
+    workload: Workload
+    device: Callable[[], AnyDevice]
+    stop: StopRequest
+    kept: Checkpoint | None = None
+    written: bool = False
+
+    def __post_init__(self) -> None:
+        self.entry: Entry = {"file": str(self.source), "output": str(self.path), "problem": None}
+
+    def check(self) -> None:
+        """Refuse what cannot be done before any work begins. Raises ImgmlpError."""
+        files.check_picture(self.source)
+        if self.path == self.source and self.path != STANDARD:
+            output_files.check_distinct([self.path], [self.source], APART)
+        if self.path == STANDARD or checkpoint.left_beside(self.path):
+            return  # this command's own, perhaps
+        if not self._skipped():
+            self.outputs.check(self.path)
+
+    def encode(self) -> None:
+        """Write the file, and what is true of it into the entry.
+
+        Raises TargetError or TrainingError after the best file is written.
+        """
+        if "skipped" in self.entry:
+            return
+        picture = parsing.load_picture(self.terminal, self.source, alpha=True)
+        goal = self.wanted.target(picture.width * picture.height)
+        what = dimensions(picture.width, picture.height, picture.channels)
+        asked = f"{goal}, {self.wanted.codec}, {self.wanted.work()}"
+        self.terminal.note(f"{files.named(self.source)}  {what}   {asked}")
+        if self.path != STANDARD:
+            choices = f"{self.wanted.codec} {goal!r} {self.workload!r}"
+            self.kept = checkpoint.of(self.path, picture, self.device(), choices)
+        found = self._done_before()
+        if found is None or not _holds(self.path, found.bytes):
+            if self._skipped():
+                return
+            self._check_output()
+            with self.stop:
+                found = found or self._trained(picture, goal)
+                self._write(found.bytes)
+        self.written = True
+        self.entry |= found.metrics
+        if math.isinf(found.metrics["psnr"]):  # equal pictures; JSON has no infinity
+            self.entry["psnr"] = None
+        name = "standard output" if self.path == STANDARD else str(self.path)
+        _report(self.terminal, name, goal, found)
+
+    def forget(self) -> None:
+        """Keep nothing of a picture whose file is there. Once the whole command is at its end."""
+        if self.written and self.kept is not None:
+            self.kept.remove(self.path)
+
+    def _skipped(self) -> bool:
+        """Whether a file that exists is left as it is, which is told."""
+        if not (self.outputs.skip and self.path.exists()):
+            return False
+        self.entry["skipped"] = True
+        self.terminal.note(f"{self.path} exists already: {self.source} is passed over")
+        return True
+
+    def _check_output(self) -> None:
+        if self.path != STANDARD:
+            self.outputs.check(self.path)
+
+    def _done_before(self) -> _Result | None:
+        """What this command has made of the picture already, if it was stopped after that."""
+        saved = None if self.kept is None else self.kept.load()
+        if saved is None or (finished := saved.finished()) is None:
+            return None
+        data, values = finished
+        return _Result(data, **values, before=True)
+
+    def _trained(self, picture: Picture, goal: Goal) -> _Result:
+        """A file's bytes, which the checkpoint holds as well. Raises Interrupted."""
+        if self.kept is not None and (others := checkpoint.others(self.path, self.kept)):
+            self.terminal.note(others)
+        with self.terminal.training(self.workload.steps) as show:
+            run = Run(show, self.stop.requested, self.terminal.note, self.kept)
+            made = encoder.encode(
+                picture, goal, self.workload, self.device(), run, self.wanted.codec
+            )
+        found = _Result(made.bytes, made.metrics, made.missed, made.diverged)
+        if run.due(stopping=True):
+            values = {"metrics": found.metrics, "missed": found.missed, "diverged": found.diverged}
+            run.keep(Snapshot.of_finished(found.bytes, values))
+        return found
+
+    def _write(self, data: bytes) -> None:
+        if self.path == STANDARD:
+            write_data(data)
+            return
+        self._check_output()  # somebody may have written it in the meantime
+        output_files.write_atomically(self.path, lambda stream: stream.write(data))
 
 
-def _report(terminal: Terminal, path: Path, found: Encoded) -> None:
-    facts = found.metrics
+def _holds(path: Path, data: bytes) -> bool:
+    """Whether a file is just these bytes."""
+    try:
+        return path.stat().st_size == len(data) and path.read_bytes() == data
+    except OSError:
+        return False
+
+
+def _report(terminal: Terminal, name: str, goal: Goal, found: _Result) -> None:
+    """Say how it went. Raises TargetError or TrainingError."""
+    metrics = found.metrics
     if found.diverged:
-        problem = f"training of {path} could not go on: its loss kept growing without bound"
+        problem = f"training of {name} could not go on: its loss kept growing without bound"
         raise TrainingError(problem, hint="the best state is in the file; try another target")
     if found.missed is not None:
-        hint = "the best file was written; try another target, a higher --effort or more --time"
-        raise TargetError(f"{path} has {found.missed}", hint=hint)
-    quality = "lossless" if math.isinf(facts["psnr"]) else f"{facts['psnr']:.2f} dB"
-    figures = f"{size(facts['bytes'])}   {facts['bpp']:.3f} bpp   {quality}"
-    terminal.done(f"{path}   {figures}   {duration(facts['seconds'])}")
+        hint = f"the best file was written; {_advice(goal, found)}"
+        raise TargetError(f"{name} has {found.missed}", hint=hint)
+    quality = "lossless" if math.isinf(metrics["psnr"]) else f"{metrics['psnr']:.2f} dB"
+    figures = f"{size(metrics['bytes'])}   {metrics['bpp']:.3f} bpp   {quality}"
+    took = "done before" if found.before else duration(metrics["seconds"])
+    terminal.done(f"{name}   {figures}   {took}")
+
+
+def _advice(goal: Goal, found: _Result) -> str:
+    """What to try where a target was missed."""
+    sections = container.parse(found.bytes).sections
+    beside = sum(len(section.data) for section in sections if not section.critical)
+    if goal.kind == "bytes" and beside and len(found.bytes) > goal.value:
+        what = f"{beside:,} bytes of it are profile and metadata beside the picture"
+        return f"{what}, which --strip leaves out"
+    return "try another target, a higher --effort or more --time"

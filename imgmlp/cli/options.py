@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from imgmlp.errors import UsageError
+from imgmlp.interrupt import raise_on_signals
 from imgmlp.terminal import Terminal
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
@@ -24,6 +24,10 @@ Verbose = Annotated[
 ]
 NoProgress = Annotated[bool, typer.Option("--no-progress", help="Show no bar and no lines of it.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace outputs that exist.")]
+Folder = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="DIR", help="Write into this folder, under the usual names."),
+]
 Precision = Annotated[
     Literal["float32", "half"],
     typer.Option(help="Of matrix products; half on GPUs with matrix units only."),
@@ -43,19 +47,12 @@ DeviceSpec = Annotated[
 def terminal_of(
     context: typer.Context, quiet: bool, verbose: int, no_progress: bool = False
 ) -> Terminal:
+    """Where a command talks. From here on Ctrl-C is an exception, so that it can clean up.
+
+    Called once all is loaded: modules do not like exceptions while they are.
+    """
+    raise_on_signals()
     terminal = context.obj
     assert isinstance(terminal, Terminal)
     terminal.quiet, terminal.verbosity, terminal.progress = quiet, verbose, not no_progress
     return terminal
-
-
-def check_picture(path: Path) -> None:
-    """Refuse, as a UsageError, what is no file, before other pictures take their time."""
-    try:
-        folder, there = path.is_dir(), path.exists()
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}", hint="check the file") from error
-    if folder:
-        raise UsageError(f"{path} is no file", hint="give a file")
-    if not there:
-        raise UsageError(f"{path} does not exist", hint="check the name")

@@ -1,21 +1,18 @@
-"""What several commands do with their arguments: options checked and understood, files in turn."""
+"""What several commands do with their arguments: options are checked, and pictures read."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from imgmlp.cli import files
 from imgmlp.codec.float_mlp.config import PRESETS, Settings
-from imgmlp.errors import ImgmlpError, Interrupted, UsageError, out_of_memory
-from imgmlp.image import check_size
+from imgmlp.errors import UsageError
+from imgmlp.image import Picture, check_size, load
 from imgmlp.terminal import Terminal
-from imgmlp.text import print_data
-
-Facts = dict[str, Any]  # about a file, for JSON
 
 
 def training_settings(preset: str, **chosen: float | str | None) -> Settings:
@@ -50,34 +47,10 @@ def scaled(width: int, height: int, scale: float) -> tuple[int, int]:
     return width, height
 
 
-def one_by_one(
-    terminal: Terminal,
-    work: Sequence[Callable[[], None]],
-    report: list[Facts],
-    as_json: bool,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> int:
-    """Do the work for several files, whatever becomes of the others; returns the exit code.
-
-    That is the error's own for one file; 1 if some of several failed. `report` has facts about each
-    file, with its "problem", and is printed if JSON is wanted. Raises Interrupted, also after
-    a file that was done although somebody asked to stop.
-    """
-    codes = []
-    for do, facts in zip(work, report, strict=True):
-        try:
-            do()
-        except Interrupted:
-            raise
-        except (ImgmlpError, MemoryError) as error:
-            problem = error if isinstance(error, ImgmlpError) else out_of_memory()
-            facts["problem"] = str(problem)
-            codes.append(terminal.fail(problem))
-        else:
-            codes.append(0)
-        if should_stop():
-            hint = "what was written is whole; give the others again"
-            raise Interrupted(f"stopped after {len(codes)} of {len(work)} files", hint=hint)
-    if as_json:
-        print_data(json.dumps(report, indent=2))
-    return codes[0] if len(codes) == 1 else int(any(codes))
+def load_picture(terminal: Terminal, path: Path, alpha: bool) -> Picture:
+    """A picture from a file, a pipe or standard input; tells what was changed on the way in."""
+    name = files.named(path)
+    picture = load(name, alpha, files.read(path) if files.is_stream(path) else None)
+    for note in picture.notes:
+        terminal.note(f"{name}: {note}")
+    return picture

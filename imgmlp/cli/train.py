@@ -15,7 +15,7 @@ import numpy as np
 
 from imgmlp import image as pictures
 from imgmlp import output_files
-from imgmlp.cli import devices
+from imgmlp.cli import devices, files, parsing
 from imgmlp.codec.float_mlp import npz, pipeline
 from imgmlp.codec.float_mlp.config import Settings
 from imgmlp.codec.float_mlp.pipeline import Trained
@@ -50,8 +50,17 @@ class Outputs:
 
     def check(self, source: Path, replaced: list[Path]) -> None:
         """Refuse, as an OutputError, files that cannot be written or must not be replaced."""
-        hint = "give every file a name of its own"
-        output_files.check_outputs(self.paths(), replaced, [source], hint)
+        own = [path for path in self.paths() if not output_files.is_special(path)]
+        output_files.check_distinct(own, [source], "give every file a name of its own")
+        hint = "--force replaces it; -o, --png and --live choose other names"
+        for path in self.paths():
+            output_files.check_output(path, path in replaced, hint)
+
+    def check_formats(self, channels: int | None = None) -> None:
+        """Refuse, as a UsageError, names of pictures that cannot hold so many channels."""
+        for path in self.paths()[1:]:
+            if not output_files.is_special(path):
+                pictures.check_extension(path, channels)
 
 
 def run(
@@ -66,13 +75,27 @@ def run(
 
     Raises Interrupted or TrainingError after the best weights so far are written.
     """
+    files.check_picture(source)
     replaced = force or checkpoint.left_beside(outputs.weights)
     outputs.check(source, outputs.paths() if replaced else [])
-    picture, device = pictures.load(source), open_device(device_spec)
-    training = _Training(terminal, source, outputs, picture, settings, device)
+    outputs.check_formats()
+    picture = parsing.load_picture(terminal, source, alpha=False)
+    outputs.check_formats(picture.channels)
+    _announce(terminal, source, picture, settings)
+    device = open_device(device_spec)
+    training = _Training(terminal, outputs, picture, settings, device)
     outputs.check(source, outputs.paths() if force else training.written_before())
     training.introduce()
-    training.report(training.run())
+    training.report(training.train())
+
+
+def _announce(terminal: Terminal, source: Path, picture: Picture, settings: Settings) -> None:
+    """Say what was understood. At once: looking for a device may take seconds."""
+    network = settings.architecture(picture.channels)
+    what = dimensions(picture.width, picture.height, picture.channels)
+    parameters = f"MLP {network}, {network.parameters:,} parameters"
+    name = files.named(source)
+    terminal.note(f"{name}  {what}   {parameters}   {settings.steps:,} steps")
 
 
 @dataclass(eq=False)
@@ -80,7 +103,6 @@ class _Training:
     """A picture on its way to its files."""
 
     terminal: Terminal
-    source: Path
     outputs: Outputs
     picture: Picture
     settings: Settings
@@ -89,42 +111,36 @@ class _Training:
     def __post_init__(self) -> None:
         choices = f"train {self.settings!r}"
         self.kept = checkpoint.of(self.outputs.weights, self.picture, self.device, choices)
-        facts = {"outputs": self.outputs.names()}
-        self.state = Run(note=self.terminal.note, checkpoint=self.kept, facts=facts)
+        values = {"outputs": self.outputs.names()}
+        self.run = Run(note=self.terminal.note, checkpoint=self.kept, values=values)
 
     def written_before(self) -> list[Path]:
         """The outputs that an interrupted run has written, and nothing else since.
 
         A preview is younger than the checkpoint if the run was killed.
         """
-        saved, paths = self.state.saved, self.outputs.paths()
+        saved, paths = self.run.saved, self.outputs.paths()
         if saved is None:
             return []
         named = zip(paths, self.outputs.names(), strict=True)
-        known = [path for path, name in named if name in saved.facts["outputs"]]
+        known = [path for path, name in named if name in saved.values["outputs"]]
         live = self.outputs.live
         return [path for path in known if path is live or not self.kept.is_older_than(path)]
 
     def introduce(self) -> None:
-        """Say what is going to be done."""
+        """Say what is going to be done, and where."""
         terminal, settings, device = self.terminal, self.settings, self.device
-        picture, name = self.picture, self.source.name
-        for note in picture.notes:
-            terminal.note(f"{name}: {note}")
-        network = settings.architecture(picture.channels)
-        what = f"{name}  {dimensions(picture.width, picture.height, picture.channels)}"
-        parameters = f"MLP {network}, {network.parameters:,} parameters"
-        terminal.note(f"{what}   {parameters}   {device.info.describe()}")
+        terminal.note(device.info.describe())
         if (others := checkpoint.others(self.outputs.weights, self.kept)) is not None:
             terminal.note(others)
         devices.tell_precision(terminal, settings, device)
         terminal.detail(devices.details(device))
         terminal.detail("  ".join(f"{name} {value}" for name, value in asdict(settings).items()))
-        if self.state.saved is not None:
-            done = int(self.state.saved.arrays["count"])
+        if self.run.saved is not None:
+            done = int(self.run.saved.arrays["count"])
             terminal.note(f"continuing after {done:,} of {settings.steps:,} steps")
 
-    def run(self) -> Trained:
+    def train(self) -> Trained:
         """Train, and write the outputs."""
         outputs, icc = self.outputs, self.picture.icc
         preview = LivePreview(outputs.live, icc, self.terminal) if outputs.live else None
@@ -136,12 +152,12 @@ class _Training:
                     if preview is not None and progress.preview is not None:
                         preview.update(progress.preview)
 
-                self.state.tell, self.state.should_stop = tell, stop.requested
-                trained = pipeline.train(self.picture, self.settings, self.device, self.state)
+                self.run.tell, self.run.should_stop = tell, stop.requested
+                trained = pipeline.train(self.picture, self.settings, self.device, self.run)
             output_files.write_atomically(
                 outputs.weights, lambda stream: npz.save(trained.weights, stream)
             )
-            pictures.save_png(trained.pixels, outputs.png, icc)
+            _save(trained.pixels, outputs.png, icc)
             if preview is not None:
                 preview.write(trained.pixels)
         if trained.stopped == "interrupted":
@@ -168,8 +184,16 @@ class _Training:
         self.terminal.done(f"{output} {weights}   {self.outputs.png} {quality}   {seconds}")
 
 
+def _save(pixels: Array, path: Path, icc: bytes | None) -> None:
+    """Write a picture as its name says; what is no file has none that would say anything."""
+    if output_files.is_special(path):
+        pictures.save_png(pixels, path, icc)
+    else:
+        pictures.save_picture(pixels, path, icc)
+
+
 class LivePreview:
-    """A PNG of the best weights so far, rewritten every few seconds while training goes on."""
+    """A picture of the best weights so far, rewritten every few seconds while training goes on."""
 
     def __init__(self, path: Path, icc: bytes | None, terminal: Terminal) -> None:
         self._path, self._icc, self._terminal = path, icc, terminal
@@ -183,7 +207,7 @@ class LivePreview:
 
     def write(self, pixels: Array) -> None:
         try:
-            pictures.save_png(pixels, self._path, self._icc)
+            _save(pixels, self._path, self._icc)
         except OutputError as error:  # not worth losing the training for
             self._terminal.note(f"no more previews: {error}")
             self._broken = True

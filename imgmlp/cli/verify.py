@@ -6,8 +6,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 
-from imgmlp.cli.parsing import Facts, one_by_one
-from imgmlp.codec.decoder import open_stored
+from imgmlp.cli.files import Entry, Job, named, one_by_one, stored
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.facts import dimensions
 from imgmlp.terminal import Terminal
@@ -20,16 +19,18 @@ def run(terminal: Terminal, paths: list[Path], device_spec: str, as_json: bool) 
     Returns the exit code.
     """
     device = cache(lambda: open_device(device_spec))  # archives need none
-    report: list[Facts] = [{"file": str(path), "sound": False, "problem": None} for path in paths]
-    work = [partial(_verify, terminal, *one, device) for one in zip(paths, report, strict=True)]
-    return one_by_one(terminal, work, report, as_json)
+    jobs = []
+    for path in paths:
+        entry: Entry = {"file": str(path), "sound": False, "problem": None}
+        jobs.append(Job(entry, partial(_verify, terminal, path, entry, device)))
+    return one_by_one(terminal, jobs, as_json)
 
 
-def _verify(terminal: Terminal, path: Path, report: Facts, device: Callable[[], AnyDevice]) -> None:
+def _verify(terminal: Terminal, path: Path, entry: Entry, device: Callable[[], AnyDevice]) -> None:
     """Say that a file is sound. Raises ImgmlpError if it is not."""
-    stored = open_stored(path)
-    if stored.exact:
-        stored.decode(device())
-    report["sound"], found = True, stored.facts
+    opened = stored(path)
+    if opened.exact:
+        opened.decode(device())
+    entry["sound"], found = True, opened.facts
     picture = dimensions(found["width"], found["height"], found["channels"])
-    terminal.done(f"{path}  {picture}   {size(found['bytes'])}")
+    terminal.done(f"{named(path)}  {picture}   {size(found['bytes'])}")

@@ -50,36 +50,37 @@ class Stored:
         return self._decode(device, size)
 
 
-def open_stored(file: str | PathLike[str] | bytes) -> Stored:
+def open_stored(file: str | PathLike[str] | bytes, name: str = "") -> Stored:
     """The picture in an .imlp or .npz file, given by its path or as its bytes.
 
-    Raises UsageError if it cannot be read, FormatError if it is neither or is damaged.
+    Bytes may have a name, for errors. Raises UsageError if the file cannot be read, FormatError if
+    it is neither or is damaged.
     """
-    if isinstance(file, bytes):
+    if isinstance(file, bytes) and not name:
         return _read(io.BytesIO(file))
-    path = Path(file)
-    with _opened(path) as stream:
+    name = name or str(file)
+    with io.BytesIO(file) if isinstance(file, bytes) else _opened(Path(file)) as stream:
         start = stream.read(len(ZIP))
         if start != ZIP and not container.SIGNATURE.startswith(start):
             hint = "give a file that imgmlp wrote"
-            raise FormatError(f"{path} is neither an .imlp nor an .npz file", hint=hint)
-        with _named(path):
+            raise FormatError(f"{name} is neither an .imlp nor an .npz file", hint=hint)
+        with _named(name):
             stored = _read(stream)
 
     def decode(device: AnyDevice, size: Size | None) -> np.ndarray[Any, Any]:
-        with _named(path):
+        with _named(name):
             return stored.decode(device, size)
 
     return replace(stored, _decode=decode)
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
+def _named(name: str) -> Iterator[None]:
     """Say of which file it is that something is wrong with it."""
     try:
         yield
     except FormatError as error:
-        raise FormatError(f"{path}: {error}", hint=error.hint) from error.__cause__
+        raise FormatError(f"{name}: {error}", hint=error.hint) from error.__cause__
 
 
 @contextmanager

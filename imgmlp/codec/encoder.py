@@ -14,7 +14,7 @@ from imgmlp.codec.latent import encode as latent
 from imgmlp.codec.mlp import encode as mlp
 from imgmlp.codec.training import target
 from imgmlp.codec.training.run import Run
-from imgmlp.codec.training.target import Effort, Goal
+from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import AnyDevice
 from imgmlp.errors import FormatError, ImgmlpError
 from imgmlp.image import Picture
@@ -34,17 +34,17 @@ class Encoded:
     resumed: int = 0  # steps that an interrupted run had done
 
 
-def effort(codec: Codec, level: int | None, seconds: float | None) -> Effort:
+def workload(codec: Codec, level: int | None, seconds: float | None) -> Workload:
     """Training of an effort from 1 to 9, or of the codec's own choice. Raises UsageError."""
     if codec == "latent":
-        return latent.effort(level, seconds)
-    return target.effort(target.EFFORT if level is None else level, seconds)
+        return latent.workload(level, seconds)
+    return target.workload(target.EFFORT if level is None else level, seconds)
 
 
 def encode(
     picture: Picture,
     wanted: Goal,
-    effort: Effort,
+    workload: Workload,
     device: AnyDevice,
     run: Run | None = None,
     codec: Codec = "mlp",
@@ -56,10 +56,10 @@ def encode(
     """
     match codec:
         case "mlp":
-            found = mlp.encode(picture, wanted, effort, device, run or Run())
+            found = mlp.encode(picture, wanted, workload, device, run or Run())
         case "latent":  # which has no smaller file for one colour
             plain = mlp.untrained(picture, wanted, device)
-            found = plain or latent.encode(picture, wanted, effort, device, run or Run())
+            found = plain or latent.encode(picture, wanted, workload, device, run or Run())
     pixels = _decoded(found.bytes, device)
     missed = wanted.misses(len(found.bytes), found.metrics["psnr"])
     return Encoded(found.bytes, pixels, found.metrics, missed, found.diverged, found.resumed)

@@ -69,10 +69,10 @@ static void leave_slice(__local float *slice, const float4 *x, int own, int widt
 // The value is the sum of column get_local_id(0) of the right factor, for lanes below WIDTH.
 #define TILE_PRODUCT(NAME, HEIGHT, WIDTH, OWN, DEPTH)                                           \
   static float NAME(                                                                            \
-      float *tile, __local float *room, __global const float *left, int left_row,               \
+      float *tile, __local float *workspace, __global const float *left, int left_row,          \
       int left_inner, int left_aligned, __global const float *right, int right_inner,           \
       int right_column, int right_aligned, int rows, int columns, int inner) {                  \
-    __local float *right_slice = room + DEPTH * (HEIGHT + 4);                                   \
+    __local float *right_slice = workspace + DEPTH * (HEIGHT + 4);                              \
     const int lane = get_local_id(0);                                                           \
     const int row = lane / (WIDTH / 4) * OWN, column = lane % (WIDTH / 4) * 4;                  \
     float4 a[OWNED(HEIGHT, DEPTH)], b[OWNED(WIDTH, DEPTH)];                                     \
@@ -81,7 +81,7 @@ static void leave_slice(__local float *slice, const float4 *x, int own, int widt
     for (int first = 0, ahead = 0; first < inner; first = ahead) {                              \
       const int depth = min(DEPTH, (inner - first + 7) / 8 * 8);                                \
       barrier(CLK_LOCAL_MEM_FENCE);                                                             \
-      leave_slice(room, a, OWNED(HEIGHT, DEPTH), HEIGHT, depth, left_inner);                    \
+      leave_slice(workspace, a, OWNED(HEIGHT, DEPTH), HEIGHT, depth, left_inner);               \
       leave_slice(right_slice, b, OWNED(WIDTH, DEPTH), WIDTH, depth, right_inner);              \
       barrier(CLK_LOCAL_MEM_FENCE);                                                             \
       ahead = first + DEPTH;                                                                    \
@@ -91,7 +91,7 @@ static void leave_slice(__local float *slice, const float4 *x, int own, int widt
         _Pragma("unroll") /* beyond the last, slices are zero */                                \
         for (int k = begin; k < begin + 8; ++k) {                                               \
           float x[OWN] __attribute__((aligned(16))), y[4] __attribute__((aligned(16)));         \
-          NEXT_##OWN(x, room + k * (HEIGHT + 4) + row)                                          \
+          NEXT_##OWN(x, workspace + k * (HEIGHT + 4) + row)                                     \
           NEXT_4(y, right_slice + k * (WIDTH + 4) + column)                                     \
           _Pragma("unroll")                                                                     \
           for (int i = 0; i < OWN; ++i) {                                                       \
@@ -129,12 +129,12 @@ TILE_PRODUCT(tile_product_narrow, 64, NARROW, 1, 32)
 
 // The tile in local memory, where all lanes see it.
 #define TILE_SPREAD(NAME, WIDTH, OWN)                                                           \
-  static void NAME(__local float *room, const float *tile) {                                    \
+  static void NAME(__local float *workspace, const float *tile) {                               \
     const int lane = get_local_id(0);                                                           \
     const int row = lane / (WIDTH / 4) * OWN, column = lane % (WIDTH / 4) * 4;                  \
     barrier(CLK_LOCAL_MEM_FENCE);                                                               \
     for (int i = 0; i < OWN; ++i)                                                               \
-      *(__local float4 *)(room + (row + i) * TILE_PITCH + column) =                             \
+      *(__local float4 *)(workspace + (row + i) * TILE_PITCH + column) =                        \
           (float4)(tile[4 * i], tile[4 * i + 1], tile[4 * i + 2], tile[4 * i + 3]);             \
     barrier(CLK_LOCAL_MEM_FENCE);                                                               \
   }

@@ -25,7 +25,7 @@
 
 typedef struct {
   int near;
-  uint room;  // where it begins, in bytes of local memory
+  uint base;  // where it begins, in bytes of local memory
   int first;  // element that the product begins with
   int pitch;
   int along;  // whether neighbours of a line are multiplied with one another's (inner elements)
@@ -33,8 +33,8 @@ typedef struct {
   int stride, inner_stride;
 } Factor;
 
-static Factor near(uint room, int first, int pitch, int along) {
-  const Factor f = {1, room, first, pitch, along, 0, 0, 0};
+static Factor near(uint base, int first, int pitch, int along) {
+  const Factor f = {1, base, first, pitch, along, 0, 0, 0};
   return f;
 }
 
@@ -50,7 +50,7 @@ static Factor far(__global const float *from, int stride, int inner_stride) {
 // Where in local memory an element of a line, one of the eight from `line` on, lies.
 static uint cell(Factor f, int line, int column, int eighth) {
   const int turned = f.first % f.pitch + column ^ (f.pitch % LINE ? 0 : TURNED(eighth));
-  return f.room + FACTOR_BYTES * ((f.first / f.pitch + line + eighth) * f.pitch + turned);
+  return f.base + FACTOR_BYTES * ((f.first / f.pitch + line + eighth) * f.pitch + turned);
 }
 
 // A lane's parts of squares, of which it gives a line of one: along lines, or across them.

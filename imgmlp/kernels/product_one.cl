@@ -95,6 +95,60 @@ typedef vector unaligned_vector __attribute__((aligned(4)));
   (out)[2 * R] = sums[2 * R];  \
   (out)[2 * R + 1] = sums[2 * R + 1];
 
+// sums[R][C] = left[R][inner] x right[C][inner], both of which have their terms side by side: of
+// NARROW terms at once products are added up in as many sums of their own, which TOTALS adds up.
+// `found` is an array of EIGHTS float8, in which they stand side by side. left[i * left_row + k];
+// rows from number `rows` on are copies of the last one below. inner is a multiple of NARROW.
+#define PRODUCT_ALONG(R, C, EIGHTS, found, left, left_row, right, right_column, rows, inner) \
+  float8 found[EIGHTS];                                                                      \
+  {                                                                                          \
+    vector sums_[8 * EIGHTS] = {0.f};                                                        \
+    REPEAT(R, POINT, left, left_row, rows)                                                   \
+    ACROSS(C, POINT_ACROSS, right, right_column)                                             \
+    for (long k_ = 0; k_ < (inner); k_ += NARROW) {                                          \
+      REPEAT(R, READ_ALONG, )                                                                \
+      ACROSS(C, ADD_ACROSS, R, C, sums_)                                                     \
+    }                                                                                        \
+    REPEAT(EIGHTS, TOTALS, found, sums_)                                                     \
+  }
+#define POINT_ACROSS(N, right, step) __global const float *y_##N = (right) + N * (step);
+#define READ_ALONG(R, ...) const vector a_##R = *(__global const unaligned_vector *)(x_##R + k_);
+#define ADD_ACROSS(N, R, C, sums)                                                \
+  {                                                                              \
+    const vector b_ = *(__global const unaligned_vector *)(y_##N + k_);          \
+    REPEAT(R, ADD_ALONG, N, C, sums)                                             \
+  }
+#define ADD_ALONG(R, N, C, sums) sums[(R) * (C) + N] += a_##R * b_;
+#define TOTALS(N, found, sums)                                                             \
+  found[N] = each_total(sums[8 * N], sums[8 * N + 1], sums[8 * N + 2], sums[8 * N + 3],    \
+                        sums[8 * N + 4], sums[8 * N + 5], sums[8 * N + 6], sums[8 * N + 7]);
+
+// ACROSS is REPEAT, for what is repeated within it.
+#define ACROSS(C, M, ...) ACROSS_##C(M, __VA_ARGS__)
+#define ACROSS_1(M, ...) M(0, __VA_ARGS__)
+#define ACROSS_2(M, ...) ACROSS_1(M, __VA_ARGS__) M(1, __VA_ARGS__)
+#define ACROSS_3(M, ...) ACROSS_2(M, __VA_ARGS__) M(2, __VA_ARGS__)
+#define ACROSS_4(M, ...) ACROSS_3(M, __VA_ARGS__) M(3, __VA_ARGS__)
+#define ACROSS_5(M, ...) ACROSS_4(M, __VA_ARGS__) M(4, __VA_ARGS__)
+#define ACROSS_6(M, ...) ACROSS_5(M, __VA_ARGS__) M(5, __VA_ARGS__)
+#define ACROSS_7(M, ...) ACROSS_6(M, __VA_ARGS__) M(6, __VA_ARGS__)
+#define ACROSS_8(M, ...) ACROSS_7(M, __VA_ARGS__) M(7, __VA_ARGS__)
+
+// The sum of each of eight vectors' elements. Neighbours are added as x86 does within 128 bits.
+#if NARROW == 16
+#define HALVED(a) ((a).lo + (a).hi)
+#else
+#define HALVED(a) (a)
+#endif
+#define PAIRS(a, b) \
+  ((float8)((a).s02, (b).s02, (a).s46, (b).s46) + (float8)((a).s13, (b).s13, (a).s57, (b).s57))
+#define FOURS(a, b, c, d) PAIRS(PAIRS(HALVED(a), HALVED(b)), PAIRS(HALVED(c), HALVED(d)))
+static inline __attribute__((always_inline)) float8 each_total(
+    vector a, vector b, vector c, vector d, vector e, vector f, vector g, vector h) {
+  const float8 low = FOURS(a, b, c, d), high = FOURS(e, f, g, h);
+  return (float8)(low.lo, high.lo) + (float8)(low.hi, high.hi);
+}
+
 // Columns of the right factor side by side, zero from number `columns` to `width`.
 static void pack_panel(float *panel, __global const float *right, int right_inner,
                        int right_column, int columns, int width, int inner) {
@@ -189,6 +243,21 @@ static void column_sums(float *sums, __global const float *right, int right_inne
     return;
   }
 #endif
+  if (right_inner == 1 && right_column != 1 && inner % NARROW == 0) {
+    for (int n = 0; n < columns; n += 2) {
+      __global const float *one = right + n * right_column;
+      __global const float *other = n + 1 < columns ? one + right_column : one;
+      vector parts[2] = {0.f};
+      for (int k = 0; k < inner; k += NARROW) {
+        parts[0] += *(__global const unaligned_vector *)(one + k);
+        parts[1] += *(__global const unaligned_vector *)(other + k);
+      }
+      const float8 both = each_total(parts[0], parts[1], 0.f, 0.f, 0.f, 0.f, 0.f, 0.f);
+      sums[n] = both.s0;
+      sums[n + 1] = both.s1;  // of what there is VECTOR
+    }
+    return;
+  }
   for (int n = 0; n < VECTOR; ++n) sums[n] = 0.f;
   for (int k = 0; k < inner; ++k)
     for (int n = 0; n < columns; ++n) sums[n] += right[k * right_inner + n * right_column];

@@ -21,15 +21,16 @@ static uint lowbias32(uint x) {
   return x ^ (x >> 16);
 }
 
-// Division and remainder that round towards minus infinity, as Python's.
+// Division and remainder that round towards minus infinity, as Python's. C leaves open what the
+// least int gives by -1; here it wraps.
 static int floor_div(int a, int b) {
-  const int q = a / b;
-  return q - (a % b != 0 && (a < 0) != (b < 0));
+  const int d = b == -1 ? 1 : b, q = a / d;
+  return b == -1 ? (int)(0u - (uint)a) : q - (a % d != 0 && (a < 0) != (d < 0));
 }
 
 static int floor_mod(int a, int b) {
-  const int r = a % b;
-  return r + (r != 0 && (r < 0) != (b < 0)) * b;
+  const int d = b == -1 ? 1 : b, r = a % d;
+  return r + (r != 0 && (r < 0) != (d < 0)) * d;
 }
 
 // PoCL calls its sqrt, which keeps a loop from being vectorised; the compiler's own does not.

@@ -115,7 +115,8 @@ def test_an_error_has_its_exit_code_and_two_lines(
     before = picture.read_bytes()
     done = imgmlp(*arguments, check=code)
     assert_error(done.stderr, part)
-    assert len(done.stderr.splitlines()) == 2  # before any work
+    understood = 1 if "--device" in arguments else 0  # said before it is looked for
+    assert len(done.stderr.splitlines()) == 2 + understood  # before any work
     assert done.stdout == ""
     assert names(picture) == {"text.png"}
     assert picture.read_bytes() == before
@@ -161,7 +162,7 @@ def test_quiet_is_silent(imgmlp: Command, picture: Path) -> None:
 
 def test_no_progress_leaves_the_header_and_the_result(imgmlp: Command, picture: Path) -> None:
     done = imgmlp("train", picture.name, *QUICK, "--no-progress")
-    assert len(done.stderr.splitlines()) == 2
+    assert len(done.stderr.splitlines()) == 3
 
 
 def test_other_encodings_get_ascii(imgmlp: Command, picture: Path) -> None:
@@ -173,14 +174,35 @@ def test_other_encodings_get_ascii(imgmlp: Command, picture: Path) -> None:
     assert "31x24 RGB" in done.stdout
 
 
-@pytest.mark.parametrize("name", ["[bold]x.png", ":smile:.png", "ü \n.png", os.fsdecode(b"\xff")])
+@pytest.mark.parametrize("name", ["[bold]x.png", ":smile:.png", "ü λ.png", os.fsdecode(b"\xff")])
 def test_names_are_shown_as_they_are(imgmlp: Command, picture: Path, name: str) -> None:
     picture.rename(picture.parent / name)
     done = imgmlp("train", name, *QUICK)
     assert done.stderr.startswith(name.encode("utf-8", "backslashreplace").decode())
 
 
-def test_plain_lines_come_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("a\x1b[31m.png", r"a\x1b[31m.png"),
+        ("a\nb.png", r"a\nb.png"),
+        ("a\x9b.png", r"a\x9b.png"),
+        ("a\u202egnp.png", r"a\u202egnp.png"),
+    ],
+)
+def test_names_move_no_cursor(imgmlp: Command, picture: Path, name: str, shown: str) -> None:
+    """A file's name that clears the terminal or ends the line is text like any other."""
+    assert_error(imgmlp("encode", name, check=2).stderr, shown)
+    picture.rename(picture.parent / name)
+    (picture.parent / "text.png").write_text("no picture")
+    done = imgmlp("train", name, *QUICK)
+    assert done.stderr.startswith(shown)
+    assert not set(done.stderr) & {"\x1b", "\x9b", "\u202e"}
+    done = imgmlp("info", "weights.npz", name, check=1)
+    assert_error(done.stderr, shown)
+
+
+def test_plain_lines_come_at_once_and_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     said: list[str] = []
@@ -189,8 +211,8 @@ def test_plain_lines_come_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> 
         now = float(step)
         lines.show(Progress(step, 100, 0.01, 20.0, 1.0, 100.0 - step))
     lines.finish()
-    assert [line.split()[1] for line in said] == ["10/100", "20/100", "30/100"]
-    assert said[0] == "training  10/100  loss 0.01  20.0 dB  1 steps/s  1:30 left"
+    assert [line.split()[1] for line in said] == ["1/100", "11/100", "21/100", "30/100"]
+    assert said[0] == "training  1/100  loss 0.01  20.0 dB  1 steps/s  1:39 left"
 
 
 def test_the_version_is_that_of_the_package(imgmlp: Command) -> None:

@@ -13,6 +13,7 @@ from conftest import Command, small_pixels
 from PIL import Image
 
 from imgmlp.cli import encode as encoding
+from imgmlp.cli.encode import Outputs
 from imgmlp.codec import encoder
 from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.encoder import Encoded
@@ -159,18 +160,18 @@ def test_a_stopped_command_goes_on_where_it_was(
     wanted = encoding.Wanted(size="300", effort=1, codec=codec)
     whole, written = picture.parent / "whole.imlp", picture.with_suffix(".imlp")
     terminal = Terminal()
-    arguments = (wanted, "numpy", False, False)
-    code = encoding.run(terminal, [picture], whole, *arguments)
+    arguments = (wanted, "numpy", False)
+    code = encoding.run(terminal, [picture], Outputs(whole), *arguments)
     assert code in (0, TargetError.exit_code)
     left = iter(range(20))
     with monkeypatch.context() as patch:
         patch.setattr(StopRequest, "requested", lambda _: next(left, None) is None)
         with pytest.raises(Interrupted, match="stopped after"):
-            encoding.run(terminal, [picture], None, *arguments)
+            encoding.run(terminal, [picture], Outputs(), *arguments)
     assert not written.exists()
     assert left_beside(written)
     capsys.readouterr()
-    assert encoding.run(terminal, [picture], None, *arguments) == code
+    assert encoding.run(terminal, [picture], Outputs(), *arguments) == code
     assert "continuing after" in capsys.readouterr().err
     assert written.read_bytes() == whole.read_bytes()
     assert not left_beside(written)
@@ -185,17 +186,17 @@ def test_other_choices_neither_go_on_from_a_checkpoint_nor_remove_it(
     with monkeypatch.context() as patch:
         patch.setattr(StopRequest, "requested", lambda _: next(steps, None) is None)
         with pytest.raises(Interrupted):
-            encoding.run(terminal, [picture], None, first, "numpy", False, False)
+            encoding.run(terminal, [picture], Outputs(), first, "numpy", False)
     capsys.readouterr()
     written = picture.with_suffix(".imlp")
     (left,) = left_beside(written)
     other = encoding.Wanted(size="310")
-    assert encoding.run(terminal, [picture], None, other, "numpy", False, False) == 0
+    assert encoding.run(terminal, [picture], Outputs(), other, "numpy", False) == 0
     told = capsys.readouterr().err
     assert "continuing after" not in told
     assert left.name in told.replace("\n", "")
     assert left_beside(written) == [left]  # and the first can still go on
-    assert encoding.run(terminal, [picture], None, first, "numpy", False, True) == 0
+    assert encoding.run(terminal, [picture], Outputs(force=True), first, "numpy", False) == 0
     assert "continuing after" in capsys.readouterr().err
     assert left_beside(written) == []
 
@@ -219,7 +220,7 @@ def test_a_request_to_stop_that_a_picture_outlasts_keeps_the_next_from_starting(
     monkeypatch.setattr(encoder, "encode", stopped)
     wanted = encoding.Wanted(psnr=40)
     with pytest.raises(Interrupted, match="after 2 of 3 files"):
-        encoding.run(Terminal(), names, None, wanted, "numpy", False, False)
+        encoding.run(Terminal(), names, Outputs(), wanted, "numpy", False)
     assert [path.with_suffix(".imlp").exists() for path in names] == [True, True, False]
     assert capsys.readouterr().err.count("✓") == 2
 
@@ -238,8 +239,8 @@ def test_a_picture_that_memory_cannot_hold_does_not_end_the_others(
 
     monkeypatch.setattr(encoder, "encode", large)
     wanted = encoding.Wanted(psnr=40)
-    arguments = (None, wanted, "numpy", False)
-    assert encoding.run(Terminal(), [picture, small], *arguments, False) == 1
+    arguments = (Outputs(), wanted, "numpy", False)
+    assert encoding.run(Terminal(), [picture, small], *arguments) == 1
     assert "out of memory" in capsys.readouterr().err
     assert small.with_suffix(".imlp").exists()
-    assert encoding.run(Terminal(), [picture], *arguments, False) == OutOfMemoryError.exit_code
+    assert encoding.run(Terminal(), [picture], *arguments) == OutOfMemoryError.exit_code

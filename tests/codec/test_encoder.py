@@ -9,7 +9,7 @@ from conftest import GOLDEN, small_pixels
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.encoder import encode
 from imgmlp.codec.training.draft import Draft
-from imgmlp.codec.training.target import Effort, Goal
+from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import open_device
 from imgmlp.errors import ImgmlpError
 from imgmlp.image import Picture
@@ -22,7 +22,7 @@ def encoded(data: bytes, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
     made = Draft(data, {"psnr": 30.0})
     monkeypatch.setattr("imgmlp.codec.mlp.encode.encode", lambda *_: made)
     picture, wanted = Picture(small_pixels()), Goal("psnr", 31)
-    found = encode(picture, wanted, Effort(1), open_device("numpy"))
+    found = encode(picture, wanted, Workload(1), open_device("numpy"))
     assert found.bytes == data
     assert found.missed == "30.00 dB instead of 31"
     return found.pixels

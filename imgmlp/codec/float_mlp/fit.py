@@ -19,7 +19,7 @@ import numpy as np
 from imgmlp.codec.float_mlp import model
 from imgmlp.codec.float_mlp.config import Architecture, Encoding, Settings
 from imgmlp.codec.float_mlp.features import tables
-from imgmlp.codec.training.checkpoint import Resumable, State
+from imgmlp.codec.training.checkpoint import Resumable, Snapshot
 from imgmlp.codec.training.pixels import check_tables, pixel_features, random_places, size_of
 from imgmlp.codec.training.replay import (
     RETRIES,
@@ -229,9 +229,9 @@ def fit(
     listener = _Listener(step.flat.numpy(), steps, run.tell, decode)
     if run.saved is not None:
         step.restore(run.saved.arrays)
-        done, retries = step.done, run.saved.facts["retries"]
-        begin -= run.saved.facts["seconds"]
-        listener.resume(done, run.saved.arrays["best"], run.saved.facts["best_loss"])
+        done, retries = step.done, run.saved.values["retries"]
+        begin -= run.saved.values["seconds"]
+        listener.resume(done, run.saved.arrays["best"], run.saved.values["best_loss"])
     replay, retreat = _Replay(step, listener, done), _Retreat(step, retries)
     interrupted = False
     while replay.done < steps and not interrupted:
@@ -249,8 +249,10 @@ def fit(
             retreat.remember()
         if due:
             seconds = time.perf_counter() - begin
-            facts = {"best_loss": listener.best_loss, "retries": retreat.retries}
-            run.keep(State({**step.state(), "best": listener.best}, facts | {"seconds": seconds}))
+            values = {"best_loss": listener.best_loss, "retries": retreat.retries}
+            run.keep(
+                Snapshot({**step.state(), "best": listener.best}, values | {"seconds": seconds})
+            )
     if interrupted and replay.done % LISTEN:
         replay.receiver.send(replay.done)
     replay.receiver.wait()

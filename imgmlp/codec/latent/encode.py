@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.latent.course import Course, Decided, control
 from imgmlp.codec.latent.model import ModelShape
 from imgmlp.codec.latent.rounding_search import Rounding, Written
-from imgmlp.codec.latent.train import LatentStep
-from imgmlp.codec.training.checkpoint import State
+from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState, control
+from imgmlp.codec.latent.training_step import LatentStep
+from imgmlp.codec.training.checkpoint import Snapshot
 from imgmlp.codec.training.draft import Draft, draft
-from imgmlp.codec.training.loop import CHEAPEST, DEAREST, Pricing
 from imgmlp.codec.training.memory_limits import explain, smaller_picture, within_memory
 from imgmlp.codec.training.replay import seconds_a_step
 from imgmlp.codec.training.run import Run
-from imgmlp.codec.training.target import Effort, Goal
+from imgmlp.codec.training.target import Goal, Workload
+from imgmlp.codec.training.trainer import CHEAPEST, DEAREST, Pricing
 from imgmlp.engine import AnyDevice
 from imgmlp.errors import OutOfMemoryError, UsageError
 from imgmlp.image import Picture
@@ -55,35 +55,37 @@ def steps_of(level: int) -> int:
     return round(FEWEST * math.pow(MOST / FEWEST, (level - 1) / (LEVELS - 1)))
 
 
-def effort(level: int | None, seconds: float | None) -> Effort:
+def workload(level: int | None, seconds: float | None) -> Workload:
     """Training of an effort from 1 to 9; of none, as much as takes the usual time.
 
     Raises UsageError.
     """
     if level is None:
-        return Effort(0, seconds)
+        return Workload(0, seconds)
     if not 1 <= level <= LEVELS:
         raise UsageError(f"--effort is {level}", hint=f"use a whole number from 1 to {LEVELS}")
-    return Effort(steps_of(level), seconds)
+    return Workload(steps_of(level), seconds)
 
 
-def encode(picture: Picture, wanted: Goal, effort: Effort, device: AnyDevice, run: Run) -> Draft:
+def encode(
+    picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice, run: Run
+) -> Draft:
     """Train a latent model on a picture, round it and code it.
 
     A run that was stopped goes on where it was. Raises Interrupted once the state is saved, if
     `run` is asked to stop.
     """
-    return _Encoder(picture, wanted, effort, device, run).encode()
+    return _Encoder(picture, wanted, workload, device, run).encode()
 
 
 class _Encoder:
     """One training towards one target with one picture."""
 
     def __init__(
-        self, picture: Picture, wanted: Goal, effort: Effort, device: AnyDevice, run: Run
+        self, picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice, run: Run
     ) -> None:
         self.picture, self.wanted, self.device = picture, wanted, device
-        self.effort, self.run = effort, run
+        self.workload, self.run = workload, run
         self.samples = picture.width * picture.height
         self.limit: float | None = None  # of the clock
         self.resumed = 0
@@ -92,34 +94,34 @@ class _Encoder:
 
     def encode(self) -> Draft:
         step = within_memory(self._step, partial(too_large, self.picture.pixels, self.device))
-        course = self._course(step)
+        trainer = self._trainer(step)
         while True:
-            ended = course.run(self.run, self._complete)
+            ended = trainer.run(self.run, self._complete)
             if ended == "interrupted":
-                raise self.run.interrupted(course.reached())
-            state = course.state()
+                raise self.run.interrupted(trainer.reached())
+            snapshot = trainer.snapshot()
             if self.run.due(True):  # what follows may be stopped as well
-                self.run.keep(self._complete(state))
-            found, first = self._rounded(course)
+                self.run.keep(self._complete(snapshot))
+            found, first = self._rounded(trainer)
             if self.best is None or found.distance(self.wanted) < self.best.distance(self.wanted):
                 self.best = found
-            self.tried.append([math.log2(course.decided.price), self._excess(first)])
-            if ended == "diverged" or self._done(found, course):
+            self.tried.append([math.log2(trainer.state.price), self._excess(first)])
+            if ended == "diverged" or self._done(found, trainer):
                 return replace(self.best, diverged=ended == "diverged", resumed=self.resumed)
-            step.restore(state.arrays)  # which rounding has changed
-            course.repeat(self._next_price())
+            step.restore(snapshot.arrays)  # which rounding has changed
+            trainer.repeat(self._next_price())
 
-    def _rounded(self, course: Course) -> tuple[Draft, Written]:
+    def _rounded(self, trainer: LatentTrainer) -> tuple[Draft, Written]:
         """The file of a trained step, and the one that was not changed for the target."""
 
         def enough() -> bool:
             if self.run.stopping():
-                raise self.run.interrupted(course.reached())
+                raise self.run.interrupted(trainer.reached())
             return self.limit is not None and time.perf_counter() > self.limit
 
-        made = self.picture, self.wanted, course.step, self.device
-        found, first = Rounding(*made, course.decided.exponents, enough).best(course.decided.price)
-        return self._draft(found, course), first
+        made = self.picture, self.wanted, trainer.step, self.device
+        found, first = Rounding(*made, trainer.state.exponents, enough).best(trainer.state.price)
+        return self._draft(found, trainer), first
 
     # --- passes ---
 
@@ -129,14 +131,14 @@ class _Encoder:
             return first.psnr - self.wanted.value
         return math.log2(first.size / (AIM * self.wanted.value))
 
-    def _done(self, found: Draft, course: Course) -> bool:
+    def _done(self, found: Draft, trainer: LatentTrainer) -> bool:
         """Whether another pass could bring no better file, or there is no time for it."""
         if self.wanted.kind == "lambda" or len(self.tried) > PASSES:
             return True
         hit = self.wanted.hit_by(len(found.bytes), found.metrics["psnr"])
         if hit and abs(self.tried[-1][1]) <= NEAR[self.wanted.kind]:
             return True
-        taken = course.decided.again * self.pace
+        taken = trainer.again * self.pace
         return self.limit is not None and time.perf_counter() + taken > self.limit
 
     def _next_price(self) -> float:
@@ -150,14 +152,14 @@ class _Encoder:
         changed = min(max(price - excess / slope, price - FURTHEST), price + FURTHEST)
         return min(max(math.exp2(changed), CHEAPEST), DEAREST)
 
-    def _complete(self, state: State) -> State:
-        """A course's state with that of the passes before it."""
-        facts: dict[str, Any] = {"tried": self.tried, "pace": self.pace, "best": None}
+    def _complete(self, snapshot: Snapshot) -> Snapshot:
+        """A trainer's snapshot with that of the passes before it."""
+        values: dict[str, Any] = {"tried": self.tried, "pace": self.pace, "best": None}
         arrays: dict[str, Array] = {}
         if self.best is not None:
-            facts["best"] = self.best.metrics
+            values["best"] = self.best.metrics
             arrays["best_file"] = np.frombuffer(self.best.bytes, np.uint8)
-        return State(state.arrays | arrays, state.facts | facts)
+        return Snapshot(snapshot.arrays | arrays, snapshot.values | values)
 
     # --- the training ---
 
@@ -172,37 +174,37 @@ class _Encoder:
             return math.inf
         return max(0.0, 8 * SHARE * (self.wanted.value - OVERHEAD) / WEIGHT_BITS)
 
-    def _course(self, step: LatentStep) -> Course:
+    def _trainer(self, step: LatentStep) -> LatentTrainer:
         """At its beginning, or where a checkpoint left it."""
         saved = self.run.saved
         if saved is None:
-            decided = Decided(self._steps(step), self._first_price())
+            state = LatentTrainerState(self._steps(step), self._first_price())
         else:
-            decided = Decided(**{field.name: saved.facts[field.name] for field in fields(Decided)})
+            state = LatentTrainerState.of(saved.values)
             step.restore(saved.arrays)
             self.resumed = step.done
-            self.tried, self.pace = saved.facts["tried"], saved.facts["pace"]
-            if saved.facts["best"] is not None:
-                self.best = Draft(saved.arrays["best_file"].tobytes(), saved.facts["best"])
-        if self.effort.seconds is not None:
-            self.limit = self.run.began + self.effort.seconds - decided.seconds
+            self.tried, self.pace = saved.values["tried"], saved.values["pace"]
+            if saved.values["best"] is not None:
+                self.best = Draft(saved.arrays["best_file"].tobytes(), saved.values["best"])
+        if self.workload.seconds is not None:
+            self.limit = self.run.began + self.workload.seconds - state.seconds
             self.limit -= CHECKING * self.pace + STARTING
-        course = Course(step, decided, self._pricing(), self.limit)
+        trainer = LatentTrainer(step, state, self._pricing(), self.limit)
         if saved is not None:
-            self.run.say(f"continuing after {course.reached()}")
-        return course
+            self.run.say(f"continuing after {trainer.reached()}")
+        return trainer
 
     # --- how long ---
 
     def _steps(self, step: LatentStep) -> int:
         """How many to train; says how long that takes."""
         self.pace = pace = self._pace(step)
-        if self.effort.seconds is not None:
+        if self.workload.seconds is not None:
             share = 1.0 if self.wanted.kind == "lambda" else MAIN
-            left = self.run.began + self.effort.seconds - STARTING - time.perf_counter()
+            left = self.run.began + self.workload.seconds - STARTING - time.perf_counter()
             steps = min(max(1, int(share * left / pace) - SETTLING - CHECKING), MOST)
-        elif self.effort.steps:
-            steps = self.effort.steps
+        elif self.workload.steps:
+            steps = self.workload.steps
         else:
             fitting = [n for n in range(2, LEVELS + 1) if _seconds(steps_of(n), pace) <= USUAL]
             level = max(fitting, default=1)
@@ -242,17 +244,17 @@ class _Encoder:
 
     # --- the result ---
 
-    def _draft(self, found: Written, course: Course) -> Draft:
+    def _draft(self, found: Written, trainer: LatentTrainer) -> Draft:
         shape = found.model.shape
         parts = dict(zip(("header", "networks", "latents"), found.sections, strict=True))
         own = {
-            "lambda": course.decided.price,
+            "lambda": trainer.state.price,
             "network": _described(shape),
             "parameters": sum(int(np.prod(size)) for size in shape.tensors.values()),
             "network_bytes": len(parts["header"].data) + len(parts["networks"].data),
             "latent_bytes": len(parts["latents"].data),
-            "steps": course.decided.steps,
-            "seconds": course.decided.seconds,
+            "steps": trainer.state.steps,
+            "seconds": trainer.state.seconds,
         }
         return draft(self.picture, self.wanted, "latent", found.sections, found.pixels, own)
 

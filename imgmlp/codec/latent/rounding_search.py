@@ -12,10 +12,10 @@ import numpy as np
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.bitstream.container import Section
 from imgmlp.codec.latent import sections
+from imgmlp.codec.latent.bit_allocation import Search, shape_of
 from imgmlp.codec.latent.model import LARGEST, LEAST, LatentModel, Quantized
-from imgmlp.codec.latent.settle import Search, shape_of
 from imgmlp.codec.latent.synthesis import synthesize
-from imgmlp.codec.latent.train import LatentStep
+from imgmlp.codec.latent.training_step import LatentStep
 from imgmlp.codec.training import draft
 from imgmlp.codec.training.search import approached, nearest, too_much
 from imgmlp.codec.training.target import Goal

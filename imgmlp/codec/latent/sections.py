@@ -13,8 +13,8 @@ import numpy as np
 
 from imgmlp.codec.bitstream import range_coder
 from imgmlp.codec.latent import latents
-from imgmlp.codec.latent.kernel import KernelGrids
 from imgmlp.codec.latent.latents import Grids
+from imgmlp.codec.latent.latents_kernel import KernelGrids
 from imgmlp.codec.latent.model import LatentModel, ModelShape, Quantized, check_networks
 from imgmlp.engine import AnyDevice, Device
 from imgmlp.errors import FormatError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,14 +16,14 @@ from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.qat_step import BATCH, LearningStep, too_large
 from imgmlp.codec.mlp.rate_model import Known
 from imgmlp.codec.mlp.rounding_search import FINE, Rounding, Trial
-from imgmlp.codec.mlp.training_phases import Course, Decided
-from imgmlp.codec.training.checkpoint import State
+from imgmlp.codec.mlp.training_phases import MlpTrainer, MlpTrainerState
+from imgmlp.codec.training.checkpoint import Snapshot
 from imgmlp.codec.training.draft import Draft, draft
-from imgmlp.codec.training.loop import Ended, Pricing
 from imgmlp.codec.training.memory_limits import within_memory
 from imgmlp.codec.training.replay import decibels, mean_loss, seconds_a_step
 from imgmlp.codec.training.run import Run
-from imgmlp.codec.training.target import TOLERANCE, Effort, Goal
+from imgmlp.codec.training.target import TOLERANCE, Goal, Workload
+from imgmlp.codec.training.trainer import Ended, Pricing
 from imgmlp.engine import AnyDevice
 from imgmlp.image import Picture
 
@@ -54,16 +54,18 @@ _KEPT = "weights", "most", "worth", "pilots", "attempts", "spent"
 
 def untrained(picture: Picture, wanted: Goal, device: AnyDevice) -> Draft | None:
     """A file of one colour, if that is all that the target can ask for."""
-    return _Encoder(picture, wanted, Effort(0), device, Run()).untrained()
+    return _Encoder(picture, wanted, Workload(0), device, Run()).untrained()
 
 
-def encode(picture: Picture, wanted: Goal, effort: Effort, device: AnyDevice, run: Run) -> Draft:
+def encode(
+    picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice, run: Run
+) -> Draft:
     """Train a network on a picture, round it and code it.
 
     A run that was stopped goes on where it was. Raises Interrupted once the state is saved, if
     `run` is asked to stop. Where one colour is enough, nothing is trained.
     """
-    encoder = _Encoder(picture, wanted, effort, device, run)
+    encoder = _Encoder(picture, wanted, workload, device, run)
     if (plain := encoder.untrained()) is not None:
         return plain
     encoder.search()
@@ -79,10 +81,10 @@ class _Encoder:
     """The runs that lead to one target with one picture: short ones first, if it needs them."""
 
     def __init__(
-        self, picture: Picture, wanted: Goal, effort: Effort, device: AnyDevice, run: Run
+        self, picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice, run: Run
     ) -> None:
         self.picture, self.wanted, self.device = picture, wanted, device
-        self.effort, self.run, self.saved = effort, run, run.saved
+        self.workload, self.run, self.saved = workload, run, run.saved
         self.rounding = Rounding(picture, wanted, device, self._too_late)
         self.samples = picture.width * picture.height
         self.resumed = 0
@@ -99,29 +101,28 @@ class _Encoder:
         if self.saved is not None:
             self._restore(self.saved)
         self.limit: float | None = None  # of the clock
-        if effort.seconds is not None:
-            self.limit = run.began + effort.seconds - self.spent
+        if workload.seconds is not None:
+            self.limit = run.began + workload.seconds - self.spent
 
-    def _restore(self, saved: State) -> None:
-        facts = saved.facts
+    def _restore(self, saved: Snapshot) -> None:
         for name in _KEPT:
-            setattr(self, name, facts[name])
-        if facts["best"] is not None:
-            self.best = Draft(saved.arrays["best_file"].tobytes(), facts["best"])
+            setattr(self, name, saved.values[name])
+        if saved.values["best"] is not None:
+            self.best = Draft(saved.arrays["best_file"].tobytes(), saved.values["best"])
 
     def untrained(self) -> Draft | None:
         """A file that took no training, if it is all that the target can ask for."""
         found = self.rounding.one_colour()
-        return None if found is None else self._draft(found, Decided(0, self._price()), 0.0)
+        return None if found is None else self._draft(found, MlpTrainerState(0, self._price()), 0.0)
 
     # --- how large a network ---
 
     def _most_weights(self) -> float:
         """Those that the pixels themselves would pay for, and not more than training can teach."""
         most = 8 * self.picture.pixels.nbytes / rate_model.BITS
-        if self.wanted.kind == "bytes" or self.effort.seconds is not None:
+        if self.wanted.kind == "bytes" or self.workload.seconds is not None:
             return most
-        return min(most, max(SMALL, self.effort.steps * self.effort.wider * BATCH / SEEN))
+        return min(most, max(SMALL, self.workload.steps * self.workload.wider * BATCH / SEEN))
 
     def _first_weights(self) -> float:
         """How many weights the network should have; unless bytes say so, that of a short run."""
@@ -132,11 +133,11 @@ class _Encoder:
     def search(self) -> None:
         """Find by short runs how many weights a quality or a price needs."""
         while not self._searched():
-            course = self._start(self._short)
-            self._run(course)
-            quality = decibels(mean_loss(float(course.step.smooth.item()), course.step.done))
-            weights = float(course.step.shape.parameters)
-            self.pilots.append([weights, float(course.decided.steps), quality])
+            trainer = self._start(self._short)
+            self._run(trainer)
+            quality = decibels(mean_loss(float(trainer.step.smooth.item()), trainer.step.done))
+            weights = float(trainer.step.shape.parameters)
+            self.pilots.append([weights, float(trainer.state.steps), quality])
             if len(self.pilots) % 2 == 0:
                 self._resize()
 
@@ -149,17 +150,17 @@ class _Encoder:
         away = abs(math.log2(self.weights / self.pilots[-1][0]))
         return away < FAR or self._late(1 - 2 * SHORT_RUNS)
 
-    def _short(self, shape: Shape) -> Decided:
+    def _short(self, shape: Shape) -> MlpTrainerState:
         """The beginning of a short run; the first of two is half as long as the second."""
         price = rate_model.first_price(shape.parameters, self.samples)
         if self.limit is None:
-            steps = max(self.effort.steps // PILOT, min(LEAST_PILOT, self.effort.steps // 2), 1)
+            steps = max(self.workload.steps // PILOT, min(LEAST_PILOT, self.workload.steps // 2), 1)
         elif len(self.pilots) % 2:
             steps = 2 * int(self.pilots[-1][1])
         else:
             steps = max(1, int(SHORT_RUNS * self._left() / self._pace(shape, 1)))
         halvings = 1 - len(self.pilots) % 2
-        return Decided(max(1, steps >> halvings), price, wider=self.effort.wider)
+        return MlpTrainerState(max(1, steps >> halvings), price, wider=self.workload.wider)
 
     def _known(self) -> list[Known]:
         """Of attempts, or else what short runs would have given if they were as long."""
@@ -174,7 +175,7 @@ class _Encoder:
     def _whole(self, weights: float) -> float:
         """About how many steps an attempt with so many weights has."""
         if self.limit is None:
-            return float(self.effort.steps)
+            return float(self.workload.steps)
         tried = self.pilots[-1][0]
         pace = self._pace(self._shape(tried), 1) * max(weights / tried, 0.5)
         return FIRST * self._left() / pace
@@ -210,7 +211,7 @@ class _Encoder:
 
     def _late(self, share: float) -> bool:
         """Whether less than a share of the time is left."""
-        seconds = self.effort.seconds
+        seconds = self.workload.seconds
         return seconds is not None and self._left() < share * seconds
 
     def _too_late(self) -> bool:
@@ -221,7 +222,7 @@ class _Encoder:
     def _pace(self, shape: Shape, wider: int) -> float:
         """Seconds that a step takes, tried the first time that it is asked."""
         if (shape, wider) not in self.paces:
-            trial = self._course(shape, Decided(10**6, 0.0, wider=wider))
+            trial = self._trainer(shape, MlpTrainerState(10**6, 0.0, wider=wider))
             most = 0.5 if self.limit is None else min(0.5, self._left() / 50)
             self.paces[shape, wider] = seconds_a_step(trial.step.program, most)
         return self.paces[shape, wider]
@@ -257,15 +258,15 @@ class _Encoder:
         began = time.perf_counter()
         if self.saved is None:
             self._afford()
-        course = self._start(self._beginning)
-        before = course.decided.seconds
-        ended = self._run(course)
+        trainer = self._start(self._beginning)
+        before = trainer.state.seconds
+        ended = self._run(trainer)
         seconds = before + time.perf_counter() - began
-        if course.decided.phase < 2:  # it diverged, or was too short for looks
-            course.fix_steps()
-        found, first = self.rounding.best(course.arrays(), course.choices(), course.step.shape)
+        if trainer.state.phase < 2:  # it diverged, or was too short for looks
+            trainer.fix_steps()
+        found, first = self.rounding.best(trainer.arrays(), trainer.choices(), trainer.step.shape)
         self._learn(found, first)
-        return self._draft(found, course.decided, seconds, ended == "diverged")
+        return self._draft(found, trainer.state, seconds, ended == "diverged")
 
     def _learn(self, found: Trial, first: Trial) -> None:
         """What an attempt says of others: by the bytes of its weights, however coarse these are."""
@@ -289,38 +290,37 @@ class _Encoder:
         """Whether no attempt has the quality wanted."""
         return self.best is None or self.wanted.value - self.best.metrics["psnr"] > TOLERANCE
 
-    def _beginning(self, shape: Shape) -> Decided:
+    def _beginning(self, shape: Shape) -> MlpTrainerState:
         """Of an attempt."""
         seconds = None if self.limit is None else self._for_training(shape)
-        steps, wider = self.effort.within(seconds, partial(self._pace, shape))
-        return Decided(steps, self._price(), wider=wider)
+        steps, wider = self.workload.within(seconds, partial(self._pace, shape))
+        return MlpTrainerState(steps, self._price(), wider=wider)
 
-    def _start(self, begin: Callable[[Shape], Decided]) -> Course:
-        """A course at its beginning, or where a checkpoint left it."""
+    def _start(self, begin: Callable[[Shape], MlpTrainerState]) -> MlpTrainer:
+        """A trainer at its beginning, or where a checkpoint left it."""
         shape, saved = self._shape(), self.saved
         self.saved = None
         if saved is None:
-            return self._course(shape, begin(shape))
-        facts = {field.name: saved.facts[field.name] for field in fields(Decided)}
-        course = self._course(shape, Decided(**facts))
-        course.step.restore(saved.arrays)
-        self.resumed = course.step.done
-        self.run.say(f"continuing after {self._reached(course)}")
-        return course
+            return self._trainer(shape, begin(shape))
+        trainer = self._trainer(shape, MlpTrainerState.of(saved.values))
+        trainer.step.restore(saved.arrays)
+        self.resumed = trainer.step.done
+        self.run.say(f"continuing after {self._reached(trainer)}")
+        return trainer
 
-    def _run(self, course: Course) -> Ended:
+    def _run(self, trainer: MlpTrainer) -> Ended:
         """Go on to the end. Raises Interrupted."""
-        ended = course.run(self.run, self._complete)
+        ended = trainer.run(self.run, self._complete)
         if ended == "interrupted":
-            raise self.run.interrupted(self._reached(course))
+            raise self.run.interrupted(self._reached(trainer))
         return ended
 
-    def _course(self, shape: Shape, decided: Decided) -> Course:
-        step, budget = self._step(shape, decided.wider), self._budget(shape)
+    def _trainer(self, shape: Shape, state: MlpTrainerState) -> MlpTrainer:
+        step, budget = self._step(shape, state.wider), self._budget(shape)
         limit = self.limit
         if limit is not None and self._searched():
             limit -= CHECKS * self.rounding.seconds(shape)
-        return Course(step, decided, self._pricing(budget), budget, limit)
+        return MlpTrainer(step, state, self._pricing(budget), budget, limit)
 
     def _step(self, shape: Shape, wider: int) -> LearningStep:
         """Of a network of a shape, at its beginning; the latest one is taken again if it fits."""
@@ -355,31 +355,31 @@ class _Encoder:
 
     # --- what is kept, and the result ---
 
-    def _complete(self, state: State) -> State:
-        """A course's state with that of the runs before it."""
+    def _complete(self, snapshot: Snapshot) -> Snapshot:
+        """A trainer's snapshot with that of the runs before it."""
         own = {name: getattr(self, name) for name in _KEPT}
         own["spent"] += time.perf_counter() - self.run.began
         own["best"] = None if self.best is None else self.best.metrics
         arrays: dict[str, Array] = {}
         if self.best is not None:
             arrays["best_file"] = np.frombuffer(self.best.bytes, np.uint8)
-        return State(state.arrays | arrays, state.facts | own)
+        return Snapshot(snapshot.arrays | arrays, snapshot.values | own)
 
-    def _reached(self, course: Course) -> str:
-        steps = course.reached()
+    def _reached(self, trainer: MlpTrainer) -> str:
+        steps = trainer.reached()
         return steps if self._searched() else f"{steps} of a short run for the network's size"
 
     def _draft(
-        self, found: Trial, decided: Decided, seconds: float, diverged: bool = False
+        self, found: Trial, state: MlpTrainerState, seconds: float, diverged: bool = False
     ) -> Draft:
         pixels, parameters = self.rounding.decoded(found.network), found.network.shape.parameters
         own = {
-            "lambda": decided.price,
+            "lambda": state.price,
             "network": str(found.network.shape),
             "parameters": parameters,
             "bits_per_weight": 8 * len(found.sections[-1].data) / parameters,
-            "steps": decided.steps,
-            "batch": BATCH * decided.wider,
+            "steps": state.steps,
+            "batch": BATCH * state.wider,
             "seconds": seconds,
         }
         made = draft(self.picture, self.wanted, "mlp", found.sections, pixels, own)

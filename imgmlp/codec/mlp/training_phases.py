@@ -1,6 +1,6 @@
-"""The course of a run: free weights, noise and learned steps, then rounding.
+"""The phases of training: free weights, noise and learned steps, then rounding.
 
-The loop itself is that of codec/training; here is what is decided at its looks.
+The loop itself is that of codec/training; here is what is state at its looks.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 from imgmlp.codec.bitstream.quantize import coded_bits, quantize
 from imgmlp.codec.mlp.bit_allocation import Choice, log_sizes, settle, total_bits
 from imgmlp.codec.mlp.qat_step import Control, LearningStep
-from imgmlp.codec.training.loop import HOPELESS, Pricing, TrainerState, TrainingLoop
 from imgmlp.codec.training.replay import decibels, mean_loss
 from imgmlp.codec.training.run import Progress
+from imgmlp.codec.training.trainer import HOPELESS, Pricing, Trainer, TrainerState
 
 Array = np.ndarray[Any, Any]
 
@@ -30,24 +30,24 @@ _START = 24.0, 64.0  # steps in the deviation of weights and of biases when nois
 
 
 @dataclass
-class Decided(TrainerState):
+class MlpTrainerState(TrainerState):
     wider: int = 1  # times the usual pixels in a step
     phase: int = 0  # 0 free, 1 noise, 2 rounding
     choices: list[list[int]] = field(default_factory=list)  # step, finer of each layer
 
 
-class Course(TrainingLoop[LearningStep, Decided]):
+class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
     """One run of a LearningStep. `budget` is in bits, if there is one."""
 
     def __init__(
         self,
         step: LearningStep,
-        decided: Decided,
+        state: MlpTrainerState,
         pricing: Pricing,
         budget: float | None,
         limit: float | None = None,
     ) -> None:
-        super().__init__(step, decided, max(1, min(LOOK, decided.steps // 40)), limit)
+        super().__init__(step, state, max(1, min(LOOK, state.steps // 40)), limit)
         self._pricing, self._budget = pricing, budget
         self._steer()
 
@@ -57,7 +57,7 @@ class Course(TrainingLoop[LearningStep, Decided]):
         return self.step.split(self.step.flat.numpy())
 
     def choices(self) -> list[Choice]:
-        return [Choice(*pair) for pair in self.decided.choices]
+        return [Choice(*pair) for pair in self.state.choices]
 
     # --- looks ---
 
@@ -75,28 +75,28 @@ class Course(TrainingLoop[LearningStep, Decided]):
         return True
 
     def _advance(self, done: int) -> None:
-        decided, total = self.decided, self.decided.steps
-        if decided.phase == 0 and done >= max(FREE * total, NOISY * total - NOISE):
+        state, total = self.state, self.state.steps
+        if state.phase == 0 and done >= max(FREE * total, NOISY * total - NOISE):
             arrays = self.arrays()
             deviations = [float(np.sqrt(np.mean(a * a))) for a in arrays]
             widths = [_START[a.ndim == 1] for a in arrays]
             sizes = [d / w + 2.0**-20 for d, w in zip(deviations, widths, strict=True)]
             self.step.sizes.write(np.log2(sizes).astype(np.float32))
             self.step.weigh()
-            decided.phase = 1
+            state.phase = 1
             self._steer()
-        if decided.phase == 1 and done >= NOISY * total:
+        if state.phase == 1 and done >= NOISY * total:
             self.fix_steps()
-        if decided.phase == 2:
+        if state.phase == 2:
             self._draw((done / total - NOISY) / (1 - NOISY) * DRAWN)
 
     def fix_steps(self) -> None:
         """Give every layer a step that exists; from here on weights are rounded."""
         wished = self.step.sizes.numpy()
         choices = settle(self.arrays(), wished, self._budget)
-        self.decided.choices = [[c.step, c.finer] for c in choices]
+        self.state.choices = [[c.step, c.finer] for c in choices]
         self.step.sizes.write(log_sizes(choices))
-        self.decided.phase = 2
+        self.state.phase = 2
         self._steer()
 
     def _draw(self, share: float) -> None:
@@ -112,16 +112,16 @@ class Course(TrainingLoop[LearningStep, Decided]):
         self.step.flat.write(np.concatenate(moved))
 
     def _reprice(self, loss: float) -> None:
-        decided = self.decided
-        if decided.phase == 0:
+        state = self.state
+        if state.phase == 0:
             return
         self.step.weigh()
         factor = self._pricing(self._bits(), decibels(loss))
-        decided.multiply_price(factor, most=2.0 if decided.phase == 1 else 1.25)
+        state.multiply_price(factor, most=2.0 if state.phase == 1 else 1.25)
         self._steer()
 
     def _bits(self) -> float:
-        if self.decided.phase == 2:
+        if self.state.phase == 2:
             return total_bits(self.arrays(), self.choices())
         pairs = zip(self.arrays(), self._sizes(), strict=True)
         return sum(coded_bits(quantize(array, size)) for array, size in pairs)
@@ -131,8 +131,8 @@ class Course(TrainingLoop[LearningStep, Decided]):
         return [float(size) for size in np.exp2(self.step.sizes.numpy().astype(np.float64))]
 
     def _steer(self) -> None:
-        decided = self.decided
-        price = decided.price if decided.phase else 0.0
-        noise, rounding = decided.phase == 1, decided.phase == 2
-        rate = decided.slower * (ROUNDED if rounding else 1.0)
-        self.step.steer(Control(decided.steps, noise, rounding, price, rate))
+        state = self.state
+        price = state.price if state.phase else 0.0
+        noise, rounding = state.phase == 1, state.phase == 2
+        rate = state.slower * (ROUNDED if rounding else 1.0)
+        self.step.steer(Control(state.steps, noise, rounding, price, rate))

@@ -31,17 +31,28 @@ from imgmlp.output_files import sweep, write_atomically
 MAX_BYTES = 2**30
 KEEP_SECONDS = 15.0  # between two states that a run saves
 STALE_AFTER = 30 * 86_400.0  # seconds after which another run's is removed
-_FACTS = "facts"
+_VALUES, _FINISHED = "values", "finished"
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass
-class State:
+class Snapshot:
     """Where a run is: arrays of the device, and what the host decided so far."""
 
     arrays: dict[str, Array] = field(repr=False)
-    facts: dict[str, Any]
+    values: dict[str, Any]
+
+    @staticmethod
+    def of_finished(data: bytes, values: dict[str, Any]) -> Snapshot:
+        """Of a run that has come to a file, with what there is to tell of it."""
+        return Snapshot({_FINISHED: np.frombuffer(data, np.uint8)}, {_FINISHED: values})
+
+    def finished(self) -> tuple[bytes, dict[str, Any]] | None:
+        """The file and what there is to tell of it, if the run has come to one."""
+        if _FINISHED not in self.values:
+            return None
+        return self.arrays[_FINISHED].tobytes(), self.values[_FINISHED]
 
 
 class Resumable(ABC):
@@ -123,25 +134,25 @@ class Checkpoint:
     def __init__(self, path: Path, key: str) -> None:
         self.path, self._key = path, key
 
-    def load(self) -> State | None:
+    def load(self) -> Snapshot | None:
         """What this run left, if there is anything."""
         try:
             if not 0 < self.path.stat().st_size <= MAX_BYTES:
                 return None
             with np.load(self.path, allow_pickle=False) as archive:
                 arrays = {name: archive[name] for name in archive.files}
-            facts = json.loads(str(arrays.pop(_FACTS)[()]))
+            values = json.loads(str(arrays.pop(_VALUES)[()]))
         except Exception:  # zipfile and NumPy raise anything on damaged files
             return None
-        if not isinstance(facts, dict) or facts.pop("key", None) != self._key:
+        if not isinstance(values, dict) or values.pop("key", None) != self._key:
             return None
-        return State(arrays, facts)
+        return Snapshot(arrays, values)
 
-    def save(self, state: State) -> None:
+    def save(self, snapshot: Snapshot) -> None:
         """Replace what is there, as a whole. Raises OutputError, also for what `load` refuses."""
-        facts = json.dumps({**state.facts, "key": self._key})
+        values = json.dumps({**snapshot.values, "key": self._key})
         content = io.BytesIO()
-        arrays = {**state.arrays, _FACTS: np.array(facts)}
+        arrays = {**snapshot.arrays, _VALUES: np.array(values)}
         with zipfile.ZipFile(content, "w", zipfile.ZIP_STORED) as archive:
             for name, array in arrays.items():
                 data = io.BytesIO()

@@ -52,15 +52,15 @@ def explain(
     """
     if device.lost or isinstance(device, NumpyDevice):
         return error
-    room = device.free_memory()
+    free = device.free_memory()
     try:
         need = memory_needed(build, device)
     except OutOfMemoryError:  # refused before anything was planned: it says why
         return error
-    if need.fits(room):  # it is another kind of memory that there is too little of
+    if need.fits(free):  # it is another kind of memory that there is too little of
         return error
-    advice = next(filter(None, (_advice(way, device, room) for way in ways)), "")
-    problem = f"{what} needs {_bytes(need)}; {device.info.describe()} has {_bytes(room)} left"
+    advice = next(filter(None, (_advice(way, device, free) for way in ways)), "")
+    problem = f"{what} needs {_bytes(need)}; {device.info.describe()} has {_bytes(free)} left"
     return OutOfMemoryError(problem, hint=f"{advice}use another device")
 
 
@@ -77,8 +77,8 @@ def smaller_picture(width: int, height: int, build: Callable[[int, int, AnyDevic
     )
 
 
-def _advice(way: Way, device: AnyDevice, room: FreeMemory) -> str:
-    count = largest(partial(_fits, way, device, room), way.now)
+def _advice(way: Way, device: AnyDevice, free: FreeMemory) -> str:
+    count = largest(partial(_fits, way, device, free), way.now)
     return f"{way.advice(count)}, or " if count else ""
 
 
@@ -94,9 +94,9 @@ def largest(fits: Callable[[int], bool], most: int) -> int:
     return low
 
 
-def _fits(way: Way, device: AnyDevice, room: FreeMemory, count: int) -> bool:
+def _fits(way: Way, device: AnyDevice, free: FreeMemory, count: int) -> bool:
     try:
-        return memory_needed(partial(way.build, count), device).fits(room)
+        return memory_needed(partial(way.build, count), device).fits(free)
     except OutOfMemoryError:
         return False
 

@@ -1,4 +1,4 @@
-"""A run among what is around it: who is told, who may stop it, and the state that is kept of it."""
+"""A run among what is around it: who is told, who may stop it, and snapshots that are kept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.training import checkpoint
-from imgmlp.codec.training.checkpoint import Checkpoint, State
+from imgmlp.codec.training.checkpoint import Checkpoint, Snapshot
 from imgmlp.codec.training.replay import decibels
 from imgmlp.errors import Interrupted, OutputError
 
@@ -57,7 +57,7 @@ class Run:
     should_stop: Callable[[], bool] | None = None
     note: Callable[[str], None] | None = None
     checkpoint: Checkpoint | None = None
-    facts: dict[str, Any] = field(default_factory=dict)  # that are saved with each state
+    values: dict[str, Any] = field(default_factory=dict)  # that are saved with each snapshot
     began: float = field(default_factory=time.perf_counter)  # what a time limit counts from
 
     def __post_init__(self) -> None:
@@ -77,11 +77,11 @@ class Run:
             return False
         return stopping or time.monotonic() - self._kept > checkpoint.KEEP_SECONDS
 
-    def keep(self, state: State) -> None:
-        """Save a state; a run is not worth losing because its checkpoint cannot be written."""
+    def keep(self, snapshot: Snapshot) -> None:
+        """Save a snapshot; a run is not worth losing because its checkpoint cannot be written."""
         assert self.checkpoint is not None
         try:
-            self.checkpoint.save(State(state.arrays, state.facts | self.facts))
+            self.checkpoint.save(Snapshot(snapshot.arrays, snapshot.values | self.values))
         except OutputError as error:
             self._broken = True
             self.say(f"no checkpoints: {error}")

@@ -105,7 +105,7 @@ def parse_bytes(text: str) -> int:
 
 
 @dataclass(frozen=True)
-class Effort:
+class Workload:
     """How long to train: so many steps of so many times the usual pixels, or so many seconds.
 
     A quality may take several networks, each of which is trained for so many steps; the seconds are
@@ -132,7 +132,7 @@ class Effort:
         return steps, wider
 
 
-def effort(level: int = EFFORT, seconds: float | None = None) -> Effort:
+def workload(level: int = EFFORT, seconds: float | None = None) -> Workload:
     """Training of an effort from 1 to 9.
 
     Up to the default each level doubles the steps. Above it steps get wider: they bring as much
@@ -141,4 +141,4 @@ def effort(level: int = EFFORT, seconds: float | None = None) -> Effort:
     if not 1 <= level <= 9:
         raise UsageError(f"--effort is {level}", hint="use a whole number from 1 to 9")
     more = level - EFFORT
-    return Effort(int(STEPS * 2.0 ** min(more, 0)), seconds, WIDER[max(more, 0)])
+    return Workload(int(STEPS * 2.0 ** min(more, 0)), seconds, WIDER[max(more, 0)])

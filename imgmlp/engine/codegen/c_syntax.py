@@ -23,11 +23,25 @@ TEXTS = {
     Op.SHL: "{0} << {1}", Op.SHR: "{0} >> {1}", Op.WHERE: "{0} ? {1} : {2}",
     Op.MULACC: "{0} * {1} + {2}",
 }  # fmt: skip
+# of halves, those whose result is computed in float and may not be a half
+ROUNDED = {
+    Op.CAST,
+    Op.EXP2,
+    Op.LOG2,
+    Op.SIN,
+    Op.COS,
+    Op.SQRT,
+    Op.ADD,
+    Op.SUB,
+    Op.MUL,
+    Op.DIV,
+    Op.MULACC,
+}
 SIGNED = {Op.DIV: "floor_div({0}, {1})", Op.MOD: "floor_mod({0}, {1})"}  # of signed integers
 
 
 def register(dtype: DType | None) -> str:
-    """Half precision is computed in float and rounded where it is stored."""
+    """Halves are computed in float, and each result is rounded to a half."""
     assert dtype is not None
     return "float" if dtype is f16 else dtype.cl
 
@@ -35,6 +49,11 @@ def register(dtype: DType | None) -> str:
 def join(op: Op, a: str, b: str) -> str:
     """Two terms of a sum, or the larger of two; NaN is larger than all."""
     return TEXTS[Op.ADD if op is Op.SUM else Op.MAX].format(a, b)
+
+
+def at_least(a: str, limit: str) -> str:
+    """The larger of a value, which may be NaN, and a number: one instruction of x86."""
+    return f"{limit} > {a} ? {limit} : {a}"
 
 
 def literal(value: Any, dtype: DType) -> str:
@@ -53,9 +72,11 @@ def literal(value: Any, dtype: DType) -> str:
 def operation(op: Op, args: list[str], operand: DType, result: DType) -> str:
     """`operand` is the dtype of the last argument."""
     if op is Op.CAST:
-        return f"{args[0]} != 0" if result is bool_ else f"({register(result)}){args[0]}"
-    signed = operand.is_int and operand.min < 0
-    return (SIGNED.get(op, TEXTS[op]) if signed else TEXTS[op]).format(*args)
+        found = f"{args[0]} != 0" if result is bool_ else f"({register(result)}){args[0]}"
+    else:
+        signed = operand.is_int and operand.min < 0
+        found = (SIGNED.get(op, TEXTS[op]) if signed else TEXTS[op]).format(*args)
+    return f"round_half({found})" if result is f16 and op in ROUNDED else found
 
 
 # --- local memory ---

@@ -47,11 +47,14 @@ class ProductCalls:
         else:
             tile = f"v{u.src[2]}"
             factors = f"{left}, {int(p.left_aligned)}, {right}, {int(p.right_aligned)}"
-            yield f"{tile}_sums += tile_product_{p.name}({tile}, room, {factors}, {sizes});"
+            yield f"{tile}_sums += tile_product_{p.name}({tile}, workspace, {factors}, {sizes});"
 
     def _in_registers(self, i: int, u: UOp) -> Iterator[str]:
         """A product whose tile is in registers, or where variables index it, in memory."""
         p: Product = u.arg
+        if p.along:
+            yield from self._along(i, u)
+            return
         left, right = u.src[:2]
         shape, rows = f"{p.tile_rows}, {p.tile_columns // p.vector}", p.tile_rows
         a = f"data{left} + {p.left.render('/')}, {p.left_row}, {p.left_inner}"
@@ -59,13 +62,31 @@ class ProductCalls:
         if self.code.uops[right].op is U.GLOBAL:
             b = f"__global, data{right} + {p.right.render('/')}, {p.right_inner}"
         limit = str(rows) if p.rows is None else p.rows.render("/")
-        users = (e for e, other in enumerate(self.code.uops) if other.op is U.ELEMENT)
-        vectors = all(e in self.vectors for e in users if self.code.uops[e].src == (i,))
+        vectors = self._in_vectors(i)
         name = f"v{i}" if vectors else f"sums{i}"
         size = "" if p.vector == self.target.vector else f"_{p.vector}"
         yield f"PRODUCT{size}({shape}, {name}, {a}, {b}, {limit}, {p.inner})"
         if not vectors:
             yield f"TO_MEMORY{size}({shape}, v{i}, {name})"
+
+    def _along(self, i: int, u: UOp) -> Iterator[str]:
+        """The same by sums of neighbouring terms' products."""
+        p: Product = u.arg
+        rows, columns = p.tile_rows, p.tile_columns
+        a = f"data{u.src[0]} + {p.left.render('/')}, {p.left_row}"
+        b = f"data{u.src[1]} + {p.right.render('/')}, {p.right_column}"
+        limit = str(rows) if p.rows is None else p.rows.render("/")
+        vectors = self._in_vectors(i)
+        name = f"v{i}" if vectors else f"sums{i}"
+        eights = -(-rows * columns // 8)
+        yield f"PRODUCT_ALONG({rows}, {columns}, {eights}, {name}, {a}, {b}, {limit}, {p.inner})"
+        if not vectors:
+            yield f"const float *v{i} = (const float *){name};"
+
+    def _in_vectors(self, i: int) -> bool:
+        """Whether all that reads a tile takes several columns at once."""
+        users = (e for e, other in enumerate(self.code.uops) if other.op is U.ELEMENT)
+        return all(e in self.vectors for e in users if self.code.uops[e].src == (i,))
 
     def tile(self, i: int, u: UOp) -> Iterator[str]:
         """What a lane has of the tile of its group."""
@@ -74,7 +95,7 @@ class ProductCalls:
         yield f"float v{i}[{rows * columns // GPU_LANES}] = {{0.f}}, {sums};"
 
     def spread(self, i: int, u: UOp) -> Iterator[str]:
-        yield f"spread_{u.arg.name}(room, v{u.src[0]});"
+        yield f"spread_{u.arg.name}(workspace, v{u.src[0]});"
 
     def panel(self, i: int, u: UOp) -> Iterator[str]:
         p: Product = u.arg
@@ -101,7 +122,7 @@ class ProductCalls:
             return f"{name}[{u.arg[2].render('/')}]"
         row, column = u.arg
         if self.target.lanes == "group":
-            return f"room[{row.render('/')} * TILE_PITCH + {column.render('/')}]"
+            return f"workspace[{row.render('/')} * TILE_PITCH + {column.render('/')}]"
         cell = f"{row} * {self.code.uops[u.src[0]].arg.tile_columns} + {column}"
         return f"{name}[({cell}) / {self.vectors[i]}]" if i in self.vectors else f"{name}[{cell}]"
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from imgmlp.engine.ir.dtype import bool_, f32, i32
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import ONE, Expr, Var
+from imgmlp.engine.ir.target import NARROW
 from imgmlp.engine.ir.uops import Code, Product, Range, U, UOp
 
 ARITHMETIC = {Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.NEG, Op.MULACC, Op.MAX, Op.LT, Op.EXP2}
@@ -74,7 +75,7 @@ def _fits(
     """Whether an instruction has a form for vectors, or stays the same for all columns."""
     if u.op is U.ELEMENT:
         tile: Product = code.uops[u.src[0]].arg
-        return tile.registers
+        return tile.registers and tile.vector % NARROW == 0
     if u.op is U.LOAD:
         offset, valid = u.arg
         plain = u.dtype in NUMBERS and valid is ONE and len(u.src) == 1
@@ -116,4 +117,22 @@ def around_registers(code: Code) -> set[int]:
             opened.pop()
         elif u.op is U.PRODUCT and u.arg.registers:
             found.update(opened)
+    return found
+
+
+def products_in_sums(code: Code) -> set[int]:
+    """Products of float32 that nothing but one sum or difference reads: its terms.
+
+    Compilers make one instruction of them where they stand in one expression, and only there.
+    """
+    users: dict[int, list[UOp]] = {}
+    for u in code.uops:
+        for s in u.src:
+            users.setdefault(s, []).append(u)
+    products = (i for i, u in enumerate(code.uops) if (u.op, u.arg) == (U.ALU, Op.MUL))
+    found: set[int] = set()
+    for i in products:
+        alone = len(users.get(i, ())) == 1 and code.uops[i].dtype is f32
+        if alone and users[i][0].op is U.ALU and users[i][0].arg in (Op.ADD, Op.SUB):
+            found.add(i)
     return found

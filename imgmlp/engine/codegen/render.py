@@ -13,6 +13,7 @@ from importlib import resources
 
 from imgmlp.engine.codegen.c_syntax import (
     TURN_PARAMETERS,
+    at_least,
     exchanged,
     join,
     literal,
@@ -23,7 +24,7 @@ from imgmlp.engine.codegen.c_syntax import (
 )
 from imgmlp.engine.codegen.matmul_calls import ProductCalls
 from imgmlp.engine.codegen.matrix_units import element, local_buffers, slices
-from imgmlp.engine.codegen.register_vectors import around_registers, in_vectors
+from imgmlp.engine.codegen.register_vectors import around_registers, in_vectors, products_in_sums
 from imgmlp.engine.codegen.vector_access import Neighbours
 from imgmlp.engine.ir.dtype import DType, bool_, f16
 from imgmlp.engine.ir.op import Op
@@ -65,7 +66,8 @@ def render(codes: Sequence[Code], target: Target) -> tuple[str, list[str]]:
     used = {u.op for c in codes for u in c.uops}
     product = "product_matrix" if target.multiply in FACTORS else f"product_{target.lanes}"
     products = U.PRODUCT in used
-    wanted = {"scalar": True, "reduce": U.GROUP in used}
+    halves = any(u.op is U.ALU and u.dtype is f16 for c in codes for u in c.uops)
+    wanted = {"scalar": True, "half": halves, "reduce": U.GROUP in used}
     wanted |= {"factor": products and target.lanes == "group", product: products}
     wanted["persistent"] = any(c.turns for c in codes)
     heads = [sizes(target), *(building_block(b) for b, needed in wanted.items() if needed)]
@@ -90,6 +92,7 @@ class _Writer:
         self.columns, self.vectors = in_vectors(code)  # loops and values: columns at once
         self.vector, self.wide = target.vector, target.wide
         self.around = around_registers(code)
+        self.terms = products_in_sums(code) if self.lanes == "one" else set()
         self.products = ProductCalls(code, target, self.vectors)
         self.opened: list[tuple[int, int]] = []  # loops, and the line where the body of each begins
         self.group = "get_group_id(0)"  # number of the running group, in a phase its unit's
@@ -131,7 +134,7 @@ class _Writer:
             return
         products = any(u.op is U.PRODUCT for u in self.code.uops)
         if products and not self.factors:
-            self.lines.append("__local float room[TILE_FLOATS] __attribute__((aligned(16)));")
+            self.lines.append("__local float workspace[TILE_FLOATS] __attribute__((aligned(16)));")
         self.lines += [
             *local_buffers(self.code),
             *(slices(self.code, self.factors) if self.factors else ()),
@@ -308,7 +311,9 @@ class _Writer:
         self.lines.append("barrier(CLK_GLOBAL_MEM_FENCE | CLK_LOCAL_MEM_FENCE);")
 
     def _alu(self, i: int, u: UOp) -> None:
-        args = [f"v{s}" for s in u.src]
+        if i in self.terms:
+            return
+        args = [self._operand(s) for s in u.src]
         assert u.dtype is not None
         if i in self.vectors and u.arg in (Op.WHERE, Op.MAX):
             numbers = range(int(u.arg is Op.WHERE), len(args))
@@ -317,9 +322,18 @@ class _Writer:
         if i in self.vectors and u.arg is Op.CAST:
             self._declare(i, u, f"to_{register(u.dtype)}{self.vectors[i]}({args[0]})")
             return
-        operand = self.code.uops[u.src[-1]].dtype
-        assert operand is not None
-        self._declare(i, u, operation(u.arg, args, operand, u.dtype))
+        last = self.code.uops[u.src[-1]]
+        assert last.dtype is not None
+        if u.arg is Op.MAX and last.op is U.CONST and last.arg == last.arg:
+            self._declare(i, u, at_least(*args))
+        else:
+            self._declare(i, u, operation(u.arg, args, last.dtype, u.dtype))
+
+    def _operand(self, i: int) -> str:
+        """A value, or the product that a sum is to be rounded with at once."""
+        if i not in self.terms:
+            return f"v{i}"
+        return "({} * {})".format(*(f"v{s}" for s in self.code.uops[i].src))
 
     def _acc(self, i: int, u: UOp) -> None:
         count, start = u.arg

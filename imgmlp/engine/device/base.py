@@ -75,16 +75,14 @@ class FreeMemory:
     at_once: int
 
 
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Allocation:
     """Bytes on a device, freed when Python drops the last reference to them."""
 
-    __slots__ = ("__weakref__", "_root", "handle", "nbytes", "offset")
-
-    def __init__(self, handle: Any, nbytes: int, root: Allocation | None = None, offset: int = 0):
-        self.handle = handle  # a cl.Buffer, or an ndarray of uint8 on the NumPy device
-        self.nbytes = nbytes
-        self.offset = offset  # bytes into root
-        self._root = root
+    handle: Any  # a cl.Buffer, or an ndarray of uint8 on the NumPy device
+    nbytes: int
+    _root: Allocation | None = None
+    offset: int = 0  # bytes into root
 
     @property
     def root(self) -> Allocation:
@@ -138,15 +136,13 @@ class HostCopies:
 Guard = Callable[[str], AbstractContextManager[None]]  # around a use of the queue, named
 
 
+@dataclass(eq=False, slots=True)
 class Event(Pending):
     """A command in a device's queue."""
 
-    __slots__ = ("_event", "_kept", "_queued")
-
-    def __init__(self, event: Any, queued: Guard, kept: object = None):
-        self._event = event
-        self._queued = queued
-        self._kept = kept  # the host array that the driver still reads or writes
+    _event: Any
+    _queued: Guard
+    _kept: object = None  # the host array that the driver still reads or writes
 
     def done(self) -> bool:
         with self._queued("waiting for the device"):
@@ -168,26 +164,16 @@ class KernelHandle:
     program: Any = field(repr=False)
 
 
+@dataclass(eq=False, slots=True)
 class Launch:
     """A kernel with its arguments, global and local size set once, to be enqueued many times."""
 
-    __slots__ = ("_kept", "compiled", "global_size", "kernel", "local_size", "name", "program")
-
-    def __init__(
-        self,
-        handle: KernelHandle,
-        kernel: Any,
-        global_size: tuple[int, ...],
-        local_size: tuple[int, ...] | None,
-        kept: object,
-    ):
-        self.name = handle.name
-        self.program = handle.program
-        self.kernel = kernel
-        self.global_size = global_size
-        self.local_size = local_size
-        self.compiled = False  # set once its machine code is known to exist
-        self._kept = kept  # OpenCL does not retain the buffers that are set as arguments
+    handle: KernelHandle
+    kernel: Any
+    global_size: tuple[int, ...]
+    local_size: tuple[int, ...] | None
+    _kept: object  # OpenCL does not retain the buffers that are set as arguments
+    compiled: bool = False  # set once its machine code is known to exist
 
 
 # What an Allocation is asked for

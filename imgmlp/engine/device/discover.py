@@ -161,8 +161,7 @@ def _not_there(spec: str, found: Pairs, reason: str | None) -> DeviceError:
         return DeviceError(problem, hint=INSTALL_HINT)
     there = "; ".join(f"{info.spec} is {info.describe()}" for _, info in found)
     return DeviceError(
-        f"there is no device {spec!r}",
-        hint=f"{there}; auto, gpu, cpu and numpy are understood too",
+        f"there is no device {spec!r}", hint=f"{there}; auto, gpu, cpu and numpy are understood too"
     )
 
 

@@ -263,16 +263,14 @@ class Device(HostCopies):
         """Enqueue launches in order and return at once."""
         enqueue, queue = cl.enqueue_nd_range_kernel, self._queue
         self._refuse_if_lost()
-        name = ""
         try:
             for launch in launches:
-                name = launch.name
                 if launch.compiled:
                     enqueue(queue, launch.kernel, launch.global_size, launch.local_size)
                 else:
                     self._launch_first(launch, queue)
         except cl.Error as error:
-            raise self._failed(f"launching kernel {name}", error) from error
+            raise self._failed(f"launching kernel {launch.handle.name}", error) from error
 
     def time_launches(self, launches: Sequence[Launch]) -> list[float]:
         """Run launches one by one and return the device's own time of each, in microseconds."""
@@ -282,7 +280,7 @@ class Device(HostCopies):
             self._timing_queue = cl.CommandQueue(self._context, properties=flags)
         times: list[float] = []
         for launch in launches:
-            with self._queued(f"timing kernel {launch.name}"):
+            with self._queued(f"timing kernel {launch.handle.name}"):
                 event = self._launch_first(launch, self._timing_queue)
                 event.wait()
                 times.append((event.profile.end - event.profile.start) / 1000)
@@ -290,7 +288,7 @@ class Device(HostCopies):
 
     def _launch_first(self, launch: Launch, queue: Any) -> Any:
         """Launch and, where the driver compiles at the first launch, wait until it has."""
-        variant = (launch.program, launch.name, launch.global_size, launch.local_size)
+        variant = (launch.handle, launch.global_size, launch.local_size)
         late = self._compiles_late and variant not in self._compiled
         with self._cache_lock() if late else contextlib.nullcontext():
             event = cl.enqueue_nd_range_kernel(

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
-from typing import Any, Self, TypeAlias, TypeVar
+from functools import cache, wraps
+from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, TypeGuard, TypeVar
 
 import numpy as np
 
@@ -24,11 +24,28 @@ from imgmlp.engine.ir.usage_errors import misuse
 
 Operand: TypeAlias = "Elementwise | Scalar | Array"
 T = TypeVar("T", bound="Elementwise")
+P = ParamSpec("P")
 
 
 def _operator(op: Op, swapped: bool = False) -> Callable[[T, Operand], T]:
     """A method for one of Python's operators; `swapped`: its own value is the second one."""
     return lambda self, other: self._binary(op, other, swapped)
+
+
+def _comparison(swapped: bool = False) -> Callable[[T, Operand], T]:
+    return lambda self, other: self._compare(Op.LT, other, swapped)
+
+
+def in_f32(method: Callable[Concatenate[T, P], T]) -> Callable[Concatenate[T, P], T]:
+    """Several operations that make one function of floats: halves go through f32 and are rounded
+    once, integers become f32."""
+
+    @wraps(method)
+    def wide(self: T, /, *args: P.args, **named: P.kwargs) -> T:
+        answer = method(self if self.dtype is dt.f32 else self.cast(dt.f32), *args, **named)
+        return answer.cast(dt.f16) if self.dtype is dt.f16 else answer
+
+    return wide
 
 
 class Elementwise:
@@ -82,8 +99,31 @@ class Elementwise:
     __or__ = __ror__ = _operator(Op.OR)
     __lshift__, __rlshift__ = _operator(Op.SHL), _operator(Op.SHL, swapped=True)
     __rshift__, __rrshift__ = _operator(Op.SHR), _operator(Op.SHR, swapped=True)
+    __hash__ = object.__hash__  # by identity, though == compares elements
+
     # an array's comparisons take anything, but leave those with us to us
-    __lt__, __gt__ = _operator(Op.LT), _operator(Op.LT, swapped=True)
+    __lt__, __gt__ = _comparison(), _comparison(swapped=True)
+
+    def __eq__(self, other: object) -> Self:  # type: ignore[override]
+        return self.eq(other) if _is_operand(other) else NotImplemented
+
+    def __ne__(self, other: object) -> Self:  # type: ignore[override]
+        return self.eq(other).logical_not() if _is_operand(other) else NotImplemented
+
+    def _compare(self, op: Op, other: Operand, swapped: bool = False) -> Self:
+        """A bool of each element; a Python integer is what it is, whatever the dtype can hold."""
+        beyond = self._beyond(other)
+        if not beyond:
+            return self._binary(op, other, swapped)
+        answer = op is Op.LT and (beyond < 0) == swapped
+        return self._with(graph.const(answer, dt.bool_, self.shape))
+
+    def _beyond(self, other: Operand) -> int:
+        """1 if a Python integer is above all that the dtype of a result can hold, -1 if below."""
+        if not isinstance(other, int) or isinstance(other, bool) or self.dtype.is_float:
+            return 0
+        kind = dt.concrete(dt.promote(self.dtype, dt.weak_int))
+        return (other > kind.max) - (other < kind.min)
 
     def __truediv__(self, other: Operand) -> Self:
         return self._float()._binary(Op.DIV, other)
@@ -129,22 +169,32 @@ class Elementwise:
         return (self < other) | self.eq(other)
 
     def eq(self, other: Operand) -> Self:
-        """Elementwise equality; `==` compares identity, as for any object."""
-        return self._binary(Op.EQ, other)
+        """Elementwise equality, as `==`; NaN equals nothing."""
+        return self._compare(Op.EQ, other)
 
     def logical_not(self) -> Self:
-        """True where a bool is False."""
-        return self._binary(Op.XOR, True)
+        """True where a bool is False, or a number 0."""
+        return self._binary(Op.XOR, True) if self.dtype is dt.bool_ else self.eq(0)
 
     def maximum(self, other: Operand) -> Self:
-        """The larger of both, by broadcast."""
-        return self._binary(Op.MAX, other)
+        """The larger of both, by broadcast. Raises ValueError for an integer beyond the dtype."""
+        return self if self._limits("maximum", other, 1) else self._binary(Op.MAX, other)
 
     def minimum(self, other: Operand) -> Self:
-        """inverse(max(inverse a, inverse b)), the inverse being one that undoes itself."""
+        """The smaller of both, as `maximum`."""
+        # inverse(max(inverse a, inverse b)), the inverse being one that undoes itself
+        if self._limits("minimum", other, -1):
+            return self
         nodes, device = aligned("minimum", self, other)
         a, b = (type(self)(n, device) for n in nodes)
         return a._inverse().maximum(b._inverse())._inverse()
+
+    def _limits(self, operation: str, other: Operand, wrong: int) -> bool:
+        """Whether a Python integer is so far out that it limits nothing; an error on one side."""
+        beyond = self._beyond(other)
+        if beyond == wrong:
+            raise misuse(ValueError, f"{operation}: {self.dtype.name} cannot hold {other}; cast it")
+        return beyond != 0
 
     def _inverse(self) -> Self:
         if self.dtype is dt.bool_:
@@ -189,10 +239,12 @@ class Elementwise:
 
     # --- what follows from them ---
 
+    @in_f32
     def exp(self) -> Self:
         """e to the power of x, by exp2."""
         return (self * (1 / math.log(2))).exp2()
 
+    @in_f32
     def log(self) -> Self:
         """The natural logarithm, by log2."""
         return self.log2() * math.log(2)
@@ -231,26 +283,51 @@ class Elementwise:
         """
         if slope < 0:
             raise misuse(ValueError, f"leaky_relu: the slope must not be negative, not {slope}")
-        answer = self.where(self < 0, self * slope if slope else 0.0, self)
+        answer = self.where(self < 0, self * slope if slope else 0, self)
         return self._with(graph.function(answer.node, [self.node], _leaky_relu_vjp(slope)))
 
+    @in_f32
     def sigmoid(self) -> Self:
         """1 / (1 + exp(-x)); its gradient comes from the answer, where exp may be infinite."""
         answer = 1.0 / ((-self).exp() + 1.0)
         return self._with(graph.function(answer.node, [self.node], _sigmoid_vjp))
 
-    def tanh(self) -> Self:
-        """Between -1 and 1; integers become f32."""
-        return (self * 2.0).sigmoid() * 2.0 - 1.0
+    @in_f32
+    def expm1(self) -> Self:
+        """exp(x) - 1, as exact near 0: there it is (u - 1) x / log(u) with u = exp(x) as rounded.
 
+        Higham, Accuracy and Stability of Numerical Algorithms (2002), section 1.14.1.
+        """
+        u = self.exp()
+        small = self.where(u.eq(1.0), self, (u - 1.0) * self / u.log())
+        answer = self.where(self.abs() < 0.5, small, u - 1.0)
+        return self._with(graph.function(answer.node, [self.node], _expm1_vjp))
+
+    @in_f32
+    def tanh(self) -> Self:
+        """Between -1 and 1, as exact near 0; its gradient comes from the answer."""
+        t = (self.abs() * -2.0).expm1()
+        size = -t / (t + 2.0)
+        answer = self.where(self < 0, -size, size)
+        return self._with(graph.function(answer.node, [self.node], _tanh_vjp))
+
+    @in_f32
     def gelu(self) -> Self:
         """The tanh form of Hendrycks and Gimpel (2016), within 1e-3 of the exact one."""
         inner = (self + self * self * self * 0.044715) * math.sqrt(2 / math.pi)
-        return self * (inner.tanh() + 1.0) * 0.5
+        return self * (inner * 2.0).sigmoid()  # which is (tanh(inner) + 1) / 2
 
 
 def _sigmoid_vjp(g: Node, ans: Node, x: Node) -> tuple[Node]:
     return (g * (ans - ans * ans),)
+
+
+def _expm1_vjp(g: Node, ans: Node, x: Node) -> tuple[Node]:
+    return (g * (ans + 1.0),)
+
+
+def _tanh_vjp(g: Node, ans: Node, x: Node) -> tuple[Node]:
+    return (g * (1.0 - ans * ans),)
 
 
 @cache
@@ -281,10 +358,14 @@ def node_of(value: Operand) -> Node:
     return from_host(value, None)
 
 
+def _is_operand(value: object) -> TypeGuard[Operand]:
+    return isinstance(value, Elementwise | bool | int | float | np.generic | np.ndarray)
+
+
 def _dtype_of(operation: str, value: Operand) -> DType:
     if isinstance(value, Elementwise):
         return value.dtype
-    if not isinstance(value, bool | int | float | np.generic | np.ndarray):
+    if not _is_operand(value):
         name = type(value).__name__
         raise misuse(TypeError, f"{operation}: takes Tensors, arrays and numbers, not {name}")
     return dt.of(value)

@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 
 from imgmlp.engine.frontend.elementwise import Elementwise, Operand, common_device, node_of
-from imgmlp.engine.frontend.operands import broadcast, check_rows, out_of_bounds
+from imgmlp.engine.frontend.operands import axes_of, broadcast, check_rows, out_of_bounds
 from imgmlp.engine.ir import dtype as dt
 from imgmlp.engine.ir import graph
 from imgmlp.engine.ir.op import Op
@@ -61,7 +61,7 @@ class Movement(Elementwise):
 
     def flip(self, *axes: int) -> Self:
         """These axes from their end. Raises ValueError for an axis that is not there."""
-        flipped = {graph.normal_axis(a, self.shape, "flip") for a in axes}
+        flipped = axes_of("flip", axes, self.shape)
         return self.stride(*(-1 if i in flipped else 1 for i in range(len(self.shape))))
 
     def __len__(self) -> int:
@@ -119,7 +119,7 @@ class Movement(Elementwise):
 
     def _span(self, item: Any, n: int, axis: int) -> tuple[tuple[int, int], int]:
         """[begin, end) and the step that an index or a slice takes of an axis of n elements."""
-        if isinstance(item, int | np.integer):
+        if isinstance(item, int | np.integer) and not isinstance(item, bool):
             item = int(item)
             if not -n <= item < n:
                 raise out_of_bounds(item, axis, self.shape)

@@ -63,10 +63,14 @@ def whole_shape(operation: str, shape: Sequence[int]) -> Shape:
 
 
 def check_rows(table: Shape, index: Node) -> None:
-    """Refuse what is to be gathered out of bounds, where the host has the indices."""
+    """Refuse what is to be gathered out of bounds, where the host has the indices, or gets them."""
+    while index.op in (Op.RESHAPE, Op.PERMUTE, Op.EXPAND):
+        index = index.src[0]
     known = np.asarray(index.arg) if index.op is Op.CONST else None
     if index.op is Op.BUFFER:
-        known = index.arg.host
+        storage: Buffer = index.arg
+        known = storage.host
+        storage.rows = min(table[0], table[0] if storage.rows is None else storage.rows)
     if known is not None:
         wrong = known[(known < 0) | (known >= table[0])]
         if wrong.size:
@@ -101,8 +105,15 @@ def broadcast(node: Node, shape: Sequence[int], operation: str = "broadcast_to")
     return graph.move(Op.EXPAND, ones, shape)
 
 
-def axes_of(axis: Axis, rank: int) -> Sequence[int]:
-    """The axes that an argument names; None names all."""
+def axes_of(operation: str, axis: Axis, shape: Shape) -> tuple[int, ...]:
+    """The axes that an argument names, counted from the first; None names all.
+
+    Raises ValueError for an axis that is not there, or named twice.
+    """
     if axis is None:
-        return range(rank)
-    return (axis,) if isinstance(axis, int | np.integer) else tuple(axis)
+        return tuple(range(len(shape)))
+    given = (axis,) if isinstance(axis, int | np.integer) else tuple(axis)
+    axes = tuple(graph.normal_axis(a, shape, operation) for a in given)
+    if len(set(axes)) < len(axes):
+        raise misuse(ValueError, f"{operation}: axes {given} of shape {shape} name one twice")
+    return axes

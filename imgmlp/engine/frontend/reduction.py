@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, Self
 
-from imgmlp.engine.frontend.elementwise import common_device
+from imgmlp.engine.frontend.elementwise import common_device, in_f32
 from imgmlp.engine.frontend.movement import Movement
 from imgmlp.engine.frontend.operands import Axis, axes_of, broadcast_shapes, from_host
 from imgmlp.engine.ir import dtype as dt
@@ -22,13 +22,11 @@ class Reduction(Movement):
     __slots__ = ()
 
     def _reduce(self, op: Op, axis: Axis, keepdims: bool) -> Self:
-        rank = len(self.shape)
-        axes = axes_of(axis, rank)
+        axes = axes_of(op.name.lower().removeprefix("reduce_"), axis, self.shape)
         reduced = self._with(graph.reduce(op, self.node, axes))
         if not keepdims:
             return reduced
-        kept = {graph.normal_axis(a, self.shape, "reduce") for a in axes}
-        return reduced.reshape(*(1 if i in kept else n for i, n in enumerate(self.shape)))
+        return reduced.reshape(*(1 if i in axes else n for i, n in enumerate(self.shape)))
 
     def sum(self, axis: Axis = None, keepdims: bool = False) -> Self:
         """Bools are counted, in i32; other dtypes stay. Integers wrap, halves add in f32."""
@@ -55,19 +53,19 @@ class Reduction(Movement):
         squares = (wide - wide.mean(axis, keepdims=True)).square()
         return squares.mean(axis, keepdims).cast(self._float().dtype)
 
+    @in_f32
     def softmax(self, axis: int = -1) -> Self:
         """Shares of exp(x) in its sum along an axis; the gradient needs the answer only."""
-        x = self._float()
-        powers = (x - x.max(axis, keepdims=True)).exp()
+        powers = (self - self.max(axis, keepdims=True)).exp()
         answer = powers / powers.sum(axis, keepdims=True)
-        return self._with(graph.function(answer.node, [x.node], _softmax_vjp(axis)))
+        return self._with(graph.function(answer.node, [self.node], _softmax_vjp(axis)))
 
+    @in_f32
     def log_softmax(self, axis: int = -1) -> Self:
         """Logarithms of the softmax, also where it would be 0; the gradient needs them only."""
-        x = self._float()
-        shifted = x - x.max(axis, keepdims=True)
+        shifted = self - self.max(axis, keepdims=True)
         answer = shifted - shifted.exp().sum(axis, keepdims=True).log()
-        return self._with(graph.function(answer.node, [x.node], _log_softmax_vjp(axis)))
+        return self._with(graph.function(answer.node, [self.node], _log_softmax_vjp(axis)))
 
     def __matmul__(self, other: Self | Array) -> Self:
         """[..., M, K] @ [..., K, N] -> [..., M, N]; leading axes and vectors as in NumPy.

@@ -161,7 +161,7 @@ class Tensor(Reduction):
     @property
     def requires_grad(self) -> bool:
         """Whether `backward()` adds to `grad`; TypeError when set for what is no float."""
-        return self in _requiring
+        return id(self) in _requiring
 
     @requires_grad.setter
     def requires_grad(self, wanted: bool) -> None:
@@ -170,7 +170,10 @@ class Tensor(Reduction):
                 TypeError, f"requires_grad: {self.dtype.name} has no gradients; cast to f32"
             )
         self._grad: Tensor | None = None
-        (_requiring.add if wanted else _requiring.discard)(self)
+        if wanted:
+            _requiring[id(self)] = self
+        else:
+            _requiring.pop(id(self), None)
 
     @property
     def grad(self) -> Tensor | None:
@@ -196,7 +199,9 @@ class Tensor(Reduction):
         """
         used = set(graph.toposort([self.node]))
         # in order of age, so that the same program gives the same kernels in every process
-        wrt = sorted((t for t in _requiring if t.node in used), key=lambda t: t.node.number)
+        wrt = sorted(
+            (t for t in list(_requiring.values()) if t.node in used), key=lambda t: t.node.number
+        )
         if not wrt:
             text = "no Tensor that requires a gradient leads to this loss; realize() ends gradients"
             raise misuse(ValueError, f"backward: {text}")
@@ -281,7 +286,7 @@ class Tensor(Reduction):
         return self.numpy().astype(dtype or self.dtype.np)
 
 
-_requiring: weakref.WeakSet[Tensor] = weakref.WeakSet()
+_requiring: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
 
 
 def _realize(tensors: Sequence[Tensor], name: str = "") -> None:

@@ -90,19 +90,8 @@ def loop(
 def _captured(values: Sequence[Node], carried: set[Node]) -> list[Node]:
     """The last Nodes on each way that do not depend on what is carried."""
     varying = dependent(values, carried)
-    found: set[Node] = set()
-    seen: set[Node] = set()
-    stack = list(values)
-    while stack:
-        node = stack.pop()
-        if node in seen or node in carried or node.op in (Op.CONST, Op.IOTA):
-            continue
-        seen.add(node)
-        if node in varying:
-            stack.extend(node.src)
-        else:
-            found.add(node)
-    return sorted(found, key=lambda n: n.number)
+    reached = toposort(values, lambda n: n.src if n in varying else ())
+    return [n for n in reached if n not in varying and n.op not in (Op.CONST, Op.IOTA)]
 
 
 def dependent(roots: Iterable[Node], on: set[Node]) -> set[Node]:

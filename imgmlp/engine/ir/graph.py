@@ -11,6 +11,7 @@ import itertools
 import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -27,10 +28,11 @@ class Buffer:
     """Storage that a BUFFER Node names: a shape, a dtype and, once there, data on a device.
 
     `host` holds the initial values until they are uploaded; `data` is the device's
-    allocation. A Buffer without a device is an intermediate of a Procedure.
+    allocation. A Buffer without a device is an intermediate of a Procedure. Where `rows` is given,
+    it holds indices of so many rows, and no others may be written.
     """
 
-    __slots__ = ("__weakref__", "data", "device", "dtype", "host", "name", "shape")
+    __slots__ = ("__weakref__", "data", "device", "dtype", "host", "name", "rows", "shape")
 
     def __init__(
         self,
@@ -42,6 +44,7 @@ class Buffer:
     ) -> None:
         self.shape, self.dtype, self.device = shape, dtype, device
         self.host, self.name = host, name
+        self.rows: int | None = None
         self.data: Any = None
 
     @property
@@ -133,7 +136,9 @@ def const(value: float, dtype: DType, shape: Shape = ()) -> Node:
 
 
 def iota(count: int) -> Node:
-    """0, 1, ... count-1 as int32 [count]."""
+    """0, 1, 2, ... count-1 as int32 [count]. Raises ValueError for more than int32 counts."""
+    if count > 1 << 31:
+        raise misuse(ValueError, f"{count:,} elements in a row are more than an i32 can count")
     return make(Op.IOTA, (), None, (count,), i32)
 
 
@@ -147,7 +152,7 @@ def as_node(value: Node | float, like: Node) -> Node:
     return value if isinstance(value, Node) else const(value, like.dtype, like.shape)
 
 
-def alu(op: Op, *src: Node, dtype: DType | None = None) -> Node:
+def alu(op: Op, *src: Node) -> Node:
     """An elementwise operation on sources of one shape and, but for WHERE's condition, dtype."""
     first = src[0]
     if any(s.shape != first.shape for s in src):
@@ -158,7 +163,8 @@ def alu(op: Op, *src: Node, dtype: DType | None = None) -> Node:
         kinds = ", ".join(map(kind_of, operands))
         raise misuse(TypeError, f"{op.name.lower()}: dtypes of {kinds} differ; cast them first")
     _check_dtype(op, first, operands[0])
-    return make(op, src, None, first.shape, dtype or _result_dtype(op, operands[0].dtype))
+    dtype = bool_ if op in COMPARE else operands[0].dtype
+    return make(op, src, None, first.shape, dtype)
 
 
 def _check_dtype(op: Op, first: Node, operand: Node) -> None:
@@ -182,10 +188,6 @@ def _check_not_bool(op: Op, node: Node) -> None:
 def _unfit(op: Op, needed: str, node: Node, advice: str) -> TypeError:
     name = op.name.lower()
     return misuse(TypeError, f"{name}: needs {needed}, not {kind_of(node)}; {advice}")
-
-
-def _result_dtype(op: Op, dtype: DType) -> DType:
-    return bool_ if op in COMPARE else dtype
 
 
 def cast(node: Node, dtype: DType) -> Node:
@@ -293,14 +295,10 @@ def normal_axis(axis: int, shape: Shape, operation: str) -> int:
 # --- walking, and what printers show of a Node ---
 
 
-def all_sources(node: Node) -> Sequence[Node]:
-    return node.src
-
-
 def toposort(
-    roots: Iterable[Node], sources: Callable[[Node], Sequence[Node]] = all_sources
+    roots: Iterable[Node], sources: Callable[[Node], Sequence[Node]] = attrgetter("src")
 ) -> list[Node]:
-    """Every Node that the roots need, each after its sources."""
+    """Every Node that the roots need, each after its sources, or after what counts as those."""
     seen: set[int] = set()
     found: list[Node] = []
     stack = list(roots)

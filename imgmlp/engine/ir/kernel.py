@@ -266,11 +266,16 @@ def part_begin(place: Node) -> Expr:
 
 def access(place: Node) -> Access:
     """Where each element of a chain of movements lies in its Buffer."""
-    if place.op in MOVEMENT:
-        return apply_movement(access(place.src[0]), place.op, place.arg)
+    moves = []
+    while place.op in MOVEMENT:
+        moves.append(place)
+        place = place.src[0]
+    found = Access.of(place.shape)
     if place.op is Op.PART:  # the first one
-        return Access.of(place.src[0].shape).shrink([(0, n) for n in place.shape])
-    return Access.of(place.shape)
+        found = Access.of(place.src[0].shape).shrink([(0, n) for n in place.shape])
+    for moved in reversed(moves):
+        found = apply_movement(found, moved.op, moved.arg)
+    return found
 
 
 def is_plain(place: Node) -> bool:
@@ -296,11 +301,6 @@ def read_at_element_only(values: Iterable[Node], target: Buffer, leaf: Node | No
     return all(n.op is not Op.BUFFER or n.arg is not target for n in toposort(indirect))
 
 
-def edges_of(alive: Mapping[int, KernelDraft]) -> dict[int, set[int]]:
-    """The drafts that each must run after."""
-    return {order: d.after for order, d in alive.items()}
-
-
 def waits(edges: Mapping[int, Set[int]], starts: Iterable[int], target: int) -> bool:
     """Whether a draft of `starts` is the target or runs after it; edges lead to those before."""
     stack = list(starts)
@@ -310,14 +310,6 @@ def waits(edges: Mapping[int, Set[int]], starts: Iterable[int], target: int) -> 
         seen |= more
         stack.extend(more)
     return target in seen
-
-
-def forget(second: KernelDraft, first: KernelDraft, alive: dict[int, KernelDraft]) -> None:
-    """Whoever waited for the second waits for the first instead."""
-    del alive[second.order]
-    for other in alive.values():
-        if second.order in other.after:
-            other.after = (other.after - {second.order}) | {first.order}
 
 
 # --- printing ---

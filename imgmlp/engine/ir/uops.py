@@ -97,6 +97,7 @@ class Product:
     right_aligned: bool
     vector: int = NARROW  # columns that a CPU takes at once
     registers: bool = False  # whether a CPU has the tile there until it is stored
+    along: bool = False  # whether a CPU takes neighbouring terms at once, of both factors
     summed: bool = False  # whether the right factor's column sums are wanted too
 
     @property
@@ -112,7 +113,8 @@ class Product:
     def __str__(self) -> str:
         left = f"left at {self.left} by {self.left_row}m {self.left_inner}k"
         right = f"right at {self.right} by {self.right_inner}k {self.right_column}n"
-        return f"{self.inner} terms, {left}, {right}{' direct' if self.direct else ' packed'}"
+        way = " along" if self.along else " direct" if self.direct else " packed"
+        return f"{self.inner} terms, {left}, {right}{way}"
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ class Builder:
         self.variables: dict[str, tuple[int, int | None]] = {}  # name -> depth, defining UOp
         self.known: dict[UOp, int] = {}
         self.live: set[int] = set()  # numbers that may still be used
-        self.buffers: list[Buffer] = []
+        self.parameters: dict[Buffer, int] = {}  # GLOBALs and SCRATCHs
         self.overwritten: set[int] = set()  # globals
         self.count = 0
 
@@ -236,26 +238,21 @@ class Builder:
         self.live = set(self.known.values())
 
     def parameter(self, storage: Buffer, written: bool = False) -> int:
+        """The GLOBAL or the SCRATCH of a Buffer; whoever asks first says whether it is written."""
+        if storage in self.parameters:
+            return self.parameters[storage]
+        uop = UOp(U.GLOBAL, storage.dtype, (), (storage, written))
         if isinstance(storage, LocalBuffer):
-            return self._local(storage)
-        if storage not in self.buffers:
-            self.buffers.append(storage)
-        key = UOp(U.GLOBAL, storage.dtype, (), (storage, written))
-        for flag in (True, False):
-            found = self.known.get(UOp(U.GLOBAL, storage.dtype, (), (storage, flag)))
-            if found is not None:
-                return found
-        self.known[key] = self._append(key, 0)
+            uop, written = UOp(U.SCRATCH, storage.stored, (), storage), True
+        number = self.parameters[storage] = self._append(uop, 0)
         if written:
-            self.overwritten.add(self.known[key])
-        return self.known[key]
+            self.overwritten.add(number)
+        return number
 
-    def _local(self, storage: LocalBuffer) -> int:
-        key = UOp(U.SCRATCH, storage.stored, (), storage)
-        if key not in self.known:
-            self.known[key] = self._append(key, 0)
-            self.overwritten.add(self.known[key])
-        return self.known[key]
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """Those in memory of the device."""
+        return tuple(b for b in self.parameters if not isinstance(b, LocalBuffer))
 
     def finish(self) -> tuple[UOp, ...]:
         """All in order, numbered by position."""

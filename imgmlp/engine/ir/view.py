@@ -101,9 +101,10 @@ class View:
             if step < 0:
                 offset += (n - 1) * s
                 b, e = n - e, n - b
-            shape.append(_divide_up(n, abs(step)))
+            n, b, e = (-(-x // abs(step)) for x in (n, b, e))
+            shape.append(n)
             strides.append(s * step)
-            ranges.append((_divide_up(b, abs(step)), _divide_up(e, abs(step))))
+            ranges.append((b, e))
         return canonical(tuple(shape), tuple(strides), offset, tuple(ranges))
 
     def reshape(self, shape: Shape) -> View | None:
@@ -152,10 +153,6 @@ def nothing(shape: Shape) -> View | None:
 
 def _full(shape: Shape) -> Ranges:
     return tuple((0, n) for n in shape)
-
-
-def _divide_up(x: int, n: int) -> int:
-    return -(-x // n)
 
 
 # --- reshaping one view ---

@@ -11,7 +11,7 @@ from imgmlp.engine.ir.graph import Node, const
 from imgmlp.engine.ir.index_values import index_value, negated, through, zero_outside
 from imgmlp.engine.ir.kernel import Store, access, part_begin
 from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, Op
-from imgmlp.engine.ir.symbolic import ONE, Expr, Var, unravel
+from imgmlp.engine.ir.symbolic import ONE, ZERO, Expr, Var, unravel
 from imgmlp.engine.ir.target import Target
 from imgmlp.engine.ir.uops import Builder, Range, U
 
@@ -20,11 +20,7 @@ class Lowering:
     """Emits a kernel's expression at given indices."""
 
     def __init__(
-        self,
-        build: Builder,
-        core: Node | None,
-        target: Target,
-        inside: bool = False,
+        self, build: Builder, core: Node | None, target: Target, inside: bool = False
     ) -> None:
         self.build = build
         self.core = core
@@ -144,6 +140,28 @@ def put(
         extra = [n for v in names if (n := build.variables[v][1]) is not None]
         op = U.ADD if store.adds else U.STORE
         build.effect(op, (build.parameter(store.target, True), value, *extra), offset)
+
+
+class Accumulators:
+    """Those of a reduction: so many for each lane, or for the only work-item."""
+
+    def __init__(self, build: Builder, core: Node, count: int = 1) -> None:
+        self.build, self.core = build, core
+        nothing = 0 if core.op is Op.SUM else core.dtype.min
+        self.found = build.effect(U.ACC, (), (count, nothing), core.dtype)
+
+    def add(self, term: int, number: Expr = ZERO) -> None:
+        """A term to one of them."""
+        core = self.core
+        self.build.effect(U.ACCUMULATE, (self.found, term), (core.op, number), core.dtype)
+
+    def total(self, shared: int = 0) -> int:
+        """All of them as one value; if `shared`, those of all lanes of a group as so many."""
+        core = self.core
+        own = self.build.effect(U.COMBINE, (self.found,), core.op, core.dtype)
+        if not shared:
+            return own
+        return self.build.effect(U.GROUP, (own,), (core.op, shared), core.dtype)
 
 
 class Kept:

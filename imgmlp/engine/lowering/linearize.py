@@ -16,6 +16,7 @@ from imgmlp.engine.ir.kernel import Block, Fused, Kernel, Launch, Persistent
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.target import GPU_LANES, MOST_UNITS, Lanes, Multiply, Target
 from imgmlp.engine.ir.uops import Builder, Code, Range, U, UOp
+from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.lowering.expressions import Lowering
 from imgmlp.engine.lowering.map_kernels import map_kernel
 from imgmlp.engine.lowering.matmul_kernels import Sums, keep_sums, product
@@ -24,6 +25,9 @@ from imgmlp.engine.lowering.row_kernels import row_kernel
 
 # of each lane, for sums that a block keeps from tile to tile; in float32 more lanes pay more
 KEPT_REGISTERS: dict[Multiply, int] = {"float32": 0, "split": 104, "half": 104}
+
+
+MOST_ELEMENTS = (1 << 31) - 1  # of what a kernel reads, writes or counts: an index is an int of C
 
 
 # --- kernels ---
@@ -47,7 +51,28 @@ def linearize(kernel: Launch, target: Target) -> Code:
         for guard in kernel.guards:
             build.effect(U.GUARD, (lower.value(guard.place, ()),), guard.wanted)
         sizes = _body(kernel, lower)
-    return Code(kernel.name, build.finish(), tuple(build.buffers), *sizes)
+    code = Code(kernel.name, build.finish(), build.buffers, *sizes)
+    _check_indices(code)
+    return code
+
+
+def _check_indices(code: Code) -> None:
+    """Refuse, as a ValueError, what has more elements than an index can count."""
+    for u in code.uops:
+        most = 0
+        if u.op is U.GLOBAL:
+            most = u.arg[0].size
+        elif u.op is U.RANGE:
+            most = u.arg.count
+        elif u.op in (U.LOAD, U.STORE, U.ADD):
+            offset = u.arg[0] if u.op is U.LOAD else u.arg
+            most = max(offset.hi, -offset.lo)
+        if most > MOST_ELEMENTS:
+            raise misuse(
+                ValueError,
+                f"{code.name}: {most:,} elements are more than a kernel can count, which is "
+                f"{MOST_ELEMENTS:,}; cut the Tensor in parts, or use device 'numpy'",
+            )
 
 
 def _fused(name: str, codes: Sequence[Code]) -> Code:

@@ -114,10 +114,8 @@ def _flat(kernel: Kernel) -> bool:
     flat = lower.build.open(Range("i", math.prod(kernel.shape), "share"))
     store_all(lower, kernel.stores, unravel(flat, kernel.shape))
     uops = [u for _, u in lower.build.scopes[-1]]
-    exprs = [u.arg[0] for u in uops if u.op is U.LOAD] + [
-        u.arg for u in uops if u.op in (U.STORE, U.INDEX)
-    ]
-    exprs += [u.arg[1] for u in uops if u.op is U.LOAD and u.arg[1] is not ONE]
+    exprs = [e for u in uops if u.op is U.LOAD for e in u.arg]
+    exprs += [u.arg for u in uops if u.op in (U.STORE, U.INDEX)]
     own = [e.substitute({"group": 0, "tile": 0}) for e in exprs]
     return all(e is flat or not e.variables() for e in own)
 

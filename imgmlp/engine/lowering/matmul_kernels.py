@@ -27,6 +27,10 @@ TILE_ROWS = 64  # rows of a product's tile on a CPU
 # Most rows of a tile in registers by its columns, for vectors of 8 and for those of 16, which have
 # 32 registers instead of 16. (13 rows of 32 columns save 2% of a step, and take more to compile.)
 REGISTER_ROWS = {8: {16: 6, 8: 8}, 16: {32: 8, 16: 8, 8: 8}}
+# The same where neighbouring terms are taken at once: so many registers for sums and left vectors.
+ALONG_REGISTERS = {8: 11, 16: 22}
+MOST_ALONG = 8  # rows of such a tile
+ALONG_INNER = 128  # least terms, as the sums of each vector's elements follow
 REGISTER_INNER = 256  # most terms of a tile in registers: 16 KiB of the right factor, or 32
 
 
@@ -91,10 +95,20 @@ def _tile(
         left_aligned=_aligned(a, begins[0], -1, -2),
         right_aligned=_aligned(b, begins[1], -2, -1),
         vector=min(size[1], lower.target.vector),
+        along=lower.target.lanes == "one" and _along(core, lower.target),
     )
     build = lower.build
     sources = build.parameter(storage(left)), build.parameter(storage(right))
     return _Tile(found, *sources, tuple(lead), row, column, row_tile)
+
+
+def _along(core: Node, target: Target) -> bool:
+    """Whether both factors have their terms side by side, in whole vectors."""
+    (_, left), (_, right) = (through(s) for s in core.src)
+    steps = left.views[0].strides[-1], right.views[0].strides[-2], right.views[0].strides[-1]
+    inner = core.src[0].shape[-1]
+    whole = inner >= ALONG_INNER and inner % target.vector == 0
+    return whole and steps[0] == steps[1] == 1 < steps[2]
 
 
 def _aligned(view: View, begin: Expr, inner: int, outer: int) -> bool:
@@ -117,8 +131,7 @@ def _store_columns(
     lower.core, lower.core_value = sums.value, value
     store_all(lower, [sums], [*tile.lead, tile.column + column])
     lower.core = core
-    build.close()
-    build.close()
+    build.close(2)
 
 
 # --- one work-item ---
@@ -130,6 +143,11 @@ def _panels(core: Node, target: Target) -> Iterator[tuple[int, int, int]]:
     Factors too long for registers have whole ones only.
     """
     columns, inner, width = core.shape[-1], core.src[0].shape[-1], target.wide
+    if _along(core, target):
+        whole = columns // NARROW
+        yield from [(0, whole, NARROW)] if whole else []
+        yield from [(whole * NARROW, 1, left)] if (left := columns % NARROW) else []
+        return
     first, short = 0, inner <= REGISTER_INNER
     while (left := columns - first) > 0:
         if short and width > NARROW and left <= width - NARROW:
@@ -163,7 +181,7 @@ def _by_one(kernel: Kernel, lower: Lowering, panels: tuple[int, int, int], wante
 
 def _one_tile(kernel: Kernel, lower: Lowering, tile: _Tile) -> None:
     build, product = lower.build, tile.product
-    if product.inner <= REGISTER_INNER:
+    if product.along or product.inner <= REGISTER_INNER:
         _in_registers(kernel, lower, tile)
     else:
         found = build.effect(U.PRODUCT, (tile.left, tile.right), product, f32)
@@ -175,8 +193,12 @@ def _one_tile(kernel: Kernel, lower: Lowering, tile: _Tile) -> None:
 def _in_registers(kernel: Kernel, lower: Lowering, tile: _Tile) -> None:
     """A tile, a few rows after the other, each stored right from registers."""
     build, product, right, done = lower.build, tile.product, tile.right, 0
-    most = REGISTER_ROWS[lower.target.vector][product.tile_columns]
-    if not product.direct:
+    if product.along:
+        fitting = ALONG_REGISTERS[lower.target.vector] // (product.tile_columns + 1)
+        most = min(MOST_ALONG, fitting)
+    else:
+        most = REGISTER_ROWS[lower.target.vector][product.tile_columns]
+    if not (product.along or product.direct):
         right = build.effect(U.PANEL, (right,), product, f32)
     for height, count in _heights(product.tile_rows, most):
         loops = [Range("b", count)] if count > 1 else []
@@ -189,8 +211,7 @@ def _in_registers(kernel: Kernel, lower: Lowering, tile: _Tile) -> None:
         part = replace(product, tile_rows=height, rows=left, left=place, registers=True)
         found = build.effect(U.PRODUCT, (tile.left, right), part, f32)
         _store_tile(kernel, lower, part, found, [*tile.lead, tile.row + first, tile.column])
-        for _ in loops:
-            build.close()
+        build.close(len(loops))
         done += height * count
 
 
@@ -210,8 +231,7 @@ def _store_tile(
     column = build.open(Range("n", tile.tile_columns, "column", tile.columns))
     lower.core_value = build.effect(U.ELEMENT, (found,), (row, column), f32)
     store_all(lower, kernel.stores, [*lead, first_row + row, first_column + column])
-    build.close()
-    build.close()
+    build.close(2)
 
 
 # --- lanes of a group ---
@@ -294,8 +314,7 @@ class Sums:
                 if inside is not ONE:
                     build.open(Range("x", 1, "loop", inside))
                 kept.put(place[-1], indices)
-            while len(build.scopes) > depth:
-                build.close()
+            build.close(len(build.scopes) - depth)
         build.close()
 
     def _own(
@@ -323,8 +342,7 @@ class Sums:
         column = begin + build.open(Range("n", 4, "vector", left))
         lower.core_value = build.effect(U.ELEMENT, (seen,), (row, column), f32)
         store_all(lower, kernel.stores, [*tile.lead, tile.row + row, tile.column + column])
-        build.close()
-        build.close()
+        build.close(2)
 
 
 def only_added(kernel: Kernel) -> bool:

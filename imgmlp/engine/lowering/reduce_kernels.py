@@ -16,10 +16,10 @@ from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import Const, Expr, unravel
 from imgmlp.engine.ir.target import GPU_LANES
 from imgmlp.engine.ir.uops import Builder, Range, U
-from imgmlp.engine.lowering.expressions import Lowering, offsets_read, store_all
+from imgmlp.engine.lowering.expressions import Accumulators, Lowering, offsets_read, store_all
 from imgmlp.engine.lowering.map_kernels import GRAIN, stride
 from imgmlp.engine.lowering.matmul_kernels import only_added
-from imgmlp.engine.lowering.row_kernels import accumulate, identity
+from imgmlp.engine.lowering.row_kernels import accumulate
 
 PAGE = 1024  # elements of a row that are a page of memory
 WIDE = 128  # columns of such rows that a CPU adds up together: they are a page each
@@ -36,13 +36,12 @@ def reduce_kernel(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
     axes = sorted(core.arg, key=neighbours.__getitem__)
     shape, count = core.shape, core.src[0].size // core.size
     size = math.prod(shape)
-    start = identity(core.op, core.dtype)
 
     def term(out: Sequence[Expr], inner: Expr) -> int:
         return _term(lower, core, axes, out, inner)
 
     if lower.target.lanes == "group":
-        return _reduce_on_lanes(kernel, lower, term, count, start)
+        return _reduce_on_lanes(kernel, lower, term, count)
     groups = max(1, min(4 * lower.target.units, size * count // GRAIN, size))
     if size > 1 and shape[-1] > 1 and _runs_along_outputs(core, neighbours):
         return _reduce_columns(kernel, lower, term, count, groups), 1
@@ -97,30 +96,28 @@ def _reduce_columns(
     share = lower.outermost("i", outer * blocks, "share")
     *lead, block = unravel(share, (*shape[:-1], blocks))
     left = None if shape[-1] % width == 0 else Const(shape[-1]) - block * width
-    start = identity(core.op, core.dtype)
-    accumulators = build.effect(U.ACC, (), (width, start), core.dtype)
+    accumulators = Accumulators(build, core, width)
     inner = build.open(Range("r", count))
     lane = build.open(Range("v", width, "vector", left))
     column = block * width + lane
-    found = term([*lead, column], inner)
-    build.effect(U.ACCUMULATE, (accumulators, found), (core.op, lane), core.dtype)
+    accumulators.add(term([*lead, column], inner), lane)
     build.close(2)
     lane = build.open(Range("w", width, "vector", left))
-    lower.core_value = build.effect(U.LANE, (accumulators,), lane, core.dtype)
+    lower.core_value = build.effect(U.LANE, (accumulators.found,), lane, core.dtype)
     store_all(lower, kernel.stores, [*lead, block * width + lane])
     build.close(2)
     return max(1, min(groups, outer * blocks))
 
 
 def _reduce_on_lanes(
-    kernel: Kernel, lower: Lowering, term: Callable[..., int], count: int, start: float
+    kernel: Kernel, lower: Lowering, term: Callable[..., int], count: int
 ) -> tuple[int, int]:
     core, build = kernel.core, lower.build
     assert core is not None
     size, along = math.prod(core.shape), _runs_along_outputs(core, _neighbours(core))
     parts = _parts(size, count) if along and not lower.inside else 1
     if parts > 1:
-        return _reduce_in_parts(kernel, lower, term, count, start, parts)
+        return _reduce_in_parts(kernel, lower, term, count, parts)
     enough = 1024 if along else 16384
     if lower.inside:
         enough = GPU_LANES
@@ -129,7 +126,7 @@ def _reduce_on_lanes(
     out = lower.outermost("i", size, "item" if alone else "group")
     sharing = 1 if alone else local
     several = AT_ONCE if count % (sharing * AT_ONCE) == 0 else 1  # loads that wait together
-    accumulators = build.effect(U.ACC, (), (several, start), core.dtype)
+    accumulators = Accumulators(build, core, several)
     depth = len(build.scopes)
     if several == 1:
         at: Expr = build.open(Range("r", count, "loop" if alone else "lane"))
@@ -139,15 +136,11 @@ def _reduce_on_lanes(
         block = build.open(Range("r", count // (sharing * several)))
         lane = build.open(Range("v", several, "vector"))
         at = (block * several + lane) * sharing + first
-    found = term(unravel(out, core.shape), at)
-    build.effect(U.ACCUMULATE, (accumulators, found), (core.op, lane), core.dtype)
+    accumulators.add(term(unravel(out, core.shape), at), lane)
     build.close(len(build.scopes) - depth)
-    total = build.effect(U.COMBINE, (accumulators,), core.op, core.dtype)
-    if not alone:
-        total = build.effect(U.GROUP, (total,), (core.op, 1), core.dtype)
-        if lower.inside:
-            build.effect(U.BARRIER, ())  # the next round uses the same local memory
-    lower.core_value = total
+    lower.core_value = accumulators.total(0 if alone else 1)
+    if lower.inside and not alone:
+        build.effect(U.BARRIER, ())  # the next round uses the same local memory
     if alone:
         store_all(lower, kernel.stores, unravel(out, core.shape))
     else:
@@ -167,7 +160,7 @@ def _parts(size: int, count: int) -> int:
 
 
 def _reduce_in_parts(
-    kernel: Kernel, lower: Lowering, term: Callable[..., int], count: int, start: float, parts: int
+    kernel: Kernel, lower: Lowering, term: Callable[..., int], count: int, parts: int
 ) -> tuple[int, int]:
     """Neighbouring outputs for a group, as many times as each output's terms have parts."""
     core, build = kernel.core, lower.build
@@ -176,18 +169,16 @@ def _reduce_in_parts(
     several = math.gcd(count // parts, AT_ONCE)
     groups, rounds = -(-size // columns), count // parts // several
     group = lower.outermost("i", groups, "group")
-    accumulators = build.effect(U.ACC, (), (several, start), core.dtype)
+    accumulators = Accumulators(build, core, several)
     lane = build.open(Range("l", GPU_LANES, "lane"))
     output = group * columns + lane % columns
     limit = None if size % columns == 0 else less(output, size) * rounds
     block = build.open(Range("r", rounds, limit=limit), holds=limit is not None)
     each = build.open(Range("v", several, "vector"))
     at = (block * several + each) * parts + lane // columns
-    found = term(unravel(output, core.shape), at)
-    build.effect(U.ACCUMULATE, (accumulators, found), (core.op, each), core.dtype)
+    accumulators.add(term(unravel(output, core.shape), at), each)
     build.close(3)
-    own = build.effect(U.COMBINE, (accumulators,), core.op, core.dtype)
-    lower.core_value = build.effect(U.GROUP, (own,), (core.op, columns), core.dtype)
+    lower.core_value = accumulators.total(columns)
     left = None if size % columns == 0 else Const(size) - group * columns
     first = build.open(Range("first", columns, "lane", left))
     store_all(lower, kernel.stores, unravel(group * columns + first, core.shape))
@@ -199,22 +190,18 @@ class Total:
     """A sum of which each lane has a part in a register, from one tile of a block to the next."""
 
     def __init__(self, core: Node, build: Builder) -> None:
-        self.core, self.build = core, build
-        self.found = build.effect(U.ACC, (), (1, identity(core.op, core.dtype)), core.dtype)
+        self.core, self.build, self.own = core, build, Accumulators(build, core)
 
     def add(self, lower: Lowering) -> None:
         """Each lane its terms of a tile."""
         build, core = self.build, self.core
         at = build.open(Range("r", core.src[0].size, "lane"))
-        term = _term(lower, core, core.arg, (), at)
-        build.effect(U.ACCUMULATE, (self.found, term), (core.op, Const(0)), core.dtype)
+        self.own.add(_term(lower, core, core.arg, (), at))
         build.close()
 
     def leave(self, kernel: Kernel, lower: Lowering) -> None:
         """Add up what the lanes have, and store it."""
-        build, core = self.build, self.core
-        own = build.effect(U.COMBINE, (self.found,), core.op, core.dtype)
-        lower.core_value = build.effect(U.GROUP, (own,), (core.op, 1), core.dtype)
+        build, lower.core_value = self.build, self.own.total(1)
         build.effect(U.BARRIER, ())  # the next one uses the same local memory
         build.open(Range("first", 1, "lane"))
         store_all(lower, kernel.stores, ())

@@ -12,25 +12,25 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from imgmlp.engine.ir.dtype import DType, f16
+from imgmlp.engine.ir.dtype import f16
 from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.kernel import Kernel, Store
-from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import ONE, Const, Expr, unravel
 from imgmlp.engine.ir.target import GPU_LANES
 from imgmlp.engine.ir.uops import Range, U
-from imgmlp.engine.lowering.expressions import Lowering, destination, put, store_all
+from imgmlp.engine.lowering.expressions import (
+    Accumulators,
+    Lowering,
+    destination,
+    put,
+    store_all,
+)
 from imgmlp.engine.lowering.map_kernels import GRAIN
 from imgmlp.engine.passes.row_fusion import COSTLY, kept
 
 MOST_KEPT = 1 << 13  # elements of a row's private arrays on a CPU
 MOST_REGISTERS = 64  # of the arrays of a lane
 FEW = 64  # elements below which a lane takes a row alone
-
-
-def identity(op: Op, dtype: DType) -> float:
-    """What changes nothing in a sum or a maximum."""
-    return 0 if op is Op.SUM else dtype.min
 
 
 def row_kernel(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
@@ -104,19 +104,15 @@ class _Row:
         self._open("item" if alone else "group")
         for core, keeps in zip(self.kernel.rows, self.keeps, strict=False):
             arrays = self._declare(keeps, own)
-            start = identity(core.op, core.dtype)
-            accumulators = build.effect(U.ACC, (), (1, start), core.dtype)
+            accumulators = Accumulators(build, core)
             for place, at in self._elements(alone):
                 indices = self._indices(at, place)
                 self._keep(arrays, indices, place)
-                value = self.lower.value(core.src[0], indices)
-                build.effect(U.ACCUMULATE, (accumulators, value), (core.op, Const(0)), core.dtype)
+                accumulators.add(self.lower.value(core.src[0], indices))
             self.arrays |= arrays
-            total = build.effect(U.COMBINE, (accumulators,), core.op, core.dtype)
+            self.lower.totals[core] = accumulators.total(0 if alone else 1)
             if not alone:
-                total = build.effect(U.GROUP, (total,), (core.op, 1), core.dtype)
                 build.effect(U.BARRIER, ())  # the next stage uses the same local memory
-            self.lower.totals[core] = total
         if self.kernel.totals and not alone:
             build.open(Range("first", 1, "lane"))
         store_all(self.lower, self.kernel.totals, self.lead)
@@ -186,13 +182,12 @@ class _Row:
 
 def accumulate(lower: Lowering, core: Node, count: int, term: Callable[[Expr], int]) -> int:
     """A reduction of `count` terms by one work-item, two vectors of them at once."""
-    build, wide, start = lower.build, lower.target.wide, identity(core.op, core.dtype)
-    accumulators = build.effect(U.ACC, (), (wide, start), core.dtype)
+    build, wide = lower.build, lower.target.wide
+    accumulators = Accumulators(build, core, wide)
 
     def add(first: Expr, terms: int) -> None:
         lane = build.open(Range("v", terms, "vector"))
-        found = term(first + lane)
-        build.effect(U.ACCUMULATE, (accumulators, found), (core.op, lane), core.dtype)
+        accumulators.add(term(first + lane), lane)
         build.close()
 
     blocks, rest = divmod(count, wide)
@@ -201,4 +196,4 @@ def accumulate(lower: Lowering, core: Node, count: int, term: Callable[[Expr], i
         build.close()
     if rest:
         add(Const(blocks * wide), rest)
-    return build.effect(U.COMBINE, (accumulators,), core.op, core.dtype)
+    return accumulators.total()

@@ -120,7 +120,7 @@ class _Kernel:
 
     def _compute(self, node: Node, indices: Indices, needed: Array | None) -> Array:
         if node.op is Op.CONST:
-            return np.asarray(node.arg, register(node.dtype))
+            return np.asarray(node.arg, node.dtype.np).astype(register(node.dtype))
         if node.op is Op.IOTA:
             return indices[0].astype(register(node.dtype))
         if node.op is Op.PART and node.src[0].op is Op.IOTA:
@@ -237,10 +237,8 @@ def locate(where: Access, indices: Indices) -> tuple[Array, Array | None]:
 
 
 def operate(op: Op, result: Any, *src: Array) -> Array:
-    """An elementwise operation as wide as registers are; `result` has the dtype."""
+    """An elementwise operation in the dtype that `result` has, as wide as registers are."""
     dtype: DType = result.dtype
-    if op is Op.CAST:
-        return src[0].astype(register(dtype))
     if op is Op.WHERE:  # by an index, perhaps, that is 0 or 1
         src = (src[0] != 0, *src[1:])
-    return np.asarray(TABLE[op](result)(*src), register(dtype))
+    return np.asarray(TABLE[op](result)(*src), dtype.np).astype(register(dtype), copy=False)

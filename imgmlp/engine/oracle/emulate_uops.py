@@ -75,7 +75,8 @@ def _check_rows(
 
 
 def _const(launch: EmulatedLaunch, i: int, u: UOp) -> Array:
-    return np.full([1] * launch.rank, u.arg, _register(u))
+    assert u.dtype is not None
+    return np.full([1] * launch.rank, u.arg, u.dtype.np).astype(_register(u))
 
 
 def _index(launch: EmulatedLaunch, i: int, u: UOp) -> Array:

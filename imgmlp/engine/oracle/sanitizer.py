@@ -168,5 +168,5 @@ class Sanitizer:
 
 
 def register(dtype: DType) -> np.dtype[Any]:
-    """What a value of this dtype is computed in: halves are rounded only where they are stored."""
+    """What a value of this dtype is kept in: halves are computed in float, each result rounded."""
     return np.dtype((f32 if dtype is f16 else dtype).np)

@@ -36,7 +36,8 @@ def _fused(items: Sequence[Launch | Loop]) -> list[Launch | Loop]:
         if isinstance(item, Loop):
             item = replace(item, body=replace(item.body, items=tuple(_fused(item.body.items))))
         added = _Level.of(item)
-        first = 1 + max((i for i, other in enumerate(levels) if other.meets(added)), default=-1)
+        ends = range(len(levels), 0, -1)
+        first = next((i for i in ends if levels[i - 1].meets(added)), 0)
         found = next((other for other in levels[first:] if other.takes(added)), None)
         if found is None:
             levels.append(added)

@@ -21,7 +21,8 @@ from imgmlp.engine.ir.kernel import (
     is_plain,
     storage,
 )
-from imgmlp.engine.ir.op import ELEMENTWISE, LOAD, MOVEMENT, Op
+from imgmlp.engine.ir.op import CONTROL, ELEMENTWISE, LOAD, MOVEMENT, Op
+from imgmlp.engine.passes.drafts import DEEPEST
 
 COSTS = {
     Op.HASH: 6, Op.EXP2: 8, Op.LOG2: 8, Op.SIN: 12, Op.COS: 12, Op.SQRT: 4, Op.DIV: 2, Op.GATHER: 4,
@@ -63,7 +64,19 @@ class Graph:
         for node in sorted(self.kept, key=lambda n: n.number):
             self.kept.update(self._cores_below(node)[:-1])
         self.kept -= {n for n in self.nodes if self._only_moves(n)}
+        self._keep_deep()
         self.guards = self._find_guards()
+
+    def _keep_deep(self) -> None:
+        """Keep what is DEEPEST operations from memory, so that no kernel's expression is deeper."""
+        depths: dict[Node, int] = {}
+        for node in self.nodes:
+            depths[node] = 0
+            if node not in self.kept and node.op not in LOAD | CONTROL:
+                depths[node] = 1 + max((depths[s] for s in node.src), default=0)
+            if depths[node] == DEEPEST:
+                self.kept.add(node)
+                depths[node] = 0
 
     def _only_moves(self, node: Node) -> bool:
         """Whether a value is computed straight into what a loop or a COND makes of it."""
@@ -121,17 +134,22 @@ class Graph:
         users, cost = self.users[node], self._cost_of(node)
         if any(_repeats_outer(u) for u in users) and cost >= COSTS[Op.HASH]:
             return True
-        return len(users) > 1 and cost > RECOMPUTE_LIMIT and self._tip(node) is node
+        return len(users) > 1 and cost > RECOMPUTE_LIMIT and self._meeting_point(node) is None
 
     def _cost_of(self, node: Node) -> int:
         """Operations from materialised values to this one; shared ones count each time."""
-        if node in self.kept:
-            return 0
-        if node not in self._costs:
-            own = COSTS.get(node.op, 1 if node.op in ELEMENTWISE else 0)
-            inner = 0 if node.op in CORES else sum(self._cost_of(s) for s in node.src)
-            self._costs[node] = min(own + inner, 10 * RECOMPUTE_LIMIT)
-        return self._costs[node]
+
+        def known(n: Node) -> int | None:
+            return 0 if n in self.kept else self._costs.get(n)
+
+        for n in toposort(
+            [node], lambda n: n.src if known(n) is None and n.op not in CORES else ()
+        ):
+            if known(n) is None:
+                own = COSTS.get(n.op, 1 if n.op in ELEMENTWISE else 0)
+                inner = 0 if n.op in CORES else sum(known(s) or 0 for s in n.src)
+                self._costs[n] = min(own + inner, 10 * RECOMPUTE_LIMIT)
+        return known(node) or 0
 
     def _tip(self, start: Node) -> Node:
         """The last elementwise Node that alone receives what becomes of `start`."""
@@ -211,12 +229,14 @@ class Graph:
 
     def _products_follow(self, node: Node, place: Node) -> bool:
         """Whether strides lead every product to its factors if a value is placed there."""
-        for user in self.users[node]:
-            if user.op is Op.DOT and not is_plain(place):
-                return False
-            passes = user.op in MOVEMENT and user not in self.kept
-            if passes and not self._products_follow(user, move(user.op, place, user.arg)):
-                return False
+        pending = [(node, place)]
+        while pending:
+            node, place = pending.pop()
+            for user in self.users[node]:
+                if user.op is Op.DOT and not is_plain(place):
+                    return False
+                if user.op in MOVEMENT and user not in self.kept:
+                    pending.append((user, move(user.op, place, user.arg)))
         return True
 
     def drafts(self, places: dict[Node, Node]) -> list[KernelDraft]:
@@ -318,11 +338,13 @@ def _cut_all(
 
 def _cut(node: Node, own: Node | None, places: dict[Node, Node], done: dict[Node, Node]) -> Node:
     """The expression that reads what stands in memory, but for `own`; `done` has every step."""
-    if node not in done:
-        if node in places and node is not own:
-            done[node] = places[node]
-        else:
-            done[node] = rebuild(node, tuple(_cut(s, own, places, done) for s in node.src))
+
+    def stands(n: Node) -> bool:
+        return n in done or (n in places and n is not own)
+
+    for n in toposort([node], lambda n: () if stands(n) else n.src):
+        if n not in done:
+            done[n] = places[n] if stands(n) else rebuild(n, tuple(done[s] for s in n.src))
     return done[node]
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from imgmlp.engine.ir.graph import Buffer
 from imgmlp.engine.ir.kernel import Procedure
 
@@ -89,13 +91,22 @@ Placed = tuple[dict[Buffer, int], tuple[int, ...]]  # offsets, and sizes of the 
 
 
 def _pack(wanted: Sequence[Buffer], lives: Lives, align: int) -> Placed:
-    placed: list[tuple[int, int, Buffer]] = []  # begin, end, who
-    for storage in wanted:
-        neighbours = [p for p in placed if overlap(lives[p[2]], lives[storage])]
-        begin = _gap(sorted(neighbours, key=lambda p: p[0]), storage.nbytes, align)
-        placed.append((begin, begin + storage.nbytes, storage))
-    arena = _rounded(max((end for _, end, _ in placed), default=0), align)
-    return {storage: begin for begin, _, storage in placed}, (arena,) if wanted else ()
+    offsets: dict[Buffer, int] = {}
+    # ends are rounded up; rows in order of begins
+    begins, ends, since, until = placed = np.zeros((4, len(wanted)), np.int64)
+    for count, storage in enumerate(wanted):
+        first, last = lives[storage]
+        meets = (since[:count] <= last) & (first <= until[:count])
+        lows, highs = begins[:count][meets], ends[:count][meets]
+        free = np.maximum.accumulate(
+            np.append(0, highs)
+        )  # from where on, before each and after all
+        fits = np.flatnonzero(free[:-1] + storage.nbytes <= lows)
+        offsets[storage] = begin = int(free[fits[0] if fits.size else -1])
+        at = int(np.searchsorted(begins[:count], begin))
+        placed[:, at + 1 : count + 1] = placed[:, at:count].copy()
+        placed[:, at] = begin, begin + _rounded(storage.nbytes, align), first, last
+    return offsets, (int(ends.max()),) if wanted else ()
 
 
 def _pool(wanted: Sequence[Buffer], lives: Lives, align: int) -> Placed:
@@ -114,15 +125,6 @@ def _pool(wanted: Sequence[Buffer], lives: Lives, align: int) -> Placed:
 def overlap(a: tuple[int, int], b: tuple[int, int]) -> bool:
     """Whether two spans, from a first to a last one, have any in common."""
     return a[0] <= b[1] and b[0] <= a[1]
-
-
-def _gap(taken: Sequence[tuple[int, int, Buffer]], nbytes: int, align: int) -> int:
-    begin = 0
-    for low, high, _ in taken:
-        if begin + nbytes <= low:
-            break
-        begin = max(begin, _rounded(high, align))
-    return begin
 
 
 def _rounded(nbytes: int, align: int) -> int:

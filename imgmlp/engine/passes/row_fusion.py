@@ -12,9 +12,10 @@ from collections.abc import Iterable, Sequence
 
 from imgmlp.engine.ir.graph import Buffer, Node, Shape, move, substitute, toposort
 from imgmlp.engine.ir.index_values import through
-from imgmlp.engine.ir.kernel import KernelDraft, Store, edges_of, forget, waits
+from imgmlp.engine.ir.kernel import KernelDraft, Store
 from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, REDUCE, Op
 from imgmlp.engine.ir.symbolic import ZERO, Expr, Var, unravel
+from imgmlp.engine.passes.drafts import DEEPEST, Drafts
 from imgmlp.engine.passes.materialize import COSTS
 
 LEAST_ROWS = 64  # fewer long rows would leave work-groups idle that separate kernels keep busy
@@ -25,11 +26,11 @@ SMALL = 1 << 14  # elements up to which a launch less counts for more than that
 
 def fuse_rows(drafts: list[KernelDraft], lasting: set[Buffer]) -> list[KernelDraft]:
     """Each reduction of rows joins what alone needs it at the same row; `lasting` is kept."""
-    alive = {d.order: d for d in drafts}
+    left = Drafts(drafts)
     for last in drafts:
-        while last.order in alive and (first := _partner(last, alive)) is not None:
-            _fuse(first, last, alive, lasting)
-    return list(alive.values())
+        while last.order in left.alive and (first := _partner(last, left)) is not None:
+            _fuse(first, last, left, lasting)
+    return list(left.alive.values())
 
 
 def _full(draft: KernelDraft) -> Shape | None:
@@ -49,15 +50,13 @@ def _totals(draft: KernelDraft) -> list[Store]:
     return draft.totals if draft.core is None else draft.stores
 
 
-def _partner(last: KernelDraft, alive: dict[int, KernelDraft]) -> KernelDraft | None:
+def _partner(last: KernelDraft, left: Drafts) -> KernelDraft | None:
     full = _full(last)
-    before = (alive[order] for order in sorted(last.after, reverse=True))
-    return next((d for d in before if full and _fits(d, last, full, alive)), None)
+    before = (left.alive[order] for order in sorted(last.after, reverse=True))
+    return next((d for d in before if full and _fits(d, last, full, left)), None)
 
 
-def _fits(
-    first: KernelDraft, last: KernelDraft, full: Shape, alive: dict[int, KernelDraft]
-) -> bool:
+def _fits(first: KernelDraft, last: KernelDraft, full: Shape, left: Drafts) -> bool:
     totals = _totals(first)
     if not totals or (first.rows and first.stores):
         return False
@@ -69,7 +68,9 @@ def _fits(
     rows, size = math.prod(reduced), math.prod(full)
     if size == rows or (rows < LEAST_ROWS and size > SMALL):
         return False
-    if waits(edges_of(alive), last.after - {first.order}, first.order):
+    if left.waits(last.after - {first.order}, first.order):
+        return False
+    if left.depth(first) + left.depth(last) > DEEPEST:
         return False
     values = _values([*_known(first, last), *totals])
     written = {s.target for s in (*totals, *last.stores, *last.totals)}
@@ -151,22 +152,19 @@ def _reads_across(elements: Sequence[Node], cores: Sequence[Node]) -> bool:
     return False
 
 
-def _fuse(
-    first: KernelDraft, last: KernelDraft, alive: dict[int, KernelDraft], lasting: set[Buffer]
-) -> None:
+def _fuse(first: KernelDraft, last: KernelDraft, left: Drafts, lasting: set[Buffer]) -> None:
     """All that `first` does, `last` does too; who waited for the one waits for the other."""
     full, stores, totals = _full(last), _known(first, last), _totals(first)
     assert full is not None
-    others = [d for d in alive.values() if d is not last and first.order in d.after]
+    others = left.users(first) - {last.order}
     kept = [s for s in totals if others or s.target in lasting]
     elements = len(last.stores) if last.core is None else 0
     last.stores, last.totals = stores[:elements], [*stores[elements:], *kept]
     last.rows = tuple(_cores(_values([*stores, *kept])))
     last.shape, last.core = full, None
-    last.needs = (last.needs - {s.place for s in totals}) | first.needs
+    last.needs -= {s.place for s in totals}
     last.old |= first.old
-    last.after = (last.after | first.after) - {first.order}
-    forget(first, last, alive)
+    left.join(first, last)
 
 
 # --- what is kept ---

@@ -21,9 +21,10 @@ from imgmlp.engine.ir.kernel import (
     storage,
 )
 from imgmlp.engine.ir.op import REDUCE, Op
+from imgmlp.engine.passes.drafts import ordered
 from imgmlp.engine.passes.in_place import choose_places, copies_at_the_end, order_after_readers
 from imgmlp.engine.passes.materialize import Graph
-from imgmlp.engine.passes.merge import attach_sums, merge, ordered
+from imgmlp.engine.passes.merge import attach_sums, merge
 from imgmlp.engine.passes.row_fusion import fuse_rows
 
 LONG_REDUCTION = 1 << 14  # elements from which a full reduction takes two stages

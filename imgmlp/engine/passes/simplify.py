@@ -233,6 +233,8 @@ def _constants_together(node: Node, x: Node, y: Node) -> Node | None:
     """(x + 2) + 3 -> x + 5, and so for every operation that associates."""
     if node.op not in ASSOCIATIVE or y.op is not Op.CONST:
         return None
+    if node.dtype is f16 and node.op is not Op.MAX:  # each result is rounded
+        return None
     if x.op is not node.op or x.src[1].op is not Op.CONST:
         return None
     both = _folded(alu(node.op, x.src[1], y))

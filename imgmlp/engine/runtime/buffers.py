@@ -11,6 +11,7 @@ from imgmlp.engine.device.base import Allocation
 from imgmlp.engine.device.discover import AnyDevice
 from imgmlp.engine.ir.dtype import Array
 from imgmlp.engine.ir.graph import Buffer
+from imgmlp.engine.ir.usage_errors import OutOfBoundsError, misuse
 
 
 def upload(storage: Buffer) -> None:
@@ -27,6 +28,10 @@ def check_like(storage: Buffer, array: Array) -> None:
     """Refuse, as a ValueError, an array that cannot replace the data of a Buffer."""
     if array.shape != storage.shape or array.dtype != storage.dtype.np:
         raise ValueError(f"{storage!r} cannot take {array.dtype}{list(array.shape)}")
+    if storage.rows is not None and (array.min() < 0 or array.max() >= storage.rows):
+        wrong = array[(array < 0) | (array >= storage.rows)].flat[0]
+        problem = f"{storage!r} holds indices of {storage.rows} rows, and {wrong} is none of them"
+        raise misuse(OutOfBoundsError, problem)
 
 
 def write_buffer(storage: Buffer, array: Array) -> None:

@@ -28,6 +28,7 @@ from imgmlp.engine.ir.usage_errors import warn
 from imgmlp.engine.runtime import debug
 from imgmlp.engine.runtime.buffers import read_buffer, upload
 from imgmlp.engine.runtime.dry_run import DryRun
+from imgmlp.engine.runtime.index_checks import index_checks, refuse
 from imgmlp.engine.runtime.interpreted import Interpreted, run_lowered
 from imgmlp.errors import DeviceError, ImgmlpWarning, OutOfMemoryError
 
@@ -49,6 +50,7 @@ class Program:
         updates: Sequence[Update],
         general: bool = False,
         precision: Precision = "float32",
+        checked: bool = True,
     ) -> None:
         if precision not in get_args(Precision):
             known = " or ".join(map(repr, get_args(Precision)))
@@ -81,6 +83,7 @@ class Program:
             self._several = {1: self.launches}  # by steps that they do, if they can do several
         depth = debug.level()
         self._show_times = depth > 0
+        self._checks = self._index_checks() if depth and checked else None
         if depth:
             debug.tell(debug.report(self.stages, depth, device.usage))
 
@@ -166,9 +169,29 @@ class Program:
         return found
 
     def run(self, times: int = 1) -> None:
-        """Enqueue the step so many times; does not wait for the device."""
+        """Enqueue the step so many times; does not wait for the device.
+
+        Under DEBUG it does, and raises OutOfBoundsError where a computed index is out of bounds.
+        """
         if isinstance(self.device, DryRun):
             return
+        if self._checks is not None:
+            for _ in range(times):
+                self._checks.run()
+                for node, *ends in self._checked:
+                    refuse(node, *(int(read_buffer(self.device, b)) for b in ends))
+                self._run(1)
+            return
+        self._run(times)
+
+    def _index_checks(self) -> Program | None:
+        """What finds the indices that the step gathers by, before it does; None if it does not."""
+        found = index_checks(self.updates)
+        self._checked = [check for check, _ in found]
+        updates = [update for _, several in found for update in several]
+        return Program(self.device, {}, updates, checked=False) if updates else None
+
+    def _run(self, times: int) -> None:
         if isinstance(self.device, NumpyDevice):
             for _ in range(times):
                 self._interpret(self.device.form)
@@ -237,12 +260,11 @@ class Program:
 
     def wait(self) -> None:
         """Block until all enqueued steps are done."""
-        if isinstance(self.device, Device):
-            self.device.finish()
+        self.device.finish()
 
     def marker(self) -> Pending:
         """Done once all steps enqueued so far are: bounds how far the host runs ahead."""
-        return self.device.marker() if isinstance(self.device, Device) else Pending()
+        return self.device.marker()
 
 
 def _target(device: AnyDevice, precision: Precision) -> Target:

@@ -19,9 +19,9 @@ from enum import Enum, auto
 from typing import Any
 
 from imgmlp.engine.ir.graph import Buffer, Node, Shape
+from imgmlp.engine.ir.kernel import CORES
 from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, REDUCE, Op
 
-CORES = REDUCE | {Op.DOT}
 CANDIDATES = 4  # classes of axes that are looked at
 
 Axis = tuple[Any, int]  # of a Node, or of one use of a constant: (user, slot)

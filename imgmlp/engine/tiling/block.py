@@ -19,11 +19,13 @@ from imgmlp.engine.ir.kernel import CORES, Block, Kernel, Procedure, Update, sto
 from imgmlp.engine.ir.local_memory import LocalBuffer
 from imgmlp.engine.ir.op import CONTROL, Op
 from imgmlp.engine.ir.target import BLOCK_ROWS, FACTORS, Multiply, Target
+from imgmlp.engine.passes.drafts import ordered
 from imgmlp.engine.passes.materialize import Graph
-from imgmlp.engine.passes.merge import attach_sums, merge, ordered
+from imgmlp.engine.passes.merge import attach_sums, merge
 from imgmlp.engine.passes.row_fusion import fuse_rows
 from imgmlp.engine.passes.schedule import freeze, schedule
 from imgmlp.engine.tiling.batch_axis import Kind, Kinds, best
+from imgmlp.engine.tiling.batch_last import batch_is_last
 from imgmlp.engine.tiling.partial_sums import PartialSums
 from imgmlp.engine.tiling.prologue import group_buffer
 from imgmlp.engine.tiling.staging import bring
@@ -102,6 +104,7 @@ class _Plan:
         self.updates, self.nodes, self.kinds, self.target = updates, nodes, kinds, target
         lanes, units = target.lanes, target.units
         self.block: Block | None = None
+        self.last = lanes == "one" and batch_is_last(nodes, kinds)
         roots = {value for _, value in updates}
         after = [n for n in nodes if kinds.of[n] is Kind.AFTER]
         wanted = roots | {s for n in after for s in n.src}
@@ -171,7 +174,7 @@ class _Plan:
 
     def _scheduled(self, cut: Cut, after: Sequence[Node]) -> list[Kernel]:
         """The kernels of one tile; sets what comes before and after for this cut."""
-        self.tile = Tile(self.kinds, cut, self.target.lanes)
+        self.tile = Tile(self.kinds, cut, self.target.lanes, self.last)
         self.partial = PartialSums(self.sums, after, cut.groups)
         given = {self.tile.value(n): self.partial.place(n) for n in self.sums}
         self.finished: dict[Node, Node] = {}  # ROW values with all rows, in memory
@@ -201,7 +204,9 @@ class _Plan:
         """Give the tile's rows of a value that is needed as a whole a place in memory."""
         axis, value = self.kinds.axis(node, len(node.shape)), self.tile.value(node)
         assert axis is not None
-        if value not in given:
+        order = value.arg if value.op is Op.PERMUTE else tuple(range(len(value.shape)))
+        computed = value.src[0] if value.op is Op.PERMUTE else value
+        if computed not in given:
             whole = self._free_state(node, cut) if axis == 0 else None
             if whole is not None:
                 self.direct.add(whole)
@@ -209,9 +214,15 @@ class _Plan:
                 cut.rows * cut.tiles if a == axis else n for a, n in enumerate(node.shape)
             )
             whole = whole or Buffer(shape, node.dtype, name=f"rows{len(self.finished)}")
-            given[value] = part(move(Op.RESHAPE, buffer(whole), shape), "tile", cut.tiles, axis)
+            rows = part(move(Op.RESHAPE, buffer(whole), shape), "tile", cut.tiles, axis)
+            given[computed] = move(Op.PERMUTE, rows, tuple(map(order.index, range(len(order)))))
+        place = given[computed]
+        if place.op is Op.PERMUTE:
+            whole_of = move(Op.PERMUTE, place.src[0].src[0], place.arg)
+        else:
+            whole_of = place.src[0]
         full = tuple((0, n) for n in node.shape)
-        self.finished[node] = move(Op.SHRINK, given[value].src[0], full)
+        self.finished[node] = move(Op.SHRINK, move(Op.PERMUTE, whole_of, order), full)
 
     def _free_state(self, node: Node, cut: Cut) -> Buffer | None:
         """A state that takes this value, in any shape, and whose old value nobody reads."""

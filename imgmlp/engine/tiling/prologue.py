@@ -26,12 +26,22 @@ def group_buffer(groups: int, node: Node, name: str) -> Node:
     return move(Op.RESHAPE, row, node.shape)
 
 
-def at_hand(node: Node) -> bool:
-    """Whether a WHOLE value can be read, or computed once a group, where it is needed."""
-    if node.op in (Op.BUFFER, Op.CONST, Op.IOTA):
-        return True
-    light = node.op in MOVEMENT or (node.op in ELEMENTWISE and node.size == 1)
-    return light and all(at_hand(s) for s in node.src)
+def at_hand(node: Node, known: dict[Node, bool] | None = None) -> bool:
+    """Whether a WHOLE value can be read, or computed once a group, where it is needed.
+
+    What is found out of others on the way goes to `known`.
+    """
+    found = {} if known is None else known
+    for n in toposort([node], lambda n: n.src if n not in found and is_light(n) else ()):
+        if n not in found:
+            light = is_light(n) and all(found[s] for s in n.src)
+            found[n] = light or n.op in (Op.BUFFER, Op.CONST, Op.IOTA)
+    return found[node]
+
+
+def is_light(node: Node) -> bool:
+    """Whether an operation may be done wherever its value is needed."""
+    return node.op in MOVEMENT or (node.op in ELEMENTWISE and node.size == 1)
 
 
 class Prologue:
@@ -64,8 +74,8 @@ class Prologue:
                 self.ahead[node] = first[node] = buffer(Buffer(state.shape, state.dtype, name=name))
                 continue
             self.aside[node] = group_buffer(self.groups, node, name)
-            room = buffer(storage(self.aside[node]))  # a row for each group, all the same
-            found = move(Op.SHRINK, room, ((0, 1), (0, 1)))
+            rows = buffer(storage(self.aside[node]))  # one for each group, all the same
+            found = move(Op.SHRINK, rows, ((0, 1), (0, 1)))
             first[node] = move(Op.RESHAPE, found, node.shape)
         changed: list[Update] = []
         for state, value in updates:

@@ -39,17 +39,17 @@ def bring(
     factors = {storage(s) for k in kernels if (core := _product(k)) for s in core.src}
     near: dict[Node, Node] = {}
     found: TileBuffers = dict(buffers)
-    for room, place in places.items():
-        factor = room in factors
+    for value, place in places.items():
+        factor = value in factors
         if factor and stored is None:
             continue
         if factor and (len(place.shape) != 2 or place.dtype is not f32):
             return None
         if factor or place.size <= SMALL:
-            local = LocalBuffer.of(place.shape, place.dtype, stored if factor else None, room.name)
+            local = LocalBuffer.of(place.shape, place.dtype, stored if factor else None, value.name)
             near[place] = local.place
             found[local] = buffer(local)
-            del found[room]
+            del found[value]
     kernels = share([moved(k, near) for k in kernels], found)
     touched = {b for k in kernels for b in (*k.reads(), *k.writes())}
     assert not touched & (buffers.keys() - found.keys()), "a Buffer is read as another value"
@@ -91,16 +91,16 @@ def _readable(core: Node) -> bool:
 
 
 def _in_chunks(factor: Node) -> bool:
-    room, views = storage(factor), access(factor).views
-    assert isinstance(room, LocalBuffer)
-    if len(views) != 1 or views[0].mask is not None or not room.pitch:
+    local, views = storage(factor), access(factor).views
+    assert isinstance(local, LocalBuffer)
+    if len(views) != 1 or views[0].mask is not None or not local.pitch:
         return False
-    (view,), (rows, columns) = views, room.extent
-    ways = [a for a in (0, 1) if _steps(view, a, 1) and _steps(view, 1 - a, room.pitch)]
+    (view,), (rows, columns) = views, local.extent
+    ways = [a for a in (0, 1) if _steps(view, a, 1) and _steps(view, 1 - a, local.pitch)]
     if not ways:
         return False
     across = ways[0]  # the axis of which neighbours lie together
-    first, width = view.offset % room.pitch, view.shape[across]
+    first, width = view.offset % local.pitch, view.shape[across]
     whole = first % CHUNK == 0 and (width % CHUNK == 0 or first + width == columns)
     return whole and view.shape[1 - across] == rows
 
@@ -114,9 +114,9 @@ def _steps(view: View, axis: int, stride: int) -> bool:
 
 
 def _copied(
-    kernels: Sequence[Kernel], room: int, stored: DType
+    kernels: Sequence[Kernel], left: int, stored: DType
 ) -> tuple[list[Kernel], list[Kernel]] | None:
-    """Kernels that read copies of right factors for which there is room, and those that copy.
+    """Kernels that read copies of right factors that fit into the bytes left, and those that copy.
 
     None if the others can neither pass by nor be read where they are.
     """
@@ -129,7 +129,7 @@ def _copied(
         changed = [_with_copy(k, written, copies) for k in kernels]
         far = sum(m.size * f32.itemsize for m in wanted if m not in copies)
         slices = SLICE * _staged(changed) if stored is f16 else 0
-        if sum(c.local_bytes for c in copies.values()) + slices <= room:
+        if sum(c.local_bytes for c in copies.values()) + slices <= left:
             before = [_copy(matrix, c) for matrix, c in copies.items()]
             return (changed, before) if stored is f16 or far <= MOST_FAR else None
         if not copies:
@@ -162,7 +162,7 @@ def _with_copy(kernel: Kernel, written: set[Buffer], copies: Mapping[Node, Local
     return moved(kernel, {core: product})
 
 
-def _copy(matrix: Node, room: LocalBuffer) -> Kernel:
-    beyond = tuple((0, n - have) for n, have in zip(room.shape, matrix.shape, strict=True))
+def _copy(matrix: Node, local: LocalBuffer) -> Kernel:
+    beyond = tuple((0, n - have) for n, have in zip(local.shape, matrix.shape, strict=True))
     value = move(Op.PAD, matrix, beyond)
-    return Kernel("copy", room.shape, (Store(buffer(room), value),), None)
+    return Kernel("copy", local.shape, (Store(buffer(local), value),), None)

@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from imgmlp.engine.ir.graph import (
-    Buffer,
     Node,
     Shape,
     alu,
-    buffer,
     const,
     contiguous,
     gather,
@@ -25,9 +23,10 @@ from imgmlp.engine.ir.graph import (
 from imgmlp.engine.ir.kernel import access
 from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, Op
 from imgmlp.engine.ir.target import Lanes
-from imgmlp.engine.passes.materialize import Graph, is_plain_chain
+from imgmlp.engine.passes.materialize import Graph, is_plain_chain, whole_buffer
 from imgmlp.engine.tiling.batch_axis import Kind, Kinds
-from imgmlp.engine.tiling.prologue import ALIGN, Prologue, at_hand
+from imgmlp.engine.tiling.batch_last import TURNED, computed_transposed, of_rows, transposed
+from imgmlp.engine.tiling.prologue import ALIGN, Prologue, at_hand, is_light
 
 EVEN = 4  # tiles of each group from which one more or less matters little
 WORTHWHILE = 7 / 8  # of a tile's rows: more of them save nothing that pays for uneven tiles
@@ -49,25 +48,47 @@ class Cut:
 
 
 class Tile:
-    """The same values for one tile of rows; `before` collects what must be computed first."""
+    """The same values for one tile of rows; `before` collects what must be computed first.
 
-    def __init__(self, kinds: Kinds, cut: Cut, lanes: Lanes) -> None:
-        self.kinds, self.cut, self.lanes = kinds, cut, lanes
+    With `last` those of two axes are computed with the batch as their last one.
+    """
+
+    def __init__(self, kinds: Kinds, cut: Cut, lanes: Lanes, last: bool = False) -> None:
+        self.kinds, self.cut, self.lanes, self.last = kinds, cut, lanes, last
         self.before: dict[Node, Node] = {}
         self.prologue = Prologue(cut.groups)
         self.done: dict[Node, Node] = {}
+        self.hand: dict[Node, bool] = {}  # what has been found to be at hand, or not to be
         row = part(iota(cut.rows * cut.tiles), "tile", cut.tiles)
         limit = const(cut.batch, row.dtype, row.shape)
         self.exists = row < limit
-        last = const(cut.batch - 1, row.dtype, row.shape)
-        self.row = row if cut.even else alu(Op.WHERE, self.exists, row, last)
+        highest = const(cut.batch - 1, row.dtype, row.shape)
+        self.row = row if cut.even else alu(Op.WHERE, self.exists, row, highest)
 
     def value(self, node: Node) -> Node:
         """The tile's value of a ROW Node, or what the tile adds to an ACC one."""
-        if node not in self.done:
-            leaf = node.op is Op.BUFFER or node in self.kinds.ahead
-            self.done[node] = self._rows_of(node) if leaf else self._computed(node)
+        stack: list[tuple[Node, list[Node]]] = [(node, [])]
+        while stack:
+            n, src = stack.pop()
+            if n in self.done:
+                continue
+            leaf = n.op is Op.BUFFER or n in self.kinds.ahead
+            wanted = None if leaf else self._gather_sources(n, src)
+            if wanted is None:
+                self.done[n] = self._rows_of(n) if leaf else self._computed(n, tuple(src))
+            else:
+                stack += [(n, src), (wanted, [])]
         return self.done[node]
+
+    def _gather_sources(self, node: Node, src: list[Node]) -> Node | None:
+        """Add to a Node's sources what the tile has of them; the first row that it has not yet."""
+        for slot in range(len(src), len(node.src)):
+            source, kind = node.src[slot], self.kinds.source(node, slot)
+            rows = kind is not Kind.WHOLE and source.op not in (Op.CONST, Op.IOTA)
+            if rows and source not in self.done:
+                return source
+            src.append(self._source(node, slot))
+        return None
 
     def read_ahead(self, values: Sequence[Node], replaced: Mapping[Node, Node]) -> list[Node]:
         """What follows the block, reading what stands in memory before it.
@@ -93,19 +114,23 @@ class Tile:
         rows = gather(move(Op.PERMUTE, leaf, order), self.row)
         return move(Op.PERMUTE, rows, tuple(order.index(a) for a in range(len(order))))
 
-    def _computed(self, node: Node) -> Node:
+    def _computed(self, node: Node, src: tuple[Node, ...]) -> Node:
         axis = self.kinds.axis(node, len(node.shape))
-        src = tuple(self._source(node, s) for s in range(len(node.src)))
         if axis is None and not self.cut.even:
             src = (*src[:-1], self._masked(src[-1], self.kinds.source_axis(node, len(src) - 1)))
         if node.op is Op.GATHER and self.lanes == "group" and _is_costly(src[1]):
             src = (src[0], contiguous(src[1]))  # not once for each element of a row
+        if node.op is Op.SUM and self.lanes == "one" and _calls(src[0]):
+            src = (contiguous(src[0]),)  # by the kernel that has most of it anyway
         shape, arg = _resized(node.shape, axis, self.cut.rows), node.arg
         if node.op in (Op.RESHAPE, Op.EXPAND):
             arg = shape
         elif node.op is Op.SHRINK and axis is not None:
             arg = tuple((0, self.cut.rows) if a == axis else r for a, r in enumerate(arg))
-        return make(node.op, src, arg, shape, node.dtype)
+        if self.last and node.op is Op.PERMUTE and arg == TURNED:
+            return transposed(src[0])
+        found = make(node.op, src, arg, shape, node.dtype)
+        return computed_transposed(found) if self.last and of_rows(node, self.kinds) else found
 
     def _source(self, node: Node, slot: int) -> Node:
         source = node.src[slot]
@@ -114,7 +139,7 @@ class Tile:
         if source.op is Op.CONST:
             axis = self.kinds.source_axis(node, slot)
             return const(source.arg, source.dtype, _resized(source.shape, axis, self.cut.rows))
-        return self.row if source.op is Op.IOTA else self.value(source)
+        return self.row if source.op is Op.IOTA else self.done[source]
 
     def _masked(self, terms: Node, axis: int | None) -> Node:
         """Terms of a sum over rows, zero where the last tile has rows beyond the batch."""
@@ -124,22 +149,34 @@ class Tile:
 
     def _factor(self, node: Node) -> Node:
         """A right factor, copied if its neighbours along a row do not lie together."""
+        if self.last:  # a left one then
+            return self._whole(node)
         strided = self.lanes == "one" and node.op is not Op.BUFFER and node.shape[-1] >= ALIGN
         if strided and is_plain_chain(node) and _last_stride(node) != 1:
             return self.prologue.copy(node) or self._ahead(node)
         return self._whole(node)
 
     def _whole(self, node: Node) -> Node:
-        if at_hand(node):
-            return node
-        if node.op in MOVEMENT or (node.op in ELEMENTWISE and node.size == 1):
-            return rebuild(node, tuple(self._whole(s) for s in node.src))
-        return self._ahead(node)
+        done: dict[Node, Node] = {}
+        stack = [node]
+        while stack:
+            n = stack[-1]
+            missing = [s for s in n.src if s not in done]
+            if at_hand(n, self.hand):
+                done[n] = n
+            elif not is_light(n):
+                done[n] = self._ahead(n)
+            elif missing:
+                stack += reversed(missing)
+                continue
+            else:
+                done[n] = rebuild(n, tuple(done[s] for s in n.src))
+            stack.pop()
+        return done[node]
 
     def _ahead(self, node: Node) -> Node:
         if node not in self.before:
-            room = Buffer(node.shape, node.dtype, name=f"ahead{len(self.before)}")
-            self.before[node] = buffer(room)
+            self.before[node] = whole_buffer(node, f"ahead{len(self.before)}")
         return self.before[node]
 
 
@@ -153,6 +190,12 @@ def _resized(shape: Shape, axis: int | None, rows: int) -> Shape:
 
 def _is_costly(index: Node) -> bool:
     return any(n.op in (Op.HASH, Op.GATHER) for n in toposort([index]))
+
+
+def _calls(term: Node) -> bool:
+    """Whether an expression has a function that a sum's loop had better not."""
+    within = toposort([term], lambda n: n.src if n.op in ELEMENTWISE else ())
+    return any(n.op in (Op.LOG2, Op.EXP2) for n in within)
 
 
 def _last_stride(node: Node) -> int:

@@ -251,7 +251,7 @@ def test_a_stopped_run_goes_on_with_the_same_bits(
     assert min(heard) > stopped.steps
     kept = checkpoint.load()
     assert kept is not None
-    assert again.seconds > kept.facts["seconds"] > 0
+    assert again.seconds > kept.values["seconds"] > 0
 
 
 def test_the_pace_gives_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:

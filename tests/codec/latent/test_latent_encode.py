@@ -15,27 +15,29 @@ from conftest import small_pixels
 from imgmlp.codec import decoder, encoder
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.encoder import Encoded
-from imgmlp.codec.latent import course
 from imgmlp.codec.latent import encode as latent
+from imgmlp.codec.latent import training_phases
 from imgmlp.codec.training.checkpoint import Checkpoint
 from imgmlp.codec.training.run import Progress, Run
-from imgmlp.codec.training.target import Effort, Goal
+from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import open_device
 from imgmlp.errors import Interrupted, UsageError
 from imgmlp.image import Picture, psnr
 
-SHORT = Effort(30)
+SHORT = Workload(30)
 PIXELS = small_pixels()[:10, :13]
 
 
 def run(
     target: Goal,
     pixels: np.ndarray = PIXELS,
-    effort: Effort = SHORT,
+    workload: Workload = SHORT,
     run: Run | None = None,
     icc: bytes | None = None,
 ) -> Encoded:
-    return encoder.encode(Picture(pixels, icc), target, effort, open_device("numpy"), run, "latent")
+    return encoder.encode(
+        Picture(pixels, icc), target, workload, open_device("numpy"), run, "latent"
+    )
 
 
 def is_over(left: Iterator[int]) -> bool:
@@ -46,7 +48,7 @@ def is_over(left: Iterator[int]) -> bool:
 def test_figures_are_those_of_the_bytes(channels: int) -> None:
     pixels = np.concatenate([PIXELS, PIXELS[::-1]], axis=2)[:, :, :channels]
     icc = b"a colour profile" if channels == 3 else None
-    found = run(Goal("lambda", 3e-3), pixels, Effort(10), icc=icc)
+    found = run(Goal("lambda", 3e-3), pixels, Workload(10), icc=icc)
     parsed = container.parse(found.bytes)
     decoded = decoder.decode(parsed, open_device("numpy"))
     assert parsed.header.codec == "latent"
@@ -63,7 +65,7 @@ def test_figures_are_those_of_the_bytes(channels: int) -> None:
 @pytest.mark.parametrize("size", [(1, 2), (2, 1), (1, 40), (40, 1), (2, 2), (3, 5), (17, 9)])
 def test_pictures_of_any_size_have_files(size: tuple[int, int]) -> None:
     values = np.linspace(0, 255, math.prod(size)).astype(np.uint8)
-    found = run(Goal("lambda", 1e-3), values.reshape(*size, 1), Effort(4))
+    found = run(Goal("lambda", 1e-3), values.reshape(*size, 1), Workload(4))
     assert found.pixels.shape == (*size, 1)
     assert container.parse(found.bytes).header.codec == "latent"
 
@@ -78,21 +80,21 @@ def test_a_picture_of_one_colour_is_a_small_lossless_file(target: Goal) -> None:
 
 
 def test_training_makes_the_picture_better_and_dearer_bits_the_file_smaller() -> None:
-    few, many = (run(Goal("lambda", 1e-3), effort=Effort(n)) for n in (2, 60))
-    dear = run(Goal("lambda", 3e-2), effort=Effort(60))
+    few, many = (run(Goal("lambda", 1e-3), workload=Workload(n)) for n in (2, 60))
+    dear = run(Goal("lambda", 3e-2), workload=Workload(60))
     assert many.metrics["psnr"] > few.metrics["psnr"] + 3
     assert len(dear.bytes) < len(many.bytes)
 
 
 def test_bytes_are_kept_and_used() -> None:
-    found = run(Goal("bytes", 420), effort=Effort(60))
+    found = run(Goal("bytes", 420), workload=Workload(60))
     assert 0.97 * 420 <= len(found.bytes) <= 420
     assert found.missed is None
 
 
 def test_a_quality_is_met_and_no_bytes_are_spent_on_more() -> None:
     """A smaller file with more dB is better than one that has just what was wanted."""
-    found = {goal: run(Goal("psnr", goal), effort=Effort(150)) for goal in (17, 20, 23)}
+    found = {goal: run(Goal("psnr", goal), workload=Workload(150)) for goal in (17, 20, 23)}
     for goal, one in found.items():
         assert -0.4 <= goal - one.metrics["psnr"] <= 0.1
         assert one.missed is None
@@ -101,15 +103,15 @@ def test_a_quality_is_met_and_no_bytes_are_spent_on_more() -> None:
 
 
 def test_a_target_out_of_reach_is_missed_with_the_best_file() -> None:
-    found = run(Goal("bytes", 40), effort=Effort(4))
+    found = run(Goal("bytes", 40), workload=Workload(4))
     assert found.missed == f"{len(found.bytes)} bytes instead of 40"
-    found = run(Goal("psnr", 55), effort=Effort(4))
+    found = run(Goal("psnr", 55), workload=Workload(4))
     assert found.missed is not None
     assert found.missed.endswith("instead of 55")
 
 
 def test_the_same_choices_give_the_same_bytes() -> None:
-    first, second = (run(Goal("bytes", 420), effort=Effort(20)) for _ in range(2))
+    first, second = (run(Goal("bytes", 420), workload=Workload(20)) for _ in range(2))
     assert first.bytes == second.bytes
 
 
@@ -169,7 +171,7 @@ def test_efforts_go_from_hundreds_to_a_hundred_thousand_steps() -> None:
     assert max(factors) / min(factors) < 1.01
     for level in (0, 10):
         with pytest.raises(UsageError, match=f"effort is {level}"):
-            latent.effort(level, None)
+            latent.workload(level, None)
 
 
 @pytest.mark.parametrize(("pace", "level"), [(1.0, 1), (20 / 700, 2), (1e-4, 9)])
@@ -180,7 +182,7 @@ def test_without_an_effort_the_device_decides(
     notes: list[str] = []
     device, wanted = open_device("numpy"), Goal("lambda", 1e-3)
     encoder = latent._Encoder(
-        Picture(PIXELS), wanted, latent.effort(None, None), device, Run(note=notes.append)
+        Picture(PIXELS), wanted, latent.workload(None, None), device, Run(note=notes.append)
     )
     steps = encoder._steps(encoder._step())
     assert steps == latent.steps_of(level)
@@ -190,7 +192,7 @@ def test_without_an_effort_the_device_decides(
 
 def test_a_time_limit_decides_how_long_to_train(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latent._Encoder, "_pace", lambda *_: 1e-6)  # which it does not keep
-    found = run(Goal("lambda", 1e-2), effort=Effort(0, seconds=1.5))
+    found = run(Goal("lambda", 1e-2), workload=Workload(0, seconds=1.5))
     assert 1 <= found.metrics["steps"] < 5000
 
 
@@ -201,10 +203,10 @@ def test_numbers_that_explode_are_taken_back_and_steps_get_smaller(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rates: list[float] = []
-    look = course.Course._look
+    look = training_phases.LatentTrainer._look
 
-    def exploding(self: course.Course, tell: object) -> bool:
-        if self.done == 20 and self.decided.retries < 2:
+    def exploding(self: training_phases.LatentTrainer, tell: object) -> bool:
+        if self.done == 20 and self.state.retries < 2:
             self.step.flat.write(np.full(self.step.flat.shape, np.nan, np.float32))
             self.step.program.run(1)
         way_on = look(self, None)
@@ -212,17 +214,17 @@ def test_numbers_that_explode_are_taken_back_and_steps_get_smaller(
             rates.append(float(self.step.control.numpy()[6]))
         return way_on
 
-    monkeypatch.setattr(course.Course, "_look", exploding)
+    monkeypatch.setattr(training_phases.LatentTrainer, "_look", exploding)
     found = run(Goal("lambda", 1e-3))
     assert not found.diverged
-    assert rates == [pytest.approx(course.control(20, 30, 1e-3).networks / 4)]
+    assert rates == [pytest.approx(training_phases.control(20, 30, 1e-3).networks / 4)]
 
 
 def test_where_nothing_helps_the_last_good_state_is_the_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(course, "LATENTS", math.nan)
-    found = run(Goal("lambda", 1e-3), effort=Effort(20))
+    monkeypatch.setattr(training_phases, "LATENTS", math.nan)
+    found = run(Goal("lambda", 1e-3), workload=Workload(20))
     assert found.diverged
     assert container.parse(found.bytes).header.codec == "latent"
 

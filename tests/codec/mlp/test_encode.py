@@ -23,23 +23,23 @@ from imgmlp.codec.mlp import integer_inference, rate_model
 from imgmlp.codec.mlp.encode import PILOT_RATE, _Encoder
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.rounding_search import FINE, Rounding, Trial
-from imgmlp.codec.mlp.training_phases import Course
+from imgmlp.codec.mlp.training_phases import MlpTrainer
 from imgmlp.codec.training import target as goals
 from imgmlp.codec.training.checkpoint import Checkpoint
 from imgmlp.codec.training.draft import Draft
-from imgmlp.codec.training.loop import TrainingLoop
 from imgmlp.codec.training.replay import SMOOTHING
 from imgmlp.codec.training.run import Run
-from imgmlp.codec.training.target import Effort, Goal
+from imgmlp.codec.training.target import Goal, Workload
+from imgmlp.codec.training.trainer import Trainer
 from imgmlp.engine import open_device
 from imgmlp.errors import Interrupted
 from imgmlp.image import Picture, psnr
 
-SHORT = Effort(120)
+SHORT = Workload(120)
 
 
-def run(target: Goal, picture: Picture | None = None, effort: Effort = SHORT) -> Encoded:
-    return encode(picture or Picture(small_pixels()), target, effort, open_device("numpy"))
+def run(target: Goal, picture: Picture | None = None, workload: Workload = SHORT) -> Encoded:
+    return encode(picture or Picture(small_pixels()), target, workload, open_device("numpy"))
 
 
 def is_over(left: Iterator[int]) -> bool:
@@ -61,34 +61,34 @@ def test_of_trials_for_bytes_only_the_result_is_decoded(monkeypatch: pytest.Monk
         return decode(*args)
 
     monkeypatch.setattr(integer_inference.Decoder, "decode", counted)
-    run(Goal("bytes", 260), effort=Effort(20))
+    run(Goal("bytes", 260), workload=Workload(20))
     assert len(decoded) == 2  # for the digest, and from the file's own bytes
 
 
 def test_a_quality_is_met() -> None:
     y, x = np.mgrid[:40, :56]
     pixels = np.stack([x * 4, y * 6, x * y % 256 // 2 + 60], axis=-1).astype(np.uint8)
-    found = run(Goal("psnr", 20), Picture(pixels), Effort(160))
+    found = run(Goal("psnr", 20), Picture(pixels), Workload(160))
     assert found.missed is None
     assert abs(found.metrics["psnr"] - 20) <= 0.1
 
 
 def test_a_quality_out_of_reach_is_missed_with_the_best_file() -> None:
-    found = run(Goal("psnr", 45), Picture(small_pixels()[:9, :9]), Effort(2))
+    found = run(Goal("psnr", 45), Picture(small_pixels()[:9, :9]), Workload(2))
     assert found.missed is not None
     assert found.missed.endswith("instead of 45")
     assert decoder.decode(container.parse(found.bytes), open_device("numpy")).any()
 
 
 def test_too_few_bytes_are_missed_with_the_smallest_file() -> None:
-    found = run(Goal("bytes", 60), effort=Effort(20))
+    found = run(Goal("bytes", 60), workload=Workload(20))
     assert found.missed == f"{len(found.bytes)} bytes instead of 60"
 
 
 def test_no_network_is_larger_than_the_pixels() -> None:
     """Whatever is allowed: training it would take for ever."""
     picture = Picture(small_pixels()[:12, :12])
-    found = run(Goal("bytes", 1_000_000), picture, Effort(2))
+    found = run(Goal("bytes", 1_000_000), picture, Workload(2))
     assert found.missed == f"{len(found.bytes):,} bytes instead of 1,000,000"
     assert len(found.bytes) < 2 * picture.pixels.nbytes
 
@@ -102,7 +102,7 @@ def test_dearer_bits_give_smaller_files() -> None:
 def test_figures_are_those_of_the_bytes(channels: int) -> None:
     pixels = np.concatenate([small_pixels(), small_pixels()[::-1]], axis=2)[:, :, :channels]
     picture = Picture(pixels, b"a colour profile" if channels == 3 else None)
-    found = run(Goal("lambda", 3e-3), picture, Effort(20))
+    found = run(Goal("lambda", 3e-3), picture, Workload(20))
     parsed = container.parse(found.bytes)
     decoded = decoder.decode(parsed, open_device("numpy"))
     assert (decoded == found.pixels).all()
@@ -114,12 +114,12 @@ def test_figures_are_those_of_the_bytes(channels: int) -> None:
 
 
 def test_the_same_choices_give_the_same_bytes() -> None:
-    first, second = (run(Goal("bytes", 300), effort=Effort(40)) for _ in range(2))
+    first, second = (run(Goal("bytes", 300), workload=Workload(40)) for _ in range(2))
     assert first.bytes == second.bytes
 
 
 def test_a_time_limit_decides_how_long_to_train() -> None:
-    found = run(Goal("lambda", 1e-2), effort=Effort(1, seconds=0.5))
+    found = run(Goal("lambda", 1e-2), workload=Workload(1, seconds=0.5))
     assert 1 <= found.metrics["steps"] < 5000
 
 
@@ -130,8 +130,8 @@ def test_what_is_compiled_at_first_does_not_count_as_pace(monkeypatch: pytest.Mo
         clock[0] += 1e-3 * count if clock[0] else 20.0
 
     program = SimpleNamespace(run=slow_at_first, wait=lambda: None)
-    course = SimpleNamespace(step=SimpleNamespace(program=program))
-    monkeypatch.setattr(_Encoder, "_course", lambda *_: course)
+    trainer = SimpleNamespace(step=SimpleNamespace(program=program))
+    monkeypatch.setattr(_Encoder, "_trainer", lambda *_: trainer)
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
     picture, device = Picture(small_pixels()), open_device("numpy")
     encoder = _Encoder(picture, Goal("bytes", 300), SHORT, device, Run())
@@ -146,7 +146,7 @@ def test_a_network_too_large_for_the_time_is_not_taken(monkeypatch: pytest.Monke
     monkeypatch.setattr("imgmlp.codec.mlp.encode.SMALL", 200)
     monkeypatch.setattr(_Encoder, "_pace", lambda self, shape, wider: 1e-3 * shape.parameters)
     notes: list[str] = []
-    arguments = Picture(small_pixels()), Goal("bytes", 20_000), Effort(1, seconds=10)
+    arguments = Picture(small_pixels()), Goal("bytes", 20_000), Workload(1, seconds=10)
     found = encode(*arguments, open_device("numpy"), Run(note=notes.append))
     assert len(notes) == 1
     assert "seconds are too few for training 2,976 weights: taking" in notes[0]
@@ -160,7 +160,7 @@ def test_much_time_goes_into_wider_steps(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(goals, "STEPS", 10)
     monkeypatch.setattr(_Encoder, "_pace", lambda self, shape, wider: 4.0 * wider)
     big = Picture(np.resize(small_pixels(), (48, 64, 1)))  # 3 of the usual batches
-    found = run(Goal("bytes", 300), big, Effort(1, seconds=100))
+    found = run(Goal("bytes", 300), big, Workload(1, seconds=100))
     assert (found.metrics["steps"], found.metrics["batch"]) == (8, 3072)
 
 
@@ -171,23 +171,23 @@ def test_all_runs_together_keep_the_time(wanted: Goal, monkeypatch: pytest.Monke
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
     monkeypatch.setattr(_Encoder, "_pace", lambda self, shape, wider: pace(shape, wider))
     monkeypatch.setattr(Rounding, "seconds", lambda *_: 1.0)
-    replay, decode = TrainingLoop._replay, integer_inference.Decoder.decode
+    replay, decode = Trainer._replay, integer_inference.Decoder.decode
 
     def pace(shape: Shape, wider: int) -> float:
         return 1e-4 * shape.parameters * wider
 
-    def slowly(course: Course) -> None:
-        before = course.done
-        replay(course)
-        clock[0] += (course.done - before) * pace(course.step.shape, course.decided.wider)
+    def slowly(trainer: MlpTrainer) -> None:
+        before = trainer.done
+        replay(trainer)
+        clock[0] += (trainer.done - before) * pace(trainer.step.shape, trainer.state.wider)
 
     def checked(*args: Any) -> np.ndarray:
         clock[0] += 1.0
         return decode(*args)
 
-    monkeypatch.setattr(TrainingLoop, "_replay", slowly)
+    monkeypatch.setattr(Trainer, "_replay", slowly)
     monkeypatch.setattr(integer_inference.Decoder, "decode", checked)
-    limited = Effort(1, seconds=60)
+    limited = Workload(1, seconds=60)
     encode(Picture(small_pixels()), wanted, limited, open_device("numpy"), Run(began=100.0))
     assert 100 + 30 < clock[0] <= 100 + 60
 
@@ -195,7 +195,7 @@ def test_all_runs_together_keep_the_time(wanted: Goal, monkeypatch: pytest.Monke
 def test_a_time_limit_counts_from_when_the_command_began() -> None:
     began = time.perf_counter() - 3600
     picture, device = Picture(small_pixels()), open_device("numpy")
-    late = encode(picture, Goal("bytes", 300), Effort(1, seconds=60), device, Run(began=began))
+    late = encode(picture, Goal("bytes", 300), Workload(1, seconds=60), device, Run(began=began))
     assert late.metrics["steps"] <= 2
 
 
@@ -277,7 +277,7 @@ def test_a_network_that_is_too_good_for_a_quality_makes_room_for_a_smaller_one(
 
     monkeypatch.setattr(Rounding, "best", noted)
     monkeypatch.setattr("imgmlp.codec.training.draft.psnr", lambda *_: 60.0)
-    found = run(Goal("psnr", 30), effort=Effort(20))
+    found = run(Goal("psnr", 30), workload=Workload(20))
     assert found.missed is None
     assert found.metrics["parameters"] == min(tried)
 
@@ -298,7 +298,7 @@ def test_the_smallest_network_is_priced_and_enlarged_by_the_weights_that_it_has(
 def test_small_pictures_may_have_more_weights_than_pixels() -> None:
     """As many bits as the pixels have; else a quality that bytes reach was out of reach."""
     picture = Picture(small_pixels())
-    encoder = _Encoder(picture, Goal("psnr", 50), Effort(3750), open_device("numpy"), Run())
+    encoder = _Encoder(picture, Goal("psnr", 50), Workload(3750), open_device("numpy"), Run())
     encoder.attempts = [[700.0, 30.0]]
     encoder._resize()
     assert encoder.weights == picture.pixels.nbytes * 8 / rate_model.BITS
@@ -312,13 +312,11 @@ def modelled(wanted: float, steps: int, monkeypatch: pytest.MonkeyPatch) -> Enco
 
     def start(self: _Encoder, begin: Any) -> Any:
         shape = self._shape()
-        decided = replace(begin(shape), phase=2)
-        loss = 10 ** (-quality(shape, decided.steps) / 10) * (1 - SMOOTHING**decided.steps)
+        state = replace(begin(shape), phase=2)
+        loss = 10 ** (-quality(shape, state.steps) / 10) * (1 - SMOOTHING**state.steps)
         smooth = SimpleNamespace(item=lambda: loss)
-        step = SimpleNamespace(shape=shape, smooth=smooth, done=decided.steps)
-        return SimpleNamespace(
-            step=step, decided=decided, arrays=lambda: decided.steps, choices=list
-        )
+        step = SimpleNamespace(shape=shape, smooth=smooth, done=state.steps)
+        return SimpleNamespace(step=step, state=state, arrays=lambda: state.steps, choices=list)
 
     def best(self: Rounding, steps: Any, choices: Any, shape: Shape) -> Any:
         first = SimpleNamespace(psnr=quality(shape, steps), network=SimpleNamespace(shape=shape))
@@ -327,8 +325,8 @@ def modelled(wanted: float, steps: int, monkeypatch: pytest.MonkeyPatch) -> Enco
         size = first.size - round(coarser / 6 * shape.parameters / 8)
         return SimpleNamespace(size=size, psnr=first.psnr - coarser), first
 
-    def draft(self: _Encoder, found: Any, decided: Any, *_: Any) -> Draft:
-        facts = {"psnr": found.psnr, "steps": decided.steps}
+    def draft(self: _Encoder, found: Any, state: Any, *_: Any) -> Draft:
+        facts = {"psnr": found.psnr, "steps": state.steps}
         return Draft(bytes(found.size), facts)
 
     monkeypatch.setattr(_Encoder, "_start", start)
@@ -338,7 +336,7 @@ def modelled(wanted: float, steps: int, monkeypatch: pytest.MonkeyPatch) -> Enco
     monkeypatch.setattr(Rounding, "one_colour", lambda _: None)
     picture = Picture(np.resize(small_pixels(), (128, 128, 3)))
     goal = Goal("psnr", wanted)
-    return mlp.encode(picture, goal, Effort(steps), open_device("numpy"), Run())
+    return mlp.encode(picture, goal, Workload(steps), open_device("numpy"), Run())
 
 
 @pytest.mark.parametrize("steps", [3_750, 15_000, 60_000])
@@ -367,7 +365,7 @@ def test_a_run_that_was_stopped_in_a_later_attempt_knows_the_earlier_ones(
 
     monkeypatch.setattr(_Encoder, "attempt", counted)
     wanted, picture, device = Goal("psnr", 50), Picture(small_pixels()), open_device("numpy")
-    whole = run(wanted, effort=Effort(40))  # of its networks the first is the best
+    whole = run(wanted, workload=Workload(40))  # of its networks the first is the best
     checkpoint = Checkpoint(tmp_path / "c", "k")
     begun.clear()
 
@@ -375,9 +373,9 @@ def test_a_run_that_was_stopped_in_a_later_attempt_knows_the_earlier_ones(
         return 1 in begun
 
     with pytest.raises(Interrupted, match="stopped after"):
-        encode(picture, wanted, Effort(40), device, Run(should_stop=stop, checkpoint=checkpoint))
+        encode(picture, wanted, Workload(40), device, Run(should_stop=stop, checkpoint=checkpoint))
     assert begun == [0, 1]
-    found = encode(picture, wanted, Effort(40), device, Run(checkpoint=checkpoint))
+    found = encode(picture, wanted, Workload(40), device, Run(checkpoint=checkpoint))
     assert begun == [0, 1, 1, 2, 3]
     assert found.bytes == whole.bytes
     assert found.missed == whole.missed

@@ -37,19 +37,6 @@ def test_the_activation_is_the_decoders() -> None:
     assert np.abs(found - whole / 1024).max() <= (1.5 + 2 + 0.5) / 1024
 
 
-def test_the_activations_gradient_is_its_slope() -> None:
-    points = np.linspace(-3, 3, 61)
-    x = Tensor(points.astype(np.float32), open_device("numpy"))
-    (found,) = Activation.apply(x).sum().gradient([x])
-
-    def plain(v: np.ndarray) -> np.ndarray:
-        u = np.clip(v / 4 + 0.5, 0, 1)
-        return v * u * u * (3 - 2 * u)
-
-    expected = (plain(points + 1e-6) - plain(points - 1e-6)) / 2e-6
-    assert close(found.numpy(), expected, 1 + np.abs(points))
-
-
 def test_opencl_agrees_with_numpy() -> None:
     control = Control(50, noise=True, price=1e-3)
     step, reference = make("one"), make()

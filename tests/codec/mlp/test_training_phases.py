@@ -13,8 +13,8 @@ from conftest import small_pixels
 from imgmlp.codec.bitstream.quantize import quantize
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.qat_step import LearningStep
-from imgmlp.codec.mlp.training_phases import ROUNDED, Course, Decided
-from imgmlp.codec.training.checkpoint import Checkpoint, State
+from imgmlp.codec.mlp.training_phases import ROUNDED, MlpTrainer, MlpTrainerState
+from imgmlp.codec.training.checkpoint import Checkpoint, Snapshot
 from imgmlp.codec.training.replay import RETRIES
 from imgmlp.codec.training.run import Run
 from imgmlp.engine import open_device
@@ -23,52 +23,52 @@ STEPS = 120
 BUDGET = 8 * 100.0
 
 
-def make(state: State | None = None) -> Course:
+def make(snapshot: Snapshot | None = None) -> MlpTrainer:
     step = LearningStep(small_pixels(), Shape(3, 2, 6, 3), 0, open_device("numpy"))
-    decided = Decided(STEPS, 1e-3)
-    if state is not None:
-        step.restore(state.arrays)
-        decided = Decided(**json.loads(json.dumps(state.facts)))
-    return Course(step, decided, lambda bits, _: (bits / BUDGET) ** 2, BUDGET)
+    state = MlpTrainerState(STEPS, 1e-3)
+    if snapshot is not None:
+        step.restore(snapshot.arrays)
+        state = MlpTrainerState(**json.loads(json.dumps(snapshot.values)))
+    return MlpTrainer(step, state, lambda bits, _: (bits / BUDGET) ** 2, BUDGET)
 
 
-def outcome(course: Course) -> tuple[dict[str, Any], dict[str, list[float]]]:
-    state = course.state()
-    facts = {name: value for name, value in state.facts.items() if name != "seconds"}
-    return facts, {name: array.tolist() for name, array in state.arrays.items()}
+def outcome(trainer: MlpTrainer) -> tuple[dict[str, Any], dict[str, list[float]]]:
+    snapshot = trainer.snapshot()
+    values = {name: value for name, value in snapshot.values.items() if name != "seconds"}
+    return values, {name: array.tolist() for name, array in snapshot.arrays.items()}
 
 
 @pytest.fixture(scope="module")
-def whole() -> Course:
-    course = make()
-    assert course.run(Run()) == "done"
-    return course
+def whole() -> MlpTrainer:
+    trainer = make()
+    assert trainer.run(Run()) == "done"
+    return trainer
 
 
-def test_it_ends_rounded_and_near_its_budget(whole: Course) -> None:
-    assert whole.decided.phase == 2
+def test_it_ends_rounded_and_near_its_budget(whole: MlpTrainer) -> None:
+    assert whole.state.phase == 2
     assert int(whole.step.count.item()) == STEPS
     assert len(whole.choices()) == 3
     assert whole._bits() == pytest.approx(BUDGET, rel=0.1)
 
 
-def test_rounding_raises_the_learning_rate(whole: Course) -> None:
+def test_rounding_raises_the_learning_rate(whole: MlpTrainer) -> None:
     rate = 3  # its place in the control
     assert whole.step.control.numpy()[rate] == pytest.approx(
         ROUNDED * make().step.control.numpy()[rate]
     )
 
 
-def between_steps(course: Course) -> float:
+def between_steps(trainer: MlpTrainer) -> float:
     """How far weights are from whole steps, mean: 0 to 1/2."""
     found = []
-    for array, size in zip(course.arrays(), course._sizes(), strict=True):
+    for array, size in zip(trainer.arrays(), trainer._sizes(), strict=True):
         found.append(np.abs(array / size - quantize(array, size)).ravel())
     return float(np.concatenate(found).mean())
 
 
 def test_rounding_draws_weights_to_whole_steps(
-    whole: Course, monkeypatch: pytest.MonkeyPatch
+    whole: MlpTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("imgmlp.codec.mlp.training_phases.DRAWN", 0.0)
     left = make()
@@ -77,17 +77,19 @@ def test_rounding_draws_weights_to_whole_steps(
 
 
 def test_a_long_run_is_noisy_for_some_steps_only() -> None:
-    course = make()
+    trainer = make()
     for steps, begins in ((120, 54), (10_000, 4_600), (60_000, 47_600)):
-        course.decided = Decided(steps, 1e-3)
-        course._advance(begins - 1)
-        assert course.decided.phase == 0
-        course._advance(begins)
-        assert course.decided.phase == 1
+        trainer.state = MlpTrainerState(steps, 1e-3)
+        trainer._advance(begins - 1)
+        assert trainer.state.phase == 0
+        trainer._advance(begins)
+        assert trainer.state.phase == 1
 
 
 @pytest.mark.parametrize("stop", [1, 10, 54, 60, 71, 103, 110])
-def test_a_stopped_run_goes_on_with_the_same_bits(whole: Course, stop: int, tmp_path: Path) -> None:
+def test_a_stopped_run_goes_on_with_the_same_bits(
+    whole: MlpTrainer, stop: int, tmp_path: Path
+) -> None:
     first = make()
     kept = Checkpoint(tmp_path / "c", "k")
     run = Run(should_stop=lambda: int(first.step.count.item()) >= stop, checkpoint=kept)
@@ -107,35 +109,35 @@ def test_progress_is_told_in_order() -> None:
     assert told[-1] == STEPS
 
 
-def break_at(course: Course, step: int, times: int) -> list[float]:
+def break_at(trainer: MlpTrainer, step: int, times: int) -> list[float]:
     """Put a NaN among the weights when a step is done, so often; returns the learning rates."""
     slower: list[float] = []
 
     def stop() -> bool:
-        if len(slower) < times and int(course.step.count.item()) >= step:
-            slower.append(course.decided.slower)
-            flat = course.step.flat.numpy()
+        if len(slower) < times and int(trainer.step.count.item()) >= step:
+            slower.append(trainer.state.slower)
+            flat = trainer.step.flat.numpy()
             flat[3] = np.nan
-            course.step.flat.write(flat)
+            trainer.step.flat.write(flat)
         return False
 
-    course.should_stop = stop  # type: ignore[attr-defined]
+    trainer.should_stop = stop  # type: ignore[attr-defined]
     return slower
 
 
 def test_numbers_that_explode_lead_back_to_the_last_good_state() -> None:
-    course = make()
-    slower = break_at(course, 50, 1)
-    assert course.run(Run(should_stop=course.should_stop)) == "done"  # type: ignore[attr-defined]
+    trainer = make()
+    slower = break_at(trainer, 50, 1)
+    assert trainer.run(Run(should_stop=trainer.should_stop)) == "done"  # type: ignore[attr-defined]
     assert slower == [1.0]
-    assert course.decided.slower == 0.5
-    assert all(np.isfinite(array).all() for array in course.arrays())
+    assert trainer.state.slower == 0.5
+    assert all(np.isfinite(array).all() for array in trainer.arrays())
 
 
 def test_after_some_retries_the_best_state_is_kept() -> None:
-    course = make()
-    slower = break_at(course, 30, 99)
-    assert course.run(Run(should_stop=course.should_stop)) == "diverged"  # type: ignore[attr-defined]
+    trainer = make()
+    slower = break_at(trainer, 30, 99)
+    assert trainer.run(Run(should_stop=trainer.should_stop)) == "diverged"  # type: ignore[attr-defined]
     assert slower[0] == 1.0
     assert min(slower) == 0.5**RETRIES
-    assert all(np.isfinite(array).all() for array in course.arrays())
+    assert all(np.isfinite(array).all() for array in trainer.arrays())

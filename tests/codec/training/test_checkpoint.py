@@ -12,7 +12,7 @@ from conftest import small_pixels
 
 import imgmlp
 from imgmlp.codec.training import checkpoint
-from imgmlp.codec.training.checkpoint import Checkpoint, Resumable, State
+from imgmlp.codec.training.checkpoint import Checkpoint, Resumable, Snapshot
 from imgmlp.errors import OutputError
 from imgmlp.image import Picture
 
@@ -23,14 +23,14 @@ KEY, OTHER = "0123456789abcdef", "fedcba9876543210"
 def saved(tmp_path: Path) -> Checkpoint:
     found = Checkpoint(checkpoint.beside(tmp_path / "a.imlp", KEY), KEY)
     arrays = {"flat": np.arange(5, dtype=np.float32), "count": np.uint32(7).reshape(())}
-    found.save(State(arrays, {"steps": 9, "price": 0.1}))
+    found.save(Snapshot(arrays, {"steps": 9, "price": 0.1}))
     return found
 
 
 def test_what_is_saved_is_loaded(saved: Checkpoint) -> None:
     state = saved.load()
     assert state is not None
-    assert state.facts == {"steps": 9, "price": 0.1}
+    assert state.values == {"steps": 9, "price": 0.1}
     assert state.arrays["flat"].tolist() == [0, 1, 2, 3, 4]
     assert state.arrays["count"].dtype == np.uint32
     assert state.arrays["count"].shape == ()
@@ -61,8 +61,8 @@ def test_runs_for_one_target_keep_their_own(saved: Checkpoint, tmp_path: Path) -
     target = tmp_path / "a.imlp"
     other = Checkpoint(checkpoint.beside(target, OTHER), OTHER)
     assert checkpoint.others(target, saved) is None
-    other.save(State({}, {"steps": 10}))
-    Checkpoint(checkpoint.beside(tmp_path / "b.imlp", OTHER), OTHER).save(State({}, {}))
+    other.save(Snapshot({}, {"steps": 10}))
+    Checkpoint(checkpoint.beside(tmp_path / "b.imlp", OTHER), OTHER).save(Snapshot({}, {}))
     assert checkpoint.left_beside(target) == sorted([saved.path, other.path])
     told = checkpoint.others(target, saved)
     assert told is not None
@@ -75,7 +75,7 @@ def test_runs_for_one_target_keep_their_own(saved: Checkpoint, tmp_path: Path) -
 
 def test_others_are_removed_when_they_are_old(saved: Checkpoint, tmp_path: Path) -> None:
     other = Checkpoint(checkpoint.beside(tmp_path / "a.imlp", OTHER), OTHER)
-    other.save(State({}, {}))
+    other.save(Snapshot({}, {}))
     for days, left in ((29, True), (31, False)):
         then = time.time() - 86_400 * days
         os.utime(other.path, (then, then))
@@ -149,7 +149,7 @@ def test_what_would_not_be_loaded_is_not_saved(
     monkeypatch.setattr(checkpoint, "MAX_BYTES", saved.path.stat().st_size)
     arrays = {"flat": np.arange(500, dtype=np.float32)}
     with pytest.raises(OutputError, match="too large to keep"):
-        saved.save(State(arrays, {"steps": 10}))
+        saved.save(Snapshot(arrays, {"steps": 10}))
     state = saved.load()
     assert state is not None
-    assert state.facts["steps"] == 9
+    assert state.values["steps"] == 9

@@ -20,7 +20,7 @@ from imgmlp.codec.float_mlp import pipeline
 from imgmlp.codec.float_mlp.config import PRESETS
 from imgmlp.codec.mlp import integer_inference
 from imgmlp.codec.training import memory_limits
-from imgmlp.codec.training.target import Effort, Goal
+from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import Device, memory_needed, open_device
 from imgmlp.errors import ImgmlpWarning, OutOfMemoryError
 from imgmlp.image import Picture
@@ -97,7 +97,7 @@ def test_a_picture_that_does_not_fit_is_refused_with_the_largest_that_does(
     def run() -> object:
         if codec == "npz":
             return pipeline.train(picture, replace(SMALL, batch=64), device)
-        return encode(picture, Goal("bytes", 200.0), Effort(2), device, None, codec)
+        return encode(picture, Goal("bytes", 200.0), Workload(2), device, None, codec)
 
     with pytest.raises(OutOfMemoryError, match="500×1000 pixels") as raised:
         run()

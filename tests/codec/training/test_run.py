@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from imgmlp.codec.training import checkpoint
-from imgmlp.codec.training.checkpoint import Checkpoint, State
+from imgmlp.codec.training.checkpoint import Checkpoint, Snapshot
 from imgmlp.codec.training.run import Run
 from imgmlp.errors import OutputError
 
 
-def state(step: int) -> State:
-    return State({"count": np.array(step)}, {"steps": 9})
+def state(step: int) -> Snapshot:
+    return Snapshot({"count": np.array(step)}, {"steps": 9})
 
 
 def test_a_run_with_nothing_around_it_neither_stops_nor_keeps() -> None:
@@ -27,13 +27,13 @@ def test_a_run_with_nothing_around_it_neither_stops_nor_keeps() -> None:
 
 def test_the_next_run_finds_what_was_kept_with_its_facts(tmp_path: Path) -> None:
     kept = Checkpoint(tmp_path / "c", "k")
-    run = Run(checkpoint=kept, facts={"outputs": ["a.npz"]})
+    run = Run(checkpoint=kept, values={"outputs": ["a.npz"]})
     assert run.saved is None
     run.keep(state(4))
     found = Run(checkpoint=kept).saved
     assert found is not None
     assert int(found.arrays["count"]) == 4
-    assert found.facts == {"steps": 9, "outputs": ["a.npz"]}
+    assert found.values == {"steps": 9, "outputs": ["a.npz"]}
     assert str(kept.path) in run.interrupted("4 steps").hint
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from imgmlp.codec.training import target
-from imgmlp.codec.training.target import Effort, Goal
+from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.errors import UsageError
 
 
@@ -83,14 +83,14 @@ def test_of_files_that_keep_a_target_the_best_is_nearest() -> None:
 
 
 def test_each_effort_is_more_work() -> None:
-    levels = {level: target.effort(level) for level in range(1, 10)}
-    found = {level: (effort.steps, effort.wider) for level, effort in levels.items()}
+    levels = {level: target.workload(level) for level in range(1, 10)}
+    found = {level: (work.steps, work.wider) for level, work in levels.items()}
     assert [found[n] for n in (1, 4, 5, 9)] == [(3_750, 1), (30_000, 1), (60_000, 1), (60_000, 8)]
     products = [steps * wider for steps, wider in found.values()]
     assert all(1.5 * less <= more <= 2 * less for less, more in pairwise(products))
     for level in (0, 10):
         with pytest.raises(UsageError, match="--effort"):
-            target.effort(level)
+            target.workload(level)
 
 
 @pytest.mark.parametrize(
@@ -99,4 +99,4 @@ def test_each_effort_is_more_work() -> None:
 def test_time_for_more_than_the_usual_steps_goes_into_wider_ones(
     seconds: float | None, work: tuple[int, int]
 ) -> None:
-    assert Effort(7, wider=2).within(seconds, lambda wider: 1e-3 * wider) == work
+    assert Workload(7, wider=2).within(seconds, lambda wider: 1e-3 * wider) == work

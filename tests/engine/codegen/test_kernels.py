@@ -181,7 +181,7 @@ __kernel void t_product(__global float *out, __global const float *x, __global c
   else tile_product_packed(tile, x, xr, xk, y, yk, yc, rows, columns, inner);
   for (int i = 0; i < rows; ++i)
     for (int j = 0; j < columns; ++j) out[i * columns + j] = tile[i * VECTOR + j];
-  float sums[VECTOR];
+  float sums[VECTOR] __attribute__((aligned(64)));
   column_sums(sums, y, yk, yc, columns, inner);
   for (int j = 0; j < columns; ++j) out[rows * columns + j] = sums[j];
 }
@@ -211,18 +211,34 @@ __kernel void t_registers(__global float *out, __global const float *x, __global
 }
 """
 
+PRODUCT_ALONG = """
+#define CASE(R, C, EIGHTS)                                                           \\
+  if (rows == R && columns == C) {                                                   \\
+    PRODUCT_ALONG(R, C, EIGHTS, found, x, inner, y, inner, R, inner)                 \\
+    for (int i = 0; i < R * C; ++i) out[i] = ((const float *)found)[i];              \\
+  }
+__kernel void t_along(__global float *out, __global const float *x, __global const float *y,
+                      int rows, int columns, int inner) {
+  CASE(1, 1, 1)
+  CASE(2, 8, 2)
+  CASE(1, 8, 1)
+  CASE(5, 3, 2)
+  CASE(2, 7, 2)
+}
+"""
+
 PRODUCT_GROUP = """
 __kernel __attribute__((reqd_work_group_size(LANES, 1, 1)))
 void t_product(__global float *out, __global const float *x, __global const float *y,
                int xr, int xk, int yk, int yc, int rows, int columns, int inner, int direct) {
-  __local float room[TILE_FLOATS] __attribute__((aligned(16)));
+  __local float workspace[TILE_FLOATS] __attribute__((aligned(16)));
   float tile[32] = {0.f};
   const float sum =
-      PRODUCT(tile, room, x, xr, xk, direct, y, yk, yc, direct, rows, columns, inner);
-  SPREAD(room, tile);
+      PRODUCT(tile, workspace, x, xr, xk, direct, y, yk, yc, direct, rows, columns, inner);
+  SPREAD(workspace, tile);
   const int lane = get_local_id(0);
   for (int i = lane; i < rows * columns; i += LANES)
-    out[i] = room[i / columns * TILE_PITCH + i % columns];
+    out[i] = workspace[i / columns * TILE_PITCH + i % columns];
   if (lane < columns) out[rows * columns + lane] = sum;
 }
 """
@@ -256,6 +272,18 @@ def test_product_by_one_item(device: Device, vector: int, rows: int, inner: int)
         check_product(bench, rows, inner, columns, flip, direct=False, local=1)
     check_product(bench, rows, inner, wide, 0, direct=True, local=1)
     check_product(bench, rows, inner, wide, 1, direct=True, local=1)
+
+
+@pytest.mark.parametrize("inner", [16, 128, 272])
+@pytest.mark.parametrize("vector", [8, 16])
+def test_product_along_terms(device: Device, vector: int, inner: int) -> None:
+    bench, rng = Bench(device, ["product_one"], PRODUCT_ALONG, vector), np.random.default_rng(inner)
+    for rows, columns in ((1, 1), (2, 8), (1, 8), (5, 3), (2, 7)):
+        x = rng.standard_normal((rows, inner)).astype(np.float32)
+        y = rng.standard_normal((columns, inner)).astype(np.float32)
+        out = np.zeros((rows, columns), np.float32)
+        found = bench("t_along", out, x, y, *map(np.int32, (rows, columns, inner)))
+        assert close(found, x.astype(np.float64) @ y.T, np.abs(x) @ np.abs(y.T), inner + 2)
 
 
 @pytest.mark.parametrize("inner", [1, 64, 256])
@@ -304,12 +332,13 @@ def test_products_of_several_kernels_by_a_group(device: Device) -> None:
     both = "".join(
         f"""__kernel __attribute__((reqd_work_group_size(LANES, 1, 1)))
         void t_{inner}(__global float *out, __global const float *x, __global const float *y) {{
-          __local float room[TILE_FLOATS] __attribute__((aligned(16)));
+          __local float workspace[TILE_FLOATS] __attribute__((aligned(16)));
           float tile[4] = {{0.f}};
-          tile_product_1(tile, room, x, {inner}, 1, 0, y, {columns}, 1, 0, 8, {columns}, {inner});
-          spread_1(room, tile);
+          tile_product_1(tile, workspace, x, {inner}, 1, 0, y, {columns}, 1, 0,
+                         8, {columns}, {inner});
+          spread_1(workspace, tile);
           for (int i = get_local_id(0); i < 8 * {columns}; i += LANES)
-            out[i] = room[i / {columns} * TILE_PITCH + i % {columns}];
+            out[i] = workspace[i / {columns} * TILE_PITCH + i % {columns}];
         }}"""
         for inner, columns in ((55, 63), (54, 61))
     )

@@ -22,11 +22,11 @@ def loop(
     count: int = 2, kind: str = "vector", inner: bool = False, size: int = 1024
 ) -> tuple[Code, Var]:
     """A loop over neighbours, and its variable."""
-    room = LocalBuffer.of((16, 64), f32, f16, "room")
+    local = LocalBuffer.of((16, 64), f32, f16, "local")
     more = [UOp(U.RANGE, None, (), Range("m", 3)), UOp(U.END, None, (), None)] if inner else []
     uops = [
         UOp(U.GLOBAL, f32, (), (Buffer((size,), f32), True)),
-        UOp(U.SCRATCH, f16, (), room),
+        UOp(U.SCRATCH, f16, (), local),
         UOp(U.RANGE, None, (), Range("n", count, kind)),
         *more,
         UOp(U.END, None, (), None),
@@ -113,17 +113,17 @@ def test_eight_lines_meet_all_banks_once() -> None:
 
 @pytest.mark.parametrize("columns", [3, 8, 16, 40, 100, 128])
 def test_lines_of_any_length_meet_all_banks_once(columns: int) -> None:
-    room = LocalBuffer.of((16, columns), f32, f16, "room")
-    chunks = room.pitch // 8
-    assert room.pitch >= columns
+    local = LocalBuffer.of((16, columns), f32, f16, "local")
+    chunks = local.pitch // 8
+    assert local.pitch >= columns
     assert chunks % 2 == 1 or chunks % 8 == 0  # padded, or swizzled
 
 
 @pytest.mark.parametrize(("lines", "squares"), [(8, [5]), (4, [2, 3])])
 def test_float32_that_is_read_at_once_meets_all_banks_once(lines: int, squares: list[int]) -> None:
     """Eight lines of a square, 16 bytes each, along lines, and four of two squares across them."""
-    room, at = LocalBuffer.of((32, 64), f32, f32, "room"), Var("at", 0, 32 * 64 - 1)
-    cells = [int(room.cell(at).evaluate({"at": i})) for i in range(room.size)]
-    assert sorted(cells) == list(range(room.size))
+    local, at = LocalBuffer.of((32, 64), f32, f32, "local"), Var("at", 0, 32 * 64 - 1)
+    cells = [int(local.cell(at).evaluate({"at": i})) for i in range(local.size)]
+    assert sorted(cells) == list(range(local.size))
     read = [cells[(16 + n) * 64 + s * 4] for n in range(lines) for s in squares]
     assert sorted(cell // 4 % 8 for cell in read) == list(range(8))

@@ -43,14 +43,14 @@ def test_a_failure_in_the_middle_of_a_step_ends_the_use_of_the_device(device: De
     program.wait()
     broken = program.launches[1]
     broken.local_size = (3,)  # not what its kernel was compiled for: the driver refuses it
-    with pytest.raises(DeviceError, match=f"launching kernel {broken.name}") as raised:
+    with pytest.raises(DeviceError, match=f"launching kernel {broken.handle.name}") as raised:
         program.run()
     assert raised.value.exit_code == 6
     uses = (program.run, program.wait, program.marker, state.numpy, lambda: program.read("all"))
     for use in uses:
         with pytest.raises(DeviceError, match="is lost") as refused:
             use()
-        assert broken.name in str(refused.value)
+        assert broken.handle.name in str(refused.value)
         assert "open the device again" in refused.value.hint
     lazy = state + 1
     with pytest.raises(DeviceError, match="is lost"):

@@ -73,6 +73,7 @@ CASES = [
     Case("leaky relu", lambda x: x.leaky_relu(0.1), lambda x: np.where(x < 0, 0.1 * x, x), (A,)),
     Case("sigmoid", lambda x: x.sigmoid(), lambda x: 1 / (1 + np.exp(-x)), (A,)),
     Case("tanh", lambda x: x.tanh(), np.tanh, (A,), between=1),
+    Case("expm1", lambda x: x.expm1(), np.expm1, (A,)),
     Case("gelu", lambda x: x.gelu(), gelu, (A,)),
     Case("where", lambda x, y: Tensor.where(x < y, x * 2, y), lambda x, y: np.where(x < y, x * 2, y), (A, A)),
     Case("sum", lambda x: x.sum(), lambda x: x.sum(), (A,)),
@@ -175,6 +176,20 @@ def expected(case: Case) -> dict[str, tuple[np.ndarray, np.ndarray]]:
             size += np.abs(slope * held)
         found[f"{case.name}, gradient {n}"] = slopes, sizes + case.between
     return {case.name: (value, size)} | found
+
+
+def test_tanh_and_expm1_have_their_digits_near_0_too(device: AnyDevice) -> None:
+    """Relative to each value, not to the largest."""
+    sizes = np.float32(10) ** np.linspace(-30, 1.9, 400, dtype=np.float32)
+    a = np.concatenate([-sizes, sizes, np.float32([0, np.inf, -np.inf, np.nan])])
+    x = Tensor(a, device)
+    program = compile(lambda: {"tanh": x.tanh(), "expm1": x.expm1()}, device)
+    program.run()
+    wide = a.astype(np.float64)
+    for name, wanted in (("tanh", np.tanh(wide)), ("expm1", np.expm1(wide))):
+        assert close(program.read(name), wanted, np.abs(wanted), roundings=80), name
+        near = np.abs(a) < 1
+        assert close(program.read(name)[near], wanted[near], np.abs(wanted)[near], 12), name
 
 
 def test_integers_and_bits(device: AnyDevice) -> None:

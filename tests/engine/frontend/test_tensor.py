@@ -28,11 +28,33 @@ def test_comparisons_are_those_of_ieee_numbers(device: AnyDevice) -> None:
     a, b = (g.ravel() for g in np.meshgrid(values, values))
     x, y = Tensor(a, device), Tensor(b, device)
     found = results(
-        {"<": x < y, ">": x > y, "<=": x <= y, ">=": x >= y, "eq": x.eq(y), "0": x >= 0}, device
+        {
+            "<": x < y,
+            ">": x > y,
+            "<=": x <= y,
+            ">=": x >= y,
+            "==": x == y,
+            "!=": x != y,
+            "0": x >= 0,
+            "array": b != x,
+        },
+        device,
     )
-    wanted = {"<": a < b, ">": a > b, "<=": a <= b, ">=": a >= b, "eq": a == b, "0": a >= 0}
+    wanted = {
+        "<": a < b, ">": a > b, "<=": a <= b, ">=": a >= b, "==": a == b, "!=": a != b,
+        "0": a >= 0, "array": b != a,
+    }  # fmt: skip
     for name, value in wanted.items():
         assert np.array_equal(found[name], value), name
+
+
+def test_a_tensor_equals_nothing_that_is_no_number_and_is_a_key_by_identity() -> None:
+    x, y = Tensor([1.0, 2.0]), Tensor([1.0, 2.0])
+    assert (x == None, x != "x") == (False, True)  # noqa: E711
+    assert {x: 1, y: 2}[y] == 2
+    x.requires_grad = y.requires_grad = True
+    y.requires_grad = False
+    assert (x.requires_grad, y.requires_grad) == (True, False)
 
 
 def test_nan_and_infinity_go_through_what_clips_and_selects(device: AnyDevice) -> None:

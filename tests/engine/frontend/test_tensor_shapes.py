@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -162,3 +163,22 @@ def test_parts_of_several_dtypes_stand_side_by_side(device: AnyDevice) -> None:
     parts = [x, y, (x * 2)[:, ::-1], y.expand(2, 4)]
     wanted = np.concatenate([a, b, (a * 2)[:, ::-1], np.broadcast_to(b, (2, 4))], -1)
     assert np.array_equal(Tensor.concat(parts, -1).numpy(), wanted)
+
+
+def test_a_scalar_is_padded_and_flipped_and_so_is_its_gradient(device: AnyDevice) -> None:
+    x = Tensor(np.float32(3), device)
+    assert x.pad().flip().item() == 3
+    assert (x.flip() * x.pad()).gradient([x])[0].item() == 6
+
+
+@pytest.mark.parametrize(
+    "act", [lambda x: x.flip(0, 0), lambda x: x.sum((0, 0)), lambda x: x.max((1, -1))]
+)
+def test_an_axis_that_is_named_twice_is_refused(act: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(ValueError, match="twice"):
+        act(Tensor([[1, 2], [3, 4]]))
+
+
+def test_a_bool_is_no_whole_number_as_an_index() -> None:
+    with pytest.raises(TypeError, match="index True"):
+        Tensor([[1, 2], [3, 4]])[True]

@@ -9,6 +9,11 @@ import pytest
 from conftest import open_mapping
 
 from imgmlp.engine import AnyDevice, Program, Tensor, compile, dtype
+from imgmlp.engine.compiler import lower
+from imgmlp.engine.ir.dtype import i8
+from imgmlp.engine.ir.graph import Buffer, Node, buffer, move
+from imgmlp.engine.ir.op import Op
+from imgmlp.engine.ir.target import Lanes, Target
 from imgmlp.engine.ir.uops import U, UOp
 from imgmlp.engine.oracle.emulate_uops import run_code
 
@@ -122,3 +127,33 @@ def test_what_is_read_along_or_short_needs_no_tiles(of: str, form: str) -> None:
     x = Tensor(np.zeros((64, 64)), device)
     moved = {"rows": x + 1, "short": x[:, :8].transpose() + 1, "reversed": x[:, ::-1] + 1}[of]
     assert tiles(compile(lambda: {"y": moved}, device)) == 0
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [((1 << 31,), (1,)), ((1 << 16, 1 << 15), (1 << 16, 1)), ((4,), (1 << 31,))],
+)
+@pytest.mark.parametrize("lanes", ["one", "group"])
+def test_more_elements_than_an_index_counts_are_refused(
+    lanes: Lanes, written: tuple[int, ...], read: tuple[int, ...]
+) -> None:
+    """One fewer compiles: no memory is taken for it."""
+    source = buffer(Buffer(read, i8))
+
+    def value(shape: tuple[int, ...]) -> Node:
+        if len(shape) == 1 and shape[0] < source.size:
+            return move(Op.SHRINK, source, ((source.size - shape[0], source.size),))
+        return move(Op.EXPAND, source, shape)
+
+    target = Target(lanes=lanes)
+    with pytest.raises(ValueError, match=r"2,147,483,648 elements are more .* 2,147,483,647"):
+        lower([(Buffer(written, i8), value(written))], target)
+    fits = (written[0] - 1, *written[1:])
+    if len(written) == 1 and written[0] > 4:
+        lower([(Buffer(fits, i8), value(fits))], target)
+
+
+def test_a_range_ends_where_int32_does() -> None:
+    with pytest.raises(ValueError, match="more than an i32"):
+        Tensor.arange((1 << 31) + 1)
+    assert Tensor.arange(1 << 31).shape == (1 << 31,)

@@ -23,10 +23,10 @@ from imgmlp.codec.latent.model import (
     check_networks,
     quantized,
 )
-from imgmlp.codec.latent.parts import WIDTH
+from imgmlp.codec.latent.operations import WIDTH
 from imgmlp.codec.latent.plane import REACH
 from imgmlp.codec.latent.sections import network_bits
-from imgmlp.codec.latent.train import LatentStep
+from imgmlp.codec.latent.training_step import LatentStep
 from imgmlp.codec.training.replay import decibels
 from imgmlp.errors import FormatError
 

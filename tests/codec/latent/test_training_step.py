@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from imgmlp.codec.latent import latents, parts, train
-from imgmlp.codec.latent.course import Course, Decided
+from imgmlp.codec.latent import latents, operations, training_step
+from imgmlp.codec.latent.bit_allocation import Search, flat_of, grids_of, networks_of, shape_of
 from imgmlp.codec.latent.model import LatentModel
 from imgmlp.codec.latent.plane import Plane
-from imgmlp.codec.latent.settle import Search, flat_of, grids_of, networks_of, shape_of
 from imgmlp.codec.latent.synthesis import synthesize
-from imgmlp.codec.latent.train import Control, LatentStep
+from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState
+from imgmlp.codec.latent.training_step import Control, LatentStep
 from imgmlp.codec.training.run import Run
 from imgmlp.engine import Tensor, open_device
 from imgmlp.engine.ir.kernel import Block
@@ -39,7 +39,7 @@ def test_what_doubling_sends_back_is_its_transpose(axis: int, wanted: int) -> No
     """It is linear in values and in taps, so products with a gradient agree on both sides."""
     device = open_device("numpy")
     x, taps = Tensor(draw(2, 7, 5), device), Tensor(draw(4, seed=1), device)
-    y = parts.Doubled.apply(x, taps, axis, wanted)
+    y = operations.Doubled.apply(x, taps, axis, wanted)
     g = draw(*y.shape, seed=2)
     by_x, by_taps = (y * Tensor(g, device)).sum().gradient([x, taps])
     assert dot(g, y.numpy()) == pytest.approx(dot(by_x.numpy(), x.numpy()), rel=1e-4)
@@ -50,7 +50,7 @@ def test_what_a_convolution_sends_back_is_its_transpose() -> None:
     device, plane = open_device("numpy"), Plane.of(HEIGHT, WIDTH, 3)
     x = Tensor(draw(3, plane.pixels), device)
     weights = Tensor(draw(27, 3, seed=1), device)
-    y = parts.Convolution.apply(x, weights, plane)
+    y = operations.Convolution.apply(x, weights, plane)
     g = draw(*y.shape, seed=2)
     by_x, by_weights = (y * Tensor(g, device)).sum().gradient([x, weights])
     assert dot(g, y.numpy()) == pytest.approx(dot(by_x.numpy(), x.numpy()), rel=1e-4)
@@ -61,17 +61,17 @@ def test_gradients_of_bits_are_differences() -> None:
     device = open_device("numpy")
     values = [draw(400, seed=s) * 3 for s in range(2)] + [draw(400, seed=2) * 2 + 4]
     tensors = [Tensor(v, device) for v in values]
-    found = [g.numpy() for g in parts.Bits.apply(*tensors).sum().gradient(tensors)]
+    found = [g.numpy() for g in operations.Bits.apply(*tensors).sum().gradient(tensors)]
 
     def bits(changed: list[np.ndarray]) -> np.ndarray:
         value, mean, s = (c.astype(np.float64) for c in changed)
-        scale = np.exp(np.clip(s - 4, parts.SHARPEST, parts.WIDEST))
+        scale = np.exp(np.clip(s - 4, operations.SHARPEST, operations.WIDEST))
 
         def below(x: np.ndarray) -> np.ndarray:
             tail = 0.5 * np.exp(-np.abs(x - mean) / scale)
             return np.where(x < mean, tail, 1 - tail)
 
-        return -np.log2(np.maximum(below(value + 0.5) - below(value - 0.5), parts.LEAST))
+        return -np.log2(np.maximum(below(value + 0.5) - below(value - 0.5), operations.LEAST))
 
     likely = bits(values) < 12  # nearer to the floor there is no slope, and cancellation in `below`
     for n, g in enumerate(found):
@@ -122,9 +122,12 @@ def bits_of(grid: np.ndarray, layers: list[np.ndarray]) -> np.ndarray:
     framed = np.pad(grid, ((3, 0), (3, 3)))
     shifted = [framed[k // 7 : k // 7 + h, k % 7 : k % 7 + w] for k in range(24)]
     mean, s = np.moveaxis(network(np.stack(shifted, -1), layers), -1, 0)
-    scale, away = np.exp(np.clip(s - 4, parts.SHARPEST, parts.WIDEST)), np.abs(grid - mean)
+    scale, away = (
+        np.exp(np.clip(s - 4, operations.SHARPEST, operations.WIDEST)),
+        np.abs(grid - mean),
+    )
     near, far = np.exp(-np.abs(away - 0.5) / scale) / 2, np.exp(-(away + 0.5) / scale) / 2
-    return -np.log2(np.maximum(np.where(away < 0.5, 1 - near - far, near - far), parts.LEAST))
+    return -np.log2(np.maximum(np.where(away < 0.5, 1 - near - far, near - far), operations.LEAST))
 
 
 def doubled(x: np.ndarray, taps: np.ndarray, axis: int, wanted: int) -> np.ndarray:
@@ -148,7 +151,7 @@ def test_gradients_of_a_whole_step_are_differences(
     spec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What Adam's first moments hold after one step is a tenth of the gradient."""
-    monkeypatch.setattr(train, "CLIP", 1e9)
+    monkeypatch.setattr(training_step, "CLIP", 1e9)
     step = LatentStep(picture(), 1, open_device(spec))
     flat = step.flat.numpy() + 0.05 * draw(*step.flat.shape)
     plane = np.zeros(step.latents.shape, np.float32)
@@ -188,7 +191,7 @@ def test_a_file_has_the_picture_and_the_bits_that_training_saw() -> None:
     device = open_device("numpy")
     step = LatentStep(picture(), 1, device)
     price = 1e-3
-    assert Course(step, Decided(60, price)).run() == "done"
+    assert LatentTrainer(step, LatentTrainerState(60, price)).run() == "done"
     search = Search(step)
     networks = search._rounded(dict.fromkeys(search.floats, 8))
     model = LatentModel(shape_of(step), grids_of(step), networks)
@@ -201,11 +204,11 @@ def test_a_file_has_the_picture_and_the_bits_that_training_saw() -> None:
 def test_a_run_that_stopped_goes_on_bit_for_bit() -> None:
     device = open_device("numpy")
     whole, parted, rest = (LatentStep(picture(), 1, device) for _ in range(3))
-    Course(whole, Decided(40, 1e-3)).run()
-    course = Course(parted, Decided(40, 1e-3))
-    assert course.run(Run(should_stop=lambda: int(parted.count.item()) >= 20)) == "interrupted"
-    rest.restore(course.state().arrays)
-    Course(rest, Decided(40, 1e-3)).run()
+    LatentTrainer(whole, LatentTrainerState(40, 1e-3)).run()
+    trainer = LatentTrainer(parted, LatentTrainerState(40, 1e-3))
+    assert trainer.run(Run(should_stop=lambda: int(parted.count.item()) >= 20)) == "interrupted"
+    rest.restore(trainer.snapshot().arrays)
+    LatentTrainer(rest, LatentTrainerState(40, 1e-3)).run()
     for name, array in whole.state().items():
         assert np.array_equal(array, rest.state()[name]), name
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.latent import parts
+from imgmlp.codec.latent import operations
 from imgmlp.codec.latent.model import BICUBIC, usual_levels
 from imgmlp.codec.latent.plane import AROUND, Plane
 from imgmlp.codec.training.checkpoint import Resumable
@@ -66,9 +66,9 @@ class LatentStep(Resumable):
         self.plane = plane = Plane.of(self.height, self.width, self.levels)
         self.synthesis_shapes = _layers(self.levels, hidden, hidden, self.channels)
         self.convolution_shapes = [(9 * self.channels, self.channels), (self.channels,)] * 2
-        self.entropy_shapes = _layers(parts.NEIGHBOURS, entropy, entropy, 2)
+        self.entropy_shapes = _layers(operations.NEIGHBOURS, entropy, entropy, 2)
         self.shapes = [*self.synthesis_shapes, *self.convolution_shapes, *self.entropy_shapes]
-        self.shapes += [(parts.TAPS,)] * (self.levels - 1)
+        self.shapes += [(operations.TAPS,)] * (self.levels - 1)
         self.target = Tensor(self._target(pixels), device, name="target")
         self.inside = Tensor(self._inside(), device, name="inside")
         self.taken = Tensor(self._taken(), device, name="taken")
@@ -116,7 +116,7 @@ class LatentStep(Resumable):
         generator = np.random.Generator(np.random.PCG64(self.seed))
         count, found = len(self.synthesis_shapes), list[Array]()
         for number, shape in enumerate(self.shapes):
-            if shape == (parts.TAPS,) and number >= len(self.shapes) - self.levels + 1:
+            if shape == (operations.TAPS,) and number >= len(self.shapes) - self.levels + 1:
                 found.append(np.array(BICUBIC))
             elif len(shape) == 1 or count <= number < count + 4:
                 found.append(np.zeros(shape))
@@ -161,16 +161,16 @@ class LatentStep(Resumable):
         inverse, spread, share, amount = (self.control[n] for n in range(4))
         rounding = self.control[8]
         bits = Tensor.random_bits(values.shape, (self.seed, self.count))
-        noise = parts.noise(bits, share) * amount
-        once, first = parts.soft_round(values, inverse, spread)
-        twice, second = parts.soft_round(once + noise, inverse, spread)
-        seen = twice + (parts.nearest(values) - twice) * rounding
+        noise = operations.noise(bits, share) * amount
+        once, first = operations.soft_round(values, inverse, spread)
+        twice, second = operations.soft_round(once + noise, inverse, spread)
+        seen = twice + (operations.nearest(values) - twice) * rounding
         return _limited(seen) * self.taken, first * second * self.taken
 
     def _bits(self, framed: Tensor, seen: Tensor, layers: list[Tensor]) -> Tensor:
-        contexts = parts.Contexts.apply(framed, self.plane)
+        contexts = operations.Contexts.apply(framed, self.plane)
         found = perceptron(contexts.permute(1, 0), layers)  # [places, 2]
-        bits = parts.Bits.apply(seen.reshape(-1), found[:, 0], found[:, 1])
+        bits = operations.Bits.apply(seen.reshape(-1), found[:, 0], found[:, 1])
         return (bits * self.taken.reshape(-1)).sum()
 
     def _answer(
@@ -183,9 +183,9 @@ class LatentStep(Resumable):
         y = perceptron(x, synthesis).permute(1, 0) * inside  # [channels, pixels]
         ones = (self.channels, 1)
         w, b, w2, b2 = convolutions
-        z = parts.Convolution.apply(y, w, self.plane) + b.reshape(*ones)
+        z = operations.Convolution.apply(y, w, self.plane) + b.reshape(*ones)
         y = (y + Activation.apply(z)) * inside
-        return y + parts.Convolution.apply(y, w2, self.plane) + b2.reshape(*ones)
+        return y + operations.Convolution.apply(y, w2, self.plane) + b2.reshape(*ones)
 
     def _maps(self, seen: Tensor, taps: list[Tensor]) -> Tensor:
         """Every grid as large as the picture, [levels, pixels of the plane]."""
@@ -202,9 +202,9 @@ class LatentStep(Resumable):
         maps = views[-1]
         for level in range(self.levels - 2, 0, -1):
             g = self.plane.grids[level]
-            maps = parts.upsampled(maps, taps[level], g.height, g.width)
+            maps = operations.upsampled(maps, taps[level], g.height, g.width)
             maps = Tensor.concat([views[level], maps], 0)
-        maps = parts.upsampled(maps, taps[0], self.height, self.width)
+        maps = operations.upsampled(maps, taps[0], self.height, self.width)
         beside = Tensor.zeros(self.levels - 1, self.height, self.plane.pitch - self.width)
         maps = Tensor.concat([maps, beside], 2)
         if rows > self.height:
@@ -217,7 +217,7 @@ class LatentStep(Resumable):
     @cached_property
     def _judging(self) -> Program:
         def forward() -> dict[str, Tensor]:
-            error, bits = self._forward(_limited(parts.nearest(self.latents)))
+            error, bits = self._forward(_limited(operations.nearest(self.latents)))
             return {"error": error, "bits": bits}
 
         return compile(forward, self.device)

@@ -1,6 +1,6 @@
-"""The course of a run: soft rounding that hardens, then true rounding that moves networks only.
+"""The phases of training: soft rounding that hardens, then true rounding that moves networks only.
 
-The loop itself is that of codec/training; here is what is decided at its looks.
+The loop itself is that of codec/training; here is what is state at its looks.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from imgmlp.codec.latent.settle import Search
-from imgmlp.codec.latent.train import Control, LatentStep
-from imgmlp.codec.training.loop import HOPELESS, Pricing, TrainerState, TrainingLoop
+from imgmlp.codec.latent.bit_allocation import Search
+from imgmlp.codec.latent.training_step import Control, LatentStep
 from imgmlp.codec.training.replay import decibels
 from imgmlp.codec.training.run import Progress
+from imgmlp.codec.training.trainer import HOPELESS, Pricing, Trainer, TrainerState
 
 ROUNDED = 0.92  # share of a run after which latents stand still, rounded
 LOOK, MOST = 10, 200  # steps between looks, at least and at most
@@ -41,29 +41,28 @@ def control(done: int, steps: int, price: float) -> Control:
 
 
 @dataclass
-class Decided(TrainerState):
+class LatentTrainerState(TrainerState):
     exponents: dict[str, int] = field(default_factory=dict)  # of networks' steps, once looked for
     lost: float = 0.0  # dB by which networks with these are worse
     begun: int = 0  # steps that were done when this pass through the schedule began
-    again: int = 0  # steps of the next one
+    first: int = 0  # steps of the first of them
 
 
-class Course(TrainingLoop[LatentStep, Decided]):
+class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
     """One run of a LatentStep."""
 
     def __init__(
         self,
         step: LatentStep,
-        decided: Decided,
+        state: LatentTrainerState,
         pricing: Pricing | None = None,
         limit: float | None = None,
     ) -> None:
-        steps = decided.steps
+        state.first = steps = state.first or state.steps
         look = max(min(LOOK, -(-steps // 20)), min(MOST, steps // 500))
-        super().__init__(step, decided, look, limit)
+        super().__init__(step, state, look, limit)
         self._pricing = pricing
         self.control = look * max(1, steps // (50 * look))  # steps to new prices
-        decided.again = decided.again or max(1, round(SHORTER * steps))
 
     def _look(self, tell: Callable[[Progress], None] | None) -> bool:
         error, bits = (float(self.step.program.read(name)) for name in ("error", "bits"))
@@ -76,38 +75,43 @@ class Course(TrainingLoop[LatentStep, Decided]):
         self._shorten()
         self._steer()
         if tell is not None:
-            cost = loss + self.decided.price * rate
+            cost = loss + self.state.price * rate
             tell(replace(self._progress(loss), bpp=rate, cost=cost))
         return True
 
     def _reprice(self) -> None:
         """By what rounded latents would give, which changes as long as these move."""
-        decided, step = self.decided, self.step
-        share = self.done / decided.steps
-        if self._pricing is None or decided.begun or not FREE <= share < ROUNDED:
+        state, step = self.state, self.step
+        share = self.done / state.steps
+        if self._pricing is None or state.begun or not FREE <= share < ROUNDED:
             return
         error, rate = step.judge(step.flat.numpy())
-        search = Search(step, decided.exponents)
-        if any(abs(self.done - share * decided.steps) <= self.control / 2 for share in SEARCHED):
-            found = search.figures(search.run(decided.price, rounds=1))
-            decided.exponents, decided.lost = search.exponents, decibels(error) - found.psnr
+        search = Search(step, state.exponents)
+        if any(abs(self.done - share * state.steps) <= self.control / 2 for share in SEARCHED):
+            found = search.figures(search.run(state.price, rounds=1))
+            state.exponents, state.lost = search.exponents, decibels(error) - found.psnr
         bits = rate * step.pixels + search.bits()
-        factor = self._pricing(bits, decibels(error) - decided.lost)
-        decided.multiply_price(factor, DEARER)
+        factor = self._pricing(bits, decibels(error) - state.lost)
+        state.multiply_price(factor, DEARER)
 
     def repeat(self, price: float) -> None:
         """Have the last part of the run once more, in fewer steps, at another price."""
-        decided = self.decided
-        decided.begun, decided.price = decided.steps, price
-        decided.steps += decided.again
+        state = self.state
+        state.begun, state.price = state.steps, price
+        state.steps += self.again
+
+    @property
+    def again(self) -> int:
+        """Steps of another pass."""
+        return max(1, round(SHORTER * self.state.first))
 
     def _steer(self) -> None:
-        decided, slower = self.decided, self.decided.slower
-        left = decided.steps - (self.done - self.done % self.look)
-        whole = decided.steps
-        if decided.begun:  # what is left of a schedule that ends now
-            whole = round((decided.steps - decided.begun) / (1 - RETURN))
-        found = control(max(0, whole - left), whole, decided.price)
+        state, slower = self.state, self.state.slower
+        left = state.steps - (self.done - self.done % self.look)
+        whole = state.steps
+        if state.begun:  # what is left of a schedule that ends now
+            whole = round((state.steps - state.begun) / (1 - RETURN))
+        found = control(max(0, whole - left), whole, state.price)
         self.step.steer(
             replace(found, latents=found.latents * slower, networks=found.networks * slower)
         )

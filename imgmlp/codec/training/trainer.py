@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from typing import Generic, Literal, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Generic, Literal, Self, TypeVar
 
-from imgmlp.codec.training.checkpoint import Resumable, State
+from imgmlp.codec.training.checkpoint import Resumable, Snapshot
 from imgmlp.codec.training.replay import RETRIES, finite, next_chunk
 from imgmlp.codec.training.run import Progress, Run
 
@@ -34,6 +34,11 @@ class TrainerState:
     retries: int = field(default=0, kw_only=True)  # after numbers exploded
     seconds: float = field(default=0.0, kw_only=True)
 
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """As it is among a snapshot's values."""
+        return cls(**{one.name: values[one.name] for one in fields(cls)})
+
     @property
     def slower(self) -> float:
         """Factor of the learning rates."""
@@ -49,50 +54,52 @@ S = TypeVar("S", bound=Resumable)
 D = TypeVar("D", bound=TrainerState)
 
 
-class TrainingLoop(ABC, Generic[S, D]):
+class Trainer(ABC, Generic[S, D]):
     """One run of a step, which is looked at each time that `look` more of them are done.
 
     It ends about when the clock says `limit`, if that is given.
     """
 
-    def __init__(self, step: S, decided: D, look: int, limit: float | None = None) -> None:
-        self.step, self.decided, self.look, self._limit = step, decided, look, limit
+    def __init__(self, step: S, state: D, look: int, limit: float | None = None) -> None:
+        self.step, self.state, self.look, self._limit = step, state, look, limit
         self.done = 0  # steps, known to the host while it runs
         self._chunk, self._shown = 1, (0, 0.0)
-        self._began = time.perf_counter() - decided.seconds
-        self._good: State | None = None
+        self._began = time.perf_counter() - state.seconds
+        self._good: Snapshot | None = None
 
-    def state(self) -> State:
-        self.decided.seconds = time.perf_counter() - self._began
-        return State(self.step.state(), asdict(self.decided))
+    def snapshot(self) -> Snapshot:
+        self.state.seconds = time.perf_counter() - self._began
+        return Snapshot(self.step.state(), asdict(self.state))
 
     def reached(self) -> str:
-        return f"{self.step.done:,} of {self.decided.steps:,} steps"
+        return f"{self.step.done:,} of {self.state.steps:,} steps"
 
     def run(
-        self, run: Run | None = None, complete: Callable[[State], State] = lambda state: state
+        self, run: Run | None = None, complete: Callable[[Snapshot], Snapshot] = lambda made: made
     ) -> Ended:
-        """Go on to the end. `complete` adds to a state what others want to have kept with it."""
+        """Go on to the end. `complete` adds to a snapshot what others want to have kept with it."""
         run, self.done = run or Run(), self.step.done
-        self._good = self._good or self.state()
-        self._shown = self.done, time.perf_counter()
+        self._good = self._good or self.snapshot()
+        self._shown = begun = self.done, time.perf_counter()
         self._steer()
-        while self.done < self.decided.steps:
+        while self.done < self.state.steps:
             self._replay()
-            looks = self.done % self.look == 0 or self.done == self.decided.steps
+            looks = self.done % self.look == 0 or self.done == self.state.steps
+            if self._shown is begun and not looks:  # the first steps may have compiled for long
+                self._shown = self.done, time.perf_counter()
             if looks and not self._look(run.tell):
                 return "diverged"
             stop = run.stopping()
             if run.due(stop):
-                run.keep(complete(self.state()))
-            if stop and self.done < self.decided.steps:
+                run.keep(complete(self.snapshot()))
+            if stop and self.done < self.state.steps:
                 return "interrupted"
-        self.decided.seconds = time.perf_counter() - self._began
+        self.state.seconds = time.perf_counter() - self._began
         return "done"
 
     def _replay(self) -> None:
         """Some more steps, but none beyond the next look."""
-        count = min(self._chunk, self.look - self.done % self.look, self.decided.steps - self.done)
+        count = min(self._chunk, self.look - self.done % self.look, self.state.steps - self.done)
         began = time.perf_counter()
         self.step.program.run(count)
         self.step.program.wait()
@@ -114,25 +121,25 @@ class TrainingLoop(ABC, Generic[S, D]):
         first, since = self._shown
         now = time.perf_counter()
         fitting = (self.done - first) / max(now - since, 1e-9) * (self._limit - now)
-        if fitting < SLIPPED * (self.decided.steps - self.done):
-            self.decided.steps = self.done + max(0, int(fitting))
+        if fitting < SLIPPED * (self.state.steps - self.done):
+            self.state.steps = self.done + max(0, int(fitting))
             self._steer()
 
     def _remember(self) -> None:
         """This state, as one to go back to, if all of it is finite."""
-        state = self.state()
-        if finite(state.arrays.values()):
-            self._good = state
+        now = self.snapshot()
+        if finite(now.arrays.values()):
+            self._good = now
 
     def _recover(self) -> bool:
         """Back to the last good state, at half the learning rates; not after too many times."""
         assert self._good is not None
-        retries = self.decided.retries + 1
+        retries = self.state.retries + 1
         self.step.restore(self._good.arrays)
-        self.decided = type(self.decided)(**self._good.facts)
+        self.state = self.state.of(self._good.values)
         if retries > RETRIES:
             return False
-        self.decided.retries = self._good.facts["retries"] = retries
+        self.state.retries = self._good.values["retries"] = retries
         self.done = self.step.done
         self._steer()
         return True
@@ -140,4 +147,4 @@ class TrainingLoop(ABC, Generic[S, D]):
     def _progress(self, loss: float) -> Progress:
         """At the pace since this process began."""
         now = self.done, time.perf_counter()
-        return Progress.between(self._shown, now, self.decided.steps, loss)
+        return Progress.between(self._shown, now, self.state.steps, loss)

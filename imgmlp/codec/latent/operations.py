@@ -134,7 +134,8 @@ def _correlation(padded: Tensor, weights: Tensor, plane: Plane) -> Tensor:
 
 def upsampled(x: Tensor, taps: Tensor, height: int, width: int) -> Tensor:
     """[c, h, w] -> [c, height, width], which is twice as large, or a little less or more."""
-    return Doubled.apply(Doubled.apply(x, taps, 1, height), taps, 2, width)
+    # Columns first: of what is as high as it is to be, rows are read and written along.
+    return Doubled.apply(Doubled.apply(x, taps, 2, width), taps, 1, height)
 
 
 class Doubled(Function):
@@ -191,11 +192,15 @@ class Doubled(Function):
                 ],
                 axis,
             )
-        terms = []
-        for odd in (0, 1):
-            every = taken(0, odd, 0, half).reshape(1, *_long(x.shape, axis, half))
-            terms.append(_windows(x, axis, half, odd) * every)
-        return by_x, _sum(terms).sum(3).sum((1, 2)), None, None
+        sums = []
+        for begin, end in _cuts(half, 2, n - 2):
+            terms = []
+            for odd in (0, 1):
+                c, h, w = _long(x.shape, axis, end - begin)
+                every = taken(0, odd, begin, end).reshape(c, h, 1, w)
+                terms.append(_windows(x, axis, begin, end, odd) * every)
+            sums.append(_sum(terms).sum(3).sum((0, 1)))
+        return by_x, _sum(sums), None, None
 
 
 def _long(shape: Sequence[int], axis: int, count: int) -> tuple[int, ...]:
@@ -203,13 +208,19 @@ def _long(shape: Sequence[int], axis: int, count: int) -> tuple[int, ...]:
     return tuple(count if a == axis else n for a, n in enumerate(shape))
 
 
-def _windows(x: Tensor, axis: int, count: int, odd: int) -> Tensor:
-    """[TAPS, *x with `count` places]: what each tap is multiplied with for even or odd places."""
-    j, i = Tensor.arange(TAPS).reshape(TAPS, 1), Tensor.arange(count).reshape(1, count)
-    places = (i - j + 2 if odd else i + j - 2).maximum(0).minimum(x.shape[axis] - 1)
+def _windows(x: Tensor, axis: int, begin: int, end: int, odd: int) -> Tensor:
+    """Of x [c, h, w] with places from begin to end, what each tap is multiplied with there, for
+    even or odd places: [c, h, TAPS, w]. Where all are inside of x, they lie side by side.
+    """
+    n = x.shape[axis]
+    j, i = Tensor.arange(TAPS).reshape(TAPS, 1), Tensor.arange(end - begin).reshape(1, end - begin)
+    places = i - j + (begin + 2) if odd else i + j + (begin - 2)
+    if begin < 2 or end + 2 > n:
+        places = places.maximum(0).minimum(n - 1)
     order = (axis, *(a for a in range(3) if a != axis))
-    found = x.permute(*order).gather(places)  # [TAPS, count, the other two]
-    return found.permute(0, *(order.index(a) + 1 for a in range(3)))
+    found = x.permute(*order).gather(places)  # [TAPS, end - begin, the other two]
+    c, h, w = (order.index(a) + 1 for a in range(3))
+    return found.permute(c, h, 0, w)
 
 
 def _cuts(count: int, first: int, last: int) -> list[tuple[int, int]]:

@@ -1,0 +1,252 @@
+"""`imgmlp encode a b c`: what is done stays done, and one picture does not stop the others."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from conftest import small_pixels
+from PIL import Image
+
+from imgmlp import output_files
+from imgmlp.cli import encode as encoding
+from imgmlp.cli.encode import Outputs, Wanted
+from imgmlp.codec import encoder
+from imgmlp.codec.bitstream.container import Codec
+from imgmlp.codec.encoder import Encoded
+from imgmlp.codec.latent import encode as latent
+from imgmlp.codec.training import target
+from imgmlp.errors import Interrupted, OutputError, UsageError
+from imgmlp.terminal import Terminal
+
+CODECS = pytest.mark.parametrize("codec", get_args(Codec))
+
+
+@pytest.fixture
+def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Three pictures that take a moment to encode."""
+    monkeypatch.setattr(target, "STEPS", 480)
+    monkeypatch.setattr(latent, "FEWEST", 20)
+    paths = [tmp_path / f"{name}.png" for name in "abc"]
+    for turn, path in enumerate(paths):
+        Image.fromarray(np.roll(small_pixels()[:9, :9], turn, axis=0)).save(path)
+    return paths
+
+
+class Counted:
+    """The encoder, which counts its pictures and asks to stop in one of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, stop_in: int = 0) -> None:
+        self.pictures, self.stop_in, self.encode = 0, stop_in, encoder.encode
+        monkeypatch.setattr(encoder, "encode", self)
+
+    def __call__(self, *arguments: Any) -> Encoded:
+        self.pictures += 1
+        if self.pictures == self.stop_in:
+            signal.raise_signal(signal.SIGINT)
+        return self.encode(*arguments)
+
+
+def run(sources: list[Path], codec: Codec = "mlp", as_json: bool = False, **outputs: Any) -> int:
+    wanted = Wanted(price=0.01, effort=1, codec=codec)
+    return encoding.run(Terminal(), sources, Outputs(**outputs), wanted, "numpy", as_json)
+
+
+def interrupted(
+    monkeypatch: pytest.MonkeyPatch, sources: list[Path], codec: Codec = "mlp", **outputs: Any
+) -> None:
+    """Stop the command in its third picture."""
+    with monkeypatch.context() as patch:
+        Counted(patch, stop_in=3)
+        with pytest.raises(Interrupted, match="stopped after"):
+            run(sources, codec, **outputs)
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.suffix == ".checkpoint")
+
+
+@CODECS
+@pytest.mark.parametrize("force", [False, True])
+def test_the_same_command_passes_over_what_it_has_done(
+    three: list[Path],
+    codec: Codec,
+    force: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = three[0].parent
+    interrupted(monkeypatch, three, codec, force=force)
+    before = {name: (folder / name).read_bytes() for name in ("a.imlp", "b.imlp")}
+    times = {name: (folder / name).stat().st_mtime_ns for name in before}
+    assert not (folder / "c.imlp").exists()
+    capsys.readouterr()
+    counted = Counted(monkeypatch)
+    assert run(three, codec, as_json=True, force=force) == 0
+    assert counted.pictures == 1  # c alone
+    shown = capsys.readouterr()
+    assert shown.err.count("done before") == 2
+    assert "continuing after" in shown.err
+    facts = json.loads(shown.out)
+    assert [one["bytes"] for one in facts[:2]] == [len(data) for data in before.values()]
+    for name, data in before.items():
+        assert (folder / name).read_bytes() == data
+        assert (folder / name).stat().st_mtime_ns == times[name]
+    assert left(folder) == []  # and what is done is forgotten: it is the user's
+    assert run(three[:1], codec) == OutputError.exit_code
+
+
+def test_what_others_have_written_since_is_not_passed_over(
+    three: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = three[0].parent
+    interrupted(monkeypatch, three)
+    ours = (folder / "b.imlp").read_bytes()
+    (folder / "a.imlp").write_bytes(b"mine")
+    (folder / "b.imlp").unlink()
+    counted = Counted(monkeypatch)
+    assert run(three) == 1
+    assert "a.imlp exists already" in capsys.readouterr().err
+    assert (folder / "a.imlp").read_bytes() == b"mine"
+    assert (folder / "b.imlp").read_bytes() == ours  # without training it once more
+    assert counted.pictures == 1
+
+
+def test_other_settings_or_pictures_are_not_passed_over(
+    three: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    interrupted(monkeypatch, three)
+    before = [path.with_suffix(".imlp").read_bytes() for path in three[:2]]
+    Image.fromarray(255 - small_pixels()[:9, :9]).save(three[0])
+    wanted = Wanted(price=0.02, effort=1)
+    assert encoding.run(Terminal(), three[1:2], Outputs(), wanted, "numpy", False) == 8
+    assert run(three) == 1  # a is another picture; b and c are as they were
+    told = capsys.readouterr().err
+    assert told.count("a.imlp exists already") == 1
+    assert told.count("b.imlp exists already") == 1  # with the other price
+    assert [path.with_suffix(".imlp").read_bytes() for path in three[:2]] == before
+
+
+def test_a_file_that_appears_meanwhile_is_kept_and_so_is_the_work(
+    three: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = three[0].with_suffix(".imlp")
+    with monkeypatch.context() as patch:
+        encode = encoder.encode
+
+        def slow(*arguments: Any) -> Encoded:
+            path.write_bytes(b"mine")
+            return encode(*arguments)
+
+        patch.setattr(encoder, "encode", slow)
+        assert run(three[:1]) == OutputError.exit_code
+    assert path.read_bytes() == b"mine"
+    counted = Counted(monkeypatch)
+    assert run(three[:1], force=True) == 0
+    assert counted.pictures == 0
+    assert path.read_bytes().startswith(b"\x89IML")
+    assert left(path.parent) == []
+
+
+def test_a_kill_between_the_file_and_the_end_is_no_loss(
+    three: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the file has its name already or not."""
+    path = three[0].with_suffix(".imlp")
+    for written in (True, False):
+        with monkeypatch.context() as patch:
+            write = output_files.write_atomically
+
+            def killed(*arguments: Any, write: Any = write, written: bool = written) -> None:
+                if written:
+                    write(*arguments)
+                raise KeyboardInterrupt
+
+            patch.setattr(output_files, "write_atomically", killed)
+            with pytest.raises(KeyboardInterrupt):
+                run(three[:1])
+        assert path.exists() == written
+        with monkeypatch.context() as patch:
+            counted = Counted(patch)
+            assert run(three[:1]) == 0
+            assert counted.pictures == 0
+        assert left(path.parent) == []
+        path.unlink()
+
+
+def test_one_existing_or_missing_file_does_not_stop_the_others(
+    three: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b, c = three
+    b.unlink()
+    a.with_suffix(".imlp").write_bytes(b"mine")
+    assert run(three, as_json=True) == 1
+    shown = capsys.readouterr()
+    one, two, three_ = json.loads(shown.out)
+    assert (one["exit_code"], two["exit_code"], three_["problem"]) == (8, 2, None)
+    assert "--png" not in one["hint"]
+    assert c.with_suffix(".imlp").exists()
+    assert a.with_suffix(".imlp").read_bytes() == b"mine"
+    told = shown.err.splitlines()
+    assert [line for line in told if "error:" in line] == told[0:4:2]  # before any work
+
+
+def test_existing_files_can_be_skipped(
+    three: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    three[0].with_suffix(".imlp").write_bytes(b"mine")
+    assert run(three, as_json=True, skip=True) == 0
+    one, two, _ = json.loads(capsys.readouterr().out)
+    assert one["skipped"]
+    assert one["problem"] is None
+    assert "skipped" not in two
+    assert three[0].with_suffix(".imlp").read_bytes() == b"mine"
+    with pytest.raises(UsageError, match="--skip-existing"):
+        run(three, force=True, skip=True)
+
+
+def test_skipping_leaves_no_state_of_what_was_done(
+    three: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted(monkeypatch, three, skip=True)
+    assert len(left(three[0].parent)) >= 2
+    assert run(three, skip=True) == 0
+    assert left(three[0].parent) == []
+
+
+def test_files_go_into_a_folder(three: list[Path], tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    assert run(three[:1], folder=folder) == OutputError.exit_code  # which is not made
+    folder.mkdir()
+    assert run(three[:2], folder=folder) == 0
+    assert sorted(path.name for path in folder.iterdir()) == ["a.imlp", "b.imlp"]
+    other = tmp_path / "other"
+    other.mkdir()
+    same = three[0].rename(other / "b.png")
+    with pytest.raises(OutputError, match="another file of this run"):
+        run([three[1], same], folder=folder, force=True)
+    with pytest.raises(UsageError, match="--out"):
+        run(three[1:], folder=folder, file=tmp_path / "x.imlp")
+
+
+def test_a_compressed_file_is_told_from_a_picture(
+    three: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(three[:1]) == 0
+    capsys.readouterr()
+    compact = three[0].with_suffix(".imlp")
+    before = compact.read_bytes()
+    assert run([compact, three[1]]) == 1
+    told = capsys.readouterr().err
+    assert "a.imlp is compressed already" in told
+    assert "imgmlp decode" in told
+    assert run([compact], force=True) == 3
+    assert compact.read_bytes() == before
+    picture = three[2].rename(three[2].with_suffix(".imlp"))
+    before = picture.read_bytes()
+    assert run([picture], force=True) == OutputError.exit_code  # not over the picture itself
+    assert picture.read_bytes() == before

@@ -1,0 +1,327 @@
+"""Standard streams that are full, closed, pipes or files; and Ctrl-C while the process begins."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import GOLDEN, QUICK, Command, environment, imgmlp_command, small_pixels
+from outputs import assert_error, pixels_of
+from PIL import Image
+
+from imgmlp import text
+from imgmlp.codec.decoder import open_stored
+from imgmlp.engine import open_device
+
+SHORT = ("--time", "0.3s", "--lambda", "0.01")
+COMPACT = str(GOLDEN / "rgb-alpha.imlp")
+
+
+def run(
+    folder: Path, *arguments: str, shell: str = "", **streams: Any
+) -> subprocess.CompletedProcess[bytes]:
+    """The command with streams of one's own, or with what a shell makes of them."""
+    command: Any = imgmlp_command(arguments)
+    if shell:
+        command = ["bash", "-c", f"set -o pipefail; {shell}", *command]
+    kept = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.run(
+        command, cwd=folder, env=environment(), timeout=120, check=False, **kept | streams
+    )
+
+
+# Full and closed
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["encode", "--help"], ["info", COMPACT, "-q"]])
+def test_what_cannot_be_shown_is_exit_8(tmp_path: Path, arguments: list[str]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = run(tmp_path, *arguments, stdout=full)
+    assert done.returncode == 8
+    assert_error(done.stderr.decode(), "cannot write to stdout: No space left")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["info", COMPACT], ["info", COMPACT, "-q"]])
+def test_a_reader_may_have_seen_enough(tmp_path: Path, arguments: list[str]) -> None:
+    done = run(tmp_path, *arguments, shell='"$0" "$@" | true')
+    assert done.returncode == 0
+    assert done.stderr == b""
+
+
+def test_a_picture_that_nobody_reads_is_exit_8(tmp_path: Path) -> None:
+    done = run(tmp_path, "decode", COMPACT, "-o", "-", shell='"$0" "$@" | true')
+    assert done.returncode == 8
+    assert_error(done.stderr.decode(), "stdout")
+
+
+@pytest.mark.parametrize("where", ["2>/dev/full", "2>&-", "2> >(true)"])
+def test_messages_that_cannot_be_written_stop_no_work(picture: Path, where: str) -> None:
+    arguments = ("encode", picture.name, *SHORT)
+    done = run(picture.parent, *arguments, shell=f'"$0" "$@" {where}')
+    assert done.returncode == 0
+    assert open_stored(picture.with_suffix(".imlp")).width == 31
+    again = run(picture.parent, *arguments, shell=f'"$0" "$@" {where}')
+    assert again.returncode == 8
+
+
+def test_a_closed_stream_is_no_place_for_a_file(picture: Path) -> None:
+    """The first file that is opened would be it, and get what is printed."""
+    run(picture.parent, "train", picture.name, *QUICK, shell='"$0" "$@" 0<&- 1>&- 2>&-')
+    weights = open_stored(picture.parent / "weights.npz")
+    assert weights.width == 31
+    assert_error(run(picture.parent, "--version", shell='"$0" "$@" 1>&-').stderr.decode(), "closed")
+
+
+# Standard input and output
+
+
+def test_a_picture_comes_by_standard_input(picture: Path) -> None:
+    arguments = ("encode", "-", *SHORT, "-o", "a.imlp")
+    done = run(picture.parent, *arguments, stdin=picture.open("rb"))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.decode().startswith("standard input  31×24 RGB")
+    assert open_stored(picture.parent / "a.imlp").width == 31
+
+
+@pytest.mark.parametrize("codec", ["mlp", "latent"])
+def test_encode_and_decode_are_filters(picture: Path, codec: str) -> None:
+    encoded = run(
+        picture.parent,
+        "encode",
+        "-",
+        "--codec",
+        codec,
+        *SHORT,
+        input=picture.read_bytes(),
+        stdin=None,
+    )
+    assert encoded.returncode == 0, encoded.stderr
+    assert open_stored(encoded.stdout).width == 31
+    assert b"standard output" in encoded.stderr
+    decoded = run(picture.parent, "decode", "-", input=encoded.stdout, stdin=None)
+    assert decoded.returncode == 0, decoded.stderr
+    expected = open_stored(encoded.stdout).decode(open_device("numpy"))
+    with Image.open(io.BytesIO(decoded.stdout)) as image:
+        np.testing.assert_array_equal(np.asarray(image), expected)
+    assert [path.name for path in picture.parent.iterdir()] == [picture.name]
+
+
+def test_a_file_goes_to_standard_output(picture: Path) -> None:
+    done = run(picture.parent, "encode", picture.name, *SHORT, "-o", "-")
+    assert open_stored(done.stdout).width == 31
+    assert [path.name for path in picture.parent.iterdir()] == [picture.name]
+    done = run(picture.parent, "encode", picture.name, *SHORT, "-o", "-", "--json")
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["exit_code"] == 2
+
+
+@pytest.mark.parametrize("command", ["info", "verify"])
+def test_files_are_looked_at_by_standard_input(tmp_path: Path, command: str) -> None:
+    with Path(COMPACT).open("rb") as stream:
+        done = run(tmp_path, command, "-", stdin=stream)
+    assert done.returncode == 0
+    assert "24×7 RGB and alpha".encode() in done.stdout + done.stderr
+    cut = run(tmp_path, command, "-", input=Path(COMPACT).read_bytes()[:-1], stdin=None)
+    assert cut.returncode == 4
+    assert_error(cut.stderr.decode(), "standard input: truncated")
+
+
+def test_pipes_are_read_like_files(picture: Path) -> None:
+    done = run(
+        picture.parent,
+        "encode",
+        *SHORT,
+        "-o",
+        "a.imlp",
+        shell=f'"$0" "$@" <(cat {picture.name})',
+    )
+    assert done.returncode == 0, done.stderr
+    done = run(picture.parent, "info", shell='"$0" "$@" <(cat a.imlp)')
+    assert "31×24 RGB".encode() in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("encode", "-", "small.png"),
+        ("encode", "-", "--out", "."),
+        ("decode", "-", COMPACT),
+        ("decode", COMPACT, COMPACT, "-o", "a.png"),
+        ("decode", COMPACT, "-o", "a.png", "--out", "."),
+        ("encode", "-"),  # nothing comes
+    ],
+)
+def test_what_cannot_be_meant_is_refused(picture: Path, arguments: tuple[str, ...]) -> None:
+    done = run(picture.parent, *arguments)
+    assert done.returncode == (3 if arguments == ("encode", "-") else 2)
+    assert_error(done.stderr.decode())
+    assert [path.name for path in picture.parent.iterdir()] == [picture.name]
+
+
+# Several files
+
+
+def test_decode_takes_several_files(imgmlp: Command, compact: Path, tmp_path: Path) -> None:
+    (compact.parent / "cut.imlp").write_bytes(compact.read_bytes()[:-1])
+    (compact.parent / "b.imlp").write_bytes(compact.read_bytes())
+    done = imgmlp("decode", "cut.imlp", "missing.imlp", "a.imlp", "b.imlp", check=1)
+    assert done.stderr.count("error:") == 2
+    found = pixels_of(compact.with_name("a.decoded.png"))
+    np.testing.assert_array_equal(found, pixels_of(compact.with_name("b.decoded.png")))
+    out = tmp_path / "out"
+    out.mkdir()
+    imgmlp("decode", "a.imlp", "b.imlp", "--out", str(out))
+    assert sorted(path.name for path in out.iterdir()) == ["a.decoded.png", "b.decoded.png"]
+    done = imgmlp("decode", "a.imlp", str(compact), "--out", str(out), "--force", check=1)
+    assert_error(done.stderr.split("✓")[0], "another file of this run")
+
+
+def test_info_takes_several_files(imgmlp: Command, compact: Path) -> None:
+    done = imgmlp("info", "a.imlp", "missing.imlp", "a.imlp", check=1)
+    assert done.stdout.count("a.imlp\nformat    imgmlp-compact") == 2
+    assert_error(done.stderr, "missing.imlp does not exist")
+    done = imgmlp("info", "a.imlp", "missing.imlp", "--json", check=1)
+    one, two = json.loads(done.stdout)
+    assert one == {"file": "a.imlp", "problem": None} | open_stored(compact).facts
+    assert two["exit_code"] == 2
+
+
+def test_pictures_are_written_as_their_names_say(imgmlp: Command, picture: Path) -> None:
+    imgmlp("train", picture.name, *QUICK, "--png", "a.jpg", "--live", "b.webp")
+    with Image.open(picture.parent / "a.jpg") as image:
+        assert image.format == "JPEG"
+    with Image.open(picture.parent / "b.webp") as image:
+        assert image.format == "WEBP"
+    for name in ("a.pgm", "a.xyz"):
+        assert_error(imgmlp("train", picture.name, "--png", name, "--force", check=2).stderr, name)
+        assert_error(imgmlp("decode", "weights.npz", "-o", name, check=2).stderr, name)
+    gray = picture.parent / "gray.png"
+    Image.fromarray(small_pixels(1)[:, :, 0]).save(gray)
+    imgmlp("train", gray.name, *QUICK, "-o", "g.npz", "--png", "g.ppm", "--live", "g.pgm")
+    assert (picture.parent / "g.ppm").read_bytes().startswith(b"P6")
+    assert (picture.parent / "g.pgm").read_bytes().startswith(b"P5")
+
+
+# Errors as JSON
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("encode", "--unheard-of"), 2),
+        (("encode",), 2),
+        (("encode", "small.png", "--effort", "many"), 2),
+        (("encode", "small.png", "--device", "9:9"), 6),
+        (("info", "missing.imlp"), 2),
+        (("verify", "--device", "9:9", COMPACT), 6),
+        (("devices", "--device", "9:9"), 6),
+        (("graph", "--size", "many"), 2),
+    ],
+)
+def test_errors_are_json_where_it_is_asked_for(
+    imgmlp: Command, arguments: tuple[str, ...], code: int
+) -> None:
+    done = imgmlp(*arguments, "--json", check=code)
+    found = json.loads(done.stdout)
+    (facts,) = found if isinstance(found, list) else [found]
+    assert facts["exit_code"] == code
+    assert facts["problem"] in done.stderr
+    assert facts["hint"] in done.stderr
+    assert "{" not in imgmlp(*arguments, check=code).stdout
+
+
+# Ctrl-C at the beginning
+
+EARLY = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+class Pressed:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Pressed())
+sys.argv = ["imgmlp", *{arguments!r}]
+from imgmlp.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        ("imgmlp.facts", ["info", COMPACT]),
+        ("json", ["info", COMPACT]),
+        ("imgmlp.cli", ["train", "small.png"]),
+        ("typer", ["--help"]),
+        ("rich.console", ["train", "small.png"]),
+        ("numpy", ["train", "small.png"]),
+        ("numpy._core", ["encode", "small.png"]),
+        ("pyopencl", ["decode", COMPACT]),
+        ("imgmlp.cli.encode", ["encode", "small.png"]),
+    ],
+)
+def test_ctrl_c_while_modules_are_loaded_is_quiet(
+    picture: Path, module: str, arguments: list[str]
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", EARLY.format(module=module, arguments=arguments)],
+        cwd=picture.parent,
+        env=environment(),
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+def test_ctrl_c_while_standard_input_is_waited_for(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        imgmlp_command(["encode", "-"]),
+        cwd=tmp_path,
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        process.wait(4)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"Traceback" not in told
+
+
+# Help and names
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "40", "80", "200", "many"])
+@pytest.mark.parametrize("command", ["encode", "train", "bench"])
+def test_help_names_every_option_however_narrow(
+    imgmlp: Command, columns: str, command: str
+) -> None:
+    shown = imgmlp(command, "--help", env={"COLUMNS": columns}).stdout
+    wanted = {"encode": "--skip-existing", "train": "--features", "bench": "--no-progress"}
+    assert {"--device", "--verbose", wanted[command]} <= set(shown.replace(",", " ").split())
+    assert "bool" not in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("a.png", "a.png"),
+        ("a b.png", "'a b.png'"),
+        ("it's.png", "'it'\"'\"'s.png'"),
+        ("a\n'b.png", r"$'a\n\'b.png'"),
+    ],
+)
+def test_a_name_in_a_command_can_be_copied(name: str, expected: str) -> None:
+    assert text.quoted(name) == expected
+    echoed = ["bash", "-c", f"printf %s {text.quoted(name)}"]
+    assert subprocess.run(echoed, capture_output=True, check=True).stdout.decode() == name

@@ -1,0 +1,97 @@
+"""Programs of thousands of operations, one after the other: no pass goes down them recursively."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from conftest import open_mapping
+from reference import close
+
+from imgmlp.engine import Tensor, compile
+from imgmlp.engine.passes.drafts import DEEPEST, depth
+
+COUNT = 1500
+LINKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "elementwise": lambda y, w: y * 0.999 + 0.001,
+    "used twice": lambda y, w: y + y.sin() * 1e-3,
+    "chosen": lambda y, w: Tensor.where(y < 0.3, y * 1.001, y),
+    "product": lambda y, w: (y.reshape(1, 3) @ w).reshape(3),
+    "moved": lambda y, w: y.reshape(3, 1).pad((0, 0), (0, 1)).permute(1, 0)[0].flip(0),
+    "side by side": lambda y, w: Tensor.concat([y[1:], y[:1]]) * 1.001,
+    "reduced": lambda y, w: y / (y.max() + 0.01),
+}
+
+
+@pytest.fixture
+def room() -> Iterator[None]:
+    """What a user's own functions leave of Python's stack, on every machine."""
+    before = sys.getrecursionlimit()
+    frame, used = sys._getframe(), 0
+    while frame is not None:  # type: ignore[comparison-overlap]
+        frame, used = frame.f_back, used + 1  # type: ignore[assignment]
+    sys.setrecursionlimit(used + 900)
+    yield
+    sys.setrecursionlimit(before)
+
+
+@pytest.mark.usefixtures("room")
+@pytest.mark.parametrize("link", LINKS)
+def test_a_long_chain_compiles_with_its_gradient(link: str) -> None:
+    start = np.float32([0.1, 0.5, 1.0])
+    found = {}
+    for name in ("numpy", "numpy:procedure"):
+        device = open_mapping(name)
+        x, w = Tensor(start, device), Tensor(np.eye(3, dtype=np.float32) * 0.999, device)
+
+        def step(x: Tensor = x, w: Tensor = w) -> dict[str, Tensor]:
+            y = x
+            for _ in range(COUNT if link in ("elementwise", "chosen") else COUNT // 5):
+                y = LINKS[link](y, w)
+            return {"y": y, "gradient": (y * y).sum().gradient([x])[0]}
+
+        program = compile(step, device)
+        program.run()
+        found[name] = program.read("y"), program.read("gradient")
+    for wanted, lowered in zip(*found.values(), strict=True):
+        assert np.isfinite(wanted).all()
+        assert close(lowered, wanted, np.abs(wanted), roundings=2 * COUNT)
+
+
+@pytest.mark.usefixtures("room")
+@pytest.mark.parametrize("name", ["one", "numpy:procedure"])
+def test_twenty_thousand_operations_compile(name: str) -> None:
+    device = open_mapping(name)
+    x = Tensor(np.float32([0.1, 0.5, 1.0]), device)
+
+    def step() -> dict[str, Tensor]:
+        y = x
+        for _ in range(20_000):
+            y = y.sin()
+        return {"y": y}
+
+    program = compile(step, device)
+    program.run()
+    assert close(program.read("y"), np.full(3, np.sqrt(3 / 20_000)), roundings=1e6)
+    kernels = program.stages.procedure.kernels
+    assert all(depth([s.value for s in k.all_stores()]) <= DEEPEST for k in kernels)  # type: ignore[union-attr]
+
+
+@pytest.mark.usefixtures("room")
+def test_a_long_chain_of_rows_is_a_block() -> None:
+    device = open_mapping("numpy:procedure")
+    random = np.random.default_rng(0)
+    x, w = (Tensor(random.uniform(0.1, 1, s).astype(np.float32), device) for s in ((64, 8), (8, 8)))
+
+    def step() -> dict[str, Tensor]:
+        y = x @ w
+        for _ in range(COUNT):
+            y = y * 0.999 + 0.001
+        return {"loss": (y @ w).square().sum(), "g": (y @ w).square().sum().gradient([w])[0]}
+
+    program = compile(step, device)
+    program.run()
+    assert "block" in program.stages.procedure.note
+    assert np.isfinite(program.read("g")).all()
