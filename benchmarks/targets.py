@@ -24,7 +24,7 @@ from imgmlp.codec import encoder
 from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.training import target
 from imgmlp.codec.training.run import Run
-from imgmlp.codec.training.target import Effort, Goal
+from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.image import Picture
 
@@ -56,13 +56,13 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     device, worst = open_device(options.device), list[float]()
-    efforts = [encoder.effort(options.codec, level, None) for level in options.effort]
+    workloads = [encoder.workload(options.codec, level, None) for level in options.effort]
     if options.time:
-        efforts = [encoder.effort(options.codec, None, parse_time(options.time))]
+        workloads = [encoder.workload(options.codec, None, parse_time(options.time))]
     for path in options.pictures:
         picture = middle(image.load(path), options.crop)
-        for effort in efforts:
-            worst += compare(path.stem, picture, options.codec, effort, options.quality, device)
+        for workload in workloads:
+            worst += compare(path.stem, picture, options.codec, workload, options.quality, device)
     print(f"more bytes than the best way: {max(worst):.1%} at worst, {np.mean(worst):.1%} mean")
 
 
@@ -76,7 +76,7 @@ def compare(
     name: str,
     picture: Picture,
     codec: Codec,
-    effort: Effort,
+    workload: Workload,
     qualities: list[float],
     device: AnyDevice,
 ) -> list[float]:
@@ -84,7 +84,7 @@ def compare(
 
     def made(asked: str, wanted: Goal) -> Point:
         began = time.perf_counter()
-        found = encoder.encode(picture, wanted, effort, device, Run(), codec)
+        found = encoder.encode(picture, wanted, workload, device, Run(), codec)
         seconds = time.perf_counter() - began
         size, facts = len(found.bytes), found.metrics
         return Point(asked, size, facts["psnr"], facts["parameters"], seconds, found.missed)
@@ -102,8 +102,8 @@ def compare(
         for point in same:
             over = point.size_at(anchor.psnr, slope) / least - 1
             figures = f"{point.size:6,} bytes {point.psnr:6.2f} dB {over:+6.1%}"
-            limit = "" if effort.seconds is None else f" {effort.seconds:g}s"
-            where, weights = f"{name} {effort.steps}{limit}", f"{point.parameters:6,} parameters"
+            limit = "" if workload.seconds is None else f" {workload.seconds:g}s"
+            where, weights = f"{name} {workload.steps}{limit}", f"{point.parameters:6,} parameters"
             line = f"{where:16} {point.asked:14} {figures} {weights} {point.seconds:6.1f} s"
             print(line, point.missed or "", flush=True)
             more.append(over)

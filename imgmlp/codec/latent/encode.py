@@ -12,11 +12,17 @@ import numpy as np
 
 from imgmlp.codec.latent.model import ModelShape
 from imgmlp.codec.latent.rounding_search import Rounding, Written
-from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState, control
+from imgmlp.codec.latent.training_phases import (
+    SHORTER,
+    LatentTrainer,
+    LatentTrainerState,
+    control,
+)
 from imgmlp.codec.latent.training_step import LatentStep
 from imgmlp.codec.training.checkpoint import Snapshot
 from imgmlp.codec.training.draft import Draft, draft
 from imgmlp.codec.training.memory_limits import explain, smaller_picture, within_memory
+from imgmlp.codec.training.pace import Work
 from imgmlp.codec.training.replay import seconds_a_step
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Workload
@@ -43,6 +49,7 @@ FURTHEST = 1.5  # doublings of the price, at most, at once
 CHECKING = 30  # steps that take as long as writing a file and decoding it
 STARTING = 0.7  # seconds of that which do not depend on the picture
 MAIN = 0.75  # of the time, if there may be more than one pass
+SMALL_PARTS = 8_000  # operations of a pixel in a step, of what is no layer, by the time they take
 OVERHEAD = 40  # bytes of a file beside weights and latents
 WEIGHT_BITS = 7.0  # of a rounded weight
 SHARE = 0.3  # of the bytes wanted that networks may have at most
@@ -76,6 +83,17 @@ def encode(
     `run` is asked to stop.
     """
     return _Encoder(picture, wanted, workload, device, run).encode()
+
+
+def work(picture: Picture, wanted: Goal, workload: Workload) -> Work | None:
+    """What training for a target takes, about; None where it is chosen to take the usual time."""
+    if not workload.steps:
+        return None
+    height, width, channels = picture.pixels.shape
+    hidden = widths(picture.pixels.shape, math.inf)
+    steps = (1.0 if wanted.kind == "lambda" else 1 + PASSES / 4 * SHORTER) * workload.steps
+    each = 6 * _weights(hidden, channels) + SMALL_PARTS
+    return Work(steps, (steps + SETTLING) * each * height * width)
 
 
 class _Encoder:
@@ -142,15 +160,28 @@ class _Encoder:
         return self.limit is not None and time.perf_counter() + taken > self.limit
 
     def _next_price(self) -> float:
-        """Where a line through the latest two prices, or through one, meets the target."""
-        slope = usual = SLOPES[self.wanted.kind]
-        (price, excess), *before = self.tried[::-1]
-        if before and abs(price - before[0][0]) > 1e-3:
-            measured = (excess - before[0][1]) / (price - before[0][0])
-            times = STEEP[self.wanted.kind]
-            slope = -min(max(-measured, -usual / times), -usual * times)
-        changed = min(max(price - excess / slope, price - FURTHEST), price + FURTHEST)
-        return min(max(math.exp2(changed), CHEAPEST), DEAREST)
+        """Between the latest prices with too much and too little, or away from the only ones."""
+        price, excess = self.tried[-1]
+        over, under = (
+            next((pair for pair in reversed(self.tried) if (pair[1] > 0) is more), None)
+            for more in (True, False)
+        )
+        if over is not None and under is not None and over[0] < under[0]:
+            price = over[0] + (under[0] - over[0]) * over[1] / (over[1] - under[1])
+        else:
+            change = -excess / self._slope()
+            price += min(max(change, -FURTHEST), FURTHEST)
+        return min(max(math.exp2(price), CHEAPEST), DEAREST)
+
+    def _slope(self) -> float:
+        """What a price twice as high saves, by the latest two or, within bounds, as usual."""
+        usual, times = SLOPES[self.wanted.kind], STEEP[self.wanted.kind]
+        latest = self.tried[-2:]
+        (price, excess), (later, now) = latest[0], latest[-1]
+        if abs(later - price) < 1e-3:
+            return usual
+        measured = (now - excess) / (later - price)
+        return -min(max(-measured, -usual / times), -usual * times)
 
     def _complete(self, snapshot: Snapshot) -> Snapshot:
         """A trainer's snapshot with that of the passes before it."""

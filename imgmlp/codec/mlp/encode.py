@@ -20,6 +20,7 @@ from imgmlp.codec.mlp.training_phases import MlpTrainer, MlpTrainerState
 from imgmlp.codec.training.checkpoint import Snapshot
 from imgmlp.codec.training.draft import Draft, draft
 from imgmlp.codec.training.memory_limits import within_memory
+from imgmlp.codec.training.pace import Work
 from imgmlp.codec.training.replay import decibels, mean_loss, seconds_a_step
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import TOLERANCE, Goal, Workload
@@ -75,6 +76,22 @@ def encode(
             encoder.best = found
         if found.diverged or not encoder.again():
             return encoder.best
+
+
+def work(picture: Picture, wanted: Goal, workload: Workload) -> Work:
+    """What training for a target and checking files will take, about."""
+    samples = picture.width * picture.height
+    weights, runs = rate_model.usual_weights(wanted, samples), 1.0
+    if wanted.kind != "bytes":
+        runs += PILOTS / 2 * 1.5 * max(1 / PILOT, min(0.5, LEAST_PILOT / max(workload.steps, 1)))
+    if wanted.kind == "psnr":
+        runs += ATTEMPTS / 2 - 1
+    steps = runs * workload.steps
+    weights = min(weights, 8 * picture.pixels.nbytes / rate_model.BITS)
+    if wanted.kind != "bytes":
+        weights = min(weights, max(SMALL, workload.steps * workload.wider * BATCH / SEEN))
+    training = 6 * weights * steps * BATCH * workload.wider
+    return Work(steps, training + 2 * CHECKS * weights * samples)
 
 
 class _Encoder:

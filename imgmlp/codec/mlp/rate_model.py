@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from imgmlp.codec.mlp.network import MAX_WIDTH, Shape
+from imgmlp.codec.training.target import Goal
 
 BITS = 6.0  # for a weight
 OVERHEAD = 70.0  # bytes of a file that are no weights
@@ -21,6 +22,7 @@ PANEL, PART = 64, 8  # wider layers are multiples of a part
 # Pictures of the middling kind: at a price of 3e-3 a pixel pays for so many weights.
 _WEIGHTS, _PRICE, _POWER = 0.061, 3e-3, 0.65
 _FIRST = 0.3  # of the price that pays for weights: at about so much they take BITS each
+_USUAL_RATE, _USUAL_QUALITY = 0.35, 29.5  # bits a pixel and dB of them that go together
 _GAIN = 2.2  # dB that twice the weights bring, where nothing is known
 _GAINS = 1.2, 5.0  # the least and the most that is believed
 _FADING = 0.57  # of what the last doubling of the steps brought, that the next one brings
@@ -81,6 +83,15 @@ def price_of(weights: float, quality: float, pixels: int, known: Sequence[Known]
 def more_steps(gain: float, doublings: float) -> float:
     """dB that so many doublings of a run's steps bring where the last one brought a gain."""
     return float(max(gain, 0.0) * _FADING * (1 - _FADING**doublings) / (1 - _FADING))
+
+
+def usual_weights(wanted: Goal, pixels: int) -> float:
+    """How many weights pictures of the middling kind need for a target."""
+    if wanted.kind == "bytes":
+        return max(1.0, 8 * (wanted.value - OVERHEAD) / BITS)
+    if wanted.kind == "lambda":
+        return float(pixels * _WEIGHTS * (_PRICE / wanted.value) ** _POWER)
+    return float(pixels * _USUAL_RATE * 2 ** ((wanted.value - _USUAL_QUALITY) / _GAIN) / BITS)
 
 
 def first_price(weights: float, pixels: int) -> float:
