@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable
 from dataclasses import replace
 from os import PathLike
@@ -17,16 +18,16 @@ from PIL import Image
 from imgmlp import image as pictures
 from imgmlp import output_files
 from imgmlp.codec import encoder
-from imgmlp.codec.bitstream.container import Codec
-from imgmlp.codec.decoder import open_stored
+from imgmlp.codec.bitstream.container import CODECS, MAX_FILE, Codec
+from imgmlp.codec.decoder import Stored, open_stored
 from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.float_mlp import npz, pipeline
 from imgmlp.codec.float_mlp.config import PRESETS
 from imgmlp.codec.float_mlp.pipeline import Trained
 from imgmlp.codec.training import target
 from imgmlp.codec.training.run import Progress, Run
-from imgmlp.engine import DeviceInfo, list_devices, open_device
-from imgmlp.errors import PictureError, UsageError
+from imgmlp.engine import AnyDevice, DeviceInfo, list_devices, open_device
+from imgmlp.errors import UsageError
 from imgmlp.image import Picture
 
 __all__ = ["decode", "devices", "encode", "info", "train"]
@@ -61,7 +62,7 @@ def train(
     if output is not None:
         output_files.check_output(Path(output), force=True)
     picture = _picture(image)
-    trained = pipeline.train(picture, chosen, open_device(device), Run(on_step))
+    trained = pipeline.train(picture, chosen, _device(device), Run(on_step))
     if output is not None:
         output_files.write_atomically(
             Path(output), lambda stream: npz.save(trained.weights, stream)
@@ -80,6 +81,8 @@ def encode(
     effort: int | None = None,
     seconds: float | None = None,
     codec: Codec = "mlp",
+    frame: int | None = None,
+    strip: bool = False,
     on_step: Callable[[Progress], None] | None = None,
     device: str = "auto",
 ) -> Encoded:
@@ -88,31 +91,57 @@ def encode(
     One target at most: quality from 0 to 100 (60 if none is given), bits for each pixel, bytes,
     dB, or a price, the squared error that a bit a pixel is worth. `effort` is 1 to 9, or training
     takes about so many `seconds`. `missed` says how the target was missed, if it was. A picture is
-    a file, a Pillow image, or uint8 [height, width, 1 to 4]. Raises ImgmlpError.
+    a file, of several frames the first or the one whose number `frame` is, a Pillow image, or uint8
+    [height, width, 1 to 4]. `strip` leaves out its colour profile, EXIF data, XMP data and
+    resolution. Raises ImgmlpError.
     """
+    given = {"quality": quality, "bpp": bpp, "psnr": psnr, "price": price, "seconds": seconds}
+    for name, value in given.items():
+        if value is not None:
+            _check_number(name, value, float)
+    for name, count in {"size": size, "effort": effort}.items():
+        if count is not None:
+            _check_number(name, count, int)
     if seconds is not None and not 0 < seconds <= 10**6:
         raise UsageError(f"seconds is {seconds!r}", hint="use a number above 0, up to a million")
-    picture = _picture(image, alpha=True)
+    if size is not None and not 1 <= size <= MAX_FILE:
+        raise UsageError(f"size is {size!r}", hint=f"use bytes from 1 to {MAX_FILE:,}")
+    if seconds is not None and effort is not None:
+        raise UsageError("effort and seconds are both given", hint="choose one of them")
+    if codec not in list(CODECS):  # also what cannot be looked up in a dictionary
+        hint = f"use {' or '.join(map(repr, CODECS))}"
+        raise UsageError(f"there is no codec {codec!r}", hint=hint)
+    picture = _picture(image, alpha=True, frame=frame, strip=strip)
     pixels = picture.width * picture.height
-    count = None if size is None else str(size)
-    wanted = target.choose(pixels, quality, bpp, count, psnr, price)
+    wanted = target.choose(pixels, quality, bpp, None if size is None else str(size), psnr, price)
     work = encoder.workload(codec, effort, seconds)
-    return encoder.encode(picture, wanted, work, open_device(device), Run(on_step), codec)
+    return encoder.encode(picture, wanted, work, _device(device), Run(on_step), codec)
 
 
-def _picture(image: Source, alpha: bool = False) -> Picture:
+def _picture(
+    image: Source, alpha: bool = False, frame: int | None = None, strip: bool = False
+) -> Picture:
+    if frame is not None:
+        _check_number("frame", frame, int)
+    if isinstance(image, str | PathLike):
+        return pictures.load(Path(image), alpha, frame=frame, strip=strip)
+    if frame is not None:
+        hint = "seek to it in the Pillow image, or give the file's name"
+        raise UsageError("frame is of files only", hint=hint)
     if isinstance(image, Image.Image):
-        return pictures.from_image(image, alpha=alpha)
-    if not isinstance(image, np.ndarray):
-        return pictures.load(Path(image), alpha)
-    channels = (1, 2, 3, 4) if alpha else (1, 3)
-    pixels = image[:, :, None] if image.ndim == 2 else image
-    good = pixels.ndim == 3 and pixels.shape[2] in channels and pixels.dtype == np.uint8
-    if not good or not 0 < pixels.shape[0] * pixels.shape[1] <= pictures.MAX_PIXELS:
-        problem = f"an array of {image.dtype}{list(image.shape)} is no picture"
-        hint = f"give uint8 [height, width, {'1 to 4' if alpha else '1 or 3'}]"
-        raise PictureError(problem, hint=hint)
-    return Picture(pixels)
+        return pictures.from_image(image, alpha=alpha, strip=strip)
+    if isinstance(image, np.ndarray):
+        return pictures.from_array(image, alpha)
+    hint = "give a file's name, a Pillow image or an array"
+    raise UsageError(f"a {type(image).__name__} is no picture", hint=hint)
+
+
+def _check_number(name: str, value: object, kind: type[float]) -> None:
+    """Refuse, as a UsageError, what is no number, or no whole one where `kind` is int."""
+    good = isinstance(value, numbers.Integral if kind is int else numbers.Real)
+    if not good or isinstance(value, bool):
+        what = "a whole number" if kind is int else "a number"
+        raise UsageError(f"{name} is {value!r}", hint=f"use {what}")
 
 
 def decode(
@@ -126,9 +155,30 @@ def decode(
     Raises ImgmlpError.
     """
     if size is not None:
+        _check_pair(size)
         pictures.check_size(*size)
-    stored = open_stored(file)
-    return pictures.to_image(stored.decode(open_device(device), size), stored.icc)
+    stored = _stored(file)
+    return pictures.to_image(stored.decode(_device(device), size), stored.metadata)
+
+
+def _device(spec: object) -> AnyDevice:
+    if not isinstance(spec, str):
+        raise UsageError(f"device is {spec!r}", hint="use 'auto' or a name that devices() has")
+    return open_device(spec)
+
+
+def _stored(file: object) -> Stored:
+    if not isinstance(file, str | PathLike | bytes):
+        hint = "give its name, or its bytes"
+        raise UsageError(f"a {type(file).__name__} is no file", hint=hint)
+    return open_stored(file)
+
+
+def _check_pair(size: object) -> None:
+    if not isinstance(size, tuple | list) or len(size) != 2:
+        raise UsageError(f"size is {size!r}", hint="give (width, height) in pixels")
+    for number in size:
+        _check_number("size", number, int)
 
 
 def info(file: str | PathLike[str] | bytes) -> dict[str, Any]:
@@ -136,7 +186,7 @@ def info(file: str | PathLike[str] | bytes) -> dict[str, Any]:
 
     Raises ImgmlpError.
     """
-    return open_stored(file).facts
+    return _stored(file).facts
 
 
 def devices() -> list[DeviceInfo]:

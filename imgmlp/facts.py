@@ -37,8 +37,18 @@ def lines(facts: dict[str, Any]) -> str:
         rows["features"] = f"{facts['features']}, {low:g} to {high:g} cycles per picture"
     icc = facts["icc_bytes"]
     rows["profile"] = size(icc) if icc else "none"
+    if beside := _metadata(facts):
+        rows["metadata"] = beside
     rows["size"] = f"{size(facts['bytes'])}, {facts['bits_per_pixel']:.3f} bits per pixel"
     return "\n".join(f"{name:<10}{value}" for name, value in rows.items())
+
+
+def _metadata(facts: dict[str, Any]) -> str:
+    kinds = ("EXIF", facts.get("exif_bytes")), ("XMP", facts.get("xmp_bytes"))
+    parts = [f"{name} {size(count)}" for name, count in kinds if count]
+    if dpi := facts.get("dpi"):
+        parts.append(f"{'×'.join(f'{n:g}' for n in dict.fromkeys(dpi))} dpi")
+    return ", ".join(parts)
 
 
 def dimensions(width: int, height: int, channels: int) -> str:

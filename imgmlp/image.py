@@ -1,36 +1,39 @@
-"""Pictures in and out: what Pillow can read becomes plain 8-bit pixels, or a clear refusal.
+"""Pictures in and out: files and Pillow images become plain 8-bit pixels, and the other way around.
 
-Files come from strangers, so size and kind are judged from the header before anything is
-decoded. Knows neither the codec nor the engine.
+Knows neither the codec nor the engine.
 """
 
 from __future__ import annotations
 
-import contextlib
 import io
-import logging
 import math
-import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, PngImagePlugin
 
+from imgmlp import image_files, metadata
+from imgmlp import samples as conversion
 from imgmlp.errors import OutOfMemoryError, OutputError, PictureError, UsageError
+from imgmlp.metadata import NOTHING, Metadata
 from imgmlp.output_files import write_atomically
+from imgmlp.text import quoted
 
-MAX_PIXELS = 2**28
-MAX_ICC = 2**24  # bytes of a colour profile
-OPAQUE = "the fully opaque alpha channel was dropped"
+MAX_PIXELS = image_files.MAX_PIXELS
+SIDES = {"JPEG": 65_500, "WEBP": 16_383}  # pixels along either side, of formats that have a limit
+KEPT = {  # what they keep beside the pixels
+    "PNG": ("icc", "exif", "xmp", "dpi"),
+    "TIFF": ("icc", "xmp", "dpi"),  # no EXIF data: Pillow cannot, if pixels are compressed
+    "JPEG": ("icc", "exif", "xmp", "dpi"),
+    "WEBP": ("icc", "exif", "xmp"),
+    "BMP": ("dpi",),
+}
+JPEG_BYTES = {"icc": 255 * 65_519, "exif": 65_527, "xmp": 65_504}
+_TIFF_XMP = 700  # its tag
 TRANSPARENT = {"PNG", "TIFF", "WEBP"}  # Pillow's formats that keep an alpha channel as it is
-_FLATTEN = "flatten it first, for example with `magick {} -background white -alpha remove flat.png`"
-_CONVERT = "convert it first, for example with `magick {} {} converted.png`"
-
-# Pillow also logs what it finds wrong; a program that wants to see it can still listen.
-logging.getLogger("PIL").addHandler(logging.NullHandler())
+_EXIF = b"Exif\0\0"  # how JPEG begins it, and Pillow
 
 PNG = {"compress_level": 4}  # a third of the time of Pillow's 6, and a hundredth larger
 
@@ -54,8 +57,12 @@ class Picture:
     """A picture as 8-bit samples, gray (one channel) or RGB (three), alpha one more."""
 
     pixels: np.ndarray  # uint8 [height, width, channels]
-    icc: bytes | None = None  # colour profile
+    metadata: Metadata = NOTHING
     notes: tuple[str, ...] = ()  # what was changed on the way in, for people
+
+    @property
+    def icc(self) -> bytes | None:
+        return self.metadata.icc
 
     @property
     def height(self) -> int:
@@ -70,81 +77,116 @@ class Picture:
         return int(self.pixels.shape[2])
 
 
-def load(path: Path | str, alpha: bool = False, data: bytes | None = None) -> Picture:
+def load(
+    path: Path | str,
+    alpha: bool = False,
+    data: bytes | None = None,
+    frame: int | None = None,
+    strip: bool = False,
+) -> Picture:
     """Read a picture file, turned as its EXIF orientation says.
 
     `data` is what there is under this name, if it is no file. `alpha` keeps transparency as a last
-    channel; without it, what is transparent is refused.
+    channel; without it, what is transparent is refused. Of a file with several frames, `frame`
+    chooses one, from 1 on. `strip` leaves out metadata.
     Raises UsageError if it cannot be read at all, PictureError if it is no picture, a damaged
     one, or one of a kind that is not supported, OutOfMemoryError if it does not fit.
     """
     path = Path(path)
+    notes: list[str] = []
     try:
-        opened = path.open("rb") if data is None else io.BytesIO(data)
-        with opened as stream, _undisturbed():
-            return _decode(stream, path.name, alpha)
-    except PictureError:
-        raise
+        opened: BinaryIO = path.open("rb") if data is None else io.BytesIO(data)
+        with opened as file:
+            stream = file if file.seekable() else io.BytesIO(file.read())
+            with image_files.refusals(stream, path):
+                image = image_files.read(stream, path, frame, notes)
+                return _picture(image, str(path), alpha, strip, notes)
     except MemoryError:
         hint = "use a smaller picture"
         raise OutOfMemoryError(f"{path} does not fit in memory", hint=hint) from None
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist", hint="check the name") from None
-    except UnidentifiedImageError:
-        hint = "give a PNG, JPEG, WebP, TIFF or another file that Pillow can read"
-        raise PictureError(f"{path} is not a picture", hint=hint) from None
     except OSError as error:
-        if error.errno is not None:
-            problem = f"cannot read {path}: {error.strerror}"
-            raise UsageError(problem, hint="give a readable file") from error
-        raise _damaged(path, error) from error
-    except Exception as error:  # Pillow's readers raise anything on damaged files
-        raise _damaged(path, error) from error
+        problem = f"cannot read {path}: {error.strerror or error}"
+        raise UsageError(problem, hint="give a readable file") from error
 
 
-def from_image(image: Image.Image, name: str = "the picture", alpha: bool = False) -> Picture:
+def from_image(
+    image: Image.Image, name: str = "the picture", alpha: bool = False, strip: bool = False
+) -> Picture:
     """Pixels of a Pillow image, under the same rules as `load`."""
-    _check_size(image, name)
-    _check_kind(image, name)
+    image_files.check_size(image, name)
     image.load()
     notes: list[str] = []
-    icc = image.info.get("icc_profile") or None
-    if icc is not None and (not isinstance(icc, bytes) or len(icc) > MAX_ICC):
-        icc = None
-        notes.append("the colour profile is too large and was left out")
-    image = _plain(_upright(image, notes), name, notes, alpha)
-    pixels = np.array(image, dtype=np.uint8)
-    if pixels.ndim == 2:
-        pixels = pixels[:, :, None]
-    return Picture(pixels, icc, tuple(notes))
+    if image.mode.startswith("I;16"):
+        notes.append(image_files.UPPER_BITS.format(16))
+    return _picture(image, name, alpha, strip, notes)
 
 
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Without Pillow's warnings and its own limit, which is lower than ours."""
-    limit = Image.MAX_IMAGE_PIXELS
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        Image.MAX_IMAGE_PIXELS = None
-        try:
-            yield
-        finally:
-            Image.MAX_IMAGE_PIXELS = limit
+def from_array(pixels: np.ndarray[Any, Any], alpha: bool = False) -> Picture:
+    """A picture of an array, uint8 [height, width, 1 to 4] or [height, width]."""
+    shaped = pixels[:, :, None] if pixels.ndim == 2 else pixels
+    good = shaped.ndim == 3 and shaped.shape[2] in (1, 2, 3, 4) and shaped.dtype == np.uint8
+    if not good or not 0 < shaped.shape[0] * shaped.shape[1] <= MAX_PIXELS:
+        problem = f"an array of {pixels.dtype}{list(pixels.shape)} is no picture"
+        raise PictureError(problem, hint="give uint8 [height, width, 1 to 4]")
+    notes: list[str] = []
+    shaped = conversion.without_opaque_alpha(shaped, notes)
+    _check_alpha(shaped, "the array", alpha)
+    return Picture(shaped, notes=tuple(notes))
 
 
-def _decode(stream: BinaryIO, name: str, alpha: bool) -> Picture:
-    with Image.open(stream) as image:
-        # A phone's JPEG often carries a second picture behind the first.
-        several = bool(getattr(image, "is_animated", False))
-        if several and image.format != "MPO":
-            hint = f"take one frame, for example with `magick '{name}[0]' frame.png`"
-            raise PictureError(f"{name} holds more than one frame", hint=hint)
-        return from_image(image, name, alpha)
+def _picture(image: Image.Image, name: str, alpha: bool, strip: bool, notes: list[str]) -> Picture:
+    pixels = conversion.samples(image, name, notes)
+    _check_alpha(pixels, name, alpha)
+    orientation = _orientation(image)
+    pixels = conversion.upright(pixels, orientation)
+    found = NOTHING if strip else metadata.checked(_metadata(image), notes)
+    if found.dpi is not None and orientation in (5, 6, 7, 8):
+        found = replace(found, dpi=found.dpi[::-1])
+    return Picture(pixels, found, tuple(notes))
 
 
-def _damaged(path: Path, error: Exception) -> PictureError:
-    reason = (str(error) or type(error).__name__).splitlines()[0]
-    return PictureError(f"{path} is damaged or truncated: {reason}", hint="get the file again")
+def _check_alpha(pixels: np.ndarray[Any, Any], name: str, alpha: bool) -> None:
+    if not alpha and pixels.shape[2] in (2, 4):
+        command = f"magick {quoted(name)} -background white -alpha remove flat.png"
+        hint = f"flatten it first, for example with `{command}`"
+        raise PictureError(f"{name} has transparent pixels", hint=hint)
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        with image_files.quietly():
+            return int(image.getexif().get(0x0112, 1))
+    except MemoryError:
+        raise
+    except Exception:  # metadata that cannot be parsed says nothing about the pixels
+        return 1
+
+
+def _metadata(image: Image.Image) -> Metadata:
+    """What Pillow tells of an image."""
+    info = image.info
+    icc = info.get("icc_profile") if image.mode not in ("CMYK", "LAB") else None
+    exif, xmp, dpi = (info.get(name) for name in ("exif", "xmp", "dpi"))
+    if isinstance(xmp, str):
+        xmp = xmp.encode()
+    if isinstance(exif, Image.Exif):
+        exif = exif.tobytes()
+    if isinstance(exif, bytes):
+        exif = exif.removeprefix(_EXIF)
+    found = {"icc": icc, "exif": exif, "xmp": xmp}
+    kept = {name: data for name, data in found.items() if isinstance(data, bytes) and data}
+    return Metadata(**kept, dpi=_pair(dpi))
+
+
+def _pair(dpi: Any) -> tuple[float, float] | None:
+    """Two numbers, of whatever Pillow has for a resolution."""
+    try:
+        x, y = (float(n) for n in (dpi if isinstance(dpi, tuple) else (dpi, dpi)))
+    except (TypeError, ValueError, ZeroDivisionError):
+        return None
+    return x, y
 
 
 def check_size(width: int, height: int) -> None:
@@ -157,111 +199,113 @@ def check_size(width: int, height: int) -> None:
         raise UsageError(f"{size} pixels are too many", hint=hint)
 
 
-def _check_size(image: Image.Image, name: str) -> None:
-    width, height = image.size
-    if width < 1 or height < 1:
-        hint = "give a picture of at least one pixel"
-        raise PictureError(f"{name} is {width}×{height}: it has no pixels", hint=hint)
-    if width * height > MAX_PIXELS:
-        problem = f"{name} has {width}×{height} pixels; the limit is {MAX_PIXELS:,} in all"
-        raise PictureError(problem, hint="cut it into parts or make it smaller")
+def psnr(original: np.ndarray, other: np.ndarray) -> float:
+    """Peak signal-to-noise ratio of two uint8 pictures of one shape, in dB; inf if equal.
 
-
-def _check_kind(image: Image.Image, name: str) -> None:
-    if image.mode.startswith(("I", "F")) or _is_deep(image):
-        problem = f"{name} has more than 8 bits a sample, which is not supported yet"
-        raise PictureError(problem, hint=_CONVERT.format(name, "-depth 8"))
-    if image.mode in ("CMYK", "LAB", "HSV"):
-        problem = f"{name} is {image.mode}; only gray and RGB are supported"
-        raise PictureError(problem, hint=_CONVERT.format(name, "-colorspace sRGB"))
-
-
-def _is_deep(image: Image.Image) -> bool:
-    """Whether Pillow would silently cut a file's 16-bit colour samples down to 8."""
-    for tile in getattr(image, "tile", ()):
-        args = tile[3] if isinstance(tile[3], tuple) else (tile[3],)
-        if any(isinstance(arg, str) and ";16" in arg for arg in args):
-            return True
-        if image.format == "PPM" and any(isinstance(arg, int) and arg > 255 for arg in args):
-            return True
-    return False
-
-
-def _upright(image: Image.Image, notes: list[str]) -> Image.Image:
-    try:
-        return ImageOps.exif_transpose(image)
-    except MemoryError:
-        raise
-    except Exception:  # metadata that cannot be parsed says nothing about the pixels
-        notes.append("damaged EXIF data was ignored")
-        return image
-
-
-def _plain(image: Image.Image, name: str, notes: list[str], alpha: bool) -> Image.Image:
-    """Gray or RGB, with alpha only if it is wanted and there is any."""
-    gray = image.mode in ("1", "L", "LA", "La")
-    if image.has_transparency_data:
-        image = image.convert("LA" if gray and image.mode != "1" else "RGBA")
-        if image.getchannel("A").getextrema() != (255, 255):
-            if alpha:
-                return image
-            raise PictureError(f"{name} has transparent pixels", hint=_FLATTEN.format(name))
-        notes.append(OPAQUE)
-    return image.convert("L" if gray else "RGB")
-
-
-def psnr(a: np.ndarray, b: np.ndarray) -> float:
-    """Peak signal-to-noise ratio of two uint8 pictures of one shape, in dB; inf if equal."""
-    if a.shape != b.shape:
-        raise ValueError(f"pictures of shapes {a.shape} and {b.shape} cannot be compared")
+    Colours that nobody sees, as the original's alpha is 0 there, do not count.
+    """
+    if original.shape != other.shape:
+        raise ValueError(
+            f"pictures of shapes {original.shape} and {other.shape} cannot be compared"
+        )
     squares = 0
-    for row, other in zip(a, b, strict=True):  # row by row, as whole pictures may be large
-        difference = row.astype(np.int32) - other
+    for row, its in zip(original, other, strict=True):  # row by row, as pictures may be large
+        difference = row.astype(np.int32) - its
+        if has_alpha(original):
+            difference[row[:, -1] == 0, :-1] = 0
         squares += int(np.sum(difference * difference, dtype=np.int64))
-    return math.inf if squares == 0 else 10 * math.log10(255**2 * a.size / squares)
+    count = original.size * counted(original)
+    return math.inf if squares == 0 else 10 * math.log10(255**2 * count / squares)
 
 
-def to_image(pixels: np.ndarray, icc: bytes | None = None) -> Image.Image:
-    """A Pillow image of uint8 pixels [height, width, 1 to 4]."""
+def has_alpha(pixels: np.ndarray) -> bool:
+    """Whether the last channel of [height, width, 1 to 4] is alpha."""
+    return pixels.shape[2] in (2, 4)
+
+
+def counted(pixels: np.ndarray) -> float:
+    """The share of the samples that anybody sees: all but colours under alpha 0."""
+    if not has_alpha(pixels):
+        return 1.0
+    height, width, channels = pixels.shape
+    hidden = 1 - int(np.count_nonzero(pixels[:, :, -1])) / (height * width)
+    share: float = 1 - hidden * (channels - 1) / channels
+    return share
+
+
+def to_image(pixels: np.ndarray, found: Metadata = NOTHING) -> Image.Image:
+    """A Pillow image of uint8 pixels [height, width, 1 to 4], and what Pillow keeps beside them."""
     image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
-    if icc:
-        image.info["icc_profile"] = icc
+    image.info |= info_of(found)
     return image
 
 
-def save_picture(pixels: np.ndarray, path: Path, icc: bytes | None = None) -> None:
-    """Write pixels in the format that the extension names. Raises UsageError, OutputError."""
-    channels = pixels.shape[2]
-    name, options = check_extension(path, channels)
+def info_of(found: Metadata) -> dict[Any, Any]:
+    """Metadata as Pillow names them in an image's `info`, and as options of `save`."""
+    named = {"icc_profile": found.icc, "xmp": found.xmp, "dpi": found.dpi}
+    named |= {"exif": None if found.exif is None else _EXIF + found.exif}
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def save_picture(pixels: np.ndarray, path: Path, found: Metadata = NOTHING) -> list[str]:
+    """Write pixels in the format that the extension names.
+
+    Returns the names of what cannot be kept there. Raises UsageError, OutputError.
+    """
+    height, width, channels = pixels.shape
+    name, options = check_extension(path, channels, (width, height))
+    kept = _kept_by(name, found)
     if path.suffix.lower() == ".ppm" and channels == 1:
         pixels = np.repeat(pixels, 3, axis=2)  # it is a colour format
-    image = to_image(pixels, icc)
 
     def write(stream: BinaryIO) -> None:
         try:
-            image.save(stream, format=name, icc_profile=icc, **options)
+            _save(pixels, stream, name, options, kept)
         except (ValueError, SystemError) as error:  # larger than the format can hold
             hint = "write a .png instead"
             raise OutputError(f"{name} cannot hold this picture: {error}", hint=hint) from error
 
     write_atomically(path, write)
+    return [what for what in found.names() if what not in kept.names()]
 
 
-def save_png(pixels: np.ndarray, target: Path | str | BinaryIO, icc: bytes | None = None) -> None:
+def save_png(pixels: np.ndarray, target: Path | str | BinaryIO, found: Metadata = NOTHING) -> None:
     """Write pixels, uint8 [height, width, 1 to 4], as PNG. Raises OutputError for a path."""
-    image = to_image(pixels, icc)
     if isinstance(target, Path | str):
-        write_atomically(
-            target, lambda stream: image.save(stream, format="PNG", icc_profile=icc, **PNG)
-        )
+        write_atomically(target, lambda stream: _save(pixels, stream, "PNG", PNG, found))
     else:
-        image.save(target, format="PNG", icc_profile=icc, **PNG)
+        _save(pixels, target, "PNG", PNG, found)
 
 
-def check_extension(path: Path, channels: int | None = None) -> tuple[str, dict[str, Any]]:
+def _save(
+    pixels: np.ndarray, stream: BinaryIO, name: str, options: dict[str, Any], kept: Metadata
+) -> None:
+    named = info_of(kept)
+    if name == "PNG" and kept.xmp is not None:
+        named["pnginfo"] = PngImagePlugin.PngInfo()
+        named["pnginfo"].add_itxt("XML:com.adobe.xmp", kept.xmp)
+    if name == "TIFF" and kept.xmp is not None:
+        named["tiffinfo"] = {_TIFF_XMP: kept.xmp}
+    to_image(pixels).save(stream, format=name, **named, **options)
+
+
+def _kept_by(name: str, found: Metadata) -> Metadata:
+    """What one of Pillow's formats can keep."""
+    most = dict.fromkeys(KEPT.get(name, ()), metadata.MAX_BYTES)
+    if name == "JPEG":
+        most |= JPEG_BYTES
+    fields = {key: getattr(found, key) for key in ("icc", "exif", "xmp")}
+    kept = {key: data for key, data in fields.items() if data and len(data) <= most.get(key, 0)}
+    return Metadata(**kept, dpi=found.dpi if "dpi" in most else None)
+
+
+def check_extension(
+    path: Path, channels: int | None = None, size: tuple[int, int] = (1, 1)
+) -> tuple[str, dict[str, Any]]:
     """Pillow's format and options for a file to write; 2 or 4 channels mean that there is alpha.
 
-    Raises UsageError, if `channels` are known also where the format cannot hold them.
+    Raises UsageError, also if the format cannot hold so many channels, if they are known, or a
+    picture of (width, height) `size`.
     """
     try:
         name, options = FORMATS[path.suffix.lower()]
@@ -274,4 +318,7 @@ def check_extension(path: Path, channels: int | None = None) -> tuple[str, dict[
         raise UsageError(problem, hint="use .png, .tif or .webp")
     if channels == 3 and path.suffix.lower() == ".pgm":
         raise UsageError(f"{path} can hold gray only", hint="use .ppm")
+    if max(size) > SIDES.get(name, max(size)):
+        problem = f"{path} cannot hold {size[0]}×{size[1]} pixels"
+        raise UsageError(problem, hint=f"a {name} has at most {SIDES[name]:,} a side; use .png")
     return name, options

@@ -6,6 +6,9 @@ Knows neither files nor training; signals belong to the main thread.
 from __future__ import annotations
 
 import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -16,6 +19,30 @@ def raise_on_signals() -> None:
     """Make a kill end this process as Ctrl-C does, so that no half-written file stays behind."""
     for number in SIGNALS:
         signal.signal(number, _interrupt)
+
+
+def shield_children() -> None:
+    """From now on programs that this process starts do not hear of Ctrl-C, which is for it alone.
+
+    A driver starts compilers and linkers by itself, and takes the process down if one of them ends.
+    They inherit what the thread blocks that starts them; another one hears the signals instead.
+    """
+    if hasattr(signal, "pthread_sigmask"):
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+
+@contextmanager
+def hearing() -> Iterator[None]:
+    """Let signals end what waits for others: a stream that nobody writes or reads."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def ignore_signals() -> None:

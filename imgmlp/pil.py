@@ -1,22 +1,29 @@
-"""Pillow opens .imlp files like any others once this module is imported: `import imgmlp.pil`.
+"""Pillow opens and saves .imlp files like any others once this module is imported.
 
 Opening reads the header and compares the checksums; the pixels are decoded when they are asked
-for, as Pillow does with every format.
+for, as Pillow does with every format. `image.save("a.imlp", bpp=0.4)` takes what `imgmlp.encode`
+does.
 """
 
 from __future__ import annotations
 
 import io
-from typing import Any
+import warnings
+from typing import IO, Any
 
 from PIL import Image, ImageFile
 
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.decoder import Stored, open_stored
-from imgmlp.errors import ImgmlpError
+from imgmlp.errors import ImgmlpError, ImgmlpWarning
+from imgmlp.image import info_of
 
 FORMAT = "IMLP"
 _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
+# What `imgmlp.encode` takes, and beside it Pillow's own names for metadata; others are not for it.
+_TARGETS = ("quality", "bpp", "size", "psnr", "price")
+_CHOICES = (*_TARGETS, "effort", "seconds", "codec", "strip", "device", "on_step")
+_METADATA = ("icc_profile", "exif", "xmp", "dpi")
 
 
 class ImlpImageFile(ImageFile.ImageFile):
@@ -36,8 +43,7 @@ class ImlpImageFile(ImageFile.ImageFile):
         self._stored: Stored | None = found
         self._size = found.width, found.height
         self._mode = _MODES[found.channels]
-        if found.icc:
-            self.info["icc_profile"] = found.icc
+        self.info |= info_of(found.metadata)
 
     def load(self) -> Any:
         """Decode the pixels, once."""
@@ -57,6 +63,26 @@ class ImlpImageFile(ImageFile.ImageFile):
         """Nowhere to go; that it exists keeps Pillow from mapping the file as if it were pixels."""
 
 
+def _save(image: Image.Image, stream: IO[bytes], filename: str | bytes) -> None:
+    """Compress an image into a file, as `imgmlp.encode` does. Raises OSError."""
+    from imgmlp import api
+
+    given: dict[str, Any] = image.encoderinfo
+    beside: dict[Any, Any] = {name: given[name] for name in _METADATA if name in given}
+    if beside:
+        image = image.copy()  # whose own metadata stay as they are
+        image.info |= beside
+    choices = {name: given[name] for name in _CHOICES if name in given}
+    try:
+        found = api.encode(image, **choices)
+    except ImgmlpError as error:
+        raise OSError(f"{error}; {error.hint}") from error
+    stream.write(found.bytes)
+    if found.missed is not None:
+        warnings.warn(f"the target was missed: {found.missed}", ImgmlpWarning, stacklevel=3)
+
+
 Image.register_open(FORMAT, ImlpImageFile, lambda start: start.startswith(container.SIGNATURE))
+Image.register_save(FORMAT, _save)
 Image.register_extension(FORMAT, ".imlp")
 Image.register_mime(FORMAT, "image/x-imlp")

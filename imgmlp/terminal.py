@@ -12,7 +12,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.box import ASCII, SIMPLE_HEAD
 from rich.console import Console
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 LINE_EVERY = 10.0  # seconds between two lines where there is no terminal
 DRAW_EVERY = 0.1  # seconds between two drawings of the bar
+NARROWEST, USUAL_WIDTH = 8, 80  # characters of a line
 TABLE_WIDTH = 120  # characters, where there is no terminal whose width would count
 
 
@@ -39,7 +40,7 @@ class Terminal:
         self.verbosity = 0
         self.progress = True
         self.answered = False  # whether stdout has its JSON, so that an error need not be one
-        self._console = Console(stderr=True, highlight=False)
+        self._console = _console(stderr=True)
 
     def note(self, text: str) -> None:
         """Something worth knowing; left out with -q."""
@@ -142,7 +143,7 @@ def print_table(heading: Sequence[str], rows: Sequence[Sequence[str]], caption: 
     """Write a table to stdout, its first column to the left. Raises OutputError."""
     with standard_output() as stream:
         plain = not encodes_unicode(stream)
-        console = Console(file=stream, highlight=False, emoji=False, markup=False)
+        console = _console(file=stream, emoji=False, markup=False)
         if not stream.isatty():
             console.width = max(console.width, TABLE_WIDTH)
         table = Table(box=ASCII if plain else SIMPLE_HEAD, caption=caption, caption_justify="left")
@@ -151,6 +152,14 @@ def print_table(heading: Sequence[str], rows: Sequence[Sequence[str]], caption: 
         for row in rows:
             table.add_row(*(ascii_only(cell) if plain else cell for cell in row))
         console.print(table)
+
+
+def _console(**options: Any) -> Console:
+    """Rich's, which shows nothing at all where COLUMNS is 0."""
+    console = Console(highlight=False, **options)
+    if console.width < NARROWEST:
+        console.width = USUAL_WIDTH
+    return console
 
 
 @contextmanager

@@ -44,8 +44,9 @@ def printable(text: str) -> str:
     return text.translate(_CONTROLS).encode("utf-8", "backslashreplace").decode()
 
 
-def quoted(name: str) -> str:
-    """A name as a shell takes it, in a command that people are to copy."""
+def quoted(path: object) -> str:
+    """A file's name as a shell takes it, in a command that people are to copy."""
+    name = str(path)
     if printable(name) == name:
         return shlex.quote(name)
     inner = name.replace("\\", "\\\\").replace("'", "\\'")

@@ -142,6 +142,29 @@ def container(data: bytes, codec: int = 1) -> tuple[dict[str, int | bytes], dict
     return header, sections
 
 
+def inflated(sections: dict[str, bytes], kind: str) -> bytes | None:
+    """What a section of deflated data holds."""
+    if kind not in sections:
+        return None
+    stream = zlib.decompressobj(wbits=-15)
+    found = stream.decompress(sections[kind])
+    assert stream.eof
+    assert not stream.unused_data
+    assert len(found) <= 2**24
+    return found
+
+
+def resolution(sections: dict[str, bytes]) -> tuple[float, float] | None:
+    """Dots an inch along rows and along columns."""
+    if "d" not in sections:
+        return None
+    assert len(sections["d"]) == 8
+    across, down = (int.from_bytes(sections["d"][n : n + 4], "big") / 1000 for n in (0, 4))
+    assert 0 < across <= 10**6
+    assert 0 < down <= 10**6
+    return across, down
+
+
 C, S = 4611599204741358747, 28296773447188932
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from imgmlp.codec import decoder
-from imgmlp.codec.bitstream import container
+from imgmlp.codec.bitstream import container, metadata_sections
 from imgmlp.engine import open_device
 from imgmlp.errors import FormatError, ImgmlpError
 
@@ -42,6 +42,7 @@ def decode(data: bytes) -> np.ndarray:
     found = container.parse(data)
     if found.header.width * found.header.height > PIXELS:
         raise FormatError("too many pixels for a test", hint="none")
+    metadata_sections.read(found)
     return decoder.decode(found, open_device("numpy"))
 
 

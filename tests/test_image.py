@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 from PIL import Image, ImageCms
 
 from imgmlp import image as pictures
-from imgmlp.errors import ImgmlpError, OutputError, PictureError, UsageError
+from imgmlp.errors import ImgmlpError, PictureError, UsageError
+from imgmlp.metadata import MAX_BYTES, Metadata
+from imgmlp.samples import OPAQUE
 
 RGB = small_pixels()
 GRAY = small_pixels(1)
@@ -57,7 +59,7 @@ def test_a_lossless_file_gives_its_pixels_back(
 ) -> None:
     path = tmp_path / f"a{suffix}"
     pictures.save_picture(pixels, path)
-    channels = 3 if suffix == ".webp" else pixels.shape[2]  # WebP knows RGB only
+    channels = 3 if suffix in (".webp", ".ppm") else pixels.shape[2]  # which know RGB only
     np.testing.assert_array_equal(
         pictures.load(path).pixels, np.broadcast_to(pixels, (*pixels.shape[:2], channels))
     )
@@ -90,14 +92,14 @@ def test_a_palette_is_expanded(tmp_path: Path) -> None:
 def test_an_opaque_alpha_channel_is_dropped_with_a_note(tmp_path: Path, pixels: np.ndarray) -> None:
     picture = pictures.load(save(Image.fromarray(pixels), tmp_path / "a.png"))
     np.testing.assert_array_equal(picture.pixels, pixels[:, :, :-1])
-    assert picture.notes == (pictures.OPAQUE,)
+    assert picture.notes == (OPAQUE,)
 
 
 def test_a_transparent_colour_that_no_pixel_has_is_opaque(tmp_path: Path) -> None:
     path = save(Image.fromarray(RGB), tmp_path / "a.png", transparency=(1, 2, 3))
     picture = pictures.load(path)
     np.testing.assert_array_equal(picture.pixels, RGB)
-    assert picture.notes == (pictures.OPAQUE,)
+    assert picture.notes == (OPAQUE,)
 
 
 @pytest.mark.parametrize("suffix", [".png", ".tif", ".webp"])
@@ -105,7 +107,7 @@ def test_a_transparent_colour_that_no_pixel_has_is_opaque(tmp_path: Path) -> Non
 def test_alpha_is_kept_where_it_is_wanted(tmp_path: Path, pixels: np.ndarray, suffix: str) -> None:
     pixels = with_alpha(GRAY[:, :, 0], pixels)
     path = tmp_path / f"a{suffix}"
-    pictures.save_picture(pixels, path, ICC)
+    pictures.save_picture(pixels, path, Metadata(ICC))
     picture = pictures.load(path, alpha=True)
     if suffix == ".webp" and pixels.shape[2] == 2:  # it knows no gray
         pixels = pixels[:, :, [0, 0, 0, 1]]
@@ -126,7 +128,7 @@ def test_an_opaque_alpha_channel_is_dropped_even_where_it_is_wanted(tmp_path: Pa
     path = save(Image.fromarray(with_alpha(255)), tmp_path / "a.png")
     picture = pictures.load(path, alpha=True)
     np.testing.assert_array_equal(picture.pixels, RGB)
-    assert picture.notes == (pictures.OPAQUE,)
+    assert picture.notes == (OPAQUE,)
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".bmp", ".ppm", ".pgm"])
@@ -152,13 +154,13 @@ def test_damaged_exif_data_does_not_hide_the_pixels(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", [".png", ".tif", ".webp", ".jpg"])
 def test_the_colour_profile_is_kept(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a{suffix}"
-    pictures.save_picture(RGB, path, ICC)
+    pictures.save_picture(RGB, path, Metadata(ICC))
     assert pictures.load(path).icc == ICC
 
 
 def test_a_huge_colour_profile_is_left_out_with_a_note() -> None:
     image = Image.fromarray(RGB)
-    image.info["icc_profile"] = bytes(pictures.MAX_ICC + 1)
+    image.info["icc_profile"] = bytes(MAX_BYTES + 1)
     picture = pictures.from_image(image)
     assert picture.icc is None
     assert "colour profile" in picture.notes[0]
@@ -187,7 +189,7 @@ def test_transparency_is_refused_with_a_way_out(tmp_path: Path) -> None:
     alpha = np.where(GRAY[:, :, 0] > 9, 255, 254).astype(np.uint8)
     error = refusal(save(Image.fromarray(with_alpha(alpha)), tmp_path / "a.png"))
     assert "transparent" in str(error)
-    assert "a.png -background white" in error.hint
+    assert f"magick {tmp_path / 'a.png'} -background white" in error.hint
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "P"])
@@ -197,41 +199,8 @@ def test_a_transparent_colour_in_use_is_refused(tmp_path: Path, mode: str) -> No
     assert "transparent" in str(refusal(save(image, tmp_path / "a.png", transparency=key)))
 
 
-def test_sixteen_bit_gray_is_refused(tmp_path: Path) -> None:
-    image = Image.fromarray(GRAY[:, :, 0].astype(np.uint16) * 257)
-    error = refusal(save(image, tmp_path / "a.png"))
-    assert "8 bits" in str(error)
-    assert "-depth 8" in error.hint
-
-
-@pytest.mark.parametrize("colour", [2, 4, 6], ids=["RGB", "LA", "RGBA"])
-def test_sixteen_bit_colour_is_refused_and_not_cut(tmp_path: Path, colour: int) -> None:
-    path = tmp_path / "a.png"
-    path.write_bytes(png_header(1, 1, 16, colour))
-    assert "8 bits" in str(refusal(path))
-
-
-def test_a_sixteen_bit_ppm_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.ppm"
-    path.write_bytes(b"P6 2 1 65535\n" + bytes(12))
-    assert "8 bits" in str(refusal(path))
-
-
 def test_floating_point_is_refused(tmp_path: Path) -> None:
     refusal(save(Image.fromarray(GRAY[:, :, 0].astype(np.float32)), tmp_path / "a.tif"))
-
-
-def test_cmyk_is_refused_with_a_way_out(tmp_path: Path) -> None:
-    error = refusal(save(Image.fromarray(RGB).convert("CMYK"), tmp_path / "a.jpg"))
-    assert "CMYK" in str(error)
-    assert "-colorspace sRGB" in error.hint
-
-
-@pytest.mark.parametrize("suffix", [".gif", ".png", ".webp"])
-def test_animation_is_refused(tmp_path: Path, suffix: str) -> None:
-    frames = [Image.fromarray(RGB), Image.fromarray(255 - RGB)]
-    path = save(frames[0], tmp_path / f"a{suffix}", save_all=True, append_images=frames[1:])
-    assert "frame" in str(refusal(path))
 
 
 @pytest.mark.parametrize(("width", "height"), [(0, 5), (5, 0)])
@@ -351,16 +320,23 @@ def test_psnr_refuses_different_shapes() -> None:
 
 def test_png_can_be_written_to_a_stream() -> None:
     stream = io.BytesIO()
-    pictures.save_png(GRAY, stream, ICC)
+    pictures.save_png(GRAY, stream, Metadata(ICC))
     stream.seek(0)
     with Image.open(stream) as image:
         assert (image.mode, image.info["icc_profile"]) == ("L", ICC)
 
 
-def test_a_picture_too_large_for_its_format_is_an_output_error(tmp_path: Path) -> None:
-    with pytest.raises(OutputError):
-        pictures.save_picture(np.zeros((1, 70_000, 3), np.uint8), tmp_path / "a.jpg")
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize(("suffix", "side"), [(".jpg", 65_501), (".webp", 16_384)])
+def test_a_picture_too_large_for_its_format_is_refused_in_words(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], suffix: str, side: int
+) -> None:
+    for height, width in ((1, side), (side, 1)):
+        with pytest.raises(UsageError, match="cannot hold") as caught:
+            pictures.save_picture(np.zeros((height, width, 3), np.uint8), tmp_path / f"a{suffix}")
+        assert ".png" in caught.value.hint
+    pictures.save_picture(np.zeros((1, side - 1, 3), np.uint8), tmp_path / f"b{suffix}")
+    assert [path.name for path in tmp_path.iterdir()] == [f"b{suffix}"]
+    assert capfd.readouterr() == ("", "")  # libjpeg has a line of its own for it
 
 
 def test_an_unknown_extension_is_a_usage_error() -> None:

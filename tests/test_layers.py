@@ -29,7 +29,7 @@ BELOW = {
     "engine.compiler": "engine.ir engine.passes engine.tiling engine.lowering engine.codegen",
     "engine.runtime": "engine.ir engine.device engine.oracle engine.compiler",
     "engine.frontend": "engine.ir engine.device engine.runtime",
-    "codec.bitstream": "",
+    "codec.bitstream": "metadata",
     "codec.training": "output_files image engine codec.bitstream",
     "codec.float_mlp": "image engine codec.training",
     "codec.mlp": "image engine codec.bitstream codec.training",
@@ -37,9 +37,9 @@ BELOW = {
 }
 # Each stands for a module, or for a folder with all that is in it.
 ORDER = """
-    errors kernels child engine output_files image
+    errors text kernels child engine output_files metadata image_files samples image
     codec codec.decoder codec.encoder
-    interrupt text terminal facts bench
+    interrupt terminal facts bench
     api pil imgmlp cli __main__
 """.split()  # noqa: SIM905
 # Other people's packages, and the modules or folders that may import them; others are free.
@@ -48,8 +48,8 @@ RESERVED = {
     "platformdirs": "engine.device.kernel_cache",
     "typer": "cli",
     "rich": "terminal",
-    "PIL": "image api pil",
-    "numpy": "engine codec bench image cli.train api",
+    "PIL": "image_files samples image api pil",
+    "numpy": "engine codec bench samples image cli.train api",
 }
 UNSAFE = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 LAZY = {  # keep --help and a look at a file quick
@@ -64,6 +64,7 @@ LAZY = {  # keep --help and a look at a file quick
     ("codec.decoder", "imgmlp.codec.float_mlp.pipeline"),
     ("codec.decoder", "imgmlp.codec.latent.decode"),
     ("codec.decoder", "imgmlp.codec.mlp.decode"),
+    ("pil", "imgmlp.api"),
     ("pil", "imgmlp.engine"),
 }
 # The public names are loaded when they are used, PyTorch if it is there and wanted.

@@ -15,7 +15,7 @@ import imgmlp.pil
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.bitstream.container import Container, Header, Section
 from imgmlp.engine import AnyDevice
-from imgmlp.errors import FormatError
+from imgmlp.errors import FormatError, ImgmlpWarning
 
 
 def pixels(channels: int) -> np.ndarray:
@@ -94,6 +94,34 @@ def test_pixels_that_cannot_be_decoded_are_an_error_too(monkeypatch: pytest.Monk
         for _ in range(2):
             with pytest.raises(OSError, match="the network is damaged; get the file again"):
                 image.load()
+
+
+def test_an_image_is_saved_like_any_other(tmp_path: Path) -> None:
+    path = tmp_path / "a.imlp"
+    image = Image.fromarray(np.full((9, 7, 3), 80, np.uint8))
+    image.info["dpi"] = 300, 300
+    exif = Image.Exif()
+    exif[270] = "a wall"
+    image.save(path, quality=50, effort=1, codec="mlp", device="numpy", exif=exif, optimize=True)
+    assert "exif" not in image.info
+    with Image.open(path) as found:
+        np.testing.assert_array_equal(np.asarray(found), np.asarray(image))
+        assert found.info["dpi"] == (300, 300)
+        assert found.getexif()[270] == "a wall"
+    image.save(path, effort=1, device="numpy", strip=True)
+    with Image.open(path) as found:
+        assert found.info == {}
+
+
+def test_what_cannot_be_saved_is_the_error_that_pillow_has_for_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.imlp"
+    image = Image.fromarray(np.full((9, 7, 3), 80, np.uint8))
+    with pytest.raises(OSError, match=r"quality is 101.*; use a value"):
+        image.save(path, quality=101, device="numpy")
+    assert not path.exists()
+    with pytest.warns(ImgmlpWarning, match="the target was missed"):
+        image.save(path, size=9, device="numpy")
+    assert path.stat().st_size > 9
 
 
 def test_the_extension_is_known_and_importing_needs_no_opencl() -> None:

@@ -86,6 +86,77 @@ def test_a_time_that_is_none_is_refused(seconds: float) -> None:
         imgmlp.encode(small_pixels(), seconds=seconds, device="numpy")
 
 
+WRONG: list[dict[str, object]] = [
+    {"effort": 2.5},
+    {"effort": True},
+    {"effort": "3"},
+    {"effort": 0},
+    {"effort": 5, "seconds": 1},
+    {"seconds": "1"},
+    {"seconds": True},
+    {"quality": "60"},
+    {"quality": True},
+    {"quality": math.nan},
+    {"bpp": None, "psnr": "30"},
+    {"price": [1]},
+    {"size": 400.0},
+    {"size": "400"},
+    {"size": -1},
+    {"codec": "jpeg"},
+    {"codec": ["mlp"]},
+    {"frame": 1},
+    {"device": 0},
+]
+
+
+@pytest.mark.parametrize("codec", ["mlp", "latent"])
+@pytest.mark.parametrize("choices", WRONG, ids=str)
+def test_an_argument_that_is_none_is_refused(codec: str, choices: dict[str, object]) -> None:
+    name = next(name for name, value in choices.items() if value is not None)
+    with pytest.raises(imgmlp.ImgmlpError) as caught:
+        imgmlp.encode(small_pixels(), **{"codec": codec, "device": "numpy"} | choices)
+    assert caught.value.exit_code == 2
+    assert caught.value.hint
+    assert name in str(caught.value)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    choices = {"effort": np.int64(1), "price": np.float32(0.5), "device": "numpy"}
+    assert imgmlp.encode(np.zeros((9, 7), np.uint8), **choices).metrics["psnr"] == math.inf
+
+
+@pytest.mark.parametrize("source", [None, 3, b"bytes", [[1]], small_pixels().astype(int)])
+def test_what_is_no_picture_at_all_is_refused(source: object) -> None:
+    for use in (imgmlp.encode, imgmlp.train):
+        with pytest.raises(imgmlp.ImgmlpError, match="no picture"):
+            use(source, device="numpy")
+
+
+@pytest.mark.parametrize("size", ["9x7", 9, (9,), (9, 7.0), (True, 7), ("9", "7"), (1, 2, 3)])
+def test_a_size_to_decode_to_is_two_whole_numbers(size: object) -> None:
+    path = ROOT / "tests" / "golden" / "gray.imlp"
+    with pytest.raises(imgmlp.ImgmlpError, match="size is"):
+        imgmlp.decode(path, size=size, device="numpy")
+
+
+def test_what_is_no_file_at_all_is_refused() -> None:
+    for use in (imgmlp.decode, imgmlp.info):
+        with pytest.raises(imgmlp.ImgmlpError, match="no file"):
+            use(3)
+
+
+@pytest.mark.parametrize("colours", [1, 3])
+def test_an_opaque_array_loses_its_alpha_as_an_image_does(colours: int) -> None:
+    pixels = np.dstack([np.zeros((9, 7, colours), np.uint8), np.full((9, 7), 255, np.uint8)])
+    for source in (pixels, Image.fromarray(pixels)):
+        found = imgmlp.encode(source, price=0.5, effort=1, device="numpy")
+        assert found.metrics["channels"] == colours
+    assert imgmlp.train(pixels, **QUICK).pixels.shape[2] == colours
+    pixels[0, 0, -1] = 0
+    with pytest.raises(imgmlp.ImgmlpError, match="transparent"):
+        imgmlp.train(pixels, **QUICK)
+
+
 def test_training_and_decoding_agree(tmp_path: Path) -> None:
     path, steps = tmp_path / "weights.npz", []
     trained = imgmlp.train(small_pixels(), on_step=steps.append, output=path, **QUICK)

@@ -16,9 +16,11 @@ from imgmlp.cli.options import (
     DeviceSpec,
     Folder,
     Force,
+    Frame,
     NoProgress,
     Precision,
     Quiet,
+    Strip,
     Verbose,
     terminal_of,
 )
@@ -95,6 +97,8 @@ def train(
         Path | None,
         typer.Option(metavar="PICTURE", help="A preview, rewritten every few seconds."),
     ] = None,
+    frame: Frame = None,
+    strip: Strip = False,
     device: DeviceSpec = "auto",
     force: Force = False,
     quiet: Quiet = False,
@@ -117,7 +121,8 @@ def train(
         seed=seed,
         precision=precision,
     )
-    run(terminal, image, Outputs(output, png, live), settings, device, force)
+    outputs = Outputs(output, png, live)
+    run(terminal, image, outputs, settings, device, force, frame, strip)
 
 
 @app.command()
@@ -155,6 +160,8 @@ def encode(
         str | None, typer.Option(metavar="T", help="Train about so long: 60s, 5m, 2h.")
     ] = None,
     codec: Annotated[Literal["latent", "mlp"], typer.Option(help="What a file holds.")] = "mlp",
+    frame: Frame = None,
+    strip: Strip = False,
     device: DeviceSpec = "auto",
     as_json: AsJson = False,
     force: Force = False,
@@ -172,7 +179,7 @@ def encode(
     from imgmlp.cli.encode import Outputs, Wanted, run
 
     terminal = terminal_of(context, quiet, verbose, no_progress)
-    wanted = Wanted(quality, bpp, size, psnr, price, effort, time, codec)
+    wanted = Wanted(quality, bpp, size, psnr, price, effort, time, codec, frame, strip)
     outputs = Outputs(output, folder, force, skip)
     raise typer.Exit(run(terminal, images, outputs, wanted, device, as_json))
 

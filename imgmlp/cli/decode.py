@@ -17,8 +17,9 @@ from imgmlp.cli.files import STANDARD, Job
 from imgmlp.codec.decoder import Stored
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.errors import UsageError
+from imgmlp.metadata import Metadata
 from imgmlp.terminal import Terminal
-from imgmlp.text import duration, write_data
+from imgmlp.text import duration
 
 FORCE = "--force replaces it; -o and --out choose other names"
 
@@ -48,7 +49,8 @@ class Outputs:
         ending = ".decoded.png" if stored.exact else ".png"
         target = files.output_of(source, self.file, self.folder, ending)
         if target != STANDARD:
-            pictures.check_extension(target, stored.channels)
+            dimensions = self.dimensions(stored) or (stored.width, stored.height)
+            pictures.check_extension(target, stored.channels, dimensions)
             output_files.check_output(target, self.force, FORCE)
         return target
 
@@ -106,17 +108,18 @@ class _Task:
         if stored.exact and self.dimensions not in (None, (stored.width, stored.height)):
             note = "another size than its own: rendered in floats, not the exact picture"
             self.terminal.note(note)
-        self._save(pixels, stored.icc)
+        self._save(pixels, stored.metadata)
         height, width, channels = pixels.shape
         if target != STANDARD:
             what = facts.dimensions(width, height, channels)
             seconds = duration(time.perf_counter() - began)
             self.terminal.done(f"{target}  {what}   {seconds}")
 
-    def _save(self, pixels: Any, icc: bytes | None) -> None:
+    def _save(self, pixels: Any, metadata: Metadata) -> None:
         if self.target == STANDARD:
             png = io.BytesIO()
-            pictures.save_png(pixels, png, icc)
-            write_data(png.getvalue())
+            pictures.save_png(pixels, png, metadata)
+            files.write_standard(png.getvalue())
             return
-        pictures.save_picture(pixels, self.target, icc)
+        if lost := pictures.save_picture(pixels, self.target, metadata):
+            self.terminal.note(f"{self.target} cannot hold the {' and '.join(lost)}")

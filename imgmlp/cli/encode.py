@@ -15,7 +15,7 @@ from imgmlp import output_files
 from imgmlp.cli import files, parsing
 from imgmlp.cli.files import STANDARD, Entry, Job
 from imgmlp.codec import encoder
-from imgmlp.codec.bitstream import container
+from imgmlp.codec.bitstream import metadata_sections
 from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.training import checkpoint, target
 from imgmlp.codec.training.checkpoint import Checkpoint, Snapshot
@@ -27,9 +27,10 @@ from imgmlp.facts import dimensions
 from imgmlp.image import Picture
 from imgmlp.interrupt import StopRequest
 from imgmlp.terminal import Terminal
-from imgmlp.text import duration, size, write_data
+from imgmlp.text import duration, size
 
 EXTENSION = ".imlp"
+_BESIDE = "profile and metadata beside the picture, which --strip leaves out"
 APART = "encode it for itself, with -o and another name"
 _SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
 
@@ -46,6 +47,8 @@ class Wanted:
     effort: int | None = None
     time: str | None = None
     codec: Codec = "mlp"
+    frame: int | None = None
+    strip: bool = False
 
     def target(self, pixels: int) -> Goal:
         """Of a picture with so many pixels. Raises UsageError."""
@@ -190,13 +193,17 @@ class _Task:
         if "skipped" in self.entry:
             return
         self.began = self.began or time.perf_counter()
-        picture = parsing.load_picture(self.terminal, self.source, alpha=True)
-        goal = self.wanted.target(picture.width * picture.height)
+        wanted = self.wanted
+        picture = parsing.load_picture(self.terminal, self.source, True, wanted.frame, wanted.strip)
+        goal = wanted.target(picture.width * picture.height)
         what = dimensions(picture.width, picture.height, picture.channels)
-        asked = f"{goal}, {self.wanted.codec}, {self.wanted.work()}"
+        asked = f"{goal}, {wanted.codec}, {wanted.work()}"
         self.terminal.note(f"{files.named(self.source)}  {what}   {asked}")
+        beside = metadata_sections.size(picture.metadata)
+        if goal.kind == "bytes" and 2 * beside > goal.value:
+            self.terminal.note(f"{beside:,} of {goal} are {_BESIDE}")
         if self.path != STANDARD:
-            choices = f"{self.wanted.codec} {goal!r} {self.workload!r}"
+            choices = f"{wanted.codec} {goal!r} {self.workload!r}"
             self.kept = checkpoint.of(self.path, picture, self.device(), choices)
         found = self._done_before()
         if found is None or not _holds(self.path, found.bytes):
@@ -211,7 +218,8 @@ class _Task:
         if math.isinf(found.metrics["psnr"]):  # equal pictures; JSON has no infinity
             self.entry["psnr"] = None
         name = "standard output" if self.path == STANDARD else str(self.path)
-        _report(self.terminal, name, goal, found)
+        taken = beside if goal.kind == "bytes" and len(found.bytes) > goal.value else 0
+        _report(self.terminal, name, found, taken)
 
     def forget(self) -> None:
         """Keep nothing of a picture whose file is there. Once the whole command is at its end."""
@@ -258,7 +266,7 @@ class _Task:
 
     def _write(self, data: bytes) -> None:
         if self.path == STANDARD:
-            write_data(data)
+            files.write_standard(data)
             return
         self._check_output()  # somebody may have written it in the meantime
         output_files.write_atomically(self.path, lambda stream: stream.write(data))
@@ -272,26 +280,22 @@ def _holds(path: Path, data: bytes) -> bool:
         return False
 
 
-def _report(terminal: Terminal, name: str, goal: Goal, found: _Result) -> None:
-    """Say how it went. Raises TargetError or TrainingError."""
+def _report(terminal: Terminal, name: str, found: _Result, beside: int) -> None:
+    """Say how it went; a file is too large by up to `beside` bytes that could be left out.
+
+    Raises TargetError or TrainingError.
+    """
     metrics = found.metrics
     if found.diverged:
         problem = f"training of {name} could not go on: its loss kept growing without bound"
         raise TrainingError(problem, hint="the best state is in the file; try another target")
     if found.missed is not None:
-        hint = f"the best file was written; {_advice(goal, found)}"
+        advice = "try another target, a higher --effort or more --time"
+        if beside:
+            advice = f"{beside:,} bytes of it are {_BESIDE}"
+        hint = f"the best file was written; {advice}"
         raise TargetError(f"{name} has {found.missed}", hint=hint)
     quality = "lossless" if math.isinf(metrics["psnr"]) else f"{metrics['psnr']:.2f} dB"
     figures = f"{size(metrics['bytes'])}   {metrics['bpp']:.3f} bpp   {quality}"
     took = "done before" if found.before else duration(metrics["seconds"])
     terminal.done(f"{name}   {figures}   {took}")
-
-
-def _advice(goal: Goal, found: _Result) -> str:
-    """What to try where a target was missed."""
-    sections = container.parse(found.bytes).sections
-    beside = sum(len(section.data) for section in sections if not section.critical)
-    if goal.kind == "bytes" and beside and len(found.bytes) > goal.value:
-        what = f"{beside:,} bytes of it are profile and metadata beside the picture"
-        return f"{what}, which --strip leaves out"
-    return "try another target, a higher --effort or more --time"

@@ -22,9 +22,10 @@ from imgmlp.errors import (
     UsageError,
     out_of_memory,
 )
+from imgmlp.interrupt import hearing
 from imgmlp.output_files import is_special
 from imgmlp.terminal import Terminal
-from imgmlp.text import print_data, quoted
+from imgmlp.text import print_data, quoted, write_data
 
 STANDARD = Path("-")  # stdin or stdout
 MOST_BYTES = 2**30  # of what is no file
@@ -84,7 +85,7 @@ def check_picture(path: Path) -> None:
         raise UsageError(f"cannot read {path}: {error.strerror}", hint="check the file") from error
     archive = start.startswith(ZIP) and path.suffix.lower() == ".npz"
     if archive or start.startswith(container.SIGNATURE):
-        hint = f"`imgmlp decode {quoted(str(path))}` gives the picture"
+        hint = f"`imgmlp decode {quoted(path)}` gives the picture"
         raise PictureError(f"{path} is compressed already", hint=hint)
 
 
@@ -110,7 +111,7 @@ def read(path: Path) -> bytes:
         hint = "send it a file, like `imgmlp encode - < photo.png`"
         raise UsageError("standard input holds no file", hint=hint)
     try:
-        with path.open("rb") if stream is None else stream as source:
+        with hearing(), path.open("rb") if stream is None else stream as source:
             data = source.read(MOST_BYTES + 1)
     except OSError as error:
         problem = f"cannot read {named(path)}: {error.strerror}"
@@ -119,6 +120,12 @@ def read(path: Path) -> bytes:
         problem = f"{named(path)} has more than {MOST_BYTES:,} bytes"
         raise UsageError(problem, hint="save it as a file first")
     return data
+
+
+def write_standard(data: bytes) -> None:
+    """Write the bytes of a file to standard output. Raises OutputError."""
+    with hearing():
+        write_data(data)
 
 
 @dataclass(eq=False)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from imgmlp.interrupt import raise_on_signals
+from imgmlp.interrupt import raise_on_signals, shield_children
 from imgmlp.terminal import Terminal
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
@@ -32,6 +32,14 @@ Precision = Annotated[
     Literal["float32", "half"],
     typer.Option(help="Of matrix products; half on GPUs with matrix units only."),
 ]
+Frame = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Of a file with several frames or pages; 1 is the first."),
+]
+Strip = Annotated[
+    bool,
+    typer.Option("--strip", help="Leave out colour profile, EXIF, XMP and resolution."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DeviceSpec = Annotated[
     str,
@@ -52,6 +60,7 @@ def terminal_of(
     Called once all is loaded: modules do not like exceptions while they are.
     """
     raise_on_signals()
+    shield_children()
     terminal = context.obj
     assert isinstance(terminal, Terminal)
     terminal.quiet, terminal.verbosity, terminal.progress = quiet, verbose, not no_progress

@@ -47,10 +47,12 @@ def scaled(width: int, height: int, scale: float) -> tuple[int, int]:
     return width, height
 
 
-def load_picture(terminal: Terminal, path: Path, alpha: bool) -> Picture:
+def load_picture(
+    terminal: Terminal, path: Path, alpha: bool, frame: int | None, strip: bool
+) -> Picture:
     """A picture from a file, a pipe or standard input; tells what was changed on the way in."""
-    name = files.named(path)
-    picture = load(name, alpha, files.read(path) if files.is_stream(path) else None)
+    name, data = files.named(path), files.read(path) if files.is_stream(path) else None
+    picture = load(name, alpha, data, frame, strip)
     for note in picture.notes:
         terminal.note(f"{name}: {note}")
     return picture

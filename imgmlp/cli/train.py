@@ -26,6 +26,7 @@ from imgmlp.errors import Interrupted, OutputError, TrainingError
 from imgmlp.facts import dimensions
 from imgmlp.image import Picture
 from imgmlp.interrupt import StopRequest
+from imgmlp.metadata import Metadata
 from imgmlp.terminal import Terminal
 from imgmlp.text import duration, size
 
@@ -56,11 +57,12 @@ class Outputs:
         for path in self.paths():
             output_files.check_output(path, path in replaced, hint)
 
-    def check_formats(self, channels: int | None = None) -> None:
-        """Refuse, as a UsageError, names of pictures that cannot hold so many channels."""
+    def check_formats(self, picture: Picture | None = None) -> None:
+        """Refuse, as a UsageError, names of pictures that cannot hold this one, or none at all."""
+        what = () if picture is None else (picture.channels, (picture.width, picture.height))
         for path in self.paths()[1:]:
             if not output_files.is_special(path):
-                pictures.check_extension(path, channels)
+                pictures.check_extension(path, *what)
 
 
 def run(
@@ -70,6 +72,8 @@ def run(
     settings: Settings,
     device_spec: str,
     force: bool,
+    frame: int | None = None,
+    strip: bool = False,
 ) -> None:
     """Fit a network to a picture; write its weights and what they decode to.
 
@@ -79,8 +83,8 @@ def run(
     replaced = force or checkpoint.left_beside(outputs.weights)
     outputs.check(source, outputs.paths() if replaced else [])
     outputs.check_formats()
-    picture = parsing.load_picture(terminal, source, alpha=False)
-    outputs.check_formats(picture.channels)
+    picture = parsing.load_picture(terminal, source, False, frame, strip)
+    outputs.check_formats(picture)
     _announce(terminal, source, picture, settings)
     device = open_device(device_spec)
     training = _Training(terminal, outputs, picture, settings, device)
@@ -142,8 +146,8 @@ class _Training:
 
     def train(self) -> Trained:
         """Train, and write the outputs."""
-        outputs, icc = self.outputs, self.picture.icc
-        preview = LivePreview(outputs.live, icc, self.terminal) if outputs.live else None
+        outputs, metadata = self.outputs, self.picture.metadata
+        preview = LivePreview(outputs.live, metadata, self.terminal) if outputs.live else None
         with StopRequest() as stop:
             with self.terminal.training(self.settings.steps) as show:
 
@@ -157,7 +161,7 @@ class _Training:
             output_files.write_atomically(
                 outputs.weights, lambda stream: npz.save(trained.weights, stream)
             )
-            _save(trained.pixels, outputs.png, icc)
+            _save(trained.pixels, outputs.png, metadata)
             if preview is not None:
                 preview.write(trained.pixels)
         if trained.stopped == "interrupted":
@@ -184,19 +188,19 @@ class _Training:
         self.terminal.done(f"{output} {weights}   {self.outputs.png} {quality}   {seconds}")
 
 
-def _save(pixels: Array, path: Path, icc: bytes | None) -> None:
+def _save(pixels: Array, path: Path, metadata: Metadata) -> None:
     """Write a picture as its name says; what is no file has none that would say anything."""
     if output_files.is_special(path):
-        pictures.save_png(pixels, path, icc)
+        pictures.save_png(pixels, path, metadata)
     else:
-        pictures.save_picture(pixels, path, icc)
+        pictures.save_picture(pixels, path, metadata)
 
 
 class LivePreview:
     """A picture of the best weights so far, rewritten every few seconds while training goes on."""
 
-    def __init__(self, path: Path, icc: bytes | None, terminal: Terminal) -> None:
-        self._path, self._icc, self._terminal = path, icc, terminal
+    def __init__(self, path: Path, metadata: Metadata, terminal: Terminal) -> None:
+        self._path, self._metadata, self._terminal = path, metadata, terminal
         self._next = time.monotonic() + LIVE_EVERY
         self._broken = False
 
@@ -207,7 +211,7 @@ class LivePreview:
 
     def write(self, pixels: Array) -> None:
         try:
-            _save(pixels, self._path, self._icc)
+            _save(pixels, self._path, self._metadata)
         except OutputError as error:  # not worth losing the training for
             self._terminal.note(f"no more previews: {error}")
             self._broken = True

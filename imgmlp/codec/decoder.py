@@ -16,9 +16,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from imgmlp.codec.bitstream import container
+from imgmlp.codec.bitstream import container, metadata_sections
 from imgmlp.codec.bitstream.container import Container
 from imgmlp.errors import FormatError, UsageError
+from imgmlp.metadata import Metadata
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,7 +38,7 @@ class Stored:
     width: int
     height: int
     channels: int
-    icc: bytes | None = field(repr=False)
+    metadata: Metadata = field(repr=False)
     facts: dict[str, Any] = field(repr=False)  # what the file says of itself
     exact: bool  # whether its own size has the same bits on every device, and a digest
     _decode: Callable[[AnyDevice, Size | None], np.ndarray[Any, Any]] = field(repr=False)
@@ -115,13 +116,15 @@ def _archive(stream: BinaryIO) -> Stored:
 
         return pipeline.decode(found, device, size)
 
-    return Stored(found.width, found.height, found.channels, found.icc, facts, False, decode)
+    picture = found.width, found.height, found.channels
+    return Stored(*picture, Metadata(found.icc), facts, False, decode)
 
 
 def _compact(found: Container) -> Stored:
-    header, icc, facts = found.header, found.get(container.ICC), container.facts(found)
+    header, metadata = found.header, metadata_sections.read(found)
+    facts = container.facts(found) | metadata_sections.facts(metadata)
     picture = header.width, header.height, header.channels
-    return Stored(*picture, icc, facts, True, partial(decode, found))
+    return Stored(*picture, metadata, facts, True, partial(decode, found))
 
 
 def decode(found: Container, device: AnyDevice, size: Size | None = None) -> np.ndarray[Any, Any]:

@@ -10,11 +10,13 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 from conftest import Command, small_pixels
-from PIL import Image
+from outputs import assert_error
+from PIL import Image, ImageCms
 
 from imgmlp.cli import encode as encoding
 from imgmlp.cli.encode import Outputs
 from imgmlp.codec import encoder
+from imgmlp.codec.bitstream import metadata_sections
 from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.latent import encode as latent
@@ -47,13 +49,13 @@ def test_a_picture_becomes_a_file_that_decodes(imgmlp: Command, picture: Path) -
 
 def test_one_of_several_may_fail(imgmlp: Command, picture: Path) -> None:
     (picture.parent / "bad.png").write_bytes(b"no picture")
-    deep = Image.fromarray(np.zeros((4, 4), np.uint16))
-    deep.save(picture.parent / "deep.png")
-    names = ("bad.png", picture.name, "deep.png")
+    deep = Image.fromarray(np.zeros((4, 4), np.float32))
+    deep.save(picture.parent / "deep.tif")
+    names = ("bad.png", picture.name, "deep.tif")
     done = imgmlp("encode", *names, "--lambda", "0.01", "--json", *QUICK, check=1)
     bad, good, refused = json.loads(done.stdout)
     assert "not a picture" in bad["problem"]
-    assert "more than 8 bits" in refused["problem"]
+    assert "32 bits" in refused["problem"]
     assert good["problem"] is None
     assert good["bytes"] == (picture.parent / good["output"]).stat().st_size
     assert not (picture.parent / "bad.imlp").exists()
@@ -63,6 +65,21 @@ def test_a_missed_target_is_told_and_the_file_is_there(imgmlp: Command, picture:
     done = imgmlp("encode", picture.name, "--bytes", "50", *QUICK, check=5)
     assert "instead of 50" in done.stderr
     assert picture.with_suffix(".imlp").stat().st_size > 50
+
+
+@CODECS
+def test_a_profile_that_leaves_no_room_is_told(
+    imgmlp: Command, picture: Path, codec: Codec
+) -> None:
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    Image.fromarray(small_pixels()).save(picture, icc_profile=profile)
+    arguments = ("encode", picture.name, "--codec", codec, "--bytes", "300", *QUICK)
+    told = imgmlp(*arguments, check=5).stderr
+    beside = metadata_sections.size(load(picture).metadata)
+    assert f"{beside} of 300 bytes are profile and metadata" in told  # before any work
+    assert_error(told, f"{beside} bytes of it", "--strip leaves out")
+    told = imgmlp(*arguments, "--strip", "--force", check=5 if codec == "latent" else 0).stderr
+    assert "--strip" not in told
 
 
 @CODECS

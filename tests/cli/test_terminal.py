@@ -7,6 +7,7 @@ import pty
 import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,6 +100,16 @@ def test_not_every_terminal_gets_a_bar(
     assert "━" not in running.shown
 
 
+@pytest.mark.parametrize("columns", ["0", "1", "20"])
+def test_messages_are_whole_however_narrow(
+    on_terminal: type[Running], picture: Path, columns: str
+) -> None:
+    running = on_terminal("train", picture.name, *QUICK, COLUMNS=columns)
+    assert running.end() == 0
+    assert "small.png  31×24 RGB   MLP 8-8-3, 96 parameters" in running.shown
+    assert "✓ weights.npz" in running.shown.replace("\x1b[32m", "").replace("\x1b[0m", "")
+
+
 def test_no_png_is_sent_to_a_terminal(on_terminal: type[Running], weights: Path) -> None:
     running = on_terminal("decode", weights.name, "-o", "-")
     assert running.end() == 2
@@ -158,6 +169,37 @@ def test_the_first_signal_is_a_request_and_the_second_an_order() -> None:
         for number in interrupt.SIGNALS:  # a third one would only disturb the cleaning up
             assert signal.getsignal(number) is signal.SIG_IGN
     assert signal.getsignal(signal.SIGINT) is before
+
+
+# A process that starts another one, as a driver does, when Ctrl-C is pressed on its terminal.
+SHIELDED = """
+import os, signal, subprocess, sys
+from imgmlp.interrupt import raise_on_signals, shield_children
+raise_on_signals()
+shield_children()
+code = "import time; print('here', flush=True); time.sleep(1)"
+child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+child.stdout.readline()
+try:
+    os.killpg(0, signal.SIGINT)
+    child.wait()
+except KeyboardInterrupt:
+    print("interrupted")
+print(child.wait())
+"""
+
+
+def test_ctrl_c_does_not_end_compilers_that_a_driver_has_started() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SHIELDED],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        start_new_session=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == "interrupted\n0\n"
 
 
 def start(picture: Path, *options: str) -> subprocess.Popen[str]:

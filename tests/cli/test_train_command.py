@@ -20,6 +20,7 @@ from imgmlp.cli.train import Outputs
 from imgmlp.codec.decoder import open_stored
 from imgmlp.engine import list_devices
 from imgmlp.errors import Interrupted, OutputError
+from imgmlp.metadata import NOTHING
 
 
 def test_training_writes_both_outputs_and_nothing_to_stdout(imgmlp: Command, picture: Path) -> None:
@@ -83,7 +84,7 @@ def test_a_preview_that_cannot_be_written_ends_the_previews_only(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(training, "LIVE_EVERY", 0.0)
-    gone = training.LivePreview(tmp_path / "gone" / "live.png", None, terminal.Terminal())
+    gone = training.LivePreview(tmp_path / "gone" / "live.png", NOTHING, terminal.Terminal())
     decodings = []
 
     def decode() -> np.ndarray:

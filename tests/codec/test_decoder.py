@@ -34,7 +34,7 @@ def test_a_path_and_its_bytes_are_the_same_picture(name: str, tmp_path: Path) ->
     device = open_device("numpy")
     found, again = open_stored(tmp_path / name), open_stored(FILES[name])
     assert found.facts == again.facts
-    assert found.icc == again.icc
+    assert found.metadata == again.metadata
     assert found.facts["bytes"] == len(FILES[name])
     pixels = found.decode(device)
     assert pixels.shape == (found.height, found.width, found.channels)

@@ -1,4 +1,4 @@
-"""Bytes and the whole numbers in them: container, range coder, probabilities, step sizes.
+"""Bytes and the whole numbers in them: container, metadata, range coder, probabilities, step sizes.
 
-Knows no engine, no pictures and no networks. May import nothing.
+Knows no engine, no pictures and no networks. May import metadata.
 """

@@ -123,7 +123,6 @@ def facts(found: Container) -> dict[str, Any]:
             {"type": section.type, "bytes": len(section.data), "critical": section.critical}
             for section in found.sections
         ],
-        "icc_bytes": len(found.get(ICC) or b""),
         "container_bytes": found.size - data,
         "bytes": found.size,
         "bits_per_pixel": 8 * found.size / (header.width * header.height),

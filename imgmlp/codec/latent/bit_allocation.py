@@ -85,7 +85,7 @@ def _order() -> list[int]:
 class Figures:
     """What rounded networks give, as floats in training have it."""
 
-    error: float  # mean squared, on [0, 1]
+    error: float  # mean squared, on [0, 1], of samples that count
     bits: float  # of the latents and of the networks
 
     @property
@@ -161,7 +161,9 @@ class Search:
             good = _is_valid(self._shape, networks)
             self._tried[key] = self.figures(networks) if good else None
         found = self._tried[key]
-        return math.inf if found is None else found.error + price * found.bits / self.step.pixels
+        if found is None:
+            return math.inf
+        return found.error * self.step.counted + price * found.bits / self.step.pixels
 
 
 def _is_valid(shape: ModelShape, networks: Mapping[str, Quantized]) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from imgmlp.codec.bitstream import metadata_sections
 from imgmlp.codec.latent.model import ModelShape
 from imgmlp.codec.latent.rounding_search import Rounding, Written
 from imgmlp.codec.latent.training_phases import (
@@ -270,7 +271,9 @@ class _Encoder:
             return None
         if self.wanted.kind == "psnr":
             return lambda _, quality: SLOW ** (quality - value - ABOVE)
-        whole = max(8 * (AIM * value - OVERHEAD - len(self.picture.icc or b"")), 1.0)
+        whole = max(
+            8 * (AIM * value - OVERHEAD - metadata_sections.size(self.picture.metadata)), 1.0
+        )
         return lambda bits, _: bits / whole
 
     # --- the result ---

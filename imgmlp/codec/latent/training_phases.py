@@ -66,7 +66,7 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
 
     def _look(self, tell: Callable[[Progress], None] | None) -> bool:
         error, bits = (float(self.step.program.read(name)) for name in ("error", "bits"))
-        loss, rate = error / (self.step.pixels * self.step.channels), bits / self.step.pixels
+        loss, rate = self.step.mean(error), bits / self.step.pixels
         if not (loss < HOPELESS and math.isfinite(rate)):
             return self._recover()
         if self.done % self.control == 0:
@@ -75,7 +75,7 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         self._shorten()
         self._steer()
         if tell is not None:
-            cost = loss + self.state.price * rate
+            cost = loss * self.step.counted + self.state.price * rate
             tell(replace(self._progress(loss), bpp=rate, cost=cost))
         return True
 

@@ -23,6 +23,7 @@ from imgmlp.codec.latent.plane import AROUND, Plane
 from imgmlp.codec.training.checkpoint import Resumable
 from imgmlp.codec.training.perceptron import Activation, perceptron
 from imgmlp.engine import AnyDevice, Program, Tensor, compile, nn, optim
+from imgmlp.image import counted
 
 Array = np.ndarray[Any, Any]
 
@@ -62,6 +63,7 @@ class LatentStep(Resumable):
     ) -> None:  # fmt: skip
         self.height, self.width, self.channels = pixels.shape
         self.levels = usual_levels(self.height, self.width)
+        self.counted: float = counted(pixels)
         self.seed, self.device, self.epsilon = seed, device, epsilon
         self.plane = plane = Plane.of(self.height, self.width, self.levels)
         self.synthesis_shapes = _layers(self.levels, hidden, hidden, self.channels)
@@ -152,8 +154,19 @@ class LatentStep(Resumable):
         seen = framed[AROUND : AROUND + self.plane.rows]  # so that it stands in memory once
         bits = self._bits(framed, seen, entropy)
         answer = self._answer(seen, synthesis, convolutions, taps)
-        error = ((answer - self.target) * self.inside.reshape(1, -1)).square().sum()
+        error = ((answer - self.target) * self._seen()).square().sum()
         return error, bits
+
+    def _seen(self) -> Tensor:
+        """1 where samples count, [channels or 1, pixels of the plane]: in the picture, and where
+        alpha is not 0."""
+        inside = self.inside.reshape(1, -1)
+        if self.channels not in (2, 4):
+            return inside
+        colours = self.channels - 1
+        is_alpha = Tensor(np.array([0.0] * colours + [1.0], np.float32), self.device, name="alpha")
+        visible = ((self.target[colours:] + 0.5) * 512.0).minimum(1.0)  # 512 > 255
+        return visible.maximum(is_alpha.reshape(-1, 1)) * inside
 
     def _quantised(self) -> tuple[Tensor, Tensor]:
         """The plane of grids as the networks see it, and the slopes of that."""
@@ -223,15 +236,21 @@ class LatentStep(Resumable):
         return compile(forward, self.device)
 
     def judge(self, flat: Array) -> tuple[float, float]:
-        """The mean squared error on [0, 1] and the bits per pixel that rounded grids and these
-        networks give; the step's own networks are what they were afterwards.
+        """The mean squared error on [0, 1], of samples that count, and the bits per pixel that
+        rounded grids and these networks give; the step's own networks are what they were
+        afterwards.
         """
         own = self.flat.numpy()
         self.flat.write(flat)
         self._judging.run()
         error, bits = (float(self._judging.read(name)) for name in ("error", "bits"))
         self.flat.write(own)
-        return error / (self.pixels * self.channels), bits / self.pixels
+        return self.mean(error), bits / self.pixels
+
+    def mean(self, error: float) -> float:
+        """Of a sum over the samples that count."""
+        samples: float = self.pixels * self.channels * self.counted
+        return error / samples
 
     @property
     def pixels(self) -> int:

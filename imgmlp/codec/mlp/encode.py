@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from imgmlp.codec.bitstream import metadata_sections
 from imgmlp.codec.mlp import rate_model
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.qat_step import BATCH, LearningStep, too_large
@@ -132,8 +133,6 @@ class _Encoder:
         found = self.rounding.one_colour()
         return None if found is None else self._draft(found, MlpTrainerState(0, self._price()), 0.0)
 
-    # --- how large a network ---
-
     def _most_weights(self) -> float:
         """Those that the pixels themselves would pay for, and not more than training can teach."""
         most = 8 * self.picture.pixels.nbytes / rate_model.BITS
@@ -144,7 +143,8 @@ class _Encoder:
     def _first_weights(self) -> float:
         """How many weights the network should have; unless bytes say so, that of a short run."""
         if self.wanted.kind == "bytes":
-            return max(1.0, 8 * (self.wanted.value - rate_model.OVERHEAD) / rate_model.BITS)
+            beside = rate_model.OVERHEAD + metadata_sections.size(self.picture.metadata)
+            return max(1.0, 8 * (self.wanted.value - beside) / rate_model.BITS)
         return max(LEAST, PILOT_RATE * self.samples / rate_model.BITS)
 
     def search(self) -> None:
@@ -152,9 +152,9 @@ class _Encoder:
         while not self._searched():
             trainer = self._start(self._short)
             self._run(trainer)
-            quality = decibels(mean_loss(float(trainer.step.smooth.item()), trainer.step.done))
-            weights = float(trainer.step.shape.parameters)
-            self.pilots.append([weights, float(trainer.state.steps), quality])
+            step, steps = trainer.step, trainer.state.steps
+            loss = mean_loss(float(step.smooth.item()), step.done) / step.counted
+            self.pilots.append([float(step.shape.parameters), float(steps), decibels(loss)])
             if len(self.pilots) % 2 == 0:
                 self._resize()
 
@@ -268,8 +268,6 @@ class _Encoder:
         what = f"{seconds:.3g} seconds are too few for training {before:,.0f} weights"
         self.run.say(f"{what}: taking {self.weights:,.0f}, which give a better picture")
 
-    # --- one run ---
-
     def attempt(self) -> Draft:
         """Train a network and make a file of it."""
         began = time.perf_counter()
@@ -350,8 +348,6 @@ class _Encoder:
         *_, step, start = self.used
         step.restore(start)
         return step
-
-    # --- the price of bits ---
 
     def _price(self) -> float:
         if self.wanted.kind == "lambda":

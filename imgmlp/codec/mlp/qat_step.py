@@ -25,6 +25,7 @@ from imgmlp.codec.training.pixels import check_tables, pixel_features, random_pl
 from imgmlp.codec.training.replay import SMOOTHING
 from imgmlp.engine import AnyDevice, Program, Tensor, compile, dtype, nn, optim
 from imgmlp.errors import OutOfMemoryError
+from imgmlp.image import counted, has_alpha
 
 Array = np.ndarray[Any, Any]
 
@@ -35,6 +36,7 @@ _BY_BATCH, _BY_LENGTH = 0.3, 0.25  # powers by which it grows with the batch, fa
 STEP_RATE = 3.0  # times the learning rate: that of the steps' logarithms
 WARM_UP = 200  # steps in which the learning rate rises, of a short run a twentieth
 BETAS = (0.9, 0.99)
+UNSEEN = -1  # a sample that does not count
 DECAY = 0.01  # of weights: without it they grow, and with them the values of layers, which then die
 EPSILON = 1e-12  # gradients of single weights can be as small as 1e-8
 _LEAST = 0.2  # steps by which the mean magnitude is taken to be larger when rates are counted
@@ -88,7 +90,8 @@ class LearningStep(Resumable):
         self.x, self.y = (
             Tensor(t, device, name=f"{axis}_table") for t, axis in zip(tables, "xy", strict=True)
         )
-        self.pixels = Tensor(pixels.reshape(-1, self.channels), device, name="pixels")
+        self.pixels = Tensor(_marked(pixels).reshape(-1, self.channels), device, name="pixels")
+        self.counted: float = counted(pixels)
         self.size = size_of(self.height, self.width, device)
         owner = np.repeat(np.arange(len(self.counts), dtype=np.int32), self.counts)
         self.owner = Tensor(owner, device, name="owner")  # the tensor of each parameter
@@ -143,7 +146,10 @@ class LearningStep(Resumable):
         rounded = (_rounded(self.flat / step) * step - self.flat) * rounding
         used = self.flat + step * draw * noise + rounded
         answer = forward(used, self.shape, features)
-        error = (answer - (samples * (1 / 255) - 0.5)).square().mean()
+        difference = answer - (samples * (1 / 255) - 0.5)
+        if self.channels in (2, 4):
+            difference = difference * (samples - UNSEEN).minimum(1.0)
+        error = difference.square().mean()
         (slope,) = error.gradient([used])
         by_weight, by_size = self._rate_gradients(step, price)
         self.adam.apply([slope + by_weight])
@@ -215,6 +221,18 @@ def too_large(
     what = f"training network {shape} on {width}×{height} pixels"
     ways = (smaller_picture(width, height, build),)
     return explain(error, what, device, partial(build, width, height), ways)
+
+
+def _marked(pixels: Array) -> Array:
+    """Pixels [height, width, channels] with UNSEEN for colours under alpha 0, if there is alpha.
+
+    A mark in the samples themselves costs no kernel of its own, as weights beside them would.
+    """
+    if not has_alpha(pixels):
+        return pixels
+    found = pixels.astype(np.int32)
+    found[pixels[:, :, -1] == 0, :-1] = UNSEEN
+    return found
 
 
 def _rounded(x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from imgmlp.codec.training import draft
 from imgmlp.codec.training.search import approached, nearest, too_much
 from imgmlp.codec.training.target import Goal
 from imgmlp.engine import AnyDevice
-from imgmlp.image import Picture, psnr
+from imgmlp.image import Picture, has_alpha, psnr
 
 Array = np.ndarray[Any, Any]
 
@@ -59,7 +59,7 @@ class Rounding:
     def one_colour(self) -> Trial | None:
         """The smallest file that there is, if it is all that the target can ask for."""
         pixels = self.picture.pixels
-        levels = np.rint(pixels.mean(axis=(0, 1)))  # [channels]
+        levels = np.rint(_means(pixels))
         reached = psnr(pixels, np.broadcast_to(levels.astype(np.uint8), pixels.shape))
         enough = self.wanted.kind == "psnr" and reached >= self.wanted.value
         return self._trial(even(levels), []) if enough or math.isinf(reached) else None
@@ -130,6 +130,16 @@ class Rounding:
     def decoded(self, found: Network) -> Array:
         """uint8 [height, width, channels]."""
         return self._decoder.decode(found)
+
+
+def _means(pixels: Array) -> Array:
+    """[channels]: of the samples that count; 0 if there are none."""
+    if not has_alpha(pixels):
+        means: Array = pixels.mean(axis=(0, 1))
+        return means
+    alpha = pixels[:, :, -1]
+    colours = pixels[:, :, :-1].sum(axis=(0, 1), where=(alpha > 0)[:, :, None], dtype=np.float64)
+    return np.append(colours / max(np.count_nonzero(alpha), 1), alpha.mean())
 
 
 def even(levels: Array) -> Network:

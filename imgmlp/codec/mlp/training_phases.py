@@ -62,7 +62,7 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
     # --- looks ---
 
     def _look(self, tell: Callable[[Progress], None] | None) -> bool:
-        loss = mean_loss(float(self.step.smooth.item()), self.done)
+        loss = mean_loss(float(self.step.smooth.item()), self.done) / self.step.counted
         if not loss < HOPELESS:
             return self._recover()
         self._advance(self.done)

@@ -93,7 +93,7 @@ def key(picture: Picture, choices: str) -> str:
     """Stands for a picture, everything that was chosen for it, and the program that computes."""
     found = hashlib.sha256(f"{code_digest()} {picture.pixels.shape} {choices}\n".encode())
     found.update(np.ascontiguousarray(picture.pixels).data)  # a buffer: no copy of large ones
-    found.update(picture.icc or b"")
+    found.update(repr(picture.metadata).encode())
     return found.hexdigest()
 
 

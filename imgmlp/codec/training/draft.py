@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.bitstream import container
+from imgmlp.codec.bitstream import container, metadata_sections
 from imgmlp.codec.bitstream.container import Codec, Header, Section
 from imgmlp.codec.training.target import Goal
 from imgmlp.image import Picture, psnr
@@ -28,10 +28,10 @@ class Draft:
 
 
 def written(picture: Picture, codec: Codec, sections: Sequence[Section], digest: bytes) -> bytes:
-    """The file of a picture that a codec's sections decode to; its colour profile goes along."""
+    """The file of a picture that a codec's sections decode to; its metadata go along."""
     height, width, channels = picture.pixels.shape
-    profile = [Section(container.ICC, picture.icc)] if picture.icc else []
-    return container.write(Header(width, height, channels, digest, codec), [*sections, *profile])
+    beside = metadata_sections.sections(picture.metadata)
+    return container.write(Header(width, height, channels, digest, codec), [*sections, *beside])
 
 
 def size(picture: Picture, codec: Codec, sections: Sequence[Section]) -> int:

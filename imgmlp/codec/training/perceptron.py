@@ -19,8 +19,8 @@ class Activation(Function):
     @staticmethod
     def backward(ctx: Context, g: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        u = _clamped(x)
-        return g * (u * u * (3.0 - u * 2.0) + x * u * (1.0 - u) * 1.5)
+        u = _clamped(x)  # where the slope is neither 0 nor 1, x is 4 u - 2
+        return g * (u * (u * (12.0 - u * 8.0) - 3.0))
 
 
 def _clamped(x: Tensor) -> Tensor:

@@ -148,6 +148,8 @@ def best(nodes: Sequence[Node], states: set[Buffer], products: int = 0) -> Kinds
     An axis of what the step changes is none: parameters are no rows. With so many operations of
     `products` it is the longest axis whose rows and sums have them.
     """
+    if sum(_work(n) for n in nodes if n.op is Op.DOT) < products:
+        return None
     axes = Axes(nodes)
     changed = [n for n in nodes if n.op is Op.BUFFER and n.arg in states]
     parameters = {axes.find((n, a)) for n in changed for a in range(len(n.shape))}

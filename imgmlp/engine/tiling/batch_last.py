@@ -17,9 +17,9 @@ from imgmlp.engine.tiling.batch_axis import Kind, Kinds
 TURNED = (1, 0)
 
 
-def batch_is_last(nodes: Sequence[Node], kinds: Kinds) -> bool:
-    """Whether all that products read of the batch's inputs has the batch as its last axis."""
-    found: set[bool] = set()
+def factors_batch_last(nodes: Sequence[Node], kinds: Kinds) -> set[Node]:
+    """What products read of the batch's inputs, if all of it has the batch as its last axis."""
+    found: dict[Node, bool] = {}
     for node in nodes:
         if node.op is Op.DOT and kinds.of[node] is Kind.ROW and of_rows(node, kinds):
             base = node.src[0]
@@ -27,8 +27,8 @@ def batch_is_last(nodes: Sequence[Node], kinds: Kinds) -> bool:
                 base = base.src[0]
             if base in kinds.light:
                 rank = len(base.shape)
-                found.add(kinds.axis(base, rank) == rank - 1 > 0)
-    return found == {True}
+                found[base] = kinds.axis(base, rank) == rank - 1 > 0
+    return set(found) if all(found.values()) else set()
 
 
 def of_rows(node: Node, kinds: Kinds) -> bool:

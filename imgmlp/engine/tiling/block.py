@@ -25,7 +25,7 @@ from imgmlp.engine.passes.merge import attach_sums, merge
 from imgmlp.engine.passes.row_fusion import fuse_rows
 from imgmlp.engine.passes.schedule import freeze, schedule
 from imgmlp.engine.tiling.batch_axis import Kind, Kinds, best
-from imgmlp.engine.tiling.batch_last import batch_is_last
+from imgmlp.engine.tiling.batch_last import factors_batch_last
 from imgmlp.engine.tiling.partial_sums import PartialSums
 from imgmlp.engine.tiling.prologue import group_buffer
 from imgmlp.engine.tiling.staging import bring
@@ -104,7 +104,7 @@ class _Plan:
         self.updates, self.nodes, self.kinds, self.target = updates, nodes, kinds, target
         lanes, units = target.lanes, target.units
         self.block: Block | None = None
-        self.last = lanes == "one" and batch_is_last(nodes, kinds)
+        self.last = factors_batch_last(nodes, kinds) if lanes == "one" else set()
         roots = {value for _, value in updates}
         after = [n for n in nodes if kinds.of[n] is Kind.AFTER]
         wanted = roots | {s for n in after for s in n.src}

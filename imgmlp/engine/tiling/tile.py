@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from imgmlp.engine.ir.graph import (
@@ -50,10 +50,10 @@ class Cut:
 class Tile:
     """The same values for one tile of rows; `before` collects what must be computed first.
 
-    With `last` those of two axes are computed with the batch as their last one.
+    With `last`, factors whose last axis is the batch, values of two axes are computed so too.
     """
 
-    def __init__(self, kinds: Kinds, cut: Cut, lanes: Lanes, last: bool = False) -> None:
+    def __init__(self, kinds: Kinds, cut: Cut, lanes: Lanes, last: Set[Node] = frozenset()) -> None:
         self.kinds, self.cut, self.lanes, self.last = kinds, cut, lanes, last
         self.before: dict[Node, Node] = {}
         self.prologue = Prologue(cut.groups)
@@ -104,7 +104,7 @@ class Tile:
         return substitute(values, {**replaced, **ahead})
 
     def _rows_of(self, leaf: Node) -> Node:
-        axis = self.kinds.axis(leaf, len(leaf.shape))
+        axis, factor = self.kinds.axis(leaf, len(leaf.shape)), leaf in self.last
         if leaf.op is not Op.BUFFER:
             leaf = self._whole(leaf)
         if axis == 0 and self.cut.even and _is_all_of_a_buffer(leaf):
@@ -112,7 +112,8 @@ class Tile:
         assert axis is not None
         order = (axis, *(a for a in range(len(leaf.shape)) if a != axis))
         rows = gather(move(Op.PERMUTE, leaf, order), self.row)
-        return move(Op.PERMUTE, rows, tuple(order.index(a) for a in range(len(order))))
+        found = move(Op.PERMUTE, rows, tuple(order.index(a) for a in range(len(order))))
+        return contiguous(found) if factor else found
 
     def _computed(self, node: Node, src: tuple[Node, ...]) -> Node:
         axis = self.kinds.axis(node, len(node.shape))

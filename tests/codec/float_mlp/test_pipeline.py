@@ -18,6 +18,7 @@ from imgmlp.codec.training.run import Progress, Run
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.errors import OutOfMemoryError, UsageError
 from imgmlp.image import Picture, psnr
+from imgmlp.metadata import Metadata
 
 
 def settings(**changes: object) -> Settings:
@@ -42,7 +43,7 @@ PICTURES = {
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_decoding_gives_exactly_what_training_reported(device: AnyDevice, name: str) -> None:
-    picture = Picture(PICTURES[name], b"profile")
+    picture = Picture(PICTURES[name], Metadata(b"profile"))
     trained = pipeline.train(picture, settings(), device)
     stream = io.BytesIO()
     npz.save(trained.weights, stream)

@@ -13,7 +13,7 @@ import pytest
 from conftest import small_pixels
 
 from imgmlp.codec import decoder, encoder
-from imgmlp.codec.bitstream import container
+from imgmlp.codec.bitstream import container, metadata_sections
 from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.latent import encode as latent
 from imgmlp.codec.latent import training_phases
@@ -23,9 +23,11 @@ from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import open_device
 from imgmlp.errors import Interrupted, UsageError
 from imgmlp.image import Picture, psnr
+from imgmlp.metadata import NOTHING, Metadata
 
 SHORT = Workload(30)
 PIXELS = small_pixels()[:10, :13]
+BESIDE = Metadata(b"a colour profile", b"II*\0 EXIF", b"<xmp/>", (300.0, 72.5))
 
 
 def run(
@@ -33,11 +35,10 @@ def run(
     pixels: np.ndarray = PIXELS,
     workload: Workload = SHORT,
     run: Run | None = None,
-    icc: bytes | None = None,
+    metadata: Metadata = NOTHING,
 ) -> Encoded:
-    return encoder.encode(
-        Picture(pixels, icc), target, workload, open_device("numpy"), run, "latent"
-    )
+    picture = Picture(pixels, metadata)
+    return encoder.encode(picture, target, workload, open_device("numpy"), run, "latent")
 
 
 def is_over(left: Iterator[int]) -> bool:
@@ -47,13 +48,13 @@ def is_over(left: Iterator[int]) -> bool:
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 def test_figures_are_those_of_the_bytes(channels: int) -> None:
     pixels = np.concatenate([PIXELS, PIXELS[::-1]], axis=2)[:, :, :channels]
-    icc = b"a colour profile" if channels == 3 else None
-    found = run(Goal("lambda", 3e-3), pixels, Workload(10), icc=icc)
+    beside = BESIDE if channels == 3 else NOTHING
+    found = run(Goal("lambda", 3e-3), pixels, Workload(10), metadata=beside)
     parsed = container.parse(found.bytes)
     decoded = decoder.decode(parsed, open_device("numpy"))
     assert parsed.header.codec == "latent"
     assert (decoded == found.pixels).all()
-    assert parsed.get(container.ICC) == icc
+    assert metadata_sections.read(parsed) == beside
     assert found.metrics["bytes"] == len(found.bytes)
     assert found.metrics["psnr"] == psnr(pixels, decoded)
     assert found.metrics["steps"] == 10

@@ -16,7 +16,7 @@ import pytest
 from conftest import small_pixels
 
 from imgmlp.codec import decoder
-from imgmlp.codec.bitstream import container
+from imgmlp.codec.bitstream import container, metadata_sections
 from imgmlp.codec.encoder import Encoded, encode
 from imgmlp.codec.mlp import encode as mlp
 from imgmlp.codec.mlp import integer_inference, rate_model
@@ -34,8 +34,10 @@ from imgmlp.codec.training.trainer import Trainer
 from imgmlp.engine import open_device
 from imgmlp.errors import Interrupted
 from imgmlp.image import Picture, psnr
+from imgmlp.metadata import NOTHING, Metadata
 
 SHORT = Workload(120)
+BESIDE = Metadata(b"a colour profile", b"II*\0 EXIF", b"<xmp/>", (300.0, 72.5))
 
 
 def run(target: Goal, picture: Picture | None = None, workload: Workload = SHORT) -> Encoded:
@@ -101,13 +103,13 @@ def test_dearer_bits_give_smaller_files() -> None:
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 def test_figures_are_those_of_the_bytes(channels: int) -> None:
     pixels = np.concatenate([small_pixels(), small_pixels()[::-1]], axis=2)[:, :, :channels]
-    picture = Picture(pixels, b"a colour profile" if channels == 3 else None)
+    picture = Picture(pixels, BESIDE if channels == 3 else NOTHING)
     found = run(Goal("lambda", 3e-3), picture, Workload(20))
     parsed = container.parse(found.bytes)
     decoded = decoder.decode(parsed, open_device("numpy"))
     assert (decoded == found.pixels).all()
     assert decoded.shape == pixels.shape
-    assert parsed.get(container.ICC) == picture.icc
+    assert metadata_sections.read(parsed) == picture.metadata
     assert found.metrics["bytes"] == len(found.bytes)
     assert found.metrics["psnr"] == psnr(pixels, decoded)
     assert found.metrics["bpp"] == 8 * len(found.bytes) / (31 * 24)
@@ -315,7 +317,7 @@ def modelled(wanted: float, steps: int, monkeypatch: pytest.MonkeyPatch) -> Enco
         state = replace(begin(shape), phase=2)
         loss = 10 ** (-quality(shape, state.steps) / 10) * (1 - SMOOTHING**state.steps)
         smooth = SimpleNamespace(item=lambda: loss)
-        step = SimpleNamespace(shape=shape, smooth=smooth, done=state.steps)
+        step = SimpleNamespace(shape=shape, smooth=smooth, done=state.steps, counted=1.0)
         return SimpleNamespace(step=step, state=state, arrays=lambda: state.steps, choices=list)
 
     def best(self: Rounding, steps: Any, choices: Any, shape: Shape) -> Any:

@@ -15,6 +15,7 @@ from imgmlp.codec.training import checkpoint
 from imgmlp.codec.training.checkpoint import Checkpoint, Resumable, Snapshot
 from imgmlp.errors import OutputError
 from imgmlp.image import Picture
+from imgmlp.metadata import Metadata
 
 KEY, OTHER = "0123456789abcdef", "fedcba9876543210"
 
@@ -126,7 +127,7 @@ def test_a_key_stands_for_all_of_the_program(part: str, monkeypatch: pytest.Monk
 def test_a_key_stands_for_every_sample_and_choice() -> None:
     pixels = small_pixels()
     keys = {checkpoint.key(Picture(pixels), "a"), checkpoint.key(Picture(pixels), "b")}
-    keys.add(checkpoint.key(Picture(pixels, b"icc"), "a"))
+    keys.add(checkpoint.key(Picture(pixels, Metadata(b"icc")), "a"))
     other = pixels.copy()
     other[3, 4, 1] ^= 1
     keys.add(checkpoint.key(Picture(other), "a"))

@@ -1,0 +1,79 @@
+"""A picture's metadata as sections that a decoder may skip (docs/format-imlp.md)."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from functools import lru_cache
+from typing import Any
+
+from imgmlp.codec.bitstream.container import DAMAGED, ICC, Container, Section
+from imgmlp.errors import FormatError
+from imgmlp.metadata import MAX_BYTES, MAX_DPI, Metadata
+
+DEFLATED = {"icc": "c", "exif": "e", "xmp": "x"}  # types of their sections
+RESOLUTION = "d"
+_DOT = 1000  # parts of a dot an inch that are kept
+_RAW = -15  # for zlib: as large a window as there is, and no checksum beside the section's
+
+
+@lru_cache(maxsize=4)
+def sections(found: Metadata) -> tuple[Section, ...]:
+    """Those of what there is."""
+    made = []
+    for field, kind in DEFLATED.items():
+        if (data := getattr(found, field)) is not None:
+            packer = zlib.compressobj(9, zlib.DEFLATED, _RAW)
+            made.append(Section(kind, packer.compress(data) + packer.flush()))
+    if found.dpi is not None:
+        across, down = (round(n * _DOT) for n in found.dpi)
+        made.append(Section(RESOLUTION, struct.pack(">II", across, down)))
+    return tuple(made)
+
+
+def size(found: Metadata) -> int:
+    """About how many bytes of a file they are."""
+    return sum(len(section.data) + 8 for section in sections(found))
+
+
+def read(container: Container) -> Metadata:
+    """The metadata in a file. Raises FormatError."""
+    fields = {field: _inflated(container, kind) for field, kind in DEFLATED.items()}
+    if fields["icc"] is None:
+        fields["icc"] = container.get(ICC)
+    return Metadata(**fields, dpi=_resolution(container.get(RESOLUTION)))
+
+
+def facts(found: Metadata) -> dict[str, Any]:
+    """What `imgmlp info` says of them."""
+    sizes = {f"{field}_bytes": len(getattr(found, field) or b"") for field in DEFLATED}
+    return sizes | {"dpi": None if found.dpi is None else list(found.dpi)}
+
+
+def _inflated(container: Container, kind: str) -> bytes | None:
+    data = container.get(kind)
+    if data is None:
+        return None
+    unpacker = zlib.decompressobj(_RAW)
+    try:
+        found = unpacker.decompress(data, MAX_BYTES)
+    except zlib.error:
+        raise _damaged(kind) from None
+    if not unpacker.eof or unpacker.unused_data:
+        raise _damaged(kind)
+    return found
+
+
+def _resolution(data: bytes | None) -> tuple[float, float] | None:
+    if data is None:
+        return None
+    if len(data) != 8:
+        raise _damaged(RESOLUTION)
+    across, down = (n / _DOT for n in struct.unpack(">II", data))
+    if not (0 < across <= MAX_DPI and 0 < down <= MAX_DPI):
+        raise _damaged(RESOLUTION)
+    return across, down
+
+
+def _damaged(kind: str) -> FormatError:
+    return FormatError(f"what section {kind!r} holds is damaged", hint=DAMAGED)

@@ -1,0 +1,113 @@
+"""What comes with a picture's pixels: colour profile, EXIF data, XMP data and resolution.
+
+They are kept as bytes and hardly understood. Knows neither pictures nor codecs.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from dataclasses import dataclass, replace
+
+MAX_BYTES = 2**24  # of each
+MAX_DPI = 1e6
+USUAL_DPI = 72.0  # what programs take for granted
+_ORIENTATION, _PREVIEW, _PREVIEW_BYTES = 0x0112, 0x0201, 0x0202  # EXIF's tags
+_ENTRY = 12  # bytes
+_XMP_ORIENTATION = re.compile(rb"""(tiff:Orientation(?:\s*=\s*["']|>))[0-9]""")
+NAMES = {"icc": "colour profile", "exif": "EXIF data", "xmp": "XMP data", "dpi": "resolution"}
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """Each of them is None if it is not known."""
+
+    icc: bytes | None = None  # colour profile
+    exif: bytes | None = None  # from the byte order on, without the mark that JPEG puts before it
+    xmp: bytes | None = None
+    dpi: tuple[float, float] | None = None  # dots an inch along rows and columns
+
+    def names(self) -> list[str]:
+        """Of those that there are, for people."""
+        return [what for field, what in NAMES.items() if getattr(self, field) is not None]
+
+
+NOTHING = Metadata()
+
+
+def checked(found: Metadata, notes: list[str]) -> Metadata:
+    """Without what is too large, makes no sense, or says that the picture is to be turned.
+
+    Says in `notes` what was left out.
+    """
+    for field in ("icc", "exif", "xmp"):
+        value = getattr(found, field)
+        if value is not None and len(value) > MAX_BYTES:
+            notes.append(f"the {NAMES[field]} is too large and was left out")
+            found = replace(found, **{field: None})
+    if found.exif is not None:
+        upright = upright_exif(found.exif)
+        if upright is None:
+            notes.append("damaged EXIF data was left out")
+        found = replace(found, exif=upright)
+    if found.xmp is not None:
+        found = replace(found, xmp=_XMP_ORIENTATION.sub(rb"\g<1>1", found.xmp))
+    if found.dpi is not None:
+        across, down = found.dpi
+        sound = _makes_sense(found.dpi)
+        found = replace(found, dpi=(round(across, 3), round(down, 3)) if sound else None)
+    return found
+
+
+def _makes_sense(dpi: tuple[float, float]) -> bool:
+    """Also false for what every program assumes where nothing is said."""
+    usual = all(math.isclose(n, USUAL_DPI, abs_tol=0.05) for n in dpi)
+    return all(0.001 <= n <= MAX_DPI for n in dpi) and not usual
+
+
+def upright_exif(exif: bytes) -> bytes | None:
+    """EXIF data of a picture that was turned: its orientation is 1, its small preview is gone.
+
+    Everything else stays where it is, as camera makers' notes count from the beginning. None if
+    the data is damaged. The structure is that of TIFF 6.0, section 2.
+    """
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(exif[:4])
+    if order is None:
+        return None
+    data = bytearray(exif)
+    try:
+        (at,) = struct.unpack_from(f"{order}I", data, 4)
+        for tag, entry in _entries(data, order, at):
+            if tag == _ORIENTATION:
+                struct.pack_into(f"{order}HIHH", data, entry + 2, 3, 1, 1, 0)
+        end = at + 2 + _ENTRY * len(_entries(data, order, at))
+        (second,) = struct.unpack_from(f"{order}I", data, end)
+    except struct.error:
+        return None
+    if second:
+        struct.pack_into(f"{order}I", data, end, 0)
+        _blank_preview(data, order, second)
+    return bytes(data)
+
+
+def _entries(data: bytearray, order: str, at: int) -> list[tuple[int, int]]:
+    """(tag, place) of each entry of the directory there. Raises struct.error."""
+    (count,) = struct.unpack_from(f"{order}H", data, at)
+    places = range(at + 2, at + 2 + _ENTRY * count, _ENTRY)
+    return [(struct.unpack_from(f"{order}H", data, place)[0], place) for place in places]
+
+
+def _blank_preview(data: bytearray, order: str, directory: int) -> None:
+    """Zeros for the preview that a directory names; they cost nothing once they are compressed."""
+    try:
+        entries = dict(_entries(data, order, directory))
+        start, count = (
+            struct.unpack_from(f"{order}I", data, entries[tag] + 8)[0]
+            for tag in (_PREVIEW, _PREVIEW_BYTES)
+        )
+    except (struct.error, KeyError):
+        return
+    end = min(start + count, len(data))
+    if start > directory:  # nothing but what lies behind it
+        data[start:end] = bytes(max(0, end - start))

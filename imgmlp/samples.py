@@ -1,0 +1,132 @@
+"""8-bit samples of any Pillow image: gray or RGB, with alpha where something is transparent.
+
+A few rows are converted at a time, so that no second copy of a large picture is needed. Knows
+nothing of files.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageCms
+
+from imgmlp.errors import PictureError
+
+OPAQUE = "the fully opaque alpha channel was dropped"
+BAND = 2**20  # pixels that are converted at a time
+_GRAY = ("1", "L", "LA", "La")  # modes
+
+Array = np.ndarray[Any, Any]
+Convert = Callable[[Image.Image], Array]
+
+
+def samples(image: Image.Image, name: str, notes: list[str]) -> Array:
+    """uint8 [height, width, 1 to 4] of a loaded image; alpha is there only if it hides anything.
+
+    Says in `notes` what was changed. Raises PictureError for samples of an unknown range.
+    """
+    _check_mode(image, name)
+    convert = _conversion(image, notes)
+    hides = image.has_transparency_data and any(
+        bool((band[:, :, -1] < 255).any()) for _, band in _bands(image, convert)
+    )
+    if image.has_transparency_data and not hides:
+        notes.append(OPAQUE)
+    channels = (1 if _is_gray(image) else 3) + hides
+    found = np.empty((image.height, image.width, channels), np.uint8)
+    for rows, band in _bands(image, convert):
+        found[rows] = band[:, :, :channels]
+    return found
+
+
+def without_opaque_alpha(pixels: Array, notes: list[str]) -> Array:
+    """uint8 [height, width, 1 to 4] without an alpha channel that hides nothing."""
+    if pixels.shape[2] in (2, 4) and (pixels[:, :, -1] == 255).all():
+        notes.append(OPAQUE)
+        return np.ascontiguousarray(pixels[:, :, :-1])
+    return pixels
+
+
+def upright(pixels: Array, orientation: int) -> Array:
+    """Pixels turned as an EXIF orientation from 2 to 8 says (EXIF 2.3, 4.6.4 A)."""
+    if orientation in (5, 6, 7, 8):
+        pixels = pixels.transpose(1, 0, 2)
+    down = -1 if orientation in (3, 4, 7, 8) else 1
+    right = -1 if orientation in (2, 3, 6, 7) else 1
+    return np.ascontiguousarray(pixels[::down, ::right])
+
+
+def _check_mode(image: Image.Image, name: str) -> None:
+    if image.mode == "F" or (image.mode == "I" and image.format != "PPM"):
+        problem = f"{name} has samples of 32 bits ({image.mode}), whose black and white are unknown"
+        raise PictureError(problem, hint="convert it to 8 or 16 bits a sample first")
+
+
+def _is_gray(image: Image.Image) -> bool:
+    return image.mode in _GRAY or image.mode.startswith("I")
+
+
+def _bands(image: Image.Image, convert: Convert) -> Iterator[tuple[slice, Array]]:
+    """(rows, their samples as uint8 [rows, width, channels]) from the top to the bottom."""
+    step = max(1, BAND // image.width)
+    for top in range(0, image.height, step):
+        below = min(top + step, image.height)
+        band = convert(image.crop((0, top, image.width, below)))
+        yield slice(top, below), band[:, :, None] if band.ndim == 2 else band
+
+
+def _conversion(image: Image.Image, notes: list[str]) -> Convert:
+    """From a part of the image to its samples, uint8, alpha last if the image has any."""
+    key = image.info.get("transparency")
+    if image.mode in ("1", "L", "RGB") or _is_deep(image):
+        return _opaque if key is None else lambda band: _keyed(band, key)
+    if image.mode == "CMYK":
+        return _from_cmyk(image, notes)
+    wanted = {"LA": "LA", "La": "LA"}.get(image.mode)
+    if wanted is None:
+        wanted = "RGBA" if image.has_transparency_data else "RGB"
+    return lambda band: np.asarray(band.convert(wanted))
+
+
+def _is_deep(image: Image.Image) -> bool:
+    """Whether samples go from 0 to 65535."""
+    return image.mode.startswith("I")
+
+
+def _opaque(band: Image.Image) -> Array:
+    if _is_deep(band):
+        return (np.asarray(band) >> 8).astype(np.uint8)
+    return np.asarray(band.convert("L") if band.mode == "1" else band)
+
+
+def _keyed(band: Image.Image, key: int | tuple[int, ...]) -> Array:
+    """With alpha 0 where the samples are a certain value, and 255 elsewhere."""
+    seen = _opaque(band)
+    values = np.asarray(band) if _is_deep(band) else seen
+    rows = values.shape[:2]
+    hidden = (values == np.array(key)).reshape(*rows, -1).all(axis=2)
+    return np.dstack([seen, np.where(hidden, 0, 255).astype(np.uint8)])
+
+
+def _from_cmyk(image: Image.Image, notes: list[str]) -> Convert:
+    """To sRGB by the image's colour profile; without one, as if inks were perfect."""
+    profile = image.info.get("icc_profile")
+    try:
+        source = ImageCms.ImageCmsProfile(io.BytesIO(profile or b""))
+        transform = ImageCms.buildTransform(
+            source,
+            ImageCms.createProfile("sRGB"),
+            "CMYK",
+            "RGB",
+            ImageCms.Intent.RELATIVE_COLORIMETRIC,
+            ImageCms.Flags.BLACKPOINTCOMPENSATION,
+        )
+    except (ImageCms.PyCMSError, OSError, ImportError):
+        lacks = "its colour profile is of no use" if profile else "there is no colour profile"
+        notes.append(f"CMYK is converted to sRGB, and roughly, as {lacks}")
+        return lambda band: np.asarray(band.convert("RGB"))
+    notes.append("CMYK is converted to sRGB by its colour profile")
+    return lambda band: np.asarray(ImageCms.applyTransform(band, transform))

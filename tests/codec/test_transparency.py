@@ -1,0 +1,82 @@
+"""Colours under alpha 0 cost nothing and count for nothing, in both codecs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import small_pixels
+
+from imgmlp.codec.bitstream.container import Codec
+from imgmlp.codec.encoder import Encoded, encode
+from imgmlp.codec.latent.training_step import LatentStep
+from imgmlp.codec.training.target import Goal, Workload
+from imgmlp.engine import open_device
+from imgmlp.image import Picture, counted, psnr
+
+CODECS: tuple[Codec, ...] = ("mlp", "latent")
+TARGETS = [Goal("lambda", 3e-3), Goal("bytes", 260), Goal("psnr", 18)]
+
+
+def cut_out(fill: int | None, colours: int = 3) -> np.ndarray:
+    """A disc of a picture, half seen at its rim; beyond it one level, or noise."""
+    pixels = small_pixels(colours)[:8, :9]
+    y, x = np.mgrid[:8, :9]
+    distance = np.hypot(y - 4, x - 4)
+    alpha = np.clip(255 * (4 - distance), 0, 255).astype(np.uint8)
+    noise = np.random.default_rng(0).integers(0, 256, pixels.shape, np.uint8)
+    hidden = noise if fill is None else np.full_like(pixels, fill)
+    seen = np.where(alpha[:, :, None] > 0, pixels, hidden)
+    return np.dstack([seen, alpha])
+
+
+def run(pixels: np.ndarray, codec: Codec, wanted: Goal) -> Encoded:
+    return encode(Picture(pixels), wanted, Workload(8), open_device("numpy"), codec=codec)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("wanted", TARGETS, ids=str)
+def test_whatever_lies_there_the_file_is_the_same(codec: Codec, wanted: Goal) -> None:
+    files = [run(cut_out(fill), codec, wanted) for fill in (0, None)]
+    assert files[0].bytes == files[1].bytes
+    assert files[0].metrics["psnr"] == files[1].metrics["psnr"]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_gray_too(codec: Codec) -> None:
+    files = [run(cut_out(fill, 1), codec, TARGETS[0]) for fill in (255, None)]
+    assert files[0].bytes == files[1].bytes
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_what_is_all_transparent_is_a_small_lossless_file(codec: Codec) -> None:
+    pixels = np.random.default_rng(1).integers(0, 256, (20, 30, 4), np.uint8)
+    pixels[:, :, 3] = 0
+    found = run(pixels, codec, TARGETS[1])
+    assert len(found.bytes) < 80
+    assert (found.pixels[:, :, 3] == 0).all()
+    assert found.missed is None
+
+
+def test_figures_are_those_of_what_is_seen() -> None:
+    pixels = cut_out(None)
+    other = pixels.copy()
+    hidden = pixels[:, :, 3] == 0
+    other[hidden, :3] ^= 255
+    assert psnr(pixels, other) == np.inf
+    other[4, 4, 0] += 51
+    samples = 4 * hidden.size - 3 * np.count_nonzero(hidden)
+    assert psnr(pixels, other) == pytest.approx(10 * np.log10(255**2 * samples / 51**2))
+    assert counted(pixels) == pytest.approx(samples / pixels.size)
+    assert counted(pixels[:, :, :3]) == 1
+    other[0, 0, 3] = 9  # alpha itself counts everywhere
+    assert psnr(pixels, other) < psnr(pixels, np.dstack([other[:, :, :3], pixels[:, :, 3]]))
+
+
+def test_what_training_measures_is_what_is_seen() -> None:
+    device, found = open_device("numpy"), []
+    for fill in (0, None):
+        step = LatentStep(cut_out(fill), 0, device, hidden=4, entropy=4)
+        found.append(step.judge(step.flat.numpy()))
+    assert found[0] == found[1]
+    pixels = cut_out(0)
+    assert step.mean(pixels.size * counted(pixels)) == pytest.approx(1)

@@ -1,0 +1,375 @@
+"""Files of strangers: what they may take, which of their frames counts, why they are refused."""
+
+from __future__ import annotations
+
+import io
+import os
+import resource
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import hostile
+import numpy as np
+import pytest
+from conftest import environment, small_pixels
+from PIL import Image, TiffImagePlugin
+
+from imgmlp import image as pictures
+from imgmlp.errors import PictureError, UsageError
+from imgmlp.image_files import UPPER_BITS
+
+RGB, GRAY = small_pixels(), small_pixels(1)
+MOST = 64  # MiB that refusing all of them may take
+CHILD = """
+import resource, sys
+from imgmlp import image
+from imgmlp.errors import PictureError
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+before = peak()
+for path in sys.argv[1:]:
+    try:
+        image.load(path, alpha=True)
+    except PictureError:
+        pass
+    else:
+        sys.exit(f"{path} was taken for a picture")
+print(peak() - before)
+"""
+
+
+def save(image: Image.Image, path: Path, **options: object) -> Path:
+    image.save(path, **options)
+    return path
+
+
+def refusal(path: Path) -> PictureError:
+    with pytest.raises(PictureError) as caught:
+        pictures.load(path)
+    assert caught.value.hint
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+# Bombs
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others count memory in other units")
+def test_what_claims_much_is_refused_and_takes_little(tmp_path: Path) -> None:
+    """In a process of its own, whose limits only see to it that nothing else is harmed."""
+    for name, make in hostile.BOMBS.items():
+        (tmp_path / name).write_bytes(make())
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33))
+        resource.setrlimit(resource.RLIMIT_CPU, (120, 120))
+
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, *map(str, sorted(tmp_path.iterdir()))],
+        env=environment(),
+        preexec_fn=limit,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < MOST * 1024  # KiB
+    assert done.stderr == ""
+
+
+def test_a_bomb_in_an_icon_says_what_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "a.ico"
+    for name in ("ico-png.ico", "ico-claim.ico", "ico-bitmap.ico"):
+        path.write_bytes(hostile.BOMBS[name]())
+        assert "more pixels than it says" in str(refusal(path))
+    path.write_bytes(hostile.BOMBS["ico-mask.ico"]())  # Pillow seeks before the file's beginning
+    assert "damaged" in str(refusal(path))
+
+
+def test_a_large_colour_profile_is_no_bomb(tmp_path: Path) -> None:
+    profile = np.random.default_rng(0).bytes(3 * 2**20)
+    path = save(Image.fromarray(RGB), tmp_path / "a.png", icc_profile=profile)
+    assert pictures.load(path).icc == profile
+    path.write_bytes(hostile.BOMBS["png-text.png"]())
+    assert "damaged" not in str(refusal(path))
+
+
+def test_sound_icons_are_pictures(tmp_path: Path) -> None:
+    image = Image.fromarray(small_pixels()).resize((256, 256))
+    for name in ("a.ico", "a.icns"):
+        path = save(image, tmp_path / name)
+        assert pictures.load(path).channels == 3
+    path.write_bytes(hostile.icns(hostile.png(256, 256, rows=256)))
+    assert pictures.load(path).pixels.shape == (256, 256, 3)
+
+
+def test_tiles_of_usual_sizes_are_no_bombs(tmp_path: Path) -> None:
+    path = tmp_path / "a.tif"
+    path.write_bytes(hostile.tiled_tiff(512))
+    assert pictures.load(path).pixels.shape == (7, 9, 1)
+
+
+def test_pillows_own_limit_is_as_it_was(tmp_path: Path) -> None:
+    before = Image.MAX_IMAGE_PIXELS
+    pictures.load(save(Image.fromarray(RGB), tmp_path / "a.png"))
+    (tmp_path / "a.ico").write_bytes(hostile.BOMBS["ico-png.ico"]())
+    refusal(tmp_path / "a.ico")
+    assert before == Image.MAX_IMAGE_PIXELS
+
+
+# Frames
+
+
+def frames(path: Path, **options: object) -> Path:
+    images = [Image.fromarray(GRAY[:, :, 0] // k) for k in (1, 2, 3)]
+    return save(images[0], path, save_all=True, append_images=images[1:], **options)
+
+
+@pytest.mark.parametrize("suffix", [".gif", ".png", ".webp", ".tif"])
+def test_of_several_frames_the_first_is_taken_or_the_one_asked_for(
+    tmp_path: Path, suffix: str
+) -> None:
+    path = frames(tmp_path / f"a{suffix}", **({"lossless": True} if suffix == ".webp" else {}))
+    first = pictures.load(path)
+    np.testing.assert_array_equal(first.pixels[:, :, :1], GRAY)
+    assert [note for note in first.notes if "--frame" in note]
+    for number in (1, 2, 3):
+        found = pictures.load(path, frame=number)
+        np.testing.assert_array_equal(found.pixels[:, :, :1], GRAY // number)
+        assert not [note for note in found.notes if "--frame" in note]
+
+
+@pytest.mark.parametrize("frame", [0, 4, -1])
+def test_a_frame_that_is_not_there_is_a_usage_error(tmp_path: Path, frame: int) -> None:
+    for path in (frames(tmp_path / "a.gif"), frames(tmp_path / "a.tif")):
+        with pytest.raises(UsageError, match=f"no frame {frame}"):
+            pictures.load(path, frame=frame)
+
+
+def test_a_plain_picture_has_one_frame(tmp_path: Path) -> None:
+    path = save(Image.fromarray(RGB), tmp_path / "a.png")
+    np.testing.assert_array_equal(pictures.load(path, frame=1).pixels, RGB)
+    with pytest.raises(UsageError):
+        pictures.load(path, frame=2)
+
+
+def tiff_pages(path: Path, *kinds: int) -> Path:
+    """A TIFF with a page of each kind: 0 is a picture of its own, 1 a reduced copy, 4 a mask."""
+    images = []
+    for number, kind in enumerate(kinds):
+        image = Image.fromarray(RGB[:: number + 1, :: number + 1].copy())
+        tags = TiffImagePlugin.ImageFileDirectory_v2()
+        tags[254] = kind
+        image.encoderinfo = {"tiffinfo": tags}
+        images.append(image)
+    return save(images[0], path, save_all=True, append_images=images[1:])
+
+
+def test_reduced_copies_in_a_tiff_are_no_frames(tmp_path: Path) -> None:
+    picture = pictures.load(tiff_pages(tmp_path / "a.tif", 0, 1, 4))
+    np.testing.assert_array_equal(picture.pixels, RGB)
+    assert picture.notes == ()
+    assert pictures.load(tiff_pages(tmp_path / "b.tif", 0, 1, 0)).notes
+
+
+def layered_psd(layers: int) -> bytes:
+    """A PSD of 9×7 pixels with so many empty layers; its merged picture is gray."""
+    record = struct.pack(">4iH", 0, 0, 0, 0, 1) + struct.pack(">hI", 0, 2)
+    record += b"8BIMnorm" + bytes(4) + struct.pack(">I", 0)
+    inner = struct.pack(">h", layers) + record * layers + bytes(2 * layers)
+    block = struct.pack(">I", len(inner)) + inner
+    head = b"8BPS" + struct.pack(">H6xHIIHH", 1, 1, 7, 9, 8, 1)
+    return head + bytes(8) + struct.pack(">I", len(block)) + block + bytes(2) + bytes(range(63))
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_the_merged_picture_of_a_layered_psd_is_taken(tmp_path: Path, layers: int) -> None:
+    path = tmp_path / "a.psd"
+    path.write_bytes(layered_psd(layers))
+    picture = pictures.load(path)
+    np.testing.assert_array_equal(picture.pixels.ravel(), range(63))
+    assert bool(picture.notes) == (layers > 1)
+    assert pictures.load(path, frame=1).notes == ()
+    with pytest.raises(UsageError):
+        pictures.load(path, frame=2)
+
+
+# Depth
+
+
+def test_a_bitmap_of_5_6_5_bits_is_no_deep_picture(tmp_path: Path) -> None:
+    masks = struct.pack("<III", 0xF800, 0x7E0, 0x1F)
+    header = struct.pack("<IiiHHIIiiII", 40, 2, 1, 1, 16, 3, 4, 0, 0, 0, 0) + masks
+    data = struct.pack("<HH", 0xF800, 0x07E0)
+    path = tmp_path / "a.bmp"
+    path.write_bytes(b"BM" + struct.pack("<IHHI", 14 + len(header) + 4, 0, 0, 66) + header + data)
+    picture = pictures.load(path)
+    np.testing.assert_array_equal(picture.pixels, [[[255, 0, 0], [0, 255, 0]]])
+    assert picture.notes == ()
+
+
+@pytest.mark.parametrize("suffix", [".png", ".tif", ".pgm"])
+def test_of_16_bits_the_upper_8_are_kept(tmp_path: Path, suffix: str) -> None:
+    deep = GRAY[:, :, 0].astype(np.uint16) * 256 + 200
+    picture = pictures.load(save(Image.fromarray(deep), tmp_path / f"a{suffix}"))
+    np.testing.assert_array_equal(picture.pixels, GRAY)
+    assert picture.notes == (UPPER_BITS.format(16),)
+
+
+def deep_png(channels: int) -> tuple[bytes, np.ndarray]:
+    """A PNG of 16 bits a sample, 5 × 4, and its samples."""
+    values = np.random.default_rng(channels).integers(0, 2**16, (4, 5, channels), np.uint16)
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+    colour = {1: 0, 2: 4, 3: 2, 4: 6}[channels]
+    header = struct.pack(">IIBBBBB", 5, 4, 16, colour, 0, 0, 0)
+    data = hostile.chunk(b"IDAT", hostile.zlib.compress(rows))
+    return (
+        hostile.MAGIC + hostile.chunk(b"IHDR", header) + data + hostile.chunk(b"IEND", b""),
+        values,
+    )
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_colours_and_alpha_of_16_bits_too(tmp_path: Path, channels: int) -> None:
+    data, values = deep_png(channels)
+    path = tmp_path / "a.png"
+    path.write_bytes(data)
+    picture = pictures.load(path, alpha=True)
+    np.testing.assert_array_equal(picture.pixels, values >> 8)
+    assert picture.notes == (UPPER_BITS.format(16),)
+
+
+def test_a_deep_tiff_in_colour_and_one_whose_white_is_0(tmp_path: Path) -> None:
+    path = tmp_path / "a.tif"
+    values = np.arange(63 * 3, dtype="<u2") * 300
+    tags = {256: 9, 257: 7, 259: 1, 262: 2, 273: 0, 277: 3, 278: 7, 279: values.nbytes}
+    path.write_bytes(hostile.tiff(tags | {258: 16}, values.tobytes()))
+    found = pictures.load(path)
+    np.testing.assert_array_equal(found.pixels.ravel(), values >> 8)
+    assert found.notes == (UPPER_BITS.format(16),)
+    tags |= {262: 0, 277: 1, 258: 16, 279: 126}
+    path.write_bytes(hostile.tiff(tags, values[:63].tobytes()))
+    np.testing.assert_array_equal(
+        pictures.load(path).pixels.ravel(), (65535 - values[:63].astype(int)) >> 8
+    )
+
+
+def test_a_ppm_of_16_bits(tmp_path: Path) -> None:
+    path = tmp_path / "a.ppm"
+    path.write_bytes(b"P6 2 1 65535\n" + bytes(range(12)))
+    found = pictures.load(path)
+    assert found.pixels.shape == (1, 2, 3)
+    assert found.notes == (UPPER_BITS.format(16),)
+
+
+def test_a_transparent_colour_of_16_bits_is_refused(tmp_path: Path) -> None:
+    data, values = deep_png(3)
+    key = hostile.chunk(b"tRNS", values[0, 0].astype(">u2").tobytes())
+    path = tmp_path / "a.png"
+    at = data.index(b"IDAT") - 4
+    path.write_bytes(data[:at] + key + data[at:])
+    error = refusal(path)
+    assert "transparent colour" in str(error)
+    assert "magick" in error.hint
+    data, values = deep_png(1)
+    key = hostile.chunk(b"tRNS", values[0, 0].astype(">u2").tobytes())
+    path.write_bytes(data[:at] + key + data[at:])
+    found = pictures.load(path, alpha=True)  # all 16 bits of gray are known
+    np.testing.assert_array_equal(found.pixels[:, :, 1] == 0, values[:, :, 0] == values[0, 0])
+
+
+# Reasons
+
+
+def test_a_drawing_has_no_pixels(tmp_path: Path) -> None:
+    path = tmp_path / "a b.eps"
+    Image.fromarray(RGB).save(path)
+    error = refusal(path)
+    assert "drawing" in str(error)
+    assert f"'{path}'" in error.hint
+    path.write_bytes(b"\xd7\xcd\xc6\x9a\0\0" + struct.pack("<4hH", 0, 0, 9, 9, 72) + bytes(6)
+                     + b"\x01\x00\x09\x00" + bytes(80))  # fmt: skip
+    assert "drawing" in str(refusal(path))
+
+
+def bitmap_file(header: bytes) -> bytes:
+    return b"BM" + struct.pack("<IHHI", 14 + len(header), 0, 0, 14 + len(header)) + header
+
+
+def dds(four: bytes) -> bytes:
+    kind = struct.pack("<II4s5I", 32, 4, four, 0, 0, 0, 0, 0)
+    return b"DDS " + struct.pack("<7I44x", 124, 0x1007, 7, 9, 0, 0, 1) + kind + bytes(20)
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.bmp", bitmap_file(struct.pack("<IiiHHIIiiII", 40, 9, 7, 1, 24, 4, 0, 0, 0, 0, 0))),
+        ("b.bmp", bitmap_file(struct.pack("<I", 20) + bytes(16))),
+        ("c.bmp", bitmap_file(struct.pack("<IiiHHIIiiII", 40, 9, 7, 1, 2, 0, 0, 0, 0, 0, 0))),
+        ("a.dds", dds(b"YUY2")),
+        ("a.grib", b"GRIB\0\0\0\1" + bytes(200)),
+        ("a.h5", b"\x89HDF\r\n\x1a\n" + bytes(200)),
+    ],
+)
+def test_what_pillow_cannot_read_is_not_called_damaged(
+    tmp_path: Path, name: str, data: bytes
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(data)
+    error = refusal(path)
+    assert "Pillow cannot read" in str(error)
+    assert "damaged" not in str(error)
+    assert "get the file again" not in error.hint
+    assert f"magick {path}" in error.hint
+
+
+def test_what_pillow_knows_but_cannot_open_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.psd"
+    path.write_bytes(b"8BPS" + struct.pack(">H6xHIIHH", 1, 3, 7, 9, 16, 3) + bytes(99))
+    error = refusal(path)
+    assert "a damaged PSD file, or one of a kind that Pillow cannot read" in str(error)
+
+
+def test_libtiff_does_not_write_to_the_terminal(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    noise = np.random.default_rng(1).integers(0, 256, (40, 40, 3), np.uint8)
+    path = save(Image.fromarray(noise), tmp_path / "a.tif", compression="tiff_adobe_deflate")
+    data = bytearray(path.read_bytes())
+    data[100:3000] = bytes(2900)
+    path.write_bytes(data)
+    assert "damaged" in str(refusal(path))
+    os.write(2, b"still there")
+    assert capfd.readouterr() == ("", "still there")
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_a_jpeg_that_lacks_only_its_end_is_read(tmp_path: Path, progressive: bool) -> None:
+    path = save(Image.fromarray(RGB), tmp_path / "a.jpg", progressive=progressive)
+    data, whole = path.read_bytes(), pictures.load(path)
+    for count in (1, 2):
+        path.write_bytes(data[:-count])
+        found = pictures.load(path)
+        np.testing.assert_array_equal(found.pixels, whole.pixels)
+        assert ["end is missing" in note for note in found.notes] == [True]
+    path.write_bytes(data[:-2])
+    for count in (5, 20, 200):
+        path.write_bytes(data[:-count])
+        assert "truncated" in str(refusal(path))
+
+
+def test_a_pipe_is_read_as_a_file_is(tmp_path: Path) -> None:
+    stream = io.BytesIO()
+    Image.fromarray(RGB).save(stream, "PNG")
+    out, into = os.pipe()
+    os.write(into, stream.getvalue())
+    os.close(into)
+    try:
+        np.testing.assert_array_equal(pictures.load(f"/dev/fd/{out}").pixels, RGB)
+    finally:
+        os.close(out)

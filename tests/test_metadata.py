@@ -1,0 +1,244 @@
+"""Colour profile, EXIF, XMP and resolution: from picture files, through .imlp, into others."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import GOLDEN, Command, small_pixels
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image, ImageCms, PngImagePlugin
+
+import imgmlp
+from imgmlp import image as pictures
+from imgmlp.codec.bitstream import container, metadata_sections
+from imgmlp.image import Picture
+from imgmlp.metadata import MAX_BYTES, NOTHING, Metadata, checked, upright_exif
+
+RGB = small_pixels()
+ICC = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+XMP = b'<x:xmpmeta xmlns:x="adobe:ns:meta/">a b</x:xmpmeta>'
+ORIENTATION, MAKER, LENS = 0x0112, 271, 0xA434
+
+
+def exif(orientation: int = 1, maker: str = "a maker") -> bytes:
+    """EXIF data with an inner directory, as Pillow writes it."""
+    found = Image.Exif()
+    found[MAKER], found[ORIENTATION] = maker, orientation
+    found[0x8769] = {LENS: "a lens"}
+    return found.tobytes()[6:]
+
+
+ALL = Metadata(ICC, exif(), XMP, (300.0, 150.0))
+
+
+def told(data: bytes | None) -> tuple[object, object, object]:
+    """Maker, lens and orientation in EXIF data."""
+    found = Image.Exif()
+    found.load(b"Exif\0\0" + (data or b""))
+    return found.get(MAKER), found.get_ifd(0x8769).get(LENS), found.get(ORIENTATION, 1)
+
+
+def save(path: Path, suffix: str, orientation: int = 1) -> Path:
+    """A file with all that its format can hold, as other programs write it."""
+    image, path = Image.fromarray(RGB), path / f"a{suffix}"
+    data = b"Exif\0\0" + exif(orientation)
+    options: dict[str, object] = {"exif": data, "xmp": XMP, "dpi": (300, 150), "icc_profile": ICC}
+    if suffix == ".png":
+        options["pnginfo"] = PngImagePlugin.PngInfo()
+        options["pnginfo"].add_itxt("XML:com.adobe.xmp", XMP)
+    if suffix == ".tif":
+        tags = Image.Exif()
+        tags.load(data)
+        tags[700] = XMP
+        options["exif"] = tags
+    image.save(path, **options)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".tif", ".webp", ".avif"])
+def test_what_a_file_tells_is_known(tmp_path: Path, suffix: str) -> None:
+    found = pictures.load(save(tmp_path, suffix)).metadata
+    assert (found.icc, found.xmp) == (ICC, XMP)
+    assert told(found.exif) == ("a maker", "a lens", 1)
+    if suffix in (".jpg", ".png", ".tif"):  # which know a resolution
+        assert found.dpi == pytest.approx((300, 150), abs=0.05)
+    assert pictures.load(save(tmp_path, suffix), strip=True).metadata == NOTHING
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".tif", ".webp"])
+def test_what_is_turned_is_not_turned_twice(tmp_path: Path, suffix: str) -> None:
+    picture = pictures.load(save(tmp_path, suffix, 6))
+    assert picture.pixels.shape == (31, 24, 3)
+    assert told(picture.metadata.exif) == ("a maker", "a lens", 1)
+    path = tmp_path / "again.png"
+    pictures.save_picture(picture.pixels, path, picture.metadata)
+    np.testing.assert_array_equal(pictures.load(path).pixels, picture.pixels)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_each_orientation_is_that_of_pillow(tmp_path: Path, orientation: int) -> None:
+    from PIL import ImageOps
+
+    path = save(tmp_path, ".png", orientation)
+    with Image.open(path) as image:
+        expected = np.asarray(ImageOps.exif_transpose(image))
+    np.testing.assert_array_equal(pictures.load(path).pixels, expected)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "lost"),
+    [
+        (".png", []),
+        (".jpg", []),
+        (".tif", ["EXIF data"]),
+        (".webp", ["resolution"]),
+        (".bmp", ["colour profile", "EXIF data", "XMP data"]),
+        (".ppm", ["colour profile", "EXIF data", "XMP data", "resolution"]),
+    ],
+)
+def test_what_a_format_holds_is_written_and_the_rest_is_named(
+    tmp_path: Path, suffix: str, lost: list[str]
+) -> None:
+    path = tmp_path / f"a{suffix}"
+    assert pictures.save_picture(RGB, path, ALL) == lost
+    found = pictures.load(path).metadata
+    assert set(found.names()) == set(ALL.names()) - set(lost)
+    if found.exif is not None:
+        assert told(found.exif) == ("a maker", "a lens", 1)
+    if found.dpi is not None:
+        assert found.dpi == pytest.approx((300, 150), abs=0.05)
+    assert found.icc in (ICC, None)
+    assert found.xmp in (XMP, None)
+
+
+def test_what_is_too_large_for_a_jpeg_is_left_out_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    large = Metadata(ICC, exif(maker="x" * 70_000), b"<" * 70_000)
+    assert pictures.save_picture(RGB, path, large) == ["EXIF data", "XMP data"]
+    assert pictures.load(path).icc == ICC
+
+
+# What is kept of EXIF and XMP
+
+
+def with_preview(order: str, orientation: int, preview: bytes) -> bytes:
+    """EXIF data of two directories, the second with a preview."""
+    mark = b"II*\0" if order == "<" else b"MM\0*"
+    first = struct.pack(f"{order}HHHIHHI", 1, ORIENTATION, 3, 1, orientation, 0, 26)
+    place = 8 + len(first) + 2 + 24 + 4
+    second = struct.pack(f"{order}H", 2)
+    for tag, value in ((0x0201, place), (0x0202, len(preview))):
+        second += struct.pack(f"{order}HHII", tag, 4, 1, value)
+    return mark + struct.pack(f"{order}I", 8) + first + second + bytes(4) + preview
+
+
+@pytest.mark.parametrize("order", "<>")
+def test_the_preview_is_blanked_and_everything_else_stays(order: str) -> None:
+    before = with_preview(order, 6, b"preview" * 100)
+    after = upright_exif(before)
+    assert after == with_preview(order, 1, bytes(700)).replace(
+        struct.pack(f"{order}I", 26) + struct.pack(f"{order}H", 2),
+        bytes(4) + struct.pack(f"{order}H", 2),
+    )
+    assert upright_exif(after) == after
+
+
+@given(st.binary(max_size=200), st.sampled_from([b"II*\0", b"MM\0*", b""]))
+def test_exif_data_of_any_bytes_are_kept_in_their_length_or_left_out(
+    data: bytes, mark: bytes
+) -> None:
+    found = upright_exif(mark + data)
+    assert found is None or len(found) == len(mark + data)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b'<a tiff:Orientation="6"/>', b'<a tiff:Orientation="1"/>'),
+        (b"<tiff:Orientation>8</tiff:Orientation>", b"<tiff:Orientation>1</tiff:Orientation>"),
+        (XMP, XMP),
+    ],
+)
+def test_xmp_data_do_not_turn_what_is_upright(before: bytes, after: bytes) -> None:
+    assert checked(Metadata(xmp=before), []).xmp == after
+
+
+@pytest.mark.parametrize("dpi", [(0, 0), (72, 72), (72.009, 72.009), (-1, 300), (np.nan, 300)])
+def test_a_resolution_that_says_nothing_is_left_out(dpi: tuple[float, float]) -> None:
+    assert checked(Metadata(dpi=dpi), []) == NOTHING
+
+
+def test_what_is_left_out_is_told() -> None:
+    notes: list[str] = []
+    large = bytes(MAX_BYTES + 1)
+    assert checked(Metadata(large, b"no EXIF data", large), notes) == NOTHING
+    assert len(notes) == 3
+    assert "damaged EXIF" in " ".join(notes)
+
+
+# Through a file
+
+
+@pytest.mark.parametrize("codec", ["mlp", "latent"])
+def test_a_file_gives_back_what_the_picture_told(tmp_path: Path, codec: str) -> None:
+    path = save(tmp_path, ".png", 6)
+    expected = pictures.load(path).metadata
+    choices = {"quality": 0, "effort": 1, "codec": codec, "device": "numpy"}
+    found = imgmlp.encode(path, **choices)
+    stored = metadata_sections.read(container.parse(found.bytes))
+    assert stored == expected
+    facts = imgmlp.info(found.bytes)
+    assert facts["exif_bytes"] == len(expected.exif)
+    assert facts["xmp_bytes"] == len(XMP)
+    assert facts["dpi"] == pytest.approx([150, 300], abs=0.05)
+    image = imgmlp.decode(found.bytes, device="numpy")
+    assert image.info["icc_profile"] == ICC
+    assert image.getexif()[MAKER] == "a maker"
+    stripped = imgmlp.encode(path, **choices, strip=True)
+    assert metadata_sections.read(container.parse(stripped.bytes)) == NOTHING
+    assert len(stripped.bytes) < len(found.bytes) - 300
+
+
+def test_a_wanted_size_counts_them(tmp_path: Path) -> None:
+    picture = Picture(RGB, Metadata(xmp=np.random.default_rng(0).bytes(300)))
+    image = pictures.to_image(picture.pixels, picture.metadata)
+    found = imgmlp.encode(image, size=700, effort=1, device="numpy")
+    assert found.missed is None
+    assert len(found.bytes) <= 700
+
+
+def test_commands_keep_or_leave_them_and_say_what_is_lost(imgmlp: Command, picture: Path) -> None:
+    save(picture.parent, ".png")
+    quick = ("--quality", "0", "--effort", "1")
+    imgmlp("encode", "a.png", *quick)
+    assert "EXIF" in imgmlp("info", "a.imlp").stdout
+    imgmlp("decode", "a.imlp", "-o", "b.jpg")
+    assert told(pictures.load(picture.parent / "b.jpg").metadata.exif)[0] == "a maker"
+    lost = imgmlp("decode", "a.imlp", "-o", "b.bmp").stderr
+    assert "b.bmp cannot hold the colour profile and EXIF data and XMP data" in lost
+    imgmlp("encode", "a.png", *quick, "--strip", "--force")
+    assert "EXIF" not in imgmlp("info", "a.imlp").stdout
+
+
+def test_a_frame_is_chosen_by_its_number(imgmlp: Command, picture: Path) -> None:
+    frames = [Image.new("L", (9, 7), level) for level in (50, 100, 150)]
+    frames[0].save(picture.parent / "a.gif", save_all=True, append_images=frames[1:])
+    quick = ("--quality", "0", "--effort", "1", "-o", "a.imlp", "--force")
+    done = imgmlp("encode", "a.gif", *quick)
+    assert "only its first frame is taken; --frame chooses another" in done.stderr
+    for number, level in ((1, 50), (3, 150)):
+        imgmlp("encode", "a.gif", *quick, "--frame", str(number))
+        imgmlp("decode", "a.imlp", "-o", "a.png", "--force")
+        with Image.open(picture.parent / "a.png") as image:
+            assert set(np.asarray(image).ravel()) == {level}
+    assert "no frame 4" in imgmlp("encode", "a.gif", *quick, "--frame", "4", check=2).stderr
+
+
+def test_files_from_before_are_read(tmp_path: Path) -> None:
+    for path in {*GOLDEN.glob("*.imlp")} - {GOLDEN / "metadata.imlp"}:
+        found = container.parse(path.read_bytes())
+        assert metadata_sections.read(found) == Metadata(found.get(container.ICC))
