@@ -251,7 +251,8 @@ class _Task:
         if self.kept is not None and (others := checkpoint.others(self.path, self.kept)):
             self.terminal.note(others)
         how = goal, self.workload, self.device(), self.wanted.codec
-        self.terminal.note(f"about {duration(encoder.expected_seconds(picture, *how))}")
+        if self.workload.steps and self.workload.seconds is None:  # else it is told already
+            self.terminal.note(f"about {duration(encoder.expected_seconds(picture, *how))}")
         with self.terminal.training(self.workload.steps) as show:
             heard = show, self.stop.requested, self.terminal.note
             run = Run(*heard, self.kept, began=self.began)

@@ -48,6 +48,7 @@ BELOW, BEYOND = 0.15, 0.2  # dB from which rounding may bring a network to its t
 SHORT_RUNS = 0.1  # of the time left, that of a short run
 LARGER = 1.1  # times the weights, at least, where too few missed a quality
 FIRST = 0.7  # of the time left, that of an attempt after which there may be others
+HURRIED = 0.35  # of all the time, with less than which the network of short runs must do
 LAST = 0.15  # of all the time, less than which is too little for another one
 CHECKS = 3  # times that a file is decoded once it is chosen, at most
 TRIALS = 12  # times that files are decoded to choose one
@@ -219,8 +220,6 @@ class _Encoder:
     def _shape(self, weights: float | None = None) -> Shape:
         return rate_model.network_shape(weights or self.weights, self.picture.channels)
 
-    # --- how long ---
-
     def _left(self) -> float:
         """Seconds."""
         assert self.limit is not None
@@ -245,7 +244,7 @@ class _Encoder:
         return self.paces[shape, wider]
 
     def _for_training(self, shape: Shape) -> float:
-        """Seconds of an attempt, without those that choosing and checking its file will take."""
+        """Seconds of an attempt, without those for choosing and checking its file."""
         checks = 2 if self.wanted.kind != "psnr" else TRIALS
         share = FIRST if self.wanted.kind == "psnr" and not self.attempts else 1.0
         return max(1e-3, share * (self._left() - checks * self.rounding.seconds(shape)))
@@ -256,6 +255,9 @@ class _Encoder:
         Below HASTY steps twice the steps bring more than twice the weights, which take as long.
         """
         if self.limit is None or self.weights <= SMALL:
+            return
+        if self.pilots and self._late(HURRIED):  # no time to compile another one
+            self.weights = self.pilots[-1][0]
             return
         before, shape = self.weights, self._shape()
         seconds, known = self._left(), [s for s, _ in self.paces]
@@ -365,8 +367,6 @@ class _Encoder:
 
     def _pricing(self, budget: float | None) -> Pricing:
         return (lambda *_: 1.0) if budget is None else (lambda bits, _: (bits / budget) ** 2)
-
-    # --- what is kept, and the result ---
 
     def _complete(self, snapshot: Snapshot) -> Snapshot:
         """A trainer's snapshot with that of the runs before it."""
