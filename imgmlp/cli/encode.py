@@ -22,7 +22,7 @@ from imgmlp.codec.training.checkpoint import Checkpoint, Snapshot
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import AnyDevice, open_device
-from imgmlp.errors import TargetError, TrainingError, UsageError
+from imgmlp.errors import DeviceError, TargetError, TrainingError, UsageError
 from imgmlp.facts import dimensions
 from imgmlp.image import Picture
 from imgmlp.interrupt import StopRequest
@@ -130,8 +130,9 @@ def run(
     tasks[0].began = time.perf_counter() - time.process_time()  # starting counts as well
     jobs = [Job(task.entry, task.encode, task.check) for task in tasks]
     code = files.one_by_one(terminal, jobs, as_json, stop.requested)
-    for task in tasks:
-        task.forget()
+    if code != DeviceError.exit_code:  # which leaves pictures to go on with
+        for task in tasks:
+            task.forget()
     return code
 
 
@@ -196,12 +197,8 @@ class _Task:
         wanted = self.wanted
         picture = parsing.load_picture(self.terminal, self.source, True, wanted.frame, wanted.strip)
         goal = wanted.target(picture.width * picture.height)
-        what = dimensions(picture.width, picture.height, picture.channels)
-        asked = f"{goal}, {wanted.codec}, {wanted.work()}"
-        self.terminal.note(f"{files.named(self.source)}  {what}   {asked}")
-        beside = metadata_sections.size(picture.metadata)
-        if goal.kind == "bytes" and 2 * beside > goal.value:
-            self.terminal.note(f"{beside:,} of {goal} are {_BESIDE}")
+        beside = metadata_sections.size(picture.metadata) if goal.kind == "bytes" else 0
+        self._announce(picture, goal, beside)
         if self.path != STANDARD:
             choices = f"{wanted.codec} {goal!r} {self.workload!r}"
             self.kept = checkpoint.of(self.path, picture, self.device(), choices)
@@ -218,8 +215,15 @@ class _Task:
         if math.isinf(found.metrics["psnr"]):  # equal pictures; JSON has no infinity
             self.entry["psnr"] = None
         name = "standard output" if self.path == STANDARD else str(self.path)
-        taken = beside if goal.kind == "bytes" and len(found.bytes) > goal.value else 0
-        _report(self.terminal, name, found, taken)
+        _report(self.terminal, name, found, beside if len(found.bytes) > goal.value else 0)
+
+    def _announce(self, picture: Picture, goal: Goal, beside: int) -> None:
+        """Say what was understood. At once: looking for a device may take seconds."""
+        what = dimensions(picture.width, picture.height, picture.channels)
+        asked = f"{goal}, {self.wanted.codec}, {self.wanted.work()}"
+        self.terminal.note(f"{files.named(self.source)}  {what}   {asked}")
+        if 2 * beside > goal.value:
+            self.terminal.note(f"{beside:,} of {goal} are {_BESIDE}")
 
     def forget(self) -> None:
         """Keep nothing of a picture whose file is there. Once the whole command is at its end."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.bitstream import metadata_sections
-from imgmlp.codec.latent.model import ModelShape
+from imgmlp.codec.latent.model import ModelShape, newest_start
 from imgmlp.codec.latent.rounding_search import Rounding, Written
 from imgmlp.codec.latent.training_phases import (
     SHORTER,
@@ -39,6 +39,7 @@ LEVELS = 9  # of effort
 FEWEST, MOST = 300, 100_000  # steps of the lowest and of the highest of them
 USUAL = 20.0  # seconds that an encode should take if nobody says how long
 SETTLING = 50  # steps that take as long as the search for rounded networks
+REFINING, REFINED = 0.2, 2000  # share of the steps, and most, whose time goes to single weights
 AIM = 0.99  # of the bytes wanted
 ABOVE = 0.05  # dB more than wanted that training aims at, as taking some away is easy
 SLOW = 1.3  # times the price for every dB too much, each time that it is looked at
@@ -55,7 +56,7 @@ OVERHEAD = 40  # bytes of a file beside weights and latents
 WEIGHT_BITS = 7.0  # of a rounded weight
 SHARE = 0.3  # of the bytes wanted that networks may have at most
 # (samples of a picture, widths of the hidden layers of synthesis and of the entropy network)
-WIDTHS = ((1_000, (4, 2)), (20_000, (12, 8)), (100_000, (20, 12)), (2**62, (32, 24)))
+WIDTHS = ((100_000, (16, 12)), (2**62, (32, 24)))
 
 
 def steps_of(level: int) -> int:
@@ -196,15 +197,21 @@ class _Encoder:
     # --- the training ---
 
     def _step(self) -> LatentStep:
-        hidden, entropy = widths(self.picture.pixels.shape, self._most_weights())
         pixels = self.picture.pixels
-        return LatentStep(pixels, SEED, self.device, hidden=hidden, entropy=entropy)
+        hidden, entropy = found = widths(pixels.shape, self._most_weights())
+        start = newest_start(found)
+        return LatentStep(pixels, SEED, self.device, hidden=hidden, entropy=entropy, start=start)
 
     def _most_weights(self) -> float:
         """That the bytes wanted leave room for."""
         if self.wanted.kind != "bytes":
             return math.inf
-        return max(0.0, 8 * SHARE * (self.wanted.value - OVERHEAD) / WEIGHT_BITS)
+        return 8 * SHARE * self._room() / WEIGHT_BITS
+
+    def _room(self) -> float:
+        """Bytes for weights and latents, of those wanted."""
+        beside = OVERHEAD + metadata_sections.size(self.picture.metadata)
+        return max(self.wanted.value - beside, 1 / 8)
 
     def _trainer(self, step: LatentStep) -> LatentTrainer:
         """At its beginning, or where a checkpoint left it."""
@@ -234,7 +241,9 @@ class _Encoder:
         if self.workload.seconds is not None:
             share = 1.0 if self.wanted.kind == "lambda" else MAIN
             left = self.run.began + self.workload.seconds - STARTING - time.perf_counter()
-            steps = min(max(1, int(share * left / pace) - SETTLING - CHECKING), MOST)
+            room = share * left / pace - SETTLING - CHECKING
+            room = max(room / (1 + REFINING), room - REFINED)
+            steps = min(max(1, int(room)), MOST)
         elif self.workload.steps:
             steps = self.workload.steps
         else:
@@ -262,7 +271,7 @@ class _Encoder:
             return value
         if self.wanted.kind == "psnr":
             return min(1.2 * math.pow(10, -value / 10), 1.0)
-        rate = max(8 * (value - OVERHEAD), 1.0) / self.samples
+        rate = 8 * self._room() / self.samples
         return min(max(4e-4 * math.pow(rate, -1.6), 1e-6), 1.0)
 
     def _pricing(self) -> Pricing | None:
@@ -271,9 +280,7 @@ class _Encoder:
             return None
         if self.wanted.kind == "psnr":
             return lambda _, quality: SLOW ** (quality - value - ABOVE)
-        whole = max(
-            8 * (AIM * value - OVERHEAD - metadata_sections.size(self.picture.metadata)), 1.0
-        )
+        whole = max(8 * (self._room() - (1 - AIM) * value), 1.0)
         return lambda bits, _: bits / whole
 
     # --- the result ---
@@ -317,7 +324,7 @@ def _described(shape: ModelShape) -> str:
 
 
 def _seconds(steps: int, pace: float) -> float:
-    return (steps + SETTLING) * pace
+    return (steps + min(REFINING * steps, REFINED) + SETTLING) * pace
 
 
 def too_large(pixels: Array, device: AnyDevice, error: OutOfMemoryError) -> OutOfMemoryError:

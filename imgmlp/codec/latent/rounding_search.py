@@ -12,7 +12,7 @@ import numpy as np
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.bitstream.container import Section
 from imgmlp.codec.latent import sections
-from imgmlp.codec.latent.bit_allocation import Search, shape_of
+from imgmlp.codec.latent.bit_allocation import Search
 from imgmlp.codec.latent.model import LARGEST, LEAST, LatentModel, Quantized
 from imgmlp.codec.latent.synthesis import synthesize
 from imgmlp.codec.latent.training_step import LatentStep
@@ -79,7 +79,7 @@ class Rounding:
         latents towards zero; where there is room, networks are rounded to finer steps.
         """
         self._decided(0.0)
-        networks = self._search.run(price)
+        networks = self._search.refined(self._search.run(price), price)
         trial = self._trial(networks, 0.0)
         files = [self._written(trial)]
         while len(files) < EXACT and self.wanted.kind != "lambda" and not self._enough():
@@ -134,7 +134,7 @@ class Rounding:
 
     def _written(self, trial: Trial) -> Written:
         grids = tuple(self._decided(trial.inwards))
-        model = LatentModel(shape_of(self.step), grids, trial.networks)
+        model = LatentModel(self.step.shape, grids, trial.networks, self.step.start.number)
         parts = _sections(*sections.write(model))
         size, pixels = draft.size(self.picture, "latent", parts), synthesize(model, self.device)
         return Written(model, parts, pixels, size, psnr(self.picture.pixels, pixels))

@@ -84,8 +84,9 @@ class Resumable(ABC):
 def code_digest() -> str:
     """A digest of imgmlp's own source: another one would not go on as the run began."""
     found, package = hashlib.sha256(), Path(__file__).parents[2]
-    for path in sorted(package.rglob("*.py")) + sorted(package.rglob("*.cl")):
-        found.update(path.read_bytes())
+    for kind in ("*.py", "*.cl", "*.bin"):
+        for path in sorted(package.rglob(kind)):
+            found.update(path.read_bytes())
     return found.hexdigest()
 
 

@@ -175,7 +175,7 @@ def test_efforts_go_from_hundreds_to_a_hundred_thousand_steps() -> None:
             latent.workload(level, None)
 
 
-@pytest.mark.parametrize(("pace", "level"), [(1.0, 1), (20 / 700, 2), (1e-4, 9)])
+@pytest.mark.parametrize(("pace", "level"), [(1.0, 1), (20 / 850, 2), (1e-4, 9)])
 def test_without_an_effort_the_device_decides(
     pace: float, level: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,9 +230,8 @@ def test_where_nothing_helps_the_last_good_state_is_the_file(
     assert container.parse(found.bytes).header.codec == "latent"
 
 
-def test_small_pictures_and_few_bytes_have_small_networks() -> None:
-    large = latent.widths((512, 768, 3), math.inf)
-    assert large == (32, 24)
-    assert latent.widths((16, 16, 3), math.inf) < latent.widths((128, 128, 3), math.inf) < large
-    assert latent.widths((512, 768, 3), 1000) < large
-    assert latent.widths((512, 768, 3), 0) == latent.WIDTHS[0][1]
+def test_small_pictures_and_few_bytes_have_small_networks_with_a_start() -> None:
+    large, small = (512, 768, 3), (128, 128, 3)
+    assert latent.widths(small, math.inf) < latent.widths(large, math.inf)
+    assert latent.widths(large, 1000) == latent.widths(small, math.inf)
+    assert latent.newest_start(latent.widths(small, math.inf)) > 0
