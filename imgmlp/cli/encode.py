@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -126,6 +127,7 @@ def run(
         _Task(terminal, source, path, outputs, wanted, workload, device, stop)
         for source, path in zip(sources, targets, strict=True)
     ]
+    tasks[0].began = time.perf_counter() - time.process_time()  # starting counts as well
     jobs = [Job(task.entry, task.encode, task.check) for task in tasks]
     code = files.one_by_one(terminal, jobs, as_json, stop.requested)
     if code != DeviceError.exit_code:  # which leaves pictures to go on with
@@ -167,6 +169,7 @@ class _Task:
     workload: Workload
     device: Callable[[], AnyDevice]
     stop: StopRequest
+    began: float = 0.0  # on the clock, what a time limit counts from; 0 for when it is its turn
     kept: Checkpoint | None = None
     written: bool = False
 
@@ -190,6 +193,7 @@ class _Task:
         """
         if "skipped" in self.entry:
             return
+        self.began = self.began or time.perf_counter()
         wanted = self.wanted
         picture = parsing.load_picture(self.terminal, self.source, True, wanted.frame, wanted.strip)
         goal = wanted.target(picture.width * picture.height)
@@ -250,8 +254,12 @@ class _Task:
         """A file's bytes, which the checkpoint holds as well. Raises Interrupted."""
         if self.kept is not None and (others := checkpoint.others(self.path, self.kept)):
             self.terminal.note(others)
+        how = goal, self.workload, self.device(), self.wanted.codec
+        if self.workload.steps and self.workload.seconds is None:  # else it is told already
+            self.terminal.note(f"about {duration(encoder.expected_seconds(picture, *how))}")
         with self.terminal.training(self.workload.steps) as show:
-            run = Run(show, self.stop.requested, self.terminal.note, self.kept)
+            heard = show, self.stop.requested, self.terminal.note
+            run = Run(*heard, self.kept, began=self.began)
             made = encoder.encode(
                 picture, goal, self.workload, self.device(), run, self.wanted.codec
             )

@@ -93,7 +93,7 @@ def code_digest() -> str:
 def key(picture: Picture, choices: str) -> str:
     """Stands for a picture, everything that was chosen for it, and the program that computes."""
     found = hashlib.sha256(f"{code_digest()} {picture.pixels.shape} {choices}\n".encode())
-    found.update(picture.pixels.tobytes())
+    found.update(np.ascontiguousarray(picture.pixels).data)  # a buffer: no copy of large ones
     found.update(repr(picture.metadata).encode())
     return found.hexdigest()
 
