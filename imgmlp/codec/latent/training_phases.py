@@ -1,6 +1,6 @@
 """The phases of training: soft rounding that hardens, then true rounding that moves networks only.
 
-The loop itself is that of codec/training; here is what is state at its looks.
+The loop itself is that of codec/training; here is what is decided at its looks.
 """
 
 from __future__ import annotations

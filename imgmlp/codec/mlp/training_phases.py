@@ -1,6 +1,6 @@
 """The phases of training: free weights, noise and learned steps, then rounding.
 
-The loop itself is that of codec/training; here is what is state at its looks.
+The loop itself is that of codec/training; here is what is decided at its looks.
 """
 
 from __future__ import annotations
