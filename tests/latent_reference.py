@@ -11,6 +11,7 @@ import re
 from functools import cache
 from itertools import pairwise
 from math import prod
+from pathlib import Path
 
 from imlp_reference import DOCUMENT, Stream, container, integers
 
@@ -19,6 +20,11 @@ NEIGHBOURS = [
     (int(down.replace("−", "-")), int(right.replace("−", "-")))
     for down, right in re.findall(r"\((−?\d), (−?\d)\)", DOCUMENT)
 ]
+STARTS = {
+    int(start): (int(S), int(E), int(K))
+    for start, S, E, K in re.findall(r"`start-(\d+)\.bin` \| (\d+) \| (\d+) \| (\d+)", DOCUMENT)
+}
+PACKAGE = Path(__file__).parent.parent / "imgmlp"
 LIMIT = 2**18 - 1
 
 Grid = list[list[int]]
@@ -26,9 +32,28 @@ Grid = list[list[int]]
 
 def tensors(N: bytes, W: bytes, channels: int) -> dict[str, tuple[list[int], int]]:
     """Numbers and exponent of each."""
-    L, S, E, K = N[:4]
-    C = channels
-    sizes = {
+    L, S, E, K = sizes(N)
+    found = shapes(L, S, E, K, channels)
+    if N[0] >= 128:
+        return started(found, N[1], W)
+    steps = list(N[6:])
+    if len(steps) != 2 * len(found):
+        raise ValueError("wrong length")
+    of_each = zip(found.values(), steps[1::2], strict=True)
+    symbols = iter(integers(W, [number for size, number in of_each for _ in range(prod(size))]))
+    return {
+        name: ([next(symbols) for _ in range(prod(size))], exponent)
+        for (name, size), exponent in zip(found.items(), steps[::2], strict=True)
+    }
+
+
+def sizes(N: bytes) -> tuple[int, int, int, int]:
+    """L, S, E and K."""
+    return (N[0] - 128, *STARTS[N[1]]) if N[0] >= 128 else (N[0], N[1], N[2], N[3])
+
+
+def shapes(L: int, S: int, E: int, K: int, C: int) -> dict[str, tuple[int, ...]]:
+    return {
         "entropy.0.weight": (K, E), "entropy.0.bias": (E,),
         "entropy.1.weight": (E, E), "entropy.1.bias": (E,),
         "entropy.2.weight": (E, 2), "entropy.2.bias": (2,),
@@ -39,14 +64,37 @@ def tensors(N: bytes, W: bytes, channels: int) -> dict[str, tuple[list[int], int
         "residual.0.weight": (3, 3, C, C), "residual.0.bias": (C,),
         "residual.1.weight": (3, 3, C, C), "residual.1.bias": (C,),
     }  # fmt: skip
-    steps = list(N[6:])
-    if len(steps) != 2 * len(sizes):
-        raise ValueError("wrong length")
-    of_each = zip(sizes.values(), steps[1::2], strict=True)
-    symbols = iter(integers(W, [number for size, number in of_each for _ in range(prod(size))]))
+
+
+def started(
+    found: dict[str, tuple[int, ...]], start: int, W: bytes
+) -> dict[str, tuple[list[int], int]]:
+    stream, first = Stream(W), numbers_of_start(start)
+    answer = {}
+    for name, size in found.items():
+        finer, whole, number = (stream.symbol(n) for n in (17, 7, 27))
+        e = (8 if name == "upsampling" else 7) + finer
+        if whole not in (0, 1) or not 0 <= e <= 25:
+            raise ValueError("no tensor")
+        numbers = [stream.symbol(number + 15) for _ in range(prod(size))]
+        of_grids = name in ("upsampling", "synthesis.0.weight")
+        if not whole and (of_grids or len(first[name]) == len(numbers)):
+            row, s = size[-1], first[name]
+            for at in range(len(numbers)):
+                there = min(at // row, len(s) // row - 1) * row + at % row if of_grids else at
+                numbers[at] += s[there] << e - 11 if e >= 11 else s[there] + 2 ** (10 - e) >> 11 - e
+        answer[name] = numbers, e
+    stream.finish()
+    return answer
+
+
+def numbers_of_start(start: int) -> dict[str, list[int]]:
+    data = (PACKAGE / "codec" / "latent" / f"start-{start}.bin").read_bytes()
+    values = iter([int.from_bytes(data[at : at + 2], "big", signed=True)
+                   for at in range(0, len(data), 2)])  # fmt: skip
     return {
-        name: ([next(symbols) for _ in range(prod(size))], exponent)
-        for (name, size), exponent in zip(sizes.items(), steps[::2], strict=True)
+        name: [next(values) for _ in range(prod(size))]
+        for name, size in shapes(7, *STARTS[start], 3).items()
     }
 
 
@@ -181,11 +229,13 @@ def picture(data: bytes) -> list[list[list[int]]]:
     N, height, width = sections["N"], header["height"], header["width"]
     found = tensors(N, sections["W"], header["channels"])
     stream, network = Stream(sections["L"]), Network("entropy", found)
+    L, _, _, K = sizes(N)
+    there = int.from_bytes(N[2:4] if N[0] >= 128 else N[4:6], "big")
     grids = []
-    for level in reversed(range(N[0])):
+    for level in reversed(range(L)):
         size = -(-height // 2**level), -(-width // 2**level)
-        if int.from_bytes(N[4:6], "big") >> level & 1:
-            grids.insert(0, grid(stream, network, N[3], *size))
+        if there >> level & 1:
+            grids.insert(0, grid(stream, network, K, *size))
         else:
             grids.insert(0, [[0] * size[1] for _ in range(size[0])])
     stream.finish()

@@ -9,8 +9,11 @@ from imgmlp.codec.latent.model import (
     BICUBIC,
     LatentModel,
     ModelShape,
+    Quantized,
     quantized,
+    start_of,
     usual_levels,
+    widths_of,
 )
 from imgmlp.codec.mlp.network import LAST_STEP, Layer, Network, Shape
 
@@ -26,6 +29,25 @@ def small_network(channels: int = 3, width: int = 8, frequencies: int = 3) -> Ne
         biases = np.rint(generator.normal(0, 40, outputs)).astype(np.int32)
         layers.append(Layer(weights, biases, nearest_step(deviation / 60, LAST_STEP), 2))
     return Network(shape, tuple(layers))
+
+
+def started_latent_model(
+    height: int = 21, width: int = 26, channels: int = 3, number: int = 1
+) -> LatentModel:
+    """A model whose networks begin from a start and differ in few of their weights; one tensor is
+    another altogether, and steps are finer and coarser than the start's.
+    """
+    hidden, entropy = widths_of(number)
+    model = small_latent_model(height, width, channels, synthesis=hidden, entropy=entropy)
+    start, chance = start_of(number, model.shape), np.random.default_rng(number)
+    networks = dict(model.networks)
+    for at, (name, tensor) in enumerate(networks.items()):
+        if name in start.tensors and name != "synthesis.1.weight":
+            exponent = 12 if name.endswith("bias") else 5 + at % 4
+            differences = chance.poisson(0.05, tensor.values.shape).astype(np.int32)
+            values = start.rounded(name, exponent) + differences
+            networks[name] = Quantized(values, exponent)
+    return LatentModel(model.shape, model.latents, networks, number)
 
 
 def small_latent_model(

@@ -48,7 +48,7 @@ def outputs(f: Callable[..., Any], *arrays: Array) -> Make:
 
 
 def with_gradients(case: Case) -> Make:
-    """A case of tests/engine/frontend/test_ops.py and the gradients of all its inputs."""
+    """A case of tests/engine/operations/test_ops.py and the gradients of all its inputs."""
 
     def both(*tensors: Tensor) -> dict[str, Tensor]:
         y = case.tensors(*tensors)

@@ -28,7 +28,8 @@ BELOW = {
     "engine.codegen": "engine.ir",
     "engine.compiler": "engine.ir engine.passes engine.tiling engine.lowering engine.codegen",
     "engine.runtime": "engine.ir engine.device engine.oracle engine.compiler",
-    "engine.frontend": "engine.ir engine.device engine.runtime",
+    "engine.operations": "engine.ir engine.device",
+    "engine.frontend": "engine.ir engine.device engine.runtime engine.operations",
     "codec.bitstream": "metadata",
     "codec.training": "output_files image engine codec.bitstream",
     "codec.float_mlp": "image engine codec.training",
@@ -324,7 +325,7 @@ def test_a_wrong_arrow_is_noticed(module: str, source: str) -> None:
     [
         (
             "engine.frontend.tensor",
-            "from imgmlp.engine.frontend.autograd import gradient\nimport numpy as np",
+            "from imgmlp.engine.operations.autograd import gradient\nimport numpy as np",
         ),
         ("engine.frontend.tensor", "from imgmlp.engine.ir import dtype as dt, graph"),
         ("engine.passes.simplify", "from imgmlp.engine.oracle.interpret import evaluate"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -22,7 +23,7 @@ from imgmlp.codec.training.checkpoint import Checkpoint, Snapshot
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import AnyDevice, open_device
-from imgmlp.errors import TargetError, TrainingError, UsageError
+from imgmlp.errors import DeviceError, TargetError, TrainingError, UsageError
 from imgmlp.facts import dimensions
 from imgmlp.image import Picture
 from imgmlp.interrupt import StopRequest
@@ -129,10 +130,12 @@ def run(
         _Task(terminal, source, path, outputs, wanted, workload, device, stop)
         for source, path in zip(sources, targets, strict=True)
     ]
+    tasks[0].began = time.perf_counter() - time.process_time()  # starting counts as well
     jobs = [Job(task.entry, task.encode, task.check) for task in tasks]
     code = files.one_by_one(terminal, jobs, as_json, stop.requested)
-    for task in tasks:
-        task.forget()
+    if code != DeviceError.exit_code:  # which leaves pictures to go on with
+        for task in tasks:
+            task.forget()
     return code
 
 
@@ -169,6 +172,7 @@ class _Task:
     workload: Workload
     device: Callable[[], AnyDevice]
     stop: StopRequest
+    began: float = 0.0  # on the clock, what a time limit counts from; 0 for when it is its turn
     kept: Checkpoint | None = None
     written: bool = False
 
@@ -192,15 +196,12 @@ class _Task:
         """
         if "skipped" in self.entry:
             return
+        self.began = self.began or time.perf_counter()
         wanted = self.wanted
         picture = parsing.load_picture(self.terminal, self.source, True, wanted.frame, wanted.strip)
         goal = wanted.target(picture.width * picture.height)
-        what = dimensions(picture.width, picture.height, picture.channels)
-        asked = f"{goal}, {wanted.codec}, {wanted.work()}"
-        self.terminal.note(f"{files.named(self.source)}  {what}   {asked}")
-        beside = metadata_sections.size(picture.metadata)
-        if goal.kind == "bytes" and 2 * beside > goal.value:
-            self.terminal.note(f"{beside:,} of {goal} are {_BESIDE}")
+        beside = metadata_sections.size(picture.metadata) if goal.kind == "bytes" else 0
+        self._announce(picture, goal, beside)
         if self.path != STANDARD:
             choices = f"{wanted.codec} {goal!r} {self.workload!r}"
             self.kept = checkpoint.of(self.path, picture, self.device(), choices)
@@ -217,8 +218,15 @@ class _Task:
         if math.isinf(found.metrics["psnr"]):  # equal pictures; JSON has no infinity
             self.entry["psnr"] = None
         name = "standard output" if self.path == STANDARD else str(self.path)
-        taken = beside if goal.kind == "bytes" and len(found.bytes) > goal.value else 0
-        _report(self.terminal, name, found, taken)
+        _report(self.terminal, name, found, beside if len(found.bytes) > goal.value else 0)
+
+    def _announce(self, picture: Picture, goal: Goal, beside: int) -> None:
+        """Say what was understood. At once: looking for a device may take seconds."""
+        what = dimensions(picture.width, picture.height, picture.channels)
+        asked = f"{goal}, {self.wanted.codec}, {self.wanted.work()}"
+        self.terminal.note(f"{files.named(self.source)}  {what}   {asked}")
+        if 2 * beside > goal.value:
+            self.terminal.note(f"{beside:,} of {goal} are {_BESIDE}")
 
     def forget(self) -> None:
         """Keep nothing of a picture whose file is there. Once the whole command is at its end."""
@@ -249,8 +257,12 @@ class _Task:
         """A file's bytes, which the checkpoint holds as well. Raises Interrupted."""
         if self.kept is not None and (others := checkpoint.others(self.path, self.kept)):
             self.terminal.note(others)
+        how = goal, self.workload, self.device(), self.wanted.codec
+        if self.workload.steps and self.workload.seconds is None:  # else it is told already
+            self.terminal.note(f"about {duration(encoder.expected_seconds(picture, *how))}")
         with self.terminal.training(self.workload.steps) as show:
-            run = Run(show, self.stop.requested, self.terminal.note, self.kept)
+            heard = show, self.stop.requested, self.terminal.note
+            run = Run(*heard, self.kept, began=self.began)
             made = encoder.encode(
                 picture, goal, self.workload, self.device(), run, self.wanted.codec
             )

@@ -41,6 +41,22 @@ def workload(codec: Codec, level: int | None, seconds: float | None) -> Workload
     return target.workload(target.EFFORT if level is None else level, seconds)
 
 
+def expected_seconds(
+    picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice, codec: Codec = "mlp"
+) -> float:
+    """About how long `encode` will take, or its time limit: a guess that takes milliseconds.
+
+    What is known of pictures of the middling kind stands for this one, so that it may be off by two
+    or three times.
+    """
+    if workload.seconds is not None:
+        return workload.seconds
+    work = mlp.work if codec == "mlp" else latent.work
+    if (found := work(picture, wanted, workload)) is None:
+        return latent.USUAL
+    return found.seconds(device)
+
+
 def encode(
     picture: Picture,
     wanted: Goal,

@@ -95,8 +95,10 @@ def test_a_failure_ends_with_the_exit_code_of_devices(
     out = capsys.readouterr().out
     assert "product         FAILED: off by 3" in out
     assert "update the driver" in out
+    terminal = Terminal()
     with pytest.raises(DeviceError):
-        devices.run(Terminal(), as_json=True, check=True)
+        devices.run(terminal, as_json=True, check=True)
+    assert terminal.answered  # the error is no second JSON
     (report,) = json.loads(capsys.readouterr().out)
     assert not report["passed"]
     assert report["checks"][1]["hint"] == "update the driver"

@@ -20,7 +20,7 @@ from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.latent import encode as latent
 from imgmlp.codec.training import target
-from imgmlp.errors import Interrupted, OutputError, UsageError
+from imgmlp.errors import DeviceError, Interrupted, OutputError, UsageError
 from imgmlp.terminal import Terminal
 
 CODECS = pytest.mark.parametrize("codec", get_args(Codec))
@@ -176,6 +176,31 @@ def test_a_kill_between_the_file_and_the_end_is_no_loss(
             assert counted.pictures == 0
         assert left(path.parent) == []
         path.unlink()
+
+
+def test_a_device_that_fails_ends_the_command_and_loses_nothing(
+    three: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    encode, seen = encoder.encode, []
+
+    def broken(*arguments: Any) -> Encoded:
+        seen.append(arguments)
+        if len(seen) == 2:
+            raise DeviceError("it is gone")
+        return encode(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(encoder, "encode", broken)
+        assert run(three, as_json=True) == DeviceError.exit_code
+    assert len(seen) == 2
+    shown = capsys.readouterr()
+    assert shown.err.count("it is gone") == 1
+    problems = [one["problem"] for one in json.loads(shown.out)]
+    assert problems == [None, "it is gone", "not done"]
+    counted = Counted(monkeypatch)
+    assert run(three) == 0
+    assert counted.pictures == 2
+    assert left(three[0].parent) == []
 
 
 def test_one_existing_or_missing_file_does_not_stop_the_others(

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from conftest import GOLDEN, small_pixels
 
+from imgmlp.codec import encoder
 from imgmlp.codec.bitstream import container
+from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.encoder import encode
 from imgmlp.codec.training.draft import Draft
 from imgmlp.codec.training.target import Goal, Workload
@@ -41,3 +43,22 @@ def test_a_file_of_another_picture_or_of_none_is_a_fault(monkeypatch: pytest.Mon
             encoded(bad, monkeypatch)
         assert caught.value.exit_code == 1
         assert "fault in imgmlp" in caught.value.hint
+
+
+@pytest.mark.parametrize("codec", ["mlp", "latent"])
+def test_how_long_it_takes_is_guessed_from_what_there_is_to_do(
+    codec: Codec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("imgmlp.codec.training.pace.speed", lambda _: 1e10)
+    small, large = (Picture(np.zeros((n, n, 3), np.uint8)) for n in (64, 512))
+    device = open_device("numpy")
+
+    def guessed(picture: Picture, level: int, wanted: Goal) -> float:
+        work = encoder.workload(codec, level, None)
+        return encoder.expected_seconds(picture, wanted, work, device, codec)
+
+    price, quality = Goal("lambda", 1e-3), Goal("psnr", 30.0)
+    assert 0 < guessed(small, 1, price) < guessed(large, 1, price) < guessed(large, 4, price)
+    assert guessed(large, 4, price) < guessed(large, 4, Goal("psnr", 31.5))
+    limited = encoder.workload(codec, None, 7.0)
+    assert encoder.expected_seconds(small, quality, limited, device, codec) == 7.0

@@ -35,6 +35,7 @@ __all__ = [
     "Decoder",
     "bits",
     "choose",
+    "costs",
     "decode",
     "encode",
     "narrow",
@@ -87,7 +88,12 @@ def decode(data: bytes, count: int, scales: Array | int) -> Array:
 
 def bits(symbols: Array, scales: Array | int) -> float:
     """What `encode` spends on these symbols, in bits, but for the 0 to 2 bytes of its end."""
-    return float(np.sum(_costs(*_checked(symbols, scales))))
+    return float(np.sum(costs(symbols, scales)))
+
+
+def costs(symbols: Array, scales: Array | int) -> Array:
+    """The same of each symbol, float64 [count]."""
+    return _costs(*_checked(symbols, scales))
 
 
 def choose(symbols: Array) -> int:

@@ -20,7 +20,7 @@ from imgmlp.codec.float_mlp import model
 from imgmlp.codec.float_mlp.config import Architecture, Encoding, Settings
 from imgmlp.codec.float_mlp.features import tables
 from imgmlp.codec.training.checkpoint import Resumable, Snapshot
-from imgmlp.codec.training.pixels import check_tables, pixel_features, random_places
+from imgmlp.codec.training.pixels import check_tables, pixel_features, random_places, size_of
 from imgmlp.codec.training.replay import (
     RETRIES,
     SMOOTHING,
@@ -92,6 +92,7 @@ class TrainingStep(Resumable):
         x, y = tables(encoding, self.width, self.height)
         self.x, self.y = Tensor(x, device, name="x_table"), Tensor(y, device, name="y_table")
         self.pixels = Tensor(pixels.reshape(-1, self.channels), device, name="pixels")
+        self.size = size_of(self.height, self.width, device)
         self.flat = model.initial(architecture, settings.seed, device)
         self.rate = LearningRate(settings, device)
         self.count = Tensor(np.uint32(0), device, name="count")
@@ -100,10 +101,9 @@ class TrainingStep(Resumable):
 
     def _step(self) -> dict[str, Tensor]:
         settings, batch = self.settings, self.settings.batch
-        size = self.height, self.width
-        row, column = random_places(batch, size, settings.seed, self.count)
+        row, column = random_places(batch, self.size, settings.seed, self.count)
         features = pixel_features(self.x, self.y, column, row)  # [batch, features]
-        target = self.pixels.gather(row * self.width + column).cast(dtype.f32) * (1 / 255)
+        target = self.pixels.gather(row * self.size[1] + column).cast(dtype.f32) * (1 / 255)
         answer = model.forward(self.flat, self.architecture, features)  # [batch, channels]
         error = (answer - target).square().sum()  # its gradient is that of the plain sum
         done = self.count + 1

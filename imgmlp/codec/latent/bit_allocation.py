@@ -1,7 +1,8 @@
 """From a trained step to a model of whole numbers: each tensor gets the step that serves best.
 
-Best is the least D + lambda R of the whole file: the squared error and the bits of latents as the
-networks with rounded weights give them, and the bits of the weights.
+Then single weights are moved by a step where that is better still. Best is the least D + lambda R
+of the whole file: the squared error and the bits of latents as the networks with rounded weights
+give them, and the bits of the weights.
 """
 
 from __future__ import annotations
@@ -13,72 +14,27 @@ from typing import Any
 
 import numpy as np
 
+from imgmlp.codec.bitstream import range_coder
 from imgmlp.codec.latent.model import (
     LARGEST,
     LEAST,
-    NEIGHBOURS,
     LatentModel,
     ModelShape,
     Quantized,
     check_networks,
     quantized,
 )
-from imgmlp.codec.latent.operations import WIDTH
-from imgmlp.codec.latent.plane import REACH
-from imgmlp.codec.latent.sections import network_bits
-from imgmlp.codec.latent.training_step import LatentStep
+from imgmlp.codec.latent.sections import coding, network_bits, usual_exponent
+from imgmlp.codec.latent.training_step import LatentStep, flat_of, networks_of
 from imgmlp.codec.training.replay import decibels
 from imgmlp.errors import FormatError
 
 Array = np.ndarray[Any, Any]
 
-START = {"weight": 7, "bias": 7, "upsampling": 8}  # exponents of steps to begin with
 
-
-def shape_of(step: LatentStep) -> ModelShape:
-    hidden, entropy_hidden = step.synthesis_shapes[1][0], step.entropy_shapes[1][0]
-    size = step.height, step.width, step.channels, step.levels
-    return ModelShape(*size, hidden, entropy_hidden)
-
-
-def networks_of(step: LatentStep, flat: Array) -> dict[str, Array]:
-    """The flat parameters as a file's tensors."""
-    parts = np.split(flat, np.cumsum([int(np.prod(s)) for s in step.shapes])[:-1])
-    arrays = [p.reshape(s) for p, s in zip(parts, step.shapes, strict=True)]
-    synthesis, residual, context = arrays[:6], arrays[6:10], arrays[10:16]
-    found = dict(zip(_names("entropy"), context, strict=True))
-    found["entropy.0.weight"] = found["entropy.0.weight"][_order()]
-    found["upsampling"] = np.array(arrays[16:]).reshape(-1, 4)
-    found |= dict(zip(_names("synthesis"), synthesis, strict=True))
-    c = step.channels
-    for number in range(2):
-        weight = residual[2 * number].reshape(c, 3, 3, c).transpose(1, 2, 0, 3)
-        found[f"residual.{number}.weight"] = weight
-        found[f"residual.{number}.bias"] = residual[2 * number + 1]
-    return found
-
-
-def flat_of(step: LatentStep, networks: Mapping[str, Array]) -> Array:
-    """The other way around; float32 [parameters]."""
-    context = [networks[name] for name in _names("entropy")]
-    back = np.empty_like(context[0])
-    back[_order()] = context[0]
-    c = step.channels
-    found = [networks[name] for name in _names("synthesis")]
-    for number in range(2):
-        weight = networks[f"residual.{number}.weight"].transpose(2, 0, 1, 3).reshape(9 * c, c)
-        found += [weight, networks[f"residual.{number}.bias"]]
-    found += [back, *context[1:], networks["upsampling"]]
-    return np.concatenate([np.ravel(a) for a in found]).astype(np.float32)
-
-
-def _names(network: str) -> list[str]:
-    return [f"{network}.{n}.{kind}" for n in range(3) for kind in ("weight", "bias")]
-
-
-def _order() -> list[int]:
-    """Which row of the trained first layer is each neighbour's."""
-    return [(up + REACH) * WIDTH + right + REACH for up, right in NEIGHBOURS]
+TRIALS, MOST_TRIALS = 0.5, 6000  # of single weights for every step of training, and at most
+COARSEST = 4  # exponent of steps where nothing finer is valid
+LARGEST_WEIGHT = 8.0  # magnitude, with these: sums of 64 such weights need fewer than 32 bits
 
 
 @dataclass(frozen=True)
@@ -106,16 +62,18 @@ class Search:
         exponents: Mapping[str, int] | None = None,
         enough: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.step, self._enough, self._shape = step, enough, shape_of(step)
-        self.floats = networks_of(step, step.flat.numpy())
-        self.exponents = dict(exponents or {n: START[n.rpartition(".")[2]] for n in self.floats})
+        self.step, self._enough = step, enough
+        self.floats = networks_of(np.nan_to_num(step.flat.numpy()), step.shapes)
+        self.exponents = dict(exponents or {name: usual_exponent(name) for name in self.floats})
         self._tried: dict[tuple[tuple[str, int], ...], Figures | None] = {}
         self._bits: dict[tuple[str, int], float] = {}  # of a tensor with a step
 
     def run(self, price: float, rounds: int = 2) -> dict[str, Quantized]:
         """The networks with the least D + lambda R near those that the last search found."""
         while (best := self._cost(self.exponents, price)) == math.inf:  # sums need too many bits
-            self.exponents = {n: e - 1 for n, e in self.exponents.items()}
+            if min(self.exponents.values()) <= COARSEST:
+                self._limit()
+            self.exponents = {n: max(e - 1, COARSEST) for n, e in self.exponents.items()}
         for _ in range(rounds):
             before = best
             for name in self.floats:
@@ -123,6 +81,24 @@ class Search:
             if best == before or self._enough():
                 break
         return self._rounded(self.exponents)
+
+    def _limit(self) -> None:
+        """Bring weights that no step makes valid within bounds that every step of COARSEST does."""
+        bounds = -LARGEST_WEIGHT, LARGEST_WEIGHT
+        self.floats = {name: values.clip(*bounds) for name, values in self.floats.items()}
+        self.exponents = dict.fromkeys(self.floats, COARSEST)
+        self._tried.clear()
+        self._bits.clear()
+
+    def refined(self, networks: dict[str, Quantized], price: float) -> dict[str, Quantized]:
+        """Networks of nearly these weights with a lower D + lambda R.
+
+        Tries as many as a fifth of the training's time allows, about.
+        """
+        refinement = Refinement(self.step, networks, price)
+        refinement.run(min(int(TRIALS * self.step.done), MOST_TRIALS), self._enough)
+        found = refinement.networks()
+        return found if _is_valid(self.step.shape, found) else networks
 
     def _along(self, name: str, price: float, best: float) -> float:
         """Change one tensor's step as long as that is better; returns the least cost."""
@@ -136,14 +112,14 @@ class Search:
         return best
 
     def figures(self, networks: Mapping[str, Quantized]) -> Figures:
-        flat = flat_of(self.step, {n: q.floats() for n, q in networks.items()})
+        flat = flat_of({name: tensor.floats() for name, tensor in networks.items()})
         error, rate = self.step.judge(flat)
         return Figures(error, rate * self.step.pixels + self._network_bits(networks))
 
     def _network_bits(self, networks: Mapping[str, Quantized]) -> float:
         for name, tensor in networks.items():
             if (name, tensor.exponent) not in self._bits:
-                self._bits[name, tensor.exponent] = network_bits({name: tensor})
+                self._bits[name, tensor.exponent] = network_bits({name: tensor}, self.step.start)
         return sum(self._bits[name, tensor.exponent] for name, tensor in networks.items())
 
     def bits(self) -> float:
@@ -158,7 +134,7 @@ class Search:
         key = tuple(exponents.items())
         if key not in self._tried:
             networks = self._rounded(exponents)
-            good = _is_valid(self._shape, networks)
+            good = _is_valid(self.step.shape, networks)
             self._tried[key] = self.figures(networks) if good else None
         found = self._tried[key]
         if found is None:
@@ -177,8 +153,9 @@ def _is_valid(shape: ModelShape, networks: Mapping[str, Quantized]) -> bool:
 
 def model_of(step: LatentStep, price: float) -> LatentModel:
     """The model of whole numbers."""
-    networks = Search(step).run(price)
-    return LatentModel(shape_of(step), grids_of(step), networks)
+    search = Search(step)
+    networks = search.refined(search.run(price), price)
+    return LatentModel(step.shape, grids_of(step), networks, step.start.number)
 
 
 def grids_of(step: LatentStep) -> tuple[Array, ...]:
@@ -188,3 +165,82 @@ def grids_of(step: LatentStep) -> tuple[Array, ...]:
         whole = np.floor(grid + np.float32(0.5))
         found.append(np.clip(whole, LEAST, LARGEST).astype(np.int8))
     return tuple(found)
+
+
+class Refinement:
+    """Single weights, moved by a step where D + lambda R of the file falls.
+
+    The gradient says which moves could pay, and which of them most; each is tried by itself. What
+    moves are the symbols that are coded, so that bits are saved as well. `networks()` are what
+    they are by now.
+    """
+
+    def __init__(self, step: LatentStep, networks: Mapping[str, Quantized], price: float) -> None:
+        self.step, self._first = step, networks
+        self._bit = price / step.pixels  # D + lambda R of a bit
+        self._price = price
+        self._flat = flat_of({name: tensor.floats() for name, tensor in networks.items()})
+        places = networks_of(np.arange(len(self._flat)), step.shapes)
+        self._places = np.concatenate([places[name].ravel() for name in networks])
+        parts = [_symbols(name, tensor, step) for name, tensor in networks.items()]
+        self._symbols, self._scales, self._sizes = (
+            np.concatenate(arrays) for arrays in zip(*parts, strict=True)
+        )
+
+    def run(self, trials: int, enough: Callable[[], bool]) -> None:
+        """Try at most so many moves, until none pays or `enough` says so."""
+        best, moved = self._cost(), True
+        while moved and trials > 0 and not enough():
+            moved = False
+            for at, way, saved in self._promising()[:trials]:
+                if enough():
+                    break
+                trials -= 1
+                before = self._flat[self._places[at]]
+                self._flat[self._places[at]] += way * self._sizes[at]
+                cost = self._cost()
+                if cost - saved < best:
+                    best, moved = cost, True
+                    self._symbols[at] += way
+                else:
+                    self._flat[self._places[at]] = before
+
+    def networks(self) -> dict[str, Quantized]:
+        floats = networks_of(self._flat, self.step.shapes)
+        return {
+            name: Quantized(
+                np.rint(np.ldexp(np.float64(floats[name]), tensor.exponent)).astype(np.int32),
+                tensor.exponent,
+            )
+            for name, tensor in self._first.items()
+        }
+
+    def _cost(self) -> float:
+        """D + lambda R but for the networks' bits."""
+        error, rate = self.step.judge(self._flat)
+        return error + self._price * rate
+
+    def _promising(self) -> list[tuple[int, int, float]]:
+        """Moves that may pay, most promising first: symbol, way, and what is saved in bits' price.
+
+        Costs bend upwards, so that no move gains more than the gradient says.
+        """
+        by_error, by_rate = self.step.slopes(self._flat)
+        slopes = (by_error + self._price * by_rate)[self._places] * self._sizes
+        found = []
+        now = range_coder.costs(self._symbols, self._scales)
+        for way in (-1, 1):
+            saved = self._bit * (now - range_coder.costs(self._symbols + way, self._scales))
+            gains = saved - way * slopes
+            found += [
+                (gains[at], int(at), way, float(saved[at])) for at in np.flatnonzero(gains > 0)
+            ]
+        return [(at, way, saved) for _, at, way, saved in sorted(found, reverse=True)]
+
+
+def _symbols(name: str, tensor: Quantized, step: LatentStep) -> tuple[Array, Array, Array]:
+    """Of a tensor as it is coded: symbols, their distribution's number, and the size of a step."""
+    base, number = coding(name, tensor, step.start)
+    symbols = (tensor.values - base).ravel().astype(np.int64)
+    sizes = np.full(symbols.shape, np.float32(2.0**-tensor.exponent))
+    return symbols, np.full(symbols.shape, number), sizes

@@ -11,16 +11,23 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.bitstream import metadata_sections
-from imgmlp.codec.latent.model import ModelShape
+from imgmlp.codec.latent.model import ModelShape, newest_start
 from imgmlp.codec.latent.rounding_search import Rounding, Written
-from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState, control
+from imgmlp.codec.latent.training_phases import (
+    SHORTER,
+    LatentTrainer,
+    LatentTrainerState,
+    control,
+)
 from imgmlp.codec.latent.training_step import LatentStep
+from imgmlp.codec.training.checkpoint import Snapshot
 from imgmlp.codec.training.draft import Draft, draft
 from imgmlp.codec.training.memory_limits import explain, smaller_picture, within_memory
+from imgmlp.codec.training.pace import Work
 from imgmlp.codec.training.replay import seconds_a_step
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Workload
-from imgmlp.codec.training.trainer import Pricing
+from imgmlp.codec.training.trainer import CHEAPEST, DEAREST, Pricing
 from imgmlp.engine import AnyDevice
 from imgmlp.errors import OutOfMemoryError, UsageError
 from imgmlp.image import Picture
@@ -32,14 +39,24 @@ LEVELS = 9  # of effort
 FEWEST, MOST = 300, 100_000  # steps of the lowest and of the highest of them
 USUAL = 20.0  # seconds that an encode should take if nobody says how long
 SETTLING = 50  # steps that take as long as the search for rounded networks
+REFINING, REFINED = 0.2, 2000  # share of the steps, and most, whose time goes to single weights
 AIM = 0.99  # of the bytes wanted
 ABOVE = 0.05  # dB more than wanted that training aims at, as taking some away is easy
 SLOW = 1.3  # times the price for every dB too much, each time that it is looked at
+PASSES = 6  # of the last part of a run, at most, each at a price nearer to the target's
+NEAR = {"psnr": 0.3, "bytes": 0.04}  # dB, or share of the bytes, that rounding may bring about
+SLOPES = {"psnr": -2.0, "bytes": -0.4}  # dB or doublings of the bytes, of a price twice as high
+STEEP = {"psnr": 1.5, "bytes": 4.0}  # times these that is believed, or the reciprocal
+FURTHEST = 1.5  # doublings of the price, at most, at once
+CHECKING = 30  # steps that take as long as writing a file and decoding it
+STARTING = 0.7  # seconds of that which do not depend on the picture
+MAIN = 0.75  # of the time, if there may be more than one pass
+SMALL_PARTS = 8_000  # operations of a pixel in a step, of what is no layer, by the time they take
 OVERHEAD = 40  # bytes of a file beside weights and latents
 WEIGHT_BITS = 7.0  # of a rounded weight
 SHARE = 0.3  # of the bytes wanted that networks may have at most
 # (samples of a picture, widths of the hidden layers of synthesis and of the entropy network)
-WIDTHS = ((1_000, (4, 2)), (20_000, (12, 8)), (100_000, (20, 12)), (2**62, (32, 24)))
+WIDTHS = ((100_000, (16, 12)), (2**62, (32, 24)))
 
 
 def steps_of(level: int) -> int:
@@ -70,6 +87,17 @@ def encode(
     return _Encoder(picture, wanted, workload, device, run).encode()
 
 
+def work(picture: Picture, wanted: Goal, workload: Workload) -> Work | None:
+    """What training for a target takes, about; None where it is chosen to take the usual time."""
+    if not workload.steps:
+        return None
+    height, width, channels = picture.pixels.shape
+    hidden = widths(picture.pixels.shape, math.inf)
+    steps = (1.0 if wanted.kind == "lambda" else 1 + PASSES / 4 * SHORTER) * workload.steps
+    each = 6 * _weights(hidden, channels) + SMALL_PARTS
+    return Work(steps, (steps + SETTLING) * each * height * width)
+
+
 class _Encoder:
     """One training towards one target with one picture."""
 
@@ -79,42 +107,111 @@ class _Encoder:
         self.picture, self.wanted, self.device = picture, wanted, device
         self.workload, self.run = workload, run
         self.samples = picture.width * picture.height
-        self.began = time.perf_counter()
-        self.limit: float | None = None  # on the same clock
+        self.limit: float | None = None  # of the clock
         self.resumed = 0
+        self.tried: list[list[float]] = []  # log2 of prices, and what is too much at them
+        self.best: Draft | None = None  # of the passes
 
     def encode(self) -> Draft:
         step = within_memory(self._step, partial(too_large, self.picture.pixels, self.device))
         trainer = self._trainer(step)
-        ended = trainer.run(self.run)
-        if ended == "interrupted":
-            raise self.run.interrupted(trainer.reached())
-        snapshot = trainer.snapshot()
-        if self.run.due(True):  # what follows may be stopped as well
-            self.run.keep(snapshot)
+        while True:
+            ended = trainer.run(self.run, self._complete)
+            if ended == "interrupted":
+                raise self.run.interrupted(trainer.reached())
+            snapshot = trainer.snapshot()
+            if self.run.due(True):  # what follows may be stopped as well
+                self.run.keep(self._complete(snapshot))
+            found, first = self._rounded(trainer)
+            if self.best is None or found.distance(self.wanted) < self.best.distance(self.wanted):
+                self.best = found
+            self.tried.append([math.log2(trainer.state.price), self._excess(first)])
+            if ended == "diverged" or self._done(found, trainer):
+                return replace(self.best, diverged=ended == "diverged", resumed=self.resumed)
+            step.restore(snapshot.arrays)  # which rounding has changed
+            trainer.repeat(self._next_price())
+
+    def _rounded(self, trainer: LatentTrainer) -> tuple[Draft, Written]:
+        """The file of a trained step, and the one that was not changed for the target."""
 
         def enough() -> bool:
             if self.run.stopping():
                 raise self.run.interrupted(trainer.reached())
             return self.limit is not None and time.perf_counter() > self.limit
 
-        made = self.picture, self.wanted
-        rounding = Rounding(*made, step, self.device, trainer.state.exponents, enough)
-        found = rounding.best(trainer.state.price)
-        return replace(
-            self._draft(found, trainer), diverged=ended == "diverged", resumed=self.resumed
+        made = self.picture, self.wanted, trainer.step, self.device
+        found, first = Rounding(*made, trainer.state.exponents, enough).best(trainer.state.price)
+        return self._draft(found, trainer), first
+
+    # --- passes ---
+
+    def _excess(self, first: Written) -> float:
+        """How much less would do, in dB or in doublings of the bytes."""
+        if self.wanted.kind == "psnr":
+            return first.psnr - self.wanted.value
+        return math.log2(first.size / (AIM * self.wanted.value))
+
+    def _done(self, found: Draft, trainer: LatentTrainer) -> bool:
+        """Whether another pass could bring no better file, or there is no time for it."""
+        if self.wanted.kind == "lambda" or len(self.tried) > PASSES:
+            return True
+        hit = self.wanted.hit_by(len(found.bytes), found.metrics["psnr"])
+        if hit and abs(self.tried[-1][1]) <= NEAR[self.wanted.kind]:
+            return True
+        taken = trainer.again * self.pace
+        return self.limit is not None and time.perf_counter() + taken > self.limit
+
+    def _next_price(self) -> float:
+        """Between the latest prices with too much and too little, or away from the only ones."""
+        price, excess = self.tried[-1]
+        over, under = (
+            next((pair for pair in reversed(self.tried) if (pair[1] > 0) is more), None)
+            for more in (True, False)
         )
+        if over is not None and under is not None and over[0] < under[0]:
+            price = over[0] + (under[0] - over[0]) * over[1] / (over[1] - under[1])
+        else:
+            change = -excess / self._slope()
+            price += min(max(change, -FURTHEST), FURTHEST)
+        return min(max(math.exp2(price), CHEAPEST), DEAREST)
+
+    def _slope(self) -> float:
+        """What a price twice as high saves, by the latest two or, within bounds, as usual."""
+        usual, times = SLOPES[self.wanted.kind], STEEP[self.wanted.kind]
+        latest = self.tried[-2:]
+        (price, excess), (later, now) = latest[0], latest[-1]
+        if abs(later - price) < 1e-3:
+            return usual
+        measured = (now - excess) / (later - price)
+        return -min(max(-measured, -usual / times), -usual * times)
+
+    def _complete(self, snapshot: Snapshot) -> Snapshot:
+        """A trainer's snapshot with that of the passes before it."""
+        values: dict[str, Any] = {"tried": self.tried, "pace": self.pace, "best": None}
+        arrays: dict[str, Array] = {}
+        if self.best is not None:
+            values["best"] = self.best.metrics
+            arrays["best_file"] = np.frombuffer(self.best.bytes, np.uint8)
+        return Snapshot(snapshot.arrays | arrays, snapshot.values | values)
+
+    # --- the training ---
 
     def _step(self) -> LatentStep:
-        hidden, entropy = widths(self.picture.pixels.shape, self._most_weights())
         pixels = self.picture.pixels
-        return LatentStep(pixels, SEED, self.device, hidden=hidden, entropy=entropy)
+        hidden, entropy = found = widths(pixels.shape, self._most_weights())
+        start = newest_start(found)
+        return LatentStep(pixels, SEED, self.device, hidden=hidden, entropy=entropy, start=start)
 
     def _most_weights(self) -> float:
         """That the bytes wanted leave room for."""
         if self.wanted.kind != "bytes":
             return math.inf
-        return max(0.0, 8 * SHARE * (self.wanted.value - OVERHEAD) / WEIGHT_BITS)
+        return 8 * SHARE * self._room() / WEIGHT_BITS
+
+    def _room(self) -> float:
+        """Bytes for weights and latents, of those wanted."""
+        beside = OVERHEAD + metadata_sections.size(self.picture.metadata)
+        return max(self.wanted.value - beside, 1 / 8)
 
     def _trainer(self, step: LatentStep) -> LatentTrainer:
         """At its beginning, or where a checkpoint left it."""
@@ -125,8 +222,12 @@ class _Encoder:
             state = LatentTrainerState.of(saved.values)
             step.restore(saved.arrays)
             self.resumed = step.done
+            self.tried, self.pace = saved.values["tried"], saved.values["pace"]
+            if saved.values["best"] is not None:
+                self.best = Draft(saved.arrays["best_file"].tobytes(), saved.values["best"])
         if self.workload.seconds is not None:
-            self.limit = self.began + self.workload.seconds - state.seconds
+            self.limit = self.run.began + self.workload.seconds - state.seconds
+            self.limit -= CHECKING * self.pace + STARTING
         trainer = LatentTrainer(step, state, self._pricing(), self.limit)
         if saved is not None:
             self.run.say(f"continuing after {trainer.reached()}")
@@ -136,10 +237,13 @@ class _Encoder:
 
     def _steps(self, step: LatentStep) -> int:
         """How many to train; says how long that takes."""
-        pace = self._pace(step)
+        self.pace = pace = self._pace(step)
         if self.workload.seconds is not None:
-            left = self.began + self.workload.seconds - time.perf_counter()
-            steps = min(max(1, int(left / pace) - SETTLING), MOST)
+            share = 1.0 if self.wanted.kind == "lambda" else MAIN
+            left = self.run.began + self.workload.seconds - STARTING - time.perf_counter()
+            room = share * left / pace - SETTLING - CHECKING
+            room = max(room / (1 + REFINING), room - REFINED)
+            steps = min(max(1, int(room)), MOST)
         elif self.workload.steps:
             steps = self.workload.steps
         else:
@@ -167,7 +271,7 @@ class _Encoder:
             return value
         if self.wanted.kind == "psnr":
             return min(1.2 * math.pow(10, -value / 10), 1.0)
-        rate = max(8 * (value - OVERHEAD), 1.0) / self.samples
+        rate = 8 * self._room() / self.samples
         return min(max(4e-4 * math.pow(rate, -1.6), 1e-6), 1.0)
 
     def _pricing(self) -> Pricing | None:
@@ -176,9 +280,7 @@ class _Encoder:
             return None
         if self.wanted.kind == "psnr":
             return lambda _, quality: SLOW ** (quality - value - ABOVE)
-        whole = max(
-            8 * (AIM * value - OVERHEAD - metadata_sections.size(self.picture.metadata)), 1.0
-        )
+        whole = max(8 * (self._room() - (1 - AIM) * value), 1.0)
         return lambda bits, _: bits / whole
 
     # --- the result ---
@@ -222,7 +324,7 @@ def _described(shape: ModelShape) -> str:
 
 
 def _seconds(steps: int, pace: float) -> float:
-    return (steps + SETTLING) * pace
+    return (steps + min(REFINING * steps, REFINED) + SETTLING) * pace
 
 
 def too_large(pixels: Array, device: AnyDevice, error: OutOfMemoryError) -> OutOfMemoryError:

@@ -1,6 +1,6 @@
 """What a latent file holds: grids of whole numbers and networks of whole numbers.
 
-Data and its bounds only: knows neither bytes nor devices. Everything that exact decoding relies
+Data and its bounds only: knows neither files nor devices. Everything that exact decoding relies
 on, sizes and the bounds of 32-bit sums, is proved here when a model is made, whoever made it.
 
 In real numbers, with `a` the activation x * smoothstep(x / 4 + 1/2):
@@ -18,8 +18,11 @@ In real numbers, with `a` the activation x * smoothstep(x / 4 + 1/2):
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from itertools import pairwise
 from typing import Any
 
@@ -49,6 +52,11 @@ NEIGHBOURS = tuple(
     )
 )
 BICUBIC = (-0.0234375, 0.2265625, 0.8671875, -0.0703125)  # Catmull-Rom, a quarter of a pixel off
+
+START_EXPONENT = 11  # starts are whole numbers of 2**-START_EXPONENT
+START_CHANNELS = 3  # of the pictures that they were trained over
+# Widths of the hidden layers of synthesis and entropy network of each start, by its number.
+START_WIDTHS = {1: (16, 12), 2: (32, 24)}
 
 _DAMAGED = "the file is damaged or was not written by imgmlp; get it again"
 
@@ -133,8 +141,9 @@ class Quantized:
 
 
 def quantized(values: Array, exponent: int) -> Quantized:
-    """The nearest multiples of a step, halves to even."""
-    return Quantized(np.rint(np.ldexp(np.float64(values), exponent)).astype(np.int32), exponent)
+    """The nearest multiples of a step, halves up."""
+    steps = np.floor(np.ldexp(np.float64(values), exponent) + 0.5)
+    return Quantized(steps.astype(np.int32), exponent)
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,6 +157,7 @@ class LatentModel:
     shape: ModelShape
     latents: tuple[Array, ...]  # int8 [rows, columns] of each grid, finest first
     networks: Mapping[str, Quantized]  # those of shape.tensors
+    start: int = 0  # the number of that from which a file may hold differences
 
     def __post_init__(self) -> None:
         found = tuple(grid.shape for grid in self.latents)
@@ -188,3 +198,84 @@ def _check_sums(name: str, weight: Quantized, bias: Quantized) -> None:
         int(largest.max()) < 2**31 - 2 ** (MAX_EXPONENT + VALUE_BITS),
         f"sums of {name} need more than 32 bits",
     )
+
+
+# --- starts ---
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """Networks trained over many pictures, from which those of one picture begin, for one shape.
+
+    Files hold differences from them, so a start that is shipped never changes; better ones get
+    other numbers. benchmarks/latent_start.py makes them.
+    """
+
+    number: int
+    tensors: Mapping[str, Array]  # int32, those of shape.tensors that it has
+
+    def rounded(self, name: str, exponent: int) -> Array | int:
+        """int32: a tensor in steps of 2**-exponent, halves up; 0 for one that it has not."""
+        if name not in self.tensors:
+            return 0
+        coarser = START_EXPONENT - exponent
+        values = self.tensors[name]
+        if coarser <= 0:
+            return values << -coarser
+        return values + (1 << coarser - 1) >> coarser
+
+    def floats(self) -> dict[str, Array]:
+        """float32, exactly."""
+        found = self.tensors.items()
+        return {
+            name: np.ldexp(values.astype(np.float32), -START_EXPONENT) for name, values in found
+        }
+
+
+def newest_start(widths: tuple[int, int]) -> int:
+    """The number of the start that networks of these widths should have; 0 if there is none."""
+    return max((number for number, known in START_WIDTHS.items() if known == widths), default=0)
+
+
+def widths_of(number: int) -> tuple[int, int]:
+    """Of the networks that have this start. Raises FormatError if there is none."""
+    if number not in START_WIDTHS:
+        raise FormatError(f"start {number} is not known here", hint="update imgmlp")
+    return START_WIDTHS[number]
+
+
+def start_of(number: int, shape: ModelShape) -> Start:
+    """A start for networks of a shape; number 0 has no tensor. Raises FormatError."""
+    if number == 0:
+        return Start(0, {})
+    tensors, sizes = {}, shape.tensors
+    for name, values in _stored(number).items():
+        size = sizes[name]
+        if name in ("synthesis.0.weight", "upsampling"):  # a row each grid: the last one repeats
+            tensors[name] = values[np.minimum(np.arange(size[0]), len(values) - 1)]
+        elif values.shape == size:
+            tensors[name] = values
+    return Start(number, tensors)
+
+
+@cache
+def _stored(number: int) -> dict[str, Array]:
+    data = resources.files("imgmlp.codec.latent").joinpath(f"start-{number}.bin").read_bytes()
+    values, found = np.frombuffer(data, ">i2").astype(np.int32), {}
+    for name, size in _shape_of(widths_of(number)).tensors.items():
+        found[name], values = np.split(values, [math.prod(size)])
+        found[name] = found[name].reshape(size)
+    return found
+
+
+def _shape_of(widths: tuple[int, int]) -> ModelShape:
+    """That of the models whose networks are stored; of its pictures' size nothing depends."""
+    return ModelShape(1, 1, START_CHANNELS, LEVELS, *widths)
+
+
+def stored_start(networks: Mapping[str, Array]) -> bytes:
+    """The content of a start's file, of networks of real numbers in a file's order."""
+    numbers = [
+        np.rint(np.ldexp(np.float64(values), START_EXPONENT)) for values in networks.values()
+    ]
+    return np.concatenate([array.ravel() for array in numbers]).astype(">i2").tobytes()

@@ -12,12 +12,12 @@ import numpy as np
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.bitstream.container import Section
 from imgmlp.codec.latent import sections
-from imgmlp.codec.latent.bit_allocation import Search, shape_of
+from imgmlp.codec.latent.bit_allocation import Search
 from imgmlp.codec.latent.model import LARGEST, LEAST, LatentModel, Quantized
 from imgmlp.codec.latent.synthesis import synthesize
 from imgmlp.codec.latent.training_step import LatentStep
 from imgmlp.codec.training import draft
-from imgmlp.codec.training.search import halved, nearest, too_much
+from imgmlp.codec.training.search import approached, nearest, too_much
 from imgmlp.codec.training.target import Goal
 from imgmlp.engine import AnyDevice
 from imgmlp.image import Picture, psnr
@@ -72,14 +72,14 @@ class Rounding:
         self._overhead = draft.size(picture, "latent", _empty())
         self._bytes, self._decibels = 1.0, 0.0  # what estimates are multiplied by, what is added
 
-    def best(self, price: float) -> Written:
+    def best(self, price: float) -> tuple[Written, Written]:
         """The file of the least D + lambda R, or of another price if that is nearer to the target.
 
-        Where there is too much, networks are rounded to coarser steps, then latents towards zero;
-        where there is room, networks are rounded to finer steps.
+        And the first of these. Where there is too much, networks are rounded to coarser steps, then
+        latents towards zero; where there is room, networks are rounded to finer steps.
         """
         self._decided(0.0)
-        networks = self._search.run(price)
+        networks = self._search.refined(self._search.run(price), price)
         trial = self._trial(networks, 0.0)
         files = [self._written(trial)]
         while len(files) < EXACT and self.wanted.kind != "lambda" and not self._enough():
@@ -90,7 +90,7 @@ class Rounding:
             if trial.inwards == before.inwards and _steps(trial) == _steps(before):
                 break
             files.append(self._written(trial))
-        return min(files, key=lambda file: self.wanted.distance(file.size, file.psnr))
+        return min(files, key=lambda file: self.wanted.distance(file.size, file.psnr)), files[0]
 
     def _nearest(self, networks: dict[str, Quantized], price: float) -> Trial:
         wanted, first = self.wanted, {n: q.exponent for n, q in networks.items()}
@@ -102,11 +102,13 @@ class Rounding:
 
         tried = [self._trial(networks, 0.0)]
         ends = (-HALVINGS, 0.0) if too_much(wanted, tried[0]) else (0.0, HALVINGS)
-        tried += halved(wanted, tried[0], ends, priced)
+        tried += approached(wanted, tried[0], ends, priced)
         if all(too_much(wanted, trial) for trial in tried):
             coarsest = tried[-1].networks
             ends = (-INWARDS, 0.0)
-            tried += halved(wanted, tried[-1], ends, lambda share: self._trial(coarsest, -share))
+            tried += approached(
+                wanted, tried[-1], ends, lambda share: self._trial(coarsest, -share)
+            )
         return nearest(wanted, tried)
 
     def _trial(self, networks: dict[str, Quantized], inwards: float) -> Trial:
@@ -132,7 +134,7 @@ class Rounding:
 
     def _written(self, trial: Trial) -> Written:
         grids = tuple(self._decided(trial.inwards))
-        model = LatentModel(shape_of(self.step), grids, trial.networks)
+        model = LatentModel(self.step.shape, grids, trial.networks, self.step.start.number)
         parts = _sections(*sections.write(model))
         size, pixels = draft.size(self.picture, "latent", parts), synthesize(model, self.device)
         return Written(model, parts, pixels, size, psnr(self.picture.pixels, pixels))

@@ -15,7 +15,17 @@ from imgmlp.codec.bitstream import range_coder
 from imgmlp.codec.latent import latents
 from imgmlp.codec.latent.latents import Grids
 from imgmlp.codec.latent.latents_kernel import KernelGrids
-from imgmlp.codec.latent.model import LatentModel, ModelShape, Quantized, check_networks
+from imgmlp.codec.latent.model import (
+    MAX_EXPONENT,
+    VALUE_BITS,
+    LatentModel,
+    ModelShape,
+    Quantized,
+    Start,
+    check_networks,
+    start_of,
+    widths_of,
+)
 from imgmlp.engine import AnyDevice, Device
 from imgmlp.errors import FormatError
 
@@ -23,7 +33,14 @@ Array = np.ndarray[Any, Any]
 
 MAX_LATENTS_PER_BYTE = 2**17  # the cheapest latent of all costs an 11,000th of a bit
 MAX_PRODUCTS = 2**44  # multiplications of a whole picture
+EXPONENTS = {"weight": 7, "bias": 7, "upsampling": 8}  # of steps, usually
 _SIZES = 6  # bytes before the tensors'
+_STARTED = 128  # added to the first byte where networks have a start, which names their sizes
+_STARTED_SIZES = 4  # bytes of that section
+# With a start, before a tensor's numbers: its exponent less the usual one, whether they are no
+# differences, and the number of their distribution less _MIDDLE; and the distributions of these.
+_BEFORE = np.array([17, 7, 27])
+_MIDDLE = 15
 
 
 def _check(good: bool, problem: str) -> None:
@@ -33,26 +50,59 @@ def _check(good: bool, problem: str) -> None:
 
 def write(model: LatentModel) -> tuple[bytes, bytes, bytes]:
     """The data of sections N, W and L."""
-    shape = model.shape
+    shape, start = model.shape, start_of(model.start, model.shape)
     coded = sum(1 << level for level, grid in enumerate(model.latents) if grid.any())
-    head = bytes([shape.levels, shape.synthesis, shape.entropy, shape.neighbours])
-    head += coded.to_bytes(2, "big")
-    numbers, symbols = [], []
-    for tensor in model.networks.values():
-        values = tensor.values.ravel()
-        numbers.append(range_coder.choose(values))
-        symbols.append(values)
-        head += bytes([tensor.exponent, numbers[-1]])
-    scales = np.repeat(np.array(numbers), [len(values) for values in symbols])
-    return head, range_coder.encode(np.concatenate(symbols), scales), latents.encode(model)
+    there = coded.to_bytes(2, "big")
+    if start.number:
+        head = bytes([_STARTED | shape.levels, start.number]) + there
+    else:
+        head = bytes([shape.levels, shape.synthesis, shape.entropy, shape.neighbours]) + there
+    symbols, scales = [], []
+    for name, tensor in model.networks.items():
+        base, number = coding(name, tensor, start)
+        if start.number:
+            symbols.append(_before(name, tensor, base, number))
+            scales.append(_BEFORE)
+        else:
+            head += bytes([tensor.exponent, number])
+        symbols.append((tensor.values - base).ravel())
+        scales.append(np.full(symbols[-1].shape, number))
+    weights = range_coder.encode(np.concatenate(symbols), np.concatenate(scales))
+    return head, weights, latents.encode(model)
 
 
-def network_bits(networks: Mapping[str, Quantized]) -> float:
+def coding(name: str, tensor: Quantized, start: Start) -> tuple[Array | int, int]:
+    """How a tensor has few bits: what is taken away from it, and a distribution for the rest."""
+    bases = [start.rounded(name, tensor.exponent), 0] if name in start.tensors else [0]
+    found = []
+    for base in bases:
+        rest = (tensor.values - base).ravel()
+        number = range_coder.choose(rest)
+        found.append((range_coder.bits(rest, number), base, number))
+    _, base, number = min(found, key=lambda each: each[0])
+    return base, number
+
+
+def _before(name: str, tensor: Quantized, base: Array | int, number: int) -> Array:
+    """What is coded of a tensor before its numbers, if there is a start."""
+    whole = isinstance(base, int)
+    return np.array([tensor.exponent - usual_exponent(name), whole, number - _MIDDLE])
+
+
+def network_bits(networks: Mapping[str, Quantized], start: Start) -> float:
     """What `write` spends on networks, in bits, but for the 2 bytes of the stream's end."""
-    return sum(
-        16 + range_coder.bits(values := tensor.values.ravel(), range_coder.choose(values))
-        for tensor in networks.values()
-    )
+    bits = 0.0
+    for name, tensor in networks.items():
+        base, number = coding(name, tensor, start)
+        before = _before(name, tensor, base, number)
+        bits += range_coder.bits(before, _BEFORE) if start.number else 16
+        bits += range_coder.bits((tensor.values - base).ravel(), number)
+    return bits
+
+
+def usual_exponent(name: str) -> int:
+    """Of a tensor's step."""
+    return EXPONENTS[name.rpartition(".")[2]]
 
 
 def read(
@@ -63,31 +113,54 @@ def read(
     Raises FormatError.
     """
     head, weights, coded = parts
-    _check(len(head) >= _SIZES, "the network section is too short")
-    levels, synthesis, hidden, neighbours = head[:4]
-    shape = ModelShape(size[1], size[0], channels, levels, synthesis, hidden, neighbours)
-    networks = _networks(shape, head[_SIZES:], weights)
-    there = int.from_bytes(head[4:_SIZES], "big")
+    started = len(head) == _STARTED_SIZES and head[0] >= _STARTED
+    _check(started or len(head) >= _SIZES, "the network section is too short")
+    number = head[1] if started else 0
+    levels, widths = head[0], tuple(head[1:4])
+    if started:
+        levels, widths = head[0] - _STARTED, widths_of(number)
+    shape = ModelShape(size[1], size[0], channels, levels, *widths)
+    _check_products(shape)
+    if started:
+        networks = _from_start(shape, start_of(number, shape), weights)
+    else:
+        networks = _networks(shape, head[_SIZES:], weights)
+    check_networks(shape, networks)
+    there = int.from_bytes(head[2:4] if started else head[4:_SIZES], "big")
     _check(there < 1 << levels, "latents are announced for a grid that is not there")
     grids = _latents(shape, networks, there, coded, device)
-    return LatentModel(shape, grids, networks)
+    return LatentModel(shape, grids, networks, number)
+
+
+def _check_products(shape: ModelShape) -> None:
+    count = sum(map(math.prod, shape.tensors.values()))
+    good = count * shape.height * shape.width <= MAX_PRODUCTS
+    _check(good, "the networks are too large to decode a picture of this size")
 
 
 def _networks(shape: ModelShape, steps: bytes, data: bytes) -> dict[str, Quantized]:
     tensors = shape.tensors
     _check(len(steps) == 2 * len(tensors), f"steps of the network take {len(steps)} bytes")
-    counts = {name: math.prod(size) for name, size in tensors.items()}
-    pixels = shape.height * shape.width
-    good = sum(counts.values()) * pixels <= MAX_PRODUCTS
-    _check(good, "the networks are too large to decode a picture of this size")
-    decoder = range_coder.Decoder(data)
-    networks = {}
+    decoder, networks = range_coder.Decoder(data), {}
     pairs = zip(steps[::2], steps[1::2], strict=True)
     for (name, size), (exponent, number) in zip(tensors.items(), pairs, strict=True):
-        values = decoder.read(counts[name], number)
+        values = decoder.read(math.prod(size), number)
         networks[name] = Quantized(values.astype(np.int32).reshape(size), exponent)
     decoder.finish()
-    check_networks(shape, networks)
+    return networks
+
+
+def _from_start(shape: ModelShape, start: Start, data: bytes) -> dict[str, Quantized]:
+    decoder, networks = range_coder.Decoder(data), {}
+    for name, size in shape.tensors.items():
+        finer, whole, number = decoder.read(len(_BEFORE), _BEFORE).tolist()
+        exponent = usual_exponent(name) + finer
+        _check(0 <= exponent <= MAX_EXPONENT + VALUE_BITS, f"{name} has no such step")
+        _check(whole in (0, 1), f"{name} is neither whole nor differences")
+        values = decoder.read(math.prod(size), number + _MIDDLE).reshape(size)
+        base = 0 if whole else start.rounded(name, exponent)
+        networks[name] = Quantized((values + base).astype(np.int32), exponent)
+    decoder.finish()
     return networks
 
 

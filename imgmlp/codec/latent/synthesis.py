@@ -15,7 +15,7 @@ import numpy as np
 
 from imgmlp.codec.latent.model import LIMIT, PIXEL_BITS, VALUE_BITS, LatentModel, Quantized
 from imgmlp.codec.latent.upsampling import Span, upsample
-from imgmlp.codec.training.chunked import assemble, square
+from imgmlp.codec.training.chunked import assemble
 from imgmlp.engine import AnyDevice, Tensor, compile, dtype
 
 Array = np.ndarray[Any, Any]
@@ -30,7 +30,7 @@ def synthesize(model: LatentModel, device: AnyDevice) -> Array:
     """uint8 [height, width, channels]: the picture."""
     shape = model.shape
     size = shape.width, shape.height
-    return assemble(partial(_Piece, model), device, size, shape.channels, PIXELS_AT_ONCE, square)
+    return assemble(partial(_Piece, model), device, size, shape.channels, PIXELS_AT_ONCE)
 
 
 class _Piece:
@@ -42,6 +42,7 @@ class _Piece:
         around = (rows + 2 * HALO, columns + 2 * HALO)
         self.values = Tensor(np.zeros((*around, model.shape.levels), np.int32), device, name="maps")
         self.inside = Tensor(np.zeros((*around, 1), np.int32), device, name="inside")
+        self.scales = self._scales()
         self.program = compile(self._step, device, precision="exact")
 
     def move_to(self, top: int, left: int) -> None:
@@ -61,12 +62,21 @@ class _Piece:
         rows, columns, levels = self.values.shape
         x = self.values.reshape(rows * columns, levels)
         for number in range(2):
-            x = activate(self._sums(x, f"synthesis.{number}", VALUE_BITS))
-        y = self._sums(x, "synthesis.2", PIXEL_BITS).reshape(rows, columns, -1)
+            x = activate(self._sums(x, f"synthesis.{number}"))
+        y = self._sums(x, "synthesis.2").reshape(rows, columns, -1)
         y = y * self.inside
         y = y[1:-1, 1:-1] + activate(self._convolved(y, 0), PIXEL_BITS)
         y = _bounded(y) * self.inside[1:-1, 1:-1]
         return {"pixels": levels_of(y[1:-1, 1:-1] + self._convolved(y, 1))}
+
+    def _scales(self) -> dict[str, Tensor]:
+        """What `rescale` takes for each layer; no constants, so that kernels serve other files."""
+        finer = {"synthesis.2": PIXEL_BITS - VALUE_BITS}
+        found = {}
+        for name in (*(f"synthesis.{n}" for n in range(3)), "residual.0", "residual.1"):
+            exponent = self.networks[f"{name}.weight"].exponent - finer.get(name, 0)
+            found[name] = Tensor(scale_of(exponent), self.device, name=f"{name}.scale")
+        return found
 
     def _parameters(self, name: str, bits: int) -> tuple[Quantized, Tensor]:
         """Weights, and biases in the unit of the sums that they join, int32."""
@@ -74,14 +84,14 @@ class _Piece:
         sums = bias.values << bits + weight.exponent - bias.exponent
         return weight, Tensor(sums, self.device, name=f"{name}.bias")
 
-    def _sums(self, x: Tensor, name: str, bits: int) -> Tensor:
-        """int32 [rows, inputs] in 2**-VALUE_BITS -> [rows, outputs] in 2**-bits."""
+    def _sums(self, x: Tensor, name: str) -> Tensor:
+        """int32 [rows, inputs] -> [rows, outputs], both in the unit of the layer's place."""
         weight, biases = self._parameters(name, VALUE_BITS)
         weights = Tensor(weight.values.astype(np.float32), self.device, name=f"{name}.weight")
         low = (x & (1 << _LOW_BITS) - 1).cast(dtype.f32) @ weights
         high = (x >> _LOW_BITS).cast(dtype.f32) @ weights
         sums = low.cast(dtype.i32) + high.cast(dtype.i32) * (1 << _LOW_BITS) + biases
-        return rescale(sums, weight.exponent - (bits - VALUE_BITS))
+        return rescale(sums, self.scales[name])
 
     def _convolved(self, y: Tensor, number: int) -> Tensor:
         """int32 [rows, columns, channels] in 2**-PIXEL_BITS, of all pixels with neighbours."""
@@ -92,7 +102,7 @@ class _Piece:
         for down, right, channel in np.ndindex(3, 3, channels):
             part = y[down : down + rows - 2, right : right + columns - 2, channel : channel + 1]
             sums = sums + part * kernel[down, right, channel]
-        return rescale(sums, weight.exponent)
+        return rescale(sums, self.scales[f"residual.{number}"])
 
 
 def _around(begin: int, count: int, size: int) -> tuple[Span, slice]:
@@ -101,11 +111,16 @@ def _around(begin: int, count: int, size: int) -> tuple[Span, slice]:
     return (first, end), slice(first - begin + HALO, end - begin + HALO)
 
 
-def rescale(sums: Tensor, exponent: int) -> Tensor:
-    """Sums divided by 2**exponent, rounded, and no larger than values may be."""
+def scale_of(exponent: int) -> Array:
+    """What `rescale` takes to divide by 2**exponent: int32 [factor, half of a unit, shift]."""
     if exponent <= 0:
-        return _bounded(sums * (1 << -exponent))
-    return _bounded((sums + (1 << exponent - 1)) >> exponent)
+        return np.array([1 << -exponent, 0, 0], np.int32)
+    return np.array([1, 1 << exponent - 1, exponent], np.int32)
+
+
+def rescale(sums: Tensor, scale: Tensor) -> Tensor:
+    """Sums divided by a power of two, rounded, and no larger than values may be."""
+    return _bounded((sums * scale[0] + scale[1]) >> scale[2])
 
 
 def _bounded(values: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ The loop itself is that of codec/training; here is what is decided at its looks.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -21,7 +20,8 @@ LOOK, MOST = 10, 200  # steps between looks, at least and at most
 FREE = 0.1  # share of a run before prices change
 SEARCHED = 0.3, 0.6, 0.85  # shares of a run after which networks' steps are looked for
 DEARER = 1.25  # times the price, at most, at once
-SLIPPED = 0.9  # share of the steps left that fits in the time limit, below which they are fewer
+RETURN = 0.55  # share of a run that is not done again where it ends too far from its target
+SHORTER = 0.25  # steps of going through the rest again, of those of the run
 TEMPERATURES = 0.3, 0.15
 SHARES = 0.63, 0.87  # of noise
 LATENTS, NETWORKS = 0.2, 1e-2  # learning rates
@@ -44,10 +44,12 @@ def control(done: int, steps: int, price: float) -> Control:
 class LatentTrainerState(TrainerState):
     exponents: dict[str, int] = field(default_factory=dict)  # of networks' steps, once looked for
     lost: float = 0.0  # dB by which networks with these are worse
+    begun: int = 0  # steps that were done when this pass through the schedule began
+    first: int = 0  # steps of the first of them
 
 
 class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
-    """One run of a LatentStep. It ends about when the clock says `limit`, if that is given."""
+    """One run of a LatentStep."""
 
     def __init__(
         self,
@@ -56,10 +58,10 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         pricing: Pricing | None = None,
         limit: float | None = None,
     ) -> None:
-        steps = state.steps
+        state.first = steps = state.first or state.steps
         look = max(min(LOOK, -(-steps // 20)), min(MOST, steps // 500))
-        super().__init__(step, state, look)
-        self._pricing, self._limit = pricing, limit
+        super().__init__(step, state, look, limit)
+        self._pricing = pricing
         self.control = look * max(1, steps // (50 * look))  # steps to new prices
 
     def _look(self, tell: Callable[[Progress], None] | None) -> bool:
@@ -70,7 +72,7 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         if self.done % self.control == 0:
             self._reprice()
             self._remember()
-        self._shorten(self._progress(loss).steps_per_second)
+        self._shorten()
         self._steer()
         if tell is not None:
             cost = loss * self.step.counted + self.state.price * rate
@@ -79,9 +81,10 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
 
     def _reprice(self) -> None:
         """By what rounded latents would give, which changes as long as these move."""
-        if self._pricing is None or not FREE <= self.done / self.state.steps < ROUNDED:
-            return
         state, step = self.state, self.step
+        share = self.done / state.steps
+        if self._pricing is None or state.begun or not FREE <= share < ROUNDED:
+            return
         error, rate = step.judge(step.flat.numpy())
         search = Search(step, state.exponents)
         if any(abs(self.done - share * state.steps) <= self.control / 2 for share in SEARCHED):
@@ -91,18 +94,24 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         factor = self._pricing(bits, decibels(error) - state.lost)
         state.multiply_price(factor, DEARER)
 
-    def _shorten(self, pace: float) -> None:
-        """Take fewer steps where they turn out to be slower than the time limit allows."""
-        if self._limit is None:
-            return
-        fitting = max(0, int(pace * (self._limit - time.perf_counter())))
-        if fitting < SLIPPED * (self.state.steps - self.done):
-            self.state.steps = self.done + fitting
+    def repeat(self, price: float) -> None:
+        """Have the last part of the run once more, in fewer steps, at another price."""
+        state = self.state
+        state.begun, state.price = state.steps, price
+        state.steps += self.again
+
+    @property
+    def again(self) -> int:
+        """Steps of another pass."""
+        return max(1, round(SHORTER * self.state.first))
 
     def _steer(self) -> None:
-        looked = self.done - self.done % self.look
-        found = control(looked, self.state.steps, self.state.price)
-        slower = self.state.slower
+        state, slower = self.state, self.state.slower
+        left = state.steps - (self.done - self.done % self.look)
+        whole = state.steps
+        if state.begun:  # what is left of a schedule that ends now
+            whole = round((state.steps - state.begun) / (1 - RETURN))
+        found = control(max(0, whole - left), whole, state.price)
         self.step.steer(
             replace(found, latents=found.latents * slower, networks=found.networks * slower)
         )

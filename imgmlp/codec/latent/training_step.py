@@ -1,7 +1,8 @@
 """One training step of a latent model, with all its state on the device.
 
 The step moves grids and networks down the gradient of the mean squared error on [0, 1] plus
-lambda times bits per pixel; both are summed over pixels, so that no gradient is tiny. What the
+lambda times bits per pixel, of latents and of weights; all are summed over pixels, so that no
+gradient is tiny. What the
 host decides while it is replayed stands in `Control`, so that one program serves all phases and
 all prices.
 """
@@ -9,7 +10,7 @@ all prices.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -18,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.latent import operations
-from imgmlp.codec.latent.model import BICUBIC, usual_levels
-from imgmlp.codec.latent.plane import AROUND, Plane
+from imgmlp.codec.latent.model import BICUBIC, NEIGHBOURS, ModelShape, start_of, usual_levels
+from imgmlp.codec.latent.plane import AROUND, REACH, Plane
 from imgmlp.codec.training.checkpoint import Resumable
 from imgmlp.codec.training.perceptron import Activation, perceptron
 from imgmlp.engine import AnyDevice, Program, Tensor, compile, nn, optim
@@ -31,6 +32,10 @@ HIDDEN = 32  # of synthesis
 ENTROPY = 24
 BETAS = (0.9, 0.999)
 EPSILON = 4e-3  # of gradients by single latents, which are sums over pixels
+STEP = 2.0**-7  # of weights, as far as what they cost is concerned
+# Times lambda that their bits cost, of which the loss has a rough estimate: differences from a
+# start, most of which can be spared, and weights without one.
+DIFFERENCES, WEIGHTS = 3.0, 1.0
 CLIP = 0.1  # most that the norm of the networks' gradient, for a mean over pixels, may be
 
 
@@ -59,10 +64,13 @@ class LatentStep(Resumable):
 
     def __init__(
         self, pixels: Array, seed: int, device: AnyDevice, general: bool = False,
-        hidden: int = HIDDEN, entropy: int = ENTROPY, epsilon: float = EPSILON,
+        hidden: int = HIDDEN, entropy: int = ENTROPY, epsilon: float = EPSILON, start: int = 0,
     ) -> None:  # fmt: skip
         self.height, self.width, self.channels = pixels.shape
         self.levels = usual_levels(self.height, self.width)
+        size = self.height, self.width, self.channels, self.levels
+        self.shape = ModelShape(*size, hidden, entropy)  # of the model in a file
+        self.start = start_of(start, self.shape)
         self.counted: float = counted(pixels)
         self.seed, self.device, self.epsilon = seed, device, epsilon
         self.plane = plane = Plane.of(self.height, self.width, self.levels)
@@ -74,7 +82,9 @@ class LatentStep(Resumable):
         self.target = Tensor(self._target(pixels), device, name="target")
         self.inside = Tensor(self._inside(), device, name="inside")
         self.taken = Tensor(self._taken(), device, name="taken")
-        self.flat = Tensor(self._initial(), device, name="networks")
+        drawn = self._drawn()
+        self.flat = Tensor(self._started(drawn), device, name="networks")
+        self.cheapest = Tensor(self._started(np.zeros_like(drawn)), device, name="start")
         empty = np.zeros((plane.rows, plane.pitch), np.float32)
         self.latents = Tensor(empty, device, name="latents")  # all grids, as they lie in the plane
         self.control = Tensor(np.zeros(10, np.float32), device, name="control")
@@ -113,8 +123,12 @@ class LatentStep(Resumable):
             plane[g.row : g.row + g.height, g.column : g.column + g.width] for g in self.plane.grids
         ]
 
-    def _initial(self) -> Array:
-        """float32 [parameters]."""
+    def _started(self, flat: Array) -> Array:
+        """float32 [parameters]: those of the start, others as they are."""
+        return flat_of(networks_of(flat, self.shapes) | self.start.floats())
+
+    def _drawn(self) -> Array:
+        """float32 [parameters]: random networks."""
         generator = np.random.Generator(np.random.PCG64(self.seed))
         count, found = len(self.synthesis_shapes), list[Array]()
         for number, shape in enumerate(self.shapes):
@@ -135,12 +149,22 @@ class LatentStep(Resumable):
         error, bits = self._forward(seen)
         loss = error * (1 / self.channels) + bits * self.control[7]
         by_seen, by_flat = loss.gradient([seen, self.flat])
+        by_flat = by_flat + self._by_weight_bits() * self.control[7]
         self.adam_latents.apply([by_seen * slope])
         norm = by_flat.square().sum().sqrt()
         most = CLIP * self.height * self.width
         self.adam.apply([by_flat * (most / norm.maximum(most))])
         self.count.assign(self.count + 1)
         return {"error": error, "bits": bits}
+
+    def _by_weight_bits(self) -> Tensor:
+        """Gradient of what weights cost, about log2(1 + d / STEP) bits at a distance d from those
+        that cost least.
+        """
+        away = self.flat - self.cheapest
+        size = away.abs()
+        price = DIFFERENCES if self.start.number else WEIGHTS
+        return away / ((size + 1e-9) * (size + STEP)) * (price / math.log(2))
 
     def _forward(self, seen: Tensor) -> tuple[Tensor, Tensor]:
         """The squared error and the bits that the plane of grids [rows, pitch] gives."""
@@ -252,6 +276,23 @@ class LatentStep(Resumable):
         samples: float = self.pixels * self.channels * self.counted
         return error / samples
 
+    @cached_property
+    def _sloping(self) -> Program:
+        def backward() -> dict[str, Tensor]:
+            error, bits = self._forward(_limited(operations.nearest(self.latents)))
+            return {n: v.gradient([self.flat])[0] for n, v in (("error", error), ("bits", bits))}
+
+        return compile(backward, self.device)
+
+    def slopes(self, flat: Array) -> tuple[Array, Array]:
+        """The gradients of what `judge` gives by these networks, float32 [parameters] both."""
+        own = self.flat.numpy()
+        self.flat.write(flat)
+        self._sloping.run()
+        error, bits = (self._sloping.read(name) for name in ("error", "bits"))
+        self.flat.write(own)
+        return error * self.mean(1.0), bits / self.pixels
+
     @property
     def pixels(self) -> int:
         count: int = self.height * self.width
@@ -288,3 +329,46 @@ def _layers(*widths: int) -> list[tuple[int, ...]]:
     for inputs, outputs in pairwise(widths):
         found += [(inputs, outputs), (outputs,)]
     return found
+
+
+# --- parameters as a file has them ---
+
+
+def networks_of(flat: Array, shapes: Sequence[tuple[int, ...]]) -> dict[str, Array]:
+    """Flat parameters, which are arrays of these shapes, as a file's tensors."""
+    parts = np.split(flat, np.cumsum([int(np.prod(s)) for s in shapes])[:-1])
+    arrays = [p.reshape(s) for p, s in zip(parts, shapes, strict=True)]
+    synthesis, residual, context = arrays[:6], arrays[6:10], arrays[10:16]
+    found = dict(zip(_names("entropy"), context, strict=True))
+    found["entropy.0.weight"] = found["entropy.0.weight"][_order()]
+    found["upsampling"] = np.array(arrays[16:]).reshape(-1, 4)
+    found |= dict(zip(_names("synthesis"), synthesis, strict=True))
+    for number in range(2):
+        weight, bias = residual[2 * number : 2 * number + 2]
+        kernel = weight.reshape(bias.size, 3, 3, bias.size).transpose(1, 2, 0, 3)
+        found[f"residual.{number}.weight"] = kernel
+        found[f"residual.{number}.bias"] = bias
+    return found
+
+
+def flat_of(networks: Mapping[str, Array]) -> Array:
+    """The other way around; float32 [parameters]."""
+    context = [networks[name] for name in _names("entropy")]
+    back = np.empty_like(context[0])
+    back[_order()] = context[0]
+    found = [networks[name] for name in _names("synthesis")]
+    for number in range(2):
+        bias = networks[f"residual.{number}.bias"]
+        weight = networks[f"residual.{number}.weight"].transpose(2, 0, 1, 3)
+        found += [weight.reshape(-1, bias.size), bias]
+    found += [back, *context[1:], networks["upsampling"]]
+    return np.concatenate([np.ravel(a) for a in found]).astype(np.float32)
+
+
+def _names(network: str) -> list[str]:
+    return [f"{network}.{n}.{kind}" for n in range(3) for kind in ("weight", "bias")]
+
+
+def _order() -> list[int]:
+    """Which row of the trained first layer is each neighbour's."""
+    return [(up + REACH) * operations.WIDTH + right + REACH for up, right in NEIGHBOURS]

@@ -12,35 +12,47 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.bitstream import metadata_sections
-from imgmlp.codec.mlp import bit_allocation, rate_model
+from imgmlp.codec.mlp import rate_model
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.qat_step import BATCH, LearningStep, too_large
+from imgmlp.codec.mlp.rate_model import Known
 from imgmlp.codec.mlp.rounding_search import FINE, Rounding, Trial
 from imgmlp.codec.mlp.training_phases import MlpTrainer, MlpTrainerState
 from imgmlp.codec.training.checkpoint import Snapshot
 from imgmlp.codec.training.draft import Draft, draft
 from imgmlp.codec.training.memory_limits import within_memory
-from imgmlp.codec.training.replay import seconds_a_step
+from imgmlp.codec.training.pace import Work
+from imgmlp.codec.training.replay import decibels, mean_loss, seconds_a_step
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import TOLERANCE, Goal, Workload
 from imgmlp.codec.training.trainer import Ended, Pricing
 from imgmlp.engine import AnyDevice
-from imgmlp.image import Picture, psnr
+from imgmlp.image import Picture
 
 Array = np.ndarray[Any, Any]
 
 SEED = 0
 AIM = 0.99  # of the bytes wanted
-ATTEMPTS = 3  # networks that are tried for a quality
+ATTEMPTS = 4  # networks that are tried for a quality
 PILOT = 10  # a run's steps for each step of a short one that shows how hard a picture is
-PILOTS = 2
+LEAST_PILOT = 1_500  # steps: after fewer little can be said of many
+PILOTS = 4  # two of one network, to see what more steps bring, and two of another
+PILOT_RATE = 0.3  # bits a pixel of the first one's network
+LEAST = 500.0  # weights of the first one
+FAR, FARTHEST = 1.5, 3.0  # doublings of weights about which a short run says little, and nothing
+SEEN = 55  # pixels that training sees for each weight; with fewer, weights are not worth their time
 HASTY = 5_000  # steps of a run, where only its time is known; it should not have fewer
 SMALL = 2_000.0  # weights, of which fewer take hardly less time
-PILOT_RATE = 0.3  # bits a pixel of its network
-DOUBLING = 0.6  # dB that twice the steps bring
-SLOW = 1.5  # times the price for every dB too much, each time that it is looked at
-ABOVE = 0.15  # dB more than wanted that training aims at, as taking some away is easy
-MARGIN = 0.3  # dB by which a network for a quality is chosen too large
+MARGIN = 0.1  # dB more than wanted that training aims at, as taking some away is easy
+BELOW, BEYOND = 0.15, 0.2  # dB from which rounding may bring a network to its target
+SHORT_RUNS = 0.1  # of the time left, that of a short run
+LARGER = 1.1  # times the weights, at least, where too few missed a quality
+FIRST = 0.7  # of the time left, that of an attempt after which there may be others
+HURRIED = 0.35  # of all the time, with less than which the network of short runs must do
+LAST = 0.15  # of all the time, less than which is too little for another one
+CHECKS = 3  # times that a file is decoded once it is chosen, at most
+TRIALS = 12  # times that files are decoded to choose one
+_KEPT = "weights", "most", "worth", "pilots", "attempts", "spent"
 
 
 def untrained(picture: Picture, wanted: Goal, device: AnyDevice) -> Draft | None:
@@ -64,92 +76,199 @@ def encode(
         found = encoder.attempt()
         if encoder.best is None or found.distance(wanted) < encoder.best.distance(wanted):
             encoder.best = found
-        encoder.attempts += 1
-        missing = wanted.value - found.metrics["psnr"] if wanted.kind == "psnr" else 0.0
-        done = abs(missing) <= TOLERANCE or encoder.attempts == ATTEMPTS
-        if done or found.diverged or not encoder.resize(missing):
+        if found.diverged or not encoder.again():
             return encoder.best
 
 
+def work(picture: Picture, wanted: Goal, workload: Workload) -> Work:
+    """What training for a target and checking files will take, about."""
+    samples = picture.width * picture.height
+    weights, runs = rate_model.usual_weights(wanted, samples), 1.0
+    if wanted.kind != "bytes":
+        runs += PILOTS / 2 * 1.5 * max(1 / PILOT, min(0.5, LEAST_PILOT / max(workload.steps, 1)))
+    if wanted.kind == "psnr":
+        runs += ATTEMPTS / 2 - 1
+    steps = runs * workload.steps
+    weights = min(weights, 8 * picture.pixels.nbytes / rate_model.BITS)
+    if wanted.kind != "bytes":
+        weights = min(weights, max(SMALL, workload.steps * workload.wider * BATCH / SEEN))
+    training = 6 * weights * steps * BATCH * workload.wider
+    return Work(steps, training + 2 * CHECKS * weights * samples)
+
+
 class _Encoder:
-    """The attempts to reach one target with one picture."""
+    """The runs that lead to one target with one picture: short ones first, if it needs them."""
 
     def __init__(
         self, picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice, run: Run
     ) -> None:
         self.picture, self.wanted, self.device = picture, wanted, device
         self.workload, self.run, self.saved = workload, run, run.saved
-        tries = ATTEMPTS if wanted.kind == "psnr" else 1
-        whole = workload.seconds
-        self.seconds = None if whole is None else whole / tries  # of an attempt
-        self.rounding = Rounding(picture, wanted, device)
+        self.rounding = Rounding(picture, wanted, device, self._too_late)
         self.samples = picture.width * picture.height
         self.resumed = 0
-        self.paces: dict[tuple[Shape, int], float] = {}
-        self.pilots = self.attempts = 0  # that are over
+        self.spent = 0.0  # seconds of the runs that were stopped
+        self.pilots: list[list[float]] = []  # weights, steps and dB of the short runs
+        self.attempts: list[list[float]] = []  # weights as their files pay for, and dB
+        self.worth: float | None = None  # that goes with the weights that a quality needs
+        self.hit = False  # the latest attempt needs no other one
         self.best: Draft | None = None  # of the attempts
-        self.most = float(self.samples)  # weights that are worth trying for a quality
-        if self.saved is None:
-            self.weights = self._first_weights()
-            return
-        values = self.saved.values
-        self.weights, self.most = float(values["weights"]), float(values["most"])
-        self.pilots, self.attempts = int(values["pilots"]), int(values["attempts"])
-        if values["best"] is not None:
-            self.best = Draft(self.saved.arrays["best_file"].tobytes(), values["best"])
+        self.used: tuple[Shape, int, LearningStep, dict[str, Array]] | None = None
+        self.paces: dict[tuple[Shape, int], float] = {}
+        self.most = self._most_weights()
+        self.weights = min(self._first_weights(), self.most)
+        if self.saved is not None:
+            self._restore(self.saved)
+        self.limit: float | None = None  # of the clock
+        if workload.seconds is not None:
+            self.limit = run.began + workload.seconds - self.spent
 
-    # --- how large a network ---
-
-    def _first_weights(self) -> float:
-        """How many weights the network should have; for a quality, that of the first short run."""
-        kind, value = self.wanted.kind, self.wanted.value
-        if kind == "lambda":
-            return rate_model.weights_worth(value, self.samples)
-        if kind == "bytes":  # those of the pixels themselves at most
-            size = min(value, self.picture.pixels.nbytes)
-            return max(1.0, 8 * (size - rate_model.OVERHEAD) / rate_model.BITS)
-        return PILOT_RATE * self.samples / rate_model.BITS
-
-    def search(self) -> None:
-        """Find by short runs how many weights a quality needs."""
-        whole = self.workload.steps if self.seconds is None else HASTY
-        steps = max(1, whole // PILOT)
-        while not self._searched():
-            trainer = self._start(lambda _: MlpTrainerState(steps, 0.0, self.workload.wider))
-            self._run(trainer)
-            longer = DOUBLING * math.log2(max(1.0, whole / steps))
-            self.resize(self.wanted.value - self._rounded_quality(trainer) - longer)
-            self.pilots += 1
-
-    def _searched(self) -> bool:
-        return self.wanted.kind != "psnr" or self.pilots == PILOTS
-
-    def _rounded_quality(self, trainer: MlpTrainer) -> float:
-        choices = bit_allocation.settle(trainer.arrays(), trainer.step.sizes.numpy())
-        found = bit_allocation.network(trainer.arrays(), choices, trainer.step.shape)
-        return psnr(self.picture.pixels, self.rounding.decoded(found))
-
-    def resize(self, missing: float) -> bool:
-        """Have enough weights for so many dB more, but no more than pixels; fewer if it is below 0.
-
-        Never fewer than the smallest network has, as it would be priced and enlarged as if it had
-        so few. Returns whether that makes it another network.
-        """
-        before = self._shape()
-        wanted = rate_model.more_weights(self.weights, missing + MARGIN)
-        least = rate_model.network_shape(1.0, self.picture.channels).parameters
-        self.weights = min(max(wanted, least), self.most)
-        return self._shape() != before
-
-    def _shape(self) -> Shape:
-        return rate_model.network_shape(self.weights, self.picture.channels)
+    def _restore(self, saved: Snapshot) -> None:
+        for name in _KEPT:
+            setattr(self, name, saved.values[name])
+        if saved.values["best"] is not None:
+            self.best = Draft(saved.arrays["best_file"].tobytes(), saved.values["best"])
 
     def untrained(self) -> Draft | None:
         """A file that took no training, if it is all that the target can ask for."""
         found = self.rounding.one_colour()
         return None if found is None else self._draft(found, MlpTrainerState(0, self._price()), 0.0)
 
-    # --- one attempt ---
+    def _most_weights(self) -> float:
+        """Those that the pixels themselves would pay for, and not more than training can teach."""
+        most = 8 * self.picture.pixels.nbytes / rate_model.BITS
+        if self.wanted.kind == "bytes" or self.workload.seconds is not None:
+            return most
+        return min(most, max(SMALL, self.workload.steps * self.workload.wider * BATCH / SEEN))
+
+    def _first_weights(self) -> float:
+        """How many weights the network should have; unless bytes say so, that of a short run."""
+        if self.wanted.kind == "bytes":
+            beside = rate_model.OVERHEAD + metadata_sections.size(self.picture.metadata)
+            return max(1.0, 8 * (self.wanted.value - beside) / rate_model.BITS)
+        return max(LEAST, PILOT_RATE * self.samples / rate_model.BITS)
+
+    def search(self) -> None:
+        """Find by short runs how many weights a quality or a price needs."""
+        while not self._searched():
+            trainer = self._start(self._short)
+            self._run(trainer)
+            step, steps = trainer.step, trainer.state.steps
+            loss = mean_loss(float(step.smooth.item()), step.done) / step.counted
+            self.pilots.append([float(step.shape.parameters), float(steps), decibels(loss)])
+            if len(self.pilots) % 2 == 0:
+                self._resize()
+
+    def _searched(self) -> bool:
+        """Whether short runs were made of a network near to the one that is wanted."""
+        if self.wanted.kind == "bytes" or len(self.pilots) == PILOTS or self.attempts:
+            return True
+        if len(self.pilots) < 2 or len(self.pilots) % 2:
+            return False
+        away = abs(math.log2(self.weights / self.pilots[-1][0]))
+        return away < FAR or self._late(1 - 2 * SHORT_RUNS)
+
+    def _short(self, shape: Shape) -> MlpTrainerState:
+        """The beginning of a short run; the first of two is half as long as the second."""
+        price = rate_model.first_price(shape.parameters, self.samples)
+        if self.limit is None:
+            steps = max(self.workload.steps // PILOT, min(LEAST_PILOT, self.workload.steps // 2), 1)
+        elif len(self.pilots) % 2:
+            steps = 2 * int(self.pilots[-1][1])
+        else:
+            steps = max(1, int(SHORT_RUNS * self._left() / self._pace(shape, 1)))
+        halvings = 1 - len(self.pilots) % 2
+        return MlpTrainerState(max(1, steps >> halvings), price, wider=self.workload.wider)
+
+    def _known(self) -> list[Known]:
+        """Of attempts, or else what short runs would have given if they were as long."""
+        if self.attempts:
+            return [Known(*pair) for pair in self.attempts]
+        pairs, found = (self.pilots[::2], self.pilots[1::2]), []
+        for (weights, _, before), (_, steps, after) in zip(*pairs, strict=True):
+            longer = math.log2(max(1.0, self._whole(weights) / steps))
+            found.append(Known(weights, after + rate_model.more_steps(after - before, longer)))
+        return found
+
+    def _whole(self, weights: float) -> float:
+        """About how many steps an attempt with so many weights has."""
+        if self.limit is None:
+            return float(self.workload.steps)
+        tried = self.pilots[-1][0]
+        pace = self._pace(self._shape(tried), 1) * max(weights / tried, 0.5)
+        return FIRST * self._left() / pace
+
+    def _resize(self) -> None:
+        """Have the weights that the target needs, by what is known by now.
+
+        Never fewer than the smallest network has, as it would be priced and enlarged as if it had
+        so few.
+        """
+        known = self._known()
+        if self.wanted.kind == "psnr":
+            wished = rate_model.weights_for(self.wanted.value + MARGIN, known)
+        else:
+            wished = rate_model.weights_worth(self.wanted.value, self.samples, known)
+        if not self.attempts:
+            tried, reach = self.pilots[-1][0], 2**FARTHEST
+            wished = min(max(wished, tried / reach), tried * reach)
+        least = rate_model.network_shape(1.0, self.picture.channels).parameters
+        self.weights = min(max(wished, least), self.most)
+        if self.wanted.kind == "psnr":
+            self.worth = rate_model.price_of(self.weights, self.wanted.value, self.samples, known)
+
+    def _shape(self, weights: float | None = None) -> Shape:
+        return rate_model.network_shape(weights or self.weights, self.picture.channels)
+
+    def _left(self) -> float:
+        """Seconds."""
+        assert self.limit is not None
+        return max(self.limit - time.perf_counter(), 1e-3)
+
+    def _late(self, share: float) -> bool:
+        """Whether less than a share of the time is left."""
+        seconds = self.workload.seconds
+        return seconds is not None and self._left() < share * seconds
+
+    def _too_late(self) -> bool:
+        """Whether there is just time for the checks of a file that is there."""
+        shape = self._shape()
+        return self.limit is not None and self._left() < CHECKS * self.rounding.seconds(shape)
+
+    def _pace(self, shape: Shape, wider: int) -> float:
+        """Seconds that a step takes, tried the first time that it is asked."""
+        if (shape, wider) not in self.paces:
+            trial = self._trainer(shape, MlpTrainerState(10**6, 0.0, wider=wider))
+            most = 0.5 if self.limit is None else min(0.5, self._left() / 50)
+            self.paces[shape, wider] = seconds_a_step(trial.step.program, most)
+        return self.paces[shape, wider]
+
+    def _for_training(self, shape: Shape) -> float:
+        """Seconds of an attempt, without those for choosing and checking its file."""
+        checks = 2 if self.wanted.kind != "psnr" else TRIALS
+        share = FIRST if self.wanted.kind == "psnr" and not self.attempts else 1.0
+        return max(1e-3, share * (self._left() - checks * self.rounding.seconds(shape)))
+
+    def _afford(self) -> None:
+        """Take a smaller network where the time is too short for training one so large.
+
+        Below HASTY steps twice the steps bring more than twice the weights, which take as long.
+        """
+        if self.limit is None or self.weights <= SMALL:
+            return
+        if self.pilots and self._late(HURRIED):  # no time to compile another one
+            self.weights = self.pilots[-1][0]
+            return
+        before, shape = self.weights, self._shape()
+        seconds, known = self._left(), [s for s, _ in self.paces]
+        tried = max(known, key=lambda s: s.parameters) if known else shape
+        pace = self._pace(tried, 1) * max(shape.parameters / tried.parameters, 0.5)
+        share = seconds / pace / HASTY
+        if share >= 1:
+            return
+        self.weights = self.most = max(SMALL, before * share)
+        what = f"{seconds:.3g} seconds are too few for training {before:,.0f} weights"
+        self.run.say(f"{what}: taking {self.weights:,.0f}, which give a better picture")
 
     def attempt(self) -> Draft:
         """Train a network and make a file of it."""
@@ -162,31 +281,37 @@ class _Encoder:
         seconds = before + time.perf_counter() - began
         if trainer.state.phase < 2:  # it diverged, or was too short for looks
             trainer.fix_steps()
-        found = self.rounding.best(trainer.arrays(), trainer.choices(), trainer.step.shape)
+        found, first = self.rounding.best(trainer.arrays(), trainer.choices(), trainer.step.shape)
+        self._learn(found, first)
         return self._draft(found, trainer.state, seconds, ended == "diverged")
+
+    def _learn(self, found: Trial, first: Trial) -> None:
+        """What an attempt says of others: by the bytes of its weights, however coarse these are."""
+        paid = first.size - self.rounding.overhead(first.network.shape)
+        self.attempts.append([max(8 * paid / rate_model.BITS, 1.0), first.psnr])
+        hit = self.wanted.hit_by(found.size, found.psnr)
+        self.hit = hit and -BELOW <= first.psnr - self.wanted.value <= BEYOND
+
+    def again(self) -> bool:
+        """Whether another attempt may come nearer to a quality, or to it with fewer bytes."""
+        over = self.wanted.kind != "psnr" or len(self.attempts) == ATTEMPTS
+        if over or self.hit or self._late(LAST):
+            return False
+        before = self._shape()
+        self._resize()
+        while self._misses() and self._shape() == before and self.weights < self.most:
+            self.weights = min(LARGER * self.weights, self.most)
+        return self._shape() != before
+
+    def _misses(self) -> bool:
+        """Whether no attempt has the quality wanted."""
+        return self.best is None or self.wanted.value - self.best.metrics["psnr"] > TOLERANCE
 
     def _beginning(self, shape: Shape) -> MlpTrainerState:
         """Of an attempt."""
-        steps, wider = self.workload.within(self.seconds, partial(self._pace, shape))
-        return MlpTrainerState(steps, self._price(), wider)
-
-    def _afford(self) -> None:
-        """Take a smaller network where the time is too short for training one so large.
-
-        Below HASTY steps twice the steps bring more than twice the weights, which take as long.
-        """
-        before, seconds = self.weights, self.seconds
-        while seconds is not None and self.weights > SMALL:
-            share = seconds / self._pace(self._shape(), 1) / HASTY
-            if share >= 1:
-                break
-            self.weights = max(SMALL, self.weights * min(max(share, 0.1), 0.7))
-        if self.weights == before:
-            return
-        self.most = self.weights
-        each = f" for each of {ATTEMPTS} tries" if self.wanted.kind == "psnr" else ""
-        what = f"{seconds:.3g} seconds{each} are too few for {before:,.0f} weights"
-        self.run.say(f"{what}: taking {self.weights:,.0f}, which give a better picture")
+        seconds = None if self.limit is None else self._for_training(shape)
+        steps, wider = self.workload.within(seconds, partial(self._pace, shape))
+        return MlpTrainerState(steps, self._price(), wider=wider)
 
     def _start(self, begin: Callable[[Shape], MlpTrainerState]) -> MlpTrainer:
         """A trainer at its beginning, or where a checkpoint left it."""
@@ -208,49 +333,50 @@ class _Encoder:
         return ended
 
     def _trainer(self, shape: Shape, state: MlpTrainerState) -> MlpTrainer:
-        pixels, device, batch = self.picture.pixels, self.device, BATCH * state.wider
-        make = partial(LearningStep, pixels, shape, SEED, device, batch)
-        step = within_memory(make, lambda error: too_large(error, pixels, shape, device, batch))
-        budget = self._budget(shape)
-        return MlpTrainer(step, state, self._pricing(budget), budget)
+        step, budget = self._step(shape, state.wider), self._budget(shape)
+        limit = self.limit
+        if limit is not None and self._searched():
+            limit -= CHECKS * self.rounding.seconds(shape)
+        return MlpTrainer(step, state, self._pricing(budget), budget, limit)
 
-    def _pace(self, shape: Shape, wider: int) -> float:
-        """Seconds that a step takes, tried the first time that it is asked."""
-        if (shape, wider) not in self.paces:
-            trial = self._trainer(shape, MlpTrainerState(10**6, 0.0, wider))
-            self.paces[shape, wider] = seconds_a_step(trial.step.program)
-        return self.paces[shape, wider]
+    def _step(self, shape: Shape, wider: int) -> LearningStep:
+        """Of a network of a shape, at its beginning; the latest one is taken again if it fits."""
+        if self.used is None or self.used[:2] != (shape, wider):
+            self.used = None  # so that its memory is free
+            pixels, device, batch = self.picture.pixels, self.device, BATCH * wider
+            make = partial(LearningStep, pixels, shape, SEED, device, batch)
+            step = within_memory(make, lambda error: too_large(error, pixels, shape, device, batch))
+            self.used = shape, wider, step, step.state()
+        *_, step, start = self.used
+        step.restore(start)
+        return step
 
     def _price(self) -> float:
         if self.wanted.kind == "lambda":
             return self.wanted.value
-        return rate_model.first_price(self.weights, self.samples)
+        return self.worth or rate_model.first_price(self.weights, self.samples)
 
     def _budget(self, shape: Shape) -> float | None:
-        """Bits for all weights, no more of them than they can use."""
-        if self.wanted.kind != "bytes":
+        """Bits for all weights, if it is not a price that decides; no more than they can use."""
+        if self.wanted.kind == "psnr" or not self._searched():
+            return rate_model.BITS * shape.parameters
+        if self.wanted.kind == "lambda":
             return None
-        overhead = rate_model.OVERHEAD + metadata_sections.size(self.picture.metadata)
-        bits = 8 * (AIM * self.wanted.value - overhead)
+        bits = 8 * (AIM * self.wanted.value - self.rounding.overhead(shape))
         return min(max(8.0, bits), FINE * shape.parameters)
 
     def _pricing(self, budget: float | None) -> Pricing:
-        value = self.wanted.value
-        if budget is not None:
-            return lambda bits, _: (bits / budget) ** 2
-        if self.wanted.kind == "psnr":
-            return lambda _, quality: SLOW ** (quality - value - ABOVE)
-        return lambda *_: 1.0
+        return (lambda *_: 1.0) if budget is None else (lambda bits, _: (bits / budget) ** 2)
 
     def _complete(self, snapshot: Snapshot) -> Snapshot:
-        """A trainer's snapshot with that of the attempts."""
-        values: dict[str, Any] = {"weights": self.weights, "most": self.most, "pilots": self.pilots}
-        values |= {"attempts": self.attempts, "best": None}
+        """A trainer's snapshot with that of the runs before it."""
+        own = {name: getattr(self, name) for name in _KEPT}
+        own["spent"] += time.perf_counter() - self.run.began
+        own["best"] = None if self.best is None else self.best.metrics
         arrays: dict[str, Array] = {}
         if self.best is not None:
-            values["best"] = self.best.metrics
             arrays["best_file"] = np.frombuffer(self.best.bytes, np.uint8)
-        return Snapshot(snapshot.arrays | arrays, snapshot.values | values)
+        return Snapshot(snapshot.arrays | arrays, snapshot.values | own)
 
     def _reached(self, trainer: MlpTrainer) -> str:
         steps = trainer.reached()
@@ -266,7 +392,7 @@ class _Encoder:
             "parameters": parameters,
             "bits_per_weight": 8 * len(found.sections[-1].data) / parameters,
             "steps": state.steps,
-            "batch": min(BATCH * state.wider, self.samples),
+            "batch": BATCH * state.wider,
             "seconds": seconds,
         }
         made = draft(self.picture, self.wanted, "mlp", found.sections, pixels, own)

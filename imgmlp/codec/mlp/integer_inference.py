@@ -78,9 +78,30 @@ def features(count: int, samples: int, begin: int, end: int) -> Array:
 
 def decode(network: Network, width: int, height: int, device: AnyDevice) -> Array:
     """The picture, uint8 [height, width, channels]: the same bits on every device."""
-    size = width, height
-    make = partial(_Piece, network, size)
-    return assemble(make, device, size, network.shape.channels, PIXELS_AT_ONCE)
+    return Decoder(width, height, device).decode(network)
+
+
+class Decoder:
+    """Decodes networks of one picture; what was made for one serves the next if it is like it."""
+
+    def __init__(self, width: int, height: int, device: AnyDevice) -> None:
+        self._size, self._device = (width, height), device
+        self._latest: _Piece | None = None
+
+    def decode(self, network: Network) -> Array:
+        """uint8 [height, width, channels]: the same bits on every device."""
+        make = partial(self._piece, network)
+        channels = network.shape.channels
+        return assemble(make, self._device, self._size, channels, PIXELS_AT_ONCE)
+
+    def _piece(self, network: Network, device: AnyDevice, rows: int, columns: int) -> _Piece:
+        latest, self._latest = self._latest, None
+        if latest is None or not latest.takes(network, device, rows, columns):
+            del latest  # its memory may be needed
+            latest = _Piece(network, self._size, device, rows, columns)
+        latest.load(network)
+        self._latest = latest
+        return latest
 
 
 class _Piece:
@@ -100,12 +121,33 @@ class _Piece:
     ) -> None:
         self.network, self.size = network, size
         self.rows, self.columns = rows, columns
+        self.cuts = cuts(network)
         outputs = network.layers[0].biases.size
         self.x = Tensor(np.zeros((self.columns, outputs), np.int32), device, name="x_sums")
         self.y = Tensor(np.zeros((self.rows, outputs), np.int32), device, name="y_sums")
         self.left = -1  # of the sums that x holds
         self.device = device
+        # not constants, so that the kernels of one network serve others of its sizes
+        self.scales = Tensor(_scales(network), device, name="scales")
+        self.products = [
+            Product(layer, cut, device, str(number))
+            for number, (layer, cut) in enumerate(
+                zip(network.layers[1:], self.cuts, strict=True), 1
+            )
+        ]
         self.program = compile(self._step, device, precision="exact")
+
+    def takes(self, network: Network, device: AnyDevice, rows: int, columns: int) -> bool:
+        """Whether `load` would make it that piece of another network."""
+        mine = self.network.shape, self.cuts, self.device, self.rows, self.columns
+        return mine == (network.shape, cuts(network), device, rows, columns)
+
+    def load(self, network: Network) -> None:
+        """Go on with another network."""
+        self.network, self.left = network, -1
+        self.scales.write(_scales(network))
+        for product, layer in zip(self.products, network.layers[1:], strict=True):
+            product.load(layer)
 
     def move_to(self, top: int, left: int) -> None:
         """Load the sums of another piece; past the picture's edge, anything."""
@@ -126,51 +168,83 @@ class _Piece:
         target.write(sums)
 
     def _step(self) -> dict[str, Tensor]:
-        first, *others = self.network.layers
-        rows, columns, outputs = self.rows, self.columns, first.biases.size
+        rows, columns, outputs = self.rows, self.columns, self.network.layers[0].biases.size
         sums = self.y.reshape(rows, 1, outputs).expand(rows, columns, outputs) + self.x.reshape(
             1, columns, outputs
         )
         sums = sums.reshape(rows * columns, outputs)
-        steps = [layer.step for layer in self.network.layers]
-        scales = [scale_of(step) for step in steps[:-1]] + [scale_of(steps[-1], _ANSWER_BITS)]
-        # not constants, so that the kernels of one network serve others of its sizes
-        scale = Tensor(np.array(scales), self.device, name="scales")
-        for number, layer in enumerate(others):
-            values = activate(rescale(sums, scale[number]))
-            sums = sums_of(values, layer, number + 1)
-        answers = rescale(sums, scale[-1])
+        for number, product in enumerate(self.products):
+            sums = product(activate(rescale(sums, self.scales[number])))
+        answers = rescale(sums, self.scales[-1])
         return {"pixels": levels(answers).reshape(rows, columns, -1)}
 
 
-def sums_of(values: Tensor, layer: Layer, number: int) -> Tensor:
-    """int32 [rows, inputs], from LEAST to LIMIT -> int32 [rows, outputs], exactly.
+class Product:
+    """What a layer makes of values, exactly; its inputs are cut into so many spans, or parts if 0.
 
-    `number` is the layer's, for names.
+    `name` is for listings.
     """
-    weights = Tensor(layer.weights.astype(np.float32), values.device, name=f"weights{number}")
-    biases, found = layer.bias_sums(), spans(layer.weights)
-    if found:
-        centred = (values - MIDDLE).cast(dtype.f32)
-        biases = biases + layer.weights.sum(0, np.int64) * MIDDLE
-        parts = [(centred[:, span] @ weights[span]).cast(dtype.i32) for span in found]
-        sums = reduce(Tensor.__add__, parts)
-    else:
+
+    def __init__(self, layer: Layer, cut: int, device: AnyDevice, name: str) -> None:
+        inputs, outputs = layer.weights.shape
+        self._cut = cut
+        self._weights = Tensor(
+            np.zeros((inputs, outputs), np.float32), device, name=f"weights{name}"
+        )
+        self._biases = Tensor(np.zeros(outputs, np.int32), device, name=f"biases{name}")
+        self.load(layer)
+
+    def load(self, layer: Layer) -> None:
+        """Go on with another layer of this size, for which as many spans are exact."""
+        biases = layer.bias_sums()
+        if self._cut:
+            biases = biases + layer.weights.sum(0, np.int64) * MIDDLE
+        self._weights.write(layer.weights.astype(np.float32))
+        self._biases.write(biases.astype(np.int32))
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """int32 [rows, inputs], from LEAST to LIMIT -> int32 [rows, outputs]."""
+        weights = self._weights
+        if self._cut:
+            centred = (values - MIDDLE).cast(dtype.f32)
+            found = _spans(weights.shape[0], self._cut)
+            parts = [(centred[:, span] @ weights[span]).cast(dtype.i32) for span in found]
+            return reduce(Tensor.__add__, parts) + self._biases
         low = (values & 255).cast(dtype.f32) @ weights
         high = (values >> 8).cast(dtype.f32) @ weights
-        sums = low.cast(dtype.i32) + high.cast(dtype.i32) * 256
-    return sums + Tensor(biases.astype(np.int32), values.device, name=f"biases{number}")
+        return low.cast(dtype.i32) + high.cast(dtype.i32) * 256 + self._biases
 
 
-def spans(weights: Array) -> list[slice]:
-    """The inputs of a layer in as few equal runs as are exact; [] if even MOST_SPANS are not."""
-    inputs, magnitudes = len(weights), np.abs(weights.astype(np.int64))
+def cuts(network: Network) -> tuple[int, ...]:
+    """Into how many spans the inputs of each layer but the first are cut.
+
+    All the same if it is exact, so that there are few kinds of kernels; 0 where none is.
+    """
+    own = [spans_needed(layer.weights) for layer in network.layers[1:]]
+    most = max(own)
+    return tuple(most if needed else 0 for needed in own)
+
+
+def spans_needed(weights: Array) -> int:
+    """Into how few spans the inputs of a layer can be cut; 0 if even MOST_SPANS are not exact."""
+    magnitudes = np.abs(weights.astype(np.int64))
     for count in range(1, MOST_SPANS + 1):
-        length = -(-inputs // (count * _ALIGN)) * _ALIGN
-        found = [slice(begin, begin + length) for begin in range(0, inputs, length)]
+        found = _spans(len(weights), count)
         if all(magnitudes[span].sum(0).max() <= LARGEST_SUM for span in found):
-            return found
-    return []
+            return count
+    return 0
+
+
+def _spans(inputs: int, count: int) -> list[slice]:
+    """So many equal runs of inputs, or fewer."""
+    length = -(-inputs // (count * _ALIGN)) * _ALIGN
+    return [slice(begin, begin + length) for begin in range(0, inputs, length)]
+
+
+def _scales(network: Network) -> Array:
+    """int32 [layers, 3], as `rescale` takes them."""
+    *steps, last = (layer.step for layer in network.layers)
+    return np.array([*map(scale_of, steps), scale_of(last, _ANSWER_BITS)])
 
 
 def scale_of(step: int, finer: int = 0) -> Array:

@@ -21,7 +21,7 @@ from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.training.checkpoint import Resumable
 from imgmlp.codec.training.memory_limits import explain, smaller_picture
 from imgmlp.codec.training.perceptron import perceptron
-from imgmlp.codec.training.pixels import check_tables, pixel_features, random_places
+from imgmlp.codec.training.pixels import check_tables, pixel_features, random_places, size_of
 from imgmlp.codec.training.replay import SMOOTHING
 from imgmlp.engine import AnyDevice, Program, Tensor, compile, dtype, nn, optim
 from imgmlp.errors import OutOfMemoryError
@@ -83,15 +83,16 @@ class LearningStep(Resumable):
     ) -> None:
         self.height, self.width, self.channels = pixels.shape
         self.shape, self.seed, self.device = shape, seed, device
-        self.batch = min(batch, self.width * self.height)
+        self.batch = batch
         self.counts = [math.prod(size) for size in shape.shapes]
         check_tables(self.width + self.height, shape.sizes[0], device)
-        tables = (feature_table(shape.frequencies, n) for n in (self.width, self.height))
+        tables = (self._table(n) for n in (self.width, self.height))
         self.x, self.y = (
             Tensor(t, device, name=f"{axis}_table") for t, axis in zip(tables, "xy", strict=True)
         )
         self.pixels = Tensor(_marked(pixels).reshape(-1, self.channels), device, name="pixels")
         self.counted: float = counted(pixels)
+        self.size = size_of(self.height, self.width, device)
         owner = np.repeat(np.arange(len(self.counts), dtype=np.int32), self.counts)
         self.owner = Tensor(owner, device, name="owner")  # the tensor of each parameter
         self.members = Tensor(self._members(), device, name="members")
@@ -107,6 +108,14 @@ class LearningStep(Resumable):
         moving = self._rate(rate * STEP_RATE) * self.control[0]
         self.adam_sizes = optim.Adam([self.sizes], moving, BETAS, EPSILON)
         self.program: Program = compile(self._step, device)
+
+    def _table(self, samples: int) -> Array:
+        """float32 [samples, features], and more rows where the compiler would treat so few apart.
+
+        Then the kernels are those of any other picture.
+        """
+        found = feature_table(self.shape.frequencies, samples)
+        return np.pad(found, ((0, max(0, self.batch - samples)), (0, 0)))
 
     def _initial(self) -> Tensor:
         """Weights of variance 2 / inputs, of the last layer half of it; biases 0."""
@@ -129,10 +138,9 @@ class LearningStep(Resumable):
 
     def _step(self) -> dict[str, Tensor]:
         noise, rounding, price = (self.control[n] for n in range(3))
-        size = self.height, self.width
-        row, column = random_places(self.batch, size, self.seed, self.count)
+        row, column = random_places(self.batch, self.size, self.seed, self.count)
         features = pixel_features(self.x, self.y, column, row)  # [batch, features]
-        samples = self.pixels.gather(row * self.width + column).cast(dtype.f32)
+        samples = self.pixels.gather(row * self.size[1] + column).cast(dtype.f32)
         step = self.sizes.exp2().gather(self.owner)  # [parameters]
         draw = Tensor.uniform(self.flat.shape, (self.seed, self.count, 2)) - 0.5
         rounded = (_rounded(self.flat / step) * step - self.flat) * rounding

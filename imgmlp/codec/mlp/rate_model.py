@@ -7,24 +7,91 @@ bits for each of its weights, and the price of a bit decides how many weights ar
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from imgmlp.codec.mlp.network import MAX_WIDTH, Shape
+from imgmlp.codec.training.target import Goal
 
 BITS = 6.0  # for a weight
-OVERHEAD = 90.0  # bytes of a file that are no weights
+OVERHEAD = 70.0  # bytes of a file that are no weights
 HIDDEN = 5  # layers
 FEW = 1000  # weights, too few for more than
 HIDDEN_OF_FEW = 3
 PANEL, PART = 64, 8  # wider layers are multiples of a part
-# At a price of 3e-3 a pixel pays for so many weights; a cheaper bit pays for more.
+# Pictures of the middling kind: at a price of 3e-3 a pixel pays for so many weights.
 _WEIGHTS, _PRICE, _POWER = 0.061, 3e-3, 0.65
 _FIRST = 0.3  # of the price that pays for weights: at about so much they take BITS each
-_GAIN = 1.9  # dB that twice the weights bring
+_USUAL_RATE, _USUAL_QUALITY = 0.35, 29.5  # bits a pixel and dB of them that go together
+_GAIN = 2.2  # dB that twice the weights bring, where nothing is known
+_GAINS = 1.2, 5.0  # the least and the most that is believed
+_FADING = 0.57  # of what the last doubling of the steps brought, that the next one brings
+_POWER_OF_ERROR = math.log2(10) / 10  # by which halvings of the error go with dB
 
 
-def weights_worth(price: float, pixels: int) -> float:
-    """How many weights a picture should have at this price of a bit."""
-    return float(pixels * _WEIGHTS * (_PRICE / price) ** _POWER)
+@dataclass(frozen=True)
+class Known:
+    """What a network of so many weights, of BITS each, gives of a picture, in dB."""
+
+    weights: float
+    psnr: float
+
+
+def _gain(known: Sequence[Known]) -> float:
+    """dB that twice the weights bring."""
+    few, *_, many = sorted([*known, *known], key=lambda one: one.weights)
+    doublings = math.log2(many.weights / few.weights)
+    if doublings < 0.2:  # too near to each other
+        return _GAIN
+    return min(max((many.psnr - few.psnr) / doublings, _GAINS[0]), _GAINS[1])
+
+
+def weights_for(quality: float, known: Sequence[Known]) -> float:
+    """How many weights a picture needs for so many dB.
+
+    Between the fewest that are enough and those that are not, or away from whichever there are.
+    """
+    enough = [one for one in known if one.psnr >= quality]
+    least = min(enough, key=lambda one: one.weights, default=None)
+    few = [one for one in known if least is None or one.weights < least.weights]
+    most = max(few, key=lambda one: one.weights, default=None)
+    if least is not None and most is not None:
+        share = (quality - most.psnr) / (least.psnr - most.psnr)
+        return float(most.weights * (least.weights / most.weights) ** share)
+    near = least or most
+    assert near is not None
+    return float(near.weights * 2 ** ((quality - near.psnr) / _gain(known)))
+
+
+def weights_worth(price: float, pixels: int, known: Sequence[Known]) -> float:
+    """How many weights have the least squared error + price * bits a pixel.
+
+    There, what twice the weights save of the error is what they cost: the error falls as their
+    number to a power.
+    """
+    near, power = known[-1], _POWER_OF_ERROR * _gain(known)
+    worth = price_of(near.weights, near.psnr, pixels, known)
+    return float(near.weights * (worth / price) ** (1 / (1 + power)))
+
+
+def price_of(weights: float, quality: float, pixels: int, known: Sequence[Known]) -> float:
+    """The price at which so many weights are worth theirs where they give so many dB."""
+    saved = _POWER_OF_ERROR * _gain(known) * 10 ** (-quality / 10)
+    return float(saved / (BITS * weights / pixels))
+
+
+def more_steps(gain: float, doublings: float) -> float:
+    """dB that so many doublings of a run's steps bring where the last one brought a gain."""
+    return float(max(gain, 0.0) * _FADING * (1 - _FADING**doublings) / (1 - _FADING))
+
+
+def usual_weights(wanted: Goal, pixels: int) -> float:
+    """How many weights pictures of the middling kind need for a target."""
+    if wanted.kind == "bytes":
+        return max(1.0, 8 * (wanted.value - OVERHEAD) / BITS)
+    if wanted.kind == "lambda":
+        return float(pixels * _WEIGHTS * (_PRICE / wanted.value) ** _POWER)
+    return float(pixels * _USUAL_RATE * 2 ** ((wanted.value - _USUAL_QUALITY) / _GAIN) / BITS)
 
 
 def first_price(weights: float, pixels: int) -> float:
@@ -46,8 +113,3 @@ def network_shape(weights: float, channels: int) -> Shape:
     width = (math.sqrt(linear**2 + 4 * square * max(weights - channels, 0)) - linear) / (2 * square)
     whole = round(width) if width < PANEL else PART * round(width / PART)
     return Shape(frequencies, hidden, min(MAX_WIDTH, max(4, whole)), channels)
-
-
-def more_weights(weights: float, missing: float) -> float:
-    """How many weights bring so many dB more."""
-    return float(weights * 2 ** (missing / _GAIN))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +16,7 @@ from imgmlp.codec.mlp import bit_allocation, integer_inference
 from imgmlp.codec.mlp.bit_allocation import Choice
 from imgmlp.codec.mlp.network import Network, Shape
 from imgmlp.codec.training import draft
-from imgmlp.codec.training.search import halved, nearest, too_much
+from imgmlp.codec.training.search import approached, nearest, too_much
 from imgmlp.codec.training.target import Goal
 from imgmlp.engine import AnyDevice
 from imgmlp.image import Picture, has_alpha, psnr
@@ -37,13 +39,22 @@ class Trial:
     psnr: float  # NaN where the target does not ask
 
 
-@dataclass(frozen=True, eq=False)
 class Rounding:
-    """What one picture's numbers become for one target, judged on a device."""
+    """What one picture's numbers become for one target, judged on a device.
 
-    picture: Picture
-    wanted: Goal
-    device: AnyDevice
+    `enough` is asked before every trial whether what was found must do.
+    """
+
+    def __init__(
+        self,
+        picture: Picture,
+        wanted: Goal,
+        device: AnyDevice,
+        enough: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.picture, self.wanted, self._enough = picture, wanted, enough
+        self._decoder = integer_inference.Decoder(picture.width, picture.height, device)
+        self._seconds: dict[Shape, float] = {}
 
     def one_colour(self) -> Trial | None:
         """The smallest file that there is, if it is all that the target can ask for."""
@@ -53,8 +64,30 @@ class Rounding:
         enough = self.wanted.kind == "psnr" and reached >= self.wanted.value
         return self._trial(even(levels), []) if enough or math.isinf(reached) else None
 
-    def best(self, arrays: list[Array], choices: list[Choice], shape: Shape) -> Trial:
+    def overhead(self, shape: Shape) -> int:
+        """Bytes of a file with a network of a shape that are no weights."""
+        head = bytes(4 + 4 * (shape.hidden + 1))
+        parts = Section(container.NETWORK, head), Section(container.WEIGHTS, bytes(2))
+        return draft.size(self.picture, "mlp", parts)
+
+    def seconds(self, shape: Shape) -> float:
+        """That decoding a network of a shape takes, once it is compiled, which is done now."""
+        if shape not in self._seconds:
+            found = bit_allocation.network(
+                [np.zeros(size) for size in shape.shapes],
+                [Choice(_EVEN, 0)] * (shape.hidden + 1),
+                shape,
+            )
+            for _ in range(2):
+                began = time.perf_counter()
+                self.decoded(found)
+                self._seconds[shape] = time.perf_counter() - began
+        return self._seconds[shape]
+
+    def best(self, arrays: list[Array], choices: list[Choice], shape: Shape) -> tuple[Trial, Trial]:
         """The network of these numbers, rounded otherwise if that brings it nearer to the target.
+
+        And what it would have been as it is.
 
         Both size and quality grow with the bits that steps are chosen for, so those are halved
         in on. What remains too much is taken away by rounding towards zero.
@@ -69,16 +102,16 @@ class Rounding:
             found = bit_allocation.settle(arrays, sizes, budget)
             return self._rounded(arrays, found, shape)
 
-        tried = [first, *halved(wanted, first, ends, stepped)]
+        tried = [first, *approached(wanted, first, ends, stepped, self._enough)]
         over = [trial for trial in tried if too_much(wanted, trial)]
-        if over:
-            base = nearest(wanted, over).choices
+        if over and not wanted.hit_by(tried[-1].size, tried[-1].psnr):
+            start = nearest(wanted, over)
 
             def inwards(share: float) -> Trial:
-                return self._rounded(arrays, base, shape, -share)
+                return self._rounded(arrays, start.choices, shape, -share)
 
-            tried += halved(wanted, nearest(wanted, tried), (-INWARDS, 0.0), inwards)
-        return nearest(wanted, tried)
+            tried += approached(wanted, start, (-INWARDS, 0.0), inwards, self._enough)
+        return nearest(wanted, tried), first
 
     def _rounded(
         self, arrays: list[Array], choices: list[Choice], shape: Shape, inwards: float = 0.0
@@ -96,7 +129,7 @@ class Rounding:
 
     def decoded(self, found: Network) -> Array:
         """uint8 [height, width, channels]."""
-        return integer_inference.decode(found, self.picture.width, self.picture.height, self.device)
+        return self._decoder.decode(found)
 
 
 def _means(pixels: Array) -> Array:

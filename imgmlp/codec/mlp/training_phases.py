@@ -40,9 +40,14 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
     """One run of a LearningStep. `budget` is in bits, if there is one."""
 
     def __init__(
-        self, step: LearningStep, state: MlpTrainerState, pricing: Pricing, budget: float | None
+        self,
+        step: LearningStep,
+        state: MlpTrainerState,
+        pricing: Pricing,
+        budget: float | None,
+        limit: float | None = None,
     ) -> None:
-        super().__init__(step, state, look=max(1, min(LOOK, state.steps // 40)))
+        super().__init__(step, state, max(1, min(LOOK, state.steps // 40)), limit)
         self._pricing, self._budget = pricing, budget
         self._steer()
 
@@ -64,6 +69,7 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
         if self.done % (CONTROL * self.look) == 0:
             self._reprice(loss)
             self._remember()
+        self._shorten()
         if tell is not None:
             tell(self._progress(loss))
         return True

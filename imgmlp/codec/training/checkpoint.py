@@ -84,15 +84,16 @@ class Resumable(ABC):
 def code_digest() -> str:
     """A digest of imgmlp's own source: another one would not go on as the run began."""
     found, package = hashlib.sha256(), Path(__file__).parents[2]
-    for path in sorted(package.rglob("*.py")) + sorted(package.rglob("*.cl")):
-        found.update(path.read_bytes())
+    for kind in ("*.py", "*.cl", "*.bin"):
+        for path in sorted(package.rglob(kind)):
+            found.update(path.read_bytes())
     return found.hexdigest()
 
 
 def key(picture: Picture, choices: str) -> str:
     """Stands for a picture, everything that was chosen for it, and the program that computes."""
     found = hashlib.sha256(f"{code_digest()} {picture.pixels.shape} {choices}\n".encode())
-    found.update(picture.pixels.tobytes())
+    found.update(np.ascontiguousarray(picture.pixels).data)  # a buffer: no copy of large ones
     found.update(repr(picture.metadata).encode())
     return found.hexdigest()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -19,6 +18,7 @@ Array = np.ndarray[Any, Any]
 LEAST = 256  # pixels of a piece that is not halved any more
 NUMPYS = 1 << 14  # pixels of a piece for NumPy: near its caches, yet its threads meet seldom
 GPUS = 16  # times as many pixels a piece for a GPU, whose launches take less than starting them
+SMALL, THIN = 32, 16  # pixels along the sides of small pictures, along the short one of thin ones
 
 
 class Piece(Protocol):
@@ -43,10 +43,19 @@ def fitting(width: int, height: int, pixels: int) -> tuple[int, int]:
     return min(height, max(1, pixels // columns)), columns
 
 
-def square(width: int, height: int, pixels: int) -> tuple[int, int]:
-    """(rows, columns) of a piece of at most so many pixels, as square as can be."""
-    columns = min(width, math.isqrt(pixels))
-    return min(height, pixels // columns), columns
+def common(width: int, height: int, pixels: int) -> tuple[int, int]:
+    """(rows, columns) of a piece of at most so many pixels, the same for nearly all pictures.
+
+    Pieces may reach past a picture's edges, so that what was compiled for one serves others.
+    """
+    if width <= SMALL and height <= SMALL and pixels >= SMALL**2:
+        return SMALL, SMALL
+    rows = 1 << int(math.log2(pixels)) // 2
+    if height <= THIN:
+        rows = min(rows, THIN)
+    elif width <= THIN:
+        rows = max(rows, pixels // THIN)
+    return rows, pixels // rows
 
 
 def at_once(device: AnyDevice, pixels: int) -> int:
@@ -62,17 +71,17 @@ def assemble(
     size: tuple[int, int],
     channels: int,
     pixels: int,
-    fit: Callable[[int, int, int], tuple[int, int]] = fitting,
 ) -> Array:
     """The whole picture of a (width, height) size, uint8 [height, width, channels].
 
-    It comes in pieces of at most so many pixels (see at_once) of a form that `fit` gives, and of
-    half as many, with an ImgmlpWarning, where they do not fit in the device's memory. Raises
-    OutOfMemoryError if small ones do not either.
+    It comes in pieces of at most so many pixels (see at_once), and of half as many, with an
+    ImgmlpWarning, where they do not fit in the device's memory. Raises OutOfMemoryError if small
+    ones do not either.
     """
     width, height = size
     picture = np.empty((height, width, channels), np.uint8)
     pixels = at_once(device, pixels)
+    fit = fitting if isinstance(device, NumpyDevice) else common  # NumPy compiles nothing
     while True:
         rows, columns = fit(width, height, pixels)
         try:

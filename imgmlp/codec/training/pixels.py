@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from imgmlp.engine import AnyDevice, Tensor, dtype
 from imgmlp.errors import OutOfMemoryError
 
 
-def random_places(
-    batch: int, size: tuple[int, int], seed: int, count: Tensor
-) -> tuple[Tensor, Tensor]:
+def size_of(height: int, width: int, device: AnyDevice) -> Tensor:
+    """A picture's size, int32 [2], as what a step reads and no part of its kernels.
+
+    So what was compiled for one picture serves those of other sizes.
+    """
+    return Tensor(np.array([height, width], np.int32), device, name="size")
+
+
+def random_places(batch: int, size: Tensor, seed: int, count: Tensor) -> tuple[Tensor, Tensor]:
     """A random pixel for each row of the batch: its row and its column, int32 [batch].
 
-    `size` is (height, width), `count` the steps done.
+    `size` is that of `size_of`, `count` the steps done. Along a side of more than 2**24 pixels some
+    are never drawn.
     """
-    height, width = size
-    row = Tensor.random_bits((batch,), (seed, count, 0)) % height
-    column = Tensor.random_bits((batch,), (seed, count, 1)) % width
-    return row.cast(dtype.i32), column.cast(dtype.i32)
+
+    def along(axis: int) -> Tensor:
+        share = Tensor.uniform((batch,), (seed, count, axis))
+        return (share * size[axis].cast(dtype.f32)).cast(dtype.i32).minimum(size[axis] - 1)
+
+    return along(0), along(1)
 
 
 def pixel_features(x: Tensor, y: Tensor, column: Tensor, row: Tensor) -> Tensor:

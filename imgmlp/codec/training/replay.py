@@ -24,12 +24,12 @@ def next_chunk(chunk: int, seconds: float) -> int:
     return min(CHUNK, chunk * 2)
 
 
-def seconds_a_step(program: Program) -> float:
-    """What a step takes, by a short trial."""
+def seconds_a_step(program: Program, most: float = 0.5) -> float:
+    """What a step takes, by a trial of at least so many seconds."""
     program.run(2)  # the first of them may compile for seconds
     program.wait()
     count, pace = 1, 0.0
-    while pace * count < 0.5 and count < 1000:
+    while pace * count < most and count < 1000:
         count *= 2
         began = time.perf_counter()
         program.run(count)

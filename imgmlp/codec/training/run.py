@@ -58,6 +58,7 @@ class Run:
     note: Callable[[str], None] | None = None
     checkpoint: Checkpoint | None = None
     values: dict[str, Any] = field(default_factory=dict)  # that are saved with each snapshot
+    began: float = field(default_factory=time.perf_counter)  # what a time limit counts from
 
     def __post_init__(self) -> None:
         self.saved = None if self.checkpoint is None else self.checkpoint.load()

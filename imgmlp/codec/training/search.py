@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from imgmlp.codec.training.target import Goal
 
 TRIALS = 12  # numbers that are tried
+AIM = 0.985  # of the bytes wanted, so that what is near to it keeps them
 
 
 class Trial(Protocol):
@@ -25,26 +27,45 @@ class Trial(Protocol):
 T = TypeVar("T", bound=Trial)
 
 
-def halved(
-    wanted: Goal, start: T, ends: tuple[float, float], make: Callable[[float], T]
+def approached(
+    wanted: Goal,
+    start: T,
+    ends: tuple[float, float],
+    make: Callable[[float], T],
+    enough: Callable[[], bool] = lambda: False,
 ) -> list[T]:
     """Trials between two ends, of which the upper one gives more, until the target is hit.
 
-    None if `start` hits it already.
+    `start` is the trial of an end, the upper one if it is too much. None if it hits the target
+    already, none more once `enough` says so. Every other number is where a line through the nearest
+    trials on either side meets the target; the others halve what is left.
     """
     (low, high), latest = ends, start
     tried: list[T] = []
-    while len(tried) < TRIALS and not wanted.hit_by(latest.size, latest.psnr):
-        middle = (low + high) / 2
-        latest = make(middle)
+    over = excess(wanted, start)
+    known = {high if over > 0 else low: over}  # how much too much each number gives
+    while len(tried) < TRIALS and not wanted.hit_by(latest.size, latest.psnr) and not enough():
+        number = (low + high) / 2
+        if low in known and high in known and len(tried) % 2 == 0:
+            share = known[low] / (known[low] - known[high])
+            number = low + (high - low) * min(max(share, 0.05), 0.95)
+        latest = make(number)
         tried.append(latest)
-        low, high = (low, middle) if too_much(wanted, latest) else (middle, high)
+        known[number] = excess(wanted, latest)
+        low, high = (low, number) if known[number] > 0 else (number, high)
     return tried
+
+
+def excess(wanted: Goal, trial: Trial) -> float:
+    """How much less would do, in dB or in natural logarithms of bytes."""
+    if wanted.kind == "psnr":
+        return trial.psnr - wanted.value
+    return math.log(trial.size / (AIM * wanted.value))
 
 
 def too_much(wanted: Goal, trial: Trial) -> bool:
     """Whether less would do, in bytes or dB."""
-    return (trial.psnr if wanted.kind == "psnr" else trial.size) > wanted.value
+    return excess(wanted, trial) > 0
 
 
 def nearest(wanted: Goal, trials: list[T]) -> T:

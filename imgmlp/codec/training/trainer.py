@@ -21,6 +21,7 @@ Ended = Literal["done", "interrupted", "diverged"]
 Pricing = Callable[[float, float], float]  # (bits, dB) -> by what the price is multiplied
 
 HOPELESS = 10.0  # a loss that no answer near the picture has
+SLIPPED = 0.9  # share of the steps left that fits in the time limit, below which they are fewer
 CHEAPEST, DEAREST = 1e-7, 10.0  # prices of a bit a pixel
 
 
@@ -54,10 +55,13 @@ D = TypeVar("D", bound=TrainerState)
 
 
 class Trainer(ABC, Generic[S, D]):
-    """One run of a step, which is looked at each time that `look` more of them are done."""
+    """One run of a step, which is looked at each time that `look` more of them are done.
 
-    def __init__(self, step: S, state: D, look: int) -> None:
-        self.step, self.state, self.look = step, state, look
+    It ends about when the clock says `limit`, if that is given.
+    """
+
+    def __init__(self, step: S, state: D, look: int, limit: float | None = None) -> None:
+        self.step, self.state, self.look, self._limit = step, state, look, limit
         self.done = 0  # steps, known to the host while it runs
         self._chunk, self._shown = 1, (0, 0.0)
         self._began = time.perf_counter() - state.seconds
@@ -109,6 +113,17 @@ class Trainer(ABC, Generic[S, D]):
     @abstractmethod
     def _steer(self) -> None:
         """Tell the device what holds after `done` steps."""
+
+    def _shorten(self) -> None:
+        """Take fewer steps where they turn out to be slower than the time limit allows."""
+        if self._limit is None:
+            return
+        first, since = self._shown
+        now = time.perf_counter()
+        fitting = (self.done - first) / max(now - since, 1e-9) * (self._limit - now)
+        if fitting < SLIPPED * (self.state.steps - self.done):
+            self.state.steps = self.done + max(0, int(fitting))
+            self._steer()
 
     def _remember(self) -> None:
         """This state, as one to go back to, if all of it is finite."""

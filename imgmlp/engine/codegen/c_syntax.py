@@ -51,9 +51,14 @@ def join(op: Op, a: str, b: str) -> str:
     return TEXTS[Op.ADD if op is Op.SUM else Op.MAX].format(a, b)
 
 
-def at_least(a: str, limit: str) -> str:
+def not_below(a: str, limit: str) -> str:
     """The larger of a value, which may be NaN, and a number: one instruction of x86."""
     return f"{limit} > {a} ? {limit} : {a}"
+
+
+def not_above(a: str, limit: str) -> str:
+    """The smaller of both, likewise."""
+    return f"{a} > {limit} ? {limit} : {a}"
 
 
 def literal(value: Any, dtype: DType) -> str:

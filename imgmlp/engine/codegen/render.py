@@ -13,10 +13,11 @@ from importlib import resources
 
 from imgmlp.engine.codegen.c_syntax import (
     TURN_PARAMETERS,
-    at_least,
     exchanged,
     join,
     literal,
+    not_above,
+    not_below,
     operation,
     phase,
     register,
@@ -26,7 +27,7 @@ from imgmlp.engine.codegen.matmul_calls import ProductCalls
 from imgmlp.engine.codegen.matrix_units import element, local_buffers, slices
 from imgmlp.engine.codegen.register_vectors import around_registers, in_vectors, products_in_sums
 from imgmlp.engine.codegen.vector_access import Neighbours
-from imgmlp.engine.ir.dtype import DType, bool_, f16
+from imgmlp.engine.ir.dtype import DType, bool_, f16, f32
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import Const, Expr
 from imgmlp.engine.ir.target import FACTORS, GPU_LANES, GPU_TILE, NARROW, Target
@@ -324,10 +325,27 @@ class _Writer:
             return
         last = self.code.uops[u.src[-1]]
         assert last.dtype is not None
-        if u.arg is Op.MAX and last.op is U.CONST and last.arg == last.arg:
-            self._declare(i, u, at_least(*args))
+        if (kept := self._kept_below(u)) is not None:
+            value, limit = f"v{kept[0]}", literal(kept[1], u.dtype)
+            if i in self.vectors:
+                limit = f"({register(u.dtype)}{self.vectors[i]}){limit}"
+            self._declare(i, u, not_above(value, limit))
+        elif u.arg is Op.MAX and last.op is U.CONST and last.arg == last.arg:
+            self._declare(i, u, not_below(*args))
         else:
             self._declare(i, u, operation(u.arg, args, last.dtype, u.dtype))
+
+    def _kept_below(self, u: UOp) -> tuple[int, float] | None:
+        """The value and the number of which this is the smaller, as it is written without MIN."""
+        uops = self.code.uops
+        if u.arg is not Op.NEG or u.dtype is not f32:
+            return None
+        larger = uops[u.src[0]]
+        if (larger.op, larger.arg) != (U.ALU, Op.MAX):
+            return None
+        turned, limit = (uops[s] for s in larger.src)
+        number = limit.op is U.CONST and limit.arg == limit.arg
+        return (turned.src[0], -limit.arg) if number and turned.arg is Op.NEG else None
 
     def _operand(self, i: int) -> str:
         """A value, or the product that a sum is to be rounded with at once."""

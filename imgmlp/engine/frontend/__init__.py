@@ -1,4 +1,4 @@
-"""What users write with: Tensors, gradients, layers, optimizers, compiled steps.
+"""What users write with: Tensors, layers, optimizers, loops, compiled steps.
 
-May import runtime, device, ir.
+May import operations, runtime, device, ir.
 """

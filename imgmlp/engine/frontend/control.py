@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import overload
 
-from imgmlp.engine.frontend.elementwise import common_device
 from imgmlp.engine.frontend.tensor import Tensor
 from imgmlp.engine.frontend.tracing import capture
 from imgmlp.engine.ir import control_flow, graph
@@ -17,6 +16,7 @@ from imgmlp.engine.ir.dtype import bool_, i32
 from imgmlp.engine.ir.graph import kind_of
 from imgmlp.engine.ir.kernel import Update
 from imgmlp.engine.ir.usage_errors import misuse
+from imgmlp.engine.operations.elementwise import common_device
 
 _depth = [0]  # loops around the one being built
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from imgmlp.engine.frontend.elementwise import common_device
 from imgmlp.engine.frontend.tensor import Tensor
 from imgmlp.engine.ir import graph
 from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.usage_errors import misuse
+from imgmlp.engine.operations.elementwise import common_device
 
 Answers = Tensor | Sequence[Tensor | None] | None
 

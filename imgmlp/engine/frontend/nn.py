@@ -115,8 +115,7 @@ class SelfAttention:
         size = features // self.heads
         split = self.into(x).reshape(batch, time, 3, self.heads, size).permute(2, 0, 3, 1, 4)
         query, key, value = (split[i] for i in range(3))  # [batch, heads, time, size]
-        weights = softmax(query @ key.transpose() * (1 / math.sqrt(size)))
-        joined = (weights @ value).permute(0, 2, 1, 3).reshape(batch, time, features)
+        joined = attention(query, key, value).permute(0, 2, 1, 3).reshape(batch, time, features)
         return self.out(joined)
 
     def parameters(self) -> list[Tensor]:
@@ -153,23 +152,52 @@ class TransformerEncoder:
         return [p for layer in layers for p in layer.parameters()]
 
 
-def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """Mean of -log softmax(logits)[target]: [rows, classes] and int [rows] -> one number.
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:  # fmt: skip
+    """softmax(query @ key^T scale) @ value: [..., time, size] each, `scale` 1 / sqrt(size).
+
+    Where a bool mask [..., time of query, time of key] is false, nobody looks; a float one is
+    added. With `causal` no place looks at later ones. Vaswani et al. (2017).
+    """
+    scores = query @ key.transpose() * (scale or 1 / math.sqrt(query.shape[-1]))
+    if causal:
+        seen = Tensor.arange(key.shape[-2]) <= Tensor.arange(query.shape[-2]).reshape(-1, 1)
+        scores = Tensor.where(seen, scores, -math.inf)
+    if mask is not None:
+        added = mask.dtype.is_float
+        scores = scores + mask if added else Tensor.where(mask, scores, -math.inf)
+    return scores.softmax() @ value
+
+
+def nll_loss(logarithms: Tensor, target: Tensor) -> Tensor:
+    """Mean of -logarithms[target]: [rows, classes] and int [rows] -> one number.
 
     Targets must lie in [0, classes). Raises ValueError for other shapes, TypeError for a
     target that is not int.
     """
-    if len(logits.shape) != 2 or target.shape != logits.shape[:1]:
-        shapes = f"not {logits.shape} and {target.shape}"
+    if len(logarithms.shape) != 2 or target.shape != logarithms.shape[:1]:
+        shapes = f"not {logarithms.shape} and {target.shape}"
         raise misuse(
             ValueError, f"cross_entropy: needs [rows, classes] and [rows], {shapes}; reshape them"
         )
     if not target.dtype.is_int:
         raise misuse(TypeError, f"cross_entropy: the target must be int, not {target.dtype.name}")
-    rows, classes = logits.shape
+    rows, classes = logarithms.shape
     chosen = Tensor.arange(classes).reshape(1, classes).eq(target.reshape(rows, 1))
-    picked = Tensor.where(chosen, logits.log_softmax(), 0.0)
+    picked = Tensor.where(chosen, logarithms, 0.0)
     return picked.sum() * (-1 / rows)
+
+
+def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """Mean of -log softmax(logits)[target]: [rows, classes] and int [rows] -> one number.
+
+    A float target [rows, classes] is the share of each class. Raises as `nll_loss`.
+    """
+    if target.shape == logits.shape and target.dtype.is_float:
+        return (logits.log_softmax() * target).sum() * (-1 / logits.shape[0])
+    return nll_loss(logits.log_softmax(), target)
 
 
 def slices(flat: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:

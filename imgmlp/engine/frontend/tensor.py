@@ -2,7 +2,8 @@
 
 A Tensor wraps a Node and remembers its device; nothing runs until `realize()`, `numpy()` or
 a compiled step does. Its operations come in families, each a class and a module of its own:
-elementwise.py, movement.py, reduction.py. What makes, differentiates and runs one is here.
+elementwise.py, movement.py, reduction.py, functions.py, indexing.py, scans.py, windows.py. What
+makes, differentiates and runs one is here.
 """
 
 from __future__ import annotations
@@ -15,24 +16,31 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from imgmlp.engine.device.discover import AnyDevice
-from imgmlp.engine.frontend import random, tracing
-from imgmlp.engine.frontend.autograd import gradient as node_gradient
-from imgmlp.engine.frontend.elementwise import Operand, common_device, node_of
-from imgmlp.engine.frontend.operands import Scalar, broadcast, from_host, out_of_bounds, whole_shape
-from imgmlp.engine.frontend.reduction import Reduction
+from imgmlp.engine.frontend import tracing
 from imgmlp.engine.ir import dtype as dt
 from imgmlp.engine.ir import graph
 from imgmlp.engine.ir.dtype import Array, DType
 from imgmlp.engine.ir.graph import Buffer, Node
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.usage_errors import OutOfBoundsError, misuse
+from imgmlp.engine.operations import random
+from imgmlp.engine.operations.autograd import gradient as node_gradient
+from imgmlp.engine.operations.elementwise import Operand, common_device, node_of
+from imgmlp.engine.operations.operands import (
+    Scalar,
+    broadcast,
+    from_host,
+    out_of_bounds,
+    whole_shape,
+)
+from imgmlp.engine.operations.windows import Windows
 from imgmlp.engine.runtime.buffers import read_buffer, write_buffer
 from imgmlp.engine.runtime.program import run_once
 
 Seed: TypeAlias = "Tensor | int | tuple[Tensor | int, ...]"
 
 
-class Tensor(Reduction):
+class Tensor(Windows):
     """A value of some shape and dtype on a device, perhaps not computed yet.
 
     `data` is anything that NumPy takes; float64 becomes f32 and int64 becomes i32 unless
@@ -108,10 +116,36 @@ class Tensor(Reduction):
         return Tensor(np.zeros(whole_shape("empty", shape)), device, dtype, name)
 
     @staticmethod
-    def arange(count: int, dtype: DType = dt.i32, device: Any = None) -> Tensor:
-        """0, 1, ... count - 1."""
-        (count,) = whole_shape("arange", (count,))
-        return Tensor(graph.cast(graph.iota(count), dtype), device)
+    def arange(
+        start: float, stop: float | None = None, step: float = 1, dtype: DType | None = None,
+        device: Any = None,
+    ) -> Tensor:  # fmt: skip
+        """From `start` (0 if it is the only one) in steps up to `stop`, which is not reached.
+
+        i32 unless one of them is a float or a dtype is given. Raises ValueError for no elements.
+        """
+        start, stop = (0, start) if stop is None else (start, stop)
+        whole = all(isinstance(v, int) for v in (start, stop, step))
+        kind = dtype or (dt.i32 if whole else dt.f32)
+        (count,) = whole_shape("arange", (math.ceil((stop - start) / step) if step else 0,))
+        numbers = graph.cast(graph.iota(count), dt.i32 if whole else dt.f32)
+        if step != 1:
+            numbers = numbers * step
+        return Tensor(graph.cast(numbers + start if start else numbers, kind), device)
+
+    @staticmethod
+    def eye(
+        rows: int, columns: int | None = None, diagonal: int = 0, dtype: DType = dt.f32,
+        device: Any = None,
+    ) -> Tensor:  # fmt: skip
+        """1 along a diagonal, 0 elsewhere; diagonals above the main one are positive."""
+        across = Tensor.arange(rows if columns is None else columns, device=device)
+        down = Tensor.arange(rows, device=device).reshape(rows, 1)
+        return (across - down).eq(diagonal).cast(dtype)
+
+    def full_like(self, value: Scalar, dtype: DType | None = None) -> Tensor:
+        """One value everywhere, in this shape and dtype, on this device."""
+        return Tensor.full(self.shape, value, dtype or self.dtype, self.device)
 
     @staticmethod
     def random_bits(shape: Sequence[int], seed: Seed, device: Any = None) -> Tensor:

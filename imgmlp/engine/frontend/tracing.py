@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from imgmlp.engine.device.discover import AnyDevice
-from imgmlp.engine.frontend.elementwise import Elementwise
 from imgmlp.engine.ir.graph import Buffer, Node
 from imgmlp.engine.ir.kernel import Update
 from imgmlp.engine.ir.target import Precision
 from imgmlp.engine.ir.usage_errors import misuse
+from imgmlp.engine.operations.elementwise import Elementwise
 from imgmlp.engine.runtime.program import Program
 
 _captured: list[list[Update]] = []  # assignments of the steps being built, innermost last

@@ -60,8 +60,7 @@ def test_the_exponential_schedule_takes_a_fixed_share_each_step() -> None:
 
 def places(step: TrainingStep) -> tuple[Tensor, Tensor]:
     """Those that the step draws."""
-    size = step.height, step.width
-    return random_places(step.settings.batch, size, step.settings.seed, step.count)
+    return random_places(step.settings.batch, step.size, step.settings.seed, step.count)
 
 
 def test_every_pixel_is_drawn_about_equally_often(device: AnyDevice) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import latent_reference as reference
 import mutations
 import numpy as np
 import pytest
-from conftest import MAPPINGS, open_mapping
-from networks import small_latent_model
+from conftest import GOLDEN, MAPPINGS, open_mapping
+from networks import small_latent_model, started_latent_model
 
 from imgmlp.codec import decoder
 from imgmlp.codec.bitstream import container
@@ -23,6 +24,7 @@ from imgmlp.codec.latent.model import (
     ModelShape,
     Quantized,
     quantized,
+    start_of,
 )
 from imgmlp.codec.latent.synthesis import synthesize
 from imgmlp.codec.latent.upsampling import upsample
@@ -75,6 +77,70 @@ def test_networks_may_have_other_widths(sizes: dict[str, int], mapping: str) -> 
     assert_same(read(sections.write(model), model.shape, mapping), model)
 
 
+@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize("size", [(1, 1), (5, 3), (21, 26), (1000, 1001)])
+def test_networks_may_begin_from_a_start(size: tuple[int, int], channels: int) -> None:
+    model = started_latent_model(*size, channels)
+    model = replace(model, latents=tuple(np.zeros_like(grid) for grid in model.latents))
+    parts = sections.write(model)
+    found = read(parts, model.shape)
+    assert_same(found, model)
+    assert found.start == 1
+    bits = sections.network_bits(model.networks, start_of(1, model.shape))
+    assert 0 <= 8 * len(parts[1]) - bits <= 24
+    plain = sections.write(replace(model, start=0))
+    assert sum(map(len, parts)) < sum(map(len, plain))
+
+
+def test_differences_from_a_start_are_coded_only_where_they_are_shorter() -> None:
+    model = started_latent_model()
+    start = start_of(1, model.shape)
+    for name, tensor in model.networks.items():
+        base, _ = sections.coding(name, tensor, start)
+        assert np.any(base) == (name != "synthesis.1.weight"), name
+
+
+def test_a_start_is_the_same_for_all_models_as_far_as_they_have_its_tensors() -> None:
+    whole = start_of(1, ModelShape(512, 512, 3, 7, 16, 12))
+    assert list(whole.tensors) == list(ModelShape(512, 512, 3, 7, 16, 12).tensors)
+    small = start_of(1, ModelShape(5, 5, 3, 4, 16, 12)).tensors
+    large = start_of(1, ModelShape(2000, 2000, 3, 9, 16, 12)).tensors
+    for name in ("synthesis.0.weight", "upsampling"):
+        first, last = whole.tensors[name], whole.tensors[name][-1:]
+        np.testing.assert_array_equal(small[name], first[: len(small[name])])
+        np.testing.assert_array_equal(large[name], np.concatenate([first, last, last]))
+    gray = start_of(1, ModelShape(512, 512, 1, 7, 16, 12)).tensors
+    assert {name for name in whole.tensors if name not in gray} == {
+        f"{layer}.{kind}"
+        for layer in ("synthesis.2", "residual.0", "residual.1")
+        for kind in ("weight", "bias")
+    }
+
+
+def test_a_start_rounds_halves_up() -> None:
+    start = replace(start_of(1, ModelShape(9, 9, 3, 5, 16, 12)), tensors={"a": np.array([-3, 3])})
+    assert start.rounded("a", 10).tolist() == [-1, 2]
+    assert start.rounded("a", 11).tolist() == [-3, 3]
+    assert start.rounded("a", 13).tolist() == [-12, 12]
+    assert start.floats()["a"].tolist() == [-3 / 2048, 3 / 2048]
+
+
+def test_a_start_that_is_not_known_is_refused() -> None:
+    model = started_latent_model(5, 7)
+    head, *others = sections.write(model)
+    for number in (0, 99):
+        changed = head[:1] + bytes([number]) + head[2:]
+        with pytest.raises(FormatError, match=f"start {number} is not known") as caught:
+            read((changed, *others), model.shape)
+        assert "update" in caught.value.hint
+
+
+@pytest.mark.parametrize("path", sorted((GOLDEN / "latent").glob("*.imlp")), ids=lambda p: p.stem)
+def test_golden_files_decode_to_their_pictures(path: Path) -> None:
+    decoded = decoder.decode(container.parse(path.read_bytes()), open_device("numpy"))
+    assert reference.picture(path.read_bytes()) == decoded.tolist()
+
+
 @pytest.mark.parametrize("mapping", ["numpy", "one"])
 def test_latents_may_be_anything_from_64_below_0_to_63(mapping: str) -> None:
     model = small_latent_model(spread=100.0)
@@ -96,7 +162,13 @@ def test_bits_are_those_that_are_written() -> None:
     _, coded, stream = sections.write(model)
     assert 0 <= 8 * len(stream) - latents.bits(model) <= 24
     of_steps = 16 * len(model.networks)
-    assert 0 <= 8 * len(coded) + of_steps - sections.network_bits(model.networks) <= 24
+    assert (
+        0
+        <= 8 * len(coded)
+        + of_steps
+        - sections.network_bits(model.networks, start_of(0, model.shape))
+        <= 24
+    )
 
 
 @pytest.mark.parametrize("mapping", MAPPINGS)
@@ -162,10 +234,15 @@ def test_every_flipped_bit_of_a_section_is_noticed_behind_right_checksums() -> N
                 )
 
 
-def test_damaged_files_lead_to_no_other_picture() -> None:
-    data = file_of(small_latent_model(9, 14, **TINY))
+@pytest.mark.parametrize(
+    ("model", "count"),
+    [(small_latent_model(9, 14, **TINY), 1_500), (started_latent_model(9, 14), 500)],
+    ids=["plain", "started"],
+)
+def test_damaged_files_lead_to_no_other_picture(model: LatentModel, count: int) -> None:
+    data = file_of(model)
     good = mutations.decode(data)
-    for damaged in mutations.mutants(data, 1_500, seed=5):
+    for damaged in mutations.mutants(data, count, seed=5):
         try:
             decoded = mutations.decode(damaged)
         except ImgmlpError as error:
@@ -262,6 +339,14 @@ def test_upsampling_keeps_what_is_constant() -> None:
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 def test_the_document_is_enough_to_decode_a_file(size: tuple[int, int], channels: int) -> None:
     model = small_latent_model(*size, channels, synthesis=8, entropy=6)
+    decoded = synthesize(model, open_device("numpy"))
+    assert reference.picture(file_of(model)) == decoded.tolist()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("size", [(1, 1), (13, 22), (2, 300)])
+def test_the_document_is_enough_to_begin_from_a_start(size: tuple[int, int], channels: int) -> None:
+    model = started_latent_model(*size, channels)
     decoded = synthesize(model, open_device("numpy"))
     assert reference.picture(file_of(model)) == decoded.tolist()
 

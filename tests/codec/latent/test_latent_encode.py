@@ -93,15 +93,14 @@ def test_bytes_are_kept_and_used() -> None:
     assert found.missed is None
 
 
-def test_a_quality_is_aimed_at_and_a_miss_is_told() -> None:
-    """So few steps on so few pixels miss it by a decibel or two."""
-    found = {goal: run(Goal("psnr", goal), workload=Workload(150)) for goal in (17, 23)}
+def test_a_quality_is_met_and_no_bytes_are_spent_on_more() -> None:
+    """A smaller file with more dB is better than one that has just what was wanted."""
+    found = {goal: run(Goal("psnr", goal), workload=Workload(150)) for goal in (17, 20, 23)}
     for goal, one in found.items():
-        missing = goal - one.metrics["psnr"]
-        assert abs(missing) < 3
-        assert (one.missed is None) == (missing <= 0.1)
-    assert found[23].metrics["psnr"] > found[17].metrics["psnr"] + 2
-    assert len(found[23].bytes) > len(found[17].bytes)
+        assert goal - one.metrics["psnr"] <= 0.1
+        assert one.missed is None
+    assert len(found[23].bytes) <= 240  # by a single pass and rounding: 252
+    assert len(found[17].bytes) <= 175  # 180
 
 
 def test_a_target_out_of_reach_is_missed_with_the_best_file() -> None:
@@ -176,7 +175,7 @@ def test_efforts_go_from_hundreds_to_a_hundred_thousand_steps() -> None:
             latent.workload(level, None)
 
 
-@pytest.mark.parametrize(("pace", "level"), [(1.0, 1), (20 / 700, 2), (1e-4, 9)])
+@pytest.mark.parametrize(("pace", "level"), [(1.0, 1), (20 / 850, 2), (1e-4, 9)])
 def test_without_an_effort_the_device_decides(
     pace: float, level: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,9 +230,8 @@ def test_where_nothing_helps_the_last_good_state_is_the_file(
     assert container.parse(found.bytes).header.codec == "latent"
 
 
-def test_small_pictures_and_few_bytes_have_small_networks() -> None:
-    large = latent.widths((512, 768, 3), math.inf)
-    assert large == (32, 24)
-    assert latent.widths((16, 16, 3), math.inf) < latent.widths((128, 128, 3), math.inf) < large
-    assert latent.widths((512, 768, 3), 1000) < large
-    assert latent.widths((512, 768, 3), 0) == latent.WIDTHS[0][1]
+def test_small_pictures_and_few_bytes_have_small_networks_with_a_start() -> None:
+    large, small = (512, 768, 3), (128, 128, 3)
+    assert latent.widths(small, math.inf) < latent.widths(large, math.inf)
+    assert latent.widths(large, 1000) == latent.widths(small, math.inf)
+    assert latent.newest_start(latent.widths(small, math.inf)) > 0

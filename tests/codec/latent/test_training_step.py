@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from imgmlp.codec.latent import latents, operations, training_step
-from imgmlp.codec.latent.bit_allocation import Search, flat_of, grids_of, networks_of, shape_of
-from imgmlp.codec.latent.model import LatentModel
+from imgmlp.codec.latent import latents, operations, sections, training_step
+from imgmlp.codec.latent.bit_allocation import Refinement, Search, grids_of
+from imgmlp.codec.latent.model import LatentModel, start_of
 from imgmlp.codec.latent.plane import Plane
 from imgmlp.codec.latent.synthesis import synthesize
 from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState
-from imgmlp.codec.latent.training_step import Control, LatentStep
+from imgmlp.codec.latent.training_step import Control, LatentStep, flat_of, networks_of
 from imgmlp.codec.training.run import Run
 from imgmlp.engine import Tensor, open_device
 from imgmlp.engine.ir.kernel import Block
@@ -146,13 +146,21 @@ def convolved(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return np.stack(near, -1).reshape(h, w, channels * 9) @ weights
 
 
-@pytest.mark.parametrize("spec", ["numpy", "numpy:uops", "numpy:uops-group"])
+STARTED = {"hidden": 16, "entropy": 12, "start": 1}
+
+
+@pytest.mark.parametrize(
+    ("spec", "sizes"),
+    [("numpy", {}), ("numpy", STARTED), ("numpy:uops", {}), ("numpy:uops-group", {})],
+)
 def test_gradients_of_a_whole_step_are_differences(
-    spec: str, monkeypatch: pytest.MonkeyPatch
+    spec: str, sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What Adam's first moments hold after one step is a tenth of the gradient."""
     monkeypatch.setattr(training_step, "CLIP", 1e9)
-    step = LatentStep(picture(), 1, open_device(spec))
+    step = LatentStep(picture(), 1, open_device(spec), **sizes)
+    start = step.flat.numpy() if sizes else 0.0
+    dearer = training_step.DIFFERENCES if sizes else training_step.WEIGHTS
     flat = step.flat.numpy() + 0.05 * draw(*step.flat.shape)
     plane = np.zeros(step.latents.shape, np.float32)
     for n, part in enumerate(step._parts(plane)):
@@ -165,11 +173,12 @@ def test_gradients_of_a_whole_step_are_differences(
     assert not by_plane[step._taken() == 0].any()
 
     def loss(plane: np.ndarray, flat: np.ndarray) -> float:
-        return reference(step, step._parts(plane), flat, 1e-2)
+        of_weights = dearer * float(np.sum(np.log2(1 + np.abs(flat - start) / training_step.STEP)))
+        return reference(step, step._parts(plane), flat, 1e-2) + 1e-2 * of_weights
 
     exact = plane.astype(np.float64), flat.astype(np.float64)
     found = float(step.program.read("error")) / 3 + 1e-2 * float(step.program.read("bits"))
-    assert found == pytest.approx(loss(*exact), rel=1e-5)
+    assert found == pytest.approx(reference(step, step._parts(exact[0]), exact[1], 1e-2), rel=1e-5)
     for seed in range(3):
         ways = draw(*plane.shape, seed=seed) * step._taken(), draw(*flat.shape, seed=seed)
         for n, g in enumerate((by_plane, by_flat)):
@@ -184,7 +193,63 @@ def test_gradients_of_a_whole_step_are_differences(
 def test_networks_come_back_as_they_were() -> None:
     step = LatentStep(picture(), 1, open_device("numpy"))
     flat = draw(step.flat.shape[0])
-    assert np.array_equal(flat_of(step, networks_of(step, flat)), flat)
+    assert np.array_equal(flat_of(networks_of(flat, step.shapes)), flat)
+
+
+def test_networks_begin_from_a_start() -> None:
+    """All of them in RGB; of a gray picture those that do not depend on its channels."""
+    step = LatentStep(picture(), 1, open_device("numpy"), **STARTED)
+    start = start_of(1, step.shape).floats()
+    for name, values in networks_of(step.flat.numpy(), step.shapes).items():
+        assert np.array_equal(values, start[name]), name
+    gray = LatentStep(picture()[:, :, :1], 1, open_device("numpy"), **STARTED)
+    found = networks_of(gray.flat.numpy(), gray.shapes)
+    assert np.array_equal(found["entropy.1.weight"], start["entropy.1.weight"])
+    assert found["synthesis.2.weight"].any()
+
+
+def test_slopes_are_differences_of_what_is_judged() -> None:
+    step = LatentStep(picture(), 1, open_device("numpy"), **STARTED)
+    step.write_grids([np.rint(2 * draw(*grid.shape)) for grid in step.grids()])
+    flat = step.flat.numpy()
+    for seed in range(3):
+        way = draw(*flat.shape, seed=seed)
+        slopes = step.slopes(flat)
+        up, down = (step.judge((flat + s * way).astype(np.float32)) for s in (1e-3, -1e-3))
+        for slope, a, b in zip(slopes, up, down, strict=True):
+            assert dot(slope, way) == pytest.approx((a - b) / 2e-3, rel=2e-2)
+    assert np.array_equal(step.flat.numpy(), flat)
+
+
+@pytest.mark.parametrize("size", [1e3, 1e6, np.nan])
+def test_networks_that_exploded_still_have_a_file(size: float) -> None:
+    step = LatentStep(picture(), 1, open_device("numpy"), **STARTED)
+    step.flat.write(np.full(step.flat.shape, size, np.float32))
+    networks = Search(step).run(1e-3)
+    LatentModel(step.shape, grids_of(step), networks)  # which checks all bounds
+
+
+@pytest.mark.parametrize("sizes", [{"hidden": 8, "entropy": 4}, STARTED])
+def test_refined_networks_make_a_better_file(sizes: dict[str, int]) -> None:
+    step = LatentStep(picture(), 1, open_device("numpy"), **sizes)
+    price = 1e-3
+    LatentTrainer(step, LatentTrainerState(60, price)).run()
+    search = Search(step)
+    rounded = search.run(price)
+    assert search.refined(rounded, price) is not rounded
+    refinement = Refinement(step, rounded, price)
+    refinement.run(200, lambda: False)
+    costs = []
+    for networks in (rounded, refinement.networks()):
+        model = LatentModel(step.shape, grids_of(step), networks, step.start.number)
+        error = np.mean((synthesize(model, step.device) - picture().astype(np.float64)) ** 2)
+        bits = 8 * sum(map(len, sections.write(model)))
+        costs.append(error / 255**2 + price * bits / step.pixels)
+    assert costs[1] < costs[0]
+    refinement = Refinement(step, rounded, price)
+    refinement.run(200, lambda: True)
+    for name, tensor in refinement.networks().items():
+        assert np.array_equal(tensor.values, rounded[name].values), name
 
 
 def test_a_file_has_the_picture_and_the_bits_that_training_saw() -> None:
@@ -194,8 +259,8 @@ def test_a_file_has_the_picture_and_the_bits_that_training_saw() -> None:
     assert LatentTrainer(step, LatentTrainerState(60, price)).run() == "done"
     search = Search(step)
     networks = search._rounded(dict.fromkeys(search.floats, 8))
-    model = LatentModel(shape_of(step), grids_of(step), networks)
-    error, bits = step.judge(flat_of(step, {n: q.floats() for n, q in networks.items()}))
+    model = LatentModel(step.shape, grids_of(step), networks)
+    error, bits = step.judge(flat_of({n: q.floats() for n, q in networks.items()}))
     seen = synthesize(model, device).astype(np.float64)
     assert np.mean((seen - picture()) ** 2) / 255**2 == pytest.approx(error, rel=0.03)
     assert latents.bits(model) / step.pixels == pytest.approx(bits, rel=0.03)

@@ -82,7 +82,7 @@ def larger_weights(network: Network, times: int, layer: int) -> Network:
 @pytest.mark.parametrize("mapping", MAPPINGS)
 def test_large_weights_take_other_ways_to_the_same_bits(mapping: str) -> None:
     network = larger_weights(small_network(width=24), 16, 1)
-    assert [len(integer_inference.spans(layer.weights)) for layer in network.layers[1:]] == [0, 2]
+    assert integer_inference.cuts(network) == (0, 2)
     pixels = integer_inference.decode(network, WIDTH, HEIGHT, open_mapping(mapping))
     expected = [[plain_pixel(network, x, y) for x in range(WIDTH)] for y in range(HEIGHT)]
     assert pixels.tolist() == expected
@@ -107,9 +107,10 @@ def test_sums_are_exact_up_to_their_bounds(mapping: str, total: int, runs: int) 
         [extremes, generator.integers(integer_inference.LEAST, LIMIT + 1, (40, 64))]
     )
     layer = Layer(weights.astype(np.int32), np.arange(16, dtype=np.int32), 40, 0)
-    assert len(integer_inference.spans(layer.weights)) == runs
+    assert integer_inference.spans_needed(layer.weights) == runs
     device = open_mapping(mapping)
-    found = integer_inference.sums_of(Tensor(values.astype(np.int32), device), layer, 1).numpy()
+    product = integer_inference.Product(layer, runs, device, "")
+    found = product(Tensor(values.astype(np.int32), device)).numpy()
     assert found.tolist() == (values @ weights + layer.bias_sums()).tolist()
 
 
@@ -118,7 +119,8 @@ def test_spans_are_exact_and_hold_every_input_once(inputs: int) -> None:
     generator = np.random.default_rng(inputs)
     for size in (2, 10, 20, 50, 100, 400, 5000):
         weights = generator.integers(-size, size + 1, (inputs, 5))
-        found = integer_inference.spans(weights)
+        count = integer_inference.spans_needed(weights)
+        found = integer_inference._spans(inputs, count) if count else []
         held = [n for span in found for n in range(inputs)[span]]
         assert held == list(range(inputs)) or not found
         largest = max((np.abs(weights[span]).sum(0).max() for span in found), default=0)
@@ -178,3 +180,13 @@ def test_nothing_overflows_at_the_bounds() -> None:
     assert integer_inference.levels(Tensor(extreme, device)).numpy().tolist() == [0, 255]
     found = integer_inference.activate(Tensor(extreme, device)).numpy().tolist()
     assert found == [0, LIMIT]
+
+
+@pytest.mark.parametrize("mapping", MAPPINGS)
+def test_what_was_made_for_a_network_serves_others_like_it(mapping: str) -> None:
+    device = open_mapping(mapping)
+    decoder = integer_inference.Decoder(WIDTH, HEIGHT, device)
+    first, other = small_network(), larger_weights(small_network(), 2, 1)
+    for network in (first, other, larger_weights(small_network(width=24), 16, 1), first):
+        alone = integer_inference.decode(network, WIDTH, HEIGHT, device)
+        assert np.array_equal(decoder.decode(network), alone)

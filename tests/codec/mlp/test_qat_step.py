@@ -134,3 +134,11 @@ def test_features_are_those_of_the_decoder() -> None:
     table = qat_step.feature_table(4, 10)
     assert (table * 1024 == integer_inference.features(4, 10, 0, 10)).all()
     assert np.abs(table).max() <= 1
+
+
+def test_the_size_of_a_picture_is_no_part_of_the_source() -> None:
+    """So that the kernels of one picture serve those of other sizes."""
+    device = open_device("numpy:uops")
+    sizes = [(7, 5), (40, 300), (300, 41), (1, 2000)]
+    steps = [LearningStep(np.zeros((*s, 3), np.uint8), SHAPE, 0, device) for s in sizes]
+    assert len({step.program.stages.source for step in steps}) == 1

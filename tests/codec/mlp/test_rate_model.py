@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
+
 import pytest
 
 from imgmlp.codec.mlp import rate_model
+from imgmlp.codec.mlp.rate_model import Known
 
 
 @pytest.mark.parametrize("weights", [400, 3_000, 22_000, 300_000])
@@ -29,7 +33,43 @@ def test_networks_stay_within_the_format() -> None:
     assert rate_model.network_shape(1e9, 4).width == 1024
 
 
-def test_a_price_and_the_weights_that_it_pays_for_belong_together() -> None:
-    weights = rate_model.weights_worth(1e-3, 393_216)
-    assert 40_000 < weights < 60_000
-    assert rate_model.first_price(weights, 393_216) == pytest.approx(0.3e-3)
+def test_a_quality_takes_the_weights_that_what_is_known_leads_to() -> None:
+    one = Known(1000, 30.0)
+    assert rate_model.weights_for(30.0, [one]) == 1000
+    two = [one, Known(2000, 33.0)]
+    assert rate_model.weights_for(34.5, two) == pytest.approx(2000 * 2**0.5)
+    assert rate_model.weights_for(27.0, two) == pytest.approx(500)
+    assert rate_model.weights_for(31.5, two) == pytest.approx(1000 * 2**0.5)
+
+
+def test_chance_does_not_hide_the_fewest_weights_that_are_enough() -> None:
+    known = [Known(8000, 44.5), Known(1000, 40.0), Known(4000, 44.6)]
+    assert 1000 < rate_model.weights_for(44.0, known) < 4000
+
+
+def test_runs_that_say_nonsense_are_not_believed() -> None:
+    same = [Known(1000, 30.0), Known(2000, 29.0)]
+    assert 500 > rate_model.weights_for(25.0, same) > 10
+
+
+def test_a_price_is_paid_as_long_as_more_weights_save_more_than_they_cost() -> None:
+    """Against the least of squared error + price * bits a pixel, over all numbers of weights."""
+    known, price, pixels = [Known(1000, 30.0), Known(2000, 33.0)], 2e-3, 16_384
+
+    def cost(weights: float) -> float:
+        error = 10 ** (-(30 + 3 * math.log2(weights / 1000)) / 10)
+        return error + price * rate_model.BITS * weights / pixels
+
+    best = min((100 * 1.01**n for n in range(800)), key=cost)
+    found = rate_model.weights_worth(price, pixels, known)
+    assert found == pytest.approx(best, rel=0.02)
+    quality = 30 + 3 * math.log2(found / 1000)
+    assert rate_model.price_of(found, quality, pixels, known) == pytest.approx(price)
+
+
+def test_more_steps_bring_less_and_less() -> None:
+    gains = [rate_model.more_steps(2.0, n) for n in range(20)]
+    assert gains[0] == 0
+    assert all(b > a for a, b in pairwise(gains))
+    assert gains[1] < 2 < gains[-1] < 4
+    assert rate_model.more_steps(-1.0, 3) == 0

@@ -111,7 +111,14 @@ def test_another_version_of_the_program_has_other_keys(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    "part", ["__init__.py", "engine/__init__.py", "codec/mlp/encode.py", "kernels/scalar.cl"]
+    "part",
+    [
+        "__init__.py",
+        "engine/__init__.py",
+        "codec/mlp/encode.py",
+        "codec/latent/start-1.bin",
+        "kernels/scalar.cl",
+    ],
 )
 def test_a_key_stands_for_all_of_the_program(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also for folders above and beside this module's own."""

@@ -117,14 +117,17 @@ def test_what_a_device_refuses_to_give_at_once_counts_too() -> None:
     assert 258 <= rows <= 261  # 261 * 261 * 3 bytes fit
 
 
-@pytest.mark.parametrize(("mapping", "nbytes"), [("one", 60 * KILO), ("numpy", 5000)])
+@pytest.mark.parametrize(
+    ("mapping", "nbytes", "going_on"),
+    [("one", 60 * KILO, "512 .* instead of 1,024"), ("numpy", 5000, "600 .* instead of 1,200")],
+)
 def test_pieces_are_halved_with_a_warning_and_give_the_same_picture(
-    mapping: str, nbytes: int
+    mapping: str, nbytes: int, going_on: str
 ) -> None:
     network, device = small_network(), open_mapping(mapping)
     whole = integer_inference.decode(network, 40, 30, open_device("numpy"))
     device.info = replace(device.info, memory=nbytes)
-    with pytest.warns(ImgmlpWarning, match="600 pixels at a time instead of 1,200"):
+    with pytest.warns(ImgmlpWarning, match=f"going on with {going_on}"):
         assert np.array_equal(integer_inference.decode(network, 40, 30, device), whole)
     assert device.usage.live == 0
 

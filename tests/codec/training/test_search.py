@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from imgmlp.codec.training.search import TRIALS, halved, nearest, too_much
+from imgmlp.codec.training.search import TRIALS, approached, nearest, too_much
 from imgmlp.codec.training.target import Goal
 
 
@@ -19,14 +19,14 @@ class File:
 
 def test_bytes_are_found_between_the_ends() -> None:
     wanted = Goal("bytes", 700)
-    tried = halved(wanted, File(1000), (0.0, 1000.0), lambda number: File(round(number)))
-    assert [file.size for file in tried] == [500, 750, 625, 688]  # at least 97% of them
-    assert nearest(wanted, [File(1000), *tried]) == File(688)
+    tried = approached(wanted, File(1000), (0.0, 1000.0), lambda number: File(round(number)))
+    assert [file.size for file in tried] == [500, 750, 698]  # at least 97% of them
+    assert nearest(wanted, [File(1000), *tried]) == File(698)
 
 
 def test_a_quality_is_found_from_above_and_below() -> None:
     wanted = Goal("psnr", 30.0)
-    tried = halved(wanted, File(9, 20.0), (0.0, 64.0), lambda number: File(9, number))
+    tried = approached(wanted, File(9, 20.0), (0.0, 64.0), lambda number: File(9, number))
     assert tried[-1].psnr == pytest.approx(30.0, abs=0.1)
     assert too_much(wanted, File(1, 30.01))
     assert not too_much(wanted, File(10**6, 29.99))
@@ -34,5 +34,12 @@ def test_a_quality_is_found_from_above_and_below() -> None:
 
 def test_what_hits_already_is_left_alone_and_what_cannot_ends() -> None:
     wanted = Goal("bytes", 700)
-    assert halved(wanted, File(699), (0.0, 1.0), lambda _: File(0)) == []
-    assert len(halved(wanted, File(9), (0.0, 1.0), lambda _: File(9))) == TRIALS
+    assert approached(wanted, File(699), (0.0, 1.0), lambda _: File(0)) == []
+    assert len(approached(wanted, File(9), (0.0, 1.0), lambda _: File(9))) == TRIALS
+
+
+def test_no_more_is_tried_once_it_is_enough() -> None:
+    left = iter([False, False, True])
+    wanted = Goal("bytes", 700)
+    tried = approached(wanted, File(9), (0.0, 1.0), lambda _: File(9), lambda: next(left))
+    assert len(tried) == 2

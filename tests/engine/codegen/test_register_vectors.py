@@ -57,6 +57,23 @@ def test_plain_arithmetic_on_neighbours_goes_in_vectors(device: Device, name: st
     assert close(program.read("y"), after(same[0] @ same[1], *same[2:]).numpy())
 
 
+@pytest.mark.parametrize("in_vectors", [True, False])
+def test_limits_hold_numbers_and_leave_nan(device: Device, in_vectors: bool) -> None:
+    x = np.repeat(np.float32([-np.inf, -2, -0.5, 0.25, 0.5, 2, np.inf, np.nan]), 32).reshape(8, 32)
+    given = Tensor(x[:, :1] if in_vectors else x, device)
+    ones = Tensor(np.ones((1, 32), np.float32), device)
+
+    def limited() -> dict[str, Tensor]:
+        y = given @ ones if in_vectors else given
+        return {"below": y.minimum(0.5), "above": y.maximum(-0.5), "y": y.maximum(0).minimum(1)}
+
+    program = compile(limited, device)
+    program.run()
+    assert np.array_equal(program.read("below"), np.minimum(x, 0.5), equal_nan=True)
+    assert np.array_equal(program.read("above"), np.maximum(x, -0.5), equal_nan=True)
+    assert np.array_equal(program.read("y"), x.clip(0, 1), equal_nan=True)
+
+
 def test_whole_numbers_go_in_vectors(device: Device) -> None:
     x, w = RNG.integers(-40, 40, (13, 20)), RNG.integers(-9, 9, (20, 16))
     bias = RNG.integers(-99, 99, 16).astype(np.int32)

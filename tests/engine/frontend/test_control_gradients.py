@@ -11,9 +11,9 @@ from reference import close
 from small_programs import symmetric
 
 from imgmlp.engine import AnyDevice, Context, Function, Tensor, compile, cond, loop
-from imgmlp.engine.frontend.autograd import MOST_UNROLLED
 from imgmlp.engine.ir.kernel import Fused
 from imgmlp.engine.ir.op import Op
+from imgmlp.engine.operations.autograd import MOST_UNROLLED
 
 
 def computed(*tensors: Tensor) -> list[np.ndarray]:

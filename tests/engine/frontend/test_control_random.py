@@ -15,7 +15,7 @@ from reference import close
 
 from imgmlp.engine import Program, Tensor, compile, cond, loop, open_device
 from imgmlp.engine import dtype as dt
-from imgmlp.engine.frontend.autograd import gradient
+from imgmlp.engine.operations.autograd import gradient
 from imgmlp.engine.oracle.interpret import evaluate
 
 SHAPES = [(4, 3), (3,), (), (3, 3), (4,)]

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from imgmlp.engine.frontend.operands import whole_shape
 from imgmlp.engine.ir.dtype import f32, u32
 from imgmlp.engine.ir.graph import Node, alu, cast, const, iota, move
 from imgmlp.engine.ir.op import Op
+from imgmlp.engine.operations.operands import whole_shape
 
 PHI = 0x9E3779B9  # 2**32 over the golden ratio: keeps streams of random numbers apart
 

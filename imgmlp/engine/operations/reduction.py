@@ -5,15 +5,15 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, Self
 
-from imgmlp.engine.frontend.elementwise import common_device, in_f32
-from imgmlp.engine.frontend.movement import Movement
-from imgmlp.engine.frontend.operands import Axis, axes_of, broadcast_shapes, from_host
 from imgmlp.engine.ir import dtype as dt
 from imgmlp.engine.ir import graph
 from imgmlp.engine.ir.dtype import Array
 from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.usage_errors import misuse
+from imgmlp.engine.operations.elementwise import common_device, in_f32
+from imgmlp.engine.operations.movement import Movement
+from imgmlp.engine.operations.operands import Axis, axes_of, broadcast_shapes, from_host
 
 
 class Reduction(Movement):

@@ -18,9 +18,9 @@ from reference import close
 from small_programs import results
 
 from imgmlp.engine import AnyDevice, Tensor, dtype
-from imgmlp.engine.frontend.autograd import VJP, gradient, total
 from imgmlp.engine.ir.graph import Buffer, Node, buffer, const, move, reduce, toposort
 from imgmlp.engine.ir.op import BITWISE, COMPARE, CONTROL, LOAD, Op
+from imgmlp.engine.operations.autograd import VJP, gradient, total
 from imgmlp.engine.oracle.interpret import evaluate
 
 Array = np.ndarray[Any, Any]
@@ -223,7 +223,7 @@ def test_movements_send_every_element_back_to_where_it_came_from(device: AnyDevi
 
 def weighted(answer: Tensor, device: AnyDevice) -> Tensor:
     """One number that every element of the answer changes in a way of its own."""
-    weights = Tensor.arange(answer.node.size, dtype.f32).reshape(*answer.shape).sin() + 1.5
+    weights = Tensor.arange(answer.node.size, dtype=dtype.f32).reshape(*answer.shape).sin() + 1.5
     return (answer * weights).sum()
 
 

@@ -8,29 +8,14 @@ function, by each element of each input. Sizes divide nothing.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from differences import Case, expected, inputs_of
 from reference import close
 
 from imgmlp.engine import AnyDevice, Tensor, compile, dtype, open_device
-
-Function = Callable[..., "Tensor | np.ndarray"]
-STEP = 1e-5  # of the central difference, in float64
-
-
-@dataclass(frozen=True)
-class Case:
-    name: str
-    tensors: Callable[..., Tensor]
-    arrays: Callable[..., np.ndarray]
-    shapes: tuple[tuple[int, ...], ...]
-    low: float = -2.0
-    high: float = 2.0
-    between: float = 0.0  # how large what is added on the way is, if more than what goes in and out
 
 
 def gelu(x: np.ndarray) -> np.ndarray:
@@ -119,11 +104,6 @@ CASES = [
 ]  # fmt: skip
 
 
-def inputs_of(case: Case) -> list[np.ndarray]:
-    rng = np.random.default_rng(len(case.name))
-    return [rng.uniform(case.low, case.high, s).astype(np.float32) for s in case.shapes]
-
-
 @pytest.mark.parametrize("part", range(4))
 def test_values_and_gradients(device: AnyDevice, part: int) -> None:
     """A quarter of the cases in one program: a driver compiles many small ones slowly."""
@@ -146,36 +126,6 @@ def test_values_and_gradients(device: AnyDevice, part: int) -> None:
     for c in cases:
         for name, (value, magnitude) in expected(c).items():
             assert close(program.read(name), value, magnitude), name
-
-
-@functools.cache
-def expected(case: Case) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """In float64: values, gradients, and how large what rounding is part of was, by element.
-
-    Each input is moved by itself, to either side. How far that moves an answer, or by curvature a
-    gradient, times how large the input is, tells what its rounding does: of a sum it is the sum
-    of absolute values.
-    """
-    wide = [a.astype(np.float64) for a in inputs_of(case)]
-    value = np.asarray(case.arrays(*wide))
-    weights = np.cos(np.arange(value.size)).reshape(value.shape)
-    size = np.abs(value) + case.between
-    found = {}
-    for n, array in enumerate(wide):
-        slopes, sizes = np.empty(array.shape), np.empty(array.shape)
-        for place in np.ndindex(array.shape):
-            held = array[place]
-            array[place] = held + STEP
-            up = case.arrays(*wide)
-            array[place] = held - STEP
-            down = case.arrays(*wide)
-            array[place] = held
-            slope, bend = (up - down) / (2 * STEP), (up - 2 * value + down) / STEP**2
-            slopes[place] = (slope * weights).sum()
-            sizes[place] = ((np.abs(slope) + np.abs(bend * held)) * np.abs(weights)).sum()
-            size += np.abs(slope * held)
-        found[f"{case.name}, gradient {n}"] = slopes, sizes + case.between
-    return {case.name: (value, size)} | found
 
 
 def test_tanh_and_expm1_have_their_digits_near_0_too(device: AnyDevice) -> None:
@@ -329,7 +279,6 @@ def test_python_numbers_are_weak() -> None:
         (lambda x: Tensor.concat([x, x.transpose()]), ValueError, ["concat", "axis 0"]),
         (lambda x: (x + 1).assign(x), ValueError, ["assign", "realize"]),
         (lambda x: x.leaky_relu(-1), ValueError, ["slope", "-1"]),
-        (lambda x: x**0.5, ValueError, ["0.5"]),
         (lambda x: Tensor(np.zeros((3, 0))), ValueError, ["(3, 0)"]),
         (lambda x: (x + 1).write(np.zeros((2, 3), np.float32)), ValueError, ["write", "realize"]),
     ],

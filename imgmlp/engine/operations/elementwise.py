@@ -14,13 +14,13 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, TypeGuard, Type
 import numpy as np
 
 from imgmlp.engine.device.discover import AnyDevice
-from imgmlp.engine.frontend.operands import Scalar, broadcast, broadcast_shapes, from_host
 from imgmlp.engine.ir import dtype as dt
 from imgmlp.engine.ir import graph
 from imgmlp.engine.ir.dtype import Array, DType
 from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.usage_errors import misuse
+from imgmlp.engine.operations.operands import Scalar, broadcast, broadcast_shapes, from_host
 
 Operand: TypeAlias = "Elementwise | Scalar | Array"
 T = TypeVar("T", bound="Elementwise")
@@ -93,7 +93,6 @@ class Elementwise:
     __add__ = __radd__ = _operator(Op.ADD)
     __mul__ = __rmul__ = _operator(Op.MUL)
     __sub__, __rsub__ = _operator(Op.SUB), _operator(Op.SUB, swapped=True)
-    __mod__, __rmod__ = _operator(Op.MOD), _operator(Op.MOD, swapped=True)
     __xor__ = __rxor__ = _operator(Op.XOR)
     __and__ = __rand__ = _operator(Op.AND)
     __or__ = __ror__ = _operator(Op.OR)
@@ -131,36 +130,8 @@ class Elementwise:
     def __rtruediv__(self, other: Operand) -> Self:
         return self._float()._binary(Op.DIV, other, swapped=True)
 
-    def __floordiv__(self, other: Operand) -> Self:
-        """Integer division rounding towards minus infinity."""
-        return self._whole(other)._binary(Op.DIV, other)
-
-    def __rfloordiv__(self, other: Operand) -> Self:
-        return self._whole(other)._binary(Op.DIV, other, swapped=True)
-
-    def _whole(self, other: Operand) -> Self:
-        kind = dt.promote(self.dtype, _dtype_of("//", other))
-        if kind.is_float:
-            raise misuse(TypeError, f"//: needs integers, not {kind.name}; use / on floats")
-        return self
-
     def __neg__(self) -> Self:
         return self._unary(Op.NEG)
-
-    def __pow__(self, exponent: int) -> Self:
-        """Whole powers, by squaring."""
-        if not isinstance(exponent, int) or exponent < 1:
-            raise misuse(
-                ValueError, f"power {exponent}: only whole exponents from 1; use exp and log"
-            )
-        half = self if exponent == 1 else (self * self) ** (exponent // 2)
-        return half if exponent == 1 or exponent % 2 == 0 else half * self
-
-    def __rpow__(self, base: float) -> Self:
-        """A positive number to the power of each element."""
-        if not isinstance(base, int | float) or base <= 0:
-            raise misuse(ValueError, f"{base} ** tensor: the base must be a number above zero")
-        return (self._float() * math.log2(base)).exp2()
 
     def __ge__(self, other: Operand) -> Self:  # type: ignore[misc]
         return (self > other) | self.eq(other)  # not "not <", which NaN would satisfy
@@ -311,12 +282,6 @@ class Elementwise:
         answer = self.where(self < 0, -size, size)
         return self._with(graph.function(answer.node, [self.node], _tanh_vjp))
 
-    @in_f32
-    def gelu(self) -> Self:
-        """The tanh form of Hendrycks and Gimpel (2016), within 1e-3 of the exact one."""
-        inner = (self + self * self * self * 0.044715) * math.sqrt(2 / math.pi)
-        return self * (inner * 2.0).sigmoid()  # which is (tanh(inner) + 1) / 2
-
 
 def _sigmoid_vjp(g: Node, ans: Node, x: Node) -> tuple[Node]:
     return (g * (ans - ans * ans),)
@@ -362,7 +327,7 @@ def _is_operand(value: object) -> TypeGuard[Operand]:
     return isinstance(value, Elementwise | bool | int | float | np.generic | np.ndarray)
 
 
-def _dtype_of(operation: str, value: Operand) -> DType:
+def dtype_of(operation: str, value: Operand) -> DType:
     if isinstance(value, Elementwise):
         return value.dtype
     if not _is_operand(value):
@@ -373,7 +338,7 @@ def _dtype_of(operation: str, value: Operand) -> DType:
 
 def aligned(operation: str, *values: Operand) -> tuple[list[Node], AnyDevice | None]:
     """All at one shape, dtype and device; a Python number takes the others' dtype if it can."""
-    kind = dt.concrete(dt.promote(*(_dtype_of(operation, v) for v in values)))
+    kind = dt.concrete(dt.promote(*(dtype_of(operation, v) for v in values)))
     nodes = [
         graph.cast(node_of(v), kind) if isinstance(v, Elementwise | np.ndarray) else None
         for v in values

@@ -110,7 +110,7 @@ def axes_of(operation: str, axis: Axis, shape: Shape) -> tuple[int, ...]:
 
     Raises ValueError for an axis that is not there, or named twice.
     """
-    if axis is None:
+    if axis is None or (not shape and axis in (0, -1)):  # of what has none, as PyTorch
         return tuple(range(len(shape)))
     given = (axis,) if isinstance(axis, int | np.integer) else tuple(axis)
     axes = tuple(graph.normal_axis(a, shape, operation) for a in given)

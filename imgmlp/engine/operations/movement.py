@@ -7,12 +7,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from imgmlp.engine.frontend.elementwise import Elementwise, Operand, common_device, node_of
-from imgmlp.engine.frontend.operands import axes_of, broadcast, check_rows, out_of_bounds
 from imgmlp.engine.ir import dtype as dt
 from imgmlp.engine.ir import graph
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.usage_errors import OutOfBoundsError, misuse
+from imgmlp.engine.operations.elementwise import Elementwise, Operand, common_device, node_of
+from imgmlp.engine.operations.operands import axes_of, broadcast, check_rows, out_of_bounds
 
 
 class Movement(Elementwise):

@@ -1,0 +1,46 @@
+"""How long a training will take, before anything is compiled: a guess to be told at once.
+
+Knows no network: codecs say how much there is to compute.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from imgmlp.engine import AnyDevice, NumpyDevice
+
+GPU = 3e12  # operations a second of a card of the middling kind, in steps of some thousand pixels
+LAUNCHES = 4e-5  # seconds that a step takes at least
+COMPILING = 2.0  # seconds, of a step and of decoding
+REACHED = 0.7  # of the operations a second of NumPy's products that compiled steps reach
+INTERPRETED = 0.15  # the same of steps that NumPy runs
+_ROWS, _WIDTH, _TURNS = 4096, 64, 5
+
+
+@dataclass(frozen=True)
+class Work:
+    """So many steps, and operations (a product and a sum count as two) of all of them."""
+
+    steps: float
+    operations: float
+
+    def seconds(self, device: AnyDevice) -> float:
+        """About how long it takes on a device."""
+        return COMPILING + max(self.steps * LAUNCHES, self.operations / speed(device))
+
+
+def speed(device: AnyDevice) -> float:
+    """Operations a second, about: of a processor by a product that takes some milliseconds."""
+    if not isinstance(device, NumpyDevice) and device.lanes == "group":
+        return GPU
+    left, right = np.ones((_ROWS, _WIDTH), np.float32), np.ones((_WIDTH, _WIDTH), np.float32)
+    best = float("inf")
+    for _ in range(_TURNS):
+        began = time.perf_counter()
+        left @ right
+        best = min(best, time.perf_counter() - began)
+    share = INTERPRETED if isinstance(device, NumpyDevice) else REACHED
+    return share * 2 * left.size * _WIDTH / max(best, 1e-9)

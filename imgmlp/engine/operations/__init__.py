@@ -1,0 +1,4 @@
+"""What a Tensor can do, family by family, as Nodes; and the gradient of each.
+
+May import device, ir.
+"""

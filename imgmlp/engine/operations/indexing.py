@@ -1,0 +1,249 @@
+"""Tensors put together and taken apart: axes, parts, and elements by other Tensors' indices.
+
+Names and meaning are those of the Python array API standard, else NumPy's, else PyTorch's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from imgmlp.engine.ir import dtype as dt
+from imgmlp.engine.ir import graph
+from imgmlp.engine.ir.dtype import DType
+from imgmlp.engine.ir.graph import Node
+from imgmlp.engine.ir.usage_errors import OutOfBoundsError, misuse
+from imgmlp.engine.operations.elementwise import Elementwise, Operand, node_of
+from imgmlp.engine.operations.functions import Functions
+
+
+class Indexing(Functions):
+    """All that came before, and what is made of Tensors by axes and indices."""
+
+    __slots__ = ()
+
+    def _axis(self, axis: int, operation: str) -> int:
+        return graph.normal_axis(axis, self.shape, operation)
+
+    # --- axes ---
+
+    def unsqueeze(self, axis: int) -> Self:
+        """With an axis of size 1, which is `axis` of the result."""
+        axis = graph.normal_axis(axis, (*self.shape, 1), "unsqueeze")
+        return self.reshape(*self.shape[:axis], 1, *self.shape[axis:])
+
+    def squeeze(self, axis: int | Sequence[int] | None = None) -> Self:
+        """Without axes of size 1: all, or those named. Raises ValueError for a longer one."""
+        if axis is None:
+            return self.reshape(*(n for n in self.shape if n > 1))
+        given = (axis,) if isinstance(axis, int) else axis
+        axes = {self._axis(a, "squeeze") for a in given}
+        if any(self.shape[a] != 1 for a in axes):
+            raise misuse(ValueError, f"squeeze: axes {axis} of shape {self.shape} are not all 1")
+        return self.reshape(*(n for a, n in enumerate(self.shape) if a not in axes))
+
+    def flatten(self, start: int = 0, end: int = -1) -> Self:
+        """Axes from `start` up to and with `end` as one."""
+        if not self.shape:
+            return self.reshape(1)
+        first, last = self._axis(start, "flatten"), self._axis(end, "flatten")
+        return self.reshape(*self.shape[:first], -1, *self.shape[last + 1 :])
+
+    @classmethod
+    def stack(cls, parts: Sequence[Operand], axis: int = 0) -> Self:
+        """Tensors of one shape side by side along a new axis."""
+        tensors = [p if isinstance(p, Indexing) else cls(node_of(p)) for p in parts]
+        if len({t.shape for t in tensors}) > 1:
+            shapes = ", ".join(str(t.shape) for t in tensors)
+            raise misuse(ValueError, f"stack: shapes {shapes} differ")
+        return cls.concat([t.unsqueeze(axis) for t in tensors], axis)
+
+    def repeat(self, count: int, axis: int | None = None) -> Self:
+        """Each element so many times, one after the other; without an axis of the flat Tensor."""
+        if axis is None:
+            return self.flatten().repeat(count, 0)
+        axis = self._axis(axis, "repeat")
+        wider = (*self.shape[: axis + 1], count, *self.shape[axis + 1 :])
+        return self.unsqueeze(axis + 1).expand(*wider).flatten(axis, axis + 1)
+
+    def split(self, parts: int | Sequence[int], axis: int = 0) -> list[Self]:
+        """So many equal parts, or those that end before each of some indices."""
+        axis = self._axis(axis, "split")
+        size = self.shape[axis]
+        if isinstance(parts, int):
+            if parts < 1 or size % parts:
+                raise misuse(ValueError, f"split: {size} elements are not {parts} equal parts")
+            parts = range(size // parts, size, size // parts)
+        spans = itertools.pairwise([0, *parts, size])
+        return [self[(*(slice(None),) * axis, slice(a, b))] for a, b in spans]
+
+    # --- triangles ---
+
+    def _places(self, axis: int) -> Self:
+        """0, 1, 2 ... along an axis, of size 1 along the others."""
+        axis = self._axis(axis, "index")
+        ones = (n if a == axis else 1 for a, n in enumerate(self.shape))
+        return self._with(graph.iota(self.shape[axis])).reshape(*ones)
+
+    def tril(self, diagonal: int = 0) -> Self:
+        """Zero above a diagonal of the last two axes, 0 being the main one, 1 that above it."""
+        kept = self._places(-1) - self._places(-2) <= diagonal
+        return self.where(kept, self, False if self.dtype is dt.bool_ else 0)
+
+    def triu(self, diagonal: int = 0) -> Self:
+        """Zero below a diagonal, as `tril`."""
+        kept = self._places(-1) - self._places(-2) >= diagonal
+        return self.where(kept, self, False if self.dtype is dt.bool_ else 0)
+
+    # --- elements by indices ---
+
+    def take(self, index: Operand, axis: int = 0) -> Self:
+        """What lies at some indices of an axis; the index's axes take its place."""
+        where = index if _is_array(index) else np.asarray(index)
+        return self[(*(slice(None),) * self._axis(axis, "take"), where)]
+
+    def take_along_axis(self, index: Operand, axis: int = -1) -> Self:
+        """From each line along an axis the elements at this line's own indices.
+
+        Other axes of the index are those of the Tensor, or 1. Indices are not negative.
+        """
+        axis, at = self._axis(axis, "take_along_axis"), self._index(index)
+        if len(at.shape) != len(self.shape):
+            raise misuse(
+                ValueError, f"take_along_axis: ranks of {self.shape} and {at.shape} differ"
+            )
+        wide = tuple(at.shape[a] if a == axis else n for a, n in enumerate(self.shape))
+        at = at.broadcast_to(wide)
+        where = self._with(graph.const(0, dt.i32, wide))
+        for a in range(len(wide)):
+            step = math.prod(self.shape[a + 1 :])
+            where = where + (at if a == axis else at._places(a)) * step
+        taken = self.reshape(-1).gather(where)
+
+        def vjp(g: Node, ans: Node, *inputs: Node) -> tuple[Node, None]:
+            zeros = self._with(graph.const(0, g.dtype, self.shape))
+            return zeros.scatter_add(axis, at, self._with(g)).node, None
+
+        return self._own(taken, at, vjp=vjp)
+
+    def scatter_add(self, axis: int, index: Operand, values: Operand) -> Self:
+        """With values added to the elements at these indices of each line along an axis.
+
+        Index and values have one shape, which may differ from the Tensor's along the axis.
+        """
+        chosen, new = self._scattered(axis, index, values)
+        return self + self.where(chosen, new, 0).sum(self._axis(axis, "scatter_add") + 1)
+
+    def scatter(self, axis: int, index: Operand, values: Operand) -> Self:
+        """With values instead of the elements at these indices, the last of several; see above."""
+        chosen, new = self._scattered(axis, index, values)
+        axis = self._axis(axis, "scatter")
+        turn = chosen._places(axis + 1) + 1
+        last = self.where(chosen, turn, 0).max(axis + 1, keepdims=True)
+        kept = self.where(turn.eq(last), new, 0).sum(axis + 1)
+        return self.where(last.squeeze(axis + 1).eq(0), self, kept)
+
+    def _scattered(self, axis: int, index: Operand, values: Operand) -> tuple[Self, Self]:
+        """Which value, along an axis behind the one that is scattered on, goes where, and all."""
+        axis, at = self._axis(axis, "scatter"), self._index(index)
+        new = values if isinstance(values, Indexing) else self._with(node_of(values))
+        new = new.cast(self.dtype).broadcast_to(at.shape)
+        others = [a for a in range(len(self.shape)) if a != axis]
+        if len(at.shape) != len(self.shape) or any(at.shape[a] != self.shape[a] for a in others):
+            raise misuse(ValueError, f"scatter: indices {at.shape} do not fit {self.shape}")
+        chosen = at.unsqueeze(axis).eq(self._places(axis).unsqueeze(axis + 1))
+        return chosen, new.unsqueeze(axis).broadcast_to(chosen.shape)  # type: ignore[return-value]
+
+    def one_hot(self, classes: int, dtype: DType = dt.i32) -> Self:
+        """Along a new last axis 1 at each index and 0 elsewhere; all 0 for one beyond `classes`."""
+        return self.unsqueeze(-1).eq(self._with(graph.iota(classes))).cast(dtype)
+
+    def _index(self, index: Operand) -> Self:
+        at = index if isinstance(index, Indexing) else self._with(node_of(index))
+        if not at.dtype.is_int:
+            raise misuse(TypeError, f"indices are integers, not {at.dtype.name}; cast them")
+        return at.cast(dt.i32)  # type: ignore[return-value]
+
+    def __getitem__(self, key: Any) -> Self:
+        """Whole numbers, slices, None, ..., and arrays or Tensors of integers, as in NumPy.
+
+        A mask is an array of bools on the host, as it says how many elements there are. Several
+        arrays broadcast; with anything between them their axes come first.
+        """
+        keys = [*key] if isinstance(key, tuple) else [key]
+        keys = [k for given in keys for k in _of_mask(given)]
+        plain = sum(k is not None and k is not ... for k in keys)
+        if plain > len(self.shape):
+            raise misuse(OutOfBoundsError, f"{plain} indices for a Tensor of shape {self.shape}")
+        if sum(k is ... for k in keys) > 1:
+            raise misuse(OutOfBoundsError, f"index {key} has more than one ...")
+        gap = next((i for i, k in enumerate(keys) if k is ...), len(keys))
+        keys[gap : gap + 1] = [slice(None)] * (len(self.shape) - plain)
+        simple = tuple(slice(None) if _is_array(k) else k for k in keys if k is not None)
+        taken = super().__getitem__(simple)
+        arrays: list[tuple[int, Any]] = []
+        axis = 0
+        for k in keys:
+            if k is None:
+                taken = taken.unsqueeze(axis)
+            if _is_array(k):
+                arrays.append((axis, k))
+            axis += k is None or isinstance(k, slice) or _is_array(k)
+        return taken._taken(arrays) if arrays else taken
+
+    def _taken(self, arrays: Sequence[tuple[int, Any]]) -> Self:
+        """Elements by arrays of indices, each for an axis."""
+        axes = [axis for axis, _ in arrays]
+        rest = [a for a in range(len(self.shape)) if a not in axes]
+        sizes = [self.shape[a] for a in axes]
+        where: Any = 0
+        for (_, k), n in zip(arrays, sizes, strict=True):
+            where = where * n + _from_end(k, n)
+        lines = self.permute(*axes, *rest).reshape(-1, *(self.shape[a] for a in rest))
+        taken = lines.gather(where)
+        count = len(taken.shape) - len(rest)
+        begin = axes[0] if axes == [*range(axes[0], axes[0] + len(axes))] else 0
+        order = [
+            *range(count, count + begin),
+            *range(count),
+            *range(count + begin, len(taken.shape)),
+        ]
+        return taken.permute(*order)
+
+
+def _is_array(key: Any) -> bool:
+    return isinstance(key, Elementwise | np.ndarray | list)
+
+
+def _of_mask(key: Any) -> tuple[Any, ...]:
+    """The keys that one stands for: a mask for indices of what is true in it."""
+    if isinstance(key, bool | np.bool_):
+        if not key:
+            raise misuse(ValueError, "index False takes nothing")
+        return (None,)
+    if isinstance(key, Elementwise):
+        if key.dtype is dt.bool_:
+            text = "a mask must be an array of the host, as its values decide the shape"
+            raise misuse(TypeError, f"index: {text}; use Tensor.where, or mask.numpy()")
+        if not key.dtype.is_int:
+            raise misuse(TypeError, f"index: needs integers, not {key.dtype.name}; see gather")
+        return (key,)
+    if isinstance(key, np.ndarray | list):
+        array = np.asarray(key)
+        return np.nonzero(array) if array.dtype == np.bool_ else (array,)
+    return (key,)
+
+
+def _from_end(index: Any, size: int) -> Any:
+    """Indices of which negative ones count from the end; those of the host are checked."""
+    if isinstance(index, np.ndarray):
+        wrong = index[(index < -size) | (index >= size)]
+        if wrong.size:
+            text = f"index {wrong.flat[0]} is out of bounds for an axis of size {size}"
+            raise misuse(OutOfBoundsError, text)
+        return (index % size).astype(np.int32)
+    return index.where(index < 0, index + size, index) if index.dtype.min < 0 else index

@@ -1,0 +1,211 @@
+"""Sliding windows over the last two axes: convolution, pooling; and sampling at other sizes.
+
+A window's elements are shifted slices of the padded Tensor, a tap each. A convolution puts them
+side by side, once, and multiplies that with the weights; pooling joins them as they are read. Names
+and meaning are PyTorch's.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from typing import Self, TypeVar
+
+import numpy as np
+
+from imgmlp.engine.ir import dtype as dt
+from imgmlp.engine.ir import graph
+from imgmlp.engine.ir.graph import Buffer
+from imgmlp.engine.ir.usage_errors import misuse
+from imgmlp.engine.operations.autograd import gradient
+from imgmlp.engine.operations.elementwise import in_f32
+from imgmlp.engine.operations.operands import from_host
+from imgmlp.engine.operations.scans import Scans
+
+W = TypeVar("W", bound="Windows")
+Pair = int | tuple[int, int]
+
+
+def _pair(value: Pair) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else value
+
+
+class Windows(Scans):
+    """All that came before, and what slides over pictures [..., height, width]."""
+
+    __slots__ = ()
+
+    def _taps(self, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Iterator[Self]:
+        """For each place of a window what all windows have there: [..., rows, columns] each."""
+        if len(self.shape) < 2:
+            raise misuse(ValueError, f"windows: shape {self.shape} has no height and width")
+        (down, across), size = _pair(padding), self.shape[-2:]
+        outer = ((0, 0),) * (len(self.shape) - 2)
+        padded = self.pad(*outer, (down, down), (across, across))
+        pairs = zip(padded.shape[-2:], _pair(kernel), _pair(dilation), _pair(stride), strict=True)
+        spans = [
+            [slice(k * d, n - (count - 1 - k) * d, step) for k in range(count)]
+            for n, count, d, step in pairs
+        ]
+        if any(s.stop <= s.start for axis in spans for s in axis):
+            raise misuse(ValueError, f"windows: {kernel} elements do not fit into {size}")
+        return (padded[(..., y, x)] for y in spans[0] for x in spans[1])
+
+    def conv2d(
+        self, weight: Self, bias: Self | None = None, stride: Pair = 1, padding: Pair = 0,
+        dilation: Pair = 1, groups: int = 1,
+    ) -> Self:  # fmt: skip
+        """Correlation with weights [outputs, channels / groups, rows, columns].
+
+        [batch, channels, height, width] -> [batch, outputs, rows, columns].
+        """
+        batch, channels, *_ = self._picture("conv2d", weight)
+        outputs, inputs, *kernel = weight.shape
+        if channels != inputs * groups or outputs % groups:
+            text = f"{channels} channels, weights {weight.shape} and {groups} groups do not fit"
+            raise misuse(ValueError, f"conv2d: {text}")
+        taps = list(self._taps((kernel[0], kernel[1]), stride, padding, dilation))
+        rows, columns = taps[0].shape[-2:]
+        windows = self.stack(taps, 2).reshape(batch, groups, inputs * len(taps), rows * columns)
+        factors = weight.reshape(1, groups, outputs // groups, inputs * len(taps))
+        found = (factors @ windows).reshape(batch, outputs, rows, columns)
+        return found if bias is None else found + bias.reshape(-1, 1, 1)
+
+    def conv_transpose2d(
+        self, weight: Self, bias: Self | None = None, stride: Pair = 1, padding: Pair = 0,
+        output_padding: Pair = 0, dilation: Pair = 1, groups: int = 1,
+    ) -> Self:  # fmt: skip
+        """What the gradient of conv2d by its input is: weights [channels, outputs / groups, rows,
+        columns], each element of the input spread over a window of the output.
+        """
+        batch, _, *size = self._picture("conv_transpose2d", weight)
+        pairs = map(_pair, (stride, padding, output_padding, dilation))
+        sizes = (
+            (n - 1) * step - 2 * edge + more + apart * (k - 1) + 1
+            for n, k, step, edge, more, apart in zip(size, weight.shape[-2:], *pairs, strict=True)
+        )
+        shape = (batch, weight.shape[1] * groups, *sizes)
+        source = self._with(graph.buffer(Buffer(shape, self.dtype)))  # no gradient reads it
+        found = source.conv2d(weight, None, stride, padding, dilation, groups)
+        if found.shape != self.shape:
+            raise misuse(ValueError, f"conv_transpose2d: {self.shape}, {weight.shape} do not fit")
+        (spread,) = gradient((found * self).sum().node, [source.node])
+        return self._with(spread) if bias is None else self._with(spread) + bias.reshape(-1, 1, 1)
+
+    def _picture(self, operation: str, weight: Self) -> tuple[int, ...]:
+        if len(self.shape) != 4 or len(weight.shape) != 4:
+            text = f"not {self.shape} and weights {weight.shape}"
+            raise misuse(ValueError, f"{operation}: needs 4 axes, from [batch, channels], {text}")
+        return self.shape
+
+    def max_pool2d(
+        self, kernel: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1
+    ) -> Self:
+        """The largest of each window, a window beside the other unless a stride is given."""
+        step = kernel if stride is None else stride
+        taps = list(self._taps(kernel, step, padding, dilation))
+        if any(_pair(padding)):
+            ones = self._with(graph.const(1, dt.i32, self.shape))
+            inside = list(ones._taps(kernel, step, padding, dilation))
+            lowest = self.dtype.min
+            taps = [self.where(m > 0, t, lowest) for t, m in zip(taps, inside, strict=True)]
+        return functools.reduce(type(self).maximum, taps)
+
+    def avg_pool2d(self, kernel: Pair, stride: Pair | None = None, padding: Pair = 0) -> Self:
+        """The mean of each window, zeros of the padding counted in."""
+        taps = list(self._float()._taps(kernel, kernel if stride is None else stride, padding, 1))
+        return functools.reduce(type(self).__add__, taps) * (1 / len(taps))
+
+    @in_f32
+    def interpolate(self, size: tuple[int, int], mode: str = "nearest") -> Self:
+        """Another height and width: "nearest", or "linear" between centres of pixels.
+
+        Along each axis a product with a matrix of the weights that neighbours have.
+        """
+        if mode not in ("nearest", "linear"):
+            raise misuse(ValueError, f"interpolate: mode is {mode!r}; use 'nearest' or 'linear'")
+        down, across = (
+            self._with(from_host(_weights(n, m, mode), self.device))
+            for n, m in zip(self.shape[-2:], size, strict=True)
+        )
+        return down @ (self @ across.transpose())
+
+    # --- sums of products ---
+
+    @classmethod
+    def einsum(cls, formula: str, *operands: Self) -> Self:
+        """Sums of products over the letters that the result has not, as NumPy's.
+
+        "ij,jk->ik" is a product of matrices; two operands at a time are multiplied, the first two
+        first. There is no `...`.
+        """
+        texts, arrow, result = formula.replace(" ", "").partition("->")
+        names = texts.split(",")
+        if len(names) != len(operands) or not all(n.isalpha() for n in (*names, result) if n):
+            raise misuse(ValueError, f"einsum: {formula!r} does not fit {len(operands)} operands")
+        if not arrow:
+            result = "".join(c for c in sorted(set(texts) - {","}) if texts.count(c) == 1)
+        sizes: dict[str, int] = {}
+        for name, t in zip(names, operands, strict=True):
+            if len(name) != len(t.shape) or any(
+                sizes.setdefault(c, n) != n for c, n in zip(name, t.shape, strict=True)
+            ):
+                raise misuse(ValueError, f"einsum: {name!r} does not fit shape {t.shape}")
+        if len(set(result)) < len(result) or not set(result) <= sizes.keys():
+            raise misuse(ValueError, f"einsum: {result!r} has a letter twice, or a new one")
+        pending = [t._diagonals(n) for n, t in zip(names, operands, strict=True)]
+        name, found = pending.pop(0)
+        while pending:
+            other, factor = pending.pop(0)
+            needed = set(result).union(*(n for n, _ in pending))
+            name, found = _contracted(name, found, other, factor, needed, sizes)
+        gone = [i for i, c in enumerate(name) if c not in result]
+        found, name = found.sum(gone), "".join(c for c in name if c in result)
+        return found.permute(*(name.index(c) for c in result))
+
+    def _diagonals(self, name: str) -> tuple[str, Self]:
+        """Without a letter twice: what lies where both of its indices are the same."""
+        found = self
+        while twice := [c for c in name if name.count(c) > 1]:
+            a, b = name.index(twice[0]), name.rindex(twice[0])
+            rest = [i for i in range(len(name)) if i not in (a, b)]
+            flat = found.permute(*rest, a, b).flatten(len(rest))
+            found = flat[(..., slice(None, None, found.shape[a] + 1))]
+            name = "".join(name[i] for i in rest) + twice[0]
+        return name, found
+
+
+def _contracted(
+    name: str, x: W, other: str, y: W, needed: set[str], sizes: dict[str, int]
+) -> tuple[str, W]:
+    """The product of two operands, without the letters that nobody needs any more."""
+    both = [c for c in name if c in other]
+    batch, inner = [c for c in both if c in needed], [c for c in both if c not in needed]
+    left, right = ([c for c in n if c not in both] for n in (name, other))
+
+    def shaped(t: W, text: str, *groups: list[str]) -> W:
+        moved = t.permute(*(text.index(c) for group in groups for c in group))
+        return moved.reshape(*(math.prod(sizes[c] for c in group) for group in groups))
+
+    if inner:
+        product = shaped(x, name, batch, left, inner) @ shaped(y, other, batch, inner, right)
+    else:
+        product = shaped(x, name, batch, left, []) * shaped(y, other, batch, [], right)
+    letters = [*batch, *left, *right]
+    return "".join(letters), product.reshape(*(sizes[c] for c in letters))
+
+
+def _weights(before: int, after: int, mode: str) -> np.ndarray:
+    """float32 [after, before]: how much each element before has in each after."""
+    found = np.zeros((after, before), np.float32)
+    rows = np.arange(after)
+    if mode == "nearest":
+        found[rows, rows * before // after] = 1
+        return found
+    place = np.clip((rows + 0.5) * before / after - 0.5, 0, before - 1)
+    low = np.floor(place).astype(int)
+    share = (place - low).astype(np.float32)
+    np.add.at(found, (rows, low), 1 - share)
+    np.add.at(found, (rows, np.minimum(low + 1, before - 1)), share)
+    return found

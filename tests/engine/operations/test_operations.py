@@ -1,0 +1,190 @@
+"""Every operation of docs/operations.md against NumPy: values, and gradients by differences."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from conftest import FORMS, ROOT, open_mapping
+from differences import Case, expected, inputs_of
+from reference import close
+
+from imgmlp.engine import AnyDevice, Tensor, compile, dtype, nn
+
+sys.path.insert(0, str(ROOT / "tools"))
+import operations
+
+TITLES = list(operations.ROWS)
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def device(request: pytest.FixtureRequest) -> AnyDevice:
+    return open_mapping(request.param)
+
+
+def case_of(row: operations.Row) -> Case:
+    def tensors(*xs: Tensor) -> Tensor:
+        found: Tensor = operations.evaluated(row.tensor, list(xs))
+        return found
+
+    def arrays(*xs: np.ndarray) -> np.ndarray:
+        return np.array(operations.evaluated(row.array, list(xs)))  # no view: x changes
+
+    return Case(row.tensor, tensors, arrays, row.shapes, row.low, row.high, row.between)
+
+
+CASES = {title: [case_of(r) for r in rows] for title, rows in operations.ROWS.items()}
+
+
+@pytest.mark.parametrize("title", TITLES)
+def test_an_operation_is_what_its_row_says(device: AnyDevice, title: str) -> None:
+    cases = CASES[title]
+    tensors = {c.name: [Tensor(a, device) for a in inputs_of(c)] for c in cases}
+
+    def step() -> dict[str, Tensor]:
+        found = {}
+        for c in cases:
+            answer = found[c.name] = c.tensors(*tensors[c.name])
+            if answer.dtype.is_float:
+                weights = np.cos(np.arange(answer.node.size)).reshape(answer.shape)
+                slopes = (answer * Tensor(weights, device)).sum().gradient(tensors[c.name])
+                found |= {f"{c.name}, gradient {i}": g for i, g in enumerate(slopes)}
+        return found
+
+    program = compile(step, device)
+    program.run()
+    for c in cases:
+        if not program.outputs[c.name].dtype.is_float:
+            wanted = c.arrays(*(a.astype(np.float64) for a in inputs_of(c)))
+            assert np.array_equal(program.read(c.name), wanted), c.name
+            continue
+        for name, (value, magnitude) in expected(c).items():
+            assert close(program.read(name), value, magnitude), name
+
+
+def test_the_page_is_what_the_tool_writes() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text("utf-8")
+    assert page == operations.page(), "run python tools/operations.py > docs/operations.md"
+
+
+def test_numbers_that_are_none_and_those_without_end(device: AnyDevice) -> None:
+    a = np.array([np.nan, np.inf, -np.inf, 0, -2.5, 2.5, 3.5, 1e9, -1e30], np.float32)
+    x, y = Tensor(a, device), Tensor(a[::-1].copy(), device)
+    functions: dict[str, tuple[Tensor, Callable[[], np.ndarray]]] = {
+        "isnan": (x.isnan(), lambda: np.isnan(a)),
+        "isinf": (x.isinf(), lambda: np.isinf(a)),
+        "isfinite": (x.isfinite(), lambda: np.isfinite(a)),
+        "isclose": (x.isclose(y), lambda: np.isclose(a, a[::-1])),
+        "same": (x.isclose(x), lambda: np.isclose(a, a)),
+        "floor": (x.floor(), lambda: np.floor(a)),
+        "ceil": (x.ceil(), lambda: np.ceil(a)),
+        "trunc": (x.trunc(), lambda: np.trunc(a)),
+        "round": (x.round(), lambda: np.round(a)),
+        "atan": (x.atan().round(), lambda: np.round(np.arctan(a))),
+        "erf": (x.erf().sign(), lambda: np.nan_to_num(np.sign(a))),
+        "softplus": (x.minimum(1e4).softplus().isfinite(), lambda: np.isfinite(np.minimum(a, 1))
+                     | np.isinf(a)),
+        "argmax": (x.argmax(), lambda: np.asarray(a.argmax())),
+        "sort": (x.sort(), lambda: np.sort(a)),
+        "argsort": (y.argsort(), lambda: np.argsort(a[::-1], kind="stable")),
+        "zero": (x[3:4] ** Tensor([-1.5, 0.0, 2.5], device), lambda: np.float32([np.inf, 1, 0])),
+        "minus": (x[4] ** Tensor([3.0, 2.0, 0.5], device), lambda: a[4] ** np.float32([3, 2, 0.5])),
+        "logsumexp": (x[2:6].logsumexp(), lambda: np.log(np.exp(a[2:6]).sum())),
+    }  # fmt: skip
+    program = compile(lambda: {name: t for name, (t, _) in functions.items()}, device)
+    program.run()
+    with np.errstate(all="ignore"):
+        for name, (_, array) in functions.items():
+            found, wanted = program.read(name), np.asarray(array())
+            assert close(found, wanted, roundings=8), name
+
+
+def test_small_integers_and_halves_keep_their_dtypes(device: AnyDevice) -> None:
+    a = np.array([[3, 0, 200], [7, 7, 1]], np.uint8)
+    x, h = Tensor(a, device), Tensor(a.astype(np.float16), device)
+    found = {
+        "sort": x.sort(), "cumsum": x.cumsum(1), "prod": x.prod(1), "clip": x.clip(2, 100),
+        "floor": x.floor(), "cummax": x.cummax(1), "take": x.take_along_axis(x.argsort()),
+        "power": x**3, "scatter": x.scatter(1, np.array([[1], [2]]), np.array([[9], [8]])),
+    }  # fmt: skip
+    wanted = {
+        "sort": np.sort(a), "cumsum": a.cumsum(1, np.uint8), "prod": a.prod(1, np.uint8),
+        "clip": a.clip(2, 100), "floor": a, "cummax": np.maximum.accumulate(a, 1),
+        "take": np.sort(a), "power": a**3, "scatter": np.uint8([[3, 9, 200], [7, 7, 8]]),
+    }  # fmt: skip
+    halves = {"erf": h.erf(), "log1p": h.log1p(), "silu": h.silu(), "root": h**0.25}
+    program = compile(lambda: found | halves, device)
+    program.run()
+    for name, value in wanted.items():
+        assert program.read(name).dtype == value.dtype, name
+        assert np.array_equal(program.read(name), value), name
+    assert all(program.read(name).dtype == np.float16 for name in halves)
+
+
+def test_a_scalar_is_reduced_and_its_softmax_is_one(device: AnyDevice) -> None:
+    x = Tensor(np.float32(3), device)
+    assert x.sum(-1).item() == x.max(0).item() == x.mean().item() == x.logsumexp().item() == 3
+    assert x.softmax().item() == 1
+    assert x.std().item() == x.log_softmax().item() == 0
+
+
+def test_what_is_detached_has_no_gradient(device: AnyDevice) -> None:
+    x = Tensor([1.0, 2.0], device)
+    assert (x.detach() * x).sum().gradient([x])[0].numpy().tolist() == [1, 2]
+
+
+def test_ranges_identities_and_likes() -> None:
+    device = open_mapping("numpy")
+    for arguments in [(5,), (2, 9), (2, 9, 3), (9, 2, -2), (0.5, 2.1, 0.4), (1.0,)]:
+        found = Tensor.arange(*arguments, device=device)
+        assert close(found.numpy(), np.arange(*arguments), roundings=4), arguments
+    assert Tensor.arange(5, dtype=dtype.u8, device=device).dtype is dtype.u8
+    assert np.array_equal(Tensor.eye(3, 5, 1, device=device), np.eye(3, 5, 1))
+    x = Tensor([[1, 2]], device)
+    assert x.full_like(7).numpy().tolist() == [[7, 7]]
+    assert x.full_like(0.5, dtype.f16).dtype is dtype.f16
+
+
+def test_a_class_may_have_a_share(device: AnyDevice) -> None:
+    rng = np.random.default_rng(0)
+    logits, shares = rng.normal(size=(5, 7)), rng.uniform(size=(5, 7))
+    wanted = -(shares * (logits - np.log(np.exp(logits).sum(1, keepdims=True)))).sum() / 5
+    found = nn.cross_entropy(Tensor(logits, device), Tensor(shares, device))
+    assert close(found.numpy(), wanted, 40)
+    target = np.array([0, 6, 3, 3, 1])
+    loss = nn.nll_loss(Tensor(logits, device), Tensor(target, device))
+    assert close(loss.numpy(), -logits[range(5), target].mean(), 4)
+
+
+@pytest.mark.parametrize(
+    ("act", "error", "words"),
+    [
+        (lambda x: x[x > 0], TypeError, "mask"),
+        (lambda x: x[x], TypeError, "gather"),
+        (lambda x: x[[7]], IndexError, "index 7"),
+        (lambda x: x[..., ...], IndexError, "more than one"),
+        (lambda x: x.squeeze(0), ValueError, "squeeze"),
+        (lambda x: x.split(4, 1), ValueError, "4 equal parts"),
+        (lambda x: x.topk(9), ValueError, "topk: 9 of 3"),
+        (lambda x: Tensor.stack([x, x[0]]), ValueError, "stack"),
+        (lambda x: x.conv2d(x), ValueError, r"\[batch, channels\]"),
+        (
+            lambda x: x.reshape(1, 1, 2, 3).conv_transpose2d(Tensor(np.ones((2, 1, 1, 1)))),
+            ValueError,
+            "fit",
+        ),
+        (lambda x: x.max_pool2d(5), ValueError, "do not fit"),
+        (lambda x: x.interpolate((2, 2), "cubic"), ValueError, "cubic"),
+        (lambda x: Tensor.einsum("ij,jk->ik", x), ValueError, "1 operands"),
+        (lambda x: Tensor.einsum("ii->i", x), ValueError, "does not fit shape"),
+        (lambda x: Tensor.arange(3, 3), ValueError, "no elements"),
+        (lambda x: x.scatter(0, [[0, 1]], [[1.0, 2.0]]), ValueError, "scatter"),
+    ],
+)
+def test_misuse_names_the_operation(
+    act: Callable[[Tensor], object], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        act(Tensor(np.ones((2, 3))))

@@ -1,0 +1,359 @@
+# ruff: noqa: E501, E741 (a row of the table is a line; names as in the page)
+"""Writes docs/operations.md: every operation of a Tensor, and what it equals in NumPy.
+
+    python tools/operations.py > docs/operations.md
+
+ROWS is also what tests/engine/operations/test_operations.py compares, values and gradients. Which
+dtypes an operation takes, and whether it has a gradient, is found by trying.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from imgmlp.engine import Tensor, dtype, nn, open_device
+
+STORED = (dtype.bool_, dtype.i8, dtype.u8, dtype.i32, dtype.u32, dtype.f16, dtype.f32)
+A, C, P = (7, 17), (3, 5, 7), (2, 4, 9, 8)
+
+
+@dataclass(frozen=True)
+class Row:
+    """An operation on Tensors x, y, z, the same on arrays, and shapes and limits to try it with."""
+
+    tensor: str
+    array: str
+    shapes: tuple[tuple[int, ...], ...] = (A,)
+    low: float = -2.0
+    high: float = 2.0
+    between: float = 0.0  # how large what is added on the way is, if more than what goes in and out
+
+
+def smooth(x: Any) -> Any:
+    return x - x.max(-1, keepdims=True)
+
+
+def conv(
+    x: Any, w: Any, stride: int = 1, padding: int = 0, dilation: int = 1, groups: int = 1
+) -> Any:
+    """Correlation from its definition, output by output."""
+    x = np.pad(x, ((0, 0), (0, 0), (padding, padding), (padding, padding)))
+    (n, _, h, v), (o, i, p, q) = x.shape, w.shape
+    rows, columns = ((a - dilation * (k - 1) - 1) // stride + 1 for a, k in ((h, p), (v, q)))
+    found = np.zeros((n, o, rows, columns))
+    for b in range(o):
+        group = x[:, b // (o // groups) * i :][:, :i]
+        for r in range(rows):
+            for s in range(columns):
+                part = group[:, :, r * stride :, s * stride :][
+                    :, :, : p * dilation : dilation, : q * dilation : dilation
+                ]
+                found[:, b, r, s] = (part * w[b]).sum((1, 2, 3))
+    return found
+
+
+def spread(x: Any, w: Any, stride: int = 1, padding: int = 0) -> Any:
+    """Each element of x times the weights, added where its window is."""
+    (n, _, h, v), (_, o, p, q) = x.shape, w.shape
+    found = np.zeros((n, o, (h - 1) * stride + p, (v - 1) * stride + q))
+    for r in range(h):
+        for s in range(v):
+            found[:, :, r * stride : r * stride + p, s * stride : s * stride + q] += np.einsum(
+                "nc,copq->nopq", x[:, :, r, s], w
+            )
+    return found[:, :, padding : found.shape[2] - padding, padding : found.shape[3] - padding]
+
+
+def pooled(x: Any, join: Any, size: int, stride: int, padding: int = 0, fill: float = 0) -> Any:
+    x = np.pad(x, ((0, 0), (0, 0), (padding, padding), (padding, padding)), constant_values=fill)
+    windows = np.lib.stride_tricks.sliding_window_view(x, (size, size), (2, 3))
+    return join(windows[:, :, ::stride, ::stride], (4, 5))
+
+
+def linear(x: Any, size: tuple[int, int]) -> Any:
+    for axis, n in zip((-2, -1), size, strict=True):
+        old = np.arange(x.shape[axis])
+        places = np.clip((np.arange(n) + 0.5) * old.size / n - 0.5, 0, old.size - 1)
+        lines = [
+            np.interp(places, old, line) for line in np.moveaxis(x, axis, -1).reshape(-1, old.size)
+        ]
+        x = np.moveaxis(np.reshape(lines, (*np.moveaxis(x, axis, -1).shape[:-1], n)), -1, axis)
+    return x
+
+
+def erf(x: Any) -> Any:
+    return np.vectorize(math.erf)(x)
+
+
+I, M = np.array([3, 0, 5, 3]), np.arange(7) % 3 > 0
+J = np.arange(28).reshape(7, 4) * 5 % 17
+ROWS: dict[str, list[Row]] = {
+    "Arithmetic": [
+        Row("x + y", "x + y", (A, (17,))),
+        Row("x - y", "x - y", (A, (7, 1))),
+        Row("x * y", "x * y", (A, A)),
+        Row("x / y", "x / y", (A, A), 0.5),
+        Row("x // y", "x // y", (A, A), 0.3, 3.0),
+        Row("x % y", "x % y", (A, A), 0.3, 3.0),
+        Row("x // -0.7", "x // -0.7"),
+        Row("x % -0.7", "x % -0.7"),
+        Row("x ** 5", "x ** 5"),
+        Row("x ** -2", "x ** -2", (A,), 0.5),
+        Row("x ** 0.5", "x ** 0.5", (A,), 0.1),
+        Row("x ** -1.7", "x ** -1.7", (A,), 0.3),
+        Row("x ** y", "x ** y", (A, A), 0.3),
+        Row("2.5 ** x", "2.5 ** x"),
+        Row("-x", "-x"),
+        Row("x.abs()", "np.abs(x)"),
+        Row("x.sign()", "np.sign(x)"),
+        Row("x.copysign(y)", "np.copysign(x, y)", (A, A)),
+        Row("x.square()", "np.square(x)"),
+        Row("x.reciprocal()", "1 / x", (A,), 0.5),
+        Row("x.multiply_add(y, z)", "x * y + z", (A, A, A)),
+        Row("x.maximum(y)", "np.maximum(x, y)", (A, A)),
+        Row("x.minimum(y)", "np.minimum(x, y)", (A, A)),
+        Row("x.clip(-1, 0.5)", "np.clip(x, -1, 0.5)"),
+        Row("Tensor.where(x < y, x * 2, y)", "np.where(x < y, x * 2, y)", (A, A)),
+    ],
+    "Rounding and comparing": [
+        Row("x.floor()", "np.floor(x)"),
+        Row("x.ceil()", "np.ceil(x)"),
+        Row("x.trunc()", "np.trunc(x)"),
+        Row("x.round()", "np.round(x)", (A,), -9, 9),
+        Row("x == y", "x == y", (A, A)),
+        Row("x != y", "x != y", (A, A)),
+        Row("x < y", "x < y", (A, A)),
+        Row("x >= 0", "x >= 0"),
+        Row("x.isnan()", "np.isnan(x)"),
+        Row("x.isinf()", "np.isinf(x)"),
+        Row("x.isfinite()", "np.isfinite(x)"),
+        Row("x.isclose(y, 0.5)", "np.isclose(x, y, 0.5)", (A, A)),
+        Row("x.logical_not()", "np.logical_not(x)"),
+        Row("~x.cast(dtype.i32)", "~x.astype(int)", (A,), -9, 9),
+        Row("x.cast(dtype.i32) & 6", "x.astype(int) & 6", (A,), -9, 9),
+        Row("x.cast(dtype.i32) << 3", "x.astype(int) << 3", (A,), -9, 9),
+    ],
+    "Functions": [
+        Row("x.exp()", "np.exp(x)"),
+        Row("x.exp2()", "np.exp2(x)"),
+        Row("x.expm1()", "np.expm1(x)"),
+        Row("x.log()", "np.log(x)", (A,), 0.1),
+        Row("x.log2()", "np.log2(x)", (A,), 0.1),
+        Row("x.log1p()", "np.log1p(x)", (A,), -0.7),
+        Row("x.sqrt()", "np.sqrt(x)", (A,), 0.1),
+        Row("x.rsqrt()", "1 / np.sqrt(x)", (A,), 0.2),
+        Row("x.sin()", "np.sin(x)"),
+        Row("x.cos()", "np.cos(x)"),
+        Row("x.tan()", "np.tan(x)", (A,), -1.2, 1.2),
+        Row("x.asin()", "np.arcsin(x)", (A,), -0.9, 0.9, 1),
+        Row("x.acos()", "np.arccos(x)", (A,), -0.9, 0.9, 1),
+        Row("x.atan()", "np.arctan(x)", (A,), -5, 5, 1),
+        Row("x.tanh()", "np.tanh(x)", (A,), between=1),
+        Row("x.erf()", "erf(x)", (A,), -3, 3, 2),
+    ],
+    "Activations": [
+        Row("x.relu()", "np.maximum(x, 0)"),
+        Row("x.leaky_relu(0.1)", "np.where(x < 0, 0.1 * x, x)"),
+        Row("x.elu(0.5)", "np.where(x > 0, x, 0.5 * np.expm1(x))"),
+        Row("x.sigmoid()", "1 / (1 + np.exp(-x))"),
+        Row("x.silu()", "x / (1 + np.exp(-x))"),
+        Row("x.softplus()", "np.log1p(np.exp(x))", between=1),
+        Row("x.gelu()", "0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))"),
+        Row("x.gelu(exact=True)", "0.5 * x * (1 + erf(x / np.sqrt(2)))", between=2),
+        Row("x.softmax()", "np.exp(smooth(x)) / np.exp(smooth(x)).sum(-1, keepdims=True)"),
+        Row("x.log_softmax(0)", "x - np.log(np.exp(x).sum(0))"),
+    ],
+    "Reductions": [
+        Row("x.sum(1)", "x.sum(1)"),
+        Row("x.sum((0, -1), keepdims=True)", "x.sum((0, -1), keepdims=True)", (C,)),
+        Row("x.prod(1)", "x.prod(1)", ((4, 7),), 0.5),
+        Row("x.max(0)", "x.max(0)"),
+        Row("x.min(-1)", "x.min(-1)"),
+        Row("x.mean((0, 2))", "x.mean((0, 2))", (C,)),
+        Row("x.var(1, correction=1)", "x.var(1, ddof=1)"),
+        Row("x.std(0)", "x.std(0)"),
+        Row("x.logsumexp(1)", "np.log(np.exp(x).sum(1))", between=3),
+        Row("x.argmax(1)", "x.argmax(1)"),
+        Row("x.argmin()", "x.argmin()"),
+    ],
+    "Along an axis": [
+        Row("x.cumsum(1)", "x.cumsum(1)", between=20),
+        Row("x.cumprod(1)", "x.cumprod(1)", ((3, 7),), 0.5),
+        Row("x.cummax(-1)", "np.maximum.accumulate(x, -1)"),
+        Row("x.sort()", "np.sort(x)"),
+        Row("x.sort(0, descending=True)", "np.sort(x, 0)[::-1]"),
+        Row("x.argsort()", "np.argsort(x, kind='stable')"),
+        Row("x.topk(3)[0]", "np.sort(x)[:, :-4:-1]"),
+        Row("x.topk(3)[1]", "np.argsort(-x, kind='stable')[:, :3]"),
+    ],
+    "Shapes": [
+        Row("x.reshape(17, -1)", "x.reshape(17, -1)"),
+        Row("x.permute(2, 0, 1)", "x.transpose(2, 0, 1)", (C,)),
+        Row("x.transpose(0, -1)", "np.swapaxes(x, 0, -1)", (C,)),
+        Row("x.expand(5, 33)", "np.broadcast_to(x, (5, 33))", ((1, 33),)),
+        Row("x.squeeze(0)", "np.squeeze(x, 0)", ((1, 5),)),
+        Row("x.unsqueeze(-1)", "x[..., None]"),
+        Row("x.flatten(1)", "x.reshape(3, 35)", (C,)),
+        Row("x.pad((1, 2), (0, 3))", "np.pad(x, ((1, 2), (0, 3)))"),
+        Row("x.flip(1)", "np.flip(x, 1)"),
+        Row("x.repeat(3, 1)", "np.repeat(x, 3, 1)"),
+        Row("Tensor.concat([x, y], 1)", "np.concatenate([x, y], 1)", ((3, 33), (3, 5))),
+        Row("Tensor.stack([x, y], -1)", "np.stack([x, y], -1)", (A, A)),
+        Row("x.split(3, 1)[1]", "np.split(x, 3, 1)[1]", ((4, 9),)),
+        Row("x.split([2, 3])[2]", "np.split(x, [2, 3])[2]"),
+        Row("x.tril()", "np.tril(x)"),
+        Row("x.triu(-2)", "np.triu(x, -2)", (C,)),
+    ],
+    "Elements": [
+        Row("x[1:-1, ::-2]", "x[1:-1, ::-2]"),
+        Row("x[None, ..., 2]", "x[None, ..., 2]", (C,)),
+        Row("x[I]", "x[I]"),
+        Row("x[:, [1, -1, 1]]", "x[:, [1, -1, 1]]"),
+        Row("x[I[:3, None] % 3, :, I]", "x[I[:3, None] % 3, :, I]", (C,)),
+        Row("x[M]", "x[M]"),
+        Row("x.gather(I)", "x[I]"),
+        Row("x.take(I, 1)", "np.take(x, I, 1)"),
+        Row("x.take_along_axis(J, 1)", "np.take_along_axis(x, J, 1)"),
+        Row("x.scatter(1, J, y)", "put(x, J, y)", (A, (7, 4))),
+        Row("x.scatter_add(1, J, y)", "added(x, J, y)", (A, (7, 4))),
+        Row("x.argmax(1).one_hot(17)", "np.eye(17)[x.argmax(1)]"),
+    ],
+    "Products": [
+        Row("x @ y", "x @ y", ((3, 5, 7), (7, 9))),
+        Row("Tensor.einsum('ij,kj->ik', x, y)", "np.einsum('ij,kj->ik', x, y)", (A, (5, 17))),
+        Row(
+            "Tensor.einsum('bi,bj,j->bi', x, y, z)",
+            "np.einsum('bi,bj,j->bi', x, y, z)",
+            (A, (7, 5), (5,)),
+        ),
+        Row("Tensor.einsum('iij->ji', x)", "np.einsum('iij->ji', x)", ((5, 5, 3),)),
+        Row("nn.attention(x, y, z)", "attend(x, y, z, 0)", ((2, 5, 4), (2, 7, 4), (2, 7, 3))),
+        Row(
+            "nn.attention(x, y, z, causal=True)",
+            "attend(x, y, z, np.triu(np.full((5, 5), -1e9), 1))",
+            ((2, 5, 4), (2, 5, 4), (2, 5, 3)),
+        ),
+    ],
+    "Windows": [
+        Row("x.conv2d(y)", "conv(x, y)", (P, (3, 4, 3, 2))),
+        Row(
+            "x.conv2d(y, stride=2, padding=1, dilation=2, groups=2)",
+            "conv(x, y, 2, 1, 2, 2)",
+            (P, (6, 2, 3, 3)),
+        ),
+        Row("x.conv_transpose2d(y)", "spread(x, y)", ((2, 4, 4, 3), (4, 3, 3, 2))),
+        Row(
+            "x.conv_transpose2d(y, stride=2, padding=1)",
+            "spread(x, y, 2, 1)",
+            ((2, 3, 4, 3), (3, 2, 3, 3)),
+        ),
+        Row("x.max_pool2d(2)", "pooled(x, np.max, 2, 2)", (P,)),
+        Row("x.max_pool2d(3, stride=2, padding=1)", "pooled(x, np.max, 3, 2, 1, -9.0)", (P,)),
+        Row("x.avg_pool2d(3, stride=2, padding=1)", "pooled(x, np.mean, 3, 2, 1)", (P,)),
+        Row(
+            "x.interpolate((12, 5))",
+            "x[:, :, np.arange(12) * 9 // 12][..., np.arange(5) * 8 // 5]",
+            (P,),
+        ),
+        Row("x.interpolate((12, 5), 'linear')", "linear(x, (12, 5))", (P,)),
+    ],
+}
+
+
+def put(x: Any, index: Any, values: Any) -> Any:
+    found = x.copy()
+    np.put_along_axis(found, index, values, 1)
+    return found
+
+
+def added(x: Any, index: Any, values: Any) -> Any:
+    found = x.copy()
+    np.add.at(found, (np.arange(len(x))[:, None], index), values)
+    return found
+
+
+def attend(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    scores = np.exp(smooth(q @ k.swapaxes(1, 2) / np.sqrt(q.shape[-1]) + mask))
+    return scores / scores.sum(-1, keepdims=True) @ v
+
+
+FUNCTIONS = (smooth, conv, spread, pooled, linear, erf, put, added, attend)
+NAMES: dict[str, Any] = {
+    "np": np,
+    "nn": nn,
+    "dtype": dtype,
+    "Tensor": Tensor,
+    "I": I,
+    "J": J,
+    "M": M,
+}
+NAMES |= {function.__name__: function for function in FUNCTIONS}
+
+
+def evaluated(text: str, operands: list[Any]) -> Any:
+    """What an expression of ROWS gives for Tensors or arrays x, y, z."""
+    return eval(text, NAMES | dict(zip("xyz", operands, strict=False)))  # noqa: S307
+
+
+def dtypes(row: Row) -> str:
+    """Those that an operation takes."""
+    device = open_device("numpy")
+    taken = []
+    for kind in STORED:
+        operands = [Tensor(np.ones(s, kind.np), device) for s in row.shapes]
+        try:
+            evaluated(row.tensor, operands)
+            taken.append(kind)
+        except (TypeError, ValueError):
+            pass
+    names = {
+        STORED: "all", STORED[1:]: "numbers", STORED[:-2]: "bool, integers",
+        STORED[1:-2]: "integers", STORED[-2:]: "floats", STORED[-1:]: "f32",
+    }  # fmt: skip
+    return names.get(tuple(taken)) or ", ".join(d.name for d in taken)
+
+
+def gradient(row: Row) -> str:
+    """Whether an answer has one that is not zero everywhere."""
+    device, rng = open_device("numpy"), np.random.default_rng(0)
+    operands = [
+        Tensor(rng.uniform(row.low, row.high, s).astype(np.float32), device) for s in row.shapes
+    ]
+    answer = evaluated(row.tensor, operands)
+    if not answer.dtype.is_float:
+        return "none"
+    found = answer.sum().gradient(operands) if answer.shape else answer.gradient(operands)
+    return "yes" if any(np.any(g.numpy()) for g in found) else "zero"
+
+
+def page() -> str:
+    """docs/operations.md"""
+    lines = [
+        "# What a Tensor can do", "",
+        "Written by `python tools/operations.py`; every line is a test, of values and gradients.",
+        "`x`, `y`, `z` are Tensors on the left and NumPy arrays on the right; I, J are arrays of",
+        "indices, M is one of bools. A function that NumPy has not is written out in the tool.", "",
+        "Two dtypes become the one that the lattice in `engine/ir/dtype.py` says: an integer never",
+        "decides how precise a float is, so `u32` and `f16` are `f16`, and there are no types of 64",
+        "bits. Python's numbers take the dtype that they meet. Functions of integers are in `f32`.", "",
+    ]  # fmt: skip
+    for title, rows in ROWS.items():
+        lines += [
+            f"## {title}",
+            "",
+            "| operation | equals | dtypes | gradient |",
+            "|---|---|---|---|",
+        ]
+        for row in rows:
+            cells = (f"`{row.tensor}`", f"`{row.array}`", dtypes(row), gradient(row))
+            lines.append("| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(page(), end="")
