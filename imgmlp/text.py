@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shlex
 import sys
 from collections.abc import Iterator
@@ -50,6 +51,8 @@ def quoted(path: object) -> str:
     if printable(name) == name:
         return shlex.quote(name)
     inner = name.replace("\\", "\\\\").replace("'", "\\'")
+    # What is no UTF-8 are bytes, which Python has as halves of characters.
+    inner = re.sub("[\udc80-\udcff]", lambda found: f"\\x{ord(found[0]) - 0xDC00:x}", inner)
     return f"$'{printable(inner)}'"
 
 

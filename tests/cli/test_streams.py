@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -334,9 +335,10 @@ def test_help_names_every_option_however_narrow(
         ("a b.png", "'a b.png'"),
         ("it's.png", "'it'\"'\"'s.png'"),
         ("a\n'b.png", r"$'a\n\'b.png'"),
+        ("\udcff\\udcff.png", r"$'\xff\\udcff.png'"),  # a byte that is no UTF-8, and such a text
     ],
 )
 def test_a_name_in_a_command_can_be_copied(name: str, expected: str) -> None:
     assert text.quoted(name) == expected
     echoed = ["bash", "-c", f"printf %s {text.quoted(name)}"]
-    assert subprocess.run(echoed, capture_output=True, check=True).stdout.decode() == name
+    assert subprocess.run(echoed, capture_output=True, check=True).stdout == os.fsencode(name)
