@@ -17,7 +17,7 @@ LAUNCHES = 4e-5  # seconds that a step takes at least
 COMPILING = 2.0  # seconds, of a step and of decoding
 REACHED = 0.7  # of the operations a second of NumPy's products that compiled steps reach
 INTERPRETED = 0.15  # the same of steps that NumPy runs
-_ROWS, _WIDTH, _TURNS = 4096, 64, 5
+_ROWS, _WIDTH, _TURNS = 4096, 64, 15
 
 
 @dataclass(frozen=True)
