@@ -165,7 +165,7 @@ def test_the_command_tells_of_it(
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
     terminal.show_warnings()
     again = folder / "again.png"
-    decode.run(terminal, folder / "w.npz", again, None, None, "numpy", False)
+    assert decode.run(terminal, [folder / "w.npz"], decode.Outputs(again), "numpy") == 0
     said = capsys.readouterr().err
     assert "warning: " in said
     assert "372 pixels at a time instead of 744" in said

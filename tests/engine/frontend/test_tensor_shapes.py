@@ -11,7 +11,7 @@ import pytest
 from reference import close
 from small_programs import draw, results
 
-from imgmlp.engine import AnyDevice, Tensor
+from imgmlp.engine import AnyDevice, Tensor, open_device
 
 Array = np.ndarray[Any, Any]
 SIZES = (1, 2, 3, 7, 16, 17, 33, 64, 65, 130)
@@ -179,6 +179,11 @@ def test_an_axis_that_is_named_twice_is_refused(act: Callable[[Tensor], Tensor])
         act(Tensor([[1, 2], [3, 4]]))
 
 
-def test_a_bool_is_no_whole_number_as_an_index() -> None:
-    with pytest.raises(TypeError, match="index True"):
-        Tensor([[1, 2], [3, 4]])[True]
+def test_a_bool_as_an_index_is_an_axis_and_no_number() -> None:
+    """As in NumPy, but for what would have no elements."""
+    array = np.array([[1, 2], [3, 4]])
+    x = Tensor(array, open_device("numpy"))
+    assert np.array_equal(x[True].numpy(), array[True])
+    assert np.array_equal(x[0, True].numpy(), array[0, True])
+    with pytest.raises(ValueError, match="index False takes nothing"):
+        x[False]
