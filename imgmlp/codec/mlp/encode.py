@@ -48,8 +48,7 @@ BELOW, BEYOND = 0.15, 0.2  # dB from which rounding may bring a network to its t
 SHORT_RUNS = 0.1  # of the time left, that of a short run
 LARGER = 1.1  # times the weights, at least, where too few missed a quality
 FIRST = 0.7  # of the time left, that of an attempt after which there may be others
-HURRIED = 0.35  # of all the time, with less than which the network of short runs must do
-LAST = 0.15  # of all the time, less than which is too little for another one
+HURRY = 20.0  # seconds, with less than which left no other network is compiled, which may take 10
 CHECKS = 3  # times that a file is decoded once it is chosen, at most
 TRIALS = 12  # times that files are decoded to choose one
 _KEPT = "weights", "most", "worth", "pilots", "attempts", "spent"
@@ -115,13 +114,12 @@ class _Encoder:
         self.best: Draft | None = None  # of the attempts
         self.used: tuple[Shape, int, LearningStep, dict[str, Array]] | None = None
         self.paces: dict[tuple[Shape, int], float] = {}
+        self.limit = workload.seconds and run.began + workload.seconds  # of the clock
         self.most = self._most_weights()
         self.weights = min(self._first_weights(), self.most)
         if self.saved is not None:
             self._restore(self.saved)
-        self.limit: float | None = None  # of the clock
-        if workload.seconds is not None:
-            self.limit = run.began + workload.seconds - self.spent
+            self.limit = self.limit and self.limit - self.spent
 
     def _restore(self, saved: Snapshot) -> None:
         for name in _KEPT:
@@ -146,7 +144,10 @@ class _Encoder:
         if self.wanted.kind == "bytes":
             beside = rate_model.OVERHEAD + metadata_sections.size(self.picture.metadata)
             return max(1.0, 8 * (self.wanted.value - beside) / rate_model.BITS)
-        return max(LEAST, PILOT_RATE * self.samples / rate_model.BITS)
+        found = PILOT_RATE * self.samples / rate_model.BITS
+        if self._hurried():  # there will be no other one
+            found = min(found, rate_model.usual_weights(self.wanted, self.samples))
+        return max(LEAST, found)
 
     def search(self) -> None:
         """Find by short runs how many weights a quality or a price needs."""
@@ -161,12 +162,15 @@ class _Encoder:
 
     def _searched(self) -> bool:
         """Whether short runs were made of a network near to the one that is wanted."""
-        if self.wanted.kind == "bytes" or len(self.pilots) == PILOTS or self.attempts:
+        if self.wanted.kind == "bytes" or self.attempts or self._hurried():
             return True
         if len(self.pilots) < 2 or len(self.pilots) % 2:
             return False
-        away = abs(math.log2(self.weights / self.pilots[-1][0]))
-        return away < FAR or self._late(1 - 2 * SHORT_RUNS)
+        near = abs(math.log2(self.weights / self.pilots[-1][0])) < FAR
+        late = self.limit is not None and self._left() < (1 - 2 * SHORT_RUNS) * (
+            self.workload.seconds or 0
+        )
+        return near or len(self.pilots) == PILOTS or late
 
     def _short(self, shape: Shape) -> MlpTrainerState:
         """The beginning of a short run; the first of two is half as long as the second."""
@@ -225,10 +229,9 @@ class _Encoder:
         assert self.limit is not None
         return max(self.limit - time.perf_counter(), 1e-3)
 
-    def _late(self, share: float) -> bool:
-        """Whether less than a share of the time is left."""
-        seconds = self.workload.seconds
-        return seconds is not None and self._left() < share * seconds
+    def _hurried(self) -> bool:
+        """Whether there is no time to compile another network."""
+        return self.limit is not None and self._left() < HURRY
 
     def _too_late(self) -> bool:
         """Whether there is just time for the checks of a file that is there."""
@@ -256,8 +259,8 @@ class _Encoder:
         """
         if self.limit is None or self.weights <= SMALL:
             return
-        if self.pilots and self._late(HURRIED):  # no time to compile another one
-            self.weights = self.pilots[-1][0]
+        if self._hurried() and self.wanted.kind != "bytes":  # what is compiled does
+            self.weights = self.pilots[-1][0] if self.pilots else self.weights
             return
         before, shape = self.weights, self._shape()
         seconds, known = self._left(), [s for s, _ in self.paces]
@@ -295,17 +298,15 @@ class _Encoder:
     def again(self) -> bool:
         """Whether another attempt may come nearer to a quality, or to it with fewer bytes."""
         over = self.wanted.kind != "psnr" or len(self.attempts) == ATTEMPTS
-        if over or self.hit or self._late(LAST):
+        if over or self.hit or self._hurried():
             return False
         before = self._shape()
         self._resize()
-        while self._misses() and self._shape() == before and self.weights < self.most:
+        best = -math.inf if self.best is None else self.best.metrics["psnr"]
+        missed = self.wanted.value - best > TOLERANCE
+        while missed and self._shape() == before and self.weights < self.most:
             self.weights = min(LARGER * self.weights, self.most)
         return self._shape() != before
-
-    def _misses(self) -> bool:
-        """Whether no attempt has the quality wanted."""
-        return self.best is None or self.wanted.value - self.best.metrics["psnr"] > TOLERANCE
 
     def _beginning(self, shape: Shape) -> MlpTrainerState:
         """Of an attempt."""

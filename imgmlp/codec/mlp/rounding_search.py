@@ -12,6 +12,7 @@ import numpy as np
 
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.bitstream.container import Section
+from imgmlp.codec.bitstream.quantize import step_size
 from imgmlp.codec.mlp import bit_allocation, integer_inference
 from imgmlp.codec.mlp.bit_allocation import Choice
 from imgmlp.codec.mlp.network import Network, Shape
@@ -25,6 +26,7 @@ Array = np.ndarray[Any, Any]
 
 INWARDS = 0.3  # of a step: how far rounding towards zero may go
 FINE = 10.0  # bits of a weight, above which no picture gets better
+_USUAL = 15.0  # steps, the standard deviation of weights of some 6 bits
 _EVEN = 52  # number of a step, 2**-9, with which biases are every level of 8 bits
 
 
@@ -71,10 +73,14 @@ class Rounding:
         return draft.size(self.picture, "mlp", parts)
 
     def seconds(self, shape: Shape) -> float:
-        """That decoding a network of a shape takes, once it is compiled, which is done now."""
+        """That decoding a network of a shape takes, once it is compiled, which is done now.
+
+        How its sums are cut depends on how large weights are: they are as those of most files.
+        """
         if shape not in self._seconds:
+            chance, usual = np.random.default_rng(0), _USUAL * step_size(_EVEN)
             found = bit_allocation.network(
-                [np.zeros(size) for size in shape.shapes],
+                [chance.normal(0.0, usual, size) for size in shape.shapes],
                 [Choice(_EVEN, 0)] * (shape.hidden + 1),
                 shape,
             )
