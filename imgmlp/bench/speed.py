@@ -21,9 +21,7 @@ from imgmlp.bench.pytorch import PyTorch, is_installed
 from imgmlp.engine import AnyDevice, Device
 
 PAUSE = 0.1  # seconds before a turn: threads of others wait busily for a while after their work
-# Rested cores need some 10 ms, so a turn of steps begins with a quarter as many that are not timed,
-# and one of decoding with a whole picture.
-WARM = 4
+WARM = 4  # a turn begins with a quarter as much untimed: rested cores need some 10 ms
 Tell = Callable[[str], None]
 
 
@@ -112,42 +110,47 @@ def measure(
     peak = Peak(device) if isinstance(device, Device) else None
     for batch in batches:
         show(f"{batch:,} rows")
-        counts = {name: _count(c, batch, turns.seconds) for name, c in there.items()}
+        step = {name: _Turn(partial(c.steps, batch), turns.seconds) for name, c in there.items()}
         for _ in range(turns.count):
-            for name, contender in there.items():
-                count = counts[name]
-                warm = partial(contender.steps, batch, max(1, count // WARM))
-                seconds = _seconds(partial(contender.steps, batch, count), warm)
-                times = found.times[name].step.setdefault(batch, [])
-                times.append(seconds / count * 1e6)
+            for name in there:
+                found.times[name].step.setdefault(batch, []).append(step[name].time() * 1e6)
             if peak is not None:
                 time.sleep(PAUSE)
                 found.peak.setdefault(batch, []).append(peak.gflops())
     show("decoding")
-    there["imgmlp"].decode()  # it may compile; the others have
+    decode = {name: _Turn(partial(_pictures, c), turns.seconds) for name, c in there.items()}
     for _ in range(turns.count):
-        for name, contender in there.items():
-            seconds = _seconds(contender.decode, warm=contender.decode)
-            found.times[name].decode.append(seconds * 1e3)
+        for name in there:
+            found.times[name].decode.append(decode[name].time() * 1e3)
     return found
 
 
-def _count(contender: Contender, batch: int, seconds: float) -> int:
-    """How many steps fill so many seconds; whatever is compiled at first is compiled here."""
-    contender.steps(batch, 1)
-    count = 1
-    while (taken := _seconds(partial(contender.steps, batch, count))) < seconds / 4:
-        count *= 2
-    return max(1, round(count * seconds / taken))
+def _pictures(contender: Contender, count: int) -> None:
+    for _ in range(count):
+        contender.decode()
 
 
-def _seconds(run: Callable[[], object], warm: Callable[[], object] = bool) -> float:
-    """What `run` takes after a pause and, untimed, what warms the cores."""
-    time.sleep(PAUSE)
-    warm()
-    begin = time.perf_counter()
-    run()
-    return time.perf_counter() - begin
+class _Turn:
+    """As many runs of the same as fill some seconds; what is compiled at first is compiled here."""
+
+    def __init__(self, run: Callable[[int], object], seconds: float) -> None:
+        self._run = run
+        run(1)
+        count = 1
+        while (taken := self._seconds(count)) < seconds / 4:
+            count *= 2
+        self._count = max(1, round(count * seconds / taken))
+
+    def time(self) -> float:
+        """Seconds of a run, after a pause and, untimed, what warms the cores."""
+        time.sleep(PAUSE)
+        self._run(max(1, self._count // WARM))
+        return self._seconds(self._count) / self._count
+
+    def _seconds(self, count: int) -> float:
+        begin = time.perf_counter()
+        self._run(count)
+        return time.perf_counter() - begin
 
 
 def as_json(found: Measured, device: AnyDevice) -> dict[str, Any]:
