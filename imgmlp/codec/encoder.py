@@ -47,7 +47,7 @@ def expected_seconds(
     """About how long `encode` will take, or its time limit: a guess that takes milliseconds.
 
     What is known of pictures of the middling kind stands for this one, so that it may be off by two
-    or three times.
+    or three times; kernels that must be compiled first may take longer than it says.
     """
     if workload.seconds is not None:
         return workload.seconds

@@ -218,7 +218,7 @@ class Refinement:
     def _cost(self) -> float:
         """D + lambda R but for the networks' bits."""
         error, rate = self.step.judge(self._flat)
-        return error + self._price * rate
+        return error * self.step.counted + self._price * rate
 
     def _promising(self) -> list[tuple[int, int, float]]:
         """Moves that may pay, most promising first: symbol, way, and what is saved in bits' price.
@@ -226,7 +226,7 @@ class Refinement:
         Costs bend upwards, so that no move gains more than the gradient says.
         """
         by_error, by_rate = self.step.slopes(self._flat)
-        slopes = (by_error + self._price * by_rate)[self._places] * self._sizes
+        slopes = (by_error * self.step.counted + self._price * by_rate)[self._places] * self._sizes
         found = []
         now = range_coder.costs(self._symbols, self._scales)
         for way in (-1, 1):

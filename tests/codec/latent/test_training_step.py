@@ -229,6 +229,19 @@ def test_networks_that_exploded_still_have_a_file(size: float) -> None:
     LatentModel(step.shape, grids_of(step), networks)  # which checks all bounds
 
 
+def test_a_refinement_minds_what_the_search_does_where_samples_do_not_count() -> None:
+    pixels = np.concatenate([picture(), np.zeros_like(picture()[:, :, :1])], axis=2)
+    pixels[:, ::2, 3] = 255  # the rest is invisible
+    step = LatentStep(pixels, 1, open_device("numpy"), **STARTED)
+    assert step.counted < 1
+    search = Search(step)
+    networks, price = search.run(1e-3, rounds=1), 1e-3
+    found = search._cost(search.exponents, price)
+    bits = search._network_bits(networks)
+    own = Refinement(step, networks, price)._cost()
+    assert own + price * bits / step.pixels == pytest.approx(found)
+
+
 @pytest.mark.parametrize("sizes", [{"hidden": 8, "entropy": 4}, STARTED])
 def test_refined_networks_make_a_better_file(sizes: dict[str, int]) -> None:
     step = LatentStep(picture(), 1, open_device("numpy"), **sizes)

@@ -158,6 +158,16 @@ def test_a_network_too_large_for_the_time_is_not_taken(monkeypatch: pytest.Monke
     assert found.metrics["psnr"] > 10
 
 
+def test_where_the_time_is_short_no_other_network_is_compiled() -> None:
+    def begun(seconds: float) -> _Encoder:
+        arguments = Picture(small_pixels()), Goal("psnr", 21), Workload(100, seconds=seconds)
+        return _Encoder(*arguments, open_device("numpy"), Run())
+
+    assert begun(10)._searched()  # without a single short run
+    assert not begun(10).again()
+    assert not begun(1000)._searched()
+
+
 def test_much_time_goes_into_wider_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(goals, "STEPS", 10)
     monkeypatch.setattr(_Encoder, "_pace", lambda self, shape, wider: 4.0 * wider)
