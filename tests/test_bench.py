@@ -30,6 +30,23 @@ def small_job() -> Job:
     return replace(job, settings=replace(job.settings, features=8, hidden=6, lr=0.01))
 
 
+def test_a_turn_fills_its_time_on_warm_cores_and_tells_of_one_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, counts = [0.0], []
+
+    def run(count: int) -> None:
+        counts.append(count)
+        clock[0] += 0.01 * count
+
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    turn = speed._Turn(run, 0.4)
+    counts.clear()
+    assert turn.time() == pytest.approx(0.01)
+    assert counts == [40 // speed.WARM, 40]
+
+
 def test_a_step_at_batch_512_is_34_megaflops() -> None:
     assert standard_job().flops(512) == 34_144_256 == 512 * (3 * 2 * 12_480 - 2 * 4096)
 
