@@ -6,11 +6,25 @@ import io
 import struct
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 
+import pytest
 from PIL import Image
+
+from imgmlp import image as pictures
+from imgmlp.errors import PictureError
 
 SIDE = 2**14  # of the largest square that is let in
 MAGIC = b"\x89PNG\r\n\x1a\n"
+
+
+def refusal(path: Path) -> PictureError:
+    """What is said of a file that is not read: a line, and what to do."""
+    with pytest.raises(PictureError) as caught:
+        pictures.load(path)
+    assert caught.value.hint
+    assert "\n" not in str(caught.value)
+    return caught.value
 
 
 def png(width: int, height: int, depth: int = 8, colour: int = 2, rows: int = 0) -> bytes:

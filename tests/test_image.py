@@ -13,12 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import small_pixels
+from hostile import refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageCms
 
 from imgmlp import image as pictures
-from imgmlp.errors import ImgmlpError, PictureError, UsageError
+from imgmlp.errors import ImgmlpError, UsageError
 from imgmlp.metadata import MAX_BYTES, Metadata
 from imgmlp.samples import OPAQUE
 
@@ -175,14 +176,6 @@ def test_only_the_first_picture_of_a_phone_file_is_taken(tmp_path: Path) -> None
 
 
 # Refused kinds
-
-
-def refusal(path: Path) -> PictureError:
-    with pytest.raises(PictureError) as caught:
-        pictures.load(path)
-    assert caught.value.hint
-    assert "\n" not in str(caught.value)
-    return caught.value
 
 
 def test_transparency_is_refused_with_a_way_out(tmp_path: Path) -> None:

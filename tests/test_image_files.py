@@ -14,10 +14,11 @@ import hostile
 import numpy as np
 import pytest
 from conftest import environment, small_pixels
+from hostile import refusal
 from PIL import Image, TiffImagePlugin
 
 from imgmlp import image as pictures
-from imgmlp.errors import PictureError, UsageError
+from imgmlp.errors import UsageError
 from imgmlp.image_files import UPPER_BITS
 
 RGB, GRAY = small_pixels(), small_pixels(1)
@@ -45,14 +46,6 @@ print(peak() - before)
 def save(image: Image.Image, path: Path, **options: object) -> Path:
     image.save(path, **options)
     return path
-
-
-def refusal(path: Path) -> PictureError:
-    with pytest.raises(PictureError) as caught:
-        pictures.load(path)
-    assert caught.value.hint
-    assert "\n" not in str(caught.value)
-    return caught.value
 
 
 # Bombs
