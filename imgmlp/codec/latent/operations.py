@@ -126,12 +126,10 @@ def _correlation(padded: Tensor, weights: Tensor, plane: Plane) -> Tensor:
         begin = plane.margin + (k // 3 - 1) * plane.pitch + k % 3 - 1
         seen.append(padded[c, begin : begin + plane.pixels].reshape(*shape))
     # One after the other, so that a kernel which computes all of them reads each neighbour once.
-    found = [
-        _sum(
-            [weights[c, k, o].reshape(1, 1, 1) * s for (c, k), s in zip(places, seen, strict=True)]
-        )
-        for o in range(outputs)
-    ]
+    found = []
+    for o in range(outputs):
+        taps = (weights[c, k, o].reshape(1, 1, 1) for c, k in places)
+        found.append(_sum([tap * values for tap, values in zip(taps, seen, strict=True)]))
     return Tensor.concat(found, 0).reshape(outputs, plane.pixels)
 
 
