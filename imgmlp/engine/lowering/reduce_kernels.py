@@ -188,7 +188,7 @@ def _reduce_in_parts(
 
 
 class Totals:
-    """A few sums of which each lane has parts in registers, from one tile of a block to the next."""
+    """A few sums of which lanes have parts in registers, from one tile of a block to the next."""
 
     def __init__(self, core: Node, build: Builder) -> None:
         self.core, self.build = core, build
