@@ -46,12 +46,14 @@ SMALL = 2_000.0  # weights, of which fewer take hardly less time
 MARGIN = 0.1  # dB more than wanted that training aims at, as taking some away is easy
 BELOW, BEYOND = 0.15, 0.2  # dB from which rounding may bring a network to its target
 SHORT_RUNS = 0.1  # of the time left, that of a short run
-LARGER = 1.1  # times the weights, at least, where too few missed a quality
+SPARE = 1.15  # times the weights that a network may have which was seen to have a quality
+OTHER = 1.01  # times the weights, up or down, that make another attempt worth its time
+LARGER = 1.03  # times the weights, at least, where too few missed a quality
 FIRST = 0.7  # of the time left, that of an attempt after which there may be others
 HURRY = 20.0  # seconds, with less than which left no other network is compiled, which may take 10
 CHECKS = 3  # times that a file is decoded once it is chosen, at most
 TRIALS = 12  # times that files are decoded to choose one
-_KEPT = "weights", "most", "worth", "pilots", "attempts", "spent"
+_KEPT = "weights", "size", "most", "pilots", "attempts", "spent"
 
 
 def untrained(picture: Picture, wanted: Goal, device: AnyDevice) -> Draft | None:
@@ -108,15 +110,15 @@ class _Encoder:
         self.resumed = 0
         self.spent = 0.0  # seconds of the runs that were stopped
         self.pilots: list[list[float]] = []  # weights, steps and dB of the short runs
-        self.attempts: list[list[float]] = []  # weights as their files pay for, and dB
-        self.worth: float | None = None  # that goes with the weights that a quality needs
+        self.attempts: list[list[float]] = []  # weights as their files pay for, dB, and size
         self.hit = False  # the latest attempt needs no other one
         self.best: Draft | None = None  # of the attempts
         self.used: tuple[Shape, int, LearningStep, dict[str, Array]] | None = None
         self.paces: dict[tuple[Shape, int], float] = {}
         self.limit = workload.seconds and run.began + workload.seconds  # of the clock
         self.most = self._most_weights()
-        self.weights = min(self._first_weights(), self.most)
+        self.weights = min(self._first_weights(), self.most)  # that are paid for, BITS each
+        self.size: float | None = None  # weights of a network that is taken again with fewer bits
         if self.saved is not None:
             self._restore(self.saved)
             self.limit = self.limit and self.limit - self.spent
@@ -187,7 +189,7 @@ class _Encoder:
     def _known(self) -> list[Known]:
         """Of attempts, or else what short runs would have given if they were as long."""
         if self.attempts:
-            return [Known(*pair) for pair in self.attempts]
+            return [Known(weights, psnr) for weights, psnr, _ in self.attempts]
         pairs, found = (self.pilots[::2], self.pilots[1::2]), []
         for (weights, _, before), (_, steps, after) in zip(*pairs, strict=True):
             longer = math.log2(max(1.0, self._whole(weights) / steps))
@@ -218,11 +220,23 @@ class _Encoder:
             wished = min(max(wished, tried / reach), tried * reach)
         least = rate_model.network_shape(1.0, self.picture.channels).parameters
         self.weights = min(max(wished, least), self.most)
-        if self.wanted.kind == "psnr":
-            self.worth = rate_model.price_of(self.weights, self.wanted.value, self.samples, known)
+        self.size = self._proven()
+        if self.size is not None:
+            same = [Known(weights, psnr) for weights, psnr, size in self.attempts if size == self.size]
+            self.weights = min(rate_model.weights_for(self.wanted.value, same), self.most)
+
+    def _proven(self) -> float | None:
+        """Weights of the smallest network seen to have the quality, if it is hardly too large.
+
+        It is better taken again with fewer bits than exchanged for another one: networks of a value
+        more or less and as many bits differ by 0.3 dB either way.
+        """
+        goal, reach = self.wanted.value, SPARE * self.weights
+        sizes = [size for _, psnr, size in self.attempts if psnr >= goal and size <= reach]
+        return min(sizes, default=None)
 
     def _shape(self, weights: float | None = None) -> Shape:
-        return rate_model.network_shape(weights or self.weights, self.picture.channels)
+        return rate_model.network_shape(weights or self.size or self.weights, self.picture.channels)
 
     def _left(self) -> float:
         """Seconds."""
@@ -291,7 +305,8 @@ class _Encoder:
     def _learn(self, found: Trial, first: Trial) -> None:
         """What an attempt says of others: by the bytes of its weights, however coarse these are."""
         paid = first.size - self.rounding.overhead(first.network.shape)
-        self.attempts.append([max(8 * paid / rate_model.BITS, 1.0), first.psnr])
+        size = self.size or self.weights
+        self.attempts.append([max(8 * paid / rate_model.BITS, 1.0), first.psnr, size])
         hit = self.wanted.hit_by(found.size, found.psnr)
         self.hit = hit and -BELOW <= first.psnr - self.wanted.value <= BEYOND
 
@@ -300,13 +315,12 @@ class _Encoder:
         over = self.wanted.kind != "psnr" or len(self.attempts) == ATTEMPTS
         if over or self.hit or self._hurried():
             return False
-        before = self._shape()
+        before = self.weights
         self._resize()
         best = -math.inf if self.best is None else self.best.metrics["psnr"]
-        missed = self.wanted.value - best > TOLERANCE
-        while missed and self._shape() == before and self.weights < self.most:
-            self.weights = min(LARGER * self.weights, self.most)
-        return self._shape() != before
+        if self.wanted.value - best > TOLERANCE:
+            self.weights = min(max(self.weights, LARGER * before), self.most)
+        return abs(math.log(self.weights / before)) > math.log(OTHER)
 
     def _beginning(self, shape: Shape) -> MlpTrainerState:
         """Of an attempt."""
@@ -355,15 +369,21 @@ class _Encoder:
     def _price(self) -> float:
         if self.wanted.kind == "lambda":
             return self.wanted.value
-        return self.worth or rate_model.first_price(self.weights, self.samples)
+        return rate_model.first_price(self.weights, self.samples)
 
     def _budget(self, shape: Shape) -> float | None:
-        """Bits for all weights, if it is not a price that decides; no more than they can use."""
-        if self.wanted.kind == "psnr" or not self._searched():
+        """Bits for all weights, if it is not a price that decides; no more than they can use.
+
+        For a quality as many as the weights that it needs would take, of which a network has about
+        so many: small ones of a value more or less differ by 0.3 dB.
+        """
+        if not self._searched():
             return rate_model.BITS * shape.parameters
         if self.wanted.kind == "lambda":
             return None
-        bits = 8 * (AIM * self.wanted.value - self.rounding.overhead(shape))
+        bits = rate_model.BITS * self.weights
+        if self.wanted.kind == "bytes":
+            bits = 8 * (AIM * self.wanted.value - self.rounding.overhead(shape))
         return min(max(8.0, bits), FINE * shape.parameters)
 
     def _pricing(self, budget: float | None) -> Pricing:
