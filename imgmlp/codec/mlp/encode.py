@@ -105,7 +105,8 @@ class _Encoder:
     ) -> None:
         self.picture, self.wanted, self.device = picture, wanted, device
         self.workload, self.run, self.saved = workload, run, run.saved
-        self.rounding = Rounding(picture, wanted, device, self._too_late)
+        limited = workload.seconds is not None
+        self.rounding = Rounding(picture, wanted, device, self._too_late, limited)
         self.samples = picture.width * picture.height
         self.resumed = 0
         self.spent = 0.0  # seconds of the runs that were stopped
@@ -222,7 +223,9 @@ class _Encoder:
         self.weights = min(max(wished, least), self.most)
         self.size = self._proven()
         if self.size is not None:
-            same = [Known(weights, psnr) for weights, psnr, size in self.attempts if size == self.size]
+            same = [
+                Known(weights, psnr) for weights, psnr, size in self.attempts if size == self.size
+            ]
             self.weights = min(rate_model.weights_for(self.wanted.value, same), self.most)
 
     def _proven(self) -> float | None:
@@ -250,7 +253,12 @@ class _Encoder:
     def _too_late(self) -> bool:
         """Whether there is just time for the checks of a file that is there."""
         shape = self._shape()
-        return self.limit is not None and self._left() < CHECKS * self.rounding.seconds(shape)
+        return self.limit is not None and self._left() < CHECKS * self._checking(shape)
+
+    def _checking(self, shape: Shape) -> float:
+        """Seconds that a check of a file takes; what it needs is compiled if it is not yet."""
+        budget = self._budget(shape) or rate_model.BITS * shape.parameters
+        return self.rounding.seconds(shape, budget / shape.parameters)
 
     def _pace(self, shape: Shape, wider: int) -> float:
         """Seconds that a step takes, tried the first time that it is asked."""
@@ -264,7 +272,7 @@ class _Encoder:
         """Seconds of an attempt, without those for choosing and checking its file."""
         checks = 2 if self.wanted.kind != "psnr" else TRIALS
         share = FIRST if self.wanted.kind == "psnr" and not self.attempts else 1.0
-        return max(1e-3, share * (self._left() - checks * self.rounding.seconds(shape)))
+        return max(1e-3, share * (self._left() - checks * self._checking(shape)))
 
     def _afford(self) -> None:
         """Take a smaller network where the time is too short for training one so large.
@@ -351,7 +359,7 @@ class _Encoder:
         step, budget = self._step(shape, state.wider), self._budget(shape)
         limit = self.limit
         if limit is not None and self._searched():
-            limit -= CHECKS * self.rounding.seconds(shape)
+            limit -= CHECKS * self._checking(shape)
         return MlpTrainer(step, state, self._pricing(budget), budget, limit)
 
     def _step(self, shape: Shape, wider: int) -> LearningStep:
@@ -417,4 +425,5 @@ class _Encoder:
             "seconds": seconds,
         }
         made = draft(self.picture, self.wanted, "mlp", found.sections, pixels, own)
-        return replace(made, diverged=diverged, resumed=self.resumed)
+        decode = self.rounding.decode
+        return replace(made, diverged=diverged, resumed=self.resumed, decode=decode)

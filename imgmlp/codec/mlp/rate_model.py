@@ -1,6 +1,6 @@
 """How large a network should be for a price, a size or a quality.
 
-Sizes follow from runs on photographs (docs/compression.md): a network does best with some six
+Sizes follow from runs on photographs (docs/compression.md): a network does best with some five
 bits for each of its weights, and the price of a bit decides how many weights are worth having.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from imgmlp.codec.mlp.network import MAX_WIDTH, Shape
 from imgmlp.codec.training.target import Goal
 
-BITS = 6.0  # for a weight
+BITS = 5.3  # for a weight
 OVERHEAD = 70.0  # bytes of a file that are no weights
 HIDDEN = 5  # layers
 FEW = 1000  # weights, too few for more than

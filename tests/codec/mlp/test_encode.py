@@ -298,11 +298,11 @@ def test_the_smallest_network_is_priced_and_enlarged_by_the_weights_that_it_has(
     """As if it had one weight, bits were so dear that it answered with one colour, to the end."""
     device = open_device("numpy")
     encoder = _Encoder(Picture(small_pixels()), Goal("psnr", 30), SHORT, device, Run())
-    encoder.attempts = [[200.0, 70.0]]
+    encoder.attempts = [[200.0, 70.0, 300.0]]
     encoder._resize()
     assert encoder.weights == encoder._shape().parameters
     small = encoder._shape()
-    encoder.attempts = [[encoder.weights, 28.0]]
+    encoder.attempts = [[encoder.weights, 28.0, encoder.weights]]
     encoder._resize()
     assert encoder._shape() != small
 
@@ -311,7 +311,7 @@ def test_small_pictures_may_have_more_weights_than_pixels() -> None:
     """As many bits as the pixels have; else a quality that bytes reach was out of reach."""
     picture = Picture(small_pixels())
     encoder = _Encoder(picture, Goal("psnr", 50), Workload(3750), open_device("numpy"), Run())
-    encoder.attempts = [[700.0, 30.0]]
+    encoder.attempts = [[700.0, 30.0, 700.0]]
     encoder._resize()
     assert encoder.weights == picture.pixels.nbytes * 8 / rate_model.BITS
 
