@@ -52,7 +52,9 @@ LARGER = 1.03  # times the weights, at least, where too few missed a quality
 FIRST = 0.7  # of the time left, that of an attempt after which there may be others
 HURRY = 20.0  # seconds, with less than which left no other network is compiled, which may take 10
 CHECKS = 3  # times that a file is decoded once it is chosen, at most
-TRIALS = 12  # times that files are decoded to choose one
+TRIALS = 12  # times that files are decoded to choose one of a quality
+COARSEST = 3.0  # bits of a weight, where a network that is too large must do
+WITHIN = 1.5  # doublings of the usual number of weights within which a first short run's are
 _KEPT = "weights", "size", "most", "pilots", "attempts", "spent"
 
 
@@ -148,8 +150,9 @@ class _Encoder:
             beside = rate_model.OVERHEAD + metadata_sections.size(self.picture.metadata)
             return max(1.0, 8 * (self.wanted.value - beside) / rate_model.BITS)
         found = PILOT_RATE * self.samples / rate_model.BITS
-        if self._hurried():  # there will be no other one
-            found = min(found, rate_model.usual_weights(self.wanted, self.samples))
+        if self.limit is not None:  # there may be no time for another one
+            usual = rate_model.usual_weights(self.wanted, self.samples)
+            found = min(max(usual, found / 2**WITHIN), found * 2**WITHIN)
         return max(LEAST, found)
 
     def search(self) -> None:
@@ -269,20 +272,23 @@ class _Encoder:
         return self.paces[shape, wider]
 
     def _for_training(self, shape: Shape) -> float:
-        """Seconds of an attempt, without those for choosing and checking its file."""
-        checks = 2 if self.wanted.kind != "psnr" else TRIALS
-        share = FIRST if self.wanted.kind == "psnr" and not self.attempts else 1.0
-        return max(1e-3, share * (self._left() - checks * self._checking(shape)))
+        """Seconds of an attempt's steps."""
+        others = self.wanted.kind == "psnr" and not self.attempts and not self._hurried()
+        return max(1e-3, (FIRST if others else 1.0) * (self._left() - self._rounding(shape)))
+
+    def _rounding(self, shape: Shape) -> float:
+        """Seconds that choosing and checking a file take once a network is trained."""
+        return (CHECKS + TRIALS * (self.wanted.kind == "psnr")) * self._checking(shape)
 
     def _afford(self) -> None:
         """Take a smaller network where the time is too short for training one so large.
 
         Below HASTY steps twice the steps bring more than twice the weights, which take as long.
         """
-        if self.limit is None or self.weights <= SMALL:
+        if self._hurried() and self.wanted.kind != "bytes":
+            self._make_do()
             return
-        if self._hurried() and self.wanted.kind != "bytes":  # what is compiled does
-            self.weights = self.pilots[-1][0] if self.pilots else self.weights
+        if self.limit is None or self.weights <= SMALL:
             return
         before, shape = self.weights, self._shape()
         seconds, known = self._left(), [s for s, _ in self.paces]
@@ -294,6 +300,13 @@ class _Encoder:
         self.weights = self.most = max(SMALL, before * share)
         what = f"{seconds:.3g} seconds are too few for training {before:,.0f} weights"
         self.run.say(f"{what}: taking {self.weights:,.0f}, which give a better picture")
+
+    def _make_do(self) -> None:
+        """Take the network that is compiled, with as many bits as the wanted one would have."""
+        if self.pilots:
+            self.size = self.pilots[-1][0]
+            least = self.size * COARSEST / rate_model.BITS
+            self.weights = min(max(self.weights, least), FINE / rate_model.BITS * self.size)
 
     def attempt(self) -> Draft:
         """Train a network and make a file of it."""
@@ -359,7 +372,7 @@ class _Encoder:
         step, budget = self._step(shape, state.wider), self._budget(shape)
         limit = self.limit
         if limit is not None and self._searched():
-            limit -= CHECKS * self._checking(shape)
+            limit -= self._rounding(shape)
         return MlpTrainer(step, state, self._pricing(budget), budget, limit)
 
     def _step(self, shape: Shape, wider: int) -> LearningStep:
