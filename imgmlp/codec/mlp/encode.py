@@ -46,7 +46,7 @@ SMALL = 2_000.0  # weights, of which fewer take hardly less time
 MARGIN = 0.1  # dB more than wanted that training aims at, as taking some away is easy
 BELOW, BEYOND = 0.15, 0.2  # dB from which rounding may bring a network to its target
 SHORT_RUNS = 0.1  # of the time left, that of a short run
-SPARE = 1.15  # times the weights that a network may have which was seen to have a quality
+SPARE = 1.25  # times the weights that a network may have which was seen to have a quality
 OTHER = 1.01  # times the weights, up or down, that make another attempt worth its time
 LARGER = 1.03  # times the weights, at least, where too few missed a quality
 FIRST = 0.7  # of the time left, that of an attempt after which there may be others
@@ -326,7 +326,7 @@ class _Encoder:
     def _learn(self, found: Trial, first: Trial) -> None:
         """What an attempt says of others: by the bytes of its weights, however coarse these are."""
         paid = first.size - self.rounding.overhead(first.network.shape)
-        size = self.size or self.weights
+        size = float(first.network.shape.parameters)
         self.attempts.append([max(8 * paid / rate_model.BITS, 1.0), first.psnr, size])
         hit = self.wanted.hit_by(found.size, found.psnr)
         self.hit = hit and -BELOW <= first.psnr - self.wanted.value <= BEYOND
