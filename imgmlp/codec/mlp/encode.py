@@ -25,7 +25,7 @@ from imgmlp.codec.training.pace import Work
 from imgmlp.codec.training.replay import decibels, mean_loss, seconds_a_step
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import TOLERANCE, Goal, Workload
-from imgmlp.codec.training.trainer import Ended, Pricing
+from imgmlp.codec.training.trainer import Ended
 from imgmlp.engine import AnyDevice
 from imgmlp.image import Picture
 
@@ -135,7 +135,7 @@ class _Encoder:
     def untrained(self) -> Draft | None:
         """A file that took no training, if it is all that the target can ask for."""
         found = self.rounding.one_colour()
-        return None if found is None else self._draft(found, MlpTrainerState(0, self._price()), 0.0)
+        return None if found is None else self._draft(found, MlpTrainerState(0, 0.0), 0.0)
 
     def _most_weights(self) -> float:
         """Those that the pixels themselves would pay for, and not more than training can teach."""
@@ -260,8 +260,7 @@ class _Encoder:
 
     def _checking(self, shape: Shape) -> float:
         """Seconds that a check of a file takes; what it needs is compiled if it is not yet."""
-        budget = self._budget(shape) or rate_model.BITS * shape.parameters
-        return self.rounding.seconds(shape, budget / shape.parameters)
+        return self.rounding.seconds(shape, self._budget(shape) / shape.parameters)
 
     def _pace(self, shape: Shape, wider: int) -> float:
         """Seconds that a step takes, tried the first time that it is asked."""
@@ -347,7 +346,9 @@ class _Encoder:
         """Of an attempt."""
         seconds = None if self.limit is None else self._for_training(shape)
         steps, wider = self.workload.within(seconds, partial(self._pace, shape))
-        return MlpTrainerState(steps, self._price(), wider=wider)
+        return MlpTrainerState(
+            steps, rate_model.first_price(self.weights, self.samples), wider=wider
+        )
 
     def _start(self, begin: Callable[[Shape], MlpTrainerState]) -> MlpTrainer:
         """A trainer at its beginning, or where a checkpoint left it."""
@@ -373,7 +374,7 @@ class _Encoder:
         limit = self.limit
         if limit is not None and self._searched():
             limit -= self._rounding(shape)
-        return MlpTrainer(step, state, self._pricing(budget), budget, limit)
+        return MlpTrainer(step, state, budget, limit)
 
     def _step(self, shape: Shape, wider: int) -> LearningStep:
         """Of a network of a shape, at its beginning; the latest one is taken again if it fits."""
@@ -387,28 +388,17 @@ class _Encoder:
         step.restore(start)
         return step
 
-    def _price(self) -> float:
-        if self.wanted.kind == "lambda":
-            return self.wanted.value
-        return rate_model.first_price(self.weights, self.samples)
+    def _budget(self, shape: Shape) -> float:
+        """Bits for all weights, no more than they can use.
 
-    def _budget(self, shape: Shape) -> float | None:
-        """Bits for all weights, if it is not a price that decides; no more than they can use.
-
-        For a quality as many as the weights that it needs would take, of which a network has about
-        so many: small ones of a value more or less differ by 0.3 dB.
+        A network has about as many weights as the target needs, and just their bits.
         """
         if not self._searched():
             return rate_model.BITS * shape.parameters
-        if self.wanted.kind == "lambda":
-            return None
         bits = rate_model.BITS * self.weights
         if self.wanted.kind == "bytes":
             bits = 8 * (AIM * self.wanted.value - self.rounding.overhead(shape))
         return min(max(8.0, bits), FINE * shape.parameters)
-
-    def _pricing(self, budget: float | None) -> Pricing:
-        return (lambda *_: 1.0) if budget is None else (lambda bits, _: (bits / budget) ** 2)
 
     def _complete(self, snapshot: Snapshot) -> Snapshot:
         """A trainer's snapshot with that of the runs before it."""

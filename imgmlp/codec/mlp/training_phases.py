@@ -14,9 +14,9 @@ import numpy as np
 from imgmlp.codec.bitstream.quantize import coded_bits, quantize
 from imgmlp.codec.mlp.bit_allocation import Choice, log_sizes, settle, total_bits
 from imgmlp.codec.mlp.qat_step import Control, LearningStep
-from imgmlp.codec.training.replay import decibels, mean_loss
+from imgmlp.codec.training.replay import mean_loss
 from imgmlp.codec.training.run import Progress
-from imgmlp.codec.training.trainer import HOPELESS, Pricing, Trainer, TrainerState
+from imgmlp.codec.training.trainer import HOPELESS, Trainer, TrainerState
 
 Array = np.ndarray[Any, Any]
 
@@ -37,18 +37,17 @@ class MlpTrainerState(TrainerState):
 
 
 class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
-    """One run of a LearningStep. `budget` is in bits, if there is one."""
+    """One run of a LearningStep that ends with about so many bits: the price of one follows."""
 
     def __init__(
         self,
         step: LearningStep,
         state: MlpTrainerState,
-        pricing: Pricing,
-        budget: float | None,
+        budget: float,
         limit: float | None = None,
     ) -> None:
         super().__init__(step, state, max(1, min(LOOK, state.steps // 40)), limit)
-        self._pricing, self._budget = pricing, budget
+        self._budget = budget
         self._steer()
 
     # --- what others may ask ---
@@ -67,7 +66,7 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
             return self._recover()
         self._advance(self.done)
         if self.done % (CONTROL * self.look) == 0:
-            self._reprice(loss)
+            self._reprice()
             self._remember()
         self._shorten()
         if tell is not None:
@@ -111,12 +110,12 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
             moved.append((array + (whole - array) * share).astype(np.float32).ravel())
         self.step.flat.write(np.concatenate(moved))
 
-    def _reprice(self, loss: float) -> None:
+    def _reprice(self) -> None:
         state = self.state
         if state.phase == 0:
             return
         self.step.weigh()
-        factor = self._pricing(self._bits(), decibels(loss))
+        factor = (self._bits() / self._budget) ** 2
         state.multiply_price(factor, most=2.0 if state.phase == 1 else 1.25)
         self._steer()
 

@@ -29,7 +29,7 @@ def make(snapshot: Snapshot | None = None) -> MlpTrainer:
     if snapshot is not None:
         step.restore(snapshot.arrays)
         state = MlpTrainerState(**json.loads(json.dumps(snapshot.values)))
-    return MlpTrainer(step, state, lambda bits, _: (bits / BUDGET) ** 2, BUDGET)
+    return MlpTrainer(step, state, BUDGET)
 
 
 def outcome(trainer: MlpTrainer) -> tuple[dict[str, Any], dict[str, list[float]]]:
