@@ -19,6 +19,7 @@ from imgmlp.codec.mlp.rate_model import Known
 from imgmlp.codec.mlp.rounding_search import FINE, Rounding, Trial
 from imgmlp.codec.mlp.training_phases import MlpTrainer, MlpTrainerState
 from imgmlp.codec.training.checkpoint import Snapshot
+from imgmlp.codec.training.compile_times import CompileTimes
 from imgmlp.codec.training.draft import Draft, draft
 from imgmlp.codec.training.memory_limits import within_memory
 from imgmlp.codec.training.pace import Work
@@ -96,7 +97,23 @@ def work(picture: Picture, wanted: Goal, workload: Workload) -> Work:
     if wanted.kind != "bytes":
         weights = min(weights, max(SMALL, workload.steps * workload.wider * BATCH / SEEN))
     training = 6 * weights * steps * BATCH * workload.wider
-    return Work(steps, training + 2 * CHECKS * weights * samples)
+    shape, channels = rate_model.network_shape(weights, picture.channels), picture.channels
+    programs = [step_program(shape, workload.wider), decoding_program(shape)]
+    if wanted.kind != "bytes":
+        first = rate_model.network_shape(PILOT_RATE * samples / rate_model.BITS, channels)
+        programs.append(step_program(first, workload.wider))
+    operations = training + 2 * CHECKS * weights * samples
+    return Work(steps, operations, tuple(dict.fromkeys(programs)))
+
+
+def step_program(shape: Shape, wider: int) -> str:
+    """What compile_times.py knows a training step by."""
+    return f"mlp step: {shape} {BATCH * wider}"
+
+
+def decoding_program(shape: Shape) -> str:
+    """The same of decoding."""
+    return f"mlp decoding: {shape}"
 
 
 class _Encoder:
@@ -118,6 +135,7 @@ class _Encoder:
         self.best: Draft | None = None  # of the attempts
         self.used: tuple[Shape, int, LearningStep, dict[str, Array]] | None = None
         self.paces: dict[tuple[Shape, int], float] = {}
+        self.compiled = CompileTimes(device)
         self.limit = workload.seconds and run.began + workload.seconds  # of the clock
         self.most = self._most_weights()
         self.weights = min(self._first_weights(), self.most)  # that are paid for, BITS each
@@ -260,7 +278,9 @@ class _Encoder:
 
     def _checking(self, shape: Shape) -> float:
         """Seconds that a check of a file takes; what it needs is compiled if it is not yet."""
-        return self.rounding.seconds(shape, self._budget(shape) / shape.parameters)
+        seconds = self.rounding.seconds(shape, self._budget(shape) / shape.parameters)
+        self.compiled.note(decoding_program(shape))
+        return seconds
 
     def _pace(self, shape: Shape, wider: int) -> float:
         """Seconds that a step takes, tried the first time that it is asked."""
@@ -268,6 +288,7 @@ class _Encoder:
             trial = self._trainer(shape, MlpTrainerState(10**6, 0.0, wider=wider))
             most = 0.5 if self.limit is None else min(0.5, self._left() / 50)
             self.paces[shape, wider] = seconds_a_step(trial.step.program, most)
+            self.compiled.note(step_program(shape, wider))
         return self.paces[shape, wider]
 
     def _for_training(self, shape: Shape) -> float:
@@ -285,7 +306,8 @@ class _Encoder:
         Below HASTY steps twice the steps bring more than twice the weights, which take as long.
         """
         if self._hurried() and self.wanted.kind != "bytes":
-            self._make_do()
+            if self._compiling(self._shape()) > 0:
+                self._make_do()
             return
         if self.limit is None or self.weights <= SMALL:
             return
@@ -299,6 +321,11 @@ class _Encoder:
         self.weights = self.most = max(SMALL, before * share)
         what = f"{seconds:.3g} seconds are too few for training {before:,.0f} weights"
         self.run.say(f"{what}: taking {self.weights:,.0f}, which give a better picture")
+
+    def _compiling(self, shape: Shape) -> float:
+        """Seconds that a network of a shape takes to compile here, about."""
+        step = step_program(shape, self.workload.wider)
+        return self.compiled.expected((step, decoding_program(shape)))
 
     def _make_do(self) -> None:
         """Take the network that is compiled, with as many bits as the wanted one would have."""
@@ -320,7 +347,9 @@ class _Encoder:
             trainer.fix_steps()
         found, first = self.rounding.best(trainer.arrays(), trainer.choices(), trainer.step.shape)
         self._learn(found, first)
-        return self._draft(found, trainer.state, seconds, ended == "diverged")
+        made = self._draft(found, trainer.state, seconds, ended == "diverged")
+        self.compiled.note(decoding_program(trainer.step.shape))
+        return made
 
     def _learn(self, found: Trial, first: Trial) -> None:
         """What an attempt says of others: by the bytes of its weights, however coarse these are."""
@@ -365,6 +394,7 @@ class _Encoder:
     def _run(self, trainer: MlpTrainer) -> Ended:
         """Go on to the end. Raises Interrupted."""
         ended = trainer.run(self.run, self._complete)
+        self.compiled.note(step_program(trainer.step.shape, trainer.state.wider))
         if ended == "interrupted":
             raise self.run.interrupted(self._reached(trainer))
         return ended
