@@ -46,6 +46,7 @@ HASTY = 5_000  # steps of a run, where only its time is known; it should not hav
 SMALL = 2_000.0  # weights, of which fewer take hardly less time
 MARGIN = 0.1  # dB more than wanted that training aims at, as taking some away is easy
 BELOW, BEYOND = 0.15, 0.2  # dB from which rounding may bring a network to its target
+CLOSE = 0.05  # dB beyond it of small networks, which are soon trained again
 SHORT_RUNS = 0.1  # of the time left, that of a short run
 SPARE = 1.25  # times the weights that a network may have which was seen to have a quality
 OTHER = 1.01  # times the weights, up or down, that make another attempt worth its time
@@ -357,7 +358,8 @@ class _Encoder:
         size = float(first.network.shape.parameters)
         self.attempts.append([max(8 * paid / rate_model.BITS, 1.0), first.psnr, size])
         hit = self.wanted.hit_by(found.size, found.psnr)
-        self.hit = hit and -BELOW <= first.psnr - self.wanted.value <= BEYOND
+        beyond = CLOSE if size < SMALL else BEYOND
+        self.hit = hit and -BELOW <= first.psnr - self.wanted.value <= beyond
 
     def again(self) -> bool:
         """Whether another attempt may come nearer to a quality, or to it with fewer bytes."""
