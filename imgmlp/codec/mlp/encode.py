@@ -25,7 +25,7 @@ from imgmlp.codec.training.memory_limits import within_memory
 from imgmlp.codec.training.pace import Work
 from imgmlp.codec.training.replay import decibels, mean_loss, seconds_a_step
 from imgmlp.codec.training.run import Run
-from imgmlp.codec.training.target import TOLERANCE, Goal, Workload
+from imgmlp.codec.training.target import STEPS, TOLERANCE, Goal, Workload
 from imgmlp.codec.training.trainer import Ended
 from imgmlp.engine import AnyDevice
 from imgmlp.image import Picture
@@ -54,7 +54,7 @@ LARGER = 1.03  # times the weights, at least, where too few missed a quality
 FIRST = 0.7  # of the time left, that of an attempt after which there may be others
 HURRY = 20.0  # seconds, with less than which left no other network is compiled, which may take 10
 CHECKS = 3  # times that a file is decoded once it is chosen, at most
-TRIALS = 12  # times that files are decoded to choose one of a quality
+TRIALS = 6  # times that files are decoded to choose one of a quality, as a rule
 COARSEST = 3.0  # bits of a weight, where a network that is too large must do
 WITHIN = 1.5  # doublings of the usual number of weights within which a first short run's are
 _KEPT = "weights", "size", "most", "pilots", "attempts", "spent"
@@ -403,10 +403,10 @@ class _Encoder:
 
     def _trainer(self, shape: Shape, state: MlpTrainerState) -> MlpTrainer:
         step, budget = self._step(shape, state.wider), self._budget(shape)
-        limit = self.limit
+        limit, most = self.limit, 0
         if limit is not None and self._searched():
-            limit -= self._rounding(shape)
-        return MlpTrainer(step, state, budget, limit)
+            limit, most = time.perf_counter() + self._for_training(shape), STEPS
+        return MlpTrainer(step, state, budget, limit, most)
 
     def _step(self, shape: Shape, wider: int) -> LearningStep:
         """Of a network of a shape, at its beginning; the latest one is taken again if it fits."""

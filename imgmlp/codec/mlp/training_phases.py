@@ -24,6 +24,7 @@ FREE, NOISY = 0.45, 0.86  # shares of a run after which noise begins, and roundi
 NOISE = 4_000  # steps of noise in which long runs have learned the steps' sizes
 DRAWN = 0.1  # of the way to a whole step that weights are moved at a look, at the end of rounding
 ROUNDED = 3.0  # times the learning rate once weights are rounded: it is near its end, they begin
+EARLY = 0.25  # share of a run in which its length may still grow: the learning rate follows it
 LOOK = 100  # steps, at most, between looks
 CONTROL = 5  # looks between new prices
 _START = 24.0, 64.0  # steps in the deviation of weights and of biases when noise begins
@@ -37,7 +38,10 @@ class MlpTrainerState(TrainerState):
 
 
 class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
-    """One run of a LearningStep that ends with about so many bits: the price of one follows."""
+    """One run of a LearningStep that ends with about so many bits: the price of one follows.
+
+    It fills the time up to the limit with up to `most` steps, if there turns out to be more.
+    """
 
     def __init__(
         self,
@@ -45,9 +49,10 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
         state: MlpTrainerState,
         budget: float,
         limit: float | None = None,
+        most: int = 0,
     ) -> None:
         super().__init__(step, state, max(1, min(LOOK, state.steps // 40)), limit)
-        self._budget = budget
+        self._budget, self._most = budget, most
         self._steer()
 
     # --- what others may ask ---
@@ -68,7 +73,8 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
         if self.done % (CONTROL * self.look) == 0:
             self._reprice()
             self._remember()
-        self._shorten()
+        early = self.state.phase == 0 and self.done < EARLY * self.state.steps
+        self._shorten(most=self._most if early else 0)
         if tell is not None:
             tell(self._progress(loss))
         return True

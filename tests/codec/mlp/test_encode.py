@@ -26,6 +26,7 @@ from imgmlp.codec.mlp.rounding_search import FINE, Rounding, Trial
 from imgmlp.codec.mlp.training_phases import MlpTrainer
 from imgmlp.codec.training import target as goals
 from imgmlp.codec.training.checkpoint import Checkpoint
+from imgmlp.codec.training.compile_times import CompileTimes
 from imgmlp.codec.training.draft import Draft
 from imgmlp.codec.training.replay import SMOOTHING
 from imgmlp.codec.training.run import Run
@@ -144,6 +145,7 @@ def test_what_is_compiled_at_first_does_not_count_as_pace(monkeypatch: pytest.Mo
 
 
 def test_a_network_too_large_for_the_time_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("imgmlp.codec.mlp.encode.STEPS", 0)  # whatever the steps really take
     monkeypatch.setattr("imgmlp.codec.mlp.encode.HASTY", 20)
     monkeypatch.setattr("imgmlp.codec.mlp.encode.SMALL", 200)
     monkeypatch.setattr(_Encoder, "_pace", lambda self, shape, wider: 1e-3 * shape.parameters)
@@ -196,7 +198,10 @@ def test_after_training_for_a_time_nothing_more_is_compiled(
     ).all()
 
 
-def test_where_the_time_is_short_the_network_that_is_compiled_has_the_bits_of_another() -> None:
+def test_where_the_time_is_short_the_network_that_is_compiled_has_the_bits_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(CompileTimes, "expected", lambda *_: 5.0)
     arguments = Picture(small_pixels()), Goal("psnr", 21), Workload(100, seconds=10)
     encoder = _Encoder(*arguments, open_device("numpy"), Run())
     encoder.pilots, encoder.weights = [[4000.0, 50.0, 22.0]], 3000.0
@@ -208,10 +213,15 @@ def test_where_the_time_is_short_the_network_that_is_compiled_has_the_bits_of_an
     encoder._afford()
     assert encoder._shape() == shape
     assert encoder._budget(shape) == 4000 * COARSEST
+    monkeypatch.setattr(CompileTimes, "expected", lambda *_: 0.0)  # another was compiled before
+    encoder.weights, encoder.size = 500.0, None
+    encoder._afford()
+    assert encoder._shape() == rate_model.network_shape(500.0, 3)
 
 
 def test_much_time_goes_into_wider_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(goals, "STEPS", 10)
+    monkeypatch.setattr(mlp, "STEPS", 0)  # whatever the steps really take
     monkeypatch.setattr(_Encoder, "_pace", lambda self, shape, wider: 4.0 * wider)
     big = Picture(np.resize(small_pixels(), (48, 64, 1)))  # 3 of the usual batches
     found = run(Goal("bytes", 300), big, Workload(1, seconds=100))
