@@ -8,19 +8,23 @@ operations: tests/rounding_bounds.py.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from random_graphs import RUNS, Array, Graph, Line, pruned, text
+from graph_text import Array, Graph, Line, pruned, text
+from random_graphs import drawn
 from rounding_bounds import Near, bounds
 
-from imgmlp.engine import AnyDevice, NumpyDevice, Tensor, compile
-from imgmlp.engine.ir.graph import Buffer, Node
+from imgmlp.engine import AnyDevice, NumpyDevice, Program, Tensor, compile
+from imgmlp.engine.ir.graph import Buffer
 from imgmlp.engine.oracle.interpret import Evaluation
 
 SLACK = 2.0  # times a bound: what products of two errors add, and simplification moves
+RUNS = 3  # of a graph with states
 STEP = 2.0**-17  # of differences, in float64
+NAMES_OF_ENGINE = ("Tensor", "compile", "cond", "dtype", "loop", "nn", "open_device")
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,9 @@ def expected(graph: Graph) -> Expected:
     for run in range(RUNS if graph.updates else 1):
         places = {leaves[n].node.arg: n for n in leaves}
         near, off = (
-            dict(zip(names, bounds(nodes, {b: h[n] for b, n in places.items()}, halves), strict=True))
+            dict(
+                zip(names, bounds(nodes, {b: h[n] for b, n in places.items()}, halves), strict=True)
+            )
             for h, halves in ((held, True), (loose, False))
         )
         runs.append(near)
@@ -126,7 +132,11 @@ def slope_faults(
     for loss, pairs in gradient_lines(graph):
         first = any(line.names == (loss,) and line.array is not None for line in graph.lines)
         evaluation = Evaluation([tensors[loss].node], wide=True)
-        value = functools.partial(_by_lines, graph, held, loss) if first else functools.partial(_by_nodes, evaluation, places)
+        value = (
+            functools.partial(_by_lines, graph, held, loss)
+            if first
+            else functools.partial(_by_nodes, evaluation, places)
+        )
         given = FromHost({b: at[n] for b, n in places.items()})
         slopes = Evaluation([tensors[g].node for _, g in pairs], wide=True).run(given)
         for (leaf, name), slope in zip(pairs, slopes, strict=True):
@@ -176,17 +186,26 @@ def _compared(
     terms = slope * along
     off = abs(central - nearer) + sides + noise + 1e-5 * float(np.abs(terms).sum())
     claimed = float(terms.sum())
-    if not np.isfinite(off) or not np.isfinite(claimed) or off > 0.05 * max(1e-3, float(np.abs(terms).sum()), abs(nearer)):
+    if (
+        not np.isfinite(off)
+        or not np.isfinite(claimed)
+        or off > 0.05 * max(1e-3, float(np.abs(terms).sum()), abs(nearer))
+    ):
         return False, ""
     wrong = abs(claimed - nearer) > off
-    return True, f"along a direction it is {claimed!r}, differences say {nearer!r} ± {off:.1g}" if wrong else ""
+    return (
+        True,
+        f"along a direction it is {claimed!r}, differences say {nearer!r} ± {off:.1g}"
+        if wrong
+        else "",
+    )
 
 
 # --- what does come out ---
 
 
-def faults_on(graphs: Sequence[Graph], wanted: Sequence[Expected], device: AnyDevice, form: str = "") -> list[list[Fault]]:
-    """What a device makes wrong of some graphs that are one program."""
+def program_of(graphs: Sequence[Graph], device: AnyDevice) -> Program:
+    """Some graphs as one step; an output of the first is called "0 v1", and so on."""
     leaves = [{n: Tensor(a, device, name=n) for n, a in g.leaves.items()} for g in graphs]
 
     def step() -> dict[str, Tensor]:
@@ -195,19 +214,136 @@ def faults_on(graphs: Sequence[Graph], wanted: Sequence[Expected], device: AnyDe
             tensors = graph.tensors(own)
             for state, value in graph.updates.items():
                 own[state].assign(tensors[value])
-            # a state that is an output is read as it has become
+            # a state that is an output would be read as it has become
             found |= {f"{i} {n}": tensors[n] for n in graph.outputs if not tensors[n].realized}
         return found
 
-    program = compile(step, device)
+    return compile(step, device)
+
+
+def faults_on(
+    graphs: Sequence[Graph], wanted: Sequence[Expected], device: AnyDevice, form: str = ""
+) -> list[list[Fault]]:
+    """What a device makes wrong of some graphs that are one program."""
+    program = program_of(graphs, device)
     faults: list[list[Fault]] = [[] for _ in graphs]
-    for run in range(RUNS if any(g.updates for g in graphs) else 1):
+    for run in range(max(len(w.runs) for w in wanted)):
         program.run()
-        for i, (graph, result) in enumerate(zip(graphs, wanted, strict=True)):
-            for n in graph.outputs if run < len(result.runs) else ():
-                if f"{i} {n}" not in program.outputs:
-                    continue
-                found, near = program.read(f"{i} {n}"), result.runs[run][n]
+        for name in program.outputs:
+            i, n = int(name.split()[0]), name.split()[1]
+            if run < len(wanted[i].runs):
+                found, near = program.read(name), wanted[i].runs[run][n]
                 if not agrees(found, near):
                     faults[i].append(Fault(n, run, form, difference(found, near)))
     return faults
+
+
+def faults_of(graph: Graph, device: AnyDevice, form: str = "") -> list[Fault]:
+    """All that is wrong with a graph by itself; an error is a fault too."""
+    try:
+        wanted = expected(graph)
+        return wanted.faults + faults_on([graph], [wanted], device, form)[0]
+    except Exception as error:
+        return [Fault("", 0, form, f"{type(error).__name__}: {error}")]
+
+
+# --- a graph that fails ---
+
+
+def shrunk(graph: Graph, fails: Callable[[Graph], bool]) -> Graph:
+    """A graph that still fails, with as little in it as can be found by leaving things out."""
+    found = graph
+    while (smaller := next(filter(fails, smaller_ones(found)), None)) is not None:
+        found = smaller
+    return found
+
+
+def smaller_ones(graph: Graph) -> Iterator[Graph]:
+    """A graph with less in it, in one way after the other."""
+    kept = (*graph.outputs, *graph.updates.values())
+    if graph.updates:
+        yield pruned(replace(graph, updates={}))
+    if len(graph.outputs) > 1:
+        half = len(graph.outputs) // 2
+        for outputs in (graph.outputs[:half], graph.outputs[half:]):
+            yield pruned(replace(graph, outputs=outputs))
+    for i, line in enumerate(graph.lines):
+        for lines, leaves in cuts(line):
+            whole = (*graph.lines[:i], *lines, *graph.lines[i + 1 :])
+            yield pruned(replace(graph, lines=whole, leaves=graph.leaves | leaves))
+        for name, kind in zip(line.names, line.kinds, strict=False):
+            for other in line.used() if name not in kept else ():
+                if kind_of(graph, other) == kind:
+                    rest = tuple(renamed(n, name, other) for n in graph.lines[i + 1 :])
+                    lines = (*graph.lines[: i + 1], *rest)
+                    if (less := pruned(replace(graph, lines=lines))).lines != graph.lines:
+                        yield less
+    for name, array in graph.leaves.items():
+        for simple in (np.zeros_like(array), np.ones_like(array), np.round(array, 1)):
+            if not np.array_equal(simple, array) and np.any(array != 1) and np.any(array):
+                yield replace(graph, leaves=graph.leaves | {name: simple})
+
+
+def kind_of(graph: Graph, name: str) -> tuple[tuple[int, ...], str] | None:
+    """Shape and dtype of a value, where they are known."""
+    if name in graph.leaves:
+        return graph.leaves[name].shape, graph.leaves[name].dtype.str
+    kinds = (dict(zip(line.names, line.kinds, strict=False)) for line in graph.lines)
+    return next((k[name] for k in kinds if name in k), None)
+
+
+def renamed(line: Line, old: str, new: str) -> Line:
+    """A line that reads another value."""
+
+    def text_of(text: str) -> str:
+        return re.sub(rf"\b{old}\b", new, text)
+
+    bodies = tuple(
+        replace(
+            b,
+            lines=tuple(renamed(n, old, new) for n in b.lines),
+            returned=tuple(map(text_of, b.returned)),
+        )
+        for b in line.bodies
+    )
+    array = line.array and text_of(line.array)
+    return replace(line, tensor=text_of(line.tensor), array=array, bodies=bodies)
+
+
+def cuts(line: Line) -> Iterator[tuple[tuple[Line, ...], dict[str, Array]]]:
+    """What may stand for a line: inputs of the same kinds, or itself with less in its bodies."""
+    if line.kinds:
+        pairs = zip(line.names, line.kinds, strict=True)
+        yield (), {n: drawn(np.random.default_rng(0), *kind) for n, kind in pairs}
+    terms = line.tensor.split(" + ") if line.names[0].startswith("h") else []
+    for i in range(len(terms) if len(terms) > 1 else 0):
+        less = " + ".join(terms[:i] + terms[i + 1 :])
+        yield (replace(line, tensor=less, array=line.array and less),), {}
+    for b, body in enumerate(line.bodies):
+        for i, inner in enumerate(body.lines):
+            for lines, leaves in cuts(inner):
+                less = replace(body, lines=(*body.lines[:i], *lines, *body.lines[i + 1 :]))
+                bodies = (*line.bodies[:b], less, *line.bodies[b + 1 :])
+                yield (replace(line, bodies=bodies),), leaves
+
+
+def told(graph: Graph, faults: Sequence[Fault], opened: str) -> str:
+    """A program that shows what is wrong; `opened` are the lines that open its device."""
+    lines = [*(f"# {f.form}: {f.name}, run {f.run}: {f.told}" for f in faults)]
+    lines += [
+        "import numpy as np",
+        f"from imgmlp.engine import {', '.join(NAMES_OF_ENGINE)}",
+        "",
+        opened,
+    ]
+    for name, array in graph.leaves.items():
+        one = array.size and np.all(array == array.flat[0])
+        given = f"full({array.shape}, {array.flat[0].item()}" if one else f"array({array.tolist()}"
+        lines.append(f"{name} = Tensor(np.{given}, np.{array.dtype.name}), device)")
+    lines += ["", "def step():", *text(graph.lines, indent="    ")]
+    lines += [f"    {s}.assign({v})" for s, v in graph.updates.items()]
+    outputs = ", ".join(f"{n!r}: {n}" for n in graph.outputs)
+    lines += [f"    return {{{outputs}}}", "", "program = compile(step, device)"]
+    lines += [f"for run in range({RUNS if graph.updates else 1}):", "    program.run()"]
+    lines += ["    print(run, {n: program.read(n) for n in program.outputs})"]
+    return "\n".join(lines)

@@ -7,172 +7,31 @@ so that shapes fit and numbers stay finite and small. The same seed gives the sa
 
 from __future__ import annotations
 
-import functools
 import math
-import re
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from types import CodeType
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from graph_filling import Filled, Unfit, fit
 from graph_templates import FAMILIES, Template
+from graph_text import ARRAY_NAMES, TENSOR_NAMES, Array, Body, Graph, Hold, Line, cast, pruned, text
 
-from imgmlp.engine import Tensor, cond, dtype, loop, nn, open_device
+from imgmlp.engine import Tensor, dtype, open_device
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
-from operations import attend, conv, erf, linear, pooled, spread
-
-Array = np.ndarray[Any, Any]
-NAME = re.compile(r"\b[vxstabwgh]\d+\b")
 MOST = 1000.0  # how large a float may be: halves end at 65504
 ELEMENTS = 400  # at most, of a value
-RUNS = 3  # of a graph with states
 
 
-@dataclass(frozen=True)
-class Body:
-    """A function of a loop or a choice."""
-
-    name: str
-    parameters: tuple[str, ...]
-    lines: tuple[Line, ...]
-    returned: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Line:
-    """names = tensor, or = array in NumPy; None where only the engine knows, as of gradients."""
-
-    names: tuple[str, ...]
-    tensor: str
-    array: str | None
-    bodies: tuple[Body, ...] = ()
-
-    def used(self) -> set[str]:
-        """Names of values outside that it needs."""
-        found = set(NAME.findall(self.tensor)) - {b.name for b in self.bodies}
-        for body in self.bodies:
-            inner = set(body.returned).union(*(line.used() for line in body.lines))
-            found |= inner - {n for line in body.lines for n in line.names} - {*body.parameters}
-        return found
-
-
-@dataclass(frozen=True)
-class Graph:
-    """A step: what it reads, what it computes, what it gives, and what states become."""
-
-    leaves: dict[str, Array]
-    lines: tuple[Line, ...]
-    outputs: tuple[str, ...]
-    updates: dict[str, str] = field(default_factory=dict)
-
-    @functools.cached_property
-    def tensor_code(self) -> CodeType:
-        return compile("\n".join(text(self.lines)), "<graph>", "exec")
-
-    @functools.cached_property
-    def array_code(self) -> CodeType:
-        return compile("\n".join(text(self.lines, arrays=True)), "<graph in NumPy>", "exec")
-
-    def tensors(self, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Every value by name, as expressions of leaves on a device."""
-        names = TENSOR_NAMES | leaves
-        exec(self.tensor_code, names)  # noqa: S102
-        return {n: v for n, v in names.items() if isinstance(v, Tensor)}
-
-    def arrays(self, leaves: dict[str, Array], held: list[Array] | None = None) -> dict[str, Array]:
-        """Every value that NumPy knows, floats in float64; detached values are those `held`."""
-        wide = {n: a.astype(np.float64) if a.dtype.kind == "f" else a for n, a in leaves.items()}
-        names = ARRAY_NAMES | wide | {"hold": Hold(held)}
-        with np.errstate(all="ignore"):
-            exec(self.array_code, names)  # noqa: S102
-        values = {n: v for n, v in names.items() if NAME.fullmatch(n) and not callable(v)}
-        return {n: np.asarray(v) for n, v in values.items()}
-
-
-class Hold:
-    """x itself, which is noted down, or what was noted down when it was called as often before."""
-
-    def __init__(self, held: list[Array] | None) -> None:
-        self.seen: list[Array] = [] if held is None else held
-        self.left = iter([*self.seen]) if held else None
-
-    def __call__(self, x: Array) -> Array:
-        if self.left is not None:
-            return next(self.left)
-        self.seen.append(x)
-        return x
-
-
-def text(lines: Sequence[Line], arrays: bool = False, indent: str = "") -> list[str]:
-    """Lines of Python, for Tensors or for NumPy."""
-    found = []
-    for line in lines:
-        if arrays and line.array is None:
-            continue
-        for body in line.bodies:
-            found.append(f"{indent}def {body.name}({', '.join(body.parameters)}):")
-            found += text(body.lines, arrays, indent + "    ")
-            found.append(f"{indent}    return {', '.join(body.returned)}")
-        names = ", ".join(line.names)
-        names = f"[{names}]" if ".gradient([" in line.tensor else names
-        found.append(f"{indent}{names} = {line.array if arrays else line.tensor}")
-    return found
-
-
-# --- what the texts call ---
-
-
-def cast(x: Any, kind: str) -> Array:
-    """To a dtype of the engine, floats staying float64."""
-    x = np.asarray(x)
-    if kind in ("f16", "f32"):
-        return x.astype(np.float64)
-    to = np.dtype({"i8": "i1", "u8": "u1", "i32": "i4", "u32": "u4", "bool": "?"}[kind])
-    if x.dtype.kind == "f" and kind != "bool":
-        x = np.trunc(x).astype(np.int64)
-    return x.astype(to)
-
-
-def looped(count: int, body: Callable[..., Any], *carried: Array) -> Any:
-    for i in range(count):
-        returned = body(np.asarray(i, np.int32), *carried)
-        carried = returned if isinstance(returned, tuple) else (returned,)
-    return carried if len(carried) > 1 else carried[0]
-
-
-def put(x: Array, axis: int, index: Array, values: Array) -> Array:
-    found = x.copy()
-    np.put_along_axis(found, index, np.broadcast_to(values, index.shape), axis)
-    return found
-
-
-def added(x: Array, axis: int, index: Array, values: Array) -> Array:
-    found = x.copy()
-    places = list(np.indices(index.shape))
-    places[axis] = index
-    np.add.at(found, tuple(places), values)
-    return found
-
-
-TENSOR_NAMES: dict[str, Any] = {
-    "np": np, "nn": nn, "dtype": dtype, "Tensor": Tensor, "loop": loop, "cond": cond,
-}  # fmt: skip
-ARRAY_NAMES: dict[str, Any] = {
-    "np": np, "cast": cast, "looped": looped, "put": put, "added": added, "erf": erf, "conv": conv,
-    "spread": spread, "pooled": pooled, "linear": linear, "attend": attend,
-    "chosen": lambda c, a, b: a() if c else b(),
-}  # fmt: skip
-
-
-# --- drawing ---
-
-
-class Unfit(Exception):
-    """This cannot be done with that value."""
+def drawn(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> Array:
+    """Floats around zero, integers that are small or of any size."""
+    to = np.dtype(kind)
+    if to.kind == "f":
+        return np.asarray(rng.uniform(-2, 2, shape).astype(to))
+    low, high = (0, 2) if to.kind == "b" else (np.iinfo(to).min, int(np.iinfo(to).max) + 1)
+    if to.kind != "b" and rng.integers(2):
+        low, high = max(low, -9), 9
+    return np.asarray(rng.integers(low, high, shape).astype(to))
 
 
 class Maker:
@@ -208,19 +67,11 @@ class Maker:
         return "f" if found.is_float else "i" if found.is_int else "b"
 
     def leaf(self, letter: str, kind: str, shape: tuple[int, ...]) -> str:
-        """A Tensor from the host: floats around zero, integers small or of any size."""
-        to = np.dtype(kind)
-        if to.kind == "f":
-            array = self.rng.uniform(-2, 2, shape).astype(to)
-        else:
-            low, high = (0, 2) if to.kind == "b" else (np.iinfo(to).min, int(np.iinfo(to).max) + 1)
-            if to.kind != "b" and self.below(2):
-                low, high = max(low, -9), 9
-            array = self.rng.integers(low, high, shape).astype(to)
-        name = self.name(letter)
-        self.leaves[name] = np.asarray(array)
+        """A Tensor from the host."""
+        array, name = drawn(self.rng, shape, kind), self.name(letter)
+        self.leaves[name] = array
         self.tensors[name] = Tensor(array, self.device)
-        self.arrays[name] = np.asarray(array, np.float64) if to.kind == "f" else np.asarray(array)
+        self.arrays[name] = array.astype(np.float64) if array.dtype.kind == "f" else array
         return name
 
     def shape(self) -> tuple[int, ...]:
@@ -245,20 +96,22 @@ class Maker:
         """A line that works on arrays and stays small; its value joins what there is."""
         with np.errstate(all="ignore"):
             try:
-                found = np.asarray(eval(array, ARRAY_NAMES | self.arrays | {"hold": Hold(None)}))
+                found = np.asarray(eval(array, ARRAY_NAMES | self.arrays | {"hold": Hold(None)}))  # noqa: S307
             except (IndexError, ValueError, TypeError):
                 raise Unfit from None
         if not 0 < found.size <= ELEMENTS:
             raise Unfit
-        seen: Tensor = eval(tensor, TENSOR_NAMES | self.tensors)
+        seen: Tensor = eval(tensor, TENSOR_NAMES | self.tensors)  # noqa: S307
         assert seen.shape == found.shape, f"{tensor}: {seen.shape} is not {found.shape}"
         kind = seen.dtype.name
         found = cast(found, kind)
         if not np.all(np.isfinite(found)) or (seen.dtype.is_float and np.abs(found).max() > MOST):
             raise Unfit
         name = self.name("v")
-        self.arrays[name], self.tensors[name] = found, Tensor(np.asarray(found, seen.dtype.np), self.device)
-        return Line((name,), tensor, f"cast({array}, {kind!r})")
+        self.arrays[name] = found
+        self.tensors[name] = Tensor(np.asarray(found, seen.dtype.np), self.device)
+        kinds = ((found.shape, seen.dtype.np.str),)
+        return Line((name,), tensor, f"cast({array}, {kind!r})", (), kinds)
 
     def grown(self, pool: list[str], count: int, depth: int = 0) -> list[Line]:
         """Lines whose values join the pool."""
@@ -286,7 +139,10 @@ class Maker:
         """Some values carried through a few iterations, each of which makes them of anything."""
         starts = [self.pick(pool, "fib") for _ in range(1 + self.below(3))]
         count, turn, carried = self.below(4), self.name("t"), [self.name("a") for _ in starts]
-        self.arrays[turn], self.tensors[turn] = np.asarray(0, np.int32), Tensor.full((), 0, dtype.i32, self.device)
+        self.arrays[turn], self.tensors[turn] = (
+            np.asarray(0, np.int32),
+            Tensor.full((), 0, dtype.i32, self.device),
+        )
         for a, start in zip(carried, starts, strict=True):
             self.arrays[a], self.tensors[a] = self.arrays[start], self.tensors[start]
         inside = [*pool, turn, *carried]
@@ -320,16 +176,17 @@ class Maker:
         whole = Graph({}, (line,), ())
         arrays = ARRAY_NAMES | self.arrays | {"hold": Hold(None)}
         with np.errstate(all="ignore"):
-            exec(whole.array_code, arrays)  # noqa: S102
+            exec(whole.array_code, arrays)
         tensors = TENSOR_NAMES | self.tensors
-        exec(whole.tensor_code, tensors)  # noqa: S102
+        exec(whole.tensor_code, tensors)
         for name in line.names:
             found, kind = np.asarray(arrays[name]), tensors[name].dtype
             if not np.all(np.isfinite(found)) or (kind.is_float and np.abs(found).max() > MOST):
                 raise Unfit
             self.arrays[name] = found
             self.tensors[name] = Tensor(np.asarray(found, kind.np), self.device)
-        return line
+        kinds = ((self.arrays[n].shape, self.tensors[n].dtype.np.str) for n in line.names)
+        return replace(line, kinds=tuple(kinds))
 
     # --- gradients, states ---
 
@@ -366,7 +223,9 @@ class Maker:
             return [*slopes, *found]
         return slopes
 
-    def updates(self, pool: Sequence[str], lines: list[Line], slopes: Sequence[str]) -> dict[str, str]:
+    def updates(
+        self, pool: Sequence[str], lines: list[Line], slopes: Sequence[str]
+    ) -> dict[str, str]:
         """What becomes of each state: something else, itself with a change, or a step downhill."""
         found = {}
         for s in (n for n in self.leaves if n[0] == "s"):
@@ -402,218 +261,3 @@ class Maker:
         slopes = self.gradients(pool[inputs:], lines, self.below(3) == 0) if self.below(3) else []
         updates = self.updates(pool, lines, slopes)
         return pruned(Graph(self.leaves, tuple(lines), (*outputs, *slopes), updates))
-
-
-def fit(x: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> str:
-    """A value in another shape: its elements again and again, as many as there is room for."""
-    if shape == wanted:
-        return x
-    size, room = math.prod(shape), math.prod(wanted)
-    again = -(-room // size)
-    repeated = f".repeat({again})" if again > 1 else ""
-    cut = f"[:{room}]" if size * again > room else ""
-    return f"{x}.flatten(){repeated}{cut}.reshape({', '.join(map(str, wanted))})"
-
-
-def pruned(graph: Graph) -> Graph:
-    """Without the lines and leaves that nothing needs."""
-    needed = {*graph.outputs, *graph.updates.values(), *graph.updates}
-    lines = _kept(graph.lines, needed)
-    leaves = {n: a for n, a in graph.leaves.items() if n in needed}
-    return Graph(leaves, lines, graph.outputs, graph.updates)
-
-
-def _kept(lines: Sequence[Line], needed: set[str]) -> tuple[Line, ...]:
-    """The lines that lead to what is needed, without those of their bodies that do not."""
-    found = []
-    for line in reversed(lines):
-        if needed & {*line.names}:
-            bodies = (replace(b, lines=_kept(b.lines, {*b.returned})) for b in line.bodies)
-            line = replace(line, bodies=tuple(bodies))
-            found.append(line)
-            needed |= line.used()
-    return tuple(reversed(found))
-
-
-class Filled(dict[str, str]):
-    """What stands in a template's braces, drawn when it is asked for; then it stays."""
-
-    def __init__(self, maker: Maker, x: str, pool: Sequence[str]) -> None:
-        super().__init__(x=x)
-        self.maker, self.pool, self.array = maker, pool, maker.arrays[x]
-        self.operands = [x]
-
-    def __missing__(self, key: str) -> str:
-        if key.startswith("fit_"):
-            found = self.fit(tuple(int(n) for n in key.split("_")[1:]))
-        else:
-            found = str(getattr(self, f"_{key}")())
-        self[key] = found
-        return found
-
-    def fit(self, shape: tuple[int, ...]) -> str:
-        x = self.maker.pick(self.pool, "f")
-        return fit(x, self.maker.arrays[x].shape, shape)
-
-    def _operand(self, kinds: str) -> str:
-        """A value that broadcasts with what there is."""
-
-        def fits(name: str) -> bool:
-            try:
-                np.broadcast_shapes(*(self.maker.arrays[n].shape for n in [*self.operands, name]))
-            except ValueError:
-                return False
-            return True
-
-        self.operands.append(self.maker.pick(self.pool, kinds, fits))
-        return self.operands[-1]
-
-    def _y(self) -> str:
-        return self._operand("fi")
-
-    def _z(self) -> str:
-        return self._operand("fi")
-
-    def _j(self) -> str:
-        return self._operand("i")
-
-    def _b(self) -> str:
-        found = self._operand("b")
-        self.operands.pop()
-        return found
-
-    def _P(self) -> str:
-        kinds = {self.maker.tensors[n].dtype for n in self.operands}
-        return repr(dtype.concrete(dtype.promote(*kinds)).name)
-
-    def _another(self, shape: tuple[int, ...]) -> str:
-        x = self.maker.pick(self.pool, "fi")
-        self.operands.append(x)
-        return fit(x, self.maker.arrays[x].shape, shape)
-
-    def _other(self) -> str:
-        """To stand beside x along `axis`."""
-        axis = int(self["axis"]) % self.array.ndim
-        n = 1 + self.maker.below(3)
-        return self._another(tuple(n if a == axis else m for a, m in enumerate(self.array.shape)))
-
-    def _same(self) -> str:
-        return self._another(self.array.shape)
-
-    def _matrix(self) -> str:
-        if self.array.ndim != 2:
-            raise Unfit
-        return self["x"]
-
-    def _right(self) -> str:
-        return self.fit((self.array.shape[-1], 1 + self.maker.below(7)))
-
-    def _c(self) -> float:
-        return round(float(self.maker.rng.uniform(-3, 3)), 2)
-
-    def _c2(self) -> int:
-        if self.array.ndim < 2:
-            raise Unfit
-        return self.maker.below(5) - 2
-
-    def _k(self) -> int:
-        return self.maker.below(4)
-
-    def _keep(self) -> bool:
-        return bool(self.maker.below(2))
-
-    def _axis(self) -> int:
-        return int(self.maker.one_of(range(-self.array.ndim, self.array.ndim)))
-
-    _axis2 = _axis
-
-    def _axes(self) -> str:
-        rank = self.array.ndim
-        if not rank or not self.maker.below(3):
-            return "None"
-        chosen = self.maker.rng.permutation(rank)[: 1 + self.maker.below(rank)]
-        return str(tuple(int(a) for a in chosen)) if len(chosen) > 1 else str(chosen[0])
-
-    def _of_size(self, fits: Callable[[int], bool]) -> int:
-        return int(self.maker.one_of([a for a, n in enumerate(self.array.shape) if fits(n)]))
-
-    def _shortaxis(self) -> int:
-        return self._of_size(lambda n: n <= 7)
-
-    def _longaxis(self) -> int:
-        return self._of_size(lambda n: n > 1)
-
-    def _at(self) -> int:
-        return 1 + self.maker.below(self.array.shape[int(self["longaxis"])] - 1)
-
-    def _n(self) -> int:
-        if not self.array.ndim or self.array.shape[0] > 127:  # to which i8 counts
-            raise Unfit
-        return self.array.shape[0]
-
-    def _shape(self) -> str:
-        size, found = self.array.size, []
-        for p in self.maker.rng.permutation([2, 3, 5, 7, 11, 17]):
-            if size % p == 0 and self.maker.below(3):
-                found.append(int(p))
-                size //= int(p)
-        found.insert(self.maker.below(len(found) + 1), size)
-        if self.maker.below(2):
-            found[self.maker.below(len(found))] = -1
-        return ", ".join(map(str, found))
-
-    def _order(self) -> str:
-        order = iter(self.maker.rng.permutation(self.array.ndim))
-        return self._each(lambda n: next(order))
-
-    def _wider(self) -> str:
-        shape = [n if n > 1 else self.maker.one_of((1, 3)) for n in self.array.shape]
-        return str((*([2] if self.maker.below(2) else []), *shape))
-
-    def _expanded(self) -> str:
-        shape = list(np.expand_dims(self.array, int(self["axis"])).shape)
-        shape[int(self["axis"])] = 3
-        return ", ".join(map(str, shape))
-
-    def _each(self, make: Callable[[int], Any]) -> str:
-        if not self.array.ndim:
-            raise Unfit
-        return ", ".join(str(make(n)) for n in self.array.shape)
-
-    def _pads(self) -> str:
-        return self._each(lambda n: (self.maker.below(3), self.maker.below(3)))
-
-    def _box(self) -> str:
-        def span(n: int) -> tuple[int, int]:
-            begin = self.maker.below(n)
-            return begin, begin + 1 + self.maker.below(n - begin)
-
-        return self._each(span)
-
-    def _steps(self) -> str:
-        return self._each(lambda n: self.maker.one_of((1, 1, -1, 2, -2, 3)))
-
-    def _key(self) -> str:
-        keys = []
-        for n in self.array.shape:
-            begin = self.maker.one_of(("", self.maker.below(n), self.maker.below(n) - n))
-            step = self.maker.one_of(("", -1, 2, -3))
-            keys.append(self.maker.one_of((f"{begin}::{step}", ":", self.maker.below(n), f":{n}:{step or 1}")))
-        keys.insert(self.maker.below(len(keys) + 1), self.maker.one_of(("None", "...")))
-        return ", ".join(map(str, keys))
-
-    def _ints(self) -> str:
-        n = int(self["n"])
-        return str([self.maker.below(2 * n) - n for _ in range(1 + self.maker.below(5))])
-
-    def _mask(self) -> str:
-        if not self.array.ndim:
-            raise Unfit
-        found = self.maker.rng.integers(0, 2, self.array.shape[-1]).astype(bool)
-        found[self.maker.below(len(found))] = True
-        return str(found.tolist())
-
-    def _lines(self) -> str:
-        axis = int(self["axis"]) % self.array.ndim
-        shape = [1 + self.maker.below(3) if a == axis else n for a, n in enumerate(self.array.shape)]
-        return str(self.maker.rng.integers(0, self.array.shape[axis], shape).tolist())

@@ -1,14 +1,15 @@
 """How far from float64 the rounding of each operation may lead, element by element.
 
-A graph of Nodes is evaluated in float64, and beside each value goes a bound of how far a device may
-be from it: what its inputs may be off by, as the operation carries that on, and what the operation's
-own rounding adds. Where a comparison, a whole part or an index could go either way, the bound says
-so, up to infinity, which is no claim at all. What is exact stays so: halves are rounded as they are
-defined, so that of halves added and multiplied even the last bit is known.
+A graph of Nodes is evaluated in float64, and beside each value goes a bound of how far a device
+may be from it: what its inputs may be off by, as the operation carries that on, and what the
+operation's own rounding adds. Where a comparison, a whole part or an index could go either way, the
+bound says so, up to infinity, which is no claim at all. What is exact stays so: halves are rounded
+as they are defined, so that of halves added and multiplied even the last bit is known.
 
 Half a unit in the last place is 2^-24 of a float32 and 2^-11 of a half; functions have the accuracy
-that OpenCL C 1.2, section 7.4, asks for in its full profile. What sums and products of matrices lose
-in whatever order is in Higham, Accuracy and Stability of Numerical Algorithms (2002), 3.1 and 4.2.
+that OpenCL C 1.2, section 7.4, asks for in its full profile. What sums and products of matrices
+lose, in whatever order, is in Higham, Accuracy and Stability of Numerical Algorithms (2002),
+sections 3.1 and 4.2.
 """
 
 from __future__ import annotations
@@ -51,9 +52,7 @@ class Near:
         return np.abs(self.value) + self.error
 
 
-def bounds(
-    roots: Sequence[Node], leaves: Mapping[Buffer, Near], halves: bool = True
-) -> list[Near]:
+def bounds(roots: Sequence[Node], leaves: Mapping[Buffer, Near], halves: bool = True) -> list[Near]:
     """Values of Nodes with bounds, given those of Buffers whose values are not the host's.
 
     With `halves` what is written as a half is rounded to one, else that is part of the bound.
@@ -110,7 +109,9 @@ class _Evaluation:
     def _computed(self, node: Node, sources: list[Near]) -> Near:
         values = [s.value for s in sources]
         mulacc = node.op is Op.MULACC  # which rounds halves by itself
-        value = np.asarray(values[0] * values[1] + values[2] if mulacc else TABLE[node.op](node)(*values))
+        value = np.asarray(
+            values[0] * values[1] + values[2] if mulacc else TABLE[node.op](node)(*values)
+        )
         error = RULES.get(node.op, _exact)(node, value, *sources)
         error = np.where(np.isnan(error), np.inf, error)
         if not node.dtype.is_float:
