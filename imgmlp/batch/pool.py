@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from imgmlp.batch.work import Record, Task, Watch, Work, attempt
 from imgmlp.engine import open_device
-from imgmlp.errors import DeviceError, TrainingError
+from imgmlp.errors import DeviceError, Interrupted, TrainingError
 from imgmlp.interrupt import ignore_signals
 
 if TYPE_CHECKING:
@@ -146,6 +146,9 @@ class Pool:
     def _ended(self, slot: _Slot, queue: _Queue) -> Record | None:
         """The record of a file that a process has done, or cannot do; None if another one may."""
         record = slot.result()
+        if slot.died and self._asked.value:
+            record.fail(Interrupted("stopped"))
+            return record
         if slot.deaths >= PATIENCE:
             slot.given_up = True
             self._note(f"a process on {slot.device} is given up: {record.problem}")
