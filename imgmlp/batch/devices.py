@@ -6,6 +6,7 @@ from imgmlp.engine import DeviceInfo, list_devices
 from imgmlp.errors import DeviceError, UsageError
 
 FILL = 2**19  # pixels that keep a GPU busy, as far as that goes: small pictures share one
+WORDS = ("auto", "gpu", "cpu", "numpy", "simulator")
 MOST = 4  # processes on a GPU, if nobody says how many
 
 
@@ -31,9 +32,9 @@ def named(spec: str, found: list[DeviceInfo] | None = None) -> list[tuple[str, b
         return chosen
     names = [name.strip().lower() for name in spec.split(",")]
     gpus = {info.spec for info in found if info.kind == "gpu"}
-    known = {info.spec for info in found} | {"auto", "gpu", "cpu", "numpy"}
+    known = {info.spec for info in found}
     for name in names:
-        if len(names) > 1 and name not in known:
+        if len(names) > 1 and name not in known and name.partition(":")[0] not in WORDS:
             hint = "`imgmlp devices` lists what there is"
             raise DeviceError(f"there is no device {name!r}", hint=hint)
     return [(name, name in gpus or (name in ("auto", "gpu") and bool(gpus))) for name in names]

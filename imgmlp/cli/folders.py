@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -23,9 +24,10 @@ from imgmlp.cli import files
 from imgmlp.cli.files import STANDARD
 from imgmlp.cli.run_report import RunReport
 from imgmlp.codec.training.run import Progress
-from imgmlp.errors import OutputError, UsageError
+from imgmlp.errors import ImgmlpError, OutputError, UsageError
 from imgmlp.interrupt import StopRequest
 from imgmlp.terminal import Terminal
+from imgmlp.text import print_data
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,16 @@ def check_out(folder: Path | None) -> None:
 
 def run(terminal: Terminal, request: Request, search: Search, rules: Rules, work: Work) -> int:
     """Do what is to be done of the files; returns the exit code. Raises ImgmlpError."""
+    try:
+        return _run(terminal, request, search, rules, work)
+    except ImgmlpError as error:
+        if request.as_json:  # the last of the lines
+            terminal.answered = True
+            print_data(json.dumps(error.facts()))
+        raise
+
+
+def _run(terminal: Terminal, request: Request, search: Search, rules: Rules, work: Work) -> int:
     request.check()
     if rules.folder is not None:
         search.leave_out = Path(os.path.realpath(rules.folder))

@@ -84,7 +84,6 @@ class RunReport:
             self.good += 1
             self.terminal.done(record.line)
         if self.as_json:
-            self.terminal.answered = True
             print_data(json.dumps(_entry(record)))
 
     def _problem(self, record: Record) -> None:
