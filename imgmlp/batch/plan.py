@@ -6,6 +6,7 @@ with their number. Opens no device, and reads no file whose size and time are as
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sqlite3
@@ -29,7 +30,7 @@ CREATE TABLE failed (path BLOB);
 FAILED = "imgmlp-failed.txt"  # a list in the folder of the outputs
 APART = "rename one of them, or give it for itself with another --out"
 
-Kind = Literal["do", "unchanged", "skipped"]
+Kind = Literal["do", "unchanged", "skipped", "itself"]
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ def decide(found: Found, output: Path, known: Done | None, rules: Rules) -> Deci
         there = output.stat()
     except FileNotFoundError:
         return Decision("do", rules.force)
+    if os.path.samefile(output, found.path):
+        return Decision("itself")
     theirs = Decision("skipped") if rules.skip else Decision("do", rules.force)
     if known is None:
         return theirs
@@ -88,29 +91,37 @@ class Plan:
         self.rules = rules
         self.count = self.weight = 0  # of what is to be done
         self.unchanged = self.skipped = 0
+        self.whole = False  # whether all files were decided on
         self.journal = None if rules.folder is None else Journal(rules.folder)
         self._data = sqlite3.connect("")  # a file that has no name, and goes with the process
         self._data.executescript(TABLES)
 
-    def make(self, files: Iterable[Found]) -> Iterator[Record]:
+    def make(
+        self, files: Iterable[Found], stopping: Callable[[], bool] = lambda: False
+    ) -> Iterator[Record]:
         """Decide on files; gives a record of each of which there is nothing to do.
 
-        Raises OutputError if the journal cannot be read.
+        Ends early where it is asked to stop. Raises OutputError if the journal cannot be read.
         """
         for done in () if self.journal is None else self.journal.read():
             row = os.fsencode(done.output), json.dumps(asdict(done))
             self._data.execute("INSERT OR REPLACE INTO done VALUES (?, ?)", row)
         for found in files:
+            if stopping():
+                return
             refused = _refused(found) if found.error is not None else self._add(found)
             if refused is not None:
                 yield refused
         for output, path, count, mtime in self._data.execute("SELECT * FROM found"):
+            if stopping():
+                return
             name = Path(os.fsdecode(output))
             found = Found(Path(os.fsdecode(path)), name, count, mtime)
             if (record := self._decided(found)) is not None:
                 yield record
         counted = "SELECT count(*), coalesce(sum(weight), 0) FROM todo"
         self.count, self.weight = self._data.execute(counted).fetchone()
+        self.whole = True
 
     def tasks(self) -> Iterator[Task]:
         """What is to be done, largest first."""
@@ -124,6 +135,11 @@ class Plan:
 
     def _add(self, found: Found) -> Record | None:
         """Take a file in; of two with one output, the one that is not taken."""
+        if self.rules.folder is None:
+            path = os.fsencode(found.path)
+            row = path, path, found.bytes, found.mtime
+            self._data.execute("INSERT OR IGNORE INTO found VALUES (?, ?, ?, ?)", row)
+            return None
         output = os.fsencode(self.rules.naming(found.name))
         row = output, os.fsencode(found.path), found.bytes, found.mtime
         before = self._data.execute("SELECT path FROM found WHERE output = ?", row[:1]).fetchone()
@@ -131,7 +147,7 @@ class Plan:
             known = self._known(output)
             paths = sorted([before[0], row[1]])  # in the same order whenever they are found
             paths.sort(key=lambda path: known is None or _absolute(path) != known.source)
-            name = self._output(Path(os.fsdecode(output))) or found.path
+            name = self.rules.folder / os.fsdecode(output)
             taken, other = (Path(os.fsdecode(path)) for path in paths)
             problem = f"{name}, of {other}, would be written over another file of this run: {taken}"
             refused = _refused(replace(found, path=other, error=OutputError(problem, hint=APART)))
@@ -155,6 +171,9 @@ class Plan:
         except OSError as error:
             problem = f"cannot read {error.filename or found.path}: {error.strerror}"
             return _refused(replace(found, error=UsageError(problem, hint="check the file")))
+        if decision.kind == "itself":
+            problem = f"{output} would be written over itself"
+            return _refused(replace(found, error=OutputError(problem, hint=APART)))
         if decision.kind == "do":
             row = os.fsencode(found.name), os.fsencode(found.path), decision.replace
             weight = max(1, self.rules.weigh(found.path))
@@ -170,7 +189,8 @@ class Plan:
         assert self.journal is not None
         record.facts = {"unchanged": True} | decision.known.facts
         if decision.known != known:
-            self.journal.add(decision.known)
+            with contextlib.suppress(OutputError):  # then it is compared again the next time
+                self.journal.add(decision.known)
         return record
 
     def remember(self, record: Record) -> None:

@@ -102,19 +102,12 @@ def _run(terminal: Terminal, request: Request, search: Search, rules: Rules, wor
     plan = Plan(rules)
     told = RunReport(terminal, plan, request.as_json)
     with StopRequest() as stop:
-        for record in plan.make(_until(stop, request.found(search))):
+        for record in plan.make(request.found(search), stop.requested):
             told.tell(record)
         told.passed_over(search)
-        if plan.count and not stop.requested():
+        if plan.count:
             _work(terminal, request, plan, work, told, stop)
     return told.end(stop.requested())
-
-
-def _until(stop: StopRequest, files: Iterator[Found]) -> Iterator[Found]:
-    for found in files:
-        if stop.requested():
-            return
-        yield found
 
 
 def _work(
