@@ -19,13 +19,14 @@ from imgmlp.codec.mlp.rate_model import Known
 from imgmlp.codec.mlp.rounding_search import FINE, Rounding, Trial
 from imgmlp.codec.mlp.training_phases import MlpTrainer, MlpTrainerState
 from imgmlp.codec.training.checkpoint import Snapshot
+from imgmlp.codec.training.compile_times import CompileTimes
 from imgmlp.codec.training.draft import Draft, draft
 from imgmlp.codec.training.memory_limits import within_memory
 from imgmlp.codec.training.pace import Work
 from imgmlp.codec.training.replay import decibels, mean_loss, seconds_a_step
 from imgmlp.codec.training.run import Run
-from imgmlp.codec.training.target import TOLERANCE, Goal, Workload
-from imgmlp.codec.training.trainer import Ended, Pricing
+from imgmlp.codec.training.target import STEPS, TOLERANCE, Goal, Workload
+from imgmlp.codec.training.trainer import Ended
 from imgmlp.engine import AnyDevice
 from imgmlp.image import Picture
 
@@ -45,13 +46,18 @@ HASTY = 5_000  # steps of a run, where only its time is known; it should not hav
 SMALL = 2_000.0  # weights, of which fewer take hardly less time
 MARGIN = 0.1  # dB more than wanted that training aims at, as taking some away is easy
 BELOW, BEYOND = 0.15, 0.2  # dB from which rounding may bring a network to its target
+CLOSE = 0.05  # dB beyond it of small networks, which are soon trained again
 SHORT_RUNS = 0.1  # of the time left, that of a short run
-LARGER = 1.1  # times the weights, at least, where too few missed a quality
+SPARE = 1.25  # times the weights that a network may have which was seen to have a quality
+OTHER = 1.01  # times the weights, up or down, that make another attempt worth its time
+LARGER = 1.03  # times the weights, at least, where too few missed a quality
 FIRST = 0.7  # of the time left, that of an attempt after which there may be others
 HURRY = 20.0  # seconds, with less than which left no other network is compiled, which may take 10
 CHECKS = 3  # times that a file is decoded once it is chosen, at most
-TRIALS = 12  # times that files are decoded to choose one
-_KEPT = "weights", "most", "worth", "pilots", "attempts", "spent"
+TRIALS = 6  # times that files are decoded to choose one of a quality, as a rule
+COARSEST = 3.0  # bits of a weight, where a network that is too large must do
+WITHIN = 1.5  # doublings of the usual number of weights within which a first short run's are
+_KEPT = "weights", "size", "most", "pilots", "attempts", "spent"
 
 
 def untrained(picture: Picture, wanted: Goal, device: AnyDevice) -> Draft | None:
@@ -92,7 +98,23 @@ def work(picture: Picture, wanted: Goal, workload: Workload) -> Work:
     if wanted.kind != "bytes":
         weights = min(weights, max(SMALL, workload.steps * workload.wider * BATCH / SEEN))
     training = 6 * weights * steps * BATCH * workload.wider
-    return Work(steps, training + 2 * CHECKS * weights * samples)
+    shape, channels = rate_model.network_shape(weights, picture.channels), picture.channels
+    programs = [step_program(shape, workload.wider), decoding_program(shape)]
+    if wanted.kind != "bytes":
+        first = rate_model.network_shape(PILOT_RATE * samples / rate_model.BITS, channels)
+        programs.append(step_program(first, workload.wider))
+    operations = training + 2 * CHECKS * weights * samples
+    return Work(steps, operations, tuple(dict.fromkeys(programs)))
+
+
+def step_program(shape: Shape, wider: int) -> str:
+    """What compile_times.py knows a training step by."""
+    return f"mlp step: {shape} {BATCH * wider}"
+
+
+def decoding_program(shape: Shape) -> str:
+    """The same of decoding."""
+    return f"mlp decoding: {shape}"
 
 
 class _Encoder:
@@ -103,20 +125,22 @@ class _Encoder:
     ) -> None:
         self.picture, self.wanted, self.device = picture, wanted, device
         self.workload, self.run, self.saved = workload, run, run.saved
-        self.rounding = Rounding(picture, wanted, device, self._too_late)
+        limited = workload.seconds is not None
+        self.rounding = Rounding(picture, wanted, device, self._too_late, limited)
         self.samples = picture.width * picture.height
         self.resumed = 0
         self.spent = 0.0  # seconds of the runs that were stopped
         self.pilots: list[list[float]] = []  # weights, steps and dB of the short runs
-        self.attempts: list[list[float]] = []  # weights as their files pay for, and dB
-        self.worth: float | None = None  # that goes with the weights that a quality needs
+        self.attempts: list[list[float]] = []  # weights as their files pay for, dB, and size
         self.hit = False  # the latest attempt needs no other one
         self.best: Draft | None = None  # of the attempts
         self.used: tuple[Shape, int, LearningStep, dict[str, Array]] | None = None
         self.paces: dict[tuple[Shape, int], float] = {}
+        self.compiled = CompileTimes(device)
         self.limit = workload.seconds and run.began + workload.seconds  # of the clock
         self.most = self._most_weights()
-        self.weights = min(self._first_weights(), self.most)
+        self.weights = min(self._first_weights(), self.most)  # that are paid for, BITS each
+        self.size: float | None = None  # weights of a network that is taken again with fewer bits
         if self.saved is not None:
             self._restore(self.saved)
             self.limit = self.limit and self.limit - self.spent
@@ -130,7 +154,7 @@ class _Encoder:
     def untrained(self) -> Draft | None:
         """A file that took no training, if it is all that the target can ask for."""
         found = self.rounding.one_colour()
-        return None if found is None else self._draft(found, MlpTrainerState(0, self._price()), 0.0)
+        return None if found is None else self._draft(found, MlpTrainerState(0, 0.0), 0.0)
 
     def _most_weights(self) -> float:
         """Those that the pixels themselves would pay for, and not more than training can teach."""
@@ -145,8 +169,9 @@ class _Encoder:
             beside = rate_model.OVERHEAD + metadata_sections.size(self.picture.metadata)
             return max(1.0, 8 * (self.wanted.value - beside) / rate_model.BITS)
         found = PILOT_RATE * self.samples / rate_model.BITS
-        if self._hurried():  # there will be no other one
-            found = min(found, rate_model.usual_weights(self.wanted, self.samples))
+        if self.limit is not None:  # there may be no time for another one
+            usual = rate_model.usual_weights(self.wanted, self.samples)
+            found = min(max(usual, found / 2**WITHIN), found * 2**WITHIN)
         return max(LEAST, found)
 
     def search(self) -> None:
@@ -187,7 +212,7 @@ class _Encoder:
     def _known(self) -> list[Known]:
         """Of attempts, or else what short runs would have given if they were as long."""
         if self.attempts:
-            return [Known(*pair) for pair in self.attempts]
+            return [Known(weights, psnr) for weights, psnr, _ in self.attempts]
         pairs, found = (self.pilots[::2], self.pilots[1::2]), []
         for (weights, _, before), (_, steps, after) in zip(*pairs, strict=True):
             longer = math.log2(max(1.0, self._whole(weights) / steps))
@@ -218,11 +243,25 @@ class _Encoder:
             wished = min(max(wished, tried / reach), tried * reach)
         least = rate_model.network_shape(1.0, self.picture.channels).parameters
         self.weights = min(max(wished, least), self.most)
-        if self.wanted.kind == "psnr":
-            self.worth = rate_model.price_of(self.weights, self.wanted.value, self.samples, known)
+        self.size = self._proven()
+        if self.size is not None:
+            same = [
+                Known(weights, psnr) for weights, psnr, size in self.attempts if size == self.size
+            ]
+            self.weights = min(rate_model.weights_for(self.wanted.value, same), self.most)
+
+    def _proven(self) -> float | None:
+        """Weights of the smallest network seen to have the quality, if it is hardly too large.
+
+        It is better taken again with fewer bits than exchanged for another one: networks of a value
+        more or less and as many bits differ by 0.3 dB either way.
+        """
+        goal, reach = self.wanted.value, SPARE * self.weights
+        sizes = [size for _, psnr, size in self.attempts if psnr >= goal and size <= reach]
+        return min(sizes, default=None)
 
     def _shape(self, weights: float | None = None) -> Shape:
-        return rate_model.network_shape(weights or self.weights, self.picture.channels)
+        return rate_model.network_shape(weights or self.size or self.weights, self.picture.channels)
 
     def _left(self) -> float:
         """Seconds."""
@@ -236,7 +275,13 @@ class _Encoder:
     def _too_late(self) -> bool:
         """Whether there is just time for the checks of a file that is there."""
         shape = self._shape()
-        return self.limit is not None and self._left() < CHECKS * self.rounding.seconds(shape)
+        return self.limit is not None and self._left() < CHECKS * self._checking(shape)
+
+    def _checking(self, shape: Shape) -> float:
+        """Seconds that a check of a file takes; what it needs is compiled if it is not yet."""
+        seconds = self.rounding.seconds(shape, self._budget(shape) / shape.parameters)
+        self.compiled.note(decoding_program(shape))
+        return seconds
 
     def _pace(self, shape: Shape, wider: int) -> float:
         """Seconds that a step takes, tried the first time that it is asked."""
@@ -244,23 +289,28 @@ class _Encoder:
             trial = self._trainer(shape, MlpTrainerState(10**6, 0.0, wider=wider))
             most = 0.5 if self.limit is None else min(0.5, self._left() / 50)
             self.paces[shape, wider] = seconds_a_step(trial.step.program, most)
+            self.compiled.note(step_program(shape, wider))
         return self.paces[shape, wider]
 
     def _for_training(self, shape: Shape) -> float:
-        """Seconds of an attempt, without those for choosing and checking its file."""
-        checks = 2 if self.wanted.kind != "psnr" else TRIALS
-        share = FIRST if self.wanted.kind == "psnr" and not self.attempts else 1.0
-        return max(1e-3, share * (self._left() - checks * self.rounding.seconds(shape)))
+        """Seconds of an attempt's steps."""
+        others = self.wanted.kind == "psnr" and not self.attempts and not self._hurried()
+        return max(1e-3, (FIRST if others else 1.0) * (self._left() - self._rounding(shape)))
+
+    def _rounding(self, shape: Shape) -> float:
+        """Seconds that choosing and checking a file take once a network is trained."""
+        return (CHECKS + TRIALS * (self.wanted.kind == "psnr")) * self._checking(shape)
 
     def _afford(self) -> None:
         """Take a smaller network where the time is too short for training one so large.
 
         Below HASTY steps twice the steps bring more than twice the weights, which take as long.
         """
-        if self.limit is None or self.weights <= SMALL:
+        if self._hurried() and self.wanted.kind != "bytes":
+            if self._compiling(self._shape()) > 0:
+                self._make_do()
             return
-        if self._hurried() and self.wanted.kind != "bytes":  # what is compiled does
-            self.weights = self.pilots[-1][0] if self.pilots else self.weights
+        if self.limit is None or self.weights <= SMALL:
             return
         before, shape = self.weights, self._shape()
         seconds, known = self._left(), [s for s, _ in self.paces]
@@ -272,6 +322,18 @@ class _Encoder:
         self.weights = self.most = max(SMALL, before * share)
         what = f"{seconds:.3g} seconds are too few for training {before:,.0f} weights"
         self.run.say(f"{what}: taking {self.weights:,.0f}, which give a better picture")
+
+    def _compiling(self, shape: Shape) -> float:
+        """Seconds that a network of a shape takes to compile here, about."""
+        step = step_program(shape, self.workload.wider)
+        return self.compiled.expected((step, decoding_program(shape)))
+
+    def _make_do(self) -> None:
+        """Take the network that is compiled, with as many bits as the wanted one would have."""
+        if self.pilots:
+            self.size = self.pilots[-1][0]
+            least = self.size * COARSEST / rate_model.BITS
+            self.weights = min(max(self.weights, least), FINE / rate_model.BITS * self.size)
 
     def attempt(self) -> Draft:
         """Train a network and make a file of it."""
@@ -286,33 +348,38 @@ class _Encoder:
             trainer.fix_steps()
         found, first = self.rounding.best(trainer.arrays(), trainer.choices(), trainer.step.shape)
         self._learn(found, first)
-        return self._draft(found, trainer.state, seconds, ended == "diverged")
+        made = self._draft(found, trainer.state, seconds, ended == "diverged")
+        self.compiled.note(decoding_program(trainer.step.shape))
+        return made
 
     def _learn(self, found: Trial, first: Trial) -> None:
         """What an attempt says of others: by the bytes of its weights, however coarse these are."""
         paid = first.size - self.rounding.overhead(first.network.shape)
-        self.attempts.append([max(8 * paid / rate_model.BITS, 1.0), first.psnr])
+        size = float(first.network.shape.parameters)
+        self.attempts.append([max(8 * paid / rate_model.BITS, 1.0), first.psnr, size])
         hit = self.wanted.hit_by(found.size, found.psnr)
-        self.hit = hit and -BELOW <= first.psnr - self.wanted.value <= BEYOND
+        beyond = CLOSE if size < SMALL else BEYOND
+        self.hit = hit and -BELOW <= first.psnr - self.wanted.value <= beyond
 
     def again(self) -> bool:
         """Whether another attempt may come nearer to a quality, or to it with fewer bytes."""
         over = self.wanted.kind != "psnr" or len(self.attempts) == ATTEMPTS
         if over or self.hit or self._hurried():
             return False
-        before = self._shape()
+        before = self.weights
         self._resize()
         best = -math.inf if self.best is None else self.best.metrics["psnr"]
-        missed = self.wanted.value - best > TOLERANCE
-        while missed and self._shape() == before and self.weights < self.most:
-            self.weights = min(LARGER * self.weights, self.most)
-        return self._shape() != before
+        if self.wanted.value - best > TOLERANCE:
+            self.weights = min(max(self.weights, LARGER * before), self.most)
+        return abs(math.log(self.weights / before)) > math.log(OTHER)
 
     def _beginning(self, shape: Shape) -> MlpTrainerState:
         """Of an attempt."""
         seconds = None if self.limit is None else self._for_training(shape)
         steps, wider = self.workload.within(seconds, partial(self._pace, shape))
-        return MlpTrainerState(steps, self._price(), wider=wider)
+        return MlpTrainerState(
+            steps, rate_model.first_price(self.weights, self.samples), wider=wider
+        )
 
     def _start(self, begin: Callable[[Shape], MlpTrainerState]) -> MlpTrainer:
         """A trainer at its beginning, or where a checkpoint left it."""
@@ -329,16 +396,17 @@ class _Encoder:
     def _run(self, trainer: MlpTrainer) -> Ended:
         """Go on to the end. Raises Interrupted."""
         ended = trainer.run(self.run, self._complete)
+        self.compiled.note(step_program(trainer.step.shape, trainer.state.wider))
         if ended == "interrupted":
             raise self.run.interrupted(self._reached(trainer))
         return ended
 
     def _trainer(self, shape: Shape, state: MlpTrainerState) -> MlpTrainer:
         step, budget = self._step(shape, state.wider), self._budget(shape)
-        limit = self.limit
+        limit, most = self.limit, 0
         if limit is not None and self._searched():
-            limit -= CHECKS * self.rounding.seconds(shape)
-        return MlpTrainer(step, state, self._pricing(budget), budget, limit)
+            limit, most = time.perf_counter() + self._for_training(shape), STEPS
+        return MlpTrainer(step, state, budget, limit, most)
 
     def _step(self, shape: Shape, wider: int) -> LearningStep:
         """Of a network of a shape, at its beginning; the latest one is taken again if it fits."""
@@ -352,22 +420,17 @@ class _Encoder:
         step.restore(start)
         return step
 
-    def _price(self) -> float:
-        if self.wanted.kind == "lambda":
-            return self.wanted.value
-        return self.worth or rate_model.first_price(self.weights, self.samples)
+    def _budget(self, shape: Shape) -> float:
+        """Bits for all weights, no more than they can use.
 
-    def _budget(self, shape: Shape) -> float | None:
-        """Bits for all weights, if it is not a price that decides; no more than they can use."""
-        if self.wanted.kind == "psnr" or not self._searched():
+        A network has about as many weights as the target needs, and just their bits.
+        """
+        if not self._searched():
             return rate_model.BITS * shape.parameters
-        if self.wanted.kind == "lambda":
-            return None
-        bits = 8 * (AIM * self.wanted.value - self.rounding.overhead(shape))
+        bits = rate_model.BITS * self.weights
+        if self.wanted.kind == "bytes":
+            bits = 8 * (AIM * self.wanted.value - self.rounding.overhead(shape))
         return min(max(8.0, bits), FINE * shape.parameters)
-
-    def _pricing(self, budget: float | None) -> Pricing:
-        return (lambda *_: 1.0) if budget is None else (lambda bits, _: (bits / budget) ** 2)
 
     def _complete(self, snapshot: Snapshot) -> Snapshot:
         """A trainer's snapshot with that of the runs before it."""
@@ -397,4 +460,5 @@ class _Encoder:
             "seconds": seconds,
         }
         made = draft(self.picture, self.wanted, "mlp", found.sections, pixels, own)
-        return replace(made, diverged=diverged, resumed=self.resumed)
+        decode = self.rounding.decode
+        return replace(made, diverged=diverged, resumed=self.resumed, decode=decode)

@@ -318,13 +318,33 @@ def rebuild(node: Node, src: tuple[Node, ...]) -> Node:
     return make(node.op, src, node.arg, node.shape, node.dtype)
 
 
-def substitute(roots: Sequence[Node], replaced: dict[Node, Node]) -> list[Node]:
-    """The roots with some of their Nodes replaced by others of the same shape and dtype."""
-    done = dict(replaced)
-    for node in toposort(roots):
+def substitute(
+    roots: Sequence[Node], replaced: dict[Node, Node], given: Sequence[Node] = ()
+) -> list[Node]:
+    """The roots with some of their Nodes replaced by others of the same shape and dtype.
+
+    What is `given` stays, with all below it.
+    """
+    done = replaced | {node: node for node in given}
+    for node in toposort(roots, lambda n: () if n in done else n.src):
         if node not in done:
             done[node] = rebuild(node, tuple(done[s] for s in node.src))
+            if node.op is Op.FUNCTION and done[node] is not node:
+                rule = _rule(node.arg, replaced)
+                done[node] = make(Op.FUNCTION, done[node].src, rule, node.shape, node.dtype)
     return [done[r] for r in roots]
+
+
+def _rule(vjp: Callable[..., Any], replaced: dict[Node, Node]) -> Callable[..., Any]:
+    """The gradient rule of a FUNCTION where Nodes were replaced: also in what the rule holds."""
+
+    def moved(g: Node, *values: Node) -> tuple[Node | None, ...]:
+        found = vjp(g, *values)
+        parts = [part for part in found if part is not None]
+        others = iter(substitute(parts, replaced, (g, *values)))
+        return tuple(part and next(others) for part in found)
+
+    return moved
 
 
 def kind_of(node: Node) -> str:

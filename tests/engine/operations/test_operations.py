@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
 import numpy as np
+import operations
 import pytest
 from conftest import FORMS, ROOT, open_mapping
 from differences import Case, expected, inputs_of
 from reference import close
 
 from imgmlp.engine import AnyDevice, Tensor, compile, dtype, nn
-
-sys.path.insert(0, str(ROOT / "tools"))
-import operations
 
 TITLES = list(operations.ROWS)
 
