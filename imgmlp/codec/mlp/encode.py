@@ -40,6 +40,7 @@ LEAST_PILOT = 1_500  # steps: after fewer little can be said of many
 PILOTS = 4  # two of one network, to see what more steps bring, and two of another
 PILOT_RATE = 0.3  # bits a pixel of the first one's network
 LEAST = 500.0  # weights of the first one
+APART = 2  # doublings of weights between networks of first ones
 FAR, FARTHEST = 1.5, 3.0  # doublings of weights about which a short run says little, and nothing
 SEEN = 55  # pixels that training sees for each weight; with fewer, weights are not worth their time
 HASTY = 5_000  # steps of a run, where only its time is known; it should not have fewer
@@ -101,10 +102,16 @@ def work(picture: Picture, wanted: Goal, workload: Workload) -> Work:
     shape, channels = rate_model.network_shape(weights, picture.channels), picture.channels
     programs = [step_program(shape, workload.wider), decoding_program(shape)]
     if wanted.kind != "bytes":
-        first = rate_model.network_shape(PILOT_RATE * samples / rate_model.BITS, channels)
+        first = rate_model.network_shape(pilot_weights(samples), channels)
         programs.append(step_program(first, workload.wider))
     operations = training + 2 * CHECKS * weights * samples
     return Work(steps, operations, tuple(dict.fromkeys(programs)))
+
+
+def pilot_weights(samples: int) -> float:
+    """Those of the first short run, the same for many pictures: there it is compiled just once."""
+    doublings = math.log2(max(1.0, PILOT_RATE * samples / rate_model.BITS / LEAST))
+    return float(LEAST * 2 ** (APART * round(doublings / APART)))
 
 
 def step_program(shape: Shape, wider: int) -> str:
@@ -168,11 +175,11 @@ class _Encoder:
         if self.wanted.kind == "bytes":
             beside = rate_model.OVERHEAD + metadata_sections.size(self.picture.metadata)
             return max(1.0, 8 * (self.wanted.value - beside) / rate_model.BITS)
-        found = PILOT_RATE * self.samples / rate_model.BITS
-        if self.limit is not None:  # there may be no time for another one
-            usual = rate_model.usual_weights(self.wanted, self.samples)
-            found = min(max(usual, found / 2**WITHIN), found * 2**WITHIN)
-        return max(LEAST, found)
+        if self.limit is None:
+            return pilot_weights(self.samples)
+        found = PILOT_RATE * self.samples / rate_model.BITS  # there may be no time for another one
+        usual = rate_model.usual_weights(self.wanted, self.samples)
+        return max(LEAST, min(max(usual, found / 2**WITHIN), found * 2**WITHIN))
 
     def search(self) -> None:
         """Find by short runs how many weights a quality or a price needs."""

@@ -359,6 +359,19 @@ def test_the_smallest_network_is_priced_and_enlarged_by_the_weights_that_it_has(
     assert encoder._shape() != small
 
 
+def test_pictures_of_other_sizes_begin_with_a_network_that_is_compiled_already() -> None:
+    device, wanted = open_device("numpy"), Goal("lambda", 1e-3)
+
+    def first(width: int, height: int) -> Shape:
+        picture = Picture(np.zeros((height, width, 3), np.uint8))
+        return _Encoder(picture, wanted, Workload(60_000), device, Run())._shape()
+
+    alike = {first(768, 512), first(700, 500), first(640, 480), first(1024, 768)}
+    assert len(alike) == 1
+    sizes = {int(64 * 1.1**n) for n in range(36)}
+    assert len({first(n, n) for n in sizes}) <= 6
+
+
 def test_small_pictures_may_have_more_weights_than_pixels() -> None:
     """As many bits as the pixels have; else a quality that bytes reach was out of reach."""
     picture = Picture(small_pixels())
