@@ -11,7 +11,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -30,7 +30,7 @@ CREATE TABLE failed (path BLOB);
 FAILED = "imgmlp-failed.txt"  # a list in the folder of the outputs
 APART = "rename one of them, or give it for itself with another --out"
 
-Kind = Literal["do", "unchanged", "skipped", "itself"]
+Kind = Literal["do", "unchanged", "skipped"]
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,6 @@ def decide(found: Found, output: Path, known: Done | None, rules: Rules) -> Deci
         there = output.stat()
     except FileNotFoundError:
         return Decision("do", rules.force)
-    if os.path.samefile(output, found.path):
-        return Decision("itself")
     theirs = Decision("skipped") if rules.skip else Decision("do", rules.force)
     if known is None:
         return theirs
@@ -104,7 +102,7 @@ class Plan:
         Ends early where it is asked to stop. Raises OutputError if the journal cannot be read.
         """
         for done in () if self.journal is None else self.journal.read():
-            row = os.fsencode(done.output), json.dumps(asdict(done))
+            row = os.fsencode(done.output), json.dumps(vars(done))
             self._data.execute("INSERT OR REPLACE INTO done VALUES (?, ?)", row)
         for found in files:
             if stopping():
@@ -168,12 +166,13 @@ class Plan:
             decision = Decision("do")
             if output is not None:
                 decision = decide(found, output, known, self.rules)
+                if decision.kind == "do" and output.exists():
+                    _check_other(output, found.path)
+        except OutputError as error:
+            return _refused(replace(found, error=error))
         except OSError as error:
             problem = f"cannot read {error.filename or found.path}: {error.strerror}"
             return _refused(replace(found, error=UsageError(problem, hint="check the file")))
-        if decision.kind == "itself":
-            problem = f"{output} would be written over itself"
-            return _refused(replace(found, error=OutputError(problem, hint=APART)))
         if decision.kind == "do":
             row = os.fsencode(found.name), os.fsencode(found.path), decision.replace
             weight = max(1, self.rules.weigh(found.path))
@@ -230,6 +229,12 @@ class Plan:
 
         write_atomically(path, write)
         return path
+
+
+def _check_other(output: Path, source: Path) -> None:
+    """Refuse, as an OutputError, to write a file over itself."""
+    if os.path.samefile(output, source):
+        raise OutputError(f"{output} would be written over itself", hint=APART)
 
 
 def _absolute(path: bytes) -> str:
