@@ -36,8 +36,9 @@ MOST_ROWS = {"one": BLOCK_ROWS, "group": 64}
 LEAST_ROWS = {"one": 64, "group": 8}  # of a tile, where more tiles keep more units busy
 TILE_BYTES = {"one": 1 << 19, "group": 1 << 18}  # bytes that the rows of one tile may take
 GROUPS_A_UNIT = {"one": 1, "group": 4}
-# Instead, where matrix units have several tiles for each group: with so few sums, which lanes keep in
-# registers, or with more. Matrices of float32 are read where they are, from the cache that is left.
+# Instead, where matrix units have several tiles for each group: with so few sums, which lanes keep
+# in registers, or with more. Float32's matrices are read where they are, from what is left of the
+# cache.
 GROUPS_OF_SEVERAL_TILES: dict[Multiply, dict[int, int]] = {
     "half": {0: 4, 1 << 12: 3, 1 << 62: 2},
     "split": {1 << 12: 3, 1 << 62: 2},

@@ -23,7 +23,7 @@ SLICES = 20 << 10  # bytes of both factors' slices without matrix units
 # Of float32's matrices those without a copy are read where they are, not slice by slice, if they
 # have so many bytes at most: then the cache beside local memory holds them.
 MOST_FAR = 48 << 10
-# Elements up to which a value that no product takes is worth the room; larger ones if there is room.
+# Elements up to which a value that no product takes is worth the room; larger ones if all fit.
 SMALL = 1024
 
 
