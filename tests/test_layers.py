@@ -27,18 +27,18 @@ BELOW = {
     "engine.lowering": "engine.ir engine.passes",
     "engine.codegen": "engine.ir",
     "engine.compiler": "engine.ir engine.passes engine.tiling engine.lowering engine.codegen",
-    "engine.runtime": "engine.ir engine.device engine.oracle engine.compiler",
+    "engine.runtime": "source_digest engine.ir engine.device engine.oracle engine.compiler",
     "engine.operations": "engine.ir engine.device",
     "engine.frontend": "engine.ir engine.device engine.runtime engine.operations",
     "codec.bitstream": "metadata",
-    "codec.training": "output_files image engine codec.bitstream",
+    "codec.training": "output_files source_digest image engine codec.bitstream",
     "codec.float_mlp": "image engine codec.training",
     "codec.mlp": "image engine codec.bitstream codec.training",
     "codec.latent": "image engine codec.bitstream codec.training",
 }
 # Each stands for a module, or for a folder with all that is in it.
 ORDER = """
-    errors text kernels child engine output_files metadata image_files samples image
+    errors text kernels child source_digest engine output_files metadata image_files samples image
     codec codec.decoder codec.encoder
     interrupt facts batch terminal bench
     api pil imgmlp cli __main__
