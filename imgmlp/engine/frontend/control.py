@@ -72,7 +72,7 @@ def loop(
         starts, carried = [graph.const(0, i32), *starts], [index, *carried]
         values = [index + 1, *values]
     ends = control_flow.loop(count, depth, starts, carried, values)[-len(sized) :] if sized else []
-    left = {i: node for i, node in zip(sized, ends, strict=True)}
+    left = dict(zip(sized, ends, strict=True))
     device = common_device(*initial, *found)
     results = tuple(Tensor(left.get(i, t.node), device) for i, t in enumerate(initial))
     return results[0] if len(results) == 1 else results
