@@ -71,6 +71,8 @@ LAZY = {  # keep --help and a look at a file quick
     ("codec.decoder", "imgmlp.codec.mlp.decode"),
     ("pil", "imgmlp.api"),
     ("pil", "imgmlp.engine"),
+    ("engine.runtime.interpreted", "imgmlp.engine.oracle.emulate_kernels"),
+    ("engine.runtime.interpreted", "imgmlp.engine.oracle.emulate_uops"),
 }
 # The public names are loaded when they are used, PyTorch if it is there and wanted.
 DYNAMIC = {"imgmlp", "bench.pytorch", "bench.kernels", "bench.plot"}
