@@ -54,11 +54,12 @@ def expected(graph: Graph) -> Expected:
     device = NumpyDevice()
     leaves = {n: Tensor(a, device) for n, a in graph.leaves.items()}
     tensors = graph.tensors(leaves)
-    names = [*dict.fromkeys((*graph.outputs, *graph.updates.values()))]
+    losses = [loss for loss, _ in gradient_lines(graph)]
+    names = [*dict.fromkeys((*graph.outputs, *graph.updates.values(), *losses))]
     nodes = [tensors[n].node for n in names]
     held = {n: Near.of(wide(a)) for n, a in graph.leaves.items()}
     loose, arrays = dict(held), {n: h.value for n, h in held.items()}
-    runs, faults = [], []
+    runs, faults, unsure = [], [], set[str]()
     known = True
     for run in range(RUNS if graph.updates else 1):
         places = {leaves[n].node.arg: n for n in leaves}
@@ -69,6 +70,8 @@ def expected(graph: Graph) -> Expected:
             for h, halves in ((held, True), (loose, False))
         )
         runs.append(near)
+        if run == 0:  # where rounding decides which way to go, NumPy's lines may go the other one
+            unsure = {n for n in names if not np.all(np.isfinite(off[n].error))}
         if known:
             truth = graph.arrays(arrays)
             for n in names:
@@ -78,7 +81,7 @@ def expected(graph: Graph) -> Expected:
             arrays |= {s: truth[v] for s, v in graph.updates.items() if known}
         held |= {s: near[v] for s, v in graph.updates.items()}
         loose |= {s: off[v] for s, v in graph.updates.items()}
-    more, slopes = slope_faults(graph, leaves, tensors)
+    more, slopes = slope_faults(graph, leaves, tensors, unsure)
     return Expected(runs, faults + more, slopes)
 
 
@@ -121,7 +124,7 @@ def gradient_lines(graph: Graph) -> Iterator[tuple[str, list[tuple[str, str]]]]:
 
 
 def slope_faults(
-    graph: Graph, leaves: dict[str, Tensor], tensors: dict[str, Tensor]
+    graph: Graph, leaves: dict[str, Tensor], tensors: dict[str, Tensor], unsure: set[str]
 ) -> tuple[list[Fault], int]:
     """Gradients against differences: of NumPy's lines, or of the gradients that are in a loss."""
     places = {t.node.arg: n for n, t in leaves.items()}
@@ -140,6 +143,8 @@ def slope_faults(
         given = FromHost({b: at[n] for b, n in places.items()})
         slopes = Evaluation([tensors[g].node for _, g in pairs], wide=True).run(given)
         for (leaf, name), slope in zip(pairs, slopes, strict=True):
+            if first and unsure & {loss, name}:
+                continue
             claim, problem = _compared(value, at, leaf, slope)
             told += claim
             if problem:

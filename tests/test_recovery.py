@@ -197,7 +197,7 @@ main()
     ("arguments", "output"),
     [
         (("train", *QUICK, "--png", "r.png", "p.png"), "weights.npz"),
-        (("encode", "--bytes", "900", "--time", "0.2s", "p.png"), "p.imlp"),
+        (("encode", "--codec", "mlp", "--bytes", "900", "--time", "0.2s", "p.png"), "p.imlp"),
         (("decode", "-o", "d.png", str(GOLDEN / "rgb-alpha.imlp")), "d.png"),
     ],
     ids=["train", "encode", "decode"],
@@ -240,7 +240,18 @@ def test_kills_of_a_run_over_a_folder_and_of_its_processes_lose_nothing(
         pixels = np.full((3, 5, 3), number % 256, np.uint8)
         pixels[0, 0] = number % 7 * 36  # two colours: what is trained takes a moment
         Image.fromarray(pixels).save(tmp_path / "in" / f"{number:04}.png")
-    arguments = ("encode", "in", "--out", "out", "--lambda", "0.01", "--time", "0.1s")
+    arguments = (
+        "encode",
+        "in",
+        "--out",
+        "out",
+        "--codec",
+        "mlp",
+        "--lambda",
+        "0.01",
+        "--time",
+        "0.1s",
+    )
     command = [*imgmlp_command(arguments), "--device", "numpy,numpy"]
     chance = random.Random(kills)
     out = tmp_path / "out"

@@ -9,7 +9,7 @@ import numpy as np
 
 from imgmlp.codec import decoder
 from imgmlp.codec.bitstream import container
-from imgmlp.codec.bitstream.container import Codec
+from imgmlp.codec.bitstream.container import USUAL_CODEC, Codec
 from imgmlp.codec.latent import encode as latent
 from imgmlp.codec.mlp import encode as mlp
 from imgmlp.codec.training import target
@@ -43,7 +43,11 @@ def workload(codec: Codec, level: int | None, seconds: float | None) -> Workload
 
 
 def expected_seconds(
-    picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice, codec: Codec = "mlp"
+    picture: Picture,
+    wanted: Goal,
+    workload: Workload,
+    device: AnyDevice,
+    codec: Codec = USUAL_CODEC,
 ) -> float:
     """About how long `encode` will take, or its time limit: a guess that takes milliseconds.
 
@@ -64,7 +68,7 @@ def encode(
     workload: Workload,
     device: AnyDevice,
     run: Run | None = None,
-    codec: Codec = "mlp",
+    codec: Codec = USUAL_CODEC,
 ) -> Encoded:
     """Have a codec make a file of a picture, and decode what was coded.
 

@@ -75,7 +75,7 @@ def test_most_is_claimed_and_closely() -> None:
         all_slopes += sum(len(line.names) for line in graph.lines if ".gradient(" in line.tensor)
         told_of += wanted.slopes
     assert np.mean(close) > 0.85
-    assert told_of > 0.9 * all_slopes
+    assert told_of > 0.8 * all_slopes
 
 
 def test_every_operation_is_drawn() -> None:
