@@ -108,7 +108,7 @@ class Encoding:
             with self.watch.saving():
                 found = found or self._trained(goal, choices)
                 self.write(found.bytes)
-                forget(self._state)
+                forget(self._state)  # where nothing could be kept
         return replace(found, beside=beside if len(found.bytes) > goal.value else 0)
 
     def _announce(self, goal: Goal, beside: int) -> None:
@@ -155,6 +155,8 @@ class Encoding:
             self.kept.save(Snapshot.of_finished(found.bytes, values))
         except OutputError as error:
             self.watch.note(f"no checkpoints: {error}")
+            return
+        forget(self._state)
 
 
 @dataclass(frozen=True)
@@ -169,8 +171,8 @@ class EncodeFile:
         output = task.output
         assert output is not None
         make_folder(output)
-        if output.exists() and not task.replace and not checkpoint.left_beside(output):
-            output_files.check_output(output, False, REPLACE)
+        if output.exists() and not checkpoint.left_beside(output):  # else it may be our own
+            output_files.check_free(output, task.replace, REPLACE)
         record.source_status, record.digest = looked_at(task.source)
         picture = image.load(task.source, True, frame=wanted.frame, strip=wanted.strip)
         record.notes += [f"{task.source}: {note}" for note in picture.notes]
@@ -180,7 +182,7 @@ class EncodeFile:
             return True
 
         def write(data: bytes) -> None:
-            allowed()  # somebody may have written it in the meantime
+            output_files.check_free(output, task.replace, REPLACE)  # also now
             output_files.write_atomically(output, lambda stream: stream.write(data))
 
         encoding = Encoding(
