@@ -40,7 +40,7 @@ BELOW = {
 ORDER = """
     errors text kernels child engine output_files metadata image_files samples image
     codec codec.decoder codec.encoder
-    interrupt terminal facts bench
+    interrupt terminal facts bench report
     api pil imgmlp cli __main__
 """.split()  # noqa: SIM905
 # Other people's packages, and the modules or folders that may import them; others are free.
@@ -49,8 +49,8 @@ RESERVED = {
     "platformdirs": "engine.device.kernel_cache",
     "typer": "cli",
     "rich": "terminal",
-    "PIL": "image_files samples image api pil",
-    "numpy": "engine codec bench samples image cli.train api",
+    "PIL": "image_files samples image report api pil",
+    "numpy": "engine codec bench report samples image cli.train api",
 }
 UNSAFE = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 LAZY = {  # keep --help and a look at a file quick
@@ -59,8 +59,9 @@ LAZY = {  # keep --help and a look at a file quick
     *(("cli.commands", f"imgmlp.bench.{name}") for name in ("report", "kernels_report")),
     *(
         ("cli.commands", f"imgmlp.cli.{name}")
-        for name in ["parsing", "train", "encode", "decode", "info", "verify", "devices", "graph"]
+        for name in ["parsing", "train", "encode", "compare", "decode", "info", "verify"]
     ),
+    *(("cli.commands", f"imgmlp.cli.{name}") for name in ["devices", "graph"]),
     ("codec.decoder", "imgmlp.codec.float_mlp.npz"),
     ("codec.decoder", "imgmlp.codec.float_mlp.pipeline"),
     ("codec.decoder", "imgmlp.codec.latent.decode"),
@@ -68,8 +69,9 @@ LAZY = {  # keep --help and a look at a file quick
     ("pil", "imgmlp.api"),
     ("pil", "imgmlp.engine"),
 }
-# The public names are loaded when they are used, PyTorch if it is there and wanted.
+# The public names are loaded when they are used, others' packages if they are there and wanted.
 DYNAMIC = {"imgmlp", "bench.pytorch", "bench.kernels", "bench.plot"}
+DYNAMIC |= {"report.classic", "report.metrics"}
 IMPORT_CALLS = {"import_module", "__import__"}
 
 

@@ -247,6 +247,42 @@ def verify(
 
 
 @app.command()
+def compare(
+    context: typer.Context,
+    images: Annotated[
+        list[Path], typer.Argument(metavar="IMAGE", help="Pictures; - is standard input.")
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="HTML", help="The page to write.")
+    ] = Path("report.html"),
+    bpp: Annotated[
+        list[float] | None,
+        typer.Option(help="Bits for each pixel, several times; 0.16 to 0.8 if not given."),
+    ] = None,
+    effort: Annotated[
+        int | None, typer.Option(metavar="1-9", help="How much work to train with.")
+    ] = None,
+    codec: Annotated[Literal["latent", "mlp"], typer.Option(help="What a file holds.")] = "mlp",
+    frame: Frame = None,
+    device: DeviceSpec = "auto",
+    as_json: AsJson = False,
+    force: Force = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+    no_progress: NoProgress = False,
+) -> None:
+    """Measure imgmlp beside JPEG, WebP, AVIF and JPEG XL, and write one page about it.
+
+    A command that was stopped goes on where it was when it is given again.
+    """
+    from imgmlp.cli.compare import Wanted, run
+
+    terminal = terminal_of(context, quiet, verbose, no_progress)
+    wanted = Wanted(tuple(bpp or ()), effort, codec, frame)
+    raise typer.Exit(run(terminal, images, output, wanted, device, force, as_json))
+
+
+@app.command()
 def devices(
     context: typer.Context,
     check: Annotated[
