@@ -50,7 +50,7 @@ RESERVED = {
     "typer": "cli",
     "rich": "terminal",
     "PIL": "image_files samples image report api pil",
-    "numpy": "engine codec bench report samples image cli.train api",
+    "numpy": "engine codec bench report samples image api",
 }
 UNSAFE = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 LAZY = {  # keep --help and a look at a file quick

@@ -17,6 +17,7 @@ from imgmlp.cli.options import (
     Folder,
     Force,
     Frame,
+    Live,
     NoProgress,
     Precision,
     Quiet,
@@ -93,10 +94,7 @@ def train(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of the random numbers.")] = None,
     precision: Precision = "float32",
-    live: Annotated[
-        Path | None,
-        typer.Option(metavar="PICTURE", help="A preview, rewritten every few seconds."),
-    ] = None,
+    live: Live = None,
     frame: Frame = None,
     strip: Strip = False,
     device: DeviceSpec = "auto",
@@ -160,6 +158,7 @@ def encode(
         str | None, typer.Option(metavar="T", help="Train about so long: 60s, 5m, 2h.")
     ] = None,
     codec: Annotated[Literal["latent", "mlp"], typer.Option(help="What a file holds.")] = "mlp",
+    live: Live = None,
     frame: Frame = None,
     strip: Strip = False,
     device: DeviceSpec = "auto",
@@ -180,7 +179,7 @@ def encode(
 
     terminal = terminal_of(context, quiet, verbose, no_progress)
     wanted = Wanted(quality, bpp, size, psnr, price, effort, time, codec, frame, strip)
-    outputs = Outputs(output, folder, force, skip)
+    outputs = Outputs(output, folder, force, skip, live)
     raise typer.Exit(run(terminal, images, outputs, wanted, device, as_json))
 
 

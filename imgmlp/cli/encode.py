@@ -27,6 +27,8 @@ from imgmlp.errors import DeviceError, TargetError, TrainingError, UsageError
 from imgmlp.facts import dimensions
 from imgmlp.image import Picture
 from imgmlp.interrupt import StopRequest
+from imgmlp.report import live
+from imgmlp.report.live import LiveView
 from imgmlp.terminal import Terminal
 from imgmlp.text import duration, size
 
@@ -88,6 +90,7 @@ class Outputs:
     folder: Path | None = None
     force: bool = False
     skip: bool = False
+    live: Path | None = None  # a preview, of one picture
 
     def of(self, sources: Sequence[Path]) -> list[Path]:
         """The file to write for each picture, none of them in anyone's way. Raises ImgmlpError."""
@@ -100,7 +103,9 @@ class Outputs:
         found = [files.output_of(one, self.file, self.folder, EXTENSION) for one in sources]
         pairs = zip(sources, found, strict=True)  # over itself is that one's own problem
         others = [path for source, path in pairs if path not in (source, STANDARD)]
-        output_files.check_distinct(others, sources, APART)
+        if self.live is not None and len(sources) > 1:
+            raise UsageError("--live shows one picture", hint="give it for one at a time")
+        output_files.check_distinct([*others, *live.files_of(self.live)], sources, APART)
         return found
 
     def check(self, path: Path) -> None:
@@ -188,6 +193,7 @@ class _Task:
             return  # this command's own, perhaps
         if not self._skipped():
             self.outputs.check(self.path)
+            live.check(self.outputs.live, self.outputs.force)
 
     def encode(self) -> None:
         """Write the file, and what is true of it into the entry.
@@ -260,12 +266,20 @@ class _Task:
         how = goal, self.workload, self.device(), self.wanted.codec
         if self.workload.steps and self.workload.seconds is None:  # else it is told already
             self.terminal.note(f"about {duration(encoder.expected_seconds(picture, *how))}")
-        with self.terminal.training(self.workload.steps) as show:
-            heard = show, self.stop.requested, self.terminal.note
-            run = Run(*heard, self.kept, began=self.began)
+        shown = [str(path.resolve()) for path in live.files_of(self.outputs.live)]
+        heard = self.stop.requested, self.terminal.note, self.kept, {"live": shown}, self.began
+        run = Run(None, *heard)
+        saved = {} if run.saved is None else run.saved.values
+        live.check(self.outputs.live, self.outputs.force, saved.get("live", ()), picture)
+        view = LiveView(
+            self.outputs.live, files.named(self.source), picture.metadata, self.terminal.note
+        )
+        with self.terminal.training(self.workload.steps) as show, view:
+            run.tell = view.after(show)
             made = encoder.encode(
                 picture, goal, self.workload, self.device(), run, self.wanted.codec
             )
+            view.end(f"Done: {len(made.bytes):,} bytes, {made.metrics['psnr']:.2f} dB", made.pixels)
         found = _Result(made.bytes, made.metrics, made.missed, made.diverged)
         if run.due(stopping=True):
             values = {"metrics": found.metrics, "missed": found.missed, "diverged": found.diverged}

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from html import escape
-from importlib.resources import files
 from pathlib import PurePath
 
 from imgmlp.report import chart, copies, summary, tables
 from imgmlp.report.chart import MARKERS, Line
 from imgmlp.report.classic import Classic
 from imgmlp.report.copies import MOST, Shown
+from imgmlp.report.document import asset, filled, head
 from imgmlp.report.measure import OURS, Measured, Result
 from imgmlp.report.metrics import PACKAGE
 from imgmlp.text import printable, size
@@ -60,20 +60,6 @@ def render(measured: Sequence[Measured], about: About) -> str:
     beside = len(smallest.encode()) - sum(len(one.url(last)) for one in copied)
     rung = copies.rung(copied, MOST - beside)
     return smallest if rung == last else _page(measured, about, rung)
-
-
-def asset(name: str) -> str:
-    return files("imgmlp.report").joinpath("assets", name).read_text("utf-8")
-
-
-def head(title: str, styles: str, more: str = "") -> str:
-    """What every page of ours begins with."""
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        f"{more}<title>{escape(title)}</title>\n<style>\n{styles}</style>\n</head>\n"
-    )
 
 
 def _page(measured: Sequence[Measured], about: About, rung: int) -> str:
@@ -189,11 +175,8 @@ def _look(measured: Sequence[Measured], names: Sequence[str], about: About) -> s
         )
         for chosen in ("original", OURS)
     )
-    template = asset("look.html")
     values = {"pictures": pictures, "rates": rates, "left": left, "right": right}
-    for name, text in values.items():
-        template = template.replace(f"<!-- {name} -->", text)
-    return template
+    return filled("look.html", values)
 
 
 def _pictures(measured: Sequence[Measured], names: Sequence[str], about: About, rung: int) -> str:
@@ -273,7 +256,4 @@ def _method(measured: Sequence[Measured], about: About, rung: int) -> str:
         "version": about.version,
         "bytes": size(sum(r.size for r in every)),
     }
-    template = asset("method.html")
-    for name, text in values.items():
-        template = template.replace(f"<!-- {name} -->", text)
-    return template
+    return filled("method.html", values)
