@@ -15,7 +15,7 @@ from pathlib import Path
 from imgmlp import __version__, output_files
 from imgmlp import image as pictures
 from imgmlp.cli import files, parsing
-from imgmlp.cli.files import Entry
+from imgmlp.cli.files import STANDARD, Entry
 from imgmlp.codec import encoder
 from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.training import checkpoint, target
@@ -69,9 +69,7 @@ def run(
     rates, workload = wanted.chosen(), encoder.workload(wanted.codec, wanted.effort, None)
     if not metrics.available():
         raise UsageError(f"compare needs {metrics.PACKAGE} for SSIM and MS-SSIM", hint=EXTRA)
-    pictures.check_no_picture(output, ENDING)
-    output_files.check_distinct([output], sources, "choose another name for the page")
-    output_files.check_output(output, force)
+    _check_output(sources, output, force, as_json)
 
     @cache
     def job() -> Job:
@@ -87,6 +85,20 @@ def run(
     if report.measured:
         report.write(job())
     return code
+
+
+def _check_output(sources: list[Path], output: Path, force: bool, as_json: bool) -> None:
+    """Refuse, as UsageError or OutputError, a page that could not be written where it should."""
+    files.check_names(sources, None, None)
+    if output == STANDARD:
+        if as_json:
+            problem = "--json prints to where the page goes"
+            raise UsageError(problem, hint="leave it out, or give a file with -o")
+        files.check_terminal("a page", "imgmlp compare photo.png -o - > report.html")
+        return
+    pictures.check_no_picture(output, ENDING)
+    output_files.check_distinct([output], sources, "choose another name for the page")
+    output_files.check_output(output, force)
 
 
 def _others(terminal: Terminal) -> dict[str, classic.Classic]:
@@ -139,10 +151,13 @@ class _Report:
                 state = f"{progress.step:,}/{progress.steps:,}  {progress.psnr:.1f} dB"
                 self.show(f"{stage}  {state}", progress.step / progress.steps)
 
+            heard = tell, self.stop.requested, self.terminal.detail
+            if self.output == STANDARD:
+                return Run(*heard)
             choices = f"compare {job.codec} {goal!r} {job.workload!r}"
             own = checkpoint.of(self.output, picture, job.device, choices)
             self.kept.append(own)
-            return Run(tell, self.stop.requested, self.terminal.detail, own)
+            return Run(*heard, own)
 
         return run_of
 
@@ -158,7 +173,10 @@ class _Report:
             made=datetime.now().astimezone(),
         )
         text = page.render(self.measured, about).encode()
-        output_files.write_atomically(self.output, lambda stream: stream.write(text))
+        if self.output == STANDARD:
+            files.write_standard(text)
+        else:
+            output_files.write_atomically(self.output, lambda stream: stream.write(text))
         for one in self.kept:
             one.remove(self.output)
         count = len(self.measured)

@@ -53,7 +53,7 @@ class Axis:
     ticks: Sequence[tuple[float, str]]
 
 
-def nice_ticks(low: float, high: float, most: int = 6) -> list[float]:
+def nice_ticks(low: float, high: float, most: int = 8) -> list[float]:
     """Round values between two, at most so many: multiples of 1, 2 or 5 times a power of ten."""
     rough = (high - low) / most
     power = 10 ** math.floor(math.log10(rough))

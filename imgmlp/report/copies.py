@@ -44,6 +44,10 @@ class Shown:
     def url(self, rung: int) -> str:
         return f"data:{self.media};base64,{base64.b64encode(self.at(rung)).decode()}"
 
+    def length(self, rung: int) -> int:
+        """Characters of its URL."""
+        return len(f"data:{self.media};base64,") + 4 * -(-len(self.at(rung)) // 3)
+
 
 def of(pixels: Array, qualities: Sequence[int]) -> Shown:
     """Copies of a picture, uint8 [height, width, 1 or 3]."""
@@ -65,6 +69,6 @@ def rung(shown: Iterable[Shown], room: int) -> int:
     """The best copies that fit in so many bytes of a page; the smallest, where none do."""
     every = list(shown)
     for number in range(len(LADDER)):
-        if sum(4 * len(one.at(number)) // 3 + 3 for one in every) <= room:
+        if sum(one.length(number) for one in every) <= room:
             return number
     return len(LADDER) - 1

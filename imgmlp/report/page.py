@@ -57,7 +57,7 @@ def render(measured: Sequence[Measured], about: About) -> str:
     copied += [one.original for one in measured]
     last = len(copies.LADDER) - 1
     smallest = _page(measured, about, last)
-    beside = len(smallest.encode()) - sum(len(one.url(last)) for one in copied)
+    beside = len(smallest.encode()) - sum(one.length(last) for one in copied)
     rung = copies.rung(copied, MOST - beside)
     return smallest if rung == last else _page(measured, about, rung)
 
