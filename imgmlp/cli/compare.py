@@ -28,6 +28,7 @@ from imgmlp.facts import dimensions
 from imgmlp.image import Picture
 from imgmlp.interrupt import StopRequest
 from imgmlp.report import classic, measure, metrics, page
+from imgmlp.report.copies import MOST
 from imgmlp.report.measure import RATES, Job, Measured
 from imgmlp.terminal import Terminal
 from imgmlp.text import size
@@ -179,6 +180,9 @@ class _Report:
             output_files.write_atomically(self.output, lambda stream: stream.write(text))
         for one in self.kept:
             one.remove(self.output)
+        if len(text) > MOST:
+            advice = "browsers take their time; fewer pictures or rates make it smaller"
+            self.terminal.note(f"the page is larger than {size(MOST)}: {advice}")
         count = len(self.measured)
         what = "1 picture" if count == 1 else f"{count} pictures"
         self.terminal.done(f"{self.output} {size(len(text))}   {what}")

@@ -174,3 +174,11 @@ def test_without_its_library_it_says_which(
     with pytest.raises(compare.UsageError, match="blazediff-ssim") as raised:
         run(two)
     assert raised.value.hint == "pip install 'imgmlp[report]'"
+
+
+def test_a_large_page_is_told(
+    two: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compare, "MOST", 1000)
+    assert run(two[:1]) == 0
+    assert "the page is larger than 1.0 kB" in capsys.readouterr().err
