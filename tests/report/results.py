@@ -43,8 +43,9 @@ def measured(name: str, turn: int = 0, better: float = 1.0) -> Measured:
             made = one.nearest(wanted)
             size = len(made.bytes)
             bpp = 8 * size / (original.shape[0] * original.shape[1])
-            shown = copies.of(made.pixels, copies.LADDER)
-            if key != OURS:
+            if key == OURS:
+                shown = copies.of(made.pixels, copies.LADDER)
+            else:
                 shown = Shown.own(ABOUT.others[key].media or "", made.bytes)
             results.append(
                 Result(
