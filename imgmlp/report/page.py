@@ -110,16 +110,20 @@ def _header(measured: Sequence[Measured], about: About) -> str:
 
 
 def _summary(measured: Sequence[Measured], about: About) -> str:
-    told = []
+    told, unknown = [], []
     for key, codec in about.others.items():
-        if (found := summary.saving(measured, key, summary.psnr)) is not None:
-            words = summary.in_words(found.mean)
-            told.append(f"<strong>{words}</strong> {tables.than(words)} {escape(codec.name)}")
-    sentence = (
-        f"For the same PSNR imgmlp takes {in_row(told)}."
-        if told
-        else "No two curves reach the same PSNR, so that there is no saving to tell."
-    )
+        found = summary.saving(measured, key, summary.psnr)
+        if found is None or found.pictures < len(measured):
+            unknown.append(escape(codec.name))
+            continue
+        words = summary.in_words(found.mean)
+        told.append(f"<strong>{words}</strong> {tables.than(words)} {escape(codec.name)}")
+    sentence = f"For the same PSNR imgmlp takes {in_row(told)}. " if told else ""
+    if unknown:
+        sentence += (
+            f"Beside {in_row(unknown)} that is not known of every picture, as not all of the curves "
+            "reach the same PSNR."
+        )
     return (
         '<section aria-labelledby="h-sum">\n<h2 id="h-sum">In short</h2>\n'
         f'<p class="finding">{sentence}</p>\n'

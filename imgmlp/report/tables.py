@@ -44,7 +44,7 @@ def codecs(measured: Sequence[Measured], names: Mapping[str, str]) -> str:
         encode, decode = summary.seconds(measured, key)
         ours = key == OURS
         savings = [
-            ("", None) if ours else saved(summary.saving(measured, key, measure))
+            ("", None) if ours else saved(summary.saving(measured, key, measure), len(measured))
             for measure in (summary.psnr, summary.ms_ssim_decibels)
         ]
         values = [
@@ -69,14 +69,18 @@ def codecs(measured: Sequence[Measured], names: Mapping[str, str]) -> str:
         "Decoding",
     )
     caption = (
-        "Bytes are the mean of each picture’s BD-rate, with the range over pictures; qualities are "
+        "Bytes are the mean of each picture’s BD-rate, with the range over pictures, of those "
+        "in which both curves reach some quality in common; qualities are "
         "means over all files, which have the same bytes; times are medians."
     )
     return table(columns, rows, caption, "codecs")
 
 
-def saved(found: Saving | None) -> Cell:
-    """A share with a bar from the middle: to the left where imgmlp takes fewer bytes."""
+def saved(found: Saving | None, pictures: int) -> Cell:
+    """A share with a bar from the middle: to the left where imgmlp takes fewer bytes.
+
+    Where it is not known of all pictures, it says of how many.
+    """
     if found is None:
         return NONE, None
     reach = min(abs(found.mean), 1.0) * 50
@@ -85,6 +89,8 @@ def saved(found: Saving | None) -> Cell:
         f'<span class="bar" aria-hidden="true"><i style="{side}:50%;width:{reach:.1f}%"></i></span>'
     )
     spread = f"{signed(found.least)} to {signed(found.most)}" if found.pictures > 1 else ""
+    if found.pictures < pictures:
+        spread = f"of {found.pictures} of {pictures} pictures{', ' if spread else ''}{spread}"
     words = f'<span class="share">{signed(found.mean)}</span>{bar}<small>{spread}</small>'
     return words, found.mean
 
