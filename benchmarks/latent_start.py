@@ -67,7 +67,7 @@ def size(text: str) -> tuple[int, int]:
 
 
 def mosaic(paths: list[Path], piece: tuple[int, int], small: int, each: int) -> np.ndarray:
-    """uint8 [height, width, 3]: rows of pieces as they are, below them those of smaller pictures."""
+    """uint8 [height, width, 3]: rows of pieces as they are, then those of smaller pictures."""
     whole, smaller = [], []
     for path in paths:
         picture = Image.open(path).convert("RGB")

@@ -17,7 +17,7 @@ from imgmlp import image as pictures
 from imgmlp.cli import files, parsing
 from imgmlp.cli.files import STANDARD, Entry
 from imgmlp.codec import encoder
-from imgmlp.codec.bitstream.container import Codec
+from imgmlp.codec.bitstream.container import USUAL_CODEC, Codec
 from imgmlp.codec.training import checkpoint, target
 from imgmlp.codec.training.checkpoint import Checkpoint
 from imgmlp.codec.training.run import Progress, Run
@@ -43,7 +43,7 @@ class Wanted:
 
     rates: tuple[float, ...]  # bits a pixel; none for the usual ones
     effort: int | None = None
-    codec: Codec = "mlp"
+    codec: Codec = USUAL_CODEC
     frame: int | None = None
 
     def chosen(self) -> list[float]:
@@ -90,7 +90,7 @@ def run(
 
 def _check_output(sources: list[Path], output: Path, force: bool, as_json: bool) -> None:
     """Refuse, as UsageError or OutputError, a page that could not be written where it should."""
-    files.check_names(sources, None, None)
+    files.check_names(sources, None)
     if output == STANDARD:
         if as_json:
             problem = "--json prints to where the page goes"

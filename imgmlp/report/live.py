@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -32,19 +33,33 @@ SPARED = 10.0  # times as long as one of them took, at least: training gets most
 ENDING = ".html"
 
 
-def check(
-    picture: Path | None, force: bool, own: Sequence[str] = (), of: Picture | None = None
-) -> None:
-    """Refuse what cannot be written, or must not be replaced: all but a training's own.
+@dataclass(frozen=True)
+class Live:
+    """What was asked to be shown of a training: nothing, or a preview of this name."""
 
-    Raises UsageError, also for a name that cannot hold a picture like this one, or OutputError.
-    """
-    what = () if of is None else (of.channels, (of.width, of.height))
-    for path in files_of(picture):
-        if path == picture and not output_files.is_special(path):
-            pictures.check_extension(path, *what)
-        hint = "--force replaces it; or choose another name for --live"
-        output_files.check_output(path, force or str(path.resolve()) in own, hint)
+    picture: Path | None = None
+    force: bool = False  # whether files that exist are replaced
+
+    def paths(self) -> list[Path]:
+        return files_of(self.picture)
+
+    def names(self) -> list[str]:
+        return [str(path.resolve()) for path in self.paths()]
+
+    def check(self, own: Sequence[str] = (), of: Picture | None = None) -> None:
+        """Refuse what cannot be written, or must not be replaced: all but a training's own.
+
+        Raises UsageError, also for a name that cannot hold a picture like this one, or OutputError.
+        """
+        what = () if of is None else (of.channels, (of.width, of.height))
+        for path in self.paths():
+            if path == self.picture and not output_files.is_special(path):
+                pictures.check_extension(path, *what)
+            hint = "--force replaces it; or choose another name for --live"
+            output_files.check_output(path, self.force or str(path.resolve()) in own, hint)
+
+    def view(self, title: str, of: Picture, note: Callable[[str], None]) -> LiveView:
+        return LiveView(self.picture, title, of.metadata, note)
 
 
 def files_of(picture: Path | None) -> list[Path]:

@@ -121,8 +121,8 @@ def _summary(measured: Sequence[Measured], about: About) -> str:
     sentence = f"For the same PSNR imgmlp takes {in_row(told)}. " if told else ""
     if unknown:
         sentence += (
-            f"Beside {in_row(unknown)} that is not known of every picture, as not all of the curves "
-            "reach the same PSNR."
+            f"Beside {in_row(unknown)} that is not known of every picture, as not all curves reach "
+            "the same PSNR."
         )
     return (
         '<section aria-labelledby="h-sum">\n<h2 id="h-sum">In short</h2>\n'

@@ -12,8 +12,10 @@ from html_document import Document
 from outputs import pixels_of
 from PIL import Image
 
+from imgmlp.batch.wanted import Wanted
 from imgmlp.cli import encode as encoding
-from imgmlp.cli.encode import Outputs, Wanted
+from imgmlp.cli.encode import Outputs
+from imgmlp.cli.folders import Request
 from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.decoder import open_stored
 from imgmlp.codec.latent import encode as latent
@@ -43,7 +45,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run(sources: list[Path], codec: Codec, file: str, **outputs: object) -> int:
     wanted = Wanted(price=0.01, effort=1, codec=codec)
     chosen = Outputs(sources[0].parent / file, **outputs)
-    return encoding.run(Terminal(), sources, chosen, wanted, "numpy", False)
+    return encoding.run(Terminal(), Request(sources, device="numpy"), chosen, wanted)
 
 
 @CODECS
@@ -86,8 +88,6 @@ def test_a_stopped_command_goes_on_over_what_it_showed(
             run([source], "mlp", "a.imlp", live=folder / "live.png")
     assert "Ended early: stopped after" in (folder / "live.html").read_text("utf-8")
     (folder / "other.html").write_text("somebody's")
-    with pytest.raises(OutputError, match=r"other\.html exists already"):
-        live.check(folder / "other.png", False)
     assert run([source], "mlp", "a.imlp", live=folder / "other.png") == 8
     assert (folder / "other.html").read_text() == "somebody's"
     assert run([source], "mlp", "a.imlp", live=folder / "live.png") == 0
@@ -97,15 +97,15 @@ def test_a_stopped_command_goes_on_over_what_it_showed(
 def test_it_shows_one_picture(source: Path) -> None:
     folder = source.parent
     Image.fromarray(small_pixels()).save(folder / "b.png")
-    with pytest.raises(UsageError, match="--live shows one picture"):
-        encoding.run(
-            Terminal(),
-            [source, folder / "b.png"],
-            Outputs(live=folder / "live.png"),
-            Wanted(price=0.01, effort=1),
-            "numpy",
-            False,
-        )
+    wanted, shown = Wanted(price=0.01, effort=1), folder / "live.png"
+    for sources, out in (
+        ([source, folder / "b.png"], None),
+        ([folder], folder),
+        ([source], folder),
+    ):
+        request, outputs = Request(sources, device="numpy"), Outputs(None, out, live=shown)
+        with pytest.raises(UsageError, match="--live shows one picture"):
+            encoding.run(Terminal(), request, outputs, wanted)
     assert run([source], "mlp", "a.imlp", live=folder / "live.txt") == 2
     with pytest.raises(OutputError, match="another file"):
         run([source], "mlp", "a.imlp", live=source)

@@ -193,14 +193,14 @@ def test_pictures_that_browsers_do_not_show_are_linked(tmp_path: Path, told: lis
 def test_others_files_are_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text("somebody's")
     with pytest.raises(OutputError, match=r"a\.html exists already"):
-        live.check(tmp_path / "a.png", False)
-    live.check(tmp_path / "a.png", True)
-    live.check(tmp_path / "a.png", False, own=[str((tmp_path / "a.html").resolve())])
+        live.Live(tmp_path / "a.png").check()
+    live.Live(tmp_path / "a.png", force=True).check()
+    live.Live(tmp_path / "a.png").check(own=[str((tmp_path / "a.html").resolve())])
     with pytest.raises(UsageError, match="extension"):
-        live.check(tmp_path / "a.txt", False)
+        live.Live(tmp_path / "a.txt").check()
     alpha = from_array(np.zeros((4, 4, 4), np.uint8), alpha=True)
     with pytest.raises(UsageError, match="transparent"):
-        live.check(tmp_path / "b.jpg", False, of=alpha)
+        live.Live(tmp_path / "b.jpg").check(of=alpha)
 
 
 def test_names_that_are_no_text_are_shown_and_linked() -> None:
