@@ -27,6 +27,7 @@ from imgmlp.codec.training.run import Progress
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.errors import DeviceError, UsageError
 from imgmlp.interrupt import StopRequest
+from imgmlp.report.live import Live
 from imgmlp.terminal import Terminal
 
 APART = "encode it for itself, with -o and another name"
@@ -40,9 +41,16 @@ class Outputs:
     folder: Path | None = None
     force: bool = False
     skip: bool = False
+    live: Path | None = None  # a preview, of one picture
 
-    def check_choices(self) -> None:
+    def shown(self) -> Live:
+        return Live(self.live, self.force)
+
+    def check_choices(self, several: bool) -> None:
         """Refuse, as a UsageError, options that contradict each other."""
+        if self.live is not None and (several or self.folder is not None):
+            hint = "give it for one at a time, without --out"
+            raise UsageError("--live shows one picture", hint=hint)
         files.check_one_place(self.file, self.folder)
         if self.force and self.skip:
             problem = "--force and --skip-existing are both given"
@@ -56,7 +64,7 @@ class Outputs:
         found = [files.output_of(one, self.file, EXTENSION) for one in sources]
         pairs = zip(sources, found, strict=True)  # over itself is that one's own problem
         others = [path for source, path in pairs if path not in (source, STANDARD)]
-        output_files.check_distinct(others, sources, APART)
+        output_files.check_distinct([*others, *self.shown().paths()], sources, APART)
         return found
 
     def check(self, path: Path) -> None:
@@ -67,7 +75,7 @@ class Outputs:
 def run(terminal: Terminal, request: Request, outputs: Outputs, wanted: Wanted) -> int:
     """Encode pictures; returns the exit code. Raises Interrupted."""
     wanted.check()
-    outputs.check_choices()
+    outputs.check_choices(request.many or len(request.sources) > 1)
     if outputs.folder is None and not request.many:
         return _beside(terminal, request, outputs, wanted)
     folders.check_out(outputs.folder)
@@ -158,7 +166,8 @@ class _Task:
             output_files.check_distinct([self.path], [self.source], APART)
         if self.path == STANDARD or checkpoint.left_beside(self.path):
             return  # this command's own, perhaps
-        self._allowed()
+        if self._allowed():
+            self.outputs.shown().check()
 
     def encode(self) -> None:
         """Write the file, and what is true of it into the entry.
@@ -180,6 +189,7 @@ class _Task:
             self._allowed,
             self._write,
             began,
+            self.outputs.shown(),
         )
         found = encoding.run()
         self.kept = encoding.kept

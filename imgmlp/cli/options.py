@@ -70,6 +70,13 @@ Strip = Annotated[
     bool,
     typer.Option("--strip", help="Leave out colour profile, EXIF, XMP and resolution."),
 ]
+Live = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="PICTURE",
+        help="A preview, rewritten every few seconds, and a page with curves beside it.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DeviceSpec = Annotated[
     str,
