@@ -187,7 +187,7 @@ def nll_loss(logarithms: Tensor, target: Tensor) -> Tensor:
     rows, classes = logarithms.shape
     chosen = Tensor.arange(classes).reshape(1, classes).eq(target.reshape(rows, 1))
     picked = Tensor.where(chosen, logarithms, 0.0)
-    return picked.sum() * (-1 / rows)
+    return picked.sum() * (-1 / rows if rows else math.nan)
 
 
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
@@ -196,7 +196,8 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     A float target [rows, classes] is the share of each class. Raises as `nll_loss`.
     """
     if target.shape == logits.shape and target.dtype.is_float:
-        return (logits.log_softmax() * target).sum() * (-1 / logits.shape[0])
+        rows = logits.shape[0]
+        return (logits.log_softmax() * target).sum() * (-1 / rows if rows else math.nan)
     return nll_loss(logits.log_softmax(), target)
 
 
