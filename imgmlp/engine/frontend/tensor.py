@@ -82,6 +82,7 @@ class Tensor(Windows):
 
     @property
     def realized(self) -> bool:
+        """Whether the value stands in the device's memory, and is no expression any more."""
         return self.node.op is Op.BUFFER
 
     def __repr__(self) -> str:
