@@ -199,6 +199,14 @@ def check_size(width: int, height: int) -> None:
         raise UsageError(f"{size} pixels are too many", hint=hint)
 
 
+def scaled(width: int, height: int, scale: float) -> tuple[int, int]:
+    """(width, height) of a picture made larger or smaller. Raises UsageError."""
+    limit = float(2**40)  # so that no factor leads to numbers beyond a float's range
+    width, height = (max(1, round(min(n * scale, limit))) for n in (width, height))
+    check_size(width, height)
+    return width, height
+
+
 def psnr(original: np.ndarray, other: np.ndarray) -> float:
     """Peak signal-to-noise ratio of two uint8 pictures of one shape, in dB; inf if equal.
 

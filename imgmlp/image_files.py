@@ -86,6 +86,21 @@ def read(stream: BinaryIO, path: Path, frame: int | None, notes: list[str]) -> I
             return _load(image, stream, notes)
 
 
+def endings() -> set[str]:
+    """How names of pictures that can be read usually end: with a dot, in lower case."""
+    known = Image.registered_extensions()
+    return {name for name, kind in known.items() if kind in Image.OPEN.keys() - DRAWINGS - STUBS}
+
+
+def pixels(path: Path) -> int:
+    """How many a file says that it has; 0 if it does not say, for whatever reason."""
+    try:
+        with quietly(), Image.open(path) as image:
+            return image.width * image.height
+    except Exception:  # which is told when its turn comes
+        return 0
+
+
 @contextlib.contextmanager
 def refusals(stream: BinaryIO, path: Path) -> Iterator[None]:
     """Say what is wrong with a file that Pillow cannot read, as a PictureError.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.box import ASCII, SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
@@ -24,10 +25,12 @@ from imgmlp.errors import ImgmlpError, ImgmlpWarning
 from imgmlp.text import ascii_only, duration, encodes_unicode, printable, standard_output
 
 if TYPE_CHECKING:
+    from imgmlp.batch.pool import Seat
     from imgmlp.codec.training.run import Progress as TrainingProgress
 
 LINE_EVERY = 10.0  # seconds between two lines where there is no terminal
 DRAW_EVERY = 0.1  # seconds between two drawings of the bar
+FilesShown = Callable[[int, int, float, "Sequence[Seat]"], None]
 NARROWEST, USUAL_WIDTH = 8, 80  # characters of a line
 TABLE_WIDTH = 120  # characters, where there is no terminal whose width would count
 
@@ -62,13 +65,17 @@ class Terminal:
         if self.verbosity > 1:
             for line in traceback.format_exc().splitlines():
                 self._print(line)
+        self.problem(error)
+        return error.exit_code
+
+    def problem(self, error: ImgmlpError) -> None:
+        """The same without where in the program it was found."""
         self._print(f" {error}", ("error:", "bold red"))
         first, *others = error.hint.splitlines() or [""]  # a compiler's own words follow
         if first:
             self._print(f" {first}", ("hint:", "bold"))
         for line in others:
             self._print(line)
-        return error.exit_code
 
     def show_warnings(self) -> None:
         """From now on, what imgmlp warns of is a note."""
@@ -138,6 +145,24 @@ class Terminal:
 
             yield tell
 
+    @contextmanager
+    def files(self, total: int) -> Iterator[FilesShown]:
+        """Show how far a run over so many files is, through what is yielded."""
+        terminal = self._console.file.isatty() and not self._console.is_dumb_terminal
+        if self.quiet or not self.progress:
+            yield lambda *_: None
+        elif terminal:
+            columns = (
+                TextColumn(" {task.description}"),
+                BarColumn(),
+                TextColumn("{task.fields[state]}"),
+            )
+            # Drawn when there is news, so that no thread competes with the work.
+            with Progress(*columns, console=self._console, auto_refresh=False) as bars:
+                yield _FileBars(bars, total).show
+        else:
+            yield _FileLines(self.note, total).show
+
 
 def print_table(heading: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> None:
     """Write a table to stdout, its first column to the left. Raises OutputError."""
@@ -186,6 +211,51 @@ def _bar(console: Console, steps: int) -> Iterator[Callable[[TrainingProgress], 
                 bar.refresh()
 
         yield show
+
+
+class _FileLines:
+    """How far a run over files is, as a plain line every ten seconds."""
+
+    def __init__(self, note: Callable[[str], None], total: int) -> None:
+        self._note, self._total = note, total
+        self._began = time.monotonic()
+        self._next = self._began + LINE_EVERY
+
+    def show(self, done: int, failed: int, share: float, seats: Sequence[Seat]) -> None:
+        """`share` is that of the work, from 0 to 1, that is done."""
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + LINE_EVERY
+            self._note(self._state(done, failed, share))
+
+    def _state(self, done: int, failed: int, share: float) -> str:
+        took = time.monotonic() - self._began
+        left = f"  {duration(took / share * (1 - share))} left" if share else ""
+        problems = f"  {failed:,} failed" if failed else ""
+        return f"{done:,}/{self._total:,} files{problems}{left}"
+
+
+class _FileBars(_FileLines):
+    """The same as a bar, and one for each process below it."""
+
+    def __init__(self, bars: Progress, total: int) -> None:
+        super().__init__(lambda _: None, total)
+        self._bars, self._tasks = bars, [bars.add_task("all files", total=1.0, state="")]
+        bars.refresh()
+
+    def show(self, done: int, failed: int, share: float, seats: Sequence[Seat]) -> None:
+        whole, *others = self._tasks
+        state = self._state(done, failed, share)
+        self._bars.update(whole, completed=share, state=state)
+        for _ in seats[len(others) :]:
+            self._tasks.append(self._bars.add_task("", total=None, state=""))
+        for task, seat in zip(self._tasks[1:], seats, strict=True):
+            psnr = f"  {seat.psnr:.1f} dB" if seat.psnr else ""
+            state = escape(printable(seat.file)) + psnr
+            total = seat.steps or None if seat.file else 1
+            self._bars.update(
+                task, description=seat.device, total=total, completed=seat.step, state=state
+            )
+        self._bars.refresh()
 
 
 class _Lines:

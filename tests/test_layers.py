@@ -40,7 +40,7 @@ BELOW = {
 ORDER = """
     errors text kernels child engine output_files metadata image_files samples image
     codec codec.decoder codec.encoder
-    interrupt terminal facts bench
+    interrupt facts batch terminal bench
     api pil imgmlp cli __main__
 """.split()  # noqa: SIM905
 # Other people's packages, and the modules or folders that may import them; others are free.
@@ -59,8 +59,12 @@ LAZY = {  # keep --help and a look at a file quick
     *(("cli.commands", f"imgmlp.bench.{name}") for name in ("report", "kernels_report")),
     *(
         ("cli.commands", f"imgmlp.cli.{name}")
-        for name in ["parsing", "train", "encode", "decode", "info", "verify", "devices", "graph"]
+        for name in [
+            *("parsing", "train", "encode", "decode", "info", "verify", "devices", "graph"),
+            "folders",
+        ]
     ),
+    ("cli.commands", "imgmlp.batch.wanted"),
     ("codec.decoder", "imgmlp.codec.float_mlp.npz"),
     ("codec.decoder", "imgmlp.codec.float_mlp.pipeline"),
     ("codec.decoder", "imgmlp.codec.latent.decode"),

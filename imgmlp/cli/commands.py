@@ -13,13 +13,17 @@ import typer
 from imgmlp import __version__
 from imgmlp.cli.options import (
     AsJson,
+    Devices,
     DeviceSpec,
     Folder,
     Force,
     Frame,
+    Jobs,
+    Listed,
     NoProgress,
     Precision,
     Quiet,
+    Recursive,
     Strip,
     Verbose,
     terminal_of,
@@ -44,6 +48,13 @@ app.add_typer(bench_app, name="bench")
 Files = Annotated[
     list[Path],
     typer.Argument(metavar="FILE", help=".imlp or .npz files; - is standard input."),
+]
+
+StoredFiles = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        metavar="FILE", help=".imlp or .npz files, or folders of them; - is standard input."
+    ),
 ]
 
 
@@ -129,8 +140,9 @@ def train(
 def encode(
     context: typer.Context,
     images: Annotated[
-        list[Path], typer.Argument(metavar="IMAGE", help="Pictures; - is standard input.")
-    ],
+        list[Path] | None,
+        typer.Argument(metavar="IMAGE", help="Pictures, or folders of them; - is standard input."),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -141,6 +153,8 @@ def encode(
         ),
     ] = None,
     folder: Folder = None,
+    recursive: Recursive = False,
+    listed: Listed = None,
     quality: Annotated[
         float | None, typer.Option(metavar="0-100", help="Target; 60 if none is given.")
     ] = None,
@@ -162,7 +176,8 @@ def encode(
     codec: Annotated[Literal["latent", "mlp"], typer.Option(help="What a file holds.")] = "mlp",
     frame: Frame = None,
     strip: Strip = False,
-    device: DeviceSpec = "auto",
+    device: Devices = "auto",
+    jobs: Jobs = None,
     as_json: AsJson = False,
     force: Force = False,
     skip: Annotated[
@@ -176,18 +191,21 @@ def encode(
 
     A command that was stopped goes on where it was when it is given again.
     """
-    from imgmlp.cli.encode import Outputs, Wanted, run
+    from imgmlp.batch.wanted import Wanted
+    from imgmlp.cli.encode import Outputs, run
+    from imgmlp.cli.folders import Request
 
     terminal = terminal_of(context, quiet, verbose, no_progress)
     wanted = Wanted(quality, bpp, size, psnr, price, effort, time, codec, frame, strip)
     outputs = Outputs(output, folder, force, skip)
-    raise typer.Exit(run(terminal, images, outputs, wanted, device, as_json))
+    request = Request(images or [], listed, recursive, device, jobs, as_json)
+    raise typer.Exit(run(terminal, request, outputs, wanted))
 
 
 @app.command()
 def decode(
     context: typer.Context,
-    files: Files,
+    files: StoredFiles = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -198,21 +216,28 @@ def decode(
         ),
     ] = None,
     folder: Folder = None,
+    recursive: Recursive = False,
+    listed: Listed = None,
     scale: Annotated[float | None, typer.Option(help="Times the original size.")] = None,
     size: Annotated[
         str | None, typer.Option(metavar="WxH", help="Size in pixels, any that you like.")
     ] = None,
-    device: DeviceSpec = "auto",
+    device: Devices = "auto",
+    jobs: Jobs = None,
+    as_json: AsJson = False,
     force: Force = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
+    no_progress: NoProgress = False,
 ) -> None:
     """Turn files into the pictures that they hold."""
     from imgmlp.cli.decode import Outputs, run
+    from imgmlp.cli.folders import Request
 
-    terminal = terminal_of(context, quiet, verbose)
+    terminal = terminal_of(context, quiet, verbose, no_progress)
     outputs = Outputs(output, folder, scale, size, force)
-    raise typer.Exit(run(terminal, files, outputs, device))
+    request = Request(files or [], listed, recursive, device, jobs, as_json)
+    raise typer.Exit(run(terminal, request, outputs))
 
 
 @app.command()
@@ -233,17 +258,22 @@ def info(
 @app.command()
 def verify(
     context: typer.Context,
-    files: Files,
+    files: StoredFiles = None,
+    recursive: Recursive = False,
+    listed: Listed = None,
     as_json: AsJson = False,
-    device: DeviceSpec = "auto",
+    device: Devices = "auto",
+    jobs: Jobs = None,
     quiet: Quiet = False,
     verbose: Verbose = 0,
+    no_progress: NoProgress = False,
 ) -> None:
     """Compare checksums, and the pixels of .imlp files with those encoded."""
+    from imgmlp.cli.folders import Request
     from imgmlp.cli.verify import run
 
-    terminal = terminal_of(context, quiet, verbose)
-    raise typer.Exit(run(terminal, files, device, as_json))
+    terminal = terminal_of(context, quiet, verbose, no_progress)
+    raise typer.Exit(run(terminal, Request(files or [], listed, recursive, device, jobs, as_json)))
 
 
 @app.command()

@@ -12,8 +12,13 @@ from typing import Any
 
 from imgmlp import facts, output_files
 from imgmlp import image as pictures
-from imgmlp.cli import devices, files, parsing
+from imgmlp.batch import stored
+from imgmlp.batch.find import Search
+from imgmlp.batch.plan import Rules
+from imgmlp.batch.stored import DecodeFile
+from imgmlp.cli import devices, files, folders, parsing
 from imgmlp.cli.files import STANDARD, Job
+from imgmlp.cli.folders import Request
 from imgmlp.codec.decoder import Stored
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.errors import UsageError
@@ -34,12 +39,16 @@ class Outputs:
     size: str | None = None
     force: bool = False
 
-    def check(self, sources: list[Path]) -> None:
-        """Raises UsageError for what cannot be meant."""
-        files.check_names(sources, self.file, self.folder)
+    def check_choices(self) -> None:
+        """Refuse, as a UsageError, options that contradict each other."""
+        files.check_one_place(self.file, self.folder)
         parsing.parse_scale(self.scale)
         if self.scale is not None and parsing.parse_size(self.size) is not None:
             raise UsageError("--scale and --size are both given", hint="choose one of them")
+
+    def check(self, sources: list[Path]) -> None:
+        """Raises UsageError for what cannot be meant."""
+        files.check_names(sources, self.file)
         if (self.file or sources[0]) == STANDARD:
             example = "imgmlp decode weights.npz -o - > picture.png"
             files.check_terminal("a PNG", example)
@@ -47,7 +56,7 @@ class Outputs:
     def of(self, source: Path, stored: Stored) -> Path:
         """The picture to write. Raises UsageError or OutputError if that is impossible."""
         ending = ".decoded.png" if stored.exact else ".png"
-        target = files.output_of(source, self.file, self.folder, ending)
+        target = files.output_of(source, self.file, ending)
         if target != STANDARD:
             dimensions = self.dimensions(stored) or (stored.width, stored.height)
             pictures.check_extension(target, stored.channels, dimensions)
@@ -57,18 +66,35 @@ class Outputs:
     def dimensions(self, stored: Stored) -> tuple[int, int] | None:
         """(width, height) that were asked for. Raises UsageError."""
         if self.scale is not None:
-            return parsing.scaled(stored.width, stored.height, self.scale)
+            return pictures.scaled(stored.width, stored.height, self.scale)
         return parsing.parse_size(self.size)
 
 
-def run(terminal: Terminal, sources: list[Path], outputs: Outputs, device_spec: str) -> int:
+def run(terminal: Terminal, request: Request, outputs: Outputs) -> int:
     """Write the pictures that files hold; to stdout if an output is `-`. Returns the exit code."""
+    outputs.check_choices()
+    if outputs.folder is not None or request.many:
+        return _mirrored(terminal, request, outputs)
+    sources = request.sources
     outputs.check(sources)
-    device = cache(lambda: _opened(terminal, device_spec))
+    if request.as_json:
+        raise UsageError("--json is for many files", hint="leave it out, or give --out DIR")
+    device = cache(lambda: _opened(terminal, request.device))
     written: list[Path] = []
     tasks = [_Task(terminal, source, outputs, device, written) for source in sources]
     jobs = [Job({}, task.decode, task.check) for task in tasks]
     return files.one_by_one(terminal, jobs, as_json=False)
+
+
+def _mirrored(terminal: Terminal, request: Request, outputs: Outputs) -> int:
+    """Decode files into PNGs of a folder."""
+    folders.check_out(outputs.folder)
+    work = DecodeFile(outputs.scale, parsing.parse_size(outputs.size))
+    rules = Rules(
+        outputs.folder, stored.decoded_name, repr(work), outputs.force, weigh=stored.weigh
+    )
+    search = Search(stored.ENDINGS, request.recursive)
+    return folders.run(terminal, request, search, rules, work)
 
 
 def _opened(terminal: Terminal, spec: str) -> AnyDevice:

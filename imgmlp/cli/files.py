@@ -33,29 +33,32 @@ MOST_BYTES = 2**30  # of what is no file
 Entry = dict[str, Any]  # what a JSON report says of a file
 
 
-def check_names(sources: Sequence[Path], output: Path | None, folder: Path | None) -> None:
+def check_names(sources: Sequence[Path], output: Path | None) -> None:
     """Refuse, as a UsageError, options that leave open which file gets which name."""
-    if output is not None and folder is not None:
-        raise UsageError("-o and --out are both given", hint="choose one of them")
+    if not sources:
+        raise UsageError("there is nothing to work on", hint="name files, or folders of them")
     if output is not None and len(sources) > 1:
         hint = "leave it out, and each stands beside its source; --out names a folder for all"
         raise UsageError("-o names one file, and there are several sources", hint=hint)
     if STANDARD in sources and len(sources) > 1:
         hint = "give it for itself, or the files"
         raise UsageError("- is standard input, and there are files too", hint=hint)
-    if STANDARD in sources and folder is not None:
-        hint = "give -o and a name for the file"
-        raise UsageError("standard input has no name for a file in --out", hint=hint)
 
 
-def output_of(source: Path, output: Path | None, folder: Path | None, ending: str) -> Path:
+def check_one_place(output: Path | None, folder: Path | None) -> None:
+    """Refuse, as a UsageError, one name for the output and a folder for outputs as well."""
+    if output is not None and folder is not None:
+        raise UsageError("-o and --out are both given", hint="choose one of them")
+
+
+def output_of(source: Path, output: Path | None, ending: str) -> Path:
     """Where to write what becomes of a file: as was asked for, or beside it with another ending.
 
     What comes from standard input goes to standard output.
     """
     if output is not None or source == STANDARD:
         return output or STANDARD
-    return (folder or source.parent) / f"{source.stem}{ending}"
+    return source.with_name(f"{source.stem}{ending}")
 
 
 def check_terminal(what: str, example: str) -> None:

@@ -26,7 +26,37 @@ NoProgress = Annotated[bool, typer.Option("--no-progress", help="Show no bar and
 Force = Annotated[bool, typer.Option("--force", help="Replace outputs that exist.")]
 Folder = Annotated[
     Path | None,
-    typer.Option("--out", metavar="DIR", help="Write into this folder, under the usual names."),
+    typer.Option(
+        "--out",
+        metavar="DIR",
+        help="Mirror the tree of the inputs into this folder. What it has and is unchanged is "
+        "passed over.",
+    ),
+]
+Recursive = Annotated[
+    bool, typer.Option("--recursive", "-r", help="Also take the folders inside of folders.")
+]
+Listed = Annotated[
+    Path | None,
+    typer.Option(
+        "--files-from",
+        metavar="LIST",
+        help="Take the files that a list names, one a line; - is standard input. Their places are "
+        "told from the folders given, or the current one.",
+    ),
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Files at a time on each device; chosen by size if not given."),
+]
+Devices = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        envvar="IMGMLP_DEVICE",
+        metavar="auto|gpu|cpu|numpy|P:D|all|gpus|P:D,P:D",
+        help="Where to compute; several are for many files. `imgmlp devices` lists what there is.",
+    ),
 ]
 Precision = Annotated[
     Literal["float32", "half"],

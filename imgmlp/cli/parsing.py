@@ -39,14 +39,6 @@ def parse_size(text: str | None) -> tuple[int, int] | None:
     return width, height
 
 
-def scaled(width: int, height: int, scale: float) -> tuple[int, int]:
-    """(width, height) of a picture made larger or smaller. Raises UsageError."""
-    limit = float(2**40)  # so that no factor leads to numbers beyond a float's range
-    width, height = (max(1, round(min(n * scale, limit))) for n in (width, height))
-    check_size(width, height)
-    return width, height
-
-
 def load_picture(
     terminal: Terminal, path: Path, alpha: bool, frame: int | None, strip: bool
 ) -> Picture:

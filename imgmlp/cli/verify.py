@@ -6,24 +6,33 @@ from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 
-from imgmlp.cli.files import Entry, Job, named, one_by_one, stored
+from imgmlp.batch.find import Search
+from imgmlp.batch.plan import Rules
+from imgmlp.batch.stored import ENDINGS, VerifyFile, weigh
+from imgmlp.cli import files, folders
+from imgmlp.cli.files import Entry, Job, named, stored
+from imgmlp.cli.folders import Request
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.facts import dimensions
 from imgmlp.terminal import Terminal
 from imgmlp.text import size
 
 
-def run(terminal: Terminal, paths: list[Path], device_spec: str, as_json: bool) -> int:
+def run(terminal: Terminal, request: Request) -> int:
     """Compare the checksums of files; decode compact ones and compare the digest of the pixels.
 
     Returns the exit code.
     """
-    device = cache(lambda: open_device(device_spec))  # archives need none
+    if request.many:
+        rules, search = Rules(None, Path, weigh=weigh), Search(ENDINGS, request.recursive)
+        return folders.run(terminal, request, search, rules, VerifyFile())
+    device = cache(lambda: open_device(request.device))  # archives need none
+    files.check_names(request.sources, None)
     jobs = []
-    for path in paths:
+    for path in request.sources:
         entry: Entry = {"file": str(path), "sound": False, "problem": None}
         jobs.append(Job(entry, partial(_verify, terminal, path, entry, device)))
-    return one_by_one(terminal, jobs, as_json)
+    return files.one_by_one(terminal, jobs, request.as_json)
 
 
 def _verify(terminal: Terminal, path: Path, entry: Entry, device: Callable[[], AnyDevice]) -> None:

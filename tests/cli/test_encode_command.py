@@ -13,8 +13,10 @@ from conftest import Command, small_pixels
 from outputs import assert_error
 from PIL import Image, ImageCms
 
+from imgmlp.batch.wanted import Wanted, parse_time
 from imgmlp.cli import encode as encoding
 from imgmlp.cli.encode import Outputs
+from imgmlp.cli.folders import Request
 from imgmlp.codec import encoder
 from imgmlp.codec.bitstream import metadata_sections
 from imgmlp.codec.bitstream.container import Codec
@@ -26,6 +28,11 @@ from imgmlp.errors import Interrupted, OutOfMemoryError, TargetError, UsageError
 from imgmlp.image import Picture, load, psnr
 from imgmlp.interrupt import StopRequest
 from imgmlp.terminal import Terminal
+
+
+def encode(sources: list[Path], outputs: Outputs, wanted: Wanted) -> int:
+    return encoding.run(Terminal(), Request(sources, device="numpy"), outputs, wanted)
+
 
 QUICK = ("--time", "0.3s")
 CODECS = pytest.mark.parametrize("codec", get_args(Codec))
@@ -155,13 +162,13 @@ def test_wrong_options_are_refused_before_any_work(
     ("text", "seconds"), [("90", 90), ("60s", 60), ("1.5m", 90), ("2min", 120), ("2h", 7200)]
 )
 def test_times_are_written_as_people_do(text: str, seconds: float) -> None:
-    assert encoding.parse_time(text) == seconds
+    assert parse_time(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "1d", "99999h"])
 def test_other_texts_are_no_times(text: str) -> None:
     with pytest.raises(UsageError, match="--time"):
-        encoding.parse_time(text)
+        parse_time(text)
 
 
 @CODECS
@@ -174,21 +181,19 @@ def test_a_stopped_command_goes_on_where_it_was(
     monkeypatch.setattr(target, "STEPS", 1920)
     monkeypatch.setattr(latent, "FEWEST", 40)
     Image.fromarray(small_pixels()[:9, :9]).save(picture)
-    wanted = encoding.Wanted(size="300", effort=1, codec=codec)
+    wanted = Wanted(size="300", effort=1, codec=codec)
     whole, written = picture.parent / "whole.imlp", picture.with_suffix(".imlp")
-    terminal = Terminal()
-    arguments = (wanted, "numpy", False)
-    code = encoding.run(terminal, [picture], Outputs(whole), *arguments)
+    code = encode([picture], Outputs(whole), wanted)
     assert code in (0, TargetError.exit_code)
     left = iter(range(20))
     with monkeypatch.context() as patch:
         patch.setattr(StopRequest, "requested", lambda _: next(left, None) is None)
         with pytest.raises(Interrupted, match="stopped after"):
-            encoding.run(terminal, [picture], Outputs(), *arguments)
+            encode([picture], Outputs(), wanted)
     assert not written.exists()
     assert left_beside(written)
     capsys.readouterr()
-    assert encoding.run(terminal, [picture], Outputs(), *arguments) == code
+    assert encode([picture], Outputs(), wanted) == code
     assert "continuing after" in capsys.readouterr().err
     assert written.read_bytes() == whole.read_bytes()
     assert not left_beside(written)
@@ -198,22 +203,22 @@ def test_other_choices_neither_go_on_from_a_checkpoint_nor_remove_it(
     picture: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(target, "STEPS", 60)
-    terminal, first = Terminal(), encoding.Wanted(size="300")
+    first = Wanted(size="300")
     steps = iter(range(9))
     with monkeypatch.context() as patch:
         patch.setattr(StopRequest, "requested", lambda _: next(steps, None) is None)
         with pytest.raises(Interrupted):
-            encoding.run(terminal, [picture], Outputs(), first, "numpy", False)
+            encode([picture], Outputs(), first)
     capsys.readouterr()
     written = picture.with_suffix(".imlp")
     (left,) = left_beside(written)
-    other = encoding.Wanted(size="310")
-    assert encoding.run(terminal, [picture], Outputs(), other, "numpy", False) == 0
+    other = Wanted(size="310")
+    assert encode([picture], Outputs(), other) == 0
     told = capsys.readouterr().err
     assert "continuing after" not in told
     assert left.name in told.replace("\n", "")
     assert left_beside(written) == [left]  # and the first can still go on
-    assert encoding.run(terminal, [picture], Outputs(force=True), first, "numpy", False) == 0
+    assert encode([picture], Outputs(force=True), first) == 0
     assert "continuing after" in capsys.readouterr().err
     assert left_beside(written) == []
 
@@ -225,19 +230,19 @@ def test_a_request_to_stop_that_a_picture_outlasts_keeps_the_next_from_starting(
     names = [picture.parent / f"{name}.png" for name in "abc"]
     for path in names:
         Image.new("RGB", (8, 8), (10, 200, 77)).save(path)
-    encode, seen = encoder.encode, []
+    real, seen = encoder.encode, []
 
     def stopped(*arguments: Any) -> Encoded:
-        found = encode(*arguments)
+        found = real(*arguments)
         seen.append(found)
         if len(seen) == 2:
             signal.raise_signal(signal.SIGINT)
         return found
 
     monkeypatch.setattr(encoder, "encode", stopped)
-    wanted = encoding.Wanted(psnr=40)
+    wanted = Wanted(psnr=40)
     with pytest.raises(Interrupted, match="after 2 of 3 files"):
-        encoding.run(Terminal(), names, Outputs(), wanted, "numpy", False)
+        encode(names, Outputs(), wanted)
     assert [path.with_suffix(".imlp").exists() for path in names] == [True, True, False]
     assert capsys.readouterr().err.count("✓") == 2
 
@@ -247,17 +252,16 @@ def test_a_picture_that_memory_cannot_hold_does_not_end_the_others(
 ) -> None:
     small = picture.parent / "flat.png"
     Image.new("RGB", (8, 8)).save(small)
-    encode = encoder.encode
+    real = encoder.encode
 
     def large(found: Picture, *others: Any) -> Encoded:
         if found.width > 8:
             raise MemoryError
-        return encode(found, *others)
+        return real(found, *others)
 
     monkeypatch.setattr(encoder, "encode", large)
-    wanted = encoding.Wanted(psnr=40)
-    arguments = (Outputs(), wanted, "numpy", False)
-    assert encoding.run(Terminal(), [picture, small], *arguments) == 1
+    wanted = Wanted(psnr=40)
+    assert encode([picture, small], Outputs(), wanted) == 1
     assert "out of memory" in capsys.readouterr().err
     assert small.with_suffix(".imlp").exists()
-    assert encoding.run(Terminal(), [picture], *arguments) == OutOfMemoryError.exit_code
+    assert encode([picture], Outputs(), wanted) == OutOfMemoryError.exit_code

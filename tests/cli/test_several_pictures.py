@@ -13,8 +13,10 @@ from conftest import small_pixels
 from PIL import Image
 
 from imgmlp import output_files
+from imgmlp.batch.wanted import Wanted
 from imgmlp.cli import encode as encoding
-from imgmlp.cli.encode import Outputs, Wanted
+from imgmlp.cli.encode import Outputs
+from imgmlp.cli.folders import Request
 from imgmlp.codec import encoder
 from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.encoder import Encoded
@@ -53,7 +55,8 @@ class Counted:
 
 def run(sources: list[Path], codec: Codec = "mlp", as_json: bool = False, **outputs: Any) -> int:
     wanted = Wanted(price=0.01, effort=1, codec=codec)
-    return encoding.run(Terminal(), sources, Outputs(**outputs), wanted, "numpy", as_json)
+    request = Request(sources, device="numpy", as_json=as_json)
+    return encoding.run(Terminal(), request, Outputs(**outputs), wanted)
 
 
 def interrupted(
@@ -123,7 +126,8 @@ def test_other_settings_or_pictures_are_not_passed_over(
     before = [path.with_suffix(".imlp").read_bytes() for path in three[:2]]
     Image.fromarray(255 - small_pixels()[:9, :9]).save(three[0])
     wanted = Wanted(price=0.02, effort=1)
-    assert encoding.run(Terminal(), three[1:2], Outputs(), wanted, "numpy", False) == 8
+    request = Request(three[1:2], device="numpy")
+    assert encoding.run(Terminal(), request, Outputs(), wanted) == 8
     assert run(three) == 1  # a is another picture; b and c are as they were
     told = capsys.readouterr().err
     assert told.count("a.imlp exists already") == 1
@@ -243,17 +247,22 @@ def test_skipping_leaves_no_state_of_what_was_done(
     assert left(three[0].parent) == []
 
 
-def test_files_go_into_a_folder(three: list[Path], tmp_path: Path) -> None:
+def test_files_go_into_a_folder(
+    three: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "out"
-    assert run(three[:1], folder=folder) == OutputError.exit_code  # which is not made
-    folder.mkdir()
-    assert run(three[:2], folder=folder) == 0
-    assert sorted(path.name for path in folder.iterdir()) == ["a.imlp", "b.imlp"]
+    assert run(three[:1], folder=folder) == 0  # which is made
+    assert run(three[:1], folder=folder) == 0
+    assert "1 file done before" in capsys.readouterr().err
     other = tmp_path / "other"
     other.mkdir()
-    same = three[0].rename(other / "b.png")
-    with pytest.raises(OutputError, match="another file of this run"):
-        run([three[1], same], folder=folder, force=True)
+    before = (folder / "a.imlp").read_bytes()
+    same = three[2].rename(other / "a.png")
+    assert run([three[0], same], folder=folder, force=True) == 1
+    assert f"of {same}, would be written over another file" in capsys.readouterr().err
+    assert (folder / "a.imlp").read_bytes() == before  # not of whichever came last
+    assert run([same], folder=folder) == OutputError.exit_code
+    assert (folder / "a.imlp").read_bytes() == before
     with pytest.raises(UsageError, match="--out"):
         run(three[1:], folder=folder, file=tmp_path / "x.imlp")
 

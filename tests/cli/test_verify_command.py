@@ -9,9 +9,14 @@ from pathlib import Path
 import mutations
 import pytest
 
-from imgmlp.cli.verify import run as verify
+from imgmlp.cli import verify as verifying
+from imgmlp.cli.folders import Request
 from imgmlp.codec.bitstream import container
 from imgmlp.terminal import Terminal
+
+
+def verify(paths: list[Path], device: str = "numpy", as_json: bool = False) -> int:
+    return verifying.run(Terminal(), Request(paths, device=device, as_json=as_json))
 
 
 @pytest.fixture
@@ -22,7 +27,7 @@ def sound(tmp_path: Path) -> Path:
 
 
 def test_a_sound_file_has_a_line(sound: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert verify(Terminal(), [sound], "numpy", as_json=False) == 0
+    assert verify([sound]) == 0
     shown = capsys.readouterr()
     assert shown.err == f"✓ {sound}  24×7 RGB and alpha   287 B\n"
     assert shown.out == ""
@@ -35,11 +40,11 @@ def test_damaged_files_are_told_from_sound_ones(
     for data in [*mutations.mutants(sound.read_bytes(), 40, seed=2)][1::2]:
         bad.write_bytes(data)
         same = data == sound.read_bytes()
-        code = verify(Terminal(), [bad], "numpy", as_json=True)
+        code = verify([bad], as_json=True)
         (report,) = json.loads(capsys.readouterr().out)
         assert (report["sound"], code) == (same, 0 if same else 4)
         assert (report["problem"] is None) == same
-    assert verify(Terminal(), [sound, bad, sound], "numpy", as_json=False) == 1
+    assert verify([sound, bad, sound]) == 1
     assert capsys.readouterr().err.count(f"✓ {sound}") == 2
 
 
@@ -49,12 +54,12 @@ def test_other_pixels_than_those_encoded_are_noticed(
     found = container.parse(sound.read_bytes())
     header = replace(found.header, digest=bytes(8))
     sound.write_bytes(container.write(header, found.sections))
-    assert verify(Terminal(), [sound], "numpy", as_json=False) == 4
+    assert verify([sound]) == 4
     assert f"{sound}: it decodes to another picture" in capsys.readouterr().err
 
 
 def test_a_device_that_is_not_there_is_exit_6(
     sound: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert verify(Terminal(), [sound], "9:9", as_json=False) == 6
+    assert verify([sound], "9:9") == 6
     assert "9:9" in capsys.readouterr().err

@@ -104,8 +104,18 @@ def beside(target: Path, key: str) -> Path:
 
 
 def of(target: Path, picture: Picture, device: AnyDevice, choices: str) -> Checkpoint:
-    """The checkpoint of the run that makes this file of a picture."""
-    own = key(picture, f"{choices} {device.info.spec} {device.info.describe()}")
+    """The checkpoint of the run that makes this file of a picture.
+
+    Devices of one kind count as one: whichever of them is free goes on.
+    """
+    info = device.info
+    own = key(picture, f"{choices} {info.describe()} {info.driver} {info.version}")
+    return Checkpoint(beside(target, own), own)
+
+
+def of_finished(target: Path, picture: Picture, choices: str) -> Checkpoint:
+    """Where what was made of a picture is kept until it is in its file, whatever made it."""
+    own = key(picture, f"{choices} finished")
     return Checkpoint(beside(target, own), own)
 
 

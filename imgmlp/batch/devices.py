@@ -1,0 +1,52 @@
+"""Which devices a run is spread over, and how many processes each of them gets."""
+
+from __future__ import annotations
+
+from imgmlp.engine import DeviceInfo, list_devices
+from imgmlp.errors import DeviceError, UsageError
+
+FILL = 2**19  # pixels that keep a GPU busy, as far as that goes: small pictures share one
+MOST = 4  # processes on a GPU, if nobody says how many
+
+
+def is_several(spec: str) -> bool:
+    """Whether --device names more than one device."""
+    return spec.strip().lower() in ("all", "gpus") or "," in spec
+
+
+def named(spec: str, found: list[DeviceInfo] | None = None) -> list[tuple[str, bool]]:
+    """The devices that --device names, and of each whether it is a GPU.
+
+    Opens none; one name that may stand for several is left as it is. Raises DeviceError if there
+    are none of these.
+    """
+    found = list_devices() if found is None else found
+    word = spec.strip().lower()
+    if word in ("all", "gpus"):
+        kinds = ("gpu",) if word == "gpus" else ("gpu", "cpu", "other")
+        chosen = [(info.spec, info.kind == "gpu") for info in found if info.kind in kinds]
+        if not chosen:
+            hint = "`imgmlp devices` lists what there is; --device numpy works without any"
+            raise DeviceError(f"--device {word} finds no device", hint=hint)
+        return chosen
+    names = [name.strip().lower() for name in spec.split(",")]
+    gpus = {info.spec for info in found if info.kind == "gpu"}
+    known = {info.spec for info in found} | {"auto", "gpu", "cpu", "numpy"}
+    for name in names:
+        if len(names) > 1 and name not in known:
+            hint = "`imgmlp devices` lists what there is"
+            raise DeviceError(f"there is no device {name!r}", hint=hint)
+    return [(name, name in gpus or (name in ("auto", "gpu") and bool(gpus))) for name in names]
+
+
+def processes(devices: list[tuple[str, bool]], jobs: int | None, pixels: float) -> list[str]:
+    """The device of each process, for pictures of so many pixels on average.
+
+    The first processes are on devices of their own, so that few files are spread over all.
+    """
+    if jobs is not None and not 1 <= jobs <= 64:
+        raise UsageError(f"--jobs is {jobs}", hint="use a number from 1 to 64")
+    share = max(1, min(MOST, round(FILL / max(pixels, 1.0))))
+    counts = [(name, jobs or (share if gpu else 1)) for name, gpu in devices]
+    turns = max(count for _, count in counts)
+    return [name for turn in range(turns) for name, count in counts if turn < count]

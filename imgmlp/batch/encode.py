@@ -1,0 +1,227 @@
+"""A picture encoded into its file: the same for one file, for many, and wherever it is done.
+
+Until somebody remembers that the file is there, a hidden file beside it holds what was written. So
+the same command knows what it has written itself, and can write it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from imgmlp import image, output_files
+from imgmlp.batch.journal import digest
+from imgmlp.batch.wanted import Wanted
+from imgmlp.batch.work import Record, Watch
+from imgmlp.codec import encoder
+from imgmlp.codec.bitstream import metadata_sections
+from imgmlp.codec.training import checkpoint
+from imgmlp.codec.training.checkpoint import Checkpoint, Snapshot
+from imgmlp.codec.training.run import Run
+from imgmlp.codec.training.target import Goal
+from imgmlp.engine import AnyDevice
+from imgmlp.errors import OutputError, TargetError, TrainingError, UsageError
+from imgmlp.facts import dimensions
+from imgmlp.image import Picture
+from imgmlp.text import duration, size
+
+EXTENSION = ".imlp"
+REPLACE = "--force replaces it, --skip-existing passes it over"
+_BESIDE = "profile and metadata beside the picture, which --strip leaves out"
+
+
+@dataclass(frozen=True)
+class Result:
+    """A file's bytes, and what there is to tell of them."""
+
+    bytes: bytes = field(repr=False)
+    metrics: dict[str, Any]
+    missed: str | None
+    diverged: bool
+    beside: int = 0  # bytes that could be left out, where there are too many
+    before: bool = False  # whether an earlier run had made it
+
+    def facts(self) -> dict[str, Any]:
+        """For JSON, which has no infinity: the PSNR of equal pictures is null."""
+        endless = math.isinf(self.metrics["psnr"])
+        return self.metrics | ({"psnr": None} if endless else {})
+
+    def line(self, name: str) -> str:
+        """What there is to say of a file of this name.
+
+        Raises TargetError or TrainingError if it is only the best that there was.
+        """
+        if self.diverged:
+            problem = f"training of {name} could not go on: its loss kept growing without bound"
+            raise TrainingError(problem, hint="the best state is in the file; try another target")
+        if self.missed is not None:
+            advice = "try another target, a higher --effort or more --time"
+            if self.beside:
+                advice = f"{self.beside:,} bytes of it are {_BESIDE}"
+            hint = f"the best file was written; {advice}"
+            raise TargetError(f"{name} has {self.missed}", hint=hint)
+        found = self.metrics
+        quality = "lossless" if math.isinf(found["psnr"]) else f"{found['psnr']:.2f} dB"
+        figures = f"{size(found['bytes'])}   {found['bpp']:.3f} bpp   {quality}"
+        took = "done before" if self.before else duration(found["seconds"])
+        return f"{name}   {figures}   {took}"
+
+
+@dataclass(eq=False)
+class Encoding:
+    """A picture on its way to its file."""
+
+    picture: Picture
+    name: str  # of the picture, for people
+    output: Path | None  # None for what has no name, and so no hidden file beside it
+    wanted: Wanted
+    device: Callable[[], AnyDevice]
+    watch: Watch
+    # Whether the file may be written now; False leaves it as it is. Raises OutputError.
+    allowed: Callable[[], bool]
+    write: Callable[[bytes], None]
+    began: float = field(default_factory=time.perf_counter)  # what a time limit counts from
+    kept: Checkpoint | None = None  # what was written
+    _state: Path | None = None  # of the training
+
+    def run(self) -> Result | None:
+        """What was written now or before; None if the file is left as it is.
+
+        Raises ImgmlpError: Interrupted once the state is saved, where the watch asks for it.
+        """
+        picture, wanted = self.picture, self.wanted
+        goal, workload = wanted.target(picture.width * picture.height), wanted.training()
+        beside = metadata_sections.size(picture.metadata) if goal.kind == "bytes" else 0
+        self._announce(goal, beside)
+        choices = f"{wanted.codec} {goal!r} {workload!r}"
+        if self.output is not None:
+            self.kept = checkpoint.of_finished(self.output, picture, choices)
+        found = self._done_before()
+        if found is None or self.output is None or not holds(self.output, found.bytes):
+            if not self.allowed():
+                return None
+            with self.watch.saving():
+                found = found or self._trained(goal, choices)
+                self.write(found.bytes)
+                forget(self._state)
+        return replace(found, beside=beside if len(found.bytes) > goal.value else 0)
+
+    def _announce(self, goal: Goal, beside: int) -> None:
+        """Say what was understood. At once: looking for a device may take seconds."""
+        picture, wanted = self.picture, self.wanted
+        what = dimensions(picture.width, picture.height, picture.channels)
+        asked = f"{goal}, {wanted.codec}, {wanted.work()}"
+        self.watch.announce(f"{self.name}  {what}   {asked}")
+        if 2 * beside > goal.value:
+            self.watch.announce(f"{beside:,} of {goal} are {_BESIDE}")
+
+    def _done_before(self) -> Result | None:
+        """What was made of the picture already, if the command was stopped after that."""
+        saved = None if self.kept is None else self.kept.load()
+        if saved is None or (finished := saved.finished()) is None:
+            return None
+        data, values = finished
+        return Result(data, **values, before=True)
+
+    def _trained(self, goal: Goal, choices: str) -> Result:
+        """A file's bytes, which the hidden file holds as well. Raises Interrupted."""
+        picture, codec, workload = self.picture, self.wanted.codec, self.wanted.training()
+        state, device = None, self.device()
+        if self.output is not None:
+            state = checkpoint.of(self.output, picture, device, choices)
+            self._state = state.path
+            if (others := checkpoint.others(self.output, state)) is not None:
+                self.watch.note(others)
+        if workload.steps and workload.seconds is None:  # else it is told already
+            seconds = encoder.expected_seconds(picture, goal, workload, device, codec)
+            self.watch.announce(f"about {duration(seconds)}")
+        with self.watch.training(workload.steps) as show:
+            run = Run(show, self.watch.stopping, self.watch.note, state, began=self.began)
+            made = encoder.encode(picture, goal, workload, device, run, codec)
+        found = Result(made.bytes, made.metrics, made.missed, made.diverged)
+        if run.due(stopping=True):
+            self._keep(found)
+        return found
+
+    def _keep(self, found: Result) -> None:
+        values = {"metrics": found.metrics, "missed": found.missed, "diverged": found.diverged}
+        assert self.kept is not None
+        try:
+            self.kept.save(Snapshot.of_finished(found.bytes, values))
+        except OutputError as error:
+            self.watch.note(f"no checkpoints: {error}")
+
+
+@dataclass(frozen=True)
+class EncodeFile:
+    """Encodes picture files: each task's source to its output."""
+
+    wanted: Wanted
+
+    def __call__(self, record: Record, device: Callable[[], AnyDevice], watch: Watch) -> None:
+        """Raises TargetError or TrainingError after the best file is written."""
+        task, wanted, began = record.task, self.wanted, time.perf_counter()
+        output = task.output
+        assert output is not None
+        make_folder(output)
+        if output.exists() and not task.replace and not checkpoint.left_beside(output):
+            output_files.check_output(output, False, REPLACE)
+        record.source_status, record.digest = looked_at(task.source)
+        picture = image.load(task.source, True, frame=wanted.frame, strip=wanted.strip)
+        record.notes += [f"{task.source}: {note}" for note in picture.notes]
+
+        def allowed() -> bool:
+            output_files.check_output(output, task.replace, REPLACE)
+            return True
+
+        def write(data: bytes) -> None:
+            allowed()  # somebody may have written it in the meantime
+            output_files.write_atomically(output, lambda stream: stream.write(data))
+
+        encoding = Encoding(
+            picture, str(task.source), output, wanted, device, watch, allowed, write, began
+        )
+        found = encoding.run()
+        assert found is not None
+        record.written, record.facts = True, found.facts()
+        record.state = None if encoding.kept is None else encoding.kept.path
+        record.line = found.line(str(output))
+
+
+def looked_at(path: Path) -> tuple[tuple[int, int], str]:
+    """(bytes, nanoseconds of the last change) and digest of a file. Raises UsageError."""
+    try:
+        status = path.stat()
+        return (status.st_size, status.st_mtime_ns), digest(path)
+    except OSError as error:
+        problem = f"cannot read {path}: {error.strerror}"
+        raise UsageError(problem, hint="check the file") from error
+
+
+def make_folder(output: Path) -> None:
+    """Make the folder that a file goes into. Raises OutputError."""
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = f"cannot make the folder {output.parent}: {error.strerror}"
+        raise OutputError(problem, hint="choose another place with --out") from error
+
+
+def holds(path: Path, data: bytes) -> bool:
+    """Whether a file is just these bytes."""
+    try:
+        return path.stat().st_size == len(data) and path.read_bytes() == data
+    except OSError:
+        return False
+
+
+def forget(state: Path | None) -> None:
+    """Remove a hidden file whose output is remembered otherwise."""
+    if state is not None:
+        with contextlib.suppress(OSError):  # any other run passes over it
+            state.unlink(missing_ok=True)

@@ -1,0 +1,153 @@
+"""The files that names, folders, patterns and lists stand for, one after the other.
+
+Looks at names and at what the file system says of them; opens no file. Nothing of what was found is
+kept, so that there may be any number of them.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from imgmlp.errors import ImgmlpError, UsageError
+
+LONGEST_LIST = 2**30  # bytes
+
+
+@dataclass(frozen=True)
+class Found:
+    """A file, or a folder that could not be read."""
+
+    path: Path
+    name: Path  # relative to the folder whose tree is mirrored
+    bytes: int = 0
+    mtime: int = 0  # nanoseconds
+    error: ImgmlpError | None = None  # why it cannot be done
+
+
+@dataclass
+class Search:
+    """What to look for, and what was passed over on the way."""
+
+    endings: Collection[str]  # of names, with the dot, in lower case
+    recursive: bool = False
+    leave_out: Path | None = None  # a folder whose content is none of the input
+    check: Callable[[Path], None] = lambda _: None  # of what was named itself; raises ImgmlpError
+    others: int = 0  # files with other endings
+    folders: int = 0  # inside of those given, where these alone are wanted
+    links: int = 0  # to folders, which might lead in a circle
+    left_out: bool = field(default=False)
+
+    def find(self, sources: Sequence[Path]) -> Iterator[Found]:
+        """What files, folders and patterns stand for."""
+        for source in sources:
+            if source.is_dir():
+                yield from self._folder(source, source)
+            elif not os.path.lexists(source) and glob.has_magic(str(source)):
+                yield from self._pattern(str(source))
+            else:
+                yield self._named(source, Path(source.name))
+
+    def listed(self, names: Iterator[Path], roots: Sequence[Path]) -> Iterator[Found]:
+        """The files of a list, each in one of some folders, which it keeps its place of."""
+        tops = [os.path.abspath(root) for root in roots or [Path()]]
+        for path in names:
+            whole = os.path.abspath(path)
+            inside = [top for top in tops if whole.startswith(os.path.join(top, ""))]
+            if inside and path.is_dir():  # one that could not be read before
+                yield from self._folder(Path(whole), Path(max(inside, key=len)))
+                continue
+            if inside:
+                yield self._named(path, Path(os.path.relpath(whole, max(inside, key=len))))
+                continue
+            places = ", ".join(map(str, roots)) or "the current folder"
+            problem = f"{path} is not in {places}"
+            hint = "give the folder above it beside the list: its place in there is kept"
+            yield Found(path, Path(path.name), error=UsageError(problem, hint=hint))
+
+    def _pattern(self, pattern: str) -> Iterator[Found]:
+        parts = Path(pattern).parts
+        fixed = next(n for n, part in enumerate(parts) if glob.has_magic(part))
+        top, any_found = Path(*parts[:fixed]), False
+        for match in glob.iglob(pattern, recursive=True):
+            any_found, path = True, Path(match)
+            if not path.is_dir():
+                yield self._named(path, path.relative_to(top))
+            elif "**" not in parts:
+                yield from self._folder(path, top)
+        if not any_found:
+            error = UsageError(f"nothing matches {pattern}", hint="check the pattern")
+            yield Found(Path(pattern), Path(pattern), error=error)
+
+    def _folder(self, folder: Path, top: Path) -> Iterator[Found]:
+        """A folder's own files, and those of the folders in it, under their names from `top` on."""
+        waiting = [folder]
+        while waiting:
+            here = waiting.pop()
+            try:
+                with os.scandir(here) as entries:
+                    for entry in entries:
+                        yield from self._entry(entry, here, top, waiting)
+            except OSError as error:
+                problem = f"cannot read the folder {here}: {error.strerror}"
+                refused = UsageError(problem, hint="check its rights; the other folders were read")
+                yield Found(here, here.relative_to(top), error=refused)
+
+    def _entry(
+        self, entry: os.DirEntry[str], here: Path, top: Path, waiting: list[Path]
+    ) -> Iterator[Found]:
+        if entry.name.startswith("."):
+            return
+        path = here / entry.name
+        if entry.is_dir(follow_symlinks=False):
+            if not self.recursive:
+                self.folders += 1
+            elif self.leave_out is not None and os.path.realpath(path) == str(self.leave_out):
+                self.left_out = True
+            else:
+                waiting.append(path)
+            return
+        try:
+            status = entry.stat()
+        except OSError:  # a link to nothing, or to itself
+            if path.suffix.lower() in self.endings:
+                yield _refused(path, path.relative_to(top), "leads nowhere")
+            return
+        if entry.is_dir():
+            self.links += 1
+        elif path.suffix.lower() not in self.endings or not entry.is_file():
+            self.others += 1
+        else:
+            yield Found(path, path.relative_to(top), status.st_size, status.st_mtime_ns)
+
+    def _named(self, path: Path, name: Path) -> Found:
+        """A file that somebody named, whatever its ending is."""
+        try:
+            self.check(path)
+            status = path.stat()
+        except ImgmlpError as error:
+            return Found(path, name, error=error)
+        except (OSError, ValueError) as error:
+            return _refused(path, name, f"cannot be read: {getattr(error, 'strerror', error)}")
+        return Found(path, name, status.st_size, status.st_mtime_ns)
+
+
+def _refused(path: Path, name: Path, problem: str) -> Found:
+    return Found(path, name, error=UsageError(f"{path} {problem}", hint="check the name"))
+
+
+def names_in(data: bytes) -> Iterator[Path]:
+    """The names in a list: one a line, or with a zero byte after each, as `find -print0` has it."""
+    separator = b"\0" if b"\0" in data else b"\n"
+    start = 0
+    while start < len(data):
+        end = data.find(separator, start)
+        end = len(data) if end < 0 else end
+        name = data[start:end]
+        name = name if separator == b"\0" else name.removesuffix(b"\r")
+        if name:
+            yield Path(os.fsdecode(name))
+        start = end + 1

@@ -1,0 +1,103 @@
+"""What was written into a folder, remembered there: one line of JSON for each output.
+
+Lines are only added, each at once and as a whole, so that a process may end at any moment. A line
+that is damaged, or of another version, is passed over; of several for one output the last counts.
+Whoever reads it may have forgotten all of it: then a file is one that nobody knows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from imgmlp.errors import OutputError
+
+NAME = ".imgmlp-journal.jsonl"
+VERSION = 1
+LONGEST = 2**16  # bytes of a line
+
+
+@dataclass(frozen=True)
+class Done:
+    """An output that was written: of what, and what it was like."""
+
+    output: str  # relative to the folder
+    source: str  # absolute
+    bytes: int  # of the source file
+    mtime: int  # likewise, nanoseconds
+    picture: str  # digest of the source file
+    settings: str  # digest
+    output_bytes: int
+    output_mtime: int
+    output_digest: str
+    facts: dict[str, Any] = field(default_factory=dict)  # for JSON
+
+
+_KINDS = {one.name: {"str": str, "int": int}.get(str(one.type), dict) for one in fields(Done)}
+
+
+def digest(path: Path) -> str:
+    """Stands for a file's bytes. Raises OSError."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+class Journal:
+    """The journal of a folder, which need not be there until something is added."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / NAME
+        self.damaged = 0  # lines that were passed over
+        self._whole = False  # whether the file is known to end with a whole line
+
+    def read(self) -> Iterator[Done]:
+        """All outputs, oldest first. Raises OutputError if there is a journal nobody can read."""
+        self.damaged = 0
+        try:
+            with self.path.open("rb") as stream:
+                while line := stream.readline(LONGEST):
+                    if line.strip() and (found := _parsed(line)) is not None:
+                        yield found
+                    elif line.strip():
+                        self.damaged += 1
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            problem = f"cannot read {self.path}: {error.strerror}"
+            raise OutputError(problem, hint="check its rights, or remove it") from error
+
+    def add(self, done: Done) -> None:
+        """Remember an output from now on. Raises OutputError."""
+        line = json.dumps({"version": VERSION} | asdict(done)).encode() + b"\n"
+        try:
+            handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            try:
+                if not self._whole:  # another process may have ended in the middle of its line
+                    line = b"\n" + line
+                self._whole = False
+                self._whole = os.write(handle, line) == len(line)
+                with contextlib.suppress(OSError):  # not every system can
+                    os.fsync(handle)
+            finally:
+                os.close(handle)
+        except OSError as error:
+            problem = f"cannot write {self.path}: {error.strerror}"
+            raise OutputError(problem, hint="make room, or choose another folder") from error
+
+
+def _parsed(line: bytes) -> Done | None:
+    try:
+        values = json.loads(line)
+        if not isinstance(values, dict) or values.pop("version") != VERSION:
+            return None
+        known = {name: values[name] for name in _KINDS}
+    except (ValueError, KeyError, RecursionError):
+        return None
+    good = all(isinstance(known[name], kind) for name, kind in _KINDS.items())
+    return Done(**known) if good else None

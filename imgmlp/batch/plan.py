@@ -1,0 +1,223 @@
+"""What there is to do for the files of a run, and what is done and unchanged since.
+
+Everything about single files lies in a temporary database on the disk, so that memory does not grow
+with their number. Opens no device, and reads no file whose size and time are as they were.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+from imgmlp.batch.find import Found
+from imgmlp.batch.journal import Done, Journal, digest
+from imgmlp.batch.work import Record, Task
+from imgmlp.errors import OutputError, UsageError
+from imgmlp.output_files import write_atomically
+
+TABLES = """
+CREATE TABLE done (output BLOB PRIMARY KEY, line TEXT) WITHOUT ROWID;
+CREATE TABLE found (output BLOB PRIMARY KEY, path BLOB, bytes INTEGER, mtime INTEGER) WITHOUT ROWID;
+CREATE TABLE todo (weight INTEGER, output BLOB, path BLOB, again INTEGER);
+CREATE TABLE failed (path BLOB);
+"""
+FAILED = "imgmlp-failed.txt"  # a list in the folder of the outputs
+APART = "rename one of them, or give it for itself with another --out"
+
+Kind = Literal["do", "unchanged", "skipped"]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Where outputs go, what makes them what they are, and what becomes of those that exist."""
+
+    folder: Path | None  # None where nothing is written
+    naming: Callable[[Path], Path]  # from a file's name in its tree to its output's
+    settings: str = ""  # digest
+    force: bool = False
+    skip: bool = False
+    weigh: Callable[[Path], int] = lambda _: 1
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do about a file whose output has a name."""
+
+    kind: Kind
+    replace: bool = False
+    known: Done | None = None  # what the journal ought to say of it from now on
+
+
+def decide(found: Found, output: Path, known: Done | None, rules: Rules) -> Decision:
+    """Whether a file is done already. Raises OSError where it cannot be read."""
+    try:
+        there = output.stat()
+    except FileNotFoundError:
+        return Decision("do", rules.force)
+    theirs = Decision("skipped") if rules.skip else Decision("do", rules.force)
+    if known is None:
+        return theirs
+    kept = there.st_size, there.st_mtime_ns
+    if kept != (known.output_bytes, known.output_mtime) and (
+        kept[0] != known.output_bytes or digest(output) != known.output_digest
+    ):
+        return theirs  # somebody else has written it since
+    source = os.path.abspath(found.path)
+    looks = source, found.bytes, found.mtime
+    same = looks == (known.source, known.bytes, known.mtime)
+    same = same or (found.bytes == known.bytes and digest(found.path) == known.picture)
+    now = replace(
+        known, source=source, bytes=looks[1], mtime=looks[2], output_mtime=there.st_mtime_ns
+    )
+    if same and known.settings == rules.settings:
+        return Decision("unchanged", known=now)
+    if rules.skip or (source != known.source and not same):
+        return theirs  # made of another picture
+    return Decision("do", replace=True)
+
+
+class Plan:
+    """The files of a run. Those to do are given largest first."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self.count = self.weight = 0  # of what is to be done
+        self.unchanged = self.skipped = 0
+        self.journal = None if rules.folder is None else Journal(rules.folder)
+        self._data = sqlite3.connect("")  # a file that has no name, and goes with the process
+        self._data.executescript(TABLES)
+
+    def make(self, files: Iterable[Found]) -> Iterator[Record]:
+        """Decide on files; gives a record of each of which there is nothing to do.
+
+        Raises OutputError if the journal cannot be read.
+        """
+        for done in () if self.journal is None else self.journal.read():
+            row = os.fsencode(done.output), json.dumps(asdict(done))
+            self._data.execute("INSERT OR REPLACE INTO done VALUES (?, ?)", row)
+        for found in files:
+            refused = _refused(found) if found.error is not None else self._add(found)
+            if refused is not None:
+                yield refused
+        for output, path, count, mtime in self._data.execute("SELECT * FROM found"):
+            name = Path(os.fsdecode(output))
+            found = Found(Path(os.fsdecode(path)), name, count, mtime)
+            if (record := self._decided(found)) is not None:
+                yield record
+        counted = "SELECT count(*), coalesce(sum(weight), 0) FROM todo"
+        self.count, self.weight = self._data.execute(counted).fetchone()
+
+    def tasks(self) -> Iterator[Task]:
+        """What is to be done, largest first."""
+        ordered = "SELECT weight, output, path, again FROM todo ORDER BY weight DESC, path"
+        for weight, name, path, again in self._data.execute(ordered):
+            output = self._output(Path(os.fsdecode(name)))
+            yield Task(Path(os.fsdecode(path)), output, bool(again), weight)
+
+    def _output(self, name: Path) -> Path | None:
+        return None if self.rules.folder is None else self.rules.folder / name
+
+    def _add(self, found: Found) -> Record | None:
+        """Take a file in; of two with one output, the one that is not taken."""
+        output = os.fsencode(self.rules.naming(found.name))
+        row = output, os.fsencode(found.path), found.bytes, found.mtime
+        before = self._data.execute("SELECT path FROM found WHERE output = ?", row[:1]).fetchone()
+        if before is not None:
+            known = self._known(output)
+            paths = sorted([before[0], row[1]])  # in the same order whenever they are found
+            paths.sort(key=lambda path: known is None or _absolute(path) != known.source)
+            name = self._output(Path(os.fsdecode(output))) or found.path
+            taken, other = (Path(os.fsdecode(path)) for path in paths)
+            problem = f"{name}, of {other}, would be written over another file of this run: {taken}"
+            refused = _refused(replace(found, path=other, error=OutputError(problem, hint=APART)))
+            if paths[0] == before[0]:
+                return refused
+        self._data.execute("INSERT OR REPLACE INTO found VALUES (?, ?, ?, ?)", row)
+        return refused if before is not None else None
+
+    def _known(self, output: bytes) -> Done | None:
+        query = "SELECT line FROM done WHERE output = ?"
+        row = self._data.execute(query, (output,)).fetchone()
+        return None if row is None else Done(**json.loads(row[0]))
+
+    def _decided(self, found: Found) -> Record | None:
+        """Note what to do about a file; its record if that is nothing."""
+        output, known = self._output(found.name), self._known(os.fsencode(found.name))
+        try:
+            decision = Decision("do")
+            if output is not None:
+                decision = decide(found, output, known, self.rules)
+        except OSError as error:
+            problem = f"cannot read {error.filename or found.path}: {error.strerror}"
+            return _refused(replace(found, error=UsageError(problem, hint="check the file")))
+        if decision.kind == "do":
+            row = os.fsencode(found.name), os.fsencode(found.path), decision.replace
+            weight = max(1, self.rules.weigh(found.path))
+            self._data.execute("INSERT INTO todo VALUES (?, ?, ?, ?)", (weight, *row))
+            return None
+        record = Record(Task(found.path, output), written=True)
+        if decision.kind == "skipped":
+            self.skipped += 1
+            record.facts["skipped"] = True
+            return record
+        self.unchanged += 1
+        assert decision.known is not None
+        assert self.journal is not None
+        record.facts = {"unchanged": True} | decision.known.facts
+        if decision.known != known:
+            self.journal.add(decision.known)
+        return record
+
+    def remember(self, record: Record) -> None:
+        """Note in the journal that an output is there. Raises OutputError."""
+        task = record.task
+        if self.journal is None or self.rules.folder is None or task.output is None:
+            return
+        try:
+            source, output = record.source_status, task.output.stat()
+            kept = output.st_size, output.st_mtime_ns, digest(task.output)
+        except OSError as error:
+            problem = f"cannot read {task.output}: {error.strerror}"
+            raise OutputError(problem, hint="give the same command again") from error
+        name = str(task.output.relative_to(self.rules.folder))
+        looks = os.path.abspath(task.source), *source, record.digest
+        self.journal.add(Done(name, *looks, self.rules.settings, *kept, record.facts))
+
+    def failed(self, source: Path) -> None:
+        """Note that a file has no output."""
+        self._data.execute("INSERT INTO failed VALUES (?)", (os.fsencode(source),))
+
+    def list_failed(self) -> Path | None:
+        """Write the list of those that failed; returns it, or None if there is none to write."""
+        folder = self.rules.folder
+        if folder is None or not folder.is_dir():
+            return None
+        path, count = folder / FAILED, self._data.execute("SELECT count(*) FROM failed").fetchone()
+        if not count[0]:
+            path.unlink(missing_ok=True)
+            return None
+        (lines,) = self._data.execute("SELECT count(*) FROM failed WHERE instr(path, x'0a')")
+        end = b"\0" if lines[0] else b"\n"  # a name may hold anything but a zero
+
+        def write(stream: BinaryIO) -> None:
+            for (name,) in self._data.execute("SELECT path FROM failed"):
+                stream.write(name + end)
+
+        write_atomically(path, write)
+        return path
+
+
+def _absolute(path: bytes) -> str:
+    return os.path.abspath(os.fsdecode(path))
+
+
+def _refused(found: Found) -> Record:
+    record = Record(Task(found.path))
+    assert found.error is not None
+    record.fail(found.error)
+    return record

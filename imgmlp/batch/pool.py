@@ -1,0 +1,271 @@
+"""Many files done by one process, or by several that each have a device; all fed from one queue.
+
+A process that ends by itself takes one file with it, which is tried once more elsewhere. Each has
+an executor of its own, so that the others do not suffer, and gets one file at a time. Beside files
+and records only numbers in shared memory go between them: no lock that a killed process may hold.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from imgmlp.batch.work import Record, Task, Watch, Work, attempt
+from imgmlp.engine import open_device
+from imgmlp.errors import DeviceError, Interrupted, TrainingError
+from imgmlp.interrupt import ignore_signals
+
+if TYPE_CHECKING:
+    from imgmlp.codec.training.run import Progress
+
+TICK = 0.1  # seconds between two looks at what the processes tell
+PATIENCE = (
+    3  # processes in a row whose device fails or that end by themselves, before it is given up
+)
+ONCE_MORE = 2  # times that a file is tried
+_STOP, _END = 1, 2  # what the processes are asked for: to save and stop, or to end at once
+_STEP, _STEPS, _PSNR = range(3)  # places in a process's shared numbers
+_SPAWN = multiprocessing.get_context("spawn")  # no driver survives a fork
+
+Stopping = Callable[[], bool]
+Records = Generator[Record, None, None]
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What a process is doing now."""
+
+    device: str
+    file: str = ""  # empty if it is idle
+    step: int = 0
+    steps: int = 0
+    psnr: float = 0.0
+
+
+@dataclass
+class _Queue:
+    """Files that wait, and those that are to be tried once more."""
+
+    fresh: Iterator[Task]
+    again: deque[tuple[Task, str]] = field(default_factory=deque)  # with where it failed
+    tries: dict[Task, int] = field(default_factory=dict)  # of those that failed, and only these
+
+    def next(self, device: str, others: bool) -> Task | None:
+        """A file for a device; `others` says whether there are other ones to try it on."""
+        for place, (task, failed_on) in enumerate(self.again):
+            if failed_on != device or not others:
+                del self.again[place]
+                return task
+        return next(self.fresh, None)
+
+    def once_more(self, task: Task, failed_on: str) -> bool:
+        """Whether a file that failed may be tried elsewhere; then it will be."""
+        self.tries[task] = self.tries.get(task, 1) + 1
+        if self.tries[task] > ONCE_MORE:
+            return False
+        self.again.append((task, failed_on))
+        return True
+
+
+# --- one process ---
+
+
+def run_here(work: Work, tasks: Iterator[Task], device: str, watch: Watch) -> Records:
+    """Do files in this process, one after the other. Raises Interrupted, DeviceError."""
+    opened = cache(lambda: open_device(device))
+    for task in tasks:
+        if watch.stopping():
+            return
+        record = attempt(work, task, opened, watch)
+        record.device = device
+        yield record
+        if record.exit_code == DeviceError.exit_code or record.no_room or record.interrupted:
+            return
+
+
+# --- several ---
+
+
+class Pool:
+    """A process for each of some devices; one may be named several times."""
+
+    def __init__(self, work: Work, devices: Sequence[str], note: Callable[[str], None]) -> None:
+        self._asked, self._note = _SPAWN.RawValue("i", 0), note
+        self._slots = [_Slot(work, device, self._asked) for device in devices]
+
+    def seats(self) -> list[Seat]:
+        """What each process is doing."""
+        return [slot.seat() for slot in self._slots]
+
+    def run(self, tasks: Iterator[Task], stopping: Stopping, tick: Callable[[], None]) -> Records:
+        """Do files; records come as files end. `tick` is called several times a second.
+
+        Ends early where it is asked to stop, no device is left or the disk is full.
+        """
+        queue, full = _Queue(tasks), False
+        try:
+            while True:
+                if stopping():
+                    self._asked.value = _STOP
+                if not (self._asked.value or full):
+                    self._hand_out(queue)
+                busy = {slot.future: slot for slot in self._slots if slot.future is not None}
+                if not busy:
+                    return
+                ended, _ = wait(busy, timeout=TICK, return_when=FIRST_COMPLETED)
+                for future in ended:
+                    record = self._ended(busy[future], queue)
+                    if record is not None:
+                        full = full or record.no_room
+                        yield record
+                tick()
+        except BaseException:
+            self._asked.value = _END
+            raise
+        finally:
+            for slot in self._slots:
+                slot.close()
+
+    def _hand_out(self, queue: _Queue) -> None:
+        for slot in self._slots:
+            if slot.future is None and not slot.given_up:
+                alive = {one.device for one in self._slots if not one.given_up}
+                task = queue.next(slot.device, others=len(alive - {slot.device}) > 0)
+                if task is not None:
+                    slot.start(task)
+
+    def _ended(self, slot: _Slot, queue: _Queue) -> Record | None:
+        """The record of a file that a process has done, or cannot do; None if another one may."""
+        record = slot.result()
+        if slot.died and self._asked.value:
+            record.fail(Interrupted("stopped"))
+            return record
+        if slot.deaths >= PATIENCE:
+            slot.given_up = True
+            self._note(f"a process on {slot.device} is given up: {record.problem}")
+        if record.elsewhere or slot.died:
+            alive = any(not one.given_up for one in self._slots)
+            if alive and queue.once_more(record.task, slot.device):
+                return None
+        return record
+
+
+class _Slot:
+    """A process, which is started when there is a file for it, and anew when it has ended."""
+
+    def __init__(self, work: Work, device: str, asked: Any) -> None:
+        self.device, self.given_up, self.died, self.deaths = device, False, False, 0
+        self.future: Future[Record] | None = None
+        self._work, self._asked = work, asked
+        self._numbers = _SPAWN.RawArray("d", 3)
+        self._task: Task | None = None
+        self._executor: ProcessPoolExecutor | None = None
+
+    def start(self, task: Task) -> None:
+        if self._executor is None:
+            given = self._work, self.device, self._numbers, self._asked
+            self._executor = ProcessPoolExecutor(1, _SPAWN, _prepare, given)
+        self._task, self._numbers[:] = task, [0.0] * len(self._numbers)
+        self.future = self._executor.submit(_do, task)
+
+    def result(self) -> Record:
+        """What became of the file."""
+        assert self.future is not None
+        assert self._task is not None
+        try:
+            record = self.future.result()
+            self.died = False
+        except BrokenProcessPool:
+            record = Record(self._task)
+            problem = (
+                f"{self._task.source}: the process that did it on {self.device} ended by itself"
+            )
+            hint = "its driver may have failed, or memory was short: try `imgmlp devices --check`"
+            record.fail(TrainingError(problem, hint=hint))
+            self.died = True
+        if self.died or record.exit_code == DeviceError.exit_code:
+            self.deaths += 1
+            self.close()  # a device that failed once may work in a new process only
+        else:
+            self.deaths = 0
+        record.device = self.device
+        self.future = self._task = None
+        return record
+
+    def seat(self) -> Seat:
+        if self._task is None:
+            return Seat(self.device)
+        step, steps, psnr = self._numbers
+        return Seat(self.device, self._task.source.name, int(step), int(steps), psnr)
+
+    def close(self) -> None:
+        if self._executor is not None:
+            self._executor.shutdown(cancel_futures=True)
+            self._executor = None
+
+
+# --- inside of such a process ---
+
+
+@dataclass
+class _Told:
+    """The watch of a process: it has numbers to write to, and one to read."""
+
+    numbers: Any
+    asked: Any
+    notes: list[str] = field(default_factory=list)
+
+    def announce(self, text: str) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    @contextmanager
+    def training(self, steps: int) -> Iterator[Callable[[Progress], None]]:
+        self.numbers[_STEPS] = steps
+
+        def show(progress: Progress) -> None:
+            self.numbers[:] = progress.step, progress.steps, progress.psnr
+
+        yield show
+
+    def stopping(self) -> bool:
+        return bool(self.asked.value)
+
+    def saving(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+
+_own: dict[str, Any] = {}  # what the process was started with
+
+
+def _prepare(work: Work, device: str, numbers: Any, asked: Any) -> None:
+    ignore_signals()  # they are for the process that started it, which tells
+    threading.Thread(target=_leave_with, args=(asked,), daemon=True).start()
+    opened = cache(lambda: open_device(device))
+    _own.update(work=work, device=opened, numbers=numbers, asked=asked)
+
+
+def _leave_with(asked: Any) -> None:
+    """End when the process that started this one has ended, or asks for it."""
+    parent = multiprocessing.parent_process()
+    while parent is not None and parent.is_alive() and asked.value != _END:
+        parent.join(TICK)
+    os._exit(1)
+
+
+def _do(task: Task) -> Record:
+    watch = _Told(_own["numbers"], _own["asked"])
+    record = attempt(_own["work"], task, _own["device"], watch)
+    record.notes += watch.notes
+    return record

@@ -1,0 +1,79 @@
+"""Compressed files of a run over many: decoded into pictures, or verified."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from imgmlp import image, output_files
+from imgmlp.batch.encode import EXTENSION, holds, looked_at, make_folder
+from imgmlp.batch.work import Record, Watch
+from imgmlp.codec.decoder import Size, open_stored
+from imgmlp.engine import AnyDevice
+from imgmlp.facts import dimensions
+from imgmlp.text import duration, size
+
+ENDINGS = (EXTENSION, ".npz")
+REPLACE = "--force replaces it"
+PIXELS_PER_BYTE = 16  # of a file with half a bit a pixel
+
+
+def decoded_name(name: Path) -> Path:
+    """The picture of a file with this name, told by its ending."""
+    return name.with_suffix(".decoded.png" if name.suffix.lower() == EXTENSION else ".png")
+
+
+def weigh(path: Path) -> int:
+    """About how many pixels a compressed file has, told by its size."""
+    with contextlib.suppress(OSError):
+        return path.stat().st_size * PIXELS_PER_BYTE
+    return 1
+
+
+@dataclass(frozen=True)
+class DecodeFile:
+    """Decodes files into PNGs, at their own size or another: each task's source to its output."""
+
+    scale: float | None = None
+    size: Size | None = None
+
+    def __call__(self, record: Record, device: Callable[[], AnyDevice], watch: Watch) -> None:
+        """Raises ImgmlpError."""
+        began, task = time.perf_counter(), record.task
+        assert task.output is not None
+        make_folder(task.output)
+        record.source_status, record.digest = looked_at(task.source)
+        stored = open_stored(task.source)
+        size = self.size
+        if self.scale is not None:
+            size = image.scaled(stored.width, stored.height, self.scale)
+        pixels = stored.decode(device(), size)
+        png = io.BytesIO()
+        image.save_png(pixels, png, stored.metadata)
+        if not holds(task.output, png.getvalue()):  # else the same command wrote it, and was killed
+            output_files.check_output(task.output, task.replace, REPLACE)
+            output_files.write_atomically(task.output, lambda stream: stream.write(png.getvalue()))
+        height, width, channels = pixels.shape
+        record.written, record.facts = True, {"width": width, "height": height}
+        seconds = duration(time.perf_counter() - began)
+        record.line = f"{task.output}  {dimensions(width, height, channels)}   {seconds}"
+
+
+@dataclass(frozen=True)
+class VerifyFile:
+    """Compares the checksums of files, and the pixels of compact ones with those encoded."""
+
+    def __call__(self, record: Record, device: Callable[[], AnyDevice], watch: Watch) -> None:
+        """Raises ImgmlpError if a file is not sound."""
+        source = record.task.source
+        record.facts = {"sound": False}
+        stored = open_stored(source)
+        if stored.exact:
+            stored.decode(device())
+        record.facts["sound"], found = True, stored.facts
+        picture = dimensions(found["width"], found["height"], found["channels"])
+        record.line = f"{source}  {picture}   {size(found['bytes'])}"

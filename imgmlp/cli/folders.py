@@ -1,0 +1,152 @@
+"""Runs over many files: `encode` and `decode` with --out, and `verify` of folders.
+
+Names come from the command line or a list. How files are found, planned and done is in
+`imgmlp.batch`, what is told of them in `run_report`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from imgmlp.batch import devices
+from imgmlp.batch.find import Found, Search, names_in
+from imgmlp.batch.plan import Plan, Rules
+from imgmlp.batch.pool import Pool, Seat, run_here
+from imgmlp.batch.work import Work
+from imgmlp.cli import files
+from imgmlp.cli.files import STANDARD
+from imgmlp.cli.run_report import RunReport
+from imgmlp.codec.training.run import Progress
+from imgmlp.errors import OutputError, UsageError
+from imgmlp.interrupt import StopRequest
+from imgmlp.terminal import Terminal
+
+
+@dataclass(frozen=True)
+class Request:
+    """What files there are, and where they are worked on."""
+
+    sources: list[Path]
+    listed: Path | None = None
+    recursive: bool = False
+    device: str = "auto"
+    jobs: int | None = None
+    as_json: bool = False
+
+    @property
+    def many(self) -> bool:
+        """Whether it can be meant for a run over many files only."""
+        spread = devices.is_several(self.device) or self.jobs is not None
+        return spread or self.listed is not None or self.recursive or any(map(_many, self.sources))
+
+    def check(self) -> None:
+        """Raises UsageError."""
+        if STANDARD in self.sources:
+            hint = "give -o and a name for its output, without --out"
+            raise UsageError("- is standard input, which has no place in a folder", hint=hint)
+        if not self.sources and self.listed is None:
+            raise UsageError("there is nothing to do", hint="give files or folders")
+
+    def found(self, search: Search) -> Iterator[Found]:
+        """The files. Raises UsageError if the list cannot be read."""
+        if self.listed is None:
+            return search.find(self.sources)
+        data = files.read(self.listed) if files.is_stream(self.listed) else _list(self.listed)
+        return search.listed(names_in(data), self.sources)
+
+
+def _many(source: Path) -> bool:
+    return source.is_dir() or (glob.has_magic(str(source)) and not os.path.lexists(source))
+
+
+def _list(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        problem = f"cannot read the list {path}: {error.strerror}"
+        raise UsageError(problem, hint="give a file with a name in each line") from error
+
+
+def check_out(folder: Path | None) -> None:
+    """Refuse, before any work, where nothing can be written. Raises UsageError or OutputError."""
+    if folder is None:
+        hint = "--out DIR says where their tree is mirrored; it is made if it is not there"
+        raise UsageError("where should the outputs of many files go?", hint=hint)
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"{folder} is no folder", hint="choose another place with --out")
+
+
+def run(terminal: Terminal, request: Request, search: Search, rules: Rules, work: Work) -> int:
+    """Do what is to be done of the files; returns the exit code. Raises ImgmlpError."""
+    request.check()
+    if rules.folder is not None:
+        search.leave_out = Path(os.path.realpath(rules.folder))
+    plan = Plan(rules)
+    told = RunReport(terminal, plan, request.as_json)
+    with StopRequest() as stop:
+        for record in plan.make(_until(stop, request.found(search))):
+            told.tell(record)
+        told.passed_over(search)
+        if plan.count and not stop.requested():
+            _work(terminal, request, plan, work, told, stop)
+    return told.end(stop.requested())
+
+
+def _until(stop: StopRequest, files: Iterator[Found]) -> Iterator[Found]:
+    for found in files:
+        if stop.requested():
+            return
+        yield found
+
+
+def _work(
+    terminal: Terminal, request: Request, plan: Plan, work: Work, told: RunReport, stop: StopRequest
+) -> None:
+    """Have the files of a plan done. Raises DeviceError or UsageError before any is."""
+    named = devices.named(request.device)
+    seats = devices.processes(named, request.jobs, plan.weight / plan.count)[: plan.count]
+    with terminal.files(plan.count) as told.show:
+        if plan.count == 1:
+            watch = _Watch(told, stop, seats[0])
+            told.seats = watch.seats
+            records = run_here(work, plan.tasks(), seats[0], watch)
+        else:
+            pool = Pool(work, seats, terminal.note)
+            told.seats = pool.seats
+            records = pool.run(plan.tasks(), stop.requested, told.draw)
+        with contextlib.closing(records):
+            for record in records:
+                told.finished(record)
+
+
+class _Watch:
+    """The watch of the only file of a run, which is done in this process."""
+
+    def __init__(self, told: RunReport, stop: StopRequest, device: str) -> None:
+        self._told, self._stop = told, stop
+        self._seat = Seat(device)
+        self.announce, self.note = told.terminal.detail, told.terminal.note
+
+    def seats(self) -> list[Seat]:
+        return [self._seat]
+
+    @contextmanager
+    def training(self, steps: int) -> Iterator[Callable[[Progress], None]]:
+        def show(now: Progress) -> None:
+            device = self._seat.device
+            self._seat = Seat(device, "its training", now.step, now.steps, now.psnr)
+            self._told.draw()
+
+        yield show
+
+    def stopping(self) -> bool:
+        return self._stop.requested()
+
+    def saving(self) -> AbstractContextManager[object]:
+        return contextlib.nullcontext()

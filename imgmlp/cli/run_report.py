@@ -1,0 +1,163 @@
+"""What a run over many files tells: of each as it ends, how far it is, and what came of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from imgmlp.batch.encode import forget
+from imgmlp.batch.find import Search
+from imgmlp.batch.plan import Plan
+from imgmlp.batch.pool import Seat
+from imgmlp.batch.work import Record
+from imgmlp.cli.files import Entry
+from imgmlp.errors import DeviceError, ImgmlpError, Interrupted, OutputError, UsageError
+from imgmlp.terminal import FilesShown, Terminal
+from imgmlp.text import duration, print_data, quoted
+
+
+@dataclass(eq=False)
+class RunReport:
+    """What was told so far."""
+
+    terminal: Terminal
+    plan: Plan
+    as_json: bool
+    show: FilesShown = lambda *_: None
+    seats: Callable[[], list[Seat]] = list
+    files: int = 0  # that were told of
+    done: int = 0  # of those that there was to do
+    weight: int = 0  # likewise
+    good: int = 0
+    failed: int = 0
+    missed: int = 0  # whose output is there, and not what was asked for
+    no_room: bool = False
+    code: int = 0  # of the last that failed or missed
+    began: float = field(default_factory=time.perf_counter)
+
+    def passed_over(self, search: Search) -> None:
+        """Say what was not looked at, and what needs no work."""
+        note, plan = self.terminal.note, self.plan
+        if plan.unchanged:
+            note(f"{_files(plan.unchanged)} done before, and unchanged since")
+        if plan.skipped:
+            note(f"{_files(plan.skipped)} passed over, as their outputs exist")
+        if search.folders:
+            note(f"folders in folders that were passed over: {search.folders:,}; see --recursive")
+        if search.links:
+            note(f"links to folders, which are not followed: {search.links:,}")
+        if search.left_out:
+            note("the folder of the outputs lies among the inputs, and is passed over")
+        if search.others:
+            self.terminal.detail(f"{_files(search.others)} with other endings passed over")
+        if plan.journal is not None and plan.journal.damaged:
+            problem = f"{plan.journal.damaged:,} lines of {plan.journal.path} cannot be read"
+            note(f"{problem}; what they tell of counts as unknown")
+
+    def finished(self, record: Record) -> None:
+        """Tell of a file that there was to do, and remember its output."""
+        if record.interrupted:
+            return
+        self.done += 1
+        self.weight += record.task.weight
+        self.no_room = self.no_room or record.no_room
+        if record.written:
+            try:
+                self.plan.remember(record)
+                forget(record.state)
+            except OutputError as error:  # its hidden file says so as well
+                record.notes.append(f"{record.task.output} is not remembered: {error}")
+        self.tell(record)
+        self.draw()
+
+    def tell(self, record: Record) -> None:
+        """Tell of a file, whether there was anything to do or not."""
+        self.files += 1
+        for note in record.notes:
+            self.terminal.note(note)
+        if record.problem is not None:
+            self._problem(record)
+        elif record.line:
+            self.good += 1
+            self.terminal.done(record.line)
+        if self.as_json:
+            self.terminal.answered = True
+            print_data(json.dumps(_entry(record)))
+
+    def _problem(self, record: Record) -> None:
+        self.code = record.exit_code
+        self.missed += record.written
+        if not record.written:
+            self.failed += 1
+            self.plan.failed(record.task.source)
+        if self.terminal.verbosity > 1:
+            for line in record.trace.splitlines():
+                self.terminal.note(line)
+        self.terminal.problem(ImgmlpError(record.problem or "", record.hint))
+
+    def draw(self) -> None:
+        share = self.weight / max(1, self.plan.weight)
+        self.show(self.done, self.failed, share, self.seats())
+
+    def end(self, stopped: bool) -> int:
+        """Sum up; returns the exit code. Raises ImgmlpError for what ended the run early."""
+        left = self.plan.count - self.done
+        again = self._list_failed()
+        if not stopped and not self.files and not left:
+            hint = "--recursive also looks into the folders inside of them"
+            raise UsageError("there is no file to work on", hint=hint)
+        if self.done > 1 or (self.failed and self.files > 1):
+            self._sum_up()
+        if again is not None:
+            note = f"to try only those again that failed, add --files-from {quoted(again)}"
+            self.terminal.note(note)
+        if stopped:
+            hint = "the same command goes on with the others"
+            raise Interrupted(f"stopped with {_files(left)} left to do", hint=hint)
+        if left:
+            raise self._ended_early(left)
+        if self.files == 1:
+            return self.code
+        return int(self.failed + self.missed > 0)
+
+    def _list_failed(self) -> Path | None:
+        try:
+            return self.plan.list_failed()
+        except (OutputError, OSError) as error:
+            self.terminal.note(f"there is no list of those that failed: {error}")
+            return None
+
+    def _sum_up(self) -> None:
+        parts = [f"{_files(self.good)} done"]
+        parts += [f"{self.failed:,} failed"] if self.failed else []
+        parts += [f"{self.missed:,} missed the target"] if self.missed else []
+        self.terminal.note(f"{', '.join(parts)}   {duration(time.perf_counter() - self.began)}")
+
+    def _ended_early(self, left: int) -> ImgmlpError:
+        if self.no_room:
+            problem = f"the disk is full: {_files(left)} left to do"
+            return OutputError(problem, hint="make room; then the same command goes on")
+        problem = f"no device is left to work on: {_files(left)} left to do"
+        hint = "`imgmlp devices --check` tests them; then the same command goes on"
+        return DeviceError(problem, hint=hint)
+
+
+def _files(count: int) -> str:
+    return "1 file" if count == 1 else f"{count:,} files"
+
+
+def _entry(record: Record) -> Entry:
+    """A file for JSON."""
+    task = record.task
+    entry: Entry = {"file": str(task.source)}
+    if task.output is not None:
+        entry["output"] = str(task.output)
+    entry |= {"problem": record.problem} | record.facts
+    if record.problem is not None:
+        entry |= {"hint": record.hint, "exit_code": record.exit_code}
+    if record.device:
+        entry["device"] = record.device
+    return entry

@@ -1,0 +1,134 @@
+"""Names, folders, patterns and lists lead to files; what cannot be read stops nothing else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from imgmlp.batch.find import Found, Search, names_in
+from imgmlp.errors import UsageError
+
+TREE = ("a.png", "b.JPG", "notes.txt", "sub/c.png", "sub/deep/d.png", ".hidden/e.png", ".f.png")
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    top = tmp_path / "in"
+    for name in TREE:
+        (top / name).parent.mkdir(parents=True, exist_ok=True)
+        (top / name).write_bytes(name.encode())
+    monkeypatch.chdir(tmp_path)
+    return Path("in")
+
+
+def search(**choices: object) -> Search:
+    return Search({".png", ".jpg"}, **choices)  # type: ignore[arg-type]
+
+
+def names(found: list[Found]) -> list[str]:
+    assert all(one.error is None for one in found)
+    return sorted(one.name.as_posix() for one in found)
+
+
+def test_a_folder_stands_for_its_pictures(tree: Path) -> None:
+    looking = search()
+    found = list(looking.find([tree]))
+    assert names(found) == ["a.png", "b.JPG"]
+    assert (looking.others, looking.folders) == (1, 1)
+    one = next(one for one in found if one.name.name == "a.png")
+    status = (tree / "a.png").stat()
+    assert one == Found(tree / "a.png", Path("a.png"), status.st_size, status.st_mtime_ns)
+
+
+def test_recursively_for_those_of_folders_inside_too(tree: Path) -> None:
+    found = list(search(recursive=True).find([tree]))
+    assert names(found) == ["a.png", "b.JPG", "sub/c.png", "sub/deep/d.png"]
+
+
+def test_patterns_keep_the_places_below_their_fixed_part(tree: Path) -> None:
+    assert names(list(search().find([tree / "**" / "*.png"]))) == [
+        "a.png",
+        "sub/c.png",
+        "sub/deep/d.png",
+    ]
+    assert names(list(search().find([tree / "s*"]))) == ["sub/c.png"]
+    (refused,) = search().find([tree / "*.gif"])
+    assert isinstance(refused.error, UsageError)
+    (tree / "x[1].png").write_bytes(b"")  # a name that looks like a pattern
+    assert names(list(search().find([tree / "x[1].png"]))) == ["x[1].png"]
+
+
+def test_links_to_folders_are_not_followed_and_loops_end(tree: Path) -> None:
+    (tree / "sub" / "round").symlink_to(tree.resolve())
+    (tree / "self.png").symlink_to("self.png")
+    (tree / "gone.png").symlink_to("nothing.png")
+    (tree / "good.png").symlink_to("a.png")
+    looking = search(recursive=True)
+    found = list(looking.find([tree]))
+    refused = {one.path.name for one in found if one.error is not None}
+    assert refused == {"self.png", "gone.png"}
+    assert looking.links == 1
+    assert "good.png" in names([one for one in found if one.error is None])
+
+
+def test_an_unreadable_folder_is_told_and_the_others_are_read(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scandir = os.scandir
+
+    def refuse(path: Path) -> object:
+        if Path(path).name == "sub":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    found = list(search(recursive=True).find([tree]))
+    (refused,) = (one for one in found if one.error is not None)
+    assert "cannot read the folder in/sub: Permission denied" in str(refused.error)
+    assert names([one for one in found if one.error is None]) == ["a.png", "b.JPG"]
+
+
+def test_the_folder_of_the_outputs_is_left_out(tree: Path) -> None:
+    looking = search(recursive=True, leave_out=(tree / "sub").resolve())
+    assert names(list(looking.find([tree]))) == ["a.png", "b.JPG"]
+    assert looking.left_out
+
+
+def test_names_need_not_be_utf_8(tree: Path) -> None:
+    name = os.fsdecode(b"caf\xe9\n.png")
+    (tree / name).write_bytes(b"")
+    assert name in names(list(search().find([tree])))
+    (listed,) = search().listed(names_in(os.fsencode(tree / name) + b"\0"), [tree])
+    assert listed.name == Path(name)
+
+
+def test_a_missing_file_is_an_error_of_its_own(tree: Path) -> None:
+    missing, there = search().find([tree / "missing.png", tree / "a.png"])
+    assert isinstance(missing.error, UsageError)
+    assert there.error is None
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"a.png\nb c.png\r\n\nd.png", ["a.png", "b c.png", "d.png"]),
+        (b"a\n.png\0b.png\0", ["a\n.png", "b.png"]),
+        (b"", []),
+    ],
+)
+def test_lists_have_a_name_in_each_line_or_before_each_zero(
+    data: bytes, expected: list[str]
+) -> None:
+    assert [str(path) for path in names_in(data)] == expected
+
+
+def test_a_listed_file_keeps_its_place_in_its_folder(tree: Path) -> None:
+    listed = [tree / "sub" / "c.png", tree / "notes.txt", Path("/elsewhere.png")]
+    first, second, third = search().listed(iter(listed), [tree])
+    assert (first.name, second.name) == (Path("sub/c.png"), Path("notes.txt"))
+    assert "is not in in" in str(third.error)
+    (again,) = search().listed(iter([tree / "a.png"]), [])
+    assert again.name == Path("in/a.png")  # from the current folder on
+    assert names(list(search().listed(iter([tree / "sub"]), [tree]))) == ["sub/c.png"]

@@ -1,0 +1,79 @@
+"""A journal gives back what was added, whatever else its file holds."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from imgmlp.batch.journal import NAME, Done, Journal
+from imgmlp.errors import OutputError
+
+ONE = Done("a.imlp", "/in/a.png", 10, 123456789, "p", "s", 5, 987654321, "o", {"psnr": 30.5})
+TWO = replace(ONE, output=os.fsdecode(b"caf\xe9.imlp"), facts={})
+
+
+def test_what_was_added_is_read_again(tmp_path: Path) -> None:
+    assert list(Journal(tmp_path).read()) == []
+    for done in (ONE, TWO):
+        Journal(tmp_path).add(done)  # each by a process of its own
+    journal = Journal(tmp_path)
+    journal.add(ONE)
+    journal.add(TWO)
+    assert list(journal.read()) == [ONE, TWO, ONE, TWO]
+    assert journal.damaged == 0
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"{",
+        b"null",
+        b"[]",
+        b"\xff\xfe\x00",
+        b"{}" * 40_000,
+        json.dumps({"version": 2} | asdict(ONE)).encode(),
+        json.dumps(asdict(ONE)).encode(),
+        json.dumps({"version": 1} | asdict(ONE) | {"bytes": "many"}).encode(),
+        json.dumps({"version": 1} | asdict(ONE) | {"facts": None}).encode(),
+        b"[" * 50_000,
+    ],
+)
+def test_a_damaged_line_or_another_versions_is_passed_over(tmp_path: Path, line: bytes) -> None:
+    journal = Journal(tmp_path)
+    journal.add(ONE)
+    with (tmp_path / NAME).open("ab") as stream:
+        stream.write(line)  # and no end of it, as after a kill
+    Journal(tmp_path).add(TWO)
+    assert list(journal.read()) == [ONE, TWO]
+    assert journal.damaged > 0
+
+
+def test_a_cut_file_gives_what_is_before_the_cut(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.add(ONE)
+    whole = (tmp_path / NAME).read_bytes()
+    journal.add(TWO)
+    both = (tmp_path / NAME).read_bytes()
+    for length in range(len(whole), len(both) - 1):
+        (tmp_path / NAME).write_bytes(both[:length])
+        assert list(Journal(tmp_path).read()) == [ONE]
+
+
+def test_fields_of_later_versions_do_not_matter(tmp_path: Path) -> None:
+    line = json.dumps({"version": 1} | asdict(ONE) | {"mood": "good"})
+    (tmp_path / NAME).write_text(line + "\n")
+    assert list(Journal(tmp_path).read()) == [ONE]
+
+
+def test_what_is_no_file_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / NAME).mkdir()
+    with pytest.raises(OutputError, match="cannot read"):
+        list(Journal(tmp_path).read())
+    with pytest.raises(OutputError, match="cannot write"):
+        Journal(tmp_path).add(ONE)
+    with pytest.raises(OutputError, match="cannot write"):
+        Journal(tmp_path / "missing").add(ONE)

@@ -1,0 +1,192 @@
+"""What is done and unchanged needs no work; whatever else is there is never lost."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from imgmlp.batch import journal as journals
+from imgmlp.batch import plan as planning
+from imgmlp.batch.encode import looked_at
+from imgmlp.batch.find import Found, Search
+from imgmlp.batch.plan import FAILED, Plan, Rules
+from imgmlp.batch.work import Record, Task
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    inputs = tmp_path / "in"
+    inputs.mkdir()
+    for turn, name in enumerate(("a.png", "b.png", "c.png")):
+        (inputs / name).write_bytes(name.encode() * (turn + 1))
+    return inputs
+
+
+def planned(folder: Path, settings: str = "s", **choices: bool) -> tuple[Plan, list[Record]]:
+    rules = Rules(
+        folder.parent / "out",
+        lambda name: name.with_suffix(".out"),
+        settings,
+        weigh=lambda path: path.stat().st_size,
+        **choices,
+    )
+    plan = Plan(rules)
+    return plan, list(plan.make(Search({".png", ".jpg"}).find([folder])))
+
+
+def work(plan: Plan) -> list[str]:
+    """Do what is to be done; the sources' names, in order."""
+    names = []
+    for task in plan.tasks():
+        assert task.output is not None
+        task.output.parent.mkdir(exist_ok=True)
+        task.output.write_bytes(task.source.read_bytes()[::-1])
+        record = Record(task, {"figure": 1}, written=True)
+        record.source_status, record.digest = looked_at(task.source)
+        plan.remember(record)
+        names.append(task.source.name)
+    return names
+
+
+@pytest.fixture
+def done(folder: Path) -> Path:
+    plan, records = planned(folder)
+    assert (records, plan.count, plan.weight) == ([], 3, 30)
+    assert work(plan) == ["c.png", "b.png", "a.png"]  # the largest first
+    return folder
+
+
+def read_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on, whoever reads a file fails."""
+    monkeypatch.setattr(planning, "digest", lambda path: pytest.fail(f"{path} is read"))
+
+
+def test_a_second_run_has_nothing_to_do_and_reads_no_file(
+    done: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_no_more(monkeypatch)
+    plan, records = planned(done)
+    assert (plan.count, plan.unchanged) == (0, 3)
+    assert all(record.facts == {"unchanged": True, "figure": 1} for record in records)
+    for choices in ({"force": True}, {"skip": True}):
+        assert planned(done, **choices)[0].unchanged == 3
+
+
+def test_a_picture_with_another_time_is_read_once(
+    done: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.utime(done / "a.png", (1, 1))
+    assert planned(done)[0].unchanged == 3
+    read_no_more(monkeypatch)
+    assert planned(done)[0].unchanged == 3
+
+
+def test_a_tree_that_has_moved_is_still_done(done: Path) -> None:
+    moved = done.rename(done.parent / "elsewhere")
+    assert planned(moved)[0].unchanged == 3
+
+
+def test_a_picture_that_changed_is_done_again(done: Path) -> None:
+    (done / "b.png").write_bytes(b"another")
+    plan, _ = planned(done)
+    (task,) = plan.tasks()
+    assert (task.source.name, task.replace) == ("b.png", True)
+    assert work(plan) == ["b.png"]
+    assert planned(done)[0].unchanged == 3
+
+
+def test_other_settings_do_all_again(done: Path) -> None:
+    plan, _ = planned(done, "t")
+    assert [task.replace for task in plan.tasks()] == [True] * 3
+    assert planned(done, "t", skip=True)[0].skipped == 3
+
+
+def test_an_output_that_is_gone_is_made_again(done: Path) -> None:
+    (done.parent / "out" / "a.out").unlink()
+    plan, _ = planned(done)
+    assert [task.source.name for task in plan.tasks()] == ["a.png"]
+
+
+def test_an_output_that_somebody_changed_is_not_replaced(done: Path) -> None:
+    (done.parent / "out" / "a.out").write_bytes(b"mine")
+    assert [task.replace for task in planned(done)[0].tasks()] == [False]
+    assert [task.replace for task in planned(done, force=True)[0].tasks()] == [True]
+    plan, _ = planned(done, skip=True)
+    assert (plan.count, plan.skipped, plan.unchanged) == (0, 1, 2)
+
+
+def test_an_output_of_another_picture_is_not_replaced(done: Path) -> None:
+    other = done.parent / "other"
+    other.mkdir()
+    (other / "a.png").write_bytes(b"a!png")  # as long as the first
+    assert [task.replace for task in planned(other)[0].tasks()] == [False]
+
+
+def test_an_output_that_was_touched_or_copied_is_known(done: Path) -> None:
+    os.utime(done.parent / "out" / "a.out", (1, 1))
+    assert planned(done)[0].unchanged == 3
+
+
+def test_of_two_inputs_with_one_output_one_is_taken_and_the_other_told(folder: Path) -> None:
+    (folder / "a.jpg").write_bytes(b"a.jpg")
+    plan, (refused,) = planned(folder)
+    assert refused.exit_code == 8
+    assert refused.task.source.name == "a.png"
+    assert f"of {folder / 'a.png'}, would be written over" in (refused.problem or "")
+    assert sorted(work(plan)) == ["a.jpg", "b.png", "c.png"]
+
+
+def test_a_newcomer_does_not_take_the_output_of_another(done: Path) -> None:
+    """Whichever of them comes first."""
+    (done / "a.jpg").write_bytes(b"a.jpg")
+    plan, records = planned(done)
+    assert (plan.count, plan.unchanged) == (0, 3)
+    (refused,) = (record for record in records if record.problem)
+    assert refused.task.source.name == "a.jpg"
+
+
+def test_without_a_journal_nothing_is_lost(done: Path) -> None:
+    (done.parent / "out" / journals.NAME).write_bytes(b"\0" * 1000)
+    plan, _ = planned(done)
+    assert plan.journal is not None
+    assert plan.journal.damaged == 1
+    assert [task.replace for task in plan.tasks()] == [False] * 3
+
+
+def test_those_that_failed_are_listed_until_none_do(folder: Path) -> None:
+    plan, _ = planned(folder)
+    work(plan)
+    assert plan.list_failed() is None
+    names = [folder / "a.png", folder / os.fsdecode(b"\xff.png")]
+    for name in names:
+        plan.failed(name)
+    path = plan.list_failed()
+    assert path == folder.parent / "out" / FAILED
+    assert path.read_bytes() == b"".join(os.fsencode(name) + b"\n" for name in names)
+    plan.failed(folder / "two\nlines.png")
+    plan.list_failed()
+    assert path.read_bytes().count(b"\0") == 3
+    assert planned(folder)[0].list_failed() is None
+    assert not path.exists()
+
+
+def test_where_nothing_is_written_everything_is_to_do(folder: Path) -> None:
+    plan = Plan(Rules(None, Path))
+    assert list(plan.make(Search({".png"}).find([folder]))) == []
+    assert sorted(plan.tasks(), key=str) == sorted(
+        (Task(path) for path in folder.iterdir()), key=str
+    )
+
+
+def test_a_file_that_cannot_be_read_stops_no_other(done: Path) -> None:
+    (done / "a.png").unlink()
+    found = [
+        Found(done / "a.png", Path("a.png"), 5, 0),
+        Found(done / "b.png", Path("b.png"), 0, 0),
+    ]
+    plan = Plan(Rules(done.parent / "out", lambda name: name.with_suffix(".out"), "s"))
+    (refused,) = plan.make(iter(found))
+    assert "cannot read" in (refused.problem or "")
+    assert [task.source.name for task in plan.tasks()] == ["b.png"]

@@ -1,0 +1,172 @@
+"""Processes do files from one queue; one that dies, or a device that fails, stops no other."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from conftest import environment
+from works import Acting, tries
+
+from imgmlp.batch.pool import PATIENCE, Pool, run_here
+from imgmlp.batch.work import Record, Task
+
+TWO = ("numpy", "numpy:procedure")  # names alone: these works open no device
+
+
+def files(folder: Path, *contents: str) -> list[Task]:
+    tasks = []
+    for number, content in enumerate(contents):
+        path = folder / str(number)
+        path.write_text(content)
+        tasks.append(Task(path))
+    return tasks
+
+
+def run(tasks: Sequence[Task], devices: Sequence[str] = TWO) -> tuple[list[Record], list[str]]:
+    notes: list[str] = []
+    pool = Pool(Acting(), devices, notes.append)
+    records = list(pool.run(iter(tasks), lambda: False, lambda: None))
+    return sorted(records, key=lambda record: record.task.source), notes
+
+
+def test_files_are_shared_out_and_one_that_fails_stops_no_other(tmp_path: Path) -> None:
+    records, notes = run(files(tmp_path, "good", "bad", "fault", "good", "good"))
+    assert [record.problem is None for record in records] == [True, False, False, True, True]
+    assert (records[1].problem, records[1].hint, records[1].exit_code) == (
+        "no picture",
+        "give another",
+        3,
+    )
+    assert "unexpected ZeroDivisionError" in (records[2].problem or "")
+    assert "works.py" in records[2].trace
+    assert {record.device for record in records} == set(TWO)
+    assert notes == []
+
+
+def test_files_are_begun_in_their_order(tmp_path: Path) -> None:
+    pool = Pool(Acting(), ["numpy"], print)
+    tasks = files(tmp_path, "good", "good", "good")
+    records = pool.run(iter(tasks[::-1]), lambda: False, lambda: None)
+    assert [record.task for record in records] == tasks[::-1]
+
+
+def test_a_process_that_dies_is_noticed_and_its_file_tried_once_more(tmp_path: Path) -> None:
+    tasks = files(tmp_path, "good", "die once", "die", "good", "good", "good")
+    records, _ = run(tasks)
+    assert [record.problem is None for record in records] == [True, True, False, True, True, True]
+    assert "ended by itself" in (records[2].problem or "")
+    assert [tries(task.source) for task in tasks] == [1, 2, 2, 1, 1, 1]
+
+
+def test_where_there_is_one_process_it_is_started_anew(tmp_path: Path) -> None:
+    records, _ = run(files(tmp_path, "die once", "die", "good"), ["numpy"])
+    assert [record.problem is None for record in records] == [True, False, True]
+
+
+def test_a_device_that_fails_again_and_again_is_given_up(tmp_path: Path) -> None:
+    tasks = files(tmp_path, *["no device once"] * 4, "good")
+    records, _ = run(tasks)
+    assert [record.problem for record in records] == [None] * 5
+    tasks = files(tmp_path, *["no device"] * (PATIENCE + 2))
+    for left in tmp_path.glob("*.try*"):
+        left.unlink()
+    records, notes = run(tasks, ["numpy"])
+    assert len(records) < len(tasks)  # the others are left for when there is a device
+    assert {record.exit_code for record in records} == {6}
+    assert len(notes) == 1
+    assert "is given up: it is gone" in notes[0]
+
+
+def test_a_full_disk_ends_the_run(tmp_path: Path) -> None:
+    records, _ = run(files(tmp_path, "full", "good", "good"), ["numpy"])
+    assert [record.no_room for record in records] == [True]
+
+
+def test_a_request_to_stop_reaches_the_processes(tmp_path: Path) -> None:
+    tasks = files(tmp_path, "wait", "wait", "good")
+    pool = Pool(Acting(), TWO, print)
+
+    def begun() -> bool:
+        return all(tries(task.source) for task in tasks[:2])
+
+    records = list(pool.run(iter(tasks), begun, lambda: None))
+    assert [record.interrupted for record in records] == [True, True]
+    assert tries(tasks[2].source) == 0
+
+
+def test_what_processes_are_doing_can_be_seen(tmp_path: Path) -> None:
+    pool = Pool(Acting(), TWO, print)
+    seen: set[tuple[str, str]] = set()
+
+    def look() -> None:
+        seen.update((seat.device, seat.file) for seat in pool.seats())
+
+    tasks = files(tmp_path, "wait", "wait")
+    list(pool.run(iter(tasks), lambda: len(seen) >= 2, look))
+    assert {("numpy", "0"), ("numpy:procedure", "1")} <= seen
+    assert [seat.file for seat in pool.seats()] == ["", ""]
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from imgmlp.batch.pool import Pool
+from imgmlp.batch.work import Task
+from works import Acting
+if __name__ == "__main__":
+    tasks = [Task(Path(name)) for name in sys.argv[1:]]
+    pool = Pool(Acting(), ["numpy"] * len(tasks), print)
+    list(pool.run(iter(tasks), lambda: False, lambda: None))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="there is no /proc")
+def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
+    tasks = files(tmp_path, "wait", "wait")
+    (tmp_path / "driver.py").write_text(DRIVER)
+    names = [str(task.source) for task in tasks]
+    path = os.pathsep.join([str(Path(__file__).parent), environment()["PYTHONPATH"]])
+    driver = subprocess.Popen(
+        [sys.executable, str(tmp_path / "driver.py"), *names], env=environment(PYTHONPATH=path)
+    )
+    deadline = time.monotonic() + 60
+    while not all(tries(task.source) for task in tasks) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    processes = [int(left.name.split("-")[1]) for left in tmp_path.glob("*.try*")]
+    assert len(processes) == 2
+    driver.send_signal(signal.SIGKILL)
+    driver.wait(60)
+    while any(map(alive, processes)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(alive, processes))
+
+
+def alive(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return state.rpartition(")")[2].split()[0] != "Z"  # ended, and nobody asked yet how
+
+
+@pytest.mark.parametrize("contents", [("no device", "good"), ("full", "good")])
+def test_one_process_ends_where_all_others_would_fail(
+    tmp_path: Path, contents: tuple[str, ...]
+) -> None:
+    class Silent:
+        def note(self, text: str) -> None: ...
+
+        announce = note
+
+        def stopping(self) -> bool:
+            return False
+
+    records = run_here(Acting(), iter(files(tmp_path, *contents)), "numpy", Silent())  # type: ignore[arg-type]
+    assert len(list(records)) == 1

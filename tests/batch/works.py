@@ -1,0 +1,45 @@
+"""Works that need no device, for processes that are started to do them: they import this module."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from imgmlp.batch.work import Record, Watch
+from imgmlp.engine import AnyDevice
+from imgmlp.errors import DeviceError, Interrupted, OutputError, PictureError
+
+
+def tries(path: Path) -> int:
+    """How often a file was begun, by whichever process."""
+    return len(list(path.parent.glob(f"{path.name}.try*")))
+
+
+@dataclass(frozen=True)
+class Acting:
+    """Does with each file what its content says, and leaves a note that it was begun."""
+
+    def __call__(self, record: Record, device: Callable[[], AnyDevice], watch: Watch) -> None:
+        path = record.task.source
+        said = path.read_text()
+        path.with_name(f"{path.name}.try-{os.getpid()}-{time.monotonic_ns()}").touch()
+        if said == "die" or (said == "die once" and tries(path) == 1):
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif said == "no device" or (said == "no device once" and tries(path) == 1):
+            raise DeviceError("it is gone")
+        elif said == "bad":
+            raise PictureError("no picture", hint="give another")
+        elif said == "fault":
+            raise ZeroDivisionError
+        elif said == "full":
+            raise OutputError("cannot write") from OSError(28, "No space left on device")
+        elif said == "wait":
+            deadline = time.monotonic() + 60
+            while not watch.stopping() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            raise Interrupted("stopped")
+        record.line, record.written = f"{path.name} done", True
