@@ -41,6 +41,7 @@ class Rules:
     settings: str = ""  # digest
     force: bool = False
     skip: bool = False
+    journal: bool = True  # whether what was written is remembered in the folder
     weigh: Callable[[Path], int] = lambda _: 1
 
 
@@ -88,7 +89,8 @@ class Plan:
         self.rules = rules
         self.count = self.weight = 0  # of what is to be done
         self.unchanged = self.skipped = 0
-        self.journal = None if rules.folder is None else Journal(rules.folder)
+        kept = rules.folder if rules.journal else None
+        self.journal = None if kept is None else Journal(kept)
         self._data = sqlite3.connect("")  # a file that has no name, and goes with the process
         self._data.executescript(TABLES)
 
