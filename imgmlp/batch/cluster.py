@@ -7,6 +7,7 @@ no codec.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import threading
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import distributed
 from distributed.scheduler import KilledWorker
+from distributed.security import Security
 
 from imgmlp.batch.pool import ONCE_MORE, TICK, Records, Seat, Stopping
 from imgmlp.batch.store import is_stored
@@ -47,7 +49,7 @@ class _Chunk:
     """Files that one worker is given at once."""
 
     tasks: list[Task]
-    tries: int = 0  # how often it was given up for lost, which is not the fault of its first files
+    tries: int = 0  # how often it was lost with its workers, or found no device
 
 
 @dataclass(frozen=True)
@@ -89,12 +91,14 @@ class Cluster:
         target: Any = self._address
         if target == LOCAL:
             target = self._own = distributed.LocalCluster(
-                n_workers=processes, threads_per_worker=1, dashboard_address=None
+                n_workers=processes, threads_per_worker=1, dashboard_address=":0"
             )
         elif not target.startswith(("tcp://", "tls://", "ucx://", "ws://", "wss://")):
             hint = "give local, or what the scheduler prints, like tcp://192.0.2.1:8786"
             raise UsageError(f"--cluster is {target!r}", hint=hint)
         try:
+            if self._own is None:  # a Client waits for ever where somebody listens and is silent
+                asyncio.run(asyncio.wait_for(_identity(target), ANSWER))
             return distributed.Client(target, timeout=ANSWER, set_as_default=False)
         except (OSError, ValueError) as error:  # a time-out is an OSError
             hint = "is a scheduler running there? `dask scheduler` prints its address"
@@ -153,7 +157,10 @@ class Cluster:
 
     def _hand_out(self, chunks: Iterator[_Chunk]) -> None:
         while len(self._running) < AHEAD * max(1, self._workers):
-            chunk = self._again.popleft() if self._again else next(chunks, None)
+            # Whatever may have ended its workers is done alone, not to be mistaken for another.
+            alone = any(chunk.tries for chunk in self._running.values())
+            waits = self._again and not (alone and self._again[0].tries)
+            chunk = self._again.popleft() if waits else next(chunks, None)
             if chunk is None:
                 return
             key = f"imgmlp-{uuid.uuid4()}"
@@ -177,16 +184,15 @@ class Cluster:
             return
         for task, record in zip(chunk.tasks, records, strict=True):
             record.task, again = task, _Chunk([task], chunk.tries + 1)
-            if record.interrupted or (record.elsewhere and again.tries < ONCE_MORE):
+            if record.interrupted or (record.elsewhere and again.tries <= ONCE_MORE):
                 self._again.append(again)
             else:
                 yield record
 
     def _lost(self, chunk: _Chunk) -> Iterator[Record]:
         """Every worker that was given the chunk is gone: then each of its files alone."""
-        if len(chunk.tasks) > 1 or chunk.tries + 1 < ONCE_MORE:
-            tries = chunk.tries + (len(chunk.tasks) == 1)
-            self._again.extend(_Chunk([task], tries) for task in chunk.tasks)
+        if len(chunk.tasks) > 1 or chunk.tries < ONCE_MORE:
+            self._again.extend(_Chunk([task], chunk.tries + 1) for task in chunk.tasks)
             return
         hint = "its driver may have failed, or memory was short: look at the workers' messages"
         problem = f"{chunk.tasks[0].source}: all workers that did it ended by themselves"
@@ -240,6 +246,12 @@ def _failed(tasks: list[Task], error: ImgmlpError) -> Iterator[Record]:
         record = Record(task)
         record.fail(error)
         yield record
+
+
+async def _identity(address: str) -> None:
+    secrets = Security().get_connection_args("client")
+    async with distributed.rpc(address, connection_args=secrets) as scheduler:
+        await scheduler.identity()
 
 
 def _other_version(worker: str, theirs: str, ours: str) -> DeviceError:

@@ -27,7 +27,7 @@ from imgmlp.errors import ImgmlpError, OutputError, UsageError
 
 NOTES = ".imgmlp"  # a folder beside the outputs
 # As pathlib leaves it; one letter is a drive.
-SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):/+(?=[^/])")
+SCHEME = re.compile(r"\A([a-z][a-z0-9+.-]+):/+(?=[^/])")
 RIGHTS = "check the bucket's name, the rights and the credentials of whoever runs this"
 
 
