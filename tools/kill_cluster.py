@@ -17,8 +17,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -133,7 +135,7 @@ def examine(folder: Path, told: Path) -> dict[str, object]:
             faults.append(f"{output.name}: {error}")
     known = {f"{source.stem}.imlp" for source in (folder / "in").iterdir()}
     beside = {path.name for path in (folder / "out").iterdir()} - known
-    lines = [json.loads(line) for line in told.read_text("utf-8").splitlines()]
+    lines = list(_objects(told.read_text("utf-8")))
     done = [line["file"] for line in lines if line["problem"] is None and "unchanged" not in line]
     return {
         "verified": good,
@@ -142,6 +144,15 @@ def examine(folder: Path, told: Path) -> dict[str, object]:
         "told twice": len(done) - len(set(done)),
         "failed": sorted({str(line["problem"]) for line in lines if line["problem"]}),
     }
+
+
+def _objects(text: str) -> Iterator[dict[str, Any]]:
+    """What commands printed one after the other: a line for a file, several for an error."""
+    decoder, place = json.JSONDecoder(), 0
+    while place < len(text):
+        found, place = decoder.raw_decode(text, place)
+        yield found
+        place += len(text[place:]) - len(text[place:].lstrip())
 
 
 if __name__ == "__main__":

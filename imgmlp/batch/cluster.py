@@ -26,11 +26,19 @@ import distributed
 from distributed.scheduler import KilledWorker
 from distributed.security import Security
 
+from imgmlp.batch.encode import REPLACE
 from imgmlp.batch.pool import ONCE_MORE, TICK, Records, Seat, Stopping
 from imgmlp.batch.store import is_stored
 from imgmlp.batch.work import Record, Task, Work, attempt
 from imgmlp.engine import AnyDevice, open_device
-from imgmlp.errors import DeviceError, ImgmlpError, Interrupted, TrainingError, UsageError
+from imgmlp.errors import (
+    DeviceError,
+    ImgmlpError,
+    Interrupted,
+    OutputError,
+    TrainingError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from imgmlp.codec.training.run import Progress
@@ -49,6 +57,7 @@ class _Chunk:
     """Files that one worker is given at once."""
 
     tasks: list[Task]
+    fresh: bool = True  # not given to anyone yet
     tries: int = 0  # how often it was lost with its workers, or found no device
 
 
@@ -76,6 +85,7 @@ class Cluster:
         self._job = _Job(work, device, _version())
         self._again: deque[_Chunk] = deque()
         self._running: dict[Any, _Chunk] = {}
+        self._free: set[Path | None] = set()  # outputs in work that nobody had before
         self._workers, self._looked, self._alive = 0, 0.0, time.monotonic()
         for name in ("distributed", "tornado"):  # what matters of it is told otherwise
             logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -104,7 +114,7 @@ class Cluster:
             hint = "is a scheduler running there? `dask scheduler` prints its address"
             raise DeviceError(f"no cluster answers at {self._address}", hint=hint) from error
 
-    def _versions(self) -> dict[str, str]:
+    def _versions(self) -> dict[str, object]:
         """Each worker's version. Raises DeviceError if it is not this one everywhere."""
         try:
             self._client.wait_for_workers(1, timeout=ANSWER)
@@ -112,12 +122,15 @@ class Cluster:
             hint = f"start some: `dask worker {self._address}`"
             raise DeviceError(f"the cluster at {self._address} has no worker", hint=hint) from error
         try:
-            found = self._client.run(_version)
-        except Exception as error:  # whatever a worker raises that cannot even import it
-            problem = f"a worker of {self._address} does not say which imgmlp it has: {error!r}"
-            raise DeviceError(problem, hint=SAME) from error
+            found = self._client.run(_version, on_error="return")
+        except (
+            OSError
+        ):  # a worker that goes away at this moment; each is asked again with its files
+            return {}
         for worker, theirs in found.items():
-            if theirs != self._job.version:
+            if isinstance(theirs, Exception) and not isinstance(theirs, OSError):
+                theirs = f"which does not say its version ({theirs!r})"
+            if isinstance(theirs, str) and theirs != self._job.version:
                 raise _other_version(worker, theirs, self._job.version)
         return dict(found)
 
@@ -164,7 +177,8 @@ class Cluster:
             if chunk is None:
                 return
             key = f"imgmlp-{uuid.uuid4()}"
-            tasks = [_sent(task) for task in chunk.tasks]
+            self._free |= {one.output for one in chunk.tasks if chunk.fresh and _is_free(one)}
+            chunk.fresh, tasks = False, [_sent(task) for task in chunk.tasks]
             future = self._client.submit(_do, self._job, tasks, key=key, pure=False)
             self._running[future] = chunk
 
@@ -182,17 +196,28 @@ class Cluster:
             problem = f"the cluster cannot do it: {type(error).__name__}: {error}"
             yield from _failed(chunk.tasks, ImgmlpError(problem, hint=SAME))
             return
+        future.release()  # or it would be done again if its worker went away now
         for task, record in zip(chunk.tasks, records, strict=True):
-            record.task, again = task, _Chunk([task], chunk.tries + 1)
+            again = _Chunk([task], False, chunk.tries + 1)
             if record.interrupted or (record.elsewhere and again.tries <= ONCE_MORE):
                 self._again.append(again)
+            elif (
+                record.exit_code == OutputError.exit_code
+                and not record.no_room
+                and task.output in self._free
+            ):
+                self._free.discard(task.output)  # by a worker that was given up for lost too early
+                self._again.append(_Chunk([replace(task, replace=True)], False))
             else:
+                self._free.discard(task.output)
+                record.task = task
                 yield record
 
     def _lost(self, chunk: _Chunk) -> Iterator[Record]:
         """Every worker that was given the chunk is gone: then each of its files alone."""
         if len(chunk.tasks) > 1 or chunk.tries < ONCE_MORE:
-            self._again.extend(_Chunk([task], chunk.tries + 1) for task in chunk.tasks)
+            alone = (_Chunk([task], False, chunk.tries + 1) for task in chunk.tasks)
+            self._again.extend(alone)
             return
         hint = "its driver may have failed, or memory was short: look at the workers' messages"
         problem = f"{chunk.tasks[0].source}: all workers that did it ended by themselves"
@@ -205,7 +230,7 @@ class Cluster:
             self._looked = now
             try:
                 self._workers = len(self._client.nthreads())
-            except (OSError, RuntimeError, ValueError):  # the scheduler is gone, perhaps for good
+            except Exception:  # Dask's or Python's own: the scheduler is gone, perhaps for good
                 self._workers = 0
             if self._workers:
                 self._alive = time.monotonic()
@@ -227,14 +252,13 @@ def _chunks(tasks: Iterator[Task]) -> Iterator[_Chunk]:
 
 
 def _sent(task: Task) -> Task:
-    """The task as any worker sees it, whatever folder it was started in.
+    """The task as any worker sees it, whatever folder it was started in."""
+    output = task.output and _absolute(task.output)
+    return replace(task, source=_absolute(task.source), output=output)
 
-    An output that nobody has yet is the workers' to replace, since two of them may write it where
-    one was given up for lost too early.
-    """
-    source, output = _absolute(task.source), task.output and _absolute(task.output)
-    free = output is not None and not output.exists()
-    return replace(task, source=source, output=output, replace=task.replace or free)
+
+def _is_free(task: Task) -> bool:
+    return task.output is not None and not (is_stored(task.output) or task.output.exists())
 
 
 def _absolute(path: Path) -> Path:
@@ -269,6 +293,7 @@ class _Told:
     """The watch of a worker."""
 
     worker: Any
+    task: Task
     notes: list[str] = field(default_factory=list)
 
     def announce(self, text: str) -> None:
@@ -280,8 +305,12 @@ class _Told:
     @contextmanager
     def training(self, steps: int) -> Iterator[Callable[[Progress], None]]:
         yield lambda _: None
-        if self.stopping():  # whoever was given the file instead writes it, and nobody after that
+        # Who was given the file instead, while this one seemed to be lost, writes it or did so.
+        if self.stopping():
             raise Interrupted("the worker is to leave")
+        output = self.task.output
+        if output is not None and not self.task.replace and output.exists():
+            raise OutputError(f"{output} exists already", hint=REPLACE)
 
     def stopping(self) -> bool:
         """Whether the worker is to leave: another one goes on from the state that it saves."""
@@ -307,7 +336,7 @@ def _do(job: _Job, tasks: list[Task]) -> list[Record]:
         return list(_failed(tasks, _other_version(worker.address, own, job.version)))
     device, records = os.environ.get("IMGMLP_DEVICE", job.device), []
     for task in tasks:
-        watch = _Told(worker)
+        watch = _Told(worker, task)
         with _TURN:
             record = attempt(job.work, task, lambda: _opened(device), watch)
         record.notes += watch.notes

@@ -135,10 +135,9 @@ def test_small_files_travel_together() -> None:
 
 
 def test_a_task_means_the_same_in_any_folder(tmp_path: Path) -> None:
-    (tmp_path / "there.imlp").touch()
-    sent = clusters._sent(Task(Path("a.png"), tmp_path / "new.imlp"))
-    assert (sent.source, sent.replace) == (Path.cwd() / "a.png", True)
-    assert not clusters._sent(Task(Path("a.png"), tmp_path / "there.imlp")).replace
+    sent = clusters._sent(Task(Path("a.png"), Path("out/a.imlp"), replace=True, weight=3))
+    here = Path.cwd()
+    assert sent == Task(here / "a.png", here / "out/a.imlp", replace=True, weight=3)
     stored = Path("s3://bucket/a.png")
     assert clusters._sent(Task(stored)).source == stored
 
