@@ -1,11 +1,11 @@
 """Train the networks that the latent codec starts from, over pieces of many pictures at once.
 
-    python benchmarks/latent_start.py PICTURE... --hidden 16 --entropy 12 --out start-2.bin
+    python benchmarks/latent_start.py PICTURE... --hidden 32 --entropy 24 --piece 384x320 \
+        --small 192 --steps 40000 --price 1.2e-3 --out start-3.bin
 
-A mosaic of pieces, each 128 pixels wide and high, stands for the pictures: of every picture one
-piece as it is, and one of the picture made three times smaller. Pieces begin where the coarsest
-grids have a latent, so each has latents of its own, and all of them share the networks. The file
-belongs beside codec/latent/model.py, which lists them.
+A mosaic stands for the pictures: of every picture some pieces as it is, and as many of the picture
+made smaller. Pieces begin where the coarsest grids have a latent, so each has latents of its own,
+and all of them share the networks. The file belongs beside codec/latent/model.py, which lists them.
 """
 
 from __future__ import annotations
@@ -23,23 +23,27 @@ from imgmlp.codec.latent.training_step import LatentStep, networks_of
 from imgmlp.codec.training.run import Progress, Run
 from imgmlp.engine import open_device
 
-PIECE = 128
-SMALLER = 3
-ACROSS = 4  # pieces beside each other
+ACROSS = 3  # pieces of pictures as they are beside each other
+SMALLER = 2.5  # times, that pictures are made smaller
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pictures", nargs="+", type=Path)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--steps", type=int, default=3500)
+    parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--hidden", type=int, default=16)
     parser.add_argument("--entropy", type=int, default=12)
     parser.add_argument("--price", type=float, default=1e-3)
+    parser.add_argument("--piece", type=size, default=(128, 128), help="multiples of 64")
+    parser.add_argument("--small", type=int, default=128, help="width of a smaller one's")
+    parser.add_argument("--each", type=int, default=1, help="pieces of a picture")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
+    pixels = mosaic(options.pictures, options.piece, options.small, options.each)
     device, widths = open_device(options.device), (options.hidden, options.entropy)
-    step = LatentStep(mosaic(options.pictures), 0, device, hidden=widths[0], entropy=widths[1])
+    print(f"{pixels.shape[1]}x{pixels.shape[0]} pixels", flush=True)
+    step = LatentStep(pixels, 0, device, hidden=widths[0], entropy=widths[1])
     began, shown = time.perf_counter(), [0.0]
 
     def tell(progress: Progress) -> None:
@@ -57,20 +61,37 @@ def main() -> None:
     options.out.write_bytes(stored_start(networks_of(step.flat.numpy(), step.shapes)))
 
 
-def mosaic(paths: list[Path]) -> np.ndarray:
-    """uint8 [height, width, 3]: pieces of pictures, ACROSS of them in a row."""
-    pieces = [piece for path in paths for piece in pieces_of(Image.open(path).convert("RGB"))]
-    pieces = pieces[: len(pieces) // ACROSS * ACROSS]
-    rows = [np.concatenate(pieces[at : at + ACROSS], 1) for at in range(0, len(pieces), ACROSS)]
-    return np.concatenate(rows, 0)
+def size(text: str) -> tuple[int, int]:
+    width, height = map(int, text.split("x"))
+    return width, height
 
 
-def pieces_of(picture: Image.Image) -> list[np.ndarray]:
-    size = picture.width // SMALLER, picture.height // SMALLER
+def mosaic(paths: list[Path], piece: tuple[int, int], small: int, each: int) -> np.ndarray:
+    """uint8 [height, width, 3]: rows of pieces as they are, then those of smaller pictures."""
+    whole, smaller = [], []
+    for path in paths:
+        picture = Image.open(path).convert("RGB")
+        reduced = round(picture.width / SMALLER), round(picture.height / SMALLER)
+        whole += pieces_of(picture, piece, each)
+        smaller += pieces_of(picture.resize(reduced, Image.Resampling.BOX), (small, small), each)
+    return np.concatenate(
+        [*rows(whole, ACROSS), *rows(smaller, ACROSS * piece[0] // small)], axis=0
+    )
+
+
+def rows(pieces: list[np.ndarray], across: int) -> list[np.ndarray]:
+    """So many beside each other; what makes no whole row is left out."""
+    whole = len(pieces) // across * across
+    return [np.concatenate(pieces[at : at + across], 1) for at in range(0, whole, across)]
+
+
+def pieces_of(image: Image.Image, size: tuple[int, int], each: int) -> list[np.ndarray]:
+    """From places that are spread over the image's diagonal; of one the middle."""
+    width, height = size
     found = []
-    for image in (picture, picture.resize(size, Image.Resampling.BOX)):
-        top, left = (image.height - PIECE) // 2, (image.width - PIECE) // 2
-        found.append(np.asarray(image)[top : top + PIECE, left : left + PIECE])
+    for share in ((n + 0.5) / each for n in range(each)):
+        left, top = round(share * (image.width - width)), round(share * (image.height - height))
+        found.append(np.asarray(image)[top : top + height, left : left + width])
     return found
 
 

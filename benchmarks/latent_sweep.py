@@ -2,7 +2,7 @@
 
     python benchmarks/latent_sweep.py FOLDER --steps 4000 --price 1e-3 4e-3 --out points.csv
 
-Each card has a process of its own, which takes every so many of the pictures. A point is written as
+Each card has processes of its own, which take every so many of the pictures. A point is written as
 soon as it is there: picture, price, steps, bytes, bits per pixel, PSNR, seconds. Compare them with
 those of other codecs by benchmarks/rate_distortion.py.
 """
@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--price", type=float, nargs="+", default=[1e-3, 4e-3, 4e-4, 2e-2])
     parser.add_argument("--out", type=Path, default=Path("points.csv"))
+    parser.add_argument("--processes", type=int, default=1, help="on each card; times need one")
     parser.add_argument("--share", help=argparse.SUPPRESS)  # device/number/of: one card's
     options = parser.parse_args()
     if options.share:
@@ -36,6 +37,7 @@ def main() -> None:
         sweep(spec, pictures, options.price, options.steps, options.out)
         return
     cards = [d.spec for d in list_devices() if d.kind == "gpu"] or ["auto"]
+    cards *= options.processes
     command = [sys.executable, __file__, *sys.argv[1:]]
     started = [
         subprocess.Popen([*command, "--share", f"{spec}/{number}/{len(cards)}"])

@@ -9,6 +9,7 @@ noise and rounding, PSNR of the decoded file, and the bits of a weight in its tw
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 
 import numpy as np
@@ -54,7 +55,7 @@ def trained(picture: Picture, weights: float, steps: int, device: AnyDevice) -> 
     """PSNR with float32 weights."""
     shape = rate_model.network_shape(weights, picture.channels)
     step = LearningStep(picture.pixels, shape, 0, device)
-    FreeTrainer(step, MlpTrainerState(steps, 0.0), lambda *_: 1.0, None).run(Run())
+    FreeTrainer(step, MlpTrainerState(steps, 0.0), math.inf).run(Run())
     return float_psnr(picture, step)
 
 
@@ -66,9 +67,7 @@ def coded(
     step = LearningStep(picture.pixels, shape, 0, device)
     budget = bits * shape.parameters
     price = rate_model.first_price(weights, picture.width * picture.height)
-    trainer = MlpTrainer(
-        step, MlpTrainerState(steps, price), lambda found, _: (found / budget) ** 2, budget
-    )
+    trainer = MlpTrainer(step, MlpTrainerState(steps, price), budget)
     trainer.run(Run())
     arrays = trainer.arrays()
     choices = bit_allocation.settle(arrays, bit_allocation.log_sizes(trainer.choices()), budget)

@@ -18,7 +18,7 @@ from PIL import Image
 from imgmlp import image as pictures
 from imgmlp import output_files
 from imgmlp.codec import encoder
-from imgmlp.codec.bitstream.container import CODECS, MAX_FILE, Codec
+from imgmlp.codec.bitstream.container import CODECS, MAX_FILE, USUAL_CODEC, Codec
 from imgmlp.codec.decoder import Stored, open_stored
 from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.float_mlp import npz, pipeline
@@ -84,7 +84,7 @@ def encode(
     price: float | None = None,
     effort: int | None = None,
     seconds: float | None = None,
-    codec: Codec = "mlp",
+    codec: Codec = USUAL_CODEC,
     frame: int | None = None,
     strip: bool = False,
     on_step: Callable[[Progress], None] | None = None,

@@ -173,7 +173,7 @@ def test_commands_go_on_past_what_is_hostile(imgmlp: Command, picture: Path) -> 
     for name in ("icns-png.icns", "ico-claim.ico", "tiff-tile.tif", "png-empty.png"):
         names.append(name)
         (folder / name).write_bytes(hostile.BOMBS[name]())
-    quick = ("--lambda", "1", "--time", "0.1s", "--json")
+    quick = ("--codec", "mlp", "--lambda", "1", "--time", "0.1s", "--json")
     done = imgmlp("encode", *names, *quick, check=1)
     assert done.stderr.count("error:") == 4
     assert "Traceback" not in done.stderr

@@ -224,7 +224,7 @@ def test_a_wanted_size_counts_them(tmp_path: Path) -> None:
 
 def test_commands_keep_or_leave_them_and_say_what_is_lost(imgmlp: Command, picture: Path) -> None:
     save(picture.parent, ".png")
-    quick = ("--quality", "0", "--effort", "1")
+    quick = ("--codec", "mlp", "--quality", "0", "--effort", "1")
     imgmlp("encode", "a.png", *quick)
     assert "EXIF" in imgmlp("info", "a.imlp").stdout
     imgmlp("decode", "a.imlp", "-o", "b.jpg")
@@ -238,7 +238,7 @@ def test_commands_keep_or_leave_them_and_say_what_is_lost(imgmlp: Command, pictu
 def test_a_frame_is_chosen_by_its_number(imgmlp: Command, picture: Path) -> None:
     frames = [Image.new("L", (9, 7), level) for level in (50, 100, 150)]
     frames[0].save(picture.parent / "a.gif", save_all=True, append_images=frames[1:])
-    quick = ("--quality", "0", "--effort", "1", "-o", "a.imlp", "--force")
+    quick = ("--codec", "mlp", "--quality", "0", "--effort", "1", "-o", "a.imlp", "--force")
     done = imgmlp("encode", "a.gif", *quick)
     assert "only its first frame is taken; --frame chooses another" in done.stderr
     for number, level in ((1, 50), (3, 150)):

@@ -72,7 +72,12 @@ except SystemExit as end:
 def test_encoding_and_decoding_agree() -> None:
     seen: list[int] = []
     found = imgmlp.encode(
-        small_pixels(), size=400, seconds=0.3, device="numpy", on_step=lambda p: seen.append(p.step)
+        small_pixels(),
+        size=400,
+        seconds=0.3,
+        codec="mlp",
+        device="numpy",
+        on_step=lambda p: seen.append(p.step),
     )
     assert len(found.bytes) == found.metrics["bytes"] <= 400
     decoded = imgmlp.decode(found.bytes, device="numpy")
@@ -149,7 +154,7 @@ def test_what_is_no_file_at_all_is_refused() -> None:
 def test_an_opaque_array_loses_its_alpha_as_an_image_does(colours: int) -> None:
     pixels = np.dstack([np.zeros((9, 7, colours), np.uint8), np.full((9, 7), 255, np.uint8)])
     for source in (pixels, Image.fromarray(pixels)):
-        found = imgmlp.encode(source, price=0.5, effort=1, device="numpy")
+        found = imgmlp.encode(source, price=0.5, effort=1, codec="mlp", device="numpy")
         assert found.metrics["channels"] == colours
     assert imgmlp.train(pixels, **QUICK).pixels.shape[2] == colours
     pixels[0, 0, -1] = 0

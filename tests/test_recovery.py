@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import signal
 import subprocess
@@ -12,11 +14,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, QUICK, environment, small_pixels
+from conftest import GOLDEN, QUICK, environment, imgmlp_command, small_pixels
 from PIL import Image
 
+from imgmlp.batch.journal import NAME
 from imgmlp.codec.bitstream import container
+from imgmlp.codec.decoder import open_stored
 from imgmlp.codec.training.checkpoint import left_beside
+from imgmlp.engine import open_device
 
 # The command, but with short runs that are saved often.
 COMMAND = """
@@ -192,7 +197,7 @@ main()
     ("arguments", "output"),
     [
         (("train", *QUICK, "--png", "r.png", "p.png"), "weights.npz"),
-        (("encode", "--bytes", "900", "--time", "0.2s", "p.png"), "p.imlp"),
+        (("encode", "--codec", "mlp", "--bytes", "900", "--time", "0.2s", "p.png"), "p.imlp"),
         (("decode", "-o", "d.png", str(GOLDEN / "rgb-alpha.imlp")), "d.png"),
     ],
     ids=["train", "encode", "decode"],
@@ -209,3 +214,68 @@ def test_a_full_disk_leaves_the_old_file(
     assert f"cannot write {output}: File too large" in error
     assert (tmp_path / output).read_bytes() == b"old"
     assert {path.name for path in tmp_path.iterdir()} == before
+
+
+# Folders
+
+
+def children(process: int) -> list[int]:
+    """The processes that a process has started."""
+    listed = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(process)], capture_output=True, text=True, check=False
+    )
+    return [int(line) for line in listed.stdout.split()]
+
+
+@pytest.mark.parametrize(
+    "kills", [pytest.param(3, id="some"), pytest.param(200, id="many", marks=pytest.mark.soak)]
+)
+def test_kills_of_a_run_over_a_folder_and_of_its_processes_lose_nothing(
+    tmp_path: Path, kills: int
+) -> None:
+    """Every output is there once, whole and remembered, and nothing else is."""
+    (tmp_path / "in").mkdir()
+    count = 2 * kills
+    for number in range(count):
+        pixels = np.full((3, 5, 3), number % 256, np.uint8)
+        pixels[0, 0] = number % 7 * 36  # two colours: what is trained takes a moment
+        Image.fromarray(pixels).save(tmp_path / "in" / f"{number:04}.png")
+    arguments = (
+        "encode",
+        "in",
+        "--out",
+        "out",
+        "--codec",
+        "mlp",
+        "--lambda",
+        "0.01",
+        "--time",
+        "0.1s",
+    )
+    command = [*imgmlp_command(arguments), "--device", "numpy,numpy"]
+    chance = random.Random(kills)
+    out = tmp_path / "out"
+
+    def begin() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.DEVNULL)
+
+    for turn in range(kills):
+        run, before = begin(), len(list(out.glob("*.imlp")))
+        deadline = time.monotonic() + 60
+        while run.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+            if len(list(out.glob("*.imlp"))) > before and chance.random() < 0.2:
+                others = children(run.pid)
+                one = chance.choice(others) if turn % 2 and others else run.pid
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(one, signal.SIGKILL)
+        assert run.poll() is not None
+    assert begin().wait(600) == 0
+    assert sorted(path.stem for path in out.glob("*.imlp")) == [f"{n:04}" for n in range(count)]
+    assert {path.name for path in out.glob(".*")} == {NAME}
+    device = open_device("numpy")
+    for path in out.glob("*.imlp"):
+        assert open_stored(path).decode(device).shape == (3, 5, 3)
+    written = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
+    assert begin().wait(60) == 0
+    assert {path.name: path.stat().st_mtime_ns for path in out.iterdir()} == written

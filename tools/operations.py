@@ -86,7 +86,7 @@ def linear(x: Any, size: tuple[int, int]) -> Any:
 
 
 def erf(x: Any) -> Any:
-    return np.vectorize(math.erf)(x)
+    return np.vectorize(math.erf, otypes=[float])(x)
 
 
 I, M = np.array([3, 0, 5, 3]), np.arange(7) % 3 > 0

@@ -6,6 +6,7 @@ from imgmlp.engine import DeviceInfo, list_devices
 from imgmlp.errors import DeviceError, UsageError
 
 FILL = 2**19  # pixels that keep a GPU busy, as far as that goes: small pictures share one
+WORDS = ("auto", "gpu", "cpu", "numpy", "simulator")
 MOST = 4  # processes on a GPU, if nobody says how many
 
 
@@ -20,8 +21,11 @@ def named(spec: str, found: list[DeviceInfo] | None = None) -> list[tuple[str, b
     Opens none; one name that may stand for several is left as it is. Raises DeviceError if there
     are none of these.
     """
-    found = list_devices() if found is None else found
     word = spec.strip().lower()
+    names = [name.strip() for name in word.split(",")]
+    if all(name.startswith("numpy") for name in names):
+        return [(name, False) for name in names]  # without asking any driver
+    found = list_devices() if found is None else found
     if word in ("all", "gpus"):
         kinds = ("gpu",) if word == "gpus" else ("gpu", "cpu", "other")
         chosen = [(info.spec, info.kind == "gpu") for info in found if info.kind in kinds]
@@ -29,11 +33,10 @@ def named(spec: str, found: list[DeviceInfo] | None = None) -> list[tuple[str, b
             hint = "`imgmlp devices` lists what there is; --device numpy works without any"
             raise DeviceError(f"--device {word} finds no device", hint=hint)
         return chosen
-    names = [name.strip().lower() for name in spec.split(",")]
     gpus = {info.spec for info in found if info.kind == "gpu"}
-    known = {info.spec for info in found} | {"auto", "gpu", "cpu", "numpy"}
+    known = {info.spec for info in found}
     for name in names:
-        if len(names) > 1 and name not in known:
+        if len(names) > 1 and name not in known and name.partition(":")[0] not in WORDS:
             hint = "`imgmlp devices` lists what there is"
             raise DeviceError(f"there is no device {name!r}", hint=hint)
     return [(name, name in gpus or (name in ("auto", "gpu") and bool(gpus))) for name in names]

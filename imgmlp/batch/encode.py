@@ -189,6 +189,8 @@ class EncodeFile:
         found = encoding.run()
         assert found is not None
         record.written, record.facts = True, found.facts()
+        if found.missed is not None:
+            record.facts["missed"] = found.missed
         record.state = None if encoding.kept is None else encoding.kept.path
         record.line = found.line(str(output))
 

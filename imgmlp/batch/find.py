@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import os
+import stat
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -132,6 +133,8 @@ class Search:
             return Found(path, name, error=error)
         except (OSError, ValueError) as error:
             return _refused(path, name, f"cannot be read: {getattr(error, 'strerror', error)}")
+        if not stat.S_ISREG(status.st_mode):
+            return _refused(path, name, "is no file")
         return Found(path, name, status.st_size, status.st_mtime_ns)
 
 

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ class Journal:
 
     def add(self, done: Done) -> None:
         """Remember an output from now on. Raises OutputError."""
-        line = json.dumps({"version": VERSION} | asdict(done)).encode() + b"\n"
+        line = json.dumps({"version": VERSION} | vars(done)).encode() + b"\n"
         try:
             handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             try:

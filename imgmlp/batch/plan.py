@@ -6,11 +6,12 @@ with their number. Opens no device, and reads no file whose size and time are as
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -89,30 +90,38 @@ class Plan:
         self.rules = rules
         self.count = self.weight = 0  # of what is to be done
         self.unchanged = self.skipped = 0
+        self.whole = False  # whether all files were decided on
         kept = rules.folder if rules.journal else None
         self.journal = None if kept is None else Journal(kept)
         self._data = sqlite3.connect("")  # a file that has no name, and goes with the process
         self._data.executescript(TABLES)
 
-    def make(self, files: Iterable[Found]) -> Iterator[Record]:
+    def make(
+        self, files: Iterable[Found], stopping: Callable[[], bool] = lambda: False
+    ) -> Iterator[Record]:
         """Decide on files; gives a record of each of which there is nothing to do.
 
-        Raises OutputError if the journal cannot be read.
+        Ends early where it is asked to stop. Raises OutputError if the journal cannot be read.
         """
         for done in () if self.journal is None else self.journal.read():
-            row = os.fsencode(done.output), json.dumps(asdict(done))
+            row = os.fsencode(done.output), json.dumps(vars(done))
             self._data.execute("INSERT OR REPLACE INTO done VALUES (?, ?)", row)
         for found in files:
+            if stopping():
+                return
             refused = _refused(found) if found.error is not None else self._add(found)
             if refused is not None:
                 yield refused
         for output, path, count, mtime in self._data.execute("SELECT * FROM found"):
+            if stopping():
+                return
             name = Path(os.fsdecode(output))
             found = Found(Path(os.fsdecode(path)), name, count, mtime)
             if (record := self._decided(found)) is not None:
                 yield record
         counted = "SELECT count(*), coalesce(sum(weight), 0) FROM todo"
         self.count, self.weight = self._data.execute(counted).fetchone()
+        self.whole = True
 
     def tasks(self) -> Iterator[Task]:
         """What is to be done, largest first."""
@@ -126,6 +135,11 @@ class Plan:
 
     def _add(self, found: Found) -> Record | None:
         """Take a file in; of two with one output, the one that is not taken."""
+        if self.rules.folder is None:
+            path = os.fsencode(found.path)
+            row = path, path, found.bytes, found.mtime
+            self._data.execute("INSERT OR IGNORE INTO found VALUES (?, ?, ?, ?)", row)
+            return None
         output = os.fsencode(self.rules.naming(found.name))
         row = output, os.fsencode(found.path), found.bytes, found.mtime
         before = self._data.execute("SELECT path FROM found WHERE output = ?", row[:1]).fetchone()
@@ -133,7 +147,7 @@ class Plan:
             known = self._known(output)
             paths = sorted([before[0], row[1]])  # in the same order whenever they are found
             paths.sort(key=lambda path: known is None or _absolute(path) != known.source)
-            name = self._output(Path(os.fsdecode(output))) or found.path
+            name = self.rules.folder / os.fsdecode(output)
             taken, other = (Path(os.fsdecode(path)) for path in paths)
             problem = f"{name}, of {other}, would be written over another file of this run: {taken}"
             refused = _refused(replace(found, path=other, error=OutputError(problem, hint=APART)))
@@ -154,6 +168,10 @@ class Plan:
             decision = Decision("do")
             if output is not None:
                 decision = decide(found, output, known, self.rules)
+                if decision.kind == "do" and output.exists():
+                    _check_other(output, found.path)
+        except OutputError as error:
+            return _refused(replace(found, error=error))
         except OSError as error:
             problem = f"cannot read {error.filename or found.path}: {error.strerror}"
             return _refused(replace(found, error=UsageError(problem, hint="check the file")))
@@ -172,7 +190,8 @@ class Plan:
         assert self.journal is not None
         record.facts = {"unchanged": True} | decision.known.facts
         if decision.known != known:
-            self.journal.add(decision.known)
+            with contextlib.suppress(OutputError):  # then it is compared again the next time
+                self.journal.add(decision.known)
         return record
 
     def remember(self, record: Record) -> None:
@@ -212,6 +231,12 @@ class Plan:
 
         write_atomically(path, write)
         return path
+
+
+def _check_other(output: Path, source: Path) -> None:
+    """Refuse, as an OutputError, to write a file over itself."""
+    if os.path.samefile(output, source):
+        raise OutputError(f"{output} would be written over itself", hint=APART)
 
 
 def _absolute(path: bytes) -> str:

@@ -267,5 +267,5 @@ def _leave_with(asked: Any) -> None:
 def _do(task: Task) -> Record:
     watch = _Told(_own["numbers"], _own["asked"])
     record = attempt(_own["work"], task, _own["device"], watch)
-    record.notes += watch.notes
+    record.notes += [f"{task.source}: {note}" for note in watch.notes]
     return record

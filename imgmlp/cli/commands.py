@@ -29,6 +29,7 @@ from imgmlp.cli.options import (
     Verbose,
     terminal_of,
 )
+from imgmlp.codec.bitstream.container import USUAL_CODEC, Codec
 from imgmlp.errors import UsageError
 from imgmlp.text import print_data
 
@@ -174,7 +175,7 @@ def encode(
     time: Annotated[
         str | None, typer.Option(metavar="T", help="Train about so long: 60s, 5m, 2h.")
     ] = None,
-    codec: Annotated[Literal["latent", "mlp"], typer.Option(help="What a file holds.")] = "mlp",
+    codec: Annotated[Codec, typer.Option(help="What a file holds.")] = USUAL_CODEC,
     frame: Frame = None,
     strip: Strip = False,
     device: Devices = "auto",

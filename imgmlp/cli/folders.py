@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -25,9 +26,10 @@ from imgmlp.cli import files
 from imgmlp.cli.files import STANDARD
 from imgmlp.cli.run_report import RunReport
 from imgmlp.codec.training.run import Progress
-from imgmlp.errors import OutputError, UsageError
+from imgmlp.errors import ImgmlpError, OutputError, UsageError
 from imgmlp.interrupt import StopRequest
 from imgmlp.terminal import Terminal
+from imgmlp.text import print_data
 
 if TYPE_CHECKING:
     from imgmlp.batch.cluster import Cluster
@@ -104,25 +106,28 @@ def check_out(folder: Path | None) -> None:
 
 def run(terminal: Terminal, request: Request, search: Search, rules: Rules, work: Work) -> int:
     """Do what is to be done of the files; returns the exit code. Raises ImgmlpError."""
+    try:
+        return _run(terminal, request, search, rules, work)
+    except ImgmlpError as error:
+        if request.as_json:  # the last of the lines
+            terminal.answered = True
+            print_data(json.dumps(error.facts()))
+        raise
+
+
+def _run(terminal: Terminal, request: Request, search: Search, rules: Rules, work: Work) -> int:
     request.check()
     if rules.folder is not None:
         search.leave_out = Path(os.path.realpath(rules.folder))
     plan = Plan(rules)
     told = RunReport(terminal, plan, request.as_json)
     with StopRequest() as stop:
-        for record in plan.make(_until(stop, request.found(search))):
+        for record in plan.make(request.found(search), stop.requested):
             told.tell(record)
         told.passed_over(search)
-        if plan.count and not stop.requested():
+        if plan.count:
             _work(terminal, request, plan, work, told, stop)
     return told.end(stop.requested())
-
-
-def _until(stop: StopRequest, files: Iterator[Found]) -> Iterator[Found]:
-    for found in files:
-        if stop.requested():
-            return
-        yield found
 
 
 def _work(

@@ -84,7 +84,6 @@ class RunReport:
             self.good += 1
             self.terminal.done(record.line)
         if self.as_json:
-            self.terminal.answered = True
             print_data(json.dumps(_entry(record)))
 
     def _problem(self, record: Record) -> None:
@@ -106,7 +105,7 @@ class RunReport:
         """Sum up; returns the exit code. Raises ImgmlpError for what ended the run early."""
         left = self.plan.count - self.done
         again = self._list_failed()
-        if not stopped and not self.files and not left:
+        if self.plan.whole and not self.files and not left:
             hint = "--recursive also looks into the folders inside of them"
             raise UsageError("there is no file to work on", hint=hint)
         if self.done > 1 or (self.failed and self.files > 1):
@@ -114,9 +113,10 @@ class RunReport:
         if again is not None:
             note = f"to try only those again that failed, add --files-from {quoted(again)}"
             self.terminal.note(note)
-        if stopped:
+        if stopped and (left or not self.plan.whole):
             hint = "the same command goes on with the others"
-            raise Interrupted(f"stopped with {_files(left)} left to do", hint=hint)
+            what = f"{_files(left)} left to do" if left else "the files not looked through"
+            raise Interrupted(f"stopped with {what}", hint=hint)
         if left:
             raise self._ended_early(left)
         if self.files == 1:

@@ -144,8 +144,12 @@ def decode(found: Container, device: AnyDevice, size: Size | None = None) -> np.
     if size not in (None, (header.width, header.height)):
         rendered: np.ndarray[Any, Any] = codec.decode_at(found, size, device)
         return rendered
-    pixels: np.ndarray[Any, Any] = codec.decode(found, device)
-    if container.digest(pixels) != header.digest:
+    return checked(found, codec.decode(found, device))
+
+
+def checked(found: Container, pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """What a file decoded to, at its own size. Raises FormatError if something else was encoded."""
+    if container.digest(pixels) != found.header.digest:
         problem = "it decodes to another picture than the one that was encoded"
         raise FormatError(problem, hint=f"try --device numpy; else {container.DAMAGED}")
     return pixels

@@ -9,10 +9,11 @@ import numpy as np
 
 from imgmlp.codec import decoder
 from imgmlp.codec.bitstream import container
-from imgmlp.codec.bitstream.container import Codec
+from imgmlp.codec.bitstream.container import USUAL_CODEC, Codec
 from imgmlp.codec.latent import encode as latent
 from imgmlp.codec.mlp import encode as mlp
 from imgmlp.codec.training import target
+from imgmlp.codec.training.draft import Draft
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import AnyDevice
@@ -46,7 +47,11 @@ def workload(codec: Codec, level: int | None, seconds: float | None) -> Workload
 
 
 def expected_seconds(
-    picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice, codec: Codec = "mlp"
+    picture: Picture,
+    wanted: Goal,
+    workload: Workload,
+    device: AnyDevice,
+    codec: Codec = USUAL_CODEC,
 ) -> float:
     """About how long `encode` will take, or its time limit: a guess that takes milliseconds.
 
@@ -67,7 +72,7 @@ def encode(
     workload: Workload,
     device: AnyDevice,
     run: Run | None = None,
-    codec: Codec = "mlp",
+    codec: Codec = USUAL_CODEC,
 ) -> Encoded:
     """Have a codec make a file of a picture, and decode what was coded.
 
@@ -80,15 +85,18 @@ def encode(
         case "latent":  # which has no smaller file for one colour
             plain = mlp.untrained(picture, wanted, device)
             found = plain or latent.encode(picture, wanted, workload, device, run or Run())
-    pixels = _decoded(found.bytes, device)
+    pixels = _decoded(found, device)
     missed = wanted.misses(len(found.bytes), found.metrics["psnr"])
     return Encoded(found.bytes, pixels, found.metrics, missed, found.diverged, found.resumed)
 
 
-def _decoded(data: bytes, device: AnyDevice) -> Array:
-    """What a file that was just written decodes to, which its digest is compared with."""
+def _decoded(draft: Draft, device: AnyDevice) -> Array:
+    """What a file that was just made decodes to, which its digest is compared with."""
     try:
-        return decoder.decode(container.parse(data), device)
+        found = container.parse(draft.bytes)
+        if draft.decode is None:
+            return decoder.decode(found, device)
+        return decoder.checked(found, draft.decode(found))
     except FormatError as error:
         hint = "this is a fault in imgmlp or in the device's driver; try --device numpy"
         raise ImgmlpError(f"what was written is no sound file: {error}", hint=hint) from error

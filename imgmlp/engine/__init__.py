@@ -5,6 +5,7 @@ Everybody else imports these names and no module below. May import kernels, chil
 
 from imgmlp.engine.device.base import DeviceInfo, FreeMemory
 from imgmlp.engine.device.discover import AnyDevice, list_devices, open_device, open_untried
+from imgmlp.engine.device.kernel_cache import current as cache_folder
 from imgmlp.engine.device.numpy_device import NumpyDevice
 from imgmlp.engine.device.opencl import Device
 from imgmlp.engine.device.probe import forget as forget_problems
@@ -37,6 +38,7 @@ __all__ = [
     "RawKernel",
     "Receiver",
     "Tensor",
+    "cache_folder",
     "check_device",
     "compare",
     "compile",

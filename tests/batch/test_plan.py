@@ -190,3 +190,26 @@ def test_a_file_that_cannot_be_read_stops_no_other(done: Path) -> None:
     (refused,) = plan.make(iter(found))
     assert "cannot read" in (refused.problem or "")
     assert [task.source.name for task in plan.tasks()] == ["b.png"]
+
+
+def test_a_picture_is_not_written_over_itself(folder: Path) -> None:
+    (folder.parent / "out").mkdir()
+    (folder / "a.png").rename(folder.parent / "out" / "a.out")
+    rules = Rules(folder.parent / "out", lambda name: name.with_suffix(".out"), force=True)
+    (refused,) = Plan(rules).make(Search(()).find([folder.parent / "out" / "a.out"]))
+    assert "over itself" in (refused.problem or "")
+
+
+def test_files_of_one_name_are_no_matter_where_nothing_is_written(folder: Path) -> None:
+    plan = Plan(Rules(None, Path))
+    other = folder.parent / "other"
+    other.mkdir()
+    (other / "a.png").write_bytes(b"")
+    assert list(plan.make(Search({".png"}).find([folder, other, folder]))) == []
+    assert plan.count == 4
+
+
+def test_a_request_to_stop_ends_the_planning(folder: Path) -> None:
+    plan = Plan(Rules(None, Path))
+    assert list(plan.make(Search({".png"}).find([folder]), lambda: True)) == []
+    assert (plan.count, plan.whole) == (0, False)

@@ -18,7 +18,7 @@ from imgmlp.cli import encode as encoding
 from imgmlp.cli.encode import Outputs
 from imgmlp.cli.folders import Request
 from imgmlp.codec import encoder
-from imgmlp.codec.bitstream import metadata_sections
+from imgmlp.codec.bitstream import container, metadata_sections
 from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.latent import encode as latent
@@ -35,11 +35,12 @@ def encode(sources: list[Path], outputs: Outputs, wanted: Wanted) -> int:
 
 
 QUICK = ("--time", "0.3s")
+MLP = ("--codec", "mlp")
 CODECS = pytest.mark.parametrize("codec", get_args(Codec))
 
 
 def test_a_picture_becomes_a_file_that_decodes(imgmlp: Command, picture: Path) -> None:
-    done = imgmlp("encode", picture.name, "--bytes", "400", *QUICK)
+    done = imgmlp("encode", picture.name, "--bytes", "400", *MLP, *QUICK)
     written = picture.with_suffix(".imlp")
     assert 388 <= written.stat().st_size <= 400
     assert "bpp" in done.stderr
@@ -54,12 +55,18 @@ def test_a_picture_becomes_a_file_that_decodes(imgmlp: Command, picture: Path) -
     ]
 
 
+def test_files_are_of_latents_if_nobody_chooses(imgmlp: Command, picture: Path) -> None:
+    Image.fromarray(small_pixels()[:9, :9]).save(picture)
+    imgmlp("encode", picture.name, "--lambda", "0.1", *QUICK)
+    assert container.parse(picture.with_suffix(".imlp").read_bytes()).codec == "latent"
+
+
 def test_one_of_several_may_fail(imgmlp: Command, picture: Path) -> None:
     (picture.parent / "bad.png").write_bytes(b"no picture")
     deep = Image.fromarray(np.zeros((4, 4), np.float32))
     deep.save(picture.parent / "deep.tif")
     names = ("bad.png", picture.name, "deep.tif")
-    done = imgmlp("encode", *names, "--lambda", "0.01", "--json", *QUICK, check=1)
+    done = imgmlp("encode", *names, "--lambda", "0.01", "--json", *MLP, *QUICK, check=1)
     bad, good, refused = json.loads(done.stdout)
     assert "not a picture" in bad["problem"]
     assert "32 bits" in refused["problem"]
@@ -69,7 +76,7 @@ def test_one_of_several_may_fail(imgmlp: Command, picture: Path) -> None:
 
 
 def test_a_missed_target_is_told_and_the_file_is_there(imgmlp: Command, picture: Path) -> None:
-    done = imgmlp("encode", picture.name, "--bytes", "50", *QUICK, check=5)
+    done = imgmlp("encode", picture.name, "--bytes", "50", *MLP, *QUICK, check=5)
     assert "instead of 50" in done.stderr
     assert picture.with_suffix(".imlp").stat().st_size > 50
 
@@ -203,7 +210,7 @@ def test_other_choices_neither_go_on_from_a_checkpoint_nor_remove_it(
     picture: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(target, "STEPS", 60)
-    first = Wanted(size="300")
+    first = Wanted(size="300", codec="mlp")
     steps = iter(range(9))
     with monkeypatch.context() as patch:
         patch.setattr(StopRequest, "requested", lambda _: next(steps, None) is None)
@@ -212,7 +219,7 @@ def test_other_choices_neither_go_on_from_a_checkpoint_nor_remove_it(
     capsys.readouterr()
     written = picture.with_suffix(".imlp")
     (left,) = left_beside(written)
-    other = Wanted(size="310")
+    other = Wanted(size="310", codec="mlp")
     assert encode([picture], Outputs(), other) == 0
     told = capsys.readouterr().err
     assert "continuing after" not in told

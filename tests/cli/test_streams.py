@@ -21,7 +21,7 @@ from imgmlp import text
 from imgmlp.codec.decoder import open_stored
 from imgmlp.engine import open_device
 
-SHORT = ("--time", "0.3s", "--lambda", "0.01")
+SHORT = ("--codec", "mlp", "--time", "0.3s", "--lambda", "0.01")
 COMPACT = str(GOLDEN / "rgb-alpha.imlp")
 
 

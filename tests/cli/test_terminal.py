@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -128,6 +129,35 @@ def test_ctrl_c_on_a_terminal_writes_the_best_so_far(
     assert "Traceback" not in running.shown
     assert "\x1b[?25h" in running.shown
     assert_whole(picture)
+
+
+def test_ctrl_c_over_a_folder_saves_what_processes_have_reached(
+    on_terminal: type[Running], picture: Path
+) -> None:
+    """There is a bar for all files, and one for each process."""
+    for name in ("b", "c"):
+        shutil.copy(picture, picture.with_name(f"{name}.png"))
+    arguments = ("encode", ".", "--out", "out", "--effort", "9", "--device", "numpy,numpy")
+    running = on_terminal(*arguments)
+    running.until(" dB")
+    for part in ("all files", "0/3 files", "━", "b.png"):
+        assert part in running.shown
+    os.killpg(running.process.pid, signal.SIGINT)
+    assert running.end() == 130
+    assert "stopped with 3 files left to do" in running.shown
+    assert "the same command goes on" in running.shown
+    assert "Traceback" not in running.shown
+    assert "\x1b[?25h" in running.shown
+    states = list((picture.parent / "out").iterdir())
+    assert states
+    assert {path.suffix for path in states} == {".checkpoint"}
+    again = on_terminal(*arguments)
+    again.until(" dB")
+    for _ in range(2):  # at once
+        os.killpg(again.process.pid, signal.SIGINT)
+        time.sleep(0.3)
+    assert again.end() == 130
+    assert not list((picture.parent / "out").glob("*.imlp"))
 
 
 @pytest.mark.parametrize("number", interrupt.SIGNALS)

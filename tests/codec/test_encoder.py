@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 from conftest import GOLDEN, small_pixels
@@ -10,6 +14,9 @@ from imgmlp.codec import encoder
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.encoder import encode
+from imgmlp.codec.mlp import encode as mlp
+from imgmlp.codec.mlp import rate_model
+from imgmlp.codec.training.compile_times import UNKNOWN, CompileTimes
 from imgmlp.codec.training.draft import Draft
 from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import open_device
@@ -62,3 +69,29 @@ def test_how_long_it_takes_is_guessed_from_what_there_is_to_do(
     assert guessed(large, 4, price) < guessed(large, 4, Goal("psnr", 31.5))
     limited = encoder.workload(codec, None, 7.0)
     assert encoder.expected_seconds(small, quality, limited, device, codec) == 7.0
+
+
+def test_what_was_compiled_here_before_takes_no_time_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("imgmlp.codec.training.compile_times.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("imgmlp.codec.training.pace.speed", lambda _: 1e10)
+    info = SimpleNamespace(platform="p", name="n", driver="d", version="v")
+    device: Any = SimpleNamespace(info=info, lanes="one", compiling=0.0)
+
+    def guessed(picture: Picture) -> float:
+        work = encoder.workload("mlp", 1, None)
+        return encoder.expected_seconds(picture, Goal("bytes", 3000), work, device)
+
+    picture = Picture(np.zeros((64, 64, 3), np.uint8))
+    cold, times = guessed(picture), CompileTimes(device)
+    shape = rate_model.network_shape(rate_model.usual_weights(Goal("bytes", 3000), 64 * 64), 3)
+    for program, seconds in ((mlp.step_program(shape, 1), 6.0), (mlp.decoding_program(shape), 3.0)):
+        device.compiling += seconds
+        times.note(program)
+    warm = guessed(picture)
+    assert cold - warm == pytest.approx(2 * UNKNOWN)
+    larger = Picture(np.zeros((640, 64, 3), np.uint8))
+    assert guessed(larger) - warm < 2  # the same network, with the same programs
+    info.driver = "another"
+    assert guessed(picture) == cold

@@ -23,6 +23,7 @@ SIGNATURE = b"\x89IML\r\n\x1a\n"
 VERSION = 1
 Codec = Literal["mlp", "latent"]
 CODECS: dict[Codec, int] = {"mlp": 1, "latent": 2}  # their numbers in a file
+USUAL_CODEC: Codec = "latent"  # of new files if nobody chooses
 CHANNELS = {1: "gray", 2: "gray and alpha", 3: "RGB", 4: "RGB and alpha"}
 DEPTH = 8  # bits a sample
 

@@ -225,8 +225,7 @@ class Refinement:
 
         Costs bend upwards, so that no move gains more than the gradient says.
         """
-        by_error, by_rate = self.step.slopes(self._flat)
-        slopes = (by_error * self.step.counted + self._price * by_rate)[self._places] * self._sizes
+        slopes = self.step.slopes(self._flat, self._price)[self._places] * self._sizes
         found = []
         now = range_coder.costs(self._symbols, self._scales)
         for way in (-1, 1):

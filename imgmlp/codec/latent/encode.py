@@ -48,6 +48,7 @@ NEAR = {"psnr": 0.3, "bytes": 0.04}  # dB, or share of the bytes, that rounding 
 SLOPES = {"psnr": -2.0, "bytes": -0.4}  # dB or doublings of the bytes, of a price twice as high
 STEEP = {"psnr": 1.5, "bytes": 4.0}  # times these that is believed, or the reciprocal
 FURTHEST = 1.5  # doublings of the price, at most, at once
+TRIED = 0.15  # seconds of steps by which their pace is found
 CHECKING = 30  # steps that take as long as writing a file and decoding it
 STARTING = 0.7  # seconds of that which do not depend on the picture
 MAIN = 0.75  # of the time, if there may be more than one pass
@@ -258,7 +259,7 @@ class _Encoder:
         """Seconds that a step takes; tried, and undone."""
         start = step.state()
         step.steer(control(0, MOST, self._first_price()))
-        pace = seconds_a_step(step.program)
+        pace = seconds_a_step(step.program, TRIED)
         step.restore(start)
         return pace
 

@@ -120,16 +120,17 @@ def _padded(x: Tensor, plane: Plane) -> Tensor:
 def _correlation(padded: Tensor, weights: Tensor, plane: Plane) -> Tensor:
     """padded [channels, length], weights [channels, 9, outputs] -> [outputs, pixels]."""
     channels, _, outputs = weights.shape
-    shape = (outputs, plane.pixels // TILE, TILE)
-    total = None
-    for c in range(channels):
-        for k in range(9):
-            begin = plane.margin + (k // 3 - 1) * plane.pitch + k % 3 - 1
-            seen = padded[c, begin : begin + plane.pixels].reshape(1, *shape[1:])
-            term = weights[c, k].reshape(outputs, 1, 1) * seen
-            total = term if total is None else total + term
-    assert total is not None
-    return total.reshape(outputs, plane.pixels)
+    shape = (1, plane.pixels // TILE, TILE)
+    seen, places = [], [(c, k) for c in range(channels) for k in range(9)]
+    for c, k in places:
+        begin = plane.margin + (k // 3 - 1) * plane.pitch + k % 3 - 1
+        seen.append(padded[c, begin : begin + plane.pixels].reshape(*shape))
+    # One after the other, so that a kernel which computes all of them reads each neighbour once.
+    found = []
+    for o in range(outputs):
+        taps = (weights[c, k, o].reshape(1, 1, 1) for c, k in places)
+        found.append(_sum([tap * values for tap, values in zip(taps, seen, strict=True)]))
+    return Tensor.concat(found, 0).reshape(outputs, plane.pixels)
 
 
 def upsampled(x: Tensor, taps: Tensor, height: int, width: int) -> Tensor:

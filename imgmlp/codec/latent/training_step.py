@@ -36,6 +36,7 @@ STEP = 2.0**-7  # of weights, as far as what they cost is concerned
 # Times lambda that their bits cost, of which the loss has a rough estimate: differences from a
 # start, most of which can be spared, and weights without one.
 DIFFERENCES, WEIGHTS = 3.0, 1.0
+SCALED, MOST_SCALED = 0.25, 2.0**12  # what times lambda the loss is in gradients, and most of it
 CLIP = 0.1  # most that the norm of the networks' gradient, for a mean over pixels, may be
 
 
@@ -52,10 +53,12 @@ class Control:
     rounding: bool = False
 
     def array(self) -> Array:
-        """float32 [10], as the device wants it."""
+        """float32 [9], as the device wants it."""
         t = self.temperature
-        soft = [1 / t, 0.5 / math.tanh(0.5 / t), self.share, self.noise, 0.0]
-        rates = [self.latents, self.networks, self.price, float(self.rounding), 0.0]
+        soft = [1 / t, 0.5 / math.tanh(0.5 / t), self.share, self.noise]
+        # Gradients in half precision need a loss that is large enough.
+        scale = min(max(SCALED / max(self.price, 1e-9), 1.0), MOST_SCALED)
+        rates = [self.latents, self.networks, self.price, float(self.rounding), scale]
         return np.array([*soft, *rates], np.float32)
 
 
@@ -87,11 +90,12 @@ class LatentStep(Resumable):
         self.cheapest = Tensor(self._started(np.zeros_like(drawn)), device, name="start")
         empty = np.zeros((plane.rows, plane.pitch), np.float32)
         self.latents = Tensor(empty, device, name="latents")  # all grids, as they lie in the plane
-        self.control = Tensor(np.zeros(10, np.float32), device, name="control")
+        self.candidate = Tensor(self.flat.numpy(), device, name="candidate")  # to be judged
+        self.control = Tensor(np.zeros(9, np.float32), device, name="control")
         self.count = Tensor(np.uint32(0), device, name="count")
-        self.adam_latents = optim.Adam([self.latents], self.control[5], BETAS, epsilon)
-        self.adam = optim.Adam([self.flat], self.control[6], BETAS, epsilon)
-        self.program: Program = compile(self._step, device, general)
+        self.adam_latents = optim.Adam([self.latents], self.control[4], BETAS, epsilon)
+        self.adam = optim.Adam([self.flat], self.control[5], BETAS, epsilon)
+        self.program: Program = compile(self._step, device, general, "half")
 
     # --- what does not change ---
 
@@ -145,17 +149,18 @@ class LatentStep(Resumable):
     # --- the step ---
 
     def _step(self) -> dict[str, Tensor]:
+        price, scale = self.control[6], self.control[8]
         seen, slope = self._quantised()
-        error, bits = self._forward(seen)
-        loss = error * (1 / self.channels) + bits * self.control[7]
-        by_seen, by_flat = loss.gradient([seen, self.flat])
-        by_flat = by_flat + self._by_weight_bits() * self.control[7]
+        error, bits = self._forward(seen, self.flat)
+        loss = (error * (1 / self.channels) + bits * price) * scale
+        by_seen, slopes = (g * (1.0 / scale) for g in loss.gradient([seen, self.flat]))
+        by_flat = slopes + self._by_weight_bits() * price
         self.adam_latents.apply([by_seen * slope])
         norm = by_flat.square().sum().sqrt()
         most = CLIP * self.height * self.width
         self.adam.apply([by_flat * (most / norm.maximum(most))])
         self.count.assign(self.count + 1)
-        return {"error": error, "bits": bits}
+        return {"error": error, "bits": bits, "slopes": slopes}
 
     def _by_weight_bits(self) -> Tensor:
         """Gradient of what weights cost, about log2(1 + d / STEP) bits at a distance d from those
@@ -166,9 +171,10 @@ class LatentStep(Resumable):
         price = DIFFERENCES if self.start.number else WEIGHTS
         return away / ((size + 1e-9) * (size + STEP)) * (price / math.log(2))
 
-    def _forward(self, seen: Tensor) -> tuple[Tensor, Tensor]:
-        """The squared error and the bits that the plane of grids [rows, pitch] gives."""
-        arrays = nn.slices(self.flat, self.shapes)
+    def _forward(self, seen: Tensor, flat: Tensor) -> tuple[Tensor, Tensor]:
+        """The squared error and the bits that the plane of grids [rows, pitch] gives with networks
+        [parameters]."""
+        arrays = nn.slices(flat, self.shapes)
         ends = np.cumsum([len(self.synthesis_shapes), 4, len(self.entropy_shapes)])
         synthesis, convolutions, entropy, taps = (
             arrays[a:b] for a, b in zip([0, *ends], [*ends, None], strict=True)
@@ -196,7 +202,7 @@ class LatentStep(Resumable):
         """The plane of grids as the networks see it, and the slopes of that."""
         values = self.latents
         inverse, spread, share, amount = (self.control[n] for n in range(4))
-        rounding = self.control[8]
+        rounding = self.control[7]
         bits = Tensor.random_bits(values.shape, (self.seed, self.count))
         noise = operations.noise(bits, share) * amount
         once, first = operations.soft_round(values, inverse, spread)
@@ -254,21 +260,19 @@ class LatentStep(Resumable):
     @cached_property
     def _judging(self) -> Program:
         def forward() -> dict[str, Tensor]:
-            error, bits = self._forward(_limited(operations.nearest(self.latents)))
-            return {"error": error, "bits": bits}
+            seen = _limited(operations.nearest(self.latents))
+            found = self._forward(seen, self.candidate)
+            return {"figures": Tensor.concat([each.reshape(1) for each in found], 0)}
 
         return compile(forward, self.device)
 
     def judge(self, flat: Array) -> tuple[float, float]:
         """The mean squared error on [0, 1], of samples that count, and the bits per pixel that
-        rounded grids and these networks give; the step's own networks are what they were
-        afterwards.
+        rounded grids and these networks give.
         """
-        own = self.flat.numpy()
-        self.flat.write(flat)
+        self.candidate.write(flat)
         self._judging.run()
-        error, bits = (float(self._judging.read(name)) for name in ("error", "bits"))
-        self.flat.write(own)
+        error, bits = map(float, self._judging.read("figures"))
         return self.mean(error), bits / self.pixels
 
     def mean(self, error: float) -> float:
@@ -276,22 +280,17 @@ class LatentStep(Resumable):
         samples: float = self.pixels * self.channels * self.counted
         return error / samples
 
-    @cached_property
-    def _sloping(self) -> Program:
-        def backward() -> dict[str, Tensor]:
-            error, bits = self._forward(_limited(operations.nearest(self.latents)))
-            return {n: v.gradient([self.flat])[0] for n, v in (("error", error), ("bits", bits))}
-
-        return compile(backward, self.device)
-
-    def slopes(self, flat: Array) -> tuple[Array, Array]:
-        """The gradients of what `judge` gives by these networks, float32 [parameters] both."""
-        own = self.flat.numpy()
+    def slopes(self, flat: Array, price: float) -> Array:
+        """The gradient of D + lambda R of what `judge` gives by these networks, float32
+        [parameters]: a step of training that moves nothing.
+        """
+        before = self.state()
         self.flat.write(flat)
-        self._sloping.run()
-        error, bits = (self._sloping.read(name) for name in ("error", "bits"))
-        self.flat.write(own)
-        return error * self.mean(1.0), bits / self.pixels
+        self.steer(Control(price, noise=0.0, latents=0.0, networks=0.0, rounding=True))
+        self.program.run()
+        found: Array = self.program.read("slopes") / self.pixels
+        self.restore(before)
+        return found
 
     @property
     def pixels(self) -> int:

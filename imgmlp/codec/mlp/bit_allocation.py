@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.bitstream.quantize import STEPS, coded_bits, nearest_step, quantize, step_size
+from imgmlp.codec.mlp.integer_inference import is_exact
 from imgmlp.codec.mlp.network import LAST_STEP, MAX_FINER, Layer, Network, Shape
 from imgmlp.errors import FormatError
 
@@ -110,26 +111,34 @@ def log_sizes(choices: Sequence[Choice]) -> Array:
 
 
 def network(
-    arrays: Sequence[Array], choices: Sequence[Choice], shape: Shape, towards_zero: float = 0.0
+    arrays: Sequence[Array],
+    choices: Sequence[Choice],
+    shape: Shape,
+    towards_zero: float = 0.0,
+    cut: int | None = None,
 ) -> Network:
-    """The network of whole numbers; steps grow where its sums would need more than 32 bits."""
+    """The network of whole numbers; steps grow where its sums would need more than 32 bits.
+
+    They do so too where decoding would not be exact with a cut of hidden layers, if one is given.
+    """
     layers = []
-    for weights, biases, choice in zip(arrays[::2], arrays[1::2], choices, strict=True):
-        layers.append(_layer(weights, biases, choice, towards_zero))
+    for n, choice in enumerate(choices):
+        within = cut if 0 < n < len(choices) - 1 else None
+        layers.append(_layer(arrays[2 * n], arrays[2 * n + 1], choice, towards_zero, within))
     return Network(shape, tuple(layers))
 
 
-def _layer(weights: Array, biases: Array, choice: Choice, towards_zero: float) -> Layer:
+def _layer(
+    weights: Array, biases: Array, choice: Choice, towards_zero: float, cut: int | None
+) -> Layer:
     while True:
         of_weights, of_biases = choice.sizes()
-        try:
-            return Layer(
-                quantize(weights, of_weights, towards_zero),
-                quantize(biases, of_biases),
-                choice.step,
-                choice.finer,
-            )
-        except FormatError:
-            if choice.step == STEPS - 1:
-                raise
-            choice = replace(choice, step=choice.step + 1)
+        whole = quantize(weights, of_weights, towards_zero)
+        last = choice.step == STEPS - 1
+        if cut is None or last or is_exact(whole, cut):
+            try:
+                return Layer(whole, quantize(biases, of_biases), choice.step, choice.finer)
+            except FormatError:
+                if last:
+                    raise
+        choice = replace(choice, step=choice.step + 1)

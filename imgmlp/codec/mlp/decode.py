@@ -21,7 +21,7 @@ def decode(found: Container, device: AnyDevice) -> Array:
     Raises FormatError if the sections hold no network, or one of another picture.
     """
     header = found.header
-    return integer_inference.decode(_network(found), header.width, header.height, device)
+    return integer_inference.decode(network_of(found), header.width, header.height, device)
 
 
 def decode_at(found: Container, size: tuple[int, int], device: AnyDevice) -> Array:
@@ -30,10 +30,11 @@ def decode_at(found: Container, size: tuple[int, int], device: AnyDevice) -> Arr
     Devices may differ by a level. Raises FormatError as `decode`.
     """
     own = found.header.width, found.header.height
-    return float_render.render(_network(found), own, size, device)
+    return float_render.render(network_of(found), own, size, device)
 
 
-def _network(found: Container) -> Network:
+def network_of(found: Container) -> Network:
+    """Raises FormatError as `decode`."""
     header = found.header
     head, coded = found.require(container.NETWORK), found.require(container.WEIGHTS)
     return network.parse(head, coded, header.width * header.height, header.channels)

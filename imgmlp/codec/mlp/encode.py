@@ -15,17 +15,18 @@ from imgmlp.codec.bitstream import metadata_sections
 from imgmlp.codec.mlp import rate_model
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.qat_step import BATCH, LearningStep, too_large
-from imgmlp.codec.mlp.rate_model import Known
 from imgmlp.codec.mlp.rounding_search import FINE, Rounding, Trial
+from imgmlp.codec.mlp.size_search import LEAST, PILOT_RATE, PILOTS, SizeSearch, pilot_weights
 from imgmlp.codec.mlp.training_phases import MlpTrainer, MlpTrainerState
 from imgmlp.codec.training.checkpoint import Snapshot
+from imgmlp.codec.training.compile_times import CompileTimes
 from imgmlp.codec.training.draft import Draft, draft
 from imgmlp.codec.training.memory_limits import within_memory
-from imgmlp.codec.training.pace import Work
+from imgmlp.codec.training.pace import Work, speed
 from imgmlp.codec.training.replay import decibels, mean_loss, seconds_a_step
 from imgmlp.codec.training.run import Run
-from imgmlp.codec.training.target import TOLERANCE, Goal, Workload
-from imgmlp.codec.training.trainer import Ended, Pricing
+from imgmlp.codec.training.target import STEPS, Goal, Workload
+from imgmlp.codec.training.trainer import Ended
 from imgmlp.engine import AnyDevice
 from imgmlp.image import Picture
 
@@ -36,22 +37,17 @@ AIM = 0.99  # of the bytes wanted
 ATTEMPTS = 4  # networks that are tried for a quality
 PILOT = 10  # a run's steps for each step of a short one that shows how hard a picture is
 LEAST_PILOT = 1_500  # steps: after fewer little can be said of many
-PILOTS = 4  # two of one network, to see what more steps bring, and two of another
-PILOT_RATE = 0.3  # bits a pixel of the first one's network
-LEAST = 500.0  # weights of the first one
-FAR, FARTHEST = 1.5, 3.0  # doublings of weights about which a short run says little, and nothing
 SEEN = 55  # pixels that training sees for each weight; with fewer, weights are not worth their time
 HASTY = 5_000  # steps of a run, where only its time is known; it should not have fewer
 SMALL = 2_000.0  # weights, of which fewer take hardly less time
-MARGIN = 0.1  # dB more than wanted that training aims at, as taking some away is easy
 BELOW, BEYOND = 0.15, 0.2  # dB from which rounding may bring a network to its target
+CLOSE = 0.05  # dB beyond it of small networks, which are soon trained again
 SHORT_RUNS = 0.1  # of the time left, that of a short run
-LARGER = 1.1  # times the weights, at least, where too few missed a quality
 FIRST = 0.7  # of the time left, that of an attempt after which there may be others
 HURRY = 20.0  # seconds, with less than which left no other network is compiled, which may take 10
 CHECKS = 3  # times that a file is decoded once it is chosen, at most
-TRIALS = 12  # times that files are decoded to choose one
-_KEPT = "weights", "most", "worth", "pilots", "attempts", "spent"
+TRIALS = 6  # times that files are decoded to choose one of a quality, as a rule
+WITHIN = 1.5  # doublings of the usual number of weights within which a first short run's are
 
 
 def untrained(picture: Picture, wanted: Goal, device: AnyDevice) -> Draft | None:
@@ -92,7 +88,23 @@ def work(picture: Picture, wanted: Goal, workload: Workload) -> Work:
     if wanted.kind != "bytes":
         weights = min(weights, max(SMALL, workload.steps * workload.wider * BATCH / SEEN))
     training = 6 * weights * steps * BATCH * workload.wider
-    return Work(steps, training + 2 * CHECKS * weights * samples)
+    shape, channels = rate_model.network_shape(weights, picture.channels), picture.channels
+    programs = [step_program(shape, workload.wider), decoding_program(shape)]
+    if wanted.kind != "bytes":
+        first = rate_model.network_shape(pilot_weights(samples), channels)
+        programs.append(step_program(first, workload.wider))
+    operations = training + 2 * CHECKS * weights * samples
+    return Work(steps, operations, tuple(dict.fromkeys(programs)))
+
+
+def step_program(shape: Shape, wider: int) -> str:
+    """What compile_times.py knows a training step by."""
+    return f"mlp step: {shape} {BATCH * wider}"
+
+
+def decoding_program(shape: Shape) -> str:
+    """The same of decoding."""
+    return f"mlp decoding: {shape}"
 
 
 class _Encoder:
@@ -103,34 +115,34 @@ class _Encoder:
     ) -> None:
         self.picture, self.wanted, self.device = picture, wanted, device
         self.workload, self.run, self.saved = workload, run, run.saved
-        self.rounding = Rounding(picture, wanted, device, self._too_late)
+        limited = workload.seconds is not None
+        self.rounding = Rounding(picture, wanted, device, self._too_late, limited)
         self.samples = picture.width * picture.height
         self.resumed = 0
         self.spent = 0.0  # seconds of the runs that were stopped
-        self.pilots: list[list[float]] = []  # weights, steps and dB of the short runs
-        self.attempts: list[list[float]] = []  # weights as their files pay for, and dB
-        self.worth: float | None = None  # that goes with the weights that a quality needs
         self.hit = False  # the latest attempt needs no other one
         self.best: Draft | None = None  # of the attempts
         self.used: tuple[Shape, int, LearningStep, dict[str, Array]] | None = None
         self.paces: dict[tuple[Shape, int], float] = {}
+        self.compiled = CompileTimes(device)
         self.limit = workload.seconds and run.began + workload.seconds  # of the clock
-        self.most = self._most_weights()
-        self.weights = min(self._first_weights(), self.most)
+        most = self._most_weights()
+        first = min(self._first_weights(), most)
+        self.sizes = SizeSearch(wanted, self.samples, picture.channels, most, first)
         if self.saved is not None:
             self._restore(self.saved)
             self.limit = self.limit and self.limit - self.spent
 
     def _restore(self, saved: Snapshot) -> None:
-        for name in _KEPT:
-            setattr(self, name, saved.values[name])
+        self.sizes.restore(saved.values)
+        self.spent = saved.values["spent"]
         if saved.values["best"] is not None:
             self.best = Draft(saved.arrays["best_file"].tobytes(), saved.values["best"])
 
     def untrained(self) -> Draft | None:
         """A file that took no training, if it is all that the target can ask for."""
         found = self.rounding.one_colour()
-        return None if found is None else self._draft(found, MlpTrainerState(0, self._price()), 0.0)
+        return None if found is None else self._draft(found, MlpTrainerState(0, 0.0), 0.0)
 
     def _most_weights(self) -> float:
         """Those that the pixels themselves would pay for, and not more than training can teach."""
@@ -144,10 +156,11 @@ class _Encoder:
         if self.wanted.kind == "bytes":
             beside = rate_model.OVERHEAD + metadata_sections.size(self.picture.metadata)
             return max(1.0, 8 * (self.wanted.value - beside) / rate_model.BITS)
-        found = PILOT_RATE * self.samples / rate_model.BITS
-        if self._hurried():  # there will be no other one
-            found = min(found, rate_model.usual_weights(self.wanted, self.samples))
-        return max(LEAST, found)
+        if self.limit is None:
+            return pilot_weights(self.samples)
+        found = PILOT_RATE * self.samples / rate_model.BITS  # there may be no time for another one
+        usual = rate_model.usual_weights(self.wanted, self.samples)
+        return max(LEAST, min(max(usual, found / 2**WITHIN), found * 2**WITHIN))
 
     def search(self) -> None:
         """Find by short runs how many weights a quality or a price needs."""
@@ -156,73 +169,39 @@ class _Encoder:
             self._run(trainer)
             step, steps = trainer.step, trainer.state.steps
             loss = mean_loss(float(step.smooth.item()), step.done) / step.counted
-            self.pilots.append([float(step.shape.parameters), float(steps), decibels(loss)])
-            if len(self.pilots) % 2 == 0:
-                self._resize()
+            pilots = self.sizes.pilots
+            pilots.append([float(step.shape.parameters), float(steps), decibels(loss)])
+            if len(pilots) % 2 == 0:
+                self.sizes.resize(self._whole)
 
     def _searched(self) -> bool:
-        """Whether short runs were made of a network near to the one that is wanted."""
-        if self.wanted.kind == "bytes" or self.attempts or self._hurried():
+        """Whether no more short runs are needed, or there is no time for them."""
+        if self.wanted.kind == "bytes" or self.sizes.attempts or self._hurried():
             return True
-        if len(self.pilots) < 2 or len(self.pilots) % 2:
-            return False
-        near = abs(math.log2(self.weights / self.pilots[-1][0])) < FAR
-        late = self.limit is not None and self._left() < (1 - 2 * SHORT_RUNS) * (
-            self.workload.seconds or 0
-        )
-        return near or len(self.pilots) == PILOTS or late
+        if self.limit is None or not self.sizes.pilots or len(self.sizes.pilots) % 2:
+            return self.sizes.searched()
+        whole = self.workload.seconds or 0
+        return self.sizes.searched() or self._left() < (1 - 2 * SHORT_RUNS) * whole
 
     def _short(self, shape: Shape) -> MlpTrainerState:
         """The beginning of a short run; the first of two is half as long as the second."""
         price = rate_model.first_price(shape.parameters, self.samples)
         if self.limit is None:
             steps = max(self.workload.steps // PILOT, min(LEAST_PILOT, self.workload.steps // 2), 1)
-        elif len(self.pilots) % 2:
-            steps = 2 * int(self.pilots[-1][1])
+        elif len(self.sizes.pilots) % 2:
+            steps = 2 * int(self.sizes.pilots[-1][1])
         else:
             steps = max(1, int(SHORT_RUNS * self._left() / self._pace(shape, 1)))
-        halvings = 1 - len(self.pilots) % 2
+        halvings = 1 - len(self.sizes.pilots) % 2
         return MlpTrainerState(max(1, steps >> halvings), price, wider=self.workload.wider)
-
-    def _known(self) -> list[Known]:
-        """Of attempts, or else what short runs would have given if they were as long."""
-        if self.attempts:
-            return [Known(*pair) for pair in self.attempts]
-        pairs, found = (self.pilots[::2], self.pilots[1::2]), []
-        for (weights, _, before), (_, steps, after) in zip(*pairs, strict=True):
-            longer = math.log2(max(1.0, self._whole(weights) / steps))
-            found.append(Known(weights, after + rate_model.more_steps(after - before, longer)))
-        return found
 
     def _whole(self, weights: float) -> float:
         """About how many steps an attempt with so many weights has."""
         if self.limit is None:
             return float(self.workload.steps)
-        tried = self.pilots[-1][0]
-        pace = self._pace(self._shape(tried), 1) * max(weights / tried, 0.5)
+        tried = self.sizes.pilots[-1][0]
+        pace = self._pace(self.sizes.shape_of(tried), 1) * max(weights / tried, 0.5)
         return FIRST * self._left() / pace
-
-    def _resize(self) -> None:
-        """Have the weights that the target needs, by what is known by now.
-
-        Never fewer than the smallest network has, as it would be priced and enlarged as if it had
-        so few.
-        """
-        known = self._known()
-        if self.wanted.kind == "psnr":
-            wished = rate_model.weights_for(self.wanted.value + MARGIN, known)
-        else:
-            wished = rate_model.weights_worth(self.wanted.value, self.samples, known)
-        if not self.attempts:
-            tried, reach = self.pilots[-1][0], 2**FARTHEST
-            wished = min(max(wished, tried / reach), tried * reach)
-        least = rate_model.network_shape(1.0, self.picture.channels).parameters
-        self.weights = min(max(wished, least), self.most)
-        if self.wanted.kind == "psnr":
-            self.worth = rate_model.price_of(self.weights, self.wanted.value, self.samples, known)
-
-    def _shape(self, weights: float | None = None) -> Shape:
-        return rate_model.network_shape(weights or self.weights, self.picture.channels)
 
     def _left(self) -> float:
         """Seconds."""
@@ -235,8 +214,14 @@ class _Encoder:
 
     def _too_late(self) -> bool:
         """Whether there is just time for the checks of a file that is there."""
-        shape = self._shape()
-        return self.limit is not None and self._left() < CHECKS * self.rounding.seconds(shape)
+        shape = self.sizes.shape()
+        return self.limit is not None and self._left() < CHECKS * self._checking(shape)
+
+    def _checking(self, shape: Shape) -> float:
+        """Seconds that a check of a file takes; what it needs is compiled if it is not yet."""
+        seconds = self.rounding.seconds(shape, self._budget(shape) / shape.parameters)
+        self.compiled.note(decoding_program(shape))
+        return seconds
 
     def _pace(self, shape: Shape, wider: int) -> float:
         """Seconds that a step takes, tried the first time that it is asked."""
@@ -244,34 +229,49 @@ class _Encoder:
             trial = self._trainer(shape, MlpTrainerState(10**6, 0.0, wider=wider))
             most = 0.5 if self.limit is None else min(0.5, self._left() / 50)
             self.paces[shape, wider] = seconds_a_step(trial.step.program, most)
+            self.compiled.note(step_program(shape, wider))
         return self.paces[shape, wider]
 
     def _for_training(self, shape: Shape) -> float:
-        """Seconds of an attempt, without those for choosing and checking its file."""
-        checks = 2 if self.wanted.kind != "psnr" else TRIALS
-        share = FIRST if self.wanted.kind == "psnr" and not self.attempts else 1.0
-        return max(1e-3, share * (self._left() - checks * self.rounding.seconds(shape)))
+        """Seconds of an attempt's steps."""
+        others = self.wanted.kind == "psnr" and not self.sizes.attempts and not self._hurried()
+        return max(1e-3, (FIRST if others else 1.0) * (self._left() - self._rounding(shape)))
+
+    def _rounding(self, shape: Shape) -> float:
+        """Seconds that choosing and checking a file take once a network is trained."""
+        return (CHECKS + TRIALS * (self.wanted.kind == "psnr")) * self._checking(shape)
 
     def _afford(self) -> None:
         """Take a smaller network where the time is too short for training one so large.
 
         Below HASTY steps twice the steps bring more than twice the weights, which take as long.
         """
-        if self.limit is None or self.weights <= SMALL:
+        shape, before = self.sizes.shape(), self.sizes.weights
+        compiling = 0.0 if self.limit is None else self._compiling(shape)
+        if self._hurried() and self.sizes.pilots and compiling > 0:
+            self.sizes.make_do()
             return
-        if self._hurried() and self.wanted.kind != "bytes":  # what is compiled does
-            self.weights = self.pilots[-1][0] if self.pilots else self.weights
+        if self.limit is None or before <= SMALL:
             return
-        before, shape = self.weights, self._shape()
-        seconds, known = self._left(), [s for s, _ in self.paces]
-        tried = max(known, key=lambda s: s.parameters) if known else shape
-        pace = self._pace(tried, 1) * max(shape.parameters / tried.parameters, 0.5)
-        share = seconds / pace / HASTY
+        seconds = self._left()
+        share = (seconds - compiling) / self._likely_pace(shape) / HASTY
         if share >= 1:
             return
-        self.weights = self.most = max(SMALL, before * share)
+        self.sizes.weights = self.sizes.most = max(SMALL, before * share)
         what = f"{seconds:.3g} seconds are too few for training {before:,.0f} weights"
-        self.run.say(f"{what}: taking {self.weights:,.0f}, which give a better picture")
+        self.run.say(f"{what}: taking {self.sizes.weights:,.0f}, which give a better picture")
+
+    def _compiling(self, shape: Shape) -> float:
+        """Seconds that a network of a shape takes to compile here, about."""
+        step = step_program(shape, self.workload.wider)
+        return self.compiled.expected((step, decoding_program(shape)))
+
+    def _likely_pace(self, shape: Shape) -> float:
+        """Seconds that a step would take, by the largest network that was tried, if any was."""
+        if not self.paces:
+            return 6 * shape.parameters * BATCH / speed(self.device)
+        tried = max((s for s, _ in self.paces), key=lambda s: s.parameters)
+        return self._pace(tried, 1) * max(shape.parameters / tried.parameters, 0.5)
 
     def attempt(self) -> Draft:
         """Train a network and make a file of it."""
@@ -286,37 +286,38 @@ class _Encoder:
             trainer.fix_steps()
         found, first = self.rounding.best(trainer.arrays(), trainer.choices(), trainer.step.shape)
         self._learn(found, first)
-        return self._draft(found, trainer.state, seconds, ended == "diverged")
+        made = self._draft(found, trainer.state, seconds, ended == "diverged")
+        self.compiled.note(decoding_program(trainer.step.shape))
+        return made
 
     def _learn(self, found: Trial, first: Trial) -> None:
         """What an attempt says of others: by the bytes of its weights, however coarse these are."""
         paid = first.size - self.rounding.overhead(first.network.shape)
-        self.attempts.append([max(8 * paid / rate_model.BITS, 1.0), first.psnr])
+        size = float(first.network.shape.parameters)
+        self.sizes.attempts.append([max(8 * paid / rate_model.BITS, 1.0), first.psnr, size])
         hit = self.wanted.hit_by(found.size, found.psnr)
-        self.hit = hit and -BELOW <= first.psnr - self.wanted.value <= BEYOND
+        beyond = CLOSE if size < SMALL else BEYOND
+        self.hit = hit and -BELOW <= first.psnr - self.wanted.value <= beyond
 
     def again(self) -> bool:
         """Whether another attempt may come nearer to a quality, or to it with fewer bytes."""
-        over = self.wanted.kind != "psnr" or len(self.attempts) == ATTEMPTS
+        over = self.wanted.kind != "psnr" or len(self.sizes.attempts) == ATTEMPTS
         if over or self.hit or self._hurried():
             return False
-        before = self._shape()
-        self._resize()
         best = -math.inf if self.best is None else self.best.metrics["psnr"]
-        missed = self.wanted.value - best > TOLERANCE
-        while missed and self._shape() == before and self.weights < self.most:
-            self.weights = min(LARGER * self.weights, self.most)
-        return self._shape() != before
+        return self.sizes.again(best, self._whole)
 
     def _beginning(self, shape: Shape) -> MlpTrainerState:
         """Of an attempt."""
         seconds = None if self.limit is None else self._for_training(shape)
         steps, wider = self.workload.within(seconds, partial(self._pace, shape))
-        return MlpTrainerState(steps, self._price(), wider=wider)
+        return MlpTrainerState(
+            steps, rate_model.first_price(self.sizes.weights, self.samples), wider=wider
+        )
 
     def _start(self, begin: Callable[[Shape], MlpTrainerState]) -> MlpTrainer:
         """A trainer at its beginning, or where a checkpoint left it."""
-        shape, saved = self._shape(), self.saved
+        shape, saved = self.sizes.shape(), self.saved
         self.saved = None
         if saved is None:
             return self._trainer(shape, begin(shape))
@@ -329,16 +330,17 @@ class _Encoder:
     def _run(self, trainer: MlpTrainer) -> Ended:
         """Go on to the end. Raises Interrupted."""
         ended = trainer.run(self.run, self._complete)
+        self.compiled.note(step_program(trainer.step.shape, trainer.state.wider))
         if ended == "interrupted":
             raise self.run.interrupted(self._reached(trainer))
         return ended
 
     def _trainer(self, shape: Shape, state: MlpTrainerState) -> MlpTrainer:
         step, budget = self._step(shape, state.wider), self._budget(shape)
-        limit = self.limit
+        limit, most = self.limit, 0
         if limit is not None and self._searched():
-            limit -= CHECKS * self.rounding.seconds(shape)
-        return MlpTrainer(step, state, self._pricing(budget), budget, limit)
+            limit, most = time.perf_counter() + self._for_training(shape), STEPS
+        return MlpTrainer(step, state, budget, limit, most)
 
     def _step(self, shape: Shape, wider: int) -> LearningStep:
         """Of a network of a shape, at its beginning; the latest one is taken again if it fits."""
@@ -352,27 +354,22 @@ class _Encoder:
         step.restore(start)
         return step
 
-    def _price(self) -> float:
-        if self.wanted.kind == "lambda":
-            return self.wanted.value
-        return self.worth or rate_model.first_price(self.weights, self.samples)
+    def _budget(self, shape: Shape) -> float:
+        """Bits for all weights, no more than they can use.
 
-    def _budget(self, shape: Shape) -> float | None:
-        """Bits for all weights, if it is not a price that decides; no more than they can use."""
-        if self.wanted.kind == "psnr" or not self._searched():
+        A network has about as many weights as the target needs, and just their bits.
+        """
+        if not self._searched():
             return rate_model.BITS * shape.parameters
-        if self.wanted.kind == "lambda":
-            return None
-        bits = 8 * (AIM * self.wanted.value - self.rounding.overhead(shape))
+        bits = rate_model.BITS * self.sizes.weights
+        if self.wanted.kind == "bytes":
+            bits = 8 * (AIM * self.wanted.value - self.rounding.overhead(shape))
         return min(max(8.0, bits), FINE * shape.parameters)
-
-    def _pricing(self, budget: float | None) -> Pricing:
-        return (lambda *_: 1.0) if budget is None else (lambda bits, _: (bits / budget) ** 2)
 
     def _complete(self, snapshot: Snapshot) -> Snapshot:
         """A trainer's snapshot with that of the runs before it."""
-        own = {name: getattr(self, name) for name in _KEPT}
-        own["spent"] += time.perf_counter() - self.run.began
+        own = self.sizes.values()
+        own["spent"] = self.spent + time.perf_counter() - self.run.began
         own["best"] = None if self.best is None else self.best.metrics
         arrays: dict[str, Array] = {}
         if self.best is not None:
@@ -397,4 +394,5 @@ class _Encoder:
             "seconds": seconds,
         }
         made = draft(self.picture, self.wanted, "mlp", found.sections, pixels, own)
-        return replace(made, diverged=diverged, resumed=self.resumed)
+        decode = self.rounding.decode
+        return replace(made, diverged=diverged, resumed=self.resumed, decode=decode)

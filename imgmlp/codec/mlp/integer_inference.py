@@ -6,8 +6,9 @@ and all sums fit in 32 bits (`network.Layer` proves it). Part of the file format
 
 Sums of products run as float32 products of matrices, the fastest that every device has. They are
 exact, in whatever order they are added up, where the magnitudes of all terms add up to at most
-2**24. A layer whose weights are too large for that is cut into spans of inputs, or its inputs
-into parts of 8 bits.
+2**24. So the inputs of a layer are cut into spans, or into parts of 8 bits where weights are too
+large for that. Networks of one shape are nearly all cut in one way, so that what was compiled for
+one of them serves the others, also those that are still to be trained.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ _ANSWER_BITS = 4  # by which the last layer's answers are finer than activations
 LEAST = -178  # activation; LIMIT is the largest
 MIDDLE = (LIMIT + LEAST) // 2
 LARGEST_SUM = (1 << 24) // (LIMIT - MIDDLE)  # of weights' magnitudes, so that sums stay exact
+SPAN = 32  # inputs: weights of six bits are hardly ever too large for so many
 MOST_SPANS = 4  # of a layer; more take longer to compile than they save
+PARTS = 0  # a cut that is none into spans
 _ALIGN = 8  # inputs: a span begins where vectors do
 
 
@@ -82,11 +85,19 @@ def decode(network: Network, width: int, height: int, device: AnyDevice) -> Arra
 
 
 class Decoder:
-    """Decodes networks of one picture; what was made for one serves the next if it is like it."""
+    """Decodes networks of one picture.
+
+    What was made for one serves the next if it is of the same shape and the cut is exact for it.
+    """
 
     def __init__(self, width: int, height: int, device: AnyDevice) -> None:
         self._size, self._device = (width, height), device
         self._latest: _Piece | None = None
+
+    @property
+    def cut(self) -> int | None:
+        """How hidden layers are cut in what was made latest."""
+        return None if self._latest is None else self._latest.cut
 
     def decode(self, network: Network) -> Array:
         """uint8 [height, width, channels]: the same bits on every device."""
@@ -121,7 +132,7 @@ class _Piece:
     ) -> None:
         self.network, self.size = network, size
         self.rows, self.columns = rows, columns
-        self.cuts = cuts(network)
+        self.cut = cut_of(network)
         outputs = network.layers[0].biases.size
         self.x = Tensor(np.zeros((self.columns, outputs), np.int32), device, name="x_sums")
         self.y = Tensor(np.zeros((self.rows, outputs), np.int32), device, name="y_sums")
@@ -130,17 +141,19 @@ class _Piece:
         # not constants, so that the kernels of one network serve others of its sizes
         self.scales = Tensor(_scales(network), device, name="scales")
         self.products = [
-            Product(layer, cut, device, str(number))
-            for number, (layer, cut) in enumerate(
-                zip(network.layers[1:], self.cuts, strict=True), 1
-            )
+            Product(layer, self.cut, device, str(number))
+            for number, layer in enumerate(network.layers[1:-1], 1)
         ]
+        # Weights of the last layer are the largest, and its outputs so few that parts cost little.
+        last = str(len(network.layers) - 1)
+        self.products.append(Product(network.layers[-1], PARTS, device, last))
         self.program = compile(self._step, device, precision="exact")
 
     def takes(self, network: Network, device: AnyDevice, rows: int, columns: int) -> bool:
         """Whether `load` would make it that piece of another network."""
-        mine = self.network.shape, self.cuts, self.device, self.rows, self.columns
-        return mine == (network.shape, cuts(network), device, rows, columns)
+        mine = self.network.shape, self.device, self.rows, self.columns
+        alike = mine == (network.shape, device, rows, columns)
+        return alike and all(is_exact(layer.weights, self.cut) for layer in network.layers[1:-1])
 
     def load(self, network: Network) -> None:
         """Go on with another network."""
@@ -215,24 +228,26 @@ class Product:
         return low.cast(dtype.i32) + high.cast(dtype.i32) * 256 + self._biases
 
 
-def cuts(network: Network) -> tuple[int, ...]:
-    """Into how many spans the inputs of each layer but the first are cut.
+def cut_of(network: Network) -> int:
+    """Into how many spans the inputs of each hidden layer but the first are cut, or PARTS.
 
-    All the same if it is exact, so that there are few kinds of kernels; 0 where none is.
+    As many as usual if that is exact, so that there are few kinds of kernels.
     """
-    own = [spans_needed(layer.weights) for layer in network.layers[1:]]
-    most = max(own)
-    return tuple(most if needed else 0 for needed in own)
+    usual = min(-(-network.shape.width // SPAN), MOST_SPANS)
+    hidden = network.layers[1:-1]
+    known = (usual, MOST_SPANS)
+    return next(
+        (cut for cut in known if all(is_exact(layer.weights, cut) for layer in hidden)), PARTS
+    )
 
 
-def spans_needed(weights: Array) -> int:
-    """Into how few spans the inputs of a layer can be cut; 0 if even MOST_SPANS are not exact."""
+def is_exact(weights: Array, cut: int) -> bool:
+    """Whether sums of float32 are exact with so many spans, or with PARTS."""
+    if cut == PARTS:
+        return True
     magnitudes = np.abs(weights.astype(np.int64))
-    for count in range(1, MOST_SPANS + 1):
-        found = _spans(len(weights), count)
-        if all(magnitudes[span].sum(0).max() <= LARGEST_SUM for span in found):
-            return count
-    return 0
+    found = _spans(len(magnitudes), cut)
+    return all(magnitudes[span].sum(0).max() <= LARGEST_SUM for span in found)
 
 
 def _spans(inputs: int, count: int) -> list[slice]:

@@ -1,6 +1,6 @@
 """How large a network should be for a price, a size or a quality.
 
-Sizes follow from runs on photographs (docs/compression.md): a network does best with some six
+Sizes follow from runs on photographs (docs/compression.md): a network does best with some five
 bits for each of its weights, and the price of a bit decides how many weights are worth having.
 """
 
@@ -9,16 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from imgmlp.codec.mlp.network import MAX_WIDTH, Shape
 from imgmlp.codec.training.target import Goal
 
-BITS = 6.0  # for a weight
+BITS = 5.3  # for a weight
 OVERHEAD = 70.0  # bytes of a file that are no weights
 HIDDEN = 5  # layers
 FEW = 1000  # weights, too few for more than
 HIDDEN_OF_FEW = 3
-PANEL, PART = 64, 8  # wider layers are multiples of a part
 # Pictures of the middling kind: at a price of 3e-3 a pixel pays for so many weights.
 _WEIGHTS, _PRICE, _POWER = 0.061, 3e-3, 0.65
 _FIRST = 0.3  # of the price that pays for weights: at about so much they take BITS each
@@ -101,15 +101,25 @@ def first_price(weights: float, pixels: int) -> float:
 
 
 def network_shape(weights: float, channels: int) -> Shape:
-    """A network of about so many weights; the smallest one that makes sense has some 100.
+    """The network whose number of weights is nearest; the smallest that makes sense has some 100.
+
+    There are few, so that most of what is compiled for one picture serves others as well: how many
+    bits a weight takes makes up for the difference.
+    """
+    found = _shapes(channels)
+    return min(found, key=lambda shape: abs(math.log(shape.parameters / max(weights, 1.0))))
+
+
+@cache
+def _shapes(channels: int) -> tuple[Shape, ...]:
+    """Widths of four binary digits: one network has up to a quarter more weights than the next.
 
     Five layers reach more than three wider ones, but layers of a few values hold a network up.
-    Devices compute layers above PANEL wide in panels, and a part of one takes as long as a whole.
     """
-    frequencies = int(min(16, max(4, math.sqrt(weights) / 5)))
-    hidden = HIDDEN if weights >= FEW else HIDDEN_OF_FEW
-    # weights = (hidden - 1) width**2 + (4 frequencies + channels + hidden) width + channels
-    square, linear = hidden - 1, 4 * frequencies + channels + hidden
-    width = (math.sqrt(linear**2 + 4 * square * max(weights - channels, 0)) - linear) / (2 * square)
-    whole = round(width) if width < PANEL else PART * round(width / PART)
-    return Shape(frequencies, hidden, min(MAX_WIDTH, max(4, whole)), channels)
+    widths = [first << n for n in range(7) for first in range(8, 16)]
+    sizes = [(HIDDEN_OF_FEW, width) for width in range(4, 8)]
+    sizes += [
+        (hidden, width) for hidden in (HIDDEN_OF_FEW, HIDDEN) for width in (*widths, MAX_WIDTH)
+    ]
+    shapes = [Shape(min(max(4, w // 2), 16), hidden, w, channels) for hidden, w in sizes]
+    return tuple(s for s in shapes if (s.parameters < FEW) is (s.hidden == HIDDEN_OF_FEW))

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.bitstream import container
-from imgmlp.codec.bitstream.container import Section
+from imgmlp.codec.bitstream.container import Container, Section
 from imgmlp.codec.bitstream.quantize import step_size
-from imgmlp.codec.mlp import bit_allocation, integer_inference
+from imgmlp.codec.mlp import bit_allocation, decode, integer_inference
 from imgmlp.codec.mlp.bit_allocation import Choice
 from imgmlp.codec.mlp.network import Network, Shape
 from imgmlp.codec.training import draft
@@ -26,7 +26,9 @@ Array = np.ndarray[Any, Any]
 
 INWARDS = 0.3  # of a step: how far rounding towards zero may go
 FINE = 10.0  # bits of a weight, above which no picture gets better
-_USUAL = 15.0  # steps, the standard deviation of weights of some 6 bits
+LACKING = 1.0  # dB that no finer steps bring
+TRIED = 2  # times that decoding is timed
+_PEAK = 4.13  # 2**bits over the deviation of normal weights, in steps
 _EVEN = 52  # number of a step, 2**-9, with which biases are every level of 8 bits
 
 
@@ -44,7 +46,9 @@ class Trial:
 class Rounding:
     """What one picture's numbers become for one target, judged on a device.
 
-    `enough` is asked before every trial whether what was found must do.
+    `enough` is asked before every trial whether what was found must do. Once `seconds` was asked
+    of a shape, its networks are rounded to ones that what was compiled then can decode, if
+    `compiled_once`.
     """
 
     def __init__(
@@ -53,8 +57,10 @@ class Rounding:
         wanted: Goal,
         device: AnyDevice,
         enough: Callable[[], bool] = lambda: False,
+        compiled_once: bool = False,
     ) -> None:
         self.picture, self.wanted, self._enough = picture, wanted, enough
+        self._compiled_once = compiled_once
         self._decoder = integer_inference.Decoder(picture.width, picture.height, device)
         self._seconds: dict[Shape, float] = {}
 
@@ -72,22 +78,25 @@ class Rounding:
         parts = Section(container.NETWORK, head), Section(container.WEIGHTS, bytes(2))
         return draft.size(self.picture, "mlp", parts)
 
-    def seconds(self, shape: Shape) -> float:
+    def seconds(self, shape: Shape, bits: float) -> float:
         """That decoding a network of a shape takes, once it is compiled, which is done now.
 
-        How its sums are cut depends on how large weights are: they are as those of most files.
+        How its sums are cut depends on how large weights are, so on the bits that they take.
         """
         if shape not in self._seconds:
-            chance, usual = np.random.default_rng(0), _USUAL * step_size(_EVEN)
+            chance, usual = np.random.default_rng(0), 2**bits / _PEAK * step_size(_EVEN)
             found = bit_allocation.network(
                 [chance.normal(0.0, usual, size) for size in shape.shapes],
                 [Choice(_EVEN, 0)] * (shape.hidden + 1),
                 shape,
             )
-            for _ in range(2):
+            self.decoded(found)
+            times = []
+            for _ in range(TRIED):
                 began = time.perf_counter()
                 self.decoded(found)
-                self._seconds[shape] = time.perf_counter() - began
+                times.append(time.perf_counter() - began)
+            self._seconds[shape] = min(times)
         return self._seconds[shape]
 
     def best(self, arrays: list[Array], choices: list[Choice], shape: Shape) -> tuple[Trial, Trial]:
@@ -102,6 +111,8 @@ class Rounding:
         first = self._rounded(arrays, choices, shape)
         sizes, bits = bit_allocation.log_sizes(choices), bit_allocation.total_bits(arrays, choices)
         most = max(bits, min(1.6 * bits, FINE * shape.parameters))
+        if wanted.kind == "psnr" and wanted.value - first.psnr > LACKING:
+            return first, first
         ends = (0.1 * bits, bits) if too_much(wanted, first) else (bits, most)
 
         def stepped(budget: float) -> Trial:
@@ -122,7 +133,9 @@ class Rounding:
     def _rounded(
         self, arrays: list[Array], choices: list[Choice], shape: Shape, inwards: float = 0.0
     ) -> Trial:
-        return self._trial(bit_allocation.network(arrays, choices, shape, inwards), choices)
+        cut = self._decoder.cut if self._compiled_once and shape in self._seconds else None
+        found = bit_allocation.network(arrays, choices, shape, inwards, cut)
+        return self._trial(found, choices)
 
     def _trial(self, found: Network, choices: list[Choice]) -> Trial:
         """What a network would be as a file; it is decoded only if its quality matters."""
@@ -135,7 +148,15 @@ class Rounding:
 
     def decoded(self, found: Network) -> Array:
         """uint8 [height, width, channels]."""
-        return self._decoder.decode(found)
+        began = time.perf_counter()
+        pixels = self._decoder.decode(found)
+        if found.shape in self._seconds:  # others may have come to use the same device, or gone
+            self._seconds[found.shape] = time.perf_counter() - began
+        return pixels
+
+    def decode(self, found: Container) -> Array:
+        """The same of a network in a file."""
+        return self.decoded(decode.network_of(found))
 
 
 def _means(pixels: Array) -> Array:

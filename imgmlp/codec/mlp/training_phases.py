@@ -14,9 +14,9 @@ import numpy as np
 from imgmlp.codec.bitstream.quantize import coded_bits, quantize
 from imgmlp.codec.mlp.bit_allocation import Choice, log_sizes, settle, total_bits
 from imgmlp.codec.mlp.qat_step import Control, LearningStep
-from imgmlp.codec.training.replay import decibels, mean_loss
+from imgmlp.codec.training.replay import mean_loss
 from imgmlp.codec.training.run import Progress
-from imgmlp.codec.training.trainer import HOPELESS, Pricing, Trainer, TrainerState
+from imgmlp.codec.training.trainer import HOPELESS, Trainer, TrainerState
 
 Array = np.ndarray[Any, Any]
 
@@ -24,6 +24,7 @@ FREE, NOISY = 0.45, 0.86  # shares of a run after which noise begins, and roundi
 NOISE = 4_000  # steps of noise in which long runs have learned the steps' sizes
 DRAWN = 0.1  # of the way to a whole step that weights are moved at a look, at the end of rounding
 ROUNDED = 3.0  # times the learning rate once weights are rounded: it is near its end, they begin
+EARLY = 0.25  # share of a run in which its length may still grow: the learning rate follows it
 LOOK = 100  # steps, at most, between looks
 CONTROL = 5  # looks between new prices
 _START = 24.0, 64.0  # steps in the deviation of weights and of biases when noise begins
@@ -37,18 +38,21 @@ class MlpTrainerState(TrainerState):
 
 
 class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
-    """One run of a LearningStep. `budget` is in bits, if there is one."""
+    """One run of a LearningStep that ends with about so many bits: the price of one follows.
+
+    It fills the time up to the limit with up to `most` steps, if there turns out to be more.
+    """
 
     def __init__(
         self,
         step: LearningStep,
         state: MlpTrainerState,
-        pricing: Pricing,
-        budget: float | None,
+        budget: float,
         limit: float | None = None,
+        most: int = 0,
     ) -> None:
         super().__init__(step, state, max(1, min(LOOK, state.steps // 40)), limit)
-        self._pricing, self._budget = pricing, budget
+        self._budget, self._most = budget, most
         self._steer()
 
     # --- what others may ask ---
@@ -67,9 +71,10 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
             return self._recover()
         self._advance(self.done)
         if self.done % (CONTROL * self.look) == 0:
-            self._reprice(loss)
+            self._reprice()
             self._remember()
-        self._shorten()
+        early = self.state.phase == 0 and self.done < EARLY * self.state.steps
+        self._shorten(most=self._most if early else 0)
         if tell is not None:
             tell(self._progress(loss))
         return True
@@ -111,12 +116,12 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
             moved.append((array + (whole - array) * share).astype(np.float32).ravel())
         self.step.flat.write(np.concatenate(moved))
 
-    def _reprice(self, loss: float) -> None:
+    def _reprice(self) -> None:
         state = self.state
         if state.phase == 0:
             return
         self.step.weigh()
-        factor = self._pricing(self._bits(), decibels(loss))
+        factor = (self._bits() / self._budget) ** 2
         state.multiply_price(factor, most=2.0 if state.phase == 1 else 1.25)
         self._steer()
 

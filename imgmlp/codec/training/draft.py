@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from imgmlp.codec.bitstream import container, metadata_sections
-from imgmlp.codec.bitstream.container import Codec, Header, Section
+from imgmlp.codec.bitstream.container import Codec, Container, Header, Section
 from imgmlp.codec.training.target import Goal
 from imgmlp.image import Picture, psnr
 
@@ -22,6 +22,8 @@ class Draft:
     metrics: dict[str, Any]
     diverged: bool = False  # training could not go on; the best state is in the bytes
     resumed: int = 0  # steps that an interrupted run had done
+    # What was compiled to judge it, and decodes the file as well; None for the usual way.
+    decode: Callable[[Container], np.ndarray[Any, Any]] | None = field(default=None, repr=False)
 
     def distance(self, wanted: Goal) -> tuple[bool, float]:
         return wanted.distance(len(self.bytes), self.metrics["psnr"])

@@ -1,4 +1,4 @@
-"""How long a training will take, before anything is compiled: a guess to be told at once.
+"""How long an encode will take, before anything is compiled: a guess to be told at once.
 
 Knows no network: codecs say how much there is to compute.
 """
@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from imgmlp.codec.training.compile_times import CompileTimes
 from imgmlp.engine import AnyDevice, NumpyDevice
 
 GPU = 3e12  # operations a second of a card of the middling kind, in steps of some thousand pixels
 LAUNCHES = 4e-5  # seconds that a step takes at least
-COMPILING = 2.0  # seconds, of a step and of decoding
+READY = 0.5  # seconds that making a step and decoding ready takes if they were compiled before
 REACHED = 0.7  # of the operations a second of NumPy's products that compiled steps reach
 INTERPRETED = 0.15  # the same of steps that NumPy runs
 _ROWS, _WIDTH, _TURNS = 4096, 64, 15
@@ -22,14 +23,19 @@ _ROWS, _WIDTH, _TURNS = 4096, 64, 15
 
 @dataclass(frozen=True)
 class Work:
-    """So many steps, and operations (a product and a sum count as two) of all of them."""
+    """So many steps, and operations (a product and a sum count as two) of all of them.
+
+    Programs are those that compile_times.py knows.
+    """
 
     steps: float
     operations: float
+    programs: tuple[str, ...] = ()
 
     def seconds(self, device: AnyDevice) -> float:
         """About how long it takes on a device."""
-        return COMPILING + max(self.steps * LAUNCHES, self.operations / speed(device))
+        compiling = READY + CompileTimes(device).expected(self.programs)
+        return compiling + max(self.steps * LAUNCHES, self.operations / speed(device))
 
 
 def speed(device: AnyDevice) -> float:

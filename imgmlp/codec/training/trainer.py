@@ -114,15 +114,20 @@ class Trainer(ABC, Generic[S, D]):
     def _steer(self) -> None:
         """Tell the device what holds after `done` steps."""
 
-    def _shorten(self) -> None:
-        """Take fewer steps where they turn out to be slower than the time limit allows."""
+    def _shorten(self, most: int = 0) -> None:
+        """Take fewer steps where they turn out to be slower than the time limit allows.
+
+        More, up to `most` in all, where they are faster.
+        """
         if self._limit is None:
             return
         first, since = self._shown
         now = time.perf_counter()
         fitting = (self.done - first) / max(now - since, 1e-9) * (self._limit - now)
-        if fitting < SLIPPED * (self.state.steps - self.done):
-            self.state.steps = self.done + max(0, int(fitting))
+        left = self.state.steps - self.done
+        if fitting < SLIPPED * left or (self.done + left < most and SLIPPED * fitting > left):
+            steps = self.done + max(0, int(fitting))
+            self.state.steps = min(steps, max(most, self.state.steps))
             self._steer()
 
     def _remember(self) -> None:

@@ -207,7 +207,7 @@ class Device(HostCopies):
         """
         key = (source, tuple(options))
         if key not in self._programs:
-            with self._cache_lock():
+            with self._compiling():
                 self._programs[key] = self._compile(source, options)
         program = self._programs[key]
         for name in names:
@@ -290,7 +290,7 @@ class Device(HostCopies):
         """Launch and, where the driver compiles at the first launch, wait until it has."""
         variant = (launch.handle, launch.global_size, launch.local_size)
         late = self._compiles_late and variant not in self._compiled
-        with self._cache_lock() if late else contextlib.nullcontext():
+        with self._compiling() if late else contextlib.nullcontext():
             event = cl.enqueue_nd_range_kernel(
                 queue, launch.kernel, launch.global_size, launch.local_size
             )
@@ -359,14 +359,18 @@ class Device(HostCopies):
             ) from error
         return kernel
 
-    def _cache_lock(self) -> contextlib.AbstractContextManager[None]:
-        if not self._compiles_late:  # other drivers guard their caches themselves
-            return contextlib.nullcontext()
-        self.finish()  # so that nobody waits for our earlier work under the lock
-        place = current()
-        if place is None or not has_room(place):
-            raise no_room(place)
-        return locked(place / "imgmlp.lock")
+    @contextlib.contextmanager
+    def _compiling(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            if self._compiles_late:  # other drivers guard their caches themselves
+                self.finish()  # so that nobody waits for our earlier work under the lock
+                place = current()
+                if place is None or not has_room(place):
+                    raise no_room(place)
+                stack.enter_context(locked(place / "imgmlp.lock"))
+            began = time.perf_counter()
+            yield
+            self.compiling += time.perf_counter() - began
 
 
 # What is told by the driver, and how it fails

@@ -65,13 +65,16 @@ def loop(
     found = _tensors("loop: the body", returned)
     _check_carried(initial, found)
     _check_assigned("loop: the body", updates)
-    starts, values = [t.node for t in initial], [t.node for t in found]
+    sized = [i for i, t in enumerate(initial) if t.node.size]  # what has no elements stays
+    starts, values = ([several[i].node for i in sized] for several in (initial, found))
+    carried = [carried[i] for i in sized]
     if index in graph.toposort(values):
         starts, carried = [graph.const(0, i32), *starts], [index, *carried]
         values = [index + 1, *values]
-    ends = control_flow.loop(count, depth, starts, carried, values)[-len(initial) :]
+    ends = control_flow.loop(count, depth, starts, carried, values)[-len(sized) :] if sized else []
+    left = dict(zip(sized, ends, strict=True))
     device = common_device(*initial, *found)
-    results = tuple(Tensor(node, device) for node in ends)
+    results = tuple(Tensor(left.get(i, t.node), device) for i, t in enumerate(initial))
     return results[0] if len(results) == 1 else results
 
 

@@ -61,7 +61,7 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1]) @ self.weight  # [rows, outputs]
         y = rows if self.bias is None else rows + self.bias
-        return y.reshape(*x.shape[:-1], -1)
+        return y.reshape(*x.shape[:-1], self.weight.shape[-1])
 
     def parameters(self) -> list[Tensor]:
         """weight [inputs, outputs], and bias [outputs] if there is one."""
@@ -166,7 +166,7 @@ def attention(
     Where a bool mask [..., time of query, time of key] is false, nobody looks; a float one is
     added. With `causal` no place looks at later ones. Vaswani et al. (2017).
     """
-    scores = query @ key.transpose() * (scale or 1 / math.sqrt(query.shape[-1]))
+    scores = query @ key.transpose() * (scale or 1 / math.sqrt(query.shape[-1] or 1))
     if causal:
         seen = Tensor.arange(key.shape[-2]) <= Tensor.arange(query.shape[-2]).reshape(-1, 1)
         scores = Tensor.where(seen, scores, -math.inf)

@@ -82,8 +82,8 @@ class Tensor(Windows):
 
     @property
     def realized(self) -> bool:
-        """Whether the value stands in the device's memory, and is no expression any more."""
-        return self.node.op is Op.BUFFER
+        """Whether the value stands in memory, or needs none."""
+        return self.node.op is Op.BUFFER or not self.node.size
 
     def __repr__(self) -> str:
         state = "realized" if self.realized else graph.label(self.node)
@@ -96,7 +96,7 @@ class Tensor(Windows):
     def full(
         shape: Sequence[int], value: Scalar, dtype: DType | None = None, device: Any = None
     ) -> Tensor:
-        """One value everywhere; stored nowhere. Raises ValueError for a size below 1."""
+        """One value everywhere; stored nowhere. Raises ValueError for a size below 0."""
         kind = dtype or dt.concrete(dt.of(value))
         dt.check(kind, "full")
         return Tensor(graph.const(value, kind, whole_shape("full", shape)), device)
@@ -123,12 +123,14 @@ class Tensor(Windows):
     ) -> Tensor:  # fmt: skip
         """From `start` (0 if it is the only one) in steps up to `stop`, which is not reached.
 
-        i32 unless one of them is a float or a dtype is given. Raises ValueError for no elements.
+        i32 unless one of them is a float or a dtype is given. Raises ValueError for steps of 0.
         """
         start, stop = (0, start) if stop is None else (start, stop)
         whole = all(isinstance(v, int) for v in (start, stop, step))
         kind = dtype or (dt.i32 if whole else dt.f32)
-        (count,) = whole_shape("arange", (math.ceil((stop - start) / step) if step else 0,))
+        if not step:
+            raise misuse(ValueError, f"arange: steps of 0 never lead from {start} to {stop}")
+        count = max(0, math.ceil((stop - start) / step))
         numbers = graph.cast(graph.iota(count), dt.i32 if whole else dt.f32)
         if step != 1:
             numbers = numbers * step
@@ -259,7 +261,7 @@ class Tensor(Windows):
                 ValueError, "assign: only a realized Tensor holds state; call realize() first"
             )
         node = broadcast(graph.cast(node_of(value), self.dtype), self.shape, "assign")
-        if not tracing.assign(self.node.arg, node):
+        if node.size and not tracing.assign(self.node.arg, node):
             run_once(self._run_on(), [(self.node.arg, node)])
         return self
 
@@ -288,7 +290,8 @@ class Tensor(Windows):
             raise misuse(
                 ValueError, "write: only a realized Tensor holds state; call realize() first"
             )
-        write_buffer(self.node.arg, array)
+        if self.node.size:
+            write_buffer(self.node.arg, array)
         return self
 
     def numpy(self) -> Array:
@@ -296,6 +299,8 @@ class Tensor(Windows):
 
         Looking changes nothing: what was an expression stays one and has gradients still.
         """
+        if not self.node.size:
+            return np.empty(self.shape, self.dtype.np)
         seen = Tensor(self.node, self.device).realize()
         return read_buffer(seen._run_on(), seen.node.arg)
 

@@ -72,7 +72,8 @@ class Receiver:
         for name in self.names if names is None else names:
             storage = self.program.outputs[name]
             arrays[name] = np.empty(storage.shape, storage.dtype.np)
-            pending.append(self.program.device.read_async(storage.data, arrays[name]))
+            if storage.size:
+                pending.append(self.program.device.read_async(storage.data, arrays[name]))
         self._waiting.append((tag, pending, arrays))
 
     def poll(self) -> None:

@@ -32,12 +32,10 @@ class Access:
 
     @staticmethod
     def of(shape: Sequence[int]) -> Access:
-        """All elements of a row-major buffer. Every dimension has at least one."""
+        """All elements of a row-major buffer."""
         shape = _integers(shape)
-        if any(n < 1 for n in shape):
-            raise misuse(
-                ValueError, f"shape {shape} holds no elements; every dimension must be positive"
-            )
+        if any(n < 0 for n in shape):
+            raise misuse(ValueError, f"shape {shape}: no dimension may be negative")
         return Access((View.of(shape),), math.prod(shape))
 
     @property
@@ -78,7 +76,7 @@ class Access:
         given = _integers(shape)
         self._check_rank("expand", given)
         wanted = tuple(n if m == -1 else m for n, m in zip(self.shape, given, strict=True))
-        if any(m < 1 or n not in (1, m) for n, m in zip(self.shape, wanted, strict=True)):
+        if any(m < 0 or n not in (1, m) for n, m in zip(self.shape, wanted, strict=True)):
             raise _invalid("expand", given, self.shape, "only a dimension of size 1 can grow")
         return self._with(self.views[-1].expand(wanted))
 
@@ -95,8 +93,8 @@ class Access:
         """The elements from begin up to end of each dimension."""
         self._check_rank("shrink", box)
         box = _pairs(box)
-        if any(not 0 <= b < e <= n for n, (b, e) in zip(self.shape, box, strict=True)):
-            raise _invalid("shrink", box, self.shape, "each needs 0 <= begin < end <= size")
+        if any(not 0 <= b <= e <= n for n, (b, e) in zip(self.shape, box, strict=True)):
+            raise _invalid("shrink", box, self.shape, "each needs 0 <= begin <= end <= size")
         return self._with(self.views[-1].window(box))
 
     def flip(self, axes: Sequence[int]) -> Access:
@@ -148,9 +146,11 @@ def _invalid(operation: str, argument: Sequence[object], shape: Shape, why: str)
 
 def _inferred(shape: Shape, wanted: Shape) -> Shape:
     """`wanted` with its -1 replaced by what is left of the elements of `shape`."""
-    if wanted.count(-1) > 1 or any(n < 1 and n != -1 for n in wanted):
-        raise _invalid("reshape", wanted, shape, "sizes must be positive, but for one -1")
+    if wanted.count(-1) > 1 or any(n < -1 for n in wanted):
+        raise _invalid("reshape", wanted, shape, "sizes must not be negative, but for one -1")
     known = math.prod(n for n in wanted if n != -1)
+    if not known and -1 in wanted:
+        raise _invalid("reshape", wanted, shape, "beside a 0 any size could stand for -1")
     size = math.prod(shape)
     filled = tuple(size // known if n == -1 else n for n in wanted)
     if math.prod(filled) != size:

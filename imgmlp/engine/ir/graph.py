@@ -19,7 +19,7 @@ import numpy as np
 from imgmlp.engine.ir.access import Access
 from imgmlp.engine.ir.dtype import DType, bool_, check, exact, f16, f32, i32, u32
 from imgmlp.engine.ir.op import BITWISE, COMPARE, FLOAT_ONLY, NOT_BOOL, Op
-from imgmlp.engine.ir.usage_errors import misuse
+from imgmlp.engine.ir.usage_errors import OutOfBoundsError, misuse
 
 Shape = tuple[int, ...]
 
@@ -107,7 +107,12 @@ _age = itertools.count()
 
 
 def make(op: Op, src: tuple[Node, ...], arg: Any, shape: Shape, dtype: DType) -> Node:
-    """The one Node with these fields. Callers check shapes; use the builders below."""
+    """The one Node with these fields. Callers check shapes; use the builders below.
+
+    What has no elements is a constant, whatever it was to be made of: nothing computes it.
+    """
+    if 0 in shape and op is not Op.CONST:
+        return const(0, dtype, shape)
     # repr tells 0.0 from -0.0 and 1 from True, which == does not
     constant = repr(arg) if op is Op.CONST else arg
     key = (op, tuple(map(id, src)), constant, shape, dtype.name)
@@ -207,6 +212,10 @@ def reduce(op: Op, node: Node, axes: Sequence[int]) -> Node:
     if not axes:
         return node
     shape = tuple(n for i, n in enumerate(node.shape) if i not in axes)
+    if not node.size and 0 not in shape:
+        if op is Op.REDUCE_MAX:
+            raise misuse(ValueError, f"{name}: of {kind_of(node)} there is no greatest element")
+        return const(0, node.dtype, shape)
     return make(op, (node,), axes, shape, node.dtype)
 
 
@@ -226,6 +235,8 @@ def move(op: Op, node: Node, arg: Any) -> Node:
         arg = moved.shape  # -1 filled in
     if op is Op.PERMUTE and arg == tuple(range(len(node.shape))):
         return node
+    if not node.size:  # a PAD may have elements: zeros
+        return const(0, node.dtype, moved.shape)
     return make(op, (node,), arg, moved.shape, node.dtype)
 
 
@@ -243,7 +254,8 @@ def dot(a: Node, b: Node) -> Node:
         raise misuse(ValueError, f"dot: {a.shape} x {b.shape}: {a.shape[-1]} is not {b.shape[-2]}")
     if a.dtype is not f32 or b.dtype is not f32:
         raise misuse(TypeError, f"dot: needs f32 factors, not {kind_of(a)} and {kind_of(b)}")
-    return make(Op.DOT, (a, b), None, (*a.shape[:-1], b.shape[-1]), a.dtype)
+    shape = (*a.shape[:-1], b.shape[-1])
+    return make(Op.DOT, (a, b), None, shape, a.dtype) if a.shape[-1] else const(0, f32, shape)
 
 
 def gather(table: Node, index: Node) -> Node:
@@ -255,6 +267,8 @@ def gather(table: Node, index: Node) -> Node:
         raise misuse(TypeError, f"gather: the index must be of integers, not {kind_of(index)}")
     if not table.shape:
         raise misuse(ValueError, f"gather: {kind_of(table)} has no axis of rows")
+    if not table.shape[0] and index.size:
+        raise misuse(OutOfBoundsError, f"gather: {kind_of(table)} has no rows")
     return make(Op.GATHER, (table, index), None, index.shape + table.shape[1:], table.dtype)
 
 
@@ -266,8 +280,9 @@ def concat(parts: Sequence[Node], axis: int) -> Node:
     if len(rest) > 1:
         kinds = ", ".join(map(kind_of, parts))
         raise misuse(ValueError, f"concat: {kinds} do not fit along axis {axis}")
+    parts = [p for p in parts if p.shape[axis]] or [first]
     if len(parts) == 1:
-        return first
+        return parts[0]
     length = sum(p.shape[axis] for p in parts)
     shape = (*first.shape[:axis], length, *first.shape[axis + 1 :])
     return make(Op.CONCAT, tuple(parts), axis, shape, first.dtype)
@@ -318,13 +333,33 @@ def rebuild(node: Node, src: tuple[Node, ...]) -> Node:
     return make(node.op, src, node.arg, node.shape, node.dtype)
 
 
-def substitute(roots: Sequence[Node], replaced: dict[Node, Node]) -> list[Node]:
-    """The roots with some of their Nodes replaced by others of the same shape and dtype."""
-    done = dict(replaced)
-    for node in toposort(roots):
+def substitute(
+    roots: Sequence[Node], replaced: dict[Node, Node], given: Sequence[Node] = ()
+) -> list[Node]:
+    """The roots with some of their Nodes replaced by others of the same shape and dtype.
+
+    What is `given` stays, with all below it.
+    """
+    done = replaced | {node: node for node in given}
+    for node in toposort(roots, lambda n: () if n in done else n.src):
         if node not in done:
             done[node] = rebuild(node, tuple(done[s] for s in node.src))
+            if node.op is Op.FUNCTION and done[node] is not node:
+                rule = _rule(node.arg, replaced)
+                done[node] = make(Op.FUNCTION, done[node].src, rule, node.shape, node.dtype)
     return [done[r] for r in roots]
+
+
+def _rule(vjp: Callable[..., Any], replaced: dict[Node, Node]) -> Callable[..., Any]:
+    """The gradient rule of a FUNCTION where Nodes were replaced: also in what the rule holds."""
+
+    def moved(g: Node, *values: Node) -> tuple[Node | None, ...]:
+        found = vjp(g, *values)
+        parts = [part for part in found if part is not None]
+        others = iter(substitute(parts, replaced, (g, *values)))
+        return tuple(part and next(others) for part in found)
+
+    return moved
 
 
 def kind_of(node: Node) -> str:

@@ -27,6 +27,7 @@ NARROW = 8  # columns of the tile of a product that has no more; the least vecto
 TURNS = 48  # words in which work-groups that stay for several steps count (kernels/persistent.cl)
 MOST_UNITS = 24  # of one of their phases: bits of such a word
 GPU_TILE = 64  # columns of a product's tile on a GPU, and most of its rows
+SLIM = 32  # the same of one by matrix units if the product has no more
 GPU_LANES = 128  # lanes that work on it, 8 x 16; also those that share one long reduction
 BLOCK_ROWS = 256  # most rows of a block's tile: sums over rows are added to memory once a tile
 LOCAL = 47 << 10  # bytes that a group may take; what lanes exchange takes the rest of 48 KiB

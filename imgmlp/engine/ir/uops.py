@@ -16,7 +16,7 @@ from imgmlp.engine.ir.graph import Buffer
 from imgmlp.engine.ir.local_memory import LocalBuffer
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import Expr, Var
-from imgmlp.engine.ir.target import NARROW
+from imgmlp.engine.ir.target import NARROW, SLIM
 
 
 class U(Enum):
@@ -108,7 +108,9 @@ class Product:
     @property
     def name(self) -> str:
         """That of its tile's shape, in the building blocks for lanes of a group."""
-        return "narrow" if self.tile_columns == NARROW else str(self.tile_rows // 8)
+        if self.tile_columns == NARROW:
+            return "narrow"
+        return str(self.tile_rows // 8) + ("_slim" if self.tile_columns == SLIM else "")
 
     def __str__(self) -> str:
         left = f"left at {self.left} by {self.left_row}m {self.left_inner}k"

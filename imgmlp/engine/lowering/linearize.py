@@ -20,7 +20,7 @@ from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.lowering.expressions import Lowering
 from imgmlp.engine.lowering.map_kernels import map_kernel
 from imgmlp.engine.lowering.matmul_kernels import Sums, keep_sums, product
-from imgmlp.engine.lowering.reduce_kernels import Total, keep_totals, reduce_kernel
+from imgmlp.engine.lowering.reduce_kernels import Totals, keep_totals, reduce_kernel
 from imgmlp.engine.lowering.row_kernels import row_kernel
 
 # of each lane, for sums that a block keeps from tile to tile; in float32 more lanes pay more
@@ -133,7 +133,7 @@ def _block(block: Block, build: Builder, target: Target) -> tuple[int, int]:
         return Lowering(build, kernel.core, alone, inside=True)
 
     build.open(Range("group", block.groups, "group"))
-    kept: dict[Kernel, Sums | Total] = {}
+    kept: dict[Kernel, Sums | Totals] = {}
     if lanes == "group":
         registers = KEPT_REGISTERS[target.multiply]
         kept |= keep_sums(block.kernels, Lowering(build, None, alone, inside=True), registers)

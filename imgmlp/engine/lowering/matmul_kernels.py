@@ -18,7 +18,7 @@ from imgmlp.engine.ir.index_values import through
 from imgmlp.engine.ir.kernel import Kernel, Store, part_begin, storage
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import ONE, Const, Expr, split, unravel
-from imgmlp.engine.ir.target import FACTORS, GPU_LANES, GPU_TILE, NARROW, Target
+from imgmlp.engine.ir.target import FACTORS, GPU_LANES, GPU_TILE, NARROW, SLIM, Target
 from imgmlp.engine.ir.uops import Builder, Product, Range, U
 from imgmlp.engine.ir.view import View
 from imgmlp.engine.lowering.expressions import Kept, Lowering, store_all
@@ -56,7 +56,7 @@ def product(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
         panels = _panels(core, lower.target)
         return max(_by_one(kernel, lower, each, wanted) for each in panels), 1
     *batch, rows, columns = core.shape
-    size = _cut_for_lanes(core, wanted)
+    size = _cut_for_lanes(core, wanted, lower.target)
     shape = (*batch, -(-rows // size[0]), -(-columns // size[1]))
     tiles = math.prod(shape)
     number = lower.outermost("t", tiles, "group")
@@ -237,17 +237,19 @@ def _store_tile(
 # --- lanes of a group ---
 
 
-def _cut_for_lanes(core: Node, wanted: int) -> tuple[int, int]:
+def _cut_for_lanes(core: Node, wanted: int, target: Target) -> tuple[int, int]:
     """Tile sizes: smaller ones where fewer tiles than wanted would leave units idle."""
     batch, (rows, columns) = math.prod(core.shape[:-2]), core.shape[-2:]
-    if columns <= NARROW and 2 * rows >= GPU_TILE:
+    on_units = target.multiply in FACTORS
+    if columns <= NARROW and (on_units or 2 * rows >= GPU_TILE):
         return GPU_TILE, NARROW
-    height, panels = GPU_TILE, -(-columns // GPU_TILE)
+    width = SLIM if on_units and columns <= SLIM else GPU_TILE
+    height, panels = GPU_TILE, -(-columns // width)
     while height > 8 and height >= 2 * rows:
         height //= 2
     while height > 8 and batch * -(-rows // height) * panels < wanted:
         height //= 2
-    return height, GPU_TILE
+    return height, width
 
 
 @dataclass(frozen=True)
@@ -298,37 +300,38 @@ class Sums:
 
     def _from_registers(self, kernel: Kernel, lower: Lowering) -> None:
         """Each lane those that it has, two neighbours at a time."""
-        build, product = self.build, self.tile.product
-        pairs = product.tile_rows * product.tile_columns // GPU_LANES // 2
+        build, tile, product = self.build, self.tile, self.tile.product
+        size, left = (product.tile_rows, product.tile_columns), product.columns
+        pairs = math.prod(size) // GPU_LANES // 2
+        whole = left is None or (isinstance(left, Const) and left.value % 2 == 0)  # or odd ones too
         lane = build.open(Range("l", GPU_LANES, "lane"))
         kept, depth = Kept(build, kernel.stores, 2 * pairs), len(build.scopes)
         for first, names in ((True, "en"), (False, "pq")):
             pair = build.open(Range(names[0], pairs, "vector"))
+            row, begin = Fragments.of(*size).place(lane, pair)
+            both = self._inside(row, begin) if whole else ONE
+            if not first and both is not ONE:
+                build.open(Range("x", 1, "loop", both))
             side = build.open(Range(names[1], 2, "vector"))
-            place, indices, inside = self._own(lane, pair, side)
+            column = begin + side
+            indices = [*tile.lead, tile.row + row, tile.column + column]
+            inside = both if whole else self._inside(row, column)
+            place = row, column, pair * 2 + side
             if first:
                 lower.core_value = build.effect(U.ELEMENT, (self.found,), place, f32)
                 values = [lower.value(s.value, indices, inside) for s in kernel.stores]
                 kept.keep(values, place[-1])
             else:
-                if inside is not ONE:
+                if inside is not both:
                     build.open(Range("x", 1, "loop", inside))
                 kept.put(place[-1], indices)
             build.close(len(build.scopes) - depth)
         build.close()
 
-    def _own(
-        self, lane: Expr, pair: Expr, side: Expr
-    ) -> tuple[tuple[Expr, Expr, Expr], list[Expr], Expr]:
-        """Of one of a lane's sums: row, column and number; its indices; whether it exists."""
-        tile, product = self.tile, self.tile.product
-        size = product.tile_rows, product.tile_columns
-        row, begin = Fragments.of(*size).place(lane, pair)
-        column = begin + side
-        limits = (row, product.rows), (column, product.columns)
-        inside = conj(*(less(at - left, 0) for at, left in limits if left is not None))
-        indices = [*tile.lead, tile.row + row, tile.column + column]
-        return (row, column, pair * 2 + side), indices, inside
+    def _inside(self, row: Expr, column: Expr) -> Expr:
+        """Whether one of the tile's sums exists."""
+        limits = (row, self.tile.product.rows), (column, self.tile.product.columns)
+        return conj(*(less(at - left, 0) for at, left in limits if left is not None))
 
     def _spread(self, kernel: Kernel, lower: Lowering) -> None:
         """By way of local memory, so that each lane stores four neighbours at a time."""
@@ -357,7 +360,7 @@ def keep_sums(kernels: Sequence[Kernel], lower: Lowering, registers: int) -> dic
         core = kernel.core
         if core is None or core.op is not Op.DOT or len(core.shape) != 2:
             continue
-        size = _cut_for_lanes(core, 0)
+        size = _cut_for_lanes(core, 0, lower.target)
         alone = core.shape[0] <= size[0] and core.shape[1] <= size[1]
         needed = size[0] * size[1] // GPU_LANES
         if alone and only_added(kernel) and needed <= registers:

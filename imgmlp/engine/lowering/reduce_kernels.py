@@ -26,6 +26,7 @@ WIDE = 128  # columns of such rows that a CPU adds up together: they are a page 
 AT_ONCE = 8  # terms of a reduction that a lane of a GPU loads before it adds them
 MOST_PARTS = 8  # lanes that share the terms of one of many outputs; 16 outputs are 64 bytes then
 BUSY = 1 << 16  # lanes that keep a GPU busy
+FEW = 4  # sums over a block's rows of which lanes keep parts: of as many channels
 
 
 def reduce_kernel(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
@@ -186,33 +187,38 @@ def _reduce_in_parts(
     return groups * GPU_LANES, GPU_LANES
 
 
-class Total:
-    """A sum of which each lane has a part in a register, from one tile of a block to the next."""
+class Totals:
+    """A few sums of which lanes have parts in registers, from one tile of a block to the next."""
 
     def __init__(self, core: Node, build: Builder) -> None:
-        self.core, self.build, self.own = core, build, Accumulators(build, core)
+        self.core, self.build = core, build
+        self.own = [Accumulators(build, core) for _ in range(core.size)]
 
     def add(self, lower: Lowering) -> None:
         """Each lane its terms of a tile."""
         build, core = self.build, self.core
-        at = build.open(Range("r", core.src[0].size, "lane"))
-        self.own.add(_term(lower, core, core.arg, (), at))
-        build.close()
+        for number, own in enumerate(self.own):
+            at = build.open(Range("r", core.src[0].size // core.size, "lane"))
+            out = unravel(Const(number), core.shape)
+            own.add(_term(lower, core, core.arg, out, at))
+            build.close()
 
     def leave(self, kernel: Kernel, lower: Lowering) -> None:
         """Add up what the lanes have, and store it."""
-        build, lower.core_value = self.build, self.own.total(1)
-        build.effect(U.BARRIER, ())  # the next one uses the same local memory
-        build.open(Range("first", 1, "lane"))
-        store_all(lower, kernel.stores, ())
-        build.close()
+        build = self.build
+        for number, own in enumerate(self.own):
+            lower.core_value = own.total(1)
+            build.effect(U.BARRIER, ())  # the next one uses the same local memory
+            build.open(Range("first", 1, "lane"))
+            store_all(lower, kernel.stores, unravel(Const(number), self.core.shape))
+            build.close()
 
 
-def keep_totals(kernels: Sequence[Kernel], build: Builder) -> dict[Kernel, Total]:
-    """Sums of a block to one element that are only added up."""
-    found: dict[Kernel, Total] = {}
+def keep_totals(kernels: Sequence[Kernel], build: Builder) -> dict[Kernel, Totals]:
+    """Sums of a block to a few elements that are only added up."""
+    found: dict[Kernel, Totals] = {}
     for kernel in kernels:
         core = kernel.core
-        if core is not None and core.op is Op.SUM and not core.shape and only_added(kernel):
-            found[kernel] = Total(core, build)
+        if core is not None and core.op is Op.SUM and core.size <= FEW and only_added(kernel):
+            found[kernel] = Totals(core, build)
     return found

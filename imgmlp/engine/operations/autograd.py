@@ -192,7 +192,7 @@ def _gradients(
     for node in reversed(order):
         if node in active and (beyond or node not in ends):
             for source, part in _sent_back(node, parts, values, ends):
-                if part is not None and source in active:
+                if part is not None and source in active and source.dtype.is_float:
                     parts.setdefault(source, []).append(part)
     return [total(parts[w]) if w in parts else None for w in wrt]
 

@@ -51,7 +51,8 @@ class Indexing(Functions):
         if not self.shape:
             return self.reshape(1)
         first, last = self._axis(start, "flatten"), self._axis(end, "flatten")
-        return self.reshape(*self.shape[:first], -1, *self.shape[last + 1 :])
+        size = math.prod(self.shape[first : last + 1])
+        return self.reshape(*self.shape[:first], size, *self.shape[last + 1 :])
 
     @classmethod
     def stack(cls, parts: Sequence[Operand], axis: int = 0) -> Self:
@@ -77,7 +78,7 @@ class Indexing(Functions):
         if isinstance(parts, int):
             if parts < 1 or size % parts:
                 raise misuse(ValueError, f"split: {size} elements are not {parts} equal parts")
-            parts = range(size // parts, size, size // parts)
+            parts = [size // parts * i for i in range(1, parts)]
         spans = itertools.pairwise([0, *parts, size])
         return [self[(*(slice(None),) * axis, slice(a, b))] for a, b in spans]
 
@@ -176,23 +177,25 @@ class Indexing(Functions):
         """
         keys = [*key] if isinstance(key, tuple) else [key]
         keys = [k for given in keys for k in _of_mask(given)]
-        plain = sum(k is not None and k is not ... for k in keys)
+        plain = sum(k is not None and k is not ... and k is not False for k in keys)
         if plain > len(self.shape):
             raise misuse(OutOfBoundsError, f"{plain} indices for a Tensor of shape {self.shape}")
         if sum(k is ... for k in keys) > 1:
             raise misuse(OutOfBoundsError, f"index {key} has more than one ...")
         gap = next((i for i, k in enumerate(keys) if k is ...), len(keys))
         keys[gap : gap + 1] = [slice(None)] * (len(self.shape) - plain)
-        simple = tuple(slice(None) if _is_array(k) else k for k in keys if k is not None)
+        simple = tuple(slice(None) if _is_array(k) else k for k in keys if not _is_new(k))
         taken = super().__getitem__(simple)
         arrays: list[tuple[int, Any]] = []
         axis = 0
         for k in keys:
-            if k is None:
+            if _is_new(k):
                 taken = taken.unsqueeze(axis)
+            if k is False:  # of size 0
+                taken = taken.shrink(*((0, n * (a != axis)) for a, n in enumerate(taken.shape)))
             if _is_array(k):
                 arrays.append((axis, k))
-            axis += k is None or isinstance(k, slice) or _is_array(k)
+            axis += _is_new(k) or isinstance(k, slice) or _is_array(k)
         return taken._taken(arrays) if arrays else taken
 
     def _taken(self, arrays: Sequence[tuple[int, Any]]) -> Self:
@@ -203,7 +206,8 @@ class Indexing(Functions):
         where: Any = 0
         for (_, k), n in zip(arrays, sizes, strict=True):
             where = where * n + _from_end(k, n)
-        lines = self.permute(*axes, *rest).reshape(-1, *(self.shape[a] for a in rest))
+        count = math.prod(sizes)
+        lines = self.permute(*axes, *rest).reshape(count, *(self.shape[a] for a in rest))
         taken = lines.gather(where)
         count = len(taken.shape) - len(rest)
         begin = axes[0] if axes == [*range(axes[0], axes[0] + len(axes))] else 0
@@ -215,6 +219,11 @@ class Indexing(Functions):
         return taken.permute(*order)
 
 
+def _is_new(key: Any) -> bool:
+    """Whether a key is an axis of its own: None and True one of size 1, False one of size 0."""
+    return key is None or key is False
+
+
 def _is_array(key: Any) -> bool:
     return isinstance(key, Elementwise | np.ndarray | list)
 
@@ -222,9 +231,7 @@ def _is_array(key: Any) -> bool:
 def _of_mask(key: Any) -> tuple[Any, ...]:
     """The keys that one stands for: a mask for indices of what is true in it."""
     if isinstance(key, bool | np.bool_):
-        if not key:
-            raise misuse(ValueError, "index False takes nothing")
-        return (None,)
+        return (None,) if key else (False,)
     if isinstance(key, Elementwise):
         if key.dtype is dt.bool_:
             text = "a mask must be an array of the host, as its values decide the shape"

@@ -23,10 +23,10 @@ Axis = int | Sequence[int] | None
 
 
 def from_host(data: Any, device: Any, dtype: DType | None = None, name: str = "") -> Node:
-    """A Buffer with anything that NumPy takes.
+    """A Buffer with anything that NumPy takes; what holds no elements needs none.
 
     float64 becomes f32 and int64 becomes i32 unless `dtype` says otherwise. Raises TypeError
-    for what holds no numbers, ValueError for no elements or integers out of range.
+    for what holds no numbers, ValueError for integers out of range.
     """
     if dtype is not None:
         dt.check(dtype, "Tensor")
@@ -34,9 +34,9 @@ def from_host(data: Any, device: Any, dtype: DType | None = None, name: str = ""
         array = np.asarray(data)
     except ValueError as error:  # lists of several lengths
         raise misuse(ValueError, f"Tensor: {error}") from None
-    if array.size == 0:
-        raise misuse(ValueError, f"a Tensor of shape {array.shape} would hold no elements")
     kind = dtype or dt.from_numpy(array.dtype)
+    if not array.size:
+        return graph.const(0, kind, array.shape)
     _check_range(array, kind)
     host = np.ascontiguousarray(array, dtype=kind.np).reshape(array.shape)
     return graph.buffer(Buffer(array.shape, kind, device, host.copy(), name))
@@ -51,19 +51,21 @@ def _check_range(array: Array, kind: DType) -> None:
 
 
 def whole_shape(operation: str, shape: Sequence[int]) -> Shape:
-    """A shape to make a Tensor of: whole numbers, and at least one element."""
+    """A shape to make a Tensor of: whole numbers from 0."""
     try:
         sizes = tuple(map(operator.index, shape))
     except TypeError:
         what = "whole numbers, each an argument of its own"
         raise misuse(TypeError, f"{operation}: sizes {shape} are not {what}") from None
-    if any(n < 1 for n in sizes):
-        raise misuse(ValueError, f"{operation}: shape {sizes} holds no elements")
+    if any(n < 0 for n in sizes):
+        raise misuse(ValueError, f"{operation}: no size of shape {sizes} may be negative")
     return sizes
 
 
 def check_rows(table: Shape, index: Node) -> None:
     """Refuse what is to be gathered out of bounds, where the host has the indices, or gets them."""
+    if not index.size:
+        return
     while index.op in (Op.RESHAPE, Op.PERMUTE, Op.EXPAND):
         index = index.src[0]
     known = np.asarray(index.arg) if index.op is Op.CONST else None

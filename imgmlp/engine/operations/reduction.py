@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Any, Self
 
@@ -34,8 +35,12 @@ class Reduction(Movement):
         return numbers._reduce(Op.SUM, axis, keepdims)
 
     def max(self, axis: Axis = None, keepdims: bool = False) -> Self:
-        """The largest of each; NaN where one of them is NaN."""
+        """The largest of each; NaN where one of them is NaN. Raises ValueError for none."""
         return self._reduce(Op.REDUCE_MAX, axis, keepdims)
+
+    def _peak(self, axis: Axis) -> Self:
+        """What exp(x) is divided by exp of, so that it is at most 1; axes stay."""
+        return self.max(axis, keepdims=True) if self.node.size else self.sum(axis, keepdims=True)
 
     def min(self, axis: Axis = None, keepdims: bool = False) -> Self:
         """inverse(max(inverse x)), as minimum."""
@@ -43,8 +48,8 @@ class Reduction(Movement):
 
     def mean(self, axis: Axis = None, keepdims: bool = False) -> Self:
         """The sum over the number of elements; of halves too, where the sum is none."""
-        count = self.node.size // max(1, self.sum(axis).node.size)
-        mean = self.cast(dt.f32).sum(axis, keepdims) * (1.0 / count)
+        count = math.prod(self.shape[a] for a in axes_of("mean", axis, self.shape))
+        mean = self.cast(dt.f32).sum(axis, keepdims) * (1.0 / count if count else math.nan)
         return mean.cast(self._float().dtype)
 
     def variance(self, axis: Axis = None, keepdims: bool = False) -> Self:
@@ -56,14 +61,14 @@ class Reduction(Movement):
     @in_f32
     def softmax(self, axis: int = -1) -> Self:
         """Shares of exp(x) in its sum along an axis; the gradient needs the answer only."""
-        powers = (self - self.max(axis, keepdims=True)).exp()
+        powers = (self - self._peak(axis)).exp()
         answer = powers / powers.sum(axis, keepdims=True)
         return self._with(graph.function(answer.node, [self.node], _softmax_vjp(axis)))
 
     @in_f32
     def log_softmax(self, axis: int = -1) -> Self:
         """Logarithms of the softmax, also where it would be 0; the gradient needs them only."""
-        shifted = self - self.max(axis, keepdims=True)
+        shifted = self - self._peak(axis)
         answer = shifted - shifted.exp().sum(axis, keepdims=True).log()
         return self._with(graph.function(answer.node, [self.node], _log_softmax_vjp(axis)))
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Self
 
 from imgmlp.engine.ir import dtype as dt
+from imgmlp.engine.ir import graph
 from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.operations.elementwise import in_f32
 from imgmlp.engine.operations.indexing import Indexing
@@ -39,6 +40,9 @@ class Scans(Indexing):
         """Halves of an axis are multiplied until one is left; bools become i32."""
         found = self.cast(dt.i32) if self.dtype is dt.bool_ else self
         for a in (axes := axes_of("prod", axis, self.shape)):
+            if not found.shape[a]:
+                one = (1 if b == a else n for b, n in enumerate(found.shape))
+                found = self._with(graph.const(1, found.dtype, (*one,)))
             while (n := found.shape[a]) > 1:
                 joined = found._cut(a, 0, n // 2) * found._cut(a, n // 2, n // 2 * 2)
                 found = self.concat([joined, found._cut(a, n - 1, n)], a) if n % 2 else joined
@@ -47,7 +51,7 @@ class Scans(Indexing):
     @in_f32
     def logsumexp(self, axis: Axis = None, keepdims: bool = False) -> Self:
         """The logarithm of the sum of exp(x), finite where that would overflow."""
-        most = self.max(axis, keepdims=True).detach()
+        most = self._peak(axis).detach()
         most = self.where(most.isfinite(), most, 0.0)
         found = (self - most).exp().sum(axis, keepdims=True).log() + most
         return found if keepdims else found.squeeze(axes_of("logsumexp", axis, self.shape))

@@ -48,7 +48,7 @@ class Windows(Scans):
             [slice(k * d, n - (count - 1 - k) * d, step) for k in range(count)]
             for n, count, d, step in pairs
         ]
-        if any(s.stop <= s.start for axis in spans for s in axis):
+        if min(_pair(kernel)) < 1 or any(s.stop <= s.start for axis in spans for s in axis):
             raise misuse(ValueError, f"windows: {kernel} elements do not fit into {size}")
         return (padded[(..., y, x)] for y in spans[0] for x in spans[1])
 

@@ -101,7 +101,7 @@ TABLE: dict[Op, Callable[[Node], Callable[..., Any]]] = {
     Op.DOT: lambda node: np.matmul,
     Op.GATHER: lambda node: lambda table, index: np.asarray(table).take(index, 0),
     Op.CONCAT: lambda node: lambda *parts: np.concatenate(parts, node.arg),
-    Op.CONTIGUOUS: lambda node: np.ascontiguousarray,
+    Op.CONTIGUOUS: lambda node: partial(np.asarray, order="C"),
     Op.FUNCTION: lambda node: lambda answer, *inputs: answer,
 }
 

@@ -18,7 +18,7 @@ def upload(storage: Buffer) -> None:
     """Give a Buffer its data on its device: initial values, or memory for what a step writes."""
     if storage.data is not None:
         return
-    allocation: Allocation = storage.device.alloc(storage.nbytes)
+    allocation: Allocation = storage.device.alloc(max(1, storage.nbytes))
     if storage.host is not None:
         storage.device.write(allocation, storage.host)
     storage.data, storage.host = allocation, None
@@ -47,5 +47,6 @@ def read_buffer(device: AnyDevice, storage: Buffer) -> Array:
         storage.device = device
     upload(storage)
     array = np.empty(storage.shape, storage.dtype.np)
-    device.read(storage.data, array)
+    if array.size:
+        device.read(storage.data, array)
     return array

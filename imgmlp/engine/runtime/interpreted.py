@@ -62,8 +62,10 @@ def _memory(stages: Stages) -> dict[Buffer, Array]:
     """Every Buffer's elements; those of intermediates make no sense until written."""
     planned = stages.memory
     arena = np.full(planned.arena_bytes, 0xFF, np.uint8)
-    given = {b for code in stages.codes for b in code.buffers} - planned.offsets.keys()
-    found = {b: host_view(b).reshape(-1) for b in given}
+    named = {b for code in stages.codes for b in code.buffers}
+    # instructions leave out what lies outside of a mask everywhere
+    named.update(b for kernel in stages.procedure.kernels for b in kernel.reads())
+    found = {b: host_view(b).reshape(-1) for b in named - planned.offsets.keys()}
     for storage, offset in planned.offsets.items():
         found[storage] = arena[offset : offset + storage.nbytes].view(storage.dtype.np)
     return found

@@ -68,6 +68,8 @@ class Program:
         for name, node in outputs.items():
             if node.op is Op.BUFFER:
                 self.outputs[name] = node.arg
+            elif not node.size:
+                self.outputs[name] = Buffer(node.shape, node.dtype, device, name=name)
             elif node in assigned:
                 self.outputs[name] = assigned[node]
             else:

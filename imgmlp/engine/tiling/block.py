@@ -36,9 +36,13 @@ MOST_ROWS = {"one": BLOCK_ROWS, "group": 64}
 LEAST_ROWS = {"one": 64, "group": 8}  # of a tile, where more tiles keep more units busy
 TILE_BYTES = {"one": 1 << 19, "group": 1 << 18}  # bytes that the rows of one tile may take
 GROUPS_A_UNIT = {"one": 1, "group": 4}
-# Instead, where matrix units have several tiles for each group: without sums and with some, which
-# lanes keep in registers. Matrices of float32 are read where they are, from the cache that is left.
-GROUPS_OF_SEVERAL_TILES: dict[Multiply, tuple[int, int]] = {"half": (4, 2), "split": (3, 2)}
+# Instead, where matrix units have several tiles for each group: with so few sums, which lanes keep
+# in registers, or with more. Float32's matrices are read where they are, from what is left of the
+# cache.
+GROUPS_OF_SEVERAL_TILES: dict[Multiply, dict[int, int]] = {
+    "half": {0: 4, 1 << 12: 3, 1 << 62: 2},
+    "split": {1 << 12: 3, 1 << 62: 2},
+}
 LEAST_SAVED = 1  # launches; below that a block is not worth it
 # Rows of a tile of float32 from which matrix units pay, if local memory does not hold more. (Of
 # halves, tiles with all rows whose factors pass by take less time than smaller ones.)
@@ -155,7 +159,9 @@ class _Plan:
         target = self.target
         most = target.units * GROUPS_A_UNIT[target.lanes]
         if target.multiply in FACTORS and -(-batch // rows) > most:
-            most = target.units * GROUPS_OF_SEVERAL_TILES[target.multiply][bool(self.sums)]
+            sums = sum(n.size for n in self.sums)
+            groups = GROUPS_OF_SEVERAL_TILES[target.multiply].items()
+            most = target.units * next(count for most, count in groups if sums <= most)
         return cut_batch(batch, rows, most)
 
     def _nearer(

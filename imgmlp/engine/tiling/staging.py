@@ -23,7 +23,8 @@ SLICES = 20 << 10  # bytes of both factors' slices without matrix units
 # Of float32's matrices those without a copy are read where they are, not slice by slice, if they
 # have so many bytes at most: then the cache beside local memory holds them.
 MOST_FAR = 48 << 10
-SMALL = 1024  # elements, up to which a value that no product takes is worth the room
+# Elements up to which a value that no product takes is worth the room; larger ones if all fit.
+SMALL = 1024
 
 
 def bring(
@@ -35,6 +36,21 @@ def bring(
     """The kernels of a tile with values in local memory, and those once a group; None if they do
     not fit there. `places` says where the value of each of the tile's `buffers` lies. Without
     matrix units factors of products stay where they are."""
+    found = _brought(kernels, buffers, places, multiply, SMALL)
+    if found is None or multiply not in FACTORS:
+        return found
+    larger = _brought(kernels, buffers, places, multiply, LOCAL)
+    return larger if larger and len(larger[1]) == len(found[1]) else found
+
+
+def _brought(
+    kernels: Sequence[Kernel],
+    buffers: TileBuffers,
+    places: Mapping[Buffer, Node],
+    multiply: Multiply,
+    most: int,
+) -> tuple[list[Kernel], list[Kernel]] | None:
+    """The same where other values than factors have so many elements at most."""
     stored = FACTORS.get(multiply)
     factors = {storage(s) for k in kernels if (core := _product(k)) for s in core.src}
     near: dict[Node, Node] = {}
@@ -45,7 +61,7 @@ def bring(
             continue
         if factor and (len(place.shape) != 2 or place.dtype is not f32):
             return None
-        if factor or place.size <= SMALL:
+        if factor or place.size <= most:
             local = LocalBuffer.of(place.shape, place.dtype, stored if factor else None, value.name)
             near[place] = local.place
             found[local] = buffer(local)

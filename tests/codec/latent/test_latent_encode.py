@@ -212,7 +212,7 @@ def test_numbers_that_explode_are_taken_back_and_steps_get_smaller(
             self.step.program.run(1)
         way_on = look(self, None)
         if self.done == 20:
-            rates.append(float(self.step.control.numpy()[6]))
+            rates.append(float(self.step.control.numpy()[5]))
         return way_on
 
     monkeypatch.setattr(training_phases.LatentTrainer, "_look", exploding)

@@ -212,13 +212,19 @@ def test_slopes_are_differences_of_what_is_judged() -> None:
     step = LatentStep(picture(), 1, open_device("numpy"), **STARTED)
     step.write_grids([np.rint(2 * draw(*grid.shape)) for grid in step.grids()])
     flat = step.flat.numpy()
-    for seed in range(3):
+    before = step.state()
+    for seed, price in enumerate((1e-4, 1e-2, 1.0)):
         way = draw(*flat.shape, seed=seed)
-        slopes = step.slopes(flat)
-        up, down = (step.judge((flat + s * way).astype(np.float32)) for s in (1e-3, -1e-3))
-        for slope, a, b in zip(slopes, up, down, strict=True):
-            assert dot(slope, way) == pytest.approx((a - b) / 2e-3, rel=2e-2)
-    assert np.array_equal(step.flat.numpy(), flat)
+        slopes = step.slopes(flat, price)
+        up, down = (
+            error + price * rate
+            for error, rate in (
+                step.judge((flat + s * way).astype(np.float32)) for s in (1e-3, -1e-3)
+            )
+        )
+        assert dot(slopes, way) == pytest.approx((up - down) / 2e-3, rel=2e-2)
+    for name, array in before.items():
+        assert np.array_equal(array, step.state()[name]), name
 
 
 @pytest.mark.parametrize("size", [1e3, 1e6, np.nan])

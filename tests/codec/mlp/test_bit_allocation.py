@@ -8,6 +8,7 @@ import pytest
 from imgmlp.codec.bitstream.quantize import STEPS, step_size
 from imgmlp.codec.mlp import bit_allocation
 from imgmlp.codec.mlp.bit_allocation import LEAST, Choice
+from imgmlp.codec.mlp.integer_inference import LARGEST_SUM, is_exact
 from imgmlp.codec.mlp.network import LAST_STEP, Shape
 
 SHAPE = Shape(4, 2, 16, 3)
@@ -47,6 +48,17 @@ def test_a_network_is_made_of_the_rounded_arrays() -> None:
     sizes = np.exp2(bit_allocation.log_sizes(choices))
     for array, made, size in zip(arrays(), floats, sizes, strict=True):
         assert np.abs(array - made).max() <= size * 0.501
+
+
+def test_steps_of_hidden_layers_grow_where_a_cut_would_not_be_exact() -> None:
+    choices = [Choice(20, 0)] * 3
+    free = bit_allocation.network(arrays(), choices, SHAPE)
+    assert not is_exact(free.layers[1].weights, 1)
+    found = bit_allocation.network(arrays(), choices, SHAPE, cut=1)
+    assert is_exact(found.layers[1].weights, 1)
+    assert [layer.step for layer in found.layers] == [20, found.layers[1].step, 20]
+    share = np.abs(found.layers[1].weights).sum(0).max() / LARGEST_SUM
+    assert share > 0.8  # no coarser than it must be
 
 
 def test_steps_grow_where_sums_would_overflow() -> None:

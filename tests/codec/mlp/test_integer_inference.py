@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,10 @@ from networks import small_network
 
 from imgmlp.codec.bitstream.quantize import step_parts
 from imgmlp.codec.mlp import integer_inference
-from imgmlp.codec.mlp.network import LIMIT, Layer, Network
+from imgmlp.codec.mlp.bit_allocation import Choice
+from imgmlp.codec.mlp.bit_allocation import network as rounded
+from imgmlp.codec.mlp.integer_inference import PARTS
+from imgmlp.codec.mlp.network import LIMIT, Layer, Network, Shape
 from imgmlp.engine import Tensor, compile, open_device
 
 WIDTH, HEIGHT = 13, 9
@@ -80,12 +84,46 @@ def larger_weights(network: Network, times: int, layer: int) -> Network:
 
 
 @pytest.mark.parametrize("mapping", MAPPINGS)
-def test_large_weights_take_other_ways_to_the_same_bits(mapping: str) -> None:
-    network = larger_weights(small_network(width=24), 16, 1)
-    assert integer_inference.cuts(network) == (0, 2)
+@pytest.mark.parametrize(("times", "cut"), [(1, 4), (16, PARTS)])
+def test_large_weights_take_other_ways_to_the_same_bits(mapping: str, times: int, cut: int) -> None:
+    network = larger_weights(small_network(width=24), times, 1)
+    assert integer_inference.cut_of(network) == cut
     pixels = integer_inference.decode(network, WIDTH, HEIGHT, open_mapping(mapping))
     expected = [[plain_pixel(network, x, y) for x in range(WIDTH)] for y in range(HEIGHT)]
     assert pixels.tolist() == expected
+
+
+@pytest.mark.parametrize("width", [4, 32, 46, 65, 112])
+def test_networks_of_a_shape_are_cut_alike_whatever_weights_of_six_bits_they_have(
+    width: int,
+) -> None:
+    shape, generator = Shape(16, 5, width, 3), np.random.default_rng(width)
+    found = set()
+    for deviation in (0.0, 2.0, 8.0, 16.0):
+        arrays = [generator.normal(0.0, deviation * 2**-9, size) for size in shape.shapes]
+        found.add(integer_inference.cut_of(rounded(arrays, [Choice(52, 0)] * 6, shape)))
+    assert found == {-(-width // integer_inference.SPAN)}
+
+
+def test_nothing_is_compiled_again_for_larger_weights_that_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = open_device("numpy")
+    decoder = integer_inference.Decoder(WIDTH, HEIGHT, device)
+    pieces: list[int] = []
+    made = integer_inference._Piece.__init__
+
+    def counted(piece: integer_inference._Piece, *args: Any) -> None:
+        made(piece, *args)
+        pieces.append(piece.cut)
+
+    monkeypatch.setattr(integer_inference._Piece, "__init__", counted)
+    small, large = small_network(width=24), larger_weights(small_network(width=24), 16, 1)
+    for one in (small, small, large, small):  # parts serve the small one too
+        alone = integer_inference.decode(one, WIDTH, HEIGHT, device)
+        pieces.pop()
+        assert np.array_equal(decoder.decode(one), alone)
+    assert pieces == [4, PARTS]
 
 
 LARGEST = integer_inference.LARGEST_SUM
@@ -107,7 +145,8 @@ def test_sums_are_exact_up_to_their_bounds(mapping: str, total: int, runs: int) 
         [extremes, generator.integers(integer_inference.LEAST, LIMIT + 1, (40, 64))]
     )
     layer = Layer(weights.astype(np.int32), np.arange(16, dtype=np.int32), 40, 0)
-    assert integer_inference.spans_needed(layer.weights) == runs
+    exact = [cut for cut in range(1, 5) if integer_inference.is_exact(layer.weights, cut)]
+    assert exact == ([*range(runs, 5)] if runs else [])
     device = open_mapping(mapping)
     product = integer_inference.Product(layer, runs, device, "")
     found = product(Tensor(values.astype(np.int32), device)).numpy()
@@ -119,8 +158,8 @@ def test_spans_are_exact_and_hold_every_input_once(inputs: int) -> None:
     generator = np.random.default_rng(inputs)
     for size in (2, 10, 20, 50, 100, 400, 5000):
         weights = generator.integers(-size, size + 1, (inputs, 5))
-        count = integer_inference.spans_needed(weights)
-        found = integer_inference._spans(inputs, count) if count else []
+        exact = (count for count in range(1, 5) if integer_inference.is_exact(weights, count))
+        found = integer_inference._spans(inputs, count) if (count := next(exact, 0)) else []
         held = [n for span in found for n in range(inputs)[span]]
         assert held == list(range(inputs)) or not found
         largest = max((np.abs(weights[span]).sum(0).max() for span in found), default=0)

@@ -15,16 +15,26 @@ from imgmlp.codec.mlp.rate_model import Known
 def test_a_network_has_about_the_weights_wanted(weights: int) -> None:
     for channels in (1, 3, 4):
         shape = rate_model.network_shape(weights, channels)
-        assert shape.parameters == pytest.approx(weights, rel=0.1)
+        assert shape.parameters == pytest.approx(weights, rel=0.15)
 
 
-def test_wide_layers_are_whole_parts_of_panels() -> None:
-    widths = [rate_model.network_shape(n, 3).width for n in (9_000, 22_000, 33_000, 52_500)]
-    assert widths == [39, 64, 80, 104]
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_there_are_few_networks_and_one_is_hardly_larger_than_the_next(channels: int) -> None:
+    found = [rate_model.network_shape(80 * 1.01**n, channels) for n in range(800)]
+    assert len(set(found)) < 60
+    sizes = [shape.parameters for shape in dict.fromkeys(found)]
+    assert sizes[0] < 150
+    assert all(1 < b / a < 1.5 for a, b in pairwise(sizes))
+    assert all(b / a < 1.26 for a, b in pairwise(sizes) if a > 5_000)
+
+
+def test_a_network_of_as_many_weights_as_one_has_is_that_one() -> None:
+    found = {rate_model.network_shape(80 * 1.05**n, 3) for n in range(160)}
+    assert all(rate_model.network_shape(one.parameters, 3) == one for one in found)
 
 
 def test_few_weights_make_fewer_layers() -> None:
-    shapes = [rate_model.network_shape(n, 3) for n in (400, 999, 1_000, 22_000)]
+    shapes = [rate_model.network_shape(n, 3) for n in (400, 900, 1_100, 22_000)]
     assert [shape.hidden for shape in shapes] == [3, 3, 5, 5]
 
 

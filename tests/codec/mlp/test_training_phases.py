@@ -29,7 +29,7 @@ def make(snapshot: Snapshot | None = None) -> MlpTrainer:
     if snapshot is not None:
         step.restore(snapshot.arrays)
         state = MlpTrainerState(**json.loads(json.dumps(snapshot.values)))
-    return MlpTrainer(step, state, lambda bits, _: (bits / BUDGET) ** 2, BUDGET)
+    return MlpTrainer(step, state, BUDGET)
 
 
 def outcome(trainer: MlpTrainer) -> tuple[dict[str, Any], dict[str, list[float]]]:
@@ -141,3 +141,36 @@ def test_after_some_retries_the_best_state_is_kept() -> None:
     assert slower[0] == 1.0
     assert min(slower) == 0.5**RETRIES
     assert all(np.isfinite(array).all() for array in trainer.arrays())
+
+
+@pytest.mark.parametrize(("pace", "steps"), [(1.0, 240), (4.0, 60), (1.9, STEPS)])
+def test_a_run_takes_the_steps_that_fit_in_its_time(
+    pace: float, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that only steps move, which had been thought to take two seconds each."""
+    clock = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    replay = MlpTrainer._replay
+
+    def slowly(trainer: MlpTrainer) -> None:
+        before = trainer.done
+        replay(trainer)
+        clock[0] += pace * (trainer.done - before)
+
+    monkeypatch.setattr(MlpTrainer, "_replay", slowly)
+    step = LearningStep(small_pixels(), Shape(3, 2, 6, 3), 0, open_device("numpy"))
+    trainer = MlpTrainer(step, MlpTrainerState(STEPS, 1e-3), BUDGET, 2.0 * STEPS, most=1000)
+    assert trainer.run(Run()) == "done"
+    assert trainer.done == pytest.approx(steps, rel=0.05)
+    assert clock[0] <= 2.0 * STEPS * 1.05
+    assert trainer.state.phase == 2
+
+
+def test_a_run_does_not_grow_beyond_its_most_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.perf_counter", lambda: 0.0)
+    step = LearningStep(small_pixels(), Shape(3, 2, 6, 3), 0, open_device("numpy"))
+    for most, steps in ((0, STEPS), (STEPS + 7, STEPS + 7)):
+        trainer = MlpTrainer(step, MlpTrainerState(STEPS, 1e-3), BUDGET, 100.0, most)
+        trainer.done = 10
+        trainer._shorten(most)
+        assert trainer.state.steps == steps

@@ -15,7 +15,7 @@ from imgmlp.engine import AnyDevice, Program, Tensor, compile, compiler, open_de
 from imgmlp.engine.ir.kernel import storage
 from imgmlp.engine.ir.local_memory import LocalBuffer
 from imgmlp.engine.ir.symbolic import Var
-from imgmlp.engine.ir.target import GPU_LANES, GPU_TILE, NARROW, Precision
+from imgmlp.engine.ir.target import GPU_LANES, GPU_TILE, NARROW, SLIM, Precision
 from imgmlp.engine.lowering.matmul_kernels import Fragments
 from imgmlp.engine.oracle.interpret import evaluate
 
@@ -31,7 +31,8 @@ def device() -> AnyDevice:
 
 
 @pytest.mark.parametrize(
-    "size", [*((rows, GPU_TILE) for rows in (8, 16, 32, 64)), (GPU_TILE, NARROW)]
+    "size",
+    [*itertools.product((8, 16, 32, 64), (SLIM, GPU_TILE)), (GPU_TILE, NARROW)],
 )
 def test_lanes_have_each_sum_of_a_tile_once(size: tuple[int, int]) -> None:
     """Two neighbours each, where m16n8 leaves them: row lane / 4 and columns 2 * (lane % 4)."""
@@ -55,6 +56,7 @@ def test_products_of_whole_numbers_are_exact(
     monkeypatch.setattr(compiler, "_pays", lambda _: True)  # float32 has them in blocks only
     rng, wanted, tensors = np.random.default_rng(0), {}, {}
     sizes = [(1, 3, 1), (9, 24, 70), (40, 130, 5), (64, 64, 64), (200, 17, 3), (130, 65, 100)]
+    sizes += [(7, 40, 32), (13, 9, 24), (30, 70, 17), (100, 33, 32)]  # tiles of half the columns
     for n, (rows, inner, columns) in enumerate(sizes):
         a = rng.integers(-3, 4, (rows, inner)).astype(np.float32)
         b = rng.integers(-3, 4, (inner, columns)).astype(np.float32)
@@ -76,9 +78,11 @@ CASES: list[tuple[Precision, int, list[int], int, bool]] = [
     # precision, batch, sizes, matrices that are copied, factors in local memory
     ("half", 331, [16, 64, 64, 3], 3, True),
     ("half", 300, [8, 128, 64, 3], 1, True),
+    ("half", 300, [24, 24, 32, 7, 2], 3, True),
     ("half", 290, [1, 9, 1, 1], 3, True),  # factors of one row or one column
     ("half", 260, [3, 420, 2], 0, False),
     ("float32", 331, [16, 64, 64, 3], 2, True),
+    ("float32", 300, [24, 24, 32, 7, 2], 3, True),
     ("float32", 290, [1, 9, 1, 1], 3, True),
 ]
 LIMITS: dict[Precision, float] = {"half": 1e-2, "float32": 2e-6}

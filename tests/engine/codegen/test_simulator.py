@@ -17,7 +17,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from graph_check import expected, faults_on
 from networks import small_latent_model
+from random_graphs import Maker
 from reference import close
 from simulated import OTHERS, PRODUCTS, STEPS, Make, draw, programs
 
@@ -158,6 +160,16 @@ def test_nothing_is_reported_of_whole_steps(
 ) -> None:
     """Also where intermediates share an arena, in which overlapping ones of a kernel would race."""
     check(STEPS[name], judge(mapping, mapping[0] == "one" and not arena, arena))
+
+
+@simulated
+@pytest.mark.parametrize("mapping", MAPPINGS, ids=spoken)
+def test_nothing_is_reported_of_random_graphs(mapping: Mapping, judge: Open) -> None:
+    """Of more operations than the programs above have, and the values are right."""
+    for seed in (200, 201):
+        graph, device = Maker(seed).graph(), judge(mapping, mapping[0] == "one")
+        assert not faults_on([graph], [expected(graph)], device)[0]
+        assert device.report() == ""
 
 
 @simulated

@@ -260,3 +260,13 @@ def test_processes_on_a_cold_cache(tmp_path: Path, processes: int, rounds: int) 
             out, err = process.communicate(timeout=300)
             assert (out, err) == (b"30.0\n", b"")
         assert any(cache.iterdir())
+
+
+def test_seconds_of_the_compiler_are_counted_and_those_of_a_second_build_are_none() -> None:
+    device = open_opencl()
+    before = device.compiling
+    device.build(DOUBLE, ["t_double"])
+    after = device.compiling
+    assert after > before
+    device.build(DOUBLE, ["t_double"])
+    assert device.compiling == after

@@ -10,7 +10,7 @@ from conftest import MAPPINGS, Lowered, open_mapping
 from reference import close
 from small_programs import symmetric
 
-from imgmlp.engine import AnyDevice, Context, Function, Tensor, compile, cond, loop
+from imgmlp.engine import AnyDevice, Context, Function, Tensor, compile, cond, dtype, loop
 from imgmlp.engine.ir.kernel import Fused
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.operations.autograd import MOST_UNROLLED
@@ -100,6 +100,43 @@ def test_gradients_of_gradients_through_a_loop(device: AnyDevice) -> None:
     (slope,) = loop(3, lambda i, y: y * y, x).sum().gradient([x])
     (curvature,) = slope.sum().gradient([x])
     assert curvature.numpy() == pytest.approx(56 * 1.5**6, rel=1e-5)
+
+
+def test_gradients_of_gradients_through_functions_in_a_loop(device: AnyDevice) -> None:
+    """Whose rules hold values of the body: those of the iteration, not of the body, count."""
+    x = Tensor([1.5, -0.5, 0.25], device)
+    weights = np.float32([3, -1, 2])
+
+    def slopes(run: Callable[..., Tensor]) -> list[Tensor]:
+        found = []
+        for function in (
+            Tensor.erf,
+            Tensor.sort,
+            lambda y: Scaled.apply(y, y),
+            lambda y: y ** y.cos(),
+        ):
+            y = run(2, lambda i, y, f=function: f(y.abs() + 0.5) * 0.5, x)
+            (slope,) = (y * weights).sum().gradient([x])
+            found += (slope * weights).sum().gradient([x])
+        return found
+
+    found = computed(*slopes(loop))
+    for curvature, want in zip(found, computed(*slopes(in_python)), strict=True):
+        assert close(curvature, want)
+    assert np.abs(found[0]).max() > 0.1
+
+
+def test_gradients_beside_carried_bools_and_integers(device: AnyDevice) -> None:
+    """Which have none, wherever else they are used."""
+    x = Tensor([1.0, -2.0, 3.0], device)
+    positive, count = x > 0, x.cast(dtype.i8)
+
+    def body(i: Tensor, y: Tensor, chosen: Tensor, n: Tensor) -> tuple[Tensor, ...]:
+        return y * 2, chosen & positive, n + count
+
+    y, chosen, n = loop(2, body, x, positive, count)
+    once = Tensor.where(positive & chosen, y, 0.0) * (n + count)
+    assert computed(*once.sum().gradient([x]))[0].tolist() == [16, 0, 48]
 
 
 @pytest.mark.parametrize("way", [0, 1])

@@ -64,13 +64,21 @@ def test_matrix_units_multiply_rows_of_tables_up_to_so_many_times(
     assert len(procedure.kernels) == launches
 
 
-@pytest.mark.parametrize(("precision", "storing"), [("float32", 3), ("half", 4)])
-def test_groups_that_keep_sums_are_fewer(precision: Precision, storing: int) -> None:
-    """Their registers are full: two run on a unit, where more do that only store rows."""
+@pytest.mark.parametrize(
+    ("precision", "width", "storing", "keeping"),
+    [("float32", 16, 3, 3), ("half", 16, 4, 3), ("half", 64, 4, 2), ("float32", 64, 3, 2)],
+)
+def test_groups_that_keep_sums_are_fewer(
+    precision: Precision, width: int, storing: int, keeping: int
+) -> None:
+    """Their registers are full of large sums: then two run on a unit, where more do that only store
+    rows."""
     where = open_device("numpy:uops-group")
     where.has_matrix_units = True
     units = where.info.compute_units
-    x, weight = (Tensor(np.ones(s, np.float32), where) for s in ((4096 * units, 16), (16, 16)))
+    x, weight = (
+        Tensor(np.ones(s, np.float32), where) for s in ((4096 * units, width), (width, width))
+    )
 
     def groups(wanted: Callable[[Tensor], Tensor]) -> int:
         def step() -> dict[str, Tensor]:
@@ -81,7 +89,7 @@ def test_groups_that_keep_sums_are_fewer(precision: Precision, storing: int) -> 
         return block.groups
 
     assert groups(lambda y: y) == storing * units
-    assert groups(lambda y: y.square().sum().gradient([weight])[0]) == 2 * units
+    assert groups(lambda y: y.square().sum().gradient([weight])[0]) == keeping * units
 
 
 @pytest.mark.parametrize(

@@ -102,12 +102,21 @@ def steps(code: Code) -> set[int]:
 
 
 @pytest.mark.parametrize(
-    ("adds", "doubled", "kept"), [(True, False, True), (False, False, False), (True, True, False)]
+    ("axes", "adds", "doubled", "kept"),
+    [
+        ((0, 1), True, False, True),
+        ((0, 1), False, False, False),
+        ((0, 1), True, True, False),
+        ((1,), True, False, True),
+        ((0,), True, False, False),
+    ],
 )
-def test_lanes_keep_totals_that_are_only_added(adds: bool, doubled: bool, kept: bool) -> None:
+def test_lanes_keep_few_totals_that_are_only_added(
+    axes: tuple[int, ...], adds: bool, doubled: bool, kept: bool
+) -> None:
     """What is made of each tile's total, or replaces what stands there, needs it tile by tile."""
-    total = reduced(Op.SUM, buffer(Buffer((4, 3), f32)), (0, 1))
-    place = buffer(Buffer((), f32))
+    total = reduced(Op.SUM, buffer(Buffer((4, 30), f32)), axes)
+    place = buffer(Buffer(total.shape, f32))
     store = Store(place, total + total if doubled else total, adds)
-    kernel = Kernel("total", (), (store,), total)
+    kernel = Kernel("total", total.shape, (store,), total)
     assert (kernel in keep_totals([kernel], Builder())) is kept

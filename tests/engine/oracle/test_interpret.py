@@ -246,3 +246,9 @@ def test_the_most_bytes_at_once_are_counted_before() -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak >= most_bytes([total])
+
+
+def test_one_number_that_stands_in_memory_has_no_axes() -> None:
+    node = contiguous(alu(Op.NEG, const(2.0, f32)))
+    (found,) = evaluate([node], {})
+    assert found.shape == ()

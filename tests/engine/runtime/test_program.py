@@ -20,6 +20,7 @@ from imgmlp.engine import (
     Receiver,
     Tensor,
     compile,
+    cond,
     nn,
     open_device,
     optim,
@@ -246,3 +247,10 @@ def test_a_transformer_learns_the_same_on_every_device(device: AnyDevice, layers
     wanted = losses(open_device("numpy"))
     assert losses(device) == pytest.approx(wanted, rel=1e-4)
     assert wanted[-1] < wanted[0] * 0.8
+
+
+def test_what_is_nowhere_chosen_need_not_be_read(device: AnyDevice) -> None:
+    """The instructions of a kernel leave it out, its expressions name it."""
+    x, y = Tensor(np.ones((1, 5)), device), Tensor(np.full((1, 5), 2.0), device)
+    found = cond(x.max() > 2, lambda: x, lambda: x + (y.abs() + 0.5).tril(-1))
+    assert found.numpy().tolist() == [[1.0] * 5]

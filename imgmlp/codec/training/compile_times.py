@@ -1,0 +1,86 @@
+"""How long programs took to compile on a device, kept from one command to the next.
+
+So that how long a command will take can be told before anything is compiled: what was compiled here
+before is found in the driver's cache, what was not takes about as long as others of its kind. Lies
+beside the compiled kernels, and goes with them. Knows no network: codecs name their programs,
+"kind: which".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from imgmlp.engine import AnyDevice, NumpyDevice, cache_folder
+
+NAME = "compile-times.json"
+UNKNOWN = 4.0  # seconds of a program on a device of which nothing is known
+FOUND = 0.5  # seconds that a program may take which the driver found in its cache
+
+
+class CompileTimes:
+    """Of one device. Nothing is known, and nothing kept, where there is no place to keep it."""
+
+    def __init__(self, device: AnyDevice) -> None:
+        self._device, self._seen = device, device.compiling
+        info, folder = device.info, cache_folder()
+        self._key = ", ".join((info.platform, info.name, info.driver, info.version))
+        self._path = None if folder is None else folder / NAME
+
+    def expected(self, programs: Iterable[str]) -> float:
+        """Seconds that compiling them will take, about."""
+        if isinstance(self._device, NumpyDevice):
+            return 0.0
+        known = self._known()
+        return sum(0.0 if one in known else _usual(known, one) for one in programs)
+
+    def note(self, program: str) -> None:
+        """What was compiled since this was made, or called, belongs to a program."""
+        taken = self._device.compiling - self._seen
+        self._seen = self._device.compiling
+        if isinstance(self._device, NumpyDevice) or self._path is None:
+            return
+        if taken > FOUND or program not in self._known():
+            kept = _read(self._path)
+            kept.setdefault(self._key, {})[program] = round(taken, 3)
+            _write(self._path, kept)
+
+    def _known(self) -> dict[str, float]:
+        """Seconds of the programs that were compiled on this device."""
+        return {} if self._path is None else _read(self._path).get(self._key, {})
+
+
+def _usual(known: dict[str, float], program: str) -> float:
+    kind = program.partition(":")[0]
+    alike = [
+        seconds
+        for name, seconds in known.items()
+        if name.partition(":")[0] == kind and seconds > FOUND
+    ]
+    return median(alike) if alike else UNKNOWN
+
+
+def _read(path: Path) -> dict[str, dict[str, float]]:
+    try:
+        found: Any = json.loads(path.read_text("utf-8"))
+        return {
+            str(device): {str(name): float(seconds) for name, seconds in programs.items()}
+            for device, programs in found.items()
+        }
+    except (OSError, ValueError, TypeError, AttributeError):  # nothing is lost with it
+        return {}
+
+
+def _write(path: Path, kept: dict[str, dict[str, float]]) -> None:
+    part = path.with_suffix(f".{os.getpid()}")
+    try:
+        part.write_text(json.dumps(kept), "utf-8")
+        part.replace(path)
+    except OSError:  # guesses stay as they were
+        with suppress(OSError):
+            part.unlink(missing_ok=True)

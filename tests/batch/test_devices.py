@@ -1,0 +1,72 @@
+"""--device may name several devices, and small pictures share a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from imgmlp.batch import devices
+from imgmlp.batch.devices import MOST, is_several, named, processes
+from imgmlp.engine import DeviceInfo, open_device
+from imgmlp.errors import DeviceError, UsageError
+
+NUMPY = open_device("numpy").info
+FOUND: list[DeviceInfo] = [
+    replace(NUMPY, spec="0:0", kind="gpu"),
+    replace(NUMPY, spec="0:1", kind="gpu"),
+    replace(NUMPY, spec="1:0", kind="cpu"),
+    replace(NUMPY, spec="2:0", kind="simulator"),
+    NUMPY,
+]
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("all", ["0:0", "0:1", "1:0"]),
+        ("GPUs", ["0:0", "0:1"]),
+        ("0:1, 1:0", ["0:1", "1:0"]),
+        ("cpu,cpu,numpy:uops", ["cpu", "cpu", "numpy:uops"]),
+        ("auto", ["auto"]),
+        ("9:9", ["9:9"]),  # told when it is opened
+    ],
+)
+def test_names_of_several_devices(spec: str, expected: list[str]) -> None:
+    assert [name for name, _ in named(spec, FOUND)] == expected
+    assert is_several(spec) == (len(expected) > 1)
+
+
+def test_it_is_known_which_are_gpus() -> None:
+    assert named("0:0,1:0,auto,gpu,cpu", FOUND) == [
+        ("0:0", True),
+        ("1:0", False),
+        ("auto", True),
+        ("gpu", True),
+        ("cpu", False),
+    ]
+    assert named("auto", FOUND[2:]) == [("auto", False)]
+
+
+@pytest.mark.parametrize("spec", ["9:9,0:0", "0:0,,0:1", "0:0,gpus"])
+def test_what_is_not_there_is_refused(spec: str) -> None:
+    with pytest.raises(DeviceError):
+        named(spec, FOUND)
+    with pytest.raises(DeviceError):
+        named("gpus", FOUND[2:])
+
+
+def test_numpy_asks_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "list_devices", lambda: pytest.fail("drivers are asked"))
+    assert named("numpy,numpy:uops") == [("numpy", False), ("numpy:uops", False)]
+
+
+def test_small_pictures_share_a_gpu_and_large_ones_do_not() -> None:
+    both = [("0:0", True), ("1:0", False)]
+    small, large = processes(both, None, 64.0**2), processes(both, None, 4000.0**2)
+    assert sorted(small) == ["0:0"] * MOST + ["1:0"]
+    assert small[:2] == large == ["0:0", "1:0"]  # each device before any has a second one
+    assert processes(both, 2, 4000.0**2) == ["0:0", "1:0"] * 2
+    for jobs in (0, 65):
+        with pytest.raises(UsageError, match="--jobs"):
+            processes(both, jobs, 1.0)

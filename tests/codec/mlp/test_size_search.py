@@ -1,0 +1,77 @@
+"""Which network is trained next."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from imgmlp.codec.mlp import rate_model
+from imgmlp.codec.mlp.size_search import COARSEST, LEAST, SizeSearch, pilot_weights
+from imgmlp.codec.training.target import Goal
+
+
+def search(goal: Goal, weights: float = 5000.0) -> SizeSearch:
+    return SizeSearch(goal, 128 * 128, 3, 50_000.0, weights)
+
+
+def steps(_: float) -> float:
+    return 3750.0
+
+
+def test_a_network_with_more_than_the_quality_is_taken_again_with_fewer_bits() -> None:
+    found = search(Goal("psnr", 30.0))
+    size = float(found.shape().parameters)
+    found.attempts = [[5000.0, 30.4, size]]
+    assert found.again(30.4, steps)
+    assert found.shape().parameters == size
+    assert 4000 < found.weights < 5000
+
+
+def test_a_network_that_is_much_too_large_is_not() -> None:
+    found = search(Goal("psnr", 30.0))
+    size = float(found.shape().parameters)
+    found.attempts = [[5000.0, 33.0, size]]
+    assert found.again(33.0, steps)
+    assert found.size is None
+    assert found.shape().parameters == pytest.approx(found.weights, rel=0.15)
+    assert found.weights < size / 2
+
+
+def test_what_missed_the_quality_is_followed_by_more_weights() -> None:
+    found = search(Goal("psnr", 30.0))
+    found.attempts = [[5000.0, 29.88, 4931.0]]
+    assert found.again(29.88, steps)
+    assert found.weights >= 1.03 * 5000
+
+
+def test_nothing_is_tried_that_would_be_the_same() -> None:
+    found = search(Goal("psnr", 30.0), 50_000.0)
+    found.attempts = [[50_000.0, 29.0, 50_755.0]]
+    assert not found.again(29.0, steps)  # there are no more weights
+
+
+def test_too_large_a_network_keeps_some_bits_for_each_weight() -> None:
+    found = search(Goal("psnr", 30.0), 1000.0)
+    found.make_do()
+    assert found.size is None  # nothing is compiled
+    found.pilots = [[4000.0, 50.0, 30.0]]
+    found.make_do()
+    assert found.shape() == rate_model.network_shape(4000.0, 3)
+    assert found.weights * rate_model.BITS == pytest.approx(COARSEST * 4000)
+
+
+def test_what_is_kept_in_a_checkpoint_goes_on_from_there() -> None:
+    found = search(Goal("psnr", 30.0))
+    found.pilots, found.attempts = [[500.0, 750.0, 25.0]] * 2, [[5000.0, 30.4, 4931.0]]
+    found.again(30.4, steps)
+    other = search(Goal("psnr", 30.0), 1.0)
+    other.restore(json.loads(json.dumps(found.values())))
+    assert other == found
+
+
+def test_first_networks_are_few_and_grow_with_the_picture() -> None:
+    found = [pilot_weights(1 << n) for n in range(29)]
+    assert found == sorted(found)
+    assert found[0] == LEAST
+    assert len(set(found)) == 8

@@ -1,0 +1,73 @@
+"""What is remembered of how long programs took to compile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from imgmlp.codec.training import compile_times
+from imgmlp.codec.training.compile_times import NAME, UNKNOWN, CompileTimes
+from imgmlp.engine import open_device
+
+
+@pytest.fixture
+def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(compile_times, "cache_folder", lambda: tmp_path)
+    info = SimpleNamespace(platform="p", name="n", driver="d", version="v")
+    return SimpleNamespace(info=info, compiling=0.0)
+
+
+def compiled(device: Any, program: str, seconds: float) -> None:
+    times = CompileTimes(device)
+    device.compiling += seconds
+    times.note(program)
+
+
+def test_a_program_of_a_known_kind_takes_as_long_as_the_others(device: Any) -> None:
+    assert CompileTimes(device).expected(["step: a"]) == UNKNOWN
+    for program, seconds in (("step: a", 6.0), ("step: b", 8.0), ("decoding: a", 2.0)):
+        compiled(device, program, seconds)
+    assert CompileTimes(device).expected(["step: a", "decoding: a"]) == 0
+    assert CompileTimes(device).expected(["step: c", "step: b", "decoding: c"]) == 7.0 + 2.0
+
+
+def test_what_the_driver_found_says_nothing_of_what_it_compiles(device: Any) -> None:
+    compiled(device, "step: a", 6.0)
+    compiled(device, "step: b", 0.1)
+    compiled(device, "step: a", 0.1)
+    assert CompileTimes(device).expected(["step: b"]) == 0
+    assert CompileTimes(device).expected(["step: c"]) == 6.0
+
+
+def test_each_program_has_what_was_compiled_since_the_one_before(device: Any) -> None:
+    times = CompileTimes(device)
+    for program, seconds in (("step: a", 6.0), ("decoding: a", 2.0)):
+        device.compiling += seconds
+        times.note(program)
+    assert times.expected(["step: b"]) == 6.0
+    assert times.expected(["decoding: b"]) == 2.0
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"a": 3}', '{"a": {"b": "c"}}', "\xff"])
+def test_a_damaged_record_is_as_good_as_none(device: Any, tmp_path: Path, text: str) -> None:
+    (tmp_path / NAME).write_text(text, "latin-1")
+    assert CompileTimes(device).expected(["step: a"]) == UNKNOWN
+    compiled(device, "step: a", 6.0)
+    assert CompileTimes(device).expected(["step: a"]) == 0
+
+
+def test_without_a_place_or_a_compiler_nothing_is_kept(
+    device: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    CompileTimes(open_device("numpy")).note("step: a")
+    assert CompileTimes(open_device("numpy")).expected(["step: b"]) == 0
+    monkeypatch.setattr(compile_times, "cache_folder", lambda: None)
+    compiled(device, "step: a", 6.0)
+    assert CompileTimes(device).expected(["step: a"]) == UNKNOWN
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(compile_times, "cache_folder", lambda: tmp_path / "gone")
+    compiled(device, "step: a", 6.0)
+    assert CompileTimes(device).expected(["step: a"]) == UNKNOWN

@@ -1,0 +1,151 @@
+"""Random graphs of all that a Tensor can do, on every form of a step, are what NumPy says.
+
+tools/graphs.py runs as many as one likes. That they find something is tested by faults put in on
+purpose; docs/engine.md says how many graphs it took to see each.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import graph_templates
+import numpy as np
+import operations
+import pytest
+from conftest import environment, open_mapping
+from graph_check import Expected, expected, faults_of, faults_on, shrunk, told
+from graph_text import Graph
+from random_graphs import Maker
+
+from imgmlp.engine import open_device
+from imgmlp.engine.ir.graph import Node, alu
+from imgmlp.engine.ir.op import Op
+from imgmlp.engine.ir.view import View, canonical
+from imgmlp.engine.operations import autograd
+from imgmlp.engine.passes import simplify
+
+TOGETHER = 20  # in a program
+
+
+@functools.cache
+def drawn(seed: int) -> tuple[Graph, Expected]:
+    graph = Maker(seed).graph()
+    return graph, expected(graph)
+
+
+@pytest.mark.parametrize("first", range(0, 240, TOGETHER))
+def test_nodes_are_what_numpy_says(first: int) -> None:
+    for seed in range(first, first + TOGETHER):
+        graph, wanted = drawn(seed)
+        faults = wanted.faults + faults_on([graph], [wanted], open_device("numpy"))[0]
+        assert not faults, f"seed {seed}: python tools/graphs.py --first {seed} --count 1"
+
+
+@pytest.mark.parametrize(
+    ("form", "first", "count", "together"),
+    [
+        *(("numpy:procedure", first, TOGETHER, 1) for first in range(0, 60, TOGETHER)),
+        *(("numpy:uops", first, TOGETHER, 1) for first in range(60, 120, TOGETHER)),
+        *(("numpy:uops-group", first, TOGETHER, 1) for first in range(120, 180, TOGETHER)),
+        ("one", 180, 4, 4),
+        ("group", 184, 2, 2),
+    ],
+)
+def test_what_nodes_become_gives_the_same(form: str, first: int, count: int, together: int) -> None:
+    device = open_mapping(form)
+    for begin in range(first, first + count, together):
+        pairs = [drawn(seed) for seed in range(begin, begin + together)]
+        found = faults_on([g for g, _ in pairs], [w for _, w in pairs], device, form)
+        for seed, faults in enumerate(found, begin):
+            assert not faults, f"seed {seed}"
+
+
+def test_most_is_claimed_and_closely() -> None:
+    """A bound that allows anything would find nothing."""
+    close, all_slopes, told_of = [], 0, 0
+    for seed in range(100):
+        graph, wanted = drawn(seed)
+        for near in (n for run in wanted.runs for n in run.values()):
+            close.append(np.mean(near.error <= 1e-2 * np.abs(near.value) + 1e-6))
+        all_slopes += sum(len(line.names) for line in graph.lines if ".gradient(" in line.tensor)
+        told_of += wanted.slopes
+    assert np.mean(close) > 0.85
+    assert told_of > 0.8 * all_slopes
+
+
+def test_every_operation_is_drawn() -> None:
+    """All methods that docs/operations.md has, and the templates fit some value each."""
+    named = r"\.(\w+)\("
+    rows = {
+        m for rows in operations.ROWS.values() for r in rows for m in re.findall(named, r.tensor)
+    }
+    texts = [t.tensor for family in graph_templates.FAMILIES for t in family]
+    assert not rows - {m for text in texts for m in re.findall(named, text)} - {"argsort"}
+
+
+# --- faults put in on purpose ---
+
+
+def wrong_sign(g: Node, ans: Node, x: Node) -> tuple[Node]:
+    return (-(g * alu(Op.COS, x)),)
+
+
+def mask_off_by_one(view: View, box: tuple[tuple[int, int], ...]) -> View:
+    """A padded view whose first mask that ends early ends one later."""
+    found = WINDOW(view, box)
+    ends = [
+        axis for axis, (n, r) in enumerate(zip(found.shape, found.ranges, strict=True)) if r[1] < n
+    ]
+    ranges = [(b, e + (axis in ends[:1])) for axis, (b, e) in enumerate(found.ranges)]
+    return canonical(found.shape, found.strides, found.offset, tuple(ranges))
+
+
+WINDOW = View.window
+FAULTS: dict[str, tuple[str, int, Callable[[pytest.MonkeyPatch], None]]] = {
+    "a wrong sign in a gradient": (
+        "numpy", 10, lambda patch: patch.setitem(autograd.VJP, Op.SIN, wrong_sign)
+    ),
+    "a factor of two in a gradient": (
+        "numpy", 40, lambda patch: patch.setitem(autograd.VJP, Op.SQRT, lambda g, y, x: (g / y,))
+    ),
+    "a mask off by one": (
+        "numpy:procedure", 10, lambda patch: patch.setattr(View, "window", mask_off_by_one)
+    ),
+    "a lost rounding": (
+        "numpy:procedure", 40,
+        lambda patch: patch.setattr(simplify, "_keeps_all", lambda a, b: a.is_float and b.is_float),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    form, most, put_in = FAULTS[fault]
+    device = open_device(form)
+    put_in(monkeypatch)
+    took = next((s for s in range(most) if faults_of(Maker(s).graph(), device)), most) + 1
+    print(f"{fault}: {took} graphs")
+    assert took <= most
+
+
+def test_a_graph_that_fails_becomes_a_small_program(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(autograd.VJP, Op.SIN, wrong_sign)
+    device = open_device("numpy")
+    graph = next(g for g in (Maker(s).graph() for s in range(10)) if faults_of(g, device))
+    small = shrunk(graph, lambda g: any(f.name for f in faults_of(g, device)))
+    assert len(small.lines) < 8
+    path = tmp_path / "small.py"
+    path.write_text(told(small, faults_of(small, device), "device = open_device('numpy')"), "utf-8")
+    shown = subprocess.run(
+        [sys.executable, path], env=environment(), capture_output=True, text=True, check=True
+    )
+    assert small.outputs[0] in shown.stdout
+    monkeypatch.undo()
+    assert not faults_of(small, device)
