@@ -46,6 +46,8 @@ ORDER = """
 # Other people's packages, and the modules or folders that may import them; others are free.
 RESERVED = {
     "pyopencl": "engine.device.opencl",
+    "distributed": "batch.cluster",
+    "fsspec": "batch.store",
     "platformdirs": "engine.device.kernel_cache",
     "typer": "cli",
     "rich": "terminal",
@@ -65,6 +67,8 @@ LAZY = {  # keep --help and a look at a file quick
         ]
     ),
     ("cli.commands", "imgmlp.batch.wanted"),
+    ("cli.folders", "imgmlp.batch.cluster"),  # Dask is there for those who want it only
+    ("batch.store", "fsspec"),  # likewise
     ("codec.decoder", "imgmlp.codec.float_mlp.npz"),
     ("codec.decoder", "imgmlp.codec.float_mlp.pipeline"),
     ("codec.decoder", "imgmlp.codec.latent.decode"),

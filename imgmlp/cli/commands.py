@@ -22,6 +22,7 @@ from imgmlp.cli.options import (
     Listed,
     Live,
     NoProgress,
+    OnCluster,
     Precision,
     Quiet,
     Recursive,
@@ -178,6 +179,7 @@ def encode(
     strip: Strip = False,
     device: Devices = "auto",
     jobs: Jobs = None,
+    cluster: OnCluster = None,
     as_json: AsJson = False,
     force: Force = False,
     skip: Annotated[
@@ -198,7 +200,7 @@ def encode(
     terminal = terminal_of(context, quiet, verbose, no_progress)
     wanted = Wanted(quality, bpp, size, psnr, price, effort, time, codec, frame, strip)
     outputs = Outputs(output, folder, force, skip, live)
-    request = Request(images or [], listed, recursive, device, jobs, as_json)
+    request = Request(images or [], listed, recursive, device, jobs, as_json, cluster)
     raise typer.Exit(run(terminal, request, outputs, wanted))
 
 

@@ -14,10 +14,13 @@ from pathlib import Path
 
 from imgmlp import image as pictures
 from imgmlp import image_files, output_files
+from imgmlp.batch import store
 from imgmlp.batch.encode import EXTENSION, REPLACE, EncodeFile, Encoding
 from imgmlp.batch.find import Search
 from imgmlp.batch.plan import Rules
+from imgmlp.batch.store import EncodeInStore
 from imgmlp.batch.wanted import Wanted
+from imgmlp.batch.work import Work
 from imgmlp.cli import files, folders, parsing
 from imgmlp.cli.files import STANDARD, Entry, Job
 from imgmlp.cli.folders import Request
@@ -79,6 +82,15 @@ def run(terminal: Terminal, request: Request, outputs: Outputs, wanted: Wanted) 
     if outputs.folder is None and not request.many:
         return _beside(terminal, request, outputs, wanted)
     folders.check_out(outputs.folder)
+    assert outputs.folder is not None
+    stored = store.is_stored(outputs.folder)
+    work: Work = EncodeFile(wanted)
+    if stored:
+        _check_store(request, outputs)
+        work = EncodeInStore(wanted, outputs.folder, outputs.force)
+    elif any(map(store.is_stored, request.sources)):
+        hint = "give an --out in a store as well, such as s3://bucket/folder"
+        raise UsageError("pictures in a store are encoded into a store", hint=hint)
     search = Search(image_files.endings(), request.recursive, check=files.check_picture)
     rules = Rules(
         outputs.folder,
@@ -86,9 +98,23 @@ def run(terminal: Terminal, request: Request, outputs: Outputs, wanted: Wanted) 
         wanted.digest(),
         outputs.force,
         outputs.skip,
+        not stored,  # the workers leave notes there
         image_files.pixels,
     )
-    return folders.run(terminal, request, search, rules, EncodeFile(wanted))
+    return folders.run(terminal, request, search, rules, work)
+
+
+def _check_store(request: Request, outputs: Outputs) -> None:
+    """Refuse, before any work, to write into a store what cannot be. Raises ImgmlpError."""
+    assert outputs.folder is not None
+    if request.cluster is None:
+        hint = "add --cluster, which may be local"
+        raise UsageError(f"{store.url(outputs.folder)} is in a store", hint=hint)
+    if outputs.skip:
+        hint = "leave it out: what is done there and unchanged is passed over"
+        raise UsageError("--skip-existing is for folders of this machine", hint=hint)
+    request.check()
+    store.check_writable(outputs.folder)
 
 
 def _beside(terminal: Terminal, request: Request, outputs: Outputs, wanted: Wanted) -> int:

@@ -49,6 +49,15 @@ Jobs = Annotated[
     int | None,
     typer.Option(metavar="N", help="Files at a time on each device; chosen by size if not given."),
 ]
+OnCluster = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="tcp://…|local",
+        help="Have Dask's workers do it: those of the scheduler at this address, or local ones. "
+        "Folders may then be in stores, such as s3://bucket/folder.",
+    ),
+]
 Devices = Annotated[
     str,
     typer.Option(

@@ -64,6 +64,7 @@ class Linear:
         return y.reshape(*x.shape[:-1], self.weight.shape[-1])
 
     def parameters(self) -> list[Tensor]:
+        """weight [inputs, outputs], and bias [outputs] if there is one."""
         return [self.weight] if self.bias is None else [self.weight, self.bias]
 
 
@@ -79,6 +80,7 @@ class LayerNorm:
         return layer_norm(x, self.scale, self.shift, self.epsilon)
 
     def parameters(self) -> list[Tensor]:
+        """scale and shift, [features] each."""
         return [self.scale, self.shift]
 
 
@@ -94,6 +96,7 @@ class Sequential:
         return x
 
     def parameters(self) -> list[Tensor]:
+        """Those of all layers, in order; functions have none."""
         return [p for layer in self.layers for p in getattr(layer, "parameters", list)()]
 
 
@@ -119,6 +122,7 @@ class SelfAttention:
         return self.out(joined)
 
     def parameters(self) -> list[Tensor]:
+        """Weight and bias of the projection to queries, keys and values, then of the last one."""
         return [*self.into.parameters(), *self.out.parameters()]
 
 
@@ -148,6 +152,7 @@ class TransformerEncoder:
         return self.norms[1](x + self.second(self.activation(self.first(x))))
 
     def parameters(self) -> list[Tensor]:
+        """Those of attention, of the two layers, and of both normalisations."""
         layers = (self.attention, self.first, self.second, *self.norms)
         return [p for layer in layers for p in layer.parameters()]
 
