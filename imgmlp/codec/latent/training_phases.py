@@ -28,6 +28,7 @@ DEARER = 1.25  # times the price, at most, at once
 RETURN = 0.55  # share of a run that is not done again where it ends too far from its target
 SHORTER = 0.25  # steps of going through the rest again, of those of the run
 TEMPERATURES = 0.3, 0.15
+HURRIED, SOFT = 2000, 0.5  # a run of fewer steps begins at a higher one, at most at this
 SHARES = 0.63, 0.87  # of noise
 LATENTS, NETWORKS = 0.2, 1e-2  # learning rates
 LAST = 1e-3  # of networks, once latents are rounded; falls to a tenth
@@ -41,7 +42,9 @@ def control(done: int, steps: int, price: float) -> Control:
         return Control(price, latents=0.0, networks=LAST * 0.1 ** (1 - left), rounding=True)
     way = done / end
     cosine = 0.5 * (1 + math.cos(math.pi * way))
-    t, share = (a + (b - a) * way for a, b in (TEMPERATURES, SHARES))
+    first, last = TEMPERATURES
+    first = min(SOFT, first * max(1.0, HURRIED / steps) ** 0.25)
+    t, share = (a + (b - a) * way for a, b in ((first, last), SHARES))
     return Control(price, t, share, latents=LATENTS * cosine, networks=NETWORKS * cosine)
 
 

@@ -30,7 +30,7 @@ Array = np.ndarray[Any, Any]
 
 HIDDEN = 32  # of synthesis
 ENTROPY = 24
-BETAS = (0.9, 0.999)
+BETAS = (0.9, 0.99)
 EPSILON = 4e-3  # of gradients by single latents, which are sums over pixels
 STEP = 2.0**-7  # of weights, as far as what they cost is concerned
 # Times lambda that their bits cost, of which the loss has a rough estimate: differences from a
