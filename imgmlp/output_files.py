@@ -31,10 +31,7 @@ def check_output(path: Path, force: bool, hint: str = FORCE) -> None:
     `hint` is for one that exists.
     """
     try:
-        if path.is_dir():
-            raise OutputError(f"{path} is a folder", hint="give the name of a file")
-        if path.is_file() and not force:
-            raise OutputError(f"{path} exists already", hint=hint)
+        check_free(path, force, hint)
         if not path.parent.is_dir():
             raise OutputError(f"there is no folder {path.parent}", hint="make it or choose another")
         if is_special(path):
@@ -44,6 +41,14 @@ def check_output(path: Path, force: bool, hint: str = FORCE) -> None:
             temporary.unlink()
     except OSError as error:
         raise _unwritable(path, error) from error
+
+
+def check_free(path: Path, force: bool, hint: str = FORCE) -> None:
+    """Refuse, as an OutputError, what must not be replaced, and look no further."""
+    if path.is_dir():
+        raise OutputError(f"{path} is a folder", hint="give the name of a file")
+    if path.is_file() and not force:
+        raise OutputError(f"{path} exists already", hint=hint)
 
 
 def check_distinct(paths: Sequence[Path], inputs: Sequence[Path], hint: str) -> None:
@@ -108,9 +113,11 @@ def _beside(path: Path) -> Iterator[tuple[Path, BinaryIO]]:
 
 def sweep(path: Path) -> None:
     """Remove what killed processes left when they wrote this file."""
-    wanted = re.compile(f"{re.escape(_start(path))}[0-9a-f]{{8}}{re.escape(END)}")
+    start = _start(path)  # which few names have, of folders with many files
+    wanted = re.compile(f"{re.escape(start)}[0-9a-f]{{8}}{re.escape(END)}")
     with contextlib.suppress(OSError):
-        names = [name for name in os.listdir(path.parent) if wanted.fullmatch(name)]
+        names = [name for name in os.listdir(path.parent) if name.startswith(start)]
+        names = [name for name in names if wanted.fullmatch(name)]
         for left in (path.parent / name for name in names):
             with contextlib.suppress(OSError):  # a living process holds it, or it is gone
                 if fcntl is None:

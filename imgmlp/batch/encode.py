@@ -28,6 +28,7 @@ from imgmlp.engine import AnyDevice
 from imgmlp.errors import OutputError, TargetError, TrainingError, UsageError
 from imgmlp.facts import dimensions
 from imgmlp.image import Picture
+from imgmlp.report.live import Live
 from imgmlp.text import duration, size
 
 EXTENSION = ".imlp"
@@ -86,6 +87,7 @@ class Encoding:
     allowed: Callable[[], bool]
     write: Callable[[bytes], None]
     began: float = field(default_factory=time.perf_counter)  # what a time limit counts from
+    live: Live = field(default_factory=Live)
     kept: Checkpoint | None = None  # what was written
     _state: Path | None = None  # of the training
 
@@ -108,7 +110,7 @@ class Encoding:
             with self.watch.saving():
                 found = found or self._trained(goal, choices)
                 self.write(found.bytes)
-                forget(self._state)
+                forget(self._state)  # where nothing could be kept
         return replace(found, beside=beside if len(found.bytes) > goal.value else 0)
 
     def _announce(self, goal: Goal, beside: int) -> None:
@@ -140,9 +142,14 @@ class Encoding:
         if workload.steps and workload.seconds is None:  # else it is told already
             seconds = encoder.expected_seconds(picture, goal, workload, device, codec)
             self.watch.announce(f"about {duration(seconds)}")
-        with self.watch.training(workload.steps) as show:
-            run = Run(show, self.watch.stopping, self.watch.note, state, began=self.began)
+        values = {"live": self.live.names()}
+        run = Run(None, self.watch.stopping, self.watch.note, state, values, self.began)
+        self.live.check([] if run.saved is None else run.saved.values["live"], picture)
+        view = self.live.view(self.name, picture, self.watch.note)
+        with self.watch.training(workload.steps) as show, view:
+            run.tell = view.after(show)
             made = encoder.encode(picture, goal, workload, device, run, codec)
+            view.end(f"Done: {len(made.bytes):,} bytes, {made.metrics['psnr']:.2f} dB", made.pixels)
         found = Result(made.bytes, made.metrics, made.missed, made.diverged)
         if run.due(stopping=True):
             self._keep(found)
@@ -155,6 +162,8 @@ class Encoding:
             self.kept.save(Snapshot.of_finished(found.bytes, values))
         except OutputError as error:
             self.watch.note(f"no checkpoints: {error}")
+            return
+        forget(self._state)
 
 
 @dataclass(frozen=True)
@@ -169,8 +178,8 @@ class EncodeFile:
         output = task.output
         assert output is not None
         make_folder(output)
-        if output.exists() and not task.replace and not checkpoint.left_beside(output):
-            output_files.check_output(output, False, REPLACE)
+        if output.exists() and not checkpoint.left_beside(output):  # else it may be our own
+            output_files.check_free(output, task.replace, REPLACE)
         record.source_status, record.digest = looked_at(task.source)
         picture = image.load(task.source, True, frame=wanted.frame, strip=wanted.strip)
         record.notes += [f"{task.source}: {note}" for note in picture.notes]
@@ -180,7 +189,7 @@ class EncodeFile:
             return True
 
         def write(data: bytes) -> None:
-            allowed()  # somebody may have written it in the meantime
+            output_files.check_free(output, task.replace, REPLACE)  # also now
             output_files.write_atomically(output, lambda stream: stream.write(data))
 
         encoding = Encoding(

@@ -80,7 +80,10 @@ class _Queue:
 
 
 def run_here(work: Work, tasks: Iterator[Task], device: str, watch: Watch) -> Records:
-    """Do files in this process, one after the other. Raises Interrupted, DeviceError."""
+    """Do files in this process, one after the other.
+
+    Ends early where it is asked to stop, or where the others would fail as well.
+    """
     opened = cache(lambda: open_device(device))
     for task in tasks:
         if watch.stopping():
@@ -111,22 +114,21 @@ class Pool:
 
         Ends early where it is asked to stop, no device is left or the disk is full.
         """
-        queue, full = _Queue(tasks), False
+        queue, full, records = _Queue(tasks), False, list[Record]()
         try:
             while True:
                 if stopping():
                     self._asked.value = _STOP
                 if not (self._asked.value or full):
                     self._hand_out(queue)
+                yield from records  # while the processes have work again
                 busy = {slot.future: slot for slot in self._slots if slot.future is not None}
                 if not busy:
                     return
                 ended, _ = wait(busy, timeout=TICK, return_when=FIRST_COMPLETED)
-                for future in ended:
-                    record = self._ended(busy[future], queue)
-                    if record is not None:
-                        full = full or record.no_room
-                        yield record
+                found = [self._ended(busy[future], queue) for future in ended]
+                records = [record for record in found if record is not None]
+                full = full or any(record.no_room for record in records)
                 tick()
         except BaseException:
             self._asked.value = _END

@@ -58,7 +58,8 @@ class Wanted:
 
     def digest(self) -> str:
         """Stands for all of it, the same in any version of this program that has these names."""
-        given = {name: value for name, value in asdict(self).items() if value not in (None, False)}
+        chosen = asdict(self).items()
+        given = {name: value for name, value in chosen if value is not None and value is not False}
         return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:16]
 
 

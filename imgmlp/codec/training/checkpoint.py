@@ -112,9 +112,11 @@ def of_finished(target: Path, picture: Picture, choices: str) -> Checkpoint:
 
 def left_beside(target: Path) -> list[Path]:
     """The checkpoints of all runs that write this file."""
-    wanted = re.compile(rf"\.{re.escape(target.name[:50])}\.[0-9a-f]{{8}}\.checkpoint")
+    start = f".{target.name[:50]}."  # which few names have, of folders with many files
+    wanted = re.compile(rf"{re.escape(start)}[0-9a-f]{{8}}\.checkpoint")
     try:
-        return sorted(path for path in target.parent.iterdir() if wanted.fullmatch(path.name))
+        names = [name for name in os.listdir(target.parent) if name.startswith(start)]
+        return sorted(target.parent / name for name in names if wanted.fullmatch(name))
     except OSError:
         return []
 
