@@ -48,7 +48,11 @@ def train(
 
     `settings` replace values of the preset: steps, batch, lr, hidden, layers, features, seed,
     precision. `on_step(progress)` is called every few steps. `output` is a file for the weights,
-    replaced if it exists. Raises ImgmlpError.
+    replaced if it exists.
+
+    Raises ImgmlpError: PictureError for what is no picture, or one with transparency; UsageError
+    for a setting that is none; OutputError if `output` cannot be written; DeviceError and
+    OutOfMemoryError.
     """
     if preset not in PRESETS:
         hint = f"use {' or '.join(map(repr, PRESETS))}"
@@ -88,12 +92,15 @@ def encode(
 ) -> Encoded:
     """Compress a picture to the `bytes` of an .imlp file; `metrics` are figures of just these.
 
-    One target at most: quality from 0 to 100 (60 if none is given), bits for each pixel, bytes,
-    dB, or a price, the squared error that a bit a pixel is worth. `effort` is 1 to 9, or training
-    takes about so many `seconds`. `missed` says how the target was missed, if it was. A picture is
-    a file, of several frames the first or the one whose number `frame` is, a Pillow image, or uint8
-    [height, width, 1 to 4]. `strip` leaves out its colour profile, EXIF data, XMP data and
-    resolution. Raises ImgmlpError.
+    One target at most: `quality` from 0 to 100 (60 if none is given), `bpp`, bits for each pixel,
+    `size` in bytes, `psnr` in dB, or `price`, the squared error, of samples from 0 to 1, that a bit
+    a pixel is worth. `effort` is 1 to 9, or training takes about so many `seconds`. `missed` says
+    how the target was missed, if it was. A picture is a file, of several frames the first or the
+    one whose number `frame` is, from 1, a Pillow image, or uint8 [height, width, 1 to 4]. `strip`
+    leaves out its colour profile, EXIF data, XMP data and resolution.
+
+    Raises ImgmlpError: PictureError for what is no picture, UsageError for an argument that is
+    none, TrainingError, DeviceError and OutOfMemoryError. A target that was missed raises nothing.
     """
     given = {"quality": quality, "bpp": bpp, "psnr": psnr, "price": price, "seconds": seconds}
     for name, value in given.items():
@@ -152,7 +159,10 @@ def decode(
 ) -> Image.Image:
     """The picture in an .imlp or .npz file (a path, or its bytes), at (width, height) `size`.
 
-    Raises ImgmlpError.
+    Pixels are those of the file if no size is given. Files of latents have that size only.
+
+    Raises ImgmlpError: FormatError for a file that is damaged, foreign or too new; UsageError if it
+    is not there, or for a size that it does not come in; DeviceError and OutOfMemoryError.
     """
     if size is not None:
         _check_pair(size)
@@ -184,7 +194,8 @@ def _check_pair(size: object) -> None:
 def info(file: str | PathLike[str] | bytes) -> dict[str, Any]:
     """What an .imlp or .npz file (a path, or its bytes) says of itself, without decoding it.
 
-    Raises ImgmlpError.
+    The same as `imgmlp info --json` prints. Raises FormatError for a file that is damaged, foreign
+    or too new, UsageError if it is not there.
     """
     return _stored(file).facts
 

@@ -18,7 +18,7 @@ from imgmlp import image_files, metadata
 from imgmlp import samples as conversion
 from imgmlp.errors import OutOfMemoryError, OutputError, PictureError, UsageError
 from imgmlp.metadata import NOTHING, Metadata
-from imgmlp.output_files import write_atomically
+from imgmlp.output_files import is_special, write_atomically
 from imgmlp.text import quoted
 
 MAX_PIXELS = image_files.MAX_PIXELS
@@ -275,6 +275,17 @@ def save_picture(pixels: np.ndarray, path: Path, found: Metadata = NOTHING) -> l
 
     write_atomically(path, write)
     return [what for what in found.names() if what not in kept.names()]
+
+
+def save_named(pixels: np.ndarray, path: Path, found: Metadata = NOTHING) -> None:
+    """Write a picture as its name says; what is no file has none that would say anything.
+
+    Raises UsageError, OutputError.
+    """
+    if is_special(path):
+        save_png(pixels, path, found)
+    else:
+        save_picture(pixels, path, found)
 
 
 def save_png(pixels: np.ndarray, target: Path | str | BinaryIO, found: Metadata = NOTHING) -> None:

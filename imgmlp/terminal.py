@@ -119,8 +119,11 @@ class Terminal:
                 lines.finish()
 
     @contextmanager
-    def stages(self, total: int) -> Iterator[Callable[[str], None]]:
-        """Show which of so many stages of some work begins: its name goes to what is yielded."""
+    def stages(self, total: int) -> Iterator[Callable[..., None]]:
+        """Show which of so many stages of some work begins: its name goes to what is yielded.
+
+        With a share as well, from 0 to 1, that is how far the present stage is.
+        """
         terminal = self._console.file.isatty() and not self._console.is_dumb_terminal
         if self.quiet or not self.progress:
             yield lambda _: None
@@ -130,14 +133,21 @@ class Terminal:
             with Progress(*columns, console=self._console, auto_refresh=False) as bar:
                 task = bar.add_task("", total=total, completed=-1)
 
-                def show(stage: str) -> None:
-                    bar.update(task, advance=1, description=stage, refresh=True)
+                begun, drawn = -1, 0.0
+
+                def show(stage: str, share: float | None = None) -> None:
+                    nonlocal begun, drawn
+                    begun += share is None
+                    now = time.monotonic()
+                    if share is None or now - drawn >= DRAW_EVERY:
+                        drawn, done = now, begun + (share or 0.0)
+                        bar.update(task, completed=done, description=stage, refresh=True)
 
                 yield show
         else:
             began = time.monotonic()
 
-            def tell(stage: str) -> None:
+            def tell(stage: str, share: float | None = None) -> None:
                 nonlocal began
                 if time.monotonic() >= began + LINE_EVERY:
                     began = time.monotonic()

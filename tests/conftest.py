@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from PIL import Image
 from imgmlp.engine import AnyDevice, Device, Tensor, compile, open_device
 from imgmlp.engine.compiler import Stages
 from imgmlp.engine.device.pocl import PLATFORM
+from imgmlp.engine.runtime import program_cache
 
 # A run of the trainer that takes a moment: 20 steps of 96 parameters.
 QUICK = ("--steps", "20", "--batch", "64", "--hidden", "8", "--layers", "1", "--features", "8")
@@ -73,6 +74,14 @@ def open_mapping(name: str) -> AnyDevice:
     if name == "group":
         found.lanes = "group"
     return found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _lowered_anew() -> Iterator[None]:
+    """What the compiler makes of a step is tested, not what it once made."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(program_cache, "current", lambda: None)
+        yield
 
 
 @pytest.fixture(scope="module", params=FORMS)

@@ -197,6 +197,8 @@ def _compared(
         or off > 0.05 * max(1e-3, float(np.abs(terms).sum()), abs(nearer))
     ):
         return False, ""
+    if float(np.abs(terms).sum()) * STEP > 0.1 * max(1.0, *map(abs, values)):
+        return False, ""  # which turns too fast for differences to see
     wrong = abs(claimed - nearer) > off
     return (
         True,

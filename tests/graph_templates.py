@@ -280,4 +280,21 @@ PRODUCTS = [
     ),
 ]
 
+PRODUCTS += [
+    Template("f", "nn.nll_loss({matrix}, {x}.argmax(1))", "-np.max({matrix}, 1).mean()"),
+    Template(
+        "f",
+        "nn.cross_entropy({matrix}, {x}.argmax(1))",
+        "-np.max({matrix} - np.log(np.exp({x}).sum(1, keepdims=True)), 1).mean()",
+    ),
+    Template("f", "{x} * {x}.full_like(3)", "{x} * 3"),
+    Template("f", "{fit_3_5} * Tensor.arange(5)", "{fit_3_5} * np.arange(5)"),
+    Template("f", "{fit_3_5} - Tensor.eye(3, 5)", "{fit_3_5} - np.eye(3, 5)"),
+    Template(
+        "f",
+        "Tensor.einsum('...ij,kj->...k', {fit_2_3_4}, {fit_3_4})",
+        "np.einsum('...ij,kj->...k', {fit_2_3_4}, {fit_3_4})",
+    ),
+]
+
 FAMILIES = (ELEMENTWISE, ELEMENTWISE, CASTS, REDUCTIONS, SHAPES, SHAPES, ELEMENTS, PRODUCTS)

@@ -84,7 +84,10 @@ class Graph:
 
 
 class Hold:
-    """x itself, which is noted down, or what was noted down when it was called as often before."""
+    """x itself, which is noted down, or what was noted down when it was called as often before.
+
+    Where another way is taken than then it is no number.
+    """
 
     def __init__(self, held: list[Array] | None) -> None:
         self.seen: list[Array] = [] if held is None else held
@@ -92,7 +95,8 @@ class Hold:
 
     def __call__(self, x: Array) -> Array:
         if self.left is not None:
-            return next(self.left)
+            before = next(self.left, np.empty(0))
+            return before if before.shape == x.shape else np.full(x.shape, np.nan)
         self.seen.append(x)
         return x
 

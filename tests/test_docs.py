@@ -28,13 +28,26 @@ def links(text: str) -> list[Link]:
     return re.findall(r"\[([^\]]+)\]\(([^)\s]+)\)", prose)
 
 
+def anchors(text: str) -> list[str]:
+    """What leads to a page's headings, as forges name it, and mkdocs.yml too."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)", prose, re.MULTILINE)
+    return [re.sub(r"[^\w\- ]", "", one).strip().lower().replace(" ", "-") for one in headings]
+
+
 def faults(text: str, folder: Path) -> list[str]:
     """Links to what is not there, and names that are not defined where they lead."""
     found = []
     for shown, target in links(text):
-        if re.match(r"[a-z]+:|#", target):  # the web, or this page
+        if re.match(r"[a-z]+:", target):  # the web
             continue
-        path = folder / target.partition("#")[0]
+        target, _, anchor = target.partition("#")
+        path = folder / target
+        page = text if not target else path.read_text("utf-8") if path.suffix == ".md" else ""
+        if anchor and anchor not in anchors(page):
+            found.append(f"{target}#{anchor} is no heading")
+        if not target:
+            continue
         name = shown.strip("`")
         if not path.exists():
             found.append(f"{target} does not exist")
@@ -58,6 +71,11 @@ def test_a_link_that_leads_nowhere_is_noticed() -> None:
         "missing.py does not exist",
         "imgmlp/engine/ir/symbolic.py does not define Xpr",
     ]
+
+
+def test_a_link_to_no_heading_is_noticed() -> None:
+    text = "## 2 + 3, `x`\n[a](#2--3-x) [b](#2-3) [c](README.md#use) [d](README.md#usage)"
+    assert faults(text, ROOT) == ["#2-3 is no heading", "README.md#usage is no heading"]
 
 
 def done(text: str) -> list[str]:

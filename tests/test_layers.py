@@ -27,30 +27,32 @@ BELOW = {
     "engine.lowering": "engine.ir engine.passes",
     "engine.codegen": "engine.ir",
     "engine.compiler": "engine.ir engine.passes engine.tiling engine.lowering engine.codegen",
-    "engine.runtime": "engine.ir engine.device engine.oracle engine.compiler",
+    "engine.runtime": "source_digest engine.ir engine.device engine.oracle engine.compiler",
     "engine.operations": "engine.ir engine.device",
     "engine.frontend": "engine.ir engine.device engine.runtime engine.operations",
     "codec.bitstream": "metadata",
-    "codec.training": "output_files image engine codec.bitstream",
+    "codec.training": "output_files source_digest image engine codec.bitstream",
     "codec.float_mlp": "image engine codec.training",
     "codec.mlp": "image engine codec.bitstream codec.training",
     "codec.latent": "image engine codec.bitstream codec.training",
 }
 # Each stands for a module, or for a folder with all that is in it.
 ORDER = """
-    errors text kernels child engine output_files metadata image_files samples image
+    errors text kernels child source_digest engine output_files metadata image_files samples image
     codec codec.decoder codec.encoder
-    interrupt facts batch terminal bench
+    interrupt facts report batch terminal bench
     api pil imgmlp cli __main__
 """.split()  # noqa: SIM905
 # Other people's packages, and the modules or folders that may import them; others are free.
 RESERVED = {
     "pyopencl": "engine.device.opencl",
+    "distributed": "batch.cluster",
+    "fsspec": "batch.store",
     "platformdirs": "engine.device.kernel_cache",
     "typer": "cli",
     "rich": "terminal",
-    "PIL": "image_files samples image api pil",
-    "numpy": "engine codec bench samples image cli.train api",
+    "PIL": "image_files samples image report api pil",
+    "numpy": "engine codec bench report samples image api",
 }
 UNSAFE = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 LAZY = {  # keep --help and a look at a file quick
@@ -60,20 +62,25 @@ LAZY = {  # keep --help and a look at a file quick
     *(
         ("cli.commands", f"imgmlp.cli.{name}")
         for name in [
-            *("parsing", "train", "encode", "decode", "info", "verify", "devices", "graph"),
-            "folders",
+            *("parsing", "train", "encode", "compare", "decode", "info", "verify", "devices"),
+            *("graph", "folders"),
         ]
     ),
     ("cli.commands", "imgmlp.batch.wanted"),
+    ("cli.folders", "imgmlp.batch.cluster"),  # Dask is there for those who want it only
+    ("batch.store", "fsspec"),  # likewise
     ("codec.decoder", "imgmlp.codec.float_mlp.npz"),
     ("codec.decoder", "imgmlp.codec.float_mlp.pipeline"),
     ("codec.decoder", "imgmlp.codec.latent.decode"),
     ("codec.decoder", "imgmlp.codec.mlp.decode"),
     ("pil", "imgmlp.api"),
     ("pil", "imgmlp.engine"),
+    ("engine.runtime.interpreted", "imgmlp.engine.oracle.emulate_kernels"),
+    ("engine.runtime.interpreted", "imgmlp.engine.oracle.emulate_uops"),
 }
-# The public names are loaded when they are used, PyTorch if it is there and wanted.
+# The public names are loaded when they are used, others' packages if they are there and wanted.
 DYNAMIC = {"imgmlp", "bench.pytorch", "bench.kernels", "bench.plot"}
+DYNAMIC |= {"report.classic", "report.metrics"}
 IMPORT_CALLS = {"import_module", "__import__"}
 
 

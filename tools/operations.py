@@ -37,6 +37,10 @@ def smooth(x: Any) -> Any:
     return x - x.max(-1, keepdims=True)
 
 
+def logs(x: Any) -> Any:
+    return x - np.log(np.exp(x).sum(1, keepdims=True))
+
+
 def conv(
     x: Any, w: Any, stride: int = 1, padding: int = 0, dilation: int = 1, groups: int = 1
 ) -> Any:
@@ -206,6 +210,8 @@ ROWS: dict[str, list[Row]] = {
         Row("x.split(3, 1)[1]", "np.split(x, 3, 1)[1]", ((4, 9),)),
         Row("x.split([2, 3])[2]", "np.split(x, [2, 3])[2]"),
         Row("x.tril()", "np.tril(x)"),
+        Row("x * Tensor.arange(3, 20) - Tensor.eye(7, 17)", "x * np.arange(3, 20) - np.eye(7, 17)"),
+        Row("x.full_like(3)", "np.full_like(x, 3)"),
         Row("x.triu(-2)", "np.triu(x, -2)", (C,)),
     ],
     "Elements": [
@@ -230,12 +236,35 @@ ROWS: dict[str, list[Row]] = {
             "np.einsum('bi,bj,j->bi', x, y, z)",
             (A, (7, 5), (5,)),
         ),
+        Row(
+            "Tensor.einsum('...ij,kj->...k', x, y)",
+            "np.einsum('...ij,kj->...k', x, y)",
+            (C, (2, 7)),
+        ),
         Row("Tensor.einsum('iij->ji', x)", "np.einsum('iij->ji', x)", ((5, 5, 3),)),
         Row("nn.attention(x, y, z)", "attend(x, y, z, 0)", ((2, 5, 4), (2, 7, 4), (2, 7, 3))),
         Row(
             "nn.attention(x, y, z, causal=True)",
             "attend(x, y, z, np.triu(np.full((5, 5), -1e9), 1))",
             ((2, 5, 4), (2, 5, 4), (2, 5, 3)),
+        ),
+    ],
+    "Losses": [
+        Row(
+            "nn.nll_loss(x, y.argmax(1))",
+            "-np.take_along_axis(x, y.argmax(1)[:, None], 1).mean()",
+            (A, A),
+        ),
+        Row(
+            "nn.cross_entropy(x, y.argmax(1))",
+            "-np.take_along_axis(logs(x), y.argmax(1)[:, None], 1).mean()",
+            (A, A),
+        ),
+        Row(
+            "nn.cross_entropy(x, y.softmax())",
+            "-(logs(x) * np.exp(logs(y))).sum() / len(x)",
+            (A, A),
+            between=1,
         ),
     ],
     "Windows": [
@@ -281,7 +310,7 @@ def attend(q: Any, k: Any, v: Any, mask: Any) -> Any:
     return scores / scores.sum(-1, keepdims=True) @ v
 
 
-FUNCTIONS = (smooth, conv, spread, pooled, linear, erf, put, added, attend)
+FUNCTIONS = (smooth, logs, conv, spread, pooled, linear, erf, put, added, attend)
 NAMES: dict[str, Any] = {
     "np": np,
     "nn": nn,

@@ -28,6 +28,7 @@ from imgmlp.engine import AnyDevice
 from imgmlp.errors import OutputError, TargetError, TrainingError, UsageError
 from imgmlp.facts import dimensions
 from imgmlp.image import Picture
+from imgmlp.report.live import Live
 from imgmlp.text import duration, size
 
 EXTENSION = ".imlp"
@@ -86,6 +87,7 @@ class Encoding:
     allowed: Callable[[], bool]
     write: Callable[[bytes], None]
     began: float = field(default_factory=time.perf_counter)  # what a time limit counts from
+    live: Live = field(default_factory=Live)
     kept: Checkpoint | None = None  # what was written
     _state: Path | None = None  # of the training
 
@@ -140,9 +142,14 @@ class Encoding:
         if workload.steps and workload.seconds is None:  # else it is told already
             seconds = encoder.expected_seconds(picture, goal, workload, device, codec)
             self.watch.announce(f"about {duration(seconds)}")
-        with self.watch.training(workload.steps) as show:
-            run = Run(show, self.watch.stopping, self.watch.note, state, began=self.began)
+        values = {"live": self.live.names()}
+        run = Run(None, self.watch.stopping, self.watch.note, state, values, self.began)
+        self.live.check([] if run.saved is None else run.saved.values["live"], picture)
+        view = self.live.view(self.name, picture, self.watch.note)
+        with self.watch.training(workload.steps) as show, view:
+            run.tell = view.after(show)
             made = encoder.encode(picture, goal, workload, device, run, codec)
+            view.end(f"Done: {len(made.bytes):,} bytes, {made.metrics['psnr']:.2f} dB", made.pixels)
         found = Result(made.bytes, made.metrics, made.missed, made.diverged)
         if run.due(stopping=True):
             self._keep(found)

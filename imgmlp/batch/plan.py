@@ -42,6 +42,7 @@ class Rules:
     settings: str = ""  # digest
     force: bool = False
     skip: bool = False
+    journal: bool = True  # whether what was written is remembered in the folder
     weigh: Callable[[Path], int] = lambda _: 1
 
 
@@ -90,7 +91,8 @@ class Plan:
         self.count = self.weight = 0  # of what is to be done
         self.unchanged = self.skipped = 0
         self.whole = False  # whether all files were decided on
-        self.journal = None if rules.folder is None else Journal(rules.folder)
+        kept = rules.folder if rules.journal else None
+        self.journal = None if kept is None else Journal(kept)
         self._data = sqlite3.connect("")  # a file that has no name, and goes with the process
         self._data.executescript(TABLES)
 

@@ -3,7 +3,7 @@
 `commands` holds every command's name, options and help; what a command does is in the file of its
 name, which is imported when it runs. Only `commands` and `options` know Typer beside this module.
 Nothing but `__main__` imports this. May import batch, bench, child, codec, engine, facts, image,
-image_files, imgmlp, interrupt, metadata, output_files, terminal, text.
+image_files, imgmlp, interrupt, metadata, output_files, report, terminal, text.
 """
 
 from __future__ import annotations

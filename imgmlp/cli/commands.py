@@ -20,7 +20,9 @@ from imgmlp.cli.options import (
     Frame,
     Jobs,
     Listed,
+    Live,
     NoProgress,
+    OnCluster,
     Precision,
     Quiet,
     Recursive,
@@ -105,10 +107,7 @@ def train(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of the random numbers.")] = None,
     precision: Precision = "float32",
-    live: Annotated[
-        Path | None,
-        typer.Option(metavar="PICTURE", help="A preview, rewritten every few seconds."),
-    ] = None,
+    live: Live = None,
     frame: Frame = None,
     strip: Strip = False,
     device: DeviceSpec = "auto",
@@ -175,10 +174,12 @@ def encode(
         str | None, typer.Option(metavar="T", help="Train about so long: 60s, 5m, 2h.")
     ] = None,
     codec: Annotated[Codec, typer.Option(help="What a file holds.")] = USUAL_CODEC,
+    live: Live = None,
     frame: Frame = None,
     strip: Strip = False,
     device: Devices = "auto",
     jobs: Jobs = None,
+    cluster: OnCluster = None,
     as_json: AsJson = False,
     force: Force = False,
     skip: Annotated[
@@ -198,8 +199,8 @@ def encode(
 
     terminal = terminal_of(context, quiet, verbose, no_progress)
     wanted = Wanted(quality, bpp, size, psnr, price, effort, time, codec, frame, strip)
-    outputs = Outputs(output, folder, force, skip)
-    request = Request(images or [], listed, recursive, device, jobs, as_json)
+    outputs = Outputs(output, folder, force, skip, live)
+    request = Request(images or [], listed, recursive, device, jobs, as_json, cluster)
     raise typer.Exit(run(terminal, request, outputs, wanted))
 
 
@@ -275,6 +276,42 @@ def verify(
 
     terminal = terminal_of(context, quiet, verbose, no_progress)
     raise typer.Exit(run(terminal, Request(files or [], listed, recursive, device, jobs, as_json)))
+
+
+@app.command()
+def compare(
+    context: typer.Context,
+    images: Annotated[
+        list[Path], typer.Argument(metavar="IMAGE", help="Pictures; - is standard input.")
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="HTML", help="The page to write.")
+    ] = Path("report.html"),
+    bpp: Annotated[
+        list[float] | None,
+        typer.Option(help="Bits for each pixel, several times; 0.16 to 0.8 if not given."),
+    ] = None,
+    effort: Annotated[
+        int | None, typer.Option(metavar="1-9", help="How much work to train with.")
+    ] = None,
+    codec: Annotated[Codec, typer.Option(help="What a file holds.")] = USUAL_CODEC,
+    frame: Frame = None,
+    device: DeviceSpec = "auto",
+    as_json: AsJson = False,
+    force: Force = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+    no_progress: NoProgress = False,
+) -> None:
+    """Measure imgmlp beside JPEG, WebP, AVIF and JPEG XL, and write one page about it.
+
+    A command that was stopped goes on where it was when it is given again.
+    """
+    from imgmlp.cli.compare import Wanted, run
+
+    terminal = terminal_of(context, quiet, verbose, no_progress)
+    wanted = Wanted(tuple(bpp or ()), effort, codec, frame)
+    raise typer.Exit(run(terminal, images, output, wanted, device, force, as_json))
 
 
 @app.command()

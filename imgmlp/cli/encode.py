@@ -14,10 +14,13 @@ from pathlib import Path
 
 from imgmlp import image as pictures
 from imgmlp import image_files, output_files
+from imgmlp.batch import store
 from imgmlp.batch.encode import EXTENSION, REPLACE, EncodeFile, Encoding
 from imgmlp.batch.find import Search
 from imgmlp.batch.plan import Rules
+from imgmlp.batch.store import EncodeInStore
 from imgmlp.batch.wanted import Wanted
+from imgmlp.batch.work import Work
 from imgmlp.cli import files, folders, parsing
 from imgmlp.cli.files import STANDARD, Entry, Job
 from imgmlp.cli.folders import Request
@@ -27,6 +30,7 @@ from imgmlp.codec.training.run import Progress
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.errors import DeviceError, UsageError
 from imgmlp.interrupt import StopRequest
+from imgmlp.report.live import Live
 from imgmlp.terminal import Terminal
 
 APART = "encode it for itself, with -o and another name"
@@ -40,9 +44,16 @@ class Outputs:
     folder: Path | None = None
     force: bool = False
     skip: bool = False
+    live: Path | None = None  # a preview, of one picture
 
-    def check_choices(self) -> None:
+    def shown(self) -> Live:
+        return Live(self.live, self.force)
+
+    def check_choices(self, several: bool) -> None:
         """Refuse, as a UsageError, options that contradict each other."""
+        if self.live is not None and (several or self.folder is not None):
+            hint = "give it for one at a time, without --out"
+            raise UsageError("--live shows one picture", hint=hint)
         files.check_one_place(self.file, self.folder)
         if self.force and self.skip:
             problem = "--force and --skip-existing are both given"
@@ -56,7 +67,7 @@ class Outputs:
         found = [files.output_of(one, self.file, EXTENSION) for one in sources]
         pairs = zip(sources, found, strict=True)  # over itself is that one's own problem
         others = [path for source, path in pairs if path not in (source, STANDARD)]
-        output_files.check_distinct(others, sources, APART)
+        output_files.check_distinct([*others, *self.shown().paths()], sources, APART)
         return found
 
     def check(self, path: Path) -> None:
@@ -67,10 +78,19 @@ class Outputs:
 def run(terminal: Terminal, request: Request, outputs: Outputs, wanted: Wanted) -> int:
     """Encode pictures; returns the exit code. Raises Interrupted."""
     wanted.check()
-    outputs.check_choices()
+    outputs.check_choices(request.many or len(request.sources) > 1)
     if outputs.folder is None and not request.many:
         return _beside(terminal, request, outputs, wanted)
     folders.check_out(outputs.folder)
+    assert outputs.folder is not None
+    stored = store.is_stored(outputs.folder)
+    work: Work = EncodeFile(wanted)
+    if stored:
+        _check_store(request, outputs)
+        work = EncodeInStore(wanted, outputs.folder, outputs.force)
+    elif any(map(store.is_stored, request.sources)):
+        hint = "give an --out in a store as well, such as s3://bucket/folder"
+        raise UsageError("pictures in a store are encoded into a store", hint=hint)
     search = Search(image_files.endings(), request.recursive, check=files.check_picture)
     rules = Rules(
         outputs.folder,
@@ -78,9 +98,23 @@ def run(terminal: Terminal, request: Request, outputs: Outputs, wanted: Wanted) 
         wanted.digest(),
         outputs.force,
         outputs.skip,
+        not stored,  # the workers leave notes there
         image_files.pixels,
     )
-    return folders.run(terminal, request, search, rules, EncodeFile(wanted))
+    return folders.run(terminal, request, search, rules, work)
+
+
+def _check_store(request: Request, outputs: Outputs) -> None:
+    """Refuse, before any work, to write into a store what cannot be. Raises ImgmlpError."""
+    assert outputs.folder is not None
+    if request.cluster is None:
+        hint = "add --cluster, which may be local"
+        raise UsageError(f"{store.url(outputs.folder)} is in a store", hint=hint)
+    if outputs.skip:
+        hint = "leave it out: what is done there and unchanged is passed over"
+        raise UsageError("--skip-existing is for folders of this machine", hint=hint)
+    request.check()
+    store.check_writable(outputs.folder)
 
 
 def _beside(terminal: Terminal, request: Request, outputs: Outputs, wanted: Wanted) -> int:
@@ -158,7 +192,8 @@ class _Task:
             output_files.check_distinct([self.path], [self.source], APART)
         if self.path == STANDARD or checkpoint.left_beside(self.path):
             return  # this command's own, perhaps
-        self._allowed()
+        if self._allowed():
+            self.outputs.shown().check()
 
     def encode(self) -> None:
         """Write the file, and what is true of it into the entry.
@@ -180,6 +215,7 @@ class _Task:
             self._allowed,
             self._write,
             began,
+            self.outputs.shown(),
         )
         found = encoding.run()
         self.kept = encoding.kept

@@ -13,9 +13,11 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from imgmlp.batch import devices
+from imgmlp.batch import devices, store
 from imgmlp.batch.find import Found, Search, names_in
 from imgmlp.batch.plan import Plan, Rules
 from imgmlp.batch.pool import Pool, Seat, run_here
@@ -29,6 +31,9 @@ from imgmlp.interrupt import StopRequest
 from imgmlp.terminal import Terminal
 from imgmlp.text import print_data
 
+if TYPE_CHECKING:
+    from imgmlp.batch.cluster import Cluster
+
 
 @dataclass(frozen=True)
 class Request:
@@ -40,11 +45,13 @@ class Request:
     device: str = "auto"
     jobs: int | None = None
     as_json: bool = False
+    cluster: str | None = None
 
     @property
     def many(self) -> bool:
         """Whether it can be meant for a run over many files only."""
         spread = devices.is_several(self.device) or self.jobs is not None
+        spread = spread or self.cluster is not None or any(map(store.is_stored, self.sources))
         return spread or self.listed is not None or self.recursive or any(map(_many, self.sources))
 
     def check(self) -> None:
@@ -54,11 +61,24 @@ class Request:
             raise UsageError("- is standard input, which has no place in a folder", hint=hint)
         if not self.sources and self.listed is None:
             raise UsageError("there is nothing to do", hint="give files or folders")
+        stored = next(filter(store.is_stored, self.sources), None)
+        if stored is not None and (self.cluster is None or self.listed is not None):
+            hint = "encode works on stores with --cluster, which may be local, and without a list"
+            raise UsageError(f"{store.url(stored)} is in a store", hint=hint)
+        if self.cluster is not None and devices.is_several(self.device):
+            hint = "start a worker for each, with its name in IMGMLP_DEVICE"
+            raise UsageError("a worker of a cluster computes on one device", hint=hint)
+        if self.cluster not in (None, "local") and self.jobs is not None:
+            hint = "leave out --jobs: it does a file at a time on each worker that it has"
+            raise UsageError("--jobs is for processes on this machine", hint=hint)
 
     def found(self, search: Search) -> Iterator[Found]:
         """The files. Raises UsageError if the list cannot be read."""
         if self.listed is None:
-            return search.find(self.sources)
+            here = [source for source in self.sources if not store.is_stored(source)]
+            there = [source for source in self.sources if store.is_stored(source)]
+            look = (store.found(one, search.endings, search.recursive) for one in there)
+            return chain(search.find(here), chain.from_iterable(look))
         data = files.read(self.listed) if files.is_stream(self.listed) else _list(self.listed)
         return search.listed(names_in(data), self.sources)
 
@@ -117,7 +137,11 @@ def _work(
     named = devices.named(request.device)
     seats = devices.processes(named, request.jobs, plan.weight / plan.count)[: plan.count]
     with terminal.files(plan.count) as told.show:
-        if plan.count == 1:
+        if request.cluster is not None:
+            cluster = _cluster(request, work, len(seats), terminal)
+            told.seats = cluster.seats
+            records = cluster.run(plan.tasks(), stop.requested, told.draw)
+        elif plan.count == 1:
             watch = _Watch(told, stop, seats[0])
             told.seats = watch.seats
             records = run_here(work, plan.tasks(), seats[0], watch)
@@ -128,6 +152,17 @@ def _work(
         with contextlib.closing(records):
             for record in records:
                 told.finished(record)
+
+
+def _cluster(request: Request, work: Work, processes: int, terminal: Terminal) -> Cluster:
+    """Raises UsageError where Dask is not installed, and as Cluster does."""
+    try:
+        from imgmlp.batch.cluster import Cluster
+    except ModuleNotFoundError as error:
+        hint = "pip install 'imgmlp[cluster]', here and for the workers"
+        raise UsageError(f"--cluster needs {error.name}", hint=hint) from error
+    assert request.cluster is not None
+    return Cluster(work, request.cluster, request.device, processes, terminal.note)
 
 
 class _Watch:

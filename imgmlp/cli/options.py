@@ -49,6 +49,15 @@ Jobs = Annotated[
     int | None,
     typer.Option(metavar="N", help="Files at a time on each device; chosen by size if not given."),
 ]
+OnCluster = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="tcp://…|local",
+        help="Have Dask's workers do it: those of the scheduler at this address, or local ones. "
+        "Folders may then be in stores, such as s3://bucket/folder.",
+    ),
+]
 Devices = Annotated[
     str,
     typer.Option(
@@ -69,6 +78,13 @@ Frame = Annotated[
 Strip = Annotated[
     bool,
     typer.Option("--strip", help="Leave out colour profile, EXIF, XMP and resolution."),
+]
+Live = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="PICTURE",
+        help="A preview, rewritten every few seconds, and a page with curves beside it.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DeviceSpec = Annotated[

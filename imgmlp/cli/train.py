@@ -5,13 +5,8 @@ A run that was stopped goes on, over what it has written itself.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from imgmlp import image as pictures
 from imgmlp import output_files
@@ -20,19 +15,16 @@ from imgmlp.codec.float_mlp import npz, pipeline
 from imgmlp.codec.float_mlp.config import Settings
 from imgmlp.codec.float_mlp.pipeline import Trained
 from imgmlp.codec.training import checkpoint
-from imgmlp.codec.training.run import Progress, Run
+from imgmlp.codec.training.run import Run
 from imgmlp.engine import AnyDevice, open_device
-from imgmlp.errors import Interrupted, OutputError, TrainingError
+from imgmlp.errors import Interrupted, TrainingError
 from imgmlp.facts import dimensions
 from imgmlp.image import Picture
 from imgmlp.interrupt import StopRequest
-from imgmlp.metadata import Metadata
+from imgmlp.report import live
+from imgmlp.report.live import LiveView
 from imgmlp.terminal import Terminal
 from imgmlp.text import duration, size
-
-LIVE_EVERY = 3.0  # seconds between two previews
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -43,8 +35,12 @@ class Outputs:
     png: Path
     live: Path | None = None
 
+    def shown(self) -> list[Path]:
+        """Those that are rewritten while the training goes on."""
+        return live.files_of(self.live)
+
     def paths(self) -> list[Path]:
-        return [self.weights, self.png, *([self.live] if self.live is not None else [])]
+        return [self.weights, self.png, *self.shown()]
 
     def names(self) -> list[str]:
         return [str(path.resolve()) for path in self.paths()]
@@ -61,7 +57,7 @@ class Outputs:
         """Refuse, as a UsageError, names of pictures that cannot hold this one, or none at all."""
         pictures.check_no_picture(self.weights, ".npz")
         what = () if picture is None else (picture.channels, (picture.width, picture.height))
-        for path in self.paths()[1:]:
+        for path in filter(None, (self.png, self.live)):
             if not output_files.is_special(path):
                 pictures.check_extension(path, *what)
 
@@ -88,7 +84,7 @@ def run(
     outputs.check_formats(picture)
     _announce(terminal, source, picture, settings)
     device = open_device(device_spec)
-    training = _Training(terminal, outputs, picture, settings, device)
+    training = _Training(terminal, source, outputs, picture, settings, device)
     outputs.check(source, outputs.paths() if force else training.written_before())
     training.introduce()
     training.report(training.train())
@@ -108,6 +104,7 @@ class _Training:
     """A picture on its way to its files."""
 
     terminal: Terminal
+    source: Path
     outputs: Outputs
     picture: Picture
     settings: Settings
@@ -122,15 +119,15 @@ class _Training:
     def written_before(self) -> list[Path]:
         """The outputs that an interrupted run has written, and nothing else since.
 
-        A preview is younger than the checkpoint if the run was killed.
+        What is shown live is younger than the checkpoint if the run was killed.
         """
         saved, paths = self.run.saved, self.outputs.paths()
         if saved is None:
             return []
         named = zip(paths, self.outputs.names(), strict=True)
         known = [path for path, name in named if name in saved.values["outputs"]]
-        live = self.outputs.live
-        return [path for path in known if path is live or not self.kept.is_older_than(path)]
+        shown = self.outputs.shown()
+        return [path for path in known if path in shown or not self.kept.is_older_than(path)]
 
     def introduce(self) -> None:
         """Say what is going to be done, and where."""
@@ -147,29 +144,27 @@ class _Training:
 
     def train(self) -> Trained:
         """Train, and write the outputs."""
-        outputs, metadata = self.outputs, self.picture.metadata
-        preview = LivePreview(outputs.live, metadata, self.terminal) if outputs.live else None
-        with StopRequest() as stop:
+        outputs = self.outputs
+        with StopRequest() as stop, self._view() as view:
             with self.terminal.training(self.settings.steps) as show:
-
-                def tell(progress: Progress) -> None:
-                    show(progress)
-                    if preview is not None and progress.preview is not None:
-                        preview.update(progress.preview)
-
-                self.run.tell, self.run.should_stop = tell, stop.requested
+                self.run.tell, self.run.should_stop = view.after(show), stop.requested
                 trained = pipeline.train(self.picture, self.settings, self.device, self.run)
             output_files.write_atomically(
                 outputs.weights, lambda stream: npz.save(trained.weights, stream)
             )
-            _save(trained.pixels, outputs.png, metadata)
-            if preview is not None:
-                preview.write(trained.pixels)
+            pictures.save_named(trained.pixels, outputs.png, self.picture.metadata)
+            how = "Done" if trained.stopped is None else trained.stopped.capitalize()
+            done = f"{trained.steps:,} of {self.settings.steps:,} steps"
+            view.end(f"{how}: {done}, {trained.psnr:.2f} dB", trained.pixels)
         if trained.stopped == "interrupted":
             self.kept.touch()
         else:
             self.kept.remove(outputs.weights)
         return trained
+
+    def _view(self) -> LiveView:
+        title = files.named(self.source)
+        return LiveView(self.outputs.live, title, self.picture.metadata, self.terminal.note)
 
     def report(self, trained: Trained) -> None:
         """Say how it went. Raises Interrupted or TrainingError if it ended early."""
@@ -187,32 +182,3 @@ class _Training:
         weights, quality = size(output.stat().st_size), f"{trained.psnr:.1f} dB"
         seconds = duration(trained.seconds)
         self.terminal.done(f"{output} {weights}   {self.outputs.png} {quality}   {seconds}")
-
-
-def _save(pixels: Array, path: Path, metadata: Metadata) -> None:
-    """Write a picture as its name says; what is no file has none that would say anything."""
-    if output_files.is_special(path):
-        pictures.save_png(pixels, path, metadata)
-    else:
-        pictures.save_picture(pixels, path, metadata)
-
-
-class LivePreview:
-    """A picture of the best weights so far, rewritten every few seconds while training goes on."""
-
-    def __init__(self, path: Path, metadata: Metadata, terminal: Terminal) -> None:
-        self._path, self._metadata, self._terminal = path, metadata, terminal
-        self._next = time.monotonic() + LIVE_EVERY
-        self._broken = False
-
-    def update(self, decode: Callable[[], Array]) -> None:
-        if not self._broken and time.monotonic() >= self._next:
-            self.write(decode())
-            self._next = time.monotonic() + LIVE_EVERY
-
-    def write(self, pixels: Array) -> None:
-        try:
-            _save(pixels, self._path, self._metadata)
-        except OutputError as error:  # not worth losing the training for
-            self._terminal.note(f"no more previews: {error}")
-            self._broken = True

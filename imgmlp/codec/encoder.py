@@ -25,7 +25,11 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """A file's bytes, what they decode to, and figures of just these bytes."""
+    """A file's bytes, what they decode to, and figures of just these bytes.
+
+    `metrics` has width, height, channels, bytes, bpp (bits for each pixel), psnr (dB, infinite for
+    equal pictures), target, steps and seconds, and what the codec adds.
+    """
 
     bytes: bytes = field(repr=False)
     pixels: Array = field(repr=False)  # uint8 [height, width, channels]

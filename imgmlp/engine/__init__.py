@@ -1,6 +1,6 @@
 """The OpenCL autograd engine: lazy Tensors, gradients, compiled and replayed steps.
 
-Everybody else imports these names and no module below. May import kernels, child.
+Everybody else imports these names and no module below. May import kernels, child, source_digest.
 """
 
 from imgmlp.engine.device.base import DeviceInfo, FreeMemory

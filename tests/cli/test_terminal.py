@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import select
@@ -12,12 +13,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import QUICK, environment, imgmlp_command
 from outputs import OUTPUTS, assert_error, assert_whole, names
+from rich.console import Console
 
-from imgmlp import interrupt
+from imgmlp import interrupt, terminal
 from imgmlp.codec.decoder import open_stored
 
 ENDLESS = ("--steps", "100000000", "--batch", "64", "--hidden", "8", "--layers", "1")
@@ -249,3 +252,24 @@ def wait_for_training(process: subprocess.Popen[str]) -> None:
     assert process.stderr is not None
     assert "MLP" in process.stderr.readline()
     time.sleep(0.3)
+
+
+def test_stages_show_how_far_the_present_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[tuple[float, str]] = []
+
+    class Bar(terminal.Progress):
+        def update(self, task: int, **changes: Any) -> None:
+            shown.append((changes["completed"], changes["description"]))
+
+    monkeypatch.setenv("TERM", TERMINAL["TERM"])
+    monkeypatch.setattr(terminal, "Progress", Bar)
+    monkeypatch.setattr(terminal, "DRAW_EVERY", 0.0)
+    found = terminal.Terminal()
+    found._console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    monkeypatch.setattr(found._console.file, "isatty", lambda: True, raising=False)
+    with found.stages(4) as show:
+        show("a")
+        show("b")
+        show("b, half", 0.5)
+        show("c")
+    assert shown == [(0, "a"), (1, "b"), (1.5, "b, half"), (2, "c")]

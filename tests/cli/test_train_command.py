@@ -20,7 +20,6 @@ from imgmlp.cli.train import Outputs
 from imgmlp.codec.decoder import open_stored
 from imgmlp.engine import list_devices
 from imgmlp.errors import Interrupted, OutputError
-from imgmlp.metadata import NOTHING
 
 
 def test_training_writes_both_outputs_and_nothing_to_stdout(imgmlp: Command, picture: Path) -> None:
@@ -78,23 +77,9 @@ def test_live_leaves_a_preview(imgmlp: Command, picture: Path) -> None:
     imgmlp("train", picture.name, *QUICK, "--live", "live.png")
     live = pixels_of(picture.parent / "live.png")
     np.testing.assert_array_equal(live, pixels_of(picture.parent / "reconstruction.png"))
-
-
-def test_a_preview_that_cannot_be_written_ends_the_previews_only(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(training, "LIVE_EVERY", 0.0)
-    gone = training.LivePreview(tmp_path / "gone" / "live.png", NOTHING, terminal.Terminal())
-    decodings = []
-
-    def decode() -> np.ndarray:
-        decodings.append(1)
-        return small_pixels()
-
-    gone.update(decode)
-    gone.update(decode)
-    assert len(decodings) == 1
-    assert capsys.readouterr().err.count("no more previews") == 1
+    page = (picture.parent / "live.html").read_text("utf-8")
+    assert "Done: 20 of 20 steps" in page
+    assert 'src="live.png?' in page
 
 
 @pytest.mark.parametrize(
@@ -127,7 +112,7 @@ def test_a_bad_option_of_train_is_exit_2(
     assert names(picture) == set()
 
 
-@pytest.mark.parametrize("existing", [*OUTPUTS, "live.png"])
+@pytest.mark.parametrize("existing", [*OUTPUTS, "live.png", "live.html"])
 def test_an_existing_output_stays_untouched(imgmlp: Command, picture: Path, existing: str) -> None:
     path = picture.parent / existing
     path.write_bytes(b"old")

@@ -26,7 +26,11 @@ PIXELS_AT_ONCE = 1 << 16  # of a decoding step: 64 values each of a few layers i
 
 @dataclass(frozen=True)
 class Trained:
-    """Weights, the picture they decode to on this device, and how it went."""
+    """Weights, the uint8 [height, width, channels] they decode to on this device, and how it went.
+
+    `psnr` is in dB against the original; `stopped` is "interrupted" or "diverged" if it ended
+    early.
+    """
 
     weights: Weights
     pixels: Array = field(repr=False)  # uint8 [height, width, channels]

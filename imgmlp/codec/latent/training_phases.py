@@ -8,12 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
 
 from imgmlp.codec.latent.bit_allocation import Search
 from imgmlp.codec.latent.training_step import Control, LatentStep
 from imgmlp.codec.training.replay import decibels
 from imgmlp.codec.training.run import Progress
 from imgmlp.codec.training.trainer import HOPELESS, Pricing, Trainer, TrainerState
+
+Array = np.ndarray[Any, Any]
 
 ROUNDED = 0.92  # share of a run after which latents stand still, rounded
 LOOK, MOST = 10, 200  # steps between looks, at least and at most
@@ -63,6 +68,9 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         super().__init__(step, state, look, limit)
         self._pricing = pricing
         self.control = look * max(1, steps // (50 * look))  # steps to new prices
+
+    def preview(self) -> Array:
+        return self.step.picture()
 
     def _look(self, tell: Callable[[Progress], None] | None) -> bool:
         error, bits = (float(self.step.program.read(name)) for name in ("error", "bits"))

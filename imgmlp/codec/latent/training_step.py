@@ -23,7 +23,7 @@ from imgmlp.codec.latent.model import BICUBIC, NEIGHBOURS, ModelShape, start_of,
 from imgmlp.codec.latent.plane import AROUND, REACH, Plane
 from imgmlp.codec.training.checkpoint import Resumable
 from imgmlp.codec.training.perceptron import Activation, perceptron
-from imgmlp.engine import AnyDevice, Program, Tensor, compile, nn, optim
+from imgmlp.engine import AnyDevice, Program, Tensor, compile, dtype, nn, optim
 from imgmlp.image import counted
 
 Array = np.ndarray[Any, Any]
@@ -174,11 +174,7 @@ class LatentStep(Resumable):
     def _forward(self, seen: Tensor, flat: Tensor) -> tuple[Tensor, Tensor]:
         """The squared error and the bits that the plane of grids [rows, pitch] gives with networks
         [parameters]."""
-        arrays = nn.slices(flat, self.shapes)
-        ends = np.cumsum([len(self.synthesis_shapes), 4, len(self.entropy_shapes)])
-        synthesis, convolutions, entropy, taps = (
-            arrays[a:b] for a, b in zip([0, *ends], [*ends, None], strict=True)
-        )
+        synthesis, convolutions, entropy, taps = self._networks(flat)
         zeros = Tensor.zeros(AROUND, self.plane.pitch)
         framed = Tensor.concat([zeros, seen, zeros], 0)
         seen = framed[AROUND : AROUND + self.plane.rows]  # so that it stands in memory once
@@ -186,6 +182,12 @@ class LatentStep(Resumable):
         answer = self._answer(seen, synthesis, convolutions, taps)
         error = ((answer - self.target) * self._seen()).square().sum()
         return error, bits
+
+    def _networks(self, flat: Tensor) -> list[list[Tensor]]:
+        """The tensors of synthesis, its convolutions, the entropy network, and upsampling."""
+        arrays = nn.slices(flat, self.shapes)
+        ends = np.cumsum([len(self.synthesis_shapes), 4, len(self.entropy_shapes)])
+        return [arrays[a:b] for a, b in zip([0, *ends], [*ends, None], strict=True)]
 
     def _seen(self) -> Tensor:
         """1 where samples count, [channels or 1, pixels of the plane]: in the picture, and where
@@ -279,6 +281,24 @@ class LatentStep(Resumable):
         """Of a sum over the samples that count."""
         samples: float = self.pixels * self.channels * self.counted
         return error / samples
+
+    @cached_property
+    def _showing(self) -> Program:
+        def forward() -> dict[str, Tensor]:
+            synthesis, convolutions, _, taps = self._networks(self.flat)
+            seen = _limited(operations.nearest(self.latents))
+            answer = self._answer(seen, synthesis, convolutions, taps)
+            level = ((answer + 0.5).maximum(0.0).minimum(1.0) * 255.0 + 0.5).cast(dtype.u8)
+            return {"pixels": level}
+
+        return compile(forward, self.device)
+
+    def picture(self) -> Array:
+        """What rounded grids and the present networks give, uint8 [height, width, channels]."""
+        self._showing.run()
+        planes = self._showing.read("pixels")[:, : self.height * self.plane.pitch]
+        rows = planes.reshape(self.channels, self.height, self.plane.pitch)
+        return np.ascontiguousarray(rows[:, :, : self.width].transpose(1, 2, 0))
 
     def slopes(self, flat: Array, price: float) -> Array:
         """The gradient of D + lambda R of what `judge` gives by these networks, float32

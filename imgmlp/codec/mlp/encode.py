@@ -22,7 +22,7 @@ from imgmlp.codec.training.checkpoint import Snapshot
 from imgmlp.codec.training.compile_times import CompileTimes
 from imgmlp.codec.training.draft import Draft, draft
 from imgmlp.codec.training.memory_limits import within_memory
-from imgmlp.codec.training.pace import Work, speed
+from imgmlp.codec.training.pace import Work, usual_speed
 from imgmlp.codec.training.replay import decibels, mean_loss, seconds_a_step
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import STEPS, Goal, Workload
@@ -269,7 +269,7 @@ class _Encoder:
     def _likely_pace(self, shape: Shape) -> float:
         """Seconds that a step would take, by the largest network that was tried, if any was."""
         if not self.paces:
-            return 6 * shape.parameters * BATCH / speed(self.device)
+            return 6 * shape.parameters * BATCH / usual_speed(self.device)
         tried = max((s for s, _ in self.paces), key=lambda s: s.parameters)
         return self._pace(tried, 1) * max(shape.parameters / tried.parameters, 0.5)
 

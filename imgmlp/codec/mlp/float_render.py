@@ -1,4 +1,4 @@
-"""An .imlp network at any size, in floats: what the whole numbers approximate.
+"""An .imlp network at any size, in floats: what the whole numbers approximate; and one in training.
 
 Good for looking at, not exact: devices may differ by one level here and there. The exact
 decoder is `integer_inference`.
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.mlp import integer_inference, qat_step
-from imgmlp.codec.mlp.network import Network
+from imgmlp.codec.mlp.network import Network, Shape
 from imgmlp.codec.training.chunked import assemble
 from imgmlp.engine import AnyDevice, Tensor, compile, dtype
 
@@ -25,8 +25,16 @@ PIXELS_AT_ONCE = 1 << 15
 
 def render(network: Network, original: Size, size: Size, device: AnyDevice) -> Array:
     """The picture of an `original` size at another one, uint8 [height, width, channels]."""
-    make = partial(_Piece, network, original, size)
-    return assemble(make, device, size, network.shape.channels, PIXELS_AT_ONCE)
+    parts = [array.ravel() for layer in network.layers for array in layer.floats()]
+    return render_floats(np.concatenate(parts), network.shape, original, size, device)
+
+
+def render_floats(
+    flat: Array, shape: Shape, original: Size, size: Size, device: AnyDevice
+) -> Array:
+    """The same of parameters that nobody has rounded, float32 [parameters]."""
+    make = partial(_Piece, flat, shape, original, size)
+    return assemble(make, device, size, shape.channels, PIXELS_AT_ONCE)
 
 
 class _Piece:
@@ -34,18 +42,18 @@ class _Piece:
 
     def __init__(
         self,
-        network: Network,
+        flat: Array,
+        shape: Shape,
         original: Size,
         size: Size,
         device: AnyDevice,
         rows: int,
         columns: int,
     ) -> None:
-        self.shape, self.original, self.size = network.shape, original, size
+        self.shape, self.original, self.size = shape, original, size
         self.rows, self.columns = rows, columns
-        parts = [array.ravel() for layer in network.layers for array in layer.floats()]
-        self.flat = Tensor(np.concatenate(parts), device, name="parameters")
-        features = 2 * network.shape.frequencies
+        self.flat = Tensor(flat, device, name="parameters")
+        features = 2 * shape.frequencies
         self.x, self.y = (
             Tensor(np.zeros((samples, features), np.float32), device, name=name)
             for name, samples in (("x_table", self.columns), ("y_table", self.rows))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.bitstream.quantize import coded_bits, quantize
+from imgmlp.codec.mlp import float_render
 from imgmlp.codec.mlp.bit_allocation import Choice, log_sizes, settle, total_bits
 from imgmlp.codec.mlp.qat_step import Control, LearningStep
 from imgmlp.codec.training.replay import mean_loss
@@ -62,6 +63,10 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
 
     def choices(self) -> list[Choice]:
         return [Choice(*pair) for pair in self.state.choices]
+
+    def preview(self) -> Array:
+        step, size = self.step, (self.step.width, self.step.height)
+        return float_render.render_floats(step.flat.numpy(), step.shape, size, size, step.device)
 
     # --- looks ---
 

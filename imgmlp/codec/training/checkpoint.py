@@ -17,7 +17,6 @@ import time
 import zipfile
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from imgmlp.engine import AnyDevice, Program, Tensor
 from imgmlp.errors import OutputError
 from imgmlp.image import Picture
 from imgmlp.output_files import sweep, write_atomically
+from imgmlp.source_digest import source_digest
 
 MAX_BYTES = 2**30
 KEEP_SECONDS = 15.0  # between two states that a run saves
@@ -80,19 +80,10 @@ class Resumable(ABC):
             tensor.write(arrays[name])
 
 
-@cache
-def code_digest() -> str:
-    """A digest of imgmlp's own source: another one would not go on as the run began."""
-    found, package = hashlib.sha256(), Path(__file__).parents[2]
-    for kind in ("*.py", "*.cl", "*.bin"):
-        for path in sorted(package.rglob(kind)):
-            found.update(path.read_bytes())
-    return found.hexdigest()
-
-
 def key(picture: Picture, choices: str) -> str:
-    """Stands for a picture, everything that was chosen for it, and the program that computes."""
-    found = hashlib.sha256(f"{code_digest()} {picture.pixels.shape} {choices}\n".encode())
+    """Stands for a picture, everything that was chosen for it, and the program that computes:
+    another one would not go on as the run began."""
+    found = hashlib.sha256(f"{source_digest()} {picture.pixels.shape} {choices}\n".encode())
     found.update(np.ascontiguousarray(picture.pixels).data)  # a buffer: no copy of large ones
     found.update(repr(picture.metadata).encode())
     return found.hexdigest()

@@ -14,6 +14,7 @@ from imgmlp.codec.training.compile_times import CompileTimes
 from imgmlp.engine import AnyDevice, NumpyDevice
 
 GPU = 3e12  # operations a second of a card of the middling kind, in steps of some thousand pixels
+CORE = 5e10  # the same of a processor's core
 LAUNCHES = 4e-5  # seconds that a step takes at least
 READY = 0.5  # seconds that making a step and decoding ready takes if they were compiled before
 REACHED = 0.7  # of the operations a second of NumPy's products that compiled steps reach
@@ -50,3 +51,10 @@ def speed(device: AnyDevice) -> float:
         best = min(best, time.perf_counter() - began)
     share = INTERPRETED if isinstance(device, NumpyDevice) else REACHED
     return share * 2 * left.size * _WIDTH / max(best, 1e-9)
+
+
+def usual_speed(device: AnyDevice) -> float:
+    """The same of such devices: what else runs slows a measurement, which must not decide all."""
+    if isinstance(device, NumpyDevice):
+        return INTERPRETED / REACHED * CORE
+    return GPU if device.lanes == "group" else CORE * device.info.compute_units

@@ -22,7 +22,8 @@ class Progress:
     """Where a run is. `loss` is the smoothed mean squared error on [0, 1], `psnr` its dB.
 
     `bpp` and `cost`, the squared error plus lambda times bpp, are estimates of codecs that know
-    them. `preview()` decodes the best parameters so far to uint8 [height, width, channels].
+    them. `preview()` decodes the best parameters so far, of compact files the present ones, to
+    uint8 [height, width, channels].
     """
 
     step: int

@@ -13,10 +13,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Generic, Literal, Self, TypeVar
 
+import numpy as np
+
 from imgmlp.codec.training.checkpoint import Resumable, Snapshot
 from imgmlp.codec.training.replay import RETRIES, finite, next_chunk
 from imgmlp.codec.training.run import Progress, Run
 
+Array = np.ndarray[Any, Any]
 Ended = Literal["done", "interrupted", "diverged"]
 Pricing = Callable[[float, float], float]  # (bits, dB) -> by what the price is multiplied
 
@@ -149,7 +152,11 @@ class Trainer(ABC, Generic[S, D]):
         self._steer()
         return True
 
+    @abstractmethod
+    def preview(self) -> Array:
+        """The picture that the present parameters give, uint8 [height, width, channels]."""
+
     def _progress(self, loss: float) -> Progress:
         """At the pace since this process began."""
         now = self.done, time.perf_counter()
-        return Progress.between(self._shown, now, self.state.steps, loss)
+        return Progress.between(self._shown, now, self.state.steps, loss, self.preview)

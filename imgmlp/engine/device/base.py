@@ -114,7 +114,7 @@ class Pending:
 class HostCopies:
     """Copies between the host and a device that are waited for, by way of those that are not."""
 
-    compiling = 0.0  # seconds that its compiler took so far
+    compiling = 0.0  # seconds of processor time that its compiler took so far
 
     def write_async(self, allocation: Allocation, array: Array) -> Pending:
         """As write(), after all queued work; `array` must not change until the Pending is done."""

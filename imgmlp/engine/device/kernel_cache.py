@@ -2,7 +2,8 @@
 
 Each processor has one of its own, as machines with different ones may share a home directory, and
 another processor's machine code may end the process. The name that PoCL compiles for is part of its
-own names for files. What probe.py finds out about devices is kept there too.
+own names for files. What probe.py finds out about devices is kept there too, and
+what runtime/program_cache.py keeps of steps.
 
 PoCL writes there without a lock of its own, so whoever compiles holds one; and where it cannot
 write all of a file it ends the process, so whoever compiles looks for room first.
@@ -20,6 +21,7 @@ import platform
 import re
 import shutil
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -139,6 +141,18 @@ def _reserve(handle: int) -> None:
     except OSError as error:
         if error.errno not in CANNOT_SAY:
             raise
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Give a file its content at once, for others that may read or write it. Raises OSError."""
+    part = path.with_name(f"{path.stem}.{os.getpid()}-{threading.get_ident()}")
+    try:
+        part.write_text(text, "utf-8")
+        part.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
 
 
 def _sweep(path: Path) -> None:

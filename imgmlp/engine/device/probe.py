@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from imgmlp import child
 from imgmlp.engine.device.base import DeviceInfo
-from imgmlp.engine.device.kernel_cache import choose_cache, current, locked
+from imgmlp.engine.device.kernel_cache import choose_cache, current, locked, write_whole
 from imgmlp.engine.device.pocl import read_memory, unfit
 
 WORKS = "works"
@@ -150,13 +150,8 @@ def _keep(path: Path, outcome: Outcome) -> str:
     """The problem, which the next process finds, if it is to be believed."""
     if outcome.problem and not outcome.believed:
         return outcome.problem
-    part = path.with_suffix(f".{os.getpid()}")
-    try:
-        part.write_text(json.dumps(outcome._asdict()), "utf-8")
-        part.replace(path)
-    except OSError:  # the next process tries again
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
+    with suppress(OSError):  # the next process tries again
+        write_whole(path, json.dumps(outcome._asdict()))
     return outcome.problem
 
 

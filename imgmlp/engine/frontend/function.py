@@ -26,6 +26,7 @@ class Context:
         self.saved_tensors: tuple[Tensor, ...] = ()
 
     def save_for_backward(self, *tensors: Tensor) -> None:
+        """Keep Tensors for backward, which finds them in `saved_tensors`."""
         self.saved_tensors = tensors
 
 

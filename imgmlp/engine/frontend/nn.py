@@ -64,6 +64,7 @@ class Linear:
         return y.reshape(*x.shape[:-1], self.weight.shape[-1])
 
     def parameters(self) -> list[Tensor]:
+        """weight [inputs, outputs], and bias [outputs] if there is one."""
         return [self.weight] if self.bias is None else [self.weight, self.bias]
 
 
@@ -79,6 +80,7 @@ class LayerNorm:
         return layer_norm(x, self.scale, self.shift, self.epsilon)
 
     def parameters(self) -> list[Tensor]:
+        """scale and shift, [features] each."""
         return [self.scale, self.shift]
 
 
@@ -94,6 +96,7 @@ class Sequential:
         return x
 
     def parameters(self) -> list[Tensor]:
+        """Those of all layers, in order; functions have none."""
         return [p for layer in self.layers for p in getattr(layer, "parameters", list)()]
 
 
@@ -119,6 +122,7 @@ class SelfAttention:
         return self.out(joined)
 
     def parameters(self) -> list[Tensor]:
+        """Weight and bias of the projection to queries, keys and values, then of the last one."""
         return [*self.into.parameters(), *self.out.parameters()]
 
 
@@ -148,6 +152,7 @@ class TransformerEncoder:
         return self.norms[1](x + self.second(self.activation(self.first(x))))
 
     def parameters(self) -> list[Tensor]:
+        """Those of attention, of the two layers, and of both normalisations."""
         layers = (self.attention, self.first, self.second, *self.norms)
         return [p for layer in layers for p in layer.parameters()]
 
@@ -187,7 +192,7 @@ def nll_loss(logarithms: Tensor, target: Tensor) -> Tensor:
     rows, classes = logarithms.shape
     chosen = Tensor.arange(classes).reshape(1, classes).eq(target.reshape(rows, 1))
     picked = Tensor.where(chosen, logarithms, 0.0)
-    return picked.sum() * (-1 / rows)
+    return picked.sum() * (-1 / rows if rows else math.nan)
 
 
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
@@ -196,7 +201,8 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     A float target [rows, classes] is the share of each class. Raises as `nll_loss`.
     """
     if target.shape == logits.shape and target.dtype.is_float:
-        return (logits.log_softmax() * target).sum() * (-1 / logits.shape[0])
+        rows = logits.shape[0]
+        return (logits.log_softmax() * target).sum() * (-1 / rows if rows else math.nan)
     return nll_loss(logits.log_softmax(), target)
 
 

@@ -104,6 +104,8 @@ class Node:
 
 _interned: weakref.WeakValueDictionary[Any, Node] = weakref.WeakValueDictionary()
 _age = itertools.count()
+# What sets each of them, past Node's own refusal.
+_PUT = [getattr(Node, n).__set__ for n in ("op", "src", "arg", "shape", "dtype", "number")]
 
 
 def make(op: Op, src: tuple[Node, ...], arg: Any, shape: Shape, dtype: DType) -> Node:
@@ -115,15 +117,12 @@ def make(op: Op, src: tuple[Node, ...], arg: Any, shape: Shape, dtype: DType) ->
         return const(0, dtype, shape)
     # repr tells 0.0 from -0.0 and 1 from True, which == does not
     constant = repr(arg) if op is Op.CONST else arg
-    key = (op, tuple(map(id, src)), constant, shape, dtype.name)
+    key = (op, src, constant, shape, dtype.name)
     node = _interned.get(key)
     if node is None:
         node = Node.__new__(Node)
-        fields = (op, src, arg, shape, dtype, next(_age))
-        for name, value in zip(
-            ("op", "src", "arg", "shape", "dtype", "number"), fields, strict=True
-        ):
-            object.__setattr__(node, name, value)
+        for put, value in zip(_PUT, (op, src, arg, shape, dtype, next(_age)), strict=True):
+            put(node, value)
         _interned[key] = node
     return node
 
@@ -314,16 +313,14 @@ def toposort(
     roots: Iterable[Node], sources: Callable[[Node], Sequence[Node]] = attrgetter("src")
 ) -> list[Node]:
     """Every Node that the roots need, each after its sources, or after what counts as those."""
-    seen: set[int] = set()
-    found: list[Node] = []
+    seen: set[Node] = set()
     stack = list(roots)
     while stack:
         node = stack.pop()
-        if id(node) not in seen:
-            seen.add(id(node))
-            found.append(node)
+        if node not in seen:
+            seen.add(node)
             stack.extend(sources(node))
-    return sorted(found, key=lambda n: n.number)
+    return sorted(seen, key=attrgetter("number"))
 
 
 def rebuild(node: Node, src: tuple[Node, ...]) -> Node:
@@ -340,14 +337,14 @@ def substitute(
 
     What is `given` stays, with all below it.
     """
-    done = replaced | {node: node for node in given}
+    done = replaced | {node: node for node in given}  # others are what they were
     for node in toposort(roots, lambda n: () if n in done else n.src):
-        if node not in done:
-            done[node] = rebuild(node, tuple(done[s] for s in node.src))
+        if node not in done and not done.keys().isdisjoint(node.src):
+            done[node] = rebuild(node, tuple(done.get(s, s) for s in node.src))
             if node.op is Op.FUNCTION and done[node] is not node:
                 rule = _rule(node.arg, replaced)
                 done[node] = make(Op.FUNCTION, done[node].src, rule, node.shape, node.dtype)
-    return [done[r] for r in roots]
+    return [done.get(r, r) for r in roots]
 
 
 def _rule(vjp: Callable[..., Any], replaced: dict[Node, Node]) -> Callable[..., Any]:

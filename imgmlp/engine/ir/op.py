@@ -12,6 +12,8 @@ from enum import Enum, auto
 class Op(Enum):
     """Everything that a Node can be; the comment gives its `arg`."""
 
+    __hash__ = object.__hash__  # Enum's own is Python code, and passes look into sets all the time
+
     # loads
     BUFFER = auto()  # Buffer
     CONST = auto()  # Python number

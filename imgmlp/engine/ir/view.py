@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from imgmlp.engine.ir.conditions import at_least, conj, less
@@ -36,7 +37,7 @@ class View:
     @staticmethod
     def of(shape: Shape) -> View:
         """The row-major view of a whole buffer."""
-        return canonical(shape, row_major(shape), 0, _full(shape))
+        return _whole(shape)
 
     @property
     def size(self) -> int:
@@ -111,6 +112,8 @@ class View:
         """The same elements in the same order, or None if one view cannot say it."""
         if shape == self.shape:
             return self
+        if self.is_row_major:
+            return View.of(shape)
         if self.is_empty:
             return nothing(shape)
         old = [d for d in map(_Dim, self.shape, self.strides, self.ranges) if d.size > 1]
@@ -133,6 +136,11 @@ class View:
         if self.mask:
             text += f" in [{', '.join(f'{begin}:{end}' for begin, end in self.mask)}]"
         return text
+
+
+@lru_cache(maxsize=4096)  # every movement of a graph's Nodes begins with one
+def _whole(shape: Shape) -> View:
+    return canonical(shape, row_major(shape), 0, _full(shape))
 
 
 def canonical(shape: Shape, strides: tuple[int, ...], offset: int, ranges: Ranges) -> View:

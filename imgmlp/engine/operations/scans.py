@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Self
 
 from imgmlp.engine.ir import dtype as dt
-from imgmlp.engine.ir import graph
 from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.operations.elementwise import in_f32
 from imgmlp.engine.operations.indexing import Indexing
@@ -41,8 +40,7 @@ class Scans(Indexing):
         found = self.cast(dt.i32) if self.dtype is dt.bool_ else self
         for a in (axes := axes_of("prod", axis, self.shape)):
             if not found.shape[a]:
-                one = (1 if b == a else n for b, n in enumerate(found.shape))
-                found = self._with(graph.const(1, found.dtype, (*one,)))
+                found = found.pad(*((0, b == a) for b in range(len(self.shape)))) + 1
             while (n := found.shape[a]) > 1:
                 joined = found._cut(a, 0, n // 2) * found._cut(a, n // 2, n // 2 * 2)
                 found = self.concat([joined, found._cut(a, n - 1, n)], a) if n % 2 else joined

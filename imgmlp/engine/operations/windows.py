@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from string import ascii_letters
 from typing import Self, TypeVar
 
 import numpy as np
@@ -20,7 +21,7 @@ from imgmlp.engine.ir.graph import Buffer
 from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.operations.autograd import gradient
 from imgmlp.engine.operations.elementwise import in_f32
-from imgmlp.engine.operations.operands import from_host
+from imgmlp.engine.operations.operands import broadcast_shapes, from_host
 from imgmlp.engine.operations.scans import Scans
 
 W = TypeVar("W", bound="Windows")
@@ -137,15 +138,14 @@ class Windows(Scans):
     def einsum(cls, formula: str, *operands: Self) -> Self:
         """Sums of products over the letters that the result has not, as NumPy's.
 
-        "ij,jk->ik" is a product of matrices; two operands at a time are multiplied, the first two
-        first. There is no `...`.
+        "ij,jk->ik" is a product of matrices, "...i->..." sums the last axis of whatever shape. Two
+        operands at a time are multiplied, the first two first.
         """
-        texts, arrow, result = formula.replace(" ", "").partition("->")
+        formula, operands = _spelled_out(formula.replace(" ", ""), operands)
+        texts, _, result = formula.partition("->")
         names = texts.split(",")
         if len(names) != len(operands) or not all(n.isalpha() for n in (*names, result) if n):
             raise misuse(ValueError, f"einsum: {formula!r} does not fit {len(operands)} operands")
-        if not arrow:
-            result = "".join(c for c in sorted(set(texts) - {","}) if texts.count(c) == 1)
         sizes: dict[str, int] = {}
         for name, t in zip(names, operands, strict=True):
             if len(name) != len(t.shape) or any(
@@ -174,6 +174,28 @@ class Windows(Scans):
             found = flat[(..., slice(None, None, found.shape[a] + 1))]
             name = "".join(name[i] for i in rest) + twice[0]
         return name, found
+
+
+def _spelled_out(formula: str, operands: Sequence[W]) -> tuple[str, tuple[W, ...]]:
+    """A formula with its result, and with letters for each `...`, whose axes broadcast."""
+    names = formula.partition("->")[0].split(",")
+    if len(names) != len(operands) or max(n.count("...") for n in names) > 1:
+        return formula, tuple(operands)
+    parts = [n.partition("...") for n in names]
+    spans = [
+        t.shape[len(before) : len(t.shape) - len(after)] if dots else ()
+        for t, (before, dots, after) in zip(operands, parts, strict=True)
+    ]
+    shape, wide = broadcast_shapes("einsum", *spans), []
+    letters = "".join(c for c in ascii_letters if c not in formula)[: len(shape)]
+    for t, (before, dots, _), span in zip(operands, parts, spans, strict=True):
+        first, last = t.shape[: len(before)], t.shape[len(before) + len(span) :]
+        t = t.reshape(*first, *(1,) * (len(shape) - len(span)), *span, *last) if dots else t
+        wide.append(t.broadcast_to((*first, *shape, *last)) if dots else t)
+    if "->" not in formula:
+        once = sorted(c for c in {*formula} - {*".,"} if formula.count(c) == 1)
+        formula += "->" + "..." * ("..." in formula) + "".join(once)
+    return formula.replace("...", letters), tuple(wide)
 
 
 def _contracted(

@@ -18,6 +18,7 @@ class Need:
     at_once: int
 
     def fits(self, free: FreeMemory) -> bool:
+        """Whether a device with so much free memory has room for it."""
         return self.total <= free.total and self.at_once <= free.at_once
 
 

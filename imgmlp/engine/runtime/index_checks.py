@@ -1,15 +1,16 @@
 """Under DEBUG: whether a step's computed indices are rows of the tables that they gather from.
 
 A program of its own finds the least and the greatest index of each GATHER from the state that the
-step is about to read. It takes row 0 for wrong ones, so it touches nothing that is not there. What
-is gathered inside of a loop or a choice is not looked at.
+step is about to read. It takes row 0 for wrong ones, so it touches nothing that is not there. A
+loop carries both ends along; what only one way of a choice needs counts where that way is taken.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from imgmlp.engine.ir.dtype import i32
+from imgmlp.engine.ir.control_flow import Body, parameter, result
+from imgmlp.engine.ir.dtype import bool_, i32
 from imgmlp.engine.ir.graph import (
     Buffer,
     Node,
@@ -18,6 +19,7 @@ from imgmlp.engine.ir.graph import (
     const,
     gather,
     kind_of,
+    make,
     rebuild,
     reduce,
     toposort,
@@ -27,25 +29,84 @@ from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.usage_errors import OutOfBoundsError, misuse
 
 Check = tuple[Node, Buffer, Buffer]  # a GATHER, its greatest index, and ~ of its least
+Ends = tuple[Node, Node, Node]  # the same as values
+LOWEST = const(i32.min, i32)
+FIRST = 1 << 20  # position of the first PARAMETER that is carried for a check
 
 
 def index_checks(updates: Sequence[Update]) -> list[tuple[Check, list[Update]]]:
     """What to look at after which updates of other Buffers; nothing where nothing is gathered."""
-    safe: dict[Node, Node] = {}
     found: list[tuple[Check, list[Update]]] = []
-    for node in toposort([value for _, value in updates]):
-        if node.op is not Op.GATHER:
-            safe[node] = rebuild(node, tuple(safe[s] for s in node.src))
-            continue
-        table, index = (safe[s] for s in node.src)
-        index = cast(index, i32)
-        flipped = alu(Op.XOR, index, const(-1, i32, index.shape))
-        ends = [reduce(Op.REDUCE_MAX, n, range(len(n.shape))) for n in (index, flipped)]
+    for node, *ends in _safe([value for _, value in updates])[1]:
         kept = [Buffer((), i32, name=name) for name in ("greatest", "least")]
         found.append(((node, kept[0], kept[1]), list(zip(kept, ends, strict=True))))
-        zero = const(0, i32, index.shape)
-        inside = alu(Op.AND, zero < index + 1, index < const(table.shape[0], i32, index.shape))
-        safe[node] = gather(table, alu(Op.WHERE, inside, index, zero))
+    return found
+
+
+def _safe(values: Sequence[Node]) -> tuple[list[Node], list[Ends]]:
+    """The values where wrong indices are 0, and both ends of the indices of each GATHER."""
+    safe: dict[Node, Node] = {}
+    found: dict[Node, list[Ends]] = {}
+    order = toposort(values)
+    for node in order:
+        sources = tuple(safe[s] for s in node.src)
+        if node.op is Op.LOOP:
+            safe[node], found[node] = _loop(node, sources)
+        elif node.op is Op.GATHER:
+            safe[node], found[node] = _gather(node, *sources)
+        else:
+            safe[node] = rebuild(node, sources)
+    needed = _needed(values, order, safe)
+    ends = []
+    for node, several in found.items():
+        for at, *pair in several:
+            if (when := needed[node]) is not None:
+                pair = [alu(Op.WHERE, when, end, LOWEST) for end in pair]
+            ends.append((at, pair[0], pair[1]))
+    return [safe[v] for v in values], ends
+
+
+def _gather(node: Node, table: Node, index: Node) -> tuple[Node, list[Ends]]:
+    index = cast(index, i32)
+    flipped = alu(Op.XOR, index, const(-1, i32, index.shape))
+    most, least = (reduce(Op.REDUCE_MAX, n, range(len(n.shape))) for n in (index, flipped))
+    zero = const(0, i32, index.shape)
+    inside = alu(Op.AND, zero < index + 1, index < const(table.shape[0], i32, index.shape))
+    return gather(table, alu(Op.WHERE, inside, index, zero)), [(node, most, least)]
+
+
+def _loop(node: Node, sources: Sequence[Node]) -> tuple[Node, list[Ends]]:
+    """A loop that carries the ends of its own indices as well."""
+    body: Body = node.arg
+    states, (depth, _) = len(body.values), body.parameters[0].arg
+    values, ends = _safe(body.values)
+    own = [parameter(depth, FIRST + i, LOWEST) for i in range(2 * len(ends))]
+    flat = [end for _, *pair in ends for end in pair]
+    values += [alu(Op.MAX, p, end) for p, end in zip(own, flat, strict=True)]
+    parameters = (*body.parameters[:states], *own, *body.parameters[states:])
+    given = (*sources[:states], *(LOWEST for _ in own), *sources[states:])
+    new = make(Op.LOOP, given, Body(body.count, parameters, tuple(values)), (), node.dtype)
+    places = range(states, states + len(own), 2)
+    pairs = ((result(new, i), result(new, i + 1)) for i in places)
+    return new, [(at, *pair) for (at, *_), pair in zip(ends, pairs, strict=True)]
+
+
+def _needed(
+    values: Sequence[Node], order: Sequence[Node], safe: dict[Node, Node]
+) -> dict[Node, Node | None]:
+    """When each Node's value is used: a bool of shape (), or None for always."""
+    found: dict[Node, Node | None] = dict.fromkeys(values)
+    for node in reversed(order):
+        when = found[node]
+        conditions: list[Node | None] = [when] * len(node.src)
+        if node.op is Op.COND:
+            chosen = safe[node.src[0]]
+            ways = (chosen, alu(Op.XOR, chosen, const(True, bool_)))
+            conditions[1:] = [w if when is None else alu(Op.AND, when, w) for w in ways]
+        for source, condition in zip(node.src, conditions, strict=True):
+            known = found.get(source, condition)
+            both = known is not None and condition is not None
+            found[source] = alu(Op.OR, known, condition) if both else None  # type: ignore[arg-type]
     return found
 
 

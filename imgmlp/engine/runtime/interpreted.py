@@ -16,8 +16,6 @@ from imgmlp.engine.ir.dtype import Array
 from imgmlp.engine.ir.graph import Buffer, toposort
 from imgmlp.engine.ir.kernel import Update
 from imgmlp.engine.ir.op import Op
-from imgmlp.engine.oracle.emulate_kernels import run_procedure
-from imgmlp.engine.oracle.emulate_uops import run_code
 from imgmlp.engine.oracle.interpret import Evaluation, most_bytes
 from imgmlp.errors import OutOfMemoryError
 
@@ -50,12 +48,14 @@ class Interpreted:
 
 def run_lowered(stages: Stages, form: Form) -> None:
     """Run a step's kernels by their expressions ("procedure"), or by their instructions."""
+    from imgmlp.engine.oracle import emulate_kernels, emulate_uops  # which few programs need
+
     memory = _memory(stages)
     if form == "procedure":
-        run_procedure(stages.procedure, memory)
+        emulate_kernels.run_procedure(stages.procedure, memory)
         return
     for position in stages.procedure.order():
-        run_code(stages.codes[position], memory)
+        emulate_uops.run_code(stages.codes[position], memory)
 
 
 def _memory(stages: Stages) -> dict[Buffer, Array]:

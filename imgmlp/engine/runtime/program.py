@@ -6,7 +6,6 @@ interpreted.py runs the same step instead.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -21,13 +20,14 @@ from imgmlp.engine.device.numpy_device import NumpyDevice
 from imgmlp.engine.device.opencl import Device
 from imgmlp.engine.ir.dtype import Array
 from imgmlp.engine.ir.graph import Buffer, Node, toposort
-from imgmlp.engine.ir.kernel import Block, Persistent, Update
+from imgmlp.engine.ir.kernel import Update
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.target import NARROW, ON_MATRIX_UNITS, TURNS, Precision, Target
 from imgmlp.engine.ir.usage_errors import warn
-from imgmlp.engine.runtime import debug
+from imgmlp.engine.runtime import debug, program_cache
 from imgmlp.engine.runtime.buffers import read_buffer, upload
 from imgmlp.engine.runtime.dry_run import DryRun
+from imgmlp.engine.runtime.executable import Executable
 from imgmlp.engine.runtime.index_checks import index_checks, refuse
 from imgmlp.engine.runtime.interpreted import Interpreted, run_lowered
 from imgmlp.errors import DeviceError, ImgmlpWarning, OutOfMemoryError
@@ -77,11 +77,11 @@ class Program:
                 self.updates.append((self.outputs[name], node))
         self._adopt_buffers()
         if isinstance(device, Device | DryRun):
-            self.arena = [device.alloc(nbytes) for nbytes in self.stages.memory.allocations]
+            self.arena = [device.alloc(nbytes) for nbytes in self.executable.allocations]
         if isinstance(device, Device):
             self._handles = self._build(device)
             self.launches = self._bind(device)
-            self.sequence = [self.launches[i] for i in self.stages.procedure.order()]
+            self.sequence = [self.launches[i] for i in self.executable.order]
             self._several = {1: self.launches}  # by steps that they do, if they can do several
         depth = debug.level()
         self._show_times = depth > 0
@@ -111,13 +111,30 @@ class Program:
         """Every form of the step on its way to the device; on NumPy's, what a CPU would run."""
         return lower(self.updates, self._target, self.general)
 
+    @cached_property
+    def executable(self) -> Executable:
+        """What runs of it: what an earlier process has kept, or what `stages` give."""
+        graph, given = self._identity
+        if debug.level():
+            return Executable.of(self.stages, given)
+        key = program_cache.key(graph, self._target, self.general)
+        found = program_cache.load(key)
+        if found is None:
+            found = Executable.of(self.stages, given)
+            program_cache.store(key, found)
+        return found
+
+    @cached_property
+    def _identity(self) -> tuple[str, list[Buffer]]:
+        return program_cache.identify(self.updates)
+
     def _build(self, device: Device) -> dict[str, KernelHandle]:
         """The kernels, with smaller tiles where the device has not enough memory for them."""
         while True:
-            stages = self.stages
-            handles = device.build(stages.source, list(dict.fromkeys(stages.functions)))
-            pairs = zip(stages.codes, stages.functions, strict=True)
-            short = (device.shortage(handles[name], code.local_size) for code, name in pairs)
+            calls = self.executable.calls
+            names = list(dict.fromkeys(call.function for call in calls))
+            handles = device.build(self.executable.source, names)
+            short = (device.shortage(handles[c.function], c.local_size) for c in calls)
             problem = next(filter(None, short), None)
             if problem is None:
                 return handles
@@ -125,8 +142,7 @@ class Program:
 
     def _shrink(self, device: Device, problem: str) -> None:
         """Plan the step anew for less local memory or fewer registers. Raises OutOfMemoryError."""
-        blocks = (k.rows for k in self.stages.procedure.phases if isinstance(k, Block))
-        rows = next(blocks, 0) // 2
+        rows = self.executable.block_rows // 2
         if rows >= LEAST_TILE:
             instead = f"tiles of {rows} rows instead of {2 * rows}"
             self._target = replace(self._target, block_rows=rows)
@@ -136,19 +152,19 @@ class Program:
         else:
             raise OutOfMemoryError(problem, hint="use a smaller network, or another device")
         warn(f"{problem}: {instead}", ImgmlpWarning)
-        del self.stages, self.arena
-        self.arena = [device.alloc(nbytes) for nbytes in self.stages.memory.allocations]
+        self.__dict__.pop("stages", None)
+        del self.executable, self.arena
+        self.arena = [device.alloc(nbytes) for nbytes in self.executable.allocations]
 
     def _bind(self, device: Device, steps: int = 1) -> list[Launch]:
         """The launches of a step, or of so many where one launch may do several."""
-        stages = self.stages
-        places = self._places(device)
+        memory = [*(b.data for b in self._identity[1]), *self._intermediates(device)]
         launches = []
-        for code, name in zip(stages.codes, stages.functions, strict=True):
-            turns = [self._turns(device), np.int32(steps)] if code.turns else []
-            args = [*turns, *(places.get(b, b.data) for b in code.buffers)]
-            sizes = (code.global_size,), (code.local_size,)
-            launches.append(device.bind(self._handles[name], args, *sizes))
+        for call in self.executable.calls:
+            turns = [self._turns(device), np.int32(steps)] if call.turns else []
+            args = [*turns, *(memory[n] for n in call.arguments)]
+            sizes = (call.global_size,), (call.local_size,)
+            launches.append(device.bind(self._handles[call.function], args, *sizes))
         return launches
 
     def _turns(self, device: Device) -> Allocation:
@@ -158,17 +174,11 @@ class Program:
             device.write(self._counted, np.zeros(TURNS, np.uint32))
         return self._counted
 
-    def _places(self, device: Device) -> dict[Buffer, Allocation]:
-        """Where each intermediate lies in the arena."""
-        memory, found = self.stages.memory, {}
-        starts = memory.starts()
-        for storage, offset in memory.offsets.items():
-            n = bisect_right(starts, offset) - 1
-            whole, inner = self.arena[n], offset - starts[n]
-            found[storage] = (
-                device.slice(whole, inner, storage.nbytes) if device.can_slice else whole
-            )
-        return found
+    def _intermediates(self, device: Device) -> list[Allocation]:
+        """Each one's part of the arena."""
+        if not device.can_slice:
+            return [self.arena[n] for n, _, _ in self.executable.places]
+        return [device.slice(self.arena[n], *part) for n, *part in self.executable.places]
 
     def run(self, times: int = 1) -> None:
         """Enqueue the step so many times; does not wait for the device.
@@ -207,13 +217,13 @@ class Program:
 
     def _enqueue(self, device: Device, times: int) -> None:
         """Enqueue so many steps, several in a launch if its work-groups may stay for them."""
-        stays = [k.steps for k in self.stages.procedure.kernels if isinstance(k, Persistent)]
-        if not stays:
+        most = self.executable.steps
+        if not most:
             for _ in range(times):
                 device.launch_all(self.sequence)
             return
         while times:
-            steps = min(times, *stays)
+            steps = min(times, most)
             if steps not in self._several:
                 self._several[steps] = self._bind(device, steps)
             device.launch_all(self._several[steps])
@@ -236,8 +246,7 @@ class Program:
     def _time_once(self, device: Device) -> list[float]:
         """Run the step, launch by launch; microseconds of each kernel, iterations together."""
         found = [0.0] * len(self.launches)
-        order = self.stages.procedure.order()
-        for i, time in zip(order, device.time_launches(self.sequence), strict=True):
+        for i, time in zip(self.executable.order, device.time_launches(self.sequence), strict=True):
             found[i] += time
         return found
 

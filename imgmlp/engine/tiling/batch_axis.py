@@ -72,7 +72,7 @@ def _links(node: Node) -> Iterator[tuple[int, int, int]]:
 
 def _none(movement: Op, size: int) -> Any:
     """The argument with which a movement leaves an axis as it is."""
-    return {Op.SHRINK: (0, size), Op.PAD: (0, 0), Op.STRIDE: 1}[movement]
+    return (0, size) if movement is Op.SHRINK else (0, 0) if movement is Op.PAD else 1
 
 
 def _unchanged(old: Shape, new: Shape) -> Iterator[tuple[int, int]]:
@@ -89,9 +89,10 @@ class Axes:
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.parent: dict[Axis, Axis] = {}
+        self.links = {node: tuple(_links(node)) for node in nodes}
         self._classes: dict[Any, tuple[Axis, ...]] = {}
         for node in nodes:
-            for slot, a, b in _links(node):
+            for slot, a, b in self.links[node]:
                 self._join((_use(node, slot), a), (node, b))
             if node.op is Op.DOT:
                 last = len(node.shape) - 1
@@ -100,9 +101,11 @@ class Axes:
     def find(self, axis: Axis) -> Axis:
         """The one that stands for this axis's class."""
         parent = self.parent
-        while (above := parent.get(axis, axis)) != axis:
-            parent[axis] = parent.get(above, above)  # the next way up is half as long
-            axis = above
+        while (above := parent.get(axis)) is not None:
+            if (top := parent.get(above)) is None:
+                return above
+            parent[axis] = top  # the next way up is half as long
+            axis = top
         return axis
 
     def classes(self, who: Any, rank: int) -> tuple[Axis, ...]:
@@ -196,8 +199,8 @@ class Kinds:
     def axis(self, who: Any, rank: int) -> int | None:
         """The batch axis of a Node or a use; None if it has none, -1 if it has several."""
         classes = self.axes.classes(who, rank)
-        found = [a for a, axis in enumerate(classes) if axis == self.batch]
-        return None if not found else found[0] if len(found) == 1 else -1
+        count = classes.count(self.batch)
+        return None if not count else classes.index(self.batch) if count == 1 else -1
 
     def source_axis(self, node: Node, slot: int) -> int | None:
         """The batch axis of a source as this Node uses it; None or -1 as for `axis`."""
@@ -218,7 +221,7 @@ class Kinds:
         for node in nodes:
             if self.of[node] is not Kind.AFTER:
                 continue
-            links, own = set(_links(node)), self.axis(node, len(node.shape))
+            links, own = self.axes.links[node], self.axis(node, len(node.shape))
             axes = [self.source_axis(node, s) for s in range(len(node.src))]
             if own is None:
                 fits = self._sums_rows(node)
@@ -239,7 +242,7 @@ class Kinds:
         sources = [node.src[s] for s in rows]
         light = all(s in self.light or s.op in (Op.CONST, Op.IOTA) for s in sources)
         if own is not None:
-            links = set(_links(node))
+            links = self.axes.links[node]
             by_row = all((s, self.source_axis(node, s), own) in links for s in rows)
             leaf = not node.src or (node.op is not Op.EXPAND if not rows else not by_row)
             if light and (leaf or node.op not in CORES):

@@ -149,7 +149,7 @@ def test_a_network_too_large_for_the_time_is_not_taken(monkeypatch: pytest.Monke
     monkeypatch.setattr("imgmlp.codec.mlp.encode.STEPS", 0)  # whatever the steps really take
     monkeypatch.setattr("imgmlp.codec.mlp.encode.HASTY", 20)
     monkeypatch.setattr("imgmlp.codec.mlp.encode.SMALL", 200)
-    monkeypatch.setattr("imgmlp.codec.mlp.encode.speed", lambda _: 6 * 1024 / 1e-3)
+    monkeypatch.setattr("imgmlp.codec.mlp.encode.usual_speed", lambda _: 6 * 1024 / 1e-3)
     monkeypatch.setattr(_Encoder, "_pace", lambda self, shape, wider: 1e-3 * shape.parameters)
     notes: list[str] = []
     arguments = Picture(small_pixels()), Goal("bytes", 20_000), Workload(1, seconds=10)

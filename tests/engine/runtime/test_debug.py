@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from conftest import FORMS, MAPPINGS, open_mapping
 
-from imgmlp.engine import AnyDevice, Feeder, Program, Tensor, compile
+from imgmlp.engine import AnyDevice, Feeder, Program, Tensor, compile, cond, loop
 from imgmlp.engine.runtime import debug
 
 # What a level shows and no level below it does.
@@ -77,6 +77,32 @@ def test_a_computed_index_that_is_no_row_is_refused_before_it_is_used(
     with pytest.raises(IndexError, match=r"a computed index is .* with rows 0 to 4"):
         program.run()
     assert np.array_equal(program.read("y"), wanted)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_an_index_is_checked_in_loops_and_in_the_way_that_is_taken(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loop goes one row further with each iteration; a choice takes rows that are there."""
+    monkeypatch.setenv("DEBUG", "1")
+    device = open_mapping(name)
+    rows, begin = Tensor(np.arange(10.0), device), Tensor(np.int32(0), device)
+
+    def further(i: Tensor, total: Tensor) -> Tensor:
+        at = begin + i
+        near = cond(at < 8, lambda: rows.gather(at + 2), lambda: rows.gather(at - 8))
+        return total + near + loop(2, lambda j, t: t + rows.gather(at + j), total * 0)
+
+    step = {"y": loop(3, further, Tensor(np.float32(0), device))}
+    program = compile(lambda: step, device)
+    for first in (0, 6):
+        begin.write(np.asarray(first, np.int32))
+        program.run()
+        ats = range(first, first + 3)
+        assert program.read("y") == sum((a + 2 if a < 8 else a - 8) + 2 * a + 1 for a in ats)
+    begin.write(np.asarray(7, np.int32))
+    with pytest.raises(IndexError, match=r"a computed index is 10, of a table .* rows 0 to 9"):
+        program.run()
 
 
 @pytest.mark.parametrize("by", ["write", "send"])

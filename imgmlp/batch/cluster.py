@@ -1,0 +1,345 @@
+"""Many files done by the workers of a Dask cluster, which reach the same files as this process.
+
+Queue, heartbeats, and what becomes of the files of a worker that is lost are Dask's. A chunk of
+files may be done twice, wholly or in part; what was written before is known and passed over. Knows
+no codec.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import distributed
+from distributed.scheduler import KilledWorker
+from distributed.security import Security
+
+from imgmlp.batch.encode import REPLACE
+from imgmlp.batch.pool import ONCE_MORE, TICK, Records, Seat, Stopping
+from imgmlp.batch.store import is_stored
+from imgmlp.batch.work import Record, Task, Work, attempt
+from imgmlp.engine import AnyDevice, open_device
+from imgmlp.errors import (
+    DeviceError,
+    ImgmlpError,
+    Interrupted,
+    OutputError,
+    TrainingError,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from imgmlp.codec.training.run import Progress
+
+LOCAL = "local"
+CHUNK = 4  # files that travel together, if they are small
+FILL = 2**20  # pixels of a chunk, so that a lost worker costs little
+AHEAD = 2  # chunks for each worker that the scheduler knows of: one to do, one to come
+ANSWER = 30.0  # seconds for a cluster to answer, or to have a worker again
+LOOK = 2.0  # seconds between two looks at how many workers there are
+SAME = "install the same version on every worker, or use that of the workers here"
+
+
+@dataclass
+class _Chunk:
+    """Files that one worker is given at once."""
+
+    tasks: list[Task]
+    fresh: bool = True  # not given to anyone yet
+    tries: int = 0  # how often it was lost with its workers, or found no device
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What a worker is to do with every file, and who asks."""
+
+    work: Work
+    device: str
+    version: str
+
+
+class Cluster:
+    """Workers of a scheduler, or on this machine alone for as long as this lives."""
+
+    def __init__(
+        self, work: Work, address: str, device: str, processes: int, note: Callable[[str], None]
+    ) -> None:
+        """Connect to tcp://…, or start `processes` workers here if `address` is "local".
+
+        Raises UsageError for another address, and DeviceError if nobody answers, if there is no
+        worker, or if one has another version of imgmlp.
+        """
+        self._address, self._note = address, note
+        self._job = _Job(work, device, _version())
+        self._again: deque[_Chunk] = deque()
+        self._running: dict[Any, _Chunk] = {}
+        self._free: set[Path | None] = set()  # outputs in work that nobody had before
+        self._workers, self._looked, self._alive = 0, 0.0, time.monotonic()
+        for name in ("distributed", "tornado"):  # what matters of it is told otherwise
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        self._own: Any = None
+        try:
+            self._client = self._connected(processes)
+            self._workers = len(self._versions())
+        except BaseException:
+            self.close()
+            raise
+
+    def _connected(self, processes: int) -> Any:
+        target: Any = self._address
+        if target == LOCAL:
+            target = self._own = distributed.LocalCluster(
+                n_workers=processes, threads_per_worker=1, dashboard_address=":0"
+            )
+        elif not target.startswith(("tcp://", "tls://", "ucx://", "ws://", "wss://")):
+            hint = "give local, or what the scheduler prints, like tcp://192.0.2.1:8786"
+            raise UsageError(f"--cluster is {target!r}", hint=hint)
+        try:
+            if self._own is None:  # a Client waits for ever where somebody listens and is silent
+                asyncio.run(asyncio.wait_for(_identity(target), ANSWER))
+            return distributed.Client(target, timeout=ANSWER, set_as_default=False)
+        except (OSError, ValueError) as error:  # a time-out is an OSError
+            hint = "is a scheduler running there? `dask scheduler` prints its address"
+            raise DeviceError(f"no cluster answers at {self._address}", hint=hint) from error
+
+    def _versions(self) -> dict[str, object]:
+        """Each worker's version. Raises DeviceError if it is not this one everywhere."""
+        try:
+            self._client.wait_for_workers(1, timeout=ANSWER)
+        except TimeoutError as error:
+            hint = f"start some: `dask worker {self._address}`"
+            raise DeviceError(f"the cluster at {self._address} has no worker", hint=hint) from error
+        try:
+            found = self._client.run(_version, on_error="return")
+        except (
+            OSError
+        ):  # a worker that goes away at this moment; each is asked again with its files
+            return {}
+        for worker, theirs in found.items():
+            if isinstance(theirs, Exception) and not isinstance(theirs, OSError):
+                theirs = f"which does not say its version ({theirs!r})"
+            if isinstance(theirs, str) and theirs != self._job.version:
+                raise _other_version(worker, theirs, self._job.version)
+        return dict(found)
+
+    def seats(self) -> list[Seat]:
+        """How many workers there are, and what they have to do."""
+        files = sum(len(chunk.tasks) for chunk in self._running.values())
+        return [Seat(f"{self._workers} workers", f"{files:,} files" if files else "")]
+
+    def run(self, tasks: Iterator[Task], stopping: Stopping, tick: Callable[[], None]) -> Records:
+        """Do files; records come as chunks end. `tick` is called several times a second.
+
+        Ends early where it is asked to stop or the disk is full; what workers are doing then, they
+        finish, and the next run knows it. Raises DeviceError if the cluster is gone for good.
+        """
+        chunks, full = _chunks(tasks), False
+        try:
+            while not stopping():
+                self._look()
+                if not full:
+                    self._hand_out(chunks)
+                if not self._running:
+                    return
+                time.sleep(TICK)
+                for future in [one for one in self._running if one.done()]:
+                    for record in self._ended(future, self._running.pop(future)):
+                        full = full or record.no_room
+                        yield record
+                tick()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Let go of the cluster; workers of this process's own are ended."""
+        for part in (self.__dict__.get("_client"), self._own):
+            if part is not None:
+                part.close()
+
+    def _hand_out(self, chunks: Iterator[_Chunk]) -> None:
+        while len(self._running) < AHEAD * max(1, self._workers):
+            # Whatever may have ended its workers is done alone, not to be mistaken for another.
+            alone = any(chunk.tries for chunk in self._running.values())
+            waits = self._again and not (alone and self._again[0].tries)
+            chunk = self._again.popleft() if waits else next(chunks, None)
+            if chunk is None:
+                return
+            key = f"imgmlp-{uuid.uuid4()}"
+            self._free |= {one.output for one in chunk.tasks if chunk.fresh and _is_free(one)}
+            chunk.fresh, tasks = False, [_sent(task) for task in chunk.tasks]
+            future = self._client.submit(_do, self._job, tasks, key=key, pure=False)
+            self._running[future] = chunk
+
+    def _ended(self, future: Any, chunk: _Chunk) -> Iterator[Record]:
+        """Records of files that are done or cannot be; others go back to those that wait."""
+        try:
+            records = future.result(timeout=ANSWER)
+        except KilledWorker:
+            yield from self._lost(chunk)
+            return
+        except (distributed.CancelledError, OSError):  # the scheduler went away, or is going
+            self._again.append(chunk)
+            return
+        except Exception as error:
+            problem = f"the cluster cannot do it: {type(error).__name__}: {error}"
+            yield from _failed(chunk.tasks, ImgmlpError(problem, hint=SAME))
+            return
+        future.release()  # or it would be done again if its worker went away now
+        for task, record in zip(chunk.tasks, records, strict=True):
+            again = _Chunk([task], False, chunk.tries + 1)
+            if record.interrupted or (record.elsewhere and again.tries <= ONCE_MORE):
+                self._again.append(again)
+            elif (
+                record.exit_code == OutputError.exit_code
+                and not record.no_room
+                and task.output in self._free
+            ):
+                self._free.discard(task.output)  # by a worker that was given up for lost too early
+                self._again.append(_Chunk([replace(task, replace=True)], False))
+            else:
+                self._free.discard(task.output)
+                record.task = task
+                yield record
+
+    def _lost(self, chunk: _Chunk) -> Iterator[Record]:
+        """Every worker that was given the chunk is gone: then each of its files alone."""
+        if len(chunk.tasks) > 1 or chunk.tries < ONCE_MORE:
+            alone = (_Chunk([task], False, chunk.tries + 1) for task in chunk.tasks)
+            self._again.extend(alone)
+            return
+        hint = "its driver may have failed, or memory was short: look at the workers' messages"
+        problem = f"{chunk.tasks[0].source}: all workers that did it ended by themselves"
+        yield from _failed(chunk.tasks, TrainingError(problem, hint=hint))
+
+    def _look(self) -> None:
+        """See now and then who is there. Raises DeviceError if nobody has been for long."""
+        now = time.monotonic()
+        if now - self._looked >= LOOK:
+            self._looked = now
+            try:
+                self._workers = len(self._client.nthreads())
+            except Exception:  # Dask's or Python's own: the scheduler is gone, perhaps for good
+                self._workers = 0
+            if self._workers:
+                self._alive = time.monotonic()
+        if self._client.status == "closed" or now - self._alive > 2 * ANSWER:
+            hint = "start its scheduler and workers; then the same command goes on"
+            raise DeviceError(f"the cluster at {self._address} is gone", hint=hint)
+
+
+def _chunks(tasks: Iterator[Task]) -> Iterator[_Chunk]:
+    """Few large files or more small ones."""
+    chunk: list[Task] = []
+    for task in tasks:
+        chunk.append(task)
+        if len(chunk) == CHUNK or sum(one.weight for one in chunk) >= FILL:
+            yield _Chunk(chunk)
+            chunk = []
+    if chunk:
+        yield _Chunk(chunk)
+
+
+def _sent(task: Task) -> Task:
+    """The task as any worker sees it, whatever folder it was started in."""
+    output = task.output and _absolute(task.output)
+    return replace(task, source=_absolute(task.source), output=output)
+
+
+def _is_free(task: Task) -> bool:
+    return task.output is not None and not (is_stored(task.output) or task.output.exists())
+
+
+def _absolute(path: Path) -> Path:
+    return path if is_stored(path) else Path(os.path.abspath(path))
+
+
+def _failed(tasks: list[Task], error: ImgmlpError) -> Iterator[Record]:
+    for task in tasks:
+        record = Record(task)
+        record.fail(error)
+        yield record
+
+
+async def _identity(address: str) -> None:
+    secrets = Security().get_connection_args("client")
+    async with distributed.rpc(address, connection_args=secrets) as scheduler:
+        await scheduler.identity()
+
+
+def _other_version(worker: str, theirs: str, ours: str) -> DeviceError:
+    problem = f"the worker {worker} has imgmlp {theirs}, and this is {ours}"
+    return DeviceError(problem, hint=SAME)
+
+
+# --- inside of a worker ---
+
+_TURN = threading.Lock()  # a worker may have several threads; a device is for one at a time
+
+
+@dataclass
+class _Told:
+    """The watch of a worker."""
+
+    worker: Any
+    task: Task
+    notes: list[str] = field(default_factory=list)
+
+    def announce(self, text: str) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    @contextmanager
+    def training(self, steps: int) -> Iterator[Callable[[Progress], None]]:
+        yield lambda _: None
+        # Who was given the file instead, while this one seemed to be lost, writes it or did so.
+        if self.stopping():
+            raise Interrupted("the worker is to leave")
+        output = self.task.output
+        if output is not None and not self.task.replace and output.exists():
+            raise OutputError(f"{output} exists already", hint=REPLACE)
+
+    def stopping(self) -> bool:
+        """Whether the worker is to leave: another one goes on from the state that it saves."""
+        return self.worker.status.name not in ("running", "paused")
+
+    def saving(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+
+def _version() -> str:
+    return version("imgmlp")
+
+
+@cache
+def _opened(device: str) -> AnyDevice:
+    return open_device(device)
+
+
+def _do(job: _Job, tasks: list[Task]) -> list[Record]:
+    """Do the files of a chunk, on the device that the worker's environment names, if it does."""
+    worker, own = distributed.get_worker(), _version()
+    if own != job.version:  # of a worker that came later
+        return list(_failed(tasks, _other_version(worker.address, own, job.version)))
+    device, records = os.environ.get("IMGMLP_DEVICE", job.device), []
+    for task in tasks:
+        watch = _Told(worker, task)
+        with _TURN:
+            record = attempt(job.work, task, lambda: _opened(device), watch)
+        record.notes += watch.notes
+        record.device = f"{device} of {worker.address}"
+        records.append(record)
+    return records

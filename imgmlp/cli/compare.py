@@ -1,0 +1,188 @@
+"""`imgmlp compare`: pictures by imgmlp and by other codecs, on one page.
+
+Until the page is written, hidden files beside it hold what imgmlp has encoded, so that the same
+command goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+
+from imgmlp import __version__, output_files
+from imgmlp import image as pictures
+from imgmlp.cli import files, parsing
+from imgmlp.cli.files import STANDARD, Entry
+from imgmlp.codec import encoder
+from imgmlp.codec.bitstream.container import USUAL_CODEC, Codec
+from imgmlp.codec.training import checkpoint, target
+from imgmlp.codec.training.checkpoint import Checkpoint
+from imgmlp.codec.training.run import Progress, Run
+from imgmlp.codec.training.target import Goal
+from imgmlp.engine import open_device
+from imgmlp.errors import UsageError
+from imgmlp.facts import dimensions
+from imgmlp.image import Picture
+from imgmlp.interrupt import StopRequest
+from imgmlp.report import classic, measure, metrics, page
+from imgmlp.report.copies import MOST
+from imgmlp.report.measure import RATES, Job, Measured
+from imgmlp.terminal import Terminal
+from imgmlp.text import size
+
+ENDING = ".html"
+EXTRA = "pip install 'imgmlp[report]'"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How imgmlp is asked."""
+
+    rates: tuple[float, ...]  # bits a pixel; none for the usual ones
+    effort: int | None = None
+    codec: Codec = USUAL_CODEC
+    frame: int | None = None
+
+    def chosen(self) -> list[float]:
+        """Rising, each once. Raises UsageError."""
+        rates = sorted(set(self.rates or RATES))
+        if len(rates) < 2:
+            hint = "give --bpp several times; curves need two points"
+            raise UsageError("one rate makes no curve", hint=hint)
+        for rate in rates:
+            target.choose(1, bpp=rate)
+        return rates
+
+
+def run(
+    terminal: Terminal,
+    sources: list[Path],
+    output: Path,
+    wanted: Wanted,
+    device_spec: str,
+    force: bool,
+    as_json: bool,
+) -> int:
+    """Measure pictures and write the page; returns the exit code. Raises Interrupted."""
+    rates, workload = wanted.chosen(), encoder.workload(wanted.codec, wanted.effort, None)
+    if not metrics.available():
+        raise UsageError(f"compare needs {metrics.PACKAGE} for SSIM and MS-SSIM", hint=EXTRA)
+    _check_output(sources, output, force, as_json)
+
+    @cache
+    def job() -> Job:
+        device = open_device(device_spec)
+        terminal.note(device.info.describe())
+        return Job(wanted.codec, workload, device, rates, _others(terminal))
+
+    stages = len(sources) * len(rates)
+    with StopRequest() as stop, terminal.stages(stages) as show:
+        report = _Report(terminal, output, wanted, job, show, stop)
+        jobs = [report.job(source) for source in sources]
+        code = files.one_by_one(terminal, jobs, as_json, stop.requested)
+    if report.measured:
+        report.write(job())
+    return code
+
+
+def _check_output(sources: list[Path], output: Path, force: bool, as_json: bool) -> None:
+    """Refuse, as UsageError or OutputError, a page that could not be written where it should."""
+    files.check_names(sources, None)
+    if output == STANDARD:
+        if as_json:
+            problem = "--json prints to where the page goes"
+            raise UsageError(problem, hint="leave it out, or give a file with -o")
+        files.check_terminal("a page", "imgmlp compare photo.png -o - > report.html")
+        return
+    pictures.check_no_picture(output, ENDING)
+    output_files.check_distinct([output], sources, "choose another name for the page")
+    output_files.check_output(output, force)
+
+
+def _others(terminal: Terminal) -> dict[str, classic.Classic]:
+    """The other codecs that are there; says which are not."""
+    found = classic.usable()
+    for key, codec in classic.CODECS.items():
+        if key not in found:
+            extra = f"; {EXTRA} brings it" if codec.format == "JXL" else ""
+            terminal.note(f"without {codec.name}, which Pillow does not write here{extra}")
+    return found
+
+
+@dataclass(eq=False)
+class _Report:
+    """Pictures on their way to one page."""
+
+    terminal: Terminal
+    output: Path
+    wanted: Wanted
+    what: Callable[[], Job]
+    show: Callable[..., None]
+    stop: StopRequest
+    measured: list[Measured] = field(default_factory=list)
+    kept: list[Checkpoint] = field(default_factory=list)
+
+    def job(self, source: Path) -> files.Job:
+        entry: Entry = {"file": str(source), "problem": None}
+
+        def do() -> None:
+            picture = parsing.load_picture(self.terminal, source, False, self.wanted.frame, True)
+            entry["files"] = [one.facts() for one in self._measure(source, picture).results]
+
+        return files.Job(entry, do, lambda: files.check_picture(source))
+
+    def _measure(self, source: Path, picture: Picture) -> Measured:
+        name, job = files.named(source), self.what()
+        what = dimensions(picture.width, picture.height, picture.channels)
+        self.terminal.detail(f"{name}  {what}")
+        run_of = self._runs(name, picture, job)
+        found = measure.measure(job, name, picture, run_of)
+        self.measured.append(found)
+        return found
+
+    def _runs(self, name: str, picture: Picture, job: Job) -> Callable[[float, Goal], Run]:
+        def run_of(rate: float, goal: Goal) -> Run:
+            stage = f"{name} at {rate:g} bpp"
+            self.show(stage)
+
+            def tell(progress: Progress) -> None:
+                state = f"{progress.step:,}/{progress.steps:,}  {progress.psnr:.1f} dB"
+                self.show(f"{stage}  {state}", progress.step / progress.steps)
+
+            heard = tell, self.stop.requested, self.terminal.detail
+            if self.output == STANDARD:
+                return Run(*heard)
+            choices = f"compare {job.codec} {goal!r} {job.workload!r}"
+            own = checkpoint.of(self.output, picture, job.device, choices)
+            self.kept.append(own)
+            return Run(*heard, own)
+
+        return run_of
+
+    def write(self, job: Job) -> None:
+        """The page, after which nothing needs to be kept. Raises OutputError."""
+        about = page.About(
+            codec=job.codec,
+            effort=self.wanted.effort,
+            device=job.device.info.describe(),
+            others=job.others,
+            rates=list(job.rates),
+            version=__version__,
+            made=datetime.now().astimezone(),
+        )
+        text = page.render(self.measured, about).encode()
+        if self.output == STANDARD:
+            files.write_standard(text)
+        else:
+            output_files.write_atomically(self.output, lambda stream: stream.write(text))
+        for one in self.kept:
+            one.remove(self.output)
+        if len(text) > MOST:
+            advice = "browsers take their time; fewer pictures or rates make it smaller"
+            self.terminal.note(f"the page is larger than {size(MOST)}: {advice}")
+        count = len(self.measured)
+        what = "1 picture" if count == 1 else f"{count} pictures"
+        self.terminal.done(f"{self.output} {size(len(text))}   {what}")

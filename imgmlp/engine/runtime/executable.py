@@ -1,0 +1,87 @@
+"""What a Program needs of a lowered step to run it: OpenCL C, and numbers for its launches.
+
+No Nodes, no UOps and no Buffers, so that it can be kept as text and be another process's.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from imgmlp.engine.compiler import Stages
+from imgmlp.engine.ir.graph import Buffer
+from imgmlp.engine.ir.kernel import Block, Persistent
+from imgmlp.engine.ir.uops import Code
+
+
+class Call(NamedTuple):
+    """One kernel's launch."""
+
+    function: str  # of the source
+    arguments: tuple[int, ...]  # Buffers by number: those of the graph, then intermediates
+    global_size: int
+    local_size: int
+    turns: bool  # whether it begins with what groups count in, and how many steps to do
+
+
+class Place(NamedTuple):
+    """Where an intermediate lies; in bytes."""
+
+    allocation: int  # which one
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Executable:
+    """A step for one kind of device."""
+
+    source: str
+    calls: tuple[Call, ...]
+    order: tuple[int, ...]  # positions of calls as the step runs them
+    steps: int  # most that one launch may do at once; 0 if each is launched by itself
+    allocations: tuple[int, ...]  # bytes of each that holds intermediates
+    places: tuple[Place, ...]  # of each intermediate
+    block_rows: int  # of a block's tile; 0 if there is no block
+
+    @staticmethod
+    def of(stages: Stages, given: Sequence[Buffer]) -> Executable:
+        """What is left of a lowered step; `given` are the Buffers of its graph in their order."""
+        memory, procedure, starts = stages.memory, stages.procedure, stages.memory.starts()
+        places = []
+        for storage, offset in memory.offsets.items():
+            n = bisect_right(starts, offset) - 1
+            places.append(Place(n, offset - starts[n], storage.nbytes))
+        numbers = {b: i for i, b in enumerate([*given, *memory.offsets])}
+
+        def call(code: Code, function: str) -> Call:
+            arguments = tuple(numbers[b] for b in code.buffers)
+            return Call(function, arguments, code.global_size, code.local_size, bool(code.turns))
+
+        calls = map(call, stages.codes, stages.functions)
+        stays = [k.steps for k in procedure.kernels if isinstance(k, Persistent)]
+        blocks = (k.rows for k in procedure.phases if isinstance(k, Block))
+        return Executable(
+            stages.source, tuple(calls), tuple(procedure.order()), min(stays, default=0),
+            memory.allocations, tuple(places), next(blocks, 0),
+        )  # fmt: skip
+
+    def text(self) -> str:
+        """As JSON, which `parse` reads."""
+        return json.dumps(vars(self), separators=(",", ":"))
+
+    @staticmethod
+    def parse(text: str) -> Executable:
+        """What `text` gave. Raises ValueError, KeyError or TypeError for what it did not give."""
+        found = json.loads(text)
+        if not isinstance(found, dict):
+            raise ValueError("this is no Executable")
+        calls = (Call(f, tuple(arguments), *rest) for f, arguments, *rest in found.pop("calls"))
+        places = tuple(Place(*place) for place in found.pop("places"))
+        order, allocations = tuple(found.pop("order")), tuple(found.pop("allocations"))
+        return Executable(
+            calls=tuple(calls), places=places, order=order, allocations=allocations, **found
+        )

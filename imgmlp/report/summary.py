@@ -1,0 +1,96 @@
+"""What a page says of its results: means over pictures, and bytes for the same quality."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from imgmlp.report.curves import Point, share_of
+from imgmlp.report.measure import OURS, Measured, Result
+from imgmlp.report.metrics import decibels
+
+Measure = Callable[[Result], float | None]  # the higher, the better a file is
+
+
+def psnr(result: Result) -> float | None:
+    return None if math.isinf(result.quality.psnr) else result.quality.psnr
+
+
+def ssim(result: Result) -> float | None:
+    return result.quality.ssim
+
+
+def ms_ssim(result: Result) -> float | None:
+    return result.quality.ms_ssim
+
+
+def ms_ssim_decibels(result: Result) -> float | None:
+    found = result.quality.ms_ssim
+    return None if found is None else decibels(found)
+
+
+@dataclass(frozen=True)
+class Saving:
+    """imgmlp's bytes for the same quality beside another codec's, as a share more or fewer."""
+
+    mean: float  # of each picture's own
+    least: float
+    most: float
+    pictures: int  # of which that much is known
+
+
+def saving(measured: Sequence[Measured], codec: str, measure: Measure) -> Saving | None:
+    """Over all pictures in which curves of both reach some quality in common."""
+    shares = []
+    for number, one in enumerate(measured):
+        ours, theirs = (_points(one, number, key, measure) for key in (OURS, codec))
+        if (share := share_of(ours, theirs, {str(number)})) is not None:
+            shares.append(share)
+    if not shares:
+        return None
+    return Saving(fmean(shares), min(shares), max(shares), len(shares))
+
+
+def _points(one: Measured, number: int, codec: str, measure: Measure) -> list[Point]:
+    found = []
+    for result in one.results:
+        if result.codec == codec and (quality := measure(result)) is not None:
+            found.append(Point(codec, str(number), str(result.rate), result.bpp, quality))
+    return found
+
+
+def means(
+    measured: Sequence[Measured], codec: str, rates: Sequence[float], measure: Measure
+) -> list[tuple[float, float]]:
+    """(bits a pixel, quality) at each rate, mean of the pictures of which it is known."""
+    found = []
+    for rate in rates:
+        every = [r for r in of_codec(measured, codec) if r.rate == rate]
+        known = [(r.bpp, q) for r in every if (q := measure(r)) is not None]
+        if known:
+            found.append((fmean(b for b, _ in known), fmean(q for _, q in known)))
+    return found
+
+
+def mean(measured: Sequence[Measured], codec: str, measure: Measure) -> float | None:
+    """Of all files of a codec."""
+    known = [q for r in of_codec(measured, codec) if (q := measure(r)) is not None]
+    return fmean(known) if known else None
+
+
+def seconds(measured: Sequence[Measured], codec: str) -> tuple[float, float]:
+    """Medians of encoding and decoding."""
+    every = of_codec(measured, codec)
+    return median(r.encode_seconds for r in every), median(r.decode_seconds for r in every)
+
+
+def of_codec(measured: Sequence[Measured], codec: str) -> list[Result]:
+    return [r for one in measured for r in one.results if r.codec == codec]
+
+
+def in_words(share: float) -> str:
+    """A share as 22% fewer, 6% more or as many."""
+    percent = round(100 * abs(share))
+    return f"{percent}% {'fewer' if share < 0 else 'more'}" if percent else "as many"

@@ -1,0 +1,173 @@
+"""The tables of a page, whose columns scripts can sort: each cell says by what value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from imgmlp.report import summary
+from imgmlp.report.measure import OURS, Measured, Result
+from imgmlp.report.summary import Saving
+
+NONE = "–"
+
+Cell = tuple[str, float | str | None]  # as HTML, and what it is sorted by
+
+
+def quality(result: Result) -> str:
+    """A file's PSNR and, where they are known, its SSIM and MS-SSIM."""
+    found = result.quality
+    parts = ["lossless" if math.isinf(found.psnr) else f"{found.psnr:.2f} dB"]
+    if found.ssim is not None:
+        parts.append(f"SSIM {found.ssim:.4f}")
+    if found.ms_ssim is not None:
+        parts.append(f"MS-SSIM {found.ms_ssim:.4f}")
+    return " · ".join(parts)
+
+
+def than(words: str) -> str:
+    """What follows on `6% more`, and on `as many`."""
+    return "bytes as" if words.startswith("as") else "bytes than"
+
+
+def seconds(value: float) -> str:
+    if value < 0.0995:
+        return f"{1000 * value:.2g} ms"
+    return f"{value:.2f} s" if value < 9.995 else f"{value:,.0f} s"
+
+
+def codecs(measured: Sequence[Measured], names: Mapping[str, str]) -> str:
+    """A row for each codec: what imgmlp saves beside it, and means over all files."""
+    rows = []
+    for key, name in names.items():
+        encode, decode = summary.seconds(measured, key)
+        ours = key == OURS
+        savings = [
+            ("", None) if ours else saved(summary.saving(measured, key, measure), len(measured))
+            for measure in (summary.psnr, summary.ms_ssim_decibels)
+        ]
+        values = [
+            number(summary.mean(measured, key, measure), form)
+            for measure, form in (
+                (summary.psnr, ".2f"),
+                (summary.ssim, ".4f"),
+                (summary.ms_ssim, ".4f"),
+            )
+        ]
+        head: Cell = (f'<span class="key s-{key}"></span>{escape(name)}', name.lower())
+        times = [(seconds(t), t) for t in (encode, decode)]
+        rows.append(row([head, *savings, *values, *times], "ours" if ours else ""))
+    columns = (
+        "Codec",
+        "imgmlp’s bytes, same PSNR",
+        "imgmlp’s bytes, same MS-SSIM",
+        "PSNR, dB",
+        "SSIM",
+        "MS-SSIM",
+        "Encoding",
+        "Decoding",
+    )
+    caption = (
+        "Bytes are the mean of each picture’s BD-rate, with the range over pictures, of those "
+        "in which both curves reach some quality in common; qualities are "
+        "means over all files, which have the same bytes; times are medians."
+    )
+    return table(columns, rows, caption, "codecs")
+
+
+def saved(found: Saving | None, pictures: int) -> Cell:
+    """A share with a bar from the middle: to the left where imgmlp takes fewer bytes.
+
+    Where it is not known of all pictures, it says of how many.
+    """
+    if found is None:
+        return NONE, None
+    reach = min(abs(found.mean), 1.0) * 50
+    side = "right" if found.mean < 0 else "left"
+    bar = (
+        f'<span class="bar" aria-hidden="true"><i style="{side}:50%;width:{reach:.1f}%"></i></span>'
+    )
+    spread = f"{signed(found.least)} to {signed(found.most)}" if found.pictures > 1 else ""
+    if found.pictures < pictures:
+        spread = f"of {found.pictures} of {pictures} pictures{', ' if spread else ''}{spread}"
+    words = f'<span class="share">{signed(found.mean)}</span>{bar}<small>{spread}</small>'
+    return words, found.mean
+
+
+def signed(share: float) -> str:
+    return f"{100 * share:+.0f}%".replace("-", "−")
+
+
+def number(value: float | None, form: str) -> Cell:
+    return (NONE, None) if value is None else (f"{value:{form}}", value)
+
+
+def files(measured: Sequence[Measured], names: Sequence[str], codecs: Mapping[str, str]) -> str:
+    """A row for each file."""
+    rows = []
+    for one, name in zip(measured, names, strict=True):
+        for result in one.results:
+            rows.append(row(_file(name, codecs[result.codec], result)))
+    columns = (
+        "Picture",
+        "Asked, bpp",
+        "Codec",
+        "Setting",
+        "Bytes",
+        "bpp",
+        "PSNR, dB",
+        "SSIM",
+        "MS-SSIM",
+        "Encoding",
+        "Decoding",
+    )
+    caption = f"All {len(rows)} files. Others have the setting whose bytes are nearest to imgmlp’s."
+    return (
+        '<section aria-labelledby="numbers">\n<h2 id="numbers">The numbers</h2>\n'
+        '<p class="filter" hidden><label>Show only rows with <input type="search" id="filter" '
+        'placeholder="a picture, a codec"></label> <output id="count"></output></p>\n'
+        + table(columns, rows, caption, "files")
+        + "</section>\n"
+    )
+
+
+def _file(name: str, codec: str, result: Result) -> list[Cell]:
+    found = result.quality
+    note = "" if result.note is None else f"<br><small>{escape(result.note)}</small>"
+    lossless: Cell = ("lossless", 1e9)
+    return [
+        (escape(name), name.lower()),
+        (f"{result.rate:g}", result.rate),
+        (f'<span class="key s-{result.codec}"></span>{escape(codec)}', codec.lower()),
+        (escape(result.setting) + note, result.setting),
+        (f"{result.size:,}", result.size),
+        (f"{result.bpp:.3f}", result.bpp),
+        lossless if math.isinf(found.psnr) else number(found.psnr, ".2f"),
+        number(found.ssim, ".4f"),
+        number(found.ms_ssim, ".4f"),
+        (seconds(result.encode_seconds), result.encode_seconds),
+        (seconds(result.decode_seconds), result.decode_seconds),
+    ]
+
+
+def row(cells: Sequence[Cell], kind: str = "") -> str:
+    (first, value), *others = cells
+    inner = f'<th scope="row" data-v="{sorted_by(value)}">{first}</th>' + "".join(
+        f'<td data-v="{sorted_by(value)}">{text}</td>' for text, value in others
+    )
+    return f'<tr class="{kind}">{inner}</tr>\n' if kind else f"<tr>{inner}</tr>\n"
+
+
+def sorted_by(value: float | str | None) -> str:
+    return "" if value is None else escape(str(value))
+
+
+def table(columns: Sequence[str], rows: Sequence[str], caption: str, kind: str) -> str:
+    heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in columns)
+    return (
+        f'<div class="scroll {kind}" tabindex="0" role="region" aria-label="{escape(columns[0])}: '
+        f'table">\n<table class="{kind}" aria-describedby="about-{kind}">\n'
+        f"<thead><tr>{heads}</tr></thead>\n<tbody>\n{''.join(rows)}</tbody>\n</table>\n</div>\n"
+        f'<p class="below" id="about-{kind}">{caption}</p>\n'
+    )

@@ -1,0 +1,176 @@
+"""Workers of a Dask cluster do files; one that is lost, or should not be there, harms no other."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import Command
+from PIL import Image
+from works import Acting, tries
+
+from imgmlp.batch.work import Record, Task
+from imgmlp.errors import DeviceError, UsageError
+
+WITHOUT = "needs Dask: pip install 'imgmlp[cluster]'"
+dask = pytest.importorskip("dask", reason=WITHOUT)
+distributed = pytest.importorskip("distributed", reason=WITHOUT)
+
+from imgmlp.batch import cluster as clusters  # noqa: E402
+from imgmlp.batch.cluster import CHUNK, FILL, Cluster  # noqa: E402
+from tools import kill_cluster  # noqa: E402
+
+
+@pytest.fixture
+def local(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Workers of this machine that find this folder's modules, and are given up for lost soon."""
+    here = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, here)))
+    monkeypatch.delenv("IMGMLP_DEVICE", raising=False)
+    with dask.config.set({"distributed.scheduler.allowed-failures": 0}):
+        yield
+
+
+def files(folder: Path, *contents: str) -> list[Task]:
+    tasks = []
+    for number, content in enumerate(contents):
+        path = folder / str(number)
+        path.write_text(content)
+        tasks.append(Task(path))
+    return tasks
+
+
+def run(cluster: Cluster, tasks: Sequence[Task]) -> list[Record]:
+    records = list(cluster.run(iter(tasks), lambda: False, lambda: None))
+    return sorted(records, key=lambda record: record.task.source)
+
+
+def opened(address: str = "local") -> Cluster:
+    return Cluster(Acting(), address, "numpy", 1, print)
+
+
+@pytest.mark.usefixtures("local")
+def test_a_file_that_fails_stops_no_other(tmp_path: Path) -> None:
+    tasks = files(tmp_path, "good", "bad", "fault", "no device once", "good", "no device")
+    records = run(opened(), tasks)
+    assert [record.task for record in records] == tasks
+    problems = [record.problem or "" for record in records]
+    assert (problems[1], records[1].exit_code) == ("no picture", 3)
+    assert "unexpected ZeroDivisionError" in problems[2]
+    assert problems[5] == "it is gone"
+    assert [problems[number] for number in (0, 3, 4)] == [""] * 3
+    assert [tries(task.source) for task in tasks[3:]] == [2, 1, 3]
+    assert records[0].device.startswith("numpy of tcp://")
+
+
+@pytest.mark.usefixtures("local")
+def test_a_file_that_ends_its_worker_stops_no_other(tmp_path: Path) -> None:
+    tasks = files(tmp_path, "good", "die once", "die", "good", "good")
+    records = run(opened(), tasks)
+    problems = [record.problem or "" for record in records]
+    assert "ended by themselves" in problems[2]
+    assert [problems[number] for number in (0, 1, 3, 4)] == [""] * 4
+    assert min(tries(task.source) for task in tasks[1:3]) >= 2
+
+
+@pytest.mark.usefixtures("local")
+def test_a_worker_with_another_version_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = opened()
+    cluster._job = replace(cluster._job, version="9.9")  # as one that comes after the others has it
+    (record,) = run(cluster, files(tmp_path, "good"))
+    assert "and this is 9.9" in (record.problem or "")
+    assert "same version" in record.hint
+    assert tries(record.task.source) == 0
+    monkeypatch.setattr(clusters, "version", lambda _: "9.9")
+    with pytest.raises(DeviceError, match=r"has imgmlp .* and this is 9\.9"):
+        opened()
+
+
+@pytest.mark.usefixtures("local")
+def test_a_full_disk_ends_the_run(tmp_path: Path) -> None:
+    tasks = files(tmp_path, "full", *["good"] * (3 * CHUNK))
+    records = run(opened(), tasks)
+    assert 1 <= len(records) < len(tasks)
+
+
+def test_who_asks_to_stop_waits_for_nobody(tmp_path: Path, local: None) -> None:
+    records = opened().run(iter(files(tmp_path, "good")), lambda: True, lambda: None)
+    assert list(records) == []
+
+
+def test_no_cluster_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clusters, "ANSWER", 0.5)
+    with socket.socket() as silent:  # answers nobody
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(DeviceError, match="no cluster answers") as caught:
+            opened(address)
+    assert "dask scheduler" in caught.value.hint
+    with pytest.raises(UsageError, match="--cluster is 'somewhere'"):
+        opened("somewhere")
+
+
+def test_a_cluster_without_workers_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clusters, "ANSWER", 1.0)
+    with (
+        distributed.LocalCluster(n_workers=0, dashboard_address=":0") as empty,
+        pytest.raises(DeviceError, match="has no worker") as caught,
+    ):
+        opened(empty.scheduler_address)
+    assert "dask worker tcp://" in caught.value.hint
+
+
+def test_small_files_travel_together() -> None:
+    small = [Task(Path(str(number)), weight=1) for number in range(CHUNK + 1)]
+    large = [Task(Path("large"), weight=FILL)] * 2
+    chunks = list(clusters._chunks(iter([*large, *small])))
+    assert [len(chunk.tasks) for chunk in chunks] == [1, 1, CHUNK, 1]
+
+
+def test_a_task_means_the_same_in_any_folder(tmp_path: Path) -> None:
+    sent = clusters._sent(Task(Path("a.png"), Path("out/a.imlp"), replace=True, weight=3))
+    here = Path.cwd()
+    assert sent == Task(here / "a.png", here / "out/a.imlp", replace=True, weight=3)
+    stored = Path("s3://bucket/a.png")
+    assert clusters._sent(Task(stored)).source == stored
+
+
+def test_workers_and_scheduler_are_killed_and_every_output_is_there_once(tmp_path: Path) -> None:
+    found = kill_cluster.run(tmp_path / "run", pictures=12, kills=4)
+    killed = found["killed"]
+    assert isinstance(killed, dict)
+    assert sum(killed.values()) == 4
+    assert (found["verified"], found["faults"], found["told twice"]) == (12, [], 0)
+    assert found["beside them"] == []
+
+
+def test_a_folder_is_encoded_on_local_workers(imgmlp: Command, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for name, colour in (("a", 10), ("b", 20)):
+        Image.new("RGB", (9, 7), (colour, 0, 0)).save(tmp_path / "in" / f"{name}.png")
+    inputs, out = tmp_path / "in", tmp_path / "out"
+    command = ("encode", inputs, "--out", out, "--cluster", "local", "--device", "numpy")
+    imgmlp(*command)
+    assert {path.name for path in out.glob("*.imlp")} == {"a.imlp", "b.imlp"}
+    again = imgmlp(*command)
+    assert "2 files done before, and unchanged since" in again.stderr
+
+
+def test_options_that_a_cluster_cannot_follow_are_refused(imgmlp: Command, tmp_path: Path) -> None:
+    Image.new("RGB", (9, 7)).save(tmp_path / "a.png")
+    picture, out = tmp_path / "a.png", tmp_path / "out"
+    command = ("encode", picture, "--out", out, "--cluster", "tcp://127.0.0.1:1")
+    for wrong, problem in (
+        (("--device", "all"), "computes on one device"),
+        (("--jobs", "2"), "--jobs is for processes on this machine"),
+    ):
+        assert problem in imgmlp(*command, *wrong, check=2).stderr
+    nowhere = imgmlp("encode", picture, "--cluster", "local", check=2)
+    assert "where should the outputs" in nowhere.stderr

@@ -1,0 +1,221 @@
+"""Pictures in a store are encoded into it once, whoever does it and however often."""
+
+from __future__ import annotations
+
+import io
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Command
+from PIL import Image
+
+from imgmlp.batch import store
+from imgmlp.batch.pool import run_here
+from imgmlp.batch.store import EncodeInStore, found, is_stored, url
+from imgmlp.batch.wanted import Wanted
+from imgmlp.batch.work import Record, Task
+from imgmlp.codec.decoder import open_stored
+from imgmlp.engine import open_device
+from imgmlp.errors import OutputError
+
+OUT = Path("s3://made/x")
+
+
+@pytest.mark.parametrize(
+    ("given", "address"),
+    [("s3://bucket/a b/c.png", "s3://bucket/a b/c.png"), ("gs:/bucket", "gs://bucket")],
+)
+def test_a_path_keeps_the_address_of_a_store(given: str, address: str) -> None:
+    assert is_stored(Path(given))
+    assert url(Path(given)) == address
+    assert url(Path(given) / "d" / "e.png") == f"{address}/d/e.png"
+
+
+@pytest.mark.parametrize("given", ["a.png", "/a/b", "a:b", "C:/a", "./s3:x", "x/s3://y"])
+def test_other_paths_are_none(given: str) -> None:
+    assert not is_stored(Path(given))
+    assert url(Path(given)) == Path(given).as_posix()
+
+
+def test_a_store_needs_a_cluster_and_a_place_for_the_outputs(imgmlp: Command) -> None:
+    for arguments, problem in (
+        (("s3://b/in", "--out", "s3://b/out"), "s3://b/out is in a store"),
+        (("mandrill.png", "--out", "s3://b/out"), "s3://b/out is in a store"),
+        (("s3://b/in", "--out", "out", "--cluster", "local"), "are encoded into a store"),
+        (
+            ("s3://b/in", "--out", "s3://b/o", "--cluster", "local", "--skip-existing"),
+            "--skip-existing is for folders",
+        ),
+    ):
+        assert problem in imgmlp("encode", *arguments, check=2).stderr
+
+
+# With a store: moto plays the part of S3.
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    without = "needs moto and s3fs: pip install 'moto[server]' s3fs"
+    moto = pytest.importorskip("moto.server", reason=without)
+    pytest.importorskip("s3fs", reason=without)
+    playing = moto.ThreadedMotoServer(port=0, verbose=False)
+    playing.start()
+    host, port = playing.get_host_and_port()
+    yield f"http://{host}:{port}"
+    playing.stop()
+
+
+@pytest.fixture
+def bucket(server: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A file system with a.png, b.jpg, c.txt and deep/d.png in s3://pictures/in, and s3://made."""
+    import s3fs
+
+    for name, value in {
+        "AWS_ENDPOINT_URL": server,
+        "AWS_ACCESS_KEY_ID": "somebody",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    s3fs.S3FileSystem.clear_instance_cache()
+    store._checked.cache_clear()
+    post(f"{server}/moto-api/reset", b"")
+    files = s3fs.S3FileSystem(use_listings_cache=False)
+    for one in ("pictures", "made"):
+        files.mkdir(one)
+    names = {"in/a.png": 10, "in/b.jpg": 20, "in/deep/d.png": 30, "in/.hidden.png": 40}
+    for name, colour in names.items():
+        files.pipe_file(f"pictures/{name}", picture(colour, "PNG" if "png" in name else "JPEG"))
+    files.pipe_file("pictures/in/c.txt", b"no picture")
+    return files
+
+
+def post(address: str, data: bytes) -> None:
+    headers = {"Content-Type": "text/plain"}
+    with urllib.request.urlopen(urllib.request.Request(address, data, headers)):
+        pass
+
+
+def picture(colour: int, kind: str = "PNG") -> bytes:
+    """Of one colour, which is encoded at once."""
+    content = io.BytesIO()
+    Image.new("RGB", (9, 7), (colour, 0, 0)).save(content, kind)
+    return content.getvalue()
+
+
+def encode(name: str, quality: float = 60, force: bool = False, to: Path = OUT) -> Record:
+    work = EncodeInStore(Wanted(quality=quality), to, force)
+    task = Task(Path(f"s3://pictures/in/{name}"), (to / name).with_suffix(".imlp"))
+    (record,) = run_here(work, iter([task]), "numpy", Silent())
+    return record
+
+
+class Silent:
+    """A watch that looks away."""
+
+    def announce(self, text: str) -> None:
+        pass
+
+    note = announce
+
+    @contextmanager
+    def training(self, steps: int) -> Iterator[Any]:
+        yield lambda _: None
+
+    def stopping(self) -> bool:
+        return False
+
+    saving = cache(lambda self: contextmanager(lambda: iter([None]))())
+
+
+@pytest.mark.usefixtures("bucket")
+def test_folders_of_a_store_are_searched_as_others_are() -> None:
+    endings = {".png", ".jpg"}
+    names = [
+        (one.path.as_posix(), str(one.name))
+        for one in found(Path("s3://pictures/in"), endings, False)
+    ]
+    assert names == [("s3:/pictures/in/a.png", "a.png"), ("s3:/pictures/in/b.jpg", "b.jpg")]
+    deep = [str(one.name) for one in found(Path("s3://pictures/in"), endings, True)]
+    assert deep == ["a.png", "b.jpg", "deep/d.png"]
+    (single,) = found(Path("s3://pictures/in/c.txt"), endings, False)
+    assert (str(single.name), single.bytes) == ("c.txt", 10)
+    for nothing in ("s3://pictures/out", "s3://nobodys/in"):
+        (refused,) = found(Path(nothing), endings, False)
+        assert f"cannot read {nothing}" in str(refused.error)
+
+
+def test_a_picture_is_encoded_once(bucket: Any) -> None:
+    first = encode("a.png")
+    assert (first.problem, first.written) == (None, True)
+    data = bucket.cat_file("made/x/a.imlp")
+    pixels = open_stored(data).decode(open_device("numpy"))
+    assert (pixels == [10, 0, 0]).all()
+    again = encode("a.png")
+    assert again.line == "s3://made/x/a.imlp   done before"
+    assert again.facts == first.facts
+    assert len(bucket.ls("made/x/.imgmlp")) == 1
+    bucket.pipe_file("pictures/in/a.png", picture(99))
+    changed = encode("a.png")
+    assert "done before" not in changed.line
+    assert bucket.cat_file("made/x/a.imlp") != data
+
+
+def test_what_two_workers_write_at_once_is_known_whichever_is_last(bucket: Any) -> None:
+    output = store._Output(OUT / "a.imlp")
+    notes = [{"picture": "p", "settings": "s", "facts": {"bytes": n}} for n in (1, 2)]
+    output.write(b"1", notes[0])
+    output.write(b"22", notes[1])
+    bucket.pipe_file("made/x/a.imlp", b"1")  # the first one's, after the second one's note
+    assert output.note(b"1") == notes[0]
+    assert output.note(b"22") == notes[1]
+    assert output.note(b"333") is None
+
+
+def test_what_somebody_else_has_written_stays(bucket: Any) -> None:
+    bucket.pipe_file("made/x/a.imlp", b"theirs")
+    refused = encode("a.png")
+    assert (refused.problem, refused.exit_code) == ("s3://made/x/a.imlp exists already", 8)
+    assert refused.hint == "--force replaces it"
+    assert bucket.cat_file("made/x/a.imlp") == b"theirs"
+    assert encode("a.png", force=True).problem is None
+    assert encode("a.png").line.endswith("done before")
+
+
+@pytest.mark.usefixtures("bucket")
+def test_a_damaged_picture_is_named_by_its_address() -> None:
+    refused = encode("c.txt")
+    assert refused.problem == "s3://pictures/in/c.txt is not a picture that Pillow can read"
+    assert "imgmlp-" not in refused.hint
+    missing = encode("z.png")
+    assert "cannot read s3://pictures/in/z.png" in (missing.problem or "")
+
+
+def test_a_bucket_without_rights_is_refused_before_any_work(bucket: Any, server: str) -> None:
+    post(f"{server}/moto-api/reset-auth", b"0")  # from now on nobody has rights
+    try:
+        with pytest.raises(OutputError, match="cannot write into s3://made/x: ") as caught:
+            store.check_writable(OUT)
+        assert "rights" in caught.value.hint
+        refused = encode("a.png")
+        assert (refused.exit_code, refused.written) == (8, False)
+        (unread,) = found(Path("s3://pictures/in"), {".png"}, False)
+        assert "cannot read s3://pictures/in" in str(unread.error)
+    finally:
+        post(f"{server}/moto-api/reset-auth", b"inf")
+    assert not bucket.exists("made/x/a.imlp")
+
+
+def test_workers_encode_from_a_store_into_it(bucket: Any, imgmlp: Command) -> None:
+    pytest.importorskip("distributed", reason="needs Dask: pip install 'imgmlp[cluster]'")
+    command = ("encode", "-r", "s3://pictures/in", "--out", str(OUT), "--cluster", "local")
+    imgmlp(*command)
+    assert {one for one in bucket.find("made/x") if one.endswith(".imlp")} == {
+        f"made/x/{name}.imlp" for name in ("a", "b", "deep/d")
+    }
+    assert imgmlp(*command).stderr.count("done before") == 3

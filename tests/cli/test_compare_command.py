@@ -1,0 +1,184 @@
+"""`imgmlp compare`: one page about pictures by imgmlp and by others."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Command, small_pixels
+from html_document import Document
+from outputs import assert_error, names
+from PIL import Image
+
+from imgmlp import output_files
+from imgmlp.cli import compare
+from imgmlp.cli.compare import Wanted
+from imgmlp.codec import encoder
+from imgmlp.codec.bitstream.container import Codec
+from imgmlp.codec.encoder import Encoded
+from imgmlp.codec.latent import encode as latent
+from imgmlp.codec.training import target
+from imgmlp.errors import Interrupted, OutputError
+from imgmlp.report import metrics
+from imgmlp.terminal import Terminal
+
+RATES = (4.0, 8.0)
+
+
+@pytest.fixture
+def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Two pictures that take a moment to encode."""
+    monkeypatch.setattr(target, "STEPS", 480)
+    monkeypatch.setattr(latent, "FEWEST", 20)
+    paths = [tmp_path / f"{name}.png" for name in "ab"]
+    for turn, path in enumerate(paths):
+        Image.fromarray(np.roll(small_pixels()[:16, :16], turn, axis=0)).save(path)
+    return paths
+
+
+class Counted:
+    """The encoder, which counts what it does and asks to stop in one of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, stop_in: int = 0) -> None:
+        self.files, self.stop_in, self.encode = 0, stop_in, encoder.encode
+        monkeypatch.setattr(encoder, "encode", self)
+
+    def __call__(self, *arguments: Any) -> Encoded:
+        self.files += 1
+        if self.files == self.stop_in:
+            signal.raise_signal(signal.SIGINT)
+        return self.encode(*arguments)
+
+
+def run(
+    sources: list[Path], codec: Codec = "mlp", force: bool = False, as_json: bool = False
+) -> int:
+    page, wanted = sources[0].parent / "report.html", Wanted(RATES, 1, codec)
+    return compare.run(Terminal(), sources, page, wanted, "numpy", force, as_json)
+
+
+@pytest.mark.parametrize("codec", ["mlp", "latent"])
+def test_a_page_has_every_picture_at_every_rate(
+    two: list[Path], codec: Codec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(two, codec, as_json=True) == 0
+    folder = two[0].parent
+    assert {path.name for path in folder.iterdir()} == {"a.png", "b.png", "report.html"}
+    document = Document((folder / "report.html").read_text("utf-8"))
+    shown = document.text()
+    assert f"codec {codec}, effort 1" in shown
+    found = json.loads(capsys.readouterr().out)
+    assert [entry["file"] for entry in found] == [str(path) for path in two]
+    for entry in found:
+        assert entry["problem"] is None
+        assert {one["codec"] for one in entry["files"]} == {"imgmlp", *compare.classic.CODECS}
+        assert [one["rate"] for one in entry["files"]] == [*[4.0] * 6, *[8.0] * 6]
+        for one in entry["files"]:
+            assert one["bpp"] == pytest.approx(8 * one["bytes"] / 256)
+            assert f"{one['bytes']:,}" in shown
+            assert one["encode_seconds"] > 0
+            assert one["decode_seconds"] > 0
+
+
+def test_what_was_done_is_not_done_again(two: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        Counted(patch, stop_in=4)
+        with pytest.raises(Interrupted, match="stopped after") as raised:
+            run(two)
+    assert "same command goes on" in raised.value.hint
+    assert not (two[0].parent / "report.html").exists()
+    counted = Counted(monkeypatch)
+    assert run(two) == 0
+    assert counted.files == 1
+    assert {path.name for path in two[0].parent.iterdir()} == {"a.png", "b.png", "report.html"}
+
+
+def test_a_page_that_cannot_be_written_loses_no_encoding(
+    two: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = output_files.write_atomically
+
+    def full(path: Path, fill: Any) -> None:
+        if path.name == "report.html":
+            raise OutputError("cannot write report.html: disk full", hint="")
+        write(path, fill)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(output_files, "write_atomically", full)
+        with pytest.raises(OutputError, match="disk full"):
+            run(two)
+    counted = Counted(monkeypatch)
+    assert run(two) == 0
+    assert counted.files == 0
+
+
+def test_one_bad_picture_does_not_stop_the_others(
+    two: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad, clear = two[0].parent / "bad.png", two[0].parent / "clear.png"
+    bad.write_bytes(b"no picture")
+    Image.fromarray(small_pixels()).convert("RGBA").resize((9, 9)).save(clear)
+    pixels = np.zeros((9, 9, 4), np.uint8)
+    Image.fromarray(pixels).save(clear)
+    assert run([bad, clear, two[0]]) == 1
+    told = capsys.readouterr().err
+    assert "not a picture" in told
+    assert "transparent" in told
+    document = Document((bad.parent / "report.html").read_text("utf-8"))
+    assert [d["data-name"] for d in document.all("details")] == ["a"]
+
+
+def test_without_any_picture_there_is_no_page(imgmlp: Command, picture: Path) -> None:
+    picture.write_bytes(b"no picture")
+    done = imgmlp("compare", picture.name, check=3)
+    assert_error(done.stderr, "not a picture")
+    assert names(picture) == set()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "parts"),
+    [
+        (("-o", "there.html"), 8, ("there.html exists already", "--force")),
+        (("-o", "small.png"), 2, ("small.png", "ends with .html")),
+        (("-o", "gone/a.html"), 8, ("no folder gone",)),
+        (("--bpp", "0.5"), 2, ("one rate makes no curve", "several times")),
+        (("--bpp", "0.5", "--bpp", "0"), 2, ("--bpp is 0.0",)),
+        (("--effort", "10"), 2, ("--effort is 10",)),
+        (("--codec", "png"), 2, ("png",)),
+        (("--device", "9:9"), 6, ("9:9",)),
+        (("missing.png",), 1, ("missing.png does not exist",)),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_cannot_be_is_refused(
+    imgmlp: Command, picture: Path, arguments: tuple[str, ...], code: int, parts: tuple[str, ...]
+) -> None:
+    (picture.parent / "there.html").write_text("somebody's")
+    if code == 1:  # of several pictures; the other one is not encoded for this
+        picture.unlink()
+        code = 1
+    done = imgmlp("compare", picture.name, *arguments, check=code)
+    for part in parts:
+        assert part in done.stderr
+    assert (picture.parent / "there.html").read_text() == "somebody's"
+
+
+def test_without_its_library_it_says_which(
+    two: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "LIBRARY", "no_such_library")
+    with pytest.raises(compare.UsageError, match="blazediff-ssim") as raised:
+        run(two)
+    assert raised.value.hint == "pip install 'imgmlp[report]'"
+
+
+def test_a_large_page_is_told(
+    two: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compare, "MOST", 1000)
+    assert run(two[:1]) == 0
+    assert "the page is larger than 1.0 kB" in capsys.readouterr().err

@@ -1,0 +1,111 @@
+"""`--live`: what it shows, and that files are the same bits with and without it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+from conftest import small_pixels
+from html_document import Document
+from outputs import pixels_of
+from PIL import Image
+
+from imgmlp.batch.wanted import Wanted
+from imgmlp.cli import encode as encoding
+from imgmlp.cli.encode import Outputs
+from imgmlp.cli.folders import Request
+from imgmlp.codec.bitstream.container import Codec
+from imgmlp.codec.decoder import open_stored
+from imgmlp.codec.latent import encode as latent
+from imgmlp.codec.training import target
+from imgmlp.engine import open_device
+from imgmlp.errors import Interrupted, OutputError, UsageError
+from imgmlp.image import psnr
+from imgmlp.interrupt import StopRequest
+from imgmlp.report import live
+from imgmlp.report.live import LiveView
+from imgmlp.terminal import Terminal
+
+CODECS = pytest.mark.parametrize("codec", get_args(Codec))
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A picture that takes a moment to encode, and is shown at every chance."""
+    monkeypatch.setattr(target, "STEPS", 16 * 200)
+    monkeypatch.setattr(latent, "FEWEST", 40)
+    monkeypatch.setattr(live, "EVERY", 0.0)
+    monkeypatch.setattr(live, "SPARED", 0.0)
+    Image.fromarray(small_pixels()).save(tmp_path / "a.png")
+    return tmp_path / "a.png"
+
+
+def run(sources: list[Path], codec: Codec, file: str, **outputs: object) -> int:
+    wanted = Wanted(price=0.01, effort=1, codec=codec)
+    chosen = Outputs(sources[0].parent / file, **outputs)
+    return encoding.run(Terminal(), Request(sources, device="numpy"), chosen, wanted)
+
+
+@CODECS
+def test_the_picture_grows_and_the_file_is_the_same(
+    source: Path, codec: Codec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[np.ndarray] = []
+    save = LiveView._save
+
+    def noted(self: LiveView, path: Path, pixels: np.ndarray) -> None:
+        seen.append(pixels)
+        save(self, path, pixels)
+
+    monkeypatch.setattr(LiveView, "_save", noted)
+    folder = source.parent
+    assert run([source], codec, "plain.imlp") == 0
+    assert seen == []
+    assert run([source], codec, "shown.imlp", live=folder / "live.png") == 0
+    assert (folder / "plain.imlp").read_bytes() == (folder / "shown.imlp").read_bytes()
+    decoded = open_stored(folder / "shown.imlp").decode(open_device("numpy"))
+    np.testing.assert_array_equal(pixels_of(folder / "live.png"), decoded)
+    assert len(seen) > 5
+    first, *_, last, file = seen
+    np.testing.assert_array_equal(file, decoded)
+    assert psnr(decoded, last) > psnr(decoded, first) + 3  # what it shows becomes the file
+    assert psnr(decoded, last) > 20
+    document = Document((folder / "live.html").read_text("utf-8"))
+    assert "Done: " in document.text()
+    assert len(document.all("svg")) == (2 if codec == "latent" else 1)
+
+
+def test_a_stopped_command_goes_on_over_what_it_showed(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = source.parent
+    left = iter(range(9))
+    with monkeypatch.context() as patch:
+        patch.setattr(StopRequest, "requested", lambda _: next(left, None) is None)
+        with pytest.raises(Interrupted):
+            run([source], "mlp", "a.imlp", live=folder / "live.png")
+    assert "Ended early: stopped after" in (folder / "live.html").read_text("utf-8")
+    (folder / "other.html").write_text("somebody's")
+    assert run([source], "mlp", "a.imlp", live=folder / "other.png") == 8
+    assert (folder / "other.html").read_text() == "somebody's"
+    assert run([source], "mlp", "a.imlp", live=folder / "live.png") == 0
+    assert "Done: " in (folder / "live.html").read_text("utf-8")
+
+
+def test_it_shows_one_picture(source: Path) -> None:
+    folder = source.parent
+    Image.fromarray(small_pixels()).save(folder / "b.png")
+    wanted, shown = Wanted(price=0.01, effort=1), folder / "live.png"
+    for sources, out in (
+        ([source, folder / "b.png"], None),
+        ([folder], folder),
+        ([source], folder),
+    ):
+        request, outputs = Request(sources, device="numpy"), Outputs(None, out, live=shown)
+        with pytest.raises(UsageError, match="--live shows one picture"):
+            encoding.run(Terminal(), request, outputs, wanted)
+    assert run([source], "mlp", "a.imlp", live=folder / "live.txt") == 2
+    with pytest.raises(OutputError, match="another file"):
+        run([source], "mlp", "a.imlp", live=source)

@@ -1,0 +1,410 @@
+"""What lowering gave is found again by the next process, for the same step alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import OPENCL, environment, open_mapping, open_opencl
+
+from imgmlp.engine import (
+    AnyDevice,
+    Device,
+    Program,
+    Tensor,
+    compile,
+    cond,
+    loop,
+    memory_needed,
+    open_device,
+    optim,
+)
+from imgmlp.engine.ir.target import Target
+from imgmlp.engine.runtime import program, program_cache
+from imgmlp.engine.runtime.program_cache import FOLDER, identify, key
+
+Step = Callable[[AnyDevice], Program]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where entries are, of this test alone."""
+    monkeypatch.setattr(program_cache, "current", lambda: tmp_path)
+    return tmp_path / FOLDER
+
+
+def learning(device: AnyDevice, rows: int = 640, rate: float = 0.01) -> Program:
+    """Some steps of Adam on two layers: a block, sums over rows and states."""
+    rng = np.random.default_rng(0)
+    x = Tensor(rng.standard_normal((rows, 5)).astype(np.float32), device)
+    weights = [
+        Tensor(rng.standard_normal(shape).astype(np.float32), device, requires_grad=True)
+        for shape in ((5, 8), (8, 3))
+    ]
+    adam = optim.Adam(weights, rate)
+
+    def step() -> dict[str, Tensor]:
+        loss = ((x @ weights[0]).leaky_relu(0.1) @ weights[1]).square().sum()
+        adam.step(loss)
+        return {"loss": loss, "first": weights[0] * 1.0}
+
+    return compile(step, device)
+
+
+def control(device: AnyDevice) -> Program:
+    """A loop in a choice, with a gather."""
+    matrix = Tensor(np.eye(3, dtype=np.float32) * 2, device)
+    left = Tensor(np.int32(1), device)
+    index = Tensor(np.array([2, 0], np.int32), device)
+
+    def step() -> dict[str, Tensor]:
+        left.assign(left - 1)
+        powers = loop(4, lambda i, v: matrix @ v + i, matrix)
+        y = cond(left, lambda: powers, lambda: matrix * 3)
+        return {"loss": y.gather(index), "first": y}
+
+    return compile(step, device)
+
+
+def values(found: Program) -> list[bytes]:
+    """All outputs after some steps."""
+    found.run(3)
+    return [found.read(name).tobytes() for name in found.outputs]
+
+
+def entries(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.exists() else []
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From when it is called, nothing can be lowered."""
+
+    def lower(*_: object) -> None:
+        raise AssertionError("lowered again")
+
+    return lambda: monkeypatch.setattr(program, "lower", lower)
+
+
+@pytest.mark.parametrize("step", [learning, control])
+def test_the_same_step_is_not_lowered_again(
+    step: Step, kernels: Device, folder: Path, refused: Callable[[], None]
+) -> None:
+    wanted = values(step(kernels))
+    assert len(entries(folder)) == 1
+    refused()
+    found = step(kernels)
+    assert values(found) == wanted
+    assert found.time(1)
+
+
+def test_what_a_step_is_made_of_can_be_looked_at_all_the_same(folder: Path) -> None:
+    device = open_opencl()
+    first, second = learning(device), learning(device)
+    assert "stages" not in vars(second)
+    assert second.stages.source == second.executable.source == first.stages.source
+    assert "imgmlp_" in second.stages.show("source")
+    assert len(second.render_times(1).splitlines()) == 2 + len(second.launches)
+
+
+def test_debug_shows_what_runs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    device = open_opencl()
+    learning(device)
+    monkeypatch.setenv("DEBUG", "1")
+    assert "stages" in vars(learning(device))
+    assert "milliseconds to compile" in capsys.readouterr().err
+
+
+def test_a_plan_of_memory_serves_the_program_too(folder: Path, refused: Callable[[], None]) -> None:
+    device = open_opencl()
+    wanted = memory_needed(learning, device)
+    refused()
+    learning(device)
+    assert memory_needed(learning, device) == wanted
+
+
+# --- whose an entry is ---
+
+
+def graph(step: Step) -> str:
+    return identify(step(open_device("numpy")).updates)[0]
+
+
+def simple(
+    shape: tuple[int, ...] = (4, 4), kind: type = np.float32, factor: float = 2.0, axis: int = 0,
+    swapped: bool = False, crossed: bool = False, one: bool = False, times: int = 3,
+    name: str = "x", seed: int = 0,
+) -> Step:  # fmt: skip
+    """A small step and what may be different in it."""
+
+    def step(device: AnyDevice) -> Program:
+        data = np.random.default_rng(seed).uniform(1, 9, shape).astype(kind)
+        x, y = Tensor(data, device, name=name), Tensor(data + 1, device, name=name + "2")
+        y = x if one else y
+
+        def build() -> dict[str, Tensor]:
+            a, b = (y, x) if swapped else (x, y)
+            product = (a * factor - b).sum(axis)
+            after = loop(times, lambda i, v: v * 2 + i, product)
+            if not one:
+                (y if crossed else x).assign(x + 1)
+                (x if crossed else y).assign(y + 2)
+            return {"product": product, "after": after}
+
+        return compile(build, device)
+
+    return step
+
+
+def test_data_names_and_what_the_process_has_made_do_not_count() -> None:
+    wanted = graph(simple())
+    assert graph(simple(name="other", seed=1)) == wanted
+    device = open_device("numpy")
+    first = simple()(device)
+    kept = [
+        Tensor(np.float32(i), device) * 2.0 + 1.0 for i in range(3)
+    ]  # constants of an older age
+    assert identify(simple()(device).updates)[0] == identify(first.updates)[0] == wanted
+    assert len(kept) == 3
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        simple(shape=(4, 5)), simple(shape=(2, 8)), simple(kind=np.int32), simple(factor=3.0),
+        simple(factor=-2.0), simple(axis=1), simple(swapped=True), simple(crossed=True),
+        simple(one=True), simple(times=4),
+    ],
+)  # fmt: skip
+def test_another_graph_has_another_entry(other: Step) -> None:
+    assert graph(other) != graph(simple())
+
+
+def test_zeros_of_both_signs_are_two_things() -> None:
+    def step(zero: float) -> Step:
+        return lambda device: compile(
+            lambda: {"y": Tensor(np.ones(2, np.float32), device).maximum(zero)}, device
+        )
+
+    assert graph(step(0.0)) != graph(step(-0.0))
+
+
+def test_the_order_of_buffers_is_that_of_their_first_use() -> None:
+    found = simple()(open_device("numpy"))
+    _, buffers = identify(found.updates)
+    assert [b.name for b in buffers] == ["x", "x2", "product", "after"]
+
+
+TARGETS = [
+    Target(lanes="group"), Target(units=2), Target(vector=16), Target(align=256),
+    Target(slices=False), Target(joins=False), Target(stays=True), Target(multiply="half"),
+    Target(block_rows=128),
+]  # fmt: skip
+
+
+def test_other_targets_sources_and_schedulers_have_other_entries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usual = Target()
+    other = {n for t in TARGETS for n in t.__slots__ if getattr(t, n) != getattr(usual, n)}
+    assert other == set(usual.__slots__)  # all that a Target says
+    names = [key("a", target, False) for target in [Target(), *TARGETS]]
+    names += [key("a", Target(), True), key("b", Target(), False)]
+    monkeypatch.setattr(program_cache, "source_digest", lambda: "another version")
+    names.append(key("a", Target(), False))
+    assert len(set(names)) == len(TARGETS) + 4
+    monkeypatch.undo()
+    monkeypatch.setattr(program_cache.np, "__version__", "another")
+    assert key("a", Target(), False) not in names
+
+
+def test_a_step_and_its_smaller_tiles_are_two_entries(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[[], None]
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(program, "warn", lambda text, _: told.append(text))
+    monkeypatch.setattr(Device, "keeps_groups", False)  # as on devices that may be short of it
+    device = open_mapping("one")
+    large = learning(device).executable.block_rows
+    monkeypatch.setattr(Device, "shortage", lambda *_: None if told else "no room")
+    assert learning(device).executable.block_rows == large // 2 > 0
+    assert len(entries(folder)) == 2
+    refused()
+    told.clear()
+    assert learning(device).executable.block_rows == large // 2
+    assert len(told) == 1
+
+
+# --- entries that are no good ---
+
+
+def cut(text: bytes) -> bytes:
+    return text[: len(text) // 2]
+
+
+def flipped(text: bytes) -> bytes:
+    middle = len(text) // 2
+    return text[:middle] + bytes([text[middle] ^ 1]) + text[middle + 1 :]
+
+
+def sealed(text: str) -> Callable[[bytes], bytes]:
+    """Something else that is whole, and says that it belongs here."""
+
+    def made(_: bytes) -> bytes:
+        return f"{program_cache._seal(NAME[0], text)}\n{text}".encode()
+
+    return made
+
+
+NAME: list[str] = [""]  # of the entry
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        cut, flipped, lambda _: b"", lambda _: b"\xff\xfe\n", lambda _: b"{}",
+        lambda text: text.partition(b"\n")[2], lambda text: text + b" ",
+        sealed("[]"), sealed("{}"), sealed('"text"'), sealed("nothing of JSON"),
+        sealed('{"calls": 3, "places": [], "order": [], "allocations": []}'),
+    ],
+)  # fmt: skip
+def test_a_damaged_entry_is_written_anew(spoil: Callable[[bytes], bytes], folder: Path) -> None:
+    device = open_device("numpy:uops")
+    wanted = simple()(device).executable
+    (path,) = entries(folder)
+    good, NAME[0] = path.read_bytes(), path.stem
+    assert program_cache.load(path.stem) == wanted
+    path.write_bytes(spoil(good))
+    assert program_cache.load(path.stem) is None
+    found = simple()(device)
+    assert found.executable == wanted
+    assert "stages" in vars(found)
+    assert path.read_bytes() == good
+
+
+def test_another_steps_entry_is_none_of_this_one(folder: Path) -> None:
+    device = open_device("numpy:uops")
+    assert simple()(device).executable
+    (path,) = entries(folder)
+    assert control(device).executable
+    (other,) = set(entries(folder)) - {path}
+    other.write_bytes(path.read_bytes())
+    assert program_cache.load(path.stem) is not None
+    assert program_cache.load(other.stem) is None
+
+
+# --- where they are kept ---
+
+
+def test_where_nothing_can_be_written_each_process_lowers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("read-only")
+
+    device = open_opencl()
+    wanted = values(learning(device))
+    (path,) = entries(folder)
+    path.unlink()
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", refuse)
+        assert values(learning(device)) == wanted
+    assert not entries(folder)  # nor what could not get its name
+    folder.rmdir()
+    folder.write_text("no folder")
+    assert values(learning(device)) == wanted
+    monkeypatch.setattr(program_cache, "current", lambda: None)
+    assert values(learning(device)) == wanted
+
+
+def test_the_oldest_go_where_there_are_too_many(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = open_device("numpy:uops")
+    steps = [simple(shape=(4, n)) for n in range(2, 6)]
+    for age, step in enumerate(steps[:3]):
+        old = set(entries(folder))
+        assert step(device).executable
+        (new,) = set(entries(folder)) - old
+        os.utime(new, (1e9 + age, 1e9 + age))
+    oldest, second, third = sorted(entries(folder), key=lambda p: p.stat().st_mtime)
+    assert program_cache.load(oldest.stem)  # so it is not that any more
+    left, lately = folder / "killed.1-2", folder / "at-work.1-2"
+    for path in (left, lately):
+        path.write_text("")
+    os.utime(left, (1e9, 1e9))
+    size = sum(path.stat().st_size for path in entries(folder))
+    monkeypatch.setattr(program_cache, "MOST_BYTES", size)
+    assert steps[3](device).executable
+    assert not {second, left} & set(entries(folder))
+    assert {oldest, third, lately} < set(entries(folder))
+    monkeypatch.setattr(program_cache, "MOST_OF_ONE", 10)
+    before = entries(folder)
+    assert simple(shape=(4, 9))(device).executable
+    assert entries(folder) == before
+
+
+# A process that compiles a step when it is told to, and says what it gave and whether it was kept.
+PROCESS = """
+import sys
+sys.path[:0] = sys.argv[1:3]
+from test_program_cache import learning, values
+from conftest import OPENCL, open_opencl
+OPENCL["device"] = sys.argv[3]
+device = open_opencl()
+print("ready", flush=True)
+sys.stdin.readline()
+found = learning(device)
+print("stages" in vars(found), b"".join(values(found)).hex())
+"""
+
+
+def test_processes_at_once_do_no_harm(tmp_path: Path) -> None:
+    tests = [str(Path(__file__).parents[n]) for n in (0, 2)]
+    command = [sys.executable, "-c", PROCESS, *tests, OPENCL["device"]]
+
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            command,
+            env=environment(POCL_CACHE_DIR=str(tmp_path)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def told(processes: list[subprocess.Popen[str]]) -> list[list[str]]:
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdin is not None
+            assert process.stdout.readline() == "ready\n"
+        for process in processes:
+            process.stdin.write("\n")  # type: ignore[union-attr]
+            process.stdin.flush()  # type: ignore[union-attr]
+        return [process.communicate(timeout=120)[0].split() for process in processes]
+
+    first, second = told([start(), start()])
+    assert first[1] == second[1]
+    (folder,) = tmp_path.glob(f"processor-*/{FOLDER}")
+    assert [path.suffix for path in entries(folder)] == [".json"]
+    assert told([start()]) == [["False", first[1]]]
+
+
+def test_every_node_counts_once_however_many_ways_lead_to_it() -> None:
+    device = open_device("numpy")
+    x = Tensor(np.float32(1), device)
+
+    def step() -> dict[str, Tensor]:
+        y = x
+        for i in range(3000):
+            y = y + y * (1 + i * 1e-3)
+        return {"y": y}
+
+    _, buffers = identify(compile(step, device).updates)
+    assert len(buffers) == 2

@@ -1,0 +1,68 @@
+"""Other codecs through Pillow: at a setting, and with as many bytes as wanted."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from conftest import small_pixels
+
+from imgmlp.image import psnr
+from imgmlp.report import classic
+from imgmlp.report.classic import CODECS, Sized, encode, usable
+
+PIXELS = np.tile(small_pixels(), (3, 3, 1))
+
+
+def test_the_extra_brings_all_of_them() -> None:
+    assert usable() == CODECS
+
+
+@pytest.mark.parametrize("key", CODECS)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_more_quality_is_more_bytes_and_decibels(key: str, channels: int) -> None:
+    codec, pixels = usable()[key], PIXELS[:, :, :channels]
+    low, high = (encode(codec, pixels, q) for q in (codec.sweep[0], codec.sweep[-1]))
+    assert low.pixels.shape == pixels.shape
+    assert low.pixels.dtype == np.uint8
+    assert len(low.bytes) < len(high.bytes)
+    assert psnr(pixels, low.pixels) < psnr(pixels, high.pixels)
+
+
+@pytest.mark.parametrize("key", ["jpeg420", "webp"])
+def test_the_file_is_the_nearest_that_there_is(key: str) -> None:
+    codec = CODECS[key]
+    low, high = codec.qualities
+    every = [len(encode(codec, PIXELS, q).bytes) for q in range(low, high + 1)]
+    sized = Sized(codec, PIXELS)
+    for wanted in (200, 900, 1500, 3000, 10**6):
+        found = len(sized.nearest(wanted).bytes)
+        best = min(abs(math.log(size / wanted)) for size in every)
+        assert abs(math.log(found / wanted)) == pytest.approx(best, abs=0.02), wanted
+
+
+def test_a_setting_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def counted(codec: classic.Classic, pixels: np.ndarray, quality: int) -> classic.Coded:
+        tried.append(quality)
+        return encode(codec, pixels, quality)
+
+    monkeypatch.setattr(classic, "encode", counted)
+    sized = Sized(CODECS["jpeg420"], PIXELS)
+    for wanted in (900, 901, 1500, 900):
+        sized.nearest(wanted)
+    assert len(tried) == len(set(tried)) <= 14
+
+
+def test_what_pillow_cannot_do_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(classic, "PLUGIN", "no_such_plugin")
+    old = {"tune": "unheard-of"}
+    codec = classic.Classic("AVIF", "AVIF", "", {"advanced": old}, (50,))
+    monkeypatch.setitem(CODECS, "avif", codec)
+    usable.cache_clear()
+    try:
+        assert usable().keys() == CODECS.keys() - {"jxl", "avif"}
+    finally:
+        usable.cache_clear()

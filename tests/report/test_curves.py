@@ -1,0 +1,49 @@
+"""BD-rate is what its definition says, and curves go through means."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from imgmlp.report.curves import Curve, Point, bd_rate, mean_curve, monotone_cubic
+
+CURVE = Curve((0.1, 0.2, 0.4, 0.8), (25.0, 28.0, 31.0, 34.0))
+
+
+def test_half_the_rate_is_minus_a_half() -> None:
+    half = Curve(tuple(b / 2 for b in CURVE.bpp), CURVE.quality)
+    assert bd_rate(CURVE, CURVE) == pytest.approx(0)
+    assert bd_rate(half, CURVE) == pytest.approx(-0.5)
+    assert bd_rate(CURVE, half) == pytest.approx(1.0)
+
+
+def test_only_the_common_range_counts() -> None:
+    better_above = Curve((0.1, 0.2, 0.4, 0.5), CURVE.quality)
+    assert bd_rate(better_above, CURVE) == pytest.approx(-0.08, abs=0.04)
+    assert bd_rate(Curve((0.1, 0.2), (10.0, 20.0)), CURVE) is None
+
+
+def test_cubic_pieces_pass_through_their_points_and_never_overshoot() -> None:
+    x, y = np.array([0.0, 1, 3, 4, 6]), np.array([0.0, 2, 2.1, 5, 5.5])
+    np.testing.assert_allclose(monotone_cubic(x, y, x), y)
+    fine = monotone_cubic(x, y, np.linspace(0, 6, 601))
+    assert (np.diff(fine) >= 0).all()
+    np.testing.assert_allclose(monotone_cubic(x, 2 * x + 1, np.array([0.3, 5.0])), [1.6, 11])
+
+
+def test_a_curve_goes_through_means_of_settings_that_all_pictures_have() -> None:
+    points = [
+        Point("c", image, setting, bpp, psnr)
+        for image, setting, bpp, psnr in (
+            ("a", "1", 0.2, 20.0),
+            ("b", "1", 0.4, 30.0),
+            ("a", "2", 0.6, 28.0),
+            ("b", "2", 0.8, 34.0),
+            ("a", "3", 1.0, 40.0),
+        )
+    ]
+    found = mean_curve(points, {"a", "b"})
+    assert found is not None
+    np.testing.assert_allclose(found.bpp, (0.3, 0.7))
+    assert found.quality == (25.0, 31.0)
+    assert mean_curve(points, {"a", "b", "c"}) is None

@@ -1,0 +1,219 @@
+"""The live view of a training: a picture, a page beside it, and no harm to the training."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import small_pixels
+from html_document import Document
+from PIL import Image
+
+from imgmlp.codec.training.run import Progress
+from imgmlp.errors import Interrupted, OutOfMemoryError, OutputError, UsageError
+from imgmlp.image import from_array
+from imgmlp.metadata import NOTHING
+from imgmlp.report import live, live_page
+from imgmlp.report.live import LiveView
+from imgmlp.report.live_page import MOST_POINTS, History
+
+PIXELS = small_pixels()
+
+
+def progress(
+    step: int, loss: float = 0.01, pixels: np.ndarray = PIXELS, **others: float
+) -> Progress:
+    first, last = (0, 0.0), (step, step / 100)
+    found = Progress.between(first, last, 1000, loss, lambda: pixels)
+    return Progress(**{**vars(found), **others})
+
+
+@pytest.fixture
+def told() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def view(tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch) -> LiveView:
+    """One that writes whenever it is told something."""
+    monkeypatch.setattr(live, "EVERY", 0.0)
+    monkeypatch.setattr(live, "SPARED", 0.0)
+    return LiveView(tmp_path / "a b#.png", "photo <1>.png", NOTHING, told.append)
+
+
+def page_of(view: LiveView) -> str:
+    (path,) = live.files_of(view._picture)[1:]
+    return path.read_text("utf-8")
+
+
+def test_the_page_says_where_the_training_is(view: LiveView, tmp_path: Path) -> None:
+    with view:
+        assert "Preparing" in Document(page_of(view)).text()
+        assert "The picture follows" in page_of(view)
+        for step in (100, 200, 300):
+            view.update(progress(step, 1 / step))
+        document = Document(page_of(view))
+        shown = " ".join(document.text().split())
+        assert "photo <1>.png" in shown
+        assert "24.77 dB · loss 0.00333" in shown
+        assert "300 of 1,000 steps, 100 steps/s, 7.0 s left" in shown
+        assert {"PSNR, dB", "loss", "steps", "0.005"} <= {text for _, text in document.texts}
+        (image,) = document.all("img")
+        assert image["src"].startswith("a%20b%23.png?")
+        assert (image["width"], image["height"]) == ("31", "24")
+        (bar,) = document.all("progress")
+        assert (bar["max"], bar["value"]) == ("1000", "300")
+    with Image.open(tmp_path / "a b#.png") as picture:
+        np.testing.assert_array_equal(np.asarray(picture), PIXELS)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a b#.html", "a b#.png"]
+
+
+def test_it_loads_itself_again_until_the_training_ended(view: LiveView, tmp_path: Path) -> None:
+    with view:
+        view.update(progress(10))
+        refreshing = [m for m in Document(page_of(view)).all("meta") if "http-equiv" in m]
+        assert refreshing == [{"http-equiv": "refresh", "content": "3"}]
+        view.end("Done: 1,000 steps", np.zeros_like(PIXELS))
+    document = Document(page_of(view))
+    assert not [m for m in document.all("meta") if "http-equiv" in m]
+    assert not document.all("script")
+    assert "Done: 1,000 steps" in document.text()
+    with Image.open(tmp_path / "a b#.png") as picture:
+        assert not np.asarray(picture).any()
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (Interrupted("stopped after 10 of 20 steps"), "Ended early: stopped after 10 of 20 steps"),
+        (KeyboardInterrupt(), "Ended early: interrupted"),
+    ],
+)
+def test_an_early_end_is_told_as_well(view: LiveView, error: BaseException, shown: str) -> None:
+    def train() -> None:
+        with view:
+            view.update(progress(10))
+            raise error
+
+    with pytest.raises(type(error)):
+        train()
+    assert shown in Document(page_of(view)).text()
+    assert "refresh" not in page_of(view)
+
+
+def test_what_codecs_estimate_has_a_curve_of_its_own(view: LiveView) -> None:
+    with view:
+        for step in (10, 20):
+            view.update(progress(step, bpp=0.5, cost=0.02))
+        shown = Document(page_of(view))
+    assert "0.500 bits per pixel · D+λR 0.02" in shown.text()
+    assert len(shown.all("svg")) == 2
+
+
+@pytest.mark.parametrize("error", [OutputError("disk full"), OutOfMemoryError("no room")])
+def test_what_fails_is_told_once_and_the_training_goes_on(
+    view: LiveView, told: list[str], error: Exception
+) -> None:
+    tried = []
+
+    def decode() -> np.ndarray:
+        tried.append(1)
+        raise error
+
+    with view:
+        for step in (10, 20, 30):
+            view.update(Progress.between((0, 0.0), (step, 1.0), 100, 0.1, decode))
+    assert len(tried) == 1
+    assert told == [f"no more previews: {error}"]
+    assert "Ended" in page_of(view)
+
+
+def test_a_folder_that_is_gone_is_told_once(tmp_path: Path, told: list[str]) -> None:
+    with LiveView(tmp_path / "gone" / "a.png", "a", NOTHING, told.append) as view:
+        view.update(progress(10))
+    assert len(told) == 1
+    assert "gone" in told[0]
+
+
+def test_previews_leave_the_training_most_of_the_time(
+    tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(live.time, "monotonic", lambda: clock[0])
+    made = []
+
+    def decode() -> np.ndarray:
+        clock[0] += 2.0  # that it takes
+        made.append(clock[0])
+        return PIXELS
+
+    with LiveView(tmp_path / "a.png", "a", NOTHING, told.append) as view:
+        for step in range(1, 101):
+            clock[0] += 0.5
+            view.update(Progress.between((0, 0.0), (step, 1.0), 100, 0.1, decode))
+    assert made == [105.0, 127.0, 149.0]
+
+
+def test_no_picture_is_no_view(told: list[str]) -> None:
+    heard = []
+    with LiveView(None, "a", NOTHING, told.append) as view:
+        view.after(heard.append)(progress(10))
+        view.end("Done", PIXELS)
+    assert len(heard) == 1
+    assert told == []
+
+
+def test_a_pipe_has_no_page_beside_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert live.files_of(tmp_path / "pipe") == [tmp_path / "pipe"]
+
+
+def test_a_history_keeps_its_shape_and_not_all_points() -> None:
+    history = History()
+    for step in range(1, 5001):
+        history.add(progress(step))
+    (part,) = history.parts
+    assert MOST_POINTS / 2 < len(part.moments) <= MOST_POINTS
+    steps = [step for step, *_ in part.moments]
+    assert len(set(np.diff(steps))) == 1
+    history.add(progress(3))
+    assert [part.moments[0][0] for part in history.parts] == [1, 3]
+
+
+def test_pictures_that_browsers_do_not_show_are_linked(tmp_path: Path, told: list[str]) -> None:
+    with LiveView(tmp_path / "a.tif", "a", NOTHING, told.append) as view:
+        view.end("Done", PIXELS)
+    document = Document(page_of(view))
+    assert document.all("img") == []
+    assert [a["href"] for a in document.all("a")] == ["a.tif"]
+
+
+def test_others_files_are_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text("somebody's")
+    with pytest.raises(OutputError, match=r"a\.html exists already"):
+        live.Live(tmp_path / "a.png").check()
+    live.Live(tmp_path / "a.png", force=True).check()
+    live.Live(tmp_path / "a.png").check(own=[str((tmp_path / "a.html").resolve())])
+    with pytest.raises(UsageError, match="extension"):
+        live.Live(tmp_path / "a.txt").check()
+    alpha = from_array(np.zeros((4, 4, 4), np.uint8), alpha=True)
+    with pytest.raises(UsageError, match="transparent"):
+        live.Live(tmp_path / "b.jpg").check(of=alpha)
+
+
+def test_names_that_are_no_text_are_shown_and_linked() -> None:
+    view = live_page.View(
+        title="a\udcff",
+        picture="b\udcff.png",
+        size=(1, 1),
+        history=History(),
+        latest=None,
+        now=live.datetime.now().astimezone(),
+        seconds=1.0,
+        ended="Done",
+    )
+    text = live_page.render(view)
+    text.encode()
+    assert "b%FF.png?" in text

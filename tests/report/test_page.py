@@ -1,0 +1,144 @@
+"""The page of a comparison: whole, self-contained, and readable without scripts."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from html_document import Document
+from PIL import Image
+from results import ABOUT, RATES, SIDE, measured
+
+from imgmlp.report import copies, page, summary
+from imgmlp.report.measure import OURS, Measured
+
+CODECS = [OURS, *ABOUT.others]
+
+
+@pytest.fixture(scope="module")
+def two() -> list[Measured]:
+    return [measured("folder/one.png"), measured("other/t<wo>&.png", 5, 0.8)]
+
+
+@pytest.fixture(scope="module")
+def text(two: list[Measured]) -> str:
+    return page.render(two, ABOUT)
+
+
+def test_nothing_is_loaded_from_anywhere(text: str) -> None:
+    document = Document(text)
+    for _, attributes in document.elements:
+        for name in ("src", "href", "data", "action", "srcset", "poster"):
+            value = attributes.get(name)
+            assert value is None or value.startswith(("data:image/", "#")), value
+    policies = [m for m in document.all("meta") if m.get("http-equiv") == "Content-Security-Policy"]
+    assert policies[0]["content"].startswith("default-src 'none'; img-src data:;")
+    assert not re.search(r"url\(|@import|https?://", text)
+
+
+def test_every_file_is_shown_once_and_as_the_codec_wrote_it(two: list[Measured], text: str) -> None:
+    document = Document(text)
+    keys = [f["data-key"] for f in document.all("figure") if "data-key" in f]
+    wanted = [f"{n}/original" for n in range(2)]
+    wanted += [f"{n}/{step}/{codec}" for n in range(2) for step in range(3) for codec in CODECS]
+    assert Counter(keys) == Counter(wanted)
+    shown = dict(zip(keys, document.all("img")[2:], strict=True))  # the first two are the slider's
+    for step in range(len(RATES)):
+        result = next(r for r in two[1].results if (r.codec, r.rate) == ("webp", RATES[step]))
+        head, _, data = shown[f"1/{step}/webp"]["src"].partition(",")
+        assert head == "data:image/webp;base64"
+        assert base64.b64decode(data) == result.shown.files[0]
+    for image in shown.values():
+        data = base64.b64decode(image["src"].partition(",")[2])
+        with Image.open(io.BytesIO(data)) as opened:
+            assert opened.size == (two[0].width, two[0].height)
+        assert (image["loading"], image["decoding"]) == ("lazy", "async")
+        assert image["alt"]
+
+
+def test_tables_have_all_figures_and_what_to_sort_by(two: list[Measured], text: str) -> None:
+    document = Document(text)
+    assert len(document.all("tr")) == 1 + len(CODECS) + 1 + 2 * len(RATES) * len(CODECS)
+    assert all("data-v" in cell for cell in document.all("td"))
+    shown = document.text()
+    for one in two:
+        for result in one.results:
+            assert f"{result.size:,}" in shown
+            assert f"{result.quality.psnr:.2f}" in shown
+            assert f"{result.quality.ms_ssim:.4f}" in shown
+
+
+def test_names_and_notes_are_text(text: str) -> None:
+    shown = Document(text).text()
+    assert "t<wo>&" in shown
+    assert "a device <of ours>" in shown
+    assert "a <note>" in shown
+    assert "one.png" not in shown  # stems tell them apart
+
+
+def test_pictures_of_one_name_keep_their_folders() -> None:
+    assert page.short_names(["a/x.png", "b/x.png"]) == ["a/x.png", "b/x.png"]
+    assert page.short_names(["a/x.png", "b/\ny.png"]) == ["x", "\\ny"]
+
+
+def test_without_scripts_only_the_slider_is_missing(text: str) -> None:
+    document = Document(text)
+    (look,) = [s for s in document.all("section") if s.get("id") == "look"]
+    assert "hidden" in look
+    assert len(document.all("noscript")) == 1
+    assert len(document.all("svg")) == 3 * 3
+    assert len(document.all("details")) == 2
+    assert len([t for t in document.all("th") if t.get("scope") == "col"]) == 8 + 11
+    script = text.partition("<script>")[2].partition("</script>")[0]
+    assert '"use strict"' in script
+
+
+def test_the_finding_is_what_was_measured(two: list[Measured], text: str) -> None:
+    found = summary.saving(two, "jpeg420", summary.psnr)
+    assert found.least == pytest.approx(-0.2, abs=0.005)
+    assert found.most == pytest.approx(0, abs=0.005)
+    assert "10% fewer" in Document(text).text()
+    assert "−10%" in Document(text).text()
+
+
+def test_a_saving_that_is_not_known_of_all_pictures_is_told_as_such(two: list[Measured]) -> None:
+    alike = [
+        replace(r, quality=replace(r.quality, psnr=90 + r.quality.psnr / 100))
+        if r.codec == "webp"
+        else r
+        for r in two[1].results
+    ]  # far better than any other file
+    shown = Document(page.render([two[0], replace(two[1], results=alike)], ABOUT)).text()
+    assert "of 1 of 2 pictures" in shown
+    assert "Beside WebP that is not known of every picture" in shown
+    assert "fewer bytes than JPEG" in " ".join(shown.split())
+
+
+def test_a_page_takes_the_best_copies_for_which_it_has_room(
+    two: list[Measured], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "AVIF" in Document(text).text()
+    sizes = []
+    for most in (copies.MOST, len(text.encode()) - 1, 0):
+        monkeypatch.setattr(page, "MOST", most)
+        sizes.append(len(page.render(two, ABOUT).encode()))
+    assert sizes[0] == len(text.encode())
+    assert sizes[0] > sizes[1] > sizes[2]
+    assert f"{min(two[0].results[0].shown.psnr[-1:]):.0f}" in page.render(two, ABOUT)
+
+
+def test_small_or_lossless_pictures_have_gaps(two: list[Measured]) -> None:
+    results = [
+        replace(r, quality=replace(r.quality, psnr=float("inf"), ssim=None, ms_ssim=None))
+        for r in two[0].results
+    ]
+    shown = Document(page.render([replace(two[0], results=results)], ABOUT)).text()
+    assert "lossless" in shown
+    assert "No MS-SSIM of pictures so small." in shown
+    assert "Beside JPEG, WebP and AVIF iq that is not known of every picture" in shown
+    assert "nan" not in shown
+    assert two[0].height == SIDE

@@ -1,0 +1,85 @@
+"""A hook of MkDocs that brings into the site what documents link to outside of docs/.
+
+On a forge `../imgmlp/engine/compiler.py` leads to the file; the site would have no such page. So
+every file that a document links to becomes one: a document of the repository's top stands among the
+others, code is shown as it is, and the links follow. Knows nothing of imgmlp itself.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files, InclusionLevel
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parent.parent
+TOP = {  # documents beside docs/, and the names of their pages
+    "README.md": "manual.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+}
+LANGUAGES = {".py": "python", ".cl": "c", ".toml": "toml", ".yaml": "yaml"}
+FENCED = re.compile(r"^(```.*?^```$)", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(\]\()(?![a-z]+:|#)([^)\s#]+)")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add a page for each of TOP, and for each file that one of these or of docs/ links to."""
+    for name, uri in TOP.items():
+        files.append(File.generated(config, uri, content=(ROOT / name).read_text("utf-8")))
+    documents = [file for file in files if file.src_uri.endswith(".md")]
+    for document in documents:
+        for _, link in LINK.findall(_prose(document.content_string)):
+            _add_source(_repository_path(document.src_uri, link), files, config)
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
+    """The links of a page, as they lead from where it stands in the site."""
+    if page.file.src_uri.startswith("source/"):
+        return markdown
+    parts = FENCED.split(markdown)
+    return "".join(
+        part if part.startswith("```") else LINK.sub(lambda m: _relinked(m, page), part)
+        for part in parts
+    )
+
+
+def _relinked(link: re.Match[str], page: Page) -> str:
+    path = _repository_path(page.file.src_uri, link[2])
+    start = posixpath.dirname(page.file.src_uri) or "."
+    return link[1] + posixpath.relpath(_page_uri(path), start)
+
+
+def _repository_path(uri: str, link: str) -> str:
+    """Where a link leads, from the repository's top; `uri` is the page's own."""
+    top = next((name for name, page in TOP.items() if page == uri), None)
+    own = top or posixpath.join("docs", uri)
+    return posixpath.normpath(posixpath.join(posixpath.dirname(own), link))
+
+
+def _page_uri(path: str) -> str:
+    """The page of a file of the repository, or the file itself, if it is in docs/."""
+    if path in TOP:
+        return TOP[path]
+    return path.removeprefix("docs/") if path.startswith("docs/") else f"source/{path}.md"
+
+
+def _add_source(path: str, files: Files, config: MkDocsConfig) -> None:
+    """A page that shows a file; what is not there is left to the strict build to refuse."""
+    uri, file = _page_uri(path), ROOT / path
+    if not uri.startswith("source/") or files.get_file_from_path(uri) or not file.is_file():
+        return
+    text = file.read_text("utf-8")
+    language = LANGUAGES.get(file.suffix, "text")
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    head = "---\nhide: [toc, navigation]\nsearch: {exclude: true}\n---\n"
+    page = f'{head}# {path}\n\n{fence} {{.{language} linenums="1"}}\n{text}{fence}\n'
+    files.append(File.generated(config, uri, content=page, inclusion=InclusionLevel.NOT_IN_NAV))
+
+
+def _prose(text: str) -> str:
+    return FENCED.sub("", text)
