@@ -56,10 +56,10 @@ ELEMENTWISE = [
     ),
     Template("f", "{x}.gelu(exact=True)", "0.5 * {x} * (1 + erf({x} / np.sqrt(2)))"),
     Template("f", "({x}.abs() + 0.5).reciprocal()", "1 / (np.abs({x}) + 0.5)"),
-    Template("f", "{x} / ({y}.abs() + 0.5)", "{x} / (np.abs(cast({y}, 'f32')) + 0.5)"),
+    Template("f", "{x} / ({y}.abs() + 0.5)", "{x} / (cast(np.abs({y}), 'f32') + 0.5)"),
     Template("f", "{c} / ({x}.square() + 0.5)", "{c} / (np.square({x}) + 0.5)"),
-    Template("f", "{x} // ({y}.abs() + 0.5)", "{x} // (np.abs(cast({y}, 'f32')) + 0.5)"),
-    Template("f", "{x} % ({y}.abs() + 0.5)", "{x} % (np.abs(cast({y}, 'f32')) + 0.5)"),
+    Template("f", "{x} // ({y}.abs() + 0.5)", "{x} // (cast(np.abs({y}), 'f32') + 0.5)"),
+    Template("f", "{x} % ({y}.abs() + 0.5)", "{x} % (cast(np.abs({y}), 'f32') + 0.5)"),
     Template(
         "f",
         "({x}.abs() + 0.5) ** {y}.cast(dtype.f32).clip(-2, 2)",

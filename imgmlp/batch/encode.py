@@ -139,7 +139,7 @@ class Encoding:
             self._state = state.path
             if (others := checkpoint.others(self.output, state)) is not None:
                 self.watch.note(others)
-        if workload.steps and workload.seconds is None:  # else it is told already
+        if workload.seconds is None:  # else it is told already
             seconds = encoder.expected_seconds(picture, goal, workload, device, codec)
             self.watch.announce(f"about {duration(seconds)}")
         values = {"live": self.live.names()}

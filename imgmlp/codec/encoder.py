@@ -56,14 +56,12 @@ def expected_seconds(
     """About how long `encode` will take, or its time limit: a guess that takes milliseconds.
 
     What is known of pictures of the middling kind stands for this one, so that it may be off by two
-    or three times; kernels that must be compiled first may take longer than it says.
+    or three times; how long programs take to compile is known once some of their kind were.
     """
     if workload.seconds is not None:
         return workload.seconds
     work = mlp.work if codec == "mlp" else latent.work
-    if (found := work(picture, wanted, workload)) is None:
-        return latent.USUAL
-    return found.seconds(device)
+    return work(picture, wanted, workload).seconds(device)
 
 
 def encode(

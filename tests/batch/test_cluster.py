@@ -148,7 +148,9 @@ def test_workers_and_scheduler_are_killed_and_every_output_is_there_once(tmp_pat
     assert isinstance(killed, dict)
     assert sum(killed.values()) == 4
     assert (found["verified"], found["faults"], found["told twice"]) == (12, [], 0)
-    assert found["beside them"] == []
+    beside = found["beside them"]
+    assert isinstance(beside, list)  # a lost worker may leave a hidden state, and nothing in part
+    assert [name for name in beside if not name.endswith(".checkpoint")] == []
 
 
 def test_a_folder_is_encoded_on_local_workers(imgmlp: Command, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def encoded(data: bytes, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
     made = Draft(data, {"psnr": 30.0})
     monkeypatch.setattr("imgmlp.codec.mlp.encode.encode", lambda *_: made)
     picture, wanted = Picture(small_pixels()), Goal("psnr", 31)
-    found = encode(picture, wanted, Workload(1), open_device("numpy"))
+    found = encode(picture, wanted, Workload(1), open_device("numpy"), codec="mlp")
     assert found.bytes == data
     assert found.missed == "30.00 dB instead of 31"
     return found.pixels
@@ -81,7 +81,7 @@ def test_what_was_compiled_here_before_takes_no_time_again(
 
     def guessed(picture: Picture) -> float:
         work = encoder.workload("mlp", 1, None)
-        return encoder.expected_seconds(picture, Goal("bytes", 3000), work, device)
+        return encoder.expected_seconds(picture, Goal("bytes", 3000), work, device, "mlp")
 
     picture = Picture(np.zeros((64, 64, 3), np.uint8))
     cold, times = guessed(picture), CompileTimes(device)

@@ -21,6 +21,7 @@ from imgmlp.codec.latent.training_phases import (
 )
 from imgmlp.codec.latent.training_step import LatentStep
 from imgmlp.codec.training.checkpoint import Snapshot
+from imgmlp.codec.training.compile_times import CompileTimes
 from imgmlp.codec.training.draft import Draft, draft
 from imgmlp.codec.training.memory_limits import explain, smaller_picture, within_memory
 from imgmlp.codec.training.pace import Work
@@ -88,15 +89,21 @@ def encode(
     return _Encoder(picture, wanted, workload, device, run).encode()
 
 
-def work(picture: Picture, wanted: Goal, workload: Workload) -> Work | None:
-    """What training for a target takes, about; None where it is chosen to take the usual time."""
-    if not workload.steps:
-        return None
+def work(picture: Picture, wanted: Goal, workload: Workload) -> Work:
+    """What training for a target takes, about; just the usual time where that is chosen."""
     height, width, channels = picture.pixels.shape
     hidden = widths(picture.pixels.shape, math.inf)
     steps = (1.0 if wanted.kind == "lambda" else 1 + PASSES / 4 * SHORTER) * workload.steps
     each = 6 * _weights(hidden, channels) + SMALL_PARTS
-    return Work(steps, (steps + SETTLING) * each * height * width)
+    programs = (step_program(picture.pixels.shape),)
+    if not steps:
+        return Work(0, 0, programs, USUAL)
+    return Work(steps, (steps + SETTLING) * each * height * width, programs)
+
+
+def step_program(shape: tuple[int, ...]) -> str:
+    """What compile_times.py knows the step for pixels of a shape by."""
+    return f"latent step: {'x'.join(map(str, shape))}"
 
 
 class _Encoder:
@@ -108,6 +115,7 @@ class _Encoder:
         self.picture, self.wanted, self.device = picture, wanted, device
         self.workload, self.run = workload, run
         self.samples = picture.width * picture.height
+        self.compiled = CompileTimes(device)
         self.limit: float | None = None  # of the clock
         self.resumed = 0
         self.tried: list[list[float]] = []  # log2 of prices, and what is too much at them
@@ -261,6 +269,7 @@ class _Encoder:
         step.steer(control(0, MOST, self._first_price()))
         pace = seconds_a_step(step.program, TRIED)
         step.restore(start)
+        self.compiled.note(step_program(self.picture.pixels.shape))
         return pace
 
     # --- the price of bits ---

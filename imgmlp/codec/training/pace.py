@@ -32,11 +32,12 @@ class Work:
     steps: float
     operations: float
     programs: tuple[str, ...] = ()
+    least: float = 0.0  # seconds that it takes on every device, but for compiling
 
     def seconds(self, device: AnyDevice) -> float:
         """About how long it takes on a device."""
         compiling = READY + CompileTimes(device).expected(self.programs)
-        return compiling + max(self.steps * LAUNCHES, self.operations / speed(device))
+        return compiling + max(self.least, self.steps * LAUNCHES, self.operations / speed(device))
 
 
 def speed(device: AnyDevice) -> float:

@@ -16,8 +16,9 @@ import pytest
 from conftest import small_pixels
 
 from imgmlp.codec import decoder
+from imgmlp.codec import encoder as any_codec
 from imgmlp.codec.bitstream import container, metadata_sections
-from imgmlp.codec.encoder import Encoded, encode
+from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.mlp import encode as mlp
 from imgmlp.codec.mlp import integer_inference, rate_model
 from imgmlp.codec.mlp.encode import _Encoder
@@ -38,6 +39,7 @@ from imgmlp.errors import Interrupted
 from imgmlp.image import Picture, psnr
 from imgmlp.metadata import NOTHING, Metadata
 
+encode = partial(any_codec.encode, codec="mlp")
 SHORT = Workload(120)
 BESIDE = Metadata(b"a colour profile", b"II*\0 EXIF", b"<xmp/>", (300.0, 72.5))
 
