@@ -175,7 +175,8 @@ checkpoint.write_atomically = refuse
 def test_without_room_for_checkpoints_the_run_goes_on(tmp_path: Path) -> None:
     picture = tmp_path / "p.png"
     Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(picture)
-    run = start(picture, "p.png", *TARGETS["mlp"], "--no-progress", code=NO_ROOM + COMMAND)
+    options = ("--codec", "mlp", *TARGETS["mlp"], "--no-progress")
+    run = start(picture, "p.png", *options, code=NO_ROOM + COMMAND)
     error = run.communicate(timeout=120)[1]
     assert run.returncode == 0, error
     assert error.count("no checkpoints:") == 1

@@ -19,8 +19,8 @@ import pytest
 
 from imgmlp.engine import Program
 from imgmlp.engine.ir.uops import Code
+from imgmlp.engine.oracle import emulate_uops
 from imgmlp.engine.oracle.sanitizer import Memory
-from imgmlp.engine.runtime import interpreted
 
 COMPILER = shutil.which("g++")
 REPLACED = ("multiply", "half_of", "halves_2", "word_at")
@@ -56,7 +56,7 @@ def run(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
             assert (around == UNTOUCHED).all(), f"{name} writes beyond {storage}"
 
     with monkeypatch.context() as patch:
-        patch.setattr(interpreted, "run_code", launch)
+        patch.setattr(emulate_uops, "run_code", launch)
         program.run()
 
 

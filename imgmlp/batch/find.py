@@ -18,6 +18,16 @@ from imgmlp.errors import ImgmlpError, UsageError
 LONGEST_LIST = 2**30  # bytes
 
 
+def is_folder(path: Path) -> bool:
+    """Whether a folder is there; a name that no file can have is none."""
+    return os.path.isdir(path)
+
+
+def is_pattern(path: Path) -> bool:
+    """Whether a name stands for others, and is no file's own."""
+    return glob.has_magic(str(path)) and not os.path.lexists(path)
+
+
 @dataclass(frozen=True)
 class Found:
     """A file, or a folder that could not be read."""
@@ -45,9 +55,9 @@ class Search:
     def find(self, sources: Sequence[Path]) -> Iterator[Found]:
         """What files, folders and patterns stand for."""
         for source in sources:
-            if source.is_dir():
+            if is_folder(source):
                 yield from self._folder(source, source)
-            elif not os.path.lexists(source) and glob.has_magic(str(source)):
+            elif is_pattern(source):
                 yield from self._pattern(str(source))
             else:
                 yield self._named(source, Path(source.name))
@@ -58,7 +68,7 @@ class Search:
         for path in names:
             whole = os.path.abspath(path)
             inside = [top for top in tops if whole.startswith(os.path.join(top, ""))]
-            if inside and path.is_dir():  # one that could not be read before
+            if inside and is_folder(path):  # one that could not be read before
                 yield from self._folder(Path(whole), Path(max(inside, key=len)))
                 continue
             if inside:

@@ -17,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from imgmlp.batch import devices, store
+from imgmlp.batch import devices, find, store
 from imgmlp.batch.find import Found, Search, names_in
 from imgmlp.batch.plan import Plan, Rules
 from imgmlp.batch.pool import Pool, Seat, run_here
@@ -84,7 +84,7 @@ class Request:
 
 
 def _many(source: Path) -> bool:
-    return source.is_dir() or (glob.has_magic(str(source)) and not os.path.lexists(source))
+    return find.is_folder(source) or (find.is_pattern(source) and any(glob.iglob(str(source))))
 
 
 def _list(path: Path) -> bytes:

@@ -54,7 +54,7 @@ def test_verify_goes_on_after_a_damaged_file(imgmlp: Command, weights: Path) -> 
     assert done.stderr.startswith("error: cut.npz: truncated")
     assert_error(imgmlp("verify", "cut.npz", check=4).stderr, "truncated")
     assert_error(imgmlp("verify", "missing.npz", check=2).stderr, "does not exist")
-    assert_error(imgmlp("verify", check=2).stderr, "FILE")
+    assert_error(imgmlp("verify", check=2).stderr, "name files, or folders")
 
 
 def test_devices_lists_what_the_option_takes(imgmlp: Command) -> None:

@@ -86,11 +86,12 @@ class LatentStep(Resumable):
         self.inside = Tensor(self._inside(), device, name="inside")
         self.taken = Tensor(self._taken(), device, name="taken")
         drawn = self._drawn()
-        self.flat = Tensor(self._started(drawn), device, name="networks")
+        flat = self._started(drawn)
+        self.flat = Tensor(flat, device, name="networks")
         self.cheapest = Tensor(self._started(np.zeros_like(drawn)), device, name="start")
         empty = np.zeros((plane.rows, plane.pitch), np.float32)
         self.latents = Tensor(empty, device, name="latents")  # all grids, as they lie in the plane
-        self.candidate = Tensor(self.flat.numpy(), device, name="candidate")  # to be judged
+        self.candidate = Tensor(flat, device, name="candidate")  # to be judged
         self.control = Tensor(np.zeros(9, np.float32), device, name="control")
         self.count = Tensor(np.uint32(0), device, name="count")
         self.adam_latents = optim.Adam([self.latents], self.control[4], BETAS, epsilon)

@@ -14,6 +14,7 @@ from conftest import open_mapping, open_opencl, small_pixels
 from networks import small_network
 
 from imgmlp.cli import decode, train
+from imgmlp.cli.folders import Request
 from imgmlp.cli.train import Outputs
 from imgmlp.codec.encoder import encode
 from imgmlp.codec.float_mlp import pipeline
@@ -165,7 +166,8 @@ def test_the_command_tells_of_it(
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
     terminal.show_warnings()
     again = folder / "again.png"
-    assert decode.run(terminal, [folder / "w.npz"], decode.Outputs(again), "numpy") == 0
+    request = Request([folder / "w.npz"], device="numpy")
+    assert decode.run(terminal, request, decode.Outputs(again)) == 0
     said = capsys.readouterr().err
     assert "warning: " in said
     assert "372 pixels at a time instead of 744" in said
