@@ -38,6 +38,7 @@ Array = np.ndarray[Any, Any]
 SEED = 0
 LEVELS = 9  # of effort
 FEWEST, MOST = 300, 100_000  # steps of the lowest and of the highest of them
+TOO_FEW = 100  # below which latents are far from what they can be
 USUAL = 20.0  # seconds that an encode should take if nobody says how long
 SETTLING = 50  # steps that take as long as the search for rounded networks
 REFINING, REFINED = 0.2, 2000  # share of the steps, and most, whose time goes to single weights
@@ -253,6 +254,8 @@ class _Encoder:
             room = share * left / pace - SETTLING - CHECKING
             room = max(room / (1 + REFINING), room - REFINED)
             steps = min(max(1, int(room)), MOST)
+            if steps < TOO_FEW:
+                self.run.say("too little time for latents here: --codec mlp makes more of it")
         elif self.workload.steps:
             steps = self.workload.steps
         else:

@@ -191,6 +191,18 @@ def test_without_an_effort_the_device_decides(
     assert notes[1].startswith(f"{steps:,} steps, about ")
 
 
+@pytest.mark.parametrize(("pace", "told"), [(1.0, True), (1e-3, False)])
+def test_too_little_time_is_told(pace: float, told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latent._Encoder, "_pace", lambda *_: pace)
+    notes: list[str] = []
+    device, wanted = open_device("numpy"), Goal("lambda", 1e-3)
+    encoder = latent._Encoder(
+        Picture(PIXELS), wanted, Workload(0, seconds=20.0), device, Run(note=notes.append)
+    )
+    encoder._steps(encoder._step())
+    assert any("--codec mlp" in note for note in notes) is told
+
+
 def test_a_time_limit_decides_how_long_to_train(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latent._Encoder, "_pace", lambda *_: 1e-6)  # which it does not keep
     found = run(Goal("lambda", 1e-2), workload=Workload(0, seconds=1.5))
