@@ -144,6 +144,8 @@ class Plan:
         row = output, os.fsencode(found.path), found.bytes, found.mtime
         before = self._data.execute("SELECT path FROM found WHERE output = ?", row[:1]).fetchone()
         if before is not None:
+            if _absolute(before[0]) == _absolute(row[1]):
+                return None  # it was given twice
             known = self._known(output)
             paths = sorted([before[0], row[1]])  # in the same order whenever they are found
             paths.sort(key=lambda path: known is None or _absolute(path) != known.source)

@@ -147,6 +147,12 @@ def test_a_newcomer_does_not_take_the_output_of_another(done: Path) -> None:
     assert refused.task.source.name == "a.jpg"
 
 
+def test_a_file_that_is_given_twice_is_done_once(folder: Path) -> None:
+    plan = Plan(Rules(folder.parent / "out", lambda name: name.with_suffix(".out")))
+    assert list(plan.make(Search({".png"}).find([folder, folder / "a.png"]))) == []
+    assert plan.count == 3
+
+
 def test_without_a_journal_nothing_is_lost(done: Path) -> None:
     (done.parent / "out" / journals.NAME).write_bytes(b"\0" * 1000)
     plan, _ = planned(done)
