@@ -13,6 +13,7 @@ from imgmlp.batch.encode import looked_at
 from imgmlp.batch.find import Found, Search
 from imgmlp.batch.plan import FAILED, Plan, Rules
 from imgmlp.batch.work import Record, Task
+from imgmlp.errors import OutputError
 
 
 @pytest.fixture
@@ -213,6 +214,14 @@ def test_files_of_one_name_are_no_matter_where_nothing_is_written(folder: Path) 
     (other / "a.png").write_bytes(b"")
     assert list(plan.make(Search({".png"}).find([folder, other, folder]))) == []
     assert plan.count == 4
+
+
+def test_a_full_disk_of_temporary_files_is_told(folder: Path) -> None:
+    plan = Plan(Rules(None, Path))
+    plan._data.execute("PRAGMA max_page_count = 1")  # no more than there are
+    many = (Found(folder / str(number), Path()) for number in range(1000))
+    with pytest.raises(OutputError, match="database or disk is full"):
+        list(plan.make(many))
 
 
 def test_a_request_to_stop_ends_the_planning(folder: Path) -> None:
