@@ -64,8 +64,8 @@ class Search:
             if inside:
                 yield self._named(path, Path(os.path.relpath(whole, max(inside, key=len))))
                 continue
-            places = ", ".join(map(str, roots)) or "the current folder"
-            problem = f"{path} is not in {places}"
+            told = ", ".join(map(str, roots)) or "the current folder"
+            problem = f"{path} is not in {told}"
             hint = "give the folder above it beside the list: its place in there is kept"
             yield Found(path, Path(path.name), error=UsageError(problem, hint=hint))
 
