@@ -68,21 +68,20 @@ class _Job:
     work: Work
     device: str
     version: str
+    here: bool  # for workers of this machine, whose environment is this process's
 
 
 class Cluster:
     """Workers of a scheduler, or on this machine alone for as long as this lives."""
 
-    def __init__(
-        self, work: Work, address: str, device: str, processes: int, note: Callable[[str], None]
-    ) -> None:
+    def __init__(self, work: Work, address: str, device: str, processes: int) -> None:
         """Connect to tcp://…, or start `processes` workers here if `address` is "local".
 
         Raises UsageError for another address, and DeviceError if nobody answers, if there is no
         worker, or if one has another version of imgmlp.
         """
-        self._address, self._note = address, note
-        self._job = _Job(work, device, _version())
+        self._address = address
+        self._job = _Job(work, device, _version(), address == LOCAL)
         self._again: deque[_Chunk] = deque()
         self._running: dict[Any, _Chunk] = {}
         self._free: set[Path | None] = set()  # outputs in work that nobody had before
@@ -123,9 +122,7 @@ class Cluster:
             raise DeviceError(f"the cluster at {self._address} has no worker", hint=hint) from error
         try:
             found = self._client.run(_version, on_error="return")
-        except (
-            OSError
-        ):  # a worker that goes away at this moment; each is asked again with its files
+        except OSError:  # a worker goes away at this moment; each is asked again with its files
             return {}
         for worker, theirs in found.items():
             if isinstance(theirs, Exception) and not isinstance(theirs, OSError):
@@ -330,16 +327,18 @@ def _opened(device: str) -> AnyDevice:
 
 
 def _do(job: _Job, tasks: list[Task]) -> list[Record]:
-    """Do the files of a chunk, on the device that the worker's environment names, if it does."""
+    """Do the files of a chunk, on the device that a worker elsewhere has in its environment."""
     worker, own = distributed.get_worker(), _version()
     if own != job.version:  # of a worker that came later
         return list(_failed(tasks, _other_version(worker.address, own, job.version)))
-    device, records = os.environ.get("IMGMLP_DEVICE", job.device), []
+    device, records = job.device, []
+    if not job.here:
+        device = os.environ.get("IMGMLP_DEVICE", device)
     for task in tasks:
         watch = _Told(worker, task)
         with _TURN:
             record = attempt(job.work, task, lambda: _opened(device), watch)
-        record.notes += watch.notes
+        record.notes += [f"{task.source}: {note}" for note in watch.notes]
         record.device = f"{device} of {worker.address}"
         records.append(record)
     return records

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import stat
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from imgmlp.errors import ImgmlpError, UsageError
-
-LONGEST_LIST = 2**30  # bytes
 
 
 def is_folder(path: Path) -> bool:
@@ -63,28 +62,27 @@ class Search:
                 yield self._named(source, Path(source.name))
 
     def listed(self, names: Iterator[Path], roots: Sequence[Path]) -> Iterator[Found]:
-        """The files of a list, each in one of some folders, which it keeps its place of."""
-        tops = [os.path.abspath(root) for root in roots or [Path()]]
+        """The files of a list, each at the place that it has in one of some sources."""
+        places = [_place(root) for root in roots or [Path()]]
         for path in names:
             whole = os.path.abspath(path)
-            inside = [top for top in tops if whole.startswith(os.path.join(top, ""))]
+            below = [top for top, start in places if whole.startswith(os.path.join(start, ""))]
+            inside = below + [top for top, start in places if whole == start]
             if inside and is_folder(path):  # one that could not be read before
                 yield from self._folder(Path(whole), Path(max(inside, key=len)))
                 continue
             if inside:
                 yield self._named(path, Path(os.path.relpath(whole, max(inside, key=len))))
                 continue
-            places = ", ".join(map(str, roots)) or "the current folder"
-            problem = f"{path} is not in {places}"
+            told = ", ".join(map(str, roots)) or "the current folder"
+            problem = f"{path} is not in {told}"
             hint = "give the folder above it beside the list: its place in there is kept"
             yield Found(path, Path(path.name), error=UsageError(problem, hint=hint))
 
     def _pattern(self, pattern: str) -> Iterator[Found]:
-        parts = Path(pattern).parts
-        fixed = next(n for n, part in enumerate(parts) if glob.has_magic(part))
-        top, any_found = Path(*parts[:fixed]), False
-        for match in glob.iglob(pattern, recursive=True):
-            any_found, path = True, Path(match)
+        (top, parts), any_found = _split(pattern), False
+        for path in _matches(top, parts):
+            any_found = True
             if not path.is_dir():
                 yield self._named(path, path.relative_to(top))
             elif "**" not in parts:
@@ -146,6 +144,38 @@ class Search:
         if not stat.S_ISREG(status.st_mode):
             return _refused(path, name, "is no file")
         return Found(path, name, status.st_size, status.st_mtime_ns)
+
+
+def _place(source: Path) -> tuple[str, str]:
+    """Absolute: the folder that places are told from, and what a source stands for, or lies in."""
+    whole = os.path.abspath(source)
+    if source.is_dir():
+        return whole, whole
+    if not os.path.lexists(source) and glob.has_magic(str(source)):
+        top = os.path.abspath(_split(str(source))[0])
+        return top, top
+    return os.path.dirname(whole), whole
+
+
+def _split(pattern: str) -> tuple[Path, Sequence[str]]:
+    """The folder before all wildcards, and the other parts."""
+    parts = Path(pattern).parts
+    fixed = next(n for n, part in enumerate(parts) if glob.has_magic(part))
+    return Path(*parts[:fixed]), parts[fixed:]
+
+
+def _matches(top: Path, parts: Sequence[str]) -> Iterator[Path]:
+    """What a pattern stands for, but what is hidden, unless it names that.
+
+    pathlib's, as ** of glob follows links to folders, which may lead in a circle.
+    """
+    wanted = [part if part == "**" else re.sub(r"\*+", "*", part) for part in parts]
+    if wanted[-1] == "**":
+        wanted.append("*")
+    hidden = any(part.startswith(".") for part in wanted)
+    for path in top.glob("/".join(wanted)):
+        if hidden or not any(p.startswith(".") for p in path.relative_to(top).parts):
+            yield path
 
 
 def _refused(path: Path, name: Path, problem: str) -> Found:

@@ -101,8 +101,13 @@ class Plan:
     ) -> Iterator[Record]:
         """Decide on files; gives a record of each of which there is nothing to do.
 
-        Ends early where it is asked to stop. Raises OutputError if the journal cannot be read.
+        Ends early where it is asked to stop. Raises OutputError if the journal cannot be read, or
+        there is no room for what is found.
         """
+        with _room():
+            yield from self._made(files, stopping)
+
+    def _made(self, files: Iterable[Found], stopping: Callable[[], bool]) -> Iterator[Record]:
         for done in () if self.journal is None else self.journal.read():
             row = os.fsencode(done.output), json.dumps(vars(done))
             self._data.execute("INSERT OR REPLACE INTO done VALUES (?, ?)", row)
@@ -124,11 +129,12 @@ class Plan:
         self.whole = True
 
     def tasks(self) -> Iterator[Task]:
-        """What is to be done, largest first."""
+        """What is to be done, largest first. Raises OutputError."""
         ordered = "SELECT weight, output, path, again FROM todo ORDER BY weight DESC, path"
-        for weight, name, path, again in self._data.execute(ordered):
-            output = self._output(Path(os.fsdecode(name)))
-            yield Task(Path(os.fsdecode(path)), output, bool(again), weight)
+        with _room():
+            for weight, name, path, again in self._data.execute(ordered):
+                output = self._output(Path(os.fsdecode(name)))
+                yield Task(Path(os.fsdecode(path)), output, bool(again), weight)
 
     def _output(self, name: Path) -> Path | None:
         return None if self.rules.folder is None else self.rules.folder / name
@@ -144,6 +150,8 @@ class Plan:
         row = output, os.fsencode(found.path), found.bytes, found.mtime
         before = self._data.execute("SELECT path FROM found WHERE output = ?", row[:1]).fetchone()
         if before is not None:
+            if _absolute(before[0]) == _absolute(row[1]):
+                return None  # it was given twice
             known = self._known(output)
             paths = sorted([before[0], row[1]])  # in the same order whenever they are found
             paths.sort(key=lambda path: known is None or _absolute(path) != known.source)
@@ -210,8 +218,9 @@ class Plan:
         self.journal.add(Done(name, *looks, self.rules.settings, *kept, record.facts))
 
     def failed(self, source: Path) -> None:
-        """Note that a file has no output."""
-        self._data.execute("INSERT INTO failed VALUES (?)", (os.fsencode(source),))
+        """Note that a file has no output. Raises OutputError."""
+        with _room():
+            self._data.execute("INSERT INTO failed VALUES (?)", (os.fsencode(source),))
 
     def list_failed(self) -> Path | None:
         """Write the list of those that failed; returns it, or None if there is none to write."""
@@ -231,6 +240,17 @@ class Plan:
 
         write_atomically(path, write)
         return path
+
+
+@contextlib.contextmanager
+def _room() -> Iterator[None]:
+    """Around what uses the temporary database, whose disk may be full."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        problem = f"cannot keep a list of the files in a temporary file: {error}"
+        hint = "make room where those go, or name another folder in SQLITE_TMPDIR"
+        raise OutputError(problem, hint=hint) from error
 
 
 def _check_other(output: Path, source: Path) -> None:

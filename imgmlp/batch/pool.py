@@ -173,11 +173,18 @@ class _Slot:
         self._executor: ProcessPoolExecutor | None = None
 
     def start(self, task: Task) -> None:
+        self._task, self._numbers[:] = task, [0.0] * len(self._numbers)
+        try:
+            self.future = self._ready().submit(_do, task)
+        except BrokenProcessPool:  # it ended while it had no file, which harms none
+            self.close()
+            self.future = self._ready().submit(_do, task)
+
+    def _ready(self) -> ProcessPoolExecutor:
         if self._executor is None:
             given = self._work, self.device, self._numbers, self._asked
             self._executor = ProcessPoolExecutor(1, _SPAWN, _prepare, given)
-        self._task, self._numbers[:] = task, [0.0] * len(self._numbers)
-        self.future = self._executor.submit(_do, task)
+        return self._executor
 
     def result(self) -> Record:
         """What became of the file."""

@@ -116,6 +116,7 @@ class EncodeInStore:
             finally:
                 record.task, record.state, record.written = task, None, False
                 if made.exists():
+                    self._known(output, record.digest)  # somebody may have written it meanwhile
                     output.write(made.read_bytes(), self._note(record))
                     record.written = True
         record.line = _named(record.line, source, made, task)

@@ -23,7 +23,7 @@ from imgmlp.codec.training.checkpoint import Checkpoint
 from imgmlp.codec.training.run import Progress, Run
 from imgmlp.codec.training.target import Goal
 from imgmlp.engine import open_device
-from imgmlp.errors import UsageError
+from imgmlp.errors import DeviceError, UsageError
 from imgmlp.facts import dimensions
 from imgmlp.image import Picture
 from imgmlp.interrupt import StopRequest
@@ -83,7 +83,7 @@ def run(
         report = _Report(terminal, output, wanted, job, show, stop)
         jobs = [report.job(source) for source in sources]
         code = files.one_by_one(terminal, jobs, as_json, stop.requested)
-    if report.measured:
+    if report.measured and code != DeviceError.exit_code:  # which leaves pictures to go on with
         report.write(job())
     return code
 

@@ -138,7 +138,7 @@ def _work(
     seats = devices.processes(named, request.jobs, plan.weight / plan.count)[: plan.count]
     with terminal.files(plan.count) as told.show:
         if request.cluster is not None:
-            cluster = _cluster(request, work, len(seats), terminal)
+            cluster = _cluster(request, work, len(seats))
             told.seats = cluster.seats
             records = cluster.run(plan.tasks(), stop.requested, told.draw)
         elif plan.count == 1:
@@ -154,7 +154,7 @@ def _work(
                 told.finished(record)
 
 
-def _cluster(request: Request, work: Work, processes: int, terminal: Terminal) -> Cluster:
+def _cluster(request: Request, work: Work, processes: int) -> Cluster:
     """Raises UsageError where Dask is not installed, and as Cluster does."""
     try:
         from imgmlp.batch.cluster import Cluster
@@ -162,7 +162,7 @@ def _cluster(request: Request, work: Work, processes: int, terminal: Terminal) -
         hint = "pip install 'imgmlp[cluster]', here and for the workers"
         raise UsageError(f"--cluster needs {error.name}", hint=hint) from error
     assert request.cluster is not None
-    return Cluster(work, request.cluster, request.device, processes, terminal.note)
+    return Cluster(work, request.cluster, request.device, processes)
 
 
 class _Watch:

@@ -104,7 +104,8 @@ class RunReport:
     def end(self, stopped: bool) -> int:
         """Sum up; returns the exit code. Raises ImgmlpError for what ended the run early."""
         left = self.plan.count - self.done
-        again = self._list_failed()
+        # A list of before may name files that are left; the same command takes the others too.
+        again = self._list_failed() if self.plan.whole and not left else None
         if self.plan.whole and not self.files and not left:
             hint = "--recursive also looks into the folders inside of them"
             raise UsageError("there is no file to work on", hint=hint)

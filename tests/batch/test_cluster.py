@@ -30,7 +30,7 @@ def local(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Workers of this machine that find this folder's modules, and are given up for lost soon."""
     here = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, here)))
-    monkeypatch.delenv("IMGMLP_DEVICE", raising=False)
+    monkeypatch.setenv("IMGMLP_DEVICE", "9:9")  # which --device comes before
     with dask.config.set({"distributed.scheduler.allowed-failures": 0}):
         yield
 
@@ -50,7 +50,7 @@ def run(cluster: Cluster, tasks: Sequence[Task]) -> list[Record]:
 
 
 def opened(address: str = "local") -> Cluster:
-    return Cluster(Acting(), address, "numpy", 1, print)
+    return Cluster(Acting(), address, "numpy", 1)
 
 
 @pytest.mark.usefixtures("local")

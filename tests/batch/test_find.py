@@ -71,6 +71,10 @@ def test_links_to_folders_are_not_followed_and_loops_end(tree: Path) -> None:
     assert refused == {"self.png", "gone.png"}
     assert looking.links == 1
     assert "good.png" in names([one for one in found if one.error is None])
+    (tree / "deep").symlink_to(tree.resolve())  # two, which would be taken in every order
+    assert names(list(search().find([tree / "**" / "d.p**"]))) == ["sub/deep/d.png"]
+    (tree / "sub" / "round").unlink()
+    assert names(list(search().find([tree / "sub" / "**"]))) == ["c.png", "deep/d.png"]
 
 
 def test_an_unreadable_folder_is_told_and_the_others_are_read(
@@ -132,3 +136,15 @@ def test_a_listed_file_keeps_its_place_in_its_folder(tree: Path) -> None:
     (again,) = search().listed(iter([tree / "a.png"]), [])
     assert again.name == Path("in/a.png")  # from the current folder on
     assert names(list(search().listed(iter([tree / "sub"]), [tree]))) == ["sub/c.png"]
+    assert names(list(search().listed(iter([tree]), [tree]))) == ["a.png", "b.JPG"]
+
+
+@pytest.mark.parametrize("given", ["in/sub/c.png", "in/**/c.png", "in/s*"])
+def test_what_was_named_or_matched_keeps_its_place_when_it_is_listed(
+    tree: Path, given: str
+) -> None:
+    """As those are that failed, which the same sources are given with."""
+    (found,) = search().find([Path(given)])
+    assert list(search().listed(iter([found.path]), [Path(given)])) == [found]
+    others = list(search().listed(iter([Path("b.png"), Path("c.png")]), [Path(given)]))
+    assert ["is not in" in str(other.error) for other in others] == [True, True]

@@ -13,6 +13,7 @@ from imgmlp.batch.encode import looked_at
 from imgmlp.batch.find import Found, Search
 from imgmlp.batch.plan import FAILED, Plan, Rules
 from imgmlp.batch.work import Record, Task
+from imgmlp.errors import OutputError
 
 
 @pytest.fixture
@@ -147,6 +148,12 @@ def test_a_newcomer_does_not_take_the_output_of_another(done: Path) -> None:
     assert refused.task.source.name == "a.jpg"
 
 
+def test_a_file_that_is_given_twice_is_done_once(folder: Path) -> None:
+    plan = Plan(Rules(folder.parent / "out", lambda name: name.with_suffix(".out")))
+    assert list(plan.make(Search({".png"}).find([folder, folder / "a.png"]))) == []
+    assert plan.count == 3
+
+
 def test_without_a_journal_nothing_is_lost(done: Path) -> None:
     (done.parent / "out" / journals.NAME).write_bytes(b"\0" * 1000)
     plan, _ = planned(done)
@@ -207,6 +214,14 @@ def test_files_of_one_name_are_no_matter_where_nothing_is_written(folder: Path) 
     (other / "a.png").write_bytes(b"")
     assert list(plan.make(Search({".png"}).find([folder, other, folder]))) == []
     assert plan.count == 4
+
+
+def test_a_full_disk_of_temporary_files_is_told(folder: Path) -> None:
+    plan = Plan(Rules(None, Path))
+    plan._data.execute("PRAGMA max_page_count = 1")  # no more than there are
+    many = (Found(folder / str(number), Path()) for number in range(1000))
+    with pytest.raises(OutputError, match="database or disk is full"):
+        list(plan.make(many))
 
 
 def test_a_request_to_stop_ends_the_planning(folder: Path) -> None:

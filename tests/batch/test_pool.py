@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -68,6 +68,25 @@ def test_a_process_that_dies_is_noticed_and_its_file_tried_once_more(tmp_path: P
 def test_where_there_is_one_process_it_is_started_anew(tmp_path: Path) -> None:
     records, _ = run(files(tmp_path, "die once", "die", "good"), ["numpy"])
     assert [record.problem is None for record in records] == [True, False, True]
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="there is no /proc")
+def test_a_process_that_dies_without_a_file_is_started_anew(tmp_path: Path) -> None:
+    first, second = files(tmp_path, "good", "good")
+
+    def tasks() -> Iterator[Task]:
+        """The second only once nothing is left of the process that did the first."""
+        yield first
+        (left,) = tmp_path.glob("0.try*")
+        process, deadline = int(left.name.split("-")[1]), time.monotonic() + 60
+        os.kill(process, signal.SIGKILL)
+        while Path(f"/proc/{process}").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        yield second
+
+    records = list(Pool(Acting(), ["numpy"], print).run(tasks(), lambda: False, lambda: None))
+    assert [record.problem for record in records] == [None, None]
+    assert tries(second.source) == 1
 
 
 def test_a_device_that_fails_again_and_again_is_given_up(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from conftest import Command
 from PIL import Image
 
 from imgmlp.batch import store
+from imgmlp.batch.encode import EncodeFile
 from imgmlp.batch.pool import run_here
 from imgmlp.batch.store import EncodeInStore, found, is_stored, url
 from imgmlp.batch.wanted import Wanted
@@ -185,6 +186,20 @@ def test_what_somebody_else_has_written_stays(bucket: Any) -> None:
     assert bucket.cat_file("made/x/a.imlp") == b"theirs"
     assert encode("a.png", force=True).problem is None
     assert encode("a.png").line.endswith("done before")
+
+
+def test_what_somebody_else_writes_meanwhile_stays(
+    bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(EncodeFile):
+        def __call__(self, *arguments: Any) -> None:
+            super().__call__(*arguments)
+            bucket.pipe_file("made/x/a.imlp", b"theirs")
+
+    monkeypatch.setattr(store, "EncodeFile", Slow)
+    refused = encode("a.png")
+    assert (refused.exit_code, refused.written) == (8, False)
+    assert bucket.cat_file("made/x/a.imlp") == b"theirs"
 
 
 @pytest.mark.usefixtures("bucket")

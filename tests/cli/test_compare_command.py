@@ -22,7 +22,7 @@ from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.latent import encode as latent
 from imgmlp.codec.training import target
-from imgmlp.errors import Interrupted, OutputError
+from imgmlp.errors import DeviceError, Interrupted, OutputError
 from imgmlp.report import metrics
 from imgmlp.terminal import Terminal
 
@@ -114,6 +114,24 @@ def test_a_page_that_cannot_be_written_loses_no_encoding(
     counted = Counted(monkeypatch)
     assert run(two) == 0
     assert counted.files == 0
+
+
+def test_a_device_that_fails_loses_no_encoding(
+    two: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted, count = Counted(monkeypatch), len(RATES)
+
+    def fails(*arguments: Any) -> Encoded:
+        if counted.files == count:
+            raise DeviceError("it is gone")
+        return counted(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(encoder, "encode", fails)
+        assert run(two) == DeviceError.exit_code
+    assert not (two[0].parent / "report.html").exists()
+    assert run(two) == 0
+    assert counted.files == 2 * count
 
 
 def test_one_bad_picture_does_not_stop_the_others(

@@ -252,6 +252,30 @@ def test_an_interrupted_run_goes_on(tree: Path, monkeypatch: pytest.MonkeyPatch)
     assert made() == ALL
 
 
+def test_a_run_that_is_stopped_leaves_the_list_that_it_was_given(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in NAMES[:2]:
+        (tree / name).write_bytes(b"no picture")
+    assert encode(tree) == 1
+    before = Path("out", FAILED).read_bytes()
+    for name in NAMES[:2]:
+        Image.new("RGB", (8, 8)).save(tree / name)
+    finished = folders.RunReport.finished
+
+    def pressed(told: folders.RunReport, record: Record) -> None:
+        finished(told, record)
+        os.kill(os.getpid(), 2)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folders.RunReport, "finished", pressed)
+        with pytest.raises(Interrupted, match="1 file left"):
+            encode(tree, listed=Path("out", FAILED))
+    assert Path("out", FAILED).read_bytes() == before
+    assert encode(tree, listed=Path("out", FAILED)) == 0
+    assert made() == ALL
+
+
 def test_a_full_disk_ends_the_run_and_loses_nothing(
     tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: Shown
 ) -> None:
