@@ -56,10 +56,14 @@ def main() -> int:
             failed = any(w.faults or f for w, f in zip(wanted, faults, strict=True))
         except Exception:  # which is told below, of the graph that it comes from
             failed = True
-        for seed, graph in zip(seeds, graphs, strict=True) if failed else ():
-            if faults_of(graph, device):
+        alone = [faults_of(graph, device) for graph in graphs] if failed else []
+        for seed, graph, found in zip(seeds, graphs, alone, strict=True) if failed else ():
+            if found:
                 wrong += 1
                 tell(seed, graph, device, opened)
+        if failed and not any(alone):
+            wrong += 1
+            print(f"# seeds {first} to {seeds[-1]} fail in one program, and none by itself")
         done = seeds.stop - given.first
         if sys.stderr.isatty() or done == given.count:
             print(f"{done} graphs, {wrong} wrong", file=sys.stderr, end="\r")

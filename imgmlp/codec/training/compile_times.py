@@ -9,7 +9,6 @@ beside the compiled kernels, and goes with them. Knows no network: codecs name t
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +16,8 @@ from statistics import median
 from typing import Any
 
 from imgmlp.engine import AnyDevice, NumpyDevice, cache_folder
+from imgmlp.errors import OutputError
+from imgmlp.output_files import write_atomically
 
 NAME = "compile-times.json"
 UNKNOWN = 4.0  # seconds of a program on a device of which nothing is known
@@ -77,10 +78,5 @@ def _read(path: Path) -> dict[str, dict[str, float]]:
 
 
 def _write(path: Path, kept: dict[str, dict[str, float]]) -> None:
-    part = path.with_suffix(f".{os.getpid()}")
-    try:
-        part.write_text(json.dumps(kept), "utf-8")
-        part.replace(path)
-    except OSError:  # guesses stay as they were
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
+    with suppress(OutputError):  # guesses stay as they were
+        write_atomically(path, lambda stream: stream.write(json.dumps(kept).encode()))

@@ -71,7 +71,8 @@ class RawKernel:
 
         Arrays are copied to the device and, those that are writeable, back. A Tensor stays
         there: the kernel reads it, and writes it if it is realized. Raises TypeError where a
-        dtype is not the declared one, ValueError for a grid that the groups do not fill.
+        dtype is not the declared one, ValueError for a grid that the groups do not fill, or for
+        a Tensor without elements.
         """
         launch, copies = self._bind(global_size, local_size, arguments)
         self.device.launch_all([launch])
@@ -133,6 +134,8 @@ class RawKernel:
         if tracing.is_building():
             advice = "a kernel written by hand runs at once, and cannot be part of a compiled step"
             raise misuse(TypeError, f"{self.name}: {advice}")
+        if not tensor.node.size:
+            raise misuse(ValueError, f"{self.name}: a Tensor of shape {tensor.shape} has no memory")
         seen = Tensor(tensor.node, tensor.device or self.device).realize()
         storage = seen.node.arg
         if storage.device is None:

@@ -34,7 +34,7 @@ from imgmlp.engine.operations.operands import (
     whole_shape,
 )
 from imgmlp.engine.operations.windows import Windows
-from imgmlp.engine.runtime.buffers import read_buffer, write_buffer
+from imgmlp.engine.runtime.buffers import check_like, read_buffer, write_buffer
 from imgmlp.engine.runtime.program import run_once
 
 Seed: TypeAlias = "Tensor | int | tuple[Tensor | int, ...]"
@@ -292,6 +292,8 @@ class Tensor(Windows):
             )
         if self.node.size:
             write_buffer(self.node.arg, array)
+        else:
+            check_like(Buffer(self.shape, self.dtype), array)
         return self
 
     def numpy(self) -> Array:

@@ -201,7 +201,10 @@ class Program:
         found = index_checks(self.updates)
         self._checked = [check for check, _ in found]
         updates = [update for _, several in found for update in several]
-        return Program(self.device, {}, updates, checked=False) if updates else None
+        if not updates:
+            return None
+        # products as the step has them: another precision might give another index
+        return Program(self.device, {}, updates, self.general, self.precision, checked=False)
 
     def _run(self, times: int) -> None:
         if isinstance(self.device, NumpyDevice):

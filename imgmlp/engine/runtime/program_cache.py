@@ -26,8 +26,11 @@ from imgmlp.engine.runtime.executable import Executable
 from imgmlp.source_digest import source_digest
 
 FOLDER = "programs"  # beside compiled kernels
-MOST_BYTES = 64 << 20  # of all entries; one of a large step has half a MiB
+MOST = 2000  # entries
+MOST_BYTES = 64 << 20  # of all of them; one of a large step has half a MiB
 MOST_OF_ONE = MOST_BYTES // 8
+
+source_digest()  # now, of the files that this process runs: later there may be others
 
 
 # What a step is known by
@@ -146,7 +149,7 @@ def _sweep(folder: Path) -> None:
             elif state.st_mtime < time.time() - STALE_AFTER:
                 path.unlink()
     total = 0
-    for _, size, path in sorted(entries, reverse=True):
+    for count, (_, size, path) in enumerate(sorted(entries, reverse=True), 1):
         total += size
-        if total > MOST_BYTES:
+        if count > MOST or total > MOST_BYTES:
             path.unlink(missing_ok=True)

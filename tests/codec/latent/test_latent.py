@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,8 @@ from imgmlp.codec.latent import latents, sections
 from imgmlp.codec.latent.model import (
     BICUBIC,
     LIMIT,
+    NEIGHBOURS,
+    START_WIDTHS,
     LatentModel,
     ModelShape,
     Quantized,
@@ -123,6 +126,18 @@ def test_a_start_rounds_halves_up() -> None:
     assert start.rounded("a", 11).tolist() == [-3, 3]
     assert start.rounded("a", 13).tolist() == [-12, 12]
     assert start.floats()["a"].tolist() == [-3 / 2048, 3 / 2048]
+
+
+DIGESTS = {1: "558aefba5494", 2: "1f505bc3c348", 3: "55a320eaffa7", 4: "88ee25e96a84"}
+
+
+def test_the_document_has_every_start_and_none_ever_changes() -> None:
+    """As files hold differences from them."""
+    assert {n: (*widths, len(NEIGHBOURS)) for n, widths in START_WIDTHS.items()} == reference.STARTS
+    for number, digest in DIGESTS.items():
+        data = (reference.PACKAGE / "codec" / "latent" / f"start-{number}.bin").read_bytes()
+        assert hashlib.sha256(data).hexdigest().startswith(digest)
+    assert DIGESTS.keys() == START_WIDTHS.keys()
 
 
 def test_a_start_that_is_not_known_is_refused() -> None:

@@ -76,6 +76,8 @@ def test_the_wrong_dtype_number_or_count_is_refused_by_name(
         scale(*grid, a, a, a, 10)
     with pytest.raises(ValueError, match=r"uint size cannot hold 10\.5|uint size cannot hold"):
         scale(*grid, a, a, 1.0, np.int64(1 << 40))
+    with pytest.raises(ValueError, match=r"a Tensor of shape \(0, 2\) has no memory"):
+        scale(*grid, a, Tensor(np.zeros((0, 2), np.float32), scale.device), 1.0, 10)
     with pytest.raises(TypeError, match=r"takes \(float\* out, .*uint size\); 2 arguments"):
         scale(*grid, a, a)
 

@@ -79,6 +79,9 @@ def test_they_are_made_read_and_replaced(device: AnyDevice) -> None:
     assert y.assign(y + 1).write(np.zeros((0, 3), np.uint8)).realize().numpy().dtype == np.uint8
     with pytest.raises(ValueError, match="no single number"):
         x.item()
+    for other in (np.zeros((5, 3), np.uint8), np.zeros((0, 3), np.float32)):
+        with pytest.raises(ValueError, match="cannot take"):
+            y.write(other)
 
 
 def test_reductions_begin_from_what_they_begin_from(device: AnyDevice) -> None:

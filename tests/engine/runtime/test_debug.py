@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from conftest import FORMS, MAPPINGS, open_mapping
 
-from imgmlp.engine import AnyDevice, Feeder, Program, Tensor, compile, cond, loop
+from imgmlp.engine import AnyDevice, Feeder, Program, Tensor, compile, cond, dtype, loop
 from imgmlp.engine.runtime import debug
 
 # What a level shows and no level below it does.
@@ -77,6 +77,17 @@ def test_a_computed_index_that_is_no_row_is_refused_before_it_is_used(
     with pytest.raises(IndexError, match=r"a computed index is .* with rows 0 to 4"):
         program.run()
     assert np.array_equal(program.read("y"), wanted)
+
+
+def test_an_index_is_checked_in_the_precision_that_the_step_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DEBUG", "1")
+    device = open_mapping("numpy")
+    rows, at = Tensor(np.arange(4.0), device), Tensor(np.ones((1, 1), np.float32), device)
+    program = compile(lambda: {"y": rows.gather((at @ at).cast(dtype.i32))}, device, True, "exact")
+    assert program._checks is not None
+    assert (program._checks.general, program._checks.precision) == (True, "exact")
 
 
 @pytest.mark.parametrize("name", FORMS)

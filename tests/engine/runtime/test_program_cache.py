@@ -225,6 +225,15 @@ def test_other_targets_sources_and_schedulers_have_other_entries(
     assert key("a", Target(), False) not in names
 
 
+def test_the_source_is_looked_at_with_the_modules_that_are_read_from_it() -> None:
+    """Else a process that compiles after an update gave the new version what the old one made."""
+    code = "import imgmlp.engine.runtime.program_cache as cache; "
+    code += "print(cache.source_digest.cache_info().currsize)"
+    command = [sys.executable, "-c", code]
+    found = subprocess.run(command, env=environment(), stdout=subprocess.PIPE, check=True)
+    assert int(found.stdout) == 1
+
+
 def test_a_step_and_its_smaller_tiles_are_two_entries(
     folder: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[[], None]
 ) -> None:
@@ -345,6 +354,9 @@ def test_the_oldest_go_where_there_are_too_many(
     assert steps[3](device).executable
     assert not {second, left} & set(entries(folder))
     assert {oldest, third, lately} < set(entries(folder))
+    monkeypatch.setattr(program_cache, "MOST", 2)
+    assert simple(shape=(4, 8))(device).executable
+    assert len([path for path in entries(folder) if path != lately]) == 2
     monkeypatch.setattr(program_cache, "MOST_OF_ONE", 10)
     before = entries(folder)
     assert simple(shape=(4, 9))(device).executable
