@@ -149,9 +149,9 @@ class Search:
 def _place(source: Path) -> tuple[str, str]:
     """Absolute: the folder that places are told from, and what a source stands for, or lies in."""
     whole = os.path.abspath(source)
-    if source.is_dir():
+    if is_folder(source):
         return whole, whole
-    if not os.path.lexists(source) and glob.has_magic(str(source)):
+    if is_pattern(source):
         top = os.path.abspath(_split(str(source))[0])
         return top, top
     return os.path.dirname(whole), whole
