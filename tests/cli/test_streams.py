@@ -193,7 +193,10 @@ def test_decode_takes_several_files(imgmlp: Command, compact: Path, tmp_path: Pa
     out.mkdir()
     imgmlp("decode", "a.imlp", "b.imlp", "--out", str(out))
     assert sorted(path.name for path in out.glob("[!.]*")) == ["a.decoded.png", "b.decoded.png"]
-    done = imgmlp("decode", "a.imlp", str(compact), "--out", str(out), "--force", check=1)
+    other = tmp_path / "other" / "a.imlp"
+    other.parent.mkdir()
+    other.write_bytes(compact.read_bytes())
+    done = imgmlp("decode", "a.imlp", other, "--out", str(out), "--force", check=1)
     assert "another file of this run" in done.stderr
     assert "1 file done before" in done.stderr
 
