@@ -1,11 +1,29 @@
-"""A graph as text: numbered lines or a tree for people, DOT for Graphviz."""
+"""A graph as text: numbered lines or a tree for people, DOT for Graphviz.
+
+What is printed follows from the graph alone. `toposort` cannot promise that: it goes by the age of
+Nodes, and a constant may be older than the graph where somebody holds an equal one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from imgmlp.engine.ir.graph import Node, kind_of, label, toposort
+from imgmlp.engine.ir.graph import Node, kind_of, label
 from imgmlp.engine.ir.op import Op
+
+
+def _in_order(roots: Sequence[Node]) -> list[Node]:
+    """Every Node that the roots need, each right after its sources, from the first to the last."""
+    done: dict[Node, None] = {}
+    waiting = [(root, False) for root in reversed(roots)]
+    while waiting:  # the graph may be deeper than Python's stack
+        node, ready = waiting.pop()
+        if ready:
+            done[node] = None
+        elif node not in done:
+            waiting.append((node, True))
+            waiting += [(source, False) for source in reversed(node.src) if source not in done]
+    return list(done)
 
 
 def render_nodes(roots: Sequence[Node]) -> str:
@@ -15,7 +33,7 @@ def render_nodes(roots: Sequence[Node]) -> str:
     """
     numbers: dict[Node, int] = {}
     lines = []
-    for node in toposort(roots):
+    for node in _in_order(roots):
         numbers[node] = len(numbers)
         sources = ", ".join(str(numbers[s]) for s in node.src)
         kind = kind_of(node) if node.op is not Op.LOOP else ""
@@ -32,7 +50,7 @@ def render_tree(roots: Sequence[Node]) -> str:
     What was computed further up already is an Intermediate there. A loop's body, which has
     numbers of its own, stands between the loop and its sources.
     """
-    numbers = {node: i for i, node in enumerate(toposort(roots))}
+    numbers = {node: i for i, node in enumerate(_in_order(roots))}
     shown: set[Node] = set()
     lines = []
     waiting = [(root, 0) for root in reversed(roots)]
@@ -58,7 +76,7 @@ def render_dot(roots: Sequence[Node]) -> str:
 
 
 def _dot_lines(roots: Sequence[Node], prefix: str) -> list[str]:
-    numbers = {node: f"{prefix}{i}" for i, node in enumerate(toposort(roots))}
+    numbers = {node: f"{prefix}{i}" for i, node in enumerate(_in_order(roots))}
     lines = []
     for node, name in numbers.items():
         text = f"{label(node)}\\n{kind_of(node)}".replace('"', "'")

@@ -124,6 +124,16 @@ def test_substitution_replaces_everywhere_and_keeps_the_rest(x: Node) -> None:
     assert substitute([untouched], {x: y})[0] is untouched
 
 
+def test_a_listing_is_the_same_where_somebody_holds_an_equal_constant() -> None:
+    def listing(number: float) -> str:
+        x = buffer(Buffer((2, 3), f32))
+        return render_nodes([alu(Op.SIN, x) * number]).replace(str(number), "number")
+
+    held = const(7.25, f32, (2, 3))  # older than the graph in which it is found again
+    assert listing(7.25) == listing(3.75)
+    assert held.op is Op.CONST
+
+
 def test_listings_number_every_node_and_name_its_sources(x: Node) -> None:
     text = render_nodes([reduce(Op.SUM, x * 2.0, (1,))])
     lines = [line.split() for line in text.splitlines()]
