@@ -68,6 +68,15 @@ def test_a_file_that_fails_stops_no_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("local")
+def test_what_somebody_writes_after_a_file_was_handed_out_stays(tmp_path: Path) -> None:
+    (task,) = files(tmp_path, "somebody writes it")
+    task = replace(task, output=tmp_path / "out")
+    (record,) = run(opened(), [task])
+    assert record.problem == f"{task.output} exists already"
+    assert (tmp_path / "out").read_bytes() == b"theirs"
+
+
+@pytest.mark.usefixtures("local")
 def test_a_file_that_ends_its_worker_stops_no_other(tmp_path: Path) -> None:
     tasks = files(tmp_path, "good", "die once", "die", "good", "good")
     records = run(opened(), tasks)
