@@ -14,6 +14,8 @@ from imgmlp.batch.work import Record, Watch
 from imgmlp.engine import AnyDevice
 from imgmlp.errors import DeviceError, Interrupted, OutputError, PictureError
 
+WAIT = 120.0  # seconds for what takes one or two
+
 
 def tries(path: Path) -> int:
     """How often a file was begun, by whichever process."""
@@ -42,7 +44,7 @@ class Acting:
             record.task.output.write_bytes(b"theirs")
             put(record.task, b"ours", "--force replaces it")
         elif said == "wait":
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 3 * WAIT
             while not watch.stopping() and time.monotonic() < deadline:
                 time.sleep(0.01)
             raise Interrupted("stopped")
