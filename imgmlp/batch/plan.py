@@ -24,7 +24,7 @@ from imgmlp.output_files import write_atomically
 TABLES = """
 CREATE TABLE done (output BLOB PRIMARY KEY, line TEXT) WITHOUT ROWID;
 CREATE TABLE found (output BLOB PRIMARY KEY, path BLOB, bytes INTEGER, mtime INTEGER) WITHOUT ROWID;
-CREATE TABLE todo (weight INTEGER, output BLOB, path BLOB, again INTEGER);
+CREATE TABLE todo (weight INTEGER, output BLOB, path BLOB, known TEXT);
 CREATE TABLE failed (path BLOB);
 """
 FAILED = "imgmlp-failed.txt"  # a list in the folder of the outputs
@@ -51,8 +51,9 @@ class Decision:
     """What to do about a file whose output has a name."""
 
     kind: Kind
-    replace: bool = False
-    known: Done | None = None  # what the journal ought to say of it from now on
+    # What the journal ought to say of it from now on; of what is to be done, the output that is
+    # replaced if it is still as it says.
+    known: Done | None = None
 
 
 def decide(found: Found, output: Path, known: Done | None, rules: Rules) -> Decision:
@@ -60,8 +61,8 @@ def decide(found: Found, output: Path, known: Done | None, rules: Rules) -> Deci
     try:
         there = output.stat()
     except FileNotFoundError:
-        return Decision("do", rules.force)
-    theirs = Decision("skipped") if rules.skip else Decision("do", rules.force)
+        return Decision("do")
+    theirs = Decision("skipped" if rules.skip else "do")
     if known is None:
         return theirs
     kept = there.st_size, there.st_mtime_ns
@@ -77,10 +78,10 @@ def decide(found: Found, output: Path, known: Done | None, rules: Rules) -> Deci
         known, source=source, bytes=looks[1], mtime=looks[2], output_mtime=there.st_mtime_ns
     )
     if same and known.settings == rules.settings:
-        return Decision("unchanged", known=now)
+        return Decision("unchanged", now)
     if rules.skip or (source != known.source and not same):
         return theirs  # made of another picture
-    return Decision("do", replace=True)
+    return Decision("do", known=known)
 
 
 class Plan:
@@ -130,11 +131,11 @@ class Plan:
 
     def tasks(self) -> Iterator[Task]:
         """What is to be done, largest first. Raises OutputError."""
-        ordered = "SELECT weight, output, path, again FROM todo ORDER BY weight DESC, path"
+        ordered = "SELECT weight, output, path, known FROM todo ORDER BY weight DESC, path"
         with _room():
-            for weight, name, path, again in self._data.execute(ordered):
+            for weight, name, path, known in self._data.execute(ordered):
                 output = self._output(Path(os.fsdecode(name)))
-                yield Task(Path(os.fsdecode(path)), output, bool(again), weight)
+                yield Task(Path(os.fsdecode(path)), output, self.rules.force, weight, known)
 
     def _output(self, name: Path) -> Path | None:
         return None if self.rules.folder is None else self.rules.folder / name
@@ -184,7 +185,8 @@ class Plan:
             problem = f"cannot read {error.filename or found.path}: {error.strerror}"
             return _refused(replace(found, error=UsageError(problem, hint="check the file")))
         if decision.kind == "do":
-            row = os.fsencode(found.name), os.fsencode(found.path), decision.replace
+            replaced = decision.known.output_digest if decision.known is not None else ""
+            row = os.fsencode(found.name), os.fsencode(found.path), replaced
             weight = max(1, self.rules.weigh(found.path))
             self._data.execute("INSERT INTO todo VALUES (?, ?, ?, ?)", (weight, *row))
             return None
@@ -213,6 +215,9 @@ class Plan:
         except OSError as error:
             problem = f"cannot read {task.output}: {error.strerror}"
             raise OutputError(problem, hint="give the same command again") from error
+        if kept[-1] != record.made:
+            problem = f"{task.output} was changed since it was written here"
+            raise OutputError(problem, hint="from now on it is replaced with --force only")
         name = str(task.output.relative_to(self.rules.folder))
         looks = os.path.abspath(task.source), *source, record.digest
         self.journal.add(Done(name, *looks, self.rules.settings, *kept, record.facts))

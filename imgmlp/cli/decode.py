@@ -147,5 +147,5 @@ class _Task:
             pictures.save_png(pixels, png, metadata)
             files.write_standard(png.getvalue())
             return
-        if lost := pictures.save_picture(pixels, self.target, metadata):
+        if lost := pictures.save_picture(pixels, self.target, metadata, self.outputs.force):
             self.terminal.note(f"{self.target} cannot hold the {' and '.join(lost)}")

@@ -249,4 +249,5 @@ class _Task:
             files.write_standard(data)
             return
         self.outputs.check(self.path)  # somebody may have written it in the meantime
-        output_files.write_atomically(self.path, lambda stream: stream.write(data))
+        force = self.outputs.force
+        output_files.write_atomically(self.path, lambda stream: stream.write(data), force)

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from PIL import Image
 
 from imgmlp import output_files
 from imgmlp.batch import pool as pools
-from imgmlp.batch.journal import NAME
+from imgmlp.batch.encode import EncodeFile
+from imgmlp.batch.journal import NAME, digest
 from imgmlp.batch.plan import FAILED, Plan
-from imgmlp.batch.pool import Seat
+from imgmlp.batch.pool import Seat, run_here
 from imgmlp.batch.wanted import Wanted
 from imgmlp.batch.work import Record, Task, Work, attempt
 from imgmlp.cli import decode as decoding
@@ -196,6 +198,55 @@ def test_a_picture_that_changed_is_encoded_again(tree: Path, capsys: Shown) -> N
     assert "2 files done before" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_what_somebody_writes_while_it_is_encoded_stays(
+    tree: Path, there: bool, monkeypatch: pytest.MonkeyPatch, capsys: Shown
+) -> None:
+    """Whether an output of an earlier run was there, which was to be replaced, or nothing."""
+    if there:
+        assert encode(tree) == 0
+    encode_picture = encoder.encode
+
+    def meanwhile(*arguments: Any) -> Encoded:
+        Path("out/a.imlp").write_bytes(b"mine")
+        return encode_picture(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(encoder, "encode", meanwhile)
+        capsys.readouterr()
+        assert encode(tree, wanted=Wanted(psnr=41)) == 1
+    assert Path("out/a.imlp").read_bytes() == b"mine"
+    told = capsys.readouterr().err
+    assert ("a.imlp was changed since" if there else "a.imlp exists already") in told
+    assert "2 files done, 1 failed" in told
+    assert encode(tree, wanted=Wanted(psnr=41)) == 1  # nor later
+    assert Path("out/a.imlp").read_bytes() == b"mine"
+    assert encode(tree, wanted=Wanted(psnr=41), force=True) == 0
+    assert made() == ALL
+
+
+def test_of_two_that_encode_one_picture_the_second_keeps_what_the_first_wrote(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As workers do of which one seemed to be lost; what they make may differ."""
+    encode_picture, turns = encoder.encode, []
+
+    def slow(*arguments: Any) -> Encoded:
+        turns.append(arguments)
+        if len(turns) == 1:
+            (first,) = run_here(EncodeFile(LOSSLESS), iter([task]), "numpy", Quiet())
+            assert first.problem is None
+            return replace(encode_picture(*arguments), bytes=b"others")
+        return encode_picture(*arguments)
+
+    monkeypatch.setattr(encoder, "encode", slow)
+    task = Task(tree / "a.png", Path("out/a.imlp"))
+    (second,) = run_here(EncodeFile(LOSSLESS), iter([task]), "numpy", Quiet())
+    assert len(turns) == 2
+    assert (second.problem, second.made) == (None, digest(Path("out/a.imlp")))
+    assert Path("out/a.imlp").read_bytes() != b"others"
+
+
 def test_what_nobody_remembers_is_replaced_only_if_forced(tree: Path, capsys: Shown) -> None:
     Path("out").mkdir()
     Path("out/a.imlp").write_bytes(b"mine")
@@ -220,9 +271,9 @@ def test_a_kill_before_the_journal_is_no_loss(
     write = output_files.write_atomically
     with monkeypatch.context() as patch:
 
-        def killed(path: Path, fill: Any) -> None:
+        def killed(*arguments: Any) -> None:
             if written:
-                write(path, fill)
+                write(*arguments)
             raise KeyboardInterrupt
 
         patch.setattr(output_files, "write_atomically", killed)
@@ -281,11 +332,11 @@ def test_a_full_disk_ends_the_run_and_loses_nothing(
 ) -> None:
     write, writes = output_files.write_atomically, []
 
-    def full(path: Path, fill: Any) -> None:
+    def full(path: Path, *more: Any) -> None:
         writes.append(path)
         if len(writes) > 1:
             raise OutputError("cannot write") from OSError(28, "No space left on device")
-        write(path, fill)
+        write(path, *more)
 
     with monkeypatch.context() as patch:
         patch.setattr(output_files, "write_atomically", full)

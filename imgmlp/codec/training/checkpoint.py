@@ -152,8 +152,11 @@ class Checkpoint:
             return None
         return Snapshot(arrays, values)
 
-    def save(self, snapshot: Snapshot) -> None:
-        """Replace what is there, as a whole. Raises OutputError, also for what `load` refuses."""
+    def save(self, snapshot: Snapshot, replace: bool = True) -> None:
+        """Replace what is there, as a whole. Raises OutputError, also for what `load` refuses.
+
+        Without `replace`, it is also raised where somebody else has saved one.
+        """
         values = json.dumps({**snapshot.values, "key": self._key})
         content = io.BytesIO()
         arrays = {**snapshot.arrays, _VALUES: np.array(values)}
@@ -166,7 +169,7 @@ class Checkpoint:
         if size > MAX_BYTES:
             problem = f"a state of {size:,} bytes is too large to keep; the limit is {MAX_BYTES:,}"
             raise OutputError(problem, hint="use a smaller network")
-        write_atomically(self.path, lambda stream: stream.write(content.getvalue()))
+        write_atomically(self.path, lambda stream: stream.write(content.getvalue()), replace)
 
     def touch(self) -> None:
         """Once files were written that this run may replace when it goes on."""
