@@ -43,7 +43,7 @@ class Contexts(Function):
         away = [(k // WIDTH - REACH) * plane.pitch + k % WIDTH - REACH for k in range(NEIGHBOURS)]
         rows = plane.rows - AROUND  # below them are no values
         used = [g[k, -a : rows * plane.pitch - a] for k, a in enumerate(away)]
-        by_values = _sum(used).reshape(rows, plane.pitch)
+        by_values = _sum(used).reshape(rows, plane.pitch).contiguous()
         return by_values.pad((AROUND, 2 * AROUND), (0, 0)), None
 
 

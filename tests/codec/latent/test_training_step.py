@@ -10,7 +10,7 @@ import pytest
 from imgmlp.codec.latent import latents, operations, sections, training_step
 from imgmlp.codec.latent.bit_allocation import Refinement, Search, grids_of
 from imgmlp.codec.latent.model import LatentModel, start_of
-from imgmlp.codec.latent.plane import LEAST, SMALL, Plane, common_side
+from imgmlp.codec.latent.plane import LEAST, UNIT, Plane, common_side
 from imgmlp.codec.latent.synthesis import synthesize
 from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training_step import Control, LatentStep, flat_of, networks_of
@@ -64,16 +64,11 @@ def test_places_behind_the_last_one_repeat_it(axis: int, count: int) -> None:
 
 
 def test_a_room_is_little_larger_than_a_picture_and_serves_many() -> None:
-    rooms = [common_side(side) for side in range(1, 5000)]
-    for side, room in enumerate(rooms, 1):
-        assert room >= side
-        if side >= SMALL:
-            assert room <= side * 1.51
-        if side >= 8 * SMALL:
-            assert room <= side * 1.13
-        else:
-            assert side <= LEAST or room < 2 * side
-    assert len(set(rooms)) < 50
+    rooms = {side: common_side(side) for side in range(1, 1025)}
+    for side, room in rooms.items():
+        assert side <= room < side + UNIT
+        assert side <= LEAST or room < 2 * side
+    assert len(set(rooms.values())) < 20
 
 
 def test_what_a_convolution_sends_back_is_its_transpose() -> None:
