@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from imgmlp import image
-from imgmlp.cli.encode import parse_time
+from imgmlp.batch.wanted import parse_time
 from imgmlp.codec import encoder
 from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.training import target

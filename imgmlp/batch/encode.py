@@ -35,6 +35,7 @@ from imgmlp.text import duration, size
 
 EXTENSION = ".imlp"
 REPLACE = "--force replaces it, --skip-existing passes it over"
+SHORT = 0.1  # of a time limit, that need not be told
 _BESIDE = "profile and metadata beside the picture, which --strip leaves out"
 
 
@@ -124,6 +125,18 @@ class Encoding:
         if 2 * beside > goal.value:
             self.watch.announce(f"{beside:,} of {goal} are {_BESIDE}")
 
+    def _announce_time(self, goal: Goal, device: AnyDevice) -> None:
+        """Say how long it takes, of which a time limit is told already."""
+        workload = self.wanted.training()
+        asked = self.picture, goal, workload, device, self.wanted.codec
+        if workload.seconds is None:
+            self.watch.announce(f"about {duration(encoder.expected_seconds(*asked))}")
+            return
+        compiling = encoder.compiling_seconds(*asked)
+        if compiling > SHORT * workload.seconds:
+            told = f"compiles for about {duration(compiling)} first, once for such a picture"
+            self.watch.announce(told)
+
     def _done_before(self) -> Result | None:
         """What was made of the picture already, if the command was stopped after that."""
         saved = None if self.kept is None else self.kept.load()
@@ -141,9 +154,7 @@ class Encoding:
             self._state = state.path
             if (others := checkpoint.others(self.output, state)) is not None:
                 self.watch.note(others)
-        if workload.seconds is None:  # else it is told already
-            seconds = encoder.expected_seconds(picture, goal, workload, device, codec)
-            self.watch.announce(f"about {duration(seconds)}")
+        self._announce_time(goal, device)
         values = {"live": self.live.names()}
         run = Run(None, self.watch.stopping, self.watch.note, state, values, self.began)
         self.live.check([] if run.saved is None else run.saved.values["live"], picture)

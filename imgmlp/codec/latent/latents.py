@@ -15,7 +15,7 @@ import numpy as np
 
 from imgmlp.codec.bitstream import range_coder
 from imgmlp.codec.bitstream.probabilities import TOTAL_BITS
-from imgmlp.codec.latent.entropy_network import EntropyNetwork
+from imgmlp.codec.latent.exact_layers import EntropyNetwork
 from imgmlp.codec.latent.model import (
     LARGEST,
     LEAST,

@@ -109,7 +109,14 @@ def edges(numbers: Array) -> Array:
 class Lists(dict[int, list[int]]):
     """The edges of a number, as a list that is made when it is wanted first."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._tables: dict[int, Array] = {}  # of a scale: where one phase is wanted, others are
+
     def __missing__(self, number: int) -> list[int]:
-        found: list[int] = edges(np.array([number]))[0].tolist()
+        scale, phase = divmod(number, PHASES)
+        if scale not in self._tables:
+            self._tables[scale] = edges(np.arange(scale * PHASES, (scale + 1) * PHASES))
+        found: list[int] = self._tables[scale][phase].tolist()
         self[number] = found
         return found

@@ -28,7 +28,9 @@ DEARER = 1.25  # times the price, at most, at once
 RETURN = 0.55  # share of a run that is not done again where it ends too far from its target
 SHORTER = 0.25  # steps of going through the rest again, of those of the run
 TEMPERATURES = 0.3, 0.15
-HURRIED, SOFT = 2000, 0.5  # a run of fewer steps begins at a higher one, at most at this
+HURRIED, SOFT = 2000, 1.0  # a run of fewer steps begins at a higher one, at most at this
+FEW = 300  # steps, below which latents move faster and networks, which have a start, more slowly
+FASTER, BY_FEWER = 2.0, 0.43  # at most; the power of how many times fewer steps there are
 SHARES = 0.63, 0.87  # of noise
 LATENTS, NETWORKS = 0.2, 1e-2  # learning rates
 LAST = 1e-3  # of networks, once latents are rounded; falls to a tenth
@@ -42,10 +44,12 @@ def control(done: int, steps: int, price: float) -> Control:
         return Control(price, latents=0.0, networks=LAST * 0.1 ** (1 - left), rounding=True)
     way = done / end
     cosine = 0.5 * (1 + math.cos(math.pi * way))
+    faster = min(max(FEW / steps, 1.0) ** BY_FEWER, FASTER)
     first, last = TEMPERATURES
     first = min(SOFT, first * max(1.0, HURRIED / steps) ** 0.25)
     t, share = (a + (b - a) * way for a, b in ((first, last), SHARES))
-    return Control(price, t, share, latents=LATENTS * cosine, networks=NETWORKS * cosine)
+    latents, networks = LATENTS * faster, NETWORKS / faster
+    return Control(price, t, share, latents=latents * cosine, networks=networks * cosine)
 
 
 @dataclass
@@ -65,7 +69,10 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         state: LatentTrainerState,
         pricing: Pricing | None = None,
         limit: float | None = None,
+        most: int = 0,
     ) -> None:
+        """Of at most so many steps where the limit leaves time for more than the state says."""
+        self._most = most
         state.first = steps = state.first or state.steps
         look = max(min(LOOK, -(-steps // 20)), min(MOST, steps // 500))
         super().__init__(step, state, look, limit)
@@ -83,7 +90,8 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         if self.done % self.control == 0:
             self._reprice()
             self._remember()
-        self._shorten()
+        moving = not self.state.begun and self.done < ROUNDED * self.state.steps
+        self._shorten(self._most if moving else 0)
         self._steer()
         if tell is not None:
             cost = loss * self.step.counted + self.state.price * rate

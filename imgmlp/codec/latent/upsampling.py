@@ -43,6 +43,12 @@ def upsample(latents: Sequence[Array], filters: Quantized, rows: Span, columns: 
     return np.concatenate([own, maps])
 
 
+def around(begin: int, count: int, size: int, halo: int) -> tuple[Span, slice]:
+    """Of a piece with its halo, the span that lies in the picture, and where that is in it."""
+    first, end = max(0, begin - halo), min(size, begin + count + halo)
+    return (first, end), slice(first - begin + halo, end - begin + halo)
+
+
 def _needed(span: Span, size: int) -> tuple[Span, Span]:
     """The span of a coarser grid that a span needs, and how many are missing on either side."""
     begin, end = span[0] // 2 - _BEFORE, (span[1] - 1) // 2 + 1 + _AFTER

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import latent_reference as reference
 import mutations
@@ -17,6 +16,7 @@ from networks import small_latent_model, started_latent_model
 from imgmlp.codec import decoder
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.bitstream.container import Header, Section
+from imgmlp.codec.latent import decode as latent_decode
 from imgmlp.codec.latent import latents, sections
 from imgmlp.codec.latent.model import (
     BICUBIC,
@@ -26,6 +26,7 @@ from imgmlp.codec.latent.model import (
     LatentModel,
     ModelShape,
     Quantized,
+    newest_start,
     quantized,
     start_of,
 )
@@ -150,10 +151,33 @@ def test_a_start_that_is_not_known_is_refused() -> None:
         assert "update" in caught.value.hint
 
 
-@pytest.mark.parametrize("path", sorted((GOLDEN / "latent").glob("*.imlp")), ids=lambda p: p.stem)
-def test_golden_files_decode_to_their_pictures(path: Path) -> None:
-    decoded = decoder.decode(container.parse(path.read_bytes()), open_device("numpy"))
-    assert reference.picture(path.read_bytes()) == decoded.tolist()
+GOLDEN_FILES = {
+    "without-start": (0, "4e87d6f1a1848efe"),
+    "start-1": (1, "b7b44fda5500cd50"),
+    "start-2": (2, "ed0c170aafcb8446"),
+    "start-3": (3, "bdbd736bdc8cad5d"),
+    "start-4": (4, "a8e368279554f0a7"),
+}  # the start that a file's networks begin from, and the digest of its pixels
+
+
+@pytest.mark.parametrize("name", GOLDEN_FILES)
+def test_golden_files_decode_to_their_pictures(name: str) -> None:
+    """On NumPy all of them; elsewhere those of the starts that files are written with."""
+    data = (GOLDEN / "latent" / f"{name}.imlp").read_bytes()
+    found = container.parse(data)
+    number, digest = GOLDEN_FILES[name]
+    assert latent_decode.read(found, open_device("numpy")).start == number
+    newest = {newest_start(widths) for widths in START_WIDTHS.values()}
+    for mapping in ("numpy", "one") if number in newest else ("numpy",):
+        decoded = decoder.decode(found, open_mapping(mapping))
+        assert container.digest(decoded).hex() == digest
+    assert reference.picture(data) == decoded.tolist()
+
+
+def test_there_are_golden_files_of_every_start() -> None:
+    """And no file in their folder that nobody decodes."""
+    assert {number for number, _ in GOLDEN_FILES.values()} == {0, *START_WIDTHS}
+    assert {path.stem for path in (GOLDEN / "latent").iterdir()} == GOLDEN_FILES.keys()
 
 
 @pytest.mark.parametrize("mapping", ["numpy", "one"])

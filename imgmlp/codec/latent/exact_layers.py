@@ -1,7 +1,8 @@
-"""The entropy network in whole numbers: from a latent's neighbours to its distribution.
+"""Layers in whole numbers on NumPy, and the entropy network that is made of them.
 
-Part of the file format (docs/format-imlp.md). Runs on NumPy, in float64, where every sum of the
-network is exact, as it needs less than 53 bits; kernels/latents.cl does the same in 32 bits.
+Part of the file format (docs/format-imlp.md). They run in float64, where every sum is exact, as it
+needs less than 53 bits: a layer is a product of matrices, an activation a look into a table.
+kernels/latents.cl and codec.latent.synthesis do the same in 32 bits.
 """
 
 from __future__ import annotations
@@ -22,32 +23,45 @@ OFFSET = 4  # of the logarithm of a scale: exp(s - OFFSET)
 _FINER = VALUE_BITS + 2  # bits of the share in an activation
 
 
+def activated(x: Array, bits: int = VALUE_BITS) -> Array:
+    """int64, in 2**-bits: x times a share that grows from 0 at x = -2 to 1 at x = 2."""
+    near = np.minimum(x, 2 << bits)
+    u = np.maximum((near >> bits - VALUE_BITS) + 2 * ONE, 0)
+    share = (u * u >> _FINER) * (3 * 4 * ONE - 2 * u) >> _FINER
+    found: Array = (near * share + 2 * ONE >> _FINER) + (x - near)
+    return found
+
+
 @cache
 def activations() -> Array:
-    """float64: of x = -2 * ONE to LIMIT, x times a share that grows from 0 at -2 to 1 at 2."""
-    x = np.arange(-2 * ONE, LIMIT + 1)
-    u = np.minimum(x + 2 * ONE, 4 * ONE)
-    share = (u * u >> _FINER) * (3 * 4 * ONE - 2 * u) >> _FINER
-    found: Array = (x * share + 2 * ONE >> _FINER).astype(np.float64)
-    return found
+    """float64: those of x = -2 * ONE to LIMIT; below they are 0."""
+    return activated(np.arange(-2 * ONE, LIMIT + 1)).astype(np.float64)
+
+
+def layer(networks: Mapping[str, Quantized], name: str, bits: int = VALUE_BITS) -> Array:
+    """float64 [outputs, inputs + 1]: weights and biases, for values in 2**-bits and a 1."""
+    weight, bias = networks[f"{name}.weight"], networks[f"{name}.bias"]
+    weights = np.ldexp(weight.values.astype(np.float64), -weight.exponent)
+    biases = np.ldexp(bias.values.astype(np.float64), bits - bias.exponent)
+    return np.concatenate([weights.reshape(-1, biases.size).T, biases[:, None]], axis=1)
 
 
 class EntropyNetwork:
     """What the entropy network of a file says of latents, at most `most` of them at a time."""
 
     def __init__(self, networks: Mapping[str, Quantized], most: int) -> None:
-        layers = [_layer(networks, number) for number in range(3)]
+        layers = [layer(networks, f"entropy.{number}") for number in range(3)]
         layers[0][:, :-1] *= ONE  # latents have no fraction
-        for layer in layers[:2]:
-            layer[:, -1] += 2 * ONE  # where the table of activations begins
+        for hidden in layers[:2]:
+            hidden[:, -1] += 2 * ONE  # where the table of activations begins
         # from 2**-VALUE_BITS to the units of means and scales, and there from 0 on
         layers[2] /= np.array([[1 << VALUE_BITS - MEAN_BITS], [1 << VALUE_BITS - SCALE_BITS]])
         layers[2][:, -1] += [-LEAST * PHASES, MIDDLE - (OFFSET << SCALE_BITS)]
-        for layer in layers:
-            layer[:, -1] += 0.5  # so that cutting off rounds
+        for weights in layers:
+            weights[:, -1] += 0.5  # so that cutting off rounds
         self._layers = layers
-        self._values = [np.ones((layer.shape[1], most)) for layer in layers]  # a 1 for the bias
-        self._sums = [np.empty((len(layer), most)) for layer in layers]
+        self._values = [np.ones((weights.shape[1], most)) for weights in layers]  # a 1 for the bias
+        self._sums = [np.empty((len(weights), most)) for weights in layers]
         self._indices = [np.empty(sums.shape, np.intp) for sums in self._sums]
         self._table = activations()
         self._most = np.array([[(LARGEST - LEAST) * PHASES], [SCALES - 1]], np.intp)
@@ -66,11 +80,3 @@ class EntropyNetwork:
         np.clip(indices, 0, self._most, out=indices)
         mean = indices[0] + (PHASES >> 1)
         return indices[1] * PHASES + (mean & PHASES - 1), (mean >> MEAN_BITS) + LEAST
-
-
-def _layer(networks: Mapping[str, Quantized], number: int) -> Array:
-    """float64 [outputs, inputs + 1]: weights and biases, in 2**-VALUE_BITS of the outputs."""
-    weight, bias = (networks[f"entropy.{number}.{what}"] for what in ("weight", "bias"))
-    weights = np.ldexp(weight.values.T.astype(np.float64), -weight.exponent)
-    biases = np.ldexp(bias.values.astype(np.float64), VALUE_BITS - bias.exponent)
-    return np.concatenate([weights, biases[:, None]], axis=1)
