@@ -7,8 +7,8 @@ number of processes, on one GPU and then on more. Counted is from when every pro
 file on, so that starting and compiling are left out; a first run fills the caches of kernels. The
 time that a GPU is busy is what nvidia-smi tells of it ten times a second: the share of the last
 moment in which any kernel ran. Processor time is given too, which other work on the machine changes
-little. Beside it, `imgmlp encode` started anew for each picture. With GPUs
-absent, --device cpu measures the same on the processor.
+little. Beside it, `imgmlp encode` started anew for each picture. With GPUs absent, --device cpu
+measures the same on the processor.
 """
 
 from __future__ import annotations

@@ -116,6 +116,22 @@ def test_a_page_that_cannot_be_written_loses_no_encoding(
     assert counted.files == 0
 
 
+def test_a_page_that_somebody_writes_meanwhile_stays(
+    two: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, render = two[0].parent / "report.html", compare.page.render
+
+    def meanwhile(*arguments: Any) -> str:
+        page.write_bytes(b"mine")
+        return render(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compare.page, "render", meanwhile)
+        with pytest.raises(OutputError, match="exists already"):
+            run(two)
+    assert page.read_bytes() == b"mine"
+
+
 def test_a_device_that_fails_loses_no_encoding(
     two: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

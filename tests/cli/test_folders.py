@@ -5,117 +5,28 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import GOLDEN, Command
+from folder_runs import ALL, LOSSLESS, NAMES, Shown, encode, lines, made, make_tree
 from outputs import assert_error, pixels_of
 from PIL import Image
 
-from imgmlp import output_files
-from imgmlp.batch import pool as pools
-from imgmlp.batch.encode import EncodeFile
-from imgmlp.batch.journal import NAME, digest
-from imgmlp.batch.plan import FAILED, Plan
-from imgmlp.batch.pool import Seat, run_here
-from imgmlp.batch.wanted import Wanted
-from imgmlp.batch.work import Record, Task, Work, attempt
+from imgmlp.batch.journal import NAME
+from imgmlp.batch.plan import FAILED
 from imgmlp.cli import decode as decoding
 from imgmlp.cli import encode as encoding
-from imgmlp.cli import folders
 from imgmlp.cli import verify as verifying
 from imgmlp.cli.folders import Request
-from imgmlp.codec import encoder
-from imgmlp.codec.encoder import Encoded
-from imgmlp.engine import open_device
-from imgmlp.errors import DeviceError, ImgmlpError, Interrupted, OutputError, UsageError
+from imgmlp.errors import DeviceError, ImgmlpError, OutputError, UsageError
 from imgmlp.terminal import Terminal
-
-LOSSLESS = Wanted(psnr=40)  # of one colour, which takes no training
-NAMES = ("a.png", "b.png", "sub/c.png")
-
-
-class Here:
-    """Stands for the processes of a run, and does their files in this one."""
-
-    def __init__(self, work: Work, devices: list[str], note: object) -> None:
-        self.work, self.device = work, devices[0]
-
-    def seats(self) -> list[Seat]:
-        return [Seat(self.device)]
-
-    def run(
-        self, tasks: Iterator[Task], stopping: Callable[[], bool], tick: Callable[[], None]
-    ) -> Iterator[Record]:
-        for task in tasks:
-            if stopping():
-                return
-            yield (record := attempt(self.work, task, lambda: open_device(self.device), Quiet()))
-            tick()
-            if record.no_room:
-                return
-
-
-class Quiet:
-    """Stands for the watch of a process."""
-
-    def note(self, text: str) -> None: ...
-
-    announce = note
-
-    def stopping(self) -> bool:
-        return False
-
-    def saving(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def training(self, steps: int) -> AbstractContextManager[Callable[[object], None]]:
-        return nullcontext(lambda _: None)
 
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Three pictures of one colour each, which this process encodes."""
-    monkeypatch.setattr(folders, "Pool", Here)
-    monkeypatch.chdir(tmp_path)
-    for number, name in enumerate(NAMES):
-        path = Path("in") / name
-        path.parent.mkdir(exist_ok=True)
-        Image.new("RGB", (8 + number, 8), (number, 20, 30)).save(path)
-    return Path("in")
-
-
-def encode(
-    *sources: Path | str,
-    wanted: Wanted = LOSSLESS,
-    force: bool = False,
-    skip: bool = False,
-    **more: Any,
-) -> int:
-    given = {"recursive": True, "device": "numpy"} | more
-    request = Request([Path(source) for source in sources], **given)
-    return encoding.run(
-        Terminal(), request, encoding.Outputs(None, Path("out"), force, skip), wanted
-    )
-
-
-def made(folder: str = "out") -> set[str]:
-    """The files of a folder, but the journal."""
-    found = (path.relative_to(folder).as_posix() for path in Path(folder).rglob("*"))
-    return {name for name in found if Path(folder, name).is_file()} - {NAME}
-
-
-ALL = {"a.imlp", "b.imlp", "sub/c.imlp"}
-Shown = pytest.CaptureFixture[str]
-
-
-def lines(shown: Shown) -> dict[str, dict[str, Any]]:
-    found = (json.loads(line) for line in shown.readouterr().out.splitlines())
-    return {entry["file"]: entry for entry in found}
+    return make_tree(tmp_path, monkeypatch)
 
 
 def test_a_tree_is_mirrored_and_told_as_it_ends(tree: Path, capsys: Shown) -> None:
@@ -127,20 +38,6 @@ def test_a_tree_is_mirrored_and_told_as_it_ends(tree: Path, capsys: Shown) -> No
     assert one["output"] == "out/a.imlp"
     assert one["problem"] is one["psnr"] is None
     assert one["bytes"] == Path("out/a.imlp").stat().st_size
-
-
-def test_a_second_run_opens_no_device(
-    tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: Shown
-) -> None:
-    assert encode(tree) == 0
-    capsys.readouterr()
-    monkeypatch.setattr(folders.devices, "named", lambda *_: pytest.fail("devices are looked for"))
-    monkeypatch.setattr(pools, "open_device", lambda *_: pytest.fail("a device is opened"))
-    before = {name: Path("out", name).stat().st_mtime_ns for name in ALL | {NAME}}
-    assert encode(tree, as_json=True) == 0
-    shown = lines(capsys)
-    assert all(entry["unchanged"] and entry["bytes"] for entry in shown.values())
-    assert {name: Path("out", name).stat().st_mtime_ns for name in before} == before
 
 
 def test_one_bad_file_stops_no_other_and_can_be_tried_again(tree: Path, capsys: Shown) -> None:
@@ -189,185 +86,6 @@ def test_a_list_from_standard_input_may_have_any_names(
     )
 
 
-def test_a_picture_that_changed_is_encoded_again(tree: Path, capsys: Shown) -> None:
-    assert encode(tree) == 0
-    Image.new("RGB", (8, 8), (99, 99, 99)).save(tree / "a.png")
-    before = Path("out/a.imlp").read_bytes()
-    assert encode(tree) == 0
-    assert Path("out/a.imlp").read_bytes() != before
-    assert "2 files done before" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("there", [True, False])
-def test_what_somebody_writes_while_it_is_encoded_stays(
-    tree: Path, there: bool, monkeypatch: pytest.MonkeyPatch, capsys: Shown
-) -> None:
-    """Whether an output of an earlier run was there, which was to be replaced, or nothing."""
-    if there:
-        assert encode(tree) == 0
-    encode_picture = encoder.encode
-
-    def meanwhile(*arguments: Any) -> Encoded:
-        Path("out/a.imlp").write_bytes(b"mine")
-        return encode_picture(*arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(encoder, "encode", meanwhile)
-        capsys.readouterr()
-        assert encode(tree, wanted=Wanted(psnr=41)) == 1
-    assert Path("out/a.imlp").read_bytes() == b"mine"
-    told = capsys.readouterr().err
-    assert ("a.imlp was changed since" if there else "a.imlp exists already") in told
-    assert "2 files done, 1 failed" in told
-    assert encode(tree, wanted=Wanted(psnr=41)) == 1  # nor later
-    assert Path("out/a.imlp").read_bytes() == b"mine"
-    assert encode(tree, wanted=Wanted(psnr=41), force=True) == 0
-    assert made() == ALL
-
-
-def test_of_two_that_encode_one_picture_the_second_keeps_what_the_first_wrote(
-    tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As workers do of which one seemed to be lost; what they make may differ."""
-    encode_picture, turns = encoder.encode, []
-
-    def slow(*arguments: Any) -> Encoded:
-        turns.append(arguments)
-        if len(turns) == 1:
-            (first,) = run_here(EncodeFile(LOSSLESS), iter([task]), "numpy", Quiet())
-            assert first.problem is None
-            return replace(encode_picture(*arguments), bytes=b"others")
-        return encode_picture(*arguments)
-
-    monkeypatch.setattr(encoder, "encode", slow)
-    task = Task(tree / "a.png", Path("out/a.imlp"))
-    (second,) = run_here(EncodeFile(LOSSLESS), iter([task]), "numpy", Quiet())
-    assert len(turns) == 2
-    assert (second.problem, second.made) == (None, digest(Path("out/a.imlp")))
-    assert Path("out/a.imlp").read_bytes() != b"others"
-
-
-def test_what_nobody_remembers_is_replaced_only_if_forced(tree: Path, capsys: Shown) -> None:
-    Path("out").mkdir()
-    Path("out/a.imlp").write_bytes(b"mine")
-    assert encode(tree) == 1
-    assert "a.imlp exists already" in capsys.readouterr().err
-    assert encode(tree, skip=True) == 0
-    assert Path("out/a.imlp").read_bytes() == b"mine"
-    assert encode(tree, force=True) == 0
-    assert Path("out/a.imlp").read_bytes().startswith(b"\x89IML")
-    assert made() == ALL
-    with pytest.raises(UsageError, match="--skip-existing"):
-        encode(tree, force=True, skip=True)
-
-
-@pytest.mark.parametrize("written", [True, False])
-def test_a_kill_before_the_journal_is_no_loss(
-    tree: Path, written: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whether the file has its name already or not: it is not encoded once more."""
-    shutil.rmtree(tree / "sub")
-    (tree / "b.png").unlink()
-    write = output_files.write_atomically
-    with monkeypatch.context() as patch:
-
-        def killed(*arguments: Any) -> None:
-            if written:
-                write(*arguments)
-            raise KeyboardInterrupt
-
-        patch.setattr(output_files, "write_atomically", killed)
-        with pytest.raises(KeyboardInterrupt):
-            encode(tree)
-    assert Path("out/a.imlp").exists() == written
-    monkeypatch.setattr(encoder, "encode", lambda *_: pytest.fail("it is encoded again"))
-    assert encode(tree) == 0
-    assert made() == {"a.imlp"}
-    assert encode(tree, as_json=True) == 0
-
-
-def test_an_interrupted_run_goes_on(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    remember, seen = Plan.remember, []
-
-    def pressed(plan: Plan, record: Record) -> None:
-        remember(plan, record)
-        seen.append(record)
-        os.kill(os.getpid(), 2)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Plan, "remember", pressed)
-        with pytest.raises(Interrupted, match="2 files left"):
-            encode(tree)
-    assert len(made()) == 1
-    assert encode(tree) == 0
-    assert made() == ALL
-
-
-def test_a_run_that_is_stopped_leaves_the_list_that_it_was_given(
-    tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in NAMES[:2]:
-        (tree / name).write_bytes(b"no picture")
-    assert encode(tree) == 1
-    before = Path("out", FAILED).read_bytes()
-    for name in NAMES[:2]:
-        Image.new("RGB", (8, 8)).save(tree / name)
-    finished = folders.RunReport.finished
-
-    def pressed(told: folders.RunReport, record: Record) -> None:
-        finished(told, record)
-        os.kill(os.getpid(), 2)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(folders.RunReport, "finished", pressed)
-        with pytest.raises(Interrupted, match="1 file left"):
-            encode(tree, listed=Path("out", FAILED))
-    assert Path("out", FAILED).read_bytes() == before
-    assert encode(tree, listed=Path("out", FAILED)) == 0
-    assert made() == ALL
-
-
-def test_a_full_disk_ends_the_run_and_loses_nothing(
-    tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: Shown
-) -> None:
-    write, writes = output_files.write_atomically, []
-
-    def full(path: Path, *more: Any) -> None:
-        writes.append(path)
-        if len(writes) > 1:
-            raise OutputError("cannot write") from OSError(28, "No space left on device")
-        write(path, *more)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(output_files, "write_atomically", full)
-        with pytest.raises(OutputError, match="the disk is full: 1 file left"):
-            encode(tree, as_json=True)
-    last = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert last["exit_code"] == OutputError.exit_code
-    assert len(writes) == 2  # not one for each file of a million
-    assert sum(name.endswith(".imlp") for name in made()) == 1
-    assert encode(tree) == 0
-    assert made() == ALL
-
-
-def test_a_missed_target_is_told_once(
-    tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: Shown
-) -> None:
-    encode_picture = encoder.encode
-
-    def missed(*arguments: Any) -> Encoded:
-        found = encode_picture(*arguments)
-        return Encoded(found.bytes, found.pixels, found.metrics, "99 bytes instead of 9")
-
-    monkeypatch.setattr(encoder, "encode", missed)
-    assert encode(tree) == 1
-    told = capsys.readouterr().err
-    assert "3 missed the target" in told
-    assert "--files-from" not in told
-    assert made() == ALL
-    assert encode(tree) == 0  # the best that there was
-
-
 def test_outputs_may_lie_inside_of_the_inputs(tree: Path, capsys: Shown) -> None:
     Path("out").symlink_to("in/sub")
     assert encode(tree) == 0
@@ -406,16 +124,6 @@ def test_a_place_where_no_folder_can_be_made_is_told_once(tree: Path) -> None:
     with pytest.raises(OutputError, match="cannot make the folder mine/out") as caught:
         encoding.run(Terminal(), request, outputs, LOSSLESS)
     assert "--out" in caught.value.hint
-
-
-def test_what_others_left_is_removed_once_it_is_old(tree: Path) -> None:
-    names = [f"out/.a.imlp.{number}1234567.checkpoint" for number in (0, 1)]
-    Path("out").mkdir()
-    for name in names:
-        Path(name).touch()
-    os.utime(names[0], (1, 1))
-    assert encode(tree) == 0
-    assert [Path(name).exists() for name in names] == [False, True]
 
 
 @pytest.mark.parametrize("spec", ["numpy,numpy:uops", "all"])

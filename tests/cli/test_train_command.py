@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from imgmlp.cli import parsing
 from imgmlp.cli import train as training
 from imgmlp.cli.train import Outputs
 from imgmlp.codec.decoder import open_stored
+from imgmlp.codec.float_mlp.pipeline import Trained
 from imgmlp.engine import list_devices
 from imgmlp.errors import Interrupted, OutputError
 
@@ -173,3 +176,23 @@ def test_a_stopped_training_goes_on_over_what_it_wrote(
     for end in ("npz", "png"):
         assert (folder / f"a.{end}").read_bytes() == (folder / f"whole.{end}").read_bytes()
     assert names(picture) == {"a.npz", "a.png", "whole.npz", "whole.png"}
+
+
+@pytest.mark.parametrize("name", ["a.npz", "a.png"])
+@pytest.mark.parametrize("force", [False, True])
+def test_what_somebody_writes_while_it_trains_stays_unless_forced(
+    picture: Path, name: str, force: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, train = picture.parent, training.pipeline.train
+
+    def meanwhile(*arguments: Any) -> Trained:
+        (folder / name).write_bytes(b"mine")
+        return train(*arguments)
+
+    monkeypatch.setattr(training.pipeline, "train", meanwhile)
+    chosen = {"steps": 3, "batch": 64, "hidden": 8, "layers": 1, "features": 8}
+    settings = parsing.training_settings("default", **chosen)
+    outputs = Outputs(folder / "a.npz", folder / "a.png")
+    with nullcontext() if force else pytest.raises(OutputError, match="in the meantime"):
+        training.run(terminal.Terminal(), picture, outputs, settings, "numpy", force)
+    assert ((folder / name).read_bytes() == b"mine") is not force
