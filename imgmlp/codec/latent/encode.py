@@ -126,7 +126,7 @@ def room(shape: tuple[int, ...], device: AnyDevice) -> tuple[int, int] | None:
 
 
 def _fills(shape: tuple[int, ...], room: tuple[int, int]) -> bool:
-    """Whether a picture has its room for itself; small ones take longer to compile than to train."""
+    """Whether a picture has a program for itself; small ones are trained faster than compiled."""
     return shape[:2] == room and max(room) > SMALL
 
 
