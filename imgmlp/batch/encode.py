@@ -215,6 +215,7 @@ class EncodeFile:
         )
         found = encoding.run()
         assert found is not None
+        checkpoint.remove_stale(output)
         record.written, record.facts = True, found.facts()
         record.made = hashlib.sha256(found.bytes).hexdigest()
         if found.missed is not None:

@@ -17,6 +17,7 @@ from typing import BinaryIO, Literal
 
 from imgmlp.batch.find import Found
 from imgmlp.batch.journal import Done, Journal, digest
+from imgmlp.batch.output import check
 from imgmlp.batch.work import Record, Task
 from imgmlp.errors import OutputError, UsageError
 from imgmlp.output_files import write_atomically
@@ -110,8 +111,7 @@ class Plan:
 
     def _made(self, files: Iterable[Found], stopping: Callable[[], bool]) -> Iterator[Record]:
         for done in () if self.journal is None else self.journal.read():
-            row = os.fsencode(done.output), json.dumps(vars(done))
-            self._data.execute("INSERT OR REPLACE INTO done VALUES (?, ?)", row)
+            self._learn(done)
         for found in files:
             if stopping():
                 return
@@ -164,6 +164,10 @@ class Plan:
                 return refused
         self._data.execute("INSERT OR REPLACE INTO found VALUES (?, ?, ?, ?)", row)
         return refused if before is not None else None
+
+    def _learn(self, done: Done) -> None:
+        row = os.fsencode(done.output), json.dumps(vars(done))
+        self._data.execute("INSERT OR REPLACE INTO done VALUES (?, ?)", row)
 
     def _known(self, output: bytes) -> Done | None:
         query = "SELECT line FROM done WHERE output = ?"
@@ -222,29 +226,43 @@ class Plan:
         looks = os.path.abspath(task.source), *source, record.digest
         self.journal.add(Done(name, *looks, self.rules.settings, *kept, record.facts))
 
+    def _remember(self, done: Done) -> None:
+        if self.journal is not None:
+            self.journal.add(done)
+        self._learn(done)
+
     def failed(self, source: Path) -> None:
         """Note that a file has no output. Raises OutputError."""
         with _room():
             self._data.execute("INSERT INTO failed VALUES (?)", (os.fsencode(source),))
 
     def list_failed(self) -> Path | None:
-        """Write the list of those that failed; returns it, or None if there is none to write."""
+        """Write the list of those that failed; returns it, or None if there is none to write.
+
+        Raises OutputError, also for a list that is somebody else's.
+        """
         folder = self.rules.folder
         if folder is None or not folder.is_dir():
             return None
         path, count = folder / FAILED, self._data.execute("SELECT count(*) FROM failed").fetchone()
+        known = self._known(os.fsencode(FAILED))
+        own, there = "" if known is None else known.output_digest, path.exists()
         if not count[0]:
-            path.unlink(missing_ok=True)
+            if there and digest(path) == own:  # else it is somebody else's
+                path.unlink(missing_ok=True)
             return None
+        check(path, self.rules.force, own, "rename it, or give --force")
+        write_atomically(path, self._write_failed, self.rules.force or there)
+        status = path.stat()
+        kept = status.st_size, status.st_mtime_ns, digest(path)
+        self._remember(Done(FAILED, "", 0, 0, "", self.rules.settings, *kept))
+        return path
+
+    def _write_failed(self, stream: BinaryIO) -> None:
         (lines,) = self._data.execute("SELECT count(*) FROM failed WHERE instr(path, x'0a')")
         end = b"\0" if lines[0] else b"\n"  # a name may hold anything but a zero
-
-        def write(stream: BinaryIO) -> None:
-            for (name,) in self._data.execute("SELECT path FROM failed"):
-                stream.write(name + end)
-
-        write_atomically(path, write)
-        return path
+        for (name,) in self._data.execute("SELECT path FROM failed"):
+            stream.write(name + end)
 
 
 @contextlib.contextmanager

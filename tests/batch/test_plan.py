@@ -197,6 +197,30 @@ def test_those_that_failed_are_listed_until_none_do(folder: Path) -> None:
     assert not path.exists()
 
 
+def test_a_list_that_somebody_else_wrote_stays(folder: Path) -> None:
+    path = folder.parent / "out" / FAILED
+    path.parent.mkdir()
+    path.write_text("mine")
+    assert planned(folder)[0].list_failed() is None  # none failed
+    plan, _ = planned(folder)
+    plan.failed(folder / "a.png")
+    with pytest.raises(OutputError, match="exists already"):
+        plan.list_failed()
+    assert path.read_text() == "mine"
+    path.unlink()
+    assert plan.list_failed() == path
+    path.write_text("mine")  # also over one of ours
+    assert planned(folder)[0].list_failed() is None
+    plan, _ = planned(folder)
+    plan.failed(folder / "a.png")
+    with pytest.raises(OutputError, match="was changed since"):
+        plan.list_failed()
+    assert path.read_text() == "mine"
+    plan, _ = planned(folder, force=True)
+    plan.failed(folder / "a.png")
+    assert plan.list_failed() == path
+
+
 def test_where_nothing_is_written_everything_is_to_do(folder: Path) -> None:
     plan = Plan(Rules(None, Path))
     assert list(plan.make(Search({".png"}).find([folder]))) == []

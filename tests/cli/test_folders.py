@@ -399,6 +399,38 @@ def test_what_cannot_be_meant_is_refused_before_any_work(
     assert not Path("out").exists()
 
 
+def test_a_place_where_no_folder_can_be_made_is_told_once(tree: Path) -> None:
+    Path("mine").symlink_to("nowhere/at-all")
+    request = Request([tree], recursive=True, device="numpy")
+    outputs = encoding.Outputs(None, Path("mine/out"))
+    with pytest.raises(OutputError, match="cannot make the folder mine/out") as caught:
+        encoding.run(Terminal(), request, outputs, LOSSLESS)
+    assert "--out" in caught.value.hint
+
+
+def test_what_others_left_is_removed_once_it_is_old(tree: Path) -> None:
+    names = [f"out/.a.imlp.{number}1234567.checkpoint" for number in (0, 1)]
+    Path("out").mkdir()
+    for name in names:
+        Path(name).touch()
+    os.utime(names[0], (1, 1))
+    assert encode(tree) == 0
+    assert [Path(name).exists() for name in names] == [False, True]
+
+
+@pytest.mark.parametrize("spec", ["numpy,numpy:uops", "all"])
+def test_several_devices_of_the_environment_are_for_many_files(
+    imgmlp: Command, picture: Path, spec: str
+) -> None:
+    """One picture is done on one of them, beside it."""
+    Image.new("RGB", (8, 8)).save(picture)
+    several = {"IMGMLP_DEVICE": spec}
+    assert "✓ small.imlp" in imgmlp("encode", "small.png", "--psnr", "40", env=several).stderr
+    assert "✓ small.imlp" in imgmlp("verify", "small.imlp", env=several).stderr
+    devices = imgmlp("graph", "--json", env=several)
+    assert json.loads(devices.stdout)
+
+
 def test_what_has_no_place_is_refused(imgmlp: Command, picture: Path) -> None:
     folder = str(picture.parent)
     for arguments in (
@@ -468,6 +500,6 @@ def test_several_devices_share_a_folder(imgmlp: Command, picture: Path) -> None:
     arguments = ("encode", ".", "--out", "out", "--psnr", "40", "--device", "numpy,numpy:uops")
     done = imgmlp(*arguments, "--json")
     devices = {json.loads(line)["device"] for line in done.stdout.splitlines()}
-    assert devices <= {"numpy", "numpy:uops"}
+    assert devices == {"numpy", "numpy:uops"}  # each is given one before any has ended
     assert "3 files done" in done.stderr
     assert imgmlp("verify", "out").stderr.count("✓") == 3

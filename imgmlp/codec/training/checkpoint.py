@@ -132,6 +132,14 @@ def others(target: Path, own: Checkpoint) -> str | None:
     return f"{what} for {target} left a state to go on from; {advice}: {', '.join(names)}"
 
 
+def remove_stale(target: Path) -> None:
+    """Remove what runs for a file left, once nobody has gone on with it for long."""
+    for path in left_beside(target):
+        with contextlib.suppress(OSError):  # what is left is ignored by any other run
+            if path.stat().st_mtime < time.time() - STALE_AFTER:
+                path.unlink(missing_ok=True)
+
+
 class Checkpoint:
     """The checkpoint of one run."""
 
@@ -188,6 +196,4 @@ class Checkpoint:
         with contextlib.suppress(OSError):  # what is left is ignored by any other run
             self.path.unlink(missing_ok=True)
             sweep(self.path)
-            for path in left_beside(target):
-                if path.stat().st_mtime < time.time() - STALE_AFTER:
-                    path.unlink(missing_ok=True)
+        remove_stale(target)
