@@ -292,7 +292,7 @@ class LatentStep(Resumable):
             found = self._forward(seen, self.candidate)
             return {"figures": Tensor.concat([each.reshape(1) for each in found], 0)}
 
-        return compile(forward, self.device)
+        return compile(forward, self.device, beside=self.program)
 
     def judge(self, flat: Array) -> tuple[float, float]:
         """The mean squared error on [0, 1], of samples that count, and the bits per pixel that
@@ -317,7 +317,7 @@ class LatentStep(Resumable):
             level = ((answer + 0.5).maximum(0.0).minimum(1.0) * 255.0 + 0.5).cast(dtype.u8)
             return {"pixels": level}
 
-        return compile(forward, self.device)
+        return compile(forward, self.device, beside=self.program)
 
     def picture(self) -> Array:
         """What rounded grids and the present networks give, uint8 [height, width, channels]."""

@@ -54,6 +54,7 @@ def compile(
     device: AnyDevice,
     general: bool = False,
     precision: Precision = "float32",
+    beside: Program | None = None,
 ) -> Program:
     """A Program from a function that builds one step out of Tensors.
 
@@ -65,7 +66,8 @@ def compile(
     and Buffers stay float32. The loss should be a sum, or scaled, if its mean is over many rows:
     gradients below 6e-5 lose digits in 16 bits, and those below 3e-8 are zero. With "exact" no
     factor is split either, as matrix units need it: products of whole numbers are the same
-    everywhere as long as all sums stay within 2**24.
+    everywhere as long as all sums stay within 2**24. The memory for intermediates of a Program
+    `beside` it, on the same device, is used for those of this one, if there is enough of it.
     """
     with _uncollected():
         with capture() as updates:
@@ -74,7 +76,7 @@ def compile(
             kind = type(outputs).__name__
             raise misuse(TypeError, f"compile: the step must return a dict of Tensors, not {kind}")
         found = {name: t.node for name, t in outputs.items()}
-        return Program(device, found, updates, general, precision)
+        return Program(device, found, updates, general, precision, beside=beside)
 
 
 @contextmanager

@@ -53,12 +53,14 @@ class Program:
         general: bool = False,
         precision: Precision = "float32",
         checked: bool = True,
+        beside: Program | None = None,
     ) -> None:
         if precision not in get_args(Precision):
             known = " or ".join(map(repr, get_args(Precision)))
             raise ValueError(f"precision is {precision!r}; use {known}")
         self.device = device
         self.general = general  # leave out the block program
+        self._beside = beside  # whose memory for intermediates serves this one as well
         self._counted: Allocation | None = None
         rounded = precision == "half" and not device.has_matrix_units
         self.precision: Precision = "float32" if rounded else precision  # that of products here
@@ -79,7 +81,7 @@ class Program:
                 self.updates.append((self.outputs[name], node))
         self._adopt_buffers()
         if isinstance(device, Device | DryRun):
-            self.arena = [device.alloc(nbytes) for nbytes in self.executable.allocations]
+            self.arena = self._reserved(device)
         if isinstance(device, Device):
             self._handles = self._build(device)
             self.launches = self._bind(device)
@@ -158,7 +160,17 @@ class Program:
         warn(f"{problem}: {instead}", ImgmlpWarning)
         self.__dict__.pop("stages", None)
         del self.executable, self.arena
-        self.arena = [device.alloc(nbytes) for nbytes in self.executable.allocations]
+        self.arena = self._reserved(device)
+
+    def _reserved(self, device: Device | DryRun) -> list[Allocation]:
+        """Memory for intermediates, which no step leaves anything in for the next."""
+        sizes = self.executable.allocations
+        lent = [] if self._beside is None else self._beside.arena
+        if len(lent) >= len(sizes) and all(
+            a.nbytes >= n for a, n in zip(lent, sizes, strict=False)
+        ):
+            return lent[: len(sizes)]
+        return [device.alloc(nbytes) for nbytes in sizes]
 
     def _bind(self, device: Device, steps: int = 1) -> list[Launch]:
         """The launches of a step, or of so many where one launch may do several."""

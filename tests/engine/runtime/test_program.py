@@ -57,6 +57,31 @@ def test_two_programs_share_a_state(device: AnyDevice) -> None:
     assert second.read("double") == 6
 
 
+def test_programs_beside_each_other_use_the_same_memory_for_intermediates() -> None:
+    device = open_opencl()
+    x = Tensor(np.arange(12, dtype=np.float32).reshape(3, 4), device).realize()
+
+    def products(times: int) -> dict[str, Tensor]:
+        y = x
+        for _ in range(times):
+            y = y @ (x.permute(1, 0) @ x)
+        return {"y": y}
+
+    large = compile(lambda: products(3), device)
+    before = device.usage.live_bytes
+    small = compile(lambda: products(2), device, beside=large)
+    assert small.arena[0] is large.arena[0]
+    assert device.usage.live_bytes - before == small.outputs["y"].nbytes
+    none = compile(lambda: {"y": x + 1}, device)
+    own = compile(lambda: products(3), device, beside=none)  # which has too little
+    assert sum(a.nbytes for a in own.arena) == sum(a.nbytes for a in large.arena) > 0
+    values = x.numpy().astype(np.float64)
+    for program, times in ((small, 2), (large, 3), (small, 2)):
+        program.run()
+        expected = values @ np.linalg.matrix_power(values.T @ values, times)
+        assert np.allclose(program.read("y"), expected, rtol=1e-5)
+
+
 def test_replaying_allocates_builds_and_uploads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     device = open_opencl()
     program, count = counter(device)
