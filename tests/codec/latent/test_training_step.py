@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
-from imgmlp.codec.latent import latents, operations, sections, training_step
+from imgmlp.codec.latent import latents, operations, sections, training_phases, training_step
 from imgmlp.codec.latent.bit_allocation import Refinement, Search, grids_of
 from imgmlp.codec.latent.model import LatentModel, start_of
 from imgmlp.codec.latent.plane import Plane
@@ -293,6 +295,43 @@ def test_a_run_that_stopped_goes_on_bit_for_bit() -> None:
     assert trainer.run(Run(should_stop=lambda: int(parted.count.item()) >= 20)) == "interrupted"
     rest.restore(trainer.snapshot().arrays)
     LatentTrainer(rest, LatentTrainerState(40, 1e-3)).run()
+    for name, array in whole.state().items():
+        assert np.array_equal(array, rest.state()[name]), name
+
+
+def too_many(_bits: float, _quality: float) -> float:
+    return 1000.0  # times the price, as often as it is looked at
+
+
+def test_a_run_whose_price_rises_early_begins_anew_and_no_more_than_twice() -> None:
+    step = LatentStep(picture(), 1, open_device("numpy"))
+    beginning, reached = step.state(), list[int]()
+    trainer = LatentTrainer(step, LatentTrainerState(40, 1e-3), too_many, None, beginning)
+    assert trainer.run(Run(lambda progress: reached.append(progress.step))) == "done"
+    assert sum(later < before for before, later in pairwise(reached)) == training_phases.AGAIN
+    assert trainer.state.opening > training_phases.ROSE**2 * 1e-3
+    assert step.done == 40
+    step.restore(beginning)
+    calm = LatentTrainer(step, LatentTrainerState(40, 1e-3), lambda *_: 1.0, None, beginning)
+    assert calm.run() == "done"
+    assert calm.state.anew == 0
+
+
+def test_a_run_that_began_anew_goes_on_bit_for_bit_after_a_stop() -> None:
+    device = open_device("numpy")
+    whole, parted, rest = (LatentStep(picture(), 1, device) for _ in range(3))
+    beginning = whole.state()
+    LatentTrainer(whole, LatentTrainerState(40, 1e-3), too_many, None, beginning).run()
+    trainer = LatentTrainer(parted, LatentTrainerState(40, 1e-3), too_many, None, beginning)
+
+    def stop() -> bool:
+        return trainer.state.anew == 1 and trainer.done >= 10
+
+    assert trainer.run(Run(should_stop=stop)) == "interrupted"
+    saved = trainer.snapshot()
+    rest.restore(saved.arrays)
+    state = LatentTrainerState.of(saved.values)
+    LatentTrainer(rest, state, too_many, None, beginning).run()
     for name, array in whole.state().items():
         assert np.array_equal(array, rest.state()[name]), name
 
