@@ -255,8 +255,10 @@ def info_of(found: Metadata) -> dict[Any, Any]:
     return {name: value for name, value in named.items() if value is not None}
 
 
-def save_picture(pixels: np.ndarray, path: Path, found: Metadata = NOTHING) -> list[str]:
-    """Write pixels in the format that the extension names.
+def save_picture(
+    pixels: np.ndarray, path: Path, found: Metadata = NOTHING, replace: bool = True
+) -> list[str]:
+    """Write pixels in the format that the extension names; `replace` as in `write_atomically`.
 
     Returns the names of what cannot be kept there. Raises UsageError, OutputError.
     """
@@ -273,7 +275,7 @@ def save_picture(pixels: np.ndarray, path: Path, found: Metadata = NOTHING) -> l
             hint = "write a .png instead"
             raise OutputError(f"{name} cannot hold this picture: {error}", hint=hint) from error
 
-    write_atomically(path, write)
+    write_atomically(path, write, replace)
     return [what for what in found.names() if what not in kept.names()]
 
 

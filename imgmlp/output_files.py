@@ -61,10 +61,13 @@ def check_distinct(paths: Sequence[Path], inputs: Sequence[Path], hint: str) -> 
         seen.add(path.resolve())
 
 
-def write_atomically(path: Path | str, write: Callable[[BinaryIO], object]) -> None:
+def write_atomically(
+    path: Path | str, write: Callable[[BinaryIO], object], replace: bool = True
+) -> None:
     """Have `write` fill a file that takes its name only once it is whole and on the disk.
 
-    Whatever goes wrong, the old file stays as it was, or none. Raises OutputError.
+    Whatever goes wrong, the old file stays as it was, or none. Raises OutputError, also for a file
+    that is there by then and must not be replaced.
     """
     path = Path(path)
     try:
@@ -80,10 +83,22 @@ def write_atomically(path: Path | str, write: Callable[[BinaryIO], object]) -> N
             os.fsync(stream.fileno())
             if fcntl is None:  # nor can it be renamed
                 stream.close()
-            temporary.replace(whole)
+            if replace:
+                temporary.replace(whole)
+            else:
+                _name_free(temporary, whole)
         _sync_folder(whole.parent)
     except OSError as error:
         raise _unwritable(path, error) from error
+
+
+def _name_free(temporary: Path, path: Path) -> None:
+    """Name a file as no other one is. Raises OutputError."""
+    with contextlib.suppress(OSError):  # a name that is taken, or a file system without links
+        os.link(temporary, path)  # which replaces nothing, as a rename would
+        return
+    check_free(path, force=False)
+    temporary.replace(path)
 
 
 def is_special(path: Path) -> bool:

@@ -19,6 +19,7 @@ from rounding_bounds import Near, bounds
 
 from imgmlp.engine import AnyDevice, NumpyDevice, Program, Tensor, compile
 from imgmlp.engine.ir.graph import Buffer
+from imgmlp.engine.ir.op import Op
 from imgmlp.engine.oracle.interpret import Evaluation
 
 SLACK = 2.0  # times a bound: what products of two errors add, and simplification moves
@@ -90,8 +91,8 @@ def wide(array: Array) -> Array:
 
 
 def agrees(found: Array, near: Near) -> bool:
-    """Whether rounding explains each difference."""
-    return not np.any(apart(found, near))
+    """Whether the shape is that, and rounding explains each difference."""
+    return np.shape(found) == near.value.shape and not np.any(apart(found, near))
 
 
 def apart(found: Array, near: Near) -> Array:
@@ -104,7 +105,9 @@ def apart(found: Array, near: Near) -> Array:
 
 
 def difference(found: Array, near: Near) -> str:
-    """The worst of the elements that are wrong."""
+    """A shape that is wrong, or the first of the elements that are."""
+    if np.shape(found) != near.value.shape:
+        return f"its shape is {np.shape(found)}, not {near.value.shape}"
     bad = apart(found, near)
     place = tuple(int(i) for i in np.argwhere(bad)[0])
     value, wanted, error = (a[place] for a in (np.asarray(found), near.value, near.error))
@@ -225,7 +228,8 @@ def program_of(graphs: Sequence[Graph], device: AnyDevice) -> Program:
             for state, value in graph.updates.items():
                 own[state].assign(tensors[value])
             # a state that is an output would be read as it has become
-            found |= {f"{i} {n}": tensors[n] for n in graph.outputs if not tensors[n].realized}
+            given = {n: tensors[n] for n in graph.outputs}
+            found |= {f"{i} {n}": t for n, t in given.items() if t.node.op is not Op.BUFFER}
         return found
 
     return compile(step, device)

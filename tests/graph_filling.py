@@ -23,6 +23,8 @@ def fit(x: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> str:
     if shape == wanted:
         return x
     size, room = math.prod(shape), math.prod(wanted)
+    if not size:
+        raise Unfit
     again = -(-room // size)
     repeated = f".repeat({again})" if again > 1 else ""
     cut = f"[:{room}]" if size * again > room else ""
@@ -141,7 +143,7 @@ class Filled(dict[str, str]):
         return 1 + self.maker.below(self.array.shape[int(self["longaxis"])] - 1)
 
     def _n(self) -> int:
-        if not self.array.ndim or self.array.shape[0] > 127:  # to which i8 counts
+        if not self.array.ndim or not 0 < self.array.shape[0] < 128:  # to which i8 counts
             raise Unfit
         return self.array.shape[0]
 
@@ -213,6 +215,8 @@ class Filled(dict[str, str]):
 
     def _lines(self) -> str:
         axis = int(self["axis"]) % self.array.ndim
+        if not self.array.size:
+            raise Unfit
         shape = [
             1 + self.maker.below(3) if a == axis else n for a, n in enumerate(self.array.shape)
         ]

@@ -168,6 +168,7 @@ SHAPES = [
         "{x}.flatten()",
         "{x}.repeat({k} + 1, {axis})",
         "{x}[{ints}]",
+        "{x}[..., :0]",
     ),
     Template("*", "{x}.permute({order})", "np.transpose({x}, ({order},))"),
     Template("*", "{x}.transpose({axis}, {axis2})", "np.swapaxes({x}, {axis}, {axis2})"),

@@ -8,6 +8,7 @@ so that shapes fit and numbers stay finite and small. The same seed gives the sa
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -46,6 +47,8 @@ class Maker:
         self.count = 0
 
     def below(self, n: int) -> int:
+        if n < 1:
+            raise Unfit
         return int(self.rng.integers(n))
 
     def one_of(self, things: Sequence[Any]) -> Any:
@@ -94,18 +97,18 @@ class Maker:
 
     def tried(self, tensor: str, array: str) -> Line:
         """A line that works on arrays and stays small; its value joins what there is."""
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore"):
             try:
                 found = np.asarray(eval(array, ARRAY_NAMES | self.arrays | {"hold": Hold(None)}))  # noqa: S307
             except (IndexError, ValueError, TypeError):
                 raise Unfit from None
-        if not 0 < found.size <= ELEMENTS:
+        if found.size > ELEMENTS:
             raise Unfit
         seen: Tensor = eval(tensor, TENSOR_NAMES | self.tensors)  # noqa: S307
         assert seen.shape == found.shape, f"{tensor}: {seen.shape} is not {found.shape}"
         kind = seen.dtype.name
         found = cast(found, kind)
-        if not np.all(np.isfinite(found)) or (seen.dtype.is_float and np.abs(found).max() > MOST):
+        if not np.all(np.isfinite(found)) or (seen.dtype.is_float and np.any(np.abs(found) > MOST)):
             raise Unfit
         name = self.name("v")
         self.arrays[name] = found
@@ -181,7 +184,7 @@ class Maker:
         exec(whole.tensor_code, tensors)
         for name in line.names:
             found, kind = np.asarray(arrays[name]), tensors[name].dtype
-            if not np.all(np.isfinite(found)) or (kind.is_float and np.abs(found).max() > MOST):
+            if not np.all(np.isfinite(found)) or (kind.is_float and np.any(np.abs(found) > MOST)):
                 raise Unfit
             self.arrays[name] = found
             self.tensors[name] = Tensor(np.asarray(found, kind.np), self.device)

@@ -121,7 +121,11 @@ class _Evaluation:
         # functions and sums are computed in float32, of halves too
         own = 2 * ULPS.get(node.op, 0) * UNIT * (np.abs(value) + error)
         if node.op in (Op.SUM, Op.DOT):
-            terms = node.src[0].shape[-1] if node.op is Op.DOT else node.src[0].size // node.size
+            terms = (
+                node.src[0].shape[-1]
+                if node.op is Op.DOT
+                else node.src[0].size // max(1, node.size)
+            )
             sums = TABLE[node.op](node)(*(s.most for s in sources))
             own = terms * (UNIT * np.where(np.isnan(sums), np.inf, sums) + TINY)
         if mulacc:

@@ -65,6 +65,24 @@ def test_a_symbolic_link_still_points_to_its_target(tmp_path: Path) -> None:
     assert target.read_bytes() == b"new"
 
 
+@pytest.mark.parametrize("links", [True, False])
+def test_a_file_that_came_meanwhile_stays_unless_it_may_be_replaced(
+    tmp_path: Path, links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    if not links:  # as on some file systems
+        monkeypatch.setattr("os.link", refuse)
+    path = tmp_path / "a"
+    output_files.write_atomically(path, lambda stream: stream.write(b"new"), replace=False)
+    assert path.read_bytes() == b"new"
+    with pytest.raises(OutputError, match="a exists already"):
+        output_files.write_atomically(path, lambda stream: stream.write(b"x"), replace=False)
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_a_full_device_is_an_output_error() -> None:
     with pytest.raises(OutputError, match="No space left"):
         output_files.write_atomically("/dev/full", lambda stream: stream.write(b"x"))

@@ -1,6 +1,7 @@
 """Try the program on processors that are not at hand, as qemu-user emulates them.
 
     apt-get install qemu-user && python tools/processors.py
+    python tools/processors.py --readme
 
 Each processor trains a small network on a small picture, for so few steps that it ends, and
 encodes, verifies and decodes that picture; most of the time goes into compiling. All of them and
@@ -9,13 +10,20 @@ meet the others; and every file must decode here to the pixels that it decoded t
 machine's file there to the pixels that it decoded to here. Prints a row for each processor, and
 fails if one does.
 
+With `--readme` it is the README's first command instead, as it stands there, in a fresh clone with
+an empty home directory. Its 10,000 steps would take an emulated processor a day or more, so it is
+interrupted after some, and must leave both of its files.
+
 An emulated processor has no AVX-512. What a step of it takes says nothing about a real one.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -54,24 +62,17 @@ from imgmlp.engine.device.pocl import compiled_for
 info = open_device("cpu").info
 print(compiled_for(info.version) or "?", "|", info.compiled_for or "?")
 """
+STEPS = 8  # after which the README's command is interrupted
 LIMIT = 1800  # seconds a command may take; emulated, they take some hundred
 
 
 def run(processor: str, arguments: tuple[str, ...], folder: Path) -> str:
     """What the command printed. Raises subprocess.CalledProcessError."""
-    model = PROCESSORS[processor]
-    python = emulated_python(model, folder / "bin") if model else sys.executable
-    paths = [str(folder / "bin")] * bool(model) + [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    changes = {
-        "HOME": str(folder),
-        "XDG_CACHE_HOME": str(folder / "cache"),
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "EMULATED_PYTHON": python,
-    }
+    python, env = place(processor, folder)
     done = subprocess.run(
         [python, *arguments],
         cwd=folder,
-        env=os.environ | changes,
+        env=env | {"PYTHONPATH": os.pathsep.join([env["PYTHONPATH"], str(ROOT)])},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -86,14 +87,24 @@ def run(processor: str, arguments: tuple[str, ...], folder: Path) -> str:
     return "\n".join(lines)
 
 
-def emulated_python(model: str, folder: Path) -> str:
+def place(processor: str, folder: Path, python: str = sys.executable) -> tuple[str, dict[str, str]]:
+    """That Python as a command that runs on the processor, and what its environment is there."""
+    model = PROCESSORS[processor]
+    if model:
+        python = emulated_python(model, folder / "bin", python)
+    home = {"HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache")}
+    paths = {"PYTHONPATH": str(folder / "bin"), "EMULATED_PYTHON": python}
+    return python, os.environ | home | paths
+
+
+def emulated_python(model: str, folder: Path, python: str) -> str:
     """A command that runs Python on another processor, and the processes that it starts."""
     folder.mkdir(exist_ok=True)
     (folder / "sitecustomize.py").write_text(EMULATE_CHILDREN)
-    python = folder / "python"
-    python.write_text(f'#!/bin/sh\nexec {QEMU} -cpu "{model}" "{sys.executable}" "$@"\n')
-    python.chmod(0o755)
-    return str(python)
+    command = folder / "python"
+    command.write_text(f'#!/bin/sh\nexec {QEMU} -cpu "{model}" "{python}" "$@"\n')
+    command.chmod(0o755)
+    return str(command)
 
 
 def trial(processor: str, folder: Path) -> str:
@@ -119,29 +130,72 @@ def trial(processor: str, folder: Path) -> str:
     return " | ".join([names, *row])
 
 
+def readme(processor: str, folder: Path) -> str:
+    """The README's first command: seconds until it is installed, steps it did, seconds of these."""
+    started = time.perf_counter()
+    clone = folder / "clone"
+    subprocess.run(["git", "clone", "-q", ROOT, clone], check=True)
+    python, env = place(processor, folder)
+    options = {"cwd": clone, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    subprocess.run([python, "-m", "venv", ".venv"], env=env, check=True, **options)
+    python, env = place(processor, folder, str(clone / ".venv" / "bin" / "python"))
+    subprocess.run([python, "-m", "pip", "install", "."], env=env, check=True, **options)
+    row = [f"{time.perf_counter() - started:.0f}"]
+    started = time.perf_counter()
+    command = [python, ".venv/bin/imgmlp", "train", "assets/mandrill.png"]
+    said, steps, told = [], 0, False
+    with subprocess.Popen(command, env=env, **options) as training:
+        for line in training.stdout or ():
+            said.append(line)
+            found = re.match(r"training +([\d,]+)/", line)
+            steps = int(found[1].replace(",", "")) if found else steps
+            if steps >= STEPS and not told:
+                told = True
+                training.send_signal(signal.SIGINT)
+    row += [str(steps), f"{time.perf_counter() - started:.0f}"]
+    interrupted = any("the best weights so far are in weights.npz" in line for line in said)
+    if not (interrupted and any("PoCL:" in line for line in said)):
+        raise subprocess.CalledProcessError(training.returncode, command, "".join(said))
+    shown = run(HERE, ("-m", "imgmlp", "verify", str(clone / "weights.npz")), folder)
+    if not (clone / "reconstruction.png").exists():
+        raise subprocess.CalledProcessError(0, command, f"no picture was left\n{shown}")
+    return " | ".join(row)
+
+
 def pixels(folder: Path, name: str) -> bytes:
     return Image.open(folder / f"{name}.decoded.png").tobytes()
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description="Try the program on emulated processors.")
+    parser.add_argument("--readme", action="store_true", help="its first command instead")
+    options = parser.parse_args()
     if not shutil.which(QEMU):
         print(f"{QEMU} is not there: apt-get install qemu-user", file=sys.stderr)
         return 2
+    if options.readme:
+        columns = ["installed, s", "steps", "these, s"]
+    else:
+        columns = ["PoCL's name", "given", *(f"{name}, s" for name in COMMANDS)]
     failed = 0
-    seconds = " | ".join(f"{name}, s" for name in COMMANDS)
-    print(f"| processor | qemu's name | PoCL's name | given | {seconds} |")
-    print("|---" * (4 + len(COMMANDS)) + "|")
+    print(f"| processor | qemu's name | {' | '.join(columns)} |")
+    print("|---" * (2 + len(columns)) + "|")
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        Image.open(PICTURE).convert("RGB").resize((32, 32)).save(folder / "small.png")
-        for processor, model in PROCESSORS.items():
+        for number, (processor, model) in enumerate(PROCESSORS.items()):
+            if options.readme and processor == HERE:
+                continue
+            # those that meet share a home directory, those that are new have an empty one
+            folder = Path(name) / (str(number) if options.readme else "shared")
+            folder.mkdir(exist_ok=True)
+            Image.open(PICTURE).convert("RGB").resize((32, 32)).save(folder / "small.png")
             try:
-                print(f"| {processor} | {model} | {trial(processor, folder)} |", flush=True)
+                row = (readme if options.readme else trial)(processor, folder)
             except (subprocess.SubprocessError, OSError) as error:
                 failed += 1
-                print(f"| {processor} | {model} | failed |{' |' * (1 + len(COMMANDS))}", flush=True)
+                row = f"failed |{' |' * (len(columns) - 2)}"
                 said = getattr(error, "stdout", None) or ""
                 print(f"{processor}: {error}\n{said}", file=sys.stderr, flush=True)
+            print(f"| {processor} | {model} | {row} |", flush=True)
     return min(failed, 1)
 
 

@@ -26,7 +26,6 @@ import distributed
 from distributed.scheduler import KilledWorker
 from distributed.security import Security
 
-from imgmlp.batch.encode import REPLACE
 from imgmlp.batch.pool import ONCE_MORE, TICK, Records, Seat, Stopping
 from imgmlp.batch.store import is_stored
 from imgmlp.batch.work import Record, Task, Work, attempt
@@ -34,8 +33,6 @@ from imgmlp.engine import AnyDevice, open_device
 from imgmlp.errors import (
     DeviceError,
     ImgmlpError,
-    Interrupted,
-    OutputError,
     TrainingError,
     UsageError,
 )
@@ -57,7 +54,6 @@ class _Chunk:
     """Files that one worker is given at once."""
 
     tasks: list[Task]
-    fresh: bool = True  # not given to anyone yet
     tries: int = 0  # how often it was lost with its workers, or found no device
 
 
@@ -84,7 +80,6 @@ class Cluster:
         self._job = _Job(work, device, _version(), address == LOCAL)
         self._again: deque[_Chunk] = deque()
         self._running: dict[Any, _Chunk] = {}
-        self._free: set[Path | None] = set()  # outputs in work that nobody had before
         self._workers, self._looked, self._alive = 0, 0.0, time.monotonic()
         for name in ("distributed", "tornado"):  # what matters of it is told otherwise
             logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -174,8 +169,7 @@ class Cluster:
             if chunk is None:
                 return
             key = f"imgmlp-{uuid.uuid4()}"
-            self._free |= {one.output for one in chunk.tasks if chunk.fresh and _is_free(one)}
-            chunk.fresh, tasks = False, [_sent(task) for task in chunk.tasks]
+            tasks = [_sent(task) for task in chunk.tasks]
             future = self._client.submit(_do, self._job, tasks, key=key, pure=False)
             self._running[future] = chunk
 
@@ -195,25 +189,17 @@ class Cluster:
             return
         future.release()  # or it would be done again if its worker went away now
         for task, record in zip(chunk.tasks, records, strict=True):
-            again = _Chunk([task], False, chunk.tries + 1)
+            again = _Chunk([task], chunk.tries + 1)
             if record.interrupted or (record.elsewhere and again.tries <= ONCE_MORE):
                 self._again.append(again)
-            elif (
-                record.exit_code == OutputError.exit_code
-                and not record.no_room
-                and task.output in self._free
-            ):
-                self._free.discard(task.output)  # by a worker that was given up for lost too early
-                self._again.append(_Chunk([replace(task, replace=True)], False))
             else:
-                self._free.discard(task.output)
                 record.task = task
                 yield record
 
     def _lost(self, chunk: _Chunk) -> Iterator[Record]:
         """Every worker that was given the chunk is gone: then each of its files alone."""
         if len(chunk.tasks) > 1 or chunk.tries < ONCE_MORE:
-            alone = (_Chunk([task], False, chunk.tries + 1) for task in chunk.tasks)
+            alone = (_Chunk([task], chunk.tries + 1) for task in chunk.tasks)
             self._again.extend(alone)
             return
         hint = "its driver may have failed, or memory was short: look at the workers' messages"
@@ -254,10 +240,6 @@ def _sent(task: Task) -> Task:
     return replace(task, source=_absolute(task.source), output=output)
 
 
-def _is_free(task: Task) -> bool:
-    return task.output is not None and not (is_stored(task.output) or task.output.exists())
-
-
 def _absolute(path: Path) -> Path:
     return path if is_stored(path) else Path(os.path.abspath(path))
 
@@ -290,7 +272,6 @@ class _Told:
     """The watch of a worker."""
 
     worker: Any
-    task: Task
     notes: list[str] = field(default_factory=list)
 
     def announce(self, text: str) -> None:
@@ -302,12 +283,6 @@ class _Told:
     @contextmanager
     def training(self, steps: int) -> Iterator[Callable[[Progress], None]]:
         yield lambda _: None
-        # Who was given the file instead, while this one seemed to be lost, writes it or did so.
-        if self.stopping():
-            raise Interrupted("the worker is to leave")
-        output = self.task.output
-        if output is not None and not self.task.replace and output.exists():
-            raise OutputError(f"{output} exists already", hint=REPLACE)
 
     def stopping(self) -> bool:
         """Whether the worker is to leave: another one goes on from the state that it saves."""
@@ -335,7 +310,7 @@ def _do(job: _Job, tasks: list[Task]) -> list[Record]:
     if not job.here:
         device = os.environ.get("IMGMLP_DEVICE", device)
     for task in tasks:
-        watch = _Told(worker, task)
+        watch = _Told(worker)
         with _TURN:
             record = attempt(job.work, task, lambda: _opened(device), watch)
         record.notes += [f"{task.source}: {note}" for note in watch.notes]

@@ -7,6 +7,7 @@ the same command knows what it has written itself, and can write it again.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from typing import Any
 
 from imgmlp import image, output_files
 from imgmlp.batch.journal import digest
+from imgmlp.batch.output import check_task, holds, make_folder, put
 from imgmlp.batch.wanted import Wanted
 from imgmlp.batch.work import Record, Watch
 from imgmlp.codec import encoder
@@ -33,6 +35,7 @@ from imgmlp.text import duration, size
 
 EXTENSION = ".imlp"
 REPLACE = "--force replaces it, --skip-existing passes it over"
+SHORT = 0.1  # of a time limit, that need not be told
 _BESIDE = "profile and metadata beside the picture, which --strip leaves out"
 
 
@@ -122,6 +125,18 @@ class Encoding:
         if 2 * beside > goal.value:
             self.watch.announce(f"{beside:,} of {goal} are {_BESIDE}")
 
+    def _announce_time(self, goal: Goal, device: AnyDevice) -> None:
+        """Say how long it takes, of which a time limit is told already."""
+        workload = self.wanted.training()
+        asked = self.picture, goal, workload, device, self.wanted.codec
+        if workload.seconds is None:
+            self.watch.announce(f"about {duration(encoder.expected_seconds(*asked))}")
+            return
+        compiling = encoder.compiling_seconds(*asked)
+        if compiling > SHORT * workload.seconds:
+            told = f"compiles for about {duration(compiling)} first, once for such a picture"
+            self.watch.announce(told)
+
     def _done_before(self) -> Result | None:
         """What was made of the picture already, if the command was stopped after that."""
         saved = None if self.kept is None else self.kept.load()
@@ -139,9 +154,7 @@ class Encoding:
             self._state = state.path
             if (others := checkpoint.others(self.output, state)) is not None:
                 self.watch.note(others)
-        if workload.seconds is None:  # else it is told already
-            seconds = encoder.expected_seconds(picture, goal, workload, device, codec)
-            self.watch.announce(f"about {duration(seconds)}")
+        self._announce_time(goal, device)
         values = {"live": self.live.names()}
         run = Run(None, self.watch.stopping, self.watch.note, state, values, self.began)
         self.live.check([] if run.saved is None else run.saved.values["live"], picture)
@@ -151,19 +164,24 @@ class Encoding:
             made = encoder.encode(picture, goal, workload, device, run, codec)
             view.end(f"Done: {len(made.bytes):,} bytes, {made.metrics['psnr']:.2f} dB", made.pixels)
         found = Result(made.bytes, made.metrics, made.missed, made.diverged)
-        if run.due(stopping=True):
-            self._keep(found)
-        return found
+        return self._keep(found) if run.due(stopping=True) else found
 
-    def _keep(self, found: Result) -> None:
+    def _keep(self, found: Result) -> Result:
+        """What the hidden file holds from now on: of several that made the same, the first one's.
+
+        So whoever comes by knows what is written, also by one that seemed to be lost.
+        """
         values = {"metrics": found.metrics, "missed": found.missed, "diverged": found.diverged}
         assert self.kept is not None
         try:
-            self.kept.save(Snapshot.of_finished(found.bytes, values))
+            self.kept.save(Snapshot.of_finished(found.bytes, values), replace=False)
         except OutputError as error:
+            if (first := self._done_before()) is not None:
+                return first
             self.watch.note(f"no checkpoints: {error}")
-            return
+            return found
         forget(self._state)
+        return found
 
 
 @dataclass(frozen=True)
@@ -179,25 +197,27 @@ class EncodeFile:
         assert output is not None
         make_folder(output)
         if output.exists() and not checkpoint.left_beside(output):  # else it may be our own
-            output_files.check_free(output, task.replace, REPLACE)
+            check_task(task, REPLACE)
         record.source_status, record.digest = looked_at(task.source)
         picture = image.load(task.source, True, frame=wanted.frame, strip=wanted.strip)
         record.notes += [f"{task.source}: {note}" for note in picture.notes]
 
         def allowed() -> bool:
-            output_files.check_output(output, task.replace, REPLACE)
+            check_task(task, REPLACE)
+            output_files.check_output(output, force=True)
             return True
 
         def write(data: bytes) -> None:
-            output_files.check_free(output, task.replace, REPLACE)  # also now
-            output_files.write_atomically(output, lambda stream: stream.write(data))
+            put(task, data, REPLACE)
 
         encoding = Encoding(
             picture, str(task.source), output, wanted, device, watch, allowed, write, began
         )
         found = encoding.run()
         assert found is not None
+        checkpoint.remove_stale(output)
         record.written, record.facts = True, found.facts()
+        record.made = hashlib.sha256(found.bytes).hexdigest()
         if found.missed is not None:
             record.facts["missed"] = found.missed
         record.state = None if encoding.kept is None else encoding.kept.path
@@ -212,23 +232,6 @@ def looked_at(path: Path) -> tuple[tuple[int, int], str]:
     except OSError as error:
         problem = f"cannot read {path}: {error.strerror}"
         raise UsageError(problem, hint="check the file") from error
-
-
-def make_folder(output: Path) -> None:
-    """Make the folder that a file goes into. Raises OutputError."""
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        problem = f"cannot make the folder {output.parent}: {error.strerror}"
-        raise OutputError(problem, hint="choose another place with --out") from error
-
-
-def holds(path: Path, data: bytes) -> bool:
-    """Whether a file is just these bytes."""
-    try:
-        return path.stat().st_size == len(data) and path.read_bytes() == data
-    except OSError:
-        return False
 
 
 def forget(state: Path | None) -> None:

@@ -83,13 +83,21 @@ class Search:
         (top, parts), any_found = _split(pattern), False
         for path in _matches(top, parts):
             any_found = True
-            if not path.is_dir():
+            if self._is_left_out(path, top):
+                self.left_out = True
+            elif not path.is_dir():
                 yield self._named(path, path.relative_to(top))
             elif "**" not in parts:
                 yield from self._folder(path, top)
         if not any_found:
             error = UsageError(f"nothing matches {pattern}", hint="check the pattern")
             yield Found(Path(pattern), Path(pattern), error=error)
+
+    def _is_left_out(self, path: Path, top: Path) -> bool:
+        """Whether a match is of what is none of the input, and nobody named."""
+        if self.leave_out is None or _lies_in(top, self.leave_out):
+            return False
+        return _lies_in(path, self.leave_out)
 
     def _folder(self, folder: Path, top: Path) -> Iterator[Found]:
         """A folder's own files, and those of the folders in it, under their names from `top` on."""
@@ -144,6 +152,10 @@ class Search:
         if not stat.S_ISREG(status.st_mode):
             return _refused(path, name, "is no file")
         return Found(path, name, status.st_size, status.st_mtime_ns)
+
+
+def _lies_in(path: Path, folder: Path) -> bool:
+    return Path(os.path.realpath(path)).is_relative_to(folder)
 
 
 def _place(source: Path) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from typing import BinaryIO, Literal
 
 from imgmlp.batch.find import Found
 from imgmlp.batch.journal import Done, Journal, digest
+from imgmlp.batch.output import check
 from imgmlp.batch.work import Record, Task
 from imgmlp.errors import OutputError, UsageError
 from imgmlp.output_files import write_atomically
@@ -24,7 +25,7 @@ from imgmlp.output_files import write_atomically
 TABLES = """
 CREATE TABLE done (output BLOB PRIMARY KEY, line TEXT) WITHOUT ROWID;
 CREATE TABLE found (output BLOB PRIMARY KEY, path BLOB, bytes INTEGER, mtime INTEGER) WITHOUT ROWID;
-CREATE TABLE todo (weight INTEGER, output BLOB, path BLOB, again INTEGER);
+CREATE TABLE todo (weight INTEGER, output BLOB, path BLOB, known TEXT);
 CREATE TABLE failed (path BLOB);
 """
 FAILED = "imgmlp-failed.txt"  # a list in the folder of the outputs
@@ -51,8 +52,9 @@ class Decision:
     """What to do about a file whose output has a name."""
 
     kind: Kind
-    replace: bool = False
-    known: Done | None = None  # what the journal ought to say of it from now on
+    # What the journal ought to say of it from now on; of what is to be done, the output that is
+    # replaced if it is still as it says.
+    known: Done | None = None
 
 
 def decide(found: Found, output: Path, known: Done | None, rules: Rules) -> Decision:
@@ -60,8 +62,8 @@ def decide(found: Found, output: Path, known: Done | None, rules: Rules) -> Deci
     try:
         there = output.stat()
     except FileNotFoundError:
-        return Decision("do", rules.force)
-    theirs = Decision("skipped") if rules.skip else Decision("do", rules.force)
+        return Decision("do")
+    theirs = Decision("skipped" if rules.skip else "do")
     if known is None:
         return theirs
     kept = there.st_size, there.st_mtime_ns
@@ -77,10 +79,10 @@ def decide(found: Found, output: Path, known: Done | None, rules: Rules) -> Deci
         known, source=source, bytes=looks[1], mtime=looks[2], output_mtime=there.st_mtime_ns
     )
     if same and known.settings == rules.settings:
-        return Decision("unchanged", known=now)
+        return Decision("unchanged", now)
     if rules.skip or (source != known.source and not same):
         return theirs  # made of another picture
-    return Decision("do", replace=True)
+    return Decision("do", known=known)
 
 
 class Plan:
@@ -109,8 +111,7 @@ class Plan:
 
     def _made(self, files: Iterable[Found], stopping: Callable[[], bool]) -> Iterator[Record]:
         for done in () if self.journal is None else self.journal.read():
-            row = os.fsencode(done.output), json.dumps(vars(done))
-            self._data.execute("INSERT OR REPLACE INTO done VALUES (?, ?)", row)
+            self._learn(done)
         for found in files:
             if stopping():
                 return
@@ -130,11 +131,11 @@ class Plan:
 
     def tasks(self) -> Iterator[Task]:
         """What is to be done, largest first. Raises OutputError."""
-        ordered = "SELECT weight, output, path, again FROM todo ORDER BY weight DESC, path"
+        ordered = "SELECT weight, output, path, known FROM todo ORDER BY weight DESC, path"
         with _room():
-            for weight, name, path, again in self._data.execute(ordered):
+            for weight, name, path, known in self._data.execute(ordered):
                 output = self._output(Path(os.fsdecode(name)))
-                yield Task(Path(os.fsdecode(path)), output, bool(again), weight)
+                yield Task(Path(os.fsdecode(path)), output, self.rules.force, weight, known)
 
     def _output(self, name: Path) -> Path | None:
         return None if self.rules.folder is None else self.rules.folder / name
@@ -164,6 +165,10 @@ class Plan:
         self._data.execute("INSERT OR REPLACE INTO found VALUES (?, ?, ?, ?)", row)
         return refused if before is not None else None
 
+    def _learn(self, done: Done) -> None:
+        row = os.fsencode(done.output), json.dumps(vars(done))
+        self._data.execute("INSERT OR REPLACE INTO done VALUES (?, ?)", row)
+
     def _known(self, output: bytes) -> Done | None:
         query = "SELECT line FROM done WHERE output = ?"
         row = self._data.execute(query, (output,)).fetchone()
@@ -184,7 +189,8 @@ class Plan:
             problem = f"cannot read {error.filename or found.path}: {error.strerror}"
             return _refused(replace(found, error=UsageError(problem, hint="check the file")))
         if decision.kind == "do":
-            row = os.fsencode(found.name), os.fsencode(found.path), decision.replace
+            replaced = decision.known.output_digest if decision.known is not None else ""
+            row = os.fsencode(found.name), os.fsencode(found.path), replaced
             weight = max(1, self.rules.weigh(found.path))
             self._data.execute("INSERT INTO todo VALUES (?, ?, ?, ?)", (weight, *row))
             return None
@@ -213,9 +219,17 @@ class Plan:
         except OSError as error:
             problem = f"cannot read {task.output}: {error.strerror}"
             raise OutputError(problem, hint="give the same command again") from error
+        if kept[-1] != record.made:
+            problem = f"{task.output} was changed since it was written here"
+            raise OutputError(problem, hint="from now on it is replaced with --force only")
         name = str(task.output.relative_to(self.rules.folder))
         looks = os.path.abspath(task.source), *source, record.digest
         self.journal.add(Done(name, *looks, self.rules.settings, *kept, record.facts))
+
+    def _remember(self, done: Done) -> None:
+        if self.journal is not None:
+            self.journal.add(done)
+        self._learn(done)
 
     def failed(self, source: Path) -> None:
         """Note that a file has no output. Raises OutputError."""
@@ -223,23 +237,32 @@ class Plan:
             self._data.execute("INSERT INTO failed VALUES (?)", (os.fsencode(source),))
 
     def list_failed(self) -> Path | None:
-        """Write the list of those that failed; returns it, or None if there is none to write."""
+        """Write the list of those that failed; returns it, or None if there is none to write.
+
+        Raises OutputError, also for a list that is somebody else's.
+        """
         folder = self.rules.folder
         if folder is None or not folder.is_dir():
             return None
         path, count = folder / FAILED, self._data.execute("SELECT count(*) FROM failed").fetchone()
+        known = self._known(os.fsencode(FAILED))
+        own, there = "" if known is None else known.output_digest, path.exists()
         if not count[0]:
-            path.unlink(missing_ok=True)
+            if there and digest(path) == own:  # else it is somebody else's
+                path.unlink(missing_ok=True)
             return None
+        check(path, self.rules.force, own, "rename it, or give --force")
+        write_atomically(path, self._write_failed, self.rules.force or there)
+        status = path.stat()
+        kept = status.st_size, status.st_mtime_ns, digest(path)
+        self._remember(Done(FAILED, "", 0, 0, "", self.rules.settings, *kept))
+        return path
+
+    def _write_failed(self, stream: BinaryIO) -> None:
         (lines,) = self._data.execute("SELECT count(*) FROM failed WHERE instr(path, x'0a')")
         end = b"\0" if lines[0] else b"\n"  # a name may hold anything but a zero
-
-        def write(stream: BinaryIO) -> None:
-            for (name,) in self._data.execute("SELECT path FROM failed"):
-                stream.write(name + end)
-
-        write_atomically(path, write)
-        return path
+        for (name,) in self._data.execute("SELECT path FROM failed"):
+            stream.write(name + end)
 
 
 @contextlib.contextmanager

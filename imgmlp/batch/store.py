@@ -7,6 +7,7 @@ digest to whoever comes by, also if two workers do one picture. Knows of no clus
 
 from __future__ import annotations
 
+import contextlib
 import json
 import posixpath
 import re
@@ -99,7 +100,7 @@ class EncodeInStore:
         picture = _fetched(task.source)
         record.digest = sha256(picture).hexdigest()
         output = _Output(task.output)
-        known = self._known(output, record.digest)
+        known = self._known(output, output.read(), record)
         if known is not None:
             record.facts, record.written = known, True
             record.line = f"{url(task.output)}   done before"
@@ -116,31 +117,42 @@ class EncodeInStore:
             finally:
                 record.task, record.state, record.written = task, None, False
                 if made.exists():
-                    self._known(output, record.digest)  # somebody may have written it meanwhile
-                    output.write(made.read_bytes(), self._note(record))
+                    self._put(output, record, made.read_bytes())
                     record.written = True
         record.line = _named(record.line, source, made, task)
         record.notes = [_named(note, source, made, task) for note in record.notes]
 
-    def _note(self, record: Record) -> dict[str, Any]:
-        settings = self.wanted.digest()
-        return {"picture": record.digest, "settings": settings, "facts": record.facts}
+    def _put(self, output: _Output, record: Record, data: bytes) -> None:
+        """Write it, unless another worker has done so. Raises OutputError."""
+        there = output.read()  # as it is now
+        if self._known(output, there, record) is not None:
+            return
+        if output.write(data, self._note(record), self.force or there is not None):
+            return
+        if self._known(output, output.read(), record) is None:  # by another run of other settings
+            raise _exists(output)
 
-    def _known(self, output: _Output, picture: str) -> dict[str, Any] | None:
+    def _note(self, record: Record) -> dict[str, Any]:
+        source, settings = url(record.task.source), self.wanted.digest()
+        looks = {"source": source, "picture": record.digest, "settings": settings}
+        return looks | {"facts": record.facts}
+
+    def _known(self, output: _Output, there: bytes | None, record: Record) -> dict[str, Any] | None:
         """What there is to tell of the output if it is this picture's, with these settings.
 
-        Raises OutputError if it is nobody's that is known, and is not to be replaced.
+        Raises OutputError if it is somebody else's, or another picture's, and is not to be
+        replaced.
         """
-        there = output.read()
         if there is None:
             return None
-        note = output.note(there)
-        if note is None and not self.force:
-            raise OutputError(f"{output.url} exists already", hint=REPLACE.split(",")[0])
-        if note is None or (note["picture"], note["settings"]) != (picture, self.wanted.digest()):
-            return None
-        facts: dict[str, Any] = note["facts"]
-        return facts
+        note, own = output.note(there) or {}, self._note(record)
+        same = {name for name in own if note.get(name) == own[name]}
+        if {"picture", "settings"} <= same:
+            facts: dict[str, Any] = note["facts"]
+            return facts
+        if not (self.force or same & {"picture", "source"}):
+            raise _exists(output)
+        return None
 
 
 class _Output:
@@ -166,20 +178,35 @@ class _Output:
             note = json.loads(self._files.cat_file(self._note(data)))
         except (FileNotFoundError, ValueError):
             return None
-        return note if {"picture", "settings", "facts"} <= set(note) else None
+        return note if {"source", "picture", "settings", "facts"} <= set(note) else None
 
-    def write(self, data: bytes, note: dict[str, Any]) -> None:
-        """Write it as a whole. Raises OutputError."""
+    def write(self, data: bytes, note: dict[str, Any], replace: bool) -> bool:
+        """Write it as a whole. Raises OutputError.
+
+        Without `replace` whatever has come there stays, and False is returned, as far as the store
+        can tell at that moment.
+        """
         try:
             self._files.pipe_file(self._note(data), json.dumps(note).encode())
+            if not replace:
+                with contextlib.suppress(Exception):  # or it does not know how, and is asked
+                    self._files.pipe_file(self._name, data, mode="create")
+                    return True
+                if self._files.exists(self._name):
+                    return False
             self._files.pipe_file(self._name, data)
         except Exception as error:
             problem = f"cannot write {self.url}: {_reason(error)}"
             raise OutputError(problem, hint=RIGHTS) from error
+        return True
 
     def _note(self, data: bytes) -> str:
         folder, name = posixpath.split(self._name)
         return posixpath.join(folder, NOTES, f"{name}.{sha256(data).hexdigest()[:32]}.json")
+
+
+def _exists(output: _Output) -> OutputError:
+    return OutputError(f"{output.url} exists already", hint=REPLACE.split(",")[0])
 
 
 def _named(text: str, source: Path, made: Path, task: Task) -> str:

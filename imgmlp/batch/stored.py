@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from imgmlp import image, output_files
-from imgmlp.batch.encode import EXTENSION, holds, looked_at, make_folder
+from imgmlp import image
+from imgmlp.batch.encode import EXTENSION, looked_at
+from imgmlp.batch.output import make_folder, put
 from imgmlp.batch.work import Record, Watch
 from imgmlp.codec.decoder import Size, open_stored
 from imgmlp.engine import AnyDevice
@@ -54,9 +56,8 @@ class DecodeFile:
         pixels = stored.decode(device(), size)
         png = io.BytesIO()
         image.save_png(pixels, png, stored.metadata)
-        if not holds(task.output, png.getvalue()):  # else the same command wrote it, and was killed
-            output_files.check_output(task.output, task.replace, REPLACE)
-            output_files.write_atomically(task.output, lambda stream: stream.write(png.getvalue()))
+        put(task, png.getvalue(), REPLACE)
+        record.made = hashlib.sha256(png.getvalue()).hexdigest()
         height, width, channels = pixels.shape
         record.written, record.facts = True, {"width": width, "height": height}
         seconds = duration(time.perf_counter() - began)

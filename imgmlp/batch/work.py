@@ -36,8 +36,9 @@ class Task:
 
     source: Path
     output: Path | None = None  # None where nothing is written
-    replace: bool = False  # whether the output may be there
+    replace: bool = False  # whether the output is replaced, whatever it is
     weight: int = 1  # how much work it is, in no unit
+    known: str = ""  # digest of the output that is replaced if it is still the same
 
 
 @dataclass
@@ -56,6 +57,7 @@ class Record:
     state: Path | None = None  # a hidden file that holds the output, until it is remembered
     source_status: tuple[int, int] = (0, 0)  # bytes and mtime, before it was read
     digest: str = ""  # of the source's bytes, where something was written
+    made: str = ""  # digest of the output's bytes
     trace: str = ""  # where it went wrong
     device: str = ""  # the name of the device that it was given to
 

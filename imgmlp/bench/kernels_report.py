@@ -60,11 +60,11 @@ def bench_kernels(
         print_table(*table(points, peak), caption(peak, device))
     if table_file is not None:
         text = as_csv(points, peak).encode()
-        output_files.write_atomically(table_file, lambda stream: stream.write(text))
+        output_files.write_atomically(table_file, lambda stream: stream.write(text), force)
     if plot is not None:
         kind, title = plot.suffix.lstrip(".") or "png", device.info.describe()
         output_files.write_atomically(
-            plot, lambda stream: drawing.save(points, title, stream, kind)
+            plot, lambda stream: drawing.save(points, title, stream, kind), force
         )
 
 

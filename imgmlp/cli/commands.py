@@ -177,7 +177,7 @@ def encode(
     live: Live = None,
     frame: Frame = None,
     strip: Strip = False,
-    device: Devices = "auto",
+    device: Devices = None,
     jobs: Jobs = None,
     cluster: OnCluster = None,
     as_json: AsJson = False,
@@ -224,7 +224,7 @@ def decode(
     size: Annotated[
         str | None, typer.Option(metavar="WxH", help="Size in pixels, any that you like.")
     ] = None,
-    device: Devices = "auto",
+    device: Devices = None,
     jobs: Jobs = None,
     as_json: AsJson = False,
     force: Force = False,
@@ -264,7 +264,7 @@ def verify(
     recursive: Recursive = False,
     listed: Listed = None,
     as_json: AsJson = False,
-    device: Devices = "auto",
+    device: Devices = None,
     jobs: Jobs = None,
     quiet: Quiet = False,
     verbose: Verbose = 0,

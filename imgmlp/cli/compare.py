@@ -80,7 +80,7 @@ def run(
 
     stages = len(sources) * len(rates)
     with StopRequest() as stop, terminal.stages(stages) as show:
-        report = _Report(terminal, output, wanted, job, show, stop)
+        report = _Report(terminal, output, force, wanted, job, show, stop)
         jobs = [report.job(source) for source in sources]
         code = files.one_by_one(terminal, jobs, as_json, stop.requested)
     if report.measured and code != DeviceError.exit_code:  # which leaves pictures to go on with
@@ -118,6 +118,7 @@ class _Report:
 
     terminal: Terminal
     output: Path
+    force: bool
     wanted: Wanted
     what: Callable[[], Job]
     show: Callable[..., None]
@@ -177,7 +178,9 @@ class _Report:
         if self.output == STANDARD:
             files.write_standard(text)
         else:
-            output_files.write_atomically(self.output, lambda stream: stream.write(text))
+            output_files.write_atomically(
+                self.output, lambda stream: stream.write(text), self.force
+            )
         for one in self.kept:
             one.remove(self.output)
         if len(text) > MOST:

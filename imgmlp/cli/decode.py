@@ -79,7 +79,7 @@ def run(terminal: Terminal, request: Request, outputs: Outputs) -> int:
     outputs.check(sources)
     if request.as_json:
         raise UsageError("--json is for many files", hint="leave it out, or give --out DIR")
-    device = cache(lambda: _opened(terminal, request.device))
+    device = cache(lambda: _opened(terminal, request.one))
     written: list[Path] = []
     tasks = [_Task(terminal, source, outputs, device, written) for source in sources]
     jobs = [Job({}, task.decode, task.check) for task in tasks]
@@ -147,5 +147,5 @@ class _Task:
             pictures.save_png(pixels, png, metadata)
             files.write_standard(png.getvalue())
             return
-        if lost := pictures.save_picture(pixels, self.target, metadata):
+        if lost := pictures.save_picture(pixels, self.target, metadata, self.outputs.force):
             self.terminal.note(f"{self.target} cannot hold the {' and '.join(lost)}")

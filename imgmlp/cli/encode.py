@@ -126,7 +126,7 @@ def _beside(terminal: Terminal, request: Request, outputs: Outputs, wanted: Want
             problem = "--json prints to where the file goes"
             raise UsageError(problem, hint="leave it out, or give a file with -o")
         files.check_terminal("an .imlp file", "imgmlp encode photo.png -o - > photo.imlp")
-    watch, device = Watch(terminal), cache(lambda: _opened(terminal, request.device))
+    watch, device = Watch(terminal), cache(lambda: _opened(terminal, request.one))
     tasks = [
         _Task(watch, source, path, outputs, wanted, device)
         for source, path in zip(sources, targets, strict=True)
@@ -249,4 +249,5 @@ class _Task:
             files.write_standard(data)
             return
         self.outputs.check(self.path)  # somebody may have written it in the meantime
-        output_files.write_atomically(self.path, lambda stream: stream.write(data))
+        force = self.outputs.force
+        output_files.write_atomically(self.path, lambda stream: stream.write(data), force)

@@ -19,15 +19,18 @@ from typing import TYPE_CHECKING
 
 from imgmlp.batch import devices, find, store
 from imgmlp.batch.find import Found, Search, names_in
+from imgmlp.batch.output import make_folder
 from imgmlp.batch.plan import Plan, Rules
 from imgmlp.batch.pool import Pool, Seat, run_here
 from imgmlp.batch.work import Work
 from imgmlp.cli import files
 from imgmlp.cli.files import STANDARD
+from imgmlp.cli.options import first_of
 from imgmlp.cli.run_report import RunReport
 from imgmlp.codec.training.run import Progress
 from imgmlp.errors import ImgmlpError, OutputError, UsageError
 from imgmlp.interrupt import StopRequest
+from imgmlp.output_files import check_output
 from imgmlp.terminal import Terminal
 from imgmlp.text import print_data
 
@@ -42,15 +45,25 @@ class Request:
     sources: list[Path]
     listed: Path | None = None
     recursive: bool = False
-    device: str = "auto"
+    device: str | None = None  # as it was given for this command
     jobs: int | None = None
     as_json: bool = False
     cluster: str | None = None
 
     @property
+    def spec(self) -> str:
+        """The devices; without any for this command those of the environment."""
+        return self.device or os.environ.get("IMGMLP_DEVICE") or "auto"
+
+    @property
+    def one(self) -> str:
+        """The device of what is done on one; the environment may name several."""
+        return self.device or first_of(self.spec)
+
+    @property
     def many(self) -> bool:
         """Whether it can be meant for a run over many files only."""
-        spread = devices.is_several(self.device) or self.jobs is not None
+        spread = devices.is_several(self.device or "") or self.jobs is not None
         spread = spread or self.cluster is not None or any(map(store.is_stored, self.sources))
         return spread or self.listed is not None or self.recursive or any(map(_many, self.sources))
 
@@ -65,7 +78,7 @@ class Request:
         if stored is not None and (self.cluster is None or self.listed is not None):
             hint = "encode works on stores with --cluster, which may be local, and without a list"
             raise UsageError(f"{store.url(stored)} is in a store", hint=hint)
-        if self.cluster is not None and devices.is_several(self.device):
+        if self.cluster is not None and devices.is_several(self.device or ""):
             hint = "start a worker for each, with its name in IMGMLP_DEVICE"
             raise UsageError("a worker of a cluster computes on one device", hint=hint)
         if self.cluster not in (None, "local") and self.jobs is not None:
@@ -133,9 +146,12 @@ def _run(terminal: Terminal, request: Request, search: Search, rules: Rules, wor
 def _work(
     terminal: Terminal, request: Request, plan: Plan, work: Work, told: RunReport, stop: StopRequest
 ) -> None:
-    """Have the files of a plan done. Raises DeviceError or UsageError before any is."""
-    named = devices.named(request.device)
+    """Have the files of a plan done. Raises ImgmlpError before any is, if none can be."""
+    named = devices.named(request.spec if request.cluster is None else request.one)
     seats = devices.processes(named, request.jobs, plan.weight / plan.count)[: plan.count]
+    if plan.journal is not None:  # told once, and not of every file
+        make_folder(plan.journal.path)
+        check_output(plan.journal.path, force=True)
     with terminal.files(plan.count) as told.show:
         if request.cluster is not None:
             cluster = _cluster(request, work, len(seats))
@@ -162,7 +178,7 @@ def _cluster(request: Request, work: Work, processes: int) -> Cluster:
         hint = "pip install 'imgmlp[cluster]', here and for the workers"
         raise UsageError(f"--cluster needs {error.name}", hint=hint) from error
     assert request.cluster is not None
-    return Cluster(work, request.cluster, request.device, processes)
+    return Cluster(work, request.cluster, request.one, processes)
 
 
 class _Watch:

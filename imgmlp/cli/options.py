@@ -59,12 +59,12 @@ OnCluster = Annotated[
     ),
 ]
 Devices = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--device",
-        envvar="IMGMLP_DEVICE",
         metavar="auto|gpu|cpu|numpy|P:D|all|gpus|P:D,P:D",
-        help="Where to compute; several are for many files. `imgmlp devices` lists what there is.",
+        help="Where to compute; several are for many files. `imgmlp devices` lists what there is. "
+        "[env var: IMGMLP_DEVICE; default: auto]",
     ),
 ]
 Precision = Annotated[
@@ -87,11 +87,26 @@ Live = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def first_of(spec: str) -> str:
+    """One of the devices that are named, for what is done on one."""
+    name = spec.split(",", maxsplit=1)[0].strip()
+    return {"all": "auto", "gpus": "gpu"}.get(name.lower(), name)
+
+
+def _one_device(context: typer.Context, option: typer.CallbackParam, value: str) -> str:
+    """The device of a command that works on one; the environment may name several, for others."""
+    source = context.get_parameter_source(option.name or "")
+    return first_of(value) if source is not None and source.name == "ENVIRONMENT" else value
+
+
 DeviceSpec = Annotated[
     str,
     typer.Option(
         "--device",
         envvar="IMGMLP_DEVICE",
+        callback=_one_device,
         metavar="auto|gpu|cpu|numpy|P:D",
         help="Where to compute; `imgmlp devices` lists what there is.",
     ),

@@ -17,7 +17,7 @@ from imgmlp.codec.float_mlp.pipeline import Trained
 from imgmlp.codec.training import checkpoint
 from imgmlp.codec.training.run import Run
 from imgmlp.engine import AnyDevice, open_device
-from imgmlp.errors import Interrupted, TrainingError
+from imgmlp.errors import Interrupted, OutputError, TrainingError
 from imgmlp.facts import dimensions
 from imgmlp.image import Picture
 from imgmlp.interrupt import StopRequest
@@ -84,8 +84,8 @@ def run(
     outputs.check_formats(picture)
     _announce(terminal, source, picture, settings)
     device = open_device(device_spec)
-    training = _Training(terminal, source, outputs, picture, settings, device)
-    outputs.check(source, outputs.paths() if force else training.written_before())
+    training = _Training(terminal, source, outputs, picture, settings, device, force)
+    training.check()
     training.introduce()
     training.report(training.train())
 
@@ -109,6 +109,7 @@ class _Training:
     picture: Picture
     settings: Settings
     device: AnyDevice
+    force: bool
 
     def __post_init__(self) -> None:
         choices = f"train {self.settings!r}"
@@ -128,6 +129,25 @@ class _Training:
         known = [path for path, name in named if name in saved.values["outputs"]]
         shown = self.outputs.shown()
         return [path for path in known if path in shown or not self.kept.is_older_than(path)]
+
+    def check(self) -> None:
+        """Refuse files that must not be replaced. Raises OutputError."""
+        replaced = self.outputs.paths() if self.force else self.written_before()
+        self.outputs.check(self.source, replaced)
+        self._before = self._looks()
+
+    def _looks(self) -> list[tuple[int, int] | None]:
+        """Bytes and time of change of the files that are written in the end."""
+        paths = (self.outputs.weights, self.outputs.png)
+        found = [path.stat() if path.is_file() else None for path in paths]
+        return [None if one is None else (one.st_size, one.st_mtime_ns) for one in found]
+
+    def _check_again(self) -> None:
+        """Refuse, as an OutputError, to replace what somebody has written since `check`."""
+        if self.force or self._looks() == self._before:
+            return
+        hint = "the same command goes on with --force, which replaces them"
+        raise OutputError("an output was written by somebody else in the meantime", hint=hint)
 
     def introduce(self) -> None:
         """Say what is going to be done, and where."""
@@ -149,6 +169,7 @@ class _Training:
             with self.terminal.training(self.settings.steps) as show:
                 self.run.tell, self.run.should_stop = view.after(show), stop.requested
                 trained = pipeline.train(self.picture, self.settings, self.device, self.run)
+            self._check_again()
             output_files.write_atomically(
                 outputs.weights, lambda stream: npz.save(trained.weights, stream)
             )

@@ -26,7 +26,7 @@ def run(terminal: Terminal, request: Request) -> int:
     if request.many:
         rules, search = Rules(None, Path, weigh=weigh), Search(ENDINGS, request.recursive)
         return folders.run(terminal, request, search, rules, VerifyFile())
-    device = cache(lambda: open_device(request.device))  # archives need none
+    device = cache(lambda: open_device(request.one))  # archives need none
     files.check_names(request.sources, None)
     jobs = []
     for path in request.sources:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,9 @@ from imgmlp.codec.bitstream.container import USUAL_CODEC, Codec
 from imgmlp.codec.latent import encode as latent
 from imgmlp.codec.mlp import encode as mlp
 from imgmlp.codec.training import target
+from imgmlp.codec.training.compile_times import CompileTimes
 from imgmlp.codec.training.draft import Draft
+from imgmlp.codec.training.pace import Work
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import AnyDevice
@@ -60,8 +63,19 @@ def expected_seconds(
     """
     if workload.seconds is not None:
         return workload.seconds
-    work = mlp.work if codec == "mlp" else latent.work
-    return work(picture, wanted, workload).seconds(device)
+    return _work(codec)(picture, wanted, workload).seconds(device)
+
+
+def compiling_seconds(
+    picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice, codec: Codec
+) -> float:
+    """About how much of that goes to compiling what no picture has needed yet."""
+    programs = _work(codec)(picture, wanted, workload).programs
+    return CompileTimes(device).expected(programs)
+
+
+def _work(codec: Codec) -> Callable[[Picture, Goal, Workload], Work]:
+    return mlp.work if codec == "mlp" else latent.work
 
 
 def encode(

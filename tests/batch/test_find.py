@@ -100,6 +100,16 @@ def test_the_folder_of_the_outputs_is_left_out(tree: Path) -> None:
     assert looking.left_out
 
 
+@pytest.mark.parametrize("pattern", ["**/*.png", "s*", "*/c.png", "**"])
+def test_patterns_leave_it_out_too_unless_they_begin_in_it(tree: Path, pattern: str) -> None:
+    out = (tree / "sub").resolve()
+    looking = search(recursive=True, leave_out=out)
+    found = names(list(looking.find([tree / pattern])))
+    assert not [name for name in found if name.startswith("sub")]
+    assert looking.left_out
+    assert names(list(search(leave_out=out).find([tree / "sub" / "*.png"]))) == ["c.png"]
+
+
 def test_names_need_not_be_utf_8(tree: Path) -> None:
     name = os.fsdecode(b"caf\xe9\n.png")
     (tree / name).write_bytes(b"")

@@ -11,6 +11,7 @@ from imgmlp.batch import journal as journals
 from imgmlp.batch import plan as planning
 from imgmlp.batch.encode import looked_at
 from imgmlp.batch.find import Found, Search
+from imgmlp.batch.journal import digest
 from imgmlp.batch.plan import FAILED, Plan, Rules
 from imgmlp.batch.work import Record, Task
 from imgmlp.errors import OutputError
@@ -46,9 +47,14 @@ def work(plan: Plan) -> list[str]:
         task.output.write_bytes(task.source.read_bytes()[::-1])
         record = Record(task, {"figure": 1}, written=True)
         record.source_status, record.digest = looked_at(task.source)
+        record.made = digest(task.output)
         plan.remember(record)
         names.append(task.source.name)
     return names
+
+
+def may_replace(plan: Plan) -> list[tuple[bool, str]]:
+    return [(task.replace, task.known) for task in plan.tasks()]
 
 
 @pytest.fixture
@@ -93,14 +99,15 @@ def test_a_picture_that_changed_is_done_again(done: Path) -> None:
     (done / "b.png").write_bytes(b"another")
     plan, _ = planned(done)
     (task,) = plan.tasks()
-    assert (task.source.name, task.replace) == ("b.png", True)
+    old = digest(done.parent / "out" / "b.out")
+    assert (task.source.name, task.replace, task.known) == ("b.png", False, old)
     assert work(plan) == ["b.png"]
     assert planned(done)[0].unchanged == 3
 
 
 def test_other_settings_do_all_again(done: Path) -> None:
     plan, _ = planned(done, "t")
-    assert [task.replace for task in plan.tasks()] == [True] * 3
+    assert all(task.known == digest(task.output or Path()) for task in plan.tasks())
     assert planned(done, "t", skip=True)[0].skipped == 3
 
 
@@ -112,17 +119,28 @@ def test_an_output_that_is_gone_is_made_again(done: Path) -> None:
 
 def test_an_output_that_somebody_changed_is_not_replaced(done: Path) -> None:
     (done.parent / "out" / "a.out").write_bytes(b"mine")
-    assert [task.replace for task in planned(done)[0].tasks()] == [False]
-    assert [task.replace for task in planned(done, force=True)[0].tasks()] == [True]
+    assert may_replace(planned(done)[0]) == [(False, "")]
+    assert may_replace(planned(done, force=True)[0]) == [(True, "")]
     plan, _ = planned(done, skip=True)
     assert (plan.count, plan.skipped, plan.unchanged) == (0, 1, 2)
+
+
+def test_an_output_that_somebody_changed_before_it_was_remembered_is_not_known(done: Path) -> None:
+    (done / "a.png").write_bytes(b"another")
+    plan, _ = planned(done)
+    (task,) = plan.tasks()
+    assert task.output is not None
+    task.output.write_bytes(b"mine")
+    with pytest.raises(OutputError, match="was changed since"):
+        plan.remember(Record(task, written=True, made=task.known))
+    assert may_replace(planned(done)[0]) == [(False, "")]
 
 
 def test_an_output_of_another_picture_is_not_replaced(done: Path) -> None:
     other = done.parent / "other"
     other.mkdir()
     (other / "a.png").write_bytes(b"a!png")  # as long as the first
-    assert [task.replace for task in planned(other)[0].tasks()] == [False]
+    assert may_replace(planned(other)[0]) == [(False, "")]
 
 
 def test_an_output_that_was_touched_or_copied_is_known(done: Path) -> None:
@@ -159,7 +177,7 @@ def test_without_a_journal_nothing_is_lost(done: Path) -> None:
     plan, _ = planned(done)
     assert plan.journal is not None
     assert plan.journal.damaged == 1
-    assert [task.replace for task in plan.tasks()] == [False] * 3
+    assert may_replace(plan) == [(False, "")] * 3
 
 
 def test_those_that_failed_are_listed_until_none_do(folder: Path) -> None:
@@ -177,6 +195,30 @@ def test_those_that_failed_are_listed_until_none_do(folder: Path) -> None:
     assert path.read_bytes().count(b"\0") == 3
     assert planned(folder)[0].list_failed() is None
     assert not path.exists()
+
+
+def test_a_list_that_somebody_else_wrote_stays(folder: Path) -> None:
+    path = folder.parent / "out" / FAILED
+    path.parent.mkdir()
+    path.write_text("mine")
+    assert planned(folder)[0].list_failed() is None  # none failed
+    plan, _ = planned(folder)
+    plan.failed(folder / "a.png")
+    with pytest.raises(OutputError, match="exists already"):
+        plan.list_failed()
+    assert path.read_text() == "mine"
+    path.unlink()
+    assert plan.list_failed() == path
+    path.write_text("mine")  # also over one of ours
+    assert planned(folder)[0].list_failed() is None
+    plan, _ = planned(folder)
+    plan.failed(folder / "a.png")
+    with pytest.raises(OutputError, match="was changed since"):
+        plan.list_failed()
+    assert path.read_text() == "mine"
+    plan, _ = planned(folder, force=True)
+    plan.failed(folder / "a.png")
+    assert plan.list_failed() == path
 
 
 def test_where_nothing_is_written_everything_is_to_do(folder: Path) -> None:

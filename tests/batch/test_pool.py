@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from conftest import environment
+from drivers import files, left_by_a_killed
 from works import Acting, tries
 
 from imgmlp.batch.pool import PATIENCE, Pool, run_here
 from imgmlp.batch.work import Record, Task
 
 TWO = ("numpy", "numpy:procedure")  # names alone: these works open no device
-
-
-def files(folder: Path, *contents: str) -> list[Task]:
-    tasks = []
-    for number, content in enumerate(contents):
-        path = folder / str(number)
-        path.write_text(content)
-        tasks.append(Task(path))
-    return tasks
 
 
 def run(tasks: Sequence[Task], devices: Sequence[str] = TWO) -> tuple[list[Record], list[str]]:
@@ -148,31 +137,7 @@ if __name__ == "__main__":
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="there is no /proc")
 def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
-    tasks = files(tmp_path, "wait", "wait")
-    (tmp_path / "driver.py").write_text(DRIVER)
-    names = [str(task.source) for task in tasks]
-    path = os.pathsep.join([str(Path(__file__).parent), environment()["PYTHONPATH"]])
-    driver = subprocess.Popen(
-        [sys.executable, str(tmp_path / "driver.py"), *names], env=environment(PYTHONPATH=path)
-    )
-    deadline = time.monotonic() + 60
-    while not all(tries(task.source) for task in tasks) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    processes = [int(left.name.split("-")[1]) for left in tmp_path.glob("*.try*")]
-    assert len(processes) == 2
-    driver.send_signal(signal.SIGKILL)
-    driver.wait(60)
-    while any(map(alive, processes)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(alive, processes))
-
-
-def alive(process: int) -> bool:
-    try:
-        state = Path(f"/proc/{process}/stat").read_text()
-    except FileNotFoundError:
-        return False
-    return state.rpartition(")")[2].split()[0] != "Z"  # ended, and nobody asked yet how
+    assert left_by_a_killed(DRIVER, files(tmp_path, "wait", "wait")) == []
 
 
 @pytest.mark.parametrize("contents", [("no device", "good"), ("full", "good")])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -23,8 +23,6 @@ from imgmlp.batch.work import Record, Task
 from imgmlp.codec.decoder import open_stored
 from imgmlp.engine import open_device
 from imgmlp.errors import OutputError
-
-OUT = Path("s3://made/x")
 
 
 @pytest.mark.parametrize(
@@ -56,15 +54,31 @@ def test_a_store_needs_a_cluster_and_a_place_for_the_outputs(imgmlp: Command) ->
         assert problem in imgmlp("encode", *arguments, check=2).stderr
 
 
-# With a store: moto plays the part of S3.
+# With a store: fsspec's own in memory, and where moto is installed, which plays the part of S3,
+# also that. moto and s3fs bring 35 packages and take longer to install than all else together.
+
+
+@pytest.fixture(scope="module", params=["memory", "s3"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """The scheme of a store's addresses."""
+    if request.param == "s3":
+        without = "needs moto and s3fs: pip install 'moto[server]' s3fs"
+        pytest.importorskip("moto.server", reason=without)
+        pytest.importorskip("s3fs", reason=without)
+    else:
+        pytest.importorskip("fsspec", reason="needs fsspec: pip install 'imgmlp[cluster]'")
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    without = "needs moto and s3fs: pip install 'moto[server]' s3fs"
-    moto = pytest.importorskip("moto.server", reason=without)
-    pytest.importorskip("s3fs", reason=without)
-    playing = moto.ThreadedMotoServer(port=0, verbose=False)
+def server(kind: str) -> Iterator[str | None]:
+    """The address of a store that is reached by one."""
+    if kind == "memory":
+        yield None
+        return
+    from moto.server import ThreadedMotoServer
+
+    playing = ThreadedMotoServer(port=0, verbose=False)
     playing.start()
     host, port = playing.get_host_and_port()
     yield f"http://{host}:{port}"
@@ -72,21 +86,26 @@ def server() -> Iterator[str]:
 
 
 @pytest.fixture
-def bucket(server: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A file system with a.png, b.jpg, c.txt and deep/d.png in s3://pictures/in, and s3://made."""
-    import s3fs
+def bucket(kind: str, server: str | None, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A file system with a.png, b.jpg, c.txt and deep/d.png in pictures/in, and made."""
+    import fsspec
 
-    for name, value in {
-        "AWS_ENDPOINT_URL": server,
-        "AWS_ACCESS_KEY_ID": "somebody",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }.items():
-        monkeypatch.setenv(name, value)
-    s3fs.S3FileSystem.clear_instance_cache()
     store._checked.cache_clear()
-    post(f"{server}/moto-api/reset", b"")
-    files = s3fs.S3FileSystem(use_listings_cache=False)
+    if server is None:
+        files = fsspec.filesystem(kind)
+        files.store.clear()
+        files.pseudo_dirs[:] = [""]
+    else:
+        for name, value in {
+            "AWS_ENDPOINT_URL": server,
+            "AWS_ACCESS_KEY_ID": "somebody",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }.items():
+            monkeypatch.setenv(name, value)
+        post(f"{server}/moto-api/reset", b"")
+        files = fsspec.filesystem(kind, use_listings_cache=False, skip_instance_cache=True)
+        fsspec.get_filesystem_class(kind).clear_instance_cache()
     for one in ("pictures", "made"):
         files.mkdir(one)
     names = {"in/a.png": 10, "in/b.jpg": 20, "in/deep/d.png": 30, "in/.hidden.png": 40}
@@ -109,11 +128,26 @@ def picture(colour: int, kind: str = "PNG") -> bytes:
     return content.getvalue()
 
 
-def encode(name: str, quality: float = 60, force: bool = False, to: Path = OUT) -> Record:
-    work = EncodeInStore(Wanted(quality=quality), to, force)
-    task = Task(Path(f"s3://pictures/in/{name}"), (to / name).with_suffix(".imlp"))
-    (record,) = run_here(work, iter([task]), "numpy", Silent())
-    return record
+@pytest.fixture
+def out(kind: str) -> Path:
+    return Path(f"{kind}://made/x")
+
+
+Encode = Callable[..., Record]
+
+
+@pytest.fixture
+def encode(kind: str, bucket: Any, out: Path) -> Encode:
+    """Encodes one of the pictures."""
+
+    def encode(name: str, quality: float = 60, force: bool = False, folder: str = "in") -> Record:
+        work = EncodeInStore(Wanted(quality=quality), out, force)
+        source = Path(f"{kind}://pictures/{folder}/{name}")
+        task = Task(source, (out / name).with_suffix(".imlp"))
+        (record,) = run_here(work, iter([task]), "numpy", Silent())
+        return record
+
+    return encode
 
 
 class Silent:
@@ -135,30 +169,28 @@ class Silent:
 
 
 @pytest.mark.usefixtures("bucket")
-def test_folders_of_a_store_are_searched_as_others_are() -> None:
-    endings = {".png", ".jpg"}
-    names = [
-        (one.path.as_posix(), str(one.name))
-        for one in found(Path("s3://pictures/in"), endings, False)
-    ]
-    assert names == [("s3:/pictures/in/a.png", "a.png"), ("s3:/pictures/in/b.jpg", "b.jpg")]
-    deep = [str(one.name) for one in found(Path("s3://pictures/in"), endings, True)]
+def test_folders_of_a_store_are_searched_as_others_are(kind: str) -> None:
+    endings, inputs = {".png", ".jpg"}, Path(f"{kind}://pictures/in")
+    names = [(url(one.path), str(one.name)) for one in found(inputs, endings, False)]
+    start = f"{kind}://pictures/in"
+    assert names == [(f"{start}/a.png", "a.png"), (f"{start}/b.jpg", "b.jpg")]
+    deep = [str(one.name) for one in found(inputs, endings, True)]
     assert deep == ["a.png", "b.jpg", "deep/d.png"]
-    (single,) = found(Path("s3://pictures/in/c.txt"), endings, False)
+    (single,) = found(inputs / "c.txt", endings, False)
     assert (str(single.name), single.bytes) == ("c.txt", 10)
-    for nothing in ("s3://pictures/out", "s3://nobodys/in"):
+    for nothing in (f"{kind}://pictures/out", f"{kind}://nobodys/in"):
         (refused,) = found(Path(nothing), endings, False)
         assert f"cannot read {nothing}" in str(refused.error)
 
 
-def test_a_picture_is_encoded_once(bucket: Any) -> None:
+def test_a_picture_is_encoded_once(bucket: Any, encode: Encode, out: Path) -> None:
     first = encode("a.png")
     assert (first.problem, first.written) == (None, True)
     data = bucket.cat_file("made/x/a.imlp")
     pixels = open_stored(data).decode(open_device("numpy"))
     assert (pixels == [10, 0, 0]).all()
     again = encode("a.png")
-    assert again.line == "s3://made/x/a.imlp   done before"
+    assert again.line == f"{url(out)}/a.imlp   done before"
     assert again.facts == first.facts
     assert len(bucket.ls("made/x/.imgmlp")) == 1
     bucket.pipe_file("pictures/in/a.png", picture(99))
@@ -167,55 +199,91 @@ def test_a_picture_is_encoded_once(bucket: Any) -> None:
     assert bucket.cat_file("made/x/a.imlp") != data
 
 
-def test_what_two_workers_write_at_once_is_known_whichever_is_last(bucket: Any) -> None:
-    output = store._Output(OUT / "a.imlp")
-    notes = [{"picture": "p", "settings": "s", "facts": {"bytes": n}} for n in (1, 2)]
-    output.write(b"1", notes[0])
-    output.write(b"22", notes[1])
+def test_what_two_workers_write_at_once_is_known_whichever_is_last(bucket: Any, out: Path) -> None:
+    output, looks = store._Output(out / "a.imlp"), {"source": "a", "picture": "p", "settings": "s"}
+    notes = [looks | {"facts": {"bytes": n}} for n in (1, 2)]
+    assert output.write(b"1", notes[0], replace=False)
+    assert output.write(b"22", notes[1], replace=True)
+    assert not output.write(b"1", notes[0], replace=False)
+    assert output.read() == b"22"
     bucket.pipe_file("made/x/a.imlp", b"1")  # the first one's, after the second one's note
     assert output.note(b"1") == notes[0]
     assert output.note(b"22") == notes[1]
     assert output.note(b"333") is None
 
 
-def test_what_somebody_else_has_written_stays(bucket: Any) -> None:
+def test_what_somebody_else_has_written_stays(bucket: Any, encode: Encode, out: Path) -> None:
     bucket.pipe_file("made/x/a.imlp", b"theirs")
     refused = encode("a.png")
-    assert (refused.problem, refused.exit_code) == ("s3://made/x/a.imlp exists already", 8)
+    assert (refused.problem, refused.exit_code) == (f"{url(out)}/a.imlp exists already", 8)
     assert refused.hint == "--force replaces it"
     assert bucket.cat_file("made/x/a.imlp") == b"theirs"
     assert encode("a.png", force=True).problem is None
     assert encode("a.png").line.endswith("done before")
 
 
-def test_what_somebody_else_writes_meanwhile_stays(
-    bucket: Any, monkeypatch: pytest.MonkeyPatch
+def test_what_was_made_of_another_picture_stays(bucket: Any, encode: Encode) -> None:
+    assert encode("a.png").problem is None
+    before = bucket.cat_file("made/x/a.imlp")
+    bucket.pipe_file("pictures/other/a.png", picture(99))
+    assert encode("a.png", folder="other").exit_code == 8
+    assert bucket.cat_file("made/x/a.imlp") == before
+    bucket.pipe_file("pictures/other/a.png", picture(10))  # one that was only moved is the same
+    assert encode("a.png", folder="other").line.endswith("done before")
+    assert encode("a.png", quality=50).problem is None
+
+
+def test_what_another_worker_has_written_meanwhile_is_as_good(
+    bucket: Any, encode: Encode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    known, turns = EncodeInStore._known, []
+
+    def late(self: EncodeInStore, output: Any, there: bytes | None, record: Record) -> Any:
+        turns.append(there)
+        if len(turns) == 2:  # between the last look and the writing
+            assert encode("a.png").written
+        return known(self, output, there, record)
+
+    monkeypatch.setattr(EncodeInStore, "_known", late)
+    assert (encode("a.png").problem, turns[:2]) == (None, [None, None])
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_what_somebody_else_writes_meanwhile_stays(
+    bucket: Any, encode: Encode, old: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether an output of other settings was there, which was to be replaced, or nothing."""
+
     class Slow(EncodeFile):
         def __call__(self, *arguments: Any) -> None:
             super().__call__(*arguments)
             bucket.pipe_file("made/x/a.imlp", b"theirs")
 
+    if old:
+        assert encode("a.png", quality=50).written
     monkeypatch.setattr(store, "EncodeFile", Slow)
     refused = encode("a.png")
     assert (refused.exit_code, refused.written) == (8, False)
     assert bucket.cat_file("made/x/a.imlp") == b"theirs"
 
 
-@pytest.mark.usefixtures("bucket")
-def test_a_damaged_picture_is_named_by_its_address() -> None:
+def test_a_damaged_picture_is_named_by_its_address(encode: Encode, kind: str) -> None:
     refused = encode("c.txt")
-    assert refused.problem == "s3://pictures/in/c.txt is not a picture that Pillow can read"
+    assert refused.problem == f"{kind}://pictures/in/c.txt is not a picture that Pillow can read"
     assert "imgmlp-" not in refused.hint
     missing = encode("z.png")
-    assert "cannot read s3://pictures/in/z.png" in (missing.problem or "")
+    assert f"cannot read {kind}://pictures/in/z.png" in (missing.problem or "")
 
 
-def test_a_bucket_without_rights_is_refused_before_any_work(bucket: Any, server: str) -> None:
+def test_a_bucket_without_rights_is_refused_before_any_work(
+    bucket: Any, server: str | None, encode: Encode, out: Path
+) -> None:
+    if server is None:
+        pytest.skip("a store in memory knows no rights")
     post(f"{server}/moto-api/reset-auth", b"0")  # from now on nobody has rights
     try:
         with pytest.raises(OutputError, match="cannot write into s3://made/x: ") as caught:
-            store.check_writable(OUT)
+            store.check_writable(out)
         assert "rights" in caught.value.hint
         refused = encode("a.png")
         assert (refused.exit_code, refused.written) == (8, False)
@@ -226,9 +294,13 @@ def test_a_bucket_without_rights_is_refused_before_any_work(bucket: Any, server:
     assert not bucket.exists("made/x/a.imlp")
 
 
-def test_workers_encode_from_a_store_into_it(bucket: Any, imgmlp: Command) -> None:
+def test_workers_encode_from_a_store_into_it(
+    bucket: Any, server: str | None, imgmlp: Command, out: Path
+) -> None:
+    if server is None:
+        pytest.skip("a store in memory is of one process")
     pytest.importorskip("distributed", reason="needs Dask: pip install 'imgmlp[cluster]'")
-    command = ("encode", "-r", "s3://pictures/in", "--out", str(OUT), "--cluster", "local")
+    command = ("encode", "-r", "s3://pictures/in", "--out", str(out), "--cluster", "local")
     imgmlp(*command)
     assert {one for one in bucket.find("made/x") if one.endswith(".imlp")} == {
         f"made/x/{name}.imlp" for name in ("a", "b", "deep/d")

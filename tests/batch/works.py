@@ -9,9 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from imgmlp.batch.output import put
 from imgmlp.batch.work import Record, Watch
 from imgmlp.engine import AnyDevice
 from imgmlp.errors import DeviceError, Interrupted, OutputError, PictureError
+
+WAIT = 120.0  # seconds for what takes one or two
 
 
 def tries(path: Path) -> int:
@@ -37,8 +40,11 @@ class Acting:
             raise ZeroDivisionError
         elif said == "full":
             raise OutputError("cannot write") from OSError(28, "No space left on device")
+        elif said == "somebody writes it" and record.task.output is not None:
+            record.task.output.write_bytes(b"theirs")
+            put(record.task, b"ours", "--force replaces it")
         elif said == "wait":
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 3 * WAIT
             while not watch.stopping() and time.monotonic() < deadline:
                 time.sleep(0.01)
             raise Interrupted("stopped")

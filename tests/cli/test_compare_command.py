@@ -102,7 +102,7 @@ def test_a_page_that_cannot_be_written_loses_no_encoding(
 ) -> None:
     write = output_files.write_atomically
 
-    def full(path: Path, fill: Any) -> None:
+    def full(path: Path, fill: Any, *_: Any) -> None:
         if path.name == "report.html":
             raise OutputError("cannot write report.html: disk full", hint="")
         write(path, fill)

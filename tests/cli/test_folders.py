@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from PIL import Image
 
 from imgmlp import output_files
 from imgmlp.batch import pool as pools
-from imgmlp.batch.journal import NAME
+from imgmlp.batch.encode import EncodeFile
+from imgmlp.batch.journal import NAME, digest
 from imgmlp.batch.plan import FAILED, Plan
-from imgmlp.batch.pool import Seat
+from imgmlp.batch.pool import Seat, run_here
 from imgmlp.batch.wanted import Wanted
 from imgmlp.batch.work import Record, Task, Work, attempt
 from imgmlp.cli import decode as decoding
@@ -196,6 +198,55 @@ def test_a_picture_that_changed_is_encoded_again(tree: Path, capsys: Shown) -> N
     assert "2 files done before" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_what_somebody_writes_while_it_is_encoded_stays(
+    tree: Path, there: bool, monkeypatch: pytest.MonkeyPatch, capsys: Shown
+) -> None:
+    """Whether an output of an earlier run was there, which was to be replaced, or nothing."""
+    if there:
+        assert encode(tree) == 0
+    encode_picture = encoder.encode
+
+    def meanwhile(*arguments: Any) -> Encoded:
+        Path("out/a.imlp").write_bytes(b"mine")
+        return encode_picture(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(encoder, "encode", meanwhile)
+        capsys.readouterr()
+        assert encode(tree, wanted=Wanted(psnr=41)) == 1
+    assert Path("out/a.imlp").read_bytes() == b"mine"
+    told = capsys.readouterr().err
+    assert ("a.imlp was changed since" if there else "a.imlp exists already") in told
+    assert "2 files done, 1 failed" in told
+    assert encode(tree, wanted=Wanted(psnr=41)) == 1  # nor later
+    assert Path("out/a.imlp").read_bytes() == b"mine"
+    assert encode(tree, wanted=Wanted(psnr=41), force=True) == 0
+    assert made() == ALL
+
+
+def test_of_two_that_encode_one_picture_the_second_keeps_what_the_first_wrote(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As workers do of which one seemed to be lost; what they make may differ."""
+    encode_picture, turns = encoder.encode, []
+
+    def slow(*arguments: Any) -> Encoded:
+        turns.append(arguments)
+        if len(turns) == 1:
+            (first,) = run_here(EncodeFile(LOSSLESS), iter([task]), "numpy", Quiet())
+            assert first.problem is None
+            return replace(encode_picture(*arguments), bytes=b"others")
+        return encode_picture(*arguments)
+
+    monkeypatch.setattr(encoder, "encode", slow)
+    task = Task(tree / "a.png", Path("out/a.imlp"))
+    (second,) = run_here(EncodeFile(LOSSLESS), iter([task]), "numpy", Quiet())
+    assert len(turns) == 2
+    assert (second.problem, second.made) == (None, digest(Path("out/a.imlp")))
+    assert Path("out/a.imlp").read_bytes() != b"others"
+
+
 def test_what_nobody_remembers_is_replaced_only_if_forced(tree: Path, capsys: Shown) -> None:
     Path("out").mkdir()
     Path("out/a.imlp").write_bytes(b"mine")
@@ -220,9 +271,9 @@ def test_a_kill_before_the_journal_is_no_loss(
     write = output_files.write_atomically
     with monkeypatch.context() as patch:
 
-        def killed(path: Path, fill: Any) -> None:
+        def killed(*arguments: Any) -> None:
             if written:
-                write(path, fill)
+                write(*arguments)
             raise KeyboardInterrupt
 
         patch.setattr(output_files, "write_atomically", killed)
@@ -281,11 +332,11 @@ def test_a_full_disk_ends_the_run_and_loses_nothing(
 ) -> None:
     write, writes = output_files.write_atomically, []
 
-    def full(path: Path, fill: Any) -> None:
+    def full(path: Path, *more: Any) -> None:
         writes.append(path)
         if len(writes) > 1:
             raise OutputError("cannot write") from OSError(28, "No space left on device")
-        write(path, fill)
+        write(path, *more)
 
     with monkeypatch.context() as patch:
         patch.setattr(output_files, "write_atomically", full)
@@ -346,6 +397,38 @@ def test_what_cannot_be_meant_is_refused_before_any_work(
     with pytest.raises(error):
         encode(tree, **more)
     assert not Path("out").exists()
+
+
+def test_a_place_where_no_folder_can_be_made_is_told_once(tree: Path) -> None:
+    Path("mine").symlink_to("nowhere/at-all")
+    request = Request([tree], recursive=True, device="numpy")
+    outputs = encoding.Outputs(None, Path("mine/out"))
+    with pytest.raises(OutputError, match="cannot make the folder mine/out") as caught:
+        encoding.run(Terminal(), request, outputs, LOSSLESS)
+    assert "--out" in caught.value.hint
+
+
+def test_what_others_left_is_removed_once_it_is_old(tree: Path) -> None:
+    names = [f"out/.a.imlp.{number}1234567.checkpoint" for number in (0, 1)]
+    Path("out").mkdir()
+    for name in names:
+        Path(name).touch()
+    os.utime(names[0], (1, 1))
+    assert encode(tree) == 0
+    assert [Path(name).exists() for name in names] == [False, True]
+
+
+@pytest.mark.parametrize("spec", ["numpy,numpy:uops", "all"])
+def test_several_devices_of_the_environment_are_for_many_files(
+    imgmlp: Command, picture: Path, spec: str
+) -> None:
+    """One picture is done on one of them, beside it."""
+    Image.new("RGB", (8, 8)).save(picture)
+    several = {"IMGMLP_DEVICE": spec}
+    assert "✓ small.imlp" in imgmlp("encode", "small.png", "--psnr", "40", env=several).stderr
+    assert "✓ small.imlp" in imgmlp("verify", "small.imlp", env=several).stderr
+    devices = imgmlp("graph", "--json", env=several)
+    assert json.loads(devices.stdout)
 
 
 def test_what_has_no_place_is_refused(imgmlp: Command, picture: Path) -> None:
@@ -417,6 +500,6 @@ def test_several_devices_share_a_folder(imgmlp: Command, picture: Path) -> None:
     arguments = ("encode", ".", "--out", "out", "--psnr", "40", "--device", "numpy,numpy:uops")
     done = imgmlp(*arguments, "--json")
     devices = {json.loads(line)["device"] for line in done.stdout.splitlines()}
-    assert devices <= {"numpy", "numpy:uops"}
+    assert devices == {"numpy", "numpy:uops"}  # each is given one before any has ended
     assert "3 files done" in done.stderr
     assert imgmlp("verify", "out").stderr.count("✓") == 3

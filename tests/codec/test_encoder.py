@@ -14,6 +14,7 @@ from imgmlp.codec import encoder
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.encoder import encode
+from imgmlp.codec.latent import encode as latent
 from imgmlp.codec.mlp import encode as mlp
 from imgmlp.codec.mlp import rate_model
 from imgmlp.codec.training.compile_times import UNKNOWN, CompileTimes
@@ -95,3 +96,22 @@ def test_what_was_compiled_here_before_takes_no_time_again(
     assert guessed(larger) - warm < 2  # the same network, with the same programs
     info.driver = "another"
     assert guessed(picture) == cold
+
+
+def test_pictures_of_nearly_one_size_are_compiled_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("imgmlp.codec.training.compile_times.cache_folder", lambda: tmp_path)
+    info = SimpleNamespace(platform="p", name="n", driver="d", version="v")
+    device: Any = SimpleNamespace(info=info, lanes="one", compiling=0.0)
+
+    def compiling(height: int, width: int) -> float:
+        picture, work = Picture(np.zeros((height, width, 3), np.uint8)), Workload(0, 10.0)
+        return encoder.compiling_seconds(picture, Goal("lambda", 1e-3), work, device, "latent")
+
+    times = CompileTimes(device)
+    assert compiling(80, 96) == UNKNOWN
+    device.compiling += 20.0
+    times.note(latent.step_program((80, 96, 3)))
+    assert compiling(80, 96) == compiling(100, 112) == 0.0
+    assert compiling(256, 384) == 20.0  # as what is of its kind took

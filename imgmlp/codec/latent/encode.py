@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.bitstream import metadata_sections
-from imgmlp.codec.latent.model import ModelShape, newest_start
+from imgmlp.codec.latent.model import ModelShape, newest_start, usual_levels
+from imgmlp.codec.latent.plane import common_side
 from imgmlp.codec.latent.rounding_search import Rounding, Written
 from imgmlp.codec.latent.training_phases import (
     SHORTER,
@@ -38,9 +39,13 @@ Array = np.ndarray[Any, Any]
 SEED = 0
 LEVELS = 9  # of effort
 FEWEST, MOST = 300, 100_000  # steps of the lowest and of the highest of them
-TOO_FEW = 100  # below which latents are far from what they can be
+TOO_FEW = 30  # below which latents are far from what they can be
+# Steps that are trained even where the time limit leaves no room for them: a share of its time,
+# where something had to be compiled, and so many in all.
+AT_LEAST, FEWEST_LIMITED = 0.25, 10
 USUAL = 20.0  # seconds that an encode should take if nobody says how long
 SETTLING = 50  # steps that take as long as the search for rounded networks
+SETTLED = 1 / 6  # of a limited time, at most, for that search
 REFINING, REFINED = 0.2, 2000  # share of the steps, and most, whose time goes to single weights
 AIM = 0.99  # of the bytes wanted
 ABOVE = 0.05  # dB more than wanted that training aims at, as taking some away is easy
@@ -105,7 +110,20 @@ def work(picture: Picture, wanted: Goal, workload: Workload) -> Work:
 
 def step_program(shape: tuple[int, ...]) -> str:
     """What compile_times.py knows the step for pixels of a shape by."""
-    return f"latent step: {'x'.join(map(str, shape))}"
+    height, width, channels = shape
+    rows, columns, levels = common_side(height), common_side(width), usual_levels(height, width)
+    hidden, entropy = widths(shape, math.inf)
+    sizes = f"{rows}x{columns}x{channels}"
+    if (rows, columns) == (height, width):
+        sizes += " alone"
+    return f"latent step: {sizes}, {levels} levels, widths {hidden} and {entropy}"
+
+
+def room(shape: tuple[int, ...], device: AnyDevice) -> tuple[int, int] | None:
+    """Rows and columns that a step for pixels of a shape is made for, so that what was compiled
+    for one picture serves others; None for just its own, which takes 3% less time."""
+    found = common_side(shape[0]), common_side(shape[1])
+    return None if device.info.kind == "numpy" or found == shape[:2] else found
 
 
 class _Encoder:
@@ -208,10 +226,21 @@ class _Encoder:
     # --- the training ---
 
     def _step(self) -> LatentStep:
+        shared = room(self.picture.pixels.shape, self.device)
+        try:
+            return self._step_in(shared)
+        except OutOfMemoryError:
+            if shared is None or self.device.lost:
+                raise
+        return self._step_in(None)  # which takes less
+
+    def _step_in(self, room: tuple[int, int] | None) -> LatentStep:
         pixels = self.picture.pixels
         hidden, entropy = found = widths(pixels.shape, self._most_weights())
-        start = newest_start(found)
-        return LatentStep(pixels, SEED, self.device, hidden=hidden, entropy=entropy, start=start)
+        return LatentStep(
+            pixels, SEED, self.device, hidden=hidden, entropy=entropy, start=newest_start(found),
+            room=room,
+        )  # fmt: skip
 
     def _most_weights(self) -> float:
         """That the bytes wanted leave room for."""
@@ -236,27 +265,46 @@ class _Encoder:
             self.tried, self.pace = saved.values["tried"], saved.values["pace"]
             if saved.values["best"] is not None:
                 self.best = Draft(saved.arrays["best_file"].tobytes(), saved.values["best"])
-        if self.workload.seconds is not None:
-            self.limit = self.run.began + self.workload.seconds - state.seconds
-            self.limit -= CHECKING * self.pace + STARTING
-        trainer = LatentTrainer(step, state, self._pricing(), self.limit, self.beginning)
+        limits = self._limits(state)
+        trainer = LatentTrainer(step, state, self._pricing(), *limits, self.beginning)
         if saved is not None:
             self.run.say(f"continuing after {trainer.reached()}")
         return trainer
 
     # --- how long ---
 
+    def _limits(self, state: LatentTrainerState) -> tuple[float | None, int]:
+        """Of the clock, when training must be done, and most steps in that time, if it is given."""
+        seconds = self.workload.seconds
+        if seconds is None:
+            return None, 0
+        settling = self.pace * min(SETTLING, SETTLED / (1 - SETTLED) * state.steps)
+        self.limit = self.run.began + seconds - state.seconds - CHECKING * self.pace - STARTING
+        if self.run.saved is None:
+            now = time.perf_counter()
+            self.limit = max(self.limit, now + state.steps * self.pace + settling)
+        return self.limit - settling, MOST if self.wanted.kind == "lambda" else 0
+
+    def _fitting(self, seconds: float, pace: float) -> int:
+        """Steps that a time limit leaves room for, or what there must be."""
+        share = 1.0 if self.wanted.kind == "lambda" else MAIN
+        left = self.run.began + seconds - STARTING - time.perf_counter()
+        room = share * left / pace - CHECKING
+        room -= min(SETTLING, SETTLED * room)
+        refining = max(0.0, room - FEWEST) * REFINING / (1 + REFINING)
+        steps = int(room - min(refining, REFINED))
+        least = max(FEWEST_LIMITED, int(AT_LEAST * seconds / pace))
+        return min(max(steps, least), MOST)
+
     def _steps(self, step: LatentStep) -> int:
         """How many to train; says how long that takes."""
         self.pace = pace = self._pace(step)
         if self.workload.seconds is not None:
-            share = 1.0 if self.wanted.kind == "lambda" else MAIN
-            left = self.run.began + self.workload.seconds - STARTING - time.perf_counter()
-            room = share * left / pace - SETTLING - CHECKING
-            room = max(room / (1 + REFINING), room - REFINED)
-            steps = min(max(1, int(room)), MOST)
+            steps = self._fitting(self.workload.seconds, pace)
             if steps < TOO_FEW:
-                self.run.say("too little time for latents here: --codec mlp makes more of it")
+                needed = _seconds(TOO_FEW, pace) + CHECKING * pace
+                text = f"too little time for this picture: {needed:,.0f} seconds would do"
+                self.run.say(text)
         elif self.workload.steps:
             steps = self.workload.steps
         else:
@@ -268,8 +316,9 @@ class _Encoder:
         return steps
 
     def _pace(self, step: LatentStep) -> float:
-        """Seconds that a step takes; tried, and undone."""
+        """Seconds that a step takes; tried, and undone. What training needs is compiled then."""
         start = step.state()
+        step.judge(step.flat.numpy())
         step.steer(control(0, MOST, self._first_price()))
         pace = seconds_a_step(step.program, TRIED)
         step.restore(start)

@@ -43,7 +43,7 @@ class Contexts(Function):
         away = [(k // WIDTH - REACH) * plane.pitch + k % WIDTH - REACH for k in range(NEIGHBOURS)]
         rows = plane.rows - AROUND  # below them are no values
         used = [g[k, -a : rows * plane.pitch - a] for k, a in enumerate(away)]
-        by_values = _sum(used).reshape(rows, plane.pitch)
+        by_values = _sum(used).reshape(rows, plane.pitch).contiguous()
         return by_values.pad((AROUND, 2 * AROUND), (0, 0)), None
 
 
@@ -137,6 +137,44 @@ def upsampled(x: Tensor, taps: Tensor, height: int, width: int) -> Tensor:
     """[c, h, w] -> [c, height, width], which is twice as large, or a little less or more."""
     # Columns first: of what is as high as it is to be, rows are read and written along.
     return Doubled.apply(Doubled.apply(x, taps, 2, width), taps, 1, height)
+
+
+class Repeated(Function):
+    """x [c, h, w] with an axis of which only a count of places is in use, given as i32 [1]: the
+    last of them is found again in the two behind it, as far as `Doubled` looks.
+    """
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor, count: Tensor, axis: int) -> Tensor:
+        ctx.save_for_backward(count)
+        ctx.axis = axis  # type: ignore[attr-defined]
+        place = _places(x, axis) - count.reshape(1, 1, 1)
+        once, twice = _moved(x, axis, 1), _moved(x, axis, 2)
+        behind = Tensor.where(place < 1, once, Tensor.where(place < 2, twice, 0.0))
+        return Tensor.where(place < 0, x, behind)
+
+    @staticmethod
+    def backward(ctx: Context, g: Tensor) -> tuple[Tensor, None, None]:
+        (count,) = ctx.saved_tensors
+        axis: int = ctx.axis  # type: ignore[attr-defined]
+        place = _places(g, axis) - count.reshape(1, 1, 1)
+        last = g + _moved(g, axis, -1) + _moved(g, axis, -2)
+        by_x = Tensor.where(place < -1, g, Tensor.where(place < 0, last, 0.0))
+        return by_x, None, None
+
+
+def _places(x: Tensor, axis: int) -> Tensor:
+    shape = [1, 1, 1]
+    shape[axis] = x.shape[axis]
+    return Tensor.arange(x.shape[axis]).reshape(*shape)
+
+
+def _moved(x: Tensor, axis: int, by: int) -> Tensor:
+    """x with every value `by` places further along an axis; zeros where none comes from."""
+    ends = [(0, 0)] * 3
+    ends[axis] = (max(by, 0), max(-by, 0))
+    first = max(-by, 0)
+    return _cut(x.pad(*ends), axis, first, first + x.shape[axis])
 
 
 class Doubled(Function):

@@ -14,6 +14,15 @@ REACH = 3  # rows above, and columns to either side, that a context comes from
 AROUND = REACH + 1  # rows that hold all neighbours above a row, and what its first ones are left of
 ALIGN = 16  # elements that a row's pitch is a multiple of
 TILE = 256  # positions that all that are computed together are a multiple of
+# Sides that programs are made for: powers of two up to SMALL, then multiples of UNIT.
+LEAST, SMALL, UNIT = 32, 128, 64
+
+
+def common_side(side: int) -> int:
+    """Rows or columns of a program that serves pictures of so many, and of many other sizes."""
+    if side <= SMALL:
+        return max(LEAST, 1 << (side - 1).bit_length())
+    return -(-side // UNIT) * UNIT
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,9 @@ FOLLOWED = 25  # steps that latents need to follow half a change of the price, e
 RETURN = 0.55  # share of a run that is not done again where it ends too far from its target
 SHORTER = 0.25  # steps of going through the rest again, of those of the run
 TEMPERATURES = 0.3, 0.15
-HURRIED, SOFT = 2000, 0.5  # a run of fewer steps begins at a higher one, at most at this
+HURRIED, SOFT = 2000, 1.0  # a run of fewer steps begins at a higher one, at most at this
+FEW = 300  # steps, below which latents move faster and networks, which have a start, more slowly
+FASTER, BY_FEWER = 2.0, 0.43  # at most; the power of how many times fewer steps there are
 SHARES = 0.63, 0.87  # of noise
 LATENTS, NETWORKS = 0.2, 1e-2  # learning rates
 LAST = 1e-3  # of networks, once latents are rounded; falls to a tenth
@@ -50,10 +52,12 @@ def control(done: int, steps: int, price: float) -> Control:
         return Control(price, latents=0.0, networks=LAST * 0.1 ** (1 - left), rounding=True)
     way = done / end
     cosine = 0.5 * (1 + math.cos(math.pi * way))
+    faster = min(max(FEW / steps, 1.0) ** BY_FEWER, FASTER)
     first, last = TEMPERATURES
     first = min(SOFT, first * max(1.0, HURRIED / steps) ** 0.25)
     t, share = (a + (b - a) * way for a, b in ((first, last), SHARES))
-    return Control(price, t, share, latents=LATENTS * cosine, networks=NETWORKS * cosine)
+    latents, networks = LATENTS * faster, NETWORKS / faster
+    return Control(price, t, share, latents=latents * cosine, networks=networks * cosine)
 
 
 @dataclass
@@ -75,8 +79,14 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         state: LatentTrainerState,
         pricing: Pricing | None = None,
         limit: float | None = None,
+        most: int = 0,
         beginning: dict[str, Array] | None = None,
     ) -> None:
+        """Of at most so many steps where the limit leaves time for more than the state says.
+
+        `beginning` is the step's state before the first one, if that is not what it has now.
+        """
+        self._most = most
         state.first = steps = state.first or state.steps
         state.opening = state.opening or state.price
         self._beginning = step.state() if beginning is None else beginning
@@ -97,7 +107,8 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
             self._reprice()
             self._begin_anew()
             self._remember()
-        self._shorten()
+        moving = not self.state.begun and self.done < ROUNDED * self.state.steps
+        self._shorten(self._most if moving else 0)
         self._steer()
         if tell is not None:
             cost = loss * self.step.counted + self.state.price * rate
@@ -124,7 +135,9 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
     def _begin_anew(self) -> None:
         """With the price that was found, if what was trained so far is no way to it."""
         state = self.state
-        now = abs(self.done - LOOKED * state.steps) <= self.control / 2 and not state.begun
+        if state.begun or self._limit is not None:  # there is no time to lose
+            return
+        now = abs(self.done - LOOKED * state.steps) <= self.control / 2
         if now and state.anew < AGAIN and state.price > ROSE * state.opening:
             state.opening, state.anew, state.exponents = state.price, state.anew + 1, {}
             state.lost = 0.0

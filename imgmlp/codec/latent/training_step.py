@@ -63,11 +63,16 @@ class Control:
 
 
 class LatentStep(Resumable):
-    """State on the device, and the program that moves it. `pixels` are uint8 [h, w, channels]."""
+    """State on the device, and the program that moves it. `pixels` are uint8 [h, w, channels].
+
+    With a `room` of (rows, columns), at least those of the picture, the program serves all pictures
+    of as many levels that have room in it: sizes are then known to the device alone.
+    """
 
     def __init__(
         self, pixels: Array, seed: int, device: AnyDevice, general: bool = False,
         hidden: int = HIDDEN, entropy: int = ENTROPY, epsilon: float = EPSILON, start: int = 0,
+        room: tuple[int, int] | None = None,
     ) -> None:  # fmt: skip
         self.height, self.width, self.channels = pixels.shape
         self.levels = usual_levels(self.height, self.width)
@@ -76,7 +81,10 @@ class LatentStep(Resumable):
         self.start = start_of(start, self.shape)
         self.counted: float = counted(pixels)
         self.seed, self.device, self.epsilon = seed, device, epsilon
-        self.plane = plane = Plane.of(self.height, self.width, self.levels)
+        self.room = room
+        rows, columns = room or (self.height, self.width)
+        self.plane = plane = Plane.of(rows, columns, self.levels)
+        self.sizes = Tensor(np.array(self._sizes(), np.int32), device, name="sizes")
         self.synthesis_shapes = _layers(self.levels, hidden, hidden, self.channels)
         self.convolution_shapes = [(9 * self.channels, self.channels), (self.channels,)] * 2
         self.entropy_shapes = _layers(operations.NEIGHBOURS, entropy, entropy, 2)
@@ -99,6 +107,10 @@ class LatentStep(Resumable):
         self.program: Program = compile(self._step, device, general, "half")
 
     # --- what does not change ---
+
+    def _sizes(self) -> list[tuple[int, int]]:
+        """(height, width) of every grid, finest first."""
+        return [(-(-self.height // 2**n), -(-self.width // 2**n)) for n in range(self.levels)]
 
     def _target(self, pixels: Array) -> Array:
         """float32 [channels, pixels of the plane]."""
@@ -125,7 +137,8 @@ class LatentStep(Resumable):
     def _parts(self, plane: Array) -> list[Array]:
         """The grids of a plane [rows, pitch], finest first; views of it."""
         return [
-            plane[g.row : g.row + g.height, g.column : g.column + g.width] for g in self.plane.grids
+            plane[g.row : g.row + height, g.column : g.column + width]
+            for g, (height, width) in zip(self.plane.grids, self._sizes(), strict=True)
         ]
 
     def _started(self, flat: Array) -> Array:
@@ -158,7 +171,8 @@ class LatentStep(Resumable):
         by_flat = slopes + self._by_weight_bits() * price
         self.adam_latents.apply([by_seen * slope])
         norm = by_flat.square().sum().sqrt()
-        most = CLIP * self.height * self.width
+        most = self.sizes[0].cast(dtype.f32).reshape(2, 1)
+        most = most[0] * most[1] * CLIP
         self.adam.apply([by_flat * (most / norm.maximum(most))])
         self.count.assign(self.count + 1)
         return {"error": error, "bits": bits, "slopes": slopes}
@@ -246,17 +260,28 @@ class LatentStep(Resumable):
             for g in self.plane.grids
         ]
         maps = views[-1]
-        for level in range(self.levels - 2, 0, -1):
+        for level in range(self.levels - 2, -1, -1):
             g = self.plane.grids[level]
+            maps = self._with_ends(maps, level + 1)
             maps = operations.upsampled(maps, taps[level], g.height, g.width)
-            maps = Tensor.concat([views[level], maps], 0)
-        maps = operations.upsampled(maps, taps[0], self.height, self.width)
-        beside = Tensor.zeros(self.levels - 1, self.height, self.plane.pitch - self.width)
-        maps = Tensor.concat([maps, beside], 2)
-        if rows > self.height:
-            below = Tensor.zeros(self.levels - 1, rows - self.height, self.plane.pitch)
+            if level:
+                maps = Tensor.concat([views[level], maps], 0)
+        finest_grid = self.plane.grids[0]
+        beside = (self.levels - 1, finest_grid.height, self.plane.pitch - finest_grid.width)
+        maps = Tensor.concat([maps, Tensor.zeros(*beside)], 2)
+        if rows > finest_grid.height:
+            below = Tensor.zeros(self.levels - 1, rows - finest_grid.height, self.plane.pitch)
             maps = Tensor.concat([maps, below], 1)
         return Tensor.concat([finest, maps.reshape(self.levels - 1, self.plane.pixels)], 0)
+
+    def _with_ends(self, maps: Tensor, level: int) -> Tensor:
+        """Maps [c, h, w] of a level, which repeat their ends where there is room behind them."""
+        if self.room is None:
+            return maps
+        for axis in (1, 2):
+            count = self.sizes[level, axis - 1 : axis]
+            maps = operations.Repeated.apply(maps, count, axis)
+        return maps
 
     # --- from and to the host ---
 

@@ -132,6 +132,14 @@ def others(target: Path, own: Checkpoint) -> str | None:
     return f"{what} for {target} left a state to go on from; {advice}: {', '.join(names)}"
 
 
+def remove_stale(target: Path) -> None:
+    """Remove what runs for a file left, once nobody has gone on with it for long."""
+    for path in left_beside(target):
+        with contextlib.suppress(OSError):  # what is left is ignored by any other run
+            if path.stat().st_mtime < time.time() - STALE_AFTER:
+                path.unlink(missing_ok=True)
+
+
 class Checkpoint:
     """The checkpoint of one run."""
 
@@ -152,8 +160,11 @@ class Checkpoint:
             return None
         return Snapshot(arrays, values)
 
-    def save(self, snapshot: Snapshot) -> None:
-        """Replace what is there, as a whole. Raises OutputError, also for what `load` refuses."""
+    def save(self, snapshot: Snapshot, replace: bool = True) -> None:
+        """Replace what is there, as a whole. Raises OutputError, also for what `load` refuses.
+
+        Without `replace`, it is also raised where somebody else has saved one.
+        """
         values = json.dumps({**snapshot.values, "key": self._key})
         content = io.BytesIO()
         arrays = {**snapshot.arrays, _VALUES: np.array(values)}
@@ -166,7 +177,7 @@ class Checkpoint:
         if size > MAX_BYTES:
             problem = f"a state of {size:,} bytes is too large to keep; the limit is {MAX_BYTES:,}"
             raise OutputError(problem, hint="use a smaller network")
-        write_atomically(self.path, lambda stream: stream.write(content.getvalue()))
+        write_atomically(self.path, lambda stream: stream.write(content.getvalue()), replace)
 
     def touch(self) -> None:
         """Once files were written that this run may replace when it goes on."""
@@ -185,6 +196,4 @@ class Checkpoint:
         with contextlib.suppress(OSError):  # what is left is ignored by any other run
             self.path.unlink(missing_ok=True)
             sweep(self.path)
-            for path in left_beside(target):
-                if path.stat().st_mtime < time.time() - STALE_AFTER:
-                    path.unlink(missing_ok=True)
+        remove_stale(target)

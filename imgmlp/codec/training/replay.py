@@ -26,11 +26,11 @@ def next_chunk(chunk: int, seconds: float) -> int:
 
 def seconds_a_step(program: Program, most: float = 0.5) -> float:
     """What a step takes, by a trial of at least so many seconds."""
-    program.run(2)  # the first of them may compile for seconds
+    program.run(1)  # which may compile for seconds
     program.wait()
     count, pace = 1, 0.0
     while pace * count < most and count < 1000:
-        count *= 2
+        count *= 2 if pace else 1
         began = time.perf_counter()
         program.run(count)
         program.wait()

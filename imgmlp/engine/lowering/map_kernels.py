@@ -117,7 +117,7 @@ def _flat(kernel: Kernel) -> bool:
     exprs = [e for u in uops if u.op is U.LOAD for e in u.arg]
     exprs += [u.arg for u in uops if u.op in (U.STORE, U.INDEX)]
     own = [e.substitute({"group": 0, "tile": 0}) for e in exprs]
-    return all(e is flat or not e.variables() for e in own)
+    return all(e is flat or flat not in e.variables() for e in own)
 
 
 def _crossed(kernel: Kernel) -> tuple[int, list[Node]] | None:

@@ -1,8 +1,9 @@
 """Along an axis: products, running sums, the order of elements.
 
 A running sum is log2(n) additions of the values shifted by 1, 2, 4 ... (Hillis and Steele, 1986).
-Sorting counts for each element those that come before it, n^2 comparisons in one reduction that
-takes no memory: right for thousands of elements in a line, not for millions.
+Sorting counts for each element of a short line those that come before it, in one reduction that
+takes no memory; of longer lines it does so block by block, and merges these in a loop of
+log2(n)^2 / 2 stages.
 """
 
 from __future__ import annotations
@@ -11,11 +12,17 @@ import math
 from collections.abc import Callable
 from typing import Self
 
+import numpy as np
+
+from imgmlp.engine.ir import control_flow, graph
 from imgmlp.engine.ir import dtype as dt
+from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.operations.elementwise import in_f32
 from imgmlp.engine.operations.indexing import Indexing
-from imgmlp.engine.operations.operands import Axis, axes_of
+from imgmlp.engine.operations.operands import Axis, axes_of, from_host
+
+COUNTED = 64  # elements of a line that are ordered by counting; a power of two
 
 
 class Scans(Indexing):
@@ -100,34 +107,99 @@ class Scans(Indexing):
 
     # --- order ---
 
-    def _ranks(self, axis: int, descending: bool) -> Self:
-        """The place that each element has in a stable order, NaN being the largest."""
-        a, b = self.unsqueeze(axis), self.unsqueeze(axis + 1)  # others, and each
-        places = self._places(axis)
-        earlier = places.unsqueeze(axis) < places.unsqueeze(axis + 1)
-        below = (b < a) if descending else (a < b)
-        same = a.eq(b)
+    def _before(self, other: Self, tie: Self, descending: bool) -> Self:
+        """Whether each comes before another one, NaN being the largest; `tie` of equal ones."""
+        below, same = (other < self) if descending else (self < other), self.eq(other)
         if self.dtype.is_float:
-            other, own = a.isnan(), b.isnan()
-            below |= (other & ~own) if descending else (own & ~other)
-            same |= other & own
-        return (below | (same & earlier)).sum(axis + 1)
+            mine, its = self.isnan(), other.isnan()
+            below |= (mine & ~its) if descending else (its & ~mine)
+            same |= mine & its
+        return below | (same & tie)
+
+    def _inverse_order(self, axis: int) -> Self:
+        """Of a permutation along an axis the one that undoes it."""
+        if self.shape[axis] > COUNTED:
+            return self.argsort(axis)
+        chosen = self.unsqueeze(axis).eq(self._places(axis).unsqueeze(axis + 1))
+        return self.where(chosen, self._places(axis).unsqueeze(axis), 0).sum(axis + 1)
 
     def argsort(self, axis: int = -1, descending: bool = False) -> Self:
         """Indices, in i32, that bring each line along an axis in order; equal ones keep theirs."""
         axis = self._axis(axis, "argsort")
-        ranks = self._ranks(axis, descending).contiguous()
-        chosen = ranks.unsqueeze(axis).eq(self._places(axis).unsqueeze(axis + 1))
-        return self.where(chosen, self._places(axis).unsqueeze(axis), 0).sum(axis + 1)
+        if (size := self.shape[axis]) > COUNTED:
+            lines = self.transpose(axis, -1)
+            found = lines.reshape(math.prod(lines.shape[:-1]), size)._merged(descending)
+            return found.reshape(*lines.shape).transpose(axis, -1)
+        places = self._places(axis)
+        others, tie = self.unsqueeze(axis), places.unsqueeze(axis) < places.unsqueeze(axis + 1)
+        earlier = others._before(self.unsqueeze(axis + 1), tie, descending)
+        return earlier.sum(axis + 1).contiguous()._inverse_order(axis)
+
+    def _merged(self, descending: bool) -> Self:
+        """`argsort` of long lines [lines, size]: blocks in order are merged two by two.
+
+        What is added to fill the last block comes last: it is as far out as a value can be, and
+        behind all that are equal.
+        """
+        count, size = self.shape
+        blocks = -(-size // COUNTED)
+        length = blocks * COUNTED
+        last = self.dtype.min if descending else math.nan if self.dtype.is_float else self.dtype.max
+        places = self._with(graph.iota(length))
+        keys = self.where(places < size, self.pad((0, 0), (0, length - size)), last)
+        begins = self._with(graph.iota(count * blocks)).reshape(count, blocks, 1) * COUNTED
+        start = keys.reshape(count, blocks, COUNTED).argsort(-1, descending) + begins
+        keys, start = keys.flatten().contiguous(), start.reshape(count, length)
+        first = self._with(graph.iota(count)).reshape(count, 1) * length
+        distances = self._with(from_host(_distances(blocks), self.device))
+
+        turn, order = (
+            self._with(control_flow.parameter(-1, i, node))
+            for i, node in enumerate((graph.const(0, dt.i32), start.node))
+        )
+        found = order
+        for distance in distances.gather(turn):
+            partner = places ^ distance
+            other = found.flatten().gather(first + partner.minimum(length - 1))
+            swap = keys.gather(other)._before(keys.gather(found), other < found, descending)
+            chosen = (partner < length) & swap.eq(places < partner)
+            found = self.where(chosen, other, found).contiguous()
+        ends = control_flow.loop(
+            len(distances), -1, [graph.const(0, dt.i32), start.node],
+            [turn.node, order.node], [(turn + 1).node, found.node],
+        )  # fmt: skip
+        return (self._with(ends[1]) - first).shrink((0, count), (0, size))
+
+    def _permuted(self, axis: int, index: Self) -> Self:
+        """Lines in an order that has each element once, which their gradient goes back through."""
+
+        def vjp(g: Node, ans: Node, *inputs: Node) -> tuple[Node, None]:
+            return self._with(g)._permuted(axis, index._inverse_order(axis)).node, None
+
+        return self._own(self.take_along_axis(index, axis), index, vjp=vjp)
 
     def sort(self, axis: int = -1, descending: bool = False) -> Self:
         """Each line along an axis in order; NaN is the largest."""
-        return self.take_along_axis(self.argsort(axis, descending), axis)
+        axis = self._axis(axis, "sort")
+        return self._permuted(axis, self.argsort(axis, descending))
 
     def topk(self, count: int, axis: int = -1) -> tuple[Self, Self]:
         """The largest of each line along an axis, in order, and their indices."""
         axis = self._axis(axis, "topk")
         if not 0 < count <= self.shape[axis]:
             raise misuse(ValueError, f"topk: {count} of {self.shape[axis]} elements")
-        index = self.argsort(axis, descending=True)._cut(axis, 0, count)
-        return self.take_along_axis(index, axis), index
+        index = self.argsort(axis, descending=True)
+        return self._permuted(axis, index)._cut(axis, 0, count), index._cut(axis, 0, count)
+
+
+def _distances(blocks: int) -> np.ndarray:
+    """How the places of two elements that are compared differ, stage by stage, as bits to flip.
+
+    Blocks of 1, 2, 4 ... so many are merged, each with its neighbour read from its end: Batcher's
+    network (1968) in the form that always puts the smaller one first.
+    """
+    found, half = [], COUNTED
+    while half < blocks * COUNTED:
+        found += [2 * half - 1, *(half >> n for n in range(1, half.bit_length()))]
+        half *= 2
+    return np.array([*found, 0][: len(found) + len(found) % 2], np.int32).reshape(-1, 2)

@@ -21,7 +21,7 @@ from imgmlp.engine.ir.graph import Buffer
 from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.operations.autograd import gradient
 from imgmlp.engine.operations.elementwise import in_f32
-from imgmlp.engine.operations.operands import broadcast_shapes, from_host
+from imgmlp.engine.operations.operands import from_host
 from imgmlp.engine.operations.scans import Scans
 
 W = TypeVar("W", bound="Windows")
@@ -141,20 +141,25 @@ class Windows(Scans):
         "ij,jk->ik" is a product of matrices, "...i->..." sums the last axis of whatever shape. Two
         operands at a time are multiplied, the first two first.
         """
-        formula, operands = _spelled_out(formula.replace(" ", ""), operands)
+        formula = _spelled_out(formula.replace(" ", ""), operands)
         texts, _, result = formula.partition("->")
         names = texts.split(",")
-        if len(names) != len(operands) or not all(n.isalpha() for n in (*names, result) if n):
-            raise misuse(ValueError, f"einsum: {formula!r} does not fit {len(operands)} operands")
-        sizes: dict[str, int] = {}
+        if {*texts, *result} - {*ascii_letters, ","}:
+            raise misuse(ValueError, f"einsum: {formula!r} has other things than letters")
+        sizes = dict.fromkeys("".join(names), 1)
         for name, t in zip(names, operands, strict=True):
-            if len(name) != len(t.shape) or any(
-                sizes.setdefault(c, n) != n for c, n in zip(name, t.shape, strict=True)
-            ):
+            own = dict(zip(name, t.shape, strict=False))
+            wide = {c: n for c, n in own.items() if n != 1}
+            fits = all(sizes[c] in (1, n) for c, n in wide.items())
+            if not fits or tuple(map(own.get, name)) != t.shape:
                 raise misuse(ValueError, f"einsum: {name!r} does not fit shape {t.shape}")
+            sizes |= wide
         if len(set(result)) < len(result) or not set(result) <= sizes.keys():
             raise misuse(ValueError, f"einsum: {result!r} has a letter twice, or a new one")
-        pending = [t._diagonals(n) for n, t in zip(names, operands, strict=True)]
+        pending = [
+            t.broadcast_to([sizes[c] for c in n])._diagonals(n)
+            for n, t in zip(names, operands, strict=True)
+        ]
         name, found = pending.pop(0)
         while pending:
             other, factor = pending.pop(0)
@@ -176,26 +181,22 @@ class Windows(Scans):
         return name, found
 
 
-def _spelled_out(formula: str, operands: Sequence[W]) -> tuple[str, tuple[W, ...]]:
-    """A formula with its result, and with letters for each `...`, whose axes broadcast."""
-    names = formula.partition("->")[0].split(",")
-    if len(names) != len(operands) or max(n.count("...") for n in names) > 1:
-        return formula, tuple(operands)
-    parts = [n.partition("...") for n in names]
-    spans = [
-        t.shape[len(before) : len(t.shape) - len(after)] if dots else ()
-        for t, (before, dots, after) in zip(operands, parts, strict=True)
-    ]
-    shape, wide = broadcast_shapes("einsum", *spans), []
-    letters = "".join(c for c in ascii_letters if c not in formula)[: len(shape)]
-    for t, (before, dots, _), span in zip(operands, parts, spans, strict=True):
-        first, last = t.shape[: len(before)], t.shape[len(before) + len(span) :]
-        t = t.reshape(*first, *(1,) * (len(shape) - len(span)), *span, *last) if dots else t
-        wide.append(t.broadcast_to((*first, *shape, *last)) if dots else t)
-    if "->" not in formula:
-        once = sorted(c for c in {*formula} - {*".,"} if formula.count(c) == 1)
-        formula += "->" + "..." * ("..." in formula) + "".join(once)
-    return formula.replace("...", letters), tuple(wide)
+def _spelled_out(formula: str, operands: Sequence[W]) -> str:
+    """A formula with its result, and with letters for each `...`, the last ones for fewer axes."""
+    texts, arrow, result = formula.partition("->")
+    names = texts.split(",")
+    if len(names) != len(operands):
+        raise misuse(ValueError, f"einsum: {formula!r} does not fit {len(operands)} operands")
+    pairs = zip(names, operands, strict=True)
+    counts = [len(t.shape) - len(n) + 3 if "..." in n else 0 for n, t in pairs]
+    most = max(0, *counts)
+    letters = "".join(c for c in ascii_letters if c not in formula)[:most]
+    if not arrow:
+        result = "..." + "".join(sorted(c for c in {*texts} - {*".,"} if texts.count(c) == 1))
+    if letters and "..." not in result:
+        raise misuse(ValueError, f"einsum: the result of {formula!r} lacks ..., which has axes")
+    parts = (n.replace("...", letters[most - m :], 1) for n, m in zip(names, counts, strict=True))
+    return ",".join(parts) + "->" + result.replace("...", letters, 1)
 
 
 def _contracted(

@@ -18,12 +18,14 @@ from imgmlp.codec.bitstream import container, metadata_sections
 from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.latent import encode as latent
 from imgmlp.codec.latent import training_phases
+from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState
+from imgmlp.codec.latent.training_step import LatentStep
 from imgmlp.codec.training.checkpoint import Checkpoint
 from imgmlp.codec.training.draft import Draft
 from imgmlp.codec.training.run import Progress, Run
 from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import open_device
-from imgmlp.errors import Interrupted, UsageError
+from imgmlp.errors import Interrupted, OutOfMemoryError, UsageError
 from imgmlp.image import Picture, psnr
 from imgmlp.metadata import NOTHING, Metadata
 
@@ -234,13 +236,76 @@ def test_too_little_time_is_told(pace: float, told: bool, monkeypatch: pytest.Mo
         Picture(PIXELS), wanted, Workload(0, seconds=20.0), device, Run(note=notes.append)
     )
     encoder._steps(encoder._step())
-    assert any("--codec mlp" in note for note in notes) is told
+    assert any("too little time" in note for note in notes) is told
 
 
 def test_a_time_limit_decides_how_long_to_train(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latent._Encoder, "_pace", lambda *_: 1e-6)  # which it does not keep
     found = run(Goal("lambda", 1e-2), workload=Workload(0, seconds=1.5))
     assert 1 <= found.metrics["steps"] < 5000
+
+
+@pytest.mark.parametrize(
+    ("gone", "pace", "least", "most"),
+    [(1.5, 0.067, 50, 90), (25.0, 0.067, 30, 40), (1.5, 2.0, 10, 10), (1.5, 1e-4, 50_000, 80_000)],
+)
+def test_a_time_limit_has_as_many_steps_as_fit_and_never_next_to_none(
+    gone: float, pace: float, least: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Warm, after compiling for longer than the limit, on a slow device, and on a fast one."""
+    monkeypatch.setattr("time.perf_counter", lambda: 100.0)
+    work, there = Workload(0, seconds=10.0), Run(began=100.0 - gone)
+    made = Picture(PIXELS), Goal("lambda", 1e-3), work, open_device("numpy"), there
+    assert least <= latent._Encoder(*made)._fitting(10.0, pace) <= most
+
+
+def test_what_a_limit_leaves_is_trained_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that only steps move: of 40 steps were thought to take 2 seconds each."""
+    clock = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    replay = LatentTrainer._replay
+
+    def quickly(trainer: LatentTrainer) -> None:
+        before = trainer.done
+        replay(trainer)
+        clock[0] += trainer.done - before
+
+    monkeypatch.setattr(LatentTrainer, "_replay", quickly)
+    step = LatentStep(PIXELS, 0, open_device("numpy"), hidden=4, entropy=4)
+    for most, steps in ((0, 40), (1000, 80)):
+        step.count.write(np.uint32(0))
+        clock[0] = 0.0
+        trainer = LatentTrainer(step, LatentTrainerState(40, 1e-3), None, 80.0, most)
+        assert trainer.run() == "done"
+        assert trainer.done == pytest.approx(steps, rel=0.1)
+        assert clock[0] <= 80 * 1.05
+
+
+def test_short_runs_move_latents_faster_and_others_as_ever() -> None:
+    few, usual, many = (training_phases.control(0, n, 1e-3) for n in (30, 300, 3000))
+    assert few.latents == pytest.approx(2 * usual.latents)
+    assert few.networks == pytest.approx(usual.networks / 2)
+    assert few.temperature > usual.temperature
+    assert (usual.latents, usual.networks) == (many.latents, many.networks)
+
+
+def test_where_the_program_of_many_sizes_has_no_memory_the_pictures_own_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rooms: list[object] = []
+
+    def made(*_: object, room: object, **__: object) -> str:
+        rooms.append(room)
+        if room is not None:
+            raise OutOfMemoryError("too little", hint="")
+        return "a step"
+
+    monkeypatch.setattr(latent, "LatentStep", made)
+    monkeypatch.setattr(latent, "room", lambda *_: (32, 32))
+    asked = Picture(PIXELS), Goal("lambda", 1e-3), SHORT, open_device("numpy"), Run()
+    found: object = latent._Encoder(*asked)._step()
+    assert found == "a step"
+    assert rooms == [(32, 32), None]
 
 
 # --- what may go wrong ---

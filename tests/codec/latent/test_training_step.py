@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from imgmlp.codec.latent import latents, operations, sections, training_phases, training_step
 from imgmlp.codec.latent.bit_allocation import Refinement, Search, grids_of
 from imgmlp.codec.latent.model import LatentModel, start_of
-from imgmlp.codec.latent.plane import Plane
+from imgmlp.codec.latent.plane import LEAST, UNIT, Plane, common_side
 from imgmlp.codec.latent.synthesis import synthesize
 from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training_step import Control, LatentStep, flat_of, networks_of
@@ -46,6 +47,29 @@ def test_what_doubling_sends_back_is_its_transpose(axis: int, wanted: int) -> No
     by_x, by_taps = (y * Tensor(g, device)).sum().gradient([x, taps])
     assert dot(g, y.numpy()) == pytest.approx(dot(by_x.numpy(), x.numpy()), rel=1e-4)
     assert dot(g, y.numpy()) == pytest.approx(dot(by_taps.numpy(), taps.numpy()), rel=1e-4)
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+@pytest.mark.parametrize("count", [1, 3, 4, 5])
+def test_places_behind_the_last_one_repeat_it(axis: int, count: int) -> None:
+    device = open_device("numpy")
+    values = draw(2, 5, 5)
+    x, used = Tensor(values, device), Tensor(np.array([count], np.int32), device)
+    y = operations.Repeated.apply(x, used, axis)
+    expected = np.take(values, np.minimum(np.arange(5), count - 1), axis)
+    expected[(slice(None),) * axis + (slice(count + 2, None),)] = 0
+    assert np.array_equal(y.numpy(), expected)
+    g = draw(*y.shape, seed=2)
+    (by_x,) = (y * Tensor(g, device)).sum().gradient([x])
+    assert dot(g, expected) == pytest.approx(dot(by_x.numpy(), values), rel=1e-4)
+
+
+def test_a_room_is_little_larger_than_a_picture_and_serves_many() -> None:
+    rooms = {side: common_side(side) for side in range(1, 1025)}
+    for side, room in rooms.items():
+        assert side <= room < side + UNIT
+        assert side <= LEAST or room < 2 * side
+    assert len(set(rooms.values())) < 20
 
 
 def test_what_a_convolution_sends_back_is_its_transpose() -> None:
@@ -149,14 +173,21 @@ def convolved(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 STARTED = {"hidden": 16, "entropy": 12, "start": 1}
+ROOM = (32, 48)
 
 
 @pytest.mark.parametrize(
     ("spec", "sizes"),
-    [("numpy", {}), ("numpy", STARTED), ("numpy:uops", {}), ("numpy:uops-group", {})],
+    [
+        ("numpy", {}),
+        ("numpy", STARTED),
+        ("numpy", STARTED | {"room": ROOM}),
+        ("numpy:uops", {}),
+        ("numpy:uops-group", {}),
+    ],
 )
 def test_gradients_of_a_whole_step_are_differences(
-    spec: str, sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    spec: str, sizes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What Adam's first moments hold after one step is a tenth of the gradient."""
     monkeypatch.setattr(training_step, "CLIP", 1e9)
@@ -190,6 +221,27 @@ def test_gradients_of_a_whole_step_are_differences(
             assert dot(g, ways[n]) == pytest.approx(
                 slope, rel=2e-3, abs=1e-3 * float(np.abs(g).max())
             )
+
+
+def test_a_room_for_more_changes_nothing_that_a_file_would_have() -> None:
+    device = open_device("numpy")
+    own, roomy = (LatentStep(picture(), 1, device, **STARTED, room=room) for room in (None, ROOM))
+    grids = [np.rint(2 * draw(*grid.shape, seed=n)) for n, grid in enumerate(own.grids())]
+    found = []
+    for step in (own, roomy):
+        step.write_grids(grids)
+        found.append((*step.judge(step.flat.numpy()), step.picture()))
+        assert all(map(np.array_equal, step.grids(), grids))
+    assert found[0][:2] == pytest.approx(found[1][:2], rel=1e-6)
+    assert np.array_equal(found[0][2], found[1][2])
+
+
+def test_pictures_that_share_a_room_share_their_programs() -> None:
+    device, sizes = open_device("numpy"), ((21, 30), (32, 17), (25, 32))
+    steps = [LatentStep(picture()[:1, :1].repeat(h, 0).repeat(w, 1), 1, device, room=(32, 32))
+             for h, w in sizes]  # fmt: skip
+    for name in ("program", "_judging", "_showing"):
+        assert len({getattr(step, name)._identity[0] for step in steps}) == 1, name
 
 
 def test_networks_come_back_as_they_were() -> None:
@@ -306,13 +358,13 @@ def too_many(_bits: float, _quality: float) -> float:
 def test_a_run_whose_price_rises_early_begins_anew_and_no_more_than_twice() -> None:
     step = LatentStep(picture(), 1, open_device("numpy"))
     beginning, reached = step.state(), list[int]()
-    trainer = LatentTrainer(step, LatentTrainerState(40, 1e-3), too_many, None, beginning)
+    trainer = LatentTrainer(step, LatentTrainerState(40, 1e-3), too_many, beginning=beginning)
     assert trainer.run(Run(lambda progress: reached.append(progress.step))) == "done"
     assert sum(later < before for before, later in pairwise(reached)) == training_phases.AGAIN
     assert trainer.state.opening > training_phases.ROSE**2 * 1e-3
     assert step.done == 40
     step.restore(beginning)
-    calm = LatentTrainer(step, LatentTrainerState(40, 1e-3), lambda *_: 1.0, None, beginning)
+    calm = LatentTrainer(step, LatentTrainerState(40, 1e-3), lambda *_: 1.0, beginning=beginning)
     assert calm.run() == "done"
     assert calm.state.anew == 0
 
@@ -321,8 +373,8 @@ def test_a_run_that_began_anew_goes_on_bit_for_bit_after_a_stop() -> None:
     device = open_device("numpy")
     whole, parted, rest = (LatentStep(picture(), 1, device) for _ in range(3))
     beginning = whole.state()
-    LatentTrainer(whole, LatentTrainerState(40, 1e-3), too_many, None, beginning).run()
-    trainer = LatentTrainer(parted, LatentTrainerState(40, 1e-3), too_many, None, beginning)
+    LatentTrainer(whole, LatentTrainerState(40, 1e-3), too_many, beginning=beginning).run()
+    trainer = LatentTrainer(parted, LatentTrainerState(40, 1e-3), too_many, beginning=beginning)
 
     def stop() -> bool:
         return trainer.state.anew == 1 and trainer.done >= 10
@@ -331,7 +383,7 @@ def test_a_run_that_began_anew_goes_on_bit_for_bit_after_a_stop() -> None:
     saved = trainer.snapshot()
     rest.restore(saved.arrays)
     state = LatentTrainerState.of(saved.values)
-    LatentTrainer(rest, state, too_many, None, beginning).run()
+    LatentTrainer(rest, state, too_many, beginning=beginning).run()
     for name, array in whole.state().items():
         assert np.array_equal(array, rest.state()[name]), name
 

@@ -11,7 +11,7 @@ from conftest import FORMS, ROOT, open_mapping
 from differences import Case, expected, inputs_of
 from reference import close
 
-from imgmlp.engine import AnyDevice, Tensor, compile, dtype, nn
+from imgmlp.engine import AnyDevice, Tensor, compile, cond, dtype, loop, nn
 
 TITLES = list(operations.ROWS)
 
@@ -118,6 +118,114 @@ def test_small_integers_and_halves_keep_their_dtypes(device: AnyDevice) -> None:
         assert program.read(name).dtype == value.dtype, name
         assert np.array_equal(program.read(name), value), name
     assert all(program.read(name).dtype == np.float16 for name in halves)
+
+
+@pytest.mark.parametrize("kind", ["f4", "f2", "i1", "u4", "?"])
+def test_long_lines_are_merged_in_a_stable_order(device: AnyDevice, kind: str) -> None:
+    """Of 65 elements, of three blocks, of blocks that end within one; equal ones, NaN, infinity."""
+    wanted, rng = {}, np.random.default_rng(0)
+    found: dict[str, Tensor] = {}
+    for shape, axis in [((2, 65), 1), ((3, 130, 2), -2), ((200,), 0)]:
+        a = rng.integers(0, 2 if kind == "?" else 9, shape).astype(kind)
+        if kind[0] == "f":
+            a.flat[::7], a.flat[1::11], a.flat[2::13] = np.nan, np.inf, -np.inf
+        x = Tensor(a, device)
+        order = np.argsort(a, axis, kind="stable")
+        # the last of the reversed line comes first where it is read from its end
+        falling = a.shape[axis] - 1 - np.argsort(np.flip(a, axis), axis, kind="stable")
+        falling = np.flip(falling, axis)
+        for index, descending in ((order, False), (falling, True)):
+            name = f"{shape} {descending}"
+            found |= {f"{name} i": x.argsort(axis, descending), name: x.sort(axis, descending)}
+            wanted |= {f"{name} i": index, name: np.take_along_axis(a, index, axis)}
+        found["topk"], found["topk i"] = x.topk(70, 0) if shape == (200,) else (x, x)
+        wanted |= {"topk": np.take_along_axis(a, falling, axis)[:70], "topk i": falling[:70]}
+    program = compile(lambda: found, device)
+    program.run()
+    for name, array in wanted.items():
+        assert np.array_equal(program.read(name), array, equal_nan=kind[0] == "f"), name
+
+
+def test_gradients_go_back_through_the_order_of_long_lines(device: AnyDevice) -> None:
+    rng = np.random.default_rng(0)
+    a, weights = rng.permutation(200).reshape(2, 100) / 64, rng.integers(1, 9, (2, 100)) / 1.0
+    x, w = Tensor(a, device), Tensor(weights, device)
+
+    def step() -> dict[str, Tensor]:
+        (once,) = (x.sort(1).square() * w).sum().gradient([x])
+        (twice,) = (once * once).sum().gradient([x])
+        (largest,) = (x.topk(3, 1)[0] * w[:, :3]).sum().gradient([x])
+        return {"once": once, "twice": twice, "largest": largest}
+
+    program = compile(step, device)
+    program.run()
+    ranks = np.argsort(np.argsort(a, 1), 1)
+    slopes = np.take_along_axis(weights, ranks, 1)
+    assert np.array_equal(program.read("once"), 2 * a * slopes)
+    assert np.array_equal(program.read("twice"), 8 * a * slopes**2)
+    kept = np.where(ranks > 96, np.take_along_axis(weights, np.maximum(99 - ranks, 0), 1), 0)
+    assert np.array_equal(program.read("largest"), kept)
+
+
+def test_long_lines_are_sorted_within_loops_and_choices(device: AnyDevice) -> None:
+    """Also where two loops around hold values of the same shapes as the merging does."""
+    a = np.random.default_rng(0).permutation(100).astype(np.float32)
+    x, order = Tensor(a, device), Tensor(np.arange(100)[::-1].copy(), device)
+
+    def body(i: Tensor, x: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
+        order = loop(2, lambda j, found: (x * found).argsort(), order)
+        return (x + order).sort(descending=True), order
+
+    def step() -> dict[str, Tensor]:
+        found, places = loop(2, body, x, order)
+        kept = cond(x[0] > 1e6, lambda: x, x.sort)
+        (slope,) = (found * x.detach()).sum().gradient([x])
+        return {"found": found, "places": places, "kept": kept, "slope": slope}
+
+    program = compile(step, device)
+    program.run()
+    value, index, origin = a, np.arange(100)[::-1], np.arange(100)
+    for _ in range(2):
+        for _ in range(2):
+            index = np.argsort(value * index, kind="stable")
+        falling = np.argsort(-(value + index), kind="stable")
+        value, origin = (value + index)[falling], origin[falling]
+    slope = np.empty(100)
+    slope[origin] = a
+    results = {"found": value, "places": index, "kept": np.sort(a), "slope": slope}
+    for name, array in results.items():
+        assert np.array_equal(program.read(name), array), name
+
+
+@pytest.mark.parametrize(
+    ("formula", "shapes"),
+    [
+        ("...i->...", ((2, 3),)), ("...i->", ((3,),)), ("...i->", ((2, 3),)),
+        ("...i->i", ((2, 3),)), ("...->", ((2, 3),)), ("...i,...i->", ((2, 3), (2, 3))),
+        ("...i,i->", ((3,), (3,))), ("ij->...", ((2, 3),)), ("i...j->ij", ((2, 3),)),
+        ("i...,j...->ij", ((2, 1), (3, 1))), ("...j,...j->...", ((2, 1, 3), (4, 3))),
+        ("...ii->...i", ((2, 1, 3),)), ("...ij", ((2, 3, 4),)), ("bA", ((2, 3),)),
+        ("ab,b->a", ((2, 1), (3,))), ("ab,ab->ab", ((1, 3), (2, 1))), ("i,i->", ((0,), (1,))),
+        ("ii->i", ((1, 3),)), ("ij,", ((2, 3),)), (",i->i", ((), (2,))), ("i-j", ((2, 3, 4),)),
+        ("i......j->ij", ((2, 3),)), ("i->i->i", ((2,),)), ("ij->ii", ((2, 2),)),
+        ("i->...i...", ((2,),)), ("é->é", ((2,),)),
+    ],
+)  # fmt: skip
+def test_einsum_takes_and_refuses_what_numpy_does(
+    formula: str, shapes: tuple[tuple[int, ...], ...]
+) -> None:
+    arrays = [np.random.default_rng(0).integers(1, 9, s).astype(np.float32) for s in shapes]
+    device = open_mapping("numpy")
+    tensors = [Tensor(a, device) for a in arrays]
+    try:
+        wanted = np.einsum(formula, *arrays)
+    except ValueError:
+        with pytest.raises(ValueError, match="einsum"):
+            Tensor.einsum(formula, *tensors)
+    else:
+        found = Tensor.einsum(formula, *tensors).numpy()
+        assert found.shape == np.shape(wanted)
+        assert np.array_equal(found, wanted)
 
 
 def test_a_scalar_is_reduced_and_its_softmax_is_one(device: AnyDevice) -> None:

@@ -18,15 +18,15 @@ import numpy as np
 import operations
 import pytest
 from conftest import environment, open_mapping
-from graph_check import Expected, expected, faults_of, faults_on, shrunk, told
-from graph_text import Graph
+from graph_check import Expected, expected, faults_of, faults_on, program_of, shrunk, told
+from graph_text import Graph, Line, text
 from random_graphs import Maker
 
 from imgmlp.engine import open_device
 from imgmlp.engine.ir.graph import Node, alu
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.view import View, canonical
-from imgmlp.engine.operations import autograd
+from imgmlp.engine.operations import autograd, scans
 from imgmlp.engine.passes import simplify
 
 TOGETHER = 20  # in a program
@@ -88,7 +88,25 @@ def test_every_operation_is_drawn() -> None:
     assert not rows - {m for text in texts for m in re.findall(named, text)} - {"argsort"}
 
 
+def test_lines_longer_than_what_is_counted_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scans, "COUNTED", 2)  # few lines of a random graph have more than 64
+    graphs = (Maker(seed).graph() for seed in range(240, 360))
+    ordered = [g for g in graphs if re.search(r"sort\(|topk\(", "".join(text(g.lines)))]
+    assert len(ordered) > 20
+    for form in ("numpy", "numpy:procedure"):
+        for graph in ordered[:20]:
+            assert not faults_of(graph, open_device(form), form)
+
+
 # --- faults put in on purpose ---
+
+
+def test_a_shape_that_is_wrong_is_a_fault_though_it_has_no_elements() -> None:
+    leaves = {"x1": np.ones((2, 3), np.float32)}
+    for array, fault in (("x1[:0]", ""), ("x1[:0, :1]", "its shape is (0, 1), not (0, 3)")):
+        graph = Graph(leaves, (Line(("v1",), "x1[:0]", array),), ("v1",))
+        assert "".join(f.told for f in faults_of(graph, open_device("numpy"))) == fault
+        assert list(program_of([graph], open_device("numpy")).outputs) == ["0 v1"]
 
 
 def wrong_sign(g: Node, ans: Node, x: Node) -> tuple[Node]:

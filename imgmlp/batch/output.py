@@ -1,0 +1,67 @@
+"""The output of a task: written as a whole, and never over what somebody else wrote or changed.
+
+Hours may lie between the decision to replace a file and the moment when it is written. So the file
+is compared once more then, with what the journal says of it. Knows no codec.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from imgmlp import output_files
+from imgmlp.batch.journal import digest
+from imgmlp.batch.work import Task
+from imgmlp.errors import OutputError
+
+
+def make_folder(output: Path) -> None:
+    """Make the folder that a file goes into. Raises OutputError."""
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = f"cannot make the folder {output.parent}: {error.strerror}"
+        raise OutputError(problem, hint="choose another place with --out") from error
+
+
+def holds(path: Path, data: bytes) -> bool:
+    """Whether a file is just these bytes."""
+    try:
+        return path.stat().st_size == len(data) and path.read_bytes() == data
+    except OSError:
+        return False
+
+
+def check(path: Path, force: bool, known: str, hint: str) -> None:
+    """Refuse, as an OutputError, a file that must not be replaced.
+
+    That is any without `force`, but what has the digest `known`. `hint` says what to do then.
+    """
+    if force or not known or not path.is_file():
+        output_files.check_free(path, force, hint)
+        return
+    try:
+        changed = digest(path) != known
+    except OSError as error:
+        problem = f"cannot read {path}: {error.strerror}"
+        raise OutputError(problem, hint="check its rights") from error
+    if changed:
+        raise OutputError(f"{path} was changed since it was written here", hint=hint)
+
+
+def check_task(task: Task, hint: str) -> None:
+    """The same of a task's output."""
+    assert task.output is not None
+    check(task.output, task.replace, task.known, hint)
+
+
+def put(task: Task, data: bytes, hint: str) -> None:
+    """Have the output of a task be these bytes. Raises OutputError, as `check` does."""
+    output = task.output
+    assert output is not None
+    replace = task.replace or output.exists()  # if so, it is checked now what it is
+    try:
+        check_task(task, hint)
+        output_files.write_atomically(output, lambda stream: stream.write(data), replace)
+    except OutputError:
+        if not holds(output, data):  # else another process has written the same in the meantime
+            raise
