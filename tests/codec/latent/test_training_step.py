@@ -15,8 +15,9 @@ from imgmlp.codec.latent.plane import LEAST, UNIT, Plane, common_side
 from imgmlp.codec.latent.synthesis import synthesize
 from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training_step import Control, LatentStep, flat_of, networks_of
+from imgmlp.codec.training.perceptron import Activation
 from imgmlp.codec.training.run import Run
-from imgmlp.engine import Tensor, open_device
+from imgmlp.engine import Tensor, compile, open_device
 from imgmlp.engine.ir.kernel import Block
 from imgmlp.engine.tiling import block
 
@@ -386,6 +387,42 @@ def test_a_run_that_began_anew_goes_on_bit_for_bit_after_a_stop() -> None:
     LatentTrainer(rest, state, too_many, beginning=beginning).run()
     for name, array in whole.state().items():
         assert np.array_equal(array, rest.state()[name]), name
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_gradients_of_the_worst_picture_are_no_infinite_halves(
+    channels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Black and white at random, bits for next to nothing; before anything is learned, with
+    latents that mean nothing, and later. Gradients of what layers give are what products round.
+    """
+    outputs: list[Tensor] = []
+
+    def recorded(x: Tensor, layers: list[Tensor]) -> Tensor:
+        for n in range(0, len(layers), 2):
+            outputs.append((Activation.apply(x) if n else x) @ layers[n] + layers[n + 1])
+            x = outputs[-1]
+        return x
+
+    noise = 255 * np.random.default_rng(1).integers(0, 2, (HEIGHT, WIDTH, channels))
+    sizes = {"hidden": 16, "entropy": 12, "start": 4}
+    step = LatentStep(noise.astype(np.uint8), 1, open_device("numpy"), **sizes)
+    monkeypatch.setattr(training_step, "perceptron", recorded)
+
+    def slopes() -> dict[str, Tensor]:
+        error, bits = step._forward(step.latents, step.flat)
+        loss = (error * (1 / channels) + bits * step.control[6]) * step.control[8]
+        return {f"{n}": g for n, g in enumerate(loss.gradient(outputs))}
+
+    program = compile(slopes, step.device)
+    step.steer(Control(1e-6))
+    for spread, steps in [(0.0, 0), (20.0, 0), (0.0, 30)]:
+        step.write_grids([np.rint(spread * draw(*grid.shape)) for grid in step.grids()])
+        step.program.run(steps)
+        program.run()
+        halves = [program.read(name).astype(np.float16) for name in program.outputs]
+        assert max(float(np.abs(h).max()) for h in halves) < np.finfo(np.float16).max / 5
+        assert all(np.count_nonzero(h) for h in halves)
 
 
 def test_blocks_give_what_the_graph_means(monkeypatch: pytest.MonkeyPatch) -> None:
