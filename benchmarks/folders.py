@@ -6,7 +6,8 @@ Pictures of smooth colours and edges are made, and a folder of them is encoded f
 number of processes, on one GPU and then on more. Counted is from when every process has ended a
 file on, so that starting and compiling are left out; a first run fills the caches of kernels. The
 time that a GPU is busy is what nvidia-smi tells of it ten times a second: the share of the last
-moment in which any kernel ran. Beside it, `imgmlp encode` started anew for each picture. With GPUs
+moment in which any kernel ran. Processor time is given too, which other work on the machine changes
+little. Beside it, `imgmlp encode` started anew for each picture. With GPUs
 absent, --device cpu measures the same on the processor.
 """
 
@@ -47,6 +48,7 @@ class Row:
     files_an_hour: float = 0.0
     gpu_busy: float | None = None  # mean percentage, of the GPUs in use
     gpu_megabytes: float | None = None  # most, of one of them
+    core_seconds: float = 0.0  # processor time of all of it, start and end too, for a file
     failed: int = 0
     bpp: float = 0.0  # median
     psnr: float = 0.0  # median
@@ -112,7 +114,7 @@ def encode_folder(
     row = Row("folder", len(devices), processes)
     command = [*COMMAND, str(pictures), "--out", str(out), "--json", "--no-progress", "-q"]
     command += ["--device", ",".join(devices), "--jobs", str(processes), *settings(options)]
-    began, ended = time.monotonic(), []
+    began, ended, used = time.monotonic(), [], processor_time()
     with Gpus() as gpus:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         stopper = threading.Timer(options.seconds, process.send_signal, (signal.SIGINT,))
@@ -124,6 +126,7 @@ def encode_folder(
                 ended.append((time.monotonic(), entry))
         stopper.cancel()
         process.wait()
+    row.core_seconds = (processor_time() - used) / max(len(ended), 1)
     stopped = min(began + options.seconds, ended[-1][0] if ended else began)
     count(row, ended, stopped, len(devices) * processes)
     gpus.within(row, stopped - row.seconds, stopped)
@@ -149,7 +152,7 @@ def one_after_another(options: argparse.Namespace, pictures: Path, out: Path, de
     """Start the command anew for each picture."""
     row, ended = Row("a process for each file", 1, 1), []
     out.mkdir()
-    began = time.monotonic()
+    began, used = time.monotonic(), processor_time()
     with Gpus() as gpus:
         for picture in sorted(pictures.iterdir()):
             command = [*COMMAND, str(picture), "-o", str(out / f"{picture.stem}.imlp"), "--json"]
@@ -158,9 +161,16 @@ def one_after_another(options: argparse.Namespace, pictures: Path, out: Path, de
             ended.append((time.monotonic(), json.loads(done.stdout)[0]))
             if time.monotonic() > began + options.seconds / 2:
                 break
+    row.core_seconds = (processor_time() - used) / len(ended)
     count(row, ended, ended[-1][0], 1)
     gpus.within(row, ended[0][0], ended[-1][0])
     return row
+
+
+def processor_time() -> float:
+    """Seconds of all processes that have ended, of whatever core; other work does not add to it."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def settings(options: argparse.Namespace) -> list[str]:
@@ -173,7 +183,7 @@ def show(row: Row) -> None:
     failed = f"  {row.failed} failed" if row.failed else ""
     print(
         f"{row.way:24}{row.devices:3} × {row.processes}{row.files:7} files in {row.seconds:5.1f} s"
-        f"{row.files_an_hour:11,.0f} an hour  {busy} {used}"
+        f"{row.files_an_hour:11,.0f} an hour  {row.core_seconds:7.2f} core-s  {busy} {used}"
         f"  {row.psnr:.2f} dB {row.bpp:.3f} bpp{failed}",
         flush=True,
     )

@@ -75,6 +75,7 @@ LAZY = {  # keep --help and a look at a file quick
     ("codec.decoder", "imgmlp.codec.mlp.decode"),
     ("pil", "imgmlp.api"),
     ("pil", "imgmlp.engine"),
+    ("engine.runtime.program", "imgmlp.engine.compiler"),
     ("engine.runtime.interpreted", "imgmlp.engine.oracle.emulate_kernels"),
     ("engine.runtime.interpreted", "imgmlp.engine.oracle.emulate_uops"),
 }

@@ -15,8 +15,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -28,7 +27,7 @@ from distributed.security import Security
 
 from imgmlp.batch.pool import ONCE_MORE, TICK, Records, Seat, Stopping
 from imgmlp.batch.store import is_stored
-from imgmlp.batch.work import Record, Task, Work, attempt
+from imgmlp.batch.work import Record, Task, Work, attempt_elsewhere
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.errors import (
     DeviceError,
@@ -38,7 +37,7 @@ from imgmlp.errors import (
 )
 
 if TYPE_CHECKING:
-    from imgmlp.codec.training.run import Progress
+    pass
 
 LOCAL = "local"
 CHUNK = 4  # files that travel together, if they are small
@@ -267,31 +266,6 @@ def _other_version(worker: str, theirs: str, ours: str) -> DeviceError:
 _TURN = threading.Lock()  # a worker may have several threads; a device is for one at a time
 
 
-@dataclass
-class _Told:
-    """The watch of a worker."""
-
-    worker: Any
-    notes: list[str] = field(default_factory=list)
-
-    def announce(self, text: str) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    @contextmanager
-    def training(self, steps: int) -> Iterator[Callable[[Progress], None]]:
-        yield lambda _: None
-
-    def stopping(self) -> bool:
-        """Whether the worker is to leave: another one goes on from the state that it saves."""
-        return self.worker.status.name not in ("running", "paused")
-
-    def saving(self) -> AbstractContextManager[object]:
-        return nullcontext()
-
-
 def _version() -> str:
     return version("imgmlp")
 
@@ -309,11 +283,14 @@ def _do(job: _Job, tasks: list[Task]) -> list[Record]:
     device, records = job.device, []
     if not job.here:
         device = os.environ.get("IMGMLP_DEVICE", device)
+
+    def leaves() -> bool:
+        """Whether the worker is to leave: another one goes on from the state that it saves."""
+        return worker.status.name not in ("running", "paused")
+
     for task in tasks:
-        watch = _Told(worker)
         with _TURN:
-            record = attempt(job.work, task, lambda: _opened(device), watch)
-        record.notes += [f"{task.source}: {note}" for note in watch.notes]
+            record = attempt_elsewhere(job.work, task, lambda: _opened(device), leaves)
         record.device = f"{device} of {worker.address}"
         records.append(record)
     return records

@@ -14,18 +14,17 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from imgmlp.batch.work import Record, Task, Watch, Work, attempt
+from imgmlp.batch.work import Record, Task, Watch, Work, attempt, attempt_elsewhere
 from imgmlp.engine import open_device
 from imgmlp.errors import DeviceError, Interrupted, TrainingError
 from imgmlp.interrupt import ignore_signals
 
 if TYPE_CHECKING:
-    from imgmlp.codec.training.run import Progress
+    pass
 
 TICK = 0.1  # seconds between two looks at what the processes tell
 PATIENCE = (
@@ -33,7 +32,6 @@ PATIENCE = (
 )
 ONCE_MORE = 2  # times that a file is tried
 _STOP, _END = 1, 2  # what the processes are asked for: to save and stop, or to end at once
-_STEP, _STEPS, _PSNR = range(3)  # places in a process's shared numbers
 _SPAWN = multiprocessing.get_context("spawn")  # no driver survives a fork
 
 Stopping = Callable[[], bool]
@@ -168,7 +166,7 @@ class _Slot:
         self.device, self.given_up, self.died, self.deaths = device, False, False, 0
         self.future: Future[Record] | None = None
         self._work, self._asked = work, asked
-        self._numbers = _SPAWN.RawArray("d", 3)
+        self._numbers = _SPAWN.RawArray("d", 3)  # step, steps and PSNR
         self._task: Task | None = None
         self._executor: ProcessPoolExecutor | None = None
 
@@ -225,36 +223,6 @@ class _Slot:
 # --- inside of such a process ---
 
 
-@dataclass
-class _Told:
-    """The watch of a process: it has numbers to write to, and one to read."""
-
-    numbers: Any
-    asked: Any
-    notes: list[str] = field(default_factory=list)
-
-    def announce(self, text: str) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    @contextmanager
-    def training(self, steps: int) -> Iterator[Callable[[Progress], None]]:
-        self.numbers[_STEPS] = steps
-
-        def show(progress: Progress) -> None:
-            self.numbers[:] = progress.step, progress.steps, progress.psnr
-
-        yield show
-
-    def stopping(self) -> bool:
-        return bool(self.asked.value)
-
-    def saving(self) -> AbstractContextManager[object]:
-        return nullcontext()
-
-
 _own: dict[str, Any] = {}  # what the process was started with
 
 
@@ -274,7 +242,9 @@ def _leave_with(asked: Any) -> None:
 
 
 def _do(task: Task) -> Record:
-    watch = _Told(_own["numbers"], _own["asked"])
-    record = attempt(_own["work"], task, _own["device"], watch)
-    record.notes += [f"{task.source}: {note}" for note in watch.notes]
-    return record
+    numbers, asked = _own["numbers"], _own["asked"]
+
+    def tell(*now: float) -> None:
+        numbers[:] = now
+
+    return attempt_elsewhere(_own["work"], task, _own["device"], lambda: bool(asked.value), tell)

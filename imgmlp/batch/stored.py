@@ -14,7 +14,7 @@ from imgmlp import image
 from imgmlp.batch.encode import EXTENSION, looked_at
 from imgmlp.batch.output import make_folder, put
 from imgmlp.batch.work import Record, Watch
-from imgmlp.codec.decoder import Size, open_stored
+from imgmlp.codec.decoder import Size, Stored, open_stored
 from imgmlp.engine import AnyDevice
 from imgmlp.facts import dimensions
 from imgmlp.text import duration, size
@@ -64,6 +64,18 @@ class DecodeFile:
         record.line = f"{task.output}  {dimensions(width, height, channels)}   {seconds}"
 
 
+def sound(stored: Stored, device: Callable[[], AnyDevice], name: str) -> str:
+    """What there is to say of a file of this name that is sound, also its pixels.
+
+    Raises FormatError if it is not, and as the device does.
+    """
+    if stored.exact:
+        stored.decode(device())
+    found = stored.facts
+    picture = dimensions(found["width"], found["height"], found["channels"])
+    return f"{name}  {picture}   {size(found['bytes'])}"
+
+
 @dataclass(frozen=True)
 class VerifyFile:
     """Compares the checksums of files, and the pixels of compact ones with those encoded."""
@@ -72,9 +84,5 @@ class VerifyFile:
         """Raises ImgmlpError if a file is not sound."""
         source = record.task.source
         record.facts = {"sound": False}
-        stored = open_stored(source)
-        if stored.exact:
-            stored.decode(device())
-        record.facts["sound"], found = True, stored.facts
-        picture = dimensions(found["width"], found["height"], found["channels"])
-        record.line = f"{source}  {picture}   {size(found['bytes'])}"
+        record.line = sound(open_stored(source), device, str(source))
+        record.facts["sound"] = True

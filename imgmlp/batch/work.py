@@ -8,8 +8,8 @@ from __future__ import annotations
 import errno
 import traceback
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -101,6 +101,49 @@ class Work(Protocol):
 
     def __call__(self, record: Record, device: Callable[[], AnyDevice], watch: Watch) -> None:
         """Do `record.task`, and say in the record what became of it. Raises ImgmlpError."""
+
+
+@dataclass
+class _Told:
+    """The watch of a process that nobody sees: what there is to say goes elsewhere."""
+
+    asked: Callable[[], bool]
+    tell: Callable[[int, int, float], None]
+    notes: list[str] = field(default_factory=list)
+
+    def announce(self, text: str) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    @contextmanager
+    def training(self, steps: int) -> Iterator[Callable[[Progress], None]]:
+        self.tell(0, steps, 0.0)
+        yield lambda now: self.tell(now.step, now.steps, now.psnr)
+
+    def stopping(self) -> bool:
+        return self.asked()
+
+    def saving(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+
+def attempt_elsewhere(
+    work: Work,
+    task: Task,
+    device: Callable[[], AnyDevice],
+    stopping: Callable[[], bool],
+    tell: Callable[[int, int, float], None] = lambda *_: None,
+) -> Record:
+    """Do one file in a process that was started for that; its notes are in the record.
+
+    `stopping` says whether to stop; `tell` is given step, steps and PSNR as training goes on.
+    """
+    watch = _Told(stopping, tell)
+    record = attempt(work, task, device, watch)
+    record.notes += [f"{task.source}: {note}" for note in watch.notes]
+    return record
 
 
 def attempt(work: Work, task: Task, device: Callable[[], AnyDevice], watch: Watch) -> Record:

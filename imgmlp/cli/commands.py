@@ -13,24 +13,31 @@ import typer
 from imgmlp import __version__
 from imgmlp.cli.options import (
     AsJson,
+    Batch,
     Devices,
     DeviceSpec,
+    Effort,
+    Features,
+    Files,
     Folder,
     Force,
     Frame,
+    Held,
+    Hidden,
     Jobs,
+    Layers,
     Listed,
     Live,
-    NoProgress,
     OnCluster,
+    Opening,
     Precision,
-    Quiet,
+    Preset,
     Recursive,
+    StoredFiles,
     Strip,
-    Verbose,
-    terminal_of,
+    with_terminal,
 )
-from imgmlp.codec.bitstream.container import USUAL_CODEC, Codec
+from imgmlp.codec.bitstream.container import USUAL_CODEC
 from imgmlp.errors import UsageError
 from imgmlp.text import print_data
 
@@ -47,18 +54,6 @@ app = typer.Typer(
 )
 bench_app = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
 app.add_typer(bench_app, name="bench")
-
-Files = Annotated[
-    list[Path],
-    typer.Argument(metavar="FILE", help=".imlp or .npz files; - is standard input."),
-]
-
-StoredFiles = Annotated[
-    list[Path] | None,
-    typer.Argument(
-        metavar="FILE", help=".imlp or .npz files, or folders of them; - is standard input."
-    ),
-]
 
 
 def _print_version(wanted: bool) -> None:
@@ -83,8 +78,9 @@ def _root(
 
 
 @app.command()
+@with_terminal
 def train(
-    context: typer.Context,
+    terminal: Opening,
     image: Annotated[
         Path, typer.Argument(metavar="IMAGE", help="The picture; - is standard input.")
     ],
@@ -94,17 +90,13 @@ def train(
     png: Annotated[
         Path, typer.Option("--png", metavar="PICTURE", help="What the weights decode to.")
     ] = Path("reconstruction.png"),
-    preset: Annotated[
-        Literal["default", "seed"], typer.Option(help="Where the other values come from.")
-    ] = "default",
+    preset: Preset = "default",
     steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Pixels in a step.")] = None,
+    batch: Batch = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
-    hidden: Annotated[int | None, typer.Option(help="Values in a hidden layer.")] = None,
-    layers: Annotated[int | None, typer.Option(help="Hidden layers.")] = None,
-    features: Annotated[
-        int | None, typer.Option(help="Frequency features of a pixel, a multiple of 4.")
-    ] = None,
+    hidden: Hidden = None,
+    layers: Layers = None,
+    features: Features = None,
     seed: Annotated[int | None, typer.Option(help="Of the random numbers.")] = None,
     precision: Precision = "float32",
     live: Live = None,
@@ -112,15 +104,12 @@ def train(
     strip: Strip = False,
     device: DeviceSpec = "auto",
     force: Force = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
 ) -> None:
     """Train a network on IMAGE, and write its weights and its picture."""
     from imgmlp.cli import parsing
     from imgmlp.cli.train import Outputs, run
 
-    terminal = terminal_of(context, quiet, verbose, no_progress)
+    opened = terminal()
     settings = parsing.training_settings(
         preset,
         steps=steps,
@@ -133,12 +122,13 @@ def train(
         precision=precision,
     )
     outputs = Outputs(output, png, live)
-    run(terminal, image, outputs, settings, device, force, frame, strip)
+    run(opened, image, outputs, settings, device, force, frame, strip)
 
 
 @app.command()
+@with_terminal
 def encode(
-    context: typer.Context,
+    terminal: Opening,
     images: Annotated[
         list[Path] | None,
         typer.Argument(metavar="IMAGE", help="Pictures, or folders of them; - is standard input."),
@@ -167,13 +157,11 @@ def encode(
         float | None,
         typer.Option("--lambda", help="Target: squared error that a bit for each pixel is worth."),
     ] = None,
-    effort: Annotated[
-        int | None, typer.Option(metavar="1-9", help="How much work to train with.")
-    ] = None,
+    effort: Effort = None,
     time: Annotated[
         str | None, typer.Option(metavar="T", help="Train about so long: 60s, 5m, 2h.")
     ] = None,
-    codec: Annotated[Codec, typer.Option(help="What a file holds.")] = USUAL_CODEC,
+    codec: Held = USUAL_CODEC,
     live: Live = None,
     frame: Frame = None,
     strip: Strip = False,
@@ -185,9 +173,6 @@ def encode(
     skip: Annotated[
         bool, typer.Option("--skip-existing", help="Pass over pictures whose output exists.")
     ] = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
 ) -> None:
     """Compress pictures to compact .imlp files, each to one target.
 
@@ -197,16 +182,16 @@ def encode(
     from imgmlp.cli.encode import Outputs, run
     from imgmlp.cli.folders import Request
 
-    terminal = terminal_of(context, quiet, verbose, no_progress)
     wanted = Wanted(quality, bpp, size, psnr, price, effort, time, codec, frame, strip)
     outputs = Outputs(output, folder, force, skip, live)
     request = Request(images or [], listed, recursive, device, jobs, as_json, cluster)
-    raise typer.Exit(run(terminal, request, outputs, wanted))
+    raise typer.Exit(run(terminal(), request, outputs, wanted))
 
 
 @app.command()
+@with_terminal
 def decode(
-    context: typer.Context,
+    terminal: Opening,
     files: StoredFiles = None,
     output: Annotated[
         Path | None,
@@ -228,59 +213,52 @@ def decode(
     jobs: Jobs = None,
     as_json: AsJson = False,
     force: Force = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
 ) -> None:
     """Turn files into the pictures that they hold."""
     from imgmlp.cli.decode import Outputs, run
     from imgmlp.cli.folders import Request
 
-    terminal = terminal_of(context, quiet, verbose, no_progress)
     outputs = Outputs(output, folder, scale, size, force)
     request = Request(files or [], listed, recursive, device, jobs, as_json)
-    raise typer.Exit(run(terminal, request, outputs))
+    raise typer.Exit(run(terminal(), request, outputs))
 
 
 @app.command()
+@with_terminal
 def info(
-    context: typer.Context,
+    terminal: Opening,
     files: Files,
     as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
 ) -> None:
     """Print what files say of themselves, without decoding them."""
     from imgmlp.cli.info import run
 
-    terminal = terminal_of(context, quiet, verbose)
-    raise typer.Exit(run(terminal, files, as_json))
+    raise typer.Exit(run(terminal(), files, as_json))
 
 
 @app.command()
+@with_terminal
 def verify(
-    context: typer.Context,
+    terminal: Opening,
     files: StoredFiles = None,
     recursive: Recursive = False,
     listed: Listed = None,
     as_json: AsJson = False,
     device: Devices = None,
     jobs: Jobs = None,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
 ) -> None:
     """Compare checksums, and the pixels of .imlp files with those encoded."""
     from imgmlp.cli.folders import Request
     from imgmlp.cli.verify import run
 
-    terminal = terminal_of(context, quiet, verbose, no_progress)
-    raise typer.Exit(run(terminal, Request(files or [], listed, recursive, device, jobs, as_json)))
+    request = Request(files or [], listed, recursive, device, jobs, as_json)
+    raise typer.Exit(run(terminal(), request))
 
 
 @app.command()
+@with_terminal
 def compare(
-    context: typer.Context,
+    terminal: Opening,
     images: Annotated[
         list[Path], typer.Argument(metavar="IMAGE", help="Pictures; - is standard input.")
     ],
@@ -291,17 +269,12 @@ def compare(
         list[float] | None,
         typer.Option(help="Bits for each pixel, several times; 0.16 to 0.8 if not given."),
     ] = None,
-    effort: Annotated[
-        int | None, typer.Option(metavar="1-9", help="How much work to train with.")
-    ] = None,
-    codec: Annotated[Codec, typer.Option(help="What a file holds.")] = USUAL_CODEC,
+    effort: Effort = None,
+    codec: Held = USUAL_CODEC,
     frame: Frame = None,
     device: DeviceSpec = "auto",
     as_json: AsJson = False,
     force: Force = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
 ) -> None:
     """Measure imgmlp beside JPEG, WebP, AVIF and JPEG XL, and write one page about it.
 
@@ -309,14 +282,14 @@ def compare(
     """
     from imgmlp.cli.compare import Wanted, run
 
-    terminal = terminal_of(context, quiet, verbose, no_progress)
     wanted = Wanted(tuple(bpp or ()), effort, codec, frame)
-    raise typer.Exit(run(terminal, images, output, wanted, device, force, as_json))
+    raise typer.Exit(run(terminal(), images, output, wanted, device, force, as_json))
 
 
 @app.command()
+@with_terminal
 def devices(
-    context: typer.Context,
+    terminal: Opening,
     check: Annotated[
         bool, typer.Option("--check", help="Test each against NumPy; say how to mend what fails.")
     ] = False,
@@ -325,32 +298,28 @@ def devices(
         typer.Option("--device", metavar="auto|gpu|cpu|numpy|P:D", help="Only this one."),
     ] = None,
     as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
 ) -> None:
     """List the devices that --device takes, or test them."""
     from imgmlp.cli.devices import run
 
-    terminal = terminal_of(context, quiet, verbose)
-    run(terminal, as_json, check, device)
+    run(terminal(), as_json, check, device)
 
 
 @app.command()
+@with_terminal
 def graph(
-    context: typer.Context,
+    terminal: Opening,
     form: Annotated[
         Literal[
             "summary", "dot", "nodes", "tree", "procedure", "memory", "uops", "source", "times"
         ],
         typer.Option(help="What to print; dot is for Graphviz, times runs the step."),
     ] = "summary",
-    preset: Annotated[
-        Literal["default", "seed"], typer.Option(help="Where the other values come from.")
-    ] = "default",
-    batch: Annotated[int | None, typer.Option(help="Pixels in a step.")] = None,
-    hidden: Annotated[int | None, typer.Option(help="Values in a hidden layer.")] = None,
-    layers: Annotated[int | None, typer.Option(help="Hidden layers.")] = None,
-    features: Annotated[int | None, typer.Option(help="Frequency features of a pixel.")] = None,
+    preset: Preset = "default",
+    batch: Batch = None,
+    hidden: Hidden = None,
+    layers: Layers = None,
+    features: Features = None,
     precision: Precision = "float32",
     size: Annotated[str, typer.Option(metavar="WxH", help="Of the picture.")] = "512x512",
     general: Annotated[
@@ -362,29 +331,26 @@ def graph(
     ] = False,
     as_json: AsJson = False,
     device: DeviceSpec = "auto",
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
 ) -> None:
     """Print the compiled training step, from its graph to its times."""
     from imgmlp.cli import parsing
     from imgmlp.cli.graph import run
 
-    terminal = terminal_of(context, quiet, verbose)
+    opened = terminal()
     settings = parsing.training_settings(
         preset, batch=batch, hidden=hidden, layers=layers, features=features, precision=precision
     )
-    run(terminal, settings, size, device, form, as_json, general)
+    run(opened, settings, size, device, form, as_json, general)
 
 
 @bench_app.callback()
+@with_terminal
 def bench(
+    terminal: Opening,
     context: typer.Context,
     quick: Annotated[bool, typer.Option("--quick", help="A rough idea, in seconds.")] = False,
     as_json: AsJson = False,
     device: DeviceSpec = "auto",
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
 ) -> None:
     """Measure how fast this machine trains and decodes.
 
@@ -394,13 +360,13 @@ def bench(
         return
     from imgmlp.bench import report
 
-    terminal = terminal_of(context, quiet, verbose, no_progress)
-    report.bench(terminal, device, quick, as_json)
+    report.bench(terminal(), device, quick, as_json)
 
 
 @bench_app.command("kernels")
+@with_terminal
 def bench_kernels(
-    context: typer.Context,
+    terminal: Opening,
     quick: Annotated[bool, typer.Option("--quick", help="Two sizes and few turns.")] = False,
     side: Annotated[
         list[int] | None,
@@ -416,9 +382,6 @@ def bench_kernels(
     ] = None,
     device: DeviceSpec = "auto",
     force: Force = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
 ) -> None:
     """Measure single kernels over several sizes.
 
@@ -426,5 +389,4 @@ def bench_kernels(
     """
     from imgmlp.bench import kernels_report
 
-    terminal = terminal_of(context, quiet, verbose, no_progress)
-    kernels_report.bench_kernels(terminal, device, quick, side or [], as_json, csv, plot, force)
+    kernels_report.bench_kernels(terminal(), device, quick, side or [], as_json, csv, plot, force)

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
+from imgmlp.codec.bitstream.container import Codec
 from imgmlp.interrupt import raise_on_signals, shield_children
 from imgmlp.terminal import Terminal
 
+Files = Annotated[
+    list[Path],
+    typer.Argument(metavar="FILE", help=".imlp or .npz files; - is standard input."),
+]
+StoredFiles = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        metavar="FILE", help=".imlp or .npz files, or folders of them; - is standard input."
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 Verbose = Annotated[
     int,
@@ -67,6 +81,17 @@ Devices = Annotated[
         "[env var: IMGMLP_DEVICE; default: auto]",
     ),
 ]
+Preset = Annotated[
+    Literal["default", "seed"], typer.Option(help="Where the other values come from.")
+]
+Batch = Annotated[int | None, typer.Option(help="Pixels in a step.")]
+Hidden = Annotated[int | None, typer.Option(help="Values in a hidden layer.")]
+Layers = Annotated[int | None, typer.Option(help="Hidden layers.")]
+Features = Annotated[
+    int | None, typer.Option(help="Frequency features of a pixel, a multiple of 4.")
+]
+Effort = Annotated[int | None, typer.Option(metavar="1-9", help="How much work to train with.")]
+Held = Annotated[Codec, typer.Option("--codec", help="What a file holds.")]
 Precision = Annotated[
     Literal["float32", "half"],
     typer.Option(help="Of matrix products; half on GPUs with matrix units only."),
@@ -114,7 +139,10 @@ DeviceSpec = Annotated[
 
 
 def terminal_of(
-    context: typer.Context, quiet: bool, verbose: int, no_progress: bool = False
+    context: typer.Context,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+    no_progress: NoProgress = False,
 ) -> Terminal:
     """Where a command talks. From here on Ctrl-C is an exception, so that it can clean up.
 
@@ -126,3 +154,26 @@ def terminal_of(
     assert isinstance(terminal, Terminal)
     terminal.quiet, terminal.verbosity, terminal.progress = quiet, verbose, not no_progress
     return terminal
+
+
+Opening = Callable[[], Terminal]
+
+
+def with_terminal(run: Callable[..., None]) -> Callable[..., None]:
+    """A command whose first parameter gives its Terminal, and the options of all commands for it.
+
+    Typer reads of a signature which options there are; so those are put into it.
+    """
+    shown = inspect.signature(terminal_of, eval_str=True).parameters
+    _, *own = inspect.signature(run, eval_str=True).parameters.values()
+    together = {one.name: one for one in (*own, *shown.values())}
+
+    @wraps(run)
+    def command(**given: Any) -> None:
+        opening = partial(terminal_of, **{name: given[name] for name in shown})
+        run(opening, **{one.name: given[one.name] for one in own})
+
+    keywords = [one.replace(kind=one.KEYWORD_ONLY) for one in together.values()]
+    command.__annotations__ = {one.name: one.annotation for one in keywords}
+    command.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
+    return command

@@ -8,14 +8,12 @@ from pathlib import Path
 
 from imgmlp.batch.find import Search
 from imgmlp.batch.plan import Rules
-from imgmlp.batch.stored import ENDINGS, VerifyFile, weigh
+from imgmlp.batch.stored import ENDINGS, VerifyFile, sound, weigh
 from imgmlp.cli import files, folders
 from imgmlp.cli.files import Entry, Job, named, stored
 from imgmlp.cli.folders import Request
 from imgmlp.engine import AnyDevice, open_device
-from imgmlp.facts import dimensions
 from imgmlp.terminal import Terminal
-from imgmlp.text import size
 
 
 def run(terminal: Terminal, request: Request) -> int:
@@ -37,9 +35,6 @@ def run(terminal: Terminal, request: Request) -> int:
 
 def _verify(terminal: Terminal, path: Path, entry: Entry, device: Callable[[], AnyDevice]) -> None:
     """Say that a file is sound. Raises ImgmlpError if it is not."""
-    opened = stored(path)
-    if opened.exact:
-        opened.decode(device())
-    entry["sound"], found = True, opened.facts
-    picture = dimensions(found["width"], found["height"], found["channels"])
-    terminal.done(f"{named(path)}  {picture}   {size(found['bytes'])}")
+    line = sound(stored(path), device, named(path))
+    entry["sound"] = True
+    terminal.done(line)

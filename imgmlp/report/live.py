@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -89,12 +88,7 @@ class LiveView:
         self._next = time.monotonic() + EVERY
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if not self._ended:
             self.end(f"Ended early: {str(error) or 'interrupted'}" if error else "Ended")
 

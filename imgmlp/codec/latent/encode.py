@@ -12,7 +12,7 @@ import numpy as np
 
 from imgmlp.codec.bitstream import metadata_sections
 from imgmlp.codec.latent.model import ModelShape, newest_start, usual_levels
-from imgmlp.codec.latent.plane import common_side
+from imgmlp.codec.latent.plane import SMALL, common_side
 from imgmlp.codec.latent.rounding_search import Rounding, Written
 from imgmlp.codec.latent.training_phases import (
     SHORTER,
@@ -114,7 +114,7 @@ def step_program(shape: tuple[int, ...]) -> str:
     rows, columns, levels = common_side(height), common_side(width), usual_levels(height, width)
     hidden, entropy = widths(shape, math.inf)
     sizes = f"{rows}x{columns}x{channels}"
-    if (rows, columns) == (height, width):
+    if _fills(shape, (rows, columns)):
         sizes += " alone"
     return f"latent step: {sizes}, {levels} levels, widths {hidden} and {entropy}"
 
@@ -123,7 +123,12 @@ def room(shape: tuple[int, ...], device: AnyDevice) -> tuple[int, int] | None:
     """Rows and columns that a step for pixels of a shape is made for, so that what was compiled
     for one picture serves others; None for just its own, which takes 3% less time."""
     found = common_side(shape[0]), common_side(shape[1])
-    return None if device.info.kind == "numpy" or found == shape[:2] else found
+    return None if device.info.kind == "numpy" or _fills(shape, found) else found
+
+
+def _fills(shape: tuple[int, ...], room: tuple[int, int]) -> bool:
+    """Whether a picture has a program for itself; small ones are trained faster than compiled."""
+    return shape[:2] == room and max(room) > SMALL
 
 
 class _Encoder:

@@ -36,7 +36,6 @@ from imgmlp.engine.ir.uops import Code, Range, U, UOp
 # Instructions that a compiler can make vectors of in a loop.
 PLAIN = {U.CONST, U.INDEX, U.DEFINE, U.LOAD, U.ALU, U.STORE, U.KEEP, U.LANE}
 PARAMETERS = {U.GLOBAL, U.SCRATCH, U.LOCAL}  # declared at the top
-MOST_MASKED = 3  # reads under conditions of a loop that is written out
 PRODUCTS = {U.PRODUCT, U.TILE, U.SPREAD, U.PANEL, U.COLUMNS}
 
 
@@ -211,12 +210,14 @@ class _Writer:
         return f"if ({group} >= {loop.first} && {group} < {end}) {{ {own}"
 
     def _accumulates(self, i: int) -> bool:
-        """Whether the innermost loop that begins here adds to accumulators, and is short to write
-        out: of many masked reads that takes compilers seconds."""
+        """Whether the innermost loop that begins here adds to accumulators, of plain reads.
+
+        Written out, reads under conditions take seconds to compile, and are branches, no vectors.
+        """
         uops = self.code.uops
         end = next(j for j in range(i, len(uops)) if uops[j].op is U.END)
-        masked = sum(u.op is U.LOAD and u.arg[1] is not ONE for u in uops[i:end])
-        return masked <= MOST_MASKED and any(u.op is U.ACCUMULATE for u in uops[i:end])
+        masked = any(u.op is U.LOAD and u.arg[1] is not ONE for u in uops[i:end])
+        return not masked and any(u.op is U.ACCUMULATE for u in uops[i:end])
 
     def _only_stores(self, i: int) -> bool:
         """Whether an innermost loop adds nothing up: as told, sums may change their order."""

@@ -28,6 +28,11 @@ def failure(what: str, status: str, memory: bool) -> DeviceError | OutOfMemoryEr
     )
 
 
+def fault(problem: str) -> DeviceError:
+    """The error for what no user could have caused."""
+    return DeviceError(problem, hint="this is a fault in imgmlp; please report it")
+
+
 def lost(what: str, info: DeviceInfo) -> DeviceError:
     """The error for using a device whose queue has failed before."""
     return DeviceError(

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from imgmlp.engine.device import driver_errors
 from imgmlp.engine.device.base import (
     ALIGN,
     Allocation,
@@ -38,7 +39,6 @@ from imgmlp.engine.device.base import (
     check_slice,
     counted,
 )
-from imgmlp.engine.device.driver_errors import build_failure, does_not_fit, failure, lost, no_room
 from imgmlp.engine.device.kernel_cache import current, has_room, locked
 from imgmlp.engine.device.pocl import PLATFORM, peak_width, vector_width
 from imgmlp.engine.ir.target import Lanes
@@ -113,7 +113,7 @@ class Device(HostCopies):
         """Reserve `nbytes` bytes of undefined content. Raises OutOfMemoryError."""
         left = self.info.memory - self.usage.live_bytes
         if nbytes > min(self.max_allocation, left):
-            raise does_not_fit(nbytes, self.max_allocation, self.info)
+            raise driver_errors.does_not_fit(nbytes, self.max_allocation, self.info)
         try:
             flags = cl.mem_flags.READ_WRITE
             buffer = cl.Buffer(self._context, flags, size=max(nbytes, self.align))
@@ -121,8 +121,8 @@ class Device(HostCopies):
                 cl.enqueue_copy(self._queue, buffer, _BYTE, is_blocking=False)
         except cl.Error as error:
             if _is_memory(error):
-                raise does_not_fit(nbytes, self.max_allocation, self.info) from error
-            raise failure("allocating memory", status(error), False) from error
+                raise driver_errors.does_not_fit(nbytes, self.max_allocation, self.info) from error
+            raise driver_errors.failure("allocating memory", status(error), False) from error
         return counted(buffer, nbytes, self.usage)
 
     def free_memory(self) -> FreeMemory:
@@ -251,10 +251,8 @@ class Device(HostCopies):
         """
         own = self._kernel(kernel.program, kernel.name)
         if own.num_args != len(args):
-            raise DeviceError(
-                f"kernel {kernel.name} takes {own.num_args} arguments, {len(args)} were given",
-                hint="this is a fault in imgmlp; please report it",
-            )
+            what = f"kernel {kernel.name} takes {own.num_args} arguments"
+            raise driver_errors.fault(f"{what}, {len(args)} were given")
         with _running(f"setting the arguments of {kernel.name}"):
             own.set_args(*(a.handle if isinstance(a, Allocation) else a for a in args))
         return Launch(kernel, own, global_size, local_size, tuple(args))
@@ -330,11 +328,11 @@ class Device(HostCopies):
     def _failed(self, what: str, error: Any) -> DeviceError | OutOfMemoryError:
         """All that follows is refused: nobody takes values of half a step for those of a step."""
         self.lost = what
-        return failure(what, status(error), _is_memory(error))
+        return driver_errors.failure(what, status(error), _is_memory(error))
 
     def _refuse_if_lost(self) -> None:
         if self.lost:
-            raise lost(self.lost, self.info)
+            raise driver_errors.lost(self.lost, self.info)
 
     def _compile(self, source: str, options: Sequence[str]) -> Any:
         for attempt in (1, 2):
@@ -345,7 +343,7 @@ class Device(HostCopies):
             except cl.Error as error:
                 # Only a broken cache mends by itself; a fault of the source comes back.
                 if attempt == 2:
-                    raise build_failure(source, str(error), self.info) from error
+                    raise driver_errors.build_failure(source, str(error), self.info) from error
         raise AssertionError("unreachable")
 
     def _kernel(self, program: Any, name: str) -> Any:
@@ -353,10 +351,7 @@ class Device(HostCopies):
             kernel = cl.Kernel(program, name)
             _ = kernel.num_args  # NVIDIA's driver notices an unknown name only here
         except cl.Error as error:
-            raise DeviceError(
-                f"the built program has no kernel {name}: {error}",
-                hint="this is a fault in imgmlp; please report it",
-            ) from error
+            raise driver_errors.fault(f"the built program has no kernel {name}: {error}") from error
         return kernel
 
     @contextlib.contextmanager
@@ -366,7 +361,7 @@ class Device(HostCopies):
                 self.finish()  # so that nobody waits for our earlier work under the lock
                 place = current()
                 if place is None or not has_room(place):
-                    raise no_room(place)
+                    raise driver_errors.no_room(place)
                 stack.enter_context(locked(place / "imgmlp.lock"))
             began = time.process_time()  # of all threads, the driver's too, and nobody else's
             yield
@@ -390,7 +385,7 @@ def _running(what: str) -> Iterator[None]:
     try:
         yield
     except cl.Error as error:
-        raise failure(what, status(error), _is_memory(error)) from error
+        raise driver_errors.failure(what, status(error), _is_memory(error)) from error
 
 
 def _is_memory(error: Any) -> bool:

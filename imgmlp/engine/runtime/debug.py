@@ -13,9 +13,12 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from imgmlp.engine.compiler import Stages
 from imgmlp.engine.device.base import Usage
+
+if TYPE_CHECKING:
+    from imgmlp.engine.compiler import Stages
 
 MOST = 4
 FORMS_FROM = {2: "memory", 3: "uops", 4: "source"}  # the level from which a form is shown

@@ -9,12 +9,14 @@ import json
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from imgmlp.engine.compiler import Stages
 from imgmlp.engine.ir.graph import Buffer
 from imgmlp.engine.ir.kernel import Block, Persistent
 from imgmlp.engine.ir.uops import Code
+
+if TYPE_CHECKING:
+    from imgmlp.engine.compiler import Stages
 
 
 class Call(NamedTuple):

@@ -6,10 +6,10 @@ Buffers are changed in place. Nothing here knows drivers, launches, or how a Pro
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from imgmlp.engine.compiler import Stages
 from imgmlp.engine.device.base import Form
 from imgmlp.engine.device.numpy_device import host_memory
 from imgmlp.engine.ir.dtype import Array
@@ -18,6 +18,9 @@ from imgmlp.engine.ir.kernel import Update
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.oracle.interpret import Evaluation, most_bytes
 from imgmlp.errors import OutOfMemoryError
+
+if TYPE_CHECKING:
+    from imgmlp.engine.compiler import Stages
 
 
 class Interpreted:

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
-from imgmlp.engine.compiler import Stages, lower
 from imgmlp.engine.device.base import Allocation, Form, KernelHandle, Launch, Pending
 from imgmlp.engine.device.discover import AnyDevice
 from imgmlp.engine.device.numpy_device import NumpyDevice
@@ -31,6 +30,9 @@ from imgmlp.engine.runtime.executable import Executable
 from imgmlp.engine.runtime.index_checks import index_checks, refuse
 from imgmlp.engine.runtime.interpreted import Interpreted, run_lowered
 from imgmlp.errors import DeviceError, ImgmlpWarning, OutOfMemoryError
+
+if TYPE_CHECKING:
+    from imgmlp.engine.compiler import Stages
 
 LEAST_TILE = 8  # rows of a tile that is not halved any more
 
@@ -109,6 +111,8 @@ class Program:
     @cached_property
     def stages(self) -> Stages:
         """Every form of the step on its way to the device; on NumPy's, what a CPU would run."""
+        from imgmlp.engine.compiler import lower  # which a step that is kept does without
+
         return lower(self.updates, self._target, self.general)
 
     @cached_property

@@ -88,7 +88,7 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def lower(*_: object) -> None:
         raise AssertionError("lowered again")
 
-    return lambda: monkeypatch.setattr(program, "lower", lower)
+    return lambda: monkeypatch.setattr("imgmlp.engine.compiler.lower", lower)
 
 
 @pytest.mark.parametrize("step", [learning, control])
