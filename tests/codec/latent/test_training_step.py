@@ -340,6 +340,19 @@ def test_a_file_has_the_picture_and_the_bits_that_training_saw() -> None:
     assert latents.bits(model) / step.pixels == pytest.approx(bits, rel=0.03)
 
 
+def test_a_stream_takes_the_bits_that_training_counted() -> None:
+    """Within half a percent, and the end of a stream; of thousands of them."""
+    noise = np.random.default_rng(2).normal(128, 40, (40, 56, 1)).clip(0, 255).astype(np.uint8)
+    step = LatentStep(noise, 1, open_device("numpy"), hidden=16, entropy=12, start=4)
+    LatentTrainer(step, LatentTrainerState(25, 1e-4)).run()
+    networks = Search(step)._rounded(dict.fromkeys(step.shape.tensors, 8))
+    model = LatentModel(step.shape, grids_of(step), networks, step.start.number)
+    _, rate = step.judge(flat_of({name: tensor.floats() for name, tensor in networks.items()}))
+    counted, written = rate * step.pixels, 8 * len(sections.write(model)[2])
+    assert counted > 3000
+    assert abs(written - counted) <= 0.005 * counted + 24
+
+
 def test_a_run_that_stopped_goes_on_bit_for_bit() -> None:
     device = open_device("numpy")
     whole, parted, rest = (LatentStep(picture(), 1, device) for _ in range(3))
