@@ -51,9 +51,10 @@ AIM = 0.99  # of the bytes wanted
 ABOVE = 0.05  # dB more than wanted that training aims at, as taking some away is easy
 SLOW = 1.3  # times the price for every dB too much, each time that it is looked at
 PASSES = 6  # of the last part of a run, at most, each at a price nearer to the target's
-NEAR = {"psnr": 0.3, "bytes": 0.04}  # dB, or share of the bytes, that rounding may bring about
-SLOPES = {"psnr": -2.0, "bytes": -0.4}  # dB or doublings of the bytes, of a price twice as high
-STEEP = {"psnr": 1.5, "bytes": 4.0}  # times these that is believed, or the reciprocal
+LOST = 0.05  # dB that rounding towards a target may cost, beside what its bytes are worth
+SLOPES = {"psnr": -1.5, "bytes": -0.5}  # dB or doublings of the bytes, of a price twice as high
+STEEP = 3.0  # times these that is believed, or the reciprocal
+APART = 0.05  # doublings of the price between two passes, at least, that tell a slope
 FURTHEST = 1.5  # doublings of the price, at most, at once
 TRIED = 0.15  # seconds of steps by which their pace is found
 CHECKING = 30  # steps that take as long as writing a file and decoding it
@@ -147,6 +148,7 @@ class _Encoder:
 
     def encode(self) -> Draft:
         step = within_memory(self._step, partial(too_large, self.picture.pixels, self.device))
+        self.beginning = step.state()
         trainer = self._trainer(step)
         while True:
             ended = trainer.run(self.run, self._complete)
@@ -159,7 +161,7 @@ class _Encoder:
             if self.best is None or found.distance(self.wanted) < self.best.distance(self.wanted):
                 self.best = found
             self.tried.append([math.log2(trainer.state.price), self._excess(first)])
-            if ended == "diverged" or self._done(found, trainer):
+            if ended == "diverged" or self._done(found, first, trainer):
                 return replace(self.best, diverged=ended == "diverged", resumed=self.resumed)
             step.restore(snapshot.arrays)  # which rounding has changed
             trainer.repeat(self._next_price())
@@ -184,39 +186,38 @@ class _Encoder:
             return first.psnr - self.wanted.value
         return math.log2(first.size / (AIM * self.wanted.value))
 
-    def _done(self, found: Draft, trainer: LatentTrainer) -> bool:
+    def _done(self, found: Draft, first: Written, trainer: LatentTrainer) -> bool:
         """Whether another pass could bring no better file, or there is no time for it."""
         if self.wanted.kind == "lambda" or len(self.tried) > PASSES:
             return True
-        hit = self.wanted.hit_by(len(found.bytes), found.metrics["psnr"])
-        if hit and abs(self.tried[-1][1]) <= NEAR[self.wanted.kind]:
+        size, quality = len(found.bytes), found.metrics["psnr"]
+        worth = SLOPES["psnr"] / SLOPES["bytes"] * math.log2(first.size / size)
+        if self.wanted.hit_by(size, quality) and first.psnr - quality <= worth + LOST:
             return True
         taken = trainer.again * self.pace
         return self.limit is not None and time.perf_counter() + taken > self.limit
 
     def _next_price(self) -> float:
-        """Between the latest prices with too much and too little, or away from the only ones."""
+        """Where a line through the latest pass meets the target.
+
+        Not between passes with too much and too little: each goes on training where the one
+        before ended, so that an earlier one's price would give something else by now.
+        """
         price, excess = self.tried[-1]
-        over, under = (
-            next((pair for pair in reversed(self.tried) if (pair[1] > 0) is more), None)
-            for more in (True, False)
-        )
-        if over is not None and under is not None and over[0] < under[0]:
-            price = over[0] + (under[0] - over[0]) * over[1] / (over[1] - under[1])
-        else:
-            change = -excess / self._slope()
-            price += min(max(change, -FURTHEST), FURTHEST)
+        price += min(max(-excess / self._slope(), -FURTHEST), FURTHEST)
         return min(max(math.exp2(price), CHEAPEST), DEAREST)
 
     def _slope(self) -> float:
-        """What a price twice as high saves, by the latest two or, within bounds, as usual."""
-        usual, times = SLOPES[self.wanted.kind], STEEP[self.wanted.kind]
-        latest = self.tried[-2:]
-        (price, excess), (later, now) = latest[0], latest[-1]
-        if abs(later - price) < 1e-3:
+        """What a price twice as high saves, by the latest two or, within bounds, as usual.
+
+        The first pass says nothing of it: its price was another one most of the time.
+        """
+        usual, latest = SLOPES[self.wanted.kind], self.tried[1:][-2:]
+        if len(latest) < 2 or abs(latest[1][0] - latest[0][0]) < APART:
             return usual
+        (price, excess), (later, now) = latest
         measured = (now - excess) / (later - price)
-        return -min(max(-measured, -usual / times), -usual * times)
+        return -min(max(-measured, -usual / STEEP), -usual * STEEP)
 
     def _complete(self, snapshot: Snapshot) -> Snapshot:
         """A trainer's snapshot with that of the passes before it."""
@@ -269,7 +270,8 @@ class _Encoder:
             self.tried, self.pace = saved.values["tried"], saved.values["pace"]
             if saved.values["best"] is not None:
                 self.best = Draft(saved.arrays["best_file"].tobytes(), saved.values["best"])
-        trainer = LatentTrainer(step, state, self._pricing(), *self._limits(state))
+        limits = self._limits(state)
+        trainer = LatentTrainer(step, state, self._pricing(), *limits, self.beginning)
         if saved is not None:
             self.run.say(f"continuing after {trainer.reached()}")
         return trainer
@@ -338,7 +340,7 @@ class _Encoder:
         if self.wanted.kind == "psnr":
             return min(1.2 * math.pow(10, -value / 10), 1.0)
         rate = 8 * self._room() / self.samples
-        return min(max(4e-4 * math.pow(rate, -1.6), 1e-6), 1.0)
+        return min(max(8e-4 * math.pow(rate, -1.6), 1e-6), 1.0)
 
     def _pricing(self) -> Pricing | None:
         value = self.wanted.value

@@ -6,6 +6,7 @@ The loop itself is that of codec/training; here is what is decided at its looks.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,9 +23,16 @@ Array = np.ndarray[Any, Any]
 
 ROUNDED = 0.92  # share of a run after which latents stand still, rounded
 LOOK, MOST = 10, 200  # steps between looks, at least and at most
-FREE = 0.1  # share of a run before prices change
+FREE = 0.15  # share of a run before prices change
 SEARCHED = 0.3, 0.6, 0.85  # shares of a run after which networks' steps are looked for
 DEARER = 1.25  # times the price, at most, at once
+# What bits and dB are in the end: bits by 1 + FEWER less, dB by BETTER more, each times the cube
+# of the share of a run that is left.
+FEWER, BETTER = 0.5, 3.5
+# A price that rose so many times until here is one to begin again with: bits that low prices have
+# brought about do not go away, as latents leave a whole number only for a much better one.
+LOOKED, ROSE, AGAIN = 0.35, 1.6, 2  # share of a run, times the price, times that it is done
+FOLLOWED = 25  # steps that latents need to follow half a change of the price, early in a run
 RETURN = 0.55  # share of a run that is not done again where it ends too far from its target
 SHORTER = 0.25  # steps of going through the rest again, of those of the run
 TEMPERATURES = 0.3, 0.15
@@ -58,6 +66,8 @@ class LatentTrainerState(TrainerState):
     lost: float = 0.0  # dB by which networks with these are worse
     begun: int = 0  # steps that were done when this pass through the schedule began
     first: int = 0  # steps of the first of them
+    opening: float = 0.0  # the price that it began with
+    anew: int = 0  # times that it began again, with another one
 
 
 class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
@@ -70,10 +80,16 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         pricing: Pricing | None = None,
         limit: float | None = None,
         most: int = 0,
+        beginning: dict[str, Array] | None = None,
     ) -> None:
-        """Of at most so many steps where the limit leaves time for more than the state says."""
+        """Of at most so many steps where the limit leaves time for more than the state says.
+
+        `beginning` is the step's state before the first one, if that is not what it has now.
+        """
         self._most = most
         state.first = steps = state.first or state.steps
+        state.opening = state.opening or state.price
+        self._beginning = step.state() if beginning is None else beginning
         look = max(min(LOOK, -(-steps // 20)), min(MOST, steps // 500))
         super().__init__(step, state, look, limit)
         self._pricing = pricing
@@ -89,6 +105,7 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
             return self._recover()
         if self.done % self.control == 0:
             self._reprice()
+            self._begin_anew()
             self._remember()
         moving = not self.state.begun and self.done < ROUNDED * self.state.steps
         self._shorten(self._most if moving else 0)
@@ -109,9 +126,24 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         if any(abs(self.done - share * state.steps) <= self.control / 2 for share in SEARCHED):
             found = search.figures(search.run(state.price, rounds=1))
             state.exponents, state.lost = search.exponents, decibels(error) - found.psnr
-        bits = rate * step.pixels + search.bits()
-        factor = self._pricing(bits, decibels(error) - state.lost)
-        state.multiply_price(factor, DEARER)
+        left = (1 - share) ** 3
+        bits = (rate * step.pixels + search.bits()) / (1 + FEWER * left)
+        factor = self._pricing(bits, decibels(error) - state.lost + BETTER * left)
+        # Prices that change faster than latents follow go many times too far.
+        state.multiply_price(factor ** (min(1.0, self.control / FOLLOWED) * (1 - share)), DEARER)
+
+    def _begin_anew(self) -> None:
+        """With the price that was found, if what was trained so far is no way to it."""
+        state = self.state
+        if state.begun or self._limit is not None:  # there is no time to lose
+            return
+        now = abs(self.done - LOOKED * state.steps) <= self.control / 2
+        if now and state.anew < AGAIN and state.price > ROSE * state.opening:
+            state.opening, state.anew, state.exponents = state.price, state.anew + 1, {}
+            state.lost = 0.0
+            self.step.restore(self._beginning)
+            self.done = 0
+            self._shown = 0, time.perf_counter()
 
     def repeat(self, price: float) -> None:
         """Have the last part of the run once more, in fewer steps, at another price."""

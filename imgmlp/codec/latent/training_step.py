@@ -36,7 +36,10 @@ STEP = 2.0**-7  # of weights, as far as what they cost is concerned
 # Times lambda that their bits cost, of which the loss has a rough estimate: differences from a
 # start, most of which can be spared, and weights without one.
 DIFFERENCES, WEIGHTS = 3.0, 1.0
-SCALED, MOST_SCALED = 0.25, 2.0**12  # what times lambda the loss is in gradients, and most of it
+SCALED = 0.25  # what times lambda the loss is in gradients
+# For every channel, what it is at most: an error of 1, of black for white, has a gradient of 1024
+# in a sample then, and halves end at 64 times that, which is left for what networks make of it.
+MOST_SCALED = 2.0**9
 CLIP = 0.1  # most that the norm of the networks' gradient, for a mean over pixels, may be
 
 
@@ -52,12 +55,12 @@ class Control:
     networks: float = 1e-2  # learning rate
     rounding: bool = False
 
-    def array(self) -> Array:
+    def array(self, channels: int) -> Array:
         """float32 [9], as the device wants it."""
         t = self.temperature
         soft = [1 / t, 0.5 / math.tanh(0.5 / t), self.share, self.noise]
         # Gradients in half precision need a loss that is large enough.
-        scale = min(max(SCALED / max(self.price, 1e-9), 1.0), MOST_SCALED)
+        scale = min(max(SCALED / max(self.price, 1e-9), 1.0), MOST_SCALED * channels)
         rates = [self.latents, self.networks, self.price, float(self.rounding), scale]
         return np.array([*soft, *rates], np.float32)
 
@@ -356,7 +359,7 @@ class LatentStep(Resumable):
 
     def steer(self, control: Control) -> None:
         """What the steps from now on obey."""
-        self.control.write(control.array())
+        self.control.write(control.array(self.channels))
 
     def _moving(self) -> dict[str, Tensor]:
         named = {"flat": self.flat, "latents": self.latents, "count": self.count}

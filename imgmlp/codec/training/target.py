@@ -14,7 +14,7 @@ Kind = Literal["lambda", "bytes", "psnr"]
 
 QUALITY = 60.0  # if nothing else is wanted
 EFFORT = 5
-LOWEST_SHARE = 0.97  # of the bytes wanted that a file has at least
+LOWEST_SHARE = 0.98  # of the bytes wanted, from which on a file is near enough to them
 TOLERANCE = 0.1  # dB
 STEPS = 60_000  # of a run with the default effort
 WIDER = (1, 2, 3, 5, 8)  # times the pixels in a step, of it and of the levels above
@@ -36,10 +36,10 @@ class Goal:
     def misses(self, size: int, psnr: float) -> str | None:
         """How a file of this size and quality misses the target, or None.
 
-        More dB than were asked for are no miss: some pictures have them with the smallest file.
+        More dB than were asked for are no miss, nor are fewer bytes: some pictures have them with
+        the smallest file, others need no more.
         """
-        fits = size <= self.value and (size >= LOWEST_SHARE * self.value or math.isinf(psnr))
-        if self.kind == "bytes" and not fits:
+        if self.kind == "bytes" and size > self.value:
             return f"{size:,} bytes instead of {self.value:,.0f}"
         if self.kind == "psnr" and self.value - psnr > TOLERANCE:
             return f"{psnr:.2f} dB instead of {self.value:g}"
@@ -49,13 +49,17 @@ class Goal:
         """Whether no other file would be nearer to it."""
         if self.kind == "psnr":
             return abs(psnr - self.value) <= TOLERANCE
-        return self.misses(size, psnr) is None
+        enough = math.isinf(psnr) or size >= LOWEST_SHARE * self.value
+        return self.kind == "lambda" or (enough and size <= self.value)
 
     def distance(self, size: int, psnr: float) -> tuple[bool, float]:
         """The smaller, the better a file is: what keeps the target, then what is near to it.
 
-        Of files that have the dB asked for, the smallest is the best.
+        Of files that have the dB asked for, the smallest is the best; of those that
+        keep the bytes, the one with the most dB, if these are known.
         """
+        if self.kind == "bytes" and size <= self.value and not math.isnan(psnr):
+            return False, -psnr
         if self.kind == "bytes":
             return size > self.value, abs(size - self.value)
         if self.kind == "psnr":

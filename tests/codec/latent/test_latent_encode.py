@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from imgmlp.codec.latent import training_phases
 from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training_step import LatentStep
 from imgmlp.codec.training.checkpoint import Checkpoint
+from imgmlp.codec.training.draft import Draft
 from imgmlp.codec.training.run import Progress, Run
 from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import open_device
@@ -103,6 +105,38 @@ def test_a_quality_is_met_and_no_bytes_are_spent_on_more() -> None:
         assert one.missed is None
     assert len(found[23].bytes) <= 240  # by a single pass and rounding: 252
     assert len(found[17].bytes) <= 175  # 180
+
+
+def passes_towards(size: int) -> latent._Encoder:
+    device = open_device("numpy")
+    return latent._Encoder(Picture(PIXELS), Goal("bytes", size), SHORT, device, Run())
+
+
+def test_the_price_of_a_pass_follows_from_the_latest_ones_alone() -> None:
+    """Files of 359, 515 and 505 bytes where 396 are wanted: the first price is none to go back to,
+    though it gave too little, because by now it would give too much as well.
+    """
+    encoder = passes_towards(400)
+    encoder.tried = [[-9.33, -0.14], [-9.68, 0.38], [-9.43, 0.35]]
+    assert math.log2(encoder._next_price()) > -9.33 + 0.2
+    encoder.tried += [[-8.4, -0.1]]  # a line through this one and the one before meets the target
+    assert math.log2(encoder._next_price()) == pytest.approx(-8.4 - 0.1 * 1.03 / 0.45)
+
+
+def test_rounding_that_costs_much_is_followed_by_another_pass() -> None:
+    """Even where it hits the target."""
+    encoder = passes_towards(3568)
+    encoder.tried, encoder.pace = [[-12.0, 0.2]], 1e-3
+
+    def done(size: int, psnr: float, first: tuple[int, float]) -> bool:
+        draft = Draft(bytes(size), {"psnr": psnr})
+        written = SimpleNamespace(size=first[0], psnr=first[1])
+        return encoder._done(draft, written, SimpleNamespace(again=1))
+
+    assert not done(3536, 24.15, first=(3924, 34.36))
+    assert not done(3440, 33.70, first=(3440, 33.70))  # nothing lost, but too little
+    assert done(3520, 33.40, first=(3600, 33.49))
+    assert done(3516, 33.81, first=(3516, 33.81))
 
 
 def test_a_target_out_of_reach_is_missed_with_the_best_file() -> None:

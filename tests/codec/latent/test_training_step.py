@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
-from imgmlp.codec.latent import latents, operations, sections, training_step
+from imgmlp.codec.latent import latents, operations, sections, training_phases, training_step
 from imgmlp.codec.latent.bit_allocation import Refinement, Search, grids_of
 from imgmlp.codec.latent.model import LatentModel, start_of
 from imgmlp.codec.latent.plane import LEAST, UNIT, Plane, common_side
 from imgmlp.codec.latent.synthesis import synthesize
 from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training_step import Control, LatentStep, flat_of, networks_of
+from imgmlp.codec.training.perceptron import Activation
 from imgmlp.codec.training.run import Run
-from imgmlp.engine import Tensor, open_device
+from imgmlp.engine import Tensor, compile, open_device
 from imgmlp.engine.ir.kernel import Block
 from imgmlp.engine.tiling import block
 
@@ -338,6 +340,19 @@ def test_a_file_has_the_picture_and_the_bits_that_training_saw() -> None:
     assert latents.bits(model) / step.pixels == pytest.approx(bits, rel=0.03)
 
 
+def test_a_stream_takes_the_bits_that_training_counted() -> None:
+    """Within half a percent, and the end of a stream; of thousands of them."""
+    noise = np.random.default_rng(2).normal(128, 40, (40, 56, 1)).clip(0, 255).astype(np.uint8)
+    step = LatentStep(noise, 1, open_device("numpy"), hidden=16, entropy=12, start=4)
+    LatentTrainer(step, LatentTrainerState(25, 1e-4)).run()
+    networks = Search(step)._rounded(dict.fromkeys(step.shape.tensors, 8))
+    model = LatentModel(step.shape, grids_of(step), networks, step.start.number)
+    _, rate = step.judge(flat_of({name: tensor.floats() for name, tensor in networks.items()}))
+    counted, written = rate * step.pixels, 8 * len(sections.write(model)[2])
+    assert counted > 3000
+    assert abs(written - counted) <= 0.005 * counted + 24
+
+
 def test_a_run_that_stopped_goes_on_bit_for_bit() -> None:
     device = open_device("numpy")
     whole, parted, rest = (LatentStep(picture(), 1, device) for _ in range(3))
@@ -348,6 +363,79 @@ def test_a_run_that_stopped_goes_on_bit_for_bit() -> None:
     LatentTrainer(rest, LatentTrainerState(40, 1e-3)).run()
     for name, array in whole.state().items():
         assert np.array_equal(array, rest.state()[name]), name
+
+
+def too_many(_bits: float, _quality: float) -> float:
+    return 1000.0  # times the price, as often as it is looked at
+
+
+def test_a_run_whose_price_rises_early_begins_anew_and_no_more_than_twice() -> None:
+    step = LatentStep(picture(), 1, open_device("numpy"))
+    beginning, reached = step.state(), list[int]()
+    trainer = LatentTrainer(step, LatentTrainerState(40, 1e-3), too_many, beginning=beginning)
+    assert trainer.run(Run(lambda progress: reached.append(progress.step))) == "done"
+    assert sum(later < before for before, later in pairwise(reached)) == training_phases.AGAIN
+    assert trainer.state.opening > training_phases.ROSE**2 * 1e-3
+    assert step.done == 40
+    step.restore(beginning)
+    calm = LatentTrainer(step, LatentTrainerState(40, 1e-3), lambda *_: 1.0, beginning=beginning)
+    assert calm.run() == "done"
+    assert calm.state.anew == 0
+
+
+def test_a_run_that_began_anew_goes_on_bit_for_bit_after_a_stop() -> None:
+    device = open_device("numpy")
+    whole, parted, rest = (LatentStep(picture(), 1, device) for _ in range(3))
+    beginning = whole.state()
+    LatentTrainer(whole, LatentTrainerState(40, 1e-3), too_many, beginning=beginning).run()
+    trainer = LatentTrainer(parted, LatentTrainerState(40, 1e-3), too_many, beginning=beginning)
+
+    def stop() -> bool:
+        return trainer.state.anew == 1 and trainer.done >= 10
+
+    assert trainer.run(Run(should_stop=stop)) == "interrupted"
+    saved = trainer.snapshot()
+    rest.restore(saved.arrays)
+    state = LatentTrainerState.of(saved.values)
+    LatentTrainer(rest, state, too_many, beginning=beginning).run()
+    for name, array in whole.state().items():
+        assert np.array_equal(array, rest.state()[name]), name
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_gradients_of_the_worst_picture_are_no_infinite_halves(
+    channels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Black and white at random, bits for next to nothing; before anything is learned, with
+    latents that mean nothing, and later. Gradients of what layers give are what products round.
+    """
+    outputs: list[Tensor] = []
+
+    def recorded(x: Tensor, layers: list[Tensor]) -> Tensor:
+        for n in range(0, len(layers), 2):
+            outputs.append((Activation.apply(x) if n else x) @ layers[n] + layers[n + 1])
+            x = outputs[-1]
+        return x
+
+    noise = 255 * np.random.default_rng(1).integers(0, 2, (HEIGHT, WIDTH, channels))
+    sizes = {"hidden": 16, "entropy": 12, "start": 4}
+    step = LatentStep(noise.astype(np.uint8), 1, open_device("numpy"), **sizes)
+    monkeypatch.setattr(training_step, "perceptron", recorded)
+
+    def slopes() -> dict[str, Tensor]:
+        error, bits = step._forward(step.latents, step.flat)
+        loss = (error * (1 / channels) + bits * step.control[6]) * step.control[8]
+        return {f"{n}": g for n, g in enumerate(loss.gradient(outputs))}
+
+    program = compile(slopes, step.device)
+    step.steer(Control(1e-6))
+    for spread, steps in [(0.0, 0), (20.0, 0), (0.0, 30)]:
+        step.write_grids([np.rint(spread * draw(*grid.shape)) for grid in step.grids()])
+        step.program.run(steps)
+        program.run()
+        halves = [program.read(name).astype(np.float16) for name in program.outputs]
+        assert max(float(np.abs(h).max()) for h in halves) < np.finfo(np.float16).max / 5
+        assert all(np.count_nonzero(h) for h in halves)
 
 
 def test_blocks_give_what_the_graph_means(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,7 @@ def test_no_network_is_larger_than_the_pixels() -> None:
     """Whatever is allowed: training it would take for ever."""
     picture = Picture(small_pixels()[:12, :12])
     found = run(Goal("bytes", 1_000_000), picture, Workload(2))
-    assert found.missed == f"{len(found.bytes):,} bytes instead of 1,000,000"
+    assert found.missed is None
     assert len(found.bytes) - rate_model.OVERHEAD < 2 * picture.pixels.nbytes
 
 
@@ -159,7 +159,7 @@ def test_a_network_too_large_for_the_time_is_not_taken(monkeypatch: pytest.Monke
     assert len(notes) == 1
     assert "seconds are too few for training 3,369 weights: taking" in notes[0]
     assert 10 <= found.metrics["steps"] < 40
-    assert found.missed is not None  # rather than filled with digits that nobody sees
+    assert len(found.bytes) < 10_000  # rather than filled with digits that nobody sees
     assert found.metrics["bits_per_weight"] < 1.1 * FINE
     assert found.metrics["psnr"] > 10
 

@@ -53,12 +53,17 @@ def test_two_targets_are_refused() -> None:
 
 
 def test_a_miss_is_told_in_figures() -> None:
-    assert Goal("bytes", 1000).misses(970, 1.0) is None
+    assert Goal("bytes", 1000).misses(1000, 1.0) is None
     assert Goal("bytes", 1000).misses(1001, 1.0) == "1,001 bytes instead of 1,000"
-    assert Goal("bytes", 1000).misses(969, 1.0) is not None
     assert Goal("psnr", 30).misses(1, 29.91) is None
     assert Goal("psnr", 30).misses(1, 29.88) == "29.88 dB instead of 30"
     assert Goal("lambda", 1e-3).misses(1, 1.0) is None
+
+
+def test_a_file_that_keeps_the_bytes_is_no_miss_but_a_hit_only_if_it_uses_them() -> None:
+    for size, hit in [(10, False), (979, False), (980, True), (1000, True), (1001, False)]:
+        assert Goal("bytes", 1000).hit_by(size, 1.0) is hit
+        assert (Goal("bytes", 1000).misses(size, 1.0) is None) is (size <= 1000)
 
 
 def test_too_good_is_no_miss() -> None:
@@ -79,7 +84,9 @@ def test_of_files_that_keep_a_target_the_best_is_nearest() -> None:
         return distances == sorted(set(distances))
 
     assert order(Goal("psnr", 30), (80, 29.95), (90, math.inf), (100, 30), (20, 29.8), (200, 20))
-    assert order(Goal("bytes", 100), (99, 1.0), (90, 2.0), (101, 3.0), (110, 3.0))
+    assert order(Goal("bytes", 100), (90, 2.0), (99, 1.0), (101, 3.0), (110, 3.0))
+    unknown = math.nan  # dB
+    assert order(Goal("bytes", 100), (99, unknown), (90, unknown), (101, unknown))
 
 
 def test_each_effort_is_more_work() -> None:
