@@ -33,6 +33,10 @@ def _no_gradient(g: Node, ans: Node, *inputs: Node) -> tuple[None, ...]:
     return (None,) * len(inputs)
 
 
+def _division(op: Op, swapped: bool = False) -> Callable[[F, Operand], F]:
+    return lambda self, other: self._divided(op, other, swapped)
+
+
 class Functions(Reduction):
     """All that came before, and these functions."""
 
@@ -132,7 +136,7 @@ class Functions(Reduction):
         return _power(x, y)
 
     def _divided(self, op: Op, other: Operand, swapped: bool = False) -> Self:
-        """Quotients that round towards minus infinity, or their remainders."""
+        """Quotients that round towards minus infinity, or x - y floor(x / y), with y's sign."""
         name = "//" if op is Op.DIV else "%"
         if not dt.promote(self.dtype, dtype_of(name, other)).is_float:
             return self._binary(op, other, swapped)
@@ -141,19 +145,8 @@ class Functions(Reduction):
         quotient = (x / y).floor()
         return quotient if op is Op.DIV else x - quotient * y
 
-    def __floordiv__(self, other: Operand) -> Self:
-        """Division that rounds towards minus infinity."""
-        return self._divided(Op.DIV, other)
-
-    def __rfloordiv__(self, other: Operand) -> Self:
-        return self._divided(Op.DIV, other, swapped=True)
-
-    def __mod__(self, other: Operand) -> Self:
-        """x - y floor(x / y), with the sign of y."""
-        return self._divided(Op.MOD, other)
-
-    def __rmod__(self, other: Operand) -> Self:
-        return self._divided(Op.MOD, other, swapped=True)
+    __floordiv__, __rfloordiv__ = _division(Op.DIV), _division(Op.DIV, swapped=True)
+    __mod__, __rmod__ = _division(Op.MOD), _division(Op.MOD, swapped=True)
 
     @in_f32
     def rsqrt(self) -> Self:

@@ -92,13 +92,11 @@ class Indexing(Functions):
 
     def tril(self, diagonal: int = 0) -> Self:
         """Zero above a diagonal of the last two axes, 0 being the main one, 1 that above it."""
-        kept = self._places(-1) - self._places(-2) <= diagonal
-        return self.where(kept, self, False if self.dtype is dt.bool_ else 0)
+        return self.where(self._places(-1) - self._places(-2) <= diagonal, self, False)
 
     def triu(self, diagonal: int = 0) -> Self:
         """Zero below a diagonal, as `tril`."""
-        kept = self._places(-1) - self._places(-2) >= diagonal
-        return self.where(kept, self, False if self.dtype is dt.bool_ else 0)
+        return self.where(self._places(-1) - self._places(-2) >= diagonal, self, False)
 
     # --- elements by indices ---
 
@@ -211,12 +209,8 @@ class Indexing(Functions):
         taken = lines.gather(where)
         count = len(taken.shape) - len(rest)
         begin = axes[0] if axes == [*range(axes[0], axes[0] + len(axes))] else 0
-        order = [
-            *range(count, count + begin),
-            *range(count),
-            *range(count + begin, len(taken.shape)),
-        ]
-        return taken.permute(*order)
+        end = count + begin
+        return taken.permute(*range(count, end), *range(count), *range(end, len(taken.shape)))
 
 
 def _is_new(key: Any) -> bool:

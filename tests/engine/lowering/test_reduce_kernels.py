@@ -50,6 +50,17 @@ def test_results(form: str, name: str, shape: tuple[int, int]) -> None:
     assert close(found.read("y"), *wanted)
 
 
+def test_sums_of_reads_under_conditions_are_not_written_out() -> None:
+    """A compiler takes seconds for them, and makes branches instead of vectors."""
+    device = open_device("numpy:uops")
+    for pads, written in ((0, True), (1, False)):
+        found, wanted = program(device, lambda x, n=pads: x.pad((n, n), (0, 0)).sum(0), 5, 1100)  # type: ignore[misc]
+        found.run()
+        assert close(found.read("y"), *wanted)
+        rows, _ = program(device, lambda x, n=pads: x.pad((0, 0), (n, n)).sum(1), 5, 1100)  # type: ignore[misc]
+        assert ("#pragma unroll" in rows.stages.source) == written
+
+
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_neighbours_are_read_one_after_the_other(name: str) -> None:
     """Whichever axis is summed, and whether or not it is the one that lies together in memory."""

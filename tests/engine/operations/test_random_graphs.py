@@ -70,7 +70,7 @@ def test_most_is_claimed_and_closely() -> None:
     close, all_slopes, told_of = [], 0, 0
     for seed in range(100):
         graph, wanted = drawn(seed)
-        for near in (n for run in wanted.runs for n in run.values()):
+        for near in (n for run in wanted.runs for n in run.values() if n.value.size):
             close.append(np.mean(near.error <= 1e-2 * np.abs(near.value) + 1e-6))
         all_slopes += sum(len(line.names) for line in graph.lines if ".gradient(" in line.tensor)
         told_of += wanted.slopes
