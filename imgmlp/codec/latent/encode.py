@@ -148,7 +148,6 @@ class _Encoder:
 
     def encode(self) -> Draft:
         step = within_memory(self._step, partial(too_large, self.picture.pixels, self.device))
-        self.beginning = step.state()
         trainer = self._trainer(step)
         while True:
             ended = trainer.run(self.run, self._complete)
@@ -261,6 +260,7 @@ class _Encoder:
     def _trainer(self, step: LatentStep) -> LatentTrainer:
         """At its beginning, or where a checkpoint left it."""
         saved = self.run.saved
+        beginning = None if self.wanted.kind == "lambda" else step.state()
         if saved is None:
             state = LatentTrainerState(self._steps(step), self._first_price())
         else:
@@ -271,7 +271,7 @@ class _Encoder:
             if saved.values["best"] is not None:
                 self.best = Draft(saved.arrays["best_file"].tobytes(), saved.values["best"])
         limits = self._limits(state)
-        trainer = LatentTrainer(step, state, self._pricing(), *limits, self.beginning)
+        trainer = LatentTrainer(step, state, self._pricing(), *limits, beginning)
         if saved is not None:
             self.run.say(f"continuing after {trainer.reached()}")
         return trainer

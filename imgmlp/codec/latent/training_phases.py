@@ -84,12 +84,12 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
     ) -> None:
         """Of at most so many steps where the limit leaves time for more than the state says.
 
-        `beginning` is the step's state before the first one, if that is not what it has now.
+        `beginning` is the step's state before the first one, if the run may begin again from it.
         """
         self._most = most
         state.first = steps = state.first or state.steps
         state.opening = state.opening or state.price
-        self._beginning = step.state() if beginning is None else beginning
+        self._beginning = beginning
         look = max(min(LOOK, -(-steps // 20)), min(MOST, steps // 500))
         super().__init__(step, state, look, limit)
         self._pricing = pricing
@@ -135,8 +135,8 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
     def _begin_anew(self) -> None:
         """With the price that was found, if what was trained so far is no way to it."""
         state = self.state
-        if state.begun or self._limit is not None:  # there is no time to lose
-            return
+        if self._beginning is None or state.begun or self._limit is not None:
+            return  # a time limit leaves none to lose
         now = abs(self.done - LOOKED * state.steps) <= self.control / 2
         if now and state.anew < AGAIN and state.price > ROSE * state.opening:
             state.opening, state.anew, state.exponents = state.price, state.anew + 1, {}
