@@ -1,6 +1,6 @@
 """How large a network should be for a price, a size or a quality.
 
-Sizes follow from runs on photographs (docs/compression.md): a network does best with some five
+Sizes follow from runs on photographs (docs/compression-mlp.md): a network does best with some five
 bits for each of its weights, and the price of a bit decides how many weights are worth having.
 """
 
