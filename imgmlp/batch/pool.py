@@ -16,15 +16,12 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from imgmlp.batch.work import Record, Task, Watch, Work, attempt, attempt_elsewhere
 from imgmlp.engine import open_device
 from imgmlp.errors import DeviceError, Interrupted, TrainingError
 from imgmlp.interrupt import ignore_signals
-
-if TYPE_CHECKING:
-    pass
 
 TICK = 0.1  # seconds between two looks at what the processes tell
 PATIENCE = (
