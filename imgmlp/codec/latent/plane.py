@@ -165,7 +165,7 @@ class Extent:
         """float32 [pixels of the plane]: 1 where the picture is."""
         found = np.zeros((1, self.plane.pixels), np.float32)
         self.samples(found, halo)[:] = 1
-        return found[0]
+        return found.reshape(-1)
 
     def target(self, pixels: Array) -> Array:
         """float32 [channels, pixels of the plane], from the uint8 [h, w, channels] picture."""
