@@ -16,9 +16,11 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from functools import cache
+from multiprocessing import util
 from typing import Any
 
 from imgmlp.batch.work import Record, Task, Watch, Work, attempt, attempt_elsewhere
+from imgmlp.ending import held, leave
 from imgmlp.engine import open_device
 from imgmlp.errors import DeviceError, Interrupted, TrainingError
 from imgmlp.interrupt import ignore_signals
@@ -79,7 +81,7 @@ def run_here(work: Work, tasks: Iterator[Task], device: str, watch: Watch) -> Re
 
     Ends early where it is asked to stop, or where the others would fail as well.
     """
-    opened = cache(lambda: open_device(device))
+    opened = cache(lambda: held(open_device(device)))
     for task in tasks:
         if watch.stopping():
             return
@@ -226,7 +228,8 @@ _own: dict[str, Any] = {}  # what the process was started with
 def _prepare(work: Work, device: str, numbers: Any, asked: Any) -> None:
     ignore_signals()  # they are for the process that started it, which tells
     threading.Thread(target=_leave_with, args=(asked,), daemon=True).start()
-    opened = cache(lambda: open_device(device))
+    opened = cache(lambda: held(open_device(device)))
+    util.Finalize(None, leave, (0,), exitpriority=-1)  # after all others
     _own.update(work=work, device=opened, numbers=numbers, asked=asked)
 
 
