@@ -210,13 +210,11 @@ class Device(HostCopies):
             with self._compiling():
                 self._programs[key] = self._compile(source, options)
         program = self._programs[key]
-        for name in names:
-            self._kernel(program, name)
-        return {name: KernelHandle(name, program) for name in names}
+        return {name: KernelHandle(name, program, self._kernel(program, name)) for name in names}
 
     def parameters(self, kernel: KernelHandle) -> list[tuple[str, str]]:
         """Type and name of each argument; empty where not built with -cl-kernel-arg-info."""
-        own, told = self._kernel(kernel.program, kernel.name), cl.kernel_arg_info
+        own, told = kernel.kernel, cl.kernel_arg_info
         ask, places = own.get_arg_info, range(own.num_args)
         try:
             return [(ask(i, told.TYPE_NAME).replace(" ", ""), ask(i, told.NAME)) for i in places]
@@ -225,7 +223,7 @@ class Device(HostCopies):
 
     def shortage(self, kernel: KernelHandle, lanes: int) -> str | None:
         """What a kernel needs beyond what there is for a group of so many work-items, if so."""
-        own, told = self._kernel(kernel.program, kernel.name), cl.kernel_work_group_info
+        own, told = kernel.kernel, cl.kernel_work_group_info
         try:
             local = int(own.get_work_group_info(told.LOCAL_MEM_SIZE, self._handle))
             most = int(own.get_work_group_info(told.WORK_GROUP_SIZE, self._handle))

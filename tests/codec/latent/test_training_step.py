@@ -19,6 +19,7 @@ from imgmlp.codec.training.perceptron import Activation
 from imgmlp.codec.training.run import Run
 from imgmlp.engine import Tensor, compile, open_device
 from imgmlp.engine.ir.kernel import Block
+from imgmlp.engine.runtime.program_cache import identify
 from imgmlp.engine.tiling import block
 
 HEIGHT, WIDTH = 21, 30
@@ -451,3 +452,25 @@ def test_blocks_give_what_the_graph_means(monkeypatch: pytest.MonkeyPatch) -> No
     assert sum(isinstance(phase, Block) for phase in phases) == 3
     for name, array in found[0].items():
         assert np.allclose(array, found[1][name], rtol=2e-3, atol=2e-4), name
+
+
+def test_steps_that_are_known_by_the_same_are_the_same() -> None:
+    """What is kept of one stands for the other, which is not traced."""
+    own = {"hidden": 4, "entropy": 4, "room": (8, 8)}
+    small, trained = picture()[:5, :7], {"hidden": 16, "entropy": 12, "room": (8, 8)}
+    wide = small.swapaxes(0, 1)
+    variants: list[tuple[np.ndarray, int, dict[str, Any]]] = [
+        (small, 1, own), (wide, 1, own), (small[:, :, :1], 1, own),
+        (np.dstack([small, small[:, :, :1]]), 1, own), (small, 2, own),
+        (small, 1, {**own, "epsilon": 1e-3}), (small, 1, {**own, "room": None}),
+        (small, 1, trained), (small, 1, {**trained, "start": 1}),
+        (wide, 1, {**trained, "start": 1}),
+    ]  # fmt: skip
+    device, found = open_device("numpy"), dict[str, set[str]]()
+    for pixels, seed, sizes in variants:
+        program = LatentStep(pixels, seed, device, **sizes).program
+        assert program._traceable is not None
+        graph, given = identify(program.updates)
+        assert {*given} - {*program.outputs.values()} <= {*program._traceable.states}
+        found.setdefault(program._traceable.told(), set()).add(graph)
+    assert [len(graphs) for graphs in found.values()] == [1] * (len(variants) - 2)
