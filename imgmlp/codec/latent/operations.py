@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 
 from imgmlp.codec.bitstream.probabilities import TOTAL_BITS
 from imgmlp.codec.latent.plane import AROUND, REACH, TILE, Plane
@@ -94,8 +94,7 @@ class Convolution(Function):
         ctx.plane = plane  # type: ignore[attr-defined]
         padded = _padded(x, plane)
         ctx.save_for_backward(padded, weights)
-        count, outputs = weights.shape
-        return _correlation(padded, weights.reshape(count // 9, 9, outputs), plane)
+        return _correlation(padded, weights, plane)
 
     @staticmethod
     def backward(ctx: Context, g: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -103,7 +102,7 @@ class Convolution(Function):
         padded, weights = ctx.saved_tensors
         count, outputs = weights.shape
         turned = weights.reshape(count // 9, 9, outputs).flip(1).permute(2, 1, 0)
-        by_x = _correlation(_padded(g, plane), turned, plane)
+        by_x = _correlation(_padded(g, plane), turned.reshape(outputs * 9, -1), plane)
         k = Tensor.arange(count).reshape(count, 1)
         length = plane.pixels + 2 * plane.margin
         away = k // 9 * length + (k % 9 // 3 - 1) * plane.pitch + k % 3 - 1
@@ -118,19 +117,13 @@ def _padded(x: Tensor, plane: Plane) -> Tensor:
 
 
 def _correlation(padded: Tensor, weights: Tensor, plane: Plane) -> Tensor:
-    """padded [channels, length], weights [channels, 9, outputs] -> [outputs, pixels]."""
-    channels, _, outputs = weights.shape
-    shape = (1, plane.pixels // TILE, TILE)
-    seen, places = [], [(c, k) for c in range(channels) for k in range(9)]
-    for c, k in places:
+    """padded [channels, length], weights [channels * 9, outputs] -> [outputs, pixels]."""
+    taps = []
+    for c, k in product(range(padded.shape[0]), range(9)):
         begin = plane.margin + (k // 3 - 1) * plane.pitch + k % 3 - 1
-        seen.append(padded[c, begin : begin + plane.pixels].reshape(*shape))
-    # One after the other, so that a kernel which computes all of them reads each neighbour once.
-    found = []
-    for o in range(outputs):
-        taps = (weights[c, k, o].reshape(1, 1, 1) for c, k in places)
-        found.append(_sum([tap * values for tap, values in zip(taps, seen, strict=True)]))
-    return Tensor.concat(found, 0).reshape(outputs, plane.pixels)
+        seen = padded[c, begin : begin + plane.pixels]
+        taps.append(seen.reshape(1, plane.pixels // TILE, TILE))
+    return Tensor.weighted_sums(taps, weights.transpose()).reshape(-1, plane.pixels)
 
 
 def upsampled(x: Tensor, taps: Tensor, height: int, width: int) -> Tensor:
