@@ -51,6 +51,23 @@ def test_what_doubling_sends_back_is_its_transpose(axis: int, wanted: int) -> No
     assert dot(g, y.numpy()) == pytest.approx(dot(by_taps.numpy(), taps.numpy()), rel=1e-4)
 
 
+@pytest.mark.parametrize("size", [(7, 5), (1, 2), (3, 1)])
+@pytest.mark.parametrize("less", [(0, 0), (1, 0), (1, 1)])
+def test_both_axes_at_once_are_doubled_as_one_after_the_other(
+    size: tuple[int, int], less: tuple[int, int]
+) -> None:
+    device = open_device("numpy")
+    x, taps = Tensor(draw(2, *size), device), Tensor(draw(4, seed=1), device)
+    height, width = (2 * n - m for n, m in zip(size, less, strict=True))
+    g, found = Tensor(draw(2, height, width, seed=2), device), list[list[Tensor]]()
+    for lanes in ("one", "group"):
+        device.lanes = lanes
+        y = operations.upsampled(x, taps, height, width)
+        found.append([y, *(y * g).sum().gradient([x, taps])])
+    for one, both in zip(*found, strict=True):
+        assert np.allclose(one.numpy(), both.numpy(), rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize("axis", [1, 2])
 @pytest.mark.parametrize("count", [1, 3, 4, 5])
 def test_places_behind_the_last_one_repeat_it(axis: int, count: int) -> None:
