@@ -138,27 +138,36 @@ def upsampled(x: Tensor, taps: Tensor, height: int, width: int) -> Tensor:
 
 
 class Repeated(Function):
-    """x [c, h, w] with an axis of which only a count of places is in use, given as i32 [1]: the
-    last of them is found again in the two behind it, as far as `Doubled` looks.
+    """x [c, h, w] with an axis of which only some places are in use: the last of them is found
+    again in the two behind it, as far as `Doubled` looks.
+
+    `end`, i32 [1], is the first place behind them. With a `way` of -1 it is the last one before
+    them, and the first of them is found again.
     """
 
     @staticmethod
-    def forward(ctx: Context, x: Tensor, count: Tensor, axis: int) -> Tensor:
-        ctx.save_for_backward(count)
-        ctx.axis = axis  # type: ignore[attr-defined]
-        place = _places(x, axis) - count.reshape(1, 1, 1)
-        once, twice = _moved(x, axis, 1), _moved(x, axis, 2)
+    def forward(ctx: Context, x: Tensor, end: Tensor, axis: int, way: int) -> Tensor:
+        ctx.save_for_backward(end)
+        ctx.along = axis, way  # type: ignore[attr-defined]
+        place = _behind(x, end, axis, way)
+        once, twice = _moved(x, axis, way), _moved(x, axis, 2 * way)
         behind = Tensor.where(place < 1, once, Tensor.where(place < 2, twice, 0.0))
         return Tensor.where(place < 0, x, behind)
 
     @staticmethod
-    def backward(ctx: Context, g: Tensor) -> tuple[Tensor, None, None]:
-        (count,) = ctx.saved_tensors
-        axis: int = ctx.axis  # type: ignore[attr-defined]
-        place = _places(g, axis) - count.reshape(1, 1, 1)
-        last = g + _moved(g, axis, -1) + _moved(g, axis, -2)
+    def backward(ctx: Context, g: Tensor) -> tuple[Tensor, None, None, None]:
+        (end,) = ctx.saved_tensors
+        axis, way = ctx.along  # type: ignore[attr-defined]
+        place = _behind(g, end, axis, way)
+        last = g + _moved(g, axis, -way) + _moved(g, axis, -2 * way)
         by_x = Tensor.where(place < -1, g, Tensor.where(place < 0, last, 0.0))
-        return by_x, None, None
+        return by_x, None, None, None
+
+
+def _behind(x: Tensor, end: Tensor, axis: int, way: int) -> Tensor:
+    """How far behind an end each place of an axis is, and so below 0 where it is in use."""
+    away = _places(x, axis) - end.reshape(1, 1, 1)
+    return away if way > 0 else -away
 
 
 def _places(x: Tensor, axis: int) -> Tensor:

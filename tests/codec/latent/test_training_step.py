@@ -74,7 +74,7 @@ def test_places_behind_the_last_one_repeat_it(axis: int, count: int) -> None:
     device = open_device("numpy")
     values = draw(2, 5, 5)
     x, used = Tensor(values, device), Tensor(np.array([count], np.int32), device)
-    y = operations.Repeated.apply(x, used, axis)
+    y = operations.Repeated.apply(x, used, axis, 1)
     expected = np.take(values, np.minimum(np.arange(5), count - 1), axis)
     expected[(slice(None),) * axis + (slice(count + 2, None),)] = 0
     assert np.array_equal(y.numpy(), expected)
@@ -215,24 +215,26 @@ def test_gradients_of_a_whole_step_are_differences(
     dearer = training_step.DIFFERENCES if sizes else training_step.WEIGHTS
     flat = step.flat.numpy() + 0.05 * draw(*step.flat.shape)
     plane = np.zeros(step.latents.shape, np.float32)
-    for n, part in enumerate(step._parts(plane)):
+    for n, part in enumerate(step.extent.parts(plane)):
         part[:] = 2 * draw(*part.shape, seed=n)
     step.flat.write(flat)
     step.latents.write(plane)
     step.steer(Control(1e-2, noise=0.0))
     step.program.run(1)
     by_flat, by_plane = (a.first[0].numpy() * 10.0 for a in (step.adam, step.adam_latents))
-    assert not by_plane[step._taken() == 0].any()
+    assert not by_plane[step.extent.taken() == 0].any()
 
     def loss(plane: np.ndarray, flat: np.ndarray) -> float:
         of_weights = dearer * float(np.sum(np.log2(1 + np.abs(flat - start) / training_step.STEP)))
-        return reference(step, step._parts(plane), flat, 1e-2) + 1e-2 * of_weights
+        return reference(step, step.extent.parts(plane), flat, 1e-2) + 1e-2 * of_weights
 
     exact = plane.astype(np.float64), flat.astype(np.float64)
     found = float(step.program.read("error")) / 3 + 1e-2 * float(step.program.read("bits"))
-    assert found == pytest.approx(reference(step, step._parts(exact[0]), exact[1], 1e-2), rel=1e-5)
+    assert found == pytest.approx(
+        reference(step, step.extent.parts(exact[0]), exact[1], 1e-2), rel=1e-5
+    )
     for seed in range(3):
-        ways = draw(*plane.shape, seed=seed) * step._taken(), draw(*flat.shape, seed=seed)
+        ways = draw(*plane.shape, seed=seed) * step.extent.taken(), draw(*flat.shape, seed=seed)
         for n, g in enumerate((by_plane, by_flat)):
             up, down = ([e + s * (i == n) * ways[i] for i, e in enumerate(exact)]
                         for s in (1e-6, -1e-6))  # fmt: skip
