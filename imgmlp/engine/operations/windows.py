@@ -150,7 +150,7 @@ class Windows(Scans):
             for n, k, step, edge, more, apart in zip(size, weight.shape[-2:], *pairs, strict=True)
         )
         shape = (batch, weight.shape[1] * groups, *sizes)
-        source = self._with(graph.buffer(Buffer(shape, self.dtype)))  # no gradient reads it
+        source = self._with(graph.buffer(Buffer(shape, self._float().dtype)))  # read by no gradient
         found = source.conv2d(weight, None, stride, padding, dilation, groups)
         if found.shape != self.shape:
             raise misuse(ValueError, f"conv_transpose2d: {self.shape}, {weight.shape} do not fit")

@@ -64,3 +64,10 @@ def test_a_convolution_of_few_weights_is_no_product(
 def test_groups_have_sums_of_their_own() -> None:
     x, w = drawn((1, 16, 5, 5), (16, 1, 3, 3))
     assert Op.DOT not in {n.op for n in toposort([x.conv2d(w, groups=16).node])}
+
+
+def test_integers_are_spread_over_windows_as_floats_are() -> None:
+    device = open_device("numpy")
+    x = Tensor(np.arange(4, dtype=np.int32).reshape(1, 1, 2, 2), device)
+    found = x.conv_transpose2d(Tensor.ones(1, 1, 2, 2), stride=2).numpy()
+    assert np.array_equal(found[0, 0], np.repeat(np.repeat([[0, 1], [2, 3]], 2, 0), 2, 1))
