@@ -16,6 +16,7 @@ import math
 import os
 import time
 import warnings
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -41,6 +42,7 @@ from imgmlp.engine.device.base import (
 )
 from imgmlp.engine.device.kernel_cache import current, has_room, locked
 from imgmlp.engine.device.pocl import PLATFORM, peak_width, vector_width
+from imgmlp.engine.device.spare import Spare
 from imgmlp.engine.ir.target import Lanes
 from imgmlp.errors import DeviceError, OutOfMemoryError
 
@@ -61,6 +63,7 @@ else:
 
 MATRIX_UNITS = 8  # compute capability from which NVIDIA's multiply halves as we ask them to
 COARSEST_ALIGN = 1 << 16  # bytes; packing to coarser offsets saves little
+SPARE = 1 << 28  # bytes that a GPU keeps of what is not used any more, at most
 LARGE = 1 << 20  # bytes of an allocation that is used at once, to see that it is there
 _BYTE = np.zeros(1, np.uint8)
 # The platform whose driver (580.159) crashes when parts of an allocation are released that kernels
@@ -91,6 +94,7 @@ class Device(HostCopies):
             self._queue = cl.CommandQueue(self._context)
         self._timing_queue: Any = None
         self.usage = Usage()
+        self.spare = Spare(SPARE if info.kind == "gpu" else 0)
         self.can_slice = info.platform != LOSES_PARTS and self._try_to_slice()
         if not self.can_slice:
             self.align = ALIGN
@@ -114,16 +118,25 @@ class Device(HostCopies):
         left = self.info.memory - self.usage.live_bytes
         if nbytes > min(self.max_allocation, left):
             raise driver_errors.does_not_fit(nbytes, self.max_allocation, self.info)
+        size = max(nbytes, self.align)
+        buffer = self.spare.take(size) or self._buffer(size)
+        found = counted(buffer, nbytes, self.usage)
+        if self.spare.most:
+            weakref.finalize(found, self.spare.give, size, buffer).atexit = False
+        return found
+
+    def _buffer(self, size: int) -> Any:
         try:
-            flags = cl.mem_flags.READ_WRITE
-            buffer = cl.Buffer(self._context, flags, size=max(nbytes, self.align))
-            if nbytes >= LARGE:  # drivers may look for memory only when it is first used
+            buffer = cl.Buffer(self._context, cl.mem_flags.READ_WRITE, size=size)
+            if size >= LARGE:  # drivers may look for memory only when it is first used
                 cl.enqueue_copy(self._queue, buffer, _BYTE, is_blocking=False)
+            return buffer
         except cl.Error as error:
             if _is_memory(error):
-                raise driver_errors.does_not_fit(nbytes, self.max_allocation, self.info) from error
+                if self.spare.clear():
+                    return self._buffer(size)
+                raise driver_errors.does_not_fit(size, self.max_allocation, self.info) from error
             raise driver_errors.failure("allocating memory", status(error), False) from error
-        return counted(buffer, nbytes, self.usage)
 
     def free_memory(self) -> FreeMemory:
         """What alloc() would still give, found by asking, as others may use the device too.
@@ -131,13 +144,17 @@ class Device(HostCopies):
         Of less than LARGE nothing is known, and of the largest piece seven eighths of it at least.
         """
         held: list[Allocation] = []
+        self.spare.clear()
         size = min(self.max_allocation, self.info.memory)
         while size >= LARGE:
             try:
                 held.append(self.alloc(size))
             except OutOfMemoryError:
                 size -= max(1, size // 8)
-        return FreeMemory(sum(a.nbytes for a in held), max((a.nbytes for a in held), default=0))
+        found = FreeMemory(sum(a.nbytes for a in held), max((a.nbytes for a in held), default=0))
+        held.clear()
+        self.spare.clear()
+        return found
 
     def _try_to_slice(self) -> bool:
         """Whether parts of an allocation can be had, and without wasting most of it."""
