@@ -60,7 +60,8 @@ SLOPES = {"psnr": -1.5, "bytes": -0.5}  # dB or doublings of the bytes, of a pri
 STEEP = 3.0  # times these that is believed, or the reciprocal
 APART = 0.05  # doublings of the price between two passes, at least, that tell a slope
 FURTHEST = 1.5  # doublings of the price, at most, at once
-TRIED = 0.15  # seconds of steps by which their pace is found
+# Seconds of steps by which their pace is found, and where it decides nothing.
+TRIED, TRIED_BRIEFLY = 0.15, 0.03
 CHECKING = 30  # steps that take as long as writing a file and decoding it
 STARTING = 0.7  # seconds of that which do not depend on the picture
 MAIN = 0.75  # of the time, if there may be more than one pass
@@ -361,7 +362,8 @@ class _Encoder:
         """Seconds that a step takes; tried, and undone. What training needs is compiled then."""
         step.judge(step.flat.numpy())
         step.steer(control(0, MOST, self._first_price()))
-        pace = step.pace(TRIED)
+        decides = self.workload.seconds is not None or not self.workload.steps
+        pace = step.pace(TRIED if decides else TRIED_BRIEFLY)
         self.compiled.note(step_program(self.picture.pixels.shape))
         return pace
 

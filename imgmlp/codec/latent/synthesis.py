@@ -54,8 +54,9 @@ class _Piece:
         around = (rows + 2 * HALO, columns + 2 * HALO)
         self.values = Tensor(np.zeros((*around, model.shape.levels), np.int32), device, name="maps")
         self.inside = Tensor(np.zeros((*around, 1), np.int32), device, name="inside")
-        self.scales = self._scales()
-        self.program = compile(self._step, device, precision="exact")
+        self.parameters = self._parameters()
+        states = [self.values, self.inside, *self.parameters.values()]
+        self.program = compile(self._step, device, precision="exact", depends_on=(), states=states)
 
     def move_to(self, top: int, left: int) -> None:
         """Load the maps around another piece; zeros past the picture's edges."""
@@ -81,40 +82,40 @@ class _Piece:
         y = _bounded(y) * self.inside[1:-1, 1:-1]
         return {"pixels": levels_of(y[1:-1, 1:-1] + self._convolved(y, 1))}
 
-    def _scales(self) -> dict[str, Tensor]:
-        """What `rescale` takes for each layer; no constants, so that kernels serve other files."""
-        finer = {"synthesis.2": PIXEL_BITS - VALUE_BITS}
+    def _parameters(self) -> dict[str, Tensor]:
+        """No constants, so that kernels serve other files. Of each layer weights, biases in the
+        unit of the sums that they join, int32, and what `rescale` takes.
+        """
         found = {}
         for name in (*(f"synthesis.{n}" for n in range(3)), "residual.0", "residual.1"):
-            exponent = self.networks[f"{name}.weight"].exponent - finer.get(name, 0)
-            found[name] = Tensor(scale_of(exponent), self.device, name=f"{name}.scale")
-        return found
-
-    def _parameters(self, name: str, bits: int) -> tuple[Quantized, Tensor]:
-        """Weights, and biases in the unit of the sums that they join, int32."""
-        weight, bias = self.networks[f"{name}.weight"], self.networks[f"{name}.bias"]
-        sums = bias.values << bits + weight.exponent - bias.exponent
-        return weight, Tensor(sums, self.device, name=f"{name}.bias")
+            weight, bias = self.networks[f"{name}.weight"], self.networks[f"{name}.bias"]
+            dense = name.startswith("synthesis")
+            bits = VALUE_BITS if dense else PIXEL_BITS
+            finer = PIXEL_BITS - VALUE_BITS if name == "synthesis.2" else 0
+            found[f"{name}.weight"] = weight.values.astype(np.float32) if dense else weight.values
+            found[f"{name}.bias"] = bias.values << bits + weight.exponent - bias.exponent
+            found[f"{name}.scale"] = scale_of(weight.exponent - finer)
+        return {name: Tensor(array, self.device, name=name) for name, array in found.items()}
 
     def _sums(self, x: Tensor, name: str) -> Tensor:
         """int32 [rows, inputs] -> [rows, outputs], both in the unit of the layer's place."""
-        weight, biases = self._parameters(name, VALUE_BITS)
-        weights = Tensor(weight.values.astype(np.float32), self.device, name=f"{name}.weight")
+        weights, biases, scale = self._layer(name)
         low = (x & (1 << _LOW_BITS) - 1).cast(dtype.f32) @ weights
         high = (x >> _LOW_BITS).cast(dtype.f32) @ weights
         sums = low.cast(dtype.i32) + high.cast(dtype.i32) * (1 << _LOW_BITS) + biases
-        return rescale(sums, self.scales[name])
+        return rescale(sums, scale)
+
+    def _layer(self, name: str) -> list[Tensor]:
+        return [self.parameters[f"{name}.{what}"] for what in ("weight", "bias", "scale")]
 
     def _convolved(self, y: Tensor, number: int) -> Tensor:
         """int32 [rows, columns, channels] in 2**-PIXEL_BITS, of all pixels with neighbours."""
-        weight, biases = self._parameters(f"residual.{number}", PIXEL_BITS)
+        kernel, sums, scale = self._layer(f"residual.{number}")
         rows, columns, channels = y.shape
-        kernel = Tensor(weight.values, self.device, name=f"residual.{number}.weight")
-        sums = biases
         for down, right, channel in np.ndindex(3, 3, channels):
             part = y[down : down + rows - 2, right : right + columns - 2, channel : channel + 1]
             sums = sums + part * kernel[down, right, channel]
-        return rescale(sums, self.scales[f"residual.{number}"])
+        return rescale(sums, scale)
 
 
 def scale_of(exponent: int) -> Array:

@@ -10,7 +10,7 @@ all prices.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -31,7 +31,7 @@ from imgmlp.codec.latent.plane import AROUND, Extent, Plane
 from imgmlp.codec.training.checkpoint import Resumable
 from imgmlp.codec.training.perceptron import Activation, perceptron
 from imgmlp.codec.training.replay import seconds_a_step
-from imgmlp.engine import AnyDevice, Program, Tensor, compile, dtype, nn, optim
+from imgmlp.engine import AnyDevice, Precision, Program, Tensor, compile, dtype, nn, optim
 from imgmlp.image import counted
 
 Array = np.ndarray[Any, Any]
@@ -118,10 +118,27 @@ class LatentStep(Resumable):
         self.latents = Tensor(empty, device, name="latents")  # all grids, as they lie in the plane
         self.candidate = Tensor(flat, device, name="candidate")  # to be judged
         self.control = Tensor(np.zeros(11, np.float32), device, name="control")
+        alpha = np.arange(self.channels) == self.channels - 1
+        self.is_alpha = Tensor(alpha.astype(np.float32), device, name="alpha")
         self.count = Tensor(np.uint32(0), device, name="count")
         self.adam_latents = optim.Adam([self.latents], self.control[4], BETAS, epsilon)
         self.adam = optim.Adam([self.flat], self.control[5], BETAS, epsilon)
-        self.program: Program = compile(self._step, device, general, "half")
+        self.program = self._compiled(self._step, device, general, "half")
+
+    def _compiled(
+        self, step: Callable[[], dict[str, Tensor]], device: AnyDevice, general: bool = False,
+        precision: Precision = "float32", beside: Program | None = None,
+    ) -> Program:  # fmt: skip
+        """A program that is not traced where an earlier process has left what came of it."""
+        own = self.plane, self.room is None, self.channels, self.shapes, self.seed, self.epsilon
+        depends_on = type(self).__qualname__, *own, self.extent.halo, self.start.number > 0
+        return compile(step, device, general, precision, beside, depends_on, self._states())
+
+    def _states(self) -> list[Tensor]:
+        """All that a step takes."""
+        fixed = [self.ends, self.target, self.inside, self.taken, self.cheapest, self.candidate]
+        moving = LatentStep._moving(self).values()
+        return [*fixed, self.control, self.is_alpha, *moving]
 
     # --- what does not change ---
 
@@ -214,9 +231,8 @@ class LatentStep(Resumable):
         if self.channels not in (2, 4):
             return inside
         colours = self.channels - 1
-        is_alpha = Tensor(np.array([0.0] * colours + [1.0], np.float32), self.device, name="alpha")
         visible = ((self.target[colours:] + 0.5) * 512.0).minimum(1.0)  # 512 > 255
-        return visible.maximum(is_alpha.reshape(-1, 1)) * inside
+        return visible.maximum(self.is_alpha.reshape(-1, 1)) * inside
 
     def _quantised(self) -> tuple[Tensor, Tensor]:
         """The plane of grids as the networks see it, and the slopes of that."""
@@ -299,12 +315,12 @@ class LatentStep(Resumable):
 
     @cached_property
     def _judging(self) -> Program:
-        def forward() -> dict[str, Tensor]:
-            seen = _limited(operations.nearest(self.latents))
-            found = self._forward(seen, self.candidate)
-            return {"figures": Tensor.concat([each.reshape(1) for each in found], 0)}
+        return self._compiled(self._judge, self.device, beside=self.program)
 
-        return compile(forward, self.device, beside=self.program)
+    def _judge(self) -> dict[str, Tensor]:
+        seen = _limited(operations.nearest(self.latents))
+        found = self._forward(seen, self.candidate)
+        return {"figures": Tensor.concat([each.reshape(1) for each in found], 0)}
 
     def judge(self, flat: Array) -> tuple[float, float]:
         """The mean squared error on [0, 1], of samples that count, and the bits per pixel that
@@ -322,14 +338,14 @@ class LatentStep(Resumable):
 
     @cached_property
     def _showing(self) -> Program:
-        def forward() -> dict[str, Tensor]:
-            synthesis, convolutions, _, taps = self._networks(self.flat)
-            seen = _limited(operations.nearest(self.latents))
-            answer = self._answer(seen, synthesis, convolutions, taps)
-            level = ((answer + 0.5).maximum(0.0).minimum(1.0) * 255.0 + 0.5).cast(dtype.u8)
-            return {"pixels": level}
+        return self._compiled(self._show, self.device, beside=self.program)
 
-        return compile(forward, self.device, beside=self.program)
+    def _show(self) -> dict[str, Tensor]:
+        synthesis, convolutions, _, taps = self._networks(self.flat)
+        seen = _limited(operations.nearest(self.latents))
+        answer = self._answer(seen, synthesis, convolutions, taps)
+        level = ((answer + 0.5).maximum(0.0).minimum(1.0) * 255.0 + 0.5).cast(dtype.u8)
+        return {"pixels": level}
 
     def picture(self) -> Array:
         """What rounded grids and the present networks give, uint8 [height, width, channels]."""

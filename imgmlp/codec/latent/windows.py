@@ -82,6 +82,10 @@ class WindowedStep(LatentStep):
         self.own = Tensor(self.extent.taken(), self.device, name="own")
         self.own_pixels = Tensor(self.extent.inside(), self.device, name="own_pixels")
 
+    def _states(self) -> list[Tensor]:
+        assert self.firsts is not None
+        return [*super()._states(), self.firsts, self.own, self.own_pixels]
+
     def _all(self) -> list[Extent]:
         rows, columns = self._window
         return [
