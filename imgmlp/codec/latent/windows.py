@@ -66,6 +66,7 @@ class WindowedStep(LatentStep):
         self.together = TOGETHER if _is_gpu(device) else 1
         self.windows = self._all()
         self._judges = self._some()
+        self.sampled = len(self._judges) / len(self.windows)
         self._grids = [np.zeros(size, np.float32) for size in self.shape.grids]
         self._moments = [[np.zeros_like(grid) for grid in self._grids] for _ in range(2)]
         self._corrections = [np.zeros((), np.float32)] * 2
