@@ -31,12 +31,13 @@ Array = np.ndarray[Any, Any]
 
 HIDDEN = 32  # of synthesis
 ENTROPY = 24
-BETAS = (0.9, 0.99)
+BETAS = (0.9, 0.98)
 EPSILON = 4e-3  # of gradients by single latents, which are sums over pixels
 STEP = 2.0**-7  # of weights, as far as what they cost is concerned
 # Times lambda that their bits cost, of which the loss has a rough estimate: differences from a
-# start, most of which can be spared, and weights without one.
+# start, most of which small pictures can spare, and weights without one.
 DIFFERENCES, WEIGHTS = 3.0, 1.0
+SMALL = 2**14  # pixels; with more differences are cheaper, by the root of how many times as many
 SCALED = 0.25  # what times lambda the loss is in gradients
 # For every channel, what it is at most: an error of 1, of black for white, has a gradient of 1024
 # in a sample then, and halves end at 64 times that, which is left for what networks make of it.
@@ -56,17 +57,16 @@ class Control:
     networks: float = 1e-2  # learning rate
     rounding: bool = False
 
-    def array(self, channels: int, pixels: int, share: float = 1.0) -> Array:
-        """float32 [11], as the device wants it, of a step of so many pixels and samples of each.
-
-        These are a share of the picture, which has that share of what weights cost.
+    def array(self, channels: int, pixels: int, weights: float) -> Array:
+        """float32 [11], as the device wants it, of a step of so many pixels and samples of each,
+        where bits of weights cost so many times lambda.
         """
         t = self.temperature
         soft = [1 / t, 0.5 / math.tanh(0.5 / t), self.share, self.noise]
         # Gradients in half precision need a loss that is large enough.
         scale = min(max(SCALED / max(self.price, 1e-9), 1.0), MOST_SCALED * channels)
         rates = [self.latents, self.networks, self.price, float(self.rounding), scale]
-        return np.array([*soft, *rates, CLIP * pixels, share], np.float32)
+        return np.array([*soft, *rates, CLIP * pixels, weights], np.float32)
 
 
 class LatentStep(Resumable):
@@ -122,7 +122,7 @@ class LatentStep(Resumable):
     ) -> Program:  # fmt: skip
         """A program that is not traced where an earlier process has left what came of it."""
         own = self.plane, self.room is None, self.channels, self.shapes, self.seed, self.epsilon
-        depends_on = type(self).__qualname__, *own, self.extent.halo, self.start.number > 0
+        depends_on = type(self).__qualname__, *own, self.extent.halo
         return compile(step, device, general, precision, beside, depends_on, self._states())
 
     def _states(self) -> list[Tensor]:
@@ -194,8 +194,7 @@ class LatentStep(Resumable):
         """
         away = self.flat - self.cheapest
         size = away.abs()
-        price = DIFFERENCES if self.start.number else WEIGHTS
-        return away / ((size + 1e-9) * (size + STEP)) * (price / math.log(2))
+        return away / ((size + 1e-9) * (size + STEP)) * (1 / math.log(2))
 
     def _forward(self, seen: Tensor, flat: Tensor) -> tuple[Tensor, Tensor]:
         """The squared error and the bits that the plane of grids [rows, pitch] gives with networks
@@ -371,7 +370,14 @@ class LatentStep(Resumable):
 
     def steer(self, control: Control) -> None:
         """What the steps from now on obey."""
-        self.control.write(control.array(self.channels, self.pixels))
+        self.control.write(control.array(self.channels, self.pixels, self.weights))
+
+    @property
+    def weights(self) -> float:
+        """Times lambda that bits of weights cost in training."""
+        if not self.start.number:
+            return WEIGHTS
+        return DIFFERENCES * min(1.0, math.sqrt(SMALL / self.pixels))
 
     def figures(self) -> tuple[float, float]:
         """The mean squared error and the bits per pixel of the last step."""

@@ -99,8 +99,8 @@ class WindowedStep(LatentStep):
         before, self.extent = self.extent, extent
         self.latents.write(extent.gathered(self._grids, HALO))
         self.target.write(extent.target(self._picture))
-        share = extent.pixels / self.pixels
-        self.control.write(self._control.array(self.channels, extent.pixels, share))
+        weights = self.weights * extent.pixels / self.pixels  # whose bits are the whole picture's
+        self.control.write(self._control.array(self.channels, extent.pixels, weights))
         if extent.frame == before.frame:
             return
         assert self.firsts is not None

@@ -492,4 +492,4 @@ def test_steps_that_are_known_by_the_same_are_the_same() -> None:
         graph, given = identify(program.updates)
         assert {*given} - {*program.outputs.values()} <= {*program._traceable.states}
         found.setdefault(program._traceable.told(), set()).add(graph)
-    assert [len(graphs) for graphs in found.values()] == [1] * (len(variants) - 2)
+    assert [len(graphs) for graphs in found.values()] == [1] * (len(variants) - 3)
