@@ -280,9 +280,8 @@ class Scans(Indexing):
         """Of indices [lines, count] where the last 0, 1 ... size - 1 are, -1 for none."""
         if not _sorts(self.node.size, size):
             return self.where(self._chosen(size), self._places(1).unsqueeze(1), -1).max(2)
-        order, _, bounds = self._runs(size)
-        begin, end = bounds._cut(1, 0, size), bounds._cut(1, 1, size + 1)
-        return self.where(end > begin, order.take_along_axis((end - 1).maximum(0), 1), -1)
+        order, _, last = self._runs(size)
+        return self.where(last < 0, last, order.take_along_axis(last.maximum(0), 1))
 
     def _added(self, at: Self, size: int) -> Self:
         """Sums of rows [lines, count, row] with the same index of each line: [lines, size, row].
@@ -291,18 +290,16 @@ class Scans(Indexing):
         """
         if not _sorts(self.node.size, size):
             return self.where(at._chosen(size).unsqueeze(3), self.unsqueeze(1), 0).sum(2)
-        order, keys, bounds = at._runs(size)
-        begin, end = bounds._cut(1, 0, size), bounds._cut(1, 1, size + 1)
+        order, first, last = at._runs(size)
         wide = self.cast(dt.f32 if self.dtype.is_float else dt.i32)
         kind = dt.i32 if self.dtype is dt.bool_ else self.dtype
-        first = bounds.take_along_axis(keys.clip(0, size), 1).unsqueeze(2)
-        sums = wide._rows(order)._scan(1, type(self).__add__, first)
-        found = self.where((end > begin).unsqueeze(2), sums._rows((end - 1).maximum(0)), 0)
+        sums = wide._rows(order)._scan(1, type(self).__add__, first.unsqueeze(2))
+        found = self.where(last.unsqueeze(2) < 0, 0, sums._rows(last.maximum(0)))
 
         def vjp(g: Node, ans: Node, *inputs: Node) -> tuple[Node, None]:
-            inside = (at.eq(at.clip(0, size - 1))).unsqueeze(2)
-            back = self.where(inside, self._with(g)._rows(at.clip(0, size - 1)), 0)
-            return back.node, None
+            inside = at.clip(0, size - 1)
+            back = self._with(g)._rows(inside)
+            return self.where(at.eq(inside).unsqueeze(2), back, 0).node, None
 
         return self._own(found.cast(kind), at, vjp=vjp)
 
@@ -313,16 +310,20 @@ class Scans(Indexing):
         return self.reshape(lines * count, row).gather(at + first)
 
     def _runs(self, size: int) -> tuple[Self, Self, Self]:
-        """Of indices [lines, count] the order, themselves in it, and how many are below 0, 1 ...
-        size, by bisection."""
+        """The order of indices [lines, count]; of each in it the first place that is the same; and
+        where the last 0, 1 ... size - 1 are in it, -1 for none, by bisection.
+        """
         (lines, count), order = self.shape, self.argsort(1)
         keys = self.take_along_axis(order, 1).contiguous()
-        bounds = self._with(graph.const(0, dt.i32, (lines, size + 1)))
+        below = self._with(graph.const(0, dt.i32, (lines, size + 1)))  # how many are
         for step in (1 << n for n in reversed(range(count.bit_length()))):
-            probe = bounds + step
-            below = keys.take_along_axis(probe.minimum(count) - 1, 1) < bounds._places(1)
-            bounds = self.where((probe <= count) & below, probe, bounds)
-        return order, keys, bounds.contiguous()
+            probe = below + step
+            fits = keys.take_along_axis(probe.minimum(count) - 1, 1) < below._places(1)
+            below = self.where((probe <= count) & fits, probe, below)
+        below = below.contiguous()
+        begin, end = below._cut(1, 0, size), below._cut(1, 1, size + 1)
+        first = below.take_along_axis(keys.clip(0, size), 1)
+        return order, first, self.where(end > begin, end - 1, -1)
 
 
 def _sorts(indices: int, size: int) -> bool:
