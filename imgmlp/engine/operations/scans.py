@@ -33,12 +33,6 @@ class Scans(Indexing):
 
     # --- reductions ---
 
-    def var(self, axis: Axis = None, keepdims: bool = False, correction: float = 0) -> Self:
-        """Squared distances from the mean, added and divided by their number less `correction`."""
-        count = math.prod(self.shape[a] for a in axes_of("var", axis, self.shape))
-        scale = count / (count - correction) if count > correction else math.nan
-        return self.variance(axis, keepdims) * scale
-
     def std(self, axis: Axis = None, keepdims: bool = False, correction: float = 0) -> Self:
         """The square root of `var`."""
         return self.var(axis, keepdims, correction).sqrt()
