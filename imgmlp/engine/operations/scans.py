@@ -248,6 +248,8 @@ class Scans(Indexing):
     def scatter(self, axis: int, index: Operand, values: Operand) -> Self:
         """With values instead of the elements at these indices, the last of several; see above."""
         axis, at, new = self._scattered(axis, index, values)
+        if not at.node.size:
+            return self
         shape = self.transpose(axis, -1).shape
         last = at._last(self.shape[axis])
         kept = new.take_along_axis(last.maximum(0), 1)

@@ -64,3 +64,9 @@ def test_no_index_is_compared_with_each_element_of_a_long_line() -> None:
         nodes = toposort([y.node])
         assert max(n.size for n in nodes) < size * 200
         assert Op.LOOP in {n.op for n in nodes}
+
+
+def test_no_indices_change_nothing() -> None:
+    x, none = Tensor(drawn(4, 3), open_device("numpy")), drawn(0, 3)
+    for y in (x.scatter(0, none, none), x.scatter_add(0, none, none)):
+        assert np.array_equal(y.numpy(), x.numpy())
