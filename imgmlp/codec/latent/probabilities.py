@@ -112,7 +112,7 @@ def edge(numbers: Array, places: Array) -> Array:
     fine, whole = tails()
     above = places > REACH
     distances = np.where(above, places - (REACH + 1), REACH - places)
-    found = whole[scale, distances] * fine[scale, np.where(above, PHASES - phase, phase)]
+    found: Array = whole[scale, distances] * fine[scale, np.where(above, PHASES - phase, phase)]
     found >>= ONE_BITS
     np.subtract(2 << ONE_BITS, found, out=found, where=above)
     found *= SHARED

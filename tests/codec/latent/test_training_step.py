@@ -321,6 +321,11 @@ def test_refined_networks_make_a_better_file(sizes: dict[str, int]) -> None:
         bits = 8 * sum(map(len, sections.write(model)))
         costs.append(error / 255**2 + price * bits / step.pixels)
     assert costs[1] < costs[0]
+    ahead = Refinement(step, rounded, price)
+    ahead._ahead = 3  # which tries some in vain
+    ahead.run(200, lambda: False)
+    for name, tensor in ahead.networks().items():
+        assert np.array_equal(tensor.values, refinement.networks()[name].values), name
     refinement = Refinement(step, rounded, price)
     refinement.run(200, lambda: True)
     for name, tensor in refinement.networks().items():
