@@ -6,9 +6,9 @@ Pictures of smooth colours and edges are made, and a folder of them is encoded f
 number of processes, on one GPU and then on more. Counted is from when every process has ended a
 file on, so that starting and compiling are left out; one picture before all fills the caches of
 kernels. The time that a GPU is busy is what nvidia-smi tells of it ten times a second: the share of
-the last moment in which any kernel ran. Processor time is given too, which other work on the
-machine changes little. Beside it, `imgmlp encode` started anew for each picture. With GPUs absent,
---device cpu measures the same on the processor.
+the last moment in which any kernel ran. Processor time is given too, which other work changes
+little. Beside it, `imgmlp encode` started anew for each picture. With GPUs absent, --device cpu
+measures the same on the processor.
 """
 
 from __future__ import annotations

@@ -178,8 +178,6 @@ class Refinement:
     def __init__(self, step: LatentStep, networks: Mapping[str, Quantized], price: float) -> None:
         self.step, self._first = step, networks
         self._bit = price / step.pixels  # D + lambda R of a bit
-        # Moves tried at once, as if none paid, which few do: a GPU would wait for the host.
-        self._ahead = 2 if step.device.lanes == "group" else 1
         self._unanswered = 0
         self._price = price
         self._flat = flat_of({name: tensor.floats() for name, tensor in networks.items()})
@@ -200,7 +198,7 @@ class Refinement:
                 if enough():
                     break
                 trials -= 1
-                while asked < min(number + self._ahead, len(moves)):
+                while asked < min(number + self.step.ahead, len(moves)):  # as if none paid: few do
                     self._ask(*moves[asked][:2])
                     asked += 1
                 cost = self._answer()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 
 from imgmlp.codec.bitstream.probabilities import TOTAL_BITS
 from imgmlp.codec.latent.plane import AROUND, REACH, TILE, Plane
@@ -18,6 +18,8 @@ from imgmlp.engine import Context, Function, Tensor, dtype
 WIDTH = 2 * REACH + 1  # of a row of neighbours
 NEIGHBOURS = REACH * WIDTH + REACH
 TAPS = 4  # of either phase of an upsampling filter
+BEYOND = 2  # values beyond either end that it takes
+MANY = 1 << 16  # elements that a GPU takes longer to compute than to begin a launch
 # What a file can say of a latent: logarithms of scales, and the least probability.
 SHARPEST, WIDEST = -MIDDLE / 2**SCALE_BITS, (SCALES - 1 - MIDDLE) / 2**SCALE_BITS
 LEAST = FLOOR / 2**TOTAL_BITS
@@ -94,8 +96,7 @@ class Convolution(Function):
         ctx.plane = plane  # type: ignore[attr-defined]
         padded = _padded(x, plane)
         ctx.save_for_backward(padded, weights)
-        count, outputs = weights.shape
-        return _correlation(padded, weights.reshape(count // 9, 9, outputs), plane)
+        return _correlation(padded, weights, plane)
 
     @staticmethod
     def backward(ctx: Context, g: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -103,7 +104,7 @@ class Convolution(Function):
         padded, weights = ctx.saved_tensors
         count, outputs = weights.shape
         turned = weights.reshape(count // 9, 9, outputs).flip(1).permute(2, 1, 0)
-        by_x = _correlation(_padded(g, plane), turned, plane)
+        by_x = _correlation(_padded(g, plane), turned.reshape(outputs * 9, -1), plane)
         k = Tensor.arange(count).reshape(count, 1)
         length = plane.pixels + 2 * plane.margin
         away = k // 9 * length + (k % 9 // 3 - 1) * plane.pitch + k % 3 - 1
@@ -118,49 +119,55 @@ def _padded(x: Tensor, plane: Plane) -> Tensor:
 
 
 def _correlation(padded: Tensor, weights: Tensor, plane: Plane) -> Tensor:
-    """padded [channels, length], weights [channels, 9, outputs] -> [outputs, pixels]."""
-    channels, _, outputs = weights.shape
-    shape = (1, plane.pixels // TILE, TILE)
-    seen, places = [], [(c, k) for c in range(channels) for k in range(9)]
-    for c, k in places:
+    """padded [channels, length], weights [channels * 9, outputs] -> [outputs, pixels]."""
+    taps = []
+    for c, k in product(range(padded.shape[0]), range(9)):
         begin = plane.margin + (k // 3 - 1) * plane.pitch + k % 3 - 1
-        seen.append(padded[c, begin : begin + plane.pixels].reshape(*shape))
-    # One after the other, so that a kernel which computes all of them reads each neighbour once.
-    found = []
-    for o in range(outputs):
-        taps = (weights[c, k, o].reshape(1, 1, 1) for c, k in places)
-        found.append(_sum([tap * values for tap, values in zip(taps, seen, strict=True)]))
-    return Tensor.concat(found, 0).reshape(outputs, plane.pixels)
+        seen = padded[c, begin : begin + plane.pixels]
+        taps.append(seen.reshape(1, plane.pixels // TILE, TILE))
+    return Tensor.weighted_sums(taps, weights.transpose()).reshape(-1, plane.pixels)
 
 
 def upsampled(x: Tensor, taps: Tensor, height: int, width: int) -> Tensor:
     """[c, h, w] -> [c, height, width], which is twice as large, or a little less or more."""
+    _, h, w = x.shape
+    if x.device is not None and x.device.lanes == "group" and height <= 2 * h and width <= 2 * w:
+        return Enlarged.apply(x, taps, height, width)
     # Columns first: of what is as high as it is to be, rows are read and written along.
     return Doubled.apply(Doubled.apply(x, taps, 2, width), taps, 1, height)
 
 
 class Repeated(Function):
-    """x [c, h, w] with an axis of which only a count of places is in use, given as i32 [1]: the
-    last of them is found again in the two behind it, as far as `Doubled` looks.
+    """x [c, h, w] with an axis of which only some places are in use: the last of them is found
+    again in the two behind it, as far as `Doubled` looks.
+
+    `end`, i32 [1], is the first place behind them. With a `way` of -1 it is the last one before
+    them, and the first of them is found again.
     """
 
     @staticmethod
-    def forward(ctx: Context, x: Tensor, count: Tensor, axis: int) -> Tensor:
-        ctx.save_for_backward(count)
-        ctx.axis = axis  # type: ignore[attr-defined]
-        place = _places(x, axis) - count.reshape(1, 1, 1)
-        once, twice = _moved(x, axis, 1), _moved(x, axis, 2)
+    def forward(ctx: Context, x: Tensor, end: Tensor, axis: int, way: int) -> Tensor:
+        ctx.save_for_backward(end)
+        ctx.along = axis, way  # type: ignore[attr-defined]
+        place = _behind(x, end, axis, way)
+        once, twice = _moved(x, axis, way), _moved(x, axis, 2 * way)
         behind = Tensor.where(place < 1, once, Tensor.where(place < 2, twice, 0.0))
         return Tensor.where(place < 0, x, behind)
 
     @staticmethod
-    def backward(ctx: Context, g: Tensor) -> tuple[Tensor, None, None]:
-        (count,) = ctx.saved_tensors
-        axis: int = ctx.axis  # type: ignore[attr-defined]
-        place = _places(g, axis) - count.reshape(1, 1, 1)
-        last = g + _moved(g, axis, -1) + _moved(g, axis, -2)
+    def backward(ctx: Context, g: Tensor) -> tuple[Tensor, None, None, None]:
+        (end,) = ctx.saved_tensors
+        axis, way = ctx.along  # type: ignore[attr-defined]
+        place = _behind(g, end, axis, way)
+        last = g + _moved(g, axis, -way) + _moved(g, axis, -2 * way)
         by_x = Tensor.where(place < -1, g, Tensor.where(place < 0, last, 0.0))
-        return by_x, None, None
+        return by_x, None, None, None
+
+
+def _behind(x: Tensor, end: Tensor, axis: int, way: int) -> Tensor:
+    """How far behind an end each place of an axis is, and so below 0 where it is in use."""
+    away = _places(x, axis) - end.reshape(1, 1, 1)
+    return away if way > 0 else -away
 
 
 def _places(x: Tensor, axis: int) -> Tensor:
@@ -301,6 +308,115 @@ def _tap(taps: Tensor, j: int, odd: int) -> Tensor:
 
 def _sum(terms: list[Tensor]) -> Tensor:
     return sum(terms[1:], terms[0])
+
+
+class Enlarged(Function):
+    """Both axes of x [c, h, w] twice as long, or one less, each as `Doubled` makes it.
+
+    A value is a sum over TAPS by TAPS values around it, where x has zeros beyond its ends: what
+    the first and the last value are there, `_shares` says of these values themselves.
+    """
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor, taps: Tensor, height: int, width: int) -> Tensor:
+        _, h, w = x.shape
+        ctx.save_for_backward(x, taps)
+        ctx.wanted = height, width  # type: ignore[attr-defined]
+        rows, columns = _shares(taps, h, height), _shares(taps, w, width)
+        framed = x.pad((0, 0), (BEYOND, BEYOND), (BEYOND, BEYOND))
+        seen = [_around_each(framed, 1, a, height) for a in range(TAPS)]
+        found = []
+        for b in range(TAPS):
+            near = [_around_each(each, 2, b, width) for each in seen]
+            found.append(_weighted(near, rows, 1) * columns[b])
+        return _sum(found)
+
+    @staticmethod
+    def backward(ctx: Context, g: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        x, taps = ctx.saved_tensors
+        _, h, w = x.shape
+        height, width = ctx.wanted  # type: ignore[attr-defined]
+        rows, columns = _shares(taps, h, height), _shares(taps, w, width)
+        of_rows, of_columns = _shares_of_users(rows, h), _shares_of_users(columns, w)
+        by_columns = _stored(_weighted(_users(g, 2, w), of_columns, 2))  # [c, height, w]
+        by_rows = _stored(_weighted(_users(g, 1, h), of_rows, 1))  # [c, h, width]
+        both = [_weighted(_users(each, 1, h), of_rows, 1) for each in _users(g, 2, w)]
+        by_x = _weighted(both, of_columns, 2)
+        of_height = (_each_around(x, 1, height) * by_columns).sum((1, 3))
+        of_width = (_each_around(x, 2, width) * by_rows).sum(2)
+        both_shares = [(of_height.reshape(TAPS, 1, height), h), (of_width, w)]
+        return by_x, _by_taps(both_shares), None, None
+
+
+def _stored(x: Tensor) -> Tensor:
+    """In memory, if to compute it again for each of TAPS sums would take longer than a launch."""
+    return x.contiguous() if math.prod(x.shape) > MANY else x
+
+
+def _shares(taps: Tensor, n: int, wanted: int) -> Tensor:
+    """[TAPS, wanted]: of the values around each place of an axis of n that is doubled, how much it
+    takes."""
+    each = [Tensor.where(_takes(j, n, wanted), taps[j], 0.0) for j in range(TAPS)]
+    return _sum(each).contiguous()
+
+
+def _by_taps(by_shares: Sequence[tuple[Tensor, int]]) -> Tensor:
+    """The gradient by taps [TAPS], one sum of that by the shares of several axes, each of n places:
+    [TAPS, c, wanted], n.
+    """
+    tap, found, takes = Tensor.arange(TAPS).reshape(TAPS, 1, 1), [], []
+    for by, n in by_shares:
+        _, count, wanted = by.shape
+        each = _takes(tap, n, wanted).reshape(TAPS, TAPS, 1, wanted)
+        takes.append(each.expand(TAPS, TAPS, count, wanted).reshape(TAPS, TAPS, count * wanted))
+        found.append(by.reshape(TAPS, count * wanted))
+    return Tensor.where(Tensor.concat(takes, 2), Tensor.concat(found, 1), 0.0).sum((1, 2))
+
+
+def _takes(tap: int | Tensor, n: int, wanted: int) -> Tensor:
+    """Which of the values around each place have a part by a tap: bool [TAPS, wanted], or one for
+    each of several taps [count, 1, 1]."""
+    places = Tensor.arange(wanted)
+    first, turned = (places + 1) // 2 - BEYOND, places % 2
+    number = Tensor.where(turned.eq(1), TAPS - 1 - tap, tap)
+    inside = (first + number).maximum(0).minimum(n - 1)
+    return inside.eq(first + Tensor.arange(TAPS).reshape(TAPS, 1))
+
+
+def _around_each(framed: Tensor, axis: int, number: int, wanted: int) -> Tensor:
+    """Of the values around each place of a doubled axis, that with a number."""
+    seen = _cut(framed, axis, number, number + wanted // 2 + 1)
+    return _cut(seen.repeat(2, axis), axis, 1, wanted + 1)
+
+
+def _each_around(x: Tensor, axis: int, wanted: int) -> Tensor:
+    """All of them: [TAPS, c, h, w], of which one axis is doubled."""
+    places = (Tensor.arange(wanted) + 1) // 2 + Tensor.arange(TAPS).reshape(TAPS, 1)
+    ends = [(BEYOND, BEYOND) if a == axis else (0, 0) for a in range(3)]
+    order = (axis, *(a for a in range(3) if a != axis))
+    found = x.pad(*ends).permute(*order).gather(places)  # [TAPS, wanted, the other two]
+    return found.permute(0, *(order.index(a) + 1 for a in range(3)))
+
+
+def _users(g: Tensor, axis: int, n: int) -> list[Tensor]:
+    """Of the places that use each of the n values of an axis that was doubled, one after the other;
+    zeros where there is no such place."""
+    ends = [(0, 0)] * len(g.shape)
+    ends[axis] = (TAPS - 1, 2 * n + TAPS - 1 - g.shape[axis])
+    framed = g.pad(*ends)
+    return [_cut(framed, axis, e, e + 2 * n - 1, 2) for e in range(2 * TAPS)]
+
+
+def _shares_of_users(shares: Tensor, n: int) -> list[Tensor]:
+    """What each of `_users` takes of the value: [n] each."""
+    return [share[TAPS - 1 - e // 2] for e, share in enumerate(_users(shares, 1, n))]
+
+
+def _weighted(values: Sequence[Tensor], shares: Sequence[Tensor] | Tensor, axis: int) -> Tensor:
+    """The sum of [c, h, w] each, with one weight for each place of an axis."""
+    shape = (-1, 1) if axis == 1 else (-1,)
+    pairs = zip(values, shares, strict=True)
+    return _sum([value * share.reshape(*shape) for value, share in pairs])
 
 
 def soft_round(x: Tensor, inverse: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:

@@ -284,19 +284,21 @@ def is_plain(place: Node) -> bool:
     return len(views) == 1 and views[0].mask is None
 
 
-def read_at_element_only(values: Iterable[Node], target: Buffer, leaf: Node | None = None) -> bool:
-    """Whether a Buffer is read only at the element being computed (`leaf`: as this view of it)."""
+def read_at_element_only(
+    values: Iterable[Node], target: Buffer, leaves: Set[Node] = frozenset()
+) -> bool:
+    """Whether a Buffer is read only at the element being computed (`leaves`: as these views)."""
     seen: set[Node] = set()
     direct = list(values)
     indirect: list[Node] = []
     while direct:
         node = direct.pop()
-        if node is leaf or node in seen:
+        if node in leaves or node in seen:
             continue
         seen.add(node)
         if node.op in ELEMENTWISE:
             direct.extend(node.src)
-        elif node.op is not Op.BUFFER or (leaf is not None and node.arg is target):
+        elif node.op is not Op.BUFFER or (leaves and node.arg is target):
             indirect.append(node)
     return all(n.op is not Op.BUFFER or n.arg is not target for n in toposort(indirect))
 

@@ -85,8 +85,8 @@ def _mergeable(first: KernelDraft, second: KernelDraft, left: Drafts) -> bool:
 
 def _harmless(writer: KernelDraft, reader: KernelDraft) -> bool:
     """Whether the reader meets what the writer stores only at the element being computed."""
-    values = [s.value for s in reader.stores]
-    return all(read_at_element_only(values, s.target, s.place) for s in writer.stores)
+    values, places = [s.value for s in reader.stores], {s.place for s in writer.stores}
+    return all(read_at_element_only(values, s.target, places) for s in writer.stores)
 
 
 def _absorb(first: KernelDraft, second: KernelDraft, left: Drafts) -> None:

@@ -25,6 +25,7 @@ from imgmlp.engine.passes.drafts import ordered
 from imgmlp.engine.passes.in_place import choose_places, copies_at_the_end, order_after_readers
 from imgmlp.engine.passes.materialize import Graph
 from imgmlp.engine.passes.merge import attach_sums, merge
+from imgmlp.engine.passes.parts import cut_like_sources
 from imgmlp.engine.passes.row_fusion import fuse_rows
 
 LONG_REDUCTION = 1 << 14  # elements from which a full reduction takes two stages
@@ -63,7 +64,11 @@ class _Scheduler:
         drafts = graph.drafts(places)
         order_after_readers(drafts, in_place)
         lasting = {storage(places[root]) for root in roots if root in places}
-        drafts = fuse_rows(attach_sums(merge(drafts)), lasting)
+        drafts = merge(drafts)
+        if self.split_products:
+            cut_like_sources(drafts)
+            drafts = merge(drafts)
+        drafts = fuse_rows(attach_sums(drafts), lasting)
         drafts += copies_at_the_end(drafts, places, copied)
         return Procedure(tuple(self._freeze(d, d.guards | guards) for d in ordered(drafts)))
 

@@ -97,9 +97,10 @@ class Tile:
         """
         ahead = {v: b for v, b in self.before.items() if v.op not in MOVEMENT}
         found = substitute(values, {**replaced, **ahead})
-        needed, stored = set(toposort(found)), Graph(list(self.before)).kept
-        for node in sorted(stored & needed, key=lambda n: n.number):
-            if node.op not in MOVEMENT:
+        stored = {n for n in Graph(list(self.before)).kept if n.op not in MOVEMENT}
+        needed = toposort(found, lambda n: () if n in stored else n.src)  # nothing inside of these
+        for node in needed:
+            if node in stored:
                 ahead[node] = self._ahead(node)
         return substitute(values, {**replaced, **ahead})
 

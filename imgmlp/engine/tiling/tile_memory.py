@@ -63,7 +63,7 @@ def _in_place(kernel: Kernel, old: Buffer, new: Buffer, buffers: TileBuffers) ->
     if len(stores) != 1 or old.size != new.size or kernel.rows:
         return False
     (leaf,) = substitute([stores[0].place], {buffers[new]: buffers[old]})
-    return read_at_element_only([s.value for s in kernel.all_stores()], old, leaf)
+    return read_at_element_only([s.value for s in kernel.all_stores()], old, {leaf})
 
 
 def _begin(slot: Node, value: Node) -> Node:

@@ -51,13 +51,30 @@ def test_what_doubling_sends_back_is_its_transpose(axis: int, wanted: int) -> No
     assert dot(g, y.numpy()) == pytest.approx(dot(by_taps.numpy(), taps.numpy()), rel=1e-4)
 
 
+@pytest.mark.parametrize("size", [(7, 5), (1, 2), (3, 1)])
+@pytest.mark.parametrize("less", [(0, 0), (1, 0), (1, 1)])
+def test_both_axes_at_once_are_doubled_as_one_after_the_other(
+    size: tuple[int, int], less: tuple[int, int]
+) -> None:
+    device = open_device("numpy")
+    x, taps = Tensor(draw(2, *size), device), Tensor(draw(4, seed=1), device)
+    height, width = (2 * n - m for n, m in zip(size, less, strict=True))
+    g, found = Tensor(draw(2, height, width, seed=2), device), list[list[Tensor]]()
+    for lanes in ("one", "group"):
+        device.lanes = lanes
+        y = operations.upsampled(x, taps, height, width)
+        found.append([y, *(y * g).sum().gradient([x, taps])])
+    for one, both in zip(*found, strict=True):
+        assert np.allclose(one.numpy(), both.numpy(), rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize("axis", [1, 2])
 @pytest.mark.parametrize("count", [1, 3, 4, 5])
 def test_places_behind_the_last_one_repeat_it(axis: int, count: int) -> None:
     device = open_device("numpy")
     values = draw(2, 5, 5)
     x, used = Tensor(values, device), Tensor(np.array([count], np.int32), device)
-    y = operations.Repeated.apply(x, used, axis)
+    y = operations.Repeated.apply(x, used, axis, 1)
     expected = np.take(values, np.minimum(np.arange(5), count - 1), axis)
     expected[(slice(None),) * axis + (slice(count + 2, None),)] = 0
     assert np.array_equal(y.numpy(), expected)
@@ -198,24 +215,26 @@ def test_gradients_of_a_whole_step_are_differences(
     dearer = training_step.DIFFERENCES if sizes else training_step.WEIGHTS
     flat = step.flat.numpy() + 0.05 * draw(*step.flat.shape)
     plane = np.zeros(step.latents.shape, np.float32)
-    for n, part in enumerate(step._parts(plane)):
+    for n, part in enumerate(step.extent.parts(plane)):
         part[:] = 2 * draw(*part.shape, seed=n)
     step.flat.write(flat)
     step.latents.write(plane)
     step.steer(Control(1e-2, noise=0.0))
     step.program.run(1)
     by_flat, by_plane = (a.first[0].numpy() * 10.0 for a in (step.adam, step.adam_latents))
-    assert not by_plane[step._taken() == 0].any()
+    assert not by_plane[step.extent.taken() == 0].any()
 
     def loss(plane: np.ndarray, flat: np.ndarray) -> float:
         of_weights = dearer * float(np.sum(np.log2(1 + np.abs(flat - start) / training_step.STEP)))
-        return reference(step, step._parts(plane), flat, 1e-2) + 1e-2 * of_weights
+        return reference(step, step.extent.parts(plane), flat, 1e-2) + 1e-2 * of_weights
 
     exact = plane.astype(np.float64), flat.astype(np.float64)
     found = float(step.program.read("error")) / 3 + 1e-2 * float(step.program.read("bits"))
-    assert found == pytest.approx(reference(step, step._parts(exact[0]), exact[1], 1e-2), rel=1e-5)
+    assert found == pytest.approx(
+        reference(step, step.extent.parts(exact[0]), exact[1], 1e-2), rel=1e-5
+    )
     for seed in range(3):
-        ways = draw(*plane.shape, seed=seed) * step._taken(), draw(*flat.shape, seed=seed)
+        ways = draw(*plane.shape, seed=seed) * step.extent.taken(), draw(*flat.shape, seed=seed)
         for n, g in enumerate((by_plane, by_flat)):
             up, down = ([e + s * (i == n) * ways[i] for i, e in enumerate(exact)]
                         for s in (1e-6, -1e-6))  # fmt: skip
@@ -305,7 +324,9 @@ def test_a_refinement_minds_what_the_search_does_where_samples_do_not_count() ->
 
 
 @pytest.mark.parametrize("sizes", [{"hidden": 8, "entropy": 4}, STARTED])
-def test_refined_networks_make_a_better_file(sizes: dict[str, int]) -> None:
+def test_refined_networks_make_a_better_file(
+    sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     step = LatentStep(picture(), 1, open_device("numpy"), **sizes)
     price = 1e-3
     LatentTrainer(step, LatentTrainerState(60, price)).run()
@@ -321,8 +342,8 @@ def test_refined_networks_make_a_better_file(sizes: dict[str, int]) -> None:
         bits = 8 * sum(map(len, sections.write(model)))
         costs.append(error / 255**2 + price * bits / step.pixels)
     assert costs[1] < costs[0]
+    monkeypatch.setattr(LatentStep, "ahead", 3)  # which tries some in vain
     ahead = Refinement(step, rounded, price)
-    ahead._ahead = 3  # which tries some in vain
     ahead.run(200, lambda: False)
     for name, tensor in ahead.networks().items():
         assert np.array_equal(tensor.values, refinement.networks()[name].values), name
