@@ -24,7 +24,18 @@ from imgmlp.codec.latent.plane import AROUND, REACH, Extent, Plane
 from imgmlp.codec.training.checkpoint import Resumable
 from imgmlp.codec.training.perceptron import Activation, perceptron
 from imgmlp.codec.training.replay import seconds_a_step
-from imgmlp.engine import AnyDevice, Precision, Program, Tensor, compile, dtype, nn, optim
+from imgmlp.engine import (
+    AnyDevice,
+    Feeder,
+    Precision,
+    Program,
+    Receiver,
+    Tensor,
+    compile,
+    dtype,
+    nn,
+    optim,
+)
 from imgmlp.image import counted
 
 Array = np.ndarray[Any, Any]
@@ -114,6 +125,7 @@ class LatentStep(Resumable):
         self.count = Tensor(np.uint32(0), device, name="count")
         self.adam_latents = optim.Adam([self.latents], self.control[4], BETAS, epsilon)
         self.adam = optim.Adam([self.flat], self.control[5], BETAS, epsilon)
+        self._answers: list[Array] = []  # that were waited for and not given
         self.program = self._compiled(self._step, device, general, "half")
 
     def _compiled(
@@ -312,13 +324,39 @@ class LatentStep(Resumable):
         found = self._forward(seen, self.candidate)
         return {"figures": Tensor.concat([each.reshape(1) for each in found], 0)}
 
+    @cached_property
+    def _candidates(self) -> Feeder:
+        return Feeder(self._judging, self.candidate)
+
+    @cached_property
+    def _figures(self) -> Receiver:
+        return Receiver(
+            self._judging, ["figures"], lambda kept, found: kept.append(found["figures"])
+        )
+
     def judge(self, flat: Array) -> tuple[float, float]:
         """The mean squared error on [0, 1], of samples that count, and the bits per pixel that
         rounded grids and these networks give.
         """
-        self.candidate.write(flat)
+        self.ask(flat)
+        return self.answer()
+
+    @property
+    def ahead(self) -> int:
+        """How many networks to ask for before an answer is waited for: a GPU waits for the host
+        otherwise."""
+        return 2 if self.device.lanes == "group" else 1
+
+    def ask(self, flat: Array) -> None:
+        """Begin to judge networks; `answer` gives what `judge` would, in the order of asking."""
+        self._candidates.send(flat)
         self._judging.run()
-        error, bits = map(float, self._judging.read("figures"))
+        self._figures.send(self._answers)
+
+    def answer(self) -> tuple[float, float]:
+        """Of the first networks that were asked for and not answered yet."""
+        self._figures.wait(1)
+        error, bits = map(float, self._answers.pop())
         return self.mean(error), bits / self.pixels
 
     def mean(self, error: float) -> float:

@@ -165,7 +165,11 @@ class WindowedStep(LatentStep):
 
     # --- from and to the host ---
 
-    def judge(self, flat: Array) -> tuple[float, float]:
+    @property
+    def ahead(self) -> int:
+        return 1  # as windows come and go between two
+
+    def ask(self, flat: Array) -> None:
         """By some windows, which stand for all."""
         self.candidate.write(flat)
         found = np.zeros(2)
@@ -173,6 +177,10 @@ class WindowedStep(LatentStep):
             self._enter(extent)
             self._judging.run()
             found += self._judging.read("figures")
+        self._answers.append(found)
+
+    def answer(self) -> tuple[float, float]:
+        found = self._answers.pop(0)
         pixels, samples = self._judged
         return float(found[0]) / samples, float(found[1]) / pixels
 

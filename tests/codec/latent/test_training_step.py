@@ -324,7 +324,9 @@ def test_a_refinement_minds_what_the_search_does_where_samples_do_not_count() ->
 
 
 @pytest.mark.parametrize("sizes", [{"hidden": 8, "entropy": 4}, STARTED])
-def test_refined_networks_make_a_better_file(sizes: dict[str, int]) -> None:
+def test_refined_networks_make_a_better_file(
+    sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     step = LatentStep(picture(), 1, open_device("numpy"), **sizes)
     price = 1e-3
     LatentTrainer(step, LatentTrainerState(60, price)).run()
@@ -340,6 +342,11 @@ def test_refined_networks_make_a_better_file(sizes: dict[str, int]) -> None:
         bits = 8 * sum(map(len, sections.write(model)))
         costs.append(error / 255**2 + price * bits / step.pixels)
     assert costs[1] < costs[0]
+    monkeypatch.setattr(LatentStep, "ahead", 3)  # which tries some in vain
+    ahead = Refinement(step, rounded, price)
+    ahead.run(200, lambda: False)
+    for name, tensor in ahead.networks().items():
+        assert np.array_equal(tensor.values, refinement.networks()[name].values), name
     refinement = Refinement(step, rounded, price)
     refinement.run(200, lambda: True)
     for name, tensor in refinement.networks().items():
