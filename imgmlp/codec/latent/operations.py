@@ -339,7 +339,7 @@ class Enlarged(Function):
         by_columns = _stored(_weighted(_users(g, 2, w), of_columns, 2))  # [c, height, w]
         by_rows = _stored(_weighted(_users(g, 1, h), of_rows, 1))  # [c, h, width]
         both = [_weighted(_users(each, 1, h), of_rows, 1) for each in _users(g, 2, w)]
-        by_x = _weighted(both, of_columns, 2)
+        by_x = _weighted(both, of_columns, 2).contiguous()  # not in a kernel for all of the plane
         of_height = (_each_around(x, 1, height) * by_columns).sum((1, 3))
         of_width = (_each_around(x, 2, width) * by_rows).sum(2)
         both_shares = [(of_height.reshape(TAPS, 1, height), h), (of_width, w)]
