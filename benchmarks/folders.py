@@ -4,9 +4,9 @@
 
 Pictures of smooth colours and edges are made, and a folder of them is encoded for a while with each
 number of processes, on one GPU and then on more. Counted is from when every process has ended a
-file on, so that starting and compiling are left out; a first run fills the caches of kernels. The
-time that a GPU is busy is what nvidia-smi tells of it ten times a second: the share of the last
-moment in which any kernel ran. Processor time is given too, which other work on the machine changes
+file on, so that starting and compiling are left out; one picture before all fills the caches of
+kernels. The time that a GPU is busy is what nvidia-smi tells of it ten times a second: the share of
+the last moment in which any kernel ran. Processor time is given too, which other work changes
 little. Beside it, `imgmlp encode` started anew for each picture. With GPUs absent, --device cpu
 measures the same on the processor.
 """
@@ -148,17 +148,22 @@ def count(row: Row, ended: list[tuple[float, dict]], stopped: float, processes: 
         row.psnr = statistics.median(entry["psnr"] or 99.0 for entry in good)
 
 
+def encode_one(options: argparse.Namespace, picture: Path, out: Path, device: str) -> dict:
+    """Start the command for one picture; what it tells of it."""
+    command = [*COMMAND, str(picture), "-o", str(out / f"{picture.stem}.imlp"), "--json"]
+    command += ["--no-progress", "-q", "--device", device, *settings(options)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    return json.loads(done.stdout)[0]
+
+
 def one_after_another(options: argparse.Namespace, pictures: Path, out: Path, device: str) -> Row:
     """Start the command anew for each picture."""
     row, ended = Row("a process for each file", 1, 1), []
-    out.mkdir()
     began, used = time.monotonic(), processor_time()
     with Gpus() as gpus:
         for picture in sorted(pictures.iterdir()):
-            command = [*COMMAND, str(picture), "-o", str(out / f"{picture.stem}.imlp"), "--json"]
-            command += ["--no-progress", "-q", "--device", device, *settings(options)]
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-            ended.append((time.monotonic(), json.loads(done.stdout)[0]))
+            entry = encode_one(options, picture, out, device)
+            ended.append((time.monotonic(), entry))
             if time.monotonic() > began + options.seconds / 2:
                 break
     row.core_seconds = (processor_time() - used) / len(ended)
@@ -206,6 +211,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         top = Path(folder)
         make_pictures(top / "in", options.pictures, options.side)
+        for name in ("warm", "out"):
+            (top / name).mkdir()
+        encode_one(options, next((top / "in").iterdir()), top / "warm", devices[0])
         rows.append(one_after_another(options, top / "in", top / "out", devices[0]))
         show(rows[-1])
         for processes in map(int, options.processes.split(",")):

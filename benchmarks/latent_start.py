@@ -4,8 +4,9 @@
         --small 192 --steps 40000 --price 1.2e-3 --out start-3.bin
 
 A mosaic stands for the pictures: of every picture some pieces as it is, and as many of the picture
-made smaller. Pieces begin where the coarsest grids have a latent, so each has latents of its own,
-and all of them share the networks. The file belongs beside codec/latent/model.py, which lists them.
+made smaller, where it is large enough. Pieces begin where the coarsest grids have a latent, so each
+has latents of its own, and all of them share the networks. The file belongs beside
+codec/latent/model.py, which lists them.
 """
 
 from __future__ import annotations
@@ -88,7 +89,9 @@ def rows(pieces: list[np.ndarray], across: int) -> list[np.ndarray]:
 def pieces_of(image: Image.Image, size: tuple[int, int], each: int) -> list[np.ndarray]:
     """From places that are spread over the image's diagonal; of one the middle."""
     width, height = size
-    found = []
+    found: list[np.ndarray] = []
+    if image.width < width or image.height < height:
+        return found
     for share in ((n + 0.5) / each for n in range(each)):
         left, top = round(share * (image.width - width)), round(share * (image.height - height))
         found.append(np.asarray(image)[top : top + height, left : left + width])

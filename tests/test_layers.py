@@ -40,7 +40,7 @@ BELOW = {
 ORDER = """
     errors text kernels child source_digest engine output_files metadata image_files samples image
     codec codec.decoder codec.encoder
-    interrupt facts report batch terminal bench
+    interrupt ending facts report batch terminal bench
     api pil imgmlp cli __main__
 """.split()  # noqa: SIM905
 # Other people's packages, and the modules or folders that may import them; others are free.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 from imgmlp.engine import DeviceInfo, list_devices
 from imgmlp.errors import DeviceError, UsageError
 
 FILL = 2**19  # pixels that keep a GPU busy, as far as that goes: small pictures share one
+MOST = 8  # processes on a GPU, if nobody says how many: docs/scale.md has what was measured
 WORDS = ("auto", "gpu", "cpu", "numpy", "simulator")
-MOST = 4  # processes on a GPU, if nobody says how many
 
 
 def is_several(spec: str) -> bool:
@@ -42,14 +44,18 @@ def named(spec: str, found: list[DeviceInfo] | None = None) -> list[tuple[str, b
     return [(name, name in gpus or (name in ("auto", "gpu") and bool(gpus))) for name in names]
 
 
-def processes(devices: list[tuple[str, bool]], jobs: int | None, pixels: float) -> list[str]:
+def processes(
+    devices: list[tuple[str, bool]], jobs: int | None, pixels: float, cores: int | None = None
+) -> list[str]:
     """The device of each process, for pictures of so many pixels on average.
 
-    The first processes are on devices of their own, so that few files are spread over all.
+    The first processes are on devices of their own, so that few files are spread over all. Those
+    that share a GPU need a core each, of this machine's if nobody says how many there are.
     """
     if jobs is not None and not 1 <= jobs <= 64:
         raise UsageError(f"--jobs is {jobs}", hint="use a number from 1 to 64")
-    share = max(1, min(MOST, round(FILL / max(pixels, 1.0))))
+    cores = (cores or os.cpu_count() or 1) // max(1, sum(gpu for _, gpu in devices))
+    share = max(1, min(MOST, cores, round(FILL / max(pixels, 1.0))))
     counts = [(name, jobs or (share if gpu else 1)) for name, gpu in devices]
     turns = max(count for _, count in counts)
     return [name for turn in range(turns) for name, count in counts if turn < count]

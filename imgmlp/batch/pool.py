@@ -14,11 +14,14 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from multiprocessing import util
 from typing import Any
 
 from imgmlp.batch.work import Record, Task, Watch, Work, attempt, attempt_elsewhere
+from imgmlp.ending import held, leave
 from imgmlp.engine import open_device
 from imgmlp.errors import DeviceError, Interrupted, TrainingError
 from imgmlp.interrupt import ignore_signals
@@ -28,6 +31,8 @@ PATIENCE = (
     3  # processes in a row whose device fails or that end by themselves, before it is given up
 )
 ONCE_MORE = 2  # times that a file is tried
+# What libraries that NumPy may multiply with take their number of threads from.
+THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 _STOP, _END = 1, 2  # what the processes are asked for: to save and stop, or to end at once
 _SPAWN = multiprocessing.get_context("spawn")  # no driver survives a fork
 
@@ -79,7 +84,7 @@ def run_here(work: Work, tasks: Iterator[Task], device: str, watch: Watch) -> Re
 
     Ends early where it is asked to stop, or where the others would fail as well.
     """
-    opened = cache(lambda: open_device(device))
+    opened = cache(lambda: held(open_device(device)))
     for task in tasks:
         if watch.stopping():
             return
@@ -98,7 +103,12 @@ class Pool:
 
     def __init__(self, work: Work, devices: Sequence[str], note: Callable[[str], None]) -> None:
         self._asked, self._note = _SPAWN.RawValue("i", 0), note
-        self._slots = [_Slot(work, device, self._asked) for device in devices]
+        on_numpy = [device for device in devices if device.startswith("numpy")]
+        share = max(1, (os.cpu_count() or 1) // max(1, len(on_numpy)))
+        self._slots = [
+            _Slot(work, device, self._asked, share if device in on_numpy else 1)
+            for device in devices
+        ]
 
     def seats(self) -> list[Seat]:
         """What each process is doing."""
@@ -156,13 +166,27 @@ class Pool:
         return record
 
 
+@contextmanager
+def _few_threads(count: int) -> Iterator[None]:
+    """Processes that are started in the meantime have so many threads for NumPy's products, unless
+    the user says otherwise: those of several processes keep each other from the cores.
+    """
+    mine = {name: str(count) for name in THREADS if name not in os.environ}
+    os.environ.update(mine)
+    try:
+        yield
+    finally:
+        for name in mine:
+            del os.environ[name]
+
+
 class _Slot:
     """A process, which is started when there is a file for it, and anew when it has ended."""
 
-    def __init__(self, work: Work, device: str, asked: Any) -> None:
+    def __init__(self, work: Work, device: str, asked: Any, threads: int) -> None:
         self.device, self.given_up, self.died, self.deaths = device, False, False, 0
         self.future: Future[Record] | None = None
-        self._work, self._asked = work, asked
+        self._work, self._asked, self._threads = work, asked, threads
         self._numbers = _SPAWN.RawArray("d", 3)  # step, steps and PSNR
         self._task: Task | None = None
         self._executor: ProcessPoolExecutor | None = None
@@ -170,10 +194,14 @@ class _Slot:
     def start(self, task: Task) -> None:
         self._task, self._numbers[:] = task, [0.0] * len(self._numbers)
         try:
-            self.future = self._ready().submit(_do, task)
+            self.future = self._submit(task)
         except BrokenProcessPool:  # it ended while it had no file, which harms none
             self.close()
-            self.future = self._ready().submit(_do, task)
+            self.future = self._submit(task)
+
+    def _submit(self, task: Task) -> Future[Record]:
+        with _few_threads(self._threads):
+            return self._ready().submit(_do, task)
 
     def _ready(self) -> ProcessPoolExecutor:
         if self._executor is None:
@@ -226,7 +254,8 @@ _own: dict[str, Any] = {}  # what the process was started with
 def _prepare(work: Work, device: str, numbers: Any, asked: Any) -> None:
     ignore_signals()  # they are for the process that started it, which tells
     threading.Thread(target=_leave_with, args=(asked,), daemon=True).start()
-    opened = cache(lambda: open_device(device))
+    opened = cache(lambda: held(open_device(device)))
+    util.Finalize(None, leave, (0,), exitpriority=-1)  # after all others
     _own.update(work=work, device=opened, numbers=numbers, asked=asked)
 
 

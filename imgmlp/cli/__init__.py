@@ -2,8 +2,8 @@
 
 `commands` holds every command's name, options and help; what a command does is in the file of its
 name, which is imported when it runs. Only `commands` and `options` know Typer beside this module.
-Nothing but `__main__` imports this. May import batch, bench, child, codec, engine, facts, image,
-image_files, imgmlp, interrupt, metadata, output_files, report, terminal, text.
+Nothing but `__main__` imports this. May import batch, bench, child, codec, ending, engine, facts,
+image, image_files, imgmlp, interrupt, metadata, output_files, report, terminal, text.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import typer
 
 from imgmlp.cli.commands import app
+from imgmlp.ending import leave
 from imgmlp.errors import ImgmlpError, Interrupted, OutputError, UsageError, out_of_memory
 from imgmlp.interrupt import ignore_signals
 from imgmlp.terminal import Terminal
@@ -34,7 +35,7 @@ def main() -> None:
     except (KeyboardInterrupt, Exception) as error:
         code = _told(terminal, _problem(error))
     ignore_signals()
-    sys.exit(code)
+    leave(code)
 
 
 def _run(terminal: Terminal) -> int:

@@ -20,6 +20,7 @@ from imgmlp.cli import devices, files, folders, parsing
 from imgmlp.cli.files import STANDARD, Job
 from imgmlp.cli.folders import Request
 from imgmlp.codec.decoder import Stored
+from imgmlp.ending import held
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.errors import UsageError
 from imgmlp.metadata import Metadata
@@ -98,7 +99,7 @@ def _mirrored(terminal: Terminal, request: Request, outputs: Outputs) -> int:
 
 
 def _opened(terminal: Terminal, spec: str) -> AnyDevice:
-    device = open_device(spec)
+    device = held(open_device(spec))
     terminal.detail(devices.details(device))
     return device
 

@@ -27,6 +27,7 @@ from imgmlp.cli.folders import Request
 from imgmlp.codec.training import checkpoint
 from imgmlp.codec.training.checkpoint import Checkpoint
 from imgmlp.codec.training.run import Progress
+from imgmlp.ending import held
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.errors import DeviceError, UsageError
 from imgmlp.interrupt import StopRequest
@@ -141,7 +142,7 @@ def _beside(terminal: Terminal, request: Request, outputs: Outputs, wanted: Want
 
 
 def _opened(terminal: Terminal, spec: str) -> AnyDevice:
-    device = open_device(spec)
+    device = held(open_device(spec))
     terminal.note(device.info.describe())
     return device
 

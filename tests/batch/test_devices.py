@@ -63,10 +63,18 @@ def test_numpy_asks_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_small_pictures_share_a_gpu_and_large_ones_do_not() -> None:
     both = [("0:0", True), ("1:0", False)]
-    small, large = processes(both, None, 64.0**2), processes(both, None, 4000.0**2)
+    small, large = (processes(both, None, side**2, 99) for side in (64.0, 4000.0))
     assert sorted(small) == ["0:0"] * MOST + ["1:0"]
     assert small[:2] == large == ["0:0", "1:0"]  # each device before any has a second one
+    assert processes(both, None, 256.0**2, 99).count("0:0") == 8
     assert processes(both, 2, 4000.0**2) == ["0:0", "1:0"] * 2
     for jobs in (0, 65):
         with pytest.raises(UsageError, match="--jobs"):
             processes(both, jobs, 1.0)
+
+
+def test_processes_on_gpus_have_a_core_each() -> None:
+    gpus = [("0:0", True), ("0:1", True)]
+    assert processes(gpus, None, 64.0**2, 7) == ["0:0", "0:1"] * 3
+    assert processes(gpus, None, 64.0**2, 1) == ["0:0", "0:1"]
+    assert processes(gpus, 4, 64.0**2, 2) == ["0:0", "0:1"] * 4  # as was asked for

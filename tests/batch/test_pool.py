@@ -39,6 +39,21 @@ def test_files_are_shared_out_and_one_that_fails_stops_no_other(tmp_path: Path) 
     assert notes == []
 
 
+def test_processes_keep_to_their_share_of_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    before = dict(os.environ)
+    for devices, share in ((["0:0"] * 3, "1"), (TWO, "3")):
+        monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+        before.pop("OPENBLAS_NUM_THREADS", None)
+        records, _ = run(files(tmp_path, "threads", "threads"), devices)
+        assert [record.problem for record in records] == [share] * 2
+    assert dict(os.environ) == before
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "5")
+    assert run(files(tmp_path, "threads"), TWO)[0][0].problem == "5"
+
+
 def test_files_are_begun_in_their_order(tmp_path: Path) -> None:
     pool = Pool(Acting(), ["numpy"], print)
     tasks = files(tmp_path, "good", "good", "good")

@@ -38,6 +38,8 @@ class Acting:
             raise PictureError("no picture", hint="give another")
         elif said == "fault":
             raise ZeroDivisionError
+        elif said == "threads":
+            raise PictureError(os.environ["OPENBLAS_NUM_THREADS"])
         elif said == "full":
             raise OutputError("cannot write") from OSError(28, "No space left on device")
         elif said == "somebody writes it" and record.task.output is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,12 +22,12 @@ from imgmlp.codec.latent.training_phases import (
     control,
 )
 from imgmlp.codec.latent.training_step import LatentStep
+from imgmlp.codec.latent.windows import WindowedStep, fits_windows, is_large
 from imgmlp.codec.training.checkpoint import Snapshot
 from imgmlp.codec.training.compile_times import CompileTimes
 from imgmlp.codec.training.draft import Draft, draft
 from imgmlp.codec.training.memory_limits import explain, smaller_picture, within_memory
 from imgmlp.codec.training.pace import Work
-from imgmlp.codec.training.replay import seconds_a_step
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.codec.training.trainer import CHEAPEST, DEAREST, Pricing
@@ -56,7 +57,8 @@ SLOPES = {"psnr": -1.5, "bytes": -0.5}  # dB or doublings of the bytes, of a pri
 STEEP = 3.0  # times these that is believed, or the reciprocal
 APART = 0.05  # doublings of the price between two passes, at least, that tell a slope
 FURTHEST = 1.5  # doublings of the price, at most, at once
-TRIED = 0.15  # seconds of steps by which their pace is found
+# Seconds of steps by which their pace is found, and where it decides nothing.
+TRIED, TRIED_BRIEFLY = 0.15, 0.03
 CHECKING = 30  # steps that take as long as writing a file and decoding it
 STARTING = 0.7  # seconds of that which do not depend on the picture
 MAIN = 0.75  # of the time, if there may be more than one pass
@@ -230,21 +232,34 @@ class _Encoder:
     # --- the training ---
 
     def _step(self) -> LatentStep:
-        shared = room(self.picture.pixels.shape, self.device)
-        try:
-            return self._step_in(shared)
-        except OutOfMemoryError:
-            if shared is None or self.device.lost:
-                raise
-        return self._step_in(None)  # which takes less
+        shape = self.picture.pixels.shape
+        whole = [] if is_large(shape, self.device) else [room(shape, self.device), None]
+        made: list[Callable[[], LatentStep]]
+        made = [partial(self._whole_step, each) for each in dict.fromkeys(whole)]
+        made += [self._windowed_step] if fits_windows(shape) else []
+        for make in made[:-1]:  # each takes more than the next one
+            try:
+                return make()
+            except OutOfMemoryError:
+                if self.device.lost:
+                    raise
+        return made[-1]()
 
-    def _step_in(self, room: tuple[int, int] | None) -> LatentStep:
-        pixels = self.picture.pixels
-        hidden, entropy = found = widths(pixels.shape, self._most_weights())
+    def _whole_step(self, room: tuple[int, int] | None) -> LatentStep:
+        pixels, (hidden, entropy) = self.picture.pixels, self._widths()
         return LatentStep(
-            pixels, SEED, self.device, hidden=hidden, entropy=entropy, start=newest_start(found),
-            room=room,
+            pixels, SEED, self.device, hidden=hidden, entropy=entropy,
+            start=newest_start((hidden, entropy)), room=room,
         )  # fmt: skip
+
+    def _windowed_step(self) -> LatentStep:
+        pixels, (hidden, entropy) = self.picture.pixels, self._widths()
+        return WindowedStep(
+            pixels, SEED, self.device, hidden, entropy, newest_start((hidden, entropy))
+        )
+
+    def _widths(self) -> tuple[int, int]:
+        return widths(self.picture.pixels.shape, self._most_weights())
 
     def _most_weights(self) -> float:
         """That the bytes wanted leave room for."""
@@ -322,11 +337,10 @@ class _Encoder:
 
     def _pace(self, step: LatentStep) -> float:
         """Seconds that a step takes; tried, and undone. What training needs is compiled then."""
-        start = step.state()
         step.judge(step.flat.numpy())
         step.steer(control(0, MOST, self._first_price()))
-        pace = seconds_a_step(step.program, TRIED)
-        step.restore(start)
+        decides = self.workload.seconds is not None or not self.workload.steps
+        pace = step.pace(TRIED if decides else TRIED_BRIEFLY)
         self.compiled.note(step_program(self.picture.pixels.shape))
         return pace
 

@@ -31,8 +31,10 @@ Array = np.ndarray[Any, Any]
 
 MARGIN = 3  # columns on either side of a grid and rows above it that neighbours may lie in
 LAG = 4  # a row's latents come that many waves after those above them
-_AT_ONCE = 1 << 13  # latents whose network is evaluated together, if all are known
-_BLOCKS = 32  # of these, whose frequencies are looked up together
+# Latents whose network is evaluated together, if all are known: too few for NumPy's products to be
+# shared out to threads, which would wait for each other longer than they compute.
+_AT_ONCE = 1 << 10
+_BLOCKS = 256  # of these, whose frequencies are looked up together
 
 
 def encode(model: LatentModel) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 
 from imgmlp.codec.bitstream.probabilities import TOTAL_BITS
 from imgmlp.codec.latent.plane import AROUND, REACH, TILE, Plane
@@ -96,8 +96,7 @@ class Convolution(Function):
         ctx.plane = plane  # type: ignore[attr-defined]
         padded = _padded(x, plane)
         ctx.save_for_backward(padded, weights)
-        count, outputs = weights.shape
-        return _correlation(padded, weights.reshape(count // 9, 9, outputs), plane)
+        return _correlation(padded, weights, plane)
 
     @staticmethod
     def backward(ctx: Context, g: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -105,7 +104,7 @@ class Convolution(Function):
         padded, weights = ctx.saved_tensors
         count, outputs = weights.shape
         turned = weights.reshape(count // 9, 9, outputs).flip(1).permute(2, 1, 0)
-        by_x = _correlation(_padded(g, plane), turned, plane)
+        by_x = _correlation(_padded(g, plane), turned.reshape(outputs * 9, -1), plane)
         k = Tensor.arange(count).reshape(count, 1)
         length = plane.pixels + 2 * plane.margin
         away = k // 9 * length + (k % 9 // 3 - 1) * plane.pitch + k % 3 - 1
@@ -120,19 +119,13 @@ def _padded(x: Tensor, plane: Plane) -> Tensor:
 
 
 def _correlation(padded: Tensor, weights: Tensor, plane: Plane) -> Tensor:
-    """padded [channels, length], weights [channels, 9, outputs] -> [outputs, pixels]."""
-    channels, _, outputs = weights.shape
-    shape = (1, plane.pixels // TILE, TILE)
-    seen, places = [], [(c, k) for c in range(channels) for k in range(9)]
-    for c, k in places:
+    """padded [channels, length], weights [channels * 9, outputs] -> [outputs, pixels]."""
+    taps = []
+    for c, k in product(range(padded.shape[0]), range(9)):
         begin = plane.margin + (k // 3 - 1) * plane.pitch + k % 3 - 1
-        seen.append(padded[c, begin : begin + plane.pixels].reshape(*shape))
-    # One after the other, so that a kernel which computes all of them reads each neighbour once.
-    found = []
-    for o in range(outputs):
-        taps = (weights[c, k, o].reshape(1, 1, 1) for c, k in places)
-        found.append(_sum([tap * values for tap, values in zip(taps, seen, strict=True)]))
-    return Tensor.concat(found, 0).reshape(outputs, plane.pixels)
+        seen = padded[c, begin : begin + plane.pixels]
+        taps.append(seen.reshape(1, plane.pixels // TILE, TILE))
+    return Tensor.weighted_sums(taps, weights.transpose()).reshape(-1, plane.pixels)
 
 
 def upsampled(x: Tensor, taps: Tensor, height: int, width: int) -> Tensor:
@@ -145,27 +138,36 @@ def upsampled(x: Tensor, taps: Tensor, height: int, width: int) -> Tensor:
 
 
 class Repeated(Function):
-    """x [c, h, w] with an axis of which only a count of places is in use, given as i32 [1]: the
-    last of them is found again in the two behind it, as far as `Doubled` looks.
+    """x [c, h, w] with an axis of which only some places are in use: the last of them is found
+    again in the two behind it, as far as `Doubled` looks.
+
+    `end`, i32 [1], is the first place behind them. With a `way` of -1 it is the last one before
+    them, and the first of them is found again.
     """
 
     @staticmethod
-    def forward(ctx: Context, x: Tensor, count: Tensor, axis: int) -> Tensor:
-        ctx.save_for_backward(count)
-        ctx.axis = axis  # type: ignore[attr-defined]
-        place = _places(x, axis) - count.reshape(1, 1, 1)
-        once, twice = _moved(x, axis, 1), _moved(x, axis, 2)
+    def forward(ctx: Context, x: Tensor, end: Tensor, axis: int, way: int) -> Tensor:
+        ctx.save_for_backward(end)
+        ctx.along = axis, way  # type: ignore[attr-defined]
+        place = _behind(x, end, axis, way)
+        once, twice = _moved(x, axis, way), _moved(x, axis, 2 * way)
         behind = Tensor.where(place < 1, once, Tensor.where(place < 2, twice, 0.0))
         return Tensor.where(place < 0, x, behind)
 
     @staticmethod
-    def backward(ctx: Context, g: Tensor) -> tuple[Tensor, None, None]:
-        (count,) = ctx.saved_tensors
-        axis: int = ctx.axis  # type: ignore[attr-defined]
-        place = _places(g, axis) - count.reshape(1, 1, 1)
-        last = g + _moved(g, axis, -1) + _moved(g, axis, -2)
+    def backward(ctx: Context, g: Tensor) -> tuple[Tensor, None, None, None]:
+        (end,) = ctx.saved_tensors
+        axis, way = ctx.along  # type: ignore[attr-defined]
+        place = _behind(g, end, axis, way)
+        last = g + _moved(g, axis, -way) + _moved(g, axis, -2 * way)
         by_x = Tensor.where(place < -1, g, Tensor.where(place < 0, last, 0.0))
-        return by_x, None, None
+        return by_x, None, None, None
+
+
+def _behind(x: Tensor, end: Tensor, axis: int, way: int) -> Tensor:
+    """How far behind an end each place of an axis is, and so below 0 where it is in use."""
+    away = _places(x, axis) - end.reshape(1, 1, 1)
+    return away if way > 0 else -away
 
 
 def _places(x: Tensor, axis: int) -> Tensor:

@@ -2,13 +2,21 @@
 
 All grids stand in one plane of rows of the same pitch, with zeros between them, so that the
 neighbours of every value are at the same distances: what a network sees of them are the same
-plane, shifted. Pixels have a plane of the same pitch. Nothing here knows of networks.
+plane, shifted. Pixels have a plane of the same pitch. A large picture passes through the plane of a
+window, part by part. Nothing here knows of networks.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+Span = tuple[int, int]  # first, and the one after the last
 
 REACH = 3  # rows above, and columns to either side, that a context comes from
 AROUND = REACH + 1  # rows that hold all neighbours above a row, and what its first ones are left of
@@ -45,8 +53,12 @@ class Plane:
     pixel_rows: int  # of the plane of pixels, without margins
 
     @staticmethod
-    def of(height: int, width: int, levels: int) -> Plane:
-        sizes = [(-(-height // 2**n), -(-width // 2**n)) for n in range(levels)]
+    def of(height: int, width: int, levels: int, halo: int = 0) -> Plane:
+        """For so many pixels, and so many values of every grid around those that they have."""
+        sizes = [
+            (-(-height // 2**n) + 2 * halo, -(-width // 2**n) + 2 * halo) for n in range(levels)
+        ]
+        height, width = sizes[0]
         beside = sum(w + REACH for _, w in sizes[1:])
         pitch = -(-max(width + REACH, beside) // ALIGN) * ALIGN
         grids, row, column = [Grid(height, width, 0, 0)], height + REACH, 0
@@ -72,3 +84,93 @@ class Plane:
     def margin(self) -> int:
         """Zeros before and after the plane of pixels."""
         return 2 * self.pitch
+
+
+@dataclass(frozen=True)
+class Extent:
+    """What of a picture's grids stands in a plane: all, or a window's own values and a halo.
+
+    A window begins at a multiple of 2^(levels - 1) in both directions, so that every grid is cut
+    between the values that belong to the same value of the next coarser one.
+    """
+
+    plane: Plane
+    picture: tuple[int, int]  # height, width
+    corner: tuple[int, int]  # row and column at which the own part begins
+    size: tuple[int, int]  # its rows and columns, which may reach past the picture
+    halo: int = 0  # values of every grid around the own ones
+
+    def span(self, axis: int, level: int, halo: int = 0) -> Span:
+        """Along an axis of the picture's grid: the own values, or those around them as well."""
+        begin, end = self.corner[axis], self.corner[axis] + self.size[axis]
+        there = -(-self.picture[axis] // 2**level)
+        return max(0, (begin >> level) - halo), min(there, -(-end // 2**level) + halo)
+
+    def bounds(self, axis: int, level: int, halo: int = 0) -> Span:
+        """The same along an axis of the plane's grid."""
+        first, end = self.span(axis, level, halo)
+        moved = self.halo - (self.corner[axis] >> level)
+        return first + moved, end + moved
+
+    @property
+    def frame(self) -> tuple[Span, ...]:
+        """All that tells one window from another, but for what is in it."""
+        levels = range(len(self.plane.grids))
+        return tuple(self.bounds(axis, n, self.halo) for n in levels for axis in (0, 1))
+
+    @property
+    def pixels(self) -> int:
+        """How many are its own."""
+        rows, columns = (self.span(axis, 0) for axis in (0, 1))
+        return (rows[1] - rows[0]) * (columns[1] - columns[0])
+
+    def cut(self, grids: Sequence[Array], halo: int = 0) -> list[Array]:
+        """Of the picture's grids, finest first, what stands in the plane; views."""
+        found = []
+        for level, grid in enumerate(grids):
+            rows, columns = (slice(*self.span(axis, level, halo)) for axis in (0, 1))
+            found.append(grid[rows, columns])
+        return found
+
+    def parts(self, plane: Array, halo: int = 0) -> list[Array]:
+        """Of a plane [rows, pitch] where these stand, finest first; views."""
+        found = []
+        for level, grid in enumerate(self.plane.grids):
+            (top, bottom), (left, right) = (self.bounds(axis, level, halo) for axis in (0, 1))
+            rows = slice(grid.row + top, grid.row + bottom)
+            found.append(plane[rows, grid.column + left : grid.column + right])
+        return found
+
+    def gathered(self, grids: Sequence[Array], halo: int = 0) -> Array:
+        """float32 [rows, pitch]: the picture's grids as the plane has them."""
+        found = np.zeros((self.plane.rows, self.plane.pitch), np.float32)
+        for part, values in zip(self.parts(found, halo), self.cut(grids, halo), strict=True):
+            part[:] = values
+        return found
+
+    def taken(self, halo: int = 0) -> Array:
+        """float32 [rows, pitch]: 1 where the plane has a value of a grid."""
+        found = np.zeros((self.plane.rows, self.plane.pitch), np.float32)
+        for part in self.parts(found, halo):
+            part[:] = 1
+        return found
+
+    def samples(self, found: Array, halo: int = 0) -> Array:
+        """Of samples [channels, pixels of the plane], those of the picture, [channels, h, w]."""
+        rows, columns = (slice(*self.bounds(axis, 0, halo)) for axis in (0, 1))
+        part: Array = found.reshape(len(found), -1, self.plane.pitch)[:, rows, columns]
+        return part
+
+    def inside(self, halo: int = 0) -> Array:
+        """float32 [pixels of the plane]: 1 where the picture is."""
+        found = np.zeros((1, self.plane.pixels), np.float32)
+        self.samples(found, halo)[:] = 1
+        return found.reshape(-1)
+
+    def target(self, pixels: Array) -> Array:
+        """float32 [channels, pixels of the plane], from the uint8 [h, w, channels] picture."""
+        found = np.zeros((pixels.shape[2], self.plane.pixels), np.float32)
+        rows, columns = (slice(*self.span(axis, 0)) for axis in (0, 1))
+        part = pixels[rows, columns].transpose(2, 0, 1)
+        self.samples(found)[:] = part / np.float32(255) - np.float32(0.5)
+        return found

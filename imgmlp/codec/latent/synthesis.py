@@ -5,10 +5,16 @@ Part of the file format (docs/format-imlp.md). Values and sums fit in 32 bits
 device has, in two parts: the lower bits of the values and the rest, whose sums stay below 2**24
 and so are exact, in whatever order they are added up. NumPy, which has float64 on every processor,
 does without parts.
+
+Before that all grids become maps as large as the picture. From the coarsest on: what there is
+doubles its size by a filter of the level, by columns, then by rows, and the next grid joins it. Any
+part of the picture can be had alone, so that large ones need little memory. NumPy does it for every
+device, as sizes are another picture's each time, and compiling would take longer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -16,15 +22,17 @@ import numpy as np
 
 from imgmlp.codec.latent.exact_layers import ONE, activated, activations, layer
 from imgmlp.codec.latent.model import LIMIT, PIXEL_BITS, VALUE_BITS, LatentModel, Quantized
-from imgmlp.codec.latent.upsampling import around, upsample
 from imgmlp.codec.training.chunked import assemble
 from imgmlp.engine import AnyDevice, NumpyDevice, Tensor, compile, dtype
 
 Array = np.ndarray[Any, Any]
+Span = tuple[int, int]  # first, and the one after the last
 
 PIXELS_AT_ONCE = 1 << 14
 SIDE = 128  # pixels along a piece of NumPy's, whose values should be near to caches
 HALO = 2  # pixels around a piece that its convolutions see
+_TAPS = 4
+_BEFORE, _AFTER = 2, 2  # how far away from a sample those are that its two halves need
 _LOW_BITS = 9  # of a value's 19 with its sign
 
 
@@ -46,8 +54,9 @@ class _Piece:
         around = (rows + 2 * HALO, columns + 2 * HALO)
         self.values = Tensor(np.zeros((*around, model.shape.levels), np.int32), device, name="maps")
         self.inside = Tensor(np.zeros((*around, 1), np.int32), device, name="inside")
-        self.scales = self._scales()
-        self.program = compile(self._step, device, precision="exact")
+        self.parameters = self._parameters()
+        states = [self.values, self.inside, *self.parameters.values()]
+        self.program = compile(self._step, device, precision="exact", depends_on=(), states=states)
 
     def move_to(self, top: int, left: int) -> None:
         """Load the maps around another piece; zeros past the picture's edges."""
@@ -73,40 +82,40 @@ class _Piece:
         y = _bounded(y) * self.inside[1:-1, 1:-1]
         return {"pixels": levels_of(y[1:-1, 1:-1] + self._convolved(y, 1))}
 
-    def _scales(self) -> dict[str, Tensor]:
-        """What `rescale` takes for each layer; no constants, so that kernels serve other files."""
-        finer = {"synthesis.2": PIXEL_BITS - VALUE_BITS}
+    def _parameters(self) -> dict[str, Tensor]:
+        """No constants, so that kernels serve other files. Of each layer weights, biases in the
+        unit of the sums that they join, int32, and what `rescale` takes.
+        """
         found = {}
         for name in (*(f"synthesis.{n}" for n in range(3)), "residual.0", "residual.1"):
-            exponent = self.networks[f"{name}.weight"].exponent - finer.get(name, 0)
-            found[name] = Tensor(scale_of(exponent), self.device, name=f"{name}.scale")
-        return found
-
-    def _parameters(self, name: str, bits: int) -> tuple[Quantized, Tensor]:
-        """Weights, and biases in the unit of the sums that they join, int32."""
-        weight, bias = self.networks[f"{name}.weight"], self.networks[f"{name}.bias"]
-        sums = bias.values << bits + weight.exponent - bias.exponent
-        return weight, Tensor(sums, self.device, name=f"{name}.bias")
+            weight, bias = self.networks[f"{name}.weight"], self.networks[f"{name}.bias"]
+            dense = name.startswith("synthesis")
+            bits = VALUE_BITS if dense else PIXEL_BITS
+            finer = PIXEL_BITS - VALUE_BITS if name == "synthesis.2" else 0
+            found[f"{name}.weight"] = weight.values.astype(np.float32) if dense else weight.values
+            found[f"{name}.bias"] = bias.values << bits + weight.exponent - bias.exponent
+            found[f"{name}.scale"] = scale_of(weight.exponent - finer)
+        return {name: Tensor(array, self.device, name=name) for name, array in found.items()}
 
     def _sums(self, x: Tensor, name: str) -> Tensor:
         """int32 [rows, inputs] -> [rows, outputs], both in the unit of the layer's place."""
-        weight, biases = self._parameters(name, VALUE_BITS)
-        weights = Tensor(weight.values.astype(np.float32), self.device, name=f"{name}.weight")
+        weights, biases, scale = self._layer(name)
         low = (x & (1 << _LOW_BITS) - 1).cast(dtype.f32) @ weights
         high = (x >> _LOW_BITS).cast(dtype.f32) @ weights
         sums = low.cast(dtype.i32) + high.cast(dtype.i32) * (1 << _LOW_BITS) + biases
-        return rescale(sums, self.scales[name])
+        return rescale(sums, scale)
+
+    def _layer(self, name: str) -> list[Tensor]:
+        return [self.parameters[f"{name}.{what}"] for what in ("weight", "bias", "scale")]
 
     def _convolved(self, y: Tensor, number: int) -> Tensor:
         """int32 [rows, columns, channels] in 2**-PIXEL_BITS, of all pixels with neighbours."""
-        weight, biases = self._parameters(f"residual.{number}", PIXEL_BITS)
+        kernel, sums, scale = self._layer(f"residual.{number}")
         rows, columns, channels = y.shape
-        kernel = Tensor(weight.values, self.device, name=f"residual.{number}.weight")
-        sums = biases
         for down, right, channel in np.ndindex(3, 3, channels):
             part = y[down : down + rows - 2, right : right + columns - 2, channel : channel + 1]
             sums = sums + part * kernel[down, right, channel]
-        return rescale(sums, self.scales[f"residual.{number}"])
+        return rescale(sums, scale)
 
 
 def scale_of(exponent: int) -> Array:
@@ -224,3 +233,61 @@ def _samples(answers: Array) -> Array:
     value = np.clip(answers + one // 2, 0, one).astype(np.int64)
     samples: Array = (value * 255 + one // 2 >> PIXEL_BITS).astype(np.uint8)
     return samples
+
+
+# --- maps ---
+
+
+def upsample(latents: Sequence[Array], filters: Quantized, rows: Span, columns: Span) -> Array:
+    """int32 [levels, rows, columns], in 2**-VALUE_BITS, of a part of the picture.
+
+    `latents` are the grids, finest first, `filters` int32 [levels - 1, 4].
+    """
+    (top, bottom), (left, right) = rows, columns
+    own = latents[0][None, top:bottom, left:right].astype(np.int32) << VALUE_BITS
+    if len(latents) == 1:
+        return own
+    taps, exponent = filters.values[0], filters.exponent
+    coarser = Quantized(filters.values[1:], exponent)
+    (rows_there, rows_beyond), (columns_there, columns_beyond) = (
+        _needed(span, size) for span, size in zip((rows, columns), latents[1].shape, strict=True)
+    )
+    maps = upsample(latents[1:], coarser, rows_there, columns_there)
+    maps = np.pad(maps, ((0, 0), rows_beyond, columns_beyond), mode="edge")
+    maps = _doubled(maps, 2, columns, taps, exponent)
+    maps = _doubled(maps, 1, rows, taps, exponent)
+    return np.concatenate([own, maps])
+
+
+def around(begin: int, count: int, size: int, halo: int) -> tuple[Span, slice]:
+    """Of a piece with its halo, the span that lies in the picture, and where that is in it."""
+    first, end = max(0, begin - halo), min(size, begin + count + halo)
+    return (first, end), slice(first - begin + halo, end - begin + halo)
+
+
+def _needed(span: Span, size: int) -> tuple[Span, Span]:
+    """The span of a coarser grid that a span needs, and how many are missing on either side."""
+    begin, end = span[0] // 2 - _BEFORE, (span[1] - 1) // 2 + 1 + _AFTER
+    there = max(begin, 0), min(end, size)
+    return there, (there[0] - begin, end - there[1])
+
+
+def _doubled(maps: Array, axis: int, span: Span, taps: Array, exponent: int) -> Array:
+    """A span of an axis of twice as many samples, from what it needs of the coarser one."""
+    count = maps.shape[axis] - _BEFORE - _AFTER
+    shape = [*maps.shape]
+    shape[axis] = 2 * count
+    found = np.empty(shape, np.int32)
+    for odd in range(2):
+        order = taps[::-1] if odd else taps
+        parts = (
+            maps[_along(axis, slice(odd + n, odd + n + count))] * order[n] for n in range(_TAPS)
+        )
+        sums = sum(parts) + (1 << exponent >> 1) >> exponent
+        found[_along(axis, slice(odd, None, 2))] = np.clip(sums, -LIMIT, LIMIT)
+    first = span[0] % 2
+    return found[_along(axis, slice(first, first + span[1] - span[0]))]
+
+
+def _along(axis: int, part: slice) -> tuple[slice, ...]:
+    return (slice(None),) * axis + (part,)

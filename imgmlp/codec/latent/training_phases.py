@@ -99,8 +99,7 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         return self.step.picture()
 
     def _look(self, tell: Callable[[Progress], None] | None) -> bool:
-        error, bits = (float(self.step.program.read(name)) for name in ("error", "bits"))
-        loss, rate = self.step.mean(error), bits / self.step.pixels
+        loss, rate = self.step.figures()
         if not (loss < HOPELESS and math.isfinite(rate)):
             return self._recover()
         if self.done % self.control == 0:

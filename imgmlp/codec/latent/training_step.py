@@ -10,7 +10,7 @@ all prices.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -20,10 +20,11 @@ import numpy as np
 
 from imgmlp.codec.latent import operations
 from imgmlp.codec.latent.model import BICUBIC, NEIGHBOURS, ModelShape, start_of, usual_levels
-from imgmlp.codec.latent.plane import AROUND, REACH, Plane
+from imgmlp.codec.latent.plane import AROUND, REACH, Extent, Plane
 from imgmlp.codec.training.checkpoint import Resumable
 from imgmlp.codec.training.perceptron import Activation, perceptron
-from imgmlp.engine import AnyDevice, Program, Tensor, compile, dtype, nn, optim
+from imgmlp.codec.training.replay import seconds_a_step
+from imgmlp.engine import AnyDevice, Precision, Program, Tensor, compile, dtype, nn, optim
 from imgmlp.image import counted
 
 Array = np.ndarray[Any, Any]
@@ -55,14 +56,17 @@ class Control:
     networks: float = 1e-2  # learning rate
     rounding: bool = False
 
-    def array(self, channels: int) -> Array:
-        """float32 [9], as the device wants it."""
+    def array(self, channels: int, pixels: int, share: float = 1.0) -> Array:
+        """float32 [11], as the device wants it, of a step of so many pixels and samples of each.
+
+        These are a share of the picture, which has that share of what weights cost.
+        """
         t = self.temperature
         soft = [1 / t, 0.5 / math.tanh(0.5 / t), self.share, self.noise]
         # Gradients in half precision need a loss that is large enough.
         scale = min(max(SCALED / max(self.price, 1e-9), 1.0), MOST_SCALED * channels)
         rates = [self.latents, self.networks, self.price, float(self.rounding), scale]
-        return np.array([*soft, *rates], np.float32)
+        return np.array([*soft, *rates, CLIP * pixels, share], np.float32)
 
 
 class LatentStep(Resumable):
@@ -85,17 +89,18 @@ class LatentStep(Resumable):
         self.counted: float = counted(pixels)
         self.seed, self.device, self.epsilon = seed, device, epsilon
         self.room = room
-        rows, columns = room or (self.height, self.width)
-        self.plane = plane = Plane.of(rows, columns, self.levels)
-        self.sizes = Tensor(np.array(self._sizes(), np.int32), device, name="sizes")
+        self.extent = extent = self._first_extent()
+        self.plane = plane = extent.plane
+        self.ends = Tensor(self._bounds(1), device, name="sizes")
         self.synthesis_shapes = _layers(self.levels, hidden, hidden, self.channels)
         self.convolution_shapes = [(9 * self.channels, self.channels), (self.channels,)] * 2
         self.entropy_shapes = _layers(operations.NEIGHBOURS, entropy, entropy, 2)
         self.shapes = [*self.synthesis_shapes, *self.convolution_shapes, *self.entropy_shapes]
         self.shapes += [(operations.TAPS,)] * (self.levels - 1)
-        self.target = Tensor(self._target(pixels), device, name="target")
-        self.inside = Tensor(self._inside(), device, name="inside")
-        self.taken = Tensor(self._taken(), device, name="taken")
+        self.target = Tensor(extent.target(pixels), device, name="target")
+        self.inside = Tensor(extent.inside(extent.halo), device, name="inside")
+        self.taken = Tensor(extent.taken(extent.halo), device, name="taken")
+        self._frame()
         drawn = self._drawn()
         flat = self._started(drawn)
         self.flat = Tensor(flat, device, name="networks")
@@ -103,46 +108,50 @@ class LatentStep(Resumable):
         empty = np.zeros((plane.rows, plane.pitch), np.float32)
         self.latents = Tensor(empty, device, name="latents")  # all grids, as they lie in the plane
         self.candidate = Tensor(flat, device, name="candidate")  # to be judged
-        self.control = Tensor(np.zeros(9, np.float32), device, name="control")
+        self.control = Tensor(np.zeros(11, np.float32), device, name="control")
+        alpha = np.arange(self.channels) == self.channels - 1
+        self.is_alpha = Tensor(alpha.astype(np.float32), device, name="alpha")
         self.count = Tensor(np.uint32(0), device, name="count")
         self.adam_latents = optim.Adam([self.latents], self.control[4], BETAS, epsilon)
         self.adam = optim.Adam([self.flat], self.control[5], BETAS, epsilon)
-        self.program: Program = compile(self._step, device, general, "half")
+        self.program = self._compiled(self._step, device, general, "half")
+
+    def _compiled(
+        self, step: Callable[[], dict[str, Tensor]], device: AnyDevice, general: bool = False,
+        precision: Precision = "float32", beside: Program | None = None,
+    ) -> Program:  # fmt: skip
+        """A program that is not traced where an earlier process has left what came of it."""
+        own = self.plane, self.room is None, self.channels, self.shapes, self.seed, self.epsilon
+        depends_on = type(self).__qualname__, *own, self.extent.halo, self.start.number > 0
+        return compile(step, device, general, precision, beside, depends_on, self._states())
+
+    def _states(self) -> list[Tensor]:
+        """All that a step takes."""
+        fixed = [self.ends, self.target, self.inside, self.taken, self.cheapest, self.candidate]
+        moving = LatentStep._moving(self).values()
+        return [*fixed, self.control, self.is_alpha, *moving]
 
     # --- what does not change ---
 
-    def _sizes(self) -> list[tuple[int, int]]:
-        """(height, width) of every grid, finest first."""
-        return [(-(-self.height // 2**n), -(-self.width // 2**n)) for n in range(self.levels)]
+    def _first_extent(self) -> Extent:
+        """What is in the plane at the beginning."""
+        size = self.height, self.width
+        rows, columns = self.room or size
+        return Extent(Plane.of(rows, columns, self.levels), size, (0, 0), size)
 
-    def _target(self, pixels: Array) -> Array:
-        """float32 [channels, pixels of the plane]."""
-        found = np.zeros((self.channels, self.plane.pixels), np.float32)
-        view = found[:, : self.height * self.plane.pitch]
-        rows = view.reshape(self.channels, self.height, self.plane.pitch)
-        rows[:, :, : self.width] = pixels.transpose(2, 0, 1) / np.float32(255) - np.float32(0.5)
-        return found
-
-    def _inside(self) -> Array:
-        """float32 [pixels of the plane]: 1 where the picture is."""
-        at = np.arange(self.plane.pixels)
-        inside = (at % self.plane.pitch < self.width) & (at // self.plane.pitch < self.height)
-        found: Array = inside.astype(np.float32)
-        return found
-
-    def _taken(self) -> Array:
-        """float32 [rows, pitch]: 1 where the plane has a value of a grid."""
-        found = np.zeros((self.plane.rows, self.plane.pitch), np.float32)
-        for part in self._parts(found):
-            part[:] = 1
-        return found
-
-    def _parts(self, plane: Array) -> list[Array]:
-        """The grids of a plane [rows, pitch], finest first; views of it."""
-        return [
-            plane[g.row : g.row + height, g.column : g.column + width]
-            for g, (height, width) in zip(self.plane.grids, self._sizes(), strict=True)
+    def _bounds(self, which: int) -> Array:
+        """int32 [levels, 2]: where grids begin (0) or end (1) in theirs of the plane."""
+        halo = self.extent.halo
+        found = [
+            [self.extent.bounds(axis, n, halo)[which] for axis in (0, 1)]
+            for n in range(self.levels)
         ]
+        return np.array(found, np.int32)
+
+    def _frame(self) -> None:
+        """What counts and moves: all that is there."""
+        self.firsts: Tensor | None = None
+        self.own, self.own_pixels = self.taken, self.inside
 
     def _started(self, flat: Array) -> Array:
         """float32 [parameters]: those of the start, others as they are."""
@@ -171,11 +180,10 @@ class LatentStep(Resumable):
         error, bits = self._forward(seen, self.flat)
         loss = (error * (1 / self.channels) + bits * price) * scale
         by_seen, slopes = loss.gradient([seen, self.flat])
-        by_flat = slopes * (1.0 / scale) + self._by_weight_bits() * price
+        by_flat = slopes * (1.0 / scale) + self._by_weight_bits() * (price * self.control[10])
         self.adam_latents.apply([by_seen * (1.0 / scale) * slope])
         norm = by_flat.square().sum().sqrt()
-        most = self.sizes[0].cast(dtype.f32).reshape(2, 1)
-        most = most[0] * most[1] * CLIP
+        most = self.control[9]
         self.adam.apply([by_flat * (most / norm.maximum(most))])
         self.count.assign(self.count + 1)
         return {"error": error, "bits": bits, "slopes": slopes}
@@ -210,13 +218,12 @@ class LatentStep(Resumable):
     def _seen(self) -> Tensor:
         """1 where samples count, [channels or 1, pixels of the plane]: in the picture, and where
         alpha is not 0."""
-        inside = self.inside.reshape(1, -1)
+        inside = self.own_pixels.reshape(1, -1)
         if self.channels not in (2, 4):
             return inside
         colours = self.channels - 1
-        is_alpha = Tensor(np.array([0.0] * colours + [1.0], np.float32), self.device, name="alpha")
         visible = ((self.target[colours:] + 0.5) * 512.0).minimum(1.0)  # 512 > 255
-        return visible.maximum(is_alpha.reshape(-1, 1)) * inside
+        return visible.maximum(self.is_alpha.reshape(-1, 1)) * inside
 
     def _quantised(self) -> tuple[Tensor, Tensor]:
         """The plane of grids as the networks see it, and the slopes of that."""
@@ -228,13 +235,13 @@ class LatentStep(Resumable):
         once, first = operations.soft_round(values, inverse, spread)
         twice, second = operations.soft_round(once + noise, inverse, spread)
         seen = twice + (operations.nearest(values) - twice) * rounding
-        return _limited(seen) * self.taken, first * second * self.taken
+        return _limited(seen) * self.taken, first * second * self.own
 
     def _bits(self, framed: Tensor, seen: Tensor, layers: list[Tensor]) -> Tensor:
         contexts = operations.Contexts.apply(framed, self.plane)
         found = perceptron(contexts.permute(1, 0), layers)  # [places, 2]
         bits = operations.Bits.apply(seen.reshape(-1), found[:, 0], found[:, 1])
-        return (bits * self.taken.reshape(-1)).sum()
+        return (bits * self.own.reshape(-1)).sum()
 
     def _answer(
         self, seen: Tensor, synthesis: list[Tensor], convolutions: list[Tensor],
@@ -264,9 +271,7 @@ class LatentStep(Resumable):
         ]
         maps = views[-1]
         for level in range(self.levels - 2, -1, -1):
-            g = self.plane.grids[level]
-            maps = self._with_ends(maps, level + 1)
-            maps = operations.upsampled(maps, taps[level], g.height, g.width)
+            maps = self._upsampled(maps, taps[level], level)
             if level:
                 maps = Tensor.concat([views[level], maps], 0)
         finest_grid = self.plane.grids[0]
@@ -277,25 +282,36 @@ class LatentStep(Resumable):
             maps = Tensor.concat([maps, below], 1)
         return Tensor.concat([finest, maps.reshape(self.levels - 1, self.plane.pixels)], 0)
 
-    def _with_ends(self, maps: Tensor, level: int) -> Tensor:
-        """Maps [c, h, w] of a level, which repeat their ends where there is room behind them."""
-        if self.room is None:
+    def _upsampled(self, maps: Tensor, taps: Tensor, level: int) -> Tensor:
+        """Maps [c, h, w] of the next coarser level, as large as a level's grid."""
+        grid, halo = self.plane.grids[level], self.extent.halo
+        maps = self._with_ends(maps, level + 1)
+        maps = operations.upsampled(maps, taps, grid.height + 2 * halo, grid.width + 2 * halo)
+        if not halo:
             return maps
+        return maps[:, halo : halo + grid.height, halo : halo + grid.width]
+
+    def _with_ends(self, maps: Tensor, level: int) -> Tensor:
+        """Maps [c, h, w] of a level, which repeat their ends where there is room around them."""
         for axis in (1, 2):
-            count = self.sizes[level, axis - 1 : axis]
-            maps = operations.Repeated.apply(maps, count, axis)
+            if self.room is not None:
+                end = self.ends[level, axis - 1 : axis]
+                maps = operations.Repeated.apply(maps, end, axis, 1)
+            if self.firsts is not None:
+                before = self.firsts[level, axis - 1 : axis] - 1
+                maps = operations.Repeated.apply(maps, before, axis, -1)
         return maps
 
     # --- from and to the host ---
 
     @cached_property
     def _judging(self) -> Program:
-        def forward() -> dict[str, Tensor]:
-            seen = _limited(operations.nearest(self.latents))
-            found = self._forward(seen, self.candidate)
-            return {"figures": Tensor.concat([each.reshape(1) for each in found], 0)}
+        return self._compiled(self._judge, self.device, beside=self.program)
 
-        return compile(forward, self.device, beside=self.program)
+    def _judge(self) -> dict[str, Tensor]:
+        seen = _limited(operations.nearest(self.latents))
+        found = self._forward(seen, self.candidate)
+        return {"figures": Tensor.concat([each.reshape(1) for each in found], 0)}
 
     def judge(self, flat: Array) -> tuple[float, float]:
         """The mean squared error on [0, 1], of samples that count, and the bits per pixel that
@@ -313,21 +329,20 @@ class LatentStep(Resumable):
 
     @cached_property
     def _showing(self) -> Program:
-        def forward() -> dict[str, Tensor]:
-            synthesis, convolutions, _, taps = self._networks(self.flat)
-            seen = _limited(operations.nearest(self.latents))
-            answer = self._answer(seen, synthesis, convolutions, taps)
-            level = ((answer + 0.5).maximum(0.0).minimum(1.0) * 255.0 + 0.5).cast(dtype.u8)
-            return {"pixels": level}
+        return self._compiled(self._show, self.device, beside=self.program)
 
-        return compile(forward, self.device, beside=self.program)
+    def _show(self) -> dict[str, Tensor]:
+        synthesis, convolutions, _, taps = self._networks(self.flat)
+        seen = _limited(operations.nearest(self.latents))
+        answer = self._answer(seen, synthesis, convolutions, taps)
+        level = ((answer + 0.5).maximum(0.0).minimum(1.0) * 255.0 + 0.5).cast(dtype.u8)
+        return {"pixels": level}
 
     def picture(self) -> Array:
         """What rounded grids and the present networks give, uint8 [height, width, channels]."""
         self._showing.run()
-        planes = self._showing.read("pixels")[:, : self.height * self.plane.pitch]
-        rows = planes.reshape(self.channels, self.height, self.plane.pitch)
-        return np.ascontiguousarray(rows[:, :, : self.width].transpose(1, 2, 0))
+        found = self.extent.samples(self._showing.read("pixels"))
+        return np.ascontiguousarray(found.transpose(1, 2, 0))
 
     def slopes(self, flat: Array, price: float) -> Array:
         """The gradient of D + lambda R of what `judge` gives by these networks, float32
@@ -349,18 +364,27 @@ class LatentStep(Resumable):
 
     def grids(self) -> list[Array]:
         """The latents, float32 [h, w] each, finest first."""
-        return self._parts(self.latents.numpy())
+        return self.extent.parts(self.latents.numpy())
 
     def write_grids(self, grids: Sequence[Array]) -> None:
         """Replace the latents by others of the same sizes; between grids the plane stays zero."""
-        plane = np.zeros(self.latents.shape, np.float32)
-        for part, grid in zip(self._parts(plane), grids, strict=True):
-            part[:] = grid
-        self.latents.write(plane)
+        self.latents.write(self.extent.gathered(grids))
 
     def steer(self, control: Control) -> None:
         """What the steps from now on obey."""
-        self.control.write(control.array(self.channels))
+        self.control.write(control.array(self.channels, self.pixels))
+
+    def figures(self) -> tuple[float, float]:
+        """The mean squared error and the bits per pixel of the last step."""
+        error, bits = (float(self.program.read(name)) for name in ("error", "bits"))
+        return self.mean(error), bits / self.pixels
+
+    def pace(self, most: float) -> float:
+        """Seconds that a step takes, by a trial of at least so many, which is undone."""
+        start = self.state()
+        found = seconds_a_step(self.program, most)
+        self.restore(start)
+        return found
 
     def _moving(self) -> dict[str, Tensor]:
         named = {"flat": self.flat, "latents": self.latents, "count": self.count}

@@ -60,11 +60,17 @@ class Resumable(ABC):
 
     program: Program
     count: Tensor  # uint32: steps done
+    together = 0  # steps that are taken at once; 0 if that may depend on how fast they are
 
     @property
     def done(self) -> int:
         """Steps, once the enqueued ones are done."""
         return int(self.count.item())
+
+    def run(self, count: int) -> None:
+        """Take so many steps, and wait for them."""
+        self.program.run(count)
+        self.program.wait()
 
     @abstractmethod
     def _moving(self) -> dict[str, Tensor]:

@@ -28,14 +28,15 @@ def seconds_a_step(program: Program, most: float = 0.5) -> float:
     """What a step takes, by a trial of at least so many seconds."""
     program.run(1)  # which may compile for seconds
     program.wait()
-    count, pace = 1, 0.0
-    while pace * count < most and count < 1000:
-        count *= 2 if pace else 1
+    count, seconds = 1, 0.0
+    while seconds < most and count < 1000:
+        if seconds:  # the first ones take longer, so that this is too few rather than too many
+            count = min(math.ceil(count * max(2.0, min(most / seconds, 8.0))), 1000)
         began = time.perf_counter()
         program.run(count)
         program.wait()
-        pace = (time.perf_counter() - began) / count
-    return pace
+        seconds = time.perf_counter() - began
+    return seconds / count
 
 
 def mean_loss(smooth: float, steps: int) -> float:

@@ -102,10 +102,10 @@ class Trainer(ABC, Generic[S, D]):
 
     def _replay(self) -> None:
         """Some more steps, but none beyond the next look."""
-        count = min(self._chunk, self.look - self.done % self.look, self.state.steps - self.done)
+        most = self.step.together or self._chunk
+        count = min(most, self.look - self.done % self.look, self.state.steps - self.done)
         began = time.perf_counter()
-        self.step.program.run(count)
-        self.step.program.wait()
+        self.step.run(count)
         self._chunk = next_chunk(self._chunk, time.perf_counter() - began)
         self.done += count
 

@@ -164,6 +164,7 @@ class KernelHandle:
 
     name: str
     program: Any = field(repr=False)
+    kernel: Any = field(repr=False, compare=False)  # to be asked, and never launched
 
 
 @dataclass(eq=False, slots=True)

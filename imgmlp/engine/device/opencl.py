@@ -16,6 +16,7 @@ import math
 import os
 import time
 import warnings
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -41,6 +42,7 @@ from imgmlp.engine.device.base import (
 )
 from imgmlp.engine.device.kernel_cache import current, has_room, locked
 from imgmlp.engine.device.pocl import PLATFORM, peak_width, vector_width
+from imgmlp.engine.device.spare import Spare
 from imgmlp.engine.ir.target import Lanes
 from imgmlp.errors import DeviceError, OutOfMemoryError
 
@@ -61,6 +63,7 @@ else:
 
 MATRIX_UNITS = 8  # compute capability from which NVIDIA's multiply halves as we ask them to
 COARSEST_ALIGN = 1 << 16  # bytes; packing to coarser offsets saves little
+SPARE = 1 << 28  # bytes that a GPU keeps of what is not used any more, at most
 LARGE = 1 << 20  # bytes of an allocation that is used at once, to see that it is there
 _BYTE = np.zeros(1, np.uint8)
 # The platform whose driver (580.159) crashes when parts of an allocation are released that kernels
@@ -91,6 +94,7 @@ class Device(HostCopies):
             self._queue = cl.CommandQueue(self._context)
         self._timing_queue: Any = None
         self.usage = Usage()
+        self.spare = Spare(SPARE if info.kind == "gpu" else 0)
         self.can_slice = info.platform != LOSES_PARTS and self._try_to_slice()
         if not self.can_slice:
             self.align = ALIGN
@@ -114,16 +118,25 @@ class Device(HostCopies):
         left = self.info.memory - self.usage.live_bytes
         if nbytes > min(self.max_allocation, left):
             raise driver_errors.does_not_fit(nbytes, self.max_allocation, self.info)
+        size = max(nbytes, self.align)
+        buffer = self.spare.take(size) or self._buffer(size)
+        found = counted(buffer, nbytes, self.usage)
+        if self.spare.most:
+            weakref.finalize(found, self.spare.give, size, buffer).atexit = False
+        return found
+
+    def _buffer(self, size: int) -> Any:
         try:
-            flags = cl.mem_flags.READ_WRITE
-            buffer = cl.Buffer(self._context, flags, size=max(nbytes, self.align))
-            if nbytes >= LARGE:  # drivers may look for memory only when it is first used
+            buffer = cl.Buffer(self._context, cl.mem_flags.READ_WRITE, size=size)
+            if size >= LARGE:  # drivers may look for memory only when it is first used
                 cl.enqueue_copy(self._queue, buffer, _BYTE, is_blocking=False)
+            return buffer
         except cl.Error as error:
             if _is_memory(error):
-                raise driver_errors.does_not_fit(nbytes, self.max_allocation, self.info) from error
+                if self.spare.clear():
+                    return self._buffer(size)
+                raise driver_errors.does_not_fit(size, self.max_allocation, self.info) from error
             raise driver_errors.failure("allocating memory", status(error), False) from error
-        return counted(buffer, nbytes, self.usage)
 
     def free_memory(self) -> FreeMemory:
         """What alloc() would still give, found by asking, as others may use the device too.
@@ -131,13 +144,17 @@ class Device(HostCopies):
         Of less than LARGE nothing is known, and of the largest piece seven eighths of it at least.
         """
         held: list[Allocation] = []
+        self.spare.clear()
         size = min(self.max_allocation, self.info.memory)
         while size >= LARGE:
             try:
                 held.append(self.alloc(size))
             except OutOfMemoryError:
                 size -= max(1, size // 8)
-        return FreeMemory(sum(a.nbytes for a in held), max((a.nbytes for a in held), default=0))
+        found = FreeMemory(sum(a.nbytes for a in held), max((a.nbytes for a in held), default=0))
+        held.clear()
+        self.spare.clear()
+        return found
 
     def _try_to_slice(self) -> bool:
         """Whether parts of an allocation can be had, and without wasting most of it."""
@@ -210,13 +227,11 @@ class Device(HostCopies):
             with self._compiling():
                 self._programs[key] = self._compile(source, options)
         program = self._programs[key]
-        for name in names:
-            self._kernel(program, name)
-        return {name: KernelHandle(name, program) for name in names}
+        return {name: KernelHandle(name, program, self._kernel(program, name)) for name in names}
 
     def parameters(self, kernel: KernelHandle) -> list[tuple[str, str]]:
         """Type and name of each argument; empty where not built with -cl-kernel-arg-info."""
-        own, told = self._kernel(kernel.program, kernel.name), cl.kernel_arg_info
+        own, told = kernel.kernel, cl.kernel_arg_info
         ask, places = own.get_arg_info, range(own.num_args)
         try:
             return [(ask(i, told.TYPE_NAME).replace(" ", ""), ask(i, told.NAME)) for i in places]
@@ -225,7 +240,7 @@ class Device(HostCopies):
 
     def shortage(self, kernel: KernelHandle, lanes: int) -> str | None:
         """What a kernel needs beyond what there is for a group of so many work-items, if so."""
-        own, told = self._kernel(kernel.program, kernel.name), cl.kernel_work_group_info
+        own, told = kernel.kernel, cl.kernel_work_group_info
         try:
             local = int(own.get_work_group_info(told.LOCAL_MEM_SIZE, self._handle))
             most = int(own.get_work_group_info(told.WORK_GROUP_SIZE, self._handle))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from weakref import WeakMethod
 
 from imgmlp.engine.device.discover import AnyDevice
 from imgmlp.engine.ir.graph import Buffer, Node
@@ -12,7 +13,10 @@ from imgmlp.engine.ir.kernel import Update
 from imgmlp.engine.ir.target import Precision
 from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.operations.elementwise import Elementwise
+from imgmlp.engine.runtime.outline import Traceable, Traced
 from imgmlp.engine.runtime.program import Program
+
+Step = Callable[[], Mapping[str, Elementwise]]
 
 _captured: list[list[Update]] = []  # assignments of the steps being built, innermost last
 
@@ -50,11 +54,13 @@ def is_building() -> bool:
 
 
 def compile(
-    step: Callable[[], Mapping[str, Elementwise]],
+    step: Step,
     device: AnyDevice,
     general: bool = False,
     precision: Precision = "float32",
     beside: Program | None = None,
+    depends_on: object = None,
+    states: Sequence[Elementwise] = (),
 ) -> Program:
     """A Program from a function that builds one step out of Tensors.
 
@@ -68,15 +74,35 @@ def compile(
     factor is split either, as matrix units need it: products of whole numbers are the same
     everywhere as long as all sums stay within 2**24. The memory for intermediates of a Program
     `beside` it, on the same device, is used for those of this one, if there is enough of it.
+
+    Where `depends_on` is given, `step` may not be called at all: an earlier process has kept what
+    came of it. Then `repr(depends_on)` must tell all that changes what the step computes, beside
+    its code and the shapes and dtypes of `states`, realized Tensors, the only ones that it takes.
+    `step` is a method then.
     """
     with _uncollected():
-        with capture() as updates:
-            outputs = step()
-        if not isinstance(outputs, Mapping):
-            kind = type(outputs).__name__
-            raise misuse(TypeError, f"compile: the step must return a dict of Tensors, not {kind}")
-        found = {name: t.node for name, t in outputs.items()}
-        return Program(device, found, updates, general, precision, beside=beside)
+        if depends_on is None:
+            return Program(device, *_traced(step), general, precision, beside=beside)
+        name = f"{step.__module__}.{step.__qualname__} {depends_on!r}"
+        method = WeakMethod(step)  # not of what holds the Program, which nobody would free then
+        known = Traceable(name, [t.node.arg for t in states], lambda: _traced(_alive(method)))
+        return Program(device, {}, (), general, precision, beside=beside, traceable=known)
+
+
+def _alive(method: WeakMethod[Step]) -> Step:
+    step = method()
+    if step is None:
+        raise ReferenceError("what the Program was compiled for is gone, and its graph with it")
+    return step
+
+
+def _traced(step: Step) -> Traced:
+    with capture() as updates:
+        outputs = step()
+    if not isinstance(outputs, Mapping):
+        kind = type(outputs).__name__
+        raise misuse(TypeError, f"compile: the step must return a dict of Tensors, not {kind}")
+    return {name: t.node for name, t in outputs.items()}, updates
 
 
 @contextmanager

@@ -1,15 +1,16 @@
 """Sliding windows over the last two axes: convolution, pooling; and sampling at other sizes.
 
-A window's elements are shifted slices of the padded Tensor, a tap each. A convolution puts them
-side by side, once, and multiplies that with the weights; pooling joins them as they are read. Names
-and meaning are PyTorch's.
+A window's elements are shifted slices of the padded Tensor, a tap each. Pooling joins them as they
+are read, and so do the sums of a convolution of few weights; one of many puts them side by side,
+once, and multiplies that with the weights. Names and meaning are PyTorch's.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from string import ascii_letters
 from typing import Self, TypeVar
 
@@ -17,15 +18,22 @@ import numpy as np
 
 from imgmlp.engine.ir import dtype as dt
 from imgmlp.engine.ir import graph
-from imgmlp.engine.ir.graph import Buffer
+from imgmlp.engine.ir.graph import Buffer, Node
 from imgmlp.engine.ir.usage_errors import misuse
-from imgmlp.engine.operations.autograd import gradient
+from imgmlp.engine.operations.autograd import gradient, gradients
 from imgmlp.engine.operations.elementwise import in_f32
 from imgmlp.engine.operations.operands import from_host
 from imgmlp.engine.operations.scans import Scans
 
 W = TypeVar("W", bound="Windows")
 Pair = int | tuple[int, int]
+WRITTEN_OUT = 512  # weights up to which a convolution is sums of taps: more take long to compile
+AT_ONCE = 32  # taps that are added one after the other; sums of so many are added then
+
+
+def added(terms: Sequence[W]) -> W:
+    """Their sum, from the first to the last."""
+    return functools.reduce(operator.add, terms)
 
 
 def _pair(value: Pair) -> tuple[int, int]:
@@ -53,6 +61,19 @@ class Windows(Scans):
             raise misuse(ValueError, f"windows: {kernel} elements do not fit into {size}")
         return (padded[(..., y, x)] for y in spans[0] for x in spans[1])
 
+    @classmethod
+    def weighted_sums(cls, taps: Sequence[Self], weights: Self, axis: int = 0) -> Self:
+        """Sums of taps, which have size 1 along an axis, by weights [sums, taps]: along that axis.
+
+        One after the other, so that a kernel which computes all of them reads each tap once.
+        """
+        found = []
+        for row in weights:
+            terms = [t * w for t, w in zip(taps, row, strict=True)]
+            parts = [added(terms[i : i + AT_ONCE]) for i in range(0, len(terms), AT_ONCE)]
+            found.append(added(parts))
+        return cls.concat(found, axis)
+
     def conv2d(
         self, weight: Self, bias: Self | None = None, stride: Pair = 1, padding: Pair = 0,
         dilation: Pair = 1, groups: int = 1,
@@ -70,8 +91,50 @@ class Windows(Scans):
         rows, columns = taps[0].shape[-2:]
         windows = self.stack(taps, 2).reshape(batch, groups, inputs * len(taps), rows * columns)
         factors = weight.reshape(1, groups, outputs // groups, inputs * len(taps))
-        found = (factors @ windows).reshape(batch, outputs, rows, columns)
+        if 0 < weight.node.size <= WRITTEN_OUT:
+            vjp = self._backwards(windows, factors, weight, stride, padding, dilation)
+            found = self._own(self._summed(taps, factors[0]), weight, vjp=vjp)
+        else:
+            found = (factors @ windows).reshape(batch, outputs, rows, columns)
         return found if bias is None else found + bias.reshape(-1, 1, 1)
+
+    def _summed(self, taps: Sequence[Self], factors: Self) -> Self:
+        """What a product of factors and windows is, tap by tap; halves are rounded once."""
+        groups, _, count = factors.shape
+        kind = dt.promote(self.dtype, factors.dtype, dt.weak_float)
+        wide, inputs = [t.cast(dt.f32) for t in taps], count // len(taps)
+        sums = []
+        for g in range(groups):
+            mine = [t[:, c : c + 1] for c in range(g * inputs, (g + 1) * inputs) for t in wide]
+            sums.append(self.weighted_sums(mine, factors[g].cast(dt.f32), 1))
+        return self.concat(sums, 1).cast(dt.concrete(kind))
+
+    def _backwards(
+        self, windows: Self, factors: Self, weight: Self, stride: Pair, padding: Pair,
+        dilation: Pair,
+    ) -> Callable[..., tuple[Node, Node]]:  # fmt: skip
+        """The gradients of a convolution: that by its input is one too, where each place has a
+        window of its own.
+        """
+        (_, inputs, *kernel), groups = weight.shape, windows.shape[1]
+        sizes = zip(kernel, _pair(dilation), _pair(padding), strict=True)
+        reach = [d * (k - 1) - edge for k, d, edge in sizes]
+
+        def vjp(g: Node, ans: Node, *_: Node) -> tuple[Node, Node]:
+            above = self._with(g)
+            lines = above.reshape(len(self), *factors.shape[1:3], windows.shape[-1])
+            by_weight = (lines @ windows.transpose()).sum(0).reshape(*weight.shape)
+            if _pair(stride) == (1, 1) and min(reach) >= 0:
+                turned = weight.flip(2, 3).reshape(groups, -1, inputs, *kernel).transpose(1, 2)
+                turned = turned.reshape(groups * inputs, -1, *kernel)
+                by_x = above.conv2d(turned, None, 1, (reach[0], reach[1]), dilation, groups)
+            else:
+                sent = (factors.transpose() @ lines).cast(windows.dtype)
+                found = gradients([(windows.node, sent.node)], [self.node], beyond=False)
+                (by_x,) = (self._with(node) for node in found if node is not None)
+            return by_x.cast(self.dtype).node, by_weight.cast(weight.dtype).node
+
+        return vjp
 
     def conv_transpose2d(
         self, weight: Self, bias: Self | None = None, stride: Pair = 1, padding: Pair = 0,
@@ -87,7 +150,7 @@ class Windows(Scans):
             for n, k, step, edge, more, apart in zip(size, weight.shape[-2:], *pairs, strict=True)
         )
         shape = (batch, weight.shape[1] * groups, *sizes)
-        source = self._with(graph.buffer(Buffer(shape, self.dtype)))  # no gradient reads it
+        source = self._with(graph.buffer(Buffer(shape, self._float().dtype)))  # read by no gradient
         found = source.conv2d(weight, None, stride, padding, dilation, groups)
         if found.shape != self.shape:
             raise misuse(ValueError, f"conv_transpose2d: {self.shape}, {weight.shape} do not fit")
@@ -116,7 +179,7 @@ class Windows(Scans):
     def avg_pool2d(self, kernel: Pair, stride: Pair | None = None, padding: Pair = 0) -> Self:
         """The mean of each window, zeros of the padding counted in."""
         taps = list(self._float()._taps(kernel, kernel if stride is None else stride, padding, 1))
-        return functools.reduce(type(self).__add__, taps) * (1 / len(taps))
+        return added(taps) * (1 / len(taps))
 
     @in_f32
     def interpolate(self, size: tuple[int, int], mode: str = "nearest") -> Self:

@@ -29,6 +29,7 @@ from imgmlp.engine.runtime.dry_run import DryRun
 from imgmlp.engine.runtime.executable import Executable
 from imgmlp.engine.runtime.index_checks import index_checks, refuse
 from imgmlp.engine.runtime.interpreted import Interpreted, run_lowered
+from imgmlp.engine.runtime.outline import Outline, Traceable, Traced
 from imgmlp.errors import DeviceError, ImgmlpWarning, OutOfMemoryError
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Program:
     Raises ValueError if the graph reads a Buffer of another device, DeviceError if the
     driver refuses a kernel, OutOfMemoryError if the intermediates do not fit, or a kernel needs
     more local memory or registers than there are, also after tiles got smaller with a warning.
+    What is `traceable` has neither outputs nor updates yet.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Program:
         precision: Precision = "float32",
         checked: bool = True,
         beside: Program | None = None,
+        traceable: Traceable | None = None,
     ) -> None:
         if precision not in get_args(Precision):
             known = " or ".join(map(repr, get_args(Precision)))
@@ -67,19 +70,13 @@ class Program:
         self._target = _target(device, self.precision)
         self.outputs: dict[str, Buffer] = {}
         self.inputs: set[Buffer] = set()  # everything that is read, states included
-        self.updates = list(updates)
-        assigned = {value: state for state, value in updates}
-        for name, node in outputs.items():
-            if node.op is Op.BUFFER:
-                self.outputs[name] = node.arg
-            elif not node.size:
-                self.outputs[name] = Buffer(node.shape, node.dtype, device, name=name)
-            elif node in assigned:
-                self.outputs[name] = assigned[node]
-            else:
-                self.outputs[name] = Buffer(node.shape, node.dtype, device, name=name)
-                self.updates.append((self.outputs[name], node))
-        self._adopt_buffers()
+        self._traceable = traceable
+        if traceable is None:
+            self.updates = self._named((outputs, updates))
+            self._adopt_buffers()
+        elif not self._outlined(traceable):
+            self._adopt_buffers()
+            self._keep_outline(traceable)
         if isinstance(device, Device | DryRun):
             self.arena = self._reserved(device)
         if isinstance(device, Device):
@@ -93,6 +90,55 @@ class Program:
         if depth:
             debug.tell(debug.report(self.stages, depth, device.usage))
 
+    @cached_property
+    def updates(self) -> list[Update]:
+        """What the step assigns, outputs too; traced now if it was not so far."""
+        assert self._traceable is not None
+        return self._named(self._traceable.trace())
+
+    def _named(self, traced: Traced) -> list[Update]:
+        """All that is assigned, and Buffers for the outputs that have none yet."""
+        outputs, updates = traced[0], list(traced[1])
+        assigned = {value: state for state, value in updates}
+        for name, node in outputs.items():
+            if node.op is Op.BUFFER:
+                self.outputs[name] = node.arg
+            elif node.size and node in assigned:
+                self.outputs[name] = assigned[node]
+            else:
+                if name not in self.outputs:
+                    self.outputs[name] = Buffer(node.shape, node.dtype, self.device, name=name)
+                if node.size:
+                    updates.append((self.outputs[name], node))
+        return updates
+
+    def _outlined(self, step: Traceable) -> bool:
+        """Whether an earlier process has left all that there is to know of a step."""
+        if not isinstance(self.device, Device) or debug.level():
+            return False
+        outline = program_cache.load(self._outline_key(step), Outline.parse)
+        if outline is None:
+            return False
+        key = program_cache.key(outline.graph, self._target, self.general)
+        found = program_cache.load(key, Executable.parse)
+        if found is None:
+            return False
+        self.executable = found
+        given, self.outputs = outline.bound(step.states, self.device)
+        self._identity = outline.graph, given
+        self.inputs = {step.states[number] for number in outline.reads}
+        self._adopt([*given, *self.outputs.values()])
+        return True
+
+    def _keep_outline(self, step: Traceable) -> None:
+        if isinstance(self.device, Device) and not debug.level():
+            outline = Outline.of(self._identity, self.outputs, self.inputs, step.states)
+            if outline is not None:
+                program_cache.store(self._outline_key(step), outline.text())
+
+    def _outline_key(self, step: Traceable) -> str:
+        return program_cache.key(step.told(), self._target, self.general)
+
     def _adopt_buffers(self) -> None:
         """Everything that is read or written stands on this device."""
         nodes = toposort(v for _, v in self.updates)
@@ -102,7 +148,10 @@ class Program:
             )
         leaves = [n.arg for n in nodes if n.op is Op.BUFFER]
         self.inputs.update(leaves)
-        for storage in [*leaves, *(state for state, _ in self.updates), *self.outputs.values()]:
+        self._adopt([*leaves, *(state for state, _ in self.updates), *self.outputs.values()])
+
+    def _adopt(self, storages: Sequence[Buffer]) -> None:
+        for storage in storages:
             if storage.device is None:
                 storage.device = self.device
             if storage.device is not self.device:
@@ -124,10 +173,10 @@ class Program:
         if debug.level():
             return Executable.of(self.stages, given)
         key = program_cache.key(graph, self._target, self.general)
-        found = program_cache.load(key)
+        found = program_cache.load(key, Executable.parse)
         if found is None:
             found = Executable.of(self.stages, given)
-            program_cache.store(key, found)
+            program_cache.store(key, found.text())
         return found
 
     @cached_property
@@ -158,7 +207,8 @@ class Program:
         else:
             raise OutOfMemoryError(problem, hint="use a smaller network, or another device")
         warn(f"{problem}: {instead}", ImgmlpWarning)
-        self.__dict__.pop("stages", None)
+        for known in ("stages", "_identity"):  # which is that of the updates from now on
+            self.__dict__.pop(known, None)
         del self.executable, self.arena
         self.arena = self._reserved(device)
 

@@ -1,7 +1,8 @@
 """What lowering gave, on disk: the next process that compiles the same step need not lower it.
 
 An entry's name is a digest of the step's graph, of what it is compiled for, and of this program's
-source, so that another version never reads it. It is text, a digest of the rest in a line and then
+source, so that another version never reads it. Outlines of graphs are kept likewise, by what their
+makers say that they depend on. An entry is text, a digest of the rest in a line and then
 JSON, so that to read one runs nothing; one that is damaged, or of something else, counts as none
 and is replaced. Where nothing can be written, each process lowers for itself.
 """
@@ -12,8 +13,9 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -22,8 +24,9 @@ from imgmlp.engine.ir.graph import Buffer, Node, toposort
 from imgmlp.engine.ir.kernel import Update
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.target import Target
-from imgmlp.engine.runtime.executable import Executable
 from imgmlp.source_digest import source_digest
+
+T = TypeVar("T")
 
 FOLDER = "programs"  # beside compiled kernels
 MOST = 2000  # entries
@@ -103,14 +106,14 @@ def key(graph: str, target: Target, general: bool) -> str:
 # What is kept
 
 
-def load(key: str) -> Executable | None:
+def load(key: str, parse: Callable[[str], T]) -> T | None:
     """What was stored, if it is whole."""
     path = _path(key)
     if path is None:
         return None
     try:
         told, _, text = path.read_text("utf-8").partition("\n")
-        found = Executable.parse(text) if told == _seal(key, text) else None
+        found = parse(text) if told == _seal(key, text) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
     with contextlib.suppress(OSError):
@@ -118,9 +121,9 @@ def load(key: str) -> Executable | None:
     return found
 
 
-def store(key: str, executable: Executable) -> None:
+def store(key: str, text: str) -> None:
     """Keep it for others, in the place of what was used least lately."""
-    path, text = _path(key), executable.text()
+    path = _path(key)
     if path is None or len(text) > MOST_OF_ONE:
         return
     with contextlib.suppress(OSError):  # the next process lowers the step again

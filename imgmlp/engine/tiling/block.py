@@ -77,6 +77,8 @@ def _blocks(updates: Sequence[Update], target: Target, least: int = 0) -> Proced
     kinds = best(nodes, {s for s, _ in updates}, least)
     if kinds is None:
         return without("no axis has large products")
+    if products and not kinds.products():  # a picture's columns, say: taps are no rows of its tile
+        return without("the busiest axis has no products")
     if kinds.rows() < FEW_ROWS:
         return without(f"{kinds.rows()} rows are few")
     plan = _Plan(updates, nodes, kinds, target)

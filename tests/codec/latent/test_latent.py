@@ -30,8 +30,7 @@ from imgmlp.codec.latent.model import (
     quantized,
     start_of,
 )
-from imgmlp.codec.latent.synthesis import synthesize
-from imgmlp.codec.latent.upsampling import upsample
+from imgmlp.codec.latent.synthesis import synthesize, upsample
 from imgmlp.engine import open_device
 from imgmlp.errors import FormatError, ImgmlpError, UsageError
 

@@ -19,6 +19,7 @@ from imgmlp.codec.training.perceptron import Activation
 from imgmlp.codec.training.run import Run
 from imgmlp.engine import Tensor, compile, open_device
 from imgmlp.engine.ir.kernel import Block
+from imgmlp.engine.runtime.program_cache import identify
 from imgmlp.engine.tiling import block
 
 HEIGHT, WIDTH = 21, 30
@@ -73,7 +74,7 @@ def test_places_behind_the_last_one_repeat_it(axis: int, count: int) -> None:
     device = open_device("numpy")
     values = draw(2, 5, 5)
     x, used = Tensor(values, device), Tensor(np.array([count], np.int32), device)
-    y = operations.Repeated.apply(x, used, axis)
+    y = operations.Repeated.apply(x, used, axis, 1)
     expected = np.take(values, np.minimum(np.arange(5), count - 1), axis)
     expected[(slice(None),) * axis + (slice(count + 2, None),)] = 0
     assert np.array_equal(y.numpy(), expected)
@@ -214,24 +215,26 @@ def test_gradients_of_a_whole_step_are_differences(
     dearer = training_step.DIFFERENCES if sizes else training_step.WEIGHTS
     flat = step.flat.numpy() + 0.05 * draw(*step.flat.shape)
     plane = np.zeros(step.latents.shape, np.float32)
-    for n, part in enumerate(step._parts(plane)):
+    for n, part in enumerate(step.extent.parts(plane)):
         part[:] = 2 * draw(*part.shape, seed=n)
     step.flat.write(flat)
     step.latents.write(plane)
     step.steer(Control(1e-2, noise=0.0))
     step.program.run(1)
     by_flat, by_plane = (a.first[0].numpy() * 10.0 for a in (step.adam, step.adam_latents))
-    assert not by_plane[step._taken() == 0].any()
+    assert not by_plane[step.extent.taken() == 0].any()
 
     def loss(plane: np.ndarray, flat: np.ndarray) -> float:
         of_weights = dearer * float(np.sum(np.log2(1 + np.abs(flat - start) / training_step.STEP)))
-        return reference(step, step._parts(plane), flat, 1e-2) + 1e-2 * of_weights
+        return reference(step, step.extent.parts(plane), flat, 1e-2) + 1e-2 * of_weights
 
     exact = plane.astype(np.float64), flat.astype(np.float64)
     found = float(step.program.read("error")) / 3 + 1e-2 * float(step.program.read("bits"))
-    assert found == pytest.approx(reference(step, step._parts(exact[0]), exact[1], 1e-2), rel=1e-5)
+    assert found == pytest.approx(
+        reference(step, step.extent.parts(exact[0]), exact[1], 1e-2), rel=1e-5
+    )
     for seed in range(3):
-        ways = draw(*plane.shape, seed=seed) * step._taken(), draw(*flat.shape, seed=seed)
+        ways = draw(*plane.shape, seed=seed) * step.extent.taken(), draw(*flat.shape, seed=seed)
         for n, g in enumerate((by_plane, by_flat)):
             up, down = ([e + s * (i == n) * ways[i] for i, e in enumerate(exact)]
                         for s in (1e-6, -1e-6))  # fmt: skip
@@ -468,3 +471,25 @@ def test_blocks_give_what_the_graph_means(monkeypatch: pytest.MonkeyPatch) -> No
     assert sum(isinstance(phase, Block) for phase in phases) == 3
     for name, array in found[0].items():
         assert np.allclose(array, found[1][name], rtol=2e-3, atol=2e-4), name
+
+
+def test_steps_that_are_known_by_the_same_are_the_same() -> None:
+    """What is kept of one stands for the other, which is not traced."""
+    own = {"hidden": 4, "entropy": 4, "room": (8, 8)}
+    small, trained = picture()[:5, :7], {"hidden": 16, "entropy": 12, "room": (8, 8)}
+    wide = small.swapaxes(0, 1)
+    variants: list[tuple[np.ndarray, int, dict[str, Any]]] = [
+        (small, 1, own), (wide, 1, own), (small[:, :, :1], 1, own),
+        (np.dstack([small, small[:, :, :1]]), 1, own), (small, 2, own),
+        (small, 1, {**own, "epsilon": 1e-3}), (small, 1, {**own, "room": None}),
+        (small, 1, trained), (small, 1, {**trained, "start": 1}),
+        (wide, 1, {**trained, "start": 1}),
+    ]  # fmt: skip
+    device, found = open_device("numpy"), dict[str, set[str]]()
+    for pixels, seed, sizes in variants:
+        program = LatentStep(pixels, seed, device, **sizes).program
+        assert program._traceable is not None
+        graph, given = identify(program.updates)
+        assert {*given} - {*program.outputs.values()} <= {*program._traceable.states}
+        found.setdefault(program._traceable.told(), set()).add(graph)
+    assert [len(graphs) for graphs in found.values()] == [1] * (len(variants) - 2)

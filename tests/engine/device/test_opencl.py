@@ -15,6 +15,7 @@ from conftest import OPENCL, environment, open_mapping, open_opencl
 
 from imgmlp.engine import AnyDevice, Device, NumpyDevice, list_devices, open_device
 from imgmlp.engine.device import discover
+from imgmlp.engine.device import opencl as opencl_module
 from imgmlp.engine.device.discover import find
 from imgmlp.engine.device.driver_errors import build_failure
 from imgmlp.engine.device.opencl import LOSES_PARTS
@@ -270,3 +271,48 @@ def test_seconds_of_the_compiler_are_counted_and_those_of_a_second_build_are_non
     assert after > before
     device.build(DOUBLE, ["t_double"])
     assert device.compiling == after
+
+
+# --- memory that nobody uses any more ---
+
+
+def test_memory_is_used_again_by_what_needs_as_much() -> None:
+    device = open_opencl()
+    device.spare.most = 8192
+    kept = device.alloc(4096)
+    first = kept.handle
+    del kept
+    assert device.usage.live_bytes == 0
+    other, again = device.alloc(4097), device.alloc(4096)
+    assert again.handle is first is not other.handle
+    assert device.alloc(4096).handle is not first  # which is in use
+
+
+def test_no_more_is_kept_than_was_allowed() -> None:
+    device = open_opencl()
+    device.spare.most = 8192
+    for nbytes in (4096, 16384, 4096, 8192):
+        device.alloc(nbytes)
+        assert sum(n * len(kept) for n, kept in device.spare._kept.items()) <= 8192
+    assert list(device.spare._kept) == [8192]
+    assert device.free_memory().total > 0
+    assert not device.spare.clear()
+
+
+def test_what_is_kept_is_given_back_before_memory_is_said_to_be_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = open_opencl()
+    device.spare.most = 8192
+    device.alloc(4096)
+    real, asked = opencl_module.cl.Buffer, []
+
+    def buffer(*arguments: object, size: int) -> object:
+        asked.append(size)
+        if device.spare._kept:
+            raise opencl_module.cl.MemoryError("clCreateBuffer failed: OUT_OF_RESOURCES")
+        return real(*arguments, size=size)
+
+    monkeypatch.setattr(opencl_module.cl, "Buffer", buffer)
+    assert device.alloc(2048).nbytes == 2048
+    assert asked == [2048, 2048]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -26,7 +27,9 @@ from imgmlp.engine import (
 )
 from imgmlp.engine.ir.target import Target
 from imgmlp.engine.runtime import program, program_cache
+from imgmlp.engine.runtime.executable import Executable
 from imgmlp.engine.runtime.program_cache import FOLDER, identify, key
+from imgmlp.errors import ImgmlpWarning
 
 Step = Callable[[AnyDevice], Program]
 
@@ -289,9 +292,9 @@ def test_a_damaged_entry_is_written_anew(spoil: Callable[[bytes], bytes], folder
     wanted = simple()(device).executable
     (path,) = entries(folder)
     good, NAME[0] = path.read_bytes(), path.stem
-    assert program_cache.load(path.stem) == wanted
+    assert program_cache.load(path.stem, Executable.parse) == wanted
     path.write_bytes(spoil(good))
-    assert program_cache.load(path.stem) is None
+    assert program_cache.load(path.stem, Executable.parse) is None
     found = simple()(device)
     assert found.executable == wanted
     assert "stages" in vars(found)
@@ -305,8 +308,8 @@ def test_another_steps_entry_is_none_of_this_one(folder: Path) -> None:
     assert control(device).executable
     (other,) = set(entries(folder)) - {path}
     other.write_bytes(path.read_bytes())
-    assert program_cache.load(path.stem) is not None
-    assert program_cache.load(other.stem) is None
+    assert program_cache.load(path.stem, Executable.parse) is not None
+    assert program_cache.load(other.stem, Executable.parse) is None
 
 
 # --- where they are kept ---
@@ -344,7 +347,7 @@ def test_the_oldest_go_where_there_are_too_many(
         (new,) = set(entries(folder)) - old
         os.utime(new, (1e9 + age, 1e9 + age))
     oldest, second, third = sorted(entries(folder), key=lambda p: p.stat().st_mtime)
-    assert program_cache.load(oldest.stem)  # so it is not that any more
+    assert program_cache.load(oldest.stem, Executable.parse)  # so it is not that any more
     left, lately = folder / "killed.1-2", folder / "at-work.1-2"
     for path in (left, lately):
         path.write_text("")
@@ -420,3 +423,96 @@ def test_every_node_counts_once_however_many_ways_lead_to_it() -> None:
 
     _, buffers = identify(compile(step, device).updates)
     assert len(buffers) == 2
+
+
+# --- steps that need not be traced either ---
+
+
+class Counting:
+    """A step that counts how often it is traced: counts, and gives what a Tensor holds times it."""
+
+    def __init__(self, device: AnyDevice, factor: float = 2.0, size: int = 6, more: bool = False):
+        self.x = Tensor(np.arange(size, dtype=np.float32), device, name="x")
+        self.count = Tensor(np.float32(0), device, name="count")
+        self.factor, self.more, self.traced = factor, more, 0
+        states = [self.x, self.count]
+        self.program = compile(self.step, device, depends_on=factor, states=states)
+
+    def step(self) -> dict[str, Tensor]:
+        self.traced += 1
+        self.count.assign(self.count + 1)
+        found = self.x * self.count * self.factor
+        if self.more:
+            found = found + Tensor(np.ones(self.x.shape, np.float32), self.x.device)
+        return {"scaled": found, "sum": found.sum(), "x": self.x, "count": self.count + 1}
+
+
+def given(step: Counting) -> dict[str, list[float]]:
+    step.program.run(3)
+    return {name: step.program.read(name).ravel().tolist() for name in step.program.outputs}
+
+
+def test_an_outline_stands_for_tracing(folder: Path) -> None:
+    device = open_opencl()
+    first, second = Counting(device), Counting(device)
+    assert (first.traced, second.traced) == (1, 0)
+    assert given(second) == given(first)
+    assert given(second)["scaled"] == [0, 10, 20, 30, 40, 50]  # from the state that is its own
+    assert first.program.inputs == {t.node.arg for t in (first.x, first.count)}
+    assert second.program.inputs == {t.node.arg for t in (second.x, second.count)}
+
+
+@pytest.mark.parametrize("other", [{"factor": 3.0}, {"size": 7}])
+def test_an_outline_is_of_what_a_step_depends_on(folder: Path, other: dict[str, float]) -> None:
+    device = open_opencl()
+    assert given(Counting(device)) != given(found := Counting(device, **other))
+    assert found.traced == 1
+
+
+def test_a_step_with_other_tensors_is_traced_each_time(folder: Path) -> None:
+    device = open_opencl()
+    first, second = (Counting(device, more=True) for _ in range(2))
+    assert given(second) == given(first)
+    assert second.traced == 1
+
+
+def test_what_was_not_traced_can_be_looked_at_as_long_as_it_is_there(folder: Path) -> None:
+    device = open_opencl()
+    first, second = Counting(device), Counting(device)
+    assert second.program.stages.source == first.program.executable.source
+    assert identify(second.program.updates)[0] == identify(first.program.updates)[0]
+    assert given(second) == given(first)
+    third = Counting(device).program
+    with pytest.raises(ReferenceError, match="is gone"):
+        _ = third.stages
+
+
+def test_an_outline_whose_executable_is_gone_is_traced(folder: Path) -> None:
+    device = open_opencl()
+    Counting(device)
+    for path in entries(folder):
+        if "source" in path.read_text():
+            path.unlink()
+    found = Counting(device)
+    assert found.traced == 1
+    assert given(found) == given(Counting(device))
+
+
+def test_smaller_tiles_are_made_of_a_step_that_was_not_traced(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = open_opencl()
+    wanted = given(Counting(device))
+    short = iter(["too large"])
+    monkeypatch.setattr(device, "shortage", lambda *_: next(short, None))
+    with pytest.warns(ImgmlpWarning, match="too large"):
+        found = Counting(device)
+    assert found.traced == 1
+    assert given(found) == wanted
+
+
+def test_nothing_keeps_a_step_alive(folder: Path) -> None:
+    device = open_opencl()
+    for _ in range(2):
+        gone = ref(Counting(device))
+        assert gone() is None

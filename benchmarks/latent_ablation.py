@@ -1,0 +1,165 @@
+"""What each ingredient of the latent codec is worth: the same training without it.
+
+    python benchmarks/latent_ablation.py PICTURE... --device gpu --steps 3000 --price 1e-3 4e-3
+
+Of each variant: D + lambda R of what a file would hold, squared error on [0, 1] and the bits of
+latents and networks, as a percentage of what all ingredients together give; for every picture and
+price, and their mean. Below 0 it is better without. Constants of the training are other ones for a
+variant; an ingredient of the networks is left out by keeping its weights where they begin.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from imgmlp import image
+from imgmlp.codec.latent import bit_allocation, encode, training_phases, training_step
+from imgmlp.codec.latent.model import BICUBIC, NEIGHBOURS, newest_start
+from imgmlp.codec.latent.training_step import Control, LatentStep
+from imgmlp.engine import AnyDevice, Tensor, open_device
+
+NEAREST = 14  # neighbours of those that see fewer
+
+
+class Without(LatentStep):
+    """A step whose networks lack something."""
+
+    lacks = ""
+
+    def _networks(self, flat: Tensor) -> list[list[Tensor]]:
+        synthesis, convolutions, entropy, taps = super()._networks(flat)
+        if self.lacks == "upsampling":
+            own = Tensor(np.float32(BICUBIC), self.device, name="bicubic")
+            taps = [own for _ in taps]
+        if self.lacks == "convolutions":
+            convolutions = [self._zeros(t, f"{n}") for n, t in enumerate(convolutions)]
+        if self.lacks == "a convolution":
+            convolutions[2:] = [self._zeros(t, f"{n}") for n, t in enumerate(convolutions[2:])]
+        if self.lacks == "neighbours":
+            order = [training_step._order()[n] for n in range(len(NEIGHBOURS))]
+            seen = np.zeros((len(NEIGHBOURS), 1), np.float32)
+            seen[order[:NEAREST]] = 1
+            entropy[0] = entropy[0] * Tensor(seen, self.device, name="near")
+        return [synthesis, convolutions, entropy, taps]
+
+    def _zeros(self, like: Tensor, name: str) -> Tensor:
+        return Tensor(np.zeros(like.shape, np.float32), self.device, name=f"nothing {name}")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Constants by module and name, what the networks lack, and how the end goes."""
+
+    name: str
+    constants: dict[tuple[Any, str], Any] = field(default_factory=dict)
+    lacks: str = ""
+    start: bool = True
+    searched: bool = True  # the networks' steps
+    refined: bool = True  # single weights moved
+
+
+def _steered(change: Callable[[Control], Control]) -> dict[tuple[Any, str], Any]:
+    """A schedule that differs."""
+    usual = training_phases.control
+    return {(training_phases, "control"): lambda *at: change(usual(*at))}
+
+
+def _constant(found: Control) -> Control:
+    rates = {"latents": training_phases.LATENTS, "networks": training_phases.NETWORKS}
+    return found if found.rounding else replace(found, **rates)
+
+
+def variants() -> list[Variant]:
+    phases, step = training_phases, training_step
+    return [
+        Variant("all"),
+        Variant("single weights are not moved", refined=False),
+        Variant("the networks' steps are the usual ones", searched=False, refined=False),
+        Variant("no last phase with rounded latents", {(phases, "ROUNDED"): 1.0}),
+        Variant("no noise", _steered(lambda c: replace(c, noise=0.0))),
+        Variant("uniform noise", {(phases, "SHARES"): (1.0, 1.0)}),
+        Variant("a temperature of 0.3 to the end", {(phases, "TEMPERATURES"): (0.3, 0.3)}),
+        Variant(
+            "a temperature of 0.15 from the beginning", {(phases, "TEMPERATURES"): (0.15,) * 2}
+        ),
+        Variant("learning rates that stay", _steered(_constant)),
+        Variant("weights cost nothing in the loss", {(step, "DIFFERENCES"): 0.0}),
+        Variant("squared gradients forgotten by 0.999", {(step, "BETAS"): (0.9, 0.999)}),
+        Variant("gradients are not clipped", {(step, "CLIP"): 1e9}),
+        Variant("networks begin with random weights", start=False),
+        Variant("upsampling is bicubic", lacks="upsampling"),
+        Variant("one convolution of 3×3 instead of two", lacks="a convolution"),
+        Variant("no convolution", lacks="convolutions"),
+        Variant(f"{NEAREST} neighbours instead of {len(NEIGHBOURS)}", lacks="neighbours"),
+    ]
+
+
+@contextmanager
+def changed(constants: dict[tuple[Any, str], Any]) -> Iterator[None]:
+    before = {key: getattr(*key) for key in constants}
+    try:
+        for key, value in constants.items():
+            setattr(*key, value)
+        yield
+    finally:
+        for key, value in before.items():
+            setattr(*key, value)
+
+
+def cost(
+    variant: Variant, pixels: np.ndarray, price: float, steps: int, device: AnyDevice
+) -> float:
+    """D + lambda R of a file."""
+    with changed(variant.constants):
+        hidden, entropy = found = encode.widths(pixels.shape, np.inf)
+        start = newest_start(found) if variant.start else 0
+        kind = type("Step", (Without,), {"lacks": variant.lacks})
+        step = kind(pixels, encode.SEED, device, hidden=hidden, entropy=entropy, start=start)
+        training_phases.LatentTrainer(step, training_phases.LatentTrainerState(steps, price)).run()
+        search = bit_allocation.Search(step)
+        networks = search.run(price) if variant.searched else search._rounded(search.exponents)
+        if variant.refined:
+            networks = search.refined(networks, price)
+        figures = search.figures(networks)
+        return figures.error * step.counted + price * figures.bits / step.pixels
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("pictures", nargs="+", type=Path)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--price", type=float, nargs="+", default=[1e-3, 4e-3])
+    parser.add_argument("--only", nargs="*", help="variants with these words in their names")
+    options = parser.parse_args()
+    device = open_device(options.device)
+    cases = [
+        (image.load(path).pixels, price) for path in options.pictures for price in options.price
+    ]
+    heads = [f"{path.stem}, {price:g}" for path in options.pictures for price in options.price]
+    print(f"| without | {' | '.join(heads)} | mean |")
+    print("|---" * (len(heads) + 2) + "|")
+    usual: list[float] = []
+    for variant in variants():
+        if usual and options.only and not any(word in variant.name for word in options.only):
+            continue
+        found = [cost(variant, *case, options.steps, device) for case in cases]
+        usual = usual or found
+        shares = [100 * (each / all_of - 1) for each, all_of in zip(found, usual, strict=True)]
+        if variant.name == "all":
+            row = [f"{1e4 * each:.3f}e-4" for each in found] + [""]
+        else:
+            row = [f"{share:+.1f}%" for share in (*shares, statistics.fmean(shares))]
+        print(f"| {variant.name} | {' | '.join(row)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+"""A large picture, trained window by window: memory on the device is that of one window.
+
+A step is a step of every window once, in an order of its own. Latents and their moments are the
+host's; a window has its own, which it moves, and as many of every grid around them as contexts,
+upsampling and convolutions see, which stand still meanwhile. So what windows together are judged
+by is what the whole picture would be. Networks and their moments stay on the device and move with
+every window.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from imgmlp.codec.latent.plane import Extent, Plane
+from imgmlp.codec.latent.training_step import Control, LatentStep
+from imgmlp.engine import AnyDevice, Device, Tensor
+from imgmlp.image import counted
+
+Array = np.ndarray[Any, Any]
+
+SIZE = 512, 512  # rows and columns of a window, multiples of 2^(levels - 1)
+HALO = 4  # values of every grid that what a window's own pixels need lies in
+JUDGED = 2**20  # pixels by which networks are judged, about: some windows stand for all
+# Most pixels that are trained as a whole, of which a step takes some 260 bytes each: on processors
+# and on GPUs, to which windows' data have a longer way.
+WHOLE, WHOLE_ON_GPUS = 3 * 2**20, 14 * 2**20
+TOGETHER = 8  # steps of a window there before it is another one's turn
+
+
+def fits_windows(shape: tuple[int, ...]) -> bool:
+    """Whether pixels of a shape can be trained in windows, which thin pictures hardly fill."""
+    return min(shape[:2]) >= min(SIZE) // 2
+
+
+def is_large(shape: tuple[int, ...], device: AnyDevice) -> bool:
+    """Whether they should be."""
+    on_gpu = isinstance(device, Device) and device.lanes == "group"
+    most = WHOLE_ON_GPUS if on_gpu else WHOLE
+    return shape[0] * shape[1] > most and fits_windows(shape)
+
+
+class WindowedStep(LatentStep):
+    """The LatentStep of a picture of any size; `window` is a window's rows and columns."""
+
+    def __init__(
+        self, pixels: Array, seed: int, device: AnyDevice, hidden: int, entropy: int, start: int,
+        window: tuple[int, int] = SIZE,
+    ) -> None:  # fmt: skip
+        self._window, self._picture = window, pixels
+        super().__init__(pixels, seed, device, hidden=hidden, entropy=entropy, start=start,
+                         room=window)  # fmt: skip
+        self.together = TOGETHER if isinstance(device, Device) and device.lanes == "group" else 1
+        self.windows = self._all()
+        self._judges = self._some()
+        self._grids = [np.zeros(size, np.float32) for size in self.shape.grids]
+        self._moments = [[np.zeros_like(grid) for grid in self._grids] for _ in range(2)]
+        self._corrections = [np.zeros((), np.float32)] * 2
+        self._steps = 0
+        self._last = np.zeros(2)  # error and bits of the last step
+        self._control = Control(0.0)
+
+    # --- the windows ---
+
+    def _first_extent(self) -> Extent:
+        plane = Plane.of(*self._window, self.levels, HALO)
+        return Extent(plane, (self.height, self.width), (0, 0), self._window, HALO)
+
+    def _frame(self) -> None:
+        self.firsts = Tensor(self._bounds(0), self.device, name="firsts")
+        self.own = Tensor(self.extent.taken(), self.device, name="own")
+        self.own_pixels = Tensor(self.extent.inside(), self.device, name="own_pixels")
+
+    def _states(self) -> list[Tensor]:
+        assert self.firsts is not None
+        return [*super()._states(), self.firsts, self.own, self.own_pixels]
+
+    def _all(self) -> list[Extent]:
+        rows, columns = self._window
+        return [
+            replace(self.extent, corner=(top, left))
+            for top in range(0, self.height, rows)
+            for left in range(0, self.width, columns)
+        ]
+
+    def _some(self) -> list[Extent]:
+        """Windows that stand for all of them, drawn among them."""
+        rows, columns = self._window
+        count = max(1, JUDGED // (rows * columns))
+        order = np.random.Generator(np.random.PCG64(self.seed)).permutation(len(self.windows))
+        return [self.windows[n] for n in sorted(order[:count].tolist())]
+
+    def _enter(self, extent: Extent) -> None:
+        """Have a window's latents and pixels on the device, and what of them counts."""
+        before, self.extent = self.extent, extent
+        self.latents.write(extent.gathered(self._grids, HALO))
+        self.target.write(extent.target(self._picture))
+        share = extent.pixels / self.pixels
+        self.control.write(self._control.array(self.channels, extent.pixels, share))
+        if extent.frame == before.frame:
+            return
+        assert self.firsts is not None
+        self.firsts.write(self._bounds(0))
+        self.ends.write(self._bounds(1))
+        self.inside.write(extent.inside(HALO))
+        self.taken.write(extent.taken(HALO))
+        self.own.write(extent.taken())
+        self.own_pixels.write(extent.inside())
+
+    def _leave(self, tensors: Sequence[Tensor]) -> None:
+        """Have on the host what a window's latents and moments are by now."""
+        for tensor, grids in zip(tensors, (self._grids, *self._moments), strict=True):
+            own = self.extent.parts(tensor.numpy())
+            for grid, values in zip(self.extent.cut(grids), own, strict=True):
+                grid[:] = values
+
+    # --- the step ---
+
+    @property
+    def done(self) -> int:
+        return self._steps
+
+    def run(self, count: int) -> None:
+        generator = np.random.Generator(np.random.PCG64([self.seed, self._steps]))
+        found = np.zeros(2)
+        first, second, *corrections = self.adam_latents.state()
+        for number in generator.permutation(len(self.windows)).tolist():
+            extent = self.windows[number]
+            self._enter(extent)
+            for tensor, grids in zip((first, second), self._moments, strict=True):
+                tensor.write(extent.gathered(grids))
+            for tensor, value in zip(corrections, self._corrections, strict=True):
+                tensor.write(value)
+            self.program.run(count)
+            found += [float(self.program.read(name)) for name in ("error", "bits")]
+            self._leave((self.latents, first, second))
+        self._corrections = [tensor.numpy() for tensor in corrections]
+        self._steps += count
+        self._last = found
+
+    def figures(self) -> tuple[float, float]:
+        error, bits = self._last.tolist()
+        return self.mean(error), bits / self.pixels
+
+    def pace(self, most: float) -> float:
+        before = self._staying()
+        self._enter(self.windows[0])
+        self.program.run(1)  # which may compile for seconds
+        self.program.wait()
+        count, began, seconds = 0, time.perf_counter(), 0.0
+        while seconds < most:
+            self._enter(self.windows[0])
+            self.program.run(1)
+            self.program.wait()
+            count, seconds = count + 1, time.perf_counter() - began
+        self._back_to(before)
+        return seconds / count * len(self.windows)
+
+    def steer(self, control: Control) -> None:
+        self._control = control
+
+    # --- from and to the host ---
+
+    def judge(self, flat: Array) -> tuple[float, float]:
+        """By some windows, which stand for all."""
+        self.candidate.write(flat)
+        found = np.zeros(2)
+        for extent in self._judges:
+            self._enter(extent)
+            self._judging.run()
+            found += self._judging.read("figures")
+        pixels, samples = self._judged
+        return float(found[0]) / samples, float(found[1]) / pixels
+
+    @property
+    def _judged(self) -> tuple[int, float]:
+        """Pixels that networks are judged by, and samples of these that count."""
+        pixels, samples = 0, 0.0
+        for extent in self._judges:
+            rows, columns = (slice(*extent.span(axis, 0)) for axis in (0, 1))
+            pixels += extent.pixels
+            samples += extent.pixels * self.channels * counted(self._picture[rows, columns])
+        return pixels, max(samples, 1.0)
+
+    def slopes(self, flat: Array, price: float) -> Array:
+        before, steered = self._staying(), self._control
+        self.flat.write(flat)
+        self.steer(Control(price, noise=0.0, latents=0.0, networks=0.0, rounding=True))
+        found = np.zeros(flat.shape)
+        for extent in self._judges:
+            self._enter(extent)
+            self.program.run(1)
+            found += self.program.read("slopes")
+        self.steer(steered)
+        self._back_to(before)
+        return (found / self._judged[0]).astype(np.float32)
+
+    def picture(self) -> Array:
+        found = np.empty((self.height, self.width, self.channels), np.uint8)
+        for extent in self.windows:
+            self._enter(extent)
+            rows, columns = (slice(*extent.span(axis, 0)) for axis in (0, 1))
+            found[rows, columns] = super().picture()
+        return found
+
+    def grids(self) -> list[Array]:
+        return self._grids
+
+    def write_grids(self, grids: Sequence[Array]) -> None:
+        self._grids = [np.array(grid, np.float32) for grid in grids]
+
+    def _staying(self) -> dict[str, Array]:
+        """All that moves and stays on the device."""
+        return {name: tensor.numpy() for name, tensor in self._moving().items()}
+
+    def _back_to(self, networks: dict[str, Array]) -> None:
+        for name, tensor in self._moving().items():
+            tensor.write(networks[name])
+
+    def _moving(self) -> dict[str, Tensor]:
+        every = super()._moving().items()
+        return {name: t for name, t in every if not name.startswith(("latents", "grids"))}
+
+    def state(self) -> dict[str, Array]:
+        found = self._staying()
+        for name, grids in self._held.items():
+            found |= {f"{name}_{n}": grid.copy() for n, grid in enumerate(grids)}
+        return found | {"steps": np.array(self._steps)}
+
+    def restore(self, arrays: dict[str, Array]) -> None:
+        self._back_to(arrays)
+        for name, held in self._held.items():
+            held[:] = [arrays[f"{name}_{n}"].copy() for n in range(len(held))]
+        self._steps = int(arrays["steps"])
+
+    @property
+    def _held(self) -> dict[str, list[Array]]:
+        """What moves and stays with the host."""
+        first, second = self._moments
+        grids = {"latents": self._grids, "first": first, "second": second}
+        return grids | {"corrections": self._corrections}

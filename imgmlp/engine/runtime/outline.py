@@ -1,0 +1,89 @@
+"""What a Program needs of a step's graph once it is lowered, kept so that the next process need not
+trace it: which of some Tensors it takes in which order, and what it gives.
+
+Knows no Nodes and no device's kind; program_cache.py keeps the text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+from imgmlp.engine.device.discover import AnyDevice
+from imgmlp.engine.ir import dtype
+from imgmlp.engine.ir.graph import Buffer, Node
+from imgmlp.engine.ir.kernel import Update
+
+Traced = tuple[Mapping[str, Node], Sequence[Update]]  # outputs by name, and what is assigned
+
+
+@dataclass(frozen=True)
+class Traceable:
+    """A step that is traced only where nobody knows its outline."""
+
+    name: str  # of all that its graph depends on, beside shapes and dtypes of the states
+    states: Sequence[Buffer]  # that it may read and assign
+    trace: Callable[[], Traced]
+
+    def told(self) -> str:
+        """What another process knows the step by."""
+        kinds = [(b.shape, b.dtype.name, b.rows) for b in self.states]
+        return f"{self.name} {kinds}"
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A graph's digest and its Buffers, each the number of a state or the name of an output."""
+
+    graph: str
+    buffers: tuple[int | str, ...]
+    outputs: Mapping[str, int | tuple[tuple[int, ...], str]]  # states, or shapes and dtypes
+    reads: tuple[int, ...]  # states
+
+    @staticmethod
+    def of(
+        identity: tuple[str, Sequence[Buffer]],
+        outputs: Mapping[str, Buffer],
+        reads: Set[Buffer],
+        states: Sequence[Buffer],
+    ) -> Outline | None:
+        """None if the step has a Buffer that is neither a state nor an output."""
+        graph, given = identity
+        numbers: dict[Buffer, int | str] = {b: name for name, b in outputs.items()}
+        numbers |= {b: number for number, b in enumerate(states)}
+        if not {*given, *outputs.values()} <= {*numbers} or not reads <= {*states}:
+            return None
+        found = {
+            name: number if isinstance(number := numbers[b], int) else (b.shape, b.dtype.name)
+            for name, b in outputs.items()
+        }
+        taken = tuple(number for number, b in enumerate(states) if b in reads)
+        return Outline(graph, tuple(numbers[b] for b in given), found, taken)
+
+    def bound(
+        self, states: Sequence[Buffer], device: AnyDevice
+    ) -> tuple[list[Buffer], dict[str, Buffer]]:
+        """The graph's Buffers and the outputs for these states."""
+        outputs = {
+            name: states[told]
+            if isinstance(told, int)
+            else Buffer(told[0], getattr(dtype, told[1]), device, name=name)
+            for name, told in self.outputs.items()
+        }
+        return [states[n] if isinstance(n, int) else outputs[n] for n in self.buffers], outputs
+
+    def text(self) -> str:
+        """As JSON, which `parse` reads."""
+        return json.dumps(vars(self), separators=(",", ":"))
+
+    @staticmethod
+    def parse(text: str) -> Outline:
+        """What `text` gave. Raises ValueError, KeyError or TypeError for what it did not give."""
+        found: dict[str, Any] = json.loads(text)
+        outputs = {
+            name: told if isinstance(told, int) else (tuple(told[0]), told[1])
+            for name, told in found["outputs"].items()
+        }
+        return Outline(found["graph"], tuple(found["buffers"]), outputs, tuple(found["reads"]))
