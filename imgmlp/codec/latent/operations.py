@@ -96,7 +96,7 @@ class Convolution(Function):
         ctx.plane = plane  # type: ignore[attr-defined]
         padded = _padded(x, plane)
         ctx.save_for_backward(padded, weights)
-        return _correlation(padded, weights, plane)
+        return _correlation(_framed(x, plane), weights, plane)
 
     @staticmethod
     def backward(ctx: Context, g: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -104,7 +104,7 @@ class Convolution(Function):
         padded, weights = ctx.saved_tensors
         count, outputs = weights.shape
         turned = weights.reshape(count // 9, 9, outputs).flip(1).permute(2, 1, 0)
-        by_x = _correlation(_padded(g, plane), turned.reshape(outputs * 9, -1), plane)
+        by_x = _correlation(_framed(g, plane), turned.reshape(outputs * 9, -1), plane)
         k = Tensor.arange(count).reshape(count, 1)
         length = plane.pixels + 2 * plane.margin
         away = k // 9 * length + (k % 9 // 3 - 1) * plane.pitch + k % 3 - 1
@@ -116,6 +116,18 @@ class Convolution(Function):
 def _padded(x: Tensor, plane: Plane) -> Tensor:
     zeros = Tensor.zeros(x.shape[0], plane.margin)
     return Tensor.concat([zeros, x, zeros], 1)
+
+
+def _framed(x: Tensor, plane: Plane) -> Tensor:
+    """The same values; a GPU does not wait until they stand in memory with zeros around them."""
+    if _for_lanes(x):
+        return x.pad((0, 0), (plane.margin, plane.margin))
+    return _padded(x, plane)
+
+
+def _for_lanes(x: Tensor) -> bool:
+    """Whether lanes of a GPU compute it, which take conditions and distant reads as they come."""
+    return x.device is not None and x.device.lanes == "group"
 
 
 def _correlation(padded: Tensor, weights: Tensor, plane: Plane) -> Tensor:
@@ -131,7 +143,7 @@ def _correlation(padded: Tensor, weights: Tensor, plane: Plane) -> Tensor:
 def upsampled(x: Tensor, taps: Tensor, height: int, width: int) -> Tensor:
     """[c, h, w] -> [c, height, width], which is twice as large, or a little less or more."""
     _, h, w = x.shape
-    if x.device is not None and x.device.lanes == "group" and height <= 2 * h and width <= 2 * w:
+    if _for_lanes(x) and height <= 2 * h and width <= 2 * w:
         return Enlarged.apply(x, taps, height, width)
     # Columns first: of what is as high as it is to be, rows are read and written along.
     return Doubled.apply(Doubled.apply(x, taps, 2, width), taps, 1, height)
