@@ -191,9 +191,9 @@ class LatentStep(Resumable):
         seen, slope = self._quantised()
         error, bits = self._forward(seen, self.flat)
         loss = (error * (1 / self.channels) + bits * price) * scale
-        by_seen, slopes = (g * (1.0 / scale) for g in loss.gradient([seen, self.flat]))
-        by_flat = slopes + self._by_weight_bits() * (price * self.control[10])
-        self.adam_latents.apply([by_seen * slope])
+        by_seen, slopes = loss.gradient([seen, self.flat])
+        by_flat = slopes * (1.0 / scale) + self._by_weight_bits() * (price * self.control[10])
+        self.adam_latents.apply([by_seen * (1.0 / scale) * slope])
         norm = by_flat.square().sum().sqrt()
         most = self.control[9]
         self.adam.apply([by_flat * (most / norm.maximum(most))])
@@ -389,7 +389,8 @@ class LatentStep(Resumable):
         self.flat.write(flat)
         self.steer(Control(price, noise=0.0, latents=0.0, networks=0.0, rounding=True))
         self.program.run()
-        found: Array = self.program.read("slopes") / self.pixels
+        scale = self.control.numpy()[8]  # of the loss, and so of what the step leaves
+        found: Array = self.program.read("slopes") / (scale * self.pixels)
         self.restore(before)
         return found
 

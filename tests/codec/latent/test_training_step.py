@@ -265,6 +265,15 @@ def test_pictures_that_share_a_room_share_their_programs() -> None:
         assert len({getattr(step, name)._identity[0] for step in steps}) == 1, name
 
 
+def test_a_graphics_card_takes_a_step_in_few_launches() -> None:
+    """Of 5 levels: upsampling a level is one launch forward and one back, and what follows a
+    convolution is none."""
+    device = open_device("numpy")
+    device.lanes, device.has_matrix_units = "group", True
+    step = LatentStep(picture()[:16, :16], 1, device, hidden=16, entropy=16)
+    assert len(step.program.stages.procedure.kernels) <= 24
+
+
 def test_networks_come_back_as_they_were() -> None:
     step = LatentStep(picture(), 1, open_device("numpy"))
     flat = draw(step.flat.shape[0])
