@@ -22,10 +22,12 @@ from imgmlp.codec.latent.model import (
     ModelShape,
     Quantized,
     check_networks,
+    flat_of,
+    networks_of,
     quantized,
 )
 from imgmlp.codec.latent.sections import coding, network_bits, usual_exponent
-from imgmlp.codec.latent.training_step import LatentStep, flat_of, networks_of
+from imgmlp.codec.latent.training_step import LatentStep
 from imgmlp.codec.training.replay import decibels
 from imgmlp.errors import FormatError
 

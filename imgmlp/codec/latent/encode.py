@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.bitstream import metadata_sections
-from imgmlp.codec.latent.model import ModelShape, newest_start, usual_levels
+from imgmlp.codec.latent.model import ModelShape, guessed, newest_start, usual_levels
 from imgmlp.codec.latent.plane import SMALL, common_side
 from imgmlp.codec.latent.rounding_search import Rounding, Written
 from imgmlp.codec.latent.training_phases import (
+    FEW,
     SHORTER,
     LatentTrainer,
     LatentTrainerState,
@@ -41,6 +42,8 @@ SEED = 0
 LEVELS = 9  # of effort
 FEWEST, MOST = 300, 100_000  # steps of the lowest and of the highest of them
 TOO_FEW = 30  # below which latents are far from what they can be
+# Larger pictures have fewer steps, so that for some time they take no longer; a share, at least.
+LARGE, BY_LARGER, LEAST_SHARE = 2**20, 1.4, 1 / 30
 # Steps that are trained even where the time limit leaves no room for them: a share of its time,
 # where something had to be compiled, and so many in all.
 AT_LEAST, FEWEST_LIMITED = 0.25, 10
@@ -75,6 +78,13 @@ def steps_of(level: int) -> int:
     return round(FEWEST * math.pow(MOST / FEWEST, (level - 1) / (LEVELS - 1)))
 
 
+def for_pixels(steps: int, pixels: int) -> int:
+    """Of an effort's steps, those of a picture of so many pixels."""
+    if pixels <= LARGE:
+        return steps
+    return math.ceil(steps * max(math.pow(LARGE / pixels, BY_LARGER), LEAST_SHARE))
+
+
 def workload(level: int | None, seconds: float | None) -> Workload:
     """Training of an effort from 1 to 9; of none, as much as takes the usual time.
 
@@ -102,7 +112,9 @@ def work(picture: Picture, wanted: Goal, workload: Workload) -> Work:
     """What training for a target takes, about; just the usual time where that is chosen."""
     height, width, channels = picture.pixels.shape
     hidden = widths(picture.pixels.shape, math.inf)
-    steps = (1.0 if wanted.kind == "lambda" else 1 + PASSES / 4 * SHORTER) * workload.steps
+    steps = (1.0 if wanted.kind == "lambda" else 1 + PASSES / 4 * SHORTER) * for_pixels(
+        workload.steps, height * width
+    )
     each = 6 * _weights(hidden, channels) + SMALL_PARTS
     programs = (step_program(picture.pixels.shape),)
     if not steps:
@@ -116,7 +128,9 @@ def step_program(shape: tuple[int, ...]) -> str:
     rows, columns, levels = common_side(height), common_side(width), usual_levels(height, width)
     hidden, entropy = widths(shape, math.inf)
     sizes = f"{rows}x{columns}x{channels}"
-    if _fills(shape, (rows, columns)):
+    if is_large(shape):
+        sizes = f"windows x{channels}"
+    elif _fills(shape, (rows, columns)):
         sizes += " alone"
     return f"latent step: {sizes}, {levels} levels, widths {hidden} and {entropy}"
 
@@ -275,11 +289,13 @@ class _Encoder:
     def _trainer(self, step: LatentStep) -> LatentTrainer:
         """At its beginning, or where a checkpoint left it."""
         saved = self.run.saved
-        beginning = None if self.wanted.kind == "lambda" else step.state()
         if saved is None:
             state = LatentTrainerState(self._steps(step), self._first_price())
         else:
             state = LatentTrainerState.of(saved.values)
+        self._begin(step, state.first or state.steps)
+        beginning = None if self.wanted.kind == "lambda" else step.state()
+        if saved is not None:
             step.restore(saved.arrays)
             self.resumed = step.done
             self.tried, self.pace = saved.values["tried"], saved.values["pace"]
@@ -290,6 +306,13 @@ class _Encoder:
         if saved is not None:
             self.run.say(f"continuing after {trainer.reached()}")
         return trainer
+
+    def _begin(self, step: LatentStep, steps: int) -> None:
+        """Spare a short run the steps in which latents would only become something like it."""
+        if steps < FEW:
+            found = guessed(self.picture.pixels, step.shape, step.start.number)
+            if found is not None:
+                step.write_grids(found)
 
     # --- how long ---
 
@@ -326,11 +349,11 @@ class _Encoder:
                 text = f"too little time for this picture: {needed:,.0f} seconds would do"
                 self.run.say(text)
         elif self.workload.steps:
-            steps = self.workload.steps
+            steps = for_pixels(self.workload.steps, self.samples)
         else:
-            fitting = [n for n in range(2, LEVELS + 1) if _seconds(steps_of(n), pace) <= USUAL]
-            level = max(fitting, default=1)
-            steps = steps_of(level)
+            every = {n: for_pixels(steps_of(n), self.samples) for n in range(1, LEVELS + 1)}
+            level = max((n for n in every if _seconds(every[n], pace) <= USUAL), default=1)
+            steps = every[level]
             self.run.say(f"effort {level} of {LEVELS}, as it suits this device; --effort decides")
         self.run.say(f"{steps:,} steps, about {_seconds(steps, pace):,.0f} seconds")
         return steps

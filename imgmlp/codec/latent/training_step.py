@@ -10,7 +10,7 @@ all prices.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -19,8 +19,15 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.latent import operations
-from imgmlp.codec.latent.model import BICUBIC, NEIGHBOURS, ModelShape, start_of, usual_levels
-from imgmlp.codec.latent.plane import AROUND, REACH, Extent, Plane
+from imgmlp.codec.latent.model import (
+    BICUBIC,
+    ModelShape,
+    flat_of,
+    networks_of,
+    start_of,
+    usual_levels,
+)
+from imgmlp.codec.latent.plane import AROUND, Extent, Plane
 from imgmlp.codec.training.checkpoint import Resumable
 from imgmlp.codec.training.perceptron import Activation, perceptron
 from imgmlp.codec.training.replay import seconds_a_step
@@ -86,6 +93,8 @@ class LatentStep(Resumable):
     With a `room` of (rows, columns), at least those of the picture, the program serves all pictures
     of as many levels that have room in it: sizes are then known to the device alone.
     """
+
+    seldom = 1  # how many times less often its state is remembered than prices are looked at
 
     def __init__(
         self, pixels: Array, seed: int, device: AnyDevice, general: bool = False,
@@ -446,46 +455,3 @@ def _layers(*widths: int) -> list[tuple[int, ...]]:
     for inputs, outputs in pairwise(widths):
         found += [(inputs, outputs), (outputs,)]
     return found
-
-
-# --- parameters as a file has them ---
-
-
-def networks_of(flat: Array, shapes: Sequence[tuple[int, ...]]) -> dict[str, Array]:
-    """Flat parameters, which are arrays of these shapes, as a file's tensors."""
-    parts = np.split(flat, np.cumsum([int(np.prod(s)) for s in shapes])[:-1])
-    arrays = [p.reshape(s) for p, s in zip(parts, shapes, strict=True)]
-    synthesis, residual, context = arrays[:6], arrays[6:10], arrays[10:16]
-    found = dict(zip(_names("entropy"), context, strict=True))
-    found["entropy.0.weight"] = found["entropy.0.weight"][_order()]
-    found["upsampling"] = np.array(arrays[16:]).reshape(-1, 4)
-    found |= dict(zip(_names("synthesis"), synthesis, strict=True))
-    for number in range(2):
-        weight, bias = residual[2 * number : 2 * number + 2]
-        kernel = weight.reshape(bias.size, 3, 3, bias.size).transpose(1, 2, 0, 3)
-        found[f"residual.{number}.weight"] = kernel
-        found[f"residual.{number}.bias"] = bias
-    return found
-
-
-def flat_of(networks: Mapping[str, Array]) -> Array:
-    """The other way around; float32 [parameters]."""
-    context = [networks[name] for name in _names("entropy")]
-    back = np.empty_like(context[0])
-    back[_order()] = context[0]
-    found = [networks[name] for name in _names("synthesis")]
-    for number in range(2):
-        bias = networks[f"residual.{number}.bias"]
-        weight = networks[f"residual.{number}.weight"].transpose(2, 0, 1, 3)
-        found += [weight.reshape(-1, bias.size), bias]
-    found += [back, *context[1:], networks["upsampling"]]
-    return np.concatenate([np.ravel(a) for a in found]).astype(np.float32)
-
-
-def _names(network: str) -> list[str]:
-    return [f"{network}.{n}.{kind}" for n in range(3) for kind in ("weight", "bias")]
-
-
-def _order() -> list[int]:
-    """Which row of the trained first layer is each neighbour's."""
-    return [(up + REACH) * operations.WIDTH + right + REACH for up, right in NEIGHBOURS]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -37,24 +38,30 @@ def fits_windows(shape: tuple[int, ...]) -> bool:
     return min(shape[:2]) >= min(SIZE) // 2
 
 
-def is_large(shape: tuple[int, ...], device: AnyDevice) -> bool:
-    """Whether they should be."""
-    on_gpu = isinstance(device, Device) and device.lanes == "group"
-    most = WHOLE_ON_GPUS if on_gpu else WHOLE
+def is_large(shape: tuple[int, ...], device: AnyDevice | None = None) -> bool:
+    """Whether they should be, on a device or on most of them."""
+    most = WHOLE_ON_GPUS if device is not None and _is_gpu(device) else WHOLE
     return shape[0] * shape[1] > most and fits_windows(shape)
 
 
+def _is_gpu(device: AnyDevice) -> bool:
+    return isinstance(device, Device) and device.lanes == "group"
+
+
 class WindowedStep(LatentStep):
-    """The LatentStep of a picture of any size; `window` is a window's rows and columns."""
+    """The LatentStep of a picture of any size; `window` is a window's rows and columns, SIZE if
+    nobody says so."""
+
+    seldom = 5  # as that takes long
 
     def __init__(
         self, pixels: Array, seed: int, device: AnyDevice, hidden: int, entropy: int, start: int,
-        window: tuple[int, int] = SIZE,
+        window: tuple[int, int] | None = None,
     ) -> None:  # fmt: skip
-        self._window, self._picture = window, pixels
+        self._window, self._picture = window or SIZE, pixels
         super().__init__(pixels, seed, device, hidden=hidden, entropy=entropy, start=start,
-                         room=window)  # fmt: skip
-        self.together = TOGETHER if isinstance(device, Device) and device.lanes == "group" else 1
+                         room=self._window)  # fmt: skip
+        self.together = TOGETHER if _is_gpu(device) else 1
         self.windows = self._all()
         self._judges = self._some()
         self._grids = [np.zeros(size, np.float32) for size in self.shape.grids]
@@ -184,7 +191,7 @@ class WindowedStep(LatentStep):
         pixels, samples = self._judged
         return float(found[0]) / samples, float(found[1]) / pixels
 
-    @property
+    @cached_property
     def _judged(self) -> tuple[int, float]:
         """Pixels that networks are judged by, and samples of these that count."""
         pixels, samples = 0, 0.0

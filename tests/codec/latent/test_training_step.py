@@ -10,11 +10,11 @@ import pytest
 
 from imgmlp.codec.latent import latents, operations, sections, training_phases, training_step
 from imgmlp.codec.latent.bit_allocation import Refinement, Search, grids_of
-from imgmlp.codec.latent.model import LatentModel, start_of
+from imgmlp.codec.latent.model import LatentModel, flat_of, networks_of, start_of
 from imgmlp.codec.latent.plane import LEAST, UNIT, Plane, common_side
 from imgmlp.codec.latent.synthesis import synthesize
 from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState
-from imgmlp.codec.latent.training_step import Control, LatentStep, flat_of, networks_of
+from imgmlp.codec.latent.training_step import Control, LatentStep
 from imgmlp.codec.training.perceptron import Activation
 from imgmlp.codec.training.run import Run
 from imgmlp.engine import Tensor, compile, open_device
