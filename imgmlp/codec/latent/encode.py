@@ -23,7 +23,7 @@ from imgmlp.codec.latent.training_phases import (
     control,
 )
 from imgmlp.codec.latent.training_step import LatentStep
-from imgmlp.codec.latent.windows import WindowedStep, fits_windows, is_large
+from imgmlp.codec.latent.windows import JUDGED, WindowedStep, fits_windows, is_large
 from imgmlp.codec.training.checkpoint import Snapshot
 from imgmlp.codec.training.compile_times import CompileTimes
 from imgmlp.codec.training.draft import Draft, draft
@@ -119,7 +119,10 @@ def work(picture: Picture, wanted: Goal, workload: Workload) -> Work:
     programs = (step_program(picture.pixels.shape),)
     if not steps:
         return Work(0, 0, programs, USUAL)
-    return Work(steps, (steps + SETTLING) * each * height * width, programs)
+    settling = SETTLING * min(
+        height * width, JUDGED if is_large(picture.pixels.shape) else math.inf
+    )
+    return Work(steps, (steps * height * width + settling) * each, programs)
 
 
 def step_program(shape: tuple[int, ...]) -> str:
@@ -158,12 +161,14 @@ class _Encoder:
         self.samples = picture.width * picture.height
         self.compiled = CompileTimes(device)
         self.limit: float | None = None  # of the clock
+        self.settling: float = SETTLING
         self.resumed = 0
         self.tried: list[list[float]] = []  # log2 of prices, and what is too much at them
         self.best: Draft | None = None  # of the passes
 
     def encode(self) -> Draft:
         step = within_memory(self._step, partial(too_large, self.picture.pixels, self.device))
+        self.settling = SETTLING * step.sampled
         trainer = self._trainer(step)
         while True:
             ended = trainer.run(self.run, self._complete)
@@ -321,7 +326,7 @@ class _Encoder:
         seconds = self.workload.seconds
         if seconds is None:
             return None, 0
-        settling = self.pace * min(SETTLING, SETTLED / (1 - SETTLED) * state.steps)
+        settling = self.pace * min(self.settling, SETTLED / (1 - SETTLED) * state.steps)
         self.limit = self.run.began + seconds - state.seconds - CHECKING * self.pace - STARTING
         if self.run.saved is None:
             now = time.perf_counter()
@@ -333,7 +338,7 @@ class _Encoder:
         share = 1.0 if self.wanted.kind == "lambda" else MAIN
         left = self.run.began + seconds - STARTING - time.perf_counter()
         room = share * left / pace - CHECKING
-        room -= min(SETTLING, SETTLED * room)
+        room -= min(self.settling, SETTLED * room)
         refining = max(0.0, room - FEWEST) * REFINING / (1 + REFINING)
         steps = int(room - min(refining, REFINED))
         least = max(FEWEST_LIMITED, int(AT_LEAST * seconds / pace))
@@ -345,17 +350,17 @@ class _Encoder:
         if self.workload.seconds is not None:
             steps = self._fitting(self.workload.seconds, pace)
             if steps < TOO_FEW:
-                needed = _seconds(TOO_FEW, pace) + CHECKING * pace
+                needed = self._seconds(TOO_FEW, pace) + CHECKING * pace
                 text = f"too little time for this picture: {needed:,.0f} seconds would do"
                 self.run.say(text)
         elif self.workload.steps:
             steps = for_pixels(self.workload.steps, self.samples)
         else:
             every = {n: for_pixels(steps_of(n), self.samples) for n in range(1, LEVELS + 1)}
-            level = max((n for n in every if _seconds(every[n], pace) <= USUAL), default=1)
+            level = max((n for n in every if self._seconds(every[n], pace) <= USUAL), default=1)
             steps = every[level]
             self.run.say(f"effort {level} of {LEVELS}, as it suits this device; --effort decides")
-        self.run.say(f"{steps:,} steps, about {_seconds(steps, pace):,.0f} seconds")
+        self.run.say(f"{steps:,} steps, about {self._seconds(steps, pace):,.0f} seconds")
         return steps
 
     def _pace(self, step: LatentStep) -> float:
@@ -366,6 +371,9 @@ class _Encoder:
         pace = step.pace(TRIED if decides else TRIED_BRIEFLY)
         self.compiled.note(step_program(self.picture.pixels.shape))
         return pace
+
+    def _seconds(self, steps: int, pace: float) -> float:
+        return (steps + min(REFINING * steps, REFINED) + self.settling) * pace
 
     # --- the price of bits ---
 
@@ -426,10 +434,6 @@ def _described(shape: ModelShape) -> str:
     s, e = shape.synthesis, shape.entropy
     synthesis = f"{shape.levels}-{s}-{s}-{shape.channels}"
     return f"{synthesis}, {shape.neighbours}-{e}-{e}-2"
-
-
-def _seconds(steps: int, pace: float) -> float:
-    return (steps + min(REFINING * steps, REFINED) + SETTLING) * pace
 
 
 def too_large(pixels: Array, device: AnyDevice, error: OutOfMemoryError) -> OutOfMemoryError:

@@ -94,6 +94,7 @@ class LatentStep(Resumable):
     of as many levels that have room in it: sizes are then known to the device alone.
     """
 
+    sampled = 1.0  # share of the picture that networks are judged by
     seldom = 1  # how many times less often its state is remembered than prices are looked at
 
     def __init__(

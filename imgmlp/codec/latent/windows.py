@@ -30,6 +30,8 @@ JUDGED = 2**20  # pixels by which networks are judged, about: some windows stand
 # Most pixels that are trained as a whole, of which a step takes some 260 bytes each: on processors
 # and on GPUs, to which windows' data have a longer way.
 WHOLE, WHOLE_ON_GPUS = 3 * 2**20, 14 * 2**20
+# Networks move with every window, and each time by less: the power of how many windows there are.
+SLOWER = 1 / 3
 TOGETHER = 8  # steps of a window there before it is another one's turn
 
 
@@ -64,6 +66,7 @@ class WindowedStep(LatentStep):
         self.together = TOGETHER if _is_gpu(device) else 1
         self.windows = self._all()
         self._judges = self._some()
+        self.sampled = len(self._judges) / len(self.windows)
         self._grids = [np.zeros(size, np.float32) for size in self.shape.grids]
         self._moments = [[np.zeros_like(grid) for grid in self._grids] for _ in range(2)]
         self._corrections = [np.zeros((), np.float32)] * 2
@@ -168,7 +171,8 @@ class WindowedStep(LatentStep):
         return seconds / count * len(self.windows)
 
     def steer(self, control: Control) -> None:
-        self._control = control
+        slower = len(self.windows) ** SLOWER
+        self._control = replace(control, networks=control.networks / slower)
 
     # --- from and to the host ---
 
@@ -204,13 +208,13 @@ class WindowedStep(LatentStep):
     def slopes(self, flat: Array, price: float) -> Array:
         before, steered = self._staying(), self._control
         self.flat.write(flat)
-        self.steer(Control(price, noise=0.0, latents=0.0, networks=0.0, rounding=True))
+        self._control = Control(price, noise=0.0, latents=0.0, networks=0.0, rounding=True)
         found = np.zeros(flat.shape)
         for extent in self._judges:
             self._enter(extent)
             self.program.run(1)
             found += self.program.read("slopes")
-        self.steer(steered)
+        self._control = steered
         self._back_to(before)
         return (found / self._judged[0]).astype(np.float32)
 
