@@ -399,9 +399,14 @@ class LatentStep(Resumable):
         self.flat.write(flat)
         self.steer(Control(price, noise=0.0, latents=0.0, networks=0.0, rounding=True))
         self.program.run()
-        scale = self.control.numpy()[8]  # of the loss, and so of what the step leaves
-        found: Array = self.program.read("slopes") / (scale * self.pixels)
+        found = self._summed_slopes() / self.pixels
         self.restore(before)
+        return found
+
+    def _summed_slopes(self) -> Array:
+        """What the last step leaves of them, over all of its pixels."""
+        scale = self.control.numpy()[8]  # of the loss
+        found: Array = self.program.read("slopes") / scale
         return found
 
     @property

@@ -213,7 +213,7 @@ class WindowedStep(LatentStep):
         for extent in self._judges:
             self._enter(extent)
             self.program.run(1)
-            found += self.program.read("slopes")
+            found += self._summed_slopes()
         self._control = steered
         self._back_to(before)
         return (found / self._judged[0]).astype(np.float32)
