@@ -31,19 +31,31 @@ from imgmlp.codec.latent.plane import AROUND, Extent, Plane
 from imgmlp.codec.training.checkpoint import Resumable
 from imgmlp.codec.training.perceptron import Activation, perceptron
 from imgmlp.codec.training.replay import seconds_a_step
-from imgmlp.engine import AnyDevice, Precision, Program, Tensor, compile, dtype, nn, optim
+from imgmlp.engine import (
+    AnyDevice,
+    Feeder,
+    Precision,
+    Program,
+    Receiver,
+    Tensor,
+    compile,
+    dtype,
+    nn,
+    optim,
+)
 from imgmlp.image import counted
 
 Array = np.ndarray[Any, Any]
 
 HIDDEN = 32  # of synthesis
 ENTROPY = 24
-BETAS = (0.9, 0.99)
+BETAS = (0.9, 0.98)
 EPSILON = 4e-3  # of gradients by single latents, which are sums over pixels
 STEP = 2.0**-7  # of weights, as far as what they cost is concerned
 # Times lambda that their bits cost, of which the loss has a rough estimate: differences from a
-# start, most of which can be spared, and weights without one.
+# start, most of which small pictures can spare, and weights without one.
 DIFFERENCES, WEIGHTS = 3.0, 1.0
+SMALL = 2**14  # pixels; with more differences are cheaper, by the root of how many times as many
 SCALED = 0.25  # what times lambda the loss is in gradients
 # For every channel, what it is at most: an error of 1, of black for white, has a gradient of 1024
 # in a sample then, and halves end at 64 times that, which is left for what networks make of it.
@@ -63,17 +75,16 @@ class Control:
     networks: float = 1e-2  # learning rate
     rounding: bool = False
 
-    def array(self, channels: int, pixels: int, share: float = 1.0) -> Array:
-        """float32 [11], as the device wants it, of a step of so many pixels and samples of each.
-
-        These are a share of the picture, which has that share of what weights cost.
+    def array(self, channels: int, pixels: int, weights: float) -> Array:
+        """float32 [11], as the device wants it, of a step of so many pixels and samples of each,
+        where bits of weights cost so many times lambda.
         """
         t = self.temperature
         soft = [1 / t, 0.5 / math.tanh(0.5 / t), self.share, self.noise]
         # Gradients in half precision need a loss that is large enough.
         scale = min(max(SCALED / max(self.price, 1e-9), 1.0), MOST_SCALED * channels)
         rates = [self.latents, self.networks, self.price, float(self.rounding), scale]
-        return np.array([*soft, *rates, CLIP * pixels, share], np.float32)
+        return np.array([*soft, *rates, CLIP * pixels, weights], np.float32)
 
 
 class LatentStep(Resumable):
@@ -124,6 +135,7 @@ class LatentStep(Resumable):
         self.count = Tensor(np.uint32(0), device, name="count")
         self.adam_latents = optim.Adam([self.latents], self.control[4], BETAS, epsilon)
         self.adam = optim.Adam([self.flat], self.control[5], BETAS, epsilon)
+        self._answers: list[Array] = []  # that were waited for and not given
         self.program = self._compiled(self._step, device, general, "half")
 
     def _compiled(
@@ -132,7 +144,7 @@ class LatentStep(Resumable):
     ) -> Program:  # fmt: skip
         """A program that is not traced where an earlier process has left what came of it."""
         own = self.plane, self.room is None, self.channels, self.shapes, self.seed, self.epsilon
-        depends_on = type(self).__qualname__, *own, self.extent.halo, self.start.number > 0
+        depends_on = type(self).__qualname__, *own, self.extent.halo
         return compile(step, device, general, precision, beside, depends_on, self._states())
 
     def _states(self) -> list[Tensor]:
@@ -189,9 +201,9 @@ class LatentStep(Resumable):
         seen, slope = self._quantised()
         error, bits = self._forward(seen, self.flat)
         loss = (error * (1 / self.channels) + bits * price) * scale
-        by_seen, slopes = (g * (1.0 / scale) for g in loss.gradient([seen, self.flat]))
-        by_flat = slopes + self._by_weight_bits() * (price * self.control[10])
-        self.adam_latents.apply([by_seen * slope])
+        by_seen, slopes = loss.gradient([seen, self.flat])
+        by_flat = slopes * (1.0 / scale) + self._by_weight_bits() * (price * self.control[10])
+        self.adam_latents.apply([by_seen * (1.0 / scale) * slope])
         norm = by_flat.square().sum().sqrt()
         most = self.control[9]
         self.adam.apply([by_flat * (most / norm.maximum(most))])
@@ -204,8 +216,7 @@ class LatentStep(Resumable):
         """
         away = self.flat - self.cheapest
         size = away.abs()
-        price = DIFFERENCES if self.start.number else WEIGHTS
-        return away / ((size + 1e-9) * (size + STEP)) * (price / math.log(2))
+        return away / ((size + 1e-9) * (size + STEP)) * (1 / math.log(2))
 
     def _forward(self, seen: Tensor, flat: Tensor) -> tuple[Tensor, Tensor]:
         """The squared error and the bits that the plane of grids [rows, pitch] gives with networks
@@ -323,13 +334,39 @@ class LatentStep(Resumable):
         found = self._forward(seen, self.candidate)
         return {"figures": Tensor.concat([each.reshape(1) for each in found], 0)}
 
+    @cached_property
+    def _candidates(self) -> Feeder:
+        return Feeder(self._judging, self.candidate)
+
+    @cached_property
+    def _figures(self) -> Receiver:
+        return Receiver(
+            self._judging, ["figures"], lambda kept, found: kept.append(found["figures"])
+        )
+
     def judge(self, flat: Array) -> tuple[float, float]:
         """The mean squared error on [0, 1], of samples that count, and the bits per pixel that
         rounded grids and these networks give.
         """
-        self.candidate.write(flat)
+        self.ask(flat)
+        return self.answer()
+
+    @property
+    def ahead(self) -> int:
+        """How many networks to ask for before an answer is waited for: a GPU waits for the host
+        otherwise."""
+        return 2 if self.device.lanes == "group" else 1
+
+    def ask(self, flat: Array) -> None:
+        """Begin to judge networks; `answer` gives what `judge` would, in the order of asking."""
+        self._candidates.send(flat)
         self._judging.run()
-        error, bits = map(float, self._judging.read("figures"))
+        self._figures.send(self._answers)
+
+    def answer(self) -> tuple[float, float]:
+        """Of the first networks that were asked for and not answered yet."""
+        self._figures.wait(1)
+        error, bits = map(float, self._answers.pop())
         return self.mean(error), bits / self.pixels
 
     def mean(self, error: float) -> float:
@@ -362,8 +399,14 @@ class LatentStep(Resumable):
         self.flat.write(flat)
         self.steer(Control(price, noise=0.0, latents=0.0, networks=0.0, rounding=True))
         self.program.run()
-        found: Array = self.program.read("slopes") / self.pixels
+        found = self._summed_slopes() / self.pixels
         self.restore(before)
+        return found
+
+    def _summed_slopes(self) -> Array:
+        """What the last step leaves of them, over all of its pixels."""
+        scale = self.control.numpy()[8]  # of the loss
+        found: Array = self.program.read("slopes") / scale
         return found
 
     @property
@@ -381,7 +424,14 @@ class LatentStep(Resumable):
 
     def steer(self, control: Control) -> None:
         """What the steps from now on obey."""
-        self.control.write(control.array(self.channels, self.pixels))
+        self.control.write(control.array(self.channels, self.pixels, self.weights))
+
+    @property
+    def weights(self) -> float:
+        """Times lambda that bits of weights cost in training."""
+        if not self.start.number:
+            return WEIGHTS
+        return DIFFERENCES * min(1.0, math.sqrt(SMALL / self.pixels))
 
     def figures(self) -> tuple[float, float]:
         """The mean squared error and the bits per pixel of the last step."""

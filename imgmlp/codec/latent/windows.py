@@ -109,8 +109,8 @@ class WindowedStep(LatentStep):
         before, self.extent = self.extent, extent
         self.latents.write(extent.gathered(self._grids, HALO))
         self.target.write(extent.target(self._picture))
-        share = extent.pixels / self.pixels
-        self.control.write(self._control.array(self.channels, extent.pixels, share))
+        weights = self.weights * extent.pixels / self.pixels  # whose bits are the whole picture's
+        self.control.write(self._control.array(self.channels, extent.pixels, weights))
         if extent.frame == before.frame:
             return
         assert self.firsts is not None
@@ -176,7 +176,11 @@ class WindowedStep(LatentStep):
 
     # --- from and to the host ---
 
-    def judge(self, flat: Array) -> tuple[float, float]:
+    @property
+    def ahead(self) -> int:
+        return 1  # as windows come and go between two
+
+    def ask(self, flat: Array) -> None:
         """By some windows, which stand for all."""
         self.candidate.write(flat)
         found = np.zeros(2)
@@ -184,6 +188,10 @@ class WindowedStep(LatentStep):
             self._enter(extent)
             self._judging.run()
             found += self._judging.read("figures")
+        self._answers.append(found)
+
+    def answer(self) -> tuple[float, float]:
+        found = self._answers.pop(0)
         pixels, samples = self._judged
         return float(found[0]) / samples, float(found[1]) / pixels
 
@@ -205,7 +213,7 @@ class WindowedStep(LatentStep):
         for extent in self._judges:
             self._enter(extent)
             self.program.run(1)
-            found += self.program.read("slopes")
+            found += self._summed_slopes()
         self._control = steered
         self._back_to(before)
         return (found / self._judged[0]).astype(np.float32)
