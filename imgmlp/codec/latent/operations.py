@@ -24,6 +24,7 @@ WIDTH = 2 * REACH + 1  # of a row of neighbours
 NEIGHBOURS = REACH * WIDTH + REACH
 TAPS = 4  # of either phase of an upsampling filter
 BEYOND = 2  # values beyond either end that it takes
+LONG = 1 << 10  # terms that one group had better not add up alone
 MANY = 1 << 18  # elements that a GPU takes longer to compute again than to begin a launch
 # What a file can say of a latent: logarithms of scales, and the least probability.
 SHARPEST, WIDEST = -MIDDLE / 2**SCALE_BITS, (SCALES - 1 - MIDDLE) / 2**SCALE_BITS
@@ -387,7 +388,9 @@ def _by_taps(by_shares: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
     ]
     found = Tensor.concat([by.reshape(TAPS, -1) for by in by_shares], 1)
     both = Tensor(np.concatenate(takes, 2), found.device)
-    return Tensor.where(both, found, 0.0).sum((1, 2))
+    terms = Tensor.where(both, found, 0.0)
+    # Few groups would take long for many terms; for few another launch does.
+    return (terms.sum(2) if terms.shape[2] > LONG else terms.reshape(TAPS, -1)).sum(1)
 
 
 def _takes(n: int, wanted: int) -> Array:
