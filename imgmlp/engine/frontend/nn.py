@@ -28,7 +28,7 @@ sigmoid = Tensor.sigmoid
 relu = Tensor.relu
 gelu = Tensor.gelu
 softmax = Tensor.softmax
-variance = Tensor.variance
+variance = Tensor.var
 
 
 def layer_norm(x: Tensor, scale: Tensor, shift: Tensor, epsilon: float = 1e-5) -> Tensor:

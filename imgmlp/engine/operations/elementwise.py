@@ -261,7 +261,7 @@ class Elementwise:
     def sigmoid(self) -> Self:
         """1 / (1 + exp(-x)); its gradient comes from the answer, where exp may be infinite."""
         answer = 1.0 / ((-self).exp() + 1.0)
-        return self._with(graph.function(answer.node, [self.node], _sigmoid_vjp))
+        return self._with(graph.function(answer.node, [self.node], BY_ANSWER["sigmoid"]))
 
     @in_f32
     def expm1(self) -> Self:
@@ -272,7 +272,7 @@ class Elementwise:
         u = self.exp()
         small = self.where(u.eq(1.0), self, (u - 1.0) * self / u.log())
         answer = self.where(self.abs() < 0.5, small, u - 1.0)
-        return self._with(graph.function(answer.node, [self.node], _expm1_vjp))
+        return self._with(graph.function(answer.node, [self.node], BY_ANSWER["expm1"]))
 
     @in_f32
     def tanh(self) -> Self:
@@ -280,19 +280,15 @@ class Elementwise:
         t = (self.abs() * -2.0).expm1()
         size = -t / (t + 2.0)
         answer = self.where(self < 0, -size, size)
-        return self._with(graph.function(answer.node, [self.node], _tanh_vjp))
+        return self._with(graph.function(answer.node, [self.node], BY_ANSWER["tanh"]))
 
 
-def _sigmoid_vjp(g: Node, ans: Node, x: Node) -> tuple[Node]:
-    return (g * (ans - ans * ans),)
-
-
-def _expm1_vjp(g: Node, ans: Node, x: Node) -> tuple[Node]:
-    return (g * (ans + 1.0),)
-
-
-def _tanh_vjp(g: Node, ans: Node, x: Node) -> tuple[Node]:
-    return (g * (1.0 - ans * ans),)
+# One rule for each, by the answer, so that equal functions are one Node.
+BY_ANSWER: dict[str, Callable[[Node, Node, Node], tuple[Node]]] = {
+    "sigmoid": lambda g, ans, x: (g * (ans - ans * ans),),
+    "expm1": lambda g, ans, x: (g * (ans + 1.0),),
+    "tanh": lambda g, ans, x: (g * (1.0 - ans * ans),),
+}
 
 
 @cache

@@ -15,7 +15,6 @@ import numpy as np
 from imgmlp.engine.ir import dtype as dt
 from imgmlp.engine.ir import graph
 from imgmlp.engine.ir.dtype import DType
-from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.usage_errors import OutOfBoundsError, misuse
 from imgmlp.engine.operations.elementwise import Elementwise, Operand, node_of
 from imgmlp.engine.operations.functions import Functions
@@ -105,67 +104,9 @@ class Indexing(Functions):
         where = index if _is_array(index) else np.asarray(index)
         return self[(*(slice(None),) * self._axis(axis, "take"), where)]
 
-    def take_along_axis(self, index: Operand, axis: int = -1) -> Self:
-        """From each line along an axis the elements at this line's own indices.
-
-        Other axes of the index are those of the Tensor, or 1. Indices are not negative.
-        """
-        axis, at = self._axis(axis, "take_along_axis"), self._index(index)
-        if len(at.shape) != len(self.shape):
-            raise misuse(
-                ValueError, f"take_along_axis: ranks of {self.shape} and {at.shape} differ"
-            )
-        wide = tuple(at.shape[a] if a == axis else n for a, n in enumerate(self.shape))
-        at = at.broadcast_to(wide)
-        where = self._with(graph.const(0, dt.i32, wide))
-        for a in range(len(wide)):
-            step = math.prod(self.shape[a + 1 :])
-            where = where + (at if a == axis else at._places(a)) * step
-        taken = self.reshape(-1).gather(where)
-
-        def vjp(g: Node, ans: Node, *inputs: Node) -> tuple[Node, None]:
-            zeros = self._with(graph.const(0, g.dtype, self.shape))
-            return zeros.scatter_add(axis, at, self._with(g)).node, None
-
-        return self._own(taken, at, vjp=vjp)
-
-    def scatter_add(self, axis: int, index: Operand, values: Operand) -> Self:
-        """With values added to the elements at these indices of each line along an axis.
-
-        Index and values have one shape, which may differ from the Tensor's along the axis.
-        """
-        chosen, new = self._scattered(axis, index, values)
-        return self + self.where(chosen, new, 0).sum(self._axis(axis, "scatter_add") + 1)
-
-    def scatter(self, axis: int, index: Operand, values: Operand) -> Self:
-        """With values instead of the elements at these indices, the last of several; see above."""
-        chosen, new = self._scattered(axis, index, values)
-        axis = self._axis(axis, "scatter")
-        turn = chosen._places(axis + 1) + 1
-        last = self.where(chosen, turn, 0).max(axis + 1, keepdims=True)
-        kept = self.where(turn.eq(last), new, 0).sum(axis + 1)
-        return self.where(last.squeeze(axis + 1).eq(0), self, kept)
-
-    def _scattered(self, axis: int, index: Operand, values: Operand) -> tuple[Self, Self]:
-        """Which value, along an axis behind the one that is scattered on, goes where, and all."""
-        axis, at = self._axis(axis, "scatter"), self._index(index)
-        new = values if isinstance(values, Indexing) else self._with(node_of(values))
-        new = new.cast(self.dtype).broadcast_to(at.shape)
-        others = [a for a in range(len(self.shape)) if a != axis]
-        if len(at.shape) != len(self.shape) or any(at.shape[a] != self.shape[a] for a in others):
-            raise misuse(ValueError, f"scatter: indices {at.shape} do not fit {self.shape}")
-        chosen = at.unsqueeze(axis).eq(self._places(axis).unsqueeze(axis + 1))
-        return chosen, new.unsqueeze(axis).broadcast_to(chosen.shape)  # type: ignore[return-value]
-
     def one_hot(self, classes: int, dtype: DType = dt.i32) -> Self:
         """Along a new last axis 1 at each index and 0 elsewhere; all 0 for one beyond `classes`."""
         return self.unsqueeze(-1).eq(self._with(graph.iota(classes))).cast(dtype)
-
-    def _index(self, index: Operand) -> Self:
-        at = index if isinstance(index, Indexing) else self._with(node_of(index))
-        if not at.dtype.is_int:
-            raise misuse(TypeError, f"indices are integers, not {at.dtype.name}; cast them")
-        return at.cast(dt.i32)  # type: ignore[return-value]
 
     def __getitem__(self, key: Any) -> Self:
         """Whole numbers, slices, None, ..., and arrays or Tensors of integers, as in NumPy.

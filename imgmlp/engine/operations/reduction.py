@@ -52,11 +52,14 @@ class Reduction(Movement):
         mean = self.cast(dt.f32).sum(axis, keepdims) * (1.0 / count if count else math.nan)
         return mean.cast(self._float().dtype)
 
-    def variance(self, axis: Axis = None, keepdims: bool = False) -> Self:
-        """Mean squared distance from the mean."""
+    def var(self, axis: Axis = None, keepdims: bool = False, correction: float = 0) -> Self:
+        """Squared distances from the mean, added and divided by their number less `correction`."""
+        number = math.prod(self.shape[a] for a in axes_of("var", axis, self.shape)) - correction
         wide = self.cast(dt.f32)
-        squares = (wide - wide.mean(axis, keepdims=True)).square()
-        return squares.mean(axis, keepdims).cast(self._float().dtype)
+        squares = (wide - wide.mean(axis, keepdims=True)).square().sum(axis, keepdims)
+        return (squares * (1.0 / number if number > 0 else math.nan)).cast(self._float().dtype)
+
+    variance = var
 
     @in_f32
     def softmax(self, axis: int = -1) -> Self:

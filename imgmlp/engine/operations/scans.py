@@ -18,11 +18,12 @@ from imgmlp.engine.ir import control_flow, graph
 from imgmlp.engine.ir import dtype as dt
 from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.usage_errors import misuse
-from imgmlp.engine.operations.elementwise import in_f32
+from imgmlp.engine.operations.elementwise import Operand, in_f32, node_of
 from imgmlp.engine.operations.indexing import Indexing
 from imgmlp.engine.operations.operands import Axis, axes_of, from_host
 
 COUNTED = 64  # elements of a line that are ordered by counting; a power of two
+COMPARED = 1 << 23  # indices with elements: about what sorting 4,096 of each takes on a processor
 
 
 class Scans(Indexing):
@@ -31,12 +32,6 @@ class Scans(Indexing):
     __slots__ = ()
 
     # --- reductions ---
-
-    def var(self, axis: Axis = None, keepdims: bool = False, correction: float = 0) -> Self:
-        """Squared distances from the mean, added and divided by their number less `correction`."""
-        count = math.prod(self.shape[a] for a in axes_of("var", axis, self.shape))
-        scale = count / (count - correction) if count > correction else math.nan
-        return self.variance(axis, keepdims) * scale
 
     def std(self, axis: Axis = None, keepdims: bool = False, correction: float = 0) -> Self:
         """The square root of `var`."""
@@ -80,8 +75,9 @@ class Scans(Indexing):
         spans = ((begin, end) if a == axis else (0, n) for a, n in enumerate(self.shape))
         return self.shrink(*spans)
 
-    def _scan(self, axis: int, join: Callable[[Self, Self], Self]) -> Self:
-        axis, places, found, step = self._axis(axis, "scan"), self._places(axis), self, 1
+    def _scan(self, axis: int, join: Callable[[Self, Self], Self], first: Self | int = 0) -> Self:
+        """All from `first`, a place along the axis, up to each, joined."""
+        axis, places, found, step = self._axis(axis, "scan"), self._places(axis) - first, self, 1
         size = self.shape[axis]
         while step < size:
             moved = found._cut(axis, 0, size - step)
@@ -190,6 +186,145 @@ class Scans(Indexing):
             raise misuse(ValueError, f"topk: {count} of {self.shape[axis]} elements")
         index = self.argsort(axis, descending=True)
         return self._permuted(axis, index)._cut(axis, 0, count), index._cut(axis, 0, count)
+
+    # --- elements by computed indices ---
+
+    def _index(self, index: Operand) -> Self:
+        at = index if isinstance(index, Scans) else self._with(node_of(index))
+        if not at.dtype.is_int:
+            raise misuse(TypeError, f"indices are integers, not {at.dtype.name}; cast them")
+        return at.cast(dt.i32)  # type: ignore[return-value]
+
+    def gather(self, index: Operand) -> Self:
+        """Rows of a table: [N, ...] at int [...].
+
+        Indices must lie in [0, N): OutOfBoundsError if the host knows of one that does not.
+        """
+        taken, at = super().gather(index), self._with(node_of(index))
+        count = at.node.size
+        if not _sorts(count, self.node.size):
+            return taken
+
+        def vjp(g: Node, ans: Node, *inputs: Node) -> tuple[Node, None]:
+            rows = self._with(g).reshape(1, count, self.node.size // len(self))
+            sums = rows._added(at.cast(dt.i32).reshape(1, count), len(self))
+            return sums.reshape(*self.shape).node, None
+
+        return self._own(taken, at, vjp=vjp)
+
+    def take_along_axis(self, index: Operand, axis: int = -1) -> Self:
+        """From each line along an axis the elements at this line's own indices.
+
+        Other axes of the index are those of the Tensor, or 1. Indices are not negative.
+        """
+        axis, at = self._axis(axis, "take_along_axis"), self._index(index)
+        if len(at.shape) != len(self.shape):
+            raise misuse(
+                ValueError, f"take_along_axis: ranks of {self.shape} and {at.shape} differ"
+            )
+        wide = tuple(at.shape[a] if a == axis else n for a, n in enumerate(self.shape))
+        at = at.broadcast_to(wide)
+        where = self._with(graph.const(0, dt.i32, wide))
+        for a in range(len(wide)):
+            step = math.prod(self.shape[a + 1 :])
+            where = where + (at if a == axis else at._places(a)) * step
+        taken = self.reshape(-1).gather(where)
+
+        def vjp(g: Node, ans: Node, *inputs: Node) -> tuple[Node, None]:
+            zeros = self._with(graph.const(0, g.dtype, self.shape))
+            return zeros.scatter_add(axis, at, self._with(g)).node, None
+
+        return self._own(taken, at, vjp=vjp)
+
+    def scatter_add(self, axis: int, index: Operand, values: Operand) -> Self:
+        """With values added to the elements at these indices of each line along an axis.
+
+        Index and values have one shape, which may differ from the Tensor's along the axis.
+        """
+        axis, at, new = self._scattered(axis, index, values)
+        sums = new.unsqueeze(2)._added(at, self.shape[axis])
+        return self + sums.reshape(*self.transpose(axis, -1).shape).transpose(axis, -1)
+
+    def scatter(self, axis: int, index: Operand, values: Operand) -> Self:
+        """With values instead of the elements at these indices, the last of several; see above."""
+        axis, at, new = self._scattered(axis, index, values)
+        if not at.node.size:
+            return self
+        shape = self.transpose(axis, -1).shape
+        last = at._last(self.shape[axis])
+        kept = new.take_along_axis(last.maximum(0), 1)
+        last, kept = (t.reshape(*shape).transpose(axis, -1) for t in (last, kept))
+        return self.where(last < 0, self, kept)
+
+    def _scattered(self, axis: int, index: Operand, values: Operand) -> tuple[int, Self, Self]:
+        """The axis, and indices and values as lines along it, [lines, count]."""
+        axis, at = self._axis(axis, "scatter"), self._index(index)
+        new = values if isinstance(values, Scans) else self._with(node_of(values))
+        new = new.cast(self.dtype).broadcast_to(at.shape)
+        others = [a for a in range(len(self.shape)) if a != axis]
+        if len(at.shape) != len(self.shape) or any(at.shape[a] != self.shape[a] for a in others):
+            raise misuse(ValueError, f"scatter: indices {at.shape} do not fit {self.shape}")
+        lines = math.prod(self.shape[a] for a in others), at.shape[axis]
+        found = (t.transpose(axis, -1).reshape(*lines) for t in (at, new))
+        return axis, *found  # type: ignore[return-value]
+
+    def _chosen(self, size: int) -> Self:
+        """Which of indices [lines, count] are 0, 1 ... size - 1: [lines, size, count]."""
+        return self.unsqueeze(1).eq(self._with(graph.iota(size)).reshape(size, 1))
+
+    def _last(self, size: int) -> Self:
+        """Of indices [lines, count] where the last 0, 1 ... size - 1 are, -1 for none."""
+        if not _sorts(self.node.size, size):
+            return self.where(self._chosen(size), self._places(1).unsqueeze(1), -1).max(2)
+        order, _, last = self._runs(size)
+        return self.where(last < 0, last, order.take_along_axis(last.maximum(0), 1))
+
+    def _added(self, at: Self, size: int) -> Self:
+        """Sums of rows [lines, count, row] with the same index of each line: [lines, size, row].
+
+        Of many, rows in the order of their indices are a running sum that begins anew at each.
+        """
+        if not _sorts(self.node.size, size):
+            return self.where(at._chosen(size).unsqueeze(3), self.unsqueeze(1), 0).sum(2)
+        order, first, last = at._runs(size)
+        wide = self.cast(dt.f32 if self.dtype.is_float else dt.i32)
+        kind = dt.i32 if self.dtype is dt.bool_ else self.dtype
+        sums = wide._rows(order)._scan(1, type(self).__add__, first.unsqueeze(2))
+        found = self.where(last.unsqueeze(2) < 0, 0, sums._rows(last.maximum(0)))
+
+        def vjp(g: Node, ans: Node, *inputs: Node) -> tuple[Node, None]:
+            inside = at.clip(0, size - 1)
+            back = self._with(g)._rows(inside)
+            return self.where(at.eq(inside).unsqueeze(2), back, 0).node, None
+
+        return self._own(found.cast(kind), at, vjp=vjp)
+
+    def _rows(self, at: Self) -> Self:
+        """Of [lines, count, row] each line's rows at its own indices [lines, ...]."""
+        lines, count, row = self.shape
+        first = self._with(graph.iota(lines)).reshape(lines, 1) * count
+        return self.reshape(lines * count, row).gather(at + first)
+
+    def _runs(self, size: int) -> tuple[Self, Self, Self]:
+        """The order of indices [lines, count]; of each in it the first place that is the same; and
+        where the last 0, 1 ... size - 1 are in it, -1 for none, by bisection.
+        """
+        (lines, count), order = self.shape, self.argsort(1)
+        keys = self.take_along_axis(order, 1).contiguous()
+        below = self._with(graph.const(0, dt.i32, (lines, size + 1)))  # how many are
+        for step in (1 << n for n in reversed(range(count.bit_length()))):
+            probe = below + step
+            fits = keys.take_along_axis(probe.minimum(count) - 1, 1) < below._places(1)
+            below = self.where((probe <= count) & fits, probe, below)
+        below = below.contiguous()
+        begin, end = below._cut(1, 0, size), below._cut(1, 1, size + 1)
+        first = below.take_along_axis(keys.clip(0, size), 1)
+        return order, first, self.where(end > begin, end - 1, -1)
+
+
+def _sorts(indices: int, size: int) -> bool:
+    """Whether indices are sorted, as so many comparisons of each with all elements take longer."""
+    return indices > COUNTED and indices * size > COMPARED
 
 
 def _distances(blocks: int) -> np.ndarray:

@@ -289,6 +289,14 @@ def test_too_little_is_left_to_the_general_scheduler(device: AnyDevice) -> None:
 
 
 @lowered_only
+def test_columns_of_a_picture_are_no_rows_where_products_have_others(device: AnyDevice) -> None:
+    x, w, g = (filled(device, *shape) for shape in ((1, 3, 64, 64), (3, 3, 3, 3), (1, 3, 64, 64)))
+    procedure = lowered(gradients((x.conv2d(w, padding=1) * g).sum(), x, w))
+    assert not blocks(procedure)
+    assert procedure.note == "no block: the busiest axis has no products"
+
+
+@lowered_only
 def test_each_group_has_partial_sums_of_its_own(device: AnyDevice) -> None:
     """So nothing is atomic; a total adds the groups in order."""
     outputs = network(device, 1024, [6, 16, 16, 3], lambda x: x.leaky_relu(0.1))
