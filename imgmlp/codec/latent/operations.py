@@ -25,7 +25,8 @@ NEIGHBOURS = REACH * WIDTH + REACH
 TAPS = 4  # of either phase of an upsampling filter
 BEYOND = 2  # values beyond either end that it takes
 LONG = 1 << 10  # terms that one group had better not add up alone
-MANY = 1 << 18  # elements that a GPU takes longer to compute again than to begin a launch
+MANY = 1 << 17  # elements that a GPU had better not compute again for each of TAPS sums
+MOST = 1 << 19  # and not at all, as a launch more takes less
 # What a file can say of a latent: logarithms of scales, and the least probability.
 SHARPEST, WIDEST = -MIDDLE / 2**SCALE_BITS, (SCALES - 1 - MIDDLE) / 2**SCALE_BITS
 LEAST = FLOOR / 2**TOTAL_BITS
@@ -358,19 +359,19 @@ class Enlarged(Function):
         x, rows, columns = ctx.saved_tensors
         (_, h, w), (_, height, width) = x.shape, g.shape
         of_rows, of_columns = _shares_of_users(rows, h), _shares_of_users(columns, w)
-        by_columns = _stored(_weighted(_users(g, 2, w), of_columns, 2))  # [c, height, w]
-        by_rows = _stored(_weighted(_users(g, 1, h), of_rows, 1))  # [c, h, width]
-        by_x = _weighted(_users(by_rows, 2, w), of_columns, 2)
+        by_columns = _stored(_weighted(_users(g, 2, w), of_columns, 2), MANY)  # [c, height, w]
+        by_rows = _weighted(_users(g, 1, h), of_rows, 1)  # [c, h, width]
+        by_x = _weighted(_users(_stored(by_rows, MOST), 2, w), of_columns, 2)
         by_x = by_x.contiguous()  # not in a kernel for all of the plane
         of_height = (_each_around(x, 1, height) * by_columns).sum((1, 3))
-        of_width = (_each_around(x, 2, width) * by_rows).sum(2)
+        of_width = (_each_around(x, 2, width) * _stored(by_rows, MANY)).sum(2)
         by_shares = [of_height.reshape(TAPS, 1, height), of_width]
         return by_x, _by_taps(by_shares, (h, w)), None, None
 
 
-def _stored(x: Tensor) -> Tensor:
-    """In memory, if to compute it again for each of TAPS sums would take longer than a launch."""
-    return x.contiguous() if math.prod(x.shape) > MANY else x
+def _stored(x: Tensor, most: int) -> Tensor:
+    """In memory, if it has more elements than had better be computed again."""
+    return x.contiguous() if math.prod(x.shape) > most else x
 
 
 def _shares(taps: Tensor, n: int, wanted: int) -> Tensor:
