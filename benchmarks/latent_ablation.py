@@ -24,7 +24,7 @@ from imgmlp import image
 from imgmlp.codec.latent import bit_allocation, encode, training_phases, training_step
 from imgmlp.codec.latent.model import BICUBIC, NEIGHBOURS, newest_start
 from imgmlp.codec.latent.training_step import Control, LatentStep
-from imgmlp.engine import AnyDevice, Tensor, open_device
+from imgmlp.engine import AnyDevice, Program, Tensor, compile, open_device
 
 NEAREST = 14  # neighbours of those that see fewer
 
@@ -33,6 +33,10 @@ class Without(LatentStep):
     """A step whose networks lack something."""
 
     lacks = ""
+
+    def _compiled(self, step: Any, device: AnyDevice, *how: Any, **more: Any) -> Program:
+        """Traced each time, as constants are others."""
+        return compile(step, device, *how, **more)
 
     def _networks(self, flat: Tensor) -> list[list[Tensor]]:
         synthesis, convolutions, entropy, taps = super()._networks(flat)

@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from imgmlp.codec.latent.model import stored_start
+from imgmlp.codec.latent.model import networks_of, stored_start
 from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState
-from imgmlp.codec.latent.training_step import LatentStep, networks_of
+from imgmlp.codec.latent.training_step import LatentStep
 from imgmlp.codec.training.run import Progress, Run
 from imgmlp.engine import open_device
 

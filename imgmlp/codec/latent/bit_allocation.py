@@ -22,10 +22,12 @@ from imgmlp.codec.latent.model import (
     ModelShape,
     Quantized,
     check_networks,
+    flat_of,
+    networks_of,
     quantized,
 )
 from imgmlp.codec.latent.sections import coding, network_bits, usual_exponent
-from imgmlp.codec.latent.training_step import LatentStep, flat_of, networks_of
+from imgmlp.codec.latent.training_step import LatentStep
 from imgmlp.codec.training.replay import decibels
 from imgmlp.errors import FormatError
 
@@ -178,6 +180,7 @@ class Refinement:
     def __init__(self, step: LatentStep, networks: Mapping[str, Quantized], price: float) -> None:
         self.step, self._first = step, networks
         self._bit = price / step.pixels  # D + lambda R of a bit
+        self._unanswered = 0
         self._price = price
         self._flat = flat_of({name: tensor.floats() for name, tensor in networks.items()})
         places = networks_of(np.arange(len(self._flat)), step.shapes)
@@ -192,18 +195,22 @@ class Refinement:
         best, moved = self._cost(), True
         while moved and trials > 0 and not enough():
             moved = False
-            for at, way, saved in self._promising()[:trials]:
+            moves, asked = self._promising()[:trials], 0
+            for number, (at, way, saved) in enumerate(moves):
                 if enough():
                     break
                 trials -= 1
-                before = self._flat[self._places[at]]
-                self._flat[self._places[at]] += way * self._sizes[at]
-                cost = self._cost()
+                while asked < min(number + self.step.ahead, len(moves)):  # as if none paid: few do
+                    self._ask(*moves[asked][:2])
+                    asked += 1
+                cost = self._answer()
                 if cost - saved < best:
                     best, moved = cost, True
                     self._symbols[at] += way
-                else:
-                    self._flat[self._places[at]] = before
+                    self._flat[self._places[at]] += way * self._sizes[at]
+                    self._forget(asked - number - 1)  # which are without this one
+                    asked = number + 1
+            self._forget(self._unanswered)
 
     def networks(self) -> dict[str, Quantized]:
         floats = networks_of(self._flat, self.step.shapes)
@@ -217,8 +224,25 @@ class Refinement:
 
     def _cost(self) -> float:
         """D + lambda R but for the networks' bits."""
-        error, rate = self.step.judge(self._flat)
+        self._unanswered += 1
+        self.step.ask(self._flat)
+        return self._answer()
+
+    def _ask(self, at: int, way: int) -> None:
+        """What the cost would be with one move more."""
+        flat = self._flat.copy()
+        flat[self._places[at]] += way * self._sizes[at]
+        self._unanswered += 1
+        self.step.ask(flat)
+
+    def _answer(self) -> float:
+        self._unanswered -= 1
+        error, rate = self.step.answer()
         return error * self.step.counted + self._price * rate
+
+    def _forget(self, count: int) -> None:
+        for _ in range(count):
+            self._answer()
 
     def _promising(self) -> list[tuple[int, int, float]]:
         """Moves that may pay, most promising first: symbol, way, and what is saved in bits' price.

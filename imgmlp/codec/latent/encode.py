@@ -12,17 +12,18 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.bitstream import metadata_sections
-from imgmlp.codec.latent.model import ModelShape, newest_start, usual_levels
+from imgmlp.codec.latent.model import ModelShape, guessed, newest_start, usual_levels
 from imgmlp.codec.latent.plane import SMALL, common_side
 from imgmlp.codec.latent.rounding_search import Rounding, Written
 from imgmlp.codec.latent.training_phases import (
+    FEW,
     SHORTER,
     LatentTrainer,
     LatentTrainerState,
     control,
 )
 from imgmlp.codec.latent.training_step import LatentStep
-from imgmlp.codec.latent.windows import WindowedStep, fits_windows, is_large
+from imgmlp.codec.latent.windows import JUDGED, WindowedStep, fits_windows, is_large
 from imgmlp.codec.training.checkpoint import Snapshot
 from imgmlp.codec.training.compile_times import CompileTimes
 from imgmlp.codec.training.draft import Draft, draft
@@ -41,6 +42,8 @@ SEED = 0
 LEVELS = 9  # of effort
 FEWEST, MOST = 300, 100_000  # steps of the lowest and of the highest of them
 TOO_FEW = 30  # below which latents are far from what they can be
+# Larger pictures have fewer steps, so that for some time they take no longer; a share, at least.
+LARGE, BY_LARGER, LEAST_SHARE = 2**20, 1.4, 1 / 30
 # Steps that are trained even where the time limit leaves no room for them: a share of its time,
 # where something had to be compiled, and so many in all.
 AT_LEAST, FEWEST_LIMITED = 0.25, 10
@@ -75,6 +78,13 @@ def steps_of(level: int) -> int:
     return round(FEWEST * math.pow(MOST / FEWEST, (level - 1) / (LEVELS - 1)))
 
 
+def for_pixels(steps: int, pixels: int) -> int:
+    """Of an effort's steps, those of a picture of so many pixels."""
+    if pixels <= LARGE:
+        return steps
+    return math.ceil(steps * max(math.pow(LARGE / pixels, BY_LARGER), LEAST_SHARE))
+
+
 def workload(level: int | None, seconds: float | None) -> Workload:
     """Training of an effort from 1 to 9; of none, as much as takes the usual time.
 
@@ -102,12 +112,17 @@ def work(picture: Picture, wanted: Goal, workload: Workload) -> Work:
     """What training for a target takes, about; just the usual time where that is chosen."""
     height, width, channels = picture.pixels.shape
     hidden = widths(picture.pixels.shape, math.inf)
-    steps = (1.0 if wanted.kind == "lambda" else 1 + PASSES / 4 * SHORTER) * workload.steps
+    steps = (1.0 if wanted.kind == "lambda" else 1 + PASSES / 4 * SHORTER) * for_pixels(
+        workload.steps, height * width
+    )
     each = 6 * _weights(hidden, channels) + SMALL_PARTS
     programs = (step_program(picture.pixels.shape),)
     if not steps:
         return Work(0, 0, programs, USUAL)
-    return Work(steps, (steps + SETTLING) * each * height * width, programs)
+    settling = SETTLING * min(
+        height * width, JUDGED if is_large(picture.pixels.shape) else math.inf
+    )
+    return Work(steps, (steps * height * width + settling) * each, programs)
 
 
 def step_program(shape: tuple[int, ...]) -> str:
@@ -116,7 +131,9 @@ def step_program(shape: tuple[int, ...]) -> str:
     rows, columns, levels = common_side(height), common_side(width), usual_levels(height, width)
     hidden, entropy = widths(shape, math.inf)
     sizes = f"{rows}x{columns}x{channels}"
-    if _fills(shape, (rows, columns)):
+    if is_large(shape):
+        sizes = f"windows x{channels}"
+    elif _fills(shape, (rows, columns)):
         sizes += " alone"
     return f"latent step: {sizes}, {levels} levels, widths {hidden} and {entropy}"
 
@@ -144,12 +161,14 @@ class _Encoder:
         self.samples = picture.width * picture.height
         self.compiled = CompileTimes(device)
         self.limit: float | None = None  # of the clock
+        self.settling: float = SETTLING
         self.resumed = 0
         self.tried: list[list[float]] = []  # log2 of prices, and what is too much at them
         self.best: Draft | None = None  # of the passes
 
     def encode(self) -> Draft:
         step = within_memory(self._step, partial(too_large, self.picture.pixels, self.device))
+        self.settling = SETTLING * step.sampled
         trainer = self._trainer(step)
         while True:
             ended = trainer.run(self.run, self._complete)
@@ -275,11 +294,13 @@ class _Encoder:
     def _trainer(self, step: LatentStep) -> LatentTrainer:
         """At its beginning, or where a checkpoint left it."""
         saved = self.run.saved
-        beginning = None if self.wanted.kind == "lambda" else step.state()
         if saved is None:
             state = LatentTrainerState(self._steps(step), self._first_price())
         else:
             state = LatentTrainerState.of(saved.values)
+        self._begin(step, state.first or state.steps)
+        beginning = None if self.wanted.kind == "lambda" else step.state()
+        if saved is not None:
             step.restore(saved.arrays)
             self.resumed = step.done
             self.tried, self.pace = saved.values["tried"], saved.values["pace"]
@@ -291,6 +312,13 @@ class _Encoder:
             self.run.say(f"continuing after {trainer.reached()}")
         return trainer
 
+    def _begin(self, step: LatentStep, steps: int) -> None:
+        """Spare a short run the steps in which latents would only become something like it."""
+        if steps < FEW:
+            found = guessed(self.picture.pixels, step.shape, step.start.number)
+            if found is not None:
+                step.write_grids(found)
+
     # --- how long ---
 
     def _limits(self, state: LatentTrainerState) -> tuple[float | None, int]:
@@ -298,7 +326,7 @@ class _Encoder:
         seconds = self.workload.seconds
         if seconds is None:
             return None, 0
-        settling = self.pace * min(SETTLING, SETTLED / (1 - SETTLED) * state.steps)
+        settling = self.pace * min(self.settling, SETTLED / (1 - SETTLED) * state.steps)
         self.limit = self.run.began + seconds - state.seconds - CHECKING * self.pace - STARTING
         if self.run.saved is None:
             now = time.perf_counter()
@@ -310,7 +338,7 @@ class _Encoder:
         share = 1.0 if self.wanted.kind == "lambda" else MAIN
         left = self.run.began + seconds - STARTING - time.perf_counter()
         room = share * left / pace - CHECKING
-        room -= min(SETTLING, SETTLED * room)
+        room -= min(self.settling, SETTLED * room)
         refining = max(0.0, room - FEWEST) * REFINING / (1 + REFINING)
         steps = int(room - min(refining, REFINED))
         least = max(FEWEST_LIMITED, int(AT_LEAST * seconds / pace))
@@ -322,17 +350,17 @@ class _Encoder:
         if self.workload.seconds is not None:
             steps = self._fitting(self.workload.seconds, pace)
             if steps < TOO_FEW:
-                needed = _seconds(TOO_FEW, pace) + CHECKING * pace
+                needed = self._seconds(TOO_FEW, pace) + CHECKING * pace
                 text = f"too little time for this picture: {needed:,.0f} seconds would do"
                 self.run.say(text)
         elif self.workload.steps:
-            steps = self.workload.steps
+            steps = for_pixels(self.workload.steps, self.samples)
         else:
-            fitting = [n for n in range(2, LEVELS + 1) if _seconds(steps_of(n), pace) <= USUAL]
-            level = max(fitting, default=1)
-            steps = steps_of(level)
+            every = {n: for_pixels(steps_of(n), self.samples) for n in range(1, LEVELS + 1)}
+            level = max((n for n in every if self._seconds(every[n], pace) <= USUAL), default=1)
+            steps = every[level]
             self.run.say(f"effort {level} of {LEVELS}, as it suits this device; --effort decides")
-        self.run.say(f"{steps:,} steps, about {_seconds(steps, pace):,.0f} seconds")
+        self.run.say(f"{steps:,} steps, about {self._seconds(steps, pace):,.0f} seconds")
         return steps
 
     def _pace(self, step: LatentStep) -> float:
@@ -343,6 +371,9 @@ class _Encoder:
         pace = step.pace(TRIED if decides else TRIED_BRIEFLY)
         self.compiled.note(step_program(self.picture.pixels.shape))
         return pace
+
+    def _seconds(self, steps: int, pace: float) -> float:
+        return (steps + min(REFINING * steps, REFINED) + self.settling) * pace
 
     # --- the price of bits ---
 
@@ -403,10 +434,6 @@ def _described(shape: ModelShape) -> str:
     s, e = shape.synthesis, shape.entropy
     synthesis = f"{shape.levels}-{s}-{s}-{shape.channels}"
     return f"{synthesis}, {shape.neighbours}-{e}-{e}-2"
-
-
-def _seconds(steps: int, pace: float) -> float:
-    return (steps + min(REFINING * steps, REFINED) + SETTLING) * pace
 
 
 def too_large(pixels: Array, device: AnyDevice, error: OutOfMemoryError) -> OutOfMemoryError:

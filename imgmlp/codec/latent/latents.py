@@ -24,7 +24,7 @@ from imgmlp.codec.latent.model import (
     ModelShape,
     Quantized,
 )
-from imgmlp.codec.latent.probabilities import REACH, Lists, edges
+from imgmlp.codec.latent.probabilities import REACH, Lists, edge
 from imgmlp.errors import FormatError
 
 Array = np.ndarray[Any, Any]
@@ -62,10 +62,9 @@ def _shares(model: LatentModel, grid: Array) -> Iterator[tuple[Array, Array]]:
         cuts = range(0, len(block), _AT_ONCE)
         found = [network(padded.take(offsets + block[cut : cut + _AT_ONCE])) for cut in cuts]
         numbers, means = (np.concatenate(parts) for parts in zip(*found, strict=True))
-        known, rows = np.unique(numbers, return_inverse=True)
-        table, places = edges(known), padded[block] - means + REACH
-        starts = table[rows, places]
-        yield starts, table[rows, places + 1] - starts
+        places = padded[block] - means + REACH
+        starts = edge(numbers, places)
+        yield starts, edge(numbers, places + 1) - starts
 
 
 class Waves:

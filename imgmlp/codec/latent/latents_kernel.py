@@ -6,7 +6,9 @@ kernel spends a tenth of the time that `codec.latent.latents` does with Python.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
+from functools import cache
 from importlib import resources
 from typing import Any
 
@@ -16,12 +18,34 @@ from imgmlp.codec.bitstream.range_coder import Decoder
 from imgmlp.codec.latent import probabilities
 from imgmlp.codec.latent.latents import MARGIN, Waves, neighbour_offsets, pad
 from imgmlp.codec.latent.model import VALUE_BITS, ModelShape, Quantized
-from imgmlp.engine import Device, RawKernel, Tensor
+from imgmlp.engine import AnyDevice, Device, RawKernel, Tensor, open_device
+from imgmlp.errors import DeviceError, ImgmlpWarning
 
 Array = np.ndarray[Any, Any]
 
 AT_ONCE = 1 << 22  # latents of a launch, about, so that an interrupt is heard
 _LANES = 8  # of the kernel's vectors
+
+
+def runs_alone(device: AnyDevice) -> Device | None:
+    """A device on which one work-item is fast: this one or, beside a GPU, the processor.
+
+    None where NumPy was asked for, or the processor has no driver that works.
+    """
+    if not isinstance(device, Device):
+        return None
+    return device if device.lanes == "one" else _processor()
+
+
+@cache
+def _processor() -> Device | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ImgmlpWarning)  # nobody asked for it
+            device = open_device("cpu")
+    except DeviceError:
+        return None
+    return device if isinstance(device, Device) else None
 
 
 class KernelGrids:

@@ -19,7 +19,7 @@ In real numbers, with `a` the activation x * smoothstep(x / 4 + 1/2):
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from imgmlp.codec.latent.plane import REACH
 from imgmlp.errors import FormatError
 
 Array = np.ndarray[Any, Any]
@@ -57,6 +58,7 @@ START_EXPONENT = 11  # starts are whole numbers of 2**-START_EXPONENT
 START_CHANNELS = 3  # of the pictures that they were trained over
 # Widths of the hidden layers of synthesis and entropy network of each start, by its number.
 START_WIDTHS = {1: (16, 12), 2: (32, 24), 3: (32, 24), 4: (16, 12)}
+GUESSES = {3}  # starts for which latents can be guessed
 
 _DAMAGED = "the file is damaged or was not written by imgmlp; get it again"
 
@@ -279,3 +281,118 @@ def stored_start(networks: Mapping[str, Array]) -> bytes:
         np.rint(np.ldexp(np.float64(values), START_EXPONENT)) for values in networks.values()
     ]
     return np.concatenate([array.ravel() for array in numbers]).astype(">i2").tobytes()
+
+
+# --- latents to begin with ---
+
+GUESSED_BY = 2  # samples to every side of a latent
+BAND = 2**14  # places at once, about
+
+
+def guessed(pixels: Array, shape: ModelShape, start: int) -> list[Array] | None:
+    """Latents that networks of a start make something like a picture of; None if nobody knows.
+
+    float32 [h, w] of each grid. They are sums of the samples around them, which are means of so
+    many pixels as a latent stands for, by weights that trained latents were nearest to;
+    benchmarks/latent_guess.py makes these. Grids beyond those that it knows are 0.
+    """
+    if start not in GUESSES or shape.channels != START_CHANNELS:
+        return None
+    found, samples = [], pixels
+    for size, weights in zip(shape.grids, _guesses(start), strict=False):
+        parts = [around(band) @ weights for band in _bands(samples, GUESSED_BY)]
+        found.append(np.concatenate(parts).reshape(size))
+        samples = halved(samples)
+    return found + [np.zeros(size, np.float32) for size in shape.grids[len(found) :]]
+
+
+def around(framed: Array) -> Array:
+    """Of places with GUESSED_BY more on every side, [h, w, channels], all that is around each of
+    them and a 1: float32 [places, (2 GUESSED_BY + 1)^2 channels + 1].
+    """
+    side = 2 * GUESSED_BY + 1
+    height, width, channels = (
+        framed.shape[0] - side + 1,
+        framed.shape[1] - side + 1,
+        framed.shape[2],
+    )
+    found = np.ones((height, width, side * side * channels + 1), np.float32)
+    for at, (down, right) in enumerate(np.ndindex(side, side)):
+        part = framed[down : down + height, right : right + width]
+        found[:, :, at * channels : (at + 1) * channels] = part
+    return found.reshape(height * width, -1)
+
+
+def halved(samples: Array) -> Array:
+    """Means of 2 x 2 samples, [h, w, channels] -> half as many rows and columns; edges repeat.
+
+    The samples are uint8 of a picture or what this function gave, float32 from -1/2 to 1/2.
+    """
+    found = []
+    for band in _bands(samples, 0):
+        even = np.pad(band, ((0, len(band) % 2), (0, band.shape[1] % 2), (0, 0)), "edge")
+        found.append((even[::2, ::2] + even[1::2, ::2] + even[::2, 1::2] + even[1::2, 1::2]) / 4)
+    return np.concatenate(found)
+
+
+def _bands(samples: Array, margin: int) -> Iterator[Array]:
+    """Rows of samples, an even count of them, as floats; with a margin, where edges repeat."""
+    height, width, _ = samples.shape
+    count = 2 * max(1, BAND // width // 2)
+    for top in range(0, height, count):
+        begin, end = top - margin, min(top + count, height) + margin
+        part = samples[max(begin, 0) : min(end, height)]
+        if part.dtype == np.uint8:
+            part = part / np.float32(255) - np.float32(0.5)
+        ends = max(-begin, 0), max(end - height, 0)
+        yield np.pad(part, (ends, (margin, margin), (0, 0)), "edge")
+
+
+@cache
+def _guesses(start: int) -> Array:
+    """float32 [grids, what is around a place]."""
+    data = resources.files("imgmlp.codec.latent").joinpath(f"guess-{start}.bin").read_bytes()
+    return np.frombuffer(data, ">f4").astype(np.float32).reshape(LEVELS, -1)
+
+
+# --- parameters as a file has them ---
+
+
+def networks_of(flat: Array, shapes: Sequence[tuple[int, ...]]) -> dict[str, Array]:
+    """Flat parameters, which are arrays of these shapes, as a file's tensors."""
+    parts = np.split(flat, np.cumsum([int(np.prod(s)) for s in shapes])[:-1])
+    arrays = [p.reshape(s) for p, s in zip(parts, shapes, strict=True)]
+    synthesis, residual, context = arrays[:6], arrays[6:10], arrays[10:16]
+    found = dict(zip(_names("entropy"), context, strict=True))
+    found["entropy.0.weight"] = found["entropy.0.weight"][_order()]
+    found["upsampling"] = np.array(arrays[16:]).reshape(-1, 4)
+    found |= dict(zip(_names("synthesis"), synthesis, strict=True))
+    for number in range(2):
+        weight, bias = residual[2 * number : 2 * number + 2]
+        kernel = weight.reshape(bias.size, 3, 3, bias.size).transpose(1, 2, 0, 3)
+        found[f"residual.{number}.weight"] = kernel
+        found[f"residual.{number}.bias"] = bias
+    return found
+
+
+def flat_of(networks: Mapping[str, Array]) -> Array:
+    """The other way around; float32 [parameters]."""
+    context = [networks[name] for name in _names("entropy")]
+    back = np.empty_like(context[0])
+    back[_order()] = context[0]
+    found = [networks[name] for name in _names("synthesis")]
+    for number in range(2):
+        bias = networks[f"residual.{number}.bias"]
+        weight = networks[f"residual.{number}.weight"].transpose(2, 0, 1, 3)
+        found += [weight.reshape(-1, bias.size), bias]
+    found += [back, *context[1:], networks["upsampling"]]
+    return np.concatenate([np.ravel(a) for a in found]).astype(np.float32)
+
+
+def _names(network: str) -> list[str]:
+    return [f"{network}.{n}.{kind}" for n in range(3) for kind in ("weight", "bias")]
+
+
+def _order() -> list[int]:
+    """Which row of the trained first layer is each neighbour's."""
+    return [(up + REACH) * (2 * REACH + 1) + right + REACH for up, right in NEIGHBOURS]

@@ -19,7 +19,7 @@ WIDTH = 2 * REACH + 1  # of a row of neighbours
 NEIGHBOURS = REACH * WIDTH + REACH
 TAPS = 4  # of either phase of an upsampling filter
 BEYOND = 2  # values beyond either end that it takes
-MANY = 1 << 16  # elements that a GPU takes longer to compute than to begin a launch
+MANY = 1 << 18  # elements that a GPU takes longer to compute again than to begin a launch
 # What a file can say of a latent: logarithms of scales, and the least probability.
 SHARPEST, WIDEST = -MIDDLE / 2**SCALE_BITS, (SCALES - 1 - MIDDLE) / 2**SCALE_BITS
 LEAST = FLOOR / 2**TOTAL_BITS
@@ -96,7 +96,7 @@ class Convolution(Function):
         ctx.plane = plane  # type: ignore[attr-defined]
         padded = _padded(x, plane)
         ctx.save_for_backward(padded, weights)
-        return _correlation(padded, weights, plane)
+        return _correlation(_framed(x, plane), weights, plane)
 
     @staticmethod
     def backward(ctx: Context, g: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -104,7 +104,7 @@ class Convolution(Function):
         padded, weights = ctx.saved_tensors
         count, outputs = weights.shape
         turned = weights.reshape(count // 9, 9, outputs).flip(1).permute(2, 1, 0)
-        by_x = _correlation(_padded(g, plane), turned.reshape(outputs * 9, -1), plane)
+        by_x = _correlation(_framed(g, plane), turned.reshape(outputs * 9, -1), plane)
         k = Tensor.arange(count).reshape(count, 1)
         length = plane.pixels + 2 * plane.margin
         away = k // 9 * length + (k % 9 // 3 - 1) * plane.pitch + k % 3 - 1
@@ -116,6 +116,18 @@ class Convolution(Function):
 def _padded(x: Tensor, plane: Plane) -> Tensor:
     zeros = Tensor.zeros(x.shape[0], plane.margin)
     return Tensor.concat([zeros, x, zeros], 1)
+
+
+def _framed(x: Tensor, plane: Plane) -> Tensor:
+    """The same values; a GPU does not wait until they stand in memory with zeros around them."""
+    if _for_lanes(x):
+        return x.pad((0, 0), (plane.margin, plane.margin))
+    return _padded(x, plane)
+
+
+def _for_lanes(x: Tensor) -> bool:
+    """Whether lanes of a GPU compute it, which take conditions and distant reads as they come."""
+    return x.device is not None and x.device.lanes == "group"
 
 
 def _correlation(padded: Tensor, weights: Tensor, plane: Plane) -> Tensor:
@@ -131,7 +143,7 @@ def _correlation(padded: Tensor, weights: Tensor, plane: Plane) -> Tensor:
 def upsampled(x: Tensor, taps: Tensor, height: int, width: int) -> Tensor:
     """[c, h, w] -> [c, height, width], which is twice as large, or a little less or more."""
     _, h, w = x.shape
-    if x.device is not None and x.device.lanes == "group" and height <= 2 * h and width <= 2 * w:
+    if _for_lanes(x) and height <= 2 * h and width <= 2 * w:
         return Enlarged.apply(x, taps, height, width)
     # Columns first: of what is as high as it is to be, rows are read and written along.
     return Doubled.apply(Doubled.apply(x, taps, 2, width), taps, 1, height)
@@ -322,14 +334,19 @@ class Enlarged(Function):
         _, h, w = x.shape
         ctx.save_for_backward(x, taps)
         ctx.wanted = height, width  # type: ignore[attr-defined]
-        rows, columns = _shares(taps, h, height), _shares(taps, w, width)
+        down, across = -(-height // 2), -(-width // 2)
+        rows, columns = _shares(taps, h, 2 * down), _shares(taps, w, 2 * across)
         framed = x.pad((0, 0), (BEYOND, BEYOND), (BEYOND, BEYOND))
-        seen = [_around_each(framed, 1, a, height) for a in range(TAPS)]
+        near = [[_cut(_cut(framed, 1, r, r + down), 2, k, k + across) for r in range(TAPS + 1)]
+                for k in range(TAPS + 1)]  # fmt: skip
         found = []
-        for b in range(TAPS):
-            near = [_around_each(each, 2, b, width) for each in seen]
-            found.append(_weighted(near, rows, 1) * columns[b])
-        return _sum(found)
+        for odd in range(2):
+            sums = [_weighted(each[odd : odd + TAPS], rows[:, odd::2], 1) for each in near]
+            sides = [_weighted(sums[o : o + TAPS], columns[:, o::2], 2) for o in range(2)]
+            apart = [each.reshape(-1, down, 1, across, 1) for each in sides]
+            found.append(Tensor.concat(apart, 4))
+        all_of_them = Tensor.concat(found, 2).reshape(-1, 2 * down, 2 * across)
+        return all_of_them[:, :height, :width]
 
     @staticmethod
     def backward(ctx: Context, g: Tensor) -> tuple[Tensor, Tensor, None, None]:
@@ -340,8 +357,8 @@ class Enlarged(Function):
         of_rows, of_columns = _shares_of_users(rows, h), _shares_of_users(columns, w)
         by_columns = _stored(_weighted(_users(g, 2, w), of_columns, 2))  # [c, height, w]
         by_rows = _stored(_weighted(_users(g, 1, h), of_rows, 1))  # [c, h, width]
-        both = [_weighted(_users(each, 1, h), of_rows, 1) for each in _users(g, 2, w)]
-        by_x = _weighted(both, of_columns, 2)
+        by_x = _weighted(_users(by_rows, 2, w), of_columns, 2)
+        by_x = by_x.contiguous()  # not in a kernel for all of the plane
         of_height = (_each_around(x, 1, height) * by_columns).sum((1, 3))
         of_width = (_each_around(x, 2, width) * by_rows).sum(2)
         both_shares = [(of_height.reshape(TAPS, 1, height), h), (of_width, w)]
@@ -383,14 +400,8 @@ def _takes(tap: int | Tensor, n: int, wanted: int) -> Tensor:
     return inside.eq(first + Tensor.arange(TAPS).reshape(TAPS, 1))
 
 
-def _around_each(framed: Tensor, axis: int, number: int, wanted: int) -> Tensor:
-    """Of the values around each place of a doubled axis, that with a number."""
-    seen = _cut(framed, axis, number, number + wanted // 2 + 1)
-    return _cut(seen.repeat(2, axis), axis, 1, wanted + 1)
-
-
 def _each_around(x: Tensor, axis: int, wanted: int) -> Tensor:
-    """All of them: [TAPS, c, h, w], of which one axis is doubled."""
+    """The values around each place of an axis that is doubled: [TAPS, c, h, w]."""
     places = (Tensor.arange(wanted) + 1) // 2 + Tensor.arange(TAPS).reshape(TAPS, 1)
     ends = [(BEYOND, BEYOND) if a == axis else (0, 0) for a in range(3)]
     order = (axis, *(a for a in range(3) if a != axis))

@@ -106,6 +106,22 @@ def edges(numbers: Array) -> Array:
     return found
 
 
+def edge(numbers: Array, places: Array) -> Array:
+    """int64 [count]: one of the `edges` of each number, the sum before its place, 0 to PLACES."""
+    scale, phase = numbers >> MEAN_BITS, numbers & PHASES - 1
+    fine, whole = tails()
+    above = places > REACH
+    distances = np.where(above, places - (REACH + 1), REACH - places)
+    found: Array = whole[scale, distances] * fine[scale, np.where(above, PHASES - phase, phase)]
+    found >>= ONE_BITS
+    np.subtract(2 << ONE_BITS, found, out=found, where=above)
+    found *= SHARED
+    found >>= ONE_BITS + 1
+    found += FLOOR * places
+    found[places == 0], found[places == PLACES] = 0, 1 << TOTAL_BITS
+    return found
+
+
 class Lists(dict[int, list[int]]):
     """The edges of a number, as a list that is made when it is wanted first."""
 

@@ -14,7 +14,7 @@ import numpy as np
 from imgmlp.codec.bitstream import range_coder
 from imgmlp.codec.latent import latents
 from imgmlp.codec.latent.latents import Grids
-from imgmlp.codec.latent.latents_kernel import KernelGrids
+from imgmlp.codec.latent.latents_kernel import KernelGrids, runs_alone
 from imgmlp.codec.latent.model import (
     MAX_EXPONENT,
     VALUE_BITS,
@@ -26,8 +26,8 @@ from imgmlp.codec.latent.model import (
     start_of,
     widths_of,
 )
-from imgmlp.engine import AnyDevice, Device
-from imgmlp.errors import FormatError
+from imgmlp.engine import AnyDevice, NumpyDevice
+from imgmlp.errors import DeviceError, FormatError, OutOfMemoryError
 
 Array = np.ndarray[Any, Any]
 
@@ -175,14 +175,33 @@ def _latents(
     count = sum(map(math.prod, sizes.values()))
     good = count <= MAX_LATENTS_PER_BYTE * (len(data) + 2)
     _check(good, f"{count:,} latents cannot be in {len(data):,} bytes")
-    decoder = range_coder.Decoder(data)
-    if isinstance(device, Device) and device.lanes == "one":
-        grids: Grids | KernelGrids = KernelGrids(decoder, shape, networks, device)
-    else:
-        grids = Grids(decoder, shape, networks)
-    found = {level: grids.read(size) for level, size in reversed(sizes.items())}
-    decoder.finish()
+    found = _read(shape, networks, sizes, data, device)
     return tuple(
         found[level] if level in found else np.zeros(size, np.int8)
         for level, size in enumerate(shape.grids)
     )
+
+
+def _read(
+    shape: ModelShape,
+    networks: Mapping[str, Quantized],
+    sizes: dict[int, tuple[int, int]],
+    data: bytes,
+    device: AnyDevice,
+) -> dict[int, Array]:
+    """Grids by level, finest last in the data."""
+    decoder, alone = range_coder.Decoder(data), runs_alone(device)
+    try:
+        grids: Grids | KernelGrids
+        if alone is None:
+            grids = Grids(decoder, shape, networks)
+        else:
+            grids = KernelGrids(decoder, shape, networks, alone)
+        found = {level: grids.read(size) for level, size in reversed(sizes.items())}
+    except (DeviceError, OutOfMemoryError):
+        if alone is device:
+            raise
+        # The processor was nobody's choice, so that it is nobody's problem that it does not work.
+        return _read(shape, networks, sizes, data, NumpyDevice("numpy"))
+    decoder.finish()
+    return found

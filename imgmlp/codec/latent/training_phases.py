@@ -21,7 +21,7 @@ from imgmlp.codec.training.trainer import HOPELESS, Pricing, Trainer, TrainerSta
 
 Array = np.ndarray[Any, Any]
 
-ROUNDED = 0.92  # share of a run after which latents stand still, rounded
+ROUNDED = 0.97  # share of a run after which latents stand still, rounded
 LOOK, MOST = 10, 200  # steps between looks, at least and at most
 FREE = 0.15  # share of a run before prices change
 SEARCHED = 0.3, 0.6, 0.85  # shares of a run after which networks' steps are looked for
@@ -35,12 +35,13 @@ LOOKED, ROSE, AGAIN = 0.35, 1.6, 2  # share of a run, times the price, times tha
 FOLLOWED = 25  # steps that latents need to follow half a change of the price, early in a run
 RETURN = 0.55  # share of a run that is not done again where it ends too far from its target
 SHORTER = 0.25  # steps of going through the rest again, of those of the run
-TEMPERATURES = 0.3, 0.15
+TEMPERATURES = 0.3, 0.1
 HURRIED, SOFT = 2000, 1.0  # a run of fewer steps begins at a higher one, at most at this
 FEW = 300  # steps, below which latents move faster and networks, which have a start, more slowly
 FASTER, BY_FEWER = 2.0, 0.43  # at most; the power of how many times fewer steps there are
+HASTY = 40  # steps, below which there is less noise, and networks hardly move
 SHARES = 0.63, 0.87  # of noise
-LATENTS, NETWORKS = 0.2, 1e-2  # learning rates
+LATENTS, NETWORKS = 0.2, 7e-3  # learning rates
 LAST = 1e-3  # of networks, once latents are rounded; falls to a tenth
 
 
@@ -56,8 +57,9 @@ def control(done: int, steps: int, price: float) -> Control:
     first, last = TEMPERATURES
     first = min(SOFT, first * max(1.0, HURRIED / steps) ** 0.25)
     t, share = (a + (b - a) * way for a, b in ((first, last), SHARES))
-    latents, networks = LATENTS * faster, NETWORKS / faster
-    return Control(price, t, share, latents=latents * cosine, networks=networks * cosine)
+    calm = min(steps / HASTY, 1.0)
+    latents, networks = LATENTS * faster * cosine, NETWORKS / faster * calm * cosine
+    return Control(price, t * math.sqrt(calm), share, calm, latents, networks)
 
 
 @dataclass
@@ -105,7 +107,8 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         if self.done % self.control == 0:
             self._reprice()
             self._begin_anew()
-            self._remember()
+            if self.done % (self.control * self.step.seldom) == 0:
+                self._remember()
         moving = not self.state.begun and self.done < ROUNDED * self.state.steps
         self._shorten(self._most if moving else 0)
         self._steer()

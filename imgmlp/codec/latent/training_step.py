@@ -10,7 +10,7 @@ all prices.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -19,24 +19,43 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.latent import operations
-from imgmlp.codec.latent.model import BICUBIC, NEIGHBOURS, ModelShape, start_of, usual_levels
-from imgmlp.codec.latent.plane import AROUND, REACH, Extent, Plane
+from imgmlp.codec.latent.model import (
+    BICUBIC,
+    ModelShape,
+    flat_of,
+    networks_of,
+    start_of,
+    usual_levels,
+)
+from imgmlp.codec.latent.plane import AROUND, Extent, Plane
 from imgmlp.codec.training.checkpoint import Resumable
 from imgmlp.codec.training.perceptron import Activation, perceptron
 from imgmlp.codec.training.replay import seconds_a_step
-from imgmlp.engine import AnyDevice, Precision, Program, Tensor, compile, dtype, nn, optim
+from imgmlp.engine import (
+    AnyDevice,
+    Feeder,
+    Precision,
+    Program,
+    Receiver,
+    Tensor,
+    compile,
+    dtype,
+    nn,
+    optim,
+)
 from imgmlp.image import counted
 
 Array = np.ndarray[Any, Any]
 
 HIDDEN = 32  # of synthesis
 ENTROPY = 24
-BETAS = (0.9, 0.99)
+BETAS = (0.9, 0.98)
 EPSILON = 4e-3  # of gradients by single latents, which are sums over pixels
 STEP = 2.0**-7  # of weights, as far as what they cost is concerned
 # Times lambda that their bits cost, of which the loss has a rough estimate: differences from a
-# start, most of which can be spared, and weights without one.
+# start, most of which small pictures can spare, and weights without one.
 DIFFERENCES, WEIGHTS = 3.0, 1.0
+SMALL = 2**14  # pixels; with more differences are cheaper, by the root of how many times as many
 SCALED = 0.25  # what times lambda the loss is in gradients
 # For every channel, what it is at most: an error of 1, of black for white, has a gradient of 1024
 # in a sample then, and halves end at 64 times that, which is left for what networks make of it.
@@ -56,17 +75,16 @@ class Control:
     networks: float = 1e-2  # learning rate
     rounding: bool = False
 
-    def array(self, channels: int, pixels: int, share: float = 1.0) -> Array:
-        """float32 [11], as the device wants it, of a step of so many pixels and samples of each.
-
-        These are a share of the picture, which has that share of what weights cost.
+    def array(self, channels: int, pixels: int, weights: float) -> Array:
+        """float32 [11], as the device wants it, of a step of so many pixels and samples of each,
+        where bits of weights cost so many times lambda.
         """
         t = self.temperature
         soft = [1 / t, 0.5 / math.tanh(0.5 / t), self.share, self.noise]
         # Gradients in half precision need a loss that is large enough.
         scale = min(max(SCALED / max(self.price, 1e-9), 1.0), MOST_SCALED * channels)
         rates = [self.latents, self.networks, self.price, float(self.rounding), scale]
-        return np.array([*soft, *rates, CLIP * pixels, share], np.float32)
+        return np.array([*soft, *rates, CLIP * pixels, weights], np.float32)
 
 
 class LatentStep(Resumable):
@@ -75,6 +93,9 @@ class LatentStep(Resumable):
     With a `room` of (rows, columns), at least those of the picture, the program serves all pictures
     of as many levels that have room in it: sizes are then known to the device alone.
     """
+
+    sampled = 1.0  # share of the picture that networks are judged by
+    seldom = 1  # how many times less often its state is remembered than prices are looked at
 
     def __init__(
         self, pixels: Array, seed: int, device: AnyDevice, general: bool = False,
@@ -114,6 +135,7 @@ class LatentStep(Resumable):
         self.count = Tensor(np.uint32(0), device, name="count")
         self.adam_latents = optim.Adam([self.latents], self.control[4], BETAS, epsilon)
         self.adam = optim.Adam([self.flat], self.control[5], BETAS, epsilon)
+        self._answers: list[Array] = []  # that were waited for and not given
         self.program = self._compiled(self._step, device, general, "half")
 
     def _compiled(
@@ -122,7 +144,7 @@ class LatentStep(Resumable):
     ) -> Program:  # fmt: skip
         """A program that is not traced where an earlier process has left what came of it."""
         own = self.plane, self.room is None, self.channels, self.shapes, self.seed, self.epsilon
-        depends_on = type(self).__qualname__, *own, self.extent.halo, self.start.number > 0
+        depends_on = type(self).__qualname__, *own, self.extent.halo
         return compile(step, device, general, precision, beside, depends_on, self._states())
 
     def _states(self) -> list[Tensor]:
@@ -179,9 +201,9 @@ class LatentStep(Resumable):
         seen, slope = self._quantised()
         error, bits = self._forward(seen, self.flat)
         loss = (error * (1 / self.channels) + bits * price) * scale
-        by_seen, slopes = (g * (1.0 / scale) for g in loss.gradient([seen, self.flat]))
-        by_flat = slopes + self._by_weight_bits() * (price * self.control[10])
-        self.adam_latents.apply([by_seen * slope])
+        by_seen, slopes = loss.gradient([seen, self.flat])
+        by_flat = slopes * (1.0 / scale) + self._by_weight_bits() * (price * self.control[10])
+        self.adam_latents.apply([by_seen * (1.0 / scale) * slope])
         norm = by_flat.square().sum().sqrt()
         most = self.control[9]
         self.adam.apply([by_flat * (most / norm.maximum(most))])
@@ -194,8 +216,7 @@ class LatentStep(Resumable):
         """
         away = self.flat - self.cheapest
         size = away.abs()
-        price = DIFFERENCES if self.start.number else WEIGHTS
-        return away / ((size + 1e-9) * (size + STEP)) * (price / math.log(2))
+        return away / ((size + 1e-9) * (size + STEP)) * (1 / math.log(2))
 
     def _forward(self, seen: Tensor, flat: Tensor) -> tuple[Tensor, Tensor]:
         """The squared error and the bits that the plane of grids [rows, pitch] gives with networks
@@ -313,13 +334,39 @@ class LatentStep(Resumable):
         found = self._forward(seen, self.candidate)
         return {"figures": Tensor.concat([each.reshape(1) for each in found], 0)}
 
+    @cached_property
+    def _candidates(self) -> Feeder:
+        return Feeder(self._judging, self.candidate)
+
+    @cached_property
+    def _figures(self) -> Receiver:
+        return Receiver(
+            self._judging, ["figures"], lambda kept, found: kept.append(found["figures"])
+        )
+
     def judge(self, flat: Array) -> tuple[float, float]:
         """The mean squared error on [0, 1], of samples that count, and the bits per pixel that
         rounded grids and these networks give.
         """
-        self.candidate.write(flat)
+        self.ask(flat)
+        return self.answer()
+
+    @property
+    def ahead(self) -> int:
+        """How many networks to ask for before an answer is waited for: a GPU waits for the host
+        otherwise."""
+        return 2 if self.device.lanes == "group" else 1
+
+    def ask(self, flat: Array) -> None:
+        """Begin to judge networks; `answer` gives what `judge` would, in the order of asking."""
+        self._candidates.send(flat)
         self._judging.run()
-        error, bits = map(float, self._judging.read("figures"))
+        self._figures.send(self._answers)
+
+    def answer(self) -> tuple[float, float]:
+        """Of the first networks that were asked for and not answered yet."""
+        self._figures.wait(1)
+        error, bits = map(float, self._answers.pop())
         return self.mean(error), bits / self.pixels
 
     def mean(self, error: float) -> float:
@@ -352,8 +399,14 @@ class LatentStep(Resumable):
         self.flat.write(flat)
         self.steer(Control(price, noise=0.0, latents=0.0, networks=0.0, rounding=True))
         self.program.run()
-        found: Array = self.program.read("slopes") / self.pixels
+        found = self._summed_slopes() / self.pixels
         self.restore(before)
+        return found
+
+    def _summed_slopes(self) -> Array:
+        """What the last step leaves of them, over all of its pixels."""
+        scale = self.control.numpy()[8]  # of the loss
+        found: Array = self.program.read("slopes") / scale
         return found
 
     @property
@@ -371,7 +424,14 @@ class LatentStep(Resumable):
 
     def steer(self, control: Control) -> None:
         """What the steps from now on obey."""
-        self.control.write(control.array(self.channels, self.pixels))
+        self.control.write(control.array(self.channels, self.pixels, self.weights))
+
+    @property
+    def weights(self) -> float:
+        """Times lambda that bits of weights cost in training."""
+        if not self.start.number:
+            return WEIGHTS
+        return DIFFERENCES * min(1.0, math.sqrt(SMALL / self.pixels))
 
     def figures(self) -> tuple[float, float]:
         """The mean squared error and the bits per pixel of the last step."""
@@ -401,46 +461,3 @@ def _layers(*widths: int) -> list[tuple[int, ...]]:
     for inputs, outputs in pairwise(widths):
         found += [(inputs, outputs), (outputs,)]
     return found
-
-
-# --- parameters as a file has them ---
-
-
-def networks_of(flat: Array, shapes: Sequence[tuple[int, ...]]) -> dict[str, Array]:
-    """Flat parameters, which are arrays of these shapes, as a file's tensors."""
-    parts = np.split(flat, np.cumsum([int(np.prod(s)) for s in shapes])[:-1])
-    arrays = [p.reshape(s) for p, s in zip(parts, shapes, strict=True)]
-    synthesis, residual, context = arrays[:6], arrays[6:10], arrays[10:16]
-    found = dict(zip(_names("entropy"), context, strict=True))
-    found["entropy.0.weight"] = found["entropy.0.weight"][_order()]
-    found["upsampling"] = np.array(arrays[16:]).reshape(-1, 4)
-    found |= dict(zip(_names("synthesis"), synthesis, strict=True))
-    for number in range(2):
-        weight, bias = residual[2 * number : 2 * number + 2]
-        kernel = weight.reshape(bias.size, 3, 3, bias.size).transpose(1, 2, 0, 3)
-        found[f"residual.{number}.weight"] = kernel
-        found[f"residual.{number}.bias"] = bias
-    return found
-
-
-def flat_of(networks: Mapping[str, Array]) -> Array:
-    """The other way around; float32 [parameters]."""
-    context = [networks[name] for name in _names("entropy")]
-    back = np.empty_like(context[0])
-    back[_order()] = context[0]
-    found = [networks[name] for name in _names("synthesis")]
-    for number in range(2):
-        bias = networks[f"residual.{number}.bias"]
-        weight = networks[f"residual.{number}.weight"].transpose(2, 0, 1, 3)
-        found += [weight.reshape(-1, bias.size), bias]
-    found += [back, *context[1:], networks["upsampling"]]
-    return np.concatenate([np.ravel(a) for a in found]).astype(np.float32)
-
-
-def _names(network: str) -> list[str]:
-    return [f"{network}.{n}.{kind}" for n in range(3) for kind in ("weight", "bias")]
-
-
-def _order() -> list[int]:
-    """Which row of the trained first layer is each neighbour's."""
-    return [(up + REACH) * operations.WIDTH + right + REACH for up, right in NEIGHBOURS]

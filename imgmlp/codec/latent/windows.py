@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ JUDGED = 2**20  # pixels by which networks are judged, about: some windows stand
 # Most pixels that are trained as a whole, of which a step takes some 260 bytes each: on processors
 # and on GPUs, to which windows' data have a longer way.
 WHOLE, WHOLE_ON_GPUS = 3 * 2**20, 14 * 2**20
+# Networks move with every window, and each time by less: the power of how many windows there are.
+SLOWER = 1 / 3
 TOGETHER = 8  # steps of a window there before it is another one's turn
 
 
@@ -37,26 +40,33 @@ def fits_windows(shape: tuple[int, ...]) -> bool:
     return min(shape[:2]) >= min(SIZE) // 2
 
 
-def is_large(shape: tuple[int, ...], device: AnyDevice) -> bool:
-    """Whether they should be."""
-    on_gpu = isinstance(device, Device) and device.lanes == "group"
-    most = WHOLE_ON_GPUS if on_gpu else WHOLE
+def is_large(shape: tuple[int, ...], device: AnyDevice | None = None) -> bool:
+    """Whether they should be, on a device or on most of them."""
+    most = WHOLE_ON_GPUS if device is not None and _is_gpu(device) else WHOLE
     return shape[0] * shape[1] > most and fits_windows(shape)
 
 
+def _is_gpu(device: AnyDevice) -> bool:
+    return isinstance(device, Device) and device.lanes == "group"
+
+
 class WindowedStep(LatentStep):
-    """The LatentStep of a picture of any size; `window` is a window's rows and columns."""
+    """The LatentStep of a picture of any size; `window` is a window's rows and columns, SIZE if
+    nobody says so."""
+
+    seldom = 5  # as that takes long
 
     def __init__(
         self, pixels: Array, seed: int, device: AnyDevice, hidden: int, entropy: int, start: int,
-        window: tuple[int, int] = SIZE,
+        window: tuple[int, int] | None = None,
     ) -> None:  # fmt: skip
-        self._window, self._picture = window, pixels
+        self._window, self._picture = window or SIZE, pixels
         super().__init__(pixels, seed, device, hidden=hidden, entropy=entropy, start=start,
-                         room=window)  # fmt: skip
-        self.together = TOGETHER if isinstance(device, Device) and device.lanes == "group" else 1
+                         room=self._window)  # fmt: skip
+        self.together = TOGETHER if _is_gpu(device) else 1
         self.windows = self._all()
         self._judges = self._some()
+        self.sampled = len(self._judges) / len(self.windows)
         self._grids = [np.zeros(size, np.float32) for size in self.shape.grids]
         self._moments = [[np.zeros_like(grid) for grid in self._grids] for _ in range(2)]
         self._corrections = [np.zeros((), np.float32)] * 2
@@ -99,8 +109,8 @@ class WindowedStep(LatentStep):
         before, self.extent = self.extent, extent
         self.latents.write(extent.gathered(self._grids, HALO))
         self.target.write(extent.target(self._picture))
-        share = extent.pixels / self.pixels
-        self.control.write(self._control.array(self.channels, extent.pixels, share))
+        weights = self.weights * extent.pixels / self.pixels  # whose bits are the whole picture's
+        self.control.write(self._control.array(self.channels, extent.pixels, weights))
         if extent.frame == before.frame:
             return
         assert self.firsts is not None
@@ -161,11 +171,16 @@ class WindowedStep(LatentStep):
         return seconds / count * len(self.windows)
 
     def steer(self, control: Control) -> None:
-        self._control = control
+        slower = len(self.windows) ** SLOWER
+        self._control = replace(control, networks=control.networks / slower)
 
     # --- from and to the host ---
 
-    def judge(self, flat: Array) -> tuple[float, float]:
+    @property
+    def ahead(self) -> int:
+        return 1  # as windows come and go between two
+
+    def ask(self, flat: Array) -> None:
         """By some windows, which stand for all."""
         self.candidate.write(flat)
         found = np.zeros(2)
@@ -173,10 +188,14 @@ class WindowedStep(LatentStep):
             self._enter(extent)
             self._judging.run()
             found += self._judging.read("figures")
+        self._answers.append(found)
+
+    def answer(self) -> tuple[float, float]:
+        found = self._answers.pop(0)
         pixels, samples = self._judged
         return float(found[0]) / samples, float(found[1]) / pixels
 
-    @property
+    @cached_property
     def _judged(self) -> tuple[int, float]:
         """Pixels that networks are judged by, and samples of these that count."""
         pixels, samples = 0, 0.0
@@ -189,13 +208,13 @@ class WindowedStep(LatentStep):
     def slopes(self, flat: Array, price: float) -> Array:
         before, steered = self._staying(), self._control
         self.flat.write(flat)
-        self.steer(Control(price, noise=0.0, latents=0.0, networks=0.0, rounding=True))
+        self._control = Control(price, noise=0.0, latents=0.0, networks=0.0, rounding=True)
         found = np.zeros(flat.shape)
         for extent in self._judges:
             self._enter(extent)
             self.program.run(1)
-            found += self.program.read("slopes")
-        self.steer(steered)
+            found += self._summed_slopes()
+        self._control = steered
         self._back_to(before)
         return (found / self._judged[0]).astype(np.float32)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import json
 import os
 import re
@@ -18,7 +17,7 @@ import zipfile
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -28,7 +27,8 @@ from imgmlp.image import Picture
 from imgmlp.output_files import sweep, write_atomically
 from imgmlp.source_digest import source_digest
 
-MAX_BYTES = 2**30
+MAX_BYTES = 2**33  # of the largest picture's state in the latent codec, and more
+_BESIDE = 400  # bytes of an archive for each array, at most, but for its name
 KEEP_SECONDS = 15.0  # between two states that a run saves
 STALE_AFTER = 30 * 86_400.0  # seconds after which another run's is removed
 _VALUES, _FINISHED = "values", "finished"
@@ -172,18 +172,19 @@ class Checkpoint:
         Without `replace`, it is also raised where somebody else has saved one.
         """
         values = json.dumps({**snapshot.values, "key": self._key})
-        content = io.BytesIO()
         arrays = {**snapshot.arrays, _VALUES: np.array(values)}
-        with zipfile.ZipFile(content, "w", zipfile.ZIP_STORED) as archive:
-            for name, array in arrays.items():
-                data = io.BytesIO()
-                np.lib.format.write_array(data, array, allow_pickle=False)
-                archive.writestr(f"{name}.npy", data.getvalue())
-        size = content.getbuffer().nbytes
+        size = sum(array.nbytes + _BESIDE for array in arrays.values())
         if size > MAX_BYTES:
             problem = f"a state of {size:,} bytes is too large to keep; the limit is {MAX_BYTES:,}"
             raise OutputError(problem, hint="use a smaller network")
-        write_atomically(self.path, lambda stream: stream.write(content.getvalue()), replace)
+
+        def write(stream: BinaryIO) -> None:  # array by array, as all together may be large
+            with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
+                for name, array in arrays.items():
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as part:
+                        np.lib.format.write_array(part, array, allow_pickle=False)
+
+        write_atomically(self.path, write, replace)
 
     def touch(self) -> None:
         """Once files were written that this run may replace when it goes on."""

@@ -81,9 +81,9 @@ class Receiver:
         while self._waiting and all(p.done() for p in self._waiting[0][1]):
             self._deliver()
 
-    def wait(self) -> None:
-        """Deliver everything that was sent for."""
-        while self._waiting:
+    def wait(self, most: int | None = None) -> None:
+        """Deliver everything that was sent for, or the first ones of it, at most so many."""
+        for _ in range(len(self._waiting) if most is None else min(most, len(self._waiting))):
             for pending in self._waiting[0][1]:
                 pending.wait()
             self._deliver()

@@ -32,7 +32,9 @@ GRAIN = 4096  # elements that make a work-group worth its launch on a CPU
 STAGED = 64  # rows and columns of a tile that is read along one axis and written along another
 LINE = 16  # elements that a line of a processor's cache holds, at least
 MANY = 1 << 16  # elements from which a lane of a GPU takes several, as groups cost time too
+SIDES = 4  # so many of them side by side
 AT_ONCE = 8  # so many, one after the other for the group
+GROUPS = 4  # of a unit, which hide what the others wait for
 REGISTERS = 32  # of a lane, for values of a block's tile that it has before it stores them
 SHARED = 32  # rows and columns of a tile in local memory
 MOST_SHARED = 6  # such tiles, of 4 KiB each
@@ -77,11 +79,15 @@ def map_kernel(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
 def _map_several(kernel: Kernel, lower: Lowering, size: int) -> tuple[int, int]:
     """Lanes take neighbouring elements, and again so many behind those of all lanes."""
     build, stores = lower.build, kernel.stores
-    beside = 4 if kernel.shape[-1] % 4 == 0 else 1
+    beside = SIDES if lower.inside or _lies_well(kernel) else 1
+    beside = beside if kernel.shape[-1] % beside == 0 else 1
     most = max(1, (REGISTERS // len(stores) if lower.inside else AT_ONCE) // beside)
     parts = size // beside
     rounds = -(-parts // GPU_LANES)
     most = min(most, lower.target.wide)  # longer loops are not unrolled: no registers
+    if not lower.inside:  # all units have groups before a lane has more elements
+        most = max(1, min(most, rounds // (GROUPS * lower.target.units)))
+        most = next(n for n in range(most, 0, -1) if rounds % n == 0)
     groups = -(-rounds // most)
     rounds = -(-rounds // groups)
     group = lower.outermost("i", groups, "group")
@@ -104,6 +110,24 @@ def _map_several(kernel: Kernel, lower: Lowering, size: int) -> tuple[int, int]:
     kept.put(*each("pyq"))
     build.close(len(build.scopes) - depth + 2)
     return groups * GPU_LANES, GPU_LANES
+
+
+def _lies_well(kernel: Kernel) -> bool:
+    """Whether rows that are read begin where so many neighbours can be loaded at once.
+
+    Of others each lane would load one by one what lies between those of the lanes beside it, each
+    time from as many lines of the cache.
+    """
+    well = ill = 0
+    for leaf in _leaves(kernel):
+        indices, offsets = offsets_read(leaf)
+        for offset in offsets:
+            if indices and stride(offset, indices, indices[-1]) == 1:
+                begins = [offset.substitute({i.name: 0 for i in indices}).lo]
+                begins += [stride(offset, indices, i) for i in indices[:-1]]
+                aligned = all(n % SIDES == 0 for n in begins)
+                well, ill = well + aligned, ill + (not aligned)
+    return well >= SIDES * ill
 
 
 def _flat(kernel: Kernel) -> bool:

@@ -10,10 +10,11 @@ import math
 from collections.abc import Callable, Sequence
 
 from imgmlp.engine.ir.conditions import less
+from imgmlp.engine.ir.dtype import i32
 from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.kernel import Kernel
 from imgmlp.engine.ir.op import Op
-from imgmlp.engine.ir.symbolic import Const, Expr, unravel
+from imgmlp.engine.ir.symbolic import ONE, Const, Expr, unravel
 from imgmlp.engine.ir.target import GPU_LANES
 from imgmlp.engine.ir.uops import Builder, Range, U
 from imgmlp.engine.lowering.expressions import Accumulators, Lowering, offsets_read, store_all
@@ -56,12 +57,19 @@ def reduce_kernel(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
 def _term(
     lower: Lowering, core: Node, axes: Sequence[int], out: Sequence[Expr], inner: Expr
 ) -> int:
-    """The `inner`th term of one output of a reduction over axes, which go in this order."""
-    source = core.src[0]
+    """The `inner`th term of one output of a reduction over axes, which go in this order; beyond
+    the last one what changes no result."""
+    build, source = lower.build, core.src[0]
+    exists = less(inner, source.size // core.size)
     inside = dict(zip(axes, unravel(inner, [source.shape[a] for a in axes]), strict=True))
     outside = iter(out)
     indices = [inside[a] if a in inside else next(outside) for a in range(len(source.shape))]
-    return lower.value(source, indices)
+    found = lower.value(source, indices, exists)
+    if exists is ONE:
+        return found
+    nothing = build.emit(U.CONST, core.dtype, (), 0 if core.op is Op.SUM else core.dtype.min)
+    chosen = build.emit(U.INDEX, i32, (), exists, [exists])
+    return build.emit(U.ALU, core.dtype, (chosen, found, nothing), Op.WHERE)
 
 
 def _neighbours(core: Node) -> list[int]:
@@ -126,7 +134,10 @@ def _reduce_on_lanes(
     local = 64 if alone else GPU_LANES
     out = lower.outermost("i", size, "item" if alone else "group")
     sharing = 1 if alone else local
-    several = AT_ONCE if count % (sharing * AT_ONCE) == 0 else 1  # loads that wait together
+    several, rounds = _at_once(-(-count // sharing))
+    if lower.inside:  # where registers are scarce, and other groups' loads wait as well
+        several = AT_ONCE if count % (sharing * AT_ONCE) == 0 else 1
+        rounds = count // (sharing * several)
     accumulators = Accumulators(build, core, several)
     depth = len(build.scopes)
     if several == 1:
@@ -134,7 +145,7 @@ def _reduce_on_lanes(
         lane: Expr = Const(0)
     else:
         first = Const(0) if alone else build.open(Range("l", local, "lane"))
-        block = build.open(Range("r", count // (sharing * several)))
+        block = build.open(Range("r", rounds))
         lane = build.open(Range("v", several, "vector"))
         at = (block * several + lane) * sharing + first
     accumulators.add(term(unravel(out, core.shape), at), lane)
@@ -150,6 +161,14 @@ def _reduce_on_lanes(
         build.close()
     build.close()
     return (-(-size // local) * local, local) if alone else (size * local, local)
+
+
+def _at_once(terms: int) -> tuple[int, int]:
+    """How many of its terms a lane loads at once, and how often; perhaps more than there are."""
+    most = min(AT_ONCE, terms)
+    several = next(n for n in range(most, 0, -1) if terms % n == 0)
+    several = several if 2 * several > most else most
+    return several, -(-terms // several)
 
 
 def _parts(size: int, count: int) -> int:

@@ -116,11 +116,22 @@ def _boxes(kernel: Kernel) -> Boxes:
         indices = [Var(f"i{axis}", 0, n - 1) for axis, n in enumerate(store.place.shape)]
         offset, _ = access(store.place).index(indices)
         constant, terms = split(offset)
-        box = constant, tuple((step, term.hi + 1) for term, step in terms)
+        box = constant, _joined([(step, term.hi + 1) for term, step in terms])
         if not all(isinstance(term, Var) and step > 0 for term, step in terms):
             box = offset.lo, ((1, offset.hi - offset.lo + 1),)
         found.setdefault(store.target, []).append(box)
     return found
+
+
+def _joined(axes: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """The same elements by fewer axes: one that goes on where another one ends is part of it."""
+    found: list[tuple[int, int]] = []
+    for step, count in sorted(axes):
+        if found and step == math.prod(found[-1]):
+            found[-1] = found[-1][0], found[-1][1] * count
+        else:
+            found.append((step, count))
+    return tuple(found)
 
 
 def _overlap(one: Box, other: Box) -> bool:

@@ -115,8 +115,10 @@ class Graph:
             for source in node.src:
                 self._keep(_plain_base(source))
         elif node.op is Op.CONCAT:
-            for part in (node, *node.src):
-                self._keep(part)
+            self._keep(node)
+            for part in node.src:
+                if _base(part).op is not Op.BUFFER:  # which stands in memory, and is copied
+                    self._keep(part)
         elif node.op in (Op.LOOP, Op.COND):
             for source in node.src:
                 if source.op not in LOAD or source in _read_as_is(node):

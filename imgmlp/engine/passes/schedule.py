@@ -7,9 +7,19 @@ neither devices nor instructions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
-from imgmlp.engine.ir.graph import Node, buffer, dot, move, rebuild, reduce, substitute, toposort
+from imgmlp.engine.ir.graph import (
+    Buffer,
+    Node,
+    buffer,
+    dot,
+    move,
+    rebuild,
+    reduce,
+    substitute,
+    toposort,
+)
 from imgmlp.engine.ir.kernel import (
     Guard,
     Iteration,
@@ -70,6 +80,7 @@ class _Scheduler:
             drafts = merge(drafts)
         drafts = fuse_rows(attach_sums(drafts), lasting)
         drafts += copies_at_the_end(drafts, places, copied)
+        _leave_out(drafts, lasting)
         return Procedure(tuple(self._freeze(d, d.guards | guards) for d in ordered(drafts)))
 
     def _freeze(self, draft: KernelDraft, guards: frozenset[Guard]) -> Kernel | Loop:
@@ -86,6 +97,18 @@ class _Scheduler:
         updates = [(s, v) for s, v in zip(carried, values, strict=True) if v is not buffer(s)]
         lasting = frozenset(storage(p) for p in (*places, *(guard.place for guard in guards)))
         return Loop(body.count, self.procedure(updates, guards), lasting)
+
+
+def _leave_out(drafts: Sequence[KernelDraft], lasting: Set[Buffer]) -> None:
+    """Store nothing that nobody reads, as its readers have become part of its kernel."""
+    wanted = [guard.place for d in drafts for guard in d.guards]
+    for d in drafts:
+        wanted += d.loop.places if d.loop is not None else ()
+        wanted += [s.value for s in (*d.stores, *d.totals)] + ([d.sums.value] if d.sums else [])
+    read = {n.arg for n in toposort(wanted) if n.op is Op.BUFFER} | lasting
+    for d in drafts:
+        if d.loop is None:
+            d.stores = [s for s in d.stores if s.target in read] or d.stores[:1]
 
 
 def freeze(draft: KernelDraft, number: int, guards: frozenset[Guard] = frozenset()) -> Kernel:

@@ -17,7 +17,7 @@ from imgmlp.codec import decoder
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.bitstream.container import Header, Section
 from imgmlp.codec.latent import decode as latent_decode
-from imgmlp.codec.latent import latents, sections
+from imgmlp.codec.latent import latents, latents_kernel, sections
 from imgmlp.codec.latent.model import (
     BICUBIC,
     LIMIT,
@@ -32,7 +32,7 @@ from imgmlp.codec.latent.model import (
 )
 from imgmlp.codec.latent.synthesis import synthesize, upsample
 from imgmlp.engine import open_device
-from imgmlp.errors import FormatError, ImgmlpError, UsageError
+from imgmlp.errors import DeviceError, FormatError, ImgmlpError, OutOfMemoryError, UsageError
 
 SIZES = [(1, 1), (1, 9), (9, 1), (2, 2), (3, 5), (4, 4), (33, 31), (17, 64)]  # height, width
 
@@ -425,3 +425,46 @@ def test_values_out_of_bounds_are_the_same_everywhere(mapping: str) -> None:
     assert_same(read(sections.write(model), model.shape, mapping), model)
     found = synthesize(model, open_mapping(mapping))
     np.testing.assert_array_equal(found, synthesize(model, open_device("numpy")))
+
+
+# --- one latent after the other, beside a GPU ---
+
+
+def test_a_processor_reads_latents_for_a_device_of_many_lanes() -> None:
+    alone = latents_kernel.runs_alone(open_mapping("group"))
+    assert alone is not None
+    assert (alone.lanes, alone.info.kind) == ("one", "cpu")
+    assert latents_kernel.runs_alone(alone) is alone
+    assert latents_kernel.runs_alone(open_device("numpy")) is None
+
+
+def test_numpy_reads_latents_where_the_processor_has_no_driver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missing(_: str) -> None:
+        raise DeviceError("there is no processor")
+
+    monkeypatch.setattr(latents_kernel, "open_device", missing)
+    latents_kernel._processor.cache_clear()
+    try:
+        model = small_latent_model(13, 21, 3)
+        assert latents_kernel.runs_alone(open_mapping("group")) is None
+        assert_same(read(sections.write(model), model.shape, "group"), model)
+    finally:
+        latents_kernel._processor.cache_clear()
+
+
+@pytest.mark.parametrize("error", [DeviceError, OutOfMemoryError])
+def test_numpy_reads_latents_where_the_processor_fails(
+    error: type[ImgmlpError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise error("it does not build")
+
+    monkeypatch.setattr(sections, "KernelGrids", fails)
+    model = small_latent_model(13, 21, 3)
+    parts, one = sections.write(model), open_mapping("one")
+    assert_same(read(parts, model.shape, "group"), model)
+    monkeypatch.setattr(one, "lanes", "one")
+    with pytest.raises(error):
+        sections.read(parts, (model.shape.width, model.shape.height), model.shape.channels, one)

@@ -1,0 +1,87 @@
+"""Find the weights by which the latent codec guesses latents to begin with, from samples.
+
+    python benchmarks/latent_guess.py PICTURE... --start 3 --out guess-3.bin
+
+Latents of every picture are trained with the networks of a start, which stand still; weights are
+those with the least squares between what they make of the samples around a place and its latent.
+The file belongs beside codec/latent/model.py, which applies them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from imgmlp.codec.latent.model import GUESSED_BY, LEVELS, START_CHANNELS, around, halved, widths_of
+from imgmlp.codec.latent.training_phases import control
+from imgmlp.codec.latent.training_step import LatentStep
+from imgmlp.engine import AnyDevice, open_device
+
+AT_ONCE = 5  # steps
+NARROW, FROM = 1, 5  # samples to every side that count from this grid on, which has few latents
+RIDGE = 1e-6  # times the places, added to the squares
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("pictures", nargs="+", type=Path)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--start", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--price", type=float, default=1.2e-3)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    device, count = open_device(options.device), (2 * GUESSED_BY + 1) ** 2 * START_CHANNELS + 1
+    squares = np.zeros((LEVELS, count + 1, count + 1))  # of all around a place and its latent
+    for path in options.pictures:
+        pixels = np.asarray(Image.open(path).convert("RGB"))
+        grids = trained(pixels, options.start, options.steps, options.price, device)
+        samples = pixels / np.float32(255) - np.float32(0.5)
+        for level, grid in enumerate(grids):
+            framed = np.pad(samples, (*[(GUESSED_BY, GUESSED_BY)] * 2, (0, 0)), "edge")
+            both = np.concatenate([around(framed), grid.reshape(-1, 1)], 1).astype(np.float64)
+            squares[level] += both.T @ both
+            samples = halved(samples)
+        print(path.name, flush=True)
+    weights = np.array([solved(each, level) for level, each in enumerate(squares)])
+    options.out.write_bytes(weights.astype(">f4").tobytes())
+
+
+def trained(
+    pixels: np.ndarray, start: int, steps: int, price: float, device: AnyDevice
+) -> list[np.ndarray]:
+    """The grids after so many steps."""
+    hidden, entropy = widths_of(start)
+    step = LatentStep(pixels, 0, device, hidden=hidden, entropy=entropy, start=start)
+    for done in range(0, steps, AT_ONCE):
+        step.steer(replace(control(done, steps, price), networks=0.0))
+        step.run(AT_ONCE)
+    return step.grids()
+
+
+def solved(squares: np.ndarray, level: int) -> np.ndarray:
+    """float64 [all around a place]; tells how much of the latents' squares they explain."""
+    used = np.array([is_used(n, level) for n in range(len(squares) - 1)])
+    among, by_latent = squares[:-1, :-1][np.ix_(used, used)], squares[:-1, -1][used]
+    ridge = RIDGE * squares[-2, -2] * np.eye(len(among))
+    found = np.zeros(len(used))
+    found[used] = np.linalg.solve(among + ridge, by_latent)
+    left = squares[-1, -1] - 2 * found[used] @ by_latent + found[used] @ among @ found[used]
+    print(f"grid {level}: {1 - left / squares[-1, -1]:.1%} of the squares", flush=True)
+    return found
+
+
+def is_used(number: int, level: int) -> bool:
+    side = 2 * GUESSED_BY + 1
+    place = number // START_CHANNELS
+    if level < FROM or place == side * side:
+        return True
+    return max(abs(place // side - GUESSED_BY), abs(place % side - GUESSED_BY)) <= NARROW
+
+
+if __name__ == "__main__":
+    main()

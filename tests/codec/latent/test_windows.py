@@ -1,0 +1,168 @@
+"""Large pictures of the latent codec: trained window by window, from latents that were guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from imgmlp.codec import decoder, encoder
+from imgmlp.codec.bitstream import container
+from imgmlp.codec.latent import encode as latent
+from imgmlp.codec.latent import model, rounding_search, windows
+from imgmlp.codec.latent.model import ModelShape, guessed
+from imgmlp.codec.latent.training_step import Control, LatentStep
+from imgmlp.codec.latent.windows import WindowedStep
+from imgmlp.codec.training.checkpoint import Checkpoint
+from imgmlp.codec.training.run import Run
+from imgmlp.codec.training.target import Goal, Workload
+from imgmlp.engine import open_device
+from imgmlp.errors import Interrupted
+from imgmlp.image import Picture, psnr
+
+WINDOW = 64, 64
+STARTED = {"hidden": 16, "entropy": 12, "start": 4}
+
+
+def picture(height: int, width: int, channels: int = 3) -> np.ndarray:
+    y, x = np.mgrid[:height, :width]
+    shades = [x * 255 / width, y * 255 / height, 127 + 100 * np.sin(x * y / 40), x % 256]
+    return np.stack(shades[:channels], -1).astype(np.uint8)
+
+
+def whole_numbers(step: LatentStep) -> list[np.ndarray]:
+    generator = np.random.default_rng(0)
+    return [np.rint(2 * generator.standard_normal(size)) for size in step.shape.grids]
+
+
+@pytest.mark.parametrize(("size", "channels"), [((66, 70), 3), ((20, 130), 4)])
+def test_windows_are_judged_as_the_whole_picture_is(size: tuple[int, int], channels: int) -> None:
+    pixels, device = picture(*size, channels), open_device("numpy")
+    step = LatentStep(pixels, 0, device, **STARTED)
+    parted = WindowedStep(pixels, 0, device, **STARTED, window=WINDOW)
+    assert len(parted.windows) in (3, 4)
+    flat = step.flat.numpy()
+    for each in (step, parted):
+        each.write_grids(whole_numbers(step))
+    assert parted.judge(flat) == pytest.approx(step.judge(flat), rel=1e-5)
+    expected = step.slopes(flat, 1e-3)
+    assert np.abs(parted.slopes(flat, 1e-3) - expected).max() < 1e-5 * np.abs(expected).max()
+    assert np.array_equal(parted.picture(), step.picture())
+
+
+def test_one_window_is_trained_as_the_whole_picture_is() -> None:
+    pixels, device = picture(75, 101), open_device("numpy")
+    step = LatentStep(pixels, 0, device, **STARTED)
+    parted = WindowedStep(pixels, 0, device, **STARTED, window=(128, 128))
+    for each in (step, parted):
+        each.steer(Control(1e-3, noise=0.0))
+        each.run(2)
+        assert each.done == 2
+    assert parted.figures() == pytest.approx(step.figures(), rel=1e-5)
+    assert np.allclose(parted.flat.numpy(), step.flat.numpy(), atol=1e-5)
+    for found, expected in zip(parted.grids(), step.grids(), strict=True):
+        assert np.allclose(found, expected, atol=1e-4)
+
+
+def test_every_latent_belongs_to_one_window() -> None:
+    step = WindowedStep(picture(130, 200), 0, open_device("numpy"), **STARTED, window=WINDOW)
+    owners = [np.zeros(size, int) for size in step.shape.grids]
+    for extent in step.windows:
+        for part in extent.cut(owners):
+            part += 1
+    assert all((count == 1).all() for count in owners)
+    assert sum(extent.pixels for extent in step.windows) == step.pixels
+
+
+def test_a_trial_of_the_pace_moves_nothing() -> None:
+    step = WindowedStep(picture(70, 70), 0, open_device("numpy"), **STARTED, window=WINDOW)
+    before = step.state()
+    step.steer(Control(1e-3))
+    assert step.pace(1e-6) > 0
+    for name, array in step.state().items():
+        assert np.array_equal(array, before[name]), name
+
+
+def test_the_program_of_a_window_does_not_depend_on_the_pictures_size() -> None:
+    """And so neither does the memory that it takes."""
+    device, sizes = open_device("numpy"), ((65, 66), (300, 500))
+    steps = [WindowedStep(picture(*size), 0, device, **STARTED, window=WINDOW) for size in sizes]
+    for name in ("program", "_judging", "_showing"):
+        assert len({getattr(step, name)._identity[0] for step in steps}) == 1, name
+    first, second = ({n: t.shape for n, t in step._moving().items()} for step in steps)
+    assert first == second
+
+
+@pytest.fixture
+def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows, "WHOLE", 0)
+    monkeypatch.setattr(windows, "SIZE", WINDOW)
+    monkeypatch.setattr(windows, "JUDGED", 64 * 64)
+
+
+def encoded(run: Run | None = None, target: Goal | None = None) -> encoder.Encoded:
+    wanted = target or Goal("lambda", 3e-3)
+    device = open_device("numpy")
+    return encoder.encode(Picture(picture(66, 70)), wanted, Workload(4), device, run, "latent")
+
+
+@pytest.mark.usefixtures("small_windows")
+@pytest.mark.parametrize("target", [Goal("lambda", 3e-3), Goal("bytes", 900)])
+def test_what_windows_made_is_in_a_sound_file(
+    target: Goal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(latent, "PASSES", 0)
+    monkeypatch.setattr(rounding_search, "EXACT", 2)
+    found = encoded(target=target)
+    decoded = decoder.decode(container.parse(found.bytes), open_device("numpy"))
+    assert np.array_equal(decoded, found.pixels)
+    assert found.metrics["psnr"] == psnr(picture(66, 70), decoded)
+
+
+def is_over(left: Iterator[int]) -> bool:
+    return next(left, None) is None
+
+
+@pytest.mark.usefixtures("small_windows")
+def test_a_run_in_windows_that_stopped_gives_the_bytes_of_one_that_was_not(tmp_path: Path) -> None:
+    for stop in (1, 2):
+        run = Run(None, partial(is_over, iter(range(stop))),
+                  checkpoint=Checkpoint(tmp_path / "state", "key"))  # fmt: skip
+        with pytest.raises(Interrupted):
+            encoded(run)
+    rest = encoded(Run(checkpoint=Checkpoint(tmp_path / "state", "key")))
+    assert rest.resumed > 0
+    assert rest.bytes == encoded().bytes
+
+
+def test_a_guess_is_something_like_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels = picture(90, 120)
+    step = LatentStep(pixels, 0, open_device("numpy"), hidden=32, entropy=24, start=3)
+    nothing, _ = step.judge(step.flat.numpy())
+    found = guessed(pixels, step.shape, 3)
+    assert found is not None
+    step.write_grids(found)
+    error, _ = step.judge(step.flat.numpy())
+    assert error < nothing / 1.5
+    monkeypatch.setattr(model, "BAND", 1)
+    again = guessed(pixels, step.shape, 3)
+    assert again is not None
+    for once, twice in zip(found, again, strict=True):
+        assert np.allclose(once, twice, atol=1e-4)
+
+
+def test_nothing_is_guessed_where_nobody_knows() -> None:
+    assert guessed(picture(9, 9, 1), ModelShape(9, 9, 1, 4), 3) is None
+    assert guessed(picture(9, 9), ModelShape(9, 9, 3, 4), 2) is None
+
+
+def test_larger_pictures_have_fewer_steps_but_never_too_few() -> None:
+    assert latent.for_pixels(300, 768 * 512) == 300
+    assert latent.for_pixels(300, 10_000_000) < 15
+    steps = [latent.for_pixels(300, n * 2**20) for n in range(1, 60)]
+    assert all(a >= b for a, b in pairwise(steps))
+    assert steps[-1] >= 10
