@@ -27,6 +27,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from imgmlp.codec.latent.plane import REACH
 from imgmlp.errors import FormatError
@@ -286,7 +287,7 @@ def stored_start(networks: Mapping[str, Array]) -> bytes:
 # --- latents to begin with ---
 
 GUESSED_BY = 2  # samples to every side of a latent
-BAND = 2**14  # places at once, about
+BAND = 2**16  # places at once, about
 
 
 def guessed(pixels: Array, shape: ModelShape, start: int) -> list[Array] | None:
@@ -317,9 +318,10 @@ def around(framed: Array) -> Array:
         framed.shape[2],
     )
     found = np.ones((height, width, side * side * channels + 1), np.float32)
-    for at, (down, right) in enumerate(np.ndindex(side, side)):
-        part = framed[down : down + height, right : right + width]
-        found[:, :, at * channels : (at + 1) * channels] = part
+    count = side * channels  # of a row, which lie beside each other
+    rows = sliding_window_view(framed.reshape(len(framed), -1), count, axis=1)[:, ::channels]
+    for down in range(side):
+        found[:, :, down * count : (down + 1) * count] = rows[down : down + height]
     return found.reshape(height * width, -1)
 
 

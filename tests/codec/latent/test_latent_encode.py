@@ -282,9 +282,12 @@ def test_what_a_limit_leaves_is_trained_in(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_short_runs_move_latents_faster_and_others_as_ever() -> None:
-    few, usual, many = (training_phases.control(0, n, 1e-3) for n in (30, 300, 3000))
+    few, usual, many = (training_phases.control(0, n, 1e-3) for n in (50, 300, 3000))
     assert few.latents == pytest.approx(2 * usual.latents)
     assert few.networks == pytest.approx(usual.networks / 2)
+    hasty, half = training_phases.control(0, 20, 1e-3), 20 / training_phases.HASTY
+    assert hasty.networks == pytest.approx(few.networks * half)
+    assert (hasty.noise, few.noise) == (half, 1.0)
     assert few.temperature > usual.temperature
     assert (usual.latents, usual.networks) == (many.latents, many.networks)
 
