@@ -9,17 +9,24 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise, product
+from typing import Any
+
+import numpy as np
 
 from imgmlp.codec.bitstream.probabilities import TOTAL_BITS
 from imgmlp.codec.latent.plane import AROUND, REACH, TILE, Plane
 from imgmlp.codec.latent.probabilities import FLOOR, MIDDLE, SCALE_BITS, SCALES
 from imgmlp.engine import Context, Function, Tensor, dtype
 
+Array = np.ndarray[Any, Any]
+
 WIDTH = 2 * REACH + 1  # of a row of neighbours
 NEIGHBOURS = REACH * WIDTH + REACH
 TAPS = 4  # of either phase of an upsampling filter
 BEYOND = 2  # values beyond either end that it takes
-MANY = 1 << 18  # elements that a GPU takes longer to compute again than to begin a launch
+LONG = 1 << 10  # terms that one group had better not add up alone
+MANY = 1 << 17  # elements that a GPU had better not compute again for each of TAPS sums
+MOST = 1 << 19  # and not at all, as a launch more takes less
 # What a file can say of a latent: logarithms of scales, and the least probability.
 SHARPEST, WIDEST = -MIDDLE / 2**SCALE_BITS, (SCALES - 1 - MIDDLE) / 2**SCALE_BITS
 LEAST = FLOOR / 2**TOTAL_BITS
@@ -332,10 +339,9 @@ class Enlarged(Function):
     @staticmethod
     def forward(ctx: Context, x: Tensor, taps: Tensor, height: int, width: int) -> Tensor:
         _, h, w = x.shape
-        ctx.save_for_backward(x, taps)
-        ctx.wanted = height, width  # type: ignore[attr-defined]
         down, across = -(-height // 2), -(-width // 2)
         rows, columns = _shares(taps, h, 2 * down), _shares(taps, w, 2 * across)
+        ctx.save_for_backward(x, rows, columns)
         framed = x.pad((0, 0), (BEYOND, BEYOND), (BEYOND, BEYOND))
         near = [[_cut(_cut(framed, 1, r, r + down), 2, k, k + across) for r in range(TAPS + 1)]
                 for k in range(TAPS + 1)]  # fmt: skip
@@ -350,54 +356,52 @@ class Enlarged(Function):
 
     @staticmethod
     def backward(ctx: Context, g: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        x, taps = ctx.saved_tensors
-        _, h, w = x.shape
-        height, width = ctx.wanted  # type: ignore[attr-defined]
-        rows, columns = _shares(taps, h, height), _shares(taps, w, width)
+        x, rows, columns = ctx.saved_tensors
+        (_, h, w), (_, height, width) = x.shape, g.shape
         of_rows, of_columns = _shares_of_users(rows, h), _shares_of_users(columns, w)
-        by_columns = _stored(_weighted(_users(g, 2, w), of_columns, 2))  # [c, height, w]
-        by_rows = _stored(_weighted(_users(g, 1, h), of_rows, 1))  # [c, h, width]
-        by_x = _weighted(_users(by_rows, 2, w), of_columns, 2)
+        by_columns = _stored(_weighted(_users(g, 2, w), of_columns, 2), MANY)  # [c, height, w]
+        by_rows = _weighted(_users(g, 1, h), of_rows, 1)  # [c, h, width]
+        by_x = _weighted(_users(_stored(by_rows, MOST), 2, w), of_columns, 2)
         by_x = by_x.contiguous()  # not in a kernel for all of the plane
         of_height = (_each_around(x, 1, height) * by_columns).sum((1, 3))
-        of_width = (_each_around(x, 2, width) * by_rows).sum(2)
-        both_shares = [(of_height.reshape(TAPS, 1, height), h), (of_width, w)]
-        return by_x, _by_taps(both_shares), None, None
+        of_width = (_each_around(x, 2, width) * _stored(by_rows, MANY)).sum(2)
+        by_shares = [of_height.reshape(TAPS, 1, height), of_width]
+        return by_x, _by_taps(by_shares, (h, w)), None, None
 
 
-def _stored(x: Tensor) -> Tensor:
-    """In memory, if to compute it again for each of TAPS sums would take longer than a launch."""
-    return x.contiguous() if math.prod(x.shape) > MANY else x
+def _stored(x: Tensor, most: int) -> Tensor:
+    """In memory, if it has more elements than had better be computed again."""
+    return x.contiguous() if math.prod(x.shape) > most else x
 
 
 def _shares(taps: Tensor, n: int, wanted: int) -> Tensor:
     """[TAPS, wanted]: of the values around each place of an axis of n that is doubled, how much it
     takes."""
-    each = [Tensor.where(_takes(j, n, wanted), taps[j], 0.0) for j in range(TAPS)]
-    return _sum(each).contiguous()
+    takes = Tensor(_takes(n, wanted), taps.device)
+    return _sum([Tensor.where(takes[j], taps[j], 0.0) for j in range(TAPS)]).contiguous()
 
 
-def _by_taps(by_shares: Sequence[tuple[Tensor, int]]) -> Tensor:
-    """The gradient by taps [TAPS], one sum of that by the shares of several axes, each of n places:
-    [TAPS, c, wanted], n.
-    """
-    tap, found, takes = Tensor.arange(TAPS).reshape(TAPS, 1, 1), [], []
-    for by, n in by_shares:
-        _, count, wanted = by.shape
-        each = _takes(tap, n, wanted).reshape(TAPS, TAPS, 1, wanted)
-        takes.append(each.expand(TAPS, TAPS, count, wanted).reshape(TAPS, TAPS, count * wanted))
-        found.append(by.reshape(TAPS, count * wanted))
-    return Tensor.where(Tensor.concat(takes, 2), Tensor.concat(found, 1), 0.0).sum((1, 2))
+def _by_taps(by_shares: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+    """The gradient by taps [TAPS], one sum of that by the shares of axes of so many places, for
+    each channel: [TAPS, c, wanted] each."""
+    takes = [
+        np.tile(_takes(n, by.shape[2]), by.shape[1]) for n, by in zip(sizes, by_shares, strict=True)
+    ]
+    found = Tensor.concat([by.reshape(TAPS, -1) for by in by_shares], 1)
+    both = Tensor(np.concatenate(takes, 2), found.device)
+    terms = Tensor.where(both, found, 0.0)
+    # Few groups would take long for many terms; for few another launch does.
+    return (terms.sum(2) if terms.shape[2] > LONG else terms.reshape(TAPS, -1)).sum(1)
 
 
-def _takes(tap: int | Tensor, n: int, wanted: int) -> Tensor:
-    """Which of the values around each place have a part by a tap: bool [TAPS, wanted], or one for
-    each of several taps [count, 1, 1]."""
-    places = Tensor.arange(wanted)
-    first, turned = (places + 1) // 2 - BEYOND, places % 2
-    number = Tensor.where(turned.eq(1), TAPS - 1 - tap, tap)
-    inside = (first + number).maximum(0).minimum(n - 1)
-    return inside.eq(first + Tensor.arange(TAPS).reshape(TAPS, 1))
+def _takes(n: int, wanted: int) -> Array:
+    """bool [TAPS, TAPS, wanted]: which taps have a part in how much of the values around a place,
+    of an axis of n that is doubled, is taken."""
+    places, tap = np.arange(wanted), np.arange(TAPS).reshape(TAPS, 1, 1)
+    first = (places + 1) // 2 - BEYOND
+    inside = (first + np.where(places % 2, TAPS - 1 - tap, tap)).clip(0, n - 1)
+    found: Array = inside == first + np.arange(TAPS).reshape(TAPS, 1)
+    return found
 
 
 def _each_around(x: Tensor, axis: int, wanted: int) -> Tensor:

@@ -172,11 +172,11 @@ def gradient(loss: Node, wrt: Sequence[Node]) -> list[Node]:
         )
     if not loss.dtype.is_float:
         raise misuse(TypeError, f"gradient: the loss must be a float, not {loss.dtype.name}")
-    found = gradients([(loss, const(1, loss.dtype, loss.shape))], wrt)
+    found = _gradients([(loss, const(1, loss.dtype, loss.shape))], wrt)
     return [zeros_like(w) if g is None else g for w, g in zip(wrt, found, strict=True)]
 
 
-def gradients(
+def _gradients(
     seeds: Sequence[tuple[Node, Node]], wrt: Sequence[Node], beyond: bool = True
 ) -> list[Node | None]:
     """Gradients by each of `wrt` of some values with gradients of their own; None for zeros.
@@ -236,7 +236,7 @@ def _cond(
         without = partial(_sources_but, node, value)
         others = set(toposort([*roots, *wrt], without))
         shared = [n for n in toposort([value]) if n in others or _of_loop(n, others) or not n.src]
-        found = gradients([(value, g)], shared, beyond=False)
+        found = _gradients([(value, g)], shared, beyond=False)
         parts.append({n: part for n, part in zip(shared, found, strict=True) if part is not None})
     for target in sorted({n for p in parts for n in p}, key=lambda n: n.number):
         chosen, otherwise = (p.get(target, zeros_like(target)) for p in parts)
@@ -254,7 +254,7 @@ def _loop(loop: Node, ends: Sequence[Node | None]) -> Gradients:
     _check_unrolled(body)
     seeds = received(body)
     floats = [(v, g) for v, g in zip(body.values, seeds, strict=True) if v.dtype.is_float]
-    found = gradients(floats, body.parameters)
+    found = _gradients(floats, body.parameters)
     used = [i for i, g in enumerate(found) if g is not None]
     parts: dict[int, list[Node]] = {i: [] for i in used}
     carried = [zeros_like(v) if g is None else g for v, g in zip(body.values, ends, strict=True)]

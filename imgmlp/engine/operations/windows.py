@@ -20,14 +20,16 @@ from imgmlp.engine.ir import dtype as dt
 from imgmlp.engine.ir import graph
 from imgmlp.engine.ir.graph import Buffer, Node
 from imgmlp.engine.ir.usage_errors import misuse
-from imgmlp.engine.operations.autograd import gradient, gradients
+from imgmlp.engine.operations.autograd import gradient
 from imgmlp.engine.operations.elementwise import in_f32
 from imgmlp.engine.operations.operands import from_host
 from imgmlp.engine.operations.scans import Scans
 
 W = TypeVar("W", bound="Windows")
 Pair = int | tuple[int, int]
-WRITTEN_OUT = 512  # weights up to which a convolution is sums of taps: more take long to compile
+# Weights up to which a convolution of one picture is sums of taps: more take long to compile, and
+# of several pictures, or in longer steps, products are as quick.
+WRITTEN_OUT = 512
 AT_ONCE = 32  # taps that are added one after the other; sums of so many are added then
 
 
@@ -91,8 +93,11 @@ class Windows(Scans):
         rows, columns = taps[0].shape[-2:]
         windows = self.stack(taps, 2).reshape(batch, groups, inputs * len(taps), rows * columns)
         factors = weight.reshape(1, groups, outputs // groups, inputs * len(taps))
-        if 0 < weight.node.size <= WRITTEN_OUT:
-            vjp = self._backwards(windows, factors, weight, stride, padding, dilation)
+        pairs = zip(kernel, _pair(dilation), _pair(padding), strict=True)
+        reach = [d * (k - 1) - edge for k, d, edge in pairs]
+        single = batch == 1 and _pair(stride) == (1, 1) and min(reach) >= 0
+        if single and 0 < weight.node.size <= WRITTEN_OUT:
+            vjp = self._backwards(windows, weight, (reach[0], reach[1]), dilation, groups)
             found = self._own(self._summed(taps, factors[0]), weight, vjp=vjp)
         else:
             found = (factors @ windows).reshape(batch, outputs, rows, columns)
@@ -110,28 +115,18 @@ class Windows(Scans):
         return self.concat(sums, 1).cast(dt.concrete(kind))
 
     def _backwards(
-        self, windows: Self, factors: Self, weight: Self, stride: Pair, padding: Pair,
-        dilation: Pair,
-    ) -> Callable[..., tuple[Node, Node]]:  # fmt: skip
-        """The gradients of a convolution: that by its input is one too, where each place has a
-        window of its own.
-        """
-        (_, inputs, *kernel), groups = weight.shape, windows.shape[1]
-        sizes = zip(kernel, _pair(dilation), _pair(padding), strict=True)
-        reach = [d * (k - 1) - edge for k, d, edge in sizes]
+        self, windows: Self, weight: Self, reach: tuple[int, int], dilation: Pair, groups: int
+    ) -> Callable[..., tuple[Node, Node]]:
+        """The gradients of a convolution in steps of 1: that by its input is one too."""
+        outputs, inputs, *kernel = weight.shape
 
         def vjp(g: Node, ans: Node, *_: Node) -> tuple[Node, Node]:
             above = self._with(g)
-            lines = above.reshape(len(self), *factors.shape[1:3], windows.shape[-1])
-            by_weight = (lines @ windows.transpose()).sum(0).reshape(*weight.shape)
-            if _pair(stride) == (1, 1) and min(reach) >= 0:
-                turned = weight.flip(2, 3).reshape(groups, -1, inputs, *kernel).transpose(1, 2)
-                turned = turned.reshape(groups * inputs, -1, *kernel)
-                by_x = above.conv2d(turned, None, 1, (reach[0], reach[1]), dilation, groups)
-            else:
-                sent = (factors.transpose() @ lines).cast(windows.dtype)
-                found = gradients([(windows.node, sent.node)], [self.node], beyond=False)
-                (by_x,) = (self._with(node) for node in found if node is not None)
+            lines = above.reshape(groups, outputs // groups, windows.shape[-1])
+            by_weight = (lines @ windows[0].transpose()).reshape(*weight.shape)
+            turned = weight.flip(2, 3).reshape(groups, -1, inputs, *kernel).transpose(1, 2)
+            turned = turned.reshape(groups * inputs, -1, *kernel)
+            by_x = above.conv2d(turned, None, 1, reach, dilation, groups)
             return by_x.cast(self.dtype).node, by_weight.cast(weight.dtype).node
 
         return vjp

@@ -10,7 +10,7 @@ from conftest import open_mapping
 
 from imgmlp.engine import AnyDevice, Program, Tensor, compile, dtype
 from imgmlp.engine.compiler import lower
-from imgmlp.engine.ir.dtype import i8
+from imgmlp.engine.ir.dtype import f32, i8
 from imgmlp.engine.ir.graph import Buffer, Node, buffer, move
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.target import Lanes, Target
@@ -157,3 +157,12 @@ def test_a_range_ends_where_int32_does() -> None:
     with pytest.raises(ValueError, match="more than an i32"):
         Tensor.arange((1 << 31) + 1)
     assert Tensor.arange(1 << 31).shape == (1 << 31,)
+
+
+@pytest.mark.parametrize(("first", "at_once"), [(4, True), (1, False)])
+def test_lanes_load_neighbours_at_once_where_they_lie_well(first: int, at_once: bool) -> None:
+    """Of rows that begin elsewhere lanes beside each other take one element each."""
+    x = buffer(Buffer((1 << 17,), f32))
+    shifted = move(Op.SHRINK, x, ((first, first + (1 << 16)),))
+    stages = lower([(Buffer(shifted.shape, shifted.dtype), shifted * 2.0)], Target(lanes="group"))
+    assert ("FLOAT_OF_4" in stages.source.rpartition("__kernel")[2]) == at_once

@@ -95,6 +95,8 @@ def test_boxes_that_have_an_element_in_common_overlap() -> None:
         together = bool(elements(boxes[0]) & elements(boxes[1]))
         said = fusion._overlap(*boxes)
         assert said or not together, boxes
+        begin, axes = boxes[0]
+        assert elements((begin, fusion._joined(axes))) == elements(boxes[0])
         apart, known = apart + (not together), known + (not said)
     assert apart > known > apart // 2
 
@@ -104,6 +106,13 @@ def test_rows_and_columns_of_one_buffer_are_told_apart() -> None:
     assert not fusion._overlap(rows, (16, ((12, 3), (1, 8))))  # what is beside them
     assert fusion._overlap(rows, (15, ((12, 3), (1, 8))))
     assert not fusion._overlap((0, ((2, 9),)), (1, ((2, 9),)))  # even and odd places
+
+
+def test_a_part_of_several_axes_lies_beside_another_one() -> None:
+    x = values(4, 5, 6, 7)
+    sums = [reduce(Op.SUM, x, axes) for axes in ((2, 3), (1,))]  # [4, 5] and [4, 6, 7]
+    flat = [move(Op.RESHAPE, n, (4, -1)) for n in sums]
+    assert launches(*outputs(concat(flat, 1))) == [2]
 
 
 def test_large_kernels_keep_to_themselves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,23 @@ def test_an_elementwise_chain_is_one_kernel() -> None:
     assert len(outputs(alu(Op.SIN, x * 2.0 + 1.0) * x)) == 1
 
 
+def test_what_readers_of_the_same_kernel_alone_need_is_not_stored() -> None:
+    x = values(5, 7)
+    costly = x
+    for _ in range(5):
+        costly = alu(Op.SIN, costly)
+    (kernel,) = outputs(costly + 1.0, costly * 2.0)
+    assert [b.name for b in kernel.writes()] == ["out", "out"]
+
+
+def test_who_reads_what_is_copied_beside_something_does_not_wait_for_the_copy() -> None:
+    x = values(5, 7, name="x")
+    half = move(Op.SHRINK, x, ((0, 5), (0, 3)))
+    found = outputs(concat([half, values(5, 2)], 1), reduce(Op.SUM, half, (0,)))
+    (total,) = (k for k in found if k.core is not None)
+    assert [b.name for b in total.reads()] == ["x"]
+
+
 def test_product_bias_and_activation_are_one_kernel() -> None:
     bias = move(Op.EXPAND, move(Op.RESHAPE, values(9), (1, 9)), (5, 9))
     z = dot(values(5, 7), values(7, 9)) + bias
