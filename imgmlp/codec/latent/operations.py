@@ -111,7 +111,8 @@ class Convolution(Function):
         padded, weights = ctx.saved_tensors
         count, outputs = weights.shape
         turned = weights.reshape(count // 9, 9, outputs).flip(1).permute(2, 1, 0)
-        by_x = _correlation(_framed(g, plane), turned.reshape(outputs * 9, -1), plane)
+        # Stored with zeros around them, as each would be computed again for every tap.
+        by_x = _correlation(_padded(g, plane), turned.reshape(outputs * 9, -1), plane)
         k = Tensor.arange(count).reshape(count, 1)
         length = plane.pixels + 2 * plane.margin
         away = k // 9 * length + (k % 9 // 3 - 1) * plane.pitch + k % 3 - 1
