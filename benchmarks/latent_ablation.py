@@ -22,9 +22,9 @@ import numpy as np
 
 from imgmlp import image
 from imgmlp.codec.latent import bit_allocation, encode, training_phases, training_step
-from imgmlp.codec.latent.model import BICUBIC, NEIGHBOURS, newest_start
+from imgmlp.codec.latent.model import BICUBIC, NEIGHBOURS, newest_start, trained_order
 from imgmlp.codec.latent.training_step import Control, LatentStep
-from imgmlp.engine import AnyDevice, Program, Tensor, compile, open_device
+from imgmlp.engine import AnyDevice, Tensor, open_device
 
 NEAREST = 14  # neighbours of those that see fewer
 
@@ -33,10 +33,6 @@ class Without(LatentStep):
     """A step whose networks lack something."""
 
     lacks = ""
-
-    def _compiled(self, step: Any, device: AnyDevice, *how: Any, **more: Any) -> Program:
-        """Traced each time, as constants are others."""
-        return compile(step, device, *how, **more)
 
     def _networks(self, flat: Tensor) -> list[list[Tensor]]:
         synthesis, convolutions, entropy, taps = super()._networks(flat)
@@ -48,7 +44,7 @@ class Without(LatentStep):
         if self.lacks == "a convolution":
             convolutions[2:] = [self._zeros(t, f"{n}") for n, t in enumerate(convolutions[2:])]
         if self.lacks == "neighbours":
-            order = [training_step._order()[n] for n in range(len(NEIGHBOURS))]
+            order = trained_order()
             seen = np.zeros((len(NEIGHBOURS), 1), np.float32)
             seen[order[:NEAREST]] = 1
             entropy[0] = entropy[0] * Tensor(seen, self.device, name="near")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -22,7 +23,7 @@ from typing import Any
 
 from imgmlp.batch.work import Record, Task, Watch, Work, attempt, attempt_elsewhere
 from imgmlp.ending import held, leave
-from imgmlp.engine import open_device
+from imgmlp.engine import list_devices, open_device
 from imgmlp.errors import DeviceError, Interrupted, TrainingError
 from imgmlp.interrupt import ignore_signals
 
@@ -103,7 +104,7 @@ class Pool:
 
     def __init__(self, work: Work, devices: Sequence[str], note: Callable[[str], None]) -> None:
         self._asked, self._note = _SPAWN.RawValue("i", 0), note
-        on_numpy = [device for device in devices if device.startswith("numpy")]
+        on_numpy = [device for device in devices if _is_numpy(device)]
         share = max(1, (os.cpu_count() or 1) // max(1, len(on_numpy)))
         self._slots = [
             _Slot(work, device, self._asked, share if device in on_numpy else 1)
@@ -164,6 +165,13 @@ class Pool:
             if alive and queue.once_more(record.task, slot.device):
                 return None
         return record
+
+
+def _is_numpy(device: str) -> bool:
+    """Whether NumPy computes there, with all threads that it may have."""
+    if device == "auto":
+        return all(info.kind == "numpy" for info in list_devices())
+    return device.startswith("numpy")
 
 
 @contextmanager
@@ -255,8 +263,13 @@ def _prepare(work: Work, device: str, numbers: Any, asked: Any) -> None:
     ignore_signals()  # they are for the process that started it, which tells
     threading.Thread(target=_leave_with, args=(asked,), daemon=True).start()
     opened = cache(lambda: held(open_device(device)))
-    util.Finalize(None, leave, (0,), exitpriority=-1)  # after all others
+    util.Finalize(None, _leave_well, exitpriority=-100)  # after all others
     _own.update(work=work, device=opened, numbers=numbers, asked=asked)
+
+
+def _leave_well() -> None:
+    if sys.exc_info()[0] is None:  # otherwise Python tells what went wrong
+        leave(0)
 
 
 def _leave_with(asked: Any) -> None:

@@ -44,7 +44,8 @@ def test_processes_keep_to_their_share_of_the_cores(
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
     before = dict(os.environ)
-    for devices, share in ((["0:0"] * 3, "1"), (TWO, "3")):
+    monkeypatch.setattr("imgmlp.batch.pool.list_devices", list)  # no driver is there
+    for devices, share in ((["0:0"] * 3, "1"), (TWO, "3"), (["auto"], "6")):
         monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
         before.pop("OPENBLAS_NUM_THREADS", None)
         records, _ = run(files(tmp_path, "threads", "threads"), devices)

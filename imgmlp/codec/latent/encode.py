@@ -163,6 +163,7 @@ class _Encoder:
         self.limit: float | None = None  # of the clock
         self.settling: float = SETTLING
         self.resumed = 0
+        self.form = ""  # of the step
         self.tried: list[list[float]] = []  # log2 of prices, and what is too much at them
         self.best: Draft | None = None  # of the passes
 
@@ -242,6 +243,7 @@ class _Encoder:
     def _complete(self, snapshot: Snapshot) -> Snapshot:
         """A trainer's snapshot with that of the passes before it."""
         values: dict[str, Any] = {"tried": self.tried, "pace": self.pace, "best": None}
+        values["form"] = self.form
         arrays: dict[str, Array] = {}
         if self.best is not None:
             values["best"] = self.best.metrics
@@ -251,18 +253,29 @@ class _Encoder:
     # --- the training ---
 
     def _step(self) -> LatentStep:
-        shape = self.picture.pixels.shape
-        whole = [] if is_large(shape, self.device) else [room(shape, self.device), None]
-        made: list[Callable[[], LatentStep]]
-        made = [partial(self._whole_step, each) for each in dict.fromkeys(whole)]
-        made += [self._windowed_step] if fits_windows(shape) else []
-        for make in made[:-1]:  # each takes more than the next one
+        forms = self._forms()
+        if self.run.saved is not None:  # whose arrays are of one form
+            forms = {self.run.saved.values["form"]: forms[self.run.saved.values["form"]]}
+        *larger, last = forms
+        for self.form in larger:  # each takes more than the next one
             try:
-                return make()
+                return forms[self.form]()
             except OutOfMemoryError:
                 if self.device.lost:
                     raise
-        return made[-1]()
+        self.form = last
+        return forms[last]()
+
+    def _forms(self) -> dict[str, Callable[[], LatentStep]]:
+        """What may be trained, by the name that a checkpoint has for it."""
+        shape, found = self.picture.pixels.shape, dict[str, Callable[[], LatentStep]]()
+        if not is_large(shape, self.device):
+            if shared := room(shape, self.device):
+                found["in a room"] = partial(self._whole_step, shared)
+            found["whole"] = partial(self._whole_step, None)
+        if fits_windows(shape):
+            found["in windows"] = self._windowed_step
+        return found
 
     def _whole_step(self, room: tuple[int, int] | None) -> LatentStep:
         pixels, (hidden, entropy) = self.picture.pixels, self._widths()
@@ -443,6 +456,8 @@ def too_large(pixels: Array, device: AnyDevice, error: OutOfMemoryError) -> OutO
     def build(width: int, height: int, device: AnyDevice) -> LatentStep:
         pixels = np.zeros((height, width, channels), np.uint8)
         hidden, entropy = widths(pixels.shape, math.inf)
+        if fits_windows(pixels.shape):  # which were tried last
+            return WindowedStep(pixels, SEED, device, hidden, entropy, 0)
         return LatentStep(pixels, SEED, device, hidden=hidden, entropy=entropy)
 
     what = f"training a latent model of {width}×{height} pixels"

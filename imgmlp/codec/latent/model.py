@@ -366,7 +366,7 @@ def networks_of(flat: Array, shapes: Sequence[tuple[int, ...]]) -> dict[str, Arr
     arrays = [p.reshape(s) for p, s in zip(parts, shapes, strict=True)]
     synthesis, residual, context = arrays[:6], arrays[6:10], arrays[10:16]
     found = dict(zip(_names("entropy"), context, strict=True))
-    found["entropy.0.weight"] = found["entropy.0.weight"][_order()]
+    found["entropy.0.weight"] = found["entropy.0.weight"][trained_order()]
     found["upsampling"] = np.array(arrays[16:]).reshape(-1, 4)
     found |= dict(zip(_names("synthesis"), synthesis, strict=True))
     for number in range(2):
@@ -381,7 +381,7 @@ def flat_of(networks: Mapping[str, Array]) -> Array:
     """The other way around; float32 [parameters]."""
     context = [networks[name] for name in _names("entropy")]
     back = np.empty_like(context[0])
-    back[_order()] = context[0]
+    back[trained_order()] = context[0]
     found = [networks[name] for name in _names("synthesis")]
     for number in range(2):
         bias = networks[f"residual.{number}.bias"]
@@ -395,6 +395,6 @@ def _names(network: str) -> list[str]:
     return [f"{network}.{n}.{kind}" for n in range(3) for kind in ("weight", "bias")]
 
 
-def _order() -> list[int]:
+def trained_order() -> list[int]:
     """Which row of the trained first layer is each neighbour's."""
     return [(up + REACH) * (2 * REACH + 1) + right + REACH for up, right in NEIGHBOURS]

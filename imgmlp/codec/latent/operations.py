@@ -7,7 +7,7 @@ training. All gradients are gathered: a value's gradient reads what used it, shi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise, product
 from typing import Any
 
@@ -19,6 +19,7 @@ from imgmlp.codec.latent.probabilities import FLOOR, MIDDLE, SCALE_BITS, SCALES
 from imgmlp.engine import Context, Function, Tensor, dtype
 
 Array = np.ndarray[Any, Any]
+Key = tuple[int, ...]  # sizes that a table is for
 
 WIDTH = 2 * REACH + 1  # of a row of neighbours
 NEIGHBOURS = REACH * WIDTH + REACH
@@ -148,11 +149,16 @@ def _correlation(padded: Tensor, weights: Tensor, plane: Plane) -> Tensor:
     return Tensor.weighted_sums(taps, weights.transpose()).reshape(-1, plane.pixels)
 
 
-def upsampled(x: Tensor, taps: Tensor, height: int, width: int) -> Tensor:
-    """[c, h, w] -> [c, height, width], which is twice as large, or a little less or more."""
+def upsampled(
+    x: Tensor, taps: Tensor, height: int, width: int, tables: Mapping[Key, Tensor]
+) -> Tensor:
+    """[c, h, w] -> [c, height, width], which is twice as large, or a little less or more.
+
+    `tables` are those of `tables_for` these sizes, where lanes of a GPU compute it.
+    """
     _, h, w = x.shape
     if _for_lanes(x) and height <= 2 * h and width <= 2 * w:
-        return Enlarged.apply(x, taps, height, width)
+        return Enlarged.apply(x, taps, height, width, tables)
     # Columns first: of what is as high as it is to be, rows are read and written along.
     return Doubled.apply(Doubled.apply(x, taps, 2, width), taps, 1, height)
 
@@ -338,11 +344,16 @@ class Enlarged(Function):
     """
 
     @staticmethod
-    def forward(ctx: Context, x: Tensor, taps: Tensor, height: int, width: int) -> Tensor:
+    def forward(
+        ctx: Context, x: Tensor, taps: Tensor, height: int, width: int,
+        tables: Mapping[Key, Tensor],
+    ) -> Tensor:  # fmt: skip
         _, h, w = x.shape
         down, across = -(-height // 2), -(-width // 2)
-        rows, columns = _shares(taps, h, 2 * down), _shares(taps, w, 2 * across)
+        rows = _shares(taps, tables[h, 2 * down])
+        columns = _shares(taps, tables[w, 2 * across])
         ctx.save_for_backward(x, rows, columns)
+        ctx.tables = tables  # type: ignore[attr-defined]
         framed = x.pad((0, 0), (BEYOND, BEYOND), (BEYOND, BEYOND))
         near = [[_cut(_cut(framed, 1, r, r + down), 2, k, k + across) for r in range(TAPS + 1)]
                 for k in range(TAPS + 1)]  # fmt: skip
@@ -356,9 +367,10 @@ class Enlarged(Function):
         return all_of_them[:, :height, :width]
 
     @staticmethod
-    def backward(ctx: Context, g: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Context, g: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         x, rows, columns = ctx.saved_tensors
-        (_, h, w), (_, height, width) = x.shape, g.shape
+        (c, h, w), (_, height, width) = x.shape, g.shape
+        table = ctx.tables[c, h, w, height, width]  # type: ignore[attr-defined]
         of_rows, of_columns = _shares_of_users(rows, h), _shares_of_users(columns, w)
         by_columns = _stored(_weighted(_users(g, 2, w), of_columns, 2), MANY)  # [c, height, w]
         by_rows = _weighted(_users(g, 1, h), of_rows, 1)  # [c, h, width]
@@ -367,7 +379,7 @@ class Enlarged(Function):
         of_height = (_each_around(x, 1, height) * by_columns).sum((1, 3))
         of_width = (_each_around(x, 2, width) * _stored(by_rows, MANY)).sum(2)
         by_shares = [of_height.reshape(TAPS, 1, height), of_width]
-        return by_x, _by_taps(by_shares, (h, w)), None, None
+        return by_x, _by_taps(by_shares, table), None, None, None
 
 
 def _stored(x: Tensor, most: int) -> Tensor:
@@ -375,24 +387,29 @@ def _stored(x: Tensor, most: int) -> Tensor:
     return x.contiguous() if math.prod(x.shape) > most else x
 
 
-def _shares(taps: Tensor, n: int, wanted: int) -> Tensor:
-    """[TAPS, wanted]: of the values around each place of an axis of n that is doubled, how much it
+def _shares(taps: Tensor, takes: Tensor) -> Tensor:
+    """[TAPS, wanted]: of the values around each place of an axis that is doubled, how much it
     takes."""
-    takes = Tensor(_takes(n, wanted), taps.device)
     return _sum([Tensor.where(takes[j], taps[j], 0.0) for j in range(TAPS)]).contiguous()
 
 
-def _by_taps(by_shares: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-    """The gradient by taps [TAPS], one sum of that by the shares of axes of so many places, for
+def _by_taps(by_shares: Sequence[Tensor], takes: Tensor) -> Tensor:
+    """The gradient by taps [TAPS], one sum of that by the shares of rows' and columns' places, for
     each channel: [TAPS, c, wanted] each."""
-    takes = [
-        np.tile(_takes(n, by.shape[2]), by.shape[1]) for n, by in zip(sizes, by_shares, strict=True)
-    ]
     found = Tensor.concat([by.reshape(TAPS, -1) for by in by_shares], 1)
-    both = Tensor(np.concatenate(takes, 2), found.device)
-    terms = Tensor.where(both, found, 0.0)
+    terms = Tensor.where(takes, found, 0.0)
     # Few groups would take long for many terms; for few another launch does.
     return (terms.sum(2) if terms.shape[2] > LONG else terms.reshape(TAPS, -1)).sum(1)
+
+
+def tables_for(c: int, h: int, w: int, height: int, width: int) -> dict[Key, Array]:
+    """What of [c, h, w] each place of [c, height, width] takes, which a GPU looks up: bool [TAPS,
+    TAPS, places], of each axis by its sizes, and for gradients by taps of both together."""
+    axes = {(h, -(-height // 2) * 2), (w, -(-width // 2) * 2)}
+    found: dict[Key, Array] = {axis: _takes(*axis) for axis in axes}
+    rows = _takes(h, height)  # whose gradients are summed over channels
+    found[c, h, w, height, width] = np.concatenate([rows, np.tile(_takes(w, width), c)], 2)
+    return found
 
 
 def _takes(n: int, wanted: int) -> Array:

@@ -122,6 +122,7 @@ class LatentStep(Resumable):
         self.inside = Tensor(extent.inside(extent.halo), device, name="inside")
         self.taken = Tensor(extent.taken(extent.halo), device, name="taken")
         self._frame()
+        self.tables = self._looked_up() if device.lanes == "group" else {}
         drawn = self._drawn()
         flat = self._started(drawn)
         self.flat = Tensor(flat, device, name="networks")
@@ -144,14 +145,29 @@ class LatentStep(Resumable):
     ) -> Program:  # fmt: skip
         """A program that is not traced where an earlier process has left what came of it."""
         own = self.plane, self.room is None, self.channels, self.shapes, self.seed, self.epsilon
-        depends_on = type(self).__qualname__, *own, self.extent.halo
+        kind = type(self)
+        depends_on = kind.__qualname__, *own, self.extent.halo
+        if not kind.__module__.startswith("imgmlp."):  # whose code nobody's name tells
+            return compile(step, device, general, precision, beside)
         return compile(step, device, general, precision, beside, depends_on, self._states())
 
     def _states(self) -> list[Tensor]:
         """All that a step takes."""
         fixed = [self.ends, self.target, self.inside, self.taken, self.cheapest, self.candidate]
         moving = LatentStep._moving(self).values()
-        return [*fixed, self.control, self.is_alpha, *moving]
+        return [*fixed, self.control, self.is_alpha, *self.tables.values(), *moving]
+
+    def _looked_up(self) -> dict[operations.Key, Tensor]:
+        """What doubling the maps of every level takes of them."""
+        found: dict[operations.Key, Array] = {}
+        for level, (fine, coarse) in enumerate(pairwise(self.plane.grids)):
+            wanted = (size + 2 * self.extent.halo for size in (fine.height, fine.width))
+            count = self.levels - 1 - level
+            found |= operations.tables_for(count, coarse.height, coarse.width, *wanted)
+        return {
+            sizes: Tensor(values, self.device, name=f"takes {sizes}")
+            for sizes, values in found.items()
+        }
 
     # --- what does not change ---
 
@@ -307,7 +323,8 @@ class LatentStep(Resumable):
         """Maps [c, h, w] of the next coarser level, as large as a level's grid."""
         grid, halo = self.plane.grids[level], self.extent.halo
         maps = self._with_ends(maps, level + 1)
-        maps = operations.upsampled(maps, taps, grid.height + 2 * halo, grid.width + 2 * halo)
+        wanted = grid.height + 2 * halo, grid.width + 2 * halo
+        maps = operations.upsampled(maps, taps, *wanted, self.tables)
         if not halo:
             return maps
         return maps[:, halo : halo + grid.height, halo : halo + grid.width]

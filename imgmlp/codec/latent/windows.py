@@ -66,7 +66,7 @@ class WindowedStep(LatentStep):
         self.together = TOGETHER if _is_gpu(device) else 1
         self.windows = self._all()
         self._judges = self._some()
-        self.sampled = len(self._judges) / len(self.windows)
+        self.sampled = sum(extent.pixels for extent in self._judges) / self.pixels
         self._grids = [np.zeros(size, np.float32) for size in self.shape.grids]
         self._moments = [[np.zeros_like(grid) for grid in self._grids] for _ in range(2)]
         self._corrections = [np.zeros((), np.float32)] * 2
@@ -99,10 +99,9 @@ class WindowedStep(LatentStep):
 
     def _some(self) -> list[Extent]:
         """Windows that stand for all of them, drawn among them."""
-        rows, columns = self._window
-        count = max(1, JUDGED // (rows * columns))
         order = np.random.Generator(np.random.PCG64(self.seed)).permutation(len(self.windows))
-        return [self.windows[n] for n in sorted(order[:count].tolist())]
+        before = np.cumsum([0, *(self.windows[n].pixels for n in order)])[:-1]
+        return [self.windows[n] for n in sorted(order[before < JUDGED].tolist())]
 
     def _enter(self, extent: Extent) -> None:
         """Have a window's latents and pixels on the device, and what of them counts."""

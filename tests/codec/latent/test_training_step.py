@@ -60,9 +60,11 @@ def test_both_axes_at_once_are_doubled_as_one_after_the_other(
     x, taps = Tensor(draw(2, *size), device), Tensor(draw(4, seed=1), device)
     height, width = (2 * n - m for n, m in zip(size, less, strict=True))
     g, found = Tensor(draw(2, height, width, seed=2), device), list[list[Tensor]]()
+    known = operations.tables_for(2, *size, height, width).items()
+    tables = {sizes: Tensor(values, device) for sizes, values in known}
     for lanes in ("one", "group"):
         device.lanes = lanes
-        y = operations.upsampled(x, taps, height, width)
+        y = operations.upsampled(x, taps, height, width, tables)
         found.append([y, *(y * g).sum().gradient([x, taps])])
     for one, both in zip(*found, strict=True):
         assert np.allclose(one.numpy(), both.numpy(), rtol=1e-5, atol=1e-4)
@@ -489,7 +491,8 @@ def test_blocks_give_what_the_graph_means(monkeypatch: pytest.MonkeyPatch) -> No
         assert np.allclose(array, found[1][name], rtol=2e-3, atol=2e-4), name
 
 
-def test_steps_that_are_known_by_the_same_are_the_same() -> None:
+@pytest.mark.parametrize("lanes", ["one", "group"])
+def test_steps_that_are_known_by_the_same_are_the_same(lanes: str) -> None:
     """What is kept of one stands for the other, which is not traced."""
     own = {"hidden": 4, "entropy": 4, "room": (8, 8)}
     small, trained = picture()[:5, :7], {"hidden": 16, "entropy": 12, "room": (8, 8)}
@@ -502,6 +505,7 @@ def test_steps_that_are_known_by_the_same_are_the_same() -> None:
         (wide, 1, {**trained, "start": 1}),
     ]  # fmt: skip
     device, found = open_device("numpy"), dict[str, set[str]]()
+    device.lanes = lanes
     for pixels, seed, sizes in variants:
         program = LatentStep(pixels, seed, device, **sizes).program
         assert program._traceable is not None
