@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from drivers import files, left_by_a_killed
-from works import Acting, tries
+from works import WAIT, Acting, fail_between_files, tries
 
 from imgmlp.batch.pool import PATIENCE, Pool, run_here
 from imgmlp.batch.work import Record, Task
@@ -53,6 +54,14 @@ def test_processes_keep_to_their_share_of_the_cores(
     assert dict(os.environ) == before
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "5")
     assert run(files(tmp_path, "threads"), TWO)[0][0].problem == "5"
+
+
+def test_a_fault_of_a_process_itself_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=fail_between_files)
+    process.start()
+    process.join(WAIT)
+    assert process.exitcode == 1
+    assert "ZeroDivisionError" in capfd.readouterr().err
 
 
 def test_files_are_begun_in_their_order(tmp_path: Path) -> None:

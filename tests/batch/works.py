@@ -7,10 +7,13 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing import util
 from pathlib import Path
 
+from imgmlp.batch import pool
 from imgmlp.batch.output import put
 from imgmlp.batch.work import Record, Watch
+from imgmlp.ending import held
 from imgmlp.engine import AnyDevice
 from imgmlp.errors import DeviceError, Interrupted, OutputError, PictureError
 
@@ -51,3 +54,10 @@ class Acting:
                 time.sleep(0.01)
             raise Interrupted("stopped")
         record.line, record.written = f"{path.name} done", True
+
+
+def fail_between_files() -> None:
+    """What a fault of a process itself comes to, in a process of its own."""
+    held(object())
+    util.Finalize(None, pool._leave_well, exitpriority=-100)
+    raise ZeroDivisionError

@@ -112,17 +112,15 @@ def work(picture: Picture, wanted: Goal, workload: Workload) -> Work:
     """What training for a target takes, about; just the usual time where that is chosen."""
     height, width, channels = picture.pixels.shape
     hidden = widths(picture.pixels.shape, math.inf)
-    steps = (1.0 if wanted.kind == "lambda" else 1 + PASSES / 4 * SHORTER) * for_pixels(
-        workload.steps, height * width
-    )
+    pixels = height * width
+    passes = 1.0 if wanted.kind == "lambda" else 1 + PASSES / 4 * SHORTER
+    steps = passes * for_pixels(workload.steps, pixels)
     each = 6 * _weights(hidden, channels) + SMALL_PARTS
     programs = (step_program(picture.pixels.shape),)
     if not steps:
         return Work(0, 0, programs, USUAL)
-    settling = SETTLING * min(
-        height * width, JUDGED if is_large(picture.pixels.shape) else math.inf
-    )
-    return Work(steps, (steps * height * width + settling) * each, programs)
+    judged = min(pixels, JUDGED) if is_large(picture.pixels.shape) else pixels
+    return Work(steps, (steps * pixels + SETTLING * judged) * each, programs)
 
 
 def step_program(shape: tuple[int, ...]) -> str:

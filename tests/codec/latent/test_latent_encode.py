@@ -20,7 +20,8 @@ from imgmlp.codec.latent import encode as latent
 from imgmlp.codec.latent import training_phases
 from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training_step import LatentStep
-from imgmlp.codec.training.checkpoint import Checkpoint
+from imgmlp.codec.latent.windows import WindowedStep
+from imgmlp.codec.training.checkpoint import Checkpoint, Snapshot
 from imgmlp.codec.training.draft import Draft
 from imgmlp.codec.training.run import Progress, Run
 from imgmlp.codec.training.target import Goal, Workload
@@ -349,3 +350,24 @@ def test_small_pictures_and_few_bytes_have_small_networks_with_a_start() -> None
     assert latent.widths(small, math.inf) < latent.widths(large, math.inf)
     assert latent.widths(large, 1000) == latent.widths(small, math.inf)
     assert latent.newest_start(latent.widths(small, math.inf)) > 0
+
+
+@pytest.mark.parametrize("form", ["whole", "in windows"])
+def test_a_saved_run_goes_on_in_its_form(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever memory there is by now; a new one takes the next form where one is too large."""
+
+    def too_large(*_: object) -> LatentStep:
+        raise OutOfMemoryError("too large", hint="take less")
+
+    monkeypatch.setattr(latent._Encoder, "_whole_step", too_large)
+    monkeypatch.setattr(latent._Encoder, "_windowed_step", lambda _: WindowedStep)
+    picture, asked = Picture(np.zeros((256, 256, 3), np.uint8)), Run()
+    found = latent._Encoder(picture, Goal("lambda", 1e-3), SHORT, open_device("numpy"), asked)
+    assert found._step() is WindowedStep
+    assert found.form == "in windows"
+    asked.saved = Snapshot({}, {"form": form})
+    if form == "whole":
+        with pytest.raises(OutOfMemoryError):
+            found._step()
+    else:
+        assert found._step() is WindowedStep

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -513,3 +514,13 @@ def test_steps_that_are_known_by_the_same_are_the_same(lanes: str) -> None:
         assert {*given} - {*program.outputs.values()} <= {*program._traceable.states}
         found.setdefault(program._traceable.told(), set()).add(graph)
     assert [len(graphs) for graphs in found.values()] == [1] * (len(variants) - 3)
+
+
+@pytest.mark.parametrize(("side", "start", "times"), [
+    (32, 4, 3.0), (128, 4, 3.0), (256, 4, 1.5), (512, 4, 0.75), (512, 0, 1.0),
+])  # fmt: skip
+def test_differences_are_cheaper_in_larger_pictures(side: int, start: int, times: float) -> None:
+    weights = cast(property, LatentStep.weights).fget
+    assert weights is not None
+    found = weights(SimpleNamespace(start=SimpleNamespace(number=start), pixels=side * side))
+    assert found == pytest.approx(times)
