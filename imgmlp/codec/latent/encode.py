@@ -16,10 +16,15 @@ from imgmlp.codec.latent.model import ModelShape, guessed, newest_start
 from imgmlp.codec.latent.rounding_search import Rounding, Written
 from imgmlp.codec.latent.training_phases import (
     FEW,
+    FEWEST,
+    LEVELS,
+    MOST_STEPS,
     SHORTER,
     LatentTrainer,
     LatentTrainerState,
     control,
+    for_pixels,
+    steps_of,
 )
 from imgmlp.codec.latent.training_step import LatentStep
 from imgmlp.codec.latent.windows import (
@@ -46,11 +51,7 @@ from imgmlp.image import Picture
 Array = np.ndarray[Any, Any]
 
 SEED = 0
-LEVELS = 9  # of effort
-FEWEST, MOST = 300, 100_000  # steps of the lowest and of the highest of them
 TOO_FEW = 30  # below which latents are far from what they can be
-# Larger pictures have fewer steps, so that for some time they take no longer; a share, at least.
-LARGE, BY_LARGER, LEAST_SHARE = 2**20, 1.4, 1 / 30
 # Steps that are trained even where the time limit leaves no room for them: a share of its time,
 # where something had to be compiled, and so many in all.
 AT_LEAST, FEWEST_LIMITED = 0.25, 10
@@ -79,18 +80,6 @@ WEIGHT_BITS = 7.0  # of a rounded weight
 SHARE = 0.3  # of the bytes wanted that networks may have at most
 # (samples of a picture, widths of the hidden layers of synthesis and of the entropy network)
 WIDTHS = ((100_000, (16, 12)), (2**62, (32, 24)))
-
-
-def steps_of(level: int) -> int:
-    """Of an effort from 1 to 9, each the same factor above the one below."""
-    return round(FEWEST * math.pow(MOST / FEWEST, (level - 1) / (LEVELS - 1)))
-
-
-def for_pixels(steps: int, pixels: int) -> int:
-    """Of an effort's steps, those of a picture of so many pixels."""
-    if pixels <= LARGE:
-        return steps
-    return math.ceil(steps * max(math.pow(LARGE / pixels, BY_LARGER), LEAST_SHARE))
 
 
 def workload(level: int | None, seconds: float | None) -> Workload:
@@ -335,7 +324,7 @@ class _Encoder:
         if self.run.saved is None:
             now = time.perf_counter()
             self.limit = max(self.limit, now + state.steps * self.pace + settling)
-        return self.limit - settling, MOST if self.wanted.kind == "lambda" else 0
+        return self.limit - settling, MOST_STEPS if self.wanted.kind == "lambda" else 0
 
     def _fitting(self, seconds: float, pace: float) -> int:
         """Steps that a time limit leaves room for, or what there must be."""
@@ -346,7 +335,7 @@ class _Encoder:
         refining = max(0.0, room - FEWEST) * REFINING / (1 + REFINING)
         steps = int(room - min(refining, REFINED))
         least = max(FEWEST_LIMITED, int(AT_LEAST * seconds / pace))
-        return min(max(steps, least), MOST)
+        return min(max(steps, least), MOST_STEPS)
 
     def _steps(self, step: LatentStep) -> int:
         """How many to train; says how long that takes."""
@@ -370,7 +359,7 @@ class _Encoder:
     def _pace(self, step: LatentStep) -> float:
         """Seconds that a step takes; tried, and undone. What training needs is compiled then."""
         step.judge(step.flat.numpy())
-        step.steer(control(0, MOST, self._first_price()))
+        step.steer(control(0, MOST_STEPS, self._first_price()))
         decides = self.workload.seconds is not None or not self.workload.steps
         pace = step.pace(TRIED if decides else TRIED_BRIEFLY)
         shape = self.picture.pixels.shape

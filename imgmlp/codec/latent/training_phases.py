@@ -1,4 +1,5 @@
-"""The phases of training: soft rounding that hardens, then true rounding that moves networks only.
+"""How long training is, and its phases: soft rounding that hardens, then true rounding, which moves
+networks only.
 
 The loop itself is that of codec/training; here is what is decided at its looks.
 """
@@ -21,6 +22,10 @@ from imgmlp.codec.training.trainer import HOPELESS, Pricing, Trainer, TrainerSta
 
 Array = np.ndarray[Any, Any]
 
+LEVELS = 9  # of effort
+FEWEST, MOST_STEPS = 300, 100_000  # of the lowest and of the highest of them
+# Larger pictures have fewer steps, so that for some time they take no longer; a share, at least.
+LARGE, BY_LARGER, LEAST_SHARE = 2**20, 1.4, 1 / 30
 ROUNDED = 0.97  # share of a run after which latents stand still, rounded
 LOOK, MOST = 10, 200  # steps between looks, at least and at most
 FREE = 0.15  # share of a run before prices change
@@ -43,6 +48,18 @@ HASTY = 40  # steps, below which there is less noise, and networks hardly move
 SHARES = 0.63, 0.87  # of noise
 LATENTS, NETWORKS = 0.2, 7e-3  # learning rates
 LAST = 1e-3  # of networks, once latents are rounded; falls to a tenth
+
+
+def steps_of(level: int) -> int:
+    """Of an effort from 1 to 9, each the same factor above the one below."""
+    return round(FEWEST * math.pow(MOST_STEPS / FEWEST, (level - 1) / (LEVELS - 1)))
+
+
+def for_pixels(steps: int, pixels: int) -> int:
+    """Of an effort's steps, those of a picture of so many pixels."""
+    if pixels <= LARGE:
+        return steps
+    return math.ceil(steps * max(math.pow(LARGE / pixels, BY_LARGER), LEAST_SHARE))
 
 
 def control(done: int, steps: int, price: float) -> Control:

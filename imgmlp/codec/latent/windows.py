@@ -142,7 +142,7 @@ class WindowedStep(LatentStep):
         return Extent(plane, (self.height, self.width), (0, 0), self._window, HALO)
 
     def _frame(self) -> None:
-        self.firsts = Tensor(self._bounds(0), self.device, name="firsts")
+        self.firsts = Tensor(self.extent.ends[0], self.device, name="firsts")
         self.own = Tensor(self.extent.taken(), self.device, name="own")
         self.own_pixels = Tensor(self.extent.inside(), self.device, name="own_pixels")
 
@@ -182,9 +182,9 @@ class WindowedStep(LatentStep):
 
     def _framed(self) -> list[Array]:
         """What the device has of where the present window ends."""
-        bounds, extent = [self._bounds(which) for which in (0, 1)], self.extent
+        extent = self.extent
         halo = [extent.inside(HALO), extent.taken(HALO)]
-        return [*bounds, *halo, extent.taken(), extent.inside()]
+        return [*extent.ends, *halo, extent.taken(), extent.inside()]
 
     def _leave(self, arrays: Sequence[Array]) -> None:
         """Have on the host what a window's latents and moments are by now."""
