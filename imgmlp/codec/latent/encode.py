@@ -17,6 +17,7 @@ from imgmlp.codec.latent.rounding_search import Rounding, Written
 from imgmlp.codec.latent.training_phases import (
     FEW,
     FEWEST,
+    HURRIED,
     LEVELS,
     MOST_STEPS,
     SHORTER,
@@ -40,7 +41,7 @@ from imgmlp.codec.training.checkpoint import Snapshot
 from imgmlp.codec.training.compile_times import CompileTimes
 from imgmlp.codec.training.draft import Draft, draft
 from imgmlp.codec.training.memory_limits import explain, smaller_picture, within_memory
-from imgmlp.codec.training.pace import Work
+from imgmlp.codec.training.pace import Work, usual_speed
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.codec.training.trainer import CHEAPEST, DEAREST, Pricing
@@ -107,12 +108,11 @@ def encode(
 
 def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) -> Work:
     """What training for a target takes, about; just the usual time where that is chosen."""
-    shape = height, width, channels = picture.pixels.shape
+    shape = height, width, _ = picture.pixels.shape
     hidden, pixels = widths(shape, math.inf), height * width
     passes = 1.0 if wanted.kind == "lambda" else 1 + PASSES / 4 * SHORTER
     steps = passes * for_pixels(workload.steps, pixels)
-    each = 6 * _weights(hidden, channels) + SMALL_PARTS
-    short = _is_short(workload, pixels)
+    each, short = _operations(shape), _is_short(shape, workload, device)
     programs = (step_program(shape, hidden, device, short),)
     if not steps:
         return Work(0, 0, programs, USUAL)
@@ -122,11 +122,20 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     return Work(steps, (steps * computed + SETTLING * judged) * each, programs)
 
 
-def _is_short(workload: Workload, pixels: int) -> bool:
-    """Whether compiling for a picture's size would take much of the time."""
-    if workload.seconds is not None:
-        return workload.seconds <= BRIEF
-    return for_pixels(workload.steps, pixels) <= FEWEST  # or nobody says how long
+def _operations(shape: tuple[int, ...]) -> int:
+    """Of a pixel in a step."""
+    return 6 * _weights(widths(shape, math.inf), shape[2]) + SMALL_PARTS
+
+
+def _is_short(shape: tuple[int, ...], workload: Workload, device: AnyDevice) -> bool:
+    """Whether compiling for a picture's size would take much of the time; not by how fast just this
+    device is, so that files do not hang on that."""
+    pixels, seconds = shape[0] * shape[1], workload.seconds
+    if seconds is None and workload.steps:
+        return for_pixels(workload.steps, pixels) <= FEWEST
+    seconds = seconds or USUAL
+    expected = seconds * usual_speed(device) / (pixels * _operations(shape))
+    return seconds <= BRIEF and expected <= HURRIED
 
 
 class _Encoder:
@@ -138,7 +147,7 @@ class _Encoder:
         self.picture, self.wanted, self.device = picture, wanted, device
         self.workload, self.run = workload, run
         self.samples = picture.width * picture.height
-        self.short = _is_short(workload, self.samples)
+        self.short = _is_short(picture.pixels.shape, workload, device)
         self.compiled = CompileTimes(device)
         self.limit: float | None = None  # of the clock
         self.settling: float = SETTLING

@@ -45,6 +45,8 @@ HURRIED, SOFT = 2000, 1.0  # a run of fewer steps begins at a higher one, at mos
 FEW = 300  # steps, below which latents move faster and networks, which have a start, more slowly
 FASTER, BY_FEWER = 2.0, 0.43  # at most; the power of how many times fewer steps there are
 HASTY = 40  # steps, below which there is less noise, and networks hardly move
+# How much less networks move with each of n windows: by powers of n, for runs of so many steps.
+SHARED, OF = (1 / 3, 0.6), (100, FEW)
 SHARES = 0.63, 0.87  # of noise
 LATENTS, NETWORKS = 0.2, 7e-3  # learning rates
 LAST = 1e-3  # of networks, once latents are rounded; falls to a tenth
@@ -65,9 +67,11 @@ def for_pixels(steps: int, pixels: int) -> int:
 def control(done: int, steps: int, price: float) -> Control:
     """What holds after so many steps of a run."""
     end = ROUNDED * steps
+    shared = float(np.interp(math.log(steps), np.log(OF), SHARED))
     if done >= end:
         left = (steps - done) / max(steps - end, 1)
-        return Control(price, latents=0.0, networks=LAST * 0.1 ** (1 - left), rounding=True)
+        last = LAST * 0.1 ** (1 - left)
+        return Control(price, latents=0.0, networks=last, rounding=True, shared=shared)
     way = done / end
     cosine = 0.5 * (1 + math.cos(math.pi * way))
     faster = min(max(FEW / steps, 1.0) ** BY_FEWER, FASTER)
@@ -76,7 +80,7 @@ def control(done: int, steps: int, price: float) -> Control:
     t, share = (a + (b - a) * way for a, b in ((first, last), SHARES))
     calm = min(steps / HASTY, 1.0)
     latents, networks = LATENTS * faster * cosine, NETWORKS / faster * calm * cosine
-    return Control(price, t * math.sqrt(calm), share, calm, latents, networks)
+    return Control(price, t * math.sqrt(calm), share, calm, latents, networks, shared=shared)
 
 
 @dataclass

@@ -74,6 +74,7 @@ class Control:
     latents: float = 0.2  # learning rate, in quantisation steps
     networks: float = 1e-2  # learning rate
     rounding: bool = False
+    shared: float = 1 / 3  # the power of how many windows there are by which networks' rate is less
 
     def array(self, channels: int, pixels: int, weights: float) -> Array:
         """float32 [11], as the device wants it, of a step of so many pixels and samples of each,

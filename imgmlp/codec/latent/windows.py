@@ -35,8 +35,6 @@ JUDGED = 2**19  # pixels by which networks are judged, about: some windows stand
 # Most pixels that are trained as a whole, of which a step takes some 260 bytes each: on processors
 # and on GPUs, to which windows' data have a longer way.
 WHOLE, WHOLE_ON_GPUS = 3 * 2**20, 14 * 2**20
-# Networks move with every window, and each time by less: the power of how many windows there are.
-SLOWER = 1 / 3
 TOGETHER = 8  # steps of a window there before it is another one's turn
 
 
@@ -256,7 +254,7 @@ class WindowedStep(LatentStep):
         return seconds / count * len(self.windows)
 
     def steer(self, control: Control) -> None:
-        slower = len(self.windows) ** SLOWER
+        slower = len(self.windows) ** control.shared  # as networks move with every window
         self._control = replace(control, networks=control.networks / slower)
 
     # --- from and to the host ---
