@@ -152,6 +152,7 @@ def variants() -> list[Variant]:
         Variant("one convolution of 3×3 instead of two", step={"lacks": "a convolution"}),
         Variant("no convolution", step={"lacks": "convolutions"}),
         Variant(f"{NEAREST} neighbours instead of {len(NEIGHBOURS)}", step={"lacks": "neighbours"}),
+        Variant("another seed", {(encode, "SEED"): encode.SEED + 1}),  # how far chance goes
         *soap,
         Variant("rate of latents 0.3", {(phases, "LATENTS"): 0.3}),
         Variant("latents forget by 0.9 and 0.95", step={"betas": (0.9, 0.95)}),
