@@ -125,7 +125,7 @@ class Windows(Scans):
         outputs, inputs, *kernel = weight.shape
 
         def vjp(g: Node, ans: Node, *_: Node) -> tuple[Node, Node]:
-            above = self._with(g)
+            above = self._with(g).contiguous()  # or each tap would compute it again
             lines = above.reshape(groups, outputs // groups, windows.shape[-1])
             by_weight = (lines @ windows[0].transpose()).reshape(*weight.shape)
             turned = weight.flip(2, 3).reshape(groups, -1, inputs, *kernel).transpose(1, 2)
