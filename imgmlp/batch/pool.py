@@ -22,7 +22,7 @@ from multiprocessing import util
 from typing import Any
 
 from imgmlp.batch.work import Record, Task, Watch, Work, attempt, attempt_elsewhere
-from imgmlp.ending import held, leave
+from imgmlp.ending import ends_well, held
 from imgmlp.engine import list_devices, open_device
 from imgmlp.errors import DeviceError, Interrupted, TrainingError
 from imgmlp.interrupt import ignore_signals
@@ -263,13 +263,13 @@ def _prepare(work: Work, device: str, numbers: Any, asked: Any) -> None:
     ignore_signals()  # they are for the process that started it, which tells
     threading.Thread(target=_leave_with, args=(asked,), daemon=True).start()
     opened = cache(lambda: held(open_device(device)))
-    util.Finalize(None, _leave_well, exitpriority=-100)  # after all others
+    util.Finalize(None, end_well, exitpriority=-100)  # after all others
     _own.update(work=work, device=opened, numbers=numbers, asked=asked)
 
 
-def _leave_well() -> None:
+def end_well() -> None:
     if sys.exc_info()[0] is None:  # otherwise Python tells what went wrong
-        leave(0)
+        ends_well()
 
 
 def _leave_with(asked: Any) -> None:
