@@ -42,6 +42,9 @@ SEED = 0
 LEVELS = 9  # of effort
 FEWEST, MOST = 300, 100_000  # steps of the lowest and of the highest of them
 TOO_FEW = 30  # below which latents are far from what they can be
+# Small pictures have as many steps again, but no more than MORE: with few, each way to a target
+# ended with another file. Of SMALLER pixels and fewer; of SOME none.
+SMALLER, SOME, MORE = 2**14, 2**16, 600
 # Larger pictures have fewer steps, so that for some time they take no longer; a share, at least.
 LARGE, BY_LARGER, LEAST_SHARE = 2**20, 1.4, 1 / 30
 # Steps that are trained even where the time limit leaves no room for them: a share of its time,
@@ -79,9 +82,10 @@ def steps_of(level: int) -> int:
 
 
 def for_pixels(steps: int, pixels: int) -> int:
-    """Of an effort's steps, those of a picture of so many pixels."""
+    """Of an effort's steps, those of a picture of so many pixels; fewer are meant as they are."""
     if pixels <= LARGE:
-        return steps
+        share = (SOME / max(pixels, SMALLER) - 1) / (SOME / SMALLER - 1)
+        return steps + round(max(share, 0.0) * min(steps, MORE)) * (steps >= FEWEST)
     return math.ceil(steps * max(math.pow(LARGE / pixels, BY_LARGER), LEAST_SHARE))
 
 
