@@ -35,9 +35,9 @@ class Hyperlatents(LatentStep):
 
     def _first_extent(self) -> Extent:
         extent = super()._first_extent()
-        plane, near = extent.plane, extent.plane.grids[2]
+        plane, near = extent.plane, extent.plane.grids[SCALES[0]]
         row, column, grids = near.row + near.height + REACH, near.column, list(plane.grids)
-        for scale in SCALES:  # below the grid of 1/4, which has room
+        for scale in SCALES:  # below grids of the same widths, where nothing is
             grid = plane.grids[scale]
             grids.append(Grid(grid.height, grid.width, row, column))
             column += grid.width + REACH
@@ -106,15 +106,12 @@ class Hyperlatents(LatentStep):
 
     def _in_plane(self, maps: dict[int, Tensor]) -> Tensor:
         """Maps [3, h, w] of every grid, where the grids are."""
-        plane, first = self.plane, self.plane.grids[0]
-        below = plane.rows - first.height - REACH
-        top = maps[0].pad((0, 0), (0, REACH), (0, plane.pitch - first.width))
-        rest = []
-        for level, grid in enumerate(plane.grids[1:], 1):
-            last = level == self.levels - 1
-            end = plane.pitch - grid.column if last else grid.width + REACH
-            rest.append(maps[level].pad((0, 0), (0, below - grid.height), (0, end - grid.width)))
-        return Tensor.concat([top, Tensor.concat(rest, 2)], 1).reshape(len(SCALES), -1)
+        plane, whole = self.plane, Tensor.zeros(1, 1, 1)
+        for level, grid in enumerate(plane.grids):
+            down = grid.row, plane.rows - grid.row - grid.height
+            across = grid.column, plane.pitch - grid.column - grid.width
+            whole = whole + maps[level].pad((0, 0), down, across)
+        return whole.reshape(len(SCALES), -1)
 
     def finish(self) -> float:
         """Round the weights that no file has yet; returns their bits."""
