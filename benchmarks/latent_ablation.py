@@ -159,6 +159,7 @@ def variants() -> list[Variant]:
         Variant("latents forget by 0.9 and 0.99", step={"betas": (0.9, 0.99)}),
         Variant("networks are means of the last ones", averaged=True),
         Variant("with hyperlatents of 1/16, 1/32 and 1/64", kind=Hyperlatents),
+        Variant("with smooth hyperlatents", kind=Hyperlatents, step={"smooth": True}),
     ]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.latent import operations, training_step
+from imgmlp.codec.latent.model import BICUBIC
 from imgmlp.codec.latent.plane import REACH, Extent, Grid
 from imgmlp.codec.latent.training_step import LatentStep
 from imgmlp.codec.training.perceptron import perceptron
@@ -33,11 +34,13 @@ class _Extent(Extent):
 class Hyperlatents(LatentStep):
     """A step of a whole picture of at least 7 grids that has them as well."""
 
+    smooth = False  # whether finer grids see them enlarged as maps are, not the nearest one
+
     def _first_extent(self) -> Extent:
         extent = super()._first_extent()
-        plane, near = extent.plane, extent.plane.grids[2]
+        plane, near = extent.plane, extent.plane.grids[SCALES[0]]
         row, column, grids = near.row + near.height + REACH, near.column, list(plane.grids)
-        for scale in SCALES:  # below the grid of 1/4, which has room
+        for scale in SCALES:  # below grids of the same widths, where nothing is
             grid = plane.grids[scale]
             grids.append(Grid(grid.height, grid.width, row, column))
             column += grid.width + REACH
@@ -46,6 +49,8 @@ class Hyperlatents(LatentStep):
 
     def _frame(self) -> None:
         super()._frame()
+        self.bicubic = Tensor(np.float32(BICUBIC), self.device, name="bicubic")
+        self.enlarging = dict[operations.Key, Tensor]()
         self.hyper = self.plane.grids[self.levels :]
         self.plane = replace(self.plane, grids=self.plane.grids[: self.levels])
         drawn = np.random.Generator(np.random.PCG64(self.seed)).standard_normal(
@@ -89,32 +94,41 @@ class Hyperlatents(LatentStep):
     def _above(self, seen: Tensor) -> Tensor:
         """[3, places]: of every grid the hyperlatents above each value, none of hyperlatents."""
         own = [seen[g.row : g.row + g.height, g.column : g.column + g.width] for g in self.hyper]
-        grids, found = self.plane.grids, dict[int, Tensor]()
+        found = dict[int, Tensor]()
         for level in range(self.levels - 1, -1, -1):
-            grid = grids[level]
+            there = [n for n, scale in enumerate(SCALES) if scale <= level]
             maps = []
-            for number, scale in enumerate(SCALES):
-                if level >= scale:
-                    apart = 1 << (level - scale)
-                    maps.append(own[number][::apart, ::apart].unsqueeze(0))
-                else:
-                    coarser = found[level + 1][number : number + 1]
-                    twice = coarser.repeat(2, 1).repeat(2, 2)
-                    maps.append(twice[:, : grid.height, : grid.width])
+            for n in there:
+                apart = 1 << (level - SCALES[n])
+                maps.append(own[n][::apart, ::apart].unsqueeze(0))
+            if len(there) < len(SCALES):
+                maps.append(self._enlarged(found[level + 1][len(there) :], level))
             found[level] = Tensor.concat(maps, 0)
         return self._in_plane(found)
 
+    def _enlarged(self, maps: Tensor, level: int) -> Tensor:
+        """Maps [c, h, w] of the next coarser grid, as large as this one."""
+        grid = self.plane.grids[level]
+        c, h, w = maps.shape
+        if not self.smooth:
+            return maps.repeat(2, 1).repeat(2, 2)[:, : grid.height, : grid.width]
+        if self.device.lanes == "group":
+            tables = operations.tables_for(c, h, w, grid.height, grid.width)
+            self.enlarging |= {
+                sizes: Tensor(values, self.device, name=f"takes {sizes}")
+                for sizes, values in tables.items()
+            }
+        size = grid.height, grid.width
+        return operations.upsampled(maps, self.bicubic, *size, self.enlarging)
+
     def _in_plane(self, maps: dict[int, Tensor]) -> Tensor:
         """Maps [3, h, w] of every grid, where the grids are."""
-        plane, first = self.plane, self.plane.grids[0]
-        below = plane.rows - first.height - REACH
-        top = maps[0].pad((0, 0), (0, REACH), (0, plane.pitch - first.width))
-        rest = []
-        for level, grid in enumerate(plane.grids[1:], 1):
-            last = level == self.levels - 1
-            end = plane.pitch - grid.column if last else grid.width + REACH
-            rest.append(maps[level].pad((0, 0), (0, below - grid.height), (0, end - grid.width)))
-        return Tensor.concat([top, Tensor.concat(rest, 2)], 1).reshape(len(SCALES), -1)
+        plane, whole = self.plane, Tensor.zeros(1, 1, 1)
+        for level, grid in enumerate(plane.grids):
+            down = grid.row, plane.rows - grid.row - grid.height
+            across = grid.column, plane.pitch - grid.column - grid.width
+            whole = whole + maps[level].pad((0, 0), down, across)
+        return whole.reshape(len(SCALES), -1)
 
     def finish(self) -> float:
         """Round the weights that no file has yet; returns their bits."""
