@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from latent_hyperlatents import Hyperlatents
 
 from imgmlp import image
 from imgmlp.codec.latent import bit_allocation, encode, training_phases, training_step
@@ -57,6 +58,12 @@ class Without(LatentStep):
             self.averaged.assign(self.averaged * self.kept + self.flat * (1 - self.kept))
         return found
 
+    def finish(self) -> float:
+        """What comes after the last step; returns bits that no other count has."""
+        if self.kept:
+            self.flat.write(self.averaged.numpy())
+        return 0.0
+
     def _networks(self, flat: Tensor) -> list[list[Tensor]]:
         synthesis, convolutions, entropy, taps = super()._networks(flat)
         if self.lacks == "upsampling":
@@ -83,8 +90,7 @@ class Refreshing(LatentTrainer):
     def _look(self, tell: Callable[[Progress], None] | None) -> bool:
         going = super()._look(tell)
         step = self.step
-        assert isinstance(step, Without)
-        every = step.refreshed
+        every = getattr(step, "refreshed", 0)
         if every and self.done // every > (self.done - self.look) // every:
             step.adam.refresh()
         return going
@@ -98,6 +104,7 @@ class Variant:
     constants: dict[tuple[Any, str], Any] = field(default_factory=dict)
     step: dict[str, Any] = field(default_factory=dict)  # attributes of Without
     averaged: bool = False  # networks, in the end
+    kind: type[LatentStep] = Without  # with finish()
     start: bool = True
     searched: bool = True  # the networks' steps
     refined: bool = True  # single weights moved
@@ -145,11 +152,14 @@ def variants() -> list[Variant]:
         Variant("one convolution of 3×3 instead of two", step={"lacks": "a convolution"}),
         Variant("no convolution", step={"lacks": "convolutions"}),
         Variant(f"{NEAREST} neighbours instead of {len(NEIGHBOURS)}", step={"lacks": "neighbours"}),
+        Variant("another seed", {(encode, "SEED"): encode.SEED + 1}),  # how far chance goes
         *soap,
         Variant("rate of latents 0.3", {(phases, "LATENTS"): 0.3}),
         Variant("latents forget by 0.9 and 0.95", step={"betas": (0.9, 0.95)}),
         Variant("latents forget by 0.9 and 0.99", step={"betas": (0.9, 0.99)}),
         Variant("networks are means of the last ones", averaged=True),
+        Variant("with hyperlatents of 1/16, 1/32 and 1/64", kind=Hyperlatents),
+        Variant("with smooth hyperlatents", kind=Hyperlatents, step={"smooth": True}),
     ]
 
 
@@ -173,17 +183,16 @@ def cost(
         hidden, entropy = found = encode.widths(pixels.shape, np.inf)
         start = newest_start(found) if variant.start else 0
         kept = 1 - 1 / max(1, AVERAGED * steps) if variant.averaged else 0.0
-        kind = type("Step", (Without,), {**variant.step, "kept": kept})
+        kind = type("Step", (variant.kind,), {**variant.step, "kept": kept})
         step = kind(pixels, encode.SEED, device, hidden=hidden, entropy=entropy, start=start)
         Refreshing(step, training_phases.LatentTrainerState(steps, price)).run()
-        if kept:
-            step.flat.write(step.averaged.numpy())
+        more = step.finish()
         search = bit_allocation.Search(step)
         networks = search.run(price) if variant.searched else search._rounded(search.exponents)
         if variant.refined:
             networks = search.refined(networks, price)
         figures = search.figures(networks)
-        return figures.error * step.counted + price * figures.bits / step.pixels
+        return figures.error * step.counted + price * (figures.bits + more) / step.pixels
 
 
 def main() -> None:

@@ -57,7 +57,7 @@ TOO_FEW = 30  # below which latents are far from what they can be
 # where something had to be compiled, and so many in all.
 AT_LEAST, FEWEST_LIMITED = 0.25, 10
 BRIEF = 60.0  # seconds of a limit up to which a program should serve pictures of any size
-USUAL = 20.0  # seconds that an encode should take if nobody says how long
+USUAL, LONGEST = 20.0, 25.0  # seconds that an encode should take if nobody says how long, and may
 SETTLING = 50  # steps that take as long as the search for rounded networks
 SETTLED = 1 / 6  # of a limited time, at most, for that search
 REFINING, REFINED = 0.2, 2000  # share of the steps, and most, whose time goes to single weights
@@ -110,8 +110,7 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     """What training for a target takes, about; just the usual time where that is chosen."""
     shape = height, width, _ = picture.pixels.shape
     hidden, pixels = widths(shape, math.inf), height * width
-    passes = 1.0 if wanted.kind == "lambda" else 1 + PASSES / 4 * SHORTER
-    steps = passes * for_pixels(workload.steps, pixels)
+    steps = _passes(wanted) * for_pixels(workload.steps, pixels)
     each, short = _operations(shape), _is_short(shape, workload, device)
     programs = (step_program(shape, hidden, device, short),)
     if not steps:
@@ -120,6 +119,11 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     if in_windows(shape, device, short):
         judged, computed = min(pixels, JUDGED), covered(shape, device)
     return Work(steps, (steps * computed + SETTLING * judged) * each, programs)
+
+
+def _passes(wanted: Goal) -> float:
+    """Of training in all, about, in those of one run."""
+    return 1.0 if wanted.kind == "lambda" else 1 + PASSES / 4 * SHORTER
 
 
 def _operations(shape: tuple[int, ...]) -> int:
@@ -132,7 +136,7 @@ def _is_short(shape: tuple[int, ...], workload: Workload, device: AnyDevice) -> 
     device is, so that files do not hang on that."""
     pixels, seconds = shape[0] * shape[1], workload.seconds
     if seconds is None and workload.steps:
-        return for_pixels(workload.steps, pixels) <= FEWEST
+        return min(workload.steps, for_pixels(workload.steps, pixels)) <= FEWEST
     seconds = seconds or USUAL
     expected = seconds * usual_speed(device) / (pixels * _operations(shape))
     return seconds <= BRIEF and expected <= HURRIED
@@ -359,7 +363,7 @@ class _Encoder:
             steps = for_pixels(self.workload.steps, self.samples)
         else:
             every = {n: for_pixels(steps_of(n), self.samples) for n in range(1, LEVELS + 1)}
-            level = max((n for n in every if self._seconds(every[n], pace) <= USUAL), default=1)
+            level = max((n for n in every if self._seconds(every[n], pace) <= LONGEST), default=1)
             steps = every[level]
             self.run.say(f"effort {level} of {LEVELS}, as it suits this device; --effort decides")
         self.run.say(f"{steps:,} steps, about {self._seconds(steps, pace):,.0f} seconds")
@@ -377,7 +381,8 @@ class _Encoder:
         return pace
 
     def _seconds(self, steps: int, pace: float) -> float:
-        return (steps + min(REFINING * steps, REFINED) + self.settling) * pace
+        trained = _passes(self.wanted) * steps
+        return (trained + min(REFINING * steps, REFINED) + self.settling) * pace
 
     # --- the price of bits ---
 

@@ -24,6 +24,9 @@ Array = np.ndarray[Any, Any]
 
 LEVELS = 9  # of effort
 FEWEST, MOST_STEPS = 300, 100_000  # of the lowest and of the highest of them
+# Small pictures have as many steps again, but no more than MORE: with few, each way to a target
+# ended with another file. Of SMALLER pixels and fewer; of SOME none.
+SMALLER, SOME, MORE = 2**14, 2**16, 600
 # Larger pictures have fewer steps, so that for some time they take no longer; a share, at least.
 LARGE, BY_LARGER, LEAST_SHARE = 2**20, 1.4, 1 / 30
 ROUNDED = 0.97  # share of a run after which latents stand still, rounded
@@ -58,9 +61,10 @@ def steps_of(level: int) -> int:
 
 
 def for_pixels(steps: int, pixels: int) -> int:
-    """Of an effort's steps, those of a picture of so many pixels."""
+    """Of an effort's steps, those of a picture of so many pixels; fewer are meant as they are."""
     if pixels <= LARGE:
-        return steps
+        share = (SOME / max(pixels, SMALLER) - 1) / (SOME / SMALLER - 1)
+        return steps + round(max(share, 0.0) * min(steps, MORE)) * (steps >= FEWEST)
     return math.ceil(steps * max(math.pow(LARGE / pixels, BY_LARGER), LEAST_SHARE))
 
 

@@ -20,6 +20,7 @@ from imgmlp.codec.training.perceptron import Activation
 from imgmlp.codec.training.run import Run
 from imgmlp.engine import Tensor, compile, open_device
 from imgmlp.engine.ir.kernel import Block
+from imgmlp.engine.ir.op import Op
 from imgmlp.engine.runtime.program_cache import identify
 from imgmlp.engine.tiling import block
 
@@ -121,6 +122,15 @@ def test_what_a_convolution_sends_back_is_its_transpose() -> None:
     by_x, by_weights = (y * Tensor(g, device)).sum().gradient([x, weights])
     assert dot(g, y.numpy()) == pytest.approx(dot(by_x.numpy(), x.numpy()), rel=1e-4)
     assert dot(g, y.numpy()) == pytest.approx(dot(by_weights.numpy(), weights.numpy()), rel=1e-4)
+
+
+def test_what_a_convolution_is_sent_is_not_computed_again_for_each_of_its_taps() -> None:
+    """For a GPU no kernel multiplies much more than 3 by 3 taps of 3 channels by their weights."""
+    step = LatentStep(picture(), 1, open_device("numpy:uops-group"))
+    counts = [sum(u.arg is Op.MUL for u in c.uops) for c in step.program.stages.codes]
+    weights = 3 * 27
+    assert sum(n >= weights for n in counts) >= 4  # two layers, there and back
+    assert max(counts) < 1.5 * weights
 
 
 def test_gradients_of_bits_are_differences() -> None:

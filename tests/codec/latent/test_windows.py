@@ -210,6 +210,14 @@ def test_nothing_is_guessed_where_nobody_knows() -> None:
     assert guessed(picture(9, 9), ModelShape(9, 9, 3, 4), 2) is None
 
 
+def test_small_pictures_have_more_steps_where_these_are_few() -> None:
+    assert latent.for_pixels(300, 256 * 256) == 300
+    assert latent.for_pixels(300, 128 * 128) == latent.for_pixels(300, 9) == 600
+    assert latent.for_pixels(100_000, 128 * 128) < 101_000
+    steps = [latent.for_pixels(300, n * 2**10) for n in range(1, 80)]
+    assert all(a >= b for a, b in pairwise(steps))
+
+
 def test_larger_pictures_have_fewer_steps_but_never_too_few() -> None:
     assert latent.for_pixels(300, 768 * 512) == 300
     assert latent.for_pixels(300, 10_000_000) < 15
