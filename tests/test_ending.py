@@ -55,3 +55,11 @@ def test_what_cannot_be_written_is_told_as_python_tells_it(tmp_path: Path) -> No
         done = run(tmp_path, f"ending.held(1); {buffered}; ending.leave(0)", stdout=full)
     assert done.returncode == 120
     assert b"No space left" in done.stderr
+
+
+def test_nothing_that_the_command_line_loads_is_left_undone() -> None:
+    noted = "import atexit; noted = []; atexit.register = lambda f, *_, **__: noted.append(f) or f"
+    loaded = "import imgmlp.cli.encode; print(noted[0].__module__, len(noted) > 1)"
+    command = [sys.executable, "-c", f"{noted}; {loaded}"]
+    done = subprocess.run(command, env=environment(), timeout=60, check=True, capture_output=True)
+    assert done.stdout.split() == [b"imgmlp.ending", b"True"]

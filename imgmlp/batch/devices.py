@@ -12,6 +12,13 @@ MOST = 8  # processes on a GPU, if nobody says how many: docs/scale.md has what 
 WORDS = ("auto", "gpu", "cpu", "numpy", "simulator")
 
 
+def cores_here() -> int:
+    """Processors that this process may use, which may be fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def is_several(spec: str) -> bool:
     """Whether --device names more than one device."""
     return spec.strip().lower() in ("all", "gpus") or "," in spec
@@ -50,12 +57,12 @@ def processes(
     """The device of each process, for pictures of so many pixels on average.
 
     The first processes are on devices of their own, so that few files are spread over all. Those
-    that share a GPU need a core each, of this machine's if nobody says how many there are.
+    that share a GPU need a core each, of those that this process may use if nobody says how many.
     """
     if jobs is not None and not 1 <= jobs <= 64:
         raise UsageError(f"--jobs is {jobs}", hint="use a number from 1 to 64")
-    cores = (cores or os.cpu_count() or 1) // max(1, sum(gpu for _, gpu in devices))
-    share = max(1, min(MOST, cores, round(FILL / max(pixels, 1.0))))
+    most = (cores or cores_here()) // max(1, sum(gpu for _, gpu in devices))
+    share = max(1, min(MOST, most, round(FILL / max(pixels, 1.0))))
     counts = [(name, jobs or (share if gpu else 1)) for name, gpu in devices]
     turns = max(count for _, count in counts)
     return [name for turn in range(turns) for name, count in counts if turn < count]

@@ -81,7 +81,9 @@ class Journal:
                 if not self._whole:  # another process may have ended in the middle of its line
                     line = b"\n" + line
                 self._whole = False
-                self._whole = os.write(handle, line) == len(line)
+                while line:  # a disk that gets full takes a part of it first
+                    line = line[os.write(handle, line) :]
+                self._whole = True
                 with contextlib.suppress(OSError):  # not every system can
                     os.fsync(handle)
             finally:

@@ -21,8 +21,9 @@ from functools import cache
 from multiprocessing import util
 from typing import Any
 
+from imgmlp.batch.devices import cores_here
 from imgmlp.batch.work import Record, Task, Watch, Work, attempt, attempt_elsewhere
-from imgmlp.ending import held, leave
+from imgmlp.ending import ends_well, held
 from imgmlp.engine import list_devices, open_device
 from imgmlp.errors import DeviceError, Interrupted, TrainingError
 from imgmlp.interrupt import ignore_signals
@@ -105,7 +106,7 @@ class Pool:
     def __init__(self, work: Work, devices: Sequence[str], note: Callable[[str], None]) -> None:
         self._asked, self._note = _SPAWN.RawValue("i", 0), note
         on_numpy = [device for device in devices if _is_numpy(device)]
-        share = max(1, (os.cpu_count() or 1) // max(1, len(on_numpy)))
+        share = max(1, cores_here() // max(1, len(on_numpy)))
         self._slots = [
             _Slot(work, device, self._asked, share if device in on_numpy else 1)
             for device in devices
@@ -263,13 +264,13 @@ def _prepare(work: Work, device: str, numbers: Any, asked: Any) -> None:
     ignore_signals()  # they are for the process that started it, which tells
     threading.Thread(target=_leave_with, args=(asked,), daemon=True).start()
     opened = cache(lambda: held(open_device(device)))
-    util.Finalize(None, _leave_well, exitpriority=-100)  # after all others
+    util.Finalize(None, end_well, exitpriority=-100)  # after all others
     _own.update(work=work, device=opened, numbers=numbers, asked=asked)
 
 
-def _leave_well() -> None:
+def end_well() -> None:
     if sys.exc_info()[0] is None:  # otherwise Python tells what went wrong
-        leave(0)
+        ends_well()
 
 
 def _leave_with(asked: Any) -> None:

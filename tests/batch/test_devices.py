@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -78,3 +79,12 @@ def test_processes_on_gpus_have_a_core_each() -> None:
     assert processes(gpus, None, 64.0**2, 7) == ["0:0", "0:1"] * 3
     assert processes(gpus, None, 64.0**2, 1) == ["0:0", "0:1"]
     assert processes(gpus, 4, 64.0**2, 2) == ["0:0", "0:1"] * 4  # as was asked for
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs a system that can")
+def test_cores_that_this_process_may_not_use_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 128)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5})
+    assert processes([("0:0", True)], None, 64.0**2) == ["0:0"] * 2
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert processes([("0:0", True)], None, 64.0**2) == ["0:0"] * MOST

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from dataclasses import asdict, replace
@@ -77,3 +78,22 @@ def test_what_is_no_file_is_an_error(tmp_path: Path) -> None:
         Journal(tmp_path).add(ONE)
     with pytest.raises(OutputError, match="cannot write"):
         Journal(tmp_path / "missing").add(ONE)
+
+
+def test_a_line_that_a_full_disk_takes_a_part_of_is_not_said_to_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, write, left = Journal(tmp_path), os.write, [20]
+
+    def until_full(handle: int, data: bytes) -> int:
+        if not left:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(handle, data[: left.pop()])
+
+    monkeypatch.setattr(os, "write", until_full)
+    with pytest.raises(OutputError, match="No space left"):
+        journal.add(ONE)
+    monkeypatch.undo()
+    journal.add(TWO)
+    assert list(journal.read()) == [TWO]
+    assert journal.damaged == 1

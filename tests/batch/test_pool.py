@@ -43,7 +43,7 @@ def test_files_are_shared_out_and_one_that_fails_stops_no_other(tmp_path: Path) 
 def test_processes_keep_to_their_share_of_the_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    monkeypatch.setattr("imgmlp.batch.pool.cores_here", lambda: 6)
     before = dict(os.environ)
     monkeypatch.setattr("imgmlp.batch.pool.list_devices", list)  # no driver is there
     for devices, share in ((["0:0"] * 3, "1"), (TWO, "3"), (["auto"], "6")):

@@ -59,5 +59,5 @@ class Acting:
 def fail_between_files() -> None:
     """What a fault of a process itself comes to, in a process of its own."""
     held(object())
-    util.Finalize(None, pool._leave_well, exitpriority=-100)
+    util.Finalize(None, pool.end_well, exitpriority=-100)
     raise ZeroDivisionError

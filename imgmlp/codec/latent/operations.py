@@ -32,6 +32,7 @@ BEYOND = 2  # values beyond either end that it takes
 LONG = 1 << 10  # terms that one group had better not add up alone
 MANY = 1 << 17  # elements that a GPU had better not compute again for each of TAPS sums
 MOST = 1 << 19  # and not at all, as a launch more takes less
+LARGEST = 65504.0  # of halves
 # What a file can say of a latent: logarithms of scales, and the least probability.
 SHARPEST, WIDEST = -MIDDLE / 2**SCALE_BITS, (SCALES - 1 - MIDDLE) / 2**SCALE_BITS
 LEAST = FLOOR / 2**TOTAL_BITS
@@ -56,7 +57,10 @@ class Contexts(Function):
         plane: Plane = ctx.plane  # type: ignore[attr-defined]
         away = [(k // WIDTH - REACH) * plane.pitch + k % WIDTH - REACH for k in range(NEIGHBOURS)]
         rows = plane.rows - AROUND  # below them are no values
-        used = [g[k, -a : rows * plane.pitch - a] for k, a in enumerate(away)]
+        if g.device is not None and g.device.has_matrix_units:
+            # As products are there; these are most of what a step writes and reads.
+            g = g.permute(1, 0).maximum(-LARGEST).minimum(LARGEST).cast(dtype.f16).permute(1, 0)
+        used = [g[k, -a : rows * plane.pitch - a].cast(dtype.f32) for k, a in enumerate(away)]
         by_values = reduce(add, used).reshape(rows, plane.pitch).contiguous()
         return by_values.pad((AROUND, 2 * AROUND), (0, 0)), None
 

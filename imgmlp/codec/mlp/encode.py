@@ -34,7 +34,8 @@ Array = np.ndarray[Any, Any]
 
 SEED = 0
 AIM = 0.99  # of the bytes wanted
-ATTEMPTS = 4  # networks that are tried for a quality
+ATTEMPTS, MOST_ATTEMPTS = 4, 6  # networks that are tried for a quality; more if none came near
+NEAR = 1.05  # times the bytes that the quality seems to need, which a file may have
 PILOT = 10  # a run's steps for each step of a short one that shows how hard a picture is
 LEAST_PILOT = 1_500  # steps: after fewer little can be said of many
 SEEN = 55  # pixels that training sees for each weight; with fewer, weights are not worth their time
@@ -75,7 +76,7 @@ def encode(
             return encoder.best
 
 
-def work(picture: Picture, wanted: Goal, workload: Workload) -> Work:
+def work(picture: Picture, wanted: Goal, workload: Workload, _device: AnyDevice) -> Work:
     """What training for a target and checking files will take, about."""
     samples = picture.width * picture.height
     weights, runs = rate_model.usual_weights(wanted, samples), 1.0
@@ -301,11 +302,22 @@ class _Encoder:
 
     def again(self) -> bool:
         """Whether another attempt may come nearer to a quality, or to it with fewer bytes."""
-        over = self.wanted.kind != "psnr" or len(self.sizes.attempts) == ATTEMPTS
+        tried = len(self.sizes.attempts)
+        over = self.wanted.kind != "psnr" or tried == MOST_ATTEMPTS
         if over or self.hit or self._hurried():
             return False
         best = -math.inf if self.best is None else self.best.metrics["psnr"]
-        return self.sizes.again(best, self._whole)
+        other = self.sizes.again(best, self._whole)
+        return other and not (tried >= ATTEMPTS and self._near())
+
+    def _near(self) -> bool:
+        """Whether the best file has the quality, and hardly more bytes than it seems to need."""
+        if self.best is None:
+            return False
+        size, quality = len(self.best.bytes), self.best.metrics["psnr"]
+        needed = self.sizes.weights * rate_model.BITS / 8
+        needed += self.rounding.overhead(self.sizes.shape())
+        return self.wanted.misses(size, quality) is None and size <= NEAR * needed
 
     def _beginning(self, shape: Shape) -> MlpTrainerState:
         """Of an attempt."""

@@ -63,12 +63,19 @@ else:
 
 MATRIX_UNITS = 8  # compute capability from which NVIDIA's multiply halves as we ask them to
 COARSEST_ALIGN = 1 << 16  # bytes; packing to coarser offsets saves little
-SPARE = 1 << 28  # bytes that a GPU keeps of what is not used any more, at most
+# Bytes that are kept of what a GPU's memory is not used for any more, at most: the share is each
+# process's, of which several may be on it and cannot ask each other to give theirs back.
+SPARE, SPARE_SHARE = 1 << 28, 1 / 64
 LARGE = 1 << 20  # bytes of an allocation that is used at once, to see that it is there
 _BYTE = np.zeros(1, np.uint8)
 # The platform whose driver (580.159) crashes when parts of an allocation are released that kernels
 # have used and that overlap without being the same.
 LOSES_PARTS = "NVIDIA CUDA"
+
+
+def spare(info: DeviceInfo) -> int:
+    """Bytes that a device keeps of what is not used any more."""
+    return min(SPARE, int(SPARE_SHARE * info.memory)) if info.kind == "gpu" else 0
 
 
 class Device(HostCopies):
@@ -94,7 +101,7 @@ class Device(HostCopies):
             self._queue = cl.CommandQueue(self._context)
         self._timing_queue: Any = None
         self.usage = Usage()
-        self.spare = Spare(SPARE if info.kind == "gpu" else 0)
+        self.spare = Spare(spare(info))
         self.can_slice = info.platform != LOSES_PARTS and self._try_to_slice()
         if not self.can_slice:
             self.align = ALIGN

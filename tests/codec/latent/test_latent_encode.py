@@ -229,7 +229,7 @@ def test_efforts_go_from_hundreds_to_a_hundred_thousand_steps() -> None:
             latent.workload(level, None)
 
 
-@pytest.mark.parametrize(("pace", "level"), [(1.0, 1), (20 / 850, 2), (1e-4, 9)])
+@pytest.mark.parametrize(("pace", "level"), [(1.0, 1), (20 / 1600, 2), (1e-4, 9)])
 def test_without_an_effort_the_device_decides(
     pace: float, level: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,7 +240,7 @@ def test_without_an_effort_the_device_decides(
         Picture(PIXELS), wanted, latent.workload(None, None), device, Run(note=notes.append)
     )
     steps = encoder._steps(encoder._step())
-    assert steps == latent.steps_of(level)
+    assert steps == latent.for_pixels(latent.steps_of(level), PIXELS.shape[0] * PIXELS.shape[1])
     assert notes[0].startswith(f"effort {level} of 9")
     assert notes[1].startswith(f"{steps:,} steps, about ")
 
@@ -283,10 +283,11 @@ def test_what_a_limit_leaves_is_trained_in(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
     replay = LatentTrainer._replay
 
-    def quickly(trainer: LatentTrainer) -> None:
+    def quickly(trainer: LatentTrainer, run: Run) -> bool:
         before = trainer.done
-        replay(trainer)
+        whole = replay(trainer, run)
         clock[0] += trainer.done - before
+        return whole
 
     monkeypatch.setattr(LatentTrainer, "_replay", quickly)
     step = LatentStep(PIXELS, 0, open_device("numpy"), hidden=4, entropy=4)

@@ -11,8 +11,8 @@ import pytest
 
 from imgmlp.codec.latent import latents, operations, sections, training_phases, training_step
 from imgmlp.codec.latent.bit_allocation import Refinement, Search, grids_of
-from imgmlp.codec.latent.model import LatentModel, flat_of, networks_of, start_of
-from imgmlp.codec.latent.plane import LEAST, UNIT, Plane, common_side
+from imgmlp.codec.latent.model import LatentModel, flat_of, networks_of, start_of, usual_levels
+from imgmlp.codec.latent.plane import LEAST, REACH, UNIT, Plane, common_side
 from imgmlp.codec.latent.synthesis import synthesize
 from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training_step import Control, LatentStep
@@ -93,6 +93,24 @@ def test_a_room_is_little_larger_than_a_picture_and_serves_many() -> None:
         assert side <= room < side + UNIT
         assert side <= LEAST or room < 2 * side
     assert len(set(rooms.values())) < 20
+
+
+@pytest.mark.parametrize("size", [(1, 40), (64, 64), (33, 70), (512, 768)])
+@pytest.mark.parametrize("halo", [0, 4])
+def test_what_is_around_a_grid_in_a_plane_is_zero(size: tuple[int, int], halo: int) -> None:
+    plane = Plane.of(*size, usual_levels(*size), halo)
+    owners = np.zeros((plane.rows + REACH, plane.pitch + REACH), int)
+    for grid in plane.grids:
+        row, column = grid.row + REACH, grid.column + REACH
+        owners[row : row + grid.height, column : column + grid.width] += 1
+    for grid in plane.grids:
+        row, column = grid.row + REACH, grid.column + REACH
+        around = owners[
+            row - REACH : row + grid.height, column - REACH : column + grid.width + REACH
+        ]
+        assert around.sum() == grid.height * grid.width
+        assert column + grid.width <= plane.pitch  # so that what is left of a row is zero as well
+    assert owners.max() == 1
 
 
 def test_what_a_convolution_sends_back_is_its_transpose() -> None:

@@ -21,7 +21,7 @@ from imgmlp.codec.bitstream import container, metadata_sections
 from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.mlp import encode as mlp
 from imgmlp.codec.mlp import integer_inference, rate_model
-from imgmlp.codec.mlp.encode import _Encoder
+from imgmlp.codec.mlp.encode import MOST_ATTEMPTS, _Encoder
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.rounding_search import FINE, Rounding, Trial
 from imgmlp.codec.mlp.size_search import COARSEST, PILOT_RATE
@@ -244,10 +244,11 @@ def test_all_runs_together_keep_the_time(wanted: Goal, monkeypatch: pytest.Monke
     def pace(shape: Shape, wider: int) -> float:
         return 1e-4 * shape.parameters * wider
 
-    def slowly(trainer: MlpTrainer) -> None:
+    def slowly(trainer: MlpTrainer, run: Run) -> bool:
         before = trainer.done
-        replay(trainer)
+        whole = replay(trainer, run)
         clock[0] += (trainer.done - before) * pace(trainer.step.shape, trainer.state.wider)
+        return whole
 
     def checked(*args: Any) -> np.ndarray:
         clock[0] += 1.0
@@ -437,6 +438,23 @@ def test_a_quality_takes_the_fewest_weights_that_have_it(
     assert len(found.bytes) < 1.05 * (weights * rate_model.BITS / 8 + rate_model.OVERHEAD)
 
 
+@pytest.mark.parametrize(
+    ("size", "quality", "more"), [(6615, 29.39, True), (3605, 29.33, True), (3700, 29.4, False)]
+)
+def test_there_are_more_attempts_where_none_came_near(
+    size: int, quality: float, more: bool
+) -> None:
+    """Where the best file misses the quality, or only a network far too large has it."""
+    picture = Picture(np.resize(small_pixels(), (128, 128, 3)))
+    encoder = _Encoder(picture, Goal("psnr", 29.44), Workload(15_000), open_device("numpy"), Run())
+    tried = [10_513.0, 34.04], [2534.0, 25.65], [4895.0, 28.92], [5363.0, 29.33]
+    encoder.sizes.attempts = [[*attempt, attempt[0]] for attempt in tried]
+    encoder.sizes.weights, encoder.best = 5363.0, Draft(bytes(size), {"psnr": quality})
+    assert encoder.again() is more
+    encoder.sizes.attempts += [[5500.0, 29.36, 5500.0]] * (MOST_ATTEMPTS - len(tried))
+    assert not encoder.again()
+
+
 def test_a_run_that_was_stopped_in_a_later_attempt_knows_the_earlier_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -462,7 +480,7 @@ def test_a_run_that_was_stopped_in_a_later_attempt_knows_the_earlier_ones(
         encode(picture, wanted, Workload(40), device, Run(should_stop=stop, checkpoint=checkpoint))
     assert begun == [0, 1]
     found = encode(picture, wanted, Workload(40), device, Run(checkpoint=checkpoint))
-    assert begun == [0, 1, 1, 2, 3]
+    assert begun == [0, 1, *range(1, MOST_ATTEMPTS)]
     assert found.bytes == whole.bytes
     assert found.missed == whole.missed
     assert (found.pixels == whole.pixels).all()

@@ -299,6 +299,13 @@ def test_no_more_is_kept_than_was_allowed() -> None:
     assert not device.spare.clear()
 
 
+def test_processes_that_share_a_gpu_keep_little_of_its_memory() -> None:
+    small = replace(open_device("numpy").info, kind="gpu", memory=2**32)
+    assert opencl_module.spare(small) == 2**26
+    assert opencl_module.spare(replace(small, memory=2**40)) == 2**28
+    assert opencl_module.spare(replace(small, kind="cpu")) == 0
+
+
 def test_what_is_kept_is_given_back_before_memory_is_said_to_be_short(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
