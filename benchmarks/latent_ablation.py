@@ -19,20 +19,50 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from latent_hyperlatents import Hyperlatents
 
 from imgmlp import image
 from imgmlp.codec.latent import bit_allocation, encode, training_phases, training_step
 from imgmlp.codec.latent.model import BICUBIC, NEIGHBOURS, newest_start, trained_order
+from imgmlp.codec.latent.training_phases import LatentTrainer
 from imgmlp.codec.latent.training_step import Control, LatentStep
-from imgmlp.engine import AnyDevice, Tensor, open_device
+from imgmlp.codec.training.run import Progress
+from imgmlp.engine import AnyDevice, Tensor, open_device, optim
 
 NEAREST = 14  # neighbours of those that see fewer
+MEMORY = 0.95  # of what SOAP finds its bases by
+AVERAGED = 0.01  # share of a run, by which the mean of networks forgets
 
 
 class Without(LatentStep):
-    """A step whose networks lack something."""
+    """A step whose networks lack something, or that moves in another way."""
 
     lacks = ""
+    refreshed = 0  # steps between looks for SOAP's bases; 0 is Adam
+    betas: tuple[float, float] | None = None  # of latents, if they are other ones
+    kept = 0.0  # of the mean of networks in a step
+
+    def _optimizers(self) -> tuple[optim.Adam, Any]:
+        latents, networks = super()._optimizers()
+        if self.betas:
+            latents = optim.Adam([self.latents], self.control[4], self.betas, self.epsilon)
+        if self.refreshed:
+            rest = training_step.BETAS, MEMORY, self.epsilon, self.shapes
+            return latents, optim.SOAP([self.flat], self.control[5], *rest)
+        return latents, networks
+
+    def _step(self) -> dict[str, Tensor]:
+        found = super()._step()
+        if self.kept:
+            self.averaged = Tensor(self.flat.numpy(), self.device, name="averaged")
+            self.averaged.assign(self.averaged * self.kept + self.flat * (1 - self.kept))
+        return found
+
+    def finish(self) -> float:
+        """What comes after the last step; returns bits that no other count has."""
+        if self.kept:
+            self.flat.write(self.averaged.numpy())
+        return 0.0
 
     def _networks(self, flat: Tensor) -> list[list[Tensor]]:
         synthesis, convolutions, entropy, taps = super()._networks(flat)
@@ -54,13 +84,27 @@ class Without(LatentStep):
         return Tensor(np.zeros(like.shape, np.float32), self.device, name=f"nothing {name}")
 
 
+class Refreshing(LatentTrainer):
+    """Also looks for SOAP's bases."""
+
+    def _look(self, tell: Callable[[Progress], None] | None) -> bool:
+        going = super()._look(tell)
+        step = self.step
+        every = getattr(step, "refreshed", 0)
+        if every and self.done // every > (self.done - self.look) // every:
+            step.adam.refresh()
+        return going
+
+
 @dataclass(frozen=True)
 class Variant:
-    """Constants by module and name, what the networks lack, and how the end goes."""
+    """Constants by module and name, what is other of the step, and how the end goes."""
 
     name: str
     constants: dict[tuple[Any, str], Any] = field(default_factory=dict)
-    lacks: str = ""
+    step: dict[str, Any] = field(default_factory=dict)  # attributes of Without
+    averaged: bool = False  # networks, in the end
+    kind: type[LatentStep] = Without  # with finish()
     start: bool = True
     searched: bool = True  # the networks' steps
     refined: bool = True  # single weights moved
@@ -79,6 +123,15 @@ def _constant(found: Control) -> Control:
 
 def variants() -> list[Variant]:
     phases, step = training_phases, training_step
+    soap = [
+        Variant(
+            f"SOAP on the networks, rate {rate:g}, bases of every {every} steps",
+            {(phases, "NETWORKS"): rate},
+            {"refreshed": every},
+        )
+        for every in (10, 50)
+        for rate in (3e-3, 7e-3, 1.5e-2)
+    ]
     return [
         Variant("all"),
         Variant("single weights are not moved", refined=False),
@@ -95,10 +148,18 @@ def variants() -> list[Variant]:
         Variant("squared gradients forgotten by 0.999", {(step, "BETAS"): (0.9, 0.999)}),
         Variant("gradients are not clipped", {(step, "CLIP"): 1e9}),
         Variant("networks begin with random weights", start=False),
-        Variant("upsampling is bicubic", lacks="upsampling"),
-        Variant("one convolution of 3×3 instead of two", lacks="a convolution"),
-        Variant("no convolution", lacks="convolutions"),
-        Variant(f"{NEAREST} neighbours instead of {len(NEIGHBOURS)}", lacks="neighbours"),
+        Variant("upsampling is bicubic", step={"lacks": "upsampling"}),
+        Variant("one convolution of 3×3 instead of two", step={"lacks": "a convolution"}),
+        Variant("no convolution", step={"lacks": "convolutions"}),
+        Variant(f"{NEAREST} neighbours instead of {len(NEIGHBOURS)}", step={"lacks": "neighbours"}),
+        Variant("another seed", {(encode, "SEED"): encode.SEED + 1}),  # how far chance goes
+        *soap,
+        Variant("rate of latents 0.3", {(phases, "LATENTS"): 0.3}),
+        Variant("latents forget by 0.9 and 0.95", step={"betas": (0.9, 0.95)}),
+        Variant("latents forget by 0.9 and 0.99", step={"betas": (0.9, 0.99)}),
+        Variant("networks are means of the last ones", averaged=True),
+        Variant("with hyperlatents of 1/16, 1/32 and 1/64", kind=Hyperlatents),
+        Variant("with smooth hyperlatents", kind=Hyperlatents, step={"smooth": True}),
     ]
 
 
@@ -121,15 +182,17 @@ def cost(
     with changed(variant.constants):
         hidden, entropy = found = encode.widths(pixels.shape, np.inf)
         start = newest_start(found) if variant.start else 0
-        kind = type("Step", (Without,), {"lacks": variant.lacks})
+        kept = 1 - 1 / max(1, AVERAGED * steps) if variant.averaged else 0.0
+        kind = type("Step", (variant.kind,), {**variant.step, "kept": kept})
         step = kind(pixels, encode.SEED, device, hidden=hidden, entropy=entropy, start=start)
-        training_phases.LatentTrainer(step, training_phases.LatentTrainerState(steps, price)).run()
+        Refreshing(step, training_phases.LatentTrainerState(steps, price)).run()
+        more = step.finish()
         search = bit_allocation.Search(step)
         networks = search.run(price) if variant.searched else search._rounded(search.exponents)
         if variant.refined:
             networks = search.refined(networks, price)
         figures = search.figures(networks)
-        return figures.error * step.counted + price * figures.bits / step.pixels
+        return figures.error * step.counted + price * (figures.bits + more) / step.pixels
 
 
 def main() -> None:

@@ -212,6 +212,7 @@ ROWS: dict[str, list[Row]] = {
         Row("x.tril()", "np.tril(x)"),
         Row("x * Tensor.arange(3, 20) - Tensor.eye(7, 17)", "x * np.arange(3, 20) - np.eye(7, 17)"),
         Row("x.full_like(3)", "np.full_like(x, 3)"),
+        Row("x.detach().sign() * x", "np.sign(x) * x"),
         Row("x.triu(-2)", "np.triu(x, -2)", (C,)),
     ],
     "Elements": [

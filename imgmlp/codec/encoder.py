@@ -63,18 +63,18 @@ def expected_seconds(
     """
     if workload.seconds is not None:
         return workload.seconds
-    return _work(codec)(picture, wanted, workload).seconds(device)
+    return _work(codec)(picture, wanted, workload, device).seconds(device)
 
 
 def compiling_seconds(
     picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice, codec: Codec
 ) -> float:
     """About how much of that goes to compiling what no picture has needed yet."""
-    programs = _work(codec)(picture, wanted, workload).programs
+    programs = _work(codec)(picture, wanted, workload, device).programs
     return CompileTimes(device).expected(programs)
 
 
-def _work(codec: Codec) -> Callable[[Picture, Goal, Workload], Work]:
+def _work(codec: Codec) -> Callable[[Picture, Goal, Workload, AnyDevice], Work]:
     return mlp.work if codec == "mlp" else latent.work
 
 

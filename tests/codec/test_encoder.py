@@ -15,6 +15,7 @@ from imgmlp.codec.bitstream import container
 from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.encoder import encode
 from imgmlp.codec.latent import encode as latent
+from imgmlp.codec.latent import windows
 from imgmlp.codec.mlp import encode as mlp
 from imgmlp.codec.mlp import rate_model
 from imgmlp.codec.training.compile_times import UNKNOWN, CompileTimes
@@ -102,7 +103,7 @@ def test_pictures_of_nearly_one_size_are_compiled_for_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("imgmlp.codec.training.compile_times.cache_folder", lambda: tmp_path)
-    info = SimpleNamespace(platform="p", name="n", driver="d", version="v")
+    info = SimpleNamespace(platform="p", name="n", driver="d", version="v", kind="cpu")
     device: Any = SimpleNamespace(info=info, lanes="one", compiling=0.0)
 
     def compiling(height: int, width: int) -> float:
@@ -112,6 +113,9 @@ def test_pictures_of_nearly_one_size_are_compiled_for_once(
     times = CompileTimes(device)
     assert compiling(80, 96) == UNKNOWN
     device.compiling += 20.0
-    times.note(latent.step_program((80, 96, 3)))
+    times.note(windows.step_program((80, 96, 3), latent.widths((80, 96, 3), 1e9), device, True))
     assert compiling(80, 96) == compiling(100, 112) == 0.0
     assert compiling(256, 384) == 20.0  # as what is of its kind took
+    device.compiling += 30.0
+    times.note(windows.step_program((400, 400, 3), latent.widths((400, 400, 3), 1e9), device, True))
+    assert compiling(256, 400) == compiling(700, 500) == 0.0

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.bitstream import metadata_sections
-from imgmlp.codec.latent.model import ModelShape, guessed, newest_start, usual_levels
-from imgmlp.codec.latent.plane import SMALL, common_side
+from imgmlp.codec.latent.model import ModelShape, guessed, newest_start
 from imgmlp.codec.latent.rounding_search import Rounding, Written
 from imgmlp.codec.latent.training_phases import (
     FEW,
@@ -23,7 +22,15 @@ from imgmlp.codec.latent.training_phases import (
     control,
 )
 from imgmlp.codec.latent.training_step import LatentStep
-from imgmlp.codec.latent.windows import JUDGED, WindowedStep, fits_windows, is_large
+from imgmlp.codec.latent.windows import (
+    JUDGED,
+    WindowedStep,
+    covered,
+    fits_windows,
+    in_windows,
+    room,
+    step_program,
+)
 from imgmlp.codec.training.checkpoint import Snapshot
 from imgmlp.codec.training.compile_times import CompileTimes
 from imgmlp.codec.training.draft import Draft, draft
@@ -50,7 +57,8 @@ LARGE, BY_LARGER, LEAST_SHARE = 2**20, 1.4, 1 / 30
 # Steps that are trained even where the time limit leaves no room for them: a share of its time,
 # where something had to be compiled, and so many in all.
 AT_LEAST, FEWEST_LIMITED = 0.25, 10
-USUAL = 20.0  # seconds that an encode should take if nobody says how long
+BRIEF = 60.0  # seconds of a limit up to which a program should serve pictures of any size
+USUAL, LONGEST = 20.0, 25.0  # seconds that an encode should take if nobody says how long, and may
 SETTLING = 50  # steps that take as long as the search for rounded networks
 SETTLED = 1 / 6  # of a limited time, at most, for that search
 REFINING, REFINED = 0.2, 2000  # share of the steps, and most, whose time goes to single weights
@@ -112,44 +120,32 @@ def encode(
     return _Encoder(picture, wanted, workload, device, run).encode()
 
 
-def work(picture: Picture, wanted: Goal, workload: Workload) -> Work:
+def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) -> Work:
     """What training for a target takes, about; just the usual time where that is chosen."""
-    height, width, channels = picture.pixels.shape
-    hidden = widths(picture.pixels.shape, math.inf)
-    pixels = height * width
-    passes = 1.0 if wanted.kind == "lambda" else 1 + PASSES / 4 * SHORTER
-    steps = passes * for_pixels(workload.steps, pixels)
+    shape = height, width, channels = picture.pixels.shape
+    hidden, pixels = widths(shape, math.inf), height * width
+    steps = _passes(wanted) * for_pixels(workload.steps, pixels)
     each = 6 * _weights(hidden, channels) + SMALL_PARTS
-    programs = (step_program(picture.pixels.shape),)
+    short = _is_short(workload, pixels)
+    programs = (step_program(shape, hidden, device, short),)
     if not steps:
         return Work(0, 0, programs, USUAL)
-    judged = min(pixels, JUDGED) if is_large(picture.pixels.shape) else pixels
-    return Work(steps, (steps * pixels + SETTLING * judged) * each, programs)
+    judged = computed = pixels
+    if in_windows(shape, device, short):
+        judged, computed = min(pixels, JUDGED), covered(shape, device)
+    return Work(steps, (steps * computed + SETTLING * judged) * each, programs)
 
 
-def step_program(shape: tuple[int, ...]) -> str:
-    """What compile_times.py knows the step for pixels of a shape by."""
-    height, width, channels = shape
-    rows, columns, levels = common_side(height), common_side(width), usual_levels(height, width)
-    hidden, entropy = widths(shape, math.inf)
-    sizes = f"{rows}x{columns}x{channels}"
-    if is_large(shape):
-        sizes = f"windows x{channels}"
-    elif _fills(shape, (rows, columns)):
-        sizes += " alone"
-    return f"latent step: {sizes}, {levels} levels, widths {hidden} and {entropy}"
+def _passes(wanted: Goal) -> float:
+    """Of training in all, about, in those of one run."""
+    return 1.0 if wanted.kind == "lambda" else 1 + PASSES / 4 * SHORTER
 
 
-def room(shape: tuple[int, ...], device: AnyDevice) -> tuple[int, int] | None:
-    """Rows and columns that a step for pixels of a shape is made for, so that what was compiled
-    for one picture serves others; None for just its own, which takes 3% less time."""
-    found = common_side(shape[0]), common_side(shape[1])
-    return None if device.info.kind == "numpy" or _fills(shape, found) else found
-
-
-def _fills(shape: tuple[int, ...], room: tuple[int, int]) -> bool:
-    """Whether a picture has a program for itself; small ones are trained faster than compiled."""
-    return shape[:2] == room and max(room) > SMALL
+def _is_short(workload: Workload, pixels: int) -> bool:
+    """Whether compiling for a picture's size would take much of the time."""
+    if workload.seconds is not None:
+        return workload.seconds <= BRIEF
+    return for_pixels(workload.steps, pixels) <= FEWEST  # or nobody says how long
 
 
 class _Encoder:
@@ -161,6 +157,7 @@ class _Encoder:
         self.picture, self.wanted, self.device = picture, wanted, device
         self.workload, self.run = workload, run
         self.samples = picture.width * picture.height
+        self.short = _is_short(workload, self.samples)
         self.compiled = CompileTimes(device)
         self.limit: float | None = None  # of the clock
         self.settling: float = SETTLING
@@ -271,11 +268,11 @@ class _Encoder:
     def _forms(self) -> dict[str, Callable[[], LatentStep]]:
         """What may be trained, by the name that a checkpoint has for it."""
         shape, found = self.picture.pixels.shape, dict[str, Callable[[], LatentStep]]()
-        if not is_large(shape, self.device):
-            if shared := room(shape, self.device):
+        if not in_windows(shape, self.device, self.short):
+            if shared := room(shape, self.device, self.short):
                 found["in a room"] = partial(self._whole_step, shared)
             found["whole"] = partial(self._whole_step, None)
-        if fits_windows(shape):
+        if fits_windows(shape, self.device):
             found["in windows"] = self._windowed_step
         return found
 
@@ -372,7 +369,7 @@ class _Encoder:
             steps = for_pixels(self.workload.steps, self.samples)
         else:
             every = {n: for_pixels(steps_of(n), self.samples) for n in range(1, LEVELS + 1)}
-            level = max((n for n in every if self._seconds(every[n], pace) <= USUAL), default=1)
+            level = max((n for n in every if self._seconds(every[n], pace) <= LONGEST), default=1)
             steps = every[level]
             self.run.say(f"effort {level} of {LEVELS}, as it suits this device; --effort decides")
         self.run.say(f"{steps:,} steps, about {self._seconds(steps, pace):,.0f} seconds")
@@ -384,11 +381,14 @@ class _Encoder:
         step.steer(control(0, MOST, self._first_price()))
         decides = self.workload.seconds is not None or not self.workload.steps
         pace = step.pace(TRIED if decides else TRIED_BRIEFLY)
-        self.compiled.note(step_program(self.picture.pixels.shape))
+        shape = self.picture.pixels.shape
+        hidden = widths(shape, math.inf)
+        self.compiled.note(step_program(shape, hidden, self.device, self.short))
         return pace
 
     def _seconds(self, steps: int, pace: float) -> float:
-        return (steps + min(REFINING * steps, REFINED) + self.settling) * pace
+        trained = _passes(self.wanted) * steps
+        return (trained + min(REFINING * steps, REFINED) + self.settling) * pace
 
     # --- the price of bits ---
 
@@ -458,7 +458,7 @@ def too_large(pixels: Array, device: AnyDevice, error: OutOfMemoryError) -> OutO
     def build(width: int, height: int, device: AnyDevice) -> LatentStep:
         pixels = np.zeros((height, width, channels), np.uint8)
         hidden, entropy = widths(pixels.shape, math.inf)
-        if fits_windows(pixels.shape):  # which were tried last
+        if fits_windows(pixels.shape, device):  # which were tried last
             return WindowedStep(pixels, SEED, device, hidden, entropy, 0)
         return LatentStep(pixels, SEED, device, hidden=hidden, entropy=entropy)
 

@@ -1,14 +1,18 @@
 """The latent codec's operations as Tensors, with gradients of their own.
 
 What each of them computes stands in docs/format-imlp.md in whole numbers; here it is floats, for
-training. All gradients are gathered: a value's gradient reads what used it, shifted back.
+training. What slides over a plane is as in the engine's own windows: taps, which are slices of it,
+joined one after the other. All gradients are gathered: a value's gradient reads what used it,
+shifted back.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from itertools import pairwise, product
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -28,6 +32,7 @@ BEYOND = 2  # values beyond either end that it takes
 LONG = 1 << 10  # terms that one group had better not add up alone
 MANY = 1 << 17  # elements that a GPU had better not compute again for each of TAPS sums
 MOST = 1 << 19  # and not at all, as a launch more takes less
+LARGEST = 65504.0  # of halves
 # What a file can say of a latent: logarithms of scales, and the least probability.
 SHARPEST, WIDEST = -MIDDLE / 2**SCALE_BITS, (SCALES - 1 - MIDDLE) / 2**SCALE_BITS
 LEAST = FLOOR / 2**TOTAL_BITS
@@ -52,8 +57,11 @@ class Contexts(Function):
         plane: Plane = ctx.plane  # type: ignore[attr-defined]
         away = [(k // WIDTH - REACH) * plane.pitch + k % WIDTH - REACH for k in range(NEIGHBOURS)]
         rows = plane.rows - AROUND  # below them are no values
-        used = [g[k, -a : rows * plane.pitch - a] for k, a in enumerate(away)]
-        by_values = _sum(used).reshape(rows, plane.pitch).contiguous()
+        if g.device is not None and g.device.has_matrix_units:
+            # As products are there; these are most of what a step writes and reads.
+            g = g.permute(1, 0).maximum(-LARGEST).minimum(LARGEST).cast(dtype.f16).permute(1, 0)
+        used = [g[k, -a : rows * plane.pitch - a].cast(dtype.f32) for k, a in enumerate(away)]
+        by_values = reduce(add, used).reshape(rows, plane.pitch).contiguous()
         return by_values.pad((AROUND, 2 * AROUND), (0, 0)), None
 
 
@@ -247,10 +255,10 @@ class Doubled(Function):
             for j in range(TAPS):
                 terms.append(taken(j, 0, begin, end) * _tap(taps, j, 0))
                 terms.append(taken(j + 1, 1, begin, end) * _tap(taps, j, 1))
-            return _sum(terms)
+            return reduce(add, terms)
 
         def by_end(begin: int, end: int) -> Tensor:
-            return _sum([by_padded(place, place + 1) for place in range(begin, end)])
+            return reduce(add, [by_padded(place, place + 1) for place in range(begin, end)])
 
         if n == 1:
             by_x = by_end(0, half + TAPS)
@@ -271,8 +279,8 @@ class Doubled(Function):
                 c, h, w = _long(x.shape, axis, end - begin)
                 every = taken(0, odd, begin, end).reshape(c, h, 1, w)
                 terms.append(_windows(x, axis, begin, end, odd) * every)
-            sums.append(_sum(terms).sum(3).sum((0, 1)))
-        return by_x, _sum(sums), None, None
+            sums.append(reduce(add, terms).sum(3).sum((0, 1)))
+        return by_x, reduce(add, sums), None, None
 
 
 def _long(shape: Sequence[int], axis: int, count: int) -> tuple[int, ...]:
@@ -319,7 +327,7 @@ def _pairs(seen: Tensor, taps: Tensor, axis: int) -> Tensor:
     for odd in (0, 1):
         terms = (_cut(seen, axis, j + odd, j + odd + count) * _tap(taps, j, odd)
                  for j in range(TAPS))  # fmt: skip
-        found = _sum(list(terms))
+        found = reduce(add, list(terms))
         both.append(found.reshape(*found.shape[: axis + 1], 1, *found.shape[axis + 1 :]))
     return Tensor.concat(both, axis + 1)
 
@@ -330,10 +338,6 @@ def _cut(x: Tensor, axis: int, begin: int, end: int, step: int = 1) -> Tensor:
 
 def _tap(taps: Tensor, j: int, odd: int) -> Tensor:
     return taps[TAPS - 1 - j if odd else j].reshape(1, 1, 1)
-
-
-def _sum(terms: list[Tensor]) -> Tensor:
-    return sum(terms[1:], terms[0])
 
 
 class Enlarged(Function):
@@ -390,7 +394,7 @@ def _stored(x: Tensor, most: int) -> Tensor:
 def _shares(taps: Tensor, takes: Tensor) -> Tensor:
     """[TAPS, wanted]: of the values around each place of an axis that is doubled, how much it
     takes."""
-    return _sum([Tensor.where(takes[j], taps[j], 0.0) for j in range(TAPS)]).contiguous()
+    return reduce(add, [Tensor.where(takes[j], taps[j], 0.0) for j in range(TAPS)]).contiguous()
 
 
 def _by_taps(by_shares: Sequence[Tensor], takes: Tensor) -> Tensor:
@@ -449,7 +453,7 @@ def _weighted(values: Sequence[Tensor], shares: Sequence[Tensor] | Tensor, axis:
     """The sum of [c, h, w] each, with one weight for each place of an axis."""
     shape = (-1, 1) if axis == 1 else (-1,)
     pairs = zip(values, shares, strict=True)
-    return _sum([value * share.reshape(*shape) for value, share in pairs])
+    return reduce(add, [value * share.reshape(*shape) for value, share in pairs])
 
 
 def soft_round(x: Tensor, inverse: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ window, part by part. Nothing here knows of networks.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +45,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Plane:
-    """The finest grid, and below it the others side by side; zeros around each of them."""
+    """The finest grid, below it the next one, and beside that the others; zeros around each."""
 
     grids: tuple[Grid, ...]  # finest first
     pitch: int
@@ -58,14 +58,12 @@ class Plane:
         sizes = [
             (-(-height // 2**n) + 2 * halo, -(-width // 2**n) + 2 * halo) for n in range(levels)
         ]
-        height, width = sizes[0]
-        beside = sum(w + REACH for _, w in sizes[1:])
-        pitch = -(-max(width + REACH, beside) // ALIGN) * ALIGN
-        grids, row, column = [Grid(height, width, 0, 0)], height + REACH, 0
-        for h, w in sizes[1:]:
+        grids, pitch, bottom = [], 0, 0
+        for (h, w), (row, column) in zip(sizes, _places(sizes), strict=True):
             grids.append(Grid(h, w, row, column))
-            column += w + REACH
-        used = row + (sizes[1][0] if levels > 1 else 0) + AROUND  # which use what is above them
+            pitch, bottom = max(pitch, column + w + REACH), max(bottom, row + h)
+        pitch = -(-pitch // ALIGN) * ALIGN
+        used, height = bottom + AROUND, sizes[0][0]  # rows which use what is above them
         unit = TILE // math.gcd(TILE, pitch)
         rows, pixel_rows = (-(-n // unit) * unit for n in (used, height))
         return Plane(tuple(grids), pitch, rows, pixel_rows)
@@ -84,6 +82,17 @@ class Plane:
     def margin(self) -> int:
         """Zeros before and after the plane of pixels."""
         return 2 * self.pitch
+
+
+def _places(sizes: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Row and column of every grid: the third right of the second, the others below the third."""
+    corner = 0, 0
+    for level, (h, w) in enumerate(sizes):
+        yield corner
+        row, column = corner
+        below = row + h + REACH, column
+        beside = row, column + w + REACH
+        corner = below if level in (0, 2) else beside
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -135,8 +136,11 @@ class Rounding:
     def _written(self, trial: Trial) -> Written:
         grids = tuple(self._decided(trial.inwards))
         model = LatentModel(self.step.shape, grids, trial.networks, self.step.start.number)
-        parts = _sections(*sections.write(model))
-        size, pixels = draft.size(self.picture, "latent", parts), synthesize(model, self.device)
+        with ThreadPoolExecutor(1) as other:  # as coding keeps one core busy, most of it in Python
+            coded = other.submit(sections.write, model)
+            pixels = synthesize(model, self.device)
+            parts = _sections(*coded.result())
+        size = draft.size(self.picture, "latent", parts)
         return Written(model, parts, pixels, size, psnr(self.picture.pixels, pixels))
 
 

@@ -134,10 +134,15 @@ class LatentStep(Resumable):
         alpha = np.arange(self.channels) == self.channels - 1
         self.is_alpha = Tensor(alpha.astype(np.float32), device, name="alpha")
         self.count = Tensor(np.uint32(0), device, name="count")
-        self.adam_latents = optim.Adam([self.latents], self.control[4], BETAS, epsilon)
-        self.adam = optim.Adam([self.flat], self.control[5], BETAS, epsilon)
+        self.adam_latents, self.adam = self._optimizers()
         self._answers: list[Array] = []  # that were waited for and not given
         self.program = self._compiled(self._step, device, general, "half")
+
+    def _optimizers(self) -> tuple[optim.Adam, optim.Adam]:
+        """What moves the latents, and what moves the networks."""
+        pairs = (self.latents, self.control[4]), (self.flat, self.control[5])
+        latents, networks = (optim.Adam([p], rate, BETAS, self.epsilon) for p, rate in pairs)
+        return latents, networks
 
     def _compiled(
         self, step: Callable[[], dict[str, Tensor]], device: AnyDevice, general: bool = False,

@@ -9,24 +9,29 @@ every window.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.latent.plane import Extent, Plane
+from imgmlp.codec.latent.model import usual_levels
+from imgmlp.codec.latent.plane import SMALL, Extent, Plane, common_side
 from imgmlp.codec.latent.training_step import Control, LatentStep
 from imgmlp.engine import AnyDevice, Device, Tensor
 from imgmlp.image import counted
 
 Array = np.ndarray[Any, Any]
 
-SIZE = 512, 512  # rows and columns of a window, multiples of 2^(levels - 1)
+# Rows and columns of a window, multiples of 2^(levels - 1). A processor's caches hold what a small
+# one needs, which makes up for its halo; a GPU has too little to do with it.
+SIZE, SIZE_ON_GPUS = (256, 256), (512, 512)
+FILLED = 4  # times as many pixels as a picture has, at most, in windows for it
 HALO = 4  # values of every grid that what a window's own pixels need lies in
-JUDGED = 2**20  # pixels by which networks are judged, about: some windows stand for all
+JUDGED = 2**19  # pixels by which networks are judged, about: some windows stand for all
 # Most pixels that are trained as a whole, of which a step takes some 260 bytes each: on processors
 # and on GPUs, to which windows' data have a longer way.
 WHOLE, WHOLE_ON_GPUS = 3 * 2**20, 14 * 2**20
@@ -35,24 +40,79 @@ SLOWER = 1 / 3
 TOGETHER = 8  # steps of a window there before it is another one's turn
 
 
-def fits_windows(shape: tuple[int, ...]) -> bool:
+def fits_windows(shape: tuple[int, ...], device: AnyDevice) -> bool:
     """Whether pixels of a shape can be trained in windows, which thin pictures hardly fill."""
-    return min(shape[:2]) >= min(SIZE) // 2
+    return covered(shape, device) <= FILLED * shape[0] * shape[1]
 
 
-def is_large(shape: tuple[int, ...], device: AnyDevice | None = None) -> bool:
-    """Whether they should be, on a device or on most of them."""
-    most = WHOLE_ON_GPUS if device is not None and _is_gpu(device) else WHOLE
-    return shape[0] * shape[1] > most and fits_windows(shape)
+def covered(shape: tuple[int, ...], device: AnyDevice) -> int:
+    """Pixels that windows for pixels of a shape compute, of the picture or beyond it."""
+    sides = zip(shape[:2], _size(device), strict=True)
+    return math.prod(-(-side // of) * of for side, of in sides)
+
+
+def in_windows(shape: tuple[int, ...], device: AnyDevice, short: bool) -> bool:
+    """Whether they should be: for all that they need, or as a short run, on a device that compiles
+    for long and computes for long as well, had better take programs that know no size."""
+    most = WHOLE_ON_GPUS if _is_gpu(device) else WHOLE
+    if short and _compiles(device) and not _is_gpu(device) and max(shape[:2]) > SMALL:
+        most = 0
+    return shape[0] * shape[1] > most and fits_windows(shape, device)
+
+
+def room(shape: tuple[int, ...], device: AnyDevice, short: bool) -> tuple[int, int] | None:
+    """Rows and columns that a step for pixels of a shape is made for, so that what was compiled
+    for one picture serves others; None for just its own, which takes 3% less time."""
+    found = common_side(shape[0]), common_side(shape[1])
+    if short and max(found) <= SMALL:
+        found = max(found), max(found)
+    return None if not _compiles(device) or _fills(shape, found) else found
+
+
+def _fills(shape: tuple[int, ...], room: tuple[int, int]) -> bool:
+    """Whether a picture has a program for itself; small ones are trained faster than compiled."""
+    return shape[:2] == room and max(room) > SMALL
+
+
+def step_program(
+    shape: tuple[int, ...], widths: tuple[int, int], device: AnyDevice, short: bool
+) -> str:
+    """What compile_times.py knows the step for pixels of a shape by."""
+    height, width, channels = shape
+    if in_windows(shape, device, short):
+        sizes = "windows"
+    elif shared := room(shape, device, short):
+        sizes = "{}x{}".format(*shared)
+    else:
+        sizes = f"{height}x{width} alone"
+    levels = usual_levels(height, width)
+    return f"latent step: {sizes} x{channels}, {levels} levels, widths {widths}"
+
+
+def _size(device: AnyDevice) -> tuple[int, int]:
+    return SIZE_ON_GPUS if _is_gpu(device) else SIZE
 
 
 def _is_gpu(device: AnyDevice) -> bool:
     return isinstance(device, Device) and device.lanes == "group"
 
 
+def _compiles(device: AnyDevice) -> bool:
+    return device.info.kind != "numpy"
+
+
+@dataclass(frozen=True, eq=False)
+class _Visit:
+    """A window, and what it takes to the device that others do not change."""
+
+    extent: Extent
+    target: Array
+    moments: list[Array]
+
+
 class WindowedStep(LatentStep):
-    """The LatentStep of a picture of any size; `window` is a window's rows and columns, SIZE if
-    nobody says so."""
+    """The LatentStep of a picture of any size; `window` is a window's rows and columns, the usual
+    ones of the device if nobody says so."""
 
     seldom = 5  # as that takes long
 
@@ -60,7 +120,7 @@ class WindowedStep(LatentStep):
         self, pixels: Array, seed: int, device: AnyDevice, hidden: int, entropy: int, start: int,
         window: tuple[int, int] | None = None,
     ) -> None:  # fmt: skip
-        self._window, self._picture = window or SIZE, pixels
+        self._window, self._picture = window or _size(device), pixels
         super().__init__(pixels, seed, device, hidden=hidden, entropy=entropy, start=start,
                          room=self._window)  # fmt: skip
         self.together = TOGETHER if _is_gpu(device) else 1
@@ -70,9 +130,10 @@ class WindowedStep(LatentStep):
         self._grids = [np.zeros(size, np.float32) for size in self.shape.grids]
         self._moments = [[np.zeros_like(grid) for grid in self._grids] for _ in range(2)]
         self._corrections = [np.zeros((), np.float32)] * 2
-        self._steps = 0
-        self._last = np.zeros(2)  # error and bits of the last step
+        self._steps, self._turn = 0, 0  # steps of all windows, and windows of the one not done yet
+        self._found, self._last = np.zeros(2), np.zeros(2)  # error and bits of it, of the last step
         self._control = Control(0.0)
+        self._frames: dict[tuple[Any, ...], list[Array]] = {}  # which few windows differ in
 
     # --- the windows ---
 
@@ -103,27 +164,32 @@ class WindowedStep(LatentStep):
         before = np.cumsum([0, *(self.windows[n].pixels for n in order)])[:-1]
         return [self.windows[n] for n in sorted(order[before < JUDGED].tolist())]
 
-    def _enter(self, extent: Extent) -> None:
+    def _enter(self, extent: Extent, target: Array | None = None) -> None:
         """Have a window's latents and pixels on the device, and what of them counts."""
         before, self.extent = self.extent, extent
         self.latents.write(extent.gathered(self._grids, HALO))
-        self.target.write(extent.target(self._picture))
+        self.target.write(extent.target(self._picture) if target is None else target)
         weights = self.weights * extent.pixels / self.pixels  # whose bits are the whole picture's
         self.control.write(self._control.array(self.channels, extent.pixels, weights))
         if extent.frame == before.frame:
             return
+        if extent.frame not in self._frames:
+            self._frames[extent.frame] = self._framed()
         assert self.firsts is not None
-        self.firsts.write(self._bounds(0))
-        self.ends.write(self._bounds(1))
-        self.inside.write(extent.inside(HALO))
-        self.taken.write(extent.taken(HALO))
-        self.own.write(extent.taken())
-        self.own_pixels.write(extent.inside())
+        states = (self.firsts, self.ends, self.inside, self.taken, self.own, self.own_pixels)
+        for tensor, value in zip(states, self._frames[extent.frame], strict=True):
+            tensor.write(value)
 
-    def _leave(self, tensors: Sequence[Tensor]) -> None:
+    def _framed(self) -> list[Array]:
+        """What the device has of where the present window ends."""
+        bounds, extent = [self._bounds(which) for which in (0, 1)], self.extent
+        halo = [extent.inside(HALO), extent.taken(HALO)]
+        return [*bounds, *halo, extent.taken(), extent.inside()]
+
+    def _leave(self, arrays: Sequence[Array]) -> None:
         """Have on the host what a window's latents and moments are by now."""
-        for tensor, grids in zip(tensors, (self._grids, *self._moments), strict=True):
-            own = self.extent.parts(tensor.numpy())
+        for array, grids in zip(arrays, (self._grids, *self._moments), strict=True):
+            own = self.extent.parts(array)
             for grid, values in zip(self.extent.cut(grids), own, strict=True):
                 grid[:] = values
 
@@ -133,38 +199,58 @@ class WindowedStep(LatentStep):
     def done(self) -> int:
         return self._steps
 
-    def run(self, count: int) -> None:
+    def run(self, count: int, enough: Callable[[], bool] = lambda: False) -> bool:
         generator = np.random.Generator(np.random.PCG64([self.seed, self._steps]))
-        found = np.zeros(2)
+        order = generator.permutation(len(self.windows)).tolist()
+        begun, ready = self._turn, self._ready(order[self._turn])
+        while self._turn < len(order):
+            if self._turn > begun and enough():
+                return False
+            self._begin(ready, count)
+            if self._turn + 1 < len(order):  # while the device is busy
+                ready = self._ready(order[self._turn + 1])
+            arrays, figures = self._end()
+            self._leave(arrays)
+            self._found, self._turn = self._found + figures, self._turn + 1
+        self._corrections = [tensor.numpy() for tensor in self.adam_latents.corrections]
+        self._steps, self._turn = self._steps + count, 0
+        self._last, self._found = self._found, np.zeros(2)
+        return True
+
+    def _ready(self, number: int) -> _Visit:
+        extent = self.windows[number]
+        moments = [extent.gathered(grids) for grids in self._moments]
+        return _Visit(extent, extent.target(self._picture), moments)
+
+    def _begin(self, visit: _Visit, count: int) -> None:
+        """Have the device take steps of a window."""
+        self._enter(visit.extent, visit.target)
         first, second, *corrections = self.adam_latents.state()
-        for number in generator.permutation(len(self.windows)).tolist():
-            extent = self.windows[number]
-            self._enter(extent)
-            for tensor, grids in zip((first, second), self._moments, strict=True):
-                tensor.write(extent.gathered(grids))
-            for tensor, value in zip(corrections, self._corrections, strict=True):
-                tensor.write(value)
-            self.program.run(count)
-            found += [float(self.program.read(name)) for name in ("error", "bits")]
-            self._leave((self.latents, first, second))
-        self._corrections = [tensor.numpy() for tensor in corrections]
-        self._steps += count
-        self._last = found
+        values = [*visit.moments, *self._corrections]
+        for tensor, value in zip([first, second, *corrections], values, strict=True):
+            tensor.write(value)
+        self.program.run(count)
+
+    def _end(self) -> tuple[list[Array], Array]:
+        """Once they are done: latents and moments, and the error and the bits of the last one."""
+        first, second, *_ = self.adam_latents.state()
+        found = [float(self.program.read(name)) for name in ("error", "bits")]
+        return [tensor.numpy() for tensor in (self.latents, first, second)], np.array(found)
 
     def figures(self) -> tuple[float, float]:
         error, bits = self._last.tolist()
         return self.mean(error), bits / self.pixels
 
     def pace(self, most: float) -> float:
+        def visit() -> None:
+            self._begin(self._ready(0), 1)
+            self._end()
+
         before = self._staying()
-        self._enter(self.windows[0])
-        self.program.run(1)  # which may compile for seconds
-        self.program.wait()
+        visit()  # which may compile for seconds
         count, began, seconds = 0, time.perf_counter(), 0.0
         while seconds < most:
-            self._enter(self.windows[0])
-            self.program.run(1)
-            self.program.wait()
+            visit()
             count, seconds = count + 1, time.perf_counter() - began
         self._back_to(before)
         return seconds / count * len(self.windows)
@@ -247,13 +333,15 @@ class WindowedStep(LatentStep):
         found = self._staying()
         for name, grids in self._held.items():
             found |= {f"{name}_{n}": grid.copy() for n, grid in enumerate(grids)}
-        return found | {"steps": np.array(self._steps)}
+        counts = {"steps": np.array(self._steps), "turn": np.array(self._turn)}
+        return found | counts | {"found": self._found.copy()}
 
     def restore(self, arrays: dict[str, Array]) -> None:
         self._back_to(arrays)
         for name, held in self._held.items():
             held[:] = [arrays[f"{name}_{n}"].copy() for n in range(len(held))]
-        self._steps = int(arrays["steps"])
+        self._steps, self._turn = int(arrays["steps"]), int(arrays["turn"])
+        self._found = arrays["found"].copy()
 
     @property
     def _held(self) -> dict[str, list[Array]]:

@@ -76,7 +76,7 @@ def encode(
             return encoder.best
 
 
-def work(picture: Picture, wanted: Goal, workload: Workload) -> Work:
+def work(picture: Picture, wanted: Goal, workload: Workload, _device: AnyDevice) -> Work:
     """What training for a target and checking files will take, about."""
     samples = picture.width * picture.height
     weights, runs = rate_model.usual_weights(wanted, samples), 1.0

@@ -15,6 +15,7 @@ import re
 import time
 import zipfile
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -67,10 +68,14 @@ class Resumable(ABC):
         """Steps, once the enqueued ones are done."""
         return int(self.count.item())
 
-    def run(self, count: int) -> None:
-        """Take so many steps, and wait for them."""
+    def run(self, count: int, enough: Callable[[], bool] = lambda: False) -> bool:
+        """Take so many steps, and wait for them; whether all were taken.
+
+        Steps that take long ask meanwhile whether it is `enough`, and can be continued.
+        """
         self.program.run(count)
         self.program.wait()
+        return True
 
     @abstractmethod
     def _moving(self) -> dict[str, Tensor]:

@@ -86,13 +86,15 @@ class Trainer(ABC, Generic[S, D]):
         self._shown = begun = self.done, time.perf_counter()
         self._steer()
         while self.done < self.state.steps:
-            self._replay()
+            whole = self._replay(run)
             looks = self.done % self.look == 0 or self.done == self.state.steps
             if self._shown is begun and not looks:  # the first steps may have compiled for long
                 self._shown = self.done, time.perf_counter()
-            if looks and not self._look(run.tell):
+            if whole and looks and not self._look(run.tell):
                 return "diverged"
             stop = run.stopping()
+            if not whole and self._late():
+                self.state.steps = self.done
             if run.due(stop):
                 run.keep(complete(self.snapshot()))
             if stop and self.done < self.state.steps:
@@ -100,14 +102,22 @@ class Trainer(ABC, Generic[S, D]):
         self.state.seconds = time.perf_counter() - self._began
         return "done"
 
-    def _replay(self) -> None:
-        """Some more steps, but none beyond the next look."""
+    def _replay(self, run: Run) -> bool:
+        """Some more steps, but none beyond the next look; False if the last of them is not whole,
+        as the run is to stop or its time is over."""
         most = self.step.together or self._chunk
         count = min(most, self.look - self.done % self.look, self.state.steps - self.done)
         began = time.perf_counter()
-        self.step.run(count)
+
+        whole = self.step.run(count, lambda: self._late() or run.stopping())
         self._chunk = next_chunk(self._chunk, time.perf_counter() - began)
-        self.done += count
+        if whole:
+            self.done += count
+        return whole
+
+    def _late(self) -> bool:
+        """Whether no time is left, not even for the rest of a step."""
+        return self._limit is not None and self.done > 0 and time.perf_counter() > self._limit
 
     @abstractmethod
     def _look(self, tell: Callable[[Progress], None] | None) -> bool:

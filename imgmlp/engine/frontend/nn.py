@@ -12,7 +12,9 @@ from typing import Protocol
 
 from imgmlp.engine.device.discover import AnyDevice
 from imgmlp.engine.frontend.tensor import Tensor
+from imgmlp.engine.ir.dtype import Array
 from imgmlp.engine.ir.usage_errors import misuse
+from imgmlp.engine.operations.operands import check_rows
 
 
 class Layer(Protocol):
@@ -166,7 +168,8 @@ def attention(
     Where a bool mask [..., time of query, time of key] is false, nobody looks; a float one is
     added. With `causal` no place looks at later ones. Vaswani et al. (2017).
     """
-    scores = query @ key.transpose() * (scale or 1 / math.sqrt(query.shape[-1] or 1))
+    scale = 1 / math.sqrt(query.shape[-1] or 1) if scale is None else scale
+    scores = query @ key.transpose() * scale
     if causal:
         seen = Tensor.arange(key.shape[-2]) <= Tensor.arange(query.shape[-2]).reshape(-1, 1)
         scores = Tensor.where(seen, scores, -math.inf)
@@ -176,12 +179,13 @@ def attention(
     return scores.softmax() @ value
 
 
-def nll_loss(logarithms: Tensor, target: Tensor) -> Tensor:
+def nll_loss(logarithms: Tensor, target: Tensor | Array) -> Tensor:
     """Mean of -logarithms[target]: [rows, classes] and int [rows] -> one number.
 
-    Targets must lie in [0, classes). Raises ValueError for other shapes, TypeError for a
-    target that is not int.
+    Targets must lie in [0, classes): OutOfBoundsError if the host knows of one that does not.
+    Raises ValueError for other shapes, TypeError for a target that is not int.
     """
+    target = target if isinstance(target, Tensor) else Tensor(target, logarithms.device)
     if len(logarithms.shape) != 2 or target.shape != logarithms.shape[:1]:
         shapes = f"not {logarithms.shape} and {target.shape}"
         raise misuse(
@@ -189,17 +193,19 @@ def nll_loss(logarithms: Tensor, target: Tensor) -> Tensor:
         )
     if not target.dtype.is_int:
         raise misuse(TypeError, f"cross_entropy: the target must be int, not {target.dtype.name}")
+    check_rows(logarithms.shape, target.node, 1)
     rows, classes = logarithms.shape
     chosen = Tensor.arange(classes).reshape(1, classes).eq(target.reshape(rows, 1))
     picked = Tensor.where(chosen, logarithms, 0.0)
     return picked.sum() * (-1 / rows if rows else math.nan)
 
 
-def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+def cross_entropy(logits: Tensor, target: Tensor | Array) -> Tensor:
     """Mean of -log softmax(logits)[target]: [rows, classes] and int [rows] -> one number.
 
     A float target [rows, classes] is the share of each class. Raises as `nll_loss`.
     """
+    target = target if isinstance(target, Tensor) else Tensor(target, logits.device)
     if target.shape == logits.shape and target.dtype.is_float:
         rows = logits.shape[0]
         return (logits.log_softmax() * target).sum() * (-1 / rows if rows else math.nan)

@@ -6,8 +6,9 @@ state on the device, so a compiled step needs nothing from the host.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from imgmlp.engine.frontend.tensor import Tensor
 from imgmlp.engine.ir.graph import toposort
 from imgmlp.engine.ir.usage_errors import misuse
 
+Array = np.ndarray[Any, Any]
 Form = Literal["standard", "seed"]
 
 
@@ -130,3 +132,160 @@ class Adam(AdamW):
         epsilon: float = 1e-8,
     ) -> None:
         super().__init__(parameters, lr, betas, 0.0, epsilon)
+
+
+LARGEST_SIDE = 48  # of matrices whose eigenbases SOAP keeps
+
+
+class SOAP:
+    """SOAP, Vyas et al. (2024, arXiv 2409.11321): Adam in the eigenbases of Shampoo's factors.
+
+    For a matrix of gradients G [m, n] with sides of at most 48, L [m, m] and R [n, n] are running
+    means of G G^T and G^T G, P and Q their eigenvectors. Adam's moments are those of P^T G Q, and
+    the step that it would take there is turned back. All other parameters are Adam's.
+
+    P and Q are what `refresh()` made of L and R last, and at first identities, so that SOAP begins
+    as Adam. All matrices go through one batch of squares with zeros around them, so that a step has
+    about six launches more than Adam's, however many there are.
+
+    `shapes` are those of the arrays that the parameters hold one after the other, as `nn.slices`
+    takes them: by default the parameters' own. `lr` may be a Tensor of one element. `memory` is
+    what is left of L and R in each step. Raises ValueError for parameters that cannot be assigned,
+    shapes that do not fit them, and where there is no such matrix.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        lr: float | Tensor = 3e-3,
+        betas: tuple[float, float] = (0.95, 0.95),
+        memory: float = 0.95,
+        epsilon: float = 1e-8,
+        shapes: Sequence[tuple[int, ...]] | None = None,
+    ) -> None:
+        self.parameters = _trainable(parameters, "SOAP")
+        self.lr, self.betas, self.memory, self.epsilon = lr, betas, memory, epsilon
+        shapes = [p.shape for p in self.parameters] if shapes is None else list(shapes)
+        count = sum(math.prod(p.shape) for p in self.parameters)
+        if sum(map(math.prod, shapes)) != count:
+            text = f"shapes {shapes} have {sum(map(math.prod, shapes))} elements"
+            raise misuse(ValueError, f"SOAP: {text}, and the parameters {count}")
+        self._sizes = [shape for shape in shapes if _is_small_matrix(shape)]
+        if not self._sizes:
+            text = f"no matrix of at most {LARGEST_SIDE} by {LARGEST_SIDE} among shapes {shapes}"
+            raise misuse(ValueError, f"SOAP: {text}; use Adam")
+        squares, others = _places(shapes)
+        back = np.zeros(count, np.int32)
+        back[squares[squares >= 0]] = np.flatnonzero(squares >= 0)
+        back[others] = squares.size + np.arange(len(others))
+        both = np.stack([squares, squares.swapaxes(1, 2)])  # G, and G^T
+        tables = (both, "squares"), (others, "others"), (back, "back")
+        device = self.parameters[0].device
+        self._both, self._others, self._back = (Tensor(t, device, name=n) for t, n in tables)
+
+        def state(name: str, value: Array) -> Tensor:
+            return Tensor(np.array(value, np.float32), device, name=name)
+
+        zeros, eye = np.zeros(both.shape), np.broadcast_to(np.eye(both.shape[-1]), both.shape)
+        self.factors, self.bases = state("factors", zeros), state("bases", eye)  # L, then R
+        parts = zeros[0], np.zeros(len(others))  # matrices, and what is Adam's
+        self.first, self.second = (
+            [state(f"{name}_moment", part) for part in parts] for name in ("first", "second")
+        )
+        self.corrections = [
+            state(f"{name}_correction", np.zeros(())) for name in ("first", "second")
+        ]
+
+    def state(self) -> list[Tensor]:
+        """Everything but the parameters that a resumed run needs."""
+        return [*self.first, *self.second, *self.corrections, self.factors, self.bases]
+
+    def step(self, loss: Tensor) -> None:
+        """Assign parameters and state what they are after one step."""
+        self.apply(_gradients(loss, self.parameters, "SOAP"))
+
+    def apply(self, gradients: Sequence[Tensor]) -> None:
+        """The same, with a gradient for each parameter that was found elsewhere."""
+        flat = Tensor.concat([g.reshape(-1) for g in gradients], 0)
+        # [2, matrices, side, side]: G and G^T with zeros around them
+        both = Tensor.where(self._both < 0, 0.0, flat.gather(self._both.maximum(0)))
+        squared = _product(both, both.transpose())
+        self.factors.assign(self.factors * self.memory + squared * (1 - self.memory))
+        left, right = self.bases[0], self.bases[1]
+        turned = _product(left.transpose(), _product(both[0], right))
+        grown = [c * b + (1 - b) for c, b in zip(self.corrections, self.betas, strict=True)]
+        for correction, value in zip(self.corrections, grown, strict=True):
+            correction.assign(value)
+        inner, rest = (
+            self._direction(number, part, grown)
+            for number, part in enumerate((turned, flat.gather(self._others)))
+        )
+        found = _product(left, _product(inner, right.transpose()))
+        moves = Tensor.concat([found.reshape(-1), rest], 0).gather(self._back)
+        begin = 0
+        for p in self.parameters:
+            end = begin + math.prod(p.shape)
+            p.assign(p - moves[begin:end].reshape(*p.shape) * self.lr)
+            begin = end
+
+    def _direction(self, number: int, g: Tensor, grown: Sequence[Tensor]) -> Tensor:
+        """Adam's, of one of the two parts."""
+        m, v = self.first[number], self.second[number]
+        new_m = m * self.betas[0] + g * (1 - self.betas[0])
+        new_v = v * self.betas[1] + g * g * (1 - self.betas[1])
+        m.assign(new_m)
+        v.assign(new_v)
+        first, second = (1.0 / correction for correction in grown)
+        return new_m * first / ((new_v * second).sqrt() + self.epsilon)
+
+    def refresh(self) -> None:
+        """Make P and Q those of today's L and R, on the host; between steps, every 10 to 100.
+
+        Moments are turned with them, the second ones as if entries of P^T G Q were independent.
+        Where numbers have exploded P and Q stay.
+        """
+        factors = self.factors.numpy().astype(np.float64)
+        if not np.isfinite(factors).all():
+            return
+        now = np.stack([self._eigenvectors(f, axis) for axis, f in enumerate(factors)])
+        a, b = now.swapaxes(2, 3) @ self.bases.numpy().astype(np.float64)
+        for moment, p, q in ((self.first[0], a, b), (self.second[0], a * a, b * b)):
+            turned = p @ moment.numpy().astype(np.float64) @ q.swapaxes(1, 2)
+            moment.write(turned.astype(np.float32))
+        self.bases.write(now.astype(np.float32))
+
+    def _eigenvectors(self, factors: Array, axis: int) -> Array:
+        """[matrices, side, side]: of all L or all R, where `axis` is that of their sides."""
+        found = np.broadcast_to(np.eye(factors.shape[-1]), factors.shape).copy()
+        for number, size in enumerate(self._sizes):
+            own = slice(0, size[axis])
+            found[number, own, own] = np.linalg.eigh(factors[number, own, own])[1]
+        return found
+
+
+def _is_small_matrix(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 2 and 0 < max(shape) <= LARGEST_SIDE and min(shape) > 0
+
+
+def _places(shapes: Sequence[tuple[int, ...]]) -> tuple[Array, Array]:
+    """Where in the flat gradient the matrices' elements are, i32 [matrices, side, side] with -1
+    around them, and where all others are, i32 [others]."""
+    ends = np.cumsum([math.prod(shape) for shape in shapes])
+    all_of_them = np.split(np.arange(ends[-1], dtype=np.int32), ends[:-1])
+    matrices, others = list[Array](), [np.empty(0, np.int32)]
+    side = max(max(shape) for shape in shapes if _is_small_matrix(shape))
+    for places, shape in zip(all_of_them, shapes, strict=True):
+        if _is_small_matrix(shape):
+            around = [(0, side - n) for n in shape]
+            matrices.append(np.pad(places.reshape(shape), around, constant_values=-1))
+        else:
+            others.append(places)
+    return np.stack(matrices), np.concatenate(others)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """[..., m, n], [..., n, p] -> [..., m, p]; also where a GPU's products are in half precision,
+    which ends at gradients of 65,504, in float32."""
+    if a.device is not None and a.device.lanes == "group":
+        return (a.unsqueeze(-1) * b.unsqueeze(-3)).sum(-2)
+    return a @ b

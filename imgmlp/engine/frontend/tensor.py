@@ -128,8 +128,9 @@ class Tensor(Windows):
         start, stop = (0, start) if stop is None else (start, stop)
         whole = all(isinstance(v, int) for v in (start, stop, step))
         kind = dtype or (dt.i32 if whole else dt.f32)
-        if not step:
-            raise misuse(ValueError, f"arange: steps of 0 never lead from {start} to {stop}")
+        if not step or not all(map(math.isfinite, (start, stop, step))):
+            text = f"steps of {step} never lead from {start} to {stop}"
+            raise misuse(ValueError, f"arange: {text}")
         count = max(0, math.ceil((stop - start) / step))
         numbers = graph.cast(graph.iota(count), dt.i32 if whole else dt.f32)
         if step != 1:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
@@ -301,9 +302,13 @@ def function(answer: Node, inputs: Sequence[Node], vjp: Callable[..., Any]) -> N
 def normal_axis(axis: int, shape: Shape, operation: str) -> int:
     """An axis counted from the first, where negative ones count from the end."""
     rank = len(shape)
-    if not -rank <= axis < rank:
+    try:
+        place = operator.index(axis)
+    except TypeError:
+        raise misuse(TypeError, f"{operation}: axis {axis!r} is no whole number") from None
+    if not -rank <= place < rank:
         raise misuse(ValueError, f"{operation}: axis {axis} is none of the {rank} of shape {shape}")
-    return axis % rank
+    return place % rank
 
 
 # --- walking, and what printers show of a Node ---

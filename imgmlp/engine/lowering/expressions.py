@@ -11,7 +11,7 @@ from imgmlp.engine.ir.graph import Node, const
 from imgmlp.engine.ir.index_values import index_value, negated, through, zero_outside
 from imgmlp.engine.ir.kernel import Store, access, part_begin
 from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, Op
-from imgmlp.engine.ir.symbolic import ONE, ZERO, Expr, Var, unravel
+from imgmlp.engine.ir.symbolic import ONE, ZERO, Const, Expr, Var, unravel
 from imgmlp.engine.ir.target import Target
 from imgmlp.engine.ir.uops import Builder, Range, U
 
@@ -20,12 +20,15 @@ class Lowering:
     """Emits a kernel's expression at given indices."""
 
     def __init__(
-        self, build: Builder, core: Node | None, target: Target, inside: bool = False
-    ) -> None:
+        self, build: Builder, core: Node | None, target: Target, inside: bool = False,
+        beside: bool = False,
+    ) -> None:  # fmt: skip
         self.build = build
         self.core = core
         self.target = target
         self.inside = inside  # a block, whose groups and lanes are given
+        self.beside = beside  # other kernels of a launch, whose groups are of one size
+        self.bounds: Expr = ONE  # a guard that keeps loads within a Buffer, and does nothing else
         self.core_value: int | None = None
         self.totals: dict[Node, int] = {}  # of the row that is being computed
         self.memo: dict[Any, int] = {}
@@ -73,6 +76,8 @@ class Lowering:
         if source.op is Op.BUFFER:
             data = self.build.parameter(source.arg)
             needed = conj(valid, guard)
+            if isinstance(offset, Const) and guard == self.bounds:  # the same for every term
+                needed = valid
             return self.build.emit(U.LOAD, node.dtype, (data,), (offset, needed), [offset, needed])
         inner = unravel(offset, source.shape)
         if valid is ONE:

@@ -33,10 +33,10 @@ MOST_ELEMENTS = (1 << 31) - 1  # of what a kernel reads, writes or counts: an in
 # --- kernels ---
 
 
-def linearize(kernel: Launch, target: Target) -> Code:
-    """UOps of a kernel."""
+def linearize(kernel: Launch, target: Target, beside: bool = False) -> Code:
+    """UOps of a kernel, which may be `beside` others in a launch."""
     if isinstance(kernel, Fused):
-        members = [linearize(k, target) for k in kernel.members]
+        members = [linearize(k, target, beside=True) for k in kernel.members]
         return _fused(kernel.name, members)
     if isinstance(kernel, Persistent):
         phases = [linearize(p, target) for p in kernel.phases]
@@ -47,7 +47,7 @@ def linearize(kernel: Launch, target: Target) -> Code:
     if isinstance(kernel, Block):
         sizes = _block(kernel, build, target)
     else:
-        lower = Lowering(build, kernel.core, target)
+        lower = Lowering(build, kernel.core, target, beside=beside)
         for guard in kernel.guards:
             build.effect(U.GUARD, (lower.value(guard.place, ()),), guard.wanted)
         sizes = _body(kernel, lower)

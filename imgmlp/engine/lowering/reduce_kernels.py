@@ -25,6 +25,8 @@ from imgmlp.engine.lowering.row_kernels import accumulate
 PAGE = 1024  # elements of a row that are a page of memory
 WIDE = 128  # columns of such rows that a CPU adds up together: they are a page each
 AT_ONCE = 8  # terms of a reduction that a lane of a GPU loads before it adds them
+LONG = 1 << 10  # terms of a single sum that is a launch of its own, which more lanes share
+LONE_LANES = 256
 MOST_PARTS = 8  # lanes that share the terms of one of many outputs; 16 outputs are 64 bytes then
 BUSY = 1 << 16  # lanes that keep a GPU busy
 FEW = 4  # sums over a block's rows of which lanes keep parts: of as many channels
@@ -60,7 +62,7 @@ def _term(
     """The `inner`th term of one output of a reduction over axes, which go in this order; beyond
     the last one what changes no result."""
     build, source = lower.build, core.src[0]
-    exists = less(inner, source.size // core.size)
+    exists = lower.bounds = less(inner, source.size // core.size)
     inside = dict(zip(axes, unravel(inner, [source.shape[a] for a in axes]), strict=True))
     outside = iter(out)
     indices = [inside[a] if a in inside else next(outside) for a in range(len(source.shape))]
@@ -132,6 +134,8 @@ def _reduce_on_lanes(
         enough = GPU_LANES
     alone = size >= enough or count < 32
     local = 64 if alone else GPU_LANES
+    if size == 1 and count >= LONG and not (lower.inside or lower.beside):
+        local = LONE_LANES
     out = lower.outermost("i", size, "item" if alone else "group")
     sharing = 1 if alone else local
     several, rounds = _at_once(-(-count // sharing))

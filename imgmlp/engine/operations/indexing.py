@@ -18,6 +18,13 @@ from imgmlp.engine.ir.dtype import DType
 from imgmlp.engine.ir.usage_errors import OutOfBoundsError, misuse
 from imgmlp.engine.operations.elementwise import Elementwise, Operand, node_of
 from imgmlp.engine.operations.functions import Functions
+from imgmlp.engine.operations.operands import (
+    Axis,
+    axes_of,
+    broadcast_shapes,
+    check_rows,
+    whole_shape,
+)
 
 
 class Indexing(Functions):
@@ -35,12 +42,11 @@ class Indexing(Functions):
         axis = graph.normal_axis(axis, (*self.shape, 1), "unsqueeze")
         return self.reshape(*self.shape[:axis], 1, *self.shape[axis:])
 
-    def squeeze(self, axis: int | Sequence[int] | None = None) -> Self:
+    def squeeze(self, axis: Axis = None) -> Self:
         """Without axes of size 1: all, or those named. Raises ValueError for a longer one."""
         if axis is None:
-            return self.reshape(*(n for n in self.shape if n > 1))
-        given = (axis,) if isinstance(axis, int) else axis
-        axes = {self._axis(a, "squeeze") for a in given}
+            return self.reshape(*(n for n in self.shape if n != 1))
+        axes = axes_of("squeeze", axis, self.shape)
         if any(self.shape[a] != 1 for a in axes):
             raise misuse(ValueError, f"squeeze: axes {axis} of shape {self.shape} are not all 1")
         return self.reshape(*(n for a, n in enumerate(self.shape) if a not in axes))
@@ -50,6 +56,8 @@ class Indexing(Functions):
         if not self.shape:
             return self.reshape(1)
         first, last = self._axis(start, "flatten"), self._axis(end, "flatten")
+        if first > last:
+            raise misuse(ValueError, f"flatten: axis {start} comes after axis {end}")
         size = math.prod(self.shape[first : last + 1])
         return self.reshape(*self.shape[:first], size, *self.shape[last + 1 :])
 
@@ -67,6 +75,7 @@ class Indexing(Functions):
         if axis is None:
             return self.flatten().repeat(count, 0)
         axis = self._axis(axis, "repeat")
+        (count,) = whole_shape("repeat", (count,))
         wider = (*self.shape[: axis + 1], count, *self.shape[axis + 1 :])
         return self.unsqueeze(axis + 1).expand(*wider).flatten(axis, axis + 1)
 
@@ -101,91 +110,113 @@ class Indexing(Functions):
 
     def take(self, index: Operand, axis: int = 0) -> Self:
         """What lies at some indices of an axis; the index's axes take its place."""
-        where = index if _is_array(index) else np.asarray(index)
+        where = _checked(index if _is_array(index) or index == [] else np.asarray(index))
+        if isinstance(where, bool) or _is_mask(where):
+            raise misuse(TypeError, "take: indices are integers, not bools; use x[mask]")
         return self[(*(slice(None),) * self._axis(axis, "take"), where)]
 
     def one_hot(self, classes: int, dtype: DType = dt.i32) -> Self:
         """Along a new last axis 1 at each index and 0 elsewhere; all 0 for one beyond `classes`."""
+        (classes,) = whole_shape("one_hot", (classes,))
         return self.unsqueeze(-1).eq(self._with(graph.iota(classes))).cast(dtype)
 
     def __getitem__(self, key: Any) -> Self:
         """Whole numbers, slices, None, ..., and arrays or Tensors of integers, as in NumPy.
 
         A mask is an array of bools on the host, as it says how many elements there are. Several
-        arrays broadcast; with anything between them their axes come first.
+        arrays broadcast; with anything but numbers between them, or between them and a number,
+        their axes come first.
         """
-        keys = [*key] if isinstance(key, tuple) else [key]
-        keys = [k for given in keys for k in _of_mask(given)]
-        plain = sum(k is not None and k is not ... and k is not False for k in keys)
-        if plain > len(self.shape):
-            raise misuse(OutOfBoundsError, f"{plain} indices for a Tensor of shape {self.shape}")
+        keys = [_checked(k) for k in (key if isinstance(key, tuple) else (key,))]
+        count = sum(map(_axes_taken, keys))
+        if count > len(self.shape):
+            raise misuse(OutOfBoundsError, f"{count} indices for a Tensor of shape {self.shape}")
         if sum(k is ... for k in keys) > 1:
             raise misuse(OutOfBoundsError, f"index {key} has more than one ...")
         gap = next((i for i, k in enumerate(keys) if k is ...), len(keys))
-        keys[gap : gap + 1] = [slice(None)] * (len(self.shape) - plain)
-        simple = tuple(slice(None) if _is_array(k) else k for k in keys if not _is_new(k))
-        taken = super().__getitem__(simple)
+        keys[gap : gap + 1] = [slice(None)] * (len(self.shape) - count)
+        keys = self._without_masks(keys)
+        plain = (slice(None) if _is_array(k) else k for k in keys if _axes_taken(k))
+        taken, axis = super().__getitem__(tuple(plain)), 0
         arrays: list[tuple[int, Any]] = []
+        places = []  # of arrays and numbers: in the key, and among the axes
+        for place, k in enumerate(keys):
+            if k is None or isinstance(k, bool):
+                taken = taken.unsqueeze(axis)
+            if isinstance(k, bool):  # takes all of its axis, or nothing
+                arrays.append((axis, np.zeros(int(k), int)))
+            elif _is_array(k):
+                arrays.append((axis, k))
+            if not (k is None or isinstance(k, slice)):
+                places.append((place, axis))
+            axis += isinstance(k, bool) or not isinstance(k, int | np.integer)
+        if not arrays:
+            return taken
+        (first, begin), (last, _) = places[0], places[-1]
+        return taken._taken(arrays, begin if last - first < len(places) else 0)
+
+    def _without_masks(self, keys: Sequence[Any]) -> list[Any]:
+        """With indices of what is true in each mask. Raises IndexError for a mask of other axes."""
+        found: list[Any] = []
         axis = 0
         for k in keys:
-            if _is_new(k):
-                taken = taken.unsqueeze(axis)
-            if k is False:  # of size 0
-                taken = taken.shrink(*((0, n * (a != axis)) for a, n in enumerate(taken.shape)))
-            if _is_array(k):
-                arrays.append((axis, k))
-            axis += _is_new(k) or isinstance(k, slice) or _is_array(k)
-        return taken._taken(arrays) if arrays else taken
+            its, end = _is_mask(k), axis + _axes_taken(k)
+            if its and k.shape != self.shape[axis:end]:
+                text = f"a mask of shape {k.shape} is not that of axes {axis} to {end - 1}"
+                raise misuse(OutOfBoundsError, f"index: {text} of shape {self.shape}")
+            found += np.nonzero(k) if its else [k]
+            axis = end
+        return found
 
-    def _taken(self, arrays: Sequence[tuple[int, Any]]) -> Self:
-        """Elements by arrays of indices, each for an axis."""
+    def _taken(self, arrays: Sequence[tuple[int, Any]], begin: int) -> Self:
+        """Elements by arrays of indices, each for an axis; their own axes come after `begin`."""
         axes = [axis for axis, _ in arrays]
         rest = [a for a in range(len(self.shape)) if a not in axes]
-        sizes = [self.shape[a] for a in axes]
+        shape = broadcast_shapes("index", *(k.shape for _, k in arrays))
         where: Any = 0
-        for (_, k), n in zip(arrays, sizes, strict=True):
-            where = where * n + _from_end(k, n)
-        count = math.prod(sizes)
+        for axis, k in arrays:
+            where = where * self.shape[axis] + self._from_start(axis, k)
+        count = math.prod(self.shape[a] for a in axes)
         lines = self.permute(*axes, *rest).reshape(count, *(self.shape[a] for a in rest))
-        taken = lines.gather(where)
-        count = len(taken.shape) - len(rest)
-        begin = axes[0] if axes == [*range(axes[0], axes[0] + len(axes))] else 0
+        taken, count = lines.gather(where), len(shape)
         end = count + begin
         return taken.permute(*range(count, end), *range(count), *range(end, len(taken.shape)))
 
-
-def _is_new(key: Any) -> bool:
-    """Whether a key is an axis of its own: None and True one of size 1, False one of size 0."""
-    return key is None or key is False
+    def _from_start(self, axis: int, index: Any) -> Any:
+        """Indices of which negative ones count from the end; the host's own are checked."""
+        size = self.shape[axis]
+        index = index.astype(np.int64) if isinstance(index, np.ndarray) else index
+        check_rows(self.shape, node_of(index), axis, negative=True)
+        if isinstance(index, np.ndarray):
+            return (index % (size or 1)).astype(np.int32)
+        return index.where(index < 0, index + size, index) if index.dtype.min < 0 else index
 
 
 def _is_array(key: Any) -> bool:
-    return isinstance(key, Elementwise | np.ndarray | list)
+    return isinstance(key, Elementwise | np.ndarray)
 
 
-def _of_mask(key: Any) -> tuple[Any, ...]:
-    """The keys that one stands for: a mask for indices of what is true in it."""
-    if isinstance(key, bool | np.bool_):
-        return (None,) if key else (False,)
+def _is_mask(key: Any) -> bool:
+    return isinstance(key, np.ndarray) and key.dtype.kind == "b"
+
+
+def _axes_taken(key: Any) -> int:
+    """How many axes a key is for; None and a single bool have one of their own."""
+    if key is None or key is ... or isinstance(key, bool):
+        return 0
+    return key.ndim if _is_mask(key) else 1
+
+
+def _checked(key: Any) -> Any:
+    """A key with arrays for lists, and Python's bool for one that stands alone."""
     if isinstance(key, Elementwise):
         if key.dtype is dt.bool_:
             text = "a mask must be an array of the host, as its values decide the shape"
             raise misuse(TypeError, f"index: {text}; use Tensor.where, or mask.numpy()")
         if not key.dtype.is_int:
             raise misuse(TypeError, f"index: needs integers, not {key.dtype.name}; see gather")
-        return (key,)
-    if isinstance(key, np.ndarray | list):
-        array = np.asarray(key)
-        return np.nonzero(array) if array.dtype == np.bool_ else (array,)
-    return (key,)
-
-
-def _from_end(index: Any, size: int) -> Any:
-    """Indices of which negative ones count from the end; those of the host are checked."""
-    if isinstance(index, np.ndarray):
-        wrong = index[(index < -size) | (index >= size)]
-        if wrong.size:
-            text = f"index {wrong.flat[0]} is out of bounds for an axis of size {size}"
-            raise misuse(OutOfBoundsError, text)
-        return (index % size).astype(np.int32)
-    return index.where(index < 0, index + size, index) if index.dtype.min < 0 else index
+    if isinstance(key, list):
+        key = np.asarray(key) if key else np.zeros(0, int)
+    if isinstance(key, np.ndarray | np.bool_) and key.dtype.kind not in "iub":
+        raise misuse(TypeError, f"index: needs integers or bools, not {key.dtype}")
+    return bool(key) if (_is_mask(key) and not key.ndim) or isinstance(key, np.bool_) else key

@@ -12,7 +12,13 @@ from imgmlp.engine.ir import graph
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.usage_errors import OutOfBoundsError, misuse
 from imgmlp.engine.operations.elementwise import Elementwise, Operand, common_device, node_of
-from imgmlp.engine.operations.operands import axes_of, broadcast, check_rows, out_of_bounds
+from imgmlp.engine.operations.operands import (
+    axes_of,
+    broadcast,
+    check_rows,
+    out_of_bounds,
+    whole_shape,
+)
 
 
 class Movement(Elementwise):
@@ -45,7 +51,7 @@ class Movement(Elementwise):
 
     def broadcast_to(self, shape: Sequence[int]) -> Self:
         """NumPy's rule: axes of size 1 repeat, missing ones are added in front."""
-        return self._with(broadcast(self.node, shape))
+        return self._with(broadcast(self.node, whole_shape("broadcast_to", shape)))
 
     def pad(self, *pairs: tuple[int, int]) -> Self:
         """Zeros (before, after) each axis."""
@@ -95,7 +101,7 @@ class Movement(Elementwise):
     @classmethod
     def concat(cls, parts: Sequence[Operand], axis: int = 0) -> Self:
         """Tensors and arrays side by side along an axis, in a dtype that holds all of them."""
-        if not parts:
+        if not len(parts):
             raise misuse(ValueError, "concat: needs at least one tensor")
         nodes = list(map(node_of, parts))
         kind = dt.concrete(dt.promote(*(n.dtype for n in nodes)))

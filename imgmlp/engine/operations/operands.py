@@ -62,21 +62,26 @@ def whole_shape(operation: str, shape: Sequence[int]) -> Shape:
     return sizes
 
 
-def check_rows(table: Shape, index: Node) -> None:
-    """Refuse what is to be gathered out of bounds, where the host has the indices, or gets them."""
+def check_rows(shape: Shape, index: Node, axis: int = 0, negative: bool = False) -> None:
+    """Refuse indices out of bounds of an axis where the host has them, or gets them.
+
+    Negative ones may count from its end; what is written later is not checked then.
+    """
     if not index.size:
         return
     while index.op in (Op.RESHAPE, Op.PERMUTE, Op.EXPAND):
         index = index.src[0]
+    size = shape[axis]
     known = np.asarray(index.arg) if index.op is Op.CONST else None
     if index.op is Op.BUFFER:
         storage: Buffer = index.arg
         known = storage.host
-        storage.rows = min(table[0], table[0] if storage.rows is None else storage.rows)
+        if not negative:
+            storage.rows = min(size, size if storage.rows is None else storage.rows)
     if known is not None:
-        wrong = known[(known < 0) | (known >= table[0])]
+        wrong = known[(known < (-size if negative else 0)) | (known >= size)]
         if wrong.size:
-            raise out_of_bounds(int(wrong.flat[0]), 0, table)
+            raise out_of_bounds(int(wrong.flat[0]), axis, shape)
 
 
 def out_of_bounds(index: int, axis: int, shape: Shape) -> OutOfBoundsError:
@@ -114,7 +119,7 @@ def axes_of(operation: str, axis: Axis, shape: Shape) -> tuple[int, ...]:
     """
     if axis is None or (not shape and axis in (0, -1)):  # of what has none, as PyTorch
         return tuple(range(len(shape)))
-    given = (axis,) if isinstance(axis, int | np.integer) else tuple(axis)
+    given = tuple(axis) if isinstance(axis, Sequence) else (axis,)
     axes = tuple(graph.normal_axis(a, shape, operation) for a in given)
     if len(set(axes)) < len(axes):
         raise misuse(ValueError, f"{operation}: axes {given} of shape {shape} name one twice")

@@ -62,18 +62,20 @@ class Reduction(Movement):
     variance = var
 
     @in_f32
-    def softmax(self, axis: int = -1) -> Self:
+    def softmax(self, axis: Axis = -1) -> Self:
         """Shares of exp(x) in its sum along an axis; the gradient needs the answer only."""
-        powers = (self - self._peak(axis)).exp()
-        answer = powers / powers.sum(axis, keepdims=True)
-        return self._with(graph.function(answer.node, [self.node], _softmax_vjp(axis)))
+        axes = axes_of("softmax", axis, self.shape)
+        powers = (self - self._peak(axes)).exp()
+        answer = powers / powers.sum(axes, keepdims=True)
+        return self._with(graph.function(answer.node, [self.node], _softmax_vjp(axes)))
 
     @in_f32
-    def log_softmax(self, axis: int = -1) -> Self:
+    def log_softmax(self, axis: Axis = -1) -> Self:
         """Logarithms of the softmax, also where it would be 0; the gradient needs them only."""
-        shifted = self - self._peak(axis)
-        answer = shifted - shifted.exp().sum(axis, keepdims=True).log()
-        return self._with(graph.function(answer.node, [self.node], _log_softmax_vjp(axis)))
+        axes = axes_of("log_softmax", axis, self.shape)
+        shifted = self - self._peak(axes)
+        answer = shifted - shifted.exp().sum(axes, keepdims=True).log()
+        return self._with(graph.function(answer.node, [self.node], _log_softmax_vjp(axes)))
 
     def __matmul__(self, other: Self | Array) -> Self:
         """[..., M, K] @ [..., K, N] -> [..., M, N]; leading axes and vectors as in NumPy.
@@ -103,20 +105,20 @@ class Reduction(Movement):
 
 
 @cache
-def _softmax_vjp(axis: int) -> Any:
+def _softmax_vjp(axes: tuple[int, ...]) -> Any:
     """ans (g - sum(g ans)): what the maximum was subtracted for leaves no trace in it."""
 
     def vjp(g: Node, ans: Node, x: Node) -> tuple[Node]:
-        weighted = Reduction(g * ans).sum(axis, keepdims=True)
+        weighted = Reduction(g * ans).sum(axes, keepdims=True)
         return (((Reduction(g) - weighted) * Reduction(ans)).node,)
 
     return vjp
 
 
 @cache
-def _log_softmax_vjp(axis: int) -> Any:
+def _log_softmax_vjp(axes: tuple[int, ...]) -> Any:
     def vjp(g: Node, ans: Node, x: Node) -> tuple[Node]:
-        total = Reduction(g).sum(axis, keepdims=True)
+        total = Reduction(g).sum(axes, keepdims=True)
         return ((Reduction(g) - Reduction(ans).exp() * total).node,)
 
     return vjp

@@ -20,7 +20,7 @@ from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.operations.elementwise import Operand, in_f32, node_of
 from imgmlp.engine.operations.indexing import Indexing
-from imgmlp.engine.operations.operands import Axis, axes_of, from_host
+from imgmlp.engine.operations.operands import Axis, axes_of, check_rows, from_host
 
 COUNTED = 64  # elements of a line that are ordered by counting; a power of two
 COMPARED = 1 << 23  # indices with elements: about what sorting 4,096 of each takes on a processor
@@ -42,7 +42,7 @@ class Scans(Indexing):
         found = self.cast(dt.i32) if self.dtype is dt.bool_ else self
         for a in (axes := axes_of("prod", axis, self.shape)):
             if not found.shape[a]:
-                found = found.pad(*((0, b == a) for b in range(len(self.shape)))) + 1
+                found = found.pad(*((0, int(b == a)) for b in range(len(self.shape)))) + 1
             while (n := found.shape[a]) > 1:
                 joined = found._cut(a, 0, n // 2) * found._cut(a, n // 2, n // 2 * 2)
                 found = self.concat([joined, found._cut(a, n - 1, n)], a) if n % 2 else joined
@@ -58,7 +58,7 @@ class Scans(Indexing):
 
     def argmax(self, axis: int | None = None, keepdims: bool = False) -> Self:
         """Where the largest is, the first of several, in i32; without an axis if it were flat."""
-        if axis is None:
+        if axis is None or not axes_of("argmax", axis, self.shape):
             found = self.flatten().argmax(0)
             return found.reshape(*(1 for _ in self.shape)) if keepdims else found
         most = self.max(axis, keepdims=True)
@@ -215,13 +215,15 @@ class Scans(Indexing):
     def take_along_axis(self, index: Operand, axis: int = -1) -> Self:
         """From each line along an axis the elements at this line's own indices.
 
-        Other axes of the index are those of the Tensor, or 1. Indices are not negative.
+        Other axes of the index are those of the Tensor, or 1. Indices are not negative, which is
+        checked where the host has them.
         """
         axis, at = self._axis(axis, "take_along_axis"), self._index(index)
         if len(at.shape) != len(self.shape):
             raise misuse(
                 ValueError, f"take_along_axis: ranks of {self.shape} and {at.shape} differ"
             )
+        check_rows(self.shape, at.node, axis)
         wide = tuple(at.shape[a] if a == axis else n for a, n in enumerate(self.shape))
         at = at.broadcast_to(wide)
         where = self._with(graph.const(0, dt.i32, wide))
@@ -239,7 +241,8 @@ class Scans(Indexing):
     def scatter_add(self, axis: int, index: Operand, values: Operand) -> Self:
         """With values added to the elements at these indices of each line along an axis.
 
-        Index and values have one shape, which may differ from the Tensor's along the axis.
+        Index and values have one shape, which may differ from the Tensor's along the axis. What
+        has an index out of bounds goes nowhere.
         """
         axis, at, new = self._scattered(axis, index, values)
         sums = new.unsqueeze(2)._added(at, self.shape[axis])

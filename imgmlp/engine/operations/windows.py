@@ -1,16 +1,19 @@
 """Sliding windows over the last two axes: convolution, pooling; and sampling at other sizes.
 
-A window's elements are shifted slices of the padded Tensor, a tap each. Pooling joins them as they
-are read, and so do the sums of a convolution of few weights; one of many puts them side by side,
-once, and multiplies that with the weights. Names and meaning are PyTorch's.
+All that slides is one design: what the windows have at one of their places is a shifted slice of
+the padded Tensor, a tap, and a result joins its taps one after the other, as they are read. Max
+pooling takes the larger of two, average pooling adds them, and a convolution of few weights adds
+them by weights, in `weighted_sums`, with which the latent codec slides over planes of its own. Only
+a convolution of many weights puts its taps side by side, once, and multiplies that with them. Names
+and meaning are PyTorch's.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-import operator
 from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
+from operator import add
 from string import ascii_letters
 from typing import Self, TypeVar
 
@@ -22,7 +25,7 @@ from imgmlp.engine.ir.graph import Buffer, Node
 from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.operations.autograd import gradient
 from imgmlp.engine.operations.elementwise import in_f32
-from imgmlp.engine.operations.operands import from_host
+from imgmlp.engine.operations.operands import from_host, whole_shape
 from imgmlp.engine.operations.scans import Scans
 
 W = TypeVar("W", bound="Windows")
@@ -33,13 +36,13 @@ WRITTEN_OUT = 512
 AT_ONCE = 32  # taps that are added one after the other; sums of so many are added then
 
 
-def added(terms: Sequence[W]) -> W:
-    """Their sum, from the first to the last."""
-    return functools.reduce(operator.add, terms)
-
-
-def _pair(value: Pair) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else value
+def _pair(value: Pair, name: str, least: int = 1) -> tuple[int, int]:
+    """Along the height and along the width. Raises ValueError for less, or what is no such pair."""
+    pair = value if isinstance(value, Sequence) else (value, value)
+    if len(pair) == 2 and all(isinstance(v, int | np.integer) and v >= least for v in pair):
+        return int(pair[0]), int(pair[1])
+    text = f"{name} is {value!r}, not one or two whole numbers from {least}"
+    raise misuse(ValueError, f"windows: {text}")
 
 
 class Windows(Scans):
@@ -51,15 +54,16 @@ class Windows(Scans):
         """For each place of a window what all windows have there: [..., rows, columns] each."""
         if len(self.shape) < 2:
             raise misuse(ValueError, f"windows: shape {self.shape} has no height and width")
-        (down, across), size = _pair(padding), self.shape[-2:]
+        (down, across), size = _pair(padding, "padding", 0), self.shape[-2:]
         outer = ((0, 0),) * (len(self.shape) - 2)
         padded = self.pad(*outer, (down, down), (across, across))
-        pairs = zip(padded.shape[-2:], _pair(kernel), _pair(dilation), _pair(stride), strict=True)
+        counts, apart = _pair(kernel, "kernel"), _pair(dilation, "dilation")
+        pairs = zip(padded.shape[-2:], counts, apart, _pair(stride, "stride"), strict=True)
         spans = [
             [slice(k * d, n - (count - 1 - k) * d, step) for k in range(count)]
             for n, count, d, step in pairs
         ]
-        if min(_pair(kernel)) < 1 or any(s.stop <= s.start for axis in spans for s in axis):
+        if any(s.stop <= s.start for axis in spans for s in axis):
             raise misuse(ValueError, f"windows: {kernel} elements do not fit into {size}")
         return (padded[(..., y, x)] for y in spans[0] for x in spans[1])
 
@@ -72,8 +76,8 @@ class Windows(Scans):
         found = []
         for row in weights:
             terms = [t * w for t, w in zip(taps, row, strict=True)]
-            parts = [added(terms[i : i + AT_ONCE]) for i in range(0, len(terms), AT_ONCE)]
-            found.append(added(parts))
+            some = (terms[i : i + AT_ONCE] for i in range(0, len(terms), AT_ONCE))
+            found.append(reduce(add, [reduce(add, part) for part in some]))
         return cls.concat(found, axis)
 
     def conv2d(
@@ -93,9 +97,9 @@ class Windows(Scans):
         rows, columns = taps[0].shape[-2:]
         windows = self.stack(taps, 2).reshape(batch, groups, inputs * len(taps), rows * columns)
         factors = weight.reshape(1, groups, outputs // groups, inputs * len(taps))
-        pairs = zip(kernel, _pair(dilation), _pair(padding), strict=True)
-        reach = [d * (k - 1) - edge for k, d, edge in pairs]
-        single = batch == 1 and _pair(stride) == (1, 1) and min(reach) >= 0
+        apart, edges = _pair(dilation, "dilation"), _pair(padding, "padding", 0)
+        reach = [d * (k - 1) - edge for k, d, edge in zip(kernel, apart, edges, strict=True)]
+        single = batch == 1 and _pair(stride, "stride") == (1, 1) and min(reach) >= 0
         if single and 0 < weight.node.size <= WRITTEN_OUT:
             vjp = self._backwards(windows, weight, (reach[0], reach[1]), dilation, groups)
             found = self._own(self._summed(taps, factors[0]), weight, vjp=vjp)
@@ -121,7 +125,7 @@ class Windows(Scans):
         outputs, inputs, *kernel = weight.shape
 
         def vjp(g: Node, ans: Node, *_: Node) -> tuple[Node, Node]:
-            above = self._with(g)
+            above = self._with(g).contiguous()  # or each tap would compute it again
             lines = above.reshape(groups, outputs // groups, windows.shape[-1])
             by_weight = (lines @ windows[0].transpose()).reshape(*weight.shape)
             turned = weight.flip(2, 3).reshape(groups, -1, inputs, *kernel).transpose(1, 2)
@@ -139,12 +143,11 @@ class Windows(Scans):
         columns], each element of the input spread over a window of the output.
         """
         batch, _, *size = self._picture("conv_transpose2d", weight)
-        pairs = map(_pair, (stride, padding, output_padding, dilation))
-        sizes = (
-            (n - 1) * step - 2 * edge + more + apart * (k - 1) + 1
-            for n, k, step, edge, more, apart in zip(size, weight.shape[-2:], *pairs, strict=True)
-        )
-        shape = (batch, weight.shape[1] * groups, *sizes)
+        steps, edges = _pair(stride, "stride"), _pair(padding, "padding", 0)
+        more, apart = _pair(output_padding, "output_padding", 0), _pair(dilation, "dilation")
+        pairs = zip(size, weight.shape[-2:], steps, edges, more, apart, strict=True)
+        sizes = ((n - 1) * s - 2 * e + m + d * (k - 1) + 1 for n, k, s, e, m, d in pairs)
+        shape = whole_shape("conv_transpose2d", (batch, weight.shape[1] * groups, *sizes))
         source = self._with(graph.buffer(Buffer(shape, self._float().dtype)))  # read by no gradient
         found = source.conv2d(weight, None, stride, padding, dilation, groups)
         if found.shape != self.shape:
@@ -164,17 +167,21 @@ class Windows(Scans):
         """The largest of each window, a window beside the other unless a stride is given."""
         step = kernel if stride is None else stride
         taps = list(self._taps(kernel, step, padding, dilation))
-        if any(_pair(padding)):
+        if any(edges := _pair(padding, "padding", 0)):
+            counts, apart = _pair(kernel, "kernel"), _pair(dilation, "dilation")
+            if any(e > d * (k - 1) for e, d, k in zip(edges, apart, counts, strict=True)):
+                text = f"windows of {kernel} may see nothing but a padding of {padding}"
+                raise misuse(ValueError, f"max_pool2d: {text}")
             ones = self._with(graph.const(1, dt.i32, self.shape))
             inside = list(ones._taps(kernel, step, padding, dilation))
-            lowest = self.dtype.min
+            lowest = self._with(graph.const(self.dtype.min, self.dtype))
             taps = [self.where(m > 0, t, lowest) for t, m in zip(taps, inside, strict=True)]
-        return functools.reduce(type(self).maximum, taps)
+        return reduce(type(self).maximum, taps)
 
     def avg_pool2d(self, kernel: Pair, stride: Pair | None = None, padding: Pair = 0) -> Self:
         """The mean of each window, zeros of the padding counted in."""
         taps = list(self._float()._taps(kernel, kernel if stride is None else stride, padding, 1))
-        return added(taps) * (1 / len(taps))
+        return reduce(add, taps) * (1 / len(taps))
 
     @in_f32
     def interpolate(self, size: tuple[int, int], mode: str = "nearest") -> Self:
@@ -184,9 +191,12 @@ class Windows(Scans):
         """
         if mode not in ("nearest", "linear"):
             raise misuse(ValueError, f"interpolate: mode is {mode!r}; use 'nearest' or 'linear'")
+        before, after = self.shape[-2:], _pair(size, "size", 0)
+        if len(before) < 2 or (min(before) == 0 < max(after)):
+            raise misuse(ValueError, f"interpolate: {self.shape} has no pixels to make {size} of")
         down, across = (
             self._with(from_host(_weights(n, m, mode), self.device))
-            for n, m in zip(self.shape[-2:], size, strict=True)
+            for n, m in zip(before, after, strict=True)
         )
         return down @ (self @ across.transpose())
 

@@ -40,7 +40,7 @@ GROUPS_A_UNIT = {"one": 1, "group": 4}
 # in registers, or with more. Float32's matrices are read where they are, from what is left of the
 # cache.
 GROUPS_OF_SEVERAL_TILES: dict[Multiply, dict[int, int]] = {
-    "half": {0: 4, 1 << 12: 3, 1 << 62: 2},
+    "half": {1 << 12: 4, 1 << 62: 2},
     "split": {1 << 12: 3, 1 << 62: 2},
 }
 LEAST_SAVED = 1  # launches; below that a block is not worth it

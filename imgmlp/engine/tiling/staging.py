@@ -25,6 +25,7 @@ SLICES = 20 << 10  # bytes of both factors' slices without matrix units
 MOST_FAR = 48 << 10
 # Elements up to which a value that no product takes is worth the room; larger ones if all fit.
 SMALL = 1024
+COPY = "copy"  # names of kernels that copy a matrix
 
 
 def bring(
@@ -36,11 +37,19 @@ def bring(
     """The kernels of a tile with values in local memory, and those once a group; None if they do
     not fit there. `places` says where the value of each of the tile's `buffers` lies. Without
     matrix units factors of products stay where they are."""
-    found = _brought(kernels, buffers, places, multiply, SMALL)
+    tile = kernels, buffers, places, multiply
+    found = _brought(*tile, SMALL)
     if found is None or multiply not in FACTORS:
         return found
-    larger = _brought(kernels, buffers, places, multiply, LOCAL)
-    return larger if larger and len(larger[1]) == len(found[1]) else found
+    for halved in (LOCAL, SMALL) if multiply == "half" else (LOCAL,):
+        larger = _brought(*tile, LOCAL, halved)
+        if larger and _copies(larger[1]) == _copies(found[1]):
+            return larger
+    return found
+
+
+def _copies(before: Sequence[Kernel]) -> int:
+    return sum(k.name == COPY for k in before)
 
 
 def _brought(
@@ -49,8 +58,10 @@ def _brought(
     places: Mapping[Buffer, Node],
     multiply: Multiply,
     most: int,
+    halved: int = LOCAL,
 ) -> tuple[list[Kernel], list[Kernel]] | None:
-    """The same where other values than factors have so many elements at most."""
+    """The same where other values than factors have so many elements at most; with more than
+    `halved` they lie there as halves, as factors do."""
     stored = FACTORS.get(multiply)
     factors = {storage(s) for k in kernels if (core := _product(k)) for s in core.src}
     near: dict[Node, Node] = {}
@@ -59,10 +70,12 @@ def _brought(
         factor = value in factors
         if factor and stored is None:
             continue
-        if factor and (len(place.shape) != 2 or place.dtype is not f32):
+        if factor and not _lies_as_factor(place):
             return None
         if factor or place.size <= most:
-            local = LocalBuffer.of(place.shape, place.dtype, stored if factor else None, value.name)
+            lies = factor or (place.size > halved and _lies_as_factor(place))
+            kept = stored if lies else None
+            local = LocalBuffer.of(place.shape, place.dtype, kept, value.name)
             near[place] = local.place
             found[local] = buffer(local)
             del found[value]
@@ -87,6 +100,10 @@ def _brought(
     stores = [Store(buffer(b), const(0, f32, b.shape)) for b in zeros]
     cleared = [Kernel("clear", s.place.shape, (s,), None) for s in stores]
     return kernels, [*cleared, *copies]
+
+
+def _lies_as_factor(place: Node) -> bool:
+    return len(place.shape) == 2 and place.dtype is f32
 
 
 def _product(kernel: Kernel) -> Node | None:
@@ -181,4 +198,4 @@ def _with_copy(kernel: Kernel, written: set[Buffer], copies: Mapping[Node, Local
 def _copy(matrix: Node, local: LocalBuffer) -> Kernel:
     beyond = tuple((0, n - have) for n, have in zip(local.shape, matrix.shape, strict=True))
     value = move(Op.PAD, matrix, beyond)
-    return Kernel("copy", local.shape, (Store(buffer(local), value),), None)
+    return Kernel(COPY, local.shape, (Store(buffer(local), value),), None)

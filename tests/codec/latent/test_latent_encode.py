@@ -266,10 +266,11 @@ def test_what_a_limit_leaves_is_trained_in(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
     replay = LatentTrainer._replay
 
-    def quickly(trainer: LatentTrainer) -> None:
+    def quickly(trainer: LatentTrainer, run: Run) -> bool:
         before = trainer.done
-        replay(trainer)
+        whole = replay(trainer, run)
         clock[0] += trainer.done - before
+        return whole
 
     monkeypatch.setattr(LatentTrainer, "_replay", quickly)
     step = LatentStep(PIXELS, 0, open_device("numpy"), hidden=4, entropy=4)

@@ -11,8 +11,8 @@ import pytest
 
 from imgmlp.codec.latent import latents, operations, sections, training_phases, training_step
 from imgmlp.codec.latent.bit_allocation import Refinement, Search, grids_of
-from imgmlp.codec.latent.model import LatentModel, flat_of, networks_of, start_of
-from imgmlp.codec.latent.plane import LEAST, UNIT, Plane, common_side
+from imgmlp.codec.latent.model import LatentModel, flat_of, networks_of, start_of, usual_levels
+from imgmlp.codec.latent.plane import LEAST, REACH, UNIT, Plane, common_side
 from imgmlp.codec.latent.synthesis import synthesize
 from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training_step import Control, LatentStep
@@ -20,6 +20,7 @@ from imgmlp.codec.training.perceptron import Activation
 from imgmlp.codec.training.run import Run
 from imgmlp.engine import Tensor, compile, open_device
 from imgmlp.engine.ir.kernel import Block
+from imgmlp.engine.ir.op import Op
 from imgmlp.engine.runtime.program_cache import identify
 from imgmlp.engine.tiling import block
 
@@ -94,6 +95,24 @@ def test_a_room_is_little_larger_than_a_picture_and_serves_many() -> None:
     assert len(set(rooms.values())) < 20
 
 
+@pytest.mark.parametrize("size", [(1, 40), (64, 64), (33, 70), (512, 768)])
+@pytest.mark.parametrize("halo", [0, 4])
+def test_what_is_around_a_grid_in_a_plane_is_zero(size: tuple[int, int], halo: int) -> None:
+    plane = Plane.of(*size, usual_levels(*size), halo)
+    owners = np.zeros((plane.rows + REACH, plane.pitch + REACH), int)
+    for grid in plane.grids:
+        row, column = grid.row + REACH, grid.column + REACH
+        owners[row : row + grid.height, column : column + grid.width] += 1
+    for grid in plane.grids:
+        row, column = grid.row + REACH, grid.column + REACH
+        around = owners[
+            row - REACH : row + grid.height, column - REACH : column + grid.width + REACH
+        ]
+        assert around.sum() == grid.height * grid.width
+        assert column + grid.width <= plane.pitch  # so that what is left of a row is zero as well
+    assert owners.max() == 1
+
+
 def test_what_a_convolution_sends_back_is_its_transpose() -> None:
     device, plane = open_device("numpy"), Plane.of(HEIGHT, WIDTH, 3)
     x = Tensor(draw(3, plane.pixels), device)
@@ -103,6 +122,15 @@ def test_what_a_convolution_sends_back_is_its_transpose() -> None:
     by_x, by_weights = (y * Tensor(g, device)).sum().gradient([x, weights])
     assert dot(g, y.numpy()) == pytest.approx(dot(by_x.numpy(), x.numpy()), rel=1e-4)
     assert dot(g, y.numpy()) == pytest.approx(dot(by_weights.numpy(), weights.numpy()), rel=1e-4)
+
+
+def test_what_a_convolution_is_sent_is_not_computed_again_for_each_of_its_taps() -> None:
+    """For a GPU no kernel multiplies much more than 3 by 3 taps of 3 channels by their weights."""
+    step = LatentStep(picture(), 1, open_device("numpy:uops-group"))
+    counts = [sum(u.arg is Op.MUL for u in c.uops) for c in step.program.stages.codes]
+    weights = 3 * 27
+    assert sum(n >= weights for n in counts) >= 4  # two layers, there and back
+    assert max(counts) < 1.5 * weights
 
 
 def test_gradients_of_bits_are_differences() -> None:

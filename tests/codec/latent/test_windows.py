@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from imgmlp.codec.latent import encode as latent
 from imgmlp.codec.latent import model, rounding_search, windows
 from imgmlp.codec.latent.model import ModelShape, guessed
 from imgmlp.codec.latent.training_step import Control, LatentStep
-from imgmlp.codec.latent.windows import WindowedStep
+from imgmlp.codec.latent.windows import WindowedStep, in_windows, room
 from imgmlp.codec.training.checkpoint import Checkpoint
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Workload
@@ -78,6 +80,24 @@ def test_every_latent_belongs_to_one_window() -> None:
     assert sum(extent.pixels for extent in step.windows) == step.pixels
 
 
+def test_where_little_time_is_wanted_sizes_need_no_program_of_their_own() -> None:
+    info = SimpleNamespace(kind="cpu")
+    device: Any = SimpleNamespace(info=info)
+
+    def form(height: int, width: int, short: bool) -> tuple[bool, tuple[int, int] | None]:
+        shape = height, width, 3
+        return in_windows(shape, device, short), room(shape, device, short)
+
+    assert all(form(*size, True)[0] for size in ((300, 200), (512, 768), (200, 900), (130, 131)))
+    assert not any(form(*size, False)[0] for size in ((300, 200), (512, 768), (200, 900)))
+    assert form(2000, 3000, False)[0]
+    assert form(20, 1000, True) == (False, (32, 1024))  # which windows would hardly be filled with
+    assert form(20, 100, True) == form(128, 70, True) == (False, (128, 128))
+    assert form(20, 100, False) == (False, (32, 128))
+    info.kind = "numpy"  # which compiles nothing
+    assert form(512, 768, True) == (False, None)
+
+
 def test_a_trial_of_the_pace_moves_nothing() -> None:
     step = WindowedStep(picture(70, 70), 0, open_device("numpy"), **STARTED, window=WINDOW)
     before = step.state()
@@ -129,11 +149,15 @@ def is_over(left: Iterator[int]) -> bool:
 
 @pytest.mark.usefixtures("small_windows")
 def test_a_run_in_windows_that_stopped_gives_the_bytes_of_one_that_was_not(tmp_path: Path) -> None:
-    for stop in (1, 2):
-        run = Run(None, partial(is_over, iter(range(stop))),
-                  checkpoint=Checkpoint(tmp_path / "state", "key"))  # fmt: skip
+    turns = []
+    for stop in (1, 5):
+        kept = Checkpoint(tmp_path / "state", "key")
         with pytest.raises(Interrupted):
-            encoded(run)
+            encoded(Run(None, partial(is_over, iter(range(stop))), checkpoint=kept))
+        state = kept.load()
+        assert state is not None
+        turns.append((int(state.arrays["steps"]), int(state.arrays["turn"])))
+    assert turns == [(0, 2), (2, 0)]  # the second after all of a step's four windows
     rest = encoded(Run(checkpoint=Checkpoint(tmp_path / "state", "key")))
     assert rest.resumed > 0
     assert rest.bytes == encoded().bytes

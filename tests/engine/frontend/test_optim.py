@@ -12,7 +12,7 @@ from reference import close
 
 from imgmlp.codec.float_mlp.config import PRESETS
 from imgmlp.codec.float_mlp.fit import LearningRate
-from imgmlp.engine import AnyDevice, Tensor, compile, nn, open_device, optim
+from imgmlp.engine import AnyDevice, Program, Tensor, compile, nn, open_device, optim
 from imgmlp.engine.oracle.interpret import lowbias32
 
 RNG = np.random.default_rng(0)
@@ -141,6 +141,136 @@ def test_the_learning_rate_is_computed_on_the_device(device: AnyDevice, preset: 
         wanted = settings.lr * 0.5 * (1 + np.cos(math.pi * done / 1000))
     sizes = wanted if preset == "seed" else settings.lr * math.pi  # as large as an angle may be
     assert close(found, wanted, sizes, roundings=4)
+
+
+SHAPES = [(5, 3), (4,), (2, 6), (49, 2)]  # the last one is too large for SOAP
+SIZES = [math.prod(shape) for shape in SHAPES]
+STARTS = np.split(RNG.standard_normal(sum(SIZES)), np.cumsum(SIZES)[:-1])
+MEMORY, EVERY = 0.9, 8
+
+
+def soap(drawn: list[np.ndarray], every: int) -> list[np.ndarray]:
+    """Of the parameters with SHAPES, one by one; gradients are these numbers and the parameter."""
+    found, gradients = [], [np.split(each, np.cumsum(SIZES)[:-1]) for each in drawn]
+    for shape, start, noises in zip(SHAPES, STARTS, zip(*gradients, strict=True), strict=True):
+        p = start.reshape(shape) if len(shape) == 2 else start.reshape(-1, 1)
+        bases = [np.eye(n) for n in p.shape]
+        factors = [np.zeros((n, n)) for n in p.shape]
+        m, v = np.zeros_like(p), np.zeros_like(p)
+        for step, noise in enumerate(noises, 1):
+            g = p + noise.reshape(p.shape)
+            squares = g @ g.T, g.T @ g
+            pairs = zip(factors, squares, strict=True)
+            factors = [MEMORY * f + (1 - MEMORY) * s for f, s in pairs]
+            turned = bases[0].T @ g @ bases[1]
+            m = BETAS[0] * m + (1 - BETAS[0]) * turned
+            v = BETAS[1] * v + (1 - BETAS[1]) * turned**2
+            spread = np.sqrt(v / (1 - BETAS[1] ** step)) + EPSILON
+            p = p - LR * bases[0] @ (m / (1 - BETAS[0] ** step) / spread) @ bases[1].T
+            if step % every == 0 and len(shape) == 2 and max(shape) <= 48:
+                now = [np.linalg.eigh(f)[1] for f in factors]
+                a, b = (new.T @ old for new, old in zip(now, bases, strict=True))
+                m, v, bases = a @ m @ b.T, a**2 @ v @ (b**2).T, now
+        found.append(p.reshape(shape))
+    return found
+
+
+def soap_program(device: AnyDevice, flat: bool) -> tuple[Program, optim.SOAP, list[Tensor], Tensor]:
+    """Steps over noise and a quadratic: parameters of their own, or one that holds them all."""
+    arrays = [start.reshape(shape) for start, shape in zip(STARTS, SHAPES, strict=True)]
+    parameters = [Tensor(a, device) for a in ([np.concatenate(STARTS)] if flat else arrays)]
+    count = Tensor(np.uint32(0), device)
+    told = {"shapes": SHAPES} if flat else {}
+    optimizer = optim.SOAP(parameters, LR, BETAS, MEMORY, EPSILON, **told)
+
+    def step() -> dict[str, Tensor]:
+        drawn = Tensor.uniform((sum(SIZES),), count, device) - 0.3
+        values = Tensor.concat([p.reshape(-1) for p in parameters], 0)
+        loss = (values * drawn).sum() + values.square().sum() * 0.5
+        optimizer.step(loss)
+        count.assign(count + 1)
+        return {"loss": loss}
+
+    return compile(step, device), optimizer, parameters, count
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_soap_follows_its_formula(device: AnyDevice, flat: bool) -> None:
+    program, optimizer, parameters, _ = soap_program(device, flat)
+    for _ in range(3):
+        program.run(EVERY)
+        optimizer.refresh()
+    program.run(EVERY)
+    numpy = open_device("numpy")
+    drawn = [
+        np.float64(Tensor.uniform((sum(SIZES),), n, numpy).numpy()) - 0.3 for n in range(4 * EVERY)
+    ]
+    wanted = soap(drawn, EVERY)
+    found = np.concatenate([p.numpy().ravel() for p in parameters])
+    # Eigenvectors amplify what is rounded before them.
+    assert np.allclose(found, np.concatenate([p.ravel() for p in wanted]), atol=1e-4)
+    unturned = soap(drawn, 10**6)
+    away = [np.abs(a - b).max() for a, b in zip(wanted, unturned, strict=True)]
+    assert min(away[0], away[2]) > 0.01
+    assert max(away[1], away[3]) == 0
+
+
+def test_soap_goes_on_from_its_state(device: AnyDevice) -> None:
+    first, second = (soap_program(device, True) for _ in range(2))
+    for program, optimizer, _, _ in (first, first, second):
+        program.run(3)
+        optimizer.refresh()
+    kept = [t.numpy() for t in (*second[1].state(), *second[2], second[3])]
+    second[0].run(5)
+    second[1].refresh()
+    for tensor, value in zip((*second[1].state(), *second[2], second[3]), kept, strict=True):
+        tensor.write(value)
+    second[0].run(3)
+    second[1].refresh()
+    for mine, other in zip(first[1].state(), second[1].state(), strict=True):
+        assert np.array_equal(mine.numpy(), other.numpy())
+    assert np.array_equal(first[2][0].numpy(), second[2][0].numpy())
+    assert not np.array_equal(first[2][0].numpy(), np.concatenate(STARTS, dtype=np.float32))
+
+
+def test_soap_keeps_its_bases_where_numbers_exploded() -> None:
+    _, optimizer, _, _ = soap_program(open_device("numpy"), True)
+    before = optimizer.bases.numpy()
+    optimizer.factors.write(np.full_like(before, np.nan))
+    optimizer.refresh()
+    assert np.array_equal(optimizer.bases.numpy(), before)
+
+
+def test_soap_says_what_it_cannot_train() -> None:
+    numpy = open_device("numpy")
+    matrix, wide = (Tensor(np.zeros(s), numpy) for s in ((2, 3), (49, 2)))
+    with pytest.raises(ValueError, match="no parameters"):
+        optim.SOAP([])
+    with pytest.raises(ValueError, match="realized Tensor of floats"):
+        optim.SOAP([matrix * 2])
+    with pytest.raises(ValueError, match=r"\[\(2, 2\)\] have 4 elements, and the parameters 6"):
+        optim.SOAP([matrix], shapes=[(2, 2)])
+    with pytest.raises(ValueError, match="no matrix of at most 48 by 48"):
+        optim.SOAP([wide])
+    with pytest.raises(ValueError, match="no parameter leads to this loss"):
+        optim.SOAP([matrix]).step(wide.sum())
+
+
+def test_soap_takes_few_launches_however_many_matrices_there_are() -> None:
+    """On a GPU, where each of them takes time: six more than Adam."""
+    device = open_mapping("group")
+
+    def launches(count: int) -> float:
+        flat = Tensor(np.ones(81 * count), device)
+        optimizer = optim.SOAP([flat], shapes=[(9, 9)] * count)
+
+        def step() -> dict[str, Tensor]:
+            optimizer.apply([flat * 2])
+            return {}
+
+        return compile(step, device).stages.figures()["launches"]
+
+    assert launches(2) == launches(7) <= 1 + 6
 
 
 @pytest.mark.parametrize("device", ["numpy", "one"], indirect=True)  # long

@@ -186,3 +186,39 @@ def test_a_bool_as_an_index_is_an_axis_and_no_number() -> None:
     assert np.array_equal(x[True].numpy(), array[True])
     assert np.array_equal(x[0, True].numpy(), array[0, True])
     assert x[False].shape == array[False].shape
+    assert np.array_equal(x[np.array(True), [1]].numpy(), array[np.array(True), [1]])
+
+
+def test_numbers_beside_arrays_count_as_arrays() -> None:
+    """Where their axes stand among the others is as in NumPy."""
+    array = np.arange(24.0, dtype=np.float32).reshape(2, 3, 4)
+    x, every = Tensor(array, open_device("numpy")), slice(None)
+    few: list[Any] = [0, None, ..., slice(None, None, -2), [0, -1], [[0], [1]], True]
+    keys = [k for k in itertools.product(few, repeat=3) if k.count(...) < 2]
+    for key in [*keys, (every, [0, 1], every, 0), (every, 1, [0, 1, 1]), ([1], every, True)]:
+        try:
+            wanted = array[key]
+        except IndexError:
+            with pytest.raises((IndexError, ValueError)):
+                x[key]
+        else:
+            found = x[key]
+            assert found.shape == wanted.shape, key
+            assert np.array_equal(found.numpy(), wanted), key
+
+
+@pytest.mark.parametrize(
+    ("key", "error", "words"),
+    [
+        (np.array([0.5]), TypeError, "integers or bools"),
+        (np.ones(2, bool), IndexError, "mask of shape"),
+        ((slice(None), np.ones((3, 4), bool)), IndexError, "2 indices|3 indices"),
+        (([0, 1], [0, 1, 2]), ValueError, "broadcast"),
+        (Tensor([3]), IndexError, "out of bounds"),
+        (Tensor([[-4]]).reshape(1), IndexError, "out of bounds"),
+        ([3], IndexError, "out of bounds"),
+    ],
+)
+def test_what_is_no_index_is_refused(key: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        Tensor(np.ones((3, 4)))[key]

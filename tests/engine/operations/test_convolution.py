@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from reference import close
 
-from imgmlp.engine import Tensor, open_device
+from imgmlp.engine import Tensor, compile, dtype, open_device
 from imgmlp.engine.ir.graph import toposort
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.operations import windows
@@ -67,9 +67,45 @@ def test_few_weights_over_one_picture_are_no_product(
         assert (Op.DOT in {n.op for n in toposort([node])}) == product
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_is_sent_back_is_not_computed_again_for_each_tap(count: int) -> None:
+    """For a GPU all that a kernel multiplies is a tap by a weight."""
+    device = open_device("numpy:uops-group")
+    x, w = (Tensor(np.ones(s, np.float32), device) for s in ((1, 3, 9, 9), (2, 3, 3, 3)))
+
+    def step() -> dict[str, Tensor]:
+        y = x.conv2d(w, padding=1).relu().square()
+        slopes = (y * y).sum().gradient([x, w][:count])
+        return {f"slope{i}": g for i, g in enumerate(slopes)}
+
+    uops = next(c.uops for c in compile(step, device).stages.codes if "slope0" in str(c.uops))
+    assert sum(u.arg is Op.MUL for u in uops) == w.node.size
+
+
 def test_groups_have_sums_of_their_own() -> None:
     x, w = drawn((1, 16, 5, 5), (16, 1, 3, 3))
     assert Op.DOT not in {n.op for n in toposort([x.conv2d(w, groups=16).node])}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"stride": 0}, {"stride": -1}, {"stride": 2.0}, {"stride": (1, 1, 1)}, {"dilation": 0},
+     {"padding": -1}, {"kernel": 0}, {"kernel": (2, "2")}, {"padding": 2}, {"padding": (0, 2)}],
+    ids=str,
+)  # fmt: skip
+def test_windows_that_are_none_are_refused(options: dict[str, Any]) -> None:
+    """Also those that would see padding alone, of which nothing is the largest."""
+    (x,) = drawn((1, 1, 5, 5))
+    assert x.max_pool2d(2, stride=np.int64(1), padding=(1, 0)).shape == (1, 1, 6, 4)
+    with pytest.raises(ValueError, match=next(iter(options))):
+        x.max_pool2d(**{"kernel": 2, **options})
+
+
+def test_the_largest_of_bools_at_an_edge_is_a_bool() -> None:
+    x = Tensor(np.eye(3, dtype=bool).reshape(1, 1, 3, 3), open_device("numpy"))
+    found = x.max_pool2d(2, 1, 1)
+    assert found.dtype is dtype.bool_
+    assert found[0, 0, 0].numpy().tolist() == [True, True, False, False]
 
 
 def test_integers_are_spread_over_windows_as_floats_are() -> None:

@@ -87,7 +87,8 @@ def test_they_are_made_read_and_replaced(device: AnyDevice) -> None:
 def test_reductions_begin_from_what_they_begin_from(device: AnyDevice) -> None:
     x = Tensor(np.zeros((0, 3)), device)
     assert x.sum(0).numpy().tolist() == [0, 0, 0]
-    assert x.prod(0).numpy().tolist() == [1, 1, 1]
+    assert x.prod(0).numpy().tolist() == x.prod(np.int64(0)).numpy().tolist() == [1, 1, 1]
+    assert x.unsqueeze(0).squeeze().shape == x.squeeze(()).shape == (0, 3)
     assert x.sum().item() == 0
     assert np.isnan(x.mean().item())
     assert x.max(1).shape == (0,)

@@ -231,6 +231,7 @@ def test_einsum_takes_and_refuses_what_numpy_does(
 def test_a_scalar_is_reduced_and_its_softmax_is_one(device: AnyDevice) -> None:
     x = Tensor(np.float32(3), device)
     assert x.sum(-1).item() == x.max(0).item() == x.mean().item() == x.logsumexp().item() == 3
+    assert x.argmax(0).item() == x.argmin(-1).item() == 0
     assert x.softmax().item() == 1
     assert x.std().item() == x.log_softmax().item() == 0
 

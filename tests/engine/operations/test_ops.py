@@ -8,6 +8,7 @@ function, by each element of each input. Sizes divide nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 from differences import Case, expected, inputs_of
 from reference import close
 
-from imgmlp.engine import AnyDevice, Tensor, compile, dtype, open_device
+from imgmlp.engine import AnyDevice, Tensor, compile, dtype, nn, open_device
 
 
 def gelu(x: np.ndarray) -> np.ndarray:
@@ -279,6 +280,20 @@ def test_python_numbers_are_weak() -> None:
         (lambda x: Tensor.concat([x, x.transpose()]), ValueError, ["concat", "axis 0"]),
         (lambda x: (x + 1).assign(x), ValueError, ["assign", "realize"]),
         (lambda x: x.leaky_relu(-1), ValueError, ["slope", "-1"]),
+        (lambda x: x.sum(1.0), TypeError, ["sum", "axis 1.0"]),
+        (lambda x: x.max("a"), TypeError, ["max", "axis 'a'"]),
+        (lambda x: x.argmax((0, 1)), TypeError, ["axis (0, 1)"]),
+        (lambda x: x.softmax(2), ValueError, ["softmax", "axis 2"]),
+        (lambda x: x.flatten(1, 0), ValueError, ["flatten", "axis 1"]),
+        (lambda x: x.repeat(-1), ValueError, ["repeat", "-1"]),
+        (lambda x: x.take([True, False]), TypeError, ["take", "bools"]),
+        (lambda x: x.broadcast_to(3), TypeError, ["broadcast_to", "3"]),  # type: ignore[arg-type]
+        (lambda x: x.take_along_axis([[3], [0]]), IndexError, ["3", "axis 1"]),
+        (lambda x: x.take_along_axis([[-1], [0]]), IndexError, ["-1", "axis 1"]),
+        (lambda x: nn.nll_loss(x, np.array([0, 3])), IndexError, ["3", "axis 1"]),
+        (lambda x: Tensor.arange(math.inf), ValueError, ["arange", "inf"]),
+        (lambda x: x.interpolate((2,)), ValueError, ["size", "(2,)"]),
+        (lambda x: x[:0].interpolate(2), ValueError, ["interpolate", "(0, 3)"]),
         (lambda x: (x + 1).write(np.zeros((2, 3), np.float32)), ValueError, ["write", "realize"]),
     ],
 )
