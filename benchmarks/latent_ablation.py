@@ -160,6 +160,11 @@ def variants() -> list[Variant]:
         Variant("networks are means of the last ones", averaged=True),
         Variant("with hyperlatents of 1/16, 1/32 and 1/64", kind=Hyperlatents),
         Variant("with smooth hyperlatents", kind=Hyperlatents, step={"smooth": True}),
+        Variant(
+            "with smooth hyperlatents past the network",
+            kind=Hyperlatents,
+            step={"smooth": True, "direct": True},
+        ),
     ]
 
 

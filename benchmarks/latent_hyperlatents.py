@@ -35,6 +35,7 @@ class Hyperlatents(LatentStep):
     """A step of a whole picture of at least 7 grids that has them as well."""
 
     smooth = False  # whether finer grids see them enlarged as maps are, not the nearest one
+    direct = False  # whether they move means and scales themselves, past the network
 
     def _first_extent(self) -> Extent:
         extent = super()._first_extent()
@@ -54,7 +55,7 @@ class Hyperlatents(LatentStep):
         self.hyper = self.plane.grids[self.levels :]
         self.plane = replace(self.plane, grids=self.plane.grids[: self.levels])
         drawn = np.random.Generator(np.random.PCG64(self.seed)).standard_normal(
-            (len(SCALES), self.entropy_shapes[0][1])
+            (len(SCALES), 2 if self.direct else self.entropy_shapes[0][1])
         )
         self.beside = Tensor((0.1 * drawn).astype(np.float32), self.device, name="beside")
 
@@ -85,9 +86,13 @@ class Hyperlatents(LatentStep):
 
     def _bits(self, framed: Tensor, seen: Tensor, layers: list[Tensor]) -> Tensor:
         contexts = operations.Contexts.apply(framed, self.plane)
-        contexts = Tensor.concat([contexts, self._above(seen)], 0)
-        first = Tensor.concat([layers[0], self.beside], 0)
-        found = perceptron(contexts.permute(1, 0), [first, *layers[1:]])
+        above = self._above(seen)
+        if self.direct:
+            found = perceptron(contexts.permute(1, 0), layers) + above.permute(1, 0) @ self.beside
+        else:
+            contexts = Tensor.concat([contexts, above], 0)
+            first = Tensor.concat([layers[0], self.beside], 0)
+            found = perceptron(contexts.permute(1, 0), [first, *layers[1:]])
         bits = operations.Bits.apply(seen.reshape(-1), found[:, 0], found[:, 1])
         return (bits * self.own.reshape(-1)).sum()
 

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from imgmlp.codec.latent import encode as latent
+from imgmlp.codec.training import search, target
 from imgmlp.engine import AnyDevice, Device, Tensor, compile, open_device
 from imgmlp.engine.compiler import Stages
 from imgmlp.engine.device.pocl import PLATFORM
@@ -119,6 +121,18 @@ def picture(tmp_path: Path) -> Path:
     path = folder / "small.png"
     Image.fromarray(small_pixels()).save(path)
     return path
+
+
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Encoders of this process take a moment: few steps, and few trials for a target.
+
+    For what is tested around them, whatever their files look like.
+    """
+    monkeypatch.setattr(target, "STEPS", 480)
+    monkeypatch.setattr(latent, "FEWEST", 20)
+    monkeypatch.setattr(latent, "PASSES", 1)
+    monkeypatch.setattr(search, "TRIALS", 3)
 
 
 @pytest.fixture

@@ -194,6 +194,7 @@ def test_what_is_left_out_is_told() -> None:
 # Through a file
 
 
+@pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("codec", ["mlp", "latent"])
 def test_a_file_gives_back_what_the_picture_told(tmp_path: Path, codec: str) -> None:
     path = save(tmp_path, ".png", 6)
@@ -214,17 +215,18 @@ def test_a_file_gives_back_what_the_picture_told(tmp_path: Path, codec: str) -> 
     assert len(stripped.bytes) < len(found.bytes) - 300
 
 
+@pytest.mark.usefixtures("brief")
 def test_a_wanted_size_counts_them(tmp_path: Path) -> None:
     picture = Picture(RGB, Metadata(xmp=np.random.default_rng(0).bytes(300)))
     image = pictures.to_image(picture.pixels, picture.metadata)
-    found = imgmlp.encode(image, size=700, effort=1, device="numpy")
+    found = imgmlp.encode(image, size=800, effort=1, device="numpy")
     assert found.missed is None
-    assert len(found.bytes) <= 700
+    assert len(found.bytes) <= 800
 
 
 def test_commands_keep_or_leave_them_and_say_what_is_lost(imgmlp: Command, picture: Path) -> None:
     save(picture.parent, ".png")
-    quick = ("--codec", "mlp", "--quality", "0", "--effort", "1")
+    quick = ("--codec", "mlp", "--quality", "0", "--time", "0.3s")
     imgmlp("encode", "a.png", *quick)
     assert "EXIF" in imgmlp("info", "a.imlp").stdout
     imgmlp("decode", "a.imlp", "-o", "b.jpg")

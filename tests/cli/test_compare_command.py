@@ -20,8 +20,6 @@ from imgmlp.cli.compare import Wanted
 from imgmlp.codec import encoder
 from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.encoder import Encoded
-from imgmlp.codec.latent import encode as latent
-from imgmlp.codec.training import target
 from imgmlp.errors import DeviceError, Interrupted, OutputError
 from imgmlp.report import metrics
 from imgmlp.terminal import Terminal
@@ -30,10 +28,8 @@ RATES = (4.0, 8.0)
 
 
 @pytest.fixture
-def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+def two(tmp_path: Path, brief: None) -> list[Path]:
     """Two pictures that take a moment to encode."""
-    monkeypatch.setattr(target, "STEPS", 480)
-    monkeypatch.setattr(latent, "FEWEST", 20)
     paths = [tmp_path / f"{name}.png" for name in "ab"]
     for turn, path in enumerate(paths):
         Image.fromarray(np.roll(small_pixels()[:16, :16], turn, axis=0)).save(path)

@@ -180,6 +180,7 @@ def test_other_texts_are_no_times(text: str) -> None:
 
 
 @CODECS
+@pytest.mark.usefixtures("brief")
 def test_a_stopped_command_goes_on_where_it_was(
     picture: Path,
     codec: Codec,

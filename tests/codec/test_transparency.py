@@ -33,6 +33,7 @@ def run(pixels: np.ndarray, codec: Codec, wanted: Goal) -> Encoded:
     return encode(Picture(pixels), wanted, Workload(8), open_device("numpy"), codec=codec)
 
 
+@pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("wanted", TARGETS, ids=str)
 def test_whatever_lies_there_the_file_is_the_same(codec: Codec, wanted: Goal) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from functools import partial
@@ -21,6 +22,7 @@ from imgmlp.codec.latent import training_phases
 from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training_step import LatentStep
 from imgmlp.codec.latent.windows import WindowedStep
+from imgmlp.codec.training import search
 from imgmlp.codec.training.checkpoint import Checkpoint, Snapshot
 from imgmlp.codec.training.draft import Draft
 from imgmlp.codec.training.run import Progress, Run
@@ -44,6 +46,19 @@ def run(
 ) -> Encoded:
     picture = Picture(pixels, metadata)
     return encoder.encode(picture, target, workload, open_device("numpy"), run, "latent")
+
+
+@pytest.fixture
+def few_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of passes and of prices, whichever is the best of them."""
+    monkeypatch.setattr(latent, "PASSES", 2)
+    monkeypatch.setattr(search, "TRIALS", 3)
+
+
+@functools.cache
+def whole(target: Goal) -> bytes:
+    """The file of a run that is not stopped, of few trials."""
+    return run(target).bytes
 
 
 def is_over(left: Iterator[int]) -> bool:
@@ -140,6 +155,7 @@ def test_rounding_that_costs_much_is_followed_by_another_pass() -> None:
     assert done(3516, 33.81, first=(3516, 33.81))
 
 
+@pytest.mark.usefixtures("few_trials")
 def test_a_target_out_of_reach_is_missed_with_the_best_file() -> None:
     found = run(Goal("bytes", 40), workload=Workload(4))
     assert found.missed == f"{len(found.bytes)} bytes instead of 40"
@@ -148,17 +164,18 @@ def test_a_target_out_of_reach_is_missed_with_the_best_file() -> None:
     assert found.missed.endswith("instead of 55")
 
 
+@pytest.mark.usefixtures("few_trials")
 def test_the_same_choices_give_the_same_bytes() -> None:
     first, second = (run(Goal("bytes", 420), workload=Workload(20)) for _ in range(2))
     assert first.bytes == second.bytes
 
 
+@pytest.mark.usefixtures("few_trials")
 @pytest.mark.parametrize("target", [Goal("lambda", 1e-3), Goal("bytes", 420)])
 @pytest.mark.parametrize("stops", [(1,), (3, 5), (11, 0)])
 def test_a_stopped_run_gives_the_bytes_of_one_that_was_not(
     target: Goal, stops: tuple[int, ...], tmp_path: Path
 ) -> None:
-    whole = run(target)
     checkpoint = Checkpoint(tmp_path / "c", "k")
     notes: list[str] = []
     for count in stops:
@@ -166,7 +183,7 @@ def test_a_stopped_run_gives_the_bytes_of_one_that_was_not(
         with pytest.raises(Interrupted, match=r"stopped after \d+ of 30 steps"):
             run(target, run=Run(None, stop, notes.append, checkpoint))
     found = run(target, run=Run(note=notes.append, checkpoint=checkpoint))
-    assert found.bytes == whole.bytes
+    assert found.bytes == whole(target)
     assert found.resumed > 0
     told = [note for note in notes if note.startswith("continuing after")]
     assert len(told) == len(stops)
