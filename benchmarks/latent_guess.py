@@ -14,9 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from PIL import Image
 
-from imgmlp.codec.latent.model import GUESSED_BY, LEVELS, START_CHANNELS, around, halved, widths_of
+from imgmlp.codec.latent.model import GUESSED_BY, LEVELS, START_CHANNELS, halved, widths_of
 from imgmlp.codec.latent.training_phases import control
 from imgmlp.codec.latent.training_step import LatentStep
 from imgmlp.engine import AnyDevice, open_device
@@ -49,6 +50,24 @@ def main() -> None:
         print(path.name, flush=True)
     weights = np.array([solved(each, level) for level, each in enumerate(squares)])
     options.out.write_bytes(weights.astype(">f4").tobytes())
+
+
+def around(framed: np.ndarray) -> np.ndarray:
+    """Of places with GUESSED_BY more on every side, [h, w, channels], all that is around each of
+    them and a 1: float32 [places, (2 GUESSED_BY + 1)^2 channels + 1].
+    """
+    side = 2 * GUESSED_BY + 1
+    height, width, channels = (
+        framed.shape[0] - side + 1,
+        framed.shape[1] - side + 1,
+        framed.shape[2],
+    )
+    found = np.ones((height, width, side * side * channels + 1), np.float32)
+    count = side * channels  # of a row, which lie beside each other
+    rows = sliding_window_view(framed.reshape(len(framed), -1), count, axis=1)[:, ::channels]
+    for down in range(side):
+        found[:, :, down * count : (down + 1) * count] = rows[down : down + height]
+    return found.reshape(height * width, -1)
 
 
 def trained(

@@ -14,6 +14,7 @@ asked for if all outputs are there before.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -35,8 +36,7 @@ from imgmlp.codec.decoder import open_stored
 from imgmlp.engine import open_device
 
 WORKERS = 3
-COMMAND = [sys.executable, "-m", "imgmlp", "encode", "--device", "numpy", "--time", "0.2s"]
-COMMAND += ["--json", "--no-progress"]
+OPTIONS = ["--device", "numpy", "--time", "0.2s", "--json", "--no-progress"]
 PATIENCE = 15.0  # seconds without an output after which another process is killed nevertheless
 TURNS = 10  # times that the command is given, each of which lasts as long as it knows how to go on
 
@@ -54,7 +54,8 @@ class Command:
     """The command that encodes, with processes of its own; it is given again however it ends."""
 
     def __init__(self, folder: Path, *options: str) -> None:
-        self._command = [*COMMAND, str(folder / "in"), "--out", str(folder / "out"), *options]
+        given = [*OPTIONS, str(folder / "in"), "--out", str(folder / "out"), *options]
+        self._command = [sys.executable, "-m", "imgmlp", "encode", *given]
         self._told, self._log = folder / "told.jsonl", folder / "driver.log"
         self._process: subprocess.Popen[bytes] | None = None
         self.codes: list[int] = []  # of those that ended by themselves
@@ -79,11 +80,12 @@ class Command:
         """One of its processes that does files, or itself."""
         if self._process is None or self._process.poll() is not None:
             return
-        own = psutil.Process(self._process.pid)
-        workers = [one for one in own.children() if "spawn_main" in " ".join(one.cmdline())]
-        victim = chance.choice([own, *workers])
-        victim.kill()
-        self.killed["command" if victim == own else "worker"] += 1
+        with contextlib.suppress(psutil.NoSuchProcess):  # one that ended in the meantime
+            own = psutil.Process(self._process.pid)
+            workers = [one for one in own.children() if "spawn_main" in " ".join(one.cmdline())]
+            victim = chance.choice([own, *workers])
+            victim.kill()
+            self.killed["command" if victim == own else "worker"] += 1
 
     def close(self) -> None:
         if self._process is not None:

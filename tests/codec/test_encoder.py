@@ -103,7 +103,9 @@ def test_pictures_of_nearly_one_size_are_compiled_for_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("imgmlp.codec.training.compile_times.cache_folder", lambda: tmp_path)
-    info = SimpleNamespace(platform="p", name="n", driver="d", version="v", kind="cpu")
+    info = SimpleNamespace(
+        platform="p", name="n", driver="d", version="v", kind="cpu", compute_units=2
+    )
     device: Any = SimpleNamespace(info=info, lanes="one", compiling=0.0)
 
     def compiling(height: int, width: int) -> float:

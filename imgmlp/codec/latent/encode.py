@@ -16,10 +16,16 @@ from imgmlp.codec.latent.model import ModelShape, guessed, newest_start
 from imgmlp.codec.latent.rounding_search import Rounding, Written
 from imgmlp.codec.latent.training_phases import (
     FEW,
+    FEWEST,
+    HURRIED,
+    LEVELS,
+    MOST_STEPS,
     SHORTER,
     LatentTrainer,
     LatentTrainerState,
     control,
+    for_pixels,
+    steps_of,
 )
 from imgmlp.codec.latent.training_step import LatentStep
 from imgmlp.codec.latent.windows import (
@@ -35,7 +41,7 @@ from imgmlp.codec.training.checkpoint import Snapshot
 from imgmlp.codec.training.compile_times import CompileTimes
 from imgmlp.codec.training.draft import Draft, draft
 from imgmlp.codec.training.memory_limits import explain, smaller_picture, within_memory
-from imgmlp.codec.training.pace import Work
+from imgmlp.codec.training.pace import Work, usual_speed
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.codec.training.trainer import CHEAPEST, DEAREST, Pricing
@@ -46,14 +52,7 @@ from imgmlp.image import Picture
 Array = np.ndarray[Any, Any]
 
 SEED = 0
-LEVELS = 9  # of effort
-FEWEST, MOST = 300, 100_000  # steps of the lowest and of the highest of them
 TOO_FEW = 30  # below which latents are far from what they can be
-# Small pictures have as many steps again, but no more than MORE: with few, each way to a target
-# ended with another file. Of SMALLER pixels and fewer; of SOME none.
-SMALLER, SOME, MORE = 2**14, 2**16, 600
-# Larger pictures have fewer steps, so that for some time they take no longer; a share, at least.
-LARGE, BY_LARGER, LEAST_SHARE = 2**20, 1.4, 1 / 30
 # Steps that are trained even where the time limit leaves no room for them: a share of its time,
 # where something had to be compiled, and so many in all.
 AT_LEAST, FEWEST_LIMITED = 0.25, 10
@@ -84,19 +83,6 @@ SHARE = 0.3  # of the bytes wanted that networks may have at most
 WIDTHS = ((100_000, (16, 12)), (2**62, (32, 24)))
 
 
-def steps_of(level: int) -> int:
-    """Of an effort from 1 to 9, each the same factor above the one below."""
-    return round(FEWEST * math.pow(MOST / FEWEST, (level - 1) / (LEVELS - 1)))
-
-
-def for_pixels(steps: int, pixels: int) -> int:
-    """Of an effort's steps, those of a picture of so many pixels; fewer are meant as they are."""
-    if pixels <= LARGE:
-        share = (SOME / max(pixels, SMALLER) - 1) / (SOME / SMALLER - 1)
-        return steps + round(max(share, 0.0) * min(steps, MORE)) * (steps >= FEWEST)
-    return math.ceil(steps * max(math.pow(LARGE / pixels, BY_LARGER), LEAST_SHARE))
-
-
 def workload(level: int | None, seconds: float | None) -> Workload:
     """Training of an effort from 1 to 9; of none, as much as takes the usual time.
 
@@ -122,11 +108,10 @@ def encode(
 
 def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) -> Work:
     """What training for a target takes, about; just the usual time where that is chosen."""
-    shape = height, width, channels = picture.pixels.shape
+    shape = height, width, _ = picture.pixels.shape
     hidden, pixels = widths(shape, math.inf), height * width
     steps = _passes(wanted) * for_pixels(workload.steps, pixels)
-    each = 6 * _weights(hidden, channels) + SMALL_PARTS
-    short = _is_short(workload, pixels)
+    each, short = _operations(shape), _is_short(shape, workload, device)
     programs = (step_program(shape, hidden, device, short),)
     if not steps:
         return Work(0, 0, programs, USUAL)
@@ -141,11 +126,20 @@ def _passes(wanted: Goal) -> float:
     return 1.0 if wanted.kind == "lambda" else 1 + PASSES / 4 * SHORTER
 
 
-def _is_short(workload: Workload, pixels: int) -> bool:
-    """Whether compiling for a picture's size would take much of the time."""
-    if workload.seconds is not None:
-        return workload.seconds <= BRIEF
-    return for_pixels(workload.steps, pixels) <= FEWEST  # or nobody says how long
+def _operations(shape: tuple[int, ...]) -> int:
+    """Of a pixel in a step."""
+    return 6 * _weights(widths(shape, math.inf), shape[2]) + SMALL_PARTS
+
+
+def _is_short(shape: tuple[int, ...], workload: Workload, device: AnyDevice) -> bool:
+    """Whether compiling for a picture's size would take much of the time; not by how fast just this
+    device is, so that files do not hang on that."""
+    pixels, seconds = shape[0] * shape[1], workload.seconds
+    if seconds is None and workload.steps:
+        return min(workload.steps, for_pixels(workload.steps, pixels)) <= FEWEST
+    seconds = seconds or USUAL
+    expected = seconds * usual_speed(device) / (pixels * _operations(shape))
+    return seconds <= BRIEF and expected <= HURRIED
 
 
 class _Encoder:
@@ -157,7 +151,7 @@ class _Encoder:
         self.picture, self.wanted, self.device = picture, wanted, device
         self.workload, self.run = workload, run
         self.samples = picture.width * picture.height
-        self.short = _is_short(workload, self.samples)
+        self.short = _is_short(picture.pixels.shape, workload, device)
         self.compiled = CompileTimes(device)
         self.limit: float | None = None  # of the clock
         self.settling: float = SETTLING
@@ -343,7 +337,7 @@ class _Encoder:
         if self.run.saved is None:
             now = time.perf_counter()
             self.limit = max(self.limit, now + state.steps * self.pace + settling)
-        return self.limit - settling, MOST if self.wanted.kind == "lambda" else 0
+        return self.limit - settling, MOST_STEPS if self.wanted.kind == "lambda" else 0
 
     def _fitting(self, seconds: float, pace: float) -> int:
         """Steps that a time limit leaves room for, or what there must be."""
@@ -354,7 +348,7 @@ class _Encoder:
         refining = max(0.0, room - FEWEST) * REFINING / (1 + REFINING)
         steps = int(room - min(refining, REFINED))
         least = max(FEWEST_LIMITED, int(AT_LEAST * seconds / pace))
-        return min(max(steps, least), MOST)
+        return min(max(steps, least), MOST_STEPS)
 
     def _steps(self, step: LatentStep) -> int:
         """How many to train; says how long that takes."""
@@ -378,7 +372,7 @@ class _Encoder:
     def _pace(self, step: LatentStep) -> float:
         """Seconds that a step takes; tried, and undone. What training needs is compiled then."""
         step.judge(step.flat.numpy())
-        step.steer(control(0, MOST, self._first_price()))
+        step.steer(control(0, MOST_STEPS, self._first_price()))
         decides = self.workload.seconds is not None or not self.workload.steps
         pace = step.pace(TRIED if decides else TRIED_BRIEFLY)
         shape = self.picture.pixels.shape

@@ -27,7 +27,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
 from imgmlp.codec.latent.plane import REACH
 from imgmlp.errors import FormatError
@@ -308,8 +307,8 @@ def guessed(pixels: Array, shape: ModelShape, start: int) -> list[Array] | None:
 
 
 def _summed(framed: Array, weights: Array) -> Array:
-    """float32 [h, w]: of each place with GUESSED_BY more on every side, [h, w, channels], what is
-    `around` it by these weights; by one after the other, as that is in caches."""
+    """float32 [h, w]: of places with GUESSED_BY more on every side, [h, w, channels], what is
+    around each of them and a 1, by these weights; by one after the other, as that is in caches."""
     side, planes = 2 * GUESSED_BY + 1, np.ascontiguousarray(framed.transpose(2, 0, 1))
     channels, height, width = planes.shape
     height, width = height - side + 1, width - side + 1
@@ -321,24 +320,6 @@ def _summed(framed: Array, weights: Array) -> Array:
             planes[channel, down : down + height, right : right + width], weight, out=term
         )
     return found
-
-
-def around(framed: Array) -> Array:
-    """Of places with GUESSED_BY more on every side, [h, w, channels], all that is around each of
-    them and a 1: float32 [places, (2 GUESSED_BY + 1)^2 channels + 1].
-    """
-    side = 2 * GUESSED_BY + 1
-    height, width, channels = (
-        framed.shape[0] - side + 1,
-        framed.shape[1] - side + 1,
-        framed.shape[2],
-    )
-    found = np.ones((height, width, side * side * channels + 1), np.float32)
-    count = side * channels  # of a row, which lie beside each other
-    rows = sliding_window_view(framed.reshape(len(framed), -1), count, axis=1)[:, ::channels]
-    for down in range(side):
-        found[:, :, down * count : (down + 1) * count] = rows[down : down + height]
-    return found.reshape(height * width, -1)
 
 
 def halved(samples: Array) -> Array:

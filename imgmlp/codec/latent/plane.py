@@ -11,12 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
 Span = tuple[int, int]  # first, and the one after the last
+Slices = tuple[slice, slice]  # of rows and columns
 
 REACH = 3  # rows above, and columns to either side, that a context comes from
 AROUND = REACH + 1  # rows that hold all neighbours above a row, and what its first ones are left of
@@ -121,11 +123,20 @@ class Extent:
         moved = self.halo - (self.corner[axis] >> level)
         return first + moved, end + moved
 
-    @property
+    @cached_property
     def frame(self) -> tuple[Span, ...]:
         """All that tells one window from another, but for what is in it."""
         levels = range(len(self.plane.grids))
         return tuple(self.bounds(axis, n, self.halo) for n in levels for axis in (0, 1))
+
+    @property
+    def ends(self) -> list[Array]:
+        """int32 [levels, 2] each: where grids begin and where they end in theirs of the plane."""
+        found = [
+            [self.bounds(axis, n, self.halo) for axis in (0, 1)]
+            for n in range(len(self.plane.grids))
+        ]
+        return list(np.ascontiguousarray(np.array(found, np.int32).transpose(2, 0, 1)))
 
     @property
     def pixels(self) -> int:
@@ -133,22 +144,28 @@ class Extent:
         rows, columns = (self.span(axis, 0) for axis in (0, 1))
         return (rows[1] - rows[0]) * (columns[1] - columns[0])
 
-    def cut(self, grids: Sequence[Array], halo: int = 0) -> list[Array]:
-        """Of the picture's grids, finest first, what stands in the plane; views."""
+    @cached_property
+    def _slices(self) -> dict[int, list[tuple[Slices, Slices]]]:
+        """By a halo, of every level what stands in the plane, in its grid and there."""
+        return {halo: self._sliced(halo) for halo in {0, self.halo}}
+
+    def _sliced(self, halo: int) -> list[tuple[Slices, Slices]]:
         found = []
-        for level, grid in enumerate(grids):
+        for level, grid in enumerate(self.plane.grids):
             rows, columns = (slice(*self.span(axis, level, halo)) for axis in (0, 1))
-            found.append(grid[rows, columns])
+            (top, bottom), (left, right) = (self.bounds(axis, level, halo) for axis in (0, 1))
+            there = slice(grid.row + top, grid.row + bottom)
+            found.append(((rows, columns), (there, slice(grid.column + left, grid.column + right))))
         return found
+
+    def cut(self, grids: Sequence[Array], halo: int = 0) -> list[Array]:
+        """Of the picture's grids, finest first, what stands in the plane, with a halo of 0 or all
+        of it; views."""
+        return [grid[own] for grid, (own, _) in zip(grids, self._slices[halo], strict=True)]
 
     def parts(self, plane: Array, halo: int = 0) -> list[Array]:
         """Of a plane [rows, pitch] where these stand, finest first; views."""
-        found = []
-        for level, grid in enumerate(self.plane.grids):
-            (top, bottom), (left, right) = (self.bounds(axis, level, halo) for axis in (0, 1))
-            rows = slice(grid.row + top, grid.row + bottom)
-            found.append(plane[rows, grid.column + left : grid.column + right])
-        return found
+        return [plane[there] for _, there in self._slices[halo]]
 
     def gathered(self, grids: Sequence[Array], halo: int = 0) -> Array:
         """float32 [rows, pitch]: the picture's grids as the plane has them."""

@@ -1,4 +1,5 @@
-"""The phases of training: soft rounding that hardens, then true rounding that moves networks only.
+"""How long training is, and its phases: soft rounding that hardens, then true rounding, which moves
+networks only.
 
 The loop itself is that of codec/training; here is what is decided at its looks.
 """
@@ -21,6 +22,13 @@ from imgmlp.codec.training.trainer import HOPELESS, Pricing, Trainer, TrainerSta
 
 Array = np.ndarray[Any, Any]
 
+LEVELS = 9  # of effort
+FEWEST, MOST_STEPS = 300, 100_000  # of the lowest and of the highest of them
+# Small pictures have as many steps again, but no more than MORE: with few, each way to a target
+# ended with another file. Of SMALLER pixels and fewer; of SOME none.
+SMALLER, SOME, MORE = 2**14, 2**16, 600
+# Larger pictures have fewer steps, so that for some time they take no longer; a share, at least.
+LARGE, BY_LARGER, LEAST_SHARE = 2**20, 1.4, 1 / 30
 ROUNDED = 0.97  # share of a run after which latents stand still, rounded
 LOOK, MOST = 10, 200  # steps between looks, at least and at most
 FREE = 0.15  # share of a run before prices change
@@ -40,17 +48,34 @@ HURRIED, SOFT = 2000, 1.0  # a run of fewer steps begins at a higher one, at mos
 FEW = 300  # steps, below which latents move faster and networks, which have a start, more slowly
 FASTER, BY_FEWER = 2.0, 0.43  # at most; the power of how many times fewer steps there are
 HASTY = 40  # steps, below which there is less noise, and networks hardly move
+# How much less networks move with each of n windows: by powers of n, for runs of so many steps.
+SHARED, OF = (1 / 3, 0.6), (100, FEW)
 SHARES = 0.63, 0.87  # of noise
 LATENTS, NETWORKS = 0.2, 7e-3  # learning rates
 LAST = 1e-3  # of networks, once latents are rounded; falls to a tenth
 
 
+def steps_of(level: int) -> int:
+    """Of an effort from 1 to 9, each the same factor above the one below."""
+    return round(FEWEST * math.pow(MOST_STEPS / FEWEST, (level - 1) / (LEVELS - 1)))
+
+
+def for_pixels(steps: int, pixels: int) -> int:
+    """Of an effort's steps, those of a picture of so many pixels; fewer are meant as they are."""
+    if pixels <= LARGE:
+        share = (SOME / max(pixels, SMALLER) - 1) / (SOME / SMALLER - 1)
+        return steps + round(max(share, 0.0) * min(steps, MORE)) * (steps >= FEWEST)
+    return math.ceil(steps * max(math.pow(LARGE / pixels, BY_LARGER), LEAST_SHARE))
+
+
 def control(done: int, steps: int, price: float) -> Control:
     """What holds after so many steps of a run."""
     end = ROUNDED * steps
+    shared = float(np.interp(math.log(steps), np.log(OF), SHARED))
     if done >= end:
         left = (steps - done) / max(steps - end, 1)
-        return Control(price, latents=0.0, networks=LAST * 0.1 ** (1 - left), rounding=True)
+        last = LAST * 0.1 ** (1 - left)
+        return Control(price, latents=0.0, networks=last, rounding=True, shared=shared)
     way = done / end
     cosine = 0.5 * (1 + math.cos(math.pi * way))
     faster = min(max(FEW / steps, 1.0) ** BY_FEWER, FASTER)
@@ -59,7 +84,7 @@ def control(done: int, steps: int, price: float) -> Control:
     t, share = (a + (b - a) * way for a, b in ((first, last), SHARES))
     calm = min(steps / HASTY, 1.0)
     latents, networks = LATENTS * faster * cosine, NETWORKS / faster * calm * cosine
-    return Control(price, t * math.sqrt(calm), share, calm, latents, networks)
+    return Control(price, t * math.sqrt(calm), share, calm, latents, networks, shared=shared)
 
 
 @dataclass

@@ -74,6 +74,7 @@ class Control:
     latents: float = 0.2  # learning rate, in quantisation steps
     networks: float = 1e-2  # learning rate
     rounding: bool = False
+    shared: float = 1 / 3  # the power of how many windows there are by which networks' rate is less
 
     def array(self, channels: int, pixels: int, weights: float) -> Array:
         """float32 [11], as the device wants it, of a step of so many pixels and samples of each,
@@ -112,7 +113,7 @@ class LatentStep(Resumable):
         self.room = room
         self.extent = extent = self._first_extent()
         self.plane = plane = extent.plane
-        self.ends = Tensor(self._bounds(1), device, name="sizes")
+        self.ends = Tensor(extent.ends[1], device, name="sizes")
         self.synthesis_shapes = _layers(self.levels, hidden, hidden, self.channels)
         self.convolution_shapes = [(9 * self.channels, self.channels), (self.channels,)] * 2
         self.entropy_shapes = _layers(operations.NEIGHBOURS, entropy, entropy, 2)
@@ -181,15 +182,6 @@ class LatentStep(Resumable):
         size = self.height, self.width
         rows, columns = self.room or size
         return Extent(Plane.of(rows, columns, self.levels), size, (0, 0), size)
-
-    def _bounds(self, which: int) -> Array:
-        """int32 [levels, 2]: where grids begin (0) or end (1) in theirs of the plane."""
-        halo = self.extent.halo
-        found = [
-            [self.extent.bounds(axis, n, halo)[which] for axis in (0, 1)]
-            for n in range(self.levels)
-        ]
-        return np.array(found, np.int32)
 
     def _frame(self) -> None:
         """What counts and moves: all that is there."""

@@ -35,8 +35,6 @@ JUDGED = 2**19  # pixels by which networks are judged, about: some windows stand
 # Most pixels that are trained as a whole, of which a step takes some 260 bytes each: on processors
 # and on GPUs, to which windows' data have a longer way.
 WHOLE, WHOLE_ON_GPUS = 3 * 2**20, 14 * 2**20
-# Networks move with every window, and each time by less: the power of how many windows there are.
-SLOWER = 1 / 3
 TOGETHER = 8  # steps of a window there before it is another one's turn
 
 
@@ -142,7 +140,7 @@ class WindowedStep(LatentStep):
         return Extent(plane, (self.height, self.width), (0, 0), self._window, HALO)
 
     def _frame(self) -> None:
-        self.firsts = Tensor(self._bounds(0), self.device, name="firsts")
+        self.firsts = Tensor(self.extent.ends[0], self.device, name="firsts")
         self.own = Tensor(self.extent.taken(), self.device, name="own")
         self.own_pixels = Tensor(self.extent.inside(), self.device, name="own_pixels")
 
@@ -182,9 +180,9 @@ class WindowedStep(LatentStep):
 
     def _framed(self) -> list[Array]:
         """What the device has of where the present window ends."""
-        bounds, extent = [self._bounds(which) for which in (0, 1)], self.extent
+        extent = self.extent
         halo = [extent.inside(HALO), extent.taken(HALO)]
-        return [*bounds, *halo, extent.taken(), extent.inside()]
+        return [*extent.ends, *halo, extent.taken(), extent.inside()]
 
     def _leave(self, arrays: Sequence[Array]) -> None:
         """Have on the host what a window's latents and moments are by now."""
@@ -256,7 +254,7 @@ class WindowedStep(LatentStep):
         return seconds / count * len(self.windows)
 
     def steer(self, control: Control) -> None:
-        slower = len(self.windows) ** SLOWER
+        slower = len(self.windows) ** control.shared  # as networks move with every window
         self._control = replace(control, networks=control.networks / slower)
 
     # --- from and to the host ---

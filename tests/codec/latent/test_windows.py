@@ -15,7 +15,7 @@ import pytest
 from imgmlp.codec import decoder, encoder
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.latent import encode as latent
-from imgmlp.codec.latent import model, rounding_search, windows
+from imgmlp.codec.latent import model, rounding_search, training_phases, windows
 from imgmlp.codec.latent.model import ModelShape, guessed
 from imgmlp.codec.latent.training_step import Control, LatentStep
 from imgmlp.codec.latent.windows import WindowedStep, in_windows, room
@@ -96,6 +96,32 @@ def test_where_little_time_is_wanted_sizes_need_no_program_of_their_own() -> Non
     assert form(20, 100, False) == (False, (32, 128))
     info.kind = "numpy"  # which compiles nothing
     assert form(512, 768, True) == (False, None)
+
+
+def test_runs_of_few_steps_are_short_whoever_asks_for_them() -> None:
+    device: Any = SimpleNamespace(info=SimpleNamespace(kind="cpu", compute_units=2), lanes="one")
+
+    def short(workload: Workload, height: int = 512, width: int = 768) -> bool:
+        return latent._is_short((height, width, 3), workload, device)
+
+    assert short(latent.workload(1, None))
+    assert not short(latent.workload(2, None))
+    assert short(latent.workload(None, None))
+    assert not short(latent.workload(None, None), 64, 64)
+    assert short(latent.workload(None, 30.0))
+    assert not short(latent.workload(None, 300.0))
+    device.info.compute_units = 200  # which take many in that time
+    assert short(latent.workload(1, None))
+    assert not short(latent.workload(None, 30.0))
+
+
+def test_networks_move_less_with_each_of_many_windows_the_longer_a_run_is() -> None:
+    few, more, many = (training_phases.control(0, n, 1e-3).shared for n in (20, 200, 300))
+    assert few < more < many == training_phases.control(2990, 3000, 1e-3).shared
+    step = WindowedStep(picture(130, 200), 0, open_device("numpy"), **STARTED, window=WINDOW)
+    step.steer(Control(1e-3, networks=1e-2, shared=0.5))
+    step._enter(step.windows[0])
+    assert step.control.numpy()[5] == pytest.approx(1e-2 / 12**0.5)
 
 
 def test_a_trial_of_the_pace_moves_nothing() -> None:
