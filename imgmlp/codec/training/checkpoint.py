@@ -92,9 +92,8 @@ class Resumable(ABC):
 
 
 def key(picture: Picture, choices: str) -> str:
-    """Stands for a picture, everything that was chosen for it, and the program that computes:
-    another one would not go on as the run began."""
-    found = hashlib.sha256(f"{source_digest()} {picture.pixels.shape} {choices}\n".encode())
+    """Stands for a picture and everything that was chosen for it."""
+    found = hashlib.sha256(f"{picture.pixels.shape} {choices}\n".encode())
     found.update(np.ascontiguousarray(picture.pixels).data)  # a buffer: no copy of large ones
     found.update(repr(picture.metadata).encode())
     return found.hexdigest()
@@ -108,10 +107,12 @@ def beside(target: Path, key: str) -> Path:
 def of(target: Path, picture: Picture, device: AnyDevice, choices: str) -> Checkpoint:
     """The checkpoint of the run that makes this file of a picture.
 
-    Devices of one kind count as one: whichever of them is free goes on.
+    Devices of one kind count as one: whichever of them is free goes on. Another version of this
+    program would not go on as the run began.
     """
     info = device.info
-    own = key(picture, f"{choices} {info.describe()} {info.driver} {info.version}")
+    computes = f"{info.describe()} {info.driver} {info.version} {source_digest()}"
+    own = key(picture, f"{choices} {computes}")
     return Checkpoint(beside(target, own), own)
 
 

@@ -12,6 +12,7 @@ from conftest import small_pixels
 
 from imgmlp.codec.training import checkpoint
 from imgmlp.codec.training.checkpoint import Checkpoint, Resumable, Snapshot
+from imgmlp.engine import open_device
 from imgmlp.errors import OutputError
 from imgmlp.image import Picture
 from imgmlp.metadata import Metadata
@@ -94,14 +95,18 @@ def test_it_knows_whether_something_else_wrote_since(saved: Checkpoint, tmp_path
     assert not saved.is_older_than(output)
 
 
-def test_another_version_of_the_program_has_other_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    picture = Picture(small_pixels())
-    before = checkpoint.key(picture, "a")
+def test_another_version_of_the_program_does_not_go_on_but_knows_what_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the output that was written, and that nobody remembers yet, would be a stranger's."""
+    picture, device, target = Picture(small_pixels()), open_device("numpy"), tmp_path / "a.imlp"
+    begun = checkpoint.of(target, picture, device, "a").path
+    finished = checkpoint.of_finished(target, picture, "a").path
     monkeypatch.setattr(checkpoint, "source_digest", lambda: "another version")
-    other = checkpoint.key(picture, "a")
+    assert checkpoint.of(target, picture, device, "a").path != begun
+    assert checkpoint.of_finished(target, picture, "a").path == finished
     monkeypatch.undo()
-    assert other != before
-    assert checkpoint.key(picture, "a") == before
+    assert checkpoint.of(target, picture, device, "a").path == begun
 
 
 def test_a_key_stands_for_every_sample_and_choice() -> None:
