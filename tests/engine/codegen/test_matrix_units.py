@@ -11,7 +11,7 @@ import pytest
 import warps
 from test_block import blocks, filled, gradients, held, network
 
-from imgmlp.engine import AnyDevice, Program, Tensor, compile, compiler, open_device
+from imgmlp.engine import AnyDevice, Program, Tensor, compile, compiler, dtype, open_device
 from imgmlp.engine.ir.kernel import storage
 from imgmlp.engine.ir.local_memory import LocalBuffer
 from imgmlp.engine.ir.symbolic import Var
@@ -108,6 +108,30 @@ def test_gradients_of_several_tiles(
         for name, value in zip(outputs, wanted, strict=True):
             error = float(np.abs(program.read(name) - value).max())
             assert error <= LIMITS[precision] * float(np.abs(value).max()), name
+
+
+@compiled
+def test_values_that_do_not_fit_are_kept_as_halves(
+    device: AnyDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What layers had before their sines, for the way back: no product takes it, and as it is there
+    is no room for it in local memory."""
+    sizes = [(200, 16), (16, 32), (32, 32), (32, 32)]
+    h, *weights = (filled(device, *size).realize() for size in sizes)
+    for number, weight in enumerate(weights):
+        h = (h @ (weight * 0.3)).sin() if number else h @ (weight * 0.3)
+    outputs = gradients(h.square().mean(), *weights)
+    program = Program(device, outputs, [], precision="half")
+    (block,) = blocks(program.stages.procedure)
+    factors = {storage(s) for k in block.kernels if k.core is not None for s in k.core.src}
+    kept = {b for k in block.kernels for b in k.writes() if isinstance(b, LocalBuffer)} - factors
+    assert [b.extent for b in kept if b.stored is dtype.f16]
+    assert warps.local_bytes(program.stages.source) <= warps.LOCAL
+    wanted = evaluate(list(outputs.values()), held(outputs), wide=True)
+    warps.run(program, tmp_path, monkeypatch)
+    for name, value in zip(outputs, wanted, strict=True):
+        error = float(np.abs(program.read(name) - value).max())
+        assert error <= LIMITS["half"] * float(np.abs(value).max()), name
 
 
 NOT_FINITE = [0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0x7F800000, 0xFF800000]  # GPUs make the first
