@@ -17,6 +17,7 @@ from imgmlp.codec.bitstream import container
 from imgmlp.codec.latent import encode as latent
 from imgmlp.codec.latent import model, rounding_search, training_phases, windows
 from imgmlp.codec.latent.model import ModelShape, guessed
+from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training_step import Control, LatentStep
 from imgmlp.codec.latent.windows import WindowedStep, in_windows, room
 from imgmlp.codec.training.checkpoint import Checkpoint
@@ -187,6 +188,25 @@ def test_a_run_in_windows_that_stopped_gives_the_bytes_of_one_that_was_not(tmp_p
     rest = encoded(Run(checkpoint=Checkpoint(tmp_path / "state", "key")))
     assert rest.resumed > 0
     assert rest.bytes == encoded().bytes
+
+
+def test_a_step_that_takes_more_than_the_time_left_ends_between_windows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By a clock that only windows move, in the second step three times as far."""
+    clock, begin = [0.0], WindowedStep._begin
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+
+    def slowly(step: WindowedStep, *made: Any) -> None:
+        begin(step, *made)
+        clock[0] += 3.0 if step.done else 1.0
+
+    monkeypatch.setattr(WindowedStep, "_begin", slowly)
+    step = WindowedStep(picture(66, 70), 0, open_device("numpy"), **STARTED, window=WINDOW)
+    trainer = LatentTrainer(step, LatentTrainerState(10, 1e-3), None, 9.0)
+    assert trainer.run() == "done"
+    assert (step.done, step._turn, trainer.state.steps) == (1, 2, 1)
+    assert clock[0] == 10.0
 
 
 def test_a_guess_is_something_like_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
