@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from imgmlp.codec.latent import encode as latent
+from imgmlp.codec.latent import training_phases
 from imgmlp.codec.training import search, target
 from imgmlp.engine import AnyDevice, Device, Tensor, compile, open_device
 from imgmlp.engine.compiler import Stages
@@ -130,7 +131,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     For what is tested around them, whatever their files look like.
     """
     monkeypatch.setattr(target, "STEPS", 480)
-    monkeypatch.setattr(latent, "FEWEST", 20)
+    monkeypatch.setattr(training_phases, "FEWEST", 20)
     monkeypatch.setattr(latent, "PASSES", 1)
     monkeypatch.setattr(search, "TRIALS", 3)
 

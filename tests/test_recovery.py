@@ -26,10 +26,10 @@ from imgmlp.engine import open_device
 # The command, but with short runs that are saved often.
 COMMAND = """
 import sys
-from imgmlp.codec.latent import encode, training_phases
+from imgmlp.codec.latent import training_phases
 from imgmlp.codec.training import checkpoint, target
-checkpoint.KEEP_SECONDS, target.STEPS, encode.FEWEST = 0.0, 3200, 60
-training_phases.LOOK = 1
+checkpoint.KEEP_SECONDS, target.STEPS = 0.0, 3200
+training_phases.FEWEST, training_phases.LOOK = 60, 1
 sys.argv = ["imgmlp", "encode", *sys.argv[1:], "--effort", "1"]
 from imgmlp.cli import main
 main()

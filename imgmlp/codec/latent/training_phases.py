@@ -71,11 +71,10 @@ def for_pixels(steps: int, pixels: int) -> int:
 def control(done: int, steps: int, price: float) -> Control:
     """What holds after so many steps of a run."""
     end = ROUNDED * steps
-    shared = float(np.interp(math.log(steps), np.log(OF), SHARED))
     if done >= end:
         left = (steps - done) / max(steps - end, 1)
         last = LAST * 0.1 ** (1 - left)
-        return Control(price, latents=0.0, networks=last, rounding=True, shared=shared)
+        return Control(price, latents=0.0, networks=last, rounding=True)
     way = done / end
     cosine = 0.5 * (1 + math.cos(math.pi * way))
     faster = min(max(FEW / steps, 1.0) ** BY_FEWER, FASTER)
@@ -84,7 +83,12 @@ def control(done: int, steps: int, price: float) -> Control:
     t, share = (a + (b - a) * way for a, b in ((first, last), SHARES))
     calm = min(steps / HASTY, 1.0)
     latents, networks = LATENTS * faster * cosine, NETWORKS / faster * calm * cosine
-    return Control(price, t * math.sqrt(calm), share, calm, latents, networks, shared=shared)
+    return Control(price, t * math.sqrt(calm), share, calm, latents, networks)
+
+
+def sharing(steps: int) -> float:
+    """The power of how many windows there are by which networks move less with each."""
+    return float(np.interp(math.log(max(steps, 1)), np.log(OF), SHARED))
 
 
 @dataclass
@@ -191,5 +195,10 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
             whole = round((state.steps - state.begun) / (1 - RETURN))
         found = control(max(0, whole - left), whole, state.price)
         self.step.steer(
-            replace(found, latents=found.latents * slower, networks=found.networks * slower)
+            replace(
+                found,
+                latents=found.latents * slower,
+                networks=found.networks * slower,
+                shared=sharing(state.first),
+            )
         )

@@ -220,6 +220,7 @@ class SOAP:
             self._direction(number, part, grown)
             for number, part in enumerate((turned, flat.gather(self._others)))
         )
+        inner = Tensor.where(self._both[0] < 0, 0.0, inner)  # also where epsilon is 0
         found = _product(left, _product(inner, right.transpose()))
         moves = Tensor.concat([found.reshape(-1), rest], 0).gather(self._back)
         begin = 0

@@ -110,7 +110,7 @@ class Indexing(Functions):
 
     def take(self, index: Operand, axis: int = 0) -> Self:
         """What lies at some indices of an axis; the index's axes take its place."""
-        where = _checked(index if _is_array(index) or index == [] else np.asarray(index))
+        where = _checked(index if _is_array(index) or _is_empty(index) else np.asarray(index))
         if isinstance(where, bool) or _is_mask(where):
             raise misuse(TypeError, "take: indices are integers, not bools; use x[mask]")
         return self[(*(slice(None),) * self._axis(axis, "take"), where)]
@@ -134,13 +134,16 @@ class Indexing(Functions):
         if sum(k is ... for k in keys) > 1:
             raise misuse(OutOfBoundsError, f"index {key} has more than one ...")
         gap = next((i for i, k in enumerate(keys) if k is ...), len(keys))
-        keys[gap : gap + 1] = [slice(None)] * (len(self.shape) - count)
+        left = len(self.shape) - count
+        keys[gap : gap + 1] = [slice(None)] * left if left else keys[gap : gap + 1]
         keys = self._without_masks(keys)
         plain = (slice(None) if _is_array(k) else k for k in keys if _axes_taken(k))
         taken, axis = super().__getitem__(tuple(plain)), 0
         arrays: list[tuple[int, Any]] = []
         places = []  # of arrays and numbers: in the key, and among the axes
         for place, k in enumerate(keys):
+            if k is ...:  # which stands for no axis, and between arrays all the same
+                continue
             if k is None or isinstance(k, bool):
                 taken = taken.unsqueeze(axis)
             if isinstance(k, bool):  # takes all of its axis, or nothing
@@ -189,7 +192,12 @@ class Indexing(Functions):
         check_rows(self.shape, node_of(index), axis, negative=True)
         if isinstance(index, np.ndarray):
             return (index % (size or 1)).astype(np.int32)
-        return index.where(index < 0, index + size, index) if index.dtype.min < 0 else index
+        wide = index.cast(dt.i32)  # as sums and products of places are more than a byte has
+        return wide.where(wide < 0, wide + size, wide) if index.dtype.min < 0 else wide
+
+
+def _is_empty(index: Any) -> bool:
+    return isinstance(index, list) and not index
 
 
 def _is_array(key: Any) -> bool:

@@ -117,8 +117,8 @@ def test_runs_of_few_steps_are_short_whoever_asks_for_them() -> None:
 
 
 def test_networks_move_less_with_each_of_many_windows_the_longer_a_run_is() -> None:
-    few, more, many = (training_phases.control(0, n, 1e-3).shared for n in (20, 200, 300))
-    assert few < more < many == training_phases.control(2990, 3000, 1e-3).shared
+    none, few, more, many = (training_phases.sharing(n) for n in (0, 20, 200, 300))
+    assert none == few < more < many == training_phases.sharing(3000)
     step = WindowedStep(picture(130, 200), 0, open_device("numpy"), **STARTED, window=WINDOW)
     step.steer(Control(1e-3, networks=1e-2, shared=0.5))
     step._enter(step.windows[0])

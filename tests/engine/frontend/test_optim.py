@@ -106,6 +106,14 @@ def test_bias_is_corrected_to_the_last_places(device: AnyDevice) -> None:
     assert np.allclose(p.numpy(), [-10, 10, -10, 10], rtol=2e-6)
 
 
+def test_zeros_around_small_matrices_stay_so_without_an_epsilon(device: AnyDevice) -> None:
+    small, large = (Tensor(np.ones(s, np.float32), device) for s in ((3, 2), (5, 5)))
+    optimizer = optim.SOAP([small, large], lr=1.0, epsilon=0.0)
+    compile(lambda: optimizer.step((small.sum() + large.sum()) * 1.5) or {}, device).run()
+    assert np.allclose(small.numpy(), 0)
+    assert np.allclose(large.numpy(), 0)
+
+
 def test_only_floats_that_hold_state_can_be_trained(device: AnyDevice) -> None:
     whole, computed = Tensor([1, 2], device), Tensor([1.0, 2.0], device) * 2
     for make in (lambda p: optim.SGD(p, 0.1), optim.Adam, optim.AdamW):

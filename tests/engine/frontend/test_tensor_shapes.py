@@ -222,3 +222,23 @@ def test_numbers_beside_arrays_count_as_arrays() -> None:
 def test_what_is_no_index_is_refused(key: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         Tensor(np.ones((3, 4)))[key]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        (slice(None), slice(None), [0], ..., [1]), (slice(None), [0], slice(None), ..., [1]),
+        ([0], ..., [1], 0, 0), (0, ..., [0, 1], [1], 0), (0, slice(None), [1], [2], ...),
+    ],
+)  # fmt: skip
+def test_dots_for_no_axis_stand_between_arrays_all_the_same(key: tuple[Any, ...]) -> None:
+    x = np.arange(36).reshape(2, 2, 3, 3)
+    assert np.array_equal(Tensor(x.astype(np.int32), open_device("numpy"))[key].numpy(), x[key])
+
+
+def test_indices_of_few_bits_reach_every_element(device: AnyDevice) -> None:
+    x = np.arange(90_000, dtype=np.float32).reshape(300, 300)
+    rows, columns = np.uint8([1, 2, 100, 127]), np.int8([3, -1, 5, -128])
+    i, j = Tensor(rows, device), Tensor(columns, device)
+    assert np.array_equal(Tensor(x, device)[i, j].numpy(), x[rows, columns])
+    assert np.array_equal(Tensor(x, device).take(np.int64(7)).numpy(), x[7])
