@@ -36,6 +36,7 @@ from imgmlp.codec.latent.windows import (
     in_windows,
     room,
     step_program,
+    windows_of,
 )
 from imgmlp.codec.training.checkpoint import Snapshot
 from imgmlp.codec.training.compile_times import CompileTimes
@@ -56,6 +57,8 @@ TOO_FEW = 30  # below which latents are far from what they can be
 # Steps that are trained even where the time limit leaves no room for them: a share of its time,
 # where something had to be compiled, and so many in all.
 AT_LEAST, FEWEST_LIMITED = 0.25, 10
+# Of the steps of a short run, by a power of how many windows there are, and at least.
+BY_WINDOWS, LEAST_IN_WINDOWS = 0.24, 0.65
 BRIEF = 60.0  # seconds of a limit up to which a program should serve pictures of any size
 USUAL, LONGEST = 20.0, 25.0  # seconds that an encode should take if nobody says how long, and may
 SETTLING = 50  # steps that take as long as the search for rounded networks
@@ -110,8 +113,8 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     """What training for a target takes, about; just the usual time where that is chosen."""
     shape = height, width, _ = picture.pixels.shape
     hidden, pixels = widths(shape, math.inf), height * width
-    steps = _passes(wanted) * for_pixels(workload.steps, pixels)
     each, short = _operations(shape), _is_short(shape, workload, device)
+    steps = _passes(wanted) * _trained(workload.steps, shape, device, short)
     programs = (step_program(shape, hidden, device, short),)
     if not steps:
         return Work(0, 0, programs, USUAL)
@@ -124,6 +127,17 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
 def _passes(wanted: Goal) -> float:
     """Of training in all, about, in those of one run."""
     return 1.0 if wanted.kind == "lambda" else 1 + PASSES / 4 * SHORTER
+
+
+def _trained(steps: int, shape: tuple[int, ...], device: AnyDevice, short: bool) -> int:
+    """Of an effort's steps, those of a picture. A short run in many windows takes fewer: networks
+    move with every window, and each step takes longer."""
+    found = for_pixels(steps, shape[0] * shape[1])
+    if not (short and in_windows(shape, device, short)):
+        return found
+    return math.ceil(
+        found * max(math.pow(windows_of(shape, device), -BY_WINDOWS), LEAST_IN_WINDOWS)
+    )
 
 
 def _operations(shape: tuple[int, ...]) -> int:
@@ -360,14 +374,17 @@ class _Encoder:
                 text = f"too little time for this picture: {needed:,.0f} seconds would do"
                 self.run.say(text)
         elif self.workload.steps:
-            steps = for_pixels(self.workload.steps, self.samples)
+            steps = self._trained(self.workload.steps)
         else:
-            every = {n: for_pixels(steps_of(n), self.samples) for n in range(1, LEVELS + 1)}
+            every = {n: self._trained(steps_of(n)) for n in range(1, LEVELS + 1)}
             level = max((n for n in every if self._seconds(every[n], pace) <= LONGEST), default=1)
             steps = every[level]
             self.run.say(f"effort {level} of {LEVELS}, as it suits this device; --effort decides")
         self.run.say(f"{steps:,} steps, about {self._seconds(steps, pace):,.0f} seconds")
         return steps
+
+    def _trained(self, steps: int) -> int:
+        return _trained(steps, self.picture.pixels.shape, self.device, self.short)
 
     def _pace(self, step: LatentStep) -> float:
         """Seconds that a step takes; tried, and undone. What training needs is compiled then."""

@@ -28,7 +28,7 @@ FEWEST, MOST_STEPS = 300, 100_000  # of the lowest and of the highest of them
 # ended with another file. Of SMALLER pixels and fewer; of SOME none.
 SMALLER, SOME, MORE = 2**14, 2**16, 600
 # Larger pictures have fewer steps, so that for some time they take no longer; a share, at least.
-LARGE, BY_LARGER, LEAST_SHARE = 2**20, 1.4, 1 / 30
+LARGE, BY_LARGER, LEAST_SHARE = 2**20, 1.55, 1 / 35
 ROUNDED = 0.97  # share of a run after which latents stand still, rounded
 LOOK, MOST = 10, 200  # steps between looks, at least and at most
 FREE = 0.15  # share of a run before prices change

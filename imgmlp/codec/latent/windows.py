@@ -49,6 +49,11 @@ def covered(shape: tuple[int, ...], device: AnyDevice) -> int:
     return math.prod(-(-side // of) * of for side, of in sides)
 
 
+def windows_of(shape: tuple[int, ...], device: AnyDevice) -> int:
+    """How many that are."""
+    return covered(shape, device) // math.prod(_size(device))
+
+
 def in_windows(shape: tuple[int, ...], device: AnyDevice, short: bool) -> bool:
     """Whether they should be: for all that they need, or as a short run, on a device that compiles
     for long and computes for long as well, had better take programs that know no size."""
