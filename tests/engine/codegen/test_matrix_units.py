@@ -78,7 +78,7 @@ CASES: list[tuple[Precision, int, list[int], int, bool]] = [
     # precision, batch, sizes, matrices that are copied, factors in local memory
     ("half", 331, [16, 64, 64, 3], 3, True),
     ("half", 300, [8, 128, 64, 3], 1, True),
-    ("half", 300, [24, 24, 32, 7, 2], 3, True),
+    ("half", 300, [24, 24, 32, 7, 2], 4, True),
     ("half", 290, [1, 9, 1, 1], 3, True),  # factors of one row or one column
     ("half", 260, [3, 420, 2], 0, False),
     ("float32", 331, [16, 64, 64, 3], 2, True),
