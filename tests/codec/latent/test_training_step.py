@@ -552,3 +552,24 @@ def test_differences_are_cheaper_in_larger_pictures(side: int, start: int, times
     assert weights is not None
     found = weights(SimpleNamespace(start=SimpleNamespace(number=start), pixels=side * side))
     assert found == pytest.approx(times)
+
+
+def test_gradients_by_contexts_are_halves_where_products_are() -> None:
+    """Each of them, not their sum, and what is too large for a half is the largest one."""
+    device = open_device("numpy")
+    plane = Plane.of(9, 20, 3)
+    around = plane.rows + 2 * operations.AROUND
+    framed = Tensor(np.zeros((around, plane.pitch), np.float32), device)
+    rng = np.random.default_rng(0)
+    slopes = rng.uniform(-1, 1, (operations.NEIGHBOURS, plane.places)).astype(np.float32)
+    slopes[:, 7] = 1e6
+
+    def found(has_matrix_units: bool, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        device.has_matrix_units = has_matrix_units
+        contexts = operations.Contexts.apply(framed, plane)
+        (slope,) = (contexts * Tensor(values, device)).sum().gradient([framed])
+        return slope.numpy()
+
+    halves = slopes.clip(-65504, 65504).astype(np.float16).astype(np.float32)
+    assert np.array_equal(found(True, slopes), found(False, halves))
+    assert not np.array_equal(halves, slopes)
