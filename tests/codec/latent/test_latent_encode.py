@@ -26,7 +26,7 @@ from imgmlp.codec.training import search
 from imgmlp.codec.training.checkpoint import Checkpoint, Snapshot
 from imgmlp.codec.training.draft import Draft
 from imgmlp.codec.training.run import Progress, Run
-from imgmlp.codec.training.target import Goal, Workload
+from imgmlp.codec.training.target import Goal, Kind, Workload
 from imgmlp.engine import open_device
 from imgmlp.errors import Interrupted, OutOfMemoryError, UsageError
 from imgmlp.image import Picture, psnr
@@ -243,6 +243,23 @@ def test_without_an_effort_the_device_decides(
     assert steps == latent.for_pixels(latent.steps_of(level), PIXELS.shape[0] * PIXELS.shape[1])
     assert notes[0].startswith(f"effort {level} of 9")
     assert notes[1].startswith(f"{steps:,} steps, about ")
+
+
+@pytest.mark.parametrize(("seconds", "level"), [(24.0, 4), (26.0, 3)])
+@pytest.mark.parametrize("kind", ["lambda", "psnr"])
+def test_what_an_effort_takes_decides_with_all_passes(
+    kind: Kind, seconds: float, level: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fourth level that takes 24 seconds is about the usual time, 26 are too long."""
+    steps = latent.for_pixels(latent.steps_of(4), PIXELS.shape[0] * PIXELS.shape[1])
+    passes = 1.0 if kind == "lambda" else 1 + latent.PASSES / 4 * latent.SHORTER
+    pace = seconds / (passes * steps + latent.REFINING * steps + latent.SETTLING)
+    monkeypatch.setattr(latent._Encoder, "_pace", lambda *_: pace)
+    notes: list[str] = []
+    made = Picture(PIXELS), Goal(kind, 30.0), latent.workload(None, None), open_device("numpy")
+    encoder = latent._Encoder(*made, Run(note=notes.append))
+    encoder._steps(encoder._step())
+    assert notes[0].startswith(f"effort {level} of 9")
 
 
 @pytest.mark.parametrize(("pace", "told"), [(1.0, True), (1e-3, False)])

@@ -17,8 +17,9 @@ from imgmlp.engine.ir.graph import reduce as reduced
 from imgmlp.engine.ir.kernel import Kernel, Store
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import Var
-from imgmlp.engine.ir.target import GPU_LANES
+from imgmlp.engine.ir.target import GPU_LANES, Target
 from imgmlp.engine.ir.uops import Builder, Code, U
+from imgmlp.engine.lowering.linearize import linearize
 from imgmlp.engine.lowering.map_kernels import stride
 from imgmlp.engine.lowering.reduce_kernels import keep_totals
 
@@ -86,6 +87,17 @@ def test_lanes_share_the_terms_of_many_sums(shape: tuple[int, int], parts: int) 
     (code,) = found.stages.codes
     joined = [u.arg[1] for u in code.uops if u.op is U.GROUP]
     assert joined == ([GPU_LANES // parts] if parts > 1 else [])
+    found.run()
+    assert close(found.read("y"), *wanted)
+
+
+@pytest.mark.parametrize(("terms", "beside", "lanes"),
+                         [(2853, False, 256), (2853, True, 128), (900, False, 128)])  # fmt: skip
+def test_more_lanes_share_a_long_sum_that_is_alone(terms: int, beside: bool, lanes: int) -> None:
+    """In a launch with others all groups are of one size."""
+    found, wanted = program(open_mapping("group"), REDUCTIONS["both"], terms // 3, 3)
+    (kernel,) = found.stages.procedure.kernels
+    assert linearize(kernel, Target("group", 2), beside).local_size == lanes
     found.run()
     assert close(found.read("y"), *wanted)
 
