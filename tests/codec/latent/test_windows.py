@@ -126,6 +126,21 @@ def test_networks_move_less_with_each_of_many_windows_the_longer_a_run_is() -> N
     assert step.control.numpy()[5] == pytest.approx(1e-2 / 12**0.5)
 
 
+def test_another_pass_shares_as_the_first_one_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its own length is; and a run that its limit ended before a step was whole."""
+    steered: list[Control] = []
+    step = WindowedStep(picture(70, 70), 0, open_device("numpy"), **STARTED, window=WINDOW)
+    monkeypatch.setattr(step, "steer", steered.append)
+    trainer = LatentTrainer(step, LatentTrainerState(200, 1e-3))
+    trainer._steer()
+    trainer.repeat(1e-3)
+    trainer.done = 200
+    trainer._steer()
+    trainer.state.steps = 200  # as long as no step of the pass is whole
+    trainer._steer()
+    assert [each.shared for each in steered] == [training_phases.sharing(200)] * 3
+
+
 def test_a_trial_of_the_pace_moves_nothing() -> None:
     step = WindowedStep(picture(70, 70), 0, open_device("numpy"), **STARTED, window=WINDOW)
     before = step.state()
