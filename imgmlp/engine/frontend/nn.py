@@ -160,8 +160,8 @@ class TransformerEncoder:
 
 
 def attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, causal: bool = False,
-    scale: float | None = None,
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | Array | None = None,
+    causal: bool = False, scale: float | None = None,
 ) -> Tensor:  # fmt: skip
     """softmax(query @ key^T scale) @ value: [..., time, size] each, `scale` 1 / sqrt(size).
 
@@ -174,6 +174,7 @@ def attention(
         seen = Tensor.arange(key.shape[-2]) <= Tensor.arange(query.shape[-2]).reshape(-1, 1)
         scores = Tensor.where(seen, scores, -math.inf)
     if mask is not None:
+        mask = mask if isinstance(mask, Tensor) else Tensor(mask, query.device)
         added = mask.dtype.is_float
         scores = scores + mask if added else Tensor.where(mask, scores, -math.inf)
     return scores.softmax() @ value
@@ -185,14 +186,18 @@ def nll_loss(logarithms: Tensor, target: Tensor | Array) -> Tensor:
     Targets must lie in [0, classes): OutOfBoundsError if the host knows of one that does not.
     Raises ValueError for other shapes, TypeError for a target that is not int.
     """
+    return _nll_loss("nll_loss", logarithms, target)
+
+
+def _nll_loss(operation: str, logarithms: Tensor, target: Tensor | Array) -> Tensor:
     target = target if isinstance(target, Tensor) else Tensor(target, logarithms.device)
     if len(logarithms.shape) != 2 or target.shape != logarithms.shape[:1]:
         shapes = f"not {logarithms.shape} and {target.shape}"
         raise misuse(
-            ValueError, f"cross_entropy: needs [rows, classes] and [rows], {shapes}; reshape them"
+            ValueError, f"{operation}: needs [rows, classes] and [rows], {shapes}; reshape them"
         )
     if not target.dtype.is_int:
-        raise misuse(TypeError, f"cross_entropy: the target must be int, not {target.dtype.name}")
+        raise misuse(TypeError, f"{operation}: the target must be int, not {target.dtype.name}")
     check_rows(logarithms.shape, target.node, 1)
     rows, classes = logarithms.shape
     chosen = Tensor.arange(classes).reshape(1, classes).eq(target.reshape(rows, 1))
@@ -209,7 +214,7 @@ def cross_entropy(logits: Tensor, target: Tensor | Array) -> Tensor:
     if target.shape == logits.shape and target.dtype.is_float:
         rows = logits.shape[0]
         return (logits.log_softmax() * target).sum() * (-1 / rows if rows else math.nan)
-    return nll_loss(logits.log_softmax(), target)
+    return _nll_loss("cross_entropy", logits.log_softmax(), target)
 
 
 def slices(flat: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:

@@ -218,7 +218,7 @@ def reduce(op: Op, node: Node, axes: Sequence[int]) -> Node:
     shape = tuple(n for i, n in enumerate(node.shape) if i not in axes)
     if not node.size and 0 not in shape:
         if op is Op.REDUCE_MAX:
-            raise misuse(ValueError, f"{name}: of {kind_of(node)} there is no greatest element")
+            raise misuse(ValueError, f"max or min: {kind_of(node)} has no elements along {axes}")
         return const(0, node.dtype, shape)
     return make(op, (node,), axes, shape, node.dtype)
 

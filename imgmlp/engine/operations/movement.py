@@ -66,8 +66,8 @@ class Movement(Elementwise):
         return self._move(Op.STRIDE, steps)
 
     def flip(self, *axes: int) -> Self:
-        """These axes from their end. Raises ValueError for an axis that is not there."""
-        flipped = axes_of("flip", axes, self.shape)
+        """These axes, or all, from their end. Raises ValueError for an axis that is not there."""
+        flipped = axes_of("flip", axes or None, self.shape)
         return self.stride(*(-1 if i in flipped else 1 for i in range(len(self.shape))))
 
     def __len__(self) -> int:

@@ -44,7 +44,8 @@ class Reduction(Movement):
 
     def min(self, axis: Axis = None, keepdims: bool = False) -> Self:
         """inverse(max(inverse x)), as minimum."""
-        return self._inverse().max(axis, keepdims)._inverse()
+        axes = axes_of("min", axis, self.shape)
+        return self._inverse().max(axes, keepdims)._inverse()
 
     def mean(self, axis: Axis = None, keepdims: bool = False) -> Self:
         """The sum over the number of elements; of halves too, where the sum is none."""

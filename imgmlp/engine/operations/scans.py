@@ -36,7 +36,8 @@ class Scans(Indexing):
     @in_f32
     def std(self, axis: Axis = None, keepdims: bool = False, correction: float = 0) -> Self:
         """The square root of `var`."""
-        return self.var(axis, keepdims, correction).sqrt()
+        axes = axes_of("std", axis, self.shape)
+        return self.var(axes, keepdims, correction).sqrt()
 
     def prod(self, axis: Axis = None, keepdims: bool = False) -> Self:
         """Halves of an axis are multiplied until one is left; bools become i32."""
@@ -183,7 +184,7 @@ class Scans(Indexing):
     def topk(self, count: int, axis: int = -1) -> tuple[Self, Self]:
         """The largest of each line along an axis, in order, and their indices."""
         axis = self._axis(axis, "topk")
-        if not 0 < count <= self.shape[axis]:
+        if not 0 <= count <= self.shape[axis]:
             raise misuse(ValueError, f"topk: {count} of {self.shape[axis]} elements")
         index = self.argsort(axis, descending=True)
         return self._permuted(axis, index)._cut(axis, 0, count), index._cut(axis, 0, count)

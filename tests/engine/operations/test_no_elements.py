@@ -94,7 +94,7 @@ def test_reductions_begin_from_what_they_begin_from(device: AnyDevice) -> None:
     assert x.max(1).shape == (0,)
     assert x.logsumexp(0).numpy().tolist() == [-np.inf] * 3
     for act in (x.max, x.min, lambda: x.argmax(0), lambda: x.transpose().cummax(1).max(1)):
-        with pytest.raises(ValueError, match=r"max: of f32.* there is no greatest element"):
+        with pytest.raises(ValueError, match=r"^max or min: f32.* has no elements"):
             act()
 
 

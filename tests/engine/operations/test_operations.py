@@ -188,6 +188,17 @@ def test_an_infinite_pixel_stays_where_it_is() -> None:
     assert whole.numpy().tolist() == [[1 << 30 | 1] * 2 + [3] * 2] * 2
 
 
+def test_what_is_left_out_has_a_meaning() -> None:
+    device, a = open_mapping("numpy"), np.arange(12, dtype=np.float32).reshape(3, 4)
+    x = Tensor(a, device)
+    assert np.array_equal(x.flip().numpy(), np.flip(a))
+    assert [t.shape for t in x.topk(0)] == [(3, 0), (3, 0)]
+    masks = np.tri(3, dtype=bool), np.where(np.tri(3), 0, -np.inf).astype(np.float32)
+    for mask in masks:
+        found = nn.attention(x, x, x, mask=mask).numpy()
+        assert np.array_equal(found, nn.attention(x, x, x, causal=True).numpy())
+
+
 def test_means_of_halves_are_rounded_once() -> None:
     device = open_mapping("numpy")
     big = Tensor(np.full((1, 1, 3, 3), 60000, np.float16), device)
@@ -403,6 +414,11 @@ def test_a_class_may_have_a_share(device: AnyDevice) -> None:
         (lambda x: x[..., ...], IndexError, "more than one"),
         (lambda x: x.squeeze(0), ValueError, "squeeze"),
         (lambda x: x.split(4, 1), ValueError, "4 equal parts"),
+        (lambda x: x.min(5), ValueError, "^min: axis 5"),
+        (lambda x: x.std(5), ValueError, "^std: axis 5"),
+        (lambda x: x[:0].min(0), ValueError, "^max or min: .* no elements"),
+        (lambda x: nn.nll_loss(x, np.zeros(3, int)), ValueError, "^nll_loss: needs"),
+        (lambda x: nn.cross_entropy(x, np.zeros(3, int)), ValueError, "^cross_entropy: needs"),
         (lambda x: x.topk(9), ValueError, "topk: 9 of 3"),
         (lambda x: Tensor.stack([x, x[0]]), ValueError, "stack"),
         (lambda x: x.conv2d(x), ValueError, r"\[batch, channels\]"),
