@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from imgmlp.codec.float_mlp.config import Architecture
-from imgmlp.engine import AnyDevice, Tensor, nn
+from imgmlp.engine import AnyDevice, NumpyDevice, Tensor, nn
 
 
 def initial(architecture: Architecture, seed: int, device: AnyDevice) -> Tensor:
-    """Gaussian parameters float32 [parameters], drawn on the device.
+    """Gaussian parameters float32 [parameters], the same on every device.
 
-    A matrix has variance 1 / inputs, a bias 1 / outputs, mean 0.
+    A matrix has variance 1 / inputs, a bias 1 / outputs, mean 0. NumPy draws them: a kernel that is
+    used once takes longer to compile.
     """
-    parts = []
+    parts, host = [], NumpyDevice("numpy")
     for number, (begin, end, shape) in enumerate(architecture.spans()):
         stream = (seed, number)
-        draw = Tensor.normal((end - begin,), stream, variance=1 / shape[0], device=device)
+        draw = Tensor.normal((end - begin,), stream, variance=1 / shape[0], device=host)
         parts.append(draw)
-    return Tensor.concat(parts).realize("parameters")
+    return Tensor(Tensor.concat(parts).numpy(), device, name="parameters")
 
 
 def forward(flat: Tensor, architecture: Architecture, features: Tensor) -> Tensor:
