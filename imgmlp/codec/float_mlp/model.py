@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from imgmlp.codec.float_mlp.config import Architecture
-from imgmlp.engine import AnyDevice, NumpyDevice, Tensor, nn
+from imgmlp.engine import AnyDevice, Tensor, nn
 
 
 def initial(architecture: Architecture, seed: int, device: AnyDevice) -> Tensor:
-    """Gaussian parameters float32 [parameters], the same on every device.
+    """Gaussian parameters float32 [parameters], drawn on the device.
 
-    A matrix has variance 1 / inputs, a bias 1 / outputs, mean 0. NumPy draws them: a kernel that is
-    used once takes longer to compile.
+    A matrix has variance 1 / inputs, a bias 1 / outputs, mean 0.
     """
-    parts, host = [], NumpyDevice("numpy")
+    parts = []
     for number, (begin, end, shape) in enumerate(architecture.spans()):
         stream = (seed, number)
-        draw = Tensor.normal((end - begin,), stream, variance=1 / shape[0], device=host)
+        draw = Tensor.normal((end - begin,), stream, variance=1 / shape[0], device=device)
         parts.append(draw)
-    return Tensor(Tensor.concat(parts).numpy(), device, name="parameters")
+    return Tensor.concat(parts).realize("parameters")
 
 
 def forward(flat: Tensor, architecture: Architecture, features: Tensor) -> Tensor:
