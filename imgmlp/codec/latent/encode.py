@@ -429,7 +429,8 @@ class _Encoder:
             "steps": trainer.state.steps,
             "seconds": trainer.state.seconds,
         }
-        return draft(self.picture, self.wanted, "latent", found.sections, found.pixels, own)
+        made = draft(self.picture, self.wanted, "latent", found.sections, found.pixels, own)
+        return replace(made, decode=partial(found.read_back, self.device))
 
 
 def widths(shape: tuple[int, ...], most: float) -> tuple[int, int]:

@@ -93,7 +93,10 @@ def test_where_little_time_is_wanted_sizes_need_no_program_of_their_own() -> Non
     assert all(form(*size, True)[0] for size in ((300, 200), (512, 768), (200, 900), (130, 131)))
     assert not any(form(*size, False)[0] for size in ((300, 200), (512, 768), (200, 900)))
     assert form(2000, 3000, False)[0]
-    assert form(20, 1000, True) == (False, (32, 1024))  # which windows would hardly be filled with
+    # what would hardly fill windows
+    assert form(20, 1000, True) == form(31, 700, True) == (False, (32, 1024))
+    assert form(100, 150, True) == form(65, 200, True) == (False, (128, 256))
+    assert form(20, 1000, False) == (False, (32, 1024)) != form(31, 700, False)
     assert form(20, 100, True) == form(128, 70, True) == (False, (128, 128))
     assert form(20, 100, False) == (False, (32, 128))
     info.kind = "numpy"  # which compiles nothing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from typing import Any
 
@@ -173,6 +174,17 @@ def test_a_block_program_leaves_few_launches() -> None:
     program = training(device).program
     assert len(program.stages.procedure.phases) == 2
     assert len(program.launches) == (1 if device.keeps_groups else 2)
+
+
+def test_lowering_leaves_no_cycles() -> None:
+    """Which nobody looks for meanwhile."""
+    device = open_device("numpy")
+    assert training(device).program.stages.source  # with all modules that it takes
+    program = training(device, general=True).program
+    gc.collect()
+    assert program.stages.source
+    assert gc.isenabled()
+    assert gc.collect() == 0
 
 
 def test_general_leaves_out_the_block_program() -> None:
