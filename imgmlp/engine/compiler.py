@@ -6,7 +6,6 @@ target.py names.
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -85,11 +84,6 @@ FORMS: dict[str, Callable[[Stages], str]] = {
 def lower(updates: Sequence[Update], target: Target, general: bool = False) -> Stages:
     """Every stage of a step that gives each Buffer its new value; `general` leaves out the block
     program."""
-    with _no_collections():
-        return _lower(updates, target, general)
-
-
-def _lower(updates: Sequence[Update], target: Target, general: bool) -> Stages:
     states, values = [state for state, _ in updates], [value for _, value in updates]
     seconds: dict[str, float] = {}
 
@@ -132,18 +126,6 @@ def _pays(procedure: Procedure) -> bool:
 
 def _blocks(procedure: Procedure) -> list[Block]:
     return [k for k in procedure.kernels if isinstance(k, Block)]
-
-
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """To look for cycles takes a fifth of the time that stages take, which leave none."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @contextmanager
