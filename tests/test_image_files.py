@@ -19,7 +19,7 @@ from PIL import Image, TiffImagePlugin
 
 from imgmlp import image as pictures
 from imgmlp.errors import UsageError
-from imgmlp.image_files import UPPER_BITS
+from imgmlp.image_depth import UPPER_BITS
 
 RGB, GRAY = small_pixels(), small_pixels(1)
 MOST = 64  # MiB that refusing all of them may take
