@@ -99,6 +99,9 @@ def reread(image: Image.Image, path: Path, notes: list[str]) -> Image.Image:
     if not fresh or stream is None:
         with refusals(io.BytesIO(), path):
             image.load()
+        if _is_apart(image) and image.info.get("compression") == "raw":
+            hint = "give the file's name instead, or the image before it is loaded"
+            raise PictureError(f"Pillow misreads {path}, whose planes are separate", hint=hint)
         return _whole(image, image_depth.depth(image), notes)
     with refusals(stream, path), _one_at_a_time, quietly(), _at_most(MAX_PIXELS):
         place = stream.tell()
@@ -112,7 +115,8 @@ def reread(image: Image.Image, path: Path, notes: list[str]) -> Image.Image:
             removed = again.info.keys() - image.info.keys()
             found = _decoded(again, stream, path, notes)
         finally:
-            stream.seek(place)
+            if not stream.closed:
+                stream.seek(place)
     kept = {name: value for name, value in found.info.items() if name not in removed}
     found.info = kept | image.info
     return found
@@ -362,8 +366,7 @@ def _by_libtiff(image: ImageFile.ImageFile, stream: BinaryIO) -> ImageFile.Image
 
     Pillow itself, which reads those that are not compressed, takes all samples for plain bytes.
     """
-    apart = getattr(image, "tag_v2", {}).get(_PLANES) == 2
-    if not apart or any(tile[0] != "raw" for tile in image.tile):
+    if not _is_apart(image) or any(tile[0] != "raw" for tile in image.tile):
         return image
     page, before = image.tell(), TiffImagePlugin.READ_LIBTIFF
     TiffImagePlugin.READ_LIBTIFF = True
@@ -373,6 +376,11 @@ def _by_libtiff(image: ImageFile.ImageFile, stream: BinaryIO) -> ImageFile.Image
         return again
     finally:
         TiffImagePlugin.READ_LIBTIFF = before
+
+
+def _is_apart(image: Image.Image) -> bool:
+    planes: object = getattr(image, "tag_v2", {}).get(_PLANES)
+    return planes == 2
 
 
 def _turn_resolution(image: Image.Image) -> None:
