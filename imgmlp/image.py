@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -111,16 +112,21 @@ def load(
         raise UsageError(problem, hint="give a readable file") from error
 
 
-def from_image(
-    image: Image.Image, name: str = "the picture", alpha: bool = False, strip: bool = False
-) -> Picture:
-    """Pixels of a Pillow image, under the same rules as `load`."""
-    image_files.check_size(image, name)
-    image.load()
+def from_image(image: Image.Image, alpha: bool = False, strip: bool = False) -> Picture:
+    """Pixels of a Pillow image, under the same rules as `load`.
+
+    One that was opened and not loaded since is read as its file is. Raises PictureError and
+    OutOfMemoryError.
+    """
+    name = getattr(image, "filename", "") or "the picture"
+    image_files.check_size(image, str(name))
     notes: list[str] = []
-    if image.mode.startswith("I;16"):
-        notes.append(image_files.UPPER_BITS.format(16))
-    return _picture(image, name, alpha, strip, notes)
+    try:
+        whole = image_files.reread(image, Path(os.fsdecode(name)), notes)
+        return _picture(whole, str(name), alpha, strip, notes)
+    except MemoryError:
+        problem = f"{name} does not fit in memory"
+        raise OutOfMemoryError(problem, hint="use a smaller picture") from None
 
 
 def from_array(pixels: np.ndarray[Any, Any], alpha: bool = False) -> Picture:
@@ -149,8 +155,10 @@ def _picture(image: Image.Image, name: str, alpha: bool, strip: bool, notes: lis
 
 def _check_alpha(pixels: np.ndarray[Any, Any], name: str, alpha: bool) -> None:
     if not alpha and pixels.shape[2] in (2, 4):
-        command = f"magick {quoted(name)} -background white -alpha remove flat.png"
-        hint = f"flatten it first, for example with `{command}`"
+        hint = "flatten it first"
+        if Path(name).is_file():
+            command = f"magick {quoted(name)} -background white -alpha remove flat.png"
+            hint += f", for example with `{command}`"
         raise PictureError(f"{name} has transparent pixels", hint=hint)
 
 

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.bitstream import metadata_sections
-from imgmlp.codec.latent.model import ModelShape, guessed, newest_start
+from imgmlp.codec.latent.model import ModelShape, newest_start
 from imgmlp.codec.latent.rounding_search import Rounding, Written
 from imgmlp.codec.latent.training_phases import (
-    FEW,
     FEWEST,
     HURRIED,
     LEVELS,
@@ -23,6 +22,7 @@ from imgmlp.codec.latent.training_phases import (
     SHORTER,
     LatentTrainer,
     LatentTrainerState,
+    begin,
     control,
     for_pixels,
     steps_of,
@@ -318,7 +318,7 @@ class _Encoder:
             state = LatentTrainerState(self._steps(step), self._first_price())
         else:
             state = LatentTrainerState.of(saved.values)
-        self._begin(step, state.first or state.steps)
+        begin(step, self.picture.pixels, self._first_price(), state.first or state.steps)
         beginning = None if self.wanted.kind == "lambda" else step.state()
         if saved is not None:
             step.restore(saved.arrays)
@@ -331,13 +331,6 @@ class _Encoder:
         if saved is not None:
             self.run.say(f"continuing after {trainer.reached()}")
         return trainer
-
-    def _begin(self, step: LatentStep, steps: int) -> None:
-        """Spare a short run the steps in which latents would only become something like it."""
-        if steps < FEW:
-            found = guessed(self.picture.pixels, step.shape, step.start.number)
-            if found is not None:
-                step.write_grids(found)
 
     # --- how long ---
 

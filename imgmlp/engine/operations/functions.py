@@ -49,7 +49,7 @@ class Functions(Reduction):
 
     def detach(self) -> Self:
         """The same values, constant to gradients."""
-        return self._own(self, vjp=_no_gradient)
+        return self._own(self, vjp=_no_gradient) if self.dtype.is_float else self
 
     # --- rounding; gradients are zero ---
 

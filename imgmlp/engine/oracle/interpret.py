@@ -161,10 +161,10 @@ class Evaluation:
                         numbers[node] = function(*[numbers[s] for s in node.src])
         return {node: np.broadcast_to(number, node.shape) for node, number in numbers.items()}
 
-    def run(self, values: Values) -> list[Array]:
-        """The values of the roots, given those of the Buffers they read."""
+    def run(self, values: Values, done: Mapping[Node, Array] | None = None) -> list[Array]:
+        """The values of the roots, given those of the Buffers they read, and of other Nodes."""
         with np.errstate(all="ignore"):
-            return self._run({}, values)
+            return self._run(dict(done or {}), values)
 
     def _run(self, done: Done, values: Values) -> list[Any]:
         """As `run`, where some Nodes' values are `done`; what this computes is left there."""

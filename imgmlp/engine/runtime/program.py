@@ -23,6 +23,7 @@ from imgmlp.engine.ir.kernel import Update
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.target import NARROW, ON_MATRIX_UNITS, TURNS, Precision, Target
 from imgmlp.engine.ir.usage_errors import warn
+from imgmlp.engine.oracle.given_indices import check_assigned, is_given
 from imgmlp.engine.runtime import debug, program_cache
 from imgmlp.engine.runtime.buffers import read_buffer, upload
 from imgmlp.engine.runtime.dry_run import DryRun
@@ -148,6 +149,9 @@ class Program:
             )
         leaves = [n.arg for n in nodes if n.op is Op.BUFFER]
         self.inputs.update(leaves)
+        for state, value in self.updates:
+            check_assigned(state, value)
+            state.given = False
         self._adopt([*leaves, *(state for state, _ in self.updates), *self.outputs.values()])
 
     def _adopt(self, storages: Sequence[Buffer]) -> None:
@@ -379,3 +383,5 @@ def _target(device: AnyDevice, precision: Precision) -> Target:
 def run_once(device: AnyDevice, updates: Sequence[Update]) -> None:
     """Compute some Buffers now."""
     Program(device, {}, updates).run()
+    for state, value in updates:
+        state.given = is_given(value)
