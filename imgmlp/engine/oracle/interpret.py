@@ -63,12 +63,9 @@ def multiply_add(x: Array, y: Array, z: Array) -> Array:
 
 def expanded(x: Array, shape: tuple[int, ...]) -> Array:
     """np.broadcast_to(x, shape) of an array that fits, in a third of the time for small ones."""
-    views = np.nditer((x,), _AS_IS, _READ_ONLY, itershape=shape, order="C").itviews
-    found: Array = views[0]
+    one = np.nditer(x, ("multi_index", "zerosize_ok"), ("readonly",), itershape=shape, order="C")
+    found: Array = one.itviews[0]
     return found
-
-
-_AS_IS, _READ_ONLY = ("multi_index", "zerosize_ok"), ("readonly",)
 
 
 def _slices(ranges: Sequence[tuple[int, int]]) -> tuple[slice, ...]:
