@@ -328,7 +328,9 @@ class _Encoder:
                 self.best = Draft(saved.arrays["best_file"].tobytes(), saved.values["best"])
         limits = self._limits(state)
         trainer = LatentTrainer(step, state, self._pricing(), *limits, beginning)
-        if saved is not None:
+        if saved is None:
+            trainer.suit()
+        else:
             self.run.say(f"continuing after {trainer.reached()}")
         return trainer
 
