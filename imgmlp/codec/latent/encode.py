@@ -43,9 +43,10 @@ from imgmlp.codec.training.compile_times import CompileTimes
 from imgmlp.codec.training.draft import Draft, draft
 from imgmlp.codec.training.memory_limits import explain, smaller_picture, within_memory
 from imgmlp.codec.training.pace import Work, usual_speed
+from imgmlp.codec.training.passes import AIM, MOST, Passes
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Workload
-from imgmlp.codec.training.trainer import CHEAPEST, DEAREST, Pricing
+from imgmlp.codec.training.trainer import Pricing
 from imgmlp.engine import AnyDevice
 from imgmlp.errors import OutOfMemoryError, UsageError
 from imgmlp.image import Picture
@@ -64,15 +65,8 @@ USUAL, LONGEST = 20.0, 25.0  # seconds that an encode should take if nobody says
 SETTLING = 50  # steps that take as long as the search for rounded networks
 SETTLED = 1 / 6  # of a limited time, at most, for that search
 REFINING, REFINED = 0.2, 2000  # share of the steps, and most, whose time goes to single weights
-AIM = 0.99  # of the bytes wanted
 ABOVE = 0.05  # dB more than wanted that training aims at, as taking some away is easy
 SLOW = 1.3  # times the price for every dB too much, each time that it is looked at
-PASSES = 6  # of the last part of a run, at most, each at a price nearer to the target's
-LOST = 0.05  # dB that rounding towards a target may cost, beside what its bytes are worth
-SLOPES = {"psnr": -1.5, "bytes": -0.5}  # dB or doublings of the bytes, of a price twice as high
-STEEP = 3.0  # times these that is believed, or the reciprocal
-APART = 0.05  # doublings of the price between two passes, at least, that tell a slope
-FURTHEST = 1.5  # doublings of the price, at most, at once
 # Seconds of steps by which their pace is found, and where it decides nothing.
 TRIED, TRIED_BRIEFLY = 0.15, 0.03
 CHECKING = 30  # steps that take as long as writing a file and decoding it
@@ -126,7 +120,7 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
 
 def _passes(wanted: Goal) -> float:
     """Of training in all, about, in those of one run."""
-    return 1.0 if wanted.kind == "lambda" else 1 + PASSES / 4 * SHORTER
+    return 1.0 if wanted.kind == "lambda" else 1 + MOST / 4 * SHORTER
 
 
 def _trained(steps: int, shape: tuple[int, ...], device: AnyDevice, short: bool) -> int:
@@ -171,7 +165,7 @@ class _Encoder:
         self.settling: float = SETTLING
         self.resumed = 0
         self.form = ""  # of the step
-        self.tried: list[list[float]] = []  # log2 of prices, and what is too much at them
+        self.passes = Passes(wanted)
         self.best: Draft | None = None  # of the passes
 
     def encode(self) -> Draft:
@@ -188,11 +182,12 @@ class _Encoder:
             found, first = self._rounded(trainer)
             if self.best is None or found.distance(self.wanted) < self.best.distance(self.wanted):
                 self.best = found
-            self.tried.append([math.log2(trainer.state.price), self._excess(first)])
-            if ended == "diverged" or self._done(found, first, trainer):
+            self.passes.add(trainer.state.price, first)
+            over = ended == "diverged" or self._is_over(trainer.again * self.pace)
+            if over or self.passes.enough(len(found.bytes), found.metrics["psnr"], first):
                 return replace(self.best, diverged=ended == "diverged", resumed=self.resumed)
             step.restore(snapshot.arrays)  # which rounding has changed
-            trainer.repeat(self._next_price())
+            trainer.repeat(self.passes.price())
 
     def _rounded(self, trainer: LatentTrainer) -> tuple[Draft, Written]:
         """The file of a trained step, and the one that was not changed for the target."""
@@ -206,50 +201,13 @@ class _Encoder:
         found, first = Rounding(*made, trainer.state.exponents, enough).best(trainer.state.price)
         return self._draft(found, trainer), first
 
-    # --- passes ---
-
-    def _excess(self, first: Written) -> float:
-        """How much less would do, in dB or in doublings of the bytes."""
-        if self.wanted.kind == "psnr":
-            return first.psnr - self.wanted.value
-        return math.log2(first.size / (AIM * self.wanted.value))
-
-    def _done(self, found: Draft, first: Written, trainer: LatentTrainer) -> bool:
-        """Whether another pass could bring no better file, or there is no time for it."""
-        if self.wanted.kind == "lambda" or len(self.tried) > PASSES:
-            return True
-        size, quality = len(found.bytes), found.metrics["psnr"]
-        worth = SLOPES["psnr"] / SLOPES["bytes"] * math.log2(first.size / size)
-        if self.wanted.hit_by(size, quality) and first.psnr - quality <= worth + LOST:
-            return True
-        taken = trainer.again * self.pace
+    def _is_over(self, taken: float) -> bool:
+        """Whether there is no time for so many seconds."""
         return self.limit is not None and time.perf_counter() + taken > self.limit
-
-    def _next_price(self) -> float:
-        """Where a line through the latest pass meets the target.
-
-        Not between passes with too much and too little: each goes on training where the one
-        before ended, so that an earlier one's price would give something else by now.
-        """
-        price, excess = self.tried[-1]
-        price += min(max(-excess / self._slope(), -FURTHEST), FURTHEST)
-        return min(max(math.exp2(price), CHEAPEST), DEAREST)
-
-    def _slope(self) -> float:
-        """What a price twice as high saves, by the latest two or, within bounds, as usual.
-
-        The first pass says nothing of it: its price was another one most of the time.
-        """
-        usual, latest = SLOPES[self.wanted.kind], self.tried[1:][-2:]
-        if len(latest) < 2 or abs(latest[1][0] - latest[0][0]) < APART:
-            return usual
-        (price, excess), (later, now) = latest
-        measured = (now - excess) / (later - price)
-        return -min(max(-measured, -usual / STEEP), -usual * STEEP)
 
     def _complete(self, snapshot: Snapshot) -> Snapshot:
         """A trainer's snapshot with that of the passes before it."""
-        values: dict[str, Any] = {"tried": self.tried, "pace": self.pace, "best": None}
+        values: dict[str, Any] = {"tried": self.passes.tried, "pace": self.pace, "best": None}
         values["form"] = self.form
         arrays: dict[str, Array] = {}
         if self.best is not None:
@@ -323,12 +281,14 @@ class _Encoder:
         if saved is not None:
             step.restore(saved.arrays)
             self.resumed = step.done
-            self.tried, self.pace = saved.values["tried"], saved.values["pace"]
+            self.passes.tried, self.pace = saved.values["tried"], saved.values["pace"]
             if saved.values["best"] is not None:
                 self.best = Draft(saved.arrays["best_file"].tobytes(), saved.values["best"])
         limits = self._limits(state)
         trainer = LatentTrainer(step, state, self._pricing(), *limits, beginning)
-        if saved is not None:
+        if saved is None:
+            trainer.suit()
+        else:
             self.run.say(f"continuing after {trainer.reached()}")
         return trainer
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.latent.bit_allocation import Search
-from imgmlp.codec.latent.model import guessed
+from imgmlp.codec.latent.model import flat_of, guessed, networks_of
 from imgmlp.codec.latent.training_step import Control, LatentStep
 from imgmlp.codec.training.replay import decibels
 from imgmlp.codec.training.run import Progress
@@ -59,6 +59,12 @@ UNSHRUNK, SHRUNK, BY_STEPS = 3e-4, (0.1, 0.25, 0.5), (20, 200, 30_000)
 UNLIKE, FEW_ANYHOW = 0.025, 100
 SHARES = 0.63, 0.87  # of noise
 LATENTS, NETWORKS = 0.2, 7e-3  # learning rates
+# Steps of latents are those of a start at the price that it was trained at. Where bits are cheaper
+# they are finer by a power of it, but only where that is more than WORTH times, and more than that
+# in fewer than SPARE pixels, as networks that differ from the start cost bits.
+PRICED, BY_PRICE, FINEST, WORTH, SPARE = 8e-4, 0.4, 16.0, 1.2, 4096
+SUITED = 1.2  # times finer or coarser that steps may be than they should
+FINER = 2.0  # times that steps become so at once in a run; in a pass, where they should be that
 LAST = 1e-3  # of networks, once latents are rounded; falls to a tenth
 
 
@@ -119,6 +125,29 @@ def shrunk(grids: Sequence[Array], price: float, steps: int) -> list[Array]:
     return [np.sign(grid) * np.maximum(np.abs(grid) - nearer, 0) for grid in grids]
 
 
+def fineness(price: float, pixels: int) -> float:
+    """How many times finer than a start's the steps of latents should be."""
+    found = min(math.pow(PRICED / price, BY_PRICE), FINEST)
+    return found if found > WORTH * math.pow(max(SPARE / pixels, 1.0), BY_PRICE) else 1.0
+
+
+def refine(step: LatentStep, times: float) -> None:
+    """Have latents so many times larger, and about the same picture and bits of them.
+
+    The entropy network keeps most of its weights, as each that differs from the start's costs bits:
+    its activations are nearly as many times larger if what they are made of is.
+    """
+    networks = networks_of(step.flat.numpy().copy(), step.shapes)
+    networks["synthesis.0.weight"] /= times
+    for name in ("entropy.0.bias", "entropy.1.bias"):
+        networks[name] *= times
+    networks["entropy.2.weight"][:, 1] /= times  # which gives the logarithm of the scale
+    networks["entropy.2.bias"] *= (times, 1)
+    networks["entropy.2.bias"][1] += math.log(times)
+    step.flat.write(flat_of(networks))
+    step.write_grids([grid * np.float32(times) for grid in step.grids()])
+
+
 def sharing(steps: int) -> float:
     """The power of how many windows there are by which networks move less with each."""
     return float(np.interp(math.log(max(steps, 1)), np.log(OF), SHARED))
@@ -131,6 +160,7 @@ class LatentTrainerState(TrainerState):
     begun: int = 0  # steps that were done when this pass through the schedule began
     first: int = 0  # steps of the first of them
     opening: float = 0.0  # the price that it began with
+    finer: float = 1.0  # steps of latents, than the start's
     anew: int = 0  # times that it began again, with another one
 
 
@@ -199,21 +229,35 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
     def _begin_anew(self) -> None:
         """With the price that was found, if what was trained so far is no way to it."""
         state = self.state
-        if self._beginning is None or state.begun or self._limit is not None:
-            return  # a time limit leaves none to lose
         now = abs(self.done - LOOKED * state.steps) <= self.control / 2
-        if now and state.anew < AGAIN and state.price > ROSE * state.opening:
+        if self._pricing is None or state.begun or not now:
+            return
+        rose = state.anew < AGAIN and state.price > ROSE * state.opening
+        if self._beginning is not None and self._limit is None and rose:  # a limit leaves no time
             state.opening, state.anew, state.exponents = state.price, state.anew + 1, {}
-            state.lost = 0.0
+            state.lost, state.finer = 0.0, 1.0
             self.step.restore(self._beginning)
             self.done = 0
             self._shown = 0, time.perf_counter()
+            self.suit()
+        else:
+            self.suit(FINER)
+
+    def suit(self, most: float = FINEST) -> None:
+        """Have steps of latents that suit the price, at most so many times finer or coarser."""
+        times = fineness(self.state.price, self.step.pixels) / self.state.finer
+        if abs(math.log(times)) > math.log(SUITED):
+            times = min(max(times, 1 / most), most)
+            refine(self.step, times)
+            self.state.finer *= times
 
     def repeat(self, price: float) -> None:
         """Have the last part of the run once more, in fewer steps, at another price."""
         state = self.state
         state.begun, state.price = state.steps, price
         state.steps += self.again
+        if fineness(price, self.step.pixels) >= FINER * state.finer:
+            self.suit(FINER)
 
     @property
     def again(self) -> int:
@@ -230,7 +274,7 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         self.step.steer(
             replace(
                 found,
-                latents=found.latents * slower,
+                latents=found.latents * slower * state.finer,
                 networks=found.networks * slower,
                 shared=sharing(state.first),
             )

@@ -21,6 +21,7 @@ from imgmlp.codec.latent.model import ModelShape, guessed
 from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState, begin, shrunk
 from imgmlp.codec.latent.training_step import Control, LatentStep
 from imgmlp.codec.latent.windows import WindowedStep, in_windows, room
+from imgmlp.codec.training import passes
 from imgmlp.codec.training.checkpoint import Checkpoint
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Workload
@@ -181,7 +182,7 @@ def encoded(run: Run | None = None, target: Goal | None = None) -> encoder.Encod
 def test_what_windows_made_is_in_a_sound_file(
     target: Goal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(latent, "PASSES", 0)
+    monkeypatch.setattr(passes, "MOST", 0)
     monkeypatch.setattr(rounding_search, "EXACT", 2)
     found = encoded(target=target)
     decoded = decoder.decode(container.parse(found.bytes), open_device("numpy"))
