@@ -78,6 +78,13 @@ def out_of_bounds(index: int, axis: int, shape: Shape) -> OutOfBoundsError:
     return misuse(OutOfBoundsError, f"{text}, shape {shape}")
 
 
+def filled(operation: str, value: Scalar, kind: DType, shape: Shape = ()) -> Node:
+    """One number everywhere. Raises ValueError for what an integer dtype cannot hold."""
+    if kind.is_int and not kind.min <= value <= kind.max:
+        raise misuse(ValueError, f"{operation}: {kind.name} cannot hold {value}; cast first")
+    return graph.const(value, kind, shape)
+
+
 def broadcast_shapes(operation: str, *shapes: Shape) -> Shape:
     """NumPy's rule: axes count from the last, and those of size 1 repeat."""
     if len(set(shapes)) == 1:

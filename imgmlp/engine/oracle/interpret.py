@@ -87,6 +87,7 @@ TABLE: dict[Op, Callable[[Node], Callable[..., Any]]] = {
     Op.MUL: lambda node: np.multiply,
     Op.DIV: lambda node: np.divide if node.dtype.is_float else np.floor_divide,
     Op.MOD: lambda node: np.remainder,
+    Op.FMOD: lambda node: np.fmod,
     Op.MAX: lambda node: np.maximum,
     Op.LT: lambda node: np.less,
     Op.EQ: lambda node: np.equal,
