@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -60,6 +62,53 @@ def test_an_operation_is_what_its_row_says(device: AnyDevice, title: str) -> Non
             continue
         for name, (value, magnitude) in expected(c).items():
             assert close(program.read(name), value, magnitude), name
+
+
+@pytest.mark.parametrize("kind", operations.STORED[:-1], ids=lambda k: k.name)
+def test_a_row_holds_for_every_dtype_that_it_lists(kind: dtype.DType) -> None:
+    """Small whole numbers, or True; halves as they come. f32 is above, on every form of a step."""
+    device, rng, found, wanted = open_mapping("numpy"), np.random.default_rng(0), {}, {}
+    for row in (r for rows in operations.ROWS.values() for r in rows):
+        end = 2 if kind is dtype.bool_ or row.high < 2 else 4
+        drawn = [rng.integers(1, end, s) for s in row.shapes]
+        if kind is dtype.f16:
+            drawn = [rng.uniform(row.low, row.high, s) for s in row.shapes]
+        arrays = [np.asarray(a, kind.np) for a in drawn]
+        try:
+            answer = operations.evaluated(row.tensor, [Tensor(a, device) for a in arrays])
+        except (TypeError, ValueError):
+            continue  # which is what the page says
+        wide = [a.astype(np.float64) for a in arrays]
+        found[row.tensor] = answer
+        wanted[row.tensor] = np.asarray(operations.evaluated(row.array, wide))
+    assert len(found) > 100
+    program = compile(lambda: found, device)
+    program.run()
+    for name, array in wanted.items():
+        value = program.read(name)
+        assert value.dtype.kind == "f" or value.dtype == found[name].dtype.np
+        if value.dtype.kind == "f":
+            unit = np.finfo(kind.np if kind is dtype.f16 else value.dtype).eps
+            off = 8 * float(unit) * max(1, np.abs(array).max())
+            assert np.allclose(value, array, rtol=0, atol=off), name
+        else:
+            whole = array if value.dtype.kind == "b" else array.astype(np.int64)
+            assert np.array_equal(value, whole.astype(value.dtype)), name
+
+
+def test_every_operation_has_a_row() -> None:
+    """What a Tensor has beside them makes one of a number, runs it, or is another's name."""
+    rows = " ".join(r.tensor for rows in operations.ROWS.values() for r in rows)
+    named = set(re.findall(r"\.(\w+)", rows))
+    beside = "assign backward empty flat_index full gradient item numpy ones realize write zeros"
+    known = {*beside.split(" "), "zero_grad", "eq", "variance", "weighted_sums"}
+    ours = {n for n in dir(Tensor) if n[0] != "_" and inspect.isroutine(getattr(Tensor, n))}
+    functions = inspect.getmembers(nn, inspect.isfunction)
+    layers = {n for n, f in functions if f.__module__ == nn.__name__}
+    assert ours - named == known
+    assert layers - named == {"slices"}
+    signs = "+ - * / // % ** @ & | ^ << >> == != < > <= >="
+    assert [s for s in re.split(" ", signs) if f" {s} " not in rows] == []
 
 
 def test_the_page_is_what_the_tool_writes() -> None:
