@@ -223,10 +223,26 @@ def test_pictures_are_written_as_their_names_say(imgmlp: Command, picture: Path)
     for command in ("encode", "train"):  # what they make is no picture
         told = imgmlp(command, picture.name, "-o", "made.jpg", check=2).stderr
         assert_error(told, "a picture's name")
+    for command, name in (("encode", "made.npz"), ("train", "made.imlp")):
+        told = imgmlp(command, picture.name, "-o", name, check=2).stderr
+        assert_error(told, "another kind of file")
     gray = picture.parent / "gray.png"
     Image.fromarray(small_pixels(1)[:, :, 0]).save(gray)
     imgmlp("train", gray.name, *QUICK, "-o", "g.npz", "--png", "g.pgm")
     assert (picture.parent / "g.pgm").read_bytes().startswith(b"P5")
+
+
+def test_what_standard_input_holds_is_looked_at_as_a_file_is(
+    imgmlp: Command, picture: Path
+) -> None:
+    for command in ("encode", "train"):
+        with COMPACT.open("rb") as stream:
+            told = imgmlp(command, "-", stdin=stream, check=3).stderr
+        assert_error(told, "standard input is compressed already")
+        assert "imgmlp decode -" in told
+    told = imgmlp("encode", "-", "-o", "a.imlp", stdin=subprocess.DEVNULL, check=3).stderr
+    assert_error(told, "not a picture that Pillow can read")
+    assert "magick" not in told
 
 
 # Errors as JSON
