@@ -36,6 +36,8 @@ _TIFF_XMP = 700  # its tag
 TRANSPARENT = {"PNG", "TIFF", "WEBP"}  # Pillow's formats that keep an alpha channel as it is
 _EXIF = b"Exif\0\0"  # how JPEG begins it, and Pillow
 
+OWN = (".imlp", ".npz")  # how names of compressed files end
+
 PNG = {"compress_level": 4}  # a third of the time of Pillow's 6, and a hundredth larger
 
 # How a picture is written, by extension: Pillow's format and options. Lossless but for JPEG.
@@ -328,11 +330,19 @@ def _kept_by(name: str, found: Metadata) -> Metadata:
     return Metadata(**kept, dpi=found.dpi if "dpi" in most else None)
 
 
-def check_no_picture(path: Path, ending: str) -> None:
-    """Refuse, as a UsageError, a picture's name for what is another kind of file."""
-    if path.suffix.lower() in FORMATS:
-        problem = f"{path} would have a picture's name, and be none"
-        raise UsageError(problem, hint=f"use one that ends with {ending}")
+def check_ending(path: Path, ending: str) -> None:
+    """Refuse, as a UsageError, the name of a picture or another of our files for one of `ending`.
+
+    Endings that nobody knows are free.
+    """
+    found = path.suffix.lower()
+    if found == ending:
+        return
+    hint = f"use one that ends with {ending}"
+    if found in OWN:
+        raise UsageError(f"{path} would have the name of another kind of file", hint=hint)
+    if found in FORMATS or found in image_files.endings():
+        raise UsageError(f"{path} would have a picture's name, and be none", hint=hint)
 
 
 def check_extension(
