@@ -25,6 +25,7 @@ from imgmlp.codec.latent.training_phases import (
     begin,
     control,
     for_pixels,
+    least_passes,
     steps_of,
 )
 from imgmlp.codec.latent.training_step import LatentStep
@@ -49,7 +50,7 @@ from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.codec.training.trainer import Pricing
 from imgmlp.engine import AnyDevice
 from imgmlp.errors import OutOfMemoryError, UsageError
-from imgmlp.image import Picture
+from imgmlp.image import Picture, counted
 
 Array = np.ndarray[Any, Any]
 
@@ -108,19 +109,21 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     shape = height, width, _ = picture.pixels.shape
     hidden, pixels = widths(shape, math.inf), height * width
     each, short = _operations(shape), _is_short(shape, workload, device)
-    steps = _passes(wanted) * _trained(workload.steps, shape, device, short)
+    trained = _trained(workload.steps, shape, device, short)
+    passes = _passes(wanted, least_passes(trained, pixels))
+    steps = (1 + passes * SHORTER) * trained
     programs = (step_program(shape, hidden, device, short),)
     if not steps:
         return Work(0, 0, programs, USUAL)
     judged = computed = pixels
     if in_windows(shape, device, short):
         judged, computed = min(pixels, JUDGED), covered(shape, device)
-    return Work(steps, (steps * computed + SETTLING * judged) * each, programs)
+    return Work(steps, (steps * computed + (1 + passes) * SETTLING * judged) * each, programs)
 
 
-def _passes(wanted: Goal) -> float:
-    """Of training in all, about, in those of one run."""
-    return 1.0 if wanted.kind == "lambda" else 1 + MOST / 4 * SHORTER
+def _passes(wanted: Goal, least: int) -> float:
+    """After a run, about."""
+    return least if wanted.kind == "lambda" else max(least + 1, MOST / 4)
 
 
 def _trained(steps: int, shape: tuple[int, ...], device: AnyDevice, short: bool) -> int:
@@ -180,7 +183,7 @@ class _Encoder:
             if self.run.due(True):  # what follows may be stopped as well
                 self.run.keep(self._complete(snapshot))
             found, first = self._rounded(trainer)
-            if self.best is None or found.distance(self.wanted) < self.best.distance(self.wanted):
+            if self.best is None or self._distance(found) < self._distance(self.best):
                 self.best = found
             self.passes.add(trainer.state.price, first)
             over = ended == "diverged" or self._is_over(trainer.again * self.pace)
@@ -200,6 +203,13 @@ class _Encoder:
         made = self.picture, self.wanted, trainer.step, self.device
         found, first = Rounding(*made, trainer.state.exponents, enough).best(trainer.state.price)
         return self._draft(found, trainer), first
+
+    def _distance(self, found: Draft) -> tuple[bool, float]:
+        """The smaller, the better a file is; by D + lambda R, where that is what is wanted."""
+        if self.wanted.kind != "lambda":
+            return found.distance(self.wanted)
+        error = math.pow(10, -found.metrics["psnr"] / 10) * counted(self.picture.pixels)
+        return False, error + self.wanted.value * found.metrics["bpp"]
 
     def _is_over(self, taken: float) -> bool:
         """Whether there is no time for so many seconds."""
@@ -276,7 +286,9 @@ class _Encoder:
             state = LatentTrainerState(self._steps(step), self._first_price())
         else:
             state = LatentTrainerState.of(saved.values)
-        begin(step, self.picture.pixels, self._first_price(), state.first or state.steps)
+        first = state.first or state.steps
+        begin(step, self.picture.pixels, self._first_price(), first)
+        self.passes.least = self._least(first)
         beginning = None if self.wanted.kind == "lambda" else step.state()
         if saved is not None:
             step.restore(saved.arrays)
@@ -351,8 +363,14 @@ class _Encoder:
         return pace
 
     def _seconds(self, steps: int, pace: float) -> float:
-        trained = _passes(self.wanted) * steps
-        return (trained + min(REFINING * steps, REFINED) + self.settling) * pace
+        passes = _passes(self.wanted, self._least(steps))
+        trained = (1 + passes * SHORTER) * steps
+        rounding = min(REFINING * steps, REFINED) + self.settling
+        return (trained + (1 + passes) * rounding) * pace
+
+    def _least(self, steps: int) -> int:
+        """Passes after so many steps, whether they are needed or not."""
+        return least_passes(steps, self.samples) if self.workload.seconds is None else 0
 
     # --- the price of bits ---
 

@@ -28,6 +28,7 @@ FEWEST, MOST_STEPS = 300, 100_000  # of the lowest and of the highest of them
 # Small pictures have as many steps again, but no more than MORE: with few, each way to a target
 # ended with another file. Of SMALLER pixels and fewer; of SOME none.
 SMALLER, SOME, MORE = 2**14, 2**16, 600
+FIRST_PASSES = 4  # of them, at most, after a run in any case: about as many steps as MORE again
 # Larger pictures have fewer steps, so that for some time they take no longer; a share, at least.
 LARGE, BY_LARGER, LEAST_SHARE = 2**20, 1.55, 1 / 35
 ROUNDED = 0.97  # share of a run after which latents stand still, rounded
@@ -76,9 +77,22 @@ def steps_of(level: int) -> int:
 def for_pixels(steps: int, pixels: int) -> int:
     """Of an effort's steps, those of a picture of so many pixels; fewer are meant as they are."""
     if pixels <= LARGE:
-        share = (SOME / max(pixels, SMALLER) - 1) / (SOME / SMALLER - 1)
-        return steps + round(max(share, 0.0) * min(steps, MORE)) * (steps >= FEWEST)
+        return steps + round(_smallness(pixels) * min(steps, MORE)) * (steps >= FEWEST)
     return math.ceil(steps * max(math.pow(LARGE / pixels, BY_LARGER), LEAST_SHARE))
+
+
+def least_passes(steps: int, pixels: int) -> int:
+    """Passes after a run of so many steps of a small picture, whatever its target is.
+
+    Each makes a better file, so that without them what hits its target at once would be worse.
+    """
+    most = min(FIRST_PASSES, round(MORE / (SHORTER * max(steps, 1))))
+    return round(_smallness(pixels) * most) * (steps >= FEWEST)
+
+
+def _smallness(pixels: int) -> float:
+    """From 1 of SMALLER pixels and fewer to 0 of SOME."""
+    return max((SOME / max(pixels, SMALLER) - 1) / (SOME / SMALLER - 1), 0.0)
 
 
 def control(done: int, steps: int, price: float) -> Control:
@@ -232,8 +246,8 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         now = abs(self.done - LOOKED * state.steps) <= self.control / 2
         if self._pricing is None or state.begun or not now:
             return
-        rose = state.anew < AGAIN and state.price > ROSE * state.opening
-        if self._beginning is not None and self._limit is None and rose:  # a limit leaves no time
+        timed = self._beginning is None or self._limit is not None  # which leaves no steps to lose
+        if not timed and state.anew < AGAIN and state.price > ROSE * state.opening:
             state.opening, state.anew, state.exponents = state.price, state.anew + 1, {}
             state.lost, state.finer = 0.0, 1.0
             self.step.restore(self._beginning)

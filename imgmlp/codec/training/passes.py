@@ -46,7 +46,7 @@ class Passes:
     def enough(self, size: int, quality: float, first: Trial) -> bool:
         """Whether another pass could bring no better file than the latest, which was `first`."""
         passed = len(self.tried) - 1
-        if passed < self.least:
+        if passed < min(self.least, MOST):
             return False
         if self.wanted.kind == "lambda" or passed >= MOST:
             return True

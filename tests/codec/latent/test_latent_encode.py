@@ -20,11 +20,13 @@ from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.latent import decode, rounding_search, sections, training_phases
 from imgmlp.codec.latent import encode as latent
 from imgmlp.codec.latent.model import LatentModel
+from imgmlp.codec.latent.rounding_search import Written
 from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training_step import LatentStep
 from imgmlp.codec.latent.windows import WindowedStep
 from imgmlp.codec.training import passes, search
 from imgmlp.codec.training.checkpoint import Checkpoint, Snapshot
+from imgmlp.codec.training.draft import Draft
 from imgmlp.codec.training.run import Progress, Run
 from imgmlp.codec.training.target import Goal, Kind, Workload
 from imgmlp.engine import open_device
@@ -203,7 +205,7 @@ def test_efforts_go_from_hundreds_to_a_hundred_thousand_steps() -> None:
             latent.workload(level, None)
 
 
-@pytest.mark.parametrize(("pace", "level"), [(1.0, 1), (20 / 1600, 2), (1e-4, 9)])
+@pytest.mark.parametrize(("pace", "level"), [(1.0, 1), (25 / 3000, 2), (1e-4, 9)])
 def test_without_an_effort_the_device_decides(
     pace: float, level: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,20 +222,45 @@ def test_without_an_effort_the_device_decides(
 
 
 @pytest.mark.parametrize(("seconds", "level"), [(24.0, 4), (26.0, 3)])
-@pytest.mark.parametrize("kind", ["lambda", "psnr"])
+@pytest.mark.parametrize(("kind", "passes"), [("lambda", 1), ("psnr", 2)])
 def test_what_an_effort_takes_decides_with_all_passes(
-    kind: Kind, seconds: float, level: int, monkeypatch: pytest.MonkeyPatch
+    kind: Kind, passes: int, seconds: float, level: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fourth level that takes 24 seconds is about the usual time, 26 are too long."""
     steps = latent.for_pixels(latent.steps_of(4), PIXELS.shape[0] * PIXELS.shape[1])
-    again = 1.0 if kind == "lambda" else 1 + passes.MOST / 4 * latent.SHORTER
-    pace = seconds / (again * steps + latent.REFINING * steps + latent.SETTLING)
+    rounding = latent.REFINING * steps + latent.SETTLING
+    pace = seconds / (steps * (1 + passes * latent.SHORTER) + (1 + passes) * rounding)
     monkeypatch.setattr(latent._Encoder, "_pace", lambda *_: pace)
     notes: list[str] = []
     made = Picture(PIXELS), Goal(kind, 30.0), latent.workload(None, None), open_device("numpy")
     encoder = latent._Encoder(*made, Run(note=notes.append))
     encoder._steps(encoder._step())
     assert notes[0].startswith(f"effort {level} of 9")
+
+
+def test_small_pictures_have_passes_whatever_the_target_and_a_quality_keeps_the_best(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As many steps of them as there are more of small pictures; none where time is short."""
+    monkeypatch.setattr(training_phases, "FEWEST", 20)
+    found = [training_phases.least_passes(steps, 128 * 128) for steps in (10, 600, 1882, 6000)]
+    assert found == [0, 4, 1, 0]
+    assert training_phases.least_passes(600, 256 * 256) == 0
+    drafts, rounded = list[Draft](), latent._Encoder._rounded
+
+    def noted(encoder: latent._Encoder, trainer: LatentTrainer) -> tuple[Draft, Written]:
+        made, first = rounded(encoder, trainer)
+        drafts.append(made)
+        return made, first
+
+    monkeypatch.setattr(latent._Encoder, "_rounded", noted)
+    best = run(Goal("lambda", 3e-3), PIXELS[:5, :6], Workload(20)).metrics
+    costs = [10 ** (-d.metrics["psnr"] / 10) + 3e-3 * d.metrics["bpp"] for d in drafts]
+    assert len(costs) == 1 + training_phases.FIRST_PASSES
+    assert 10 ** (-best["psnr"] / 10) + 3e-3 * best["bpp"] == min(costs)
+    drafts.clear()
+    run(Goal("lambda", 3e-3), PIXELS[:5, :6], Workload(0, seconds=0.01))
+    assert len(drafts) == 1
 
 
 @pytest.mark.parametrize(("pace", "told"), [(1.0, True), (1e-3, False)])
