@@ -61,6 +61,13 @@ def multiply_add(x: Array, y: Array, z: Array) -> Array:
     return (x.astype(np.float32) * y + z).astype(np.float16)
 
 
+def expanded(x: Array, shape: tuple[int, ...]) -> Array:
+    """np.broadcast_to(x, shape) of an array that fits, in a third of the time for small ones."""
+    one = np.nditer(x, ("multi_index", "zerosize_ok"), ("readonly",), itershape=shape, order="C")
+    found: Array = one.itviews[0]
+    return found
+
+
 def _slices(ranges: Sequence[tuple[int, int]]) -> tuple[slice, ...]:
     return tuple(slice(begin, end) for begin, end in ranges)
 
@@ -95,7 +102,7 @@ TABLE: dict[Op, Callable[[Node], Callable[..., Any]]] = {
     Op.REDUCE_MAX: lambda node: partial(np.maximum.reduce, axis=node.arg),
     Op.RESHAPE: lambda node: lambda x: x.reshape(node.shape),
     Op.PERMUTE: lambda node: lambda x: x.transpose(node.arg),
-    Op.EXPAND: lambda node: lambda x: np.broadcast_to(x, node.shape),
+    Op.EXPAND: lambda node: partial(expanded, shape=node.shape),
     Op.PAD: lambda node: lambda x: np.pad(x, node.arg) if node.arg else x,
     Op.SHRINK: lambda node: itemgetter(_slices(node.arg)),
     Op.STRIDE: lambda node: itemgetter(tuple(slice(None, None, s) for s in node.arg)),
@@ -132,7 +139,7 @@ class Evaluation:
         known = {*self._uniform, *(n for n in order if n.op is Op.PARAMETER)}
         dead = _dead_after(order, roots, known.union(kept))
         self._calls = [
-            (node, self._function(node), node.src, dead.get(node, ()))
+            (node, self._function(node), _taking(node.src), dead.get(node, ()))
             for node in order
             if node not in known
         ]
@@ -160,11 +167,11 @@ class Evaluation:
     def _run(self, done: Done, values: Values) -> list[Any]:
         """As `run`, where some Nodes' values are `done`; what this computes is left there."""
         done |= self._uniform
-        for node, function, sources, dead in self._calls:
+        for node, function, taken, dead in self._calls:
             if node in done:
                 continue
             if function is not None:
-                done[node] = function(*[done[s] for s in sources])
+                done[node] = function(*taken(done))
             elif node.op is Op.COND:
                 done[node] = self._choose(node, done, values)
             else:
@@ -210,6 +217,13 @@ class Evaluation:
             return carried
 
         return run
+
+
+def _taking(sources: Sequence[Node]) -> Callable[[Done], Sequence[Any]]:
+    """What gives the values of so many sources."""
+    if len(sources) > 1:
+        return itemgetter(*sources)
+    return lambda done: [done[s] for s in sources]
 
 
 def evaluate(roots: Sequence[Node], values: Values, wide: bool = False) -> list[Array]:
