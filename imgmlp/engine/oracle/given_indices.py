@@ -108,6 +108,7 @@ def _values(storage: Buffer | None) -> Array | None:
     return array
 
 
+@lru_cache(maxsize=256)
 def _parameters(index: Node) -> list[Node]:
     """What stands for its Buffers, in their order."""
     found = (n for n in toposort([index]) if n.op is Op.PARAMETER)
