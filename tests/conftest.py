@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from imgmlp.codec.latent import encode as latent
 from imgmlp.codec.latent import training_phases
-from imgmlp.codec.training import search, target
+from imgmlp.codec.training import passes, search, target
 from imgmlp.engine import AnyDevice, Device, Tensor, compile, open_device
 from imgmlp.engine.compiler import Stages
 from imgmlp.engine.device.pocl import PLATFORM
@@ -132,7 +131,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.setattr(target, "STEPS", 480)
     monkeypatch.setattr(training_phases, "FEWEST", 20)
-    monkeypatch.setattr(latent, "PASSES", 1)
+    monkeypatch.setattr(passes, "MOST", 1)
     monkeypatch.setattr(search, "TRIALS", 3)
 
 

@@ -28,7 +28,7 @@ BELOW = {
     "engine.codegen": "engine.ir",
     "engine.compiler": "engine.ir engine.passes engine.tiling engine.lowering engine.codegen",
     "engine.runtime": "source_digest engine.ir engine.device engine.oracle engine.compiler",
-    "engine.operations": "engine.ir engine.device",
+    "engine.operations": "engine.ir engine.device engine.oracle",
     "engine.frontend": "engine.ir engine.device engine.runtime engine.operations",
     "codec.bitstream": "metadata",
     "codec.training": "output_files source_digest image engine codec.bitstream",

@@ -15,8 +15,7 @@ from PIL import Image, ImageCms, PngImagePlugin
 import imgmlp
 from imgmlp import image as pictures
 from imgmlp.codec.bitstream import container, metadata_sections
-from imgmlp.codec.latent import encode as latent
-from imgmlp.codec.training import search
+from imgmlp.codec.training import passes, search
 from imgmlp.image import Picture
 from imgmlp.metadata import MAX_BYTES, NOTHING, Metadata, checked, upright_exif
 
@@ -221,7 +220,7 @@ def test_a_file_gives_back_what_the_picture_told(tmp_path: Path, codec: str) -> 
 @pytest.mark.parametrize("codec", ["mlp", "latent"])
 def test_a_wanted_size_counts_them(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without them either codec would make use of more bytes than 400."""
-    monkeypatch.setattr(latent, "PASSES", 2)
+    monkeypatch.setattr(passes, "MOST", 2)
     monkeypatch.setattr(search, "TRIALS", 12)
     picture = Picture(RGB[:16, :16], Metadata(xmp=np.random.default_rng(0).bytes(300)))
     image = pictures.to_image(picture.pixels, picture.metadata)

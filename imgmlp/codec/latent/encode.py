@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.bitstream import metadata_sections
-from imgmlp.codec.latent.model import ModelShape, guessed, newest_start
+from imgmlp.codec.latent.model import ModelShape, newest_start
 from imgmlp.codec.latent.rounding_search import Rounding, Written
 from imgmlp.codec.latent.training_phases import (
-    FEW,
     FEWEST,
     HURRIED,
     LEVELS,
@@ -23,8 +22,10 @@ from imgmlp.codec.latent.training_phases import (
     SHORTER,
     LatentTrainer,
     LatentTrainerState,
+    begin,
     control,
     for_pixels,
+    least_passes,
     steps_of,
 )
 from imgmlp.codec.latent.training_step import LatentStep
@@ -43,12 +44,13 @@ from imgmlp.codec.training.compile_times import CompileTimes
 from imgmlp.codec.training.draft import Draft, draft
 from imgmlp.codec.training.memory_limits import explain, smaller_picture, within_memory
 from imgmlp.codec.training.pace import Work, usual_speed
+from imgmlp.codec.training.passes import AIM, MOST, Passes
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Workload
-from imgmlp.codec.training.trainer import CHEAPEST, DEAREST, Pricing
+from imgmlp.codec.training.trainer import Pricing
 from imgmlp.engine import AnyDevice
 from imgmlp.errors import OutOfMemoryError, UsageError
-from imgmlp.image import Picture
+from imgmlp.image import Picture, counted
 
 Array = np.ndarray[Any, Any]
 
@@ -64,15 +66,8 @@ USUAL, LONGEST = 20.0, 25.0  # seconds that an encode should take if nobody says
 SETTLING = 50  # steps that take as long as the search for rounded networks
 SETTLED = 1 / 6  # of a limited time, at most, for that search
 REFINING, REFINED = 0.2, 2000  # share of the steps, and most, whose time goes to single weights
-AIM = 0.99  # of the bytes wanted
 ABOVE = 0.05  # dB more than wanted that training aims at, as taking some away is easy
 SLOW = 1.3  # times the price for every dB too much, each time that it is looked at
-PASSES = 6  # of the last part of a run, at most, each at a price nearer to the target's
-LOST = 0.05  # dB that rounding towards a target may cost, beside what its bytes are worth
-SLOPES = {"psnr": -1.5, "bytes": -0.5}  # dB or doublings of the bytes, of a price twice as high
-STEEP = 3.0  # times these that is believed, or the reciprocal
-APART = 0.05  # doublings of the price between two passes, at least, that tell a slope
-FURTHEST = 1.5  # doublings of the price, at most, at once
 # Seconds of steps by which their pace is found, and where it decides nothing.
 TRIED, TRIED_BRIEFLY = 0.15, 0.03
 CHECKING = 30  # steps that take as long as writing a file and decoding it
@@ -114,19 +109,21 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     shape = height, width, _ = picture.pixels.shape
     hidden, pixels = widths(shape, math.inf), height * width
     each, short = _operations(shape), _is_short(shape, workload, device)
-    steps = _passes(wanted) * _trained(workload.steps, shape, device, short)
+    trained = _trained(workload.steps, shape, device, short)
+    passes = _passes(wanted, least_passes(trained, pixels))
+    steps = (1 + passes * SHORTER) * trained
     programs = (step_program(shape, hidden, device, short),)
     if not steps:
         return Work(0, 0, programs, USUAL)
     judged = computed = pixels
     if in_windows(shape, device, short):
         judged, computed = min(pixels, JUDGED), covered(shape, device)
-    return Work(steps, (steps * computed + SETTLING * judged) * each, programs)
+    return Work(steps, (steps * computed + (1 + passes) * SETTLING * judged) * each, programs)
 
 
-def _passes(wanted: Goal) -> float:
-    """Of training in all, about, in those of one run."""
-    return 1.0 if wanted.kind == "lambda" else 1 + PASSES / 4 * SHORTER
+def _passes(wanted: Goal, least: int) -> float:
+    """After a run, about."""
+    return least if wanted.kind == "lambda" else max(least + 1, MOST / 4)
 
 
 def _trained(steps: int, shape: tuple[int, ...], device: AnyDevice, short: bool) -> int:
@@ -171,7 +168,7 @@ class _Encoder:
         self.settling: float = SETTLING
         self.resumed = 0
         self.form = ""  # of the step
-        self.tried: list[list[float]] = []  # log2 of prices, and what is too much at them
+        self.passes = Passes(wanted)
         self.best: Draft | None = None  # of the passes
 
     def encode(self) -> Draft:
@@ -186,13 +183,14 @@ class _Encoder:
             if self.run.due(True):  # what follows may be stopped as well
                 self.run.keep(self._complete(snapshot))
             found, first = self._rounded(trainer)
-            if self.best is None or found.distance(self.wanted) < self.best.distance(self.wanted):
+            if self.best is None or self._distance(found) < self._distance(self.best):
                 self.best = found
-            self.tried.append([math.log2(trainer.state.price), self._excess(first)])
-            if ended == "diverged" or self._done(found, first, trainer):
+            self.passes.add(trainer.state.price, first)
+            over = ended == "diverged" or self._is_over(trainer.again * self.pace)
+            if over or self.passes.enough(len(found.bytes), found.metrics["psnr"], first):
                 return replace(self.best, diverged=ended == "diverged", resumed=self.resumed)
             step.restore(snapshot.arrays)  # which rounding has changed
-            trainer.repeat(self._next_price())
+            trainer.repeat(self.passes.price())
 
     def _rounded(self, trainer: LatentTrainer) -> tuple[Draft, Written]:
         """The file of a trained step, and the one that was not changed for the target."""
@@ -206,50 +204,20 @@ class _Encoder:
         found, first = Rounding(*made, trainer.state.exponents, enough).best(trainer.state.price)
         return self._draft(found, trainer), first
 
-    # --- passes ---
+    def _distance(self, found: Draft) -> tuple[bool, float]:
+        """The smaller, the better a file is; by D + lambda R, where that is what is wanted."""
+        if self.wanted.kind != "lambda":
+            return found.distance(self.wanted)
+        error = math.pow(10, -found.metrics["psnr"] / 10) * counted(self.picture.pixels)
+        return False, error + self.wanted.value * found.metrics["bpp"]
 
-    def _excess(self, first: Written) -> float:
-        """How much less would do, in dB or in doublings of the bytes."""
-        if self.wanted.kind == "psnr":
-            return first.psnr - self.wanted.value
-        return math.log2(first.size / (AIM * self.wanted.value))
-
-    def _done(self, found: Draft, first: Written, trainer: LatentTrainer) -> bool:
-        """Whether another pass could bring no better file, or there is no time for it."""
-        if self.wanted.kind == "lambda" or len(self.tried) > PASSES:
-            return True
-        size, quality = len(found.bytes), found.metrics["psnr"]
-        worth = SLOPES["psnr"] / SLOPES["bytes"] * math.log2(first.size / size)
-        if self.wanted.hit_by(size, quality) and first.psnr - quality <= worth + LOST:
-            return True
-        taken = trainer.again * self.pace
+    def _is_over(self, taken: float) -> bool:
+        """Whether there is no time for so many seconds."""
         return self.limit is not None and time.perf_counter() + taken > self.limit
-
-    def _next_price(self) -> float:
-        """Where a line through the latest pass meets the target.
-
-        Not between passes with too much and too little: each goes on training where the one
-        before ended, so that an earlier one's price would give something else by now.
-        """
-        price, excess = self.tried[-1]
-        price += min(max(-excess / self._slope(), -FURTHEST), FURTHEST)
-        return min(max(math.exp2(price), CHEAPEST), DEAREST)
-
-    def _slope(self) -> float:
-        """What a price twice as high saves, by the latest two or, within bounds, as usual.
-
-        The first pass says nothing of it: its price was another one most of the time.
-        """
-        usual, latest = SLOPES[self.wanted.kind], self.tried[1:][-2:]
-        if len(latest) < 2 or abs(latest[1][0] - latest[0][0]) < APART:
-            return usual
-        (price, excess), (later, now) = latest
-        measured = (now - excess) / (later - price)
-        return -min(max(-measured, -usual / STEEP), -usual * STEEP)
 
     def _complete(self, snapshot: Snapshot) -> Snapshot:
         """A trainer's snapshot with that of the passes before it."""
-        values: dict[str, Any] = {"tried": self.tried, "pace": self.pace, "best": None}
+        values: dict[str, Any] = {"tried": self.passes.tried, "pace": self.pace, "best": None}
         values["form"] = self.form
         arrays: dict[str, Array] = {}
         if self.best is not None:
@@ -318,26 +286,23 @@ class _Encoder:
             state = LatentTrainerState(self._steps(step), self._first_price())
         else:
             state = LatentTrainerState.of(saved.values)
-        self._begin(step, state.first or state.steps)
+        first = state.first or state.steps
+        begin(step, self.picture.pixels, self._first_price(), first)
+        self.passes.least = self._least(first)
         beginning = None if self.wanted.kind == "lambda" else step.state()
         if saved is not None:
             step.restore(saved.arrays)
             self.resumed = step.done
-            self.tried, self.pace = saved.values["tried"], saved.values["pace"]
+            self.passes.tried, self.pace = saved.values["tried"], saved.values["pace"]
             if saved.values["best"] is not None:
                 self.best = Draft(saved.arrays["best_file"].tobytes(), saved.values["best"])
         limits = self._limits(state)
         trainer = LatentTrainer(step, state, self._pricing(), *limits, beginning)
-        if saved is not None:
+        if saved is None:
+            trainer.suit()
+        else:
             self.run.say(f"continuing after {trainer.reached()}")
         return trainer
-
-    def _begin(self, step: LatentStep, steps: int) -> None:
-        """Spare a short run the steps in which latents would only become something like it."""
-        if steps < FEW:
-            found = guessed(self.picture.pixels, step.shape, step.start.number)
-            if found is not None:
-                step.write_grids(found)
 
     # --- how long ---
 
@@ -398,8 +363,14 @@ class _Encoder:
         return pace
 
     def _seconds(self, steps: int, pace: float) -> float:
-        trained = _passes(self.wanted) * steps
-        return (trained + min(REFINING * steps, REFINED) + self.settling) * pace
+        passes = _passes(self.wanted, self._least(steps))
+        trained = (1 + passes * SHORTER) * steps
+        rounding = min(REFINING * steps, REFINED) + self.settling
+        return (trained + (1 + passes) * rounding) * pace
+
+    def _least(self, steps: int) -> int:
+        """Passes after so many steps, whether they are needed or not."""
+        return least_passes(steps, self.samples) if self.workload.seconds is None else 0
 
     # --- the price of bits ---
 
@@ -436,7 +407,8 @@ class _Encoder:
             "steps": trainer.state.steps,
             "seconds": trainer.state.seconds,
         }
-        return draft(self.picture, self.wanted, "latent", found.sections, found.pixels, own)
+        made = draft(self.picture, self.wanted, "latent", found.sections, found.pixels, own)
+        return replace(made, decode=partial(found.read_back, self.device))
 
 
 def widths(shape: tuple[int, ...], most: float) -> tuple[int, int]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from imgmlp.codec.latent.bit_allocation import Search
+from imgmlp.codec.latent.model import flat_of, guessed, networks_of
 from imgmlp.codec.latent.training_step import Control, LatentStep
 from imgmlp.codec.training.replay import decibels
 from imgmlp.codec.training.run import Progress
@@ -27,6 +28,7 @@ FEWEST, MOST_STEPS = 300, 100_000  # of the lowest and of the highest of them
 # Small pictures have as many steps again, but no more than MORE: with few, each way to a target
 # ended with another file. Of SMALLER pixels and fewer; of SOME none.
 SMALLER, SOME, MORE = 2**14, 2**16, 600
+FIRST_PASSES = 4  # of them, at most, after a run in any case: about as many steps as MORE again
 # Larger pictures have fewer steps, so that for some time they take no longer; a share, at least.
 LARGE, BY_LARGER, LEAST_SHARE = 2**20, 1.55, 1 / 35
 ROUNDED = 0.97  # share of a run after which latents stand still, rounded
@@ -50,8 +52,20 @@ FASTER, BY_FEWER = 2.0, 0.43  # at most; the power of how many times fewer steps
 HASTY = 40  # steps, below which there is less noise, and networks hardly move
 # How much less networks move with each of n windows: by powers of n, for runs of so many steps.
 SHARED, OF = (1 / 3, 0.6), (100, FEW)
+# Steps by which guessed latents are nearer to zero for every doubling of the price from the first
+# on: of so many in a run, so much.
+UNSHRUNK, SHRUNK, BY_STEPS = 3e-4, (0.1, 0.25, 0.5), (20, 200, 30_000)
+# Squared error on [0, 1] of a guess that a run had better not begin from, and steps below which it
+# does anyhow.
+UNLIKE, FEW_ANYHOW = 0.025, 100
 SHARES = 0.63, 0.87  # of noise
 LATENTS, NETWORKS = 0.2, 7e-3  # learning rates
+# Steps of latents are those of a start at the price that it was trained at. Where bits are cheaper
+# they are finer by a power of it, but only where that is more than WORTH times, and more than that
+# in fewer than SPARE pixels, as networks that differ from the start cost bits.
+PRICED, BY_PRICE, FINEST, WORTH, SPARE = 8e-4, 0.4, 16.0, 1.2, 4096
+SUITED = 1.2  # times finer or coarser that steps may be than they should
+FINER = 2.0  # times that steps become so at once in a run; in a pass, where they should be that
 LAST = 1e-3  # of networks, once latents are rounded; falls to a tenth
 
 
@@ -63,9 +77,22 @@ def steps_of(level: int) -> int:
 def for_pixels(steps: int, pixels: int) -> int:
     """Of an effort's steps, those of a picture of so many pixels; fewer are meant as they are."""
     if pixels <= LARGE:
-        share = (SOME / max(pixels, SMALLER) - 1) / (SOME / SMALLER - 1)
-        return steps + round(max(share, 0.0) * min(steps, MORE)) * (steps >= FEWEST)
+        return steps + round(_smallness(pixels) * min(steps, MORE)) * (steps >= FEWEST)
     return math.ceil(steps * max(math.pow(LARGE / pixels, BY_LARGER), LEAST_SHARE))
+
+
+def least_passes(steps: int, pixels: int) -> int:
+    """Passes after a run of so many steps of a small picture, whatever its target is.
+
+    Each makes a better file, so that without them what hits its target at once would be worse.
+    """
+    most = min(FIRST_PASSES, round(MORE / (SHORTER * max(steps, 1))))
+    return round(_smallness(pixels) * most) * (steps >= FEWEST)
+
+
+def _smallness(pixels: int) -> float:
+    """From 1 of SMALLER pixels and fewer to 0 of SOME."""
+    return max((SOME / max(pixels, SMALLER) - 1) / (SOME / SMALLER - 1), 0.0)
 
 
 def control(done: int, steps: int, price: float) -> Control:
@@ -86,6 +113,55 @@ def control(done: int, steps: int, price: float) -> Control:
     return Control(price, t * math.sqrt(calm), share, calm, latents, networks)
 
 
+def begin(step: LatentStep, pixels: Array, price: float, steps: int) -> None:
+    """Spare a run the steps in which latents would only become something like the picture.
+
+    Text and dots are not what guesses are made for: a few steps from one are better than from
+    nothing, but more of them do not get away from it.
+    """
+    found = guessed(pixels, step.shape, step.start.number)
+    if found is None:
+        return
+    nothing = step.grids()
+    step.write_grids(found)
+    error, _ = step.judge(step.flat.numpy())
+    near = error < UNLIKE or steps < FEW_ANYHOW
+    step.write_grids(shrunk(found, price, steps) if near else nothing)
+
+
+def shrunk(grids: Sequence[Array], price: float, steps: int) -> list[Array]:
+    """Guessed latents as a run of so many steps had better begin with them.
+
+    High prices leave few latents other than zero, and what does not pay hardly goes away again.
+    """
+    share = float(np.interp(math.log(max(steps, 1)), np.log(BY_STEPS), SHRUNK))
+    nearer = np.float32(share * math.log2(max(price, UNSHRUNK) / UNSHRUNK))
+    return [np.sign(grid) * np.maximum(np.abs(grid) - nearer, 0) for grid in grids]
+
+
+def fineness(price: float, pixels: int) -> float:
+    """How many times finer than a start's the steps of latents should be."""
+    found = min(math.pow(PRICED / price, BY_PRICE), FINEST)
+    return found if found > WORTH * math.pow(max(SPARE / pixels, 1.0), BY_PRICE) else 1.0
+
+
+def refine(step: LatentStep, times: float) -> None:
+    """Have latents so many times larger, and about the same picture and bits of them.
+
+    The entropy network keeps most of its weights, as each that differs from the start's costs bits:
+    its activations are nearly as many times larger if what they are made of is.
+    """
+    networks = networks_of(step.flat.numpy().copy(), step.shapes)
+    networks["synthesis.0.weight"] /= times
+    for name in ("entropy.0.bias", "entropy.1.bias"):
+        networks[name] *= times
+    networks["entropy.2.weight"][:, 1] /= times  # which gives the logarithm of the scale
+    networks["entropy.2.bias"] *= (times, 1)
+    networks["entropy.2.bias"][1] += math.log(times)
+    step.flat.write(flat_of(networks))
+    step.write_grids([grid * np.float32(times) for grid in step.grids()])
+
+
 def sharing(steps: int) -> float:
     """The power of how many windows there are by which networks move less with each."""
     return float(np.interp(math.log(max(steps, 1)), np.log(OF), SHARED))
@@ -98,6 +174,7 @@ class LatentTrainerState(TrainerState):
     begun: int = 0  # steps that were done when this pass through the schedule began
     first: int = 0  # steps of the first of them
     opening: float = 0.0  # the price that it began with
+    finer: float = 1.0  # steps of latents, than the start's
     anew: int = 0  # times that it began again, with another one
 
 
@@ -166,21 +243,35 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
     def _begin_anew(self) -> None:
         """With the price that was found, if what was trained so far is no way to it."""
         state = self.state
-        if self._beginning is None or state.begun or self._limit is not None:
-            return  # a time limit leaves none to lose
         now = abs(self.done - LOOKED * state.steps) <= self.control / 2
-        if now and state.anew < AGAIN and state.price > ROSE * state.opening:
+        if self._pricing is None or state.begun or not now:
+            return
+        timed = self._beginning is None or self._limit is not None  # which leaves no steps to lose
+        if not timed and state.anew < AGAIN and state.price > ROSE * state.opening:
             state.opening, state.anew, state.exponents = state.price, state.anew + 1, {}
-            state.lost = 0.0
+            state.lost, state.finer = 0.0, 1.0
             self.step.restore(self._beginning)
             self.done = 0
             self._shown = 0, time.perf_counter()
+            self.suit()
+        else:
+            self.suit(FINER)
+
+    def suit(self, most: float = FINEST) -> None:
+        """Have steps of latents that suit the price, at most so many times finer or coarser."""
+        times = fineness(self.state.price, self.step.pixels) / self.state.finer
+        if abs(math.log(times)) > math.log(SUITED):
+            times = min(max(times, 1 / most), most)
+            refine(self.step, times)
+            self.state.finer *= times
 
     def repeat(self, price: float) -> None:
         """Have the last part of the run once more, in fewer steps, at another price."""
         state = self.state
         state.begun, state.price = state.steps, price
         state.steps += self.again
+        if fineness(price, self.step.pixels) >= FINER * state.finer:
+            self.suit(FINER)
 
     @property
     def again(self) -> int:
@@ -197,7 +288,7 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         self.step.steer(
             replace(
                 found,
-                latents=found.latents * slower,
+                latents=found.latents * slower * state.finer,
                 networks=found.networks * slower,
                 shared=sharing(state.first),
             )

@@ -51,6 +51,7 @@ HIDDEN = 32  # of synthesis
 ENTROPY = 24
 BETAS = (0.9, 0.98)
 EPSILON = 4e-3  # of gradients by single latents, which are sums over pixels
+PRICED = 1e-3  # lambda; with a smaller one gradients are as many times smaller, and so is EPSILON
 STEP = 2.0**-7  # of weights, as far as what they cost is concerned
 # Times lambda that their bits cost, of which the loss has a rough estimate: differences from a
 # start, most of which small pictures can spare, and weights without one.
@@ -77,7 +78,7 @@ class Control:
     shared: float = 1 / 3  # the power of how many windows there are by which networks' rate is less
 
     def array(self, channels: int, pixels: int, weights: float) -> Array:
-        """float32 [11], as the device wants it, of a step of so many pixels and samples of each,
+        """float32 [12], as the device wants it, of a step of so many pixels and samples of each,
         where bits of weights cost so many times lambda.
         """
         t = self.temperature
@@ -85,7 +86,8 @@ class Control:
         # Gradients in half precision need a loss that is large enough.
         scale = min(max(SCALED / max(self.price, 1e-9), 1.0), MOST_SCALED * channels)
         rates = [self.latents, self.networks, self.price, float(self.rounding), scale]
-        return np.array([*soft, *rates, CLIP * pixels, weights], np.float32)
+        larger = max(PRICED / max(self.price, 1e-9), 1.0)
+        return np.array([*soft, *rates, CLIP * pixels, weights, larger], np.float32)
 
 
 class LatentStep(Resumable):
@@ -131,7 +133,7 @@ class LatentStep(Resumable):
         empty = np.zeros((plane.rows, plane.pitch), np.float32)
         self.latents = Tensor(empty, device, name="latents")  # all grids, as they lie in the plane
         self.candidate = Tensor(flat, device, name="candidate")  # to be judged
-        self.control = Tensor(np.zeros(11, np.float32), device, name="control")
+        self.control = Tensor(np.zeros(12, np.float32), device, name="control")
         alpha = np.arange(self.channels) == self.channels - 1
         self.is_alpha = Tensor(alpha.astype(np.float32), device, name="alpha")
         self.count = Tensor(np.uint32(0), device, name="count")
@@ -216,10 +218,11 @@ class LatentStep(Resumable):
         loss = (error * (1 / self.channels) + bits * price) * scale
         by_seen, slopes = loss.gradient([seen, self.flat])
         by_flat = slopes * (1.0 / scale) + self._by_weight_bits() * (price * self.control[10])
-        self.adam_latents.apply([by_seen * (1.0 / scale) * slope])
+        larger = self.control[11]  # beside EPSILON
+        self.adam_latents.apply([by_seen * (larger / scale) * slope])
         norm = by_flat.square().sum().sqrt()
         most = self.control[9]
-        self.adam.apply([by_flat * (most / norm.maximum(most))])
+        self.adam.apply([by_flat * (larger * most / norm.maximum(most))])
         self.count.assign(self.count + 1)
         return {"error": error, "bits": bits, "slopes": slopes}
 

@@ -25,6 +25,7 @@ from imgmlp.engine.runtime.program_cache import identify
 from imgmlp.engine.tiling import block
 
 HEIGHT, WIDTH = 21, 30
+NARROW = {"hidden": 8, "entropy": 4}  # networks where any will do
 
 
 def picture() -> np.ndarray:
@@ -323,6 +324,63 @@ def test_networks_begin_from_a_start() -> None:
     assert found["synthesis.2.weight"].any()
 
 
+def test_finer_steps_leave_the_picture_as_it_is_and_cost_the_bits_of_finer_numbers() -> None:
+    """And what is trained then goes on with as many times the rate of latents."""
+    step = LatentStep(picture(), 1, open_device("numpy"), **STARTED)
+    step.write_grids([np.rint(4 * draw(*grid.shape)) for grid in step.grids()])
+    before, grids = step.judge(step.flat.numpy()), step.grids()
+    training_phases.refine(step, 2.0)
+    error, rate = step.judge(step.flat.numpy())
+    assert error == pytest.approx(before[0], rel=1e-4)
+    count = sum(grid.size for grid in grids) / step.pixels  # a bit for each, about
+    assert before[1] + 0.5 * count < rate < before[1] + 1.5 * count
+    for grid, finer in zip(grids, step.grids(), strict=True):
+        assert np.array_equal(finer, 2 * grid)
+    training_phases.refine(step, 0.5)
+    assert step.judge(step.flat.numpy()) == pytest.approx(before, rel=1e-4)
+
+
+def test_steps_are_as_fine_as_the_price_asks_and_the_picture_can_pay() -> None:
+    prices = [1e-7, 1e-5, 1e-4, 4e-4, 8e-4, 10.0]
+    found = [training_phases.fineness(price, 100_000) for price in prices]
+    assert found == sorted(found, reverse=True)
+    assert found[0] == training_phases.FINEST
+    assert found[4:] == [1.0, 1.0]
+    small = [training_phases.fineness(price, 256) for price in prices]
+    assert small == [*found[:2], 1.0, 1.0, 1.0, 1.0]
+
+
+def test_latents_of_finer_steps_have_higher_rates_and_a_pass_does_not_go_far_at_once() -> None:
+    step = LatentStep(picture(), 1, open_device("numpy"), **STARTED)
+    trainer = LatentTrainer(step, LatentTrainerState(40, 1e-5))
+    trainer.suit()
+    trainer.run(Run(should_stop=lambda: True))
+    finer = training_phases.fineness(1e-5, step.pixels)
+    first = training_phases.control(0, 40, 1e-5).latents
+    assert step.control.numpy()[4] == pytest.approx(first * finer, rel=0.2)
+    assert trainer.state.finer == finer > 4
+    trainer.repeat(1e-3)
+    assert trainer.state.finer == finer
+    trainer.repeat(1e-7)
+    assert trainer.state.finer == finer * training_phases.FINER
+
+
+def test_gradients_are_no_smaller_beside_epsilon_where_bits_are_cheap() -> None:
+    """A step of latents is as long where it is by bits alone, whatever these cost."""
+    moved = []
+    for price in (1e-3, 1e-6):
+        step = LatentStep(picture(), 1, open_device("numpy"), **STARTED)
+        networks = networks_of(step.flat.numpy().copy(), step.shapes)
+        networks["synthesis.0.weight"][:] = 0  # so that bits alone move latents
+        step.flat.write(flat_of(networks))
+        step.write_grids([np.full(grid.shape, 1.3, np.float32) for grid in step.grids()])
+        step.steer(Control(price, noise=0.0, latents=0.1))
+        step.program.run(1)
+        moved.append(max(float(np.abs(grid - np.float32(1.3)).max()) for grid in step.grids()))
+    assert moved[0] > 1e-3
+    assert moved[1] == pytest.approx(moved[0], rel=0.01)
+
+
 def test_slopes_are_differences_of_what_is_judged() -> None:
     step = LatentStep(picture(), 1, open_device("numpy"), **STARTED)
     step.write_grids([np.rint(2 * draw(*grid.shape)) for grid in step.grids()])
@@ -437,7 +495,7 @@ def too_many(_bits: float, _quality: float) -> float:
 
 
 def test_a_run_whose_price_rises_early_begins_anew_and_no_more_than_twice() -> None:
-    step = LatentStep(picture(), 1, open_device("numpy"))
+    step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
     beginning, reached = step.state(), list[int]()
     trainer = LatentTrainer(step, LatentTrainerState(40, 1e-3), too_many, beginning=beginning)
     assert trainer.run(Run(lambda progress: reached.append(progress.step))) == "done"
@@ -452,7 +510,7 @@ def test_a_run_whose_price_rises_early_begins_anew_and_no_more_than_twice() -> N
 
 def test_a_run_that_began_anew_goes_on_bit_for_bit_after_a_stop() -> None:
     device = open_device("numpy")
-    whole, parted, rest = (LatentStep(picture(), 1, device) for _ in range(3))
+    whole, parted, rest = (LatentStep(picture(), 1, device, **NARROW) for _ in range(3))
     beginning = whole.state()
     LatentTrainer(whole, LatentTrainerState(40, 1e-3), too_many, beginning=beginning).run()
     trainer = LatentTrainer(parted, LatentTrainerState(40, 1e-3), too_many, beginning=beginning)

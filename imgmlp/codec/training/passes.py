@@ -1,0 +1,78 @@
+"""The passes of a run towards a target: which price the next one has, and when there are enough.
+
+Plain numbers, which a checkpoint keeps; knows no clock and no device.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from imgmlp.codec.training.search import Trial
+from imgmlp.codec.training.target import Goal
+from imgmlp.codec.training.trainer import CHEAPEST, DEAREST
+
+AIM = 0.99  # of the bytes wanted
+MOST = 6  # after a run, at most
+LOST = 0.05  # dB that rounding towards a target may cost, beside what its bytes are worth
+SLOPES = {"psnr": -1.5, "bytes": -0.5}  # dB or doublings of the bytes, of a price twice as high
+STEEP = 3.0  # times these that is believed, or the reciprocal
+APART = 0.05  # doublings of the price between two passes, at least, that tell a slope
+FURTHEST = 1.5  # doublings of the price, at most, at once
+
+
+@dataclass
+class Passes:
+    """Of the last part of a run, each at a price nearer to the target's; `least` of them even if
+    the target is hit, as each makes a better file.
+    """
+
+    wanted: Goal
+    least: int = 0
+    tried: list[list[float]] = field(default_factory=list)  # log2 of prices, what is too much there
+
+    def add(self, price: float, first: Trial) -> None:
+        """What a run or a pass at a price gave before it was changed for the target."""
+        self.tried.append([math.log2(price), self._excess(first)])
+
+    def _excess(self, first: Trial) -> float:
+        """How much less would do, in dB or in doublings of the bytes; of a price, nothing."""
+        if self.wanted.kind == "psnr":
+            return first.psnr - self.wanted.value
+        if self.wanted.kind == "bytes":
+            return math.log2(first.size / (AIM * self.wanted.value))
+        return 0.0
+
+    def enough(self, size: int, quality: float, first: Trial) -> bool:
+        """Whether another pass could bring no better file than the latest, which was `first`."""
+        passed = len(self.tried) - 1
+        if passed < min(self.least, MOST):
+            return False
+        if self.wanted.kind == "lambda" or passed >= MOST:
+            return True
+        worth = SLOPES["psnr"] / SLOPES["bytes"] * math.log2(first.size / size)
+        return self.wanted.hit_by(size, quality) and first.psnr - quality <= worth + LOST
+
+    def price(self) -> float:
+        """Where a line through the latest pass meets the target.
+
+        Not between passes with too much and too little: each goes on training where the one
+        before ended, so that an earlier one's price would give something else by now.
+        """
+        if self.wanted.kind == "lambda":
+            return self.wanted.value
+        price, excess = self.tried[-1]
+        price += min(max(-excess / self._slope(), -FURTHEST), FURTHEST)
+        return min(max(math.exp2(price), CHEAPEST), DEAREST)
+
+    def _slope(self) -> float:
+        """What a price twice as high saves, by the latest two or, within bounds, as usual.
+
+        The first pass says nothing of it: its price was another one most of the time.
+        """
+        usual, latest = SLOPES[self.wanted.kind], self.tried[1:][-2:]
+        if len(latest) < 2 or abs(latest[1][0] - latest[0][0]) < APART:
+            return usual
+        (price, excess), (later, now) = latest
+        measured = (now - excess) / (later - price)
+        return -min(max(-measured, -usual / STEEP), -usual * STEEP)

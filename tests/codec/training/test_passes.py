@@ -1,0 +1,56 @@
+"""Which price the next pass towards a target has, and when there are enough of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pytest
+
+from imgmlp.codec.training.passes import MOST, Passes
+from imgmlp.codec.training.target import Goal
+
+
+@dataclass(frozen=True)
+class File:
+    size: int
+    psnr: float
+
+
+def test_the_price_of_a_pass_follows_from_the_latest_ones_alone() -> None:
+    """Files of 359, 515 and 505 bytes where 396 are wanted: the first price is none to go back to,
+    though it gave too little, because by now it would give too much as well.
+    """
+    passes = Passes(Goal("bytes", 400), tried=[[-9.33, -0.14], [-9.68, 0.38], [-9.43, 0.35]])
+    assert math.log2(passes.price()) > -9.33 + 0.2
+    passes.tried += [[-8.4, -0.1]]  # a line through this one and the one before meets the target
+    assert math.log2(passes.price()) == pytest.approx(-8.4 - 0.1 * 1.03 / 0.45)
+
+
+def test_rounding_that_costs_much_is_followed_by_another_pass() -> None:
+    """Even where it hits the target."""
+    passes = Passes(Goal("bytes", 3568), tried=[[-12.0, 0.2]])
+    assert not passes.enough(3536, 24.15, File(3924, 34.36))
+    assert not passes.enough(3440, 33.70, File(3440, 33.70))  # nothing lost, but too little
+    assert passes.enough(3520, 33.40, File(3600, 33.49))
+    assert passes.enough(3516, 33.81, File(3516, 33.81))
+
+
+@pytest.mark.parametrize("wanted", [Goal("bytes", 400), Goal("psnr", 30), Goal("lambda", 1e-3)])
+def test_passes_that_there_are_in_any_case_are_taken_and_others_end_with_a_hit(
+    wanted: Goal,
+) -> None:
+    passes, hit = Passes(wanted, least=2), File(396, 30.0)
+    for _ in range(2):
+        passes.add(1e-3, hit)
+        assert not passes.enough(hit.size, hit.psnr, hit)
+        assert passes.price() == pytest.approx(1e-3, rel=0.02)
+    passes.add(1e-3, hit)
+    assert passes.enough(hit.size, hit.psnr, hit)
+
+
+def test_a_target_that_no_pass_hits_ends_after_the_last() -> None:
+    passes, far = Passes(Goal("psnr", 50)), File(400, 30.0)
+    for left in range(MOST, -1, -1):
+        passes.add(1e-3, far)
+        assert passes.enough(far.size, far.psnr, far) is (left == 0)
