@@ -15,7 +15,6 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,8 +28,8 @@ from PIL import (
     UnidentifiedImageError,
 )
 
-from imgmlp import image_claims, image_depth
-from imgmlp.errors import ImgmlpError, PictureError, UsageError
+from imgmlp import image_claims, image_depth, image_frames
+from imgmlp.errors import ImgmlpError, PictureError
 from imgmlp.text import quoted
 
 MAX_PIXELS = 2**28
@@ -38,13 +37,10 @@ ICON_PIXELS = 2**20  # of a Windows icon, whose pictures may be larger than it s
 TEXT = 2**23  # bytes of a PNG's texts, and of its colour profile, once they are inflated
 TILE_PIXELS = 2**20  # of a TIFF's tile, whatever the picture's size
 TILE_SHARE = 4  # times the picture's pixels that a tile may have
-FRAMES = 2048  # that are looked for, one by one
 ICON = b"\0\0\1\0"  # how a Windows icon begins
 DRAWINGS = {"EPS", "WMF"}  # programs that draw, for which Pillow needs another program
 STUBS = {"BUFR", "GRIB", "HDF5", "MPEG"}  # that Pillow knows by name only
-_REDUCED, _MASK = 1, 4  # bits of a TIFF page's kind
-_KIND, _OLD_KIND, _ORIENTATION, _PLANES = 254, 255, 274, 284  # TIFF's tags
-_OLD_REDUCED = 2  # a page's kind, in the older of the two
+_ORIENTATION, _PLANES = 274, 284  # TIFF's tags
 _TILE_WIDTH, _TILE_HEIGHT = 322, 323  # likewise
 _TOLD = 270, 271, 272, 305, 306, 315, 33432  # what, maker, camera, program, date, who, rights
 _UNSUPPORTED = (
@@ -84,7 +80,7 @@ def read(stream: BinaryIO, path: Path, frame: int | None, notes: list[str]) -> I
         image = Image.open(stream)
         _check_format(image, path)
         check_size(image, str(path))
-        _choose_frame(image, path, frame, notes)
+        image_frames.choose(image, path, frame, notes)
         return _decoded(image, stream, path, notes)
 
 
@@ -112,13 +108,15 @@ def reread(image: Image.Image, path: Path, notes: list[str]) -> Image.Image:
             if (again.size, again.mode) != (image.size, image.mode):  # drafted, to be smaller
                 image.load()
                 return image
-            removed = again.info.keys() - image.info.keys()
+            before = dict(again.info)
             found = _decoded(again, stream, path, notes)
         finally:
             if not stream.closed:
                 stream.seek(place)
+    removed = before.keys() - image.info.keys()
     kept = {name: value for name, value in found.info.items() if name not in removed}
-    found.info = kept | image.info
+    told = image.info.items()
+    found.info = kept | {name: value for name, value in told if before.get(name) != value}
     return found
 
 
@@ -248,59 +246,6 @@ def _check_tiles(image: Image.Image, path: Path) -> None:
         size = f"{image.width}×{image.height}"
         problem = f"{path} has tiles of {width}×{height} pixels for a picture of {size}"
         raise PictureError(problem, hint=convert_hint(path))
-
-
-# --- frames ---
-
-
-def _choose_frame(image: Image.Image, path: Path, frame: int | None, notes: list[str]) -> None:
-    """Go to a frame, or to the first, and say so if there are others. Raises UsageError."""
-    if frame is not None and frame > FRAMES:
-        example = quoted(f"{path}[{frame - 1}]")
-        hint = f"take it out first, for example with `magick {example} frame.png`"
-        raise UsageError(f"frame {frame} is beyond the first {FRAMES:,}", hint=hint)
-    wanted = 0 if frame is None else frame - 1
-    try:
-        if image.format == "TIFF":
-            others = _choose_page(image, wanted)
-        else:
-            others = getattr(image, "is_animated", False)
-            if frame is not None and image.format != "PSD":  # whose frames would be layers
-                image.seek(wanted)
-            elif wanted != 0:
-                raise EOFError
-    except EOFError:
-        problem = f"{path} has no frame {frame}"
-        raise UsageError(problem, hint="--frame counts from 1") from None
-    if frame is not None or not others:
-        return
-    if image.format == "PSD":
-        notes.append("its layers are merged, as the file has them")
-    elif image.format != "MPO":  # a phone's JPEG with a second picture behind the first
-        notes.append("only its first frame is taken; --frame chooses another")
-
-
-def _choose_page(image: Image.Image, wanted: int) -> bool:
-    """Go to a page of a TIFF; returns whether there are others. Raises EOFError.
-
-    Reduced copies and masks are no pages, if there is anything else.
-    """
-    found = list(islice(_own_pages(image), max(0, wanted) + 2)) or [0]
-    if not 0 <= wanted < len(found):
-        raise EOFError
-    image.seek(found[wanted])
-    return len(found) > wanted + 1
-
-
-def _own_pages(image: Image.Image) -> Iterator[int]:
-    for page in range(FRAMES):
-        try:
-            image.seek(page)
-        except EOFError:
-            return
-        tags = getattr(image, "tag_v2", {})
-        if not tags.get(_KIND, 0) & (_REDUCED | _MASK) and tags.get(_OLD_KIND) != _OLD_REDUCED:
-            yield page
 
 
 # --- pixels ---

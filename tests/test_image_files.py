@@ -440,6 +440,17 @@ def test_of_an_image_its_own_frame_size_and_metadata_count(tmp_path: Path) -> No
         assert pictures.from_image(image).pixels.shape == (120, 155, 3)
 
 
+def test_an_image_of_a_tiff_on_its_side_keeps_its_resolution(tmp_path: Path) -> None:
+    path = tmp_path / "a.tif"
+    Image.fromarray(RGB).save(path, dpi=(300, 150), tiffinfo={274: 6})
+    whole = pictures.load(path)
+    assert whole.metadata.dpi == (150, 300)
+    with Image.open(path) as image:
+        found = pictures.from_image(image)
+    assert found.metadata == whole.metadata
+    np.testing.assert_array_equal(found.pixels, whole.pixels)
+
+
 def test_an_image_of_a_damaged_file_is_refused_as_the_file_is(tmp_path: Path) -> None:
     path = save(Image.fromarray(RGB), tmp_path / "a.png")
     path.write_bytes(path.read_bytes()[:-30])

@@ -324,7 +324,10 @@ def graph(
         Literal[
             "summary", "dot", "nodes", "tree", "procedure", "memory", "uops", "source", "times"
         ],
-        typer.Option(help="What to print; dot is for Graphviz, times runs the step."),
+        typer.Option(
+            metavar="summary|dot|nodes|tree|procedure|memory|uops|source|times",
+            help="What to print; dot is for Graphviz, times runs the step.",
+        ),
     ] = "summary",
     preset: Preset = "default",
     batch: Batch = None,

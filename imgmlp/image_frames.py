@@ -1,0 +1,70 @@
+"""Which of a file's frames or pages is the picture: those that are pictures of their own count.
+
+Knows nothing of pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from PIL import Image
+
+from imgmlp.errors import UsageError
+from imgmlp.text import quoted
+
+FRAMES = 2048  # that are looked for, one by one
+_KIND, _OLD_KIND = 254, 255  # TIFF's tags
+_REDUCED, _MASK = 1, 4  # bits of a page's kind
+_OLD_REDUCED = 2  # a page's kind, in the older tag
+
+
+def choose(image: Image.Image, path: Path, frame: int | None, notes: list[str]) -> None:
+    """Go to a frame, or to the first, and say so if there are others. Raises UsageError."""
+    if frame is not None and frame > FRAMES:
+        example = quoted(f"{path}[{frame - 1}]")
+        hint = f"take it out first, for example with `magick {example} frame.png`"
+        raise UsageError(f"frame {frame} is beyond the first {FRAMES:,}", hint=hint)
+    wanted = 0 if frame is None else frame - 1
+    try:
+        if image.format == "TIFF":
+            others = _choose_page(image, wanted)
+        else:
+            others = getattr(image, "is_animated", False)
+            if frame is not None and image.format != "PSD":  # whose frames would be layers
+                image.seek(wanted)
+            elif wanted != 0:
+                raise EOFError
+    except EOFError:
+        problem = f"{path} has no frame {frame}"
+        raise UsageError(problem, hint="--frame counts from 1") from None
+    if frame is not None or not others:
+        return
+    if image.format == "PSD":
+        notes.append("its layers are merged, as the file has them")
+    elif image.format != "MPO":  # a phone's JPEG with a second picture behind the first
+        notes.append("only its first frame is taken; --frame chooses another")
+
+
+def _choose_page(image: Image.Image, wanted: int) -> bool:
+    """Go to a page of a TIFF; returns whether there are others. Raises EOFError.
+
+    Reduced copies and masks are no pages, if there is anything else.
+    """
+    found = list(islice(_own_pages(image), max(0, wanted) + 2)) or [0]
+    if not 0 <= wanted < len(found):
+        raise EOFError
+    image.seek(found[wanted])
+    return len(found) > wanted + 1
+
+
+def _own_pages(image: Image.Image) -> Iterator[int]:
+    for page in range(FRAMES):
+        try:
+            image.seek(page)
+        except EOFError:
+            return
+        tags = getattr(image, "tag_v2", {})
+        if not tags.get(_KIND, 0) & (_REDUCED | _MASK) and tags.get(_OLD_KIND) != _OLD_REDUCED:
+            yield page
