@@ -214,8 +214,8 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         now = abs(self.done - LOOKED * state.steps) <= self.control / 2
         if self._pricing is None or state.begun or not now:
             return
-        timed = self._beginning is None or self._limit is not None  # which leaves no steps to lose
-        if not timed and state.anew < AGAIN and state.price > ROSE * state.opening:
+        rose = state.anew < AGAIN and state.price > ROSE * state.opening
+        if self._beginning is not None and self._limit is None and rose:  # a limit leaves no time
             state.opening, state.anew, state.exponents = state.price, state.anew + 1, {}
             state.lost, state.finer = 0.0, 1.0
             self.step.restore(self._beginning)
