@@ -106,6 +106,7 @@ class Variant:
     averaged: bool = False  # networks, in the end
     kind: type[LatentStep] = Without  # with finish()
     start: bool = True
+    guess: bool = True  # of latents to begin with
     searched: bool = True  # the networks' steps
     refined: bool = True  # single weights moved
 
@@ -148,6 +149,7 @@ def variants() -> list[Variant]:
         Variant("squared gradients forgotten by 0.999", {(step, "BETAS"): (0.9, 0.999)}),
         Variant("gradients are not clipped", {(step, "CLIP"): 1e9}),
         Variant("networks begin with random weights", start=False),
+        Variant("latents begin from zero", guess=False),
         Variant("upsampling is bicubic", step={"lacks": "upsampling"}),
         Variant("one convolution of 3×3 instead of two", step={"lacks": "a convolution"}),
         Variant("no convolution", step={"lacks": "convolutions"}),
@@ -190,6 +192,8 @@ def cost(
         kept = 1 - 1 / max(1, AVERAGED * steps) if variant.averaged else 0.0
         kind = type("Step", (variant.kind,), {**variant.step, "kept": kept})
         step = kind(pixels, encode.SEED, device, hidden=hidden, entropy=entropy, start=start)
+        if variant.guess:
+            training_phases.begin(step, pixels, price, steps)
         Refreshing(step, training_phases.LatentTrainerState(steps, price)).run()
         more = step.finish()
         search = bit_allocation.Search(step)

@@ -1,16 +1,13 @@
 """The command `imgmlp`, which is also `python -m imgmlp`.
 
 A plain look at a file is answered here: loading the command line takes several times as long.
-Whatever is not quite plain goes there, also to have an error told. Nothing is loaded before Ctrl-C
-ends this process quietly, as that takes a while.
+Whatever is not quite plain goes there, also to have an error told. Nothing that Python has not
+loaded by itself is, before Ctrl-C ends this process quietly: `signal` alone loads ten modules.
 """
 
-from __future__ import annotations
-
+import _signal  # type: ignore[import-not-found]
 import os
-import signal
 import sys
-from types import FrameType
 
 COMPLETION = "_IMGMLP_COMPLETE"  # set by a shell that asks what could be typed
 INTERRUPTED = 130
@@ -18,7 +15,7 @@ INTERRUPTED = 130
 
 def main() -> None:
     """Run the command line and leave with its exit code."""
-    signal.signal(signal.SIGINT, _leave)
+    _signal.signal(_signal.SIGINT, _leave)
     text = looked_at(sys.argv[1:])
     if text is None:
         from imgmlp import cli
@@ -53,7 +50,7 @@ def looked_at(arguments: list[str]) -> str | None:
         return None
 
 
-def _leave(_number: int, _frame: FrameType | None) -> None:
+def _leave(_number: int, _frame: object) -> None:
     """At once: there is nothing to save yet, and modules half loaded would only complain."""
     os._exit(INTERRUPTED)
 

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import numbers
+import re
 from collections.abc import Callable
 from dataclasses import replace
-from os import PathLike
+from functools import wraps
+from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -32,9 +34,36 @@ from imgmlp.image import Picture
 
 __all__ = ["decode", "devices", "encode", "info", "train"]
 
+_SETTINGS = "steps", "batch", "lr", "hidden", "layers", "features", "seed", "precision"
+_OPTIONS = re.compile(r"(?<![\w./-])--([a-z]+)\b")
+_OPTION_NAMES = {"bytes": "size", "lambda": "price", "time": "seconds"}
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
 Source = str | PathLike[str] | Image.Image | np.ndarray[Any, Any]
 
 
+def _in_pythons_words(function: Callable[P, R]) -> Callable[P, R]:
+    """A function whose errors name its arguments and not the command line's options for them."""
+
+    @wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except UsageError as error:
+            error.args = (_plain(str(error)),)
+            error.hint = _plain(error.hint)
+            raise
+
+    return called
+
+
+def _plain(text: str) -> str:
+    return _OPTIONS.sub(lambda found: _OPTION_NAMES.get(found[1], found[1]), text)
+
+
+@_in_pythons_words
 def train(
     image: Source,
     *,
@@ -48,32 +77,33 @@ def train(
 
     `settings` replace values of the preset: steps, batch, lr, hidden, layers, features, seed,
     precision. `on_step(progress)` is called every few steps. `output` is a file for the weights,
-    replaced if it exists.
+    replaced if it exists. `notes` of what is returned say what of the picture was changed on the
+    way in, such as samples of 16 bits.
 
     Raises ImgmlpError: PictureError for what is no picture, or one with transparency; UsageError
     for a setting that is none; OutputError if `output` cannot be written; DeviceError and
     OutOfMemoryError.
     """
-    if preset not in PRESETS:
+    if preset not in list(PRESETS):  # also what cannot be looked up in a dictionary
         hint = f"use {' or '.join(map(repr, PRESETS))}"
         raise UsageError(f"there is no preset {preset!r}", hint=hint)
-    try:
-        chosen = replace(PRESETS[preset], **settings)
-    except TypeError:
-        known = "steps, batch, lr, hidden, layers, features, seed and precision"
-        problem = f"unknown setting among {', '.join(settings)}"
-        raise UsageError(problem, hint=f"there are {known}") from None
-    if output is not None:
-        output_files.check_output(Path(output), force=True)
+    if unknown := [name for name in settings if name not in _SETTINGS]:
+        problem = f"there is no setting {', '.join(unknown)}"
+        raise UsageError(problem, hint=f"use {', '.join(_SETTINGS)}")
+    chosen = replace(PRESETS[preset], **settings)
+    target_file = None if output is None else _path(output)
+    if target_file is not None:
+        pictures.check_ending(target_file, ".npz")
+        output_files.check_output(target_file, force=True)
+    run = _run(on_step)
     picture = _picture(image)
-    trained = pipeline.train(picture, chosen, _device(device), Run(on_step))
-    if output is not None:
-        output_files.write_atomically(
-            Path(output), lambda stream: npz.save(trained.weights, stream)
-        )
-    return trained
+    trained = pipeline.train(picture, chosen, _device(device), run)
+    if target_file is not None:
+        output_files.write_atomically(target_file, lambda stream: npz.save(trained.weights, stream))
+    return replace(trained, notes=picture.notes)
 
 
+@_in_pythons_words
 def encode(
     image: Source,
     *,
@@ -95,7 +125,8 @@ def encode(
     One target at most: `quality` from 0 to 100 (60 if none is given), `bpp`, bits for each pixel,
     `size` in bytes, `psnr` in dB, or `price`, the squared error, of samples from 0 to 1, that a bit
     a pixel is worth. `effort` is 1 to 9, or training takes about so many `seconds`. `missed` says
-    how the target was missed, if it was. A picture is a file, of several frames the first or the
+    how the target was missed, if it was, and `notes` what of the picture was changed on the way in,
+    such as samples of 16 bits. A picture is a file, of several frames the first or the
     one whose number `frame` is, from 1, a Pillow image, or uint8 [height, width, 1 to 4]. `strip`
     leaves out its colour profile, EXIF data, XMP data and resolution.
 
@@ -118,11 +149,15 @@ def encode(
     if codec not in list(CODECS):  # also what cannot be looked up in a dictionary
         hint = f"use {' or '.join(map(repr, CODECS))}"
         raise UsageError(f"there is no codec {codec!r}", hint=hint)
+    if not isinstance(strip, bool):
+        raise UsageError(f"strip is {strip!r}", hint="use True or False")
+    run = _run(on_step)
     picture = _picture(image, alpha=True, frame=frame, strip=strip)
     pixels = picture.width * picture.height
     wanted = target.choose(pixels, quality, bpp, None if size is None else str(size), psnr, price)
     work = encoder.workload(codec, effort, seconds)
-    return encoder.encode(picture, wanted, work, _device(device), Run(on_step), codec)
+    found = encoder.encode(picture, wanted, work, _device(device), run, codec)
+    return replace(found, notes=picture.notes)
 
 
 def _picture(
@@ -131,7 +166,7 @@ def _picture(
     if frame is not None:
         _check_number("frame", frame, int)
     if isinstance(image, str | PathLike):
-        return pictures.load(Path(image), alpha, frame=frame, strip=strip)
+        return pictures.load(_path(image), alpha, frame=frame, strip=strip)
     if frame is not None:
         hint = "seek to it in the Pillow image, or give the file's name"
         raise UsageError("frame is of files only", hint=hint)
@@ -143,6 +178,21 @@ def _picture(
     raise UsageError(f"a {type(image).__name__} is no picture", hint=hint)
 
 
+def _path(name: str | PathLike[str]) -> Path:
+    """Raises UsageError for what names no file."""
+    if not isinstance(name, str | PathLike) or not isinstance(fspath(name), str):
+        raise UsageError(f"{name!r} names no file", hint="give a string or a path")
+    if "\0" in fspath(name):
+        raise UsageError(f"{name!r} has a zero character", hint="check the name")
+    return Path(name)
+
+
+def _run(on_step: Callable[[Progress], None] | None) -> Run:
+    if on_step is not None and not callable(on_step):
+        raise UsageError(f"on_step is {on_step!r}", hint="give a function of one argument")
+    return Run(on_step)
+
+
 def _check_number(name: str, value: object, kind: type[float]) -> None:
     """Refuse, as a UsageError, what is no number, or no whole one where `kind` is int."""
     good = isinstance(value, numbers.Integral if kind is int else numbers.Real)
@@ -151,6 +201,7 @@ def _check_number(name: str, value: object, kind: type[float]) -> None:
         raise UsageError(f"{name} is {value!r}", hint=f"use {what}")
 
 
+@_in_pythons_words
 def decode(
     file: str | PathLike[str] | bytes,
     *,
@@ -181,7 +232,7 @@ def _stored(file: object) -> Stored:
     if not isinstance(file, str | PathLike | bytes):
         hint = "give its name, or its bytes"
         raise UsageError(f"a {type(file).__name__} is no file", hint=hint)
-    return open_stored(file)
+    return open_stored(file if isinstance(file, bytes) else _path(file))
 
 
 def _check_pair(size: object) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -34,6 +35,8 @@ JPEG_BYTES = {"icc": 255 * 65_519, "exif": 65_527, "xmp": 65_504}
 _TIFF_XMP = 700  # its tag
 TRANSPARENT = {"PNG", "TIFF", "WEBP"}  # Pillow's formats that keep an alpha channel as it is
 _EXIF = b"Exif\0\0"  # how JPEG begins it, and Pillow
+
+OWN = (".imlp", ".npz")  # how names of compressed files end
 
 PNG = {"compress_level": 4}  # a third of the time of Pillow's 6, and a hundredth larger
 
@@ -111,16 +114,21 @@ def load(
         raise UsageError(problem, hint="give a readable file") from error
 
 
-def from_image(
-    image: Image.Image, name: str = "the picture", alpha: bool = False, strip: bool = False
-) -> Picture:
-    """Pixels of a Pillow image, under the same rules as `load`."""
-    image_files.check_size(image, name)
-    image.load()
+def from_image(image: Image.Image, alpha: bool = False, strip: bool = False) -> Picture:
+    """Pixels of a Pillow image, under the same rules as `load`.
+
+    One that was opened and not loaded since is read as its file is. Raises PictureError and
+    OutOfMemoryError.
+    """
+    name = getattr(image, "filename", "") or "the picture"
+    image_files.check_size(image, str(name))
     notes: list[str] = []
-    if image.mode.startswith("I;16"):
-        notes.append(image_files.UPPER_BITS.format(16))
-    return _picture(image, name, alpha, strip, notes)
+    try:
+        whole = image_files.reread(image, Path(os.fsdecode(name)), notes)
+        return _picture(whole, str(name), alpha, strip, notes)
+    except MemoryError:
+        problem = f"{name} does not fit in memory"
+        raise OutOfMemoryError(problem, hint="use a smaller picture") from None
 
 
 def from_array(pixels: np.ndarray[Any, Any], alpha: bool = False) -> Picture:
@@ -149,8 +157,10 @@ def _picture(image: Image.Image, name: str, alpha: bool, strip: bool, notes: lis
 
 def _check_alpha(pixels: np.ndarray[Any, Any], name: str, alpha: bool) -> None:
     if not alpha and pixels.shape[2] in (2, 4):
-        command = f"magick {quoted(name)} -background white -alpha remove flat.png"
-        hint = f"flatten it first, for example with `{command}`"
+        hint = "flatten it first"
+        if Path(name).is_file():
+            command = f"magick {quoted(name)} -background white -alpha remove flat.png"
+            hint += f", for example with `{command}`"
         raise PictureError(f"{name} has transparent pixels", hint=hint)
 
 
@@ -320,11 +330,19 @@ def _kept_by(name: str, found: Metadata) -> Metadata:
     return Metadata(**kept, dpi=found.dpi if "dpi" in most else None)
 
 
-def check_no_picture(path: Path, ending: str) -> None:
-    """Refuse, as a UsageError, a picture's name for what is another kind of file."""
-    if path.suffix.lower() in FORMATS:
-        problem = f"{path} would have a picture's name, and be none"
-        raise UsageError(problem, hint=f"use one that ends with {ending}")
+def check_ending(path: Path, ending: str) -> None:
+    """Refuse, as a UsageError, the name of a picture or another of our files for one of `ending`.
+
+    Endings that nobody knows are free.
+    """
+    found = path.suffix.lower()
+    if found == ending:
+        return
+    hint = f"use one that ends with {ending}"
+    if found in OWN:
+        raise UsageError(f"{path} would have the name of another kind of file", hint=hint)
+    if found in FORMATS or found in image_files.endings():
+        raise UsageError(f"{path} would have a picture's name, and be none", hint=hint)
 
 
 def check_extension(

@@ -15,19 +15,21 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
 from PIL import (
     ExifTags,
     Image,
-    ImageChops,
     ImageFile,
     ImagePalette,
     PngImagePlugin,
+    TiffImagePlugin,
     UnidentifiedImageError,
 )
 
+from imgmlp import image_claims, image_depth
 from imgmlp.errors import ImgmlpError, PictureError, UsageError
 from imgmlp.text import quoted
 
@@ -36,13 +38,13 @@ ICON_PIXELS = 2**20  # of a Windows icon, whose pictures may be larger than it s
 TEXT = 2**23  # bytes of a PNG's texts, and of its colour profile, once they are inflated
 TILE_PIXELS = 2**20  # of a TIFF's tile, whatever the picture's size
 TILE_SHARE = 4  # times the picture's pixels that a tile may have
-OVERVIEWS = 64  # pages of a TIFF that are looked at
+FRAMES = 2048  # that are looked for, one by one
 ICON = b"\0\0\1\0"  # how a Windows icon begins
-UPPER_BITS = "of the {} bits of a sample the upper 8 are kept"
 DRAWINGS = {"EPS", "WMF"}  # programs that draw, for which Pillow needs another program
 STUBS = {"BUFR", "GRIB", "HDF5", "MPEG"}  # that Pillow knows by name only
 _REDUCED, _MASK = 1, 4  # bits of a TIFF page's kind
-_KIND, _PHOTOMETRIC, _ORIENTATION = 254, 262, 274  # TIFF's tags
+_KIND, _OLD_KIND, _ORIENTATION, _PLANES = 254, 255, 274, 284  # TIFF's tags
+_OLD_REDUCED = 2  # a page's kind, in the older of the two
 _TILE_WIDTH, _TILE_HEIGHT = 322, 323  # likewise
 _TOLD = 270, 271, 272, 305, 306, 315, 33432  # what, maker, camera, program, date, who, rights
 _UNSUPPORTED = (
@@ -54,18 +56,21 @@ _UNSUPPORTED = (
     "too large",
     "too much",
 )
-JPEG_END = b"\xff\xd9"
-_FILLERS = b"\x55" * 64, b"\xaa" * 64  # which no two JPEGs that lack pixels decode alike
+_USUAL = {  # compressions of TIFF that libtiff always has
+    *("raw", "packbits", "tiff_lzw", "tiff_adobe_deflate", "tiff_deflate", "jpeg", "tiff_jpeg"),
+    *("tiff_ccitt", "group3", "group4"),
+}
 
 # Pillow also logs what it finds wrong; a program that wants to see it can still listen.
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 _one_at_a_time = threading.RLock()  # as Pillow's limit is one for all threads
 
 
-def convert_hint(path: Path | str, option: str = "") -> str:
+def convert_hint(path: Path | str) -> str:
     """How to make a picture of it that can be read."""
-    option = f" {option}" if option else ""
-    return f"convert it first, for example with `magick {quoted(path)}{option} converted.png`"
+    if not Path(path).is_file():  # but a pipe, or a Pillow image
+        return "convert it first, for example to a PNG with ImageMagick"
+    return f"convert it first, for example with `magick {quoted(path)} converted.png`"
 
 
 def read(stream: BinaryIO, path: Path, frame: int | None, notes: list[str]) -> Image.Image:
@@ -75,15 +80,57 @@ def read(stream: BinaryIO, path: Path, frame: int | None, notes: list[str]) -> I
     """
     icon = stream.read(len(ICON)) == ICON
     with _one_at_a_time, quietly(), _at_most(ICON_PIXELS if icon else MAX_PIXELS):
+        image_claims.check_png(stream, path)
         image = Image.open(stream)
         _check_format(image, path)
         check_size(image, str(path))
         _choose_frame(image, path, frame, notes)
-        check_size(image, str(path))
-        # No picture inside of it, as icons and others have, may be larger than the whole.
-        with _at_most(image.width * image.height), _native_silence(image.format):
-            _check_tiles(image, path)
-            return _load(image, stream, notes)
+        return _decoded(image, stream, path, notes)
+
+
+def reread(image: Image.Image, path: Path, notes: list[str]) -> Image.Image:
+    """The picture of a Pillow image, loaded: from its file, if it was not loaded before.
+
+    So it is what `read` gives for the file, but for metadata that were changed since. Raises
+    PictureError.
+    """
+    stream = getattr(image, "fp", None)
+    fresh = isinstance(image, ImageFile.ImageFile) and bool(image.tile)
+    if not fresh or stream is None:
+        with refusals(io.BytesIO(), path):
+            image.load()
+        if _is_apart(image) and image.info.get("compression") == "raw":
+            hint = "give the file's name instead, or the image before it is loaded"
+            raise PictureError(f"Pillow misreads {path}, whose planes are separate", hint=hint)
+        return _whole(image, image_depth.depth(image), notes)
+    with refusals(stream, path), _one_at_a_time, quietly(), _at_most(MAX_PIXELS):
+        place = stream.tell()
+        try:
+            again = Image.open(stream)
+            if again.tell() != image.tell():
+                again.seek(image.tell())
+            if (again.size, again.mode) != (image.size, image.mode):  # drafted, to be smaller
+                image.load()
+                return image
+            removed = again.info.keys() - image.info.keys()
+            found = _decoded(again, stream, path, notes)
+        finally:
+            if not stream.closed:
+                stream.seek(place)
+    kept = {name: value for name, value in found.info.items() if name not in removed}
+    found.info = kept | image.info
+    return found
+
+
+def _decoded(
+    image: ImageFile.ImageFile, stream: BinaryIO, path: Path, notes: list[str]
+) -> Image.Image:
+    """The same picture with its pixels, of which no more are decoded than it says to have."""
+    check_size(image, str(path))
+    # No picture inside of it, as icons and others have, may be larger than the whole.
+    with _at_most(image.width * image.height), _native_silence(image.format):
+        _check_tiles(image, path)
+        return _load(_by_libtiff(image, stream), stream, path, notes)
 
 
 def endings() -> set[str]:
@@ -207,75 +254,133 @@ def _check_tiles(image: Image.Image, path: Path) -> None:
 
 
 def _choose_frame(image: Image.Image, path: Path, frame: int | None, notes: list[str]) -> None:
-    """Go to a frame, or stay at the first, and say so if there are others."""
-    if frame is not None:
-        try:
-            if image.format != "PSD":  # whose frames would be layers
-                image.seek(frame - 1)
-            elif frame != 1:
+    """Go to a frame, or to the first, and say so if there are others. Raises UsageError."""
+    if frame is not None and frame > FRAMES:
+        example = quoted(f"{path}[{frame - 1}]")
+        hint = f"take it out first, for example with `magick {example} frame.png`"
+        raise UsageError(f"frame {frame} is beyond the first {FRAMES:,}", hint=hint)
+    wanted = 0 if frame is None else frame - 1
+    try:
+        if image.format == "TIFF":
+            others = _choose_page(image, wanted)
+        else:
+            others = getattr(image, "is_animated", False)
+            if frame is not None and image.format != "PSD":  # whose frames would be layers
+                image.seek(wanted)
+            elif wanted != 0:
                 raise EOFError
-        except EOFError:
-            problem = f"{path} has no frame {frame}"
-            raise UsageError(problem, hint="--frame counts from 1") from None
-    elif image.format == "PSD" and getattr(image, "is_animated", False):
+    except EOFError:
+        problem = f"{path} has no frame {frame}"
+        raise UsageError(problem, hint="--frame counts from 1") from None
+    if frame is not None or not others:
+        return
+    if image.format == "PSD":
         notes.append("its layers are merged, as the file has them")
-    elif _has_others(image):
+    elif image.format != "MPO":  # a phone's JPEG with a second picture behind the first
         notes.append("only its first frame is taken; --frame chooses another")
 
 
-def _has_others(image: Image.Image) -> bool:
-    """Whether there are frames beside the first that are pictures of their own."""
-    if image.format == "MPO":  # a phone's JPEG with a second picture behind the first
-        return False
-    if not getattr(image, "is_animated", False):
-        return False
-    if image.format != "TIFF":
-        return True
-    try:
-        for page in range(1, OVERVIEWS):
+def _choose_page(image: Image.Image, wanted: int) -> bool:
+    """Go to a page of a TIFF; returns whether there are others. Raises EOFError.
+
+    Reduced copies and masks are no pages, if there is anything else.
+    """
+    found = list(islice(_own_pages(image), max(0, wanted) + 2)) or [0]
+    if not 0 <= wanted < len(found):
+        raise EOFError
+    image.seek(found[wanted])
+    return len(found) > wanted + 1
+
+
+def _own_pages(image: Image.Image) -> Iterator[int]:
+    for page in range(FRAMES):
+        try:
             image.seek(page)
-            if not getattr(image, "tag_v2", {}).get(_KIND, 0) & (_REDUCED | _MASK):
-                return True
-    except EOFError:
-        return False
-    finally:
-        image.seek(0)
-    return True
+        except EOFError:
+            return
+        tags = getattr(image, "tag_v2", {})
+        if not tags.get(_KIND, 0) & (_REDUCED | _MASK) and tags.get(_OLD_KIND) != _OLD_REDUCED:
+            yield page
 
 
 # --- pixels ---
 
 
-def _load(image: ImageFile.ImageFile, stream: BinaryIO, notes: list[str]) -> Image.Image:
+def _load(
+    image: ImageFile.ImageFile, stream: BinaryIO, path: Path, notes: list[str]
+) -> Image.Image:
     """The same picture with its pixels decoded, and of 16 bits if it says so."""
-    deep, inverted = _depth(image), _is_inverted(image)
+    bits = image_depth.depth(image, stream)
     gray = any("LA;16B" in tile[3:] for tile in image.tile)  # which Pillow makes RGBA
     exif = _tiff_exif(image) if image.format == "TIFF" else None
     _turn_resolution(image)
-    if deep == 16 and not image.mode.startswith("I") and "transparency" in image.info:
+    if bits == 16 and not image.mode.startswith("I") and "transparency" in image.info:
         raise OSError("unsupported: 16 bits a sample and a transparent colour")
-    loaded: Image.Image = image
-    try:
-        image.load()
-    except OSError:
-        found = _without_end(stream) if image.format == "JPEG" else None
-        if found is None:
-            raise
-        notes.append("the file's end is missing, but none of its pixels")
-        loaded = found
+    if image_depth.is_misread(image, bits):
+        problem = f"{path} has {bits} bits a sample, of which Pillow takes some white for black"
+        raise PictureError(problem, hint=convert_hint(path))
+    loaded = _pixels(image, stream, path, notes)
     if loaded.mode == "P" and loaded.palette is None:  # of a picture inside of an icon
         loaded.palette = ImagePalette.raw("RGB", loaded.im.getpalette("RGB"))
     if exif:
         loaded.info["exif"] = exif
     if gray:
         loaded = loaded.convert("LA")
-    if deep > 8:
-        notes.append(UPPER_BITS.format(deep))
-    if deep == 12:
-        loaded = loaded.point(lambda value: value * 16 + 0)
-    if inverted:
-        loaded = loaded.point(lambda value: value * -1 + 65535)
-    return loaded
+    return _whole(loaded, bits, notes)
+
+
+def _whole(loaded: Image.Image, bits: int, notes: list[str]) -> Image.Image:
+    """A loaded picture whose gray of more than 8 bits is what it should be."""
+    if 8 < bits <= 16:
+        notes.append(image_depth.UPPER_BITS.format(bits))
+    return image_depth.spread(loaded, bits)
+
+
+def _pixels(
+    image: ImageFile.ImageFile, stream: BinaryIO, path: Path, notes: list[str]
+) -> Image.Image:
+    """The picture, loaded; a JPEG's only if none of its pixels are missing. Raises OSError."""
+    if image.format not in ("JPEG", "MPO") or image.tell() > 0:
+        _load_others(image)
+        return image
+    stream.seek(0)
+    jpeg = image_claims.jpeg(stream.read())
+    jpeg.check(image.size, path)
+    if not jpeg.has_end:
+        notes.append("the file's end is missing, but none of its pixels")
+    return jpeg.complete(image, lambda data: Image.open(io.BytesIO(data), formats=["JPEG"]))
+
+
+def _load_others(image: ImageFile.ImageFile) -> None:
+    kind = image.info.get("compression")
+    try:
+        image.load()
+    except OSError as error:
+        if image.format != "TIFF" or kind in _USUAL:
+            raise
+        raise OSError(f"compression {kind} is not supported, or damaged") from error
+
+
+def _by_libtiff(image: ImageFile.ImageFile, stream: BinaryIO) -> ImageFile.ImageFile:
+    """The same, but a TIFF of separate planes is left to libtiff.
+
+    Pillow itself, which reads those that are not compressed, takes all samples for plain bytes.
+    """
+    if not _is_apart(image) or any(tile[0] != "raw" for tile in image.tile):
+        return image
+    page, before = image.tell(), TiffImagePlugin.READ_LIBTIFF
+    TiffImagePlugin.READ_LIBTIFF = True
+    try:
+        again = Image.open(stream)
+        again.seek(page)
+        return again
+    finally:
+        TiffImagePlugin.READ_LIBTIFF = before
+
+
+def _is_apart(image: Image.Image) -> bool:
+    planes: object = getattr(image, "tag_v2", {}).get(_PLANES)
+    return planes == 2
 
 
 def _turn_resolution(image: Image.Image) -> None:
@@ -304,47 +409,6 @@ def _told(found: Image.Exif) -> Image.Exif:
     return kept
 
 
-def _depth(image: Image.Image) -> int:
-    """Bits of a sample, where it is known that they are more than 8; else 8.
-
-    Pillow cuts the samples of colours to 8 bits without a word. "BGR;16" has 16 bits a pixel.
-    """
-    for tile in getattr(image, "tile", ()):
-        args = tile[3] if isinstance(tile[3], tuple) else (tile[3],)
-        kinds = [arg for arg in args if isinstance(arg, str)]
-        if any(kind.endswith(";12") for kind in kinds):
-            return 12
-        if any(kind.endswith((";16B", ";16L", ";16N")) for kind in kinds):
-            return 16
-        if image.format == "PPM" and any(isinstance(arg, int) and arg > 255 for arg in args):
-            return 16
-    return 16 if image.mode.startswith("I;16") else 8
-
-
-def _is_inverted(image: Image.Image) -> bool:
-    """Whether white is 0 and Pillow leaves it so: of a TIFF's gray, if it has 16 bits."""
-    return image.mode.startswith("I;16") and getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == 0
-
-
-def _without_end(stream: BinaryIO) -> Image.Image | None:
-    """A JPEG whose last bytes are missing, if its pixels are the same whatever follows."""
-    stream.seek(0)
-    data = stream.read()
-    if data.endswith(JPEG_END):
-        return None
-    data = data.removesuffix(JPEG_END[:1])
-    try:
-        found = [
-            Image.open(io.BytesIO(data + filler + JPEG_END), formats=["JPEG"])
-            for filler in _FILLERS
-        ]
-        first, second = found
-        same = ImageChops.difference(first, second).getbbox() is None
-    except (OSError, ValueError):
-        return None
-    return first if same else None
-
-
 # --- refusals ---
 
 
@@ -361,22 +425,34 @@ def _is_readable(stream: BinaryIO) -> bool:
 def _unidentified(stream: BinaryIO, path: Path) -> PictureError:
     stream.seek(0)
     start = stream.read(16)
-    for name, (_, accept) in Image.OPEN.items():
-        try:
-            known = accept is not None and accept(start) is True
-        except Exception:  # Pillow's readers look for more than there is
-            known = False
-        if known:
-            problem = f"{path} is a damaged {name} file, or one of a kind that Pillow cannot read"
-            return PictureError(problem, hint=f"get it again, or {convert_hint(path)}")
+    name = Image.registered_extensions().get(path.suffix.lower(), "")
+    if name not in Image.OPEN or Image.OPEN[name][1] is not None:
+        name = next((name for name in Image.OPEN if _may_be(name, start)), "")
+    if name:
+        problem = f"{path} is a damaged {name} file, or one of a kind that Pillow cannot read"
+        return PictureError(problem, hint=f"get it again, or {convert_hint(path)}")
     hint = f"give a PNG, JPEG, WebP or TIFF; if it is a picture, {convert_hint(path)}"
     return PictureError(f"{path} is not a picture that Pillow can read", hint=hint)
+
+
+def _may_be(name: str, start: bytes) -> bool:
+    accept = Image.OPEN[name][1]
+    try:
+        return accept is not None and accept(start) is True
+    except Exception:  # Pillow's readers look for more than there is
+        return False
 
 
 def _unreadable(path: Path, error: Exception) -> PictureError:
     reason = (str(error) or type(error).__name__).splitlines()[0]
     kind = isinstance(error, NotImplementedError)
+    if "MAX_TEXT" in reason:
+        hint = f"take them out first, for example with `magick {quoted(path)} -strip stripped.png`"
+        problem = f"{path} has texts beside its pixels that are larger than {TEXT // 2**20} MiB"
+        return PictureError(problem, hint=hint)
     if kind or any(word in reason.lower() for word in _UNSUPPORTED):
         problem = f"{path} is of a kind that Pillow cannot read: {reason}"
         return PictureError(problem, hint=convert_hint(path))
+    if isinstance(error, OSError) and error.errno is not None:  # of a file that can be read
+        reason = "it says that pixels are where the file has none"
     return PictureError(f"{path} is damaged or truncated: {reason}", hint="get the file again")

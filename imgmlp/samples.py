@@ -85,6 +85,8 @@ def _conversion(image: Image.Image, notes: list[str]) -> Convert:
         return _opaque if key is None else lambda band: _keyed(band, key)
     if image.mode == "CMYK":
         return _from_cmyk(image, notes)
+    if image.mode == "LAB":
+        notes.append("CIELab is converted to sRGB")
     wanted = {"LA": "LA", "La": "LA"}.get(image.mode)
     if wanted is None:
         wanted = "RGBA" if image.has_transparency_data else "RGB"

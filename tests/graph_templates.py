@@ -184,7 +184,11 @@ SHAPES = [
     Template("*", "{x}.shrink({box})", "{x}[tuple(slice(*b) for b in ({box},))]"),
     Template("*", "{x}.stride({steps})", "{x}[tuple(slice(None, None, s) for s in ({steps},))]"),
     Template("*", "{x}.flip({axis})", "np.flip({x}, {axis})"),
-    Template("*", "{x}.split(1, {axis})[0]", "{x}"),
+    Template(
+        "*",
+        "{x}.pad({pads}).stride({steps})",
+        "np.pad({x}, ({pads},))[tuple(slice(None, None, s) for s in ({steps},))]",
+    ),
     Template("*", "{x}.split([{at}], {longaxis})[1]", "np.split({x}, [{at}], {longaxis})[1]"),
     Template(
         "n",

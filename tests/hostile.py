@@ -90,6 +90,22 @@ def tiled_tiff(side: int) -> bytes:
     return tiff(tags | {322: side, 323: side, 324: 0, 325: len(data)}, data)
 
 
+def jpeg(side: int, **options: object) -> bytes:
+    """A JPEG of 9×7 pixels that claims to be a large square."""
+    stream = io.BytesIO()
+    Image.new("RGB", (9, 7), "teal").save(stream, "JPEG", **options)
+    return stream.getvalue().replace(struct.pack(">HH", 7, 9), struct.pack(">HH", side, side))
+
+
+def many_scans(scans: int) -> bytes:
+    """A progressive JPEG whose last scan is there so many times more."""
+    stream = io.BytesIO()
+    Image.new("RGB", (9, 7), "teal").save(stream, "JPEG", progressive=True)
+    data = stream.getvalue()
+    scan = data[data.rindex(b"\xff\xda") : -2]
+    return data[:-2] + scan * scans + data[-2:]
+
+
 BOMBS: dict[str, Callable[[], bytes]] = {
     "icns-png.icns": lambda: icns(png(SIDE, SIDE, 1, 0, SIDE)),
     "icns-jp2.icns": lambda: icns(_jpeg2000(2048)),
@@ -100,6 +116,11 @@ BOMBS: dict[str, Callable[[], bytes]] = {
     "ico-mask.ico": lambda: ico(bitmap(200, 400, 24), 24),
     "png-claim.png": lambda: png(SIDE + 1, SIDE),
     "png-empty.png": lambda: png(SIDE, SIDE),
+    "jpeg-claim.jpg": lambda: jpeg(SIDE),
+    "jpeg-cut.jpg": lambda: jpeg(SIDE)[:-2],
+    "jpeg-progressive.jpg": lambda: jpeg(SIDE, progressive=True)[:-2],
+    "jpeg-scans.jpg": lambda: many_scans(1000),
+    "png-chunks.png": lambda: with_chunks(png(9, 7, rows=7), chunk(b"abCd", b""), 100_000),
     "png-text.png": lambda: with_chunks(png(9, 7, rows=7), text_bomb(), 60),
     "tiff-tile.tif": lambda: tiled_tiff(2**14),
 }

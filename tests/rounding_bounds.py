@@ -206,6 +206,13 @@ def _quotient(node: Node, value: Array, x: Near, y: Near) -> Array:
     return np.where((x.error == 0) & (y.error == 0), 0.0, error)
 
 
+def _remainder(node: Node, value: Array, x: Near, y: Near) -> Array:
+    """What is left may be as much as the divisor off where the quotient may be another one."""
+    error = x.error + np.abs(x.value / y.value) * y.error
+    same = (np.abs(value) > error) & (np.abs(value) + error < np.abs(y.value))
+    return np.where((x.error == 0) & (y.error == 0), 0.0, np.where(same, error, y.most))
+
+
 def _where(node: Node, value: Array, c: Near, a: Near, b: Near) -> Array:
     apart = np.abs(a.value.astype(np.float64) - b.value.astype(np.float64))
     either = np.maximum(a.error, b.error) + np.where(a.value == b.value, 0.0, apart)
@@ -232,6 +239,7 @@ RULES: dict[Op, Callable[..., Array]] = {
     Op.SUB: lambda node, value, x, y: x.error + y.error,
     Op.MUL: _product,
     Op.DIV: _quotient,
+    Op.FMOD: _remainder,
     Op.MAX: lambda node, value, x, y: np.maximum(x.error, y.error),
     Op.MULACC: _product,
     Op.WHERE: _where,

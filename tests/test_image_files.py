@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from conftest import environment, small_pixels
 from hostile import refusal
-from PIL import Image, TiffImagePlugin
+from PIL import Image, ImageFile, TiffImagePlugin, features
 
 from imgmlp import image as pictures
-from imgmlp.errors import UsageError
-from imgmlp.image_files import UPPER_BITS
+from imgmlp.errors import PictureError, UsageError
+from imgmlp.image_depth import UPPER_BITS, depth
 
 RGB, GRAY = small_pixels(), small_pixels(1)
 MOST = 64  # MiB that refusing all of them may take
@@ -80,7 +80,36 @@ def test_a_bomb_in_an_icon_says_what_it_is(tmp_path: Path) -> None:
         path.write_bytes(hostile.BOMBS[name]())
         assert "more pixels than it says" in str(refusal(path))
     path.write_bytes(hostile.BOMBS["ico-mask.ico"]())  # Pillow seeks before the file's beginning
-    assert "damaged" in str(refusal(path))
+    assert "pixels are where the file has none" in str(refusal(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("jpeg-claim.jpg", "cannot hold 16384×16384 pixels"),
+        ("jpeg-progressive.jpg", "cannot hold 16384×16384 pixels"),
+        ("jpeg-scans.jpg", "1,010 scans"),
+        ("png-chunks.png", "tiny chunks"),
+        ("png-text.png", "texts beside its pixels that are larger than 8 MiB"),
+    ],
+)
+def test_a_claim_is_refused_before_anything_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(hostile.BOMBS[name]())
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda _: pytest.fail("it was decoded"))
+    assert words in str(refusal(path))
+
+
+def test_flat_jpegs_and_many_chunks_with_pixels_are_no_claims(tmp_path: Path) -> None:
+    for options in ({}, {"progressive": True}, {"optimize": True, "subsampling": "4:2:0"}):
+        path = save(Image.new("RGB", (2000, 2000), "gray"), tmp_path / "a.jpg", **options)
+        assert pictures.load(path).pixels.shape == (2000, 2000, 3)
+    data = hostile.png(9, 7, rows=7)
+    path = tmp_path / "a.png"
+    path.write_bytes(hostile.with_chunks(data, hostile.chunk(b"abCd", bytes(120)), 5000))
+    assert pictures.load(path).notes == ()
 
 
 def test_a_large_colour_profile_is_no_bomb(tmp_path: Path) -> None:
@@ -167,6 +196,23 @@ def test_reduced_copies_in_a_tiff_are_no_frames(tmp_path: Path) -> None:
     np.testing.assert_array_equal(picture.pixels, RGB)
     assert picture.notes == ()
     assert pictures.load(tiff_pages(tmp_path / "b.tif", 0, 1, 0)).notes
+
+
+def test_frames_count_a_tiffs_pages_and_not_their_reduced_copies(tmp_path: Path) -> None:
+    path = tiff_pages(tmp_path / "a.tif", 1, 0, 1, 0)
+    for frame, step in ((None, 2), (1, 2), (2, 4)):
+        np.testing.assert_array_equal(pictures.load(path, frame=frame).pixels, RGB[::step, ::step])
+    with pytest.raises(UsageError, match="no frame 3"):
+        pictures.load(path, frame=3)
+    only = tiff_pages(tmp_path / "b.tif", 1, 1)
+    np.testing.assert_array_equal(pictures.load(only).pixels, RGB)
+
+
+def test_a_frame_far_away_is_not_looked_for(tmp_path: Path) -> None:
+    path = frames(tmp_path / "a b.gif")
+    with pytest.raises(UsageError, match="beyond the first 2,048") as caught:
+        pictures.load(path, frame=2049)
+    assert f"'{path}[2048]'" in caught.value.hint
 
 
 def layered_psd(layers: int) -> bytes:
@@ -275,6 +321,133 @@ def test_a_transparent_colour_of_16_bits_is_refused(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.pixels[:, :, 1] == 0, values[:, :, 0] == values[0, 0])
 
 
+def planes(bits: int, photometric: int, *channels: np.ndarray) -> bytes:
+    """A TIFF of 9×7 pixels, not compressed, whose channels stand one after the other."""
+    data = b"".join(channel.tobytes() for channel in channels)
+    places, size = 8 + 2 + 12 * 10 + 4, len(data) // len(channels)
+    tags = {256: 9, 257: 7, 258: bits, 259: 1, 262: photometric, 277: len(channels), 278: 7, 284: 2}
+    if len(channels) == 1:
+        return hostile.tiff(tags | {273: 0, 279: size}, data)
+    lists = places + len(data)
+    entries = [struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items()]
+    entries.insert(5, struct.pack("<HHII", 273, 4, 3, lists))
+    entries.insert(8, struct.pack("<HHII", 279, 4, 3, lists + 12))
+    head = b"II*\0" + struct.pack("<IH", 8, len(entries)) + b"".join(entries) + bytes(4)
+    starts = [places + k * size for k in range(3)]
+    return head + data + struct.pack("<6I", *starts, size, size, size)
+
+
+def test_separate_planes_that_are_not_compressed(tmp_path: Path) -> None:
+    path = tmp_path / "a.tif"
+    deep = np.random.default_rng(0).integers(0, 2**16, (3, 7, 9), np.uint16)
+    path.write_bytes(planes(16, 2, *deep))
+    found = pictures.load(path)
+    np.testing.assert_array_equal(found.pixels, deep.transpose(1, 2, 0) >> 8)
+    assert found.notes == (UPPER_BITS.format(16),)
+    with Image.open(path) as image:
+        np.testing.assert_array_equal(pictures.from_image(image).pixels, found.pixels)
+        image.load()  # into something else
+        with pytest.raises(PictureError, match="separate"):
+            pictures.from_image(image)
+    gray = (deep[0] >> 8).astype(np.uint8)
+    path.write_bytes(planes(8, 0, gray))  # whose white is 0
+    np.testing.assert_array_equal(pictures.load(path).pixels[:, :, 0], 255 - gray)
+
+
+def test_deep_colours_of_jpeg_2000_are_refused(tmp_path: Path) -> None:
+    """Pillow rounds them up to 256, which becomes 0."""
+    stream = io.BytesIO()
+    Image.fromarray(RGB).save(stream, "JPEG2000")
+    data = bytearray(stream.getvalue())
+    at = data.index(b"\xff\x4f\xff\x51") + 42
+    assert data[at : at + 9 : 3] == bytes([7, 7, 7])
+    data[at + 3] = 15
+    path = tmp_path / "a.jp2"
+    path.write_bytes(data)
+    error = refusal(path)
+    assert "16 bits a sample" in str(error)
+    assert f"magick {path}" in error.hint
+
+
+def test_how_many_bits_a_sample_has_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "a.pgm"
+    path.write_bytes(b"P5 2 1 1023\n" + struct.pack(">HH", 1023, 512))
+    found = pictures.load(path)
+    assert found.pixels.ravel().tolist() == [255, 128]
+    assert found.notes == (UPPER_BITS.format(10),)
+    deep = Image.fromarray(GRAY[:, :, 0].astype(np.uint16) * 256)
+    assert pictures.load(save(deep, tmp_path / "a.jp2")).notes == (UPPER_BITS.format(16),)
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="this Pillow has no AVIF")
+@pytest.mark.parametrize(("flags", "bits"), [(0, 8), (0x40, 10), (0x60, 12)])
+def test_the_bits_of_an_avif(flags: int, bits: int) -> None:
+    stream = io.BytesIO()
+    Image.fromarray(RGB).save(stream, "AVIF")
+    data = bytearray(stream.getvalue())
+    data[data.index(b"av1C") + 6] |= flags
+    with Image.open(stream) as image:
+        assert depth(image, io.BytesIO(data)) == bits
+
+
+def test_colours_of_cielab_are_converted_with_a_note(tmp_path: Path) -> None:
+    found = pictures.load(save(Image.new("LAB", (9, 7), (200, 128, 128)), tmp_path / "a.tif"))
+    assert found.notes == ("CIELab is converted to sRGB",)
+    assert np.ptp(found.pixels.astype(int), axis=2).max() <= 3  # gray, but for rounding
+
+
+# Pillow images that have their file
+
+
+def deep_files(folder: Path) -> list[Path]:
+    """Files of which Pillow does not tell all once they are loaded."""
+    values = np.arange(63, dtype="<u2") * 1000
+    tags = {256: 9, 257: 7, 259: 1, 273: 0, 277: 1, 278: 7}
+    inverted = hostile.tiff(tags | {258: 16, 262: 0, 279: 126}, values.tobytes())
+    twelve = hostile.tiff(tags | {258: 12, 262: 1, 279: 98}, bytes(range(98)))
+    made = {"inverted.tif": inverted, "12.tif": twelve}
+    made |= {f"{channels}.png": deep_png(channels)[0] for channels in (1, 2, 3, 4)}
+    for name, data in made.items():
+        (folder / name).write_bytes(data)
+    return [folder / name for name in made]
+
+
+def test_an_image_is_read_as_its_file_is_also_again(tmp_path: Path) -> None:
+    for path in deep_files(tmp_path):
+        whole = pictures.load(path, alpha=True)
+        with Image.open(path) as image:
+            for _ in range(2):
+                found = pictures.from_image(image, alpha=True)
+                np.testing.assert_array_equal(found.pixels, whole.pixels)
+                assert (found.notes, found.metadata) == (whole.notes, whole.metadata)
+            image.load()
+            if path.suffix == ".tif":  # which tells its depth for ever
+                found = pictures.from_image(image)
+                np.testing.assert_array_equal(found.pixels, whole.pixels)
+
+
+def test_of_an_image_its_own_frame_size_and_metadata_count(tmp_path: Path) -> None:
+    path = frames(tmp_path / "a.tif", icc_profile=b"profile")
+    with Image.open(path) as image:
+        image.seek(1)
+        del image.info["icc_profile"]
+        found = pictures.from_image(image)
+        np.testing.assert_array_equal(found.pixels, GRAY // 2)
+        assert found.icc is None
+    large = save(Image.fromarray(RGB).resize((310, 240)), tmp_path / "a.jpg")
+    with Image.open(large) as image:
+        image.draft("RGB", (155, 120))
+        assert pictures.from_image(image).pixels.shape == (120, 155, 3)
+
+
+def test_an_image_of_a_damaged_file_is_refused_as_the_file_is(tmp_path: Path) -> None:
+    path = save(Image.fromarray(RGB), tmp_path / "a.png")
+    path.write_bytes(path.read_bytes()[:-30])
+    with Image.open(path) as image, pytest.raises(PictureError) as caught:
+        pictures.from_image(image)
+    assert str(caught.value) == str(refusal(path))
+
+
 # Reasons
 
 
@@ -347,6 +520,38 @@ def test_libtiff_does_not_write_to_the_terminal(
     assert "damaged" in str(refusal(path))
     os.write(2, b"still there")
     assert capfd.readouterr() == ("", "still there")
+
+
+def test_an_iphones_png_and_a_tga_of_15_bits_are_named(tmp_path: Path) -> None:
+    data = hostile.png(9, 7, rows=7)
+    path = tmp_path / "a.png"
+    path.write_bytes(data[:8] + hostile.chunk(b"CgBI", bytes(4)) + data[8:])
+    error = refusal(path)
+    assert "iPhone" in str(error)
+    assert f"ffmpeg -i {path}" in error.hint
+    path = tmp_path / "a.tga"
+    path.write_bytes(struct.pack("<BBBHHBHHHHBB", 0, 0, 2, 0, 0, 0, 0, 0, 9, 7, 15, 0) + bytes(126))
+    assert "damaged TGA file, or one of a kind" in str(refusal(path))
+
+
+def test_a_compression_that_libtiff_may_lack_is_named(tmp_path: Path) -> None:
+    tags = {256: 9, 257: 7, 258: 8, 259: 50001, 262: 1, 273: 0, 277: 1, 278: 7, 279: 40}
+    path = tmp_path / "a.tif"
+    path.write_bytes(hostile.tiff(tags, bytes(40)))
+    assert "compression webp is not supported" in str(refusal(path))
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_a_jpeg_whose_end_stands_before_its_last_pixels_is_refused(
+    tmp_path: Path, progressive: bool
+) -> None:
+    path = save(Image.fromarray(RGB), tmp_path / "a.jpg", progressive=progressive)
+    data = path.read_bytes()
+    for share in (0.7, 0.9):
+        path.write_bytes(data[: int(share * len(data))] + data[-2:])
+        assert "damaged or truncated" in str(refusal(path))
+    path.write_bytes(data + bytes(99))  # behind its end there may be anything
+    assert pictures.load(path).notes == ()
 
 
 @pytest.mark.parametrize("progressive", [False, True])

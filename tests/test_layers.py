@@ -28,7 +28,7 @@ BELOW = {
     "engine.codegen": "engine.ir",
     "engine.compiler": "engine.ir engine.passes engine.tiling engine.lowering engine.codegen",
     "engine.runtime": "source_digest engine.ir engine.device engine.oracle engine.compiler",
-    "engine.operations": "engine.ir engine.device",
+    "engine.operations": "engine.ir engine.device engine.oracle",
     "engine.frontend": "engine.ir engine.device engine.runtime engine.operations",
     "codec.bitstream": "metadata",
     "codec.training": "output_files source_digest image engine codec.bitstream",
@@ -38,7 +38,8 @@ BELOW = {
 }
 # Each stands for a module, or for a folder with all that is in it.
 ORDER = """
-    errors text kernels child source_digest engine output_files metadata image_files samples image
+    errors text kernels child source_digest engine output_files metadata
+    image_claims image_depth image_files samples image
     codec codec.decoder codec.encoder
     interrupt ending facts report batch terminal bench
     api pil imgmlp cli __main__
@@ -51,13 +52,14 @@ RESERVED = {
     "platformdirs": "engine.device.kernel_cache",
     "typer": "cli",
     "rich": "terminal",
-    "PIL": "image_files samples image report api pil",
+    "PIL": "image_claims image_depth image_files samples image report api pil",
     "numpy": "engine codec bench report samples image api",
 }
 UNSAFE = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 LAZY = {  # keep --help and a look at a file quick
     *(("__main__", f"imgmlp.{name}") for name in ["cli", "errors", "facts", "terminal", "text"]),
     ("__main__", "pathlib"),
+    ("imgmlp", "importlib"),
     *(("cli.commands", f"imgmlp.bench.{name}") for name in ("report", "kernels_report")),
     *(
         ("cli.commands", f"imgmlp.cli.{name}")

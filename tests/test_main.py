@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import conftest
 import pytest
-from conftest import Command
+from conftest import Command, environment
 from test_public_api import HEAVY, modules_after
 
 from imgmlp import __main__ as entry
@@ -21,6 +23,16 @@ def test_a_look_at_a_file_loads_neither_numpy_nor_the_command_line(option: str) 
     arguments = [word for word in ("imgmlp", "info", option, str(GOLDEN)) if word]
     code = f"import sys\nfrom imgmlp.__main__ import main\nsys.argv = {arguments!r}\nmain()"
     assert not modules_after(code) & {*HEAVY, "typer", "rich", "pydantic"}
+
+
+def test_nothing_is_loaded_before_ctrl_c_is_heeded() -> None:
+    """As long as something is, Ctrl-C is Python's, which prints a traceback."""
+    code = "import os, sys; before = {*sys.modules}; from imgmlp.__main__ import main\n"
+    code += "print(*sorted({*sys.modules} - before))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["imgmlp", "imgmlp.__main__"]
 
 
 def test_it_prints_what_the_command_line_would(imgmlp: Command) -> None:

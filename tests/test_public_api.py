@@ -111,6 +111,8 @@ WRONG: list[dict[str, object]] = [
     {"codec": ["mlp"]},
     {"frame": 1},
     {"device": 0},
+    {"strip": "no"},
+    {"on_step": 3},
 ]
 
 
@@ -123,6 +125,48 @@ def test_an_argument_that_is_none_is_refused(codec: str, choices: dict[str, obje
     assert caught.value.exit_code == 2
     assert caught.value.hint
     assert name in str(caught.value)
+    assert "--" not in f"{caught.value} {caught.value.hint}"
+
+
+@pytest.mark.parametrize(
+    ("choices", "said"),
+    [
+        ({"preset": []}, "no preset"),
+        ({"output": 3}, "3 names no file"),
+        ({"output": "a\0.npz"}, "zero character"),
+        ({"output": "a.png"}, "a picture's name"),
+        ({"output": "a.imlp"}, "another kind of file"),
+        ({"on_step": 3}, "on_step is 3"),
+        ({"lr": "x"}, "lr is 'x'"),
+        ({"steps": "x"}, "steps is 'x'"),
+        ({"colour": 1, "betas": 2}, "no setting colour, betas"),
+    ],
+)
+def test_an_argument_of_train_that_is_none_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choices: dict[str, object], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(imgmlp.ImgmlpError, match=said) as caught:
+        imgmlp.train(small_pixels(), **QUICK | choices)
+    assert caught.value.exit_code == 2
+    assert caught.value.hint
+    assert "--" not in f"{caught.value} {caught.value.hint}"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_that_no_file_can_have_is_refused() -> None:
+    for use in (imgmlp.encode, imgmlp.train, imgmlp.decode, imgmlp.info):
+        with pytest.raises(imgmlp.ImgmlpError, match="zero character"):
+            use("a\0b")
+
+
+def test_notes_say_what_of_the_picture_was_changed(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    Image.fromarray(np.zeros((9, 7), np.uint16)).save(path)
+    notes = ("of the 16 bits of a sample the upper 8 are kept",)
+    assert imgmlp.encode(path, device="numpy").notes == notes
+    assert imgmlp.train(path, **QUICK).notes == notes
+    assert imgmlp.train(small_pixels(), **QUICK).notes == ()
 
 
 def test_numbers_of_numpy_are_numbers() -> None:

@@ -137,9 +137,14 @@ ROWS: dict[str, list[Row]] = {
         Row("x.isfinite()", "np.isfinite(x)"),
         Row("x.isclose(y, 0.5)", "np.isclose(x, y, 0.5)", (A, A)),
         Row("x.logical_not()", "np.logical_not(x)"),
+        Row("x > y", "x > y", (A, A)),
+        Row("x <= y", "x <= y", (A, A)),
         Row("~x.cast(dtype.i32)", "~x.astype(int)", (A,), -9, 9),
         Row("x.cast(dtype.i32) & 6", "x.astype(int) & 6", (A,), -9, 9),
+        Row("x.cast(dtype.i32) | 6", "x.astype(int) | 6", (A,), -9, 9),
+        Row("x.cast(dtype.i32) ^ 6", "x.astype(int) ^ 6", (A,), -9, 9),
         Row("x.cast(dtype.i32) << 3", "x.astype(int) << 3", (A,), -9, 9),
+        Row("x.cast(dtype.i32) >> 1", "x.astype(int) >> 1", (A,), -9, 9),
     ],
     "Functions": [
         Row("x.exp()", "np.exp(x)"),
@@ -180,6 +185,11 @@ ROWS: dict[str, list[Row]] = {
         Row("x.mean((0, 2))", "x.mean((0, 2))", (C,)),
         Row("x.var(1, correction=1)", "x.var(1, ddof=1)"),
         Row("x.std(0)", "x.std(0)"),
+        Row(
+            "nn.layer_norm(x, y, z)",
+            "(x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * y + z",
+            (A, (17,), (17,)),
+        ),
         Row("x.logsumexp(1)", "np.log(np.exp(x).sum(1))", between=3),
         Row("x.argmax(1)", "x.argmax(1)"),
         Row("x.argmin()", "x.argmin()"),
@@ -199,11 +209,15 @@ ROWS: dict[str, list[Row]] = {
         Row("x.permute(2, 0, 1)", "x.transpose(2, 0, 1)", (C,)),
         Row("x.transpose(0, -1)", "np.swapaxes(x, 0, -1)", (C,)),
         Row("x.expand(5, 33)", "np.broadcast_to(x, (5, 33))", ((1, 33),)),
+        Row("x.broadcast_to((2, 3, 5))", "np.broadcast_to(x, (2, 3, 5))", ((3, 1),)),
         Row("x.squeeze(0)", "np.squeeze(x, 0)", ((1, 5),)),
         Row("x.unsqueeze(-1)", "x[..., None]"),
         Row("x.flatten(1)", "x.reshape(3, 35)", (C,)),
         Row("x.pad((1, 2), (0, 3))", "np.pad(x, ((1, 2), (0, 3)))"),
+        Row("x.shrink((1, 6), (0, 9))", "x[1:6, 0:9]"),
+        Row("x.stride(-2, 3)", "x[::-2, ::3]"),
         Row("x.flip(1)", "np.flip(x, 1)"),
+        Row("x.contiguous()", "np.ascontiguousarray(x)"),
         Row("x.repeat(3, 1)", "np.repeat(x, 3, 1)"),
         Row("Tensor.concat([x, y], 1)", "np.concatenate([x, y], 1)", ((3, 33), (3, 5))),
         Row("Tensor.stack([x, y], -1)", "np.stack([x, y], -1)", (A, A)),
@@ -214,6 +228,15 @@ ROWS: dict[str, list[Row]] = {
         Row("x.full_like(3)", "np.full_like(x, 3)"),
         Row("x.detach().sign() * x", "np.sign(x) * x"),
         Row("x.triu(-2)", "np.triu(x, -2)", (C,)),
+    ],
+    "Random numbers": [
+        Row("Tensor.random_bits(x.shape, (3, 5))", "random_bits(x.shape, 3, 5)"),
+        Row("x + Tensor.uniform((7, 17), 3)", "x + uniform(random_bits((7, 17), 3))"),
+        Row(
+            "x + Tensor.normal((7, 17), 3, variance=4)",
+            "x + 2 * normal(random_bits((7, 17), 3))",
+            between=4,
+        ),
     ],
     "Elements": [
         Row("x[1:-1, ::-2]", "x[1:-1, ::-2]"),
@@ -311,7 +334,46 @@ def attend(q: Any, k: Any, v: Any, mask: Any) -> Any:
     return scores / scores.sum(-1, keepdims=True) @ v
 
 
-FUNCTIONS = (smooth, logs, conv, spread, pooled, linear, erf, put, added, attend)
+def lowbias32(x: Any) -> Any:
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
+    return x ^ (x >> np.uint32(16))
+
+
+def random_bits(shape: Any, *seeds: int) -> Any:
+    """A hash of a counter's hash and of the seeds', one after the other."""
+    mixed = np.zeros(1, np.uint32)
+    for seed in seeds:
+        mixed = lowbias32(mixed + np.uint32(seed) + np.uint32(0x9E3779B9))
+    counter = np.arange(math.prod(shape), dtype=np.uint32)
+    return lowbias32(lowbias32(counter) + mixed).reshape(shape)
+
+
+def uniform(bits: Any) -> Any:
+    return (bits >> np.uint32(8)) * 2.0**-24
+
+
+def normal(bits: Any) -> Any:
+    """Box and Muller (1958)"""
+    radius = np.sqrt(-2 * np.log(1 - uniform(bits)))
+    return radius * np.cos(2 * np.pi * uniform(lowbias32(bits)))
+
+
+FUNCTIONS = (
+    random_bits,
+    uniform,
+    normal,
+    smooth,
+    logs,
+    conv,
+    spread,
+    pooled,
+    linear,
+    erf,
+    put,
+    added,
+    attend,
+)
 NAMES: dict[str, Any] = {
     "np": np,
     "nn": nn,
@@ -364,12 +426,22 @@ def page() -> str:
     """docs/operations.md"""
     lines = [
         "# What a Tensor can do", "",
-        "Written by `python tools/operations.py`; every line is a test, of values and gradients.",
+        "Written by `python tools/operations.py`; every line is a test, of values and gradients in",
+        "float32 on every form of a step, and of values in the other dtypes that it lists on NumPy's.",
         "`x`, `y`, `z` are Tensors on the left and NumPy arrays on the right; I, J are arrays of",
         "indices, M is one of bools. A function that NumPy has not is written out in the tool.", "",
         "Two dtypes become the one that the lattice in `engine/ir/dtype.py` says: an integer never",
         "decides how precise a float is, so `u32` and `f16` are `f16`, and there are no types of 64",
-        "bits. Python's numbers take the dtype that they meet. Functions of integers are in `f32`.", "",
+        "bits. Python's numbers take the dtype that they meet, and a whole one that an integer dtype",
+        "has no room for is an error, but for comparisons, limits and powers. Functions of integers",
+        "are in `f32`: so are `/`, powers (but for Python's whole ones from 0 to 64), products of matrices",
+        "and `einsum` where it is one. Integers by 0 (`//`, `%`) give 0 on every device.", "",
+        "x times a constant 0 is 0 even where x is infinite or NaN, as the compiler leaves such products",
+        "out of a step; NumPy's device keeps them, and gives NaN. Times a 0 that is computed or comes from",
+        "memory it is NaN everywhere.", "",
+        "Where values are equal, `max` and `min` share a gradient among all of them, `maximum`, `minimum`,",
+        "`clip` at its ends and each step of max pooling and of `cummax` between both. At 0 the gradient",
+        "of `abs` is 1 and that of `relu` 0.", "",
     ]  # fmt: skip
     for title, rows in ROWS.items():
         lines += [

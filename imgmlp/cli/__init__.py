@@ -62,7 +62,8 @@ def _problem(error: BaseException) -> ImgmlpError:
         case MemoryError():
             return out_of_memory()
         case typer.TyperException():
-            return UsageError(error.format_message(), hint=_usage_hint(error))
+            problem = error.format_message().replace("Value error, ", "")  # as Pydantic begins it
+            return UsageError(problem, hint=_usage_hint(error))
     reason = (str(error) or "no message").splitlines()[0]
     hint = "this is a fault in imgmlp; please report it with what -vv prints"
     return ImgmlpError(f"unexpected {type(error).__name__}: {reason}", hint=hint)

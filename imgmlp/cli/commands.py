@@ -30,6 +30,7 @@ from imgmlp.cli.options import (
     Live,
     OnCluster,
     Opening,
+    PlainHelp,
     Precision,
     Preset,
     Recursive,
@@ -77,7 +78,7 @@ def _root(
         raise typer.Exit(UsageError.exit_code)
 
 
-@app.command()
+@app.command(cls=PlainHelp)
 @with_terminal
 def train(
     terminal: Opening,
@@ -91,13 +92,13 @@ def train(
         Path, typer.Option("--png", metavar="PICTURE", help="What the weights decode to.")
     ] = Path("reconstruction.png"),
     preset: Preset = "default",
-    steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
+    steps: Annotated[int | None, typer.Option(metavar="N", help="Training steps.")] = None,
     batch: Batch = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
+    lr: Annotated[float | None, typer.Option(metavar="RATE", help="Learning rate.")] = None,
     hidden: Hidden = None,
     layers: Layers = None,
     features: Features = None,
-    seed: Annotated[int | None, typer.Option(help="Of the random numbers.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Of the random numbers.")] = None,
     precision: Precision = "float32",
     live: Live = None,
     frame: Frame = None,
@@ -125,7 +126,7 @@ def train(
     run(opened, image, outputs, settings, device, force, frame, strip)
 
 
-@app.command()
+@app.command(cls=PlainHelp)
 @with_terminal
 def encode(
     terminal: Opening,
@@ -148,14 +149,20 @@ def encode(
     quality: Annotated[
         float | None, typer.Option(metavar="0-100", help="Target; 60 if none is given.")
     ] = None,
-    bpp: Annotated[float | None, typer.Option(help="Target: bits for each pixel.")] = None,
+    bpp: Annotated[
+        float | None, typer.Option(metavar="BITS", help="Target: bits for each pixel.")
+    ] = None,
     size: Annotated[
         str | None, typer.Option("--bytes", metavar="N", help="Target: 20000, 20k, 1.5M.")
     ] = None,
-    psnr: Annotated[float | None, typer.Option(help="Target: dB.")] = None,
+    psnr: Annotated[float | None, typer.Option(metavar="DB", help="Target: dB.")] = None,
     price: Annotated[
         float | None,
-        typer.Option("--lambda", help="Target: squared error that a bit for each pixel is worth."),
+        typer.Option(
+            "--lambda",
+            metavar="PRICE",
+            help="Target: squared error that a bit for each pixel is worth.",
+        ),
     ] = None,
     effort: Effort = None,
     time: Annotated[
@@ -188,7 +195,7 @@ def encode(
     raise typer.Exit(run(terminal(), request, outputs, wanted))
 
 
-@app.command()
+@app.command(cls=PlainHelp)
 @with_terminal
 def decode(
     terminal: Opening,
@@ -205,7 +212,9 @@ def decode(
     folder: Folder = None,
     recursive: Recursive = False,
     listed: Listed = None,
-    scale: Annotated[float | None, typer.Option(help="Times the original size.")] = None,
+    scale: Annotated[
+        float | None, typer.Option(metavar="FACTOR", help="Times the original size.")
+    ] = None,
     size: Annotated[
         str | None, typer.Option(metavar="WxH", help="Size in pixels, any that you like.")
     ] = None,
@@ -223,7 +232,7 @@ def decode(
     raise typer.Exit(run(terminal(), request, outputs))
 
 
-@app.command()
+@app.command(cls=PlainHelp)
 @with_terminal
 def info(
     terminal: Opening,
@@ -236,7 +245,7 @@ def info(
     raise typer.Exit(run(terminal(), files, as_json))
 
 
-@app.command()
+@app.command(cls=PlainHelp)
 @with_terminal
 def verify(
     terminal: Opening,
@@ -255,7 +264,7 @@ def verify(
     raise typer.Exit(run(terminal(), request))
 
 
-@app.command()
+@app.command(cls=PlainHelp)
 @with_terminal
 def compare(
     terminal: Opening,
@@ -267,7 +276,9 @@ def compare(
     ] = Path("report.html"),
     bpp: Annotated[
         list[float] | None,
-        typer.Option(help="Bits for each pixel, several times; 0.16 to 0.8 if not given."),
+        typer.Option(
+            metavar="BITS", help="Bits for each pixel, several times; 0.16 to 0.8 if not given."
+        ),
     ] = None,
     effort: Effort = None,
     codec: Held = USUAL_CODEC,
@@ -286,7 +297,7 @@ def compare(
     raise typer.Exit(run(terminal(), images, output, wanted, device, force, as_json))
 
 
-@app.command()
+@app.command(cls=PlainHelp)
 @with_terminal
 def devices(
     terminal: Opening,
@@ -305,7 +316,7 @@ def devices(
     run(terminal(), as_json, check, device)
 
 
-@app.command()
+@app.command(cls=PlainHelp)
 @with_terminal
 def graph(
     terminal: Opening,
@@ -363,7 +374,7 @@ def bench(
     report.bench(terminal(), device, quick, as_json)
 
 
-@bench_app.command("kernels")
+@bench_app.command("kernels", cls=PlainHelp)
 @with_terminal
 def bench_kernels(
     terminal: Opening,

@@ -98,7 +98,7 @@ def _check_output(sources: list[Path], output: Path, force: bool, as_json: bool)
             raise UsageError(problem, hint="leave it out, or give a file with -o")
         files.check_terminal("a page", "imgmlp compare photo.png -o - > report.html")
         return
-    pictures.check_no_picture(output, ENDING)
+    pictures.check_ending(output, ENDING)
     output_files.check_distinct([output], sources, "choose another name for the page")
     output_files.check_output(output, force)
 

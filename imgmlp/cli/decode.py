@@ -17,7 +17,7 @@ from imgmlp.batch.find import Search
 from imgmlp.batch.plan import Rules
 from imgmlp.batch.stored import DecodeFile
 from imgmlp.cli import devices, files, folders, parsing
-from imgmlp.cli.files import STANDARD, Job
+from imgmlp.cli.files import STANDARD, Entry, Job
 from imgmlp.cli.folders import Request
 from imgmlp.codec.decoder import Stored
 from imgmlp.ending import held
@@ -78,13 +78,14 @@ def run(terminal: Terminal, request: Request, outputs: Outputs) -> int:
         return _mirrored(terminal, request, outputs)
     sources = request.sources
     outputs.check(sources)
-    if request.as_json:
-        raise UsageError("--json is for many files", hint="leave it out, or give --out DIR")
+    if request.as_json and (outputs.file or sources[0]) == STANDARD:
+        problem = "--json prints to where the picture goes"
+        raise UsageError(problem, hint="leave it out, or give a file with -o")
     device = cache(lambda: _opened(terminal, request.one))
     written: list[Path] = []
     tasks = [_Task(terminal, source, outputs, device, written) for source in sources]
-    jobs = [Job({}, task.decode, task.check) for task in tasks]
-    return files.one_by_one(terminal, jobs, as_json=False)
+    jobs = [Job(task.entry, task.decode, task.check) for task in tasks]
+    return files.one_by_one(terminal, jobs, request.as_json)
 
 
 def _mirrored(terminal: Terminal, request: Request, outputs: Outputs) -> int:
@@ -115,11 +116,15 @@ class _Task:
     taken: list[Path]  # names that this command gives, also to other pictures
     once: Stored | None = None  # of what can be read only once
 
+    def __post_init__(self) -> None:
+        self.entry: Entry = {"file": str(self.source), "output": None, "problem": None}
+
     def check(self) -> None:
         """Refuse what cannot be done before any work begins. Raises ImgmlpError."""
         stored = files.stored(self.source)
         self.once = stored if files.is_stream(self.source) else None
         self.target = self.outputs.of(self.source, stored)
+        self.entry["output"] = str(self.target)
         self.dimensions = self.outputs.dimensions(stored)
         others = [self.source, *self.taken]
         if self.target != STANDARD:
@@ -137,6 +142,7 @@ class _Task:
             self.terminal.note(note)
         self._save(pixels, stored.metadata)
         height, width, channels = pixels.shape
+        self.entry |= {"width": width, "height": height, "channels": channels}
         if target != STANDARD:
             what = facts.dimensions(width, height, channels)
             seconds = duration(time.perf_counter() - began)

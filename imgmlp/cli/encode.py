@@ -64,7 +64,7 @@ class Outputs:
         """The file to write for each picture, none of them in anyone's way. Raises ImgmlpError."""
         files.check_names(sources, self.file)
         if self.file is not None and self.file not in sources:
-            pictures.check_no_picture(self.file, EXTENSION)
+            pictures.check_ending(self.file, EXTENSION)
         found = [files.output_of(one, self.file, EXTENSION) for one in sources]
         pairs = zip(sources, found, strict=True)  # over itself is that one's own problem
         others = [path for source, path in pairs if path not in (source, STANDARD)]

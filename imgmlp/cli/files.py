@@ -86,10 +86,15 @@ def check_picture(path: Path) -> None:
             start = stream.read(len(container.SIGNATURE))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}", hint="check the file") from error
+    check_not_compressed(path, start)
+
+
+def check_not_compressed(path: Path, start: bytes) -> None:
+    """Refuse, as a PictureError, what begins as one of imgmlp's own files does."""
     archive = start.startswith(ZIP) and path.suffix.lower() == ".npz"
     if archive or start.startswith(container.SIGNATURE):
         hint = f"`imgmlp decode {quoted(path)}` gives the picture"
-        raise PictureError(f"{path} is compressed already", hint=hint)
+        raise PictureError(f"{named(path)} is compressed already", hint=hint)
 
 
 def stored(path: Path) -> Stored:

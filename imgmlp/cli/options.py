@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperCommand
 
 from imgmlp.codec.bitstream.container import Codec
 from imgmlp.interrupt import raise_on_signals, shield_children
@@ -82,19 +84,22 @@ Devices = Annotated[
     ),
 ]
 Preset = Annotated[
-    Literal["default", "seed"], typer.Option(help="Where the other values come from.")
+    Literal["default", "seed"],
+    typer.Option(metavar="default|seed", help="Where the other values come from."),
 ]
-Batch = Annotated[int | None, typer.Option(help="Pixels in a step.")]
-Hidden = Annotated[int | None, typer.Option(help="Values in a hidden layer.")]
-Layers = Annotated[int | None, typer.Option(help="Hidden layers.")]
+Batch = Annotated[int | None, typer.Option(metavar="N", help="Pixels in a step.")]
+Hidden = Annotated[int | None, typer.Option(metavar="N", help="Values in a hidden layer.")]
+Layers = Annotated[int | None, typer.Option(metavar="N", help="Hidden layers.")]
 Features = Annotated[
-    int | None, typer.Option(help="Frequency features of a pixel, a multiple of 4.")
+    int | None, typer.Option(metavar="N", help="Frequency features of a pixel, a multiple of 4.")
 ]
 Effort = Annotated[int | None, typer.Option(metavar="1-9", help="How much work to train with.")]
-Held = Annotated[Codec, typer.Option("--codec", help="What a file holds.")]
+Held = Annotated[Codec, typer.Option("--codec", metavar="latent|mlp", help="What a file holds.")]
 Precision = Annotated[
     Literal["float32", "half"],
-    typer.Option(help="Of matrix products; half on GPUs with matrix units only."),
+    typer.Option(
+        metavar="float32|half", help="Of matrix products; half on GPUs with matrix units only."
+    ),
 ]
 Frame = Annotated[
     int | None,
@@ -155,6 +160,21 @@ def terminal_of(
     terminal.quiet, terminal.verbosity, terminal.progress = quiet, verbose, not no_progress
     return terminal
 
+
+class PlainHelp(TyperCommand):
+    """A command whose help says what its arguments are called, and not Python's types for them."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        write = formatter.write_dl
+
+        def plainly(rows: list[tuple[str, str]]) -> None:
+            write([(_TYPE.sub("", name), text) for name, text in rows])
+
+        formatter.write_dl = plainly
+        super().format_options(ctx, formatter)
+
+
+_TYPE = re.compile(r" <[\w\[\]]+>$")
 
 Opening = Callable[[], Terminal]
 

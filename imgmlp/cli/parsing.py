@@ -44,6 +44,8 @@ def load_picture(
 ) -> Picture:
     """A picture from a file, a pipe or standard input; tells what was changed on the way in."""
     name, data = files.named(path), files.read(path) if files.is_stream(path) else None
+    if data is not None:
+        files.check_not_compressed(path, data)
     picture = load(name, alpha, data, frame, strip)
     for note in picture.notes:
         terminal.note(f"{name}: {note}")

@@ -56,7 +56,7 @@ class Outputs:
 
     def check_formats(self, picture: Picture | None = None) -> None:
         """Refuse, as a UsageError, names of pictures that cannot hold this one, or none at all."""
-        pictures.check_no_picture(self.weights, ".npz")
+        pictures.check_ending(self.weights, ".npz")
         what = () if picture is None else (picture.channels, (picture.width, picture.height))
         for path in filter(None, (self.png, self.live)):
             if not output_files.is_special(path):

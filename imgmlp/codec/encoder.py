@@ -40,6 +40,7 @@ class Encoded:
     missed: str | None = None  # how the target was missed
     diverged: bool = False  # training could not go on; the best state is in the bytes
     resumed: int = 0  # steps that an interrupted run had done
+    notes: tuple[str, ...] = ()  # what of the picture was changed before, for people
 
 
 def workload(codec: Codec, level: int | None, seconds: float | None) -> Workload:

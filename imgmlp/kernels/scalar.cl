@@ -22,14 +22,14 @@ static uint lowbias32(uint x) {
 }
 
 // Division and remainder that round towards minus infinity, as Python's. C leaves open what the
-// least int gives by -1; here it wraps.
+// least int gives by -1, and any by 0; here it wraps, and is 0.
 static int floor_div(int a, int b) {
-  const int d = b == -1 ? 1 : b, q = a / d;
-  return b == -1 ? (int)(0u - (uint)a) : q - (a % d != 0 && (a < 0) != (d < 0));
+  const int d = b == -1 || b == 0 ? 1 : b, q = a / d;
+  return b == 0 ? 0 : b == -1 ? (int)(0u - (uint)a) : q - (a % d != 0 && (a < 0) != (d < 0));
 }
 
 static int floor_mod(int a, int b) {
-  const int d = b == -1 ? 1 : b, r = a % d;
+  const int d = b == -1 || b == 0 ? 1 : b, r = a % d;
   return r + (r != 0 && (r < 0) != (d < 0)) * d;
 }
 

@@ -223,10 +223,24 @@ def test_pictures_are_written_as_their_names_say(imgmlp: Command, picture: Path)
     for command in ("encode", "train"):  # what they make is no picture
         told = imgmlp(command, picture.name, "-o", "made.jpg", check=2).stderr
         assert_error(told, "a picture's name")
+    for command, name in (("encode", "made.npz"), ("train", "made.imlp")):
+        told = imgmlp(command, picture.name, "-o", name, check=2).stderr
+        assert_error(told, "another kind of file")
     gray = picture.parent / "gray.png"
     Image.fromarray(small_pixels(1)[:, :, 0]).save(gray)
     imgmlp("train", gray.name, *QUICK, "-o", "g.npz", "--png", "g.pgm")
     assert (picture.parent / "g.pgm").read_bytes().startswith(b"P5")
+
+
+def test_what_standard_input_holds_is_looked_at_as_a_file_is(tmp_path: Path) -> None:
+    for command in ("encode", "train"):
+        with open(COMPACT, "rb") as stream:
+            told = run(tmp_path, command, "-", stdin=stream).stderr.decode()
+        assert_error(told, "standard input is compressed already")
+        assert "imgmlp decode -" in told
+    told = run(tmp_path, "encode", "-", "-o", "a.imlp").stderr.decode()
+    assert_error(told, "not a picture that Pillow can read")
+    assert "magick" not in told
 
 
 # Errors as JSON
@@ -255,6 +269,20 @@ def test_errors_are_json_where_it_is_asked_for(
     assert facts["problem"] in done.stderr
     assert facts["hint"] in done.stderr
     assert "{" not in imgmlp(*arguments, check=code).stdout
+
+
+def test_decode_tells_its_pictures_as_json(imgmlp: Command, tmp_path: Path) -> None:
+    done = imgmlp("decode", COMPACT, "-o", tmp_path / "a.png", "--device", "numpy", "--json")
+    (found,) = json.loads(done.stdout)
+    assert found["output"] == str(tmp_path / "a.png")
+    assert (found["problem"], found["channels"]) == (None, 4)
+    assert_error(imgmlp("decode", COMPACT, "-o", "-", "--json", check=2).stderr, "--json prints to")
+
+
+def test_a_choice_that_is_none_is_told_plainly(imgmlp: Command) -> None:
+    told = imgmlp("encode", "a.png", "--codec", "foo", check=2).stderr
+    assert_error(told, "'foo' is not one of")
+    assert "Value error" not in told
 
 
 # Ctrl-C at the beginning
@@ -330,6 +358,7 @@ def test_help_names_every_option_however_narrow(
     wanted = {"encode": "--skip-existing", "train": "--features", "bench": "--no-progress"}
     assert {"--device", "--verbose", wanted[command]} <= set(shown.replace(",", " ").split())
     assert "bool" not in shown
+    assert "<" not in shown  # no types of Python
 
 
 @pytest.mark.parametrize(

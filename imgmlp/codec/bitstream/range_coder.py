@@ -104,17 +104,19 @@ def choose(symbols: Array) -> int:
     values, counts = np.unique(symbols, return_counts=True)
     mean = float(np.average(np.abs(values), weights=counts))
     variance = float(np.average(values.astype(np.float64) ** 2, weights=counts))
+    largest = max(-int(values[0]), int(values[-1]))
     fitting = (_nearest(mean, 15), _nearest(math.sqrt(variance), LAPLACES + 7))
     candidates = {
         min(max(number + step, 0), DISTRIBUTIONS - 1) for number in fitting for step in range(-4, 5)
     }
 
     def cost(number: int) -> float:
-        known, costs = distribution(number), _place_costs(number)
-        places = np.clip(values, -known.reach - 1, known.reach + 1) + known.reach + 1
-        beyond = np.flatnonzero(np.abs(values) > known.reach)
-        escapes = sum(int(counts[at]) * len(_escape(int(values[at]), number)) for at in beyond)
-        return float(counts @ costs[places]) + escapes
+        reach, costs = distribution(number).reach, _place_costs(number)
+        found = float(counts @ costs[np.clip(values + reach + 1, 0, 2 * reach + 2)])
+        if largest <= reach:
+            return found
+        beyond = np.flatnonzero(np.abs(values) > reach)
+        return found + sum(int(counts[n]) * len(_escape(int(values[n]), number)) for n in beyond)
 
     return min(sorted(candidates), key=cost)
 
@@ -122,8 +124,21 @@ def choose(symbols: Array) -> int:
 @cache
 def _place_costs(number: int) -> Array:
     """float64 [places of a distribution], bits."""
-    costs: Array = TOTAL_BITS - np.log2(np.diff(np.array(distribution(number).starts, np.int64)))
+    costs: Array = TOTAL_BITS - np.log2(np.diff(_edges(number)))
     return costs
+
+
+@cache
+def _edges(number: int) -> Array:
+    """int64 [places of a distribution + 1]: where their shares begin, and the end."""
+    return np.array(distribution(number).starts, np.int64)
+
+
+def _used(numbers: Array) -> list[int]:
+    """The numbers of distributions that are among these [count]; NumPy's own way loads more of it
+    for the first time than that takes."""
+    found: list[int] = np.flatnonzero(np.bincount(numbers)).tolist()
+    return found
 
 
 def _nearest(scale: float, one: int) -> int:
@@ -158,13 +173,12 @@ def _numbers(scales: Array | int, count: int) -> Array:
 def _shares(symbols: Array, scales: Array) -> tuple[Array, Array, Array]:
     """Symbols as far as their distributions reach, and the starts and widths of their shares."""
     clipped, starts, widths = (np.empty_like(symbols) for _ in range(3))
-    for number in np.unique(scales):
-        known = distribution(int(number))
-        edges = np.array(known.starts, np.int64)
+    for number in _used(scales):
+        reach, edges = distribution(number).reach, _edges(number)
         mine = np.flatnonzero(scales == number)
-        places = np.clip(symbols[mine] + known.reach + 1, 0, edges.size - 2)
-        starts[mine], widths[mine] = edges[places], np.diff(edges)[places]
-        clipped[mine] = np.clip(symbols[mine], -known.reach, known.reach)
+        places = np.clip(symbols[mine] + reach + 1, 0, edges.size - 2)
+        starts[mine], widths[mine] = edges[places], edges[places + 1] - edges[places]
+        clipped[mine] = np.clip(symbols[mine], -reach, reach)
     return clipped, starts, widths
 
 
@@ -334,7 +348,7 @@ def _tables(scales: Array | int, count: int) -> Iterable[Table]:
     numbers = _numbers(scales, count)
     if np.ndim(scales) == 0:
         return repeat(_table(int(np.asarray(scales))), count)
-    known = {int(number): _table(int(number)) for number in np.unique(numbers)}
+    known = {number: _table(number) for number in _used(numbers)}
     return map(known.__getitem__, numbers.tolist())
 
 

@@ -169,7 +169,12 @@ class Settings:
         _check_whole("--features", self.features, 4, MAX_WIDTH)
         hint = "use a multiple of 4: sine and cosine along two axes"
         _check(self.features % 4 == 0, f"--features is {self.features}", hint)
-        _check(0 < self.lr < math.inf, f"--lr is {self.lr!r}", "use a value above 0, like 0.01")
+        real = isinstance(self.lr, float | int) and not isinstance(self.lr, bool)
+        _check(
+            real and 0 < self.lr < math.inf,
+            f"--lr is {self.lr!r}",
+            "use a value above 0, like 0.01",
+        )
         betas = all(0 <= beta < 1 for beta in self.betas)
         _check(betas, f"betas are {self.betas}", "use values in [0, 1)")
         decayed = 0 <= self.weight_decay < math.inf

@@ -38,6 +38,7 @@ Stopped = Literal["interrupted", "diverged"] | None
 # long as some seven steps of 512 pixels.
 LISTEN = 250
 AHEAD = 2  # chunks that the host may be ahead of the device
+DRAWN = 16  # times that a step draws each row of a table which stands for all shorter ones
 GOOD = 4 * LISTEN  # steps between states to go back to
 
 
@@ -89,8 +90,10 @@ class TrainingStep(Resumable):
         self.height, self.width, self.channels = pixels.shape
         self.architecture, self.settings = architecture, settings
         check_tables(self.width + self.height, encoding.features, device)
-        x, y = tables(encoding, self.width, self.height)
-        self.x, self.y = Tensor(x, device, name="x_table"), Tensor(y, device, name="y_table")
+        self.x, self.y = (
+            Tensor(self._common(table), device, name=f"{axis}_table")
+            for table, axis in zip(tables(encoding, self.width, self.height), "xy", strict=True)
+        )
         self.pixels = Tensor(pixels.reshape(-1, self.channels), device, name="pixels")
         self.size = size_of(self.height, self.width, device)
         self.flat = model.initial(architecture, settings.seed, device)
@@ -98,6 +101,13 @@ class TrainingStep(Resumable):
         self.count = Tensor(np.uint32(0), device, name="count")
         self.smooth = Tensor(np.float32(0), device, name="smooth")
         self.program: Program = compile(self._step, device, general, settings.precision)
+
+    def _common(self, table: Array) -> Array:
+        """float32 [samples, features], of short axes with more rows: small tables are multiplied
+        instead of what is drawn from them, by kernels that are made for so many rows.
+        """
+        rows = self.settings.batch // DRAWN
+        return np.pad(table, ((0, max(0, rows - len(table))), (0, 0)))
 
     def _step(self) -> dict[str, Tensor]:
         settings, batch = self.settings, self.settings.batch

@@ -38,6 +38,7 @@ class Trained:
     steps: int
     seconds: float
     stopped: Stopped
+    notes: tuple[str, ...] = ()  # what of the picture was changed before, for people
 
 
 def train(

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.bitstream import metadata_sections
-from imgmlp.codec.latent.model import ModelShape, guessed, newest_start
+from imgmlp.codec.latent.model import ModelShape, newest_start
 from imgmlp.codec.latent.rounding_search import Rounding, Written
 from imgmlp.codec.latent.training_phases import (
-    FEW,
     FEWEST,
     HURRIED,
     LEVELS,
@@ -23,6 +22,7 @@ from imgmlp.codec.latent.training_phases import (
     SHORTER,
     LatentTrainer,
     LatentTrainerState,
+    begin,
     control,
     for_pixels,
     least_passes,
@@ -287,7 +287,7 @@ class _Encoder:
         else:
             state = LatentTrainerState.of(saved.values)
         first = state.first or state.steps
-        self._begin(step, first)
+        begin(step, self.picture.pixels, self._first_price(), first)
         self.passes.least = self._least(first)
         beginning = None if self.wanted.kind == "lambda" else step.state()
         if saved is not None:
@@ -303,13 +303,6 @@ class _Encoder:
         else:
             self.run.say(f"continuing after {trainer.reached()}")
         return trainer
-
-    def _begin(self, step: LatentStep, steps: int) -> None:
-        """Spare a short run the steps in which latents would only become something like it."""
-        if steps < FEW:
-            found = guessed(self.picture.pixels, step.shape, step.start.number)
-            if found is not None:
-                step.write_grids(found)
 
     # --- how long ---
 
@@ -414,7 +407,8 @@ class _Encoder:
             "steps": trainer.state.steps,
             "seconds": trainer.state.seconds,
         }
-        return draft(self.picture, self.wanted, "latent", found.sections, found.pixels, own)
+        made = draft(self.picture, self.wanted, "latent", found.sections, found.pixels, own)
+        return replace(made, decode=partial(found.read_back, self.device))
 
 
 def widths(shape: tuple[int, ...], most: float) -> tuple[int, int]:

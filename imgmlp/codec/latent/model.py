@@ -58,7 +58,7 @@ START_EXPONENT = 11  # starts are whole numbers of 2**-START_EXPONENT
 START_CHANNELS = 3  # of the pictures that they were trained over
 # Widths of the hidden layers of synthesis and entropy network of each start, by its number.
 START_WIDTHS = {1: (16, 12), 2: (32, 24), 3: (32, 24), 4: (16, 12)}
-GUESSES = {3}  # starts for which latents can be guessed
+GUESSES = {3, 4}  # starts for which latents can be guessed
 
 _DAMAGED = "the file is damaged or was not written by imgmlp; get it again"
 

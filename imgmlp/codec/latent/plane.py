@@ -30,9 +30,12 @@ LEAST, SMALL, UNIT = 32, 128, 64
 
 def common_side(side: int) -> int:
     """Rows or columns of a program that serves pictures of so many, and of many other sizes."""
-    if side <= SMALL:
-        return max(LEAST, 1 << (side - 1).bit_length())
-    return -(-side // UNIT) * UNIT
+    return power_of_two(side) if side <= SMALL else -(-side // UNIT) * UNIT
+
+
+def power_of_two(side: int) -> int:
+    """At least so many rows or columns, and no fewer than LEAST."""
+    return max(LEAST, 1 << (side - 1).bit_length())
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.bitstream import container
-from imgmlp.codec.bitstream.container import Section
-from imgmlp.codec.latent import sections
+from imgmlp.codec.bitstream.container import Container, Section
+from imgmlp.codec.latent import decode, sections
 from imgmlp.codec.latent.bit_allocation import Search
 from imgmlp.codec.latent.model import LARGEST, LEAST, LatentModel, Quantized
-from imgmlp.codec.latent.synthesis import synthesize
+from imgmlp.codec.latent.synthesis import corner, synthesize
 from imgmlp.codec.latent.training_step import LatentStep
 from imgmlp.codec.training import draft
 from imgmlp.codec.training.search import approached, nearest, too_much
 from imgmlp.codec.training.target import Goal
 from imgmlp.engine import AnyDevice
+from imgmlp.errors import FormatError
 from imgmlp.image import Picture, psnr
 
 Array = np.ndarray[Any, Any]
@@ -49,6 +50,21 @@ class Written:
     pixels: Array = field(repr=False)  # uint8 [height, width, channels]
     size: int
     psnr: float
+
+    def read_back(self, device: AnyDevice, found: Container) -> Array:
+        """The pixels, once the bytes of a file are seen to hold this model.
+
+        They follow from the model alone: what coding or writing got wrong shows here even where it
+        changes no pixel, and what a driver gets wrong in a corner that NumPy makes as well. To make
+        all of them once more would show only faults of a device that come and go. Raises
+        FormatError.
+        """
+        if not _alike(decode.read(found, device), self.model):
+            raise FormatError("it holds another model than was coded", hint=container.DAMAGED)
+        ours = corner(self.model)
+        if not np.array_equal(self.pixels[-ours.shape[0] :, -ours.shape[1] :], ours):
+            raise FormatError("its pixels are not NumPy's", hint=container.DAMAGED)
+        return self.pixels
 
 
 class Rounding:
@@ -142,6 +158,17 @@ class Rounding:
             parts = _sections(*coded.result())
         size = draft.size(self.picture, "latent", parts)
         return Written(model, parts, pixels, size, psnr(self.picture.pixels, pixels))
+
+
+def _alike(one: LatentModel, other: LatentModel) -> bool:
+    if (one.shape, one.start) != (other.shape, other.start):
+        return False
+    networks = one.networks.keys() == other.networks.keys() and all(
+        tensor.exponent == other.networks[name].exponent
+        and np.array_equal(tensor.values, other.networks[name].values)
+        for name, tensor in one.networks.items()
+    )
+    return networks and all(map(np.array_equal, one.latents, other.latents))
 
 
 def _steps(trial: Trial) -> list[int]:

@@ -30,6 +30,7 @@ Span = tuple[int, int]  # first, and the one after the last
 
 PIXELS_AT_ONCE = 1 << 14
 SIDE = 128  # pixels along a piece of NumPy's, whose values should be near to caches
+CORNER = 64  # pixels along the sides of what is compared between devices
 HALO = 2  # pixels around a piece that its convolutions see
 _TAPS = 4
 _BEFORE, _AFTER = 2, 2  # how far away from a sample those are that its two halves need
@@ -161,6 +162,13 @@ def _by_numpy(model: LatentModel) -> Array:
             part = picture[top : top + SIDE, left : left + SIDE]
             part[...] = exact.piece(top, left, *part.shape[:2])
     return picture
+
+
+def corner(model: LatentModel) -> Array:
+    """uint8: some last rows and columns of the picture as NumPy makes them, on every device."""
+    shape = model.shape
+    rows, columns = min(CORNER, shape.height), min(CORNER, shape.width)
+    return _Exact(model).piece(shape.height - rows, shape.width - columns, rows, columns)
 
 
 class _Exact:

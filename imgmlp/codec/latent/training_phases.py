@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from imgmlp.codec.latent.bit_allocation import Search
-from imgmlp.codec.latent.model import flat_of, networks_of
+from imgmlp.codec.latent.model import flat_of, guessed, networks_of
 from imgmlp.codec.latent.training_step import Control, LatentStep
 from imgmlp.codec.training.replay import decibels
 from imgmlp.codec.training.run import Progress
@@ -52,6 +52,12 @@ FASTER, BY_FEWER = 2.0, 0.43  # at most; the power of how many times fewer steps
 HASTY = 40  # steps, below which there is less noise, and networks hardly move
 # How much less networks move with each of n windows: by powers of n, for runs of so many steps.
 SHARED, OF = (1 / 3, 0.6), (100, FEW)
+# Steps by which guessed latents are nearer to zero for every doubling of the price from the first
+# on: of so many in a run, so much.
+UNSHRUNK, SHRUNK, BY_STEPS = 3e-4, (0.1, 0.25, 0.5), (20, 200, 30_000)
+# Squared error on [0, 1] of a guess that a run had better not begin from, and steps below which it
+# does anyhow.
+UNLIKE, FEW_ANYHOW = 0.025, 100
 SHARES = 0.63, 0.87  # of noise
 LATENTS, NETWORKS = 0.2, 7e-3  # learning rates
 # Steps of latents are those of a start at the price that it was trained at. Where bits are cheaper
@@ -105,6 +111,32 @@ def control(done: int, steps: int, price: float) -> Control:
     calm = min(steps / HASTY, 1.0)
     latents, networks = LATENTS * faster * cosine, NETWORKS / faster * calm * cosine
     return Control(price, t * math.sqrt(calm), share, calm, latents, networks)
+
+
+def begin(step: LatentStep, pixels: Array, price: float, steps: int) -> None:
+    """Spare a run the steps in which latents would only become something like the picture.
+
+    Text and dots are not what guesses are made for: a few steps from one are better than from
+    nothing, but more of them do not get away from it.
+    """
+    found = guessed(pixels, step.shape, step.start.number)
+    if found is None:
+        return
+    nothing = step.grids()
+    step.write_grids(found)
+    error, _ = step.judge(step.flat.numpy())
+    near = error < UNLIKE or steps < FEW_ANYHOW
+    step.write_grids(shrunk(found, price, steps) if near else nothing)
+
+
+def shrunk(grids: Sequence[Array], price: float, steps: int) -> list[Array]:
+    """Guessed latents as a run of so many steps had better begin with them.
+
+    High prices leave few latents other than zero, and what does not pay hardly goes away again.
+    """
+    share = float(np.interp(math.log(max(steps, 1)), np.log(BY_STEPS), SHRUNK))
+    nearer = np.float32(share * math.log2(max(price, UNSHRUNK) / UNSHRUNK))
+    return [np.sign(grid) * np.maximum(np.abs(grid) - nearer, 0) for grid in grids]
 
 
 def fineness(price: float, pixels: int) -> float:

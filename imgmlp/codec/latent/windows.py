@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.latent.model import usual_levels
-from imgmlp.codec.latent.plane import SMALL, Extent, Plane, common_side
+from imgmlp.codec.latent.plane import SMALL, Extent, Plane, common_side, power_of_two
 from imgmlp.codec.latent.training_step import Control, LatentStep
 from imgmlp.engine import AnyDevice, Device, Tensor
 from imgmlp.image import counted
@@ -69,6 +69,8 @@ def room(shape: tuple[int, ...], device: AnyDevice, short: bool) -> tuple[int, i
     found = common_side(shape[0]), common_side(shape[1])
     if short and max(found) <= SMALL:
         found = max(found), max(found)
+    elif short and not _is_gpu(device):  # where just few, as thin ones, have no windows
+        found = power_of_two(shape[0]), power_of_two(shape[1])
     return None if not _compiles(device) or _fills(shape, found) else found
 
 

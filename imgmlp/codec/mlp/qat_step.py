@@ -23,7 +23,7 @@ from imgmlp.codec.training.memory_limits import explain, smaller_picture
 from imgmlp.codec.training.perceptron import perceptron
 from imgmlp.codec.training.pixels import check_tables, pixel_features, random_places, size_of
 from imgmlp.codec.training.replay import SMOOTHING
-from imgmlp.engine import AnyDevice, Program, Tensor, compile, dtype, nn, optim
+from imgmlp.engine import AnyDevice, NumpyDevice, Program, Tensor, compile, dtype, nn, optim
 from imgmlp.errors import OutOfMemoryError
 from imgmlp.image import counted, has_alpha
 
@@ -118,17 +118,20 @@ class LearningStep(Resumable):
         return np.pad(found, ((0, max(0, self.batch - samples)), (0, 0)))
 
     def _initial(self) -> Tensor:
-        """Weights of variance 2 / inputs, of the last layer half of it; biases 0."""
-        parts, shapes = [], self.shape.shapes
+        """Weights of variance 2 / inputs, of the last layer half of it; biases 0.
+
+        NumPy draws them: a kernel that is used once takes longer to compile.
+        """
+        parts, shapes, host = list[Tensor](), self.shape.shapes, NumpyDevice("numpy")
         for number, size in enumerate(shapes):
             if len(size) == 1:
-                parts.append(Tensor.zeros(*size, device=self.device))
+                parts.append(Tensor.zeros(*size, device=host))
                 continue
             variance = (2 if number < len(shapes) - 2 else 1) / size[0]
             stream = (self.seed, number)
-            draw = Tensor.normal((math.prod(size),), stream, variance=variance, device=self.device)
+            draw = Tensor.normal((math.prod(size),), stream, variance=variance, device=host)
             parts.append(draw)
-        return Tensor.concat(parts).realize("parameters")
+        return Tensor(Tensor.concat(parts).numpy(), self.device, name="parameters")
 
     def _rate(self, peak: float) -> Tensor:
         done = self.count.cast(dtype.f32)

@@ -22,7 +22,7 @@ class Draft:
     metrics: dict[str, Any]
     diverged: bool = False  # training could not go on; the best state is in the bytes
     resumed: int = 0  # steps that an interrupted run had done
-    # What was compiled to judge it, and decodes the file as well; None for the usual way.
+    # A faster way to what the file decodes to than the usual one, as much is known of it already.
     decode: Callable[[Container], np.ndarray[Any, Any]] | None = field(default=None, repr=False)
 
     def distance(self, wanted: Goal) -> tuple[bool, float]:

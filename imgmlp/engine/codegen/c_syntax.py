@@ -18,7 +18,7 @@ TEXTS = {
     Op.NEG: "-{0}", Op.EXP2: "power_of_two({0})", Op.LOG2: "logarithm({0})", Op.SIN: "sin({0})",
     Op.COS: "cos({0})", Op.SQRT: "square_root({0})", Op.HASH: "lowbias32({0})",
     Op.ADD: "{0} + {1}", Op.SUB: "{0} - {1}", Op.MUL: "{0} * {1}", Op.DIV: "{0} / {1}",
-    Op.MOD: "{0} % {1}", Op.MAX: "({0} >= {1} || {0} != {0}) ? {0} : {1}", Op.LT: "{0} < {1}",
+    Op.FMOD: "fmod({0}, {1})", Op.MAX: "({0} >= {1} || {0} != {0}) ? {0} : {1}", Op.LT: "{0} < {1}",
     Op.EQ: "{0} == {1}", Op.XOR: "{0} ^ {1}", Op.AND: "{0} & {1}", Op.OR: "{0} | {1}",
     Op.SHL: "{0} << {1}", Op.SHR: "{0} >> {1}", Op.WHERE: "{0} ? {1} : {2}",
     Op.MULACC: "{0} * {1} + {2}",
@@ -38,6 +38,7 @@ ROUNDED = {
     Op.MULACC,
 }
 SIGNED = {Op.DIV: "floor_div({0}, {1})", Op.MOD: "floor_mod({0}, {1})"}  # of signed integers
+UNSIGNED = {Op.DIV: "{1} ? {0} / {1} : 0", Op.MOD: "{1} ? {0} % {1} : 0"}
 
 
 def register(dtype: DType | None) -> str:
@@ -79,8 +80,8 @@ def operation(op: Op, args: list[str], operand: DType, result: DType) -> str:
     if op is Op.CAST:
         found = f"{args[0]} != 0" if result is bool_ else f"({register(result)}){args[0]}"
     else:
-        signed = operand.is_int and operand.min < 0
-        found = (SIGNED.get(op, TEXTS[op]) if signed else TEXTS[op]).format(*args)
+        whole = (SIGNED if operand.min < 0 else UNSIGNED) if operand.is_int else {}
+        found = (whole.get(op) or TEXTS[op]).format(*args)
     return f"round_half({found})" if result is f16 and op in ROUNDED else found
 
 

@@ -29,6 +29,7 @@ from imgmlp.engine.operations.elementwise import Operand, common_device, node_of
 from imgmlp.engine.operations.operands import (
     Scalar,
     broadcast,
+    filled,
     from_host,
     out_of_bounds,
     whole_shape,
@@ -99,7 +100,7 @@ class Tensor(Windows):
         """One value everywhere; stored nowhere. Raises ValueError for a size below 0."""
         kind = dtype or dt.concrete(dt.of(value))
         dt.check(kind, "full")
-        return Tensor(graph.const(value, kind, whole_shape("full", shape)), device)
+        return Tensor(filled("full", value, kind, whole_shape("full", shape)), device)
 
     @staticmethod
     def zeros(*shape: int, dtype: DType = dt.f32, device: Any = None) -> Tensor:
@@ -126,12 +127,14 @@ class Tensor(Windows):
         i32 unless one of them is a float or a dtype is given. Raises ValueError for steps of 0.
         """
         start, stop = (0, start) if stop is None else (start, stop)
-        whole = all(isinstance(v, int) for v in (start, stop, step))
+        whole = all(isinstance(v, int | np.integer) for v in (start, stop, step))
         kind = dtype or (dt.i32 if whole else dt.f32)
         if not step or not all(map(math.isfinite, (start, stop, step))):
             text = f"steps of {step} never lead from {start} to {stop}"
             raise misuse(ValueError, f"arange: {text}")
         count = max(0, math.ceil((stop - start) / step))
+        for end in (start, start + (count - 1) * step) if count else ():
+            filled("arange", end, dt.i32 if whole and not kind.is_int else kind)
         numbers = graph.cast(graph.iota(count), dt.i32 if whole else dt.f32)
         if step != 1:
             numbers = numbers * step
@@ -261,7 +264,8 @@ class Tensor(Windows):
             raise misuse(
                 ValueError, "assign: only a realized Tensor holds state; call realize() first"
             )
-        node = broadcast(graph.cast(node_of(value), self.dtype), self.shape, "assign")
+        node = graph.cast(node_of(value, self.dtype), self.dtype)
+        node = broadcast(node, self.shape, "assign")
         if node.size and not tracing.assign(self.node.arg, node):
             run_once(self._run_on(), [(self.node.arg, node)])
         return self

@@ -72,8 +72,8 @@ def compile(
     and Buffers stay float32. The loss should be a sum, or scaled, if its mean is over many rows:
     gradients below 6e-5 lose digits in 16 bits, and those below 3e-8 are zero. With "exact" no
     factor is split either, as matrix units need it: products of whole numbers are the same
-    everywhere as long as all sums stay within 2**24. The memory for intermediates of a Program
-    `beside` it, on the same device, is used for those of this one, if there is enough of it.
+    everywhere as long as all sums stay within 2**24. A Program `beside` it, on the same device,
+    lends it kernels that both have, and its memory for intermediates, if there is enough of it.
 
     Where `depends_on` is given, `step` may not be called at all: an earlier process has kept what
     came of it. Then `repr(depends_on)` must tell all that changes what the step computes, beside

@@ -29,11 +29,14 @@ class Buffer:
     """Storage that a BUFFER Node names: a shape, a dtype and, once there, data on a device.
 
     `host` holds the initial values until they are uploaded; `data` is the device's
-    allocation. A Buffer without a device is an intermediate of a Procedure. Where `rows` is given,
-    it holds indices of so many rows, and no others may be written.
+    allocation, which holds what the host put there where it is `given`. A Buffer without a device
+    is an intermediate of a Procedure. Of one that steps take rows by, `limits` say which values
+    may be written (oracle/given_indices.py).
     """
 
-    __slots__ = ("__weakref__", "data", "device", "dtype", "host", "name", "rows", "shape")
+    __slots__ = (
+        "__weakref__", "data", "device", "dtype", "given", "host", "limits", "name", "shape",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -45,7 +48,8 @@ class Buffer:
     ) -> None:
         self.shape, self.dtype, self.device = shape, dtype, device
         self.host, self.name = host, name
-        self.rows: int | None = None
+        self.given = False
+        self.limits: dict[Any, tuple[int, int]] = {}
         self.data: Any = None
 
     @property

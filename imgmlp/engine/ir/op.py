@@ -32,8 +32,9 @@ class Op(Enum):
     ADD = auto()
     SUB = auto()
     MUL = auto()
-    DIV = auto()  # floats divide, integers round towards minus infinity; by 0 undefined
-    MOD = auto()  # integers only; the sign of the divisor
+    DIV = auto()  # floats divide, integers round towards minus infinity; 0 by 0
+    MOD = auto()  # integers only; the sign of the divisor, and 0 by 0
+    FMOD = auto()  # floats only: exactly x - n y of n rounded towards zero; the sign of x
     MAX = auto()
     LT = auto()
     EQ = auto()
@@ -71,13 +72,13 @@ class Op(Enum):
 UNARY = frozenset({Op.CAST, Op.NEG, Op.EXP2, Op.LOG2, Op.SIN, Op.COS, Op.SQRT, Op.HASH})
 COMPARE = frozenset({Op.LT, Op.EQ})
 BITWISE = frozenset({Op.XOR, Op.AND, Op.OR, Op.SHL, Op.SHR})
-BINARY = BITWISE | COMPARE | {Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.MOD, Op.MAX}
+BINARY = BITWISE | COMPARE | {Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.MOD, Op.FMOD, Op.MAX}
 TERNARY = frozenset({Op.WHERE, Op.MULACC})
 ELEMENTWISE = UNARY | BINARY | TERNARY
 REDUCE = frozenset({Op.SUM, Op.REDUCE_MAX})
 MOVEMENT = frozenset({Op.RESHAPE, Op.PERMUTE, Op.EXPAND, Op.PAD, Op.SHRINK, Op.STRIDE})
 LOAD = frozenset({Op.BUFFER, Op.CONST, Op.IOTA, Op.PART, Op.PARAMETER})
 CONTROL = frozenset({Op.LOOP, Op.RESULT, Op.COND})
-FLOAT_ONLY = frozenset({Op.EXP2, Op.LOG2, Op.SIN, Op.COS, Op.SQRT})
+FLOAT_ONLY = frozenset({Op.EXP2, Op.LOG2, Op.SIN, Op.COS, Op.SQRT, Op.FMOD})
 # a bool is stored as a byte, 0 or 1, and these could make it another number
 NOT_BOOL = frozenset({Op.NEG, Op.ADD, Op.SUB, Op.DIV, Op.MOD, Op.SHL, Op.SHR, Op.MULACC, Op.SUM})

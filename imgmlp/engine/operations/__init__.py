@@ -1,4 +1,4 @@
 """What a Tensor can do, family by family, as Nodes; and the gradient of each.
 
-May import device, ir.
+May import device, oracle, ir.
 """

@@ -20,7 +20,13 @@ from imgmlp.engine.ir.dtype import Array, DType
 from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.usage_errors import misuse
-from imgmlp.engine.operations.operands import Scalar, broadcast, broadcast_shapes, from_host
+from imgmlp.engine.operations.operands import (
+    Scalar,
+    broadcast,
+    broadcast_shapes,
+    filled,
+    from_host,
+)
 
 Operand: TypeAlias = "Elementwise | Scalar | Array"
 T = TypeVar("T", bound="Elementwise")
@@ -168,9 +174,14 @@ class Elementwise:
         return beyond != 0
 
     def _inverse(self) -> Self:
+        return -self if self.dtype.is_float else ~self
+
+    def __invert__(self) -> Self:
+        """Of bools `not`, of integers each bit."""
         if self.dtype is dt.bool_:
             return self.logical_not()
-        return -self if self.dtype.is_float else self ^ -1
+        ones = graph.const(-1, self.dtype, self.shape)
+        return self._with(graph.alu(Op.XOR, self.node, ones))
 
     @classmethod
     def where(cls, condition: Operand, a: Operand, b: Operand) -> Self:
@@ -310,12 +321,12 @@ def _leaky_relu_vjp(slope: float) -> Any:
 # --- operands ---
 
 
-def node_of(value: Operand) -> Node:
-    """A Tensor's Node, a number as a constant, or an array's values in a Buffer."""
+def node_of(value: Operand, kind: DType | None = None) -> Node:
+    """A Tensor's Node, a number as a constant (of a dtype), or an array's values in a Buffer."""
     if isinstance(value, Elementwise):
         return value.node
     if isinstance(value, bool | int | float):
-        return graph.const(value, dt.concrete(dt.of(value)))
+        return filled("number", value, kind or dt.concrete(dt.of(value)))
     return from_host(value, None)
 
 
@@ -340,11 +351,11 @@ def aligned(operation: str, *values: Operand) -> tuple[list[Node], AnyDevice | N
         for v in values
     ]
     shape = broadcast_shapes(operation, *(n.shape for n in nodes if n is not None))
-    filled = [
-        graph.const(v, kind, shape) if n is None else broadcast(n, shape)  # type: ignore[arg-type]
+    shaped = [
+        filled(operation, v, kind, shape) if n is None else broadcast(n, shape)  # type: ignore[arg-type]
         for v, n in zip(values, nodes, strict=True)
     ]
-    return filled, common_device(*(v for v in values if isinstance(v, Elementwise)))
+    return shaped, common_device(*(v for v in values if isinstance(v, Elementwise)))
 
 
 def common_device(*values: Elementwise) -> AnyDevice | None:

@@ -49,7 +49,7 @@ class Functions(Reduction):
 
     def detach(self) -> Self:
         """The same values, constant to gradients."""
-        return self._own(self, vjp=_no_gradient)
+        return self._own(self, vjp=_no_gradient) if self.dtype.is_float else self
 
     # --- rounding; gradients are zero ---
 
@@ -103,10 +103,6 @@ class Functions(Reduction):
         near = (x - y).abs() <= y.abs() * rtol + atol
         return (x == y) | (near & y.isfinite())
 
-    def __invert__(self) -> Self:
-        """Of bools `not`, of integers each bit."""
-        return self.logical_not() if self.dtype is dt.bool_ else self ^ -1
-
     def clip(self, low: Operand | None = None, high: Operand | None = None) -> Self:
         """At least `low` and at most `high`, where these are given."""
         least = self if low is None else self.maximum(low)
@@ -136,14 +132,28 @@ class Functions(Reduction):
         return _power(x, y)
 
     def _divided(self, op: Op, other: Operand, swapped: bool = False) -> Self:
-        """Quotients that round towards minus infinity, or x - y floor(x / y), with y's sign."""
+        """Quotients that round towards minus infinity, or what they leave, exact and of y's sign.
+
+        Both are NumPy's of floats: what is left is found first, and what is without it divided.
+        """
         name = "//" if op is Op.DIV else "%"
         if not dt.promote(self.dtype, dtype_of(name, other)).is_float:
             return self._binary(op, other, swapped)
         x, y = _floats(name, self, other)
+        if x.dtype is dt.f16:
+            x, y = x.cast(dt.f32), y.cast(dt.f32)
+            return x._divided(op, y, swapped).cast(dt.f16)
         x, y = (y, x) if swapped else (x, y)
-        quotient = (x / y).floor()
-        return quotient if op is Op.DIV else x - quotient * y
+        rest = x._binary(Op.FMOD, y)
+        below = ((rest < 0) & (y > 0)) | ((rest > 0) & (y < 0))
+        whole = (x - rest) / y - below.cast(dt.f32)
+        low = whole.floor()
+        quotient = self.where(y.eq(0.0), x / y, low + (whole - low > 0.5).cast(dt.f32))
+        quotient = x._own(quotient, y, vjp=_no_gradient)
+        if op is Op.DIV:
+            return quotient
+        left = self.where(below, rest + y, rest)
+        return x._own(left, y, vjp=lambda g, ans, *_: (g, -(g * quotient.node)))
 
     __floordiv__, __rfloordiv__ = _division(Op.DIV), _division(Op.DIV, swapped=True)
     __mod__, __rmod__ = _division(Op.MOD), _division(Op.MOD, swapped=True)
@@ -248,7 +258,8 @@ def _polynomial(x: F, coefficients: Sequence[float]) -> F:
 
 
 def _floats(operation: str, first: F, other: Operand) -> tuple[F, F]:
-    """Two operands as floats of one shape and dtype."""
+    """Two operands as floats of one shape and dtype; any Python number is one already."""
+    other = float(other) if isinstance(other, int) else other
     (x, y), device = aligned(operation, first, other)
     made = type(first)
     return made(x, device)._float(), made(y, device)._float()

@@ -17,6 +17,7 @@ from imgmlp.engine.ir.dtype import Array, DType
 from imgmlp.engine.ir.graph import Buffer, Node, Shape
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.usage_errors import OutOfBoundsError, misuse
+from imgmlp.engine.oracle.given_indices import limit
 
 Scalar = bool | int | float
 Axis = int | Sequence[int] | None
@@ -63,30 +64,25 @@ def whole_shape(operation: str, shape: Sequence[int]) -> Shape:
 
 
 def check_rows(shape: Shape, index: Node, axis: int = 0, negative: bool = False) -> None:
-    """Refuse indices out of bounds of an axis where the host has them, or gets them.
+    """Refuse indices out of bounds of an axis where the host gives them, now or later.
 
-    Negative ones may count from its end; what is written later is not checked then.
+    Negative ones may count from its end.
     """
-    if not index.size:
-        return
-    while index.op in (Op.RESHAPE, Op.PERMUTE, Op.EXPAND):
-        index = index.src[0]
-    size = shape[axis]
-    known = np.asarray(index.arg) if index.op is Op.CONST else None
-    if index.op is Op.BUFFER:
-        storage: Buffer = index.arg
-        known = storage.host
-        if not negative:
-            storage.rows = min(size, size if storage.rows is None else storage.rows)
-    if known is not None:
-        wrong = known[(known < (-size if negative else 0)) | (known >= size)]
-        if wrong.size:
-            raise out_of_bounds(int(wrong.flat[0]), axis, shape)
+    wrong = limit(index, -shape[axis] if negative else 0, shape[axis])
+    if wrong is not None:
+        raise out_of_bounds(wrong, axis, shape)
 
 
 def out_of_bounds(index: int, axis: int, shape: Shape) -> OutOfBoundsError:
     text = f"index {index} is out of bounds for axis {axis} of size {shape[axis]}"
     return misuse(OutOfBoundsError, f"{text}, shape {shape}")
+
+
+def filled(operation: str, value: Scalar, kind: DType, shape: Shape = ()) -> Node:
+    """One number everywhere. Raises ValueError for what an integer dtype cannot hold."""
+    if kind.is_int and not kind.min <= value <= kind.max:
+        raise misuse(ValueError, f"{operation}: {kind.name} cannot hold {value}; cast first")
+    return graph.const(value, kind, shape)
 
 
 def broadcast_shapes(operation: str, *shapes: Shape) -> Shape:

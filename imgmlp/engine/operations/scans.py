@@ -33,6 +33,7 @@ class Scans(Indexing):
 
     # --- reductions ---
 
+    @in_f32
     def std(self, axis: Axis = None, keepdims: bool = False, correction: float = 0) -> Self:
         """The square root of `var`."""
         return self.var(axis, keepdims, correction).sqrt()
@@ -262,7 +263,7 @@ class Scans(Indexing):
     def _scattered(self, axis: int, index: Operand, values: Operand) -> tuple[int, Self, Self]:
         """The axis, and indices and values as lines along it, [lines, count]."""
         axis, at = self._axis(axis, "scatter"), self._index(index)
-        new = values if isinstance(values, Scans) else self._with(node_of(values))
+        new = values if isinstance(values, Scans) else self._with(node_of(values, self.dtype))
         new = new.cast(self.dtype).broadcast_to(at.shape)
         others = [a for a in range(len(self.shape)) if a != axis]
         if len(at.shape) != len(self.shape) or any(at.shape[a] != self.shape[a] for a in others):

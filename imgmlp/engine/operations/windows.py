@@ -25,7 +25,7 @@ from imgmlp.engine.ir.graph import Buffer, Node
 from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.operations.autograd import gradient
 from imgmlp.engine.operations.elementwise import in_f32
-from imgmlp.engine.operations.operands import from_host, whole_shape
+from imgmlp.engine.operations.operands import whole_shape
 from imgmlp.engine.operations.scans import Scans
 
 W = TypeVar("W", bound="Windows")
@@ -178,27 +178,31 @@ class Windows(Scans):
             taps = [self.where(m > 0, t, lowest) for t, m in zip(taps, inside, strict=True)]
         return reduce(type(self).maximum, taps)
 
+    @in_f32
     def avg_pool2d(self, kernel: Pair, stride: Pair | None = None, padding: Pair = 0) -> Self:
         """The mean of each window, zeros of the padding counted in."""
-        taps = list(self._float()._taps(kernel, kernel if stride is None else stride, padding, 1))
+        taps = list(self._taps(kernel, kernel if stride is None else stride, padding, 1))
         return reduce(add, taps) * (1 / len(taps))
 
-    @in_f32
     def interpolate(self, size: tuple[int, int], mode: str = "nearest") -> Self:
-        """Another height and width: "nearest", or "linear" between centres of pixels.
-
-        Along each axis a product with a matrix of the weights that neighbours have.
-        """
+        """Another height and width: "nearest", or "linear" between centres of pixels, in floats."""
         if mode not in ("nearest", "linear"):
             raise misuse(ValueError, f"interpolate: mode is {mode!r}; use 'nearest' or 'linear'")
         before, after = self.shape[-2:], _pair(size, "size", 0)
         if len(before) < 2 or (min(before) == 0 < max(after)):
             raise misuse(ValueError, f"interpolate: {self.shape} has no pixels to make {size} of")
-        down, across = (
-            self._with(from_host(_weights(n, m, mode), self.device))
-            for n, m in zip(before, after, strict=True)
-        )
-        return down @ (self @ across.transpose())
+        found = self if mode == "nearest" else self.cast(dt.f32)
+        for axis, old, new in zip((-1, -2), before[::-1], after[::-1], strict=True):
+            if mode == "nearest":
+                found = found.take(np.arange(new) * old // new, axis)
+                continue
+            place = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
+            low, high = np.floor(place).astype(int), np.ceil(place).astype(int)
+            # a place that is a pixel's own has it twice: by 0 another one might become NaN
+            share = np.where(low < high, place - low, 0.5).reshape(-1, *(1,) * (-1 - axis))
+            share = share.astype(np.float32)
+            found = found.take(low, axis) * (1 - share) + found.take(high, axis) * share
+        return found.cast(dt.f16) if mode != "nearest" and self.dtype is dt.f16 else found
 
     # --- sums of products ---
 
@@ -285,18 +289,3 @@ def _contracted(
         product = shaped(x, name, batch, left, []) * shaped(y, other, batch, [], right)
     letters = [*batch, *left, *right]
     return "".join(letters), product.reshape(*(sizes[c] for c in letters))
-
-
-def _weights(before: int, after: int, mode: str) -> np.ndarray:
-    """float32 [after, before]: how much each element before has in each after."""
-    found = np.zeros((after, before), np.float32)
-    rows = np.arange(after)
-    if mode == "nearest":
-        found[rows, rows * before // after] = 1
-        return found
-    place = np.clip((rows + 0.5) * before / after - 0.5, 0, before - 1)
-    low = np.floor(place).astype(int)
-    share = (place - low).astype(np.float32)
-    np.add.at(found, (rows, low), 1 - share)
-    np.add.at(found, (rows, np.minimum(low + 1, before - 1)), share)
-    return found

@@ -25,7 +25,8 @@ from imgmlp.engine.ir.op import CONTROL, ELEMENTWISE, LOAD, MOVEMENT, Op
 from imgmlp.engine.passes.drafts import DEEPEST
 
 COSTS = {
-    Op.HASH: 6, Op.EXP2: 8, Op.LOG2: 8, Op.SIN: 12, Op.COS: 12, Op.SQRT: 4, Op.DIV: 2, Op.GATHER: 4,
+    Op.HASH: 6, Op.EXP2: 8, Op.LOG2: 8, Op.SIN: 12, Op.COS: 12, Op.SQRT: 4, Op.FMOD: 12, Op.DIV: 2,
+    Op.GATHER: 4,
 }  # fmt: skip
 # values that are not computed by an expression
 FILLED = {Op.CONCAT, Op.CONTIGUOUS, Op.RESULT, Op.COND}

@@ -11,7 +11,7 @@ from imgmlp.engine.device.base import Allocation
 from imgmlp.engine.device.discover import AnyDevice
 from imgmlp.engine.ir.dtype import Array
 from imgmlp.engine.ir.graph import Buffer
-from imgmlp.engine.ir.usage_errors import OutOfBoundsError, misuse
+from imgmlp.engine.oracle.given_indices import check_written
 
 
 def upload(storage: Buffer) -> None:
@@ -21,6 +21,7 @@ def upload(storage: Buffer) -> None:
     allocation: Allocation = storage.device.alloc(max(1, storage.nbytes))
     if storage.host is not None:
         storage.device.write(allocation, storage.host)
+        storage.given = True
     storage.data, storage.host = allocation, None
 
 
@@ -28,10 +29,7 @@ def check_like(storage: Buffer, array: Array) -> None:
     """Refuse, as a ValueError, an array that cannot replace the data of a Buffer."""
     if array.shape != storage.shape or array.dtype != storage.dtype.np:
         raise ValueError(f"{storage!r} cannot take {array.dtype}{list(array.shape)}")
-    if storage.rows is not None and (array.min() < 0 or array.max() >= storage.rows):
-        wrong = array[(array < 0) | (array >= storage.rows)].flat[0]
-        problem = f"{storage!r} holds indices of {storage.rows} rows, and {wrong} is none of them"
-        raise misuse(OutOfBoundsError, problem)
+    check_written(storage, array)
 
 
 def write_buffer(storage: Buffer, array: Array) -> None:
@@ -39,6 +37,7 @@ def write_buffer(storage: Buffer, array: Array) -> None:
     check_like(storage, array)
     upload(storage)
     storage.device.write(storage.data, array)
+    storage.given = True
 
 
 def read_buffer(device: AnyDevice, storage: Buffer) -> Array:

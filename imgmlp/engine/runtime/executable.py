@@ -18,6 +18,8 @@ from imgmlp.engine.ir.uops import Code
 if TYPE_CHECKING:
     from imgmlp.engine.compiler import Stages
 
+KERNEL = "__kernel "  # how each function of a source begins
+
 
 class Call(NamedTuple):
     """One kernel's launch."""
@@ -87,3 +89,9 @@ class Executable:
         return Executable(
             calls=tuple(calls), places=places, order=order, allocations=allocations, **found
         )
+
+
+def functions(source: str) -> tuple[str, dict[str, str]]:
+    """What stands before the kernels of a source, and the text of each by its name."""
+    head, *texts = source.split(KERNEL)
+    return head, {text.partition("void ")[2].partition("(")[0]: KERNEL + text for text in texts}

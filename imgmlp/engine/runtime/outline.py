@@ -29,7 +29,7 @@ class Traceable:
 
     def told(self) -> str:
         """What another process knows the step by."""
-        kinds = [(b.shape, b.dtype.name, b.rows) for b in self.states]
+        kinds = [(b.shape, b.dtype.name, list(b.limits.values())) for b in self.states]
         return f"{self.name} {kinds}"
 
 

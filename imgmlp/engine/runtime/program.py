@@ -23,10 +23,11 @@ from imgmlp.engine.ir.kernel import Update
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.target import NARROW, ON_MATRIX_UNITS, TURNS, Precision, Target
 from imgmlp.engine.ir.usage_errors import warn
+from imgmlp.engine.oracle.given_indices import check_assigned, is_given
 from imgmlp.engine.runtime import debug, program_cache
 from imgmlp.engine.runtime.buffers import read_buffer, upload
 from imgmlp.engine.runtime.dry_run import DryRun
-from imgmlp.engine.runtime.executable import Executable
+from imgmlp.engine.runtime.executable import Executable, functions
 from imgmlp.engine.runtime.index_checks import index_checks, refuse
 from imgmlp.engine.runtime.interpreted import Interpreted, run_lowered
 from imgmlp.engine.runtime.outline import Outline, Traceable, Traced
@@ -63,7 +64,7 @@ class Program:
             raise ValueError(f"precision is {precision!r}; use {known}")
         self.device = device
         self.general = general  # leave out the block program
-        self._beside = beside  # whose memory for intermediates serves this one as well
+        self._beside = beside  # whose memory for intermediates and kernels serve this one as well
         self._counted: Allocation | None = None
         rounded = precision == "half" and not device.has_matrix_units
         self.precision: Precision = "float32" if rounded else precision  # that of products here
@@ -148,6 +149,9 @@ class Program:
             )
         leaves = [n.arg for n in nodes if n.op is Op.BUFFER]
         self.inputs.update(leaves)
+        for state, value in self.updates:
+            check_assigned(state, value)
+            state.given = False
         self._adopt([*leaves, *(state for state, _ in self.updates), *self.outputs.values()])
 
     def _adopt(self, storages: Sequence[Buffer]) -> None:
@@ -187,13 +191,28 @@ class Program:
         """The kernels, with smaller tiles where the device has not enough memory for them."""
         while True:
             calls = self.executable.calls
-            names = list(dict.fromkeys(call.function for call in calls))
-            handles = device.build(self.executable.source, names)
+            source, handles = self._lent()
+            names = [n for n in dict.fromkeys(c.function for c in calls) if n not in handles]
+            if names:
+                handles |= device.build(source, names)
             short = (device.shortage(handles[c.function], c.local_size) for c in calls)
             problem = next(filter(None, short), None)
             if problem is None:
                 return handles
             self._shrink(device, problem)
+
+    def _lent(self) -> tuple[str, dict[str, KernelHandle]]:
+        """The source, but for kernels that the program beside this one has built, and these."""
+        source = self.executable.source
+        if self._beside is None:
+            return source, {}
+        (head, mine), (other, theirs) = map(functions, (source, self._beside.executable.source))
+        built = {text.replace(name, "", 1): name for name, text in theirs.items()}
+        same = {name: built.get(text.replace(name, "", 1)) for name, text in mine.items()}
+        if head != other or not any(same.values()):
+            return source, {}
+        lent = {name: self._beside._handles[found] for name, found in same.items() if found}
+        return head + "".join(text for name, text in mine.items() if name not in lent), lent
 
     def _shrink(self, device: Device, problem: str) -> None:
         """Plan the step anew for less local memory or fewer registers. Raises OutOfMemoryError."""
@@ -364,3 +383,5 @@ def _target(device: AnyDevice, precision: Precision) -> Target:
 def run_once(device: AnyDevice, updates: Sequence[Update]) -> None:
     """Compute some Buffers now."""
     Program(device, {}, updates).run()
+    for state, value in updates:
+        state.given = is_given(value)

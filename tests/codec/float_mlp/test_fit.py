@@ -92,6 +92,14 @@ def test_steps_and_learning_rate_are_no_part_of_the_source() -> None:
         assert len({step.program.stages.source for step in steps}) == 1
 
 
+@pytest.mark.parametrize("sizes", [[(7, 5), (3, 20), (1, 11)], [(40, 300), (300, 41)]])
+def test_the_size_of_a_picture_is_no_part_of_the_source(sizes: list[tuple[int, int]]) -> None:
+    """Of small ones, whose tables of features are multiplied themselves, and of others."""
+    device, chosen = open_device("numpy:uops"), settings(batch=320)
+    steps = [training_step(chosen, device, np.zeros((*size, 3), np.uint8)) for size in sizes]
+    assert len({step.program.stages.source for step in steps}) == 1
+
+
 def float64_step(flat: np.ndarray, x: np.ndarray, y: np.ndarray, step: TrainingStep) -> np.ndarray:
     """Parameters after the very first AdamW step: each moves by the rate, against its gradient."""
     spans = list(step.architecture.spans())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -16,8 +17,9 @@ from conftest import small_pixels
 from imgmlp.codec import decoder, encoder
 from imgmlp.codec.bitstream import container, metadata_sections
 from imgmlp.codec.encoder import Encoded
+from imgmlp.codec.latent import decode, rounding_search, sections, training_phases
 from imgmlp.codec.latent import encode as latent
-from imgmlp.codec.latent import training_phases
+from imgmlp.codec.latent.model import LatentModel
 from imgmlp.codec.latent.rounding_search import Written
 from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training_step import LatentStep
@@ -28,7 +30,7 @@ from imgmlp.codec.training.draft import Draft
 from imgmlp.codec.training.run import Progress, Run
 from imgmlp.codec.training.target import Goal, Kind, Workload
 from imgmlp.engine import open_device
-from imgmlp.errors import Interrupted, OutOfMemoryError, UsageError
+from imgmlp.errors import ImgmlpError, Interrupted, OutOfMemoryError, UsageError
 from imgmlp.image import Picture, psnr
 from imgmlp.metadata import NOTHING, Metadata
 
@@ -405,3 +407,47 @@ def test_a_saved_run_goes_on_in_its_form(form: str, monkeypatch: pytest.MonkeyPa
             found._step()
     else:
         assert found._step() is WindowedStep
+
+
+def faulty(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have files hold another latent than was meant, another weight, or pixels of another model."""
+    if what == "synthesis":
+        real = rounding_search.synthesize
+        monkeypatch.setattr(rounding_search, "synthesize", lambda *made: real(*made) ^ 1)
+        return
+    write = sections.write
+
+    def wrong(model: LatentModel) -> tuple[bytes, bytes, bytes]:
+        if what == "latent":
+            grids = [grid.copy() for grid in model.latents]
+            grids[0][0, 0] = grids[0][0, 0] != 1
+            return write(replace(model, latents=tuple(grids)))
+        name, tensor = next(iter(model.networks.items()))
+        values = tensor.values.copy()
+        values[0] += 1
+        return write(
+            replace(model, networks=model.networks | {name: replace(tensor, values=values)})
+        )
+
+    monkeypatch.setattr(sections, "write", wrong)
+
+
+@pytest.mark.parametrize("what", ["latent", "weight", "synthesis"])
+def test_what_is_no_file_of_the_model_is_a_fault(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faulty(what, monkeypatch)
+    with pytest.raises(ImgmlpError, match="what was written is no sound file: it"):
+        run(Goal("lambda", 3e-3), workload=Workload(3))
+
+
+def test_a_file_is_decoded_but_its_pixels_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    real = rounding_search.synthesize
+    monkeypatch.setattr(rounding_search, "synthesize", lambda *a: made.append(a) or real(*a))
+    monkeypatch.setattr(decode, "synthesize", lambda *a: made.append(a) or real(*a))
+    found = run(Goal("lambda", 3e-3), workload=Workload(3))
+    assert len(made) == 1
+    assert (
+        decoder.decode(container.parse(found.bytes), open_device("numpy")) == found.pixels
+    ).all()

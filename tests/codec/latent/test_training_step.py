@@ -25,6 +25,7 @@ from imgmlp.engine.runtime.program_cache import identify
 from imgmlp.engine.tiling import block
 
 HEIGHT, WIDTH = 21, 30
+NARROW = {"hidden": 8, "entropy": 4}  # networks where any will do
 
 
 def picture() -> np.ndarray:
@@ -494,7 +495,7 @@ def too_many(_bits: float, _quality: float) -> float:
 
 
 def test_a_run_whose_price_rises_early_begins_anew_and_no_more_than_twice() -> None:
-    step = LatentStep(picture(), 1, open_device("numpy"))
+    step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
     beginning, reached = step.state(), list[int]()
     trainer = LatentTrainer(step, LatentTrainerState(40, 1e-3), too_many, beginning=beginning)
     assert trainer.run(Run(lambda progress: reached.append(progress.step))) == "done"
@@ -509,7 +510,7 @@ def test_a_run_whose_price_rises_early_begins_anew_and_no_more_than_twice() -> N
 
 def test_a_run_that_began_anew_goes_on_bit_for_bit_after_a_stop() -> None:
     device = open_device("numpy")
-    whole, parted, rest = (LatentStep(picture(), 1, device) for _ in range(3))
+    whole, parted, rest = (LatentStep(picture(), 1, device, **NARROW) for _ in range(3))
     beginning = whole.state()
     LatentTrainer(whole, LatentTrainerState(40, 1e-3), too_many, beginning=beginning).run()
     trainer = LatentTrainer(parted, LatentTrainerState(40, 1e-3), too_many, beginning=beginning)

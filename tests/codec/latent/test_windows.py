@@ -18,7 +18,7 @@ from imgmlp.codec.bitstream import container
 from imgmlp.codec.latent import encode as latent
 from imgmlp.codec.latent import model, rounding_search, training_phases, windows
 from imgmlp.codec.latent.model import ModelShape, guessed
-from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState
+from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState, begin, shrunk
 from imgmlp.codec.latent.training_step import Control, LatentStep
 from imgmlp.codec.latent.windows import WindowedStep, in_windows, room
 from imgmlp.codec.training import passes
@@ -94,7 +94,10 @@ def test_where_little_time_is_wanted_sizes_need_no_program_of_their_own() -> Non
     assert all(form(*size, True)[0] for size in ((300, 200), (512, 768), (200, 900), (130, 131)))
     assert not any(form(*size, False)[0] for size in ((300, 200), (512, 768), (200, 900)))
     assert form(2000, 3000, False)[0]
-    assert form(20, 1000, True) == (False, (32, 1024))  # which windows would hardly be filled with
+    # what would hardly fill windows
+    assert form(20, 1000, True) == form(31, 700, True) == (False, (32, 1024))
+    assert form(100, 150, True) == form(65, 200, True) == (False, (128, 256))
+    assert form(20, 1000, False) == (False, (32, 1024)) != form(31, 700, False)
     assert form(20, 100, True) == form(128, 70, True) == (False, (128, 128))
     assert form(20, 100, False) == (False, (32, 128))
     info.kind = "numpy"  # which compiles nothing
@@ -226,20 +229,66 @@ def test_a_step_that_takes_more_than_the_time_left_ends_between_windows(
     assert clock[0] == 10.0
 
 
-def test_a_guess_is_something_like_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    pixels = picture(90, 120)
-    step = LatentStep(pixels, 0, open_device("numpy"), hidden=32, entropy=24, start=3)
+@pytest.mark.parametrize("start", sorted(model.GUESSES))
+def test_a_guess_is_something_like_the_picture(start: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    y, x = np.mgrid[:90, :120]
+    shade = 120 + 60 * np.sin(x / 15) * np.cos(y / 9)
+    pixels = np.stack([shade, shade + 8, shade - 12], -1).astype(np.uint8)
+    hidden, entropy = model.widths_of(start)
+    step = LatentStep(pixels, 0, open_device("numpy"), hidden=hidden, entropy=entropy, start=start)
     nothing, _ = step.judge(step.flat.numpy())
-    found = guessed(pixels, step.shape, 3)
+    found = guessed(pixels, step.shape, start)
     assert found is not None
     step.write_grids(found)
     error, _ = step.judge(step.flat.numpy())
-    assert error < nothing / 1.5
+    assert error < min(nothing / 2, training_phases.UNLIKE)
     monkeypatch.setattr(model, "BAND", 1)
-    again = guessed(pixels, step.shape, 3)
+    again = guessed(pixels, step.shape, start)
     assert again is not None
     for once, twice in zip(found, again, strict=True):
         assert np.allclose(once, twice, atol=1e-4)
+
+
+def test_a_guess_is_nearer_to_zero_the_dearer_bits_are() -> None:
+    grids = [np.float32([[-2.0, -0.3, 0.0, 0.3, 5.0]])]
+    for price, steps, by in ((3e-4, 300, 0), (6e-4, 200, 0.25), (1.2e-3, 30_000, 1), (0, 9, 0)):
+        (found,) = shrunk(grids, price, steps)
+        assert found.dtype == np.float32
+        wanted = [by - 2, min(by - 0.3, 0), 0, max(0.3 - by, 0), 5 - by]
+        assert np.allclose(found, [wanted], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("size", "steps", "error", "begins"),
+    [
+        ((20, 30), 3, 0.9, True),
+        ((20, 30), 300, 0.9, False),  # as of text
+        ((320, 320), 40_000, 0.01, True),
+    ],
+)
+def test_runs_of_any_length_begin_from_a_guess_that_is_like_the_picture(
+    size: tuple[int, int], steps: int, error: float, begins: bool
+) -> None:
+    pixels = picture(*size)
+    hidden = latent.widths(pixels.shape, np.inf)
+    start = model.newest_start(hidden)
+    shape = ModelShape(*pixels.shape, model.usual_levels(*size), *hidden)
+    grids = [np.zeros(size, np.float32) for size in shape.grids]
+    judged: list[np.ndarray] = []
+
+    def judge(_: np.ndarray) -> tuple[float, float]:
+        judged[:] = step.grids()
+        return error, 1.0
+
+    step = SimpleNamespace(shape=shape, start=SimpleNamespace(number=start), judge=judge)
+    step.flat, step.grids = SimpleNamespace(numpy=lambda: np.zeros(1)), lambda: list(grids)
+    step.write_grids = lambda found: grids.__setitem__(slice(None), found)
+    begin(step, pixels, 1e-3, steps)  # type: ignore[arg-type]
+    found = guessed(pixels, shape, start)
+    assert found is not None
+    assert all(map(np.array_equal, judged, found))
+    wanted = shrunk(found, 1e-3, steps) if begins else [np.zeros_like(grid) for grid in found]
+    assert all(map(np.array_equal, grids, wanted))
 
 
 def test_nothing_is_guessed_where_nobody_knows() -> None:

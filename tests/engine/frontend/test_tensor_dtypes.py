@@ -100,7 +100,7 @@ def test_integers_of_every_width_wrap_divide_and_compare(device: AnyDevice, name
         "& ^ |": ((x & y) ^ (x | y), lambda: (a & b) ^ (a | b)),
         "sum": (x.sum(), lambda: np.asarray(a.sum(dtype=kind))),
         "most": (x.max(), lambda: np.asarray(a.max())),
-        "negative": (x + -1, lambda: a - np.ones(1, kind)),
+        "negative": (x - 1, lambda: a - np.ones(1, kind)),
     }
     found = results({key: tensor for key, (tensor, _) in functions.items()}, device)
     with np.errstate(over="ignore"):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import math
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -61,6 +64,53 @@ def test_an_operation_is_what_its_row_says(device: AnyDevice, title: str) -> Non
             assert close(program.read(name), value, magnitude), name
 
 
+@pytest.mark.parametrize("kind", operations.STORED[:-1], ids=lambda k: k.name)
+def test_a_row_holds_for_every_dtype_that_it_lists(kind: dtype.DType) -> None:
+    """Small whole numbers, or True; halves as they come. f32 is above, on every form of a step."""
+    device, rng, found, wanted = open_mapping("numpy"), np.random.default_rng(0), {}, {}
+    for row in (r for rows in operations.ROWS.values() for r in rows):
+        end = 2 if kind is dtype.bool_ or row.high < 2 else 4
+        drawn = [rng.integers(1, end, s) for s in row.shapes]
+        if kind is dtype.f16:
+            drawn = [rng.uniform(row.low, row.high, s) for s in row.shapes]
+        arrays = [np.asarray(a, kind.np) for a in drawn]
+        try:
+            answer = operations.evaluated(row.tensor, [Tensor(a, device) for a in arrays])
+        except (TypeError, ValueError):
+            continue  # which is what the page says
+        wide = [a.astype(np.float64) for a in arrays]
+        found[row.tensor] = answer
+        wanted[row.tensor] = np.asarray(operations.evaluated(row.array, wide))
+    assert len(found) > 100
+    program = compile(lambda: found, device)
+    program.run()
+    for name, array in wanted.items():
+        value = program.read(name)
+        assert value.dtype.kind == "f" or value.dtype == found[name].dtype.np
+        if value.dtype.kind == "f":
+            unit = np.finfo(kind.np if kind is dtype.f16 else value.dtype).eps
+            off = 8 * float(unit) * max(1, np.abs(array).max())
+            assert np.allclose(value, array, rtol=0, atol=off), name
+        else:
+            whole = array if value.dtype.kind == "b" else array.astype(np.int64)
+            assert np.array_equal(value, whole.astype(value.dtype)), name
+
+
+def test_every_operation_has_a_row() -> None:
+    """What a Tensor has beside them makes one of a number, runs it, or is another's name."""
+    rows = " ".join(r.tensor for rows in operations.ROWS.values() for r in rows)
+    named = set(re.findall(r"\.(\w+)", rows))
+    beside = "assign backward empty flat_index full gradient item numpy ones realize write zeros"
+    known = {*beside.split(" "), "zero_grad", "eq", "variance", "weighted_sums"}
+    ours = {n for n in dir(Tensor) if n[0] != "_" and inspect.isroutine(getattr(Tensor, n))}
+    functions = inspect.getmembers(nn, inspect.isfunction)
+    layers = {n for n, f in functions if f.__module__ == nn.__name__}
+    assert ours - named == known
+    assert layers - named == {"slices"}
+    signs = "+ - * / // % ** @ & | ^ << >> == != < > <= >="
+    assert [s for s in re.split(" ", signs) if f" {s} " not in rows] == []
+
+
 def test_the_page_is_what_the_tool_writes() -> None:
     page = (ROOT / "docs" / "operations.md").read_text("utf-8")
     assert page == operations.page(), "run python tools/operations.py > docs/operations.md"
@@ -96,6 +146,86 @@ def test_numbers_that_are_none_and_those_without_end(device: AnyDevice) -> None:
         for name, (_, array) in functions.items():
             found, wanted = program.read(name), np.asarray(array())
             assert close(found, wanted, roundings=8), name
+
+
+def test_quotients_and_what_they_leave_are_numpys(device: AnyDevice) -> None:
+    """Also where x / y is large, infinite or beside a whole number; of integers by 0 it is 0."""
+    inf = np.inf
+    pairs = [(1e8, 3), (1e10, 3), (16777215, 0.1), (1, 0.1), (5.3, inf), (-5.3, inf), (5.3, -inf),
+             (60000, 0.001), (-1, 0.1), (7, -2), (1, 0), (-1, 0), (0, 0), (inf, 3)]  # fmt: skip
+    pairs += [(float(a), float(b)) for a, b in np.random.default_rng(0).normal(size=(50, 2)) ** 5]
+    found, wanted = {}, {}
+    for kind in ("f4", "f2", "i1", "u1", "i4", "u4"):
+        a, b = (np.array(v) for v in zip(*pairs, strict=True))
+        if kind[0] != "f":
+            a, b = (np.nan_to_num(v, posinf=99, neginf=-99) % 120 // 1 - 20 * (kind[0] == "i")
+                    for v in (a, b))  # fmt: skip
+        with np.errstate(all="ignore"):
+            a, b = a.astype(kind), b.astype(kind)
+            b[:3] = 0 if kind[0] != "f" else b[:3]
+            x, y = Tensor(a, device), Tensor(b, device)
+            found |= {f"{kind} //": x // y, f"{kind} %": x % y}
+            wanted |= {f"{kind} //": a // b, f"{kind} %": a % b}
+    program = compile(lambda: found, device)
+    program.run()
+    for name, array in wanted.items():
+        assert np.array_equal(program.read(name), array, equal_nan=array.dtype.kind == "f"), name
+
+
+def test_an_infinite_pixel_stays_where_it_is() -> None:
+    device = open_mapping("numpy")
+    a = np.arange(30, dtype=np.float32).reshape(5, 6)
+    a[1, 2], a[4, 0] = np.inf, np.nan
+    for size in [(5, 6), (3, 9), (10, 12), (2, 2)]:
+        rows, columns = (np.arange(n) * m // n for n, m in zip(size, a.shape, strict=True))
+        found = Tensor(a, device).interpolate(size).numpy()
+        assert np.array_equal(found, a[rows][:, columns], equal_nan=True)
+    linear = Tensor(a, device).interpolate((5, 6), "linear").numpy()
+    assert np.array_equal(linear, a, equal_nan=True)
+    wide = Tensor(a, device).interpolate((10, 6), "linear").numpy()
+    assert (~np.isfinite(wide)).sum() == 7  # what has a share in one of them: four places, three
+    whole = Tensor(np.int32([[1 << 30 | 1, 3]]), device).interpolate((2, 4))
+    assert whole.numpy().tolist() == [[1 << 30 | 1] * 2 + [3] * 2] * 2
+
+
+def test_means_of_halves_are_rounded_once() -> None:
+    device = open_mapping("numpy")
+    big = Tensor(np.full((1, 1, 3, 3), 60000, np.float16), device)
+    assert big.avg_pool2d(3).numpy() == 60000
+    a = np.random.default_rng(0).normal(size=(500, 7)).astype(np.float16)
+    wanted = a.astype(np.float64).std(1).astype(np.float16)
+    assert np.array_equal(Tensor(a, device).std(1).numpy(), wanted)
+
+
+def small(kind: str = "u1") -> Tensor:
+    return Tensor(np.array([2, 3], kind), open_mapping("numpy"))
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda: small() + 300, lambda: 300 - small(), lambda: small() * -1, lambda: small() // 300,
+        lambda: small("i4") + 2**40, lambda: small("i4") & 0xFFFFFFFF, lambda: small() ^ -1,
+        lambda: small("u4").multiply_add(1 << 32, 1), lambda: small().full_like(300),
+        lambda: Tensor.full((2,), 300, dtype.u8), lambda: Tensor.full((2,), 1 << 31),
+        lambda: Tensor.full((), math.nan, dtype.i32), lambda: Tensor.arange(300, dtype=dtype.u8),
+        lambda: Tensor.arange(2**31, 2**31 + 3), lambda: Tensor.where(small() > 2, small(), 300),
+        lambda: small().assign(300), lambda: small().scatter(0, np.array([0, 1]), 300),
+    ],
+)  # fmt: skip
+def test_a_number_that_a_dtype_cannot_hold_is_refused(act: Callable[[], Tensor]) -> None:
+    with pytest.raises(ValueError, match="cannot hold"):
+        act()
+
+
+def test_numbers_beyond_a_dtype_are_what_they_are_where_the_answer_is_another_one() -> None:
+    found = [small() ** -2, small() ** 300, small("i1") ** 100, small().isclose(300)]
+    wanted = [[1 / 4, 1 / 9], [math.inf, math.inf], [2.0**100, math.inf], [False, False]]
+    for t, value in zip(found, wanted, strict=True):
+        assert close(t.numpy(), np.array(value), 200)
+    assert (~small()).numpy().tolist() == [253, 252]
+    assert Tensor.arange(2**31, 2**31 + 2, dtype=dtype.u32)[1:].cast(dtype.i32).shape == (1,)
+    assert Tensor.arange(np.int64(5)).dtype is dtype.i32
 
 
 def test_small_integers_and_halves_keep_their_dtypes(device: AnyDevice) -> None:

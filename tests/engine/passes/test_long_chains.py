@@ -80,6 +80,26 @@ def test_twenty_thousand_operations_compile(name: str) -> None:
 
 
 @pytest.mark.usefixtures("room")
+def test_eight_thousand_operations_have_a_gradient() -> None:
+    start = np.float32([0.1, 0.5, 1.0])
+    device = open_mapping("numpy")
+    x = Tensor(start, device)
+
+    def step() -> dict[str, Tensor]:
+        y = x
+        for _ in range(8_000):
+            y = y.sin()
+        return {"gradient": y.sum().gradient([x])[0]}
+
+    program = compile(step, device)
+    program.run()
+    value, slope = start.astype(np.float64), np.ones(3)
+    for _ in range(8_000):
+        value, slope = np.sin(value), slope * np.cos(value)
+    assert close(program.read("gradient"), slope, roundings=16_000)
+
+
+@pytest.mark.usefixtures("room")
 def test_a_long_chain_of_rows_is_a_block() -> None:
     device = open_mapping("numpy:procedure")
     random = np.random.default_rng(0)

@@ -27,6 +27,7 @@ from imgmlp.engine import (
 )
 from imgmlp.engine.device.base import KernelHandle
 from imgmlp.engine.ir.kernel import Block, Fused
+from imgmlp.engine.runtime.executable import functions
 from imgmlp.engine.tiling.block import MOST_ROWS
 from imgmlp.errors import ImgmlpWarning, OutOfMemoryError
 
@@ -80,6 +81,40 @@ def test_programs_beside_each_other_use_the_same_memory_for_intermediates() -> N
         program.run()
         expected = values @ np.linalg.matrix_power(values.T @ values, times)
         assert np.allclose(program.read("y"), expected, rtol=1e-5)
+
+
+def test_programs_beside_each_other_build_what_both_have_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And do no more of one another's than that."""
+    device = open_opencl()
+    x = Tensor(np.arange(12, dtype=np.float32).reshape(3, 4), device).realize()
+
+    def step(last: float) -> dict[str, Tensor]:
+        y = (x.permute(1, 0) @ x).contiguous()
+        return {"y": (y * last).sum(axis=0)}
+
+    first = compile(lambda: step(2.0), device, general=True)
+    built: list[str] = []
+    build = type(device).build
+
+    def told(device: Device, source: str, *names: Any) -> dict[str, KernelHandle]:
+        built.append(source)
+        return build(device, source, *names)
+
+    monkeypatch.setattr(type(device), "build", told)
+    second = compile(lambda: step(3.0), device, general=True, beside=first)
+    alone = compile(lambda: step(3.0), device, general=True)
+    (head, less), (same, whole) = map(functions, built)
+    assert head == same
+    assert 0 < len(less) < len(whole)
+    assert less.items() <= whole.items()
+    again = compile(lambda: step(3.0), device, general=True, beside=alone)
+    assert len(built) == 2  # as nothing was left
+    expected = (x.numpy().T @ x.numpy()).sum(axis=0)
+    for program, times in ((second, 3), (first, 2), (again, 3)):
+        program.run()
+        assert np.array_equal(program.read("y"), times * expected)
 
 
 def test_replaying_allocates_builds_and_uploads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,149 @@
+"""Indices that the host gives are rows of their tables, wherever they come from and whenever.
+
+Each of these read memory that is nobody's, or ended the process, where nothing checked it.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from imgmlp.engine import Feeder, Tensor, compile, dtype, nn, open_device
+from imgmlp.engine.ir.usage_errors import OutOfBoundsError
+
+DEVICE = open_device("numpy")
+BIG = 10**8
+X = np.arange(12, dtype=np.float32).reshape(3, 4)
+
+
+def tensor(array: object) -> Tensor:
+    return Tensor(np.asarray(array), DEVICE)
+
+
+def table() -> Tensor:
+    return tensor(X)
+
+
+def uploaded(array: object) -> Tensor:
+    """Of which the host has no copy left."""
+    found = tensor(array)
+    (found + 1).numpy()
+    assert found.node.arg.host is None
+    return found
+
+
+I = np.int32([0, 1, BIG])  # noqa: E741 (as in docs/operations.md)
+REFUSED: dict[str, Callable[[Tensor], Tensor]] = {
+    "u8": lambda x: x.take_along_axis(np.array([[200]] * 3, np.uint8), 1),
+    "i8": lambda x: x.take_along_axis(np.array([[-1]] * 3, np.int8), 1),
+    "u32": lambda x: x.take_along_axis(np.array([[BIG]] * 3, np.uint32), 1),
+    "part": lambda x: x.gather(tensor(I)[1:]),
+    "part, negative": lambda x: x[tensor(-I)[1:]],
+    "flip": lambda x: x.gather(tensor(I).flip(0)),
+    "concat": lambda x: x.gather(Tensor.concat([tensor([0, 1]), tensor(I)])),
+    "cast": lambda x: x.gather(tensor(I).cast(dtype.u32)),
+    "floats": lambda x: x.gather(tensor([0.0, 7.5]).cast(dtype.i32)),
+    "pad": lambda x: x.gather(tensor(I).pad((0, 1))),
+    "expand": lambda x: x.gather(tensor(I).reshape(3, 1).expand(3, 5)[1:]),
+    "taken": lambda x: x.gather(tensor(I)[[0, 2]]),
+    "range": lambda x: x.gather(Tensor.arange(4)),
+    "uploaded": lambda x: x.gather(uploaded(I)),
+    "uploaded, part": lambda x: x.gather(uploaded(I)[2:]),
+    "realized": lambda x: x.gather(tensor(I)[1:].realize()),
+    "assigned": lambda x: x.gather(tensor([0, 0, 0]).assign(I)),
+    "assigned by a Tensor": lambda x: x.gather(tensor([0, 0, 0]).assign(tensor(I))),
+    "written": lambda x: x.gather(tensor(np.zeros(3, np.int32)).write(I)),
+    "target": lambda x: nn.nll_loss(x, tensor([0, 0, 1, 9])[1:]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_host_knows_to_be_no_row_is_refused(name: str) -> None:
+    with pytest.raises(OutOfBoundsError, match=r"index (-?\d+) is out of bounds"):
+        REFUSED[name](table())
+
+
+def test_a_table_of_other_rows_has_limits_of_its_own() -> None:
+    index = tensor(np.int32([0, 5]))
+    tensor(np.zeros((9, 2))).gather(index).numpy()
+    with pytest.raises(OutOfBoundsError, match="index 5 "):
+        table().gather(index)
+    index.write(np.int32([0, 8]))  # which is a row of the only table that is read by it
+
+
+def test_only_what_a_view_takes_must_be_a_row() -> None:
+    index = tensor(I)
+    for taken in (index[:2], Tensor.concat([index, index])[3:5], index.cast(dtype.u8)[:2]):
+        assert np.array_equal(table().gather(taken).numpy(), X[[0, 1]])
+    index.write(np.int32([2, 2, -5]))
+    with pytest.raises(OutOfBoundsError, match="from 0 to 2, and 3 is none"):
+        index.write(np.int32([0, 3, 0]))
+
+
+LATER: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "x[J]": lambda x, j: x[j],
+    "x[:, J]": lambda x, j: x[:, j],
+    "take": lambda x, j: x.take(j),
+    "part": lambda x, j: x.gather(j[1:]),
+    "cast": lambda x, j: x.gather(j.cast(dtype.u32)),
+    "concat": lambda x, j: x.gather(Tensor.concat([tensor([1, 2]), j])),
+}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_what_is_written_later_must_be_rows_too(name: str) -> None:
+    x, index = table(), tensor(np.int32([0, 1]))
+    program = compile(lambda: {"y": LATER[name](x, index)}, DEVICE)
+    feeder, bad = Feeder(program, index), np.int32([0, BIG])
+    for put in (index.write, feeder.send, index.assign, lambda a: index.assign(tensor(a))):
+        with pytest.raises(OutOfBoundsError, match=f"{BIG} is none of them"):
+            put(bad)
+    feeder.send(np.int32([1, 2]))
+    program.run()
+    wanted = compile(lambda: {"y": LATER[name](x, tensor([1, 2]))}, DEVICE)
+    wanted.run()
+    assert np.array_equal(program.read("y"), wanted.read("y"))
+
+
+def test_what_a_step_assigns_must_be_rows_now_and_later() -> None:
+    x, index, next_one = table(), tensor(np.int32([0, 1])), tensor(np.int32([2, 2]))
+
+    def step(value: Tensor) -> dict[str, Tensor]:
+        index.assign(value)
+        return {"y": x.gather(index)}
+
+    with pytest.raises(OutOfBoundsError, match="3 is none of them"):
+        compile(lambda: step(tensor([3, 0])), DEVICE)
+    program = compile(lambda: step(next_one), DEVICE)
+    program.run(2)
+    assert np.array_equal(program.read("y"), X[[2, 2]])
+    with pytest.raises(OutOfBoundsError, match="-1 is none of them"):
+        next_one.write(np.int32([0, -1]))
+
+
+def test_what_a_step_computes_is_no_business_of_the_host() -> None:
+    index = tensor(np.int32([5, 4]))
+    program = compile(lambda: {"index": index.assign(index - 3)}, DEVICE)
+    taken = compile(lambda: {"y": table().gather(index - 1)}, DEVICE)
+    program.run()
+    assert index.numpy().tolist() == [2, 1]
+    table().gather(index)  # not known to be wrong, nor read back to find out
+    taken.run()
+    assert taken.read("y").tolist() == X[[1, 0]].tolist()
+
+
+def test_an_index_is_freed_with_the_last_that_reads_it() -> None:
+    gc.disable()
+    try:
+        index = tensor(np.int32([0, 1]))
+        known = weakref.ref(index.node.arg)
+        y = table().gather(Tensor.concat([index.detach()[:1], index[1:]]))
+        assert y.numpy().tolist() == X[:2].tolist()
+        del y, index
+        assert known() is None
+    finally:
+        gc.enable()
