@@ -194,7 +194,9 @@ def cost(
         step = kind(pixels, encode.SEED, device, hidden=hidden, entropy=entropy, start=start)
         if variant.guess:
             training_phases.begin(step, pixels, price, steps)
-        Refreshing(step, training_phases.LatentTrainerState(steps, price)).run()
+        trainer = Refreshing(step, training_phases.LatentTrainerState(steps, price))
+        trainer.suit()
+        trainer.run()
         more = step.finish()
         search = bit_allocation.Search(step)
         networks = search.run(price) if variant.searched else search._rounded(search.exponents)

@@ -76,9 +76,10 @@ class Hyperlatents(LatentStep):
         loss = (error * (1 / self.channels) + bits * price) * scale
         by_seen, slopes, by_beside = loss.gradient([seen, self.flat, self.beside])
         by_flat = slopes * (1.0 / scale) + self._by_weight_bits() * (price * self.control[10])
-        self.adam_latents.apply([by_seen * (1.0 / scale) * slope])
+        larger = self.control[11]
+        self.adam_latents.apply([by_seen * (larger / scale) * slope])
         norm, most = by_flat.square().sum().sqrt(), self.control[9]
-        clipped = most / norm.maximum(most)
+        clipped = larger * most / norm.maximum(most)
         self.adam.apply([by_flat * clipped])
         self.adam_beside.apply([by_beside * (clipped / scale)])
         self.count.assign(self.count + 1)

@@ -246,11 +246,11 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         now = abs(self.done - LOOKED * state.steps) <= self.control / 2
         if self._pricing is None or state.begun or not now:
             return
-        rose = state.anew < AGAIN and state.price > ROSE * state.opening
-        if self._beginning is not None and self._limit is None and rose:  # a limit leaves no time
+        beginning = self._beginning if self._limit is None else None  # a limit leaves none to lose
+        if beginning is not None and state.anew < AGAIN and state.price > ROSE * state.opening:
             state.opening, state.anew, state.exponents = state.price, state.anew + 1, {}
             state.lost, state.finer = 0.0, 1.0
-            self.step.restore(self._beginning)
+            self.step.restore(beginning)
             self.done = 0
             self._shown = 0, time.perf_counter()
             self.suit()
