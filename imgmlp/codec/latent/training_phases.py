@@ -55,9 +55,7 @@ SHARED, OF = (1 / 3, 0.6), (100, FEW)
 # Steps by which guessed latents are nearer to zero for every doubling of the price from the first
 # on: of so many in a run, so much.
 UNSHRUNK, SHRUNK, BY_STEPS = 3e-4, (0.1, 0.25, 0.5), (20, 200, 30_000)
-# Squared error on [0, 1] of a guess that a run had better not begin from, and steps below which it
-# does anyhow.
-UNLIKE, FEW_ANYHOW = 0.025, 100
+UNLIKE = 0.025  # squared error on [0, 1] of a guess that only hasty runs had better begin from
 SHARES = 0.63, 0.87  # of noise
 LATENTS, NETWORKS = 0.2, 7e-3  # learning rates
 # Steps of latents are those of a start at the price that it was trained at. Where bits are cheaper
@@ -125,7 +123,7 @@ def begin(step: LatentStep, pixels: Array, price: float, steps: int) -> None:
     nothing = step.grids()
     step.write_grids(found)
     error, _ = step.judge(step.flat.numpy())
-    near = error < UNLIKE or steps < FEW_ANYHOW
+    near = error < UNLIKE or steps < HASTY
     step.write_grids(shrunk(found, price, steps) if near else nothing)
 
 
@@ -139,8 +137,10 @@ def shrunk(grids: Sequence[Array], price: float, steps: int) -> list[Array]:
     return [np.sign(grid) * np.maximum(np.abs(grid) - nearer, 0) for grid in grids]
 
 
-def fineness(price: float, pixels: int) -> float:
-    """How many times finer than a start's the steps of latents should be."""
+def fineness(price: float, pixels: int, steps: int) -> float:
+    """How many times finer than a start's the steps of latents should be in a run of so many."""
+    if steps < FEW:
+        return 1.0  # which are too few to make use of it, and to hit a target then
     found = min(math.pow(PRICED / price, BY_PRICE), FINEST)
     return found if found > WORTH * math.pow(max(SPARE / pixels, 1.0), BY_PRICE) else 1.0
 
@@ -259,7 +259,7 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
 
     def suit(self, most: float = FINEST) -> None:
         """Have steps of latents that suit the price, at most so many times finer or coarser."""
-        times = fineness(self.state.price, self.step.pixels) / self.state.finer
+        times = fineness(self.state.price, self.step.pixels, self.state.first) / self.state.finer
         if abs(math.log(times)) > math.log(SUITED):
             times = min(max(times, 1 / most), most)
             refine(self.step, times)
@@ -270,7 +270,7 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         state = self.state
         state.begun, state.price = state.steps, price
         state.steps += self.again
-        if fineness(price, self.step.pixels) >= FINER * state.finer:
+        if fineness(price, self.step.pixels, state.first) >= FINER * state.finer:
             self.suit(FINER)
 
     @property

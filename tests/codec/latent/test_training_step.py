@@ -342,21 +342,22 @@ def test_finer_steps_leave_the_picture_as_it_is_and_cost_the_bits_of_finer_numbe
 
 def test_steps_are_as_fine_as_the_price_asks_and_the_picture_can_pay() -> None:
     prices = [1e-7, 1e-5, 1e-4, 4e-4, 8e-4, 10.0]
-    found = [training_phases.fineness(price, 100_000) for price in prices]
+    found = [training_phases.fineness(price, 100_000, 300) for price in prices]
     assert found == sorted(found, reverse=True)
     assert found[0] == training_phases.FINEST
     assert found[4:] == [1.0, 1.0]
-    small = [training_phases.fineness(price, 256) for price in prices]
+    small = [training_phases.fineness(price, 256, 300) for price in prices]
     assert small == [*found[:2], 1.0, 1.0, 1.0, 1.0]
+    assert all(training_phases.fineness(price, 100_000, 299) == 1.0 for price in prices)
 
 
 def test_latents_of_finer_steps_have_higher_rates_and_a_pass_does_not_go_far_at_once() -> None:
     step = LatentStep(picture(), 1, open_device("numpy"), **STARTED)
-    trainer = LatentTrainer(step, LatentTrainerState(40, 1e-5))
+    trainer = LatentTrainer(step, LatentTrainerState(400, 1e-5))
     trainer.suit()
     trainer.run(Run(should_stop=lambda: True))
-    finer = training_phases.fineness(1e-5, step.pixels)
-    first = training_phases.control(0, 40, 1e-5).latents
+    finer = training_phases.fineness(1e-5, step.pixels, 400)
+    first = training_phases.control(0, 400, 1e-5).latents
     assert step.control.numpy()[4] == pytest.approx(first * finer, rel=0.2)
     assert trainer.state.finer == finer > 4
     trainer.repeat(1e-3)
