@@ -182,7 +182,10 @@ def gathered(table: Tensor, index: Tensor) -> dict[str, Tensor]:
 
 def several(x: Tensor, y: Tensor) -> dict[str, Tensor]:
     """Outputs of one kernel, of one shape and of two."""
-    return {"sum": x + y, "both": (x + y) * y, "sine": x.sin(), "one": x[0, 0] * 2, "row": x[1] + 1}
+    return {
+        "sum": x + y, "both": (x + y) * y, "sine": x.sin(), "one": x[0, 0] * 2, "row": x[1] + 1,
+        "remainder": x % y,
+    }  # fmt: skip
 
 
 def random(seed: Tensor) -> dict[str, Tensor]:

@@ -125,10 +125,13 @@ def test_a_quality_is_met_and_no_bytes_are_spent_on_more() -> None:
     assert len(found[17].bytes) <= 175  # 180
 
 
-def test_cheap_bits_make_a_picture_that_only_fine_steps_have() -> None:
-    """With steps of one size, and rates that fall with the price, it has 29.3 dB in 559 bytes."""
+def test_cheap_bits_make_a_picture_that_only_fine_steps_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With steps of one size it has 30.5 dB in 555 bytes."""
+    monkeypatch.setattr(training_phases, "FEW", 100)
     found = run(Goal("lambda", 1e-6), workload=Workload(100))
-    assert found.metrics["psnr"] > 31
+    assert found.metrics["psnr"] > 33
 
 
 @pytest.mark.usefixtures("few_trials")

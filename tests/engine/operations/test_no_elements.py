@@ -33,9 +33,10 @@ def answers(row: operations.Row, shapes: Shapes) -> np.ndarray | None:
     return np.asarray(found)
 
 
-# windows of no size are refused, and so are more of the largest than there are; without features
+# windows of no size are refused, and so are more of the largest than there are, and ranges that do
+# not lie within an axis; without features
 # all scores are 0, where NumPy has none divided by none
-OTHERWISE = ("conv", "topk", "attention")
+OTHERWISE = ("conv", "topk", "attention", "shrink")
 CASES = [
     (row, shapes)
     for rows in operations.ROWS.values()
