@@ -51,7 +51,7 @@ HIDDEN = 32  # of synthesis
 ENTROPY = 24
 BETAS = (0.9, 0.98)
 EPSILON = 4e-3  # of gradients by single latents, which are sums over pixels
-PRICED = 1e-3  # lambda; with a smaller one gradients are as many times smaller, and so is EPSILON
+MEANT = 1e-3  # lambda that EPSILON is for; with a smaller one gradients are as many times smaller
 STEP = 2.0**-7  # of weights, as far as what they cost is concerned
 # Times lambda that their bits cost, of which the loss has a rough estimate: differences from a
 # start, most of which small pictures can spare, and weights without one.
@@ -86,7 +86,7 @@ class Control:
         # Gradients in half precision need a loss that is large enough.
         scale = min(max(SCALED / max(self.price, 1e-9), 1.0), MOST_SCALED * channels)
         rates = [self.latents, self.networks, self.price, float(self.rounding), scale]
-        larger = max(PRICED / max(self.price, 1e-9), 1.0)
+        larger = max(MEANT / max(self.price, 1e-9), 1.0)
         return np.array([*soft, *rates, CLIP * pixels, weights, larger], np.float32)
 
 
