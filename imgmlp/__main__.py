@@ -8,6 +8,7 @@ loaded by itself is, before Ctrl-C ends this process quietly: `signal` alone loa
 import _signal  # type: ignore[import-not-found]
 import os
 import sys
+import time
 
 COMPLETION = "_IMGMLP_COMPLETE"  # set by a shell that asks what could be typed
 INTERRUPTED = 130
@@ -15,12 +16,13 @@ INTERRUPTED = 130
 
 def main() -> None:
     """Run the command line and leave with its exit code."""
+    began = time.perf_counter() - time.process_time()  # Python's own start counts as well
     _signal.signal(_signal.SIGINT, _leave)
     text = looked_at(sys.argv[1:])
     if text is None:
         from imgmlp import cli
 
-        cli.main()
+        cli.main(began)
         return
     from imgmlp.errors import OutputError
     from imgmlp.text import guard_streams, print_data

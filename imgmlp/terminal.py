@@ -36,9 +36,11 @@ TABLE_WIDTH = 120  # characters, where there is no terminal whose width would co
 
 
 class Terminal:
-    """Standard error, and how much the user wants to read there."""
+    """Standard error, how much the user wants to read there, and since when they wait."""
 
-    def __init__(self) -> None:
+    def __init__(self, began: float | None = None) -> None:
+        """`began` is a moment of `time.perf_counter`; now if it is not given."""
+        self.began = time.perf_counter() if began is None else began
         self.quiet = False
         self.verbosity = 0
         self.progress = True

@@ -25,10 +25,11 @@ from imgmlp.text import guard_streams, print_data
 __all__ = ["app", "main"]
 
 
-def main() -> None:
-    """Run the command line and leave with its exit code."""
+def main(began: float | None = None) -> None:
+    """Run the command line and leave with its exit code. `began` is when the process did, if not
+    now."""
     guard_streams()
-    terminal = Terminal()
+    terminal = Terminal(began)
     terminal.show_warnings()
     try:
         code = _run(terminal)

@@ -132,7 +132,7 @@ def _beside(terminal: Terminal, request: Request, outputs: Outputs, wanted: Want
         _Task(watch, source, path, outputs, wanted, device)
         for source, path in zip(sources, targets, strict=True)
     ]
-    tasks[0].began = time.perf_counter() - time.process_time()  # starting counts as well
+    tasks[0].began = terminal.began  # starting counts as well, while others wait for their turn
     jobs = [Job(task.entry, task.encode, task.check) for task in tasks]
     code = files.one_by_one(terminal, jobs, request.as_json, watch.stopping)
     if code != DeviceError.exit_code:  # which leaves pictures to go on with

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from pathlib import Path
 from typing import Any, get_args
 
@@ -57,6 +58,24 @@ def run(sources: list[Path], codec: Codec = "mlp", as_json: bool = False, **outp
     wanted = Wanted(price=0.01, effort=1, codec=codec)
     request = Request(sources, device="numpy", as_json=as_json)
     return encoding.run(Terminal(), request, Outputs(**outputs), wanted)
+
+
+def test_a_time_limit_counts_from_when_the_command_began_and_then_from_each_picture(
+    three: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the clock: where others keep the processor busy, Python takes seconds to start."""
+    moments, encode = list[float](), encoder.encode
+
+    def noted(*arguments: Any) -> Encoded:
+        moments.append(arguments[4].began)
+        return encode(*arguments)
+
+    monkeypatch.setattr(encoder, "encode", noted)
+    now, wanted = time.perf_counter(), Wanted(price=0.01, time="1s", codec="latent")
+    request = Request(three[:2], device="numpy")
+    assert encoding.run(Terminal(now - 50), request, Outputs(), wanted) == 0
+    assert moments[0] == now - 50
+    assert moments[1] > now
 
 
 def interrupted(
