@@ -33,7 +33,7 @@ Grid = list[list[int]]
 def tensors(N: bytes, W: bytes, channels: int) -> dict[str, tuple[list[int], int]]:
     """Numbers and exponent of each."""
     L, S, E, K = sizes(N)
-    found = shapes(L, S, E, K, channels)
+    found = shapes(L, S, E, K, channels, filtered=coded(N) >= 2**15)
     if N[0] >= 128:
         return started(found, N[1], W)
     steps = list(N[6:])
@@ -47,23 +47,29 @@ def tensors(N: bytes, W: bytes, channels: int) -> dict[str, tuple[list[int], int
     }
 
 
+def coded(N: bytes) -> int:
+    return int.from_bytes(N[2:4] if N[0] >= 128 else N[4:6], "big")
+
+
 def sizes(N: bytes) -> tuple[int, int, int, int]:
     """L, S, E and K."""
     return (N[0] - 128, *STARTS[N[1]]) if N[0] >= 128 else (N[0], N[1], N[2], N[3])
 
 
-def shapes(L: int, S: int, E: int, K: int, C: int) -> dict[str, tuple[int, ...]]:
+def shapes(
+    L: int, S: int, E: int, K: int, C: int, filtered: bool = False
+) -> dict[str, tuple[int, ...]]:
     return {
         "entropy.0.weight": (K, E), "entropy.0.bias": (E,),
         "entropy.1.weight": (E, E), "entropy.1.bias": (E,),
         "entropy.2.weight": (E, 2), "entropy.2.bias": (2,),
         "upsampling": (L - 1, 4),
-        "synthesis.0.weight": (L, S), "synthesis.0.bias": (S,),
+        "synthesis.0.weight": (L + filtered, S), "synthesis.0.bias": (S,),
         "synthesis.1.weight": (S, S), "synthesis.1.bias": (S,),
         "synthesis.2.weight": (S, C), "synthesis.2.bias": (C,),
         "residual.0.weight": (3, 3, C, C), "residual.0.bias": (C,),
         "residual.1.weight": (3, 3, C, C), "residual.1.bias": (C,),
-    }  # fmt: skip
+    } | ({"filter": (3, 3)} if filtered else {})  # fmt: skip
 
 
 def started(
@@ -78,9 +84,10 @@ def started(
             raise ValueError("no tensor")
         numbers = [stream.symbol(number + 15) for _ in range(prod(size))]
         of_grids = name in ("upsampling", "synthesis.0.weight")
-        if not whole and (of_grids or len(first[name]) == len(numbers)):
+        if not whole and (of_grids or len(first.get(name, [])) == len(numbers)):
             row, s = size[-1], first[name]
-            for at in range(len(numbers)):
+            beside = row if "filter" in found and name == "synthesis.0.weight" else 0
+            for at in range(len(numbers) - beside):
                 there = min(at // row, len(s) // row - 1) * row + at % row if of_grids else at
                 numbers[at] += s[there] << e - 11 if e >= 11 else s[there] + 2 ** (10 - e) >> 11 - e
         answer[name] = numbers, e
@@ -202,6 +209,19 @@ def upsampled(grids: list[Grid], taps: list[int], e: int) -> list[Grid]:
     return maps
 
 
+def through(finest: Grid, w: list[int], e: int) -> Grid:
+    rows, columns = len(finest), len(finest[0])
+    answers = [[0] * columns for _ in range(rows)]
+    for row in range(rows):
+        for column in range(columns):
+            for i in range(3):
+                for j in range(3):
+                    y, x = row + i - 1, column + j - 1
+                    if 0 <= y < rows and 0 <= x < columns:
+                        answers[row][column] += w[3 * i + j] * finest[y][x] * 1024
+    return [[R(A, e) for A in row] for row in answers]
+
+
 def convolved(y: list[list[list[int]]], number: int, found: dict) -> list[list[list[int]]]:
     """R(A, e) of every pixel."""
     w, e = found[f"residual.{number}.weight"]
@@ -230,7 +250,7 @@ def picture(data: bytes) -> list[list[list[int]]]:
     found = tensors(N, sections["W"], header["channels"])
     stream, network = Stream(sections["L"]), Network("entropy", found)
     L, _, _, K = sizes(N)
-    there = int.from_bytes(N[2:4] if N[0] >= 128 else N[4:6], "big")
+    there = coded(N) % 2**15
     grids = []
     for level in reversed(range(L)):
         size = -(-height // 2**level), -(-width // 2**level)
@@ -240,6 +260,8 @@ def picture(data: bytes) -> list[list[list[int]]]:
             grids.insert(0, [[0] * size[1] for _ in range(size[0])])
     stream.finish()
     maps = upsampled(grids, *found["upsampling"])
+    if "filter" in found:
+        maps.append(through(grids[0], *found["filter"]))
     network = Network("synthesis", found)
     y = []
     for row in range(height):

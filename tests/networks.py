@@ -32,13 +32,15 @@ def small_network(channels: int = 3, width: int = 8, frequencies: int = 3) -> Ne
 
 
 def started_latent_model(
-    height: int = 21, width: int = 26, channels: int = 3, number: int = 1
+    height: int = 21, width: int = 26, channels: int = 3, number: int = 1, filtered: bool = False
 ) -> LatentModel:
     """A model whose networks begin from a start and differ in few of their weights; one tensor is
     another altogether, and steps are finer and coarser than the start's.
     """
     hidden, entropy = widths_of(number)
-    model = small_latent_model(height, width, channels, synthesis=hidden, entropy=entropy)
+    model = small_latent_model(
+        height, width, channels, synthesis=hidden, entropy=entropy, filtered=filtered
+    )
     start, chance = start_of(number, model.shape), np.random.default_rng(number)
     networks = dict(model.networks)
     for at, (name, tensor) in enumerate(networks.items()):
@@ -51,11 +53,13 @@ def started_latent_model(
 
 
 def small_latent_model(
-    height: int = 21, width: int = 26, channels: int = 3, spread: float = 1.5, **sizes: int
-) -> LatentModel:
+    height: int = 21, width: int = 26, channels: int = 3, spread: float = 1.5,
+    filtered: bool = False, **sizes: int,
+) -> LatentModel:  # fmt: skip
     """A model of random latents and weights; its picture has many grays."""
     chance = np.random.default_rng([height, width, channels])
-    shape = ModelShape(height, width, channels, usual_levels(height, width), **sizes)
+    levels = usual_levels(height, width)
+    shape = ModelShape(height, width, channels, levels, filtered=filtered, **sizes)
     networks = {}
     for name, size in shape.tensors.items():
         deviation = 0.1 if name.endswith("bias") else 1 / np.sqrt(max(1, np.prod(size[:-1])))

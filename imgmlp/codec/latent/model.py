@@ -11,7 +11,8 @@ In real numbers, with `a` the activation x * smoothstep(x / 4 + 1/2):
 - upsampling from grid l + 1 to l, by rows and by columns alike, with taps f of level l:
   out[2i] = f0 in[i-2] + f1 in[i-1] + f2 in[i] + f3 in[i+1], and mirrored
   out[2i+1] = f3 in[i-1] + f2 in[i] + f1 in[i+1] + f0 in[i+2]; past an edge its value is repeated.
-- synthesis, for every pixel, of the maps x [levels], finest first:
+- synthesis, for every pixel, of the maps x [levels], finest first, and behind them, if there is a
+  filter, the finest grid correlated with its 3x3 weights, with zeros past the edges:
   a(x W0 + b0) -> a(. W1 + b1) -> . W2 + b2 = y [channels], then two 3x3 convolutions with zeros
   past the edges: y + a(conv(y, K0) + c0) -> y + conv(y, K1) + c1. Black is -1/2, white 1/2.
 """
@@ -52,6 +53,7 @@ NEIGHBOURS = tuple(
         key=lambda place: (place[0] ** 2 + place[1] ** 2, place),
     )
 )
+FILTER = (9,)  # as a step has it, row by row
 BICUBIC = (-0.0234375, 0.2265625, 0.8671875, -0.0703125)  # Catmull-Rom, a quarter of a pixel off
 
 START_EXPONENT = 11  # starts are whole numbers of 2**-START_EXPONENT
@@ -87,6 +89,7 @@ class ModelShape:
     synthesis: int = 32  # width of the synthesis' hidden layers
     entropy: int = 24  # width of the entropy network's hidden layers
     neighbours: int = len(NEIGHBOURS)
+    filtered: bool = False  # whether synthesis sees the finest grid through a filter as well
 
     def __post_init__(self) -> None:
         _check(min(self.height, self.width) >= 1, "there is no picture of this size")
@@ -106,6 +109,11 @@ class ModelShape:
         )
 
     @property
+    def inputs(self) -> int:
+        """What synthesis sees of a pixel: its value in every map."""
+        return self.levels + self.filtered
+
+    @property
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """The shape of every tensor of the networks, in the order in which they are coded.
 
@@ -113,13 +121,14 @@ class ModelShape:
         """
         entropy = _dense("entropy", (self.neighbours, self.entropy, self.entropy, 2))
         synthesis = _dense(
-            "synthesis", (self.levels, self.synthesis, self.synthesis, self.channels)
+            "synthesis", (self.inputs, self.synthesis, self.synthesis, self.channels)
         )
+        own: dict[str, tuple[int, ...]] = {"filter": (3, 3)} if self.filtered else {}
         residual: dict[str, tuple[int, ...]] = {}
         for number in range(2):
             residual[f"residual.{number}.weight"] = (3, 3, self.channels, self.channels)
             residual[f"residual.{number}.bias"] = (self.channels,)
-        return entropy | {"upsampling": (self.levels - 1, 4)} | synthesis | residual
+        return entropy | {"upsampling": (self.levels - 1, 4)} | synthesis | residual | own
 
 
 def _dense(name: str, sizes: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
@@ -186,8 +195,10 @@ def check_networks(shape: ModelShape, networks: Mapping[str, Quantized]) -> None
     least = PIXEL_BITS - VALUE_BITS
     good = networks["synthesis.2.weight"].exponent >= least
     _check(good, f"the step of synthesis.2.weight is coarser than 2**-{least}")
-    taps = np.abs(networks["upsampling"].values.astype(np.int64)).sum(1)
-    _check(int(taps.max(initial=0)) * LIMIT < 2**30, "sums of upsampling need more than 32 bits")
+    for name in {"upsampling", "filter"} & networks.keys():
+        taps = np.abs(networks[name].values.astype(np.int64))
+        most = (taps.sum() if name == "filter" else taps.sum(1)).max(initial=0)
+        _check(int(most) * LIMIT < 2**30, f"sums of {name} need more than 32 bits")
 
 
 def _check_sums(name: str, weight: Quantized, bias: Quantized) -> None:
@@ -254,7 +265,9 @@ def start_of(number: int, shape: ModelShape) -> Start:
     for name, values in _stored(number).items():
         size = sizes[name]
         if name in ("synthesis.0.weight", "upsampling"):  # a row each grid: the last one repeats
-            tensors[name] = values[np.minimum(np.arange(size[0]), len(values) - 1)]
+            beside = name == "synthesis.0.weight" and shape.filtered
+            rows = np.minimum(np.arange(size[0] - beside), len(values) - 1)
+            tensors[name] = np.pad(values[rows], ((0, beside), (0, 0)))
         elif values.shape == size:
             tensors[name] = values
     return Start(number, tensors)
@@ -364,14 +377,15 @@ def networks_of(flat: Array, shapes: Sequence[tuple[int, ...]]) -> dict[str, Arr
     synthesis, residual, context = arrays[:6], arrays[6:10], arrays[10:16]
     found = dict(zip(_names("entropy"), context, strict=True))
     found["entropy.0.weight"] = found["entropy.0.weight"][trained_order()]
-    found["upsampling"] = np.array(arrays[16:]).reshape(-1, 4)
+    taps, own = (arrays[16:-1], arrays[-1:]) if shapes[-1] == FILTER else (arrays[16:], [])
+    found["upsampling"] = np.array(taps).reshape(-1, 4)
     found |= dict(zip(_names("synthesis"), synthesis, strict=True))
     for number in range(2):
         weight, bias = residual[2 * number : 2 * number + 2]
         kernel = weight.reshape(bias.size, 3, 3, bias.size).transpose(1, 2, 0, 3)
         found[f"residual.{number}.weight"] = kernel
         found[f"residual.{number}.bias"] = bias
-    return found
+    return found | ({"filter": own[0].reshape(3, 3)} if own else {})
 
 
 def flat_of(networks: Mapping[str, Array]) -> Array:
@@ -385,6 +399,7 @@ def flat_of(networks: Mapping[str, Array]) -> Array:
         weight = networks[f"residual.{number}.weight"].transpose(2, 0, 1, 3)
         found += [weight.reshape(-1, bias.size), bias]
     found += [back, *context[1:], networks["upsampling"]]
+    found += [networks["filter"]] if "filter" in networks else []
     return np.concatenate([np.ravel(a) for a in found]).astype(np.float32)
 
 

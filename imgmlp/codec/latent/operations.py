@@ -130,6 +130,37 @@ class Convolution(Function):
         return by_x, patches @ g.permute(1, 0), None
 
 
+class Filter(Function):
+    """A convolution from one channel to one: x [1, pixels], weights [9].
+
+    Sums for its few weights are made apart from what makes g: a tile has no room for their factors.
+    """
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor, weights: Tensor, plane: Plane) -> Tensor:
+        ctx.plane = plane  # type: ignore[attr-defined]
+        ctx.save_for_backward(x, weights)
+        return _correlation(_framed(x, plane), weights.reshape(9, 1), plane)
+
+    @staticmethod
+    def backward(ctx: Context, g: Tensor) -> tuple[Tensor, Tensor, None]:
+        plane: Plane = ctx.plane  # type: ignore[attr-defined]
+        x, weights = ctx.saved_tensors
+        padded = _padded(g, plane)
+        by_x = _correlation(padded, weights.flip(0).reshape(9, 1), plane)
+        sums = []
+        for k in range(9):
+            terms = x.reshape(-1) * _neighbours(padded[0], 8 - k, plane)
+            sums.append(terms.reshape(-1, TILE).sum(1).sum().reshape(1))
+        return by_x, Tensor.concat(sums, 0), None
+
+
+def _neighbours(padded: Tensor, k: int, plane: Plane) -> Tensor:
+    """[pixels]: of each the neighbour number k, of 3 by 3, of one channel [length]."""
+    begin = plane.margin + (k // 3 - 1) * plane.pitch + k % 3 - 1
+    return padded[begin : begin + plane.pixels]
+
+
 def _padded(x: Tensor, plane: Plane) -> Tensor:
     zeros = Tensor.zeros(x.shape[0], plane.margin)
     return Tensor.concat([zeros, x, zeros], 1)
@@ -151,8 +182,7 @@ def _correlation(padded: Tensor, weights: Tensor, plane: Plane) -> Tensor:
     """padded [channels, length], weights [channels * 9, outputs] -> [outputs, pixels]."""
     taps = []
     for c, k in product(range(padded.shape[0]), range(9)):
-        begin = plane.margin + (k // 3 - 1) * plane.pitch + k % 3 - 1
-        seen = padded[c, begin : begin + plane.pixels]
+        seen = _neighbours(padded[c], k, plane)
         taps.append(seen.reshape(1, plane.pixels // TILE, TILE))
     return Tensor.weighted_sums(taps, weights.transpose()).reshape(-1, plane.pixels)
 

@@ -17,6 +17,7 @@ from imgmlp.codec.latent.latents import Grids
 from imgmlp.codec.latent.latents_kernel import KernelGrids, runs_alone
 from imgmlp.codec.latent.model import (
     MAX_EXPONENT,
+    NEIGHBOURS,
     VALUE_BITS,
     LatentModel,
     ModelShape,
@@ -33,9 +34,10 @@ Array = np.ndarray[Any, Any]
 
 MAX_LATENTS_PER_BYTE = 2**17  # the cheapest latent of all costs an 11,000th of a bit
 MAX_PRODUCTS = 2**44  # multiplications of a whole picture
-EXPONENTS = {"weight": 7, "bias": 7, "upsampling": 8}  # of steps, usually
+EXPONENTS = {"weight": 7, "bias": 7, "filter": 7, "upsampling": 8}  # of steps, usually
 _SIZES = 6  # bytes before the tensors'
 _STARTED = 128  # added to the first byte where networks have a start, which names their sizes
+_FILTERED = 1 << 15  # added to the grids that are coded where there is a filter
 _STARTED_SIZES = 4  # bytes of that section
 # With a start, before a tensor's numbers: its exponent less the usual one, whether they are no
 # differences, and the number of their distribution less _MIDDLE; and the distributions of these.
@@ -52,7 +54,7 @@ def write(model: LatentModel) -> tuple[bytes, bytes, bytes]:
     """The data of sections N, W and L."""
     shape, start = model.shape, start_of(model.start, model.shape)
     coded = sum(1 << level for level, grid in enumerate(model.latents) if grid.any())
-    there = coded.to_bytes(2, "big")
+    there = (coded | _FILTERED * shape.filtered).to_bytes(2, "big")
     if start.number:
         head = bytes([_STARTED | shape.levels, start.number]) + there
     else:
@@ -116,17 +118,19 @@ def read(
     started = len(head) == _STARTED_SIZES and head[0] >= _STARTED
     _check(started or len(head) >= _SIZES, "the network section is too short")
     number = head[1] if started else 0
-    levels, widths = head[0], tuple(head[1:4])
+    levels, widths = head[0], (head[1], head[2], head[3])
     if started:
-        levels, widths = head[0] - _STARTED, widths_of(number)
-    shape = ModelShape(size[1], size[0], channels, levels, *widths)
+        levels, widths = head[0] - _STARTED, (*widths_of(number), len(NEIGHBOURS))
+    there = int.from_bytes(head[2:4] if started else head[4:_SIZES], "big")
+    filtered, there = there >= _FILTERED, there % _FILTERED
+    synthesis, entropy, neighbours = widths
+    shape = ModelShape(size[1], size[0], channels, levels, synthesis, entropy, neighbours, filtered)
     _check_products(shape)
     if started:
         networks = _from_start(shape, start_of(number, shape), weights)
     else:
         networks = _networks(shape, head[_SIZES:], weights)
     check_networks(shape, networks)
-    there = int.from_bytes(head[2:4] if started else head[4:_SIZES], "big")
     _check(there < 1 << levels, "latents are announced for a grid that is not there")
     grids = _latents(shape, networks, there, coded, device)
     return LatentModel(shape, grids, networks, number)

@@ -53,7 +53,7 @@ class _Piece:
         self.model, self.networks, self.device = model, model.networks, device
         self.rows, self.columns = rows, columns
         around = (rows + 2 * HALO, columns + 2 * HALO)
-        self.values = Tensor(np.zeros((*around, model.shape.levels), np.int32), device, name="maps")
+        self.values = Tensor(np.zeros((*around, model.shape.inputs), np.int32), device, name="maps")
         self.inside = Tensor(np.zeros((*around, 1), np.int32), device, name="inside")
         self.parameters = self._parameters()
         states = [self.values, self.inside, *self.parameters.values()]
@@ -64,7 +64,7 @@ class _Piece:
         shape = self.model.shape
         rows, to_rows = around(top, self.rows, shape.height, HALO)
         columns, to_columns = around(left, self.columns, shape.width, HALO)
-        maps = upsample(self.model.latents, self.networks["upsampling"], rows, columns)
+        maps = maps_of(self.model, rows, columns)
         values = np.zeros(self.values.shape, np.int32)
         values[to_rows, to_columns] = maps.transpose(1, 2, 0)
         inside = np.zeros(self.inside.shape, np.int32)
@@ -73,8 +73,8 @@ class _Piece:
         self.inside.write(inside)
 
     def _step(self) -> dict[str, Tensor]:
-        rows, columns, levels = self.values.shape
-        x = self.values.reshape(rows * columns, levels)
+        rows, columns, inputs = self.values.shape
+        x = self.values.reshape(rows * columns, inputs)
         for number in range(2):
             x = activate(self._sums(x, f"synthesis.{number}"))
         y = self._sums(x, "synthesis.2").reshape(rows, columns, -1)
@@ -190,8 +190,7 @@ class _Exact:
         shape = self._model.shape
         row_span, to_rows = around(top, rows, shape.height, HALO)
         column_span, to_columns = around(left, columns, shape.width, HALO)
-        filters = self._model.networks["upsampling"]
-        maps = upsample(self._model.latents, filters, row_span, column_span)
+        maps = maps_of(self._model, row_span, column_span)
         y = np.zeros((shape.channels, rows + 2 * HALO, columns + 2 * HALO))
         inside = (slice(None), to_rows, to_columns)
         y[inside] = self._answers(maps)
@@ -203,7 +202,7 @@ class _Exact:
         return _samples(inner[:, 1:-1, 1:-1] + self._convolved(inner, 1)).transpose(1, 2, 0)
 
     def _answers(self, maps: Array) -> Array:
-        """int32 [levels, rows, columns] -> float64 [channels, rows, columns], in 2**-PIXEL_BITS."""
+        """int32 [inputs, rows, columns] -> float64 [channels, rows, columns], in 2**-PIXEL_BITS."""
         values: Array = maps.reshape(len(maps), -1)
         for weights in self._dense[:2]:
             found = (weights @ _and_one(values)).astype(np.intp)
@@ -244,6 +243,31 @@ def _samples(answers: Array) -> Array:
 
 
 # --- maps ---
+
+
+def maps_of(model: LatentModel, rows: Span, columns: Span) -> Array:
+    """int32 [inputs, rows, columns], in 2**-VALUE_BITS: what synthesis sees of a part."""
+    maps = upsample(model.latents, model.networks["upsampling"], rows, columns)
+    if not model.shape.filtered:
+        return maps
+    return np.concatenate([maps, _filtered(model, rows, columns)[None]])
+
+
+def _filtered(model: LatentModel, rows: Span, columns: Span) -> Array:
+    """int32 [rows, columns]: of a part, what the filter makes of the finest grid."""
+    spans, finest = (rows, columns), model.latents[0]
+    parts = [around(begin, end - begin, size, 1) for (begin, end), size
+             in zip(spans, finest.shape, strict=True)]  # fmt: skip
+    height, width = (end - begin for begin, end in spans)
+    seen = np.zeros((height + 2, width + 2), np.int32)
+    seen[tuple(there for _, there in parts)] = finest[tuple(slice(*span) for span, _ in parts)]
+    weights = model.networks["filter"]
+    sums = np.full((height, width), 1 << weights.exponent >> 1, np.int32)
+    for down, right in np.ndindex(3, 3):
+        part = seen[down : down + height, right : right + width]
+        sums += part * (weights.values[down, right] << VALUE_BITS)
+    found: Array = np.clip(sums >> weights.exponent, -LIMIT, LIMIT)
+    return found
 
 
 def upsample(latents: Sequence[Array], filters: Quantized, rows: Span, columns: Span) -> Array:

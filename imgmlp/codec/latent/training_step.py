@@ -21,6 +21,7 @@ import numpy as np
 from imgmlp.codec.latent import operations
 from imgmlp.codec.latent.model import (
     BICUBIC,
+    FILTER,
     ModelShape,
     flat_of,
     networks_of,
@@ -49,6 +50,7 @@ Array = np.ndarray[Any, Any]
 
 HIDDEN = 32  # of synthesis
 ENTROPY = 24
+FILTERED = 32  # of synthesis, from which on it sees the finest grid through a filter as well
 BETAS = (0.9, 0.98)
 EPSILON = 4e-3  # of gradients by single latents, which are sums over pixels
 MEANT = 1e-3  # lambda that EPSILON is for; with a smaller one gradients are as many times smaller
@@ -56,7 +58,7 @@ STEP = 2.0**-7  # of weights, as far as what they cost is concerned
 # Times lambda that their bits cost, of which the loss has a rough estimate: differences from a
 # start, most of which small pictures can spare, and weights without one.
 DIFFERENCES, WEIGHTS = 3.0, 1.0
-SMALL = 2**14  # pixels; with more differences are cheaper, by the root of how many times as many
+SMALL, CHEAPER = 2**14, 0.72  # pixels; with more, differences are cheaper by this power of them
 SCALED = 0.25  # what times lambda the loss is in gradients
 # For every channel, what it is at most: an error of 1, of black for white, has a gradient of 1024
 # in a sample then, and halves end at 64 times that, which is left for what networks make of it.
@@ -108,7 +110,8 @@ class LatentStep(Resumable):
         self.height, self.width, self.channels = pixels.shape
         self.levels = usual_levels(self.height, self.width)
         size = self.height, self.width, self.channels, self.levels
-        self.shape = ModelShape(*size, hidden, entropy)  # of the model in a file
+        filtered = hidden >= FILTERED  # whose weights would cost small pictures too much
+        self.shape = ModelShape(*size, hidden, entropy, filtered=filtered)  # of the model in a file
         self.start = start_of(start, self.shape)
         self.counted: float = counted(pixels)
         self.seed, self.device, self.epsilon = seed, device, epsilon
@@ -116,11 +119,11 @@ class LatentStep(Resumable):
         self.extent = extent = self._first_extent()
         self.plane = plane = extent.plane
         self.ends = Tensor(extent.ends[1], device, name="sizes")
-        self.synthesis_shapes = _layers(self.levels, hidden, hidden, self.channels)
+        self.synthesis_shapes = _layers(self.shape.inputs, hidden, hidden, self.channels)
         self.convolution_shapes = [(9 * self.channels, self.channels), (self.channels,)] * 2
         self.entropy_shapes = _layers(operations.NEIGHBOURS, entropy, entropy, 2)
         self.shapes = [*self.synthesis_shapes, *self.convolution_shapes, *self.entropy_shapes]
-        self.shapes += [(operations.TAPS,)] * (self.levels - 1)
+        self.shapes += [(operations.TAPS,)] * (self.levels - 1) + [FILTER] * filtered
         self.target = Tensor(extent.target(pixels), device, name="target")
         self.inside = Tensor(extent.inside(extent.halo), device, name="inside")
         self.taken = Tensor(extent.taken(extent.halo), device, name="taken")
@@ -198,9 +201,10 @@ class LatentStep(Resumable):
         """float32 [parameters]: random networks."""
         generator = np.random.Generator(np.random.PCG64(self.seed))
         count, found = len(self.synthesis_shapes), list[Array]()
+        last_layer = count + 4 + len(self.entropy_shapes) - 1
         for number, shape in enumerate(self.shapes):
-            if shape == (operations.TAPS,) and number >= len(self.shapes) - self.levels + 1:
-                found.append(np.array(BICUBIC))
+            if number > last_layer:
+                found.append(np.full(FILTER, 1 / 9) if shape == FILTER else np.array(BICUBIC))
             elif len(shape) == 1 or count <= number < count + 4:
                 found.append(np.zeros(shape))
             else:
@@ -247,7 +251,8 @@ class LatentStep(Resumable):
         return error, bits
 
     def _networks(self, flat: Tensor) -> list[list[Tensor]]:
-        """The tensors of synthesis, its convolutions, the entropy network, and upsampling."""
+        """The tensors of synthesis, its convolutions, the entropy network, and upsampling with
+        the filter."""
         arrays = nn.slices(flat, self.shapes)
         ends = np.cumsum([len(self.synthesis_shapes), 4, len(self.entropy_shapes)])
         return [arrays[a:b] for a, b in zip([0, *ends], [*ends, None], strict=True)]
@@ -295,11 +300,15 @@ class LatentStep(Resumable):
         return y + operations.Convolution.apply(y, w2, self.plane) + b2.reshape(*ones)
 
     def _maps(self, seen: Tensor, taps: list[Tensor]) -> Tensor:
-        """Every grid as large as the picture, [levels, pixels of the plane]."""
+        """Every grid as large as the picture, and the finest through a filter, [inputs, pixels of
+        the plane]."""
         rows = self.plane.pixel_rows
         finest = seen[:rows].reshape(1, self.plane.pixels)
+        through = []
+        if self.shape.filtered:
+            through = [operations.Filter.apply(finest, taps[-1], self.plane)]
         if self.levels == 1:
-            return finest
+            return Tensor.concat([finest, *through], 0)
         views = [
             seen[g.row : g.row + g.height, g.column : g.column + g.width].reshape(
                 1, g.height, g.width
@@ -317,7 +326,8 @@ class LatentStep(Resumable):
         if rows > finest_grid.height:
             below = Tensor.zeros(self.levels - 1, rows - finest_grid.height, self.plane.pitch)
             maps = Tensor.concat([maps, below], 1)
-        return Tensor.concat([finest, maps.reshape(self.levels - 1, self.plane.pixels)], 0)
+        maps = maps.reshape(self.levels - 1, self.plane.pixels)
+        return Tensor.concat([finest, maps, *through], 0)
 
     def _upsampled(self, maps: Tensor, taps: Tensor, level: int) -> Tensor:
         """Maps [c, h, w] of the next coarser level, as large as a level's grid."""
@@ -448,7 +458,8 @@ class LatentStep(Resumable):
         """Times lambda that bits of weights cost in training."""
         if not self.start.number:
             return WEIGHTS
-        return DIFFERENCES * min(1.0, math.sqrt(SMALL / self.pixels))
+        cheaper: float = min(1.0, SMALL / self.pixels) ** CHEAPER
+        return DIFFERENCES * cheaper
 
     def figures(self) -> tuple[float, float]:
         """The mean squared error and the bits per pixel of the last step."""

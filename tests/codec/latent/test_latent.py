@@ -112,6 +112,9 @@ def test_a_start_is_the_same_for_all_models_as_far_as_they_have_its_tensors() ->
         first, last = whole.tensors[name], whole.tensors[name][-1:]
         np.testing.assert_array_equal(small[name], first[: len(small[name])])
         np.testing.assert_array_equal(large[name], np.concatenate([first, last, last]))
+    filtered = start_of(1, ModelShape(5, 5, 3, 4, 16, 12, filtered=True)).tensors
+    np.testing.assert_array_equal(filtered["synthesis.0.weight"][:-1], small["synthesis.0.weight"])
+    assert not filtered["synthesis.0.weight"][-1].any()
     gray = start_of(1, ModelShape(512, 512, 1, 7, 16, 12)).tensors
     assert {name for name in whole.tensors if name not in gray} == {
         f"{layer}.{kind}"
@@ -155,6 +158,7 @@ GOLDEN_FILES = {
     "start-1": (1, "b7b44fda5500cd50"),
     "start-2": (2, "ed0c170aafcb8446"),
     "start-3": (3, "bdbd736bdc8cad5d"),
+    "start-3-filtered": (3, "123c8224708a680e"),
     "start-4": (4, "a8e368279554f0a7"),
 }  # the start that a file's networks begin from, and the digest of its pixels
 
@@ -236,8 +240,9 @@ def test_another_size_is_refused() -> None:
 
 
 def test_a_model_whose_sums_need_more_than_32_bits_is_refused() -> None:
-    model = small_latent_model()
-    for name in ("entropy.1.weight", "synthesis.0.weight", "residual.1.weight", "upsampling"):
+    model = small_latent_model(filtered=True)
+    for name in ("entropy.1.weight", "synthesis.0.weight", "residual.1.weight", "upsampling",
+                 "filter"):  # fmt: skip
         old = model.networks[name]
         large = Quantized(np.full_like(old.values, 2**14), old.exponent)
         with pytest.raises(FormatError, match="more than 32 bits"):
@@ -274,8 +279,12 @@ def test_every_flipped_bit_of_a_section_is_noticed_behind_right_checksums() -> N
 
 @pytest.mark.parametrize(
     ("model", "count"),
-    [(small_latent_model(9, 14, **TINY), 1_500), (started_latent_model(9, 14), 500)],
-    ids=["plain", "started"],
+    [
+        (small_latent_model(9, 14, **TINY), 1_000),
+        (small_latent_model(9, 14, filtered=True, **TINY), 500),
+        (started_latent_model(9, 14), 500),
+    ],
+    ids=["plain", "filtered", "started"],
 )
 def test_damaged_files_lead_to_no_other_picture(model: LatentModel, count: int) -> None:
     data = file_of(model)
@@ -320,7 +329,8 @@ def test_more_latents_than_bytes_can_hold_are_refused_before_there_is_memory_for
         (1, 0, "0 wide"),
         (2, 129, "129 wide"),
         (3, 25, "25 neighbours"),
-        (4, 255, "a grid that is not there"),
+        (4, 127, "a grid that is not there"),
+        (4, 255, "steps of the network take"),  # which those of a filter would be among
         (6, 16, "no such step"),
         (7, 88, "scales are 88"),
     ],
@@ -376,17 +386,19 @@ def test_upsampling_keeps_what_is_constant() -> None:
 @pytest.mark.parametrize("size", [(1, 1), (1, 6), (6, 1), (13, 22)])
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 def test_the_document_is_enough_to_decode_a_file(size: tuple[int, int], channels: int) -> None:
-    model = small_latent_model(*size, channels, synthesis=8, entropy=6)
-    decoded = synthesize(model, open_device("numpy"))
-    assert reference.picture(file_of(model)) == decoded.tolist()
+    for filtered in (False, True):
+        model = small_latent_model(*size, channels, synthesis=8, entropy=6, filtered=filtered)
+        decoded = synthesize(model, open_device("numpy"))
+        assert reference.picture(file_of(model)) == decoded.tolist()
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("size", [(1, 1), (13, 22), (2, 300)])
 def test_the_document_is_enough_to_begin_from_a_start(size: tuple[int, int], channels: int) -> None:
-    model = started_latent_model(*size, channels)
-    decoded = synthesize(model, open_device("numpy"))
-    assert reference.picture(file_of(model)) == decoded.tolist()
+    for filtered in (False, True):
+        model = started_latent_model(*size, channels, filtered=filtered)
+        decoded = synthesize(model, open_device("numpy"))
+        assert reference.picture(file_of(model)) == decoded.tolist()
 
 
 def test_the_document_is_enough_to_decode_large_latents() -> None:
@@ -396,7 +408,7 @@ def test_the_document_is_enough_to_decode_large_latents() -> None:
 
 def extreme_model() -> LatentModel:
     """One whose values and means run into their bounds everywhere."""
-    model = small_latent_model(9, 14, spread=60.0)
+    model = small_latent_model(9, 14, spread=60.0, filtered=True)
     networks = dict(model.networks)
     for name, factor in [
         ("entropy.1", 8),
@@ -408,6 +420,7 @@ def extreme_model() -> LatentModel:
         networks[f"{name}.weight"] = Quantized(old.values * factor, old.exponent)
     taps = networks["upsampling"]
     networks["upsampling"] = Quantized(taps.values * np.array([[3], [-2], [2], [3]], np.int32), 7)
+    networks["filter"] = Quantized(np.array([[9, -9, 9], [-9, 9, -9], [9, -9, 9]], np.int32), 0)
     return replace(model, networks=networks)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,6 +19,7 @@ from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerStat
 from imgmlp.codec.latent.training_step import Control, LatentStep
 from imgmlp.codec.training.perceptron import Activation
 from imgmlp.codec.training.run import Run
+from imgmlp.codec.training.trainer import CHEAPEST
 from imgmlp.engine import Tensor, compile, open_device
 from imgmlp.engine.ir.kernel import Block
 from imgmlp.engine.ir.op import Op
@@ -125,6 +127,20 @@ def test_what_a_convolution_sends_back_is_its_transpose() -> None:
     assert dot(g, y.numpy()) == pytest.approx(dot(by_weights.numpy(), weights.numpy()), rel=1e-4)
 
 
+def test_a_filter_is_a_convolution_of_one_channel() -> None:
+    device, plane = open_device("numpy"), Plane.of(HEIGHT, WIDTH, 3)
+    values = draw(1, plane.pixels) * np.resize(np.arange(plane.pitch) < WIDTH, plane.pixels)
+    x, weights = Tensor(values, device), Tensor(draw(9, seed=1), device)
+    g, found = Tensor(draw(1, plane.pixels, seed=2), device), list[list[Tensor]]()
+    for y in (
+        operations.Filter.apply(x, weights, plane),
+        operations.Convolution.apply(x, weights.reshape(9, 1), plane),
+    ):
+        found.append([y, *(y * g).sum().gradient([x, weights])])
+    for one, other in zip(*found, strict=True):
+        assert np.allclose(one.numpy(), other.numpy(), rtol=1e-4, atol=1e-4)
+
+
 def test_what_a_convolution_is_sent_is_not_computed_again_for_each_of_its_taps() -> None:
     """For a GPU no kernel multiplies much more than 3 by 3 taps of 3 channels by their weights."""
     step = LatentStep(picture(), 1, open_device("numpy:uops-group"))
@@ -171,6 +187,9 @@ def reference(step: LatentStep, grids: list[np.ndarray], flat: np.ndarray, price
         for axis, wanted in ((1, grids[level].shape[0]), (2, grids[level].shape[1])):
             maps = doubled(maps, arrays[16 + level], axis, wanted)
         maps = np.concatenate([seen[level][None], maps])
+    if step.shape.filtered:
+        of_finest = convolved(seen[0][..., None], arrays[-1].reshape(9, 1))
+        maps = np.concatenate([maps, of_finest.transpose(2, 0, 1)])
     y = network(maps.transpose(1, 2, 0), synthesis)
     y = y + activated(convolved(y, w) + b)
     y = y + convolved(y, w2) + b2
@@ -276,13 +295,18 @@ def test_gradients_of_a_whole_step_are_differences(
             )
 
 
-def test_a_room_for_more_changes_nothing_that_a_file_would_have() -> None:
+def test_a_room_for_more_changes_nothing_that_a_file_would_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(training_step, "FILTERED", STARTED["hidden"])
     device = open_device("numpy")
     own, roomy = (LatentStep(picture(), 1, device, **STARTED, room=room) for room in (None, ROOM))
     grids = [np.rint(2 * draw(*grid.shape, seed=n)) for n, grid in enumerate(own.grids())]
+    flat = own.flat.numpy() + np.float32(0.02) * draw(*own.flat.shape)
     found = []
     for step in (own, roomy):
         step.write_grids(grids)
+        step.flat.write(flat)
         found.append((*step.judge(step.flat.numpy()), step.picture()))
         assert all(map(np.array_equal, step.grids(), grids))
     assert found[0][:2] == pytest.approx(found[1][:2], rel=1e-6)
@@ -318,6 +342,10 @@ def test_networks_begin_from_a_start() -> None:
     start = start_of(1, step.shape).floats()
     for name, values in networks_of(step.flat.numpy(), step.shapes).items():
         assert np.array_equal(values, start[name]), name
+    wide = LatentStep(picture(), 1, open_device("numpy"), start=3)
+    found = networks_of(wide.flat.numpy(), wide.shapes)
+    assert not found["synthesis.0.weight"][-1].any()
+    assert found["filter"].any()  # or neither of the two would ever move
     gray = LatentStep(picture()[:, :, :1], 1, open_device("numpy"), **STARTED)
     found = networks_of(gray.flat.numpy(), gray.shapes)
     assert np.array_equal(found["entropy.1.weight"], start["entropy.1.weight"])
@@ -495,35 +523,83 @@ def too_many(_bits: float, _quality: float) -> float:
     return 1000.0  # times the price, as often as it is looked at
 
 
-def test_a_run_whose_price_rises_early_begins_anew_and_no_more_than_twice() -> None:
+def test_what_a_run_ends_with_is_foreseen_by_what_is_left_of_it() -> None:
+    """kodim15, 128x128 pixels, after a sixth of 600 steps, ended with 0.26 bits a pixel of latents
+    and 1,056 bits of networks at a price of 4e-3, with 37.7 dB at 2e-4 and 42.8 at 4e-5.
+    """
+    assert training_phases.foreseen(1.0, 800.0, 30.0, left=0.0) == (1.0, 800.0, 30.0)
+    dear, networks, _ = training_phases.foreseen(0.34, 1350.0, 29.4, left=0.83)
+    assert 0.24 < dear < 0.28
+    assert 1000 < networks < 1100
+    *_, usual = training_phases.foreseen(1.4, 3200.0, 36.9, left=0.83)
+    *_, high = training_phases.foreseen(2.7, 4000.0, 40.5, left=0.83)
+    assert 37.5 < usual < 38
+    assert 42.4 < high < 43
+
+
+@pytest.mark.parametrize("times", [1000.0, 1e-3])
+def test_a_run_with_a_price_far_from_its_target_begins_anew_but_not_for_ever(times: float) -> None:
     step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
-    beginning, reached = step.state(), list[int]()
-    trainer = LatentTrainer(step, LatentTrainerState(40, 1e-3), too_many, beginning=beginning)
+    beginning, reached, prices = step.state(), list[int](), list[float]()
+
+    def anew(price: float) -> None:
+        step.restore(beginning)
+        prices.append(price)
+
+    state = LatentTrainerState(40, 1e-3)
+    trainer = LatentTrainer(step, state, lambda *_: times, anew=anew)  # whenever it is asked
     assert trainer.run(Run(lambda progress: reached.append(progress.step))) == "done"
-    assert sum(later < before for before, later in pairwise(reached)) == training_phases.AGAIN
-    assert trainer.state.opening > training_phases.ROSE**2 * 1e-3
+    back = sum(later < before for before, later in pairwise(reached))
+    assert back == len(prices) == state.anew == training_phases.AGAIN
+    assert abs(math.log(prices[-1] / 1e-3)) > 2 * math.log(training_phases.ASTRAY)
     assert step.done == 40
     step.restore(beginning)
-    calm = LatentTrainer(step, LatentTrainerState(40, 1e-3), lambda *_: 1.0, beginning=beginning)
+    calm = LatentTrainer(step, LatentTrainerState(40, 1e-3), lambda *_: 1.0, anew=anew)
     assert calm.run() == "done"
     assert calm.state.anew == 0
+
+
+@pytest.mark.parametrize(("steps", "rate"), [(300, 0.2), (3000, 0.2), (6000, 0.25), (36_000, 0.3)])
+def test_latents_of_long_runs_move_faster(steps: int, rate: float) -> None:
+    assert training_phases.control(0, steps, 1e-3).latents == pytest.approx(rate)
+
+
+def test_a_price_that_can_go_no_further_begins_nothing_anew() -> None:
+    step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
+    begun: list[float] = []
+    state = LatentTrainerState(40, CHEAPEST)
+    LatentTrainer(step, state, lambda *_: 1e-3, anew=begun.append).run()
+    assert (begun, state.price) == ([], CHEAPEST)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_no_price_of_a_run_is_below_the_cheapest_that_makes_sense(again: bool) -> None:
+    step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
+    beginning, state = step.state(), LatentTrainerState(40, 1e-3)
+    anew = (lambda _: step.restore(beginning)) if again else None
+    LatentTrainer(step, state, lambda *_: 1e-3, anew=anew, cheapest=9e-4).run()
+    assert state.price == pytest.approx(9e-4)
 
 
 def test_a_run_that_began_anew_goes_on_bit_for_bit_after_a_stop() -> None:
     device = open_device("numpy")
     whole, parted, rest = (LatentStep(picture(), 1, device, **NARROW) for _ in range(3))
     beginning = whole.state()
-    LatentTrainer(whole, LatentTrainerState(40, 1e-3), too_many, beginning=beginning).run()
-    trainer = LatentTrainer(parted, LatentTrainerState(40, 1e-3), too_many, beginning=beginning)
+
+    def trainer_of(step: LatentStep, state: LatentTrainerState) -> LatentTrainer:
+        return LatentTrainer(step, state, too_many, anew=lambda _: step.restore(beginning))
+
+    trainer_of(whole, LatentTrainerState(40, 1e-3)).run()
+    trainer = trainer_of(parted, LatentTrainerState(40, 1e-3))
 
     def stop() -> bool:
-        return trainer.state.anew == 1 and trainer.done >= 10
+        return trainer.state.anew == 1 and trainer.done >= 4
 
     assert trainer.run(Run(should_stop=stop)) == "interrupted"
     saved = trainer.snapshot()
     rest.restore(saved.arrays)
     state = LatentTrainerState.of(saved.values)
-    LatentTrainer(rest, state, too_many, beginning=beginning).run()
+    trainer_of(rest, state).run()
     for name, array in whole.state().items():
         assert np.array_equal(array, rest.state()[name]), name
 
@@ -604,13 +680,13 @@ def test_steps_that_are_known_by_the_same_are_the_same(lanes: str) -> None:
 
 
 @pytest.mark.parametrize(("side", "start", "times"), [
-    (32, 4, 3.0), (128, 4, 3.0), (256, 4, 1.5), (512, 4, 0.75), (512, 0, 1.0),
+    (32, 4, 3.0), (128, 4, 3.0), (256, 4, 1.106), (512, 4, 0.407), (512, 0, 1.0),
 ])  # fmt: skip
 def test_differences_are_cheaper_in_larger_pictures(side: int, start: int, times: float) -> None:
     weights = cast(property, LatentStep.weights).fget
     assert weights is not None
     found = weights(SimpleNamespace(start=SimpleNamespace(number=start), pixels=side * side))
-    assert found == pytest.approx(times)
+    assert found == pytest.approx(times, rel=2e-3)
 
 
 def test_gradients_by_contexts_are_halves_where_products_are() -> None:
