@@ -92,13 +92,18 @@ class Search:
         self._tried.clear()
         self._bits.clear()
 
-    def refined(self, networks: dict[str, Quantized], price: float) -> dict[str, Quantized]:
+    def refined(
+        self,
+        networks: dict[str, Quantized],
+        price: float,
+        enough: Callable[[], bool] = lambda: False,
+    ) -> dict[str, Quantized]:
         """Networks of nearly these weights with a lower D + lambda R.
 
-        Tries as many as a fifth of the training's time allows, about.
+        Tries as many as a fifth of the training's time allows, about, until `enough` says so.
         """
         refinement = Refinement(self.step, networks, price)
-        refinement.run(min(int(TRIALS * self.step.done), MOST_TRIALS), self._enough)
+        refinement.run(min(int(TRIALS * self.step.done), MOST_TRIALS), enough)
         found = refinement.networks()
         return found if _is_valid(self.step.shape, found) else networks
 

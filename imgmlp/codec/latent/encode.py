@@ -31,12 +31,17 @@ from imgmlp.codec.latent.training_phases import (
 from imgmlp.codec.latent.training_step import LatentStep
 from imgmlp.codec.latent.windows import (
     JUDGED,
+    MEANWHILE,
+    WORTH,
     WindowedStep,
+    begins_in_windows,
     covered,
     fits_windows,
     in_windows,
     room,
+    room_compiler,
     step_program,
+    steps_in_windows,
     windows_of,
 )
 from imgmlp.codec.training.checkpoint import Snapshot
@@ -47,7 +52,7 @@ from imgmlp.codec.training.pace import Work, usual_speed
 from imgmlp.codec.training.passes import AIM, MOST, Passes
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Workload
-from imgmlp.codec.training.trainer import Pricing
+from imgmlp.codec.training.trainer import Ended, Pricing
 from imgmlp.engine import AnyDevice
 from imgmlp.errors import OutOfMemoryError, UsageError
 from imgmlp.image import Picture, counted
@@ -55,6 +60,7 @@ from imgmlp.image import Picture, counted
 Array = np.ndarray[Any, Any]
 
 SEED = 0
+WINDOWS = "in windows"  # a form of the step
 TOO_FEW = 30  # below which latents are far from what they can be
 # Steps that are trained even where the time limit leaves no room for them: a share of its time,
 # where something had to be compiled, and so many in all.
@@ -68,10 +74,14 @@ SETTLED = 1 / 6  # of a limited time, at most, for that search
 REFINING, REFINED = 0.2, 2000  # share of the steps, and most, whose time goes to single weights
 ABOVE = 0.05  # dB more than wanted that training aims at, as taking some away is easy
 SLOW = 1.3  # times the price for every dB too much, each time that it is looked at
+# Of the error that a quality means, what a bit a pixel saves at least: were every sample of three
+# worth bits, ln 4 / 3 of it. What is trained too little may look as if less would do.
+A_BIT = 0.4
 # Seconds of steps by which their pace is found, and where it decides nothing.
 TRIED, TRIED_BRIEFLY = 0.15, 0.03
-CHECKING = 30  # steps that take as long as writing a file and decoding it
-STARTING = 0.7  # seconds of that which do not depend on the picture
+# What writing a file and decoding it takes: the time of so many steps, and seconds, of every pixel,
+# whose latents are coded one by one, and of any picture.
+CHECKING, CODING, STARTING = 5, 1.5e-6, 0.7
 MAIN = 0.75  # of the time, if there may be more than one pass
 SMALL_PARTS = 8_000  # operations of a pixel in a step, of what is no layer, by the time they take
 OVERHEAD = 40  # bytes of a file beside weights and latents
@@ -115,10 +125,13 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     programs = (step_program(shape, hidden, device, short),)
     if not steps:
         return Work(0, 0, programs, USUAL)
-    judged = computed = pixels
+    judged, windowed = pixels, float(steps_in_windows(shape, device, short, each))
     if in_windows(shape, device, short):
-        judged, computed = min(pixels, JUDGED), covered(shape, device)
-    return Work(steps, (steps * computed + (1 + passes) * SETTLING * judged) * each, programs)
+        judged, windowed = min(pixels, JUDGED), steps
+    elif trained < WORTH * windowed:
+        windowed = steps
+    computed = windowed * covered(shape, device) + (steps - windowed) * pixels
+    return Work(steps, (computed + (1 + passes) * SETTLING * judged) * each, programs)
 
 
 def _passes(wanted: Goal, least: int) -> float:
@@ -145,11 +158,14 @@ def _operations(shape: tuple[int, ...]) -> int:
 def _is_short(shape: tuple[int, ...], workload: Workload, device: AnyDevice) -> bool:
     """Whether compiling for a picture's size would take much of the time; not by how fast just this
     device is, so that files do not hang on that."""
-    pixels, seconds = shape[0] * shape[1], workload.seconds
+    pixels, seconds, each = shape[0] * shape[1], workload.seconds, _operations(shape)
     if seconds is None and workload.steps:
-        return min(workload.steps, for_pixels(workload.steps, pixels)) <= FEWEST
+        steps = min(workload.steps, for_pixels(workload.steps, pixels))
+        shared = room(shape, device, True) or shape[:2]
+        few = steps * math.prod(shared) * each < WORTH * MEANWHILE
+        return steps <= FEWEST or (few and not begins_in_windows(shape, device))
     seconds = seconds or USUAL
-    expected = seconds * usual_speed(device) / (pixels * _operations(shape))
+    expected = seconds * usual_speed(device) / (pixels * each)
     return seconds <= BRIEF and expected <= HURRIED
 
 
@@ -162,21 +178,22 @@ class _Encoder:
         self.picture, self.wanted, self.device = picture, wanted, device
         self.workload, self.run = workload, run
         self.samples = picture.width * picture.height
-        self.short = _is_short(picture.pixels.shape, workload, device)
+        shape = picture.pixels.shape
+        self.short = _is_short(shape, workload, device)
+        self.opening = steps_in_windows(shape, device, self.short, _operations(shape))
         self.compiled = CompileTimes(device)
         self.limit: float | None = None  # of the clock
         self.settling: float = SETTLING
+        self.pace = 0.0  # seconds that a step takes now, once it is known
         self.resumed = 0
         self.form = ""  # of the step
         self.passes = Passes(wanted)
         self.best: Draft | None = None  # of the passes
 
     def encode(self) -> Draft:
-        step = within_memory(self._step, partial(too_large, self.picture.pixels, self.device))
-        self.settling = SETTLING * step.sampled
-        trainer = self._trainer(step)
+        trainer = self._begun()
         while True:
-            ended = trainer.run(self.run, self._complete)
+            ended = self._train(trainer)
             if ended == "interrupted":
                 raise self.run.interrupted(trainer.reached())
             snapshot = trainer.snapshot()
@@ -189,19 +206,71 @@ class _Encoder:
             over = ended == "diverged" or self._is_over(trainer.again * self.pace)
             if over or self.passes.enough(len(found.bytes), found.metrics["psnr"], first):
                 return replace(self.best, diverged=ended == "diverged", resumed=self.resumed)
-            step.restore(snapshot.arrays)  # which rounding has changed
+            trainer.step.restore(snapshot.arrays)  # which rounding has changed
             trainer.repeat(self.passes.price())
+
+    def _begun(self) -> LatentTrainer:
+        step = within_memory(self._step, partial(too_large, self.picture.pixels, self.device))
+        self.settling = SETTLING * (1.0 if self.opening else step.sampled)
+        return self._trainer(step)
+
+    def _train(self, trainer: LatentTrainer) -> Ended:
+        """A pass, which may begin in windows and go over to the whole picture."""
+        if trainer.pause is None:
+            return self._replayed(trainer)
+        with room_compiler(trainer.step, self._shared_room()) as compiler:
+            while True:
+                ended = self._replayed(trainer)
+                if ended != "done" or not trainer.paused:
+                    return ended
+                if compiler.working and self.limit is None:
+                    self.run.say("still compiling for pictures of this size")
+                    compiler.wait(self.run.stopping)
+                if self.run.stopping():
+                    if self.run.due(True):
+                        self.run.keep(self._complete(trainer.snapshot()))
+                    return "interrupted"
+                if compiler.done or self.limit is None:
+                    break
+                trainer.go_on()  # as a limit leaves no time to wait
+        self._go_over(trainer)
+        return self._replayed(trainer)
+
+    def _replayed(self, trainer: LatentTrainer) -> Ended:
+        ended = trainer.run(self.run, self._complete)
+        self.pace = trainer.pace or self.pace  # others may have come or gone
+        return ended
+
+    def _go_over(self, trainer: LatentTrainer) -> None:
+        """To the whole picture, where there is memory for it."""
+        reached = trainer.step
+        assert isinstance(reached, WindowedStep)
+        step = self._built(self._whole_forms() | {WINDOWS: lambda: reached})
+        if step is reached:
+            trainer.pause = None
+            return
+        anew = self._anew(step, trainer.state.first)
+        step.restore(reached.as_whole(step))
+        step.steer(control(0, MOST_STEPS, self._first_price()))
+        self.pace = step.pace(TRIED_BRIEFLY)
+        trainer.go_over(step, anew)
 
     def _rounded(self, trainer: LatentTrainer) -> tuple[Draft, Written]:
         """The file of a trained step, and the one that was not changed for the target."""
 
-        def enough() -> bool:
+        began = time.perf_counter()
+
+        def enough(share: float) -> bool:
             if self.run.stopping():
                 raise self.run.interrupted(trainer.reached())
-            return self.limit is not None and time.perf_counter() > self.limit
+            if self.limit is None:
+                return False
+            return time.perf_counter() > began + share * (self.limit - began)
 
         made = self.picture, self.wanted, trainer.step, self.device
         found, first = Rounding(*made, trainer.state.exponents, enough).best(trainer.state.price)
+        networks = first.model.networks  # another pass begins near to these
+        trainer.state.exponents = {name: tensor.exponent for name, tensor in networks.items()}
         return self._draft(found, trainer), first
 
     def _distance(self, found: Draft) -> tuple[bool, float]:
@@ -230,9 +299,14 @@ class _Encoder:
     def _step(self) -> LatentStep:
         forms = self._forms()
         if self.run.saved is not None:  # whose arrays are of one form
-            forms = {self.run.saved.values["form"]: forms[self.run.saved.values["form"]]}
+            form = self.run.saved.values["form"]
+            return self._built({form: forms[form]})
+        return self._built({WINDOWS: forms[WINDOWS]} if self.opening else forms)
+
+    def _built(self, forms: dict[str, Callable[[], LatentStep]]) -> LatentStep:
+        """The first for which there is memory; each takes more than the next one."""
         *larger, last = forms
-        for self.form in larger:  # each takes more than the next one
+        for self.form in larger:
             try:
                 return forms[self.form]()
             except OutOfMemoryError:
@@ -245,12 +319,19 @@ class _Encoder:
         """What may be trained, by the name that a checkpoint has for it."""
         shape, found = self.picture.pixels.shape, dict[str, Callable[[], LatentStep]]()
         if not in_windows(shape, self.device, self.short):
-            if shared := room(shape, self.device, self.short):
-                found["in a room"] = partial(self._whole_step, shared)
-            found["whole"] = partial(self._whole_step, None)
+            found = self._whole_forms()
         if fits_windows(shape, self.device):
-            found["in windows"] = self._windowed_step
+            found[WINDOWS] = self._windowed_step
         return found
+
+    def _whole_forms(self) -> dict[str, Callable[[], LatentStep]]:
+        found: dict[str, Callable[[], LatentStep]] = {"whole": partial(self._whole_step, None)}
+        if shared := self._shared_room():
+            found = {"in a room": partial(self._whole_step, shared)} | found
+        return found
+
+    def _shared_room(self) -> tuple[int, int] | None:
+        return room(self.picture.pixels.shape, self.device, self.short)
 
     def _whole_step(self, room: tuple[int, int] | None) -> LatentStep:
         pixels, (hidden, entropy) = self.picture.pixels, self._widths()
@@ -287,9 +368,9 @@ class _Encoder:
         else:
             state = LatentTrainerState.of(saved.values)
         first = state.first or state.steps
+        anew = self._anew(step, first)
         begin(step, self.picture.pixels, self._first_price(), first)
         self.passes.least = self._least(first)
-        beginning = None if self.wanted.kind == "lambda" else step.state()
         if saved is not None:
             step.restore(saved.arrays)
             self.resumed = step.done
@@ -297,12 +378,28 @@ class _Encoder:
             if saved.values["best"] is not None:
                 self.best = Draft(saved.arrays["best_file"].tobytes(), saved.values["best"])
         limits = self._limits(state)
-        trainer = LatentTrainer(step, state, self._pricing(), *limits, beginning)
+        pricing, cheapest = self._pricing(), self._cheapest_price()
+        trainer = LatentTrainer(step, state, pricing, *limits, anew, cheapest)
+        if self.opening and self.form == WINDOWS:
+            trainer.pause_after(self.opening, WORTH)
         if saved is None:
             trainer.suit()
         else:
             self.run.say(f"continuing after {trainer.reached()}")
         return trainer
+
+    def _anew(self, step: LatentStep, steps: int) -> Callable[[float], None] | None:
+        """What brings a step that was just made back to its beginning, for a price; nothing does
+        where that stays as it is."""
+        if self.wanted.kind == "lambda":
+            return None
+        made = step.state()
+
+        def again(price: float) -> None:
+            step.restore(made)
+            begin(step, self.picture.pixels, price, steps)
+
+        return again
 
     # --- how long ---
 
@@ -311,23 +408,42 @@ class _Encoder:
         seconds = self.workload.seconds
         if seconds is None:
             return None, 0
-        settling = self.pace * min(self.settling, SETTLED / (1 - SETTLED) * state.steps)
-        self.limit = self.run.began + seconds - state.seconds - CHECKING * self.pace - STARTING
+        pace = self._mean_pace(state.steps, self.pace)
+        settling = pace * min(self.settling, SETTLED / (1 - SETTLED) * state.steps)
+        self.limit = self.run.began + seconds - state.seconds - self._checking(self.pace)
         if self.run.saved is None:
             now = time.perf_counter()
-            self.limit = max(self.limit, now + state.steps * self.pace + settling)
+            self.limit = max(self.limit, now + state.steps * pace + settling)
         return self.limit - settling, MOST_STEPS if self.wanted.kind == "lambda" else 0
 
     def _fitting(self, seconds: float, pace: float) -> int:
         """Steps that a time limit leaves room for, or what there must be."""
         share = 1.0 if self.wanted.kind == "lambda" else MAIN
-        left = self.run.began + seconds - STARTING - time.perf_counter()
-        room = share * left / pace - CHECKING
+        left = self.run.began + seconds - self._checking(pace) - time.perf_counter()
+        room = share * left / pace
         room -= min(self.settling, SETTLED * room)
         refining = max(0.0, room - FEWEST) * REFINING / (1 + REFINING)
         steps = int(room - min(refining, REFINED))
         least = max(FEWEST_LIMITED, int(AT_LEAST * seconds / pace))
-        return min(max(steps, least), MOST_STEPS)
+        steps = max(steps, least)
+        if self._goes_over(steps):
+            steps = self.opening + int((steps - self.opening) / self._share_of_windows())
+        return min(steps, MOST_STEPS)
+
+    def _goes_over(self, steps: int) -> bool:
+        """Whether a run of so many goes on as the whole picture."""
+        return self.form == WINDOWS and 0 < WORTH * self.opening <= steps
+
+    def _share_of_windows(self) -> float:
+        """What a step of the whole picture takes, of one in windows, about."""
+        return self.samples / covered(self.picture.pixels.shape, self.device)
+
+    def _mean_pace(self, steps: int, pace: float) -> float:
+        """Seconds of each of so many steps, of which one at the beginning takes `pace`."""
+        if not self._goes_over(steps):
+            return pace
+        whole = (steps - self.opening) * self._share_of_windows()
+        return pace * (self.opening + whole) / steps
 
     def _steps(self, step: LatentStep) -> int:
         """How many to train; says how long that takes."""
@@ -335,7 +451,7 @@ class _Encoder:
         if self.workload.seconds is not None:
             steps = self._fitting(self.workload.seconds, pace)
             if steps < TOO_FEW:
-                needed = self._seconds(TOO_FEW, pace) + CHECKING * pace
+                needed = self._seconds(TOO_FEW, pace) + self._checking(pace)
                 text = f"too little time for this picture: {needed:,.0f} seconds would do"
                 self.run.say(text)
         elif self.workload.steps:
@@ -362,7 +478,12 @@ class _Encoder:
         self.compiled.note(step_program(shape, hidden, self.device, self.short))
         return pace
 
+    def _checking(self, pace: float) -> float:
+        """Seconds that writing a file and decoding it take."""
+        return CHECKING * pace + CODING * self.samples + STARTING
+
     def _seconds(self, steps: int, pace: float) -> float:
+        pace = self._mean_pace(steps, pace)
         passes = _passes(self.wanted, self._least(steps))
         trained = (1 + passes * SHORTER) * steps
         rounding = min(REFINING * steps, REFINED) + self.settling
@@ -383,6 +504,12 @@ class _Encoder:
             return min(1.2 * math.pow(10, -value / 10), 1.0)
         rate = 8 * self._room() / self.samples
         return min(max(8e-4 * math.pow(rate, -1.6), 1e-6), 1.0)
+
+    def _cheapest_price(self) -> float:
+        """Below which no run needs to look for its target."""
+        if self.wanted.kind != "psnr":
+            return 0.0
+        return A_BIT * math.pow(10, -self.wanted.value / 10)
 
     def _pricing(self) -> Pricing | None:
         value = self.wanted.value
@@ -430,7 +557,7 @@ def _weights(hidden: tuple[int, int], channels: int) -> int:
 
 def _described(shape: ModelShape) -> str:
     s, e = shape.synthesis, shape.entropy
-    synthesis = f"{shape.levels}-{s}-{s}-{shape.channels}"
+    synthesis = f"{shape.inputs}-{s}-{s}-{shape.channels}"
     return f"{synthesis}, {shape.neighbours}-{e}-{e}-2"
 
 

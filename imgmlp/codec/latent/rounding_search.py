@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,12 @@ from imgmlp.image import Picture, psnr
 
 Array = np.ndarray[Any, Any]
 
-INWARDS = 0.5  # of a step: how far rounding latents towards zero may go
+# Of a step: how far rounding latents towards zero may go, beyond which bits grow but after a short
+# run; and how far where nothing else is small enough.
+INWARDS, FURTHEST = 0.04, 0.5
 HALVINGS = 6.0  # of the price at which networks are rounded, or doublings
 EXACT = 4  # files that are written to see their figures
+REFINED = 0.5  # share of the time left that may go to single weights before that
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +74,8 @@ class Written:
 class Rounding:
     """What a trained step becomes for one target; the step's grids and networks are used for it.
 
-    `enough` is asked before every trial whether what was found must do.
+    `enough` is asked before every trial whether what was found must do, and whether such a share of
+    the time that there was is over.
     """
 
     def __init__(
@@ -80,23 +85,25 @@ class Rounding:
         step: LatentStep,
         device: AnyDevice,
         exponents: Mapping[str, int],
-        enough: Callable[[], bool] = lambda: False,
+        enough: Callable[[float], bool] = lambda _: False,
     ) -> None:
         self.picture, self.wanted, self.step, self.device = picture, wanted, step, device
-        self._enough = enough
+        self._enough = partial(enough, 1.0)
+        self._refined = partial(enough, 1.0 if wanted.kind == "lambda" else REFINED)
         self._grids = step.grids()
-        self._search = Search(step, exponents, enough)
+        self._search = Search(step, exponents, self._enough)
         self._overhead = draft.size(picture, "latent", _empty())
         self._bytes, self._decibels = 1.0, 0.0  # what estimates are multiplied by, what is added
 
     def best(self, price: float) -> tuple[Written, Written]:
         """The file of the least D + lambda R, or of another price if that is nearer to the target.
 
-        And the first of these. Where there is too much, networks are rounded to coarser steps, then
-        latents towards zero; where there is room, networks are rounded to finer steps.
+        And the first of these. Where there is too much, latents are rounded towards zero, then
+        networks to coarser steps, then latents further; where there is room, networks are rounded
+        to finer steps.
         """
         self._decided(0.0)
-        networks = self._search.refined(self._search.run(price), price)
+        networks = self._search.refined(self._search.run(price), price, self._refined)
         trial = self._trial(networks, 0.0)
         files = [self._written(trial)]
         while len(files) < EXACT and self.wanted.kind != "lambda" and not self._enough():
@@ -117,15 +124,21 @@ class Rounding:
             self._search.exponents = dict(first)
             return self._trial(self._search.run(price / 2**halvings, rounds=1), 0.0)
 
+        def inner(networks: dict[str, Quantized], share: float) -> Trial:
+            return self._trial(networks, -share)
+
         tried = [self._trial(networks, 0.0)]
-        ends = (-HALVINGS, 0.0) if too_much(wanted, tried[0]) else (0.0, HALVINGS)
-        tried += approached(wanted, tried[0], ends, priced)
-        if all(too_much(wanted, trial) for trial in tried):
-            coarsest = tried[-1].networks
+        over = too_much(wanted, tried[0])
+        if over:
             ends = (-INWARDS, 0.0)
-            tried += approached(
-                wanted, tried[-1], ends, lambda share: self._trial(coarsest, -share)
-            )
+            tried += approached(wanted, tried[0], ends, partial(inner, networks), self._enough)
+        if not any(wanted.hit_by(trial.size, trial.psnr) for trial in tried):
+            ends = (-HALVINGS, 0.0) if over else (0.0, HALVINGS)
+            tried += approached(wanted, tried[0], ends, priced, self._enough)
+        if wanted.kind != "psnr" and all(too_much(wanted, trial) for trial in tried):
+            coarsest, ends = tried[-1].networks, (-FURTHEST, 0.0)
+            further = partial(inner, coarsest)
+            tried += approached(wanted, tried[-1], ends, further, self._enough)
         return nearest(wanted, tried)
 
     def _trial(self, networks: dict[str, Quantized], inwards: float) -> Trial:

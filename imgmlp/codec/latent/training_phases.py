@@ -34,14 +34,19 @@ LARGE, BY_LARGER, LEAST_SHARE = 2**20, 1.55, 1 / 35
 ROUNDED = 0.97  # share of a run after which latents stand still, rounded
 LOOK, MOST = 10, 200  # steps between looks, at least and at most
 FREE = 0.15  # share of a run before prices change
-SEARCHED = 0.3, 0.6, 0.85  # shares of a run after which networks' steps are looked for
+SEARCHED = 0.3, 0.6, 0.85  # shares of a run after which networks' steps are looked for again
 DEARER = 1.25  # times the price, at most, at once
-# What bits and dB are in the end: bits by 1 + FEWER less, dB by BETTER more, each times the cube
-# of the share of a run that is left.
-FEWER, BETTER = 0.5, 3.5
-# A price that rose so many times until here is one to begin again with: bits that low prices have
-# brought about do not go away, as latents leave a whole number only for a much better one.
-LOOKED, ROSE, AGAIN = 0.35, 1.6, 2  # share of a run, times the price, times that it is done
+# What becomes of bits and dB until the end, each times the square of the share of a run that is
+# left: so many bits a pixel fewer of latents, but at most such a share of them, and dB more, of
+# which there are more above FINE; and of networks' bits such a share, times its fourth power.
+FEWER, AT_MOST, BETTER, FEWER_WEIGHTS = 0.21, 0.37, 1.2, 0.5
+FINE, FINER_BY = 37.0, 0.5  # dB, and what each of them above brings
+# A price that should be so many times another at the first look is one to begin again with: what
+# low prices have brought about does not go away, as latents leave a whole number only for a much
+# better one, and from high ones they come late.
+ASTRAY, AGAIN = 1.3, 3  # times the price, times that it is done
+ALL_AT_ONCE, FURTHEST = 1.8, 16.0  # the power that takes a price to its target, times, at most
+HALFWAY = 2.0  # times that it changes at once at most in a run that goes on
 FOLLOWED = 25  # steps that latents need to follow half a change of the price, early in a run
 RETURN = 0.55  # share of a run that is not done again where it ends too far from its target
 SHORTER = 0.25  # steps of going through the rest again, of those of the run
@@ -58,11 +63,13 @@ UNSHRUNK, SHRUNK, BY_STEPS = 3e-4, (0.1, 0.25, 0.5), (20, 200, 30_000)
 UNLIKE = 0.025  # squared error on [0, 1] of a guess that only hasty runs had better begin from
 SHARES = 0.63, 0.87  # of noise
 LATENTS, NETWORKS = 0.2, 7e-3  # learning rates
+LONGER, QUICKER = (3000, 12_000), (1.0, 1.5)  # steps, and how many times that rate of latents is
 # Steps of latents are those of a start at the price that it was trained at. Where bits are cheaper
 # they are finer by a power of it, but only where that is more than WORTH times, and more than that
 # in fewer than SPARE pixels, as networks that differ from the start cost bits.
 PRICED, BY_PRICE, FINEST, WORTH, SPARE = 8e-4, 0.4, 16.0, 1.2, 4096
 SUITED = 1.2  # times finer or coarser that steps may be than they should
+SUITING = 0.35  # share of a run after which they are made so once more
 FINER = 2.0  # times that steps become so at once in a run; in a pass, where they should be that
 LAST = 1e-3  # of networks, once latents are rounded; falls to a tenth
 
@@ -107,7 +114,8 @@ def control(done: int, steps: int, price: float) -> Control:
     first = min(SOFT, first * max(1.0, HURRIED / steps) ** 0.25)
     t, share = (a + (b - a) * way for a, b in ((first, last), SHARES))
     calm = min(steps / HASTY, 1.0)
-    latents, networks = LATENTS * faster * cosine, NETWORKS / faster * calm * cosine
+    quicker = float(np.interp(math.log(max(steps, 1)), np.log(LONGER), QUICKER))
+    latents, networks = LATENTS * faster * quicker * cosine, NETWORKS / faster * calm * cosine
     return Control(price, t * math.sqrt(calm), share, calm, latents, networks)
 
 
@@ -135,6 +143,19 @@ def shrunk(grids: Sequence[Array], price: float, steps: int) -> list[Array]:
     share = float(np.interp(math.log(max(steps, 1)), np.log(BY_STEPS), SHRUNK))
     nearer = np.float32(share * math.log2(max(price, UNSHRUNK) / UNSHRUNK))
     return [np.sign(grid) * np.maximum(np.abs(grid) - nearer, 0) for grid in grids]
+
+
+def foreseen(
+    rate: float, networks: float, quality: float, left: float
+) -> tuple[float, float, float]:
+    """Bits a pixel of latents, bits of networks, and dB at the end of a run.
+
+    By what they are where such a share of it is left, if it goes on at this price.
+    """
+    square = left**2
+    better = BETTER + FINER_BY * max(quality - FINE, 0.0)
+    fewer, spared = min(FEWER, AT_MOST * rate) * square, FEWER_WEIGHTS * square**2
+    return rate - fewer, networks * (1 - spared), quality + better * square
 
 
 def fineness(price: float, pixels: int, steps: int) -> float:
@@ -173,7 +194,6 @@ class LatentTrainerState(TrainerState):
     lost: float = 0.0  # dB by which networks with these are worse
     begun: int = 0  # steps that were done when this pass through the schedule began
     first: int = 0  # steps of the first of them
-    opening: float = 0.0  # the price that it began with
     finer: float = 1.0  # steps of latents, than the start's
     anew: int = 0  # times that it began again, with another one
 
@@ -188,16 +208,18 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         pricing: Pricing | None = None,
         limit: float | None = None,
         most: int = 0,
-        beginning: dict[str, Array] | None = None,
+        anew: Callable[[float], None] | None = None,
+        cheapest: float = 0.0,
     ) -> None:
         """Of at most so many steps where the limit leaves time for more than the state says.
 
-        `beginning` is the step's state before the first one, if the run may begin again from it.
+        `anew` brings the step to its state before the first one, for a price, if the run may
+        begin again. Before passes no price is below `cheapest`.
         """
         self._most = most
         state.first = steps = state.first or state.steps
-        state.opening = state.opening or state.price
-        self._beginning = beginning
+        self._anew, self._cheapest = anew, cheapest
+        self._waits = False  # for the step that is to go on after the pause
         look = max(min(LOOK, -(-steps // 20)), min(MOST, steps // 500))
         super().__init__(step, state, look, limit)
         self._pricing = pricing
@@ -206,17 +228,37 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
     def preview(self) -> Array:
         return self.step.picture()
 
+    def pause_after(self, steps: int, worth: float) -> None:
+        """So many, if there are `worth` times as many in all."""
+        if self.step.done <= steps and worth * steps <= self.state.first:
+            self.pause = steps
+
+    def go_on(self) -> None:
+        """After the pause: with this step up to the next look, as the other is not ready."""
+        assert self.pause is not None
+        self.pause += self.look
+        self._waits = True
+
+    def go_over(self, step: LatentStep, anew: Callable[[float], None] | None) -> None:
+        """After the pause: have another step, which is where this one is, go on."""
+        self.step, self._anew = step, anew
+        self.pause = self._good = None
+        self._waits = False
+
     def _look(self, tell: Callable[[Progress], None] | None) -> bool:
         loss, rate = self.step.figures()
         if not (loss < HOPELESS and math.isfinite(rate)):
             return self._recover()
         if self.done % self.control == 0:
             self._reprice()
-            self._begin_anew()
+            if abs(self.done - SUITING * self.state.steps) <= self.control / 2:
+                self._suit_again()
             if self.done % (self.control * self.step.seldom) == 0:
                 self._remember()
         moving = not self.state.begun and self.done < ROUNDED * self.state.steps
-        self._shorten(self._most if moving else 0)
+        # Before the pause steps say nothing of how long those after it take.
+        if self.pause is None or self._waits:
+            self._shorten(self._most if moving else 0)
         self._steer()
         if tell is not None:
             cost = loss * self.step.counted + self.state.price * rate
@@ -230,31 +272,44 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         if self._pricing is None or state.begun or not FREE <= share < ROUNDED:
             return
         error, rate = step.judge(step.flat.numpy())
-        search = Search(step, state.exponents)
-        if any(abs(self.done - share * state.steps) <= self.control / 2 for share in SEARCHED):
+        search, first = Search(step, state.exponents), not state.exponents
+        if first or any(abs(share - at) * state.steps <= self.control / 2 for at in SEARCHED):
             found = search.figures(search.run(state.price, rounds=1))
             state.exponents, state.lost = search.exponents, decibels(error) - found.psnr
-        left = (1 - share) ** 3
-        bits = (rate * step.pixels + search.bits()) / (1 + FEWER * left)
-        factor = self._pricing(bits, decibels(error) - state.lost + BETTER * left)
-        # Prices that change faster than latents follow go many times too far.
-        state.multiply_price(factor ** (min(1.0, self.control / FOLLOWED) * (1 - share)), DEARER)
-
-    def _begin_anew(self) -> None:
-        """With the price that was found, if what was trained so far is no way to it."""
-        state = self.state
-        now = abs(self.done - LOOKED * state.steps) <= self.control / 2
-        if self._pricing is None or state.begun or not now:
+        now = rate, search.bits(), decibels(error) - state.lost
+        rate, networks, quality = foreseen(*now, left=1 - share)
+        factor = self._pricing(rate * step.pixels + networks, quality)
+        if first:
+            self._far(max(factor**ALL_AT_ONCE, self._cheapest / state.price))
             return
-        beginning = self._beginning if self._limit is None else None  # a limit leaves none to lose
-        if beginning is not None and state.anew < AGAIN and state.price > ROSE * state.opening:
-            state.opening, state.anew, state.exponents = state.price, state.anew + 1, {}
-            state.lost, state.finer = 0.0, 1.0
-            self.step.restore(beginning)
-            self.done = 0
-            self._shown = 0, time.perf_counter()
-            self.suit()
-        else:
+        # Prices that change faster than latents follow go many times too far.
+        factor **= min(1.0, self.control / FOLLOWED) * (1 - share)
+        state.multiply_price(max(factor, self._cheapest / state.price), DEARER)
+
+    def _far(self, factor: float) -> None:
+        """Have so many times the price; from the beginning, if what was trained is no way to it.
+
+        A limit leaves no time for that.
+        """
+        state = self.state
+        if self._anew is None or self._limit is not None:
+            state.multiply_price(factor, HALFWAY)
+            return
+        if state.anew >= AGAIN or abs(math.log(factor)) <= math.log(ASTRAY):
+            state.multiply_price(factor, ASTRAY)
+            return
+        before = state.price
+        state.multiply_price(factor, FURTHEST)
+        if abs(math.log(state.price / before)) <= math.log(ASTRAY):
+            return  # there is none beyond it
+        state.anew, state.exponents, state.lost, state.finer = state.anew + 1, {}, 0.0, 1.0
+        self._anew(state.price)
+        self.done = 0
+        self._shown = 0, time.perf_counter()
+        self.suit()
+
+    def _suit_again(self) -> None:
+        if self._pricing is not None and not self.state.begun:
             self.suit(FINER)
 
     def suit(self, most: float = FINEST) -> None:

@@ -5,11 +5,20 @@ host's; a window has its own, which it moves, and as many of every grid around t
 upsampling and convolutions see, which stand still meanwhile. So what windows together are judged
 by is what the whole picture would be. Networks and their moments stay on the device and move with
 every window.
+
+On processors long runs take their first steps so as well, as this program is there for pictures of
+any size, while another process compiles the one of the picture's room, whose steps take less time.
+
+    python -m imgmlp.codec.latent.windows DEVICE NUMBER...
+
+is that process; the numbers are height, width and channels of the picture, seed, widths of both
+networks, their start, and rows and columns of the room, or 0 for a program of the picture's size.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +30,8 @@ import numpy as np
 from imgmlp.codec.latent.model import usual_levels
 from imgmlp.codec.latent.plane import SMALL, Extent, Plane, common_side, power_of_two
 from imgmlp.codec.latent.training_step import Control, LatentStep
-from imgmlp.engine import AnyDevice, Device, Tensor
+from imgmlp.codec.training.compile_ahead import CompileAhead, end_with_parent
+from imgmlp.engine import AnyDevice, Device, Tensor, open_device
 from imgmlp.image import counted
 
 Array = np.ndarray[Any, Any]
@@ -36,6 +46,11 @@ JUDGED = 2**19  # pixels by which networks are judged, about: some windows stand
 # and on GPUs, to which windows' data have a longer way.
 WHOLE, WHOLE_ON_GPUS = 3 * 2**20, 14 * 2**20
 TOGETHER = 8  # steps of a window there before it is another one's turn
+# Operations in windows before a run goes over to a room, by which the number of steps hangs on the
+# picture alone: 10 seconds of two cores. They compile for a room in some 20 beside that, but what
+# windows compute more is for nothing where it was compiled before.
+MEANWHILE = 1e12
+WORTH = 4  # times as many that a run must have, or programs that serve many sizes do for all of it
 
 
 def fits_windows(shape: tuple[int, ...], device: AnyDevice) -> bool:
@@ -63,6 +78,20 @@ def in_windows(shape: tuple[int, ...], device: AnyDevice, short: bool) -> bool:
     return shape[0] * shape[1] > most and fits_windows(shape, device)
 
 
+def begins_in_windows(shape: tuple[int, ...], device: AnyDevice) -> bool:
+    """Whether a run should at least begin so."""
+    return in_windows(shape, device, short=True)
+
+
+def steps_in_windows(
+    shape: tuple[int, ...], device: AnyDevice, short: bool, operations: int
+) -> int:
+    """That such a run begins with, of so many operations a pixel; 0 if it stays as it begins."""
+    if in_windows(shape, device, short) or not begins_in_windows(shape, device):
+        return 0
+    return math.ceil(MEANWHILE / (covered(shape, device) * operations))
+
+
 def room(shape: tuple[int, ...], device: AnyDevice, short: bool) -> tuple[int, int] | None:
     """Rows and columns that a step for pixels of a shape is made for, so that what was compiled
     for one picture serves others; None for just its own, which takes 3% less time."""
@@ -82,9 +111,9 @@ def _fills(shape: tuple[int, ...], room: tuple[int, int]) -> bool:
 def step_program(
     shape: tuple[int, ...], widths: tuple[int, int], device: AnyDevice, short: bool
 ) -> str:
-    """What compile_times.py knows the step for pixels of a shape by."""
+    """What compile_times.py knows the step by that a run for pixels of a shape begins with."""
     height, width, channels = shape
-    if in_windows(shape, device, short):
+    if begins_in_windows(shape, device):
         sizes = "windows"
     elif shared := room(shape, device, short):
         sizes = "{}x{}".format(*shared)
@@ -92,6 +121,25 @@ def step_program(
         sizes = f"{height}x{width} alone"
     levels = usual_levels(height, width)
     return f"latent step: {sizes} x{channels}, {levels} levels, widths {widths}"
+
+
+def room_compiler(like: LatentStep, room: tuple[int, int] | None) -> CompileAhead:
+    """The process that compiles what trains the whole of the picture that a step is for."""
+    sizes = like.height, like.width, like.channels, like.seed, like.shape.synthesis
+    told = map(str, (*sizes, like.shape.entropy, like.start.number, *(room or (0,))))
+    return CompileAhead("imgmlp.codec.latent.windows", like.device.info.spec, *told)
+
+
+def compile_room(spec: str, *told: str) -> None:
+    """What that process does."""
+    height, width, channels, seed, hidden, entropy, start, *room = map(int, told)
+    step = LatentStep(
+        np.zeros((height, width, channels), np.uint8), seed, open_device(spec),
+        hidden=hidden, entropy=entropy, start=start,
+        room=(room[0], room[1]) if room[0] else None,
+    )  # fmt: skip
+    step.judge(step.flat.numpy())
+    step.run(1)
 
 
 def _size(device: AnyDevice) -> tuple[int, int]:
@@ -348,9 +396,26 @@ class WindowedStep(LatentStep):
         self._steps, self._turn = int(arrays["steps"]), int(arrays["turn"])
         self._found = arrays["found"].copy()
 
+    def as_whole(self, step: LatentStep) -> dict[str, Array]:
+        """Between two steps: what that of the whole picture goes on from, whose gradients of
+        networks are sums over all windows."""
+        found, more = self._staying(), len(self.windows)
+        found["networks_0"] *= more  # the mean of gradients, and that of their squares
+        found["networks_1"] *= more**2
+        found["latents"] = step.extent.gathered(self._grids)
+        moments = map(step.extent.gathered, self._moments)
+        for n, array in enumerate([*moments, *self._corrections]):
+            found[f"grids_{n}"] = array
+        return found | {"count": np.array(self._steps, np.uint32)}
+
     @property
     def _held(self) -> dict[str, list[Array]]:
         """What moves and stays with the host."""
         first, second = self._moments
         grids = {"latents": self._grids, "first": first, "second": second}
         return grids | {"corrections": self._corrections}
+
+
+if __name__ == "__main__":
+    end_with_parent()
+    compile_room(*sys.argv[1:])

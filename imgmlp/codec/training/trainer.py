@@ -66,6 +66,7 @@ class Trainer(ABC, Generic[S, D]):
     def __init__(self, step: S, state: D, look: int, limit: float | None = None) -> None:
         self.step, self.state, self.look, self._limit = step, state, look, limit
         self.done = 0  # steps, known to the host while it runs
+        self.pause: int | None = None  # of them, after which another step is to go on
         self._chunk, self._shown = 1, (0, 0.0)
         self._began = time.perf_counter() - state.seconds
         self._good: Snapshot | None = None
@@ -80,12 +81,13 @@ class Trainer(ABC, Generic[S, D]):
     def run(
         self, run: Run | None = None, complete: Callable[[Snapshot], Snapshot] = lambda made: made
     ) -> Ended:
-        """Go on to the end. `complete` adds to a snapshot what others want to have kept with it."""
+        """Go on to the end, or to the pause. `complete` adds to a snapshot what others want to have
+        kept with it."""
         run, self.done = run or Run(), self.step.done
         self._good = self._good or self.snapshot()
         self._shown = begun = self.done, time.perf_counter()
         self._steer()
-        while self.done < self.state.steps:
+        while self.done < self._end:
             whole = self._replay(run)
             looks = self.done % self.look == 0 or self.done == self.state.steps
             if self._shown is begun and not looks:  # the first steps may have compiled for long
@@ -97,7 +99,7 @@ class Trainer(ABC, Generic[S, D]):
                 self.state.steps = self.done
             if run.due(stop):
                 run.keep(complete(self.snapshot()))
-            if stop and self.done < self.state.steps:
+            if stop and self.done < self._end:
                 return "interrupted"
         self.state.seconds = time.perf_counter() - self._began
         return "done"
@@ -106,7 +108,7 @@ class Trainer(ABC, Generic[S, D]):
         """Some more steps, but none beyond the next look; False if the last of them is not whole,
         as the run is to stop or its time is over."""
         most = self.step.together or self._chunk
-        count = min(most, self.look - self.done % self.look, self.state.steps - self.done)
+        count = min(most, self.look - self.done % self.look, self._end - self.done)
         began = time.perf_counter()
 
         whole = self.step.run(count, lambda: self._late() or run.stopping())
@@ -114,6 +116,23 @@ class Trainer(ABC, Generic[S, D]):
         if whole:
             self.done += count
         return whole
+
+    @property
+    def _end(self) -> int:
+        return min(self.state.steps, self.pause or self.state.steps)
+
+    @property
+    def pace(self) -> float | None:
+        """Seconds that a step takes, of those since this run began; None before the second."""
+        first, since = self._shown
+        if self.done <= first:
+            return None
+        return (time.perf_counter() - since) / (self.done - first)
+
+    @property
+    def paused(self) -> bool:
+        """Whether the run is there, and not yet at its end."""
+        return self.done == self.pause and self.done < self.state.steps
 
     def _late(self) -> bool:
         """Whether no time is left, not even for the rest of a step."""

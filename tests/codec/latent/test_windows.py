@@ -16,7 +16,7 @@ import pytest
 from imgmlp.codec import decoder, encoder
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.latent import encode as latent
-from imgmlp.codec.latent import model, rounding_search, training_phases, windows
+from imgmlp.codec.latent import model, rounding_search, training_phases, training_step, windows
 from imgmlp.codec.latent.model import ModelShape, guessed
 from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState, begin, shrunk
 from imgmlp.codec.latent.training_step import Control, LatentStep
@@ -45,14 +45,20 @@ def whole_numbers(step: LatentStep) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize(("size", "channels"), [((66, 70), 3), ((20, 130), 4)])
-def test_windows_are_judged_as_the_whole_picture_is(size: tuple[int, int], channels: int) -> None:
+def test_windows_are_judged_as_the_whole_picture_is(
+    size: tuple[int, int], channels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training_step, "FILTERED", STARTED["hidden"])
     pixels, device = picture(*size, channels), open_device("numpy")
     step = LatentStep(pixels, 0, device, **STARTED)
     parted = WindowedStep(pixels, 0, device, **STARTED, window=WINDOW)
     assert len(parted.windows) in (3, 4)
-    flat = step.flat.numpy()
+    assert step.shape.filtered
+    away = np.random.default_rng(1).standard_normal(step.flat.shape)
+    flat = (step.flat.numpy() + 0.02 * away).astype(np.float32)
     for each in (step, parted):
         each.write_grids(whole_numbers(step))
+        each.flat.write(flat)
     assert parted.judge(flat) == pytest.approx(step.judge(flat), rel=1e-5)
     expected = step.slopes(flat, 1e-3)
     assert np.abs(parted.slopes(flat, 1e-3) - expected).max() < 1e-5 * np.abs(expected).max()
@@ -114,6 +120,10 @@ def test_runs_of_few_steps_are_short_whoever_asks_for_them() -> None:
     assert not short(latent.workload(2, None))
     assert short(latent.workload(None, None))
     assert not short(latent.workload(None, None), 64, 64)
+    assert short(latent.workload(4, None), 100, 40)  # where other sizes compute little more
+    assert short(latent.workload(4, None), 20, 900)
+    assert not short(latent.workload(7, None), 100, 40)
+    assert not short(latent.workload(4, None), 256, 256)
     assert short(latent.workload(None, 30.0))
     assert not short(latent.workload(None, 300.0))
     device.info.compute_units = 200  # which take many in that time
@@ -166,19 +176,24 @@ def test_the_program_of_a_window_does_not_depend_on_the_pictures_size() -> None:
 
 @pytest.fixture
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And few grids, with which a window may be as small."""
+    monkeypatch.setattr(training_step, "usual_levels", lambda *_: 4)
     monkeypatch.setattr(windows, "WHOLE", 0)
-    monkeypatch.setattr(windows, "SIZE", WINDOW)
-    monkeypatch.setattr(windows, "JUDGED", 64 * 64)
+    monkeypatch.setattr(windows, "SIZE", (8, 8))
+    monkeypatch.setattr(windows, "JUDGED", 8 * 8)
+
+
+SMALL = picture(10, 12)  # four windows of those
 
 
 def encoded(run: Run | None = None, target: Goal | None = None) -> encoder.Encoded:
     wanted = target or Goal("lambda", 3e-3)
     device = open_device("numpy")
-    return encoder.encode(Picture(picture(66, 70)), wanted, Workload(4), device, run, "latent")
+    return encoder.encode(Picture(SMALL), wanted, Workload(4), device, run, "latent")
 
 
 @pytest.mark.usefixtures("small_windows")
-@pytest.mark.parametrize("target", [Goal("lambda", 3e-3), Goal("bytes", 900)])
+@pytest.mark.parametrize("target", [Goal("lambda", 3e-3), Goal("bytes", 200)])
 def test_what_windows_made_is_in_a_sound_file(
     target: Goal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,7 +202,7 @@ def test_what_windows_made_is_in_a_sound_file(
     found = encoded(target=target)
     decoded = decoder.decode(container.parse(found.bytes), open_device("numpy"))
     assert np.array_equal(decoded, found.pixels)
-    assert found.metrics["psnr"] == psnr(picture(66, 70), decoded)
+    assert found.metrics["psnr"] == psnr(SMALL, decoded)
 
 
 def is_over(left: Iterator[int]) -> bool:

@@ -1,0 +1,213 @@
+"""Long runs of the latent codec on processors: begun in windows while a room is compiled for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self
+
+import numpy as np
+import pytest
+
+from imgmlp.codec import encoder
+from imgmlp.codec.latent import encode as latent
+from imgmlp.codec.latent import rounding_search, windows
+from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState
+from imgmlp.codec.latent.training_step import Control, LatentStep
+from imgmlp.codec.latent.windows import WindowedStep, room_compiler, steps_in_windows
+from imgmlp.codec.training import passes
+from imgmlp.codec.training.checkpoint import Checkpoint
+from imgmlp.codec.training.compile_ahead import CompileAhead
+from imgmlp.codec.training.run import Run
+from imgmlp.codec.training.target import Goal, Workload
+from imgmlp.engine import open_device
+from imgmlp.errors import Interrupted, OutOfMemoryError
+from imgmlp.image import Picture
+
+STARTED = {"hidden": 16, "entropy": 12, "start": 4}
+SIZE = 5, 6
+PIXELS = np.random.default_rng(0).integers(0, 255, (*SIZE, 3), np.uint8)
+ROOM = 8, 8
+
+
+def test_long_runs_on_processors_begin_with_about_as_much_work_in_windows() -> None:
+    info = SimpleNamespace(kind="cpu", compute_units=2)
+    device: Any = SimpleNamespace(info=info)
+
+    def steps(height: int, width: int, short: bool = False) -> int:
+        return steps_in_windows((height, width, 3), device, short, 25_000)
+
+    assert 50 < steps(512, 768) < 200
+    assert steps(512, 768) == steps(400, 700) == pytest.approx(steps(256, 256) / 6, abs=1)
+    assert steps(512, 768, short=True) == 0  # which stay there
+    assert steps(2000, 3000) == 0
+    assert steps(128, 100) == steps(700, 20) == 0  # which are never there
+    info.compute_units = 64  # which no file depends on
+    assert steps(512, 768) == steps(400, 700)
+    info.kind = "numpy"
+    assert steps(512, 768) == 0
+
+
+def test_the_whole_goes_on_where_windows_are() -> None:
+    """Of one window, which does what the whole does; of several, networks' moments are as those of
+    so many times larger gradients."""
+    device = open_device("numpy")
+    step, room = (LatentStep(PIXELS, 0, device, **STARTED, room=room) for room in (None, ROOM))
+    window = WindowedStep(PIXELS, 0, device, **STARTED, window=ROOM)
+    for each in (step, window):
+        each.steer(Control(1e-3, noise=0.0))
+        each.run(2)
+    room.steer(Control(1e-3, noise=0.0))
+    room.restore(window.as_whole(room))
+    for each in (step, room):
+        each.run(2)
+        assert each.done == 4
+    assert room.figures() == pytest.approx(step.figures(), rel=1e-5)
+    assert np.allclose(room.flat.numpy(), step.flat.numpy(), atol=1e-5)
+    for found, expected in zip(room.grids(), step.grids(), strict=True):
+        assert np.allclose(found, expected, atol=1e-4)
+    window.windows *= 2
+    window.adam.first[0].write(np.full(window.flat.shape, 0.5, np.float32))
+    window.adam.second[0].write(np.full(window.flat.shape, 0.25, np.float32))
+    found = window.as_whole(room)
+    assert (found["networks_0"] == 1.0).all()
+    assert (found["networks_1"] == 1.0).all()
+
+
+class Compiler:
+    """In the place of the other process, which has ended as soon as it is waited for."""
+
+    made = 0
+    working = done = True  # as far as anybody asks
+
+    def __init__(self, *_: object) -> None:
+        Compiler.made += 1
+
+    def wait(self, enough: Callable[[], bool]) -> None:
+        pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With two steps in windows."""
+    monkeypatch.setattr(windows, "SIZE", ROOM)
+    monkeypatch.setattr(windows, "begins_in_windows", lambda *_: True)
+    monkeypatch.setattr(windows, "MEANWHILE", 2 * 8 * 8 * latent._operations(PIXELS.shape))
+    monkeypatch.setattr(latent, "WORTH", 2)
+    monkeypatch.setattr(latent, "room_compiler", Compiler)
+    monkeypatch.setattr(passes, "MOST", 0)
+    monkeypatch.setattr(rounding_search, "EXACT", 2)
+    Compiler.made = 0
+
+
+def encoded(run: Run | None = None) -> encoder.Encoded:
+    made = Picture(PIXELS), Goal("lambda", 3e-3), Workload(4), open_device("numpy"), run
+    return encoder.encode(*made, "latent")
+
+
+def is_over(left: Iterator[int]) -> bool:
+    return next(left, None) is None
+
+
+@pytest.mark.usefixtures("opened")
+def test_a_run_that_stopped_on_either_side_gives_the_bytes_of_one_that_did_not(
+    tmp_path: Path,
+) -> None:
+    forms = []
+    for stop in (0, 0, 1):
+        kept = Checkpoint(tmp_path / "state", "key")
+        with pytest.raises(Interrupted):
+            encoded(Run(None, partial(is_over, iter(range(stop))), checkpoint=kept))
+        state = kept.load()
+        assert state is not None
+        done = state.arrays["steps" if "steps" in state.arrays else "count"]
+        forms.append((state.values["form"], int(done)))
+    # the second time where the program is waited for
+    assert forms == [("in windows", 1), ("in windows", 2), ("whole", 3)]
+    rest = encoded(Run(checkpoint=Checkpoint(tmp_path / "state", "key")))
+    assert rest.resumed == 3
+    assert rest.bytes == encoded().bytes
+
+
+@pytest.mark.parametrize(("steps", "pause"), [(221, None), (222, 111), (2000, 111)])
+def test_a_run_pauses_if_it_is_long_enough(steps: int, pause: int | None) -> None:
+    step: Any = SimpleNamespace(done=0)
+    trainer = LatentTrainer(step, LatentTrainerState(steps, 1e-3))
+    trainer.pause_after(111, 2)
+    assert trainer.pause == pause
+
+
+@pytest.mark.usefixtures("opened")
+def test_a_time_limit_waits_for_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run goes on in windows until the program is there, if it ever is."""
+    made, forms = (Picture(PIXELS), Goal("bytes", 150)), []  # for which there are no more steps
+    monkeypatch.setattr(latent._Encoder, "_fitting", lambda *_: 6)
+    monkeypatch.setattr(latent, "_is_short", lambda *_: False)
+    go_over = latent._Encoder._go_over
+
+    def noted(self: latent._Encoder, trainer: LatentTrainer) -> None:
+        forms.append(trainer.done)
+        go_over(self, trainer)
+
+    monkeypatch.setattr(latent._Encoder, "_go_over", noted)
+    monkeypatch.setattr(Compiler, "wait", lambda *_: pytest.fail("it waits"))
+    for ready in (True, False):
+        monkeypatch.setattr(Compiler, "done", ready)
+        work = Workload(0, 60.0)
+        found = encoder.encode(*made, work, open_device("numpy"), None, "latent")
+        assert found.metrics["steps"] == 6
+    assert forms == [2]
+
+
+@pytest.mark.usefixtures("opened")
+def test_where_the_whole_has_no_memory_a_run_stays_in_windows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def too_large(*_: object) -> LatentStep:
+        raise OutOfMemoryError("too large", hint="take less")
+
+    monkeypatch.setattr(latent._Encoder, "_whole_step", too_large)
+    found = encoded()
+    assert (Compiler.made, found.metrics["steps"]) == (1, 4)
+
+
+def test_another_process_makes_a_step_of_the_whole_and_ends_with_the_run() -> None:
+    step = WindowedStep(PIXELS, 0, open_device("numpy"), **STARTED, window=ROOM)
+    with room_compiler(step, ROOM) as compiler:
+        process = compiler._process
+        assert process is not None
+        compiler.wait(lambda: True)
+        assert (compiler.working, compiler.done) == (True, False)
+        compiler.wait(lambda: False)
+        assert (compiler.working, compiler.done) == (False, True)
+    with room_compiler(step, None) as compiler:
+        process = compiler._process
+        assert process is not None
+        assert process.poll() is None
+    assert process.returncode not in (0, None)
+
+
+def test_the_other_process_ends_with_the_one_that_started_it() -> None:
+    """However that ends: of its standard input there is no more then."""
+    step = WindowedStep(PIXELS, 0, open_device("numpy"), **STARTED, window=ROOM)
+    with room_compiler(step, ROOM) as compiler:
+        process = compiler._process
+        assert process is not None
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(60) == 1
+
+
+def test_where_no_process_may_be_started_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/there is no such program")
+    with CompileAhead("calendar") as compiler:
+        compiler.wait(lambda: False)
+        assert (compiler.working, compiler.done) == (False, False)
