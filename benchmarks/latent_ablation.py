@@ -68,7 +68,7 @@ class Without(LatentStep):
         synthesis, convolutions, entropy, taps = super()._networks(flat)
         if self.lacks == "upsampling":
             own = Tensor(np.float32(BICUBIC), self.device, name="bicubic")
-            taps = [own for _ in taps]
+            taps[: self.levels - 1] = [own] * (self.levels - 1)
         if self.lacks == "convolutions":
             convolutions = [self._zeros(t, f"{n}") for n, t in enumerate(convolutions)]
         if self.lacks == "a convolution":
@@ -151,12 +151,13 @@ def variants() -> list[Variant]:
         Variant("networks begin with random weights", start=False),
         Variant("latents begin from zero", guess=False),
         Variant("upsampling is bicubic", step={"lacks": "upsampling"}),
+        Variant("no filter of the finest grid", {(step, "FILTERED"): training_step.HIDDEN + 1}),
         Variant("one convolution of 3×3 instead of two", step={"lacks": "a convolution"}),
         Variant("no convolution", step={"lacks": "convolutions"}),
         Variant(f"{NEAREST} neighbours instead of {len(NEIGHBOURS)}", step={"lacks": "neighbours"}),
         Variant("another seed", {(encode, "SEED"): encode.SEED + 1}),  # how far chance goes
         *soap,
-        Variant("rate of latents 0.3", {(phases, "LATENTS"): 0.3}),
+        Variant("rate of latents half as much again", {(phases, "LATENTS"): 0.3}),
         Variant("latents forget by 0.9 and 0.95", step={"betas": (0.9, 0.95)}),
         Variant("latents forget by 0.9 and 0.99", step={"betas": (0.9, 0.99)}),
         Variant("networks are means of the last ones", averaged=True),
