@@ -113,7 +113,7 @@ class Encoding:
             with self.watch.saving():
                 found = found or self._trained(goal, choices)
                 self.write(found.bytes)
-                forget(self._state)  # where nothing could be kept
+        forget(self._state)  # where nothing could be kept, or there was no time to
         return replace(found, beside=beside if len(found.bytes) > goal.value else 0)
 
     def _announce(self, goal: Goal, beside: int) -> None:
@@ -143,6 +143,9 @@ class Encoding:
         if saved is None or (finished := saved.finished()) is None:
             return None
         data, values = finished
+        state = values.pop(checkpoint.STATE, None)  # which older versions do not name
+        beside = [] if self.output is None else checkpoint.left_beside(self.output)
+        self._state = next((path for path in beside if path.name == state), None)
         return Result(data, **values, before=True)
 
     def _trained(self, goal: Goal, choices: str) -> Result:
@@ -171,12 +174,16 @@ class Encoding:
 
         So whoever comes by knows what is written, also by one that seemed to be lost.
         """
-        values = {"metrics": found.metrics, "missed": found.missed, "diverged": found.diverged}
         assert self.kept is not None
+        assert self._state is not None
+        values = {"metrics": found.metrics, "missed": found.missed, "diverged": found.diverged}
+        values[checkpoint.STATE] = self._state.name
         try:
             self.kept.save(Snapshot.of_finished(found.bytes, values), replace=False)
         except OutputError as error:
+            own = self._state
             if (first := self._done_before()) is not None:
+                forget(own)
                 return first
             self.watch.note(f"no checkpoints: {error}")
             return found
@@ -222,6 +229,25 @@ class EncodeFile:
             record.facts["missed"] = found.missed
         record.state = None if encoding.kept is None else encoding.kept.path
         record.line = found.line(str(output))
+
+
+class Leftovers:
+    """Hidden files of outputs that are remembered: a run that was killed just between remembering
+    and removing leaves one, and whoever passes over the output removes it."""
+
+    def __init__(self) -> None:
+        self._folder: Path | None = None  # that was looked through
+        self._names: list[str] = []
+
+    def remove(self, record: Record) -> None:
+        """Those of an output that is as it was."""
+        output = record.task.output
+        if output is None or not record.made:
+            return
+        if output.parent != self._folder:
+            self._folder, self._names = output.parent, checkpoint.names_in(output.parent)
+        for path in checkpoint.remembered(output, record.made, self._names):
+            forget(path)
 
 
 def looked_at(path: Path) -> tuple[tuple[int, int], str]:

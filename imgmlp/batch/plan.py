@@ -203,6 +203,7 @@ class Plan:
         assert decision.known is not None
         assert self.journal is not None
         record.facts = {"unchanged": True} | decision.known.facts
+        record.made = decision.known.output_digest
         if decision.known != known:
             with contextlib.suppress(OutputError):  # then it is compared again the next time
                 self.journal.add(decision.known)

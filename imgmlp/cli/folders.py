@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from imgmlp.batch import devices, find, store
+from imgmlp.batch.encode import Leftovers
 from imgmlp.batch.find import Found, Search, names_in
 from imgmlp.batch.output import make_folder
 from imgmlp.batch.plan import Plan, Rules
@@ -133,9 +134,10 @@ def _run(terminal: Terminal, request: Request, search: Search, rules: Rules, wor
     if rules.folder is not None:
         search.leave_out = Path(os.path.realpath(rules.folder))
     plan = Plan(rules)
-    told = RunReport(terminal, plan, request.as_json)
+    told, leftovers = RunReport(terminal, plan, request.as_json), Leftovers()
     with StopRequest() as stop:
         for record in plan.make(request.found(search), stop.requested):
+            leftovers.remove(record)
             told.tell(record)
         told.passed_over(search)
         if plan.count:

@@ -14,6 +14,7 @@ from folder_runs import ALL, LOSSLESS, NAMES, Quiet, Shown, encode, lines, made,
 from PIL import Image
 
 from imgmlp import output_files
+from imgmlp.batch import encode as batch_encode
 from imgmlp.batch import pool as pools
 from imgmlp.batch.encode import EncodeFile
 from imgmlp.batch.journal import NAME, digest
@@ -21,9 +22,10 @@ from imgmlp.batch.plan import FAILED, Plan
 from imgmlp.batch.pool import run_here
 from imgmlp.batch.wanted import Wanted
 from imgmlp.batch.work import Record, Task
-from imgmlp.cli import folders
+from imgmlp.cli import folders, run_report
 from imgmlp.codec import encoder
 from imgmlp.codec.encoder import Encoded
+from imgmlp.codec.training.checkpoint import Checkpoint, Snapshot
 from imgmlp.errors import Interrupted, OutputError, UsageError
 
 
@@ -141,6 +143,38 @@ def test_a_kill_before_the_journal_is_no_loss(
     assert encode(tree) == 0
     assert made() == {"a.imlp"}
     assert encode(tree, as_json=True) == 0
+
+
+@pytest.mark.parametrize("remembered", [True, False])
+def test_a_kill_before_hidden_files_are_removed_leaves_none_for_good(
+    tree: Path, remembered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the output was remembered before that or not: states of the training go as well."""
+    encode_picture = encoder.encode
+
+    def with_state(*arguments: Any) -> Encoded:
+        arguments[4].keep(Snapshot({}, {}))
+        return encode_picture(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(encoder, "encode", with_state)
+        for module in (batch_encode, run_report):
+            patch.setattr(module, "forget", lambda _: None)
+        if not remembered:
+            patch.setattr(Plan, "remember", lambda *_: None)
+        assert encode(tree) == 0
+    assert len(made()) == 9
+    Path("out/.b.imlp.01234567.checkpoint").write_bytes(b"another run's")
+    monkeypatch.setattr(encoder, "encode", lambda *_: pytest.fail("it is encoded again"))
+    assert encode(tree) == 0
+    assert made() == ALL | {".b.imlp.01234567.checkpoint"}
+
+
+def test_a_hidden_file_of_other_bytes_than_the_output_stays(tree: Path) -> None:
+    assert encode(tree) == 0
+    Checkpoint(Path("out/.a.imlp.01234567.checkpoint"), "0").save(Snapshot.of_finished(b"own", {}))
+    assert encode(tree) == 0
+    assert made() == ALL | {".a.imlp.01234567.checkpoint"}
 
 
 def test_an_interrupted_run_goes_on(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:

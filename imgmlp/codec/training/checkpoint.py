@@ -32,7 +32,9 @@ MAX_BYTES = 2**33  # of the largest picture's state in the latent codec, and mor
 _BESIDE = 400  # bytes of an archive for each array, at most, but for its name
 KEEP_SECONDS = 15.0  # between two states that a run saves
 STALE_AFTER = 30 * 86_400.0  # seconds after which another run's is removed
-_VALUES, _FINISHED = "values", "finished"
+STATE = "state"  # of a finished run's values: the name of the checkpoint that it came from
+_END = ".checkpoint"
+_VALUES, _KEY, _FINISHED = "values", "key", "finished"
 
 Array = np.ndarray[Any, Any]
 
@@ -101,7 +103,7 @@ def key(picture: Picture, choices: str) -> str:
 
 def beside(target: Path, key: str) -> Path:
     """Where the checkpoint of the run with this key is that writes this file."""
-    return target.parent / f".{target.name[:50]}.{key[:8]}.checkpoint"
+    return target.parent / f".{target.name[:50]}.{key[:8]}{_END}"
 
 
 def of(target: Path, picture: Picture, device: AnyDevice, choices: str) -> Checkpoint:
@@ -122,15 +124,31 @@ def of_finished(target: Path, picture: Picture, choices: str) -> Checkpoint:
     return Checkpoint(beside(target, own), own)
 
 
-def left_beside(target: Path) -> list[Path]:
-    """The checkpoints of all runs that write this file."""
-    start = f".{target.name[:50]}."  # which few names have, of folders with many files
-    wanted = re.compile(rf"{re.escape(start)}[0-9a-f]{{8}}\.checkpoint")
+def names_in(folder: Path) -> list[str]:
+    """The checkpoints of all runs that write files of a folder."""
     try:
-        names = [name for name in os.listdir(target.parent) if name.startswith(start)]
-        return sorted(target.parent / name for name in names if wanted.fullmatch(name))
+        return [name for name in os.listdir(folder) if name.endswith(_END)]
     except OSError:
         return []
+
+
+def left_beside(target: Path, names: list[str] | None = None) -> list[Path]:
+    """The checkpoints of all runs that write this file, of these names in its folder."""
+    names = names_in(target.parent) if names is None else names
+    wanted = re.compile(rf"\.{re.escape(target.name[:50])}\.[0-9a-f]{{8}}{re.escape(_END)}")
+    return sorted(target.parent / name for name in names if wanted.fullmatch(name))
+
+
+def remembered(target: Path, digest: str, names: list[str]) -> list[Path]:
+    """Of these checkpoints, those that only say that the file has the bytes with this digest, and
+    what came to them. For a file of which that is known otherwise."""
+    left, found = left_beside(target, names), []
+    for path in left:
+        snapshot = _read(path, only=_FINISHED)
+        finished = None if snapshot is None else snapshot.finished()
+        if finished is not None and hashlib.sha256(finished[0]).hexdigest() == digest:
+            found += [one for one in left if one == path or one.name == finished[1].get(STATE)]
+    return found
 
 
 def others(target: Path, own: Checkpoint) -> str | None:
@@ -152,6 +170,21 @@ def remove_stale(target: Path) -> None:
                 path.unlink(missing_ok=True)
 
 
+def _read(path: Path, only: str | None = None) -> Snapshot | None:
+    """What a file holds, if it is a checkpoint; of others than those with an array `only`, None."""
+    try:
+        if not 0 < path.stat().st_size <= MAX_BYTES:
+            return None
+        with np.load(path, allow_pickle=False) as archive:
+            if only is not None and only not in archive.files:
+                return None
+            arrays = {name: archive[name] for name in archive.files}
+        values = json.loads(str(arrays.pop(_VALUES)[()]))
+    except Exception:  # zipfile and NumPy raise anything on damaged files
+        return None
+    return Snapshot(arrays, values) if isinstance(values, dict) else None
+
+
 class Checkpoint:
     """The checkpoint of one run."""
 
@@ -160,24 +193,15 @@ class Checkpoint:
 
     def load(self) -> Snapshot | None:
         """What this run left, if there is anything."""
-        try:
-            if not 0 < self.path.stat().st_size <= MAX_BYTES:
-                return None
-            with np.load(self.path, allow_pickle=False) as archive:
-                arrays = {name: archive[name] for name in archive.files}
-            values = json.loads(str(arrays.pop(_VALUES)[()]))
-        except Exception:  # zipfile and NumPy raise anything on damaged files
-            return None
-        if not isinstance(values, dict) or values.pop("key", None) != self._key:
-            return None
-        return Snapshot(arrays, values)
+        found = _read(self.path)
+        return found if found is not None and found.values.pop(_KEY, None) == self._key else None
 
     def save(self, snapshot: Snapshot, replace: bool = True) -> None:
         """Replace what is there, as a whole. Raises OutputError, also for what `load` refuses.
 
         Without `replace`, it is also raised where somebody else has saved one.
         """
-        values = json.dumps({**snapshot.values, "key": self._key})
+        values = json.dumps({**snapshot.values, _KEY: self._key})
         arrays = {**snapshot.arrays, _VALUES: np.array(values)}
         size = sum(array.nbytes + _BESIDE for array in arrays.values())
         if size > MAX_BYTES:
