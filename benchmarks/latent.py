@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from imgmlp.codec.latent import sections
-from imgmlp.codec.latent.bit_allocation import model_of
 from imgmlp.codec.latent.synthesis import synthesize
-from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState, control
-from imgmlp.codec.latent.training_step import LatentStep
+from imgmlp.codec.latent.training.bit_allocation import model_of
+from imgmlp.codec.latent.training.latent_step import LatentStep
+from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState, control
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.image import load
 

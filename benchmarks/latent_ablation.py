@@ -22,10 +22,10 @@ import numpy as np
 from latent_hyperlatents import Hyperlatents
 
 from imgmlp import image
-from imgmlp.codec.latent import bit_allocation, encode, training_phases, training_step
 from imgmlp.codec.latent.model import BICUBIC, NEIGHBOURS, newest_start, trained_order
-from imgmlp.codec.latent.training_phases import LatentTrainer
-from imgmlp.codec.latent.training_step import Control, LatentStep
+from imgmlp.codec.latent.training import bit_allocation, forms, latent_step, phases
+from imgmlp.codec.latent.training.latent_step import Control, LatentStep
+from imgmlp.codec.latent.training.phases import LatentTrainer
 from imgmlp.codec.training.run import Progress
 from imgmlp.engine import AnyDevice, Tensor, open_device, optim
 
@@ -47,7 +47,7 @@ class Without(LatentStep):
         if self.betas:
             latents = optim.Adam([self.latents], self.control[4], self.betas, self.epsilon)
         if self.refreshed:
-            rest = training_step.BETAS, MEMORY, self.epsilon, self.shapes
+            rest = latent_step.BETAS, MEMORY, self.epsilon, self.shapes
             return latents, optim.SOAP([self.flat], self.control[5], *rest)
         return latents, networks
 
@@ -113,17 +113,17 @@ class Variant:
 
 def _steered(change: Callable[[Control], Control]) -> dict[tuple[Any, str], Any]:
     """A schedule that differs."""
-    usual = training_phases.control
-    return {(training_phases, "control"): lambda *at: change(usual(*at))}
+    usual = phases.control
+    return {(phases, "control"): lambda *at: change(usual(*at))}
 
 
 def _constant(found: Control) -> Control:
-    rates = {"latents": training_phases.LATENTS, "networks": training_phases.NETWORKS}
+    rates = {"latents": phases.LATENTS, "networks": phases.NETWORKS}
     return found if found.rounding else replace(found, **rates)
 
 
 def variants() -> list[Variant]:
-    phases, step = training_phases, training_step
+    step = latent_step
     soap = [
         Variant(
             f"SOAP on the networks, rate {rate:g}, bases of every {every} steps",
@@ -151,11 +151,11 @@ def variants() -> list[Variant]:
         Variant("networks begin with random weights", start=False),
         Variant("latents begin from zero", guess=False),
         Variant("upsampling is bicubic", step={"lacks": "upsampling"}),
-        Variant("no filter of the finest grid", {(step, "FILTERED"): training_step.HIDDEN + 1}),
+        Variant("no filter of the finest grid", {(step, "FILTERED"): latent_step.HIDDEN + 1}),
         Variant("one convolution of 3×3 instead of two", step={"lacks": "a convolution"}),
         Variant("no convolution", step={"lacks": "convolutions"}),
         Variant(f"{NEAREST} neighbours instead of {len(NEIGHBOURS)}", step={"lacks": "neighbours"}),
-        Variant("another seed", {(encode, "SEED"): encode.SEED + 1}),  # how far chance goes
+        Variant("another seed", {(forms, "SEED"): forms.SEED + 1}),  # how far chance goes
         *soap,
         Variant("rate of latents half as much again", {(phases, "LATENTS"): 0.3}),
         Variant("latents forget by 0.9 and 0.95", step={"betas": (0.9, 0.95)}),
@@ -188,14 +188,14 @@ def cost(
 ) -> float:
     """D + lambda R of a file."""
     with changed(variant.constants):
-        hidden, entropy = found = encode.widths(pixels.shape, np.inf)
+        hidden, entropy = found = forms.widths(pixels.shape, np.inf)
         start = newest_start(found) if variant.start else 0
         kept = 1 - 1 / max(1, AVERAGED * steps) if variant.averaged else 0.0
         kind = type("Step", (variant.kind,), {**variant.step, "kept": kept})
-        step = kind(pixels, encode.SEED, device, hidden=hidden, entropy=entropy, start=start)
+        step = kind(pixels, forms.SEED, device, hidden=hidden, entropy=entropy, start=start)
         if variant.guess:
-            training_phases.begin(step, pixels, price, steps)
-        trainer = Refreshing(step, training_phases.LatentTrainerState(steps, price))
+            phases.begin(step, pixels, price, steps)
+        trainer = Refreshing(step, phases.LatentTrainerState(steps, price))
         trainer.suit()
         trainer.run()
         more = step.finish()

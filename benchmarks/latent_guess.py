@@ -18,8 +18,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 from PIL import Image
 
 from imgmlp.codec.latent.model import GUESSED_BY, LEVELS, START_CHANNELS, halved, widths_of
-from imgmlp.codec.latent.training_phases import control
-from imgmlp.codec.latent.training_step import LatentStep
+from imgmlp.codec.latent.training.latent_step import LatentStep
+from imgmlp.codec.latent.training.phases import control
 from imgmlp.engine import AnyDevice, open_device
 
 AT_ONCE = 5  # steps

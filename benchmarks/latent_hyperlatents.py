@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.latent import operations, training_step
 from imgmlp.codec.latent.model import BICUBIC
 from imgmlp.codec.latent.plane import REACH, Extent, Grid
-from imgmlp.codec.latent.training_step import LatentStep
+from imgmlp.codec.latent.training import latent_step, operations
+from imgmlp.codec.latent.training.latent_step import LatentStep
 from imgmlp.codec.training.perceptron import perceptron
 from imgmlp.engine import Tensor, optim
 
@@ -60,7 +60,7 @@ class Hyperlatents(LatentStep):
         self.beside = Tensor((0.1 * drawn).astype(np.float32), self.device, name="beside")
 
     def _optimizers(self) -> tuple[optim.Adam, Any]:
-        rest = self.control[5], training_step.BETAS, self.epsilon
+        rest = self.control[5], latent_step.BETAS, self.epsilon
         self.adam_beside = optim.Adam([self.beside], *rest)
         return super()._optimizers()
 

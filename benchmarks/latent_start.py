@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from imgmlp.codec.latent import training_step
 from imgmlp.codec.latent.model import networks_of, stored_start
-from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState
-from imgmlp.codec.latent.training_step import LatentStep
+from imgmlp.codec.latent.training import latent_step
+from imgmlp.codec.latent.training.latent_step import LatentStep
+from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
 from imgmlp.codec.training.run import Progress, Run
 from imgmlp.engine import open_device
 
@@ -45,7 +45,7 @@ def main() -> None:
     pixels = mosaic(options.pictures, options.piece, options.small, options.each)
     device, widths = open_device(options.device), (options.hidden, options.entropy)
     print(f"{pixels.shape[1]}x{pixels.shape[0]} pixels", flush=True)
-    training_step.FILTERED = options.hidden + 1  # as starts have no filter
+    latent_step.FILTERED = options.hidden + 1  # as starts have no filter
     step = LatentStep(pixels, 0, device, hidden=widths[0], entropy=widths[1])
     began, shown = time.perf_counter(), [0.0]
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from imgmlp.codec.latent import training_phases
+from imgmlp.codec.latent.training import lengths
 from imgmlp.codec.training import passes, search, target
 from imgmlp.engine import AnyDevice, Device, Tensor, compile, open_device
 from imgmlp.engine.compiler import Stages
@@ -130,7 +130,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     For what is tested around them, whatever their files look like.
     """
     monkeypatch.setattr(target, "STEPS", 480)
-    monkeypatch.setattr(training_phases, "FEWEST", 20)
+    monkeypatch.setattr(lengths, "FEWEST", 20)
     monkeypatch.setattr(passes, "MOST", 1)
     monkeypatch.setattr(search, "TRIALS", 3)
 

@@ -26,10 +26,10 @@ from imgmlp.engine import open_device
 # The command, but with short runs that are saved often.
 COMMAND = """
 import sys
-from imgmlp.codec.latent import training_phases
+from imgmlp.codec.latent.training import lengths, phases
 from imgmlp.codec.training import checkpoint, target
 checkpoint.KEEP_SECONDS, target.STEPS = 0.0, 3200
-training_phases.FEWEST, training_phases.LOOK = 60, 1
+lengths.FEWEST, phases.LOOK = 60, 1
 sys.argv = ["imgmlp", "encode", *sys.argv[1:], "--effort", "1"]
 from imgmlp.cli import main
 main()

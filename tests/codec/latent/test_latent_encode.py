@@ -17,15 +17,16 @@ from conftest import small_pixels
 from imgmlp.codec import decoder, encoder
 from imgmlp.codec.bitstream import container, metadata_sections
 from imgmlp.codec.encoder import Encoded
-from imgmlp.codec.latent import decode, rounding_search, sections, training_phases
+from imgmlp.codec.latent import decode, model, sections
 from imgmlp.codec.latent import encode as latent
 from imgmlp.codec.latent.model import LatentModel
-from imgmlp.codec.latent.rounding_search import Written
-from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState
-from imgmlp.codec.latent.training_step import LatentStep
-from imgmlp.codec.latent.windows import WindowedStep
+from imgmlp.codec.latent.training import forms, lengths, phases, rounding_search
+from imgmlp.codec.latent.training.latent_step import LatentStep
+from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
+from imgmlp.codec.latent.training.rounding_search import Written
+from imgmlp.codec.latent.training.windows import WindowedStep
 from imgmlp.codec.training import passes, search
-from imgmlp.codec.training.checkpoint import Checkpoint, Snapshot
+from imgmlp.codec.training.checkpoint import Checkpoint
 from imgmlp.codec.training.draft import Draft
 from imgmlp.codec.training.run import Progress, Run
 from imgmlp.codec.training.target import Goal, Kind, Workload
@@ -129,7 +130,7 @@ def test_cheap_bits_make_a_picture_that_only_fine_steps_have(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With steps of one size it has 30.5 dB in 555 bytes."""
-    monkeypatch.setattr(training_phases, "FEW", 100)
+    monkeypatch.setattr(phases, "FEW", 100)
     found = run(Goal("lambda", 1e-6), workload=Workload(100))
     assert found.metrics["psnr"] > 33
 
@@ -198,7 +199,7 @@ def test_progress_tells_what_is_minimised() -> None:
 
 
 def test_efforts_go_from_hundreds_to_a_hundred_thousand_steps() -> None:
-    steps = [latent.steps_of(level) for level in range(1, 10)]
+    steps = [lengths.steps_of(level) for level in range(1, 10)]
     assert steps[0] == 300
     assert steps[-1] == 100_000
     factors = [b / a for a, b in pairwise(steps)]
@@ -212,14 +213,14 @@ def test_efforts_go_from_hundreds_to_a_hundred_thousand_steps() -> None:
 def test_without_an_effort_the_device_decides(
     pace: float, level: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(latent._Encoder, "_pace", lambda *_: pace)
+    monkeypatch.setattr(lengths.Lengths, "_tried", lambda *_: pace)
     notes: list[str] = []
     device, wanted = open_device("numpy"), Goal("lambda", 1e-3)
     encoder = latent._Encoder(
         Picture(PIXELS), wanted, latent.workload(None, None), device, Run(note=notes.append)
     )
-    steps = encoder._steps(encoder._step())
-    assert steps == latent.for_pixels(latent.steps_of(level), PIXELS.shape[0] * PIXELS.shape[1])
+    steps = encoder.lengths.of(encoder.forms.first(), 1e-3)
+    assert steps == lengths.for_pixels(lengths.steps_of(level), PIXELS.shape[0] * PIXELS.shape[1])
     assert notes[0].startswith(f"effort {level} of 9")
     assert notes[1].startswith(f"{steps:,} steps, about ")
 
@@ -230,14 +231,14 @@ def test_what_an_effort_takes_decides_with_all_passes(
     kind: Kind, passes: int, seconds: float, level: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fourth level that takes 24 seconds is about the usual time, 26 are too long."""
-    steps = latent.for_pixels(latent.steps_of(4), PIXELS.shape[0] * PIXELS.shape[1])
-    rounding = latent.REFINING * steps + latent.SETTLING
-    pace = seconds / (steps * (1 + passes * latent.SHORTER) + (1 + passes) * rounding)
-    monkeypatch.setattr(latent._Encoder, "_pace", lambda *_: pace)
+    steps = lengths.for_pixels(lengths.steps_of(4), PIXELS.shape[0] * PIXELS.shape[1])
+    rounding = lengths.REFINING * steps + lengths.SETTLING
+    pace = seconds / (steps * (1 + passes * phases.SHORTER) + (1 + passes) * rounding)
+    monkeypatch.setattr(lengths.Lengths, "_tried", lambda *_: pace)
     notes: list[str] = []
     made = Picture(PIXELS), Goal(kind, 30.0), latent.workload(None, None), open_device("numpy")
     encoder = latent._Encoder(*made, Run(note=notes.append))
-    encoder._steps(encoder._step())
+    encoder.lengths.of(encoder.forms.first(), 1e-3)
     assert notes[0].startswith(f"effort {level} of 9")
 
 
@@ -245,10 +246,10 @@ def test_small_pictures_have_passes_whatever_the_target_and_a_quality_keeps_the_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As many steps of them as there are more of small pictures; none where time is short."""
-    monkeypatch.setattr(training_phases, "FEWEST", 20)
-    found = [training_phases.least_passes(steps, 128 * 128) for steps in (10, 600, 1882, 6000)]
+    monkeypatch.setattr(lengths, "FEWEST", 20)
+    found = [lengths.least_passes(steps, 128 * 128) for steps in (10, 600, 1882, 6000)]
     assert found == [0, 4, 1, 0]
-    assert training_phases.least_passes(600, 256 * 256) == 0
+    assert lengths.least_passes(600, 256 * 256) == 0
     drafts, rounded = list[Draft](), latent._Encoder._rounded
 
     def noted(encoder: latent._Encoder, trainer: LatentTrainer) -> tuple[Draft, Written]:
@@ -259,7 +260,7 @@ def test_small_pictures_have_passes_whatever_the_target_and_a_quality_keeps_the_
     monkeypatch.setattr(latent._Encoder, "_rounded", noted)
     best = run(Goal("lambda", 3e-3), PIXELS[:5, :6], Workload(20)).metrics
     costs = [10 ** (-d.metrics["psnr"] / 10) + 3e-3 * d.metrics["bpp"] for d in drafts]
-    assert len(costs) == 1 + training_phases.FIRST_PASSES
+    assert len(costs) == 1 + lengths.FIRST_PASSES
     assert 10 ** (-best["psnr"] / 10) + 3e-3 * best["bpp"] == min(costs)
     drafts.clear()
     run(Goal("lambda", 3e-3), PIXELS[:5, :6], Workload(0, seconds=0.01))
@@ -270,7 +271,7 @@ def test_small_pictures_have_passes_whatever_the_target_and_a_quality_keeps_the_
 def test_a_pass_looks_for_the_steps_of_networks_near_to_those_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(training_phases, "FEWEST", 20)
+    monkeypatch.setattr(lengths, "FEWEST", 20)
     begun, ended = list[dict[str, int]](), list[dict[str, int]]()
 
     class Noted(latent.Rounding):
@@ -303,18 +304,18 @@ def test_single_weights_leave_time_to_come_near_a_target(wanted: Goal) -> None:
 
 @pytest.mark.parametrize(("pace", "told"), [(1.0, True), (1e-3, False)])
 def test_too_little_time_is_told(pace: float, told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latent._Encoder, "_pace", lambda *_: pace)
+    monkeypatch.setattr(lengths.Lengths, "_tried", lambda *_: pace)
     notes: list[str] = []
     device, wanted = open_device("numpy"), Goal("lambda", 1e-3)
     encoder = latent._Encoder(
         Picture(PIXELS), wanted, Workload(0, seconds=20.0), device, Run(note=notes.append)
     )
-    encoder._steps(encoder._step())
+    encoder.lengths.of(encoder.forms.first(), 1e-3)
     assert any("too little time" in note for note in notes) is told
 
 
 def test_a_time_limit_decides_how_long_to_train(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latent._Encoder, "_pace", lambda *_: 1e-6)  # which it does not keep
+    monkeypatch.setattr(lengths.Lengths, "_tried", lambda *_: 1e-6)  # which it does not keep
     found = run(Goal("lambda", 1e-2), workload=Workload(0, seconds=1.5))
     assert 1 <= found.metrics["steps"] < 5000
 
@@ -330,7 +331,7 @@ def test_a_time_limit_has_as_many_steps_as_fit_and_never_next_to_none(
     monkeypatch.setattr("time.perf_counter", lambda: 100.0)
     work, there = Workload(0, seconds=10.0), Run(began=100.0 - gone)
     made = Picture(PIXELS), Goal("lambda", 1e-3), work, open_device("numpy"), there
-    assert least <= latent._Encoder(*made)._fitting(10.0, pace) <= most
+    assert least <= latent._Encoder(*made).lengths.fitting(10.0, pace) <= most
 
 
 def test_what_a_limit_leaves_is_trained_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,10 +358,10 @@ def test_what_a_limit_leaves_is_trained_in(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_short_runs_move_latents_faster_and_others_as_ever() -> None:
-    few, usual, many = (training_phases.control(0, n, 1e-3) for n in (50, 300, 3000))
+    few, usual, many = (phases.control(0, n, 1e-3) for n in (50, 300, 3000))
     assert few.latents == pytest.approx(2 * usual.latents)
     assert few.networks == pytest.approx(usual.networks / 2)
-    hasty, half = training_phases.control(0, 20, 1e-3), 20 / training_phases.HASTY
+    hasty, half = phases.control(0, 20, 1e-3), 20 / phases.HASTY
     assert hasty.networks == pytest.approx(few.networks * half)
     assert (hasty.noise, few.noise) == (half, 1.0)
     assert few.temperature > usual.temperature
@@ -378,10 +379,10 @@ def test_where_the_program_of_many_sizes_has_no_memory_the_pictures_own_has(
             raise OutOfMemoryError("too little", hint="")
         return "a step"
 
-    monkeypatch.setattr(latent, "LatentStep", made)
-    monkeypatch.setattr(latent, "room", lambda *_: (32, 32))
+    monkeypatch.setattr(forms, "LatentStep", made)
+    monkeypatch.setattr(forms, "room", lambda *_: (32, 32))
     asked = Picture(PIXELS), Goal("lambda", 1e-3), SHORT, open_device("numpy"), Run()
-    found: object = latent._Encoder(*asked)._step()
+    found: object = latent._Encoder(*asked).forms.first()
     assert found == "a step"
     assert rooms == [(32, 32), None]
 
@@ -393,9 +394,9 @@ def test_numbers_that_explode_are_taken_back_and_steps_get_smaller(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rates: list[float] = []
-    look = training_phases.LatentTrainer._look
+    look = phases.LatentTrainer._look
 
-    def exploding(self: training_phases.LatentTrainer, tell: object) -> bool:
+    def exploding(self: phases.LatentTrainer, tell: object) -> bool:
         if self.done == 20 and self.state.retries < 2:
             self.step.flat.write(np.full(self.step.flat.shape, np.nan, np.float32))
             self.step.program.run(1)
@@ -404,16 +405,16 @@ def test_numbers_that_explode_are_taken_back_and_steps_get_smaller(
             rates.append(float(self.step.control.numpy()[5]))
         return way_on
 
-    monkeypatch.setattr(training_phases.LatentTrainer, "_look", exploding)
+    monkeypatch.setattr(phases.LatentTrainer, "_look", exploding)
     found = run(Goal("lambda", 1e-3))
     assert not found.diverged
-    assert rates == [pytest.approx(training_phases.control(20, 30, 1e-3).networks / 4)]
+    assert rates == [pytest.approx(phases.control(20, 30, 1e-3).networks / 4)]
 
 
 def test_where_nothing_helps_the_last_good_state_is_the_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(training_phases, "LATENTS", math.nan)
+    monkeypatch.setattr(phases, "LATENTS", math.nan)
     found = run(Goal("lambda", 1e-3), workload=Workload(20))
     assert found.diverged
     assert container.parse(found.bytes).header.codec == "latent"
@@ -421,9 +422,9 @@ def test_where_nothing_helps_the_last_good_state_is_the_file(
 
 def test_small_pictures_and_few_bytes_have_small_networks_with_a_start() -> None:
     large, small = (512, 768, 3), (128, 128, 3)
-    assert latent.widths(small, math.inf) < latent.widths(large, math.inf)
-    assert latent.widths(large, 1000) == latent.widths(small, math.inf)
-    assert latent.newest_start(latent.widths(small, math.inf)) > 0
+    assert forms.widths(small, math.inf) < forms.widths(large, math.inf)
+    assert forms.widths(large, 1000) == forms.widths(small, math.inf)
+    assert model.newest_start(forms.widths(small, math.inf)) > 0
 
 
 @pytest.mark.parametrize("form", ["whole", "in windows"])
@@ -433,18 +434,17 @@ def test_a_saved_run_goes_on_in_its_form(form: str, monkeypatch: pytest.MonkeyPa
     def too_large(*_: object) -> LatentStep:
         raise OutOfMemoryError("too large", hint="take less")
 
-    monkeypatch.setattr(latent._Encoder, "_whole_step", too_large)
-    monkeypatch.setattr(latent._Encoder, "_windowed_step", lambda _: WindowedStep)
+    monkeypatch.setattr(forms.Forms, "_whole", too_large)
+    monkeypatch.setattr(forms.Forms, "_in_windows", lambda _: WindowedStep)
     picture, asked = Picture(np.zeros((256, 256, 3), np.uint8)), Run()
     found = latent._Encoder(picture, Goal("lambda", 1e-3), SHORT, open_device("numpy"), asked)
-    assert found._step() is WindowedStep
-    assert found.form == "in windows"
-    asked.saved = Snapshot({}, {"form": form})
+    assert found.forms.first() is WindowedStep
+    assert found.forms.name == "in windows"
     if form == "whole":
         with pytest.raises(OutOfMemoryError):
-            found._step()
+            found.forms.first(form)
     else:
-        assert found._step() is WindowedStep
+        assert found.forms.first(form) is WindowedStep
 
 
 def faulty(what: str, monkeypatch: pytest.MonkeyPatch) -> None:

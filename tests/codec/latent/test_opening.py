@@ -13,10 +13,10 @@ import pytest
 
 from imgmlp.codec import encoder
 from imgmlp.codec.latent import encode as latent
-from imgmlp.codec.latent import rounding_search, windows
-from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState
-from imgmlp.codec.latent.training_step import Control, LatentStep
-from imgmlp.codec.latent.windows import WindowedStep, room_compiler, steps_in_windows
+from imgmlp.codec.latent.training import forms, lengths, rounding_search, windows
+from imgmlp.codec.latent.training.latent_step import Control, LatentStep
+from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
+from imgmlp.codec.latent.training.windows import WindowedStep, room_compiler, steps_in_windows
 from imgmlp.codec.training import passes
 from imgmlp.codec.training.checkpoint import Checkpoint
 from imgmlp.codec.training.compile_ahead import CompileAhead
@@ -100,8 +100,8 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> None:
     """With two steps in windows."""
     monkeypatch.setattr(windows, "SIZE", ROOM)
     monkeypatch.setattr(windows, "begins_in_windows", lambda *_: True)
-    monkeypatch.setattr(windows, "MEANWHILE", 2 * 8 * 8 * latent._operations(PIXELS.shape))
-    monkeypatch.setattr(latent, "WORTH", 2)
+    monkeypatch.setattr(windows, "MEANWHILE", 2 * 8 * 8 * forms.operations(PIXELS.shape))
+    monkeypatch.setattr(lengths, "WORTH", 2)
     monkeypatch.setattr(latent, "room_compiler", Compiler)
     monkeypatch.setattr(passes, "MOST", 0)
     monkeypatch.setattr(rounding_search, "EXACT", 2)
@@ -121,7 +121,7 @@ def is_over(left: Iterator[int]) -> bool:
 def test_a_run_that_stopped_on_either_side_gives_the_bytes_of_one_that_did_not(
     tmp_path: Path,
 ) -> None:
-    forms = []
+    seen = []
     for stop in (0, 0, 1):
         kept = Checkpoint(tmp_path / "state", "key")
         with pytest.raises(Interrupted):
@@ -129,32 +129,42 @@ def test_a_run_that_stopped_on_either_side_gives_the_bytes_of_one_that_did_not(
         state = kept.load()
         assert state is not None
         done = state.arrays["steps" if "steps" in state.arrays else "count"]
-        forms.append((state.values["form"], int(done)))
+        seen.append((state.values["form"], int(done)))
     # the second time where the program is waited for
-    assert forms == [("in windows", 1), ("in windows", 2), ("whole", 3)]
+    assert seen == [("in windows", 1), ("in windows", 2), ("whole", 3)]
     rest = encoded(Run(checkpoint=Checkpoint(tmp_path / "state", "key")))
     assert rest.resumed == 3
     assert rest.bytes == encoded().bytes
 
 
-@pytest.mark.parametrize(("steps", "pause"), [(221, None), (222, 111), (2000, 111)])
-def test_a_run_pauses_if_it_is_long_enough(steps: int, pause: int | None) -> None:
-    step: Any = SimpleNamespace(done=0)
-    trainer = LatentTrainer(step, LatentTrainerState(steps, 1e-3))
-    trainer.pause_after(111, 2)
+@pytest.mark.parametrize(("done", "pause"), [(0, 111), (111, 111), (112, None)])
+def test_a_run_pauses_unless_it_is_beyond_that(done: int, pause: int | None) -> None:
+    step: Any = SimpleNamespace(done=done)
+    trainer = LatentTrainer(step, LatentTrainerState(2000, 1e-3))
+    trainer.pause_after(111)
     assert trainer.pause == pause
+
+
+@pytest.mark.parametrize(("steps", "goes"), [(7, False), (8, True)])
+def test_a_run_goes_over_if_it_is_long_enough(steps: int, goes: bool) -> None:
+    made = Picture(PIXELS), Goal("lambda", 3e-3), Workload(steps), open_device("numpy"), Run()
+    found = lengths.Lengths(*made)
+    found.opening, found.in_windows = 2, True
+    assert found.goes_over(steps) is goes
+    found.in_windows = False
+    assert not found.goes_over(steps)
 
 
 @pytest.mark.usefixtures("opened")
 def test_a_time_limit_waits_for_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """The run goes on in windows until the program is there, if it ever is."""
-    made, forms = (Picture(PIXELS), Goal("bytes", 150)), []  # for which there are no more steps
-    monkeypatch.setattr(latent._Encoder, "_fitting", lambda *_: 6)
-    monkeypatch.setattr(latent, "_is_short", lambda *_: False)
+    made, seen = (Picture(PIXELS), Goal("bytes", 150)), []  # for which there are no more steps
+    monkeypatch.setattr(lengths.Lengths, "fitting", lambda *_: 6)
+    monkeypatch.setattr(lengths, "is_short", lambda *_: False)
     go_over = latent._Encoder._go_over
 
     def noted(self: latent._Encoder, trainer: LatentTrainer) -> None:
-        forms.append(trainer.done)
+        seen.append(trainer.done)
         go_over(self, trainer)
 
     monkeypatch.setattr(latent._Encoder, "_go_over", noted)
@@ -164,7 +174,7 @@ def test_a_time_limit_waits_for_no_compiler(monkeypatch: pytest.MonkeyPatch) -> 
         work = Workload(0, 60.0)
         found = encoder.encode(*made, work, open_device("numpy"), None, "latent")
         assert found.metrics["steps"] == 6
-    assert forms == [2]
+    assert seen == [2]
 
 
 @pytest.mark.usefixtures("opened")
@@ -174,7 +184,7 @@ def test_where_the_whole_has_no_memory_a_run_stays_in_windows(
     def too_large(*_: object) -> LatentStep:
         raise OutOfMemoryError("too large", hint="take less")
 
-    monkeypatch.setattr(latent._Encoder, "_whole_step", too_large)
+    monkeypatch.setattr(forms.Forms, "_whole", too_large)
     found = encoded()
     assert (Compiler.made, found.metrics["steps"]) == (1, 4)
 

@@ -10,13 +10,14 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from imgmlp.codec.latent import latents, operations, sections, training_phases, training_step
-from imgmlp.codec.latent.bit_allocation import Refinement, Search, grids_of
+from imgmlp.codec.latent import latents, sections
 from imgmlp.codec.latent.model import LatentModel, flat_of, networks_of, start_of, usual_levels
 from imgmlp.codec.latent.plane import LEAST, REACH, UNIT, Plane, common_side
 from imgmlp.codec.latent.synthesis import synthesize
-from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState
-from imgmlp.codec.latent.training_step import Control, LatentStep
+from imgmlp.codec.latent.training import latent_step, operations, phases
+from imgmlp.codec.latent.training.bit_allocation import Refinement, Search, grids_of
+from imgmlp.codec.latent.training.latent_step import Control, LatentStep
+from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
 from imgmlp.codec.training.perceptron import Activation
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.trainer import CHEAPEST
@@ -260,10 +261,10 @@ def test_gradients_of_a_whole_step_are_differences(
     spec: str, sizes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What Adam's first moments hold after one step is a tenth of the gradient."""
-    monkeypatch.setattr(training_step, "CLIP", 1e9)
+    monkeypatch.setattr(latent_step, "CLIP", 1e9)
     step = LatentStep(picture(), 1, open_device(spec), **sizes)
     start = step.flat.numpy() if sizes else 0.0
-    dearer = training_step.DIFFERENCES if sizes else training_step.WEIGHTS
+    dearer = latent_step.DIFFERENCES if sizes else latent_step.WEIGHTS
     flat = step.flat.numpy() + 0.05 * draw(*step.flat.shape)
     plane = np.zeros(step.latents.shape, np.float32)
     for n, part in enumerate(step.extent.parts(plane)):
@@ -276,7 +277,7 @@ def test_gradients_of_a_whole_step_are_differences(
     assert not by_plane[step.extent.taken() == 0].any()
 
     def loss(plane: np.ndarray, flat: np.ndarray) -> float:
-        of_weights = dearer * float(np.sum(np.log2(1 + np.abs(flat - start) / training_step.STEP)))
+        of_weights = dearer * float(np.sum(np.log2(1 + np.abs(flat - start) / latent_step.STEP)))
         return reference(step, step.extent.parts(plane), flat, 1e-2) + 1e-2 * of_weights
 
     exact = plane.astype(np.float64), flat.astype(np.float64)
@@ -298,7 +299,7 @@ def test_gradients_of_a_whole_step_are_differences(
 def test_a_room_for_more_changes_nothing_that_a_file_would_have(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(training_step, "FILTERED", STARTED["hidden"])
+    monkeypatch.setattr(latent_step, "FILTERED", STARTED["hidden"])
     device = open_device("numpy")
     own, roomy = (LatentStep(picture(), 1, device, **STARTED, room=room) for room in (None, ROOM))
     grids = [np.rint(2 * draw(*grid.shape, seed=n)) for n, grid in enumerate(own.grids())]
@@ -357,26 +358,26 @@ def test_finer_steps_leave_the_picture_as_it_is_and_cost_the_bits_of_finer_numbe
     step = LatentStep(picture(), 1, open_device("numpy"), **STARTED)
     step.write_grids([np.rint(4 * draw(*grid.shape)) for grid in step.grids()])
     before, grids = step.judge(step.flat.numpy()), step.grids()
-    training_phases.refine(step, 2.0)
+    phases.refine(step, 2.0)
     error, rate = step.judge(step.flat.numpy())
     assert error == pytest.approx(before[0], rel=1e-4)
     count = sum(grid.size for grid in grids) / step.pixels  # a bit for each, about
     assert before[1] + 0.5 * count < rate < before[1] + 1.5 * count
     for grid, finer in zip(grids, step.grids(), strict=True):
         assert np.array_equal(finer, 2 * grid)
-    training_phases.refine(step, 0.5)
+    phases.refine(step, 0.5)
     assert step.judge(step.flat.numpy()) == pytest.approx(before, rel=1e-4)
 
 
 def test_steps_are_as_fine_as_the_price_asks_and_the_picture_can_pay() -> None:
     prices = [1e-7, 1e-5, 1e-4, 4e-4, 8e-4, 10.0]
-    found = [training_phases.fineness(price, 100_000, 300) for price in prices]
+    found = [phases.fineness(price, 100_000, 300) for price in prices]
     assert found == sorted(found, reverse=True)
-    assert found[0] == training_phases.FINEST
+    assert found[0] == phases.FINEST
     assert found[4:] == [1.0, 1.0]
-    small = [training_phases.fineness(price, 256, 300) for price in prices]
+    small = [phases.fineness(price, 256, 300) for price in prices]
     assert small == [*found[:2], 1.0, 1.0, 1.0, 1.0]
-    assert all(training_phases.fineness(price, 100_000, 299) == 1.0 for price in prices)
+    assert all(phases.fineness(price, 100_000, 299) == 1.0 for price in prices)
 
 
 def test_latents_of_finer_steps_have_higher_rates_and_a_pass_does_not_go_far_at_once() -> None:
@@ -384,14 +385,14 @@ def test_latents_of_finer_steps_have_higher_rates_and_a_pass_does_not_go_far_at_
     trainer = LatentTrainer(step, LatentTrainerState(400, 1e-5))
     trainer.suit()
     trainer.run(Run(should_stop=lambda: True))
-    finer = training_phases.fineness(1e-5, step.pixels, 400)
-    first = training_phases.control(0, 400, 1e-5).latents
+    finer = phases.fineness(1e-5, step.pixels, 400)
+    first = phases.control(0, 400, 1e-5).latents
     assert step.control.numpy()[4] == pytest.approx(first * finer, rel=0.2)
     assert trainer.state.finer == finer > 4
     trainer.repeat(1e-3)
     assert trainer.state.finer == finer
     trainer.repeat(1e-7)
-    assert trainer.state.finer == finer * training_phases.FINER
+    assert trainer.state.finer == finer * phases.FINER
 
 
 def test_gradients_are_no_smaller_beside_epsilon_where_bits_are_cheap() -> None:
@@ -527,12 +528,12 @@ def test_what_a_run_ends_with_is_foreseen_by_what_is_left_of_it() -> None:
     """kodim15, 128x128 pixels, after a sixth of 600 steps, ended with 0.26 bits a pixel of latents
     and 1,056 bits of networks at a price of 4e-3, with 37.7 dB at 2e-4 and 42.8 at 4e-5.
     """
-    assert training_phases.foreseen(1.0, 800.0, 30.0, left=0.0) == (1.0, 800.0, 30.0)
-    dear, networks, _ = training_phases.foreseen(0.34, 1350.0, 29.4, left=0.83)
+    assert phases.foreseen(1.0, 800.0, 30.0, left=0.0) == (1.0, 800.0, 30.0)
+    dear, networks, _ = phases.foreseen(0.34, 1350.0, 29.4, left=0.83)
     assert 0.24 < dear < 0.28
     assert 1000 < networks < 1100
-    *_, usual = training_phases.foreseen(1.4, 3200.0, 36.9, left=0.83)
-    *_, high = training_phases.foreseen(2.7, 4000.0, 40.5, left=0.83)
+    *_, usual = phases.foreseen(1.4, 3200.0, 36.9, left=0.83)
+    *_, high = phases.foreseen(2.7, 4000.0, 40.5, left=0.83)
     assert 37.5 < usual < 38
     assert 42.4 < high < 43
 
@@ -550,8 +551,8 @@ def test_a_run_with_a_price_far_from_its_target_begins_anew_but_not_for_ever(tim
     trainer = LatentTrainer(step, state, lambda *_: times, anew=anew)  # whenever it is asked
     assert trainer.run(Run(lambda progress: reached.append(progress.step))) == "done"
     back = sum(later < before for before, later in pairwise(reached))
-    assert back == len(prices) == state.anew == training_phases.AGAIN
-    assert abs(math.log(prices[-1] / 1e-3)) > 2 * math.log(training_phases.ASTRAY)
+    assert back == len(prices) == state.anew == phases.AGAIN
+    assert abs(math.log(prices[-1] / 1e-3)) > 2 * math.log(phases.ASTRAY)
     assert step.done == 40
     step.restore(beginning)
     calm = LatentTrainer(step, LatentTrainerState(40, 1e-3), lambda *_: 1.0, anew=anew)
@@ -561,7 +562,7 @@ def test_a_run_with_a_price_far_from_its_target_begins_anew_but_not_for_ever(tim
 
 @pytest.mark.parametrize(("steps", "rate"), [(300, 0.2), (3000, 0.2), (6000, 0.25), (36_000, 0.3)])
 def test_latents_of_long_runs_move_faster(steps: int, rate: float) -> None:
-    assert training_phases.control(0, steps, 1e-3).latents == pytest.approx(rate)
+    assert phases.control(0, steps, 1e-3).latents == pytest.approx(rate)
 
 
 def test_a_price_that_can_go_no_further_begins_nothing_anew() -> None:
@@ -622,7 +623,7 @@ def test_gradients_of_the_worst_picture_are_no_infinite_halves(
     noise = 255 * np.random.default_rng(1).integers(0, 2, (HEIGHT, WIDTH, channels))
     sizes = {"hidden": 16, "entropy": 12, "start": 4}
     step = LatentStep(noise.astype(np.uint8), 1, open_device("numpy"), **sizes)
-    monkeypatch.setattr(training_step, "perceptron", recorded)
+    monkeypatch.setattr(latent_step, "perceptron", recorded)
 
     def slopes() -> dict[str, Tensor]:
         error, bits = step._forward(step.latents, step.flat)

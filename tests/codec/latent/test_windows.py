@@ -16,11 +16,19 @@ import pytest
 from imgmlp.codec import decoder, encoder
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.latent import encode as latent
-from imgmlp.codec.latent import model, rounding_search, training_phases, training_step, windows
+from imgmlp.codec.latent import model
 from imgmlp.codec.latent.model import ModelShape, guessed
-from imgmlp.codec.latent.training_phases import LatentTrainer, LatentTrainerState, begin, shrunk
-from imgmlp.codec.latent.training_step import Control, LatentStep
-from imgmlp.codec.latent.windows import WindowedStep, in_windows, room
+from imgmlp.codec.latent.training import (
+    forms,
+    latent_step,
+    lengths,
+    phases,
+    rounding_search,
+    windows,
+)
+from imgmlp.codec.latent.training.latent_step import Control, LatentStep
+from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState, begin, shrunk
+from imgmlp.codec.latent.training.windows import WindowedStep, in_windows, room
 from imgmlp.codec.training import passes
 from imgmlp.codec.training.checkpoint import Checkpoint
 from imgmlp.codec.training.run import Run
@@ -48,7 +56,7 @@ def whole_numbers(step: LatentStep) -> list[np.ndarray]:
 def test_windows_are_judged_as_the_whole_picture_is(
     size: tuple[int, int], channels: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training_step, "FILTERED", STARTED["hidden"])
+    monkeypatch.setattr(latent_step, "FILTERED", STARTED["hidden"])
     pixels, device = picture(*size, channels), open_device("numpy")
     step = LatentStep(pixels, 0, device, **STARTED)
     parted = WindowedStep(pixels, 0, device, **STARTED, window=WINDOW)
@@ -114,7 +122,7 @@ def test_runs_of_few_steps_are_short_whoever_asks_for_them() -> None:
     device: Any = SimpleNamespace(info=SimpleNamespace(kind="cpu", compute_units=2), lanes="one")
 
     def short(workload: Workload, height: int = 512, width: int = 768) -> bool:
-        return latent._is_short((height, width, 3), workload, device)
+        return lengths.is_short((height, width, 3), workload, device)
 
     assert short(latent.workload(1, None))
     assert not short(latent.workload(2, None))
@@ -132,8 +140,8 @@ def test_runs_of_few_steps_are_short_whoever_asks_for_them() -> None:
 
 
 def test_networks_move_less_with_each_of_many_windows_the_longer_a_run_is() -> None:
-    none, few, more, many = (training_phases.sharing(n) for n in (0, 20, 200, 300))
-    assert none == few < more < many == training_phases.sharing(3000)
+    none, few, more, many = (phases.sharing(n) for n in (0, 20, 200, 300))
+    assert none == few < more < many == phases.sharing(3000)
     step = WindowedStep(picture(130, 200), 0, open_device("numpy"), **STARTED, window=WINDOW)
     step.steer(Control(1e-3, networks=1e-2, shared=0.5))
     step._enter(step.windows[0])
@@ -152,7 +160,7 @@ def test_another_pass_shares_as_the_first_one_did(monkeypatch: pytest.MonkeyPatc
     trainer._steer()
     trainer.state.steps = 200  # as long as no step of the pass is whole
     trainer._steer()
-    assert [each.shared for each in steered] == [training_phases.sharing(200)] * 3
+    assert [each.shared for each in steered] == [phases.sharing(200)] * 3
 
 
 def test_a_trial_of_the_pace_moves_nothing() -> None:
@@ -177,7 +185,7 @@ def test_the_program_of_a_window_does_not_depend_on_the_pictures_size() -> None:
 @pytest.fixture
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """And few grids, with which a window may be as small."""
-    monkeypatch.setattr(training_step, "usual_levels", lambda *_: 4)
+    monkeypatch.setattr(latent_step, "usual_levels", lambda *_: 4)
     monkeypatch.setattr(windows, "WHOLE", 0)
     monkeypatch.setattr(windows, "SIZE", (8, 8))
     monkeypatch.setattr(windows, "JUDGED", 8 * 8)
@@ -256,7 +264,7 @@ def test_a_guess_is_something_like_the_picture(start: int, monkeypatch: pytest.M
     assert found is not None
     step.write_grids(found)
     error, _ = step.judge(step.flat.numpy())
-    assert error < min(nothing / 2, training_phases.UNLIKE)
+    assert error < min(nothing / 2, phases.UNLIKE)
     monkeypatch.setattr(model, "BAND", 1)
     again = guessed(pixels, step.shape, start)
     assert again is not None
@@ -285,7 +293,7 @@ def test_runs_of_any_length_begin_from_a_guess_that_is_like_the_picture(
     size: tuple[int, int], steps: int, error: float, begins: bool
 ) -> None:
     pixels = picture(*size)
-    hidden = latent.widths(pixels.shape, np.inf)
+    hidden = forms.widths(pixels.shape, np.inf)
     start = model.newest_start(hidden)
     shape = ModelShape(*pixels.shape, model.usual_levels(*size), *hidden)
     grids = [np.zeros(size, np.float32) for size in shape.grids]
@@ -312,17 +320,17 @@ def test_nothing_is_guessed_where_nobody_knows() -> None:
 
 
 def test_small_pictures_have_more_steps_where_these_are_few() -> None:
-    assert latent.for_pixels(300, 256 * 256) == 300
-    assert latent.for_pixels(300, 128 * 128) == latent.for_pixels(300, 9) == 600
-    assert latent.for_pixels(100_000, 128 * 128) < 101_000
-    steps = [latent.for_pixels(300, n * 2**10) for n in range(1, 80)]
+    assert lengths.for_pixels(300, 256 * 256) == 300
+    assert lengths.for_pixels(300, 128 * 128) == lengths.for_pixels(300, 9) == 600
+    assert lengths.for_pixels(100_000, 128 * 128) < 101_000
+    steps = [lengths.for_pixels(300, n * 2**10) for n in range(1, 80)]
     assert all(a >= b for a, b in pairwise(steps))
 
 
 def test_larger_pictures_have_fewer_steps_but_never_too_few() -> None:
-    assert latent.for_pixels(300, 768 * 512) == 300
-    assert latent.for_pixels(300, 10_000_000) < 15
-    steps = [latent.for_pixels(300, n * 2**20) for n in range(1, 60)]
+    assert lengths.for_pixels(300, 768 * 512) == 300
+    assert lengths.for_pixels(300, 10_000_000) < 15
+    steps = [lengths.for_pixels(300, n * 2**20) for n in range(1, 60)]
     assert all(a >= b for a, b in pairwise(steps))
     assert steps[-1] == 9
 
@@ -333,7 +341,7 @@ def test_short_runs_in_many_windows_have_fewer_steps() -> None:
     device.info = replace(device.info, kind="cpu")  # which compiles
 
     def trained(height: int, width: int, short: bool = True) -> int:
-        return latent._trained(300, (height, width, 3), device, short)
+        return lengths.trained_steps(300, (height, width, 3), device, short)
 
     assert trained(512, 768) == trained(768, 512) == 196
     assert trained(256, 256) == trained(512, 768, short=False) == 300

@@ -1,5 +1,4 @@
-"""How long training is, and its phases: soft rounding that hardens, then true rounding, which moves
-networks only.
+"""The phases of training: soft rounding that hardens, then true rounding, which moves networks.
 
 The loop itself is that of codec/training; here is what is decided at its looks.
 """
@@ -14,23 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.latent.bit_allocation import Search
 from imgmlp.codec.latent.model import flat_of, guessed, networks_of
-from imgmlp.codec.latent.training_step import Control, LatentStep
+from imgmlp.codec.latent.training.bit_allocation import Search
+from imgmlp.codec.latent.training.latent_step import Control, LatentStep
 from imgmlp.codec.training.replay import decibels
 from imgmlp.codec.training.run import Progress
 from imgmlp.codec.training.trainer import HOPELESS, Pricing, Trainer, TrainerState
 
 Array = np.ndarray[Any, Any]
 
-LEVELS = 9  # of effort
-FEWEST, MOST_STEPS = 300, 100_000  # of the lowest and of the highest of them
-# Small pictures have as many steps again, but no more than MORE: with few, each way to a target
-# ended with another file. Of SMALLER pixels and fewer; of SOME none.
-SMALLER, SOME, MORE = 2**14, 2**16, 600
-FIRST_PASSES = 4  # of them, at most, after a run in any case: about as many steps as MORE again
-# Larger pictures have fewer steps, so that for some time they take no longer; a share, at least.
-LARGE, BY_LARGER, LEAST_SHARE = 2**20, 1.55, 1 / 35
 ROUNDED = 0.97  # share of a run after which latents stand still, rounded
 LOOK, MOST = 10, 200  # steps between looks, at least and at most
 FREE = 0.15  # share of a run before prices change
@@ -72,32 +63,6 @@ SUITED = 1.2  # times finer or coarser that steps may be than they should
 SUITING = 0.35  # share of a run after which they are made so once more
 FINER = 2.0  # times that steps become so at once in a run; in a pass, where they should be that
 LAST = 1e-3  # of networks, once latents are rounded; falls to a tenth
-
-
-def steps_of(level: int) -> int:
-    """Of an effort from 1 to 9, each the same factor above the one below."""
-    return round(FEWEST * math.pow(MOST_STEPS / FEWEST, (level - 1) / (LEVELS - 1)))
-
-
-def for_pixels(steps: int, pixels: int) -> int:
-    """Of an effort's steps, those of a picture of so many pixels; fewer are meant as they are."""
-    if pixels <= LARGE:
-        return steps + round(_smallness(pixels) * min(steps, MORE)) * (steps >= FEWEST)
-    return math.ceil(steps * max(math.pow(LARGE / pixels, BY_LARGER), LEAST_SHARE))
-
-
-def least_passes(steps: int, pixels: int) -> int:
-    """Passes after a run of so many steps of a small picture, whatever its target is.
-
-    Each makes a better file, so that without them what hits its target at once would be worse.
-    """
-    most = min(FIRST_PASSES, round(MORE / (SHORTER * max(steps, 1))))
-    return round(_smallness(pixels) * most) * (steps >= FEWEST)
-
-
-def _smallness(pixels: int) -> float:
-    """From 1 of SMALLER pixels and fewer to 0 of SOME."""
-    return max((SOME / max(pixels, SMALLER) - 1) / (SOME / SMALLER - 1), 0.0)
 
 
 def control(done: int, steps: int, price: float) -> Control:
@@ -228,9 +193,9 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
     def preview(self) -> Array:
         return self.step.picture()
 
-    def pause_after(self, steps: int, worth: float) -> None:
-        """So many, if there are `worth` times as many in all."""
-        if self.step.done <= steps and worth * steps <= self.state.first:
+    def pause_after(self, steps: int) -> None:
+        """So many, unless more are done."""
+        if self.step.done <= steps:
             self.pause = steps
 
     def go_on(self) -> None:

@@ -27,7 +27,7 @@ from imgmlp.codec.latent.model import (
     quantized,
 )
 from imgmlp.codec.latent.sections import coding, network_bits, usual_exponent
-from imgmlp.codec.latent.training_step import LatentStep
+from imgmlp.codec.latent.training.latent_step import LatentStep
 from imgmlp.codec.training.replay import decibels
 from imgmlp.errors import FormatError
 

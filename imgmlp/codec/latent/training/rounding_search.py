@@ -14,10 +14,10 @@ import numpy as np
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.bitstream.container import Container, Section
 from imgmlp.codec.latent import decode, sections
-from imgmlp.codec.latent.bit_allocation import Search
 from imgmlp.codec.latent.model import LARGEST, LEAST, LatentModel, Quantized
 from imgmlp.codec.latent.synthesis import corner, synthesize
-from imgmlp.codec.latent.training_step import LatentStep
+from imgmlp.codec.latent.training.bit_allocation import Search
+from imgmlp.codec.latent.training.latent_step import LatentStep
 from imgmlp.codec.training import draft
 from imgmlp.codec.training.search import approached, nearest, too_much
 from imgmlp.codec.training.target import Goal

@@ -9,7 +9,7 @@ every window.
 On processors long runs take their first steps so as well, as this program is there for pictures of
 any size, while another process compiles the one of the picture's room, whose steps take less time.
 
-    python -m imgmlp.codec.latent.windows DEVICE NUMBER...
+    python -m imgmlp.codec.latent.training.windows DEVICE NUMBER...
 
 is that process; the numbers are height, width and channels of the picture, seed, widths of both
 networks, their start, and rows and columns of the room, or 0 for a program of the picture's size.
@@ -29,7 +29,7 @@ import numpy as np
 
 from imgmlp.codec.latent.model import usual_levels
 from imgmlp.codec.latent.plane import SMALL, Extent, Plane, common_side, power_of_two
-from imgmlp.codec.latent.training_step import Control, LatentStep
+from imgmlp.codec.latent.training.latent_step import Control, LatentStep
 from imgmlp.codec.training.compile_ahead import CompileAhead, end_with_parent
 from imgmlp.engine import AnyDevice, Device, Tensor, open_device
 from imgmlp.image import counted
@@ -127,7 +127,7 @@ def room_compiler(like: LatentStep, room: tuple[int, int] | None) -> CompileAhea
     """The process that compiles what trains the whole of the picture that a step is for."""
     sizes = like.height, like.width, like.channels, like.seed, like.shape.synthesis
     told = map(str, (*sizes, like.shape.entropy, like.start.number, *(room or (0,))))
-    return CompileAhead("imgmlp.codec.latent.windows", like.device.info.spec, *told)
+    return CompileAhead("imgmlp.codec.latent.training.windows", like.device.info.spec, *told)
 
 
 def compile_room(spec: str, *told: str) -> None:

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.latent import operations
 from imgmlp.codec.latent.model import (
     BICUBIC,
     FILTER,
@@ -29,6 +28,7 @@ from imgmlp.codec.latent.model import (
     usual_levels,
 )
 from imgmlp.codec.latent.plane import AROUND, Extent, Plane
+from imgmlp.codec.latent.training import operations
 from imgmlp.codec.training.checkpoint import Resumable
 from imgmlp.codec.training.perceptron import Activation, perceptron
 from imgmlp.codec.training.replay import seconds_a_step

@@ -1,0 +1,139 @@
+"""What is trained: networks of which widths, and the picture as a whole, in a room, or in windows.
+
+A room is for rows and columns that pictures of many sizes share, so that what was compiled for one
+serves the others (`windows.room`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from imgmlp.codec.latent.model import ModelShape, newest_start
+from imgmlp.codec.latent.training.latent_step import LatentStep
+from imgmlp.codec.latent.training.windows import WindowedStep, fits_windows, in_windows, room
+from imgmlp.codec.training.memory_limits import explain, smaller_picture, within_memory
+from imgmlp.engine import AnyDevice
+from imgmlp.errors import OutOfMemoryError
+
+Array = np.ndarray[Any, Any]
+
+SEED = 0
+WHOLE, IN_A_ROOM, IN_WINDOWS = "whole", "in a room", "in windows"
+# (samples of a picture, widths of the hidden layers of synthesis and of the entropy network)
+WIDTHS = ((100_000, (16, 12)), (2**62, (32, 24)))
+SMALL_PARTS = 8_000  # operations of a pixel in a step, of what is no layer, by the time they take
+
+
+class Forms:
+    """The steps that a picture may be trained by."""
+
+    def __init__(self, pixels: Array, device: AnyDevice, short: bool, most_weights: float) -> None:
+        """`pixels` are uint8 [h, w, channels]; `short` says that a run is, so that compiling for
+        just one size does not pay."""
+        self.pixels, self.device, self.short = pixels, device, short
+        self.name = ""  # of the form that was taken; what a checkpoint has for it
+        self._widths = widths(pixels.shape, most_weights)
+
+    def first(self, name: str | None = None) -> LatentStep:
+        """What a run begins with: of that name, if one is given, or the first for which there is
+        memory. Raises OutOfMemoryError, which says what would fit."""
+        forms = self._all()
+        wanted = forms if name is None else {name: forms[name]}
+        return within_memory(
+            partial(self._taken, wanted), partial(too_large, self.pixels, self.device)
+        )
+
+    def whole(self) -> LatentStep | None:
+        """That of the whole picture; None if there is no memory for it."""
+        before = self.name
+        try:
+            return self._taken(self._whole_forms())
+        except OutOfMemoryError:
+            if self.device.lost:
+                raise
+            self.name = before
+            return None
+
+    @property
+    def room(self) -> tuple[int, int] | None:
+        return room(self.pixels.shape, self.device, self.short)
+
+    def _all(self) -> dict[str, Callable[[], LatentStep]]:
+        """By name; each takes more memory than the next one."""
+        shape, found = self.pixels.shape, dict[str, Callable[[], LatentStep]]()
+        if not in_windows(shape, self.device, self.short):
+            found = self._whole_forms()
+        if fits_windows(shape, self.device):
+            found[IN_WINDOWS] = self._in_windows
+        return found
+
+    def _whole_forms(self) -> dict[str, Callable[[], LatentStep]]:
+        found: dict[str, Callable[[], LatentStep]] = {WHOLE: partial(self._whole, None)}
+        if shared := self.room:
+            found = {IN_A_ROOM: partial(self._whole, shared)} | found
+        return found
+
+    def _taken(self, forms: dict[str, Callable[[], LatentStep]]) -> LatentStep:
+        *larger, last = forms
+        for self.name in larger:
+            try:
+                return forms[self.name]()
+            except OutOfMemoryError:
+                if self.device.lost:
+                    raise
+        self.name = last
+        return forms[last]()
+
+    def _whole(self, room: tuple[int, int] | None) -> LatentStep:
+        hidden, entropy = self._widths
+        return LatentStep(
+            self.pixels, SEED, self.device, hidden=hidden, entropy=entropy,
+            start=newest_start(self._widths), room=room,
+        )  # fmt: skip
+
+    def _in_windows(self) -> LatentStep:
+        start = newest_start(self._widths)
+        return WindowedStep(self.pixels, SEED, self.device, *self._widths, start)
+
+
+def widths(shape: tuple[int, ...], most: float) -> tuple[int, int]:
+    """Of the hidden layers of synthesis and of the entropy network, for pixels of a shape.
+
+    Small pictures have no room for large networks, and few bytes none for more than `most` weights.
+    """
+    height, width, channels = shape
+    fitting = next(number for number, (size, _) in enumerate(WIDTHS) if height * width <= size)
+    while fitting > 0 and _weights(WIDTHS[fitting][1], channels) > most:
+        fitting -= 1
+    return WIDTHS[fitting][1]
+
+
+def operations(shape: tuple[int, ...]) -> int:
+    """Of a pixel in a step, for pixels of a shape."""
+    return 6 * _weights(widths(shape, math.inf), shape[2]) + SMALL_PARTS
+
+
+def _weights(hidden: tuple[int, int], channels: int) -> int:
+    shape = ModelShape(64, 64, channels, 7, *hidden)
+    return sum(int(np.prod(size)) for size in shape.tensors.values())
+
+
+def too_large(pixels: Array, device: AnyDevice, error: OutOfMemoryError) -> OutOfMemoryError:
+    """What to say where the step does not fit in a device's memory, and which picture would."""
+    height, width, channels = pixels.shape
+
+    def build(width: int, height: int, device: AnyDevice) -> LatentStep:
+        pixels = np.zeros((height, width, channels), np.uint8)
+        hidden, entropy = widths(pixels.shape, math.inf)
+        if fits_windows(pixels.shape, device):  # which were tried last
+            return WindowedStep(pixels, SEED, device, hidden, entropy, 0)
+        return LatentStep(pixels, SEED, device, hidden=hidden, entropy=entropy)
+
+    what = f"training a latent model of {width}×{height} pixels"
+    ways = (smaller_picture(width, height, build),)
+    return explain(error, what, device, partial(build, width, height), ways)

@@ -1,0 +1,260 @@
+"""How long a picture is trained: what an effort, a time limit or neither of them means for it."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from imgmlp.codec.latent.training.forms import operations, widths
+from imgmlp.codec.latent.training.latent_step import LatentStep
+from imgmlp.codec.latent.training.phases import HURRIED, SHORTER, LatentTrainerState, control
+from imgmlp.codec.latent.training.windows import (
+    JUDGED,
+    MEANWHILE,
+    WORTH,
+    begins_in_windows,
+    covered,
+    in_windows,
+    room,
+    step_program,
+    steps_in_windows,
+    windows_of,
+)
+from imgmlp.codec.training.compile_times import CompileTimes
+from imgmlp.codec.training.pace import Work, usual_speed
+from imgmlp.codec.training.passes import MOST
+from imgmlp.codec.training.run import Run
+from imgmlp.codec.training.target import Goal, Workload
+from imgmlp.engine import AnyDevice
+from imgmlp.errors import UsageError
+from imgmlp.image import Picture
+
+LEVELS = 9  # of effort
+FEWEST, MOST_STEPS = 300, 100_000  # of the lowest and of the highest of them
+# Small pictures have as many steps again, but no more than MORE: with few, each way to a target
+# ended with another file. Of SMALLER pixels and fewer; of SOME none.
+SMALLER, SOME, MORE = 2**14, 2**16, 600
+FIRST_PASSES = 4  # of them, at most, after a run in any case: about as many steps as MORE again
+# Larger pictures have fewer steps, so that for some time they take no longer; a share, at least.
+LARGE, BY_LARGER, LEAST_SHARE = 2**20, 1.55, 1 / 35
+TOO_FEW = 30  # below which latents are far from what they can be
+# Steps that are trained even where the time limit leaves no room for them: a share of its time,
+# where something had to be compiled, and so many in all.
+AT_LEAST, FEWEST_LIMITED = 0.25, 10
+# Of the steps of a short run, by a power of how many windows there are, and at least.
+BY_WINDOWS, LEAST_IN_WINDOWS = 0.24, 0.65
+BRIEF = 60.0  # seconds of a limit up to which a program should serve pictures of any size
+USUAL, LONGEST = 20.0, 25.0  # seconds that an encode should take if nobody says how long, and may
+SETTLING = 50  # steps that take as long as the search for rounded networks
+SETTLED = 1 / 6  # of a limited time, at most, for that search
+REFINING, REFINED = 0.2, 2000  # share of the steps, and most, whose time goes to single weights
+# Seconds of steps by which their pace is found, and where it decides nothing.
+TRIED, TRIED_BRIEFLY = 0.15, 0.03
+# What writing a file and decoding it takes: the time of so many steps, and seconds, of every pixel,
+# whose latents are coded one by one, and of any picture.
+CHECKING, CODING, STARTING = 5, 1.5e-6, 0.7
+MAIN = 0.75  # of the time, if there may be more than one pass
+
+
+def steps_of(level: int) -> int:
+    """Of an effort from 1 to 9, each the same factor above the one below."""
+    return round(FEWEST * math.pow(MOST_STEPS / FEWEST, (level - 1) / (LEVELS - 1)))
+
+
+def for_pixels(steps: int, pixels: int) -> int:
+    """Of an effort's steps, those of a picture of so many pixels; fewer are meant as they are."""
+    if pixels <= LARGE:
+        return steps + round(_smallness(pixels) * min(steps, MORE)) * (steps >= FEWEST)
+    return math.ceil(steps * max(math.pow(LARGE / pixels, BY_LARGER), LEAST_SHARE))
+
+
+def least_passes(steps: int, pixels: int) -> int:
+    """Passes after a run of so many steps of a small picture, whatever its target is.
+
+    Each makes a better file, so that without them what hits its target at once would be worse.
+    """
+    most = min(FIRST_PASSES, round(MORE / (SHORTER * max(steps, 1))))
+    return round(_smallness(pixels) * most) * (steps >= FEWEST)
+
+
+def _smallness(pixels: int) -> float:
+    """From 1 of SMALLER pixels and fewer to 0 of SOME."""
+    return max((SOME / max(pixels, SMALLER) - 1) / (SOME / SMALLER - 1), 0.0)
+
+
+def workload(level: int | None, seconds: float | None) -> Workload:
+    """Training of an effort from 1 to 9; of none, as much as takes the usual time.
+
+    Raises UsageError.
+    """
+    if level is None:
+        return Workload(0, seconds)
+    if not 1 <= level <= LEVELS:
+        raise UsageError(f"--effort is {level}", hint=f"use a whole number from 1 to {LEVELS}")
+    return Workload(steps_of(level), seconds)
+
+
+def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) -> Work:
+    """What training for a target takes, about; just the usual time where that is chosen."""
+    shape = height, width, _ = picture.pixels.shape
+    hidden, pixels = widths(shape, math.inf), height * width
+    each, short = operations(shape), is_short(shape, workload, device)
+    trained = trained_steps(workload.steps, shape, device, short)
+    passes = _passes(wanted, least_passes(trained, pixels))
+    steps = (1 + passes * SHORTER) * trained
+    programs = (step_program(shape, hidden, device, short),)
+    if not steps:
+        return Work(0, 0, programs, USUAL)
+    judged, windowed = pixels, float(steps_in_windows(shape, device, short, each))
+    if in_windows(shape, device, short):
+        judged, windowed = min(pixels, JUDGED), steps
+    elif trained < WORTH * windowed:
+        windowed = steps
+    computed = windowed * covered(shape, device) + (steps - windowed) * pixels
+    return Work(steps, (computed + (1 + passes) * SETTLING * judged) * each, programs)
+
+
+def _passes(wanted: Goal, least: int) -> float:
+    """After a run, about."""
+    return least if wanted.kind == "lambda" else max(least + 1, MOST / 4)
+
+
+def trained_steps(steps: int, shape: tuple[int, ...], device: AnyDevice, short: bool) -> int:
+    """Of an effort's steps, those of a picture. A short run in many windows takes fewer: networks
+    move with every window, and each step takes longer."""
+    found = for_pixels(steps, shape[0] * shape[1])
+    if not (short and in_windows(shape, device, short)):
+        return found
+    return math.ceil(
+        found * max(math.pow(windows_of(shape, device), -BY_WINDOWS), LEAST_IN_WINDOWS)
+    )
+
+
+def is_short(shape: tuple[int, ...], workload: Workload, device: AnyDevice) -> bool:
+    """Whether compiling for a picture's size would take much of the time; not by how fast just this
+    device is, so that files do not hang on that."""
+    pixels, seconds, each = shape[0] * shape[1], workload.seconds, operations(shape)
+    if seconds is None and workload.steps:
+        steps = min(workload.steps, for_pixels(workload.steps, pixels))
+        shared = room(shape, device, True) or shape[:2]
+        few = steps * math.prod(shared) * each < WORTH * MEANWHILE
+        return steps <= FEWEST or (few and not begins_in_windows(shape, device))
+    seconds = seconds or USUAL
+    expected = seconds * usual_speed(device) / (pixels * each)
+    return seconds <= BRIEF and expected <= HURRIED
+
+
+class Lengths:
+    """How many steps one run has, and until when it may go on."""
+
+    def __init__(
+        self, picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice, run: Run
+    ) -> None:
+        self.shape: tuple[int, ...] = picture.pixels.shape
+        self.pixels = picture.width * picture.height
+        self.wanted, self.workload, self.device, self.run = wanted, workload, device, run
+        self.short = is_short(self.shape, workload, device)
+        # Steps in windows that a run begins with which goes on as the whole picture.
+        self.opening = steps_in_windows(self.shape, device, self.short, operations(self.shape))
+        self.in_windows = False  # whether it is there now
+        self.limit: float | None = None  # of the clock
+        self.pace = 0.0  # seconds that a step takes now, once it is known
+        self._settling: float = SETTLING
+        self._compiled = CompileTimes(device)
+
+    def of(self, step: LatentStep, price: float) -> int:
+        """Steps of a run that begins with this one; says how long they take."""
+        pace = self.pace = self._tried(step, price)
+        if self.workload.seconds is not None:
+            steps = self.fitting(self.workload.seconds, pace)
+            if steps < TOO_FEW:
+                needed = self._seconds(TOO_FEW, pace) + self._checking(pace)
+                text = f"too little time for this picture: {needed:,.0f} seconds would do"
+                self.run.say(text)
+        elif self.workload.steps:
+            steps = self._trained(self.workload.steps)
+        else:
+            every = {n: self._trained(steps_of(n)) for n in range(1, LEVELS + 1)}
+            level = max((n for n in every if self._seconds(every[n], pace) <= LONGEST), default=1)
+            steps = every[level]
+            self.run.say(f"effort {level} of {LEVELS}, as it suits this device; --effort decides")
+        self.run.say(f"{steps:,} steps, about {self._seconds(steps, pace):,.0f} seconds")
+        return steps
+
+    def limits(self, state: LatentTrainerState) -> tuple[float | None, int]:
+        """Of the clock, when training must be done, and most steps in that time, if it is given."""
+        seconds = self.workload.seconds
+        if seconds is None:
+            return None, 0
+        pace = self._mean_pace(state.steps, self.pace)
+        settling = pace * min(self._settling, SETTLED / (1 - SETTLED) * state.steps)
+        self.limit = self.run.began + seconds - state.seconds - self._checking(self.pace)
+        if self.run.saved is None:
+            now = time.perf_counter()
+            self.limit = max(self.limit, now + state.steps * pace + settling)
+        return self.limit - settling, MOST_STEPS if self.wanted.kind == "lambda" else 0
+
+    def is_over(self, taken: float) -> bool:
+        """Whether there is no time for so many seconds."""
+        return self.limit is not None and time.perf_counter() + taken > self.limit
+
+    def least_passes(self, steps: int) -> int:
+        """After so many steps, whether they are needed or not."""
+        return least_passes(steps, self.pixels) if self.workload.seconds is None else 0
+
+    def judged_by(self, share: float) -> None:
+        """That networks will be judged by such a share of the picture."""
+        self._settling = SETTLING * share
+
+    def goes_over(self, steps: int) -> bool:
+        """Whether a run of so many goes on as the whole picture."""
+        return self.in_windows and 0 < WORTH * self.opening <= steps
+
+    def fitting(self, seconds: float, pace: float) -> int:
+        """Steps that a time limit leaves room for, or what there must be."""
+        share = 1.0 if self.wanted.kind == "lambda" else MAIN
+        left = self.run.began + seconds - self._checking(pace) - time.perf_counter()
+        room = share * left / pace
+        room -= min(self._settling, SETTLED * room)
+        refining = max(0.0, room - FEWEST) * REFINING / (1 + REFINING)
+        steps = int(room - min(refining, REFINED))
+        least = max(FEWEST_LIMITED, int(AT_LEAST * seconds / pace))
+        steps = max(steps, least)
+        if self.goes_over(steps):
+            steps = self.opening + int((steps - self.opening) / self._share_of_windows())
+        return min(steps, MOST_STEPS)
+
+    def _share_of_windows(self) -> float:
+        """What a step of the whole picture takes, of one in windows, about."""
+        return self.pixels / covered(self.shape, self.device)
+
+    def _mean_pace(self, steps: int, pace: float) -> float:
+        """Seconds of each of so many steps, of which one at the beginning takes `pace`."""
+        if not self.goes_over(steps):
+            return pace
+        whole = (steps - self.opening) * self._share_of_windows()
+        return pace * (self.opening + whole) / steps
+
+    def _trained(self, steps: int) -> int:
+        return trained_steps(steps, self.shape, self.device, self.short)
+
+    def _tried(self, step: LatentStep, price: float) -> float:
+        """Seconds that a step takes; tried, and undone. What training needs is compiled then."""
+        step.judge(step.flat.numpy())
+        step.steer(control(0, MOST_STEPS, price))
+        decides = self.workload.seconds is not None or not self.workload.steps
+        pace = step.pace(TRIED if decides else TRIED_BRIEFLY)
+        hidden = widths(self.shape, math.inf)
+        self._compiled.note(step_program(self.shape, hidden, self.device, self.short))
+        return pace
+
+    def _checking(self, pace: float) -> float:
+        """Seconds that writing a file and decoding it take."""
+        return CHECKING * pace + CODING * self.pixels + STARTING
+
+    def _seconds(self, steps: int, pace: float) -> float:
+        pace = self._mean_pace(steps, pace)
+        passes = _passes(self.wanted, self.least_passes(steps))
+        trained = (1 + passes * SHORTER) * steps
+        rounding = min(REFINING * steps, REFINED) + self._settling
+        return (trained + (1 + passes) * rounding) * pace

@@ -1,0 +1,65 @@
+"""What bits cost in a run: where its price begins, and where it goes for a target."""
+
+from __future__ import annotations
+
+import math
+
+from imgmlp.codec.bitstream import metadata_sections
+from imgmlp.codec.training.passes import AIM
+from imgmlp.codec.training.target import Goal
+from imgmlp.codec.training.trainer import Pricing
+from imgmlp.image import Picture
+
+ABOVE = 0.05  # dB more than wanted that training aims at, as taking some away is easy
+SLOW = 1.3  # times the price for every dB too much, each time that it is looked at
+# Of the error that a quality means, what a bit a pixel saves at least: were every sample of three
+# worth bits, ln 4 / 3 of it. What is trained too little may look as if less would do.
+A_BIT = 0.4
+OVERHEAD = 40  # bytes of a file beside weights and latents
+WEIGHT_BITS = 7.0  # of a rounded weight
+SHARE = 0.3  # of the bytes wanted that networks may have at most
+
+
+class Prices:
+    """Of a picture's runs towards a target; a price is lambda."""
+
+    def __init__(self, picture: Picture, wanted: Goal) -> None:
+        self.wanted, self._pixels = wanted, picture.width * picture.height
+        self._beside = OVERHEAD + metadata_sections.size(picture.metadata)
+
+    def first(self) -> float:
+        """What pictures of the middling kind need; training goes on from there."""
+        value = self.wanted.value
+        if self.wanted.kind == "lambda":
+            return value
+        if self.wanted.kind == "psnr":
+            return min(1.2 * math.pow(10, -value / 10), 1.0)
+        rate = 8 * self._room() / self._pixels
+        return min(max(8e-4 * math.pow(rate, -1.6), 1e-6), 1.0)
+
+    def cheapest(self) -> float:
+        """Below which no run needs to look for its target."""
+        if self.wanted.kind != "psnr":
+            return 0.0
+        return A_BIT * math.pow(10, -self.wanted.value / 10)
+
+    def pricing(self) -> Pricing | None:
+        """How many times the price should become, by the bits and dB that it leads to; None where
+        it stays."""
+        value = self.wanted.value
+        if self.wanted.kind == "lambda":
+            return None
+        if self.wanted.kind == "psnr":
+            return lambda _, quality: SLOW ** (quality - value - ABOVE)
+        whole = max(8 * (self._room() - (1 - AIM) * value), 1.0)
+        return lambda bits, _: bits / whole
+
+    def most_weights(self) -> float:
+        """That the bytes wanted leave room for."""
+        if self.wanted.kind != "bytes":
+            return math.inf
+        return 8 * SHARE * self._room() / WEIGHT_BITS
+
+    def _room(self) -> float:
+        """Bytes for weights and latents, of those wanted."""
+        return max(self.wanted.value - self._beside, 1 / 8)
