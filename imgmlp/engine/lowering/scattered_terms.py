@@ -8,13 +8,12 @@ no part in the row.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from imgmlp.engine.ir.conditions import at_least, conj, less
 from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, Op
-from imgmlp.engine.ir.symbolic import ONE, Expr, Var
+from imgmlp.engine.ir.symbolic import ONE, Expr
 from imgmlp.engine.ir.uops import Range, U
 from imgmlp.engine.lowering.expressions import Lowering
 

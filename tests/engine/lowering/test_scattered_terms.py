@@ -1,4 +1,4 @@
-"""Sums of values that each fill a part of a row: added where they lie, and the same as everywhere."""
+"""Sums of values that each fill a part of a row: added where they lie, the same as elsewhere."""
 
 from __future__ import annotations
 
