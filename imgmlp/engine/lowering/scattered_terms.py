@@ -19,6 +19,7 @@ from imgmlp.engine.lowering.expressions import Lowering
 
 FULL = 0.5  # share of a row that a term fills at most
 LONGEST = 1 << 13  # elements of a row that is kept
+MOST = 1 << 15  # of all rows of a kernel: they lie on a thread's stack, as little as 512 KiB
 MANY = 256  # terms of a sum at most: sums of sums that are read more than once have any number
 
 
@@ -29,6 +30,7 @@ class Scattered:
         """`values` are a kernel's, of one shape; `rows` are the indices of a row."""
         self.lower, shape = lower, values[0].shape
         found = _sums(values) if shape[-1] <= LONGEST and len(rows) == len(shape) - 1 else []
+        found = found[: MOST // max(shape[-1], 1)]
         self._kept = [(node, self._row(node, rows)) for node in found]
 
     def at(self, indices: Sequence[Expr]) -> None:

@@ -149,3 +149,27 @@ def test_sums_of_sums_are_not_taken_apart_without_end() -> None:
     expected[:2, :3] += numbers[40]
     expected[1:, 9:] += numbers[39]
     assert np.allclose(program.read("y"), expected)
+
+
+@pytest.mark.parametrize("name", ["one", "numpy:uops"])
+def test_only_so_many_rows_are_kept(name: str) -> None:
+    """A kernel's private memory is small; the sums beyond it are made as elsewhere."""
+    device, columns, count = open_mapping(name), 1 << 13, 6
+    a, b = (Tensor(np.ones((2, columns // 4), np.float32), device) for _ in range(2))
+
+    def step() -> dict[str, Tensor]:
+        y = Tensor.zeros(2, columns)
+        for n in range(count):
+            begins = (n, columns - n - columns // 4), (columns // 2 + n, columns // 4 - n)
+            total = a.pad((0, 0), begins[0]) + b.pad((0, 0), begins[1])
+            y = y + total.maximum(0.5)  # of each sum apart
+        return {"y": y}
+
+    program = compile(step, device)
+    program.run()
+    expected = np.full(columns, count * 0.5, np.float32)
+    for n in range(count):
+        expected[n : n + columns // 4] += 0.5
+        expected[columns // 2 + n : columns // 2 + n + columns // 4] += 0.5
+    assert kept(program) == 2 * 4
+    assert np.array_equal(program.read("y"), np.stack([expected] * 2))
