@@ -19,6 +19,8 @@ from imgmlp.engine.lowering.expressions import Lowering
 
 FULL = 0.5  # share of a row that a term fills at most
 LONGEST = 1 << 13  # elements of a row that is kept
+MOST = 1 << 15  # of all rows of a kernel: they lie on a thread's stack, as little as 512 KiB
+MANY = 256  # terms of a sum at most: sums of sums that are read more than once have any number
 
 
 class Scattered:
@@ -28,6 +30,7 @@ class Scattered:
         """`values` are a kernel's, of one shape; `rows` are the indices of a row."""
         self.lower, shape = lower, values[0].shape
         found = _sums(values) if shape[-1] <= LONGEST and len(rows) == len(shape) - 1 else []
+        found = found[: MOST // max(shape[-1], 1)]
         self._kept = [(node, self._row(node, rows)) for node in found]
 
     def at(self, indices: Sequence[Expr]) -> None:
@@ -49,7 +52,7 @@ class Scattered:
             build.open(Range("x", 1, "loop", conj(*inside)), holds=True)
             column = before + build.open(Range("p", term.src[0].shape[-1]))
             value = self.lower.value(term, [*rows, column])
-            so_far = build.emit(U.LANE, dtype, (kept,), column, [column])
+            so_far = build.effect(U.LANE, (kept,), column, dtype)  # which an earlier term changed
             value = build.emit(U.ALU, dtype, (so_far, value), Op.ADD)
             build.effect(U.KEEP, (kept, value), column, dtype)
             build.close(2)
@@ -74,12 +77,20 @@ def _sums(values: Sequence[Node]) -> list[Node]:
 
 
 def _is_scattered(node: Node) -> bool:
-    return all(_fills_little(term) for term in _terms(node))
+    terms = _terms(node)
+    return len(terms) <= MANY and all(_fills_little(term) for term in terms)
 
 
 def _terms(node: Node) -> list[Node]:
-    """Of a sum of sums, in the order in which they are added."""
-    return [t for s in node.src for t in _terms(s)] if node.op is Op.ADD else [node]
+    """Of a sum of sums, in the order in which they are added; of MANY not all."""
+    found, stack = list[Node](), [node]
+    while stack and len(found) <= MANY:
+        node = stack.pop()
+        if node.op is Op.ADD:
+            stack += reversed(node.src)
+        else:
+            found.append(node)
+    return found
 
 
 def _fills_little(node: Node) -> bool:

@@ -103,3 +103,73 @@ def test_what_fills_most_of_a_row_is_read_as_it_is(columns: int, count: int) -> 
     expected[2:, 16 - columns :] += 1
     assert np.array_equal(program.read("y"), expected)
     assert kept(program) == count
+
+
+@pytest.mark.parametrize("name", ["one", "numpy:uops"])
+def test_a_single_column_gets_all_that_is_added_there(name: str) -> None:
+    """By terms of one column and of several, before and after each other."""
+    device = open_mapping(name)
+    x = Tensor(np.arange(24, dtype=np.float32).reshape(3, 8), device)
+
+    def step() -> dict[str, Tensor]:
+        parts = x[:, 3], x[:, 2:5], x[1:, 3] * 2, x[:, 3] * 3, x[:, 5]
+        loss = parts[0].square().sum()
+        for part in parts[1:]:
+            loss = loss + part.square().sum()
+        (slopes,) = loss.gradient([x])
+        return {"slopes": slopes}
+
+    program = compile(step, device)
+    program.run()
+    times = np.zeros((3, 8), np.float32)
+    times[:, 2:6] = 2
+    times[:, 3] += 2 + 18
+    times[1:, 3] += 8
+    assert kept(program) == 4
+    assert np.array_equal(program.read("slopes"), times * np.arange(24).reshape(3, 8))
+
+
+def test_sums_of_sums_are_not_taken_apart_without_end() -> None:
+    """Each of them is read twice, so that all terms together are as many as powers of two."""
+    device = open_mapping("numpy:uops")
+    a, b = (Tensor(np.ones((2, 3), np.float32), device) for _ in range(2))
+
+    def step() -> dict[str, Tensor]:
+        one, other = a.pad((0, 1), (0, 9)), b.pad((1, 0), (9, 0))
+        for _ in range(40):
+            one, other = one + other, one
+        return {"y": one}
+
+    program = compile(step, device)
+    program.run()
+    numbers = [1, 1]  # Fibonacci's
+    while len(numbers) < 42:
+        numbers.append(numbers[-1] + numbers[-2])
+    expected = np.zeros((3, 12), np.float32)
+    expected[:2, :3] += numbers[40]
+    expected[1:, 9:] += numbers[39]
+    assert np.allclose(program.read("y"), expected)
+
+
+@pytest.mark.parametrize("name", ["one", "numpy:uops"])
+def test_only_so_many_rows_are_kept(name: str) -> None:
+    """A kernel's private memory is small; the sums beyond it are made as elsewhere."""
+    device, columns, count = open_mapping(name), 1 << 13, 6
+    a, b = (Tensor(np.ones((2, columns // 4), np.float32), device) for _ in range(2))
+
+    def step() -> dict[str, Tensor]:
+        y = Tensor.zeros(2, columns)
+        for n in range(count):
+            begins = (n, columns - n - columns // 4), (columns // 2 + n, columns // 4 - n)
+            total = a.pad((0, 0), begins[0]) + b.pad((0, 0), begins[1])
+            y = y + total.maximum(0.5)  # of each sum apart
+        return {"y": y}
+
+    program = compile(step, device)
+    program.run()
+    expected = np.full(columns, count * 0.5, np.float32)
+    for n in range(count):
+        expected[n : n + columns // 4] += 0.5
+        expected[columns // 2 + n : columns // 2 + n + columns // 4] += 0.5
+    assert kept(program) == 2 * 4
+    assert np.array_equal(program.read("y"), np.stack([expected] * 2))
