@@ -23,12 +23,14 @@ from imgmlp.codec.latent.training import (
     latent_step,
     lengths,
     phases,
+    rooms,
     rounding_search,
     windows,
 )
 from imgmlp.codec.latent.training.latent_step import Control, LatentStep
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState, begin, shrunk
-from imgmlp.codec.latent.training.windows import WindowedStep, in_windows, room
+from imgmlp.codec.latent.training.rooms import in_windows, room
+from imgmlp.codec.latent.training.windows import WindowedStep
 from imgmlp.codec.training import passes
 from imgmlp.codec.training.checkpoint import Checkpoint
 from imgmlp.codec.training.run import Run
@@ -186,8 +188,8 @@ def test_the_program_of_a_window_does_not_depend_on_the_pictures_size() -> None:
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """And few grids, with which a window may be as small."""
     monkeypatch.setattr(latent_step, "usual_levels", lambda *_: 4)
-    monkeypatch.setattr(windows, "WHOLE", 0)
-    monkeypatch.setattr(windows, "SIZE", (8, 8))
+    monkeypatch.setattr(rooms, "WHOLE", 0)
+    monkeypatch.setattr(rooms, "SIZE", (8, 8))
     monkeypatch.setattr(windows, "JUDGED", 8 * 8)
 
 
