@@ -116,6 +116,8 @@ def test_where_little_time_is_wanted_sizes_need_no_program_of_their_own() -> Non
     assert form(20, 1000, False) == (False, (32, 1024)) != form(31, 700, False)
     assert form(20, 100, True) == form(128, 70, True) == (False, (128, 128))
     assert form(20, 100, False) == (False, (32, 128))
+    assert form(32, 192, True) == (False, (32, 256))
+    assert form(32, 256, True) == (False, (32, 256))  # not a program of that size alone
     info.kind = "numpy"  # which compiles nothing
     assert form(512, 768, True) == (False, None)
 
@@ -133,6 +135,10 @@ def test_runs_of_few_steps_are_short_whoever_asks_for_them() -> None:
     assert short(latent.workload(4, None), 100, 40)  # where other sizes compute little more
     assert short(latent.workload(4, None), 20, 900)
     assert not short(latent.workload(7, None), 100, 40)
+    assert short(latent.workload(9, None), 100, 70)  # where other sizes compute nothing more
+    assert short(latent.workload(9, None), 20, 999)
+    assert not short(latent.workload(7, None), 20, 600)
+    assert short(latent.workload(5, None), 64, 20)
     assert not short(latent.workload(4, None), 256, 256)
     assert short(latent.workload(None, 30.0))
     assert not short(latent.workload(None, 300.0))

@@ -108,9 +108,10 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     judged, opening = pixels, float(opening_steps(shape, device, short, each))
     if in_windows(shape, device, short):
         judged, opening = min(pixels, JUDGED), steps
-    elif trained < WORTH * opening:
+    elif short or trained < WORTH * opening:
         opening = steps
-    computed = opening * opening_pixels(shape, device) + (steps - opening) * pixels
+    computed = opening * opening_pixels(shape, device)
+    computed += (steps - opening) * own_pixels(shape, device)
     return Work(steps, (computed + (1 + passes) * SETTLING * judged) * each, programs)
 
 
