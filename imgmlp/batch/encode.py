@@ -6,7 +6,6 @@ the same command knows what it has written itself, and can write it again.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
 import time
@@ -16,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from imgmlp import image, output_files
-from imgmlp.batch.journal import digest
-from imgmlp.batch.output import check_task, holds, make_folder, put
+from imgmlp.batch.journal import looked_at
+from imgmlp.batch.leftovers import forget
+from imgmlp.batch.output import REPLACE, check_task, holds, make_folder, put
 from imgmlp.batch.wanted import Wanted
 from imgmlp.batch.work import Record, Watch
 from imgmlp.codec import encoder
@@ -27,14 +27,12 @@ from imgmlp.codec.training.checkpoint import Checkpoint, Snapshot
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal
 from imgmlp.engine import AnyDevice
-from imgmlp.errors import OutputError, TargetError, TrainingError, UsageError
+from imgmlp.errors import OutputError, TargetError, TrainingError
 from imgmlp.facts import dimensions
 from imgmlp.image import Picture
 from imgmlp.report.live import Live
 from imgmlp.text import duration, size
 
-EXTENSION = ".imlp"
-REPLACE = "--force replaces it, --skip-existing passes it over"
 SHORT = 0.1  # of a time limit, that need not be told
 _BESIDE = "profile and metadata beside the picture, which --strip leaves out"
 
@@ -229,39 +227,3 @@ class EncodeFile:
             record.facts["missed"] = found.missed
         record.state = None if encoding.kept is None else encoding.kept.path
         record.line = found.line(str(output))
-
-
-class Leftovers:
-    """Hidden files of outputs that are remembered: a run that was killed just between remembering
-    and removing leaves one, and whoever passes over the output removes it."""
-
-    def __init__(self) -> None:
-        self._folder: Path | None = None  # that was looked through
-        self._names: list[str] = []
-
-    def remove(self, record: Record) -> None:
-        """Those of an output that is as it was."""
-        output = record.task.output
-        if output is None or not record.made:
-            return
-        if output.parent != self._folder:
-            self._folder, self._names = output.parent, checkpoint.names_in(output.parent)
-        for path in checkpoint.remembered(output, record.made, self._names):
-            forget(path)
-
-
-def looked_at(path: Path) -> tuple[tuple[int, int], str]:
-    """(bytes, nanoseconds of the last change) and digest of a file. Raises UsageError."""
-    try:
-        status = path.stat()
-        return (status.st_size, status.st_mtime_ns), digest(path)
-    except OSError as error:
-        problem = f"cannot read {path}: {error.strerror}"
-        raise UsageError(problem, hint="check the file") from error
-
-
-def forget(state: Path | None) -> None:
-    """Remove a hidden file whose output is remembered otherwise."""
-    if state is not None:
-        with contextlib.suppress(OSError):  # any other run passes over it
-            state.unlink(missing_ok=True)

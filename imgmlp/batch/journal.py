@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from imgmlp.errors import OutputError
+from imgmlp.errors import OutputError, UsageError
 
 NAME = ".imgmlp-journal.jsonl"
 VERSION = 1
@@ -46,6 +46,16 @@ def digest(path: Path) -> str:
     """Stands for a file's bytes. Raises OSError."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def looked_at(path: Path) -> tuple[tuple[int, int], str]:
+    """(bytes, nanoseconds of the last change) and digest of a file. Raises UsageError."""
+    try:
+        status = path.stat()
+        return (status.st_size, status.st_mtime_ns), digest(path)
+    except OSError as error:
+        problem = f"cannot read {path}: {error.strerror}"
+        raise UsageError(problem, hint="check the file") from error
 
 
 class Journal:

@@ -13,6 +13,9 @@ from imgmlp.batch.journal import digest
 from imgmlp.batch.work import Task
 from imgmlp.errors import OutputError
 
+EXTENSION = ".imlp"
+REPLACE = "--force replaces it, --skip-existing passes it over"
+
 
 def make_folder(output: Path) -> None:
     """Make the folder that a file goes into. Raises OutputError."""

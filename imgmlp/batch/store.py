@@ -1,8 +1,7 @@
-"""Pictures in a store, such as S3, and files that are written there: through fsspec.
+"""Places in a store, such as S3, and what is read and written there: through fsspec.
 
-A worker fetches a picture, encodes it in a temporary folder and puts the file into the store, as a
-whole. Before, it leaves a note of what it is about to write: so an output is known by its name and
-digest to whoever comes by, also if two workers do one picture. Knows of no cluster.
+A file is written as a whole, and before it a note of what it is going to be, by which it is known
+to whoever comes by. Knows no codec and no cluster.
 """
 
 from __future__ import annotations
@@ -11,20 +10,13 @@ import contextlib
 import json
 import posixpath
 import re
-import tempfile
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import Collection, Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from imgmlp.batch.encode import REPLACE, EncodeFile
 from imgmlp.batch.find import Found
-from imgmlp.batch.wanted import Wanted
-from imgmlp.batch.work import Record, Task, Watch
-from imgmlp.engine import AnyDevice
-from imgmlp.errors import ImgmlpError, OutputError, UsageError
+from imgmlp.errors import OutputError, UsageError
 
 NOTES = ".imgmlp"  # a folder beside the outputs
 # As pathlib leaves it; one letter is a drive.
@@ -78,84 +70,7 @@ def check_writable(folder: Path) -> None:
         raise OutputError(problem, hint=RIGHTS) from error
 
 
-@cache
-def _checked(folder: Path) -> None:
-    """The same, once for each process that is to write there: others' rights may be others."""
-    check_writable(folder)
-
-
-@dataclass(frozen=True)
-class EncodeInStore:
-    """Encodes pictures from anywhere into a store: each task's source to its output."""
-
-    wanted: Wanted
-    folder: Path
-    force: bool = False
-
-    def __call__(self, record: Record, device: Callable[[], AnyDevice], watch: Watch) -> None:
-        """Raises TargetError or TrainingError after the best file is written."""
-        task = record.task
-        assert task.output is not None
-        _checked(self.folder)
-        picture = _fetched(task.source)
-        record.digest = sha256(picture).hexdigest()
-        output = _Output(task.output)
-        known = self._known(output, output.read(), record)
-        if known is not None:
-            record.facts, record.written = known, True
-            record.line = f"{url(task.output)}   done before"
-            return
-        with tempfile.TemporaryDirectory(prefix="imgmlp-") as folder:
-            source, made = Path(folder, task.source.name), Path(folder, "out", task.output.name)
-            source.write_bytes(picture)
-            record.task = replace(task, source=source, output=made)
-            try:
-                EncodeFile(self.wanted)(record, device, watch)
-            except ImgmlpError as error:
-                told = [_named(text, source, made, task) for text in (str(error), error.hint)]
-                raise type(error)(told[0], hint=told[1]) from error.__cause__
-            finally:
-                record.task, record.state, record.written = task, None, False
-                if made.exists():
-                    self._put(output, record, made.read_bytes())
-                    record.written = True
-        record.line = _named(record.line, source, made, task)
-        record.notes = [_named(note, source, made, task) for note in record.notes]
-
-    def _put(self, output: _Output, record: Record, data: bytes) -> None:
-        """Write it, unless another worker has done so. Raises OutputError."""
-        there = output.read()  # as it is now
-        if self._known(output, there, record) is not None:
-            return
-        if output.write(data, self._note(record), self.force or there is not None):
-            return
-        if self._known(output, output.read(), record) is None:  # by another run of other settings
-            raise _exists(output)
-
-    def _note(self, record: Record) -> dict[str, Any]:
-        source, settings = url(record.task.source), self.wanted.digest()
-        looks = {"source": source, "picture": record.digest, "settings": settings}
-        return looks | {"facts": record.facts}
-
-    def _known(self, output: _Output, there: bytes | None, record: Record) -> dict[str, Any] | None:
-        """What there is to tell of the output if it is this picture's, with these settings.
-
-        Raises OutputError if it is somebody else's, or another picture's, and is not to be
-        replaced.
-        """
-        if there is None:
-            return None
-        note, own = output.note(there) or {}, self._note(record)
-        same = {name for name in own if note.get(name) == own[name]}
-        if {"picture", "settings"} <= same:
-            facts: dict[str, Any] = note["facts"]
-            return facts
-        if not (self.force or same & {"picture", "source"}):
-            raise _exists(output)
-        return None
-
-
-class _Output:
+class Output:
     """A file in a store, and the notes of those that wrote it or were about to."""
 
     def __init__(self, path: Path) -> None:
@@ -205,17 +120,8 @@ class _Output:
         return posixpath.join(folder, NOTES, f"{name}.{sha256(data).hexdigest()[:32]}.json")
 
 
-def _exists(output: _Output) -> OutputError:
-    return OutputError(f"{output.url} exists already", hint=REPLACE.split(",")[0])
-
-
-def _named(text: str, source: Path, made: Path, task: Task) -> str:
-    """What is said of files in a temporary folder, said of those that they stand for."""
-    assert task.output is not None
-    return text.replace(str(source), url(task.source)).replace(str(made), url(task.output))
-
-
-def _fetched(source: Path) -> bytes:
+def fetched(source: Path) -> bytes:
+    """The bytes of a picture, here or in a store. Raises UsageError."""
     try:
         files, name = _opened(source)
         return bytes(files.cat_file(name))

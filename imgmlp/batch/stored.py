@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imgmlp import image
-from imgmlp.batch.encode import EXTENSION, looked_at
-from imgmlp.batch.output import make_folder, put
+from imgmlp.batch.journal import looked_at
+from imgmlp.batch.output import EXTENSION, make_folder, put
 from imgmlp.batch.work import Record, Watch
 from imgmlp.codec.decoder import Size, Stored, open_stored
 from imgmlp.engine import AnyDevice

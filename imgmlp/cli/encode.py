@@ -15,10 +15,11 @@ from pathlib import Path
 from imgmlp import image as pictures
 from imgmlp import image_files, output_files
 from imgmlp.batch import store
-from imgmlp.batch.encode import EXTENSION, REPLACE, EncodeFile, Encoding
+from imgmlp.batch.encode import EncodeFile, Encoding
+from imgmlp.batch.encode_in_store import EncodeInStore
 from imgmlp.batch.find import Search
+from imgmlp.batch.output import EXTENSION, REPLACE
 from imgmlp.batch.plan import Rules
-from imgmlp.batch.store import EncodeInStore
 from imgmlp.batch.wanted import Wanted
 from imgmlp.batch.work import Work
 from imgmlp.cli import files, folders, parsing

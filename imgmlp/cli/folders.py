@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from imgmlp.batch import devices, find, store
-from imgmlp.batch.encode import Leftovers
 from imgmlp.batch.find import Found, Search, names_in
+from imgmlp.batch.leftovers import Leftovers
 from imgmlp.batch.output import make_folder
 from imgmlp.batch.plan import Plan, Rules
 from imgmlp.batch.pool import Pool, Seat, run_here

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from imgmlp.batch.encode import forget
 from imgmlp.batch.find import Search
+from imgmlp.batch.leftovers import forget
 from imgmlp.batch.plan import Plan
 from imgmlp.batch.pool import Seat
 from imgmlp.batch.work import Record

@@ -14,10 +14,11 @@ import pytest
 from conftest import Command
 from PIL import Image
 
-from imgmlp.batch import store
+from imgmlp.batch import encode_in_store, store
 from imgmlp.batch.encode import EncodeFile
+from imgmlp.batch.encode_in_store import EncodeInStore
 from imgmlp.batch.pool import run_here
-from imgmlp.batch.store import EncodeInStore, found, is_stored, url
+from imgmlp.batch.store import found, is_stored, url
 from imgmlp.batch.wanted import Wanted
 from imgmlp.batch.work import Record, Task
 from imgmlp.codec.decoder import open_stored
@@ -90,7 +91,7 @@ def bucket(kind: str, server: str | None, monkeypatch: pytest.MonkeyPatch) -> An
     """A file system with a.png, b.jpg, c.txt and deep/d.png in pictures/in, and made."""
     import fsspec
 
-    store._checked.cache_clear()
+    encode_in_store._checked.cache_clear()
     if server is None:
         files = fsspec.filesystem(kind)
         files.store.clear()
@@ -200,7 +201,7 @@ def test_a_picture_is_encoded_once(bucket: Any, encode: Encode, out: Path) -> No
 
 
 def test_what_two_workers_write_at_once_is_known_whichever_is_last(bucket: Any, out: Path) -> None:
-    output, looks = store._Output(out / "a.imlp"), {"source": "a", "picture": "p", "settings": "s"}
+    output, looks = store.Output(out / "a.imlp"), {"source": "a", "picture": "p", "settings": "s"}
     notes = [looks | {"facts": {"bytes": n}} for n in (1, 2)]
     assert output.write(b"1", notes[0], replace=False)
     assert output.write(b"22", notes[1], replace=True)
@@ -261,7 +262,7 @@ def test_what_somebody_else_writes_meanwhile_stays(
 
     if old:
         assert encode("a.png", quality=50).written
-    monkeypatch.setattr(store, "EncodeFile", Slow)
+    monkeypatch.setattr(encode_in_store, "EncodeFile", Slow)
     refused = encode("a.png")
     assert (refused.exit_code, refused.written) == (8, False)
     assert bucket.cat_file("made/x/a.imlp") == b"theirs"

@@ -6,7 +6,7 @@ and not by the first, and an output is read as the steps before it left it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,8 @@ class Feeder:
 class Receiver:
     """Outputs of a Program, read from the device without stalling its queue.
 
-    `callback(tag, {name: array})` is called from `poll` or `wait`, in the order of `send`.
+    `callback(tag, {name: array})` is called from `poll` or `wait`, in the order of `send`. `state`
+    names Tensors in memory that are read as well, such as those that the steps move.
     """
 
     def __init__(
@@ -63,15 +64,23 @@ class Receiver:
         program: Program,
         names: Sequence[str],
         callback: Callable[[Any, dict[str, Array]], None],
+        state: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self.program, self.names, self.callback = program, list(names), callback
+        """Raises ValueError for a Tensor that the Program does not have in memory."""
+        state = state or {}
+        for tensor in state.values():
+            if not tensor.realized or tensor.node.arg not in program.inputs:
+                raise misuse(ValueError, f"{tensor!r} is nothing that the program has in memory")
+        self.program, self.callback = program, callback
+        self.names = [*names, *state]
+        self._state = {name: tensor.node.arg for name, tensor in state.items()}
         self._waiting: list[tuple[Any, list[Pending], dict[str, Array]]] = []
 
     def send(self, tag: Any = None, names: Sequence[str] | None = None) -> None:
         """Read the outputs, or some of them, as they are after the steps enqueued so far."""
         pending, arrays = [], {}
         for name in self.names if names is None else names:
-            storage = self.program.outputs[name]
+            storage = self._state[name] if name in self._state else self.program.outputs[name]
             arrays[name] = np.empty(storage.shape, storage.dtype.np)
             if storage.size:
                 pending.append(self.program.device.read_async(storage.data, arrays[name]))

@@ -27,6 +27,7 @@ from imgmlp.engine.lowering.expressions import (
     store_all,
     trial,
 )
+from imgmlp.engine.lowering.scattered_terms import Scattered
 
 GRAIN = 4096  # elements that make a work-group worth its launch on a CPU
 STAGED = 64  # rows and columns of a tile that is read along one axis and written along another
@@ -68,10 +69,12 @@ def map_kernel(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
         return _map_staged(kernel, lower, crossed[0], groups), 1
     last = max((a for a, n in enumerate(shape) if n > 1), default=len(shape) - 1)
     inner = shape[last]
-    outer = lower.outermost("i", size // inner, "share")
+    rows = unravel(lower.outermost("i", size // inner, "share"), shape[:last])
+    scattered = Scattered(lower, [s.value for s in kernel.stores], rows)
     column = build.open(Range("c", inner))
     beyond = [Const(0)] * (len(shape) - 1 - last)
-    store_all(lower, kernel.stores, [*unravel(outer, shape[:last]), column, *beyond])
+    scattered.at(indices := [*rows, column, *beyond])
+    store_all(lower, kernel.stores, indices)
     build.close(2)
     return min(groups, size // inner), 1
 

@@ -52,6 +52,32 @@ def test_each_step_reads_what_was_sent_before_it(device: AnyDevice) -> None:
     assert close(program.read("last"), 9)
 
 
+def test_what_steps_move_is_received_as_they_left_it(device: AnyDevice) -> None:
+    x = Tensor(np.zeros((50, 40), np.float32), device, name="x")
+    total = Tensor(np.zeros((50, 40), np.float32), device, name="total")
+    beside = Tensor(np.zeros(3, np.float32), device)
+
+    def step() -> dict[str, Tensor]:
+        total.assign(total + x)
+        return {"sum": x.sum()}
+
+    program = compile(step, device)
+    feeders, heard = [Feeder(program, tensor) for tensor in (x, total)], []
+    receiver = Receiver(program, ["sum"], lambda _, got: heard.append(got), {"total": total})
+    for i in range(4):
+        program.run()
+        receiver.send()
+        for feeder in feeders:  # after what was asked for is read
+            feeder.send(filled(i))
+    receiver.wait()
+    assert close(np.array([got["sum"] for got in heard]), [0, 0, 1, 2])
+    for i, got in enumerate(heard):
+        assert np.array_equal(got["total"], filled(2 * max(i - 1, 0)))
+    for tensor in (beside, x * 2):
+        with pytest.raises(ValueError, match="nothing that the program has in memory"):
+            Receiver(program, [], lambda *_: None, {"beside": tensor})
+
+
 @pytest.mark.parametrize("mapping", ["one", "group"])
 def test_sending_and_receiving_do_not_wait_for_a_device_that_is_busy(mapping: str) -> None:
     device = open_mapping(mapping)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -22,7 +22,7 @@ import numpy as np
 from imgmlp.codec.latent.plane import Extent, Plane
 from imgmlp.codec.latent.training.latent_step import Control, LatentStep
 from imgmlp.codec.latent.training.rooms import is_gpu, window_size
-from imgmlp.engine import AnyDevice, Tensor
+from imgmlp.engine import AnyDevice, Feeder, Receiver, Tensor
 from imgmlp.image import counted
 
 Array = np.ndarray[Any, Any]
@@ -30,15 +30,6 @@ Array = np.ndarray[Any, Any]
 HALO = 4  # values of every grid that what a window's own pixels need lies in
 JUDGED = 2**19  # pixels by which networks are judged, about: some windows stand for all
 TOGETHER = 8  # steps of a window there before it is another one's turn
-
-
-@dataclass(frozen=True, eq=False)
-class _Visit:
-    """A window, and what it takes to the device that others do not change."""
-
-    extent: Extent
-    target: Array
-    moments: list[Array]
 
 
 class WindowedStep(LatentStep):
@@ -65,6 +56,8 @@ class WindowedStep(LatentStep):
         self._found, self._last = np.zeros(2), np.zeros(2)  # error and bits of it, of the last step
         self._control = Control(0.0)
         self._frames: dict[tuple[Any, ...], list[Array]] = {}  # which few windows differ in
+        self._sent = self.extent.frame  # the one that the device has
+        self._feeders: dict[Tensor, Feeder] = {}
 
     # --- the windows ---
 
@@ -95,33 +88,48 @@ class WindowedStep(LatentStep):
         before = np.cumsum([0, *(self.windows[n].pixels for n in order)])[:-1]
         return [self.windows[n] for n in sorted(order[before < JUDGED].tolist())]
 
-    def _enter(self, extent: Extent, target: Array | None = None) -> None:
+    def _enter(self, extent: Extent) -> None:
         """Have a window's latents and pixels on the device, and what of them counts."""
-        before, self.extent = self.extent, extent
-        self.latents.write(extent.gathered(self._grids, HALO))
-        self.target.write(extent.target(self._picture) if target is None else target)
-        weights = self.weights * extent.pixels / self.pixels  # whose bits are the whole picture's
-        self.control.write(self._control.array(self.channels, extent.pixels, weights))
-        if extent.frame == before.frame:
+        self._send(extent, extent.target(self._picture))
+        self._move_to(extent)
+
+    def _send(self, extent: Extent, target: Array, moments: Sequence[Array] = ()) -> None:
+        """Begin to write what other windows do not change; the device may be busy with one."""
+        first, second, *_ = self.adam_latents.state()
+        self._give(self.target, target)
+        for tensor, value in zip((first, second), moments, strict=False):
+            self._give(tensor, value)
+        if extent.frame == self._sent:
             return
         if extent.frame not in self._frames:
-            self._frames[extent.frame] = self._framed()
+            self._frames[extent.frame] = _framed(extent)
         assert self.firsts is not None
         states = (self.firsts, self.ends, self.inside, self.taken, self.own, self.own_pixels)
         for tensor, value in zip(states, self._frames[extent.frame], strict=True):
+            self._give(tensor, value)
+        self._sent = extent.frame
+
+    def _move_to(self, extent: Extent) -> None:
+        """Write the rest, once the windows before it have left."""
+        self.extent = extent
+        self._give(self.latents, extent.gathered(self._grids, HALO))
+        weights = self.weights * extent.pixels / self.pixels  # whose bits are the whole picture's
+        self._give(self.control, self._control.array(self.channels, extent.pixels, weights))
+
+    def _give(self, tensor: Tensor, value: Array) -> None:
+        """Write a Tensor; without waiting, if the step reads it."""
+        if tensor.node.arg not in self.program.inputs:
             tensor.write(value)
+            return
+        if tensor not in self._feeders:
+            self._feeders[tensor] = Feeder(self.program, tensor)
+        self._feeders[tensor].send(value)
 
-    def _framed(self) -> list[Array]:
-        """What the device has of where the present window ends."""
-        extent = self.extent
-        halo = [extent.inside(HALO), extent.taken(HALO)]
-        return [*extent.ends, *halo, extent.taken(), extent.inside()]
-
-    def _leave(self, arrays: Sequence[Array]) -> None:
+    def _leave(self, extent: Extent, arrays: Sequence[Array]) -> None:
         """Have on the host what a window's latents and moments are by now."""
         for array, grids in zip(arrays, (self._grids, *self._moments), strict=True):
-            own = self.extent.parts(array)
-            for grid, values in zip(self.extent.cut(grids), own, strict=True):
+            own = extent.parts(array)
+            for grid, values in zip(extent.cut(grids), own, strict=True):
                 grid[:] = values
 
     # --- the step ---
@@ -137,36 +145,50 @@ class WindowedStep(LatentStep):
         while self._turn < len(order):
             if self._turn > begun and enough():
                 return False
-            self._begin(ready, count)
+            extent = ready
+            self._begin(extent, count)
             if self._turn + 1 < len(order):  # while the device is busy
                 ready = self._ready(order[self._turn + 1])
             arrays, figures = self._end()
-            self._leave(arrays)
+            self._leave(extent, arrays)
             self._found, self._turn = self._found + figures, self._turn + 1
         self._corrections = [tensor.numpy() for tensor in self.adam_latents.corrections]
         self._steps, self._turn = self._steps + count, 0
         self._last, self._found = self._found, np.zeros(2)
         return True
 
-    def _ready(self, number: int) -> _Visit:
+    def _ready(self, number: int) -> Extent:
+        """A window, of which as much is on its way to the device as others do not change."""
         extent = self.windows[number]
         moments = [extent.gathered(grids) for grids in self._moments]
-        return _Visit(extent, extent.target(self._picture), moments)
+        self._send(extent, extent.target(self._picture), moments)
+        return extent
 
-    def _begin(self, visit: _Visit, count: int) -> None:
-        """Have the device take steps of a window."""
-        self._enter(visit.extent, visit.target)
-        first, second, *corrections = self.adam_latents.state()
-        values = [*visit.moments, *self._corrections]
-        for tensor, value in zip([first, second, *corrections], values, strict=True):
-            tensor.write(value)
+    def _begin(self, extent: Extent, count: int) -> None:
+        """Have the device take steps of a window that is ready."""
+        self._move_to(extent)
+        for tensor, value in zip(self.adam_latents.corrections, self._corrections, strict=True):
+            self._give(tensor, value)
         self.program.run(count)
+        self._left.send()
 
     def _end(self) -> tuple[list[Array], Array]:
         """Once they are done: latents and moments, and the error and the bits of the last one."""
+        self._left.wait()
+        found = self._arrays
+        figures = np.array([found["error"], found["bits"]], np.float64)
+        return [found[name] for name in ("latents", "first", "second")], figures
+
+    @cached_property
+    def _left(self) -> Receiver:
+        """What steps of a window leave, read before the next one's values are written."""
         first, second, *_ = self.adam_latents.state()
-        found = [float(self.program.read(name)) for name in ("error", "bits")]
-        return [tensor.numpy() for tensor in (self.latents, first, second)], np.array(found)
+        state = {"latents": self.latents, "first": first, "second": second}
+
+        def keep(_: object, found: dict[str, Array]) -> None:
+            self._arrays = found
+
+        return Receiver(self.program, ["error", "bits"], keep, state)
 
     def figures(self) -> tuple[float, float]:
         error, bits = self._last.tolist()
@@ -275,7 +297,8 @@ class WindowedStep(LatentStep):
         self._found = arrays["found"].copy()
 
     def handed_to(self, step: LatentStep) -> dict[str, Array]:
-        """Of which gradients of networks are sums over all windows."""
+        """What the whole picture's goes on from, where gradients of networks are sums over all
+        windows."""
         found, more = self._staying(), len(self.windows)
         found["networks_0"] *= more  # the mean of gradients, and that of their squares
         found["networks_1"] *= more**2
@@ -291,3 +314,9 @@ class WindowedStep(LatentStep):
         first, second = self._moments
         grids = {"latents": self._grids, "first": first, "second": second}
         return grids | {"corrections": self._corrections}
+
+
+def _framed(extent: Extent) -> list[Array]:
+    """What the device has of where a window ends."""
+    halo = [extent.inside(HALO), extent.taken(HALO)]
+    return [*extent.ends, *halo, extent.taken(), extent.inside()]

@@ -1,0 +1,35 @@
+"""Hidden files beside outputs: what was written is kept there until it is remembered otherwise."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from imgmlp.batch.work import Record
+from imgmlp.codec.training import checkpoint
+
+
+def forget(state: Path | None) -> None:
+    """Remove a hidden file whose output is remembered otherwise."""
+    if state is not None:
+        with contextlib.suppress(OSError):  # any other run passes over it
+            state.unlink(missing_ok=True)
+
+
+class Leftovers:
+    """Hidden files of outputs that are remembered: a run that was killed just between remembering
+    and removing leaves one, and whoever passes over the output removes it."""
+
+    def __init__(self) -> None:
+        self._folder: Path | None = None  # that was looked through
+        self._names: list[str] = []
+
+    def remove(self, record: Record) -> None:
+        """Those of an output that is as it was."""
+        output = record.task.output
+        if output is None or not record.made:
+            return
+        if output.parent != self._folder:
+            self._folder, self._names = output.parent, checkpoint.names_in(output.parent)
+        for path in checkpoint.remembered(output, record.made, self._names):
+            forget(path)

@@ -1,0 +1,105 @@
+"""Sums of values that each fill a part of a row: added where they lie, the same as elsewhere."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import open_mapping
+
+from imgmlp.engine import AnyDevice, Program, Tensor, compile
+from imgmlp.engine.ir.uops import U
+
+Size = tuple[int, ...]
+Part = tuple[Size, Size]  # first row and column, rows and columns
+
+PARTS: list[Part] = [((0, 0), (9, 11)), ((5, 8), (3, 12)), ((11, 29), (1, 1)), ((2, 20), (10, 10))]
+
+
+@pytest.fixture(scope="module", params=["one", "group", "numpy:uops", "numpy:uops-group"])
+def device(request: pytest.FixtureRequest) -> AnyDevice:
+    return open_mapping(request.param)
+
+
+def kept(program: Program) -> int:
+    """How many terms go to rows that are kept."""
+    return sum(u.op is U.KEEP for code in program.stages.codes for u in code.uops)
+
+
+def padded(values: list[np.ndarray], shape: Size) -> np.ndarray:
+    found = np.zeros(shape, np.float32)
+    for ((row, column), (rows, columns)), x in zip(PARTS, values, strict=True):
+        found[..., row : row + rows, column : column + columns] += x
+    return found
+
+
+def placed(tensors: list[Tensor], shape: Size) -> Tensor:
+    height, width = shape[-2:]
+    total: Tensor | None = None
+    for ((row, column), (rows, columns)), x in zip(PARTS, tensors, strict=True):
+        sides = [(0, 0)] * (len(shape) - 2)
+        sides += [(row, height - row - rows), (column, width - column - columns)]
+        term = x.pad(*sides)
+        total = term if total is None else total + term
+    assert total is not None
+    return total
+
+
+@pytest.mark.parametrize("shape", [(12, 30), (2, 12, 30)])
+def test_terms_are_added_where_they_lie(device: AnyDevice, shape: Size) -> None:
+    """Some over others, one in a corner; beside what is everywhere, and in two results."""
+    random = np.random.default_rng(0)
+    whole = random.standard_normal(shape).astype(np.float32)
+    values = [random.standard_normal((*shape[:-2], *size)).astype(np.float32) for _, size in PARTS]
+    x, parts = Tensor(whole, device), [Tensor(v, device) for v in values]
+
+    def step() -> dict[str, Tensor]:
+        total = placed([p * 2 for p in parts], shape)
+        return {"y": x * total + 1, "z": total}
+
+    program = compile(step, device)
+    program.run()
+    total = padded([v * 2 for v in values], shape)
+    assert np.array_equal(program.read("z"), total)
+    assert np.allclose(program.read("y"), whole * total + 1, rtol=1e-6, atol=1e-6)
+    assert kept(program) == (0 if device.lanes == "group" else len(PARTS))
+
+
+def test_gradients_of_slices_are_such_terms() -> None:
+    device = open_mapping("numpy:uops")
+    x = Tensor(np.ones((12, 30), np.float32), device)
+
+    def step() -> dict[str, Tensor]:
+        parts = (
+            x[row : row + rows, column : column + columns].square().sum()
+            for (row, column), (rows, columns) in PARTS
+        )
+        loss = next(parts)
+        for part in parts:
+            loss = loss + part
+        (slopes,) = loss.gradient([x])
+        return {"slopes": slopes}
+
+    program = compile(step, device)
+    program.run()
+    ones = [np.full(size, 2, np.float32) for _, size in PARTS]
+    assert np.array_equal(program.read("slopes"), padded(ones, (12, 30)))
+    assert kept(program) == len(PARTS)
+
+
+@pytest.mark.parametrize(
+    ("columns", "count"), [(8, 2), (9, 0)], ids=["half of the row", "more than half"]
+)
+def test_what_fills_most_of_a_row_is_read_as_it_is(columns: int, count: int) -> None:
+    device = open_mapping("numpy:uops")
+    a, b = (Tensor(np.ones((6, columns), np.float32), device) for _ in range(2))
+
+    def step() -> dict[str, Tensor]:
+        return {"y": a.pad((0, 2), (0, 16 - columns)) + b.pad((2, 0), (16 - columns, 0))}
+
+    program = compile(step, device)
+    program.run()
+    expected = np.zeros((8, 16), np.float32)
+    expected[:6, :columns] += 1
+    expected[2:, 16 - columns :] += 1
+    assert np.array_equal(program.read("y"), expected)
+    assert kept(program) == count
