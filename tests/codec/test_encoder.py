@@ -14,7 +14,7 @@ from imgmlp.codec import encoder
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.encoder import encode
-from imgmlp.codec.latent.training import forms, windows
+from imgmlp.codec.latent.training import forms, rooms
 from imgmlp.codec.mlp import encode as mlp
 from imgmlp.codec.mlp import rate_model
 from imgmlp.codec.training.compile_times import UNKNOWN, CompileTimes
@@ -114,9 +114,9 @@ def test_pictures_of_nearly_one_size_are_compiled_for_once(
     times = CompileTimes(device)
     assert compiling(80, 96) == UNKNOWN
     device.compiling += 20.0
-    times.note(windows.step_program((80, 96, 3), forms.widths((80, 96, 3), 1e9), device, True))
+    times.note(rooms.step_program((80, 96, 3), forms.widths((80, 96, 3), 1e9), device, True))
     assert compiling(80, 96) == compiling(100, 112) == 0.0
     assert compiling(256, 384) == 20.0  # as what is of its kind took
     device.compiling += 30.0
-    times.note(windows.step_program((400, 400, 3), forms.widths((400, 400, 3), 1e9), device, True))
+    times.note(rooms.step_program((400, 400, 3), forms.widths((400, 400, 3), 1e9), device, True))
     assert compiling(256, 400) == compiling(700, 500) == 0.0

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.latent.model import ModelShape
-from imgmlp.codec.latent.training.forms import IN_WINDOWS, Forms
+from imgmlp.codec.latent.training.forms import Forms
 from imgmlp.codec.latent.training.latent_step import LatentStep
 from imgmlp.codec.latent.training.lengths import (
     MOST_STEPS,
@@ -23,8 +23,8 @@ from imgmlp.codec.latent.training.lengths import (
 )
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState, begin, control
 from imgmlp.codec.latent.training.prices import Prices
+from imgmlp.codec.latent.training.rooms import room_compiler
 from imgmlp.codec.latent.training.rounding_search import Rounding, Written
-from imgmlp.codec.latent.training.windows import WindowedStep, room_compiler
 from imgmlp.codec.training.checkpoint import Snapshot
 from imgmlp.codec.training.draft import Draft, draft
 from imgmlp.codec.training.passes import Passes
@@ -87,9 +87,8 @@ class _Encoder:
     def _begun(self) -> LatentTrainer:
         """A run at its beginning, or where a checkpoint left it."""
         saved, lengths, first = self.run.saved, self.lengths, self.prices.first()
-        opening = IN_WINDOWS if lengths.opening else None
-        step = self.forms.first(saved.values["form"] if saved is not None else opening)
-        lengths.in_windows = self.forms.name == IN_WINDOWS
+        step = self.forms.first(saved.values["form"] if saved is not None else None)
+        lengths.opened = self.forms.opened
         lengths.judged_by(1.0 if lengths.opening else step.sampled)
         if saved is None:
             state = LatentTrainerState(lengths.of(step, first), first)
@@ -130,7 +129,7 @@ class _Encoder:
         return again
 
     def _train(self, trainer: LatentTrainer) -> Ended:
-        """A pass, which may begin in windows and go over to the whole picture."""
+        """A pass, which may begin in a program for many sizes and go over to the picture's own."""
         if trainer.pause is None:
             return self._replayed(trainer)
         unlimited = self.lengths.limit is None
@@ -158,16 +157,15 @@ class _Encoder:
         return ended
 
     def _go_over(self, trainer: LatentTrainer) -> None:
-        """To the whole picture, where there is memory for it."""
+        """To the picture's own room, where there is memory for it."""
         reached, step = trainer.step, self.forms.whole()
-        assert isinstance(reached, WindowedStep)
         if step is None:
             trainer.pause = None
             return
         anew = self._anew(step, trainer.state.first)
-        step.restore(reached.as_whole(step))
+        step.restore(reached.handed_to(step))
         step.steer(control(0, MOST_STEPS, self.prices.first()))
-        self.lengths.in_windows = False
+        self.lengths.opened = False
         self.lengths.pace = step.pace(TRIED_BRIEFLY)
         trainer.go_over(step, anew)
 

@@ -1,8 +1,10 @@
-"""Long runs of the latent codec on processors: begun in windows while a room is compiled for."""
+"""Long runs of the latent codec on processors: begun in a program for many sizes while a room of
+their own is compiled for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,10 +15,12 @@ import pytest
 
 from imgmlp.codec import encoder
 from imgmlp.codec.latent import encode as latent
-from imgmlp.codec.latent.training import forms, lengths, rounding_search, windows
+from imgmlp.codec.latent import plane
+from imgmlp.codec.latent.training import forms, lengths, rooms, rounding_search
 from imgmlp.codec.latent.training.latent_step import Control, LatentStep
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
-from imgmlp.codec.latent.training.windows import WindowedStep, room_compiler, steps_in_windows
+from imgmlp.codec.latent.training.rooms import opening_steps, room_compiler
+from imgmlp.codec.latent.training.windows import WindowedStep
 from imgmlp.codec.training import passes
 from imgmlp.codec.training.checkpoint import Checkpoint
 from imgmlp.codec.training.compile_ahead import CompileAhead
@@ -32,22 +36,28 @@ PIXELS = np.random.default_rng(0).integers(0, 255, (*SIZE, 3), np.uint8)
 ROOM = 8, 8
 
 
-def test_long_runs_on_processors_begin_with_about_as_much_work_in_windows() -> None:
+def test_long_runs_on_processors_begin_with_about_as_much_work_in_a_program_for_many() -> None:
     info = SimpleNamespace(kind="cpu", compute_units=2)
     device: Any = SimpleNamespace(info=info)
 
     def steps(height: int, width: int, short: bool = False) -> int:
-        return steps_in_windows((height, width, 3), device, short, 25_000)
+        return opening_steps((height, width, 3), device, short, 25_000)
 
     assert 50 < steps(512, 768) < 200
     assert steps(512, 768) == steps(400, 700) == pytest.approx(steps(256, 256) / 6, abs=1)
     assert steps(512, 768, short=True) == 0  # which stay there
     assert steps(2000, 3000) == 0
-    assert steps(128, 100) == steps(700, 20) == 0  # which are never there
+    assert steps(2000, 1400) == steps(2048, 1535) > 0
+    # in rooms
+    assert steps(128, 20) == steps(100, 64) == pytest.approx(4 * steps(256, 256), abs=4)
+    assert steps(600, 20) == steps(30, 700) == pytest.approx(2 * steps(256, 256), abs=2)
+    assert steps(32, 192) == steps(192, 32) > 0  # not in a program of that size alone
+    assert steps(600, 20, short=True) == 0
+    assert steps(128, 100) == steps(250, 32) == steps(20, 999) == 0  # whose own is shared
     info.compute_units = 64  # which no file depends on
     assert steps(512, 768) == steps(400, 700)
     info.kind = "numpy"
-    assert steps(512, 768) == 0
+    assert steps(512, 768) == steps(600, 20) == 0
 
 
 def test_the_whole_goes_on_where_windows_are() -> None:
@@ -60,7 +70,7 @@ def test_the_whole_goes_on_where_windows_are() -> None:
         each.steer(Control(1e-3, noise=0.0))
         each.run(2)
     room.steer(Control(1e-3, noise=0.0))
-    room.restore(window.as_whole(room))
+    room.restore(window.handed_to(room))
     for each in (step, room):
         each.run(2)
         assert each.done == 4
@@ -71,9 +81,27 @@ def test_the_whole_goes_on_where_windows_are() -> None:
     window.windows *= 2
     window.adam.first[0].write(np.full(window.flat.shape, 0.5, np.float32))
     window.adam.second[0].write(np.full(window.flat.shape, 0.25, np.float32))
-    found = window.as_whole(room)
+    found = window.handed_to(room)
     assert (found["networks_0"] == 1.0).all()
     assert (found["networks_1"] == 1.0).all()
+
+
+def test_a_room_goes_on_where_another_is() -> None:
+    device = open_device("numpy")
+    all_rooms: tuple[rooms.Room, ...] = None, (16, 16), (8, 6)
+    step, shared, own = (LatentStep(PIXELS, 0, device, **STARTED, room=room) for room in all_rooms)
+    for each in (step, shared):
+        each.steer(Control(1e-3, noise=0.0))
+        each.run(2)
+    own.steer(Control(1e-3, noise=0.0))
+    own.restore(shared.handed_to(own))
+    for each in (step, own):
+        each.run(2)
+        assert each.done == 4
+    assert own.figures() == pytest.approx(step.figures(), rel=1e-5)
+    assert np.allclose(own.flat.numpy(), step.flat.numpy(), atol=1e-5)
+    for found, expected in zip(own.grids(), step.grids(), strict=True):
+        assert np.allclose(found, expected, atol=1e-4)
 
 
 class Compiler:
@@ -95,21 +123,34 @@ class Compiler:
         pass
 
 
-@pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With two steps in windows."""
-    monkeypatch.setattr(windows, "SIZE", ROOM)
-    monkeypatch.setattr(windows, "begins_in_windows", lambda *_: True)
-    monkeypatch.setattr(windows, "MEANWHILE", 2 * 8 * 8 * forms.operations(PIXELS.shape))
+@dataclass
+class Begun:
+    """A picture whose run takes two steps in another form than the rest."""
+
+    form: str
+    picture: Picture
+
+
+@pytest.fixture(params=[("in windows", 5), ("in a shared room", 3)], ids=lambda param: param[0])
+def begun(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Begun:
+    """In windows or a room of 8x8, from where a room of 8x8 or 4x8 goes on."""
+    form, rows = request.param
+    monkeypatch.setattr(rooms, "_compiles", lambda _: True)
+    monkeypatch.setattr(rooms, "SMALL", 4 if form == "in windows" else 128)
+    monkeypatch.setattr(rooms, "SIZE", ROOM)
+    monkeypatch.setattr(plane, "LEAST", 4)
+    monkeypatch.setattr(rooms, "MEANWHILE", 2 * 8 * 8 * forms.operations(PIXELS.shape))
+    monkeypatch.setattr(lengths, "is_short", lambda *_: False)
     monkeypatch.setattr(lengths, "WORTH", 2)
     monkeypatch.setattr(latent, "room_compiler", Compiler)
     monkeypatch.setattr(passes, "MOST", 0)
     monkeypatch.setattr(rounding_search, "EXACT", 2)
     Compiler.made = 0
+    return Begun(form, Picture(PIXELS[:rows]))
 
 
-def encoded(run: Run | None = None) -> encoder.Encoded:
-    made = Picture(PIXELS), Goal("lambda", 3e-3), Workload(4), open_device("numpy"), run
+def encoded(picture: Picture, run: Run | None = None) -> encoder.Encoded:
+    made = picture, Goal("lambda", 3e-3), Workload(4), open_device("numpy"), run
     return encoder.encode(*made, "latent")
 
 
@@ -117,24 +158,23 @@ def is_over(left: Iterator[int]) -> bool:
     return next(left, None) is None
 
 
-@pytest.mark.usefixtures("opened")
 def test_a_run_that_stopped_on_either_side_gives_the_bytes_of_one_that_did_not(
-    tmp_path: Path,
+    begun: Begun, tmp_path: Path
 ) -> None:
     seen = []
     for stop in (0, 0, 1):
         kept = Checkpoint(tmp_path / "state", "key")
         with pytest.raises(Interrupted):
-            encoded(Run(None, partial(is_over, iter(range(stop))), checkpoint=kept))
+            encoded(begun.picture, Run(None, partial(is_over, iter(range(stop))), checkpoint=kept))
         state = kept.load()
         assert state is not None
         done = state.arrays["steps" if "steps" in state.arrays else "count"]
         seen.append((state.values["form"], int(done)))
     # the second time where the program is waited for
-    assert seen == [("in windows", 1), ("in windows", 2), ("whole", 3)]
-    rest = encoded(Run(checkpoint=Checkpoint(tmp_path / "state", "key")))
+    assert seen == [(begun.form, 1), (begun.form, 2), ("in a room", 3)]
+    rest = encoded(begun.picture, Run(checkpoint=Checkpoint(tmp_path / "state", "key")))
     assert rest.resumed == 3
-    assert rest.bytes == encoded().bytes
+    assert rest.bytes == encoded(begun.picture).bytes
 
 
 @pytest.mark.parametrize(("done", "pause"), [(0, 111), (111, 111), (112, None)])
@@ -149,18 +189,16 @@ def test_a_run_pauses_unless_it_is_beyond_that(done: int, pause: int | None) -> 
 def test_a_run_goes_over_if_it_is_long_enough(steps: int, goes: bool) -> None:
     made = Picture(PIXELS), Goal("lambda", 3e-3), Workload(steps), open_device("numpy"), Run()
     found = lengths.Lengths(*made)
-    found.opening, found.in_windows = 2, True
+    found.opening, found.opened = 2, True
     assert found.goes_over(steps) is goes
-    found.in_windows = False
+    found.opened = False
     assert not found.goes_over(steps)
 
 
-@pytest.mark.usefixtures("opened")
-def test_a_time_limit_waits_for_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run goes on in windows until the program is there, if it ever is."""
-    made, seen = (Picture(PIXELS), Goal("bytes", 150)), []  # for which there are no more steps
+def test_a_time_limit_waits_for_no_compiler(begun: Begun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run goes on as it began until the program is there, if it ever is."""
+    made, seen = (begun.picture, Goal("bytes", 150)), []  # for which there are no more steps
     monkeypatch.setattr(lengths.Lengths, "fitting", lambda *_: 6)
-    monkeypatch.setattr(lengths, "is_short", lambda *_: False)
     go_over = latent._Encoder._go_over
 
     def noted(self: latent._Encoder, trainer: LatentTrainer) -> None:
@@ -177,16 +215,35 @@ def test_a_time_limit_waits_for_no_compiler(monkeypatch: pytest.MonkeyPatch) -> 
     assert seen == [2]
 
 
-@pytest.mark.usefixtures("opened")
-def test_where_the_whole_has_no_memory_a_run_stays_in_windows(
-    monkeypatch: pytest.MonkeyPatch,
+def test_where_its_own_room_has_no_memory_a_run_stays_as_it_began(
+    begun: Begun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def too_large(*_: object) -> LatentStep:
+    whole = forms.Forms._whole
+
+    def too_large(self: forms.Forms, room: rooms.Room) -> LatentStep:
+        if Compiler.made == 0:
+            return whole(self, room)
         raise OutOfMemoryError("too large", hint="take less")
 
     monkeypatch.setattr(forms.Forms, "_whole", too_large)
-    found = encoded()
+    found = encoded(begun.picture)
     assert (Compiler.made, found.metrics["steps"]) == (1, 4)
+
+
+@pytest.mark.parametrize("begun", [("in a shared room", 3)], indirect=True)
+def test_where_a_shared_room_has_no_memory_a_run_has_its_own_from_the_beginning(
+    begun: Begun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = forms.Forms._whole
+
+    def too_large(self: forms.Forms, room: rooms.Room) -> LatentStep:
+        if room != ROOM:
+            return whole(self, room)
+        raise OutOfMemoryError("too large", hint="take less")
+
+    monkeypatch.setattr(forms.Forms, "_whole", too_large)
+    found = encoded(begun.picture)
+    assert (Compiler.made, found.metrics["steps"]) == (0, 4)
 
 
 def test_another_process_makes_a_step_of_the_whole_and_ends_with_the_run() -> None:

@@ -23,12 +23,14 @@ from imgmlp.codec.latent.training import (
     latent_step,
     lengths,
     phases,
+    rooms,
     rounding_search,
     windows,
 )
 from imgmlp.codec.latent.training.latent_step import Control, LatentStep
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState, begin, shrunk
-from imgmlp.codec.latent.training.windows import WindowedStep, in_windows, room
+from imgmlp.codec.latent.training.rooms import in_windows, room
+from imgmlp.codec.latent.training.windows import WindowedStep
 from imgmlp.codec.training import passes
 from imgmlp.codec.training.checkpoint import Checkpoint
 from imgmlp.codec.training.run import Run
@@ -114,6 +116,8 @@ def test_where_little_time_is_wanted_sizes_need_no_program_of_their_own() -> Non
     assert form(20, 1000, False) == (False, (32, 1024)) != form(31, 700, False)
     assert form(20, 100, True) == form(128, 70, True) == (False, (128, 128))
     assert form(20, 100, False) == (False, (32, 128))
+    assert form(32, 192, True) == (False, (32, 256))
+    assert form(32, 256, True) == (False, (32, 256))  # not a program of that size alone
     info.kind = "numpy"  # which compiles nothing
     assert form(512, 768, True) == (False, None)
 
@@ -131,6 +135,10 @@ def test_runs_of_few_steps_are_short_whoever_asks_for_them() -> None:
     assert short(latent.workload(4, None), 100, 40)  # where other sizes compute little more
     assert short(latent.workload(4, None), 20, 900)
     assert not short(latent.workload(7, None), 100, 40)
+    assert short(latent.workload(9, None), 100, 70)  # where other sizes compute nothing more
+    assert short(latent.workload(9, None), 20, 999)
+    assert not short(latent.workload(7, None), 20, 600)
+    assert short(latent.workload(5, None), 64, 20)
     assert not short(latent.workload(4, None), 256, 256)
     assert short(latent.workload(None, 30.0))
     assert not short(latent.workload(None, 300.0))
@@ -186,8 +194,8 @@ def test_the_program_of_a_window_does_not_depend_on_the_pictures_size() -> None:
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """And few grids, with which a window may be as small."""
     monkeypatch.setattr(latent_step, "usual_levels", lambda *_: 4)
-    monkeypatch.setattr(windows, "WHOLE", 0)
-    monkeypatch.setattr(windows, "SIZE", (8, 8))
+    monkeypatch.setattr(rooms, "WHOLE", 0)
+    monkeypatch.setattr(rooms, "SIZE", (8, 8))
     monkeypatch.setattr(windows, "JUDGED", 8 * 8)
 
 

@@ -1,7 +1,7 @@
 """What is trained: networks of which widths, and the picture as a whole, in a room, or in windows.
 
 A room is for rows and columns that pictures of many sizes share, so that what was compiled for one
-serves the others (`windows.room`).
+serves the others (`rooms.room`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,15 @@ import numpy as np
 
 from imgmlp.codec.latent.model import ModelShape, newest_start
 from imgmlp.codec.latent.training.latent_step import LatentStep
-from imgmlp.codec.latent.training.windows import WindowedStep, fits_windows, in_windows, room
+from imgmlp.codec.latent.training.rooms import (
+    Room,
+    begins_elsewhere,
+    begins_in_windows,
+    fits_windows,
+    in_windows,
+    room,
+)
+from imgmlp.codec.latent.training.windows import WindowedStep
 from imgmlp.codec.training.memory_limits import explain, smaller_picture, within_memory
 from imgmlp.engine import AnyDevice
 from imgmlp.errors import OutOfMemoryError
@@ -24,6 +32,7 @@ Array = np.ndarray[Any, Any]
 
 SEED = 0
 WHOLE, IN_A_ROOM, IN_WINDOWS = "whole", "in a room", "in windows"
+SHARED = "in a shared room"  # from which a run goes over to one of the two first
 # (samples of a picture, widths of the hidden layers of synthesis and of the entropy network)
 WIDTHS = ((100_000, (16, 12)), (2**62, (32, 24)))
 SMALL_PARTS = 8_000  # operations of a pixel in a step, of what is no layer, by the time they take
@@ -43,6 +52,8 @@ class Forms:
         """What a run begins with: of that name, if one is given, or the first for which there is
         memory. Raises OutOfMemoryError, which says what would fit."""
         forms = self._all()
+        if name is None and self.opens and begins_in_windows(self.pixels.shape, self.device):
+            name = IN_WINDOWS
         wanted = forms if name is None else {name: forms[name]}
         return within_memory(
             partial(self._taken, wanted), partial(too_large, self.pixels, self.device)
@@ -60,14 +71,27 @@ class Forms:
             return None
 
     @property
-    def room(self) -> tuple[int, int] | None:
+    def opens(self) -> bool:
+        """Whether a run should begin in another form than it may go over to."""
+        return begins_elsewhere(self.pixels.shape, self.device, self.short)
+
+    @property
+    def opened(self) -> bool:
+        """Whether that is the one which was taken."""
+        return self.opens and self.name in (IN_WINDOWS, SHARED)
+
+    @property
+    def room(self) -> Room:
+        """That such a run goes over to."""
         return room(self.pixels.shape, self.device, self.short)
 
     def _all(self) -> dict[str, Callable[[], LatentStep]]:
         """By name; each takes more memory than the next one."""
         shape, found = self.pixels.shape, dict[str, Callable[[], LatentStep]]()
+        if self.opens and not begins_in_windows(shape, self.device):
+            found = {SHARED: partial(self._whole, room(shape, self.device, short=True))}
         if not in_windows(shape, self.device, self.short):
-            found = self._whole_forms()
+            found |= self._whole_forms()
         if fits_windows(shape, self.device):
             found[IN_WINDOWS] = self._in_windows
         return found
@@ -89,7 +113,7 @@ class Forms:
         self.name = last
         return forms[last]()
 
-    def _whole(self, room: tuple[int, int] | None) -> LatentStep:
+    def _whole(self, room: Room) -> LatentStep:
         hidden, entropy = self._widths
         return LatentStep(
             self.pixels, SEED, self.device, hidden=hidden, entropy=entropy,

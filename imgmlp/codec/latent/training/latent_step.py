@@ -473,6 +473,13 @@ class LatentStep(Resumable):
         self.restore(start)
         return found
 
+    def handed_to(self, step: LatentStep) -> dict[str, Array]:
+        """What another step of the same picture goes on from, whose plane is another one."""
+        found = self.state()
+        for name in ("latents", "grids_0", "grids_1"):  # and what moves them
+            found[name] = step.extent.gathered(self.extent.parts(found[name]))
+        return found
+
     def _moving(self) -> dict[str, Tensor]:
         named = {"flat": self.flat, "latents": self.latents, "count": self.count}
         for prefix, adam in (("networks", self.adam), ("grids", self.adam_latents)):

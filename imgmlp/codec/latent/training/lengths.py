@@ -8,18 +8,18 @@ import time
 from imgmlp.codec.latent.training.forms import operations, widths
 from imgmlp.codec.latent.training.latent_step import LatentStep
 from imgmlp.codec.latent.training.phases import HURRIED, SHORTER, LatentTrainerState, control
-from imgmlp.codec.latent.training.windows import (
-    JUDGED,
-    MEANWHILE,
+from imgmlp.codec.latent.training.rooms import (
     WORTH,
     begins_in_windows,
-    covered,
     in_windows,
-    room,
+    opening_pixels,
+    opening_steps,
+    own_pixels,
+    own_room_pays,
     step_program,
-    steps_in_windows,
     windows_of,
 )
+from imgmlp.codec.latent.training.windows import JUDGED
 from imgmlp.codec.training.compile_times import CompileTimes
 from imgmlp.codec.training.pace import Work, usual_speed
 from imgmlp.codec.training.passes import MOST
@@ -105,12 +105,13 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     programs = (step_program(shape, hidden, device, short),)
     if not steps:
         return Work(0, 0, programs, USUAL)
-    judged, windowed = pixels, float(steps_in_windows(shape, device, short, each))
+    judged, opening = pixels, float(opening_steps(shape, device, short, each))
     if in_windows(shape, device, short):
-        judged, windowed = min(pixels, JUDGED), steps
-    elif trained < WORTH * windowed:
-        windowed = steps
-    computed = windowed * covered(shape, device) + (steps - windowed) * pixels
+        judged, opening = min(pixels, JUDGED), steps
+    elif short or trained < WORTH * opening:
+        opening = steps
+    computed = opening * opening_pixels(shape, device)
+    computed += (steps - opening) * own_pixels(shape, device)
     return Work(steps, (computed + (1 + passes) * SETTLING * judged) * each, programs)
 
 
@@ -136,9 +137,9 @@ def is_short(shape: tuple[int, ...], workload: Workload, device: AnyDevice) -> b
     pixels, seconds, each = shape[0] * shape[1], workload.seconds, operations(shape)
     if seconds is None and workload.steps:
         steps = min(workload.steps, for_pixels(workload.steps, pixels))
-        shared = room(shape, device, True) or shape[:2]
-        few = steps * math.prod(shared) * each < WORTH * MEANWHILE
-        return steps <= FEWEST or (few and not begins_in_windows(shape, device))
+        if begins_in_windows(shape, device):
+            return steps <= FEWEST
+        return steps <= FEWEST or not own_room_pays(shape, device, steps, each)
     seconds = seconds or USUAL
     expected = seconds * usual_speed(device) / (pixels * each)
     return seconds <= BRIEF and expected <= HURRIED
@@ -154,9 +155,9 @@ class Lengths:
         self.pixels = picture.width * picture.height
         self.wanted, self.workload, self.device, self.run = wanted, workload, device, run
         self.short = is_short(self.shape, workload, device)
-        # Steps in windows that a run begins with which goes on as the whole picture.
-        self.opening = steps_in_windows(self.shape, device, self.short, operations(self.shape))
-        self.in_windows = False  # whether it is there now
+        # Steps of a program for many sizes that a run begins with which goes over to its own.
+        self.opening = opening_steps(self.shape, device, self.short, operations(self.shape))
+        self.opened = False  # whether it is there now
         self.limit: float | None = None  # of the clock
         self.pace = 0.0  # seconds that a step takes now, once it is known
         self._settling: float = SETTLING
@@ -207,8 +208,8 @@ class Lengths:
         self._settling = SETTLING * share
 
     def goes_over(self, steps: int) -> bool:
-        """Whether a run of so many goes on as the whole picture."""
-        return self.in_windows and 0 < WORTH * self.opening <= steps
+        """Whether a run of so many does, from where it is."""
+        return self.opened and 0 < WORTH * self.opening <= steps
 
     def fitting(self, seconds: float, pace: float) -> int:
         """Steps that a time limit leaves room for, or what there must be."""
@@ -221,18 +222,18 @@ class Lengths:
         least = max(FEWEST_LIMITED, int(AT_LEAST * seconds / pace))
         steps = max(steps, least)
         if self.goes_over(steps):
-            steps = self.opening + int((steps - self.opening) / self._share_of_windows())
+            steps = self.opening + int((steps - self.opening) / self._share_of_opening())
         return min(steps, MOST_STEPS)
 
-    def _share_of_windows(self) -> float:
-        """What a step of the whole picture takes, of one in windows, about."""
-        return self.pixels / covered(self.shape, self.device)
+    def _share_of_opening(self) -> float:
+        """What a step after it takes, of one in it, about."""
+        return own_pixels(self.shape, self.device) / opening_pixels(self.shape, self.device)
 
     def _mean_pace(self, steps: int, pace: float) -> float:
         """Seconds of each of so many steps, of which one at the beginning takes `pace`."""
         if not self.goes_over(steps):
             return pace
-        whole = (steps - self.opening) * self._share_of_windows()
+        whole = (steps - self.opening) * self._share_of_opening()
         return pace * (self.opening + whole) / steps
 
     def _trained(self, steps: int) -> int:

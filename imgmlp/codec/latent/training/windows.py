@@ -6,19 +6,11 @@ upsampling and convolutions see, which stand still meanwhile. So what windows to
 by is what the whole picture would be. Networks and their moments stay on the device and move with
 every window.
 
-On processors long runs take their first steps so as well, as this program is there for pictures of
-any size, while another process compiles the one of the picture's room, whose steps take less time.
-
-    python -m imgmlp.codec.latent.training.windows DEVICE NUMBER...
-
-is that process; the numbers are height, width and channels of the picture, seed, widths of both
-networks, their start, and rows and columns of the room, or 0 for a program of the picture's size.
+Which pictures are trained so, and how long, is rooms.py's matter.
 """
 
 from __future__ import annotations
 
-import math
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -27,131 +19,17 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.latent.model import usual_levels
-from imgmlp.codec.latent.plane import SMALL, Extent, Plane, common_side, power_of_two
+from imgmlp.codec.latent.plane import Extent, Plane
 from imgmlp.codec.latent.training.latent_step import Control, LatentStep
-from imgmlp.codec.training.compile_ahead import CompileAhead, end_with_parent
-from imgmlp.engine import AnyDevice, Device, Feeder, Receiver, Tensor, open_device
+from imgmlp.codec.latent.training.rooms import is_gpu, window_size
+from imgmlp.engine import AnyDevice, Feeder, Receiver, Tensor
 from imgmlp.image import counted
 
 Array = np.ndarray[Any, Any]
 
-# Rows and columns of a window, multiples of 2^(levels - 1). A processor's caches hold what a small
-# one needs, which makes up for its halo; a GPU has too little to do with it.
-SIZE, SIZE_ON_GPUS = (256, 256), (512, 512)
-FILLED = 4  # times as many pixels as a picture has, at most, in windows for it
 HALO = 4  # values of every grid that what a window's own pixels need lies in
 JUDGED = 2**19  # pixels by which networks are judged, about: some windows stand for all
-# Most pixels that are trained as a whole, of which a step takes some 260 bytes each: on processors
-# and on GPUs, to which windows' data have a longer way.
-WHOLE, WHOLE_ON_GPUS = 3 * 2**20, 14 * 2**20
 TOGETHER = 8  # steps of a window there before it is another one's turn
-# Operations in windows before a run goes over to a room, by which the number of steps hangs on the
-# picture alone: 10 seconds of two cores. They compile for a room in some 20 beside that, but what
-# windows compute more is for nothing where it was compiled before.
-MEANWHILE = 1e12
-WORTH = 4  # times as many that a run must have, or programs that serve many sizes do for all of it
-
-
-def fits_windows(shape: tuple[int, ...], device: AnyDevice) -> bool:
-    """Whether pixels of a shape can be trained in windows, which thin pictures hardly fill."""
-    return covered(shape, device) <= FILLED * shape[0] * shape[1]
-
-
-def covered(shape: tuple[int, ...], device: AnyDevice) -> int:
-    """Pixels that windows for pixels of a shape compute, of the picture or beyond it."""
-    sides = zip(shape[:2], _size(device), strict=True)
-    return math.prod(-(-side // of) * of for side, of in sides)
-
-
-def windows_of(shape: tuple[int, ...], device: AnyDevice) -> int:
-    """How many that are."""
-    return covered(shape, device) // math.prod(_size(device))
-
-
-def in_windows(shape: tuple[int, ...], device: AnyDevice, short: bool) -> bool:
-    """Whether they should be: for all that they need, or as a short run, on a device that compiles
-    for long and computes for long as well, had better take programs that know no size."""
-    most = WHOLE_ON_GPUS if _is_gpu(device) else WHOLE
-    if short and _compiles(device) and not _is_gpu(device) and max(shape[:2]) > SMALL:
-        most = 0
-    return shape[0] * shape[1] > most and fits_windows(shape, device)
-
-
-def begins_in_windows(shape: tuple[int, ...], device: AnyDevice) -> bool:
-    """Whether a run should at least begin so."""
-    return in_windows(shape, device, short=True)
-
-
-def steps_in_windows(
-    shape: tuple[int, ...], device: AnyDevice, short: bool, operations: int
-) -> int:
-    """That such a run begins with, of so many operations a pixel; 0 if it stays as it begins."""
-    if in_windows(shape, device, short) or not begins_in_windows(shape, device):
-        return 0
-    return math.ceil(MEANWHILE / (covered(shape, device) * operations))
-
-
-def room(shape: tuple[int, ...], device: AnyDevice, short: bool) -> tuple[int, int] | None:
-    """Rows and columns that a step for pixels of a shape is made for, so that what was compiled
-    for one picture serves others; None for just its own, which takes 3% less time."""
-    found = common_side(shape[0]), common_side(shape[1])
-    if short and max(found) <= SMALL:
-        found = max(found), max(found)
-    elif short and not _is_gpu(device):  # where just few, as thin ones, have no windows
-        found = power_of_two(shape[0]), power_of_two(shape[1])
-    return None if not _compiles(device) or _fills(shape, found) else found
-
-
-def _fills(shape: tuple[int, ...], room: tuple[int, int]) -> bool:
-    """Whether a picture has a program for itself; small ones are trained faster than compiled."""
-    return shape[:2] == room and max(room) > SMALL
-
-
-def step_program(
-    shape: tuple[int, ...], widths: tuple[int, int], device: AnyDevice, short: bool
-) -> str:
-    """What compile_times.py knows the step by that a run for pixels of a shape begins with."""
-    height, width, channels = shape
-    if begins_in_windows(shape, device):
-        sizes = "windows"
-    elif shared := room(shape, device, short):
-        sizes = "{}x{}".format(*shared)
-    else:
-        sizes = f"{height}x{width} alone"
-    levels = usual_levels(height, width)
-    return f"latent step: {sizes} x{channels}, {levels} levels, widths {widths}"
-
-
-def room_compiler(like: LatentStep, room: tuple[int, int] | None) -> CompileAhead:
-    """The process that compiles what trains the whole of the picture that a step is for."""
-    sizes = like.height, like.width, like.channels, like.seed, like.shape.synthesis
-    told = map(str, (*sizes, like.shape.entropy, like.start.number, *(room or (0,))))
-    return CompileAhead("imgmlp.codec.latent.training.windows", like.device.info.spec, *told)
-
-
-def compile_room(spec: str, *told: str) -> None:
-    """What that process does."""
-    height, width, channels, seed, hidden, entropy, start, *room = map(int, told)
-    step = LatentStep(
-        np.zeros((height, width, channels), np.uint8), seed, open_device(spec),
-        hidden=hidden, entropy=entropy, start=start,
-        room=(room[0], room[1]) if room[0] else None,
-    )  # fmt: skip
-    step.judge(step.flat.numpy())
-    step.run(1)
-
-
-def _size(device: AnyDevice) -> tuple[int, int]:
-    return SIZE_ON_GPUS if _is_gpu(device) else SIZE
-
-
-def _is_gpu(device: AnyDevice) -> bool:
-    return isinstance(device, Device) and device.lanes == "group"
-
-
-def _compiles(device: AnyDevice) -> bool:
-    return device.info.kind != "numpy"
 
 
 class WindowedStep(LatentStep):
@@ -164,10 +42,10 @@ class WindowedStep(LatentStep):
         self, pixels: Array, seed: int, device: AnyDevice, hidden: int, entropy: int, start: int,
         window: tuple[int, int] | None = None,
     ) -> None:  # fmt: skip
-        self._window, self._picture = window or _size(device), pixels
+        self._window, self._picture = window or window_size(device), pixels
         super().__init__(pixels, seed, device, hidden=hidden, entropy=entropy, start=start,
                          room=self._window)  # fmt: skip
-        self.together = TOGETHER if _is_gpu(device) else 1
+        self.together = TOGETHER if is_gpu(device) else 1
         self.windows = self._all()
         self._judges = self._some()
         self.sampled = sum(extent.pixels for extent in self._judges) / self.pixels
@@ -418,9 +296,9 @@ class WindowedStep(LatentStep):
         self._steps, self._turn = int(arrays["steps"]), int(arrays["turn"])
         self._found = arrays["found"].copy()
 
-    def as_whole(self, step: LatentStep) -> dict[str, Array]:
-        """Between two steps: what that of the whole picture goes on from, whose gradients of
-        networks are sums over all windows."""
+    def handed_to(self, step: LatentStep) -> dict[str, Array]:
+        """What the whole picture's goes on from, where gradients of networks are sums over all
+        windows."""
         found, more = self._staying(), len(self.windows)
         found["networks_0"] *= more  # the mean of gradients, and that of their squares
         found["networks_1"] *= more**2
@@ -442,8 +320,3 @@ def _framed(extent: Extent) -> list[Array]:
     """What the device has of where a window ends."""
     halo = [extent.inside(HALO), extent.taken(HALO)]
     return [*extent.ends, *halo, extent.taken(), extent.inside()]
-
-
-if __name__ == "__main__":
-    end_with_parent()
-    compile_room(*sys.argv[1:])

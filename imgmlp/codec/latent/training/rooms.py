@@ -1,0 +1,183 @@
+"""Which program trains a picture: one for its size, for a room that others share, or for windows.
+
+On processors, where compiling takes long, short runs do with programs that serve many sizes:
+windows, or for small pictures and thin ones, which would hardly fill any, rooms of few kinds. Long
+runs take their first steps so as well, while another process compiles for a room of the picture's
+own, where a step takes less time.
+
+    python -m imgmlp.codec.latent.training.rooms DEVICE NUMBER...
+
+is that process; the numbers are height, width and channels of the picture, seed, widths of both
+networks, their start, and rows and columns of the room, or 0 for a program of the picture's size.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import numpy as np
+
+from imgmlp.codec.latent.model import usual_levels
+from imgmlp.codec.latent.plane import SMALL, common_side, power_of_two
+from imgmlp.codec.latent.training.latent_step import LatentStep
+from imgmlp.codec.training.compile_ahead import CompileAhead, end_with_parent
+from imgmlp.engine import AnyDevice, Device, open_device
+
+Room = tuple[int, int] | None  # rows and columns; None for those of the picture alone
+
+# Rows and columns of a window, multiples of 2^(levels - 1). A processor's caches hold what a small
+# one needs, which makes up for its halo; a GPU has too little to do with it.
+SIZE, SIZE_ON_GPUS = (256, 256), (512, 512)
+FILLED = 4  # times as many pixels as a picture has, at most, in windows for it
+# Most pixels that are trained as a whole, of which a step takes some 260 bytes each: on processors
+# and on GPUs, to which windows' data have a longer way.
+WHOLE, WHOLE_ON_GPUS = 3 * 2**20, 14 * 2**20
+# Operations before a run goes over to a room of its own, by which the number of steps hangs on the
+# picture alone: 10 seconds of two cores. They compile for a room in some 20 beside that, but what
+# is computed more is for nothing where it was compiled before.
+MEANWHILE = 1e12
+WORTH = 4  # times as many that a run must have, or programs that serve many sizes do for all of it
+SPARED = 2e12  # operations, about what compiling takes, that a room of its own must spare a run
+
+
+def fits_windows(shape: tuple[int, ...], device: AnyDevice) -> bool:
+    """Whether pixels of a shape can be trained in windows, which thin pictures hardly fill."""
+    return covered(shape, device) <= FILLED * shape[0] * shape[1]
+
+
+def covered(shape: tuple[int, ...], device: AnyDevice) -> int:
+    """Pixels that windows for pixels of a shape compute, of the picture or beyond it."""
+    sides = zip(shape[:2], window_size(device), strict=True)
+    return math.prod(-(-side // of) * of for side, of in sides)
+
+
+def windows_of(shape: tuple[int, ...], device: AnyDevice) -> int:
+    """How many that are."""
+    return covered(shape, device) // math.prod(window_size(device))
+
+
+def in_windows(shape: tuple[int, ...], device: AnyDevice, short: bool) -> bool:
+    """Whether they should be: for all that they need, or as a short run, on a device that compiles
+    for long and computes for long as well, had better take programs that know no size."""
+    most = WHOLE_ON_GPUS if is_gpu(device) else WHOLE
+    if short and _compiles_long(device) and max(shape[:2]) > SMALL:
+        most = 0
+    return shape[0] * shape[1] > most and fits_windows(shape, device)
+
+
+def begins_in_windows(shape: tuple[int, ...], device: AnyDevice) -> bool:
+    """Whether a run should at least begin so."""
+    return in_windows(shape, device, short=True)
+
+
+def room(shape: tuple[int, ...], device: AnyDevice, short: bool) -> Room:
+    """Rows and columns that a step for pixels of a shape is made for, so that what was compiled
+    for one picture serves others; None for just its own, which takes 3% less time."""
+    found = common_side(shape[0]), common_side(shape[1])
+    if not _compiles(device):
+        return None
+    if short and max(found) <= SMALL:
+        return max(found), max(found)
+    if short and _compiles_long(device):  # where just few, as thin ones, have no windows
+        return power_of_two(shape[0]), power_of_two(shape[1])
+    return None if _fills(shape, found) else found
+
+
+def _fills(shape: tuple[int, ...], room: tuple[int, int]) -> bool:
+    """Whether a picture has a program for itself; small ones are trained faster than compiled."""
+    return shape[:2] == room and max(room) > SMALL
+
+
+def begins_elsewhere(shape: tuple[int, ...], device: AnyDevice, short: bool) -> bool:
+    """Whether a run begins in a program that serves more sizes than the one it may go over to."""
+    if short or not _compiles_long(device) or in_windows(shape, device, short):
+        return False
+    own, shared = (room(shape, device, each) for each in (False, True))
+    return begins_in_windows(shape, device) or own != shared
+
+
+def opening_steps(shape: tuple[int, ...], device: AnyDevice, short: bool, operations: int) -> int:
+    """That such a run takes there, of so many operations a pixel; 0 if it stays as it begins."""
+    if not begins_elsewhere(shape, device, short):
+        return 0
+    return math.ceil(MEANWHILE / (opening_pixels(shape, device) * operations))
+
+
+def opening_pixels(shape: tuple[int, ...], device: AnyDevice) -> int:
+    """That a step of a program for many sizes computes."""
+    if begins_in_windows(shape, device):
+        return covered(shape, device)
+    return _computed(shape, device, short=True)
+
+
+def own_pixels(shape: tuple[int, ...], device: AnyDevice) -> int:
+    """That a step computes which such a run goes over to, about."""
+    if begins_in_windows(shape, device):
+        return shape[0] * shape[1]
+    return _computed(shape, device, short=False)
+
+
+def _computed(shape: tuple[int, ...], device: AnyDevice, short: bool) -> int:
+    return math.prod(room(shape, device, short) or shape[:2])
+
+
+def own_room_pays(shape: tuple[int, ...], device: AnyDevice, steps: int, operations: int) -> bool:
+    """Whether so many steps should have one that is compiled for, of pixels that are no windows."""
+    spared = opening_pixels(shape, device) - own_pixels(shape, device)
+    return steps * spared * operations >= SPARED
+
+
+def step_program(
+    shape: tuple[int, ...], widths: tuple[int, int], device: AnyDevice, short: bool
+) -> str:
+    """What compile_times.py knows the step by that a run for pixels of a shape begins with."""
+    height, width, channels = shape
+    if begins_in_windows(shape, device):
+        sizes = "windows"
+    elif shared := room(shape, device, short or begins_elsewhere(shape, device, short)):
+        sizes = "{}x{}".format(*shared)
+    else:
+        sizes = f"{height}x{width} alone"
+    levels = usual_levels(height, width)
+    return f"latent step: {sizes} x{channels}, {levels} levels, widths {widths}"
+
+
+def room_compiler(like: LatentStep, room: Room) -> CompileAhead:
+    """The process that compiles what trains the picture that a step is for in a room."""
+    sizes = like.height, like.width, like.channels, like.seed, like.shape.synthesis
+    told = map(str, (*sizes, like.shape.entropy, like.start.number, *(room or (0,))))
+    return CompileAhead("imgmlp.codec.latent.training.rooms", like.device.info.spec, *told)
+
+
+def compile_room(spec: str, *told: str) -> None:
+    """What that process does."""
+    height, width, channels, seed, hidden, entropy, start, *room = map(int, told)
+    step = LatentStep(
+        np.zeros((height, width, channels), np.uint8), seed, open_device(spec),
+        hidden=hidden, entropy=entropy, start=start,
+        room=(room[0], room[1]) if room[0] else None,
+    )  # fmt: skip
+    step.judge(step.flat.numpy())
+    step.run(1)
+
+
+def window_size(device: AnyDevice) -> tuple[int, int]:
+    return SIZE_ON_GPUS if is_gpu(device) else SIZE
+
+
+def is_gpu(device: AnyDevice) -> bool:
+    return isinstance(device, Device) and device.lanes == "group"
+
+
+def _compiles(device: AnyDevice) -> bool:
+    return device.info.kind != "numpy"
+
+
+def _compiles_long(device: AnyDevice) -> bool:
+    return _compiles(device) and not is_gpu(device)
+
+
+if __name__ == "__main__":
+    end_with_parent()
+    compile_room(*sys.argv[1:])
