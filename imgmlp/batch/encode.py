@@ -16,7 +16,7 @@ from typing import Any
 
 from imgmlp import image, output_files
 from imgmlp.batch.journal import looked_at
-from imgmlp.batch.leftovers import forget
+from imgmlp.batch.leftovers import forget, forget_remembered
 from imgmlp.batch.output import REPLACE, check_task, holds, make_folder, put
 from imgmlp.batch.wanted import Wanted
 from imgmlp.batch.work import Record, Watch
@@ -203,6 +203,8 @@ class EncodeFile:
         make_folder(output)
         if output.exists() and not checkpoint.left_beside(output):  # else it may be our own
             check_task(task, REPLACE)
+        if task.known:  # what was made with other settings, and is remembered
+            forget_remembered(output, task.known)
         record.source_status, record.digest = looked_at(task.source)
         picture = image.load(task.source, True, frame=wanted.frame, strip=wanted.strip)
         record.notes += [f"{task.source}: {note}" for note in picture.notes]

@@ -16,6 +16,14 @@ def forget(state: Path | None) -> None:
             state.unlink(missing_ok=True)
 
 
+def forget_remembered(output: Path, digest: str, names: list[str] | None = None) -> None:
+    """Remove hidden files that hold no more than an output with this digest, which is remembered;
+    of those with these names in its folder."""
+    names = checkpoint.names_in(output.parent) if names is None else names
+    for path in checkpoint.remembered(output, digest, names):
+        forget(path)
+
+
 class Leftovers:
     """Hidden files of outputs that are remembered: a run that was killed just between remembering
     and removing leaves one, and whoever passes over the output removes it."""
@@ -31,5 +39,4 @@ class Leftovers:
             return
         if output.parent != self._folder:
             self._folder, self._names = output.parent, checkpoint.names_in(output.parent)
-        for path in checkpoint.remembered(output, record.made, self._names):
-            forget(path)
+        forget_remembered(output, record.made, self._names)

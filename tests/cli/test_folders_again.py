@@ -170,6 +170,18 @@ def test_a_kill_before_hidden_files_are_removed_leaves_none_for_good(
     assert made() == ALL | {".b.imlp.01234567.checkpoint"}
 
 
+def test_what_other_settings_left_goes_with_what_they_made(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        for module in (batch_encode, run_report):
+            patch.setattr(module, "forget", lambda _: None)
+        assert encode(tree) == 0
+    assert len(made()) == 6
+    assert encode(tree, wanted=Wanted(psnr=41)) == 0
+    assert made() == ALL
+
+
 def test_a_hidden_file_of_other_bytes_than_the_output_stays(tree: Path) -> None:
     assert encode(tree) == 0
     Checkpoint(Path("out/.a.imlp.01234567.checkpoint"), "0").save(Snapshot.of_finished(b"own", {}))

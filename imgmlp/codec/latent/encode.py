@@ -108,7 +108,7 @@ class _Encoder:
         pricing, cheapest = self.prices.pricing(), self.prices.cheapest()
         trainer = LatentTrainer(step, state, pricing, *limits, anew, cheapest)
         if lengths.goes_over(steps):
-            trainer.pause_after(lengths.opening)
+            trainer.pause_after(lengths.opening, late=lengths.limit is not None)
         if saved is None:
             trainer.suit()
         else:

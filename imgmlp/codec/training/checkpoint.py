@@ -28,6 +28,7 @@ from imgmlp.image import Picture
 from imgmlp.output_files import sweep, write_atomically
 from imgmlp.source_digest import source_digest
 
+LONGEST = 50  # characters of a file's name in that of its checkpoint, for any file system
 MAX_BYTES = 2**33  # of the largest picture's state in the latent codec, and more
 _BESIDE = 400  # bytes of an archive for each array, at most, but for its name
 KEEP_SECONDS = 15.0  # between two states that a run saves
@@ -103,7 +104,15 @@ def key(picture: Picture, choices: str) -> str:
 
 def beside(target: Path, key: str) -> Path:
     """Where the checkpoint of the run with this key is that writes this file."""
-    return target.parent / f".{target.name[:50]}.{key[:8]}{_END}"
+    return target.parent / f"{_beginning(target)}{key[:8]}{_END}"
+
+
+def _beginning(target: Path) -> str:
+    """Of the names of all checkpoints of a file: of two long names they differ as well."""
+    name = target.name
+    if len(name) > LONGEST:
+        name = f"{name[:LONGEST]}-{hashlib.sha256(os.fsencode(name)).hexdigest()[:8]}"
+    return f".{name}."
 
 
 def of(target: Path, picture: Picture, device: AnyDevice, choices: str) -> Checkpoint:
@@ -135,7 +144,7 @@ def names_in(folder: Path) -> list[str]:
 def left_beside(target: Path, names: list[str] | None = None) -> list[Path]:
     """The checkpoints of all runs that write this file, of these names in its folder."""
     names = names_in(target.parent) if names is None else names
-    wanted = re.compile(rf"\.{re.escape(target.name[:50])}\.[0-9a-f]{{8}}{re.escape(_END)}")
+    wanted = re.compile(rf"{re.escape(_beginning(target))}[0-9a-f]{{8}}{re.escape(_END)}")
     return sorted(target.parent / name for name in names if wanted.fullmatch(name))
 
 

@@ -177,11 +177,16 @@ def test_a_run_that_stopped_on_either_side_gives_the_bytes_of_one_that_did_not(
     assert rest.bytes == encoded(begun.picture).bytes
 
 
-@pytest.mark.parametrize(("done", "pause"), [(0, 111), (111, 111), (112, None)])
-def test_a_run_pauses_unless_it_is_beyond_that(done: int, pause: int | None) -> None:
+@pytest.mark.parametrize(
+    ("done", "late", "pause"),
+    [(0, False, 111), (111, True, 111), (112, False, None), (112, True, 120), (120, True, 130)],
+)
+def test_a_run_pauses_and_where_it_may_be_late_at_its_next_look(
+    done: int, late: bool, pause: int | None
+) -> None:
     step: Any = SimpleNamespace(done=done)
     trainer = LatentTrainer(step, LatentTrainerState(2000, 1e-3))
-    trainer.pause_after(111)
+    trainer.pause_after(111, late)
     assert trainer.pause == pause
 
 

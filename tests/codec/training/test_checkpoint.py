@@ -74,6 +74,15 @@ def test_runs_for_one_target_keep_their_own(saved: Checkpoint, tmp_path: Path) -
     assert other.load() is None
 
 
+def test_two_long_names_have_no_checkpoint_in_common(tmp_path: Path) -> None:
+    one, other = (tmp_path / f"{'n' * 60}{end}.imlp" for end in "ab")
+    path = checkpoint.beside(one, KEY)
+    Checkpoint(path, KEY).save(Snapshot({}, {}))
+    assert checkpoint.left_beside(one) == [path]
+    assert checkpoint.left_beside(other) == []
+    assert len(path.name) < 90
+
+
 def test_others_are_removed_when_they_are_old(saved: Checkpoint, tmp_path: Path) -> None:
     other = Checkpoint(checkpoint.beside(tmp_path / "a.imlp", OTHER), OTHER)
     other.save(Snapshot({}, {}))

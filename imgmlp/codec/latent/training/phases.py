@@ -193,10 +193,14 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
     def preview(self) -> Array:
         return self.step.picture()
 
-    def pause_after(self, steps: int) -> None:
-        """So many, unless more are done."""
-        if self.step.done <= steps:
+    def pause_after(self, steps: int, late: bool) -> None:
+        """So many; where more are done, at the next look, if the run may be late."""
+        done = self.step.done
+        if done <= steps:
             self.pause = steps
+        elif late:
+            self.pause = done - done % self.look + self.look
+            self._waits = True
 
     def go_on(self) -> None:
         """After the pause: with this step up to the next look, as the other is not ready."""
