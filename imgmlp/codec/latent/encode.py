@@ -82,7 +82,7 @@ class _Encoder:
             if over or self.passes.enough(len(found.bytes), found.metrics["psnr"], first):
                 return replace(self.best, diverged=ended == "diverged", resumed=self.resumed)
             trainer.step.restore(snapshot.arrays)  # which rounding has changed
-            trainer.repeat(self.passes.price())
+            trainer.repeat(self.passes.price(), first.model.networks)
 
     def _begun(self) -> LatentTrainer:
         """A run at its beginning, or where a checkpoint left it."""
@@ -105,7 +105,7 @@ class _Encoder:
             if saved.values["best"] is not None:
                 self.best = Draft(saved.arrays["best_file"].tobytes(), saved.values["best"])
         limits = lengths.limits(state)
-        pricing, cheapest = self.prices.pricing(), self.prices.cheapest()
+        pricing, cheapest = self.prices.pricing(self.passes.least), self.prices.cheapest()
         trainer = LatentTrainer(step, state, pricing, *limits, anew, cheapest)
         if lengths.goes_over(steps):
             trainer.pause_after(lengths.opening, late=lengths.limit is not None)

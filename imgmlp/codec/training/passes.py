@@ -17,7 +17,12 @@ MOST = 6  # after a run, at most
 LOST = 0.05  # dB that rounding towards a target may cost, beside what its bytes are worth
 SLOPES = {"psnr": -1.5, "bytes": -0.5}  # dB or doublings of the bytes, of a price twice as high
 STEEP = 3.0  # times these that is believed, or the reciprocal
-APART = 0.05  # doublings of the price between two passes, at least, that tell a slope
+# Doublings of the price between two passes, at least, that tell a slope: of those nearer to each
+# other the search for rounded networks alone makes files that differ by as much.
+APART = 0.2
+# How much less a pass that there is in any case leads to at a price that stays: doublings of the
+# bytes, most of which are networks'; dB stay.
+SAVED = {"psnr": 0.0, "bytes": 0.007}
 FURTHEST = 1.5  # doublings of the price, at most, at once
 
 
@@ -46,7 +51,7 @@ class Passes:
     def enough(self, size: int, quality: float, first: Trial) -> bool:
         """Whether another pass could bring no better file than the latest, which was `first`."""
         passed = len(self.tried) - 1
-        if passed < min(self.least, MOST):
+        if passed < self._least:
             return False
         if self.wanted.kind == "lambda" or passed >= MOST:
             return True
@@ -54,7 +59,7 @@ class Passes:
         return self.wanted.hit_by(size, quality) and first.psnr - quality <= worth + LOST
 
     def price(self) -> float:
-        """Where a line through the latest pass meets the target.
+        """Where a line through the latest pass meets the target, after those that are to come.
 
         Not between passes with too much and too little: each goes on training where the one
         before ended, so that an earlier one's price would give something else by now.
@@ -62,8 +67,13 @@ class Passes:
         if self.wanted.kind == "lambda":
             return self.wanted.value
         price, excess = self.tried[-1]
+        excess -= SAVED[self.wanted.kind] * max(self._least + 1 - len(self.tried), 0)
         price += min(max(-excess / self._slope(), -FURTHEST), FURTHEST)
         return min(max(math.exp2(price), CHEAPEST), DEAREST)
+
+    @property
+    def _least(self) -> int:
+        return min(self.least, MOST)
 
     def _slope(self) -> float:
         """What a price twice as high saves, by the latest two or, within bounds, as usual.

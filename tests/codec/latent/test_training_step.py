@@ -389,9 +389,11 @@ def test_latents_of_finer_steps_have_higher_rates_and_a_pass_does_not_go_far_at_
     first = phases.control(0, 400, 1e-5).latents
     assert step.control.numpy()[4] == pytest.approx(first * finer, rel=0.2)
     assert trainer.state.finer == finer > 4
-    trainer.repeat(1e-3)
+    networks = Search(step).run(1e-3)
+    trainer.repeat(1e-3, networks)
     assert trainer.state.finer == finer
-    trainer.repeat(1e-7)
+    assert np.array_equal(step.flat.numpy(), flat_of({n: q.floats() for n, q in networks.items()}))
+    trainer.repeat(1e-7, networks)
     assert trainer.state.finer == finer * phases.FINER
 
 
@@ -528,12 +530,12 @@ def test_what_a_run_ends_with_is_foreseen_by_what_is_left_of_it() -> None:
     """kodim15, 128x128 pixels, after a sixth of 600 steps, ended with 0.26 bits a pixel of latents
     and 1,056 bits of networks at a price of 4e-3, with 37.7 dB at 2e-4 and 42.8 at 4e-5.
     """
-    assert phases.foreseen(1.0, 800.0, 30.0, left=0.0) == (1.0, 800.0, 30.0)
-    dear, networks, _ = phases.foreseen(0.34, 1350.0, 29.4, left=0.83)
+    assert phases.foreseen(1.0, 800.0, 30.0, left=0.0, price=1e-3) == (1.0, 800.0, 30.0)
+    dear, networks, _ = phases.foreseen(0.34, 1350.0, 29.4, left=0.83, price=4e-3)
     assert 0.24 < dear < 0.28
     assert 1000 < networks < 1100
-    *_, usual = phases.foreseen(1.4, 3200.0, 36.9, left=0.83)
-    *_, high = phases.foreseen(2.7, 4000.0, 40.5, left=0.83)
+    *_, usual = phases.foreseen(1.4, 3200.0, 36.9, left=0.83, price=2e-4)
+    *_, high = phases.foreseen(2.7, 4000.0, 40.5, left=0.83, price=4e-5)
     assert 37.5 < usual < 38
     assert 42.4 < high < 43
 
@@ -552,12 +554,31 @@ def test_a_run_with_a_price_far_from_its_target_begins_anew_but_not_for_ever(tim
     assert trainer.run(Run(lambda progress: reached.append(progress.step))) == "done"
     back = sum(later < before for before, later in pairwise(reached))
     assert back == len(prices) == state.anew == phases.AGAIN
-    assert abs(math.log(prices[-1] / 1e-3)) > 2 * math.log(phases.ASTRAY)
+    assert abs(math.log(prices[-1] / 1e-3)) > 2 * abs(math.log(phases.ASTRAY[0]))
     assert step.done == 40
     step.restore(beginning)
     calm = LatentTrainer(step, LatentTrainerState(40, 1e-3), lambda *_: 1.0, anew=anew)
     assert calm.run() == "done"
     assert calm.state.anew == 0
+
+
+@pytest.mark.parametrize(("times", "anew"), [(1.2, 1), (1.05, 0), (1 / 1.2, 0), (1 / 1.4, 1)])
+def test_a_price_too_low_is_begun_again_with_sooner_than_one_too_high(
+    times: float, anew: int
+) -> None:
+    step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
+    beginning, prices = step.state(), list[float]()
+    asked = iter([times ** (1 / phases.ALL_AT_ONCE)])
+
+    def again(price: float) -> None:
+        step.restore(beginning)
+        prices.append(price)
+
+    state = LatentTrainerState(40, 1e-3)
+    trainer = LatentTrainer(step, state, lambda *_: next(asked, 1.0), anew=again)
+    trainer.run()
+    assert prices == pytest.approx([1e-3 * times] * anew)
+    assert trainer.state.price == pytest.approx(1e-3 * times)
 
 
 @pytest.mark.parametrize(("steps", "rate"), [(300, 0.2), (3000, 0.2), (6000, 0.25), (36_000, 0.3)])

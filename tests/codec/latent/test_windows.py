@@ -27,6 +27,7 @@ from imgmlp.codec.latent.training import (
     rounding_search,
     windows,
 )
+from imgmlp.codec.latent.training.bit_allocation import Search
 from imgmlp.codec.latent.training.latent_step import Control, LatentStep
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState, begin, shrunk
 from imgmlp.codec.latent.training.rooms import in_windows, room
@@ -163,7 +164,7 @@ def test_another_pass_shares_as_the_first_one_did(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(step, "steer", steered.append)
     trainer = LatentTrainer(step, LatentTrainerState(200, 1e-3))
     trainer._steer()
-    trainer.repeat(1e-3)
+    trainer.repeat(1e-3, Search(step).run(1e-3))
     trainer.done = 200
     trainer._steer()
     trainer.state.steps = 200  # as long as no step of the pass is whole

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from imgmlp.codec.training.passes import MOST, Passes
+from imgmlp.codec.training.passes import MOST, SAVED, SLOPES, Passes
 from imgmlp.codec.training.target import Goal
 
 
@@ -54,3 +54,19 @@ def test_a_target_that_no_pass_hits_ends_after_the_last() -> None:
     for left in range(MOST, -1, -1):
         passes.add(1e-3, far)
         assert passes.enough(far.size, far.psnr, far) is (left == 0)
+
+
+def test_two_passes_at_nearly_one_price_tell_nothing_of_others() -> None:
+    """Files of 30.28 and 30.32 dB where 30 are wanted, at the higher price more, are chance."""
+    passes = Passes(Goal("psnr", 30), tried=[[-8.3, 0.0], [-8.4, 0.28], [-8.21, 0.32]])
+    assert math.log2(passes.price()) == pytest.approx(-8.21 - 0.32 / SLOPES["psnr"])
+
+
+def test_bytes_that_passes_to_come_save_are_spent_before() -> None:
+    hit = Passes(Goal("bytes", 400), least=4)
+    hit.add(1e-3, File(396, 30.0))
+    saved = 4 * SAVED["bytes"]
+    assert math.log2(hit.price() / 1e-3) == pytest.approx(saved / SLOPES["bytes"])
+    for _ in range(4):
+        hit.add(1e-3, File(396, 30.0))
+    assert hit.price() == pytest.approx(1e-3)

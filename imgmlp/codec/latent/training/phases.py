@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.latent.model import flat_of, guessed, networks_of
+from imgmlp.codec.latent.model import Quantized, flat_of, guessed, networks_of
 from imgmlp.codec.latent.training.bit_allocation import Search
 from imgmlp.codec.latent.training.latent_step import Control, LatentStep
 from imgmlp.codec.training.replay import decibels
@@ -28,14 +28,17 @@ FREE = 0.15  # share of a run before prices change
 SEARCHED = 0.3, 0.6, 0.85  # shares of a run after which networks' steps are looked for again
 DEARER = 1.25  # times the price, at most, at once
 # What becomes of bits and dB until the end, each times the square of the share of a run that is
-# left: so many bits a pixel fewer of latents, but at most such a share of them, and dB more, of
-# which there are more above FINE; and of networks' bits such a share, times its fourth power.
-FEWER, AT_MOST, BETTER, FEWER_WEIGHTS = 0.21, 0.37, 1.2, 0.5
-FINE, FINER_BY = 37.0, 0.5  # dB, and what each of them above brings
-# A price that should be so many times another at the first look is one to begin again with: what
-# low prices have brought about does not go away, as latents leave a whole number only for a much
-# better one, and from high ones they come late.
-ASTRAY, AGAIN = 1.3, 3  # times the price, times that it is done
+# left: so many bits a pixel fewer of latents, but at most such a share of them; dB more, at the
+# price USUAL, with each time that the price is halved, and with each above FINE, but no fewer; and
+# of networks' bits such a share, times its fourth power.
+FEWER, AT_MOST, FEWER_WEIGHTS = 0.15, 0.33, 0.5
+BETTER, USUAL, BY_HALVING, FINE, FINER_BY, LEAST_BETTER = 1.1, 8e-4, 0.24, 39.0, 0.5, 0.3
+REMAINS = 0.4  # of the dB that rounding networks costs, once single weights are moved
+# A price that should be less than the first or more than the second times another at the first look
+# is one to begin again with: what low prices have brought about does not go away, as latents leave
+# a whole number only for a much better one; from high ones they come late, which costs less.
+ASTRAY, AGAIN = (1 / 1.3, 1.1), 3  # times the price, times that it is done
+NEARBY = 1.3  # times the price, at most, where a run goes on after the first look
 ALL_AT_ONCE, FURTHEST = 1.8, 16.0  # the power that takes a price to its target, times, at most
 HALFWAY = 2.0  # times that it changes at once at most in a run that goes on
 FOLLOWED = 25  # steps that latents need to follow half a change of the price, early in a run
@@ -111,16 +114,16 @@ def shrunk(grids: Sequence[Array], price: float, steps: int) -> list[Array]:
 
 
 def foreseen(
-    rate: float, networks: float, quality: float, left: float
+    rate: float, networks: float, quality: float, left: float, price: float
 ) -> tuple[float, float, float]:
     """Bits a pixel of latents, bits of networks, and dB at the end of a run.
 
     By what they are where such a share of it is left, if it goes on at this price.
     """
     square = left**2
-    better = BETTER + FINER_BY * max(quality - FINE, 0.0)
+    better = BETTER + BY_HALVING * math.log2(USUAL / price) + FINER_BY * max(quality - FINE, 0.0)
     fewer, spared = min(FEWER, AT_MOST * rate) * square, FEWER_WEIGHTS * square**2
-    return rate - fewer, networks * (1 - spared), quality + better * square
+    return rate - fewer, networks * (1 - spared), quality + max(better, LEAST_BETTER) * square
 
 
 def fineness(price: float, pixels: int, steps: int) -> float:
@@ -156,7 +159,7 @@ def sharing(steps: int) -> float:
 @dataclass
 class LatentTrainerState(TrainerState):
     exponents: dict[str, int] = field(default_factory=dict)  # of networks' steps, once looked for
-    lost: float = 0.0  # dB by which networks with these are worse
+    lost: float = 0.0  # dB by which networks with these are worse, in the end
     begun: int = 0  # steps that were done when this pass through the schedule began
     first: int = 0  # steps of the first of them
     finer: float = 1.0  # steps of latents, than the start's
@@ -244,9 +247,10 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         search, first = Search(step, state.exponents), not state.exponents
         if first or any(abs(share - at) * state.steps <= self.control / 2 for at in SEARCHED):
             found = search.figures(search.run(state.price, rounds=1))
-            state.exponents, state.lost = search.exponents, decibels(error) - found.psnr
+            lost = max(decibels(error) - found.psnr, 0.0)
+            state.exponents, state.lost = search.exponents, REMAINS * lost
         now = rate, search.bits(), decibels(error) - state.lost
-        rate, networks, quality = foreseen(*now, left=1 - share)
+        rate, networks, quality = foreseen(*now, left=1 - share, price=state.price)
         factor = self._pricing(rate * step.pixels + networks, quality)
         if first:
             self._far(max(factor**ALL_AT_ONCE, self._cheapest / state.price))
@@ -264,12 +268,13 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         if self._anew is None or self._limit is not None:
             state.multiply_price(factor, HALFWAY)
             return
-        if state.anew >= AGAIN or abs(math.log(factor)) <= math.log(ASTRAY):
-            state.multiply_price(factor, ASTRAY)
+        low, high = ASTRAY
+        if state.anew >= AGAIN or low <= factor <= high:
+            state.multiply_price(factor, NEARBY)
             return
         before = state.price
         state.multiply_price(factor, FURTHEST)
-        if abs(math.log(state.price / before)) <= math.log(ASTRAY):
+        if low <= state.price / before <= high:
             return  # there is none beyond it
         state.anew, state.exponents, state.lost, state.finer = state.anew + 1, {}, 0.0, 1.0
         self._anew(state.price)
@@ -289,9 +294,14 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
             refine(self.step, times)
             self.state.finer *= times
 
-    def repeat(self, price: float) -> None:
-        """Have the last part of the run once more, in fewer steps, at another price."""
+    def repeat(self, price: float, networks: Mapping[str, Quantized]) -> None:
+        """Have the last part of the run once more, in fewer steps, at another price.
+
+        From networks as a file has them: what the search for these found is not lost then, which
+        would be found only in part again.
+        """
         state = self.state
+        self.step.flat.write(flat_of({name: one.floats() for name, one in networks.items()}))
         state.begun, state.price = state.steps, price
         state.steps += self.again
         if fineness(price, self.step.pixels, state.first) >= FINER * state.finer:

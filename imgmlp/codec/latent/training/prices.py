@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from imgmlp.codec.bitstream import metadata_sections
-from imgmlp.codec.training.passes import AIM
+from imgmlp.codec.training.passes import AIM, SAVED
 from imgmlp.codec.training.target import Goal
 from imgmlp.codec.training.trainer import Pricing
 from imgmlp.image import Picture
@@ -43,15 +43,16 @@ class Prices:
             return 0.0
         return A_BIT * math.pow(10, -self.wanted.value / 10)
 
-    def pricing(self) -> Pricing | None:
-        """How many times the price should become, by the bits and dB that it leads to; None where
-        it stays."""
+    def pricing(self, passes: int = 0) -> Pricing | None:
+        """How many times the price should become, by the bits and dB that it leads to before so
+        many passes; None where it stays."""
         value = self.wanted.value
         if self.wanted.kind == "lambda":
             return None
         if self.wanted.kind == "psnr":
             return lambda _, quality: SLOW ** (quality - value - ABOVE)
-        whole = max(8 * (self._room() - (1 - AIM) * value), 1.0)
+        whole = 8 * (self._room() - (1 - AIM) * value)
+        whole = max(math.exp2(SAVED["bytes"] * passes) * whole, 1.0)
         return lambda bits, _: bits / whole
 
     def most_weights(self) -> float:
