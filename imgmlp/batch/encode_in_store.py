@@ -25,7 +25,7 @@ from imgmlp.errors import ImgmlpError, OutputError
 
 @cache
 def _checked(folder: Path) -> None:
-    """The same, once for each process that is to write there: others' rights may be others."""
+    """`check_writable`, once for each process that writes there, as rights may differ."""
     check_writable(folder)
 
 

@@ -66,8 +66,13 @@ class Receiver:
         callback: Callable[[Any, dict[str, Array]], None],
         state: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Raises ValueError for a Tensor that the Program does not have in memory."""
+        """Raises ValueError for a Tensor that the Program does not have in memory, or one with the
+        name of an output."""
         state = state or {}
+        if both := sorted(set(state) & set(program.outputs)):
+            raise misuse(
+                ValueError, f"{both[0]} is an output of the program: give the state another"
+            )
         for tensor in state.values():
             if not tensor.realized or tensor.node.arg not in program.inputs:
                 raise misuse(ValueError, f"{tensor!r} is nothing that the program has in memory")

@@ -2,8 +2,7 @@
 
 As gradients of slices are: of many places in a plane one for each slice. Element by element all
 conditions of all terms would be asked everywhere. So a row of such a sum is made before the loop
-over its columns: each term is added where it lies, without conditions, and nothing where it has
-no part in the row.
+over its columns: each term is added where it lies, and what is asked of it is asked once a row.
 """
 
 from __future__ import annotations

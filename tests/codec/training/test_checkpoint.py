@@ -75,7 +75,7 @@ def test_runs_for_one_target_keep_their_own(saved: Checkpoint, tmp_path: Path) -
 
 
 def test_two_long_names_have_no_checkpoint_in_common(tmp_path: Path) -> None:
-    one, other = (tmp_path / f"{'n' * 60}{end}.imlp" for end in "ab")
+    one, other = (tmp_path / f"{'n' * 200}{end}.imlp" for end in "ab")
     path = checkpoint.beside(one, KEY)
     Checkpoint(path, KEY).save(Snapshot({}, {}))
     assert checkpoint.left_beside(one) == [path]

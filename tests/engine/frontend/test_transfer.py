@@ -76,6 +76,8 @@ def test_what_steps_move_is_received_as_they_left_it(device: AnyDevice) -> None:
     for tensor in (beside, x * 2):
         with pytest.raises(ValueError, match="nothing that the program has in memory"):
             Receiver(program, [], lambda *_: None, {"beside": tensor})
+    with pytest.raises(ValueError, match="sum is an output"):
+        Receiver(program, ["sum"], lambda *_: None, {"sum": total})
 
 
 @pytest.mark.parametrize("mapping", ["one", "group"])
