@@ -1,7 +1,7 @@
 """Train the networks that the latent codec starts from, over pieces of many pictures at once.
 
     python benchmarks/latent_start.py PICTURE... --hidden 32 --entropy 24 --piece 384x320 \
-        --small 192 --steps 40000 --price 1.2e-3 --out start-3.bin
+        --small 192 --start 3 --steps 60000 --price 1.2e-3 --out start-5.bin
 
 A mosaic stands for the pictures: of every picture some pieces as it is, and as many of the picture
 made smaller, where it is large enough. Pieces begin where the coarsest grids have a latent, so each
@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from imgmlp.codec.latent.model import networks_of, stored_start
+from imgmlp.codec.latent.model import LEVELS, networks_of, stored_start
 from imgmlp.codec.latent.training import latent_step
 from imgmlp.codec.latent.training.latent_step import LatentStep
-from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
+from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState, begin
 from imgmlp.codec.training.run import Progress, Run
 from imgmlp.engine import open_device
 
@@ -40,13 +40,16 @@ def main() -> None:
     parser.add_argument("--piece", type=size, default=(128, 128), help="multiples of 64")
     parser.add_argument("--small", type=int, default=128, help="width of a smaller one's")
     parser.add_argument("--each", type=int, default=1, help="pieces of a picture")
+    parser.add_argument("--start", type=int, default=0, help="that it goes on from")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     pixels = mosaic(options.pictures, options.piece, options.small, options.each)
     device, widths = open_device(options.device), (options.hidden, options.entropy)
     print(f"{pixels.shape[1]}x{pixels.shape[0]} pixels", flush=True)
-    latent_step.FILTERED = options.hidden + 1  # as starts have no filter
-    step = LatentStep(pixels, 0, device, hidden=widths[0], entropy=widths[1])
+    latent_step.DIFFERENCES = 0.0  # from the start that it goes on from
+    latent_step.usual_levels = lambda height, width: LEVELS
+    step = LatentStep(pixels, 0, device, hidden=widths[0], entropy=widths[1], start=options.start)
+    begin(step, pixels, options.price, options.steps)
     began, shown = time.perf_counter(), [0.0]
 
     def tell(progress: Progress) -> None:

@@ -21,8 +21,10 @@ NEIGHBOURS = [
     for down, right in re.findall(r"\((−?\d), (−?\d)\)", DOCUMENT)
 ]
 STARTS = {
-    int(start): (int(S), int(E), int(K))
-    for start, S, E, K in re.findall(r"`start-(\d+)\.bin` \| (\d+) \| (\d+) \| (\d+)", DOCUMENT)
+    int(start): (int(S), int(E), int(K), own == "yes")
+    for start, S, E, K, own in re.findall(
+        r"`start-(\d+)\.bin` \| (\d+) \| (\d+) \| (\d+) \| (yes|no)", DOCUMENT
+    )
 }
 PACKAGE = Path(__file__).parent.parent / "imgmlp"
 LIMIT = 2**18 - 1
@@ -53,7 +55,7 @@ def coded(N: bytes) -> int:
 
 def sizes(N: bytes) -> tuple[int, int, int, int]:
     """L, S, E and K."""
-    return (N[0] - 128, *STARTS[N[1]]) if N[0] >= 128 else (N[0], N[1], N[2], N[3])
+    return (N[0] - 128, *STARTS[N[1]][:3]) if N[0] >= 128 else (N[0], N[1], N[2], N[3])
 
 
 def shapes(
@@ -86,10 +88,14 @@ def started(
         of_grids = name in ("upsampling", "synthesis.0.weight")
         if not whole and (of_grids or len(first.get(name, [])) == len(numbers)):
             row, s = size[-1], first[name]
-            beside = row if "filter" in found and name == "synthesis.0.weight" else 0
-            for at in range(len(numbers) - beside):
-                there = min(at // row, len(s) // row - 1) * row + at % row if of_grids else at
-                numbers[at] += s[there] << e - 11 if e >= 11 else s[there] + 2 ** (10 - e) >> 11 - e
+            if name == "synthesis.0.weight":
+                own = s[7 * row :] or [0] * row  # the filter's
+                grids = len(numbers) // row - ("filter" in found)
+                s = [s[min(n, 6) * row + at] for n in range(grids) for at in range(row)] + own
+            elif name == "upsampling":
+                s = [s[min(n, 5) * row + at] for n in range(size[0]) for at in range(row)]
+            for at in range(len(numbers)):
+                numbers[at] += s[at] << e - 11 if e >= 11 else s[at] + 2 ** (10 - e) >> 11 - e
         answer[name] = numbers, e
     stream.finish()
     return answer
@@ -99,9 +105,10 @@ def numbers_of_start(start: int) -> dict[str, list[int]]:
     data = (PACKAGE / "codec" / "latent" / f"start-{start}.bin").read_bytes()
     values = iter([int.from_bytes(data[at : at + 2], "big", signed=True)
                    for at in range(0, len(data), 2)])  # fmt: skip
+    S, E, K, filtered = STARTS[start]
     return {
         name: [next(values) for _ in range(prod(size))]
-        for name, size in shapes(7, *STARTS[start], 3).items()
+        for name, size in shapes(7, S, E, K, 3, filtered).items()
     }
 
 

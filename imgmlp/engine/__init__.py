@@ -4,7 +4,13 @@ Everybody else imports these names and no module below. May import kernels, chil
 """
 
 from imgmlp.engine.device.base import DeviceInfo, FreeMemory
-from imgmlp.engine.device.discover import AnyDevice, list_devices, open_device, open_untried
+from imgmlp.engine.device.discover import (
+    AnyDevice,
+    list_devices,
+    open_device,
+    open_unasked,
+    open_untried,
+)
 from imgmlp.engine.device.kernel_cache import current as cache_folder
 from imgmlp.engine.device.numpy_device import NumpyDevice
 from imgmlp.engine.device.opencl import Device
@@ -51,6 +57,7 @@ __all__ = [
     "missing_drivers",
     "nn",
     "open_device",
+    "open_unasked",
     "open_untried",
     "optim",
 ]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from imgmlp.codec.latent.latents_kernel import prepare
 from imgmlp.codec.latent.model import ModelShape
 from imgmlp.codec.latent.training.forms import Forms
 from imgmlp.codec.latent.training.latent_step import LatentStep
@@ -67,6 +68,7 @@ class _Encoder:
 
     def encode(self) -> Draft:
         trainer = self._begun()
+        prepare(trainer.step.shape, self.device)
         while True:
             ended = self._train(trainer)
             if ended == "interrupted":

@@ -6,10 +6,11 @@ kernel spends a tenth of the time that `codec.latent.latents` does with Python.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from importlib import resources
+from threading import Lock, Thread
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,14 @@ from imgmlp.codec.bitstream.range_coder import Decoder
 from imgmlp.codec.latent import probabilities
 from imgmlp.codec.latent.latents import MARGIN, Waves, neighbour_offsets, pad
 from imgmlp.codec.latent.model import VALUE_BITS, ModelShape, Quantized
-from imgmlp.engine import AnyDevice, Device, RawKernel, Tensor, open_device
-from imgmlp.errors import DeviceError, ImgmlpWarning
+from imgmlp.engine import AnyDevice, Device, RawKernel, Tensor, open_unasked
+from imgmlp.errors import DeviceError, OutOfMemoryError
 
 Array = np.ndarray[Any, Any]
 
 AT_ONCE = 1 << 22  # latents of a launch, about, so that an interrupt is heard
 _LANES = 8  # of the kernel's vectors
+_opening = Lock()
 
 
 def runs_alone(device: AnyDevice) -> Device | None:
@@ -37,15 +39,32 @@ def runs_alone(device: AnyDevice) -> Device | None:
     return device if device.lanes == "one" else _processor()
 
 
-@cache
-def _processor() -> Device | None:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ImgmlpWarning)  # nobody asked for it
-            device = open_device("cpu")
-    except DeviceError:
+def prepare(shape: ModelShape, device: AnyDevice) -> Thread | None:
+    """Begin to have the processor ready for latents while a GPU beside it is busy; gives who does
+    it, if there is a GPU."""
+    if not isinstance(device, Device) or device.lanes == "one":
         return None
-    return device if isinstance(device, Device) else None
+    thread = Thread(target=_prepare, args=(shape,))
+    thread.start()
+    return thread
+
+
+def _prepare(shape: ModelShape) -> None:
+    networks = {n: Quantized(np.zeros(size, np.int32), 0) for n, size in shape.tensors.items()}
+    # What does not work is told, or done without, where latents are read.
+    with suppress(DeviceError, OutOfMemoryError):
+        if (alone := _processor()) is not None:
+            KernelGrids(Decoder(b""), shape, networks, alone)
+
+
+def _processor() -> Device | None:
+    with _opening:
+        return _opened()
+
+
+@cache
+def _opened() -> Device | None:
+    return open_unasked("cpu")
 
 
 class KernelGrids:

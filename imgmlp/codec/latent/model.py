@@ -59,8 +59,9 @@ BICUBIC = (-0.0234375, 0.2265625, 0.8671875, -0.0703125)  # Catmull-Rom, a quart
 START_EXPONENT = 11  # starts are whole numbers of 2**-START_EXPONENT
 START_CHANNELS = 3  # of the pictures that they were trained over
 # Widths of the hidden layers of synthesis and entropy network of each start, by its number.
-START_WIDTHS = {1: (16, 12), 2: (32, 24), 3: (32, 24), 4: (16, 12)}
-GUESSES = {3, 4}  # starts for which latents can be guessed
+START_WIDTHS = {1: (16, 12), 2: (32, 24), 3: (32, 24), 4: (16, 12), 5: (32, 24)}
+FILTERED_STARTS = {5}  # which have a filter
+GUESSES = {3: 3, 4: 4, 5: 3}  # of starts for which latents can be guessed, by whose weights
 
 _DAMAGED = "the file is damaged or was not written by imgmlp; get it again"
 
@@ -263,29 +264,36 @@ def start_of(number: int, shape: ModelShape) -> Start:
         return Start(0, {})
     tensors, sizes = {}, shape.tensors
     for name, values in _stored(number).items():
-        size = sizes[name]
-        if name in ("synthesis.0.weight", "upsampling"):  # a row each grid: the last one repeats
-            beside = name == "synthesis.0.weight" and shape.filtered
-            rows = np.minimum(np.arange(size[0] - beside), len(values) - 1)
-            tensors[name] = np.pad(values[rows], ((0, beside), (0, 0)))
-        elif values.shape == size:
+        if name == "synthesis.0.weight":
+            grids, own = np.split(values, [LEVELS])  # and the filter's row, if it has one
+            own = own if len(own) else np.zeros_like(grids[:1])
+            tensors[name] = np.concatenate([_rows(grids, shape.levels), own[: shape.filtered]])
+        elif name == "upsampling":
+            tensors[name] = _rows(values, shape.levels - 1)
+        elif values.shape == sizes.get(name):
             tensors[name] = values
     return Start(number, tensors)
+
+
+def _rows(values: Array, count: int) -> Array:
+    """So many rows, one of each grid: the last one stands for those beyond it."""
+    return values[np.minimum(np.arange(count), len(values) - 1)]
 
 
 @cache
 def _stored(number: int) -> dict[str, Array]:
     data = resources.files("imgmlp.codec.latent").joinpath(f"start-{number}.bin").read_bytes()
     values, found = np.frombuffer(data, ">i2").astype(np.int32), {}
-    for name, size in _shape_of(widths_of(number)).tensors.items():
+    filtered = number in FILTERED_STARTS
+    for name, size in _shape_of(widths_of(number), filtered).tensors.items():
         found[name], values = np.split(values, [math.prod(size)])
         found[name] = found[name].reshape(size)
     return found
 
 
-def _shape_of(widths: tuple[int, int]) -> ModelShape:
+def _shape_of(widths: tuple[int, int], filtered: bool) -> ModelShape:
     """That of the models whose networks are stored; of its pictures' size nothing depends."""
-    return ModelShape(1, 1, START_CHANNELS, LEVELS, *widths)
+    return ModelShape(1, 1, START_CHANNELS, LEVELS, *widths, filtered=filtered)
 
 
 def stored_start(networks: Mapping[str, Array]) -> bytes:
@@ -363,7 +371,8 @@ def _bands(samples: Array, margin: int) -> Iterator[Array]:
 @cache
 def _guesses(start: int) -> Array:
     """float32 [grids, what is around a place]."""
-    data = resources.files("imgmlp.codec.latent").joinpath(f"guess-{start}.bin").read_bytes()
+    name = f"guess-{GUESSES[start]}.bin"
+    data = resources.files("imgmlp.codec.latent").joinpath(name).read_bytes()
     return np.frombuffer(data, ">f4").astype(np.float32).reshape(LEVELS, -1)
 
 

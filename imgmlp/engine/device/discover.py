@@ -119,6 +119,15 @@ def open_device(spec: str = "auto") -> AnyDevice:
     raise _not_there(spec, found, reason)
 
 
+def open_unasked(spec: str) -> Device | None:
+    """Open the first device of a kind that works, or none, without a word: nobody asked for it."""
+    for handle, info in _matches(spec, find()[0]):
+        opened, _ = _opened(handle, info)
+        if opened is not None:
+            return opened
+    return None
+
+
 def _opened(handle: Any, info: DeviceInfo) -> tuple[Device | None, str]:
     """A device, or why it does not work; one that worked once need not do so now."""
     if problem := problem_of(handle.int_ptr, info):

@@ -20,6 +20,7 @@ from imgmlp.codec.latent import decode as latent_decode
 from imgmlp.codec.latent import latents, latents_kernel, sections
 from imgmlp.codec.latent.model import (
     BICUBIC,
+    FILTERED_STARTS,
     LIMIT,
     NEIGHBOURS,
     START_WIDTHS,
@@ -31,7 +32,7 @@ from imgmlp.codec.latent.model import (
     start_of,
 )
 from imgmlp.codec.latent.synthesis import synthesize, upsample
-from imgmlp.engine import open_device
+from imgmlp.engine import Device, open_device
 from imgmlp.errors import DeviceError, FormatError, ImgmlpError, OutOfMemoryError, UsageError
 
 SIZES = [(1, 1), (1, 9), (9, 1), (2, 2), (3, 5), (4, 4), (33, 31), (17, 64)]  # height, width
@@ -131,12 +132,21 @@ def test_a_start_rounds_halves_up() -> None:
     assert start.floats()["a"].tolist() == [-3 / 2048, 3 / 2048]
 
 
-DIGESTS = {1: "558aefba5494", 2: "1f505bc3c348", 3: "55a320eaffa7", 4: "88ee25e96a84"}
+DIGESTS = {
+    1: "558aefba5494",
+    2: "1f505bc3c348",
+    3: "55a320eaffa7",
+    4: "88ee25e96a84",
+    5: "6c4f5eb73e08",
+}
 
 
 def test_the_document_has_every_start_and_none_ever_changes() -> None:
     """As files hold differences from them."""
-    assert {n: (*widths, len(NEIGHBOURS)) for n, widths in START_WIDTHS.items()} == reference.STARTS
+    assert {
+        number: (*widths, len(NEIGHBOURS), number in FILTERED_STARTS)
+        for number, widths in START_WIDTHS.items()
+    } == reference.STARTS
     for number, digest in DIGESTS.items():
         data = (reference.PACKAGE / "codec" / "latent" / f"start-{number}.bin").read_bytes()
         assert hashlib.sha256(data).hexdigest().startswith(digest)
@@ -160,6 +170,7 @@ GOLDEN_FILES = {
     "start-3": (3, "bdbd736bdc8cad5d"),
     "start-3-filtered": (3, "123c8224708a680e"),
     "start-4": (4, "a8e368279554f0a7"),
+    "start-5": (5, "023aeae1a6b0f74e"),
 }  # the start that a file's networks begin from, and the digest of its pixels
 
 
@@ -454,17 +465,34 @@ def test_a_processor_reads_latents_for_a_device_of_many_lanes() -> None:
 def test_numpy_reads_latents_where_the_processor_has_no_driver(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def missing(_: str) -> None:
-        raise DeviceError("there is no processor")
-
-    monkeypatch.setattr(latents_kernel, "open_device", missing)
-    latents_kernel._processor.cache_clear()
+    monkeypatch.setattr(latents_kernel, "open_unasked", lambda _: None)
+    latents_kernel._opened.cache_clear()
     try:
         model = small_latent_model(13, 21, 3)
         assert latents_kernel.runs_alone(open_mapping("group")) is None
         assert_same(read(sections.write(model), model.shape, "group"), model)
     finally:
-        latents_kernel._processor.cache_clear()
+        latents_kernel._opened.cache_clear()
+
+
+def test_the_processor_is_made_ready_while_a_gpu_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    latents_kernel._opened.cache_clear()
+    model, one, group = small_latent_model(13, 21, 3), open_mapping("one"), open_mapping("group")
+    for device in (one, open_device("numpy")):
+        assert latents_kernel.prepare(model.shape, device) is None
+    ready = latents_kernel.prepare(model.shape, group)
+    assert ready is not None
+    ready.join()
+    monkeypatch.setattr(Device, "_compile", lambda *_: pytest.fail("it was not ready"))
+    assert_same(read(sections.write(model), model.shape, "group"), model)
+
+
+def test_what_is_made_ready_and_fails_is_told_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise OutOfMemoryError("there is none")
+
+    monkeypatch.setattr(latents_kernel, "KernelGrids", fails)
+    latents_kernel._prepare(small_latent_model().shape)
 
 
 @pytest.mark.parametrize("error", [DeviceError, OutOfMemoryError])

@@ -59,6 +59,19 @@ def test_auto_ends_at_numpy_and_says_what_it_costs(
     assert "many times as long" in numpy
 
 
+def test_what_nobody_asked_for_is_opened_without_a_word(
+    listed: Callable[[dict[str, str]], None], recwarn: pytest.WarningsRecorder
+) -> None:
+    listed({"8:0": "its compiler broke", "9:0": ""})
+    found = discover.open_unasked("cpu")
+    assert found is not None
+    assert found.info.spec == "9:0"
+    assert discover.open_unasked("gpu") is None
+    listed({"8:0": "broken"})
+    assert discover.open_unasked("cpu") is None
+    assert not recwarn.list
+
+
 @pytest.mark.parametrize("spec", ["8:0", "cpu"])
 def test_what_was_asked_for_is_never_replaced(
     listed: Callable[[dict[str, str]], None], recwarn: pytest.WarningsRecorder, spec: str
