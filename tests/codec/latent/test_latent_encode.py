@@ -334,6 +334,45 @@ def test_a_time_limit_has_as_many_steps_as_fit_and_never_next_to_none(
     assert least <= latent._Encoder(*made).lengths.fitting(10.0, pace) <= most
 
 
+@pytest.mark.parametrize(("judging", "search"), [(0.0, 0.05), (2e-3, 0.18), (0.1, 9.0)])
+def test_a_time_limit_leaves_time_for_rounding_networks(
+    judging: float, search: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By steps where these are slow, by the host where a device is fast, but never most of it."""
+    monkeypatch.setattr("time.perf_counter", lambda: 100.0)
+    monkeypatch.setattr(LatentStep, "pace", lambda *_: 1e-3)
+    work, wanted, there = Workload(0, seconds=10.0), Goal("lambda", 1e-3), Run(began=100.0)
+    encoder = latent._Encoder(Picture(PIXELS), wanted, work, open_device("numpy"), there)
+    found = encoder.lengths
+    steps = found.of(encoder.forms.first(), 1e-3)
+    found._judging = judging
+    assert steps > 1000
+    state = phases.LatentTrainerState(found.fitting(10.0, 1e-3), 1e-3)
+    until, _ = found.limits(state)
+    assert until is not None
+    assert found.limit is not None
+    single = lengths.SINGLE / (1 - lengths.SINGLE) * state.steps * 1e-3
+    assert found.limit - until == pytest.approx(single + min(search, 0.2 * state.steps * 1e-3))
+    assert 100 + state.steps * 1e-3 == pytest.approx(until, abs=0.03)
+
+
+def test_how_long_judging_takes_is_found_beside_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged = iter((0.0, 3.0))  # the first of which may compile
+    clock = [50.0]
+
+    def judge(*_: object) -> tuple[float, float]:
+        clock[0] += next(judged)
+        return 0.1, 1.0
+
+    monkeypatch.setattr(LatentStep, "judge", judge)
+    monkeypatch.setattr(LatentStep, "pace", lambda *_: 1e-3)
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    made = Picture(PIXELS), Goal("lambda", 1e-3), Workload(0, 20.0), open_device("numpy")
+    encoder = latent._Encoder(*made, Run(began=50.0))
+    encoder.lengths.of(encoder.forms.first(), 1e-3)
+    assert encoder.lengths._judging == 3.0
+
+
 def test_what_a_limit_leaves_is_trained_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that only steps move: of 40 steps were thought to take 2 seconds each."""
     clock = [0.0]

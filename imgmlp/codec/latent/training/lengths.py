@@ -46,8 +46,10 @@ BY_WINDOWS, LEAST_IN_WINDOWS = 0.24, 0.65
 BRIEF = 60.0  # seconds of a limit up to which a program should serve pictures of any size
 USUAL, LONGEST = 20.0, 25.0  # seconds that an encode should take if nobody says how long, and may
 SETTLING = 50  # steps that take as long as the search for rounded networks
+SEARCHED = 90  # networks that it judges, about: a GPU waits for the host then
 SETTLED = 1 / 6  # of a limited time, at most, for that search
 REFINING, REFINED = 0.2, 2000  # share of the steps, and most, whose time goes to single weights
+SINGLE = 0.05  # of a limited time for these: the first of them bring most
 # Seconds of steps by which their pace is found, and where it decides nothing.
 TRIED, TRIED_BRIEFLY = 0.15, 0.03
 # What writing a file and decoding it takes: the time of so many steps, and seconds, of every pixel,
@@ -161,6 +163,7 @@ class Lengths:
         self.limit: float | None = None  # of the clock
         self.pace = 0.0  # seconds that a step takes now, once it is known
         self._settling: float = SETTLING
+        self._judging = 0.0  # seconds that judging networks takes, once it is known
         self._compiled = CompileTimes(device)
 
     def of(self, step: LatentStep, price: float) -> int:
@@ -187,13 +190,14 @@ class Lengths:
         seconds = self.workload.seconds
         if seconds is None:
             return None, 0
-        pace = self._mean_pace(state.steps, self.pace)
-        settling = pace * min(self._settling, SETTLED / (1 - SETTLED) * state.steps)
+        training = state.steps * self._mean_pace(state.steps, self.pace)
+        rounding = min(self._search(self.pace), SETTLED / (1 - SETTLED) * training)
+        rounding += SINGLE / (1 - SINGLE) * training
         self.limit = self.run.began + seconds - state.seconds - self._checking(self.pace)
         if self.run.saved is None:
             now = time.perf_counter()
-            self.limit = max(self.limit, now + state.steps * pace + settling)
-        return self.limit - settling, MOST_STEPS if self.wanted.kind == "lambda" else 0
+            self.limit = max(self.limit, now + training + rounding)
+        return self.limit - rounding, MOST_STEPS if self.wanted.kind == "lambda" else 0
 
     def is_over(self, taken: float) -> bool:
         """Whether there is no time for so many seconds."""
@@ -215,10 +219,9 @@ class Lengths:
         """Steps that a time limit leaves room for, or what there must be."""
         share = 1.0 if self.wanted.kind == "lambda" else MAIN
         left = self.run.began + seconds - self._checking(pace) - time.perf_counter()
-        room = share * left / pace
-        room -= min(self._settling, SETTLED * room)
-        refining = max(0.0, room - FEWEST) * REFINING / (1 + REFINING)
-        steps = int(room - min(refining, REFINED))
+        room = share * left
+        room -= min(self._search(pace), SETTLED * room)
+        steps = int((1 - SINGLE) * room / pace)
         least = max(FEWEST_LIMITED, int(AT_LEAST * seconds / pace))
         steps = max(steps, least)
         if self.goes_over(steps):
@@ -245,9 +248,16 @@ class Lengths:
         step.steer(control(0, MOST_STEPS, price))
         decides = self.workload.seconds is not None or not self.workload.steps
         pace = step.pace(TRIED if decides else TRIED_BRIEFLY)
+        began = time.perf_counter()
+        step.judge(step.flat.numpy())
+        self._judging = time.perf_counter() - began
         hidden = widths(self.shape, math.inf)
         self._compiled.note(step_program(self.shape, hidden, self.device, self.short))
         return pace
+
+    def _search(self, pace: float) -> float:
+        """Seconds of the search for rounded networks."""
+        return max(self._settling * pace, SEARCHED * self._judging)
 
     def _checking(self, pace: float) -> float:
         """Seconds that writing a file and decoding it take."""
@@ -257,5 +267,5 @@ class Lengths:
         pace = self._mean_pace(steps, pace)
         passes = _passes(self.wanted, self.least_passes(steps))
         trained = (1 + passes * SHORTER) * steps
-        rounding = min(REFINING * steps, REFINED) + self._settling
-        return (trained + (1 + passes) * rounding) * pace
+        rounding = min(REFINING * steps, REFINED) * pace + self._search(pace)
+        return trained * pace + (1 + passes) * rounding
