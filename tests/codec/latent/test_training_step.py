@@ -45,12 +45,18 @@ def dot(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.sum(a.astype(np.float64) * b))
 
 
-@pytest.mark.parametrize(("axis", "wanted"), [(1, 14), (1, 13), (2, 10), (2, 9), (2, 16)])
-def test_what_doubling_sends_back_is_its_transpose(axis: int, wanted: int) -> None:
+@pytest.mark.parametrize(
+    ("axis", "wanted", "first"),
+    [(1, 14, 0), (1, 13, 0), (2, 10, 0), (2, 9, 0), (2, 16, 0), (1, 6, 4), (1, 5, 4), (1, 10, 2),
+     (2, 2, 4), (2, 1, 4), (2, 8, 2), (2, 3, 8)],
+)  # fmt: skip
+def test_what_doubling_sends_back_is_its_transpose(axis: int, wanted: int, first: int) -> None:
     """It is linear in values and in taps, so products with a gradient agree on both sides."""
     device = open_device("numpy")
     x, taps = Tensor(draw(2, 7, 5), device), Tensor(draw(4, seed=1), device)
-    y = operations.Doubled.apply(x, taps, axis, wanted)
+    y = operations.Doubled.apply(x, taps, axis, wanted, first)
+    every = operations.Doubled.apply(x, taps, axis, first + wanted, 0).numpy()
+    assert np.array_equal(y.numpy(), every[(slice(None),) * axis + (slice(first, None),)])
     g = draw(*y.shape, seed=2)
     by_x, by_taps = (y * Tensor(g, device)).sum().gradient([x, taps])
     assert dot(g, y.numpy()) == pytest.approx(dot(by_x.numpy(), x.numpy()), rel=1e-4)

@@ -333,11 +333,7 @@ class LatentStep(Resumable):
         """Maps [c, h, w] of the next coarser level, as large as a level's grid."""
         grid, halo = self.plane.grids[level], self.extent.halo
         maps = self._with_ends(maps, level + 1)
-        wanted = grid.height + 2 * halo, grid.width + 2 * halo
-        maps = operations.upsampled(maps, taps, *wanted, self.tables)
-        if not halo:
-            return maps
-        return maps[:, halo : halo + grid.height, halo : halo + grid.width]
+        return operations.upsampled(maps, taps, grid.height, grid.width, self.tables, halo)
 
     def _with_ends(self, maps: Tensor, level: int) -> Tensor:
         """Maps [c, h, w] of a level, which repeat their ends where there is room around them."""

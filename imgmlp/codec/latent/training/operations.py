@@ -188,17 +188,20 @@ def _correlation(padded: Tensor, weights: Tensor, plane: Plane) -> Tensor:
 
 
 def upsampled(
-    x: Tensor, taps: Tensor, height: int, width: int, tables: Mapping[Key, Tensor]
+    x: Tensor, taps: Tensor, height: int, width: int, tables: Mapping[Key, Tensor], halo: int = 0
 ) -> Tensor:
-    """[c, h, w] -> [c, height, width], which is twice as large, or a little less or more.
+    """[c, h, w] -> [c, height, width], which is twice as large, or a little less or more; with a
+    `halo`, of twice as many places without so many at either end.
 
     `tables` are those of `tables_for` these sizes, where lanes of a GPU compute it.
     """
     _, h, w = x.shape
-    if _for_lanes(x) and height <= 2 * h and width <= 2 * w:
-        return Enlarged.apply(x, taps, height, width, tables)
+    all_rows, all_columns = height + 2 * halo, width + 2 * halo
+    if _for_lanes(x) and all_rows <= 2 * h and all_columns <= 2 * w:
+        found = Enlarged.apply(x, taps, all_rows, all_columns, tables)
+        return _cut(_cut(found, 1, halo, halo + height), 2, halo, halo + width) if halo else found
     # Columns first: of what is as high as it is to be, rows are read and written along.
-    return Doubled.apply(Doubled.apply(x, taps, 2, width), taps, 1, height)
+    return Doubled.apply(Doubled.apply(x, taps, 2, width, halo), taps, 1, height, halo)
 
 
 class Repeated(Function):
@@ -251,66 +254,76 @@ def _moved(x: Tensor, axis: int, by: int) -> Tensor:
 class Doubled(Function):
     """An axis of x [c, h, w], twice as long: 4 taps for even places, mirrored ones for odd ones.
 
-    Beyond its ends the first and the last value repeat.
+    Beyond its ends the first and the last value repeat. Of the places `wanted` are computed, from
+    `first` on, which is even.
     """
 
     @staticmethod
-    def forward(ctx: Context, x: Tensor, taps: Tensor, axis: int, wanted: int) -> Tensor:
-        n, half = x.shape[axis], -(-wanted // 2)
+    def forward(
+        ctx: Context, x: Tensor, taps: Tensor, axis: int, wanted: int, first: int
+    ) -> Tensor:
+        n = x.shape[axis]
+        pairs = first // 2, (first + wanted + 1) // 2
         ctx.save_for_backward(x, taps)
-        ctx.sizes = axis, n, half, wanted  # type: ignore[attr-defined]
-        pairs = [
-            _pairs(_around(x, axis, begin, end), taps, axis) for begin, end in _cuts(half, 2, n - 2)
+        ctx.sizes = axis, wanted, first, pairs  # type: ignore[attr-defined]
+        found = [
+            _pairs(_around(x, axis, begin, end), taps, axis) for begin, end in _cuts(pairs, 2, n - 2)
         ]
-        both = Tensor.concat(pairs, axis)
-        shape = (*x.shape[:axis], 2 * half, *x.shape[axis + 1 :])
+        both = Tensor.concat(found, axis)
+        shape = (*x.shape[:axis], 2 * both.shape[axis], *x.shape[axis + 1 :])
         return _cut(both.reshape(*shape), axis, 0, wanted)
 
     @staticmethod
-    def backward(ctx: Context, g: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Context, g: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         x, taps = ctx.saved_tensors
-        axis, n, half, wanted = ctx.sizes  # type: ignore[attr-defined]
-        margin = 2 * TAPS
-        ends = [(0, 0)] * 3
-        ends[axis] = (margin, 2 * half - wanted + margin)
-        framed = g.pad(*ends)
-
-        def taken(away: int, odd: int, begin: int, end: int) -> Tensor:
-            first = margin + 2 * (begin - away) + odd
-            return _cut(framed, axis, first, first + 2 * (end - begin) - 1, 2)
-
-        def by_padded(begin: int, end: int) -> Tensor:
-            """By places of x with 2 repeated ones before it and others behind it."""
-            terms = []
-            for j in range(TAPS):
-                terms.append(taken(j, 0, begin, end) * _tap(taps, j, 0))
-                terms.append(taken(j + 1, 1, begin, end) * _tap(taps, j, 1))
-            return reduce(add, terms)
-
-        def by_end(begin: int, end: int) -> Tensor:
-            return reduce(add, [by_padded(place, place + 1) for place in range(begin, end)])
-
-        if n == 1:
-            by_x = by_end(0, half + TAPS)
-        else:
-            inner = _cuts(n - 2, 1, half - 3) if n > 2 else []
-            by_x = Tensor.concat(
-                [
-                    by_end(0, 3),
-                    *(by_padded(3 + begin, 3 + end) for begin, end in inner),
-                    by_end(n + 1, half + TAPS),
-                ],
-                axis,
-            )
-        sums = []
-        for begin, end in _cuts(half, 2, n - 2):
+        axis, wanted, first, pairs = ctx.sizes  # type: ignore[attr-defined]
+        by_x = _by_values(g, taps, axis, x.shape[axis], first)
+        ends = [(0, wanted % 2 if a == axis else 0) for a in range(3)]
+        whole, sums = g.pad(*ends) if wanted % 2 else g, []
+        for begin, end in _cuts(pairs, 2, x.shape[axis] - 2):
             terms = []
             for odd in (0, 1):
                 c, h, w = _long(x.shape, axis, end - begin)
-                every = taken(0, odd, begin, end).reshape(c, h, 1, w)
+                place = 2 * begin + odd - first
+                every = _cut(whole, axis, place, place + 2 * (end - begin) - 1, 2)
+                every = every.reshape(c, h, 1, w)
                 terms.append(_windows(x, axis, begin, end, odd) * every)
             sums.append(reduce(add, terms).sum(3).sum((0, 1)))
-        return by_x, reduce(add, sums), None, None
+        return by_x, reduce(add, sums), None, None, None
+
+
+def _by_values(g: Tensor, taps: Tensor, axis: int, n: int, first: int) -> Tensor:
+    """The gradient by the n values of an axis that `Doubled` made g's places of.
+
+    They are numbered with the 2 repeated ones before them. Most have all of their places in g;
+    of others each is computed for itself, so that no element asks for conditions.
+    """
+    wanted = g.shape[axis]
+
+    def by_numbered(begin: int, end: int) -> Tensor | None:
+        """By those whose places are all in g or, each of them, not."""
+        terms = []
+        for j, odd in product(range(TAPS), (0, 1)):
+            place = 2 * (begin - j - odd) + odd - first
+            if 0 <= place < wanted:
+                taken = _cut(g, axis, place, place + 2 * (end - begin) - 1, 2)
+                terms.append(taken * _tap(taps, j, odd))
+        return reduce(add, terms) if terms else None
+
+    def by_end(begin: int, end: int) -> Tensor:
+        each = [by_numbered(number, number + 1) for number in range(begin, end)]
+        found = [by for by in each if by is not None]
+        return reduce(add, found) if found else Tensor.zeros(*_long(g.shape, axis, 1))
+
+    last = (first + wanted + 1) // 2 + TAPS
+    if n == 1:
+        return by_end(0, last)
+    lo, hi = (min(max(3, m), n + 1) for m in ((first + 2 * TAPS) // 2, (first + wanted + 1) // 2))
+    inner = [by_end(number, number + 1) for number in range(3, lo)]
+    found = by_numbered(lo, hi) if lo < hi else None
+    inner += [found] if found is not None else []
+    inner += [by_end(number, number + 1) for number in range(max(lo, hi), n + 1)]
+    return Tensor.concat([by_end(0, 3), *inner, by_end(n + 1, last)], axis)
 
 
 def _long(shape: Sequence[int], axis: int, count: int) -> tuple[int, ...]:
@@ -333,10 +346,11 @@ def _windows(x: Tensor, axis: int, begin: int, end: int, odd: int) -> Tensor:
     return found.permute(c, h, 0, w)
 
 
-def _cuts(count: int, first: int, last: int) -> list[tuple[int, int]]:
-    """What lies before, between and behind two places, as ranges of `count`."""
-    inside = [place for place in (first, last) if first < last and place < count]
-    return list(pairwise([0, *inside, count]))
+def _cuts(places: tuple[int, int], first: int, last: int) -> list[tuple[int, int]]:
+    """What of a range lies before, between and behind two places."""
+    begin, end = places
+    inside = [place for place in (first, last) if first < last and begin < place < end]
+    return list(pairwise([begin, *inside, end]))
 
 
 def _around(x: Tensor, axis: int, begin: int, end: int) -> Tensor:
