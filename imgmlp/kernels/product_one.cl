@@ -11,11 +11,7 @@
 
 #define INNER 256  // inner elements of a packed panel: 16 KiB, half of a first-level cache
 
-typedef float8 unaligned_float8 __attribute__((aligned(4)));  // wherever they begin
-typedef int8 unaligned_int8 __attribute__((aligned(4)));
 #if NARROW == 16
-typedef float16 unaligned_float16 __attribute__((aligned(4)));
-typedef int16 unaligned_int16 __attribute__((aligned(4)));
 typedef float16 vector;
 typedef float16 row_vector __attribute__((aligned(32)));  // of a right factor read in place
 #else

@@ -267,7 +267,8 @@ class Doubled(Function):
         ctx.save_for_backward(x, taps)
         ctx.sizes = axis, wanted, first, pairs  # type: ignore[attr-defined]
         found = [
-            _pairs(_around(x, axis, begin, end), taps, axis) for begin, end in _cuts(pairs, 2, n - 2)
+            _pairs(_around(x, axis, begin, end), taps, axis)
+            for begin, end in _cuts(pairs, 2, n - 2)
         ]
         both = Tensor.concat(found, axis)
         shape = (*x.shape[:axis], 2 * both.shape[axis], *x.shape[axis + 1 :])
