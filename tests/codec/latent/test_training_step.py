@@ -65,32 +65,41 @@ def test_what_doubling_sends_back_is_its_transpose(axis: int, wanted: int, first
 
 @pytest.mark.parametrize("size", [(7, 5), (1, 2), (3, 1)])
 @pytest.mark.parametrize("less", [(0, 0), (1, 0), (1, 1)])
+@pytest.mark.parametrize("halo", [0, 2])
 def test_both_axes_at_once_are_doubled_as_one_after_the_other(
-    size: tuple[int, int], less: tuple[int, int]
+    size: tuple[int, int], less: tuple[int, int], halo: int
 ) -> None:
     device = open_device("numpy")
     x, taps = Tensor(draw(2, *size), device), Tensor(draw(4, seed=1), device)
-    height, width = (2 * n - m for n, m in zip(size, less, strict=True))
+    size = size[0] + 2 * halo, size[1] + 2 * halo
+    height, width = (2 * (n - halo) - m for n, m in zip(size, less, strict=True))
     g, found = Tensor(draw(2, height, width, seed=2), device), list[list[Tensor]]()
-    known = operations.tables_for(2, *size, height, width).items()
+    known = operations.tables_for(2, *size, height + 2 * halo, width + 2 * halo).items()
     tables = {sizes: Tensor(values, device) for sizes, values in known}
     for lanes in ("one", "group"):
         device.lanes = lanes
-        y = operations.upsampled(x, taps, height, width, tables)
+        y = operations.upsampled(x, taps, height, width, tables, halo)
         found.append([y, *(y * g).sum().gradient([x, taps])])
     for one, both in zip(*found, strict=True):
         assert np.allclose(one.numpy(), both.numpy(), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("axis", [1, 2])
-@pytest.mark.parametrize("count", [1, 3, 4, 5])
-def test_places_behind_the_last_one_repeat_it(axis: int, count: int) -> None:
-    device = open_device("numpy")
+@pytest.mark.parametrize(
+    ("first", "end"), [(None, 1), (None, 3), (None, 4), (None, 5), (0, 5), (1, 2), (3, 4), (4, 5)]
+)
+@pytest.mark.parametrize("form", ["numpy", "cpu"])
+def test_places_behind_the_last_one_and_before_the_first_one_repeat_it(
+    form: str, axis: int, first: int | None, end: int
+) -> None:
+    device = open_device(form)
     values = draw(2, 5, 5)
-    x, used = Tensor(values, device), Tensor(np.array([count], np.int32), device)
-    y = operations.Repeated.apply(x, used, axis, 1)
-    expected = np.take(values, np.minimum(np.arange(5), count - 1), axis)
-    expected[(slice(None),) * axis + (slice(count + 2, None),)] = 0
+    x, ends = Tensor(values, device), Tensor(np.array([end], np.int32), device)
+    begin = None if first is None else Tensor(np.array([first], np.int32), device)
+    y = operations.Repeated.apply(x, begin, ends, axis)
+    expected = np.take(values, np.clip(np.arange(5), first or 0, end - 1), axis)
+    beyond = [n for n in range(5) if n >= end + 2 or n < (first or 0) - 2]
+    expected[(slice(None),) * axis + (beyond,)] = 0
     assert np.array_equal(y.numpy(), expected)
     g = draw(*y.shape, seed=2)
     (by_x,) = (y * Tensor(g, device)).sum().gradient([x])

@@ -337,13 +337,10 @@ class LatentStep(Resumable):
 
     def _with_ends(self, maps: Tensor, level: int) -> Tensor:
         """Maps [c, h, w] of a level, which repeat their ends where there is room around them."""
-        for axis in (1, 2):
-            if self.room is not None:
-                end = self.ends[level, axis - 1 : axis]
-                maps = operations.Repeated.apply(maps, end, axis, 1)
-            if self.firsts is not None:
-                before = self.firsts[level, axis - 1 : axis] - 1
-                maps = operations.Repeated.apply(maps, before, axis, -1)
+        for axis in (1, 2) if self.room is not None else ():
+            at = level, slice(axis - 1, axis)
+            first = None if self.firsts is None else self.firsts[at]
+            maps = operations.Repeated.apply(maps, first, self.ends[at], axis)
         return maps
 
     # --- from and to the host ---

@@ -206,49 +206,51 @@ def upsampled(
 
 class Repeated(Function):
     """x [c, h, w] with an axis of which only some places are in use: the last of them is found
-    again in the two behind it, as far as `Doubled` looks.
+    again in the two behind it, as far as `Doubled` looks, and the first in the two before it.
 
-    `end`, i32 [1], is the first place behind them. With a `way` of -1 it is the last one before
-    them, and the first of them is found again.
+    `end`, i32 [1], is the first place behind them, `first` the first of them; None: all from the
+    beginning.
     """
 
     @staticmethod
-    def forward(ctx: Context, x: Tensor, end: Tensor, axis: int, way: int) -> Tensor:
-        ctx.save_for_backward(end)
-        ctx.along = axis, way  # type: ignore[attr-defined]
-        place = _behind(x, end, axis, way)
-        once, twice = _moved(x, axis, way), _moved(x, axis, 2 * way)
-        behind = Tensor.where(place < 1, once, Tensor.where(place < 2, twice, 0.0))
-        return Tensor.where(place < 0, x, behind)
+    def forward(ctx: Context, x: Tensor, first: Tensor | None, end: Tensor, axis: int) -> Tensor:
+        ctx.ends = first, end, axis  # type: ignore[attr-defined]
+        place = _places(x, axis)
+        behind = place - end.reshape(1, 1, 1)
+        beyond = Tensor.where(behind < 2, _at(x, end - 1, axis), 0.0)
+        found = Tensor.where(behind < 0, x, beyond)
+        if first is None:
+            return found
+        before = first.reshape(1, 1, 1) - place
+        beyond = Tensor.where(before < 3, _at(x, first, axis), 0.0)
+        return Tensor.where(before < 1, found, beyond)
 
     @staticmethod
     def backward(ctx: Context, g: Tensor) -> tuple[Tensor, None, None, None]:
-        (end,) = ctx.saved_tensors
-        axis, way = ctx.along  # type: ignore[attr-defined]
-        place = _behind(g, end, axis, way)
-        last = g + _moved(g, axis, -way) + _moved(g, axis, -2 * way)
-        by_x = Tensor.where(place < -1, g, Tensor.where(place < 0, last, 0.0))
-        return by_x, None, None, None
+        first, end, axis = ctx.ends  # type: ignore[attr-defined]
+        place = _places(g, axis)
+        framed = g.pad(*((2, 2) if a == axis else (0, 0) for a in range(3)))  # by 2 further along
+        behind = place - end.reshape(1, 1, 1)
+        again = _at(framed, end + 2, axis) + _at(framed, end + 3, axis)
+        found = Tensor.where(behind < 0, g + Tensor.where(behind < -1, 0.0, again), 0.0)
+        if first is None:
+            return found, None, None, None
+        before = first.reshape(1, 1, 1) - place
+        again = _at(framed, first, axis) + _at(framed, first + 1, axis)
+        found = found + Tensor.where(before < 0, 0.0, again)
+        return Tensor.where(before < 1, found, 0.0), None, None, None
 
 
-def _behind(x: Tensor, end: Tensor, axis: int, way: int) -> Tensor:
-    """How far behind an end each place of an axis is, and so below 0 where it is in use."""
-    away = _places(x, axis) - end.reshape(1, 1, 1)
-    return away if way > 0 else -away
+def _at(x: Tensor, place: Tensor, axis: int) -> Tensor:
+    """The one place of an axis whose number is in an i32 [1]."""
+    order = (axis, *(a for a in range(3) if a != axis))
+    return x.permute(*order).gather(place).permute(*(order.index(a) for a in range(3)))
 
 
 def _places(x: Tensor, axis: int) -> Tensor:
     shape = [1, 1, 1]
     shape[axis] = x.shape[axis]
     return Tensor.arange(x.shape[axis]).reshape(*shape)
-
-
-def _moved(x: Tensor, axis: int, by: int) -> Tensor:
-    """x with every value `by` places further along an axis; zeros where none comes from."""
-    ends = [(0, 0)] * 3
-    ends[axis] = (max(by, 0), max(-by, 0))
-    first = max(-by, 0)
-    return _cut(x.pad(*ends), axis, first, first + x.shape[axis])
 
 
 class Doubled(Function):

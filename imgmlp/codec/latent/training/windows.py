@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.latent.plane import Extent, Plane
+from imgmlp.codec.latent.plane import Extent, Plane, Span
 from imgmlp.codec.latent.training.latent_step import Control, LatentStep
 from imgmlp.codec.latent.training.rooms import is_gpu, window_size
 from imgmlp.engine import AnyDevice, Feeder, Receiver, Tensor
@@ -30,6 +30,7 @@ Array = np.ndarray[Any, Any]
 HALO = 4  # values of every grid that what a window's own pixels need lies in
 JUDGED = 2**19  # pixels by which networks are judged, about: some windows stand for all
 TOGETHER = 8  # steps of a window there before it is another one's turn
+KEPT = 1 << 20  # pixels of a picture, at most, whose windows are kept as the device has them
 
 
 class WindowedStep(LatentStep):
@@ -56,6 +57,7 @@ class WindowedStep(LatentStep):
         self._found, self._last = np.zeros(2), np.zeros(2)  # error and bits of it, of the last step
         self._control = Control(0.0)
         self._frames: dict[tuple[Any, ...], list[Array]] = {}  # which few windows differ in
+        self._targets: dict[Span, Array] = {}  # of windows, by their corners
         self._sent = self.extent.frame  # the one that the device has
         self._feeders: dict[Tensor, Feeder] = {}
 
@@ -90,7 +92,7 @@ class WindowedStep(LatentStep):
 
     def _enter(self, extent: Extent) -> None:
         """Have a window's latents and pixels on the device, and what of them counts."""
-        self._send(extent, extent.target(self._picture))
+        self._send(extent, self._target(extent))
         self._move_to(extent)
 
     def _send(self, extent: Extent, target: Array, moments: Sequence[Array] = ()) -> None:
@@ -161,8 +163,16 @@ class WindowedStep(LatentStep):
         """A window, of which as much is on its way to the device as others do not change."""
         extent = self.windows[number]
         moments = [extent.gathered(grids) for grids in self._moments]
-        self._send(extent, extent.target(self._picture), moments)
+        self._send(extent, self._target(extent), moments)
         return extent
+
+    def _target(self, extent: Extent) -> Array:
+        """The window's pixels as the device has them, some 14 bytes for each of three channels."""
+        if self.pixels > KEPT:
+            return extent.target(self._picture)
+        if extent.corner not in self._targets:
+            self._targets[extent.corner] = extent.target(self._picture)
+        return self._targets[extent.corner]
 
     def _begin(self, extent: Extent, count: int) -> None:
         """Have the device take steps of a window that is ready."""
