@@ -12,7 +12,7 @@ import pytest
 
 from imgmlp.codec.latent import latents, sections
 from imgmlp.codec.latent.model import LatentModel, flat_of, networks_of, start_of, usual_levels
-from imgmlp.codec.latent.plane import LEAST, REACH, UNIT, Plane, common_side
+from imgmlp.codec.latent.plane import LEAST, REACH, UNIT, Extent, Plane, common_side
 from imgmlp.codec.latent.synthesis import synthesize
 from imgmlp.codec.latent.training import latent_step, operations, phases
 from imgmlp.codec.latent.training.bit_allocation import Refinement, Search, grids_of
@@ -724,6 +724,28 @@ def test_differences_are_cheaper_in_larger_pictures(side: int, start: int, times
     assert weights is not None
     found = weights(SimpleNamespace(start=SimpleNamespace(number=start), pixels=side * side))
     assert found == pytest.approx(times, rel=2e-3)
+
+
+def test_gradients_by_contexts_reach_all_of_a_windows_own_values() -> None:
+    """Though bits are computed of no other rows than those that have such values."""
+    device = open_device("numpy")
+    plane = Plane.of(32, 48, 4, halo=4)
+    own = Extent(plane, (32, 48), (0, 0), (32, 48), 4).taken().reshape(-1)
+    coded = slice(plane.first, plane.first + plane.places)
+    assert own[coded].sum() == own.sum()
+    assert plane.coded < plane.rows
+    framed = Tensor(draw(plane.rows + 2 * operations.AROUND, plane.pitch), device)
+    slopes = draw(operations.NEIGHBOURS, plane.places, seed=1) * own[coded]
+    contexts = operations.Contexts.apply(framed, plane)
+    (found,) = (contexts * Tensor(slopes, device)).sum().gradient([framed])
+    wanted, seen = np.zeros(framed.shape).reshape(-1), contexts.numpy()
+    places = np.flatnonzero(own) + operations.AROUND * plane.pitch
+    for k, (y, x) in enumerate((k // 7 - 3, k % 7 - 3) for k in range(operations.NEIGHBOURS)):
+        users = places + y * plane.pitch + x
+        of_own = slopes[k][own[coded] == 1]
+        assert np.array_equal(framed.numpy().reshape(-1)[users], seen[k][own[coded] == 1])
+        np.add.at(wanted, users, of_own)
+    assert np.allclose(found.numpy().reshape(-1)[places], wanted[places], atol=1e-5)
 
 
 def test_gradients_by_contexts_are_halves_where_products_are() -> None:

@@ -282,8 +282,12 @@ class LatentStep(Resumable):
     def _bits(self, framed: Tensor, seen: Tensor, layers: list[Tensor]) -> Tensor:
         contexts = operations.Contexts.apply(framed, self.plane)
         found = perceptron(contexts.permute(1, 0), layers)  # [places, 2]
-        bits = operations.Bits.apply(seen.reshape(-1), found[:, 0], found[:, 1])
-        return (bits * self.own.reshape(-1)).sum()
+        seen, own = (
+            values.reshape(-1)[self.plane.first : self.plane.first + self.plane.places]
+            for values in (seen, self.own)
+        )
+        bits = operations.Bits.apply(seen, found[:, 0], found[:, 1])
+        return (bits * own).sum()
 
     def _answer(
         self, seen: Tensor, synthesis: list[Tensor], convolutions: list[Tensor],

@@ -39,7 +39,8 @@ LEAST = FLOOR / 2**TOTAL_BITS
 
 
 class Contexts(Function):
-    """Of every place of a plane three rows above, then what is left of it: [NEIGHBOURS, places].
+    """Of every place whose bits are computed three rows above, then what is left of it:
+    [NEIGHBOURS, places].
 
     The plane is [rows + 2 AROUND, pitch], of which those AROUND are zeros.
     """
@@ -50,19 +51,20 @@ class Contexts(Function):
         k = Tensor.arange(NEIGHBOURS).reshape(NEIGHBOURS, 1)
         away = (k // WIDTH - REACH) * plane.pitch + k % WIDTH - REACH
         places = Tensor.arange(plane.places).reshape(1, plane.places)
-        return framed.reshape(-1).gather(places + away + AROUND * plane.pitch)
+        return framed.reshape(-1).gather(places + away + (AROUND * plane.pitch + plane.first))
 
     @staticmethod
     def backward(ctx: Context, g: Tensor) -> tuple[Tensor, None]:
         plane: Plane = ctx.plane  # type: ignore[attr-defined]
         away = [(k // WIDTH - REACH) * plane.pitch + k % WIDTH - REACH for k in range(NEIGHBOURS)]
-        rows = plane.rows - AROUND  # below them are no values
+        rows = plane.coded - AROUND  # below them are no values
         if g.device is not None and g.device.has_matrix_units:
             # As products are there; these are most of what a step writes and reads.
             g = g.permute(1, 0).maximum(-LARGEST).minimum(LARGEST).cast(dtype.f16).permute(1, 0)
         used = [g[k, -a : rows * plane.pitch - a].cast(dtype.f32) for k, a in enumerate(away)]
         by_values = reduce(add, used).reshape(rows, plane.pitch).contiguous()
-        return by_values.pad((AROUND, 2 * AROUND), (0, 0)), None
+        before = AROUND + plane.halo
+        return by_values.pad((before, plane.rows + 2 * AROUND - before - rows), (0, 0)), None
 
 
 class Bits(Function):
