@@ -118,16 +118,13 @@ class LatentStep(Resumable):
         self.room = room
         self.extent = extent = self._first_extent()
         self.plane = plane = extent.plane
-        self.ends = Tensor(extent.ends[1], device, name="sizes")
         self.synthesis_shapes = _layers(self.shape.inputs, hidden, hidden, self.channels)
         self.convolution_shapes = [(9 * self.channels, self.channels), (self.channels,)] * 2
         self.entropy_shapes = _layers(operations.NEIGHBOURS, entropy, entropy, 2)
         self.shapes = [*self.synthesis_shapes, *self.convolution_shapes, *self.entropy_shapes]
         self.shapes += [(operations.TAPS,)] * (self.levels - 1) + [FILTER] * filtered
         self.target = Tensor(extent.target(pixels), device, name="target")
-        self.inside = Tensor(extent.inside(extent.halo), device, name="inside")
-        self.taken = Tensor(extent.taken(extent.halo), device, name="taken")
-        self._frame()
+        self.framing = self._frame()
         self.tables = self._looked_up() if device.lanes == "group" else {}
         drawn = self._drawn()
         flat = self._started(drawn)
@@ -164,7 +161,7 @@ class LatentStep(Resumable):
 
     def _states(self) -> list[Tensor]:
         """All that a step takes."""
-        fixed = [self.ends, self.target, self.inside, self.taken, self.cheapest, self.candidate]
+        fixed = [*self.framing, self.target, self.cheapest, self.candidate]
         moving = LatentStep._moving(self).values()
         return [*fixed, self.control, self.is_alpha, *self.tables.values(), *moving]
 
@@ -188,10 +185,16 @@ class LatentStep(Resumable):
         rows, columns = self.room or size
         return Extent(Plane.of(rows, columns, self.levels), size, (0, 0), size)
 
-    def _frame(self) -> None:
-        """What counts and moves: all that is there."""
+    def _frame(self) -> list[Tensor]:
+        """What tells where the picture ends and what of it counts and moves: all that is there.
+        Returns what holds that in memory."""
+        extent, device = self.extent, self.device
         self.firsts: Tensor | None = None
+        self.ends = Tensor(extent.ends[1], device, name="sizes")
+        self.inside = Tensor(extent.inside(extent.halo), device, name="inside")
+        self.taken = Tensor(extent.taken(extent.halo), device, name="taken")
         self.own, self.own_pixels = self.taken, self.inside
+        return [self.ends, self.inside, self.taken]
 
     def _started(self, flat: Array) -> Array:
         """float32 [parameters]: those of the start, others as they are."""

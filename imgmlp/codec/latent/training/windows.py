@@ -67,14 +67,16 @@ class WindowedStep(LatentStep):
         plane = Plane.of(*self._window, self.levels, HALO)
         return Extent(plane, (self.height, self.width), (0, 0), self._window, HALO)
 
-    def _frame(self) -> None:
-        self.firsts = Tensor(self.extent.ends[0], self.device, name="firsts")
-        self.own = Tensor(self.extent.taken(), self.device, name="own")
-        self.own_pixels = Tensor(self.extent.inside(), self.device, name="own_pixels")
-
-    def _states(self) -> list[Tensor]:
-        assert self.firsts is not None
-        return [*super()._states(), self.firsts, self.own, self.own_pixels]
+    def _frame(self) -> list[Tensor]:
+        """Two Tensors that hold it all, as each that is sent takes the host a while."""
+        plane = self.extent.plane
+        bounds, shares = (Tensor(values, self.device) for values in _framed(self.extent))
+        self.firsts, self.ends = bounds[0], bounds[1]
+        count, shape = plane.rows * plane.pitch, (plane.rows, plane.pitch)
+        self.taken, self.own = (shares[n * count : (n + 1) * count].reshape(*shape) for n in (0, 1))
+        of_pixels = shares[2 * count :].reshape(2, plane.pixels)
+        self.inside, self.own_pixels = of_pixels[0], of_pixels[1]
+        return [bounds, shares]
 
     def _all(self) -> list[Extent]:
         rows, columns = self._window
@@ -105,9 +107,7 @@ class WindowedStep(LatentStep):
             return
         if extent.frame not in self._frames:
             self._frames[extent.frame] = _framed(extent)
-        assert self.firsts is not None
-        states = (self.firsts, self.ends, self.inside, self.taken, self.own, self.own_pixels)
-        for tensor, value in zip(states, self._frames[extent.frame], strict=True):
+        for tensor, value in zip(self.framing, self._frames[extent.frame], strict=True):
             self._give(tensor, value)
         self._sent = extent.frame
 
@@ -327,6 +327,7 @@ class WindowedStep(LatentStep):
 
 
 def _framed(extent: Extent) -> list[Array]:
-    """What the device has of where a window ends."""
-    halo = [extent.inside(HALO), extent.taken(HALO)]
-    return [*extent.ends, *halo, extent.taken(), extent.inside()]
+    """What the device has of where a window ends: int32 [2, levels, 2], and of values and pixels
+    which there are, halo included, and which are its own, float32."""
+    values = [extent.taken(HALO), extent.taken(), extent.inside(HALO), extent.inside()]
+    return [np.stack(extent.ends), np.concatenate([each.reshape(-1) for each in values])]
