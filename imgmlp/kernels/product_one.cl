@@ -20,19 +20,6 @@ typedef float8 row_vector;
 #endif
 typedef vector unaligned_vector __attribute__((aligned(4)));
 
-// PoCL's conversions of vectors are calls, too.
-#ifdef POCL_DEVICE_ADDRESS_BITS
-#define to_float8(x) __builtin_convertvector(x, float8)
-#define to_int8(x) __builtin_convertvector(x, int8)
-#define to_float16(x) __builtin_convertvector(x, float16)
-#define to_int16(x) __builtin_convertvector(x, int16)
-#else
-#define to_float8(x) convert_float8(x)
-#define to_int8(x) convert_int8(x)
-#define to_float16(x) convert_float16(x)
-#define to_int16(x) convert_int16(x)
-#endif
-
 // M(0, ...) to M(R - 1, ...). Written out, as LLVM needs the longer for each loop the more of them
 // a kernel has, even if they are unrolled.
 #define REPEAT(R, M, ...) REPEAT_##R(M, __VA_ARGS__)

@@ -8,6 +8,19 @@ typedef float16 unaligned_float16 __attribute__((aligned(4)));
 typedef int16 unaligned_int16 __attribute__((aligned(4)));
 #endif
 
+// PoCL's conversions of vectors are calls, which keep nothing in registers.
+#ifdef POCL_DEVICE_ADDRESS_BITS
+#define to_float8(x) __builtin_convertvector(x, float8)
+#define to_int8(x) __builtin_convertvector(x, int8)
+#define to_float16(x) __builtin_convertvector(x, float16)
+#define to_int16(x) __builtin_convertvector(x, int16)
+#else
+#define to_float8(x) convert_float8(x)
+#define to_int8(x) convert_int8(x)
+#define to_float16(x) convert_float16(x)
+#define to_int16(x) convert_int16(x)
+#endif
+
 // Every other one of what begins at a place, so many of them. With PoCL, which has clang's shuffles,
 // by two loads, the last of which ends with the last one: nothing behind it is read.
 #define EVERY_OTHER(KIND, N, place) EVERY_OTHER_##N(KIND, place)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import open_opencl
 
-from imgmlp.engine import Device, Tensor, compile, open_device
+from imgmlp.engine import Device, Tensor, compile, dtype, open_device
 from imgmlp.engine.codegen.sum_vectors import sums_in_vectors
 
 ROWS = 3
@@ -35,6 +35,12 @@ TERMS: dict[str, tuple[Callable[[Tensor, Tensor, int], Tensor], bool]] = {
         True,
     ),
     "rows by an index": (lambda x, y, n: x.gather(Tensor.arange(ROWS) // 2)[:, :n] * 2, True),
+    "whole numbers": (lambda x, y, n: (x[:, :n] * 3).cast(dtype.i32).cast(dtype.f32), True),
+    "an exponential": (lambda x, y, n: (x[:, :n] * 0.1).exp(), True),
+    "the larger of two, or none": (
+        lambda x, y, n: Tensor.where(x[:, :n] < 0.5, y[:, :n].maximum(0.1), 0.0),
+        True,
+    ),
     "from the last to the first": (lambda x, y, n: x[:, :n].flip(1), False),
     "every third one": (lambda x, y, n: x.reshape(-1)[: 3 * n : 3].reshape(1, n), False),
     "under a condition": (lambda x, y, n: x[:, :n].pad((0, 0), (1, 1)), False),
