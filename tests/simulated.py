@@ -307,6 +307,7 @@ def transformer(device: AnyDevice) -> Program:
 OTHERS: dict[str, Make] = {
     "reductions by count": outputs(of_counts, *(draw(3, n) for n in (1, 2, 31, 32, 33, 127, 128, 129, 257))),
     "rows": outputs(rows, *(draw(3, n) for n in (5, 64, 131, 256))),
+    "sums of every other one": outputs(lambda x: (x[:, ::2] * x[:, 1::2]).sum(1), draw(3, 2 * 59)),
     "columns whose terms lanes share": outputs(lambda x: {"sum": x.sum(0) * 2, "max": x.max(0)}, draw(8, 45)),
     "reductions of middle axes": outputs(lambda x: {"1": x.sum(1), "02": x.max((0, 2))}, draw(3, 37, 5)),
     "transpose in tiles": outputs(lambda x: x.transpose() * 2, draw(70, 20)),

@@ -11,11 +11,7 @@
 
 #define INNER 256  // inner elements of a packed panel: 16 KiB, half of a first-level cache
 
-typedef float8 unaligned_float8 __attribute__((aligned(4)));  // wherever they begin
-typedef int8 unaligned_int8 __attribute__((aligned(4)));
 #if NARROW == 16
-typedef float16 unaligned_float16 __attribute__((aligned(4)));
-typedef int16 unaligned_int16 __attribute__((aligned(4)));
 typedef float16 vector;
 typedef float16 row_vector __attribute__((aligned(32)));  // of a right factor read in place
 #else
@@ -23,19 +19,6 @@ typedef float8 vector;
 typedef float8 row_vector;
 #endif
 typedef vector unaligned_vector __attribute__((aligned(4)));
-
-// PoCL's conversions of vectors are calls, too.
-#ifdef POCL_DEVICE_ADDRESS_BITS
-#define to_float8(x) __builtin_convertvector(x, float8)
-#define to_int8(x) __builtin_convertvector(x, int8)
-#define to_float16(x) __builtin_convertvector(x, float16)
-#define to_int16(x) __builtin_convertvector(x, int16)
-#else
-#define to_float8(x) convert_float8(x)
-#define to_int8(x) convert_int8(x)
-#define to_float16(x) convert_float16(x)
-#define to_int16(x) convert_int16(x)
-#endif
 
 // M(0, ...) to M(R - 1, ...). Written out, as LLVM needs the longer for each loop the more of them
 // a kernel has, even if they are unrolled.

@@ -54,8 +54,10 @@ class Plane:
 
     grids: tuple[Grid, ...]  # finest first
     pitch: int
-    rows: int  # that are computed
+    rows: int
+    coded: int  # rows whose bits are computed, from number `halo` on
     pixel_rows: int  # of the plane of pixels, without margins
+    halo: int = 0
 
     @staticmethod
     def of(height: int, width: int, levels: int, halo: int = 0) -> Plane:
@@ -68,15 +70,22 @@ class Plane:
             grids.append(Grid(h, w, row, column))
             pitch, bottom = max(pitch, column + w + REACH), max(bottom, row + h)
         pitch = -(-pitch // ALIGN) * ALIGN
-        used, height = bottom + AROUND, sizes[0][0]  # rows which use what is above them
         unit = TILE // math.gcd(TILE, pitch)
-        rows, pixel_rows = (-(-n // unit) * unit for n in (used, height))
-        return Plane(tuple(grids), pitch, rows, pixel_rows)
+        # AROUND as rows use what is above them.
+        counts = bottom - 2 * halo + AROUND, sizes[0][0]
+        coded, pixel_rows = (-(-n // unit) * unit for n in counts)
+        rows = max(halo + coded, pixel_rows, bottom)
+        return Plane(tuple(grids), pitch, rows, coded, pixel_rows, halo)
 
     @property
     def places(self) -> int:
-        """Positions that are computed."""
-        return self.rows * self.pitch
+        """Positions whose bits are computed."""
+        return self.coded * self.pitch
+
+    @property
+    def first(self) -> int:
+        """The first of them."""
+        return self.halo * self.pitch
 
     @property
     def pixels(self) -> int:

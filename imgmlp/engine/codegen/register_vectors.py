@@ -7,7 +7,7 @@ arithmetic on float32 or int32 and neighbours in memory; anything else goes colu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from imgmlp.engine.ir.dtype import bool_, f32, i32
 from imgmlp.engine.ir.op import Op
@@ -60,7 +60,7 @@ def _vectors(code: Code, begin: int, end: int) -> set[int] | None:
     vectors: set[int] = set()
     for i in range(begin + 1, end):
         u = code.uops[i]
-        if not _fits(code, u, column, vectors, written):
+        if not fits(code, u, column, vectors, written) or (u.op is U.LOAD and len(u.src) > 1):
             return None
         follows = any(s in vectors for s in u.src)
         along = u.op is U.LOAD and column in u.arg[0].variables()
@@ -69,21 +69,23 @@ def _vectors(code: Code, begin: int, end: int) -> set[int] | None:
     return vectors
 
 
-def _fits(
-    code: Code, u: UOp, column: Var, vectors: set[int], written: set[tuple[int, Expr]]
-) -> bool:
-    """Whether an instruction has a form for vectors, or stays the same for all columns."""
+def fits(
+    code: Code, u: UOp, column: Var, vectors: set[int],
+    written: Collection[tuple[int, Expr]] = (), steps: Collection[int] = (0, 1),
+) -> bool:  # fmt: skip
+    """Whether an instruction has a form for vectors, or stays the same for all columns; what it
+    loads for neighbours may be so many `steps` apart."""
     if u.op is U.ELEMENT:
         tile: Product = code.uops[u.src[0]].arg
         return tile.registers and tile.vector % NARROW == 0
     if u.op is U.LOAD:
         offset, valid = u.arg
-        plain = u.dtype in NUMBERS and valid is ONE and len(u.src) == 1
+        plain = u.dtype in NUMBERS and valid is ONE
         other = any(data == u.src[0] and place is not offset for data, place in written)
-        return plain and _beside(offset, column) and not other
+        return plain and step(offset, column) in steps and not other
     if u.op in (U.STORE, U.ADD):
         plain = code.uops[u.src[0]].dtype in NUMBERS and len(u.src) == 2
-        return plain and column in u.arg.variables() and _beside(u.arg, column)
+        return plain and step(u.arg, column) == 1
     if u.op is not U.ALU:
         return u.op is U.CONST
     operands = [code.uops[s].dtype for s in u.src]
@@ -98,9 +100,12 @@ def _fits(
     return u.arg in ARITHMETIC and all(kind is f32 for kind in operands)
 
 
-def _beside(offset: Expr, column: Var) -> bool:
-    """Whether neighbouring columns are neighbours in memory, or all the same."""
-    return column not in offset.variables() or column not in (offset - column).variables()
+def step(offset: Expr, column: Var) -> int | None:
+    """How far apart in memory neighbouring columns are, if that is at most 2."""
+    for n in range(3):
+        if column not in (offset - column * n).variables():
+            return n
+    return None
 
 
 def around_registers(code: Code) -> set[int]:
@@ -121,7 +126,8 @@ def around_registers(code: Code) -> set[int]:
 
 
 def products_in_sums(code: Code) -> set[int]:
-    """Products of float32 that nothing but one sum or difference reads: its terms.
+    """Products of float32 that nothing but one sum or difference reads: its terms, or what is
+    added to accumulators.
 
     Compilers make one instruction of them where they stand in one expression, and only there.
     """
@@ -133,6 +139,12 @@ def products_in_sums(code: Code) -> set[int]:
     found: set[int] = set()
     for i in products:
         alone = len(users.get(i, ())) == 1 and code.uops[i].dtype is f32
-        if alone and users[i][0].op is U.ALU and users[i][0].arg in (Op.ADD, Op.SUB):
+        if alone and _adds(users[i][0]):
             found.add(i)
     return found
+
+
+def _adds(u: UOp) -> bool:
+    if u.op is U.ACCUMULATE:
+        return u.arg[0] is Op.SUM
+    return u.op is U.ALU and u.arg in (Op.ADD, Op.SUB)

@@ -25,11 +25,17 @@ from imgmlp.engine.codegen.c_syntax import (
 )
 from imgmlp.engine.codegen.matmul_calls import ProductCalls
 from imgmlp.engine.codegen.matrix_units import element, local_buffers, slices
-from imgmlp.engine.codegen.register_vectors import around_registers, in_vectors, products_in_sums
+from imgmlp.engine.codegen.register_vectors import (
+    around_registers,
+    in_vectors,
+    products_in_sums,
+    step,
+)
+from imgmlp.engine.codegen.sum_vectors import EVERY_OTHER, sums_in_vectors
 from imgmlp.engine.codegen.vector_access import Neighbours
 from imgmlp.engine.ir.dtype import DType, bool_, f16, f32
 from imgmlp.engine.ir.op import Op
-from imgmlp.engine.ir.symbolic import ONE, Const, Expr
+from imgmlp.engine.ir.symbolic import ONE, Const, Expr, Var
 from imgmlp.engine.ir.target import FACTORS, GPU_LANES, GPU_TILE, NARROW, Target
 from imgmlp.engine.ir.uops import Code, Range, U, UOp
 
@@ -68,7 +74,8 @@ def render(codes: Sequence[Code], target: Target) -> tuple[str, list[str]]:
     product = "product_matrix" if target.multiply in FACTORS else f"product_{target.lanes}"
     products = U.PRODUCT in used
     halves = any(u.op is U.ALU and u.dtype is f16 for c in codes for u in c.uops)
-    wanted = {"scalar": True, "half": halves, "reduce": U.GROUP in used}
+    wanted = {"scalar": True, "vectors": target.lanes == "one", "half": halves}
+    wanted |= {"reduce": U.GROUP in used}
     wanted |= {"factor": products and target.lanes == "group", product: products}
     wanted["persistent"] = any(c.turns for c in codes)
     heads = [sizes(target), *(building_block(b) for b, needed in wanted.items() if needed)]
@@ -92,6 +99,10 @@ class _Writer:
         self.lines: list[str] = []
         self.columns, self.vectors = in_vectors(code)  # loops and values: columns at once
         self.vector, self.wide = target.vector, target.wide
+        self.sums: set[int] = set()  # accumulators that are vectors
+        if self.lanes == "one":
+            self.sums, loops, values = sums_in_vectors(code, self.vector)
+            self.columns, self.vectors = self.columns | loops, self.vectors | values
         self.around = around_registers(code)
         self.terms = products_in_sums(code) if self.lanes == "one" else set()
         self.products = ProductCalls(code, target, self.vectors)
@@ -188,7 +199,7 @@ class _Writer:
         if self.lanes == "group":
             self.neighbours = Neighbours.of(self.code, i)
         in_registers = n <= self.wide and (self.lanes == "group" or self._accumulates(i))
-        if loop.kind == "vector" and not limit and in_registers:
+        if loop.kind == "vector" and not limit and in_registers and i not in self.columns:
             self.lines.append("#pragma unroll")  # so that accumulators are in registers
         if self.vector > NARROW and n >= self.vector and self._only_stores(i):
             # LLVM prefers 8 for most processors that have vectors of 16
@@ -278,10 +289,18 @@ class _Writer:
         if self.neighbours is not None:
             value = self.neighbours.load(u.src[0], offset, valid != Const(1)) or value
         if i in self.vectors:
-            value = f"*(__global const {self._vector(u.dtype, i)} *)({data} + {where})"
+            value = self._neighbours(i, u, f"{data} + {where}")
         if valid != Const(1):
             value = f"({_index(valid)}) ? {value} : ({register(u.dtype)})0"
         self._declare(i, u, value)
+
+    def _neighbours(self, i: int, u: UOp, place: str) -> str:
+        """A vector of neighbours in memory, or of every other one."""
+        kind, (begin, _) = self._vector(u.dtype, i), self.opened[-1]
+        loop: Range = self.code.uops[begin].arg
+        if step(u.arg[0], Var(loop.name, 0, loop.count - 1)) == EVERY_OTHER:
+            return f"EVERY_OTHER({register(u.dtype)}, {self.vectors[i]}, {place})"
+        return f"*(__global const {kind} *)({place})"
 
     def _store(self, i: int, u: UOp) -> None:
         data, value = u.src[:2]
@@ -360,15 +379,26 @@ class _Writer:
     def _acc(self, i: int, u: UOp) -> None:
         count, start = u.arg
         assert u.dtype is not None
+        if i in self.sums:
+            parts = count // self.vector
+            self.lines.append(f"float{self.vector} v{i}[{parts}];")
+            self.lines += [f"v{i}[{n}] = 0.f;" for n in range(parts)]
+            self.lines += [f"float8 v{i}_by_8 = 0.f;"] if self.vector > NARROW else []
+            self.lines.append(f"float v{i}_by_1 = 0.f;")
+            return
         self.lines.append(f"{register(u.dtype)} v{i}[{count}];")
         if start is not None:
             value = literal(start, u.dtype)
             self.lines.append(f"for (int a = 0; a < {count}; ++a) v{i}[a] = {value};")
 
     def _accumulate(self, i: int, u: UOp) -> None:
-        op, lane = u.arg
-        cell = f"v{u.src[0]}[{_index(lane)}]"
-        self.lines.append(f"{cell} = {join(op, cell, f'v{u.src[1]}')};")
+        (acc, term), (op, lane) = u.src, u.arg
+        cell = f"v{acc}[{_index(lane)}]"
+        if acc in self.sums:
+            width = self.columns[self.opened[-1][0]]
+            whole = width == self.vector
+            cell = f"v{acc}[{_index(lane)} / {width}]" if whole else f"v{acc}_by_{width}"
+        self.lines.append(f"{cell} = {join(op, cell, self._operand(term))};")
 
     def _keep(self, i: int, u: UOp) -> None:
         self.lines.append(f"v{u.src[0]}[{_index(u.arg)}] = v{u.src[1]};")
@@ -377,9 +407,22 @@ class _Writer:
         acc = u.src[0]
         count = self.code.uops[acc].arg[0]
         assert u.dtype is not None
-        step = join(u.arg, f"v{i}", f"v{acc}[a]")
+        if acc in self.sums:
+            self._total(i, acc, count // self.vector)
+            return
+        joined = join(u.arg, f"v{i}", f"v{acc}[a]")
         self.lines.append(f"{register(u.dtype)} v{i} = v{acc}[0];")
-        self.lines.append(f"for (int a = 1; a < {count}; ++a) v{i} = {step};")
+        self.lines.append(f"for (int a = 1; a < {count}; ++a) v{i} = {joined};")
+
+    def _total(self, i: int, acc: int, parts: int) -> None:
+        """The sum of accumulators that are vectors, half of them added to the other half."""
+        eights = range(parts * self.vector // NARROW)
+        terms = [f"((const float8 *)v{acc})[{n}]" for n in eights]
+        terms += [f"v{acc}_by_8"] if self.vector > NARROW else []
+        for width in (8, 4, 2):
+            self.lines.append(f"const float{width} v{i}_of_{width} = {' + '.join(terms)};")
+            terms = [f"v{i}_of_{width}.lo", f"v{i}_of_{width}.hi"]
+        self.lines.append(f"const float v{i} = {' + '.join(terms)} + v{acc}_by_1;")
 
     def _lane(self, i: int, u: UOp) -> None:
         own = self.lanes == "group" and self.code.uops[u.src[0]].op is U.COLUMNS

@@ -16,7 +16,7 @@ from imgmlp.engine.ir.dtype import f16
 from imgmlp.engine.ir.graph import Node
 from imgmlp.engine.ir.kernel import Kernel, Store
 from imgmlp.engine.ir.symbolic import ONE, Const, Expr, unravel
-from imgmlp.engine.ir.target import GPU_LANES
+from imgmlp.engine.ir.target import GPU_LANES, NARROW
 from imgmlp.engine.ir.uops import Range, U
 from imgmlp.engine.lowering.expressions import (
     Accumulators,
@@ -183,17 +183,20 @@ class _Row:
 def accumulate(lower: Lowering, core: Node, count: int, term: Callable[[Expr], int]) -> int:
     """A reduction of `count` terms by one work-item, two vectors of them at once."""
     build, wide = lower.build, lower.target.wide
-    accumulators = Accumulators(build, core, wide)
+    accumulators = Accumulators(build, core, wide if count >= NARROW else count)
 
     def add(first: Expr, terms: int) -> None:
         lane = build.open(Range("v", terms, "vector"))
         accumulators.add(term(first + lane), lane)
         build.close()
 
-    blocks, rest = divmod(count, wide)
-    if blocks:
+    if blocks := count // wide:
         add(build.open(Range("b", blocks)) * wide, wide)
         build.close()
-    if rest:
-        add(Const(blocks * wide), rest)
+    done = blocks * wide
+    for least in (lower.target.vector, NARROW, 1):  # a vector, half of one, and what is left
+        if (left := count - done) >= least:
+            terms = least if least > 1 else left
+            add(Const(done), terms)
+            done += terms
     return accumulators.total()

@@ -12,7 +12,7 @@ import pytest
 
 from imgmlp.codec.latent import latents, sections
 from imgmlp.codec.latent.model import LatentModel, flat_of, networks_of, start_of, usual_levels
-from imgmlp.codec.latent.plane import LEAST, REACH, UNIT, Plane, common_side
+from imgmlp.codec.latent.plane import LEAST, REACH, UNIT, Extent, Plane, common_side
 from imgmlp.codec.latent.synthesis import synthesize
 from imgmlp.codec.latent.training import latent_step, operations, phases
 from imgmlp.codec.latent.training.bit_allocation import Refinement, Search, grids_of
@@ -45,12 +45,18 @@ def dot(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.sum(a.astype(np.float64) * b))
 
 
-@pytest.mark.parametrize(("axis", "wanted"), [(1, 14), (1, 13), (2, 10), (2, 9), (2, 16)])
-def test_what_doubling_sends_back_is_its_transpose(axis: int, wanted: int) -> None:
+@pytest.mark.parametrize(
+    ("axis", "wanted", "first"),
+    [(1, 14, 0), (1, 13, 0), (2, 10, 0), (2, 9, 0), (2, 16, 0), (1, 6, 4), (1, 5, 4), (1, 10, 2),
+     (2, 2, 4), (2, 1, 4), (2, 8, 2), (2, 3, 8)],
+)  # fmt: skip
+def test_what_doubling_sends_back_is_its_transpose(axis: int, wanted: int, first: int) -> None:
     """It is linear in values and in taps, so products with a gradient agree on both sides."""
     device = open_device("numpy")
     x, taps = Tensor(draw(2, 7, 5), device), Tensor(draw(4, seed=1), device)
-    y = operations.Doubled.apply(x, taps, axis, wanted)
+    y = operations.Doubled.apply(x, taps, axis, wanted, first)
+    every = operations.Doubled.apply(x, taps, axis, first + wanted, 0).numpy()
+    assert np.array_equal(y.numpy(), every[(slice(None),) * axis + (slice(first, None),)])
     g = draw(*y.shape, seed=2)
     by_x, by_taps = (y * Tensor(g, device)).sum().gradient([x, taps])
     assert dot(g, y.numpy()) == pytest.approx(dot(by_x.numpy(), x.numpy()), rel=1e-4)
@@ -59,32 +65,41 @@ def test_what_doubling_sends_back_is_its_transpose(axis: int, wanted: int) -> No
 
 @pytest.mark.parametrize("size", [(7, 5), (1, 2), (3, 1)])
 @pytest.mark.parametrize("less", [(0, 0), (1, 0), (1, 1)])
+@pytest.mark.parametrize("halo", [0, 2])
 def test_both_axes_at_once_are_doubled_as_one_after_the_other(
-    size: tuple[int, int], less: tuple[int, int]
+    size: tuple[int, int], less: tuple[int, int], halo: int
 ) -> None:
     device = open_device("numpy")
     x, taps = Tensor(draw(2, *size), device), Tensor(draw(4, seed=1), device)
-    height, width = (2 * n - m for n, m in zip(size, less, strict=True))
+    size = size[0] + 2 * halo, size[1] + 2 * halo
+    height, width = (2 * (n - halo) - m for n, m in zip(size, less, strict=True))
     g, found = Tensor(draw(2, height, width, seed=2), device), list[list[Tensor]]()
-    known = operations.tables_for(2, *size, height, width).items()
+    known = operations.tables_for(2, *size, height + 2 * halo, width + 2 * halo).items()
     tables = {sizes: Tensor(values, device) for sizes, values in known}
     for lanes in ("one", "group"):
         device.lanes = lanes
-        y = operations.upsampled(x, taps, height, width, tables)
+        y = operations.upsampled(x, taps, height, width, tables, halo)
         found.append([y, *(y * g).sum().gradient([x, taps])])
     for one, both in zip(*found, strict=True):
         assert np.allclose(one.numpy(), both.numpy(), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("axis", [1, 2])
-@pytest.mark.parametrize("count", [1, 3, 4, 5])
-def test_places_behind_the_last_one_repeat_it(axis: int, count: int) -> None:
-    device = open_device("numpy")
+@pytest.mark.parametrize(
+    ("first", "end"), [(None, 1), (None, 3), (None, 4), (None, 5), (0, 5), (1, 2), (3, 4), (4, 5)]
+)
+@pytest.mark.parametrize("form", ["numpy", "cpu"])
+def test_places_behind_the_last_one_and_before_the_first_one_repeat_it(
+    form: str, axis: int, first: int | None, end: int
+) -> None:
+    device = open_device(form)
     values = draw(2, 5, 5)
-    x, used = Tensor(values, device), Tensor(np.array([count], np.int32), device)
-    y = operations.Repeated.apply(x, used, axis, 1)
-    expected = np.take(values, np.minimum(np.arange(5), count - 1), axis)
-    expected[(slice(None),) * axis + (slice(count + 2, None),)] = 0
+    x, ends = Tensor(values, device), Tensor(np.array([end], np.int32), device)
+    begin = None if first is None else Tensor(np.array([first], np.int32), device)
+    y = operations.Repeated.apply(x, begin, ends, axis)
+    expected = np.take(values, np.clip(np.arange(5), first or 0, end - 1), axis)
+    beyond = [n for n in range(5) if n >= end + 2 or n < (first or 0) - 2]
+    expected[(slice(None),) * axis + (beyond,)] = 0
     assert np.array_equal(y.numpy(), expected)
     g = draw(*y.shape, seed=2)
     (by_x,) = (y * Tensor(g, device)).sum().gradient([x])
@@ -709,6 +724,28 @@ def test_differences_are_cheaper_in_larger_pictures(side: int, start: int, times
     assert weights is not None
     found = weights(SimpleNamespace(start=SimpleNamespace(number=start), pixels=side * side))
     assert found == pytest.approx(times, rel=2e-3)
+
+
+def test_gradients_by_contexts_reach_all_of_a_windows_own_values() -> None:
+    """Though bits are computed of no other rows than those that have such values."""
+    device = open_device("numpy")
+    plane = Plane.of(32, 48, 4, halo=4)
+    own = Extent(plane, (32, 48), (0, 0), (32, 48), 4).taken().reshape(-1)
+    coded = slice(plane.first, plane.first + plane.places)
+    assert own[coded].sum() == own.sum()
+    assert plane.coded < plane.rows
+    framed = Tensor(draw(plane.rows + 2 * operations.AROUND, plane.pitch), device)
+    slopes = draw(operations.NEIGHBOURS, plane.places, seed=1) * own[coded]
+    contexts = operations.Contexts.apply(framed, plane)
+    (found,) = (contexts * Tensor(slopes, device)).sum().gradient([framed])
+    wanted, seen = np.zeros(framed.shape).reshape(-1), contexts.numpy()
+    places = np.flatnonzero(own) + operations.AROUND * plane.pitch
+    for k, (y, x) in enumerate((k // 7 - 3, k % 7 - 3) for k in range(operations.NEIGHBOURS)):
+        users = places + y * plane.pitch + x
+        of_own = slopes[k][own[coded] == 1]
+        assert np.array_equal(framed.numpy().reshape(-1)[users], seen[k][own[coded] == 1])
+        np.add.at(wanted, users, of_own)
+    assert np.allclose(found.numpy().reshape(-1)[places], wanted[places], atol=1e-5)
 
 
 def test_gradients_by_contexts_are_halves_where_products_are() -> None:

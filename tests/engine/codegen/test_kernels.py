@@ -267,7 +267,7 @@ def check_product(
 @pytest.mark.parametrize("rows", [1, 3, 4, 7, 64, 65])
 @pytest.mark.parametrize("vector", [8, 16])
 def test_product_by_one_item(device: Device, vector: int, rows: int, inner: int) -> None:
-    bench, wide = Bench(device, ["product_one"], PRODUCT_ONE, vector), 2 * vector
+    bench, wide = Bench(device, ["vectors", "product_one"], PRODUCT_ONE, vector), 2 * vector
     for columns, flip in ((wide, 0), (wide, 1), (wide, 2), (1, 3), (5, 0), (13, 2), (vector, 0)):
         check_product(bench, rows, inner, columns, flip, direct=False, local=1)
     check_product(bench, rows, inner, wide, 0, direct=True, local=1)
@@ -277,7 +277,10 @@ def test_product_by_one_item(device: Device, vector: int, rows: int, inner: int)
 @pytest.mark.parametrize("inner", [16, 128, 272])
 @pytest.mark.parametrize("vector", [8, 16])
 def test_product_along_terms(device: Device, vector: int, inner: int) -> None:
-    bench, rng = Bench(device, ["product_one"], PRODUCT_ALONG, vector), np.random.default_rng(inner)
+    bench, rng = (
+        Bench(device, ["vectors", "product_one"], PRODUCT_ALONG, vector),
+        np.random.default_rng(inner),
+    )
     for rows, columns in ((1, 1), (2, 8), (1, 8), (5, 3), (2, 7)):
         x = rng.standard_normal((rows, inner)).astype(np.float32)
         y = rng.standard_normal((columns, inner)).astype(np.float32)
@@ -289,7 +292,7 @@ def test_product_along_terms(device: Device, vector: int, inner: int) -> None:
 @pytest.mark.parametrize("inner", [1, 64, 256])
 @pytest.mark.parametrize("vector", [8, 16])
 def test_product_in_registers(device: Device, vector: int, inner: int) -> None:
-    bench = Bench(device, ["product_one"], PRODUCT_REGISTERS, vector)
+    bench = Bench(device, ["vectors", "product_one"], PRODUCT_REGISTERS, vector)
     rng, wide = np.random.default_rng(inner), 2 * vector
     others = [(8, 32), (8, 8)] if vector == 16 else []
     for height, width in ((6, wide), (5, wide), (1, wide), (8, vector), *others):

@@ -15,7 +15,7 @@ from imgmlp.engine.codegen.render import building_block
 from imgmlp.engine.ir.uops import U
 
 PROGRAMS = PRODUCTS | OTHERS | STEPS
-BLOCKS = ("scalar", "reduce", "product_one", "persistent")
+BLOCKS = ("scalar", "vectors", "reduce", "product_one", "persistent")
 
 
 def opened(name: str, vector: int = 16) -> AnyDevice:

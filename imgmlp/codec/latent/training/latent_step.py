@@ -118,16 +118,13 @@ class LatentStep(Resumable):
         self.room = room
         self.extent = extent = self._first_extent()
         self.plane = plane = extent.plane
-        self.ends = Tensor(extent.ends[1], device, name="sizes")
         self.synthesis_shapes = _layers(self.shape.inputs, hidden, hidden, self.channels)
         self.convolution_shapes = [(9 * self.channels, self.channels), (self.channels,)] * 2
         self.entropy_shapes = _layers(operations.NEIGHBOURS, entropy, entropy, 2)
         self.shapes = [*self.synthesis_shapes, *self.convolution_shapes, *self.entropy_shapes]
         self.shapes += [(operations.TAPS,)] * (self.levels - 1) + [FILTER] * filtered
         self.target = Tensor(extent.target(pixels), device, name="target")
-        self.inside = Tensor(extent.inside(extent.halo), device, name="inside")
-        self.taken = Tensor(extent.taken(extent.halo), device, name="taken")
-        self._frame()
+        self.framing = self._frame()
         self.tables = self._looked_up() if device.lanes == "group" else {}
         drawn = self._drawn()
         flat = self._started(drawn)
@@ -164,7 +161,7 @@ class LatentStep(Resumable):
 
     def _states(self) -> list[Tensor]:
         """All that a step takes."""
-        fixed = [self.ends, self.target, self.inside, self.taken, self.cheapest, self.candidate]
+        fixed = [*self.framing, self.target, self.cheapest, self.candidate]
         moving = LatentStep._moving(self).values()
         return [*fixed, self.control, self.is_alpha, *self.tables.values(), *moving]
 
@@ -188,10 +185,16 @@ class LatentStep(Resumable):
         rows, columns = self.room or size
         return Extent(Plane.of(rows, columns, self.levels), size, (0, 0), size)
 
-    def _frame(self) -> None:
-        """What counts and moves: all that is there."""
+    def _frame(self) -> list[Tensor]:
+        """What tells where the picture ends and what of it counts and moves: all that is there.
+        Returns what holds that in memory."""
+        extent, device = self.extent, self.device
         self.firsts: Tensor | None = None
+        self.ends = Tensor(extent.ends[1], device, name="sizes")
+        self.inside = Tensor(extent.inside(extent.halo), device, name="inside")
+        self.taken = Tensor(extent.taken(extent.halo), device, name="taken")
         self.own, self.own_pixels = self.taken, self.inside
+        return [self.ends, self.inside, self.taken]
 
     def _started(self, flat: Array) -> Array:
         """float32 [parameters]: those of the start, others as they are."""
@@ -282,8 +285,12 @@ class LatentStep(Resumable):
     def _bits(self, framed: Tensor, seen: Tensor, layers: list[Tensor]) -> Tensor:
         contexts = operations.Contexts.apply(framed, self.plane)
         found = perceptron(contexts.permute(1, 0), layers)  # [places, 2]
-        bits = operations.Bits.apply(seen.reshape(-1), found[:, 0], found[:, 1])
-        return (bits * self.own.reshape(-1)).sum()
+        seen, own = (
+            values.reshape(-1)[self.plane.first : self.plane.first + self.plane.places]
+            for values in (seen, self.own)
+        )
+        bits = operations.Bits.apply(seen, found[:, 0], found[:, 1])
+        return (bits * own).sum()
 
     def _answer(
         self, seen: Tensor, synthesis: list[Tensor], convolutions: list[Tensor],
@@ -333,21 +340,14 @@ class LatentStep(Resumable):
         """Maps [c, h, w] of the next coarser level, as large as a level's grid."""
         grid, halo = self.plane.grids[level], self.extent.halo
         maps = self._with_ends(maps, level + 1)
-        wanted = grid.height + 2 * halo, grid.width + 2 * halo
-        maps = operations.upsampled(maps, taps, *wanted, self.tables)
-        if not halo:
-            return maps
-        return maps[:, halo : halo + grid.height, halo : halo + grid.width]
+        return operations.upsampled(maps, taps, grid.height, grid.width, self.tables, halo)
 
     def _with_ends(self, maps: Tensor, level: int) -> Tensor:
         """Maps [c, h, w] of a level, which repeat their ends where there is room around them."""
-        for axis in (1, 2):
-            if self.room is not None:
-                end = self.ends[level, axis - 1 : axis]
-                maps = operations.Repeated.apply(maps, end, axis, 1)
-            if self.firsts is not None:
-                before = self.firsts[level, axis - 1 : axis] - 1
-                maps = operations.Repeated.apply(maps, before, axis, -1)
+        for axis in (1, 2) if self.room is not None else ():
+            at = level, slice(axis - 1, axis)
+            first = None if self.firsts is None else self.firsts[at]
+            maps = operations.Repeated.apply(maps, first, self.ends[at], axis)
         return maps
 
     # --- from and to the host ---

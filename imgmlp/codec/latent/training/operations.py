@@ -39,7 +39,8 @@ LEAST = FLOOR / 2**TOTAL_BITS
 
 
 class Contexts(Function):
-    """Of every place of a plane three rows above, then what is left of it: [NEIGHBOURS, places].
+    """Of every place whose bits are computed three rows above, then what is left of it:
+    [NEIGHBOURS, places].
 
     The plane is [rows + 2 AROUND, pitch], of which those AROUND are zeros.
     """
@@ -50,19 +51,20 @@ class Contexts(Function):
         k = Tensor.arange(NEIGHBOURS).reshape(NEIGHBOURS, 1)
         away = (k // WIDTH - REACH) * plane.pitch + k % WIDTH - REACH
         places = Tensor.arange(plane.places).reshape(1, plane.places)
-        return framed.reshape(-1).gather(places + away + AROUND * plane.pitch)
+        return framed.reshape(-1).gather(places + away + (AROUND * plane.pitch + plane.first))
 
     @staticmethod
     def backward(ctx: Context, g: Tensor) -> tuple[Tensor, None]:
         plane: Plane = ctx.plane  # type: ignore[attr-defined]
         away = [(k // WIDTH - REACH) * plane.pitch + k % WIDTH - REACH for k in range(NEIGHBOURS)]
-        rows = plane.rows - AROUND  # below them are no values
+        rows = plane.coded - AROUND  # below them are no values
         if g.device is not None and g.device.has_matrix_units:
             # As products are there; these are most of what a step writes and reads.
             g = g.permute(1, 0).maximum(-LARGEST).minimum(LARGEST).cast(dtype.f16).permute(1, 0)
         used = [g[k, -a : rows * plane.pitch - a].cast(dtype.f32) for k, a in enumerate(away)]
         by_values = reduce(add, used).reshape(rows, plane.pitch).contiguous()
-        return by_values.pad((AROUND, 2 * AROUND), (0, 0)), None
+        before = AROUND + plane.halo
+        return by_values.pad((before, plane.rows + 2 * AROUND - before - rows), (0, 0)), None
 
 
 class Bits(Function):
@@ -188,50 +190,63 @@ def _correlation(padded: Tensor, weights: Tensor, plane: Plane) -> Tensor:
 
 
 def upsampled(
-    x: Tensor, taps: Tensor, height: int, width: int, tables: Mapping[Key, Tensor]
+    x: Tensor, taps: Tensor, height: int, width: int, tables: Mapping[Key, Tensor], halo: int = 0
 ) -> Tensor:
-    """[c, h, w] -> [c, height, width], which is twice as large, or a little less or more.
+    """[c, h, w] -> [c, height, width], which is twice as large, or a little less or more; with a
+    `halo`, of twice as many places without so many at either end.
 
     `tables` are those of `tables_for` these sizes, where lanes of a GPU compute it.
     """
     _, h, w = x.shape
-    if _for_lanes(x) and height <= 2 * h and width <= 2 * w:
-        return Enlarged.apply(x, taps, height, width, tables)
+    all_rows, all_columns = height + 2 * halo, width + 2 * halo
+    if _for_lanes(x) and all_rows <= 2 * h and all_columns <= 2 * w:
+        found = Enlarged.apply(x, taps, all_rows, all_columns, tables)
+        return _cut(_cut(found, 1, halo, halo + height), 2, halo, halo + width) if halo else found
     # Columns first: of what is as high as it is to be, rows are read and written along.
-    return Doubled.apply(Doubled.apply(x, taps, 2, width), taps, 1, height)
+    return Doubled.apply(Doubled.apply(x, taps, 2, width, halo), taps, 1, height, halo)
 
 
 class Repeated(Function):
     """x [c, h, w] with an axis of which only some places are in use: the last of them is found
-    again in the two behind it, as far as `Doubled` looks.
+    again in the two behind it, as far as `Doubled` looks, and the first in the two before it.
 
-    `end`, i32 [1], is the first place behind them. With a `way` of -1 it is the last one before
-    them, and the first of them is found again.
+    `end`, i32 [1], is the first place behind them, `first` the first of them; None: all from the
+    beginning.
     """
 
     @staticmethod
-    def forward(ctx: Context, x: Tensor, end: Tensor, axis: int, way: int) -> Tensor:
-        ctx.save_for_backward(end)
-        ctx.along = axis, way  # type: ignore[attr-defined]
-        place = _behind(x, end, axis, way)
-        once, twice = _moved(x, axis, way), _moved(x, axis, 2 * way)
-        behind = Tensor.where(place < 1, once, Tensor.where(place < 2, twice, 0.0))
-        return Tensor.where(place < 0, x, behind)
+    def forward(ctx: Context, x: Tensor, first: Tensor | None, end: Tensor, axis: int) -> Tensor:
+        ctx.ends = first, end, axis  # type: ignore[attr-defined]
+        place = _places(x, axis)
+        behind = place - end.reshape(1, 1, 1)
+        beyond = Tensor.where(behind < 2, _at(x, end - 1, axis), 0.0)
+        found = Tensor.where(behind < 0, x, beyond)
+        if first is None:
+            return found
+        before = first.reshape(1, 1, 1) - place
+        beyond = Tensor.where(before < 3, _at(x, first, axis), 0.0)
+        return Tensor.where(before < 1, found, beyond)
 
     @staticmethod
     def backward(ctx: Context, g: Tensor) -> tuple[Tensor, None, None, None]:
-        (end,) = ctx.saved_tensors
-        axis, way = ctx.along  # type: ignore[attr-defined]
-        place = _behind(g, end, axis, way)
-        last = g + _moved(g, axis, -way) + _moved(g, axis, -2 * way)
-        by_x = Tensor.where(place < -1, g, Tensor.where(place < 0, last, 0.0))
-        return by_x, None, None, None
+        first, end, axis = ctx.ends  # type: ignore[attr-defined]
+        place = _places(g, axis)
+        framed = g.pad(*((2, 2) if a == axis else (0, 0) for a in range(3)))  # by 2 further along
+        behind = place - end.reshape(1, 1, 1)
+        again = _at(framed, end + 2, axis) + _at(framed, end + 3, axis)
+        found = Tensor.where(behind < 0, g + Tensor.where(behind < -1, 0.0, again), 0.0)
+        if first is None:
+            return found, None, None, None
+        before = first.reshape(1, 1, 1) - place
+        again = _at(framed, first, axis) + _at(framed, first + 1, axis)
+        found = found + Tensor.where(before < 0, 0.0, again)
+        return Tensor.where(before < 1, found, 0.0), None, None, None
 
 
-def _behind(x: Tensor, end: Tensor, axis: int, way: int) -> Tensor:
-    """How far behind an end each place of an axis is, and so below 0 where it is in use."""
-    away = _places(x, axis) - end.reshape(1, 1, 1)
-    return away if way > 0 else -away
+def _at(x: Tensor, place: Tensor, axis: int) -> Tensor:
+    """The one place of an axis whose number is in an i32 [1]."""
+    order = (axis, *(a for a in range(3) if a != axis))
+    return x.permute(*order).gather(place).permute(*(order.index(a) for a in range(3)))
 
 
 def _places(x: Tensor, axis: int) -> Tensor:
@@ -240,77 +255,80 @@ def _places(x: Tensor, axis: int) -> Tensor:
     return Tensor.arange(x.shape[axis]).reshape(*shape)
 
 
-def _moved(x: Tensor, axis: int, by: int) -> Tensor:
-    """x with every value `by` places further along an axis; zeros where none comes from."""
-    ends = [(0, 0)] * 3
-    ends[axis] = (max(by, 0), max(-by, 0))
-    first = max(-by, 0)
-    return _cut(x.pad(*ends), axis, first, first + x.shape[axis])
-
-
 class Doubled(Function):
     """An axis of x [c, h, w], twice as long: 4 taps for even places, mirrored ones for odd ones.
 
-    Beyond its ends the first and the last value repeat.
+    Beyond its ends the first and the last value repeat. Of the places `wanted` are computed, from
+    `first` on, which is even.
     """
 
     @staticmethod
-    def forward(ctx: Context, x: Tensor, taps: Tensor, axis: int, wanted: int) -> Tensor:
-        n, half = x.shape[axis], -(-wanted // 2)
+    def forward(
+        ctx: Context, x: Tensor, taps: Tensor, axis: int, wanted: int, first: int
+    ) -> Tensor:
+        n = x.shape[axis]
+        pairs = first // 2, (first + wanted + 1) // 2
         ctx.save_for_backward(x, taps)
-        ctx.sizes = axis, n, half, wanted  # type: ignore[attr-defined]
-        pairs = [
-            _pairs(_around(x, axis, begin, end), taps, axis) for begin, end in _cuts(half, 2, n - 2)
+        ctx.sizes = axis, wanted, first, pairs  # type: ignore[attr-defined]
+        found = [
+            _pairs(_around(x, axis, begin, end), taps, axis)
+            for begin, end in _cuts(pairs, 2, n - 2)
         ]
-        both = Tensor.concat(pairs, axis)
-        shape = (*x.shape[:axis], 2 * half, *x.shape[axis + 1 :])
+        both = Tensor.concat(found, axis)
+        shape = (*x.shape[:axis], 2 * both.shape[axis], *x.shape[axis + 1 :])
         return _cut(both.reshape(*shape), axis, 0, wanted)
 
     @staticmethod
-    def backward(ctx: Context, g: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Context, g: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         x, taps = ctx.saved_tensors
-        axis, n, half, wanted = ctx.sizes  # type: ignore[attr-defined]
-        margin = 2 * TAPS
-        ends = [(0, 0)] * 3
-        ends[axis] = (margin, 2 * half - wanted + margin)
-        framed = g.pad(*ends)
-
-        def taken(away: int, odd: int, begin: int, end: int) -> Tensor:
-            first = margin + 2 * (begin - away) + odd
-            return _cut(framed, axis, first, first + 2 * (end - begin) - 1, 2)
-
-        def by_padded(begin: int, end: int) -> Tensor:
-            """By places of x with 2 repeated ones before it and others behind it."""
-            terms = []
-            for j in range(TAPS):
-                terms.append(taken(j, 0, begin, end) * _tap(taps, j, 0))
-                terms.append(taken(j + 1, 1, begin, end) * _tap(taps, j, 1))
-            return reduce(add, terms)
-
-        def by_end(begin: int, end: int) -> Tensor:
-            return reduce(add, [by_padded(place, place + 1) for place in range(begin, end)])
-
-        if n == 1:
-            by_x = by_end(0, half + TAPS)
-        else:
-            inner = _cuts(n - 2, 1, half - 3) if n > 2 else []
-            by_x = Tensor.concat(
-                [
-                    by_end(0, 3),
-                    *(by_padded(3 + begin, 3 + end) for begin, end in inner),
-                    by_end(n + 1, half + TAPS),
-                ],
-                axis,
-            )
-        sums = []
-        for begin, end in _cuts(half, 2, n - 2):
+        axis, wanted, first, pairs = ctx.sizes  # type: ignore[attr-defined]
+        by_x = _by_values(g, taps, axis, x.shape[axis], first)
+        ends = [(0, wanted % 2 if a == axis else 0) for a in range(3)]
+        whole, sums = g.pad(*ends) if wanted % 2 else g, []
+        for begin, end in _cuts(pairs, 2, x.shape[axis] - 2):
             terms = []
             for odd in (0, 1):
                 c, h, w = _long(x.shape, axis, end - begin)
-                every = taken(0, odd, begin, end).reshape(c, h, 1, w)
+                place = 2 * begin + odd - first
+                every = _cut(whole, axis, place, place + 2 * (end - begin) - 1, 2)
+                every = every.reshape(c, h, 1, w)
                 terms.append(_windows(x, axis, begin, end, odd) * every)
             sums.append(reduce(add, terms).sum(3).sum((0, 1)))
-        return by_x, reduce(add, sums), None, None
+        return by_x, reduce(add, sums), None, None, None
+
+
+def _by_values(g: Tensor, taps: Tensor, axis: int, n: int, first: int) -> Tensor:
+    """The gradient by the n values of an axis that `Doubled` made g's places of.
+
+    They are numbered with the 2 repeated ones before them. Most have all of their places in g;
+    of others each is computed for itself, so that no element asks for conditions.
+    """
+    wanted = g.shape[axis]
+
+    def by_numbered(begin: int, end: int) -> Tensor | None:
+        """By those whose places are all in g or, each of them, not."""
+        terms = []
+        for j, odd in product(range(TAPS), (0, 1)):
+            place = 2 * (begin - j - odd) + odd - first
+            if 0 <= place < wanted:
+                taken = _cut(g, axis, place, place + 2 * (end - begin) - 1, 2)
+                terms.append(taken * _tap(taps, j, odd))
+        return reduce(add, terms) if terms else None
+
+    def by_end(begin: int, end: int) -> Tensor:
+        each = [by_numbered(number, number + 1) for number in range(begin, end)]
+        found = [by for by in each if by is not None]
+        return reduce(add, found) if found else Tensor.zeros(*_long(g.shape, axis, 1))
+
+    last = (first + wanted + 1) // 2 + TAPS
+    if n == 1:
+        return by_end(0, last)
+    lo, hi = (min(max(3, m), n + 1) for m in ((first + 2 * TAPS) // 2, (first + wanted + 1) // 2))
+    inner = [by_end(number, number + 1) for number in range(3, lo)]
+    found = by_numbered(lo, hi) if lo < hi else None
+    inner += [found] if found is not None else []
+    inner += [by_end(number, number + 1) for number in range(max(lo, hi), n + 1)]
+    return Tensor.concat([by_end(0, 3), *inner, by_end(n + 1, last)], axis)
 
 
 def _long(shape: Sequence[int], axis: int, count: int) -> tuple[int, ...]:
@@ -333,10 +351,11 @@ def _windows(x: Tensor, axis: int, begin: int, end: int, odd: int) -> Tensor:
     return found.permute(c, h, 0, w)
 
 
-def _cuts(count: int, first: int, last: int) -> list[tuple[int, int]]:
-    """What lies before, between and behind two places, as ranges of `count`."""
-    inside = [place for place in (first, last) if first < last and place < count]
-    return list(pairwise([0, *inside, count]))
+def _cuts(places: tuple[int, int], first: int, last: int) -> list[tuple[int, int]]:
+    """What of a range lies before, between and behind two places."""
+    begin, end = places
+    inside = [place for place in (first, last) if first < last and begin < place < end]
+    return list(pairwise([begin, *inside, end]))
 
 
 def _around(x: Tensor, axis: int, begin: int, end: int) -> Tensor:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.latent.plane import Extent, Plane
+from imgmlp.codec.latent.plane import Extent, Plane, Span
 from imgmlp.codec.latent.training.latent_step import Control, LatentStep
 from imgmlp.codec.latent.training.rooms import is_gpu, window_size
 from imgmlp.engine import AnyDevice, Feeder, Receiver, Tensor
@@ -30,6 +30,7 @@ Array = np.ndarray[Any, Any]
 HALO = 4  # values of every grid that what a window's own pixels need lies in
 JUDGED = 2**19  # pixels by which networks are judged, about: some windows stand for all
 TOGETHER = 8  # steps of a window there before it is another one's turn
+KEPT = 1 << 20  # pixels of a picture, at most, whose windows are kept as the device has them
 
 
 class WindowedStep(LatentStep):
@@ -56,6 +57,7 @@ class WindowedStep(LatentStep):
         self._found, self._last = np.zeros(2), np.zeros(2)  # error and bits of it, of the last step
         self._control = Control(0.0)
         self._frames: dict[tuple[Any, ...], list[Array]] = {}  # which few windows differ in
+        self._targets: dict[Span, Array] = {}  # of windows, by their corners
         self._sent = self.extent.frame  # the one that the device has
         self._feeders: dict[Tensor, Feeder] = {}
 
@@ -65,14 +67,16 @@ class WindowedStep(LatentStep):
         plane = Plane.of(*self._window, self.levels, HALO)
         return Extent(plane, (self.height, self.width), (0, 0), self._window, HALO)
 
-    def _frame(self) -> None:
-        self.firsts = Tensor(self.extent.ends[0], self.device, name="firsts")
-        self.own = Tensor(self.extent.taken(), self.device, name="own")
-        self.own_pixels = Tensor(self.extent.inside(), self.device, name="own_pixels")
-
-    def _states(self) -> list[Tensor]:
-        assert self.firsts is not None
-        return [*super()._states(), self.firsts, self.own, self.own_pixels]
+    def _frame(self) -> list[Tensor]:
+        """Two Tensors that hold it all, as each that is sent takes the host a while."""
+        plane = self.extent.plane
+        bounds, shares = (Tensor(values, self.device) for values in _framed(self.extent))
+        self.firsts, self.ends = bounds[0], bounds[1]
+        count, shape = plane.rows * plane.pitch, (plane.rows, plane.pitch)
+        self.taken, self.own = (shares[n * count : (n + 1) * count].reshape(*shape) for n in (0, 1))
+        of_pixels = shares[2 * count :].reshape(2, plane.pixels)
+        self.inside, self.own_pixels = of_pixels[0], of_pixels[1]
+        return [bounds, shares]
 
     def _all(self) -> list[Extent]:
         rows, columns = self._window
@@ -90,7 +94,7 @@ class WindowedStep(LatentStep):
 
     def _enter(self, extent: Extent) -> None:
         """Have a window's latents and pixels on the device, and what of them counts."""
-        self._send(extent, extent.target(self._picture))
+        self._send(extent, self._target(extent))
         self._move_to(extent)
 
     def _send(self, extent: Extent, target: Array, moments: Sequence[Array] = ()) -> None:
@@ -103,9 +107,7 @@ class WindowedStep(LatentStep):
             return
         if extent.frame not in self._frames:
             self._frames[extent.frame] = _framed(extent)
-        assert self.firsts is not None
-        states = (self.firsts, self.ends, self.inside, self.taken, self.own, self.own_pixels)
-        for tensor, value in zip(states, self._frames[extent.frame], strict=True):
+        for tensor, value in zip(self.framing, self._frames[extent.frame], strict=True):
             self._give(tensor, value)
         self._sent = extent.frame
 
@@ -161,8 +163,16 @@ class WindowedStep(LatentStep):
         """A window, of which as much is on its way to the device as others do not change."""
         extent = self.windows[number]
         moments = [extent.gathered(grids) for grids in self._moments]
-        self._send(extent, extent.target(self._picture), moments)
+        self._send(extent, self._target(extent), moments)
         return extent
+
+    def _target(self, extent: Extent) -> Array:
+        """The window's pixels as the device has them, some 14 bytes for each of three channels."""
+        if self.pixels > KEPT:
+            return extent.target(self._picture)
+        if extent.corner not in self._targets:
+            self._targets[extent.corner] = extent.target(self._picture)
+        return self._targets[extent.corner]
 
     def _begin(self, extent: Extent, count: int) -> None:
         """Have the device take steps of a window that is ready."""
@@ -317,6 +327,7 @@ class WindowedStep(LatentStep):
 
 
 def _framed(extent: Extent) -> list[Array]:
-    """What the device has of where a window ends."""
-    halo = [extent.inside(HALO), extent.taken(HALO)]
-    return [*extent.ends, *halo, extent.taken(), extent.inside()]
+    """What the device has of where a window ends: int32 [2, levels, 2], and of values and pixels
+    which there are, halo included, and which are its own, float32."""
+    values = [extent.taken(HALO), extent.taken(), extent.inside(HALO), extent.inside()]
+    return [np.stack(extent.ends), np.concatenate([each.reshape(-1) for each in values])]
