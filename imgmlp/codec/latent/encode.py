@@ -13,6 +13,7 @@ import numpy as np
 
 from imgmlp.codec.latent.latents_kernel import prepare
 from imgmlp.codec.latent.model import ModelShape
+from imgmlp.codec.latent.training.bit_allocation import FIRST_TRIALS, MOST_TRIALS
 from imgmlp.codec.latent.training.forms import Forms
 from imgmlp.codec.latent.training.latent_step import LatentStep
 from imgmlp.codec.latent.training.lengths import (
@@ -38,6 +39,8 @@ from imgmlp.image import Picture, counted
 __all__ = ["encode", "work", "workload"]
 
 Array = np.ndarray[Any, Any]
+
+LAST_PASSES = 1  # that are left, at most, when all trials of single weights are made
 
 
 def encode(
@@ -180,8 +183,9 @@ class _Encoder:
                 raise self.run.interrupted(trainer.reached())
             return limit is not None and time.perf_counter() > began + share * (limit - began)
 
-        made = self.picture, self.wanted, trainer.step, self.device
-        found, first = Rounding(*made, trainer.state.exponents, enough).best(trainer.state.price)
+        most = MOST_TRIALS if self.passes.to_come <= LAST_PASSES else FIRST_TRIALS
+        made = self.picture, self.wanted, trainer.step, self.device, trainer.state.exponents
+        found, first = Rounding(*made, enough, most).best(trainer.state.price)
         networks = first.model.networks  # another pass begins near to these
         trainer.state.exponents = {name: tensor.exponent for name, tensor in networks.items()}
         return self._draft(found, trainer), first

@@ -155,13 +155,19 @@ class _Encoder:
     def _first_weights(self) -> float:
         """How many weights the network should have; unless bytes say so, that of a short run."""
         if self.wanted.kind == "bytes":
-            beside = rate_model.OVERHEAD + metadata_sections.size(self.picture.metadata)
-            return max(1.0, 8 * (self.wanted.value - beside) / rate_model.BITS)
+            return self._paid()
         if self.limit is None:
             return pilot_weights(self.samples)
         found = PILOT_RATE * self.samples / rate_model.BITS  # there may be no time for another one
         usual = rate_model.usual_weights(self.wanted, self.samples)
         return max(LEAST, min(max(usual, found / 2**WITHIN), found * 2**WITHIN))
+
+    def _paid(self) -> float:
+        """Weights that the bytes wanted pay for, as many as a file of a quality has in them."""
+        beside = rate_model.OVERHEAD + metadata_sections.size(self.picture.metadata)
+        about = max(1.0, 8 * (self.wanted.value - beside) / rate_model.BITS)
+        beside = self.rounding.overhead(rate_model.network_shape(about, self.picture.channels))
+        return max(1.0, 8 * (self.wanted.value - beside) / rate_model.BITS)
 
     def search(self) -> None:
         """Find by short runs how many weights a quality or a price needs."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from itertools import pairwise, takewhile
 
 from imgmlp.codec.training.search import Trial
 from imgmlp.codec.training.target import Goal
@@ -24,6 +25,7 @@ APART = 0.2
 # bytes, most of which are networks'; dB stay.
 SAVED = {"psnr": 0.0, "bytes": 0.007}
 FURTHEST = 1.5  # doublings of the price, at most, at once
+HARDENED = 2  # doublings of a change of the price, at most, for passes that it did not turn round
 
 
 @dataclass
@@ -66,10 +68,19 @@ class Passes:
         """
         if self.wanted.kind == "lambda":
             return self.wanted.value
-        price, excess = self.tried[-1]
-        excess -= SAVED[self.wanted.kind] * max(self._least + 1 - len(self.tried), 0)
+        price, excess = self.tried[-1][0], self._left(len(self.tried) - 1)
         price += min(max(-excess / self._slope(), -FURTHEST), FURTHEST)
         return min(max(math.exp2(price), CHEAPEST), DEAREST)
+
+    def _left(self, number: int) -> float:
+        """How much is still too much at the end, after one of those that were tried."""
+        saved = SAVED[self.wanted.kind] * max(self._least - number, 0)
+        return self.tried[number][1] - saved
+
+    @property
+    def to_come(self) -> int:
+        """Passes that there are in any case after what is rounded next."""
+        return max(self._least - len(self.tried), 0)
 
     @property
     def _least(self) -> int:
@@ -82,7 +93,19 @@ class Passes:
         """
         usual, latest = SLOPES[self.wanted.kind], self.tried[1:][-2:]
         if len(latest) < 2 or abs(latest[1][0] - latest[0][0]) < APART:
-            return usual
+            return usual / self._stubborn()
         (price, excess), (later, now) = latest
         measured = (now - excess) / (later - price)
         return -min(max(-measured, -usual / STEEP), -usual * STEEP)
+
+    def _stubborn(self) -> float:
+        """How many times as much the price has to change, as passes have ended on one side.
+
+        Latents that have hardened follow less than usual; two such passes may be chance.
+        """
+        left = [self._left(number) for number in range(1, len(self.tried))][::-1]
+        one_side = (
+            abs(now) > abs(before) / 2 and now * before > 0 for now, before in pairwise(left)
+        )
+        stuck = sum(1 for _ in takewhile(bool, one_side))
+        return 2.0 ** min(max(stuck - 1, 0), HARDENED)

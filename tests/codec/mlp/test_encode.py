@@ -91,6 +91,21 @@ def test_too_few_bytes_are_missed_with_the_smallest_file() -> None:
     assert found.missed == f"{len(found.bytes)} bytes instead of 60"
 
 
+@pytest.mark.parametrize("weights", [918.0, 2320.0])
+def test_bytes_have_the_network_of_a_quality_that_has_as_many(weights: float) -> None:
+    """Which is the larger of two by less than what files have beside weights is about wrong."""
+    picture, device = Picture(np.resize(small_pixels(), (128, 128, 3))), open_device("numpy")
+    quality = _Encoder(picture, Goal("lambda", 1e-3), SHORT, device, Run())
+    quality.sizes.weights = weights
+    shape = quality.sizes.shape()
+    size = math.ceil(rate_model.BITS * weights / 8 + quality.rounding.overhead(shape))
+    encoder = _Encoder(picture, Goal("bytes", size), SHORT, device, Run())
+    assert encoder.sizes.shape() == shape
+    assert encoder.sizes.weights == pytest.approx(weights, rel=2e-3)
+    fewer = _Encoder(picture, Goal("bytes", size - 20), SHORT, device, Run())
+    assert fewer.sizes.shape() != shape
+
+
 def test_no_network_is_larger_than_the_pixels() -> None:
     """Whatever is allowed: training it would take for ever."""
     picture = Picture(small_pixels()[:12, :12])

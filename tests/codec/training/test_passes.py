@@ -62,6 +62,28 @@ def test_two_passes_at_nearly_one_price_tell_nothing_of_others() -> None:
     assert math.log2(passes.price()) == pytest.approx(-8.21 - 0.32 / SLOPES["psnr"])
 
 
+def test_a_price_that_passes_do_not_follow_changes_faster() -> None:
+    """Files of 2% too many bytes, whatever the price: after three of them it changes twice as much
+    as usual, after four four times; not any more once they are on the other side.
+    """
+    passes, usual = Passes(Goal("bytes", 400)), -0.03 / SLOPES["bytes"]
+    passes.tried = [[-8.3, -0.1], [-8.4, 0.03], [-8.37, 0.03]]
+    for times in (1, 2, 4, 4):
+        price = passes.tried[-1][0]
+        assert math.log2(passes.price()) - price == pytest.approx(times * usual)
+        passes.tried += [[price + 0.03, 0.03]]
+    passes.tried += [[price + 0.1, -0.03]]
+    assert math.log2(passes.price()) - (price + 0.1) == pytest.approx(-usual)
+
+
+def test_passes_to_come_are_those_in_any_case() -> None:
+    passes, found = Passes(Goal("psnr", 30), least=2), list[int]()
+    for _ in range(4):
+        found.append(passes.to_come)
+        passes.add(1e-3, File(400, 30.0))
+    assert found == [2, 1, 0, 0]
+
+
 def test_bytes_that_passes_to_come_save_are_spent_before() -> None:
     hit = Passes(Goal("bytes", 400), least=4)
     hit.add(1e-3, File(396, 30.0))

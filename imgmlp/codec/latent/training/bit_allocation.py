@@ -35,6 +35,7 @@ Array = np.ndarray[Any, Any]
 
 
 TRIALS, MOST_TRIALS = 0.5, 6000  # of single weights for every step of training, and at most
+FIRST_TRIALS = 150  # of them, at most, before other passes, which move these weights once more
 COARSEST = 4  # exponent of steps where nothing finer is valid
 LARGEST_WEIGHT = 8.0  # magnitude, with these: sums of 64 such weights need fewer than 32 bits
 
@@ -97,13 +98,15 @@ class Search:
         networks: dict[str, Quantized],
         price: float,
         enough: Callable[[], bool] = lambda: False,
+        most: int = MOST_TRIALS,
     ) -> dict[str, Quantized]:
         """Networks of nearly these weights with a lower D + lambda R.
 
-        Tries as many as a fifth of the training's time allows, about, until `enough` says so.
+        Tries as many as a fifth of the training's time allows, about, but at most so many, until
+        `enough` says so.
         """
         refinement = Refinement(self.step, networks, price)
-        refinement.run(min(int(TRIALS * self.step.done), MOST_TRIALS), enough)
+        refinement.run(min(int(TRIALS * self.step.done), most), enough)
         found = refinement.networks()
         return found if _is_valid(self.step.shape, found) else networks
 

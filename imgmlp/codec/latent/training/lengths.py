@@ -34,7 +34,9 @@ FEWEST, MOST_STEPS = 300, 100_000  # of the lowest and of the highest of them
 # Small pictures have as many steps again, but no more than MORE: with few, each way to a target
 # ended with another file. Of SMALLER pixels and fewer; of SOME none.
 SMALLER, SOME, MORE = 2**14, 2**16, 600
-FIRST_PASSES = 4  # of them, at most, after a run in any case: about as many steps as MORE again
+# Passes of them after a run in any case, at most, and steps of all of these, at most: as many as a
+# target may take, as what it is asked by would decide how many there are.
+FIRST_PASSES, AGAIN = MOST, 900
 # Larger pictures have fewer steps, so that for some time they take no longer; a share, at least.
 LARGE, BY_LARGER, LEAST_SHARE = 2**20, 1.55, 1 / 35
 TOO_FEW = 30  # below which latents are far from what they can be
@@ -75,7 +77,7 @@ def least_passes(steps: int, pixels: int) -> int:
 
     Each makes a better file, so that without them what hits its target at once would be worse.
     """
-    most = min(FIRST_PASSES, round(MORE / (SHORTER * max(steps, 1))))
+    most = min(FIRST_PASSES, int(AGAIN / (SHORTER * max(steps, 1))))
     return round(_smallness(pixels) * most) * (steps >= FEWEST)
 
 
@@ -119,7 +121,7 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
 
 def _passes(wanted: Goal, least: int) -> float:
     """After a run, about."""
-    return least if wanted.kind == "lambda" else max(least + 1, MOST / 4)
+    return least if wanted.kind == "lambda" else min(max(least + 1, MOST / 4), MOST)
 
 
 def trained_steps(steps: int, shape: tuple[int, ...], device: AnyDevice, short: bool) -> int:

@@ -16,7 +16,7 @@ from imgmlp.codec.bitstream.container import Container, Section
 from imgmlp.codec.latent import decode, sections
 from imgmlp.codec.latent.model import LARGEST, LEAST, LatentModel, Quantized
 from imgmlp.codec.latent.synthesis import corner, synthesize
-from imgmlp.codec.latent.training.bit_allocation import Search
+from imgmlp.codec.latent.training.bit_allocation import MOST_TRIALS, Search
 from imgmlp.codec.latent.training.latent_step import LatentStep
 from imgmlp.codec.training import draft
 from imgmlp.codec.training.search import approached, nearest, too_much
@@ -86,7 +86,9 @@ class Rounding:
         device: AnyDevice,
         exponents: Mapping[str, int],
         enough: Callable[[float], bool] = lambda _: False,
+        most: int = MOST_TRIALS,
     ) -> None:
+        self._most = most  # trials of single weights
         self.picture, self.wanted, self.step, self.device = picture, wanted, step, device
         self._enough = partial(enough, 1.0)
         self._refined = partial(enough, 1.0 if wanted.kind == "lambda" else REFINED)
@@ -103,7 +105,7 @@ class Rounding:
         to finer steps.
         """
         self._decided(0.0)
-        networks = self._search.refined(self._search.run(price), price, self._refined)
+        networks = self._search.refined(self._search.run(price), price, self._refined, self._most)
         trial = self._trial(networks, 0.0)
         files = [self._written(trial)]
         while len(files) < EXACT and self.wanted.kind != "lambda" and not self._enough():
