@@ -40,6 +40,9 @@ def main(began: float | None = None) -> None:
 
 
 def _run(terminal: Terminal) -> int:
+    if "" in sys.argv[1:]:  # which would be the folder that one is in
+        hint = "is a variable of your shell unset? leave it out, or give it a value"
+        raise UsageError("an argument is empty", hint=hint)
     try:
         code: Any = app(obj=terminal, prog_name="imgmlp", standalone_mode=False)
     except typer.TyperException as error:

@@ -30,7 +30,7 @@ from imgmlp.codec.training.checkpoint import Checkpoint
 from imgmlp.codec.training.run import Progress
 from imgmlp.ending import held
 from imgmlp.engine import AnyDevice, open_device
-from imgmlp.errors import DeviceError, UsageError
+from imgmlp.errors import DeviceError, OutputError, UsageError
 from imgmlp.interrupt import StopRequest
 from imgmlp.report.live import Live
 from imgmlp.terminal import Terminal
@@ -62,14 +62,13 @@ class Outputs:
             raise UsageError(problem, hint="choose one of them")
 
     def of(self, sources: Sequence[Path]) -> list[Path]:
-        """The file to write for each picture, none of them in anyone's way. Raises ImgmlpError."""
+        """The file to write for each picture. Raises ImgmlpError."""
         files.check_names(sources, self.file)
         if self.file is not None and self.file not in sources:
             pictures.check_ending(self.file, EXTENSION)
         found = [files.output_of(one, self.file, EXTENSION) for one in sources]
-        pairs = zip(sources, found, strict=True)  # over itself is that one's own problem
-        others = [path for source, path in pairs if path not in (source, STANDARD)]
-        output_files.check_distinct([*others, *self.shown().paths()], sources, APART)
+        others = [path for path in found if path != STANDARD]
+        output_files.check_distinct(self.shown().paths(), [*sources, *others], APART)
         return found
 
     def check(self, path: Path) -> None:
@@ -93,6 +92,7 @@ def run(terminal: Terminal, request: Request, outputs: Outputs, wanted: Wanted) 
     elif any(map(store.is_stored, request.sources)):
         hint = "give an --out in a store as well, such as s3://bucket/folder"
         raise UsageError("pictures in a store are encoded into a store", hint=hint)
+    terminal.note(f"{wanted.codec}, {wanted.work()}, into {outputs.folder}")
     search = Search(image_files.endings(), request.recursive, check=files.check_picture)
     rules = Rules(
         outputs.folder,
@@ -129,8 +129,9 @@ def _beside(terminal: Terminal, request: Request, outputs: Outputs, wanted: Want
             raise UsageError(problem, hint="leave it out, or give a file with -o")
         files.check_terminal("an .imlp file", "imgmlp encode photo.png -o - > photo.imlp")
     watch, device = Watch(terminal), cache(lambda: _opened(terminal, request.one))
+    taken = {source.resolve(): source for source in sources if source != STANDARD}
     tasks = [
-        _Task(watch, source, path, outputs, wanted, device)
+        _Task(watch, source, path, outputs, wanted, device, taken)
         for source, path in zip(sources, targets, strict=True)
     ]
     tasks[0].began = terminal.began  # starting counts as well, while others wait for their turn
@@ -180,6 +181,7 @@ class _Task:
     outputs: Outputs
     wanted: Wanted
     device: Callable[[], AnyDevice]
+    taken: dict[Path, Path]  # what this command reads and writes, by the sources that it is of
     began: float = 0.0  # on the clock, what a time limit counts from; 0 for when it is its turn
     kept: Checkpoint | None = None
     written: bool = False
@@ -190,8 +192,8 @@ class _Task:
     def check(self) -> None:
         """Refuse what cannot be done before any work begins. Raises ImgmlpError."""
         files.check_picture(self.source)
-        if self.path == self.source and self.path != STANDARD:
-            output_files.check_distinct([self.path], [self.source], APART)
+        if self.path != STANDARD:
+            self._take(self.path.resolve())
         if self.path == STANDARD or checkpoint.left_beside(self.path):
             return  # this command's own, perhaps
         if self._allowed():
@@ -226,6 +228,16 @@ class _Task:
         self.written = True
         self.entry |= found.facts()
         terminal.done(found.line("standard output" if standard else str(self.path)))
+
+    def _take(self, place: Path) -> None:
+        """Keep others of this command from a place. Raises OutputError if it is one of theirs."""
+        if place in self.taken:
+            other = self.taken[place]
+            problem = f"{self.path} is what {other} becomes, and {self.source} as well"
+            if place == other.resolve():
+                problem = f"{self.path}, of {self.source}, would be written over {other}"
+            raise OutputError(problem, hint=APART)
+        self.taken[place] = self.source
 
     def forget(self) -> None:
         """Keep nothing of a picture whose file is there. Once the whole command is at its end."""

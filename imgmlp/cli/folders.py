@@ -10,7 +10,7 @@ import contextlib
 import glob
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -154,6 +154,8 @@ def _work(
     if plan.journal is not None:  # told once, and not of every file
         make_folder(plan.journal.path)
         check_output(plan.journal.path, force=True)
+    if plan.count > 1:  # at once, as the first of them may take a while
+        terminal.note(f"{plan.count:,} files to do, {_places(request, seats)}")
     with terminal.files(plan.count) as told.show:
         if request.cluster is not None:
             cluster = _cluster(request, work, len(seats))
@@ -170,6 +172,14 @@ def _work(
         with contextlib.closing(records):
             for record in records:
                 told.finished(record)
+
+
+def _places(request: Request, seats: Sequence[str]) -> str:
+    """Where they are done, for people."""
+    if request.cluster not in (None, "local"):
+        return f"on the workers of {request.cluster}"
+    named = [name for name in dict.fromkeys(seats) if name != "auto"]
+    return f"{len(seats)} at a time" + (f" on {' and '.join(named)}" if named else "")
 
 
 def _cluster(request: Request, work: Work, processes: int) -> Cluster:

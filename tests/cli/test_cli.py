@@ -240,3 +240,9 @@ def test_a_missing_home_does_not_matter(picture: Path, home: str | None) -> None
     )
     assert done.returncode == 0, done.stderr
     assert "numpy" in done.stdout
+
+
+def test_an_empty_argument_is_no_folder(imgmlp: Command) -> None:
+    """As of a variable that is not set, which would be the folder that one is in."""
+    for words in (["encode", "", "--out", "out"], ["decode", "x.imlp", "-o", ""]):
+        assert "an argument is empty" in imgmlp(*words, check=2).stderr

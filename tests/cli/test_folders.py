@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,13 @@ def test_a_tree_is_mirrored_and_told_as_it_ends(tree: Path, capsys: Shown) -> No
     assert one["output"] == "out/a.imlp"
     assert one["problem"] is one["psnr"] is None
     assert one["bytes"] == Path("out/a.imlp").stat().st_size
+
+
+def test_what_is_done_is_told_before_the_first_file_is(tree: Path, capsys: Shown) -> None:
+    assert encode(tree, wanted=replace(LOSSLESS, effort=1)) == 0
+    first, second, *_ = capsys.readouterr().err.splitlines()
+    assert first == f"{LOSSLESS.codec}, effort 1, into out"
+    assert second == "3 files to do, 1 at a time on numpy"
 
 
 def test_one_bad_file_stops_no_other_and_can_be_tried_again(tree: Path, capsys: Shown) -> None:

@@ -243,6 +243,22 @@ def test_one_existing_or_missing_file_does_not_stop_the_others(
     assert [line for line in told if "error:" in line] == told[0:4:2]  # before any work
 
 
+def test_pictures_of_one_output_do_not_stop_the_others(
+    three: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first has it, also where one picture is named twice."""
+    same = three[0].with_suffix(".bmp")
+    Image.open(three[0]).save(same)
+    assert run([three[0], same, three[1], three[1]], as_json=True) == 1
+    said = capsys.readouterr()
+    first, second, third, fourth = (entry["problem"] for entry in json.loads(said.out))
+    assert first is third is None
+    taken = three[0].with_suffix(".imlp")
+    assert second == f"{taken} is what {three[0]} becomes, and {same} as well"
+    assert "is what" in fourth
+    assert "-o and another name" in said.err
+
+
 def test_existing_files_can_be_skipped(
     three: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

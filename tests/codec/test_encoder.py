@@ -19,6 +19,7 @@ from imgmlp.codec.mlp import encode as mlp
 from imgmlp.codec.mlp import rate_model
 from imgmlp.codec.training.compile_times import UNKNOWN, CompileTimes
 from imgmlp.codec.training.draft import Draft
+from imgmlp.codec.training.pace import READY
 from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import open_device
 from imgmlp.errors import ImgmlpError
@@ -53,12 +54,18 @@ def test_a_file_of_another_picture_or_of_none_is_a_fault(monkeypatch: pytest.Mon
         assert "fault in imgmlp" in caught.value.hint
 
 
+def _uneven(height: int, width: int) -> np.ndarray:
+    pixels = np.zeros((height, width, 3), np.uint8)
+    pixels[-1, -1, -1] = 1
+    return pixels
+
+
 @pytest.mark.parametrize("codec", ["mlp", "latent"])
 def test_how_long_it_takes_is_guessed_from_what_there_is_to_do(
     codec: Codec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("imgmlp.codec.training.pace.speed", lambda _: 1e10)
-    small, large = (Picture(np.zeros((n, n, 3), np.uint8)) for n in (64, 512))
+    small, large = (Picture(_uneven(n, n)) for n in (64, 512))
     device = open_device("numpy")
 
     def guessed(picture: Picture, level: int, wanted: Goal) -> float:
@@ -70,6 +77,9 @@ def test_how_long_it_takes_is_guessed_from_what_there_is_to_do(
     assert guessed(large, 4, price) < guessed(large, 4, Goal("psnr", 31.5))
     limited = encoder.workload(codec, None, 7.0)
     assert encoder.expected_seconds(small, quality, limited, device, codec) == 7.0
+    even = Picture(np.full((512, 512, 3), 9, np.uint8))  # which is not trained
+    assert guessed(even, 4, price) == READY
+    assert encoder.expected_seconds(even, quality, limited, device, codec) == READY
 
 
 def test_what_was_compiled_here_before_takes_no_time_again(
@@ -84,7 +94,7 @@ def test_what_was_compiled_here_before_takes_no_time_again(
         work = encoder.workload("mlp", 1, None)
         return encoder.expected_seconds(picture, Goal("bytes", 3000), work, device, "mlp")
 
-    picture = Picture(np.zeros((64, 64, 3), np.uint8))
+    picture = Picture(_uneven(64, 64))
     cold, times = guessed(picture), CompileTimes(device)
     shape = rate_model.network_shape(rate_model.usual_weights(Goal("bytes", 3000), 64 * 64), 3)
     for program, seconds in ((mlp.step_program(shape, 1), 6.0), (mlp.decoding_program(shape), 3.0)):
@@ -92,7 +102,7 @@ def test_what_was_compiled_here_before_takes_no_time_again(
         times.note(program)
     warm = guessed(picture)
     assert cold - warm == pytest.approx(2 * UNKNOWN)
-    larger = Picture(np.zeros((640, 64, 3), np.uint8))
+    larger = Picture(_uneven(640, 64))
     assert guessed(larger) - warm < 2  # the same network, with the same programs
     info.driver = "another"
     assert guessed(picture) == cold
@@ -108,7 +118,7 @@ def test_pictures_of_nearly_one_size_are_compiled_for_once(
     device: Any = SimpleNamespace(info=info, lanes="one", compiling=0.0)
 
     def compiling(height: int, width: int) -> float:
-        picture, work = Picture(np.zeros((height, width, 3), np.uint8)), Workload(0, 10.0)
+        picture, work = Picture(_uneven(height, width)), Workload(0, 10.0)
         return encoder.compiling_seconds(picture, Goal("lambda", 1e-3), work, device, "latent")
 
     times = CompileTimes(device)
