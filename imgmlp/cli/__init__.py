@@ -40,7 +40,7 @@ def main(began: float | None = None) -> None:
 
 
 def _run(terminal: Terminal) -> int:
-    if "" in sys.argv[1:]:  # which would be the folder that one is in
+    if any(map(_is_empty, _options(sys.argv[1:]))) or "" in sys.argv[1:]:
         hint = "is a variable of your shell unset? leave it out, or give it a value"
         raise UsageError("an argument is empty", hint=hint)
     try:
@@ -76,12 +76,20 @@ def _problem(error: BaseException) -> ImgmlpError:
 def _told(terminal: Terminal, problem: ImgmlpError) -> int:
     """Say what is wrong, also as JSON where that was asked for; returns the exit code."""
     code = terminal.fail(problem)
-    words = sys.argv[1:]
-    options = words[: words.index("--")] if "--" in words else words
-    if "--json" in options and not terminal.answered:
+    if "--json" in _options(sys.argv[1:]) and not terminal.answered:
         with contextlib.suppress(OutputError):  # which is told by now, or matters less
             print_data(json.dumps(problem.facts(), indent=2))
     return code
+
+
+def _options(words: list[str]) -> list[str]:
+    """Those words of a command that may be options."""
+    return words[: words.index("--")] if "--" in words else words
+
+
+def _is_empty(word: str) -> bool:
+    """Whether an option has an empty value, which would be the folder that one is in."""
+    return word.startswith("--") and word.endswith("=")
 
 
 def _interrupted() -> Interrupted:

@@ -92,7 +92,8 @@ def run(terminal: Terminal, request: Request, outputs: Outputs, wanted: Wanted) 
     elif any(map(store.is_stored, request.sources)):
         hint = "give an --out in a store as well, such as s3://bucket/folder"
         raise UsageError("pictures in a store are encoded into a store", hint=hint)
-    terminal.note(f"{wanted.codec}, {wanted.work()}, into {outputs.folder}")
+    into = store.url(outputs.folder) if stored else outputs.folder
+    terminal.note(f"{wanted.codec}, {wanted.work()}, into {into}")
     search = Search(image_files.endings(), request.recursive, check=files.check_picture)
     rules = Rules(
         outputs.folder,

@@ -244,5 +244,10 @@ def test_a_missing_home_does_not_matter(picture: Path, home: str | None) -> None
 
 def test_an_empty_argument_is_no_folder(imgmlp: Command) -> None:
     """As of a variable that is not set, which would be the folder that one is in."""
-    for words in (["encode", "", "--out", "out"], ["decode", "x.imlp", "-o", ""]):
+    for words in (
+        ["encode", "", "--out", "out"],
+        ["decode", "x.imlp", "-o", ""],
+        ["encode", "x.png", "--out="],
+    ):
         assert "an argument is empty" in imgmlp(*words, check=2).stderr
+    assert "--out= does not exist" in imgmlp("encode", "--", "--out=", check=2).stderr

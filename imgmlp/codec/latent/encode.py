@@ -106,7 +106,8 @@ class _Encoder:
         if saved is not None:
             step.restore(saved.arrays)
             self.resumed = step.done
-            self.passes.tried, lengths.pace = saved.values["tried"], saved.values["pace"]
+            self.passes.tried = saved.values["tried"]
+            lengths.pace, lengths.judging = saved.values["pace"], saved.values["judging"]
             if saved.values["best"] is not None:
                 self.best = Draft(saved.arrays["best_file"].tobytes(), saved.values["best"])
         limits = lengths.limits(state)
@@ -200,6 +201,7 @@ class _Encoder:
     def _complete(self, snapshot: Snapshot) -> Snapshot:
         """A trainer's snapshot with that of the passes before it."""
         values: dict[str, Any] = {"tried": self.passes.tried, "pace": self.lengths.pace}
+        values["judging"] = self.lengths.judging
         values |= {"form": self.forms.name, "best": None}
         arrays: dict[str, Array] = {}
         if self.best is not None:

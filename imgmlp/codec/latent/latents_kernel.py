@@ -45,7 +45,10 @@ def prepare(shape: ModelShape, device: AnyDevice) -> Thread | None:
     if not isinstance(device, Device) or device.lanes == "one":
         return None
     thread = Thread(target=_prepare, args=(shape,))
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # no thread is left: whoever reads latents does it then
+        return None
     return thread
 
 

@@ -2,7 +2,8 @@
 only place that writes it.
 
 What instructions cannot say stands in kernels/*.cl and is called from here. Vectors come
-from the driver's compiler, out of innermost loops, and from the product's building block.
+from the driver's compiler, out of innermost loops, from the product's building block, and where
+register_vectors.py and sum_vectors.py find them.
 """
 
 from __future__ import annotations

@@ -346,7 +346,7 @@ def test_a_time_limit_leaves_time_for_rounding_networks(
     encoder = latent._Encoder(Picture(PIXELS), wanted, work, open_device("numpy"), there)
     found = encoder.lengths
     steps = found.of(encoder.forms.first(), 1e-3)
-    found._judging = judging
+    found.judging = judging
     assert steps > 1000
     state = phases.LatentTrainerState(found.fitting(10.0, 1e-3), 1e-3)
     until, _ = found.limits(state)
@@ -371,7 +371,7 @@ def test_how_long_judging_takes_is_found_beside_the_pace(monkeypatch: pytest.Mon
     made = Picture(PIXELS), Goal("lambda", 1e-3), Workload(0, 20.0), open_device("numpy")
     encoder = latent._Encoder(*made, Run(began=50.0))
     encoder.lengths.of(encoder.forms.first(), 1e-3)
-    assert encoder.lengths._judging == 3.0
+    assert encoder.lengths.judging == 3.0
 
 
 def test_what_a_limit_leaves_is_trained_in(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,7 +165,7 @@ class Lengths:
         self.limit: float | None = None  # of the clock
         self.pace = 0.0  # seconds that a step takes now, once it is known
         self._settling: float = SETTLING
-        self._judging = 0.0  # seconds that judging networks takes, once it is known
+        self.judging = 0.0  # seconds that judging networks takes, once it is known
         self._compiled = CompileTimes(device)
 
     def of(self, step: LatentStep, price: float) -> int:
@@ -252,14 +252,14 @@ class Lengths:
         pace = step.pace(TRIED if decides else TRIED_BRIEFLY)
         began = time.perf_counter()
         step.judge(step.flat.numpy())
-        self._judging = time.perf_counter() - began
+        self.judging = time.perf_counter() - began
         hidden = widths(self.shape, math.inf)
         self._compiled.note(step_program(self.shape, hidden, self.device, self.short))
         return pace
 
     def _search(self, pace: float) -> float:
         """Seconds of the search for rounded networks."""
-        return max(self._settling * pace, SEARCHED * self._judging)
+        return max(self._settling * pace, SEARCHED * self.judging)
 
     def _checking(self, pace: float) -> float:
         """Seconds that writing a file and decoding it take."""
