@@ -488,11 +488,15 @@ def test_the_processor_is_made_ready_while_a_gpu_is_busy(monkeypatch: pytest.Mon
 
 
 def test_what_is_made_ready_and_fails_is_told_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object) -> None:
+    asked: list[object] = []
+
+    def fails(*made: object) -> None:
+        asked.append(made)
         raise OutOfMemoryError("there is none")
 
     monkeypatch.setattr(latents_kernel, "KernelGrids", fails)
     latents_kernel._prepare(small_latent_model().shape)
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize("error", [DeviceError, OutOfMemoryError])
