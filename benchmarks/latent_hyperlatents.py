@@ -6,6 +6,7 @@ For latent_ablation.py, which says what they are worth; files have none.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -94,8 +95,12 @@ class Hyperlatents(LatentStep):
             contexts = Tensor.concat([contexts, above], 0)
             first = Tensor.concat([layers[0], self.beside], 0)
             found = perceptron(contexts.permute(1, 0), [first, *layers[1:]])
-        bits = operations.Bits.apply(seen.reshape(-1), found[:, 0], found[:, 1])
-        return (bits * self.own.reshape(-1)).sum()
+        values, own = (
+            each.reshape(-1)[self.plane.first : self.plane.first + self.plane.places]
+            for each in (seen, self.own)
+        )
+        bits = operations.Bits.apply(values, found[:, 0], found[:, 1])
+        return (bits * own).sum()
 
     def _above(self, seen: Tensor) -> Tensor:
         """[3, places]: of every grid the hyperlatents above each value, none of hyperlatents."""
@@ -134,7 +139,14 @@ class Hyperlatents(LatentStep):
             down = grid.row, plane.rows - grid.row - grid.height
             across = grid.column, plane.pitch - grid.column - grid.width
             whole = whole + maps[level].pad((0, 0), down, across)
-        return whole.reshape(len(SCALES), -1)
+        first = self.plane.first
+        return whole.reshape(len(SCALES), -1)[:, first : first + self.plane.places]
+
+    def write_grids(self, grids: Sequence[Any]) -> None:
+        """All of them, or those that synthesis sees: the others begin from zero."""
+        known = len(grids) - self.levels
+        nothing = [np.zeros((grid.height, grid.width)) for grid in self.hyper[known:]]
+        super().write_grids([*grids, *nothing])
 
     def finish(self) -> float:
         """Round the weights that no file has yet; returns their bits."""
