@@ -1,4 +1,4 @@
-"""Small models of whole numbers that several tests decode."""
+"""Small models of whole numbers that several tests decode, and what trains them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from imgmlp.codec.latent.model import (
     usual_levels,
     widths_of,
 )
+from imgmlp.codec.latent.training.latent_step import LatentStep
 from imgmlp.codec.mlp.network import LAST_STEP, Layer, Network, Shape
+from imgmlp.engine import Program
 
 
 def small_network(channels: int = 3, width: int = 8, frequencies: int = 3) -> Network:
@@ -71,3 +73,8 @@ def small_latent_model(
         for size in shape.grids
     )
     return LatentModel(shape, grids, networks)
+
+
+def latent_programs(step: LatentStep) -> list[Program]:
+    """All that it runs."""
+    return [step.program, step._showing, *step._judging.values()]

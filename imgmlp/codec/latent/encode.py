@@ -94,7 +94,6 @@ class _Encoder:
         saved, lengths, first = self.run.saved, self.lengths, self.prices.first()
         step = self.forms.first(saved.values["form"] if saved is not None else None)
         lengths.opened = self.forms.opened
-        lengths.judged_by(1.0 if lengths.opening else step.sampled)
         if saved is None:
             state = LatentTrainerState(lengths.of(step, first), first)
         else:

@@ -9,14 +9,15 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from networks import latent_programs
 
 from imgmlp.codec.latent import latents, sections
 from imgmlp.codec.latent.model import LatentModel, flat_of, networks_of, start_of, usual_levels
 from imgmlp.codec.latent.plane import LEAST, REACH, UNIT, Extent, Plane, common_side
 from imgmlp.codec.latent.synthesis import synthesize
 from imgmlp.codec.latent.training import latent_step, operations, phases
-from imgmlp.codec.latent.training.bit_allocation import Refinement, Search, grids_of
-from imgmlp.codec.latent.training.latent_step import Control, LatentStep
+from imgmlp.codec.latent.training.bit_allocation import Refinement, Search, grids_of, part_of
+from imgmlp.codec.latent.training.latent_step import PARTS, Control, LatentStep, Part
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
 from imgmlp.codec.training.perceptron import Activation
 from imgmlp.codec.training.run import Run
@@ -333,8 +334,8 @@ def test_pictures_that_share_a_room_share_their_programs() -> None:
     device, sizes = open_device("numpy"), ((21, 30), (32, 17), (25, 32))
     steps = [LatentStep(picture()[:1, :1].repeat(h, 0).repeat(w, 1), 1, device, room=(32, 32))
              for h, w in sizes]  # fmt: skip
-    for name in ("program", "_judging", "_showing"):
-        assert len({getattr(step, name)._identity[0] for step in steps}) == 1, name
+    for programs in zip(*map(latent_programs, steps), strict=True):
+        assert len({program._identity[0] for program in programs}) == 1
 
 
 def test_a_graphics_card_takes_a_step_in_few_launches() -> None:
@@ -464,8 +465,8 @@ def test_a_refinement_minds_what_the_search_does_where_samples_do_not_count() ->
     networks, price = search.run(1e-3, rounds=1), 1e-3
     found = search._cost(search.exponents, price)
     bits = search._network_bits(networks)
-    own = Refinement(step, networks, price)._cost()
-    assert own + price * bits / step.pixels == pytest.approx(found)
+    own = Refinement(step, networks, price)
+    assert sum(map(own._cost, PARTS)) + price * bits / step.pixels == pytest.approx(found)
 
 
 @pytest.mark.parametrize("sizes", [{"hidden": 8, "entropy": 4}, STARTED])
@@ -496,6 +497,44 @@ def test_refined_networks_make_a_better_file(
     refinement.run(200, lambda: True)
     for name, tensor in refinement.networks().items():
         assert np.array_equal(tensor.values, rounded[name].values), name
+
+
+@pytest.mark.parametrize("sizes", [STARTED, {"hidden": 32, "entropy": 24, "start": 5}])
+def test_a_tensor_changes_only_what_it_is_judged_by(sizes: dict[str, int]) -> None:
+    """That of the filter as well."""
+    step = LatentStep(picture(), 1, open_device("numpy"), **sizes)
+    step.write_grids([3 * draw(*grid.shape) for grid in step.grids()])
+    flat = step.flat.numpy()
+    networks = networks_of(flat, step.shapes)
+    first = step.judge(flat)
+    seen = set()
+    for name, values in networks.items():
+        moved = step.judge(flat_of(networks | {name: values + np.float32(0.5)}))
+        changed = [part for part, a, b in zip(PARTS, first, moved, strict=True) if a != b]
+        assert changed == [part_of(name)], name
+        step.ask(flat, part_of(name))
+        assert step.answer() == first[PARTS.index(part_of(name))]
+        seen.add(part_of(name))
+    assert seen == set(PARTS)
+
+
+def test_a_search_asks_for_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor's step says nothing of what it does not change."""
+    step = LatentStep(picture(), 1, open_device("numpy"), hidden=8, entropy=4)
+    asked: list[tuple[str, bytes]] = []
+    ask = step.ask
+
+    def noted(flat: np.ndarray, part: Part) -> None:
+        names = [name for name in networks_of(flat, step.shapes) if part_of(name) == part]
+        own = b"".join(networks_of(flat, step.shapes)[name].tobytes() for name in names)
+        asked.append((part, own))
+        ask(flat, part)
+
+    monkeypatch.setattr(step, "ask", noted)
+    search = Search(step)
+    search.run(1e-3)
+    assert len(asked) > 10
+    assert len(set(asked)) == len(asked)
 
 
 def test_a_file_has_the_picture_and_the_bits_that_training_saw() -> None:

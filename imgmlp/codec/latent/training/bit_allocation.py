@@ -27,7 +27,7 @@ from imgmlp.codec.latent.model import (
     quantized,
 )
 from imgmlp.codec.latent.sections import coding, network_bits, usual_exponent
-from imgmlp.codec.latent.training.latent_step import LatentStep
+from imgmlp.codec.latent.training.latent_step import PARTS, LatentStep, Part
 from imgmlp.codec.training.replay import decibels
 from imgmlp.errors import FormatError
 
@@ -68,7 +68,7 @@ class Search:
         self.step, self._enough = step, enough
         self.floats = networks_of(np.nan_to_num(step.flat.numpy()), step.shapes)
         self.exponents = dict(exponents or {name: usual_exponent(name) for name in self.floats})
-        self._tried: dict[tuple[tuple[str, int], ...], Figures | None] = {}
+        self._judged: dict[tuple[Part, bytes], float] = {}  # by the values that it depends on
         self._bits: dict[tuple[str, int], float] = {}  # of a tensor with a step
 
     def run(self, price: float, rounds: int = 2) -> dict[str, Quantized]:
@@ -90,7 +90,7 @@ class Search:
         bounds = -LARGEST_WEIGHT, LARGEST_WEIGHT
         self.floats = {name: values.clip(*bounds) for name, values in self.floats.items()}
         self.exponents = dict.fromkeys(self.floats, COARSEST)
-        self._tried.clear()
+        self._judged.clear()
         self._bits.clear()
 
     def refined(
@@ -122,8 +122,7 @@ class Search:
         return best
 
     def figures(self, networks: Mapping[str, Quantized]) -> Figures:
-        flat = flat_of({name: tensor.floats() for name, tensor in networks.items()})
-        error, rate = self.step.judge(flat)
+        error, rate = self.step.judge(_flat(networks))
         return Figures(error, rate * self.step.pixels + self._network_bits(networks))
 
     def _network_bits(self, networks: Mapping[str, Quantized]) -> float:
@@ -141,15 +140,30 @@ class Search:
 
     def _cost(self, exponents: Mapping[str, int], price: float) -> float:
         """D + lambda R in mean squared error on [0, 1] and bits per pixel."""
-        key = tuple(exponents.items())
-        if key not in self._tried:
-            networks = self._rounded(exponents)
-            good = _is_valid(self.step.shape, networks)
-            self._tried[key] = self.figures(networks) if good else None
-        found = self._tried[key]
-        if found is None:
+        networks = self._rounded(exponents)
+        if not _is_valid(self.step.shape, networks):
             return math.inf
-        return found.error * self.step.counted + price * found.bits / self.step.pixels
+        error, rate = (self._by(part, networks) for part in PARTS)
+        rate += self._network_bits(networks) / self.step.pixels
+        return error * self.step.counted + price * rate
+
+    def _by(self, part: Part, networks: Mapping[str, Quantized]) -> float:
+        """One of what a step judges by, asked for once for the weights that it depends on."""
+        own = (one.floats().tobytes() for name, one in networks.items() if part_of(name) == part)
+        key = part, b"".join(own)
+        if key not in self._judged:
+            self.step.ask(_flat(networks), part)
+            self._judged[key] = self.step.answer()
+        return self._judged[key]
+
+
+def part_of(name: str) -> Part:
+    """What a tensor changes of what networks are judged by."""
+    return "bits" if name.startswith("entropy.") else "error"
+
+
+def _flat(networks: Mapping[str, Quantized]) -> Array:
+    return flat_of({name: tensor.floats() for name, tensor in networks.items()})
 
 
 def _is_valid(shape: ModelShape, networks: Mapping[str, Quantized]) -> bool:
@@ -190,9 +204,10 @@ class Refinement:
         self._bit = price / step.pixels  # D + lambda R of a bit
         self._unanswered = 0
         self._price = price
-        self._flat = flat_of({name: tensor.floats() for name, tensor in networks.items()})
+        self._flat = _flat(networks)
         places = networks_of(np.arange(len(self._flat)), step.shapes)
         self._places = np.concatenate([places[name].ravel() for name in networks])
+        self._parts = [part_of(name) for name in networks for _ in range(places[name].size)]
         parts = [_symbols(name, tensor, step) for name, tensor in networks.items()]
         self._symbols, self._scales, self._sizes = (
             np.concatenate(arrays) for arrays in zip(*parts, strict=True)
@@ -200,7 +215,7 @@ class Refinement:
 
     def run(self, trials: int, enough: Callable[[], bool]) -> None:
         """Try at most so many moves, until none pays or `enough` says so."""
-        best, moved = self._cost(), True
+        best, moved = {part: self._cost(part) for part in PARTS}, True
         while moved and trials > 0 and not enough():
             moved = False
             moves, asked = self._promising()[:trials], 0
@@ -211,14 +226,14 @@ class Refinement:
                 while asked < min(number + self.step.ahead, len(moves)):  # as if none paid: few do
                     self._ask(*moves[asked][:2])
                     asked += 1
-                cost = self._answer()
-                if cost - saved < best:
-                    best, moved = cost, True
+                part, cost = self._parts[at], self._answer(self._parts[at])
+                if cost - saved < best[part]:
+                    best[part], moved = cost, True
                     self._symbols[at] += way
                     self._flat[self._places[at]] += way * self._sizes[at]
-                    self._forget(asked - number - 1)  # which are without this one
+                    self._forget()  # those that are without this one
                     asked = number + 1
-            self._forget(self._unanswered)
+            self._forget()
 
     def networks(self) -> dict[str, Quantized]:
         floats = networks_of(self._flat, self.step.shapes)
@@ -230,27 +245,27 @@ class Refinement:
             for name, tensor in self._first.items()
         }
 
-    def _cost(self) -> float:
-        """D + lambda R but for the networks' bits."""
+    def _cost(self, part: Part) -> float:
+        """Of D + lambda R that of the error, or that of the latents' bits."""
         self._unanswered += 1
-        self.step.ask(self._flat)
-        return self._answer()
+        self.step.ask(self._flat, part)
+        return self._answer(part)
 
     def _ask(self, at: int, way: int) -> None:
-        """What the cost would be with one move more."""
+        """What the cost that it changes would be with one move more."""
         flat = self._flat.copy()
         flat[self._places[at]] += way * self._sizes[at]
         self._unanswered += 1
-        self.step.ask(flat)
+        self.step.ask(flat, self._parts[at])
 
-    def _answer(self) -> float:
+    def _answer(self, part: Part) -> float:
         self._unanswered -= 1
-        error, rate = self.step.answer()
-        return error * self.step.counted + self._price * rate
+        return self.step.answer() * (self.step.counted if part == "error" else self._price)
 
-    def _forget(self, count: int) -> None:
-        for _ in range(count):
-            self._answer()
+    def _forget(self) -> None:
+        while self._unanswered:
+            self._unanswered -= 1
+            self.step.answer()
 
     def _promising(self) -> list[tuple[int, int, float]]:
         """Moves that may pay, most promising first: symbol, way, and what is saved in bits' price.

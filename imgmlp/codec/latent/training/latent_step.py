@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -47,6 +47,11 @@ from imgmlp.engine import (
 from imgmlp.image import counted
 
 Array = np.ndarray[Any, Any]
+
+# What networks are judged by, and those of them that it is apart: the squared error is that of
+# synthesis and upsampling, the bits that of the entropy network.
+Part = Literal["error", "bits"]
+PARTS: tuple[Part, ...] = "error", "bits"
 
 HIDDEN = 32  # of synthesis
 ENTROPY = 24
@@ -99,7 +104,6 @@ class LatentStep(Resumable):
     of as many levels that have room in it: sizes are then known to the device alone.
     """
 
-    sampled = 1.0  # share of the picture that networks are judged by
     seldom = 1  # how many times less often its state is remembered than prices are looked at
 
     def __init__(
@@ -138,7 +142,8 @@ class LatentStep(Resumable):
         self.is_alpha = Tensor(alpha.astype(np.float32), device, name="alpha")
         self.count = Tensor(np.uint32(0), device, name="count")
         self.adam_latents, self.adam = self._optimizers()
-        self._answers: list[Array] = []  # that were waited for and not given
+        self._asked: list[Part] = []  # and not answered
+        self._given = 0.0  # what was waited for
         self.program = self._compiled(self._step, device, general, "half")
 
     def _optimizers(self) -> tuple[optim.Adam, optim.Adam]:
@@ -353,30 +358,38 @@ class LatentStep(Resumable):
     # --- from and to the host ---
 
     @cached_property
-    def _judging(self) -> Program:
-        return self._compiled(self._judge, self.device, beside=self.program)
+    def _judging(self) -> dict[Part, Program]:
+        ways = self._judge_error, self._judge_bits
+        programs = (self._compiled(way, self.device, beside=self.program) for way in ways)
+        return dict(zip(PARTS, programs, strict=True))
 
-    def _judge(self) -> dict[str, Tensor]:
-        seen = _limited(operations.nearest(self.latents))
-        found = self._forward(seen, self.candidate)
-        return {"figures": Tensor.concat([each.reshape(1) for each in found], 0)}
+    def _judge_error(self) -> dict[str, Tensor]:
+        return {"error": self._judged_by(self.candidate)[0]}
+
+    def _judge_bits(self) -> dict[str, Tensor]:
+        return {"bits": self._judged_by(self.candidate)[1]}
+
+    def _judged_by(self, flat: Tensor) -> tuple[Tensor, Tensor]:
+        return self._forward(_limited(operations.nearest(self.latents)), flat)
 
     @cached_property
     def _candidates(self) -> Feeder:
-        return Feeder(self._judging, self.candidate)
+        return Feeder(self._judging["error"], self.candidate)
 
     @cached_property
-    def _figures(self) -> Receiver:
-        return Receiver(
-            self._judging, ["figures"], lambda kept, found: kept.append(found["figures"])
-        )
+    def _figures(self) -> dict[Part, Receiver]:
+        def keep(part: Part, found: dict[str, Array]) -> None:
+            self._given = float(found[part])
+
+        return {part: Receiver(self._judging[part], [part], keep) for part in PARTS}
 
     def judge(self, flat: Array) -> tuple[float, float]:
         """The mean squared error on [0, 1], of samples that count, and the bits per pixel that
         rounded grids and these networks give.
         """
-        self.ask(flat)
-        return self.answer()
+        for part in PARTS:
+            self.ask(flat, part)
+        return self.answer(), self.answer()
 
     @property
     def ahead(self) -> int:
@@ -384,17 +397,21 @@ class LatentStep(Resumable):
         otherwise."""
         return 2 if self.device.lanes == "group" else 1
 
-    def ask(self, flat: Array) -> None:
-        """Begin to judge networks; `answer` gives what `judge` would, in the order of asking."""
-        self._candidates.send(flat)
-        self._judging.run()
-        self._figures.send(self._answers)
+    def ask(self, flat: Array, part: Part) -> None:
+        """Begin to judge networks by one of what `judge` gives, which takes half as long.
 
-    def answer(self) -> tuple[float, float]:
+        `answer` gives that, in the order of asking.
+        """
+        self._candidates.send(flat)
+        self._judging[part].run()
+        self._figures[part].send(part)
+        self._asked.append(part)
+
+    def answer(self) -> float:
         """Of the first networks that were asked for and not answered yet."""
-        self._figures.wait(1)
-        error, bits = map(float, self._answers.pop())
-        return self.mean(error), bits / self.pixels
+        part = self._asked.pop(0)
+        self._figures[part].wait(1)
+        return self.mean(self._given) if part == "error" else self._given / self.pixels
 
     def mean(self, error: float) -> float:
         """Of a sum over the samples that count."""

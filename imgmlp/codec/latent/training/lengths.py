@@ -47,10 +47,10 @@ AT_LEAST, FEWEST_LIMITED = 0.25, 10
 BY_WINDOWS, LEAST_IN_WINDOWS = 0.24, 0.65
 BRIEF = 60.0  # seconds of a limit up to which a program should serve pictures of any size
 USUAL, LONGEST = 20.0, 25.0  # seconds that an encode should take if nobody says how long, and may
-SETTLING = 50  # steps that take as long as the search for rounded networks
-SEARCHED = 90  # networks that it judges, about: a GPU waits for the host then
+SETTLING = 25  # steps that take as long as the search for rounded networks, of what they compute
+SEARCHED = 50  # networks that it judges, about: a GPU waits for the host then
 SETTLED = 1 / 6  # of a limited time, at most, for that search
-REFINING, REFINED = 0.2, 2000  # share of the steps, and most, whose time goes to single weights
+REFINING, REFINED = 0.1, 1000  # share of the steps, and most, whose time goes to single weights
 SINGLE = 0.05  # of a limited time for these: the first of them bring most
 # Seconds of steps by which their pace is found, and where it decides nothing.
 TRIED, TRIED_BRIEFLY = 0.15, 0.03
@@ -164,7 +164,6 @@ class Lengths:
         self.opened = False  # whether it is there now
         self.limit: float | None = None  # of the clock
         self.pace = 0.0  # seconds that a step takes now, once it is known
-        self._settling: float = SETTLING
         self.judging = 0.0  # seconds that judging networks takes, once it is known
         self._compiled = CompileTimes(device)
 
@@ -193,7 +192,7 @@ class Lengths:
         if seconds is None:
             return None, 0
         training = state.steps * self._mean_pace(state.steps, self.pace)
-        rounding = min(self._search(self.pace), SETTLED / (1 - SETTLED) * training)
+        rounding = min(self._search, SETTLED / (1 - SETTLED) * training)
         rounding += SINGLE / (1 - SINGLE) * training
         self.limit = self.run.began + seconds - state.seconds - self._checking(self.pace)
         if self.run.saved is None:
@@ -209,10 +208,6 @@ class Lengths:
         """After so many steps, whether they are needed or not."""
         return least_passes(steps, self.pixels) if self.workload.seconds is None else 0
 
-    def judged_by(self, share: float) -> None:
-        """That networks will be judged by such a share of the picture."""
-        self._settling = SETTLING * share
-
     def goes_over(self, steps: int) -> bool:
         """Whether a run of so many does, from where it is."""
         return self.opened and 0 < WORTH * self.opening <= steps
@@ -222,7 +217,7 @@ class Lengths:
         share = 1.0 if self.wanted.kind == "lambda" else MAIN
         left = self.run.began + seconds - self._checking(pace) - time.perf_counter()
         room = share * left
-        room -= min(self._search(pace), SETTLED * room)
+        room -= min(self._search, SETTLED * room)
         steps = int((1 - SINGLE) * room / pace)
         least = max(FEWEST_LIMITED, int(AT_LEAST * seconds / pace))
         steps = max(steps, least)
@@ -257,9 +252,10 @@ class Lengths:
         self._compiled.note(step_program(self.shape, hidden, self.device, self.short))
         return pace
 
-    def _search(self, pace: float) -> float:
+    @property
+    def _search(self) -> float:
         """Seconds of the search for rounded networks."""
-        return max(self._settling * pace, SEARCHED * self.judging)
+        return SEARCHED * self.judging
 
     def _checking(self, pace: float) -> float:
         """Seconds that writing a file and decoding it take."""
@@ -269,5 +265,5 @@ class Lengths:
         pace = self._mean_pace(steps, pace)
         passes = _passes(self.wanted, self.least_passes(steps))
         trained = (1 + passes * SHORTER) * steps
-        rounding = min(REFINING * steps, REFINED) * pace + self._search(pace)
+        rounding = min(REFINING * steps, REFINED) * pace + self._search
         return trained * pace + (1 + passes) * rounding

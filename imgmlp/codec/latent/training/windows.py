@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.latent.plane import Extent, Plane, Span
-from imgmlp.codec.latent.training.latent_step import Control, LatentStep
+from imgmlp.codec.latent.training.latent_step import Control, LatentStep, Part
 from imgmlp.codec.latent.training.rooms import is_gpu, window_size
 from imgmlp.engine import AnyDevice, Feeder, Receiver, Tensor
 from imgmlp.image import counted
@@ -49,13 +49,13 @@ class WindowedStep(LatentStep):
         self.together = TOGETHER if is_gpu(device) else 1
         self.windows = self._all()
         self._judges = self._some()
-        self.sampled = sum(extent.pixels for extent in self._judges) / self.pixels
         self._grids = [np.zeros(size, np.float32) for size in self.shape.grids]
         self._moments = [[np.zeros_like(grid) for grid in self._grids] for _ in range(2)]
         self._corrections = [np.zeros((), np.float32)] * 2
         self._steps, self._turn = 0, 0  # steps of all windows, and windows of the one not done yet
         self._found, self._last = np.zeros(2), np.zeros(2)  # error and bits of it, of the last step
         self._control = Control(0.0)
+        self._answers: list[float] = []  # that were not asked for yet
         self._frames: dict[tuple[Any, ...], list[Array]] = {}  # which few windows differ in
         self._targets: dict[Span, Array] = {}  # of windows, by their corners
         self._sent = self.extent.frame  # the one that the device has
@@ -97,10 +97,11 @@ class WindowedStep(LatentStep):
         self._send(extent, self._target(extent))
         self._move_to(extent)
 
-    def _send(self, extent: Extent, target: Array, moments: Sequence[Array] = ()) -> None:
+    def _send(self, extent: Extent, target: Array | None, moments: Sequence[Array] = ()) -> None:
         """Begin to write what other windows do not change; the device may be busy with one."""
         first, second, *_ = self.adam_latents.state()
-        self._give(self.target, target)
+        if target is not None:
+            self._give(self.target, target)
         for tensor, value in zip((first, second), moments, strict=False):
             self._give(tensor, value)
         if extent.frame == self._sent:
@@ -228,20 +229,20 @@ class WindowedStep(LatentStep):
     def ahead(self) -> int:
         return 1  # as windows come and go between two
 
-    def ask(self, flat: Array) -> None:
+    def ask(self, flat: Array, part: Part) -> None:
         """By some windows, which stand for all."""
         self.candidate.write(flat)
-        found = np.zeros(2)
+        program, found = self._judging[part], 0.0
         for extent in self._judges:
-            self._enter(extent)
-            self._judging.run()
-            found += self._judging.read("figures")
-        self._answers.append(found)
-
-    def answer(self) -> tuple[float, float]:
-        found = self._answers.pop(0)
+            self._send(extent, self._target(extent) if part == "error" else None)
+            self._move_to(extent)
+            program.run()
+            found += float(program.read(part))
         pixels, samples = self._judged
-        return float(found[0]) / samples, float(found[1]) / pixels
+        self._answers.append(found / (samples if part == "error" else pixels))
+
+    def answer(self) -> float:
+        return self._answers.pop(0)
 
     @cached_property
     def _judged(self) -> tuple[int, float]:
