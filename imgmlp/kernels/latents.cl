@@ -1,7 +1,7 @@
 // The latents of a grid out of their stream, one after the other, by one work-item, for CPUs: the
 // NumPy twin is codec/latent/latents.py. Whole numbers only, 32 bits wide but for the range decoder.
 //
-// Constants: NEIGHBOURS; VECTORS, the int8 that hold a hidden layer (the last one padded).
+// Constants: NEIGHBOURS; ABOVE, the maps of hyperlatents; VECTORS, the int8 that hold a hidden layer (the last one padded).
 
 #define WIDTH (8 * VECTORS)  // of a hidden layer
 #define ONE_BITS 10          // of the fraction of values in the network
@@ -42,6 +42,8 @@ static int8 activation(int8 x) {
       ((int8 *)(values))[k] = activation((sums_[k] + (1 << (shift) >> 1)) >> (shift)); \
   }
 
+#define INPUT (n < NEIGHBOURS ? here[offsets[n]] << ONE_BITS : maps[n - NEIGHBOURS])
+
 static int total(int8 x) { return x.s0 + x.s1 + x.s2 + x.s3 + x.s4 + x.s5 + x.s6 + x.s7; }
 
 static int within(int x, int low, int high) { return x < low ? low : x > high ? high : x; }
@@ -56,14 +58,15 @@ static long edge(int d, __global const uint *whole, ulong below, ulong above) {
 
 // Waves begin to end - 1 of a grid, which has 3 columns of zeros on either side and 3 rows above.
 // state: code, width, words taken, and then 1 if the stream is damaged.
+// offsets: of neighbours; above: of every place of the grid's the ABOVE values of its maps.
 // weights: two layers of [inputs][WIDTH] and a row of biases, then 2 rows of WIDTH, 2 biases.
 // fine [SCALES][PHASES + 1], whole [SCALES][REACH + 1]: tails (codec/latent/probabilities.py).
 __kernel void imgmlp_latents(__global ulong *state, __global const ushort *words, int count,
                              __global char *grid, int height, int width, int begin, int end,
-                             __global const int *offsets, __global const int8 *weights, int shift0,
-                             int shift1, int shift2, __global const uint *fine,
-                             __global const uint *whole) {
-  __global const int8 *second = weights + (NEIGHBOURS + 1) * VECTORS;
+                             __global const int *offsets, __global const int *above,
+                             __global const int8 *weights, int shift0, int shift1, int shift2,
+                             __global const uint *fine, __global const uint *whole) {
+  __global const int8 *second = weights + (NEIGHBOURS + ABOVE + 1) * VECTORS;
   __global const int8 *last = second + (WIDTH + 1) * VECTORS;
   __global const int *biases = (__global const int *)(last + 2 * VECTORS);
   ulong code = state[0], share = state[1];
@@ -72,9 +75,11 @@ __kernel void imgmlp_latents(__global ulong *state, __global const ushort *words
     const int top = wave < width ? 0 : (wave - width) / LAG + 1;
     const int bottom = min(height, wave / LAG + 1);
     for (int y = top; y < bottom; ++y) {
-      __global char *here = grid + (long)(y + 3) * (width + 6) + 3 + wave - LAG * y;
+      const long place = (long)(y + 3) * (width + 6) + 3 + wave - LAG * y;
+      __global char *here = grid + place;
+      __global const int *maps = above + place * ABOVE;
       int hidden[WIDTH] __attribute__((aligned(64))), values[WIDTH] __attribute__((aligned(64)));
-      LAYER(NEIGHBOURS, here[offsets[n]] << ONE_BITS, weights, shift0, hidden)
+      LAYER(NEIGHBOURS + ABOVE, INPUT, weights, shift0, hidden)
       LAYER(WIDTH, hidden[n], second, shift1, values)
       int8 means = 0, scales = 0;
       for (int k = 0; k < VECTORS; ++k) {

@@ -49,9 +49,10 @@ def layer(networks: Mapping[str, Quantized], name: str, bits: int = VALUE_BITS) 
 class EntropyNetwork:
     """What the entropy network of a file says of latents, at most `most` of them at a time."""
 
-    def __init__(self, networks: Mapping[str, Quantized], most: int) -> None:
+    def __init__(self, networks: Mapping[str, Quantized], neighbours: int, most: int) -> None:
         layers = [layer(networks, f"entropy.{number}") for number in range(3)]
-        layers[0][:, :-1] *= ONE  # latents have no fraction
+        self._neighbours = neighbours
+        layers[0][:, :neighbours] *= ONE  # latents have no fraction
         for hidden in layers[:2]:
             hidden[:, -1] += 2 * ONE  # where the table of activations begins
         # from 2**-VALUE_BITS to the units of means and scales, and there from 0 on
@@ -66,10 +67,13 @@ class EntropyNetwork:
         self._table = activations()
         self._most = np.array([[(LARGEST - LEAST) * PHASES], [SCALES - 1]], np.intp)
 
-    def __call__(self, neighbours: Array) -> tuple[Array, Array]:
-        """[neighbours, count] -> numbers of distributions and rounded means, intp [count]."""
+    def __call__(self, neighbours: Array, above: Array | int = 0) -> tuple[Array, Array]:
+        """[neighbours, count], and [hyperlatents, count] in 2**-VALUE_BITS, if there are any ->
+        numbers of distributions and rounded means, intp [count].
+        """
         count = neighbours.shape[1]
-        self._values[0][:-1, :count] = neighbours
+        self._values[0][: self._neighbours, :count] = neighbours
+        self._values[0][self._neighbours : -1, :count] = above
         for number in range(3):
             sums, indices = self._sums[number][:, :count], self._indices[number][:, :count]
             np.matmul(self._layers[number], self._values[number][:, :count], out=sums)

@@ -16,6 +16,7 @@ import numpy as np
 from imgmlp.codec.bitstream import range_coder
 from imgmlp.codec.bitstream.probabilities import TOTAL_BITS
 from imgmlp.codec.latent.exact_layers import EntropyNetwork
+from imgmlp.codec.latent.hyperlatents import Above
 from imgmlp.codec.latent.model import (
     LARGEST,
     LEAST,
@@ -38,29 +39,39 @@ _BLOCKS = 256  # of these, whose frequencies are looked up together
 
 
 def encode(model: LatentModel) -> bytes:
-    """The bytes of all grids of a model but those that hold nothing but zeros."""
-    parts = itertools.chain.from_iterable(
-        _shares(model, grid) for grid in reversed(model.latents) if grid.any()
-    )
+    """The bytes of all grids that a file has of a model."""
+    parts = itertools.chain.from_iterable(_all_shares(model))
     lists = (zip(starts.tolist(), widths.tolist(), strict=True) for starts, widths in parts)
     return range_coder.narrow(itertools.chain.from_iterable(lists))
 
 
 def bits(model: LatentModel) -> float:
     """What `encode` spends on a model's latents, but for the 2 bytes of its end."""
-    grids = (grid for grid in model.latents if grid.any())
-    parts = itertools.chain.from_iterable(_shares(model, grid) for grid in grids)
+    parts = itertools.chain.from_iterable(_all_shares(model))
     return float(sum(np.sum(TOTAL_BITS - np.log2(widths)) for _, widths in parts))
 
 
-def _shares(model: LatentModel, grid: Array) -> Iterator[tuple[Array, Array]]:
+def _all_shares(model: LatentModel) -> Iterator[Iterator[tuple[Array, Array]]]:
+    """Of every grid, in a file's order, what `_shares` gives."""
+    shape = model.shape
+    maps = Above(shape, model.latents[shape.levels :])
+    for number in reversed(model.coded):
+        above = maps.at(number) if shape.hyper and number < shape.levels else None
+        yield _shares(model, model.latents[number], above)
+
+
+def _shares(model: LatentModel, grid: Array, above: Array | None) -> Iterator[tuple[Array, Array]]:
     """In parts, where the share of each latent begins, and its width, int64 [latents]."""
-    network = EntropyNetwork(model.networks, _AT_ONCE)
+    network = EntropyNetwork(model.networks, model.shape.neighbours, _AT_ONCE)
     waves, padded = Waves(*grid.shape), pad(grid).ravel()
     offsets = neighbour_offsets(model.shape, waves.stride)[:, None]
+    beside = None if above is None else pad_maps(above)
     for block in waves.blocks(_AT_ONCE * _BLOCKS):
-        cuts = range(0, len(block), _AT_ONCE)
-        found = [network(padded.take(offsets + block[cut : cut + _AT_ONCE])) for cut in cuts]
+        cuts = (block[cut : cut + _AT_ONCE] for cut in range(0, len(block), _AT_ONCE))
+        found = [
+            network(padded.take(offsets + cut), 0 if beside is None else beside[:, cut])
+            for cut in cuts
+        ]
         numbers, means = (np.concatenate(parts) for parts in zip(*found, strict=True))
         places = padded[block] - means + REACH
         starts = edge(numbers, places)
@@ -99,6 +110,11 @@ def pad(grid: Array) -> Array:
     return np.pad(grid.astype(np.int16), ((MARGIN, 0), (MARGIN, MARGIN)))
 
 
+def pad_maps(maps: Array) -> Array:
+    """int32 [maps, places]: of a padded grid's places what there is above them."""
+    return np.pad(maps, ((0, 0), (MARGIN, 0), (MARGIN, MARGIN))).reshape(len(maps), -1)
+
+
 def neighbour_offsets(shape: ModelShape, stride: int) -> Array:
     """intp [neighbours]: from a latent to its neighbours in a padded grid."""
     chosen = NEIGHBOURS[: shape.neighbours]
@@ -112,17 +128,23 @@ class Grids:
         self, decoder: range_coder.Decoder, shape: ModelShape, networks: Mapping[str, Quantized]
     ) -> None:
         self._decoder, self._shape = decoder, shape
-        self._network = EntropyNetwork(networks, min(shape.height, -(-shape.width // LAG)))
+        most = min(shape.height, -(-shape.width // LAG))
+        self._network = EntropyNetwork(networks, shape.neighbours, most)
         self._lists = Lists()
 
-    def read(self, size: tuple[int, int]) -> Array:
-        """int8 of a (height, width) size: the next grid. Raises FormatError."""
+    def read(self, size: tuple[int, int], above: Array | None = None) -> Array:
+        """int8 of a (height, width) size: the next grid, which has hyperlatents above it or not.
+
+        Raises FormatError.
+        """
         padded = pad(np.zeros(size, np.int8))
         known, waves = padded.ravel(), Waves(*size)
         offsets = neighbour_offsets(self._shape, waves.stride)[:, None]
+        beside = None if above is None else pad_maps(above)
         for wave in range(waves.count):
             block = waves[wave]
-            numbers, means = self._network(known.take(offsets + block))
+            near = known.take(offsets + block)
+            numbers, means = self._network(near, 0 if beside is None else beside[:, block])
             places = self._decoder.places(map(self._lists.__getitem__, numbers.tolist()))
             known[block] = means + (np.array(places, np.intp) - REACH)
         grid = padded[MARGIN:, MARGIN:-MARGIN]

@@ -17,7 +17,7 @@ import numpy as np
 
 from imgmlp.codec.bitstream.range_coder import Decoder
 from imgmlp.codec.latent import probabilities
-from imgmlp.codec.latent.latents import MARGIN, Waves, neighbour_offsets, pad
+from imgmlp.codec.latent.latents import MARGIN, Waves, neighbour_offsets, pad, pad_maps
 from imgmlp.codec.latent.model import VALUE_BITS, ModelShape, Quantized
 from imgmlp.engine import AnyDevice, Device, RawKernel, Tensor, open_unasked
 from imgmlp.errors import DeviceError, OutOfMemoryError
@@ -79,15 +79,22 @@ class KernelGrids:
         self._decoder, self._shape, self._device = decoder, shape, device
         vectors = -(-shape.entropy // _LANES)
         source = resources.files("imgmlp.kernels").joinpath("latents.cl").read_text("utf-8")
-        sizes = {"NEIGHBOURS": shape.neighbours, "VECTORS": vectors}
+        above = len(shape.hyperlatents)
+        sizes = {"NEIGHBOURS": shape.neighbours, "ABOVE": above, "VECTORS": vectors}
         self._kernel = RawKernel(device, source, "imgmlp_latents", **sizes)
         weights = _packed(networks, vectors * _LANES)
         fine, whole = (_constant(table.astype(np.uint32)) for table in probabilities.tails())
         shifts = [networks[f"entropy.{number}.weight"].exponent for number in range(3)]
         self._network: list[Array | int] = [_constant(weights), *shifts, fine, whole]
 
-    def read(self, size: tuple[int, int]) -> Array:
-        """int8 of a (height, width) size: the next grid. Raises FormatError."""
+    def read(self, size: tuple[int, int], above: Array | None = None) -> Array:
+        """int8 of a (height, width) size: the next grid, which has hyperlatents above it or not.
+
+        Raises FormatError.
+        """
+        if above is None:
+            above = np.zeros((len(self._shape.hyperlatents), *size), np.int32)
+        beside = _constant(np.append(pad_maps(above).T.ravel(), np.int32(0)))  # never empty
         padded = Tensor(pad(np.zeros(size, np.int8)).astype(np.int8), self._device).realize()
         offsets = _constant(neighbour_offsets(self._shape, padded.shape[1]).astype(np.int32))
         words, code, width, taken = self._decoder.suspend()
@@ -96,7 +103,7 @@ class KernelGrids:
         for begin in range(0, count, step):
             place = padded, *size, begin, min(begin + step, count)
             stream = state, _constant(words), len(words)
-            self._kernel(1, 1, *stream, *place, offsets, *self._network)
+            self._kernel(1, 1, *stream, *place, offsets, beside, *self._network)
         self._decoder.resume(*state.tolist())
         return padded.numpy()[MARGIN:, MARGIN:-MARGIN]
 

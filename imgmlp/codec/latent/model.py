@@ -11,6 +11,10 @@ In real numbers, with `a` the activation x * smoothstep(x / 4 + 1/2):
 - upsampling from grid l + 1 to l, by rows and by columns alike, with taps f of level l:
   out[2i] = f0 in[i-2] + f1 in[i-1] + f2 in[i] + f3 in[i+1], and mirrored
   out[2i+1] = f3 in[i-1] + f2 in[i] + f1 in[i+1] + f0 in[i+2]; past an edge its value is repeated.
+- hyperlatents, if there are any, are grids as large as those of the levels HYPERLATENTS. What the
+  entropy network sees of them beside its neighbours, of every latent of the other grids, are maps
+  as large as the latent's grid: from a coarser level by upsampling with BICUBIC, to level 0 the
+  nearest value, from a finer level every second row and column. Of hyperlatents it sees zeros.
 - synthesis, for every pixel, of the maps x [levels], finest first, and behind them, if there is a
   filter, the finest grid correlated with its 3x3 weights, with zeros past the edges:
   a(x W0 + b0) -> a(. W1 + b1) -> . W2 + b2 = y [channels], then two 3x3 convolutions with zeros
@@ -54,6 +58,11 @@ NEIGHBOURS = tuple(
     )
 )
 FILTER = (9,)  # as a step has it, row by row
+HYPERLATENTS = 4, 5, 6  # levels of the grids that these are as large as
+NEAREST = 1  # the level below which they are repeated
+MOST_ABOVE = (
+    2**24
+)  # pixels of a picture that has them, as decoding needs 12 bytes for each of these
 BICUBIC = (-0.0234375, 0.2265625, 0.8671875, -0.0703125)  # Catmull-Rom, a quarter of a pixel off
 
 START_EXPONENT = 11  # starts are whole numbers of 2**-START_EXPONENT
@@ -91,6 +100,7 @@ class ModelShape:
     entropy: int = 24  # width of the entropy network's hidden layers
     neighbours: int = len(NEIGHBOURS)
     filtered: bool = False  # whether synthesis sees the finest grid through a filter as well
+    hyper: bool = False  # whether there are hyperlatents
 
     def __post_init__(self) -> None:
         _check(min(self.height, self.width) >= 1, "there is no picture of this size")
@@ -100,14 +110,22 @@ class ModelShape:
             _check(1 <= width <= MAX_HIDDEN, f"a network's layers are {width} wide")
         known = 1 <= self.neighbours <= len(NEIGHBOURS)
         _check(known, f"the entropy network has {self.neighbours} neighbours")
+        if self.hyper:
+            _check(self.levels > HYPERLATENTS[-1], f"{self.levels} grids have no hyperlatents")
+            _check(self.height * self.width <= MOST_ABOVE, "this size has no hyperlatents")
 
     @property
     def grids(self) -> tuple[tuple[int, int], ...]:
-        """(height, width) of every grid, finest first."""
+        """(height, width) of every grid, finest first, and behind them of hyperlatents."""
         return tuple(
             (-(-self.height // (1 << level)), -(-self.width // (1 << level)))
-            for level in range(self.levels)
+            for level in (*range(self.levels), *self.hyperlatents)
         )
+
+    @property
+    def hyperlatents(self) -> tuple[int, ...]:
+        """The levels that those are as large as."""
+        return HYPERLATENTS if self.hyper else ()
 
     @property
     def inputs(self) -> int:
@@ -120,7 +138,8 @@ class ModelShape:
 
         Weights are [inputs, outputs], of convolutions [rows, columns, inputs, outputs].
         """
-        entropy = _dense("entropy", (self.neighbours, self.entropy, self.entropy, 2))
+        contexts = self.neighbours + len(self.hyperlatents)
+        entropy = _dense("entropy", (contexts, self.entropy, self.entropy, 2))
         synthesis = _dense(
             "synthesis", (self.inputs, self.synthesis, self.synthesis, self.channels)
         )
@@ -167,7 +186,7 @@ class LatentModel:
     """
 
     shape: ModelShape
-    latents: tuple[Array, ...]  # int8 [rows, columns] of each grid, finest first
+    latents: tuple[Array, ...]  # int8 [rows, columns] of each of shape.grids
     networks: Mapping[str, Quantized]  # those of shape.tensors
     start: int = 0  # the number of that from which a file may hold differences
 
@@ -178,6 +197,17 @@ class LatentModel:
             inside = grid.dtype == np.int8 and grid.min() >= LEAST and grid.max() <= LARGEST
             _check(inside, f"latents are not int8 from {LEAST} to {LARGEST}")
         check_networks(self.shape, self.networks)
+
+    @property
+    def seen(self) -> tuple[Array, ...]:
+        """The grids that synthesis sees."""
+        return self.latents[: self.shape.levels]
+
+    @property
+    def coded(self) -> list[int]:
+        """The numbers of grids that are in a file: hyperlatents, others if they are not zeros."""
+        levels = self.shape.levels
+        return [n for n, grid in enumerate(self.latents) if n >= levels or grid.any()]
 
 
 def check_networks(shape: ModelShape, networks: Mapping[str, Quantized]) -> None:
@@ -270,6 +300,8 @@ def start_of(number: int, shape: ModelShape) -> Start:
             tensors[name] = np.concatenate([_rows(grids, shape.levels), own[: shape.filtered]])
         elif name == "upsampling":
             tensors[name] = _rows(values, shape.levels - 1)
+        elif name == "entropy.0.weight":  # to whose rows for hyperlatents it adds nothing
+            tensors[name] = np.pad(values, ((0, len(shape.hyperlatents)), (0, 0)))
         elif values.shape == sizes.get(name):
             tensors[name] = values
     return Start(number, tensors)
@@ -385,7 +417,8 @@ def networks_of(flat: Array, shapes: Sequence[tuple[int, ...]]) -> dict[str, Arr
     arrays = [p.reshape(s) for p, s in zip(parts, shapes, strict=True)]
     synthesis, residual, context = arrays[:6], arrays[6:10], arrays[10:16]
     found = dict(zip(_names("entropy"), context, strict=True))
-    found["entropy.0.weight"] = found["entropy.0.weight"][trained_order()]
+    first = found["entropy.0.weight"]
+    found["entropy.0.weight"] = first[trained_order(len(first))]
     taps, own = (arrays[16:-1], arrays[-1:]) if shapes[-1] == FILTER else (arrays[16:], [])
     found["upsampling"] = np.array(taps).reshape(-1, 4)
     found |= dict(zip(_names("synthesis"), synthesis, strict=True))
@@ -401,7 +434,7 @@ def flat_of(networks: Mapping[str, Array]) -> Array:
     """The other way around; float32 [parameters]."""
     context = [networks[name] for name in _names("entropy")]
     back = np.empty_like(context[0])
-    back[trained_order()] = context[0]
+    back[trained_order(len(back))] = context[0]
     found = [networks[name] for name in _names("synthesis")]
     for number in range(2):
         bias = networks[f"residual.{number}.bias"]
@@ -416,6 +449,7 @@ def _names(network: str) -> list[str]:
     return [f"{network}.{n}.{kind}" for n in range(3) for kind in ("weight", "bias")]
 
 
-def trained_order() -> list[int]:
-    """Which row of the trained first layer is each neighbour's."""
-    return [(up + REACH) * (2 * REACH + 1) + right + REACH for up, right in NEIGHBOURS]
+def trained_order(rows: int) -> list[int]:
+    """Which row of the trained first layer is each neighbour's; those of hyperlatents come last."""
+    near = [(up + REACH) * (2 * REACH + 1) + right + REACH for up, right in NEIGHBOURS]
+    return [*near, *range(len(near), rows)]

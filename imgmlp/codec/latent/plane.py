@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -46,13 +46,17 @@ class Grid:
     width: int
     row: int
     column: int
+    level: int
 
 
 @dataclass(frozen=True)
 class Plane:
-    """The finest grid, below it the next one, and beside that the others; zeros around each."""
+    """The finest grid, below it the next one, and beside that the others; zeros around each.
 
-    grids: tuple[Grid, ...]  # finest first
+    Hyperlatents are below the grids that they are as large as.
+    """
+
+    grids: tuple[Grid, ...]  # finest first, hyperlatents last
     pitch: int
     rows: int
     coded: int  # rows whose bits are computed, from number `halo` on
@@ -60,15 +64,19 @@ class Plane:
     halo: int = 0
 
     @staticmethod
-    def of(height: int, width: int, levels: int, halo: int = 0) -> Plane:
-        """For so many pixels, and so many values of every grid around those that they have."""
+    def of(height: int, width: int, levels: int, halo: int = 0, hyper: Sequence[int] = ()) -> Plane:
+        """For so many pixels, and so many values of every grid around those that they have; with
+        hyperlatents as large as the grids of some levels."""
         sizes = [
             (-(-height // 2**n) + 2 * halo, -(-width // 2**n) + 2 * halo) for n in range(levels)
         ]
-        grids, pitch, bottom = [], 0, 0
-        for (h, w), (row, column) in zip(sizes, _places(sizes), strict=True):
-            grids.append(Grid(h, w, row, column))
-            pitch, bottom = max(pitch, column + w + REACH), max(bottom, row + h)
+        pairs = enumerate(zip(sizes, _places(sizes), strict=True))
+        grids = [Grid(*size, *place, n) for n, (size, place) in pairs]
+        if hyper:
+            below = grids[hyper[0]].row + grids[hyper[0]].height + REACH
+            grids += [replace(grids[n], row=below) for n in hyper]
+        pitch = max(grid.column + grid.width + REACH for grid in grids)
+        bottom = max(grid.row + grid.height for grid in grids)
         pitch = -(-pitch // ALIGN) * ALIGN
         unit = TILE // math.gcd(TILE, pitch)
         # AROUND as rows use what is above them.
@@ -138,15 +146,15 @@ class Extent:
     @cached_property
     def frame(self) -> tuple[Span, ...]:
         """All that tells one window from another, but for what is in it."""
-        levels = range(len(self.plane.grids))
+        levels = (grid.level for grid in self.plane.grids)
         return tuple(self.bounds(axis, n, self.halo) for n in levels for axis in (0, 1))
 
     @property
     def ends(self) -> list[Array]:
-        """int32 [levels, 2] each: where grids begin and where they end in theirs of the plane."""
+        """int32 [grids, 2] each: where they begin and where they end in theirs of the plane."""
         found = [
-            [self.bounds(axis, n, self.halo) for axis in (0, 1)]
-            for n in range(len(self.plane.grids))
+            [self.bounds(axis, grid.level, self.halo) for axis in (0, 1)]
+            for grid in self.plane.grids
         ]
         return list(np.ascontiguousarray(np.array(found, np.int32).transpose(2, 0, 1)))
 
@@ -163,9 +171,9 @@ class Extent:
 
     def _sliced(self, halo: int) -> list[tuple[Slices, Slices]]:
         found = []
-        for level, grid in enumerate(self.plane.grids):
-            rows, columns = (slice(*self.span(axis, level, halo)) for axis in (0, 1))
-            (top, bottom), (left, right) = (self.bounds(axis, level, halo) for axis in (0, 1))
+        for grid in self.plane.grids:
+            rows, columns = (slice(*self.span(axis, grid.level, halo)) for axis in (0, 1))
+            (top, bottom), (left, right) = (self.bounds(axis, grid.level, halo) for axis in (0, 1))
             there = slice(grid.row + top, grid.row + bottom)
             found.append(((rows, columns), (there, slice(grid.column + left, grid.column + right))))
         return found

@@ -13,6 +13,7 @@ import numpy as np
 
 from imgmlp.codec.bitstream import range_coder
 from imgmlp.codec.latent import latents
+from imgmlp.codec.latent.hyperlatents import Above
 from imgmlp.codec.latent.latents import Grids
 from imgmlp.codec.latent.latents_kernel import KernelGrids, runs_alone
 from imgmlp.codec.latent.model import (
@@ -37,7 +38,8 @@ MAX_PRODUCTS = 2**44  # multiplications of a whole picture
 EXPONENTS = {"weight": 7, "bias": 7, "filter": 7, "upsampling": 8}  # of steps, usually
 _SIZES = 6  # bytes before the tensors'
 _STARTED = 128  # added to the first byte where networks have a start, which names their sizes
-_FILTERED = 1 << 15  # added to the grids that are coded where there is a filter
+# Added to the grids that are coded where there is a filter, and where there are hyperlatents.
+_FILTERED, _HYPER = 1 << 15, 1 << 14
 _STARTED_SIZES = 4  # bytes of that section
 # With a start, before a tensor's numbers: its exponent less the usual one, whether they are no
 # differences, and the number of their distribution less _MIDDLE; and the distributions of these.
@@ -53,8 +55,9 @@ def _check(good: bool, problem: str) -> None:
 def write(model: LatentModel) -> tuple[bytes, bytes, bytes]:
     """The data of sections N, W and L."""
     shape, start = model.shape, start_of(model.start, model.shape)
-    coded = sum(1 << level for level, grid in enumerate(model.latents) if grid.any())
-    there = (coded | _FILTERED * shape.filtered).to_bytes(2, "big")
+    coded = sum(1 << level for level in model.coded if level < shape.levels)
+    flags = _FILTERED * shape.filtered | _HYPER * shape.hyper
+    there = (coded | flags).to_bytes(2, "big")
     if start.number:
         head = bytes([_STARTED | shape.levels, start.number]) + there
     else:
@@ -122,9 +125,9 @@ def read(
     if started:
         levels, widths = head[0] - _STARTED, (*widths_of(number), len(NEIGHBOURS))
     there = int.from_bytes(head[2:4] if started else head[4:_SIZES], "big")
-    filtered, there = there >= _FILTERED, there % _FILTERED
-    synthesis, entropy, neighbours = widths
-    shape = ModelShape(size[1], size[0], channels, levels, synthesis, entropy, neighbours, filtered)
+    has = there & _FILTERED > 0, there & _HYPER > 0
+    there &= ~(_FILTERED | _HYPER)
+    shape = ModelShape(size[1], size[0], channels, levels, *widths, *has)
     _check_products(shape)
     if started:
         networks = _from_start(shape, start_of(number, shape), weights)
@@ -175,14 +178,15 @@ def _latents(
     data: bytes,
     device: AnyDevice,
 ) -> tuple[Array, ...]:
-    sizes = {level: size for level, size in enumerate(shape.grids) if there >> level & 1}
+    there |= -1 << shape.levels  # hyperlatents all are
+    sizes = {number: size for number, size in enumerate(shape.grids) if there >> number & 1}
     count = sum(map(math.prod, sizes.values()))
     good = count <= MAX_LATENTS_PER_BYTE * (len(data) + 2)
     _check(good, f"{count:,} latents cannot be in {len(data):,} bytes")
     found = _read(shape, networks, sizes, data, device)
     return tuple(
-        found[level] if level in found else np.zeros(size, np.int8)
-        for level, size in enumerate(shape.grids)
+        found[number] if number in found else np.zeros(size, np.int8)
+        for number, size in enumerate(shape.grids)
     )
 
 
@@ -193,7 +197,7 @@ def _read(
     data: bytes,
     device: AnyDevice,
 ) -> dict[int, Array]:
-    """Grids by level, finest last in the data."""
+    """Grids by number, the first of them last in the data."""
     decoder, alone = range_coder.Decoder(data), runs_alone(device)
     try:
         grids: Grids | KernelGrids
@@ -201,11 +205,23 @@ def _read(
             grids = Grids(decoder, shape, networks)
         else:
             grids = KernelGrids(decoder, shape, networks, alone)
-        found = {level: grids.read(size) for level, size in reversed(sizes.items())}
+        found = _all_grids(grids, shape, sizes)
     except (DeviceError, OutOfMemoryError):
         if alone is device:
             raise
         # The processor was nobody's choice, so that it is nobody's problem that it does not work.
         return _read(shape, networks, sizes, data, NumpyDevice("numpy"))
     decoder.finish()
+    return found
+
+
+def _all_grids(
+    grids: Grids | KernelGrids, shape: ModelShape, sizes: Mapping[int, tuple[int, int]]
+) -> dict[int, Array]:
+    levels, found = shape.levels, dict[int, Array]()
+    for number in reversed(range(levels, len(shape.grids))):
+        found[number] = grids.read(sizes[number])
+    maps = Above(shape, [found[number] for number in range(levels, len(shape.grids))])
+    for number in sorted(set(sizes) - set(found), reverse=True):
+        found[number] = grids.read(sizes[number], maps.at(number) if shape.hyper else None)
     return found

@@ -247,7 +247,7 @@ def _samples(answers: Array) -> Array:
 
 def maps_of(model: LatentModel, rows: Span, columns: Span) -> Array:
     """int32 [inputs, rows, columns], in 2**-VALUE_BITS: what synthesis sees of a part."""
-    maps = upsample(model.latents, model.networks["upsampling"], rows, columns)
+    maps = upsample(model.seen, model.networks["upsampling"], rows, columns)
     if not model.shape.filtered:
         return maps
     return np.concatenate([maps, _filtered(model, rows, columns)[None]])
@@ -286,8 +286,8 @@ def upsample(latents: Sequence[Array], filters: Quantized, rows: Span, columns: 
     )
     maps = upsample(latents[1:], coarser, rows_there, columns_there)
     maps = np.pad(maps, ((0, 0), rows_beyond, columns_beyond), mode="edge")
-    maps = _doubled(maps, 2, columns, taps, exponent)
-    maps = _doubled(maps, 1, rows, taps, exponent)
+    maps = doubled(maps, 2, columns, taps, exponent)
+    maps = doubled(maps, 1, rows, taps, exponent)
     return np.concatenate([own, maps])
 
 
@@ -304,8 +304,8 @@ def _needed(span: Span, size: int) -> tuple[Span, Span]:
     return there, (there[0] - begin, end - there[1])
 
 
-def _doubled(maps: Array, axis: int, span: Span, taps: Array, exponent: int) -> Array:
-    """A span of an axis of twice as many samples, from what it needs of the coarser one."""
+def doubled(maps: Array, axis: int, span: Span, taps: Array, exponent: int) -> Array:
+    """int32: a span of an axis of twice as many samples, from what it needs of the coarser one."""
     count = maps.shape[axis] - _BEFORE - _AFTER
     shape = [*maps.shape]
     shape[axis] = 2 * count

@@ -21,6 +21,7 @@ import numpy as np
 from imgmlp.codec.latent.model import (
     BICUBIC,
     FILTER,
+    NEAREST,
     ModelShape,
     flat_of,
     networks_of,
@@ -28,7 +29,7 @@ from imgmlp.codec.latent.model import (
     usual_levels,
 )
 from imgmlp.codec.latent.plane import AROUND, Extent, Plane
-from imgmlp.codec.latent.training import operations
+from imgmlp.codec.latent.training import hyperlatents, operations
 from imgmlp.codec.training.checkpoint import Resumable
 from imgmlp.codec.training.perceptron import Activation, perceptron
 from imgmlp.codec.training.replay import seconds_a_step
@@ -59,6 +60,7 @@ FILTERED = 32  # of synthesis, from which on it sees the finest grid through a f
 BETAS = (0.9, 0.98)
 EPSILON = 4e-3  # of gradients by single latents, which are sums over pixels
 MEANT = 1e-3  # lambda that EPSILON is for; with a smaller one gradients are as many times smaller
+BESIDE = 0.4  # times what is drawn for them, weights of hyperlatents in the beginning
 STEP = 2.0**-7  # of weights, as far as what they cost is concerned
 # Times lambda that their bits cost, of which the loss has a rough estimate: differences from a
 # start, most of which small pictures can spare, and weights without one.
@@ -109,13 +111,13 @@ class LatentStep(Resumable):
     def __init__(
         self, pixels: Array, seed: int, device: AnyDevice, general: bool = False,
         hidden: int = HIDDEN, entropy: int = ENTROPY, epsilon: float = EPSILON, start: int = 0,
-        room: tuple[int, int] | None = None,
+        room: tuple[int, int] | None = None, hyper: bool = False,
     ) -> None:  # fmt: skip
         self.height, self.width, self.channels = pixels.shape
         self.levels = usual_levels(self.height, self.width)
         size = self.height, self.width, self.channels, self.levels
         filtered = hidden >= FILTERED  # whose weights would cost small pictures too much
-        self.shape = ModelShape(*size, hidden, entropy, filtered=filtered)  # of the model in a file
+        self.shape = ModelShape(*size, hidden, entropy, filtered=filtered, hyper=hyper)  # in a file
         self.start = start_of(start, self.shape)
         self.counted: float = counted(pixels)
         self.seed, self.device, self.epsilon = seed, device, epsilon
@@ -124,12 +126,16 @@ class LatentStep(Resumable):
         self.plane = plane = extent.plane
         self.synthesis_shapes = _layers(self.shape.inputs, hidden, hidden, self.channels)
         self.convolution_shapes = [(9 * self.channels, self.channels), (self.channels,)] * 2
-        self.entropy_shapes = _layers(operations.NEIGHBOURS, entropy, entropy, 2)
+        contexts = operations.NEIGHBOURS + len(self.shape.hyperlatents)
+        self.entropy_shapes = _layers(contexts, entropy, entropy, 2)
         self.shapes = [*self.synthesis_shapes, *self.convolution_shapes, *self.entropy_shapes]
         self.shapes += [(operations.TAPS,)] * (self.levels - 1) + [FILTER] * filtered
         self.target = Tensor(extent.target(pixels), device, name="target")
         self.framing = self._frame()
         self.tables = self._looked_up() if device.lanes == "group" else {}
+        self.enlarging = Tensor(
+            np.array(BICUBIC, np.float32), device, name="enlarging"
+        )  # of hyperlatents
         drawn = self._drawn()
         flat = self._started(drawn)
         self.flat = Tensor(flat, device, name="networks")
@@ -168,15 +174,17 @@ class LatentStep(Resumable):
         """All that a step takes."""
         fixed = [*self.framing, self.target, self.cheapest, self.candidate]
         moving = LatentStep._moving(self).values()
-        return [*fixed, self.control, self.is_alpha, *self.tables.values(), *moving]
+        enlarging = [self.enlarging, *self.tables.values()]
+        return [*fixed, self.control, self.is_alpha, *enlarging, *moving]
 
     def _looked_up(self) -> dict[operations.Key, Tensor]:
         """What doubling the maps of every level takes of them."""
         found: dict[operations.Key, Array] = {}
-        for level, (fine, coarse) in enumerate(pairwise(self.plane.grids)):
-            wanted = (size + 2 * self.extent.halo for size in (fine.height, fine.width))
-            count = self.levels - 1 - level
-            found |= operations.tables_for(count, coarse.height, coarse.width, *wanted)
+        for level, (fine, coarse) in enumerate(pairwise(self.plane.grids[: self.levels])):
+            wanted = [size + 2 * self.extent.halo for size in (fine.height, fine.width)]
+            hyper = sum(n > level for n in self.shape.hyperlatents) * (level >= NEAREST)
+            for count in {self.levels - 1 - level, hyper} - {0}:
+                found |= operations.tables_for(count, coarse.height, coarse.width, *wanted)
         return {
             sizes: Tensor(values, self.device, name=f"takes {sizes}")
             for sizes, values in found.items()
@@ -188,7 +196,8 @@ class LatentStep(Resumable):
         """What is in the plane at the beginning."""
         size = self.height, self.width
         rows, columns = self.room or size
-        return Extent(Plane.of(rows, columns, self.levels), size, (0, 0), size)
+        plane = Plane.of(rows, columns, self.levels, hyper=self.shape.hyperlatents)
+        return Extent(plane, size, (0, 0), size)
 
     def _frame(self) -> list[Tensor]:
         """What tells where the picture ends and what of it counts and moves: all that is there.
@@ -203,7 +212,11 @@ class LatentStep(Resumable):
 
     def _started(self, flat: Array) -> Array:
         """float32 [parameters]: those of the start, others as they are."""
-        return flat_of(networks_of(flat, self.shapes) | self.start.floats())
+        drawn, begun = networks_of(flat, self.shapes), self.start.floats()
+        if "entropy.0.weight" in begun:  # but those for hyperlatents, which would never move from 0
+            own = drawn["entropy.0.weight"][operations.NEIGHBOURS :]
+            begun["entropy.0.weight"][operations.NEIGHBOURS :] = BESIDE * own
+        return flat_of(drawn | begun)
 
     def _drawn(self) -> Array:
         """float32 [parameters]: random networks."""
@@ -289,6 +302,9 @@ class LatentStep(Resumable):
 
     def _bits(self, framed: Tensor, seen: Tensor, layers: list[Tensor]) -> Tensor:
         contexts = operations.Contexts.apply(framed, self.plane)
+        if self.shape.hyper:
+            above = hyperlatents.above(seen, self.plane, self.levels, self._enlarged)
+            contexts = Tensor.concat([contexts, above], 0)
         found = perceptron(contexts.permute(1, 0), layers)  # [places, 2]
         seen, own = (
             values.reshape(-1)[self.plane.first : self.plane.first + self.plane.places]
@@ -325,7 +341,7 @@ class LatentStep(Resumable):
             seen[g.row : g.row + g.height, g.column : g.column + g.width].reshape(
                 1, g.height, g.width
             )
-            for g in self.plane.grids
+            for g in self.plane.grids[: self.levels]
         ]
         maps = views[-1]
         for level in range(self.levels - 2, -1, -1):
@@ -346,6 +362,10 @@ class LatentStep(Resumable):
         grid, halo = self.plane.grids[level], self.extent.halo
         maps = self._with_ends(maps, level + 1)
         return operations.upsampled(maps, taps, grid.height, grid.width, self.tables, halo)
+
+    def _enlarged(self, maps: Tensor, level: int) -> Tensor:
+        """The same of hyperlatents' maps."""
+        return self._upsampled(maps, self.enlarging, level)
 
     def _with_ends(self, maps: Tensor, level: int) -> Tensor:
         """Maps [c, h, w] of a level, which repeat their ends where there is room around them."""

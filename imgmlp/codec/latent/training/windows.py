@@ -41,11 +41,11 @@ class WindowedStep(LatentStep):
 
     def __init__(
         self, pixels: Array, seed: int, device: AnyDevice, hidden: int, entropy: int, start: int,
-        window: tuple[int, int] | None = None,
+        window: tuple[int, int] | None = None, hyper: bool = False,
     ) -> None:  # fmt: skip
         self._window, self._picture = window or window_size(device), pixels
         super().__init__(pixels, seed, device, hidden=hidden, entropy=entropy, start=start,
-                         room=self._window)  # fmt: skip
+                         room=self._window, hyper=hyper)  # fmt: skip
         self.together = TOGETHER if is_gpu(device) else 1
         self.windows = self._all()
         self._judges = self._some()
@@ -64,7 +64,7 @@ class WindowedStep(LatentStep):
     # --- the windows ---
 
     def _first_extent(self) -> Extent:
-        plane = Plane.of(*self._window, self.levels, HALO)
+        plane = Plane.of(*self._window, self.levels, HALO, self.shape.hyperlatents)
         return Extent(plane, (self.height, self.width), (0, 0), self._window, HALO)
 
     def _frame(self) -> list[Tensor]:
