@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from latent_hyperlatents import Hyperlatents
 
 from imgmlp import image
 from imgmlp.codec.latent.model import BICUBIC, NEIGHBOURS, newest_start, trained_order
@@ -74,9 +73,10 @@ class Without(LatentStep):
         if self.lacks == "a convolution":
             convolutions[2:] = [self._zeros(t, f"{n}") for n, t in enumerate(convolutions[2:])]
         if self.lacks == "neighbours":
-            order = trained_order()
-            seen = np.zeros((len(NEIGHBOURS), 1), np.float32)
-            seen[order[:NEAREST]] = 1
+            rows = entropy[0].shape[0]
+            order = trained_order(rows)
+            seen = np.zeros((rows, 1), np.float32)
+            seen[[*order[:NEAREST], *order[len(NEIGHBOURS) :]]] = 1
             entropy[0] = entropy[0] * Tensor(seen, self.device, name="near")
         return [synthesis, convolutions, entropy, taps]
 
@@ -104,7 +104,7 @@ class Variant:
     constants: dict[tuple[Any, str], Any] = field(default_factory=dict)
     step: dict[str, Any] = field(default_factory=dict)  # attributes of Without
     averaged: bool = False  # networks, in the end
-    kind: type[LatentStep] = Without  # with finish()
+    hyper: bool = True
     start: bool = True
     guess: bool = True  # of latents to begin with
     searched: bool = True  # the networks' steps
@@ -161,13 +161,7 @@ def variants() -> list[Variant]:
         Variant("latents forget by 0.9 and 0.95", step={"betas": (0.9, 0.95)}),
         Variant("latents forget by 0.9 and 0.99", step={"betas": (0.9, 0.99)}),
         Variant("networks are means of the last ones", averaged=True),
-        Variant("with hyperlatents of 1/16, 1/32 and 1/64", kind=Hyperlatents),
-        Variant("with smooth hyperlatents", kind=Hyperlatents, step={"smooth": True}),
-        Variant(
-            "with smooth hyperlatents past the network",
-            kind=Hyperlatents,
-            step={"smooth": True, "direct": True},
-        ),
+        Variant("no hyperlatents", hyper=False),
     ]
 
 
@@ -191,8 +185,10 @@ def cost(
         hidden, entropy = found = forms.widths(pixels.shape, np.inf)
         start = newest_start(found) if variant.start else 0
         kept = 1 - 1 / max(1, AVERAGED * steps) if variant.averaged else 0.0
-        kind = type("Step", (variant.kind,), {**variant.step, "kept": kept})
-        step = kind(pixels, forms.SEED, device, hidden=hidden, entropy=entropy, start=start)
+        kind = type("Step", (Without,), {**variant.step, "kept": kept})
+        hyper = variant.hyper and forms.has_hyperlatents(pixels.shape, steps)
+        sizes = {"hidden": hidden, "entropy": entropy}
+        step = kind(pixels, forms.SEED, device, start=start, hyper=hyper, **sizes)
         if variant.guess:
             phases.begin(step, pixels, price, steps)
         trainer = Refreshing(step, phases.LatentTrainerState(steps, price))

@@ -35,7 +35,7 @@ Grid = list[list[int]]
 def tensors(N: bytes, W: bytes, channels: int) -> dict[str, tuple[list[int], int]]:
     """Numbers and exponent of each."""
     L, S, E, K = sizes(N)
-    found = shapes(L, S, E, K, channels, filtered=coded(N) >= 2**15)
+    found = shapes(L, S, E, K, channels, filtered=coded(N) >= 2**15, hyper=hyper(N))
     if N[0] >= 128:
         return started(found, N[1], W)
     steps = list(N[6:])
@@ -53,16 +53,20 @@ def coded(N: bytes) -> int:
     return int.from_bytes(N[2:4] if N[0] >= 128 else N[4:6], "big")
 
 
+def hyper(N: bytes) -> bool:
+    return coded(N) >> 14 & 1 == 1
+
+
 def sizes(N: bytes) -> tuple[int, int, int, int]:
     """L, S, E and K."""
     return (N[0] - 128, *STARTS[N[1]][:3]) if N[0] >= 128 else (N[0], N[1], N[2], N[3])
 
 
 def shapes(
-    L: int, S: int, E: int, K: int, C: int, filtered: bool = False
+    L: int, S: int, E: int, K: int, C: int, filtered: bool = False, hyper: bool = False
 ) -> dict[str, tuple[int, ...]]:
     return {
-        "entropy.0.weight": (K, E), "entropy.0.bias": (E,),
+        "entropy.0.weight": (K + 3 * hyper, E), "entropy.0.bias": (E,),
         "entropy.1.weight": (E, E), "entropy.1.bias": (E,),
         "entropy.2.weight": (E, 2), "entropy.2.bias": (2,),
         "upsampling": (L - 1, 4),
@@ -85,13 +89,15 @@ def started(
         if whole not in (0, 1) or not 0 <= e <= 25:
             raise ValueError("no tensor")
         numbers = [stream.symbol(number + 15) for _ in range(prod(size))]
-        of_grids = name in ("upsampling", "synthesis.0.weight")
+        of_grids = name in ("upsampling", "synthesis.0.weight", "entropy.0.weight")
         if not whole and (of_grids or len(first.get(name, [])) == len(numbers)):
             row, s = size[-1], first[name]
             if name == "synthesis.0.weight":
                 own = s[7 * row :] or [0] * row  # the filter's
                 grids = len(numbers) // row - ("filter" in found)
                 s = [s[min(n, 6) * row + at] for n in range(grids) for at in range(row)] + own
+            elif name == "entropy.0.weight":
+                s = s + [0] * (len(numbers) - len(s))  # those for hyperlatents
             elif name == "upsampling":
                 s = [s[min(n, 5) * row + at] for n in range(size[0]) for at in range(row)]
             for at in range(len(numbers)):
@@ -168,7 +174,9 @@ def frequencies(i: int, p: int) -> list[int]:
     return [b - a for a, b in pairwise(before)]
 
 
-def grid(stream: Stream, network: Network, K: int, rows: int, columns: int) -> Grid:
+def grid(
+    stream: Stream, network: Network, K: int, rows: int, columns: int, above: list[Grid]
+) -> Grid:
     found = [[0] * columns for _ in range(rows)]
 
     def at(y: int, x: int) -> int:
@@ -177,6 +185,7 @@ def grid(stream: Stream, network: Network, K: int, rows: int, columns: int) -> G
     places = [(x + 4 * y, y, x) for y in range(rows) for x in range(columns)]
     for _, y, x in sorted(places):
         values = [1024 * at(y + down, x + right) for down, right in NEIGHBOURS[:K]]
+        values += [one[y][x] for one in above]
         (A0, A1), e = network.sums(values)
         mean = min(4032, max(-4096, A0 + 2 ** (e + 3) >> e + 4))
         i = min(255, max(0, (A1 + 2 ** (e + 4) >> e + 5) - 16))
@@ -185,6 +194,28 @@ def grid(stream: Stream, network: Network, K: int, rows: int, columns: int) -> G
         if not -64 <= latent <= 63:
             raise ValueError("no latent")
         found[y][x] = latent
+    return found
+
+
+def thinned(one: Grid, n: int, level: int) -> Grid:
+    apart = 2 ** (level - n)
+    return [[1024 * value for value in row[::apart]] for row in one[::apart]]
+
+
+def maps_above(hyperlatents: list[Grid], level: int, size: tuple[int, int]) -> list[Grid]:
+    """Of grids 4, 5 and 6."""
+    found = []
+    for n, own in zip((4, 5, 6), hyperlatents, strict=True):
+        one = thinned(own, n, max(n, level))
+        for at in range(n - 1, level - 1, -1):
+            rows, columns = (-(-side // 2**at) for side in size)
+            if at < 2:
+                one = [[one[y // 2][x // 2] for x in range(columns)] for y in range(rows)]
+            else:
+                taps = [-3, 29, 111, -9]
+                wide = transposed([doubled(row, taps, 7, columns) for row in one])
+                one = transposed([doubled(column, taps, 7, rows) for column in wide])
+        found.append(one)
     return found
 
 
@@ -257,12 +288,17 @@ def picture(data: bytes) -> list[list[list[int]]]:
     found = tensors(N, sections["W"], header["channels"])
     stream, network = Stream(sections["L"]), Network("entropy", found)
     L, _, _, K = sizes(N)
-    there = coded(N) % 2**15
-    grids = []
+    there = coded(N) % 2**14
+    grids, hyperlatents = [], []
+    for level in (6, 5, 4) if hyper(N) else ():
+        size = -(-height // 2**level), -(-width // 2**level)
+        zeros = [[[0] * size[1]] * size[0]] * 3
+        hyperlatents.insert(0, grid(stream, network, K, *size, zeros))
     for level in reversed(range(L)):
         size = -(-height // 2**level), -(-width // 2**level)
         if there >> level & 1:
-            grids.insert(0, grid(stream, network, K, *size))
+            above = maps_above(hyperlatents, level, (height, width)) if hyperlatents else []
+            grids.insert(0, grid(stream, network, K, *size, above))
         else:
             grids.insert(0, [[0] * size[1] for _ in range(size[0])])
     stream.finish()

@@ -34,15 +34,14 @@ def small_network(channels: int = 3, width: int = 8, frequencies: int = 3) -> Ne
 
 
 def started_latent_model(
-    height: int = 21, width: int = 26, channels: int = 3, number: int = 1, filtered: bool = False
+    height: int = 21, width: int = 26, channels: int = 3, number: int = 1, **has: bool
 ) -> LatentModel:
     """A model whose networks begin from a start and differ in few of their weights; one tensor is
-    another altogether, and steps are finer and coarser than the start's.
+    another altogether, and steps are finer and coarser than the start's. It has a filter or
+    hyperlatents if `has` says so.
     """
     hidden, entropy = widths_of(number)
-    model = small_latent_model(
-        height, width, channels, synthesis=hidden, entropy=entropy, filtered=filtered
-    )
+    model = small_latent_model(height, width, channels, synthesis=hidden, entropy=entropy, **has)
     start, chance = start_of(number, model.shape), np.random.default_rng(number)
     networks = dict(model.networks)
     for at, (name, tensor) in enumerate(networks.items()):
@@ -56,12 +55,12 @@ def started_latent_model(
 
 def small_latent_model(
     height: int = 21, width: int = 26, channels: int = 3, spread: float = 1.5,
-    filtered: bool = False, **sizes: int,
+    filtered: bool = False, hyper: bool = False, **sizes: int,
 ) -> LatentModel:  # fmt: skip
     """A model of random latents and weights; its picture has many grays."""
     chance = np.random.default_rng([height, width, channels])
     levels = usual_levels(height, width)
-    shape = ModelShape(height, width, channels, levels, filtered=filtered, **sizes)
+    shape = ModelShape(height, width, channels, levels, filtered=filtered, hyper=hyper, **sizes)
     networks = {}
     for name, size in shape.tensors.items():
         deviation = 0.1 if name.endswith("bias") else 1 / np.sqrt(max(1, np.prod(size[:-1])))

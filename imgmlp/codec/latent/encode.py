@@ -64,7 +64,7 @@ class _Encoder:
         self.lengths = Lengths(picture, wanted, workload, device, run)
         self.prices = Prices(picture, wanted)
         most = self.prices.most_weights()
-        self.forms = Forms(picture.pixels, device, self.lengths.short, most)
+        self.forms = Forms(picture.pixels, device, self.lengths.short, most, self.lengths.long)
         self.resumed = 0
         self.passes = Passes(wanted)
         self.best: Draft | None = None  # of the passes
@@ -200,7 +200,7 @@ class _Encoder:
     def _complete(self, snapshot: Snapshot) -> Snapshot:
         """A trainer's snapshot with that of the passes before it."""
         values: dict[str, Any] = {"tried": self.passes.tried, "pace": self.lengths.pace}
-        values["judging"] = self.lengths.judging
+        values |= {"judging": self.lengths.judging, "long": self.lengths.long}
         values |= {"form": self.forms.name, "best": None}
         arrays: dict[str, Array] = {}
         if self.best is not None:
@@ -227,4 +227,5 @@ class _Encoder:
 def _described(shape: ModelShape) -> str:
     s, e = shape.synthesis, shape.entropy
     synthesis = f"{shape.inputs}-{s}-{s}-{shape.channels}"
-    return f"{synthesis}, {shape.neighbours}-{e}-{e}-2"
+    contexts = shape.neighbours + len(shape.hyperlatents)
+    return f"{synthesis}, {contexts}-{e}-{e}-2"

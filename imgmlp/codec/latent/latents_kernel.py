@@ -92,9 +92,10 @@ class KernelGrids:
 
         Raises FormatError.
         """
-        if above is None:
-            above = np.zeros((len(self._shape.hyperlatents), *size), np.int32)
-        beside = _constant(np.append(pad_maps(above).T.ravel(), np.int32(0)))  # never empty
+        beside = _constant(np.zeros(1, np.int32))
+        if hyper := len(self._shape.hyperlatents):
+            maps = np.zeros((hyper, *size), np.int32) if above is None else above
+            beside = _constant(pad_maps(maps).T)
         padded = Tensor(pad(np.zeros(size, np.int8)).astype(np.int8), self._device).realize()
         offsets = _constant(neighbour_offsets(self._shape, padded.shape[1]).astype(np.int32))
         words, code, width, taken = self._decoder.suspend()

@@ -13,8 +13,9 @@ In real numbers, with `a` the activation x * smoothstep(x / 4 + 1/2):
   out[2i+1] = f3 in[i-1] + f2 in[i] + f1 in[i+1] + f0 in[i+2]; past an edge its value is repeated.
 - hyperlatents, if there are any, are grids as large as those of the levels HYPERLATENTS. What the
   entropy network sees of them beside its neighbours, of every latent of the other grids, are maps
-  as large as the latent's grid: from a coarser level by upsampling with BICUBIC, to level 0 the
-  nearest value, from a finer level every second row and column. Of hyperlatents it sees zeros.
+  as large as the latent's grid: from a coarser level by upsampling with BICUBIC, to levels below
+  NEAREST the nearest value, from a finer level every second row and column. Of hyperlatents
+  themselves it sees zeros there.
 - synthesis, for every pixel, of the maps x [levels], finest first, and behind them, if there is a
   filter, the finest grid correlated with its 3x3 weights, with zeros past the edges:
   a(x W0 + b0) -> a(. W1 + b1) -> . W2 + b2 = y [channels], then two 3x3 convolutions with zeros
@@ -59,7 +60,7 @@ NEIGHBOURS = tuple(
 )
 FILTER = (9,)  # as a step has it, row by row
 HYPERLATENTS = 4, 5, 6  # levels of the grids that these are as large as
-NEAREST = 1  # the level below which they are repeated
+NEAREST = 2  # the level below which they are repeated
 MOST_ABOVE = (
     2**24
 )  # pixels of a picture that has them, as decoding needs 12 bytes for each of these

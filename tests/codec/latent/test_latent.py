@@ -18,6 +18,7 @@ from imgmlp.codec.bitstream import container
 from imgmlp.codec.bitstream.container import Header, Section
 from imgmlp.codec.latent import decode as latent_decode
 from imgmlp.codec.latent import latents, latents_kernel, sections
+from imgmlp.codec.latent.hyperlatents import Above
 from imgmlp.codec.latent.model import (
     BICUBIC,
     FILTERED_STARTS,
@@ -116,6 +117,11 @@ def test_a_start_is_the_same_for_all_models_as_far_as_they_have_its_tensors() ->
     filtered = start_of(1, ModelShape(5, 5, 3, 4, 16, 12, filtered=True)).tensors
     np.testing.assert_array_equal(filtered["synthesis.0.weight"][:-1], small["synthesis.0.weight"])
     assert not filtered["synthesis.0.weight"][-1].any()
+    hyper = start_of(1, ModelShape(512, 512, 3, 7, 16, 12, hyper=True)).tensors
+    first, last = np.split(hyper["entropy.0.weight"], [24])
+    np.testing.assert_array_equal(first, whole.tensors["entropy.0.weight"])
+    assert last.shape == (3, 12)
+    assert not last.any()
     gray = start_of(1, ModelShape(512, 512, 1, 7, 16, 12)).tensors
     assert {name for name in whole.tensors if name not in gray} == {
         f"{layer}.{kind}"
@@ -171,6 +177,7 @@ GOLDEN_FILES = {
     "start-3-filtered": (3, "123c8224708a680e"),
     "start-4": (4, "a8e368279554f0a7"),
     "start-5": (5, "023aeae1a6b0f74e"),
+    "start-5-hyper": (5, "a1d135792ef33e2e"),
 }  # the start that a file's networks begin from, and the digest of its pixels
 
 
@@ -192,6 +199,51 @@ def test_there_are_golden_files_of_every_start() -> None:
     """And no file in their folder that nobody decodes."""
     assert {number for number, _ in GOLDEN_FILES.values()} == {0, *START_WIDTHS}
     assert {path.stem for path in (GOLDEN / "latent").iterdir()} == GOLDEN_FILES.keys()
+
+
+@pytest.mark.parametrize("mapping", ["numpy", "one"])
+@pytest.mark.parametrize("size", [(1, 40), (70, 33), (130, 90)])
+def test_hyperlatents_come_back_and_change_what_is_expected(
+    size: tuple[int, int], mapping: str
+) -> None:
+    for model in (small_latent_model(*size, hyper=True), started_latent_model(*size, hyper=True)):
+        parts = sections.write(model)
+        found = read(parts, model.shape, mapping)
+        assert_same(found, model)
+        assert [grid.shape for grid in found.latents[:-3]] == list(model.shape.grids[:-3])
+        others = (*model.seen, *(-grid for grid in model.latents[-3:]))
+        changed = replace(model, latents=tuple(others))
+        fewer = sum(sections.latents.bits(one) for one in (model, changed))
+        assert fewer != 2 * sections.latents.bits(model)
+
+
+def test_hyperlatents_of_zeros_are_coded() -> None:
+    """So that who has them is told by them being there."""
+    model = small_latent_model(40, 40, hyper=True)
+    empty = replace(model, latents=tuple(np.zeros_like(grid) for grid in model.latents))
+    assert len(sections.write(empty)[2]) > 2
+    assert_same(read(sections.write(empty), model.shape), empty)
+
+
+def test_hyperlatents_are_refused_where_they_would_be_too_large_or_too_small() -> None:
+    for size in ((4096, 4097, 3, 9), (32, 32, 3, 6)):
+        with pytest.raises(FormatError, match="no hyperlatents"):
+            ModelShape(*size, hyper=True)
+    ModelShape(4096, 4096, 3, 9, hyper=True)
+    head, *others = sections.write(started_latent_model(32, 32))
+    announced = head[:2] + bytes([head[2] | 1 << 6]) + head[3:]
+    with pytest.raises(FormatError, match="6 grids have no hyperlatents"):
+        read((announced, *others), ModelShape(32, 32, 3, 6, 16, 12))
+
+
+def test_what_is_above_a_place_may_be_said_of_any_part_of_a_grid() -> None:
+    """Every level's maps are made of the next coarser one's, in whichever order they are asked."""
+    shape = ModelShape(90, 70, 3, 7, hyper=True)
+    chance = np.random.default_rng(0)
+    grids = [chance.integers(-9, 9, size).astype(np.int8) for size in shape.grids[7:]]
+    at_once, one_by_one = Above(shape, grids), Above(shape, grids)
+    all_levels = [one_by_one.at(level) for level in range(6, -1, -1)]
+    assert np.array_equal(at_once.at(0), all_levels[-1])
 
 
 @pytest.mark.parametrize("mapping", ["numpy", "one"])
@@ -294,8 +346,9 @@ def test_every_flipped_bit_of_a_section_is_noticed_behind_right_checksums() -> N
         (small_latent_model(9, 14, **TINY), 1_000),
         (small_latent_model(9, 14, filtered=True, **TINY), 500),
         (started_latent_model(9, 14), 500),
+        (small_latent_model(3, 34, hyper=True, **TINY), 500),
     ],
-    ids=["plain", "filtered", "started"],
+    ids=["plain", "filtered", "started", "hyper"],
 )
 def test_damaged_files_lead_to_no_other_picture(model: LatentModel, count: int) -> None:
     data = file_of(model)
@@ -340,8 +393,9 @@ def test_more_latents_than_bytes_can_hold_are_refused_before_there_is_memory_for
         (1, 0, "0 wide"),
         (2, 129, "129 wide"),
         (3, 25, "25 neighbours"),
-        (4, 127, "a grid that is not there"),
-        (4, 255, "steps of the network take"),  # which those of a filter would be among
+        (4, 63, "a grid that is not there"),
+        (4, 64, "grids have no hyperlatents"),
+        (4, 191, "steps of the network take"),  # which those of a filter would be among
         (6, 16, "no such step"),
         (7, 88, "scales are 88"),
     ],
@@ -401,6 +455,30 @@ def test_the_document_is_enough_to_decode_a_file(size: tuple[int, int], channels
         model = small_latent_model(*size, channels, synthesis=8, entropy=6, filtered=filtered)
         decoded = synthesize(model, open_device("numpy"))
         assert reference.picture(file_of(model)) == decoded.tolist()
+
+
+@pytest.mark.parametrize("size", [(33, 5), (2, 70), (21, 45)])
+@pytest.mark.parametrize("started", [False, True])
+def test_the_document_is_enough_to_decode_hyperlatents(
+    size: tuple[int, int], started: bool
+) -> None:
+    make = started_latent_model if started else small_latent_model
+    model = make(*size, 1, hyper=True)
+    decoded = synthesize(model, open_device("numpy"))
+    assert reference.picture(file_of(model)) == decoded.tolist()
+
+
+@pytest.mark.parametrize("levels", [7, 9])
+def test_the_document_says_what_is_above_latents(levels: int) -> None:
+    """Where there are grids finer, coarser and as large as those of hyperlatents."""
+    shape = ModelShape(75, 261, 1, levels, hyper=True)
+    chance = np.random.default_rng(levels)
+    grids = [chance.integers(-64, 64, size) for size in shape.grids[levels:]]
+    above = Above(shape, [grid.astype(np.int8) for grid in grids])
+    lists = [grid.tolist() for grid in grids]
+    for level in reversed(range(levels)):
+        assert above.at(level).tolist() == reference.maps_above(lists, level, (75, 261))
+    assert above.at(0).shape == (3, 75, 261)
 
 
 @pytest.mark.parametrize("channels", [1, 3])

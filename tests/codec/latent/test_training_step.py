@@ -312,12 +312,16 @@ def test_gradients_of_a_whole_step_are_differences(
             )
 
 
+@pytest.mark.parametrize("hyper", [False, True])
 def test_a_room_for_more_changes_nothing_that_a_file_would_have(
-    monkeypatch: pytest.MonkeyPatch,
+    hyper: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(latent_step, "FILTERED", STARTED["hidden"])
-    device = open_device("numpy")
-    own, roomy = (LatentStep(picture(), 1, device, **STARTED, room=room) for room in (None, ROOM))
+    device, pixels = open_device("numpy"), picture().repeat(2 if hyper else 1, 1)
+    room = 2 * ROOM[0], 2 * ROOM[1]
+    own, roomy = (
+        LatentStep(pixels, 1, device, **STARTED, room=one, hyper=hyper) for one in (None, room)
+    )
     grids = [np.rint(2 * draw(*grid.shape, seed=n)) for n, grid in enumerate(own.grids())]
     flat = own.flat.numpy() + np.float32(0.02) * draw(*own.flat.shape)
     found = []

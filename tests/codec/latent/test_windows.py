@@ -56,14 +56,15 @@ def whole_numbers(step: LatentStep) -> list[np.ndarray]:
     return [np.rint(2 * generator.standard_normal(size)) for size in step.shape.grids]
 
 
+@pytest.mark.parametrize("hyper", [False, True])
 @pytest.mark.parametrize(("size", "channels"), [((66, 70), 3), ((20, 130), 4)])
 def test_windows_are_judged_as_the_whole_picture_is(
-    size: tuple[int, int], channels: int, monkeypatch: pytest.MonkeyPatch
+    size: tuple[int, int], channels: int, hyper: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(latent_step, "FILTERED", STARTED["hidden"])
     pixels, device = picture(*size, channels), open_device("numpy")
-    step = LatentStep(pixels, 0, device, **STARTED)
-    parted = WindowedStep(pixels, 0, device, **STARTED, window=WINDOW)
+    step = LatentStep(pixels, 0, device, **STARTED, hyper=hyper)
+    parted = WindowedStep(pixels, 0, device, **STARTED, window=WINDOW, hyper=hyper)
     assert len(parted.windows) in (3, 4)
     assert step.shape.filtered
     away = np.random.default_rng(1).standard_normal(step.flat.shape)

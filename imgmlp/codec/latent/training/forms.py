@@ -13,7 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.latent.model import ModelShape, newest_start
+from imgmlp.codec.latent.model import (
+    HYPERLATENTS,
+    MOST_ABOVE,
+    ModelShape,
+    newest_start,
+    usual_levels,
+)
 from imgmlp.codec.latent.training.latent_step import LatentStep
 from imgmlp.codec.latent.training.rooms import (
     Room,
@@ -35,18 +41,27 @@ WHOLE, IN_A_ROOM, IN_WINDOWS = "whole", "in a room", "in windows"
 SHARED = "in a shared room"  # from which a run goes over to one of the two first
 # (samples of a picture, widths of the hidden layers of synthesis and of the entropy network)
 WIDTHS = ((100_000, (16, 12)), (2**62, (32, 24)))
+LONG = 1000  # steps from which hyperlatents pay, which make each of them take longer
 SMALL_PARTS = 8_000  # operations of a pixel in a step, of what is no layer, by the time they take
 
 
 class Forms:
     """The steps that a picture may be trained by."""
 
-    def __init__(self, pixels: Array, device: AnyDevice, short: bool, most_weights: float) -> None:
+    def __init__(
+        self,
+        pixels: Array,
+        device: AnyDevice,
+        short: bool,
+        most_weights: float,
+        hyper: bool = False,
+    ) -> None:
         """`pixels` are uint8 [h, w, channels]; `short` says that a run is, so that compiling for
-        just one size does not pay."""
+        just one size does not pay, `hyper` that it is long enough for hyperlatents."""
         self.pixels, self.device, self.short = pixels, device, short
         self.name = ""  # of the form that was taken; what a checkpoint has for it
         self._widths = widths(pixels.shape, most_weights)
+        self.hyper = hyper and self._widths == widths(pixels.shape, math.inf)
 
     def first(self, name: str | None = None) -> LatentStep:
         """What a run begins with: of that name, if one is given, or the first for which there is
@@ -117,12 +132,19 @@ class Forms:
         hidden, entropy = self._widths
         return LatentStep(
             self.pixels, SEED, self.device, hidden=hidden, entropy=entropy,
-            start=newest_start(self._widths), room=room,
+            start=newest_start(self._widths), room=room, hyper=self.hyper,
         )  # fmt: skip
 
     def _in_windows(self) -> LatentStep:
         start = newest_start(self._widths)
-        return WindowedStep(self.pixels, SEED, self.device, *self._widths, start)
+        return WindowedStep(self.pixels, SEED, self.device, *self._widths, start, hyper=self.hyper)
+
+
+def has_hyperlatents(shape: tuple[int, ...], steps: float) -> bool:
+    """Whether these are worth their time and their weights' bits in so many steps of a picture."""
+    height, width, _ = shape
+    large = WIDTHS[0][0] < height * width <= MOST_ABOVE
+    return large and steps >= LONG and usual_levels(height, width) > HYPERLATENTS[-1]
 
 
 def widths(shape: tuple[int, ...], most: float) -> tuple[int, int]:

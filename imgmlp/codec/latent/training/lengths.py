@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 
-from imgmlp.codec.latent.training.forms import operations, widths
+from imgmlp.codec.latent.training.forms import has_hyperlatents, operations, widths
 from imgmlp.codec.latent.training.latent_step import LatentStep
 from imgmlp.codec.latent.training.phases import HURRIED, SHORTER, LatentTrainerState, control
 from imgmlp.codec.latent.training.rooms import (
@@ -106,7 +106,8 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     trained = trained_steps(workload.steps, shape, device, short)
     passes = _passes(wanted, least_passes(trained, pixels))
     steps = (1 + passes * SHORTER) * trained
-    programs = (step_program(shape, hidden, device, short),)
+    hyper = is_long(shape, workload, device)
+    programs = (step_program(shape, hidden, device, short, hyper),)
     if not steps:
         return Work(0, 0, programs, USUAL)
     judged, opening = pixels, float(opening_steps(shape, device, short, each))
@@ -145,8 +146,20 @@ def is_short(shape: tuple[int, ...], workload: Workload, device: AnyDevice) -> b
             return steps <= FEWEST
         return steps <= FEWEST or not own_room_pays(shape, device, steps, each)
     seconds = seconds or USUAL
-    expected = seconds * usual_speed(device) / (pixels * each)
-    return seconds <= BRIEF and expected <= HURRIED
+    return seconds <= BRIEF and _expected(shape, seconds, device) <= HURRIED
+
+
+def is_long(shape: tuple[int, ...], workload: Workload, device: AnyDevice) -> bool:
+    """Whether there are steps enough for hyperlatents; not by how fast just this device is."""
+    steps: float = for_pixels(workload.steps, shape[0] * shape[1])
+    if workload.seconds is not None or not workload.steps:
+        steps = _expected(shape, workload.seconds or USUAL, device)
+    return has_hyperlatents(shape, steps)
+
+
+def _expected(shape: tuple[int, ...], seconds: float, device: AnyDevice) -> float:
+    """Steps in so many seconds on a device of the middling kind."""
+    return seconds * usual_speed(device) / (shape[0] * shape[1] * operations(shape))
 
 
 class Lengths:
@@ -159,6 +172,9 @@ class Lengths:
         self.pixels = picture.width * picture.height
         self.wanted, self.workload, self.device, self.run = wanted, workload, device, run
         self.short = is_short(self.shape, workload, device)
+        self.long: bool = is_long(self.shape, workload, device)
+        if run.saved is not None:
+            self.long = run.saved.values["long"]
         # Steps of a program for many sizes that a run begins with which goes over to its own.
         self.opening = opening_steps(self.shape, device, self.short, operations(self.shape))
         self.opened = False  # whether it is there now
@@ -249,7 +265,8 @@ class Lengths:
         step.judge(step.flat.numpy())
         self.judging = time.perf_counter() - began
         hidden = widths(self.shape, math.inf)
-        self._compiled.note(step_program(self.shape, hidden, self.device, self.short))
+        program = step_program(self.shape, hidden, self.device, self.short, self.long)
+        self._compiled.note(program)
         return pace
 
     @property

@@ -8,7 +8,8 @@ own, where a step takes less time.
     python -m imgmlp.codec.latent.training.rooms DEVICE NUMBER...
 
 is that process; the numbers are height, width and channels of the picture, seed, widths of both
-networks, their start, and rows and columns of the room, or 0 for a program of the picture's size.
+networks, their start, whether there are hyperlatents, and rows and columns of the room, or 0 for a
+program of the picture's size.
 """
 
 from __future__ import annotations
@@ -129,8 +130,9 @@ def own_room_pays(shape: tuple[int, ...], device: AnyDevice, steps: int, operati
 
 
 def step_program(
-    shape: tuple[int, ...], widths: tuple[int, int], device: AnyDevice, short: bool
-) -> str:
+    shape: tuple[int, ...], widths: tuple[int, int], device: AnyDevice, short: bool,
+    hyper: bool = False,
+) -> str:  # fmt: skip
     """What compile_times.py knows the step by that a run for pixels of a shape begins with."""
     height, width, channels = shape
     if begins_in_windows(shape, device):
@@ -140,23 +142,25 @@ def step_program(
     else:
         sizes = f"{height}x{width} alone"
     levels = usual_levels(height, width)
-    return f"latent step: {sizes} x{channels}, {levels} levels, widths {widths}"
+    kind = f"widths {widths}" + ", hyperlatents" * hyper
+    return f"latent step: {sizes} x{channels}, {levels} levels, {kind}"
 
 
 def room_compiler(like: LatentStep, room: Room) -> CompileAhead:
     """The process that compiles what trains the picture that a step is for in a room."""
-    sizes = like.height, like.width, like.channels, like.seed, like.shape.synthesis
-    told = map(str, (*sizes, like.shape.entropy, like.start.number, *(room or (0,))))
+    shape = like.shape
+    sizes = like.height, like.width, like.channels, like.seed, shape.synthesis, shape.entropy
+    told = map(str, (*sizes, like.start.number, int(shape.hyper), *(room or (0,))))
     return CompileAhead("imgmlp.codec.latent.training.rooms", like.device.info.spec, *told)
 
 
 def compile_room(spec: str, *told: str) -> None:
     """What that process does."""
-    height, width, channels, seed, hidden, entropy, start, *room = map(int, told)
+    height, width, channels, seed, hidden, entropy, start, hyper, *room = map(int, told)
     step = LatentStep(
         np.zeros((height, width, channels), np.uint8), seed, open_device(spec),
         hidden=hidden, entropy=entropy, start=start,
-        room=(room[0], room[1]) if room[0] else None,
+        room=(room[0], room[1]) if room[0] else None, hyper=bool(hyper),
     )  # fmt: skip
     step.judge(step.flat.numpy())
     step.run(1)
