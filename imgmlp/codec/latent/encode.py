@@ -16,6 +16,7 @@ from imgmlp.codec.latent.training.bit_allocation import FIRST_TRIALS, MOST_TRIAL
 from imgmlp.codec.latent.training.forms import Forms
 from imgmlp.codec.latent.training.latent_step import LatentStep
 from imgmlp.codec.latent.training.lengths import (
+    LAST_PASSES,
     MOST_STEPS,
     TRIED_BRIEFLY,
     Lengths,
@@ -38,8 +39,6 @@ from imgmlp.image import Picture
 __all__ = ["encode", "work", "workload"]
 
 Array = np.ndarray[Any, Any]
-
-LAST_PASSES = 1  # that are left, at most, when all trials of single weights are made
 
 
 def encode(
