@@ -1,4 +1,4 @@
-"""Ctrl-C and kill as a polite request first, and as an order the second time.
+"""Ctrl-C, kill and the end of a terminal as a polite request first, as an order the second time.
 
 Knows neither files nor training; signals belong to the main thread.
 """
@@ -12,13 +12,20 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+HANGUP = getattr(signal, "SIGHUP", None)  # which Windows does not have
+SIGNALS = (signal.SIGINT, signal.SIGTERM, *([] if HANGUP is None else [HANGUP]))
 
 
 def raise_on_signals() -> None:
     """Make a kill end this process as Ctrl-C does, so that no half-written file stays behind."""
-    for number in SIGNALS:
+    for number in _heard():
         signal.signal(number, _interrupt)
+
+
+def _heard() -> list[signal.Signals]:
+    """Those that are not ignored on purpose, as `nohup` has the terminal's end."""
+    ignored = HANGUP is not None and signal.getsignal(HANGUP) is signal.SIG_IGN
+    return [number for number in SIGNALS if not (ignored and number == HANGUP)]
 
 
 def shield_children() -> None:
@@ -67,7 +74,7 @@ class StopRequest:
         return self._noted
 
     def __enter__(self) -> StopRequest:
-        self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        self._before = {number: signal.signal(number, self._note) for number in _heard()}
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -82,7 +82,16 @@ def _save(image: Image.Image, stream: IO[bytes], filename: str | bytes) -> None:
         warnings.warn(f"the target was missed: {found.missed}", ImgmlpWarning, stacklevel=3)
 
 
+def _save_all(image: Image.Image, stream: IO[bytes], filename: str | bytes) -> None:
+    """The same for `save_all`, of one picture. Raises OSError."""
+    count = getattr(image, "n_frames", 1) + len(image.encoderinfo.get("append_images", ()))
+    if count > 1:
+        raise OSError(f"an .imlp file holds one picture, not {count}; save each to its own file")
+    _save(image, stream, filename)
+
+
 Image.register_open(FORMAT, ImlpImageFile, lambda start: start.startswith(container.SIGNATURE))
 Image.register_save(FORMAT, _save)
+Image.register_save_all(FORMAT, _save_all)
 Image.register_extension(FORMAT, ".imlp")
 Image.register_mime(FORMAT, "image/x-imlp")

@@ -127,3 +127,14 @@ def test_what_cannot_be_saved_is_the_error_that_pillow_has_for_it(tmp_path: Path
 def test_the_extension_is_known_and_importing_needs_no_opencl() -> None:
     assert Image.registered_extensions()[".imlp"] == imgmlp.pil.FORMAT
     assert "pyopencl" not in modules_after("import imgmlp.pil")
+
+
+def test_one_picture_may_be_saved_as_all_there_are(tmp_path: Path) -> None:
+    image, path = Image.new("RGB", (8, 6), (1, 2, 3)), tmp_path / "x.imlp"
+    image.save(path, save_all=True, psnr=40)
+    with Image.open(path) as found:
+        assert found.size == (8, 6)
+    path.unlink()
+    with pytest.raises(OSError, match="holds one picture, not 2; save each"):
+        image.save(path, save_all=True, append_images=[image])
+    assert not path.exists()

@@ -47,6 +47,7 @@ class Result:
     diverged: bool
     beside: int = 0  # bytes that could be left out, where there are too many
     before: bool = False  # whether an earlier run had made it
+    took: float = 0.0  # seconds of all of it, compiling and checks as well
 
     def facts(self) -> dict[str, Any]:
         """For JSON, which has no infinity: the PSNR of equal pictures is null."""
@@ -70,7 +71,7 @@ class Result:
         found = self.metrics
         quality = "lossless" if math.isinf(found["psnr"]) else f"{found['psnr']:.2f} dB"
         figures = f"{size(found['bytes'])}   {found['bpp']:.3f} bpp   {quality}"
-        took = "done before" if self.before else duration(found["seconds"])
+        took = "done before" if self.before else duration(self.took)
         return f"{name}   {figures}   {took}"
 
 
@@ -112,7 +113,8 @@ class Encoding:
                 found = found or self._trained(goal, choices)
                 self.write(found.bytes)
         forget(self._state)  # where nothing could be kept, or there was no time to
-        return replace(found, beside=beside if len(found.bytes) > goal.value else 0)
+        took = time.perf_counter() - self.began
+        return replace(found, beside=beside if len(found.bytes) > goal.value else 0, took=took)
 
     def _announce(self, goal: Goal, beside: int) -> None:
         """Say what was understood. At once: looking for a device may take seconds."""

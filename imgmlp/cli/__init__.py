@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 from typing import Any
 
@@ -67,6 +68,8 @@ def _problem(error: BaseException) -> ImgmlpError:
             return out_of_memory()
         case typer.TyperException():
             problem = error.format_message().replace("Value error, ", "")  # as Pydantic begins it
+            problem = re.sub("Input should be a valid integer.*", "it is no whole number", problem)
+            problem = re.sub("Input should be a valid number.*", "it is no number", problem)
             return UsageError(problem, hint=_usage_hint(error))
     reason = (str(error) or "no message").splitlines()[0]
     hint = "this is a fault in imgmlp; please report it with what -vv prints"

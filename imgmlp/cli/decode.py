@@ -25,7 +25,7 @@ from imgmlp.engine import AnyDevice, open_device
 from imgmlp.errors import UsageError
 from imgmlp.metadata import Metadata
 from imgmlp.terminal import Terminal
-from imgmlp.text import duration
+from imgmlp.text import duration, quoted
 
 FORCE = "--force replaces it; -o and --out choose other names"
 
@@ -51,8 +51,8 @@ class Outputs:
         """Raises UsageError for what cannot be meant."""
         files.check_names(sources, self.file)
         if (self.file or sources[0]) == STANDARD:
-            example = "imgmlp decode weights.npz -o - > picture.png"
-            files.check_terminal("a PNG", example)
+            source = "-" if sources[0] == STANDARD else quoted(sources[0])
+            files.check_terminal("a PNG", f"imgmlp decode {source} -o - > picture.png")
 
     def of(self, source: Path, stored: Stored) -> Path:
         """The picture to write. Raises UsageError or OutputError if that is impossible."""

@@ -85,6 +85,8 @@ def run(terminal: Terminal, request: Request, outputs: Outputs, wanted: Wanted) 
     folders.check_out(outputs.folder)
     assert outputs.folder is not None
     stored = store.is_stored(outputs.folder)
+    if not stored:
+        request.check()
     work: Work = EncodeFile(wanted)
     if stored:
         _check_store(request, outputs)

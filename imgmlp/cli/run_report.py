@@ -111,7 +111,7 @@ class RunReport:
             raise UsageError("there is no file to work on", hint=hint)
         if self.done > 1 or (self.failed and self.files > 1):
             self._sum_up()
-        if again is not None:
+        if again is not None and self.failed < self.files:  # else it is what this command did
             note = f"to try only those again that failed, add --files-from {quoted(again)}"
             self.terminal.note(note)
         if stopped and (left or not self.plan.whole):

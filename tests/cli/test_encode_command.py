@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from pathlib import Path
 from typing import Any, get_args
 
@@ -164,6 +165,24 @@ def test_wrong_options_are_refused_before_any_work(
     code = 8 if "--force" in options else 2
     done = imgmlp("encode", "small.png", *options, check=code)
     assert "hint:" in done.stderr
+
+
+def test_a_number_that_is_none_is_refused_in_plain_words(imgmlp: Command) -> None:
+    told = imgmlp("encode", "small.png", "--effort", "1.5", check=2).stderr
+    assert_error(told, "'--effort': it is no whole number")
+    assert_error(imgmlp("encode", "small.png", "--psnr", "x", check=2).stderr, "it is no number")
+
+
+def test_the_line_of_a_file_has_the_seconds_of_the_whole_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of training are among the figures."""
+    path = tmp_path / "even.png"
+    Image.new("RGB", (8, 6)).save(path)
+    terminal = Terminal(time.perf_counter() - 3600)
+    request, wanted = Request([path], device="numpy"), Wanted(psnr=40)
+    assert encoding.run(terminal, request, Outputs(), wanted) == 0
+    assert "   1:00:0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from imgmlp.batch.plan import FAILED
 from imgmlp.cli import decode as decoding
 from imgmlp.cli import encode as encoding
 from imgmlp.cli import verify as verifying
+from imgmlp.cli.files import STANDARD
 from imgmlp.cli.folders import Request
 from imgmlp.errors import DeviceError, ImgmlpError, OutputError, UsageError
 from imgmlp.terminal import Terminal
@@ -63,6 +64,21 @@ def test_one_bad_file_stops_no_other_and_can_be_tried_again(tree: Path, capsys: 
     assert encode(tree, listed=Path("out", FAILED)) == 0
     assert made() == ALL
     assert "1 file done" not in capsys.readouterr().err
+
+
+def test_where_all_failed_no_list_of_them_is_advised(tree: Path, capsys: Shown) -> None:
+    """It would do what the same command does."""
+    for name in NAMES:
+        (tree / name).write_bytes(b"no picture")
+    assert encode(tree) == 1
+    assert "--files-from" not in capsys.readouterr().err
+
+
+def test_nothing_is_said_to_begin_that_is_refused(tree: Path, capsys: Shown) -> None:
+    request = Request([STANDARD], device="numpy", jobs=2)
+    with pytest.raises(UsageError, match="no place in a folder"):
+        encoding.run(Terminal(), request, encoding.Outputs(None, Path("out")), LOSSLESS)
+    assert "into out" not in capsys.readouterr().err
 
 
 def test_the_only_file_has_its_own_exit_code(tree: Path) -> None:

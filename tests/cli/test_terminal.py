@@ -6,6 +6,7 @@ import io
 import os
 import pty
 import select
+import shlex
 import shutil
 import signal
 import subprocess
@@ -202,6 +203,32 @@ def test_the_first_signal_is_a_request_and_the_second_an_order() -> None:
         for number in interrupt.SIGNALS:  # a third one would only disturb the cleaning up
             assert signal.getsignal(number) is signal.SIG_IGN
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_terminal_that_goes_away_ends_nothing_that_was_told_not_to_hear_of_it() -> None:
+    """As `nohup` tells a command."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interrupt.StopRequest() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.requested()
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        with interrupt.StopRequest() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.requested()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("name", ["it is.imlp", "weights.npz"])
+def test_a_picture_is_not_shown_by_a_terminal_and_the_advice_is_of_its_file(
+    tmp_path: Path, name: str
+) -> None:
+    running = Running(tmp_path, "decode", name, "-o", "-")
+    assert running.end() == 2
+    shown = " ".join(running.shown.split())
+    assert "a PNG is nothing that a terminal can show" in shown
+    assert f"imgmlp decode {shlex.quote(name)} -o - > picture.png" in shown
 
 
 # A process that starts another one, as a driver does, when Ctrl-C is pressed on its terminal.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +16,7 @@ from imgmlp.codec.latent.training.bit_allocation import FIRST_TRIALS, MOST_TRIAL
 from imgmlp.codec.latent.training.forms import Forms
 from imgmlp.codec.latent.training.latent_step import LatentStep
 from imgmlp.codec.latent.training.lengths import (
+    LAST_PASSES,
     MOST_STEPS,
     TRIED_BRIEFLY,
     Lengths,
@@ -34,13 +34,11 @@ from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.codec.training.trainer import Ended
 from imgmlp.engine import AnyDevice
-from imgmlp.image import Picture, counted
+from imgmlp.image import Picture
 
 __all__ = ["encode", "work", "workload"]
 
 Array = np.ndarray[Any, Any]
-
-LAST_PASSES = 1  # that are left, at most, when all trials of single weights are made
 
 
 def encode(
@@ -191,11 +189,7 @@ class _Encoder:
         return self._draft(found, trainer), first
 
     def _distance(self, found: Draft) -> tuple[bool, float]:
-        """The smaller, the better a file is; by D + lambda R, where that is what is wanted."""
-        if self.wanted.kind != "lambda":
-            return found.distance(self.wanted)
-        error = math.pow(10, -found.metrics["psnr"] / 10) * counted(self.picture.pixels)
-        return False, error + self.wanted.value * found.metrics["bpp"]
+        return found.distance(self.wanted, self.picture)
 
     def _complete(self, snapshot: Snapshot) -> Snapshot:
         """A trainer's snapshot with that of the passes before it."""

@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.bitstream import metadata_sections
 from imgmlp.codec.mlp import rate_model
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.qat_step import BATCH, LearningStep, too_large
-from imgmlp.codec.mlp.rounding_search import FINE, Rounding, Trial
+from imgmlp.codec.mlp.rounding_search import FINE, Rounding, Trial, paid_weights
 from imgmlp.codec.mlp.size_search import LEAST, PILOT_RATE, PILOTS, SizeSearch, pilot_weights
 from imgmlp.codec.mlp.training_phases import MlpTrainer, MlpTrainerState
 from imgmlp.codec.training.checkpoint import Snapshot
@@ -25,7 +24,7 @@ from imgmlp.codec.training.memory_limits import within_memory
 from imgmlp.codec.training.pace import Work, usual_speed
 from imgmlp.codec.training.replay import decibels, mean_loss, seconds_a_step
 from imgmlp.codec.training.run import Run
-from imgmlp.codec.training.target import STEPS, Goal, Workload
+from imgmlp.codec.training.target import STEPS, TOLERANCE, Goal, Workload
 from imgmlp.codec.training.trainer import Ended
 from imgmlp.engine import AnyDevice
 from imgmlp.image import Picture
@@ -41,8 +40,12 @@ LEAST_PILOT = 1_500  # steps: after fewer little can be said of many
 SEEN = 55  # pixels that training sees for each weight; with fewer, weights are not worth their time
 HASTY = 5_000  # steps of a run, where only its time is known; it should not have fewer
 SMALL = 2_000.0  # weights, of which fewer take hardly less time
-BELOW, BEYOND = 0.15, 0.2  # dB from which rounding may bring a network to its target
-CLOSE = 0.05  # dB beyond it of small networks, which are soon trained again
+BEYOND = 0.2  # dB beyond its target of a network that needs no other attempt
+CLOSE = 0.05  # the same of small networks, which are soon trained again
+# Operations of an attempt so short that others follow with the networks beside its own, of which
+# chance makes one up to 0.5 dB better: about 10 s of two cores of a processor.
+BRIEF = 1e12
+RIVALS = {"bytes": 2, "lambda": 2, "psnr": 6}  # such attempts, at most
 SHORT_RUNS = 0.1  # of the time left, that of a short run
 FIRST = 0.7  # of the time left, that of an attempt after which there may be others
 HURRY = 20.0  # seconds, with less than which left no other network is compiled, which may take 10
@@ -70,7 +73,7 @@ def encode(
     encoder.search()
     while True:
         found = encoder.attempt()
-        if encoder.best is None or found.distance(wanted) < encoder.best.distance(wanted):
+        if encoder.best is None or encoder.distance(found) < encoder.distance(encoder.best):
             encoder.best = found
         if found.diverged or not encoder.again():
             return encoder.best
@@ -79,23 +82,31 @@ def encode(
 def work(picture: Picture, wanted: Goal, workload: Workload, _device: AnyDevice) -> Work:
     """What training for a target and checking files will take, about."""
     samples = picture.width * picture.height
-    weights, runs = rate_model.usual_weights(wanted, samples), 1.0
+    weights, steps = _usual_weights(picture, wanted, workload), workload.steps * workload.wider
+    shape, channels = rate_model.network_shape(weights, picture.channels), picture.channels
+    shapes, runs = [shape], 1.0
+    if workload.seconds is None and _training(weights, steps) <= BRIEF:
+        shapes, runs = rate_model.neighbours(shape), runs + RIVALS[wanted.kind]
+    elif wanted.kind == "psnr":
+        runs += ATTEMPTS / 2 - 1
+    programs = [step_program(shape, workload.wider) for shape in shapes]
     if wanted.kind != "bytes":
         runs += PILOTS / 2 * 1.5 * max(1 / PILOT, min(0.5, LEAST_PILOT / max(workload.steps, 1)))
-    if wanted.kind == "psnr":
-        runs += ATTEMPTS / 2 - 1
-    steps = runs * workload.steps
-    weights = min(weights, 8 * picture.pixels.nbytes / rate_model.BITS)
-    if wanted.kind != "bytes":
-        weights = min(weights, max(SMALL, workload.steps * workload.wider * BATCH / SEEN))
-    training = 6 * weights * steps * BATCH * workload.wider
-    shape, channels = rate_model.network_shape(weights, picture.channels), picture.channels
-    programs = [step_program(shape, workload.wider), decoding_program(shape)]
-    if wanted.kind != "bytes":
         first = rate_model.network_shape(pilot_weights(samples), channels)
         programs.append(step_program(first, workload.wider))
-    operations = training + 2 * CHECKS * weights * samples
-    return Work(steps, operations, tuple(dict.fromkeys(programs)))
+    programs += [decoding_program(shape) for shape in shapes]
+    operations = _training(weights, runs * steps) + 2 * CHECKS * weights * samples
+    return Work(runs * workload.steps, operations, tuple(dict.fromkeys(programs)))
+
+
+def _usual_weights(picture: Picture, wanted: Goal, workload: Workload) -> float:
+    """What a picture of the middling kind needs for a target, and training can teach."""
+    most = 8 * picture.pixels.nbytes / rate_model.BITS
+    if wanted.kind == "bytes":
+        return min(paid_weights(picture, wanted.value), most)
+    taught = max(SMALL, workload.steps * workload.wider * BATCH / SEEN)
+    usual = rate_model.usual_weights(wanted, picture.width * picture.height)
+    return min(usual, most, taught)
 
 
 def step_program(shape: Shape, wider: int) -> str:
@@ -106,6 +117,11 @@ def step_program(shape: Shape, wider: int) -> str:
 def decoding_program(shape: Shape) -> str:
     """The same of decoding."""
     return f"mlp decoding: {shape}"
+
+
+def _training(weights: float, steps: float) -> float:
+    """Operations of so many steps of a network."""
+    return 6 * weights * steps * BATCH
 
 
 class _Encoder:
@@ -155,19 +171,12 @@ class _Encoder:
     def _first_weights(self) -> float:
         """How many weights the network should have; unless bytes say so, that of a short run."""
         if self.wanted.kind == "bytes":
-            return self._paid()
+            return paid_weights(self.picture, self.wanted.value)
         if self.limit is None:
             return pilot_weights(self.samples)
         found = PILOT_RATE * self.samples / rate_model.BITS  # there may be no time for another one
         usual = rate_model.usual_weights(self.wanted, self.samples)
         return max(LEAST, min(max(usual, found / 2**WITHIN), found * 2**WITHIN))
-
-    def _paid(self) -> float:
-        """Weights that the bytes wanted pay for, as many as a file of a quality has in them."""
-        beside = rate_model.OVERHEAD + metadata_sections.size(self.picture.metadata)
-        about = max(1.0, 8 * (self.wanted.value - beside) / rate_model.BITS)
-        beside = self.rounding.overhead(rate_model.network_shape(about, self.picture.channels))
-        return max(1.0, 8 * (self.wanted.value - beside) / rate_model.BITS)
 
     def search(self) -> None:
         """Find by short runs how many weights a quality or a price needs."""
@@ -304,17 +313,28 @@ class _Encoder:
         self.sizes.attempts.append([max(8 * paid / rate_model.BITS, 1.0), first.psnr, size])
         hit = self.wanted.hit_by(found.size, found.psnr)
         beyond = CLOSE if size < SMALL else BEYOND
-        self.hit = hit and -BELOW <= first.psnr - self.wanted.value <= beyond
+        self.hit = hit and -TOLERANCE <= first.psnr - self.wanted.value <= beyond
+
+    def distance(self, found: Draft) -> tuple[bool, float]:
+        return found.distance(self.wanted, self.picture)
 
     def again(self) -> bool:
-        """Whether another attempt may come nearer to a quality, or to it with fewer bytes."""
-        tried = len(self.sizes.attempts)
+        """Whether another attempt may come nearer to the target, or to it with fewer bytes."""
+        tried = len(self.sizes.attempts) - self.sizes.rivals
+        if self._brief() and self.sizes.challenge(RIVALS[self.wanted.kind]):
+            return True
         over = self.wanted.kind != "psnr" or tried == MOST_ATTEMPTS
-        if over or self.hit or self._hurried():
-            return False
         best = -math.inf if self.best is None else self.best.metrics["psnr"]
+        hit = self.hit or (self.sizes.rivals > 0 and self.wanted.value - best <= TOLERANCE)
+        if over or hit or self._hurried():
+            return False
         other = self.sizes.again(best, self._whole)
         return other and not (tried >= ATTEMPTS and self._near())
+
+    def _brief(self) -> bool:
+        """Whether attempts are so short that several are worth their time."""
+        steps = self.workload.steps * self.workload.wider
+        return self.limit is None and _training(self.sizes.attempts[-1][2], steps) <= BRIEF
 
     def _near(self) -> bool:
         """Whether the best file has the quality, and hardly more bytes than it seems to need."""

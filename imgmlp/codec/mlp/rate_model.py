@@ -15,7 +15,6 @@ from imgmlp.codec.mlp.network import MAX_WIDTH, Shape
 from imgmlp.codec.training.target import Goal
 
 BITS = 5.3  # for a weight
-OVERHEAD = 70.0  # bytes of a file that are no weights
 HIDDEN = 5  # layers
 FEW = 1000  # weights, too few for more than
 HIDDEN_OF_FEW = 3
@@ -86,9 +85,7 @@ def more_steps(gain: float, doublings: float) -> float:
 
 
 def usual_weights(wanted: Goal, pixels: int) -> float:
-    """How many weights pictures of the middling kind need for a target."""
-    if wanted.kind == "bytes":
-        return max(1.0, 8 * (wanted.value - OVERHEAD) / BITS)
+    """How many weights pictures of the middling kind need for a price or a quality."""
     if wanted.kind == "lambda":
         return float(pixels * _WEIGHTS * (_PRICE / wanted.value) ** _POWER)
     return float(pixels * _USUAL_RATE * 2 ** ((wanted.value - _USUAL_QUALITY) / _GAIN) / BITS)
@@ -108,6 +105,13 @@ def network_shape(weights: float, channels: int) -> Shape:
     """
     found = _shapes(channels)
     return min(found, key=lambda shape: abs(math.log(shape.parameters / max(weights, 1.0))))
+
+
+def neighbours(shape: Shape) -> list[Shape]:
+    """A network and those that are next to it by their number of weights, the larger one first."""
+    found = sorted(_shapes(shape.channels), key=lambda other: other.parameters)
+    at = found.index(shape)
+    return [shape, *found[at + 1 : at + 2], *found[max(at - 1, 0) : at]]
 
 
 @cache

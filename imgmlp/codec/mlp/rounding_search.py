@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.bitstream.container import Container, Section
 from imgmlp.codec.bitstream.quantize import step_size
-from imgmlp.codec.mlp import bit_allocation, decode, integer_inference
+from imgmlp.codec.mlp import bit_allocation, decode, integer_inference, rate_model
 from imgmlp.codec.mlp.bit_allocation import Choice
 from imgmlp.codec.mlp.network import Network, Shape
 from imgmlp.codec.training import draft
@@ -28,8 +28,27 @@ INWARDS = 0.3  # of a step: how far rounding towards zero may go
 FINE = 10.0  # bits of a weight, above which no picture gets better
 LACKING = 1.0  # dB that no finer steps bring
 TRIED = 2  # times that decoding is timed
+# Of the bytes wanted, from which on a network is left as it was trained: steps that it was not
+# trained with, finer ones too, take from 0.3 to 1.2 dB for a percent of its bytes.
+FULL = 0.9
 _PEAK = 4.13  # 2**bits over the deviation of normal weights, in steps
 _EVEN = 52  # number of a step, 2**-9, with which biases are every level of 8 bits
+
+
+def overhead(picture: Picture, shape: Shape) -> int:
+    """Bytes of a file with a network of a shape that are no weights."""
+    head = bytes(4 + 4 * (shape.hidden + 1))
+    parts = Section(container.NETWORK, head), Section(container.WEIGHTS, bytes(2))
+    return draft.size(picture, "mlp", parts)
+
+
+def paid_weights(picture: Picture, size: float) -> float:
+    """Weights that so many bytes pay for, as many as a file of a quality has in them."""
+    found = 8 * size / rate_model.BITS
+    for _ in range(2):  # what is beside weights hangs on how many layers these have
+        beside = overhead(picture, rate_model.network_shape(found, picture.channels))
+        found = max(1.0, 8 * (size - beside) / rate_model.BITS)
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,9 +93,7 @@ class Rounding:
 
     def overhead(self, shape: Shape) -> int:
         """Bytes of a file with a network of a shape that are no weights."""
-        head = bytes(4 + 4 * (shape.hidden + 1))
-        parts = Section(container.NETWORK, head), Section(container.WEIGHTS, bytes(2))
-        return draft.size(self.picture, "mlp", parts)
+        return overhead(self.picture, shape)
 
     def seconds(self, shape: Shape, bits: float) -> float:
         """That decoding a network of a shape takes, once it is compiled, which is done now.
@@ -109,6 +126,8 @@ class Rounding:
         """
         wanted = self.wanted
         first = self._rounded(arrays, choices, shape)
+        if wanted.kind == "bytes" and FULL * wanted.value <= first.size <= wanted.value:
+            return first, first
         sizes, bits = bit_allocation.log_sizes(choices), bit_allocation.total_bits(arrays, choices)
         most = max(bits, min(1.6 * bits, FINE * shape.parameters))
         if wanted.kind == "psnr" and wanted.value - first.psnr > LACKING:
@@ -128,7 +147,17 @@ class Rounding:
                 return self._rounded(arrays, start.choices, shape, -share)
 
             tried += approached(wanted, start, (-INWARDS, 0.0), inwards, self._enough)
-        return nearest(wanted, tried), first
+        return nearest(wanted, self._judged(tried)), first
+
+    def _judged(self, tried: list[Trial]) -> list[Trial]:
+        """With their dB those that keep the bytes wanted, if there is something to choose."""
+        keep = [trial for trial in tried if trial.size <= self.wanted.value]
+        if self.wanted.kind != "bytes" or len(keep) < 2:
+            return tried
+        return [replace(trial, psnr=self._psnr(trial.network)) for trial in keep]
+
+    def _psnr(self, found: Network) -> float:
+        return psnr(self.picture.pixels, self.decoded(found))
 
     def _rounded(
         self, arrays: list[Array], choices: list[Choice], shape: Shape, inwards: float = 0.0
@@ -143,7 +172,7 @@ class Rounding:
         sections = Section(container.NETWORK, head), Section(container.WEIGHTS, coded)
         size, quality = draft.size(self.picture, "mlp", sections), math.nan
         if self.wanted.kind == "psnr":
-            quality = psnr(self.picture.pixels, self.decoded(found))
+            quality = self._psnr(found)
         return Trial(found, choices, sections, size, quality)
 
     def decoded(self, found: Network) -> Array:

@@ -24,6 +24,9 @@ MARGIN = 0.1  # dB more than wanted that training aims at, as taking some away i
 SPARE = 1.25  # times the weights that a network may have which was seen to have a quality
 OTHER = 1.01  # times the weights, up or down, that make another attempt worth its time
 LARGER = 1.03  # times the weights, at least, where too few missed a quality
+NEARBY = 0.5  # dB from the target, where a network may be brought to it with other bits
+ALIKE = 0.2  # doublings of the bits between attempts that say which of two networks is better
+LESS = 0.97  # times the bits, of a network tried with fewer
 COARSEST = 3.0  # bits of a weight, where a network that is too large must do
 
 
@@ -45,8 +48,9 @@ class SizeSearch:
     size: float | None = None  # weights of the network, if it has more, of fewer bits each
     pilots: list[list[float]] = field(default_factory=list)  # weights, steps, dB of short runs
     attempts: list[list[float]] = field(default_factory=list)  # weights as paid for, dB, size
+    rivals: int = 0  # attempts with networks beside the one that was found
 
-    KEPT: ClassVar = ("most", "weights", "size", "pilots", "attempts")
+    KEPT: ClassVar = ("most", "weights", "size", "pilots", "attempts", "rivals")
 
     def values(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
@@ -96,6 +100,63 @@ class SizeSearch:
         if self.wanted.value - best > TOLERANCE:
             self.weights = min(max(self.weights, LARGER * before), self.most)
         return abs(math.log(self.weights / before)) > math.log(OTHER)
+
+    def challenge(self, most: int) -> bool:
+        """Take the network next to the best one, up to `most` times; whether there is another.
+
+        Chance makes networks of a value more or less differ by up to 0.5 dB with as many bits. It
+        is the same chance whichever way a file is asked for, so that the best of several is the
+        best of nearly the same ones.
+        """
+        if self.rivals == most:
+            return False
+        best: float | None = None
+        if self.wanted.kind == "psnr":
+            if not (needs := self._needs()):
+                return False
+            best = min(needs, key=lambda size: needs[size])
+            self.weights = min(needs[best], self.most)
+        found = self._untried()
+        if found is None and best is not None and self._may_do(best):
+            found = best
+        if found is not None:
+            self.rivals += 1
+            self.size = found
+        return found is not None
+
+    def _untried(self) -> float | None:
+        """The weights of the network that the target asks for, or of one beside it."""
+        tried = {size for paid, _, size in self.attempts if self._alike(paid)}
+        among = rate_model.neighbours(self.shape_of(self.weights))
+        sizes = (float(shape.parameters) for shape in among)
+        return next((size for size in sizes if size not in tried), None)
+
+    def _may_do(self, size: float) -> bool:
+        """Have a network the bits that may be just enough, if it was tried with none near them.
+
+        Some less than were enough: within one network bits count for less than between two.
+        """
+        least = self.wanted.value - TOLERANCE
+        own = [(paid, dB) for paid, dB, other in self.attempts if other == size]
+        enough = min(((paid, dB) for paid, dB in own if dB >= least), default=None)
+        if enough is not None:
+            self.weights = min(self.weights, LESS * enough[0])
+        few = max((paid for paid, dB in own if dB < least), default=0.0)
+        return self.weights * math.sqrt(LESS) > few
+
+    def _needs(self) -> dict[float, float]:
+        """The weights to pay for until networks of these sizes have the dB, by attempts near it."""
+        sizes, goal = {size for *_, size in self.attempts}, self.wanted.value
+        known = {n: [Known(p, dB) for p, dB, size in self.attempts if size == n] for n in sizes}
+        return {
+            size: rate_model.weights_for(goal, of)
+            for size, of in known.items()
+            if any(abs(one.psnr - goal) < NEARBY for one in of)
+        }
+
+    def _alike(self, paid: float) -> bool:
+        """Whether so many weights are about as many as are paid for now."""
+        return self.wanted.kind != "psnr" or abs(math.log2(paid / self.weights)) < ALIKE
 
     def make_do(self) -> None:
         """Take the network that is compiled, with as many bits as the wanted one would have."""

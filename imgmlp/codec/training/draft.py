@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 from imgmlp.codec.bitstream import container, metadata_sections
 from imgmlp.codec.bitstream.container import Codec, Container, Header, Section
 from imgmlp.codec.training.target import Goal
-from imgmlp.image import Picture, psnr
+from imgmlp.image import Picture, counted, psnr
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,8 +26,12 @@ class Draft:
     # A faster way to what the file decodes to than the usual one, as much is known of it already.
     decode: Callable[[Container], np.ndarray[Any, Any]] | None = field(default=None, repr=False)
 
-    def distance(self, wanted: Goal) -> tuple[bool, float]:
-        return wanted.distance(len(self.bytes), self.metrics["psnr"])
+    def distance(self, wanted: Goal, picture: Picture) -> tuple[bool, float]:
+        """The smaller, the better a file is; by D + lambda R, where that is what is wanted."""
+        if wanted.kind != "lambda":
+            return wanted.distance(len(self.bytes), self.metrics["psnr"])
+        error = math.pow(10, -self.metrics["psnr"] / 10) * counted(picture.pixels)
+        return False, error + wanted.value * self.metrics["bpp"]
 
 
 def written(picture: Picture, codec: Codec, sections: Sequence[Section], digest: bytes) -> bytes:

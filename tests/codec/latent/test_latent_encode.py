@@ -219,10 +219,34 @@ def test_without_an_effort_the_device_decides(
     encoder = latent._Encoder(
         Picture(PIXELS), wanted, latent.workload(None, None), device, Run(note=notes.append)
     )
-    steps = encoder.lengths.of(encoder.forms.first(), 1e-3)
-    assert steps == lengths.for_pixels(lengths.steps_of(level), PIXELS.shape[0] * PIXELS.shape[1])
+    steps, pixels = (
+        encoder.lengths.of(encoder.forms.first(), 1e-3),
+        PIXELS.shape[0] * PIXELS.shape[1],
+    )
+    assert steps == lengths.for_pixels(lengths.steps_of(level), pixels)
     assert notes[0].startswith(f"effort {level} of 9")
-    assert notes[1].startswith(f"{steps:,} steps, about ")
+    passes, again = lengths.least_passes(steps, pixels), round(phases.SHORTER * steps)
+    assert (passes > 0) is (level < 9)
+    more = f" and {passes} times {again:,} again" if passes else ""
+    assert notes[1].startswith(f"{steps:,} steps{more}, about ")
+
+
+def test_single_weights_are_foreseen_in_the_passes_that_move_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All of them after the last passes, a few before."""
+    device, pixels = open_device("numpy"), np.zeros((128, 128, 3), np.uint8)
+
+    def foreseen(wanted: Goal) -> float:
+        made = Picture(pixels), wanted, latent.workload(1, None), device, Run()
+        return lengths.Lengths(*made)._seconds(600, 0.01)
+
+    taken = foreseen(Goal("lambda", 1e-3))
+    trained = 600 * 0.01 * (1 + 6 * phases.SHORTER) + 7 * lengths.SETTLING * 0.01
+    all_trials = lengths.REFINING * 600 * 0.01
+    few = lengths.FIRST_TRIALS / (lengths.TRIALS * 600)
+    assert taken == pytest.approx(trained + (2 + 5 * few) * all_trials)
+    assert foreseen(Goal("psnr", 30)) == taken
 
 
 @pytest.mark.parametrize(("seconds", "level"), [(24.0, 4), (26.0, 3)])

@@ -21,9 +21,9 @@ from imgmlp.codec.bitstream import container, metadata_sections
 from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.mlp import encode as mlp
 from imgmlp.codec.mlp import integer_inference, rate_model
-from imgmlp.codec.mlp.encode import MOST_ATTEMPTS, _Encoder
+from imgmlp.codec.mlp.encode import MOST_ATTEMPTS, RIVALS, _Encoder
 from imgmlp.codec.mlp.network import Shape
-from imgmlp.codec.mlp.rounding_search import FINE, Rounding, Trial
+from imgmlp.codec.mlp.rounding_search import FINE, FULL, Rounding, Trial, overhead
 from imgmlp.codec.mlp.size_search import COARSEST, PILOT_RATE
 from imgmlp.codec.mlp.training_phases import MlpTrainer
 from imgmlp.codec.training import target as goals
@@ -59,7 +59,7 @@ def test_bytes_are_kept_and_used(count: int) -> None:
     assert found.missed is None
 
 
-def test_of_trials_for_bytes_only_the_result_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_for_bytes_only_results_of_attempts_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     decoded, decode = [], integer_inference.Decoder.decode
 
     def counted(*args: Any) -> np.ndarray:
@@ -68,7 +68,59 @@ def test_of_trials_for_bytes_only_the_result_is_decoded(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(integer_inference.Decoder, "decode", counted)
     run(Goal("bytes", 260), workload=Workload(20))
-    assert len(decoded) == 2  # for the digest, and from the file's own bytes
+    attempts = 1 + RIVALS["bytes"]
+    assert len(decoded) == attempts + 1  # for digests, and from the file's own bytes
+
+
+@pytest.mark.parametrize("wanted", [Goal("bytes", 400), Goal("lambda", 2e-3)])
+def test_of_short_attempts_with_networks_of_nearly_one_size_the_best_is_the_file(
+    wanted: Goal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Draft] = []
+    attempt = _Encoder.attempt
+
+    def noted(encoder: _Encoder) -> Draft:
+        found.append(attempt(encoder))
+        return found[-1]
+
+    monkeypatch.setattr(_Encoder, "attempt", noted)
+    result = run(wanted)
+    assert len({one.metrics["parameters"] for one in found}) == 1 + RIVALS[wanted.kind]
+    price = wanted.value if wanted.kind == "lambda" else 0.0
+    costs = [10 ** (-one.metrics["psnr"] / 10) + price * one.metrics["bpp"] for one in found]
+    assert result.bytes == found[costs.index(min(costs))].bytes
+    found.clear()
+    monkeypatch.setattr(mlp, "BRIEF", 0.0)
+    run(wanted)
+    assert len(found) == 1
+
+
+def test_steps_that_a_network_was_not_trained_with_are_judged_by_their_quality(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Finer ones made larger files, which were taken for better ones, with less quality."""
+    picture, device = Picture(small_pixels()), open_device("numpy")
+    encoder = _Encoder(picture, Goal("bytes", 500), SHORT, device, Run())
+    trainer = encoder._start(encoder._beginning)
+    encoder._run(trainer)
+    given = trainer.arrays(), trainer.choices(), trainer.step.shape
+    first = encoder.rounding._rounded(*given)
+    rounding = Rounding(picture, Goal("bytes", math.ceil(first.size / FULL) - 1), device)
+    assert rounding.best(*given)[0].sections == first.sections  # hardly less than wanted
+    rounding = Rounding(picture, Goal("bytes", 2 * first.size), device)
+    made: list[Trial] = []
+    trial = Rounding._trial
+
+    def noted(self: Rounding, *args: Any) -> Trial:
+        made.append(trial(self, *args))
+        return made[-1]
+
+    monkeypatch.setattr(Rounding, "_trial", noted)
+    found, _ = rounding.best(*given)
+    kept = [one for one in made if one.size <= 2 * first.size]
+    assert len(kept) > 1
+    qualities = [psnr(picture.pixels, rounding.decoded(one.network)) for one in kept]
+    assert psnr(picture.pixels, rounding.decoded(found.network)) == max(qualities)
 
 
 def test_a_quality_is_met() -> None:
@@ -111,7 +163,8 @@ def test_no_network_is_larger_than_the_pixels() -> None:
     picture = Picture(small_pixels()[:12, :12])
     found = run(Goal("bytes", 1_000_000), picture, Workload(2))
     assert found.missed is None
-    assert len(found.bytes) - rate_model.OVERHEAD < 2 * picture.pixels.nbytes
+    beside = overhead(picture, rate_model.network_shape(found.metrics["parameters"], 3))
+    assert len(found.bytes) - beside < 2 * picture.pixels.nbytes
 
 
 def test_dearer_bits_give_smaller_files() -> None:
@@ -450,7 +503,9 @@ def test_a_quality_takes_the_fewest_weights_that_have_it(
     found = modelled(wanted, steps, monkeypatch)
     weights = 500 * 2 ** ((wanted + 3200 / steps - 20) / 2.5)
     assert abs(found.metrics["psnr"] - wanted) <= 0.1
-    assert len(found.bytes) < 1.05 * (weights * rate_model.BITS / 8 + rate_model.OVERHEAD)
+    picture = Picture(np.resize(small_pixels(), (128, 128, 3)))
+    beside = overhead(picture, rate_model.network_shape(weights, 3))
+    assert len(found.bytes) < 1.05 * (weights * rate_model.BITS / 8 + beside)
 
 
 @pytest.mark.parametrize(
@@ -461,7 +516,7 @@ def test_there_are_more_attempts_where_none_came_near(
 ) -> None:
     """Where the best file misses the quality, or only a network far too large has it."""
     picture = Picture(np.resize(small_pixels(), (128, 128, 3)))
-    encoder = _Encoder(picture, Goal("psnr", 29.44), Workload(15_000), open_device("numpy"), Run())
+    encoder = _Encoder(picture, Goal("psnr", 29.44), Workload(60_000), open_device("numpy"), Run())
     tried = [10_513.0, 34.04], [2534.0, 25.65], [4895.0, 28.92], [5363.0, 29.33]
     encoder.sizes.attempts = [[*attempt, attempt[0]] for attempt in tried]
     encoder.sizes.weights, encoder.best = 5363.0, Draft(bytes(size), {"psnr": quality})

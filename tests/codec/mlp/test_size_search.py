@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
@@ -61,10 +62,58 @@ def test_too_large_a_network_keeps_some_bits_for_each_weight() -> None:
     assert found.weights * rate_model.BITS == pytest.approx(COARSEST * 4000)
 
 
+@pytest.mark.parametrize("goal", [Goal("bytes", 3400), Goal("lambda", 1e-3)])
+def test_networks_beside_the_first_one_are_tried_with_as_many_bits(goal: Goal) -> None:
+    found = search(goal)
+    middle = found.shape()
+    _, larger, smaller = rate_model.neighbours(middle)
+    assert smaller.parameters < middle.parameters < larger.parameters
+    tried = []
+    found.attempts = [[4900.0, 28.0, float(middle.parameters)]]
+    while found.challenge(4):
+        tried.append(found.shape())
+        assert found.weights == 5000
+        found.attempts.append([4900.0, 28.0, float(found.shape().parameters)])
+    assert tried == [larger, smaller]
+
+
+def test_those_beside_it_are_tried_for_a_quality_with_the_bits_that_the_best_needs() -> None:
+    """And the best of them goes on with fewer bits until it misses the quality."""
+    found = search(Goal("psnr", 30.0), 6000.0)
+
+    def quality(size: float) -> float:
+        luck = {5643.0: 0.4}.get(size, 0.0)
+        return 30.1 + luck + 2.2 * math.log2(found.weights / 5643)
+
+    tried = []
+    found.attempts = [[6000.0, quality(6403.0), 6403.0]]
+    while found.challenge(8):
+        size = float(found.shape().parameters)
+        tried.append((size, found.weights))
+        found.attempts.append([found.weights, quality(size), size])
+    sizes = [size for size, _ in tried]
+    assert {4931.0, 5643.0} <= set(sizes)
+    paid, best, size = min(one for one in found.attempts if one[1] >= 29.9)
+    assert size == 5643.0
+    assert best < 29.96  # hardly more than will do
+    missed = [p for p, dB, other in found.attempts if other == size and dB < 29.9]
+    assert all(0.95 < p / paid < 1 for p in missed)
+    assert len({weights for own, weights in tried if own == size}) == sizes.count(size)
+
+
+def test_nothing_beside_it_is_tried_before_a_quality_is_near() -> None:
+    found = search(Goal("psnr", 30.0))
+    found.attempts = [[5000.0, 32.0, 4931.0]]
+    assert not found.challenge(4)
+    assert found.rivals == 0
+
+
 def test_what_is_kept_in_a_checkpoint_goes_on_from_there() -> None:
     found = search(Goal("psnr", 30.0))
     found.pilots, found.attempts = [[500.0, 750.0, 25.0]] * 2, [[5000.0, 30.4, 4931.0]]
     found.again(30.4, steps)
+    found.challenge(4)
+    assert found.rivals == 1
     other = search(Goal("psnr", 30.0), 1.0)
     other.restore(json.loads(json.dumps(found.values())))
     assert other == found

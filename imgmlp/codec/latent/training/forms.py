@@ -41,7 +41,7 @@ WHOLE, IN_A_ROOM, IN_WINDOWS = "whole", "in a room", "in windows"
 SHARED = "in a shared room"  # from which a run goes over to one of the two first
 # (samples of a picture, widths of the hidden layers of synthesis and of the entropy network)
 WIDTHS = ((100_000, (16, 12)), (2**62, (32, 24)))
-LONG = 1000  # steps from which hyperlatents pay, which make each of them take longer
+LONG = 40_000  # steps from which hyperlatents pay, which make each of them take a quarter longer
 SMALL_PARTS = 8_000  # operations of a pixel in a step, of what is no layer, by the time they take
 
 

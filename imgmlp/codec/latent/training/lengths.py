@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 
+from imgmlp.codec.latent.training.bit_allocation import FIRST_TRIALS, MOST_TRIALS, TRIALS
 from imgmlp.codec.latent.training.forms import has_hyperlatents, operations, widths
 from imgmlp.codec.latent.training.latent_step import LatentStep
 from imgmlp.codec.latent.training.phases import HURRIED, SHORTER, LatentTrainerState, control
@@ -57,6 +58,7 @@ TRIED, TRIED_BRIEFLY = 0.15, 0.03
 # What writing a file and decoding it takes: the time of so many steps, and seconds, of every pixel,
 # whose latents are coded one by one, and of any picture.
 CHECKING, CODING, STARTING = 5, 1.5e-6, 0.7
+LAST_PASSES = 1  # that are left, at most, when all trials of single weights are made
 MAIN = 0.75  # of the time, if there may be more than one pass
 
 
@@ -199,7 +201,9 @@ class Lengths:
             level = max((n for n in every if self._seconds(every[n], pace) <= LONGEST), default=1)
             steps = every[level]
             self.run.say(f"effort {level} of {LEVELS}, as it suits this device; --effort decides")
-        self.run.say(f"{steps:,} steps, about {self._seconds(steps, pace):,.0f} seconds")
+        again = self.least_passes(steps)
+        more = f" and {again} times {round(SHORTER * steps):,} again" if again else ""
+        self.run.say(f"{steps:,} steps{more}, about {self._seconds(steps, pace):,.0f} seconds")
         return steps
 
     def limits(self, state: LatentTrainerState) -> tuple[float | None, int]:
@@ -282,5 +286,9 @@ class Lengths:
         pace = self._mean_pace(steps, pace)
         passes = _passes(self.wanted, self.least_passes(steps))
         trained = (1 + passes * SHORTER) * steps
-        rounding = min(REFINING * steps, REFINED) * pace + self._search
-        return trained * pace + (1 + passes) * rounding
+        trials = min(TRIALS * steps, MOST_TRIALS)
+        last = LAST_PASSES + passes - self.least_passes(steps)
+        refined = min(passes, last) + 1  # the others move few single weights
+        refined += (1 + passes - refined) * min(FIRST_TRIALS / max(trials, 1), 1)
+        refining = refined * min(REFINING * steps, REFINED) * pace
+        return trained * pace + (1 + passes) * self._search + refining
