@@ -97,7 +97,8 @@ def test_what_was_compiled_here_before_takes_no_time_again(
     picture = Picture(_uneven(64, 64))
     cold, times = guessed(picture), CompileTimes(device)
     shape = rate_model.network_shape(rate_model.usual_weights(Goal("bytes", 3000), 64 * 64), 3)
-    for program, seconds in ((mlp.step_program(shape, 1), 6.0), (mlp.decoding_program(shape), 3.0)):
+    decoding = mlp.decoding_program(shape, device, 64 * 64)
+    for program, seconds in ((mlp.step_program(shape, 1, device), 6.0), (decoding, 3.0)):
         device.compiling += seconds
         times.note(program)
     warm = guessed(picture)
