@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import pytest
-from conftest import MAPPINGS, open_mapping
+from conftest import MAPPINGS, open_mapping, small_pixels
 
+from imgmlp.codec.encoder import Encoded, encode
 from imgmlp.codec.mlp import float_render, integer_inference, opening, rate_model, rooms
 from imgmlp.codec.mlp.bit_allocation import Choice
 from imgmlp.codec.mlp.bit_allocation import network as rounded
 from imgmlp.codec.mlp.network import Network, Shape
 from imgmlp.codec.mlp.qat_step import BATCH, LearningStep
+from imgmlp.codec.training.checkpoint import Checkpoint
+from imgmlp.codec.training.run import Run
+from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import open_device
+from imgmlp.errors import Interrupted
+from imgmlp.image import Picture
 
 PROCESSOR: Any = SimpleNamespace(lanes="one")
 CARD: Any = SimpleNamespace(lanes="group")
@@ -119,21 +127,92 @@ def test_the_second_network_of_a_room_compiles_nothing(monkeypatch: pytest.Monke
 class Compiler:
     """In the place of the other process, which has not ended before it was waited for."""
 
-    ready = True
+    made: ClassVar[list[Compiler]] = []
 
     def __init__(self, *_: object) -> None:
-        self.working, self.waits = True, 0
+        self.working, self.waited = True, 0
+        Compiler.made.append(self)
 
-    done = property(lambda self: not self.working)
+    @property
+    def done(self) -> bool:
+        return not self.working
 
-    def wait(self, enough: Any) -> None:
-        self.working = False
+    def wait(self, enough: Callable[[], bool]) -> None:
+        self.waited += 1
+        self.working = enough()
 
-    def __enter__(self) -> Compiler:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         pass
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Shape, int]]]:
+    """Rooms in which steps were made, and how many were done there; runs go over after 50."""
+    made: list[tuple[Shape, int]] = []
+    taken = LearningStep.run
+
+    def run(step: LearningStep, count: int, enough: Callable[[], bool] = lambda: False) -> bool:
+        if not made or made[-1][0] != step.room:
+            made.append((step.room, 0))
+        made[-1] = step.room, made[-1][1] + count
+        return taken(step, count, enough)
+
+    monkeypatch.setattr(LearningStep, "run", run)
+    monkeypatch.setattr(rooms, "compiles_long", lambda _: True)
+    monkeypatch.setattr(rooms, "opening_steps", lambda *_: 50)
+    monkeypatch.setattr(opening, "compiler", Compiler)
+    Compiler.made.clear()
+    yield made
+    assert Compiler.made
+
+
+WANTED, PICTURE = Goal("bytes", 300), Picture(small_pixels())
+
+
+def made_by(run: Run | None = None, seconds: float | None = None) -> Encoded:
+    workload = Workload(120, seconds)
+    return encode(PICTURE, WANTED, workload, open_device("numpy"), run or Run(), codec="mlp")
+
+
+def test_a_long_run_begins_in_a_room_and_goes_over(begun: list[tuple[Shape, int]]) -> None:
+    found = made_by()
+    (shared, first), (alone, rest) = begun
+    assert (first, rest) == (50, 70)
+    assert shared == rooms.shared(alone) != alone
+    assert [one.waited for one in Compiler.made] == [1]
+    assert found.metrics["steps"] == 120
+    assert found.metrics["network"] == str(alone)
+    assert made_by().bytes == found.bytes
+
+
+@pytest.mark.parametrize("steps", [30, 50, 90])  # before it, as it waits, and after it
+def test_a_run_that_was_stopped_goes_over_where_one_does_that_was_not(
+    steps: int, begun: list[tuple[Shape, int]], tmp_path: Path
+) -> None:
+    whole = made_by()
+    begun.clear()
+    checkpoint = Checkpoint(tmp_path / "c", "k")
+
+    def stop() -> bool:
+        return sum(count for _, count in begun) >= steps
+
+    with pytest.raises(Interrupted, match="stopped after"):
+        made_by(Run(should_stop=stop, checkpoint=checkpoint))
+    begun.clear()
+    found = made_by(Run(checkpoint=checkpoint))
+    assert found.bytes == whole.bytes
+    assert steps <= found.resumed < steps + 4
+    assert [room for room, _ in begun][-1] == Shape(4, 3, 9, 3)
+
+
+def test_a_time_limit_waits_for_no_compiler(begun: list[tuple[Shape, int]]) -> None:
+    found = made_by(seconds=60)
+    assert [one.waited for one in Compiler.made] == [0]
+    assert len({room for room, _ in begun}) == 1  # it never was ready
+    assert found.metrics["steps"] > 50
 
 
 def test_the_other_process_compiles_what_a_run_goes_over_to() -> None:
