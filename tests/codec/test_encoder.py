@@ -87,7 +87,7 @@ def test_what_was_compiled_here_before_takes_no_time_again(
 ) -> None:
     monkeypatch.setattr("imgmlp.codec.training.compile_times.cache_folder", lambda: tmp_path)
     monkeypatch.setattr("imgmlp.codec.training.pace.speed", lambda _: 1e10)
-    info = SimpleNamespace(platform="p", name="n", driver="d", version="v")
+    info = SimpleNamespace(platform="p", name="n", driver="d", version="v", memory=1 << 30)
     device: Any = SimpleNamespace(info=info, lanes="one", compiling=0.0)
 
     def guessed(picture: Picture) -> float:

@@ -357,10 +357,12 @@ class _Encoder:
         """Go on to the end. Raises Interrupted."""
         shape, wider = trainer.step.shape, trainer.state.wider
         opening = rooms.opening_steps(shape, self.device, trainer.state.steps, BATCH * wider)
-        limited, goes_over = self.limit is not None, opening > 0
+        if self.limit is not None:  # whose steps are counted by how long they take there
+            opening = 0
+        goes_over = opening > 0
         ended: Ended = "done"
         if trainer.step.done < opening:
-            ended = opened(trainer, opening, self.run, self._complete, limited)
+            ended = opened(trainer, opening, self.run, self._complete)
             goes_over = ended == "done" and trainer.paused
         self.compiled.note(step_program(shape, wider, self.device))
         if goes_over:

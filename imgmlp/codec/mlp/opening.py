@@ -31,28 +31,21 @@ def opened(
     steps: int,
     run: Run,
     complete: Callable[[Snapshot], Snapshot],
-    limited: bool,
 ) -> Ended:
-    """Take the first steps of a run, up to where it can go over: the trainer is paused there.
-
-    A run with a time limit goes on as it began until the other process is done.
-    """
+    """Take the first steps of a run, up to where it can go over: the trainer is paused there."""
     trainer.pause = steps
     with compiler(trainer.step) as other:
-        while True:
-            ended = trainer.run(run, complete)
-            if ended != "done" or not trainer.paused:
-                return ended
-            if other.working and not limited:
-                run.say("still compiling for networks of this size")
-                other.wait(run.stopping)
-            if run.stopping():
-                if run.due(True):
-                    run.keep(complete(trainer.snapshot()))
-                return "interrupted"
-            if other.done or not limited:
-                return ended
-            trainer.pause += trainer.look
+        ended = trainer.run(run, complete)
+        if ended != "done" or not trainer.paused:
+            return ended
+        if other.working:
+            run.say("still compiling for networks of this size")
+            other.wait(run.stopping)
+        if run.stopping():
+            if run.due(True):
+                run.keep(complete(trainer.snapshot()))
+            return "interrupted"
+        return ended
 
 
 def compiler(like: LearningStep) -> CompileAhead:

@@ -25,6 +25,7 @@ Array = np.ndarray[Any, Any]
 # long again as in a program of the network's own size. Those of few layers have few weights.
 WIDTHS = (32, 64, 96, 128, 192, 256, 384, 512, 768, MAX_WIDTH)
 LEAST, FEW_LAYERS = 16, 3
+LEAST_MEMORY = 1 << 26  # bytes of a device, with less than which nothing is made wider
 # Operations before a run goes over to a program of its own: what two cores do in the 3 seconds that
 # another process compiles for it.
 MEANWHILE = 2.5e11
@@ -33,7 +34,10 @@ SPARED_DECODING = 2e11  # the same of decoding a picture once
 
 
 def compiles_long(device: AnyDevice) -> bool:
-    return not isinstance(device, NumpyDevice) and device.lanes != "group"
+    """As far as there is memory for more than a network's own numbers."""
+    if isinstance(device, NumpyDevice) or device.lanes == "group":
+        return False
+    return device.info.memory >= LEAST_MEMORY
 
 
 def shared(shape: Shape) -> Shape:

@@ -24,7 +24,7 @@ from imgmlp.engine import open_device
 from imgmlp.errors import Interrupted
 from imgmlp.image import Picture
 
-PROCESSOR: Any = SimpleNamespace(lanes="one")
+PROCESSOR: Any = SimpleNamespace(lanes="one", info=SimpleNamespace(memory=1 << 30))
 CARD: Any = SimpleNamespace(lanes="group")
 
 
@@ -166,7 +166,6 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Shape, int]]]:
     monkeypatch.setattr(opening, "compiler", Compiler)
     Compiler.made.clear()
     yield made
-    assert Compiler.made
 
 
 WANTED, PICTURE = Goal("bytes", 300), Picture(small_pixels())
@@ -208,10 +207,10 @@ def test_a_run_that_was_stopped_goes_over_where_one_does_that_was_not(
     assert [room for room, _ in begun][-1] == Shape(4, 3, 9, 3)
 
 
-def test_a_time_limit_waits_for_no_compiler(begun: list[tuple[Shape, int]]) -> None:
+def test_with_a_time_limit_a_run_stays_as_it_began(begun: list[tuple[Shape, int]]) -> None:
     found = made_by(seconds=60)
-    assert [one.waited for one in Compiler.made] == [0]
-    assert len({room for room, _ in begun}) == 1  # it never was ready
+    assert not Compiler.made
+    assert len({room for room, _ in begun}) == 1
     assert found.metrics["steps"] > 50
 
 
