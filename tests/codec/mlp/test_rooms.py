@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, Self
@@ -149,7 +149,7 @@ class Compiler:
 
 
 @pytest.fixture
-def begun(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Shape, int]]]:
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Shape, int]]:
     """Rooms in which steps were made, and how many were done there; runs go over after 50."""
     made: list[tuple[Shape, int]] = []
     taken = LearningStep.run
@@ -165,7 +165,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Shape, int]]]:
     monkeypatch.setattr(rooms, "opening_steps", lambda *_: 50)
     monkeypatch.setattr(opening, "compiler", Compiler)
     Compiler.made.clear()
-    yield made
+    return made
 
 
 WANTED, PICTURE = Goal("bytes", 300), Picture(small_pixels())
