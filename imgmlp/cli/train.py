@@ -159,9 +159,12 @@ class _Training:
         devices.tell_precision(terminal, settings, device)
         terminal.detail(devices.details(device))
         terminal.detail("  ".join(f"{name} {value}" for name, value in asdict(settings).items()))
+        done = 0
         if self.run.saved is not None:
             done = int(self.run.saved.arrays["count"])
             terminal.note(f"continuing after {done:,} of {settings.steps:,} steps")
+        work = pipeline.work(self.picture, settings, done)
+        terminal.note(f"about {duration(work.seconds(device))}")
 
     def train(self) -> Trained:
         """Train, and write the outputs."""

@@ -31,6 +31,7 @@ def test_training_writes_both_outputs_and_nothing_to_stdout(imgmlp: Command, pic
     header, device, *progress, last = done.stderr.splitlines()
     assert header == "small.png  31×24 RGB   MLP 8-8-3, 96 parameters   20 steps"
     assert device.startswith("NumPy")
+    assert re.fullmatch(r"about \d.* s", progress[0])
     assert re.fullmatch(r"training  \d+/20  loss .* dB  .* steps/s  .* left", progress[-1])
     assert re.fullmatch(r"✓ weights.npz .* kB   reconstruction.png .* dB   .* s", last)
     assert_whole(picture)

@@ -88,7 +88,7 @@ def test_what_was_compiled_here_before_takes_no_time_again(
 ) -> None:
     monkeypatch.setattr("imgmlp.codec.training.compile_times.cache_folder", lambda: tmp_path)
     monkeypatch.setattr("imgmlp.codec.training.pace.speed", lambda _: 1e10)
-    info = SimpleNamespace(platform="p", name="n", driver="d", version="v")
+    info = SimpleNamespace(platform="p", name="n", driver="d", version="v", memory=1 << 30)
     device: Any = SimpleNamespace(info=info, lanes="one", compiling=0.0)
 
     def guessed(picture: Picture) -> float:
@@ -98,15 +98,14 @@ def test_what_was_compiled_here_before_takes_no_time_again(
     picture = Picture(_uneven(64, 64))
     cold, times = guessed(picture), CompileTimes(device)
     shapes = rate_model.neighbours(rate_model.network_shape(paid_weights(picture, 3000), 3))
-    for shape in shapes:
-        for program, took in (
-            (mlp.step_program(shape, 1), 6.0),
-            (mlp.decoding_program(shape), 3.0),
-        ):
+    steps = {mlp.step_program(shape, 1, device) for shape in shapes}
+    decoding = {mlp.decoding_program(shape, device, 64 * 64) for shape in shapes}
+    for programs, took in ((steps, 6.0), (decoding, 3.0)):
+        for program in programs:
             device.compiling += took
             times.note(program)
     warm = guessed(picture)
-    assert cold - warm == pytest.approx(2 * len(shapes) * UNKNOWN)
+    assert cold - warm == pytest.approx(len(steps | decoding) * UNKNOWN)
     larger = Picture(_uneven(640, 64))
     assert guessed(larger) - warm < 2  # the same network, with the same programs
     info.driver = "another"

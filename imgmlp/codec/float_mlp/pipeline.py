@@ -13,7 +13,9 @@ from imgmlp.codec.float_mlp.config import Settings, Weights
 from imgmlp.codec.float_mlp.features import encoding, table
 from imgmlp.codec.float_mlp.fit import Fitted, Stopped, TrainingStep, fit
 from imgmlp.codec.training.chunked import assemble, at_once, fill, fitting
+from imgmlp.codec.training.compile_times import CompileTimes
 from imgmlp.codec.training.memory_limits import Way, explain, smaller_picture, within_memory
+from imgmlp.codec.training.pace import Work
 from imgmlp.codec.training.pixels import pixel_features
 from imgmlp.codec.training.run import Run
 from imgmlp.engine import AnyDevice, Precision, Program, Tensor, compile, dtype
@@ -21,6 +23,9 @@ from imgmlp.errors import OutOfMemoryError
 from imgmlp.image import Picture, check_size, psnr
 
 Array = np.ndarray[Any, Any]
+# Of the time that pace.py takes operations for: steps of so many pixels keep cores busier. It was a
+# third with PoCL on an AMD EPYC of family 26, and more with NumPy.
+BUSIER = 0.5
 PIXELS_AT_ONCE = 1 << 16  # of a decoding step: 64 values each of a few layers is some 50 MB
 
 
@@ -55,6 +60,7 @@ def train(
     height, width, channels = picture.pixels.shape
     architecture = settings.architecture(channels)
     frequencies = encoding(settings, width, height)
+    compiled = CompileTimes(device)
 
     def weights(flat: Array) -> Weights:
         return Weights(architecture, frequencies, width, height, flat, picture.icc)
@@ -69,8 +75,22 @@ def train(
     fitted = within_memory(work, lambda error: _too_large(error, settings, device, picture))
     found = weights(fitted.parameters)
     pixels = decode(found, device)
+    compiled.note(_program(settings, channels))
     quality = psnr(picture.pixels, pixels)
     return Trained(found, pixels, quality, fitted.steps, fitted.seconds, fitted.stopped)
+
+
+def work(picture: Picture, settings: Settings, done: int = 0) -> Work:
+    """What `train` will take, about, after so many steps."""
+    height, width, channels = picture.pixels.shape
+    parameters, steps = settings.architecture(channels).parameters, settings.steps - done
+    operations = 6 * parameters * settings.batch * steps + 2 * parameters * height * width
+    return Work(steps, BUSIER * operations, (_program(settings, channels),))
+
+
+def _program(settings: Settings, channels: int) -> str:
+    """What compile_times.py knows the step and the decoding of its network by."""
+    return f"train: {settings.architecture(channels)} {settings.batch} {settings.precision}"
 
 
 def training_step(

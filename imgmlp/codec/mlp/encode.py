@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.mlp import rate_model
+from imgmlp.codec.mlp import rate_model, rooms
 from imgmlp.codec.mlp.network import Shape
+from imgmlp.codec.mlp.opening import SEED, opened
 from imgmlp.codec.mlp.qat_step import BATCH, LearningStep, too_large
 from imgmlp.codec.mlp.rounding_search import FINE, Rounding, Trial, paid_weights
 from imgmlp.codec.mlp.size_search import LEAST, PILOT_RATE, PILOTS, SizeSearch, pilot_weights
@@ -31,7 +32,6 @@ from imgmlp.image import Picture
 
 Array = np.ndarray[Any, Any]
 
-SEED = 0
 AIM = 0.99  # of the bytes wanted
 ATTEMPTS, MOST_ATTEMPTS = 4, 6  # networks that are tried for a quality; more if none came near
 NEAR = 1.05  # times the bytes that the quality seems to need, which a file may have
@@ -79,7 +79,7 @@ def encode(
             return encoder.best
 
 
-def work(picture: Picture, wanted: Goal, workload: Workload, _device: AnyDevice) -> Work:
+def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) -> Work:
     """What training for a target and checking files will take, about."""
     samples = picture.width * picture.height
     weights, steps = _usual_weights(picture, wanted, workload), workload.steps * workload.wider
@@ -89,13 +89,17 @@ def work(picture: Picture, wanted: Goal, workload: Workload, _device: AnyDevice)
         shapes, runs = rate_model.neighbours(shape), runs + RIVALS[wanted.kind]
     elif wanted.kind == "psnr":
         runs += ATTEMPTS / 2 - 1
-    programs = [step_program(shape, workload.wider) for shape in shapes]
+    programs = [step_program(shape, workload.wider, device) for shape in shapes]
     if wanted.kind != "bytes":
         runs += PILOTS / 2 * 1.5 * max(1 / PILOT, min(0.5, LEAST_PILOT / max(workload.steps, 1)))
         first = rate_model.network_shape(pilot_weights(samples), channels)
-        programs.append(step_program(first, workload.wider))
-    programs += [decoding_program(shape) for shape in shapes]
-    operations = _training(weights, runs * steps) + 2 * CHECKS * weights * samples
+        programs.append(step_program(first, workload.wider, device))
+    programs += [decoding_program(shape, device, samples) for shape in shapes]
+    room = rooms.training(shape, device)
+    if rooms.opening_steps(shape, device, workload.steps, BATCH * workload.wider):
+        room = shape  # for most of them
+    read = rooms.decoding(shape, device, samples).parameters
+    operations = _training(room.parameters, runs * steps) + 2 * CHECKS * read * samples
     return Work(runs * workload.steps, operations, tuple(dict.fromkeys(programs)))
 
 
@@ -109,14 +113,14 @@ def _usual_weights(picture: Picture, wanted: Goal, workload: Workload) -> float:
     return min(usual, most, taught)
 
 
-def step_program(shape: Shape, wider: int) -> str:
-    """What compile_times.py knows a training step by."""
-    return f"mlp step: {shape} {BATCH * wider}"
+def step_program(shape: Shape, wider: int, device: AnyDevice) -> str:
+    """What compile_times.py knows the step by that a network's training begins with."""
+    return f"mlp step: {rooms.training(shape, device)} {BATCH * wider}"
 
 
-def decoding_program(shape: Shape) -> str:
-    """The same of decoding."""
-    return f"mlp decoding: {shape}"
+def decoding_program(shape: Shape, device: AnyDevice, pixels: int) -> str:
+    """The same of decoding so many."""
+    return f"mlp decoding: {rooms.decoding(shape, device, pixels)}"
 
 
 def _training(weights: float, steps: float) -> float:
@@ -139,7 +143,7 @@ class _Encoder:
         self.spent = 0.0  # seconds of the runs that were stopped
         self.hit = False  # the latest attempt needs no other one
         self.best: Draft | None = None  # of the attempts
-        self.used: tuple[Shape, int, LearningStep, dict[str, Array]] | None = None
+        self.used: tuple[Shape, int, Shape, LearningStep, dict[str, Array]] | None = None
         self.paces: dict[tuple[Shape, int], float] = {}
         self.compiled = CompileTimes(device)
         self.limit = workload.seconds and run.began + workload.seconds  # of the clock
@@ -236,8 +240,11 @@ class _Encoder:
     def _checking(self, shape: Shape) -> float:
         """Seconds that a check of a file takes; what it needs is compiled if it is not yet."""
         seconds = self.rounding.seconds(shape, self._budget(shape) / shape.parameters)
-        self.compiled.note(decoding_program(shape))
+        self.compiled.note(self._decoding_program(shape))
         return seconds
+
+    def _decoding_program(self, shape: Shape) -> str:
+        return decoding_program(shape, self.device, self.samples)
 
     def _pace(self, shape: Shape, wider: int) -> float:
         """Seconds that a step takes, tried the first time that it is asked."""
@@ -245,7 +252,7 @@ class _Encoder:
             trial = self._trainer(shape, MlpTrainerState(10**6, 0.0, wider=wider))
             most = 0.5 if self.limit is None else min(0.5, self._left() / 50)
             self.paces[shape, wider] = seconds_a_step(trial.step.program, most)
-            self.compiled.note(step_program(shape, wider))
+            self.compiled.note(step_program(shape, wider, self.device))
         return self.paces[shape, wider]
 
     def _for_training(self, shape: Shape) -> float:
@@ -279,8 +286,8 @@ class _Encoder:
 
     def _compiling(self, shape: Shape) -> float:
         """Seconds that a network of a shape takes to compile here, about."""
-        step = step_program(shape, self.workload.wider)
-        return self.compiled.expected((step, decoding_program(shape)))
+        step = step_program(shape, self.workload.wider, self.device)
+        return self.compiled.expected((step, self._decoding_program(shape)))
 
     def _likely_pace(self, shape: Shape) -> float:
         """Seconds that a step would take, by the largest network that was tried, if any was."""
@@ -303,7 +310,7 @@ class _Encoder:
         found, first = self.rounding.best(trainer.arrays(), trainer.choices(), trainer.step.shape)
         self._learn(found, first)
         made = self._draft(found, trainer.state, seconds, ended == "diverged")
-        self.compiled.note(decoding_program(trainer.step.shape))
+        self.compiled.note(self._decoding_program(trainer.step.shape))
         return made
 
     def _learn(self, found: Trial, first: Trial) -> None:
@@ -367,27 +374,49 @@ class _Encoder:
 
     def _run(self, trainer: MlpTrainer) -> Ended:
         """Go on to the end. Raises Interrupted."""
-        ended = trainer.run(self.run, self._complete)
-        self.compiled.note(step_program(trainer.step.shape, trainer.state.wider))
+        shape, wider = trainer.step.shape, trainer.state.wider
+        opening = rooms.opening_steps(shape, self.device, trainer.state.steps, BATCH * wider)
+        if self.limit is not None:  # whose steps are counted by how long they take there
+            opening = 0
+        goes_over = opening > 0
+        ended: Ended = "done"
+        if trainer.step.done < opening:
+            ended = opened(trainer, opening, self.run, self._complete)
+            goes_over = ended == "done" and trainer.paused
+        self.compiled.note(step_program(shape, wider, self.device))
+        if goes_over:
+            self._go_over(trainer)
+        if goes_over or not opening:
+            ended = trainer.run(self.run, self._complete)
         if ended == "interrupted":
             raise self.run.interrupted(self._reached(trainer))
         return ended
 
     def _trainer(self, shape: Shape, state: MlpTrainerState) -> MlpTrainer:
-        step, budget = self._step(shape, state.wider), self._budget(shape)
+        room = rooms.training(shape, self.device)
+        step, budget = self._step(shape, state.wider, room), self._budget(shape)
         limit, most = self.limit, 0
         if limit is not None and self._searched():
             limit, most = time.perf_counter() + self._for_training(shape), STEPS
         return MlpTrainer(step, state, budget, limit, most)
 
-    def _step(self, shape: Shape, wider: int) -> LearningStep:
+    def _go_over(self, trainer: MlpTrainer) -> None:
+        """To a program of the network's own size."""
+        shape, reached = trainer.step.shape, trainer.step.state()
+        step = self._step(shape, trainer.state.wider, shape)
+        step.restore(reached)
+        trainer.go_over(step)
+
+    def _step(self, shape: Shape, wider: int, room: Shape) -> LearningStep:
         """Of a network of a shape, at its beginning; the latest one is taken again if it fits."""
-        if self.used is None or self.used[:2] != (shape, wider):
+        if self.used is None or self.used[:3] != (shape, wider, room):
             self.used = None  # so that its memory is free
-            pixels, device, batch = self.picture.pixels, self.device, BATCH * wider
-            make = partial(LearningStep, pixels, shape, SEED, device, batch)
-            step = within_memory(make, lambda error: too_large(error, pixels, shape, device, batch))
-            self.used = shape, wider, step, step.state()
+            pixels, where = self.picture.pixels, (self.device, BATCH * wider, room)
+            step = within_memory(
+                partial(LearningStep, pixels, shape, SEED, *where),
+                lambda error: too_large(error, pixels, shape, *where),
+            )
+            self.used = shape, wider, room, step, step.state()
         *_, step, start = self.used
         step.restore(start)
         return step

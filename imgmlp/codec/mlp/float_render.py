@@ -6,12 +6,14 @@ decoder is `integer_inference`.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.mlp import integer_inference, qat_step
+from imgmlp.codec.mlp import integer_inference, qat_step, rooms
 from imgmlp.codec.mlp.network import Network, Shape
 from imgmlp.codec.training.chunked import assemble
 from imgmlp.engine import AnyDevice, Tensor, compile, dtype
@@ -25,15 +27,15 @@ PIXELS_AT_ONCE = 1 << 15
 
 def render(network: Network, original: Size, size: Size, device: AnyDevice) -> Array:
     """The picture of an `original` size at another one, uint8 [height, width, channels]."""
-    parts = [array.ravel() for layer in network.layers for array in layer.floats()]
-    return render_floats(np.concatenate(parts), network.shape, original, size, device)
+    arrays = [array for layer in network.layers for array in layer.floats()]
+    return render_floats(arrays, network.shape, original, size, device)
 
 
 def render_floats(
-    flat: Array, shape: Shape, original: Size, size: Size, device: AnyDevice
+    arrays: Sequence[Array], shape: Shape, original: Size, size: Size, device: AnyDevice
 ) -> Array:
-    """The same of parameters that nobody has rounded, float32 [parameters]."""
-    make = partial(_Piece, flat, shape, original, size)
+    """The same of parameters that nobody has rounded, float32 W0, b0, W1, b1 ...."""
+    make = partial(_Piece, arrays, shape, original, size)
     return assemble(make, device, size, shape.channels, PIXELS_AT_ONCE)
 
 
@@ -42,7 +44,7 @@ class _Piece:
 
     def __init__(
         self,
-        flat: Array,
+        arrays: Sequence[Array],
         shape: Shape,
         original: Size,
         size: Size,
@@ -52,8 +54,11 @@ class _Piece:
     ) -> None:
         self.shape, self.original, self.size = shape, original, size
         self.rows, self.columns = rows, columns
+        self.room = rooms.decoding(shape, device, math.prod(size))
+        flat = np.zeros(self.room.parameters, np.float32)
+        flat[rooms.places(shape, self.room)] = np.concatenate([a.ravel() for a in arrays])
         self.flat = Tensor(flat, device, name="parameters")
-        features = 2 * shape.frequencies
+        features = 2 * self.room.frequencies
         self.x, self.y = (
             Tensor(np.zeros((samples, features), np.float32), device, name=name)
             for name, samples in (("x_table", self.columns), ("y_table", self.rows))
@@ -71,13 +76,15 @@ class _Piece:
         places = (np.arange(begin, begin + count) + 0.5) * (samples / self.size[axis])
         cycles = np.array(integer_inference.frequencies(self.shape.frequencies, samples)) / 2**32
         phases = 2 * np.pi * np.outer(places, cycles)
-        return np.concatenate([np.sin(phases), np.cos(phases)], axis=1).astype(np.float32)
+        found = np.concatenate([np.sin(phases), np.cos(phases)], axis=1).astype(np.float32)
+        more = 2 * (self.room.frequencies - self.shape.frequencies)
+        return np.pad(found, ((0, 0), (0, more)))
 
     def _step(self) -> dict[str, Tensor]:
         rows, columns, features = self.rows, self.columns, self.x.shape[1]
         across = self.x.reshape(1, columns, features).expand(rows, columns, features)
         down = self.y.reshape(rows, 1, features).expand(rows, columns, features)
         pixels = Tensor.concat([across, down], axis=2).reshape(rows * columns, 2 * features)
-        answer = qat_step.forward(self.flat, self.shape, pixels)
+        answer = qat_step.forward(self.flat, self.room, pixels)
         level = ((answer + 0.5).maximum(0.0).minimum(1.0) * 255.0 + 0.5).cast(dtype.u8)
         return {"pixels": level.reshape(rows, columns, -1)}

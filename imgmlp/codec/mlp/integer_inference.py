@@ -8,18 +8,21 @@ Sums of products run as float32 products of matrices, the fastest that every dev
 exact, in whatever order they are added up, where the magnitudes of all terms add up to at most
 2**24. So the inputs of a layer are cut into spans, or into parts of 8 bits where weights are too
 large for that. Networks of one shape are nearly all cut in one way, so that what was compiled for
-one of them serves the others, also those that are still to be trained.
+one of them serves the others, also those that are still to be trained; and so do narrower ones,
+with zeros for what they have not (rooms.py).
 """
 
 from __future__ import annotations
 
+import math
 from functools import cache, partial, reduce
 from typing import Any
 
 import numpy as np
 
 from imgmlp.codec.bitstream.quantize import step_parts
-from imgmlp.codec.mlp.network import LIMIT, VALUE_BITS, Layer, Network
+from imgmlp.codec.mlp import rooms
+from imgmlp.codec.mlp.network import LIMIT, VALUE_BITS, Layer, Network, Shape
 from imgmlp.codec.training.chunked import assemble
 from imgmlp.engine import AnyDevice, Tensor, compile, dtype
 
@@ -37,7 +40,7 @@ MIDDLE = (LIMIT + LEAST) // 2
 LARGEST_SUM = (1 << 24) // (LIMIT - MIDDLE)  # of weights' magnitudes, so that sums stay exact
 SPAN = 32  # inputs: weights of six bits are hardly ever too large for so many
 MOST_SPANS = 4  # of a layer; more take longer to compile than they save
-PARTS = 0  # a cut that is none into spans
+PARTS = 0  # a cut that is none into spans, whose inputs it gives otherwise
 _ALIGN = 8  # inputs: a span begins where vectors do
 
 
@@ -87,7 +90,7 @@ def decode(network: Network, width: int, height: int, device: AnyDevice) -> Arra
 class Decoder:
     """Decodes networks of one picture.
 
-    What was made for one serves the next if it is of the same shape and the cut is exact for it.
+    What was made for one serves the next if it has the same room and the cut is exact for it.
     """
 
     def __init__(self, width: int, height: int, device: AnyDevice) -> None:
@@ -132,35 +135,40 @@ class _Piece:
     ) -> None:
         self.network, self.size = network, size
         self.rows, self.columns = rows, columns
-        self.cut = cut_of(network)
-        outputs = network.layers[0].biases.size
+        self.room = rooms.decoding(network.shape, device, math.prod(size))
+        self.cut = cut_of(network, self.room)
+        outputs = self.room.width
         self.x = Tensor(np.zeros((self.columns, outputs), np.int32), device, name="x_sums")
         self.y = Tensor(np.zeros((self.rows, outputs), np.int32), device, name="y_sums")
         self.left = -1  # of the sums that x holds
         self.device = device
         # not constants, so that the kernels of one network serve others of its sizes
         self.scales = Tensor(_scales(network), device, name="scales")
-        self.products = [
-            Product(layer, self.cut, device, str(number))
-            for number, layer in enumerate(network.layers[1:-1], 1)
-        ]
         # Weights of the last layer are the largest, and its outputs so few that parts cost little.
-        last = str(len(network.layers) - 1)
-        self.products.append(Product(network.layers[-1], PARTS, device, last))
+        *hidden, last = enumerate(self._padded(), 1)
+        self.products = [Product(layer, self.cut, device, str(n)) for n, layer in hidden]
+        self.products.append(Product(last[1], PARTS, device, str(last[0])))
         self.program = compile(self._step, device, precision="exact")
 
     def takes(self, network: Network, device: AnyDevice, rows: int, columns: int) -> bool:
         """Whether `load` would make it that piece of another network."""
-        mine = self.network.shape, self.device, self.rows, self.columns
-        alike = mine == (network.shape, device, rows, columns)
+        mine = self.room, self.device, self.rows, self.columns
+        room = rooms.decoding(network.shape, device, math.prod(self.size))
+        alike = mine == (room, device, rows, columns)
         return alike and all(is_exact(layer.weights, self.cut) for layer in network.layers[1:-1])
 
     def load(self, network: Network) -> None:
         """Go on with another network."""
         self.network, self.left = network, -1
         self.scales.write(_scales(network))
-        for product, layer in zip(self.products, network.layers[1:], strict=True):
+        for product, layer in zip(self.products, self._padded(), strict=True):
             product.load(layer)
+
+    def _padded(self) -> list[Layer]:
+        """All layers but the first, as they are in the room."""
+        pairs = zip(self.room.sizes[1:], self.room.sizes[2:], strict=False)
+        layers = zip(self.network.layers[1:], pairs, strict=True)
+        return [rooms.padded(layer, *sizes) for layer, sizes in layers]
 
     def move_to(self, top: int, left: int) -> None:
         """Load the sums of another piece; past the picture's edge, anything."""
@@ -177,11 +185,11 @@ class _Piece:
         sums = np.zeros(target.shape, np.int32)
         end = min(begin + len(sums), samples)
         values = features(self.network.shape.frequencies, samples, begin, end)
-        sums[: end - begin] = values @ weights.astype(np.int64) + add
+        sums[: end - begin, : weights.shape[1]] = values @ weights.astype(np.int64) + add
         target.write(sums)
 
     def _step(self) -> dict[str, Tensor]:
-        rows, columns, outputs = self.rows, self.columns, self.network.layers[0].biases.size
+        rows, columns, outputs = self.rows, self.columns, self.room.width
         sums = self.y.reshape(rows, 1, outputs).expand(rows, columns, outputs) + self.x.reshape(
             1, columns, outputs
         )
@@ -193,7 +201,7 @@ class _Piece:
 
 
 class Product:
-    """What a layer makes of values, exactly; its inputs are cut into so many spans, or parts if 0.
+    """What a layer makes of values, exactly; its inputs are cut into spans of so many, or parts.
 
     `name` is for listings.
     """
@@ -208,7 +216,7 @@ class Product:
         self.load(layer)
 
     def load(self, layer: Layer) -> None:
-        """Go on with another layer of this size, for which as many spans are exact."""
+        """Go on with another layer of this size, for which such spans are exact."""
         biases = layer.bias_sums()
         if self._cut:
             biases = biases + layer.weights.sum(0, np.int64) * MIDDLE
@@ -228,21 +236,21 @@ class Product:
         return low.cast(dtype.i32) + high.cast(dtype.i32) * 256 + self._biases
 
 
-def cut_of(network: Network) -> int:
-    """Into how many spans the inputs of each hidden layer but the first are cut, or PARTS.
+def cut_of(network: Network, room: Shape) -> int:
+    """Of how many inputs the spans of each hidden layer but the first are, or PARTS.
 
-    As many as usual if that is exact, so that there are few kinds of kernels.
+    Of as many as usual in a room if that is exact, so that there are few kinds of kernels.
     """
-    usual = min(-(-network.shape.width // SPAN), MOST_SPANS)
+    usual = min(-(-room.width // SPAN), MOST_SPANS)
     hidden = network.layers[1:-1]
-    known = (usual, MOST_SPANS)
+    known = [-(-room.width // (count * _ALIGN)) * _ALIGN for count in (usual, MOST_SPANS)]
     return next(
         (cut for cut in known if all(is_exact(layer.weights, cut) for layer in hidden)), PARTS
     )
 
 
 def is_exact(weights: Array, cut: int) -> bool:
-    """Whether sums of float32 are exact with so many spans, or with PARTS."""
+    """Whether sums of float32 are exact with spans of so many inputs, or with PARTS."""
     if cut == PARTS:
         return True
     magnitudes = np.abs(weights.astype(np.int64))
@@ -250,9 +258,8 @@ def is_exact(weights: Array, cut: int) -> bool:
     return all(magnitudes[span].sum(0).max() <= LARGEST_SUM for span in found)
 
 
-def _spans(inputs: int, count: int) -> list[slice]:
-    """So many equal runs of inputs, or fewer."""
-    length = -(-inputs // (count * _ALIGN)) * _ALIGN
+def _spans(inputs: int, length: int) -> list[slice]:
+    """Runs of so many inputs; of fewer at the end."""
     return [slice(begin, begin + length) for begin in range(0, inputs, length)]
 
 

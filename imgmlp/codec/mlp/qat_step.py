@@ -5,18 +5,22 @@ weights are free. Then each tensor's weights are moved by noise as wide as its s
 itself is learned: the noise says what it costs, the rate what it saves. At last the steps stand
 still and the weights are rounded. `Control` says which of these holds, so that one compiled
 program serves all three. Features and activation are those of `integer_inference`, in floats.
+
+A step may be made for a wider network than the one that it trains (rooms.py): what that has more
+is 0 and stays so, as its gradients are 0, and noise is kept from it.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.mlp import integer_inference
+from imgmlp.codec.mlp import integer_inference, rooms
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.training.checkpoint import Resumable
 from imgmlp.codec.training.memory_limits import explain, smaller_picture
@@ -53,7 +57,7 @@ class Control:
     rate: float = 1.0  # factor of the learning rate
 
     def array(self, pixels: int) -> Array:
-        """float32 [6], as the device wants it."""
+        """float32 [6], of what the device wants to know."""
         warm_up = max(1.0, min(WARM_UP, self.steps / 20))
         modes = [float(self.noise), float(self.rounding)]
         rate = self.rate * min(1.0, USUAL_STEPS / self.steps) ** _BY_LENGTH
@@ -75,17 +79,24 @@ def feature_table(count: int, samples: int) -> Array:
 class LearningStep(Resumable):
     """State on the device, and the program that moves it.
 
-    Tensors of the network, W0, b0, W1, b1 ..., have one step size each.
+    Tensors of the network, W0, b0, W1, b1 ..., have one step size each. The program is that of a
+    `room`, the network itself if none is given.
     """
 
     def __init__(
-        self, pixels: Array, shape: Shape, seed: int, device: AnyDevice, batch: int = BATCH
+        self,
+        pixels: Array,
+        shape: Shape,
+        seed: int,
+        device: AnyDevice,
+        batch: int = BATCH,
+        room: Shape | None = None,
     ) -> None:
         self.height, self.width, self.channels = pixels.shape
         self.shape, self.seed, self.device = shape, seed, device
-        self.batch = batch
+        self.room, self.batch = room or shape, batch
         self.counts = [math.prod(size) for size in shape.shapes]
-        check_tables(self.width + self.height, shape.sizes[0], device)
+        check_tables(self.width + self.height, self.room.sizes[0], device)
         tables = (self._table(n) for n in (self.width, self.height))
         self.x, self.y = (
             Tensor(t, device, name=f"{axis}_table") for t, axis in zip(tables, "xy", strict=True)
@@ -93,29 +104,37 @@ class LearningStep(Resumable):
         self.pixels = Tensor(_marked(pixels).reshape(-1, self.channels), device, name="pixels")
         self.counted: float = counted(pixels)
         self.size = size_of(self.height, self.width, device)
-        owner = np.repeat(np.arange(len(self.counts), dtype=np.int32), self.counts)
+        self.places = rooms.places(shape, self.room)
+        counts = [math.prod(size) for size in self.room.shapes]
+        owner = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         self.owner = Tensor(owner, device, name="owner")  # the tensor of each parameter
+        numbers = self._in_room(np.arange(shape.parameters, dtype=np.int32))
+        self.numbers = Tensor(numbers, device, name="numbers")  # of draws, by the network alone
+        there = self._in_room(np.ones(shape.parameters, np.float32))
+        self.there = Tensor(there, device, name="there")
         self.members = Tensor(self._members(), device, name="members")
         ones = np.ones(len(self.counts), np.float32)
         self.means = Tensor(ones, device, name="means")  # magnitudes of each tensor's weights
         self.flat = self._initial()
         self.sizes = Tensor(np.zeros(len(self.counts), np.float32), device, name="log2_steps")
-        self.control = Tensor(np.zeros(6, np.float32), device, name="control")
+        self.sums_of = Tensor(np.array(self.counts, np.float32), device, name="counts")
+        self.control = Tensor(np.zeros(8, np.float32), device, name="control")
         self.count = Tensor(np.uint32(0), device, name="count")
         self.smooth = Tensor(np.float32(0), device, name="smooth")
-        rate = RATE * math.sqrt(88 / shape.width) * (batch / BATCH) ** _BY_BATCH
-        self.adam = optim.AdamW([self.flat], self._rate(rate), BETAS, DECAY, EPSILON)
-        moving = self._rate(rate * STEP_RATE) * self.control[0]
+        self.peak = RATE * math.sqrt(88 / shape.width) * (batch / BATCH) ** _BY_BATCH
+        self.adam = optim.AdamW([self.flat], self._rate(self.control[6]), BETAS, DECAY, EPSILON)
+        moving = self._rate(self.control[7]) * self.control[0]
         self.adam_sizes = optim.Adam([self.sizes], moving, BETAS, EPSILON)
         self.program: Program = compile(self._step, device)
 
     def _table(self, samples: int) -> Array:
         """float32 [samples, features], and more rows where the compiler would treat so few apart.
 
-        Then the kernels are those of any other picture.
+        Then the kernels are those of any other picture. Features that only the room has are 0.
         """
         found = feature_table(self.shape.frequencies, samples)
-        return np.pad(found, ((0, max(0, self.batch - samples)), (0, 0)))
+        more = 2 * (self.room.frequencies - self.shape.frequencies)
+        return np.pad(found, ((0, max(0, self.batch - samples)), (0, more)))
 
     def _initial(self) -> Tensor:
         """Weights of variance 2 / inputs, of the last layer half of it; biases 0.
@@ -131,9 +150,16 @@ class LearningStep(Resumable):
             stream = (self.seed, number)
             draw = Tensor.normal((math.prod(size),), stream, variance=variance, device=host)
             parts.append(draw)
-        return Tensor(Tensor.concat(parts).numpy(), self.device, name="parameters")
+        drawn = self._in_room(Tensor.concat(parts).numpy())
+        return Tensor(drawn, self.device, name="parameters")
 
-    def _rate(self, peak: float) -> Tensor:
+    def _in_room(self, values: Array) -> Array:
+        """[parameters of the network] -> [those of the room], 0 where that has more."""
+        found = np.zeros(self.room.parameters, values.dtype)
+        found[self.places] = values
+        return found
+
+    def _rate(self, peak: Tensor) -> Tensor:
         done = self.count.cast(dtype.f32)
         cosine = ((done * self.control[4] * math.pi).cos() + 1.0) * 0.5
         warm = ((done + 1.0) * self.control[5]).minimum(1.0)
@@ -145,10 +171,11 @@ class LearningStep(Resumable):
         features = pixel_features(self.x, self.y, column, row)  # [batch, features]
         samples = self.pixels.gather(row * self.size[1] + column).cast(dtype.f32)
         step = self.sizes.exp2().gather(self.owner)  # [parameters]
-        draw = Tensor.uniform(self.flat.shape, (self.seed, self.count, 2)) - 0.5
+        drawn = Tensor.uniform(self.flat.shape, (self.seed, self.count, 2))
+        draw = (drawn.contiguous().gather(self.numbers) - 0.5) * self.there
         rounded = (_rounded(self.flat / step) * step - self.flat) * rounding
         used = self.flat + step * draw * noise + rounded
-        answer = forward(used, self.shape, features)
+        answer = forward(used, self.room, features)
         difference = answer - (samples * (1 / 255) - 0.5)
         if self.channels in (2, 4):
             difference = difference * (samples - UNSEEN).minimum(1.0)
@@ -169,18 +196,16 @@ class LearningStep(Resumable):
         Weights of a tensor with mean magnitude m cost about log2(m / step + a little) bits each;
         `weigh` has looked at m.
         """
-        counts = Tensor(np.array(self.counts, np.float32), self.device, name="counts")
         mean = self.means + self.sizes.exp2() * _LEAST  # [tensors]
         by_weight = self.flat.sign() * (price / math.log(2)) / mean.gather(self.owner)
-        return by_weight, counts * (self.means / mean) * -price
+        return by_weight, self.sums_of * (self.means / mean) * -price
 
     def _members(self) -> Array:
-        """int32 [tensors, most]: the parameters of each tensor, then -1."""
-        rows = np.full((len(self.counts), max(self.counts)), -1, np.int32)
-        begin = 0
-        for row, count in zip(rows, self.counts, strict=True):
-            row[:count] = np.arange(begin, begin + count)
-            begin += count
+        """int32 [tensors, most of the room]: the parameters of each tensor, then -1."""
+        most = max(math.prod(size) for size in self.room.shapes)
+        rows = np.full((len(self.counts), most), -1, np.int32)
+        for row, places in zip(rows, self._parts(self.places), strict=True):
+            row[: len(places)] = places
         return rows
 
     def _sums(self, values: Tensor) -> Tensor:
@@ -192,7 +217,9 @@ class LearningStep(Resumable):
 
     def steer(self, control: Control) -> None:
         """What the steps from now on obey."""
-        self.control.write(control.array(self.width * self.height))
+        found = control.array(self.width * self.height)
+        peaks = np.array([self.peak, self.peak * STEP_RATE], np.float32)
+        self.control.write(np.concatenate([found, peaks]))
 
     def weigh(self) -> None:
         """Look at how large weights are, on which their price depends: they change slowly."""
@@ -206,20 +233,51 @@ class LearningStep(Resumable):
             named |= {f"{prefix}_{n}": tensor for n, tensor in enumerate(adam.state())}
         return named
 
+    def state(self) -> dict[str, Array]:
+        """As it would be without a room, so that a step with another one can go on from there."""
+        size = self.flat.shape
+        return {
+            name: array[self.places] if array.shape == size else array
+            for name, array in super().state().items()
+        }
+
+    def restore(self, arrays: dict[str, Array]) -> None:
+        size = self.flat.shape
+        super().restore(
+            {
+                name: self._in_room(arrays[name]) if tensor.shape == size else arrays[name]
+                for name, tensor in self._moving().items()
+            }
+        )
+
     def split(self, flat: Array) -> list[Array]:
-        """The flat parameters as the arrays that they are."""
-        parts = np.split(flat, np.cumsum(self.counts)[:-1])
+        """The room's flat parameters as the arrays that those of the network are."""
+        parts = self._parts(flat[self.places])
         return [part.reshape(size) for part, size in zip(parts, self.shape.shapes, strict=True)]
+
+    def load(self, arrays: Sequence[Array]) -> None:
+        """Go on with such arrays."""
+        self.flat.write(self._in_room(np.concatenate([array.ravel() for array in arrays])))
+
+    def _parts(self, values: Array) -> list[Array]:
+        """[parameters of the network], cut into its tensors."""
+        return np.split(values, np.cumsum(self.counts)[:-1])
 
 
 def too_large(
-    error: OutOfMemoryError, pixels: Array, shape: Shape, device: AnyDevice, batch: int = BATCH
+    error: OutOfMemoryError,
+    pixels: Array,
+    shape: Shape,
+    device: AnyDevice,
+    batch: int = BATCH,
+    room: Shape | None = None,
 ) -> OutOfMemoryError:
     """What to say where the step does not fit in a device's memory, and which picture would."""
     height, width, channels = pixels.shape
 
     def build(width: int, height: int, device: AnyDevice) -> LearningStep:
-        return LearningStep(np.zeros((height, width, channels), np.uint8), shape, 0, device, batch)
+        empty = np.zeros((height, width, channels), np.uint8)
+        return LearningStep(empty, shape, 0, device, batch, room)
 
     what = f"training network {shape} on {width}×{height} pixels"
     ways = (smaller_picture(width, height, build),)

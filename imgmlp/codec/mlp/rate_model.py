@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from imgmlp.codec.mlp.network import MAX_WIDTH, Shape
+from imgmlp.codec.mlp.rooms import usual_frequencies
 from imgmlp.codec.training.target import Goal
 
 BITS = 5.3  # for a weight
@@ -125,5 +126,5 @@ def _shapes(channels: int) -> tuple[Shape, ...]:
     sizes += [
         (hidden, width) for hidden in (HIDDEN_OF_FEW, HIDDEN) for width in (*widths, MAX_WIDTH)
     ]
-    shapes = [Shape(min(max(4, w // 2), 16), hidden, w, channels) for hidden, w in sizes]
+    shapes = [Shape(usual_frequencies(w), hidden, w, channels) for hidden, w in sizes]
     return tuple(s for s in shapes if (s.parameters < FEW) is (s.hidden == HIDDEN_OF_FEW))

@@ -66,7 +66,11 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
 
     def preview(self) -> Array:
         step, size = self.step, (self.step.width, self.step.height)
-        return float_render.render_floats(step.flat.numpy(), step.shape, size, size, step.device)
+        return float_render.render_floats(self.arrays(), step.shape, size, size, step.device)
+
+    def go_over(self, step: LearningStep) -> None:
+        """After the pause: have another step, which is where this one is, go on."""
+        self.step, self.pause = step, None
 
     # --- looks ---
 
@@ -118,8 +122,8 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
         moved = []
         for array, size in zip(self.arrays(), self._sizes(), strict=True):
             whole = quantize(array, size) * size
-            moved.append((array + (whole - array) * share).astype(np.float32).ravel())
-        self.step.flat.write(np.concatenate(moved))
+            moved.append((array + (whole - array) * share).astype(np.float32))
+        self.step.load(moved)
 
     def _reprice(self) -> None:
         state = self.state

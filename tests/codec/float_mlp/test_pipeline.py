@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import io
 import tracemalloc
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from imgmlp.codec.float_mlp import npz, pipeline
 from imgmlp.codec.float_mlp.config import PRESETS, Settings
 from imgmlp.codec.float_mlp.fit import LISTEN
 from imgmlp.codec.training.chunked import at_once
+from imgmlp.codec.training.compile_times import UNKNOWN, CompileTimes
 from imgmlp.codec.training.run import Progress, Run
 from imgmlp.engine import AnyDevice, open_device
 from imgmlp.errors import OutOfMemoryError, UsageError
@@ -152,3 +156,20 @@ def test_devices_agree_on_the_picture() -> None:
     difference = np.abs(one.pixels.astype(int) - two.pixels.astype(int))
     assert difference.mean() < 1
     assert one.psnr == pytest.approx(two.psnr, abs=0.1)
+
+
+def test_how_long_training_takes_is_told_by_what_is_left_and_was_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("imgmlp.codec.training.compile_times.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("imgmlp.codec.training.pace.speed", lambda _: 1e9)
+    info = SimpleNamespace(platform="p", name="n", driver="d", version="v")
+    device: Any = SimpleNamespace(info=info, lanes="one", compiling=0.0)
+    picture, wanted = Picture(small_pixels()), settings(steps=100_000)
+    whole, half = (pipeline.work(picture, wanted, done) for done in (0, 50_000))
+    assert half.steps == whole.steps / 2
+    assert whole.operations / 2 == pytest.approx(half.operations, rel=0.01)
+    before, times = whole.seconds(device), CompileTimes(device)
+    device.compiling = 3.0
+    times.note(whole.programs[0])
+    assert before - whole.seconds(device) == pytest.approx(UNKNOWN)

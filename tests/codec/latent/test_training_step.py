@@ -810,3 +810,19 @@ def test_gradients_by_contexts_are_halves_where_products_are() -> None:
     halves = slopes.clip(-65504, 65504).astype(np.float16).astype(np.float32)
     assert np.array_equal(found(True, slopes), found(False, halves))
     assert not np.array_equal(halves, slopes)
+
+
+def test_small_pictures_share_one_program() -> None:
+    """Whatever their grids would be."""
+    device, sizes = open_device("numpy"), [(3, 3), (7, 5), (13, 9), (20, 30)]
+    steps = [
+        LatentStep(picture()[:h, :w], 0, device, hidden=16, entropy=12, start=4, room=(32, 32))
+        for h, w in sizes
+    ]
+    assert len({step.program._identity[0] for step in steps}) == 1
+    assert [step.levels for step in steps] == [6] * 4
+    for step, size in zip(steps, sizes, strict=True):
+        step.steer(Control(1e-3))
+        step.run(3)
+        assert step.grids()[-1].shape == (1, 1)
+        assert step.picture().shape == (*size, 3)

@@ -53,9 +53,9 @@ def test_a_network_is_made_of_the_rounded_arrays() -> None:
 def test_steps_of_hidden_layers_grow_where_a_cut_would_not_be_exact() -> None:
     choices = [Choice(45, 0)] * 3
     free = bit_allocation.network(arrays(), choices, SHAPE)
-    assert not is_exact(free.layers[1].weights, 1)
-    found = bit_allocation.network(arrays(), choices, SHAPE, cut=1)
-    assert is_exact(found.layers[1].weights, 1)
+    assert not is_exact(free.layers[1].weights, SHAPE.width)
+    found = bit_allocation.network(arrays(), choices, SHAPE, cut=SHAPE.width)
+    assert is_exact(found.layers[1].weights, SHAPE.width)
     assert [layer.step for layer in found.layers] == [45, found.layers[1].step, 45]
     share = np.abs(found.layers[1].weights).sum(0).max() / LARGEST_SUM
     assert share > 0.8  # no coarser than it must be

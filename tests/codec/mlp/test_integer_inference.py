@@ -84,10 +84,10 @@ def larger_weights(network: Network, times: int, layer: int) -> Network:
 
 
 @pytest.mark.parametrize("mapping", MAPPINGS)
-@pytest.mark.parametrize(("times", "cut"), [(1, 4), (16, PARTS)])
+@pytest.mark.parametrize(("times", "cut"), [(1, 8), (16, PARTS)])
 def test_large_weights_take_other_ways_to_the_same_bits(mapping: str, times: int, cut: int) -> None:
     network = larger_weights(small_network(width=24), times, 1)
-    assert integer_inference.cut_of(network) == cut
+    assert integer_inference.cut_of(network, network.shape) == cut
     pixels = integer_inference.decode(network, WIDTH, HEIGHT, open_mapping(mapping))
     expected = [[plain_pixel(network, x, y) for x in range(WIDTH)] for y in range(HEIGHT)]
     assert pixels.tolist() == expected
@@ -101,8 +101,9 @@ def test_networks_of_a_shape_are_cut_alike_whatever_weights_of_six_bits_they_hav
     found = set()
     for deviation in (0.0, 2.0, 8.0, 16.0):
         arrays = [generator.normal(0.0, deviation * 2**-9, size) for size in shape.shapes]
-        found.add(integer_inference.cut_of(rounded(arrays, [Choice(52, 0)] * 6, shape)))
-    assert found == {-(-width // integer_inference.SPAN)}
+        found.add(integer_inference.cut_of(rounded(arrays, [Choice(52, 0)] * 6, shape), shape))
+    (cut,) = found
+    assert len(integer_inference._spans(width, cut)) == -(-width // integer_inference.SPAN)
 
 
 def test_nothing_is_compiled_again_for_larger_weights_that_fit(
@@ -123,7 +124,7 @@ def test_nothing_is_compiled_again_for_larger_weights_that_fit(
         alone = integer_inference.decode(one, WIDTH, HEIGHT, device)
         pieces.pop()
         assert np.array_equal(decoder.decode(one), alone)
-    assert pieces == [4, PARTS]
+    assert pieces == [8, PARTS]
 
 
 LARGEST = integer_inference.LARGEST_SUM
@@ -131,9 +132,9 @@ LARGEST = integer_inference.LARGEST_SUM
 
 @pytest.mark.parametrize("mapping", MAPPINGS)
 @pytest.mark.parametrize(
-    ("total", "runs"), [(LARGEST, 1), (LARGEST + 1, 2), (4 * LARGEST, 4), (2**16 - 2, 0)]
+    ("total", "cut"), [(LARGEST, 64), (LARGEST + 1, 32), (4 * LARGEST, 16), (2**16 - 2, PARTS)]
 )
-def test_sums_are_exact_up_to_their_bounds(mapping: str, total: int, runs: int) -> None:
+def test_sums_are_exact_up_to_their_bounds(mapping: str, total: int, cut: int) -> None:
     """Weights of any sign add up to a total; values are the extreme ones, or any."""
     generator = np.random.default_rng(total)
     sizes = np.diff(np.arange(65) * total // 64)  # even, so that runs have equal totals
@@ -145,10 +146,11 @@ def test_sums_are_exact_up_to_their_bounds(mapping: str, total: int, runs: int) 
         [extremes, generator.integers(integer_inference.LEAST, LIMIT + 1, (40, 64))]
     )
     layer = Layer(weights.astype(np.int32), np.arange(16, dtype=np.int32), 40, 0)
-    exact = [cut for cut in range(1, 5) if integer_inference.is_exact(layer.weights, cut)]
-    assert exact == ([*range(runs, 5)] if runs else [])
+    cuts = 64, 32, 24, 16
+    exact = [one for one in cuts if integer_inference.is_exact(layer.weights, one)]
+    assert exact == [one for one in cuts if one <= cut]
     device = open_mapping(mapping)
-    product = integer_inference.Product(layer, runs, device, "")
+    product = integer_inference.Product(layer, cut, device, "")
     found = product(Tensor(values.astype(np.int32), device)).numpy()
     assert found.tolist() == (values @ weights + layer.bias_sums()).tolist()
 
@@ -158,8 +160,8 @@ def test_spans_are_exact_and_hold_every_input_once(inputs: int) -> None:
     generator = np.random.default_rng(inputs)
     for size in (2, 10, 20, 50, 100, 400, 5000):
         weights = generator.integers(-size, size + 1, (inputs, 5))
-        exact = (count for count in range(1, 5) if integer_inference.is_exact(weights, count))
-        found = integer_inference._spans(inputs, count) if (count := next(exact, 0)) else []
+        exact = (cut for cut in (104, 56, 40, 32) if integer_inference.is_exact(weights, cut))
+        found = integer_inference._spans(inputs, cut) if (cut := next(exact, 0)) else []
         held = [n for span in found for n in range(inputs)[span]]
         assert held == list(range(inputs)) or not found
         largest = max((np.abs(weights[span]).sum(0).max() for span in found), default=0)

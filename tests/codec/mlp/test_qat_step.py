@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from conftest import open_mapping, small_pixels
@@ -67,11 +69,11 @@ def test_wide_steps_are_larger_and_those_of_long_runs_smaller() -> None:
 
 def test_weights_that_no_answer_needs_decay() -> None:
     step = make()
-    flat = step.flat.numpy()
-    bias, weights = step.split(flat)[3], step.split(flat)[2]
+    arrays = step.split(step.flat.numpy())
+    bias, weights = arrays[3], arrays[2]
     bias[0] = -100  # far below where the activation ends, so that no gradient comes through
     before = np.abs(weights[:, 0]).sum()
-    step.flat.write(flat)
+    step.load(arrays)
     losses(step, Control(60), 60)
     after = np.abs(step.split(step.flat.numpy())[2][:, 0]).sum()
     peak = qat_step.RATE * np.sqrt(88 / SHAPE.width)
@@ -141,4 +143,53 @@ def test_the_size_of_a_picture_is_no_part_of_the_source() -> None:
     device = open_device("numpy:uops")
     sizes = [(7, 5), (40, 300), (300, 41), (1, 2000)]
     steps = [LearningStep(np.zeros((*s, 3), np.uint8), SHAPE, 0, device) for s in sizes]
+    assert len({step.program.stages.source for step in steps}) == 1
+
+
+def test_a_room_trains_as_the_network_alone() -> None:
+    """What it has more stays 0, also of noise, and costs no bits."""
+    room, start = Shape(4, 2, 16, 3), np.array([-4, -3, -5, -4, -4, -3], np.float32)
+    for control in (Control(50, noise=True, price=1e-2), Control(50, rounding=True, price=1e-2)):
+        alone, wide = (
+            LearningStep(small_pixels(), SHAPE, 0, open_device("numpy"), room=each)
+            for each in (None, room)
+        )
+        for step in (alone, wide):
+            step.sizes.write(start)
+            step.weigh()
+            losses(step, control, 20)
+        assert (np.delete(wide.flat.numpy(), wide.places) == 0).all()
+        expected, found = alone.state(), wide.state()
+        for name, array in expected.items():
+            assert found[name].shape == array.shape
+            assert close(found[name], array, roundings=2048), name
+        assert found["sizes"] != pytest.approx(start, abs=1e-3) or control.rounding
+
+
+def test_any_room_goes_on_where_another_is() -> None:
+    device = open_device("numpy")
+    rooms = [Shape(4, 2, 16, 3), None, Shape(3, 2, 8, 3)]
+    steps = [LearningStep(small_pixels(), SHAPE, 0, device, room=room) for room in rooms]
+    control = Control(40, noise=True, price=1e-3)
+    losses(steps[0], control, 5)
+    for before, step in pairwise(steps):
+        step.restore(before.state())
+        for name, array in before.state().items():
+            assert (step.state()[name] == array).all(), name
+        losses(step, control, 5)
+    whole = LearningStep(small_pixels(), SHAPE, 0, device)
+    losses(whole, control, 15)
+    assert np.allclose(
+        steps[-1].split(steps[-1].flat.numpy())[2], whole.split(whole.flat.numpy())[2], atol=1e-4
+    )
+    arrays = whole.split(whole.flat.numpy())
+    steps[0].load(arrays)
+    for found, array in zip(steps[0].split(steps[0].flat.numpy()), arrays, strict=True):
+        assert (found == array).all()
+
+
+def test_networks_of_a_room_have_one_program() -> None:
+    device, room = open_device("numpy:uops"), Shape(16, 5, 32, 3)
+    shapes = [Shape(6, 5, 12, 3), Shape(14, 5, 28, 3), Shape(16, 5, 32, 3)]
+    steps = [LearningStep(small_pixels(), shape, 0, device, room=room) for shape in shapes]
     assert len({step.program.stages.source for step in steps}) == 1

@@ -28,7 +28,7 @@ from imgmlp.codec.latent.model import (
     start_of,
     usual_levels,
 )
-from imgmlp.codec.latent.plane import AROUND, Extent, Plane
+from imgmlp.codec.latent.plane import AROUND, LEAST, Extent, Plane
 from imgmlp.codec.latent.training import hyperlatents, operations
 from imgmlp.codec.training.checkpoint import Resumable
 from imgmlp.codec.training.perceptron import Activation, perceptron
@@ -70,7 +70,17 @@ SCALED = 0.25  # what times lambda the loss is in gradients
 # For every channel, what it is at most: an error of 1, of black for white, has a gradient of 1024
 # in a sample then, and halves end at 64 times that, which is left for what networks make of it.
 MOST_SCALED = 2.0**9
+IN_LEAST = 6  # grids of all pictures in the smallest room, as many as those that fill it have
 CLIP = 0.1  # most that the norm of the networks' gradient, for a mean over pixels, may be
+
+
+def levels_of(height: int, width: int, room: tuple[int, int] | None) -> int:
+    """How many grids a picture has that is trained in a room.
+
+    Small ones share the programs of the smallest room: what is beyond a grid of one value has one
+    as well.
+    """
+    return max(usual_levels(height, width), IN_LEAST if room == (LEAST, LEAST) else 0)
 
 
 @dataclass
@@ -114,7 +124,7 @@ class LatentStep(Resumable):
         room: tuple[int, int] | None = None, hyper: bool = False,
     ) -> None:  # fmt: skip
         self.height, self.width, self.channels = pixels.shape
-        self.levels = usual_levels(self.height, self.width)
+        self.levels = levels_of(self.height, self.width, room)
         size = self.height, self.width, self.channels, self.levels
         filtered = hidden >= FILTERED  # whose weights would cost small pictures too much
         self.shape = ModelShape(*size, hidden, entropy, filtered=filtered, hyper=hyper)  # in a file

@@ -19,9 +19,8 @@ import sys
 
 import numpy as np
 
-from imgmlp.codec.latent.model import usual_levels
 from imgmlp.codec.latent.plane import SMALL, common_side, power_of_two
-from imgmlp.codec.latent.training.latent_step import LatentStep
+from imgmlp.codec.latent.training.latent_step import LatentStep, levels_of
 from imgmlp.codec.training.compile_ahead import CompileAhead, end_with_parent
 from imgmlp.engine import AnyDevice, Device, open_device
 
@@ -135,13 +134,14 @@ def step_program(
 ) -> str:  # fmt: skip
     """What compile_times.py knows the step by that a run for pixels of a shape begins with."""
     height, width, channels = shape
+    shared = room(shape, device, short or begins_elsewhere(shape, device, short))
     if begins_in_windows(shape, device):
         sizes = "windows"
-    elif shared := room(shape, device, short or begins_elsewhere(shape, device, short)):
+    elif shared:
         sizes = "{}x{}".format(*shared)
     else:
         sizes = f"{height}x{width} alone"
-    levels = usual_levels(height, width)
+    levels = levels_of(height, width, shared)
     kind = f"widths {widths}" + ", hyperlatents" * hyper
     return f"latent step: {sizes} x{channels}, {levels} levels, {kind}"
 

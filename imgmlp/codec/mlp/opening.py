@@ -1,0 +1,69 @@
+"""Long runs on processors begin in a room that many networks share, while another process compiles
+what they go over to: a program of the network's own size.
+
+    python -m imgmlp.codec.mlp.opening DEVICE NUMBER...
+
+is that process; the numbers are frequencies, hidden layers, width and channels of the network, and
+pixels of a step.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import numpy as np
+
+from imgmlp.codec.mlp.network import Shape
+from imgmlp.codec.mlp.qat_step import LearningStep
+from imgmlp.codec.mlp.training_phases import MlpTrainer
+from imgmlp.codec.training.checkpoint import Snapshot
+from imgmlp.codec.training.compile_ahead import CompileAhead, end_with_parent
+from imgmlp.codec.training.run import Run
+from imgmlp.codec.training.trainer import Ended
+from imgmlp.engine import open_device
+
+SEED = 0
+
+
+def opened(
+    trainer: MlpTrainer,
+    steps: int,
+    run: Run,
+    complete: Callable[[Snapshot], Snapshot],
+) -> Ended:
+    """Take the first steps of a run, up to where it can go over: the trainer is paused there."""
+    trainer.pause = steps
+    with compiler(trainer.step) as other:
+        ended = trainer.run(run, complete)
+        if ended != "done" or not trainer.paused:
+            return ended
+        if other.working:
+            run.say("still compiling for networks of this size")
+            other.wait(run.stopping)
+        if run.stopping():
+            if run.due(True):
+                run.keep(complete(trainer.snapshot()))
+            return "interrupted"
+        return ended
+
+
+def compiler(like: LearningStep) -> CompileAhead:
+    """The process that compiles what trains a step's network without a room."""
+    shape = like.shape
+    numbers = shape.frequencies, shape.hidden, shape.width, shape.channels, like.batch
+    spec = like.device.info.spec
+    return CompileAhead("imgmlp.codec.mlp.opening", spec, *map(str, numbers))
+
+
+def compile_step(spec: str, *told: str) -> None:
+    """What that process does."""
+    *numbers, batch = map(int, told)
+    shape = Shape(*numbers)
+    empty = np.zeros((1, 1, shape.channels), np.uint8)
+    LearningStep(empty, shape, SEED, open_device(spec), batch).run(1)
+
+
+if __name__ == "__main__":
+    end_with_parent()
+    compile_step(*sys.argv[1:])
