@@ -239,10 +239,12 @@ def test_single_weights_are_foreseen_in_the_passes_that_move_many(
 
     def foreseen(wanted: Goal) -> float:
         made = Picture(pixels), wanted, latent.workload(1, None), device, Run()
-        return lengths.Lengths(*made)._seconds(600, 0.01)
+        found = lengths.Lengths(*made)
+        found.judging = 0.002
+        return found._seconds(600, 0.01)
 
     taken = foreseen(Goal("lambda", 1e-3))
-    trained = 600 * 0.01 * (1 + 6 * phases.SHORTER) + 7 * lengths.SETTLING * 0.01
+    trained = 600 * 0.01 * (1 + 6 * phases.SHORTER) + 7 * lengths.SEARCHED * 0.002
     all_trials = lengths.REFINING * 600 * 0.01
     few = lengths.FIRST_TRIALS / (lengths.TRIALS * 600)
     assert taken == pytest.approx(trained + (2 + 5 * few) * all_trials)

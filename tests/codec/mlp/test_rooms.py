@@ -12,6 +12,7 @@ import pytest
 from conftest import MAPPINGS, open_mapping, small_pixels
 
 from imgmlp.codec.encoder import Encoded, encode
+from imgmlp.codec.mlp import encode as mlp
 from imgmlp.codec.mlp import float_render, integer_inference, opening, rate_model, rooms
 from imgmlp.codec.mlp.bit_allocation import Choice
 from imgmlp.codec.mlp.bit_allocation import network as rounded
@@ -150,7 +151,8 @@ class Compiler:
 
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Shape, int]]:
-    """Rooms in which steps were made, and how many were done there; runs go over after 50."""
+    """Rooms in which steps were made, and how many were done there; runs go over after 50, and
+    nobody has time for more than one network."""
     made: list[tuple[Shape, int]] = []
     taken = LearningStep.run
 
@@ -164,6 +166,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Shape, int]]:
     monkeypatch.setattr(rooms, "compiles_long", lambda _: True)
     monkeypatch.setattr(rooms, "opening_steps", lambda *_: 50)
     monkeypatch.setattr(opening, "compiler", Compiler)
+    monkeypatch.setattr(mlp, "BRIEF", 0.0)
     Compiler.made.clear()
     return made
 
