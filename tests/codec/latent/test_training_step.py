@@ -596,7 +596,7 @@ def test_a_stream_takes_the_bits_that_training_counted(hyper: bool) -> None:
     sizes = {"hidden": 16, "entropy": 12, "start": 4}
     step = LatentStep(noise, 1, open_device("numpy"), **sizes, hyper=hyper)
     LatentTrainer(step, LatentTrainerState(25, 1e-4)).run()
-    own = [np.rint(4 * draw(*grid.shape)) for grid in step.grids()[step.levels :]]
+    own = [np.rint(20 * draw(*grid.shape)) for grid in step.grids()[step.levels :]]
     step.write_grids([*step.grids()[: step.levels], *own])
     networks = Search(step)._rounded(dict.fromkeys(step.shape.tensors, 8))
     model = LatentModel(step.shape, grids_of(step), networks, step.start.number)
@@ -604,6 +604,17 @@ def test_a_stream_takes_the_bits_that_training_counted(hyper: bool) -> None:
     counted, written = rate * step.pixels, 8 * len(sections.write(model)[2])
     assert counted > 3000
     assert abs(written - counted) <= 0.005 * counted + 24
+
+
+def test_hyperlatents_and_their_weights_move_from_where_they_begin() -> None:
+    """Were both 0, neither would: each one's gradient is a sum of the other's."""
+    step = LatentStep(picture().repeat(2, 1), 1, open_device("numpy"), **STARTED, hyper=True)
+    before = networks_of(step.flat.numpy(), step.shapes)["entropy.0.weight"][-3:].copy()
+    step.steer(Control(1e-3))
+    step.run(3)
+    after = networks_of(step.flat.numpy(), step.shapes)["entropy.0.weight"][-3:]
+    assert (before != after).all(axis=1).any()
+    assert all(grid.all() for grid in step.grids()[step.levels :])
 
 
 def test_a_run_that_stopped_goes_on_bit_for_bit() -> None:
