@@ -606,14 +606,19 @@ def test_a_stream_takes_the_bits_that_training_counted(hyper: bool) -> None:
     assert abs(written - counted) <= 0.005 * counted + 24
 
 
-def test_hyperlatents_and_their_weights_move_from_where_they_begin() -> None:
-    """Were both 0, neither would: each one's gradient is a sum of the other's."""
+def test_weights_of_hyperlatents_begin_where_they_tell_something_and_are_coded_as_from_0() -> None:
     step = LatentStep(picture().repeat(2, 1), 1, open_device("numpy"), **STARTED, hyper=True)
-    before = networks_of(step.flat.numpy(), step.shapes)["entropy.0.weight"][-3:].copy()
+    start = step.start.tensors["entropy.0.weight"] / 2.0**11
+    begun, cheapest = (
+        networks_of(flat.numpy(), step.shapes)["entropy.0.weight"]
+        for flat in (step.flat, step.cheapest)
+    )
+    assert np.array_equal(begun[:-3], start[:-3])
+    assert begun[-3:].all()
+    assert np.array_equal(cheapest, start)
+    assert not start[-3:].any()
     step.steer(Control(1e-3))
     step.run(3)
-    after = networks_of(step.flat.numpy(), step.shapes)["entropy.0.weight"][-3:]
-    assert (before != after).all(axis=1).any()
     assert all(grid.all() for grid in step.grids()[step.levels :])
 
 
