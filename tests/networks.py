@@ -49,6 +49,9 @@ def started_latent_model(
             exponent = 12 if name.endswith("bias") else 5 + at % 4
             differences = chance.poisson(0.05, tensor.values.shape).astype(np.int32)
             values = start.rounded(name, exponent) + differences
+            if name == "entropy.0.weight":  # to whose rows for hyperlatents a start adds nothing
+                own = values[model.shape.neighbours :]
+                own += chance.integers(-9, 10, own.shape, np.int32)
             networks[name] = Quantized(values, exponent)
     return LatentModel(model.shape, model.latents, networks, number)
 

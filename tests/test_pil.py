@@ -135,6 +135,9 @@ def test_one_picture_may_be_saved_as_all_there_are(tmp_path: Path) -> None:
     with Image.open(path) as found:
         assert found.size == (8, 6)
     path.unlink()
-    with pytest.raises(OSError, match="holds one picture, not 2; save each"):
-        image.save(path, save_all=True, append_images=[image])
-    assert not path.exists()
+    for others in ([image], (one for one in [image])):
+        with pytest.raises(OSError, match="holds one picture, not 2; save each"):
+            image.save(path, save_all=True, append_images=others)
+        assert not path.exists()
+    image.save(path, save_all=True, append_images=None, psnr=40)
+    assert path.exists()

@@ -1,7 +1,8 @@
 // The latents of a grid out of their stream, one after the other, by one work-item, for CPUs: the
 // NumPy twin is codec/latent/latents.py. Whole numbers only, 32 bits wide but for the range decoder.
 //
-// Constants: NEIGHBOURS; ABOVE, the maps of hyperlatents; VECTORS, the int8 that hold a hidden layer (the last one padded).
+// Constants: NEIGHBOURS; ABOVE, the maps of hyperlatents; VECTORS, the int8 that hold a hidden layer
+// (the last one padded).
 
 #define WIDTH (8 * VECTORS)  // of a hidden layer
 #define ONE_BITS 10          // of the fraction of values in the network

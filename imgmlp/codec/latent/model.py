@@ -61,9 +61,8 @@ NEIGHBOURS = tuple(
 FILTER = (9,)  # as a step has it, row by row
 HYPERLATENTS = 4, 5, 6  # levels of the grids that these are as large as
 NEAREST = 2  # the level below which they are repeated
-MOST_ABOVE = (
-    2**24
-)  # pixels of a picture that has them, as decoding needs 12 bytes for each of these
+# Pixels of a picture that has them, at most: their maps of the finest grid take 12 bytes for each.
+MOST_ABOVE = 2**24
 BICUBIC = (-0.0234375, 0.2265625, 0.8671875, -0.0703125)  # Catmull-Rom, a quarter of a pixel off
 
 START_EXPONENT = 11  # starts are whole numbers of 2**-START_EXPONENT

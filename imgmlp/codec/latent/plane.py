@@ -166,7 +166,7 @@ class Extent:
 
     @cached_property
     def _slices(self) -> dict[int, list[tuple[Slices, Slices]]]:
-        """By a halo, of every level what stands in the plane, in its grid and there."""
+        """By a halo, of every grid what stands in the plane, in its grid and there."""
         return {halo: self._sliced(halo) for halo in {0, self.halo}}
 
     def _sliced(self, halo: int) -> list[tuple[Slices, Slices]]:

@@ -178,6 +178,7 @@ GOLDEN_FILES = {
     "start-4": (4, "a8e368279554f0a7"),
     "start-5": (5, "023aeae1a6b0f74e"),
     "start-5-hyper": (5, "a1d135792ef33e2e"),
+    "start-5-hyper-all": (5, "686b3da225dc4a6e"),  # with a weight for every hyperlatent
 }  # the start that a file's networks begin from, and the digest of its pixels
 
 
@@ -207,14 +208,18 @@ def test_hyperlatents_come_back_and_change_what_is_expected(
     size: tuple[int, int], mapping: str
 ) -> None:
     for model in (small_latent_model(*size, hyper=True), started_latent_model(*size, hyper=True)):
+        own = [np.where(grid, grid, np.int8(1)) for grid in model.latents[-3:]]
+        model = replace(model, latents=(*model.seen, *own))
         parts = sections.write(model)
         found = read(parts, model.shape, mapping)
         assert_same(found, model)
-        assert [grid.shape for grid in found.latents[:-3]] == list(model.shape.grids[:-3])
-        others = (*model.seen, *(-grid for grid in model.latents[-3:]))
-        changed = replace(model, latents=tuple(others))
-        fewer = sum(sections.latents.bits(one) for one in (model, changed))
-        assert fewer != 2 * sections.latents.bits(model)
+        first = model.networks["entropy.0.weight"]
+        for row in (-3, -2, -1):  # of weights that hyperlatents themselves have nothing for
+            values = first.values.copy()
+            values[row] = 0
+            changed = {"entropy.0.weight": replace(first, values=values)}
+            without = replace(model, networks={**model.networks, **changed})
+            assert latents.bits(without) != latents.bits(model), row
 
 
 def test_hyperlatents_of_zeros_are_coded() -> None:
@@ -236,8 +241,8 @@ def test_hyperlatents_are_refused_where_they_would_be_too_large_or_too_small() -
         read((announced, *others), ModelShape(32, 32, 3, 6, 16, 12))
 
 
-def test_what_is_above_a_place_may_be_said_of_any_part_of_a_grid() -> None:
-    """Every level's maps are made of the next coarser one's, in whichever order they are asked."""
+def test_what_is_above_a_grid_is_the_same_where_coarser_ones_are_not_coded() -> None:
+    """Every level's maps are made of the next coarser one's, whether anybody asks for these."""
     shape = ModelShape(90, 70, 3, 7, hyper=True)
     chance = np.random.default_rng(0)
     grids = [chance.integers(-9, 9, size).astype(np.int8) for size in shape.grids[7:]]

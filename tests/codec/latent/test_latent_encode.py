@@ -495,6 +495,47 @@ def test_small_pictures_and_few_bytes_have_small_networks_with_a_start() -> None
     assert model.newest_start(forms.widths(small, math.inf)) > 0
 
 
+def test_long_runs_of_large_pictures_have_hyperlatents() -> None:
+    """By their steps, which pictures of more than a megapixel have fewer of for the same effort."""
+    device = open_device("numpy")
+
+    def have(height: int, width: int, effort: int, seconds: float | None = None) -> bool:
+        return lengths.is_long((height, width, 3), latent.workload(effort, seconds), device)
+
+    assert have(512, 768, 8)
+    assert have(1000, 1100, 8)
+    assert have(1000, 1800, 9)
+    assert not have(512, 768, 7)
+    assert not have(1000, 1300, 8)
+    assert not have(1000, 2000, 9)
+    assert not have(256, 256, 9)  # whose networks are small
+    assert not have(512, 768, 9, 60.0)
+    assert have(512, 768, 1, 1e9)
+    assert not have(4096, 4097, 1, 1e9)
+    assert lengths.is_long((512, 768, 3), Workload(0), device) is False
+
+
+def test_a_run_with_hyperlatents_comes_to_a_file_and_goes_on_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lengths, "has_hyperlatents", lambda *_: True)
+    pixels, target, work = small_pixels()[:6, :34].repeat(2, 1), Goal("lambda", 1e-3), Workload(8)
+    found = run(target, pixels, work)
+    parts = {section.type: section.data for section in container.parse(found.bytes).sections}
+    assert parts["N"][2] & 64
+    assert found.metrics["network"].endswith(", 27-12-12-2")
+    decoded = decoder.decode(container.parse(found.bytes), open_device("numpy"))
+    assert (decoded == found.pixels).all()
+    checkpoint = Checkpoint(tmp_path / "c", "k")
+    stop = partial(is_over, iter(range(2)))
+    with pytest.raises(Interrupted):
+        run(target, pixels, work, Run(None, stop, checkpoint=checkpoint))
+    monkeypatch.setattr(lengths, "has_hyperlatents", lambda *_: False)  # of a new run by now
+    rest = run(target, pixels, work, Run(checkpoint=checkpoint))
+    assert rest.resumed > 0
+    assert rest.bytes == found.bytes
+
+
 @pytest.mark.parametrize("form", ["whole", "in windows"])
 def test_a_saved_run_goes_on_in_its_form(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever memory there is by now; a new one takes the next form where one is too large."""

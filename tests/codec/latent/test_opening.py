@@ -267,6 +267,26 @@ def test_another_process_makes_a_step_of_the_whole_and_ends_with_the_run() -> No
     assert process.returncode not in (0, None)
 
 
+@pytest.mark.parametrize("hyper", [False, True])
+def test_the_other_process_makes_the_step_that_is_gone_over_to(
+    hyper: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pixels, made = np.zeros((6, 40, 3), np.uint8), []
+    step = WindowedStep(pixels, 0, open_device("numpy"), **STARTED, window=(64, 64), hyper=hyper)
+    kind = rooms.LatentStep
+
+    def noted(*given: Any, **named: Any) -> LatentStep:
+        made.append(kind(*given, **named))
+        return made[-1]
+
+    monkeypatch.setattr(rooms, "CompileAhead", lambda _, *told: rooms.compile_room(*told))
+    monkeypatch.setattr(rooms, "LatentStep", noted)
+    room_compiler(step, (8, 64))
+    assert [one.shape for one in made] == [step.shape]
+    assert made[0].room == (8, 64)
+    assert made[0].start.number == step.start.number
+
+
 def test_the_other_process_ends_with_the_one_that_started_it() -> None:
     """However that ends: of its standard input there is no more then."""
     step = WindowedStep(PIXELS, 0, open_device("numpy"), **STARTED, window=ROOM)

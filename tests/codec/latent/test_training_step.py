@@ -12,7 +12,16 @@ import pytest
 from networks import latent_programs
 
 from imgmlp.codec.latent import latents, sections
-from imgmlp.codec.latent.model import LatentModel, flat_of, networks_of, start_of, usual_levels
+from imgmlp.codec.latent.model import (
+    BICUBIC,
+    HYPERLATENTS,
+    NEAREST,
+    LatentModel,
+    flat_of,
+    networks_of,
+    start_of,
+    usual_levels,
+)
 from imgmlp.codec.latent.plane import LEAST, REACH, UNIT, Extent, Plane, common_side
 from imgmlp.codec.latent.synthesis import synthesize
 from imgmlp.codec.latent.training import latent_step, operations, phases
@@ -192,13 +201,18 @@ def test_gradients_of_bits_are_differences() -> None:
         assert np.quantile(off, 0.97) < 0.02  # others are within a step of a bend
 
 
-def reference(step: LatentStep, grids: list[np.ndarray], flat: np.ndarray, price: float) -> float:
+def reference(
+    step: LatentStep, pixels: np.ndarray, grids: list[np.ndarray], flat: np.ndarray, price: float
+) -> float:
     """The loss of a step without noise, in float64 and value by value."""
     ends = np.cumsum([int(np.prod(s)) for s in step.shapes])[:-1]
     arrays = [a.reshape(s) for a, s in zip(np.split(flat, ends), step.shapes, strict=True)]
     synthesis, (w, b, w2, b2), entropy = arrays[:6], arrays[6:10], arrays[10:16]
-    seen = [softened(softened(g)) for g in grids]
-    bits = sum(float(np.sum(bits_of(g, entropy))) for g in seen)
+    every = [softened(softened(g)) for g in grids]
+    seen, own = every[: step.levels], every[step.levels :]
+    bits = sum(float(np.sum(bits_of(g, entropy, maps_above(own, seen, n))))
+               for n, g in enumerate(seen))  # fmt: skip
+    bits += sum(float(np.sum(bits_of(g, entropy, np.zeros((3, *g.shape))))) for g in own)
     maps = seen[-1][None]
     for level in range(step.levels - 2, -1, -1):
         for axis, wanted in ((1, grids[level].shape[0]), (2, grids[level].shape[1])):
@@ -210,7 +224,7 @@ def reference(step: LatentStep, grids: list[np.ndarray], flat: np.ndarray, price
     y = network(maps.transpose(1, 2, 0), synthesis)
     y = y + activated(convolved(y, w) + b)
     y = y + convolved(y, w2) + b2
-    error = np.sum((y - (picture() / 255 - 0.5)) ** 2) / 3
+    error = np.sum((y - (pixels / 255 - 0.5)) ** 2) / 3
     return float(error) + price * bits
 
 
@@ -230,10 +244,27 @@ def network(x: np.ndarray, layers: list[np.ndarray]) -> np.ndarray:
     return x
 
 
-def bits_of(grid: np.ndarray, layers: list[np.ndarray]) -> np.ndarray:
+def maps_above(own: list[np.ndarray], grids: list[np.ndarray], level: int) -> np.ndarray:
+    """[hyperlatents, h, w]: what they are where a grid's values are."""
+    found = np.zeros((len(own), *grids[level].shape))
+    for maps, values, first in zip(found, own, HYPERLATENTS, strict=False):
+        apart = 1 << max(level - first, 0)
+        one = values[None, ::apart, ::apart]
+        for n in range(first - 1, level - 1, -1):
+            h, w = grids[n].shape
+            if n < NEAREST:
+                one = one.repeat(2, 1).repeat(2, 2)[:, :h, :w]
+            else:
+                one = doubled(doubled(one, np.array(BICUBIC), 1, h), np.array(BICUBIC), 2, w)
+        maps[:] = one[0]
+    return found
+
+
+def bits_of(grid: np.ndarray, layers: list[np.ndarray], above: np.ndarray) -> np.ndarray:
     h, w = grid.shape
     framed = np.pad(grid, ((3, 0), (3, 3)))
     shifted = [framed[k // 7 : k // 7 + h, k % 7 : k % 7 + w] for k in range(24)]
+    shifted += list(above[: len(layers[0]) - 24])
     mean, s = np.moveaxis(network(np.stack(shifted, -1), layers), -1, 0)
     scale, away = (
         np.exp(np.clip(s - 4, operations.SHARPEST, operations.WIDEST)),
@@ -269,8 +300,10 @@ ROOM = (32, 48)
         ("numpy", {}),
         ("numpy", STARTED),
         ("numpy", STARTED | {"room": ROOM}),
+        ("numpy", STARTED | {"hyper": True}),
         ("numpy:uops", {}),
         ("numpy:uops-group", {}),
+        ("numpy:uops-group", STARTED | {"hyper": True}),
     ],
 )
 def test_gradients_of_a_whole_step_are_differences(
@@ -278,8 +311,9 @@ def test_gradients_of_a_whole_step_are_differences(
 ) -> None:
     """What Adam's first moments hold after one step is a tenth of the gradient."""
     monkeypatch.setattr(latent_step, "CLIP", 1e9)
-    step = LatentStep(picture(), 1, open_device(spec), **sizes)
-    start = step.flat.numpy() if sizes else 0.0
+    pixels = picture().repeat(2 if "hyper" in sizes else 1, 1)
+    step = LatentStep(pixels, 1, open_device(spec), **sizes)
+    start = step.cheapest.numpy() if sizes else 0.0
     dearer = latent_step.DIFFERENCES if sizes else latent_step.WEIGHTS
     flat = step.flat.numpy() + 0.05 * draw(*step.flat.shape)
     plane = np.zeros(step.latents.shape, np.float32)
@@ -294,12 +328,12 @@ def test_gradients_of_a_whole_step_are_differences(
 
     def loss(plane: np.ndarray, flat: np.ndarray) -> float:
         of_weights = dearer * float(np.sum(np.log2(1 + np.abs(flat - start) / latent_step.STEP)))
-        return reference(step, step.extent.parts(plane), flat, 1e-2) + 1e-2 * of_weights
+        return reference(step, pixels, step.extent.parts(plane), flat, 1e-2) + 1e-2 * of_weights
 
     exact = plane.astype(np.float64), flat.astype(np.float64)
     found = float(step.program.read("error")) / 3 + 1e-2 * float(step.program.read("bits"))
     assert found == pytest.approx(
-        reference(step, step.extent.parts(exact[0]), exact[1], 1e-2), rel=1e-5
+        reference(step, pixels, step.extent.parts(exact[0]), exact[1], 1e-2), rel=1e-5
     )
     for seed in range(3):
         ways = draw(*plane.shape, seed=seed) * step.extent.taken(), draw(*flat.shape, seed=seed)
@@ -555,17 +589,37 @@ def test_a_file_has_the_picture_and_the_bits_that_training_saw() -> None:
     assert latents.bits(model) / step.pixels == pytest.approx(bits, rel=0.03)
 
 
-def test_a_stream_takes_the_bits_that_training_counted() -> None:
+@pytest.mark.parametrize("hyper", [False, True])
+def test_a_stream_takes_the_bits_that_training_counted(hyper: bool) -> None:
     """Within half a percent, and the end of a stream; of thousands of them."""
     noise = np.random.default_rng(2).normal(128, 40, (40, 56, 1)).clip(0, 255).astype(np.uint8)
-    step = LatentStep(noise, 1, open_device("numpy"), hidden=16, entropy=12, start=4)
+    sizes = {"hidden": 16, "entropy": 12, "start": 4}
+    step = LatentStep(noise, 1, open_device("numpy"), **sizes, hyper=hyper)
     LatentTrainer(step, LatentTrainerState(25, 1e-4)).run()
+    own = [np.rint(20 * draw(*grid.shape)) for grid in step.grids()[step.levels :]]
+    step.write_grids([*step.grids()[: step.levels], *own])
     networks = Search(step)._rounded(dict.fromkeys(step.shape.tensors, 8))
     model = LatentModel(step.shape, grids_of(step), networks, step.start.number)
     _, rate = step.judge(flat_of({name: tensor.floats() for name, tensor in networks.items()}))
     counted, written = rate * step.pixels, 8 * len(sections.write(model)[2])
     assert counted > 3000
     assert abs(written - counted) <= 0.005 * counted + 24
+
+
+def test_weights_of_hyperlatents_begin_where_they_tell_something_and_are_coded_as_from_0() -> None:
+    step = LatentStep(picture().repeat(2, 1), 1, open_device("numpy"), **STARTED, hyper=True)
+    start = step.start.tensors["entropy.0.weight"] / 2.0**11
+    begun, cheapest = (
+        networks_of(flat.numpy(), step.shapes)["entropy.0.weight"]
+        for flat in (step.flat, step.cheapest)
+    )
+    assert np.array_equal(begun[:-3], start[:-3])
+    assert begun[-3:].all()
+    assert np.array_equal(cheapest, start)
+    assert not start[-3:].any()
+    step.steer(Control(1e-3))
+    step.run(3)
+    assert all(grid.all() for grid in step.grids()[step.levels :])
 
 
 def test_a_run_that_stopped_goes_on_bit_for_bit() -> None:

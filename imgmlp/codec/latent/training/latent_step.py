@@ -223,7 +223,9 @@ class LatentStep(Resumable):
     def _started(self, flat: Array) -> Array:
         """float32 [parameters]: those of the start, others as they are."""
         drawn, begun = networks_of(flat, self.shapes), self.start.floats()
-        if "entropy.0.weight" in begun:  # but those for hyperlatents, which would never move from 0
+        if (
+            "entropy.0.weight" in begun
+        ):  # but for hyperlatents', which noise alone would move from 0
             own = drawn["entropy.0.weight"][operations.NEIGHBOURS :]
             begun["entropy.0.weight"][operations.NEIGHBOURS :] = BESIDE * own
         return flat_of(drawn | begun)

@@ -328,7 +328,7 @@ class WindowedStep(LatentStep):
 
 
 def _framed(extent: Extent) -> list[Array]:
-    """What the device has of where a window ends: int32 [2, levels, 2], and of values and pixels
+    """What the device has of where a window ends: int32 [2, grids, 2], and of values and pixels
     which there are, halo included, and which are its own, float32."""
     values = [extent.taken(HALO), extent.taken(), extent.inside(HALO), extent.inside()]
     return [np.stack(extent.ends), np.concatenate([each.reshape(-1) for each in values])]
