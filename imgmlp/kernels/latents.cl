@@ -59,12 +59,12 @@ static long edge(int d, __global const uint *whole, ulong below, ulong above) {
 
 // Waves begin to end - 1 of a grid, which has 3 columns of zeros on either side and 3 rows above.
 // state: code, width, words taken, and then 1 if the stream is damaged.
-// offsets: of neighbours; above: of every place of the grid's the ABOVE values of its maps.
+// offsets: of neighbours; over: of every place of the grid's the ABOVE values of its maps.
 // weights: two layers of [inputs][WIDTH] and a row of biases, then 2 rows of WIDTH, 2 biases.
 // fine [SCALES][PHASES + 1], whole [SCALES][REACH + 1]: tails (codec/latent/probabilities.py).
 __kernel void imgmlp_latents(__global ulong *state, __global const ushort *words, int count,
                              __global char *grid, int height, int width, int begin, int end,
-                             __global const int *offsets, __global const int *above,
+                             __global const int *offsets, __global const int *over,
                              __global const int8 *weights, int shift0, int shift1, int shift2,
                              __global const uint *fine, __global const uint *whole) {
   __global const int8 *second = weights + (NEIGHBOURS + ABOVE + 1) * VECTORS;
@@ -78,7 +78,7 @@ __kernel void imgmlp_latents(__global ulong *state, __global const ushort *words
     for (int y = top; y < bottom; ++y) {
       const long place = (long)(y + 3) * (width + 6) + 3 + wave - LAG * y;
       __global char *here = grid + place;
-      __global const int *maps = above + place * ABOVE;
+      __global const int *maps = over + place * ABOVE;
       int hidden[WIDTH] __attribute__((aligned(64))), values[WIDTH] __attribute__((aligned(64)));
       LAYER(NEIGHBOURS + ABOVE, INPUT, weights, shift0, hidden)
       LAYER(WIDTH, hidden[n], second, shift1, values)

@@ -537,6 +537,24 @@ def test_refined_networks_make_a_better_file(
         assert np.array_equal(tensor.values, rounded[name].values), name
 
 
+def test_a_weight_moves_where_its_bits_are_worth_more_than_what_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every network that is tried is a little worse than the first; most save bits."""
+    step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
+    networks = Search(step).run(1e-3, rounds=1)
+    monkeypatch.setattr(step, "slopes", lambda flat, _: np.zeros_like(flat))
+    monkeypatch.setattr(step, "ask", lambda *_: None)
+    for lost, moved in ((1e-7, True), (1e3, False)):
+        answers = iter([0.0, 0.0])
+        monkeypatch.setattr(step, "answer", lambda a=answers, lost=lost: next(a, lost))
+        refinement = Refinement(step, networks, 1e-3)
+        refinement.run(20, lambda: False)
+        found = refinement.networks()
+        same = [np.array_equal(one.values, found[n].values) for n, one in networks.items()]
+        assert all(same) is not moved
+
+
 @pytest.mark.parametrize("sizes", [STARTED, {"hidden": 32, "entropy": 24, "start": 5}])
 def test_a_tensor_changes_only_what_it_is_judged_by(sizes: dict[str, int]) -> None:
     """That of the filter as well."""
