@@ -84,10 +84,8 @@ def _save(image: Image.Image, stream: IO[bytes], filename: str | bytes) -> None:
 
 def _save_all(image: Image.Image, stream: IO[bytes], filename: str | bytes) -> None:
     """The same for `save_all`, of one picture. Raises OSError."""
-    others = sum(
-        1 for _ in image.encoderinfo.get("append_images") or ()
-    )  # which may be a generator
-    count = getattr(image, "n_frames", 1) + others
+    others = list(image.encoderinfo.get("append_images") or ())  # which may be a generator
+    count = getattr(image, "n_frames", 1) + len(others)
     if count > 1:
         raise OSError(f"an .imlp file holds one picture, not {count}; save each to its own file")
     _save(image, stream, filename)

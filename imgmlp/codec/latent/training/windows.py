@@ -55,7 +55,7 @@ class WindowedStep(LatentStep):
         self._steps, self._turn = 0, 0  # steps of all windows, and windows of the one not done yet
         self._found, self._last = np.zeros(2), np.zeros(2)  # error and bits of it, of the last step
         self._control = Control(0.0)
-        self._answers: list[float] = []  # that were not asked for yet
+        self._answers: list[float] = []  # that nobody has taken yet
         self._frames: dict[tuple[Any, ...], list[Array]] = {}  # which few windows differ in
         self._targets: dict[Span, Array] = {}  # of windows, by their corners
         self._sent = self.extent.frame  # the one that the device has
