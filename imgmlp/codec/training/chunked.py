@@ -19,9 +19,8 @@ LEAST = 256  # pixels of a piece that is not halved any more
 NUMPYS = 1 << 14  # pixels of a piece for NumPy: near its caches, yet its threads meet seldom
 GPUS = 16  # times as many pixels a piece for a GPU, whose launches take less than starting them
 SMALL, THIN = 32, 16  # pixels along the sides of small pictures, along the short one of thin ones
-FEW = (
-    16  # pieces, up to which those of thin pictures are the others': they take less than to compile
-)
+# Pieces up to which thin pictures have those of others, which take less than compiling.
+FEW = 16
 
 
 class Piece(Protocol):
