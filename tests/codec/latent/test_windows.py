@@ -416,3 +416,4 @@ def test_short_runs_in_many_windows_have_fewer_steps() -> None:
     assert trained(512, 768) == trained(768, 512) == 196
     assert trained(256, 256) == trained(512, 768, short=False) == 300
     assert 196 < trained(300, 400) < trained(256, 400) < 300
+    assert trained(40, 700) == trained(40, 700, short=False) == lengths.for_pixels(300, 28_000)
