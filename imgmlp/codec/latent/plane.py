@@ -9,7 +9,7 @@ window, part by part. Nothing here knows of networks.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 Span = tuple[int, int]  # first, and the one after the last
+Size = tuple[int, int]  # rows and columns
 Slices = tuple[slice, slice]  # of rows and columns
 
 REACH = 3  # rows above, and columns to either side, that a context comes from
@@ -53,7 +54,8 @@ class Grid:
 class Plane:
     """The finest grid, below it the next one, and beside that the others; zeros around each.
 
-    Hyperlatents are below the grids that they are as large as.
+    Where that takes fewer positions, as of what is much higher than wide, each is below the one
+    before. Hyperlatents are below the grids that they are as large as.
     """
 
     grids: tuple[Grid, ...]  # finest first, hyperlatents last
@@ -70,20 +72,11 @@ class Plane:
         sizes = [
             (-(-height // 2**n) + 2 * halo, -(-width // 2**n) + 2 * halo) for n in range(levels)
         ]
-        pairs = enumerate(zip(sizes, _places(sizes), strict=True))
-        grids = [Grid(*size, *place, n) for n, (size, place) in pairs]
-        if hyper:
-            below = grids[hyper[0]].row + grids[hyper[0]].height + REACH
-            grids += [replace(grids[n], row=below) for n in hyper]
-        pitch = max(grid.column + grid.width + REACH for grid in grids)
-        bottom = max(grid.row + grid.height for grid in grids)
-        pitch = -(-pitch // ALIGN) * ALIGN
-        unit = TILE // math.gcd(TILE, pitch)
-        # AROUND as rows use what is above them.
-        counts = bottom - 2 * halo + AROUND, sizes[0][0]
-        coded, pixel_rows = (-(-n // unit) * unit for n in counts)
-        rows = max(halo + coded, pixel_rows, bottom)
-        return Plane(tuple(grids), pitch, rows, coded, pixel_rows, halo)
+        usual = _laid_out(sizes, _places(sizes), halo, hyper)
+        if hyper:  # which have no place there
+            return usual
+        below = _laid_out(sizes, _one_below(sizes), halo, hyper)
+        return min(usual, below, key=lambda plane: plane.places + plane.pixels)
 
     @property
     def places(self) -> int:
@@ -106,7 +99,35 @@ class Plane:
         return 2 * self.pitch
 
 
-def _places(sizes: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+def _laid_out(
+    sizes: Sequence[Size], places: Iterable[Size], halo: int, hyper: Sequence[int]
+) -> Plane:
+    """With grids of such sizes, their halo included, at such places."""
+    pairs = enumerate(zip(sizes, places, strict=True))
+    grids = [Grid(*size, *place, n) for n, (size, place) in pairs]
+    if hyper:
+        below = grids[hyper[0]].row + grids[hyper[0]].height + REACH
+        grids += [replace(grids[n], row=below) for n in hyper]
+    pitch = max(grid.column + grid.width + REACH for grid in grids)
+    bottom = max(grid.row + grid.height for grid in grids)
+    pitch = -(-pitch // ALIGN) * ALIGN
+    unit = TILE // math.gcd(TILE, pitch)
+    # AROUND as rows use what is above them.
+    counts = bottom - 2 * halo + AROUND, sizes[0][0]
+    coded, pixel_rows = (-(-n // unit) * unit for n in counts)
+    rows = max(halo + coded, pixel_rows, bottom)
+    return Plane(tuple(grids), pitch, rows, coded, pixel_rows, halo)
+
+
+def _one_below(sizes: Sequence[Size]) -> Iterator[Size]:
+    """Row and column of every grid, all of them one below the other."""
+    row = 0
+    for height, _ in sizes:
+        yield row, 0
+        row += height + REACH
+
+
+def _places(sizes: Sequence[Size]) -> Iterator[Size]:
     """Row and column of every grid: the third right of the second, the others below the third."""
     corner = 0, 0
     for level, (h, w) in enumerate(sizes):

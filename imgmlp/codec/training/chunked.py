@@ -19,6 +19,8 @@ LEAST = 256  # pixels of a piece that is not halved any more
 NUMPYS = 1 << 14  # pixels of a piece for NumPy: near its caches, yet its threads meet seldom
 GPUS = 16  # times as many pixels a piece for a GPU, whose launches take less than starting them
 SMALL, THIN = 32, 16  # pixels along the sides of small pictures, along the short one of thin ones
+# Pieces up to which thin pictures have those of others, which take less than compiling.
+FEW = 16
 
 
 class Piece(Protocol):
@@ -51,6 +53,8 @@ def common(width: int, height: int, pixels: int) -> tuple[int, int]:
     if width <= SMALL and height <= SMALL and pixels >= SMALL**2:
         return SMALL, SMALL
     rows = 1 << int(math.log2(pixels)) // 2
+    if -(-height // rows) * -(-width // (pixels // rows)) <= FEW:
+        return rows, pixels // rows
     if height <= THIN:
         rows = min(rows, THIN)
     elif width <= THIN:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,8 +32,13 @@ from imgmlp.codec.latent.training import (
 from imgmlp.codec.latent.training.bit_allocation import Search
 from imgmlp.codec.latent.training.latent_step import Control, LatentStep
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState, begin, shrunk
-from imgmlp.codec.latent.training.rooms import in_windows, room
-from imgmlp.codec.latent.training.windows import WindowedStep
+from imgmlp.codec.latent.training.rooms import (
+    in_windows,
+    room,
+    step_program,
+    window_size,
+)
+from imgmlp.codec.latent.training.windows import WindowedStep, WindowStep
 from imgmlp.codec.training import passes
 from imgmlp.codec.training.checkpoint import Checkpoint
 from imgmlp.codec.training.run import Run
@@ -78,10 +84,14 @@ def test_windows_are_judged_as_the_whole_picture_is(
     assert np.array_equal(parted.picture(), step.picture())
 
 
-def test_one_window_is_trained_as_the_whole_picture_is() -> None:
+@pytest.mark.parametrize("kind", [WindowStep, WindowedStep])
+@pytest.mark.parametrize("window", [(128, 128), (80, 320)])
+def test_one_window_is_trained_as_the_whole_picture_is(
+    kind: type[WindowStep], window: tuple[int, int]
+) -> None:
     pixels, device = picture(75, 101), open_device("numpy")
     step = LatentStep(pixels, 0, device, **STARTED)
-    parted = WindowedStep(pixels, 0, device, **STARTED, window=(128, 128))
+    parted = kind(pixels, 0, device, **STARTED, window=window)
     for each in (step, parted):
         each.steer(Control(1e-3, noise=0.0))
         each.run(2)
@@ -90,6 +100,15 @@ def test_one_window_is_trained_as_the_whole_picture_is() -> None:
     assert np.allclose(parted.flat.numpy(), step.flat.numpy(), atol=1e-5)
     for found, expected in zip(parted.grids(), step.grids(), strict=True):
         assert np.allclose(found, expected, atol=1e-4)
+    flat = step.flat.numpy()
+    parted.write_grids(step.grids())
+    assert parted.judge(flat) == pytest.approx(step.judge(flat), rel=1e-5)
+    expected = step.slopes(flat, 1e-3)
+    assert np.abs(parted.slopes(flat, 1e-3) - expected).max() < 1e-5 * np.abs(expected).max()
+    assert parted.pace(1e-6) > 0
+    for each in (step, parted):
+        each.flat.write(flat)
+    assert np.array_equal(parted.picture(), step.picture())
 
 
 def test_every_latent_belongs_to_one_window() -> None:
@@ -113,16 +132,55 @@ def test_where_little_time_is_wanted_sizes_need_no_program_of_their_own() -> Non
     assert all(form(*size, True)[0] for size in ((300, 200), (512, 768), (200, 900), (130, 131)))
     assert not any(form(*size, False)[0] for size in ((300, 200), (512, 768), (200, 900)))
     assert form(2000, 3000, False)[0]
-    # what would hardly fill windows
-    assert form(20, 1000, True) == form(31, 700, True) == (False, (32, 1024))
-    assert form(100, 150, True) == form(65, 200, True) == (False, (128, 256))
+    # what would hardly fill the usual ones
+    assert all(form(*size, True)[0] for size in ((20, 1000), (100, 150), (9000, 60), (1, 129)))
     assert form(20, 1000, False) == (False, (32, 1024)) != form(31, 700, False)
+    assert form(60_000, 60, False)[0]
     assert form(20, 100, True) == form(128, 70, True) == (False, (128, 128))
     assert form(20, 100, False) == (False, (32, 128))
-    assert form(32, 192, True) == (False, (32, 256))
-    assert form(32, 256, True) == (False, (32, 256))  # not a program of that size alone
+    assert form(32, 192, False) == (False, None)
     info.kind = "numpy"  # which compiles nothing
     assert form(512, 768, True) == (False, None)
+
+
+def test_thin_pictures_have_windows_of_few_kinds_that_know_no_length() -> None:
+    device: Any = SimpleNamespace(info=SimpleNamespace(kind="cpu"), lanes="one")
+
+    def kind(height: int, width: int) -> tuple[int, int]:
+        return window_size((height, width, 3), device)
+
+    assert kind(20, 200) == kind(60, 256) == kind(40, 700) == kind(60, 90_000) == (64, 256)
+    assert kind(3, 400) == kind(30, 600) == kind(1, 10_000) == (32, 512)
+    assert kind(100, 150) == kind(80, 400) == (128, 256)
+    assert kind(200, 20) == (256, 64)
+    assert kind(600, 30) == (512, 32)
+    assert kind(150, 100) == (256, 128)
+    assert kind(130, 131) == kind(90, 700) == kind(100, 70) == (256, 256)
+    sides = [*range(1, 40), *range(40, 300, 13), *range(300, 3000, 171)]
+    for height, width in product(sides, sides):
+        window = kind(height, width)
+        if window != (256, 256):
+            assert min(height, width) <= min(window)  # so that they stand in a row
+            longer, length = max(height, width), max(window)
+            assert math.prod(window) * -(-longer // length) < 128 * (longer + 256)
+
+
+def test_few_programs_serve_pictures_of_all_sizes() -> None:
+    device: Any = SimpleNamespace(info=SimpleNamespace(kind="cpu"), lanes="one")
+    sides = [*range(1, 34), *range(40, 600, 31), *range(600, 3001, 97), 3000]
+
+    def programs(most: int) -> set[str]:
+        return {
+            step_program(shape, forms.widths(shape, np.inf), device, short)
+            for shape in product(sides, sides, (3,))
+            for short in (True, False)
+            if max(shape) <= most
+        }
+
+    assert len(programs(128)) == 3
+    assert len(programs(300)) == 3 + 1 + 6
+    # and with larger networks, of which large pictures have more grids
+    assert len(programs(3000)) == 3 + 1 + 6 + 3 + 4
 
 
 def test_runs_of_few_steps_are_short_whoever_asks_for_them() -> None:
@@ -136,11 +194,11 @@ def test_runs_of_few_steps_are_short_whoever_asks_for_them() -> None:
     assert short(latent.workload(None, None))
     assert not short(latent.workload(None, None), 64, 64)
     assert short(latent.workload(4, None), 100, 40)  # where other sizes compute little more
-    assert short(latent.workload(4, None), 20, 900)
+    assert not short(latent.workload(4, None), 20, 900)  # which has windows
     assert not short(latent.workload(7, None), 100, 40)
     assert short(latent.workload(9, None), 100, 70)  # where other sizes compute nothing more
-    assert short(latent.workload(9, None), 20, 999)
-    assert not short(latent.workload(7, None), 20, 600)
+    assert not short(latent.workload(9, None), 20, 999)
+    assert short(latent.workload(1, None), 20, 999)
     assert short(latent.workload(5, None), 64, 20)
     assert not short(latent.workload(4, None), 256, 256)
     assert short(latent.workload(None, 30.0))
@@ -187,9 +245,10 @@ def test_the_program_of_a_window_does_not_depend_on_the_pictures_size() -> None:
     """And so neither does the memory that it takes."""
     device, sizes = open_device("numpy"), ((65, 66), (300, 500))
     steps = [WindowedStep(picture(*size), 0, device, **STARTED, window=WINDOW) for size in sizes]
+    steps.append(WindowStep(picture(40, 64), 0, device, **STARTED, window=WINDOW))
     for programs in zip(*map(latent_programs, steps), strict=True):
         assert len({program._identity[0] for program in programs}) == 1
-    first, second = ({n: t.shape for n, t in step._moving().items()} for step in steps)
+    first, second, _ = ({n: t.shape for n, t in step._moving().items()} for step in steps)
     assert first == second
 
 
@@ -357,3 +416,4 @@ def test_short_runs_in_many_windows_have_fewer_steps() -> None:
     assert trained(512, 768) == trained(768, 512) == 196
     assert trained(256, 256) == trained(512, 768, short=False) == 300
     assert 196 < trained(300, 400) < trained(256, 400) < 300
+    assert trained(40, 700) == trained(40, 700, short=False) == lengths.for_pixels(300, 28_000)

@@ -28,8 +28,9 @@ from imgmlp.codec.latent.training.rooms import (
     fits_windows,
     in_windows,
     room,
+    windows_of,
 )
-from imgmlp.codec.latent.training.windows import WindowedStep
+from imgmlp.codec.latent.training.windows import WindowedStep, WindowStep
 from imgmlp.codec.training.memory_limits import explain, smaller_picture, within_memory
 from imgmlp.engine import AnyDevice
 from imgmlp.errors import OutOfMemoryError
@@ -136,8 +137,9 @@ class Forms:
         )  # fmt: skip
 
     def _in_windows(self) -> LatentStep:
+        kind = WindowedStep if windows_of(self.pixels.shape, self.device) > 1 else WindowStep
         start = newest_start(self._widths)
-        return WindowedStep(self.pixels, SEED, self.device, *self._widths, start, hyper=self.hyper)
+        return kind(self.pixels, SEED, self.device, *self._widths, start, hyper=self.hyper)
 
 
 def has_hyperlatents(shape: tuple[int, ...], steps: float) -> bool:

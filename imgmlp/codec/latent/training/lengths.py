@@ -13,6 +13,7 @@ from imgmlp.codec.latent.training.rooms import (
     WORTH,
     begins_in_windows,
     in_windows,
+    is_thin,
     opening_pixels,
     opening_steps,
     own_pixels,
@@ -129,9 +130,10 @@ def _passes(wanted: Goal, least: int) -> float:
 
 def trained_steps(steps: int, shape: tuple[int, ...], device: AnyDevice, short: bool) -> int:
     """Of an effort's steps, those of a picture. A short run in many windows takes fewer: networks
-    move with every window, and each step takes longer."""
+    move with every window, and each step takes longer; but not those of thin pictures, where it
+    costs more than it spares."""
     found = for_pixels(steps, shape[0] * shape[1])
-    if not (short and in_windows(shape, device, short)):
+    if not (short and in_windows(shape, device, short)) or is_thin(shape, device):
         return found
     return math.ceil(
         found * max(math.pow(windows_of(shape, device), -BY_WINDOWS), LEAST_IN_WINDOWS)

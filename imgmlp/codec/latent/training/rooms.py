@@ -1,9 +1,9 @@
 """Which program trains a picture: one for its size, for a room that others share, or for windows.
 
 On processors, where compiling takes long, short runs do with programs that serve many sizes:
-windows, or for small pictures and thin ones, which would hardly fill any, rooms of few kinds. Long
-runs take their first steps so as well, while another process compiles for a room of the picture's
-own, where a step takes less time.
+windows, of other kinds for thin pictures, or rooms of few kinds for small ones. Long runs take
+their first steps so as well, while another process compiles for a room of the picture's own, where
+a step takes less time.
 
     python -m imgmlp.codec.latent.training.rooms DEVICE NUMBER...
 
@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import math
 import sys
+from functools import partial
 
 import numpy as np
 
-from imgmlp.codec.latent.plane import SMALL, common_side, power_of_two
+from imgmlp.codec.latent.plane import SMALL, common_side
 from imgmlp.codec.latent.training.latent_step import LatentStep, levels_of
 from imgmlp.codec.training.compile_ahead import CompileAhead, end_with_parent
 from imgmlp.engine import AnyDevice, Device, open_device
@@ -30,6 +31,9 @@ Room = tuple[int, int] | None  # rows and columns; None for those of the picture
 # one needs, which makes up for its halo; a GPU has too little to do with it.
 SIZE, SIZE_ON_GPUS = (256, 256), (512, 512)
 FILLED = 4  # times as many pixels as a picture has, at most, in windows for it
+# Sides of those for processors that pictures have which would fill less of the usual ones: the
+# short one, in which there is but one window, and the long one.
+THIN = (64, 256), (32, 512), (128, 256)
 # Most pixels that are trained as a whole, of which a step takes some 260 bytes each: on processors
 # and on GPUs, to which windows' data have a longer way.
 WHOLE, WHOLE_ON_GPUS = 3 * 2**20, 14 * 2**20
@@ -42,19 +46,42 @@ SPARED = 2e12  # operations, about what compiling takes, that a room of its own 
 
 
 def fits_windows(shape: tuple[int, ...], device: AnyDevice) -> bool:
-    """Whether pixels of a shape can be trained in windows, which thin pictures hardly fill."""
-    return covered(shape, device) <= FILLED * shape[0] * shape[1]
+    """Whether pixels of a shape can be trained in windows, which small pictures hardly fill."""
+    return covered(shape, device) <= FILLED * shape[0] * shape[1] or is_thin(shape, device)
+
+
+def is_thin(shape: tuple[int, ...], device: AnyDevice) -> bool:
+    """Whether they would hardly fill the usual windows, but have others."""
+    return window_size(shape, device) != usual_window(device)
+
+
+def window_size(shape: tuple[int, ...], device: AnyDevice) -> tuple[int, int]:
+    """Rows and columns of windows for pixels of a shape."""
+    usual, (height, width) = usual_window(device), shape[:2]
+    filled = _covered(shape, usual) <= FILLED * height * width
+    if is_gpu(device) or filled or max(height, width) <= SMALL:
+        return usual
+    kinds = (sides if height <= width else sides[::-1] for sides in THIN)
+    within = [sides for sides in kinds if min(sides) >= min(height, width)]
+    return min(within, key=partial(_covered, shape), default=usual)
+
+
+def usual_window(device: AnyDevice) -> tuple[int, int]:
+    return SIZE_ON_GPUS if is_gpu(device) else SIZE
 
 
 def covered(shape: tuple[int, ...], device: AnyDevice) -> int:
     """Pixels that windows for pixels of a shape compute, of the picture or beyond it."""
-    sides = zip(shape[:2], window_size(device), strict=True)
-    return math.prod(-(-side // of) * of for side, of in sides)
+    return _covered(shape, window_size(shape, device))
+
+
+def _covered(shape: tuple[int, ...], window: tuple[int, int]) -> int:
+    return math.prod(-(-side // of) * of for side, of in zip(shape[:2], window, strict=True))
 
 
 def windows_of(shape: tuple[int, ...], device: AnyDevice) -> int:
     """How many that are."""
-    return covered(shape, device) // math.prod(window_size(device))
+    return covered(shape, device) // math.prod(window_size(shape, device))
 
 
 def in_windows(shape: tuple[int, ...], device: AnyDevice, short: bool) -> bool:
@@ -79,8 +106,6 @@ def room(shape: tuple[int, ...], device: AnyDevice, short: bool) -> Room:
         return None
     if short and max(found) <= SMALL:
         return max(found), max(found)
-    if short and _compiles_long(device):  # where just few, as thin ones, have no windows
-        return power_of_two(shape[0]), power_of_two(shape[1])
     return None if _fills(shape, found) else found
 
 
@@ -113,7 +138,7 @@ def opening_pixels(shape: tuple[int, ...], device: AnyDevice) -> int:
 
 def own_pixels(shape: tuple[int, ...], device: AnyDevice) -> int:
     """That a step computes which such a run goes over to, about."""
-    if begins_in_windows(shape, device):
+    if begins_in_windows(shape, device) and not is_thin(shape, device):
         return shape[0] * shape[1]
     return _computed(shape, device, short=False)
 
@@ -136,7 +161,7 @@ def step_program(
     height, width, channels = shape
     shared = room(shape, device, short or begins_elsewhere(shape, device, short))
     if begins_in_windows(shape, device):
-        sizes = "windows"
+        sizes = "windows of {}x{}".format(*window_size(shape, device))
     elif shared:
         sizes = "{}x{}".format(*shared)
     else:
@@ -164,10 +189,6 @@ def compile_room(spec: str, *told: str) -> None:
     )  # fmt: skip
     step.judge(step.flat.numpy())
     step.run(1)
-
-
-def window_size(device: AnyDevice) -> tuple[int, int]:
-    return SIZE_ON_GPUS if is_gpu(device) else SIZE
 
 
 def is_gpu(device: AnyDevice) -> bool:

@@ -33,9 +33,38 @@ TOGETHER = 8  # steps of a window there before it is another one's turn
 KEPT = 1 << 20  # pixels of a picture, at most, whose windows are kept as the device has them
 
 
-class WindowedStep(LatentStep):
-    """The LatentStep of a picture of any size; `window` is a window's rows and columns, the usual
-    ones of the device if nobody says so."""
+class WindowStep(LatentStep):
+    """The LatentStep of a picture that is one window, of any size up to it; `window` is its rows
+    and columns, those for the picture on the device if nobody says so."""
+
+    traced = "window"
+
+    def __init__(
+        self, pixels: Array, seed: int, device: AnyDevice, hidden: int, entropy: int, start: int,
+        window: tuple[int, int] | None = None, hyper: bool = False,
+    ) -> None:  # fmt: skip
+        self._window = window or window_size(pixels.shape, device)
+        super().__init__(pixels, seed, device, hidden=hidden, entropy=entropy, start=start,
+                         room=self._window, hyper=hyper)  # fmt: skip
+
+    def _first_extent(self) -> Extent:
+        plane = Plane.of(*self._window, self.levels, HALO, self.shape.hyperlatents)
+        return Extent(plane, (self.height, self.width), (0, 0), self._window, HALO)
+
+    def _frame(self) -> list[Tensor]:
+        """Two Tensors that hold it all, as each that is sent takes the host a while."""
+        plane = self.extent.plane
+        bounds, shares = (Tensor(values, self.device) for values in _framed(self.extent))
+        self.firsts, self.ends = bounds[0], bounds[1]
+        count, shape = plane.rows * plane.pitch, (plane.rows, plane.pitch)
+        self.taken, self.own = (shares[n * count : (n + 1) * count].reshape(*shape) for n in (0, 1))
+        of_pixels = shares[2 * count :].reshape(2, plane.pixels)
+        self.inside, self.own_pixels = of_pixels[0], of_pixels[1]
+        return [bounds, shares]
+
+
+class WindowedStep(WindowStep):
+    """That of a picture of any number of windows, by the same program."""
 
     seldom = 5  # as that takes long
 
@@ -43,9 +72,8 @@ class WindowedStep(LatentStep):
         self, pixels: Array, seed: int, device: AnyDevice, hidden: int, entropy: int, start: int,
         window: tuple[int, int] | None = None, hyper: bool = False,
     ) -> None:  # fmt: skip
-        self._window, self._picture = window or window_size(device), pixels
-        super().__init__(pixels, seed, device, hidden=hidden, entropy=entropy, start=start,
-                         room=self._window, hyper=hyper)  # fmt: skip
+        self._picture = pixels
+        super().__init__(pixels, seed, device, hidden, entropy, start, window, hyper)
         self.together = TOGETHER if is_gpu(device) else 1
         self.windows = self._all()
         self._judges = self._some()
@@ -62,21 +90,6 @@ class WindowedStep(LatentStep):
         self._feeders: dict[Tensor, Feeder] = {}
 
     # --- the windows ---
-
-    def _first_extent(self) -> Extent:
-        plane = Plane.of(*self._window, self.levels, HALO, self.shape.hyperlatents)
-        return Extent(plane, (self.height, self.width), (0, 0), self._window, HALO)
-
-    def _frame(self) -> list[Tensor]:
-        """Two Tensors that hold it all, as each that is sent takes the host a while."""
-        plane = self.extent.plane
-        bounds, shares = (Tensor(values, self.device) for values in _framed(self.extent))
-        self.firsts, self.ends = bounds[0], bounds[1]
-        count, shape = plane.rows * plane.pitch, (plane.rows, plane.pitch)
-        self.taken, self.own = (shares[n * count : (n + 1) * count].reshape(*shape) for n in (0, 1))
-        of_pixels = shares[2 * count :].reshape(2, plane.pixels)
-        self.inside, self.own_pixels = of_pixels[0], of_pixels[1]
-        return [bounds, shares]
 
     def _all(self) -> list[Extent]:
         rows, columns = self._window
