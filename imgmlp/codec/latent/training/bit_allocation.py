@@ -98,15 +98,19 @@ class Search:
     def hardened(
         self, networks: dict[str, Quantized], price: float, count: int
     ) -> dict[str, Quantized]:
-        """Networks in coarser steps that cost less by D + lambda R, if so many steps find such."""
+        """Networks in coarser steps with a lower D + lambda R, if so many steps find such."""
         if count < 1:
             return networks
-        exponents = hardening.coarser(networks)
-        found = hardening.hardened(self.step, exponents, price, count, self._enough)
-        if self._cost(found, price) >= self._cost(networks, price):
-            return networks
-        self.exponents = exponents
-        return found
+        least, floats = self._cost(networks, price), self.step.flat.numpy()
+        tries = hardening.coarser(networks, count)
+        for exponents in tries:
+            self.step.flat.write(floats)
+            each = count // len(tries)
+            found = hardening.hardened(self.step, exponents, price, each, self._enough)
+            cost = self._cost(found, price)
+            if cost < least:
+                least, networks, self.exponents = cost, found, exponents
+        return networks
 
     def refined(
         self,
