@@ -175,17 +175,19 @@ class _Encoder:
     def _rounded(self, trainer: LatentTrainer) -> tuple[Draft, Written]:
         """The file of a trained step, and the one that was not changed for the target."""
         began, limit = time.perf_counter(), self.lengths.limit
+        reached, state = trainer.reached(), trainer.state
 
         def enough(share: float) -> bool:
             if self.run.stopping():
-                raise self.run.interrupted(trainer.reached())
+                raise self.run.interrupted(reached)
             return limit is not None and time.perf_counter() > began + share * (limit - began)
 
         most = MOST_TRIALS if self.passes.to_come <= LAST_PASSES else FIRST_TRIALS
-        made = self.picture, self.wanted, trainer.step, self.device, trainer.state.exponents
-        found, first = Rounding(*made, enough, most).best(trainer.state.price)
+        hardening = self.lengths.hardening(state.steps - state.begun)
+        made = self.picture, self.wanted, trainer.step, self.device, state.exponents
+        found, first = Rounding(*made, enough, most, hardening).best(state.price)
         networks = first.model.networks  # another pass begins near to these
-        trainer.state.exponents = {name: tensor.exponent for name, tensor in networks.items()}
+        state.exponents = {name: tensor.exponent for name, tensor in networks.items()}
         return self._draft(found, trainer), first
 
     def _distance(self, found: Draft) -> tuple[bool, float]:

@@ -67,7 +67,8 @@ class AdamW:
     around its mean in the denominator, sqrt(|v - m^2|) + epsilon, and the decay applied to
     what the gradient step left.
 
-    `lr` may be a Tensor of one element, such as a schedule computed from a step counter.
+    `lr` may be a Tensor of one element, such as a schedule computed from a step counter, or one
+    of a parameter's shape, whose elements move at rates of their own.
     Raises ValueError for parameters that cannot be assigned.
     """
 

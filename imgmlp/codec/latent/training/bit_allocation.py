@@ -27,6 +27,7 @@ from imgmlp.codec.latent.model import (
     quantized,
 )
 from imgmlp.codec.latent.sections import coding, network_bits, usual_exponent
+from imgmlp.codec.latent.training import hardening
 from imgmlp.codec.latent.training.latent_step import PARTS, LatentStep, Part
 from imgmlp.codec.training.replay import decibels
 from imgmlp.errors import FormatError
@@ -69,11 +70,12 @@ class Search:
         self.floats = networks_of(np.nan_to_num(step.flat.numpy()), step.shapes)
         self.exponents = dict(exponents or {name: usual_exponent(name) for name in self.floats})
         self._judged: dict[tuple[Part, bytes], float] = {}  # by the values that it depends on
-        self._bits: dict[tuple[str, int], float] = {}  # of a tensor with a step
+        self._bits: dict[tuple[str, int, bytes], float] = {}  # of a tensor
 
     def run(self, price: float, rounds: int = 2) -> dict[str, Quantized]:
         """The networks with the least D + lambda R near those that the last search found."""
-        while (best := self._cost(self.exponents, price)) == math.inf:  # sums need too many bits
+        # while sums need too many bits
+        while (best := self._cost(self._rounded(self.exponents), price)) == math.inf:
             if min(self.exponents.values()) <= COARSEST:
                 self._limit()
             self.exponents = {n: max(e - 1, COARSEST) for n, e in self.exponents.items()}
@@ -92,6 +94,23 @@ class Search:
         self.exponents = dict.fromkeys(self.floats, COARSEST)
         self._judged.clear()
         self._bits.clear()
+
+    def hardened(
+        self, networks: dict[str, Quantized], price: float, count: int
+    ) -> dict[str, Quantized]:
+        """Networks in coarser steps with a lower D + lambda R, if so many steps find such."""
+        if count < 1:
+            return networks
+        least, floats = self._cost(networks, price), self.step.flat.numpy()
+        tries = hardening.coarser(networks, count)
+        for exponents in tries:
+            self.step.flat.write(floats)
+            each = count // len(tries)
+            found = hardening.hardened(self.step, exponents, price, each, self._enough)
+            cost = self._cost(found, price)
+            if cost < least:
+                least, networks, self.exponents = cost, found, exponents
+        return networks
 
     def refined(
         self,
@@ -115,7 +134,7 @@ class Search:
         for way in (-1, 1):
             while not self._enough():
                 changed = {**self.exponents, name: self.exponents[name] + way}
-                cost = self._cost(changed, price)
+                cost = self._cost(self._rounded(changed), price)
                 if cost >= best:
                     break
                 best, self.exponents = cost, changed
@@ -126,10 +145,13 @@ class Search:
         return Figures(error, rate * self.step.pixels + self._network_bits(networks))
 
     def _network_bits(self, networks: Mapping[str, Quantized]) -> float:
-        for name, tensor in networks.items():
-            if (name, tensor.exponent) not in self._bits:
-                self._bits[name, tensor.exponent] = network_bits({name: tensor}, self.step.start)
-        return sum(self._bits[name, tensor.exponent] for name, tensor in networks.items())
+        return sum(self._tensor_bits(name, tensor) for name, tensor in networks.items())
+
+    def _tensor_bits(self, name: str, tensor: Quantized) -> float:
+        key = name, tensor.exponent, tensor.values.tobytes()
+        if key not in self._bits:
+            self._bits[key] = network_bits({name: tensor}, self.step.start)
+        return self._bits[key]
 
     def bits(self) -> float:
         """About what a file would spend on the networks."""
@@ -138,9 +160,8 @@ class Search:
     def _rounded(self, exponents: Mapping[str, int]) -> dict[str, Quantized]:
         return {n: quantized(a, exponents[n]) for n, a in self.floats.items()}
 
-    def _cost(self, exponents: Mapping[str, int], price: float) -> float:
+    def _cost(self, networks: Mapping[str, Quantized], price: float) -> float:
         """D + lambda R in mean squared error on [0, 1] and bits per pixel."""
-        networks = self._rounded(exponents)
         if not _is_valid(self.step.shape, networks):
             return math.inf
         error, rate = (self._by(part, networks) for part in PARTS)

@@ -151,6 +151,7 @@ class LatentStep(Resumable):
         flat = self._started(drawn)
         self.flat = Tensor(flat, device, name="networks")
         self.cheapest = Tensor(self._started(np.zeros_like(drawn)), device, name="start")
+        self.free = Tensor(np.ones_like(flat), device, name="free")  # 0 where they stand still
         empty = np.zeros((plane.rows, plane.pitch), np.float32)
         self.latents = Tensor(empty, device, name="latents")  # all grids, as they lie in the plane
         self.candidate = Tensor(flat, device, name="candidate")  # to be judged
@@ -165,7 +166,7 @@ class LatentStep(Resumable):
 
     def _optimizers(self) -> tuple[optim.Adam, optim.Adam]:
         """What moves the latents, and what moves the networks."""
-        pairs = (self.latents, self.control[4]), (self.flat, self.control[5])
+        pairs = (self.latents, self.control[4]), (self.flat, self.control[5] * self.free)
         latents, networks = (optim.Adam([p], rate, BETAS, self.epsilon) for p, rate in pairs)
         return latents, networks
 
@@ -183,7 +184,7 @@ class LatentStep(Resumable):
 
     def _states(self) -> list[Tensor]:
         """All that a step takes."""
-        fixed = [*self.framing, self.target, self.cheapest, self.candidate]
+        fixed = [*self.framing, self.target, self.cheapest, self.free, self.candidate]
         moving = LatentStep._moving(self).values()
         enlarging = [self.enlarging, *self.tables.values()]
         return [*fixed, self.control, self.is_alpha, *enlarging, *moving]

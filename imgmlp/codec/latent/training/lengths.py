@@ -54,6 +54,9 @@ SEARCHED = 50  # networks that it judges, about: a GPU waits for the host then
 SETTLED = 1 / 6  # of a limited time, at most, for that search
 REFINING, REFINED = 0.1, 1000  # share of the steps, and most, whose time goes to single weights
 SINGLE = 0.05  # of a limited time for these: the first of them bring most
+# Steps in which networks harden: a share of a pass's, most, and of the time that a limit leaves;
+# none in shorter passes.
+HARDENING, MOST_HARDENING, HARDENED, SHORTEST = 0.06, 600, 0.4, 400
 # Seconds of steps by which their pace is found, and where it decides nothing.
 TRIED, TRIED_BRIEFLY = 0.15, 0.03
 # What writing a file and decoding it takes: the time of so many steps, and seconds, of every pixel,
@@ -215,7 +218,7 @@ class Lengths:
             return None, 0
         training = state.steps * self._mean_pace(state.steps, self.pace)
         rounding = min(self._search, SETTLED / (1 - SETTLED) * training)
-        rounding += SINGLE / (1 - SINGLE) * training
+        rounding += SINGLE / (1 - SINGLE) * training + _hardening(state.steps) * self.pace
         self.limit = self.run.began + seconds - state.seconds - self._checking(self.pace)
         if self.run.saved is None:
             now = time.perf_counter()
@@ -225,6 +228,14 @@ class Lengths:
     def is_over(self, taken: float) -> bool:
         """Whether there is no time for so many seconds."""
         return self.limit is not None and time.perf_counter() + taken > self.limit
+
+    def hardening(self, steps: int) -> int:
+        """Steps in which networks harden after so many of a pass."""
+        found = _hardening(steps)
+        if self.limit is None:
+            return found
+        left = self.limit - time.perf_counter() - self._search
+        return max(0, min(found, int(HARDENED * left / self.pace)))
 
     def least_passes(self, steps: int) -> int:
         """After so many steps, whether they are needed or not."""
@@ -240,7 +251,7 @@ class Lengths:
         left = self.run.began + seconds - self._checking(pace) - time.perf_counter()
         room = share * left
         room -= min(self._search, SETTLED * room)
-        steps = int((1 - SINGLE) * room / pace)
+        steps = int((1 - SINGLE) * room / (pace * (1 + HARDENING)))
         least = max(FEWEST_LIMITED, int(AT_LEAST * seconds / pace))
         steps = max(steps, least)
         if self.goes_over(steps):
@@ -293,4 +304,9 @@ class Lengths:
         refined = min(passes, last) + 1  # the others move few single weights
         refined += (1 + passes - refined) * min(FIRST_TRIALS / max(trials, 1), 1)
         refining = refined * min(REFINING * steps, REFINED) * pace
-        return trained * pace + (1 + passes) * self._search + refining
+        hardening = _hardening(steps) + passes * _hardening(round(SHORTER * steps))
+        return (trained + hardening) * pace + (1 + passes) * self._search + refining
+
+
+def _hardening(steps: int) -> int:
+    return min(round(HARDENING * steps), MOST_HARDENING) if steps >= SHORTEST else 0

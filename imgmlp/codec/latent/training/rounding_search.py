@@ -87,8 +87,10 @@ class Rounding:
         exponents: Mapping[str, int],
         enough: Callable[[float], bool] = lambda _: False,
         most: int = MOST_TRIALS,
+        hardening: int = 0,
     ) -> None:
         self._most = most  # trials of single weights
+        self._hardening = hardening  # steps of it
         self.picture, self.wanted, self.step, self.device = picture, wanted, step, device
         self._enough = partial(enough, 1.0)
         self._refined = partial(enough, 1.0 if wanted.kind == "lambda" else REFINED)
@@ -105,7 +107,8 @@ class Rounding:
         to finer steps.
         """
         self._decided(0.0)
-        networks = self._search.refined(self._search.run(price), price, self._refined, self._most)
+        networks = self._search.hardened(self._search.run(price), price, self._hardening)
+        networks = self._search.refined(networks, price, self._refined, self._most)
         trial = self._trial(networks, 0.0)
         files = [self._written(trial)]
         while len(files) < EXACT and self.wanted.kind != "lambda" and not self._enough():

@@ -1,0 +1,88 @@
+"""Networks rounded a share at a time, while the weights that are left make up for it.
+
+To round all weights at once costs more than their steps have to: what one of them loses, others
+can give back (incremental quantisation: Zhou et al. 2017, arXiv 1702.03044). So steps may be
+coarser for the same picture, and networks cost fewer bits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from imgmlp.codec.latent.model import Quantized, networks_of, quantized
+from imgmlp.codec.latent.training.latent_step import Control, LatentStep
+from imgmlp.codec.training.replay import next_chunk
+
+Array = np.ndarray[Any, Any]
+
+# Weights of a tensor, above which its step is twice as coarse: usually, and what is tried as well
+# where there are so many steps for each.
+LARGE, AMPLE = (100, 30), 300
+SHARES = 0.5, 0.75, 0.875, 0.94, 0.97, 1.0  # of all weights, that are rounded one after the other
+RATE, FALLING = 1.5e-3, 0.7  # learning rate of those that are left, and what it falls by each time
+LOOK = 5  # steps between two rates
+
+
+def coarser(networks: Mapping[str, Quantized], count: int) -> list[dict[str, int]]:
+    """Exponents of the steps that networks can have then; more than one try for many steps."""
+    return [
+        {name: tensor.exponent - (tensor.values.size > large) for name, tensor in networks.items()}
+        for large in LARGE[: max(1, count // AMPLE)]
+    ]
+
+
+def hardened(
+    step: LatentStep,
+    exponents: Mapping[str, int],
+    price: float,
+    count: int,
+    enough: Callable[[], bool],
+) -> dict[str, Quantized]:
+    """Networks in steps of these exponents, from those that a step has, by so many steps of it.
+
+    The latents, whole numbers, stay as they are. Once it is `enough`, all weights that are left are
+    rounded at once. The step's networks are those that were found then, its count is higher.
+    """
+    floats = step.flat.numpy()
+    places = networks_of(np.arange(len(floats)), step.shapes)
+    exponent = np.empty(len(floats), np.intc)
+    for name, at in places.items():
+        exponent[at] = exponents[name]
+    order = np.random.Generator(np.random.PCG64(step.seed)).permutation(len(floats))
+    free = np.ones(len(floats), np.float32)
+    ends = np.round(np.linspace(0, count, len(SHARES))).astype(int).tolist()
+    try:
+        for number, share in enumerate(SHARES):
+            floats = step.flat.numpy()
+            now = order[: round(share * len(order))]
+            now = now[free[now] > 0]
+            whole = np.floor(np.ldexp(np.float64(floats[now]), exponent[now]) + 0.5)
+            floats[now], free[now] = np.ldexp(whole, -exponent[now]), 0
+            step.flat.write(floats)
+            step.free.write(free)
+            if share < 1:
+                _learn(step, price, ends[number + 1] - ends[number], enough)
+    finally:
+        step.free.write(np.ones_like(free))
+    found = networks_of(floats, step.shapes)
+    return {name: quantized(values, exponents[name]) for name, values in found.items()}
+
+
+def _learn(step: LatentStep, price: float, count: int, enough: Callable[[], bool]) -> None:
+    """Have the weights that are free make up for the others."""
+    chunk = 1
+    for done in range(0, count, LOOK):
+        rate = RATE * (1 - FALLING * done / count)
+        step.steer(Control(price, latents=0.0, networks=rate, rounding=True))
+        left = min(LOOK, count - done)
+        while left:
+            taken = min(step.together or chunk, left)
+            began = time.perf_counter()
+            if enough() or not step.run(taken, enough):
+                return
+            chunk = next_chunk(chunk, time.perf_counter() - began)
+            left -= taken
