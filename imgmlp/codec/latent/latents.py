@@ -32,10 +32,11 @@ Array = np.ndarray[Any, Any]
 
 MARGIN = 3  # columns on either side of a grid and rows above it that neighbours may lie in
 LAG = 4  # a row's latents come that many waves after those above them
-# Latents whose network is evaluated together, if all are known: too few for NumPy's products to be
-# shared out to threads, which would wait for each other longer than they compute.
-_AT_ONCE = 1 << 10
-_BLOCKS = 256  # of these, whose frequencies are looked up together
+# Latents whose network is evaluated together, if all are known: too few for NumPy's products, even
+# of the widest networks, to be shared out to threads, which would wait for each other longer than
+# they compute. OpenBLAS does so from 2^19 multiplications on.
+_AT_ONCE = 1 << 9
+_BLOCKS = 512  # of these, whose frequencies are looked up together
 
 
 def encode(model: LatentModel) -> bytes:

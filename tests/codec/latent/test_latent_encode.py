@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,8 +20,8 @@ from imgmlp.codec.bitstream import container, metadata_sections
 from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.latent import decode, model, sections
 from imgmlp.codec.latent import encode as latent
-from imgmlp.codec.latent.model import LatentModel
-from imgmlp.codec.latent.training import forms, lengths, phases, rounding_search
+from imgmlp.codec.latent.model import LatentModel, Quantized
+from imgmlp.codec.latent.training import bit_allocation, forms, lengths, phases, rounding_search
 from imgmlp.codec.latent.training.latent_step import LatentStep
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training.rounding_search import Written
@@ -244,11 +245,44 @@ def test_single_weights_are_foreseen_in_the_passes_that_move_many(
         return found._seconds(600, 0.01)
 
     taken = foreseen(Goal("lambda", 1e-3))
-    trained = 600 * 0.01 * (1 + 6 * phases.SHORTER) + 7 * lengths.SEARCHED * 0.002
+    hardened = lengths.HARDENING * 600 * 0.01  # of passes none, which are too short
+    trained = 600 * 0.01 * (1 + 6 * phases.SHORTER) + hardened + 7 * lengths.SEARCHED * 0.002
     all_trials = lengths.REFINING * 600 * 0.01
     few = lengths.FIRST_TRIALS / (lengths.TRIALS * 600)
     assert taken == pytest.approx(trained + (2 + 5 * few) * all_trials)
     assert foreseen(Goal("psnr", 30)) == taken
+
+
+def test_networks_harden_in_a_share_of_the_steps_that_a_limit_leaves_time_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = Picture(PIXELS), Goal("lambda", 1e-3), latent.workload(1, None), open_device("numpy")
+    found = lengths.Lengths(*made, Run())
+    most = lengths.MOST_HARDENING
+    steps = [lengths.SHORTEST - 1, lengths.SHORTEST, 1000, 100_000]
+    assert [found.hardening(n) for n in steps] == [0, 24, 60, most]
+    found.pace, found.judging = 0.01, 0.02  # the search takes a second
+    monkeypatch.setattr(lengths.time, "perf_counter", lambda: 100.0)
+    for left, count in ((0.5, 0), (2.0, 40), (1000.0, most)):
+        found.limit = 100.0 + left
+        assert found.hardening(100_000) == count, left
+
+
+def test_long_runs_harden_their_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = list[int]()
+    hardened = bit_allocation.hardening.hardened
+
+    def noted(*given: Any) -> dict[str, Quantized]:
+        counts.append(given[3])
+        return hardened(*given)
+
+    monkeypatch.setattr(bit_allocation.hardening, "hardened", noted)
+    run(Goal("lambda", 1e-3), PIXELS[:5, :6], Workload(lengths.SHORTEST))
+    steps = lengths.for_pixels(lengths.SHORTEST, 30)
+    assert counts == [round(lengths.HARDENING * steps)]  # passes after it are too short
+    counts.clear()
+    run(Goal("lambda", 1e-3), PIXELS[:5, :6], Workload(lengths.SHORTEST - 300))
+    assert not counts
 
 
 @pytest.mark.parametrize(("seconds", "level"), [(24.0, 4), (26.0, 3)])
@@ -259,7 +293,11 @@ def test_what_an_effort_takes_decides_with_all_passes(
     """A fourth level that takes 24 seconds is about the usual time, 26 are too long."""
     steps = lengths.for_pixels(lengths.steps_of(4), PIXELS.shape[0] * PIXELS.shape[1])
     rounding = lengths.REFINING * steps
-    pace = seconds / (steps * (1 + passes * phases.SHORTER) + (1 + passes) * rounding)
+    shorter = round(phases.SHORTER * steps)
+    hardened = round(lengths.HARDENING * steps) + passes * round(lengths.HARDENING * shorter)
+    assert lengths.SHORTEST < shorter < steps < lengths.MOST_HARDENING / lengths.HARDENING
+    steps += passes * phases.SHORTER * steps + hardened
+    pace = seconds / (steps + (1 + passes) * rounding)
     monkeypatch.setattr(lengths.Lengths, "_tried", lambda *_: pace)
     notes: list[str] = []
     made = Picture(PIXELS), Goal(kind, 30.0), latent.workload(None, None), open_device("numpy")
@@ -380,8 +418,10 @@ def test_a_time_limit_leaves_time_for_rounding_networks(
     until, _ = found.limits(state)
     assert until is not None
     assert found.limit is not None
-    single = lengths.SINGLE / (1 - lengths.SINGLE) * state.steps * 1e-3
-    assert found.limit - until == pytest.approx(single + min(search, 0.2 * state.steps * 1e-3))
+    hardened = min(round(lengths.HARDENING * state.steps), lengths.MOST_HARDENING) * 1e-3
+    both = state.steps * 1e-3 + hardened
+    rounding = lengths.SINGLE / (1 - lengths.SINGLE) * both + hardened + min(search, 0.2 * both)
+    assert found.limit - until == pytest.approx(rounding)
     assert 100 + state.steps * 1e-3 == pytest.approx(until, abs=0.1)
 
 

@@ -17,14 +17,16 @@ from imgmlp.codec.latent.model import (
     HYPERLATENTS,
     NEAREST,
     LatentModel,
+    Quantized,
     flat_of,
     networks_of,
+    quantized,
     start_of,
     usual_levels,
 )
 from imgmlp.codec.latent.plane import LEAST, REACH, UNIT, Extent, Plane, common_side
 from imgmlp.codec.latent.synthesis import synthesize
-from imgmlp.codec.latent.training import latent_step, operations, phases
+from imgmlp.codec.latent.training import hardening, latent_step, operations, phases
 from imgmlp.codec.latent.training.bit_allocation import Refinement, Search, grids_of, part_of
 from imgmlp.codec.latent.training.latent_step import PARTS, Control, LatentStep, Part
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
@@ -501,7 +503,7 @@ def test_a_refinement_minds_what_the_search_does_where_samples_do_not_count() ->
     assert step.counted < 1
     search = Search(step)
     networks, price = search.run(1e-3, rounds=1), 1e-3
-    found = search._cost(search.exponents, price)
+    found = search._cost(networks, price)
     bits = search._network_bits(networks)
     own = Refinement(step, networks, price)
     assert sum(map(own._cost, PARTS)) + price * bits / step.pixels == pytest.approx(found)
@@ -553,6 +555,99 @@ def test_a_weight_moves_where_its_bits_are_worth_more_than_what_is_lost(
         found = refinement.networks()
         same = [np.array_equal(one.values, found[n].values) for n, one in networks.items()]
         assert all(same) is not moved
+
+
+def test_what_was_seen_of_a_move_decides_whether_it_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No gradient says that any of them costs anything; all of them do, but the first one's."""
+    step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
+    networks = Search(step).run(1e-3, rounds=1)
+    monkeypatch.setattr(step, "slopes", lambda flat, _: np.zeros_like(flat))
+    asked: list[bytes] = []
+    monkeypatch.setattr(step, "ask", lambda flat, _: asked.append(flat.tobytes()))
+    answers = iter([0.0, 0.0, -1.0])
+    monkeypatch.setattr(step, "answer", lambda: next(answers, 1e3))
+    refinement = Refinement(step, networks, 1e-3)
+    refinement.run(10_000, lambda: False)
+    first = len(PARTS)
+    assert len(asked) > first + 10
+    assert len(set(asked[first:])) == len(asked[first:])
+    changed = sum(
+        int(np.abs(one.values - networks[name].values).sum())
+        for name, one in refinement.networks().items()
+    )
+    assert changed == 1
+
+
+@pytest.mark.parametrize("form", ["numpy", "cpu"])
+def test_weights_that_are_left_make_up_for_those_that_were_rounded(form: str) -> None:
+    """Each stays as it was rounded; latents stay as they are."""
+    step, price = LatentStep(picture(), 1, open_device(form), **STARTED), 1e-3
+    LatentTrainer(step, LatentTrainerState(60, price)).run()
+    step.write_grids([np.floor(grid + np.float32(0.5)) for grid in step.grids()])
+    search = Search(step)
+    networks = search.run(price)
+    exponents = {name: tensor.exponent - 2 for name, tensor in networks.items()}
+    floats, grids = step.flat.numpy(), step.grids()
+    at_once = {n: quantized(a, exponents[n]) for n, a in networks_of(floats, step.shapes).items()}
+    found = hardening.hardened(step, exponents, price, 60, lambda: False)
+    assert {name: tensor.exponent for name, tensor in found.items()} == exponents
+    assert search._cost(found, price) < search._cost(at_once, price)
+    same = np.concatenate(
+        [(one.values == at_once[name].values).ravel() for name, one in found.items()]
+    )
+    assert hardening.SHARES[0] <= same.mean() < 1
+    assert np.array_equal(
+        step.flat.numpy(), flat_of({name: one.floats() for name, one in found.items()})
+    )
+    assert all(map(np.array_equal, step.grids(), grids))
+    assert step.free.numpy().all()  # for whatever comes then
+    step.flat.write(floats)
+    stopped = hardening.hardened(step, exponents, price, 60, lambda: True)
+    for name, tensor in stopped.items():
+        assert np.array_equal(tensor.values, at_once[name].values), name
+
+
+def test_networks_that_hardened_are_taken_where_they_are_better(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step, price = LatentStep(picture(), 1, open_device("numpy"), **STARTED), 1e-3
+    search = Search(step)
+    networks = search.run(price, rounds=1)
+    worse = {n: Quantized(t.values + 9, t.exponent) for n, t in networks.items()}
+    better, counts = networks, list[int]()
+    before = dict(search.exponents)
+
+    def made(step: LatentStep, exponents: dict[str, int], price: float, count: int, _: Any) -> Any:
+        counts.append(count)
+        return worse if len(counts) == 1 else better
+
+    monkeypatch.setattr(hardening, "hardened", made)
+    assert search.hardened(networks, price, 0) is networks
+    assert search.hardened(networks, price, 40) is networks
+    assert counts == [40]
+    assert search.exponents == before
+    counts.clear()
+    better = {n: Quantized(t.values // 2, t.exponent - 1) for n, t in networks.items()}
+    monkeypatch.setattr(search, "_cost", lambda one, _: 1.0 if one is better else 2.0)
+    twice = 2 * hardening.AMPLE
+    assert search.hardened(networks, price, twice) is better
+    assert counts == [hardening.AMPLE, hardening.AMPLE]
+    few, many = hardening.coarser(networks, twice)
+    assert search.exponents == many
+    for name, tensor in networks.items():
+        less = [tensor.exponent - (tensor.values.size > n) for n in hardening.LARGE]
+        assert [few[name], many[name]] == less
+    assert few != many
+
+
+def test_networks_that_exploded_harden_from_what_the_search_made_of_them() -> None:
+    step = LatentStep(picture(), 1, open_device("numpy"), **STARTED)
+    step.flat.write(np.full(step.flat.shape, 1e6, np.float32))
+    search, grids = Search(step), grids_of(step)
+    found = search.hardened(search.run(1e-3), 1e-3, 10)
+    LatentModel(step.shape, grids, found)  # which checks all bounds
 
 
 @pytest.mark.parametrize("sizes", [STARTED, {"hidden": 32, "entropy": 24, "start": 5}])

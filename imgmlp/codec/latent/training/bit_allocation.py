@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,8 +35,9 @@ from imgmlp.errors import FormatError
 Array = np.ndarray[Any, Any]
 
 
-TRIALS, MOST_TRIALS = 0.5, 6000  # of single weights for every step of training, and at most
+TRIALS, MOST_TRIALS = 0.5, 4000  # of single weights for every step of training, and at most
 FIRST_TRIALS = 150  # of them, at most, before other passes, which move these weights once more
+LASTING = 0.4  # share that counts of what a move has cost before
 COARSEST = 4  # exponent of steps where nothing finer is valid
 LARGEST_WEIGHT = 8.0  # magnitude, with these: sums of 64 such weights need fewer than 32 bits
 
@@ -101,7 +102,7 @@ class Search:
         """Networks in coarser steps with a lower D + lambda R, if so many steps find such."""
         if count < 1:
             return networks
-        least, floats = self._cost(networks, price), self.step.flat.numpy()
+        least, floats = self._cost(networks, price), flat_of(self.floats)
         tries = hardening.coarser(networks, count)
         for exponents in tries:
             self.step.flat.write(floats)
@@ -212,6 +213,16 @@ def grids_of(step: LatentStep) -> tuple[Array, ...]:
     return tuple(found)
 
 
+class Move(NamedTuple):
+    """Of one symbol, by one; costs are D + lambda R."""
+
+    gain: float  # at most, about
+    at: int
+    way: int
+    saved: float  # in bits of its own
+    slope: float  # what it costs elsewhere, as the gradient says
+
+
 class Refinement:
     """Single weights, moved by a step where D + lambda R of the file falls.
 
@@ -233,6 +244,7 @@ class Refinement:
         self._symbols, self._scales, self._sizes = (
             np.concatenate(arrays) for arrays in zip(*parts, strict=True)
         )
+        self._bends = np.zeros(len(self._symbols))  # what a move cost more than its slope says
 
     def run(self, trials: int, enough: Callable[[], bool]) -> None:
         """Try at most so many moves, until none pays or `enough` says so."""
@@ -240,15 +252,17 @@ class Refinement:
         while moved and trials > 0 and not enough():
             moved = False
             moves, asked = self._promising()[:trials], 0
-            for number, (at, way, saved) in enumerate(moves):
+            for number, move in enumerate(moves):
                 if enough():
                     break
                 trials -= 1
                 while asked < min(number + self.step.ahead, len(moves)):  # as if none paid: few do
-                    self._ask(*moves[asked][:2])
+                    self._ask(moves[asked].at, moves[asked].way)
                     asked += 1
-                part, cost = self._parts[at], self._answer(self._parts[at])
-                if cost - saved < best[part]:
+                at, way, part = move.at, move.way, self._parts[move.at]
+                cost = self._answer(part)
+                self._bends[at] = max(cost - best[part] - move.slope, 0.0)
+                if cost - move.saved < best[part]:
                     best[part], moved = cost, True
                     self._symbols[at] += way
                     self._flat[self._places[at]] += way * self._sizes[at]
@@ -288,21 +302,23 @@ class Refinement:
             self._unanswered -= 1
             self.step.answer()
 
-    def _promising(self) -> list[tuple[int, int, float]]:
-        """Moves that may pay, most promising first: symbol, way, and what is saved in bits' price.
+    def _promising(self) -> list[Move]:
+        """Moves that may pay, most promising first.
 
-        Costs bend upwards, so that no move gains more than the gradient says.
+        Costs bend upwards, so that no move gains more than the gradient says; one that was tried
+        gains less by what was seen then, of which a part counts, as others have moved since.
         """
         slopes = self.step.slopes(self._flat, self._price)[self._places] * self._sizes
         found = []
         now = range_coder.costs(self._symbols, self._scales)
         for way in (-1, 1):
             saved = self._bit * (now - range_coder.costs(self._symbols + way, self._scales))
-            gains = saved - way * slopes
+            gains = saved - way * slopes - LASTING * self._bends
             found += [
-                (gains[at], int(at), way, float(saved[at])) for at in np.flatnonzero(gains > 0)
+                Move(gains[at], int(at), way, float(saved[at]), float(way * slopes[at]))
+                for at in np.flatnonzero(gains > 0)
             ]
-        return [(at, way, saved) for _, at, way, saved in sorted(found, reverse=True)]
+        return sorted(found, reverse=True)
 
 
 def _symbols(name: str, tensor: Quantized, step: LatentStep) -> tuple[Array, Array, Array]:

@@ -111,7 +111,7 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     each, short = operations(shape), is_short(shape, workload, device)
     trained = trained_steps(workload.steps, shape, device, short)
     passes = _passes(wanted, least_passes(trained, pixels))
-    steps = (1 + passes * SHORTER) * trained
+    steps = (1 + passes * SHORTER) * trained + _all_hardening(trained, passes)
     hyper = is_long(shape, workload, device)
     programs = (step_program(shape, hidden, device, short, hyper),)
     if not steps:
@@ -217,8 +217,10 @@ class Lengths:
         if seconds is None:
             return None, 0
         training = state.steps * self._mean_pace(state.steps, self.pace)
-        rounding = min(self._search, SETTLED / (1 - SETTLED) * training)
-        rounding += SINGLE / (1 - SINGLE) * training + _hardening(state.steps) * self.pace
+        hardening = _hardening(state.steps) * self.pace
+        both = training + hardening
+        rounding = min(self._search, SETTLED / (1 - SETTLED) * both)
+        rounding += SINGLE / (1 - SINGLE) * both + hardening
         self.limit = self.run.began + seconds - state.seconds - self._checking(self.pace)
         if self.run.saved is None:
             now = time.perf_counter()
@@ -304,8 +306,13 @@ class Lengths:
         refined = min(passes, last) + 1  # the others move few single weights
         refined += (1 + passes - refined) * min(FIRST_TRIALS / max(trials, 1), 1)
         refining = refined * min(REFINING * steps, REFINED) * pace
-        hardening = _hardening(steps) + passes * _hardening(round(SHORTER * steps))
-        return (trained + hardening) * pace + (1 + passes) * self._search + refining
+        trained += _all_hardening(steps, passes)
+        return trained * pace + (1 + passes) * self._search + refining
+
+
+def _all_hardening(steps: int, passes: float) -> float:
+    """Steps of it after a run of so many, and after each of its passes."""
+    return _hardening(steps) + passes * _hardening(round(SHORTER * steps))
 
 
 def _hardening(steps: int) -> int:
