@@ -35,7 +35,7 @@ from imgmlp.errors import FormatError
 Array = np.ndarray[Any, Any]
 
 
-TRIALS, MOST_TRIALS = 0.5, 4000  # of single weights for every step of training, and at most
+TRIALS, MOST_TRIALS = 0.5, 3000  # of single weights for every step of training, and at most
 FIRST_TRIALS = 150  # of them, at most, before other passes, which move these weights once more
 LASTING = 0.4  # share that counts of what a move has cost before
 COARSEST = 4  # exponent of steps where nothing finer is valid
@@ -72,6 +72,7 @@ class Search:
         self.exponents = dict(exponents or {name: usual_exponent(name) for name in self.floats})
         self._judged: dict[tuple[Part, bytes], float] = {}  # by the values that it depends on
         self._bits: dict[tuple[str, int, bytes], float] = {}  # of a tensor
+        self._made: dict[tuple[str, int], Quantized] = {}  # tensors by their steps
 
     def run(self, price: float, rounds: int = 2) -> dict[str, Quantized]:
         """The networks with the least D + lambda R near those that the last search found."""
@@ -95,6 +96,7 @@ class Search:
         self.exponents = dict.fromkeys(self.floats, COARSEST)
         self._judged.clear()
         self._bits.clear()
+        self._made.clear()
 
     def hardened(
         self, networks: dict[str, Quantized], price: float, count: int
@@ -159,7 +161,10 @@ class Search:
         return self._network_bits(self._rounded(self.exponents))
 
     def _rounded(self, exponents: Mapping[str, int]) -> dict[str, Quantized]:
-        return {n: quantized(a, exponents[n]) for n, a in self.floats.items()}
+        for name, values in self.floats.items():
+            if (name, exponents[name]) not in self._made:
+                self._made[name, exponents[name]] = quantized(values, exponents[name])
+        return {name: self._made[name, exponents[name]] for name in self.floats}
 
     def _cost(self, networks: Mapping[str, Quantized], price: float) -> float:
         """D + lambda R in mean squared error on [0, 1] and bits per pixel."""
