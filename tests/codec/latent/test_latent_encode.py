@@ -245,8 +245,7 @@ def test_single_weights_are_foreseen_in_the_passes_that_move_many(
         return found._seconds(600, 0.01)
 
     taken = foreseen(Goal("lambda", 1e-3))
-    hardened = lengths.HARDENING * 600 * 0.01  # of passes none, which are too short
-    trained = 600 * 0.01 * (1 + 6 * phases.SHORTER) + hardened + 7 * lengths.SEARCHED * 0.002
+    trained = 600 * 0.01 * (1 + 6 * phases.SHORTER) + 7 * lengths.SEARCHED * 0.002
     all_trials = lengths.REFINING * 600 * 0.01
     few = lengths.FIRST_TRIALS / (lengths.TRIALS * 600)
     assert taken == pytest.approx(trained + (2 + 5 * few) * all_trials)
@@ -256,8 +255,9 @@ def test_single_weights_are_foreseen_in_the_passes_that_move_many(
 def test_networks_harden_in_a_share_of_the_steps_that_a_limit_leaves_time_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made = Picture(PIXELS), Goal("lambda", 1e-3), latent.workload(1, None), open_device("numpy")
-    found = lengths.Lengths(*made, Run())
+    made = Goal("lambda", 1e-3), latent.workload(1, None), open_device("numpy"), Run()
+    assert lengths.Lengths(Picture(PIXELS), *made).hardening(100_000) == 0  # which is too small
+    found = lengths.Lengths(Picture(np.zeros((256, 256, 3), np.uint8)), *made)
     most = lengths.MOST_HARDENING
     steps = [lengths.SHORTEST - 1, lengths.SHORTEST, 1000, 100_000]
     assert [found.hardening(n) for n in steps] == [0, 24, 60, most]
@@ -269,6 +269,7 @@ def test_networks_harden_in_a_share_of_the_steps_that_a_limit_leaves_time_for(
 
 
 def test_long_runs_harden_their_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lengths, "HARDLY", 0)
     counts = list[int]()
     hardened = bit_allocation.hardening.hardened
 
@@ -293,6 +294,7 @@ def test_what_an_effort_takes_decides_with_all_passes(
     """A fourth level that takes 24 seconds is about the usual time, 26 are too long."""
     steps = lengths.for_pixels(lengths.steps_of(4), PIXELS.shape[0] * PIXELS.shape[1])
     rounding = lengths.REFINING * steps
+    monkeypatch.setattr(lengths, "HARDLY", 0)
     shorter = round(phases.SHORTER * steps)
     hardened = round(lengths.HARDENING * steps) + passes * round(lengths.HARDENING * shorter)
     assert lengths.SHORTEST < shorter < steps < lengths.MOST_HARDENING / lengths.HARDENING
@@ -406,6 +408,7 @@ def test_a_time_limit_leaves_time_for_rounding_networks(
     judging: float, search: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By how long judging one takes, but never most of it."""
+    monkeypatch.setattr(lengths, "HARDLY", 0)
     monkeypatch.setattr("time.perf_counter", lambda: 100.0)
     monkeypatch.setattr(LatentStep, "pace", lambda *_: 1e-3)
     work, wanted, there = Workload(0, seconds=10.0), Goal("lambda", 1e-3), Run(began=100.0)

@@ -55,8 +55,8 @@ SETTLED = 1 / 6  # of a limited time, at most, for that search
 REFINING, REFINED = 0.1, 1000  # share of the steps, and most, whose time goes to single weights
 SINGLE = 0.05  # of a limited time for these: the first of them bring most
 # Steps in which networks harden: a share of a pass's, most, and of the time that a limit leaves;
-# none in shorter passes.
-HARDENING, MOST_HARDENING, HARDENED, SHORTEST = 0.06, 600, 0.4, 400
+# none in shorter passes, nor for fewer pixels, whose networks stay near to a start.
+HARDENING, MOST_HARDENING, HARDENED, SHORTEST, HARDLY = 0.06, 600, 0.4, 400, 2**16
 # Seconds of steps by which their pace is found, and where it decides nothing.
 TRIED, TRIED_BRIEFLY = 0.15, 0.03
 # What writing a file and decoding it takes: the time of so many steps, and seconds, of every pixel,
@@ -111,7 +111,7 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     each, short = operations(shape), is_short(shape, workload, device)
     trained = trained_steps(workload.steps, shape, device, short)
     passes = _passes(wanted, least_passes(trained, pixels))
-    steps = (1 + passes * SHORTER) * trained + _all_hardening(trained, passes)
+    steps = (1 + passes * SHORTER) * trained + _all_hardening(trained, passes, pixels)
     hyper = is_long(shape, workload, device)
     programs = (step_program(shape, hidden, device, short, hyper),)
     if not steps:
@@ -217,7 +217,7 @@ class Lengths:
         if seconds is None:
             return None, 0
         training = state.steps * self._mean_pace(state.steps, self.pace)
-        hardening = _hardening(state.steps) * self.pace
+        hardening = _hardening(state.steps, self.pixels) * self.pace
         both = training + hardening
         rounding = min(self._search, SETTLED / (1 - SETTLED) * both)
         rounding += SINGLE / (1 - SINGLE) * both + hardening
@@ -233,7 +233,7 @@ class Lengths:
 
     def hardening(self, steps: int) -> int:
         """Steps in which networks harden after so many of a pass."""
-        found = _hardening(steps)
+        found = _hardening(steps, self.pixels)
         if self.limit is None:
             return found
         left = self.limit - time.perf_counter() - self._search
@@ -253,7 +253,7 @@ class Lengths:
         left = self.run.began + seconds - self._checking(pace) - time.perf_counter()
         room = share * left
         room -= min(self._search, SETTLED * room)
-        steps = int((1 - SINGLE) * room / (pace * (1 + HARDENING)))
+        steps = int((1 - SINGLE) * room / (pace * (1 + HARDENING * (self.pixels >= HARDLY))))
         least = max(FEWEST_LIMITED, int(AT_LEAST * seconds / pace))
         steps = max(steps, least)
         if self.goes_over(steps):
@@ -306,14 +306,16 @@ class Lengths:
         refined = min(passes, last) + 1  # the others move few single weights
         refined += (1 + passes - refined) * min(FIRST_TRIALS / max(trials, 1), 1)
         refining = refined * min(REFINING * steps, REFINED) * pace
-        trained += _all_hardening(steps, passes)
+        trained += _all_hardening(steps, passes, self.pixels)
         return trained * pace + (1 + passes) * self._search + refining
 
 
-def _all_hardening(steps: int, passes: float) -> float:
+def _all_hardening(steps: int, passes: float, pixels: int) -> float:
     """Steps of it after a run of so many, and after each of its passes."""
-    return _hardening(steps) + passes * _hardening(round(SHORTER * steps))
+    return _hardening(steps, pixels) + passes * _hardening(round(SHORTER * steps), pixels)
 
 
-def _hardening(steps: int) -> int:
-    return min(round(HARDENING * steps), MOST_HARDENING) if steps >= SHORTEST else 0
+def _hardening(steps: int, pixels: int) -> int:
+    if steps < SHORTEST or pixels < HARDLY:
+        return 0
+    return min(round(HARDENING * steps), MOST_HARDENING)
