@@ -23,6 +23,7 @@ from imgmlp.codec.latent.model import LatentModel
 from imgmlp.codec.latent.training import forms, lengths, phases, rounding_search
 from imgmlp.codec.latent.training.latent_step import LatentStep
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
+from imgmlp.codec.latent.training.prices import Prices
 from imgmlp.codec.latent.training.rounding_search import Trial, Written
 from imgmlp.codec.latent.training.windows import WindowedStep
 from imgmlp.codec.training import passes, search
@@ -327,6 +328,15 @@ def test_single_weights_leave_time_to_come_near_a_target(wanted: Goal) -> None:
 
     rounding_search.Rounding(picture, wanted, step, device, {}, enough).best(3e-3)
     assert (rounding_search.REFINED in asked) == (wanted.kind == "bytes")
+
+
+def test_training_under_a_limit_aims_at_fewer_bytes_but_at_no_other_decibels() -> None:
+    for wanted, fewer in ((Goal("bytes", 100), True), (Goal("psnr", 30), False)):
+        found = Prices(Picture(PIXELS), wanted)
+        limited, usual = found.pricing(limited=True), found.pricing()
+        assert limited is not None
+        assert usual is not None
+        assert (limited(800.0, 31.0) > usual(800.0, 31.0)) is fewer
 
 
 @pytest.mark.parametrize(("share", "prices"), [(0.99, 1), (0.5, 3)])
