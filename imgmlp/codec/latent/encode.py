@@ -81,11 +81,13 @@ class _Encoder:
             if self.best is None or self._distance(found) < self._distance(self.best):
                 self.best = found
             self.passes.add(trainer.state.price, first)
-            over = ended == "diverged" or self.lengths.is_over(trainer.again * self.lengths.pace)
+            steps = self.lengths.again(trainer.again)
+            over = ended == "diverged" or not steps
             if over or self.passes.enough(len(found.bytes), found.metrics["psnr"], first):
                 return replace(self.best, diverged=ended == "diverged", resumed=self.resumed)
             trainer.step.restore(snapshot.arrays)  # which rounding has changed
-            trainer.repeat(self.passes.price(), first.model.networks)
+            price, until = self.passes.price(), self.lengths.until()
+            trainer.repeat(price, first.model.networks, steps, until)
 
     def _begun(self) -> LatentTrainer:
         """A run at its beginning, or where a checkpoint left it."""
@@ -108,7 +110,8 @@ class _Encoder:
             if saved.values["best"] is not None:
                 self.best = Draft(saved.arrays["best_file"].tobytes(), saved.values["best"])
         limits = lengths.limits(state)
-        pricing, cheapest = self.prices.pricing(self.passes.least), self.prices.cheapest()
+        pricing = self.prices.pricing(self.passes.least, limited=lengths.limit is not None)
+        cheapest = self.prices.cheapest()
         trainer = LatentTrainer(step, state, pricing, *limits, anew, cheapest)
         if lengths.goes_over(steps):
             trainer.pause_after(lengths.opening, late=lengths.limit is not None)
@@ -185,10 +188,13 @@ class _Encoder:
         most = MOST_TRIALS if self.passes.to_come <= LAST_PASSES else FIRST_TRIALS
         hardening = self.lengths.hardening(state.steps - state.begun)
         made = self.picture, self.wanted, trainer.step, self.device, state.exponents
-        found, first = Rounding(*made, enough, most, hardening).best(state.price)
+        rounding = Rounding(*made, enough, most, hardening, shaving=limit is not None)
+        found, first = rounding.best(state.price)
         networks = first.model.networks  # another pass begins near to these
         state.exponents = {name: tensor.exponent for name, tensor in networks.items()}
-        return self._draft(found, trainer), first
+        drafted = self._draft(found, trainer)
+        self.lengths.rounding = time.perf_counter() - began
+        return drafted, first
 
     def _distance(self, found: Draft) -> tuple[bool, float]:
         return found.distance(self.wanted, self.picture)

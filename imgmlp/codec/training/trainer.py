@@ -151,9 +151,9 @@ class Trainer(ABC, Generic[S, D]):
 
         More, up to `most` in all, where they are faster.
         """
-        if self._limit is None:
-            return
         first, since = self._shown
+        if self._limit is None or self.done == first:  # which says nothing of how long steps take
+            return
         now = time.perf_counter()
         fitting = (self.done - first) / max(now - since, 1e-9) * (self._limit - now)
         left = self.state.steps - self.done

@@ -24,7 +24,8 @@ from imgmlp.codec.latent.model import LatentModel, Quantized
 from imgmlp.codec.latent.training import bit_allocation, forms, lengths, phases, rounding_search
 from imgmlp.codec.latent.training.latent_step import LatentStep
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
-from imgmlp.codec.latent.training.rounding_search import Written
+from imgmlp.codec.latent.training.prices import Prices
+from imgmlp.codec.latent.training.rounding_search import Trial, Written
 from imgmlp.codec.latent.training.windows import WindowedStep
 from imgmlp.codec.training import passes, search
 from imgmlp.codec.training.checkpoint import Checkpoint
@@ -369,6 +370,48 @@ def test_single_weights_leave_time_to_come_near_a_target(wanted: Goal) -> None:
     assert (rounding_search.REFINED in asked) == (wanted.kind == "bytes")
 
 
+def test_training_under_a_limit_aims_at_fewer_bytes_but_at_no_other_decibels() -> None:
+    for wanted, fewer in ((Goal("bytes", 100), True), (Goal("psnr", 30), False)):
+        found = Prices(Picture(PIXELS), wanted)
+        limited, usual = found.pricing(limited=True), found.pricing()
+        assert limited is not None
+        assert usual is not None
+        assert (limited(800.0, 31.0) > usual(800.0, 31.0)) is fewer
+
+
+@pytest.mark.parametrize(("share", "prices"), [(0.99, 1), (0.5, 3)])
+def test_single_weights_save_bytes_at_ever_higher_prices(share: float, prices: int) -> None:
+    """Until they are few enough; one after the other, as what one saved is kept."""
+    step = LatentStep(small_pixels(), 0, open_device("numpy"), hidden=8, entropy=8)
+    LatentTrainer(step, LatentTrainerState(30, 1e-4)).run()
+    made = step, open_device("numpy"), {}
+    first = rounding_search.Rounding(Picture(small_pixels()), Goal("bytes", 10**6), *made)
+    networks = first._search.refined(first._search.run(1e-4), 1e-4, most=50)
+    before = first._trial(networks, 0.0)
+    wanted = Goal("bytes", share * before.size)
+    found = rounding_search.Rounding(Picture(small_pixels()), wanted, *made)
+    tried = found._shaved(networks, 1e-4, lambda: False)
+    assert [trial.shaved for trial in tried] == list(rounding_search.DEARER[:prices])
+    assert all(later.size < earlier.size for earlier, later in pairwise([before, *tried]))
+    assert len(found._shaved(networks, 1e-4, lambda: True)) == 1  # as time is over
+
+
+@pytest.mark.parametrize("shaving", [False, True])
+def test_single_weights_save_bytes_only_where_no_pass_may_follow(
+    shaving: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(
+        rounding_search.Rounding, "_shaved", lambda *_: asked.append(True) or list[Trial]()
+    )
+    picture, device = Picture(PIXELS), open_device("numpy")
+    step = LatentStep(picture.pixels, 0, device, hidden=4, entropy=4)
+    LatentTrainer(step, LatentTrainerState(4, 3e-3)).run()
+    made = picture, Goal("bytes", 60), step, device, {}
+    rounding_search.Rounding(*made, most=5, shaving=shaving).best(3e-3)
+    assert bool(asked) is shaving
+
+
 @pytest.mark.parametrize(("pace", "told"), [(1.0, True), (1e-3, False)])
 def test_too_little_time_is_told(pace: float, told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lengths.Lengths, "_tried", lambda *_: pace)
@@ -466,6 +509,53 @@ def test_what_a_limit_leaves_is_trained_in(monkeypatch: pytest.MonkeyPatch) -> N
         assert trainer.run() == "done"
         assert trainer.done == pytest.approx(steps, rel=0.1)
         assert clock[0] <= 80 * 1.05
+
+
+@pytest.mark.parametrize(("from_step", "steps"), [(10, 80), (25, 40)])
+def test_a_run_towards_a_target_grows_early_only(
+    from_step: int, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that only steps move: as fast as thought, then more than twice as fast."""
+    clock = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    replay = LatentTrainer._replay
+
+    def timed(trainer: LatentTrainer, run: Run) -> bool:
+        before = trainer.done
+        whole = replay(trainer, run)
+        clock[0] += (trainer.done - before) * (2.0 if before < from_step else 0.5)
+        return whole
+
+    monkeypatch.setattr(LatentTrainer, "_replay", timed)
+    step = LatentStep(PIXELS, 0, open_device("numpy"), hidden=4, entropy=4)
+    state = LatentTrainerState(40, 1e-3)
+    trainer = LatentTrainer(step, state, lambda *_: 1.0, 80.0, 1000)
+    assert trainer.run() == "done"
+    assert trainer.done == pytest.approx(steps, rel=0.25)
+    assert clock[0] <= 80 * 1.05
+
+
+def test_a_moment_without_a_step_says_nothing_of_how_long_steps_take() -> None:
+    step = LatentStep(PIXELS, 0, open_device("numpy"), hidden=4, entropy=4)
+    trainer = LatentTrainer(step, LatentTrainerState(40, 1e-3), None, 1e12)
+    trainer._shown = 0, 0.0
+    trainer._shorten()
+    assert trainer.state.steps == 40
+
+
+@pytest.mark.parametrize(
+    ("left", "steps"), [(8.0, 40), (4.0, 34), (1.6, 10), (1.3, 0), (0.5, 0), (-1.0, 0)]
+)
+def test_another_pass_has_the_steps_that_a_limit_leaves_beside_its_file(
+    left: float, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.perf_counter", lambda: 50.0)
+    made = Picture(PIXELS), Goal("psnr", 30), Workload(0, 20.0), open_device("numpy")
+    found = latent._Encoder(*made, Run(began=40.0)).lengths
+    found.pace, found.rounding = 0.1, 0.6 / lengths.SOONER
+    assert found.again(40) == 40
+    found.limit = 50.0 + left
+    assert found.again(40) == pytest.approx(steps, abs=1)
 
 
 def test_short_runs_move_latents_faster_and_others_as_ever() -> None:

@@ -16,7 +16,7 @@ import pytest
 from imgmlp.codec import encoder
 from imgmlp.codec.latent import encode as latent
 from imgmlp.codec.latent import plane
-from imgmlp.codec.latent.training import forms, lengths, rooms, rounding_search
+from imgmlp.codec.latent.training import forms, lengths, phases, rooms, rounding_search
 from imgmlp.codec.latent.training.latent_step import Control, LatentStep
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training.rooms import opening_steps, room_compiler
@@ -206,6 +206,7 @@ def test_a_time_limit_waits_for_no_compiler(begun: Begun, monkeypatch: pytest.Mo
     """The run goes on as it began until the program is there, if it ever is."""
     made, seen = (begun.picture, Goal("bytes", 150)), []  # for which there are no more steps
     monkeypatch.setattr(lengths.Lengths, "fitting", lambda *_: 6)
+    monkeypatch.setattr(phases, "HALFWAY", 1e6)  # so that it does not begin anew in fewer
     go_over = latent._Encoder._go_over
 
     def noted(self: latent._Encoder, trainer: LatentTrainer) -> None:

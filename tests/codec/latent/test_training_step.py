@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
@@ -804,6 +805,29 @@ def test_a_price_too_low_is_begun_again_with_sooner_than_one_too_high(
     trainer.run()
     assert prices == pytest.approx([1e-3 * times] * anew)
     assert trainer.state.price == pytest.approx(1e-3 * times)
+
+
+@pytest.mark.parametrize(("times", "anew"), [(1.7, 0), (1 / 1.7, 0), (3.0, 1), (1 / 3.0, 1)])
+def test_a_limit_leaves_time_to_begin_anew_once_in_the_steps_that_are_left(
+    times: float, anew: int
+) -> None:
+    step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
+    beginning, prices, done = step.state(), list[float](), list[int]()
+
+    def again(price: float) -> None:
+        done.append(step.done)
+        step.restore(beginning)
+        prices.append(price)
+
+    # At the first look of either run
+    asked = iter([times ** (1 / phases.ALL_AT_ONCE)] * (1 + anew))
+    state = LatentTrainerState(40, 1e-3)
+    limit = time.perf_counter() + 1000
+    trainer = LatentTrainer(step, state, lambda *_: next(asked, 1.0), limit, anew=again)
+    assert trainer.run() == "done"
+    assert prices == pytest.approx([1e-3 * times] * anew)
+    assert state.steps == step.done == 40 - sum(done)
+    assert (0 < sum(done) < 10) is bool(anew)
 
 
 @pytest.mark.parametrize(("steps", "rate"), [(300, 0.2), (3000, 0.2), (6000, 0.25), (36_000, 0.3)])

@@ -63,7 +63,10 @@ TRIED, TRIED_BRIEFLY = 0.15, 0.03
 # whose latents are coded one by one, and of any picture.
 CHECKING, CODING, STARTING = 5, 1.5e-6, 0.7
 LAST_PASSES = 1  # that are left, at most, when all trials of single weights are made
-MAIN = 0.75  # of the time, if there may be more than one pass
+# Of a pass's steps, that a limited time must leave room for; of what the file before it took, what
+# its own may take.
+LEAST_AGAIN, SOONER = 0.2, 0.6
+MAIN = 0.8  # of the time, if there may be more than one pass
 
 
 def steps_of(level: int) -> int:
@@ -188,6 +191,7 @@ class Lengths:
         self.limit: float | None = None  # of the clock
         self.pace = 0.0  # seconds that a step takes now, once it is known
         self.judging = 0.0  # seconds that judging networks takes, once it is known
+        self.rounding = 0.0  # seconds that the latest file took, once there is one
         self._compiled = CompileTimes(device)
 
     def of(self, step: LatentStep, price: float) -> int:
@@ -225,11 +229,20 @@ class Lengths:
         if self.run.saved is None:
             now = time.perf_counter()
             self.limit = max(self.limit, now + training + rounding)
-        return self.limit - rounding, MOST_STEPS if self.wanted.kind == "lambda" else 0
+        return self.limit - rounding, MOST_STEPS if self.wanted.kind == "lambda" else state.steps
 
-    def is_over(self, taken: float) -> bool:
-        """Whether there is no time for so many seconds."""
-        return self.limit is not None and time.perf_counter() + taken > self.limit
+    def again(self, usual: int) -> int:
+        """Steps of another pass: as many as usual, or what a limit leaves time for; 0 where that is
+        too little."""
+        until = self.until()
+        if until is None:
+            return usual
+        fitting = int((until - time.perf_counter()) / self.pace)
+        return min(usual, fitting) if fitting >= max(LEAST_AGAIN * usual, 1) else 0
+
+    def until(self) -> float | None:
+        """Of the clock, when another pass must be done for a file like the latest to be made."""
+        return None if self.limit is None else self.limit - SOONER * self.rounding
 
     def hardening(self, steps: int) -> int:
         """Steps in which networks harden after so many of a pass."""

@@ -25,6 +25,7 @@ Array = np.ndarray[Any, Any]
 ROUNDED = 0.97  # share of a run after which latents stand still, rounded
 LOOK, MOST = 10, 200  # steps between looks, at least and at most
 FREE = 0.15  # share of a run before prices change
+EARLY = 0.5  # share of a run towards a target before which it may get longer
 SEARCHED = 0.3, 0.6, 0.85  # shares of a run after which networks' steps are looked for again
 DEARER = 1.25  # times the price, at most, at once
 # What becomes of bits and dB until the end, each times the square of the share of a run that is
@@ -40,7 +41,8 @@ REMAINS = 0.4  # of the dB that rounding networks costs, once single weights are
 ASTRAY, AGAIN = (1 / 1.3, 1.1), 3  # times the price, times that it is done
 NEARBY = 1.3  # times the price, at most, where a run goes on after the first look
 ALL_AT_ONCE, FURTHEST = 1.8, 16.0  # the power that takes a price to its target, times, at most
-HALFWAY = 2.0  # times that it changes at once at most in a run that goes on
+# Where the time is limited: times the price, or a part of it, up to which a run goes on.
+HALFWAY = 2.0
 FOLLOWED = 25  # steps that latents need to follow half a change of the price, early in a run
 RETURN = 0.55  # share of a run that is not done again where it ends too far from its target
 SHORTER = 0.25  # steps of going through the rest again, of those of the run
@@ -227,7 +229,9 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
                 self._suit_again()
             if self.done % (self.control * self.step.seldom) == 0:
                 self._remember()
-        moving = not self.state.begun and self.done < ROUNDED * self.state.steps
+        # Prices towards a target go by how much of the run is left, so that it grows early only.
+        grows = ROUNDED if self._pricing is None else EARLY
+        moving = not self.state.begun and self.done < grows * self.state.steps
         # Before the pause steps say nothing of how long those after it take.
         if self.pause is None or self._waits:
             self._shorten(self._most if moving else 0)
@@ -262,15 +266,14 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
     def _far(self, factor: float) -> None:
         """Have so many times the price; from the beginning, if what was trained is no way to it.
 
-        A limit leaves no time for that.
+        A limit leaves time for that once, in the steps that are left.
         """
-        state = self.state
-        if self._anew is None or self._limit is not None:
-            state.multiply_price(factor, HALFWAY)
-            return
-        low, high = ASTRAY
-        if state.anew >= AGAIN or low <= factor <= high:
-            state.multiply_price(factor, NEARBY)
+        state, limited = self.state, self._limit is not None
+        low, high = (1 / HALFWAY, HALFWAY) if limited else ASTRAY
+        most = 1 if limited else AGAIN
+        if self._anew is None or state.anew >= most or low <= factor <= high:
+            goes_on = limited or self._anew is None
+            state.multiply_price(factor, HALFWAY if goes_on else NEARBY)
             return
         before = state.price
         state.multiply_price(factor, FURTHEST)
@@ -278,6 +281,8 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
             return  # there is none beyond it
         state.anew, state.exponents, state.lost, state.finer = state.anew + 1, {}, 0.0, 1.0
         self._anew(state.price)
+        if limited:
+            self._most = state.steps = state.first = state.steps - self.done
         self.done = 0
         self._shown = 0, time.perf_counter()
         self.suit()
@@ -294,22 +299,28 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
             refine(self.step, times)
             self.state.finer *= times
 
-    def repeat(self, price: float, networks: Mapping[str, Quantized]) -> None:
-        """Have the last part of the run once more, in fewer steps, at another price.
+    def repeat(
+        self,
+        price: float,
+        networks: Mapping[str, Quantized],
+        steps: int = 0,
+        limit: float | None = None,
+    ) -> None:
+        """Have the last part of the run once more, in so many steps or as usual, at another price.
 
         From networks as a file has them: what the search for these found is not lost then, which
-        would be found only in part again.
+        would be found only in part again. `limit` is the new one of the clock, if there is any.
         """
-        state = self.state
+        state, self._limit = self.state, limit
         self.step.flat.write(flat_of({name: one.floats() for name, one in networks.items()}))
         state.begun, state.price = state.steps, price
-        state.steps += self.again
+        state.steps += steps or self.again
         if fineness(price, self.step.pixels, state.first) >= FINER * state.finer:
             self.suit(FINER)
 
     @property
     def again(self) -> int:
-        """Steps of another pass."""
+        """Steps of another pass, usually."""
         return max(1, round(SHORTER * self.state.first))
 
     def _steer(self) -> None:

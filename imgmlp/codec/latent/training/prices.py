@@ -11,6 +11,8 @@ from imgmlp.codec.training.trainer import Pricing
 from imgmlp.image import Picture
 
 ABOVE = 0.05  # dB more than wanted that training aims at, as taking some away is easy
+# Of the bytes wanted, that training under a time limit aims at: a few too many cost a dB and more.
+SAFELY = 0.975
 SLOW = 1.3  # times the price for every dB too much, each time that it is looked at
 # Of the error that a quality means, what a bit a pixel saves at least: were every sample of three
 # worth bits, ln 4 / 3 of it. What is trained too little may look as if less would do.
@@ -43,15 +45,15 @@ class Prices:
             return 0.0
         return A_BIT * math.pow(10, -self.wanted.value / 10)
 
-    def pricing(self, passes: int = 0) -> Pricing | None:
+    def pricing(self, passes: int = 0, limited: bool = False) -> Pricing | None:
         """How many times the price should become, by the bits and dB that it leads to before so
-        many passes; None where it stays."""
+        many passes, of which a limit may leave time for none; None where it stays."""
         value = self.wanted.value
         if self.wanted.kind == "lambda":
             return None
         if self.wanted.kind == "psnr":
             return lambda _, quality: SLOW ** (quality - value - ABOVE)
-        whole = 8 * (self._room() - (1 - AIM) * value)
+        whole = 8 * (self._room() - (1 - (SAFELY if limited else AIM)) * value)
         whole = max(math.exp2(SAVED["bytes"] * passes) * whole, 1.0)
         return lambda bits, _: bits / whole
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -33,6 +33,9 @@ INWARDS, FURTHEST = 0.04, 0.5
 HALVINGS = 6.0  # of the price at which networks are rounded, or doublings
 EXACT = 4  # files that are written to see their figures
 REFINED = 0.5  # share of the time left that may go to single weights before that
+# Trials of these at each price, so many doublings dearer, to save what is too much; a share
+# of the time.
+SHAVES, DEARER, SHAVED = 400, (2, 4, 6), 0.85
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +46,7 @@ class Trial:
     inwards: float  # of a step, by which latents are nearer to zero
     size: int  # bytes of the whole file
     psnr: float
+    shaved: int = 0  # times that single weights were moved to save bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,11 +92,15 @@ class Rounding:
         enough: Callable[[float], bool] = lambda _: False,
         most: int = MOST_TRIALS,
         hardening: int = 0,
+        shaving: bool = False,
     ) -> None:
+        """`shaving` is for runs that may have no other pass, where networks would get coarser at
+        once: these lose what moving single weights brought."""
         self._most = most  # trials of single weights
         self._hardening = hardening  # steps of it
         self.picture, self.wanted, self.step, self.device = picture, wanted, step, device
         self._enough = partial(enough, 1.0)
+        self._shaving = partial(enough, SHAVED) if shaving else None
         self._refined = partial(enough, 1.0 if wanted.kind == "lambda" else REFINED)
         self._grids = step.grids()
         self._search = Search(step, exponents, self._enough)
@@ -116,7 +124,7 @@ class Rounding:
                 break
             self._learn(trial, files[-1])
             before, trial = trial, self._nearest(networks, price)
-            if trial.inwards == before.inwards and _steps(trial) == _steps(before):
+            if _way(trial) == _way(before):
                 break
             files.append(self._written(trial))
         return min(files, key=lambda file: self.wanted.distance(file.size, file.psnr)), files[0]
@@ -137,7 +145,9 @@ class Rounding:
         if over:
             ends = (-INWARDS, 0.0)
             tried += approached(wanted, tried[0], ends, partial(inner, networks), self._enough)
-        if not any(wanted.hit_by(trial.size, trial.psnr) for trial in tried):
+        if over and not self._hit(tried) and self._shaving is not None:
+            tried += self._shaved(networks, price, self._shaving)
+        if not self._hit(tried):
             ends = (-HALVINGS, 0.0) if over else (0.0, HALVINGS)
             tried += approached(wanted, tried[0], ends, priced, self._enough)
         if wanted.kind != "psnr" and all(too_much(wanted, trial) for trial in tried):
@@ -145,6 +155,23 @@ class Rounding:
             further = partial(inner, coarsest)
             tried += approached(wanted, tried[-1], ends, further, self._enough)
         return nearest(wanted, tried)
+
+    def _hit(self, tried: list[Trial]) -> bool:
+        return any(self.wanted.hit_by(trial.size, trial.psnr) for trial in tried)
+
+    def _shaved(
+        self, networks: dict[str, Quantized], price: float, enough: Callable[[], bool]
+    ) -> list[Trial]:
+        """Single weights moved at ever higher prices, until that is few enough bytes."""
+        tried = list[Trial]()
+        for doublings in DEARER:
+            self._decided(0.0)
+            dearer = price * 2**doublings
+            networks = self._search.refined(networks, dearer, enough, SHAVES)
+            tried.append(replace(self._trial(networks, 0.0), shaved=doublings))
+            if self._hit(tried[-1:]) or not too_much(self.wanted, tried[-1]) or enough():
+                break
+        return tried
 
     def _trial(self, networks: dict[str, Quantized], inwards: float) -> Trial:
         self._decided(inwards)
@@ -189,8 +216,9 @@ def _alike(one: LatentModel, other: LatentModel) -> bool:
     return networks and all(map(np.array_equal, one.latents, other.latents))
 
 
-def _steps(trial: Trial) -> list[int]:
-    return [tensor.exponent for tensor in trial.networks.values()]
+def _way(trial: Trial) -> tuple[float, int, list[int]]:
+    """What was changed for the target."""
+    return trial.inwards, trial.shaved, [one.exponent for one in trial.networks.values()]
 
 
 def _sections(network: bytes, weights: bytes, latents: bytes) -> tuple[Section, ...]:
