@@ -617,11 +617,13 @@ def test_networks_that_hardened_are_taken_where_they_are_better(
     search = Search(step)
     networks = search.run(price, rounds=1)
     worse = {n: Quantized(t.values + 9, t.exponent) for n, t in networks.items()}
-    better, counts = networks, list[int]()
-    before = dict(search.exponents)
+    better, counts, begun = networks, list[int](), list[np.ndarray]()
+    before, floats = dict(search.exponents), step.flat.numpy()
 
     def made(step: LatentStep, exponents: dict[str, int], price: float, count: int, _: Any) -> Any:
         counts.append(count)
+        begun.append(step.flat.numpy())
+        step.flat.write(np.zeros_like(floats))
         return worse if len(counts) == 1 else better
 
     monkeypatch.setattr(hardening, "hardened", made)
@@ -635,6 +637,7 @@ def test_networks_that_hardened_are_taken_where_they_are_better(
     twice = 2 * hardening.AMPLE
     assert search.hardened(networks, price, twice) is better
     assert counts == [hardening.AMPLE, hardening.AMPLE]
+    assert all(np.array_equal(one, floats) for one in begun)  # each from what was trained
     few, many = hardening.coarser(networks, twice)
     assert search.exponents == many
     for name, tensor in networks.items():
