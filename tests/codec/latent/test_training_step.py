@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
@@ -31,6 +32,7 @@ from imgmlp.codec.latent.training import hardening, latent_step, operations, pha
 from imgmlp.codec.latent.training.bit_allocation import Refinement, Search, grids_of, part_of
 from imgmlp.codec.latent.training.latent_step import PARTS, Control, LatentStep, Part
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
+from imgmlp.codec.latent.training.windows import WindowedStep
 from imgmlp.codec.training.perceptron import Activation
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.trainer import CHEAPEST
@@ -831,6 +833,31 @@ def test_a_limit_leaves_time_to_begin_anew_once_in_the_steps_that_are_left(
     assert prices == pytest.approx([1e-3 * times] * anew)
     assert state.steps == step.done == 40 - sum(done)
     assert (0 < sum(done) < 10) is bool(anew)
+
+
+@pytest.mark.parametrize(("fitting", "anew"), [(phases.FEW - 1, 0), (phases.FEW, 1)])
+def test_a_run_does_not_begin_anew_for_the_few_steps_that_a_limit_leaves(
+    fitting: int, anew: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LatentTrainer, "_fitting", lambda *_: fitting)
+    step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
+    beginning, state = step.state(), LatentTrainerState(40, 1e-3)
+    asked = iter([3.0])
+    limit = time.perf_counter() + 1000
+    trainer = LatentTrainer(
+        step, state, lambda *_: next(asked, 1.0), limit, anew=lambda _: step.restore(beginning)
+    )
+    assert trainer.run() == "done"
+    assert state.anew == anew
+    assert state.price > 1e-3  # for the rest of the run
+
+
+@pytest.mark.parametrize("make", [LatentStep, partial(WindowedStep, start=0, window=(32, 32))])
+def test_a_limit_that_is_over_leaves_ten_steps(make: Any) -> None:
+    step = make(picture(), 1, open_device("numpy"), **NARROW)
+    trainer = LatentTrainer(step, LatentTrainerState(40, 1e-3), None, time.perf_counter() - 1)
+    assert trainer.run() == "done"
+    assert 10 <= step.done <= 12
 
 
 @pytest.mark.parametrize(("steps", "rate"), [(300, 0.2), (3000, 0.2), (6000, 0.25), (36_000, 0.3)])
