@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
@@ -646,6 +647,15 @@ def test_networks_that_hardened_are_taken_where_they_are_better(
         less = [tensor.exponent - (tensor.values.size > n) for n in hardening.LARGE]
         assert [few[name], many[name]] == less
     assert few != many
+
+
+def test_what_no_step_reaches_is_the_end_of_32_bits_and_nan_is_0() -> None:
+    values = np.array([np.nan, np.inf, -np.inf, 1e30, 1.5, -0.125], np.float32)
+    ends = np.iinfo(np.int32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = quantized(values, 2).values.tolist()
+    assert found == [0, ends.max, ends.min, ends.max, 6, 0]
 
 
 def test_networks_that_exploded_harden_from_what_the_search_made_of_them() -> None:
