@@ -649,6 +649,14 @@ def test_networks_that_hardened_are_taken_where_they_are_better(
     assert few != many
 
 
+def test_rows_of_high_windows_are_no_longer_than_their_finest_grid() -> None:
+    halo = 4
+    high, square = (Plane.of(*size, 6, halo) for size in ((512, 32), (256, 256)))
+    assert high.pitch == 48  # 32 + 2 * 4 + REACH, and what ALIGN adds
+    assert {grid.column for grid in high.grids} == {0}
+    assert len({grid.column for grid in square.grids}) > 1
+
+
 def test_what_no_step_reaches_is_the_end_of_32_bits_and_nan_is_0() -> None:
     values = np.array([np.nan, np.inf, -np.inf, 1e30, 1.5, -0.125], np.float32)
     ends = np.iinfo(np.int32)
