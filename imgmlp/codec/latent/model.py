@@ -174,7 +174,8 @@ class Quantized:
 def quantized(values: Array, exponent: int) -> Quantized:
     """The nearest multiples of a step, halves up; what is not in reach of 32 bits, which no file
     may have, is their end or 0."""
-    steps = np.floor(np.ldexp(np.nan_to_num(np.float64(values)), exponent) + 0.5)
+    with np.errstate(over="ignore"):
+        steps = np.floor(np.ldexp(np.nan_to_num(np.float64(values)), exponent) + 0.5)
     bounds = np.iinfo(np.int32)
     return Quantized(np.clip(steps, bounds.min, bounds.max).astype(np.int32), exponent)
 

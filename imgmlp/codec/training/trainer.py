@@ -63,6 +63,8 @@ class Trainer(ABC, Generic[S, D]):
     It ends about when the clock says `limit`, if that is given.
     """
 
+    least = 1  # steps that a limit leaves it in any case
+
     def __init__(self, step: S, state: D, look: int, limit: float | None = None) -> None:
         self.step, self.state, self.look, self._limit = step, state, look, limit
         self.done = 0  # steps, known to the host while it runs
@@ -136,7 +138,9 @@ class Trainer(ABC, Generic[S, D]):
 
     def _late(self) -> bool:
         """Whether no time is left, not even for the rest of a step."""
-        return self._limit is not None and self.done > 0 and time.perf_counter() > self._limit
+        if self._limit is None or self.done < self.least:
+            return False
+        return time.perf_counter() > self._limit
 
     @abstractmethod
     def _look(self, tell: Callable[[Progress], None] | None) -> bool:
@@ -151,16 +155,20 @@ class Trainer(ABC, Generic[S, D]):
 
         More, up to `most` in all, where they are faster.
         """
-        first, since = self._shown
-        if self._limit is None or self.done == first:  # which says nothing of how long steps take
+        # At the first of them, nothing says how long steps take.
+        if self._limit is None or self.done == self._shown[0] or self.done < self.least:
             return
-        now = time.perf_counter()
-        fitting = (self.done - first) / max(now - since, 1e-9) * (self._limit - now)
-        left = self.state.steps - self.done
+        fitting, left = self._fitting(self._limit), self.state.steps - self.done
         if fitting < SLIPPED * left or (self.done + left < most and SLIPPED * fitting > left):
             steps = self.done + max(0, int(fitting))
             self.state.steps = min(steps, max(most, self.state.steps))
             self._steer()
+
+    def _fitting(self, limit: float) -> float:
+        """Steps that there is time for, at the pace of those since this run began."""
+        first, since = self._shown
+        now = time.perf_counter()
+        return (self.done - first) / max(now - since, 1e-9) * (limit - now)
 
     def _remember(self) -> None:
         """This state, as one to go back to, if all of it is finite."""

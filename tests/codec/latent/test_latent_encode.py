@@ -558,6 +558,51 @@ def test_another_pass_has_the_steps_that_a_limit_leaves_beside_its_file(
     assert found.again(40) == pytest.approx(steps, abs=1)
 
 
+@pytest.mark.parametrize("seconds", [None, 1000.0])
+def test_a_limit_decides_what_another_pass_has_and_how_targets_are_met(
+    seconds: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How many steps and until when; whether single weights save bytes, and how many are aimed
+    at. What the file before took is known then."""
+    monkeypatch.setattr(lengths.Lengths, "fitting", lambda *_: 12)
+    monkeypatch.setattr(phases, "HALFWAY", 1e6)  # so that it does not begin anew in fewer
+    seen: dict[str, Any] = {}
+    repeat, rounding = LatentTrainer.repeat, latent.Rounding
+    again, pricing = lengths.Lengths.again, Prices.pricing
+
+    def repeated(trainer: LatentTrainer, *given: Any) -> None:
+        before = trainer.state.steps
+        repeat(trainer, *given)
+        seen["pass"] = trainer.state.steps - before, trainer._limit
+
+    def asked(found: lengths.Lengths, usual: int) -> int:
+        seen.setdefault("until", found.until())
+        seen["took"] = found.rounding
+        return min(again(found, usual), 2)
+
+    def priced(prices: Prices, *given: Any, limited: bool) -> Any:
+        seen["limited"] = limited
+        return pricing(prices, *given, limited=limited)
+
+    def rounded(*given: Any, shaving: bool) -> rounding_search.Rounding:
+        seen["shaving"] = shaving
+        return rounding(*given, shaving=shaving)
+
+    monkeypatch.setattr(LatentTrainer, "repeat", repeated)
+    monkeypatch.setattr(lengths.Lengths, "again", asked)
+    monkeypatch.setattr(Prices, "pricing", priced)
+    monkeypatch.setattr(latent, "Rounding", rounded)
+    enough = iter([False])
+    monkeypatch.setattr(latent.Passes, "enough", lambda *_: next(enough, True))
+    run(Goal("bytes", 150), workload=Workload(12, seconds))
+    limited = seconds is not None
+    assert seen["took"] > 0
+    assert (seen["limited"], seen["shaving"]) == (limited, limited)
+    assert seen["pass"][0] == 2 < round(phases.SHORTER * 12)
+    assert seen["pass"][1] == seen["until"]
+    assert (seen["until"] is not None) is limited
+
+
 def test_short_runs_move_latents_faster_and_others_as_ever() -> None:
     few, usual, many = (phases.control(0, n, 1e-3) for n in (50, 300, 3000))
     assert few.latents == pytest.approx(2 * usual.latents)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
+from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
@@ -31,6 +33,7 @@ from imgmlp.codec.latent.training import hardening, latent_step, operations, pha
 from imgmlp.codec.latent.training.bit_allocation import Refinement, Search, grids_of, part_of
 from imgmlp.codec.latent.training.latent_step import PARTS, Control, LatentStep, Part
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
+from imgmlp.codec.latent.training.windows import WindowedStep
 from imgmlp.codec.training.perceptron import Activation
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.trainer import CHEAPEST
@@ -646,6 +649,23 @@ def test_networks_that_hardened_are_taken_where_they_are_better(
     assert few != many
 
 
+def test_rows_of_high_windows_are_no_longer_than_their_finest_grid() -> None:
+    halo = 4
+    high, square = (Plane.of(*size, 6, halo) for size in ((512, 32), (256, 256)))
+    assert high.pitch == 48  # 32 + 2 * 4 + REACH, and what ALIGN adds
+    assert {grid.column for grid in high.grids} == {0}
+    assert len({grid.column for grid in square.grids}) > 1
+
+
+def test_what_no_step_reaches_is_the_end_of_32_bits_and_nan_is_0() -> None:
+    values = np.array([np.nan, np.inf, -np.inf, 1e30, 1.5, -0.125], np.float32)
+    ends = np.iinfo(np.int32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = quantized(values, 2).values.tolist()
+    assert found == [0, ends.max, ends.min, ends.max, 6, 0]
+
+
 def test_networks_that_exploded_harden_from_what_the_search_made_of_them() -> None:
     step = LatentStep(picture(), 1, open_device("numpy"), **STARTED)
     step.flat.write(np.full(step.flat.shape, 1e6, np.float32))
@@ -831,6 +851,31 @@ def test_a_limit_leaves_time_to_begin_anew_once_in_the_steps_that_are_left(
     assert prices == pytest.approx([1e-3 * times] * anew)
     assert state.steps == step.done == 40 - sum(done)
     assert (0 < sum(done) < 10) is bool(anew)
+
+
+@pytest.mark.parametrize(("fitting", "anew"), [(phases.FEW - 1, 0), (phases.FEW, 1)])
+def test_a_run_does_not_begin_anew_for_the_few_steps_that_a_limit_leaves(
+    fitting: int, anew: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LatentTrainer, "_fitting", lambda *_: fitting)
+    step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
+    beginning, state = step.state(), LatentTrainerState(40, 1e-3)
+    asked = iter([3.0])
+    limit = time.perf_counter() + 1000
+    trainer = LatentTrainer(
+        step, state, lambda *_: next(asked, 1.0), limit, anew=lambda _: step.restore(beginning)
+    )
+    assert trainer.run() == "done"
+    assert state.anew == anew
+    assert state.price > 1e-3  # for the rest of the run
+
+
+@pytest.mark.parametrize("make", [LatentStep, partial(WindowedStep, start=0, window=(32, 32))])
+def test_a_limit_that_is_over_leaves_ten_steps(make: Any) -> None:
+    step = make(picture(), 1, open_device("numpy"), **NARROW)
+    trainer = LatentTrainer(step, LatentTrainerState(40, 1e-3), None, time.perf_counter() - 1)
+    assert trainer.run() == "done"
+    assert 10 <= step.done <= 12
 
 
 @pytest.mark.parametrize(("steps", "rate"), [(300, 0.2), (3000, 0.2), (6000, 0.25), (36_000, 0.3)])

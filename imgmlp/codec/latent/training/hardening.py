@@ -59,7 +59,6 @@ def hardened(
         for number, share in enumerate(SHARES):
             floats = step.flat.numpy()
             now = order[: round(share * len(order))]
-            now = now[free[now] > 0]
             whole = np.floor(np.ldexp(np.float64(floats[now]), exponent[now]) + 0.5)
             floats[now], free[now] = np.ldexp(whole, -exponent[now]), 0
             step.flat.write(floats)

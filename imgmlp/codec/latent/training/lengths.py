@@ -8,7 +8,13 @@ import time
 from imgmlp.codec.latent.training.bit_allocation import FIRST_TRIALS, MOST_TRIALS, TRIALS
 from imgmlp.codec.latent.training.forms import has_hyperlatents, operations, widths
 from imgmlp.codec.latent.training.latent_step import LatentStep
-from imgmlp.codec.latent.training.phases import HURRIED, SHORTER, LatentTrainerState, control
+from imgmlp.codec.latent.training.phases import (
+    FEWEST_LIMITED,
+    HURRIED,
+    SHORTER,
+    LatentTrainerState,
+    control,
+)
 from imgmlp.codec.latent.training.rooms import (
     WORTH,
     begins_in_windows,
@@ -43,8 +49,8 @@ FIRST_PASSES, AGAIN = MOST, 900
 LARGE, BY_LARGER, LEAST_SHARE = 2**20, 1.55, 1 / 35
 TOO_FEW = 30  # below which latents are far from what they can be
 # Steps that are trained even where the time limit leaves no room for them: a share of its time,
-# where something had to be compiled, and so many in all.
-AT_LEAST, FEWEST_LIMITED = 0.25, 10
+# where something had to be compiled.
+AT_LEAST = 0.25
 # Of the steps of a short run, by a power of how many windows there are, and at least.
 BY_WINDOWS, LEAST_IN_WINDOWS = 0.24, 0.65
 BRIEF = 60.0  # seconds of a limit up to which a program should serve pictures of any size

@@ -43,6 +43,8 @@ NEARBY = 1.3  # times the price, at most, where a run goes on after the first lo
 ALL_AT_ONCE, FURTHEST = 1.8, 16.0  # the power that takes a price to its target, times, at most
 # Where the time is limited: times the price, or a part of it, up to which a run goes on.
 HALFWAY = 2.0
+# Steps that a limit leaves a run in any case.
+FEWEST_LIMITED = 10
 FOLLOWED = 25  # steps that latents need to follow half a change of the price, early in a run
 RETURN = 0.55  # share of a run that is not done again where it ends too far from its target
 SHORTER = 0.25  # steps of going through the rest again, of those of the run
@@ -171,6 +173,8 @@ class LatentTrainerState(TrainerState):
 class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
     """One run of a LatentStep."""
 
+    least = FEWEST_LIMITED
+
     def __init__(
         self,
         step: LatentStep,
@@ -266,12 +270,14 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
     def _far(self, factor: float) -> None:
         """Have so many times the price; from the beginning, if what was trained is no way to it.
 
-        A limit leaves time for that once, in the steps that are left.
+        A limit leaves time for that once, in the steps that are left, if these are not few: a run
+        of few steps is worse than one at another price.
         """
         state, limited = self.state, self._limit is not None
+        few = self._limit is not None and self._fitting(self._limit) < FEW
         low, high = (1 / HALFWAY, HALFWAY) if limited else ASTRAY
         most = 1 if limited else AGAIN
-        if self._anew is None or state.anew >= most or low <= factor <= high:
+        if self._anew is None or few or state.anew >= most or low <= factor <= high:
             goes_on = limited or self._anew is None
             state.multiply_price(factor, HALFWAY if goes_on else NEARBY)
             return
