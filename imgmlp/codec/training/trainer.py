@@ -26,6 +26,7 @@ Pricing = Callable[[float, float], float]  # (bits, dB) -> by what the price is 
 HOPELESS = 10.0  # a loss that no answer near the picture has
 SLIPPED = 0.9  # share of the steps left that fits in the time limit, below which they are fewer
 CHEAPEST, DEAREST = 1e-7, 10.0  # prices of a bit a pixel
+GRACE = 0.5  # seconds from its beginning that a run has for its first steps, whatever its limit is
 
 
 @dataclass
@@ -63,13 +64,13 @@ class Trainer(ABC, Generic[S, D]):
     It ends about when the clock says `limit`, if that is given.
     """
 
-    least = 1  # steps that a limit leaves it in any case
+    least = 1  # steps that a limit leaves it, if they take no longer than GRACE
 
     def __init__(self, step: S, state: D, look: int, limit: float | None = None) -> None:
         self.step, self.state, self.look, self._limit = step, state, look, limit
         self.done = 0  # steps, known to the host while it runs
         self.pause: int | None = None  # of them, after which another step is to go on
-        self._chunk, self._shown = 1, (0, 0.0)
+        self._chunk, self._shown, self._graced = 1, (0, 0.0), 0.0
         self._began = time.perf_counter() - state.seconds
         self._good: Snapshot | None = None
 
@@ -88,6 +89,7 @@ class Trainer(ABC, Generic[S, D]):
         run, self.done = run or Run(), self.step.done
         self._good = self._good or self.snapshot()
         self._shown = begun = self.done, time.perf_counter()
+        self._graced = begun[1] + GRACE
         self._steer()
         while self.done < self._end:
             whole = self._replay(run)
@@ -138,9 +140,14 @@ class Trainer(ABC, Generic[S, D]):
 
     def _late(self) -> bool:
         """Whether no time is left, not even for the rest of a step."""
-        if self._limit is None or self.done < self.least:
+        if self._limit is None:
             return False
-        return time.perf_counter() > self._limit
+        now = time.perf_counter()
+        return now > self._limit and not self._few(now)
+
+    def _few(self, now: float) -> bool:
+        """Whether it has no more steps yet than a limit leaves it in any case."""
+        return self.done < self.least and now < self._graced
 
     @abstractmethod
     def _look(self, tell: Callable[[Progress], None] | None) -> bool:
@@ -156,7 +163,7 @@ class Trainer(ABC, Generic[S, D]):
         More, up to `most` in all, where they are faster.
         """
         # At the first of them, nothing says how long steps take.
-        if self._limit is None or self.done == self._shown[0] or self.done < self.least:
+        if self._limit is None or self.done == self._shown[0] or self._few(time.perf_counter()):
             return
         fitting, left = self._fitting(self._limit), self.state.steps - self.done
         if fitting < SLIPPED * left or (self.done + left < most and SLIPPED * fitting > left):

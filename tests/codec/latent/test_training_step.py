@@ -871,11 +871,16 @@ def test_a_run_does_not_begin_anew_for_the_few_steps_that_a_limit_leaves(
 
 
 @pytest.mark.parametrize("make", [LatentStep, partial(WindowedStep, start=0, window=(32, 32))])
-def test_a_limit_that_is_over_leaves_ten_steps(make: Any) -> None:
+@pytest.mark.parametrize(("each", "least", "most"), [(0.04, 10, 12), (0.2, 3, 4)])
+def test_a_limit_that_is_over_leaves_ten_steps_or_what_half_a_second_does(
+    make: Any, each: float, least: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that goes on with every step."""
     step = make(picture(), 1, open_device("numpy"), **NARROW)
-    trainer = LatentTrainer(step, LatentTrainerState(40, 1e-3), None, time.perf_counter() - 1)
+    trainer = LatentTrainer(step, LatentTrainerState(40, 1e-3), None, 99.0)
+    monkeypatch.setattr("time.perf_counter", lambda: 100 + each * step.done)
     assert trainer.run() == "done"
-    assert 10 <= step.done <= 12
+    assert least <= step.done <= most
 
 
 @pytest.mark.parametrize(("steps", "rate"), [(300, 0.2), (3000, 0.2), (6000, 0.25), (36_000, 0.3)])
