@@ -396,9 +396,11 @@ def test_single_weights_save_bytes_at_ever_higher_prices(share: float, prices: i
     assert len(found._shaved(networks, 1e-4, lambda: True)) == 1  # as time is over
 
 
-@pytest.mark.parametrize("shaving", [False, True])
-def test_single_weights_save_bytes_only_where_no_pass_may_follow(
-    shaving: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("shaving", "size", "saved"), [(False, 60, False), (True, 60, True), (True, 10**6, False)]
+)
+def test_single_weights_save_bytes_only_of_too_many_where_no_pass_may_follow(
+    shaving: bool, size: int, saved: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[bool] = []
     monkeypatch.setattr(
@@ -407,9 +409,34 @@ def test_single_weights_save_bytes_only_where_no_pass_may_follow(
     picture, device = Picture(PIXELS), open_device("numpy")
     step = LatentStep(picture.pixels, 0, device, hidden=4, entropy=4)
     LatentTrainer(step, LatentTrainerState(4, 3e-3)).run()
-    made = picture, Goal("bytes", 60), step, device, {}
+    made = picture, Goal("bytes", size), step, device, {}
     rounding_search.Rounding(*made, most=5, shaving=shaving).best(3e-3)
-    assert bool(asked) is shaving
+    assert bool(asked) is saved
+
+
+@pytest.mark.parametrize(("shaved", "files"), [(0, 1), (1, 2)])
+def test_what_moving_single_weights_saved_is_another_file(
+    shaved: int, files: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it has the same steps of networks and latents."""
+    picture, device = Picture(PIXELS), open_device("numpy")
+    step = LatentStep(picture.pixels, 0, device, hidden=4, entropy=4)
+    made = picture, Goal("bytes", 60), step, device, {}
+    found = rounding_search.Rounding(*made, most=5)
+    written: list[int] = []
+    write = found._written
+
+    def counted(trial: Trial) -> rounding_search.Written:
+        written.append(trial.shaved)
+        return write(trial)
+
+    monkeypatch.setattr(rounding_search, "EXACT", 2)
+    monkeypatch.setattr(found, "_written", counted)
+    monkeypatch.setattr(
+        found, "_nearest", lambda networks, _: replace(found._trial(networks, 0.0), shaved=shaved)
+    )
+    found.best(3e-3)
+    assert written == [0, shaved][:files]
 
 
 @pytest.mark.parametrize(("pace", "told"), [(1.0, True), (1e-3, False)])
