@@ -1,8 +1,9 @@
-// The latents of a grid out of their stream, one after the other, by one work-item, for CPUs: the
-// NumPy twin is codec/latent/latents.py. Whole numbers only, 32 bits wide but for the range decoder.
+// The latents of a grid out of their stream or into it, one after the other, by one work-item, for
+// CPUs: the NumPy twin is codec/latent/latents.py. Whole numbers only, 32 bits wide but for the range
+// coder.
 //
-// Constants: NEIGHBOURS; ABOVE, the maps of hyperlatents; VECTORS, the int8 that hold a hidden layer
-// (the last one padded).
+// Constants: WRITING, whether latents go into the stream; NEIGHBOURS; ABOVE, the maps of hyperlatents;
+// VECTORS, the int8 that hold a hidden layer (the last one padded).
 
 #define WIDTH (8 * VECTORS)  // of a hidden layer
 #define ONE_BITS 10          // of the fraction of values in the network
@@ -18,6 +19,7 @@
 #define REACH 128   // how far a latent may lie from its mean
 #define TOTAL_BITS 26
 #define FLOOR 16
+#define NARROWEST (1ul << 40)  // width of the interval between two latents
 #define SHARED ((1ul << TOTAL_BITS) - 2 * REACH * FLOOR)
 
 // x times a share that grows from 0 at x = -2 to 1 at x = 2.
@@ -43,6 +45,12 @@ static int8 activation(int8 x) {
       ((int8 *)(values))[k] = activation((sums_[k] + (1 << (shift) >> 1)) >> (shift)); \
   }
 
+#if WRITING
+#define WORDS uint
+#else
+#define WORDS const ushort
+#endif
+
 #define INPUT (n < NEIGHBOURS ? here[offsets[n]] << ONE_BITS : maps[n - NEIGHBOURS])
 
 static int total(int8 x) { return x.s0 + x.s1 + x.s2 + x.s3 + x.s4 + x.s5 + x.s6 + x.s7; }
@@ -58,11 +66,12 @@ static long edge(int d, __global const uint *whole, ulong below, ulong above) {
 }
 
 // Waves begin to end - 1 of a grid, which has 3 columns of zeros on either side and 3 rows above.
-// state: code, width, words taken, and then 1 if the stream is damaged.
+// state: code, width, words taken, and then 1 if the stream is damaged; in writing the interval's low
+// end, width, words made. Those have a carry into the word before, as bit 16.
 // offsets: of neighbours; over: of every place of the grid's the ABOVE values of its maps.
 // weights: two layers of [inputs][WIDTH] and a row of biases, then 2 rows of WIDTH, 2 biases.
 // fine [SCALES][PHASES + 1], whole [SCALES][REACH + 1]: tails (codec/latent/probabilities.py).
-__kernel void imgmlp_latents(__global ulong *state, __global const ushort *words, int count,
+__kernel void imgmlp_latents(__global ulong *state, __global WORDS *words, int count,
                              __global char *grid, int height, int width, int begin, int end,
                              __global const int *offsets, __global const int *over,
                              __global const int8 *weights, int shift0, int shift1, int shift2,
@@ -98,6 +107,17 @@ __kernel void imgmlp_latents(__global ulong *state, __global const ushort *words
       const ulong above = fine[scale * (PHASES + 1) + PHASES - phase];
       __global const uint *tails = whole + scale * (REACH + 1);
       const ulong unit = share >> TOTAL_BITS;
+#if WRITING
+      const int d = *here - (mean >> PHASE_BITS);
+      const long low = edge(d, tails, below, above);
+      code += low * unit;
+      share = (edge(d + 1, tails, below, above) - low) * unit;
+      while (share < NARROWEST && taken < count) {
+        words[taken++] = code >> 40;
+        code = (code & (NARROWEST - 1)) << 16;
+        share <<= 16;
+      }
+#else
       const long wanted = code / unit;
       int d = 0;
       long low = edge(0, tails, below, above), high = edge(1, tails, below, above);
@@ -111,16 +131,17 @@ __kernel void imgmlp_latents(__global ulong *state, __global const ushort *words
       }
       code -= low * unit;
       share = (high - low) * unit;
-      while (share < 1ul << 40 && taken < count) {
+      while (share < NARROWEST && taken < count) {
         code = code << 16 | words[taken++];
         share <<= 16;
       }
       const int latent = (mean >> PHASE_BITS) + d;
-      if (d == REACH || share < 1ul << 40 || latent < LEAST || latent > LARGEST) {
+      if (d == REACH || share < NARROWEST || latent < LEAST || latent > LARGEST) {
         state[3] = 1;
         return;
       }
       *here = latent;
+#endif
     }
   }
   state[0] = code;

@@ -33,6 +33,7 @@ __all__ = [
     "HINT",
     "MAX_MAGNITUDE",
     "Decoder",
+    "Encoder",
     "bits",
     "choose",
     "costs",
@@ -209,21 +210,46 @@ def _with_escapes(shares: Iterable[Share], beyond: dict[int, list[Share]]) -> It
 
 def narrow(shares: Iterable[Share]) -> bytes:
     """The bytes of shares (start, width) of 2**26: the shortest number in what they leave."""
-    low, width = 0, 1 << _STATE_BITS
-    words: list[int] = []
-    for start, share in shares:
-        unit = width >> TOTAL_BITS
-        low += start * unit
-        width = share * unit
-        while width < _NARROWEST:
-            words.append(low >> _LOW_BITS)  # with a carry into the word before, as bit 16
-            low = (low & _LOW) << _WORD_BITS
-            width <<= _WORD_BITS
-    words.append(low + _LOW >> _LOW_BITS)  # the interval is wide enough for one such number
-    carry = 0
-    for at in range(len(words) - 1, -1, -1):
-        carry, words[at] = divmod(words[at] + carry, 1 << _WORD_BITS)
-    return np.array(words, ">u2").tobytes()
+    encoder = Encoder()
+    encoder.narrow(shares)
+    return encoder.finish()
+
+
+class Encoder:
+    """Writes shares (start, width) of 2**26, in parts of any size."""
+
+    def __init__(self) -> None:
+        self._low, self._width = 0, 1 << _STATE_BITS
+        self._words: list[int] = []  # each with a carry into the one before, as bit 16
+
+    def narrow(self, shares: Iterable[Share]) -> None:
+        low, width, words = self._low, self._width, self._words
+        for start, share in shares:
+            unit = width >> TOTAL_BITS
+            low += start * unit
+            width = share * unit
+            while width < _NARROWEST:
+                words.append(low >> _LOW_BITS)
+                low = (low & _LOW) << _WORD_BITS
+                width <<= _WORD_BITS
+        self._low, self._width = low, width
+
+    def suspend(self) -> tuple[int, int]:
+        """For a kernel that goes on writing: the interval's low end and its width."""
+        return self._low, self._width
+
+    def resume(self, low: int, width: int, words: Array) -> None:
+        """After that, with the words that came out of the interval, integers with their carries."""
+        self._low, self._width = low, width
+        self._words += words.tolist()
+
+    def finish(self) -> bytes:
+        """All bytes: those of the shortest number in what is left of the interval."""
+        words = [*self._words, self._low + _LOW >> _LOW_BITS]  # wide enough for one such number
+        carry = 0
+        for at in range(len(words) - 1, -1, -1):
+            carry, words[at] = divmod(words[at] + carry, 1 << _WORD_BITS)
+        return np.array(words, ">u2").tobytes()
 
 
 class Decoder:

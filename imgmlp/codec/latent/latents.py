@@ -41,24 +41,24 @@ _BLOCKS = 512  # of these, whose frequencies are looked up together
 
 def encode(model: LatentModel) -> bytes:
     """The bytes of all grids that a file has of a model."""
-    parts = itertools.chain.from_iterable(_all_shares(model))
+    parts = itertools.chain.from_iterable(_shares(model, *each) for each in in_order(model))
     lists = (zip(starts.tolist(), widths.tolist(), strict=True) for starts, widths in parts)
     return range_coder.narrow(itertools.chain.from_iterable(lists))
 
 
 def bits(model: LatentModel) -> float:
     """What `encode` spends on a model's latents, but for the 2 bytes of its end."""
-    parts = itertools.chain.from_iterable(_all_shares(model))
+    parts = itertools.chain.from_iterable(_shares(model, *each) for each in in_order(model))
     return float(sum(np.sum(TOTAL_BITS - np.log2(widths)) for _, widths in parts))
 
 
-def _all_shares(model: LatentModel) -> Iterator[Iterator[tuple[Array, Array]]]:
-    """Of every grid, in a file's order, what `_shares` gives."""
+def in_order(model: LatentModel) -> Iterator[tuple[Array, Array | None]]:
+    """The grids of a file in its order, each with the maps of hyperlatents above it, if any."""
     shape = model.shape
     maps = Above(shape, model.latents[shape.levels :])
     for number in reversed(model.coded):
         above = maps.at(number) if shape.hyper and number < shape.levels else None
-        yield _shares(model, model.latents[number], above)
+        yield model.latents[number], above
 
 
 def _shares(model: LatentModel, grid: Array, above: Array | None) -> Iterator[tuple[Array, Array]]:

@@ -1,4 +1,4 @@
-"""The latents of a stream by a kernel written by hand, for OpenCL on CPUs: kernels/latents.cl.
+"""Streams of latents by a kernel written by hand, for OpenCL on CPUs: kernels/latents.cl.
 
 Every latent needs those before it, so there is nothing for a device to do side by side; but a
 kernel spends a tenth of the time that `codec.latent.latents` does with Python.
@@ -6,7 +6,7 @@ kernel spends a tenth of the time that `codec.latent.latents` does with Python.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib import resources
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.bitstream.range_coder import Decoder
+from imgmlp.codec.bitstream.range_coder import Decoder, Encoder
 from imgmlp.codec.latent import probabilities
 from imgmlp.codec.latent.latents import MARGIN, Waves, neighbour_offsets, pad, pad_maps
 from imgmlp.codec.latent.model import VALUE_BITS, ModelShape, Quantized
@@ -26,10 +26,11 @@ Array = np.ndarray[Any, Any]
 
 AT_ONCE = 1 << 22  # latents of a launch, about, so that an interrupt is heard
 _LANES = 8  # of the kernel's vectors
+MOST_WORDS = 2  # that a latent makes: the least likely one has 22 bits
 _opening = Lock()
 
 
-def runs_alone(device: AnyDevice) -> Device | None:
+def runs_alone(device: AnyDevice | None) -> Device | None:
     """A device on which one work-item is fast: this one or, beside a GPU, the processor.
 
     None where NumPy was asked for, or the processor has no driver that works.
@@ -58,6 +59,7 @@ def _prepare(shape: ModelShape) -> None:
     with suppress(DeviceError, OutOfMemoryError):
         if (alone := _processor()) is not None:
             KernelGrids(Decoder(b""), shape, networks, alone)
+            KernelWriter(Encoder(), shape, networks, alone)
 
 
 def _processor() -> Device | None:
@@ -70,43 +72,81 @@ def _opened() -> Device | None:
     return open_unasked("cpu")
 
 
-class KernelGrids:
-    """Reads grids as `latents.Grids` does."""
+class _Kernel:
+    """What goes through the latents of grids, one after the other."""
 
     def __init__(
-        self, decoder: Decoder, shape: ModelShape, networks: Mapping[str, Quantized], device: Device
+        self, shape: ModelShape, networks: Mapping[str, Quantized], device: Device, writing: bool
     ) -> None:
-        self._decoder, self._shape, self._device = decoder, shape, device
+        self._shape, self._device = shape, device
         vectors = -(-shape.entropy // _LANES)
         source = resources.files("imgmlp.kernels").joinpath("latents.cl").read_text("utf-8")
         above = len(shape.hyperlatents)
         sizes = {"NEIGHBOURS": shape.neighbours, "ABOVE": above, "VECTORS": vectors}
+        sizes["WRITING"] = int(writing)
         self._kernel = RawKernel(device, source, "imgmlp_latents", **sizes)
         weights = _packed(networks, vectors * _LANES)
         fine, whole = (_constant(table.astype(np.uint32)) for table in probabilities.tails())
         shifts = [networks[f"entropy.{number}.weight"].exponent for number in range(3)]
         self._network: list[Array | int] = [_constant(weights), *shifts, fine, whole]
 
+    def _through(
+        self, grid: Array, above: Array | None, state: Array, words: Array
+    ) -> Iterator[Tensor]:
+        """The padded grid after each launch, which has changed `state` and read or made `words`."""
+        beside = _constant(np.zeros(1, np.int32))
+        if hyper := len(self._shape.hyperlatents):
+            maps = np.zeros((hyper, *grid.shape), np.int32) if above is None else above
+            beside = _constant(pad_maps(maps).T)
+        padded = Tensor(pad(grid).astype(np.int8), self._device).realize()
+        offsets = _constant(neighbour_offsets(self._shape, padded.shape[1]).astype(np.int32))
+        count, step = Waves(*grid.shape).count, max(1, AT_ONCE // grid.shape[0])
+        for begin in range(0, count, step):
+            place = padded, *grid.shape, begin, min(begin + step, count)
+            stream = state, words, len(words)
+            self._kernel(1, 1, *stream, *place, offsets, beside, *self._network)
+            yield padded
+
+
+class KernelGrids(_Kernel):
+    """Reads grids as `latents.Grids` does."""
+
+    def __init__(
+        self, decoder: Decoder, shape: ModelShape, networks: Mapping[str, Quantized], device: Device
+    ) -> None:
+        super().__init__(shape, networks, device, writing=False)
+        self._decoder = decoder
+
     def read(self, size: tuple[int, int], above: Array | None = None) -> Array:
         """int8 of a (height, width) size: the next grid, which has hyperlatents above it or not.
 
         Raises FormatError.
         """
-        beside = _constant(np.zeros(1, np.int32))
-        if hyper := len(self._shape.hyperlatents):
-            maps = np.zeros((hyper, *size), np.int32) if above is None else above
-            beside = _constant(pad_maps(maps).T)
-        padded = Tensor(pad(np.zeros(size, np.int8)).astype(np.int8), self._device).realize()
-        offsets = _constant(neighbour_offsets(self._shape, padded.shape[1]).astype(np.int32))
         words, code, width, taken = self._decoder.suspend()
         state = np.array([code, width, taken, 0], np.uint64)
-        count, step = Waves(*size).count, max(1, AT_ONCE // size[0])
-        for begin in range(0, count, step):
-            place = padded, *size, begin, min(begin + step, count)
-            stream = state, _constant(words), len(words)
-            self._kernel(1, 1, *stream, *place, offsets, beside, *self._network)
+        *_, padded = self._through(np.zeros(size, np.int8), above, state, _constant(words))
         self._decoder.resume(*state.tolist())
         return padded.numpy()[MARGIN:, MARGIN:-MARGIN]
+
+
+class KernelWriter(_Kernel):
+    """Writes grids as `latents.encode` does."""
+
+    def __init__(
+        self, encoder: Encoder, shape: ModelShape, networks: Mapping[str, Quantized], device: Device
+    ) -> None:
+        super().__init__(shape, networks, device, writing=True)
+        self._encoder = encoder
+
+    def write(self, grid: Array, above: Array | None = None) -> None:
+        """int8 [height, width], which has hyperlatents above it or not."""
+        at_once = min(grid.size, AT_ONCE + grid.shape[0])  # of a launch, at most
+        words = np.zeros(MOST_WORDS * at_once + 1, np.uint32)
+        state = np.array([*self._encoder.suspend(), 0, 0], np.uint64)
+        for _ in self._through(grid, above, state, words):
+            low, width, made, _ = state.tolist()
+            self._encoder.resume(low, width, words[:made])
+            state[2] = 0
 
 
 def _constant(array: Array) -> Array:

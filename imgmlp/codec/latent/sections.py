@@ -15,7 +15,7 @@ from imgmlp.codec.bitstream import range_coder
 from imgmlp.codec.latent import latents
 from imgmlp.codec.latent.hyperlatents import Above
 from imgmlp.codec.latent.latents import Grids
-from imgmlp.codec.latent.latents_kernel import KernelGrids, runs_alone
+from imgmlp.codec.latent.latents_kernel import KernelGrids, KernelWriter, runs_alone
 from imgmlp.codec.latent.model import (
     MAX_EXPONENT,
     NEIGHBOURS,
@@ -52,8 +52,8 @@ def _check(good: bool, problem: str) -> None:
         raise FormatError(problem, hint=range_coder.HINT)
 
 
-def write(model: LatentModel) -> tuple[bytes, bytes, bytes]:
-    """The data of sections N, W and L."""
+def write(model: LatentModel, device: AnyDevice | None = None) -> tuple[bytes, bytes, bytes]:
+    """The data of sections N, W and L: the same bytes from every device, and without one."""
     shape, start = model.shape, start_of(model.start, model.shape)
     coded = sum(1 << level for level in model.coded if level < shape.levels)
     flags = _FILTERED * shape.filtered | _HYPER * shape.hyper
@@ -73,7 +73,24 @@ def write(model: LatentModel) -> tuple[bytes, bytes, bytes]:
         symbols.append((tensor.values - base).ravel())
         scales.append(np.full(symbols[-1].shape, number))
     weights = range_coder.encode(np.concatenate(symbols), np.concatenate(scales))
-    return head, weights, latents.encode(model)
+    return head, weights, _coded(model, device)
+
+
+def _coded(model: LatentModel, device: AnyDevice | None) -> bytes:
+    alone = runs_alone(device)
+    if alone is None:
+        return latents.encode(model)
+    encoder = range_coder.Encoder()
+    try:
+        writer = KernelWriter(encoder, model.shape, model.networks, alone)
+        for grid, above in latents.in_order(model):
+            writer.write(grid, above)
+    except (DeviceError, OutOfMemoryError):
+        if alone is device:
+            raise
+        # The processor was nobody's choice, so that it is nobody's problem that it does not work.
+        return latents.encode(model)
+    return encoder.finish()
 
 
 def coding(name: str, tensor: Quantized, start: Start) -> tuple[Array | int, int]:

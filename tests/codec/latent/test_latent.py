@@ -258,6 +258,18 @@ def test_latents_may_be_anything_from_64_below_0_to_63(mapping: str) -> None:
     assert_same(read(sections.write(model), model.shape, mapping), model)
 
 
+@pytest.mark.parametrize("at_once", [1, 100, latents_kernel.AT_ONCE])
+@pytest.mark.parametrize("spread", [0.3, 100.0])
+@pytest.mark.parametrize("size", [*SIZES, (70, 65)])
+def test_a_kernel_writes_the_bytes_that_numpy_does(
+    size: tuple[int, int], spread: float, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many launches they take; unlikely latents, which have many bits, as well."""
+    monkeypatch.setattr(latents_kernel, "AT_ONCE", at_once)
+    model = small_latent_model(*size, spread=spread, hyper=min(size) > 64)
+    assert sections.write(model, open_mapping("one")) == sections.write(model)
+
+
 def test_a_grid_of_zeros_costs_nothing() -> None:
     model = small_latent_model()
     empty = replace(model, latents=tuple(np.zeros_like(grid) for grid in model.latents))
@@ -567,7 +579,7 @@ def test_the_processor_is_made_ready_while_a_gpu_is_busy(monkeypatch: pytest.Mon
     assert ready is not None
     ready.join()
     monkeypatch.setattr(Device, "_compile", lambda *_: pytest.fail("it was not ready"))
-    assert_same(read(sections.write(model), model.shape, "group"), model)
+    assert_same(read(sections.write(model, group), model.shape, "group"), model)
 
 
 def test_what_is_made_ready_and_fails_is_told_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -580,6 +592,22 @@ def test_what_is_made_ready_and_fails_is_told_by_nobody(monkeypatch: pytest.Monk
     monkeypatch.setattr(latents_kernel, "KernelGrids", fails)
     latents_kernel._prepare(small_latent_model().shape)
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize("error", [DeviceError, OutOfMemoryError])
+def test_numpy_writes_latents_where_the_processor_fails(
+    error: type[ImgmlpError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise error("it does not run")
+
+    model, one, group = small_latent_model(13, 21, 3), open_mapping("one"), open_mapping("group")
+    wanted = sections.write(model)
+    monkeypatch.setattr(sections.KernelWriter, "write", fails)
+    assert sections.write(model, group) == wanted
+    monkeypatch.setattr(one, "lanes", "one")
+    with pytest.raises(error):
+        sections.write(model, one)
 
 
 @pytest.mark.parametrize("error", [DeviceError, OutOfMemoryError])

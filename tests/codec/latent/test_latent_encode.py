@@ -32,7 +32,7 @@ from imgmlp.codec.training.checkpoint import Checkpoint
 from imgmlp.codec.training.draft import Draft
 from imgmlp.codec.training.run import Progress, Run
 from imgmlp.codec.training.target import Goal, Kind, Workload
-from imgmlp.engine import open_device
+from imgmlp.engine import AnyDevice, open_device
 from imgmlp.errors import ImgmlpError, Interrupted, OutOfMemoryError, UsageError
 from imgmlp.image import Picture, psnr
 from imgmlp.metadata import NOTHING, Metadata
@@ -769,16 +769,16 @@ def faulty(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return
     write = sections.write
 
-    def wrong(model: LatentModel) -> tuple[bytes, bytes, bytes]:
+    def wrong(model: LatentModel, device: AnyDevice) -> tuple[bytes, bytes, bytes]:
         if what == "latent":
             grids = [grid.copy() for grid in model.latents]
             grids[0][0, 0] = grids[0][0, 0] != 1
-            return write(replace(model, latents=tuple(grids)))
+            return write(replace(model, latents=tuple(grids)), device)
         name, tensor = next(iter(model.networks.items()))
         values = tensor.values.copy()
         values[0] += 1
         return write(
-            replace(model, networks=model.networks | {name: replace(tensor, values=values)})
+            replace(model, networks=model.networks | {name: replace(tensor, values=values)}), device
         )
 
     monkeypatch.setattr(sections, "write", wrong)

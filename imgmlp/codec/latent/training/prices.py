@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 
 from imgmlp.codec.bitstream import metadata_sections
+from imgmlp.codec.latent.training.spectrum import Spectrum
 from imgmlp.codec.training.passes import AIM, SAVED
 from imgmlp.codec.training.target import Goal
-from imgmlp.codec.training.trainer import Pricing
+from imgmlp.codec.training.trainer import CHEAPEST, DEAREST, Pricing
 from imgmlp.image import Picture
 
 ABOVE = 0.05  # dB more than wanted that training aims at, as taking some away is easy
 # Of the bytes wanted, that training under a time limit aims at: a few too many cost a dB and more.
-SAFELY = 0.975
+SAFELY = 0.98
 SLOW = 1.3  # times the price for every dB too much, each time that it is looked at
 # Of the error that a quality means, what a bit a pixel saves at least: were every sample of three
 # worth bits, ln 4 / 3 of it. What is trained too little may look as if less would do.
@@ -26,18 +27,20 @@ class Prices:
     """Of a picture's runs towards a target; a price is lambda."""
 
     def __init__(self, picture: Picture, wanted: Goal) -> None:
-        self.wanted, self._pixels = wanted, picture.width * picture.height
+        self.wanted, self._picture = wanted, picture
         self._beside = OVERHEAD + metadata_sections.size(picture.metadata)
 
     def first(self) -> float:
-        """What pictures of the middling kind need; training goes on from there."""
+        """What its transform says; training goes on from there."""
         value = self.wanted.value
         if self.wanted.kind == "lambda":
             return value
+        spectrum = Spectrum(self._picture.pixels)
         if self.wanted.kind == "psnr":
-            return min(1.2 * math.pow(10, -value / 10), 1.0)
-        rate = 8 * self._room() / self._pixels
-        return min(max(8e-4 * math.pow(rate, -1.6), 1e-6), 1.0)
+            found = spectrum.price_of_error(math.pow(10, -value / 10))
+        else:
+            found = spectrum.price_of_bits(8 * self._room())
+        return min(max(found, self.cheapest(), CHEAPEST), DEAREST)
 
     def cheapest(self) -> float:
         """Below which no run needs to look for its target."""

@@ -32,10 +32,10 @@ Array = np.ndarray[Any, Any]
 INWARDS, FURTHEST = 0.04, 0.5
 HALVINGS = 6.0  # of the price at which networks are rounded, or doublings
 EXACT = 4  # files that are written to see their figures
-REFINED = 0.5  # share of the time left that may go to single weights before that
+REFINED = 0.8  # share of the time left that may go to single weights before that
 # Trials of these at each price, so many doublings dearer, to save what is too much; a share
 # of the time.
-SHAVES, DEARER, SHAVED = 400, (2, 4, 6), 0.85
+SHAVES, DEARER, SHAVED = 400, (2, 4, 6), 0.93
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,8 +197,8 @@ class Rounding:
     def _written(self, trial: Trial) -> Written:
         grids = tuple(self._decided(trial.inwards))
         model = LatentModel(self.step.shape, grids, trial.networks, self.step.start.number)
-        with ThreadPoolExecutor(1) as other:  # as coding keeps one core busy, most of it in Python
-            coded = other.submit(sections.write, model)
+        with ThreadPoolExecutor(1) as other:  # as coding keeps one core busy
+            coded = other.submit(sections.write, model, self.device)
             pixels = synthesize(model, self.device)
             parts = _sections(*coded.result())
         size = draft.size(self.picture, "latent", parts)

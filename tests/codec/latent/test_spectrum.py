@@ -1,0 +1,93 @@
+"""What a picture's transform says of the price for its bits and its errors."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from imgmlp.codec.latent.training import spectrum
+from imgmlp.codec.latent.training.prices import Prices
+from imgmlp.codec.latent.training.spectrum import STEP, UP, Spectrum
+from imgmlp.codec.training.target import Goal
+from imgmlp.codec.training.trainer import CHEAPEST, DEAREST
+from imgmlp.image import Picture
+
+SIZES = [(1, 1, 3), (1, 50, 3), (50, 1, 1), (5, 3, 2), (16, 16, 4), (17, 33, 3), (40, 70, 1)]
+
+
+def noise(height: int, width: int, channels: int) -> np.ndarray:
+    chance = np.random.default_rng(5)
+    return chance.integers(0, 256, (height, width, channels), dtype=np.uint8)
+
+
+def smooth(height: int, width: int) -> np.ndarray:
+    rows, columns = np.mgrid[:height, :width]
+    waves = np.sin(rows / 9) + np.sin(columns / 13 + rows / 31)
+    return np.uint8(127 + 60 * waves)[..., None].repeat(3, axis=2)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_transform_keeps_the_energy(size: tuple[int, int, int]) -> None:
+    blocks = spectrum._blocks(noise(*size))
+    found = spectrum._transformed(blocks)
+    assert found.shape == blocks.shape
+    assert np.sum(found**2) == pytest.approx(np.sum(blocks**2), rel=1e-4)
+
+
+def test_a_plane_has_one_number_a_block() -> None:
+    found = spectrum._transformed(np.full((4, 16, 16, 1), 0.5, np.float32))
+    assert np.abs(found[:, 0, 0, 0]) == pytest.approx(8.0, rel=1e-5)  # half of the side
+    assert np.sum(np.abs(found) > 1e-5) == 4
+
+
+def test_noise_has_the_error_of_numbers_that_are_rounded_alike() -> None:
+    """Uniform from UP - 1 to UP of a step."""
+    step = 0.01
+    error = step**2 * (UP**3 + (1 - UP) ** 3) / 3
+    found = Spectrum(noise(64, 64, 3)).price_of_error(error)
+    assert found == pytest.approx(STEP * step**2, rel=0.03)
+
+
+@pytest.mark.parametrize("pixels", [noise(48, 48, 3), smooth(48, 48)], ids=["noise", "smooth"])
+def test_more_bits_and_less_error_are_cheaper(pixels: np.ndarray) -> None:
+    found = Spectrum(pixels)
+    by_bits = [found.price_of_bits(bits) for bits in (200.0, 600.0, 1800.0)]
+    assert all(later < earlier for earlier, later in pairwise(by_bits))
+    by_error = [found.price_of_error(10 ** (-decibels / 10)) for decibels in (25, 35, 45)]
+    assert all(later < earlier for earlier, later in pairwise(by_error))
+
+
+def test_smooth_pictures_have_their_error_at_higher_prices() -> None:
+    """As most of their numbers are nothing at all."""
+    found = [Spectrum(each).price_of_error(1e-4) for each in (smooth(64, 64), noise(64, 64, 3))]
+    assert found[0] > 4 * found[1]
+
+
+def test_parts_of_a_large_picture_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels = smooth(512, 768)
+    whole = [Spectrum(pixels).price_of_error(1e-4), Spectrum(pixels).price_of_bits(1e5)]
+    monkeypatch.setattr(spectrum, "PIXELS", 2**14)
+    assert spectrum._blocks(pixels).shape[0] * 16**2 <= 2**15
+    part = [Spectrum(pixels).price_of_error(1e-4), Spectrum(pixels).price_of_bits(1e5)]
+    assert np.log2(np.divide(part, whole)) == pytest.approx([0, 0], abs=0.3)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("wanted", [Goal("psnr", 30), Goal("psnr", 60), Goal("bytes", 1),
+                                    Goal("bytes", 10**7)])  # fmt: skip
+def test_every_picture_and_target_has_a_first_price(
+    wanted: Goal, size: tuple[int, int, int]
+) -> None:
+    for pixels in (noise(*size), np.zeros(size, np.uint8)):
+        found = Prices(Picture(pixels), wanted).first()
+        assert CHEAPEST <= found <= DEAREST
+        assert math.isfinite(found)
+
+
+def test_bytes_beyond_what_a_picture_can_use_have_the_price_of_50_decibels() -> None:
+    found = Spectrum(noise(13, 10, 3))
+    assert found.price_of_bits(1e6) == found.price_of_error(1e-5)
+    assert found.price_of_bits(300.0) > found.price_of_error(1e-5)
