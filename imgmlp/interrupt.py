@@ -64,16 +64,22 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 class StopRequest:
-    """While it is open, the first signal is only noted; the second raises KeyboardInterrupt."""
+    """While it is open, the first signal is only noted; the second raises KeyboardInterrupt.
+
+    So does the first one before anybody has asked for it: what is compiled until then, perhaps for
+    half a minute, is nothing to be saved.
+    """
 
     def __init__(self) -> None:
-        self._noted = False
+        self._noted = self._asked = False
         self._before: dict[signal.Signals, Any] = {}
 
     def requested(self) -> bool:
+        self._asked = True
         return self._noted
 
     def __enter__(self) -> StopRequest:
+        self._asked = False
         self._before = {number: signal.signal(number, self._note) for number in _heard()}
         return self
 
@@ -82,6 +88,6 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._noted:
+        if self._noted or not self._asked:
             _interrupt(number, frame)
         self._noted = True

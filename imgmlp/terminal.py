@@ -7,6 +7,7 @@ nor how anything is computed.
 
 from __future__ import annotations
 
+import threading
 import time
 import traceback
 import warnings
@@ -271,20 +272,33 @@ class _FileBars(_FileLines):
 
 
 class _Lines:
-    """Progress as plain lines: the first state, one every ten seconds, and the last state."""
+    """Progress as plain lines: the first state, one every ten seconds, and the last state.
+
+    Until the first one, while kernels are compiled, a line every ten seconds says that it goes on.
+    """
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note = note
         self._next = 0.0  # how long it will take is worth knowing at once
         self._unsaid: TrainingProgress | None = None
+        self._begun = threading.Event()
+        self._waiting = threading.Thread(target=self._wait, daemon=True)
+        self._waiting.start()
+
+    def _wait(self) -> None:
+        began = time.monotonic()
+        while not self._begun.wait(LINE_EVERY):
+            self._note(f"preparing  {duration(time.monotonic() - began)}")
 
     def show(self, progress: TrainingProgress) -> None:
+        self._begun.set()
         self._unsaid = progress
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + LINE_EVERY
             self.finish()
 
     def finish(self) -> None:
+        self._begun.set()
         if self._unsaid is not None:
             done = f"{self._unsaid.step:,}/{self._unsaid.steps:,}"
             self._note(f"training  {done}  {_state(self._unsaid)}")

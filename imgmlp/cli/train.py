@@ -172,6 +172,7 @@ class _Training:
         with StopRequest() as stop, self._view() as view:
             with self.terminal.training(self.settings.steps) as show:
                 self.run.tell, self.run.should_stop = view.after(show), stop.requested
+                stop.requested()  # which is heard soon, as little is compiled here
                 trained = pipeline.train(self.picture, self.settings, self.device, self.run)
             self._check_again()
             output_files.write_atomically(

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -217,6 +218,28 @@ def test_plain_lines_come_at_once_and_every_ten_seconds(monkeypatch: pytest.Monk
     lines.finish()
     assert [line.split()[1] for line in said] == ["1/100", "11/100", "21/100", "30/100"]
     assert said[0] == "training  1/100  loss 0.01  20.0 dB  1 steps/s  1:39 left"
+
+
+def test_until_the_first_of_them_lines_say_that_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(terminal, "LINE_EVERY", 0.01)
+    several = threading.Event()
+    said: list[str] = []
+
+    def note(line: str) -> None:
+        said.append(line)
+        if len(said) > 2:
+            several.set()
+
+    lines = terminal._Lines(note)
+    assert several.wait(60)
+    lines.show(Progress(1, 100, 0.01, 20.0, 1.0, 99.0))
+    lines.finish()
+    lines._waiting.join(60)
+    *before, last = said
+    assert all(line.startswith("preparing  0.") for line in before)
+    assert last.startswith("training  1/100")
 
 
 def test_the_version_is_that_of_the_package(imgmlp: Command) -> None:

@@ -254,7 +254,7 @@ def test_other_choices_neither_go_on_from_a_checkpoint_nor_remove_it(
 def test_a_request_to_stop_that_a_picture_outlasts_keeps_the_next_from_starting(
     picture: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One colour takes no training, during which somebody would look."""
+    """As one whose last steps are done when the request comes."""
     names = [picture.parent / f"{name}.png" for name in "abc"]
     for path in names:
         Image.new("RGB", (8, 8), (10, 200, 77)).save(path)
@@ -263,6 +263,7 @@ def test_a_request_to_stop_that_a_picture_outlasts_keeps_the_next_from_starting(
     def stopped(*arguments: Any) -> Encoded:
         found = real(*arguments)
         seen.append(found)
+        arguments[4].stopping()  # as training asks
         if len(seen) == 2:
             signal.raise_signal(signal.SIGINT)
         return found
@@ -273,6 +274,30 @@ def test_a_request_to_stop_that_a_picture_outlasts_keeps_the_next_from_starting(
         encode(names, Outputs(), wanted)
     assert [path.with_suffix(".imlp").exists() for path in names] == [True, True, False]
     assert capsys.readouterr().err.count("✓") == 2
+
+
+def test_before_a_picture_is_trained_ctrl_c_ends_the_command_and_what_is_done_is_passed_over(
+    picture: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [picture.parent / f"{name}.png" for name in "ab"]
+    for path in names:
+        Image.new("RGB", (8, 8), (10, 200, 77)).save(path)
+    real = encoder.encode
+
+    def stopped(*arguments: Any) -> Encoded:
+        if names[0].with_suffix(".imlp").exists():
+            signal.raise_signal(signal.SIGINT)
+        return real(*arguments)
+
+    wanted = Wanted(psnr=40)
+    with monkeypatch.context() as patch:
+        patch.setattr(encoder, "encode", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            encode(names, Outputs(), wanted)
+    assert [path.with_suffix(".imlp").exists() for path in names] == [True, False]
+    capsys.readouterr()
+    assert encode(names, Outputs(), wanted) == 0
+    assert capsys.readouterr().err.count("done before") == 1
 
 
 def test_a_picture_that_memory_cannot_hold_does_not_end_the_others(

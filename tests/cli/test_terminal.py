@@ -205,15 +205,29 @@ def test_the_first_signal_is_a_request_and_the_second_an_order() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_the_first_signal_is_an_order_while_nobody_asks_for_requests() -> None:
+    """As there is nothing to save yet, perhaps of the second picture of a command."""
+    before = signal.getsignal(signal.SIGINT)
+    stop = interrupt.StopRequest()
+    for _ in range(2):
+        with stop, pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        with stop:
+            assert not stop.requested()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
 def test_a_terminal_that_goes_away_ends_nothing_that_was_told_not_to_hear_of_it() -> None:
     """As `nohup` tells a command."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with interrupt.StopRequest() as stop:
+            assert not stop.requested()
             os.kill(os.getpid(), signal.SIGHUP)
             assert not stop.requested()
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
         with interrupt.StopRequest() as stop:
+            assert not stop.requested()
             os.kill(os.getpid(), signal.SIGHUP)
             assert stop.requested()
     finally:

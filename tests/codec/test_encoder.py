@@ -21,7 +21,9 @@ from imgmlp.codec.mlp.rounding_search import paid_weights
 from imgmlp.codec.training.compile_times import UNKNOWN, CompileTimes
 from imgmlp.codec.training.draft import Draft
 from imgmlp.codec.training.pace import READY
+from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Workload
+from imgmlp.codec.training.trainer import Trainer
 from imgmlp.engine import open_device
 from imgmlp.errors import ImgmlpError
 from imgmlp.image import Picture
@@ -62,6 +64,30 @@ def _uneven(height: int, width: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("codec", ["mlp", "latent"])
+def test_nobody_asks_whether_to_stop_before_training_has_begun(
+    codec: Codec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then a signal ends the command at once, however long a compiler takes."""
+    asked, before = [0], list[int]()
+    begun = Trainer.run
+
+    def run(self: Trainer[Any, Any], *args: Any) -> Any:
+        before.append(asked[0])
+        return begun(self, *args)
+
+    def stopping() -> bool:
+        asked[0] += 1
+        return False
+
+    monkeypatch.setattr(Trainer, "run", run)
+    picture, wanted = Picture(small_pixels()[:9, :9]), Goal("lambda", 1e-3)
+    device = open_device("numpy")
+    encode(picture, wanted, Workload(4), device, Run(should_stop=stopping), codec)
+    assert before[0] == 0
+    assert asked[0] > 0
+
+
+@pytest.mark.parametrize("codec", ["mlp", "latent"])
 def test_how_long_it_takes_is_guessed_from_what_there_is_to_do(
     codec: Codec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,8 +105,9 @@ def test_how_long_it_takes_is_guessed_from_what_there_is_to_do(
     limited = encoder.workload(codec, None, 7.0)
     assert encoder.expected_seconds(small, quality, limited, device, codec) == 7.0
     even = Picture(np.full((512, 512, 3), 9, np.uint8))  # which is not trained
-    assert guessed(even, 4, price) == READY
-    assert encoder.expected_seconds(even, quality, limited, device, codec) == READY
+    soon = READY + encoder.PLAIN * 512 * 512
+    assert guessed(even, 4, price) == soon
+    assert encoder.expected_seconds(even, quality, limited, device, codec) == soon
 
 
 def test_what_was_compiled_here_before_takes_no_time_again(
