@@ -25,7 +25,7 @@ from imgmlp.codec.training.memory_limits import within_memory
 from imgmlp.codec.training.pace import Work, usual_speed
 from imgmlp.codec.training.replay import decibels, mean_loss, seconds_a_step
 from imgmlp.codec.training.run import Run
-from imgmlp.codec.training.target import STEPS, TOLERANCE, Goal, Workload
+from imgmlp.codec.training.target import STEPS, TOLERANCE, Goal, Kind, Workload
 from imgmlp.codec.training.trainer import Ended
 from imgmlp.engine import AnyDevice
 from imgmlp.image import Picture
@@ -37,20 +37,27 @@ ATTEMPTS, MOST_ATTEMPTS = 4, 6  # networks that are tried for a quality; more if
 NEAR = 1.05  # times the bytes that the quality seems to need, which a file may have
 PILOT = 10  # a run's steps for each step of a short one that shows how hard a picture is
 LEAST_PILOT = 1_500  # steps: after fewer little can be said of many
+PILOT_LIMITED = 6  # times fewer than a run's they are, at least, where the time is limited
+ONE_SHORT = 0.2  # of the time left, at most, that of a short run
 SEEN = 55  # pixels that training sees for each weight; with fewer, weights are not worth their time
 HASTY = 5_000  # steps of a run, where only its time is known; it should not have fewer
+BARELY = 2_000  # the same where a smaller network would miss its quality
 SMALL = 2_000.0  # weights, of which fewer take hardly less time
 BEYOND = 0.2  # dB beyond its target of a network that needs no other attempt
 CLOSE = 0.05  # the same of small networks, which are soon trained again
 # Operations of an attempt so short that others follow with the networks beside its own, of which
 # chance makes one up to 0.5 dB better: about 10 s of two cores of a processor.
 BRIEF = 1e12
-RIVALS = {"bytes": 2, "lambda": 2, "psnr": 6}  # such attempts, at most
-SHORT_RUNS = 0.1  # of the time left, that of a short run
-FIRST = 0.7  # of the time left, that of an attempt after which there may be others
-HURRY = 20.0  # seconds, with less than which left no other network is compiled, which may take 10
+RIVALS: dict[Kind, int] = {"bytes": 2, "lambda": 2, "psnr": 6}  # such attempts, at most
+# Attempts that a limited time should do: the first one hardly ends at a quality. And as many more,
+# about, as short runs take.
+IN_TIME: dict[Kind, float] = {"bytes": 1.0, "lambda": 1.0, "psnr": 2.5}
+SHORT_RUNS = 0.3
+HURRY = 20.0  # seconds of a limit, from which on there is time to compile for short runs
+MOST_SHORT = 0.5  # of a limit, after which no other short run begins
+FEWER = 0.6  # of the steps that an attempt should have, at least, for which it is begun
 CHECKS = 3  # times that a file is decoded once it is chosen, at most
-TRIALS = 6  # times that files are decoded to choose one of a quality, as a rule
+TRIALS = 8  # times that files are decoded to choose one of a quality, as a rule
 WITHIN = 1.5  # doublings of the usual number of weights within which a first short run's are
 
 
@@ -146,6 +153,8 @@ class _Encoder:
         self.used: tuple[Shape, int, Shape, LearningStep, dict[str, Array]] | None = None
         self.paces: dict[tuple[Shape, int], float] = {}
         self.compiled = CompileTimes(device)
+        self.seconds = workload.seconds  # that there are, from the beginning
+        self.searched = wanted.kind == "bytes"  # whether no short runs are needed any more
         self.limit = workload.seconds and run.began + workload.seconds  # of the clock
         most = self._most_weights()
         first = min(self._first_weights(), most)
@@ -156,7 +165,7 @@ class _Encoder:
 
     def _restore(self, saved: Snapshot) -> None:
         self.sizes.restore(saved.values)
-        self.spent = saved.values["spent"]
+        self.spent, self.searched = saved.values["spent"], saved.values["searched"]
         if saved.values["best"] is not None:
             self.best = Draft(saved.arrays["best_file"].tobytes(), saved.values["best"])
 
@@ -176,7 +185,7 @@ class _Encoder:
         """How many weights the network should have; unless bytes say so, that of a short run."""
         if self.wanted.kind == "bytes":
             return paid_weights(self.picture, self.wanted.value)
-        if self.limit is None:
+        if self._has_short_runs():
             return pilot_weights(self.samples)
         found = PILOT_RATE * self.samples / rate_model.BITS  # there may be no time for another one
         usual = rate_model.usual_weights(self.wanted, self.samples)
@@ -184,7 +193,9 @@ class _Encoder:
 
     def search(self) -> None:
         """Find by short runs how many weights a quality or a price needs."""
-        while not self._searched():
+        if self.limit is not None:
+            self._share_out()
+        while not self._known_enough():
             trainer = self._start(self._short)
             self._run(trainer)
             step, steps = trainer.step, trainer.state.steps
@@ -194,43 +205,73 @@ class _Encoder:
             if len(pilots) % 2 == 0:
                 self.sizes.resize(self._whole)
 
-    def _searched(self) -> bool:
+    def _share_out(self) -> None:
+        """Have as many steps as an effort that takes about the time that there is."""
+        shape, runs, larger = self.sizes.shape(), IN_TIME[self.wanted.kind], 1.0
+        if self.wanted.kind != "bytes":  # which say how large it is
+            runs += SHORT_RUNS
+            usual = max(_usual_weights(self.picture, self.wanted, self.workload), LEAST)
+            larger = max(usual / shape.parameters, 0.5)
+        seconds = self._for_training(shape) / runs
+        steps, wider = self.workload.within(seconds, lambda n: larger * self._pace(shape, n))
+        self.workload = Workload(steps, None, wider)
+        self.sizes.most = min(self.sizes.most, self._most_weights())
+
+    def _share_again(self) -> None:
+        """The same by the network that short runs have found, before the first attempt with it."""
+        shape, before = self.sizes.shape(), self.workload.steps
+        seconds = self._for_training(shape) / IN_TIME[self.wanted.kind]
+        steps, wider = self.workload.within(seconds, partial(self._pace, shape))
+        least = min(BARELY, before) if self.wanted.kind == "psnr" else 1
+        self.workload = Workload(max(steps, least), None, wider)
+
+    def _known_enough(self) -> bool:
         """Whether no more short runs are needed, or there is no time for them."""
-        if self.wanted.kind == "bytes" or self.sizes.attempts or self._hurried():
-            return True
-        if self.limit is None or not self.sizes.pilots or len(self.sizes.pilots) % 2:
-            return self.sizes.searched()
-        whole = self.workload.seconds or 0
-        return self.sizes.searched() or self._left() < (1 - 2 * SHORT_RUNS) * whole
+        if not self.searched and len(self.sizes.pilots) % 2 == 0:
+            self.searched = self._too_late_for_short_runs()
+        self.searched = self.searched or self.sizes.searched()
+        return self.searched
+
+    def _too_late_for_short_runs(self) -> bool:
+        if self.seconds is None:
+            return False
+        late = self._left() < MOST_SHORT * self.seconds
+        return late or (self.seconds < HURRY and self._compiling(self.sizes.shape()) > 0)
+
+    def _has_short_runs(self) -> bool:
+        """Whether a limit leaves time to compile what short runs need and an attempt may not."""
+        return self.seconds is None or self.seconds >= HURRY or self._compiled_short()
+
+    def _compiled_short(self) -> bool:
+        shape = rate_model.network_shape(pilot_weights(self.samples), self.picture.channels)
+        return self._compiling(shape) == 0
 
     def _short(self, shape: Shape) -> MlpTrainerState:
         """The beginning of a short run; the first of two is half as long as the second."""
         price = rate_model.first_price(shape.parameters, self.samples)
-        if self.limit is None:
-            steps = max(self.workload.steps // PILOT, min(LEAST_PILOT, self.workload.steps // 2), 1)
-        elif len(self.sizes.pilots) % 2:
-            steps = 2 * int(self.sizes.pilots[-1][1])
-        else:
-            steps = max(1, int(SHORT_RUNS * self._left() / self._pace(shape, 1)))
+        most = self.workload.steps // (2 if self.limit is None else PILOT_LIMITED)
+        steps = max(self.workload.steps // PILOT, min(LEAST_PILOT, most), 1)
         halvings = 1 - len(self.sizes.pilots) % 2
         return MlpTrainerState(max(1, steps >> halvings), price, wider=self.workload.wider)
 
-    def _whole(self, weights: float) -> float:
-        """About how many steps an attempt with so many weights has."""
-        if self.limit is None:
-            return float(self.workload.steps)
-        tried = self.sizes.pilots[-1][0]
-        pace = self._pace(self.sizes.shape_of(tried), 1) * max(weights / tried, 0.5)
-        return FIRST * self._left() / pace
+    def _whole(self, _weights: float) -> float:
+        """How many steps an attempt with so many weights has."""
+        return float(self.workload.steps)
 
     def _left(self) -> float:
         """Seconds."""
         assert self.limit is not None
         return max(self.limit - time.perf_counter(), 1e-3)
 
-    def _hurried(self) -> bool:
-        """Whether there is no time to compile another network."""
-        return self.limit is not None and self._left() < HURRY
+    def _fits(self) -> bool:
+        """Whether there is time for an attempt with the network that is wanted."""
+        if self.limit is None:
+            return True
+        shape, least = self.sizes.shape(), FEWER * self.workload.steps
+        seconds = least * self._likely_pace(shape) + self._compiling(shape)
+        if seconds >= self._left():
+            return False  # before what decodes it is compiled
+        return seconds + self._rounding(shape) < self._left()
 
     def _too_late(self) -> bool:
         """Whether there is just time for the checks of a file that is there."""
@@ -256,9 +297,8 @@ class _Encoder:
         return self.paces[shape, wider]
 
     def _for_training(self, shape: Shape) -> float:
-        """Seconds of an attempt's steps."""
-        others = self.wanted.kind == "psnr" and not self.sizes.attempts and not self._hurried()
-        return max(1e-3, (FIRST if others else 1.0) * (self._left() - self._rounding(shape)))
+        """Seconds that there are for an attempt's steps."""
+        return max(1e-3, self._left() - self._rounding(shape))
 
     def _rounding(self, shape: Shape) -> float:
         """Seconds that choosing and checking a file take once a network is trained."""
@@ -270,14 +310,17 @@ class _Encoder:
         Below HASTY steps twice the steps bring more than twice the weights, which take as long.
         """
         shape, before = self.sizes.shape(), self.sizes.weights
-        compiling = 0.0 if self.limit is None else self._compiling(shape)
-        if self._hurried() and self.sizes.pilots and compiling > 0:
+        if self.limit is None:
+            return
+        seconds, compiling = self._left(), self._compiling(shape)
+        if seconds < HURRY and self.sizes.pilots and compiling > 0:
             self.sizes.make_do()
             return
-        if self.limit is None or before <= SMALL:
+        if before <= SMALL:
             return
-        seconds = self._left()
-        share = (seconds - compiling) / self._likely_pace(shape) / HASTY
+        barely = min(BARELY, self.workload.steps)
+        least = barely if self.wanted.kind == "psnr" else HASTY
+        share = (seconds - compiling) / self._likely_pace(shape) / least
         if share >= 1:
             return
         self.sizes.weights = self.sizes.most = max(SMALL, before * share)
@@ -301,6 +344,8 @@ class _Encoder:
         began = time.perf_counter()
         if self.saved is None:
             self._afford()
+            if self.limit is not None and not self.sizes.attempts:
+                self._share_again()
         trainer = self._start(self._beginning)
         before = trainer.state.seconds
         ended = self._run(trainer)
@@ -333,10 +378,10 @@ class _Encoder:
         over = self.wanted.kind != "psnr" or tried == MOST_ATTEMPTS
         best = -math.inf if self.best is None else self.best.metrics["psnr"]
         hit = self.hit or (self.sizes.rivals > 0 and self.wanted.value - best <= TOLERANCE)
-        if over or hit or self._hurried():
+        if over or hit:
             return False
         other = self.sizes.again(best, self._whole)
-        return other and not (tried >= ATTEMPTS and self._near())
+        return other and not (tried >= ATTEMPTS and self._near()) and self._fits()
 
     def _brief(self) -> bool:
         """Whether attempts are so short that several are worth their time."""
@@ -354,8 +399,10 @@ class _Encoder:
 
     def _beginning(self, shape: Shape) -> MlpTrainerState:
         """Of an attempt."""
-        seconds = None if self.limit is None else self._for_training(shape)
-        steps, wider = self.workload.within(seconds, partial(self._pace, shape))
+        steps, wider = self.workload.steps, self.workload.wider
+        if self.limit is not None:
+            fitting = self._for_training(shape) / self._pace(shape, wider)
+            steps = max(1, min(steps, int(fitting)))
         return MlpTrainerState(
             steps, rate_model.first_price(self.sizes.weights, self.samples), wider=wider
         )
@@ -396,8 +443,11 @@ class _Encoder:
         room = rooms.training(shape, self.device)
         step, budget = self._step(shape, state.wider, room), self._budget(shape)
         limit, most = self.limit, 0
-        if limit is not None and self._searched():
-            limit, most = time.perf_counter() + self._for_training(shape), STEPS
+        if limit is not None and not self.searched:
+            limit = time.perf_counter() + ONE_SHORT * self._left()
+        elif limit is not None:
+            limit = time.perf_counter() + self._for_training(shape)
+            most = 0 if self.wanted.kind == "psnr" else STEPS  # as others may follow
         return MlpTrainer(step, state, budget, limit, most)
 
     def _go_over(self, trainer: MlpTrainer) -> None:
@@ -426,7 +476,7 @@ class _Encoder:
 
         A network has about as many weights as the target needs, and just their bits.
         """
-        if not self._searched():
+        if not self.searched:
             return rate_model.BITS * shape.parameters
         bits = rate_model.BITS * self.sizes.weights
         if self.wanted.kind == "bytes":
@@ -437,6 +487,7 @@ class _Encoder:
         """A trainer's snapshot with that of the runs before it."""
         own = self.sizes.values()
         own["spent"] = self.spent + time.perf_counter() - self.run.began
+        own["searched"] = self.searched
         own["best"] = None if self.best is None else self.best.metrics
         arrays: dict[str, Array] = {}
         if self.best is not None:
@@ -445,7 +496,7 @@ class _Encoder:
 
     def _reached(self, trainer: MlpTrainer) -> str:
         steps = trainer.reached()
-        return steps if self._searched() else f"{steps} of a short run for the network's size"
+        return steps if self.searched else f"{steps} of a short run for the network's size"
 
     def _draft(
         self, found: Trial, state: MlpTrainerState, seconds: float, diverged: bool = False

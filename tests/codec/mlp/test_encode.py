@@ -232,14 +232,36 @@ def test_a_network_too_large_for_the_time_is_not_taken(monkeypatch: pytest.Monke
     assert found.metrics["psnr"] > 10
 
 
-def test_where_the_time_is_short_no_other_network_is_compiled() -> None:
+def test_where_the_time_is_short_no_other_network_is_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def begun(seconds: float) -> _Encoder:
         arguments = Picture(small_pixels()), Goal("psnr", 21), Workload(100, seconds=seconds)
         return _Encoder(*arguments, open_device("numpy"), Run())
 
-    assert begun(10)._searched()  # without a single short run
-    assert not begun(10).again()
-    assert not begun(1000)._searched()
+    assert not begun(10)._known_enough()
+    monkeypatch.setattr(CompileTimes, "expected", lambda *_: 5.0)
+    assert begun(10)._known_enough()  # without a single short run
+    assert not begun(4)._fits()
+    assert begun(1000)._fits()
+    assert not begun(1000)._known_enough()
+
+
+@pytest.mark.parametrize("wanted", [Goal("psnr", 21), Goal("lambda", 1e-2)])
+def test_a_time_limit_finds_the_size_of_a_network_by_short_runs_as_an_effort_does(
+    wanted: Goal,
+) -> None:
+    """A guess by what pictures of the middling kind need was up to eight times too large."""
+    limited = Workload(goals.STEPS, seconds=3)
+    encoder = _Encoder(Picture(small_pixels()), wanted, limited, open_device("numpy"), Run())
+    encoder.search()
+    assert len(encoder.sizes.pilots) >= 2
+    assert 1 <= encoder.workload.steps < goals.STEPS
+    assert encoder.workload.seconds is None
+    before = encoder.workload.steps
+    found = encoder.attempt()
+    assert found.metrics["steps"] <= before
+    assert encoder._left() > 0
 
 
 @pytest.mark.parametrize("wanted", [Goal("bytes", 700), Goal("psnr", 21), Goal("lambda", 1e-3)])
@@ -261,6 +283,7 @@ def test_after_training_for_a_time_nothing_more_is_compiled(
 
     monkeypatch.setattr(integer_inference._Piece, "__init__", piece)
     monkeypatch.setattr(Trainer, "run", run)
+    monkeypatch.setattr(CompileTimes, "expected", lambda *_: 5.0)
     limited = Workload(1, seconds=3)
     found = encode(Picture(small_pixels()), wanted, limited, open_device("numpy"))
     assert happened == ["compiled", "trained"]
@@ -276,6 +299,7 @@ def test_where_the_time_is_short_the_network_that_is_compiled_has_the_bits_of_an
     monkeypatch.setattr(CompileTimes, "expected", lambda *_: 5.0)
     arguments = Picture(small_pixels()), Goal("psnr", 21), Workload(100, seconds=10)
     encoder = _Encoder(*arguments, open_device("numpy"), Run())
+    encoder.searched = True
     encoder.sizes.pilots, encoder.sizes.weights = [[4000.0, 50.0, 22.0]], 3000.0
     encoder._afford()
     shape = encoder.sizes.shape()
