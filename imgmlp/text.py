@@ -104,7 +104,7 @@ def print_data(text: str) -> None:
         stream.write((text if encodes_unicode(stream) else ascii_only(text)) + "\n")
 
 
-def write_data(data: bytes) -> None:
+def write_data(data: bytes | memoryview) -> None:
     """Write the bytes of a file to stdout. Raises OutputError, also where nobody reads them all."""
     with standard_output() as stream:
         try:

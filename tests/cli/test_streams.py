@@ -136,6 +136,28 @@ def test_a_file_goes_to_standard_output(picture: Path) -> None:
     assert json.loads(done.stdout)["exit_code"] == 2
 
 
+def test_weights_go_to_standard_output_and_no_picture_beside_them(picture: Path) -> None:
+    made = run(picture.parent, "train", "-", *QUICK, "-o", "-", stdin=picture.open("rb"))
+    assert made.returncode == 0, made.stderr
+    assert open_stored(made.stdout).width == 31
+    assert b"standard output" in made.stderr
+    assert b"reconstruction" not in made.stderr
+    assert [path.name for path in picture.parent.iterdir()] == [picture.name]
+    run(picture.parent, "train", picture.name, *QUICK, "-o", "-", "--png", "a.png")
+    assert {path.name for path in picture.parent.iterdir()} == {picture.name, "a.png"}
+    unread = run(picture.parent, "train", picture.name, *QUICK, "-o", "-", shell='"$0" "$@" | true')
+    assert unread.returncode == 8
+
+
+def test_nothing_is_kept_beside_what_is_no_file(picture: Path) -> None:
+    """A failed output would be gone on with, but for a device or a pipe."""
+    full = picture.parent / "full"
+    full.symlink_to("/dev/full")
+    done = run(picture.parent, "encode", picture.name, *SHORT, "-o", full.name)
+    assert done.returncode == 8, done.stderr
+    assert {path.name for path in picture.parent.iterdir()} == {picture.name, full.name}
+
+
 @pytest.mark.parametrize("command", ["info", "verify"])
 def test_files_are_looked_at_by_standard_input(tmp_path: Path, command: str) -> None:
     with Path(COMPACT).open("rb") as stream:

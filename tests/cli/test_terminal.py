@@ -120,6 +120,9 @@ def test_no_png_is_sent_to_a_terminal(on_terminal: type[Running], weights: Path)
     assert running.end() == 2
     assert "terminal" in running.shown
     assert "PNG\r" not in running.shown
+    running = on_terminal("train", "small.png", *QUICK, "-o", "-")
+    assert running.end() == 2
+    assert "imgmlp train photo.png -o - > weights.npz" in running.shown
 
 
 def test_ctrl_c_on_a_terminal_writes_the_best_so_far(
