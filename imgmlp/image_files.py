@@ -10,7 +10,6 @@ import contextlib
 import io
 import logging
 import os
-import struct
 import sys
 import threading
 import warnings
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from PIL import (
-    ExifTags,
     Image,
     ImageFile,
     ImagePalette,
@@ -28,7 +26,7 @@ from PIL import (
     UnidentifiedImageError,
 )
 
-from imgmlp import image_claims, image_depth, image_frames
+from imgmlp import image_claims, image_depth, image_frames, tiff_exif
 from imgmlp.errors import ImgmlpError, PictureError
 from imgmlp.text import quoted
 
@@ -42,7 +40,6 @@ DRAWINGS = {"EPS", "WMF"}  # programs that draw, for which Pillow needs another 
 STUBS = {"BUFR", "GRIB", "HDF5", "MPEG"}  # that Pillow knows by name only
 _ORIENTATION, _PLANES = 274, 284  # TIFF's tags
 _TILE_WIDTH, _TILE_HEIGHT = 322, 323  # likewise
-_TOLD = 270, 271, 272, 305, 306, 315, 33432  # what, maker, camera, program, date, who, rights
 _UNSUPPORTED = (
     "unsupported",
     "unimplemented",
@@ -257,7 +254,7 @@ def _load(
     """The same picture with its pixels decoded, and of 16 bits if it says so."""
     bits = image_depth.depth(image, stream)
     gray = any("LA;16B" in tile[3:] for tile in image.tile)  # which Pillow makes RGBA
-    exif = _tiff_exif(image) if image.format == "TIFF" else None
+    exif = tiff_exif.of_image(image) if image.format == "TIFF" else None
     _turn_resolution(image)
     if bits == 16 and not image.mode.startswith("I") and "transparency" in image.info:
         raise OSError("unsupported: 16 bits a sample and a transparent colour")
@@ -333,25 +330,6 @@ def _turn_resolution(image: Image.Image) -> None:
     sideways = getattr(image, "tag_v2", {}).get(_ORIENTATION) in (5, 6, 7, 8)
     if sideways and "dpi" in image.info:
         image.info["dpi"] = image.info["dpi"][::-1]
-
-
-def _tiff_exif(image: ImageFile.ImageFile) -> bytes | None:
-    """What a TIFF's own tags tell beside the pixels, as EXIF data."""
-    try:
-        found = _told(image.getexif())
-        return found.tobytes() if found else None
-    except (SyntaxError, ValueError, TypeError, KeyError, struct.error):
-        return None  # of values that no tag may have
-
-
-def _told(found: Image.Exif) -> Image.Exif:
-    """Those of a TIFF's tags that tell of the picture and not where its pixels are."""
-    kept = Image.Exif()
-    kept.load(found.tobytes())
-    for tag in list(kept):
-        if tag not in (*_TOLD, ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo):
-            del kept[tag]
-    return kept
 
 
 # --- refusals ---
