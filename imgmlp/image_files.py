@@ -26,7 +26,7 @@ from PIL import (
     UnidentifiedImageError,
 )
 
-from imgmlp import image_claims, image_depth, image_frames, tiff_exif
+from imgmlp import image_beside, image_claims, image_depth, image_frames, tiff_exif
 from imgmlp.errors import ImgmlpError, PictureError
 from imgmlp.text import quoted
 
@@ -74,6 +74,7 @@ def read(stream: BinaryIO, path: Path, frame: int | None, notes: list[str]) -> I
     icon = stream.read(len(ICON)) == ICON
     with _one_at_a_time, quietly(), _at_most(ICON_PIXELS if icon else MAX_PIXELS):
         image_claims.check_png(stream, path)
+        image_beside.check(stream, path)
         image = Image.open(stream)
         _check_format(image, path)
         check_size(image, str(path))

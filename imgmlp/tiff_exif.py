@@ -10,6 +10,7 @@ import struct
 from PIL import ExifTags, Image, TiffImagePlugin
 
 _TOLD = 270, 271, 272, 305, 306, 315, 33432  # what, maker, camera, program, date, who, rights
+_INNER = ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo  # directories
 _ENTRY = 12  # bytes of a directory's entry
 _WRONG = SyntaxError, ValueError, TypeError, KeyError, OverflowError, RuntimeError, struct.error
 
@@ -17,7 +18,11 @@ _WRONG = SyntaxError, ValueError, TypeError, KeyError, OverflowError, RuntimeErr
 def of_image(image: Image.Image) -> bytes | None:
     """What the tags of an open TIFF tell beside the pixels, as EXIF data."""
     try:
-        return _bytes(_told(image.getexif().tobytes()))
+        found, kept = image.getexif(), Image.Exif()
+        kept.endian = found.endian
+        for tag in filter(found.__contains__, (*_TOLD, *_INNER)):  # and no others' megabytes
+            kept[tag] = found.get_ifd(tag) if tag in _INNER else found[tag]
+        return _bytes(kept)
     except _WRONG:  # of values that no tag may have
         return None
 
@@ -35,7 +40,7 @@ def _told(exif: bytes) -> Image.Exif:
     kept = Image.Exif()
     kept.load(exif)
     for tag in list(kept):
-        if tag not in (*_TOLD, ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo):
+        if tag not in (*_TOLD, *_INNER):
             del kept[tag]
     return kept
 
@@ -68,8 +73,7 @@ def _directory(exif: bytes, order: str, place: int) -> bytes:
     head = b"II*\0\x08\0\0\0" if order == "<" else b"MM\0*\0\0\0\x08"
     directory = TiffImagePlugin.ImageFileDirectory_v2(head)
     for tag, value in found.items():
-        is_directory = tag in (ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo)
-        directory[tag] = found.get_ifd(tag) if is_directory else value
+        directory[tag] = found.get_ifd(tag) if tag in _INNER else value
     return directory.tobytes(place)
 
 
