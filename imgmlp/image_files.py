@@ -26,7 +26,7 @@ from PIL import (
     UnidentifiedImageError,
 )
 
-from imgmlp import image_beside, image_claims, image_depth, image_frames, tiff_exif
+from imgmlp import image_beside, image_claims, image_coded, image_depth, image_frames, tiff_exif
 from imgmlp.errors import ImgmlpError, PictureError
 from imgmlp.text import quoted
 
@@ -123,6 +123,7 @@ def _decoded(
 ) -> Image.Image:
     """The same picture with its pixels, of which no more are decoded than it says to have."""
     check_size(image, str(path))
+    image_coded.check(image, stream, path)
     # No picture inside of it, as icons and others have, may be larger than the whole.
     with _at_most(image.width * image.height), _native_silence(image.format):
         _check_tiles(image, path)
