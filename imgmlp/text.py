@@ -48,6 +48,8 @@ def printable(text: str) -> str:
 def quoted(path: object) -> str:
     """A file's name as a shell takes it, in a command that people are to copy."""
     name = str(path)
+    if name.startswith("-") and name != "-":  # else it would be an option
+        name = f"./{name}"
     if printable(name) == name:
         return shlex.quote(name)
     inner = name.replace("\\", "\\\\").replace("'", "\\'")

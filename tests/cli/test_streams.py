@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from conftest import GOLDEN, QUICK, Command, environment, imgmlp_command, small_
 from outputs import assert_error, pixels_of
 from PIL import Image
 
-from imgmlp import text
 from imgmlp.codec.decoder import open_stored
 from imgmlp.engine import open_device
 
@@ -368,7 +366,7 @@ def test_ctrl_c_while_standard_input_is_waited_for(tmp_path: Path) -> None:
     assert b"Traceback" not in told
 
 
-# Help and names
+# Help
 
 
 @pytest.mark.parametrize("columns", ["0", "1", "40", "80", "200", "many"])
@@ -381,19 +379,3 @@ def test_help_names_every_option_however_narrow(
     assert {"--device", "--verbose", wanted[command]} <= set(shown.replace(",", " ").split())
     assert "bool" not in shown
     assert "<" not in shown  # no types of Python
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("a.png", "a.png"),
-        ("a b.png", "'a b.png'"),
-        ("it's.png", "'it'\"'\"'s.png'"),
-        ("a\n'b.png", r"$'a\n\'b.png'"),
-        ("\udcff\\udcff.png", r"$'\xff\\udcff.png'"),  # a byte that is no UTF-8, and such a text
-    ],
-)
-def test_a_name_in_a_command_can_be_copied(name: str, expected: str) -> None:
-    assert text.quoted(name) == expected
-    echoed = ["bash", "-c", f"printf %s {text.quoted(name)}"]
-    assert subprocess.run(echoed, capture_output=True, check=True).stdout == os.fsencode(name)
