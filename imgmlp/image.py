@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from PIL import Image, PngImagePlugin
 
-from imgmlp import image_files, metadata
+from imgmlp import image_files, metadata, tiff_exif
 from imgmlp import samples as conversion
 from imgmlp.errors import OutOfMemoryError, OutputError, PictureError, UsageError
 from imgmlp.metadata import NOTHING, Metadata
@@ -26,7 +26,7 @@ MAX_PIXELS = image_files.MAX_PIXELS
 SIDES = {"JPEG": 65_500, "WEBP": 16_383}  # pixels along either side, of formats that have a limit
 KEPT = {  # what they keep beside the pixels
     "PNG": ("icc", "exif", "xmp", "dpi"),
-    "TIFF": ("icc", "xmp", "dpi"),  # no EXIF data: Pillow cannot, if pixels are compressed
+    "TIFF": ("icc", "exif", "xmp", "dpi"),
     "JPEG": ("icc", "exif", "xmp", "dpi"),
     "WEBP": ("icc", "exif", "xmp"),
     "BMP": ("dpi",),
@@ -317,7 +317,13 @@ def _save(
         named["pnginfo"].add_itxt("XML:com.adobe.xmp", kept.xmp)
     if name == "TIFF" and kept.xmp is not None:
         named["tiffinfo"] = {_TIFF_XMP: kept.xmp}
-    to_image(pixels).save(stream, format=name, **named, **options)
+    if name != "TIFF" or kept.exif is None:
+        to_image(pixels).save(stream, format=name, **named, **options)
+        return
+    del named["exif"]  # which Pillow cannot write beside compressed pixels
+    without = io.BytesIO()
+    to_image(pixels).save(without, format=name, **named, **options)
+    stream.write(tiff_exif.inserted(without.getvalue(), kept.exif))
 
 
 def _kept_by(name: str, found: Metadata) -> Metadata:
@@ -326,6 +332,9 @@ def _kept_by(name: str, found: Metadata) -> Metadata:
     if name == "JPEG":
         most |= JPEG_BYTES
     fields = {key: getattr(found, key) for key in ("icc", "exif", "xmp")}
+    if name == "TIFF" and found.exif is not None:
+        with image_files.quietly():
+            fields["exif"] = tiff_exif.that_fits(found.exif)
     kept = {key: data for key, data in fields.items() if data and len(data) <= most.get(key, 0)}
     return Metadata(**kept, dpi=found.dpi if "dpi" in most else None)
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import BinaryIO
 
-from PIL import Image
+from PIL import Image, ImageFile
 
 UPPER_BITS = "of the {} bits of a sample the upper 8 are kept"
+ROUNDED = "the {} bits of a sample are rounded to 8"
 _HEAD = 2**24  # bytes in which a file says it
 _BITS, _PHOTOMETRIC = 258, 262  # TIFF's tags
 _J2K_SIZE = b"\xff\x4f\xff\x51"  # how a JPEG 2000's codestream begins (ITU T.800, A.5.1)
@@ -52,6 +53,21 @@ def _avif(head: bytes) -> int:
     flags = head[at + 6] if 0 <= at < len(head) - 6 else 0
     high, twelve = flags >> 6 & 1, flags >> 5 & 1
     return 8 + 2 * high + 2 * (high & twelve)
+
+
+def by_upper_bits(image: ImageFile.ImageFile) -> str:
+    """Have Pillow take these of a PPM's colours, where it can; what is told of what it does.
+
+    It would round them, as it does where white is another number than 65,535, in gray than 2ⁿ - 1.
+    """
+    if image.format != "PPM" or not image.tile or image.tile[0][0] == "raw":
+        return UPPER_BITS
+    name, box, place, args = image.tile[0]
+    if name == "ppm" and args == ("RGB", 65535):
+        image.tile = [ImageFile._Tile("raw", box, place, "RGB;16B")]
+        return UPPER_BITS
+    exact = image.mode == "I" and isinstance(args, tuple) and args[1] & (args[1] + 1) == 0
+    return UPPER_BITS if exact else ROUNDED
 
 
 def is_misread(image: Image.Image, bits: int) -> bool:

@@ -9,9 +9,6 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import os
-import struct
-import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -19,7 +16,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from PIL import (
-    ExifTags,
     Image,
     ImageFile,
     ImagePalette,
@@ -28,9 +24,9 @@ from PIL import (
     UnidentifiedImageError,
 )
 
-from imgmlp import image_claims, image_depth, image_frames
+from imgmlp import image_beside, image_claims, image_coded, image_depth, image_frames, tiff_exif
 from imgmlp.errors import ImgmlpError, PictureError
-from imgmlp.text import quoted
+from imgmlp.text import quoted, silent_libraries
 
 MAX_PIXELS = 2**28
 ICON_PIXELS = 2**20  # of a Windows icon, whose pictures may be larger than it says
@@ -42,7 +38,6 @@ DRAWINGS = {"EPS", "WMF"}  # programs that draw, for which Pillow needs another 
 STUBS = {"BUFR", "GRIB", "HDF5", "MPEG"}  # that Pillow knows by name only
 _ORIENTATION, _PLANES = 274, 284  # TIFF's tags
 _TILE_WIDTH, _TILE_HEIGHT = 322, 323  # likewise
-_TOLD = 270, 271, 272, 305, 306, 315, 33432  # what, maker, camera, program, date, who, rights
 _UNSUPPORTED = (
     "unsupported",
     "unimplemented",
@@ -77,11 +72,31 @@ def read(stream: BinaryIO, path: Path, frame: int | None, notes: list[str]) -> I
     icon = stream.read(len(ICON)) == ICON
     with _one_at_a_time, quietly(), _at_most(ICON_PIXELS if icon else MAX_PIXELS):
         image_claims.check_png(stream, path)
-        image = Image.open(stream)
+        image_beside.check(stream, path)
+        image = Image.open(stream) if icon else _opened(stream, path)
         _check_format(image, path)
         check_size(image, str(path))
-        image_frames.choose(image, path, frame, notes)
+        try:
+            image_frames.choose(image, path, frame, notes)
+        except Image.DecompressionBombError:
+            check_size(image, str(path))  # that of the frame
+            raise
         return _decoded(image, stream, path, notes)
+
+
+def _opened(stream: BinaryIO, path: Path) -> ImageFile.ImageFile:
+    """What Pillow finds; of too many pixels, it is said how many there are. Raises PictureError."""
+    try:
+        return Image.open(stream)
+    except Image.DecompressionBombError:
+        with _at_most(2**63):
+            image = Image.open(stream)
+        _check_format(image, path)
+        width, height = image.size
+        if image.format in ("BMP", "DIB") and width >= 2**31:  # which Pillow takes for a large one
+            image._size = width - 2**32, height
+        check_size(image, str(path))
+        raise
 
 
 def reread(image: Image.Image, path: Path, notes: list[str]) -> Image.Image:
@@ -125,8 +140,9 @@ def _decoded(
 ) -> Image.Image:
     """The same picture with its pixels, of which no more are decoded than it says to have."""
     check_size(image, str(path))
+    image_coded.check(image, stream, path)
     # No picture inside of it, as icons and others have, may be larger than the whole.
-    with _at_most(image.width * image.height), _native_silence(image.format):
+    with _at_most(image.width * image.height), silent_libraries(image.format == "TIFF"):
         _check_tiles(image, path)
         return _load(_by_libtiff(image, stream), stream, path, notes)
 
@@ -157,8 +173,8 @@ def refusals(stream: BinaryIO, path: Path) -> Iterator[None]:
     except (ImgmlpError, MemoryError):
         raise
     except Image.DecompressionBombError as error:
-        problem = f"{path} has more pixels than it says, or than {MAX_PIXELS:,}, the limit"
-        raise PictureError(problem, hint="cut it into parts or make it smaller") from error
+        problem = f"{path} has a picture inside that has more pixels than it says"
+        raise PictureError(problem, hint="get the file again") from error
     except UnidentifiedImageError:
         raise _unidentified(stream, path) from None
     except OSError as error:
@@ -192,28 +208,6 @@ def _at_most(pixels: int) -> Iterator[None]:
     finally:
         PngImagePlugin.MAX_TEXT_CHUNK, PngImagePlugin.MAX_TEXT_MEMORY = text
         Image.MAX_IMAGE_PIXELS = before
-
-
-@contextlib.contextmanager
-def _native_silence(format: str | None) -> Iterator[None]:
-    """Hide what libtiff writes to stderr by itself; Pillow's error says it as well."""
-    if format != "TIFF":
-        yield
-        return
-    try:
-        sys.stderr.flush()
-        kept = os.dup(2)
-    except (OSError, ValueError, AttributeError):  # closed by whoever started this process
-        yield
-        return
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
 
 
 def check_size(image: Image.Image, name: str) -> None:
@@ -255,9 +249,9 @@ def _load(
     image: ImageFile.ImageFile, stream: BinaryIO, path: Path, notes: list[str]
 ) -> Image.Image:
     """The same picture with its pixels decoded, and of 16 bits if it says so."""
-    bits = image_depth.depth(image, stream)
+    bits, told = image_depth.depth(image, stream), image_depth.by_upper_bits(image)
     gray = any("LA;16B" in tile[3:] for tile in image.tile)  # which Pillow makes RGBA
-    exif = _tiff_exif(image) if image.format == "TIFF" else None
+    exif = tiff_exif.of_image(image) if image.format == "TIFF" else None
     _turn_resolution(image)
     if bits == 16 and not image.mode.startswith("I") and "transparency" in image.info:
         raise OSError("unsupported: 16 bits a sample and a transparent colour")
@@ -271,13 +265,15 @@ def _load(
         loaded.info["exif"] = exif
     if gray:
         loaded = loaded.convert("LA")
-    return _whole(loaded, bits, notes)
+    return _whole(loaded, bits, notes, told)
 
 
-def _whole(loaded: Image.Image, bits: int, notes: list[str]) -> Image.Image:
+def _whole(
+    loaded: Image.Image, bits: int, notes: list[str], told: str = image_depth.UPPER_BITS
+) -> Image.Image:
     """A loaded picture whose gray of more than 8 bits is what it should be."""
     if 8 < bits <= 16:
-        notes.append(image_depth.UPPER_BITS.format(bits))
+        notes.append(told.format(bits))
     return image_depth.spread(loaded, bits)
 
 
@@ -335,25 +331,6 @@ def _turn_resolution(image: Image.Image) -> None:
         image.info["dpi"] = image.info["dpi"][::-1]
 
 
-def _tiff_exif(image: ImageFile.ImageFile) -> bytes | None:
-    """What a TIFF's own tags tell beside the pixels, as EXIF data."""
-    try:
-        found = _told(image.getexif())
-        return found.tobytes() if found else None
-    except (SyntaxError, ValueError, TypeError, KeyError, struct.error):
-        return None  # of values that no tag may have
-
-
-def _told(found: Image.Exif) -> Image.Exif:
-    """Those of a TIFF's tags that tell of the picture and not where its pixels are."""
-    kept = Image.Exif()
-    kept.load(found.tobytes())
-    for tag in list(kept):
-        if tag not in (*_TOLD, ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo):
-            del kept[tag]
-    return kept
-
-
 # --- refusals ---
 
 
@@ -389,7 +366,9 @@ def _may_be(name: str, start: bytes) -> bool:
 
 
 def _unreadable(path: Path, error: Exception) -> PictureError:
-    reason = (str(error) or type(error).__name__).splitlines()[0]
+    said = error.args[0] if error.args else ""  # bytes, of a PPM
+    said = said.decode("ascii", "replace") if isinstance(said, bytes) else str(error)
+    reason = (said or type(error).__name__).splitlines()[0]
     kind = isinstance(error, NotImplementedError)
     if "MAX_TEXT" in reason:
         hint = f"take them out first, for example with `magick {quoted(path)} -strip stripped.png`"

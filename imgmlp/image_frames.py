@@ -37,14 +37,23 @@ def choose(image: Image.Image, path: Path, frame: int | None, notes: list[str]) 
             elif wanted != 0:
                 raise EOFError
     except EOFError:
-        problem = f"{path} has no frame {frame}"
-        raise UsageError(problem, hint="--frame counts from 1") from None
+        count = _count(image)
+        there = "there is one" if count == 1 else f"there are {count:,}"
+        hint = f"--frame counts from 1, and {there}"
+        raise UsageError(f"{path} has no frame {frame}", hint=hint) from None
     if frame is not None or not others:
         return
     if image.format == "PSD":
         notes.append("its layers are merged, as the file has them")
     elif image.format != "MPO":  # a phone's JPEG with a second picture behind the first
         notes.append("only its first frame is taken; --frame chooses another")
+
+
+def _count(image: Image.Image) -> int:
+    """How many frames there are to choose from."""
+    if image.format == "TIFF":
+        return sum(1 for _ in _own_pages(image)) or 1
+    return 1 if image.format == "PSD" else getattr(image, "n_frames", 1)
 
 
 def _choose_page(image: Image.Image, wanted: int) -> bool:

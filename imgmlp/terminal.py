@@ -7,6 +7,7 @@ nor how anything is computed.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import traceback
@@ -194,6 +195,8 @@ def print_table(heading: Sequence[str], rows: Sequence[Sequence[str]], caption: 
 
 def _console(**options: Any) -> Console:
     """Rich's, which shows nothing at all where COLUMNS is 0."""
+    if os.environ.get("NO_COLOR"):  # of which Rich leaves bold
+        options["color_system"] = None
     console = Console(highlight=False, **options)
     if console.width < NARROWEST:
         console.width = USUAL_WIDTH

@@ -48,6 +48,8 @@ def printable(text: str) -> str:
 def quoted(path: object) -> str:
     """A file's name as a shell takes it, in a command that people are to copy."""
     name = str(path)
+    if name.startswith("-") and name != "-":  # else it would be an option
+        name = f"./{name}"
     if printable(name) == name:
         return shlex.quote(name)
     inner = name.replace("\\", "\\\\").replace("'", "\\'")
@@ -98,13 +100,35 @@ def standard_output() -> Iterator[TextIO]:
     sys.stdout.flush()
 
 
+@contextmanager
+def silent_libraries(silent: bool) -> Iterator[None]:
+    """Hide what libraries write to stderr by themselves, if that is wanted."""
+    if not silent:
+        yield
+        return
+    try:
+        sys.stderr.flush()
+        kept = os.dup(2)
+    except (OSError, ValueError, AttributeError):  # closed by whoever started this process
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
 def print_data(text: str) -> None:
     """Write lines of data to stdout. Raises OutputError."""
     with standard_output() as stream:
         stream.write((text if encodes_unicode(stream) else ascii_only(text)) + "\n")
 
 
-def write_data(data: bytes) -> None:
+def write_data(data: bytes | memoryview) -> None:
     """Write the bytes of a file to stdout. Raises OutputError, also where nobody reads them all."""
     with standard_output() as stream:
         try:

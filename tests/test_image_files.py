@@ -19,7 +19,7 @@ from PIL import Image, ImageFile, TiffImagePlugin, features
 
 from imgmlp import image as pictures
 from imgmlp.errors import PictureError, UsageError
-from imgmlp.image_depth import UPPER_BITS, depth
+from imgmlp.image_depth import ROUNDED, UPPER_BITS, depth
 
 RGB, GRAY = small_pixels(), small_pixels(1)
 MOST = 64  # MiB that refusing all of them may take
@@ -141,6 +141,22 @@ def test_pillows_own_limit_is_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "a.ico").write_bytes(hostile.BOMBS["ico-png.ico"]())
     refusal(tmp_path / "a.ico")
     assert before == Image.MAX_IMAGE_PIXELS
+
+
+def test_what_is_too_large_is_told_with_its_size(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(hostile.png(20_000, 20_000))
+    assert "has 20000×20000 pixels; the limit is 268,435,456" in str(refusal(path))
+    path.write_bytes(b"BM" + struct.pack("<IHHI", 200, 0, 0, 54) + hostile.bitmap(-5, 7))
+    assert "is -5×7: it has no pixels" in str(refusal(path))
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 60000 60000\n%%EndComments\n")
+    assert "is a drawing (EPS)" in str(refusal(path))
+
+
+def test_what_pillow_says_in_bytes_is_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.ppm"
+    path.write_bytes(b"P6 99999999999999999999 5 255\n" + bytes(99))
+    assert str(refusal(path)).endswith("Token too long in file header: 99999999999")
 
 
 # Frames
@@ -299,10 +315,15 @@ def test_a_deep_tiff_in_colour_and_one_whose_white_is_0(tmp_path: Path) -> None:
 
 def test_a_ppm_of_16_bits(tmp_path: Path) -> None:
     path = tmp_path / "a.ppm"
-    path.write_bytes(b"P6 2 1 65535\n" + bytes(range(12)))
+    values = np.random.default_rng(0).integers(0, 2**16, (9, 7, 3), np.uint16)
+    path.write_bytes(b"P6 7 9 65535\n" + values.astype(">u2").tobytes())
     found = pictures.load(path)
-    assert found.pixels.shape == (1, 2, 3)
+    np.testing.assert_array_equal(found.pixels, values >> 8)
     assert found.notes == (UPPER_BITS.format(16),)
+    path.write_bytes(b"P6 7 9 60000\n" + np.minimum(values, 60_000).astype(">u2").tobytes())
+    found = pictures.load(path)
+    np.testing.assert_allclose(found.pixels, np.minimum(values, 60_000) / 60_000 * 255, atol=0.51)
+    assert found.notes == (ROUNDED.format(16),)
 
 
 def test_a_transparent_colour_of_16_bits_is_refused(tmp_path: Path) -> None:

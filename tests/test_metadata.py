@@ -97,7 +97,7 @@ def test_each_orientation_is_that_of_pillow(tmp_path: Path, orientation: int) ->
     [
         (".png", []),
         (".jpg", []),
-        (".tif", ["EXIF data"]),
+        (".tif", []),
         (".webp", ["resolution"]),
         (".bmp", ["colour profile", "EXIF data", "XMP data"]),
         (".ppm", ["colour profile", "EXIF data", "XMP data", "resolution"]),
@@ -253,7 +253,9 @@ def test_a_frame_is_chosen_by_its_number(imgmlp: Command, picture: Path) -> None
         imgmlp("decode", "a.imlp", "-o", "a.png", "--force")
         with Image.open(picture.parent / "a.png") as image:
             assert set(np.asarray(image).ravel()) == {level}
-    assert "no frame 4" in imgmlp("encode", "a.gif", *quick, "--frame", "4", check=2).stderr
+    told = imgmlp("encode", "a.gif", *quick, "--frame", "4", check=2).stderr
+    assert "no frame 4" in told
+    assert "there are 3" in told
 
 
 def test_files_from_before_are_read(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ class Encoding:
 
     picture: Picture
     name: str  # of the picture, for people
-    output: Path | None  # None for what has no name, and so no hidden file beside it
+    output: Path | None  # None for what is no file, and so has no hidden one beside it
     wanted: Wanted
     device: Callable[[], AnyDevice]
     watch: Watch

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import sys
 from typing import Any
@@ -21,7 +22,7 @@ from imgmlp.ending import leave
 from imgmlp.errors import ImgmlpError, Interrupted, OutputError, UsageError, out_of_memory
 from imgmlp.interrupt import ignore_signals
 from imgmlp.terminal import Terminal
-from imgmlp.text import guard_streams, print_data
+from imgmlp.text import guard_streams, print_data, quoted
 
 __all__ = ["app", "main"]
 
@@ -100,5 +101,9 @@ def _interrupted() -> Interrupted:
 
 
 def _usage_hint(error: typer.TyperException) -> str:
+    if error.format_message().startswith("No such option"):
+        for word in _options(sys.argv[1:]):
+            if word.startswith("-") and os.path.isfile(word):
+                return f"`{quoted(word)}` means the file of this name"
     context = getattr(error, "ctx", None)
     return f"see `{context.command_path if context else 'imgmlp'} --help`"

@@ -33,9 +33,11 @@ from imgmlp.cli.options import (
     PlainHelp,
     Precision,
     Preset,
+    Reconstruction,
     Recursive,
     StoredFiles,
     Strip,
+    Weights,
     with_terminal,
 )
 from imgmlp.codec.bitstream.container import USUAL_CODEC
@@ -85,12 +87,8 @@ def train(
     image: Annotated[
         Path, typer.Argument(metavar="IMAGE", help="The picture; - is standard input.")
     ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="NPZ", help="The weights to write.")
-    ] = Path("weights.npz"),
-    png: Annotated[
-        Path, typer.Option("--png", metavar="PICTURE", help="What the weights decode to.")
-    ] = Path("reconstruction.png"),
+    output: Weights = Path("weights.npz"),
+    png: Reconstruction = None,
     preset: Preset = "default",
     steps: Annotated[int | None, typer.Option(metavar="N", help="Training steps.")] = None,
     batch: Batch = None,
@@ -122,7 +120,7 @@ def train(
         seed=seed,
         precision=precision,
     )
-    outputs = Outputs(output, png, live)
+    outputs = Outputs.chosen(output, png, live)
     run(opened, image, outputs, settings, device, force, frame, strip)
 
 

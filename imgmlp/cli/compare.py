@@ -155,7 +155,7 @@ class _Report:
                 self.show(f"{stage}  {state}", progress.step / progress.steps)
 
             heard = tell, self.stop.requested, self.terminal.detail
-            if self.output == STANDARD:
+            if files.is_stream(self.output):  # beside which there is no place for a state
                 return Run(*heard)
             choices = f"compare {job.codec} {goal!r} {job.workload!r}"
             own = checkpoint.of(self.output, picture, job.device, choices)

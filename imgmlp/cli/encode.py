@@ -215,7 +215,7 @@ class _Task:
         encoding = Encoding(
             picture,
             files.named(self.source),
-            None if standard else self.path,
+            None if files.is_stream(self.path) else self.path,
             wanted,
             self.device,
             self.watch,

@@ -130,7 +130,7 @@ def read(path: Path) -> bytes:
     return data
 
 
-def write_standard(data: bytes) -> None:
+def write_standard(data: bytes | memoryview) -> None:
     """Write the bytes of a file to standard output. Raises OutputError."""
     with hearing():
         write_data(data)

@@ -83,6 +83,20 @@ Devices = Annotated[
         "[env var: IMGMLP_DEVICE; default: auto]",
     ),
 ]
+Weights = Annotated[
+    Path,
+    typer.Option(
+        "--output", "-o", metavar="NPZ", help="The weights to write; - is standard output."
+    ),
+]
+Reconstruction = Annotated[
+    Path | None,
+    typer.Option(
+        "--png",
+        metavar="PICTURE",
+        help="What the weights decode to. reconstruction.png if not given, none with -o -.",
+    ),
+]
 Preset = Annotated[
     Literal["default", "seed"],
     typer.Option(metavar="default|seed", help="Where the other values come from."),

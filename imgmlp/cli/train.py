@@ -1,20 +1,23 @@
 """`imgmlp train`: a network for a picture, and the files of it.
 
-A run that was stopped goes on, over what it has written itself.
+A run that was stopped goes on, over what it has written itself, where its weights are in a file.
 """
 
 from __future__ import annotations
 
+import io
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from imgmlp import image as pictures
 from imgmlp import output_files
 from imgmlp.cli import devices, files, parsing
+from imgmlp.cli.files import STANDARD
 from imgmlp.codec.float_mlp import npz, pipeline
 from imgmlp.codec.float_mlp.config import Settings
 from imgmlp.codec.float_mlp.pipeline import Trained
 from imgmlp.codec.training import checkpoint
+from imgmlp.codec.training.checkpoint import Checkpoint
 from imgmlp.codec.training.run import Run
 from imgmlp.ending import held
 from imgmlp.engine import AnyDevice, open_device
@@ -33,21 +36,33 @@ class Outputs:
     """The files that a training writes."""
 
     weights: Path
-    png: Path
+    png: Path | None
     live: Path | None = None
+
+    @staticmethod
+    def chosen(weights: Path, png: Path | None, live: Path | None) -> Outputs:
+        """Those that were asked for, and the usual picture; but none beside standard output."""
+        usual = None if weights == STANDARD else Path("reconstruction.png")
+        return Outputs(weights, png or usual, live)
+
+    def lasting(self) -> list[Path]:
+        """The files that are written in the end."""
+        return [path for path in (self.weights, self.png) if path not in (None, STANDARD)]
 
     def shown(self) -> list[Path]:
         """Those that are rewritten while the training goes on."""
         return live.files_of(self.live)
 
     def paths(self) -> list[Path]:
-        return [self.weights, self.png, *self.shown()]
+        return [*self.lasting(), *self.shown()]
 
     def names(self) -> list[str]:
         return [str(path.resolve()) for path in self.paths()]
 
     def check(self, source: Path, replaced: list[Path]) -> None:
         """Refuse, as an OutputError, files that cannot be written or must not be replaced."""
+        if self.weights == STANDARD:
+            files.check_terminal("weights", "imgmlp train photo.png -o - > weights.npz")
         own = [path for path in self.paths() if not output_files.is_special(path)]
         output_files.check_distinct(own, [source], "give every file a name of its own")
         hint = "--force replaces it; -o, --png and --live choose other names"
@@ -56,7 +71,8 @@ class Outputs:
 
     def check_formats(self, picture: Picture | None = None) -> None:
         """Refuse, as a UsageError, names of pictures that cannot hold this one, or none at all."""
-        pictures.check_ending(self.weights, ".npz")
+        if self.weights != STANDARD:
+            pictures.check_ending(self.weights, ".npz")
         what = () if picture is None else (picture.channels, (picture.width, picture.height))
         for path in filter(None, (self.png, self.live)):
             if not output_files.is_special(path):
@@ -114,7 +130,9 @@ class _Training:
 
     def __post_init__(self) -> None:
         choices = f"train {self.settings!r}"
-        self.kept = checkpoint.of(self.outputs.weights, self.picture, self.device, choices)
+        self.kept: Checkpoint | None = None
+        if not files.is_stream(self.outputs.weights):  # beside which there is no place for a state
+            self.kept = checkpoint.of(self.outputs.weights, self.picture, self.device, choices)
         values = {"outputs": self.outputs.names()}
         self.run = Run(note=self.terminal.note, checkpoint=self.kept, values=values)
 
@@ -123,13 +141,13 @@ class _Training:
 
         What is shown live is younger than the checkpoint if the run was killed.
         """
-        saved, paths = self.run.saved, self.outputs.paths()
-        if saved is None:
+        kept, saved, paths = self.kept, self.run.saved, self.outputs.paths()
+        if kept is None or saved is None:
             return []
         named = zip(paths, self.outputs.names(), strict=True)
         known = [path for path, name in named if name in saved.values["outputs"]]
         shown = self.outputs.shown()
-        return [path for path in known if path in shown or not self.kept.is_older_than(path)]
+        return [path for path in known if path in shown or not kept.is_older_than(path)]
 
     def check(self) -> None:
         """Refuse files that must not be replaced. Raises OutputError."""
@@ -139,8 +157,7 @@ class _Training:
 
     def _looks(self) -> list[tuple[int, int] | None]:
         """Bytes and time of change of the files that are written in the end."""
-        paths = (self.outputs.weights, self.outputs.png)
-        found = [path.stat() if path.is_file() else None for path in paths]
+        found = [path.stat() if path.is_file() else None for path in self.outputs.lasting()]
         return [None if one is None else (one.st_size, one.st_mtime_ns) for one in found]
 
     def _check_again(self) -> None:
@@ -154,8 +171,10 @@ class _Training:
         """Say what is going to be done, and where."""
         terminal, settings, device = self.terminal, self.settings, self.device
         terminal.note(device.info.describe())
-        if (others := checkpoint.others(self.outputs.weights, self.kept)) is not None:
-            terminal.note(others)
+        if self.kept is not None:
+            others = checkpoint.others(self.outputs.weights, self.kept)
+            if others is not None:
+                terminal.note(others)
         devices.tell_precision(terminal, settings, device)
         terminal.detail(devices.details(device))
         terminal.detail("  ".join(f"{name} {value}" for name, value in asdict(settings).items()))
@@ -168,25 +187,33 @@ class _Training:
 
     def train(self) -> Trained:
         """Train, and write the outputs."""
-        outputs = self.outputs
         with StopRequest() as stop, self._view() as view:
             with self.terminal.training(self.settings.steps) as show:
                 self.run.tell, self.run.should_stop = view.after(show), stop.requested
                 stop.requested()  # which is heard soon, as little is compiled here
                 trained = pipeline.train(self.picture, self.settings, self.device, self.run)
             self._check_again()
-            output_files.write_atomically(
-                outputs.weights, lambda stream: npz.save(trained.weights, stream)
-            )
-            pictures.save_named(trained.pixels, outputs.png, self.picture.metadata)
+            self._write(trained)
             how = "Done" if trained.stopped is None else trained.stopped.capitalize()
             done = f"{trained.steps:,} of {self.settings.steps:,} steps"
             view.end(f"{how}: {done}, {trained.psnr:.2f} dB", trained.pixels)
-        if trained.stopped == "interrupted":
+        if self.kept is not None and trained.stopped == "interrupted":
             self.kept.touch()
-        else:
-            self.kept.remove(outputs.weights)
+        elif self.kept is not None:
+            self.kept.remove(self.outputs.weights)
         return trained
+
+    def _write(self, trained: Trained) -> None:
+        archive, target = io.BytesIO(), self.outputs.weights
+        npz.save(trained.weights, archive)
+        data = archive.getbuffer()
+        self._bytes = len(data)
+        if target == STANDARD:
+            files.write_standard(data)
+        else:
+            output_files.write_atomically(target, lambda stream: stream.write(data))
+        if self.outputs.png is not None:
+            pictures.save_named(trained.pixels, self.outputs.png, self.picture.metadata)
 
     def _view(self) -> LiveView:
         title = files.named(self.source)
@@ -195,16 +222,17 @@ class _Training:
     def report(self, trained: Trained) -> None:
         """Say how it went. Raises Interrupted or TrainingError if it ended early."""
         output, settings = self.outputs.weights, self.settings
+        name = "standard output" if output == STANDARD else str(output)
         at = f"{trained.steps:,} of {settings.steps:,} steps"
-        kept = f"the best weights so far are in {output}"
+        kept = f"the best weights so far are in {name}"
         if trained.stopped == "interrupted":
-            hint = f"{kept}; the same command goes on from there"
-            raise Interrupted(f"stopped after {at}", hint=hint)
+            more = "start it again" if self.kept is None else "the same command goes on from there"
+            raise Interrupted(f"stopped after {at}", hint=f"{kept}; {more}")
         if trained.stopped == "diverged":
             problem = (
                 f"the loss is no longer finite after {at}, also at an eighth of the learning rate"
             )
             raise TrainingError(problem, hint=f"{kept}; try a smaller --lr than {settings.lr:g}")
-        weights, quality = size(output.stat().st_size), f"{trained.psnr:.1f} dB"
-        seconds = duration(trained.seconds)
-        self.terminal.done(f"{output} {weights}   {self.outputs.png} {quality}   {seconds}")
+        png = "" if self.outputs.png is None else f"{self.outputs.png} "
+        figures = f"{size(self._bytes)}   {png}{trained.psnr:.1f} dB"
+        self.terminal.done(f"{name} {figures}   {duration(trained.seconds)}")

@@ -14,7 +14,7 @@ import pytest
 from conftest import QUICK, Command, environment, imgmlp_command
 from outputs import assert_error, names
 
-from imgmlp import terminal
+from imgmlp import terminal, text
 from imgmlp.cli import devices
 from imgmlp.codec.training.run import Progress
 from imgmlp.engine import list_devices
@@ -278,3 +278,35 @@ def test_an_empty_argument_is_no_folder(imgmlp: Command) -> None:
     ):
         assert "an argument is empty" in imgmlp(*words, check=2).stderr
     assert "--out= does not exist" in imgmlp("encode", "--", "--out=", check=2).stderr
+
+
+# Names in commands that people are to copy
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("a.png", "a.png"),
+        ("a b.png", "'a b.png'"),
+        ("-", "-"),  # standard input
+        ("it's.png", "'it'\"'\"'s.png'"),
+        ("a\n'b.png", r"$'a\n\'b.png'"),
+        ("\udcff\\udcff.png", r"$'\xff\\udcff.png'"),  # a byte that is no UTF-8, and such a text
+    ],
+)
+def test_a_name_in_a_command_can_be_copied(name: str, expected: str) -> None:
+    assert text.quoted(name) == expected
+    echoed = ["bash", "-c", f"printf %s {text.quoted(name)}"]
+    assert subprocess.run(echoed, capture_output=True, check=True).stdout == os.fsencode(name)
+
+
+def test_a_name_that_looks_like_an_option_is_a_file_with_its_folder(
+    imgmlp: Command, picture: Path
+) -> None:
+    assert text.quoted("-x y.png") == "'./-x y.png'"
+    (picture.parent / "-x.png").write_bytes(b"no picture")
+    told = imgmlp("encode", "-x.png", check=2).stderr
+    assert_error(told, "No such option", "`./-x.png` means the file of this name")
+    assert "magick ./-x.png" in imgmlp("encode", "--", "-x.png", check=3).stderr
+    told = imgmlp("encode", "-z.png", check=2).stderr
+    assert_error(told, "No such option", "see `imgmlp encode --help`")

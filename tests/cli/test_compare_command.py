@@ -112,6 +112,17 @@ def test_a_page_that_cannot_be_written_loses_no_encoding(
     assert counted.files == 0
 
 
+def test_nothing_is_kept_beside_a_page_that_is_no_file(
+    two: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    null = two[0].parent / "null"
+    null.symlink_to("/dev/null")
+    monkeypatch.setattr(compare.page, "render", lambda *_: pytest.fail("as a full disk does"))
+    with pytest.raises(pytest.fail.Exception):
+        compare.run(Terminal(), two, null, Wanted(RATES, 1, "mlp"), "numpy", True, False)
+    assert {path.name for path in null.parent.iterdir()} == {"a.png", "b.png", "null"}
+
+
 def test_a_page_that_somebody_writes_meanwhile_stays(
     two: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

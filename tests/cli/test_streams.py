@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from conftest import GOLDEN, QUICK, Command, environment, imgmlp_command, small_
 from outputs import assert_error, pixels_of
 from PIL import Image
 
-from imgmlp import text
 from imgmlp.codec.decoder import open_stored
 from imgmlp.engine import open_device
 
@@ -134,6 +132,28 @@ def test_a_file_goes_to_standard_output(picture: Path) -> None:
     done = run(picture.parent, "encode", picture.name, *SHORT, "-o", "-", "--json")
     assert done.returncode == 2
     assert json.loads(done.stdout)["exit_code"] == 2
+
+
+def test_weights_go_to_standard_output_and_no_picture_beside_them(picture: Path) -> None:
+    made = run(picture.parent, "train", "-", *QUICK, "-o", "-", stdin=picture.open("rb"))
+    assert made.returncode == 0, made.stderr
+    assert open_stored(made.stdout).width == 31
+    assert b"standard output" in made.stderr
+    assert b"reconstruction" not in made.stderr
+    assert [path.name for path in picture.parent.iterdir()] == [picture.name]
+    run(picture.parent, "train", picture.name, *QUICK, "-o", "-", "--png", "a.png")
+    assert {path.name for path in picture.parent.iterdir()} == {picture.name, "a.png"}
+    unread = run(picture.parent, "train", picture.name, *QUICK, "-o", "-", shell='"$0" "$@" | true')
+    assert unread.returncode == 8
+
+
+def test_nothing_is_kept_beside_what_is_no_file(picture: Path) -> None:
+    """A failed output would be gone on with, but for a device or a pipe."""
+    full = picture.parent / "full"
+    full.symlink_to("/dev/full")
+    done = run(picture.parent, "encode", picture.name, *SHORT, "-o", full.name)
+    assert done.returncode == 8, done.stderr
+    assert {path.name for path in picture.parent.iterdir()} == {picture.name, full.name}
 
 
 @pytest.mark.parametrize("command", ["info", "verify"])
@@ -346,7 +366,7 @@ def test_ctrl_c_while_standard_input_is_waited_for(tmp_path: Path) -> None:
     assert b"Traceback" not in told
 
 
-# Help and names
+# Help
 
 
 @pytest.mark.parametrize("columns", ["0", "1", "40", "80", "200", "many"])
@@ -359,19 +379,3 @@ def test_help_names_every_option_however_narrow(
     assert {"--device", "--verbose", wanted[command]} <= set(shown.replace(",", " ").split())
     assert "bool" not in shown
     assert "<" not in shown  # no types of Python
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("a.png", "a.png"),
-        ("a b.png", "'a b.png'"),
-        ("it's.png", "'it'\"'\"'s.png'"),
-        ("a\n'b.png", r"$'a\n\'b.png'"),
-        ("\udcff\\udcff.png", r"$'\xff\\udcff.png'"),  # a byte that is no UTF-8, and such a text
-    ],
-)
-def test_a_name_in_a_command_can_be_copied(name: str, expected: str) -> None:
-    assert text.quoted(name) == expected
-    echoed = ["bash", "-c", f"printf %s {text.quoted(name)}"]
-    assert subprocess.run(echoed, capture_output=True, check=True).stdout == os.fsencode(name)

@@ -115,11 +115,22 @@ def test_messages_are_whole_however_narrow(
     assert "✓ weights.npz" in running.shown.replace("\x1b[32m", "").replace("\x1b[0m", "")
 
 
+def test_nothing_is_bold_where_no_colours_are_wanted(on_terminal: type[Running]) -> None:
+    for changes in ({}, {"NO_COLOR": "1"}):
+        running = on_terminal("info", "missing.imlp", **changes)
+        assert running.end() == 2
+        assert "error:" in running.shown
+        assert ("\x1b" in running.shown) is not bool(changes)
+
+
 def test_no_png_is_sent_to_a_terminal(on_terminal: type[Running], weights: Path) -> None:
     running = on_terminal("decode", weights.name, "-o", "-")
     assert running.end() == 2
     assert "terminal" in running.shown
     assert "PNG\r" not in running.shown
+    running = on_terminal("train", "small.png", *QUICK, "-o", "-")
+    assert running.end() == 2
+    assert "imgmlp train photo.png -o - > weights.npz" in running.shown
 
 
 def test_ctrl_c_on_a_terminal_writes_the_best_so_far(

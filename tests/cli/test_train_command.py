@@ -179,6 +179,21 @@ def test_a_stopped_training_goes_on_over_what_it_wrote(
     assert names(picture) == {"a.npz", "a.png", "whole.npz", "whole.png"}
 
 
+def test_a_stopped_training_keeps_nothing_beside_what_is_no_file(
+    picture: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    null = picture.parent / "null"
+    null.symlink_to("/dev/null")
+    settings = parsing.training_settings("default", batch=64, hidden=8, layers=1, features=8)
+    monkeypatch.setattr(interrupt.StopRequest, "requested", lambda _: True)
+    outputs = Outputs(null, picture.parent / "a.png")
+    with pytest.raises(Interrupted) as raised:
+        training.run(terminal.Terminal(), picture, outputs, settings, "numpy", False)
+    assert "the best weights so far are in" in raised.value.hint
+    assert "start it again" in raised.value.hint
+    assert names(picture) == {"null", "a.png"}
+
+
 @pytest.mark.parametrize("name", ["a.npz", "a.png"])
 @pytest.mark.parametrize("force", [False, True])
 def test_what_somebody_writes_while_it_trains_stays_unless_forced(

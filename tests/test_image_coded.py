@@ -1,0 +1,107 @@
+"""Small pictures in files that say to be large ones are refused, and what is sound is not."""
+
+from __future__ import annotations
+
+import io
+import struct
+from pathlib import Path
+
+import pytest
+from conftest import small_pixels
+from hostile import refusal
+from PIL import Image, features
+
+from imgmlp import image as pictures
+from imgmlp import image_coded
+
+SIDE = 16_000
+PIXELS = small_pixels()
+avif = pytest.mark.skipif(not features.check("avif"), reason="this Pillow has no AVIF")
+
+
+def saved(kind: str, frames: int = 1, **options: object) -> bytes:
+    stream = io.BytesIO()
+    image = Image.fromarray(PIXELS)
+    if frames > 1:
+        options |= {"save_all": True, "append_images": [image.rotate(90)] * (frames - 1)}
+    image.save(stream, kind, **options)
+    return stream.getvalue()
+
+
+def says(data: bytes, side: int) -> bytes:
+    """An AVIF with another size in its header."""
+    at = data.index(b"ispe") + 8
+    return data[:at] + struct.pack(">II", side, side) + data[at + 8 :]
+
+
+def on_canvas(data: bytes, side: int) -> bytes:
+    at = data.index(b"VP8X") + 12
+    return data[:at] + struct.pack("<I", side - 1)[:3] * 2 + data[at + 6 :]
+
+
+@avif
+def test_an_avif_that_says_to_be_large_is_refused_undecoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.avif"
+    path.write_bytes(says(saved("AVIF"), SIDE))
+    monkeypatch.setattr(Image.Image, "load", lambda _: pytest.fail("it was decoded"))
+    assert f"{SIDE}×{SIDE} pixels, and holds a far smaller" in str(refusal(path))
+
+
+def test_a_webp_whose_frames_are_lost_on_its_canvas_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.webp"
+    data = saved("WEBP", 2, lossless=True)
+    path.write_bytes(on_canvas(data, 16_383))
+    assert "16383×16383 pixels, and holds a far smaller" in str(refusal(path))
+    path.write_bytes(on_canvas(data, 300))  # as an animation may well be
+    assert pictures.load(path, alpha=True).pixels.shape[:2] == (300, 300)
+
+
+@avif
+@pytest.mark.parametrize("options", [{}, {"quality": 0}, {"subsampling": "4:4:4"}, {"speed": 10}])
+@pytest.mark.parametrize("frames", [1, 2])
+def test_sound_files_hold_what_they_say(
+    options: dict[str, object], frames: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were no larger one allowed, each would still be read."""
+    for name in ("FREE", "CANVAS"):
+        monkeypatch.setattr(image_coded, name, 0)
+    monkeypatch.setattr(image_coded, "ENLARGED", 1)
+    data = saved("AVIF", frames, **options)
+    assert max(image_coded._sequences(data)) == 31 * 24
+    pictures.load("a.avif", data=data)
+    pictures.load("a.webp", data=saved("WEBP", frames))
+
+
+@avif
+def test_a_large_flat_avif_is_read(tmp_path: Path) -> None:
+    stream = io.BytesIO()
+    Image.new("RGB", (1500, 1200), "teal").save(stream, "AVIF", speed=10)
+    assert pictures.load("a.avif", data=stream.getvalue()).width == 1500
+
+
+def header(*fields: tuple[int, int]) -> bytes:
+    bits = "".join(f"{value:0{count}b}" for value, count in fields)
+    return int(bits.ljust(-len(bits) % 8 + len(bits), "0"), 2).to_bytes(-(-len(bits) // 8))
+
+
+def test_a_sequence_header_is_read_in_each_of_its_forms() -> None:
+    size = [(9, 4), (9, 4), (639, 10), (479, 10)]
+    reduced = header((0, 3), (1, 1), (1, 1), (4, 5), *size)
+    point = [(0, 12), (9, 5), (0, 1), (1, 1), (5, 4)]  # of a high level, and with a delay
+    whole = header((0, 3), (0, 1), (0, 1), (0, 1), (1, 1), (1, 5), *point, *point, *size)
+    for form in (reduced, whole):
+        assert image_coded._most(image_coded._Bits(form)) == 640 * 480
+    timed = header((0, 3), (0, 1), (0, 1), (1, 1), (0, 32), *size)
+    for doubtful in (timed, whole[:3], b""):
+        with pytest.raises(ValueError, match=r"^$"):
+            image_coded._most(image_coded._Bits(doubtful))
+
+
+def test_where_a_picture_is_made_of_several_nothing_is_known() -> None:
+    head = b"mdat\x12\0\x0a\x0a" + header(
+        (0, 3), (1, 1), (1, 1), (4, 5), (9, 4), (9, 4), (63, 10), (63, 10)
+    )
+    assert list(image_coded._sequences(head + bytes(9))) == [64 * 64]
+    assert list(image_coded._sequences(b"grid" + head)) == []
