@@ -308,7 +308,7 @@ class Program:
         most = self.executable.steps
         if not most:
             for _ in range(times):
-                device.launch_all(self.sequence)
+                device.launch_all(self.sequence, self.executable.side)
             return
         while times:
             steps = min(times, most)
@@ -376,6 +376,7 @@ def _target(device: AnyDevice, precision: Precision) -> Target:
         slices=device.can_slice,
         joins=device.joins_kernels,
         stays=device.keeps_groups,
+        queues=device.has_queues,
         multiply=ON_MATRIX_UNITS[precision] if device.has_matrix_units else "float32",
     )
 
