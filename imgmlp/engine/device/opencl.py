@@ -286,17 +286,18 @@ class Device(HostCopies):
             own.set_args(*(a.handle if isinstance(a, Allocation) else a for a in args))
         return Launch(kernel, own, global_size, local_size, tuple(args))
 
-    def launch_all(self, launches: Sequence[Launch], side: Sequence[int] = ()) -> None:
-        """Enqueue launches in order and return at once.
-
-        With `side`, of a begin, an end and a join, those from `begin` up to `end` run at the same
-        time as those behind them, up to `join`.
-        """
+    def launch_all(self, launches: Sequence[Launch]) -> None:
+        """Enqueue launches in order and return at once."""
         self._refuse_if_lost()
-        if not side or not all(launch.compiled for launch in launches):
+        self._enqueue(launches, self._queue)
+
+    def launch_beside(self, launches: Sequence[Launch], begin: int, end: int, join: int) -> None:
+        """The same, where those from `begin` up to `end` run at the same time as those behind them,
+        up to `join`."""
+        self._refuse_if_lost()
+        if not all(launch.compiled for launch in launches):
             self._enqueue(launches, self._queue)
             return
-        begin, end, join = side
         if self._side_queue is None:
             self._side_queue = cl.CommandQueue(self._context)
         fork = self._enqueue(launches[:begin], self._queue)

@@ -305,10 +305,13 @@ class Program:
 
     def _enqueue(self, device: Device, times: int) -> None:
         """Enqueue so many steps, several in a launch if its work-groups may stay for them."""
-        most = self.executable.steps
+        most, side = self.executable.steps, self.executable.side
         if not most:
             for _ in range(times):
-                device.launch_all(self.sequence, self.executable.side)
+                if side:
+                    device.launch_beside(self.sequence, *side)
+                else:
+                    device.launch_all(self.sequence)
             return
         while times:
             steps = min(times, most)

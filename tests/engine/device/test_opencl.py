@@ -339,7 +339,7 @@ def test_a_queue_beside_begins_behind_what_is_before_and_is_waited_for(
     handle = KernelHandle("", None, None)
     names = [f"k{n}" for n in range(7)]
     launches = [Launch(handle, name, (1,), (1,), None, compiled=True) for name in names]
-    opencl.launch_all(launches, (2, 4, 6))
+    opencl.launch_beside(launches, 2, 4, 6)
     assert [name for name in told if told[name][0] is not told["k0"][0]] == ["k2", "k3"]
     waits = {name: waits for name, (_, waits) in told.items() if waits is not None}
     assert waits == {"k2": ["k1 done"], "k6": ["k3 done"]}
