@@ -23,6 +23,7 @@ from imgmlp.engine.passes.horizontal_fusion import fuse
 from imgmlp.engine.passes.memory_plan import Plan, plan
 from imgmlp.engine.passes.persistent import make_persistent
 from imgmlp.engine.passes.schedule import schedule
+from imgmlp.engine.passes.side_queue import fuse_aside, rows_aside
 from imgmlp.engine.passes.simplify import OFTEN, simplify
 from imgmlp.engine.tiling.block import block_procedure, is_staged
 
@@ -105,9 +106,13 @@ def lower(updates: Sequence[Update], target: Target, general: bool = False) -> S
                 procedure = scheduled(nodes)
             if large:
                 procedure = replace(procedure, note=f"{procedure.note}; {TOO_LARGE}")
+        if target.queues and target.joins and (rows := rows_aside(procedure)):
+            target = replace(target, aside=rows)
+            procedure = scheduled(nodes)
     if target.joins:
         with _clock(seconds, "fuse"):
-            procedure = fuse(procedure)
+            aside = fuse_aside(procedure) if target.queues else None
+            procedure = aside or fuse(procedure)
             procedure = make_persistent(procedure) if target.stays else procedure
     with _clock(seconds, "linearize"):
         codes = tuple(linearize(k, target) for k in procedure.kernels)

@@ -39,12 +39,14 @@ __all__ = [
     "costs",
     "decode",
     "encode",
+    "make_tables",
     "narrow",
 ]
 
 MAX_MAGNITUDE = 2**30  # of a symbol
 MAX_SYMBOLS_PER_BYTE = 2**13  # the cheapest symbol of all costs a 4,625th of a byte
 
+NEAR = 64  # magnitude of values whose costs are looked up
 _WORD_BITS = 16  # leave or enter the interval at a time
 _LOW_BITS = 40
 _STATE_BITS = _LOW_BITS + _WORD_BITS
@@ -107,19 +109,35 @@ def choose(symbols: Array) -> int:
     variance = float(np.average(values.astype(np.float64) ** 2, weights=counts))
     largest = max(-int(values[0]), int(values[-1]))
     fitting = (_nearest(mean, 15), _nearest(math.sqrt(variance), LAPLACES + 7))
-    candidates = {
-        min(max(number + step, 0), DISTRIBUTIONS - 1) for number in fitting for step in range(-4, 5)
-    }
+    near = {number + step for number in fitting for step in range(-4, 5)}
+    candidates = sorted({min(max(number, 0), DISTRIBUTIONS - 1) for number in near})
+    if largest <= NEAR:
+        costs = _near_costs()[np.array(candidates)[:, None], values + NEAR]
+    else:
+        costs = np.array([_value_costs(values, number) for number in candidates])
+    return candidates[int((costs @ counts).argmin())]
 
-    def cost(number: int) -> float:
-        reach, costs = distribution(number).reach, _place_costs(number)
-        found = float(counts @ costs[np.clip(values + reach + 1, 0, 2 * reach + 2)])
-        if largest <= reach:
-            return found
-        beyond = np.flatnonzero(np.abs(values) > reach)
-        return found + sum(int(counts[n]) * len(_escape(int(values[n]), number)) for n in beyond)
 
-    return min(sorted(candidates), key=cost)
+def make_tables() -> None:
+    """All that `choose` looks up, which is made once, before somebody waits for it."""
+    _near_costs()
+
+
+@cache
+def _near_costs() -> Array:
+    """float64 [DISTRIBUTIONS, 2 * NEAR + 1]: the bits of each whole number from -NEAR to NEAR."""
+    values = np.arange(-NEAR, NEAR + 1)
+    return np.array([_value_costs(values, number) for number in range(DISTRIBUTIONS)])
+
+
+def _value_costs(values: Array, number: int) -> Array:
+    """float64 [count]: the bits of these integers, escapes included."""
+    known = distribution(number)
+    found: Array = _place_costs(number)[np.clip(values + known.reach + 1, 0, 2 * known.reach + 2)]
+    beyond = np.abs(values) > known.reach
+    rest = np.abs(values[beyond]) - known.reach - 1 + (1 << known.order)
+    found[beyond] += 2 * (np.frexp(rest)[1] - 1) - known.order + 1  # as `_escape` has it
+    return found
 
 
 @cache

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.bitstream.range_coder import Decoder, Encoder
+from imgmlp.codec.bitstream.range_coder import Decoder, Encoder, make_tables
 from imgmlp.codec.latent import probabilities
 from imgmlp.codec.latent.latents import MARGIN, Waves, neighbour_offsets, pad, pad_maps
 from imgmlp.codec.latent.model import VALUE_BITS, ModelShape, Quantized
@@ -54,12 +54,14 @@ def prepare(shape: ModelShape, device: AnyDevice) -> Thread | None:
 
 
 def _prepare(shape: ModelShape) -> None:
+    make_tables()
     networks = {n: Quantized(np.zeros(size, np.int32), 0) for n, size in shape.tensors.items()}
     # What does not work is told, or done without, where latents are read.
     with suppress(DeviceError, OutOfMemoryError):
         if (alone := _processor()) is not None:
-            KernelGrids(Decoder(b""), shape, networks, alone)
-            KernelWriter(Encoder(), shape, networks, alone)
+            encoder = Encoder()  # of one latent, as some drivers compile at the first launch
+            KernelWriter(encoder, shape, networks, alone).write(np.zeros((1, 1), np.int8))
+            KernelGrids(Decoder(encoder.finish()), shape, networks, alone).read((1, 1))
 
 
 def _processor() -> Device | None:

@@ -40,6 +40,7 @@ class NumpyDevice(HostCopies):
     can_slice: bool = True
     has_matrix_units: bool = False
     keeps_groups: bool = False
+    has_queues: bool = False
     joins_kernels: bool = True
     vector_width: int = 8
     lost = ""

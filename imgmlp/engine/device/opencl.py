@@ -100,6 +100,7 @@ class Device(HostCopies):
             self._context = cl.Context([handle])
             self._queue = cl.CommandQueue(self._context)
         self._timing_queue: Any = None
+        self._side_queue: Any = None
         self.usage = Usage()
         self.spare = Spare(spare(info))
         self.can_slice = info.platform != LOSES_PARTS and self._try_to_slice()
@@ -117,6 +118,12 @@ class Device(HostCopies):
         """Whether work-groups may stay for several steps: one may see at once what another one
         stores, which OpenCL does not promise; PoCL's are threads of the host."""
         return self.lanes == "one" and self._compiles_late
+
+    @property
+    def has_queues(self) -> bool:
+        """Whether launches of two queues run at the same time, so that small ones need not leave
+        most of a device idle."""
+        return self.lanes == "group"
 
     # Memory
 
@@ -281,16 +288,41 @@ class Device(HostCopies):
 
     def launch_all(self, launches: Sequence[Launch]) -> None:
         """Enqueue launches in order and return at once."""
-        enqueue, queue = cl.enqueue_nd_range_kernel, self._queue
         self._refuse_if_lost()
+        self._enqueue(launches, self._queue)
+
+    def launch_beside(self, launches: Sequence[Launch], begin: int, end: int, join: int) -> None:
+        """The same, where those from `begin` up to `end` run at the same time as those behind them,
+        up to `join`."""
+        self._refuse_if_lost()
+        if not all(launch.compiled for launch in launches):
+            self._enqueue(launches, self._queue)
+            return
+        if self._side_queue is None:
+            self._side_queue = cl.CommandQueue(self._context)
+        fork = self._enqueue(launches[:begin], self._queue)
+        self._queue.flush()  # as another queue waits for it
+        done = self._enqueue(launches[begin:end], self._side_queue, fork)
+        self._side_queue.flush()
+        self._enqueue(launches[end:join], self._queue)
+        self._enqueue(launches[join:], self._queue, done)
+
+    def _enqueue(self, launches: Sequence[Launch], queue: Any, after: Any = None) -> Any:
+        """Enqueue launches in order, the first one after an event of another queue; the last
+        one's event."""
+        enqueue, found = cl.enqueue_nd_range_kernel, None
+        wait_for = None if after is None else [after]
         try:
             for launch in launches:
                 if launch.compiled:
-                    enqueue(queue, launch.kernel, launch.global_size, launch.local_size)
+                    sizes = launch.global_size, launch.local_size
+                    found = enqueue(queue, launch.kernel, *sizes, None, wait_for)
                 else:
-                    self._launch_first(launch, queue)
+                    found = self._launch_first(launch, queue)
+                wait_for = None
         except cl.Error as error:
             raise self._failed(f"launching kernel {launch.handle.name}", error) from error
+        return found
 
     def time_launches(self, launches: Sequence[Launch]) -> list[float]:
         """Run launches one by one and return the device's own time of each, in microseconds."""

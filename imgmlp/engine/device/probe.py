@@ -98,8 +98,8 @@ def _key(handle: int, info: DeviceInfo) -> str:
     """Differs where the outcome may: kernel_cache.py keeps processors apart."""
     told = [info.spec, info.platform, info.name, info.driver, info.version, info.compiled_for]
     told += [shutil.which(name) or "" for name in LINKERS]  # nobody waits for a day then
-    program = [Path(__file__).with_name(f"{name}.py") for name in SOURCES]
-    told += [_stamp(path) for path in (Path(_library_of(handle)), *program)]
+    program = [str(Path(__file__).with_name(f"{name}.py")) for name in SOURCES]
+    told += [_stamp(path) for path in (_library_of(handle), *program)]
     return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
 
 
@@ -117,11 +117,12 @@ def _library_of(handle: int) -> str:
     return ""
 
 
-def _stamp(path: Path) -> str:
+def _stamp(path: str) -> str:
+    """A file and what changes with it; of no name nothing, which would be the present folder."""
     with suppress(OSError):
-        state = os.stat(path)
+        state = os.stat(path)  # refuses ""
         return f"{path} {state.st_size} {state.st_mtime_ns}"
-    return str(path)
+    return path
 
 
 def _found(path: Path, info: DeviceInfo) -> str:

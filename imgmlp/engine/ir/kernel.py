@@ -175,11 +175,23 @@ Launch = Phase | Persistent
 
 
 @dataclass(frozen=True)
+class Side:
+    """Launches from number `begin` up to `end`, which may run at the same time as those behind
+    them, up to `join`: all that begins there waits for both."""
+
+    begin: int
+    end: int
+    join: int
+
+
+@dataclass(frozen=True)
 class Procedure:
-    """Launches in the order in which they run, and loops of them; why there is a block, or none."""
+    """Launches in the order in which they run, and loops of them; why there is a block, or none;
+    what of them may have a queue of its own."""
 
     items: tuple[Launch | Loop, ...]
     note: str = ""
+    side: Side | None = None
 
     @cached_property
     def kernels(self) -> tuple[Launch, ...]:

@@ -45,6 +45,8 @@ class Target:
     slices: bool = True  # whether an allocation can be sliced
     joins: bool = True  # whether a launch may be of several kernels, which blocks are too
     stays: bool = False  # whether work-groups may stay for several steps
+    queues: bool = False  # whether launches of two queues run at the same time
+    aside: int = 0  # rows of a block that leaves room for what runs beside it
     multiply: Multiply = "float32"  # how products do, where splitting pays
     block_rows: int = BLOCK_ROWS  # most rows of a block's tile
 

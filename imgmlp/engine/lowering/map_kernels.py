@@ -49,7 +49,7 @@ def map_kernel(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
         crossed = None if lower.inside else _crossed(kernel)
         if crossed is not None:
             return _map_shared(kernel, lower, *crossed)
-        many = size >= MANY and size % (GPU_LANES * AT_ONCE) == 0
+        many = size >= MANY and size % GPU_LANES == 0
         if many or (lower.inside and size > GPU_LANES):
             return _map_several(kernel, lower, size)
         local = min(64, size)
@@ -119,13 +119,16 @@ def _lies_well(kernel: Kernel) -> bool:
     """Whether rows that are read begin where so many neighbours can be loaded at once.
 
     Of others each lane would load one by one what lies between those of the lanes beside it, each
-    time from as many lines of the cache.
+    time from as many lines of the cache; so it would where neighbours are apart.
     """
     well = ill = 0
     for leaf in _leaves(kernel):
         indices, offsets = offsets_read(leaf)
         for offset in offsets:
-            if indices and stride(offset, indices, indices[-1]) == 1:
+            along = abs(stride(offset, indices, indices[-1])) if indices else 0
+            if along > 1:
+                ill += 1
+            elif along == 1:
                 begins = [offset.substitute({i.name: 0 for i in indices}).lo]
                 begins += [stride(offset, indices, i) for i in indices[:-1]]
                 aligned = all(n % SIDES == 0 for n in begins)

@@ -27,27 +27,31 @@ Boxes = dict[Buffer, list[Box]]  # what is written
 
 def fuse(procedure: Procedure) -> Procedure:
     """The same kernels in fewer launches, those of loops too; named by position."""
-    return replace(procedure, items=_numbered(_fused(procedure.items), itertools.count()))
+    return numbered(replace(procedure, items=tuple(_fused(procedure.items))))
 
 
 def _fused(items: Sequence[Launch | Loop]) -> list[Launch | Loop]:
-    levels: list[_Level] = []
+    levels: list[Level] = []
     for item in items:
         if isinstance(item, Loop):
             item = replace(item, body=replace(item.body, items=tuple(_fused(item.body.items))))
-        added = _Level.of(item)
-        ends = range(len(levels), 0, -1)
-        first = next((i for i in ends if levels[i - 1].meets(added)), 0)
-        found = next((other for other in levels[first:] if other.takes(added)), None)
-        if found is None:
-            levels.append(added)
-        else:
-            found.add(added)
+        put_in(levels, Level.of(item))
     return [level.launch() for level in levels]
 
 
+def put_in(levels: list[Level], added: Level, least: int = 0) -> None:
+    """Into the first level behind all that it waits for, from number `least` on."""
+    ends = range(len(levels), least, -1)
+    first = next((i for i in ends if levels[i - 1].meets(added)), least)
+    found = next((other for other in levels[first:] if other.takes(added)), None)
+    if found is None:
+        levels.append(added)
+    else:
+        found.add(added)
+
+
 @dataclass
-class _Level:
+class Level:
     """What runs at the same time, and what it touches."""
 
     items: list[Launch | Loop]
@@ -60,17 +64,17 @@ class _Level:
         self.buffers = self.read | self.written.keys()
 
     @staticmethod
-    def of(item: Launch | Loop) -> _Level:
+    def of(item: Launch | Loop) -> Level:
         kernels = item.body.kernels if isinstance(item, Loop) else (item,)
         read = {b for k in kernels for b in k.reads()}
         if isinstance(item, Kernel):
-            return _Level([item], read, _boxes(item), int(work(item) > LARGE))
+            return Level([item], read, _boxes(item), int(work(item) > LARGE))
         if isinstance(item, Loop):
             read |= item.lasting
         whole: Boxes = {b: [(0, ((1, b.size),))] for k in kernels for b in k.writes()}
-        return _Level([item], read, whole)
+        return Level([item], read, whole)
 
-    def meets(self, later: _Level) -> bool:
+    def meets(self, later: Level) -> bool:
         """Whether something must be over before the later one begins."""
         if self.written.keys() & later.read or self.read & later.written.keys():
             return True
@@ -78,13 +82,13 @@ class _Level:
         pairs = (p for b in shared for p in itertools.product(self.written[b], later.written[b]))
         return any(_overlap(one, other) for one, other in pairs)
 
-    def takes(self, other: _Level) -> bool:
+    def takes(self, other: Level) -> bool:
         """Whether both fit into one launch, and whether that pays."""
         kernels = all(isinstance(i, Kernel) for i in (*self.items, *other.items))
         few = len(self.buffers | other.buffers) <= MOST_BUFFERS
         return kernels and few and self.large + other.large <= 1
 
-    def add(self, other: _Level) -> None:
+    def add(self, other: Level) -> None:
         self.items += other.items
         self.read |= other.read
         self.large += other.large
@@ -167,6 +171,11 @@ def _digits(box: Box, steps: Sequence[int]) -> list[tuple[int, int]] | None:
 
 
 # --- names ---
+
+
+def numbered(procedure: Procedure) -> Procedure:
+    """The same, where names say each launch's position."""
+    return replace(procedure, items=_numbered(procedure.items, itertools.count()))
 
 
 def _numbered(items: Sequence[Launch | Loop], numbers: Iterator[int]) -> tuple[Launch | Loop, ...]:

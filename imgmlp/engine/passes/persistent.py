@@ -25,7 +25,7 @@ def make_persistent(procedure: Procedure) -> Procedure:
         return procedure
     buffers = {b for p in phases for b in (*p.reads(), *p.writes())}
     guarded = any(k.guards for p in phases for k in _kernels(p))
-    steps = min(MOST_STEPS, MOST_WORK // max(1, sum(map(_work, phases))))
+    steps = min(MOST_STEPS, MOST_WORK // max(1, sum(map(operations, phases))))
     if steps < 2 or guarded or len(buffers) > MOST_BUFFERS:
         return procedure
     blocks = [p for p in phases if isinstance(p, Block)]
@@ -38,7 +38,7 @@ def _kernels(phase: Phase) -> tuple[Kernel, ...]:
     return (phase,) if isinstance(phase, Kernel) else phase.parts
 
 
-def _work(phase: Phase) -> int:
+def operations(phase: Phase) -> int:
     """Elements computed, each counted as often as it has terms."""
     if isinstance(phase, Block):
         prologue, tile = (sum(map(work, kernels)) for kernels in (phase.prologue, phase.kernels))

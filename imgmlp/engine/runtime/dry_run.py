@@ -34,6 +34,7 @@ class DryRun(NumpyDevice):
         self.vector_width = device.vector_width
         self.can_slice, self.has_matrix_units = device.can_slice, device.has_matrix_units
         self.joins_kernels, self.keeps_groups = device.joins_kernels, device.keeps_groups
+        self.has_queues = device.has_queues
         self.most = Need(0, 0)
 
     def alloc(self, nbytes: int) -> Allocation:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from imgmlp.engine.ir.graph import Buffer
@@ -50,6 +50,7 @@ class Executable:
     allocations: tuple[int, ...]  # bytes of each that holds intermediates
     places: tuple[Place, ...]  # of each intermediate
     block_rows: int  # of a block's tile; 0 if there is no block
+    side: tuple[int, ...]  # positions in the order, as `Side` has them; none if it has no such
 
     @staticmethod
     def of(stages: Stages, given: Sequence[Buffer]) -> Executable:
@@ -71,6 +72,7 @@ class Executable:
         return Executable(
             stages.source, tuple(calls), tuple(procedure.order()), min(stays, default=0),
             memory.allocations, tuple(places), next(blocks, 0),
+            () if procedure.side is None else astuple(procedure.side),
         )  # fmt: skip
 
     def text(self) -> str:
@@ -85,10 +87,9 @@ class Executable:
             raise ValueError("this is no Executable")
         calls = (Call(f, tuple(arguments), *rest) for f, arguments, *rest in found.pop("calls"))
         places = tuple(Place(*place) for place in found.pop("places"))
-        order, allocations = tuple(found.pop("order")), tuple(found.pop("allocations"))
-        return Executable(
-            calls=tuple(calls), places=places, order=order, allocations=allocations, **found
-        )
+        for name in ("order", "allocations", "side"):
+            found[name] = tuple(found[name])
+        return Executable(calls=tuple(calls), places=places, **found)
 
 
 def functions(source: str) -> tuple[str, dict[str, str]]:

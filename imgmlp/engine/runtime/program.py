@@ -305,10 +305,13 @@ class Program:
 
     def _enqueue(self, device: Device, times: int) -> None:
         """Enqueue so many steps, several in a launch if its work-groups may stay for them."""
-        most = self.executable.steps
+        most, side = self.executable.steps, self.executable.side
         if not most:
             for _ in range(times):
-                device.launch_all(self.sequence)
+                if side:
+                    device.launch_beside(self.sequence, *side)
+                else:
+                    device.launch_all(self.sequence)
             return
         while times:
             steps = min(times, most)
@@ -376,6 +379,7 @@ def _target(device: AnyDevice, precision: Precision) -> Target:
         slices=device.can_slice,
         joins=device.joins_kernels,
         stays=device.keeps_groups,
+        queues=device.has_queues,
         multiply=ON_MATRIX_UNITS[precision] if device.has_matrix_units else "float32",
     )
 

@@ -16,6 +16,7 @@ from conftest import OPENCL, environment, open_mapping, open_opencl
 from imgmlp.engine import AnyDevice, Device, NumpyDevice, list_devices, open_device
 from imgmlp.engine.device import discover
 from imgmlp.engine.device import opencl as opencl_module
+from imgmlp.engine.device.base import KernelHandle, Launch
 from imgmlp.engine.device.discover import find
 from imgmlp.engine.device.driver_errors import build_failure
 from imgmlp.engine.device.opencl import LOSES_PARTS
@@ -323,3 +324,22 @@ def test_what_is_kept_is_given_back_before_memory_is_said_to_be_short(
     monkeypatch.setattr(opencl_module.cl, "Buffer", buffer)
     assert device.alloc(2048).nbytes == 2048
     assert asked == [2048, 2048]
+
+
+def test_a_queue_beside_begins_behind_what_is_before_and_is_waited_for(
+    opencl: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: dict[str, tuple[object, list[str] | None]] = {}
+
+    def enqueue(queue: object, kernel: str, *sizes: object) -> str:
+        told[kernel] = queue, sizes[3]  # type: ignore[assignment]
+        return f"{kernel} done"
+
+    monkeypatch.setattr(opencl_module.cl, "enqueue_nd_range_kernel", enqueue)
+    handle = KernelHandle("", None, None)
+    names = [f"k{n}" for n in range(7)]
+    launches = [Launch(handle, name, (1,), (1,), None, compiled=True) for name in names]
+    opencl.launch_beside(launches, 2, 4, 6)
+    assert [name for name in told if told[name][0] is not told["k0"][0]] == ["k2", "k3"]
+    waits = {name: waits for name, (_, waits) in told.items() if waits is not None}
+    assert waits == {"k2": ["k1 done"], "k6": ["k3 done"]}

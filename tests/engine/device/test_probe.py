@@ -119,6 +119,17 @@ def test_a_reinstalled_driver_or_program_is_tried_again(
     assert len(keys) == 4
 
 
+def test_where_nobody_knows_the_library_the_present_folder_does_not_matter(
+    monkeypatch: pytest.MonkeyPatch, info: DeviceInfo, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(probe, "_library_of", lambda handle: "")
+    monkeypatch.chdir(tmp_path)
+    before = probe._key(0, info)
+    (tmp_path / "written.imlp").write_text("as every command does")
+    os.utime(tmp_path, (0, 0))
+    assert probe._key(0, info) == before
+
+
 @pytest.mark.skipif(not probe.MAPS.exists(), reason="only Linux says what a process has loaded")
 def test_a_devices_library_is_known() -> None:
     for handle, info in find()[0]:

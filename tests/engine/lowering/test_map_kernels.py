@@ -166,3 +166,25 @@ def test_lanes_load_neighbours_at_once_where_they_lie_well(first: int, at_once: 
     shifted = move(Op.SHRINK, x, ((first, first + (1 << 16)),))
     stages = lower([(Buffer(shifted.shape, shifted.dtype), shifted * 2.0)], Target(lanes="group"))
     assert ("FLOAT_OF_4" in stages.source.rpartition("__kernel")[2]) == at_once
+
+
+def test_lanes_take_one_element_each_where_neighbours_are_apart() -> None:
+    x = buffer(Buffer((1 << 18,), f32))
+    apart = move(Op.SHRINK, move(Op.RESHAPE, x, (1 << 17, 2)), ((0, 1 << 17), (0, 1)))
+    value = move(Op.RESHAPE, apart, (1 << 17,)) * 2.0
+    stages = lower([(Buffer(value.shape, value.dtype), value)], Target(lanes="group"))
+    stored = [line for line in stages.source.splitlines() if "*(__global float4 *)" in line]
+    assert not stored
+
+
+@pytest.mark.parametrize("rows", [514, 516, 517])
+def test_any_multiple_of_a_groups_lanes_is_several_elements_each(
+    device: AnyDevice, rows: int
+) -> None:
+    """Of these, some fill the last group with four elements a lane, and some do not."""
+    x = np.random.default_rng(5).standard_normal((rows, 128)).astype(np.float32)
+    given = Tensor(x, device)
+    program = compile(lambda: {"y": given * 2.0 + 1.0, "z": given[:, ::-1] - 1.0}, device)
+    program.run()
+    np.testing.assert_allclose(program.read("y"), x * 2 + 1, rtol=1e-6)
+    np.testing.assert_allclose(program.read("z"), x[:, ::-1] - 1, rtol=1e-6)

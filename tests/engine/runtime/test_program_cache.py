@@ -208,7 +208,7 @@ def test_the_order_of_buffers_is_that_of_their_first_use() -> None:
 TARGETS = [
     Target(lanes="group"), Target(units=2), Target(vector=16), Target(align=256),
     Target(slices=False), Target(joins=False), Target(stays=True), Target(multiply="half"),
-    Target(block_rows=128),
+    Target(block_rows=128), Target(queues=True), Target(aside=64),
 ]  # fmt: skip
 
 

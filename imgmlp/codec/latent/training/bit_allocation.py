@@ -170,18 +170,20 @@ class Search:
         """D + lambda R in mean squared error on [0, 1] and bits per pixel."""
         if not _is_valid(self.step.shape, networks):
             return math.inf
-        error, rate = (self._by(part, networks) for part in PARTS)
-        rate += self._network_bits(networks) / self.step.pixels
-        return error * self.step.counted + price * rate
-
-    def _by(self, part: Part, networks: Mapping[str, Quantized]) -> float:
-        """One of what a step judges by, asked for once for the weights that it depends on."""
-        own = (one.floats().tobytes() for name, one in networks.items() if part_of(name) == part)
-        key = part, b"".join(own)
-        if key not in self._judged:
+        keys = [self._key(part, networks) for part in PARTS]
+        asked = [key for key in keys if key not in self._judged]
+        for part, _ in asked:
             self.step.ask(_flat(networks), part)
+        bits = self._network_bits(networks)  # while a device judges
+        for key in asked:
             self._judged[key] = self.step.answer()
-        return self._judged[key]
+        error, rate = (self._judged[key] for key in keys)
+        return error * self.step.counted + price * (rate + bits / self.step.pixels)
+
+    def _key(self, part: Part, networks: Mapping[str, Quantized]) -> tuple[Part, bytes]:
+        """The weights that one of what a step judges by depends on, which is asked for once."""
+        own = (one.floats().tobytes() for name, one in networks.items() if part_of(name) == part)
+        return part, b"".join(own)
 
 
 def part_of(name: str) -> Part:

@@ -30,6 +30,7 @@ NEIGHBOURS = REACH * WIDTH + REACH
 TAPS = 4  # of either phase of an upsampling filter
 BEYOND = 2  # values beyond either end that it takes
 LONG = 1 << 10  # terms that one group had better not add up alone
+TOGETHER = 8  # tiles whose terms one group adds up, at most: to begin with fewer takes longer
 MANY = 1 << 17  # elements that a GPU had better not compute again for each of TAPS sums
 MOST = 1 << 19  # and not at all, as a launch more takes less
 LARGEST = 65504.0  # of halves
@@ -150,10 +151,13 @@ class Filter(Function):
         x, weights = ctx.saved_tensors
         padded = _padded(g, plane)
         by_x = _correlation(padded, weights.flip(0).reshape(9, 1), plane)
+        tiles = plane.pixels // TILE
+        most = TOGETHER if _for_lanes(x) else 1
+        taken = next(n for n in range(most, 0, -1) if tiles % n == 0)
         sums = []
         for k in range(9):
             terms = x.reshape(-1) * _neighbours(padded[0], 8 - k, plane)
-            sums.append(terms.reshape(-1, TILE).sum(1).sum().reshape(1))
+            sums.append(terms.reshape(-1, taken * TILE).sum(1).sum().reshape(1))
         return by_x, Tensor.concat(sums, 0), None
 
 

@@ -1,0 +1,154 @@
+"""What of a step runs beside the rest: which launches, in which memory, and the same results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from imgmlp.engine import Device, Tensor, compile, open_device
+from imgmlp.engine.compiler import Stages
+from imgmlp.engine.device.numpy_device import NumpyDevice
+from imgmlp.engine.ir.kernel import Block, Procedure, Side
+from imgmlp.engine.passes.memory_plan import overlap
+from imgmlp.engine.passes.side_queue import fuse_aside
+
+ROWS, WIDE = 4096, 16
+
+
+def network(rng: np.random.Generator, device: Any, name: str) -> list[Tensor]:
+    sizes = (WIDE, WIDE), (WIDE, 4)
+    return [
+        Tensor((rng.standard_normal(size) * 0.3).astype(np.float32), device, name=f"{name}{n}")
+        for n, size in enumerate(sizes)
+    ]
+
+
+class Two:
+    """Two networks that see the same values and share a loss; each moves down its gradient."""
+
+    def __init__(self, device: Any) -> None:
+        rng = np.random.default_rng(3)
+        x = rng.standard_normal((ROWS, WIDE)).astype(np.float32)
+        self.x = Tensor(x, device, name="x")
+        self.left, self.right = (network(rng, device, name) for name in ("left", "right"))
+        self.device = device
+
+    def step(self) -> dict[str, Tensor]:
+        seen = (self.x * 0.5).contiguous()
+        left, right = self._out(seen, self.left), self._out(self._wider(seen), self.right)
+        loss = left.square().sum() + right.square().sum()
+        weights = [*self.left, *self.right]
+        for tensor, slope in zip(weights, loss.gradient(weights), strict=True):
+            tensor.assign(tensor - slope * 1e-5)
+        return {"loss": loss}
+
+    def _out(self, x: Tensor, weights: list[Tensor]) -> Tensor:
+        return (x @ weights[0]).maximum(0.0) @ weights[1]
+
+    def _wider(self, x: Tensor) -> Tensor:
+        """Twice as many rows, so that the two have no batch in common."""
+        return Tensor.concat([x, x.flip(0)], 0)
+
+    def values(self) -> list[np.ndarray]:
+        return [tensor.numpy() for tensor in (*self.left, *self.right)]
+
+
+def stages(queues: bool) -> Stages:
+    device = open_device("numpy")
+    assert isinstance(device, NumpyDevice)
+    device.lanes, device.has_queues = "group", queues
+    return compile(Two(device).step, device).stages
+
+
+@pytest.fixture(scope="module")
+def beside() -> Procedure:
+    return stages(queues=True).procedure
+
+
+@pytest.fixture(scope="module")
+def side(beside: Procedure) -> Side:
+    assert beside.side is not None
+    return beside.side
+
+
+def test_one_of_two_blocks_runs_beside_the_other(beside: Procedure, side: Side) -> None:
+    own, others = beside.kernels[side.begin : side.end], beside.kernels[side.end : side.join]
+    assert sum(isinstance(kernel, Block) for kernel in own) == 1
+    assert sum(isinstance(kernel, Block) for kernel in others) == 1
+
+
+def test_what_runs_at_the_same_time_touches_nothing_that_the_other_writes(
+    beside: Procedure, side: Side
+) -> None:
+    own, others = beside.kernels[side.begin : side.end], beside.kernels[side.end : side.join]
+    for one, other in ((own, others), (others, own)):
+        written = {b for kernel in one for b in kernel.writes()}
+        assert written.isdisjoint(
+            b for kernel in other for b in (*kernel.reads(), *kernel.writes())
+        )
+
+
+def test_all_that_it_reads_is_there_before_it_begins(beside: Procedure, side: Side) -> None:
+    own = beside.kernels[side.begin : side.end]
+    needed = {b for kernel in own for b in kernel.reads()}
+    needed -= {b for kernel in own for b in kernel.writes()}
+    assert needed.isdisjoint(b for kernel in beside.kernels[side.end :] for b in kernel.writes()
+                             if b.device is None)  # fmt: skip
+
+
+def test_they_share_no_memory(side: Side) -> None:
+    memory, procedure = (found := stages(queues=True)).memory, found.procedure
+    places = {b: (at, at + b.nbytes - 1) for b, at in memory.offsets.items()}
+
+    def touched(begin: int, end: int) -> set[Any]:
+        kernels = procedure.kernels[begin:end]
+        return {b for k in kernels for b in (*k.reads(), *k.writes()) if b in places}
+
+    own, others = touched(side.begin, side.end), touched(side.end, side.join)
+    for one in own:
+        for other in others - {one}:
+            assert not overlap(places[one], places[other])
+
+
+def test_without_queues_or_another_block_nothing_is_set_apart() -> None:
+    assert stages(queues=False).procedure.side is None
+    device = open_device("numpy")
+    assert isinstance(device, NumpyDevice)
+    device.lanes, device.has_queues = "group", True
+    two = Two(device)
+
+    def step() -> dict[str, Tensor]:
+        loss = two._out(two.x, two.left).square().sum()
+        (slope,) = loss.gradient(two.left[:1])
+        two.left[0].assign(two.left[0] - slope)
+        return {"loss": loss}
+
+    procedure = compile(step, device).stages.procedure
+    assert procedure.side is None
+    assert fuse_aside(procedure) is None
+
+
+def test_results_are_those_of_one_queue(kernels: Device) -> None:
+    found = []
+    for device in (kernels, open_device("numpy")):
+        two = Two(device)
+        program = compile(two.step, device)
+        for _ in range(2):  # some drivers compile at the first one, which has no queues yet
+            program.run(3)
+        found.append([program.read("loss"), *two.values()])
+    for ours, wanted in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_rerun_gives_the_same_bits(kernels: Device) -> None:
+    found = []
+    for _ in range(2):
+        two = Two(kernels)
+        program = compile(two.step, kernels)
+        program.run(1)
+        program.run(8)
+        found.append(two.values())
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
