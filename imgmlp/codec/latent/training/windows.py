@@ -81,6 +81,7 @@ class WindowedStep(WindowStep):
         self._moments = [[np.zeros_like(grid) for grid in self._grids] for _ in range(2)]
         self._corrections = [np.zeros((), np.float32)] * 2
         self._steps, self._turn = 0, 0  # steps of all windows, and windows of the one not done yet
+        self._replaced: list[Array] = []  # latents of the last of these, as they were before
         self._found, self._last = np.zeros(2), np.zeros(2)  # error and bits of it, of the last step
         self._control = Control(0.0)
         self._answers: list[float] = []  # that nobody has taken yet
@@ -143,10 +144,9 @@ class WindowedStep(WindowStep):
 
     def _leave(self, extent: Extent, arrays: Sequence[Array]) -> None:
         """Have on the host what a window's latents and moments are by now."""
+        self._replaced = [values.copy() for values in extent.cut(self._grids)]
         for array, grids in zip(arrays, (self._grids, *self._moments), strict=True):
-            own = extent.parts(array)
-            for grid, values in zip(extent.cut(grids), own, strict=True):
-                grid[:] = values
+            _put(extent.cut(grids), extent.parts(array))
 
     # --- the step ---
 
@@ -156,28 +156,39 @@ class WindowedStep(WindowStep):
 
     def run(self, count: int, enough: Callable[[], bool] = lambda: False) -> bool:
         generator = np.random.Generator(np.random.PCG64([self.seed, self._steps]))
-        order = generator.permutation(len(self.windows)).tolist()
-        begun, ready = self._turn, self._ready(order[self._turn])
-        while self._turn < len(order):
-            if self._turn > begun and enough():
-                return False
-            extent = ready
-            self._begin(extent, count)
-            if self._turn + 1 < len(order):  # while the device is busy
-                ready = self._ready(order[self._turn + 1])
+        order = [self.windows[n] for n in generator.permutation(len(self.windows))]
+        extent: Extent | None = self._first(order, count)
+        while extent is not None:
+            after = None
+            if self._turn + 1 < len(order) and not enough():  # while the device is busy
+                after = order[self._turn + 1]
+                self._begin(after, count)
             arrays, figures = self._end()
             self._leave(extent, arrays)
             self._found, self._turn = self._found + figures, self._turn + 1
+            extent = after
+        if self._turn < len(order):
+            return False
         self._corrections = [tensor.numpy() for tensor in self.adam_latents.corrections]
-        self._steps, self._turn = self._steps + count, 0
+        self._steps, self._turn, self._replaced = self._steps + count, 0, []
         self._last, self._found = self._found, np.zeros(2)
         return True
 
-    def _ready(self, number: int) -> Extent:
-        """A window, of which as much is on its way to the device as others do not change."""
-        extent = self.windows[number]
-        moments = [extent.gathered(grids) for grids in self._moments]
-        self._send(extent, self._target(extent), moments)
+    def _first(self, order: Sequence[Extent], count: int) -> Extent:
+        """The window that a step goes on with, which begins as it would have after the others.
+
+        Each begins while the one before is on the device, and so sees of that one's latents what
+        they were before.
+        """
+        extent = order[self._turn]
+        if not self._replaced:
+            self._begin(extent, count)
+            return extent
+        own = order[self._turn - 1].cut(self._grids)
+        now = [values.copy() for values in own]
+        _put(own, self._replaced)
+        self._begin(extent, count)
+        _put(own, now)
         return extent
 
     def _target(self, extent: Extent) -> Array:
@@ -189,7 +200,9 @@ class WindowedStep(WindowStep):
         return self._targets[extent.corner]
 
     def _begin(self, extent: Extent, count: int) -> None:
-        """Have the device take steps of a window that is ready."""
+        """Have the device take steps of a window once it is done with the one before."""
+        moments = [extent.gathered(grids) for grids in self._moments]
+        self._send(extent, self._target(extent), moments)
         self._move_to(extent)
         for tensor, value in zip(self.adam_latents.corrections, self._corrections, strict=True):
             self._give(tensor, value)
@@ -197,8 +210,9 @@ class WindowedStep(WindowStep):
         self._left.send()
 
     def _end(self) -> tuple[list[Array], Array]:
-        """Once they are done: latents and moments, and the error and the bits of the last one."""
-        self._left.wait()
+        """Once the first one is done: latents and moments, and the error and the bits of its last
+        step."""
+        self._left.wait(1)
         found = self._arrays
         figures = np.array([found["error"], found["bits"]], np.float64)
         return [found[name] for name in ("latents", "first", "second")], figures
@@ -220,7 +234,7 @@ class WindowedStep(WindowStep):
 
     def pace(self, most: float) -> float:
         def visit() -> None:
-            self._begin(self._ready(0), 1)
+            self._begin(self.windows[0], 1)
             self._end()
 
         before = self._staying()
@@ -310,6 +324,7 @@ class WindowedStep(WindowStep):
         found = self._staying()
         for name, grids in self._held.items():
             found |= {f"{name}_{n}": grid.copy() for n, grid in enumerate(grids)}
+        found |= {f"replaced_{n}": values.copy() for n, values in enumerate(self._replaced)}
         counts = {"steps": np.array(self._steps), "turn": np.array(self._turn)}
         return found | counts | {"found": self._found.copy()}
 
@@ -318,6 +333,8 @@ class WindowedStep(WindowStep):
         for name, held in self._held.items():
             held[:] = [arrays[f"{name}_{n}"].copy() for n in range(len(held))]
         self._steps, self._turn = int(arrays["steps"]), int(arrays["turn"])
+        replaced = (f"replaced_{n}" for n in range(len(self._grids)))
+        self._replaced = [arrays[name].copy() for name in replaced if self._turn]
         self._found = arrays["found"].copy()
 
     def handed_to(self, step: LatentStep) -> dict[str, Array]:
@@ -338,6 +355,11 @@ class WindowedStep(WindowStep):
         first, second = self._moments
         grids = {"latents": self._grids, "first": first, "second": second}
         return grids | {"corrections": self._corrections}
+
+
+def _put(grids: Sequence[Array], values: Sequence[Array]) -> None:
+    for grid, value in zip(grids, values, strict=True):
+        grid[:] = value
 
 
 def _framed(extent: Extent) -> list[Array]:
