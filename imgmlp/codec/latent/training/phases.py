@@ -24,6 +24,7 @@ Array = np.ndarray[Any, Any]
 
 ROUNDED = 0.97  # share of a run after which latents stand still, rounded
 LOOK, MOST = 10, 200  # steps between looks, at least and at most
+LOOKS = {"one": 500, "group": 250}  # in a run between these; a GPU has nothing to do meanwhile
 FREE = 0.15  # share of a run before prices change
 EARLY = 0.5  # share of a run towards a target before which it may get longer
 SEARCHED = 0.3, 0.6, 0.85  # shares of a run after which networks' steps are looked for again
@@ -194,7 +195,8 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         state.first = steps = state.first or state.steps
         self._anew, self._cheapest = anew, cheapest
         self._waits = False  # for the step that is to go on after the pause
-        look = max(min(LOOK, -(-steps // 20)), min(MOST, steps // 500))
+        looks = LOOKS[step.device.lanes]
+        look = max(min(LOOK, -(-steps // 20)), min(MOST, steps // looks))
         super().__init__(step, state, look, limit)
         self._pricing = pricing
         self.control = look * max(1, steps // (50 * look))  # steps to new prices
