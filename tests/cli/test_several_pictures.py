@@ -50,6 +50,7 @@ class Counted:
     def __call__(self, *arguments: Any) -> Encoded:
         self.pictures += 1
         if self.pictures == self.stop_in:
+            arguments[4].stopping()  # as training asks: before that the command ends at once
             signal.raise_signal(signal.SIGINT)
         return self.encode(*arguments)
 

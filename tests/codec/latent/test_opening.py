@@ -186,10 +186,19 @@ def test_a_run_that_stopped_on_either_side_gives_the_bytes_of_one_that_did_not(
 def test_a_run_pauses_and_where_it_may_be_late_at_its_next_look(
     done: int, late: bool, pause: int | None
 ) -> None:
-    step: Any = SimpleNamespace(done=done)
+    step: Any = SimpleNamespace(done=done, device=SimpleNamespace(lanes="one"))
     trainer = LatentTrainer(step, LatentTrainerState(2000, 1e-3))
     trainer.pause_after(111, late)
     assert trainer.pause == pause
+
+
+@pytest.mark.parametrize(
+    ("lanes", "steps", "look"),
+    [("one", 36_000, 72), ("group", 36_000, 144), ("group", 100_000, 200), ("group", 300, 10)],
+)
+def test_long_runs_of_gpus_are_looked_at_less_often(lanes: str, steps: int, look: int) -> None:
+    step: Any = SimpleNamespace(done=0, device=SimpleNamespace(lanes=lanes))
+    assert LatentTrainer(step, LatentTrainerState(steps, 1e-3)).look == look
 
 
 @pytest.mark.parametrize(("steps", "goes"), [(7, False), (8, True)])
