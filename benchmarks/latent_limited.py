@@ -50,8 +50,10 @@ def main() -> None:
     def work(picture: Path, price: float) -> None:
         own = free.get()
         began = time.perf_counter()
-        m = made(picture, price, options.time, options.device, own)
-        free.put(own)
+        try:
+            m = made(picture, price, options.time, options.device, own)
+        finally:
+            free.put(own)
         figures = f"{m['steps']},{m['bytes']},{m['bpp']:.5f},{m['psnr']:.4f},{m['seconds']:.1f}"
         point = f"{picture.stem},{price},{figures},{time.perf_counter() - began:.1f}"
         print(point, flush=True)

@@ -21,10 +21,10 @@ CHUNKS = 2**17  # of a PNG or a WebP
 GAPS = 2**20  # bytes between these, which Pillow reads one by one
 DIRECTORIES, ENTRIES = 2048, 2**16  # of a TIFF that are looked at
 NUMBER = 16  # bytes, at least, that a number of a TIFF takes in memory
-_MARKER = re.compile(rb"\xff+([^\x00\xd0-\xd7\xff])")
+_MARKER = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])")  # without what fills up before it
 _SCAN, _END, _BARE, _APP1 = 0xDA, 0xD9, (0x01, 0xD8), 0xE1
 _SIZES = {1: 1, 2: 1, 6: 1, 7: 1, **dict.fromkeys((5, 10), 2 * NUMBER)}  # of a TIFF's types
-_WIDE = {3: 2, 4: 4}  # bytes of types that a size has
+_WIDE = {3: 2, 4: 4, 13: 4}  # bytes of types that a size has
 _WIDTH, _HEIGHT, _INNER = 256, 257, (34665, 34853)  # tags; those of EXIF's and GPS' directories
 
 
@@ -69,11 +69,15 @@ def _check_jpeg(data: bytes, path: Path) -> None:
 
 
 def _check_chunks(stream: BinaryIO, pixels: tuple[bytes, ...], png: bool, path: Path) -> None:
-    """Of the chunks that hold no pixels, of a PNG or a WebP, with both of which they begin."""
+    """Of the chunks that hold no pixels, of a PNG or a WebP; what follows its end is nobody's."""
     at, beside, number = (8, 0, 0) if png else (12, 0, 0)
+    stream.seek(4)
+    end = MOST**2 if png else 8 + int.from_bytes(stream.read(4), "little")
     stream.seek(at)
-    while len(head := stream.read(8)) == 8:
+    while at < end and len(head := stream.read(8)) == 8:
         kind = head[4:] if png else head[:4]
+        if png and kind == b"IEND":
+            break
         count = int.from_bytes(head[:4], "big") if png else int.from_bytes(head[4:], "little")
         beside, number = beside + (0 if kind in pixels else count), number + 1
         _check(beside, MOST, path)

@@ -21,10 +21,15 @@ def of_image(image: Image.Image) -> bytes | None:
         found, kept = image.getexif(), Image.Exif()
         kept.endian = found.endian
         for tag in filter(found.__contains__, (*_TOLD, *_INNER)):  # and no others' megabytes
-            kept[tag] = found.get_ifd(tag) if tag in _INNER else found[tag]
+            kept[tag] = _inner(found, tag) if tag in _INNER else found[tag]
         return _bytes(kept)
     except _WRONG:  # of values that no tag may have
         return None
+
+
+def _inner(found: Image.Exif, tag: int) -> dict[int, object]:
+    """A directory without the one in it, which Pillow has as a place in the file that it was in."""
+    return {n: value for n, value in found.get_ifd(tag).items() if n != ExifTags.IFD.Interop}
 
 
 def that_fits(exif: bytes) -> bytes | None:
@@ -73,7 +78,7 @@ def _directory(exif: bytes, order: str, place: int) -> bytes:
     head = b"II*\0\x08\0\0\0" if order == "<" else b"MM\0*\0\0\0\x08"
     directory = TiffImagePlugin.ImageFileDirectory_v2(head)
     for tag, value in found.items():
-        directory[tag] = found.get_ifd(tag) if tag in _INNER else value
+        directory[tag] = _inner(found, tag) if tag in _INNER else value
     return directory.tobytes(place)
 
 

@@ -69,6 +69,11 @@ def webp(size: int) -> bytes:
     return stream.getvalue()
 
 
+def with_size(data: bytes) -> bytes:
+    """A WebP that says to end where these bytes do."""
+    return data[:4] + struct.pack("<I", len(data) - 8) + data[8:]
+
+
 HELD: dict[str, Callable[[], bytes]] = {
     "exif.jpg": lambda: jpeg(*exif(70)),
     "comments.jpg": lambda: jpeg(segment(0xFE, b"") * 5000),
@@ -81,7 +86,7 @@ HELD: dict[str, Callable[[], bytes]] = {
     "inner.tif": lambda: tiff(40 * MEBI, inner=True),
     "exif.png": lambda: png(40 * MEBI),
     "xmp.webp": lambda: webp(40 * MEBI),
-    "chunks.webp": lambda: webp(5) + b"abcd\0\0\0\0" * 200_000,
+    "chunks.webp": lambda: with_size(webp(5) + b"abcd\0\0\0\0" * 200_000),
 }
 
 
@@ -113,6 +118,22 @@ def test_much_is_read_where_it_is_usual(tmp_path: Path) -> None:
     assert pictures.load(tmp_path / "a.png").pixels.shape == (7, 9, 3)
     (tmp_path / "a.webp").write_bytes(webp(3 * MEBI))
     assert pictures.load(tmp_path / "a.webp").pixels.shape == PIXELS.shape
+
+
+@pytest.mark.parametrize("make", [lambda: png(5), lambda: webp(5), jpeg])
+def test_what_follows_a_picture_counts_for_nothing(
+    make: Callable[[], bytes], tmp_path: Path
+) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(make() + b"\xf3abc" * 100)
+    assert pictures.load(path).pixels.size > 0
+
+
+@pytest.mark.parametrize("last", [b"\0", b"\xd3", b""])
+def test_bytes_that_fill_up_are_passed_over_at_once(last: bytes) -> None:
+    """By each of them once: a megabyte took an hour, as each began a search through the rest."""
+    data = b"\xff\xd8" + b"\xff" * MEBI + last
+    beside.check(io.BytesIO(data), Path("a.jpg"))
 
 
 def test_a_tiff_may_have_layers_in_the_size_of_its_picture(monkeypatch: pytest.MonkeyPatch) -> None:

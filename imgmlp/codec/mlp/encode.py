@@ -154,7 +154,8 @@ class _Encoder:
         self.paces: dict[tuple[Shape, int], float] = {}
         self.compiled = CompileTimes(device)
         self.seconds = workload.seconds  # that there are, from the beginning
-        self.searched = wanted.kind == "bytes"  # whether no short runs are needed any more
+        # Whether no short runs are needed any more.
+        self.searched = wanted.kind == "bytes" or not self._has_short_runs()
         self.limit = workload.seconds and run.began + workload.seconds  # of the clock
         most = self._most_weights()
         first = min(self._first_weights(), most)
@@ -185,8 +186,10 @@ class _Encoder:
         """How many weights the network should have; unless bytes say so, that of a short run."""
         if self.wanted.kind == "bytes":
             return paid_weights(self.picture, self.wanted.value)
-        if self._has_short_runs():
-            return pilot_weights(self.samples)
+        return pilot_weights(self.samples) if not self.searched else self._guessed()
+
+    def _guessed(self) -> float:
+        """How many weights the target seems to need, where there is no time for short runs."""
         found = PILOT_RATE * self.samples / rate_model.BITS  # there may be no time for another one
         usual = rate_model.usual_weights(self.wanted, self.samples)
         return max(LEAST, min(max(usual, found / 2**WITHIN), found * 2**WITHIN))
@@ -229,6 +232,8 @@ class _Encoder:
         """Whether no more short runs are needed, or there is no time for them."""
         if not self.searched and len(self.sizes.pilots) % 2 == 0:
             self.searched = self._too_late_for_short_runs()
+            if self.searched and not self.sizes.pilots:
+                self.sizes.weights = min(self._guessed(), self.sizes.most)
         self.searched = self.searched or self.sizes.searched()
         return self.searched
 
@@ -252,6 +257,8 @@ class _Encoder:
         most = self.workload.steps // (2 if self.limit is None else PILOT_LIMITED)
         steps = max(self.workload.steps // PILOT, min(LEAST_PILOT, most), 1)
         halvings = 1 - len(self.sizes.pilots) % 2
+        if self.limit is not None and not halvings:  # which may have cut off the first of two
+            steps = 2 * int(self.sizes.pilots[-1][1])
         return MlpTrainerState(max(1, steps >> halvings), price, wider=self.workload.wider)
 
     def _whole(self, _weights: float) -> float:
@@ -310,7 +317,7 @@ class _Encoder:
         Below HASTY steps twice the steps bring more than twice the weights, which take as long.
         """
         shape, before = self.sizes.shape(), self.sizes.weights
-        if self.limit is None:
+        if self.limit is None or self.sizes.attempts:  # for which there is time
             return
         seconds, compiling = self._left(), self._compiling(shape)
         if seconds < HURRY and self.sizes.pilots and compiling > 0:
@@ -444,7 +451,8 @@ class _Encoder:
         step, budget = self._step(shape, state.wider, room), self._budget(shape)
         limit, most = self.limit, 0
         if limit is not None and not self.searched:
-            limit = time.perf_counter() + ONE_SHORT * self._left()
+            share = ONE_SHORT * (1 + len(self.sizes.pilots) % 2) / 2
+            limit = time.perf_counter() + share * self._left()
         elif limit is not None:
             limit = time.perf_counter() + self._for_training(shape)
             most = 0 if self.wanted.kind == "psnr" else STEPS  # as others may follow

@@ -249,19 +249,33 @@ def test_where_the_time_is_short_no_other_network_is_compiled(
 
 @pytest.mark.parametrize("wanted", [Goal("psnr", 21), Goal("lambda", 1e-2)])
 def test_a_time_limit_finds_the_size_of_a_network_by_short_runs_as_an_effort_does(
-    wanted: Goal,
+    wanted: Goal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A guess by what pictures of the middling kind need was up to eight times too large."""
+    monkeypatch.setattr("time.perf_counter", lambda: 100.0)
+    monkeypatch.setattr(_Encoder, "_pace", lambda *_: 1e-2)
+    monkeypatch.setattr(Rounding, "seconds", lambda *_: 1e-2)
     limited = Workload(goals.STEPS, seconds=3)
-    encoder = _Encoder(Picture(small_pixels()), wanted, limited, open_device("numpy"), Run())
+    run = Run(began=100.0)
+    encoder = _Encoder(Picture(small_pixels()), wanted, limited, open_device("numpy"), run)
     encoder.search()
-    assert len(encoder.sizes.pilots) >= 2
-    assert 1 <= encoder.workload.steps < goals.STEPS
+    (_, first, _), (_, second, _) = encoder.sizes.pilots[:2]
+    assert second == 2 * first
     assert encoder.workload.seconds is None
-    before = encoder.workload.steps
-    found = encoder.attempt()
-    assert found.metrics["steps"] <= before
-    assert encoder._left() > 0
+    runs = 3 / 1e-2 / encoder.workload.steps  # that there is time for
+    assert runs > (2.5 if wanted.kind == "psnr" else 1.2)
+
+
+def test_where_short_runs_would_come_too_late_the_guessed_size_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    arguments = Picture(small_pixels()), Goal("psnr", 40), Workload(goals.STEPS, seconds=60)
+    encoder = _Encoder(*arguments, open_device("numpy"), Run(began=100.0))
+    encoder.sizes.weights, clock[0] = 123.0, 140.0  # once its programs were compiled
+    assert encoder._known_enough()
+    assert encoder.sizes.weights == min(encoder._guessed(), encoder.sizes.most)
 
 
 @pytest.mark.parametrize("wanted", [Goal("bytes", 700), Goal("psnr", 21), Goal("lambda", 1e-3)])
