@@ -684,6 +684,15 @@ def test_numbers_that_explode_are_taken_back_and_steps_get_smaller(
     assert rates == [pytest.approx(phases.control(20, 30, 1e-3).networks / 4)]
 
 
+def test_a_state_to_go_back_to_is_kept_some_ten_times_in_a_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept: list[int] = []
+    monkeypatch.setattr(phases.LatentTrainer, "_remember", lambda self: kept.append(self.done))
+    run(Goal("lambda", 1e-3), workload=Workload(120))
+    assert kept == list(range(12, 121, 12))
+
+
 def test_where_nothing_helps_the_last_good_state_is_the_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -116,7 +116,6 @@ class LatentStep(Resumable):
     of as many levels that have room in it: sizes are then known to the device alone.
     """
 
-    seldom = 1  # how many times less often its state is remembered than prices are looked at
     traced = "whole"  # what tells its programs from others with the same numbers
 
     def __init__(

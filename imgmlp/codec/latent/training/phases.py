@@ -25,6 +25,8 @@ Array = np.ndarray[Any, Any]
 ROUNDED = 0.97  # share of a run after which latents stand still, rounded
 LOOK, MOST = 10, 200  # steps between looks, at least and at most
 LOOKS = {"one": 500, "group": 250}  # in a run between these; a GPU has nothing to do meanwhile
+CHANGES = 50  # of the price in a run, about
+REMEMBERED = 10  # times in a run, about, that its state is kept to go back to
 FREE = 0.15  # share of a run before prices change
 EARLY = 0.5  # share of a run towards a target before which it may get longer
 SEARCHED = 0.3, 0.6, 0.85  # shares of a run after which networks' steps are looked for again
@@ -199,7 +201,8 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         look = max(min(LOOK, -(-steps // 20)), min(MOST, steps // looks))
         super().__init__(step, state, look, limit)
         self._pricing = pricing
-        self.control = look * max(1, steps // (50 * look))  # steps to new prices
+        self.control = look * max(1, steps // (CHANGES * look))  # steps to new prices
+        self._keeping = self.control * max(1, steps // (REMEMBERED * self.control))
 
     def preview(self) -> Array:
         return self.step.picture()
@@ -233,7 +236,7 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
             self._reprice()
             if abs(self.done - SUITING * self.state.steps) <= self.control / 2:
                 self._suit_again()
-            if self.done % (self.control * self.step.seldom) == 0:
+            if self.done % self._keeping == 0:
                 self._remember()
         # Prices towards a target go by how much of the run is left, so that it grows early only.
         grows = ROUNDED if self._pricing is None else EARLY

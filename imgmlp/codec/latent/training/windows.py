@@ -66,8 +66,6 @@ class WindowStep(LatentStep):
 class WindowedStep(WindowStep):
     """That of a picture of any number of windows, by the same program."""
 
-    seldom = 5  # as that takes long
-
     def __init__(
         self, pixels: Array, seed: int, device: AnyDevice, hidden: int, entropy: int, start: int,
         window: tuple[int, int] | None = None, hyper: bool = False,
