@@ -27,6 +27,7 @@ from imgmlp.codec.latent.training.rooms import (
     step_program,
     windows_of,
 )
+from imgmlp.codec.latent.training.rounding_search import DEARER, SHAVES
 from imgmlp.codec.latent.training.windows import JUDGED
 from imgmlp.codec.training.compile_times import CompileTimes
 from imgmlp.codec.training.pace import Work, usual_speed
@@ -44,7 +45,7 @@ FEWEST, MOST_STEPS = 300, 100_000  # of the lowest and of the highest of them
 SMALLER, SOME, MORE = 2**14, 2**16, 600
 # Passes of them after a run in any case, at most, and steps of all of these, at most: as many as a
 # target may take, as what it is asked by would decide how many there are.
-FIRST_PASSES, AGAIN = MOST, 900
+FIRST_PASSES, AGAIN = MOST, 1800
 # Larger pictures have fewer steps, so that for some time they take no longer; a share, at least.
 LARGE, BY_LARGER, LEAST_SHARE = 2**20, 1.55, 1 / 35
 TOO_FEW = 30  # below which latents are far from what they can be
@@ -233,6 +234,8 @@ class Lengths:
         both = training + hardening
         rounding = min(self._search, SETTLED / (1 - SETTLED) * both)
         rounding += SINGLE / (1 - SINGLE) * both + hardening
+        if self.wanted.kind == "bytes":
+            rounding += min(len(DEARER) * SHAVES * self.judging / 2, SINGLE * both)
         self.limit = self.run.began + seconds - state.seconds - self._checking(self.pace)
         if self.run.saved is None:
             now = time.perf_counter()

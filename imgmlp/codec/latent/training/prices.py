@@ -11,9 +11,11 @@ from imgmlp.codec.training.target import Goal
 from imgmlp.codec.training.trainer import CHEAPEST, DEAREST, Pricing
 from imgmlp.image import Picture
 
-ABOVE = 0.05  # dB more than wanted that training aims at, as taking some away is easy
+# dB more than wanted that training aims at, as taking some away is easy; and under a time limit,
+# which may leave no time for a pass.
+ABOVE, SAFELY_ABOVE = 0.05, 0.12
 # Of the bytes wanted, that training under a time limit aims at: a few too many cost a dB and more.
-SAFELY = 0.98
+SAFELY = 0.96
 SLOW = 1.3  # times the price for every dB too much, each time that it is looked at
 # Of the error that a quality means, what a bit a pixel saves at least: were every sample of three
 # worth bits, ln 4 / 3 of it. What is trained too little may look as if less would do.
@@ -55,7 +57,8 @@ class Prices:
         if self.wanted.kind == "lambda":
             return None
         if self.wanted.kind == "psnr":
-            return lambda _, quality: SLOW ** (quality - value - ABOVE)
+            above = SAFELY_ABOVE if limited else ABOVE
+            return lambda _, quality: SLOW ** (quality - value - above)
         whole = 8 * (self._room() - (1 - (SAFELY if limited else AIM)) * value)
         whole = max(math.exp2(SAVED["bytes"] * passes) * whole, 1.0)
         return lambda bits, _: bits / whole

@@ -32,7 +32,7 @@ Array = np.ndarray[Any, Any]
 INWARDS, FURTHEST = 0.04, 0.5
 HALVINGS = 6.0  # of the price at which networks are rounded, or doublings
 EXACT = 4  # files that are written to see their figures
-REFINED = 0.8  # share of the time left that may go to single weights before that
+REFINED = 0.65  # share of the time left that may go to single weights before that
 # Trials of these at each price, so many doublings dearer, to save what is too much; a share
 # of the time.
 SHAVES, DEARER, SHAVED = 400, (2, 4, 6), 0.93
