@@ -10,14 +10,18 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 HANGUP = getattr(signal, "SIGHUP", None)  # which Windows does not have
 SIGNALS = (signal.SIGINT, signal.SIGTERM, *([] if HANGUP is None else [HANGUP]))
+# Signals that were to end this process. The exception that says so is lost where it meets a
+# finaliser or a driver's callback, from which Python takes none.
+_ordered: list[int] = []
 
 
 def raise_on_signals() -> None:
     """Make a kill end this process as Ctrl-C does, so that no half-written file stays behind."""
+    _ordered.clear()
     for number in _heard():
         signal.signal(number, _interrupt)
 
@@ -58,7 +62,12 @@ def ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    _ordered.append(number)
+    _end()
+
+
+def _end() -> NoReturn:
     ignore_signals()  # so that cleaning up is not interrupted in its turn
     raise KeyboardInterrupt
 
@@ -67,19 +76,22 @@ class StopRequest:
     """While it is open, the first signal is only noted; the second raises KeyboardInterrupt.
 
     So does the first one before anybody has asked for it: what is compiled until then, perhaps for
-    half a minute, is nothing to be saved.
+    half a minute, is nothing to be saved. An order that was lost is given again by the next look.
     """
 
     def __init__(self) -> None:
-        self._noted = self._asked = False
+        self._noted = self._asked = self._ordered = False
         self._before: dict[signal.Signals, Any] = {}
 
     def requested(self) -> bool:
+        """Whether a signal has come. Raises KeyboardInterrupt if an order has, which was lost."""
         self._asked = True
+        if self._ordered or _ordered:
+            raise KeyboardInterrupt
         return self._noted
 
     def __enter__(self) -> StopRequest:
-        self._asked = False
+        self._asked = self._ordered = False
         self._before = {number: signal.signal(number, self._note) for number in _heard()}
         return self
 
@@ -87,7 +99,8 @@ class StopRequest:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
         if self._noted or not self._asked:
-            _interrupt(number, frame)
+            self._ordered = True
+            _end()
         self._noted = True

@@ -179,7 +179,12 @@ def test_ctrl_c_over_a_folder_saves_what_processes_have_reached(
 def test_a_signal_without_a_terminal_writes_the_best_so_far(
     picture: Path, number: signal.Signals
 ) -> None:
-    process = start(picture, *ENDLESS)
+    """Also where these tests were started by `nohup`, which what they start would inherit."""
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        process = start(picture, *ENDLESS)
+    finally:
+        signal.signal(number, before)
     wait_for_training(process)
     process.send_signal(number)
     _, text = process.communicate(timeout=60)
@@ -226,6 +231,39 @@ def test_the_first_signal_is_an_order_while_nobody_asks_for_requests() -> None:
         with stop:
             assert not stop.requested()
     assert signal.getsignal(signal.SIGINT) is before
+
+
+class Finalised:
+    """Sends a signal as it is freed, where an exception goes no further."""
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("opened", [False, True])
+def test_an_order_that_a_finaliser_swallows_is_given_again_at_the_next_look(
+    monkeypatch: pytest.MonkeyPatch, opened: bool
+) -> None:
+    """Before a request to stop may be given, as a device is opened, and after that."""
+    monkeypatch.setattr(interrupt, "_ordered", [])
+    before = {number: signal.getsignal(number) for number in interrupt.SIGNALS}
+    stop = interrupt.StopRequest()
+    try:
+        interrupt.raise_on_signals()
+        if not opened:
+            Finalised()
+        with stop:
+            if opened:
+                Finalised()
+            with pytest.raises(KeyboardInterrupt):
+                stop.requested()
+        interrupt.raise_on_signals()  # of the next command
+        with stop:
+            assert not stop.requested()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_a_terminal_that_goes_away_ends_nothing_that_was_told_not_to_hear_of_it() -> None:
@@ -300,10 +338,9 @@ def start(picture: Path, *options: str) -> subprocess.Popen[str]:
 
 
 def wait_for_training(process: subprocess.Popen[str]) -> None:
-    """Return once the header is shown, which is a moment before the first step."""
+    """Return once the first steps are told: until then there is nothing to write."""
     assert process.stderr is not None
-    assert "MLP" in process.stderr.readline()
-    time.sleep(0.3)
+    assert any(line.startswith("training ") for line in process.stderr)
 
 
 def test_stages_show_how_far_the_present_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
