@@ -166,6 +166,8 @@ class _Encoder:
 
     def _restore(self, saved: Snapshot) -> None:
         self.sizes.restore(saved.values)
+        steps, wider = saved.values["workload"]  # as the time was shared out before
+        self.workload = Workload(steps, None, wider)
         self.spent, self.searched = saved.values["spent"], saved.values["searched"]
         if saved.values["best"] is not None:
             self.best = Draft(saved.arrays["best_file"].tobytes(), saved.values["best"])
@@ -196,7 +198,7 @@ class _Encoder:
 
     def search(self) -> None:
         """Find by short runs how many weights a quality or a price needs."""
-        if self.limit is not None:
+        if self.workload.seconds is not None:
             self._share_out()
         while not self._known_enough():
             trainer = self._start(self._short)
@@ -496,6 +498,7 @@ class _Encoder:
         own = self.sizes.values()
         own["spent"] = self.spent + time.perf_counter() - self.run.began
         own["searched"] = self.searched
+        own["workload"] = self.workload.steps, self.workload.wider
         own["best"] = None if self.best is None else self.best.metrics
         arrays: dict[str, Array] = {}
         if self.best is not None:

@@ -266,6 +266,34 @@ def test_a_time_limit_finds_the_size_of_a_network_by_short_runs_as_an_effort_doe
     assert runs > (2.5 if wanted.kind == "psnr" else 1.2)
 
 
+@pytest.mark.parametrize("searched", [False, True])
+def test_a_limited_run_that_was_stopped_keeps_its_number_of_steps(
+    searched: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In a short run and in the first attempt, on a machine that does less in the meantime."""
+    monkeypatch.setattr("time.perf_counter", lambda: 100.0)
+    monkeypatch.setattr(Rounding, "seconds", lambda *_: 1e-2)
+    checkpoint = Checkpoint(tmp_path / "c", "k")
+
+    def begun(pace: float) -> _Encoder:
+        monkeypatch.setattr(_Encoder, "_pace", lambda *_: pace)
+        limited = Workload(goals.STEPS, seconds=3)
+        run = Run(checkpoint=checkpoint, began=100.0)
+        return _Encoder(Picture(small_pixels()), Goal("psnr", 21), limited, device, run)
+
+    device = open_device("numpy")
+    first = begun(1e-2)
+    if searched:
+        first.searched = True
+        first.search()
+    first.run.should_stop = lambda: True
+    with pytest.raises(Interrupted, match="stopped after"):
+        (first.attempt if searched else first.search)()
+    second = begun(2e-2)
+    second.search()
+    assert second.workload == first.workload
+
+
 def test_where_short_runs_would_come_too_late_the_guessed_size_is_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
