@@ -155,7 +155,7 @@ class _Piece:
         mine = self.room, self.device, self.rows, self.columns
         room = rooms.decoding(network.shape, device, math.prod(self.size))
         alike = mine == (room, device, rows, columns)
-        return alike and all(is_exact(layer.weights, self.cut) for layer in network.layers[1:-1])
+        return alike and is_decoded_with(network, self.cut)
 
     def load(self, network: Network) -> None:
         """Go on with another network."""
@@ -242,11 +242,13 @@ def cut_of(network: Network, room: Shape) -> int:
     Of as many as usual in a room if that is exact, so that there are few kinds of kernels.
     """
     usual = min(-(-room.width // SPAN), MOST_SPANS)
-    hidden = network.layers[1:-1]
     known = [-(-room.width // (count * _ALIGN)) * _ALIGN for count in (usual, MOST_SPANS)]
-    return next(
-        (cut for cut in known if all(is_exact(layer.weights, cut) for layer in hidden)), PARTS
-    )
+    return next((cut for cut in known if is_decoded_with(network, cut)), PARTS)
+
+
+def is_decoded_with(network: Network, cut: int) -> bool:
+    """Whether sums of all hidden layers but the first are exact where they are cut so."""
+    return all(is_exact(layer.weights, cut) for layer in network.layers[1:-1])
 
 
 def is_exact(weights: Array, cut: int) -> bool:

@@ -66,7 +66,7 @@ class Rounding:
     """What one picture's numbers become for one target, judged on a device.
 
     `enough` is asked before every trial whether what was found must do. Once `seconds` was asked
-    of a shape, its networks are rounded to ones that what was compiled then can decode, if
+    of a shape, its networks are rounded to ones that what was compiled for it can decode, if
     `compiled_once`.
     """
 
@@ -82,6 +82,7 @@ class Rounding:
         self._compiled_once = compiled_once
         self._decoder = integer_inference.Decoder(picture.width, picture.height, device)
         self._seconds: dict[Shape, float] = {}
+        self._compiled: dict[Shape, tuple[float, int]] = {}  # bits of a weight, and the cut for it
 
     def one_colour(self) -> Trial | None:
         """The smallest file that there is, if it is all that the target can ask for."""
@@ -98,23 +99,28 @@ class Rounding:
     def seconds(self, shape: Shape, bits: float) -> float:
         """That decoding a network of a shape takes, once it is compiled, which is done now.
 
-        How its sums are cut depends on how large weights are, so on the bits that they take.
+        How its sums are cut depends on how large weights are, so on the bits that they take: what
+        was compiled for few may do for more, or not.
         """
-        if shape not in self._seconds:
-            chance, usual = np.random.default_rng(0), 2**bits / _PEAK * step_size(_EVEN)
-            found = bit_allocation.network(
-                [chance.normal(0.0, usual, size) for size in shape.shapes],
-                [Choice(_EVEN, 0)] * (shape.hidden + 1),
-                shape,
-            )
-            self.decoded(found)
-            times = []
-            for _ in range(TRIED):
-                began = time.perf_counter()
-                self.decoded(found)
-                times.append(time.perf_counter() - began)
-            self._seconds[shape] = min(times)
+        before, cut = self._compiled.get(shape, (0.0, None))
+        if bits > before:
+            found = _usual(shape, bits)
+            if cut is None or not integer_inference.is_decoded_with(found, cut):
+                self._seconds[shape], cut = self._timed(found)
+            self._compiled[shape] = bits, cut
         return self._seconds[shape]
+
+    def _timed(self, found: Network) -> tuple[float, int]:
+        """Seconds that decoding takes, and how hidden layers are cut there."""
+        self.decoded(found)
+        times = []
+        for _ in range(TRIED):
+            began = time.perf_counter()
+            self.decoded(found)
+            times.append(time.perf_counter() - began)
+        cut = self._decoder.cut
+        assert cut is not None
+        return min(times), cut
 
     def best(self, arrays: list[Array], choices: list[Choice], shape: Shape) -> tuple[Trial, Trial]:
         """The network of these numbers, rounded otherwise if that brings it nearer to the target.
@@ -162,7 +168,7 @@ class Rounding:
     def _rounded(
         self, arrays: list[Array], choices: list[Choice], shape: Shape, inwards: float = 0.0
     ) -> Trial:
-        cut = self._decoder.cut if self._compiled_once and shape in self._seconds else None
+        _, cut = self._compiled.get(shape, (0.0, None)) if self._compiled_once else (0.0, None)
         found = bit_allocation.network(arrays, choices, shape, inwards, cut)
         return self._trial(found, choices)
 
@@ -186,6 +192,13 @@ class Rounding:
     def decode(self, found: Container) -> Array:
         """The same of a network in a file."""
         return self.decoded(decode.network_of(found))
+
+
+def _usual(shape: Shape, bits: float) -> Network:
+    """A network of chance whose weights take so many bits."""
+    chance, deviation = np.random.default_rng(0), 2**bits / _PEAK * step_size(_EVEN)
+    arrays = [chance.normal(0.0, deviation, size) for size in shape.shapes]
+    return bit_allocation.network(arrays, [Choice(_EVEN, 0)] * (shape.hidden + 1), shape)
 
 
 def _means(pixels: Array) -> Array:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from imgmlp.codec.mlp import integer_inference, rate_model
-from imgmlp.codec.mlp.rounding_search import even, overhead, paid_weights
+from imgmlp.codec.mlp.bit_allocation import Choice
+from imgmlp.codec.mlp.rounding_search import FINE, Rounding, even, overhead, paid_weights
+from imgmlp.codec.training.target import Goal
 from imgmlp.engine import open_device
 from imgmlp.image import Picture
 from imgmlp.metadata import NOTHING, Metadata
@@ -27,3 +31,37 @@ def test_what_bytes_pay_for_is_what_a_file_has_beside_the_rest(size: int) -> Non
         weights = paid_weights(picture, size)
         shape = rate_model.network_shape(weights, 3)
         assert overhead(picture, shape) + weights * rate_model.BITS / 8 == pytest.approx(size)
+
+
+def test_what_was_compiled_for_few_bits_does_not_take_more_from_networks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a short run's network, which an attempt may take with the bits of a larger one."""
+    made, compiled = integer_inference._Piece.__init__, list[int]()
+
+    def piece(*args: Any) -> None:
+        made(*args)
+        compiled.append(args[0].cut)
+
+    monkeypatch.setattr(integer_inference._Piece, "__init__", piece)
+    picture = Picture(np.zeros((8, 8, 3), np.uint8))
+    rounding = Rounding(picture, Goal("bytes", 9000), open_device("numpy"), compiled_once=True)
+    shape, other = rate_model.network_shape(4000.0, 3), rate_model.network_shape(9000.0, 3)
+    chance = np.random.default_rng(1)
+    fine = [chance.normal(0.0, 0.3, size) for size in shape.shapes]
+    choices = [Choice(40, 0)] * (shape.hidden + 1)
+
+    def step() -> int:
+        """Of the second layer."""
+        return rounding._rounded(fine, choices, shape).network.layers[1].step
+
+    for bits in (rate_model.BITS, 3.0, rate_model.BITS):
+        rounding.seconds(shape, bits)
+    assert len(compiled) == 1
+    assert step() > 40  # as far as that takes
+    for bits in (FINE, rate_model.BITS):
+        rounding.seconds(shape, bits)
+    rounding.seconds(other, rate_model.BITS)
+    assert compiled[1] == integer_inference.PARTS
+    assert len(compiled) == 3
+    assert step() == 40
