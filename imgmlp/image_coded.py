@@ -20,7 +20,7 @@ CANVAS = 2**24  # pixels of an animated WebP of which nothing is asked
 COVERED = 16  # times the pixels of its largest frame
 _HEAD = 2**24  # bytes in which an AVIF is looked at
 _SEQUENCE = re.compile(rb"(?:mdat(?:.{8})?|\x12\0)\x0a([\x04-\x7f])", re.DOTALL)
-_DERIVED = b"grid", b"iovl", b"tmap", b"sato", b"a1op", b"a1lx", b"lsel"  # of several pictures
+_ITEM = re.compile(rb"infe(?:\x02.{7}|\x03.{9})(av01|grid)", re.DOTALL)
 
 
 def check(image: Image.Image, stream: BinaryIO, path: Path) -> None:
@@ -28,7 +28,8 @@ def check(image: Image.Image, stream: BinaryIO, path: Path) -> None:
     said = image.width * image.height
     if image.format == "AVIF" and said > FREE:
         stream.seek(0)
-        coded = max(_sequences(stream.read(_HEAD)), default=said)
+        head = stream.read(_HEAD)
+        coded = max(_sequences(head), default=said) * _parts(head)
         _refuse_if(said > ENLARGED * coded, image, path)
     elif image.format == "WEBP" and said > CANVAS:
         coded = max(_frames(stream), default=said)
@@ -42,15 +43,19 @@ def _refuse_if(wrong: bool, image: Image.Image, path: Path) -> None:
         raise PictureError(problem, hint="get the file again")
 
 
-def _sequences(head: bytes) -> Iterator[int]:
+def _sequences(head: bytes) -> list[int]:
     """Pixels of the largest frame that each sequence header of an AVIF allows; of none in doubt."""
-    if any(word in head for word in _DERIVED):
-        return
-    for found in _SEQUENCE.finditer(head):
-        try:
-            yield _most(_Bits(head[found.end() : found.end() + found[1][0]]))
-        except ValueError:
-            return
+    found = _SEQUENCE.finditer(head)
+    try:
+        return [_most(_Bits(head[one.end() : one.end() + one[1][0]])) for one in found]
+    except ValueError:
+        return []
+
+
+def _parts(head: bytes) -> int:
+    """Of how many pictures an AVIF's can be made, at most: more than one where any is a grid."""
+    kinds = [found[1] for found in _ITEM.finditer(head)]
+    return max(1, kinds.count(b"av01")) if b"grid" in kinds else 1
 
 
 class _Bits:

@@ -99,9 +99,34 @@ def test_a_sequence_header_is_read_in_each_of_its_forms() -> None:
             image_coded._most(image_coded._Bits(doubtful))
 
 
-def test_where_a_picture_is_made_of_several_nothing_is_known() -> None:
-    head = b"mdat\x12\0\x0a\x0a" + header(
-        (0, 3), (1, 1), (1, 1), (4, 5), (9, 4), (9, 4), (63, 10), (63, 10)
-    )
-    assert list(image_coded._sequences(head + bytes(9))) == [64 * 64]
-    assert list(image_coded._sequences(b"grid" + head)) == []
+SEQUENCE = b"\x12\0\x0a\x0a" + header(
+    (0, 3), (1, 1), (1, 1), (4, 5), (9, 4), (9, 4), (63, 10), (63, 10)
+)
+
+
+def test_one_sequence_header_in_doubt_leaves_all_of_them_unknown() -> None:
+    head = b"mdat" + SEQUENCE + bytes(9)
+    assert image_coded._sequences(head) == [64 * 64]
+    timed = header((0, 3), (0, 1), (0, 1), (1, 1), (0, 26))
+    assert image_coded._sequences(head + b"\x12\0\x0a\x04" + timed) == []
+
+
+def item(kind: bytes, version: int = 2) -> bytes:
+    return b"infe" + bytes([version]) + bytes(7 if version == 2 else 9) + kind
+
+
+def test_a_grid_is_at_most_as_large_as_all_pictures_together() -> None:
+    one, grid = item(b"av01"), item(b"grid", 3)
+    assert image_coded._parts(grid + 6 * one) == 6
+    assert image_coded._parts(item(b"tmap") + 2 * one) == 1
+    assert image_coded._parts(grid) == 1
+
+
+@avif
+@pytest.mark.parametrize("word", [b"grid", b"tmap", item(b"tmap"), item(b"grid")])
+def test_words_of_what_is_made_of_several_do_not_let_a_small_picture_pass(
+    word: bytes, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.avif"
+    path.write_bytes(says(saved("AVIF"), SIDE) + struct.pack(">I", 8 + len(word)) + b"free" + word)
+    assert f"{SIDE}×{SIDE} pixels, and holds a far smaller" in str(refusal(path))
