@@ -97,18 +97,18 @@ def lower(updates: Sequence[Update], target: Target, general: bool = False) -> S
     with _clock(seconds, "simplify"):
         nodes = simplify(values, TABLES[target.multiply])
     with _clock(seconds, "schedule"):
-        procedure = scheduled(nodes)
+        procedure, lacking = scheduled(nodes), ""
         if target.multiply == "split" and not _pays(procedure):
             target = replace(target, multiply="float32")
             before, large = nodes, _blocks(procedure)
             nodes = simplify(values, TABLES[target.multiply])
             if large or nodes != before:
                 procedure = scheduled(nodes)
-            if large:
-                procedure = replace(procedure, note=f"{procedure.note}; {TOO_LARGE}")
+            lacking = f"; {TOO_LARGE}" if large else ""
         if target.queues and target.joins and (rows := rows_aside(procedure)):
             target = replace(target, aside=rows)
             procedure = scheduled(nodes)
+        procedure = replace(procedure, note=f"{procedure.note}{lacking}")
     if target.joins:
         with _clock(seconds, "fuse"):
             aside = fuse_aside(procedure) if target.queues else None

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from imgmlp.engine import Device, Tensor, compile, open_device
+from imgmlp.engine import Device, Tensor, compile, compiler, open_device
 from imgmlp.engine.compiler import Stages
 from imgmlp.engine.device.numpy_device import NumpyDevice
 from imgmlp.engine.ir.kernel import Block, Procedure, Side
@@ -55,10 +55,10 @@ class Two:
         return [tensor.numpy() for tensor in (*self.left, *self.right)]
 
 
-def stages(queues: bool) -> Stages:
+def stages(queues: bool, units: bool = False) -> Stages:
     device = open_device("numpy")
     assert isinstance(device, NumpyDevice)
-    device.lanes, device.has_queues = "group", queues
+    device.lanes, device.has_queues, device.has_matrix_units = "group", queues, units
     return compile(Two(device).step, device).stages
 
 
@@ -77,6 +77,16 @@ def test_one_of_two_blocks_runs_beside_the_other(beside: Procedure, side: Side) 
     own, others = beside.kernels[side.begin : side.end], beside.kernels[side.end : side.join]
     assert sum(isinstance(kernel, Block) for kernel in own) == 1
     assert sum(isinstance(kernel, Block) for kernel in others) == 1
+
+
+@pytest.mark.parametrize("queues", [False, True])
+def test_why_matrix_units_are_not_used_is_told_also_beside(
+    queues: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler, "_pays", lambda _: False)
+    procedure = stages(queues, units=True).procedure
+    assert (procedure.side is not None) is queues
+    assert procedure.note.count(compiler.TOO_LARGE) == 1
 
 
 def test_what_runs_at_the_same_time_touches_nothing_that_the_other_writes(
