@@ -1,17 +1,17 @@
 """What picture files hold beside the picture, limited before Pillow reads it.
 
-Pillow reads any amount, some of it in a time that grows with the square. Knows how JPEG, PNG, TIFF
-and WebP are divided, and nothing of what the parts mean.
+Pillow reads any amount, some of it in a time that grows with the square. Knows which parts hold
+pixels, and how a TIFF is divided.
 """
 
 from __future__ import annotations
 
-import re
 import struct
 from pathlib import Path
 from typing import BinaryIO, Literal
 
 from imgmlp.errors import PictureError
+from imgmlp.image_parts import APP1, BARE, END, SCAN, chunks, is_png, is_webp, segments
 from imgmlp.text import quoted
 
 MOST = 2**25  # bytes beside a picture; a TIFF's may be twice its pixels, as layers are there
@@ -21,8 +21,6 @@ CHUNKS = 2**17  # of a PNG or a WebP
 GAPS = 2**20  # bytes between these, which Pillow reads one by one
 DIRECTORIES, ENTRIES = 2048, 2**16  # of a TIFF that are looked at
 NUMBER = 16  # bytes, at least, that a number of a TIFF takes in memory
-_MARKER = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])")  # without what fills up before it
-_SCAN, _END, _BARE, _APP1 = 0xDA, 0xD9, (0x01, 0xD8), 0xE1
 _SIZES = {1: 1, 2: 1, 6: 1, 7: 1, **dict.fromkeys((5, 10), 2 * NUMBER)}  # of a TIFF's types
 _WIDE = {3: 2, 4: 4, 13: 4}  # bytes of types that a size has
 _WIDTH, _HEIGHT, _INNER = 256, 257, (34665, 34853)  # tags; those of EXIF's and GPS' directories
@@ -35,9 +33,9 @@ def check(stream: BinaryIO, path: Path) -> None:
     if start.startswith(b"\xff\xd8"):
         stream.seek(2)
         _check_jpeg(stream.read(MOST), path)
-    elif start.startswith(b"\x89PNG\r\n\x1a\n"):
+    elif is_png(start):
         _check_chunks(stream, (b"IDAT", b"fdAT"), True, path)
-    elif start.startswith(b"RIFF") and start[8:12] == b"WEBP":
+    elif is_webp(start):
         _check_chunks(stream, (b"VP8 ", b"VP8L", b"ALPH", b"ANMF"), False, path)
     elif start[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
         _check_tiff(stream, start, path)
@@ -50,40 +48,28 @@ def _check(count: int, most: int, path: Path, what: str = "bytes beside its pixe
 
 
 def _check_jpeg(data: bytes, path: Path) -> None:
-    """Of what follows its start, up to the first scan (ITU T.81, annex B)."""
-    at = segments = exif = gaps = 0
-    while found := _MARKER.search(data, at):
-        kind = found[1][0]
-        gaps, at = gaps + found.end() - at - 2 * (kind not in _BARE), found.end()
-        if kind in (_SCAN, _END):
-            break
-        if kind not in _BARE:
-            size = int.from_bytes(data[at : at + 2])
-            exif += size * (kind == _APP1 and data[at + 2 : at + 8] == b"Exif\0\0")
-            segments, at = segments + 1, at + size
+    """Of what follows its start, up to the first scan."""
+    count = exif = gaps = 0
+    for one in segments(data):
+        if one.kind in (SCAN, END):
+            return
+        bare, at = one.kind in BARE, one.begin + 2
+        gaps, count = gaps + one.gap + 2 * bare, count + (not bare)
+        exif += one.size * (one.kind == APP1 and data[at : at + 6] == b"Exif\0\0")
         _check(exif, EXIF, path, "bytes of EXIF data")
-        _check(segments, SEGMENTS, path, "segments before its pixels")
+        _check(count, SEGMENTS, path, "segments before its pixels")
         _check(gaps, GAPS, path, "bytes between the parts of its header")
-    if found is None and len(data) == MOST:
+    if len(data) == MOST:
         _check(MOST + 1, MOST, path)
 
 
 def _check_chunks(stream: BinaryIO, pixels: tuple[bytes, ...], png: bool, path: Path) -> None:
-    """Of the chunks that hold no pixels, of a PNG or a WebP; what follows its end is nobody's."""
-    at, beside, number = (8, 0, 0) if png else (12, 0, 0)
-    stream.seek(4)
-    end = MOST**2 if png else 8 + int.from_bytes(stream.read(4), "little")
-    stream.seek(at)
-    while at < end and len(head := stream.read(8)) == 8:
-        kind = head[4:] if png else head[:4]
-        if png and kind == b"IEND":
-            break
-        count = int.from_bytes(head[:4], "big") if png else int.from_bytes(head[4:], "little")
-        beside, number = beside + (0 if kind in pixels else count), number + 1
+    """Of the chunks that hold no pixels, of a PNG or a WebP."""
+    beside = 0
+    for number, chunk in enumerate(chunks(stream, png), 1):
+        beside += 0 if chunk.kind in pixels else chunk.size
         _check(beside, MOST, path)
         _check(number, CHUNKS, path, "chunks")
-        at += count + 12 if png else 8 + count + count % 2
-        stream.seek(at)
 
 
 def _check_tiff(stream: BinaryIO, start: bytes, path: Path) -> None:

@@ -1,12 +1,11 @@
 """What picture files claim, beside what their bytes can hold: looked at before anything is decoded.
 
-Knows how a JPEG and a PNG are divided, and nothing of their pixels. Pillow tells none of this: it
-fills what a JPEG lacks with gray, and walks through any number of scans and chunks.
+Knows nothing of pixels. Pillow tells none of this: it fills what a JPEG lacks with gray, and walks
+through any number of scans and chunks.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,15 +14,14 @@ from typing import BinaryIO
 from PIL import Image
 
 from imgmlp.errors import PictureError
+from imgmlp.image_parts import END, PNG_START, SCAN, chunks, is_png, segments
 from imgmlp.text import quoted
 
 SCANS = 64  # of a JPEG; an encoder writes some ten
 CHUNKS = 4096  # of a PNG that may be of any length; of more each has SHORTEST bytes on average
 SHORTEST = 128
 JPEG_END = b"\xff\xd9"
-PNG_START = b"\x89PNG\r\n\x1a\n"
-_MARKER = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])")  # but for those inside of a scan
-_SCAN, _END, _BARE, _ARITHMETIC = 0xDA, 0xD9, (0x01, 0xD8), range(0xC9, 0xCC)
+_ARITHMETIC = range(0xC9, 0xCC)  # markers of such a JPEG
 _FILLERS = b"\x55" * 64, b"\xaa" * 64  # which no two JPEGs that lack pixels decode alike
 _BAND = 2**20  # pixels that are compared at a time
 
@@ -64,16 +62,13 @@ class Jpeg:
 
 
 def jpeg(data: bytes) -> Jpeg:
-    """How a JPEG is divided (ITU T.81, annex B)."""
-    at, scans, arithmetic = 0, 0, False
-    while found := _MARKER.search(data, at):
-        kind, at = found[1][0], found.end()
-        if kind == _END:
-            return Jpeg(data[: found.start()], True, scans, arithmetic)
-        if kind not in _BARE:
-            scans += kind == _SCAN
-            arithmetic |= kind in _ARITHMETIC
-            at += int.from_bytes(data[at : at + 2])
+    """What there is of a JPEG."""
+    scans, arithmetic = 0, False
+    for one in segments(data):
+        if one.kind == END:
+            return Jpeg(data[: one.marker], True, scans, arithmetic)
+        scans += one.kind == SCAN
+        arithmetic |= one.kind in _ARITHMETIC
     return Jpeg(data, False, scans, arithmetic)
 
 
@@ -88,17 +83,13 @@ def _same(first: Image.Image, second: Image.Image) -> bool:
 def check_png(stream: BinaryIO, path: Path) -> None:
     """Refuse, as a PictureError, a PNG of countless chunks, and an iPhone's."""
     stream.seek(0)
-    if stream.read(len(PNG_START)) != PNG_START:
+    if not is_png(stream.read(len(PNG_START))):
         return
-    at, count, head = len(PNG_START), 0, stream.read(8)
-    while len(head) == 8 and head[4:] != b"IEND":
-        if head[4:] == b"CgBI":
+    for count, chunk in enumerate(chunks(stream, png=True), 1):
+        if chunk.kind == b"CgBI":
             hint = f"convert it first, for example with `ffmpeg -i {quoted(path)} converted.png`"
             problem = f"{path} is a PNG for iPhones (CgBI), which Pillow cannot read"
             raise PictureError(problem, hint=hint)
-        count, at = count + 1, at + 12 + int.from_bytes(head[:4])
-        if count > CHUNKS and at < SHORTEST * count:
+        if count > CHUNKS and chunk.then < SHORTEST * count:
             hint = f"write it anew, for example with `magick {quoted(path)} converted.png`"
             raise PictureError(f"{path} has more than {count - 1:,} tiny chunks", hint=hint)
-        stream.seek(at)
-        head = stream.read(8)

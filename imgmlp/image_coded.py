@@ -13,6 +13,7 @@ from typing import BinaryIO
 from PIL import Image
 
 from imgmlp.errors import PictureError
+from imgmlp.image_parts import chunks
 
 FREE = 2**20  # pixels of an AVIF of which nothing is asked
 ENLARGED = 4  # times the pixels that are coded; sound files have as many
@@ -93,12 +94,7 @@ def _most(bits: _Bits) -> int:
 
 def _frames(stream: BinaryIO) -> Iterator[int]:
     """Pixels of each frame of an animated WebP."""
-    at = 12
-    stream.seek(at)
-    while len(head := stream.read(8 + 12)) == 20:
-        if head[:4] == b"ANMF":
-            width, height = (int.from_bytes(head[i : i + 3], "little") + 1 for i in (14, 17))
+    for chunk in chunks(stream, png=False):
+        if chunk.kind == b"ANMF" and len(head := stream.read(12)) == 12:
+            width, height = (int.from_bytes(head[i : i + 3], "little") + 1 for i in (6, 9))
             yield width * height
-        count = int.from_bytes(head[4:8], "little")
-        at += 8 + count + count % 2
-        stream.seek(at)

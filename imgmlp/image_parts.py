@@ -1,0 +1,79 @@
+"""How JPEG, PNG and WebP files are divided, for those who count or measure the parts.
+
+Knows nothing of what the parts mean.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+SCAN, END, APP1, BARE = 0xDA, 0xD9, 0xE1, (0x01, 0xD8)  # markers of a JPEG; those without a size
+PNG_START = b"\x89PNG\r\n\x1a\n"
+# Without what fills up before a marker; none inside of a scan.
+_MARKER = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])")
+_ENDLESS = 2**63
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a JPEG: its marker, and so many bytes from `begin` on, of which two are `size`."""
+
+    kind: int
+    gap: int  # bytes between the part before and the marker
+    begin: int
+    size: int
+
+    @property
+    def marker(self) -> int:
+        """Where it is."""
+        return self.begin - 2
+
+
+def segments(data: bytes) -> Iterator[Segment]:
+    """Of a JPEG, from its first marker or the one after (ITU T.81, annex B)."""
+    at = 0
+    while found := _MARKER.search(data, at):
+        kind, begin = found[1][0], found.end()
+        has_size = kind not in (*BARE, END)
+        size = int.from_bytes(data[begin : begin + 2]) if has_size else 0
+        yield Segment(kind, found.start() - at, begin, size)
+        at = begin + size
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A part of a PNG or a WebP: so many bytes, and where the next one is."""
+
+    kind: bytes
+    size: int
+    then: int
+
+
+def is_png(start: bytes) -> bool:
+    return start.startswith(PNG_START)
+
+
+def is_webp(start: bytes) -> bool:
+    return start.startswith(b"RIFF") and start[8:12] == b"WEBP"
+
+
+def chunks(stream: BinaryIO, png: bool) -> Iterator[Chunk]:
+    """Of a PNG or a WebP, each where the stream is at its bytes; what follows the end is nobody's.
+
+    Without IEND, the end of a PNG.
+    """
+    stream.seek(4)
+    end = _ENDLESS if png else 8 + int.from_bytes(stream.read(4), "little")
+    at = len(PNG_START) if png else 12
+    stream.seek(at)
+    while at < end and len(head := stream.read(8)) == 8:
+        kind, count = (head[4:], head[:4]) if png else (head[:4], head[4:])
+        if png and kind == b"IEND":
+            return
+        size = int.from_bytes(count, "big" if png else "little")
+        at += 12 + size if png else 8 + size + size % 2
+        yield Chunk(kind, size, at)
+        stream.seek(at)

@@ -1,0 +1,38 @@
+"""Where the parts of JPEG, PNG and WebP files are."""
+
+from __future__ import annotations
+
+import io
+
+import hostile
+
+from imgmlp.image_parts import END, SCAN, Chunk, Segment, chunks, segments
+
+
+def test_segments_of_a_jpeg_are_found_over_gaps_and_what_fills_up() -> None:
+    scan = b"\xff\xda\0\3s" + b"abc\xff\0\xff\xd3d"  # whose pixels hold no marker
+    data = b"\xff\xd8" + b"\xff\xff\xe1\0\4xy" + b"?" + scan + b"\xff\xd9"
+    assert list(segments(data)) == [
+        Segment(0xD8, 0, 2, 0),
+        Segment(0xE1, 1, 5, 4),
+        Segment(SCAN, 1, 12, 3),
+        Segment(END, 8, 25, 0),
+    ]
+    assert data[segments_end(data) :] == b"\xff\xd9"
+
+
+def segments_end(data: bytes) -> int:
+    return next(one.marker for one in segments(data) if one.kind == END)
+
+
+def test_chunks_end_where_their_file_does() -> None:
+    png = hostile.png(9, 7, rows=7)
+    found = list(chunks(io.BytesIO(png + b"abcd" * 9), png=True))
+    assert [one.kind for one in found] == [b"IHDR", b"IDAT"]
+    assert found[0] == Chunk(b"IHDR", 13, 8 + 12 + 13)
+    webp = b"RIFF\x16\0\0\0WEBP" + b"odd \1\0\0\0x\0" + b"even\0\0\0\0" + b"more\0\0\0\0"
+    stream = io.BytesIO(webp)
+    walk = chunks(stream, png=False)
+    assert next(walk) == Chunk(b"odd ", 1, 22)
+    assert stream.read(1) == b"x"
+    assert list(walk) == [Chunk(b"even", 0, 30)]
