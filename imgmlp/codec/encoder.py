@@ -12,6 +12,7 @@ from imgmlp.codec.bitstream import container
 from imgmlp.codec.bitstream.container import USUAL_CODEC, Codec
 from imgmlp.codec.latent import encode as latent
 from imgmlp.codec.mlp import encode as mlp
+from imgmlp.codec.mlp import estimate
 from imgmlp.codec.training import target
 from imgmlp.codec.training.compile_times import CompileTimes
 from imgmlp.codec.training.draft import Draft
@@ -82,7 +83,7 @@ def _work(
     if _is_even(picture):
         pixels = picture.width * picture.height
         return Work(0, 0, least=PLAIN * pixels)  # as nothing is trained
-    of = mlp.work if codec == "mlp" else latent.work
+    of = estimate.work if codec == "mlp" else latent.work
     return of(picture, wanted, workload, device)
 
 

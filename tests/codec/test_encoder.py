@@ -15,8 +15,7 @@ from imgmlp.codec.bitstream import container
 from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.encoder import encode
 from imgmlp.codec.latent.training import forms, rooms
-from imgmlp.codec.mlp import encode as mlp
-from imgmlp.codec.mlp import rate_model
+from imgmlp.codec.mlp import estimate, rate_model
 from imgmlp.codec.mlp.rounding_search import paid_weights
 from imgmlp.codec.training.compile_times import UNKNOWN, CompileTimes
 from imgmlp.codec.training.draft import Draft
@@ -125,8 +124,8 @@ def test_what_was_compiled_here_before_takes_no_time_again(
     picture = Picture(_uneven(64, 64))
     cold, times = guessed(picture), CompileTimes(device)
     shapes = rate_model.neighbours(rate_model.network_shape(paid_weights(picture, 3000), 3))
-    steps = {mlp.step_program(shape, 1, device) for shape in shapes}
-    decoding = {mlp.decoding_program(shape, device, 64 * 64) for shape in shapes}
+    steps = {estimate.step_program(shape, 1, device) for shape in shapes}
+    decoding = {estimate.decoding_program(shape, device, 64 * 64) for shape in shapes}
     for programs, took in ((steps, 6.0), (decoding, 3.0)):
         for program in programs:
             device.compiling += took

@@ -22,6 +22,7 @@ from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.mlp import encode as mlp
 from imgmlp.codec.mlp import integer_inference, rate_model
 from imgmlp.codec.mlp.encode import MOST_ATTEMPTS, RIVALS, _Encoder
+from imgmlp.codec.mlp.lengths import Lengths
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.rounding_search import FINE, FULL, Rounding, Trial, overhead
 from imgmlp.codec.mlp.size_search import COARSEST, PILOT_RATE
@@ -101,7 +102,7 @@ def test_steps_that_a_network_was_not_trained_with_are_judged_by_their_quality(
     """Finer ones made larger files, which were taken for better ones, with less quality."""
     picture, device = Picture(small_pixels()), open_device("numpy")
     encoder = _Encoder(picture, Goal("bytes", 500), SHORT, device, Run())
-    trainer = encoder._start(encoder._beginning)
+    trainer = encoder._start(encoder.lengths.beginning)
     encoder._run(trainer)
     given = trainer.arrays(), trainer.choices(), trainer.step.shape
     first = encoder.rounding._rounded(*given)
@@ -209,18 +210,18 @@ def test_what_is_compiled_at_first_does_not_count_as_pace(monkeypatch: pytest.Mo
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
     picture, device = Picture(small_pixels()), open_device("numpy")
     encoder = _Encoder(picture, Goal("bytes", 300), SHORT, device, Run())
-    assert encoder._pace(encoder.sizes.shape(), 1) == pytest.approx(1e-3)
+    assert encoder.lengths.pace(encoder.sizes.shape(), 1) == pytest.approx(1e-3)
     then = clock[0]
-    assert encoder._pace(encoder.sizes.shape(), 1) == pytest.approx(1e-3)
+    assert encoder.lengths.pace(encoder.sizes.shape(), 1) == pytest.approx(1e-3)
     assert clock[0] == then  # nothing is timed twice
 
 
 def test_a_network_too_large_for_the_time_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("imgmlp.codec.mlp.encode.STEPS", 0)  # whatever the steps really take
-    monkeypatch.setattr("imgmlp.codec.mlp.encode.HASTY", 20)
-    monkeypatch.setattr("imgmlp.codec.mlp.encode.SMALL", 200)
-    monkeypatch.setattr("imgmlp.codec.mlp.encode.usual_speed", lambda _: 6 * 1024 / 1e-3)
-    monkeypatch.setattr(_Encoder, "_pace", lambda self, shape, wider: 1e-3 * shape.parameters)
+    monkeypatch.setattr("imgmlp.codec.mlp.lengths.STEPS", 0)  # whatever the steps really take
+    monkeypatch.setattr("imgmlp.codec.mlp.lengths.HASTY", 20)
+    monkeypatch.setattr("imgmlp.codec.mlp.lengths.SMALL", 200)
+    monkeypatch.setattr("imgmlp.codec.mlp.lengths.usual_speed", lambda _: 6 * 1024 / 1e-3)
+    monkeypatch.setattr(Lengths, "pace", lambda self, shape, wider: 1e-3 * shape.parameters)
     notes: list[str] = []
     arguments = Picture(small_pixels()), Goal("bytes", 20_000), Workload(1, seconds=10)
     found = encode(*arguments, open_device("numpy"), Run(note=notes.append))
@@ -239,12 +240,12 @@ def test_where_the_time_is_short_no_other_network_is_compiled(
         arguments = Picture(small_pixels()), Goal("psnr", 21), Workload(100, seconds=seconds)
         return _Encoder(*arguments, open_device("numpy"), Run())
 
-    assert not begun(10)._known_enough()
+    assert not begun(10).lengths.known_enough()
     monkeypatch.setattr(CompileTimes, "expected", lambda *_: 5.0)
-    assert begun(10)._known_enough()  # without a single short run
-    assert not begun(4)._fits()
-    assert begun(1000)._fits()
-    assert not begun(1000)._known_enough()
+    assert begun(10).lengths.known_enough()  # without a single short run
+    assert not begun(4).lengths.fits()
+    assert begun(1000).lengths.fits()
+    assert not begun(1000).lengths.known_enough()
 
 
 @pytest.mark.parametrize("wanted", [Goal("psnr", 21), Goal("lambda", 1e-2)])
@@ -253,7 +254,7 @@ def test_a_time_limit_finds_the_size_of_a_network_by_short_runs_as_an_effort_doe
 ) -> None:
     """A guess by what pictures of the middling kind need was up to eight times too large."""
     monkeypatch.setattr("time.perf_counter", lambda: 100.0)
-    monkeypatch.setattr(_Encoder, "_pace", lambda *_: 1e-2)
+    monkeypatch.setattr(Lengths, "pace", lambda *_: 1e-2)
     monkeypatch.setattr(Rounding, "seconds", lambda *_: 1e-2)
     limited = Workload(goals.STEPS, seconds=3)
     run = Run(began=100.0)
@@ -261,8 +262,8 @@ def test_a_time_limit_finds_the_size_of_a_network_by_short_runs_as_an_effort_doe
     encoder.search()
     (_, first, _), (_, second, _) = encoder.sizes.pilots[:2]
     assert second == 2 * first
-    assert encoder.workload.seconds is None
-    runs = 3 / 1e-2 / encoder.workload.steps  # that there is time for
+    assert encoder.lengths.workload.seconds is None
+    runs = 3 / 1e-2 / encoder.lengths.workload.steps  # that there is time for
     assert runs > (2.5 if wanted.kind == "psnr" else 1.2)
 
 
@@ -276,7 +277,7 @@ def test_a_limited_run_that_was_stopped_keeps_its_number_of_steps(
     checkpoint = Checkpoint(tmp_path / "c", "k")
 
     def begun(pace: float) -> _Encoder:
-        monkeypatch.setattr(_Encoder, "_pace", lambda *_: pace)
+        monkeypatch.setattr(Lengths, "pace", lambda *_: pace)
         limited = Workload(goals.STEPS, seconds=3)
         run = Run(checkpoint=checkpoint, began=100.0)
         return _Encoder(Picture(small_pixels()), Goal("psnr", 21), limited, device, run)
@@ -284,14 +285,14 @@ def test_a_limited_run_that_was_stopped_keeps_its_number_of_steps(
     device = open_device("numpy")
     first = begun(1e-2)
     if searched:
-        first.searched = True
+        first.lengths.searched = True
         first.search()
     first.run.should_stop = lambda: True
     with pytest.raises(Interrupted, match="stopped after"):
         (first.attempt if searched else first.search)()
     second = begun(2e-2)
     second.search()
-    assert second.workload == first.workload
+    assert second.lengths.workload == first.lengths.workload
 
 
 def test_where_short_runs_would_come_too_late_the_guessed_size_is_taken(
@@ -302,8 +303,8 @@ def test_where_short_runs_would_come_too_late_the_guessed_size_is_taken(
     arguments = Picture(small_pixels()), Goal("psnr", 40), Workload(goals.STEPS, seconds=60)
     encoder = _Encoder(*arguments, open_device("numpy"), Run(began=100.0))
     encoder.sizes.weights, clock[0] = 123.0, 140.0  # once its programs were compiled
-    assert encoder._known_enough()
-    assert encoder.sizes.weights == min(encoder._guessed(), encoder.sizes.most)
+    assert encoder.lengths.known_enough()
+    assert encoder.sizes.weights == min(encoder.lengths._guessed(), encoder.sizes.most)
 
 
 @pytest.mark.parametrize("wanted", [Goal("bytes", 700), Goal("psnr", 21), Goal("lambda", 1e-3)])
@@ -341,26 +342,26 @@ def test_where_the_time_is_short_the_network_that_is_compiled_has_the_bits_of_an
     monkeypatch.setattr(CompileTimes, "expected", lambda *_: 5.0)
     arguments = Picture(small_pixels()), Goal("psnr", 21), Workload(100, seconds=10)
     encoder = _Encoder(*arguments, open_device("numpy"), Run())
-    encoder.searched = True
+    encoder.lengths.searched = True
     encoder.sizes.pilots, encoder.sizes.weights = [[4000.0, 50.0, 22.0]], 3000.0
-    encoder._afford()
+    encoder.lengths.afford()
     shape = encoder.sizes.shape()
     assert shape == rate_model.network_shape(4000.0, 3)
-    assert encoder._budget(shape) == 3000 * rate_model.BITS
+    assert encoder.lengths.budget(shape) == 3000 * rate_model.BITS
     encoder.sizes.weights = 500.0
-    encoder._afford()
+    encoder.lengths.afford()
     assert encoder.sizes.shape() == shape
-    assert encoder._budget(shape) == 4000 * COARSEST
+    assert encoder.lengths.budget(shape) == 4000 * COARSEST
     monkeypatch.setattr(CompileTimes, "expected", lambda *_: 0.0)  # another was compiled before
     encoder.sizes.weights, encoder.sizes.size = 500.0, None
-    encoder._afford()
+    encoder.lengths.afford()
     assert encoder.sizes.shape() == rate_model.network_shape(500.0, 3)
 
 
 def test_much_time_goes_into_wider_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(goals, "STEPS", 10)
-    monkeypatch.setattr(mlp, "STEPS", 0)  # whatever the steps really take
-    monkeypatch.setattr(_Encoder, "_pace", lambda self, shape, wider: 4.0 * wider)
+    monkeypatch.setattr("imgmlp.codec.mlp.lengths.STEPS", 0)  # whatever the steps really take
+    monkeypatch.setattr(Lengths, "pace", lambda self, shape, wider: 4.0 * wider)
     big = Picture(np.resize(small_pixels(), (48, 64, 1)))  # 3 of the usual batches
     found = run(Goal("bytes", 300), big, Workload(1, seconds=100))
     assert (found.metrics["steps"], found.metrics["batch"]) == (8, 3072)
@@ -371,7 +372,7 @@ def test_all_runs_together_keep_the_time(wanted: Goal, monkeypatch: pytest.Monke
     """By a clock that only steps move; checks take a second each."""
     clock = [100.0]
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-    monkeypatch.setattr(_Encoder, "_pace", lambda self, shape, wider: pace(shape, wider))
+    monkeypatch.setattr(Lengths, "pace", lambda self, shape, wider: pace(shape, wider))
     monkeypatch.setattr(Rounding, "seconds", lambda *_: 1.0)
     replay, decode = Trainer._replay, integer_inference.Decoder.decode
 
@@ -490,11 +491,11 @@ def test_the_smallest_network_is_priced_and_enlarged_by_the_weights_that_it_has(
     device = open_device("numpy")
     encoder = _Encoder(Picture(small_pixels()), Goal("psnr", 30), SHORT, device, Run())
     encoder.sizes.attempts = [[200.0, 70.0, 300.0]]
-    encoder.sizes.resize(encoder._whole)
+    encoder.sizes.resize(encoder.lengths.whole)
     assert encoder.sizes.weights == encoder.sizes.shape().parameters
     small = encoder.sizes.shape()
     encoder.sizes.attempts = [[encoder.sizes.weights, 28.0, encoder.sizes.weights]]
-    encoder.sizes.resize(encoder._whole)
+    encoder.sizes.resize(encoder.lengths.whole)
     assert encoder.sizes.shape() != small
 
 
@@ -516,7 +517,7 @@ def test_small_pictures_may_have_more_weights_than_pixels() -> None:
     picture = Picture(small_pixels())
     encoder = _Encoder(picture, Goal("psnr", 50), Workload(3750), open_device("numpy"), Run())
     encoder.sizes.attempts = [[700.0, 30.0, 700.0]]
-    encoder.sizes.resize(encoder._whole)
+    encoder.sizes.resize(encoder.lengths.whole)
     assert encoder.sizes.weights == picture.pixels.nbytes * 8 / rate_model.BITS
 
 
@@ -532,7 +533,7 @@ def modelled(wanted: float, steps: int, monkeypatch: pytest.MonkeyPatch) -> Enco
         loss = 10 ** (-quality(shape, state.steps) / 10) * (1 - SMOOTHING**state.steps)
         smooth = SimpleNamespace(item=lambda: loss)
         step = SimpleNamespace(shape=shape, smooth=smooth, done=state.steps, counted=1.0)
-        budget = self._budget(shape)
+        budget = self.lengths.budget(shape)
         made = {"arrays": lambda: (state.steps, budget), "choices": list}
         return SimpleNamespace(step=step, state=state, **made)
 

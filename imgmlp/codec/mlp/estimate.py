@@ -1,0 +1,73 @@
+"""What training for a target will take, before anything is known of the picture but its size."""
+
+from __future__ import annotations
+
+from imgmlp.codec.mlp import rate_model, rooms
+from imgmlp.codec.mlp.network import Shape
+from imgmlp.codec.mlp.qat_step import BATCH
+from imgmlp.codec.mlp.rounding_search import paid_weights
+from imgmlp.codec.mlp.size_search import PILOTS, pilot_weights
+from imgmlp.codec.training.pace import Work
+from imgmlp.codec.training.target import Goal, Kind, Workload
+from imgmlp.engine import AnyDevice
+from imgmlp.image import Picture
+
+ATTEMPTS = 4  # networks that are tried for a quality, unless none came near
+PILOT = 10  # a run's steps for each step of a short one that shows how hard a picture is
+LEAST_PILOT = 1_500  # steps: after fewer little can be said of many
+SEEN = 55  # pixels that training sees for each weight; with fewer, weights are not worth their time
+SMALL = 2_000.0  # weights, of which fewer take hardly less time
+# Operations of an attempt so short that others follow with the networks beside its own, of which
+# chance makes one up to 0.5 dB better: about 10 s of two cores of a processor.
+BRIEF = 1e12
+RIVALS: dict[Kind, int] = {"bytes": 2, "lambda": 2, "psnr": 6}  # such attempts, at most
+CHECKS = 3  # times that a file is decoded once it is chosen, at most
+
+
+def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) -> Work:
+    """What training for a target and checking files will take, about."""
+    samples = picture.width * picture.height
+    weights, steps = usual_weights(picture, wanted, workload), workload.steps * workload.wider
+    shape, channels = rate_model.network_shape(weights, picture.channels), picture.channels
+    shapes, runs = [shape], 1.0
+    if workload.seconds is None and operations(weights, steps) <= BRIEF:
+        shapes, runs = rate_model.neighbours(shape), runs + RIVALS[wanted.kind]
+    elif wanted.kind == "psnr":
+        runs += ATTEMPTS / 2 - 1
+    programs = [step_program(shape, workload.wider, device) for shape in shapes]
+    if wanted.kind != "bytes":
+        runs += PILOTS / 2 * 1.5 * max(1 / PILOT, min(0.5, LEAST_PILOT / max(workload.steps, 1)))
+        first = rate_model.network_shape(pilot_weights(samples), channels)
+        programs.append(step_program(first, workload.wider, device))
+    programs += [decoding_program(shape, device, samples) for shape in shapes]
+    room = rooms.training(shape, device)
+    if rooms.opening_steps(shape, device, workload.steps, BATCH * workload.wider):
+        room = shape  # for most of them
+    read = rooms.decoding(shape, device, samples).parameters
+    computed = operations(room.parameters, runs * steps) + 2 * CHECKS * read * samples
+    return Work(runs * workload.steps, computed, tuple(dict.fromkeys(programs)))
+
+
+def usual_weights(picture: Picture, wanted: Goal, workload: Workload) -> float:
+    """What a picture of the middling kind needs for a target, and training can teach."""
+    most = 8 * picture.pixels.nbytes / rate_model.BITS
+    if wanted.kind == "bytes":
+        return min(paid_weights(picture, wanted.value), most)
+    taught = max(SMALL, workload.steps * workload.wider * BATCH / SEEN)
+    usual = rate_model.usual_weights(wanted, picture.width * picture.height)
+    return min(usual, most, taught)
+
+
+def step_program(shape: Shape, wider: int, device: AnyDevice) -> str:
+    """What compile_times.py knows the step by that a network's training begins with."""
+    return f"mlp step: {rooms.training(shape, device)} {BATCH * wider}"
+
+
+def decoding_program(shape: Shape, device: AnyDevice, pixels: int) -> str:
+    """The same of decoding so many."""
+    return f"mlp decoding: {rooms.decoding(shape, device, pixels)}"
+
+
+def operations(weights: float, steps: float) -> float:
+    """Operations of so many steps of a network."""
+    return 6 * weights * steps * BATCH

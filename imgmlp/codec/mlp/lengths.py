@@ -1,0 +1,283 @@
+"""How long the networks of a picture are trained: what an effort or a time limit means for the runs
+that lead to one target, and for how large networks are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from imgmlp.codec.mlp import rate_model
+from imgmlp.codec.mlp.estimate import (
+    CHECKS,
+    LEAST_PILOT,
+    PILOT,
+    SEEN,
+    SMALL,
+    decoding_program,
+    step_program,
+    usual_weights,
+)
+from imgmlp.codec.mlp.network import Shape
+from imgmlp.codec.mlp.qat_step import BATCH
+from imgmlp.codec.mlp.rounding_search import FINE, Rounding, paid_weights
+from imgmlp.codec.mlp.size_search import LEAST, PILOT_RATE, SizeSearch, pilot_weights
+from imgmlp.codec.mlp.training_phases import MlpTrainer, MlpTrainerState
+from imgmlp.codec.training.compile_times import CompileTimes
+from imgmlp.codec.training.pace import usual_speed
+from imgmlp.codec.training.replay import seconds_a_step
+from imgmlp.codec.training.run import Run
+from imgmlp.codec.training.target import STEPS, Goal, Kind, Workload
+from imgmlp.engine import AnyDevice
+from imgmlp.image import Picture
+
+AIM = 0.99  # of the bytes wanted
+PILOT_LIMITED = 6  # times fewer than a run's a short one's steps are, at least, in a limited time
+ONE_SHORT = 0.2  # of the time left, at most, that of a short run
+HASTY = 5_000  # steps of a run, where only its time is known; it should not have fewer
+BARELY = 2_000  # the same where a smaller network would miss its quality
+# Attempts that a limited time should do: the first one hardly ends at a quality. And as many more,
+# about, as short runs take.
+IN_TIME: dict[Kind, float] = {"bytes": 1.0, "lambda": 1.0, "psnr": 2.5}
+SHORT_RUNS = 0.3
+HURRY = 20.0  # seconds of a limit, from which on there is time to compile for short runs
+MOST_SHORT = 0.5  # of a limit, after which no other short run begins
+FEWER = 0.6  # of the steps that an attempt should have, at least, for which it is begun
+TRIALS = 8  # times that files are decoded to choose one of a quality, as a rule
+WITHIN = 1.5  # doublings of the usual number of weights within which a first short run's are
+
+
+class Lengths:
+    """The steps, weights and bits of each run, by what there is of time.
+
+    `begun` makes a trainer, whose pace is tried.
+    """
+
+    def __init__(
+        self,
+        picture: Picture,
+        wanted: Goal,
+        workload: Workload,
+        device: AnyDevice,
+        run: Run,
+        rounding: Rounding,
+        begun: Callable[[Shape, MlpTrainerState], MlpTrainer],
+    ) -> None:
+        self.picture, self.wanted, self.workload = picture, wanted, workload
+        self.device, self.run, self.rounding, self._begun = device, run, rounding, begun
+        self.samples = picture.width * picture.height
+        self.paces: dict[tuple[Shape, int], float] = {}
+        self.compiled = CompileTimes(device)
+        self.spent = 0.0  # seconds of the runs that were stopped
+        self.seconds = workload.seconds  # that there are, from the beginning
+        # Whether no short runs are needed any more.
+        self.searched = wanted.kind == "bytes" or not self._has_short_runs()
+        self.limit = workload.seconds and run.began + workload.seconds  # of the clock
+        most = self._most_weights()
+        first = min(self._first_weights(), most)
+        self.sizes = SizeSearch(wanted, self.samples, picture.channels, most, first)
+
+    def values(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        workload = self.workload.steps, self.workload.wider
+        spent = self.spent + time.perf_counter() - self.run.began
+        own = {"spent": spent, "searched": self.searched, "workload": workload}
+        return self.sizes.values() | own
+
+    def restore(self, values: Mapping[str, Any]) -> None:
+        """Go on where another process was stopped, with the time that it left."""
+        self.sizes.restore(values)
+        steps, wider = values["workload"]  # as the time was shared out before
+        self.workload = Workload(steps, None, wider)
+        self.spent, self.searched = values["spent"], values["searched"]
+        self.limit = self.limit and self.limit - self.spent
+
+    def _most_weights(self) -> float:
+        """Those that the pixels themselves would pay for, and not more than training can teach."""
+        most = 8 * self.picture.pixels.nbytes / rate_model.BITS
+        if self.wanted.kind == "bytes" or self.workload.seconds is not None:
+            return most
+        return min(most, max(SMALL, self.workload.steps * self.workload.wider * BATCH / SEEN))
+
+    def _first_weights(self) -> float:
+        """How many weights the network should have; unless bytes say so, that of a short run."""
+        if self.wanted.kind == "bytes":
+            return paid_weights(self.picture, self.wanted.value)
+        return pilot_weights(self.samples) if not self.searched else self._guessed()
+
+    def _guessed(self) -> float:
+        """How many weights the target seems to need, where there is no time for short runs."""
+        found = PILOT_RATE * self.samples / rate_model.BITS  # there may be no time for another one
+        usual = rate_model.usual_weights(self.wanted, self.samples)
+        return max(LEAST, min(max(usual, found / 2**WITHIN), found * 2**WITHIN))
+
+    def _has_short_runs(self) -> bool:
+        """Whether a limit leaves time to compile what short runs need and an attempt may not."""
+        return self.seconds is None or self.seconds >= HURRY or self._compiled_short()
+
+    def _compiled_short(self) -> bool:
+        shape = rate_model.network_shape(pilot_weights(self.samples), self.picture.channels)
+        return self._compiling(shape) == 0
+
+    def share_out(self) -> None:
+        """Have as many steps as an effort that takes about the time that there is."""
+        shape, runs, larger = self.sizes.shape(), IN_TIME[self.wanted.kind], 1.0
+        if self.wanted.kind != "bytes":  # which say how large it is
+            runs += SHORT_RUNS
+            usual = max(usual_weights(self.picture, self.wanted, self.workload), LEAST)
+            larger = max(usual / shape.parameters, 0.5)
+        seconds = self.for_training(shape) / runs
+        steps, wider = self.workload.within(seconds, lambda n: larger * self.pace(shape, n))
+        self.workload = Workload(steps, None, wider)
+        self.sizes.most = min(self.sizes.most, self._most_weights())
+
+    def share_again(self) -> None:
+        """The same by the network that short runs have found, before the first attempt with it."""
+        shape, before = self.sizes.shape(), self.workload.steps
+        seconds = self.for_training(shape) / IN_TIME[self.wanted.kind]
+        steps, wider = self.workload.within(seconds, partial(self.pace, shape))
+        least = min(BARELY, before) if self.wanted.kind == "psnr" else 1
+        self.workload = Workload(max(steps, least), None, wider)
+
+    def afford(self) -> None:
+        """Take a smaller network where the time is too short for training one so large.
+
+        Below HASTY steps twice the steps bring more than twice the weights, which take as long.
+        """
+        shape, before = self.sizes.shape(), self.sizes.weights
+        if self.limit is None or self.sizes.attempts:  # for which there is time
+            return
+        seconds, compiling = self._left(), self._compiling(shape)
+        if seconds < HURRY and self.sizes.pilots and compiling > 0:
+            self.sizes.make_do()
+            return
+        if before <= SMALL:
+            return
+        barely = min(BARELY, self.workload.steps)
+        least = barely if self.wanted.kind == "psnr" else HASTY
+        share = (seconds - compiling) / self._likely_pace(shape) / least
+        if share >= 1:
+            return
+        self.sizes.weights = self.sizes.most = max(SMALL, before * share)
+        what = f"{seconds:.3g} seconds are too few for training {before:,.0f} weights"
+        self.run.say(f"{what}: taking {self.sizes.weights:,.0f}, which give a better picture")
+
+    def known_enough(self) -> bool:
+        """Whether no more short runs are needed, or there is no time for them."""
+        if not self.searched and len(self.sizes.pilots) % 2 == 0:
+            self.searched = self._too_late_for_short_runs()
+            if self.searched and not self.sizes.pilots:
+                self.sizes.weights = min(self._guessed(), self.sizes.most)
+        self.searched = self.searched or self.sizes.searched()
+        return self.searched
+
+    def _too_late_for_short_runs(self) -> bool:
+        if self.seconds is None:
+            return False
+        late = self._left() < MOST_SHORT * self.seconds
+        return late or (self.seconds < HURRY and self._compiling(self.sizes.shape()) > 0)
+
+    def short(self, shape: Shape) -> MlpTrainerState:
+        """The beginning of a short run; the first of two is half as long as the second."""
+        price = rate_model.first_price(shape.parameters, self.samples)
+        most = self.workload.steps // (2 if self.limit is None else PILOT_LIMITED)
+        steps = max(self.workload.steps // PILOT, min(LEAST_PILOT, most), 1)
+        halvings = 1 - len(self.sizes.pilots) % 2
+        if self.limit is not None and not halvings:  # which may have cut off the first of two
+            steps = 2 * int(self.sizes.pilots[-1][1])
+        return MlpTrainerState(max(1, steps >> halvings), price, wider=self.workload.wider)
+
+    def beginning(self, shape: Shape) -> MlpTrainerState:
+        """Of an attempt."""
+        steps, wider = self.workload.steps, self.workload.wider
+        if self.limit is not None:
+            fitting = self.for_training(shape) / self.pace(shape, wider)
+            steps = max(1, min(steps, int(fitting)))
+        return MlpTrainerState(
+            steps, rate_model.first_price(self.sizes.weights, self.samples), wider=wider
+        )
+
+    def deadline(self, shape: Shape) -> tuple[float | None, int]:
+        """When a run that begins now is over, on the clock, and steps up to which it may grow."""
+        if self.limit is None:
+            return None, 0
+        if not self.searched:
+            share = ONE_SHORT * (1 + len(self.sizes.pilots) % 2) / 2
+            return time.perf_counter() + share * self._left(), 0
+        limit = time.perf_counter() + self.for_training(shape)
+        return limit, 0 if self.wanted.kind == "psnr" else STEPS  # as others may follow
+
+    def whole(self, _weights: float) -> float:
+        """How many steps an attempt with so many weights has."""
+        return float(self.workload.steps)
+
+    def fits(self) -> bool:
+        """Whether there is time for an attempt with the network that is wanted."""
+        if self.limit is None:
+            return True
+        shape, least = self.sizes.shape(), FEWER * self.workload.steps
+        seconds = least * self._likely_pace(shape) + self._compiling(shape)
+        if seconds >= self._left():
+            return False  # before what decodes it is compiled
+        return seconds + self._settling(shape) < self._left()
+
+    def too_late(self) -> bool:
+        """Whether there is just time for the checks of a file that is there."""
+        shape = self.sizes.shape()
+        return self.limit is not None and self._left() < CHECKS * self._checking(shape)
+
+    def for_training(self, shape: Shape) -> float:
+        """Seconds that there are for an attempt's steps."""
+        return max(1e-3, self._left() - self._settling(shape))
+
+    def _settling(self, shape: Shape) -> float:
+        """Seconds that choosing and checking a file take once a network is trained."""
+        return (CHECKS + TRIALS * (self.wanted.kind == "psnr")) * self._checking(shape)
+
+    def _checking(self, shape: Shape) -> float:
+        """Seconds that a check of a file takes; what it needs is compiled if it is not yet."""
+        seconds = self.rounding.seconds(shape, self.budget(shape) / shape.parameters)
+        self.compiled.note(self._decoding_program(shape))
+        return seconds
+
+    def _decoding_program(self, shape: Shape) -> str:
+        return decoding_program(shape, self.device, self.samples)
+
+    def _left(self) -> float:
+        """Seconds."""
+        assert self.limit is not None
+        return max(self.limit - time.perf_counter(), 1e-3)
+
+    def pace(self, shape: Shape, wider: int) -> float:
+        """Seconds that a step takes, tried the first time that it is asked."""
+        if (shape, wider) not in self.paces:
+            trial = self._begun(shape, MlpTrainerState(10**6, 0.0, wider=wider))
+            most = 0.5 if self.limit is None else min(0.5, self._left() / 50)
+            self.paces[shape, wider] = seconds_a_step(trial.step.program, most)
+            self.compiled.note(step_program(shape, wider, self.device))
+        return self.paces[shape, wider]
+
+    def _likely_pace(self, shape: Shape) -> float:
+        """Seconds that a step would take, by the largest network that was tried, if any was."""
+        if not self.paces:
+            return 6 * shape.parameters * BATCH / usual_speed(self.device)
+        tried = max((s for s, _ in self.paces), key=lambda s: s.parameters)
+        return self.pace(tried, 1) * max(shape.parameters / tried.parameters, 0.5)
+
+    def _compiling(self, shape: Shape) -> float:
+        """Seconds that a network of a shape takes to compile here, about."""
+        step = step_program(shape, self.workload.wider, self.device)
+        return self.compiled.expected((step, self._decoding_program(shape)))
+
+    def budget(self, shape: Shape) -> float:
+        """Bits for all weights, no more than they can use.
+
+        A network has about as many weights as the target needs, and just their bits.
+        """
+        if not self.searched:
+            return rate_model.BITS * shape.parameters
+        bits = rate_model.BITS * self.sizes.weights
+        if self.wanted.kind == "bytes":
+            bits = 8 * (AIM * self.wanted.value - self.rounding.overhead(shape))
+        return min(max(8.0, bits), FINE * shape.parameters)
