@@ -90,8 +90,13 @@ class StopRequest:
             raise KeyboardInterrupt
         return self._noted
 
+    def begin(self) -> None:
+        """From here on until the next look there is nothing to be saved."""
+        self._asked = False
+
     def __enter__(self) -> StopRequest:
-        self._asked = self._ordered = False
+        self.begin()
+        self._ordered = False
         self._before = {number: signal.signal(number, self._note) for number in _heard()}
         return self
 

@@ -262,10 +262,10 @@ _own: dict[str, Any] = {}  # what the process was started with
 
 def _prepare(work: Work, device: str, numbers: Any, asked: Any) -> None:
     ignore_signals()  # they are for the process that started it, which tells
-    threading.Thread(target=_leave_with, args=(asked,), daemon=True).start()
     opened = cache(lambda: held(open_device(device)))
     util.Finalize(None, end_well, exitpriority=-100)  # after all others
-    _own.update(work=work, device=opened, numbers=numbers, asked=asked)
+    _own.update(work=work, device=opened, numbers=numbers, asked=asked, preparing=False)
+    threading.Thread(target=_leave_with, args=(asked,), daemon=True).start()
 
 
 def end_well() -> None:
@@ -274,9 +274,12 @@ def end_well() -> None:
 
 
 def _leave_with(asked: Any) -> None:
-    """End when the process that started this one has ended, or asks for it."""
+    """End when the process that started this one has ended, or asks for it; where it asks to save
+    what there is, and only compiles so far, as well."""
     parent = multiprocessing.parent_process()
     while parent is not None and parent.is_alive() and asked.value != _END:
+        if asked.value == _STOP and _own["preparing"]:
+            break
         parent.join(TICK)
     os._exit(1)
 
@@ -287,4 +290,8 @@ def _do(task: Task) -> Record:
     def tell(*now: float) -> None:
         numbers[:] = now
 
-    return attempt_elsewhere(_own["work"], task, _own["device"], lambda: bool(asked.value), tell)
+    def prepare(begins: bool) -> None:
+        _own["preparing"] = begins
+
+    given = _own["work"], task, _own["device"], lambda: bool(asked.value), tell, prepare
+    return attempt_elsewhere(*given)

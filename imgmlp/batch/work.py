@@ -109,6 +109,7 @@ class _Told:
 
     asked: Callable[[], bool]
     tell: Callable[[int, int, float], None]
+    preparing: Callable[[bool], None]
     notes: list[str] = field(default_factory=list)
 
     def announce(self, text: str) -> None:
@@ -120,9 +121,14 @@ class _Told:
     @contextmanager
     def training(self, steps: int) -> Iterator[Callable[[Progress], None]]:
         self.tell(0, steps, 0.0)
-        yield lambda now: self.tell(now.step, now.steps, now.psnr)
+        self.preparing(True)
+        try:
+            yield lambda now: self.tell(now.step, now.steps, now.psnr)
+        finally:
+            self.preparing(False)
 
     def stopping(self) -> bool:
+        self.preparing(False)
         return self.asked()
 
     def saving(self) -> AbstractContextManager[object]:
@@ -135,12 +141,14 @@ def attempt_elsewhere(
     device: Callable[[], AnyDevice],
     stopping: Callable[[], bool],
     tell: Callable[[int, int, float], None] = lambda *_: None,
+    preparing: Callable[[bool], None] = lambda _: None,
 ) -> Record:
     """Do one file in a process that was started for that; its notes are in the record.
 
-    `stopping` says whether to stop; `tell` is given step, steps and PSNR as training goes on.
+    `stopping` says whether to stop; `tell` is given step, steps and PSNR as training goes on,
+    `preparing` whether it has not begun yet, so that there is nothing to save.
     """
-    watch = _Told(stopping, tell)
+    watch = _Told(stopping, tell, preparing)
     record = attempt(work, task, device, watch)
     record.notes += [f"{task.source}: {note}" for note in watch.notes]
     return record

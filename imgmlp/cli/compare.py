@@ -149,6 +149,7 @@ class _Report:
         def run_of(rate: float, goal: Goal) -> Run:
             stage = f"{name} at {rate:g} bpp"
             self.show(stage)
+            self.stop.begin()  # files of before are kept
 
             def tell(progress: Progress) -> None:
                 state = f"{progress.step:,}/{progress.steps:,}  {progress.psnr:.1f} dB"

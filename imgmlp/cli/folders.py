@@ -211,6 +211,7 @@ class _Watch:
             self._seat = Seat(device, "its training", now.step, now.steps, now.psnr)
             self._told.draw()
 
+        self._stop.begin()
         yield show
 
     def stopping(self) -> bool:

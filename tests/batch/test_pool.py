@@ -134,6 +134,18 @@ def test_a_request_to_stop_reaches_the_processes(tmp_path: Path) -> None:
     assert tries(tasks[2].source) == 0
 
 
+def test_a_request_to_stop_ends_at_once_what_only_compiles(tmp_path: Path) -> None:
+    tasks = files(tmp_path, "compile", "good")
+    pool = Pool(Acting(), ["numpy"], print)
+
+    def begun() -> bool:
+        return bool(tries(tasks[0].source))
+
+    records = list(pool.run(iter(tasks), begun, lambda: None))
+    assert [record.interrupted for record in records] == [True]
+    assert tries(tasks[1].source) == 0
+
+
 def test_what_processes_are_doing_can_be_seen(tmp_path: Path) -> None:
     pool = Pool(Acting(), TWO, print)
     seen: set[tuple[str, str]] = set()

@@ -53,6 +53,9 @@ class Acting:
             while not watch.stopping() and time.monotonic() < deadline:
                 time.sleep(0.01)
             raise Interrupted("stopped")
+        elif said == "compile":
+            with watch.training(100):
+                time.sleep(3 * WAIT)
         record.line, record.written = f"{path.name} done", True
 
 

@@ -37,15 +37,19 @@ def two(tmp_path: Path, brief: None) -> list[Path]:
 
 
 class Counted:
-    """The encoder, which counts what it does and asks to stop in one of them."""
+    """The encoder, which counts what it does and asks to stop in one of them, before or after the
+    first look."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, stop_in: int = 0) -> None:
-        self.files, self.stop_in, self.encode = 0, stop_in, encoder.encode
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, stop_in: int = 0, looked: bool = True
+    ) -> None:
+        self.files, self.stop_in, self.looked, self.encode = 0, stop_in, looked, encoder.encode
         monkeypatch.setattr(encoder, "encode", self)
 
     def __call__(self, *arguments: Any) -> Encoded:
         self.files += 1
         if self.files == self.stop_in:
+            assert not (self.looked and arguments[4].stopping())
             signal.raise_signal(signal.SIGINT)
         return self.encode(*arguments)
 
@@ -91,6 +95,19 @@ def test_what_was_done_is_not_done_again(two: list[Path], monkeypatch: pytest.Mo
     assert run(two) == 0
     assert counted.files == 1
     assert {path.name for path in two[0].parent.iterdir()} == {"a.png", "b.png", "report.html"}
+
+
+def test_while_a_picture_is_compiled_for_a_signal_ends_it_at_once(
+    two: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after looks for others, whose files are kept."""
+    with monkeypatch.context() as patch:
+        Counted(patch, stop_in=4, looked=False)
+        with pytest.raises(KeyboardInterrupt):
+            run(two)
+    counted = Counted(monkeypatch)
+    assert run(two) == 0
+    assert counted.files == 1
 
 
 def test_a_page_that_cannot_be_written_loses_no_encoding(

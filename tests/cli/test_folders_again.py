@@ -206,6 +206,19 @@ def test_an_interrupted_run_goes_on(tree: Path, monkeypatch: pytest.MonkeyPatch)
     assert made() == ALL
 
 
+def test_while_the_only_file_is_compiled_for_a_signal_ends_it_at_once(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in NAMES[1:]:
+        (tree / name).unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(encoder, "encode", lambda *_: os.kill(os.getpid(), 2))
+        with pytest.raises(KeyboardInterrupt):
+            encode(tree)
+    assert not made() & ALL
+    assert encode(tree) == 0
+
+
 def test_a_run_that_is_stopped_leaves_the_list_that_it_was_given(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
