@@ -1,0 +1,251 @@
+"""How long an MLP is trained in a limited time, and what is compiled for it."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import small_pixels
+
+from imgmlp.codec import decoder
+from imgmlp.codec import encoder as any_codec
+from imgmlp.codec.bitstream import container
+from imgmlp.codec.encoder import Encoded
+from imgmlp.codec.mlp import integer_inference, rate_model
+from imgmlp.codec.mlp.encode import _Encoder
+from imgmlp.codec.mlp.lengths import Lengths
+from imgmlp.codec.mlp.network import Shape
+from imgmlp.codec.mlp.rounding_search import FINE, Rounding
+from imgmlp.codec.mlp.size_search import COARSEST
+from imgmlp.codec.mlp.training_phases import MlpTrainer
+from imgmlp.codec.training import target as goals
+from imgmlp.codec.training.checkpoint import Checkpoint
+from imgmlp.codec.training.compile_times import CompileTimes
+from imgmlp.codec.training.run import Run
+from imgmlp.codec.training.target import Goal, Workload
+from imgmlp.codec.training.trainer import Trainer
+from imgmlp.engine import open_device
+from imgmlp.errors import Interrupted
+from imgmlp.image import Picture
+
+encode = partial(any_codec.encode, codec="mlp")
+SHORT = Workload(120)
+
+
+def run(target: Goal, picture: Picture | None = None, workload: Workload = SHORT) -> Encoded:
+    return encode(picture or Picture(small_pixels()), target, workload, open_device("numpy"))
+
+
+def test_a_time_limit_decides_how_long_to_train() -> None:
+    found = run(Goal("lambda", 1e-2), workload=Workload(1, seconds=0.5))
+    assert 1 <= found.metrics["steps"] < 5000
+
+
+def test_what_is_compiled_at_first_does_not_count_as_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+
+    def slow_at_first(count: int) -> None:
+        clock[0] += 1e-3 * count if clock[0] else 20.0
+
+    program = SimpleNamespace(run=slow_at_first, wait=lambda: None)
+    trainer = SimpleNamespace(step=SimpleNamespace(program=program))
+    monkeypatch.setattr(_Encoder, "_trainer", lambda *_: trainer)
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    picture, device = Picture(small_pixels()), open_device("numpy")
+    encoder = _Encoder(picture, Goal("bytes", 300), SHORT, device, Run())
+    assert encoder.lengths.pace(encoder.sizes.shape(), 1) == pytest.approx(1e-3)
+    then = clock[0]
+    assert encoder.lengths.pace(encoder.sizes.shape(), 1) == pytest.approx(1e-3)
+    assert clock[0] == then  # nothing is timed twice
+
+
+def test_a_network_too_large_for_the_time_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("imgmlp.codec.mlp.lengths.STEPS", 0)  # whatever the steps really take
+    monkeypatch.setattr("imgmlp.codec.mlp.lengths.HASTY", 20)
+    monkeypatch.setattr("imgmlp.codec.mlp.lengths.SMALL", 200)
+    monkeypatch.setattr("imgmlp.codec.mlp.lengths.usual_speed", lambda _: 6 * 1024 / 1e-3)
+    monkeypatch.setattr(Lengths, "pace", lambda self, shape, wider: 1e-3 * shape.parameters)
+    notes: list[str] = []
+    arguments = Picture(small_pixels()), Goal("bytes", 20_000), Workload(1, seconds=10)
+    found = encode(*arguments, open_device("numpy"), Run(note=notes.append))
+    assert len(notes) == 1
+    assert "seconds are too few for training 3,369 weights: taking" in notes[0]
+    assert 10 <= found.metrics["steps"] < 40
+    assert len(found.bytes) < 10_000  # rather than filled with digits that nobody sees
+    assert found.metrics["bits_per_weight"] < 1.1 * FINE
+    assert found.metrics["psnr"] > 10
+
+
+def test_where_the_time_is_short_no_other_network_is_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def begun(seconds: float) -> _Encoder:
+        arguments = Picture(small_pixels()), Goal("psnr", 21), Workload(100, seconds=seconds)
+        return _Encoder(*arguments, open_device("numpy"), Run())
+
+    assert not begun(10).lengths.known_enough()
+    monkeypatch.setattr(CompileTimes, "expected", lambda *_: 5.0)
+    assert begun(10).lengths.known_enough()  # without a single short run
+    assert not begun(4).lengths.fits()
+    assert begun(1000).lengths.fits()
+    assert not begun(1000).lengths.known_enough()
+
+
+@pytest.mark.parametrize("wanted", [Goal("psnr", 21), Goal("lambda", 1e-2)])
+def test_a_time_limit_finds_the_size_of_a_network_by_short_runs_as_an_effort_does(
+    wanted: Goal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A guess by what pictures of the middling kind need was up to eight times too large."""
+    monkeypatch.setattr("time.perf_counter", lambda: 100.0)
+    monkeypatch.setattr(Lengths, "pace", lambda *_: 1e-2)
+    monkeypatch.setattr(Rounding, "seconds", lambda *_: 1e-2)
+    limited = Workload(goals.STEPS, seconds=3)
+    run = Run(began=100.0)
+    encoder = _Encoder(Picture(small_pixels()), wanted, limited, open_device("numpy"), run)
+    encoder.search()
+    (_, first, _), (_, second, _) = encoder.sizes.pilots[:2]
+    assert second == 2 * first
+    assert encoder.lengths.workload.seconds is None
+    runs = 3 / 1e-2 / encoder.lengths.workload.steps  # that there is time for
+    assert runs > (2.5 if wanted.kind == "psnr" else 1.2)
+
+
+@pytest.mark.parametrize("searched", [False, True])
+def test_a_limited_run_that_was_stopped_keeps_its_number_of_steps(
+    searched: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In a short run and in the first attempt, on a machine that does less in the meantime."""
+    monkeypatch.setattr("time.perf_counter", lambda: 100.0)
+    monkeypatch.setattr(Rounding, "seconds", lambda *_: 1e-2)
+    checkpoint = Checkpoint(tmp_path / "c", "k")
+
+    def begun(pace: float) -> _Encoder:
+        monkeypatch.setattr(Lengths, "pace", lambda *_: pace)
+        limited = Workload(goals.STEPS, seconds=3)
+        run = Run(checkpoint=checkpoint, began=100.0)
+        return _Encoder(Picture(small_pixels()), Goal("psnr", 21), limited, device, run)
+
+    device = open_device("numpy")
+    first = begun(1e-2)
+    if searched:
+        first.lengths.searched = True
+        first.search()
+    first.run.should_stop = lambda: True
+    with pytest.raises(Interrupted, match="stopped after"):
+        (first.attempt if searched else first.search)()
+    second = begun(2e-2)
+    second.search()
+    assert second.lengths.workload == first.lengths.workload
+
+
+def test_where_short_runs_would_come_too_late_the_guessed_size_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    arguments = Picture(small_pixels()), Goal("psnr", 40), Workload(goals.STEPS, seconds=60)
+    encoder = _Encoder(*arguments, open_device("numpy"), Run(began=100.0))
+    encoder.sizes.weights, clock[0] = 123.0, 140.0  # once its programs were compiled
+    assert encoder.lengths.known_enough()
+    assert encoder.sizes.weights == min(encoder.lengths._guessed(), encoder.sizes.most)
+
+
+@pytest.mark.parametrize("wanted", [Goal("bytes", 700), Goal("psnr", 21), Goal("lambda", 1e-3)])
+def test_after_training_for_a_time_nothing_more_is_compiled(
+    wanted: Goal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though weights come out too large for what was compiled."""
+    happened: list[str] = []
+    made, trained = integer_inference._Piece.__init__, Trainer.run
+
+    def piece(*args: Any) -> None:
+        happened.append("compiled")
+        made(*args)
+        monkeypatch.setattr(integer_inference, "LARGEST_SUM", 500)
+
+    def run(*args: Any) -> Any:
+        happened.append("trained")
+        return trained(*args)
+
+    monkeypatch.setattr(integer_inference._Piece, "__init__", piece)
+    monkeypatch.setattr(Trainer, "run", run)
+    monkeypatch.setattr(CompileTimes, "expected", lambda *_: 5.0)
+    limited = Workload(1, seconds=3)
+    found = encode(Picture(small_pixels()), wanted, limited, open_device("numpy"))
+    assert happened == ["compiled", "trained"]
+    monkeypatch.undo()
+    assert (
+        decoder.decode(container.parse(found.bytes), open_device("numpy")) == found.pixels
+    ).all()
+
+
+def test_where_the_time_is_short_the_network_that_is_compiled_has_the_bits_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(CompileTimes, "expected", lambda *_: 5.0)
+    arguments = Picture(small_pixels()), Goal("psnr", 21), Workload(100, seconds=10)
+    encoder = _Encoder(*arguments, open_device("numpy"), Run())
+    encoder.lengths.searched = True
+    encoder.sizes.pilots, encoder.sizes.weights = [[4000.0, 50.0, 22.0]], 3000.0
+    encoder.lengths.afford()
+    shape = encoder.sizes.shape()
+    assert shape == rate_model.network_shape(4000.0, 3)
+    assert encoder.lengths.budget(shape) == 3000 * rate_model.BITS
+    encoder.sizes.weights = 500.0
+    encoder.lengths.afford()
+    assert encoder.sizes.shape() == shape
+    assert encoder.lengths.budget(shape) == 4000 * COARSEST
+    monkeypatch.setattr(CompileTimes, "expected", lambda *_: 0.0)  # another was compiled before
+    encoder.sizes.weights, encoder.sizes.size = 500.0, None
+    encoder.lengths.afford()
+    assert encoder.sizes.shape() == rate_model.network_shape(500.0, 3)
+
+
+def test_much_time_goes_into_wider_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(goals, "STEPS", 10)
+    monkeypatch.setattr("imgmlp.codec.mlp.lengths.STEPS", 0)  # whatever the steps really take
+    monkeypatch.setattr(Lengths, "pace", lambda self, shape, wider: 4.0 * wider)
+    big = Picture(np.resize(small_pixels(), (48, 64, 1)))  # 3 of the usual batches
+    found = run(Goal("bytes", 300), big, Workload(1, seconds=100))
+    assert (found.metrics["steps"], found.metrics["batch"]) == (8, 3072)
+
+
+@pytest.mark.parametrize("wanted", [Goal("bytes", 700), Goal("psnr", 21), Goal("lambda", 1e-3)])
+def test_all_runs_together_keep_the_time(wanted: Goal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that only steps move; checks take a second each."""
+    clock = [100.0]
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr(Lengths, "pace", lambda self, shape, wider: pace(shape, wider))
+    monkeypatch.setattr(Rounding, "seconds", lambda *_: 1.0)
+    replay, decode = Trainer._replay, integer_inference.Decoder.decode
+
+    def pace(shape: Shape, wider: int) -> float:
+        return 1e-4 * shape.parameters * wider
+
+    def slowly(trainer: MlpTrainer, run: Run) -> bool:
+        before = trainer.done
+        whole = replay(trainer, run)
+        clock[0] += (trainer.done - before) * pace(trainer.step.shape, trainer.state.wider)
+        return whole
+
+    def checked(*args: Any) -> np.ndarray:
+        clock[0] += 1.0
+        return decode(*args)
+
+    monkeypatch.setattr(Trainer, "_replay", slowly)
+    monkeypatch.setattr(integer_inference.Decoder, "decode", checked)
+    limited = Workload(1, seconds=60)
+    encode(Picture(small_pixels()), wanted, limited, open_device("numpy"), Run(began=100.0))
+    assert 100 + 30 < clock[0] <= 100 + 60
+
+
+def test_a_time_limit_counts_from_when_the_command_began() -> None:
+    began = time.perf_counter() - 3600
+    picture, device = Picture(small_pixels()), open_device("numpy")
+    late = encode(picture, Goal("bytes", 300), Workload(1, seconds=60), device, Run(began=began))
+    assert late.metrics["steps"] <= 2
