@@ -14,7 +14,8 @@ from imgmlp.errors import PictureError
 from imgmlp.image_parts import APP1, BARE, END, SCAN, chunks, is_png, is_webp, segments
 from imgmlp.text import quoted
 
-MOST = 2**25  # bytes beside a picture; a TIFF's may be twice its pixels, as layers are there
+MOST = 2**25  # bytes beside a picture
+LAYERS = 6  # the same of a TIFF, for each of its pixels, as programs put layers there
 EXIF = 2**22  # bytes of a JPEG's EXIF data, which Pillow copies for each segment
 SEGMENTS = 4096  # of a JPEG before its pixels
 CHUNKS = 2**17  # of a PNG or a WebP
@@ -86,7 +87,7 @@ def _check_tiff(stream: BinaryIO, start: bytes, path: Path) -> None:
         entries += len(found)
         values = {tag: value for tag, _, value in found}
         pixels = values.get(_WIDTH, 0) * values.get(_HEIGHT, 0)
-        _check(sum(size for _, size, _ in found), max(MOST, 2 * pixels), path)
+        _check(sum(size for _, size, _ in found), max(MOST, LAYERS * pixels), path)
         left += [then, *(values[tag] for tag in _INNER if tag in values)]
 
 

@@ -140,13 +140,13 @@ def test_a_tiff_may_have_layers_in_the_size_of_its_picture(monkeypatch: pytest.M
     monkeypatch.setattr(beside, "MOST", 1000)
     stream = io.BytesIO()
     pixels = np.zeros((40, 50), np.uint8)
-    for count in (1500, 6000):
+    for count in (beside.LAYERS * pixels.size - 1000, 6000 * beside.LAYERS):
         tags = {37724: bytes(count)}
         Image.fromarray(pixels).save(stream := io.BytesIO(), "TIFF", tiffinfo=tags)
-        if count < 2 * pixels.size:
+        if count < beside.LAYERS * pixels.size:
             beside.check(stream, Path("a.tif"))
             continue
-        with pytest.raises(pictures.PictureError, match="more than 4,000 bytes"):
+        with pytest.raises(pictures.PictureError, match="more than 12,000 bytes"):
             beside.check(stream, Path("a.tif"))
 
 
