@@ -91,3 +91,17 @@ def test_bytes_beyond_what_a_picture_can_use_have_the_price_of_50_decibels() -> 
     found = Spectrum(noise(13, 10, 3))
     assert found.price_of_bits(1e6) == found.price_of_error(1e-5)
     assert found.price_of_bits(300.0) > found.price_of_error(1e-5)
+
+
+@pytest.mark.parametrize("channels", [2, 4])
+def test_colours_that_nobody_sees_decide_nothing(channels: int) -> None:
+    pixels = noise(40, 50, channels)
+    pixels[:, :, -1] = 255
+    pixels[5:30, 5:45, -1] = 0
+    other = pixels.copy()
+    other[5:30, 5:45, :-1] = 255 - other[5:30, 5:45, :-1]
+    first, second = Spectrum(pixels), Spectrum(other)
+    assert first.price_of_bits(5000.0) == second.price_of_bits(5000.0)
+    assert first.price_of_error(1e-3) == second.price_of_error(1e-3)
+    pixels[:, :, -1] = 0
+    assert math.isfinite(Spectrum(pixels).price_of_bits(50.0))

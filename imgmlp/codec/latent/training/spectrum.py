@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from imgmlp.image import has_alpha
+
 Array = np.ndarray[Any, Any]
 
 SIDE = 16  # of blocks
@@ -76,6 +78,9 @@ def _blocks(pixels: Array) -> Array:
     every = math.ceil(math.sqrt(rows * columns * tall * wide / PIXELS))
     chosen = blocks[every // 2 :: every, every // 2 :: every]
     found: Array = chosen.reshape(-1, tall, wide, channels).astype(np.float32) / 255
+    if has_alpha(pixels):  # colours that nobody sees are as those seen are in the mean
+        seen = found[..., -1] > 0
+        found[~seen, :-1] = found[seen, :-1].mean(0) if seen.any() else 0.0
     return found
 
 
