@@ -6,6 +6,7 @@ through any number of scans and chunks.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import BinaryIO
 from PIL import Image
 
 from imgmlp.errors import PictureError
-from imgmlp.image_parts import END, PNG_START, SCAN, chunks, is_png, segments
+from imgmlp.image_parts import END, PNG_START, SCAN, Chunk, chunks, is_png, segments
 from imgmlp.text import quoted
 
 SCANS = 64  # of a JPEG; an encoder writes some ten
@@ -23,7 +24,7 @@ SHORTEST = 128
 JPEG_END = b"\xff\xd9"
 _ARITHMETIC = range(0xC9, 0xCC)  # markers of such a JPEG
 _FILLERS = b"\x55" * 64, b"\xaa" * 64  # which no two JPEGs that lack pixels decode alike
-_BAND = 2**20  # pixels that are compared at a time
+_BAND = 2**20  # pixels that are compared at a time, or bytes that are read
 
 Open = Callable[[bytes], Image.Image]
 
@@ -81,7 +82,8 @@ def _same(first: Image.Image, second: Image.Image) -> bool:
 
 
 def check_png(stream: BinaryIO, path: Path) -> None:
-    """Refuse, as a PictureError, a PNG of countless chunks, and an iPhone's."""
+    """Refuse, as a PictureError, a PNG of countless chunks, an iPhone's, and one whose pixels do
+    not have their checksum, of which Pillow decodes others."""
     stream.seek(0)
     if not is_png(stream.read(len(PNG_START))):
         return
@@ -93,3 +95,14 @@ def check_png(stream: BinaryIO, path: Path) -> None:
         if count > CHUNKS and chunk.then < SHORTEST * count:
             hint = f"write it anew, for example with `magick {quoted(path)} converted.png`"
             raise PictureError(f"{path} has more than {count - 1:,} tiny chunks", hint=hint)
+        if chunk.kind in (b"IDAT", b"fdAT") and not _is_sound(stream, chunk):
+            raise PictureError(f"{path} is damaged: a checksum is wrong", hint="get the file again")
+
+
+def _is_sound(stream: BinaryIO, chunk: Chunk) -> bool:
+    """Whether a chunk, at whose bytes the stream is, has its checksum; also one that is cut off."""
+    found, left = zlib.crc32(chunk.kind), chunk.size
+    while left and (data := stream.read(min(left, _BAND))):
+        found, left = zlib.crc32(data, found), left - len(data)
+    told = stream.read(4)
+    return len(told) < 4 or int.from_bytes(told) == found

@@ -26,7 +26,8 @@ from PIL import (
 
 from imgmlp import image_beside, image_claims, image_coded, image_depth, image_frames, tiff_exif
 from imgmlp.errors import ImgmlpError, PictureError
-from imgmlp.text import quoted, silent_libraries
+from imgmlp.library_messages import silent_libraries
+from imgmlp.text import printable, quoted
 
 MAX_PIXELS = 2**28
 ICON_PIXELS = 2**20  # of a Windows icon, whose pictures may be larger than it says
@@ -142,9 +143,13 @@ def _decoded(
     check_size(image, str(path))
     image_coded.check(image, stream, path)
     # No picture inside of it, as icons and others have, may be larger than the whole.
-    with _at_most(image.width * image.height), silent_libraries(image.format == "TIFF"):
+    tiff = image.format == "TIFF"
+    with _at_most(image.width * image.height), silent_libraries(tiff) as complaint:
         _check_tiles(image, path)
-        return _load(_by_libtiff(image, stream), stream, path, notes)
+        found = _load(_by_libtiff(image, stream), stream, path, notes)
+        if told := complaint():  # of what Pillow takes for sound
+            notes.append(f"the file is damaged, and so may be the picture: {printable(told)}")
+        return found
 
 
 def endings() -> set[str]:

@@ -61,8 +61,9 @@ def upright(pixels: Array, orientation: int) -> Array:
 
 def _check_mode(image: Image.Image, name: str) -> None:
     if image.mode == "F" or (image.mode == "I" and image.format != "PPM"):
-        problem = f"{name} has samples of 32 bits ({image.mode}), whose black and white are unknown"
-        raise PictureError(problem, hint="convert it to 8 or 16 bits a sample first")
+        what = f"samples of 32 bits or signed ones ({image.mode})"
+        problem = f"{name} has {what}, whose black and white are unknown"
+        raise PictureError(problem, hint="convert it to 8 or 16 bits a sample without a sign first")
 
 
 def _is_gray(image: Image.Image) -> bool:

@@ -100,28 +100,6 @@ def standard_output() -> Iterator[TextIO]:
     sys.stdout.flush()
 
 
-@contextmanager
-def silent_libraries(silent: bool) -> Iterator[None]:
-    """Hide what libraries write to stderr by themselves, if that is wanted."""
-    if not silent:
-        yield
-        return
-    try:
-        sys.stderr.flush()
-        kept = os.dup(2)
-    except (OSError, ValueError, AttributeError):  # closed by whoever started this process
-        yield
-        return
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
-
-
 def print_data(text: str) -> None:
     """Write lines of data to stdout. Raises OutputError."""
     with standard_output() as stream:

@@ -611,3 +611,38 @@ def test_a_pipe_is_read_as_a_file_is(tmp_path: Path) -> None:
         np.testing.assert_array_equal(pictures.load(f"/dev/fd/{out}").pixels, RGB)
     finally:
         os.close(out)
+
+
+def test_a_png_whose_checksum_is_wrong_is_refused(tmp_path: Path) -> None:
+    """Pillow decodes other pixels from it."""
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 20, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(stream := io.BytesIO(), "PNG")
+    sound, path = stream.getvalue(), tmp_path / "a.png"
+    begin, end = sound.index(b"IDAT") + 4, sound.index(b"IEND") - 4
+    for at in (begin, (begin + end) // 2, end - 5, end - 1):
+        damaged = bytearray(sound)
+        damaged[at] ^= 1
+        path.write_bytes(damaged)
+        with pytest.raises(PictureError, match="checksum is wrong"):
+            pictures.load(path)
+    path.write_bytes(sound)
+    assert np.array_equal(pictures.load(path).pixels, pixels)
+
+
+def test_what_libtiff_says_of_damage_that_pillow_takes_for_sound_is_a_note(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    image, path = Image.new("1", (300, 200), 1), tmp_path / "a.tif"
+    for row in range(0, 200, 7):
+        image.paste(0, (row, row, row + 40, row + 3))
+    image.save(path, "TIFF", compression="group4")
+    assert pictures.load(path).notes == ()
+    with Image.open(path) as again:
+        (begin,), (count,) = again.tag_v2[273], again.tag_v2[279]
+    data = bytearray(path.read_bytes())
+    data[begin + 20 : begin + count] = bytes(count - 20)  # which is no code
+    path.write_bytes(data)
+    (note,) = pictures.load(path).notes
+    assert "damaged" in note
+    assert "Fax4Decode" in note
+    assert capfd.readouterr().err == ""

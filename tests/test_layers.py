@@ -39,7 +39,7 @@ BELOW = {
 }
 # Each stands for a module, or for a folder with all that is in it.
 ORDER = """
-    errors text kernels child source_digest engine output_files metadata
+    errors text kernels child source_digest engine output_files metadata library_messages
     image_parts image_beside image_claims image_coded image_depth image_frames tiff_exif image_files
     samples image
     codec codec.decoder codec.encoder
