@@ -168,15 +168,16 @@ class Search:
 
     def _cost(self, networks: Mapping[str, Quantized], price: float) -> float:
         """D + lambda R in mean squared error on [0, 1] and bits per pixel."""
-        if not _is_valid(self.step.shape, networks):
-            return math.inf
         keys = [self._key(part, networks) for part in PARTS]
         asked = [key for key in keys if key not in self._judged]
         for part, _ in asked:
             self.step.ask(_flat(networks), part)
-        bits = self._network_bits(networks)  # while a device judges
+        # While a device judges.
+        valid, bits = _is_valid(self.step.shape, networks), self._network_bits(networks)
         for key in asked:
             self._judged[key] = self.step.answer()
+        if not valid:
+            return math.inf
         error, rate = (self._judged[key] for key in keys)
         return error * self.step.counted + price * (rate + bits / self.step.pixels)
 
