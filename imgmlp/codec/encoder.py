@@ -82,7 +82,7 @@ def _work(
 ) -> Work:
     if _is_even(picture):
         pixels = picture.width * picture.height
-        return Work(0, 0, least=PLAIN * pixels)  # as nothing is trained
+        return Work(0, 0, beside=PLAIN * pixels)  # as nothing is trained
     of = estimate.work if codec == "mlp" else latent.work
     return of(picture, wanted, workload, device)
 

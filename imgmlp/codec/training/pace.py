@@ -34,12 +34,12 @@ class Work:
     steps: float
     operations: float
     programs: tuple[str, ...] = ()
-    least: float = 0.0  # seconds that it takes on every device, but for compiling
+    beside: float = 0.0  # seconds that it takes however fast a device computes
 
     def seconds(self, device: AnyDevice) -> float:
         """About how long it takes on a device."""
-        compiling = READY + CompileTimes(device).expected(self.programs)
-        return compiling + max(self.least, self.steps * LAUNCHES, self.operations / speed(device))
+        ready = READY + CompileTimes(device).expected(self.programs) + self.beside
+        return ready + max(self.steps * LAUNCHES, self.operations / speed(device))
 
 
 def speed(device: AnyDevice) -> float:

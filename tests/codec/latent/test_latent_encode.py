@@ -830,3 +830,14 @@ def test_a_file_is_decoded_but_its_pixels_are_made_once(monkeypatch: pytest.Monk
     assert (
         decoder.decode(container.parse(found.bytes), open_device("numpy")) == found.pixels
     ).all()
+
+
+def test_what_small_pictures_take_is_not_foreseen_by_what_is_computed_alone() -> None:
+    """Launches of a step and the search for rounded networks take longer."""
+    device, wanted = open_device("numpy"), Goal("lambda", 1e-3)
+    picture = Picture(np.zeros((40, 48, 3), np.uint8))
+    foreseen = lengths.work(picture, wanted, latent.workload(1, None), device)
+    steps = 600 + 6 * 150
+    assert foreseen.steps == steps
+    found = foreseen.seconds(device)
+    assert found > steps * lengths.BESIDE_STEP["one"] + 7 * lengths.BESIDE_ROUNDING

@@ -69,6 +69,9 @@ TRIED, TRIED_BRIEFLY = 0.15, 0.03
 # What writing a file and decoding it takes: the time of so many steps, and seconds, of every pixel,
 # whose latents are coded one by one, and of any picture.
 CHECKING, CODING, STARTING = 5, 1.5e-6, 0.7
+# Seconds of a step and of rounding networks beside what is computed: launches of kernels that have
+# little to do in small pictures, and what the host does.
+BESIDE_STEP, BESIDE_ROUNDING = {"one": 1.5e-3, "group": 1e-4}, 0.2
 LAST_PASSES = 1  # that are left, at most, when all trials of single weights are made
 # Of a pass's steps, that a limited time must leave room for; of what the file before it took, what
 # its own may take.
@@ -135,7 +138,8 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
         opening = steps
     computed = opening * opening_pixels(shape, device)
     computed += (steps - opening) * own_pixels(shape, device)
-    return Work(steps, (computed + (1 + passes) * SETTLING * judged) * each, programs)
+    beside = steps * BESIDE_STEP[device.lanes] + (1 + passes) * BESIDE_ROUNDING
+    return Work(steps, (computed + (1 + passes) * SETTLING * judged) * each, programs, beside)
 
 
 def _passes(wanted: Goal, least: int) -> float:
