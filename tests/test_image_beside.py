@@ -136,7 +136,7 @@ def test_bytes_that_fill_up_are_passed_over_at_once(last: bytes) -> None:
     beside.check(io.BytesIO(data), Path("a.jpg"))
 
 
-def test_a_tiff_may_have_layers_in_the_size_of_its_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tiff_may_have_layers_by_the_size_of_its_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(beside, "MOST", 1000)
     stream = io.BytesIO()
     pixels = np.zeros((40, 50), np.uint8)

@@ -313,8 +313,7 @@ def test_what_an_effort_takes_decides_with_all_passes(
 def test_small_pictures_have_passes_whatever_the_target_and_a_quality_keeps_the_best(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As many as a target may take, but no more steps than half as many again; none where time is
-    short."""
+    """As many as a target may take, of AGAIN steps in all at most; none where time is short."""
     monkeypatch.setattr(lengths, "FEWEST", 20)
     found = [lengths.least_passes(steps, 128 * 128) for steps in (10, 600, 1882, 6000, 8000)]
     assert found == [0, 6, 3, 1, 0]
