@@ -30,6 +30,7 @@ Span = tuple[int, int]  # first, and the one after the last
 
 PIXELS_AT_ONCE = 1 << 14
 SIDE = 128  # pixels along a piece of NumPy's, whose values should be near to caches
+_AT_ONCE = 1 << 12  # of its pixels in the layers, which are still nearer
 CORNER = 64  # pixels along the sides of what is compared between devices
 HALO = 2  # pixels around a piece that its convolutions see
 _TAPS = 4
@@ -203,11 +204,14 @@ class _Exact:
 
     def _answers(self, maps: Array) -> Array:
         """int32 [inputs, rows, columns] -> float64 [channels, rows, columns], in 2**-PIXEL_BITS."""
-        values: Array = maps.reshape(len(maps), -1)
-        for weights in self._dense[:2]:
-            found = (weights @ _and_one(values)).astype(np.intp)
-            values = activations().take(found, mode="clip")
-        answers = self._dense[2] @ _and_one(values)
+        values = maps.reshape(len(maps), -1)
+        answers = np.empty((len(self._dense[-1]), values.shape[1]))
+        for begin in range(0, values.shape[1], _AT_ONCE):
+            part = values[:, begin : begin + _AT_ONCE]
+            for weights in self._dense[:2]:
+                found = (weights @ _and_one(part)).astype(np.intp)
+                part = activations().take(found, mode="clip")
+            answers[:, begin : begin + _AT_ONCE] = self._dense[2] @ _and_one(part)
         return _cut(answers).reshape(-1, *maps.shape[1:])
 
     def _convolved(self, y: Array, number: int) -> Array:
