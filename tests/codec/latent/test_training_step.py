@@ -636,17 +636,36 @@ def test_networks_that_hardened_are_taken_where_they_are_better(
     assert search.exponents == before
     counts.clear()
     better = {n: Quantized(t.values // 2, t.exponent - 1) for n, t in networks.items()}
+    foreseen = {n: t.exponent - 3 for n, t in networks.items()}
+    monkeypatch.setattr(search, "_foreseen", lambda *_: foreseen)
     monkeypatch.setattr(search, "_cost", lambda one, _: 1.0 if one is better else 2.0)
-    twice = 2 * hardening.AMPLE
-    assert search.hardened(networks, price, twice) is better
+    assert search.hardened(networks, price, hardening.AMPLE) is better
     assert counts == [hardening.AMPLE, hardening.AMPLE]
     assert all(np.array_equal(one, floats) for one in begun)  # each from what was trained
-    few, many = hardening.coarser(networks, twice)
-    assert search.exponents == many
+    usual = hardening.coarser(networks)
+    assert search.exponents == usual
     for name, tensor in networks.items():
-        less = [tensor.exponent - (tensor.values.size > n) for n in hardening.LARGE]
-        assert [few[name], many[name]] == less
-    assert few != many
+        assert usual[name] == tensor.exponent - (tensor.values.size > hardening.LARGE)
+    assert search.hardened(networks, price, hardening.AMPLE) is better
+    assert search.exponents == foreseen  # as these were better at once
+    assert len(counts) == 3
+
+
+def test_steps_are_foreseen_by_what_hardening_leaves_of_the_cost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step, price = LatentStep(picture(), 1, open_device("numpy"), **STARTED), 1e-3
+    LatentTrainer(step, LatentTrainerState(60, price)).run()
+    search = Search(step)
+    networks = search.run(price)
+    before, cost, floats = dict(search.exponents), search._cost(networks, price), step.flat.numpy()
+    totals = []
+    for left in (1.0, 0.1):
+        monkeypatch.setattr(hardening, "LEFT", left)
+        totals.append(sum(search._foreseen(price, floats).values()))
+    assert totals[0] > totals[1]  # the less it costs, the coarser they are
+    assert search.exponents == before
+    assert search._cost(networks, price) == cost
 
 
 def test_rows_of_high_windows_are_no_longer_than_their_finest_grid() -> None:

@@ -73,6 +73,8 @@ class Search:
         self._judged: dict[tuple[Part, bytes], float] = {}  # by the values that it depends on
         self._bits: dict[tuple[str, int, bytes], float] = {}  # of a tensor
         self._made: dict[tuple[str, int], Quantized] = {}  # tensors by their steps
+        # Of what rounding costs the share that counts, beyond what networks that are not cost.
+        self._counts, self._free = 1.0, 0.0
 
     def run(self, price: float, rounds: int = 2) -> dict[str, Quantized]:
         """The networks with the least D + lambda R near those that the last search found."""
@@ -105,15 +107,26 @@ class Search:
         if count < 1:
             return networks
         least, floats = self._cost(networks, price), flat_of(self.floats)
-        tries = hardening.coarser(networks, count)
+        usual = hardening.coarser(networks)
+        tries = [self._foreseen(price, floats), usual] if count >= hardening.AMPLE else [usual]
         for exponents in tries:
             self.step.flat.write(floats)
-            each = count // len(tries)
-            found = hardening.hardened(self.step, exponents, price, each, self._enough)
-            cost = self._cost(found, price)
-            if cost < least:
-                least, networks, self.exponents = cost, found, exponents
+            found = hardening.hardened(self.step, exponents, price, count, self._enough)
+            if self._cost(found, price) < least:
+                self.exponents = exponents
+                return found
         return networks
+
+    def _foreseen(self, price: float, floats: Array) -> dict[str, int]:
+        """The steps with the least D + lambda R if hardening leaves as much of what rounding costs
+        as it usually does."""
+        now, (error, rate) = self.exponents, self.step.judge(floats)
+        self._counts, self._free = hardening.LEFT, error * self.step.counted + price * rate
+        try:
+            self.run(price, rounds=3)
+            return self.exponents
+        finally:
+            self._counts, self._free, self.exponents = 1.0, 0.0, now
 
     def refined(
         self,
@@ -179,7 +192,9 @@ class Search:
         if not valid:
             return math.inf
         error, rate = (self._judged[key] for key in keys)
-        return error * self.step.counted + price * (rate + bits / self.step.pixels)
+        cost = error * self.step.counted + price * rate
+        cost = self._free + self._counts * (cost - self._free)
+        return cost + price * bits / self.step.pixels
 
     def _key(self, part: Part, networks: Mapping[str, Quantized]) -> tuple[Part, bytes]:
         """The weights that one of what a step judges by depends on, which is asked for once."""

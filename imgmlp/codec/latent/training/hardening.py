@@ -19,20 +19,18 @@ from imgmlp.codec.training.replay import next_chunk
 
 Array = np.ndarray[Any, Any]
 
-# Weights of a tensor, above which its step is twice as coarse: usually, and what is tried as well
-# where there are so many steps for each.
-LARGE, AMPLE = (100, 30), 300
+# Weights of a tensor, above which its step is twice as coarse, where they are too few to look for
+# the best steps.
+LARGE, AMPLE = 100, 600
+LEFT = 0.1  # share of what rounding all weights at once costs that is left, about
 SHARES = 0.5, 0.75, 0.875, 0.94, 0.97, 1.0  # of all weights, that are rounded one after the other
 RATE, FALLING = 1.5e-3, 0.7  # learning rate of those that are left, and what it falls by each time
 LOOK = 5  # steps between two rates
 
 
-def coarser(networks: Mapping[str, Quantized], count: int) -> list[dict[str, int]]:
-    """Exponents of the steps that networks can have then; more than one try for many steps."""
-    return [
-        {name: tensor.exponent - (tensor.values.size > large) for name, tensor in networks.items()}
-        for large in LARGE[: max(1, count // AMPLE)]
-    ]
+def coarser(networks: Mapping[str, Quantized]) -> dict[str, int]:
+    """Exponents of steps that any networks can have then."""
+    return {n: tensor.exponent - (tensor.values.size > LARGE) for n, tensor in networks.items()}
 
 
 def hardened(
