@@ -30,7 +30,7 @@ from imgmlp.codec.training.checkpoint import Checkpoint
 from imgmlp.codec.training.run import Progress
 from imgmlp.ending import held
 from imgmlp.engine import AnyDevice, open_device
-from imgmlp.errors import DeviceError, OutputError, UsageError
+from imgmlp.errors import OutputError, UsageError
 from imgmlp.interrupt import StopRequest
 from imgmlp.report.live import Live
 from imgmlp.terminal import Terminal
@@ -140,9 +140,11 @@ def _beside(terminal: Terminal, request: Request, outputs: Outputs, wanted: Want
     tasks[0].began = terminal.began  # starting counts as well, while others wait for their turn
     jobs = [Job(task.entry, task.encode, task.check) for task in tasks]
     code = files.one_by_one(terminal, jobs, request.as_json, watch.stopping)
-    if code != DeviceError.exit_code:  # which leaves pictures to go on with
+    if all(map(_Task.is_done, tasks)):
         for task in tasks:
             task.forget()
+    elif any(task.kept is not None for task in tasks if task.written):
+        terminal.note("the same command passes over the files that it has written")
     return code
 
 
@@ -175,7 +177,7 @@ class Watch:
 class _Task:
     """A picture on its way to its file.
 
-    What was written is kept until the command is at its end: only then is the file the user's.
+    What was written is kept until there is a file of every picture: only then is it the user's.
     """
 
     watch: Watch
@@ -242,8 +244,12 @@ class _Task:
             raise OutputError(problem, hint=APART)
         self.taken[place] = self.source
 
+    def is_done(self) -> bool:
+        """Whether its file is there, also as the best that there was, or was left as it is."""
+        return self.written or "skipped" in self.entry
+
     def forget(self) -> None:
-        """Keep nothing of a picture whose file is there. Once the whole command is at its end."""
+        """Keep nothing of a picture whose file is there. Once the whole command has all of them."""
         if self.written and self.kept is not None:
             self.kept.remove(self.path)
 

@@ -244,6 +244,41 @@ def test_one_existing_or_missing_file_does_not_stop_the_others(
     assert [line for line in told if "error:" in line] == told[0:4:2]  # before any work
 
 
+def test_the_same_command_passes_over_what_it_has_done_before_an_error(
+    three: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Until there is a file of each picture, whatever the others have; of others it takes none."""
+    a, b, c = (path.with_suffix(".imlp") for path in three)
+    kept = three[2].read_bytes()
+    three[2].unlink()
+    assert run(three) == 1
+    assert "passes over the files that it has written" in capsys.readouterr().err
+    ours = a.read_bytes()
+    b.write_bytes(b"mine")
+    counted = Counted(monkeypatch)
+    assert run(three) == 1
+    assert counted.pictures == 0
+    told = capsys.readouterr().err
+    assert told.count("done before") == told.count("b.imlp exists already") == 1
+    assert (a.read_bytes(), b.read_bytes()) == (ours, b"mine")
+    b.unlink()
+    three[2].write_bytes(kept)
+    assert run(three) == 0
+    assert counted.pictures == 1  # c: b was made once already
+    assert c.exists()
+    assert "passes over" not in capsys.readouterr().err
+    assert left(a.parent) == []
+    assert run(three) == 1  # they are the user's now
+    assert capsys.readouterr().err.count("exists already") == 3
+
+
+def test_a_missed_target_leaves_nothing_to_go_on_with(three: list[Path]) -> None:
+    wanted = Wanted(size="80", effort=1, codec="mlp")
+    assert encoding.run(Terminal(), Request(three[:2], device="numpy"), Outputs(), wanted) == 1
+    assert all(path.with_suffix(".imlp").exists() for path in three[:2])
+    assert left(three[0].parent) == []
+
+
 def test_pictures_of_one_output_do_not_stop_the_others(
     three: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
