@@ -31,6 +31,7 @@ from imgmlp.cli.options import (
     OnCluster,
     Opening,
     PlainHelp,
+    PlainHelps,
     Precision,
     Preset,
     Reconstruction,
@@ -46,6 +47,7 @@ from imgmlp.text import print_data
 
 app = typer.Typer(
     name="imgmlp",
+    cls=PlainHelps,
     help="Compress a picture by training a small neural network on it.",
     epilog="Exit codes: 0 done, 1 training or some files failed, 2 usage, 3 bad picture, "
     "4 bad file, 5 target missed, 6 no device, 7 out of memory, 8 output exists or cannot be "
@@ -55,7 +57,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # whose tables cut names where the terminal is narrow
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-bench_app = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
+bench_app = typer.Typer(cls=PlainHelps, invoke_without_command=True, rich_markup_mode=None)
 app.add_typer(bench_app, name="bench")
 
 

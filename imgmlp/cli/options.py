@@ -7,10 +7,11 @@ import re
 from collections.abc import Callable
 from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from shutil import get_terminal_size
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from imgmlp.codec.bitstream.container import Codec
 from imgmlp.interrupt import raise_on_signals, shield_children
@@ -130,6 +131,11 @@ Live = Annotated[
         help="A preview, rewritten every few seconds, and a page with curves beside it.",
     ),
 ]
+_TYPE = re.compile(r" <[\w\[\]]+>$")
+# Columns of help: at most and at least, beside it, of names of options, and left beside those
+_MOST, _LEAST, _MARGIN, _NAMES, _TEXT = 80, 38, 2, 30, 23
+_SHORT = 65  # characters of a command's help in that of all commands
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -175,20 +181,51 @@ def terminal_of(
     return terminal
 
 
-class PlainHelp(TyperCommand):
-    """A command whose help says what its arguments are called, and not Python's types for them."""
+if TYPE_CHECKING:
+    _Command = TyperCommand
+else:
+    _Command = object  # as it is one of two kinds
+
+
+class _Plain(_Command):
+    """A command whose help says what its arguments are called, and not Python's types for them, in
+    whole words however narrow the terminal is."""
+
+    def get_help(self, ctx: Any) -> str:
+        ctx.terminal_width = max(min(get_terminal_size().columns, _MOST) - _MARGIN, _LEAST)
+        return super().get_help(ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        write = formatter.write_dl
+        write, most = formatter.write_dl, formatter.width - _MARGIN
+        names = min(_NAMES, formatter.width - _TEXT)
 
         def plainly(rows: list[tuple[str, str]]) -> None:
-            write([(_TYPE.sub("", name), text) for name, text in rows])
+            write([(_broken(_TYPE.sub("", name), most), text) for name, text in rows], names)
 
         formatter.write_dl = plainly
         super().format_options(ctx, formatter)
 
+    def get_short_help_str(self, limit: int = 0) -> str:
+        return super().get_short_help_str(max(limit, _SHORT))  # which is wrapped
 
-_TYPE = re.compile(r" <[\w\[\]]+>$")
+
+class PlainHelp(_Plain, TyperCommand):
+    """A command of its own."""
+
+
+class PlainHelps(_Plain, TyperGroup):
+    """A command that has others."""
+
+
+def _broken(name: str, most: int) -> str:
+    """An option and what it takes, broken between two of its values where it is too wide."""
+    lines = [""]
+    for part in re.findall(r"[^|]+[|]?", name):
+        if len(lines[-1]) + len(part) > most:
+            lines.append("    ")
+        lines[-1] += part
+    return "\n  ".join(lines)  # indented as all options are
+
 
 Opening = Callable[[], Terminal]
 

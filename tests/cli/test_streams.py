@@ -379,3 +379,19 @@ def test_help_names_every_option_however_narrow(
     assert {"--device", "--verbose", wanted[command]} <= set(shown.replace(",", " ").split())
     assert "bool" not in shown
     assert "<" not in shown  # no types of Python
+
+
+COMMANDS = "train", "encode", "decode", "info", "verify", "compare", "devices", "graph", "bench"
+
+
+@pytest.mark.parametrize("columns", [40, 47, 60, 80])
+def test_help_is_no_wider_than_the_terminal_and_says_as_much_in_a_narrow_one(
+    imgmlp: Command, columns: int
+) -> None:
+    for command in [[], *([one] for one in COMMANDS), ["bench", "kernels"]]:
+        shown, wide = (
+            imgmlp(*command, "--help", env={"COLUMNS": str(width)}).stdout
+            for width in (columns, 80)
+        )
+        assert max(map(len, shown.splitlines())) <= columns
+        assert "".join(shown.split()) == "".join(wide.split())
