@@ -189,7 +189,7 @@ else:
 
 class _Plain(_Command):
     """A command whose help says what its arguments are called, and not Python's types for them, in
-    whole words however narrow the terminal is."""
+    whole words however narrow the terminal is; and whose errors say that they are its own."""
 
     def get_help(self, ctx: Any) -> str:
         ctx.terminal_width = max(min(get_terminal_size().columns, _MOST) - _MARGIN, _LEAST)
@@ -207,6 +207,13 @@ class _Plain(_Command):
 
     def get_short_help_str(self, limit: int = 0) -> str:
         return super().get_short_help_str(max(limit, _SHORT))  # which is wrapped
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except typer.TyperException as error:  # which knows the command in some cases only
+            error.ctx = getattr(error, "ctx", None) or ctx  # type: ignore[attr-defined]
+            raise
 
 
 class PlainHelp(_Plain, TyperCommand):

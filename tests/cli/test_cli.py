@@ -310,3 +310,12 @@ def test_a_name_that_looks_like_an_option_is_a_file_with_its_folder(
     assert "magick ./-x.png" in imgmlp("encode", "--", "-x.png", check=3).stderr
     told = imgmlp("encode", "-z.png", check=2).stderr
     assert_error(told, "No such option", "see `imgmlp encode --help`")
+
+
+def test_an_option_without_its_value_leads_to_the_help_of_its_command(imgmlp: Command) -> None:
+    told = imgmlp("encode", "a.png", "-o", check=2).stderr
+    assert_error(told, "'-o' requires an argument", "see `imgmlp encode --help`")
+    told = imgmlp("bench", "kernels", "--csv", check=2).stderr
+    assert_error(told, "'--csv' requires an argument", "see `imgmlp bench kernels --help`")
+    shown = imgmlp("bench", "--json", "--device", check=2).stdout
+    assert json.loads(shown)["hint"] == "see `imgmlp bench --help`"
