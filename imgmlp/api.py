@@ -70,6 +70,8 @@ def train(
     on_step: Callable[[Progress], None] | None = None,
     output: str | PathLike[str] | None = None,
     preset: str = "default",
+    frame: int | None = None,
+    strip: bool = False,
     device: str = "auto",
     **settings: Any,
 ) -> Trained:
@@ -77,8 +79,9 @@ def train(
 
     `settings` replace values of the preset: steps, batch, lr, hidden, layers, features, seed,
     precision. `on_step(progress)` is called every few steps. `output` is a file for the weights,
-    replaced if it exists. `notes` of what is returned say what of the picture was changed on the
-    way in, such as samples of 16 bits.
+    replaced if it exists. Of a file with several frames the first is taken, or the one whose number
+    `frame` is, from 1. `strip` leaves out the colour profile. `notes` of what is returned say what
+    of the picture was changed on the way in, such as samples of 16 bits.
 
     Raises ImgmlpError: PictureError for what is no picture, or one with transparency; UsageError
     for a setting that is none; OutputError if `output` cannot be written; DeviceError and
@@ -96,7 +99,7 @@ def train(
         pictures.check_ending(target_file, ".npz")
         output_files.check_output(target_file, force=True)
     run = _run(on_step)
-    picture = _picture(image)
+    picture = _picture(image, frame=frame, strip=strip)
     trained = pipeline.train(picture, chosen, _device(device), run)
     if target_file is not None:
         output_files.write_atomically(target_file, lambda stream: npz.save(trained.weights, stream))
@@ -149,8 +152,6 @@ def encode(
     if codec not in list(CODECS):  # also what cannot be looked up in a dictionary
         hint = f"use {' or '.join(map(repr, CODECS))}"
         raise UsageError(f"there is no codec {codec!r}", hint=hint)
-    if not isinstance(strip, bool):
-        raise UsageError(f"strip is {strip!r}", hint="use True or False")
     run = _run(on_step)
     picture = _picture(image, alpha=True, frame=frame, strip=strip)
     pixels = picture.width * picture.height
@@ -165,6 +166,8 @@ def _picture(
 ) -> Picture:
     if frame is not None:
         _check_number("frame", frame, int)
+    if not isinstance(strip, bool):
+        raise UsageError(f"strip is {strip!r}", hint="use True or False")
     if isinstance(image, str | PathLike):
         return pictures.load(_path(image), alpha, frame=frame, strip=strip)
     if frame is not None:

@@ -137,6 +137,8 @@ def test_an_argument_that_is_none_is_refused(codec: str, choices: dict[str, obje
         ({"output": "a.png"}, "a picture's name"),
         ({"output": "a.imlp"}, "another kind of file"),
         ({"on_step": 3}, "on_step is 3"),
+        ({"frame": 1}, "frame is of files only"),
+        ({"strip": "no"}, "strip is 'no'"),
         ({"lr": "x"}, "lr is 'x'"),
         ({"steps": "x"}, "steps is 'x'"),
         ({"colour": 1, "betas": 2}, "no setting colour, betas"),
@@ -167,6 +169,18 @@ def test_notes_say_what_of_the_picture_was_changed(tmp_path: Path) -> None:
     assert imgmlp.encode(path, device="numpy").notes == notes
     assert imgmlp.train(path, **QUICK).notes == notes
     assert imgmlp.train(small_pixels(), **QUICK).notes == ()
+
+
+def test_of_several_frames_one_is_trained_on_and_a_profile_may_be_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    first, second = Image.new("L", (9, 7), 0), Image.new("L", (9, 7), 255)
+    first.save(path, save_all=True, append_images=[second], icc_profile=b"any")
+    trained = imgmlp.train(path, frame=2, strip=True, **QUICK)
+    assert trained.pixels.mean() > 200
+    assert trained.weights.icc is None
+    plain = imgmlp.train(path, **QUICK)
+    assert plain.pixels.mean() < 50
+    assert plain.weights.icc == b"any"
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
