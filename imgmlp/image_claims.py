@@ -22,7 +22,9 @@ SCANS = 64  # of a JPEG; an encoder writes some ten
 CHUNKS = 4096  # of a PNG that may be of any length; of more each has SHORTEST bytes on average
 SHORTEST = 128
 JPEG_END = b"\xff\xd9"
-_ARITHMETIC = range(0xC9, 0xCC)  # markers of such a JPEG
+# Bits of a JPEG's block, by the marker of how it is coded: two codes, or one in the first scan of a
+# progressive one. An arithmetic coder needs next to nothing.
+_LEAST = {0xC0: 2, 0xC1: 2, 0xC2: 1, 0xC9: 0, 0xCA: 0, 0xCB: 0}
 _FILLERS = b"\x55" * 64, b"\xaa" * 64  # which no two JPEGs that lack pixels decode alike
 _BAND = 2**20  # pixels that are compared at a time, or bytes that are read
 
@@ -36,15 +38,16 @@ class Jpeg:
     body: bytes
     has_end: bool
     scans: int
-    arithmetic: bool  # coded so, which needs next to nothing for a block
+    coded: int  # bytes of its scans
+    least: int  # bits of a block
 
     def check(self, size: tuple[int, int], path: Path) -> None:
         """Refuse, as a PictureError, what is too short for its size, or takes far too long."""
         width, height = size
-        blocks = -(-width // 8) * -(-height // 8)  # each takes a bit at least
-        if not self.arithmetic and 8 * len(self.body) < blocks:
-            problem = f"{path} is damaged or truncated: its {len(self.body):,} bytes cannot hold "
-            raise PictureError(f"{problem}{width}×{height} pixels", hint="get the file again")
+        if 8 * self.coded < self.least * -(-width // 8) * -(-height // 8):
+            problem = f"{path} is damaged or truncated: its {self.coded:,} coded bytes cannot hold "
+            problem += f"{width}×{height} pixels"
+            raise PictureError(problem, hint="get the file again")
         if self.scans > SCANS:
             hint = f"write it anew, for example with `magick {quoted(path)} converted.png`"
             problem = f"{path} has {self.scans:,} scans, and {SCANS} are the limit"
@@ -64,13 +67,16 @@ class Jpeg:
 
 def jpeg(data: bytes) -> Jpeg:
     """What there is of a JPEG."""
-    scans, arithmetic = 0, False
+    scans, coded, least, scan = 0, 0, 1, None
     for one in segments(data):
+        coded += 0 if scan is None else one.gap
         if one.kind == END:
-            return Jpeg(data[: one.marker], True, scans, arithmetic)
+            return Jpeg(data[: one.marker], True, scans, coded, least)
+        scan = one.begin + one.size if one.kind == SCAN else None
         scans += one.kind == SCAN
-        arithmetic |= one.kind in _ARITHMETIC
-    return Jpeg(data, False, scans, arithmetic)
+        least = _LEAST.get(one.kind, least)
+    coded += 0 if scan is None else max(0, len(data) - scan)
+    return Jpeg(data, False, scans, coded, least)
 
 
 def _same(first: Image.Image, second: Image.Image) -> bool:

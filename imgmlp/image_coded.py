@@ -1,12 +1,14 @@
 """Whether what an AVIF or a WebP has coded is anywhere near as large as the file says it is.
 
-Decoders make a small picture as large as that, or lay it on a canvas. Knows nothing of pixels.
+Decoders make a small picture as large as that, lay it on a canvas, or make room for what is not
+there. Knows nothing of pixels.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -32,9 +34,12 @@ def check(image: Image.Image, stream: BinaryIO, path: Path) -> None:
         head = stream.read(_HEAD)
         coded = max(_sequences(head), default=said) * _parts(head)
         _refuse_if(said > ENLARGED * coded, image, path)
-    elif image.format == "WEBP" and said > CANVAS:
-        coded = max(_frames(stream), default=said)
-        _refuse_if(said > COVERED * coded, image, path)
+    elif image.format == "WEBP":
+        pictures = list(_coded(stream))
+        coded = max((one.width * one.height for one in pictures), default=said)
+        _refuse_if(said > CANVAS and said > COVERED * coded, image, path)
+        for one in pictures:
+            one.check(path)
 
 
 def _refuse_if(wrong: bool, image: Image.Image, path: Path) -> None:
@@ -92,9 +97,51 @@ def _most(bits: _Bits) -> int:
     return (bits.take(across) + 1) * (bits.take(down) + 1)
 
 
-def _frames(stream: BinaryIO) -> Iterator[int]:
-    """Pixels of each frame of an animated WebP."""
+@dataclass(frozen=True)
+class _Coded:
+    """A picture in a WebP, alone or a frame of several."""
+
+    width: int
+    height: int
+    size: int  # bytes
+    lossy: bool
+
+    def check(self, path: Path) -> None:
+        """Refuse, as a PictureError, a lossy one of too few bytes.
+
+        A block of 16×16 pixels names two ways to predict it, in more than 0.8 bits each: the
+        probabilities of these are fixed (RFC 6386, 11.2). A lossless one may take no bits at all.
+        """
+        if self.lossy and 8 * self.size < -(-self.width // 16) * -(-self.height // 16):
+            problem = f"{path} is damaged or truncated: its {self.size:,} coded bytes cannot hold "
+            problem += f"{self.width}×{self.height} pixels"
+            raise PictureError(problem, hint="get the file again")
+
+
+def _coded(stream: BinaryIO) -> Iterator[_Coded]:
+    """The pictures of a WebP, as large as each says itself (RFC 6386, 9.1; RFC 9649, 3.4)."""
+    for kind, size, head in _inner(stream):
+        if kind == b"VP8 " and head[3:6] == b"\x9d\x01\x2a":
+            width, height = (int.from_bytes(head[i : i + 2], "little") & 0x3FFF for i in (6, 8))
+            yield _Coded(width, height, size, lossy=True)
+        elif kind == b"VP8L" and head[:1] == b"\x2f":
+            bits = int.from_bytes(head[1:5], "little")
+            yield _Coded((bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1, size, lossy=False)
+
+
+def _inner(stream: BinaryIO) -> Iterator[tuple[bytes, int, bytes]]:
+    """Kind, size and first bytes of the parts of a WebP, and of those in its frames."""
     for chunk in chunks(stream, png=False):
-        if chunk.kind == b"ANMF" and len(head := stream.read(12)) == 12:
-            width, height = (int.from_bytes(head[i : i + 3], "little") + 1 for i in (6, 9))
-            yield width * height
+        if chunk.kind != b"ANMF":
+            yield chunk.kind, chunk.size, stream.read(10)
+            continue
+        at = stream.tell() + 16
+        while at < chunk.then and len(head := _read(stream, at)) >= 8:
+            size = int.from_bytes(head[4:8], "little")
+            yield head[:4], size, head[8:]
+            at += 8 + size + size % 2
+
+
+def _read(stream: BinaryIO, at: int) -> bytes:
+    stream.seek(at)
+    return stream.read(18)

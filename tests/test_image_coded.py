@@ -58,6 +58,43 @@ def test_a_webp_whose_frames_are_lost_on_its_canvas_is_refused(tmp_path: Path) -
     assert pictures.load(path, alpha=True).pixels.shape[:2] == (300, 300)
 
 
+def in_frame(data: bytes, side: int) -> bytes:
+    """An animated WebP with another size in the head of its first frame."""
+    at = data.index(b"ANMF") + 14
+    return data[:at] + struct.pack("<I", side - 1)[:3] * 2 + data[at + 6 :]
+
+
+def test_what_the_head_of_a_frame_says_does_not_count(tmp_path: Path) -> None:
+    path = tmp_path / "a.webp"
+    for lossless in (True, False):
+        data = on_canvas(saved("WEBP", 2, lossless=lossless), 16_383)
+        path.write_bytes(in_frame(data, 16_383))
+        assert "16383×16383 pixels, and holds a far smaller" in str(refusal(path))
+
+
+@pytest.mark.parametrize("frames", [1, 2])
+def test_a_lossy_webp_of_too_few_bytes_is_refused_undecoded(
+    frames: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = saved("WEBP", frames)
+    at = data.index(b"\x9d\x01\x2a") + 3
+    data = data[:at] + struct.pack("<HH", 16_383, 16_383) + data[at + 4 :]
+    path = tmp_path / "a.webp"
+    path.write_bytes(data if frames == 1 else on_canvas(data, 16_383))
+    monkeypatch.setattr(Image.Image, "load", lambda _: pytest.fail("it was decoded"))
+    assert "coded bytes cannot hold 16383×16383 pixels" in str(refusal(path))
+
+
+@pytest.mark.parametrize("side", [1, 16, 17, 1000])
+@pytest.mark.parametrize("lossless", [True, False])
+def test_flat_webps_are_read(side: int, lossless: bool) -> None:
+    for colour in ((0, 0, 0, 255), (255, 255, 255, 255), (9, 200, 7, 99)):
+        stream = io.BytesIO()
+        image = Image.new("RGBA", (side, side), colour)
+        image.save(stream, "WEBP", lossless=lossless, quality=0, method=6)
+        assert pictures.load("a.webp", True, stream.getvalue()).pixels.shape[:2] == (side, side)
+
+
 @avif
 @pytest.mark.parametrize("options", [{}, {"quality": 0}, {"subsampling": "4:4:4"}, {"speed": 10}])
 @pytest.mark.parametrize("frames", [1, 2])

@@ -102,6 +102,29 @@ def test_a_claim_is_refused_before_anything_is_decoded(
     assert words in str(refusal(path))
 
 
+@pytest.mark.parametrize("progressive", [False, True])
+def test_what_is_beside_the_pixels_of_a_jpeg_does_not_count_as_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, progressive: bool
+) -> None:
+    data = hostile.jpeg(16_000, progressive=progressive)
+    comment = b"\xff\xfe" + (60_002).to_bytes(2) + bytes(60_000)
+    path = tmp_path / "a.jpg"
+    path.write_bytes(data[:2] + 17 * comment + data[2 : data.index(b"\xff\xda") + 14])
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda _: pytest.fail("it was decoded"))
+    assert "its 0 coded bytes cannot hold 16000×16000" in str(refusal(path))
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
+@pytest.mark.parametrize("side", [1, 8, 9, 1200])
+def test_the_least_jpegs_of_a_size_are_read(mode: str, side: int) -> None:
+    ways = [{}, {"progressive": True}, {"subsampling": 0}, {"restart_marker_blocks": 1}]
+    for way in ways:
+        stream = io.BytesIO()
+        image = Image.new(mode, (side, side))
+        image.save(stream, "JPEG", optimize=True, quality=1, **way)
+        assert pictures.load("a.jpg", data=stream.getvalue()).width == side
+
+
 def test_flat_jpegs_and_many_chunks_with_pixels_are_no_claims(tmp_path: Path) -> None:
     for options in ({}, {"progressive": True}, {"optimize": True, "subsampling": "4:2:0"}):
         path = save(Image.new("RGB", (2000, 2000), "gray"), tmp_path / "a.jpg", **options)
