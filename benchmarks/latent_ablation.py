@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from imgmlp import image
-from imgmlp.codec.latent.model import BICUBIC, NEIGHBOURS, newest_start, trained_order
+from imgmlp.codec.latent.model import BICUBIC, NEIGHBOURS, trained_order
+from imgmlp.codec.latent.starts import newest_start
 from imgmlp.codec.latent.training import bit_allocation, forms, latent_step, phases
 from imgmlp.codec.latent.training.latent_step import Control, LatentStep
 from imgmlp.codec.latent.training.phases import LatentTrainer

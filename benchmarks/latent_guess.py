@@ -4,7 +4,7 @@
 
 Latents of every picture are trained with the networks of a start, which stand still; weights are
 those with the least squares between what they make of the samples around a place and its latent.
-The file belongs beside codec/latent/model.py, which applies them.
+The file belongs beside codec/latent/guess.py, which applies them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from PIL import Image
 
-from imgmlp.codec.latent.model import GUESSED_BY, LEVELS, START_CHANNELS, halved, widths_of
+from imgmlp.codec.latent.guess import GUESSED_BY, halved
+from imgmlp.codec.latent.model import LEVELS
+from imgmlp.codec.latent.starts import START_CHANNELS, widths_of
 from imgmlp.codec.latent.training.latent_step import LatentStep
 from imgmlp.codec.latent.training.phases import control
 from imgmlp.engine import AnyDevice, open_device

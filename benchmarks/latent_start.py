@@ -6,7 +6,7 @@
 A mosaic stands for the pictures: of every picture some pieces as it is, and as many of the picture
 made smaller, where it is large enough. Pieces begin where the coarsest grids have a latent, so each
 has latents of its own, and all of them share the networks. The file belongs beside
-codec/latent/model.py, which lists them.
+codec/latent/starts.py, which lists them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from imgmlp.codec.latent.model import LEVELS, networks_of, stored_start
+from imgmlp.codec.latent.model import LEVELS, networks_of
+from imgmlp.codec.latent.starts import stored_start
 from imgmlp.codec.latent.training import latent_step
 from imgmlp.codec.latent.training.latent_step import LatentStep
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState, begin

@@ -11,10 +11,9 @@ from imgmlp.codec.latent.model import (
     ModelShape,
     Quantized,
     quantized,
-    start_of,
     usual_levels,
-    widths_of,
 )
+from imgmlp.codec.latent.starts import start_of, widths_of
 from imgmlp.codec.latent.training.latent_step import LatentStep
 from imgmlp.codec.mlp.network import LAST_STEP, Layer, Network, Shape
 from imgmlp.engine import Program

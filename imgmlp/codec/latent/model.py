@@ -24,11 +24,8 @@ In real numbers, with `a` the activation x * smoothstep(x / 4 + 1/2):
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from itertools import pairwise
 from typing import Any
 
@@ -64,13 +61,6 @@ NEAREST = 2  # the level below which they are repeated
 # Pixels of a picture that has them, at most: their maps of the finest grid take 12 bytes for each.
 MOST_ABOVE = 2**24
 BICUBIC = (-0.0234375, 0.2265625, 0.8671875, -0.0703125)  # Catmull-Rom, a quarter of a pixel off
-
-START_EXPONENT = 11  # starts are whole numbers of 2**-START_EXPONENT
-START_CHANNELS = 3  # of the pictures that they were trained over
-# Widths of the hidden layers of synthesis and entropy network of each start, by its number.
-START_WIDTHS = {1: (16, 12), 2: (32, 24), 3: (32, 24), 4: (16, 12), 5: (32, 24)}
-FILTERED_STARTS = {5}  # which have a filter
-GUESSES = {3: 3, 4: 4, 5: 3}  # of starts for which latents can be guessed, by whose weights
 
 _DAMAGED = "the file is damaged or was not written by imgmlp; get it again"
 
@@ -245,170 +235,6 @@ def _check_sums(name: str, weight: Quantized, bias: Quantized) -> None:
         int(largest.max()) < 2**31 - 2 ** (MAX_EXPONENT + VALUE_BITS),
         f"sums of {name} need more than 32 bits",
     )
-
-
-# --- starts ---
-
-
-@dataclass(frozen=True, eq=False)
-class Start:
-    """Networks trained over many pictures, from which those of one picture begin, for one shape.
-
-    Files hold differences from them, so a start that is shipped never changes; better ones get
-    other numbers. benchmarks/latent_start.py makes them.
-    """
-
-    number: int
-    tensors: Mapping[str, Array]  # int32, those of shape.tensors that it has
-
-    def rounded(self, name: str, exponent: int) -> Array | int:
-        """int32: a tensor in steps of 2**-exponent, halves up; 0 for one that it has not."""
-        if name not in self.tensors:
-            return 0
-        coarser = START_EXPONENT - exponent
-        values = self.tensors[name]
-        if coarser <= 0:
-            return values << -coarser
-        return values + (1 << coarser - 1) >> coarser
-
-    def floats(self) -> dict[str, Array]:
-        """float32, exactly."""
-        found = self.tensors.items()
-        return {
-            name: np.ldexp(values.astype(np.float32), -START_EXPONENT) for name, values in found
-        }
-
-
-def newest_start(widths: tuple[int, int]) -> int:
-    """The number of the start that networks of these widths should have; 0 if there is none."""
-    return max((number for number, known in START_WIDTHS.items() if known == widths), default=0)
-
-
-def widths_of(number: int) -> tuple[int, int]:
-    """Of the networks that have this start. Raises FormatError if there is none."""
-    if number not in START_WIDTHS:
-        raise FormatError(f"start {number} is not known here", hint="update imgmlp")
-    return START_WIDTHS[number]
-
-
-def start_of(number: int, shape: ModelShape) -> Start:
-    """A start for networks of a shape; number 0 has no tensor. Raises FormatError."""
-    if number == 0:
-        return Start(0, {})
-    tensors, sizes = {}, shape.tensors
-    for name, values in _stored(number).items():
-        if name == "synthesis.0.weight":
-            grids, own = np.split(values, [LEVELS])  # and the filter's row, if it has one
-            own = own if len(own) else np.zeros_like(grids[:1])
-            tensors[name] = np.concatenate([_rows(grids, shape.levels), own[: shape.filtered]])
-        elif name == "upsampling":
-            tensors[name] = _rows(values, shape.levels - 1)
-        elif name == "entropy.0.weight":  # to whose rows for hyperlatents it adds nothing
-            tensors[name] = np.pad(values, ((0, len(shape.hyperlatents)), (0, 0)))
-        elif values.shape == sizes.get(name):
-            tensors[name] = values
-    return Start(number, tensors)
-
-
-def _rows(values: Array, count: int) -> Array:
-    """So many rows, one of each grid: the last one stands for those beyond it."""
-    return values[np.minimum(np.arange(count), len(values) - 1)]
-
-
-@cache
-def _stored(number: int) -> dict[str, Array]:
-    data = resources.files("imgmlp.codec.latent").joinpath(f"start-{number}.bin").read_bytes()
-    values, found = np.frombuffer(data, ">i2").astype(np.int32), {}
-    filtered = number in FILTERED_STARTS
-    for name, size in _shape_of(widths_of(number), filtered).tensors.items():
-        found[name], values = np.split(values, [math.prod(size)])
-        found[name] = found[name].reshape(size)
-    return found
-
-
-def _shape_of(widths: tuple[int, int], filtered: bool) -> ModelShape:
-    """That of the models whose networks are stored; of its pictures' size nothing depends."""
-    return ModelShape(1, 1, START_CHANNELS, LEVELS, *widths, filtered=filtered)
-
-
-def stored_start(networks: Mapping[str, Array]) -> bytes:
-    """The content of a start's file, of networks of real numbers in a file's order."""
-    numbers = [
-        np.rint(np.ldexp(np.float64(values), START_EXPONENT)) for values in networks.values()
-    ]
-    return np.concatenate([array.ravel() for array in numbers]).astype(">i2").tobytes()
-
-
-# --- latents to begin with ---
-
-GUESSED_BY = 2  # samples to every side of a latent
-BAND = 2**16  # places at once, about
-
-
-def guessed(pixels: Array, shape: ModelShape, start: int) -> list[Array] | None:
-    """Latents that networks of a start make something like a picture of; None if nobody knows.
-
-    float32 [h, w] of each grid. They are sums of the samples around them, which are means of so
-    many pixels as a latent stands for, by weights that trained latents were nearest to;
-    benchmarks/latent_guess.py makes these. Grids beyond those that it knows are 0.
-    """
-    if start not in GUESSES or shape.channels != START_CHANNELS:
-        return None
-    found, samples = [], pixels
-    for _, weights in zip(shape.grids, _guesses(start), strict=False):
-        parts = [_summed(band, weights) for band in _bands(samples, GUESSED_BY)]
-        found.append(np.concatenate(parts))
-        samples = halved(samples)
-    return found + [np.zeros(size, np.float32) for size in shape.grids[len(found) :]]
-
-
-def _summed(framed: Array, weights: Array) -> Array:
-    """float32 [h, w]: of places with GUESSED_BY more on every side, [h, w, channels], what is
-    around each of them and a 1, by these weights; by one after the other, as that is in caches."""
-    side, planes = 2 * GUESSED_BY + 1, np.ascontiguousarray(framed.transpose(2, 0, 1))
-    channels, height, width = planes.shape
-    height, width = height - side + 1, width - side + 1
-    found = np.full((height, width), weights[-1])
-    term = np.empty_like(found)
-    for weight, place in zip(weights, np.ndindex(side, side, channels), strict=False):
-        down, right, channel = place
-        found += np.multiply(
-            planes[channel, down : down + height, right : right + width], weight, out=term
-        )
-    return found
-
-
-def halved(samples: Array) -> Array:
-    """Means of 2 x 2 samples, [h, w, channels] -> half as many rows and columns; edges repeat.
-
-    The samples are uint8 of a picture or what this function gave, float32 from -1/2 to 1/2.
-    """
-    found = []
-    for band in _bands(samples, 0):
-        even = np.pad(band, ((0, len(band) % 2), (0, band.shape[1] % 2), (0, 0)), "edge")
-        found.append((even[::2, ::2] + even[1::2, ::2] + even[::2, 1::2] + even[1::2, 1::2]) / 4)
-    return np.concatenate(found)
-
-
-def _bands(samples: Array, margin: int) -> Iterator[Array]:
-    """Rows of samples, an even count of them, as floats; with a margin, where edges repeat."""
-    height, width, _ = samples.shape
-    count = 2 * max(1, BAND // width // 2)
-    for top in range(0, height, count):
-        begin, end = top - margin, min(top + count, height) + margin
-        part = samples[max(begin, 0) : min(end, height)]
-        if part.dtype == np.uint8:
-            part = part / np.float32(255) - np.float32(0.5)
-        ends = max(-begin, 0), max(end - height, 0)
-        yield np.pad(part, (ends, (margin, margin), (0, 0)), "edge")
-
-
-@cache
-def _guesses(start: int) -> Array:
-    """float32 [grids, what is around a place]."""
-    name = f"guess-{GUESSES[start]}.bin"
-    data = resources.files("imgmlp.codec.latent").joinpath(name).read_bytes()
-    return np.frombuffer(data, ">f4").astype(np.float32).reshape(LEVELS, -1)
 
 
 # --- parameters as a file has them ---

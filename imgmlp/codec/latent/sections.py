@@ -23,11 +23,9 @@ from imgmlp.codec.latent.model import (
     LatentModel,
     ModelShape,
     Quantized,
-    Start,
     check_networks,
-    start_of,
-    widths_of,
 )
+from imgmlp.codec.latent.starts import Start, start_of, widths_of
 from imgmlp.engine import AnyDevice, NumpyDevice
 from imgmlp.errors import DeviceError, FormatError, OutOfMemoryError
 

@@ -21,17 +21,14 @@ from imgmlp.codec.latent import latents, latents_kernel, sections
 from imgmlp.codec.latent.hyperlatents import Above
 from imgmlp.codec.latent.model import (
     BICUBIC,
-    FILTERED_STARTS,
     LIMIT,
     NEIGHBOURS,
-    START_WIDTHS,
     LatentModel,
     ModelShape,
     Quantized,
-    newest_start,
     quantized,
-    start_of,
 )
+from imgmlp.codec.latent.starts import FILTERED_STARTS, START_WIDTHS, newest_start, start_of
 from imgmlp.codec.latent.synthesis import synthesize, upsample
 from imgmlp.engine import Device, open_device
 from imgmlp.errors import DeviceError, FormatError, ImgmlpError, OutOfMemoryError, UsageError

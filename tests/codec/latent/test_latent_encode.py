@@ -18,7 +18,7 @@ from conftest import small_pixels
 from imgmlp.codec import decoder, encoder
 from imgmlp.codec.bitstream import container, metadata_sections
 from imgmlp.codec.encoder import Encoded
-from imgmlp.codec.latent import decode, model, sections
+from imgmlp.codec.latent import decode, sections, starts
 from imgmlp.codec.latent import encode as latent
 from imgmlp.codec.latent.model import LatentModel, Quantized
 from imgmlp.codec.latent.training import bit_allocation, forms, lengths, phases, rounding_search
@@ -723,7 +723,7 @@ def test_small_pictures_and_few_bytes_have_small_networks_with_a_start() -> None
     large, small = (512, 768, 3), (128, 128, 3)
     assert forms.widths(small, math.inf) < forms.widths(large, math.inf)
     assert forms.widths(large, 1000) == forms.widths(small, math.inf)
-    assert model.newest_start(forms.widths(small, math.inf)) > 0
+    assert starts.newest_start(forms.widths(small, math.inf)) > 0
 
 
 def test_long_runs_of_large_pictures_have_hyperlatents() -> None:

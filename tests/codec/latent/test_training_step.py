@@ -24,10 +24,10 @@ from imgmlp.codec.latent.model import (
     flat_of,
     networks_of,
     quantized,
-    start_of,
     usual_levels,
 )
 from imgmlp.codec.latent.plane import LEAST, REACH, UNIT, Extent, Plane, common_side
+from imgmlp.codec.latent.starts import start_of
 from imgmlp.codec.latent.synthesis import synthesize
 from imgmlp.codec.latent.training import hardening, latent_step, operations, phases
 from imgmlp.codec.latent.training.bit_allocation import Refinement, Search, grids_of, part_of

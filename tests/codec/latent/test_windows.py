@@ -18,8 +18,9 @@ from networks import latent_programs
 from imgmlp.codec import decoder, encoder
 from imgmlp.codec.bitstream import container
 from imgmlp.codec.latent import encode as latent
-from imgmlp.codec.latent import model
-from imgmlp.codec.latent.model import ModelShape, guessed
+from imgmlp.codec.latent import guess, starts
+from imgmlp.codec.latent.guess import guessed
+from imgmlp.codec.latent.model import ModelShape, usual_levels
 from imgmlp.codec.latent.training import (
     forms,
     latent_step,
@@ -322,12 +323,12 @@ def test_a_step_that_takes_more_than_the_time_left_ends_between_windows(
     assert clock[0] == 10.0
 
 
-@pytest.mark.parametrize("start", sorted(model.GUESSES))
+@pytest.mark.parametrize("start", sorted(guess.GUESSES))
 def test_a_guess_is_something_like_the_picture(start: int, monkeypatch: pytest.MonkeyPatch) -> None:
     y, x = np.mgrid[:90, :120]
     shade = 120 + 60 * np.sin(x / 15) * np.cos(y / 9)
     pixels = np.stack([shade, shade + 8, shade - 12], -1).astype(np.uint8)
-    hidden, entropy = model.widths_of(start)
+    hidden, entropy = starts.widths_of(start)
     step = LatentStep(pixels, 0, open_device("numpy"), hidden=hidden, entropy=entropy, start=start)
     nothing, _ = step.judge(step.flat.numpy())
     found = guessed(pixels, step.shape, start)
@@ -335,7 +336,7 @@ def test_a_guess_is_something_like_the_picture(start: int, monkeypatch: pytest.M
     step.write_grids(found)
     error, _ = step.judge(step.flat.numpy())
     assert error < min(nothing / 2, phases.UNLIKE)
-    monkeypatch.setattr(model, "BAND", 1)
+    monkeypatch.setattr(guess, "BAND", 1)
     again = guessed(pixels, step.shape, start)
     assert again is not None
     for once, twice in zip(found, again, strict=True):
@@ -364,8 +365,8 @@ def test_runs_of_any_length_begin_from_a_guess_that_is_like_the_picture(
 ) -> None:
     pixels = picture(*size)
     hidden = forms.widths(pixels.shape, np.inf)
-    start = model.newest_start(hidden)
-    shape = ModelShape(*pixels.shape, model.usual_levels(*size), *hidden)
+    start = starts.newest_start(hidden)
+    shape = ModelShape(*pixels.shape, usual_levels(*size), *hidden)
     grids = [np.zeros(size, np.float32) for size in shape.grids]
     judged: list[np.ndarray] = []
 

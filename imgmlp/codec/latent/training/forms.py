@@ -13,13 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.latent.model import (
-    HYPERLATENTS,
-    MOST_ABOVE,
-    ModelShape,
-    newest_start,
-    usual_levels,
-)
+from imgmlp.codec.latent.model import HYPERLATENTS, MOST_ABOVE, ModelShape, usual_levels
+from imgmlp.codec.latent.starts import newest_start
 from imgmlp.codec.latent.training.latent_step import LatentStep
 from imgmlp.codec.latent.training.rooms import (
     Room,

@@ -25,10 +25,10 @@ from imgmlp.codec.latent.model import (
     ModelShape,
     flat_of,
     networks_of,
-    start_of,
     usual_levels,
 )
 from imgmlp.codec.latent.plane import AROUND, LEAST, Extent, Plane
+from imgmlp.codec.latent.starts import start_of
 from imgmlp.codec.latent.training import hyperlatents, operations
 from imgmlp.codec.training.checkpoint import Resumable
 from imgmlp.codec.training.perceptron import Activation, perceptron

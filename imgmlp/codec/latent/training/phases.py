@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.latent.model import Quantized, flat_of, guessed, networks_of
+from imgmlp.codec.latent.guess import guessed
+from imgmlp.codec.latent.model import Quantized, flat_of, networks_of
 from imgmlp.codec.latent.training.bit_allocation import Search
 from imgmlp.codec.latent.training.latent_step import Control, LatentStep
 from imgmlp.codec.training.replay import decibels
