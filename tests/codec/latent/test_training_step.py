@@ -29,7 +29,7 @@ from imgmlp.codec.latent.model import (
 from imgmlp.codec.latent.plane import LEAST, REACH, UNIT, Extent, Plane, common_side
 from imgmlp.codec.latent.starts import start_of
 from imgmlp.codec.latent.synthesis import synthesize
-from imgmlp.codec.latent.training import hardening, latent_step, operations, phases
+from imgmlp.codec.latent.training import hardening, latent_step, operations, phases, upsampling
 from imgmlp.codec.latent.training.bit_allocation import Refinement, Search, grids_of, part_of
 from imgmlp.codec.latent.training.latent_step import PARTS, Control, LatentStep, Part
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
@@ -70,8 +70,8 @@ def test_what_doubling_sends_back_is_its_transpose(axis: int, wanted: int, first
     """It is linear in values and in taps, so products with a gradient agree on both sides."""
     device = open_device("numpy")
     x, taps = Tensor(draw(2, 7, 5), device), Tensor(draw(4, seed=1), device)
-    y = operations.Doubled.apply(x, taps, axis, wanted, first)
-    every = operations.Doubled.apply(x, taps, axis, first + wanted, 0).numpy()
+    y = upsampling.Doubled.apply(x, taps, axis, wanted, first)
+    every = upsampling.Doubled.apply(x, taps, axis, first + wanted, 0).numpy()
     assert np.array_equal(y.numpy(), every[(slice(None),) * axis + (slice(first, None),)])
     g = draw(*y.shape, seed=2)
     by_x, by_taps = (y * Tensor(g, device)).sum().gradient([x, taps])
@@ -90,11 +90,11 @@ def test_both_axes_at_once_are_doubled_as_one_after_the_other(
     size = size[0] + 2 * halo, size[1] + 2 * halo
     height, width = (2 * (n - halo) - m for n, m in zip(size, less, strict=True))
     g, found = Tensor(draw(2, height, width, seed=2), device), list[list[Tensor]]()
-    known = operations.tables_for(2, *size, height + 2 * halo, width + 2 * halo).items()
+    known = upsampling.tables_for(2, *size, height + 2 * halo, width + 2 * halo).items()
     tables = {sizes: Tensor(values, device) for sizes, values in known}
     for lanes in ("one", "group"):
         device.lanes = lanes
-        y = operations.upsampled(x, taps, height, width, tables, halo)
+        y = upsampling.upsampled(x, taps, height, width, tables, halo)
         found.append([y, *(y * g).sum().gradient([x, taps])])
     for one, both in zip(*found, strict=True):
         assert np.allclose(one.numpy(), both.numpy(), rtol=1e-5, atol=1e-4)
@@ -112,7 +112,7 @@ def test_places_behind_the_last_one_and_before_the_first_one_repeat_it(
     values = draw(2, 5, 5)
     x, ends = Tensor(values, device), Tensor(np.array([end], np.int32), device)
     begin = None if first is None else Tensor(np.array([first], np.int32), device)
-    y = operations.Repeated.apply(x, begin, ends, axis)
+    y = upsampling.Repeated.apply(x, begin, ends, axis)
     expected = np.take(values, np.clip(np.arange(5), first or 0, end - 1), axis)
     beyond = [n for n in range(5) if n >= end + 2 or n < (first or 0) - 2]
     expected[(slice(None),) * axis + (beyond,)] = 0

@@ -29,7 +29,7 @@ from imgmlp.codec.latent.model import (
 )
 from imgmlp.codec.latent.plane import AROUND, LEAST, Extent, Plane
 from imgmlp.codec.latent.starts import start_of
-from imgmlp.codec.latent.training import hyperlatents, operations
+from imgmlp.codec.latent.training import hyperlatents, operations, upsampling
 from imgmlp.codec.training.checkpoint import Resumable
 from imgmlp.codec.training.perceptron import Activation, perceptron
 from imgmlp.codec.training.replay import seconds_a_step
@@ -139,7 +139,7 @@ class LatentStep(Resumable):
         contexts = operations.NEIGHBOURS + len(self.shape.hyperlatents)
         self.entropy_shapes = _layers(contexts, entropy, entropy, 2)
         self.shapes = [*self.synthesis_shapes, *self.convolution_shapes, *self.entropy_shapes]
-        self.shapes += [(operations.TAPS,)] * (self.levels - 1) + [FILTER] * filtered
+        self.shapes += [(upsampling.TAPS,)] * (self.levels - 1) + [FILTER] * filtered
         self.target = Tensor(extent.target(pixels), device, name="target")
         self.framing = self._frame()
         self.tables = self._looked_up() if device.lanes == "group" else {}
@@ -188,14 +188,14 @@ class LatentStep(Resumable):
         enlarging = [self.enlarging, *self.tables.values()]
         return [*fixed, self.control, self.is_alpha, *enlarging, *moving]
 
-    def _looked_up(self) -> dict[operations.Key, Tensor]:
+    def _looked_up(self) -> dict[upsampling.Key, Tensor]:
         """What doubling the maps of every level takes of them."""
-        found: dict[operations.Key, Array] = {}
+        found: dict[upsampling.Key, Array] = {}
         for level, (fine, coarse) in enumerate(pairwise(self.plane.grids[: self.levels])):
             wanted = [size + 2 * self.extent.halo for size in (fine.height, fine.width)]
             hyper = sum(n > level for n in self.shape.hyperlatents) * (level >= NEAREST)
             for count in {self.levels - 1 - level, hyper} - {0}:
-                found |= operations.tables_for(count, coarse.height, coarse.width, *wanted)
+                found |= upsampling.tables_for(count, coarse.height, coarse.width, *wanted)
         return {
             sizes: Tensor(values, self.device, name=f"takes {sizes}")
             for sizes, values in found.items()
@@ -374,7 +374,7 @@ class LatentStep(Resumable):
         """Maps [c, h, w] of the next coarser level, as large as a level's grid."""
         grid, halo = self.plane.grids[level], self.extent.halo
         maps = self._with_ends(maps, level + 1)
-        return operations.upsampled(maps, taps, grid.height, grid.width, self.tables, halo)
+        return upsampling.upsampled(maps, taps, grid.height, grid.width, self.tables, halo)
 
     def _enlarged(self, maps: Tensor, level: int) -> Tensor:
         """The same of hyperlatents' maps."""
@@ -385,7 +385,7 @@ class LatentStep(Resumable):
         for axis in (1, 2) if self.room is not None else ():
             at = level, slice(axis - 1, axis)
             first = None if self.firsts is None else self.firsts[at]
-            maps = operations.Repeated.apply(maps, first, self.ends[at], axis)
+            maps = upsampling.Repeated.apply(maps, first, self.ends[at], axis)
         return maps
 
     # --- from and to the host ---
