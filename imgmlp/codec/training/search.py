@@ -44,7 +44,9 @@ def approached(
     tried: list[T] = []
     over = excess(wanted, start)
     known = {high if over > 0 else low: over}  # how much too much each number gives
-    while len(tried) < TRIALS and not wanted.hit_by(latest.size, latest.psnr) and not enough():
+    while len(tried) < TRIALS and low < high:
+        if wanted.hit_by(latest.size, latest.psnr) or enough():
+            break
         number = (low + high) / 2
         if low in known and high in known and len(tried) % 2 == 0:
             share = known[low] / (known[low] - known[high])

@@ -38,6 +38,11 @@ def test_what_hits_already_is_left_alone_and_what_cannot_ends() -> None:
     assert len(approached(wanted, File(9), (0.0, 1.0), lambda _: File(9))) == TRIALS
 
 
+def test_there_is_nothing_between_an_end_and_itself() -> None:
+    """As of weights that have all the bits they can use, where more dB are wanted."""
+    assert approached(Goal("psnr", 30.0), File(9, 20.0), (8.0, 8.0), lambda _: File(9, 20.0)) == []
+
+
 def test_no_more_is_tried_once_it_is_enough() -> None:
     left = iter([False, False, True])
     wanted = Goal("bytes", 700)
