@@ -41,6 +41,8 @@ Array = np.ndarray[Any, Any]
 MOST_ATTEMPTS = 6  # networks that are tried for a quality, if none came near
 NEAR = 1.05  # times the bytes that the quality seems to need, which a file may have
 BEYOND = 0.2  # dB beyond its target of a network that needs no other attempt
+PASSES, PASS = 2, 0.05  # at the end of a limited time, and the share of a run's steps of one
+LITTLE = 0.5  # dB that such a pass may change
 CLOSE = 0.05  # the same of small networks, which are soon trained again
 
 
@@ -104,17 +106,12 @@ class _Encoder:
 
     def search(self) -> None:
         """Find by short runs how many weights a quality or a price needs."""
-        if self.lengths.workload.seconds is not None:
-            self.lengths.share_out()
         while not self.lengths.known_enough():
             trainer = self._start(self.lengths.short)
             self._run(trainer)
             step, steps = trainer.step, trainer.state.steps
             loss = mean_loss(float(step.smooth.item()), step.done) / step.counted
-            pilots = self.sizes.pilots
-            pilots.append([float(step.shape.parameters), float(steps), decibels(loss)])
-            if len(pilots) % 2 == 0:
-                self.sizes.resize(self.lengths.whole)
+            self.lengths.learn([float(step.shape.parameters), float(steps), decibels(loss)])
 
     def attempt(self) -> Draft:
         """Train a network and make a file of it."""
@@ -122,18 +119,38 @@ class _Encoder:
         if self.saved is None:
             self.lengths.afford()
             if self.lengths.limit is not None and not self.sizes.attempts:
-                self.lengths.share_again()
+                self.lengths.share_out()
         trainer = self._start(self.lengths.beginning)
         before = trainer.state.seconds
         ended = self._run(trainer)
         seconds = before + time.perf_counter() - began
         if trainer.state.phase < 2:  # it diverged, or was too short for looks
             trainer.fix_steps()
+        if self._aims() and ended == "done":
+            self._approach(trainer)
         found, first = self.rounding.best(trainer.arrays(), trainer.choices(), trainer.step.shape)
         self._learn(found, first)
         made = self._draft(found, trainer.state, seconds, ended == "diverged")
         self._note(decoding_program(trainer.step.shape, self.device, self.lengths.samples))
         return made
+
+    def _aims(self) -> bool:
+        """Whether a single run is to end at a quality."""
+        limited = self.lengths.limit is not None and self.lengths.searched
+        return limited and self.wanted.kind == "psnr"
+
+    def _approach(self, trainer: MlpTrainer) -> None:
+        """Train a little more with other bits as long as the quality is not met."""
+        steps, shape = math.ceil(PASS * trainer.state.steps), trainer.step.shape
+        for _ in range(PASSES):
+            reached = self.rounding.reached(trainer.arrays(), trainer.choices(), shape)
+            missing, seconds = self.wanted.value - reached, self.lengths.for_training(shape)
+            fitting = int(seconds / self.lengths.pace(shape, trainer.state.wider))
+            if abs(missing) <= TOLERANCE or abs(missing) > LITTLE or fitting < steps / 2:
+                return
+            limit = time.perf_counter() + seconds
+            trainer.once_more(min(steps, fitting), missing, limit)
+            self._run(trainer)
 
     def _note(self, program: str) -> None:
         """That it is compiled."""
@@ -215,7 +232,8 @@ class _Encoder:
         room = rooms.training(shape, self.device)
         step, budget = self.steps.of(shape, state.wider, room), self.lengths.budget(shape)
         limit, most = self.lengths.deadline(shape)
-        return MlpTrainer(step, state, budget, limit, most)
+        goal = self.wanted.value if self._aims() else None
+        return MlpTrainer(step, state, budget, limit, most, goal)
 
     def _go_over(self, trainer: MlpTrainer) -> None:
         """To a program of the network's own size."""

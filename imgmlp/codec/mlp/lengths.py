@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from imgmlp.codec.mlp import rate_model
+from imgmlp.codec.mlp import rate_model, rooms
 from imgmlp.codec.mlp.estimate import (
     CHECKS,
     LEAST_PILOT,
@@ -17,12 +17,17 @@ from imgmlp.codec.mlp.estimate import (
     SMALL,
     decoding_program,
     step_program,
-    usual_weights,
 )
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.qat_step import BATCH
 from imgmlp.codec.mlp.rounding_search import FINE, Rounding, paid_weights
-from imgmlp.codec.mlp.size_search import LEAST, PILOT_RATE, SizeSearch, pilot_weights
+from imgmlp.codec.mlp.size_search import (
+    BRIEF,
+    LEAST,
+    PILOT_RATE,
+    SizeSearch,
+    pilot_weights,
+)
 from imgmlp.codec.mlp.training_phases import MlpTrainer, MlpTrainerState
 from imgmlp.codec.training.compile_times import CompileTimes
 from imgmlp.codec.training.pace import usual_speed
@@ -33,14 +38,13 @@ from imgmlp.engine import AnyDevice
 from imgmlp.image import Picture
 
 AIM = 0.99  # of the bytes wanted
-PILOT_LIMITED = 6  # times fewer than a run's a short one's steps are, at least, in a limited time
-ONE_SHORT = 0.2  # of the time left, at most, that of a short run
+ONE_SHORT = 0.05  # of a limited time, that of a short run; four times as much where steps are slow
+MAIN = 0.8  # of the time left after short runs, that for the steps of what they found
 HASTY = 5_000  # steps of a run, where only its time is known; it should not have fewer
 BARELY = 2_000  # the same where a smaller network would miss its quality
-# Attempts that a limited time should do: the first one hardly ends at a quality. And as many more,
-# about, as short runs take.
-IN_TIME: dict[Kind, float] = {"bytes": 1.0, "lambda": 1.0, "psnr": 2.5}
-SHORT_RUNS = 0.3
+LEAST_BRIEF = 1_000  # steps of a short run in a limited time: fewer say little
+# Of the time for an attempt's steps, those before it is seen how far from a quality it ends.
+FIRST: dict[Kind, float] = {"bytes": 1.0, "lambda": 1.0, "psnr": 0.88}
 HURRY = 20.0  # seconds of a limit, from which on there is time to compile for short runs
 MOST_SHORT = 0.5  # of a limit, after which no other short run begins
 FEWER = 0.6  # of the steps that an attempt should have, at least, for which it is begun
@@ -104,7 +108,10 @@ class Lengths:
         """How many weights the network should have; unless bytes say so, that of a short run."""
         if self.wanted.kind == "bytes":
             return paid_weights(self.picture, self.wanted.value)
-        return pilot_weights(self.samples) if not self.searched else self._guessed()
+        return self._short_weights() if not self.searched else self._guessed()
+
+    def _short_weights(self) -> float:
+        return pilot_weights(self.samples) if self.seconds is None else BRIEF
 
     def _guessed(self) -> float:
         """How many weights the target seems to need, where there is no time for short runs."""
@@ -117,28 +124,15 @@ class Lengths:
         return self.seconds is None or self.seconds >= HURRY or self._compiled_short()
 
     def _compiled_short(self) -> bool:
-        shape = rate_model.network_shape(pilot_weights(self.samples), self.picture.channels)
+        shape = rate_model.network_shape(BRIEF, self.picture.channels)
         return self._compiling(shape) == 0
 
     def share_out(self) -> None:
-        """Have as many steps as an effort that takes about the time that there is."""
-        shape, runs, larger = self.sizes.shape(), IN_TIME[self.wanted.kind], 1.0
-        if self.wanted.kind != "bytes":  # which say how large it is
-            runs += SHORT_RUNS
-            usual = max(usual_weights(self.picture, self.wanted, self.workload), LEAST)
-            larger = max(usual / shape.parameters, 0.5)
-        seconds = self.for_training(shape) / runs
-        steps, wider = self.workload.within(seconds, lambda n: larger * self.pace(shape, n))
+        """Have as many steps in the first attempt as there is time for."""
+        shape = self.sizes.shape()
+        pace = partial(self.pace, shape)
+        steps, wider = self.workload.within(self._for_first(shape), pace)
         self.workload = Workload(steps, None, wider)
-        self.sizes.most = min(self.sizes.most, self._most_weights())
-
-    def share_again(self) -> None:
-        """The same by the network that short runs have found, before the first attempt with it."""
-        shape, before = self.sizes.shape(), self.workload.steps
-        seconds = self.for_training(shape) / IN_TIME[self.wanted.kind]
-        steps, wider = self.workload.within(seconds, partial(self.pace, shape))
-        least = min(BARELY, before) if self.wanted.kind == "psnr" else 1
-        self.workload = Workload(max(steps, least), None, wider)
 
     def afford(self) -> None:
         """Take a smaller network where the time is too short for training one so large.
@@ -152,7 +146,7 @@ class Lengths:
         if seconds < HURRY and self.sizes.pilots and compiling > 0:
             self.sizes.make_do()
             return
-        if before <= SMALL:
+        if before <= SMALL or self.sizes.pilots:  # which have told how large it should be
             return
         barely = min(BARELY, self.workload.steps)
         least = barely if self.wanted.kind == "psnr" else HASTY
@@ -165,34 +159,43 @@ class Lengths:
 
     def known_enough(self) -> bool:
         """Whether no more short runs are needed, or there is no time for them."""
-        if not self.searched and len(self.sizes.pilots) % 2 == 0:
+        if not self.searched and self.seconds is not None:
             self.searched = self._too_late_for_short_runs()
             if self.searched and not self.sizes.pilots:
                 self.sizes.weights = min(self._guessed(), self.sizes.most)
-        self.searched = self.searched or self.sizes.searched()
+            self.searched = self.searched or self.sizes.foreseen()
+        self.searched = self.searched or (self.seconds is None and self.sizes.searched())
         return self.searched
 
+    def learn(self, pilot: list[float]) -> None:
+        """What a short run says of the network's size: its weights, steps and dB."""
+        self.sizes.pilots.append(pilot)
+        if self.seconds is not None:
+            self.sizes.foresee(self.fitting)
+        elif len(self.sizes.pilots) % 2 == 0:
+            self.sizes.resize(self.whole)
+
     def _too_late_for_short_runs(self) -> bool:
-        if self.seconds is None:
-            return False
+        assert self.seconds is not None
         late = self._left() < MOST_SHORT * self.seconds
         return late or (self.seconds < HURRY and self._compiling(self.sizes.shape()) > 0)
 
     def short(self, shape: Shape) -> MlpTrainerState:
-        """The beginning of a short run; the first of two is half as long as the second."""
+        """The beginning of a short run; without a limit of two, the first is half as long."""
         price = rate_model.first_price(shape.parameters, self.samples)
-        most = self.workload.steps // (2 if self.limit is None else PILOT_LIMITED)
-        steps = max(self.workload.steps // PILOT, min(LEAST_PILOT, most), 1)
+        if self.seconds is not None:
+            steps = int(ONE_SHORT * self.seconds / self.pace(shape, 1))
+            return MlpTrainerState(min(max(steps, LEAST_BRIEF), STEPS), price)
+        least = min(LEAST_PILOT, self.workload.steps // 2)
+        steps = max(self.workload.steps // PILOT, least, 1)
         halvings = 1 - len(self.sizes.pilots) % 2
-        if self.limit is not None and not halvings:  # which may have cut off the first of two
-            steps = 2 * int(self.sizes.pilots[-1][1])
         return MlpTrainerState(max(1, steps >> halvings), price, wider=self.workload.wider)
 
     def beginning(self, shape: Shape) -> MlpTrainerState:
         """Of an attempt."""
         steps, wider = self.workload.steps, self.workload.wider
         if self.limit is not None:
-            fitting = self.for_training(shape) / self.pace(shape, wider)
+            fitting = self._for_first(shape) / self.pace(shape, wider)
             steps = max(1, min(steps, int(fitting)))
         return MlpTrainerState(
             steps, rate_model.first_price(self.sizes.weights, self.samples), wider=wider
@@ -203,14 +206,17 @@ class Lengths:
         if self.limit is None:
             return None, 0
         if not self.searched:
-            share = ONE_SHORT * (1 + len(self.sizes.pilots) % 2) / 2
-            return time.perf_counter() + share * self._left(), 0
-        limit = time.perf_counter() + self.for_training(shape)
-        return limit, 0 if self.wanted.kind == "psnr" else STEPS  # as others may follow
+            return time.perf_counter() + 4 * ONE_SHORT * self._left(), 0
+        return time.perf_counter() + self._for_first(shape), STEPS
 
     def whole(self, _weights: float) -> float:
         """How many steps an attempt with so many weights has."""
         return float(self.workload.steps)
+
+    def fitting(self, weights: float) -> float:
+        """The same in a limited time, by what steps take that were tried."""
+        pace = self._likely_pace(self.sizes.shape_of(weights))
+        return min(MAIN * self._left() / pace, STEPS)
 
     def fits(self) -> bool:
         """Whether there is time for an attempt with the network that is wanted."""
@@ -230,6 +236,10 @@ class Lengths:
     def for_training(self, shape: Shape) -> float:
         """Seconds that there are for an attempt's steps."""
         return max(1e-3, self._left() - self._settling(shape))
+
+    def _for_first(self, shape: Shape) -> float:
+        """The same before it is seen how far from a quality it ends."""
+        return FIRST[self.wanted.kind] * self.for_training(shape)
 
     def _settling(self, shape: Shape) -> float:
         """Seconds that choosing and checking a file take once a network is trained."""
@@ -253,7 +263,7 @@ class Lengths:
         """Seconds that a step takes, tried the first time that it is asked."""
         if (shape, wider) not in self.paces:
             trial = self._begun(shape, MlpTrainerState(10**6, 0.0, wider=wider))
-            most = 0.5 if self.limit is None else min(0.5, self._left() / 50)
+            most = 0.5 if self.limit is None else min(0.5, self._left() / 100)
             self.paces[shape, wider] = seconds_a_step(trial.step.program, most)
             self.compiled.note(step_program(shape, wider, self.device))
         return self.paces[shape, wider]
@@ -263,7 +273,8 @@ class Lengths:
         if not self.paces:
             return 6 * shape.parameters * BATCH / usual_speed(self.device)
         tried = max((s for s, _ in self.paces), key=lambda s: s.parameters)
-        return self.pace(tried, 1) * max(shape.parameters / tried.parameters, 0.5)
+        rooms_of = [rooms.training(one, self.device).parameters for one in (shape, tried)]
+        return self.pace(tried, 1) * max(rooms_of[0] / rooms_of[1], 0.5)
 
     def _compiling(self, shape: Shape) -> float:
         """Seconds that a network of a shape takes to compile here, about."""

@@ -7,7 +7,7 @@ bits for each of its weights, and the price of a bit decides how many weights ar
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -27,6 +27,17 @@ _GAIN = 2.2  # dB that twice the weights bring, where nothing is known
 _GAINS = 1.2, 5.0  # the least and the most that is believed
 _FADING = 0.57  # of what the last doubling of the steps brought, that the next one brings
 _POWER_OF_ERROR = math.log2(10) / 10  # by which halvings of the error go with dB
+# Of 110 runs of up to 9 seconds on five photographs, whole and 128x128 pixels out of their middle:
+# dB by doublings of weights and of steps from these on, and of weights a pixel. With the picture's
+# own share they are met within 0.8 dB (standard deviation); a run of 4,267 weights and 1,000 steps
+# tells those of 960 to 37,000 weights within 1.1 dB.
+_SOME_WEIGHTS, _SOME_STEPS = 4_000.0, 4_000.0
+_BY_WEIGHTS, _BY_STEPS, _BY_DENSITY = 3.05, 1.91, 0.163
+_STEPS_FADING, _STEPS_BY_DENSITY, _BOTH = -0.156, 0.198, 0.133
+# dB that a network should have beyond a quality: fewer bits take these away, more bring little.
+MARGIN = 1.0
+FEW_STEPS = 2_000  # with fewer than these larger networks are no better
+_FINENESS = 8  # sizes that are compared for each doubling
 
 
 @dataclass(frozen=True)
@@ -90,6 +101,59 @@ def usual_weights(wanted: Goal, pixels: int) -> float:
     if wanted.kind == "lambda":
         return float(pixels * _WEIGHTS * (_PRICE / wanted.value) ** _POWER)
     return float(pixels * _USUAL_RATE * 2 ** ((wanted.value - _USUAL_QUALITY) / _GAIN) / BITS)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a run showed."""
+
+    weights: float
+    steps: float
+    psnr: float
+
+
+def _usual(weights: float, steps: float, samples: int) -> float:
+    """dB of a picture, but for its own share."""
+    size, density = math.log2(weights / _SOME_WEIGHTS), math.log2(weights / samples)
+    slope = _BY_STEPS + _STEPS_BY_DENSITY * density + _BOTH * size
+    length = min(
+        math.log2(steps / _SOME_STEPS), -slope / (2 * _STEPS_FADING)
+    )  # more steps do no harm
+    by_steps = length * (slope + _STEPS_FADING * length)
+    return _BY_WEIGHTS * size + _BY_DENSITY * density**2 + by_steps
+
+
+def predicted(weights: float, steps: float, samples: int, seen: Seen) -> float:
+    """dB that so many weights would give after so many steps."""
+    more = _usual(weights, steps, samples) - _usual(seen.weights, seen.steps, samples)
+    return seen.psnr + more
+
+
+def best_weights(
+    wanted: Goal,
+    samples: int,
+    within: tuple[float, float],
+    steps: Callable[[float], float],
+    seen: Sequence[Seen],
+) -> float:
+    """How many weights are best for a target, if `steps` tells for how long they can be trained.
+
+    The fewest that have its dB, or else those with the most; or those of the least squared error
+    + price * bits a pixel. None that could only be trained for a few steps, unless all are.
+    """
+    least, most = within
+    count = max(1, math.ceil(_FINENESS * math.log2(most / least)))
+    sizes: list[float] = [least * (most / least) ** (n / count) for n in range(count + 1)]
+    sizes = [size for size in sizes if steps(size) >= FEW_STEPS] or sizes[:1]
+    gives = {size: predicted(size, steps(size), samples, seen[-1]) for size in sizes}
+    if wanted.kind == "psnr":
+        enough = (size for size in sizes if gives[size] >= wanted.value + MARGIN)
+        return next(enough, max(sizes, key=lambda size: gives[size]))
+
+    def cost(size: float) -> float:
+        return math.exp(-math.log(10) / 10 * gives[size]) + wanted.value * BITS * size / samples
+
+    return min(sizes, key=cost)
 
 
 def first_price(weights: float, pixels: int) -> float:

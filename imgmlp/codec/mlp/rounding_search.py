@@ -155,6 +155,10 @@ class Rounding:
             tried += approached(wanted, start, (-INWARDS, 0.0), inwards, self._enough)
         return nearest(wanted, self._judged(tried)), first
 
+    def reached(self, arrays: list[Array], choices: list[Choice], shape: Shape) -> float:
+        """dB of these numbers as they are rounded."""
+        return self._rounded(arrays, choices, shape).psnr
+
     def _judged(self, tried: list[Trial]) -> list[Trial]:
         """With their dB those that keep the bytes wanted, if there is something to choose."""
         keep = [trial for trial in tried if trial.size <= self.wanted.value]

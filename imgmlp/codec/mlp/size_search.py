@@ -12,13 +12,14 @@ from typing import Any, ClassVar
 
 from imgmlp.codec.mlp import rate_model
 from imgmlp.codec.mlp.network import Shape
-from imgmlp.codec.mlp.rate_model import Known
+from imgmlp.codec.mlp.rate_model import Known, Seen
 from imgmlp.codec.training.target import TOLERANCE, Goal
 
 PILOT_RATE = 0.3  # bits a pixel of the first short run's network
 LEAST = 500.0  # weights of it
 APART = 2  # doublings of weights between such networks
 PILOTS = 4  # two of one network, to see what more steps bring, and two of another
+BRIEF = 4_000.0  # weights of the first short run's where the time is limited: its steps are short
 FAR, FARTHEST = 1.5, 3.0  # doublings of weights about which a short run says little, and nothing
 MARGIN = 0.1  # dB more than wanted that training aims at, as taking some away is easy
 SPARE = 1.25  # times the weights that a network may have which was seen to have a quality
@@ -72,6 +73,22 @@ class SizeSearch:
             return False
         near = abs(math.log2(self.weights / self.pilots[-1][0])) < FAR
         return near or len(self.pilots) == PILOTS
+
+    def foreseen(self) -> bool:
+        """The same where the time is limited: one run is enough, unless far fewer are wanted.
+
+        Those of more weights take too long.
+        """
+        if not self.pilots:
+            return False
+        near = math.log2(self.pilots[0][0] / self.weights) < FAR
+        return near or len(self.pilots) == PILOTS / 2
+
+    def foresee(self, steps: Callable[[float], float]) -> None:
+        """Have the weights that are best in a limited time, of which `steps` tells the runs."""
+        within = float(self.shape_of(1.0).parameters), self.most
+        seen = [Seen(*pilot) for pilot in self.pilots]
+        self.weights = rate_model.best_weights(self.wanted, self.samples, within, steps, seen)
 
     def resize(self, steps: Callable[[float], float]) -> None:
         """Have the weights that the target needs; `steps` tells those of an attempt with so many.

@@ -15,7 +15,7 @@ from imgmlp.codec.bitstream.quantize import coded_bits, quantize
 from imgmlp.codec.mlp import float_render
 from imgmlp.codec.mlp.bit_allocation import Choice, log_sizes, settle, total_bits
 from imgmlp.codec.mlp.qat_step import Control, LearningStep
-from imgmlp.codec.training.replay import mean_loss
+from imgmlp.codec.training.replay import decibels, mean_loss
 from imgmlp.codec.training.run import Progress
 from imgmlp.codec.training.trainer import HOPELESS, Trainer, TrainerState
 
@@ -28,6 +28,12 @@ ROUNDED = 3.0  # times the learning rate once weights are rounded: it is near it
 EARLY = 0.25  # share of a run in which its length may still grow: the learning rate follows it
 LOOK = 100  # steps, at most, between looks
 CONTROL = 5  # looks between new prices
+RISING = 0.85  # of what the second half of the free steps brought, that the rest of a run brings
+SPARE = 0.5  # dB by which such a guess may be too high
+BY_BITS = 4.0  # dB that half the bits take from a network
+# Times the bits that a network gets to meet a quality, before noise begins and at its end, where it
+# hardly learns any more.
+FEWER, MORE, LAST = 0.75, 1.2, 1.08
 _START = 24.0, 64.0  # steps in the deviation of weights and of biases when noise begins
 
 
@@ -35,13 +41,16 @@ _START = 24.0, 64.0  # steps in the deviation of weights and of biases when nois
 class MlpTrainerState(TrainerState):
     wider: int = 1  # times the usual pixels in a step
     phase: int = 0  # 0 free, 1 noise, 2 rounding
+    budget: float = 0.0  # bits that it is to end with, as first given or changed since
+    halfway: float = 0.0  # dB after half of the free steps
     choices: list[list[int]] = field(default_factory=list)  # step, finer of each layer
 
 
 class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
     """One run of a LearningStep that ends with about so many bits: the price of one follows.
 
-    It fills the time up to the limit with up to `most` steps, if there turns out to be more.
+    It fills the time up to the limit with up to `most` steps, if there turns out to be more. With a
+    `goal`, in dB, it changes the bits to come near to that.
     """
 
     def __init__(
@@ -51,9 +60,11 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
         budget: float,
         limit: float | None = None,
         most: int = 0,
+        goal: float | None = None,
     ) -> None:
         super().__init__(step, state, max(1, min(LOOK, state.steps // 40)), limit)
-        self._budget, self._most = budget, most
+        state.budget = state.budget or budget
+        self._most, self._goal = most, goal
         self._steer()
 
     # --- what others may ask ---
@@ -72,13 +83,20 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
         """After the pause: have another step, which is where this one is, go on."""
         self.step, self.pause = step, None
 
+    def once_more(self, steps: int, missing: float, limit: float) -> None:
+        """After the end: have so many more steps, with bits for the dB that are missing."""
+        self._limit = limit
+        self.state.steps = self.done + steps
+        self._pay_for(missing, 1 / LAST, LAST)
+        self.fix_steps()
+
     # --- looks ---
 
     def _look(self, tell: Callable[[Progress], None] | None) -> bool:
         loss = mean_loss(float(self.step.smooth.item()), self.done) / self.step.counted
         if not loss < HOPELESS:
             return self._recover()
-        self._advance(self.done)
+        self._advance(self.done, decibels(loss))
         if self.done % (CONTROL * self.look) == 0:
             self._reprice()
             self._remember()
@@ -88,9 +106,15 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
             tell(self._progress(loss))
         return True
 
-    def _advance(self, done: int) -> None:
+    def _advance(self, done: int, reached: float) -> None:
         state, total = self.state, self.state.steps
-        if state.phase == 0 and done >= max(FREE * total, NOISY * total - NOISE):
+        free = max(FREE * total, NOISY * total - NOISE)
+        if state.phase == 0 and done <= free / 2:
+            state.halfway = reached
+        if state.phase == 0 and done >= free:
+            if self._goal is not None:
+                expected = reached + RISING * max(reached - state.halfway, 0.0)
+                self._pay_for(self._goal + SPARE - expected, FEWER, MORE)
             arrays = self.arrays()
             deviations = [float(np.sqrt(np.mean(a * a))) for a in arrays]
             widths = [_START[a.ndim == 1] for a in arrays]
@@ -107,11 +131,15 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
     def fix_steps(self) -> None:
         """Give every layer a step that exists; from here on weights are rounded."""
         wished = self.step.sizes.numpy()
-        choices = settle(self.arrays(), wished, self._budget)
+        choices = settle(self.arrays(), wished, self.state.budget)
         self.state.choices = [[c.step, c.finer] for c in choices]
         self.step.sizes.write(log_sizes(choices))
         self.state.phase = 2
         self._steer()
+
+    def _pay_for(self, missing: float, least: float, most: float) -> None:
+        """Change the bits by what brings so many dB."""
+        self.state.budget *= min(max(2 ** (missing / BY_BITS), least), most)
 
     def _draw(self, share: float) -> None:
         """Move weights a share of the way to the whole steps that they are rounded to.
@@ -130,7 +158,7 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
         if state.phase == 0:
             return
         self.step.weigh()
-        factor = (self._bits() / self._budget) ** 2
+        factor = (self._bits() / state.budget) ** 2
         state.multiply_price(factor, most=2.0 if state.phase == 1 else 1.25)
         self._steer()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,16 @@ from conftest import small_pixels
 from imgmlp.codec.bitstream.quantize import quantize
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.qat_step import LearningStep
-from imgmlp.codec.mlp.training_phases import ROUNDED, MlpTrainer, MlpTrainerState
+from imgmlp.codec.mlp.training_phases import (
+    FEWER,
+    LAST,
+    MORE,
+    RISING,
+    ROUNDED,
+    SPARE,
+    MlpTrainer,
+    MlpTrainerState,
+)
 from imgmlp.codec.training.checkpoint import Checkpoint, Snapshot
 from imgmlp.codec.training.replay import RETRIES
 from imgmlp.codec.training.run import Run
@@ -23,13 +33,13 @@ STEPS = 120
 BUDGET = 8 * 100.0
 
 
-def make(snapshot: Snapshot | None = None) -> MlpTrainer:
+def make(snapshot: Snapshot | None = None, goal: float | None = None) -> MlpTrainer:
     step = LearningStep(small_pixels(), Shape(3, 2, 6, 3), 0, open_device("numpy"))
     state = MlpTrainerState(STEPS, 1e-3)
     if snapshot is not None:
         step.restore(snapshot.arrays)
         state = MlpTrainerState(**json.loads(json.dumps(snapshot.values)))
-    return MlpTrainer(step, state, BUDGET)
+    return MlpTrainer(step, state, BUDGET, goal=goal)
 
 
 def outcome(trainer: MlpTrainer) -> tuple[dict[str, Any], dict[str, list[float]]]:
@@ -80,10 +90,36 @@ def test_a_long_run_is_noisy_for_some_steps_only() -> None:
     trainer = make()
     for steps, begins in ((120, 54), (10_000, 4_600), (60_000, 47_600)):
         trainer.state = MlpTrainerState(steps, 1e-3)
-        trainer._advance(begins - 1)
+        trainer._advance(begins - 1, 20.0)
         assert trainer.state.phase == 0
-        trainer._advance(begins)
+        trainer._advance(begins, 20.0)
         assert trainer.state.phase == 1
+
+
+def bits_for(goal: float) -> float:
+    """That a run pays for which has 18 dB after half of its free steps, and 20 after all."""
+    trainer = make(goal=goal)
+    for done, reached in ((27, 18.0), (54, 20.0)):
+        trainer._advance(done, reached)
+    return trainer.state.budget / BUDGET
+
+
+def test_bits_follow_from_the_quality_that_a_run_is_expected_to_end_with() -> None:
+    assert bits_for(20.0 + 2 * RISING - SPARE) == pytest.approx(1.0)
+    assert FEWER < bits_for(20.5) < 1.0
+    assert bits_for(10.0) == pytest.approx(FEWER)
+    assert bits_for(50.0) == pytest.approx(MORE)
+
+
+def test_once_more_a_run_ends_rounded_with_other_bits() -> None:
+    trainer = make(goal=20.0)
+    assert trainer.run(Run()) == "done"
+    before, bits = trainer.state.budget, trainer._bits()
+    trainer.once_more(20, -5.0, math.inf)
+    assert trainer.run(Run()) == "done"
+    assert int(trainer.step.count.item()) == STEPS + 20
+    assert trainer.state.budget == pytest.approx(before / LAST)
+    assert trainer._bits() < bits
 
 
 @pytest.mark.parametrize("stop", [1, 10, 54, 60, 71, 103, 110])
