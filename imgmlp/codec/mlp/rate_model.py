@@ -35,7 +35,7 @@ _SOME_WEIGHTS, _SOME_STEPS = 4_000.0, 4_000.0
 _BY_WEIGHTS, _BY_STEPS, _BY_DENSITY = 3.05, 1.91, 0.163
 _STEPS_FADING, _STEPS_BY_DENSITY, _BOTH = -0.156, 0.198, 0.133
 # dB that a network should have beyond a quality: fewer bits take these away, more bring little.
-MARGIN = 1.0
+TO_SPARE = 1.0
 FEW_STEPS = 2_000  # with fewer than these larger networks are no better
 _FINENESS = 8  # sizes that are compared for each doubling
 
@@ -147,7 +147,7 @@ def best_weights(
     sizes = [size for size in sizes if steps(size) >= FEW_STEPS] or sizes[:1]
     gives = {size: predicted(size, steps(size), samples, seen[-1]) for size in sizes}
     if wanted.kind == "psnr":
-        enough = (size for size in sizes if gives[size] >= wanted.value + MARGIN)
+        enough = (size for size in sizes if gives[size] >= wanted.value + TO_SPARE)
         return next(enough, max(sizes, key=lambda size: gives[size]))
 
     def cost(size: float) -> float:

@@ -8,7 +8,15 @@ from itertools import pairwise
 import pytest
 
 from imgmlp.codec.mlp import rate_model
-from imgmlp.codec.mlp.rate_model import Known
+from imgmlp.codec.mlp.rate_model import (
+    FEW_STEPS,
+    TO_SPARE,
+    Known,
+    Seen,
+    best_weights,
+    predicted,
+)
+from imgmlp.codec.training.target import Goal
 
 
 @pytest.mark.parametrize("weights", [400, 3_000, 22_000, 300_000])
@@ -83,3 +91,63 @@ def test_more_steps_bring_less_and_less() -> None:
     assert all(b > a for a, b in pairwise(gains))
     assert gains[1] < 2 < gains[-1] < 4
     assert rate_model.more_steps(-1.0, 3) == 0
+
+
+# --- in a limited time, by one short run ---
+
+PHOTO = 768 * 512
+WITHIN = 500.0, 100_000.0
+
+
+def steps(weights: float) -> float:
+    """That two cores take in some ten seconds."""
+    return 1e8 / weights
+
+
+def test_what_was_seen_is_what_is_predicted_for_the_same_run() -> None:
+    seen = Seen(5_643, 2_284, 18.94)
+    assert predicted(5_643, 2_284, PHOTO, seen) == pytest.approx(18.94)
+
+
+@pytest.mark.parametrize(
+    ("samples", "short", "weights", "length", "reached"),
+    [
+        (PHOTO, Seen(5_643, 2_284, 18.94), 14_563, 6_126, 21.31),  # kodim05
+        (PHOTO, Seen(5_643, 2_284, 26.34), 14_563, 6_126, 29.57),  # kodim23
+        (128**2, Seen(3_083, 2_284, 24.40), 3_083, 17_135, 26.52),  # a piece of kodim05
+        (128**2, Seen(3_083, 2_284, 29.34), 9_283, 6_126, 36.88),  # of kodim15
+    ],
+)
+def test_photographs_came_near_to_what_is_predicted(
+    samples: int, short: Seen, weights: float, length: float, reached: float
+) -> None:
+    assert predicted(weights, length, samples, short) == pytest.approx(reached, abs=1.6)
+
+
+def test_more_steps_and_no_change_of_the_weights_never_bring_less() -> None:
+    seen = Seen(5_643, 2_284, 18.94)
+    found = [predicted(5_643, 2.0**n, PHOTO, seen) for n in range(10, 20)]
+    assert found == sorted(found)
+
+
+def test_a_quality_has_the_fewest_weights_that_reach_it() -> None:
+    seen = [Seen(5_643, 2_284, 18.94)]
+    few = best_weights(Goal("psnr", 19), PHOTO, WITHIN, steps, seen)
+    more = best_weights(Goal("psnr", 20.5), PHOTO, WITHIN, steps, seen)
+    assert few < more
+    expected = predicted(more, steps(more), PHOTO, seen[0])
+    assert expected == pytest.approx(20.5 + TO_SPARE, abs=0.2)
+
+
+def test_a_quality_out_of_reach_has_the_best_network_rather_than_the_largest() -> None:
+    """The largest one would hardly be trained in the time that there is."""
+    seen = [Seen(5_643, 2_284, 18.94)]
+    found = best_weights(Goal("psnr", 40), PHOTO, WITHIN, steps, seen)
+    assert 5_643 < found < WITHIN[1] / 2
+    assert steps(found) >= FEW_STEPS
+
+
+def test_the_dearer_bits_are_the_fewer_weights_are_worth_them() -> None:
+    seen = [Seen(5_643, 2_284, 18.94)]
+    found = [best_weights(Goal("lambda", p), PHOTO, WITHIN, steps, seen) for p in (1e-3, 1e-2)]
+    assert found[0] > found[1]
