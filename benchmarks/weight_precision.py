@@ -29,7 +29,7 @@ ROWS = 8192  # pixels at once
 class FreeTrainer(MlpTrainer):
     """A run whose weights stay free: neither noise nor rounding begins."""
 
-    def _advance(self, done: int) -> None:
+    def _advance(self, done: int, reached: float) -> None:
         pass
 
 
