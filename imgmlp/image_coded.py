@@ -21,6 +21,7 @@ FREE = 2**20  # pixels of an AVIF of which nothing is asked
 ENLARGED = 4  # times the pixels that are coded; sound files have as many
 CANVAS = 2**24  # pixels of an animated WebP of which nothing is asked
 COVERED = 16  # times the pixels of its largest frame
+_PARTS = 8  # of a frame of a WebP, at most, in which its picture is looked for: the first or second
 _HEAD = 2**24  # bytes in which an AVIF is looked at
 _SEQUENCE = re.compile(rb"(?:mdat(?:.{8})?|\x12\0)\x0a([\x04-\x7f])", re.DOTALL)
 _ITEM = re.compile(rb"infe(?:\x02.{7}|\x03.{9})(av01|grid)", re.DOTALL)
@@ -136,7 +137,9 @@ def _inner(stream: BinaryIO) -> Iterator[tuple[bytes, int, bytes]]:
             yield chunk.kind, chunk.size, stream.read(10)
             continue
         at = stream.tell() + 16
-        while at < chunk.then and len(head := _read(stream, at)) >= 8:
+        for _ in range(_PARTS):
+            if at >= chunk.then or len(head := _read(stream, at)) < 8:
+                break
             size = int.from_bytes(head[4:8], "little")
             yield head[:4], size, head[8:]
             at += 8 + size + size % 2

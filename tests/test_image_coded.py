@@ -72,6 +72,14 @@ def test_what_the_head_of_a_frame_says_does_not_count(tmp_path: Path) -> None:
         assert "16383×16383 pixels, and holds a far smaller" in str(refusal(path))
 
 
+def test_a_frame_of_countless_parts_takes_no_time() -> None:
+    parts = b"abcd" + bytes(4)
+    body = bytes(16) + parts * 1000
+    frame = b"ANMF" + struct.pack("<I", len(body)) + body
+    data = b"RIFF" + struct.pack("<I", 4 + len(frame)) + b"WEBP" + frame
+    assert 0 < len(list(image_coded._inner(io.BytesIO(data)))) < 20
+
+
 @pytest.mark.parametrize("frames", [1, 2])
 def test_a_lossy_webp_of_too_few_bytes_is_refused_undecoded(
     frames: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

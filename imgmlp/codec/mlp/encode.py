@@ -127,7 +127,7 @@ class _Encoder:
         if trainer.state.phase < 2:  # it diverged, or was too short for looks
             trainer.fix_steps()
         if self._aims() and ended == "done":
-            self._approach(trainer)
+            ended = self._approach(trainer)
         found, first = self.rounding.best(trainer.arrays(), trainer.choices(), trainer.step.shape)
         self._learn(found, first)
         made = self._draft(found, trainer.state, seconds, ended == "diverged")
@@ -139,18 +139,22 @@ class _Encoder:
         limited = self.lengths.limit is not None and self.lengths.searched
         return limited and self.wanted.kind == "psnr"
 
-    def _approach(self, trainer: MlpTrainer) -> None:
+    def _approach(self, trainer: MlpTrainer) -> Ended:
         """Train a little more with other bits as long as the quality is not met."""
         steps, shape = math.ceil(PASS * trainer.state.steps), trainer.step.shape
+        ended: Ended = "done"
         for _ in range(PASSES):
             reached = self.rounding.reached(trainer.arrays(), trainer.choices(), shape)
             missing, seconds = self.wanted.value - reached, self.lengths.for_training(shape)
             fitting = int(seconds / self.lengths.pace(shape, trainer.state.wider))
             if abs(missing) <= TOLERANCE or abs(missing) > LITTLE or fitting < steps / 2:
-                return
+                break
             limit = time.perf_counter() + seconds
             trainer.once_more(min(steps, fitting), missing, limit)
-            self._run(trainer)
+            ended = self._run(trainer)
+            if ended != "done":
+                break
+        return ended
 
     def _note(self, program: str) -> None:
         """That it is compiled."""

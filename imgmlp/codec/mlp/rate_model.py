@@ -34,6 +34,7 @@ _POWER_OF_ERROR = math.log2(10) / 10  # by which halvings of the error go with d
 _SOME_WEIGHTS, _SOME_STEPS = 4_000.0, 4_000.0
 _BY_WEIGHTS, _BY_STEPS, _BY_DENSITY = 3.05, 1.91, 0.163
 _STEPS_FADING, _STEPS_BY_DENSITY, _BOTH = -0.156, 0.198, 0.133
+_SPARSE, _DENSE = -8.7, 1.2  # doublings of weights a pixel in these runs, beyond which none count
 # dB that a network should have beyond a quality: fewer bits take these away, more bring little.
 TO_SPARE = 1.0
 FEW_STEPS = 2_000  # with fewer than these larger networks are no better
@@ -114,11 +115,11 @@ class Seen:
 
 def _usual(weights: float, steps: float, samples: int) -> float:
     """dB of a picture, but for its own share."""
-    size, density = math.log2(weights / _SOME_WEIGHTS), math.log2(weights / samples)
+    size = math.log2(weights / _SOME_WEIGHTS)
+    density = min(max(math.log2(weights / samples), _SPARSE), _DENSE)
     slope = _BY_STEPS + _STEPS_BY_DENSITY * density + _BOTH * size
-    length = min(
-        math.log2(steps / _SOME_STEPS), -slope / (2 * _STEPS_FADING)
-    )  # more steps do no harm
+    enough = -slope / (2 * _STEPS_FADING)  # doublings of steps, beyond which none help
+    length = min(math.log2(steps / _SOME_STEPS), enough)
     by_steps = length * (slope + _STEPS_FADING * length)
     return _BY_WEIGHTS * size + _BY_DENSITY * density**2 + by_steps
 

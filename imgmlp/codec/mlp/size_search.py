@@ -19,7 +19,8 @@ PILOT_RATE = 0.3  # bits a pixel of the first short run's network
 LEAST = 500.0  # weights of it
 APART = 2  # doublings of weights between such networks
 PILOTS = 4  # two of one network, to see what more steps bring, and two of another
-BRIEF = 4_000.0  # weights of the first short run's where the time is limited: its steps are short
+# Weights of the first short run's where the time is limited, as its steps are short then; and runs.
+BRIEF, BRIEF_PILOTS = 4_000.0, 2
 FAR, FARTHEST = 1.5, 3.0  # doublings of weights about which a short run says little, and nothing
 MARGIN = 0.1  # dB more than wanted that training aims at, as taking some away is easy
 SPARE = 1.25  # times the weights that a network may have which was seen to have a quality
@@ -82,7 +83,7 @@ class SizeSearch:
         if not self.pilots:
             return False
         near = math.log2(self.pilots[0][0] / self.weights) < FAR
-        return near or len(self.pilots) == PILOTS / 2
+        return near or len(self.pilots) == BRIEF_PILOTS
 
     def foresee(self, steps: Callable[[float], float]) -> None:
         """Have the weights that are best in a limited time, of which `steps` tells the runs."""

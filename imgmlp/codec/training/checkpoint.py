@@ -172,11 +172,20 @@ def others(target: Path, own: Checkpoint) -> str | None:
 
 
 def remove_stale(target: Path) -> None:
-    """Remove what runs for a file left, once nobody has gone on with it for long."""
+    """Remove what runs for a file left, once nobody has gone on with it for long, or has written
+    another file in its place."""
     for path in left_beside(target):
         with contextlib.suppress(OSError):  # what is left is ignored by any other run
-            if path.stat().st_mtime < time.time() - STALE_AFTER:
+            old = path.stat().st_mtime < time.time() - STALE_AFTER
+            if old or _is_replaced(path, target):
                 path.unlink(missing_ok=True)
+
+
+def _is_replaced(path: Path, target: Path) -> bool:
+    """Whether a checkpoint only says what a file was that is another one by now."""
+    snapshot = _read(path, only=_FINISHED)
+    finished = None if snapshot is None else snapshot.finished()
+    return finished is not None and finished[0] != target.read_bytes()
 
 
 def _read(path: Path, only: str | None = None) -> Snapshot | None:

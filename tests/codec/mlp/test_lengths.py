@@ -142,8 +142,13 @@ def test_a_limited_run_that_ends_near_its_quality_goes_on_with_other_bits(
         choices=list,
         once_more=lambda _steps, lacking, _limit: tried.append(lacking),
     )
-    encoder._approach(trainer)
+    assert encoder._approach(trainer) == "done"
     assert tried == pytest.approx(missing)
+    if missing:
+        left = iter(reached)
+        monkeypatch.setattr(_Encoder, "_run", lambda *_: "diverged")
+        assert encoder._approach(trainer) == "diverged"
+        assert tried == pytest.approx([*missing, missing[0]])
 
 
 @pytest.mark.parametrize("searched", [False, True])

@@ -130,6 +130,20 @@ def test_more_steps_and_no_change_of_the_weights_never_bring_less() -> None:
     assert found == sorted(found)
 
 
+@pytest.mark.parametrize("samples", [64**2, 128**2, PHOTO, 2**21, 2**23, 24 * 10**6, 2**28])
+def test_larger_networks_and_longer_runs_are_never_foreseen_to_be_worse(samples: int) -> None:
+    """Of pictures far larger and smaller than those that were measured as well."""
+    seen = Seen(4_267, 1_000, 20.0)
+    sizes = [500 * 2 ** (n / 2) for n in range(17)]
+    by_size = [predicted(size, 10_000, samples, seen) for size in sizes]
+    assert by_size == sorted(by_size)
+    for size in sizes:
+        by_steps = [predicted(size, 10.0 * 2**n, samples, seen) for n in range(15)]
+        assert by_steps == sorted(by_steps), size
+    found = best_weights(Goal("psnr", 24), samples, (500, 100_000), lambda w: 1e9 / w, [seen])
+    assert found > 1_500
+
+
 def test_a_quality_has_the_fewest_weights_that_reach_it() -> None:
     seen = [Seen(5_643, 2_284, 18.94)]
     few = best_weights(Goal("psnr", 19), PHOTO, WITHIN, steps, seen)

@@ -93,6 +93,22 @@ def test_others_are_removed_when_they_are_old(saved: Checkpoint, tmp_path: Path)
         assert other.path.exists() == left
 
 
+def test_what_a_file_was_is_forgotten_once_it_is_another_one(
+    saved: Checkpoint, tmp_path: Path
+) -> None:
+    target = tmp_path / "a.imlp"
+    target.write_bytes(b"new")
+    keys = {b"old": "1" * 64, b"new": "2" * 64}
+    for data, key in keys.items():
+        own = Checkpoint(checkpoint.beside(target, key), key)
+        own.save(Snapshot.of_finished(data, {}))
+    running = Checkpoint(checkpoint.beside(target, OTHER), OTHER)
+    running.save(Snapshot({}, {}))
+    saved.remove(target)
+    left = checkpoint.left_beside(target)
+    assert left == sorted([checkpoint.beside(target, keys[b"new"]), running.path])
+
+
 def test_it_knows_whether_something_else_wrote_since(saved: Checkpoint, tmp_path: Path) -> None:
     output = tmp_path / "a.npz"
     assert not saved.is_older_than(output)
