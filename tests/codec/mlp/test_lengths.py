@@ -215,7 +215,8 @@ def test_after_training_for_a_time_nothing_more_is_compiled(
     monkeypatch.setattr(CompileTimes, "expected", lambda *_: 5.0)
     limited = Workload(1, seconds=3)
     found = encode(Picture(small_pixels()), wanted, limited, open_device("numpy"))
-    assert happened == ["compiled", "trained"]
+    assert happened[0] == "compiled"
+    assert set(happened[1:]) == {"trained"}  # a quality may be sought once more
     monkeypatch.undo()
     assert (
         decoder.decode(container.parse(found.bytes), open_device("numpy")) == found.pixels
