@@ -20,7 +20,7 @@ from imgmlp.codec.mlp.estimate import (
 )
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.qat_step import BATCH
-from imgmlp.codec.mlp.rounding_search import FINE, Rounding, paid_weights
+from imgmlp.codec.mlp.rounding_search import FINE, TRIED, Rounding, paid_weights
 from imgmlp.codec.mlp.size_search import (
     BRIEF,
     LEAST,
@@ -48,6 +48,7 @@ FIRST: dict[Kind, float] = {"bytes": 1.0, "lambda": 1.0, "psnr": 0.88}
 HURRY = 20.0  # seconds of a limit, from which on there is time to compile for short runs
 MOST_SHORT = 0.5  # of a limit, after which no other short run begins
 FEWER = 0.6  # of the steps that an attempt should have, at least, for which it is begun
+DECODED = 0.5  # of what a step takes for a pixel, what decoding takes, about
 TRIALS = 8  # times that files are decoded to choose one of a quality, as a rule
 WITHIN = 1.5  # doublings of the usual number of weights within which a first short run's are
 
@@ -216,7 +217,9 @@ class Lengths:
     def fitting(self, weights: float) -> float:
         """The same in a limited time, by what steps take that were tried."""
         pace = self._likely_pace(self.sizes.shape_of(weights))
-        return min(MAIN * self._left() / pace, STEPS)
+        check = DECODED * pace * self.samples / BATCH
+        seconds = self._left() - (self._checks() + TRIED) * check
+        return min(max(MAIN * seconds / pace, 1.0), STEPS)
 
     def fits(self) -> bool:
         """Whether there is time for an attempt with the network that is wanted."""
@@ -243,7 +246,11 @@ class Lengths:
 
     def _settling(self, shape: Shape) -> float:
         """Seconds that choosing and checking a file take once a network is trained."""
-        return (CHECKS + TRIALS * (self.wanted.kind == "psnr")) * self._checking(shape)
+        return self._checks() * self._checking(shape)
+
+    def _checks(self) -> int:
+        """Times that files are decoded then."""
+        return CHECKS + TRIALS * (self.wanted.kind == "psnr")
 
     def _checking(self, shape: Shape) -> float:
         """Seconds that a check of a file takes; what it needs is compiled if it is not yet."""

@@ -181,6 +181,22 @@ def test_a_limited_run_that_was_stopped_keeps_its_number_of_steps(
     assert (kept.steps, kept.wider) == (given.steps, given.wider)
 
 
+def test_a_network_whose_checks_take_the_time_that_is_left_has_no_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a picture of 8 megapixels in 20 seconds a large one was trained for one."""
+    monkeypatch.setattr("time.perf_counter", lambda: 100.0)
+    monkeypatch.setattr(Lengths, "_likely_pace", lambda _, shape: 1e-7 * shape.parameters)
+    arguments = Picture(small_pixels()), Goal("lambda", 1e-3), Workload(goals.STEPS, seconds=20)
+    lengths = _Encoder(*arguments, open_device("numpy"), Run(began=100.0)).lengths
+    small = [lengths.fitting(weights) for weights in (500, 5_000, 50_000)]
+    lengths.samples = 8 * 10**6
+    large = [lengths.fitting(weights) for weights in (500, 5_000, 50_000)]
+    assert large[0] > 0.9 * small[0]
+    assert 2_000 < large[1] < 0.9 * small[1]
+    assert large[2] == 1 < small[2]
+
+
 def test_where_short_runs_would_come_too_late_the_guessed_size_is_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
