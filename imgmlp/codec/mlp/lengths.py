@@ -21,13 +21,7 @@ from imgmlp.codec.mlp.estimate import (
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.qat_step import BATCH
 from imgmlp.codec.mlp.rounding_search import FINE, TRIED, Rounding, paid_weights
-from imgmlp.codec.mlp.size_search import (
-    BRIEF,
-    LEAST,
-    PILOT_RATE,
-    SizeSearch,
-    pilot_weights,
-)
+from imgmlp.codec.mlp.size_search import BRIEF, LEAST, PILOT_RATE, SizeSearch, pilot_weights
 from imgmlp.codec.mlp.training_phases import MlpTrainer, MlpTrainerState
 from imgmlp.codec.training.compile_times import CompileTimes
 from imgmlp.codec.training.pace import usual_speed

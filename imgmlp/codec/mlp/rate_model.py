@@ -135,7 +135,7 @@ def best_weights(
     samples: int,
     within: tuple[float, float],
     steps: Callable[[float], float],
-    seen: Sequence[Seen],
+    seen: Seen,
 ) -> float:
     """How many weights are best for a target, if `steps` tells for how long they can be trained.
 
@@ -146,13 +146,13 @@ def best_weights(
     count = max(1, math.ceil(_FINENESS * math.log2(most / least)))
     sizes: list[float] = [least * (most / least) ** (n / count) for n in range(count + 1)]
     sizes = [size for size in sizes if steps(size) >= FEW_STEPS] or sizes[:1]
-    gives = {size: predicted(size, steps(size), samples, seen[-1]) for size in sizes}
+    gives = {size: predicted(size, steps(size), samples, seen) for size in sizes}
     if wanted.kind == "psnr":
         enough = (size for size in sizes if gives[size] >= wanted.value + TO_SPARE)
         return next(enough, max(sizes, key=lambda size: gives[size]))
 
     def cost(size: float) -> float:
-        return math.exp(-math.log(10) / 10 * gives[size]) + wanted.value * BITS * size / samples
+        return 10 ** (-gives[size] / 10) + wanted.value * BITS * size / samples
 
     return min(sizes, key=cost)
 

@@ -88,8 +88,8 @@ class SizeSearch:
     def foresee(self, steps: Callable[[float], float]) -> None:
         """Have the weights that are best in a limited time, of which `steps` tells the runs."""
         within = float(self.shape_of(1.0).parameters), self.most
-        seen = [Seen(*pilot) for pilot in self.pilots]
-        self.weights = rate_model.best_weights(self.wanted, self.samples, within, steps, seen)
+        last = Seen(*self.pilots[-1])
+        self.weights = rate_model.best_weights(self.wanted, self.samples, within, steps, last)
 
     def resize(self, steps: Callable[[float], float]) -> None:
         """Have the weights that the target needs; `steps` tells those of an attempt with so many.

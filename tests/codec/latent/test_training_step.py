@@ -685,12 +685,19 @@ def test_what_no_step_reaches_is_the_end_of_32_bits_and_nan_is_0() -> None:
     assert found == [0, ends.max, ends.min, ends.max, 6, 0]
 
 
-def test_networks_that_exploded_harden_from_what_the_search_made_of_them() -> None:
+@pytest.mark.parametrize("ample", [10, 11])
+def test_networks_that_exploded_harden_from_what_the_search_made_of_them(
+    ample: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardening, "AMPLE", ample)
     step = LatentStep(picture(), 1, open_device("numpy"), **STARTED)
     step.flat.write(np.full(step.flat.shape, 1e6, np.float32))
     search, grids = Search(step), grids_of(step)
-    found = search.hardened(search.run(1e-3), 1e-3, 10)
+    networks = search.run(1e-3)
+    monkeypatch.setattr(step, "judge", lambda _: (math.inf, math.inf))
+    found = search.hardened(networks, 1e-3, 10)
     LatentModel(step.shape, grids, found)  # which checks all bounds
+    assert math.isfinite(search._cost(found, 1e-3))
 
 
 @pytest.mark.parametrize("sizes", [STARTED, {"hidden": 32, "entropy": 24, "start": 5}])

@@ -140,28 +140,28 @@ def test_larger_networks_and_longer_runs_are_never_foreseen_to_be_worse(samples:
     for size in sizes:
         by_steps = [predicted(size, 10.0 * 2**n, samples, seen) for n in range(15)]
         assert by_steps == sorted(by_steps), size
-    found = best_weights(Goal("psnr", 24), samples, (500, 100_000), lambda w: 1e9 / w, [seen])
+    found = best_weights(Goal("psnr", 24), samples, (500, 100_000), lambda w: 1e9 / w, seen)
     assert found > 1_500
 
 
 def test_a_quality_has_the_fewest_weights_that_reach_it() -> None:
-    seen = [Seen(5_643, 2_284, 18.94)]
+    seen = Seen(5_643, 2_284, 18.94)
     few = best_weights(Goal("psnr", 19), PHOTO, WITHIN, steps, seen)
     more = best_weights(Goal("psnr", 20.5), PHOTO, WITHIN, steps, seen)
     assert few < more
-    expected = predicted(more, steps(more), PHOTO, seen[0])
+    expected = predicted(more, steps(more), PHOTO, seen)
     assert expected == pytest.approx(20.5 + TO_SPARE, abs=0.2)
 
 
 def test_a_quality_out_of_reach_has_the_best_network_rather_than_the_largest() -> None:
     """The largest one would hardly be trained in the time that there is."""
-    seen = [Seen(5_643, 2_284, 18.94)]
+    seen = Seen(5_643, 2_284, 18.94)
     found = best_weights(Goal("psnr", 40), PHOTO, WITHIN, steps, seen)
     assert 5_643 < found < WITHIN[1] / 2
     assert steps(found) >= FEW_STEPS
 
 
 def test_the_dearer_bits_are_the_fewer_weights_are_worth_them() -> None:
-    seen = [Seen(5_643, 2_284, 18.94)]
+    seen = Seen(5_643, 2_284, 18.94)
     found = [best_weights(Goal("lambda", p), PHOTO, WITHIN, steps, seen) for p in (1e-3, 1e-2)]
     assert found[0] > found[1]

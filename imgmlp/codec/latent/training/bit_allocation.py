@@ -121,7 +121,10 @@ class Search:
         """The steps with the least D + lambda R if hardening leaves as much of what rounding costs
         as it usually does."""
         now, (error, rate) = self.exponents, self.step.judge(floats)
-        self._counts, self._free = hardening.LEFT, error * self.step.counted + price * rate
+        free = error * self.step.counted + price * rate
+        if not math.isfinite(free):  # of networks that exploded, beside which nothing compares
+            return now
+        self._counts, self._free = hardening.LEFT, free
         try:
             self.run(price, rounds=3)
             return self.exponents
