@@ -471,6 +471,15 @@ def test_the_document_is_enough_to_decode_a_file(size: tuple[int, int], channels
         assert reference.picture(file_of(model)) == decoded.tolist()
 
 
+def test_pixels_are_the_same_however_many_go_through_the_layers_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = small_latent_model()
+    whole = synthesize(model, open_device("numpy"))
+    monkeypatch.setattr("imgmlp.codec.latent.synthesis._AT_ONCE", 37)  # which divides nothing
+    np.testing.assert_array_equal(synthesize(model, open_device("numpy")), whole, strict=True)
+
+
 @pytest.mark.parametrize("size", [(33, 5), (2, 70), (21, 45)])
 @pytest.mark.parametrize("started", [False, True])
 def test_the_document_is_enough_to_decode_hyperlatents(
