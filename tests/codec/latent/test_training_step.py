@@ -37,7 +37,7 @@ from imgmlp.codec.latent.training.windows import WindowedStep
 from imgmlp.codec.training.perceptron import Activation
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.trainer import CHEAPEST
-from imgmlp.engine import Tensor, compile, open_device
+from imgmlp.engine import AnyDevice, Tensor, compile, open_device
 from imgmlp.engine.ir.kernel import Block
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.runtime.program_cache import identify
@@ -783,6 +783,25 @@ def test_weights_of_hyperlatents_begin_where_they_tell_something_and_are_coded_a
     step.steer(Control(1e-3))
     step.run(3)
     assert all(grid.all() for grid in step.grids()[step.levels :])
+
+
+@pytest.mark.parametrize("apart", [1, 3])
+def test_every_second_step_sees_the_noise_before_it_with_the_other_sign(
+    device: AnyDevice, apart: int
+) -> None:
+    step = LatentStep(picture(), 1, device)
+    step.steer(Control(1e-3, latents=0.0, networks=0.0, apart=apart))
+
+    def at(count: int) -> np.ndarray:
+        step.count.write(np.uint32(count))
+        return step._quantised()[0].numpy()
+
+    first, second, third = (at(turn * apart) for turn in range(3))
+    assert np.abs(first).max() > 0.1
+    assert np.allclose(second, -first, atol=1e-6)  # as latents are 0 and soft rounding is odd
+    alike = np.isclose(np.abs(third), np.abs(first), rtol=1e-3)[first != 0]
+    assert alike.mean() < 0.05
+    assert np.array_equal(at(apart - 1), first)
 
 
 def test_a_run_that_stopped_goes_on_bit_for_bit() -> None:

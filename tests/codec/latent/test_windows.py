@@ -218,6 +218,16 @@ def test_networks_move_less_with_each_of_many_windows_the_longer_a_run_is() -> N
     assert step.control.numpy()[5] == pytest.approx(1e-2 / 12**0.5)
 
 
+def test_steps_of_a_window_are_as_many_of_the_program_apart_as_there_are_windows() -> None:
+    """Or one, where a window takes some of them before the next one's turn."""
+    step = WindowedStep(picture(130, 200), 0, open_device("numpy"), **STARTED, window=WINDOW)
+    for together, apart in ((1, 12), (8, 1)):
+        step.together = together
+        step.steer(Control(1e-3))
+        step._enter(step.windows[0])
+        assert step.control.numpy()[12] == apart
+
+
 def test_another_pass_shares_as_the_first_one_did(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever its own length is; and a run that its limit ended before a step was whole."""
     steered: list[Control] = []

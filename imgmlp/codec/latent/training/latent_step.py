@@ -95,9 +95,10 @@ class Control:
     networks: float = 1e-2  # learning rate
     rounding: bool = False
     shared: float = 1 / 3  # the power of how many windows there are by which networks' rate is less
+    apart: int = 1  # steps of the program from one of a latent to its next
 
     def array(self, channels: int, pixels: int, weights: float) -> Array:
-        """float32 [12], as the device wants it, of a step of so many pixels and samples of each,
+        """float32 [13], as the device wants it, of a step of so many pixels and samples of each,
         where bits of weights cost so many times lambda.
         """
         t = self.temperature
@@ -106,7 +107,8 @@ class Control:
         scale = min(max(SCALED / max(self.price, 1e-9), 1.0), MOST_SCALED * channels)
         rates = [self.latents, self.networks, self.price, float(self.rounding), scale]
         larger = max(MEANT / max(self.price, 1e-9), 1.0)
-        return np.array([*soft, *rates, CLIP * pixels, weights, larger], np.float32)
+        last = CLIP * pixels, weights, larger, self.apart
+        return np.array([*soft, *rates, *last], np.float32)
 
 
 class LatentStep(Resumable):
@@ -154,7 +156,7 @@ class LatentStep(Resumable):
         empty = np.zeros((plane.rows, plane.pitch), np.float32)
         self.latents = Tensor(empty, device, name="latents")  # all grids, as they lie in the plane
         self.candidate = Tensor(flat, device, name="candidate")  # to be judged
-        self.control = Tensor(np.zeros(12, np.float32), device, name="control")
+        self.control = Tensor(Control(0.0).array(1, 1, 0.0), device, name="control")
         alpha = np.arange(self.channels) == self.channels - 1
         self.is_alpha = Tensor(alpha.astype(np.float32), device, name="alpha")
         self.count = Tensor(np.uint32(0), device, name="count")
@@ -302,12 +304,18 @@ class LatentStep(Resumable):
         return visible.maximum(self.is_alpha.reshape(-1, 1)) * inside
 
     def _quantised(self) -> tuple[Tensor, Tensor]:
-        """The plane of grids as the networks see it, and the slopes of that."""
+        """The plane of grids as the networks see it, and the slopes of that.
+
+        Every second step of a latent sees the noise of the one before with the other sign, so that
+        what gradients owe to it cancels as far as it is linear.
+        """
         values = self.latents
         inverse, spread, share, amount = (self.control[n] for n in range(4))
         rounding = self.control[7]
-        bits = Tensor.random_bits(values.shape, (self.seed, self.count))
-        noise = operations.noise(bits, share) * amount
+        turn = self.count // self.control[12].cast(dtype.u32)
+        bits = Tensor.random_bits(values.shape, (self.seed, turn // 2))
+        sign = 1.0 - (turn % 2).cast(dtype.f32) * 2.0
+        noise = operations.noise(bits, share) * (amount * sign)
         once, first = operations.soft_round(values, inverse, spread)
         twice, second = operations.soft_round(once + noise, inverse, spread)
         seen = twice + (operations.nearest(values) - twice) * rounding

@@ -246,7 +246,8 @@ class WindowedStep(WindowStep):
 
     def steer(self, control: Control) -> None:
         slower = len(self.windows) ** control.shared  # as networks move with every window
-        self._control = replace(control, networks=control.networks / slower)
+        apart = len(self.windows) if self.together == 1 else 1
+        self._control = replace(control, networks=control.networks / slower, apart=apart)
 
     # --- from and to the host ---
 
