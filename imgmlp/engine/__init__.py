@@ -19,6 +19,7 @@ from imgmlp.engine.frontend import nn, optim
 from imgmlp.engine.frontend.control import cond, loop
 from imgmlp.engine.frontend.device_check import Finding, check_device, missing_drivers
 from imgmlp.engine.frontend.function import Context, Function
+from imgmlp.engine.frontend.pages import Pages
 from imgmlp.engine.frontend.raw_kernel import RawKernel, compare
 from imgmlp.engine.frontend.tensor import Tensor
 from imgmlp.engine.frontend.tracing import compile
@@ -39,6 +40,7 @@ __all__ = [
     "Function",
     "Need",
     "NumpyDevice",
+    "Pages",
     "Precision",
     "Program",
     "RawKernel",

@@ -169,13 +169,13 @@ class KernelHandle:
 
 @dataclass(eq=False, slots=True)
 class Launch:
-    """A kernel with its arguments, global and local size set once, to be enqueued many times."""
+    """A kernel with its arguments, global and local size, to be enqueued many times."""
 
     handle: KernelHandle
     kernel: Any
     global_size: tuple[int, ...]
     local_size: tuple[int, ...] | None
-    _kept: object  # OpenCL does not retain the buffers that are set as arguments
+    kept: list[object]  # its arguments: OpenCL does not retain the buffers among them
     compiled: bool = False  # set once its machine code is known to exist
 
 

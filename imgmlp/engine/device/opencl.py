@@ -284,7 +284,13 @@ class Device(HostCopies):
             raise driver_errors.fault(f"{what}, {len(args)} were given")
         with _running(f"setting the arguments of {kernel.name}"):
             own.set_args(*(a.handle if isinstance(a, Allocation) else a for a in args))
-        return Launch(kernel, own, global_size, local_size, tuple(args))
+        return Launch(kernel, own, global_size, local_size, list(args))
+
+    def bind_again(self, launch: Launch, number: int, allocation: Allocation) -> None:
+        """Set one argument anew, for what is enqueued from now on."""
+        with _running(f"setting an argument of {launch.handle.name}"):
+            launch.kernel.set_arg(number, allocation.handle)
+        launch.kept[number] = allocation
 
     def launch_all(self, launches: Sequence[Launch]) -> None:
         """Enqueue launches in order and return at once."""

@@ -85,6 +85,7 @@ class Program:
             self.launches = self._bind(device)
             self.sequence = [self.launches[i] for i in self.executable.order]
             self._several = {1: self.launches}  # by steps that they do, if they can do several
+            self._memory = [b.data for b in self._identity[1]]  # that these are bound to
         depth = debug.level()
         self._show_times = depth > 0
         self._checks = self._index_checks() if depth and checked else None
@@ -252,6 +253,22 @@ class Program:
             launches.append(device.bind(self._handles[call.function], args, *sizes))
         return launches
 
+    def _follow(self, device: Device) -> None:
+        """Have the launches take what the Buffers have by now: another page may have its turn."""
+        now = [b.data for b in self._identity[1]]
+        moved = {
+            n for n, (old, new) in enumerate(zip(self._memory, now, strict=True)) if old is not new
+        }
+        if not moved:
+            return
+        for launches in self._several.values():
+            for call, launch in zip(self.executable.calls, launches, strict=True):
+                before = 2 if call.turns else 0
+                for number, n in enumerate(call.arguments, before):
+                    if n in moved:
+                        device.bind_again(launch, number, now[n])
+        self._memory = now
+
     def _turns(self, device: Device) -> Allocation:
         """What work-groups that stay count in: zero between two launches."""
         if self._counted is None:
@@ -296,6 +313,7 @@ class Program:
             for _ in range(times):
                 self._interpret(self.device.form)
             return
+        self._follow(self.device)
         if self._show_times and times:
             self._show_times = False
             measured = self._time_once(self.device)

@@ -1,10 +1,10 @@
-"""A large picture, trained window by window: memory on the device is that of one window.
+"""A large picture, trained window by window: intermediates on the device are those of one window.
 
-A step is a step of every window once, in an order of its own. Latents and their moments are the
-host's; a window has its own, which it moves, and as many of every grid around them as contexts,
-upsampling and convolutions see, which stand still meanwhile. So what windows together are judged
-by is what the whole picture would be. Networks and their moments stay on the device and move with
-every window.
+A step is a step of every window once, in an order of its own. Latents are the host's; a window has
+its own, which it moves, and as many of every grid around them as contexts, upsampling and
+convolutions see, which stand still meanwhile. So what windows together are judged by is what the
+whole picture would be. Networks and their moments stay on the device and move with every window;
+moments of latents, samples, and what tells where the picture ends are pages there, one a window.
 
 Which pictures are trained so, and how long, is rooms.py's matter.
 """
@@ -22,15 +22,16 @@ import numpy as np
 from imgmlp.codec.latent.plane import Extent, Plane, Span
 from imgmlp.codec.latent.training.latent_step import Control, LatentStep, Part
 from imgmlp.codec.latent.training.rooms import is_gpu, window_size
-from imgmlp.engine import AnyDevice, Feeder, Receiver, Tensor
+from imgmlp.engine import AnyDevice, Feeder, Pages, Receiver, Tensor
 from imgmlp.image import counted
 
 Array = np.ndarray[Any, Any]
 
 HALO = 4  # values of every grid that what a window's own pixels need lies in
 JUDGED = 2**19  # pixels by which networks are judged, about: some windows stand for all
+MOMENTS = "first", "second"  # names of Adam's
 TOGETHER = 8  # steps of a window there before it is another one's turn
-KEPT = 1 << 20  # pixels of a picture, at most, whose windows are kept as the device has them
+KEPT = 1 << 20  # pixels of a picture, at most, whose samples stay on the device
 
 
 class WindowStep(LatentStep):
@@ -76,17 +77,17 @@ class WindowedStep(WindowStep):
         self.windows = self._all()
         self._judges = self._some()
         self._grids = [np.zeros(size, np.float32) for size in self.shape.grids]
-        self._moments = [[np.zeros_like(grid) for grid in self._grids] for _ in range(2)]
+        self._moments = self._own_moments()
         self._corrections = [np.zeros((), np.float32)] * 2
         self._steps, self._turn = 0, 0  # steps of all windows, and windows of the one not done yet
         self._replaced: list[Array] = []  # latents of the last of these, as they were before
         self._found, self._last = np.zeros(2), np.zeros(2)  # error and bits of it, of the last step
         self._control = Control(0.0)
-        self._answers: list[float] = []  # that nobody has taken yet
-        self._frames: dict[tuple[Any, ...], list[Array]] = {}  # which few windows differ in
-        self._targets: dict[Span, Array] = {}  # of windows, by their corners
-        self._sent = self.extent.frame  # the one that the device has
+        # Pages of the framing, in which few windows differ, and of the target, by windows' corners.
+        self._framings, self._frames = [Pages(t) for t in self.framing], {self.extent.frame: 0}
+        self._targets, self._corners = Pages(self.target), dict[Span, int]()
         self._feeders: dict[Tensor, Feeder] = {}
+        self._told = np.zeros(0, np.float32)  # the control that the device has
 
     # --- the windows ---
 
@@ -104,32 +105,52 @@ class WindowedStep(WindowStep):
         before = np.cumsum([0, *(self.windows[n].pixels for n in order)])[:-1]
         return [self.windows[n] for n in sorted(order[before < JUDGED].tolist())]
 
+    def _own_moments(self) -> list[Pages]:
+        """Of latents, one after the other: page 0 for what shall leave no trace, then windows'."""
+        first, second, *_ = self.adam_latents.state()
+        found, nothing = [Pages(first), Pages(second)], np.zeros(first.shape, np.float32)
+        for pages in found:
+            for _ in self.windows:
+                pages.add(nothing)
+        return found
+
     def _enter(self, extent: Extent) -> None:
         """Have a window's latents and pixels on the device, and what of them counts."""
-        self._send(extent, self._target(extent))
+        self._turn_moments(0)
+        self._turn_frame(extent)
+        self._turn_target(extent)
         self._move_to(extent)
 
-    def _send(self, extent: Extent, target: Array | None, moments: Sequence[Array] = ()) -> None:
-        """Begin to write what other windows do not change; the device may be busy with one."""
-        first, second, *_ = self.adam_latents.state()
-        if target is not None:
-            self._give(self.target, target)
-        for tensor, value in zip((first, second), moments, strict=False):
-            self._give(tensor, value)
-        if extent.frame == self._sent:
-            return
+    def _turn_moments(self, number: int) -> None:
+        for pages in self._moments:
+            pages.turn(number)
+
+    def _turn_frame(self, extent: Extent) -> None:
         if extent.frame not in self._frames:
-            self._frames[extent.frame] = _framed(extent)
-        for tensor, value in zip(self.framing, self._frames[extent.frame], strict=True):
-            self._give(tensor, value)
-        self._sent = extent.frame
+            values = zip(self._framings, _framed(extent), strict=True)
+            self._frames[extent.frame], _ = (pages.add(value) for pages, value in values)
+        for pages in self._framings:
+            pages.turn(self._frames[extent.frame])
+
+    def _turn_target(self, extent: Extent) -> None:
+        """To the page of the window's samples, some 14 bytes for three of them; large pictures have
+        one for all windows."""
+        if self.pixels > KEPT:
+            self._give(self.target, extent.target(self._picture))
+            return
+        if extent.corner not in self._corners:
+            self._corners[extent.corner] = self._targets.add(extent.target(self._picture))
+        self._targets.turn(self._corners[extent.corner])
 
     def _move_to(self, extent: Extent) -> None:
-        """Write the rest, once the windows before it have left."""
+        """Write what windows before this one may have changed, once these have left."""
         self.extent = extent
         self._give(self.latents, extent.gathered(self._grids, HALO))
         weights = self.weights * extent.pixels / self.pixels  # whose bits are the whole picture's
-        self._give(self.control, self._control.array(self.channels, extent.pixels, weights))
+        control = self._control.array(self.channels, extent.pixels, weights)
+        if not np.array_equal(control, self._told):
+            self._give(self.control, control)
+            self._told = control
 
     def _give(self, tensor: Tensor, value: Array) -> None:
         """Write a Tensor; without waiting, if the step reads it."""
@@ -140,11 +161,10 @@ class WindowedStep(WindowStep):
             self._feeders[tensor] = Feeder(self.program, tensor)
         self._feeders[tensor].send(value)
 
-    def _leave(self, extent: Extent, arrays: Sequence[Array]) -> None:
-        """Have on the host what a window's latents and moments are by now."""
+    def _leave(self, extent: Extent, latents: Array) -> None:
+        """Have on the host what a window's latents are by now."""
         self._replaced = [values.copy() for values in extent.cut(self._grids)]
-        for array, grids in zip(arrays, (self._grids, *self._moments), strict=True):
-            _put(extent.cut(grids), extent.parts(array))
+        _put(extent.cut(self._grids), extent.parts(latents))
 
     # --- the step ---
 
@@ -154,17 +174,17 @@ class WindowedStep(WindowStep):
 
     def run(self, count: int, enough: Callable[[], bool] = lambda: False) -> bool:
         generator = np.random.Generator(np.random.PCG64([self.seed, self._steps]))
-        order = [self.windows[n] for n in generator.permutation(len(self.windows))]
-        extent: Extent | None = self._first(order, count)
-        while extent is not None:
+        order = generator.permutation(len(self.windows)).tolist()
+        window: int | None = self._first(order, count)
+        while window is not None:
             after = None
             if self._turn + 1 < len(order) and not enough():  # while the device is busy
                 after = order[self._turn + 1]
                 self._begin(after, count)
-            arrays, figures = self._end()
-            self._leave(extent, arrays)
+            latents, figures = self._end()
+            self._leave(self.windows[window], latents)
             self._found, self._turn = self._found + figures, self._turn + 1
-            extent = after
+            window = after
         if self._turn < len(order):
             return False
         self._corrections = [tensor.numpy() for tensor in self.adam_latents.corrections]
@@ -172,59 +192,48 @@ class WindowedStep(WindowStep):
         self._last, self._found = self._found, np.zeros(2)
         return True
 
-    def _first(self, order: Sequence[Extent], count: int) -> Extent:
+    def _first(self, order: Sequence[int], count: int) -> int:
         """The window that a step goes on with, which begins as it would have after the others.
 
         Each begins while the one before is on the device, and so sees of that one's latents what
         they were before.
         """
-        extent = order[self._turn]
+        window = order[self._turn]
         if not self._replaced:
-            self._begin(extent, count)
-            return extent
-        own = order[self._turn - 1].cut(self._grids)
+            self._begin(window, count)
+            return window
+        own = self.windows[order[self._turn - 1]].cut(self._grids)
         now = [values.copy() for values in own]
         _put(own, self._replaced)
-        self._begin(extent, count)
+        self._begin(window, count)
         _put(own, now)
-        return extent
+        return window
 
-    def _target(self, extent: Extent) -> Array:
-        """The window's pixels as the device has them, some 14 bytes for each of three channels."""
-        if self.pixels > KEPT:
-            return extent.target(self._picture)
-        if extent.corner not in self._targets:
-            self._targets[extent.corner] = extent.target(self._picture)
-        return self._targets[extent.corner]
-
-    def _begin(self, extent: Extent, count: int) -> None:
-        """Have the device take steps of a window once it is done with the one before."""
-        moments = [extent.gathered(grids) for grids in self._moments]
-        self._send(extent, self._target(extent), moments)
-        self._move_to(extent)
+    def _begin(self, window: int, count: int, moves: bool = True) -> None:
+        """Have the device take steps of a window once it is done with the one before; its moments
+        stay as they are unless it `moves`."""
+        self._enter(self.windows[window])
+        if moves:
+            self._turn_moments(1 + window)
         for tensor, value in zip(self.adam_latents.corrections, self._corrections, strict=True):
             self._give(tensor, value)
         self.program.run(count)
         self._left.send()
 
-    def _end(self) -> tuple[list[Array], Array]:
-        """Once the first one is done: latents and moments, and the error and the bits of its last
-        step."""
+    def _end(self) -> tuple[Array, Array]:
+        """Once the first one is done: latents, and the error and the bits of its last step."""
         self._left.wait(1)
         found = self._arrays
-        figures = np.array([found["error"], found["bits"]], np.float64)
-        return [found[name] for name in ("latents", "first", "second")], figures
+        return found["latents"], np.array([found["error"], found["bits"]], np.float64)
 
     @cached_property
     def _left(self) -> Receiver:
         """What steps of a window leave, read before the next one's values are written."""
-        first, second, *_ = self.adam_latents.state()
-        state = {"latents": self.latents, "first": first, "second": second}
 
         def keep(_: object, found: dict[str, Array]) -> None:
             self._arrays = found
 
-        return Receiver(self.program, ["error", "bits"], keep, state)
+        return Receiver(self.program, ["error", "bits"], keep, {"latents": self.latents})
 
     def figures(self) -> tuple[float, float]:
         error, bits = self._last.tolist()
@@ -232,7 +241,7 @@ class WindowedStep(WindowStep):
 
     def pace(self, most: float) -> float:
         def visit() -> None:
-            self._begin(self.windows[0], 1)
+            self._begin(0, 1, moves=False)
             self._end()
 
         before = self._staying()
@@ -251,24 +260,25 @@ class WindowedStep(WindowStep):
 
     # --- from and to the host ---
 
-    @property
-    def ahead(self) -> int:
-        return 1  # as windows come and go between two
-
     def ask(self, flat: Array, part: Part) -> None:
         """By some windows, which stand for all."""
-        self.candidate.write(flat)
-        program, found = self._judging[part], 0.0
+        self._candidates.send(flat)
         for extent in self._judges:
-            self._send(extent, self._target(extent) if part == "error" else None)
+            self._turn_frame(extent)
+            if part == "error":
+                self._turn_target(extent)
             self._move_to(extent)
-            program.run()
-            found += float(program.read(part))
-        pixels, samples = self._judged
-        self._answers.append(found / (samples if part == "error" else pixels))
+            self._judging[part].run()
+            self._figures[part].send(part)
+        self._asked.append(part)
 
     def answer(self) -> float:
-        return self._answers.pop(0)
+        part, found = self._asked.pop(0), 0.0
+        for _ in self._judges:
+            self._figures[part].wait(1)
+            found += self._given
+        pixels, samples = self._judged
+        return found / (samples if part == "error" else pixels)
 
     @cached_property
     def _judged(self) -> tuple[int, float]:
@@ -321,16 +331,20 @@ class WindowedStep(WindowStep):
 
     def state(self) -> dict[str, Array]:
         found = self._staying()
-        for name, grids in self._held.items():
-            found |= {f"{name}_{n}": grid.copy() for n, grid in enumerate(grids)}
+        for name, grids in self._held().items():
+            found |= {f"{name}_{n}": grid for n, grid in enumerate(grids)}
         found |= {f"replaced_{n}": values.copy() for n, values in enumerate(self._replaced)}
         counts = {"steps": np.array(self._steps), "turn": np.array(self._turn)}
         return found | counts | {"found": self._found.copy()}
 
     def restore(self, arrays: dict[str, Array]) -> None:
         self._back_to(arrays)
-        for name, held in self._held.items():
+        for name, held in (("latents", self._grids), ("corrections", self._corrections)):
             held[:] = [arrays[f"{name}_{n}"].copy() for n in range(len(held))]
+        for name, pages in zip(MOMENTS, self._moments, strict=True):
+            grids = [arrays[f"{name}_{n}"] for n in range(len(self._grids))]
+            for number, extent in enumerate(self.windows, 1):
+                pages.write(number, extent.gathered(grids))
         self._steps, self._turn = int(arrays["steps"]), int(arrays["turn"])
         replaced = (f"replaced_{n}" for n in range(len(self._grids)))
         self._replaced = [arrays[name].copy() for name in replaced if self._turn]
@@ -343,17 +357,23 @@ class WindowedStep(WindowStep):
         found["networks_0"] *= more  # the mean of gradients, and that of their squares
         found["networks_1"] *= more**2
         found["latents"] = step.extent.gathered(self._grids)
-        moments = map(step.extent.gathered, self._moments)
+        moments = (step.extent.gathered(self._on_grids(pages)) for pages in self._moments)
         for n, array in enumerate([*moments, *self._corrections]):
             found[f"grids_{n}"] = array
         return found | {"count": np.array(self._steps, np.uint32)}
 
-    @property
     def _held(self) -> dict[str, list[Array]]:
-        """What moves and stays with the host."""
-        first, second = self._moments
-        grids = {"latents": self._grids, "first": first, "second": second}
-        return grids | {"corrections": self._corrections}
+        """Copies of latents and what moves with them, as the picture's grids have it."""
+        latents = [grid.copy() for grid in self._grids]
+        moments = dict(zip(MOMENTS, map(self._on_grids, self._moments), strict=True))
+        return {"latents": latents, **moments, "corrections": list(self._corrections)}
+
+    def _on_grids(self, pages: Pages) -> list[Array]:
+        """Windows' pages, each where it is in the picture."""
+        found = [np.zeros_like(grid) for grid in self._grids]
+        for number, extent in enumerate(self.windows, 1):
+            _put(extent.cut(found), extent.parts(pages.read(number)))
+        return found
 
 
 def _put(grids: Sequence[Array], values: Sequence[Array]) -> None:

@@ -1,0 +1,140 @@
+"""Pages: steps read and move the value whose turn it is, and no other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import MAPPINGS, open_mapping
+
+from imgmlp.engine import AnyDevice, Feeder, Pages, Program, Receiver, Tensor, compile
+from imgmlp.errors import ImgmlpError
+
+SHAPE = 50, 40
+
+
+@pytest.fixture(scope="module", params=[*MAPPINGS, "numpy:procedure"])
+def device(request: pytest.FixtureRequest) -> AnyDevice:
+    return open_mapping(request.param)
+
+
+def filled(value: float) -> np.ndarray:
+    return np.full(SHAPE, value, np.float32)
+
+
+def moving(device: AnyDevice) -> tuple[Program, Tensor, Tensor]:
+    """A step that adds one value to another, and gives what that was at one place."""
+    x = Tensor(filled(1), device, name="x")
+    total = Tensor(filled(0), device, name="total")
+
+    def step() -> dict[str, Tensor]:
+        total.assign(total + x)
+        return {"before": total[3, 5] * 1.0}
+
+    return compile(step, device), x, total
+
+
+def test_a_step_reads_and_moves_the_page_whose_turn_it_is(device: AnyDevice) -> None:
+    program, x, total = moving(device)
+    pages = Pages(total)
+    numbers = [0, *(pages.add(filled(value)) for value in (10, 20))]
+    assert numbers == [0, 1, 2]
+    assert len(pages) == 3
+    for times, number in ((2, 1), (1, 2), (3, 0), (1, 1)):
+        pages.turn(number)
+        program.run(times)
+    assert [pages.read(n).max() for n in numbers] == [3, 13, 21]
+    assert [pages.read(n).min() for n in numbers] == [3, 13, 21]
+    pages.turn(2)
+    program.run()
+    assert program.read("before") == 21
+    assert np.array_equal(total.numpy(), filled(22))
+    assert np.array_equal(x.numpy(), filled(1))
+
+
+def test_what_was_enqueued_keeps_the_page_that_it_had(device: AnyDevice) -> None:
+    """However many steps are on their way when another one has its turn."""
+    program, _, total = moving(device)
+    pages = Pages(total)
+    for number in range(1, 20):
+        pages.add(filled(100 * number))
+    for number in range(20):
+        pages.turn(number)
+        program.run(1 + number % 3)
+    for number in range(20):
+        assert np.array_equal(pages.read(number), filled(100 * number + 1 + number % 3))
+
+
+def test_several_programs_and_tensors_take_the_same_turns(device: AnyDevice) -> None:
+    program, x, total = moving(device)
+    judging = compile(lambda: {"sum": (total * x).sum()}, device, beside=program)
+    pages = Pages(x), Pages(total)
+    for each, value in zip(pages, (2, 7), strict=True):
+        each.add(filled(value))
+        each.turn(1)
+    program.run()
+    judging.run()
+    assert judging.read("sum") == 2 * 9 * 2000
+    for each in pages:
+        each.turn(0)
+    judging.run()
+    assert judging.read("sum") == 0
+
+
+def test_values_come_from_the_host_and_go_there_by_the_page_in_turn(device: AnyDevice) -> None:
+    program, x, total = moving(device)
+    pages = Pages(x)
+    pages.add(filled(0))
+    feeder, heard = Feeder(program, x), []
+    receiver = Receiver(program, ["before"], lambda _, got: heard.append(got["x"].max()), {"x": x})
+    for number, value in ((1, 5), (0, 6)):
+        pages.turn(number)
+        feeder.send(filled(value))
+        program.run()
+        receiver.send()
+    receiver.wait()
+    assert heard == [5, 6]
+    assert np.array_equal(total.numpy(), filled(11))
+    pages.write(1, filled(8))
+    assert [pages.read(n).max() for n in (0, 1)] == [6, 8]
+    x.write(filled(9))
+    assert [pages.read(n).max() for n in (0, 1)] == [9, 8]
+
+
+def test_what_rows_are_taken_by_is_checked_in_every_page(device: AnyDevice) -> None:
+    table = Tensor(np.arange(8, dtype=np.float32), device)
+    at = Tensor(np.array([1, 2], np.int32), device, name="at")
+    program = compile(lambda: {"rows": table.gather(at)}, device)
+    pages = Pages(at)
+    pages.turn(pages.add(np.array([7, 0], np.int32)))
+    program.run()
+    assert program.read("rows").tolist() == [7, 0]
+    with pytest.raises((ValueError, IndexError, ImgmlpError), match="8"):
+        pages.add(np.array([8, 0], np.int32))
+    with pytest.raises((ValueError, IndexError, ImgmlpError), match="8"):
+        pages.write(0, np.array([0, 8], np.int32))
+    assert pages.read(0).tolist() == [1, 2]
+
+
+def test_only_what_is_in_memory_has_pages_and_all_are_alike(device: AnyDevice) -> None:
+    x = Tensor(filled(1), device)
+    for none in (x * 2, Tensor(np.zeros((0, 3), np.float32), device)):
+        with pytest.raises(ValueError, match="no memory that could have pages"):
+            Pages(none)
+    pages = Pages(x)
+    for wrong in (np.zeros((3, 3), np.float32), np.zeros(SHAPE, np.float64)):
+        with pytest.raises(ValueError, match="cannot take"):
+            pages.add(wrong)
+        with pytest.raises(ValueError, match="cannot take"):
+            pages.write(0, wrong)
+    assert len(pages) == 1
+
+
+def test_pages_count_as_memory_of_the_device_and_are_given_back(device: AnyDevice) -> None:
+    x = Tensor(filled(1), device).realize()
+    pages = Pages(x)
+    before = device.usage.live_bytes
+    for _ in range(3):
+        pages.add(filled(2))
+    assert device.usage.live_bytes == before + 3 * 4 * SHAPE[0] * SHAPE[1]
+    del pages
+    assert device.usage.live_bytes == before
