@@ -145,7 +145,8 @@ class Lengths:
             return
         barely = min(BARELY, self.workload.steps)
         least = barely if self.wanted.kind == "psnr" else HASTY
-        share = (seconds - compiling) / self._likely_pace(shape) / least
+        pace = self._likely_pace(shape)
+        share = (seconds - compiling) / (least * pace + self._foreseen_checks(pace))
         if share >= 1:
             return
         self.sizes.weights = self.sizes.most = max(SMALL, before * share)
@@ -211,9 +212,12 @@ class Lengths:
     def fitting(self, weights: float) -> float:
         """The same in a limited time, by what steps take that were tried."""
         pace = self._likely_pace(self.sizes.shape_of(weights))
-        check = DECODED * pace * self.samples / BATCH
-        seconds = self._left() - (self._checks() + TRIED) * check
+        seconds = self._left() - self._foreseen_checks(pace)
         return min(max(MAIN * seconds / pace, 1.0), STEPS)
+
+    def _foreseen_checks(self, pace: float) -> float:
+        """Seconds that checks take, and timing the first one, by what a step does."""
+        return (self._checks() + TRIED) * DECODED * pace * self.samples / BATCH
 
     def fits(self) -> bool:
         """Whether there is time for an attempt with the network that is wanted."""

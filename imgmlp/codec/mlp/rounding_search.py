@@ -27,7 +27,8 @@ Array = np.ndarray[Any, Any]
 INWARDS = 0.3  # of a step: how far rounding towards zero may go
 FINE = 10.0  # bits of a weight, above which no picture gets better
 LACKING = 1.0  # dB that no finer steps bring
-TRIED = 2  # times that decoding is timed
+TRIED = 2  # times that decoding is timed, but once if that takes LONG
+LONG = 0.5  # seconds
 # Of the bytes wanted, from which on a network is left as it was trained: steps that it was not
 # trained with, finer ones too, take from 0.3 to 1.2 dB for a percent of its bytes.
 FULL = 0.9
@@ -118,6 +119,8 @@ class Rounding:
             began = time.perf_counter()
             self.decoded(found)
             times.append(time.perf_counter() - began)
+            if times[-1] > LONG:
+                break
         cut = self._decoder.cut
         assert cut is not None
         return min(times), cut

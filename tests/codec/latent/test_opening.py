@@ -80,12 +80,14 @@ def test_the_whole_goes_on_where_windows_are() -> None:
     assert np.allclose(room.flat.numpy(), step.flat.numpy(), atol=1e-5)
     for found, expected in zip(room.grids(), step.grids(), strict=True):
         assert np.allclose(found, expected, atol=1e-4)
-    window.windows *= 2
-    window.adam.first[0].write(np.full(window.flat.shape, 0.5, np.float32))
-    window.adam.second[0].write(np.full(window.flat.shape, 0.25, np.float32))
-    found = window.handed_to(room)
-    assert (found["networks_0"] == 1.0).all()
-    assert (found["networks_1"] == 1.0).all()
+    tall = np.concatenate([PIXELS] * 3)
+    several = WindowedStep(tall, 0, device, **STARTED, window=ROOM)
+    several.adam.first[0].write(np.full(several.flat.shape, 0.5, np.float32))
+    several.adam.second[0].write(np.full(several.flat.shape, 0.25, np.float32))
+    found, count = several.handed_to(LatentStep(tall, 0, device, **STARTED)), len(several.windows)
+    assert count > 1
+    assert (found["networks_0"] == 0.5 * count).all()
+    assert (found["networks_1"] == 0.25 * count**2).all()
 
 
 def test_a_room_goes_on_where_another_is() -> None:

@@ -18,9 +18,11 @@ from imgmlp.codec.bitstream import container
 from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.mlp import integer_inference, rate_model
 from imgmlp.codec.mlp.encode import _Encoder
-from imgmlp.codec.mlp.lengths import Lengths
+from imgmlp.codec.mlp.estimate import CHECKS
+from imgmlp.codec.mlp.lengths import DECODED, HASTY, Lengths
 from imgmlp.codec.mlp.network import Shape
-from imgmlp.codec.mlp.rounding_search import FINE, Rounding
+from imgmlp.codec.mlp.qat_step import BATCH
+from imgmlp.codec.mlp.rounding_search import FINE, LONG, TRIED, Rounding, even
 from imgmlp.codec.mlp.size_search import COARSEST
 from imgmlp.codec.mlp.training_phases import MlpTrainer
 from imgmlp.codec.training import target as goals
@@ -259,6 +261,43 @@ def test_where_the_time_is_short_the_network_that_is_compiled_has_the_bits_of_an
     encoder.sizes.weights, encoder.sizes.size = 500.0, None
     encoder.lengths.afford()
     assert encoder.sizes.shape() == rate_model.network_shape(500.0, 3)
+
+
+@pytest.mark.parametrize("samples", [5000, 1_000_000])
+def test_a_network_is_so_small_that_its_steps_and_its_checks_fit(
+    samples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which of a large picture are most of what there is time for."""
+    monkeypatch.setattr(CompileTimes, "expected", lambda *_: 0.0)
+    monkeypatch.setattr(Lengths, "_likely_pace", lambda _, shape: 1e-6 * shape.parameters)
+    limited = Workload(100, seconds=20)
+    encoder = _Encoder(
+        Picture(small_pixels()), Goal("bytes", 6000), limited, open_device("numpy"), Run()
+    )
+    encoder.lengths.samples = samples
+    encoder.lengths.afford()
+    pace = 1e-6 * encoder.sizes.weights
+    checks = (CHECKS + TRIED) * DECODED * pace * samples / BATCH
+    assert 16 < HASTY * pace + checks <= 20
+
+
+@pytest.mark.parametrize(("seconds", "times"), [(LONG / 2, 1 + TRIED), (2 * LONG, 2)])
+def test_a_decoding_that_takes_long_is_timed_once(
+    seconds: float, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the first one, which may compile."""
+    ends = [0.0]
+
+    def decode(*_: Any) -> np.ndarray:
+        ends.append(ends[-1] + seconds)
+        return small_pixels()
+
+    rounding = Rounding(Picture(small_pixels()), Goal("bytes", 300), open_device("numpy"))
+    monkeypatch.setattr(rounding._decoder, "decode", decode)
+    monkeypatch.setattr(integer_inference.Decoder, "cut", 0)
+    monkeypatch.setattr("time.perf_counter", lambda: ends[-1])
+    assert rounding._timed(even(np.array([10, 20, 30])))[0] == pytest.approx(seconds)
+    assert len(ends) - 1 == times
 
 
 def test_much_time_goes_into_wider_steps(monkeypatch: pytest.MonkeyPatch) -> None:
