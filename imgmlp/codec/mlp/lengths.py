@@ -44,6 +44,7 @@ MOST_SHORT = 0.5  # of a limit, after which no other short run begins
 FEWER = 0.6  # of the steps that an attempt should have, at least, for which it is begun
 DECODED = 0.5  # of what a step takes for a pixel, what decoding takes, about
 TRIALS = 8  # times that files are decoded to choose one of a quality, as a rule
+CHOOSING = 0.2  # of the time left that these may take, or there are fewer
 WITHIN = 1.5  # doublings of the usual number of weights within which a first short run's are
 
 
@@ -217,7 +218,8 @@ class Lengths:
 
     def _foreseen_checks(self, pace: float) -> float:
         """Seconds that checks take, and timing the first one, by what a step does."""
-        return (self._checks() + TRIED) * DECODED * pace * self.samples / BATCH
+        check = DECODED * pace * self.samples / BATCH
+        return (self._checks(check) + TRIED) * check
 
     def fits(self) -> bool:
         """Whether there is time for an attempt with the network that is wanted."""
@@ -244,11 +246,14 @@ class Lengths:
 
     def _settling(self, shape: Shape) -> float:
         """Seconds that choosing and checking a file take once a network is trained."""
-        return self._checks() * self._checking(shape)
+        check = self._checking(shape)
+        return self._checks(check) * check
 
-    def _checks(self) -> int:
-        """Times that files are decoded then."""
-        return CHECKS + TRIALS * (self.wanted.kind == "psnr")
+    def _checks(self, check: float) -> float:
+        """Times that files are decoded then, where each takes so many seconds."""
+        if self.wanted.kind != "psnr":
+            return CHECKS
+        return CHECKS + min(TRIALS, CHOOSING * self._left() / max(check, 1e-9))
 
     def _checking(self, shape: Shape) -> float:
         """Seconds that a check of a file takes; what it needs is compiled if it is not yet."""

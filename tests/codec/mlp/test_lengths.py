@@ -19,7 +19,7 @@ from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.mlp import integer_inference, rate_model
 from imgmlp.codec.mlp.encode import _Encoder
 from imgmlp.codec.mlp.estimate import CHECKS
-from imgmlp.codec.mlp.lengths import DECODED, HASTY, Lengths
+from imgmlp.codec.mlp.lengths import CHOOSING, DECODED, HASTY, TRIALS, Lengths
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.qat_step import BATCH
 from imgmlp.codec.mlp.rounding_search import FINE, LONG, TRIED, Rounding, even
@@ -279,6 +279,17 @@ def test_a_network_is_so_small_that_its_steps_and_its_checks_fit(
     pace = 1e-6 * encoder.sizes.weights
     checks = (CHECKS + TRIED) * DECODED * pace * samples / BATCH
     assert 16 < HASTY * pace + checks <= 20
+
+
+def test_choosing_a_file_takes_a_share_of_the_time_at_most() -> None:
+    def checks(wanted: Goal, check: float) -> float:
+        limited = Workload(100, seconds=20)
+        encoder = _Encoder(Picture(small_pixels()), wanted, limited, open_device("numpy"), Run())
+        return encoder.lengths._checks(check)
+
+    assert checks(Goal("psnr", 21), 1e-3) == CHECKS + TRIALS
+    assert checks(Goal("psnr", 21), 4.0) == pytest.approx(CHECKS + CHOOSING * 20 / 4, rel=0.1)
+    assert checks(Goal("bytes", 300), 1e-3) == checks(Goal("lambda", 1), 4.0) == CHECKS
 
 
 @pytest.mark.parametrize(("seconds", "times"), [(LONG / 2, 1 + TRIED), (2 * LONG, 2)])
