@@ -146,8 +146,10 @@ class Lengths:
             return
         barely = min(BARELY, self.workload.steps)
         least = barely if self.wanted.kind == "psnr" else HASTY
-        pace = self._likely_pace(shape)
-        share = (seconds - compiling) / (least * pace + self._foreseen_checks(pace))
+        pace, share = self._likely_pace(shape), 1.0
+        for _ in range(3):  # as choosing a file of a quality takes as long with any network
+            taken = share * least * pace + self._foreseen_checks(share * pace)
+            share *= (seconds - compiling) / taken
         if share >= 1:
             return
         self.sizes.weights = self.sizes.most = max(SMALL, before * share)

@@ -1,7 +1,7 @@
 """What every device is made of, whichever kind it is.
 
-A device hands out Allocations, reads and writes them, launches kernels whose arguments are set
-once, and describes itself. Nothing here needs OpenCL.
+A device hands out Allocations, reads and writes them, launches kernels whose arguments stay set,
+and describes itself. Nothing here needs OpenCL.
 """
 
 from __future__ import annotations

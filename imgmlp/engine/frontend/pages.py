@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 
 from imgmlp.engine.device.base import Allocation
@@ -11,12 +14,20 @@ from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.runtime.buffers import check_like, upload
 
 
+@dataclass
+class _Page:
+    data: Allocation
+    given: bool  # by the host
+    limits: dict[Any, tuple[int, int]]  # within which its indices are known to be
+
+
 class Pages:
-    """Values of a Tensor that lie side by side on its device, of which one has its turn.
+    """Values of a Tensor that lie side by side on its device, of which one at a time has its turn.
 
     What Programs read and assign is that one, and so is what `Tensor.numpy` and `write`, Feeders
     and Receivers see. To turn to another copies nothing: launches are told where it is. Page 0 is
-    what the Tensor had before. Raises ValueError for a Tensor that is not in memory.
+    what the Tensor had before. Raises ValueError for a Tensor that is not in memory, and a number
+    that is no page's.
     """
 
     def __init__(self, tensor: Tensor) -> None:
@@ -27,7 +38,8 @@ class Pages:
         if self.storage.device is None:
             self.storage.device = self.device
         upload(self.storage)
-        self._all: list[Allocation] = [self.storage.data]
+        limits = dict(self.storage.limits)
+        self._all, self._now = [_Page(self.storage.data, self.storage.given, limits)], 0
 
     def __len__(self) -> int:
         return len(self._all)
@@ -36,21 +48,39 @@ class Pages:
         """One more page with this value; returns its number. Raises ValueError if shape or dtype
         differ, OutOfMemoryError where there is no room for it."""
         check_like(self.storage, array)
-        self._all.append(self.device.alloc(max(1, self.storage.nbytes)))
-        self.write(len(self) - 1, array)
+        data = self.device.alloc(max(1, self.storage.nbytes))
+        self.device.write(data, array)
+        self._all.append(_Page(data, True, dict(self.storage.limits)))
         return len(self) - 1
 
     def turn(self, number: int) -> None:
-        """Have this page be the Tensor's value, for all that is enqueued from now on."""
-        self.storage.data = self._all[number]
+        """Have this page be the Tensor's value, for all that is enqueued from now on.
+
+        Raises OutOfBoundsError for indices that steps which were made meanwhile cannot take.
+        """
+        page, before = self._page(number), self._all[self._now]
+        before.given = self.storage.given
+        self.storage.data, self.storage.given, self._now = page.data, page.given, number
+        if page.given and self.storage.limits != page.limits:
+            check_like(self.storage, self.read(number))
+            page.limits = dict(self.storage.limits)
 
     def write(self, number: int, array: Array) -> None:
         """Replace a page's value once all enqueued steps are done. Raises ValueError as `add`."""
+        page = self._page(number)
         check_like(self.storage, array)
-        self.device.write(self._all[number], array)
+        self.device.write(page.data, array)
+        page.given, page.limits = True, dict(self.storage.limits)
+        if number == self._now:
+            self.storage.given = True
 
     def read(self, number: int) -> Array:
         """A page's value once all enqueued steps are done."""
         found = np.empty(self.storage.shape, self.storage.dtype.np)
-        self.device.read(self._all[number], found)
+        self.device.read(self._page(number).data, found)
         return found
+
+    def _page(self, number: int) -> _Page:
+        if not 0 <= number < len(self):
+            raise misuse(ValueError, f"Pages: there are pages 0 to {len(self) - 1}, no {number}")
+        return self._all[number]

@@ -1,5 +1,7 @@
 """Programs: a step compiled once, its launches bound once, replayed thousands of times.
 
+Only where another page of a Tensor has its turn are arguments set anew.
+
 While a Program replays, Python allocates, builds and uploads nothing. On the NumPy device
 interpreted.py runs the same step instead.
 """

@@ -18,10 +18,9 @@ from imgmlp.codec.bitstream import container
 from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.mlp import integer_inference, rate_model
 from imgmlp.codec.mlp.encode import _Encoder
-from imgmlp.codec.mlp.estimate import CHECKS
-from imgmlp.codec.mlp.lengths import CHOOSING, DECODED, HASTY, TRIALS, Lengths
+from imgmlp.codec.mlp.estimate import CHECKS, SMALL
+from imgmlp.codec.mlp.lengths import BARELY, CHOOSING, HASTY, TRIALS, Lengths
 from imgmlp.codec.mlp.network import Shape
-from imgmlp.codec.mlp.qat_step import BATCH
 from imgmlp.codec.mlp.rounding_search import FINE, LONG, TRIED, Rounding, even
 from imgmlp.codec.mlp.size_search import COARSEST
 from imgmlp.codec.mlp.training_phases import MlpTrainer
@@ -263,22 +262,26 @@ def test_where_the_time_is_short_the_network_that_is_compiled_has_the_bits_of_an
     assert encoder.sizes.shape() == rate_model.network_shape(500.0, 3)
 
 
-@pytest.mark.parametrize("samples", [5000, 1_000_000])
+@pytest.mark.parametrize(
+    ("wanted", "samples"),
+    [(Goal("bytes", 6000), 5000), (Goal("bytes", 6000), 1_000_000), (Goal("psnr", 30), 1_000_000)],
+)
 def test_a_network_is_so_small_that_its_steps_and_its_checks_fit(
-    samples: int, monkeypatch: pytest.MonkeyPatch
+    wanted: Goal, samples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which of a large picture are most of what there is time for."""
     monkeypatch.setattr(CompileTimes, "expected", lambda *_: 0.0)
     monkeypatch.setattr(Lengths, "_likely_pace", lambda _, shape: 1e-6 * shape.parameters)
     limited = Workload(100, seconds=20)
-    encoder = _Encoder(
-        Picture(small_pixels()), Goal("bytes", 6000), limited, open_device("numpy"), Run()
-    )
-    encoder.lengths.samples = samples
+    encoder = _Encoder(Picture(small_pixels()), wanted, limited, open_device("numpy"), Run())
+    encoder.lengths.searched, encoder.lengths.samples = True, samples
+    encoder.sizes.weights = encoder.sizes.most = 20_000.0
+    encoder.workload = encoder.lengths.workload = Workload(10**5)
     encoder.lengths.afford()
     pace = 1e-6 * encoder.sizes.weights
-    checks = (CHECKS + TRIED) * DECODED * pace * samples / BATCH
-    assert 16 < HASTY * pace + checks <= 20
+    steps = BARELY if wanted.kind == "psnr" else HASTY
+    assert encoder.sizes.weights > SMALL
+    assert 16 < steps * pace + encoder.lengths._foreseen_checks(pace) <= 21
 
 
 def test_choosing_a_file_takes_a_share_of_the_time_at_most() -> None:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
-from conftest import MAPPINGS, open_mapping
+from conftest import MAPPINGS, open_mapping, open_pocl
 
-from imgmlp.engine import AnyDevice, Feeder, Pages, Program, Receiver, Tensor, compile
-from imgmlp.errors import ImgmlpError
+from imgmlp.engine import (
+    AnyDevice,
+    Feeder,
+    Pages,
+    Program,
+    Receiver,
+    Tensor,
+    compile,
+    optim,
+)
+from imgmlp.engine.ir.usage_errors import OutOfBoundsError
 
 SHAPE = 50, 40
 
@@ -100,6 +111,47 @@ def test_values_come_from_the_host_and_go_there_by_the_page_in_turn(device: AnyD
     assert [pages.read(n).max() for n in (0, 1)] == [9, 8]
 
 
+def test_launches_of_several_steps_take_turns_as_well() -> None:
+    """As those of one step do, and arguments behind what their groups count in."""
+    device, generator = open_pocl(), np.random.default_rng(0)
+
+    def drawn(*shape: int, name: str) -> Tensor:
+        return Tensor(generator.normal(size=shape).astype(np.float32), device, name=name)
+
+    x, y, w, v = (
+        drawn(*shape, name=name)
+        for *shape, name in ((4096, 16, "x"), (4096, 1, "y"), (16, 32, "w"), (32, 1, "v"))
+    )
+    adam = optim.Adam([w, v], 1e-3)
+
+    def step() -> dict[str, Tensor]:
+        loss = ((x @ w).maximum(0.0) @ v - y).square().mean()
+        adam.step(loss)
+        return {"loss": loss}
+
+    program, states = compile(step, device), [w, v, *adam.state()]
+    assert program.executable.steps > 1
+    assert any(call.turns for call in program.executable.calls)
+    first, second = x.numpy(), drawn(4096, 16, name="other").numpy()
+    begun = [state.numpy() for state in states]
+    runs = [(0, 3), (0, 5), (1, 3), (1, 1), (1, 5), (0, 5), (0, 20)]
+
+    def after(turn: Callable[[int], object]) -> list[np.ndarray]:
+        for state, value in zip(states, begun, strict=True):
+            state.write(value)
+        for number, times in runs:
+            turn(number)
+            program.run(times)
+        return [state.numpy() for state in states]
+
+    written = after(lambda number: x.write((first, second)[number]))
+    x.write(first)
+    pages = Pages(x)
+    pages.add(second)
+    for found, expected in zip(after(pages.turn), written, strict=True):
+        assert np.array_equal(found, expected)
+
+
 def test_what_rows_are_taken_by_is_checked_in_every_page(device: AnyDevice) -> None:
     table = Tensor(np.arange(8, dtype=np.float32), device)
     at = Tensor(np.array([1, 2], np.int32), device, name="at")
@@ -108,11 +160,37 @@ def test_what_rows_are_taken_by_is_checked_in_every_page(device: AnyDevice) -> N
     pages.turn(pages.add(np.array([7, 0], np.int32)))
     program.run()
     assert program.read("rows").tolist() == [7, 0]
-    with pytest.raises((ValueError, IndexError, ImgmlpError), match="8"):
+    with pytest.raises(OutOfBoundsError, match="8 is none of them"):
         pages.add(np.array([8, 0], np.int32))
-    with pytest.raises((ValueError, IndexError, ImgmlpError), match="8"):
+    with pytest.raises(OutOfBoundsError, match="8 is none of them"):
         pages.write(0, np.array([0, 8], np.int32))
     assert pages.read(0).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("computed", [False, True])
+def test_and_in_those_that_were_there_before_the_step(device: AnyDevice, computed: bool) -> None:
+    """Those in turn as it is made, others as they have theirs; also where page 0 was computed."""
+    table = Tensor(np.arange(8, dtype=np.float32), device)
+    at = Tensor(np.array([1, 2], np.int32), device, name="at")
+    if computed:
+        at = (at * 1).realize()
+    pages = Pages(at)
+    good, bad = (pages.add(np.array(values, np.int32)) for values in ([7, 0], [8, 0]))
+
+    def step() -> dict[str, Tensor]:
+        return {"rows": table.gather(at)}
+
+    pages.turn(bad)
+    with pytest.raises(OutOfBoundsError, match="8"):
+        compile(step, device)
+    pages.turn(good)
+    program = compile(step, device)
+    with pytest.raises(OutOfBoundsError, match="8 is none of them"):
+        pages.turn(bad)
+    for number, rows in ((good, [7, 0]), (0, [1, 2])):
+        pages.turn(number)
+        program.run()
+        assert program.read("rows").tolist() == rows
 
 
 def test_only_what_is_in_memory_has_pages_and_all_are_alike(device: AnyDevice) -> None:
@@ -127,6 +205,10 @@ def test_only_what_is_in_memory_has_pages_and_all_are_alike(device: AnyDevice) -
         with pytest.raises(ValueError, match="cannot take"):
             pages.write(0, wrong)
     assert len(pages) == 1
+    for number in (-1, 1):
+        for use in (pages.turn, pages.read, lambda n: pages.write(n, filled(0))):
+            with pytest.raises(ValueError, match="there are pages 0 to 0"):
+                use(number)
 
 
 def test_pages_count_as_memory_of_the_device_and_are_given_back(device: AnyDevice) -> None:

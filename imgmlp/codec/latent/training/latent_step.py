@@ -307,7 +307,8 @@ class LatentStep(Resumable):
         """The plane of grids as the networks see it, and the slopes of that.
 
         Every second step of a latent sees the noise of the one before with the other sign, so that
-        what gradients owe to it cancels as far as it is linear.
+        what gradients owe to it cancels as far as it is linear. (Where a GPU takes several steps of
+        a window at once, an odd number of them leaves one without its other.)
         """
         values = self.latents
         inverse, spread, share, amount = (self.control[n] for n in range(4))

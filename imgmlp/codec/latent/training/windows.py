@@ -3,8 +3,9 @@
 A step is a step of every window once, in an order of its own. Latents are the host's; a window has
 its own, which it moves, and as many of every grid around them as contexts, upsampling and
 convolutions see, which stand still meanwhile. So what windows together are judged by is what the
-whole picture would be. Networks and their moments stay on the device and move with every window;
-moments of latents, samples, and what tells where the picture ends are pages there, one a window.
+whole picture would be. Networks and their moments stay on the device and move with every window.
+There are pages for moments of latents, one a window, for samples, if the picture is not too large,
+and for what tells where it ends, in which few windows differ.
 
 Which pictures are trained so, and how long, is rooms.py's matter.
 """
@@ -114,16 +115,13 @@ class WindowedStep(WindowStep):
                 pages.add(nothing)
         return found
 
-    def _enter(self, extent: Extent) -> None:
+    def _enter(self, extent: Extent, moments: int = 0) -> None:
         """Have a window's latents and pixels on the device, and what of them counts."""
-        self._turn_moments(0)
+        for pages in self._moments:
+            pages.turn(moments)
         self._turn_frame(extent)
         self._turn_target(extent)
         self._move_to(extent)
-
-    def _turn_moments(self, number: int) -> None:
-        for pages in self._moments:
-            pages.turn(number)
 
     def _turn_frame(self, extent: Extent) -> None:
         if extent.frame not in self._frames:
@@ -212,9 +210,7 @@ class WindowedStep(WindowStep):
     def _begin(self, window: int, count: int, moves: bool = True) -> None:
         """Have the device take steps of a window once it is done with the one before; its moments
         stay as they are unless it `moves`."""
-        self._enter(self.windows[window])
-        if moves:
-            self._turn_moments(1 + window)
+        self._enter(self.windows[window], 1 + window if moves else 0)
         for tensor, value in zip(self.adam_latents.corrections, self._corrections, strict=True):
             self._give(tensor, value)
         self.program.run(count)
