@@ -23,7 +23,7 @@ import numpy as np
 from imgmlp import image
 from imgmlp.codec.latent.model import BICUBIC, NEIGHBOURS, trained_order
 from imgmlp.codec.latent.starts import newest_start
-from imgmlp.codec.latent.training import bit_allocation, forms, latent_step, phases
+from imgmlp.codec.latent.training import bit_allocation, forms, latent_step, operations, phases
 from imgmlp.codec.latent.training.latent_step import Control, LatentStep
 from imgmlp.codec.latent.training.phases import LatentTrainer
 from imgmlp.codec.training.run import Progress
@@ -80,6 +80,12 @@ class Without(LatentStep):
             seen[[*order[:NEAREST], *order[len(NEIGHBOURS) :]]] = 1
             entropy[0] = entropy[0] * Tensor(seen, self.device, name="near")
         return [synthesis, convolutions, entropy, taps]
+
+    def _noise(self, share: Tensor) -> Tensor:
+        if self.lacks != "mirrored noise":
+            return super()._noise(share)
+        bits = Tensor.random_bits(self.latents.shape, (self.seed, self.count))
+        return operations.noise(bits, share)
 
     def _zeros(self, like: Tensor, name: str) -> Tensor:
         return Tensor(np.zeros(like.shape, np.float32), self.device, name=f"nothing {name}")
@@ -141,6 +147,7 @@ def variants() -> list[Variant]:
         Variant("no last phase with rounded latents", {(phases, "ROUNDED"): 1.0}),
         Variant("no noise", _steered(lambda c: replace(c, noise=0.0))),
         Variant("uniform noise", {(phases, "SHARES"): (1.0, 1.0)}),
+        Variant("fresh noise in every step", step={"lacks": "mirrored noise"}),
         Variant("a temperature of 0.3 to the end", {(phases, "TEMPERATURES"): (0.3, 0.3)}),
         Variant(
             "a temperature of 0.15 from the beginning", {(phases, "TEMPERATURES"): (0.15,) * 2}

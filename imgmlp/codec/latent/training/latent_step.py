@@ -304,23 +304,26 @@ class LatentStep(Resumable):
         return visible.maximum(self.is_alpha.reshape(-1, 1)) * inside
 
     def _quantised(self) -> tuple[Tensor, Tensor]:
-        """The plane of grids as the networks see it, and the slopes of that.
-
-        Every second step of a latent sees the noise of the one before with the other sign, so that
-        what gradients owe to it cancels as far as it is linear. (Where a GPU takes several steps of
-        a window at once, an odd number of them leaves one without its other.)
-        """
+        """The plane of grids as the networks see it, and the slopes of that."""
         values = self.latents
         inverse, spread, share, amount = (self.control[n] for n in range(4))
         rounding = self.control[7]
-        turn = self.count // self.control[12].cast(dtype.u32)
-        bits = Tensor.random_bits(values.shape, (self.seed, turn // 2))
-        sign = 1.0 - (turn % 2).cast(dtype.f32) * 2.0
-        noise = operations.noise(bits, share) * (amount * sign)
+        noise = self._noise(share) * amount
         once, first = operations.soft_round(values, inverse, spread)
         twice, second = operations.soft_round(once + noise, inverse, spread)
         seen = twice + (operations.nearest(values) - twice) * rounding
         return _limited(seen) * self.taken, first * second * self.own
+
+    def _noise(self, share: Tensor) -> Tensor:
+        """Around 0, within half a step.
+
+        Every second step of a latent has that of the one before with the other sign, so that what
+        gradients owe to it cancels as far as it is linear. (Where a GPU takes several steps of a
+        window at once, an odd number of them leaves one without its other.)
+        """
+        turn = self.count // self.control[12].cast(dtype.u32)
+        bits = Tensor.random_bits(self.latents.shape, (self.seed, turn // 2))
+        return operations.noise(bits, share) * (1.0 - (turn % 2).cast(dtype.f32) * 2.0)
 
     def _bits(self, framed: Tensor, seen: Tensor, layers: list[Tensor]) -> Tensor:
         contexts = operations.Contexts.apply(framed, self.plane)
