@@ -48,7 +48,7 @@ class Pages:
         """One more page with this value; returns its number. Raises ValueError if shape or dtype
         differ, OutOfMemoryError where there is no room for it."""
         check_like(self.storage, array)
-        data = self.device.alloc(max(1, self.storage.nbytes))
+        data = self.device.alloc(self.storage.nbytes)
         self.device.write(data, array)
         self._all.append(_Page(data, True, dict(self.storage.limits)))
         return len(self) - 1
@@ -56,14 +56,16 @@ class Pages:
     def turn(self, number: int) -> None:
         """Have this page be the Tensor's value, for all that is enqueued from now on.
 
-        Raises OutOfBoundsError for indices that steps which were made meanwhile cannot take.
+        Raises OutOfBoundsError for indices that steps cannot take, and changes nothing then. They
+        are looked at where steps were made meanwhile, or take them by way of another Tensor too.
         """
-        page, before = self._page(number), self._all[self._now]
-        before.given = self.storage.given
-        self.storage.data, self.storage.given, self._now = page.data, page.given, number
-        if page.given and self.storage.limits != page.limits:
+        page, limits = self._page(number), self.storage.limits
+        joined = any(len(sources) > 1 for _, sources in limits)
+        if page.given and (joined or limits != page.limits):
             check_like(self.storage, self.read(number))
-            page.limits = dict(self.storage.limits)
+            page.limits = dict(limits)
+        self._all[self._now].given = self.storage.given
+        self.storage.data, self.storage.given, self._now = page.data, page.given, number
 
     def write(self, number: int, array: Array) -> None:
         """Replace a page's value once all enqueued steps are done. Raises ValueError as `add`."""

@@ -187,10 +187,32 @@ def test_and_in_those_that_were_there_before_the_step(device: AnyDevice, compute
     program = compile(step, device)
     with pytest.raises(OutOfBoundsError, match="8 is none of them"):
         pages.turn(bad)
-    for number, rows in ((good, [7, 0]), (0, [1, 2])):
+    program.run()
+    assert program.read("rows").tolist() == [7, 0]  # as the good one still has its turn
+    for number, rows in ((0, [1, 2]), (good, [7, 0])):
         pages.turn(number)
         program.run()
         assert program.read("rows").tolist() == rows
+
+
+def test_indices_that_two_tensors_make_are_checked_as_their_pages_meet(device: AnyDevice) -> None:
+    table = Tensor(np.arange(8, dtype=np.float32), device)
+    at, of = (Tensor(np.array(values, np.int32), device) for values in ([3, 4, 5], [0, 1]))
+    program = compile(lambda: {"rows": table.gather(at.gather(of))}, device)
+    places, choices = Pages(at), Pages(of)
+    far = places.add(np.array([6, 7, 8], np.int32))  # whose last one nobody chooses
+    last = choices.add(np.array([2, 2], np.int32))  # which is 5
+    choices.turn(last)
+    with pytest.raises(OutOfBoundsError, match="8 is none of them"):
+        places.turn(far)
+    program.run()
+    assert program.read("rows").tolist() == [5, 5]
+    choices.turn(0)
+    places.turn(far)
+    with pytest.raises(OutOfBoundsError, match="8 is none of them"):
+        choices.turn(last)
+    program.run()
+    assert program.read("rows").tolist() == [6, 7]
 
 
 def test_only_what_is_in_memory_has_pages_and_all_are_alike(device: AnyDevice) -> None:

@@ -30,9 +30,9 @@ Array = np.ndarray[Any, Any]
 
 HALO = 4  # values of every grid that what a window's own pixels need lies in
 JUDGED = 2**19  # pixels by which networks are judged, about: some windows stand for all
-MOMENTS = "first", "second"  # names of Adam's
 TOGETHER = 8  # steps of a window there before it is another one's turn
 KEPT = 1 << 20  # pixels of a picture, at most, whose samples stay on the device
+MOMENTS = "first", "second"  # names of latents', in a state
 
 
 class WindowStep(LatentStep):
