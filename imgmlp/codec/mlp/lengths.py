@@ -281,11 +281,10 @@ class Lengths:
         return self.paces[shape, wider]
 
     def _likely_pace(self, shape: Shape) -> float:
-        """Seconds that a step would take, by the largest network that was tried; by itself, if none
-        was and nothing is to be compiled for that."""
-        if not self.paces and self._compiling(shape) > 0:
+        """Seconds that a step would take, by the largest network that was tried, if any was."""
+        if not self.paces:
             return 6 * shape.parameters * BATCH / usual_speed(self.device)
-        tried = max((s for s, _ in self.paces), key=lambda s: s.parameters, default=shape)
+        tried = max((s for s, _ in self.paces), key=lambda s: s.parameters)
         rooms_of = [rooms.training(one, self.device).parameters for one in (shape, tried)]
         return self.pace(tried, 1) * max(rooms_of[0] / rooms_of[1], 0.5)
 
