@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 from weakref import ref
 
 import numpy as np
 
-from imgmlp.engine.ir import graph
+from imgmlp.engine.ir import dtype, graph
 from imgmlp.engine.ir.control_flow import parameter
 from imgmlp.engine.ir.dtype import Array
 from imgmlp.engine.ir.graph import Buffer, Node, substitute, toposort
@@ -51,10 +52,80 @@ def limit(index: Node, low: int, high: int) -> int | None:
     key = moved, tuple(ref(n.arg) for n in leaves)
     wrong = _wrong(*key, low, high)
     if wrong is None:
-        for n in leaves:
-            least, end = n.arg.limits.get(key, (low, high))
-            n.arg.limits[key] = max(low, least), min(high, end)
+        _keep_limit(*key, low, high)
     return wrong
+
+
+def _keep_limit(index: Node, sources: Sources, low: int, high: int) -> None:
+    for storage in filter(None, (source() for source in sources)):
+        least, end = storage.limits.get((index, sources), (low, high))
+        storage.limits[index, sources] = max(low, least), min(high, end)
+
+
+# What a process tells the next one, which does not trace the step that set the limits
+
+
+def limits_told(states: Sequence[Buffer]) -> list[list[Any]] | None:
+    """What limits some Buffers as data for JSON; None if any depends on something else.
+
+    Each is the Nodes of an index, sources first, the numbers of its Buffers, and its limits.
+    """
+    numbers = {ref(b): number for number, b in enumerate(states)}
+    found: dict[tuple[Node, Sources], list[Any]] = {}
+    for storage in states:
+        for (index, sources), limits in storage.limits.items():
+            nodes = _nodes_told(index)
+            if nodes is None or not numbers.keys() >= {*sources}:
+                return None
+            found[index, sources] = [nodes, [numbers[s] for s in sources], list(limits)]
+    return list(found.values())
+
+
+def set_limits(told: Sequence[Sequence[Any]], states: Sequence[Buffer]) -> bool:
+    """Limit these Buffers as others like them were; False, and nothing, if their values are beyond.
+
+    Raises ValueError, KeyError, TypeError or IndexError for what `limits_told` has not given.
+    """
+    found = []
+    for nodes, numbers, (low, high) in told:
+        index = _index_of(nodes)
+        found.append((index, tuple(ref(states[n]) for n in numbers), low, high))
+    if any(_wrong(*one) is not None for one in found):
+        return False
+    for index, sources, low, high in found:
+        _keep_limit(index, sources, low, high)
+    return True
+
+
+def _nodes_told(index: Node) -> list[list[Any]] | None:
+    """Those of an index by number, sources first; None if one has more to it than whole numbers."""
+    numbers: dict[Node, int] = {}
+    found = []
+    for node in toposort([index]):
+        if not _is_plain(node.arg):
+            return None
+        sources = [numbers[s] for s in node.src]
+        found.append([node.op.name, sources, node.arg, node.shape, node.dtype.name])
+        numbers[node] = len(numbers)
+    return found
+
+
+def _is_plain(arg: object) -> bool:
+    if isinstance(arg, tuple):
+        return all(map(_is_plain, arg))
+    return arg is None or type(arg) in (int, bool)
+
+
+def _index_of(told: Sequence[Sequence[Any]]) -> Node:
+    nodes: list[Node] = []
+    for op, sources, arg, shape, kind in told:
+        own = tuple(nodes[n] for n in sources)
+        nodes.append(graph.make(Op[op], own, _tuples(arg), tuple(shape), getattr(dtype, kind)))
+    return nodes[-1]
+
+
+def _tuples(arg: Any) -> Any:
+    return tuple(map(_tuples, arg)) if isinstance(arg, list) else arg
 
 
 def check_written(storage: Buffer, array: Array) -> None:

@@ -15,6 +15,7 @@ from imgmlp.engine.device.discover import AnyDevice
 from imgmlp.engine.ir import dtype
 from imgmlp.engine.ir.graph import Buffer, Node
 from imgmlp.engine.ir.kernel import Update
+from imgmlp.engine.oracle.given_indices import limits_told
 
 Traced = tuple[Mapping[str, Node], Sequence[Update]]  # outputs by name, and what is assigned
 
@@ -29,7 +30,7 @@ class Traceable:
 
     def told(self) -> str:
         """What another process knows the step by."""
-        kinds = [(b.shape, b.dtype.name, list(b.limits.values())) for b in self.states]
+        kinds = [(b.shape, b.dtype.name) for b in self.states]
         return f"{self.name} {kinds}"
 
 
@@ -41,26 +42,35 @@ class Outline:
     buffers: tuple[int | str, ...]
     outputs: Mapping[str, int | tuple[tuple[int, ...], str]]  # states, or shapes and dtypes
     reads: tuple[int, ...]  # states
+    assigns: tuple[int, ...]  # states
+    limits: Sequence[Sequence[Any]]  # of states that rows are taken by (oracle/given_indices.py)
 
     @staticmethod
     def of(
         identity: tuple[str, Sequence[Buffer]],
         outputs: Mapping[str, Buffer],
         reads: Set[Buffer],
+        assigns: Set[Buffer],
         states: Sequence[Buffer],
     ) -> Outline | None:
-        """None if the step has a Buffer that is neither a state nor an output."""
+        """None if the step has a Buffer that is neither a state nor an output, or indices that
+        something else limits as well."""
         graph, given = identity
+        limits = limits_told(states)
         numbers: dict[Buffer, int | str] = {b: name for name, b in outputs.items()}
         numbers |= {b: number for number, b in enumerate(states)}
-        if not {*given, *outputs.values()} <= {*numbers} or not reads <= {*states}:
+        known = {*given, *outputs.values()} <= {*numbers} and reads <= {*states}
+        if not known or limits is None:
             return None
         found = {
             name: number if isinstance(number := numbers[b], int) else (b.shape, b.dtype.name)
             for name, b in outputs.items()
         }
-        taken = tuple(number for number, b in enumerate(states) if b in reads)
-        return Outline(graph, tuple(numbers[b] for b in given), found, taken)
+        taken, changed = (
+            tuple(number for number, b in enumerate(states) if b in some)
+            for some in (reads, assigns)
+        )
+        return Outline(graph, tuple(numbers[b] for b in given), found, taken, changed, limits)
 
     def bound(
         self, states: Sequence[Buffer], device: AnyDevice
@@ -86,4 +96,5 @@ class Outline:
             name: told if isinstance(told, int) else (tuple(told[0]), told[1])
             for name, told in found["outputs"].items()
         }
-        return Outline(found["graph"], tuple(found["buffers"]), outputs, tuple(found["reads"]))
+        buffers, reads, assigns = (tuple(found[name]) for name in ("buffers", "reads", "assigns"))
+        return Outline(found["graph"], buffers, outputs, reads, assigns, found["limits"])

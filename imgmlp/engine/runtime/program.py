@@ -25,7 +25,7 @@ from imgmlp.engine.ir.kernel import Update
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.target import NARROW, ON_MATRIX_UNITS, TURNS, Precision, Target
 from imgmlp.engine.ir.usage_errors import warn
-from imgmlp.engine.oracle.given_indices import check_assigned, is_given
+from imgmlp.engine.oracle.given_indices import check_assigned, is_given, set_limits
 from imgmlp.engine.runtime import debug, program_cache
 from imgmlp.engine.runtime.buffers import read_buffer, upload
 from imgmlp.engine.runtime.dry_run import DryRun
@@ -125,18 +125,21 @@ class Program:
             return False
         key = program_cache.key(outline.graph, self._target, self.general)
         found = program_cache.load(key, Executable.parse)
-        if found is None:
+        if found is None or not set_limits(outline.limits, step.states):
             return False
         self.executable = found
         given, self.outputs = outline.bound(step.states, self.device)
         self._identity = outline.graph, given
         self.inputs = {step.states[number] for number in outline.reads}
+        for number in outline.assigns:
+            step.states[number].given = False
         self._adopt([*given, *self.outputs.values()])
         return True
 
     def _keep_outline(self, step: Traceable) -> None:
         if isinstance(self.device, Device) and not debug.level():
-            outline = Outline.of(self._identity, self.outputs, self.inputs, step.states)
+            assigned = {state for state, _ in self.updates}
+            outline = Outline.of(self._identity, self.outputs, self.inputs, assigned, step.states)
             if outline is not None:
                 program_cache.store(self._outline_key(step), outline.text())
 

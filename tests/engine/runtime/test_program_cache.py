@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from weakref import ref
 
@@ -20,12 +20,14 @@ from imgmlp.engine import (
     Tensor,
     compile,
     cond,
+    dtype,
     loop,
     memory_needed,
     open_device,
     optim,
 )
 from imgmlp.engine.ir.target import Target
+from imgmlp.engine.ir.usage_errors import OutOfBoundsError
 from imgmlp.engine.runtime import program, program_cache
 from imgmlp.engine.runtime.executable import Executable
 from imgmlp.engine.runtime.program_cache import FOLDER, identify, key
@@ -509,6 +511,77 @@ def test_smaller_tiles_are_made_of_a_step_that_was_not_traced(
         found = Counting(device)
     assert found.traced == 1
     assert given(found) == wanted
+
+
+class Taking:
+    """A step that takes rows by indices that the host gives, of a column of its own."""
+
+    def __init__(self, device: AnyDevice, indices: Sequence[int], rows: int = 4) -> None:
+        self.x = Tensor(np.arange(rows, dtype=np.float32) ** 2, device, name="x")
+        self.at = Tensor(np.int32([[n, n + 70] for n in indices]), device, name="at")
+        self.last = Tensor(np.int32([0]), device, name="last")
+        (self.last + 1).numpy()  # so that it is on the device
+        self.traced, states = 0, [self.x, self.at, self.last]
+        self.program = compile(self.step, device, depends_on=rows, states=states)
+
+    def step(self) -> dict[str, Tensor]:
+        self.traced += 1
+        column = self.at[:, 0]
+        self.last.assign(column[-1:])
+        both = Tensor.concat([column[1:].cast(dtype.u32), self.last.cast(dtype.u32)])
+        return {"taken": self.x.gather(column), "both": self.x.gather(both)}
+
+    def taken(self) -> dict[str, list[float]]:
+        self.program.run()
+        return {name: self.program.read(name).tolist() for name in self.program.outputs}
+
+
+def test_indices_of_a_step_that_is_not_traced_are_checked(folder: Path) -> None:
+    device = open_opencl()
+    first, second = (Taking(device, [3, 0, 2]) for _ in range(2))
+    assert (first.traced, second.traced) == (1, 0)
+    assert first.taken() == {"taken": [9, 0, 4], "both": [0, 4, 0]}
+    assert second.taken() == {"taken": [9, 0, 4], "both": [0, 4, 0]}
+    for step in (first, second):
+        with pytest.raises(OutOfBoundsError, match="4 is none of them"):
+            step.at.write(np.int32([[1, 0], [4, 0], [1, 0]]))
+        with pytest.raises(OutOfBoundsError, match="5 is none of them"):
+            step.last.write(np.int32([5]))
+        step.at.write(np.int32([[1, 90], [3, 90], [1, 90]]))
+        assert step.taken() == {"taken": [1, 9, 1], "both": [9, 1, 4]}
+        assert step.last.numpy() == 1
+
+
+def test_what_a_step_assigns_is_not_given_whether_it_was_traced_or_not(folder: Path) -> None:
+    device = open_opencl()
+    for traced in (1, 0):
+        step = Taking(device, [3, 0, 2])
+        given = [t.node.arg.given for t in (step.x, step.at, step.last)]
+        assert (step.traced, given) == (traced, [True, True, False])
+
+
+def test_indices_that_are_wrong_already_are_refused_where_nothing_is_traced(folder: Path) -> None:
+    device = open_opencl()
+    Taking(device, [3, 0, 2])
+    with pytest.raises(OutOfBoundsError, match="index 4"):
+        Taking(device, [3, 4, 2])
+
+
+def test_limits_are_those_of_the_tensors_of_the_step_alone(folder: Path) -> None:
+    """What another program has them limited to does not tell steps apart, and stays."""
+    device = open_opencl()
+    Taking(device, [3, 0, 2])
+    found = Taking.__new__(Taking)
+    found.x, found.last = (Tensor(np.zeros(n, t), device) for n, t in ((4, "f4"), (1, "i4")))
+    found.at, found.traced = Tensor(np.zeros((3, 2), np.int32), device), 0
+    narrow = Tensor(np.zeros(2, np.float32), device)
+    compile(lambda: {"y": narrow.gather(found.at[:, 1])}, device)
+    states = [found.x, found.at, found.last]
+    found.program = compile(found.step, device, depends_on=4, states=states)
+    assert found.traced == 0
+    for wrong in ([[4, 0]] * 3, [[0, 2]] * 3):
+        with pytest.raises(OutOfBoundsError):
+            found.at.write(np.int32(wrong))
 
 
 def test_nothing_keeps_a_step_alive(folder: Path) -> None:
