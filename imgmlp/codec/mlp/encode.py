@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from imgmlp.codec.mlp.lengths import Lengths
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.opening import opened
 from imgmlp.codec.mlp.qat_step import BATCH
-from imgmlp.codec.mlp.rounding_search import Rounding, Trial
+from imgmlp.codec.mlp.rounding_search import Rounding, Trial, read_back
 from imgmlp.codec.mlp.steps import Steps
 from imgmlp.codec.mlp.training_phases import MlpTrainer, MlpTrainerState
 from imgmlp.codec.training.checkpoint import Snapshot
@@ -273,5 +274,5 @@ class _Encoder:
             "seconds": seconds,
         }
         made = draft(self.picture, self.wanted, "mlp", found.sections, pixels, own)
-        decode = self.rounding.decode
+        decode = partial(read_back, found.network, pixels)
         return replace(made, diverged=diverged, resumed=self.resumed, decode=decode)

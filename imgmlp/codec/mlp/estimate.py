@@ -21,7 +21,7 @@ SMALL = 2_000.0  # weights, of which fewer take hardly less time
 # chance makes one up to 0.5 dB better: about 10 s of two cores of a processor.
 BRIEF = 1e12
 RIVALS: dict[Kind, int] = {"bytes": 2, "lambda": 2, "psnr": 6}  # such attempts, at most
-CHECKS = 3  # times that a file is decoded once it is chosen, at most
+CHECKS = 2  # times that files are decoded once training is over, as a rule
 
 
 def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) -> Work:

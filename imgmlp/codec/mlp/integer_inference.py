@@ -15,7 +15,7 @@ with zeros for what they have not (rooms.py).
 from __future__ import annotations
 
 import math
-from functools import cache, partial, reduce
+from functools import cache, cached_property, partial, reduce
 from typing import Any
 
 import numpy as np
@@ -23,13 +23,14 @@ import numpy as np
 from imgmlp.codec.bitstream.quantize import step_parts
 from imgmlp.codec.mlp import rooms
 from imgmlp.codec.mlp.network import LIMIT, VALUE_BITS, Layer, Network, Shape
-from imgmlp.codec.training.chunked import assemble
-from imgmlp.engine import AnyDevice, Tensor, compile, dtype
+from imgmlp.codec.training.chunked import assemble, sampled, sampled_share, timed
+from imgmlp.engine import AnyDevice, Tensor, compile, dtype, open_device
 
 Array = np.ndarray[Any, Any]
 
 ONE = 1 << VALUE_BITS
 PIXELS_AT_ONCE = 1 << 15  # of a decoding step
+CORNER = 64  # pixels along the sides of what is compared between devices
 _CYCLE = 1024  # entries of the table of sines
 # cos and sin of a 1024th of a cycle, as fractions of 2**62
 _COS, _SIN = 4611599204741358747, 28296773447188932
@@ -87,6 +88,16 @@ def decode(network: Network, width: int, height: int, device: AnyDevice) -> Arra
     return Decoder(width, height, device).decode(network)
 
 
+def corner(network: Network, width: int, height: int) -> Array:
+    """uint8: some last rows and columns of the picture as NumPy makes them, on every device."""
+    rows, columns = min(CORNER, height), min(CORNER, width)
+    piece = _Piece(network, (width, height), open_device("numpy"), rows, columns)
+    piece.move_to(height - rows, width - columns)
+    piece.program.run()
+    found: Array = piece.program.read("pixels")
+    return found
+
+
 class Decoder:
     """Decodes networks of one picture.
 
@@ -107,6 +118,22 @@ class Decoder:
         make = partial(self._piece, network)
         channels = network.shape.channels
         return assemble(make, self._device, self._size, channels, PIXELS_AT_ONCE)
+
+    def parts(self, network: Network) -> list[tuple[tuple[int, int], Array]]:
+        """Some of the picture's, which stand for all: corners, and uint8 [rows, columns,
+        channels]."""
+        return sampled(partial(self._piece, network), self._device, self._size, PIXELS_AT_ONCE)
+
+    @cached_property
+    def share(self) -> float:
+        """Of a picture's decoding, what `parts` take."""
+        return sampled_share(self._device, self._size, PIXELS_AT_ONCE)
+
+    def seconds(self, network: Network, times: int, most: float) -> float:
+        """That it takes to decode a network once that is compiled, which is done now: by doing it
+        so many times, or as much of it as takes `most` seconds."""
+        make = partial(self._piece, network)
+        return timed(make, self._device, self._size, PIXELS_AT_ONCE, times, most)
 
     def _piece(self, network: Network, device: AnyDevice, rows: int, columns: int) -> _Piece:
         latest, self._latest = self._latest, None

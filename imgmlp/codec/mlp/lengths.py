@@ -10,7 +10,6 @@ from typing import Any
 
 from imgmlp.codec.mlp import rate_model, rooms
 from imgmlp.codec.mlp.estimate import (
-    CHECKS,
     LEAST_PILOT,
     PILOT,
     SEEN,
@@ -20,7 +19,7 @@ from imgmlp.codec.mlp.estimate import (
 )
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.qat_step import BATCH
-from imgmlp.codec.mlp.rounding_search import FINE, TRIED, Rounding, paid_weights
+from imgmlp.codec.mlp.rounding_search import FINE, LONG, TRIED, Rounding, paid_weights
 from imgmlp.codec.mlp.size_search import BRIEF, LEAST, PILOT_RATE, SizeSearch, pilot_weights
 from imgmlp.codec.mlp.training_phases import MlpTrainer, MlpTrainerState
 from imgmlp.codec.training.compile_times import CompileTimes
@@ -43,8 +42,9 @@ HURRY = 20.0  # seconds of a limit, from which on there is time to compile for s
 MOST_SHORT = 0.5  # of a limit, after which no other short run begins
 FEWER = 0.6  # of the steps that an attempt should have, at least, for which it is begun
 DECODED = 0.5  # of what a step takes for a pixel, what decoding takes, about
-TRIALS = 8  # times that files are decoded to choose one of a quality, as a rule
-CHOOSING = 0.2  # of the time left that these may take, or there are fewer
+TRIALS = 8  # files of which one of a quality is chosen, as a rule
+SLOWER = 1.25  # times as long as it was timed that the last decoding may take
+CHOOSING = 0.2  # of the time left that this may take, or there are fewer
 WITHIN = 1.5  # doublings of the usual number of weights within which a first short run's are
 
 
@@ -221,7 +221,7 @@ class Lengths:
     def _foreseen_checks(self, pace: float) -> float:
         """Seconds that checks take, and timing the first one, by what a step does."""
         check = DECODED * pace * self.samples / BATCH
-        return (self._checks(check) + TRIED) * check
+        return self._checks(check) * check + min(TRIED * check, LONG)
 
     def fits(self) -> bool:
         """Whether there is time for an attempt with the network that is wanted."""
@@ -236,7 +236,8 @@ class Lengths:
     def too_late(self) -> bool:
         """Whether there is just time for the checks of a file that is there."""
         shape = self.sizes.shape()
-        return self.limit is not None and self._left() < CHECKS * self._checking(shape)
+        last = SLOWER + self.rounding.share
+        return self.limit is not None and self._left() < last * self._checking(shape)
 
     def for_training(self, shape: Shape) -> float:
         """Seconds that there are for an attempt's steps."""
@@ -253,9 +254,10 @@ class Lengths:
 
     def _checks(self, check: float) -> float:
         """Times that files are decoded then, where each takes so many seconds."""
+        share = self.rounding.share
         if self.wanted.kind != "psnr":
-            return CHECKS
-        return CHECKS + min(TRIALS, CHOOSING * self._left() / max(check, 1e-9))
+            return SLOWER + share
+        return 1 + SLOWER + min(TRIALS * share, CHOOSING * self._left() / max(check, 1e-9))
 
     def _checking(self, shape: Shape) -> float:
         """Seconds that a check of a file takes; what it needs is compiled if it is not yet."""

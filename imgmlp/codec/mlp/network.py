@@ -7,7 +7,9 @@ write and read a network, but not what it computes.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -95,9 +97,9 @@ class Shape:
         pairs = zip(self.sizes, self.sizes[1:], strict=False)
         return tuple(shape for a, b in pairs for shape in ((a, b), (b,)))
 
-    @property
+    @cached_property
     def parameters(self) -> int:
-        return sum(int(np.prod(shape)) for shape in self.shapes)
+        return sum(map(math.prod, self.shapes))
 
     def __str__(self) -> str:
         return "-".join(map(str, self.sizes))
@@ -127,6 +129,17 @@ class Network:
 
     def _arrays(self) -> list[Array]:
         return [array for layer in self.layers for array in (layer.weights, layer.biases)]
+
+
+def alike(one: Network, other: Network) -> bool:
+    """Whether two networks are the same numbers."""
+    pairs = zip(one.layers, other.layers, strict=False)
+    return one.shape == other.shape and all(
+        (a.step, a.finer) == (b.step, b.finer)
+        and np.array_equal(a.weights, b.weights)
+        and np.array_equal(a.biases, b.biases)
+        for a, b in pairs
+    )
 
 
 def parse(head: bytes, coded: bytes, pixels: int, channels: int) -> Network:

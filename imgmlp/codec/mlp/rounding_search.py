@@ -15,11 +15,12 @@ from imgmlp.codec.bitstream.container import Container, Section
 from imgmlp.codec.bitstream.quantize import step_size
 from imgmlp.codec.mlp import bit_allocation, decode, integer_inference, rate_model
 from imgmlp.codec.mlp.bit_allocation import Choice
-from imgmlp.codec.mlp.network import Network, Shape
+from imgmlp.codec.mlp.network import Network, Shape, alike
 from imgmlp.codec.training import draft
 from imgmlp.codec.training.search import approached, nearest, too_much
 from imgmlp.codec.training.target import Goal
 from imgmlp.engine import AnyDevice
+from imgmlp.errors import FormatError
 from imgmlp.image import Picture, has_alpha, psnr
 
 Array = np.ndarray[Any, Any]
@@ -27,7 +28,7 @@ Array = np.ndarray[Any, Any]
 INWARDS = 0.3  # of a step: how far rounding towards zero may go
 FINE = 10.0  # bits of a weight, above which no picture gets better
 LACKING = 1.0  # dB that no finer steps bring
-TRIED = 2  # times that decoding is timed, but once if that takes LONG
+TRIED = 2  # times that decoding is timed, but a part of it if that takes LONG
 LONG = 0.5  # seconds
 # Of the bytes wanted, from which on a network is left as it was trained: steps that it was not
 # trained with, finer ones too, take from 0.3 to 1.2 dB for a percent of its bytes.
@@ -84,6 +85,8 @@ class Rounding:
         self._decoder = integer_inference.Decoder(picture.width, picture.height, device)
         self._seconds: dict[Shape, float] = {}
         self._compiled: dict[Shape, tuple[float, int]] = {}  # bits of a weight, and the cut for it
+        self._latest: tuple[Network, Array] | None = None  # that was decoded, and its pixels
+        self._beyond: dict[Shape, float] = {}  # dB of a picture, more than of its parts
 
     def one_colour(self) -> Trial | None:
         """The smallest file that there is, if it is all that the target can ask for."""
@@ -113,17 +116,10 @@ class Rounding:
 
     def _timed(self, found: Network) -> tuple[float, int]:
         """Seconds that decoding takes, and how hidden layers are cut there."""
-        self.decoded(found)
-        times = []
-        for _ in range(TRIED):
-            began = time.perf_counter()
-            self.decoded(found)
-            times.append(time.perf_counter() - began)
-            if times[-1] > LONG:
-                break
+        seconds = self._decoder.seconds(found, TRIED, LONG)
         cut = self._decoder.cut
         assert cut is not None
-        return min(times), cut
+        return seconds, cut
 
     def best(self, arrays: list[Array], choices: list[Choice], shape: Shape) -> tuple[Trial, Trial]:
         """The network of these numbers, rounded otherwise if that brings it nearer to the target.
@@ -156,7 +152,17 @@ class Rounding:
                 return self._rounded(arrays, start.choices, shape, -share)
 
             tried += approached(wanted, start, (-INWARDS, 0.0), inwards, self._enough)
-        return nearest(wanted, self._judged(tried)), first
+        return self._chosen(self._judged(tried)), first
+
+    def _chosen(self, tried: list[Trial]) -> Trial:
+        """The nearest, by all of its pixels where others are judged by some."""
+        found = nearest(self.wanted, tried)
+        if self.share == 1 or math.isnan(found.psnr):
+            return found
+        shift = self._whole_psnr(found.network) - found.psnr
+        others = [replace(trial, psnr=trial.psnr + shift) for trial in tried]
+        self._beyond[found.network.shape] += shift
+        return nearest(self.wanted, others)
 
     def reached(self, arrays: list[Array], choices: list[Choice], shape: Shape) -> float:
         """dB of these numbers as they are rounded."""
@@ -169,7 +175,29 @@ class Rounding:
             return tried
         return [replace(trial, psnr=self._psnr(trial.network)) for trial in keep]
 
+    @property
+    def share(self) -> float:
+        """Of a picture's decoding, what judging a trial takes once one of its shape is known."""
+        return self._decoder.share
+
     def _psnr(self, found: Network) -> float:
+        """dB; of a large picture about, by parts of it and what others of the shape have beyond."""
+        if self.share == 1:
+            return self._whole_psnr(found)
+        original, parts = [], self._decoder.parts(found)
+        for (top, left), part in parts:
+            rows, columns, channels = part.shape
+            own = self.picture.pixels[top : top + rows, left : left + columns]
+            original.append(own.reshape(1, -1, channels))
+        joined = [part.reshape(1, -1, part.shape[-1]) for _, part in parts]
+        about = psnr(np.concatenate(original, 1), np.concatenate(joined, 1))
+        if not math.isfinite(about):  # as nobody sees any of them
+            return self._whole_psnr(found)
+        if found.shape not in self._beyond:
+            self._beyond[found.shape] = self._whole_psnr(found) - about
+        return about + self._beyond[found.shape]
+
+    def _whole_psnr(self, found: Network) -> float:
         return psnr(self.picture.pixels, self.decoded(found))
 
     def _rounded(
@@ -189,16 +217,27 @@ class Rounding:
         return Trial(found, choices, sections, size, quality)
 
     def decoded(self, found: Network) -> Array:
-        """uint8 [height, width, channels]."""
-        began = time.perf_counter()
-        pixels = self._decoder.decode(found)
-        if found.shape in self._seconds:  # others may have come to use the same device, or gone
-            self._seconds[found.shape] = time.perf_counter() - began
-        return pixels
+        """uint8 [height, width, channels]; not made once more for the latest numbers."""
+        if self._latest is None or not alike(self._latest[0], found):
+            began = time.perf_counter()
+            self._latest = found, self._decoder.decode(found)
+            if found.shape in self._seconds:  # others may have come to use the device, or gone
+                self._seconds[found.shape] = time.perf_counter() - began
+        return self._latest[1]
 
-    def decode(self, found: Container) -> Array:
-        """The same of a network in a file."""
-        return self.decoded(decode.network_of(found))
+
+def read_back(network: Network, pixels: Array, found: Container) -> Array:
+    """The pixels, once the bytes of a file are seen to hold this network, which gave them.
+
+    What coding or writing got wrong shows here even where it changes no pixel, and what a driver
+    gets wrong in a corner that NumPy makes as well. Raises FormatError.
+    """
+    if not alike(decode.network_of(found), network):
+        raise FormatError("it holds another network than was coded", hint=container.DAMAGED)
+    ours = integer_inference.corner(network, found.header.width, found.header.height)
+    if not np.array_equal(pixels[-ours.shape[0] :, -ours.shape[1] :], ours):
+        raise FormatError("its pixels are not NumPy's", hint=container.DAMAGED)
+    return pixels
 
 
 def _usual(shape: Shape, bits: float) -> Network:

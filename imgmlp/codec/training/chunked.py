@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import time
 import warnings
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -13,7 +15,9 @@ from imgmlp.codec.training.memory_limits import detached, explain
 from imgmlp.engine import AnyDevice, NumpyDevice, Program, Receiver
 from imgmlp.errors import ImgmlpWarning, OutOfMemoryError
 
+T = TypeVar("T")
 Array = np.ndarray[Any, Any]
+Corner = tuple[int, int]  # top and left
 
 LEAST = 256  # pixels of a piece that is not halved any more
 NUMPYS = 1 << 14  # pixels of a piece for NumPy: near its caches, yet its threads meet seldom
@@ -21,6 +25,7 @@ GPUS = 16  # times as many pixels a piece for a GPU, whose launches take less th
 SMALL, THIN = 32, 16  # pixels along the sides of small pictures, along the short one of thin ones
 # Pieces up to which thin pictures have those of others, which take less than compiling.
 FEW = 16
+SAMPLED, FEWEST = 2**19, 16  # pixels, and pieces, that stand for a large picture's, at least
 
 
 class Piece(Protocol):
@@ -84,13 +89,45 @@ def assemble(
     """
     width, height = size
     picture = np.empty((height, width, channels), np.uint8)
+    _with_piece(make, device, size, pixels, partial(fill, picture))
+    return picture
+
+
+def timed(
+    make: Make, device: AnyDevice, size: tuple[int, int], pixels: int, times: int, most: float
+) -> float:
+    """Seconds that `assemble` takes, once all is compiled.
+
+    By doing it so many times, or as much of it as takes `most` seconds.
+    """
+    use = partial(_timed, size=size, times=times, most=most)
+    return _with_piece(make, device, size, pixels, use)
+
+
+def sampled(
+    make: Make, device: AnyDevice, size: tuple[int, int], pixels: int
+) -> list[tuple[Corner, Array]]:
+    """Some parts of what `assemble` gives, which stand for all of it: their upper left corners, and
+    uint8 [rows, columns, channels]."""
+    return _with_piece(make, device, size, pixels, partial(_sampled, size=size))
+
+
+def sampled_share(device: AnyDevice, size: tuple[int, int], pixels: int) -> float:
+    """Of all parts, how many `sampled` gives, memory permitting; 1 of small pictures."""
+    rows, columns = _fitting(device)(*size, at_once(device, pixels))
+    corners = _corners(size, rows, columns)
+    return len(_some(corners, rows * columns)) / len(corners)
+
+
+def _with_piece(
+    make: Make, device: AnyDevice, size: tuple[int, int], pixels: int, use: Callable[[Piece], T]
+) -> T:
+    width, height = size
     pixels = at_once(device, pixels)
-    fit = fitting if isinstance(device, NumpyDevice) else common  # NumPy compiles nothing
     while True:
-        rows, columns = fit(width, height, pixels)
+        rows, columns = _fitting(device)(width, height, pixels)
         try:
-            fill(picture, make(device, rows, columns))
-            return picture
+            return use(make(device, rows, columns))
         except OutOfMemoryError as error:
             if device.lost:
                 raise
@@ -100,21 +137,69 @@ def assemble(
             raise explain(problem, what, device, partial(make, rows=rows, columns=columns))
         pixels = rows * columns // 2
         text = f"{problem}: going on with {pixels:,} pixels at a time instead of {2 * pixels:,}"
-        warnings.warn(text, ImgmlpWarning, stacklevel=3)  # whoever decodes
+        warnings.warn(text, ImgmlpWarning, stacklevel=4)  # whoever decodes
+
+
+def _fitting(device: AnyDevice) -> Callable[[int, int, int], tuple[int, int]]:
+    return fitting if isinstance(device, NumpyDevice) else common  # NumPy compiles nothing
 
 
 def fill(picture: Array, piece: Piece) -> None:
     """All of uint8 [height, width, channels]; pieces may reach past its edges."""
 
-    def place(corner: tuple[int, int], values: dict[str, Array]) -> None:
+    def place(corner: Corner, values: dict[str, Array]) -> None:
         top, left = corner
         target = picture[top : top + piece.rows, left : left + piece.columns]
         target[...] = values["pixels"][: target.shape[0], : target.shape[1]]
 
+    height, width, _ = picture.shape
     receiver = Receiver(piece.program, ["pixels"], place)
-    for left in range(0, picture.shape[1], piece.columns):
-        for top in range(0, picture.shape[0], piece.rows):
-            piece.move_to(top, left)
-            piece.program.run()
-            receiver.send((top, left))
-            receiver.wait()  # one piece in flight keeps the memory bounded
+    for corner in _corners((width, height), piece.rows, piece.columns):
+        _compute(piece, corner, receiver)
+
+
+def _sampled(piece: Piece, size: tuple[int, int]) -> list[tuple[Corner, Array]]:
+    (width, height), found = size, list[tuple[Corner, Array]]()
+
+    def keep(corner: Corner, values: dict[str, Array]) -> None:
+        top, left = corner
+        found.append((corner, values["pixels"][: height - top, : width - left]))
+
+    receiver = Receiver(piece.program, ["pixels"], keep)
+    corners = _corners(size, piece.rows, piece.columns)
+    for corner in _some(corners, piece.rows * piece.columns):
+        _compute(piece, corner, receiver)
+    return found
+
+
+def _some(corners: Sequence[Corner], pixels: int) -> list[Corner]:
+    """One by chance out of each of some runs of pieces with so many pixels; all of few."""
+    count = max(FEWEST, SAMPLED // pixels)
+    if 2 * count > len(corners):
+        return [*corners]
+    generator = np.random.Generator(np.random.PCG64(0))
+    return [corners[generator.choice(run)] for run in np.array_split(range(len(corners)), count)]
+
+
+def _timed(piece: Piece, size: tuple[int, int], times: int, most: float) -> float:
+    corners = _corners(size, piece.rows, piece.columns)
+    receiver = Receiver(piece.program, ["pixels"], lambda _corner, _values: None)
+    _compute(piece, corners[0], receiver)  # which may compile
+    began, done, taken = time.perf_counter(), 0, 0.0
+    while done < times * len(corners) and taken <= most:
+        _compute(piece, corners[done % len(corners)], receiver)
+        done, taken = done + 1, time.perf_counter() - began
+    return taken / done * len(corners)
+
+
+def _corners(size: tuple[int, int], rows: int, columns: int) -> list[Corner]:
+    width, height = size
+    lefts, tops = range(0, width, columns), range(0, height, rows)
+    return [(top, left) for left in lefts for top in tops]
+
+
+def _compute(piece: Piece, corner: Corner, receiver: Receiver) -> None:
+    piece.move_to(*corner)
+    piece.program.run()
+    receiver.send(corner)
+    receiver.wait()  # one piece in flight keeps the memory bounded

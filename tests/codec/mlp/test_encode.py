@@ -21,7 +21,7 @@ from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.mlp import encode as mlp
 from imgmlp.codec.mlp import integer_inference, rate_model
 from imgmlp.codec.mlp.encode import MOST_ATTEMPTS, RIVALS, _Encoder
-from imgmlp.codec.mlp.network import Shape
+from imgmlp.codec.mlp.network import Network, Shape
 from imgmlp.codec.mlp.rounding_search import FULL, Rounding, Trial, overhead
 from imgmlp.codec.mlp.size_search import PILOT_RATE
 from imgmlp.codec.training.checkpoint import Checkpoint
@@ -30,7 +30,7 @@ from imgmlp.codec.training.replay import SMOOTHING
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import open_device
-from imgmlp.errors import Interrupted
+from imgmlp.errors import ImgmlpError, Interrupted
 from imgmlp.image import Picture, psnr
 from imgmlp.metadata import NOTHING, Metadata
 
@@ -63,8 +63,29 @@ def test_for_bytes_only_results_of_attempts_are_decoded(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(integer_inference.Decoder, "decode", counted)
     run(Goal("bytes", 260), workload=Workload(20))
-    attempts = 1 + RIVALS["bytes"]
-    assert len(decoded) == attempts + 1  # for digests, and from the file's own bytes
+    assert len(decoded) == 1 + RIVALS["bytes"]  # whose digests files have
+
+
+@pytest.mark.parametrize("what", ["weight", "step", "pixels"])
+def test_what_is_no_file_of_the_network_is_a_fault(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever coding or a device got wrong, though the network's pixels are made once."""
+    decode, sections = integer_inference.Decoder.decode, Network.sections
+
+    def wrong(network: Network) -> tuple[bytes, bytes]:
+        first, *others = network.layers
+        weights = first.weights.copy()
+        weights[-1, -1] += what == "weight"
+        layer = replace(first, weights=weights, step=first.step + (what == "step"))
+        return sections(Network(network.shape, (layer, *others)))
+
+    if what == "pixels":
+        monkeypatch.setattr(integer_inference.Decoder, "decode", lambda *a: decode(*a) ^ 1)
+    else:
+        monkeypatch.setattr(Network, "sections", wrong)
+    with pytest.raises(ImgmlpError, match="what was written is no sound file: it"):
+        run(Goal("bytes", 400), workload=Workload(3))
 
 
 @pytest.mark.parametrize("wanted", [Goal("bytes", 400), Goal("lambda", 2e-3)])

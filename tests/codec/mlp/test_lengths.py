@@ -18,8 +18,8 @@ from imgmlp.codec.bitstream import container
 from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.mlp import integer_inference, rate_model
 from imgmlp.codec.mlp.encode import _Encoder
-from imgmlp.codec.mlp.estimate import CHECKS, SMALL
-from imgmlp.codec.mlp.lengths import BARELY, CHOOSING, HASTY, TRIALS, Lengths
+from imgmlp.codec.mlp.estimate import SMALL
+from imgmlp.codec.mlp.lengths import BARELY, CHOOSING, HASTY, SLOWER, TRIALS, Lengths
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.rounding_search import FINE, LONG, TRIED, Rounding, even
 from imgmlp.codec.mlp.size_search import COARSEST
@@ -217,6 +217,7 @@ def test_after_training_for_a_time_nothing_more_is_compiled(
     """Though weights come out too large for what was compiled."""
     happened: list[str] = []
     made, trained = integer_inference._Piece.__init__, Trainer.run
+    checked = integer_inference.corner
 
     def piece(*args: Any) -> None:
         happened.append("compiled")
@@ -227,6 +228,13 @@ def test_after_training_for_a_time_nothing_more_is_compiled(
         happened.append("trained")
         return trained(*args)
 
+    def corner(*args: Any) -> np.ndarray:
+        before = [*happened]
+        found = checked(*args)
+        happened[:] = before  # NumPy compiles nothing
+        return found
+
+    monkeypatch.setattr(integer_inference, "corner", corner)
     monkeypatch.setattr(integer_inference._Piece, "__init__", piece)
     monkeypatch.setattr(Trainer, "run", run)
     monkeypatch.setattr(CompileTimes, "expected", lambda *_: 5.0)
@@ -284,34 +292,46 @@ def test_a_network_is_so_small_that_its_steps_and_its_checks_fit(
     assert 16 < steps * pace + encoder.lengths._foreseen_checks(pace) <= 20.2
 
 
-def test_choosing_a_file_takes_a_share_of_the_time_at_most() -> None:
+@pytest.mark.parametrize("share", [1.0, 0.1])
+def test_choosing_a_file_takes_a_share_of_the_time_at_most(
+    share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of large pictures, parts of which are decoded to choose, more files can be looked at."""
+    monkeypatch.setattr(integer_inference.Decoder, "share", share)
+
     def checks(wanted: Goal, check: float) -> float:
         limited = Workload(100, seconds=20)
         encoder = _Encoder(Picture(small_pixels()), wanted, limited, open_device("numpy"), Run())
-        return encoder.lengths._checks(check)
+        return encoder.lengths._checks(check) - SLOWER
 
-    assert checks(Goal("psnr", 21), 1e-3) == CHECKS + TRIALS
-    assert checks(Goal("psnr", 21), 4.0) == pytest.approx(CHECKS + CHOOSING * 20 / 4, rel=0.1)
-    assert checks(Goal("bytes", 300), 1e-3) == checks(Goal("lambda", 1), 4.0) == CHECKS
+    assert checks(Goal("psnr", 21), 1e-3) == pytest.approx(1 + share * TRIALS)
+    choosing = min(share * TRIALS, CHOOSING * 20 / 4)
+    assert checks(Goal("psnr", 21), 4.0) == pytest.approx(1 + choosing, rel=0.1)
+    for wanted in (Goal("bytes", 300), Goal("lambda", 1)):
+        assert checks(wanted, 4.0) == pytest.approx(share)
 
 
-@pytest.mark.parametrize(("seconds", "times"), [(LONG / 2, 1 + TRIED), (2 * LONG, 2)])
-def test_a_decoding_that_takes_long_is_timed_once(
-    seconds: float, times: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("pixels", "most", "times"), [
+    (1e-6, LONG, 1 + 12 * TRIED), (1e-3, LONG, 1 + 8), (1.0, LONG, 2),
+])  # fmt: skip
+def test_decoding_is_timed_by_as_much_as_takes_a_while(
+    pixels: float, most: float, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside the first one, which may compile."""
-    ends = [0.0]
+    """Of 12 pieces of 64 pixels, after the first one, which may compile."""
+    clock, moved = [0.0], list[tuple[int, int]]()
 
-    def decode(*_: Any) -> np.ndarray:
-        ends.append(ends[-1] + seconds)
-        return small_pixels()
+    def move(piece: Any, top: int, left: int) -> None:
+        clock[0] += 64 * pixels if moved else 30.0
+        moved.append((top, left))
 
-    rounding = Rounding(Picture(small_pixels()), Goal("bytes", 300), open_device("numpy"))
-    monkeypatch.setattr(rounding._decoder, "decode", decode)
-    monkeypatch.setattr(integer_inference.Decoder, "cut", 0)
-    monkeypatch.setattr("time.perf_counter", lambda: ends[-1])
-    assert rounding._timed(even(np.array([10, 20, 30])))[0] == pytest.approx(seconds)
-    assert len(ends) - 1 == times
+    monkeypatch.setattr(integer_inference, "PIXELS_AT_ONCE", 64)
+    monkeypatch.setattr(integer_inference._Piece, "move_to", move)
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    pictured = Picture(np.zeros((24, 32, 3), np.uint8))
+    rounding = Rounding(pictured, Goal("bytes", 300), open_device("numpy"))
+    seconds, _ = rounding._timed(even(np.array([10, 20, 30])))
+    assert seconds == pytest.approx(24 * 32 * pixels)
+    assert len(moved) == times
 
 
 def test_much_time_goes_into_wider_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,10 @@ import pytest
 from imgmlp.codec.mlp import integer_inference, rate_model
 from imgmlp.codec.mlp.bit_allocation import Choice
 from imgmlp.codec.mlp.rounding_search import FINE, Rounding, even, overhead, paid_weights
+from imgmlp.codec.training import chunked
 from imgmlp.codec.training.target import Goal
 from imgmlp.engine import open_device
-from imgmlp.image import Picture
+from imgmlp.image import Picture, psnr
 from imgmlp.metadata import NOTHING, Metadata
 
 
@@ -65,3 +66,48 @@ def test_what_was_compiled_for_few_bits_does_not_take_more_from_networks(
     assert compiled[1] == integer_inference.PARTS
     assert len(compiled) == 3
     assert step() == 40
+
+
+def test_files_of_a_large_picture_are_judged_by_parts_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And by how much more dB all of it has, once that is known of a network of the shape."""
+    monkeypatch.setattr(integer_inference, "PIXELS_AT_ONCE", 256)
+    monkeypatch.setattr(chunked, "SAMPLED", 4096)
+    chance, shape = np.random.default_rng(3), rate_model.network_shape(600.0, 3)
+    y, x = np.mgrid[:200, :300]
+    picture = Picture(np.dstack([x * 0.8, y, 80 * np.sin(x / 9) + 100]).astype(np.uint8))
+    wanted, device = Goal("psnr", 30), open_device("numpy")
+    rounding = Rounding(picture, wanted, device)
+    assert 0.03 < rounding.share < 0.1
+    arrays = [chance.normal(0.0, 0.2, size) for size in shape.shapes]
+    decoded, decode = [], integer_inference.Decoder.decode
+    monkeypatch.setattr(
+        integer_inference.Decoder, "decode", lambda *a: decoded.append(a[1]) or decode(*a)
+    )
+    trials = []
+    for step in (20, 30, 36):
+        choices = [Choice(step, 0)] * (shape.hidden + 1)
+        trials.append(rounding._rounded(arrays, choices, shape))
+    assert len(decoded) == 1
+    whole = [psnr(picture.pixels, decode(rounding._decoder, t.network)) for t in trials]
+    assert trials[0].psnr == pytest.approx(whole[0])
+    assert [trial.psnr for trial in trials] == pytest.approx(whole, abs=0.2)
+    assert len({round(trial.psnr, 3) for trial in trials}) == 3
+    found = rounding._chosen(trials)
+    best = whole.index(max(whole))
+    assert (found.network, found.psnr) == (trials[best].network, pytest.approx(whole[best]))
+    again = Rounding(Picture(picture.pixels[:40, :40]), wanted, device)
+    assert again.share == 1
+
+
+def test_hidden_parts_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody sees the parts, the whole picture is decoded."""
+    monkeypatch.setattr(integer_inference, "PIXELS_AT_ONCE", 64)
+    monkeypatch.setattr(chunked, "SAMPLED", 64)
+    pixels = np.zeros((128, 128, 4), np.uint8)
+    pixels[:4, :4] = 255
+    rounding = Rounding(Picture(pixels), Goal("psnr", 30), open_device("numpy"))
+    trial = rounding._trial(even(np.array([9, 9, 9, 0])), [])
+    assert trial.psnr == pytest.approx(psnr(pixels, rounding.decoded(trial.network)))
+    assert rounding.share < 1
