@@ -86,7 +86,7 @@ def test_files_of_a_large_picture_are_judged_by_parts_of_it(
         integer_inference.Decoder, "decode", lambda *a: decoded.append(a[1]) or decode(*a)
     )
     trials = []
-    for step in (20, 30, 36):
+    for step in (52, 62, 67):
         choices = [Choice(step, 0)] * (shape.hidden + 1)
         trials.append(rounding._rounded(arrays, choices, shape))
     assert len(decoded) == 1
