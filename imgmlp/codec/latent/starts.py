@@ -19,7 +19,9 @@ from imgmlp.errors import FormatError
 START_EXPONENT = 11  # starts are whole numbers of 2**-START_EXPONENT
 START_CHANNELS = 3  # of the pictures that they were trained over
 # Widths of the hidden layers of synthesis and entropy network of each start, by its number.
-START_WIDTHS = {1: (16, 12), 2: (32, 24), 3: (32, 24), 4: (16, 12), 5: (32, 24)}
+START_WIDTHS = {
+    1: (16, 12), 2: (32, 24), 3: (32, 24), 4: (16, 12), 5: (32, 24), 6: (16, 16),
+}  # fmt: skip
 FILTERED_STARTS = {5}  # which have a filter
 
 

@@ -141,6 +141,7 @@ DIGESTS = {
     3: "55a320eaffa7",
     4: "88ee25e96a84",
     5: "6c4f5eb73e08",
+    6: "6a51aebbb362",
 }
 
 
@@ -174,6 +175,7 @@ GOLDEN_FILES = {
     "start-3-filtered": (3, "123c8224708a680e"),
     "start-4": (4, "a8e368279554f0a7"),
     "start-5": (5, "023aeae1a6b0f74e"),
+    "start-6": (6, "2acf1a64860b77bb"),
     "start-5-hyper": (5, "a1d135792ef33e2e"),
     "start-5-hyper-all": (5, "686b3da225dc4a6e"),  # with a weight for every hyperlatent
 }  # the start that a file's networks begin from, and the digest of its pixels

@@ -22,6 +22,7 @@ from imgmlp.codec.latent.training.rooms import (
     begins_in_windows,
     fits_windows,
     in_windows,
+    is_gpu,
     room,
     windows_of,
 )
@@ -35,8 +36,9 @@ Array = np.ndarray[Any, Any]
 SEED = 0
 WHOLE, IN_A_ROOM, IN_WINDOWS = "whole", "in a room", "in windows"
 SHARED = "in a shared room"  # from which a run goes over to one of the two first
-# (samples of a picture, widths of the hidden layers of synthesis and of the entropy network)
-WIDTHS = ((100_000, (16, 12)), (2**62, (32, 24)))
+# Widths of the hidden layers of synthesis and of the entropy network: of pictures of so many pixels
+# at most; of others; and of the short runs of these, which have nearly twice as many steps so.
+SMALL_PICTURE, SMALL, LARGE, QUICK = 100_000, (16, 12), (32, 24), (16, 16)
 LONG = 40_000  # steps from which hyperlatents pay, which make each of them take a quarter longer
 SMALL_PARTS = 8_000  # operations of a pixel in a step, of what is no layer, by the time they take
 
@@ -56,7 +58,7 @@ class Forms:
         just one size does not pay, `hyper` that it is long enough for hyperlatents."""
         self.pixels, self.device, self.short = pixels, device, short
         self.name = ""  # of the form that was taken; what a checkpoint has for it
-        self._widths = widths(pixels.shape, most_weights)
+        self._widths = widths(pixels.shape, most_weights, is_quick(device, short))
         self.hyper = hyper and self._widths == widths(pixels.shape, math.inf)
 
     def first(self, name: str | None = None) -> LatentStep:
@@ -140,25 +142,29 @@ class Forms:
 def has_hyperlatents(shape: tuple[int, ...], steps: float) -> bool:
     """Whether these are worth their time and their weights' bits in so many steps of a picture."""
     height, width, _ = shape
-    large = WIDTHS[0][0] < height * width <= MOST_ABOVE
+    large = SMALL_PICTURE < height * width <= MOST_ABOVE
     return large and steps >= LONG and usual_levels(height, width) > HYPERLATENTS[-1]
 
 
-def widths(shape: tuple[int, ...], most: float) -> tuple[int, int]:
+def is_quick(device: AnyDevice, short: bool) -> bool:
+    """Whether a run has small networks for the sake of more steps: a GPU has enough of them."""
+    return short and not is_gpu(device)
+
+
+def widths(shape: tuple[int, ...], most: float, quick: bool = False) -> tuple[int, int]:
     """Of the hidden layers of synthesis and of the entropy network, for pixels of a shape.
 
-    Small pictures have no room for large networks, and few bytes none for more than `most` weights.
+    Small pictures have no room for large networks, few bytes none for more than `most` weights, and
+    a `quick` run no time.
     """
     height, width, channels = shape
-    fitting = next(number for number, (size, _) in enumerate(WIDTHS) if height * width <= size)
-    while fitting > 0 and _weights(WIDTHS[fitting][1], channels) > most:
-        fitting -= 1
-    return WIDTHS[fitting][1]
+    found = QUICK if quick else LARGE
+    return SMALL if height * width <= SMALL_PICTURE or _weights(found, channels) > most else found
 
 
-def operations(shape: tuple[int, ...]) -> int:
+def operations(shape: tuple[int, ...], quick: bool = False) -> int:
     """Of a pixel in a step, for pixels of a shape."""
-    return 6 * _weights(widths(shape, math.inf), shape[2]) + SMALL_PARTS
+    return 6 * _weights(widths(shape, math.inf, quick), shape[2]) + SMALL_PARTS
 
 
 def _weights(hidden: tuple[int, int], channels: int) -> int:

@@ -6,7 +6,13 @@ import math
 import time
 
 from imgmlp.codec.latent.training.bit_allocation import FIRST_TRIALS, MOST_TRIALS, TRIALS
-from imgmlp.codec.latent.training.forms import has_hyperlatents, operations, widths
+from imgmlp.codec.latent.training.forms import (
+    QUICK,
+    has_hyperlatents,
+    is_quick,
+    operations,
+    widths,
+)
 from imgmlp.codec.latent.training.latent_step import LatentStep
 from imgmlp.codec.latent.training.phases import (
     FEWEST_LIMITED,
@@ -122,8 +128,9 @@ def workload(level: int | None, seconds: float | None) -> Workload:
 def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) -> Work:
     """What training for a target takes, about; just the usual time where that is chosen."""
     shape = height, width, _ = picture.pixels.shape
-    hidden, pixels = widths(shape, math.inf), height * width
-    each, short = operations(shape), is_short(shape, workload, device)
+    short, pixels = is_short(shape, workload, device), height * width
+    quick = is_quick(device, short)
+    hidden, each = widths(shape, math.inf, quick), operations(shape, quick)
     trained = trained_steps(workload.steps, shape, device, short)
     passes = _passes(wanted, least_passes(trained, pixels))
     steps = (1 + passes * SHORTER) * trained + _all_hardening(trained, passes, pixels)
@@ -150,9 +157,10 @@ def _passes(wanted: Goal, least: int) -> float:
 def trained_steps(steps: int, shape: tuple[int, ...], device: AnyDevice, short: bool) -> int:
     """Of an effort's steps, those of a picture. A short run in many windows takes fewer: networks
     move with every window, and each step takes longer; but not those of thin pictures, where it
-    costs more than it spares."""
+    costs more than it spares, nor of large ones, whose steps are quick."""
     found = for_pixels(steps, shape[0] * shape[1])
-    if not (short and in_windows(shape, device, short)) or is_thin(shape, device):
+    windows = short and in_windows(shape, device, short) and not is_thin(shape, device)
+    if not windows or widths(shape, math.inf, is_quick(device, short)) == QUICK:
         return found
     return math.ceil(
         found * max(math.pow(windows_of(shape, device), -BY_WINDOWS), LEAST_IN_WINDOWS)
@@ -310,7 +318,7 @@ class Lengths:
         began = time.perf_counter()
         step.judge(step.flat.numpy())
         self.judging = time.perf_counter() - began
-        hidden = widths(self.shape, math.inf)
+        hidden = widths(self.shape, math.inf, is_quick(self.device, self.short))
         program = step_program(self.shape, hidden, self.device, self.short, self.long)
         self._compiled.note(program)
         return pace
