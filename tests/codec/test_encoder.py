@@ -158,5 +158,6 @@ def test_pictures_of_nearly_one_size_are_compiled_for_once(
     assert compiling(80, 96) == compiling(100, 112) == 0.0
     assert compiling(256, 384) == 20.0  # as what is of its kind took
     device.compiling += 30.0
-    times.note(rooms.step_program((400, 400, 3), forms.widths((400, 400, 3), 1e9), device, True))
+    widths = forms.widths((400, 400, 3), 1e9, quick=True)
+    times.note(rooms.step_program((400, 400, 3), widths, device, True))
     assert compiling(256, 400) == compiling(700, 500) == 0.0

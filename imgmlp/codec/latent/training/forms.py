@@ -36,9 +36,10 @@ Array = np.ndarray[Any, Any]
 SEED = 0
 WHOLE, IN_A_ROOM, IN_WINDOWS = "whole", "in a room", "in windows"
 SHARED = "in a shared room"  # from which a run goes over to one of the two first
-# Widths of the hidden layers of synthesis and of the entropy network: of pictures of so many pixels
-# at most; of others; and of the short runs of these, which have nearly twice as many steps so.
-SMALL_PICTURE, SMALL, LARGE, QUICK = 100_000, (16, 12), (32, 24), (16, 16)
+SMALL_PICTURE = 100_000  # pixels, at most
+# Widths of the hidden layers of synthesis and of the entropy network: of small pictures and of the
+# short runs of others, which have nearly twice as many steps so, and of long ones.
+SMALL, LARGE = (16, 16), (32, 24)
 LONG = 40_000  # steps from which hyperlatents pay, which make each of them take a quarter longer
 SMALL_PARTS = 8_000  # operations of a pixel in a step, of what is no layer, by the time they take
 
@@ -158,8 +159,8 @@ def widths(shape: tuple[int, ...], most: float, quick: bool = False) -> tuple[in
     a `quick` run no time.
     """
     height, width, channels = shape
-    found = QUICK if quick else LARGE
-    return SMALL if height * width <= SMALL_PICTURE or _weights(found, channels) > most else found
+    small = quick or height * width <= SMALL_PICTURE or _weights(LARGE, channels) > most
+    return SMALL if small else LARGE
 
 
 def operations(shape: tuple[int, ...], quick: bool = False) -> int:

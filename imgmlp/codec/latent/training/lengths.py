@@ -7,7 +7,7 @@ import time
 
 from imgmlp.codec.latent.training.bit_allocation import FIRST_TRIALS, MOST_TRIALS, TRIALS
 from imgmlp.codec.latent.training.forms import (
-    QUICK,
+    SMALL_PICTURE,
     has_hyperlatents,
     is_quick,
     operations,
@@ -160,7 +160,8 @@ def trained_steps(steps: int, shape: tuple[int, ...], device: AnyDevice, short: 
     costs more than it spares, nor of large ones, whose steps are quick."""
     found = for_pixels(steps, shape[0] * shape[1])
     windows = short and in_windows(shape, device, short) and not is_thin(shape, device)
-    if not windows or widths(shape, math.inf, is_quick(device, short)) == QUICK:
+    large = shape[0] * shape[1] > SMALL_PICTURE
+    if not windows or (large and is_quick(device, short)):
         return found
     return math.ceil(
         found * max(math.pow(windows_of(shape, device), -BY_WINDOWS), LEAST_IN_WINDOWS)
