@@ -42,7 +42,7 @@ ORDER = """
     errors text kernels child source_digest engine output_files metadata library_messages
     image_parts image_beside image_claims image_coded image_depth image_frames tiff_exif image_files
     samples image
-    codec codec.decoder codec.encoder
+    codec codec.decoder codec.encoder codec.kinds
     interrupt ending facts report batch terminal bench
     api pil imgmlp cli __main__
 """.split()  # noqa: SIM905
@@ -68,7 +68,7 @@ LAZY = {  # keep --help and a look at a file quick
         ("cli.commands", f"imgmlp.cli.{name}")
         for name in [
             *("parsing", "train", "encode", "compare", "decode", "info", "verify", "devices"),
-            *("graph", "folders"),
+            *("graph", "folders", "prepare"),
         ]
     ),
     ("cli.commands", "imgmlp.batch.wanted"),

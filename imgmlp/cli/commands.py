@@ -304,13 +304,26 @@ def devices(
     check: Annotated[
         bool, typer.Option("--check", help="Test each against NumPy; say how to mend what fails.")
     ] = False,
+    prepare: Annotated[
+        bool,
+        typer.Option(
+            "--prepare",
+            help="Compile now, in some minutes, what RGB pictures of any size need, so that none "
+            "waits for it: for processors.",
+        ),
+    ] = False,
     device: Annotated[
         str | None,
         typer.Option("--device", metavar="auto|gpu|cpu|numpy|P:D", help="Only this one."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the devices that --device takes, or test them."""
+    """List the devices that --device takes, test them, or make one ready."""
+    if prepare:
+        from imgmlp.cli import prepare as preparing
+
+        preparing.run(terminal(), as_json, device, check)
+        return
     from imgmlp.cli.devices import run
 
     run(terminal(), as_json, check, device)

@@ -1,4 +1,5 @@
-"""Pictures in files: `encoder` and `decoder` on top, a folder for each codec below.
+"""Pictures in files: `encoder` and `decoder` on top, and `kinds`, what they compile for; a folder
+for each codec below.
 
 `mlp`, `latent` and `float_mlp` know nothing of each other; all use `training`, which knows none
 of them, and `training` uses `bitstream`, which knows no engine. Uses the engine's public names only

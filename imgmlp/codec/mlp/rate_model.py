@@ -169,20 +169,21 @@ def network_shape(weights: float, channels: int) -> Shape:
     There are few, so that most of what is compiled for one picture serves others as well: how many
     bits a weight takes makes up for the difference.
     """
-    found = _shapes(channels)
+    found = shapes(channels)
     return min(found, key=lambda shape: abs(math.log(shape.parameters / max(weights, 1.0))))
 
 
 def neighbours(shape: Shape) -> list[Shape]:
     """A network and those that are next to it by their number of weights, the larger one first."""
-    found = sorted(_shapes(shape.channels), key=lambda other: other.parameters)
+    found = sorted(shapes(shape.channels), key=lambda other: other.parameters)
     at = found.index(shape)
     return [shape, *found[at + 1 : at + 2], *found[max(at - 1, 0) : at]]
 
 
 @cache
-def _shapes(channels: int) -> tuple[Shape, ...]:
-    """Widths of four binary digits: one network has up to a quarter more weights than the next.
+def shapes(channels: int) -> tuple[Shape, ...]:
+    """All that there are, of widths of four binary digits: one has up to a quarter more weights
+    than the next.
 
     Five layers reach more than three wider ones, but layers of a few values hold a network up.
     """
@@ -191,5 +192,5 @@ def _shapes(channels: int) -> tuple[Shape, ...]:
     sizes += [
         (hidden, width) for hidden in (HIDDEN_OF_FEW, HIDDEN) for width in (*widths, MAX_WIDTH)
     ]
-    shapes = [Shape(usual_frequencies(w), hidden, w, channels) for hidden, w in sizes]
-    return tuple(s for s in shapes if (s.parameters < FEW) is (s.hidden == HIDDEN_OF_FEW))
+    found = [Shape(usual_frequencies(w), hidden, w, channels) for hidden, w in sizes]
+    return tuple(s for s in found if (s.parameters < FEW) is (s.hidden == HIDDEN_OF_FEW))

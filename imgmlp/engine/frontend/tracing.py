@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from weakref import WeakMethod
@@ -18,17 +19,25 @@ from imgmlp.engine.runtime.program import Program
 
 Step = Callable[[], Mapping[str, Elementwise]]
 
-_captured: list[list[Update]] = []  # assignments of the steps being built, innermost last
+
+class _Building(threading.local):
+    """A thread's own: what others compute meanwhile is no part of its step."""
+
+    def __init__(self) -> None:
+        self.captured: list[list[Update]] = []  # assignments of its steps, innermost last
+
+
+_building = _Building()
 
 
 @contextmanager
 def capture() -> Iterator[list[Update]]:
     """Within, assignments are noted down instead of made."""
-    _captured.append([])
+    _building.captured.append([])
     try:
-        yield _captured[-1]
+        yield _building.captured[-1]
     finally:
-        _captured.pop()
+        _building.captured.pop()
 
 
 def assign(state: Buffer, value: Node) -> bool:
@@ -36,21 +45,22 @@ def assign(state: Buffer, value: Node) -> bool:
 
     Raises ValueError if the step has given it one before.
     """
-    if _captured:
-        if any(state is other for other, _ in _captured[-1]):
+    captured = _building.captured
+    if captured:
+        if any(state is other for other, _ in captured[-1]):
             name = state.name or "a state"
             raise misuse(
                 ValueError,
                 f"assign: {name} gets two values in one step; every use reads the one from before "
                 "the step, so put both changes into one value",
             )
-        _captured[-1].append((state, value))
-    return bool(_captured)
+        captured[-1].append((state, value))
+    return bool(captured)
 
 
 def is_building() -> bool:
     """Whether a step is being built, so that nothing is to run now."""
-    return bool(_captured)
+    return bool(_building.captured)
 
 
 def compile(

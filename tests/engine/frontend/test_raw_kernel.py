@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from conftest import open_opencl
@@ -121,6 +123,29 @@ def test_a_step_cannot_hold_one_nor_a_tensor_of_another_device(
     assert isinstance(device, Device)
     with pytest.raises(ValueError, match="the Tensor on numpy"):
         scale((3, 4), (3, 4), Tensor(a, open_device("numpy")), x, 1.0, 10)
+
+
+def test_other_threads_compute_while_a_step_is_built(scale: RawKernel, a: np.ndarray) -> None:
+    """What they launch and assign is theirs, and at once: no part of the step."""
+    device = scale.device
+    x, out, count = Tensor(a, device), Tensor.empty(10, device=device), Tensor(a, device)
+
+    def meanwhile() -> list[float]:
+        scale((3, 4), (3, 4), out, x, 2.0, 10)
+        count.assign(out + 1)
+        found: list[float] = count.numpy().tolist()
+        return found
+
+    def step() -> dict[str, Tensor]:
+        with ThreadPoolExecutor(1) as other:
+            assert other.submit(meanwhile).result() == (a * 2 + 1).tolist()
+        x.assign(x + 1)
+        return {"x": x}
+
+    program = compile(step, device)
+    program.run()
+    assert x.numpy().tolist() == (a + 1).tolist()
+    assert count.numpy().tolist() == (a * 2 + 1).tolist()
 
 
 def test_compare_names_the_first_wrong_element(a: np.ndarray) -> None:

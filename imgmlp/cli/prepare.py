@@ -1,0 +1,35 @@
+"""`imgmlp devices --prepare`: compiling what pictures of any size need, while nobody waits."""
+
+from __future__ import annotations
+
+import json
+
+from imgmlp.codec import kinds
+from imgmlp.engine import open_device
+from imgmlp.errors import UsageError
+from imgmlp.terminal import Terminal
+from imgmlp.text import print_data
+
+
+def run(terminal: Terminal, as_json: bool, spec: str | None, check: bool = False) -> None:
+    """Compile for each kind of pictures, and tell how long that took; what was compiled before is
+    found again. Raises UsageError where devices should be checked as well, DeviceError.
+    """
+    if check:
+        hint = "leave one of them out; a device that fails its check is not worth preparing"
+        raise UsageError("--check and --prepare do not go together", hint=hint)
+    device = open_device(spec or "auto")
+    terminal.note(device.info.describe())
+    wanted = kinds.kinds() if kinds.compiles(device) else []
+    taken = dict[str, float]()
+    for number, kind in enumerate(wanted, 1):
+        seconds = taken[str(kind)] = kinds.compile_for(kind, device)
+        terminal.note(f"{number} of {len(wanted)}   {kind}   {seconds:.1f} s of compiling")
+    if as_json:
+        terminal.answered = True
+        print_data(json.dumps({kind: round(seconds, 3) for kind, seconds in taken.items()}))
+    elif wanted:
+        whole = sum(taken.values())
+        terminal.done(f"RGB pictures of all sizes begin at once   {whole:,.0f} s of compiling")
+    else:
+        terminal.done("nothing to compile beforehand: that is for processors with OpenCL")

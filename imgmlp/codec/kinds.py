@@ -1,0 +1,88 @@
+"""A picture of every kind that processors compile for, so that it can be done while nobody waits.
+
+There, programs serve pictures of many sizes (latent/training/rooms.py) and networks of many widths
+(mlp/rooms.py). These are the ones of short runs, which are the usual ones, in RGB, and of what
+decodes their files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from imgmlp.codec import encoder
+from imgmlp.codec.bitstream.container import Codec
+from imgmlp.codec.mlp import rate_model, rooms
+from imgmlp.codec.mlp.rounding_search import overhead
+from imgmlp.codec.training.target import Goal, Workload
+from imgmlp.engine import AnyDevice
+from imgmlp.image import Picture
+
+# Height and width of one of each that latents have a program for: within 32, 64 and 128 pixels,
+# thin ones, others, and those of 1 and of 3 megapixels.
+SIZES = (
+    (20, 20), (60, 40), (128, 100), (20, 200), (200, 20), (10, 500), (500, 10), (100, 150),
+    (150, 100), (200, 200), (1024, 1024), (1776, 1776),
+)  # fmt: skip
+# Height and width of a picture that networks of `--codec mlp` are trained on, with the most values
+# of their layers: small ones are decoded in pieces of their own, and wider networks are rare.
+WIDEST = {32: 32, 256: 128}
+PRICE = 1e-3  # lambda; programs do not depend on it
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is encoded to have it compiled."""
+
+    codec: Codec
+    height: int
+    width: int
+    wanted: Goal
+
+    def __str__(self) -> str:
+        beside = f", {self.wanted}" if self.codec == "mlp" else ""
+        return f"{self.codec} {self.width}×{self.height}{beside}"
+
+
+def kinds() -> list[Kind]:
+    """All of them."""
+    found = [Kind("latent", *size, Goal("lambda", PRICE)) for size in SIZES]
+    for side, widest in WIDEST.items():
+        sizes = _network_bytes(_picture(side, side), widest)
+        found += [Kind("mlp", side, side, Goal("bytes", size)) for size in sizes]
+    return found
+
+
+def _network_bytes(picture: Picture, widest: int) -> Sequence[int]:
+    """Of a file with the widest network of each room."""
+    found = []
+    for width in (rooms.LEAST, *(width for width in rooms.WIDTHS if width <= widest)):
+        among = (s for s in rate_model.shapes(picture.channels) if rooms.shared(s).width == width)
+        shape = max(among, key=lambda s: s.parameters)
+        bits = rate_model.BITS * shape.parameters
+        found.append(round(overhead(picture, shape) + bits / 8))
+    return found
+
+
+def compile_for(kind: Kind, device: AnyDevice) -> float:
+    """Have all that a kind needs compiled and kept; returns the seconds of processor time that
+    the driver took."""
+    before = device.compiling
+    encoder.encode(
+        _picture(kind.height, kind.width), kind.wanted, Workload(1), device, codec=kind.codec
+    )
+    return device.compiling - before
+
+
+def compiles(device: AnyDevice) -> bool:
+    """Whether pictures of other sizes share what is compiled on a device."""
+    return rooms.compiles_long(device)
+
+
+def _picture(height: int, width: int) -> Picture:
+    """One that is cheap to code."""
+    y, x = np.mgrid[:height, :width]
+    shades = (np.sin(y / 40 + n) + np.cos(x / 30) + 2 for n in range(3))
+    return Picture(np.stack([shade * 60 for shade in shades], -1).astype(np.uint8))

@@ -1,0 +1,93 @@
+"""`imgmlp devices --prepare`: afterwards pictures of any size begin without compiling."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Command, open_opencl
+
+from imgmlp.cli import prepare
+from imgmlp.codec import encoder, kinds
+from imgmlp.codec.latent.training import forms
+from imgmlp.codec.latent.training.rooms import step_program
+from imgmlp.codec.mlp import rate_model, rooms
+from imgmlp.codec.mlp.rounding_search import paid_weights
+from imgmlp.codec.training.target import Goal, Workload
+from imgmlp.image import Picture
+from imgmlp.terminal import Terminal
+
+CPU: Any = SimpleNamespace(
+    info=SimpleNamespace(kind="cpu", compute_units=2, memory=1 << 32), lanes="one"
+)
+
+
+def programs(sizes: set[tuple[int, int]]) -> set[str]:
+    """Of short runs, of latents."""
+    shapes = [(*size, 3) for size in sizes]
+    return {step_program(s, forms.widths(s, np.inf, quick=True), CPU, short=True) for s in shapes}
+
+
+def test_there_is_a_picture_of_every_kind() -> None:
+    sides = [*range(1, 34), *range(40, 600, 31), *range(600, 3001, 97), 3000]
+    own = {(k.height, k.width) for k in kinds.kinds() if k.codec == "latent"}
+    assert len(programs(own)) == len(own)
+    assert programs(own) == programs({*product(sides, sides)})
+
+
+def test_there_is_a_network_of_every_room_but_the_widest() -> None:
+    for side, widest in kinds.WIDEST.items():
+        picture = Picture(np.zeros((side, side, 3), np.uint8))
+        own = [k.wanted.value for k in kinds.kinds() if k.codec == "mlp" and k.width == side]
+        weights = (paid_weights(picture, size) for size in own)
+        found = [rooms.shared(rate_model.network_shape(w, 3)) for w in weights]
+        wanted = {rooms.shared(s) for s in rate_model.shapes(3) if s.width <= widest}
+        assert {*found} == wanted
+        assert len(found) == len(wanted)
+
+
+def test_what_is_prepared_begins_without_compiling(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of another size, in every codec; by one picture of each."""
+    device = open_opencl()
+    some = [kinds.Kind("latent", 20, 20, Goal("lambda", 1e-3))]
+    some.append(kinds.Kind("mlp", 32, 32, Goal("bytes", 700)))
+    monkeypatch.setattr(kinds, "kinds", lambda: some)
+    prepare.run(Terminal(), as_json=True, spec=device.info.spec)
+    told = json.loads(capsys.readouterr().out)
+    assert list(told) == ["latent 20×20", "mlp 32×32, 700 bytes"]
+    before, pixels = device.compiling, np.random.default_rng(0).integers(0, 256, (31, 17, 3))
+    picture = Picture(pixels.astype(np.uint8))
+    for kind in some:
+        encoder.encode(picture, Goal("bytes", 700), Workload(1), device, codec=kind.codec)
+    assert device.compiling - before < 1.0  # seconds, that the driver takes to find what it kept
+
+
+def test_a_second_time_everything_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, notes = iter([12.5, 0.1]), list[str]()
+    monkeypatch.setattr(kinds, "compile_for", lambda *_: next(taken))
+    monkeypatch.setattr(kinds, "kinds", lambda: [kinds.Kind("latent", 9, 5, Goal("lambda", 1e-3))])
+    monkeypatch.setattr(prepare, "open_device", lambda _: open_opencl())
+    terminal = Terminal()
+    monkeypatch.setattr(terminal, "note", notes.append)
+    monkeypatch.setattr(terminal, "done", notes.append)
+    for _ in range(2):
+        prepare.run(terminal, as_json=False, spec=None)
+    assert notes[1] == "1 of 1   latent 5×9   12.5 s of compiling"
+    assert notes[4].endswith("0.1 s of compiling")
+    assert notes[5] == "RGB pictures of all sizes begin at once   0 s of compiling"
+
+
+def test_devices_that_compile_for_each_size_have_nothing_to_prepare(imgmlp: Command) -> None:
+    found = imgmlp("devices", "--prepare", "--device", "numpy")
+    assert "nothing to compile" in found.stderr
+    assert json.loads(imgmlp("devices", "--prepare", "--json", "--device", "numpy").stdout) == {}
+
+
+def test_checking_and_preparing_are_two_commands(imgmlp: Command) -> None:
+    assert "do not go together" in imgmlp("devices", "--check", "--prepare", check=2).stderr
