@@ -21,7 +21,7 @@ from imgmlp.codec.training.search import approached, nearest, too_much
 from imgmlp.codec.training.target import Goal
 from imgmlp.engine import AnyDevice
 from imgmlp.errors import FormatError
-from imgmlp.image import Picture, has_alpha, psnr
+from imgmlp.image import Picture, counted, has_alpha, psnr
 
 Array = np.ndarray[Any, Any]
 
@@ -30,6 +30,7 @@ FINE = 10.0  # bits of a weight, above which no picture gets better
 LACKING = 1.0  # dB that no finer steps bring
 TRIED = 2  # times that decoding is timed, but a part of it if that takes LONG
 LONG = 0.5  # seconds
+SEEN = 0.5  # of a picture's share of samples that anybody sees, what its parts must have
 # Of the bytes wanted, from which on a network is left as it was trained: steps that it was not
 # trained with, finer ones too, take from 0.3 to 1.2 dB for a percent of its bytes.
 FULL = 0.9
@@ -62,6 +63,7 @@ class Trial:
     sections: tuple[Section, ...]
     size: int  # bytes of the whole file
     psnr: float  # NaN where the target does not ask
+    about: bool = False  # whether that is by parts of the picture
 
 
 class Rounding:
@@ -130,6 +132,7 @@ class Rounding:
         in on. What remains too much is taken away by rounding towards zero.
         """
         wanted = self.wanted
+        self._beyond.pop(shape, None)  # which may be of networks with less training
         first = self._rounded(arrays, choices, shape)
         if wanted.kind == "bytes" and FULL * wanted.value <= first.size <= wanted.value:
             return first, first
@@ -155,14 +158,18 @@ class Rounding:
         return self._chosen(self._judged(tried)), first
 
     def _chosen(self, tried: list[Trial]) -> Trial:
-        """The nearest, by all of its pixels where others are judged by some."""
+        """The nearest; for dB by all of its pixels, as long as there is time to see others beside
+        it so."""
         found = nearest(self.wanted, tried)
-        if self.share == 1 or math.isnan(found.psnr):
-            return found
-        shift = self._whole_psnr(found.network) - found.psnr
-        others = [replace(trial, psnr=trial.psnr + shift) for trial in tried]
-        self._beyond[found.network.shape] += shift
-        return nearest(self.wanted, others)
+        while found.about and self.wanted.kind == "psnr":
+            whole = replace(found, psnr=self._whole_psnr(found.network), about=False)
+            shift = whole.psnr - found.psnr
+            tried = [
+                whole if trial is found else replace(trial, psnr=trial.psnr + shift * trial.about)
+                for trial in tried
+            ]
+            found = whole if self._enough() else nearest(self.wanted, tried)
+        return found
 
     def reached(self, arrays: list[Array], choices: list[Choice], shape: Shape) -> float:
         """dB of these numbers as they are rounded."""
@@ -173,29 +180,45 @@ class Rounding:
         keep = [trial for trial in tried if trial.size <= self.wanted.value]
         if self.wanted.kind != "bytes" or len(keep) < 2:
             return tried
-        return [replace(trial, psnr=self._psnr(trial.network)) for trial in keep]
+        judged: list[Trial] = []
+        for trial in keep:
+            if not (judged and self._enough()):
+                judged.append(self._with_psnr(trial))
+        return judged
 
     @property
     def share(self) -> float:
         """Of a picture's decoding, what judging a trial takes once one of its shape is known."""
         return self._decoder.share
 
-    def _psnr(self, found: Network) -> float:
-        """dB; of a large picture about, by parts of it and what others of the shape have beyond."""
-        if self.share == 1:
-            return self._whole_psnr(found)
+    def _with_psnr(self, trial: Trial) -> Trial:
+        """A trial with its dB; of a large picture about, by parts of it. Where it is to have so
+        many dB, what the first one of its shape has beyond that is added."""
+        found = trial.network
+        about = None if self.share == 1 else self._psnr_of_parts(found)
+        if about is None:
+            return replace(trial, psnr=self._whole_psnr(found))
+        if self.wanted.kind != "psnr":  # which only compares
+            return replace(trial, psnr=about, about=True)
+        if found.shape not in self._beyond:
+            whole = self._whole_psnr(found)
+            self._beyond[found.shape] = whole - about
+            return replace(trial, psnr=whole)
+        return replace(trial, psnr=about + self._beyond[found.shape], about=True)
+
+    def _psnr_of_parts(self, found: Network) -> float | None:
+        """dB of some parts of the picture; None if these are not like the rest of it."""
         original, parts = [], self._decoder.parts(found)
         for (top, left), part in parts:
             rows, columns, channels = part.shape
             own = self.picture.pixels[top : top + rows, left : left + columns]
             original.append(own.reshape(1, -1, channels))
         joined = [part.reshape(1, -1, part.shape[-1]) for _, part in parts]
-        about = psnr(np.concatenate(original, 1), np.concatenate(joined, 1))
-        if not math.isfinite(about):  # as nobody sees any of them
-            return self._whole_psnr(found)
-        if found.shape not in self._beyond:
-            self._beyond[found.shape] = self._whole_psnr(found) - about
-        return about + self._beyond[found.shape]
+        pixels = np.concatenate(original, 1)
+        if counted(pixels) < SEEN * counted(self.picture.pixels):  # as hardly anybody sees them
+            return None
+        about = psnr(pixels, np.concatenate(joined, 1))
+        return about if math.isfinite(about) else None
 
     def _whole_psnr(self, found: Network) -> float:
         return psnr(self.picture.pixels, self.decoded(found))
@@ -211,10 +234,9 @@ class Rounding:
         """What a network would be as a file; it is decoded only if its quality matters."""
         head, coded = found.sections()
         sections = Section(container.NETWORK, head), Section(container.WEIGHTS, coded)
-        size, quality = draft.size(self.picture, "mlp", sections), math.nan
-        if self.wanted.kind == "psnr":
-            quality = self._psnr(found)
-        return Trial(found, choices, sections, size, quality)
+        size = draft.size(self.picture, "mlp", sections)
+        trial = Trial(found, choices, sections, size, math.nan)
+        return self._with_psnr(trial) if self.wanted.kind == "psnr" else trial
 
     def decoded(self, found: Network) -> Array:
         """uint8 [height, width, channels]; not made once more for the latest numbers."""

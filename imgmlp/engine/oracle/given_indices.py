@@ -8,7 +8,8 @@ puts there later is checked as well. What is computed otherwise is checked under
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 from weakref import ref
@@ -65,6 +66,21 @@ def _keep_limit(index: Node, sources: Sources, low: int, high: int) -> None:
 # What a process tells the next one, which does not trace the step that set the limits
 
 
+@contextmanager
+def own_limits(states: Sequence[Buffer]) -> Iterator[None]:
+    """Within, Buffers have no limits but those set here; afterwards those of before as well."""
+    before = [(storage, dict(storage.limits)) for storage in states]
+    for storage in states:
+        storage.limits.clear()
+    try:
+        yield
+    finally:
+        for storage, limits in before:
+            for key, (low, high) in limits.items():
+                least, end = storage.limits.get(key, (low, high))
+                storage.limits[key] = max(low, least), min(high, end)
+
+
 def limits_told(states: Sequence[Buffer]) -> list[list[Any]] | None:
     """What limits some Buffers as data for JSON; None if any depends on something else.
 
@@ -81,19 +97,25 @@ def limits_told(states: Sequence[Buffer]) -> list[list[Any]] | None:
     return list(found.values())
 
 
-def set_limits(told: Sequence[Sequence[Any]], states: Sequence[Buffer]) -> bool:
-    """Limit these Buffers as others like them were; False, and nothing, if their values are beyond.
+def set_limits(
+    told: Sequence[Sequence[Any]], states: Sequence[Buffer], assigned: Sequence[Buffer]
+) -> bool:
+    """Limit these Buffers as others like them were.
 
-    Raises ValueError, KeyError, TypeError or IndexError for what `limits_told` has not given.
+    False, and nothing, if their values are beyond, if those that the step assigns have other limits
+    too, which only its graph can be checked for, or for what `limits_told` has not given.
     """
-    found = []
-    for nodes, numbers, (low, high) in told:
-        index = _index_of(nodes)
-        found.append((index, tuple(ref(states[n]) for n in numbers), low, high))
-    if any(_wrong(*one) is not None for one in found):
+    found = dict[tuple[Node, Sources], tuple[int, int]]()
+    try:
+        for nodes, numbers, (low, high) in told:
+            found[_index_of(nodes), tuple(ref(states[n]) for n in numbers)] = low, high
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
         return False
-    for index, sources, low, high in found:
-        _keep_limit(index, sources, low, high)
+    beyond = any(_wrong(*key, *ends) is not None for key, ends in found.items())
+    if beyond or any(not storage.limits.items() <= found.items() for storage in assigned):
+        return False
+    for key, ends in found.items():
+        _keep_limit(*key, *ends)
     return True
 
 

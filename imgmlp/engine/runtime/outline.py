@@ -15,7 +15,6 @@ from imgmlp.engine.device.discover import AnyDevice
 from imgmlp.engine.ir import dtype
 from imgmlp.engine.ir.graph import Buffer, Node
 from imgmlp.engine.ir.kernel import Update
-from imgmlp.engine.oracle.given_indices import limits_told
 
 Traced = tuple[Mapping[str, Node], Sequence[Update]]  # outputs by name, and what is assigned
 
@@ -30,7 +29,8 @@ class Traceable:
 
     def told(self) -> str:
         """What another process knows the step by."""
-        kinds = [(b.shape, b.dtype.name) for b in self.states]
+        first = [self.states.index(b) for b in self.states]  # as one may stand there twice
+        kinds = [(b.shape, b.dtype.name, n) for b, n in zip(self.states, first, strict=True)]
         return f"{self.name} {kinds}"
 
 
@@ -51,12 +51,12 @@ class Outline:
         outputs: Mapping[str, Buffer],
         reads: Set[Buffer],
         assigns: Set[Buffer],
+        limits: Sequence[Sequence[Any]] | None,
         states: Sequence[Buffer],
     ) -> Outline | None:
-        """None if the step has a Buffer that is neither a state nor an output, or indices that
-        something else limits as well."""
+        """None if the step has a Buffer that is neither a state nor an output, or nobody can tell
+        the limits of its indices."""
         graph, given = identity
-        limits = limits_told(states)
         numbers: dict[Buffer, int | str] = {b: name for name, b in outputs.items()}
         numbers |= {b: number for number, b in enumerate(states)}
         known = {*given, *outputs.values()} <= {*numbers} and reads <= {*states}

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
@@ -25,7 +25,13 @@ from imgmlp.engine.ir.kernel import Update
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.target import NARROW, ON_MATRIX_UNITS, TURNS, Precision, Target
 from imgmlp.engine.ir.usage_errors import warn
-from imgmlp.engine.oracle.given_indices import check_assigned, is_given, set_limits
+from imgmlp.engine.oracle.given_indices import (
+    check_assigned,
+    is_given,
+    limits_told,
+    own_limits,
+    set_limits,
+)
 from imgmlp.engine.runtime import debug, program_cache
 from imgmlp.engine.runtime.buffers import read_buffer, upload
 from imgmlp.engine.runtime.dry_run import DryRun
@@ -78,8 +84,12 @@ class Program:
             self.updates = self._named((outputs, updates))
             self._adopt_buffers()
         elif not self._outlined(traceable):
+            with own_limits(traceable.states):
+                for state, value in self.updates:
+                    check_assigned(state, value)
+                limits = limits_told(traceable.states)
             self._adopt_buffers()
-            self._keep_outline(traceable)
+            self._keep_outline(traceable, limits)
         if isinstance(device, Device | DryRun):
             self.arena = self._reserved(device)
         if isinstance(device, Device):
@@ -125,21 +135,23 @@ class Program:
             return False
         key = program_cache.key(outline.graph, self._target, self.general)
         found = program_cache.load(key, Executable.parse)
-        if found is None or not set_limits(outline.limits, step.states):
+        assigned = [step.states[number] for number in outline.assigns]
+        if found is None or not set_limits(outline.limits, step.states, assigned):
             return False
         self.executable = found
         given, self.outputs = outline.bound(step.states, self.device)
         self._identity = outline.graph, given
         self.inputs = {step.states[number] for number in outline.reads}
-        for number in outline.assigns:
-            step.states[number].given = False
+        for state in assigned:
+            state.given = False
         self._adopt([*given, *self.outputs.values()])
         return True
 
-    def _keep_outline(self, step: Traceable) -> None:
+    def _keep_outline(self, step: Traceable, limits: list[list[Any]] | None) -> None:
         if isinstance(self.device, Device) and not debug.level():
             assigned = {state for state, _ in self.updates}
-            outline = Outline.of(self._identity, self.outputs, self.inputs, assigned, step.states)
+            given = self.outputs, self.inputs, assigned, limits, step.states
+            outline = Outline.of(self._identity, *given)
             if outline is not None:
                 program_cache.store(self._outline_key(step), outline.text())
 

@@ -726,6 +726,22 @@ def test_small_pictures_and_few_bytes_have_small_networks_with_a_start() -> None
     assert starts.newest_start(forms.widths(small, math.inf)) > 0
 
 
+def test_short_runs_have_small_networks_where_compiling_takes_long() -> None:
+    """And start 6, of which the same program serves small pictures."""
+    cpu, gpu = (open_device("numpy") for _ in range(2))
+    cpu.info = replace(cpu.info, kind="cpu")
+    gpu.info, gpu.lanes = replace(gpu.info, kind="gpu"), "group"
+    pixels = np.zeros((400, 300, 3), np.uint8)
+
+    def taken(device: Any, short: bool) -> tuple[int, int]:
+        return forms.Forms(pixels, device, short, math.inf)._widths
+
+    assert taken(cpu, short=True) == forms.SMALL == starts.START_WIDTHS[6]
+    assert taken(cpu, short=False) == forms.LARGE
+    assert not forms.is_quick(open_device("numpy"), short=True)
+    assert forms.widths((200, 300, 3), math.inf) == forms.SMALL
+
+
 def test_long_runs_of_large_pictures_have_hyperlatents() -> None:
     """By their steps, which pictures of more than a megapixel have fewer of for the same effort."""
     device = open_device("numpy")
@@ -754,7 +770,7 @@ def test_a_run_with_hyperlatents_comes_to_a_file_and_goes_on_with_them(
     found = run(target, pixels, work)
     parts = {section.type: section.data for section in container.parse(found.bytes).sections}
     assert parts["N"][2] & 64
-    assert found.metrics["network"].endswith(", 27-12-12-2")
+    assert found.metrics["network"].endswith(", 27-16-16-2")
     decoded = decoder.decode(container.parse(found.bytes), open_device("numpy"))
     assert (decoded == found.pixels).all()
     checkpoint = Checkpoint(tmp_path / "c", "k")

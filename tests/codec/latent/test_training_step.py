@@ -40,6 +40,7 @@ from imgmlp.codec.training.trainer import CHEAPEST
 from imgmlp.engine import AnyDevice, Tensor, compile, open_device
 from imgmlp.engine.ir.kernel import Block
 from imgmlp.engine.ir.op import Op
+from imgmlp.engine.oracle.given_indices import limits_told
 from imgmlp.engine.runtime.outline import Outline
 from imgmlp.engine.runtime.program_cache import identify
 from imgmlp.engine.tiling import block
@@ -1045,7 +1046,10 @@ def test_steps_that_are_known_by_the_same_are_the_same(lanes: str) -> None:
         assert program._traceable is not None
         graph, given = identity = identify(program.updates)
         assigned, states = {state for state, _ in program.updates}, program._traceable.states
-        assert Outline.of(identity, program.outputs, program.inputs, assigned, states) is not None
+        limits = limits_told(states)
+        assert limits is not None
+        given_too = program.outputs, program.inputs, assigned, limits, states
+        assert Outline.of(identity, *given_too) is not None
         assert {*given} - {*program.outputs.values()} <= {*program._traceable.states}
         found.setdefault(program._traceable.told(), set()).add(graph)
     assert [len(graphs) for graphs in found.values()] == [1] * (len(variants) - 3)

@@ -66,7 +66,7 @@ def test_for_bytes_only_results_of_attempts_are_decoded(monkeypatch: pytest.Monk
     assert len(decoded) == 1 + RIVALS["bytes"]  # whose digests files have
 
 
-@pytest.mark.parametrize("what", ["weight", "step", "pixels"])
+@pytest.mark.parametrize("what", ["weight", "bias", "step", "pixels"])
 def test_what_is_no_file_of_the_network_is_a_fault(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,7 +77,9 @@ def test_what_is_no_file_of_the_network_is_a_fault(
         first, *others = network.layers
         weights = first.weights.copy()
         weights[-1, -1] += what == "weight"
-        layer = replace(first, weights=weights, step=first.step + (what == "step"))
+        biases = first.biases + (what == "bias")
+        step = first.step + (what == "step")
+        layer = replace(first, weights=weights, biases=biases, step=step)
         return sections(Network(network.shape, (layer, *others)))
 
     if what == "pixels":

@@ -110,4 +110,6 @@ def test_hidden_parts_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     rounding = Rounding(Picture(pixels), Goal("psnr", 30), open_device("numpy"))
     trial = rounding._trial(even(np.array([9, 9, 9, 0])), [])
     assert trial.psnr == pytest.approx(psnr(pixels, rounding.decoded(trial.network)))
+    assert not trial.about
+    assert rounding._chosen([trial]) is trial
     assert rounding.share < 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from imgmlp.codec.training.chunked import LEAST, common
+from imgmlp.codec.training.chunked import FEWEST, LEAST, _corners, _some, common
 
 PIXELS = 1 << 15
 
@@ -25,3 +25,12 @@ def test_little_of_a_piece_of_thin_pictures_is_wasted() -> None:
     for size in ((10**6, 1), (1, 10**6)):
         rows, columns = common(*size, PIXELS)
         assert min(rows, columns) == 16
+
+
+def test_pieces_that_stand_for_all_lie_everywhere() -> None:
+    corners = _corners((3456, 2304), 128, 256)
+    found = _some(corners, PIXELS)
+    assert len({*found}) == FEWEST
+    assert {(top // 1152, left // 1728) for top, left in found} == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    assert len({top for top, _ in found}) > FEWEST / 2
+    assert _some(corners[: FEWEST + 1], PIXELS) == corners[: FEWEST + 1]

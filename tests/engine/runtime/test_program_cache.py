@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 from weakref import ref
 
 import numpy as np
@@ -28,6 +29,7 @@ from imgmlp.engine import (
 )
 from imgmlp.engine.ir.target import Target
 from imgmlp.engine.ir.usage_errors import OutOfBoundsError
+from imgmlp.engine.oracle.given_indices import limits_told, set_limits
 from imgmlp.engine.runtime import program, program_cache
 from imgmlp.engine.runtime.executable import Executable
 from imgmlp.engine.runtime.program_cache import FOLDER, identify, key
@@ -582,6 +584,84 @@ def test_limits_are_those_of_the_tensors_of_the_step_alone(folder: Path) -> None
     for wrong in ([[4, 0]] * 3, [[0, 2]] * 3):
         with pytest.raises(OutOfBoundsError):
             found.at.write(np.int32(wrong))
+
+
+def limited(of: Tensor, rows: int) -> None:
+    """Have another program take so many rows by a Tensor."""
+    table = Tensor(np.zeros(rows, np.float32), of.device)
+    compile(lambda: {"y": table.gather(of)}, of.device)
+
+
+class TakingLate(Taking):
+    """One before whose step another program has limited its Tensors to so many rows."""
+
+    def __init__(self, device: AnyDevice, at: int = 4, last: int = 4) -> None:
+        self.narrow = at, last
+        super().__init__(device, [1, 0, 1])
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if name == "traced" and value == 0:
+            limited(self.at[:, 0], self.narrow[0])
+            limited(self.last, self.narrow[1])
+
+
+def test_what_a_step_assigns_is_within_the_limits_of_others(folder: Path) -> None:
+    """For which its graph is looked at, though there is an outline."""
+    device = open_opencl()
+    Taking(device, [3, 0, 2])
+    step = TakingLate(device, last=2)
+    assert step.traced == 1
+    with pytest.raises(OutOfBoundsError, match="3 is none of them"):
+        step.at.write(np.int32([[0, 0], [1, 0], [3, 0]]))
+
+
+def test_what_others_limit_is_not_told(folder: Path) -> None:
+    device = open_opencl()
+    first = TakingLate(device, at=2)
+    with pytest.raises(OutOfBoundsError):
+        first.at.write(np.int32([[3, 0]] * 3))
+    second = Taking(device, [1, 0, 1])
+    assert second.traced == 0
+    second.at.write(np.int32([[3, 0]] * 3))
+    assert second.taken()["taken"] == [9, 9, 9]
+
+
+def test_a_state_that_stands_twice_is_another_step(folder: Path) -> None:
+    device = open_opencl()
+
+    class Two:
+        def __init__(self, a: Tensor, b: Tensor) -> None:
+            self.a, self.b = a, b
+            self.program = compile(self.step, device, depends_on=0, states=[a, b])
+
+        def step(self) -> dict[str, Tensor]:
+            return {"y": self.a * 10 + self.b}
+
+    one, other = (Tensor(np.float32([n]), device) for n in (1, 5))
+    for pair, wanted in (((one, one), 11), ((one, other), 15), ((other, other), 55)):
+        two = Two(*pair)
+        two.program.run()
+        assert two.program.read("y") == wanted
+
+
+@pytest.mark.parametrize("told", [
+    [[[["BUFFER", [], None, [1], "i32"]], [7], [0, 3]]],
+    [[[["NOTHING", [], None, [1], "i32"]], [0], [0, 3]]],
+    [[[], [0], [0, 3]]], [7], [[[["PARAMETER", [], [0, 0], [3], "i33"]], [0], [0, 3]]],
+])  # fmt: skip
+def test_limits_that_make_no_sense_count_as_none(told: list[Any]) -> None:
+    states = [Tensor(np.int32([1]), open_device("numpy")).node.arg]
+    assert not set_limits(told, states, [])
+    assert not states[0].limits
+
+
+def test_limits_by_what_is_no_state_are_not_told() -> None:
+    device = open_device("numpy")
+    at, other, table = (Tensor(np.int32([0, 1]), device) for _ in range(3))
+    compile(lambda: {"y": table.gather(Tensor.concat([at, other]))}, device)
+    assert limits_told([at.node.arg]) is None
+    assert limits_told([at.node.arg, other.node.arg])
 
 
 def test_nothing_keeps_a_step_alive(folder: Path) -> None:

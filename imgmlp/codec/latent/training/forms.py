@@ -20,9 +20,9 @@ from imgmlp.codec.latent.training.rooms import (
     Room,
     begins_elsewhere,
     begins_in_windows,
+    compiles_long,
     fits_windows,
     in_windows,
-    is_gpu,
     room,
     windows_of,
 )
@@ -148,8 +148,9 @@ def has_hyperlatents(shape: tuple[int, ...], steps: float) -> bool:
 
 
 def is_quick(device: AnyDevice, short: bool) -> bool:
-    """Whether a run has small networks for the sake of more steps: a GPU has enough of them."""
-    return short and not is_gpu(device)
+    """Whether a run has small networks for the sake of more steps: a GPU has enough of them, and
+    without compiling, runs of any length are called short."""
+    return short and compiles_long(device)
 
 
 def widths(shape: tuple[int, ...], most: float, quick: bool = False) -> tuple[int, int]:

@@ -88,7 +88,7 @@ def in_windows(shape: tuple[int, ...], device: AnyDevice, short: bool) -> bool:
     """Whether they should be: for all that they need, or as a short run, on a device that compiles
     for long and computes for long as well, had better take programs that know no size."""
     most = WHOLE_ON_GPUS if is_gpu(device) else WHOLE
-    if short and _compiles_long(device) and max(shape[:2]) > SMALL:
+    if short and compiles_long(device) and max(shape[:2]) > SMALL:
         most = 0
     return shape[0] * shape[1] > most and fits_windows(shape, device)
 
@@ -116,7 +116,7 @@ def _fills(shape: tuple[int, ...], room: tuple[int, int]) -> bool:
 
 def begins_elsewhere(shape: tuple[int, ...], device: AnyDevice, short: bool) -> bool:
     """Whether a run begins in a program that serves more sizes than the one it may go over to."""
-    if short or not _compiles_long(device) or in_windows(shape, device, short):
+    if short or not compiles_long(device) or in_windows(shape, device, short):
         return False
     own, shared = (room(shape, device, each) for each in (False, True))
     return begins_in_windows(shape, device) or own != shared
@@ -199,7 +199,7 @@ def _compiles(device: AnyDevice) -> bool:
     return device.info.kind != "numpy"
 
 
-def _compiles_long(device: AnyDevice) -> bool:
+def compiles_long(device: AnyDevice) -> bool:
     return _compiles(device) and not is_gpu(device)
 
 
