@@ -1,7 +1,7 @@
 """What a Program needs of a step's graph once it is lowered, kept so that the next process need not
 trace it: which of some Tensors it takes in which order, and what it gives.
 
-Knows no Nodes and no device's kind; program_cache.py keeps the text.
+Knows no Nodes, nor what the limits mean, and no device's kind; program_cache.py keeps the text.
 """
 
 from __future__ import annotations

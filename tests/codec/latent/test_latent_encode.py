@@ -739,7 +739,8 @@ def test_short_runs_have_small_networks_where_compiling_takes_long() -> None:
     assert taken(cpu, short=True) == forms.SMALL == starts.START_WIDTHS[6]
     assert taken(cpu, short=False) == forms.LARGE
     assert not forms.is_quick(open_device("numpy"), short=True)
-    assert forms.widths((200, 300, 3), math.inf) == forms.SMALL
+    assert forms.widths((200, 300, 3), math.inf) == forms.widths((65, 9, 3), 1) == forms.SMALL
+    assert forms.widths((64, 64, 3), math.inf) == forms.TINY == starts.START_WIDTHS[4]
 
 
 def test_long_runs_of_large_pictures_have_hyperlatents() -> None:
@@ -770,7 +771,7 @@ def test_a_run_with_hyperlatents_comes_to_a_file_and_goes_on_with_them(
     found = run(target, pixels, work)
     parts = {section.type: section.data for section in container.parse(found.bytes).sections}
     assert parts["N"][2] & 64
-    assert found.metrics["network"].endswith(", 27-16-16-2")
+    assert found.metrics["network"].endswith(", 27-12-12-2")
     decoded = decoder.decode(container.parse(found.bytes), open_device("numpy"))
     assert (decoded == found.pixels).all()
     checkpoint = Checkpoint(tmp_path / "c", "k")

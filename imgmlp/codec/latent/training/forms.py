@@ -36,10 +36,10 @@ Array = np.ndarray[Any, Any]
 SEED = 0
 WHOLE, IN_A_ROOM, IN_WINDOWS = "whole", "in a room", "in windows"
 SHARED = "in a shared room"  # from which a run goes over to one of the two first
-SMALL_PICTURE = 100_000  # pixels, at most
-# Widths of the hidden layers of synthesis and of the entropy network: of small pictures and of the
-# short runs of others, which have nearly twice as many steps so, and of long ones.
-SMALL, LARGE = (16, 16), (32, 24)
+ICON, SMALL_PICTURE = 64, 100_000  # pixels along the longer side, and in all, at most
+# Widths of the hidden layers of synthesis and of the entropy network: of icons; of small pictures
+# and of the short runs of others, which have nearly twice as many steps so; and of long ones.
+TINY, SMALL, LARGE = (16, 12), (16, 16), (32, 24)
 LONG = 40_000  # steps from which hyperlatents pay, which make each of them take a quarter longer
 SMALL_PARTS = 8_000  # operations of a pixel in a step, of what is no layer, by the time they take
 
@@ -160,6 +160,8 @@ def widths(shape: tuple[int, ...], most: float, quick: bool = False) -> tuple[in
     a `quick` run no time.
     """
     height, width, channels = shape
+    if max(height, width) <= ICON:
+        return TINY
     small = quick or height * width <= SMALL_PICTURE or _weights(LARGE, channels) > most
     return SMALL if small else LARGE
 
