@@ -36,7 +36,7 @@ def random_network(shape: Shape, seed: int = 0) -> Network:
 
 
 def test_few_programs_serve_all_networks_that_are_chosen() -> None:
-    chosen = rate_model._shapes(3)
+    chosen = rate_model.shapes(3)
     found = {rooms.shared(shape) for shape in chosen}
     assert len(chosen) > 50
     assert len(found) == 1 + len(rooms.WIDTHS)
