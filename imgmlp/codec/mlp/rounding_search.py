@@ -30,7 +30,7 @@ FINE = 10.0  # bits of a weight, above which no picture gets better
 LACKING = 1.0  # dB that no finer steps bring
 TRIED = 2  # times that decoding is timed, but a part of it if that takes LONG
 LONG = 0.5  # seconds
-SEEN = 0.5  # of a picture's share of samples that anybody sees, what its parts must have
+VISIBLE = 0.5  # of a picture's share of samples that anybody sees, what its parts must have
 # Of the bytes wanted, from which on a network is left as it was trained: steps that it was not
 # trained with, finer ones too, take from 0.3 to 1.2 dB for a percent of its bytes.
 FULL = 0.9
@@ -215,7 +215,7 @@ class Rounding:
             original.append(own.reshape(1, -1, channels))
         joined = [part.reshape(1, -1, part.shape[-1]) for _, part in parts]
         pixels = np.concatenate(original, 1)
-        if counted(pixels) < SEEN * counted(self.picture.pixels):  # as hardly anybody sees them
+        if counted(pixels) < VISIBLE * counted(self.picture.pixels):  # as hardly anybody sees them
             return None
         about = psnr(pixels, np.concatenate(joined, 1))
         return about if math.isfinite(about) else None

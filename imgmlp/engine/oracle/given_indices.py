@@ -59,8 +59,12 @@ def limit(index: Node, low: int, high: int) -> int | None:
 
 def _keep_limit(index: Node, sources: Sources, low: int, high: int) -> None:
     for storage in filter(None, (source() for source in sources)):
-        least, end = storage.limits.get((index, sources), (low, high))
-        storage.limits[index, sources] = max(low, least), min(high, end)
+        _narrow(storage, (index, sources), low, high)
+
+
+def _narrow(storage: Buffer, key: tuple[Node, Sources], low: int, high: int) -> None:
+    least, end = storage.limits.get(key, (low, high))
+    storage.limits[key] = max(low, least), min(high, end)
 
 
 # What a process tells the next one, which does not trace the step that set the limits
@@ -76,9 +80,8 @@ def own_limits(states: Sequence[Buffer]) -> Iterator[None]:
         yield
     finally:
         for storage, limits in before:
-            for key, (low, high) in limits.items():
-                least, end = storage.limits.get(key, (low, high))
-                storage.limits[key] = max(low, least), min(high, end)
+            for key, ends in limits.items():
+                _narrow(storage, key, *ends)
 
 
 def limits_told(states: Sequence[Buffer]) -> list[list[Any]] | None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,14 @@ from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.latent import decode, sections, starts
 from imgmlp.codec.latent import encode as latent
 from imgmlp.codec.latent.model import LatentModel, Quantized
-from imgmlp.codec.latent.training import bit_allocation, forms, lengths, phases, rounding_search
+from imgmlp.codec.latent.training import (
+    bit_allocation,
+    forms,
+    lengths,
+    phases,
+    rooms,
+    rounding_search,
+)
 from imgmlp.codec.latent.training.latent_step import LatentStep
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training.prices import Prices
@@ -726,11 +734,12 @@ def test_small_pictures_and_few_bytes_have_small_networks_with_a_start() -> None
     assert starts.newest_start(forms.widths(small, math.inf)) > 0
 
 
-def test_short_runs_have_small_networks_where_compiling_takes_long() -> None:
+def test_short_runs_have_small_networks_where_compiling_takes_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """And start 6, of which the same program serves small pictures."""
-    cpu, gpu = (open_device("numpy") for _ in range(2))
+    cpu = open_device("numpy")
     cpu.info = replace(cpu.info, kind="cpu")
-    gpu.info, gpu.lanes = replace(gpu.info, kind="gpu"), "group"
     pixels = np.zeros((400, 300, 3), np.uint8)
 
     def taken(device: Any, short: bool) -> tuple[int, int]:
@@ -741,6 +750,16 @@ def test_short_runs_have_small_networks_where_compiling_takes_long() -> None:
     assert not forms.is_quick(open_device("numpy"), short=True)
     assert forms.widths((200, 300, 3), math.inf) == forms.widths((65, 9, 3), 1) == forms.SMALL
     assert forms.widths((64, 64, 3), math.inf) == forms.TINY == starts.START_WIDTHS[4]
+    picture, wanted, work = Picture(pixels), Goal("lambda", 1e-3), latent.workload(1, None)
+    found, noted = lengths.Lengths(picture, wanted, work, cpu, Run()), list[str]()
+    found._compiled = SimpleNamespace(note=noted.append)  # type: ignore[assignment]
+    flat = SimpleNamespace(numpy=lambda: None)
+    nothing = lambda _: None  # noqa: E731
+    step: Any = SimpleNamespace(flat=flat, judge=nothing, steer=nothing, pace=lambda _: 1.0)
+    found._tried(step, 1e-3)
+    assert noted == list(lengths.work(picture, wanted, work, cpu).programs)
+    monkeypatch.setattr(rooms, "is_gpu", lambda _: True)
+    assert taken(cpu, short=True) == forms.LARGE
 
 
 def test_long_runs_of_large_pictures_have_hyperlatents() -> None:

@@ -200,6 +200,7 @@ def _compiles(device: AnyDevice) -> bool:
 
 
 def compiles_long(device: AnyDevice) -> bool:
+    """Whether a device takes seconds to compile what is trained for seconds, as processors do."""
     return _compiles(device) and not is_gpu(device)
 
 
