@@ -147,3 +147,14 @@ def test_an_index_is_freed_with_the_last_that_reads_it() -> None:
         assert known() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("rows", [(2, 4), (4, 2)])
+def test_the_narrowest_of_the_tables_counts(rows: tuple[int, int]) -> None:
+    """That steps take rows of by the same indices, whichever was first."""
+    at = tensor(np.zeros(3, np.int32))
+    for count in rows:
+        narrow = tensor(np.zeros(count, np.float32))
+        compile(lambda: {"y": narrow.gather(at)}, DEVICE)  # noqa: B023 (which is traced now)
+    with pytest.raises(OutOfBoundsError, match="from 0 to 1, and 3 is none of them"):
+        at.write(np.int32([0, 3, 1]))
