@@ -355,12 +355,15 @@ def test_a_guess_is_something_like_the_picture(start: int, monkeypatch: pytest.M
 
 
 def test_a_guess_is_nearer_to_zero_the_dearer_bits_are() -> None:
-    grids = [np.float32([[-2.0, -0.3, 0.0, 0.3, 5.0]])]
-    for price, steps, by in ((3e-4, 300, 0), (6e-4, 200, 0.25), (1.2e-3, 30_000, 1), (0, 9, 0)):
-        (found,) = shrunk(grids, price, steps)
-        assert found.dtype == np.float32
-        wanted = [by - 2, min(by - 0.3, 0), 0, max(0.3 - by, 0), 5 - by]
-        assert np.allclose(found, [wanted], atol=1e-6)
+    grids = [np.float32([[-2.0, -0.3, 0.0, 0.3, 5.0]])] * 3
+    cases = (3e-4, 300, 0), (6e-4, 200, 1 / 8), (1.2e-3, 30_000, 0.5), (0, 9, 0)
+    for price, steps, less in cases:
+        finest, *others = shrunk(grids, price, steps)
+        for found, by in ((finest, 3 * less), *((other, less) for other in others)):
+            assert found.dtype == np.float32
+            wanted = [by - 2, min(by - 0.3, 0), 0, max(0.3 - by, 0), 5 - by]
+            assert np.allclose(found, [wanted], atol=1e-6)
+        assert len(others) == 2
 
 
 @pytest.mark.parametrize(

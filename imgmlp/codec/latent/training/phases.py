@@ -60,8 +60,9 @@ HASTY = 40  # steps, below which there is less noise, and networks hardly move
 # How much less networks move with each of n windows: by powers of n, for runs of so many steps.
 SHARED, OF = (1 / 3, 0.6), (100, FEW)
 # Steps by which guessed latents are nearer to zero for every doubling of the price from the first
-# on: of so many in a run, so much.
-UNSHRUNK, SHRUNK, BY_STEPS = 3e-4, (0.1, 0.25, 0.5), (20, 200, 30_000)
+# on: of so many in a run, so much; of the finest grid, most of whose latents pay least, more.
+UNSHRUNK, SHRUNK, BY_STEPS = 3e-4, (0.05, 0.125, 0.25), (20, 200, 30_000)
+OF_FINEST = 3.0  # times as much
 UNLIKE = 0.025  # squared error on [0, 1] of a guess that only hasty runs had better begin from
 SHARES = 0.63, 0.87  # of noise
 LATENTS, NETWORKS = 0.2, 7e-3  # learning rates
@@ -117,8 +118,9 @@ def shrunk(grids: Sequence[Array], price: float, steps: int) -> list[Array]:
     High prices leave few latents other than zero, and what does not pay hardly goes away again.
     """
     share = float(np.interp(math.log(max(steps, 1)), np.log(BY_STEPS), SHRUNK))
-    nearer = np.float32(share * math.log2(max(price, UNSHRUNK) / UNSHRUNK))
-    return [np.sign(grid) * np.maximum(np.abs(grid) - nearer, 0) for grid in grids]
+    nearer = share * math.log2(max(price, UNSHRUNK) / UNSHRUNK)
+    less = (np.float32(nearer * (1 if level else OF_FINEST)) for level in range(len(grids)))
+    return [np.sign(g) * np.maximum(np.abs(g) - by, 0) for g, by in zip(grids, less, strict=True)]
 
 
 def foreseen(
