@@ -48,3 +48,11 @@ def test_no_more_is_tried_once_it_is_enough() -> None:
     wanted = Goal("bytes", 700)
     tried = approached(wanted, File(9), (0.0, 1.0), lambda _: File(9), lambda: next(left))
     assert len(tried) == 2
+
+
+def test_where_a_quality_is_missed_anyway_bytes_that_bring_little_are_spared() -> None:
+    wanted = Goal("psnr", 30.0)
+    assert nearest(wanted, [File(440, 29.88), File(350, 29.86)]) == File(350, 29.86)
+    assert nearest(wanted, [File(380, 29.88), File(350, 29.5)]) == File(380, 29.88)
+    assert nearest(wanted, [File(350, 29.7), File(20, 29.3)]) == File(350, 29.7)
+    assert nearest(wanted, [File(440, 29.95), File(350, 29.86)]) == File(440, 29.95)
