@@ -25,12 +25,12 @@ from imgmlp.codec.mlp.lengths import Lengths
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.opening import opened
 from imgmlp.codec.mlp.qat_step import BATCH
+from imgmlp.codec.mlp.rate_model import GLANCE
 from imgmlp.codec.mlp.rounding_search import Rounding, Trial, read_back
 from imgmlp.codec.mlp.steps import Steps
 from imgmlp.codec.mlp.training_phases import MlpTrainer, MlpTrainerState
 from imgmlp.codec.training.checkpoint import Snapshot
 from imgmlp.codec.training.draft import Draft, draft
-from imgmlp.codec.training.replay import decibels, mean_loss
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import TOLERANCE, Goal, Workload
 from imgmlp.codec.training.trainer import Ended
@@ -110,9 +110,8 @@ class _Encoder:
         while not self.lengths.known_enough():
             trainer = self._start(self.lengths.short)
             self._run(trainer)
-            step, steps = trainer.step, trainer.state.steps
-            loss = mean_loss(float(step.smooth.item()), step.done) / step.counted
-            self.lengths.learn([float(step.shape.parameters), float(steps), decibels(loss)])
+            weights, steps = trainer.step.shape.parameters, trainer.state.steps
+            self.lengths.learn([float(weights), float(steps), trainer.quality])
 
     def attempt(self) -> Draft:
         """Train a network and make a file of it."""
@@ -122,6 +121,9 @@ class _Encoder:
             if self.lengths.limit is not None and not self.sizes.attempts:
                 self.lengths.share_out()
         trainer = self._start(self.lengths.beginning)
+        if self._is_too_large(trainer):
+            self.lengths.share_out()
+            trainer = self._start(self.lengths.beginning)
         before = trainer.state.seconds
         ended = self._run(trainer)
         seconds = before + time.perf_counter() - began
@@ -134,6 +136,18 @@ class _Encoder:
         made = self._draft(found, trainer.state, seconds, ended == "diverged")
         self._note(decoding_program(trainer.step.shape, self.device, self.lengths.samples))
         return made
+
+    def _is_too_large(self, trainer: MlpTrainer) -> bool:
+        """Train a first attempt for a quality a little; whether a smaller network had better take
+        its place."""
+        glance = math.ceil(GLANCE * trainer.state.steps)
+        first = self._aims() and self.sizes.glances and not self.sizes.attempts
+        if not first or trainer.step.done >= glance:
+            return False
+        trainer.pause = glance
+        seen = self._run(trainer) == "done" and trainer.paused
+        trainer.pause = None
+        return seen and self.lengths.shrinks(trainer.step.shape, trainer.state, trainer.quality)
 
     def _aims(self) -> bool:
         """Whether a single run is to end at a quality."""

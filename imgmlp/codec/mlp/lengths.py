@@ -223,6 +223,16 @@ class Lengths:
         check = DECODED * pace * self.samples / BATCH
         return self._checks(check) * check + min(TRIED * check, LONG)
 
+    def shrinks(self, shape: Shape, state: MlpTrainerState, reached: float) -> bool:
+        """Whether to go on with a smaller network, by what a run has `reached` at its GLANCE."""
+        found = rate_model.expected(reached, shape.parameters, state.steps)
+        weights = self.sizes.smaller(shape.parameters, found)
+        if weights is None or self._compiling(self.sizes.shape_of(weights)) > 0:
+            return False
+        self.sizes.weights, self.sizes.size = weights, None
+        self.run.say(f"{found:.1f} dB are to be expected: taking {self.sizes.shape()}")
+        return True
+
     def fits(self) -> bool:
         """Whether there is time for an attempt with the network that is wanted."""
         if self.limit is None:

@@ -29,6 +29,11 @@ LARGER = 1.03  # times the weights, at least, where too few missed a quality
 NEARBY = 0.5  # dB from the target, where a network may be brought to it with other bits
 ALIKE = 0.2  # doublings of the bits between attempts that say which of two networks is better
 LESS = 0.97  # times the bits, of a network tried with fewer
+# Pixels of pictures, at most, whose first network for a quality in a limited time is rather too
+# large, as a smaller one soon takes its place; dB that it has to spare; dB beyond the quality from
+# which on fewer bits are worse than fewer weights; that these should leave; and that half of them
+# cost.
+GLANCED, ROOM, TOO_MANY, STILL, BY_FEWER = 2**16, 1.4, 1.2, 0.6, 4.5
 COARSEST = 3.0  # bits of a weight, where a network that is too large must do
 
 
@@ -88,8 +93,23 @@ class SizeSearch:
     def foresee(self, steps: Callable[[float], float]) -> None:
         """Have the weights that are best in a limited time, of which `steps` tells the runs."""
         within = float(self.shape_of(1.0).parameters), self.most
-        last = Seen(*self.pilots[-1])
-        self.weights = rate_model.best_weights(self.wanted, self.samples, within, steps, last)
+        last, spare = Seen(*self.pilots[-1]), ROOM if self.glances else rate_model.TO_SPARE
+        given = self.wanted, self.samples, within, steps, last, spare
+        self.weights = rate_model.best_weights(*given)
+
+    @property
+    def glances(self) -> bool:
+        """Whether it is seen early in a limited run that a smaller network would do."""
+        return self.wanted.kind == "psnr" and self.samples <= GLANCED
+
+    def smaller(self, weights: float, expected: float) -> float | None:
+        """The weights of a smaller network that should be taken for a quality in the time that is
+        left, if one of so many will end with dB that are far above it."""
+        beyond = expected - self.wanted.value
+        if beyond <= TOO_MANY:
+            return None
+        found = max(weights * 2 ** ((STILL - beyond) / BY_FEWER), self.shape_of(1.0).parameters)
+        return found if self.shape_of(found) != self.shape() else None
 
     def resize(self, steps: Callable[[float], float]) -> None:
         """Have the weights that the target needs; `steps` tells those of an attempt with so many.

@@ -75,6 +75,11 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
     def choices(self) -> list[Choice]:
         return [Choice(*pair) for pair in self.state.choices]
 
+    @property
+    def quality(self) -> float:
+        """dB by now, about."""
+        return decibels(self._loss())
+
     def preview(self) -> Array:
         step, size = self.step, (self.step.width, self.step.height)
         return float_render.render_floats(self.arrays(), step.shape, size, size, step.device)
@@ -93,7 +98,7 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
     # --- looks ---
 
     def _look(self, tell: Callable[[Progress], None] | None) -> bool:
-        loss = mean_loss(float(self.step.smooth.item()), self.done) / self.step.counted
+        loss = self._loss()
         if not loss < HOPELESS:
             return self._recover()
         self._advance(self.done, decibels(loss))
@@ -105,6 +110,10 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
         if tell is not None:
             tell(self._progress(loss))
         return True
+
+    def _loss(self) -> float:
+        """Mean squared error, of samples that count."""
+        return mean_loss(float(self.step.smooth.item()), self.step.done) / self.step.counted
 
     def _advance(self, done: int, reached: float) -> None:
         state, total = self.state, self.state.steps

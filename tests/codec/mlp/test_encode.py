@@ -26,7 +26,6 @@ from imgmlp.codec.mlp.rounding_search import FULL, Rounding, Trial, overhead
 from imgmlp.codec.mlp.size_search import PILOT_RATE
 from imgmlp.codec.training.checkpoint import Checkpoint
 from imgmlp.codec.training.draft import Draft
-from imgmlp.codec.training.replay import SMOOTHING
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import open_device
@@ -337,11 +336,9 @@ def modelled(wanted: float, steps: int, monkeypatch: pytest.MonkeyPatch) -> Enco
     def start(self: _Encoder, begin: Any) -> Any:
         shape = self.sizes.shape()
         state = replace(begin(shape), phase=2)
-        loss = 10 ** (-quality(shape, state.steps) / 10) * (1 - SMOOTHING**state.steps)
-        smooth = SimpleNamespace(item=lambda: loss)
-        step = SimpleNamespace(shape=shape, smooth=smooth, done=state.steps, counted=1.0)
-        budget = self.lengths.budget(shape)
-        made = {"arrays": lambda: (state.steps, budget), "choices": list}
+        step = SimpleNamespace(shape=shape, done=state.steps)
+        budget, reached = self.lengths.budget(shape), quality(shape, state.steps)
+        made = {"arrays": lambda: (state.steps, budget), "choices": list, "quality": reached}
         return SimpleNamespace(step=step, state=state, **made)
 
     def best(self: Rounding, trained: Any, choices: Any, shape: Shape) -> Any:

@@ -152,6 +152,47 @@ def test_a_limited_run_that_ends_near_its_quality_goes_on_with_other_bits(
         assert tried == pytest.approx([*missing, missing[0]])
 
 
+@pytest.mark.parametrize(
+    ("done", "quality", "compiling", "taken"),
+    [
+        (0, 24.0, 0.0, True),
+        (0, 19.5, 0.0, False),
+        (0, 24.0, 3.0, False),
+        (200, 24.0, 0.0, False),
+    ],
+)
+def test_a_limited_run_that_begins_too_well_goes_on_with_a_smaller_network(
+    done: int, quality: float, compiling: float, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Early in it, and with one that is compiled already."""
+    monkeypatch.setattr(Lengths, "_compiling", lambda *_: compiling)
+    arguments = Picture(small_pixels()), Goal("psnr", 21), Workload(100, seconds=30)
+    encoder = _Encoder(*arguments, open_device("numpy"), Run())
+    encoder.lengths.searched = True
+    encoder.sizes.weights = 871.0
+    pauses: list[int] = []
+
+    def run(trainer: Any) -> str:
+        pauses.append(trainer.pause)
+        return "done"
+
+    monkeypatch.setattr(encoder, "_run", run)
+    shape = encoder.sizes.shape()
+    trainer: Any = SimpleNamespace(
+        state=SimpleNamespace(steps=1000),
+        step=SimpleNamespace(shape=shape, done=done),
+        quality=quality,
+        paused=True,
+        pause=None,
+    )
+    assert encoder._is_too_large(trainer) is taken
+    assert pauses == ([] if done else [200])
+    assert trainer.pause is None
+    assert (encoder.sizes.shape().parameters < shape.parameters) is taken
+    encoder.sizes.attempts = [[871.0, 24.0, 871.0]]
+    assert not encoder._is_too_large(trainer)
+
+
 @pytest.mark.parametrize("searched", [False, True])
 def test_a_limited_run_that_was_stopped_keeps_its_number_of_steps(
     searched: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

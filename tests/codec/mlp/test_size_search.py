@@ -46,6 +46,33 @@ def test_what_missed_the_quality_is_followed_by_more_weights() -> None:
     assert found.weights >= 1.03 * 5000
 
 
+def test_a_network_that_begins_too_well_makes_room_for_a_smaller_one() -> None:
+    found = search(Goal("psnr", 30.0))
+    size = found.shape().parameters
+    assert found.smaller(size, 31.1) is None  # fewer bits will do
+    less = found.smaller(size, 32.0)
+    assert less is not None
+    assert size / 2 < less < size / 1.1
+    assert found.smaller(size, 33.0) < less  # type: ignore[operator]
+    least = float(found.shape_of(1.0).parameters)
+    assert found.smaller(size, 90.0) == least
+    found.weights = least
+    assert found.smaller(least, 90.0) is None
+
+
+def test_where_a_smaller_one_may_follow_the_first_is_rather_too_large() -> None:
+    small, large = (SizeSearch(Goal("psnr", 30.0), n, 3, 50_000.0, 5000.0) for n in (2**14, 2**20))
+    for one in (small, large):
+        one.pilots = [[4267.0, 1000.0, 27.0]]
+        one.foresee(steps)
+    assert small.glances
+    assert not large.glances
+    assert not search(Goal("bytes", 3000)).glances
+    within = float(small.shape_of(1.0).parameters), small.most
+    given = small.wanted, small.samples, within, steps, rate_model.Seen(4267, 1000, 27.0)
+    assert small.weights > rate_model.best_weights(*given)
+
+
 def test_nothing_is_tried_that_would_be_the_same() -> None:
     found = search(Goal("psnr", 30.0), 50_000.0)
     found.attempts = [[50_000.0, 29.0, 50_755.0]]
