@@ -33,7 +33,7 @@ LESS = 0.97  # times the bits, of a network tried with fewer
 # large, as a smaller one soon takes its place; dB that it has to spare; dB beyond the quality from
 # which on fewer bits are worse than fewer weights; that these should leave; and that half of them
 # cost.
-GLANCED, ROOM, TOO_MANY, STILL, BY_FEWER = 2**16, 1.4, 1.2, 0.6, 4.5
+GLANCED, ROOM, TOO_MANY, STILL, BY_FEWER = 2**14, 1.4, 1.2, 0.6, 4.5
 COARSEST = 3.0  # bits of a weight, where a network that is too large must do
 
 
