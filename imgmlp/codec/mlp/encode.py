@@ -25,7 +25,7 @@ from imgmlp.codec.mlp.lengths import Lengths
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.opening import opened
 from imgmlp.codec.mlp.qat_step import BATCH
-from imgmlp.codec.mlp.rate_model import GLANCE
+from imgmlp.codec.mlp.rate_model import GLANCE, GLANCED_STEPS
 from imgmlp.codec.mlp.rounding_search import Rounding, Trial, read_back
 from imgmlp.codec.mlp.steps import Steps
 from imgmlp.codec.mlp.training_phases import MlpTrainer, MlpTrainerState
@@ -121,11 +121,10 @@ class _Encoder:
             if self.lengths.limit is not None and not self.sizes.attempts:
                 self.lengths.share_out()
         trainer = self._start(self.lengths.beginning)
-        if self._is_too_large(trainer):
-            self.lengths.share_out()
-            trainer = self._start(self.lengths.beginning)
         before = trainer.state.seconds
-        ended = self._run(trainer)
+        trainer, ended = self._suited(trainer)
+        if ended == "done":
+            ended = self._run(trainer)
         seconds = before + time.perf_counter() - began
         if trainer.state.phase < 2:  # it diverged, or was too short for looks
             trainer.fix_steps()
@@ -137,17 +136,22 @@ class _Encoder:
         self._note(decoding_program(trainer.step.shape, self.device, self.lengths.samples))
         return made
 
-    def _is_too_large(self, trainer: MlpTrainer) -> bool:
-        """Train a first attempt for a quality a little; whether a smaller network had better take
-        its place."""
-        glance = math.ceil(GLANCE * trainer.state.steps)
+    def _suited(self, trainer: MlpTrainer) -> tuple[MlpTrainer, Ended]:
+        """What goes on with a first attempt for a quality, and how its first steps ended.
+
+        Itself, or the trainer of a smaller network that had better take its place.
+        """
+        state, glance = trainer.state, math.ceil(GLANCE * trainer.state.steps)
         first = self._aims() and self.sizes.glances and not self.sizes.attempts
-        if not first or trainer.step.done >= glance:
-            return False
+        if not first or state.steps < GLANCED_STEPS or trainer.step.done >= glance:
+            return trainer, "done"
         trainer.pause = glance
-        seen = self._run(trainer) == "done" and trainer.paused
-        trainer.pause = None
-        return seen and self.lengths.shrinks(trainer.step.shape, trainer.state, trainer.quality)
+        ended = self._run(trainer)
+        seen, trainer.pause = ended == "done" and trainer.paused, None
+        if not seen or not self.lengths.shrinks(trainer.step.shape, state, trainer.quality):
+            return trainer, ended
+        self.lengths.share_out()
+        return self._start(self.lengths.beginning), ended
 
     def _aims(self) -> bool:
         """Whether a single run is to end at a quality."""
@@ -221,7 +225,10 @@ class _Encoder:
         self.saved = None
         if saved is None:
             return self._trainer(shape, begin(shape))
-        trainer = self._trainer(shape, MlpTrainerState.of(saved.values))
+        state = MlpTrainerState.of(saved.values)
+        if self.lengths.limit is not None:
+            self.lengths.pace(shape, state.wider)  # whose trial would undo what is restored
+        trainer = self._trainer(shape, state)
         trainer.step.restore(saved.arrays)
         self.resumed = trainer.step.done
         self.run.say(f"continuing after {self._reached(trainer)}")

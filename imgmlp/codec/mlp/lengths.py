@@ -229,7 +229,7 @@ class Lengths:
         weights = self.sizes.smaller(shape.parameters, found)
         if weights is None or self._compiling(self.sizes.shape_of(weights)) > 0:
             return False
-        self.sizes.weights, self.sizes.size = weights, None
+        self.sizes.weights, self.sizes.shrunk = weights, True
         self.run.say(f"{found:.1f} dB are to be expected: taking {self.sizes.shape()}")
         return True
 

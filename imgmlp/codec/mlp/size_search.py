@@ -56,8 +56,9 @@ class SizeSearch:
     pilots: list[list[float]] = field(default_factory=list)  # weights, steps, dB of short runs
     attempts: list[list[float]] = field(default_factory=list)  # weights as paid for, dB, size
     rivals: int = 0  # attempts with networks beside the one that was found
+    shrunk: bool = False  # whether a smaller one took the place of the first
 
-    KEPT: ClassVar = ("most", "weights", "size", "pilots", "attempts", "rivals")
+    KEPT: ClassVar = ("most", "weights", "size", "pilots", "attempts", "rivals", "shrunk")
 
     def values(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
@@ -100,13 +101,14 @@ class SizeSearch:
     @property
     def glances(self) -> bool:
         """Whether it is seen early in a limited run that a smaller network would do."""
-        return self.wanted.kind == "psnr" and self.samples <= GLANCED
+        small = self.wanted.kind == "psnr" and self.samples <= GLANCED
+        return small and self.size is None and not self.shrunk
 
     def smaller(self, weights: float, expected: float) -> float | None:
         """The weights of a smaller network that should be taken for a quality in the time that is
         left, if one of so many will end with dB that are far above it."""
         beyond = expected - self.wanted.value
-        if beyond <= TOO_MANY:
+        if not beyond > TOO_MANY:
             return None
         found = max(weights * 2 ** ((STILL - beyond) / BY_FEWER), self.shape_of(1.0).parameters)
         return found if self.shape_of(found) != self.shape() else None

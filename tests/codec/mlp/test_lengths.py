@@ -158,7 +158,7 @@ def test_a_limited_run_that_ends_near_its_quality_goes_on_with_other_bits(
         (0, 24.0, 0.0, True),
         (0, 19.5, 0.0, False),
         (0, 24.0, 3.0, False),
-        (200, 24.0, 0.0, False),
+        (1200, 24.0, 0.0, False),
     ],
 )
 def test_a_limited_run_that_begins_too_well_goes_on_with_a_smaller_network(
@@ -179,18 +179,41 @@ def test_a_limited_run_that_begins_too_well_goes_on_with_a_smaller_network(
     monkeypatch.setattr(encoder, "_run", run)
     shape = encoder.sizes.shape()
     trainer: Any = SimpleNamespace(
-        state=SimpleNamespace(steps=1000),
+        state=SimpleNamespace(steps=6000),
         step=SimpleNamespace(shape=shape, done=done),
         quality=quality,
         paused=True,
         pause=None,
     )
-    assert encoder._is_too_large(trainer) is taken
-    assert pauses == ([] if done else [200])
+    other: Any = object()
+    monkeypatch.setattr(encoder, "_start", lambda _: other)
+    monkeypatch.setattr(Lengths, "share_out", lambda _: None)
+    assert encoder._suited(trainer) == (other if taken else trainer, "done")
+    assert pauses == ([] if done else [1200])
     assert trainer.pause is None
     assert (encoder.sizes.shape().parameters < shape.parameters) is taken
-    encoder.sizes.attempts = [[871.0, 24.0, 871.0]]
-    assert not encoder._is_too_large(trainer)
+    seen = len(pauses)
+    if not taken:
+        encoder.sizes.attempts = [[871.0, 24.0, 871.0]]
+    assert encoder._suited(trainer) == (trainer, "done")  # once, and before any attempt
+    assert len(pauses) == seen
+
+
+def test_a_run_that_ends_or_diverges_before_it_is_looked_at_keeps_its_network(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arguments = Picture(small_pixels()), Goal("psnr", 21), Workload(100, seconds=30)
+    encoder = _Encoder(*arguments, open_device("numpy"), Run())
+    encoder.lengths.searched = True
+    state, step = SimpleNamespace(steps=6000), SimpleNamespace(shape=None, done=0)
+    for ended in ("done", "diverged"):
+        monkeypatch.setattr(encoder, "_run", lambda _, ended=ended: ended)
+        trainer: Any = SimpleNamespace(state=state, step=step, paused=ended != "done", pause=None)
+        assert encoder._suited(trainer) == (trainer, ended)
+        assert trainer.pause is None
+    state.steps = 4000  # too few to tell
+    monkeypatch.setattr(encoder, "_run", None)
+    assert encoder._suited(trainer) == (trainer, "done")
 
 
 @pytest.mark.parametrize("searched", [False, True])
@@ -221,6 +244,35 @@ def test_a_limited_run_that_was_stopped_keeps_its_number_of_steps(
     second.search()
     kept, given = second.lengths.workload, first.lengths.workload
     assert (kept.steps, kept.wider) == (given.steps, given.wider)
+
+
+def test_what_is_restored_in_a_limited_time_is_not_undone_by_trying_its_pace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of one network are made once, and a trial has them begin anew."""
+    monkeypatch.setattr(Rounding, "seconds", lambda *_: 1e-2)
+    checkpoint, device = Checkpoint(tmp_path / "c", "k"), open_device("numpy")
+    limited = Workload(goals.STEPS, seconds=60)
+
+    def begun() -> _Encoder:
+        run = Run(checkpoint=checkpoint)
+        found = _Encoder(Picture(small_pixels()), Goal("psnr", 21), limited, device, run)
+        found.lengths.searched = True
+        return found
+
+    first = begun()
+    first.run.should_stop = lambda: True
+    with pytest.raises(Interrupted, match="stopped after"):
+        first.attempt()
+    second = begun()
+    assert second.saved is not None
+    wanted = second.saved.arrays
+    trainer = second._start(second.lengths.beginning)
+    second.lengths.pace(trainer.step.shape, trainer.state.wider)
+    found = trainer.step.state()
+    assert found.keys() <= wanted.keys()
+    assert all(np.array_equal(found[name], wanted[name]) for name in found)
+    assert trainer.step.done > 0
 
 
 def test_a_network_whose_checks_take_the_time_that_is_left_has_no_steps(

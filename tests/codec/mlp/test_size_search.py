@@ -56,6 +56,7 @@ def test_a_network_that_begins_too_well_makes_room_for_a_smaller_one() -> None:
     assert found.smaller(size, 33.0) < less  # type: ignore[operator]
     least = float(found.shape_of(1.0).parameters)
     assert found.smaller(size, 90.0) == least
+    assert found.smaller(size, math.nan) is None
     found.weights = least
     assert found.smaller(least, 90.0) is None
 
@@ -68,6 +69,7 @@ def test_where_a_smaller_one_may_follow_the_first_is_rather_too_large() -> None:
     assert small.glances
     assert not large.glances
     assert not search(Goal("bytes", 3000)).glances
+    assert not SizeSearch(Goal("psnr", 30.0), 2**14, 3, 50_000.0, 3000.0, size=4267.0).glances
     within = float(small.shape_of(1.0).parameters), small.most
     given = small.wanted, small.samples, within, steps, rate_model.Seen(4267, 1000, 27.0)
     assert small.weights > rate_model.best_weights(*given)
