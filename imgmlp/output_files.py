@@ -114,16 +114,15 @@ def _beside(path: Path) -> Iterator[tuple[Path, BinaryIO]]:
     """A new file that is locked while it is open, and gone afterwards if it is still there."""
     while True:
         temporary = path.parent / f"{_start(path)}{secrets.token_hex(4)}{END}"
-        with temporary.open("xb") as stream:
-            try:
+        try:  # around opening it, too: Ctrl-C may come as soon as it is there
+            with temporary.open("xb") as stream:
                 _lock(stream)
                 if temporary.exists():  # nobody took it for a dead one's before it was locked
                     yield temporary, stream
                     return
-            finally:
-                if fcntl is None:
-                    stream.close()
-                temporary.unlink(missing_ok=True)
+        finally:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                temporary.unlink()
 
 
 def sweep(path: Path) -> None:

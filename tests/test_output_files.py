@@ -50,6 +50,22 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, error: type[Base
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_an_interrupt_as_soon_as_a_file_is_there_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Path.open
+
+    def interrupted(path: Path, mode: str) -> None:
+        opened(path, mode).close()
+        assert path.exists()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "open", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        output_files.write_atomically(tmp_path / "a", lambda _: None)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_new_file_has_the_permissions_of_any_other(tmp_path: Path) -> None:
     output_files.write_atomically(tmp_path / "a", lambda stream: stream.write(b"x"))
     (tmp_path / "b").write_bytes(b"x")
