@@ -147,7 +147,8 @@ class _Encoder:
             return trainer, "done"
         trainer.pause = glance
         ended = self._run(trainer)
-        seen, trainer.pause = ended == "done" and trainer.paused, None
+        seen = ended == "done" and trainer.paused
+        trainer.pause = None
         if not seen or not self.lengths.shrinks(trainer.step.shape, state, trainer.quality):
             return trainer, ended
         self.lengths.share_out()

@@ -216,6 +216,29 @@ def test_a_run_that_ends_or_diverges_before_it_is_looked_at_keeps_its_network(
     assert encoder._suited(trainer) == (trainer, "done")
 
 
+def test_seconds_until_a_run_is_looked_at_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trainer adds them up by itself as well; those of another process are before these."""
+    arguments = Picture(small_pixels()), Goal("psnr", 21), Workload(100)
+    encoder = _Encoder(*arguments, open_device("numpy"), Run())
+    state = SimpleNamespace(seconds=1000.0, phase=2)
+    step = SimpleNamespace(shape=encoder.sizes.shape())
+    trainer: Any = SimpleNamespace(state=state, step=step, arrays=list, choices=list)
+
+    def suited(_: Any) -> tuple[Any, str]:
+        state.seconds += 500.0
+        return trainer, "done"
+
+    told: list[float] = []
+    monkeypatch.setattr(encoder, "_start", lambda _: trainer)
+    monkeypatch.setattr(encoder, "_suited", suited)
+    monkeypatch.setattr(encoder, "_run", lambda _: "done")
+    monkeypatch.setattr(encoder, "_learn", lambda *_: None)
+    monkeypatch.setattr(encoder, "_draft", lambda *given: told.append(given[2]))
+    monkeypatch.setattr(Rounding, "best", lambda *_: (None, None))
+    encoder.attempt()
+    assert told == [pytest.approx(1000.0, abs=100.0)]
+
+
 @pytest.mark.parametrize("searched", [False, True])
 def test_a_limited_run_that_was_stopped_keeps_its_number_of_steps(
     searched: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
