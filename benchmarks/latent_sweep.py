@@ -3,8 +3,8 @@
     python benchmarks/latent_sweep.py FOLDER --steps 4000 --price 1e-3 4e-3 --out points.csv
 
 Each card has processes of its own, which take every so many of the pictures. A point is written as
-soon as it is there: picture, price, steps, bytes, bits per pixel, PSNR, seconds. Compare them with
-those of other codecs by benchmarks/rate_distortion.py.
+soon as it is there: picture, price, steps, bytes, bits per pixel, PSNR, seconds; `--files` keeps the
+files as well. Compare points with those of other codecs by benchmarks/rate_distortion.py.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--price", type=float, nargs="+", default=[1e-3, 4e-3, 4e-4, 2e-2])
     parser.add_argument("--out", type=Path, default=Path("points.csv"))
+    parser.add_argument("--files", type=Path, help="an existing folder for the files as well")
     parser.add_argument("--processes", type=int, default=1, help="on each card; times need one")
     parser.add_argument("--share", help=argparse.SUPPRESS)  # device/number/of: one card's
     options = parser.parse_args()
     if options.share:
         spec, number, of = options.share.rsplit("/", 2)
         pictures = sorted(options.folder.glob("*.png"))[int(number) :: int(of)]
-        sweep(spec, pictures, options.price, options.steps, options.out)
+        sweep(spec, pictures, options.price, options.steps, options.out, options.files)
         return
     cards = [d.spec for d in list_devices() if d.kind == "gpu"] or ["auto"]
     cards *= options.processes
@@ -46,7 +47,14 @@ def main() -> None:
     raise SystemExit(max(process.wait() for process in started))
 
 
-def sweep(spec: str, pictures: list[Path], prices: list[float], steps: int, out: Path) -> None:
+def sweep(
+    spec: str,
+    pictures: list[Path],
+    prices: list[float],
+    steps: int,
+    out: Path,
+    files: Path | None,
+) -> None:
     device = open_device(spec)
     for price in prices:
         for path in pictures:
@@ -57,6 +65,8 @@ def sweep(spec: str, pictures: list[Path], prices: list[float], steps: int, out:
             point = f"{path.stem},{price},{steps},{m['bytes']},{m['bpp']:.5f},{m['psnr']:.4f}"
             with out.open("a") as file:  # one short line: the processes' lines do not mix
                 file.write(f"{point},{seconds:.1f}\n")
+            if files:
+                (files / f"{path.stem}-{price}.imlp").write_bytes(found.bytes)
 
 
 if __name__ == "__main__":
