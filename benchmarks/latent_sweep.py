@@ -3,8 +3,8 @@
     python benchmarks/latent_sweep.py FOLDER --steps 4000 --price 1e-3 4e-3 --out points.csv
 
 Each card has processes of its own, which take every so many of the pictures. A point is written as
-soon as it is there: picture, price, steps, bytes, bits per pixel, PSNR, seconds; `--files` keeps the
-files as well. Compare points with those of other codecs by benchmarks/rate_distortion.py.
+soon as it is there: picture, price, steps, bytes, bits per pixel, PSNR, seconds; `--files` keeps
+the files as well. Compare points with those of other codecs by benchmarks/rate_distortion.py.
 """
 
 from __future__ import annotations
