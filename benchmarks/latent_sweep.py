@@ -3,8 +3,8 @@
     python benchmarks/latent_sweep.py FOLDER --steps 4000 --price 1e-3 4e-3 --out points.csv
 
 Each card has processes of its own, which take every so many of the pictures. A point is written as
-soon as it is there: picture, price, steps, bytes, bits per pixel, PSNR, seconds; `--files` keeps
-the files as well. Compare points with those of other codecs by benchmarks/rate_distortion.py.
+soon as it is there; `--files` keeps the files as well. benchmarks/latent_report.py makes tables and
+curves of points, beside those of other codecs.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from imgmlp.codec import encoder
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import list_devices, open_device
+
+COLUMNS = "image,lambda,steps,bytes,bpp,psnr,seconds"
 
 
 def main() -> None:
@@ -40,6 +42,8 @@ def main() -> None:
     cards = [d.spec for d in list_devices() if d.kind == "gpu"] or ["auto"]
     cards *= options.processes
     command = [sys.executable, __file__, *sys.argv[1:]]
+    if not options.out.exists():
+        options.out.write_text(COLUMNS + "\n")
     started = [
         subprocess.Popen([*command, "--share", f"{spec}/{number}/{len(cards)}"])
         for number, spec in enumerate(cards)

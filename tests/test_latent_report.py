@@ -1,0 +1,56 @@
+"""Tables of the latent codec's points beside other codecs'."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import latent_report
+
+RATES, QUALITY = (0.1, 0.2, 0.4, 0.8), (28.0, 31.0, 34.0, 37.0)
+
+
+def written(path: Path, heading: str, lines: list[str]) -> str:
+    path.write_text("\n".join([heading, *lines]) + "\n", "utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def arguments(tmp_path: Path) -> list[str]:
+    """Points of two pictures, of which one needs 20% fewer bytes than AVIF and one 10%."""
+    pairs = list(zip(RATES, QUALITY, strict=True))
+    shares = {"a": 0.8, "b": 0.9}
+    others = [f"avif,{image}.png,{bpp},{psnr}" for image in shares for bpp, psnr in pairs]
+    own = [
+        f"{image},1e-3,{share * bpp:.6f},{psnr}"
+        for image, share in shares.items()
+        for bpp, psnr in pairs
+    ]
+    given = written(tmp_path / "own.csv", "image,lambda,bpp,psnr", own)
+    beside = written(tmp_path / "others.csv", "codec,image,bpp,psnr", others)
+    return ["x", f"mine={given}", "--others", beside, "--beside", "AVIF=avif", "--seen", "a"]
+
+
+def test_fewer_bytes_are_told_as_so_many_percent(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", arguments)
+    latent_report.main()
+    shown = capsys.readouterr().out
+    assert "| AVIF | −15.0% | −20.0%, −10.0% | −20.0% | −10.0% |" in shown
+    assert "beside AVIF: a −20.0, b −10.0" in shown
+    assert "single files: −15.0 (−10.0), −15.0 (−10.0), −15.0 (−10.0), −15.0 (−10.0)" in shown
+
+
+def test_curves_name_the_codecs(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    chart = tmp_path / "curves.svg"
+    monkeypatch.setattr(sys, "argv", [*arguments, "--plot", str(chart)])
+    latent_report.main()
+    drawn = chart.read_text("utf-8")
+    assert "<!-- AVIF -->" in drawn
+    assert "<!-- mine -->" in drawn
