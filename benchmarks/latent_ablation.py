@@ -1,20 +1,24 @@
 """What each ingredient of the latent codec is worth: the same training without it.
 
-    python benchmarks/latent_ablation.py PICTURE... --device gpu --steps 3000 --price 1e-3 4e-3
+    python benchmarks/latent_ablation.py PICTURE... --steps 3000 --price 1e-3 4e-3
 
 Of each variant: D + lambda R of what a file would hold, squared error on [0, 1] and the bits of
 latents and networks, as a percentage of what all ingredients together give; for every picture and
 price, and their mean. Below 0 it is better without. Constants of the training are other ones for a
-variant; an ingredient of the networks is left out by keeping its weights where they begin.
+variant; an ingredient of the networks is left out by keeping its weights where they begin. Every
+graphics card of the machine takes a part of the work, in a few processes side by side.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +29,10 @@ from imgmlp.codec.latent.model import BICUBIC, NEIGHBOURS, trained_order
 from imgmlp.codec.latent.starts import newest_start
 from imgmlp.codec.latent.training import bit_allocation, forms, latent_step, operations, phases
 from imgmlp.codec.latent.training.latent_step import Control, LatentStep
+from imgmlp.codec.latent.training.lengths import HARDENING, MOST_HARDENING
 from imgmlp.codec.latent.training.phases import LatentTrainer
 from imgmlp.codec.training.run import Progress
-from imgmlp.engine import AnyDevice, Tensor, open_device, optim
+from imgmlp.engine import AnyDevice, Tensor, list_devices, open_device, optim
 
 NEAREST = 14  # neighbours of those that see fewer
 MEMORY = 0.95  # of what SOAP finds its bases by
@@ -67,7 +72,7 @@ class Without(LatentStep):
     def _networks(self, flat: Tensor) -> list[list[Tensor]]:
         synthesis, convolutions, entropy, taps = super()._networks(flat)
         if self.lacks == "upsampling":
-            own = Tensor(np.float32(BICUBIC), self.device, name="bicubic")
+            own = Tensor(np.array(BICUBIC, np.float32), self.device, name="bicubic")
             taps[: self.levels - 1] = [own] * (self.levels - 1)
         if self.lacks == "convolutions":
             convolutions = [self._zeros(t, f"{n}") for n, t in enumerate(convolutions)]
@@ -111,10 +116,11 @@ class Variant:
     constants: dict[tuple[Any, str], Any] = field(default_factory=dict)
     step: dict[str, Any] = field(default_factory=dict)  # attributes of Without
     averaged: bool = False  # networks, in the end
-    hyper: bool = True
+    hyper: bool = False
     start: bool = True
     guess: bool = True  # of latents to begin with
     searched: bool = True  # the networks' steps
+    hardened: bool = True
     refined: bool = True  # single weights moved
 
 
@@ -125,8 +131,9 @@ def _steered(change: Callable[[Control], Control]) -> dict[tuple[Any, str], Any]
 
 
 def _constant(found: Control) -> Control:
-    rates = {"latents": phases.LATENTS, "networks": phases.NETWORKS}
-    return found if found.rounding else replace(found, **rates)
+    if found.rounding:
+        return found
+    return replace(found, latents=phases.LATENTS, networks=phases.NETWORKS)
 
 
 def variants() -> list[Variant]:
@@ -137,13 +144,16 @@ def variants() -> list[Variant]:
             {(phases, "NETWORKS"): rate},
             {"refreshed": every},
         )
-        for every in (10, 50)
-        for rate in (3e-3, 7e-3, 1.5e-2)
+        for every, rate in ((10, 3e-3), (10, 7e-3), (10, 1.5e-2), (50, 7e-3))
     ]
     return [
         Variant("all"),
         Variant("single weights are not moved", refined=False),
-        Variant("the networks' steps are the usual ones", searched=False, refined=False),
+        Variant("networks do not harden", hardened=False),
+        Variant("neither", hardened=False, refined=False),
+        Variant(
+            "and their steps are the usual ones", searched=False, hardened=False, refined=False
+        ),
         Variant("no last phase with rounded latents", {(phases, "ROUNDED"): 1.0}),
         Variant("no noise", _steered(lambda c: replace(c, noise=0.0))),
         Variant("uniform noise", {(phases, "SHARES"): (1.0, 1.0)}),
@@ -169,7 +179,7 @@ def variants() -> list[Variant]:
         Variant("latents forget by 0.9 and 0.95", step={"betas": (0.9, 0.95)}),
         Variant("latents forget by 0.9 and 0.99", step={"betas": (0.9, 0.99)}),
         Variant("networks are means of the last ones", averaged=True),
-        Variant("no hyperlatents", hyper=False),
+        Variant("hyperlatents", hyper=True),
     ]
 
 
@@ -194,9 +204,8 @@ def cost(
         start = newest_start(found) if variant.start else 0
         kept = 1 - 1 / max(1, AVERAGED * steps) if variant.averaged else 0.0
         kind = type("Step", (Without,), {**variant.step, "kept": kept})
-        hyper = variant.hyper and forms.has_hyperlatents(pixels.shape, steps)
         sizes = {"hidden": hidden, "entropy": entropy}
-        step = kind(pixels, forms.SEED, device, start=start, hyper=hyper, **sizes)
+        step = kind(pixels, forms.SEED, device, start=start, hyper=variant.hyper, **sizes)
         if variant.guess:
             phases.begin(step, pixels, price, steps)
         trainer = Refreshing(step, phases.LatentTrainerState(steps, price))
@@ -205,39 +214,57 @@ def cost(
         more = step.finish()
         search = bit_allocation.Search(step)
         networks = search.run(price) if variant.searched else search._rounded(search.exponents)
+        if variant.hardened:
+            count = min(round(HARDENING * steps), MOST_HARDENING)
+            networks = search.hardened(networks, price, count)
         if variant.refined:
             networks = search.refined(networks, price)
         figures = search.figures(networks)
         return figures.error * step.counted + price * (figures.bits + more) / step.pixels
 
 
+Case = tuple[Path, float]  # picture, price
+
+
+def measured(task: tuple[int, Case], steps: int) -> float:
+    """The D + lambda R of one of the variants, on the card of this process."""
+    number, (path, price) = task
+    variant = variants()[number]
+    cards = [found.spec for found in list_devices() if found.kind == "gpu"] or ["auto"]
+    worker = multiprocessing.current_process()._identity[0]
+    device = open_device(cards[worker % len(cards)])
+    return cost(variant, image.load(path).pixels, price, steps, device)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pictures", nargs="+", type=Path)
-    parser.add_argument("--device", default="auto")
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--price", type=float, nargs="+", default=[1e-3, 4e-3])
     parser.add_argument("--only", nargs="*", help="variants with these words in their names")
+    parser.add_argument("--processes", type=int, default=1, help="side by side, on all cards")
     options = parser.parse_args()
-    device = open_device(options.device)
-    cases = [
-        (image.load(path).pixels, price) for path in options.pictures for price in options.price
-    ]
-    heads = [f"{path.stem}, {price:g}" for path in options.pictures for price in options.price]
-    print(f"| without | {' | '.join(heads)} | mean |")
-    print("|---" * (len(heads) + 2) + "|")
+    cases = list(product(options.pictures, options.price))
+    names = [variant.name for variant in variants()]
+    wanted = [n for n, name in enumerate(names) if any(w in name for w in options.only or [""])]
+    tasks = list(product(sorted({0, *wanted}), cases))
+    print(f"| | {' | '.join(f'{path.stem}, {price:g}' for path, price in cases)} | mean |")
+    print("|---" * (len(cases) + 2) + "|")
     usual: list[float] = []
-    for variant in variants():
-        if usual and options.only and not any(word in variant.name for word in options.only):
-            continue
-        found = [cost(variant, *case, options.steps, device) for case in cases]
-        usual = usual or found
-        shares = [100 * (each / all_of - 1) for each, all_of in zip(found, usual, strict=True)]
-        if variant.name == "all":
-            row = [f"{1e4 * each:.3f}e-4" for each in found] + [""]
-        else:
-            row = [f"{share:+.1f}%" for share in (*shares, statistics.fmean(shares))]
-        print(f"| {variant.name} | {' | '.join(row)} |", flush=True)
+    row: list[float] = []
+    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
+        results = pool.imap(partial(measured, steps=options.steps), tasks)
+        for (number, _), found in zip(tasks, results, strict=True):
+            row.append(found)
+            if len(row) < len(cases):
+                continue
+            usual = usual or row
+            shares = [100 * (each / all_of - 1) for each, all_of in zip(row, usual, strict=True)]
+            shown = [f"{share:+.1f}%" for share in (*shares, statistics.fmean(shares))]
+            if row is usual:
+                shown = [f"{1e4 * each:.3f}e-4" for each in row] + [""]
+            print(f"| {names[number]} | {' | '.join(shown)} |", flush=True)
+            row = []
 
 
 if __name__ == "__main__":

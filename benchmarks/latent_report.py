@@ -16,6 +16,7 @@ import csv
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -66,38 +67,44 @@ def single_files(own: Curves, other: Curves) -> list[list[float]]:
     return found
 
 
-def table(own: Curves, others: Mapping[str, Curves], seen: Sequence[str]) -> str:
-    """Mean, best and worst BD-rate beside each codec, and the means of two kinds of pictures."""
-    lines = [
-        "| against | mean | best, worst picture | seen by the start | others |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+def summary(ours: Mapping[str, Curves], others: Mapping[str, Curves]) -> str:
+    """BD-rates beside each codec: mean over pictures, the best and the worst of them."""
+    lines = [f"| against | {' | '.join(ours)} |", "|---" * (len(ours) + 1) + "|"]
     for name, other in others.items():
-        by_image = differences(own, other)
-        if not by_image:
-            continue
-        values = list(by_image.values())
-        kinds = [
-            [v for image, v in by_image.items() if (image in seen) is known]
-            for known in (True, False)
+        by_image = [list(differences(own, other).values()) for own in ours.values()]
+        cells = [
+            f"{signed(np.mean(v))}% ({signed(min(v))} to {signed(max(v))})" if v else "–"
+            for v in by_image
         ]
-        means = [f"{signed(float(np.mean(kind)))}%" if kind else "–" for kind in (values, *kinds)]
-        ends = f"{signed(min(values))}%, {signed(max(values))}%"
-        lines.append(f"| {name} | {means[0]} | {ends} | {means[1]} | {means[2]} |")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def signed(percent: float) -> str:
-    return f"{percent:+.1f}".replace("-", "−")
+def by_picture(ours: Mapping[str, Curves], other: Curves, seen: Sequence[str]) -> str:
+    """Each picture's BD-rate, and means of those that starts were trained on and of the rest."""
+    images = sorted(set().union(*ours.values()) & other.keys())
+    lines = [
+        f"| % | {' | '.join(images)} | seen by the start | others |",
+        "|---" * (len(images) + 3) + "|",
+    ]
+    for name, own in ours.items():
+        found = differences(own, other)
+        kinds = [[v for i, v in found.items() if (i in seen) is known] for known in (True, False)]
+        means = [signed(np.mean(kind)) if kind else "–" for kind in kinds]
+        cells = [signed(found[image]) if image in found else "–" for image in images]
+        lines.append(f"| {name} | {' | '.join([*cells, *means])} |")
+    return "\n".join(lines)
 
 
-def told(own: Curves, other: Curves) -> str:
-    """Each picture's BD-rate, and what single files have more, mean and worst, largest first."""
-    by_image = [f"{image} {signed(more)}" for image, more in differences(own, other).items()]
+def by_file(own: Curves, other: Curves) -> str:
+    """What single files have more, mean and worst, the largest first."""
     files = np.array(single_files(own, other))
     pairs = zip(np.nanmean(files, axis=0), np.nanmax(files, axis=0), strict=True)
-    alone = [f"{signed(mean)} ({signed(worst)})" for mean, worst in pairs]
-    return f"{', '.join(by_image)}\nsingle files: {', '.join(alone)}"
+    return ", ".join(f"{signed(mean)} ({signed(worst)})" for mean, worst in pairs)
+
+
+def signed(percent: float | np.floating[Any]) -> str:
+    return f"{percent:+.1f}".replace("-", "−")
 
 
 def plot(
@@ -157,9 +164,10 @@ def main() -> None:
     against = chosen.against or list(others)[-1]
     split = [text.partition("=") for text in chosen.points]
     ours = {name: read_curves(Path(path))[""] for name, _, path in split}
+    print(f"{summary(ours, others)}\n\nbeside {against}:\n")
+    print(by_picture(ours, others[against], chosen.seen.split(",")))
     for name, own in ours.items():
-        print(f"{name}\n\n{table(own, others, chosen.seen.split(','))}\n")
-        print(f"beside {against}: {told(own, others[against])}\n")
+        print(f"\nsingle files, {name}: {by_file(own, others[against])}")
     if chosen.plot:
         plot(ours, others, against, chosen.plot)
 

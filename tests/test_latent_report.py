@@ -39,9 +39,10 @@ def test_fewer_bytes_are_told_as_so_many_percent(
     monkeypatch.setattr(sys, "argv", arguments)
     latent_report.main()
     shown = capsys.readouterr().out
-    assert "| AVIF | −15.0% | −20.0%, −10.0% | −20.0% | −10.0% |" in shown
-    assert "beside AVIF: a −20.0, b −10.0" in shown
-    assert "single files: −15.0 (−10.0), −15.0 (−10.0), −15.0 (−10.0), −15.0 (−10.0)" in shown
+    assert "| AVIF | −15.0% (−20.0 to −10.0) |" in shown
+    assert "| % | a | b | seen by the start | others |" in shown
+    assert "| mine | −20.0 | −10.0 | −20.0 | −10.0 |" in shown
+    assert "single files, mine: −15.0 (−10.0), −15.0 (−10.0), −15.0 (−10.0), −15.0 (−10.0)" in shown
 
 
 def test_curves_name_the_codecs(
