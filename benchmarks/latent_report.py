@@ -24,6 +24,7 @@ from imgmlp.report.curves import Curve, bd_rate, monotone_cubic
 
 SEEN = "kodim01,kodim05,kodim09,kodim13,kodim17,kodim21"  # by the starts' training
 
+Array = np.ndarray[Any, Any]
 Curves = Mapping[str, Curve]  # of each picture
 
 
@@ -110,7 +111,7 @@ def signed(percent: float | np.floating[Any]) -> str:
 def plot(
     ours: Mapping[str, Curves], others: Mapping[str, Curves], against: str, path: Path
 ) -> None:
-    """Curves of the mean rate at equal PSNR, and each picture's BD-rate. Needs matplotlib."""
+    """Curves of mean rate and PSNR, and each picture's BD-rate. Needs matplotlib."""
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -118,14 +119,14 @@ def plot(
     from matplotlib import pyplot
 
     figure, (curves, shares) = pyplot.subplots(1, 2, figsize=(10, 4.2))
-    for codec, of in [*others.items(), *ours.items()]:
-        quality, rates = mean_rates(of)
-        style = {"linewidth": 2.0} if codec in ours else {"linewidth": 1.0, "linestyle": "--"}
-        curves.plot(rates, quality, label=codec, **style)
+    for codec, of in ours.items():
+        curves.plot(*means(of), linewidth=2, label=codec)
+    for codec, of in others.items():
+        curves.plot(*means(of), "--", linewidth=1, label=codec)
     for codec, of in ours.items():
         found = differences(of, others[against])
         shares.plot(list(found), list(found.values()), "o", markersize=4, label=codec)
-    curves.set(xscale="log", xlabel="bits per pixel, mean of all pictures", ylabel="PSNR, dB")
+    curves.set(xscale="log", xlabel="bits per pixel", ylabel="PSNR, dB; means of all pictures")
     ticks = [0.1, 0.2, 0.4, 0.8, 1.6]
     curves.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     curves.minorticks_off()
@@ -134,19 +135,22 @@ def plot(
     shares.tick_params(axis="x", rotation=90)
     for axes in (curves, shares):
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=7)
+        axes.legend(fontsize=7, loc="best" if axes is shares else "lower right")
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
 
 
-def mean_rates(of: Curves) -> tuple[list[float], list[float]]:
-    """PSNRs that every picture's curve reaches, and the mean rate (of logarithms) there."""
-    low = max(curve.quality[0] for curve in of.values())
-    high = min(curve.quality[-1] for curve in of.values())
-    at = np.linspace(low, high, 60)
-    rates = [monotone_cubic(np.array(c.quality), np.log(c.bpp), at) for c in of.values()]
-    return list(at), list(np.exp(np.mean(rates, axis=0)))
+def means(of: Curves) -> tuple[Array, Array]:
+    """Mean rates and PSNRs of all pictures, from where each curve begins to where it ends."""
+    share = np.linspace(0.0, 1.0, 41)
+    rates, quality = [], []
+    for curve in of.values():
+        logs = np.log(curve.bpp)
+        at = logs[0] + share * (logs[-1] - logs[0])
+        rates.append(np.exp(at))
+        quality.append(monotone_cubic(logs, np.array(curve.quality), at))
+    return np.mean(rates, axis=0), np.mean(quality, axis=0)
 
 
 def main() -> None:
