@@ -2,7 +2,7 @@
 
 Opening reads the header and compares the checksums; the pixels are decoded when they are asked
 for, as Pillow does with every format. `image.save("a.imlp", bpp=0.4)` takes what `imgmlp.encode`
-does.
+does but `frame`, and beside that Pillow's `icc_profile`, `exif`, `xmp` and `dpi`.
 """
 
 from __future__ import annotations

@@ -90,10 +90,10 @@ def open_device(spec: str = "auto") -> AnyDevice:
     """Open a device by ``auto``, ``gpu``, ``cpu``, ``numpy`` or ``platform:device`` (``0:1``).
 
     ``auto`` takes the first GPU that works, else the first processor with an OpenCL driver that
-    does, else NumPy, which takes many times as long; it warns of each that does not work, and
-    of NumPy. ``simulator``, which is Oclgrind, is taken only by name: it checks every access to
-    memory. NumPy also runs what programs are lowered to, checking the same: ``numpy:procedure``,
-    ``numpy:uops`` and ``numpy:uops-group``.
+    does, else the first OpenCL device of another kind, else NumPy, which takes many times as long;
+    it warns of each that does not work, and of NumPy. ``simulator``, which is Oclgrind, is taken
+    only by name: it checks every access to memory. NumPy also runs what programs are lowered to,
+    checking the same: ``numpy:procedure``, ``numpy:uops`` and ``numpy:uops-group``.
     Raises DeviceError if there is no such device, or none that works.
     """
     wanted = spec.strip().lower()
