@@ -42,8 +42,8 @@ Array = np.ndarray[Any, Any]
 MOST_ATTEMPTS = 6  # networks that are tried for a quality, if none came near
 NEAR = 1.05  # times the bytes that the quality seems to need, which a file may have
 BEYOND = 0.2  # dB beyond its target of a network that needs no other attempt
-PASSES, PASS = 2, 0.05  # at the end of a limited time, and the share of a run's steps of one
-LITTLE = 0.5  # dB that such a pass may change
+PASSES, PASS = 4, 0.05  # at the end of a limited time, and the share of a run's steps of one
+LITTLE = 1.0  # dB that such passes may change
 CLOSE = 0.05  # the same of small networks, which are soon trained again
 
 
@@ -160,20 +160,25 @@ class _Encoder:
         return limited and self.wanted.kind == "psnr"
 
     def _approach(self, trainer: MlpTrainer) -> Ended:
-        """Train a little more with other bits as long as the quality is not met."""
+        """Train a little more with other bits as long as the quality is not met, and there is time
+        for a whole pass; one that came less near than what was before is undone."""
         steps, shape = math.ceil(PASS * trainer.state.steps), trainer.step.shape
+        nearest = math.inf, trainer.snapshot()
         ended: Ended = "done"
-        for _ in range(PASSES):
+        for passes in range(PASSES + 1):
             reached = self.rounding.reached(trainer.arrays(), trainer.choices(), shape)
             missing, seconds = self.wanted.value - reached, self.lengths.for_training(shape)
             fitting = int(seconds / self.lengths.pace(shape, trainer.state.wider))
-            if abs(missing) <= TOLERANCE or abs(missing) > LITTLE or fitting < steps / 2:
+            nearest = min(nearest, (abs(missing), trainer.snapshot()), key=lambda one: one[0])
+            over = passes == PASSES or not TOLERANCE < abs(missing) <= LITTLE
+            if over or fitting < steps:
                 break
             limit = time.perf_counter() + seconds
-            trainer.once_more(min(steps, fitting), missing, limit)
+            trainer.once_more(steps, missing, limit)
             ended = self._run(trainer)
             if ended != "done":
-                break
+                return ended
+        trainer.go_back(nearest[1])
         return ended
 
     def _note(self, program: str) -> None:

@@ -5,6 +5,7 @@ The loop itself is that of codec/training; here is what is decided at its looks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from imgmlp.codec.bitstream.quantize import coded_bits, quantize
 from imgmlp.codec.mlp import float_render
 from imgmlp.codec.mlp.bit_allocation import Choice, log_sizes, settle, total_bits
 from imgmlp.codec.mlp.qat_step import Control, LearningStep
+from imgmlp.codec.training.checkpoint import Snapshot
 from imgmlp.codec.training.replay import decibels, mean_loss
 from imgmlp.codec.training.run import Progress
 from imgmlp.codec.training.trainer import HOPELESS, Trainer, TrainerState
@@ -28,13 +30,29 @@ ROUNDED = 3.0  # times the learning rate once weights are rounded: it is near it
 EARLY = 0.25  # share of a run in which its length may still grow: the learning rate follows it
 LOOK = 100  # steps, at most, between looks
 CONTROL = 5  # looks between new prices
-RISING = 0.85  # of what the second half of the free steps brought, that the rest of a run brings
-SPARE = 0.5  # dB by which such a guess may be too high
+# Of 40 runs of 5,000 to 60,000 steps and 871 to 51,000 weights of some 5.3 bits, on six
+# photographs, 128x128 to whole ones: dB that come after the free steps, by the share of the run
+# that is left, by that times the dB that the second half of the free steps brought, and by
+# doublings of weights; within 0.44 dB (standard deviation).
+_ROUNDING, _REST, _RISING, _BY_WEIGHTS, _SOME_WEIGHTS = -2.26, 6.15, 0.77, 0.32, 4_000.0
+_FEWEST, _MOST = 871, 51_000
+SPARE = 0.2  # dB by which such a guess may be too high
 BY_BITS = 4.0  # dB that half the bits take from a network
 # Times the bits that a network gets to meet a quality, before noise begins and at its end, where it
 # hardly learns any more.
 FEWER, MORE, LAST = 0.75, 1.2, 1.08
 _START = 24.0, 64.0  # steps in the deviation of weights and of biases when noise begins
+
+
+def still_to_come(gained: float, rest: float, weights: int) -> float:
+    """dB that the `rest` of a run brings, a share of it, once its free steps are over.
+
+    Fewer than none where nearly all steps were free: rounding costs what little is left to learn.
+    `gained` are the dB that the second half of them brought.
+    """
+    by_rest = rest * (_REST + _RISING * max(gained, 0.0))
+    size = math.log2(min(max(weights, _FEWEST), _MOST) / _SOME_WEIGHTS)
+    return _ROUNDING + by_rest + _BY_WEIGHTS * size
 
 
 @dataclass
@@ -95,6 +113,12 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
         self._pay_for(missing, 1 / LAST, LAST)
         self.fix_steps()
 
+    def go_back(self, snapshot: Snapshot) -> None:
+        """To where it was after its end or after once more."""
+        self.step.restore(snapshot.arrays)
+        self.state = MlpTrainerState.of(snapshot.values)
+        self._steer()
+
     # --- looks ---
 
     def _look(self, tell: Callable[[Progress], None] | None) -> bool:
@@ -122,8 +146,9 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
             state.halfway = reached
         if state.phase == 0 and done >= free:
             if self._goal is not None:
-                expected = reached + RISING * max(reached - state.halfway, 0.0)
-                self._pay_for(self._goal + SPARE - expected, FEWER, MORE)
+                gained, weights = reached - state.halfway, self.step.shape.parameters
+                found = reached + still_to_come(gained, 1 - done / total, weights)
+                self._pay_for(self._goal + SPARE - found, FEWER, MORE)
             arrays = self.arrays()
             deviations = [float(np.sqrt(np.mean(a * a))) for a in arrays]
             widths = [_START[a.ndim == 1] for a in arrays]

@@ -123,15 +123,22 @@ def test_a_time_limit_finds_the_size_of_a_network_by_a_short_run(
 
 @pytest.mark.parametrize(
     ("reached", "missing"),
-    [([20.7, 20.95], [0.3]), ([21.4, 21.3, 21.2], [-0.4, -0.3]), ([20.95], []), ([19.0], [])],
+    [
+        ([20.7, 20.95], [0.3]),
+        ([21.4, 21.3, 21.25, 21.2, 21.15], [-0.4, -0.3, -0.25, -0.2]),
+        ([20.7, 20.8, 20.6, 20.5, 20.4], [0.3, 0.2, 0.4, 0.5]),
+        ([20.95], []),
+        ([19.0], []),
+    ],
 )
 def test_a_limited_run_that_ends_near_its_quality_goes_on_with_other_bits(
     reached: list[float], missing: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until it has the quality, twice at most; what is far from it a few steps do not change."""
+    """Until it has the quality, four times at most, and back to where it was nearest; what is far
+    from it a few steps do not change."""
     monkeypatch.setattr(Lengths, "pace", lambda *_: 1e-3)
     monkeypatch.setattr(Lengths, "for_training", lambda *_: 10.0)
-    left, tried = iter(reached), list[float]()
+    left, tried, back = iter(reached), list[float](), list[int]()
     monkeypatch.setattr(Rounding, "reached", lambda *_: next(left))
     monkeypatch.setattr(_Encoder, "_run", lambda *_: "done")
     arguments = Picture(small_pixels()), Goal("psnr", 21), Workload(100, seconds=30)
@@ -142,9 +149,12 @@ def test_a_limited_run_that_ends_near_its_quality_goes_on_with_other_bits(
         arrays=list,
         choices=list,
         once_more=lambda _steps, lacking, _limit: tried.append(lacking),
+        snapshot=lambda: len(tried),
+        go_back=back.append,
     )
     assert encoder._approach(trainer) == "done"
     assert tried == pytest.approx(missing)
+    assert back == [min(range(len(reached)), key=lambda n: abs(reached[n] - 21))]
     if missing:
         left = iter(reached)
         monkeypatch.setattr(_Encoder, "_run", lambda *_: "diverged")

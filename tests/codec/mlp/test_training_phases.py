@@ -16,13 +16,16 @@ from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.qat_step import LearningStep
 from imgmlp.codec.mlp.training_phases import (
     FEWER,
+    FREE,
     LAST,
     MORE,
-    RISING,
+    NOISE,
+    NOISY,
     ROUNDED,
     SPARE,
     MlpTrainer,
     MlpTrainerState,
+    still_to_come,
 )
 from imgmlp.codec.training.checkpoint import Checkpoint, Snapshot
 from imgmlp.codec.training.replay import RETRIES
@@ -105,10 +108,30 @@ def bits_for(goal: float) -> float:
 
 
 def test_bits_follow_from_the_quality_that_a_run_is_expected_to_end_with() -> None:
-    assert bits_for(20.0 + 2 * RISING - SPARE) == pytest.approx(1.0)
-    assert FEWER < bits_for(20.5) < 1.0
+    weights = make().step.shape.parameters
+    found = 20.0 + still_to_come(2.0, 1 - 54 / STEPS, weights)
+    assert bits_for(found - SPARE) == pytest.approx(1.0)
+    assert FEWER < bits_for(found - SPARE - 0.5) < 1.0
     assert bits_for(10.0) == pytest.approx(FEWER)
     assert bits_for(50.0) == pytest.approx(MORE)
+
+
+@pytest.mark.parametrize(
+    ("weights", "steps", "half", "reached", "end"),
+    [  # of runs of photographs
+        (871, 30_393, 32.37, 33.41, 31.16),
+        (2_091, 15_281, 28.54, 30.22, 30.82),
+        (5_643, 16_665, 32.33, 34.87, 35.49),
+        (12_675, 5_728, 30.84, 34.42, 38.38),
+        (25_923, 10_520, 29.54, 31.65, 34.50),
+    ],
+)
+def test_what_is_still_to_come_was_seen_in_runs(
+    weights: int, steps: int, half: float, reached: float, end: float
+) -> None:
+    free = max(FREE, NOISY - NOISE / steps)
+    come = still_to_come(reached - half, 1 - free, weights)
+    assert reached + come == pytest.approx(end, abs=1.3)  # three standard deviations
 
 
 def test_once_more_a_run_ends_rounded_with_other_bits() -> None:
@@ -120,6 +143,18 @@ def test_once_more_a_run_ends_rounded_with_other_bits() -> None:
     assert int(trainer.step.count.item()) == STEPS + 20
     assert trainer.state.budget == pytest.approx(before / LAST)
     assert trainer._bits() < bits
+
+
+def test_once_more_is_undone() -> None:
+    trainer = make(goal=20.0)
+    assert trainer.run(Run()) == "done"
+    before, found = trainer.snapshot(), outcome(trainer)
+    trainer.once_more(20, -5.0, math.inf)
+    assert trainer.run(Run()) == "done"
+    assert outcome(trainer) != found
+    trainer.go_back(before)
+    assert outcome(trainer) == found
+    assert trainer.state.steps == STEPS
 
 
 @pytest.mark.parametrize("stop", [1, 10, 54, 60, 71, 103, 110])
