@@ -43,7 +43,7 @@ MOST_ATTEMPTS = 6  # networks that are tried for a quality, if none came near
 NEAR = 1.05  # times the bytes that the quality seems to need, which a file may have
 BEYOND = 0.2  # dB beyond its target of a network that needs no other attempt
 PASSES, PASS = 4, 0.05  # at the end of a limited time, and the share of a run's steps of one
-LITTLE = 1.0  # dB that such passes may change
+LITTLE = 1.5  # dB that such passes may change
 CLOSE = 0.05  # the same of small networks, which are soon trained again
 
 

@@ -34,6 +34,7 @@ LESS = 0.97  # times the bits, of a network tried with fewer
 # which on fewer bits are worse than fewer weights; that these should leave; and that half of them
 # cost.
 GLANCED, ROOM, TOO_MANY, STILL, BY_FEWER = 2**14, 1.4, 1.2, 0.6, 4.5
+NEAR_SPARE = 0.4  # dB to spare instead, where a network near to it was tried
 COARSEST = 3.0  # bits of a weight, where a network that is too large must do
 
 
@@ -95,6 +96,8 @@ class SizeSearch:
         """Have the weights that are best in a limited time, of which `steps` tells the runs."""
         within = float(self.shape_of(1.0).parameters), self.most
         last, spare = Seen(*self.pilots[-1]), ROOM if self.glances else rate_model.TO_SPARE
+        if len(self.pilots) == BRIEF_PILOTS:  # one of which was of a network near to that
+            spare = NEAR_SPARE
         given = self.wanted, self.samples, within, steps, last, spare
         self.weights = rate_model.best_weights(*given)
 

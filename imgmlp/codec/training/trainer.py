@@ -24,6 +24,7 @@ Ended = Literal["done", "interrupted", "diverged"]
 Pricing = Callable[[float, float], float]  # (bits, dB) -> by what the price is multiplied
 
 HOPELESS = 10.0  # a loss that no answer near the picture has
+TELLING = 0.05  # of the time that is left, what steps must have taken to tell their pace
 SLIPPED = 0.9  # share of the steps left that fits in the time limit, below which they are fewer
 CHEAPEST, DEAREST = 1e-7, 10.0  # prices of a bit a pixel
 GRACE = 0.5  # seconds from its beginning that a run has for its first steps, whatever its limit is
@@ -162,8 +163,12 @@ class Trainer(ABC, Generic[S, D]):
 
         More, up to `most` in all, where they are faster.
         """
-        # At the first of them, nothing says how long steps take.
-        if self._limit is None or self.done == self._shown[0] or self._few(time.perf_counter()):
+        now = time.perf_counter()
+        if self._limit is None or self._few(now):
+            return
+        first, since = self._shown
+        # The first of them say nothing of how long steps take, where there are far more.
+        if self.done == first or now - since < TELLING * (self._limit - now):
             return
         fitting, left = self._fitting(self._limit), self.state.steps - self.done
         if fitting < SLIPPED * left or (self.done + left < most and SLIPPED * fitting > left):

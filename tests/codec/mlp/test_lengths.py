@@ -19,7 +19,16 @@ from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.mlp import integer_inference, rate_model
 from imgmlp.codec.mlp.encode import _Encoder
 from imgmlp.codec.mlp.estimate import SMALL
-from imgmlp.codec.mlp.lengths import BARELY, CHOOSING, HASTY, SLOWER, TRIALS, Lengths
+from imgmlp.codec.mlp.lengths import (
+    BARELY,
+    CHOOSING,
+    HASTY,
+    LEAST_PACE,
+    SAME_PACE,
+    SLOWER,
+    TRIALS,
+    Lengths,
+)
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.rounding_search import FINE, TRIED, Rounding, even
 from imgmlp.codec.mlp.size_search import COARSEST
@@ -30,7 +39,7 @@ from imgmlp.codec.training.compile_times import CompileTimes
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.codec.training.trainer import Trainer
-from imgmlp.engine import open_device
+from imgmlp.engine import AnyDevice, Device, open_device
 from imgmlp.errors import Interrupted
 from imgmlp.image import Picture
 
@@ -501,3 +510,15 @@ def test_a_time_limit_counts_from_when_the_command_began() -> None:
     picture, device = Picture(small_pixels()), open_device("numpy")
     late = encode(picture, Goal("bytes", 300), Workload(1, seconds=60), device, Run(began=began))
     assert late.metrics["steps"] <= 2
+
+
+def test_steps_of_far_smaller_networks_take_less_on_processors(device: AnyDevice) -> None:
+    """As little as a fifth there; elsewhere no less than half, as launches take their time."""
+    arguments = Picture(small_pixels()), Goal("psnr", 30), Workload(100, seconds=30)
+    lengths = _Encoder(*arguments, device, Run()).lengths
+    tried, small = (rate_model.network_shape(weights, 3) for weights in (4267, 531))
+    lengths.paces = {(tried, 1): 1e-3}
+    processor = isinstance(device, Device) and device.lanes != "group"
+    least = LEAST_PACE if processor else SAME_PACE
+    assert lengths._likely_pace(small) == pytest.approx(1e-3 * least)
+    assert lengths._likely_pace(tried) == pytest.approx(1e-3)

@@ -239,10 +239,23 @@ def test_a_run_takes_the_steps_that_fit_in_its_time(
 
 
 def test_a_run_does_not_grow_beyond_its_most_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("time.perf_counter", lambda: 0.0)
+    monkeypatch.setattr("time.perf_counter", lambda: 6.0)
     step = LearningStep(small_pixels(), Shape(3, 2, 6, 3), 0, open_device("numpy"))
     for most, steps in ((0, STEPS), (STEPS + 7, STEPS + 7)):
         trainer = MlpTrainer(step, MlpTrainerState(STEPS, 1e-3), BUDGET, 100.0, most)
         trainer.done = 10
         trainer._shorten(most)
         assert trainer.state.steps == steps
+
+
+@pytest.mark.parametrize(("seconds", "steps"), [(4.0, 1200), (8.0, 128)])
+def test_a_slow_moment_at_the_beginning_shortens_no_run(
+    seconds: float, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What ten steps take says something once it is a twentieth of the time that is left."""
+    monkeypatch.setattr("time.perf_counter", lambda: seconds)
+    step = LearningStep(small_pixels(), Shape(3, 2, 6, 3), 0, open_device("numpy"))
+    trainer = MlpTrainer(step, MlpTrainerState(1200, 1e-3), BUDGET, 100.0)
+    trainer.done = 10
+    trainer._shorten()
+    assert trainer.state.steps == pytest.approx(steps, abs=5)
