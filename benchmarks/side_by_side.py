@@ -39,7 +39,7 @@ def panels(path: Path, codecs: list[str], bpp: float, effort: int, device: str) 
     """The original, and what each codec makes of it."""
     original = pictures.load(path).pixels
     ours = imgmlp.encode(path, bpp=bpp, effort=effort, device=device)
-    found = [Panel(original, f"original, {original.shape[1]}×{original.shape[0]}")]
+    found = [Panel(original, "original")]
     for key in codecs:
         if key == "imgmlp":
             name, size, decoded = "imgmlp", len(ours.bytes), ours.pixels
