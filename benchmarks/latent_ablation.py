@@ -6,7 +6,7 @@ Of each variant: D + lambda R of what a file would hold, squared error on [0, 1]
 latents and networks, as a percentage of what all ingredients together give; for every picture and
 price, and their mean. Below 0 it is better without. Constants of the training are other ones for a
 variant; an ingredient of the networks is left out by keeping its weights where they begin. Every
-graphics card of the machine takes a part of the work, in a few processes side by side.
+graphics card of the machine takes a part of the work, in `--processes` side by side.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from imgmlp.codec.latent.training.phases import LatentTrainer
 from imgmlp.codec.training.run import Progress
 from imgmlp.engine import AnyDevice, Tensor, list_devices, open_device, optim
 
+NOR_MOVED = "networks do not harden, nor are single weights moved"
 NEAREST = 14  # neighbours of those that see fewer
 MEMORY = 0.95  # of what SOAP finds its bases by
 AVERAGED = 0.01  # share of a run, by which the mean of networks forgets
@@ -63,11 +64,10 @@ class Without(LatentStep):
             self.averaged.assign(self.averaged * self.kept + self.flat * (1 - self.kept))
         return found
 
-    def finish(self) -> float:
-        """What comes after the last step; returns bits that no other count has."""
+    def finish(self) -> None:
+        """What comes after the last step."""
         if self.kept:
             self.flat.write(self.averaged.numpy())
-        return 0.0
 
     def _networks(self, flat: Tensor) -> list[list[Tensor]]:
         synthesis, convolutions, entropy, taps = super()._networks(flat)
@@ -150,9 +150,9 @@ def variants() -> list[Variant]:
         Variant("all"),
         Variant("single weights are not moved", refined=False),
         Variant("networks do not harden", hardened=False),
-        Variant("neither", hardened=False, refined=False),
+        Variant(NOR_MOVED, hardened=False, refined=False),
         Variant(
-            "and their steps are the usual ones", searched=False, hardened=False, refined=False
+            f"{NOR_MOVED}, nor steps looked for", searched=False, hardened=False, refined=False
         ),
         Variant("no last phase with rounded latents", {(phases, "ROUNDED"): 1.0}),
         Variant("no noise", _steered(lambda c: replace(c, noise=0.0))),
@@ -211,7 +211,7 @@ def cost(
         trainer = Refreshing(step, phases.LatentTrainerState(steps, price))
         trainer.suit()
         trainer.run()
-        more = step.finish()
+        step.finish()
         search = bit_allocation.Search(step)
         networks = search.run(price) if variant.searched else search._rounded(search.exponents)
         if variant.hardened:
@@ -220,20 +220,21 @@ def cost(
         if variant.refined:
             networks = search.refined(networks, price)
         figures = search.figures(networks)
-        return figures.error * step.counted + price * (figures.bits + more) / step.pixels
+        return figures.error * step.counted + price * figures.bits / step.pixels
 
 
 Case = tuple[Path, float]  # picture, price
+own: list[AnyDevice] = []  # a process's device
+
+
+def begin(specs: multiprocessing.Queue[str]) -> None:
+    own.append(open_device(specs.get()))
 
 
 def measured(task: tuple[int, Case], steps: int) -> float:
-    """The D + lambda R of one of the variants, on the card of this process."""
+    """The D + lambda R of one of the variants."""
     number, (path, price) = task
-    variant = variants()[number]
-    cards = [found.spec for found in list_devices() if found.kind == "gpu"] or ["auto"]
-    worker = multiprocessing.current_process()._identity[0]
-    device = open_device(cards[worker % len(cards)])
-    return cost(variant, image.load(path).pixels, price, steps, device)
+    return cost(variants()[number], image.load(path).pixels, price, steps, own[0])
 
 
 def main() -> None:
@@ -242,7 +243,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--price", type=float, nargs="+", default=[1e-3, 4e-3])
     parser.add_argument("--only", nargs="*", help="variants with these words in their names")
-    parser.add_argument("--processes", type=int, default=1, help="side by side, on all cards")
+    parser.add_argument("--processes", type=int, default=1, help="on each card")
     options = parser.parse_args()
     cases = list(product(options.pictures, options.price))
     names = [variant.name for variant in variants()]
@@ -252,7 +253,12 @@ def main() -> None:
     print("|---" * (len(cases) + 2) + "|")
     usual: list[float] = []
     row: list[float] = []
-    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
+    cards = [found.spec for found in list_devices() if found.kind == "gpu"] or ["auto"]
+    context = multiprocessing.get_context("spawn")
+    specs = context.Queue()
+    for spec in cards * options.processes:
+        specs.put(spec)
+    with context.Pool(len(cards) * options.processes, begin, (specs,)) as pool:
         results = pool.imap(partial(measured, steps=options.steps), tasks)
         for (number, _), found in zip(tasks, results, strict=True):
             row.append(found)

@@ -5,8 +5,7 @@
 Each file is made by a process of its own, as a user would start it, on as many cores of the
 processor as are asked for; where there are more, several run side by side, each on its own. (They
 share memory and caches then, so that each is slower than alone.) A point is written as soon as it
-is there: picture, price, steps, bytes, bits per pixel, PSNR, seconds of training and of the
-process. Compare them with those of other codecs by imgmlp/report/curves.py.
+is there. benchmarks/latent_report.py makes tables and curves of points.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+COLUMNS = "image,lambda,steps,bytes,bpp,psnr,training_seconds,seconds"
 # What PoCL 3 and later ones have for the number of their threads.
 THREADS = "POCL_MAX_PTHREAD_COUNT", "POCL_CPU_MAX_CU_COUNT"
 LEAST = "1s"  # a limit in which programs are compiled, before anything is measured
@@ -46,6 +46,8 @@ def main() -> None:
     pictures = sorted(options.folder.glob("*.png"))
     made(pictures[0], options.price[0], LEAST, options.device, cores[: options.cores])
     print(f"{count} at once, {options.cores} cores each", flush=True)
+    if not options.out.exists():
+        options.out.write_text(COLUMNS + "\n")
 
     def work(picture: Path, price: float) -> None:
         own = free.get()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import csv
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +28,33 @@ Array = np.ndarray[Any, Any]
 Curves = Mapping[str, Curve]  # of each picture
 
 
-def read_curves(path: Path) -> dict[str, dict[str, Curve]]:
-    """Codecs' curves of each picture, of a CSV file; where it names no codec it is ""."""
-    points: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+Row = Mapping[str, str]  # of a CSV file
+
+
+def read(path: Path) -> list[Row]:
     with path.open(newline="", encoding="utf-8") as stream:
-        for row in csv.DictReader(stream):
-            key = row.get("codec") or "", row["image"].removesuffix(".png")
-            points[key].append((float(row["bpp"]), float(row["psnr"])))
+        return list(csv.DictReader(stream))
+
+
+def curves_of(rows: Iterable[Row]) -> dict[str, dict[str, Curve]]:
+    """Codecs' curves of each picture; where a file names no codec it is ""."""
+    points: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    for row in rows:
+        points[row.get("codec") or "", image_of(row)].append(
+            (float(row["bpp"]), float(row["psnr"]))
+        )
     found: dict[str, dict[str, Curve]] = defaultdict(dict)
     for (codec, image), pairs in points.items():
-        rising = [
-            p for n, p in enumerate(sorted(pairs)) if all(p[1] > q[1] for q in sorted(pairs)[:n])
-        ]
+        pairs.sort()
+        rising = [p for n, p in enumerate(pairs) if all(p[1] > q[1] for q in pairs[:n])]
         if len(rising) > 1:
             rates, quality = zip(*rising, strict=True)
             found[codec][image] = Curve(rates, quality)
     return found
+
+
+def image_of(row: Row) -> str:
+    return row["image"].removesuffix(".png")
 
 
 def differences(own: Curves, other: Curves) -> dict[str, float]:
@@ -54,17 +65,16 @@ def differences(own: Curves, other: Curves) -> dict[str, float]:
     return {image: 100 * share for image, share in found.items() if share is not None}
 
 
-def single_files(own: Curves, other: Curves) -> list[list[float]]:
-    """How many % more bytes each file has than the other codec needs for its PSNR, by pictures,
-    the largest file first; nothing for those out of the other's reach."""
-    found = []
-    for image in sorted(own.keys() & other.keys()):
-        curve, beside = own[image], other[image]
-        at = np.array(curve.quality[::-1])
-        needs = monotone_cubic(np.array(beside.quality), np.log(beside.bpp), at)
-        within = (at >= beside.quality[0]) & (at <= beside.quality[-1])
-        more = 100 * np.expm1(np.log(curve.bpp[::-1]) - needs)
-        found.append([float(x) if ok else float("nan") for x, ok in zip(more, within, strict=True)])
+def single_files(rows: Iterable[Row], other: Curves) -> dict[str, list[float]]:
+    """How many % more bytes files have than the other codec needs for their PSNR, by λ; nothing of
+    those out of its reach."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        beside = other.get(image_of(row))
+        at = float(row["psnr"])
+        if beside is not None and beside.quality[0] <= at <= beside.quality[-1]:
+            needs = monotone_cubic(np.array(beside.quality), np.log(beside.bpp), np.array([at]))
+            found[row["lambda"]].append(100 * float(np.expm1(np.log(float(row["bpp"])) - needs[0])))
     return found
 
 
@@ -97,11 +107,20 @@ def by_picture(ours: Mapping[str, Curves], other: Curves, seen: Sequence[str]) -
     return "\n".join(lines)
 
 
-def by_file(own: Curves, other: Curves) -> str:
-    """What single files have more, mean and worst, the largest first."""
-    files = np.array(single_files(own, other))
-    pairs = zip(np.nanmean(files, axis=0), np.nanmax(files, axis=0), strict=True)
-    return ", ".join(f"{signed(mean)} ({signed(worst)})" for mean, worst in pairs)
+def by_file(ours: Mapping[str, Sequence[Row]], other: Curves) -> str:
+    """What single files have more, mean and worst, by λ."""
+    found = {name: single_files(rows, other) for name, rows in ours.items()}
+    prices = sorted(set().union(*found.values()), key=float)
+    lines = [f"| % | {' | '.join(prices)} |", "|---" * (len(prices) + 1) + "|"]
+    for name, files in found.items():
+        cells = [
+            f"{signed(np.mean(files[price]))} ({signed(max(files[price]))})"
+            if price in files
+            else "–"
+            for price in prices
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def signed(percent: float | np.floating[Any]) -> str:
@@ -126,7 +145,8 @@ def plot(
     for codec, of in ours.items():
         found = differences(of, others[against])
         shares.plot(list(found), list(found.values()), "o", markersize=4, label=codec)
-    curves.set(xscale="log", xlabel="bits per pixel", ylabel="PSNR, dB; means of all pictures")
+    count = len(others[against])
+    curves.set(xscale="log", xlabel="bits per pixel", ylabel=f"PSNR, dB; means of {count} pictures")
     ticks = [0.1, 0.2, 0.4, 0.8, 1.6]
     curves.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     curves.minorticks_off()
@@ -139,6 +159,15 @@ def plot(
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
+
+
+def common(*groups: Mapping[str, Curves]) -> list[dict[str, Curves]]:
+    """The same of the pictures that all codecs have."""
+    images = set.intersection(*(set(of) for group in groups for of in group.values()))
+    return [
+        {name: {image: of[image] for image in sorted(images)} for name, of in group.items()}
+        for group in groups
+    ]
 
 
 def means(of: Curves) -> tuple[Array, Array]:
@@ -162,18 +191,23 @@ def main() -> None:
     parser.add_argument("--seen", default=SEEN, help="pictures that starts were trained on")
     parser.add_argument("--plot", type=Path, help="an SVG file")
     chosen = parser.parse_args()
-    known = {name: of for path in chosen.others for name, of in read_curves(path).items()}
+    known = curves_of(row for path in chosen.others for row in read(path))
     named = [text.partition("=") for text in chosen.beside or known]
+    missing = [codec or name for name, _, codec in named if (codec or name) not in known]
+    if missing:
+        parser.error(f"no points of {', '.join(missing)}; there are: {', '.join(known)}")
     others = {name: known[codec or name] for name, _, codec in named}
     against = chosen.against or list(others)[-1]
-    split = [text.partition("=") for text in chosen.points]
-    ours = {name: read_curves(Path(path))[""] for name, _, path in split}
+    if against not in others:
+        parser.error(f"--against {against}: not among {', '.join(others)}")
+    rows = {name: read(Path(path)) for name, _, path in (t.partition("=") for t in chosen.points)}
+    ours = {name: curves_of(of)[""] for name, of in rows.items()}
     print(f"{summary(ours, others)}\n\nbeside {against}:\n")
     print(by_picture(ours, others[against], chosen.seen.split(",")))
-    for name, own in ours.items():
-        print(f"\nsingle files, {name}: {by_file(own, others[against])}")
+    print(f"\nsingle files:\n\n{by_file(rows, others[against])}")
     if chosen.plot:
-        plot(ours, others, against, chosen.plot)
+        drawn, beside = common(ours, others)
+        plot(drawn, beside, against, chosen.plot)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--price", type=float, nargs="+", default=[1e-3, 4e-3, 4e-4, 2e-2])
     parser.add_argument("--out", type=Path, default=Path("points.csv"))
-    parser.add_argument("--files", type=Path, help="an existing folder for the files as well")
+    parser.add_argument("--files", type=Path, help="a folder for the files as well")
     parser.add_argument("--processes", type=int, default=1, help="on each card; times need one")
     parser.add_argument("--share", help=argparse.SUPPRESS)  # device/number/of: one card's
     options = parser.parse_args()
@@ -44,11 +44,14 @@ def main() -> None:
     command = [sys.executable, __file__, *sys.argv[1:]]
     if not options.out.exists():
         options.out.write_text(COLUMNS + "\n")
+    if options.files:
+        options.files.mkdir(exist_ok=True)
     started = [
         subprocess.Popen([*command, "--share", f"{spec}/{number}/{len(cards)}"])
         for number, spec in enumerate(cards)
     ]
-    raise SystemExit(max(process.wait() for process in started))
+    codes = [process.wait() for process in started]
+    raise SystemExit(any(codes))
 
 
 def sweep(
@@ -70,7 +73,7 @@ def sweep(
             with out.open("a") as file:  # one short line: the processes' lines do not mix
                 file.write(f"{point},{seconds:.1f}\n")
             if files:
-                (files / f"{path.stem}-{price}.imlp").write_bytes(found.bytes)
+                (files / f"{path.stem}-{price}-{steps}.imlp").write_bytes(found.bytes)
 
 
 if __name__ == "__main__":

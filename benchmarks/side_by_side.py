@@ -4,7 +4,7 @@
 
 Each panel is the same part of the picture, enlarged without smoothing, with the codec's name, the
 whole file's bytes and its PSNR over the whole picture (RGB, 8 bits). The others are asked for the
-size nearest to imgmlp's.
+size nearest to imgmlp's, which is encoded for that even if it is not shown.
 """
 
 from __future__ import annotations
@@ -81,6 +81,9 @@ def main() -> None:
     parser.add_argument("--scale", type=int, default=1, help="times as large")
     parser.add_argument("--columns", type=int, default=3)
     chosen = parser.parse_args()
+    unknown = set(chosen.codecs.split(",")) - {"imgmlp", *classic.usable()}
+    if unknown:
+        parser.error(f"not to be had here: {', '.join(sorted(unknown))}")
     given = chosen.codecs.split(","), chosen.bpp, chosen.effort, chosen.device
     found = panels(chosen.picture, *given)
     height, width = found[0].pixels.shape[:2]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import latent_report
+from imgmlp.report.curves import Curve
 
 RATES, QUALITY = (0.1, 0.2, 0.4, 0.8), (28.0, 31.0, 34.0, 37.0)
 
@@ -28,6 +29,7 @@ def arguments(tmp_path: Path) -> list[str]:
         for image, share in shares.items()
         for bpp, psnr in pairs
     ]
+    others += [f"avif,only theirs.png,{bpp},{psnr}" for bpp, psnr in pairs]
     given = written(tmp_path / "own.csv", "image,lambda,bpp,psnr", own)
     beside = written(tmp_path / "others.csv", "codec,image,bpp,psnr", others)
     return ["x", f"mine={given}", "--others", beside, "--beside", "AVIF=avif", "--seen", "a"]
@@ -42,7 +44,8 @@ def test_fewer_bytes_are_told_as_so_many_percent(
     assert "| AVIF | −15.0% (−20.0 to −10.0) |" in shown
     assert "| % | a | b | seen by the start | others |" in shown
     assert "| mine | −20.0 | −10.0 | −20.0 | −10.0 |" in shown
-    assert "single files, mine: −15.0 (−10.0), −15.0 (−10.0), −15.0 (−10.0), −15.0 (−10.0)" in shown
+    assert "| % | 1e-3 |" in shown
+    assert "| mine | −15.0 (−10.0) |" in shown
 
 
 def test_curves_name_the_codecs(
@@ -55,3 +58,29 @@ def test_curves_name_the_codecs(
     drawn = chart.read_text("utf-8")
     assert "<!-- AVIF -->" in drawn
     assert "<!-- mine -->" in drawn
+    assert "means of 2 pictures" in drawn
+
+
+def test_curves_are_of_the_pictures_that_all_have() -> None:
+    one, two = Curve(RATES, QUALITY), Curve(RATES[1:], QUALITY[1:])
+    ours, others = latent_report.common({"mine": {"a": one}}, {"avif": {"a": two, "b": one}})
+    assert ours == {"mine": {"a": one}}
+    assert others == {"avif": {"a": two}}
+
+
+def test_files_out_of_the_other_codecs_reach_say_nothing() -> None:
+    row = {"image": "a", "bpp": "0.16"}
+    rows = [row | {"lambda": "1e-3", "psnr": "31"}, row | {"lambda": "2e-4", "psnr": "50"}]
+    beside = {"a": Curve(RATES, QUALITY)}
+    assert latent_report.single_files(rows, beside)["1e-3"] == pytest.approx([-20.0])
+    shown = latent_report.by_file({"mine": rows, "other": rows[1:]}, beside)
+    assert shown.splitlines()[2:] == ["| mine | −20.0 (−20.0) |", "| other | – |"]
+
+
+def test_a_codec_without_points_is_refused(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [*arguments, "--beside", "jpeg"])
+    with pytest.raises(SystemExit):
+        latent_report.main()
+    assert "no points of jpeg; there are: avif" in capsys.readouterr().err

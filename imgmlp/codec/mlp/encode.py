@@ -42,9 +42,9 @@ Array = np.ndarray[Any, Any]
 MOST_ATTEMPTS = 6  # networks that are tried for a quality, if none came near
 NEAR = 1.05  # times the bytes that the quality seems to need, which a file may have
 BEYOND = 0.2  # dB beyond its target of a network that needs no other attempt
-PASSES, PASS = 4, 0.05  # at the end of a limited time, and the share of a run's steps of one
-LITTLE = 1.5  # dB that such passes may change
 CLOSE = 0.05  # the same of small networks, which are soon trained again
+PASSES, PASS = 4, 0.05  # at the end of a limited time, and the share of a run's steps of one
+LITTLE, HELPS = 1.5, 0.1  # dB that such passes may change, and that one must bring for another
 
 
 def untrained(picture: Picture, wanted: Goal, device: AnyDevice) -> Draft | None:
@@ -129,7 +129,7 @@ class _Encoder:
         if trainer.state.phase < 2:  # it diverged, or was too short for looks
             trainer.fix_steps()
         if self._aims() and ended == "done":
-            ended = self._approach(trainer)
+            self._approach(trainer)
         found, first = self.rounding.best(trainer.arrays(), trainer.choices(), trainer.step.shape)
         self._learn(found, first)
         made = self._draft(found, trainer.state, seconds, ended == "diverged")
@@ -159,27 +159,31 @@ class _Encoder:
         limited = self.lengths.limit is not None and self.lengths.searched
         return limited and self.wanted.kind == "psnr"
 
-    def _approach(self, trainer: MlpTrainer) -> Ended:
-        """Train a little more with other bits as long as the quality is not met, and there is time
-        for a whole pass; one that came less near than what was before is undone."""
+    def _approach(self, trainer: MlpTrainer) -> None:
+        """Train a little more with other bits as long as the quality is not met, a pass helps, and
+        there is time for a whole one; in the end go back to where it was nearest.
+
+        After a stop in a pass that one is gone on with, and then this begins anew.
+        """
         steps, shape = math.ceil(PASS * trainer.state.steps), trainer.step.shape
-        nearest = math.inf, trainer.snapshot()
-        ended: Ended = "done"
+        nearest: tuple[tuple[bool, float], Snapshot] | None = None
+        before = math.inf  # dB that were missing
         for passes in range(PASSES + 1):
             reached = self.rounding.reached(trainer.arrays(), trainer.choices(), shape)
             missing, seconds = self.wanted.value - reached, self.lengths.for_training(shape)
+            distance = missing > TOLERANCE, abs(missing)
+            if nearest is None or distance < nearest[0]:
+                nearest = distance, trainer.snapshot()
             fitting = int(seconds / self.lengths.pace(shape, trainer.state.wider))
-            nearest = min(nearest, (abs(missing), trainer.snapshot()), key=lambda one: one[0])
             over = passes == PASSES or not TOLERANCE < abs(missing) <= LITTLE
-            if over or fitting < steps:
+            if over or fitting < steps or (missing > 0 and before - missing < HELPS):
                 break
-            limit = time.perf_counter() + seconds
-            trainer.once_more(steps, missing, limit)
-            ended = self._run(trainer)
-            if ended != "done":
-                return ended
+            before = missing if missing > 0 else math.inf
+            trainer.once_more(steps, missing, time.perf_counter() + seconds)
+            if self._run(trainer) != "done":
+                break
+        assert nearest is not None
         trainer.go_back(nearest[1])
-        return ended
 
     def _note(self, program: str) -> None:
         """That it is compiled."""

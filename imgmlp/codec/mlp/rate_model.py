@@ -34,10 +34,11 @@ _POWER_OF_ERROR = math.log2(10) / 10  # by which halvings of the error go with d
 _SOME_WEIGHTS, _SOME_STEPS = 4_000.0, 4_000.0
 _BY_WEIGHTS, _BY_STEPS, _BY_DENSITY = 3.05, 1.91, 0.163
 _STEPS_FADING, _STEPS_BY_DENSITY, _BOTH = -0.156, 0.198, 0.133
-# Of 27 runs of 5,000 to 60,000 steps, 128x128 pixels of six: what a run of 1,000 tells is too much
-# by twice so many dB for each doubling of steps from these on; more bits make up for the rest.
-_LONG, _TOO_MUCH = 8_000, 0.25
 _SPARSE, _DENSE = -8.7, 1.2  # doublings of weights a pixel in these runs, beyond which none count
+# Of 27 runs of 5,000 to 60,000 steps on six photographs, 128x128 pixels of each: what is told by a
+# run of 1,000 was 0.5 dB too much for each doubling of steps from these on, of which half is taken
+# off, as more bits make up for some of it.
+_LONG, _TOO_MUCH = 8_000, 0.25
 # dB that a network should have beyond a quality: fewer bits take these away, more bring little.
 TO_SPARE = 1.0
 # Of 18 runs of 10 seconds on six photographs, 128x128 pixels of each: how many dB more than after

@@ -34,7 +34,8 @@ LESS = 0.97  # times the bits, of a network tried with fewer
 # which on fewer bits are worse than fewer weights; that these should leave; and that half of them
 # cost.
 GLANCED, ROOM, TOO_MANY, STILL, BY_FEWER = 2**14, 1.4, 1.2, 0.6, 4.5
-NEAR_SPARE = 0.4  # dB to spare instead, where a network near to it was tried
+# dB to spare instead, where the last short run was of a network as near to it, in doublings.
+NEAR_SPARE, NEAR = 0.4, 0.75
 COARSEST = 3.0  # bits of a weight, where a network that is too large must do
 
 
@@ -96,10 +97,12 @@ class SizeSearch:
         """Have the weights that are best in a limited time, of which `steps` tells the runs."""
         within = float(self.shape_of(1.0).parameters), self.most
         last, spare = Seen(*self.pilots[-1]), ROOM if self.glances else rate_model.TO_SPARE
-        if len(self.pilots) == BRIEF_PILOTS:  # one of which was of a network near to that
-            spare = NEAR_SPARE
-        given = self.wanted, self.samples, within, steps, last, spare
-        self.weights = rate_model.best_weights(*given)
+        given = self.wanted, self.samples, within, steps, last
+        self.weights = rate_model.best_weights(*given, spare)
+        if self.glances and len(self.pilots) == BRIEF_PILOTS:
+            found = rate_model.best_weights(*given, NEAR_SPARE)
+            if abs(math.log2(found / last.weights)) < NEAR:
+                self.weights = found
 
     @property
     def glances(self) -> bool:

@@ -16,7 +16,6 @@ from imgmlp.codec.bitstream.quantize import coded_bits, quantize
 from imgmlp.codec.mlp import float_render
 from imgmlp.codec.mlp.bit_allocation import Choice, log_sizes, settle, total_bits
 from imgmlp.codec.mlp.qat_step import Control, LearningStep
-from imgmlp.codec.training.checkpoint import Snapshot
 from imgmlp.codec.training.replay import decibels, mean_loss
 from imgmlp.codec.training.run import Progress
 from imgmlp.codec.training.trainer import HOPELESS, Trainer, TrainerState
@@ -108,16 +107,11 @@ class MlpTrainer(Trainer[LearningStep, MlpTrainerState]):
 
     def once_more(self, steps: int, missing: float, limit: float) -> None:
         """After the end: have so many more steps, with bits for the dB that are missing."""
+        self._remember()
         self._limit = limit
         self.state.steps = self.done + steps
         self._pay_for(missing, 1 / LAST, LAST)
         self.fix_steps()
-
-    def go_back(self, snapshot: Snapshot) -> None:
-        """To where it was after its end or after once more."""
-        self.step.restore(snapshot.arrays)
-        self.state = MlpTrainerState.of(snapshot.values)
-        self._steer()
 
     # --- looks ---
 

@@ -192,14 +192,16 @@ class Trainer(ABC, Generic[S, D]):
         """Back to the last good state, at half the learning rates; not after too many times."""
         assert self._good is not None
         retries = self.state.retries + 1
-        self.step.restore(self._good.arrays)
-        self.state = self.state.of(self._good.values)
-        if retries > RETRIES:
-            return False
-        self.state.retries = self._good.values["retries"] = retries
-        self.done = self.step.done
+        self._good.values["retries"] = min(retries, RETRIES)
+        self.go_back(self._good)
+        return retries <= RETRIES
+
+    def go_back(self, snapshot: Snapshot) -> None:
+        """To an earlier state, from which it would go on."""
+        self.step.restore(snapshot.arrays)
+        self.state = self.state.of(snapshot.values)
+        self.done, self._good = self.step.done, snapshot
         self._steer()
-        return True
 
     @abstractmethod
     def preview(self) -> Array:

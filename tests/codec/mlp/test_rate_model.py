@@ -126,6 +126,14 @@ def test_photographs_came_near_to_what_is_predicted(
 
 
 @pytest.mark.parametrize(
+    ("weights", "length", "end"), [(2_091, 40_419, 31.17), (5_643, 33_533, 36.35)]
+)
+def test_a_short_run_says_less_of_long_ones(weights: float, length: float, end: float) -> None:
+    seen = Seen(4_267, 1_000, 28.6)  # 128x128 pixels of kodim15
+    assert predicted(weights, length, 128**2, seen) == pytest.approx(end, abs=0.55)
+
+
+@pytest.mark.parametrize(
     ("reached", "weights", "length", "end"),
     [  # 128x128 pixels of kodim05, 15 and 19, after a fifth of the steps and in the end
         (20.82, 871, 38_138, 20.75),

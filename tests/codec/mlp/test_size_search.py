@@ -75,6 +75,23 @@ def test_where_a_smaller_one_may_follow_the_first_is_rather_too_large() -> None:
     assert small.weights > rate_model.best_weights(*given)
 
 
+@pytest.mark.parametrize(
+    ("tried", "psnr", "samples", "spares_little"),
+    [(1500.0, 29.6, 2**14, True), (123.0, 24.0, 2**14, False), (1500.0, 29.6, 2**20, False)],
+)
+def test_a_network_near_to_one_that_was_tried_has_less_to_spare(
+    tried: float, psnr: float, samples: int, spares_little: bool
+) -> None:
+    """Of small pictures, whose bits make up for the rest."""
+    found = SizeSearch(Goal("psnr", 30.0), samples, 3, 50_000.0, 5000.0)
+    found.pilots = [[4267.0, 1000.0, 33.0], [tried, 4000.0, psnr]]
+    found.foresee(lambda _: 12_000.0)
+    last = rate_model.Seen(tried, 4000.0, psnr)
+    foreseen = rate_model.predicted(found.weights, 12_000.0, samples, last)
+    assert (foreseen < 30.0 + 0.8) is spares_little
+    assert foreseen > 30.0
+
+
 def test_nothing_is_tried_that_would_be_the_same() -> None:
     found = search(Goal("psnr", 30.0), 50_000.0)
     found.attempts = [[50_000.0, 29.0, 50_755.0]]

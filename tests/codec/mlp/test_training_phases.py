@@ -119,7 +119,7 @@ def test_bits_follow_from_the_quality_that_a_run_is_expected_to_end_with() -> No
 @pytest.mark.parametrize(
     ("weights", "steps", "half", "reached", "end"),
     [  # of runs of photographs
-        (871, 30_393, 32.37, 33.41, 31.16),
+        (871, 30_535, 26.98, 27.72, 26.87),
         (2_091, 15_281, 28.54, 30.22, 30.82),
         (5_643, 16_665, 32.33, 34.87, 35.49),
         (12_675, 5_728, 30.84, 34.42, 38.38),
@@ -131,7 +131,7 @@ def test_what_is_still_to_come_was_seen_in_runs(
 ) -> None:
     free = max(FREE, NOISY - NOISE / steps)
     come = still_to_come(reached - half, 1 - free, weights)
-    assert reached + come == pytest.approx(end, abs=1.3)  # three standard deviations
+    assert reached + come == pytest.approx(end, abs=0.88)  # two standard deviations
 
 
 def test_once_more_a_run_ends_rounded_with_other_bits() -> None:
@@ -145,16 +145,24 @@ def test_once_more_a_run_ends_rounded_with_other_bits() -> None:
     assert trainer._bits() < bits
 
 
+def once_more(trainer: MlpTrainer) -> Any:
+    """What comes of twenty steps more."""
+    trainer.once_more(20, -5.0, math.inf)
+    assert trainer.run(Run()) == "done"
+    return outcome(trainer)
+
+
 def test_once_more_is_undone() -> None:
     trainer = make(goal=20.0)
     assert trainer.run(Run()) == "done"
     before, found = trainer.snapshot(), outcome(trainer)
-    trainer.once_more(20, -5.0, math.inf)
-    assert trainer.run(Run()) == "done"
-    assert outcome(trainer) != found
+    assert once_more(trainer) != found
     trainer.go_back(before)
     assert outcome(trainer) == found
-    assert trainer.state.steps == STEPS
+    assert trainer.done == trainer.state.steps == STEPS
+    fresh = make(goal=20.0)
+    fresh.go_back(before)
+    assert once_more(trainer) == once_more(fresh)
 
 
 @pytest.mark.parametrize("stop", [1, 10, 54, 60, 71, 103, 110])
@@ -248,7 +256,7 @@ def test_a_run_does_not_grow_beyond_its_most_steps(monkeypatch: pytest.MonkeyPat
         assert trainer.state.steps == steps
 
 
-@pytest.mark.parametrize(("seconds", "steps"), [(4.0, 1200), (8.0, 128)])
+@pytest.mark.parametrize(("seconds", "steps"), [(4.0, 1200), (8.0, 125)])
 def test_a_slow_moment_at_the_beginning_shortens_no_run(
     seconds: float, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,4 +266,4 @@ def test_a_slow_moment_at_the_beginning_shortens_no_run(
     trainer = MlpTrainer(step, MlpTrainerState(1200, 1e-3), BUDGET, 100.0)
     trainer.done = 10
     trainer._shorten()
-    assert trainer.state.steps == pytest.approx(steps, abs=5)
+    assert trainer.state.steps == steps
