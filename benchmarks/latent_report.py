@@ -20,14 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.report.curves import Curve, bd_rate, monotone_cubic
+from imgmlp.report.curves import Curve, bd_rate, monotone_cubic, rising
 
 SEEN = "kodim01,kodim05,kodim09,kodim13,kodim17,kodim21"  # by the starts' training
 
 Array = np.ndarray[Any, Any]
 Curves = Mapping[str, Curve]  # of each picture
-
-
 Row = Mapping[str, str]  # of a CSV file
 
 
@@ -45,11 +43,9 @@ def curves_of(rows: Iterable[Row]) -> dict[str, dict[str, Curve]]:
         )
     found: dict[str, dict[str, Curve]] = defaultdict(dict)
     for (codec, image), pairs in points.items():
-        pairs.sort()
-        rising = [p for n, p in enumerate(pairs) if all(p[1] > q[1] for q in pairs[:n])]
-        if len(rising) > 1:
-            rates, quality = zip(*rising, strict=True)
-            found[codec][image] = Curve(rates, quality)
+        curve = rising(sorted(pairs))
+        if curve is not None:
+            found[codec][image] = curve
     return found
 
 

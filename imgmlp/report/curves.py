@@ -48,10 +48,16 @@ def mean_curve(points: Sequence[Point], images: set[str]) -> Curve | None:
         (float(np.mean([p.bpp for p in found])), float(np.mean([p.quality for p in found])))
         for found in whole
     )
-    rising = [means[n] for n in range(len(means)) if all(means[n][1] > m[1] for m in means[:n])]
-    if len(rising) < 2:
+    return rising(means)
+
+
+def rising(points: Sequence[tuple[float, float]]) -> Curve | None:
+    """Through the points, (bits a pixel, quality) by rising rate, that are better than all before
+    them, if there are two at least."""
+    kept = [one for n, one in enumerate(points) if all(one[1] > m[1] for m in points[:n])]
+    if len(kept) < 2:
         return None
-    return Curve(tuple(m[0] for m in rising), tuple(m[1] for m in rising))
+    return Curve(tuple(m[0] for m in kept), tuple(m[1] for m in kept))
 
 
 def share_of(own: Sequence[Point], reference: Sequence[Point], images: set[str]) -> float | None:
