@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import repeat
 from typing import Any
@@ -302,14 +302,25 @@ class Decoder:
         except IndexError:  # past the end of the words, or in no symbol's share
             raise _damaged() from None
 
-    def places(self, edges: Iterable[list[int]]) -> list[int]:
-        """The next places, each in a row of places with these edges, from 0 to 2**26."""
+    def places(
+        self, numbers: Iterable[int], near: Sequence[list[int]], first: int,
+        rows: Mapping[int, list[int]],
+    ) -> list[int]:  # fmt: skip
+        """The next places, each in the row of a number: its places' edges, from 0 to 2**26.
+
+        `near` has of every number some edges from the one at `first` on, between which most places
+        are, so that few whole rows are looked into.
+        """
         code, width, position = self._code, self._width, self._position
-        words, found = self._words, []
+        words, found, most = self._words, [], len(near[0])
         try:
-            for row in edges:
+            for number in numbers:
                 unit = width >> TOTAL_BITS
-                place = bisect_right(row, code // unit)
+                row, before, wanted = near[number], first - 1, code // unit
+                place = bisect_right(row, wanted)
+                if not 0 < place < most:
+                    row, before = rows[number], -1
+                    place = bisect_right(row, wanted)
                 start = row[place - 1]
                 code -= start * unit
                 width = (row[place] - start) * unit
@@ -317,7 +328,7 @@ class Decoder:
                     code = code << _WORD_BITS | words[position]
                     position += 1
                     width <<= _WORD_BITS
-                found.append(place - 1)
+                found.append(place + before)
         except IndexError:  # past the end of the words, or in no place
             raise _damaged() from None
         self._code, self._width, self._position = code, width, position

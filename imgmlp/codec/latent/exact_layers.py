@@ -81,6 +81,6 @@ class EntropyNetwork:
             if number < 2:
                 target = self._values[number + 1][:-1, :count]
                 self._table.take(indices, out=target, mode="clip")
-        np.clip(indices, 0, self._most, out=indices)
+        np.minimum(np.maximum(indices, 0, out=indices), self._most, out=indices)
         mean = indices[0] + (PHASES >> 1)
         return indices[1] * PHASES + (mean & PHASES - 1), (mean >> MEAN_BITS) + LEAST

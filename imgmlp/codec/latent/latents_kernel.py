@@ -87,10 +87,14 @@ class _Kernel:
         sizes = {"NEIGHBOURS": shape.neighbours, "ABOVE": above, "VECTORS": vectors}
         sizes["WRITING"] = int(writing)
         self._kernel = RawKernel(device, source, "imgmlp_latents", **sizes)
-        weights = _packed(networks, vectors * _LANES)
-        fine, whole = (_constant(table.astype(np.uint32)) for table in probabilities.tails())
+        weights = self._placed(_packed(networks, vectors * _LANES))
         shifts = [networks[f"entropy.{number}.weight"].exponent for number in range(3)]
-        self._network: list[Array | int] = [_constant(weights), *shifts, fine, whole]
+        tails = (self._placed(table.astype(np.uint32)) for table in probabilities.tails())
+        self._network: list[Tensor | int] = [weights, *shifts, *tails]
+
+    def _placed(self, values: Array) -> Tensor:
+        """On the device, for all launches."""
+        return Tensor(values, self._device).realize()
 
     def _through(
         self, grid: Array, above: Array | None, state: Array, words: Array
@@ -100,7 +104,7 @@ class _Kernel:
         if hyper := len(self._shape.hyperlatents):
             maps = np.zeros((hyper, *grid.shape), np.int32) if above is None else above
             beside = _constant(pad_maps(maps).T)
-        padded = Tensor(pad(grid).astype(np.int8), self._device).realize()
+        padded = self._placed(pad(grid).astype(np.int8))
         offsets = _constant(neighbour_offsets(self._shape, padded.shape[1]).astype(np.int32))
         count, step = Waves(*grid.shape).count, max(1, AT_ONCE // grid.shape[0])
         for begin in range(0, count, step):

@@ -25,6 +25,8 @@ PLACES = 2 * REACH
 PHASES = 1 << MEAN_BITS  # of a mean between whole numbers
 FLOOR = 16  # the frequency that every place has at least, of 2**26
 SHARED = (1 << TOTAL_BITS) - PLACES * FLOOR  # what the distribution shares out beyond that
+NEAR = 16  # edges that are looked into first
+NEAR_FROM = REACH - NEAR // 2 + 1  # so that they are around place REACH, the mean's
 ONE_BITS = 31  # of the fraction of a tail
 
 # exp(-1 / 64b) for the scales b, as fractions of 2**31: tools/entropy_tables.py
@@ -122,17 +124,18 @@ def edge(numbers: Array, places: Array) -> Array:
     return found
 
 
-class Lists(dict[int, list[int]]):
-    """The edges of a number, as a list that is made when it is wanted first."""
+@cache
+def near_rows() -> list[list[int]]:
+    """Of every number the NEAR edges from place NEAR_FROM on, between which most latents are."""
+    numbers, places = np.indices((SCALES * PHASES, NEAR))
+    found: list[list[int]] = edge(numbers, places + NEAR_FROM).tolist()
+    return found
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._tables: dict[int, Array] = {}  # of a scale: where one phase is wanted, others are
+
+class Rows(dict[int, list[int]]):
+    """All edges of a number, as a list that is made when it is wanted first."""
 
     def __missing__(self, number: int) -> list[int]:
-        scale, phase = divmod(number, PHASES)
-        if scale not in self._tables:
-            self._tables[scale] = edges(np.arange(scale * PHASES, (scale + 1) * PHASES))
-        found: list[int] = self._tables[scale][phase].tolist()
+        found: list[int] = edges(np.array([number]))[0].tolist()
         self[number] = found
         return found

@@ -156,6 +156,7 @@ def fill(picture: Array, piece: Piece) -> None:
     receiver = Receiver(piece.program, ["pixels"], place)
     for corner in _corners((width, height), piece.rows, piece.columns):
         _compute(piece, corner, receiver)
+    receiver.wait()
 
 
 def _sampled(piece: Piece, size: tuple[int, int]) -> list[tuple[Corner, Array]]:
@@ -169,6 +170,7 @@ def _sampled(piece: Piece, size: tuple[int, int]) -> list[tuple[Corner, Array]]:
     corners = _corners(size, piece.rows, piece.columns)
     for corner in _some(corners, piece.rows * piece.columns):
         _compute(piece, corner, receiver)
+    receiver.wait()
     return found
 
 
@@ -185,11 +187,13 @@ def _timed(piece: Piece, size: tuple[int, int], times: int, most: float) -> floa
     corners = _corners(size, piece.rows, piece.columns)
     receiver = Receiver(piece.program, ["pixels"], lambda _corner, _values: None)
     _compute(piece, corners[0], receiver)  # which may compile
-    began, done, taken = time.perf_counter(), 0, 0.0
-    while done < times * len(corners) and taken <= most:
+    receiver.wait()
+    began, done = time.perf_counter(), 0
+    while done < times * len(corners) and (not done or time.perf_counter() - began <= most):
         _compute(piece, corners[done % len(corners)], receiver)
-        done, taken = done + 1, time.perf_counter() - began
-    return taken / done * len(corners)
+        done += 1
+    receiver.wait()
+    return (time.perf_counter() - began) / done * len(corners)
 
 
 def _corners(size: tuple[int, int], rows: int, columns: int) -> list[Corner]:
@@ -199,7 +203,8 @@ def _corners(size: tuple[int, int], rows: int, columns: int) -> list[Corner]:
 
 
 def _compute(piece: Piece, corner: Corner, receiver: Receiver) -> None:
-    piece.move_to(*corner)
+    """Begin with a piece once the one before is done: one in flight keeps the memory bounded."""
+    piece.move_to(*corner)  # of which the host does its part meanwhile
+    receiver.wait()
     piece.program.run()
     receiver.send(corner)
-    receiver.wait()  # one piece in flight keeps the memory bounded

@@ -258,15 +258,18 @@ def test_latents_may_be_anything_from_64_below_0_to_63(mapping: str) -> None:
 
 
 @pytest.mark.parametrize("at_once", [1, 100, latents_kernel.AT_ONCE])
-@pytest.mark.parametrize("spread", [0.3, 100.0])
-@pytest.mark.parametrize("size", [*SIZES, (70, 65)])
-def test_a_kernel_writes_the_bytes_that_numpy_does(
+@pytest.mark.parametrize("spread", [0.1, 0.3, 100.0])
+@pytest.mark.parametrize("size", [*SIZES, (70, 65), (60, 80)])
+def test_a_kernel_writes_the_bytes_that_numpy_does_and_reads_them(
     size: tuple[int, int], spread: float, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many launches they take; unlikely latents, which have many bits, as well."""
+    """However many launches they take; unlikely latents, which have many bits, and those among
+    zeros alone as well."""
     monkeypatch.setattr(latents_kernel, "AT_ONCE", at_once)
     model = small_latent_model(*size, spread=spread, hyper=min(size) > 64)
-    assert sections.write(model, open_mapping("one")) == sections.write(model)
+    found = sections.write(model, open_mapping("one"))
+    assert found == sections.write(model)
+    assert_same(read(found, model.shape, "one"), model)
 
 
 def test_a_grid_of_zeros_costs_nothing() -> None:

@@ -14,12 +14,15 @@ from imgmlp.codec.latent.probabilities import (
     DECAY,
     FLOOR,
     MIDDLE,
+    NEAR,
+    NEAR_FROM,
     PHASES,
     PLACES,
     REACH,
     SCALES,
     edge,
     edges,
+    near_rows,
 )
 
 NUMBERS = np.arange(SCALES * PHASES)
@@ -50,6 +53,13 @@ def test_every_place_has_a_share_and_all_of_them_are_2_to_the_26() -> None:
     assert (found[:, 0] == 0).all()
     assert (found[:, -1] == 1 << 26).all()
     assert np.diff(found, axis=1).min() >= FLOOR - 1
+
+
+def test_near_rows_are_around_the_mean() -> None:
+    found = np.array(near_rows())
+    assert np.array_equal(found, edges(NUMBERS)[:, NEAR_FROM : NEAR_FROM + NEAR])
+    assert NEAR_FROM <= REACH - 3
+    assert REACH + 4 <= NEAR_FROM + NEAR
 
 
 @pytest.mark.parametrize("scale", range(0, SCALES, 15))
