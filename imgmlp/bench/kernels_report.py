@@ -50,7 +50,7 @@ def bench_kernels(
     for path in filter(None, (table_file, plot)):
         output_files.check_output(path, force)
     if plot is not None and find_spec("matplotlib") is None:
-        raise UsageError("a plot needs matplotlib", hint="pip install 'imgmlp[plot]'")
+        raise UsageError("a plot needs matplotlib", hint="pip install matplotlib")
     device = open_device(device_spec)
     terminal.note(device.info.describe())
     points, peak = run(terminal, device, quick, sides)

@@ -35,7 +35,7 @@ from imgmlp.terminal import Terminal
 from imgmlp.text import size
 
 ENDING = ".html"
-EXTRA = "pip install 'imgmlp[report]'"
+EXTRA = "pip install blazediff-ssim pillow-jxl-plugin"
 
 
 @dataclass(frozen=True)

@@ -187,7 +187,7 @@ def _cluster(request: Request, work: Work, processes: int) -> Cluster:
     try:
         from imgmlp.batch.cluster import Cluster
     except ModuleNotFoundError as error:
-        hint = "pip install 'imgmlp[cluster]', here and for the workers"
+        hint = "pip install distributed fsspec s3fs, here and for the workers"
         raise UsageError(f"--cluster needs {error.name}", hint=hint) from error
     assert request.cluster is not None
     return Cluster(work, request.cluster, request.one, processes)

@@ -18,7 +18,7 @@ from works import Acting, tries
 from imgmlp.batch.work import Record, Task
 from imgmlp.errors import DeviceError, UsageError
 
-WITHOUT = "needs Dask: pip install 'imgmlp[cluster]'"
+WITHOUT = "needs Dask: pip install distributed fsspec s3fs"
 dask = pytest.importorskip("dask", reason=WITHOUT)
 distributed = pytest.importorskip("distributed", reason=WITHOUT)
 

@@ -67,7 +67,7 @@ def kind(request: pytest.FixtureRequest) -> str:
         pytest.importorskip("moto.server", reason=without)
         pytest.importorskip("s3fs", reason=without)
     else:
-        pytest.importorskip("fsspec", reason="needs fsspec: pip install 'imgmlp[cluster]'")
+        pytest.importorskip("fsspec", reason="needs fsspec: pip install distributed fsspec s3fs")
     return str(request.param)
 
 
@@ -300,7 +300,7 @@ def test_workers_encode_from_a_store_into_it(
 ) -> None:
     if server is None:
         pytest.skip("a store in memory is of one process")
-    pytest.importorskip("distributed", reason="needs Dask: pip install 'imgmlp[cluster]'")
+    pytest.importorskip("distributed", reason="needs Dask: pip install distributed fsspec s3fs")
     command = ("encode", "-r", "s3://pictures/in", "--out", str(out), "--cluster", "local")
     imgmlp(*command)
     assert {one for one in bucket.find("made/x") if one.endswith(".imlp")} == {

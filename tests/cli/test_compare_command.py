@@ -231,7 +231,7 @@ def test_without_its_library_it_says_which(
     monkeypatch.setattr(metrics, "LIBRARY", "no_such_library")
     with pytest.raises(compare.UsageError, match="blazediff-ssim") as raised:
         run(two)
-    assert raised.value.hint == "pip install 'imgmlp[report]'"
+    assert raised.value.hint == "pip install blazediff-ssim pillow-jxl-plugin"
 
 
 def test_a_large_page_is_told(

@@ -18,7 +18,7 @@ Pairs = list[tuple[Any, DeviceInfo]]  # OpenCL's handle of a device, and what it
 AnyDevice = Device | NumpyDevice
 
 INSTALL_HINT = (
-    "install a driver for your GPU, or PoCL for the processor with `pip install 'imgmlp[pocl]'`; "
+    "install a driver for your GPU, or PoCL for the processor with `pip install 'pyopencl[pocl]'`; "
     "`--device numpy` works without either"
 )
 MEND = (

@@ -85,7 +85,7 @@ def test_advice_fits_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     processor = replace(numpy_info(), kind="cpu", platform="Portable Computing Language")
     assert missing_drivers([processor]) == []
     (none,) = missing_drivers([numpy_info()])
-    assert "imgmlp[pocl]" in none
+    assert "pyopencl[pocl]" in none
     monkeypatch.setattr(device_check, "NVIDIA_LOADED", tmp_path)
     monkeypatch.setenv("OCL_ICD_VENDORS", "/nonexistent")
     variable, nvidia = missing_drivers([processor])
