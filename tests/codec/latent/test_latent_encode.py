@@ -255,9 +255,8 @@ def test_single_weights_are_foreseen_in_the_passes_that_move_many(
 
     taken = foreseen(Goal("lambda", 1e-3))
     trained = 600 * 0.01 * (1 + 6 * phases.SHORTER) + 7 * lengths.SEARCHED * 0.002
-    all_trials = lengths.REFINING * 600 * 0.01
-    few = lengths.FIRST_TRIALS / (lengths.TRIALS * 600)
-    assert taken == pytest.approx(trained + (2 + 5 * few) * all_trials)
+    moved = 2 * lengths.trials(600, 128**2) + 5 * lengths.FIRST_TRIALS
+    assert taken == pytest.approx(trained + moved * lengths.TRIAL * 0.01)
     assert foreseen(Goal("psnr", 30)) == taken
 
 
@@ -268,13 +267,17 @@ def test_networks_harden_in_a_share_of_the_steps_that_a_limit_leaves_time_for(
     assert lengths.Lengths(Picture(PIXELS), *made).hardening(100_000) == 0  # which is too small
     found = lengths.Lengths(Picture(np.zeros((256, 256, 3), np.uint8)), *made)
     most = lengths.MOST_HARDENING
-    steps = [lengths.SHORTEST - 1, lengths.SHORTEST, 1000, 100_000]
-    assert [found.hardening(n) for n in steps] == [0, 24, 60, most]
+    steps = [lengths.SHORTEST - 1, lengths.SHORTEST, 100, 160, 300, 1000, 100_000]
+    assert [found.hardening(n) for n in steps] == [0, 6, 15, 24, 24, 60, most]
+    steps = [lengths.SHORTEST_PASS - 1, lengths.SHORTEST_PASS, 1000]
+    assert [found.hardening(n, again=True) for n in steps] == [0, 24, 60]
     found.pace, found.judging = 0.01, 0.02  # the search takes a second
     monkeypatch.setattr(lengths.time, "perf_counter", lambda: 100.0)
-    for left, count in ((0.5, 0), (2.0, 40), (1000.0, most)):
+    for left, count in ((0.5, 0), (2.0, 90), (1000.0, most)):
         found.limit = 100.0 + left
         assert found.hardening(100_000) == count, left
+    found.limit = 100.2  # nor is there a search after so few
+    assert found.hardening(100) == 15
 
 
 def test_long_runs_harden_their_networks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,11 +290,11 @@ def test_long_runs_harden_their_networks(monkeypatch: pytest.MonkeyPatch) -> Non
         return hardened(*given)
 
     monkeypatch.setattr(bit_allocation.hardening, "hardened", noted)
-    run(Goal("lambda", 1e-3), PIXELS[:5, :6], Workload(lengths.SHORTEST))
-    steps = lengths.for_pixels(lengths.SHORTEST, 30)
+    run(Goal("lambda", 1e-3), PIXELS[:5, :6], Workload(400))
+    steps = lengths.for_pixels(400, 30)
     assert counts == [round(lengths.HARDENING * steps)]  # passes after it are too short
     counts.clear()
-    run(Goal("lambda", 1e-3), PIXELS[:5, :6], Workload(lengths.SHORTEST - 300))
+    run(Goal("lambda", 1e-3), PIXELS[:5, :6], Workload(lengths.SHORTEST - 1))
     assert not counts
 
 
@@ -302,8 +305,9 @@ def test_what_an_effort_takes_decides_with_all_passes(
 ) -> None:
     """A fourth level that takes 24 seconds is about the usual time, 26 are too long."""
     steps = lengths.for_pixels(lengths.steps_of(4), PIXELS.shape[0] * PIXELS.shape[1])
-    few = lengths.FIRST_TRIALS / min(lengths.TRIALS * steps, lengths.MOST_TRIALS)
-    rounding = (passes + few) * lengths.REFINING * steps  # the first of them moves few weights
+    all_trials = lengths.trials(steps, PIXELS.shape[0] * PIXELS.shape[1])
+    moved = passes * all_trials + lengths.FIRST_TRIALS  # the first of them moves few weights
+    rounding = lengths.TRIAL * moved
     monkeypatch.setattr(lengths, "HARDLY", 0)
     shorter = round(phases.SHORTER * steps)
     hardened = round(lengths.HARDENING * steps) + passes * round(lengths.HARDENING * shorter)
@@ -518,7 +522,8 @@ def test_a_time_limit_leaves_time_for_rounding_networks(
     assert found.limit is not None
     hardened = min(round(lengths.HARDENING * state.steps), lengths.MOST_HARDENING) * 1e-3
     both = state.steps * 1e-3 + hardened
-    rounding = lengths.SINGLE / (1 - lengths.SINGLE) * both + hardened + min(search, 0.2 * both)
+    single = lengths.SINGLE_HARD  # as networks harden
+    rounding = single / (1 - single) * both + hardened + min(search, 0.2 * both)
     assert found.limit - until == pytest.approx(rounding)
     assert 100 + state.steps * 1e-3 == pytest.approx(until, abs=0.1)
 

@@ -653,6 +653,36 @@ def test_networks_that_hardened_are_taken_where_they_are_better(
     assert len(counts) == 3
 
 
+def test_networks_that_harden_in_few_steps_are_looked_for_only_where_that_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step = LatentStep(picture(), 1, open_device("numpy"), **STARTED)
+    search, done, helps = Search(step), list[str](), [False]
+    usual = search._rounded(search.exponents)
+    looked_for, hard = dict(usual), dict(usual)
+
+    def run(*_: object) -> dict[str, Quantized]:
+        done.append("looked for")
+        return looked_for
+
+    def hardened(networks: dict[str, Quantized], _price: float, count: int) -> Any:
+        done.append(f"{count} from {'usual' if networks is not looked_for else 'found'} ones")
+        return hard if helps[0] else networks
+
+    monkeypatch.setattr(search, "run", run)
+    monkeypatch.setattr(search, "hardened", hardened)
+    few, many = hardening.FEW - 1, hardening.FEW
+    for count, helps[0], found, expected in (
+        (few, True, hard, [f"{few} from usual ones"]),
+        (few, False, looked_for, [f"{few} from usual ones", "looked for"]),
+        (many, True, hard, ["looked for", f"{many} from found ones"]),
+        (0, False, looked_for, ["looked for", "0 from found ones"]),
+    ):
+        done.clear()
+        assert search.settled(1e-3, count) is found
+        assert done == expected
+
+
 def test_steps_are_foreseen_by_what_hardening_leaves_of_the_cost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

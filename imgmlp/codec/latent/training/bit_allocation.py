@@ -35,7 +35,9 @@ from imgmlp.errors import FormatError
 Array = np.ndarray[Any, Any]
 
 
-TRIALS, MOST_TRIALS = 0.5, 3000  # of single weights for every step of training, and at most
+# Trials of single weights for every step of training, also of pictures of LARGE pixels, which take
+# longer; and at most.
+TRIALS, LARGES, LARGE, MOST_TRIALS = 0.5, 0.1, 2**16, 3000
 FIRST_TRIALS = 150  # of them, at most, before other passes, which move these weights once more
 LASTING = 0.4  # share that counts of what a move has cost before
 COARSEST = 4  # exponent of steps where nothing finer is valid
@@ -53,6 +55,11 @@ class Figures:
     def psnr(self) -> float:
         """dB of the picture, whose samples are rounded."""
         return decibels(self.error + 1 / (12 * 255**2))
+
+
+def trials(steps: int, pixels: int) -> int:
+    """Of single weights, after so many steps."""
+    return min(int((TRIALS if pixels < LARGE else LARGES) * steps), MOST_TRIALS)
 
 
 class Search:
@@ -100,6 +107,17 @@ class Search:
         self._bits.clear()
         self._made.clear()
 
+    def settled(self, price: float, count: int) -> dict[str, Quantized]:
+        """The networks of a file, hardened in so many steps of training if these find better ones.
+
+        Few of these do about as well without a search, which takes longer than they do.
+        """
+        if not 0 < count < hardening.FEW:
+            return self.hardened(self.run(price), price, count)
+        networks = self._rounded(self.exponents)
+        found = self.hardened(networks, price, count)
+        return self.run(price) if found is networks else found
+
     def hardened(
         self, networks: dict[str, Quantized], price: float, count: int
     ) -> dict[str, Quantized]:
@@ -144,7 +162,7 @@ class Search:
         `enough` says so.
         """
         refinement = Refinement(self.step, networks, price)
-        refinement.run(min(int(TRIALS * self.step.done), most), enough)
+        refinement.run(min(trials(self.step.done, self.step.pixels), most), enough)
         found = refinement.networks()
         return found if _is_valid(self.step.shape, found) else networks
 

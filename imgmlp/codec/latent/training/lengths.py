@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 
-from imgmlp.codec.latent.training.bit_allocation import FIRST_TRIALS, MOST_TRIALS, TRIALS
+from imgmlp.codec.latent.training.bit_allocation import FIRST_TRIALS, trials
 from imgmlp.codec.latent.training.forms import (
     SMALL_PICTURE,
     has_hyperlatents,
@@ -13,6 +13,7 @@ from imgmlp.codec.latent.training.forms import (
     operations,
     widths,
 )
+from imgmlp.codec.latent.training.hardening import FEW
 from imgmlp.codec.latent.training.latent_step import LatentStep
 from imgmlp.codec.latent.training.phases import (
     FEWEST_LIMITED,
@@ -65,11 +66,17 @@ USUAL, LONGEST = 20.0, 25.0  # seconds that an encode should take if nobody says
 SETTLING = 25  # steps that take as long as the search for rounded networks, of what they compute
 SEARCHED = 50  # networks that it judges, about: a GPU waits for the host then
 SETTLED = 1 / 6  # of a limited time, at most, for that search
-REFINING, REFINED = 0.1, 1000  # share of the steps, and most, whose time goes to single weights
-SINGLE = 0.05  # of a limited time for these: the first of them bring most
-# Steps in which networks harden: a share of a pass's, most, and of the time that a limit leaves;
-# none in shorter passes, nor for fewer pixels, whose networks stay near to a start.
-HARDENING, MOST_HARDENING, HARDENED, SHORTEST, HARDLY = 0.06, 600, 0.4, 400, 2**16
+TRIAL = 0.2  # of a step, that moving a single weight takes about
+# Of a limited time for these, of which the first bring most: also where networks harden, which
+# leaves them less.
+SINGLE, SINGLE_HARD = 0.05, 0.015
+# Steps in which networks harden: a share of a run's, and most; of short ones LEAST, but no more
+# than a larger share. None in shorter runs and passes (which go on from networks that have), nor
+# for fewer pixels, whose networks stay near to a start.
+HARDENING, MOST_HARDENING, LEAST_HARDENING, OF_SHORT = 0.06, 600, 24, 0.15
+SHORTEST, SHORTEST_PASS, HARDLY = 40, 400, 2**16
+HARDENED = 0.9  # of the time that a limit leaves for them and single weights
+ROUNDS = 4  # in which steps and what follows them are made to fit
 # Seconds of steps by which their pace is found, and where it decides nothing.
 TRIED, TRIED_BRIEFLY = 0.15, 0.03
 # What writing a file and decoding it takes: the time of so many steps, and seconds, of every pixel,
@@ -146,7 +153,8 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     computed = opening * opening_pixels(shape, device)
     computed += (steps - opening) * own_pixels(shape, device)
     beside = steps * BESIDE_STEP[device.lanes] + (1 + passes) * BESIDE_ROUNDING
-    return Work(steps, (computed + (1 + passes) * SETTLING * judged) * each, programs, beside)
+    searched = 0.0 if _goes_without(wanted, trained, pixels) else 1 + passes
+    return Work(steps, (computed + searched * SETTLING * judged) * each, programs, beside)
 
 
 def _passes(wanted: Goal, least: int) -> float:
@@ -245,8 +253,9 @@ class Lengths:
         training = state.steps * self._mean_pace(state.steps, self.pace)
         hardening = _hardening(state.steps, self.pixels) * self.pace
         both = training + hardening
-        rounding = min(self._search, SETTLED / (1 - SETTLED) * both)
-        rounding += SINGLE / (1 - SINGLE) * both + hardening
+        rounding = min(self._search(state.steps), SETTLED / (1 - SETTLED) * both)
+        single = self._single(state.steps)
+        rounding += single / (1 - single) * both + hardening
         if self.wanted.kind == "bytes":
             rounding += min(len(DEARER) * SHAVES * self.judging / 2, SINGLE * both)
         self.limit = self.run.began + seconds - state.seconds - self._checking(self.pace)
@@ -268,12 +277,12 @@ class Lengths:
         """Of the clock, when another pass must be done for a file like the latest to be made."""
         return None if self.limit is None else self.limit - SOONER * self.rounding
 
-    def hardening(self, steps: int) -> int:
-        """Steps in which networks harden after so many of a pass."""
-        found = _hardening(steps, self.pixels)
+    def hardening(self, steps: int, again: bool = False) -> int:
+        """Steps in which networks harden after so many of a run, or of a pass."""
+        found = _hardening(steps, self.pixels, again)
         if self.limit is None:
             return found
-        left = self.limit - time.perf_counter() - self._search
+        left = self.limit - time.perf_counter() - self._search(steps)
         return max(0, min(found, int(HARDENED * left / self.pace)))
 
     def least_passes(self, steps: int) -> int:
@@ -287,14 +296,20 @@ class Lengths:
     def fitting(self, seconds: float, pace: float) -> int:
         """Steps that a time limit leaves room for, or what there must be."""
         left = self.run.began + seconds - self._checking(pace) - time.perf_counter()
-        room = MAIN[self.wanted.kind] * left
-        room -= min(self._search, SETTLED * room)
-        steps = int((1 - SINGLE) * room / (pace * (1 + HARDENING * (self.pixels >= HARDLY))))
+        room, steps = MAIN[self.wanted.kind] * left, int(left / pace)
+        for _ in range(ROUNDS):
+            steps = self._in(room, steps, pace)
         least = max(FEWEST_LIMITED, int(AT_LEAST * seconds / pace))
         steps = max(steps, least)
         if self.goes_over(steps):
             steps = self.opening + int((steps - self.opening) / self._share_of_opening())
         return min(steps, MOST_STEPS)
+
+    def _in(self, room: float, steps: int, pace: float) -> int:
+        """Steps of which so many seconds leave time, with what follows about so many."""
+        room -= min(self._search(steps), SETTLED * room)
+        hardening = _hardening(steps, self.pixels) / max(steps, 1)
+        return int((1 - self._single(steps)) * room / (pace * (1 + hardening)))
 
     def _share_of_opening(self) -> float:
         """What a step after it takes, of one in it, about."""
@@ -324,10 +339,14 @@ class Lengths:
         self._compiled.note(program)
         return pace
 
-    @property
-    def _search(self) -> float:
-        """Seconds of the search for rounded networks."""
-        return SEARCHED * self.judging
+    def _search(self, steps: int) -> float:
+        """Seconds of the search for rounded networks after so many."""
+        goes_without = _goes_without(self.wanted, steps, self.pixels)
+        return 0.0 if goes_without else SEARCHED * self.judging
+
+    def _single(self, steps: int) -> float:
+        """Share of a limited time for single weights."""
+        return SINGLE_HARD if _hardening(steps, self.pixels) else SINGLE
 
     def _checking(self, pace: float) -> float:
         """Seconds that writing a file and decoding it take."""
@@ -337,21 +356,27 @@ class Lengths:
         pace = self._mean_pace(steps, pace)
         passes = _passes(self.wanted, self.least_passes(steps))
         trained = (1 + passes * SHORTER) * steps
-        trials = min(TRIALS * steps, MOST_TRIALS)
         last = LAST_PASSES + passes - self.least_passes(steps)
         refined = min(passes, last) + 1  # the others move few single weights
-        refined += (1 + passes - refined) * min(FIRST_TRIALS / max(trials, 1), 1)
-        refining = refined * min(REFINING * steps, REFINED) * pace
+        most = trials(steps, self.pixels)
+        moved = refined * most + (1 + passes - refined) * min(FIRST_TRIALS, most)
         trained += _all_hardening(steps, passes, self.pixels)
-        return trained * pace + (1 + passes) * self._search + refining
+        return (trained + TRIAL * moved) * pace + (1 + passes) * self._search(steps)
+
+
+def _goes_without(wanted: Goal, steps: int, pixels: int) -> bool:
+    """Whether no networks are looked for, as they harden in few steps and there is no target."""
+    return wanted.kind == "lambda" and 0 < _hardening(steps, pixels) < FEW
 
 
 def _all_hardening(steps: int, passes: float, pixels: int) -> float:
     """Steps of it after a run of so many, and after each of its passes."""
-    return _hardening(steps, pixels) + passes * _hardening(round(SHORTER * steps), pixels)
+    again = _hardening(round(SHORTER * steps), pixels, again=True)
+    return _hardening(steps, pixels) + passes * again
 
 
-def _hardening(steps: int, pixels: int) -> int:
-    if steps < SHORTEST or pixels < HARDLY:
+def _hardening(steps: int, pixels: int, again: bool = False) -> int:
+    if steps < (SHORTEST_PASS if again else SHORTEST) or pixels < HARDLY:
         return 0
-    return min(round(HARDENING * steps), MOST_HARDENING)
+    least = min(LEAST_HARDENING, round(OF_SHORT * steps))
+    return min(max(round(HARDENING * steps), least), MOST_HARDENING)

@@ -115,7 +115,7 @@ class Rounding:
         to finer steps.
         """
         self._decided(0.0)
-        networks = self._search.hardened(self._search.run(price), price, self._hardening)
+        networks = self._search.settled(price, self._hardening)
         networks = self._search.refined(networks, price, self._refined, self._most)
         trial = self._trial(networks, 0.0)
         files = [self._written(trial)]
