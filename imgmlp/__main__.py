@@ -6,7 +6,6 @@ loaded by itself is, before Ctrl-C ends this process quietly: `signal` alone loa
 """
 
 import _signal  # type: ignore[import-not-found]
-import gc
 import os
 import sys
 import time
@@ -22,6 +21,8 @@ def main() -> None:
     """Run the command line and leave with its exit code."""
     began = time.perf_counter() - time.process_time()  # Python's own start counts as well
     _signal.signal(_signal.SIGINT, _leave)
+    import gc
+
     gc.set_threshold(SELDOM)
     text = looked_at(sys.argv[1:])
     if text is None:

@@ -135,8 +135,8 @@ def xor(a: Expr, b: Expr | int) -> Expr:
 
 def _xor_parts(x: Expr) -> tuple[int, frozenset[Expr]]:
     """x as a constant and operands, none of which is the complement of another's."""
-    if isinstance(x, Const):
-        return x.value, frozenset()
+    if x.lo == x.hi:  # as sums have it
+        return x.lo, frozenset()
     if is_op(x, "^"):
         return x.n, frozenset(x.sources)
     if split(x)[0] < 0:  # one of x and ~x = -x-1 has a constant >= 0

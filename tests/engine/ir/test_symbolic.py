@@ -149,6 +149,9 @@ def test_exclusive_or_cancels() -> None:
     assert xor(a, a) is ZERO
     assert xor(a, 0) is a
     assert xor(a, b) is xor(b, a)
+    one_value = Var("v", 2, 2)
+    assert xor(one_value, 7) is Const(5)
+    assert xor(xor(one_value, a), xor(a, -8)) is Const(2 ^ -8)
 
 
 def test_exclusive_or_with_minus_one_is_the_bitwise_complement() -> None:
