@@ -265,12 +265,15 @@ def test_networks_harden_in_a_share_of_the_steps_that_a_limit_leaves_time_for(
 ) -> None:
     made = Goal("lambda", 1e-3), latent.workload(1, None), open_device("numpy"), Run()
     assert lengths.Lengths(Picture(PIXELS), *made).hardening(100_000) == 0  # which is too small
-    found = lengths.Lengths(Picture(np.zeros((256, 256, 3), np.uint8)), *made)
+    large = Picture(np.zeros((256, 256, 3), np.uint8))
+    found = lengths.Lengths(large, *made)
     most = lengths.MOST_HARDENING
     steps = [lengths.SHORTEST - 1, lengths.SHORTEST, 100, 160, 300, 1000, 100_000]
     assert [found.hardening(n) for n in steps] == [0, 6, 15, 24, 24, 60, most]
-    steps = [lengths.SHORTEST_PASS - 1, lengths.SHORTEST_PASS, 1000]
+    steps = [lengths.SHORTEST_OTHERS - 1, lengths.SHORTEST_OTHERS, 1000]
     assert [found.hardening(n, again=True) for n in steps] == [0, 24, 60]
+    towards = lengths.Lengths(large, Goal("psnr", 30.0), *made[1:])
+    assert [towards.hardening(n) for n in steps] == [0, 24, 60]
     found.pace, found.judging = 0.01, 0.02  # the search takes a second
     monkeypatch.setattr(lengths.time, "perf_counter", lambda: 100.0)
     for left, count in ((0.5, 0), (2.0, 90), (1000.0, most)):

@@ -71,17 +71,18 @@ TRIAL = 0.2  # of a step, that moving a single weight takes about
 # leaves them less.
 SINGLE, SINGLE_HARD = 0.05, 0.015
 # Steps in which networks harden: a share of a run's, and most; of short ones LEAST, but no more
-# than a larger share. None in shorter runs and passes (which go on from networks that have), nor
-# for fewer pixels, whose networks stay near to a start.
+# than a larger share. None in shorter runs, of which those for a target are looked for anyway, and
+# passes (which go on from networks that have), nor for fewer pixels, whose networks stay near to a
+# start.
 HARDENING, MOST_HARDENING, LEAST_HARDENING, OF_SHORT = 0.06, 600, 24, 0.15
-SHORTEST, SHORTEST_PASS, HARDLY = 40, 400, 2**16
+SHORTEST, SHORTEST_OTHERS, HARDLY = 40, 400, 2**16
 HARDENED = 0.9  # of the time that a limit leaves for them and single weights
 ROUNDS = 4  # in which steps and what follows them are made to fit
 # Seconds of steps by which their pace is found, and where it decides nothing.
 TRIED, TRIED_BRIEFLY = 0.15, 0.03
 # What writing a file and decoding it takes: the time of so many steps, and seconds, of every pixel,
 # whose latents are coded one by one, and of any picture.
-CHECKING, CODING, STARTING = 5, 1.5e-6, 0.7
+CHECKING, CODING, STARTING = 5, 1e-6, 0.4
 # Seconds of a step and of rounding networks beside what is computed: launches of kernels that have
 # little to do in small pictures, and what the host does.
 BESIDE_STEP, BESIDE_ROUNDING = {"one": 1.5e-3, "group": 1e-4}, 0.2
@@ -140,7 +141,7 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     hidden, each = widths(shape, math.inf, quick), operations(shape, quick)
     trained = trained_steps(workload.steps, shape, device, short)
     passes = _passes(wanted, least_passes(trained, pixels))
-    steps = (1 + passes * SHORTER) * trained + _all_hardening(trained, passes, pixels)
+    steps = (1 + passes * SHORTER) * trained + _all_hardening(wanted, trained, passes, pixels)
     hyper = is_long(shape, workload, device)
     programs = (step_program(shape, hidden, device, short, hyper),)
     if not steps:
@@ -251,7 +252,7 @@ class Lengths:
         if seconds is None:
             return None, 0
         training = state.steps * self._mean_pace(state.steps, self.pace)
-        hardening = _hardening(state.steps, self.pixels) * self.pace
+        hardening = _hardening(self.wanted, state.steps, self.pixels) * self.pace
         both = training + hardening
         rounding = min(self._search(state.steps), SETTLED / (1 - SETTLED) * both)
         single = self._single(state.steps)
@@ -279,7 +280,7 @@ class Lengths:
 
     def hardening(self, steps: int, again: bool = False) -> int:
         """Steps in which networks harden after so many of a run, or of a pass."""
-        found = _hardening(steps, self.pixels, again)
+        found = _hardening(self.wanted, steps, self.pixels, again)
         if self.limit is None:
             return found
         left = self.limit - time.perf_counter() - self._search(steps)
@@ -308,7 +309,7 @@ class Lengths:
     def _in(self, room: float, steps: int, pace: float) -> int:
         """Steps of which so many seconds leave time, with what follows about so many."""
         room -= min(self._search(steps), SETTLED * room)
-        hardening = _hardening(steps, self.pixels) / max(steps, 1)
+        hardening = _hardening(self.wanted, steps, self.pixels) / max(steps, 1)
         return int((1 - self._single(steps)) * room / (pace * (1 + hardening)))
 
     def _share_of_opening(self) -> float:
@@ -346,7 +347,7 @@ class Lengths:
 
     def _single(self, steps: int) -> float:
         """Share of a limited time for single weights."""
-        return SINGLE_HARD if _hardening(steps, self.pixels) else SINGLE
+        return SINGLE_HARD if _hardening(self.wanted, steps, self.pixels) else SINGLE
 
     def _checking(self, pace: float) -> float:
         """Seconds that writing a file and decoding it take."""
@@ -360,23 +361,24 @@ class Lengths:
         refined = min(passes, last) + 1  # the others move few single weights
         most = trials(steps, self.pixels)
         moved = refined * most + (1 + passes - refined) * min(FIRST_TRIALS, most)
-        trained += _all_hardening(steps, passes, self.pixels)
+        trained += _all_hardening(self.wanted, steps, passes, self.pixels)
         return (trained + TRIAL * moved) * pace + (1 + passes) * self._search(steps)
 
 
 def _goes_without(wanted: Goal, steps: int, pixels: int) -> bool:
     """Whether no networks are looked for, as they harden in few steps and there is no target."""
-    return wanted.kind == "lambda" and 0 < _hardening(steps, pixels) < FEW
+    return wanted.kind == "lambda" and 0 < _hardening(wanted, steps, pixels) < FEW
 
 
-def _all_hardening(steps: int, passes: float, pixels: int) -> float:
+def _all_hardening(wanted: Goal, steps: int, passes: float, pixels: int) -> float:
     """Steps of it after a run of so many, and after each of its passes."""
-    again = _hardening(round(SHORTER * steps), pixels, again=True)
-    return _hardening(steps, pixels) + passes * again
+    again = _hardening(wanted, round(SHORTER * steps), pixels, again=True)
+    return _hardening(wanted, steps, pixels) + passes * again
 
 
-def _hardening(steps: int, pixels: int, again: bool = False) -> int:
-    if steps < (SHORTEST_PASS if again else SHORTEST) or pixels < HARDLY:
+def _hardening(wanted: Goal, steps: int, pixels: int, again: bool = False) -> int:
+    shortest = SHORTEST if wanted.kind == "lambda" and not again else SHORTEST_OTHERS
+    if steps < shortest or pixels < HARDLY:
         return 0
     least = min(LEAST_HARDENING, round(OF_SHORT * steps))
     return min(max(round(HARDENING * steps), least), MOST_HARDENING)
