@@ -12,8 +12,8 @@ import time
 
 COMPLETION = "_IMGMLP_COMPLETE"  # set by a shell that asks what could be typed
 INTERRUPTED = 130
-# New objects after which garbage is looked for. With Python's own 700 that takes a part of the time
-# in which modules are loaded, and finds next to nothing.
+# New objects after which garbage is looked for. With the 700 of many Pythons that takes a part of
+# the time in which modules are loaded, and finds next to nothing then and later.
 SELDOM = 50_000
 
 

@@ -81,7 +81,8 @@ __kernel void imgmlp_latents(__global ulong *state, __global WORDS *words, int c
   __global const int *biases = (__global const int *)(last + 2 * VECTORS);
   ulong code = state[0], share = state[1];
   long taken = state[2];
-  int mean = 0, scale = 0, calm_mean = 0, calm_scale = 0;  // among zeros the network says the same
+  // What the network says among zeros, if there are no hyperlatents.
+  int calm_mean = 0, calm_scale = 0;
   bool calm_known = false;
   for (int wave = begin; wave < end; ++wave) {
     const int top = wave < width ? 0 : (wave - width) / LAG + 1;
@@ -90,9 +91,9 @@ __kernel void imgmlp_latents(__global ulong *state, __global WORDS *words, int c
       const long place = (long)(y + 3) * (width + 6) + 3 + wave - LAG * y;
       __global char *here = grid + place;
       __global const int *maps = over + place * ABOVE;
-      int any = ABOVE;
-      for (int n = 0; n < NEIGHBOURS; ++n) any |= here[offsets[n]];
-      if (any || !calm_known) {
+      int around = ABOVE, mean = calm_mean, scale = calm_scale;
+      for (int n = 0; n < NEIGHBOURS; ++n) around |= here[offsets[n]];
+      if (around || !calm_known) {
         int hidden[WIDTH] __attribute__((aligned(64))), values[WIDTH] __attribute__((aligned(64)));
         LAYER(NEIGHBOURS + ABOVE, INPUT, weights, shift0, hidden)
         LAYER(WIDTH, hidden[n], second, shift1, values)
@@ -101,19 +102,17 @@ __kernel void imgmlp_latents(__global ulong *state, __global WORDS *words, int c
           means += ((int8 *)values)[k] * last[k];
           scales += ((int8 *)values)[k] * last[VECTORS + k];
         }
-        const int to_mean = shift2 + ONE_BITS - PHASE_BITS, to_scale = shift2 + ONE_BITS - SCALE_BITS;
+        const int to_mean = shift2 + ONE_BITS - PHASE_BITS;
+        const int to_scale = shift2 + ONE_BITS - SCALE_BITS;
         mean = (total(means) + biases[0] + (1 << to_mean >> 1)) >> to_mean;
         scale = (total(scales) + biases[1] + (1 << to_scale >> 1)) >> to_scale;
         mean = within(mean, LEAST * PHASES, LARGEST * PHASES) + PHASES / 2;
         scale = within(scale + MIDDLE - (4 << SCALE_BITS), 0, SCALES - 1);
-        if (!any) {
+        if (!around) {
           calm_mean = mean;
           calm_scale = scale;
           calm_known = true;
         }
-      } else {
-        mean = calm_mean;
-        scale = calm_scale;
       }
 
       const int phase = mean & (PHASES - 1);

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from itertools import repeat
 from typing import Any
@@ -303,7 +303,7 @@ class Decoder:
             raise _damaged() from None
 
     def places(
-        self, numbers: Iterable[int], near: Sequence[list[int]], first: int,
+        self, numbers: Iterable[int], near: Mapping[int, list[int]], first: int,
         rows: Mapping[int, list[int]],
     ) -> list[int]:  # fmt: skip
         """The next places, each in the row of a number: its places' edges, from 0 to 2**26.
@@ -312,13 +312,13 @@ class Decoder:
         are, so that few whole rows are looked into.
         """
         code, width, position = self._code, self._width, self._position
-        words, found, most = self._words, [], len(near[0])
+        words, found = self._words, []
         try:
             for number in numbers:
                 unit = width >> TOTAL_BITS
                 row, before, wanted = near[number], first - 1, code // unit
                 place = bisect_right(row, wanted)
-                if not 0 < place < most:
+                if not 0 < place < len(row):
                     row, before = rows[number], -1
                     place = bisect_right(row, wanted)
                 start = row[place - 1]

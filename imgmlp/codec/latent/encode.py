@@ -186,9 +186,10 @@ class _Encoder:
             return limit is not None and time.perf_counter() > began + share * (limit - began)
 
         most = MOST_TRIALS if self.passes.to_come <= LAST_PASSES else FIRST_TRIALS
-        hardening = self.lengths.hardening(state.steps - state.begun, again=state.begun > 0)
+        steps = state.steps - state.begun
+        hardening, searching = self.lengths.hardening(steps), self.lengths.searching(steps)
         made = self.picture, self.wanted, trainer.step, self.device, state.exponents
-        rounding = Rounding(*made, enough, most, hardening, shaving=limit is not None)
+        rounding = Rounding(*made, enough, most, hardening, searching, shaving=limit is not None)
         found, first = rounding.best(state.price)
         networks = first.model.networks  # another pass begins near to these
         state.exponents = {name: tensor.exponent for name, tensor in networks.items()}

@@ -25,7 +25,7 @@ from imgmlp.codec.latent.model import (
     ModelShape,
     Quantized,
 )
-from imgmlp.codec.latent.probabilities import NEAR_FROM, REACH, Rows, edge, near_rows
+from imgmlp.codec.latent.probabilities import NEAR, NEAR_FROM, REACH, Rows, edge
 from imgmlp.errors import FormatError
 
 Array = np.ndarray[Any, Any]
@@ -131,7 +131,7 @@ class Grids:
         self._decoder, self._shape = decoder, shape
         most = min(shape.height, -(-shape.width // LAG))
         self._network = EntropyNetwork(networks, shape.neighbours, most)
-        self._rows = Rows()
+        self._near, self._rows = Rows(NEAR_FROM, NEAR), Rows()
 
     def read(self, size: tuple[int, int], above: Array | None = None) -> Array:
         """int8 of a (height, width) size: the next grid, which has hyperlatents above it or not.
@@ -142,12 +142,11 @@ class Grids:
         known, waves = padded.ravel(), Waves(*size)
         offsets = neighbour_offsets(self._shape, waves.stride)[:, None]
         beside = None if above is None else pad_maps(above)
-        likely = near_rows()
         for wave in range(waves.count):
             block = waves[wave]
             near = known.take(offsets + block)
             numbers, means = self._network(near, 0 if beside is None else beside[:, block])
-            places = self._decoder.places(numbers.tolist(), likely, NEAR_FROM, self._rows)
+            places = self._decoder.places(numbers.tolist(), self._near, NEAR_FROM, self._rows)
             known[block] = means + (np.array(places, np.intp) - REACH)
         grid = padded[MARGIN:, MARGIN:-MARGIN]
         if grid.min() < LEAST or grid.max() > LARGEST:

@@ -1,7 +1,7 @@
 """Streams of latents by a kernel written by hand, for OpenCL on CPUs: kernels/latents.cl.
 
 Every latent needs those before it, so there is nothing for a device to do side by side; but a
-kernel spends a tenth of the time that `codec.latent.latents` does with Python.
+kernel spends a small part of the time that `codec.latent.latents` does with Python.
 """
 
 from __future__ import annotations

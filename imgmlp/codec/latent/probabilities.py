@@ -25,7 +25,7 @@ PLACES = 2 * REACH
 PHASES = 1 << MEAN_BITS  # of a mean between whole numbers
 FLOOR = 16  # the frequency that every place has at least, of 2**26
 SHARED = (1 << TOTAL_BITS) - PLACES * FLOOR  # what the distribution shares out beyond that
-NEAR = 16  # edges that are looked into first
+NEAR = 16  # edges that are looked into first, between which most latents are
 NEAR_FROM = REACH - NEAR // 2 + 1  # so that they are around place REACH, the mean's
 ONE_BITS = 31  # of the fraction of a tail
 
@@ -124,18 +124,20 @@ def edge(numbers: Array, places: Array) -> Array:
     return found
 
 
-@cache
-def near_rows() -> list[list[int]]:
-    """Of every number the NEAR edges from place NEAR_FROM on, between which most latents are."""
-    numbers, places = np.indices((SCALES * PHASES, NEAR))
-    found: list[list[int]] = edge(numbers, places + NEAR_FROM).tolist()
-    return found
-
-
 class Rows(dict[int, list[int]]):
-    """All edges of a number, as a list that is made when it is wanted first."""
+    """So many edges of each number, from that of place `first` on, as a list that is made when it
+    is wanted first."""
+
+    def __init__(self, first: int = 0, count: int = PLACES + 1) -> None:
+        super().__init__()
+        self._first, self._count = first, count
+        self._tables: dict[int, Array] = {}  # of a scale: where one phase is wanted, others are
 
     def __missing__(self, number: int) -> list[int]:
-        found: list[int] = edges(np.array([number]))[0].tolist()
+        scale, phase = divmod(number, PHASES)
+        if scale not in self._tables:
+            numbers, places = np.indices((PHASES, self._count))
+            self._tables[scale] = edge(numbers + scale * PHASES, places + self._first)
+        found: list[int] = self._tables[scale][phase].tolist()
         self[number] = found
         return found

@@ -135,7 +135,7 @@ def xor(a: Expr, b: Expr | int) -> Expr:
 
 def _xor_parts(x: Expr) -> tuple[int, frozenset[Expr]]:
     """x as a constant and operands, none of which is the complement of another's."""
-    if x.lo == x.hi:  # as sums have it
+    if x.lo == x.hi:  # a variable of one value, too
         return x.lo, frozenset()
     if is_op(x, "^"):
         return x.n, frozenset(x.sources)

@@ -270,17 +270,42 @@ def test_networks_harden_in_a_share_of_the_steps_that_a_limit_leaves_time_for(
     most = lengths.MOST_HARDENING
     steps = [lengths.SHORTEST - 1, lengths.SHORTEST, 100, 160, 300, 1000, 100_000]
     assert [found.hardening(n) for n in steps] == [0, 6, 15, 24, 24, 60, most]
-    steps = [lengths.SHORTEST_OTHERS - 1, lengths.SHORTEST_OTHERS, 1000]
-    assert [found.hardening(n, again=True) for n in steps] == [0, 24, 60]
     towards = lengths.Lengths(large, Goal("psnr", 30.0), *made[1:])
+    steps = [lengths.SHORTEST_TOWARDS - 1, lengths.SHORTEST_TOWARDS, 1000]
     assert [towards.hardening(n) for n in steps] == [0, 24, 60]
+    assert all(towards.searching(n) for n in steps)
+    assert [found.searching(n) for n in (39, 40, 1600, 1700)] == [True, False, False, True]
     found.pace, found.judging = 0.01, 0.02  # the search takes a second
     monkeypatch.setattr(lengths.time, "perf_counter", lambda: 100.0)
     for left, count in ((0.5, 0), (2.0, 90), (1000.0, most)):
         found.limit = 100.0 + left
         assert found.hardening(100_000) == count, left
-    found.limit = 100.2  # nor is there a search after so few
+    found.limit = 100.2  # there is no search after so few
     assert found.hardening(100) == 15
+    towards.pace, towards.judging, towards.limit = 0.01, 0.02, 102.0
+    assert towards.hardening(100_000) == 40
+
+
+@pytest.mark.parametrize("judging", [0.002, 0.01, 0.04])
+def test_what_a_limit_leaves_time_for_is_in_it_wherever_runs_change(judging: float) -> None:
+    """From nothing that hardens to what does, and from there to what is searched for as well."""
+    for left in (*np.linspace(0.3, 1.2, 60), *np.linspace(16, 20, 60)):
+        run = Run()
+        run.began = 100.0 - 10.0  # of which `left` is for training and what follows
+        made = Goal("lambda", 1e-3), latent.workload(None, 1e6), open_device("numpy"), run
+        found = lengths.Lengths(Picture(np.zeros((512, 512, 3), np.uint8)), *made)
+        found.judging = judging
+        room, pace = float(left), 0.01
+        steps = found.fitting_in(room, pace)
+        taken = steps * pace + lengths._hardening(made[0], steps, 512**2) * pace
+        searched = min(found._search(steps), lengths.SETTLED * room)
+        assert 0.8 * room < taken + searched <= room, (left, steps)
+
+
+def test_large_pictures_have_fewer_trials_of_single_weights() -> None:
+    assert bit_allocation.trials(600, 2**16 - 1) == 300
+    assert bit_allocation.trials(600, 2**16) == 60
+    assert bit_allocation.trials(100_000, 2**20) == 3000
 
 
 def test_long_runs_harden_their_networks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,7 +320,8 @@ def test_long_runs_harden_their_networks(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(bit_allocation.hardening, "hardened", noted)
     run(Goal("lambda", 1e-3), PIXELS[:5, :6], Workload(400))
     steps = lengths.for_pixels(400, 30)
-    assert counts == [round(lengths.HARDENING * steps)]  # passes after it are too short
+    assert counts[0] == round(lengths.HARDENING * steps)
+    assert set(counts[1:]) == {lengths.LEAST_HARDENING}  # of passes
     counts.clear()
     run(Goal("lambda", 1e-3), PIXELS[:5, :6], Workload(lengths.SHORTEST - 1))
     assert not counts
@@ -491,7 +517,7 @@ def test_a_time_limit_decides_how_long_to_train(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(
     ("gone", "pace", "least", "most"),
-    [(1.5, 0.067, 50, 100), (25.0, 0.067, 30, 40), (1.5, 2.0, 10, 10), (1.5, 1e-4, 50_000, 80_000)],
+    [(1.5, 0.067, 50, 100), (25.0, 0.067, 30, 40), (1.5, 2.0, 10, 10), (1.5, 1e-4, 50_000, 85_000)],
 )
 def test_a_time_limit_has_as_many_steps_as_fit_and_never_next_to_none(
     gone: float, pace: float, least: int, most: int, monkeypatch: pytest.MonkeyPatch
@@ -525,7 +551,7 @@ def test_a_time_limit_leaves_time_for_rounding_networks(
     assert found.limit is not None
     hardened = min(round(lengths.HARDENING * state.steps), lengths.MOST_HARDENING) * 1e-3
     both = state.steps * 1e-3 + hardened
-    single = lengths.SINGLE_HARD  # as networks harden
+    single = lengths.SINGLE
     rounding = single / (1 - single) * both + hardened + min(search, 0.2 * both)
     assert found.limit - until == pytest.approx(rounding)
     assert 100 + state.steps * 1e-3 == pytest.approx(until, abs=0.1)

@@ -20,9 +20,9 @@ from imgmlp.codec.latent.probabilities import (
     PLACES,
     REACH,
     SCALES,
+    Rows,
     edge,
     edges,
-    near_rows,
 )
 
 NUMBERS = np.arange(SCALES * PHASES)
@@ -55,9 +55,12 @@ def test_every_place_has_a_share_and_all_of_them_are_2_to_the_26() -> None:
     assert np.diff(found, axis=1).min() >= FLOOR - 1
 
 
-def test_near_rows_are_around_the_mean() -> None:
-    found = np.array(near_rows())
-    assert np.array_equal(found, edges(NUMBERS)[:, NEAR_FROM : NEAR_FROM + NEAR])
+def test_rows_are_edges_and_near_ones_those_around_the_mean() -> None:
+    near, rows = Rows(NEAR_FROM, NEAR), Rows()
+    for number in (0, 63, 64, 7777, SCALES * PHASES - 1):
+        expected = edges(np.array([number]))[0].tolist()
+        assert rows[number] == expected
+        assert near[number] == expected[NEAR_FROM : NEAR_FROM + NEAR]
     assert NEAR_FROM <= REACH - 3
     assert REACH + 4 <= NEAR_FROM + NEAR
 

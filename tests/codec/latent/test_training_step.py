@@ -653,7 +653,7 @@ def test_networks_that_hardened_are_taken_where_they_are_better(
     assert len(counts) == 3
 
 
-def test_networks_that_harden_in_few_steps_are_looked_for_only_where_that_fails(
+def test_networks_that_harden_without_a_search_have_one_only_where_that_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     step = LatentStep(picture(), 1, open_device("numpy"), **STARTED)
@@ -671,15 +671,14 @@ def test_networks_that_harden_in_few_steps_are_looked_for_only_where_that_fails(
 
     monkeypatch.setattr(search, "run", run)
     monkeypatch.setattr(search, "hardened", hardened)
-    few, many = hardening.FEW - 1, hardening.FEW
-    for count, helps[0], found, expected in (
-        (few, True, hard, [f"{few} from usual ones"]),
-        (few, False, looked_for, [f"{few} from usual ones", "looked for"]),
-        (many, True, hard, ["looked for", f"{many} from found ones"]),
-        (0, False, looked_for, ["looked for", "0 from found ones"]),
+    for searching, helps[0], found, expected in (
+        (False, True, hard, ["9 from usual ones"]),
+        (False, False, looked_for, ["9 from usual ones", "looked for"]),
+        (True, True, hard, ["looked for", "9 from found ones"]),
+        (True, False, looked_for, ["looked for", "9 from found ones"]),
     ):
         done.clear()
-        assert search.settled(1e-3, count) is found
+        assert search.settled(1e-3, 9, searching) is found
         assert done == expected
 
 

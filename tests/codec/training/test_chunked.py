@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 
-from imgmlp.codec.training.chunked import FEWEST, LEAST, _corners, _some, common
+from imgmlp.codec.training import chunked
+from imgmlp.codec.training.chunked import FEWEST, LEAST, _corners, _some, common, fill
 
 PIXELS = 1 << 15
 
@@ -34,3 +38,56 @@ def test_pieces_that_stand_for_all_lie_everywhere() -> None:
     assert {(top // 1152, left // 1728) for top, left in found} == {(0, 0), (0, 1), (1, 0), (1, 1)}
     assert len({top for top, _ in found}) > FEWEST / 2
     assert _some(corners[: FEWEST + 1], PIXELS) == corners[: FEWEST + 1]
+
+
+class Receiver:
+    """Delivers what was sent for once it is waited for."""
+
+    def __init__(self, program: Any, _names: object, callback: Any) -> None:
+        self.program, self.callback, self.waiting = program, callback, list[Any]()
+
+    def send(self, tag: Any) -> None:
+        self.waiting.append((tag, self.program.made))
+        self.program.most = max(self.program.most, len(self.waiting))
+
+    def wait(self) -> None:
+        for tag, made in self.waiting:
+            self.callback(tag, {"pixels": made})
+        self.waiting.clear()
+
+
+class Numbered:
+    """A piece of 2 x 3 pixels that are the number of its place, and the program of it."""
+
+    rows, columns, most, failing = 2, 3, 0, -1
+
+    def __init__(self) -> None:
+        self.program, self.events, self.number = self, list[str](), 0
+
+    def move_to(self, top: int, left: int) -> None:
+        self.number = top // 2 + left // 3 * 10
+        self.events.append(f"move {self.number}")
+
+    def run(self) -> None:
+        if self.number == self.failing:
+            raise RuntimeError("the device fails")
+        self.events.append(f"run {self.number}")
+        self.made = np.full((2, 3, 1), self.number, np.uint8)
+
+
+def test_a_piece_is_prepared_while_the_one_before_is_in_flight(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All come where they belong, also past the edges, and never two are in flight."""
+    monkeypatch.setattr(chunked, "Receiver", Receiver)
+    piece, picture = Numbered(), np.full((5, 4, 1), 99, np.uint8)
+    fill(picture, piece)  # type: ignore[arg-type]
+    assert picture[:, :, 0].tolist() == [
+        [0, 0, 0, 10], [0, 0, 0, 10], [1, 1, 1, 11], [1, 1, 1, 11], [2, 2, 2, 12],
+    ]  # fmt: skip
+    assert piece.most == 1
+    numbers = (0, 1, 2, 10, 11, 12)
+    assert piece.events == [f"{what} {n}" for n in numbers for what in ("move", "run")]
+    piece.failing, picture[:] = 11, 99
+    with pytest.raises(RuntimeError, match="the device fails"):
+        fill(picture, piece)  # type: ignore[arg-type]

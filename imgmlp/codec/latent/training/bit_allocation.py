@@ -35,9 +35,9 @@ from imgmlp.errors import FormatError
 Array = np.ndarray[Any, Any]
 
 
-# Trials of single weights for every step of training, also of pictures of LARGE pixels, which take
-# longer; and at most.
-TRIALS, LARGES, LARGE, MOST_TRIALS = 0.5, 0.1, 2**16, 3000
+# Trials of single weights for every step of training, and at most; of LARGE_PICTURE pixels, whose
+# networks take a smaller part of a file.
+TRIALS, TRIALS_LARGE, MOST_TRIALS, LARGE_PICTURE = 0.5, 0.1, 3000, 2**16
 FIRST_TRIALS = 150  # of them, at most, before other passes, which move these weights once more
 LASTING = 0.4  # share that counts of what a move has cost before
 COARSEST = 4  # exponent of steps where nothing finer is valid
@@ -59,7 +59,7 @@ class Figures:
 
 def trials(steps: int, pixels: int) -> int:
     """Of single weights, after so many steps."""
-    return min(int((TRIALS if pixels < LARGE else LARGES) * steps), MOST_TRIALS)
+    return min(int((TRIALS if pixels < LARGE_PICTURE else TRIALS_LARGE) * steps), MOST_TRIALS)
 
 
 class Search:
@@ -107,12 +107,12 @@ class Search:
         self._bits.clear()
         self._made.clear()
 
-    def settled(self, price: float, count: int) -> dict[str, Quantized]:
+    def settled(self, price: float, count: int, searching: bool) -> dict[str, Quantized]:
         """The networks of a file, hardened in so many steps of training if these find better ones.
 
-        Few of these do about as well without a search, which takes longer than they do.
+        Without searching for their steps before, if that is not wanted and hardening helps.
         """
-        if not 0 < count < hardening.FEW:
+        if searching:
             return self.hardened(self.run(price), price, count)
         networks = self._rounded(self.exponents)
         found = self.hardened(networks, price, count)
@@ -158,8 +158,7 @@ class Search:
     ) -> dict[str, Quantized]:
         """Networks of nearly these weights with a lower D + lambda R.
 
-        Tries as many as a fifth of the training's time allows, about, but at most so many, until
-        `enough` says so.
+        Tries as many as `trials` says, but at most so many, until `enough` says so.
         """
         refinement = Refinement(self.step, networks, price)
         refinement.run(min(trials(self.step.done, self.step.pixels), most), enough)

@@ -19,9 +19,9 @@ from imgmlp.codec.training.replay import next_chunk
 
 Array = np.ndarray[Any, Any]
 
-# Weights of a tensor, above which its step is twice as coarse, where there are too few to look for
-# the best steps; below FEW, networks' steps are not looked for at all, which takes longer.
-LARGE, AMPLE, FEW = 100, 600, 100
+# Weights of a tensor, above which its step is twice as coarse, where they are too few to look for
+# the best steps.
+LARGE, AMPLE = 100, 600
 LEFT = 0.1  # share of what rounding all weights at once costs that is left, about
 SHARES = 0.5, 0.75, 0.875, 0.94, 0.97, 1.0  # of all weights, that are rounded one after the other
 RATE, FALLING = 1.5e-3, 0.7  # learning rate of those that are left, and what it falls by each time

@@ -13,7 +13,6 @@ from imgmlp.codec.latent.training.forms import (
     operations,
     widths,
 )
-from imgmlp.codec.latent.training.hardening import FEW
 from imgmlp.codec.latent.training.latent_step import LatentStep
 from imgmlp.codec.latent.training.phases import (
     FEWEST_LIMITED,
@@ -67,16 +66,17 @@ SETTLING = 25  # steps that take as long as the search for rounded networks, of 
 SEARCHED = 50  # networks that it judges, about: a GPU waits for the host then
 SETTLED = 1 / 6  # of a limited time, at most, for that search
 TRIAL = 0.2  # of a step, that moving a single weight takes about
-# Of a limited time for these, of which the first bring most: also where networks harden, which
-# leaves them less.
-SINGLE, SINGLE_HARD = 0.05, 0.015
+SINGLE = 0.05  # of a limited time for these, at most: the first of them bring most
 # Steps in which networks harden: a share of a run's, and most; of short ones LEAST, but no more
-# than a larger share. None in shorter runs, of which those for a target are looked for anyway, and
-# passes (which go on from networks that have), nor for fewer pixels, whose networks stay near to a
-# start.
+# than a larger share. None in runs below SHORTEST, towards a target SHORTEST_TOWARDS, nor for fewer
+# pixels, whose networks stay near to a start.
 HARDENING, MOST_HARDENING, LEAST_HARDENING, OF_SHORT = 0.06, 600, 24, 0.15
-SHORTEST, SHORTEST_OTHERS, HARDLY = 40, 400, 2**16
-HARDENED = 0.9  # of the time that a limit leaves for them and single weights
+SHORTEST, SHORTEST_TOWARDS, HARDLY = 40, 400, 2**16
+# Of the time that a limit leaves after the search, for hardening: a target needs some after it.
+HARDENED, HARDENED_TOWARDS = 0.9, 0.4
+# Steps of it, below which the steps of networks are not searched for but for a target: that takes
+# longer, and what hardens in few steps is about as good without.
+FEW = 100
 ROUNDS = 4  # in which steps and what follows them are made to fit
 # Seconds of steps by which their pace is found, and where it decides nothing.
 TRIED, TRIED_BRIEFLY = 0.15, 0.03
@@ -278,13 +278,18 @@ class Lengths:
         """Of the clock, when another pass must be done for a file like the latest to be made."""
         return None if self.limit is None else self.limit - SOONER * self.rounding
 
-    def hardening(self, steps: int, again: bool = False) -> int:
-        """Steps in which networks harden after so many of a run, or of a pass."""
-        found = _hardening(self.wanted, steps, self.pixels, again)
+    def hardening(self, steps: int) -> int:
+        """Steps in which networks harden after so many of a run or a pass."""
+        found = _hardening(self.wanted, steps, self.pixels)
         if self.limit is None:
             return found
+        share = HARDENED if self.wanted.kind == "lambda" else HARDENED_TOWARDS
         left = self.limit - time.perf_counter() - self._search(steps)
-        return max(0, min(found, int(HARDENED * left / self.pace)))
+        return max(0, min(found, int(share * left / self.pace)))
+
+    def searching(self, steps: int) -> bool:
+        """Whether the steps of networks are searched for, after so many steps of a run."""
+        return not _goes_without(self.wanted, steps, self.pixels)
 
     def least_passes(self, steps: int) -> int:
         """After so many steps, whether they are needed or not."""
@@ -297,14 +302,19 @@ class Lengths:
     def fitting(self, seconds: float, pace: float) -> int:
         """Steps that a time limit leaves room for, or what there must be."""
         left = self.run.began + seconds - self._checking(pace) - time.perf_counter()
-        room, steps = MAIN[self.wanted.kind] * left, int(left / pace)
-        for _ in range(ROUNDS):
-            steps = self._in(room, steps, pace)
+        steps = self.fitting_in(MAIN[self.wanted.kind] * left, pace)
         least = max(FEWEST_LIMITED, int(AT_LEAST * seconds / pace))
         steps = max(steps, least)
         if self.goes_over(steps):
             steps = self.opening + int((steps - self.opening) / self._share_of_opening())
         return min(steps, MOST_STEPS)
+
+    def fitting_in(self, room: float, pace: float) -> int:
+        """Steps of which so many seconds leave time, with all that follows them."""
+        before, steps = 0, int(room / pace)
+        for _ in range(ROUNDS):
+            before, steps = steps, self._in(room, steps, pace)
+        return min(before, steps)  # which go up and down where a longer run takes a search
 
     def _in(self, room: float, steps: int, pace: float) -> int:
         """Steps of which so many seconds leave time, with what follows about so many."""
@@ -342,12 +352,11 @@ class Lengths:
 
     def _search(self, steps: int) -> float:
         """Seconds of the search for rounded networks after so many."""
-        goes_without = _goes_without(self.wanted, steps, self.pixels)
-        return 0.0 if goes_without else SEARCHED * self.judging
+        return SEARCHED * self.judging if self.searching(steps) else 0.0
 
     def _single(self, steps: int) -> float:
         """Share of a limited time for single weights."""
-        return SINGLE_HARD if _hardening(self.wanted, steps, self.pixels) else SINGLE
+        return min(SINGLE, TRIAL * trials(steps, self.pixels) / max(steps, 1))
 
     def _checking(self, pace: float) -> float:
         """Seconds that writing a file and decoding it take."""
@@ -366,18 +375,18 @@ class Lengths:
 
 
 def _goes_without(wanted: Goal, steps: int, pixels: int) -> bool:
-    """Whether no networks are looked for, as they harden in few steps and there is no target."""
+    """Whether the steps of networks are not searched for."""
     return wanted.kind == "lambda" and 0 < _hardening(wanted, steps, pixels) < FEW
 
 
 def _all_hardening(wanted: Goal, steps: int, passes: float, pixels: int) -> float:
     """Steps of it after a run of so many, and after each of its passes."""
-    again = _hardening(wanted, round(SHORTER * steps), pixels, again=True)
+    again = _hardening(wanted, round(SHORTER * steps), pixels)
     return _hardening(wanted, steps, pixels) + passes * again
 
 
-def _hardening(wanted: Goal, steps: int, pixels: int, again: bool = False) -> int:
-    shortest = SHORTEST if wanted.kind == "lambda" and not again else SHORTEST_OTHERS
+def _hardening(wanted: Goal, steps: int, pixels: int) -> int:
+    shortest = SHORTEST if wanted.kind == "lambda" else SHORTEST_TOWARDS
     if steps < shortest or pixels < HARDLY:
         return 0
     least = min(LEAST_HARDENING, round(OF_SHORT * steps))

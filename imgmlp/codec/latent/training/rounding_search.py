@@ -92,12 +92,14 @@ class Rounding:
         enough: Callable[[float], bool] = lambda _: False,
         most: int = MOST_TRIALS,
         hardening: int = 0,
+        searching: bool = True,
         shaving: bool = False,
     ) -> None:
-        """`shaving` is for runs that may have no other pass, where networks would get coarser at
-        once: these lose what moving single weights brought."""
+        """Networks harden in so many steps of training, after `searching` for the steps of tensors
+        or without. `shaving` is for runs that may have no other pass, where networks would get
+        coarser at once: these lose what moving single weights brought."""
         self._most = most  # trials of single weights
-        self._hardening = hardening  # steps of it
+        self._hardening, self._searching = hardening, searching
         self.picture, self.wanted, self.step, self.device = picture, wanted, step, device
         self._enough = partial(enough, 1.0)
         self._shaving = partial(enough, SHAVED) if shaving else None
@@ -115,7 +117,7 @@ class Rounding:
         to finer steps.
         """
         self._decided(0.0)
-        networks = self._search.settled(price, self._hardening)
+        networks = self._search.settled(price, self._hardening, self._searching)
         networks = self._search.refined(networks, price, self._refined, self._most)
         trial = self._trial(networks, 0.0)
         files = [self._written(trial)]
