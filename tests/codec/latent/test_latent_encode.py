@@ -271,9 +271,13 @@ def test_networks_harden_in_a_share_of_the_steps_that_a_limit_leaves_time_for(
     steps = [lengths.SHORTEST - 1, lengths.SHORTEST, 100, 160, 300, 1000, 100_000]
     assert [found.hardening(n) for n in steps] == [0, 6, 15, 24, 24, 60, most]
     towards = lengths.Lengths(large, Goal("psnr", 30.0), *made[1:])
-    steps = [lengths.SHORTEST_TOWARDS - 1, lengths.SHORTEST_TOWARDS, 1000]
+    steps = [lengths.SHORTEST_SEARCHED - 1, lengths.SHORTEST_SEARCHED, 1000]
     assert [towards.hardening(n) for n in steps] == [0, 24, 60]
     assert all(towards.searching(n) for n in steps)
+    larger = Picture(np.zeros((1024, 1024, 3), np.uint8))  # of which a part is judged
+    judged = lengths.Lengths(larger, *made)
+    assert [judged.hardening(n) for n in steps] == [0, 24, 60]
+    assert all(judged.searching(n) for n in steps)
     assert [found.searching(n) for n in (39, 40, 1600, 1700)] == [True, False, False, True]
     found.pace, found.judging = 0.01, 0.02  # the search takes a second
     monkeypatch.setattr(lengths.time, "perf_counter", lambda: 100.0)

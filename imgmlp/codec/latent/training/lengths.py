@@ -68,14 +68,14 @@ SETTLED = 1 / 6  # of a limited time, at most, for that search
 TRIAL = 0.2  # of a step, that moving a single weight takes about
 SINGLE = 0.05  # of a limited time for these, at most: the first of them bring most
 # Steps in which networks harden: a share of a run's, and most; of short ones LEAST, but no more
-# than a larger share. None in runs below SHORTEST, towards a target SHORTEST_TOWARDS, nor for fewer
-# pixels, whose networks stay near to a start.
+# than a larger share. None in runs below SHORTEST, or SHORTEST_SEARCHED where there is a search as
+# well, nor for fewer pixels, whose networks stay near to a start.
 HARDENING, MOST_HARDENING, LEAST_HARDENING, OF_SHORT = 0.06, 600, 24, 0.15
-SHORTEST, SHORTEST_TOWARDS, HARDLY = 40, 400, 2**16
+SHORTEST, SHORTEST_SEARCHED, HARDLY = 40, 400, 2**16
 # Of the time that a limit leaves after the search, for hardening: a target needs some after it.
 HARDENED, HARDENED_TOWARDS = 0.9, 0.4
-# Steps of it, below which the steps of networks are not searched for but for a target: that takes
-# longer, and what hardens in few steps is about as good without.
+# Steps of it, below which the steps of networks are not searched for: that takes longer, and what
+# hardens is about as good without. But for a target, and for pictures of which a part is judged.
 FEW = 100
 ROUNDS = 4  # in which steps and what follows them are made to fit
 # Seconds of steps by which their pace is found, and where it decides nothing.
@@ -376,7 +376,11 @@ class Lengths:
 
 def _goes_without(wanted: Goal, steps: int, pixels: int) -> bool:
     """Whether the steps of networks are not searched for."""
-    return wanted.kind == "lambda" and 0 < _hardening(wanted, steps, pixels) < FEW
+    return _may_go_without(wanted, pixels) and 0 < _hardening(wanted, steps, pixels) < FEW
+
+
+def _may_go_without(wanted: Goal, pixels: int) -> bool:
+    return wanted.kind == "lambda" and pixels <= JUDGED
 
 
 def _all_hardening(wanted: Goal, steps: int, passes: float, pixels: int) -> float:
@@ -386,7 +390,7 @@ def _all_hardening(wanted: Goal, steps: int, passes: float, pixels: int) -> floa
 
 
 def _hardening(wanted: Goal, steps: int, pixels: int) -> int:
-    shortest = SHORTEST if wanted.kind == "lambda" else SHORTEST_TOWARDS
+    shortest = SHORTEST if _may_go_without(wanted, pixels) else SHORTEST_SEARCHED
     if steps < shortest or pixels < HARDLY:
         return 0
     least = min(LEAST_HARDENING, round(OF_SHORT * steps))
