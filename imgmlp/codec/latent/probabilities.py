@@ -87,29 +87,12 @@ def _powers(factor: Array, most: int) -> Array:
     return found
 
 
-def edges(numbers: Array) -> Array:
-    """int64 [count, PLACES + 1]: of distributions, the sums of the frequencies before each place.
+def edge(numbers: Array, places: Array) -> Array:
+    """int64 [...]: of distributions [...], the sums of the frequencies before a place of each.
 
     Number PHASES * scale + phase: phase p is that of means p - PHASES / 2 steps above a whole
-    number m, place d + REACH that of the latent m + d. The last of the sums is 2**26.
+    number m, place d + REACH that of the latent m + d. The sum before place PLACES is 2**26.
     """
-    scale, phase = numbers >> MEAN_BITS, numbers & PHASES - 1
-    fine, whole = tails()
-    distances = whole[scale, : REACH - 1]
-    above = distances * fine[scale, PHASES - phase][:, None] >> ONE_BITS
-    under = whole[scale, :REACH] * fine[scale, phase][:, None] >> ONE_BITS
-    found = np.empty((len(numbers), PLACES + 1), np.int64)
-    found[:, 1 : REACH + 1] = under[:, ::-1]  # of 2**32, half a step below places
-    found[:, REACH + 1 : -1] = (2 << ONE_BITS) - above
-    found *= SHARED
-    found >>= ONE_BITS + 1
-    found += FLOOR * np.arange(PLACES + 1)
-    found[:, 0], found[:, -1] = 0, 1 << TOTAL_BITS
-    return found
-
-
-def edge(numbers: Array, places: Array) -> Array:
-    """int64 [count]: one of the `edges` of each number, the sum before its place, 0 to PLACES."""
     scale, phase = numbers >> MEAN_BITS, numbers & PHASES - 1
     fine, whole = tails()
     above = places > REACH
