@@ -62,6 +62,7 @@ UNSAFE = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpic
 LAZY = {  # keep --help and a look at a file quick
     *(("__main__", f"imgmlp.{name}") for name in ["cli", "errors", "facts", "terminal", "text"]),
     ("__main__", "pathlib"),
+    ("__main__", "gc"),
     ("imgmlp", "importlib"),
     *(("cli.commands", f"imgmlp.bench.{name}") for name in ("report", "kernels_report")),
     *(
