@@ -555,8 +555,7 @@ def test_a_time_limit_leaves_time_for_rounding_networks(
     assert found.limit is not None
     hardened = min(round(lengths.HARDENING * state.steps), lengths.MOST_HARDENING) * 1e-3
     both = state.steps * 1e-3 + hardened
-    single = lengths.SINGLE
-    rounding = single / (1 - single) * both + hardened + min(search, 0.2 * both)
+    rounding = lengths.SINGLE / (1 - lengths.SINGLE) * both + hardened + min(search, 0.2 * both)
     assert found.limit - until == pytest.approx(rounding)
     assert 100 + state.steps * 1e-3 == pytest.approx(until, abs=0.1)
 

@@ -380,6 +380,7 @@ def _goes_without(wanted: Goal, steps: int, pixels: int) -> bool:
 
 
 def _may_go_without(wanted: Goal, pixels: int) -> bool:
+    """Whether that would take longer than a few steps in which they harden."""
     return wanted.kind == "lambda" and pixels <= JUDGED
 
 
