@@ -110,6 +110,7 @@ class _Encoder:
         while not self.lengths.known_enough():
             trainer = self._start(self.lengths.short)
             self._run(trainer)
+            self.lengths.note_pace(trainer)
             weights, steps = trainer.step.shape.parameters, trainer.state.steps
             self.lengths.learn([float(weights), float(steps), trainer.quality])
 
@@ -139,7 +140,7 @@ class _Encoder:
     def _suited(self, trainer: MlpTrainer) -> tuple[MlpTrainer, Ended]:
         """What goes on with a first attempt for a quality, and how its first steps ended.
 
-        Itself, or the trainer of a smaller network that had better take its place.
+        Itself, or the trainer of another network that had better take its place.
         """
         state, glance = trainer.state, math.ceil(GLANCE * trainer.state.steps)
         first = self._aims() and self.sizes.glances and not self.sizes.attempts
@@ -149,7 +150,7 @@ class _Encoder:
         ended = self._run(trainer)
         seen = ended == "done" and trainer.paused
         trainer.pause = None
-        if not seen or not self.lengths.shrinks(trainer.step.shape, state, trainer.quality):
+        if not seen or not self.lengths.exchanges(trainer.step.shape, state, trainer.quality):
             return trainer, ended
         self.lengths.share_out()
         return self._start(self.lengths.beginning), ended

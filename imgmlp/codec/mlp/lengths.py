@@ -37,7 +37,7 @@ HASTY = 5_000  # steps of a run, where only its time is known; it should not hav
 BARELY = 2_000  # the same where a smaller network would miss its quality
 LEAST_BRIEF = 1_000  # steps of a short run in a limited time: fewer say little
 # Of the time for an attempt's steps, those before it is seen how far from a quality it ends.
-FIRST: dict[Kind, float] = {"bytes": 1.0, "lambda": 1.0, "psnr": 0.88}
+FIRST: dict[Kind, float] = {"bytes": 1.0, "lambda": 1.0, "psnr": 0.9}
 HURRY = 20.0  # seconds of a limit, from which on there is time to compile for short runs
 MOST_SHORT = 0.5  # of a limit, after which no other short run begins
 FEWER = 0.6  # of the steps that an attempt should have, at least, for which it is begun
@@ -226,13 +226,13 @@ class Lengths:
         check = DECODED * pace * self.samples / BATCH
         return self._checks(check) * check + min(TRIED * check, LONG)
 
-    def shrinks(self, shape: Shape, state: MlpTrainerState, reached: float) -> bool:
-        """Whether to go on with a smaller network, by what a run has `reached` at its GLANCE."""
+    def exchanges(self, shape: Shape, state: MlpTrainerState, reached: float) -> bool:
+        """Whether to go on with another network, by what a run has `reached` at its GLANCE."""
         found = rate_model.expected(reached, shape.parameters, state.steps)
-        weights = self.sizes.smaller(shape.parameters, found)
+        weights = self.sizes.better_suited(shape.parameters, found)
         if weights is None or self._compiling(self.sizes.shape_of(weights)) > 0:
             return False
-        self.sizes.weights, self.sizes.shrunk = weights, True
+        self.sizes.weights, self.sizes.exchanged = weights, True
         self.run.say(f"{found:.1f} dB are to be expected: taking {self.sizes.shape()}")
         return True
 
@@ -294,6 +294,11 @@ class Lengths:
             self.paces[shape, wider] = seconds_a_step(trial.step.program, most)
             self.compiled.note(step_program(shape, wider, self.device))
         return self.paces[shape, wider]
+
+    def note_pace(self, trainer: MlpTrainer) -> None:
+        """How long steps of a run took, which is known better than by a trial."""
+        if trainer.pace is not None:
+            self.paces[trainer.step.shape, trainer.state.wider] = trainer.pace
 
     def _likely_pace(self, shape: Shape) -> float:
         """Seconds that a step would take, by the largest network that was tried, if any was."""

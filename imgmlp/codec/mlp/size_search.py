@@ -29,13 +29,12 @@ LARGER = 1.03  # times the weights, at least, where too few missed a quality
 NEARBY = 0.5  # dB from the target, where a network may be brought to it with other bits
 ALIKE = 0.2  # doublings of the bits between attempts that say which of two networks is better
 LESS = 0.97  # times the bits, of a network tried with fewer
-# Pixels of pictures, at most, whose first network for a quality in a limited time is rather too
-# large, as a smaller one soon takes its place; dB that it has to spare; dB beyond the quality from
-# which on fewer bits are worse than fewer weights; that these should leave; and that half of them
-# cost.
-GLANCED, ROOM, TOO_MANY, STILL, BY_FEWER = 2**14, 1.4, 1.2, 0.6, 4.5
-# dB to spare instead, where the last short run was of a network as near to it, in doublings.
-NEAR_SPARE, NEAR = 0.4, 0.75
+# Pixels of pictures, at most, of which another network may soon take the first one's place in a
+# limited time for a quality; dB that the first has to spare; dB beyond the quality, and missing,
+# from which on other bits are worse than other weights; that these should leave; and that half as
+# many cost, and twice as many bring.
+GLANCED, ROOM, TOO_MANY, TOO_FEW, STILL = 2**14, 0.5, 1.0, 0.7, 0.4
+BY_FEWER, BY_MORE = 4.5, 3.0
 COARSEST = 3.0  # bits of a weight, where a network that is too large must do
 
 
@@ -58,9 +57,9 @@ class SizeSearch:
     pilots: list[list[float]] = field(default_factory=list)  # weights, steps, dB of short runs
     attempts: list[list[float]] = field(default_factory=list)  # weights as paid for, dB, size
     rivals: int = 0  # attempts with networks beside the one that was found
-    shrunk: bool = False  # whether a smaller one took the place of the first
+    exchanged: bool = False  # whether another one took the place of the first
 
-    KEPT: ClassVar = ("most", "weights", "size", "pilots", "attempts", "rivals", "shrunk")
+    KEPT: ClassVar = ("most", "weights", "size", "pilots", "attempts", "rivals", "exchanged")
 
     def values(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
@@ -99,24 +98,21 @@ class SizeSearch:
         last, spare = Seen(*self.pilots[-1]), ROOM if self.glances else rate_model.TO_SPARE
         given = self.wanted, self.samples, within, steps, last
         self.weights = rate_model.best_weights(*given, spare)
-        if self.glances and len(self.pilots) == BRIEF_PILOTS:
-            found = rate_model.best_weights(*given, NEAR_SPARE)
-            if abs(math.log2(found / last.weights)) < NEAR:
-                self.weights = found
 
     @property
     def glances(self) -> bool:
-        """Whether it is seen early in a limited run that a smaller network would do."""
+        """Whether it is seen early in a limited run that another network would do better."""
         small = self.wanted.kind == "psnr" and self.samples <= GLANCED
-        return small and self.size is None and not self.shrunk
+        return small and self.size is None and not self.exchanged
 
-    def smaller(self, weights: float, expected: float) -> float | None:
-        """The weights of a smaller network that should be taken for a quality in the time that is
-        left, if one of so many will end with dB that are far above it."""
+    def better_suited(self, weights: float, expected: float) -> float | None:
+        """The weights of another network that should be taken for a quality in the time that is
+        left, if one of so many will end with dB that are far from it."""
         beyond = expected - self.wanted.value
-        if not beyond > TOO_MANY:
+        if not (beyond > TOO_MANY or beyond < -TOO_FEW):
             return None
-        found = max(weights * 2 ** ((STILL - beyond) / BY_FEWER), self.shape_of(1.0).parameters)
+        found = weights * 2 ** ((STILL - beyond) / (BY_FEWER if beyond > 0 else BY_MORE))
+        found = min(max(found, self.shape_of(1.0).parameters), self.most)
         return found if self.shape_of(found) != self.shape() else None
 
     def resize(self, steps: Callable[[float], float]) -> None:

@@ -25,6 +25,7 @@ from imgmlp.codec.mlp.training_phases import (
     SPARE,
     MlpTrainer,
     MlpTrainerState,
+    bits_for,
     still_to_come,
 )
 from imgmlp.codec.training.checkpoint import Checkpoint, Snapshot
@@ -99,8 +100,9 @@ def test_a_long_run_is_noisy_for_some_steps_only() -> None:
         assert trainer.state.phase == 1
 
 
-def bits_for(goal: float) -> float:
-    """That a run pays for which has 18 dB after half of its free steps, and 20 after all."""
+def paid_for(goal: float) -> float:
+    """By how many times its bits a run with 18 dB after half of its free steps, and 20 after all,
+    pays for more or fewer."""
     trainer = make(goal=goal)
     for done, reached in ((27, 18.0), (54, 20.0)):
         trainer._advance(done, reached)
@@ -110,10 +112,10 @@ def bits_for(goal: float) -> float:
 def test_bits_follow_from_the_quality_that_a_run_is_expected_to_end_with() -> None:
     weights = make().step.shape.parameters
     found = 20.0 + still_to_come(2.0, 1 - 54 / STEPS, weights)
-    assert bits_for(found - SPARE) == pytest.approx(1.0)
-    assert FEWER < bits_for(found - SPARE - 0.5) < 1.0
-    assert bits_for(10.0) == pytest.approx(FEWER)
-    assert bits_for(50.0) == pytest.approx(MORE)
+    assert paid_for(found - SPARE) == pytest.approx(1.0)
+    assert FEWER < paid_for(found - SPARE - 0.5) < 1.0
+    assert paid_for(10.0) == pytest.approx(FEWER)
+    assert paid_for(50.0) == pytest.approx(MORE)
 
 
 @pytest.mark.parametrize(
@@ -124,6 +126,9 @@ def test_bits_follow_from_the_quality_that_a_run_is_expected_to_end_with() -> No
         (5_643, 16_665, 32.33, 34.87, 35.49),
         (12_675, 5_728, 30.84, 34.42, 38.38),
         (25_923, 10_520, 29.54, 31.65, 34.50),
+        (2_563, 60_000, 33.65, 35.69, 34.75),
+        (4_931, 36_000, 40.55, 42.42, 42.04),
+        (4_931, 60_000, 33.43, 36.41, 35.29),
     ],
 )
 def test_what_is_still_to_come_was_seen_in_runs(
@@ -131,7 +136,22 @@ def test_what_is_still_to_come_was_seen_in_runs(
 ) -> None:
     free = max(FREE, NOISY - NOISE / steps)
     come = still_to_come(reached - half, 1 - free, weights)
-    assert reached + come == pytest.approx(end, abs=0.88)  # two standard deviations
+    assert reached + come == pytest.approx(end, abs=0.88)  # some two standard deviations
+
+
+@pytest.mark.parametrize(
+    ("steps", "lost"), [(12_000, 0.95), (12_000, 1.12), (30_000, 1.27), (30_000, 1.36)]
+)
+def test_bits_are_worth_what_networks_lost_that_had_fewer(steps: int, lost: float) -> None:
+    """0.85 times as many, 4,931 weights, two photographs."""
+    assert bits_for(-lost, steps) == pytest.approx(0.85, abs=0.05)
+
+
+def test_the_longer_a_run_the_more_dB_are_lost_with_bits() -> None:
+    factors = [bits_for(-1.0, steps) for steps in (100, 6_000, 20_000, 60_000, 10**7)]
+    assert factors == sorted(factors)
+    assert 0.7 < factors[0] < factors[1] < factors[-2] < factors[-1] < 0.9
+    assert bits_for(0.0, 6_000) == 1.0 < bits_for(0.5, 6_000) < bits_for(1.0, 6_000)
 
 
 def test_once_more_a_run_ends_rounded_with_other_bits() -> None:
@@ -254,6 +274,19 @@ def test_a_run_does_not_grow_beyond_its_most_steps(monkeypatch: pytest.MonkeyPat
         trainer.done = 10
         trainer._shorten(most)
         assert trainer.state.steps == steps
+
+
+def test_what_a_slow_moment_took_a_run_may_have_again_while_weights_are_free() -> None:
+    for most, early, later in ((1000, 1000, STEPS), (0, 0, 0)):
+        step = LearningStep(small_pixels(), Shape(3, 2, 6, 3), 0, open_device("numpy"))
+        trainer = MlpTrainer(step, MlpTrainerState(STEPS, 1e-3), BUDGET, 100.0, most)
+        trainer.state.steps = STEPS // 2
+        trainer.done = 10
+        assert trainer._may_have() == early
+        trainer.done = STEPS // 5
+        assert trainer._may_have() == later
+        trainer.state.phase = 1
+        assert trainer._may_have() == 0
 
 
 @pytest.mark.parametrize(("seconds", "steps"), [(4.0, 1200), (8.0, 125)])
