@@ -296,8 +296,8 @@ class Lengths:
         return self.paces[shape, wider]
 
     def note_pace(self, trainer: MlpTrainer) -> None:
-        """How long steps of a run took, which is known better than by a trial."""
-        if trainer.pace is not None:
+        """How long steps of a run in a limited time took, which tells more than a trial."""
+        if self.limit is not None and trainer.pace is not None:
             self.paces[trainer.step.shape, trainer.state.wider] = trainer.pace
 
     def _likely_pace(self, shape: Shape) -> float:

@@ -153,11 +153,10 @@ def best_weights(
     within: tuple[float, float],
     steps: Callable[[float], float],
     seen: Seen,
-    spare: float = TO_SPARE,
 ) -> float:
     """How many weights are best for a target, if `steps` tells for how long they can be trained.
 
-    The fewest that have its dB and some to `spare`, or else those with the most; or those of the
+    The fewest that have its dB and some to spare, or else those with the most; or those of the
     least squared error + price * bits a pixel. None that could only be trained for a few steps,
     unless all are.
     """
@@ -167,7 +166,7 @@ def best_weights(
     sizes = [size for size in sizes if steps(size) >= FEW_STEPS] or sizes[:1]
     gives = {size: predicted(size, steps(size), samples, seen) for size in sizes}
     if wanted.kind == "psnr":
-        enough = (size for size in sizes if gives[size] >= wanted.value + spare)
+        enough = (size for size in sizes if gives[size] >= wanted.value + TO_SPARE)
         return next(enough, max(sizes, key=lambda size: gives[size]))
 
     def cost(size: float) -> float:

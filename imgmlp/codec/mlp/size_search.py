@@ -30,10 +30,9 @@ NEARBY = 0.5  # dB from the target, where a network may be brought to it with ot
 ALIKE = 0.2  # doublings of the bits between attempts that say which of two networks is better
 LESS = 0.97  # times the bits, of a network tried with fewer
 # Pixels of pictures, at most, of which another network may soon take the first one's place in a
-# limited time for a quality; dB that the first has to spare; dB beyond the quality, and missing,
-# from which on other bits are worse than other weights; that these should leave; and that half as
-# many cost, and twice as many bring.
-GLANCED, ROOM, TOO_MANY, TOO_FEW, STILL = 2**14, 0.5, 1.0, 0.7, 0.4
+# limited time for a quality; dB beyond the quality, and missing, from which on other bits are worse
+# than other weights; that these should leave; and that half as many cost, and twice as many bring.
+GLANCED, TOO_MANY, TOO_FEW, STILL = 2**14, 1.0, 0.3, 0.5
 BY_FEWER, BY_MORE = 4.5, 3.0
 COARSEST = 3.0  # bits of a weight, where a network that is too large must do
 
@@ -95,9 +94,8 @@ class SizeSearch:
     def foresee(self, steps: Callable[[float], float]) -> None:
         """Have the weights that are best in a limited time, of which `steps` tells the runs."""
         within = float(self.shape_of(1.0).parameters), self.most
-        last, spare = Seen(*self.pilots[-1]), ROOM if self.glances else rate_model.TO_SPARE
-        given = self.wanted, self.samples, within, steps, last
-        self.weights = rate_model.best_weights(*given, spare)
+        last = Seen(*self.pilots[-1])
+        self.weights = rate_model.best_weights(self.wanted, self.samples, within, steps, last)
 
     @property
     def glances(self) -> bool:

@@ -38,7 +38,7 @@ _BY_WEIGHTS, _SOME_WEIGHTS, _FEWEST, _MOST = 0.49, 4_000.0, 871, 51_000
 SPARE = 0.2  # dB by which such a guess may be too high
 # dB that twice the bits bring, and that half of them take from a network, which is more the longer
 # it was trained: 96 of these runs, at 0.8 and 1 or 1.1 times the bits.
-BY_MORE_BITS, BY_FEWER_BITS, _BY_STEPS, _SOME_STEPS = 4.0, 2.8, 0.87, 6_000
+BY_MORE_BITS, BY_FEWER_BITS, _BY_STEPS, _SOME_STEPS = 2.8, 2.8, 0.87, 6_000
 _LEAST_BY_BITS, _MOST_BY_BITS = 2.5, 6.0
 # Times the bits that a network gets to meet a quality, before noise begins and at its end, where it
 # hardly learns any more.

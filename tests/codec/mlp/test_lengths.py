@@ -195,16 +195,18 @@ def passes(
 
 
 @pytest.mark.parametrize(
-    ("done", "quality", "compiling", "taken"),
+    ("done", "quality", "compiling", "larger"),
     [
-        (0, 24.0, 0.0, True),
-        (0, 19.5, 0.0, False),
-        (0, 24.0, 3.0, False),
-        (1200, 24.0, 0.0, False),
+        (0, 24.0, 0.0, -1),
+        (0, 17.0, 0.0, 1),
+        (0, 20.2, 0.0, 0),
+        (0, 24.0, 3.0, 0),
+        (0, 17.0, 3.0, 0),
+        (1200, 24.0, 0.0, 0),
     ],
 )
-def test_a_limited_run_that_begins_too_well_goes_on_with_a_smaller_network(
-    done: int, quality: float, compiling: float, taken: bool, monkeypatch: pytest.MonkeyPatch
+def test_a_limited_run_that_begins_too_well_or_badly_goes_on_with_another_network(
+    done: int, quality: float, compiling: float, larger: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Early in it, and with one that is compiled already."""
     monkeypatch.setattr(Lengths, "_compiling", lambda *_: compiling)
@@ -230,12 +232,12 @@ def test_a_limited_run_that_begins_too_well_goes_on_with_a_smaller_network(
     other: Any = object()
     monkeypatch.setattr(encoder, "_start", lambda _: other)
     monkeypatch.setattr(Lengths, "share_out", lambda _: None)
-    assert encoder._suited(trainer) == (other if taken else trainer, "done")
+    assert encoder._suited(trainer) == (other if larger else trainer, "done")
     assert pauses == ([] if done else [1200])
     assert trainer.pause is None
-    assert (encoder.sizes.shape().parameters < shape.parameters) is taken
+    assert np.sign(encoder.sizes.shape().parameters - shape.parameters) == larger
     seen = len(pauses)
-    if not taken:
+    if not larger:
         encoder.sizes.attempts = [[871.0, 24.0, 871.0]]
     assert encoder._suited(trainer) == (trainer, "done")  # once, and before any attempt
     assert len(pauses) == seen

@@ -49,7 +49,7 @@ def test_what_missed_the_quality_is_followed_by_more_weights() -> None:
 def test_a_network_that_begins_too_well_or_too_badly_makes_room_for_another_one() -> None:
     found = search(Goal("psnr", 30.0))
     size = found.shape().parameters
-    for expected in (29.4, 30.9, math.nan):  # other bits will do, or nobody knows
+    for expected in (29.8, 30.9, math.nan):  # other bits will do, or nobody knows
         assert found.better_suited(size, expected) is None
     less, more = (found.better_suited(size, expected) for expected in (32.0, 28.5))
     assert less is not None
@@ -65,18 +65,14 @@ def test_a_network_that_begins_too_well_or_too_badly_makes_room_for_another_one(
     assert found.better_suited(least, 90.0) is None
 
 
-def test_where_another_one_may_follow_the_first_has_less_to_spare() -> None:
-    small, large = (SizeSearch(Goal("psnr", 30.0), n, 3, 50_000.0, 5000.0) for n in (2**14, 2**20))
-    for one in (small, large):
-        one.pilots = [[4267.0, 1000.0, 27.0]]
-        one.foresee(steps)
+def test_only_a_limited_run_for_dB_of_a_small_picture_may_exchange_its_network() -> None:
+    goal = Goal("psnr", 30.0)
+    small, large = (SizeSearch(goal, n, 3, 50_000.0, 5000.0) for n in (2**14, 2**14 + 1))
     assert small.glances
     assert not large.glances
     assert not search(Goal("bytes", 3000)).glances
-    assert not SizeSearch(Goal("psnr", 30.0), 2**14, 3, 50_000.0, 3000.0, size=4267.0).glances
-    within = float(small.shape_of(1.0).parameters), small.most
-    given = small.wanted, small.samples, within, steps, rate_model.Seen(4267, 1000, 27.0)
-    assert rate_model.best_weights(*given, 0.0) < small.weights < rate_model.best_weights(*given)
+    assert not SizeSearch(goal, 2**14, 3, 50_000.0, 3000.0, size=4267.0).glances
+    assert not SizeSearch(goal, 2**14, 3, 50_000.0, 3000.0, exchanged=True).glances
 
 
 def test_nothing_is_tried_that_would_be_the_same() -> None:
