@@ -21,6 +21,7 @@ from imgmlp.text import quoted
 SCANS = 64  # of a JPEG; an encoder writes some ten
 CHUNKS = 4096  # of a PNG that may be of any length; of more each has SHORTEST bytes on average
 SHORTEST = 128
+LAST = 64  # bytes that a PNG's last chunk of pixels may lack before it is not decoded any more
 JPEG_END = b"\xff\xd9"
 # Bits of a JPEG's block, by the marker of how it is coded: two codes, or one in the first scan of a
 # progressive one. An arithmetic coder needs next to nothing.
@@ -88,8 +89,8 @@ def _same(first: Image.Image, second: Image.Image) -> bool:
 
 
 def check_png(stream: BinaryIO, path: Path) -> None:
-    """Refuse, as a PictureError, a PNG of countless chunks, an iPhone's, and one whose pixels do
-    not have their checksum, of which Pillow decodes others."""
+    """Refuse, as a PictureError, a PNG of countless chunks, an iPhone's, one that ends within its
+    pixels, and one whose pixels do not have their checksum, of which Pillow decodes others."""
     stream.seek(0)
     if not is_png(stream.read(len(PNG_START))):
         return
@@ -101,14 +102,19 @@ def check_png(stream: BinaryIO, path: Path) -> None:
         if count > CHUNKS and chunk.then < SHORTEST * count:
             hint = f"write it anew, for example with `magick {quoted(path)} converted.png`"
             raise PictureError(f"{path} has more than {count - 1:,} tiny chunks", hint=hint)
-        if chunk.kind in (b"IDAT", b"fdAT") and not _is_sound(stream, chunk):
-            raise PictureError(f"{path} is damaged: a checksum is wrong", hint="get the file again")
+        if chunk.kind in (b"IDAT", b"fdAT") and (fault := _fault(stream, chunk)):
+            raise PictureError(f"{path} is {fault}", hint="get the file again")
 
 
-def _is_sound(stream: BinaryIO, chunk: Chunk) -> bool:
-    """Whether a chunk, at whose bytes the stream is, has its checksum; also one that is cut off."""
+def _fault(stream: BinaryIO, chunk: Chunk) -> str:
+    """What is wrong with a chunk of pixels, at whose bytes the stream is; nothing if it lacks its
+    last bytes only, which may tell of no pixel."""
     found, left = zlib.crc32(chunk.kind), chunk.size
     while left and (data := stream.read(min(left, _BAND))):
         found, left = zlib.crc32(data, found), left - len(data)
     told = stream.read(4)
-    return len(told) < 4 or int.from_bytes(told) == found
+    if left > LAST:
+        return f"truncated: {left:,} bytes of its pixels are missing"
+    return (
+        "damaged: a checksum is wrong" if len(told) == 4 and int.from_bytes(told) != found else ""
+    )

@@ -19,6 +19,7 @@ from PIL import Image, ImageFile, TiffImagePlugin, features
 
 from imgmlp import image as pictures
 from imgmlp.errors import PictureError, UsageError
+from imgmlp.image_claims import LAST
 from imgmlp.image_depth import ROUNDED, UPPER_BITS, depth
 
 RGB, GRAY = small_pixels(), small_pixels(1)
@@ -622,6 +623,22 @@ def test_a_jpeg_that_lacks_only_its_end_is_read(tmp_path: Path, progressive: boo
     for count in (5, 20, 200):
         path.write_bytes(data[:-count])
         assert "truncated" in str(refusal(path))
+
+
+def test_a_png_that_ends_within_its_pixels_is_refused_before_they_are_decoded(
+    tmp_path: Path,
+) -> None:
+    noise = np.random.default_rng(3).integers(0, 256, (300, 200, 3), np.uint8)
+    path = save(Image.fromarray(noise), tmp_path / "a.png")
+    data = path.read_bytes()
+    for count in (12, 16):  # its end, and the checksum of its pixels
+        path.write_bytes(data[:-count])
+        np.testing.assert_array_equal(pictures.load(path).pixels, noise)
+    for count in (16 + LAST + 1, len(data) // 2):
+        path.write_bytes(data[:-count])
+        assert "bytes of its pixels are missing" in str(refusal(path))
+    path.write_bytes(data[: -16 - LAST])  # which only decoding tells
+    assert "truncated" in str(refusal(path))
 
 
 def test_a_pipe_is_read_as_a_file_is(tmp_path: Path) -> None:

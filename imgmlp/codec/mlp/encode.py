@@ -44,6 +44,7 @@ NEAR = 1.05  # times the bytes that the quality seems to need, which a file may 
 BEYOND = 0.2  # dB beyond its target of a network that needs no other attempt
 CLOSE = 0.05  # the same of small networks, which are soon trained again
 PASSES, PASS = 4, 0.05  # at the end of a limited time, and the share of a run's steps of one
+MISSED = 0.7  # of the share of a run that tells how it ends, or more, and that inverse, or less
 LITTLE, HELPS = 1.5, 0.1  # dB that such passes may change, and that one must bring for another
 
 
@@ -148,9 +149,11 @@ class _Encoder:
             return trainer, "done"
         trainer.pause = glance
         ended = self._run(trainer)
-        seen = ended == "done" and trainer.paused
+        steps = trainer.state.steps  # which may be others by now
+        tells = MISSED < glance / (GLANCE * steps) < 1 / MISSED
+        seen = ended == "done" and trainer.paused and tells
         trainer.pause = None
-        if not seen or not self.lengths.exchanges(trainer.step.shape, state, trainer.quality):
+        if not seen or not self.lengths.exchanges(trainer.step.shape, steps, trainer.quality):
             return trainer, ended
         self.lengths.share_out()
         return self._start(self.lengths.beginning), ended

@@ -226,11 +226,19 @@ class Lengths:
         check = DECODED * pace * self.samples / BATCH
         return self._checks(check) * check + min(TRIED * check, LONG)
 
-    def exchanges(self, shape: Shape, state: MlpTrainerState, reached: float) -> bool:
-        """Whether to go on with another network, by what a run has `reached` at its GLANCE."""
-        found = rate_model.expected(reached, shape.parameters, state.steps)
+    def exchanges(self, shape: Shape, steps: int, reached: float) -> bool:
+        """Whether to go on with another network, by what a run has `reached` at its GLANCE.
+
+        With a larger one only where so large ones were seen, and there is time for enough steps.
+        """
+        found = rate_model.expected(reached, shape.parameters, steps)
         weights = self.sizes.better_suited(shape.parameters, found)
         if weights is None or self._compiling(self.sizes.shape_of(weights)) > 0:
+            return False
+        if weights > shape.parameters and (
+            shape.parameters > rate_model.GLANCED_WEIGHTS
+            or self.fitting(weights) < rate_model.GLANCED_STEPS
+        ):
             return False
         self.sizes.weights, self.sizes.exchanged = weights, True
         self.run.say(f"{found:.1f} dB are to be expected: taking {self.sizes.shape()}")
@@ -296,8 +304,9 @@ class Lengths:
         return self.paces[shape, wider]
 
     def note_pace(self, trainer: MlpTrainer) -> None:
-        """How long steps of a run in a limited time took, which tells more than a trial."""
-        if self.limit is not None and trainer.pace is not None:
+        """How long steps of a run in a limited time took, which tells more than a trial; none of
+        them twice."""
+        if self.limit is not None and trainer.pace is not None and not trainer.state.retries:
             self.paces[trainer.step.shape, trainer.state.wider] = trainer.pace
 
     def _likely_pace(self, shape: Shape) -> float:

@@ -39,12 +39,13 @@ _SPARSE, _DENSE = -8.7, 1.2  # doublings of weights a pixel in these runs, beyon
 # run of 1,000 was 0.5 dB too much for each doubling of steps from these on, of which half is taken
 # off, as more bits make up for some of it.
 _LONG, _TOO_MUCH = 8_000, 0.25
-# dB that a network should have beyond a quality: fewer bits take these away, more bring little.
+# dB that a network should have beyond a quality: fewer bits take these away, more cannot bring as
+# much.
 TO_SPARE = 1.0
 # Of 18 runs of 10 seconds on six photographs, 128x128 pixels of each: how many dB more than after
 # this share of its steps a run ends with, by doublings of weights and of steps; within 0.5 dB
 # (standard deviation). Shorter runs and larger networks were not among them.
-GLANCE, GLANCED_STEPS, _GLANCED_WEIGHTS = 0.2, 5_000, 6_000.0
+GLANCE, GLANCED_STEPS, GLANCED_WEIGHTS = 0.2, 5_000, 6_000.0
 _STILL, _STILL_BY_WEIGHTS, _STILL_BY_STEPS = -7.0, 1.37, -0.43
 FEW_STEPS = 2_000  # with fewer than these larger networks are no better
 _FINENESS = 8  # sizes that are compared for each doubling
@@ -143,7 +144,7 @@ def predicted(weights: float, steps: float, samples: int, seen: Seen) -> float:
 
 def expected(reached: float, weights: float, steps: float) -> float:
     """dB that a run of so many steps ends with which has `reached` some at its GLANCE."""
-    size, length = math.log2(min(weights, _GLANCED_WEIGHTS)), math.log2(max(steps, GLANCED_STEPS))
+    size, length = math.log2(min(weights, GLANCED_WEIGHTS)), math.log2(max(steps, GLANCED_STEPS))
     return reached + max(_STILL + _STILL_BY_WEIGHTS * size + _STILL_BY_STEPS * length, 0.0)
 
 

@@ -30,10 +30,12 @@ NEARBY = 0.5  # dB from the target, where a network may be brought to it with ot
 ALIKE = 0.2  # doublings of the bits between attempts that say which of two networks is better
 LESS = 0.97  # times the bits, of a network tried with fewer
 # Pixels of pictures, at most, of which another network may soon take the first one's place in a
-# limited time for a quality; dB beyond the quality, and missing, from which on other bits are worse
-# than other weights; that these should leave; and that half as many cost, and twice as many bring.
-GLANCED, TOO_MANY, TOO_FEW, STILL = 2**14, 1.0, 0.3, 0.5
-BY_FEWER, BY_MORE = 4.5, 3.0
+# limited time for a quality.
+GLANCED = 2**14
+# dB beyond a quality, and missing, from which on other bits are worse than other weights and the
+# steps that these lose; and that the other network should have beyond it.
+TOO_MANY, TOO_FEW, LEFT_OVER = 1.4, 0.5, 0.5
+BY_FEWER, BY_MORE = 4.5, 3.0  # dB that half as many weights cost, and twice as many bring
 COARSEST = 3.0  # bits of a weight, where a network that is too large must do
 
 
@@ -109,7 +111,7 @@ class SizeSearch:
         beyond = expected - self.wanted.value
         if not (beyond > TOO_MANY or beyond < -TOO_FEW):
             return None
-        found = weights * 2 ** ((STILL - beyond) / (BY_FEWER if beyond > 0 else BY_MORE))
+        found = weights * 2 ** ((LEFT_OVER - beyond) / (BY_FEWER if beyond > 0 else BY_MORE))
         found = min(max(found, self.shape_of(1.0).parameters), self.most)
         return found if self.shape_of(found) != self.shape() else None
 

@@ -32,7 +32,7 @@ from imgmlp.codec.mlp.lengths import (
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.rounding_search import FINE, TRIED, Rounding, even
 from imgmlp.codec.mlp.size_search import COARSEST
-from imgmlp.codec.mlp.training_phases import MlpTrainer
+from imgmlp.codec.mlp.training_phases import MlpTrainer, MlpTrainerState
 from imgmlp.codec.training import target as goals
 from imgmlp.codec.training.checkpoint import Checkpoint
 from imgmlp.codec.training.compile_times import CompileTimes
@@ -195,21 +195,29 @@ def passes(
 
 
 @pytest.mark.parametrize(
-    ("done", "quality", "compiling", "larger"),
+    ("done", "quality", "compiling", "grown", "larger"),
     [
-        (0, 24.0, 0.0, -1),
-        (0, 17.0, 0.0, 1),
-        (0, 20.2, 0.0, 0),
-        (0, 24.0, 3.0, 0),
-        (0, 17.0, 3.0, 0),
-        (1200, 24.0, 0.0, 0),
+        (0, 24.0, 0.0, 6000, -1),
+        (0, 17.0, 0.0, 6000, 1),
+        (0, 20.2, 0.0, 6000, 0),
+        (0, 24.0, 3.0, 6000, 0),
+        (0, 17.0, 3.0, 6000, 0),
+        (0, 24.0, 0.0, 12_000, 0),
+        (0, 17.0, 0.0, 3_000, 0),
+        (1200, 24.0, 0.0, 6000, 0),
     ],
 )
 def test_a_limited_run_that_begins_too_well_or_badly_goes_on_with_another_network(
-    done: int, quality: float, compiling: float, larger: int, monkeypatch: pytest.MonkeyPatch
+    done: int,
+    quality: float,
+    compiling: float,
+    grown: int,
+    larger: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Early in it, and with one that is compiled already."""
+    """Early in it, if that is known by then, and with one that is compiled already."""
     monkeypatch.setattr(Lengths, "_compiling", lambda *_: compiling)
+    monkeypatch.setattr(Lengths, "fitting", lambda *_: 8000.0)
     arguments = Picture(small_pixels()), Goal("psnr", 21), Workload(100, seconds=30)
     encoder = _Encoder(*arguments, open_device("numpy"), Run())
     encoder.lengths.searched = True
@@ -218,6 +226,7 @@ def test_a_limited_run_that_begins_too_well_or_badly_goes_on_with_another_networ
 
     def run(trainer: Any) -> str:
         pauses.append(trainer.pause)
+        trainer.state.steps = grown
         return "done"
 
     monkeypatch.setattr(encoder, "_run", run)
@@ -241,6 +250,42 @@ def test_a_limited_run_that_begins_too_well_or_badly_goes_on_with_another_networ
         encoder.sizes.attempts = [[871.0, 24.0, 871.0]]
     assert encoder._suited(trainer) == (trainer, "done")  # once, and before any attempt
     assert len(pauses) == seen
+
+
+@pytest.mark.parametrize(
+    ("weights", "fitting", "taken"),
+    [(4931.0, 8000.0, True), (4931.0, 4000.0, False), (7179.0, 8000.0, False)],
+)
+def test_a_larger_network_needs_time_for_its_steps_and_runs_that_it_was_seen_in(
+    weights: float, fitting: float, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Lengths, "_compiling", lambda *_: 0.0)
+    monkeypatch.setattr(Lengths, "fitting", lambda *_: fitting)
+    arguments = Picture(small_pixels()), Goal("psnr", 40), Workload(100, seconds=30)
+    lengths = _Encoder(*arguments, open_device("numpy"), Run()).lengths
+    lengths.sizes.weights, lengths.sizes.most = weights, 50_000.0
+    shape = lengths.sizes.shape()
+    assert lengths.exchanges(shape, 20_000, 34.0) is taken
+    assert (lengths.sizes.weights > weights) is taken
+    lengths.sizes.weights = weights
+    assert lengths.exchanges(shape, 20_000, 40.0)  # a smaller one in any case
+    assert lengths.sizes.weights < weights
+
+
+@pytest.mark.parametrize(
+    ("seconds", "pace", "retries", "noted"),
+    [(30, 2e-3, 0, True), (None, 2e-3, 0, False), (30, None, 0, False), (30, 2e-3, 1, False)],
+)
+def test_how_long_steps_take_is_known_from_short_runs(
+    seconds: float | None, pace: float | None, retries: int, noted: bool
+) -> None:
+    arguments = Picture(small_pixels()), Goal("psnr", 40), Workload(100, seconds=seconds)
+    lengths = _Encoder(*arguments, open_device("numpy"), Run()).lengths
+    shape = lengths.sizes.shape()
+    state = MlpTrainerState(100, 1e-3, retries=retries)
+    trainer: Any = SimpleNamespace(step=SimpleNamespace(shape=shape), state=state, pace=pace)
+    lengths.note_pace(trainer)
+    assert lengths.paces == ({(shape, 1): pace} if noted else {})
 
 
 def test_a_run_that_ends_or_diverges_before_it_is_looked_at_keeps_its_network(

@@ -49,7 +49,7 @@ def test_what_missed_the_quality_is_followed_by_more_weights() -> None:
 def test_a_network_that_begins_too_well_or_too_badly_makes_room_for_another_one() -> None:
     found = search(Goal("psnr", 30.0))
     size = found.shape().parameters
-    for expected in (29.8, 30.9, math.nan):  # other bits will do, or nobody knows
+    for expected in (29.6, 31.3, math.nan):  # other bits will do, or nobody knows
         assert found.better_suited(size, expected) is None
     less, more = (found.better_suited(size, expected) for expected in (32.0, 28.5))
     assert less is not None
@@ -65,7 +65,7 @@ def test_a_network_that_begins_too_well_or_too_badly_makes_room_for_another_one(
     assert found.better_suited(least, 90.0) is None
 
 
-def test_only_a_limited_run_for_dB_of_a_small_picture_may_exchange_its_network() -> None:
+def test_a_run_for_dB_of_a_small_picture_may_exchange_its_network_once() -> None:
     goal = Goal("psnr", 30.0)
     small, large = (SizeSearch(goal, n, 3, 50_000.0, 5000.0) for n in (2**14, 2**14 + 1))
     assert small.glances
