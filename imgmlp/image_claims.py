@@ -108,13 +108,13 @@ def check_png(stream: BinaryIO, path: Path) -> None:
 
 def _fault(stream: BinaryIO, chunk: Chunk) -> str:
     """What is wrong with a chunk of pixels, at whose bytes the stream is; nothing if it lacks its
-    last bytes only, which may tell of no pixel."""
+    last bytes only, which may tell of no pixel, or is of a frame behind the first."""
     found, left = zlib.crc32(chunk.kind), chunk.size
     while left and (data := stream.read(min(left, _BAND))):
         found, left = zlib.crc32(data, found), left - len(data)
     told = stream.read(4)
-    if left > LAST:
+    if chunk.kind == b"IDAT" and left > LAST:
         return f"truncated: {left:,} bytes of its pixels are missing"
-    return (
-        "damaged: a checksum is wrong" if len(told) == 4 and int.from_bytes(told) != found else ""
-    )
+    if len(told) == 4 and int.from_bytes(told) != found:
+        return "damaged: a checksum is wrong"
+    return ""

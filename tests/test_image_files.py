@@ -641,6 +641,14 @@ def test_a_png_that_ends_within_its_pixels_is_refused_before_they_are_decoded(
     assert "truncated" in str(refusal(path))
 
 
+def test_of_a_png_that_ends_in_a_later_frame_the_first_is_read(tmp_path: Path) -> None:
+    frames = np.random.default_rng(3).integers(0, 256, (2, 60, 50, 3), np.uint8)
+    first, second = map(Image.fromarray, frames)
+    path = save(first, tmp_path / "a.png", save_all=True, append_images=[second])
+    path.write_bytes(path.read_bytes()[: -16 - LAST - 100])
+    np.testing.assert_array_equal(pictures.load(path).pixels, frames[0])
+
+
 def test_a_pipe_is_read_as_a_file_is(tmp_path: Path) -> None:
     stream = io.BytesIO()
     Image.fromarray(RGB).save(stream, "PNG")

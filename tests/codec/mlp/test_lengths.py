@@ -288,6 +288,23 @@ def test_how_long_steps_take_is_known_from_short_runs(
     assert lengths.paces == ({(shape, 1): pace} if noted else {})
 
 
+def test_a_search_notes_how_long_steps_of_its_short_runs_took(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arguments = Picture(small_pixels()), Goal("psnr", 40), Workload(100, seconds=30)
+    encoder = _Encoder(*arguments, open_device("numpy"), Run())
+    shape, known = encoder.sizes.shape(), iter([False, True])
+    step, state = SimpleNamespace(shape=shape), MlpTrainerState(100, 1e-3)
+    trainer = SimpleNamespace(step=step, state=state, pace=2e-3, quality=30.0)
+    monkeypatch.setattr(Lengths, "known_enough", lambda _: next(known))
+    monkeypatch.setattr(encoder, "_start", lambda _: trainer)
+    monkeypatch.setattr(encoder, "_run", lambda _: "done")
+    before = encoder.sizes.weights
+    encoder.search()
+    assert encoder.lengths.paces[shape, 1] == 2e-3
+    assert encoder.sizes.weights != before  # by what the run says of others
+
+
 def test_a_run_that_ends_or_diverges_before_it_is_looked_at_keeps_its_network(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -283,17 +283,27 @@ def test_a_run_does_not_grow_beyond_its_most_steps(monkeypatch: pytest.MonkeyPat
         assert trainer.state.steps == steps
 
 
-def test_what_a_slow_moment_took_a_run_may_have_again_while_weights_are_free() -> None:
-    for most, early, later in ((1000, 1000, STEPS), (0, 0, 0)):
-        step = LearningStep(small_pixels(), Shape(3, 2, 6, 3), 0, open_device("numpy"))
-        trainer = MlpTrainer(step, MlpTrainerState(STEPS, 1e-3), BUDGET, 100.0, most)
-        trainer.state.steps = STEPS // 2
-        trainer.done = 10
-        assert trainer._may_have() == early
-        trainer.done = STEPS // 5
-        assert trainer._may_have() == later
-        trainer.state.phase = 1
-        assert trainer._may_have() == 0
+@pytest.mark.parametrize(("most", "steps"), [(1000, 99), (0, 82)])
+def test_steps_that_a_slow_moment_took_come_back_while_weights_are_free(
+    most: int, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a run that may grow: two seconds each, then three of twelve, then half a second."""
+    clock = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    replay = MlpTrainer._replay
+
+    def unevenly(trainer: MlpTrainer, run: Run) -> bool:
+        before = trainer.done
+        whole = replay(trainer, run)
+        steps = range(before, trainer.done)
+        clock[0] += sum(2.0 if n < 30 else 12.0 if n < 33 else 0.5 for n in steps)
+        return whole
+
+    monkeypatch.setattr(MlpTrainer, "_replay", unevenly)
+    step = LearningStep(small_pixels(), Shape(3, 2, 6, 3), 0, open_device("numpy"))
+    trainer = MlpTrainer(step, MlpTrainerState(STEPS, 1e-3), BUDGET, 2.0 * STEPS, most=most)
+    assert trainer.run(Run()) == "done"
+    assert trainer.done == pytest.approx(steps, abs=3)
 
 
 @pytest.mark.parametrize(("seconds", "steps"), [(4.0, 1200), (8.0, 125)])
