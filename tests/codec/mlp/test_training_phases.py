@@ -113,7 +113,9 @@ def test_bits_follow_from_the_quality_that_a_run_is_expected_to_end_with() -> No
     weights = make().step.shape.parameters
     found = 20.0 + still_to_come(2.0, 1 - 54 / STEPS, weights)
     assert paid_for(found - SPARE) == pytest.approx(1.0)
-    assert FEWER < paid_for(found - SPARE - 0.5) < 1.0
+    for more in (-0.3, 0.3):
+        assert paid_for(found - SPARE + more) == pytest.approx(bits_for(more, STEPS))
+        assert FEWER < bits_for(more, STEPS) < MORE
     assert paid_for(10.0) == pytest.approx(FEWER)
     assert paid_for(50.0) == pytest.approx(MORE)
 
