@@ -142,6 +142,8 @@ def _decoded(
     """The same picture with its pixels, of which no more are decoded than it says to have."""
     check_size(image, str(path))
     image_coded.check(image, stream, path)
+    if image.format == "JPEG2000":
+        image_claims.check_jpeg2000(stream, path)
     # No picture inside of it, as icons and others have, may be larger than the whole.
     tiff = image.format == "TIFF"
     with _at_most(image.width * image.height), silent_libraries(tiff) as complaint:

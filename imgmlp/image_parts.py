@@ -1,4 +1,4 @@
-"""How JPEG, PNG and WebP files are divided, for those who count or measure the parts.
+"""How JPEG, JPEG 2000, PNG and WebP files are divided, for those who count or measure the parts.
 
 Knows nothing of what the parts mean.
 """
@@ -14,6 +14,10 @@ SCAN, END, APP1, BARE = 0xDA, 0xD9, 0xE1, (0x01, 0xD8)  # markers of a JPEG; tho
 PNG_START = b"\x89PNG\r\n\x1a\n"
 # Without what fills up before a marker; none inside of a scan.
 _MARKER = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])")
+_JP2_START = b"\0\0\0\x0cjP  \r\n\x87\n"
+_CODESTREAM = b"\xff\x4f\xff\x51"
+_TILE_PART = b"\xff\x90"
+_MOST = 2**18  # parts of a JPEG 2000 that are looked at
 _ENDLESS = 2**63
 
 
@@ -77,3 +81,44 @@ def chunks(stream: BinaryIO, png: bool) -> Iterator[Chunk]:
         at += 12 + size if png else 8 + size + size % 2
         yield Chunk(kind, size, at)
         stream.seek(at)
+
+
+def tile_parts(stream: BinaryIO) -> Iterator[int]:
+    """Where each part of a tile ends in a JPEG 2000, as far as these are there (ITU T.800, A.4.2).
+
+    Of the last one it need not be told.
+    """
+    at = _codestream(stream)
+    if _at(stream, at, 4) != _CODESTREAM:
+        return
+    at += 2
+    for _ in range(_MOST):
+        head = _at(stream, at, 12)
+        is_tile = head.startswith(_TILE_PART)
+        size = int.from_bytes(head[6:10]) if is_tile else 2 + int.from_bytes(head[2:4])
+        if len(head) < 12 or size < 4:
+            return
+        at += size
+        if is_tile:
+            yield at
+
+
+def _codestream(stream: BinaryIO) -> int:
+    """Where it begins in a JPEG 2000 (ITU T.800, I.4), if it has one."""
+    at = 0 if _at(stream, 0, 12) != _JP2_START else 12
+    for _ in range(_MOST):
+        head = _at(stream, at, 16)
+        size, begin = int.from_bytes(head[:4]), at + 8
+        if size == 1:
+            size, begin = int.from_bytes(head[8:]), at + 16
+        if head[4:8] == b"jp2c":
+            return begin
+        if head.startswith(_CODESTREAM) or len(head) < 16 or size < 8:
+            break
+        at += size
+    return at
+
+
+def _at(stream: BinaryIO, at: int, count: int) -> bytes:
+    stream.seek(at)
+    return stream.read(count)

@@ -18,6 +18,7 @@ from hostile import refusal
 from PIL import Image, ImageFile, TiffImagePlugin, features
 
 from imgmlp import image as pictures
+from imgmlp import image_claims
 from imgmlp.errors import PictureError, UsageError
 from imgmlp.image_claims import LAST
 from imgmlp.image_depth import ROUNDED, UPPER_BITS, depth
@@ -623,6 +624,48 @@ def test_a_jpeg_that_lacks_only_its_end_is_read(tmp_path: Path, progressive: boo
     for count in (5, 20, 200):
         path.write_bytes(data[:-count])
         assert "truncated" in str(refusal(path))
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_a_large_jpeg_that_ends_within_its_pixels_is_not_decoded_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, progressive: bool
+) -> None:
+    monkeypatch.setattr(image_claims, "LARGE", 0)
+    noise = np.random.default_rng(5).integers(0, 256, (90, 120, 3), np.uint8)
+    path = save(Image.fromarray(noise), tmp_path / "a.jpg", progressive=progressive)
+    data = path.read_bytes()
+    same, seen = image_claims._same, []
+
+    def spied(first: Image.Image, second: Image.Image) -> bool:
+        seen.append(first.size)
+        return same(first, second)
+
+    monkeypatch.setattr(image_claims, "_same", spied)
+    path.write_bytes(data[:-2])
+    assert ["end is missing" in note for note in pictures.load(path).notes] == [True]
+    assert seen[1:] == [(120, 90)]
+    for share in (0.5, 0.9):
+        seen.clear()
+        path.write_bytes(data[: int(share * len(data))])
+        assert "some of its pixels are missing" in str(refusal(path))
+        assert [width < 120 for width, _ in seen] == [True]
+
+
+def test_a_jpeg_2000_that_ends_within_its_pixels_is_refused_before_they_are_decoded(
+    tmp_path: Path,
+) -> None:
+    image = Image.fromarray(RGB)
+    for name, options in (("a.jp2", {}), ("a.j2k", {}), ("b.jp2", {"tile_size": (16, 16)})):
+        path = save(image, tmp_path / name, **options)
+        data = path.read_bytes()
+        np.testing.assert_array_equal(pictures.load(path).pixels, RGB)
+        path.write_bytes(data[: len(data) // 2])
+        assert "bytes of its pixels are missing" in str(refusal(path))
+        path.write_bytes(data[:-3])
+        assert "1 bytes of its pixels are missing" in str(refusal(path))
+    head = b"\0\0\0\1free" + (20).to_bytes(8) + b"1234"  # a box that tells its size in 8 bytes
+    path.write_bytes(data[:12] + head + data[12:-9])
+    assert "7 bytes of its pixels are missing" in str(refusal(path))
 
 
 def test_a_png_that_ends_within_its_pixels_is_refused_before_they_are_decoded(

@@ -1,4 +1,4 @@
-"""Where the parts of JPEG, PNG and WebP files are."""
+"""Where the parts of JPEG, JPEG 2000, PNG and WebP files are."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 
 import hostile
 
-from imgmlp.image_parts import END, SCAN, Chunk, Segment, chunks, segments
+from imgmlp.image_parts import END, SCAN, Chunk, Segment, chunks, segments, tile_parts
 
 
 def test_segments_of_a_jpeg_are_found_over_gaps_and_what_fills_up() -> None:
@@ -36,3 +36,29 @@ def test_chunks_end_where_their_file_does() -> None:
     assert next(walk) == Chunk(b"odd ", 1, 22)
     assert stream.read(1) == b"x"
     assert list(walk) == [Chunk(b"even", 0, 30)]
+
+
+def test_parts_of_tiles_are_found_behind_boxes_and_segments() -> None:
+    segment = b"\xff\x52\0\4ab"
+    tile = b"\xff\x90\0\x0a\0\0" + (14).to_bytes(4) + b"\0\1" + b"\xff\x93"
+    stream = b"\xff\x4f\xff\x51\0\4ab" + segment + 2 * tile + b"\xff\xd9"
+    assert list(tile_parts(io.BytesIO(stream))) == [28, 42]
+    boxes = (
+        b"\0\0\0\x0cjP  \r\n\x87\n" + b"\0\0\0\x0aonee12" + b"\0\0\0\1more" + bytes(7) + b"\x12ab"
+    )
+    for head in (b"\0\0\0\0jp2c", b"\0\0\0\1jp2c" + bytes(8)):
+        data = boxes + head + stream
+        begin = len(boxes + head)
+        assert list(tile_parts(io.BytesIO(data))) == [begin + 28, begin + 42]
+
+
+def test_what_has_no_tiles_has_no_parts_of_them() -> None:
+    untold = b"\xff\x90\0\x0a\0\0" + bytes(6) + b"\xff\x93abc"  # which lasts until the end
+    for data in (
+        b"",
+        bytes(99),
+        b"\0\0\0\x0cjP  \r\n\x87\n" + bytes(99),
+        b"\xff\x4f\xff\x51" + bytes(99),
+        b"\xff\x4f\xff\x51\0\4ab" + untold,
+    ):
+        assert list(tile_parts(io.BytesIO(data))) == []
