@@ -19,6 +19,7 @@ from imgmlp.engine.ir.printer import render_dot, render_nodes, render_tree
 from imgmlp.engine.ir.target import Multiply, Target
 from imgmlp.engine.ir.uops import Code, render_uops
 from imgmlp.engine.lowering.linearize import linearize
+from imgmlp.engine.passes.halo_tiles import in_tiles
 from imgmlp.engine.passes.horizontal_fusion import fuse
 from imgmlp.engine.passes.memory_plan import Plan, plan
 from imgmlp.engine.passes.persistent import make_persistent
@@ -111,6 +112,7 @@ def lower(updates: Sequence[Update], target: Target, general: bool = False) -> S
         procedure = replace(procedure, note=f"{procedure.note}{lacking}")
     if target.joins:
         with _clock(seconds, "fuse"):
+            procedure = in_tiles(procedure) if target.lanes == "group" else procedure
             aside = fuse_aside(procedure) if target.queues else None
             procedure = aside or fuse(procedure)
             procedure = make_persistent(procedure) if target.stays else procedure

@@ -150,7 +150,37 @@ class Fused(_Several):
         return self.members
 
 
-Phase = Kernel | Block | Fused
+@dataclass(frozen=True)
+class Tiled(_Several):
+    """One launch of kernels of the same elements, each of which reads what those before it leave
+    around its own element, and no further away.
+
+    Elements are rows of `pitch`. Every work-group has a tile of them, and runs one kernel after the
+    other for it: each for as many elements around the tile as the next ones read, its halo. What
+    these read is in local memory; of what a kernel stores, groups store their tiles.
+    """
+
+    name: str
+    members: tuple[Kernel, ...]
+    pitch: int
+    halos: tuple[int, ...]  # rows above and below, and columns on both sides, of each member
+    tile: tuple[int, int]  # rows and columns
+
+    @property
+    def size(self) -> int:
+        """Elements of each member."""
+        return math.prod(self.members[0].shape)
+
+    @property
+    def shape(self) -> Shape:
+        return (len(self.members), self.size)
+
+    @property
+    def parts(self) -> tuple[Kernel, ...]:
+        return self.members
+
+
+Phase = Kernel | Block | Fused | Tiled
 
 
 @dataclass(frozen=True)
@@ -346,8 +376,13 @@ def render_procedure(procedure: Procedure) -> str:
             lines += [f"  {line}" for k in item.prologue for line in _kernel_lines(k)]
             lines.append("  for each tile")
             lines += [f"    {line}" for k in item.kernels for line in _kernel_lines(k)]
-        elif isinstance(item, Fused):
-            lines.append(f"{item.name}: {len(item.members)} kernels side by side")
+        elif isinstance(item, Fused | Tiled):
+            several = "side by side"
+            if isinstance(item, Tiled):
+                rows, columns = item.tile
+                several = f"in tiles of {rows} by {columns}, with halos of "
+                several += ", ".join(map(str, item.halos))
+            lines.append(f"{item.name}: {len(item.members)} kernels {several}")
             lines += [f"  {line}" for k in item.members for line in _kernel_lines(k)]
         else:
             lines += _kernel_lines(item)

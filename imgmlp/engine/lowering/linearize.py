@@ -12,12 +12,13 @@ from dataclasses import replace
 
 from imgmlp.engine.ir.dtype import i32
 from imgmlp.engine.ir.graph import Buffer
-from imgmlp.engine.ir.kernel import Block, Fused, Kernel, Launch, Persistent
+from imgmlp.engine.ir.kernel import Block, Fused, Kernel, Launch, Persistent, Tiled
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.target import GPU_LANES, MOST_UNITS, Lanes, Multiply, Target
 from imgmlp.engine.ir.uops import Builder, Code, Range, U, UOp
 from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.lowering.expressions import Lowering
+from imgmlp.engine.lowering.halo_tiles import tiled_kernel
 from imgmlp.engine.lowering.map_kernels import map_kernel
 from imgmlp.engine.lowering.matmul_kernels import Sums, keep_sums, product
 from imgmlp.engine.lowering.reduce_kernels import Totals, keep_totals, reduce_kernel
@@ -46,6 +47,8 @@ def linearize(kernel: Launch, target: Target, beside: bool = False) -> Code:
         build.parameter(written, True)
     if isinstance(kernel, Block):
         sizes = _block(kernel, build, target)
+    elif isinstance(kernel, Tiled):
+        sizes = tiled_kernel(kernel, build, target)
     else:
         lower = Lowering(build, kernel.core, target, beside=beside)
         for guard in kernel.guards:

@@ -20,7 +20,6 @@ from imgmlp.engine.ir.graph import Node, Shape, buffer
 from imgmlp.engine.ir.index_values import through
 from imgmlp.engine.ir.kernel import (
     Block,
-    Fused,
     Kernel,
     Persistent,
     Procedure,
@@ -50,7 +49,7 @@ def run_procedure(procedure: Procedure, memory: Memory) -> None:
                 if isinstance(phase, Block):
                     _run_block(phase, memory)
                 else:
-                    for kernel in phase.members if isinstance(phase, Fused) else [phase]:
+                    for kernel in [phase] if isinstance(phase, Kernel) else phase.members:
                         _Kernel(kernel, memory, {}).run()
 
 

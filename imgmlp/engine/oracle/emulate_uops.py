@@ -180,9 +180,11 @@ def _in_local(
     """An element of the group's local memory, as the watch wants it named."""
     storage, index = launch.local[u.src[0]], launch.at(u.arg)
     count = launch.code.uops[u.src[0]].arg
-    if launch.number is None or index.min() < 0 or index.max() >= count:
+    wrong = both((index < 0) | (index >= count), launch.active)
+    if launch.number is None or (wrong is not None and wrong.any()):
         raise IndexError(f"{launch.code.name}: {launch.what(i)} leaves {count} local elements")
-    return launch.what(i), storage, launch.number * count + index, launch.active, launch.loops
+    there = launch.number * count + index.clip(0, count - 1)
+    return launch.what(i), storage, there, launch.active, launch.loops
 
 
 # --- products ---

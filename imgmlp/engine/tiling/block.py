@@ -47,8 +47,8 @@ LEAST_SAVED = 1  # launches; below that a block is not worth it
 # Rows of a tile of float32 from which matrix units pay, if local memory does not hold more. (Of
 # halves, tiles with all rows whose factors pass by take less time than smaller ones.)
 LEAST_STAGED = 24
-# Of one that runs beside other launches. On an H100 three instead of two took 1% longer, four 3%.
-GROUPS_ASIDE = 2
+# Of one that runs beside other launches. On an H200 two and four instead of three took 3 and 2% longer.
+GROUPS_ASIDE = 3
 NOT_STAGED = "a tile's factors have no room in local memory and pass through it in slices"
 MUCH = 1 << 20  # elementary operations of products that pay for one more block
 WIDE = 8  # elements of a row from which to compute it again in another block, not to store it

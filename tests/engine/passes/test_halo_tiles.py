@@ -1,0 +1,208 @@
+"""Kernels that read what is near in the ones before them are one launch of tiles with halos."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from conftest import open_mapping
+
+from imgmlp.engine import Program, Tensor, compile, open_device
+from imgmlp.engine.ir.kernel import Tiled, render_procedure
+from imgmlp.engine.ir.local_memory import LocalBuffer
+from imgmlp.engine.passes import halo_tiles
+from imgmlp.engine.passes.halo_tiles import apart
+
+GROUP = "numpy:uops-group"
+CHANNELS = 2
+
+Step = Callable[[Tensor, Tensor], dict[str, Tensor]]
+Way = Callable[[Tensor, int], Tensor]
+
+
+def masked(x: Tensor, margin: int) -> Tensor:
+    """Zeros around what is read, that stand nowhere."""
+    return x.pad((0, 0), (margin, margin))
+
+
+def framed(x: Tensor, margin: int) -> Tensor:
+    """Zeros around what is read, in memory."""
+    zeros = Tensor.zeros(x.shape[0], margin)
+    return Tensor.concat([zeros, x, zeros], 1)
+
+
+def stencil(x: Tensor, weights: Tensor, pitch: int, way: Way = masked, reach: int = 1) -> Tensor:
+    """x [channels, size], weights [channels, channels * taps]: what is around each element."""
+    size, margin = x.shape[1], reach * (pitch + 1)
+    around, steps = way(x, margin), range(-reach, reach + 1)
+    taps = [
+        around[c, margin + a * pitch + b : margin + a * pitch + b + size].reshape(1, size)
+        for c in range(x.shape[0])
+        for a in steps
+        for b in steps
+    ]
+    return Tensor.weighted_sums(taps, weights)
+
+
+def weights(reach: int = 1, channels: int = CHANNELS) -> np.ndarray:
+    taps = channels * (2 * reach + 1) ** 2
+    return np.random.default_rng(1).uniform(-0.3, 0.3, (channels, taps)).astype(np.float32)
+
+
+def in_a_row(count: int, pitch: int, way: Way = masked, reach: int = 1) -> Step:
+    """So many stencils, and what each adds to what it reads."""
+
+    def step(x: Tensor, w: Tensor) -> dict[str, Tensor]:
+        for _ in range(count):
+            x = (x + stencil(x, w, pitch, way, reach)).maximum(-0.5).contiguous()
+        return {"y": x}
+
+    return step
+
+
+def run(step: Step, x: np.ndarray, w: np.ndarray) -> tuple[Program, list[np.ndarray]]:
+    """The program for lanes, and its result beside what it should be."""
+    found = []
+    for device in (open_device("numpy"), open_mapping(GROUP)):
+        tensors = Tensor(x, device), Tensor(w, device)
+        program = compile(lambda t=tensors: step(*t), device)  # type: ignore[misc]
+        program.run()
+        found.append(program.read("y"))
+    return program, found
+
+
+def tiled(program: Program) -> list[Tiled]:
+    return [k for k in program.stages.procedure.kernels if isinstance(k, Tiled)]
+
+
+def picture(rows: int, pitch: int, channels: int = CHANNELS) -> np.ndarray:
+    shape = channels, rows * pitch
+    return np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("way", [masked, framed])
+@pytest.mark.parametrize(("rows", "pitch"), [(40, 48), (37, 53), (9, 130), (70, 17)])
+def test_stencils_in_a_row_are_one_launch(rows: int, pitch: int, way: Way) -> None:
+    program, (wanted, got) = run(in_a_row(3, pitch, way), picture(rows, pitch), weights())
+    np.testing.assert_allclose(got, wanted, atol=2e-6)
+    (launch,) = tiled(program)
+    assert launch.pitch == pitch
+    assert launch.halos in ((3, 2, 1, 0), (2, 1, 0))  # behind a copy of what is read, or not
+    kernels = program.stages.procedure.kernels
+    assert sum(k.shape == launch.members[-1].shape for k in kernels) == 0
+
+
+def test_what_is_read_again_later_stays_until_then() -> None:
+    """As on the way back through two convolutions, of which the first one's slope is needed."""
+    pitch = 32
+
+    def step(x: Tensor, w: Tensor) -> dict[str, Tensor]:
+        before = stencil(x, w, pitch)
+        error = stencil(before.sin().contiguous(), w, pitch) - x
+        back = (stencil(error, w, pitch) + error) * before.cos()
+        return {"y": stencil(back.contiguous(), w, pitch)}
+
+    program, (wanted, got) = run(step, picture(24, pitch), weights())
+    np.testing.assert_allclose(got, wanted, atol=1e-5)
+    (launch,) = tiled(program)
+    assert launch.size == 24 * pitch
+    assert launch.halos[-4:] == (3, 2, 1, 0)
+
+
+def test_values_two_rows_and_columns_away_are_near() -> None:
+    program, (wanted, got) = run(in_a_row(2, 40, reach=2), picture(30, 40), weights(2))
+    np.testing.assert_allclose(got, wanted, atol=2e-6)
+    assert [launch.halos[-2:] for launch in tiled(program)] == [(2, 0)]
+
+
+def test_halos_that_become_too_wide_begin_another_launch() -> None:
+    most = halo_tiles.MOST_HALO
+    program, (wanted, got) = run(in_a_row(most + 3, 40), picture(30, 40), weights())
+    np.testing.assert_allclose(got, wanted, atol=2e-5)
+    launches = tiled(program)
+    assert [max(launch.halos) <= most for launch in launches] == [True, True]
+    assert [len([k for k in one.members if k.name != "copy"]) for one in launches] == [most + 1, 2]
+
+
+def test_what_only_a_tile_needs_is_in_local_memory_alone() -> None:
+    program, _ = run(in_a_row(3, 48), picture(40, 48), weights())
+    (launch,) = tiled(program)
+    own = [s.target for k in launch.members for s in k.stores]
+    assert {b.name for b in launch.writes()} == {"y"}
+    assert all(isinstance(b, LocalBuffer) for b in own if b.name != "y")
+    assert "halos of" in render_procedure(program.stages.procedure)
+
+
+@pytest.mark.parametrize("room", [1 << 11, 1 << 12, 1 << 13])
+def test_tiles_take_no_more_local_memory_than_there_is(
+    monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    """They are smaller, or nothing is brought there before, or kernels stay apart."""
+    monkeypatch.setattr(halo_tiles, "LOCAL", room)
+    program, (wanted, got) = run(in_a_row(3, 48), picture(40, 48), weights())
+    np.testing.assert_allclose(got, wanted, atol=2e-6)
+    codes = zip(program.stages.codes, program.stages.procedure.kernels, strict=True)
+    for code, kernel in codes:
+        if isinstance(kernel, Tiled):
+            taken = [u.arg for u in code.uops if u.op.name == "LOCAL"]
+            assert 0 < 4 * sum(taken) <= room
+
+
+def reversed_between(x: Tensor, w: Tensor) -> Tensor:
+    return stencil(stencil(x, w, 40).flip(1), w, 40)
+
+
+def far(x: Tensor, w: Tensor) -> Tensor:
+    y = stencil(x, w, 40)
+    return stencil(y, w, 40) + masked(y, 300)[:, 600:]
+
+
+def of_ones(x: Tensor, w: Tensor) -> Tensor:
+    """What is around is not zero."""
+    y, ones = stencil(x, w, 40), Tensor.ones(CHANNELS, 41)
+    around = Tensor.concat([ones, y, ones], 1)
+    taps = [
+        around[c, 41 + n : 41 + n + x.shape[1]].reshape(1, x.shape[1])
+        for c in range(CHANNELS)
+        for n in (-41, -40, -39, -1, 0, 1, 39, 40, 41)
+    ]
+    return Tensor.weighted_sums(taps, w)
+
+
+@pytest.mark.parametrize("step", [reversed_between, far, of_ones])
+def test_what_is_not_near_stays_apart(step: Callable[[Tensor, Tensor], Tensor]) -> None:
+    program, (wanted, got) = run(lambda x, w: {"y": step(x, w)}, picture(30, 40), weights())
+    np.testing.assert_allclose(got, wanted, atol=2e-6)
+    assert tiled(program) == []
+
+
+def test_states_that_move_are_no_part_of_a_launch() -> None:
+    device = open_mapping(GROUP)
+    x, w = Tensor(picture(30, 40), device), Tensor(weights(), device)
+
+    def step() -> dict[str, Tensor]:
+        y = stencil(x, w, 40)
+        x.assign(y + stencil(y, w, 40))
+        return {}
+
+    program = compile(step, device)
+    program.run()
+    assert tiled(program) == []
+
+
+def test_one_work_item_a_group_has_no_tiles() -> None:
+    device = open_mapping("numpy:uops")
+    x, w = Tensor(picture(30, 40), device), Tensor(weights(), device)
+    program = compile(lambda: in_a_row(3, 40)(x, w), device)
+    program.run()
+    assert tiled(program) == []
+
+
+@pytest.mark.parametrize(
+    ("away", "wanted"),
+    [(0, (0, 0)), (1, (0, 1)), (-1, (0, -1)), (39, (1, -1)), (41, (1, 1)), (-41, (-1, -1)),
+     (-39, (-1, 1)), (80, (2, 0)), (-82, (-2, -2))],
+)  # fmt: skip
+def test_how_far_an_element_is(away: int, wanted: tuple[int, int]) -> None:
+    assert apart(away, 40) == wanted
