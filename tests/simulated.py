@@ -188,6 +188,15 @@ def several(x: Tensor, y: Tensor) -> dict[str, Tensor]:
     }  # fmt: skip
 
 
+def around(x: Tensor) -> Tensor:
+    """[2, rows of 19] -> the same: of each value what is beside it, above and below."""
+    size = x.shape[1]
+    frame = Tensor.concat([Tensor.zeros(2, 20), x, Tensor.zeros(2, 20)], 1)
+    taps = [frame[c : c + 1, 20 + n : 20 + n + size] for c in range(2) for n in (-20, -1, 0, 1, 19)]
+    sums = [sum(t * (i + k) for k, t in enumerate(taps)) for i in range(1, 3)]
+    return (Tensor.concat(sums, 0) * 0.01).contiguous()
+
+
 def random(seed: Tensor) -> dict[str, Tensor]:
     return {
         "bits": Tensor.random_bits((7, 3), (5, seed)),
@@ -310,6 +319,7 @@ OTHERS: dict[str, Make] = {
     "sums of every other one": outputs(lambda x: (x[:, ::2] * x[:, 1::2]).sum(1), draw(3, 2 * 59)),
     "columns whose terms lanes share": outputs(lambda x: {"sum": x.sum(0) * 2, "max": x.max(0)}, draw(8, 45)),
     "reductions of middle axes": outputs(lambda x: {"1": x.sum(1), "02": x.max((0, 2))}, draw(3, 37, 5)),
+    "tiles with a halo": outputs(lambda x: around(around(x).sin().contiguous()) + x, draw(2, 19 * 11)),
     "transpose in tiles": outputs(lambda x: x.transpose() * 2, draw(70, 20)),
     "transpose beside others": outputs(lambda x, y: {"y": x.transpose() + y, "z": x.transpose() < y}, draw(32, 33), draw(33, 32)),
     "map by lanes at once": outputs(lambda x, y: {"y": x * y, "x": x + 1}, draw(2, 1024), draw(1024)),

@@ -20,7 +20,7 @@ SMALL = 2_000.0  # weights, of which fewer take hardly less time
 # Operations of an attempt so short that others follow with the networks beside its own, of which
 # chance makes one up to 0.5 dB better: about 10 s of two cores of a processor.
 BRIEF = 1e12
-RIVALS: dict[Kind, int] = {"bytes": 2, "lambda": 2, "psnr": 6}  # such attempts, at most
+RIVALS: dict[Kind, int] = {"bytes": 2, "lambda": 2, "psnr": 9}  # such attempts, at most
 CHECKS = 2  # times that files are decoded once training is over, as a rule
 
 

@@ -187,13 +187,17 @@ class SizeSearch:
         return self.weights * math.sqrt(LESS) > few
 
     def _needs(self) -> dict[float, float]:
-        """The weights to pay for until networks of these sizes have the dB, by attempts near it."""
+        """The weights to pay for until networks of these sizes have the dB, by attempts near it,
+        and by those that had more for no more than these need."""
         sizes, goal = {size for *_, size in self.attempts}, self.wanted.value
         known = {n: [Known(p, dB) for p, dB, size in self.attempts if size == n] for n in sizes}
+        needs = {size: rate_model.weights_for(goal, of) for size, of in known.items()}
+        near = [n for n, of in known.items() if any(abs(o.psnr - goal) < NEARBY for o in of)]
+        most = LARGER * min((needs[size] for size in near), default=0.0)
         return {
-            size: rate_model.weights_for(goal, of)
+            size: needs[size]
             for size, of in known.items()
-            if any(abs(one.psnr - goal) < NEARBY for one in of)
+            if size in near or any(one.psnr >= goal and one.weights <= most for one in of)
         }
 
     def _alike(self, paid: float) -> bool:

@@ -47,7 +47,7 @@ LEAST_SAVED = 1  # launches; below that a block is not worth it
 # Rows of a tile of float32 from which matrix units pay, if local memory does not hold more. (Of
 # halves, tiles with all rows whose factors pass by take less time than smaller ones.)
 LEAST_STAGED = 24
-# Of one that runs beside other launches. On an H200 two and four instead of three took 3 and 2% longer.
+# Of one that runs beside other launches. On an H200 two instead of three took 3% longer, four 2%.
 GROUPS_ASIDE = 3
 NOT_STAGED = "a tile's factors have no room in local memory and pass through it in slices"
 MUCH = 1 << 20  # elementary operations of products that pay for one more block

@@ -130,6 +130,21 @@ def test_those_beside_it_are_tried_for_a_quality_with_the_bits_that_the_best_nee
     assert len({weights for own, weights in tried if own == size}) == sizes.count(size)
 
 
+def test_one_that_has_far_more_than_a_quality_for_no_more_bits_takes_the_place_of_the_best() -> (
+    None
+):
+    found = search(Goal("psnr", 30.0))
+    near, far = [5000.0, 30.1, 4931.0], [4990.0, 31.2, 4267.0]
+    found.attempts = [near, far]
+    assert found.challenge(4)
+    assert found.weights < 4000
+    assert found.shape().parameters <= 4267
+    found = search(Goal("psnr", 30.0))
+    found.attempts = [near, [6000.0, 31.2, 4267.0]]  # it took more
+    assert found.challenge(4)
+    assert found.weights > 4500
+
+
 def test_nothing_beside_it_is_tried_before_a_quality_is_near() -> None:
     found = search(Goal("psnr", 30.0))
     found.attempts = [[5000.0, 32.0, 4931.0]]

@@ -99,7 +99,7 @@ def test_what_is_read_again_later_stays_until_then() -> None:
 
     def step(x: Tensor, w: Tensor) -> dict[str, Tensor]:
         before = stencil(x, w, pitch)
-        error = stencil(before.sin().contiguous(), w, pitch) - x
+        error = (stencil(before.sin().contiguous(), w, pitch) - x).contiguous()
         back = (stencil(error, w, pitch) + error) * before.cos()
         return {"y": stencil(back.contiguous(), w, pitch)}
 
