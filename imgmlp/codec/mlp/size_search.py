@@ -26,7 +26,7 @@ MARGIN = 0.1  # dB more than wanted that training aims at, as taking some away i
 SPARE = 1.25  # times the weights that a network may have which was seen to have a quality
 OTHER = 1.01  # times the weights, up or down, that make another attempt worth its time
 LARGER = 1.03  # times the weights, at least, where too few missed a quality
-NEARBY = 0.5  # dB from the target, where a network may be brought to it with other bits
+NEARBY = 0.7  # dB from the target, where a network may be brought to it with other bits
 ALIKE = 0.2  # doublings of the bits between attempts that say which of two networks is better
 LESS = 0.97  # times the bits, of a network tried with fewer
 # Pixels of pictures, at most, of which another network may soon take the first one's place in a

@@ -79,9 +79,11 @@ class _Local:
 class _Near(Lowering):
     """Reads from local memory what is there."""
 
-    def __init__(self, build: Builder, target: Target, local: _Local, cell: _Cell) -> None:
+    def __init__(
+        self, build: Builder, target: Target, local: _Local, cell: _Cell, there: Expr
+    ) -> None:
         super().__init__(build, None, target)
-        self.local, self.cell = local, cell
+        self.local, self.cell, self.there = local, cell, there
 
     def _moved(self, node: Node, indices: tuple[Expr, ...], guard: Expr) -> int:
         source, moved = through(node)
@@ -91,8 +93,10 @@ class _Near(Lowering):
             return super()._moved(node, indices, guard)
         array, place = known
         if isinstance(place, Const):  # read where it is used: there are too few registers for all
-            return self.build.effect(U.LANE, (array,), place, node.dtype)
-        return self.build.emit(U.LANE, node.dtype, (array,), place, [place])
+            found = self.build.effect(U.LANE, (array,), place, f32)
+        else:
+            found = self.build.emit(U.LANE, f32, (array,), place, [place])
+        return found if guard is self.there else _or_zero(self.build, guard, found)
 
 
 def tiled_kernel(tiled: Tiled, build: Builder, target: Target) -> tuple[int, int]:
@@ -121,19 +125,17 @@ def tiled_kernel(tiled: Tiled, build: Builder, target: Target) -> tuple[int, int
             place = Var(element.name, place.lo, place.hi)
             there = conj(at_least(place, 0), less(place, tiled.size))
             indices = unravel(element, kernel.shape)
-            near = _Near(build, target, local, cell)
+            near = _Near(build, target, local, cell, there)
             values = [near.value(store.value, indices, there) for store in kernel.stores]
-            zero = build.emit(U.CONST, f32, (), 0.0)
-            exists = build.emit(U.INDEX, i32, (), there, [there])
             for n, value in enumerate(values):
                 if (around := window.around.get((number, n))) is None:
                     continue
                 array, begin = found[arrays.holding[number, n]], window.begins[number, n]
                 one = _Kept(array, begin, around, height + 2 * around, width + 2 * around)
                 local.kept.setdefault(kernel.stores[n].target, []).append(one)
-                or_zero = build.emit(U.ALU, f32, (exists, value, zero), Op.WHERE)
+                kept = _or_zero(build, there, value)
                 with _where(build, "z", one.has(cell)):
-                    build.effect(U.KEEP, (array, or_zero), one.at(cell), f32)
+                    build.effect(U.KEEP, (array, kept), one.at(cell), f32)
             pairs = zip(kernel.stores, values, strict=True)
             stored = [(s, value) for s, value in pairs if not isinstance(s.target, LocalBuffer)]
             if stored:
@@ -170,6 +172,12 @@ def _defined(build: Builder, name: str, value: Expr, count: int) -> Var:
     number = build.emit(U.INDEX, i32, (), value, [value])
     build.define(name, number, len(build.scopes) - 1)
     return Var(name, 0, count - 1)
+
+
+def _or_zero(build: Builder, condition: Expr, value: int) -> int:
+    chosen = build.emit(U.INDEX, i32, (), condition, [condition])
+    zero = build.emit(U.CONST, f32, (), 0.0)
+    return build.emit(U.ALU, f32, (chosen, value, zero), Op.WHERE)
 
 
 @contextmanager

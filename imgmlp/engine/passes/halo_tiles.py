@@ -72,7 +72,7 @@ def _others(chain: Sequence[Kernel], procedure: Procedure) -> Iterator[Kernel]:
         launch = stack.pop()
         if not isinstance(launch, Kernel):
             stack += launch.parts
-        elif launch not in chain:
+        elif all(launch is not kernel for kernel in chain):
             yield launch
 
 
@@ -114,13 +114,13 @@ class Window:
     @staticmethod
     def of(members: Sequence[Kernel]) -> Window | None:
         """None if that is more than what is near, or if something is written that was read."""
-        element = Var("p", 0, math.prod(members[0].shape) - 1)
-        found = list[tuple[Read, ...]]()
+        size = math.prod(members[0].shape)
+        if not all(_is_map(kernel) and math.prod(kernel.shape) == size for kernel in members):
+            return None
+        element, found = Var("p", 0, size - 1), list[tuple[Read, ...]]()
         places, touched = dict[Buffer, dict[int, Value]](), set[Buffer]()
         for number, kernel in enumerate(members):
             touched |= {*kernel.reads(), *places}
-            if not _is_map(kernel) or math.prod(kernel.shape) != element.hi + 1:
-                return None
             reads, written = _reads(kernel, element, places), _written(kernel, element)
             if reads is None or written is None or written.keys() & touched:
                 return None
@@ -185,7 +185,14 @@ class Window:
 
     def are_zero_outside(self, others: Iterable[Store]) -> bool:
         """Whether nothing but zeros stands beside the values that are read there unmasked."""
+        size = math.prod(self.members[0].shape)
         reads = [read for reads in self.reads for read in reads if read.away and not read.masked]
+        for read in reads:
+            storage, begin = self.store(read.value).target, self.begins[read.value]
+            for value, other in self.begins.items():
+                near = abs(other - begin) < size + abs(read.away) and other != begin
+                if near and self.store(value).target is storage:
+                    return False
         unmasked = {self.store(read.value).target for read in reads}
         beside = [store.value for store in others if store.target in unmasked]
         return all(value.op is Op.CONST and value.arg == 0 for value in beside)

@@ -170,11 +170,37 @@ def of_ones(x: Tensor, w: Tensor) -> Tensor:
     return Tensor.weighted_sums(taps, w)
 
 
-@pytest.mark.parametrize("step", [reversed_between, far, of_ones])
+def into_the_next(x: Tensor, w: Tensor) -> Tensor:
+    """Beyond a channel's last value there is the next one's first."""
+    y, size = stencil(x, w, 40).contiguous().reshape(-1), x.shape[1]
+    taps = [y[n : n + size].reshape(1, size) for n in (0, 1, 40, 41)]
+    return Tensor.weighted_sums(taps, w[:, :4])
+
+
+@pytest.mark.parametrize("step", [reversed_between, far, of_ones, into_the_next])
 def test_what_is_not_near_stays_apart(step: Callable[[Tensor, Tensor], Tensor]) -> None:
     program, (wanted, got) = run(lambda x, w: {"y": step(x, w)}, picture(30, 40), weights())
     np.testing.assert_allclose(got, wanted, atol=2e-6)
     assert tiled(program) == []
+
+
+@pytest.mark.parametrize("way", [masked, framed])
+def test_what_is_left_out_by_its_place_is_zero(way: Way) -> None:
+    """Of neighbours those in other columns than the first and in rows of even number."""
+    pitch = 24
+
+    def step(x: Tensor, w: Tensor) -> dict[str, Tensor]:
+        y = stencil(x, w, pitch, way).contiguous()
+        place = Tensor.arange(x.shape[1]).reshape(1, x.shape[1])
+        around, chosen = way(y, pitch + 1), (place % pitch > 0) & (place // pitch % 2).eq(0)
+        ways = [(c, n) for c in range(CHANNELS) for n in (0, pitch, pitch + 1, 2 * pitch + 2)]
+        seen = [around[c : c + 1, n : n + x.shape[1]] for c, n in ways]
+        taps = [Tensor.where(chosen, one, 0.0) for one in seen]
+        return {"y": Tensor.weighted_sums(taps, w[:, : len(taps)])}
+
+    program, (wanted, got) = run(step, picture(22, pitch), weights())
+    np.testing.assert_allclose(got, wanted, atol=2e-6)
+    assert len(tiled(program)) == 1
 
 
 def test_states_that_move_are_no_part_of_a_launch() -> None:
