@@ -33,10 +33,8 @@ _FILLERS = (
     b"\xaa" * 64 + bytes(59 * i % 241 for i in range(4096)),
 )
 LARGE = 2**24  # pixels of a JPEG without an end, which is compared as a draft first
-_DRAFT, _PROGRESSIVE_DRAFT = (
-    8,
-    2,
-)  # times smaller: with a block's mean, and with what is refined last
+_DRAFT = 8  # times smaller: a block's mean
+_PROGRESSIVE_DRAFT = 2  # which shows what is refined last
 _BAND = 2**20  # pixels that are compared at a time, or bytes that are read
 
 Open = Callable[[bytes], Image.Image]
@@ -138,8 +136,12 @@ def check_jpeg2000(stream: BinaryIO, path: Path) -> None:
     end = max(tile_parts(stream), default=0)
     missing = end - stream.seek(0, 2)
     if missing > 0:
-        problem = f"{path} is truncated: {missing:,} bytes of its pixels are missing"
+        problem = f"{path} is truncated: {_missing(missing)}"
         raise PictureError(problem, hint="get the file again")
+
+
+def _missing(count: int) -> str:
+    return f"{count:,} bytes of its pixels are missing" if count > 1 else "its last byte is missing"
 
 
 def _fault(stream: BinaryIO, chunk: Chunk) -> str:
@@ -150,7 +152,7 @@ def _fault(stream: BinaryIO, chunk: Chunk) -> str:
         found, left = zlib.crc32(data, found), left - len(data)
     told = stream.read(4)
     if chunk.kind == b"IDAT" and left > LAST:
-        return f"truncated: {left:,} bytes of its pixels are missing"
+        return f"truncated: {_missing(left)}"
     if len(told) == 4 and int.from_bytes(told) != found:
         return "damaged: a checksum is wrong"
     return ""

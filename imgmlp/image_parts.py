@@ -92,13 +92,14 @@ def tile_parts(stream: BinaryIO) -> Iterator[int]:
     if _at(stream, at, 4) != _CODESTREAM:
         return
     at += 2
+    found = False
     for _ in range(_MOST):
         head = _at(stream, at, 12)
         is_tile = head.startswith(_TILE_PART)
         size = int.from_bytes(head[6:10]) if is_tile else 2 + int.from_bytes(head[2:4])
-        if len(head) < 12 or size < 4:
+        if len(head) < 12 or size < 4 or head[0] != 0xFF or (found and not is_tile):
             return
-        at += size
+        found, at = is_tile, at + size
         if is_tile:
             yield at
 
@@ -113,7 +114,7 @@ def _codestream(stream: BinaryIO) -> int:
             size, begin = int.from_bytes(head[8:]), at + 16
         if head[4:8] == b"jp2c":
             return begin
-        if head.startswith(_CODESTREAM) or len(head) < 16 or size < 8:
+        if head.startswith(_CODESTREAM) or len(head) < 16 or not 8 <= size < _ENDLESS - at:
             break
         at += size
     return at

@@ -60,5 +60,6 @@ def test_what_has_no_tiles_has_no_parts_of_them() -> None:
         b"\0\0\0\x0cjP  \r\n\x87\n" + bytes(99),
         b"\xff\x4f\xff\x51" + bytes(99),
         b"\xff\x4f\xff\x51\0\4ab" + untold,
+        b"\0\0\0\x0cjP  \r\n\x87\n" + b"\0\0\0\1more" + b"\xff" * 8 + bytes(99),  # too long
     ):
         assert list(tile_parts(io.BytesIO(data))) == []

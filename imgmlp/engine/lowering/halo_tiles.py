@@ -26,9 +26,9 @@ from imgmlp.engine.passes.halo_tiles import Arrays, Window, apart
 
 @dataclass(frozen=True)
 class _Cell:
-    """An element of a tile, or of the halo around it, and its row and column from there on."""
+    """An element of a tile, or of the halo around it."""
 
-    row: Expr
+    row: Expr  # from the halo's first on
     column: Expr
     halo: int
 
@@ -87,14 +87,14 @@ class _Near(Lowering):
 
     def _moved(self, node: Node, indices: tuple[Expr, ...], guard: Expr) -> int:
         source, moved = through(node)
-        offset, _ = moved.index(indices)
+        offset, valid = moved.index(indices)
         known = source.op is Op.BUFFER and self.local.place(source.arg, offset, self.cell)
         if not known:
             return super()._moved(node, indices, guard)
         array, place = known
         if isinstance(place, Const):  # read where it is used: there are too few registers for all
-            found = self.build.effect(U.LANE, (array,), place, f32)
-        else:
+            found, guard = self.build.effect(U.LANE, (array,), place, f32), conj(valid, guard)
+        else:  # where that is not valid are zeros
             found = self.build.emit(U.LANE, f32, (array,), place, [place])
         return found if guard is self.there else _or_zero(self.build, guard, found)
 

@@ -67,7 +67,7 @@ def _check_indices(code: Code) -> None:
             most = u.arg[0].size
         elif u.op is U.RANGE:
             most = u.arg.count
-        elif u.op in (U.LOAD, U.STORE, U.ADD):
+        elif u.op in (U.LOAD, U.STORE, U.ADD, U.INDEX):
             offset = u.arg[0] if u.op is U.LOAD else u.arg
             most = max(offset.hi, -offset.lo)
         if most > MOST_ELEMENTS:

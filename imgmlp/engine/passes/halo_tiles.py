@@ -32,6 +32,7 @@ from imgmlp.engine.ir.local_memory import LocalBuffer
 from imgmlp.engine.ir.op import ELEMENTWISE, Op
 from imgmlp.engine.ir.symbolic import ONE, Const, Expr, Var, split, unravel
 from imgmlp.engine.ir.target import LOCAL
+from imgmlp.engine.passes.horizontal_fusion import MOST_BUFFERS
 
 REACH = 2  # rows and columns that an element is read away from
 MOST_HALO = 4
@@ -60,6 +61,9 @@ def _may_join(chain: Sequence[Kernel], kernel: Kernel, procedure: Procedure) -> 
     """Whether it can be one launch with those before it, and reads what these leave."""
     window = Window.of([*chain, kernel])
     if window is None or not all(window.reads[1:]) or not _fits(window):
+        return False
+    buffers = {b for k in window.members for b in (*k.reads(), *k.writes())}
+    if len(buffers) > MOST_BUFFERS:
         return False
     others = [store for k in _others(chain, procedure) for store in k.all_stores()]
     return window.are_zero_outside(others)
@@ -183,19 +187,23 @@ class Window:
     def store(self, value: Value) -> Store:
         return self.members[value[0]].stores[value[1]]
 
-    def are_zero_outside(self, others: Iterable[Store]) -> bool:
-        """Whether nothing but zeros stands beside the values that are read there unmasked."""
-        size = math.prod(self.members[0].shape)
+    def are_zero_outside(self, stores: Iterable[Store]) -> bool:
+        """Whether nothing but zeros stands beside the values that are read there unmasked; `stores`
+        are those of all other kernels."""
         reads = [read for reads in self.reads for read in reads if read.away and not read.masked]
-        for read in reads:
-            storage, begin = self.store(read.value).target, self.begins[read.value]
-            for value, other in self.begins.items():
-                near = abs(other - begin) < size + abs(read.away) and other != begin
-                if near and self.store(value).target is storage:
-                    return False
         unmasked = {self.store(read.value).target for read in reads}
-        beside = [store.value for store in others if store.target in unmasked]
-        return all(value.op is Op.CONST and value.arg == 0 for value in beside)
+        beside = [store.value for store in stores if store.target in unmasked]
+        zeros = all(value.op is Op.CONST and value.arg == 0 for value in beside)
+        return zeros and not any(self._meets_another(read) for read in reads)
+
+    def _meets_another(self, read: Read) -> bool:
+        """Whether what stands beside a value, as far as that is read, is another one."""
+        storage, begin = self.store(read.value).target, self.begins[read.value]
+        room = math.prod(self.members[0].shape) + abs(read.away)
+        return any(
+            0 < abs(other - begin) < room and self.store(value).target is storage
+            for value, other in self.begins.items()
+        )
 
 
 def apart(away: int, pitch: int) -> tuple[int, int]:

@@ -134,19 +134,42 @@ def test_what_only_a_tile_needs_is_in_local_memory_alone() -> None:
     assert "halos of" in render_procedure(program.stages.procedure)
 
 
-@pytest.mark.parametrize("room", [1 << 11, 1 << 12, 1 << 13])
+@pytest.mark.parametrize(
+    ("room", "members"), [(1 << 9, 0), (1 << 11, 2), (1 << 12, 3), (1 << 13, 4)]
+)
 def test_tiles_take_no_more_local_memory_than_there_is(
-    monkeypatch: pytest.MonkeyPatch, room: int
+    monkeypatch: pytest.MonkeyPatch, room: int, members: int
 ) -> None:
     """They are smaller, or nothing is brought there before, or kernels stay apart."""
     monkeypatch.setattr(halo_tiles, "LOCAL", room)
     program, (wanted, got) = run(in_a_row(3, 48), picture(40, 48), weights())
     np.testing.assert_allclose(got, wanted, atol=2e-6)
-    codes = zip(program.stages.codes, program.stages.procedure.kernels, strict=True)
-    for code, kernel in codes:
+    assert [len(launch.members) for launch in tiled(program)] == [members] * (members > 0)
+    for code, kernel in zip(program.stages.codes, program.stages.procedure.kernels, strict=True):
         if isinstance(kernel, Tiled):
             taken = [u.arg for u in code.uops if u.op.name == "LOCAL"]
             assert 0 < 4 * sum(taken) <= room
+
+
+def test_a_launch_has_no_more_buffers_than_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(halo_tiles, "MOST_BUFFERS", 4)
+    program, (wanted, got) = run(in_a_row(3, 48), picture(40, 48), weights())
+    np.testing.assert_allclose(got, wanted, atol=2e-6)
+    assert [len([k for k in one.members if k.name != "copy"]) for one in tiled(program)] == [2]
+
+
+def test_one_value_that_is_added_at_some_places_only_is_added_there() -> None:
+    pitch, size = 40, 40 * 30
+
+    def step(x: Tensor, w: Tensor) -> dict[str, Tensor]:
+        y = stencil(stencil(x, w, pitch).sin().contiguous(), w, pitch)
+        first = w.reshape(-1)[3:4].pad((0, size - 1)).reshape(1, size)
+        row = w[:1, :1].expand(1, pitch).pad((0, 0), (pitch, size - 2 * pitch))
+        return {"y": y + first + row}
+
+    program, (wanted, got) = run(step, picture(30, pitch), weights())
+    np.testing.assert_allclose(got, wanted, atol=2e-6)
+    assert len(tiled(program)) == 1
 
 
 def reversed_between(x: Tensor, w: Tensor) -> Tensor:
@@ -204,16 +227,19 @@ def test_what_is_left_out_by_its_place_is_zero(way: Way) -> None:
 
 
 def test_states_that_move_are_no_part_of_a_launch() -> None:
-    device = open_mapping(GROUP)
-    x, w = Tensor(picture(30, 40), device), Tensor(weights(), device)
+    found = []
+    for device in (open_device("numpy"), open_mapping(GROUP)):
+        x, w = Tensor(picture(30, 40), device), Tensor(weights(), device)
 
-    def step() -> dict[str, Tensor]:
-        y = stencil(x, w, 40)
-        x.assign(y + stencil(y, w, 40))
-        return {}
+        def step(x: Tensor = x, w: Tensor = w) -> dict[str, Tensor]:
+            y = stencil(x, w, 40)
+            x.assign(y + stencil(y, w, 40))
+            return {}
 
-    program = compile(step, device)
-    program.run()
+        program = compile(step, device)
+        program.run()
+        found.append(x.numpy())
+    np.testing.assert_allclose(found[1], found[0], atol=2e-6)
     assert tiled(program) == []
 
 
@@ -223,6 +249,8 @@ def test_one_work_item_a_group_has_no_tiles() -> None:
     program = compile(lambda: in_a_row(3, 40)(x, w), device)
     program.run()
     assert tiled(program) == []
+    _, (wanted, _) = run(in_a_row(3, 40), picture(30, 40), weights())
+    np.testing.assert_allclose(program.read("y"), wanted, atol=2e-6)
 
 
 @pytest.mark.parametrize(
