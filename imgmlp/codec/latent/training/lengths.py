@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 
+from imgmlp.codec.latent.latents_kernel import runs_alone
 from imgmlp.codec.latent.training.bit_allocation import FIRST_TRIALS, trials
 from imgmlp.codec.latent.training.forms import (
     SMALL_PICTURE,
@@ -81,8 +82,8 @@ ROUNDS = 4  # in which steps and what follows them are made to fit
 # Seconds of steps by which their pace is found, and where it decides nothing.
 TRIED, TRIED_BRIEFLY = 0.15, 0.03
 # What writing a file and decoding it takes: the time of so many steps, and seconds, of every pixel,
-# whose latents are coded one by one, and of any picture.
-CHECKING, CODING, STARTING = 5, 1e-6, 0.4
+# whose latents are coded one by one, by NumPy where no processor has a driver, and of any picture.
+CHECKING, CODING, CODING_BY_NUMPY, STARTING = 5, 1e-6, 5e-6, 0.4
 # Seconds of a step and of rounding networks beside what is computed: launches of kernels that have
 # little to do in small pictures, and what the host does.
 BESIDE_STEP, BESIDE_ROUNDING = {"one": 1.5e-3, "group": 1e-4}, 0.2
@@ -360,7 +361,8 @@ class Lengths:
 
     def _checking(self, pace: float) -> float:
         """Seconds that writing a file and decoding it take."""
-        return CHECKING * pace + CODING * self.pixels + STARTING
+        coding = CODING_BY_NUMPY if runs_alone(self.device) is None else CODING
+        return CHECKING * pace + coding * self.pixels + STARTING
 
     def _seconds(self, steps: int, pace: float) -> float:
         pace = self._mean_pace(steps, pace)
