@@ -65,11 +65,11 @@ class Jpeg:
     def complete(self, image: Image.Image, opened: Open) -> Image.Image:
         """The picture, loaded, if its pixels are the same whatever follows. Raises OSError."""
         if not self.has_end and image.width * image.height > LARGE:
-            self._compare(*(_draft(one) for one in self._filled(opened)))
+            _compare(*(_draft(one) for one in self._filled(opened)))
         first, second = self._filled(opened)
         if self.has_end:
             first = image
-        self._compare(first, second)
+        _compare(first, second)
         return first
 
     def _filled(self, opened: Open) -> tuple[Image.Image, Image.Image]:
@@ -77,11 +77,6 @@ class Jpeg:
         body = self.body.rstrip(b"\xff")
         first, second = (opened(body + filler + JPEG_END) for filler in _FILLERS)
         return first, second
-
-    def _compare(self, first: Image.Image, second: Image.Image) -> None:
-        first.load()
-        if not _same(first, second):
-            raise OSError("some of its pixels are missing")
 
 
 def jpeg(data: bytes) -> Jpeg:
@@ -103,6 +98,13 @@ def _draft(image: Image.Image) -> Image.Image:
     scale = _PROGRESSIVE_DRAFT if "progressive" in image.info else _DRAFT
     image.draft(image.mode, (image.width // scale, image.height // scale))
     return image
+
+
+def _compare(first: Image.Image, second: Image.Image) -> None:
+    """Raises OSError if they differ."""
+    first.load()
+    if not _same(first, second):
+        raise OSError("some of its pixels are missing")
 
 
 def _same(first: Image.Image, second: Image.Image) -> bool:
