@@ -9,11 +9,12 @@ from typing import BinaryIO
 
 from PIL import Image, ImageFile
 
+from imgmlp.image_parts import CODESTREAM
+
 UPPER_BITS = "of the {} bits of a sample the upper 8 are kept"
 ROUNDED = "the {} bits of a sample are rounded to 8"
 _HEAD = 2**24  # bytes in which a file says it
 _BITS, _PHOTOMETRIC = 258, 262  # TIFF's tags
-_J2K_SIZE = b"\xff\x4f\xff\x51"  # how a JPEG 2000's codestream begins (ITU T.800, A.5.1)
 _J2K_DEPTH = 42  # bytes on, of its first component, less 1; each has 3 bytes
 _AV1 = b"av1C"  # a box of AVIF (AV1-ISOBMFF 2.3.3)
 
@@ -41,7 +42,7 @@ def depth(image: Image.Image, stream: BinaryIO | None = None) -> int:
 
 
 def _jpeg2000(head: bytes) -> int:
-    at = head.find(_J2K_SIZE)
+    at = head.find(CODESTREAM)
     if at < 0:
         raise OSError("it has no codestream")
     bits = head[at + _J2K_DEPTH :: 3][: int.from_bytes(head[at + 40 : at + 42])]

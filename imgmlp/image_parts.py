@@ -15,7 +15,7 @@ PNG_START = b"\x89PNG\r\n\x1a\n"
 # Without what fills up before a marker; none inside of a scan.
 _MARKER = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])")
 _JP2_START = b"\0\0\0\x0cjP  \r\n\x87\n"
-_CODESTREAM = b"\xff\x4f\xff\x51"
+CODESTREAM = b"\xff\x4f\xff\x51"  # how a JPEG 2000's begins (ITU T.800, A.5.1)
 _TILE_PART = b"\xff\x90"
 _MOST = 2**18  # parts of a JPEG 2000 that are looked at
 _ENDLESS = 2**63
@@ -89,7 +89,7 @@ def tile_parts(stream: BinaryIO) -> Iterator[int]:
     Of the last one it need not be told.
     """
     at = _codestream(stream)
-    if _at(stream, at, 4) != _CODESTREAM:
+    if _at(stream, at, 4) != CODESTREAM:
         return
     at += 2
     found = False
@@ -114,7 +114,7 @@ def _codestream(stream: BinaryIO) -> int:
             size, begin = int.from_bytes(head[8:]), at + 16
         if head[4:8] == b"jp2c":
             return begin
-        if head.startswith(_CODESTREAM) or len(head) < 16 or not 8 <= size < _ENDLESS - at:
+        if head.startswith(CODESTREAM) or len(head) < 16 or not 8 <= size < _ENDLESS - at:
             break
         at += size
     return at

@@ -19,7 +19,7 @@ from imgmlp.codec.bitstream.range_coder import Decoder, Encoder, make_tables
 from imgmlp.codec.latent import probabilities
 from imgmlp.codec.latent.latents import MARGIN, Waves, neighbour_offsets, pad, pad_maps
 from imgmlp.codec.latent.model import VALUE_BITS, ModelShape, Quantized
-from imgmlp.engine import AnyDevice, Device, RawKernel, Tensor, open_unasked
+from imgmlp.engine import AnyDevice, Device, RawKernel, Tensor, list_devices, open_unasked
 from imgmlp.errors import DeviceError, OutOfMemoryError
 
 Array = np.ndarray[Any, Any]
@@ -38,6 +38,13 @@ def runs_alone(device: AnyDevice | None) -> Device | None:
     if not isinstance(device, Device):
         return None
     return device if device.lanes == "one" else _processor()
+
+
+def has_processor(device: AnyDevice) -> bool:
+    """Whether `runs_alone` should find one, without opening it, which takes a moment."""
+    if not isinstance(device, Device):
+        return False
+    return device.lanes == "one" or any(info.kind == "cpu" for info in list_devices())
 
 
 def prepare(shape: ModelShape, device: AnyDevice) -> Thread | None:

@@ -28,6 +28,7 @@ OTHER = 1.01  # times the weights, up or down, that make another attempt worth i
 LARGER = 1.03  # times the weights, at least, where too few missed a quality
 NEARBY = 0.7  # dB from the target, where a network may be brought to it with other bits
 ALIKE = 0.2  # doublings of the bits between attempts that say which of two networks is better
+AS_MANY = 1.03  # times the bits, up to which they are no more
 LESS = 0.97  # times the bits, of a network tried with fewer
 # Pixels of pictures, at most, of which another network may soon take the first one's place in a
 # limited time for a quality.
@@ -193,7 +194,7 @@ class SizeSearch:
         known = {n: [Known(p, dB) for p, dB, size in self.attempts if size == n] for n in sizes}
         needs = {size: rate_model.weights_for(goal, of) for size, of in known.items()}
         near = [n for n, of in known.items() if any(abs(o.psnr - goal) < NEARBY for o in of)]
-        most = LARGER * min((needs[size] for size in near), default=0.0)
+        most = AS_MANY * min((needs[size] for size in near), default=0.0)
         return {
             size: needs[size]
             for size, of in known.items()

@@ -345,6 +345,24 @@ def read_at_element_only(
     return all(n.op is not Op.BUFFER or n.arg is not target for n in toposort(indirect))
 
 
+def leaves(stores: Iterable[Store]) -> list[Node]:
+    """What the elementwise operations of stores' values begin with, but for constants: in the order
+    in which it is read."""
+    found: dict[Node, None] = {}
+    seen: set[Node] = set()
+    stack = [s.value for s in stores][::-1]
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.op in ELEMENTWISE:
+            stack += reversed(node.src)
+        elif node.op is not Op.CONST:
+            found[node] = None
+    return list(found)
+
+
 def waits(edges: Mapping[int, Set[int]], starts: Iterable[int], target: int) -> bool:
     """Whether a draft of `starts` is the target or runs after it; edges lead to those before."""
     stack = list(starts)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from imgmlp.engine.ir.conditions import conj
-from imgmlp.engine.ir.dtype import i32
+from imgmlp.engine.ir.dtype import DType, i32
 from imgmlp.engine.ir.graph import Node, const
 from imgmlp.engine.ir.index_values import index_value, negated, through, zero_outside
 from imgmlp.engine.ir.kernel import Store, access, part_begin
@@ -83,9 +83,13 @@ class Lowering:
         if valid is ONE:
             return self.value(source, inner, guard)
         found = self.value(source, inner, conj(valid, guard))
-        zero = self.build.emit(U.CONST, node.dtype, (), 0)
-        chosen = self.build.emit(U.INDEX, i32, (), valid, [valid])
-        return self.build.emit(U.ALU, node.dtype, (chosen, found, zero), Op.WHERE)
+        return self.or_zero(valid, found, node.dtype)
+
+    def or_zero(self, condition: Expr, value: int, dtype: DType) -> int:
+        """The value where the condition is 1, else 0."""
+        zero = self.build.emit(U.CONST, dtype, (), 0)
+        chosen = self.build.emit(U.INDEX, i32, (), condition, [condition])
+        return self.build.emit(U.ALU, dtype, (chosen, value, zero), Op.WHERE)
 
     def _masked(self, node: Node, indices: tuple[Expr, ...], guard: Expr) -> int | None:
         """A selection between a load and zero, by indices alone: nothing else is read."""

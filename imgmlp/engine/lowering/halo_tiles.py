@@ -96,7 +96,7 @@ class _Near(Lowering):
             found, guard = self.build.effect(U.LANE, (array,), place, f32), conj(valid, guard)
         else:  # where that is not valid are zeros
             found = self.build.emit(U.LANE, f32, (array,), place, [place])
-        return found if guard is self.there else _or_zero(self.build, guard, found)
+        return found if guard is self.there else self.or_zero(guard, found, f32)
 
 
 def tiled_kernel(tiled: Tiled, build: Builder, target: Target) -> tuple[int, int]:
@@ -133,19 +133,19 @@ def tiled_kernel(tiled: Tiled, build: Builder, target: Target) -> tuple[int, int
                 array, begin = found[arrays.holding[number, n]], window.begins[number, n]
                 one = _Kept(array, begin, around, height + 2 * around, width + 2 * around)
                 local.kept.setdefault(kernel.stores[n].target, []).append(one)
-                kept = _or_zero(build, there, value)
+                kept = near.or_zero(there, value, f32)
                 with _where(build, "z", one.has(cell)):
                     build.effect(U.KEEP, (array, kept), one.at(cell), f32)
             pairs = zip(kernel.stores, values, strict=True)
             stored = [(s, value) for s, value in pairs if not isinstance(s.target, LocalBuffer)]
             if stored:
-                own = [
+                rest = [
                     at_least(row, 0),
                     less(row, height),
                     at_least(column, 0),
                     less(column, width),
                 ]
-                with _where(build, "y", conj(there, less(left + column, pitch), *own)):
+                with _where(build, "y", conj(there, less(left + column, pitch), *rest)):
                     put(build, [s for s, _ in stored], [value for _, value in stored], indices)
         build.close(2)
     build.close()
@@ -174,15 +174,11 @@ def _defined(build: Builder, name: str, value: Expr, count: int) -> Var:
     return Var(name, 0, count - 1)
 
 
-def _or_zero(build: Builder, condition: Expr, value: int) -> int:
-    chosen = build.emit(U.INDEX, i32, (), condition, [condition])
-    zero = build.emit(U.CONST, f32, (), 0.0)
-    return build.emit(U.ALU, f32, (chosen, value, zero), Op.WHERE)
-
-
 @contextmanager
 def _where(build: Builder, name: str, condition: Expr) -> Iterator[None]:
     """What is done under a condition."""
-    build.open(Range(name, 1, limit=None if condition is ONE else condition))
+    if condition is not ONE:
+        build.open(Range(name, 1, limit=condition))
     yield
-    build.close()
+    if condition is not ONE:
+        build.close()

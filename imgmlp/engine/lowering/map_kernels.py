@@ -13,8 +13,7 @@ from collections.abc import Sequence
 
 from imgmlp.engine.ir.conditions import conj, less
 from imgmlp.engine.ir.graph import Node
-from imgmlp.engine.ir.kernel import Kernel
-from imgmlp.engine.ir.op import ELEMENTWISE
+from imgmlp.engine.ir.kernel import Kernel, leaves
 from imgmlp.engine.ir.symbolic import ONE, Const, Expr, Var, unravel
 from imgmlp.engine.ir.target import GPU_LANES
 from imgmlp.engine.ir.uops import Range, U
@@ -122,7 +121,7 @@ def _lies_well(kernel: Kernel) -> bool:
     time from as many lines of the cache; so it would where neighbours are apart.
     """
     well = ill = 0
-    for leaf in _leaves(kernel):
+    for leaf in leaves(kernel.stores):
         indices, offsets = offsets_read(leaf)
         for offset in offsets:
             along = abs(stride(offset, indices, indices[-1])) if indices else 0
@@ -159,7 +158,7 @@ def _crossed(kernel: Kernel) -> tuple[int, list[Node]] | None:
     if not long or shape[-1] < LINE:
         return None
     found: list[tuple[int, Node]] = []
-    for leaf in _leaves(kernel):
+    for leaf in leaves(kernel.stores):
         indices, offsets = offsets_read(leaf)
         for offset in offsets:
             if abs(stride(offset, indices, indices[-1])) > 1:
@@ -169,23 +168,6 @@ def _crossed(kernel: Kernel) -> tuple[int, list[Node]] | None:
         return None
     axis = found[0][0]
     return axis, list(dict.fromkeys(leaf for a, leaf in found if a == axis))
-
-
-def _leaves(kernel: Kernel) -> list[Node]:
-    """What elementwise operations of a kernel begin with."""
-    found: dict[Node, None] = {}
-    seen: set[Node] = set()
-    stack = [s.value for s in reversed(kernel.stores)]
-    while stack:
-        node = stack.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if node.op in ELEMENTWISE:
-            stack += reversed(node.src)
-        else:
-            found[node] = None
-    return list(found)
 
 
 def stride(offset: Expr, indices: Sequence[Var], index: Var) -> int:

@@ -8,6 +8,7 @@ nobody. That pays on a GPU, whose groups have local memory.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from functools import cached_property
 
 from imgmlp.engine.ir.conditions import at_least, conj, less
 from imgmlp.engine.ir.dtype import f32
-from imgmlp.engine.ir.graph import Buffer, Node, Shape, buffer, make, move, toposort
+from imgmlp.engine.ir.graph import Buffer, Node, Shape, buffer, move, substitute, toposort
 from imgmlp.engine.ir.index_values import through
 from imgmlp.engine.ir.kernel import (
     Kernel,
@@ -26,10 +27,11 @@ from imgmlp.engine.ir.kernel import (
     Tiled,
     access,
     is_plain,
+    leaves,
     part_begin,
 )
 from imgmlp.engine.ir.local_memory import LocalBuffer
-from imgmlp.engine.ir.op import ELEMENTWISE, Op
+from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import ONE, Const, Expr, Var, split, unravel
 from imgmlp.engine.ir.target import LOCAL
 from imgmlp.engine.passes.horizontal_fusion import MOST_BUFFERS
@@ -91,7 +93,8 @@ def _launches(chain: Sequence[Kernel], procedure: Procedure) -> Sequence[Launch]
     chain = _elsewhere(chain, own)
     ways = (Window.of(members) for members in (_with_copies(chain), chain))
     window = next(window for window in ways if window and _fits(window))
-    return [Tiled("tiled", window.members, window.pitch, window.halos, _tiles(window)[0])]
+    assert window.tile is not None
+    return [Tiled("tiled", window.members, window.pitch, window.halos, window.tile)]
 
 
 # --- what is near ---
@@ -174,7 +177,7 @@ class Window:
         found = dict[Buffer, range]()
         for kernel in self.members:
             indices = unravel(Var("p", 0, math.prod(kernel.shape) - 1), kernel.shape)
-            for leaf in _leaves(kernel):
+            for leaf in leaves(kernel.stores):
                 source, moved = through(leaf)
                 offset, valid = moved.index(indices)
                 same = isinstance(offset, Const) and valid is ONE and source.dtype is f32
@@ -183,6 +186,21 @@ class Window:
                     ends = min(known.start, offset.lo), max(known.stop, offset.lo + 1)
                     found[source.arg] = range(*ends)
         return {b: elements for b, elements in found.items() if len(elements) <= MOST_SHARED}
+
+    @cached_property
+    def tile(self) -> tuple[int, int] | None:
+        """Rows and columns of tiles that have room, by which least is computed, if any have."""
+        height = -(-math.prod(self.members[0].shape) // self.pitch)
+        shared = sum(map(len, self.shared.values()))
+
+        def cost(size: tuple[int, int]) -> int:
+            tiles = -(-height // size[0]) * -(-self.pitch // size[1])
+            return tiles * sum((size[0] + 2 * h) * (size[1] + 2 * h) for h in self.halos)
+
+        for size in sorted(itertools.product(ROWS, COLUMNS), key=cost):
+            if (shared + sum(Arrays.of(self, size).sizes)) * f32.itemsize <= LOCAL:
+                return size
+        return None
 
     def store(self, value: Value) -> Store:
         return self.members[value[0]].stores[value[1]]
@@ -244,7 +262,7 @@ def _reads(
 ) -> list[Read] | None:
     """What it reads of some Buffers; None if that is anything else than elements beside its own."""
     indices, found = unravel(element, kernel.shape), list[Read]()
-    for leaf in _leaves(kernel):
+    for leaf in leaves(kernel.stores):
         if not any(n.op is Op.BUFFER and n.arg in places for n in toposort([leaf])):
             continue
         source, moved = through(leaf)
@@ -259,14 +277,6 @@ def _reads(
             return None
         found.append(Read(places[source.arg][begin], away, valid is inside))
     return found
-
-
-def _leaves(kernel: Kernel) -> list[Node]:
-    """What elementwise operations of a kernel begin with."""
-    below = toposort(
-        [s.value for s in kernel.stores], lambda n: n.src if n.op in ELEMENTWISE else ()
-    )
-    return [n for n in below if n.op not in ELEMENTWISE and n.op is not Op.CONST]
 
 
 # --- local memory ---
@@ -322,17 +332,13 @@ def _part(place: Node, number: int, shape: Shape) -> Node:
 
 def _elsewhere(chain: Sequence[Kernel], moved: Mapping[Buffer, LocalBuffer]) -> list[Kernel]:
     """The same kernels where Buffers are others."""
-    roots = [node for k in chain for s in k.stores for node in (s.place, s.value)]
-    done: dict[Node, Node] = {}
-    for n in toposort(roots):
-        if n.op is Op.BUFFER:
-            done[n] = moved[n.arg].place if n.arg in moved else n
-        else:
-            done[n] = make(n.op, tuple(done[s] for s in n.src), n.arg, n.shape, n.dtype)
-    return [
-        replace(k, stores=tuple(Store(done[s.place], done[s.value]) for s in k.stores))
-        for k in chain
-    ]
+    others = {buffer(b): local.place for b, local in moved.items()}
+
+    def store(s: Store) -> Store:
+        place, value = substitute([s.place, s.value], others)
+        return Store(place, value)
+
+    return [replace(k, stores=tuple(map(store, k.stores))) for k in chain]
 
 
 @dataclass(frozen=True)
@@ -362,19 +368,4 @@ def _fits(window: Window) -> bool:
     """Whether what it reads is near, and has room in local memory."""
     kinds = {window.store(value).value.dtype for value in window.last}
     small = window.pitch > 0 and max(window.halos) <= MOST_HALO
-    return small and kinds == {f32} and bool(_tiles(window))
-
-
-def _tiles(window: Window) -> list[tuple[int, int]]:
-    """Rows and columns of the tiles that have room, those first by which least is computed."""
-    pitch, halos = window.pitch, window.halos
-    height = -(-math.prod(window.members[0].shape) // pitch)
-
-    def cost(size: tuple[int, int]) -> int:
-        tiles = -(-height // size[0]) * -(-pitch // size[1])
-        return tiles * sum((size[0] + 2 * h) * (size[1] + 2 * h) for h in halos)
-
-    sizes = [(rows, columns) for rows in ROWS for columns in COLUMNS]
-    shared = sum(map(len, window.shared.values()))
-    taken = {size: shared + sum(Arrays.of(window, size).sizes) for size in sizes}
-    return sorted((size for size in sizes if taken[size] * f32.itemsize <= LOCAL), key=cost)
+    return small and kinds == {f32} and window.tile is not None

@@ -13,8 +13,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from imgmlp.engine.ir.graph import Buffer, Node, Shape, const, make, move, toposort
-from imgmlp.engine.ir.kernel import KernelDraft, Store, access, is_plain, storage
-from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, Op
+from imgmlp.engine.ir.kernel import KernelDraft, Store, access, is_plain, leaves, storage
+from imgmlp.engine.ir.op import MOVEMENT, Op
 from imgmlp.engine.ir.symbolic import Var
 
 MOST_PARTS = 4  # of a concatenation; what follows is written out for each of them
@@ -62,29 +62,21 @@ def _cut(draft: KernelDraft, shape: Shape, parts: Sequence[Parts]) -> list[Store
     """A kernel's stores for each part; none if one reads more of the parts than its own element."""
     found = []
     for number, own in enumerate(parts):
-        leaves: dict[Node, Node] = {}
-        for node in _leaves(draft):
+        places: dict[Node, Node] = {}
+        for node in leaves(draft.stores):
             moved = _part_of(node, number, shape)
             if any(n.op is Op.BUFFER and n.arg in own for n in toposort([node])):
                 place = own.get(storage(node)) if _base(node).op is Op.BUFFER else None
                 if place is None or not _same(moved, place):
                     return []
                 moved = place
-            leaves[node] = moved
+            places[node] = moved
         for store in draft.stores:
             place = _part_of(store.place, number, shape)
             if not is_plain(place):
                 return []
-            found.append(Store(place, _value(store.value, shape, leaves), store.adds))
+            found.append(Store(place, _value(store.value, shape, places), store.adds))
     return found
-
-
-def _leaves(draft: KernelDraft) -> list[Node]:
-    """What elementwise operations of a kernel begin with."""
-    below = toposort(
-        [s.value for s in draft.stores], lambda n: n.src if n.op in ELEMENTWISE else ()
-    )
-    return [n for n in below if n.op not in ELEMENTWISE and n.op is not Op.CONST]
 
 
 def _base(node: Node) -> Node:

@@ -568,6 +568,17 @@ def test_a_processor_reads_latents_for_a_device_of_many_lanes() -> None:
     assert latents_kernel.runs_alone(open_device("numpy")) is None
 
 
+def test_whether_there_is_a_processor_is_known_without_opening_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    beside, alone = open_mapping("group"), open_mapping("one")
+    monkeypatch.setattr(latents_kernel, "open_unasked", lambda _: pytest.fail("opened"))
+    devices = [beside, alone, open_device("numpy")]
+    assert [latents_kernel.has_processor(one) for one in devices] == [True, True, False]
+    monkeypatch.setattr(latents_kernel, "list_devices", list)
+    assert [latents_kernel.has_processor(one) for one in devices] == [False, True, False]
+
+
 def test_numpy_reads_latents_where_the_processor_has_no_driver(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -535,12 +535,12 @@ def test_a_time_limit_has_as_many_steps_as_fit_and_never_next_to_none(
     assert least <= found.fitting(10.0, pace) <= most
 
 
-@pytest.mark.parametrize(("kernel", "seconds"), [(object(), 0.6), (None, 1.6)])
+@pytest.mark.parametrize(("kernel", "seconds"), [(True, 0.6), (False, 1.6)])
 def test_a_time_limit_leaves_time_for_coding_by_numpy_where_there_is_no_kernel(
-    kernel: object, seconds: float, monkeypatch: pytest.MonkeyPatch
+    kernel: bool, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As beside a GPU whose processor has no driver."""
-    monkeypatch.setattr(lengths, "runs_alone", lambda _: kernel)
+    monkeypatch.setattr(lengths, "has_processor", lambda _: kernel)
     monkeypatch.setattr("time.perf_counter", lambda: 100.0)
     work, picture = Workload(0, seconds=10.0), Picture(np.zeros((500, 500, 3), np.uint8))
     made = picture, Goal("lambda", 1e-3), work, open_device("numpy"), Run(began=100.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 
-from imgmlp.codec.latent.latents_kernel import runs_alone
+from imgmlp.codec.latent.latents_kernel import has_processor
 from imgmlp.codec.latent.training.bit_allocation import FIRST_TRIALS, trials
 from imgmlp.codec.latent.training.forms import (
     SMALL_PICTURE,
@@ -361,7 +361,7 @@ class Lengths:
 
     def _checking(self, pace: float) -> float:
         """Seconds that writing a file and decoding it take."""
-        coding = CODING_BY_NUMPY if runs_alone(self.device) is None else CODING
+        coding = CODING if has_processor(self.device) else CODING_BY_NUMPY
         return CHECKING * pace + coding * self.pixels + STARTING
 
     def _seconds(self, steps: int, pace: float) -> float:
