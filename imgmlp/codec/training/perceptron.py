@@ -27,8 +27,39 @@ def _clamped(x: Tensor) -> Tensor:
     return (x * 0.25 + 0.5).maximum(0.0).minimum(1.0)
 
 
-def perceptron(x: Tensor, layers: Sequence[Tensor]) -> Tensor:
-    """[rows, inputs] -> [rows, outputs]; weights [inputs, outputs] and biases take turns."""
+class Linear(Function):
+    """x @ weight + bias, whose gradients are those that some of the rows give, so many times over.
+
+    x [rows, inputs], weight [inputs, outputs], bias [outputs]; `chosen` [rows, 1] says which rows
+    these are, `times` [] how many there are of each. x has its own gradient in all rows.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Context, x: Tensor, weight: Tensor, bias: Tensor, chosen: Tensor, times: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight, chosen, times)
+        return x @ weight + bias
+
+    @staticmethod
+    def backward(ctx: Context, g: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        x, weight, chosen, times = ctx.saved_tensors
+        some = Tensor.where(chosen, g, 0.0)
+        by_weight, by_bias = x.permute(1, 0) @ some, some.sum(0)
+        return g @ weight.permute(1, 0), by_weight * times, by_bias * times, None, None
+
+
+def perceptron(
+    x: Tensor, layers: Sequence[Tensor], some: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
+    """[rows, inputs] -> [rows, outputs]; weights [inputs, outputs] and biases take turns.
+
+    Their gradients are of all rows, or of `some` as `Linear` has it.
+    """
+
+    def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return x @ weight + bias if some is None else Linear.apply(x, weight, bias, *some)
+
     for weight, bias in zip(layers[:-2:2], layers[1:-2:2], strict=True):
-        x = Activation.apply(x @ weight + bias)
-    return x @ layers[-2] + layers[-1]
+        x = Activation.apply(linear(x, weight, bias))
+    return linear(x, layers[-2], layers[-1])

@@ -38,13 +38,13 @@ class Store:
 
 @dataclass(frozen=True)
 class Guard:
-    """A kernel does nothing unless the bool that stands at `place` is as wanted."""
+    """A kernel does nothing unless a bool is as wanted; in a Block, nothing for a tile."""
 
-    place: Node
+    condition: Node
     wanted: bool
 
     def __str__(self) -> str:
-        return f"{'if' if self.wanted else 'unless'} {_element(self.place)}"
+        return f"{'if' if self.wanted else 'unless'} {_expression(self.condition)}"
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Kernel:
 
     def reads(self) -> list[Buffer]:
         nodes = toposort(
-            [*(guard.place for guard in self.guards), *(s.value for s in self.all_stores())]
+            [*(guard.condition for guard in self.guards), *(s.value for s in self.all_stores())]
         )
         return list(dict.fromkeys(n.arg for n in nodes if n.op is Op.BUFFER))
 

@@ -14,6 +14,7 @@ from imgmlp.engine.ir.dtype import i32
 from imgmlp.engine.ir.graph import Buffer
 from imgmlp.engine.ir.kernel import Block, Fused, Kernel, Launch, Persistent, Tiled
 from imgmlp.engine.ir.op import Op
+from imgmlp.engine.ir.symbolic import Var
 from imgmlp.engine.ir.target import GPU_LANES, MOST_UNITS, Lanes, Multiply, Target
 from imgmlp.engine.ir.uops import Builder, Code, Range, U, UOp
 from imgmlp.engine.ir.usage_errors import misuse
@@ -52,7 +53,7 @@ def linearize(kernel: Launch, target: Target, beside: bool = False) -> Code:
     else:
         lower = Lowering(build, kernel.core, target, beside=beside)
         for guard in kernel.guards:
-            build.effect(U.GUARD, (lower.value(guard.place, ()),), guard.wanted)
+            build.effect(U.GUARD, (lower.value(guard.condition, ()),), guard.wanted)
         sizes = _body(kernel, lower)
     code = Code(kernel.name, build.finish(), build.buffers, *sizes)
     _check_indices(code)
@@ -148,12 +149,15 @@ def _block(block: Block, build: Builder, target: Target) -> tuple[int, int]:
     _wait(build, lanes)
     build.open(Range("tile", block.tiles, "share"))
     order = _Order(build, lanes)
-    for kernel in block.kernels:
+    for number, kernel in enumerate(block.kernels):
         order.before(kernel, kernel not in kept)
         if kernel in kept:
             kept[kernel].add(inside(kernel))
         else:
-            _body(kernel, inside(kernel))
+            lower = inside(kernel)
+            _enter(kernel, lower, number)
+            _body(kernel, lower)
+            build.close(len(kernel.guards))
     _wait(build, lanes)
     build.close()
     for kernel, sums in kept.items():
@@ -162,6 +166,17 @@ def _block(block: Block, build: Builder, target: Target) -> tuple[int, int]:
     build.close()
     local = 1 if lanes == "one" else GPU_LANES
     return block.groups * local, local
+
+
+def _enter(kernel: Kernel, lower: Lowering, number: int) -> None:
+    """Open a loop of one round for each guard of a kernel in a block, or of none."""
+    build = lower.build
+    for depth, guard in enumerate(kernel.guards):
+        found, name = lower.value(guard.condition, ()), f"holds{number}_{depth}"
+        build.define(name, found, build.depth[found])
+        holds = Var(name, 0, 1)
+        limit = holds if guard.wanted else 1 - holds
+        build.open(Range(f"once{number}_{depth}", 1, limit=limit), holds=True)
 
 
 def _targets(kernels: Iterable[Kernel]) -> set[Buffer]:

@@ -81,7 +81,7 @@ class _Kernel:
         self.known: dict[tuple[Node, int, int], tuple[Any, ...]] = {}
 
     def run(self) -> None:
-        if any(bool(self.value(g.place, (), None)) != g.wanted for g in self.kernel.guards):
+        if any(bool(self.value(g.condition, (), None)) != g.wanted for g in self.kernel.guards):
             return
         self._store("i", self.kernel.stores, self.kernel.shape)
         if self.kernel.totals:

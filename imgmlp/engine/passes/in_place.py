@@ -73,7 +73,7 @@ def _only_copies(draft: KernelDraft, state: Buffer, place: Buffer) -> bool:
 
 
 def _reads_at_element_only(writer: KernelDraft, state: Buffer) -> bool:
-    if any(storage(guard.place) is state for guard in writer.guards):
+    if any(storage(guard.condition) is state for guard in writer.guards):
         return False
     if writer.loop is not None:
         return state not in writer.old

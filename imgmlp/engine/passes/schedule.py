@@ -95,13 +95,13 @@ class _Scheduler:
         values = substitute(body.values, dict(zip(body.parameters, places, strict=True)))
         carried = [storage(place) for place in places[: len(values)]]
         updates = [(s, v) for s, v in zip(carried, values, strict=True) if v is not buffer(s)]
-        lasting = frozenset(storage(p) for p in (*places, *(guard.place for guard in guards)))
+        lasting = frozenset(storage(p) for p in (*places, *(guard.condition for guard in guards)))
         return Loop(body.count, self.procedure(updates, guards), lasting)
 
 
 def _leave_out(drafts: Sequence[KernelDraft], lasting: Set[Buffer]) -> None:
     """Store nothing that nobody reads, as its readers have become part of its kernel."""
-    wanted = [guard.place for d in drafts for guard in d.guards]
+    wanted = [guard.condition for d in drafts for guard in d.guards]
     for d in drafts:
         wanted += d.loop.places if d.loop is not None else ()
         wanted += [s.value for s in (*d.stores, *d.totals)] + ([d.sums.value] if d.sums else [])
@@ -115,7 +115,7 @@ def freeze(draft: KernelDraft, number: int, guards: frozenset[Guard] = frozenset
     """A finished kernel, named by its number and what is inside."""
     kind = {None: "map", Op.DOT: "product"}.get(draft.core.op if draft.core else None, "reduce")
     name = f"k{number}_{'rows' if draft.rows else kind}"
-    ordered, totals = tuple(sorted(guards, key=lambda g: g.place.number)), tuple(draft.totals)
+    ordered, totals = tuple(sorted(guards, key=lambda g: g.condition.number)), tuple(draft.totals)
     stores = tuple(draft.stores)
     return Kernel(name, draft.shape, stores, draft.core, draft.sums, ordered, draft.rows, totals)
 

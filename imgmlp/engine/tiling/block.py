@@ -26,6 +26,7 @@ from imgmlp.engine.passes.row_fusion import fuse_rows
 from imgmlp.engine.passes.schedule import freeze, schedule
 from imgmlp.engine.tiling.batch_axis import Kind, Kinds, best
 from imgmlp.engine.tiling.batch_last import factors_batch_last
+from imgmlp.engine.tiling.left_out import guarded
 from imgmlp.engine.tiling.partial_sums import PartialSums
 from imgmlp.engine.tiling.prologue import group_buffer
 from imgmlp.engine.tiling.staging import bring
@@ -184,9 +185,16 @@ class _Plan:
                 return fewer, found
         return cut, kernels if rows == cut.rows else self._scheduled(cut, after)
 
-    def _scheduled(self, cut: Cut, after: Sequence[Node]) -> list[Kernel]:
-        """The kernels of one tile; sets what comes before and after for this cut."""
-        self.tile = Tile(self.kinds, cut, self.target.lanes, self.last)
+    def _scheduled(
+        self, cut: Cut, after: Sequence[Node], chooses: bool | None = None
+    ) -> list[Kernel]:
+        """The kernels of one tile; sets what comes before and after for this cut.
+
+        Where it `chooses`, tiles are left out of sums to which they add nothing.
+        """
+        if chooses is None:  # what the only tile of a group leaves is its sum, so it must be there
+            chooses = self.target.lanes == "one" and cut.tiles > cut.groups
+        self.tile = Tile(self.kinds, cut, self.target.lanes, self.last, chooses)
         self.partial = PartialSums(self.sums, after, cut.groups)
         given = {self.tile.value(n): self.partial.place(n) for n in self.sums}
         self.finished: dict[Node, Node] = {}  # ROW values with all rows, in memory
@@ -194,6 +202,13 @@ class _Plan:
         for node in self.rows:
             self._finish(node, cut, given)
         kernels, self.ready = _kernels(given, cut.groups, self.target)
+        if self.tile.when:
+            when = {self.partial.place(n): found for n, found in self.tile.when.items()}
+            alike = len({self.tile.value(n) for n in self.sums}) < len(self.sums)
+            kept = None if alike else guarded(kernels, when)
+            if kept is None:
+                return self._scheduled(cut, after, chooses=False)
+            kernels = kept
         targets = set(self.partial.buffers.values())
         replaced = self.partial.totals() | self.finished
         left = [(s, v) for s, v in self.updates if s not in self.direct]

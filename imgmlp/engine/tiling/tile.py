@@ -26,6 +26,7 @@ from imgmlp.engine.ir.target import Lanes
 from imgmlp.engine.passes.materialize import Graph, is_plain_chain, whole_buffer
 from imgmlp.engine.tiling.batch_axis import Kind, Kinds
 from imgmlp.engine.tiling.batch_last import TURNED, computed_transposed, of_rows, transposed
+from imgmlp.engine.tiling.left_out import chosen
 from imgmlp.engine.tiling.prologue import ALIGN, Prologue, at_hand, is_light
 
 EVEN = 4  # tiles of each group from which one more or less matters little
@@ -50,11 +51,21 @@ class Cut:
 class Tile:
     """The same values for one tile of rows; `before` collects what must be computed first.
 
-    With `last`, factors whose last axis is the batch, values of two axes are computed so too.
+    With `last`, factors whose last axis is the batch, values of two axes are computed so too. If it
+    `chooses`, what is added to an ACC value is a bool's matter in `when` for some of them.
     """
 
-    def __init__(self, kinds: Kinds, cut: Cut, lanes: Lanes, last: Set[Node] = frozenset()) -> None:
+    def __init__(
+        self,
+        kinds: Kinds,
+        cut: Cut,
+        lanes: Lanes,
+        last: Set[Node] = frozenset(),
+        chooses: bool = False,
+    ) -> None:
         self.kinds, self.cut, self.lanes, self.last = kinds, cut, lanes, last
+        self.chooses = chooses and cut.even
+        self.when: dict[Node, Node] = {}
         self.before: dict[Node, Node] = {}
         self.prologue = Prologue(cut.groups)
         self.done: dict[Node, Node] = {}
@@ -120,6 +131,8 @@ class Tile:
         axis = self.kinds.axis(node, len(node.shape))
         if axis is None and not self.cut.even:
             src = (*src[:-1], self._masked(src[-1], self.kinds.source_axis(node, len(src) - 1)))
+        if axis is None and self.chooses:
+            src = self._chosen(node, src)
         if node.op is Op.GATHER and self.lanes == "group" and _is_costly(src[1]):
             src = (src[0], contiguous(src[1]))  # not once for each element of a row
         if node.op is Op.SUM and self.lanes == "one" and _calls(src[0]):
@@ -133,6 +146,14 @@ class Tile:
             return transposed(src[0])
         found = make(node.op, src, arg, shape, node.dtype)
         return computed_transposed(found) if self.last and of_rows(node, self.kinds) else found
+
+    def _chosen(self, node: Node, src: tuple[Node, ...]) -> tuple[Node, ...]:
+        """What an ACC value sums where the bool holds that says whether the tile adds to it."""
+        for slot, terms in enumerate(src):
+            if found := chosen(terms):
+                self.when[node], terms = found
+                return (*src[:slot], terms, *src[slot + 1 :])
+        return src
 
     def _source(self, node: Node, slot: int) -> Node:
         source = node.src[slot]

@@ -845,6 +845,41 @@ def test_every_second_step_sees_the_noise_before_it_with_the_other_sign(
     assert np.array_equal(at(apart - 1), first)
 
 
+def test_one_of_four_tiles_tells_what_networks_should_be() -> None:
+    """Gradients of four steps, in each of which other tiles tell them, are those of all tiles in
+    the mean; latents have the same as ever."""
+    side = int(math.sqrt(latent_step.MANY))
+    pixels = np.random.default_rng(3).integers(0, 256, (side, side, 3), np.uint8)
+    step = LatentStep(pixels, 1, open_device("numpy"), **NARROW)
+    step.write_grids([draw(*size, seed=n) for n, size in enumerate(step.shape.grids)])
+    before, found, moved = step.state(), list[np.ndarray](), list[list[np.ndarray]]()
+    for turn, tiles in enumerate([1, 4, 4, 4, 4]):
+        step.restore(before)
+        step.count.write(np.uint32(turn))
+        step.steer(Control(1e-3, noise=0.0, tiles=tiles))
+        step.run(1)
+        found.append(networks_of(step.program.read("slopes"), step.shapes))
+        moved.append(step.grids())
+    every, *parts = found
+    for name, values in every.items():
+        mean = np.mean([part[name] for part in parts], 0)
+        assert np.abs(mean - values).max() <= 1e-5 * np.abs(values).max(), name
+        apart = max(np.abs(part[name] - values).max() for part in parts)
+        sampled = name.startswith(("entropy", "synthesis"))
+        assert (apart > 1e-3 * np.abs(values).max()) == sampled, name
+    for grids in moved[1:]:
+        assert all(np.array_equal(a, b) for a, b in zip(grids, moved[0], strict=True))
+
+
+def test_a_gpu_and_small_pictures_take_all_tiles() -> None:
+    """Whose program does not ask, which has no more sums than another's."""
+    small = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
+    assert small._telling(latent_step.MANY - 1) is None
+    assert small._telling(latent_step.MANY) is not None
+    small.device = cast(AnyDevice, SimpleNamespace(lanes="group"))
+    assert small._telling(latent_step.MANY) is None
+
+
 def test_a_run_that_stopped_goes_on_bit_for_bit() -> None:
     device = open_device("numpy")
     whole, parted, rest = (LatentStep(picture(), 1, device) for _ in range(3))
@@ -1023,7 +1058,7 @@ def test_gradients_of_the_worst_picture_are_no_infinite_halves(
     """
     outputs: list[Tensor] = []
 
-    def recorded(x: Tensor, layers: list[Tensor]) -> Tensor:
+    def recorded(x: Tensor, layers: list[Tensor], *some: Any) -> Tensor:
         for n in range(0, len(layers), 2):
             outputs.append((Activation.apply(x) if n else x) @ layers[n] + layers[n + 1])
             x = outputs[-1]

@@ -27,7 +27,7 @@ from imgmlp.codec.latent.model import (
     networks_of,
     usual_levels,
 )
-from imgmlp.codec.latent.plane import AROUND, LEAST, Extent, Plane
+from imgmlp.codec.latent.plane import AROUND, LEAST, TILE, Extent, Plane
 from imgmlp.codec.latent.starts import start_of
 from imgmlp.codec.latent.training import hyperlatents, operations, upsampling
 from imgmlp.codec.training.checkpoint import Resumable
@@ -71,6 +71,9 @@ SCALED = 0.25  # what times lambda the loss is in gradients
 # in a sample then, and halves end at 64 times that, which is left for what networks make of it.
 MOST_SCALED = 2.0**9
 IN_LEAST = 6  # grids of all pictures in the smallest room, as many as those that fill it have
+# Values of the plane, at least, of which some tell what weights of networks should be; a GPU, whose
+# lanes go on together, takes all.
+MANY = 2**16
 CLIP = 0.1  # most that the norm of the networks' gradient, for a mean over pixels, may be
 
 
@@ -96,9 +99,10 @@ class Control:
     rounding: bool = False
     shared: float = 1 / 3  # the power of how many windows there are by which networks' rate is less
     apart: int = 1  # steps of the program from one of a latent to its next
+    tiles: int = 1  # of which one tells the gradients of networks' weights, where it may
 
     def array(self, channels: int, pixels: int, weights: float) -> Array:
-        """float32 [13], as the device wants it, of a step of so many pixels and samples of each,
+        """float32 [14], as the device wants it, of a step of so many pixels and samples of each,
         where bits of weights cost so many times lambda.
         """
         t = self.temperature
@@ -107,7 +111,7 @@ class Control:
         scale = min(max(SCALED / max(self.price, 1e-9), 1.0), MOST_SCALED * channels)
         rates = [self.latents, self.networks, self.price, float(self.rounding), scale]
         larger = max(MEANT / max(self.price, 1e-9), 1.0)
-        last = CLIP * pixels, weights, larger, self.apart
+        last = CLIP * pixels, weights, larger, self.apart, self.tiles
         return np.array([*soft, *rates, *last], np.float32)
 
 
@@ -330,13 +334,22 @@ class LatentStep(Resumable):
         if self.shape.hyper:
             above = hyperlatents.above(seen, self.plane, self.levels, self._enlarged)
             contexts = Tensor.concat([contexts, above], 0)
-        found = perceptron(contexts.permute(1, 0), layers)  # [places, 2]
+        found = perceptron(contexts.permute(1, 0), layers, self._telling(self.plane.places))
         seen, own = (
             values.reshape(-1)[self.plane.first : self.plane.first + self.plane.places]
             for values in (seen, self.own)
         )
         bits = operations.Bits.apply(seen, found[:, 0], found[:, 1])
         return (bits * own).sum()
+
+    def _telling(self, rows: int) -> tuple[Tensor, Tensor] | None:
+        """Which of so many rows tell the gradients of a network's weights, [rows, 1], those of
+        other tiles in every step, and for how many each of them stands; None for all of them."""
+        if self.device.lanes == "group" or rows < MANY:
+            return None
+        times = self.control[13]
+        turn = (Tensor.arange(rows) // TILE).cast(dtype.u32) + self.count
+        return (turn % times.cast(dtype.u32)).eq(0).reshape(rows, 1), times
 
     def _answer(
         self, seen: Tensor, synthesis: list[Tensor], convolutions: list[Tensor],
@@ -345,7 +358,8 @@ class LatentStep(Resumable):
         """The picture, [channels, pixels of the plane]."""
         x = self._maps(seen, taps).permute(1, 0)
         inside = self.inside.reshape(1, -1)
-        y = perceptron(x, synthesis).permute(1, 0) * inside  # [channels, pixels]
+        y = perceptron(x, synthesis, self._telling(x.shape[0]))  # [pixels, channels]
+        y = y.permute(1, 0) * inside
         ones = (self.channels, 1)
         w, b, w2, b2 = convolutions
         z = operations.Convolution.apply(y, w, self.plane) + b.reshape(*ones)

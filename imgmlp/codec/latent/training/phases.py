@@ -74,6 +74,7 @@ PRICED, BY_PRICE, FINEST, WORTH, SPARE = 8e-4, 0.4, 16.0, 1.2, 4096
 SUITED = 1.2  # times finer or coarser that steps may be than they should
 SUITING = 0.35  # share of a run after which they are made so once more
 FINER = 2.0  # times that steps become so at once in a run; in a pass, where they should be that
+TILES = 4  # of which one tells gradients of networks, a processor's
 LAST = 1e-3  # of networks, once latents are rounded; falls to a tenth
 
 
@@ -83,7 +84,7 @@ def control(done: int, steps: int, price: float) -> Control:
     if done >= end:
         left = (steps - done) / max(steps - end, 1)
         last = LAST * 0.1 ** (1 - left)
-        return Control(price, latents=0.0, networks=last, rounding=True)
+        return Control(price, latents=0.0, networks=last, rounding=True, tiles=TILES)
     way = done / end
     cosine = 0.5 * (1 + math.cos(math.pi * way))
     faster = min(max(FEW / steps, 1.0) ** BY_FEWER, FASTER)
@@ -93,7 +94,7 @@ def control(done: int, steps: int, price: float) -> Control:
     calm = min(steps / HASTY, 1.0)
     quicker = float(np.interp(math.log(max(steps, 1)), np.log(LONGER), QUICKER))
     latents, networks = LATENTS * faster * quicker * cosine, NETWORKS / faster * calm * cosine
-    return Control(price, t * math.sqrt(calm), share, calm, latents, networks)
+    return Control(price, t * math.sqrt(calm), share, calm, latents, networks, tiles=TILES)
 
 
 def begin(step: LatentStep, pixels: Array, price: float, steps: int) -> None:

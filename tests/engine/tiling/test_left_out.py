@@ -1,0 +1,126 @@
+"""Tiles that add nothing to a sum over rows compute nothing for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import EMULATED, open_mapping
+
+from imgmlp.engine import AnyDevice, Program, Tensor
+from imgmlp.engine.ir.kernel import Block, Kernel
+
+ROWS = 2048  # 8 tiles of 256, four for each unit
+Chosen = Callable[[Any, Any], Any]  # of row numbers and a turn, int32
+
+
+@pytest.fixture(scope="module", params=["one", *EMULATED])
+def device(request: pytest.FixtureRequest) -> AnyDevice:
+    return open_mapping(request.param)
+
+
+def one_of_four(rows: Any, turn: Any) -> Any:
+    return (rows // 256 + turn) % 4 == 0
+
+
+def values(*shape: int) -> np.ndarray:
+    return np.random.default_rng(shape).uniform(-1, 1, shape).astype(np.float32)
+
+
+def mask(chosen: Chosen, turn: int, rows: int) -> np.ndarray:
+    """float64 [rows, 1]"""
+    found: np.ndarray = chosen(np.arange(rows), turn).reshape(rows, 1)
+    return found.astype(np.float64)
+
+
+def step(
+    device: AnyDevice, chosen: Chosen, rows: int = ROWS, also: bool = False
+) -> tuple[Program, Tensor]:
+    """Gradients of two layers' weights, by some rows; `also` by all of them. And the turn."""
+    x, goal = (Tensor(values(rows, n), device) for n in (24, 16))
+    first, second = Tensor(values(24, 16), device), Tensor(values(16, 16), device)
+    turn = Tensor(np.int32(1), device)
+    some = chosen(Tensor.arange(rows), turn).reshape(rows, 1)
+    hidden = (x @ first).maximum(0.0)
+    error = hidden @ second - goal
+    inner = Tensor.where(hidden > 0.0, error @ second.permute(1, 0), 0.0)
+    found = {"loss": error.square().sum()}
+    for name, read, slope in (("first", x, inner), ("second", hidden, error)):
+        kept = Tensor.where(some, slope, 0.0)
+        found[name], found[f"{name} bias"] = read.permute(1, 0) @ kept, kept.sum(0)
+        if also:
+            found[f"all of {name}"] = read.permute(1, 0) @ slope
+    return Program(device, {name: t.node for name, t in found.items()}, []), turn
+
+
+def wanted(some: np.ndarray, rows: int = ROWS) -> dict[str, np.ndarray]:
+    x, goal, first, second = (
+        values(*shape).astype(np.float64) for shape in ((rows, 24), (rows, 16), (24, 16), (16, 16))
+    )
+    hidden = np.maximum(x @ first, 0)
+    error = hidden @ second - goal
+    inner = (error @ second.T) * (hidden > 0)
+    found = {"loss": np.square(error).sum()}
+    for name, read, slope in (("first", x, inner), ("second", hidden, error)):
+        found[name], found[f"{name} bias"] = read.T @ (slope * some), (slope * some).sum(0)
+        found[f"all of {name}"] = read.T @ slope
+    return found
+
+
+def check(program: Program, expected: dict[str, np.ndarray]) -> None:
+    program.run()
+    for name in program.outputs:
+        scale = max(np.abs(expected[name]).max(), 1e-30)
+        assert np.abs(program.read(name) - expected[name]).max() <= 1e-5 * scale, name
+
+
+def guarded(program: Program) -> list[Kernel]:
+    (block,) = (k for k in program.stages.procedure.phases if isinstance(k, Block))
+    return [kernel for kernel in block.kernels if kernel.guards]
+
+
+def test_tiles_are_left_out_of_sums_to_which_they_add_nothing(device: AnyDevice) -> None:
+    program, turn = step(device, one_of_four)
+    for now in range(3):
+        turn.write(np.int32(now))
+        check(program, wanted(mask(one_of_four, now, ROWS)))
+
+
+def test_what_such_sums_need_is_all_that_is_guarded() -> None:
+    """A product of either layer, which adds up its bias as well, of terms as they are."""
+    program, _ = step(open_mapping("numpy:procedure"), one_of_four)
+    kernels = guarded(program)
+    assert len(kernels) == 2
+    for kernel in kernels:
+        assert kernel.sums is not None
+        assert "where" not in str(kernel.core)
+        assert {s.target.name for s in kernel.all_stores()} == {"partial_sums"}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rows"),
+    [
+        (lambda rows, turn: rows // 100 % 3 == turn, ROWS),  # not by whole tiles
+        (lambda rows, turn: rows % 2 == turn, ROWS),
+        (one_of_four, 1111),  # whose tiles have other rows
+        (one_of_four, 512),  # a tile for each unit, whose sums must be there
+    ],
+)
+def test_rows_that_tiles_do_not_share_are_chosen_one_by_one(
+    device: AnyDevice, chosen: Chosen, rows: int
+) -> None:
+    program, _ = step(device, chosen, rows)
+    assert not guarded(program)
+    check(program, wanted(mask(chosen, 1, rows), rows))
+
+
+def test_a_sum_over_all_rows_beside_it_takes_all_tiles(device: AnyDevice) -> None:
+    program, _ = step(device, one_of_four, also=True)
+    check(program, wanted(mask(one_of_four, 1, ROWS)))
+
+
+def test_no_tile_is_left(device: AnyDevice) -> None:
+    program, _ = step(device, lambda rows, turn: rows // 256 + 9 == turn)
+    check(program, wanted(np.zeros((ROWS, 1))))
