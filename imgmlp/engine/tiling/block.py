@@ -36,7 +36,10 @@ from imgmlp.engine.tiling.tile_memory import share
 MOST_ROWS = {"one": BLOCK_ROWS, "group": 64}
 LEAST_ROWS = {"one": 64, "group": 8}  # of a tile, where more tiles keep more units busy
 TILE_BYTES = {"one": 1 << 19, "group": 1 << 18}  # bytes that the rows of one tile may take
-GROUPS_A_UNIT = {"one": 1, "group": 4}
+GROUPS_A_UNIT = {"one": 1, "group": 4}  # to begin with
+# Of a CPU, whose threads take groups as they come while something else may have one of its cores:
+# so many, where each has tiles enough and all of them keep no more partial sums.
+TAKEN_IN_TURN, TILES_A_GROUP, MOST_SUMS = 8, 8, 1 << 18
 # Instead, where matrix units have several tiles for each group: with so few sums, which lanes keep
 # in registers, or with more. Float32's matrices are read where they are, from what is left of the
 # cache.
@@ -169,7 +172,14 @@ class _Plan:
             most = target.units * next(count for most, count in groups if sums <= most)
         if batch == target.aside:
             most = min(most, target.units * GROUPS_ASIDE)
-        return cut_batch(batch, rows, most)
+        cut = cut_batch(batch, rows, most)
+        return replace(cut, groups=self._in_turn(cut)) if target.lanes == "one" else cut
+
+    def _in_turn(self, cut: Cut) -> int:
+        """Groups of a CPU, a like number for each of its units."""
+        most = MOST_SUMS // max(1, sum(n.size for n in self.sums)), cut.tiles // TILES_A_GROUP
+        each = min(TAKEN_IN_TURN, *(n // self.target.units for n in most))
+        return max(cut.groups, each * self.target.units)
 
     def _nearer(
         self, cut: Cut, kernels: list[Kernel], after: Sequence[Node]

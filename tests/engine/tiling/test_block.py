@@ -307,6 +307,28 @@ def test_each_group_has_partial_sums_of_its_own(device: AnyDevice) -> None:
 
 
 @lowered_only
+@pytest.mark.parametrize(
+    ("rows", "width", "units", "groups"),
+    [
+        (256 * 64, 16, 2, 8),  # of eight tiles each
+        (256 * 71, 16, 2, 8),  # of nine, and one of eight
+        (256 * 400, 16, 2, 16),  # no more of them
+        (256 * 400, 16, 5, 40),
+        (256 * 400, 16, 20, 40),
+        (256 * 400, 128, 2, 14),  # more would have too many partial sums
+        (256 * 400, 512, 2, 2),
+        (256 * 7, 16, 2, 2),
+    ],
+)
+def test_a_cpus_threads_take_groups_in_turn(
+    device: AnyDevice, rows: int, width: int, units: int, groups: int
+) -> None:
+    outputs = network(device, rows, [6, width, width, 3], lambda x: x.leaky_relu(0.1))
+    (block,) = blocks(lowered(outputs, units=units))
+    assert block.groups == groups
+
+
+@lowered_only
 def test_wide_rows_have_smaller_tiles(device: AnyDevice) -> None:
     outputs = network(device, 512, [512, 1024, 1024, 3], lambda x: x.leaky_relu(0.1))
     (block,) = blocks(lowered(outputs))
