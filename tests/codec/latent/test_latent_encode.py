@@ -269,14 +269,19 @@ def test_networks_harden_in_a_share_of_the_steps_that_a_limit_leaves_time_for(
     found = lengths.Lengths(large, *made)
     most = lengths.MOST_HARDENING
     steps = [lengths.SHORTEST - 1, lengths.SHORTEST, 100, 160, 300, 1000, 100_000]
-    assert [found.hardening(n) for n in steps] == [0, 6, 15, 24, 24, 60, most]
+    assert [found.hardening(n) for n in steps] == [0, 6, 15, 24, 45, 120, most]
     towards = lengths.Lengths(large, Goal("psnr", 30.0), *made[1:])
     steps = [lengths.SHORTEST_SEARCHED - 1, lengths.SHORTEST_SEARCHED, 1000]
-    assert [towards.hardening(n) for n in steps] == [0, 24, 60]
+    assert [towards.hardening(n) for n in steps] == [0, 48, 120]
     assert all(towards.searching(n) for n in steps)
     larger = Picture(np.zeros((1024, 1024, 3), np.uint8))  # of which a part is judged
     judged = lengths.Lengths(larger, *made)
-    assert [judged.hardening(n) for n in steps] == [0, 24, 60]
+    assert [judged.hardening(n) for n in steps] == [0, 48, 120]
+    monkeypatch.setattr(
+        lengths, "in_windows", lambda *_: True
+    )  # sixteen, with each of which they move
+    in_parts = lengths.Lengths(larger, *made)
+    assert [in_parts.hardening(n) for n in (*steps, 100_000)] == [0, 24, 60, most]
     assert all(judged.searching(n) for n in steps)
     assert [found.searching(n) for n in (39, 40, 1600, 1700)] == [True, False, False, True]
     found.pace, found.judging = 0.01, 0.02  # the search takes a second
@@ -301,7 +306,7 @@ def test_what_a_limit_leaves_time_for_is_in_it_wherever_runs_change(judging: flo
         found.judging = judging
         room, pace = float(left), 0.01
         steps = found.fitting_in(room, pace)
-        taken = steps * pace + lengths._hardening(made[0], steps, 512**2) * pace
+        taken = steps * pace + lengths._hardening(made[0], steps, 512**2, 1) * pace
         searched = min(found._search(steps), lengths.SETTLED * room)
         assert 0.8 * room < taken + searched <= room, (left, steps)
 
@@ -324,8 +329,8 @@ def test_long_runs_harden_their_networks(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(bit_allocation.hardening, "hardened", noted)
     run(Goal("lambda", 1e-3), PIXELS[:5, :6], Workload(400))
     steps = lengths.for_pixels(400, 30)
-    assert counts[0] == round(lengths.HARDENING * steps)
-    assert set(counts[1:]) == {lengths.LEAST_HARDENING}  # of passes
+    assert counts[0] == round(2 * lengths.HARDENING * steps)
+    assert set(counts[1:]) == {round(lengths.OF_SHORT * phases.SHORTER * steps)}  # of passes
     counts.clear()
     run(Goal("lambda", 1e-3), PIXELS[:5, :6], Workload(lengths.SHORTEST - 1))
     assert not counts
@@ -343,8 +348,9 @@ def test_what_an_effort_takes_decides_with_all_passes(
     rounding = lengths.TRIAL * moved
     monkeypatch.setattr(lengths, "HARDLY", 0)
     shorter = round(phases.SHORTER * steps)
-    hardened = round(lengths.HARDENING * steps) + passes * round(lengths.HARDENING * shorter)
-    assert lengths.SHORTEST < shorter < steps < lengths.MOST_HARDENING / lengths.HARDENING
+    share = 2 * lengths.HARDENING
+    hardened = round(share * steps) + passes * round(share * shorter)
+    assert lengths.SHORTEST < shorter < steps < lengths.MOST_HARDENING / share
     steps += passes * phases.SHORTER * steps + hardened
     pace = seconds / (steps + rounding)
     monkeypatch.setattr(lengths.Lengths, "_tried", lambda *_: pace)
@@ -568,7 +574,7 @@ def test_a_time_limit_leaves_time_for_rounding_networks(
     until, _ = found.limits(state)
     assert until is not None
     assert found.limit is not None
-    hardened = min(round(lengths.HARDENING * state.steps), lengths.MOST_HARDENING) * 1e-3
+    hardened = min(round(2 * lengths.HARDENING * state.steps), lengths.MOST_HARDENING) * 1e-3
     both = state.steps * 1e-3 + hardened
     rounding = lengths.SINGLE / (1 - lengths.SINGLE) * both + hardened + min(search, 0.2 * both)
     assert found.limit - until == pytest.approx(rounding)

@@ -69,13 +69,14 @@ SETTLED = 1 / 6  # of a limited time, at most, for that search
 TRIAL = 0.2  # of a step, that moving a single weight takes about
 SINGLE = 0.05  # of a limited time for these, at most: the first of them bring most
 # Steps in which networks harden: a share of a run's, and most; of short ones LEAST, but no more
-# than a larger share. None in runs below SHORTEST, or SHORTEST_SEARCHED where there is a search as
-# well, nor for fewer pixels, whose networks stay near to a start.
-HARDENING, MOST_HARDENING, LEAST_HARDENING, OF_SHORT = 0.06, 600, 24, 0.15
+# than a larger share. AS_WHOLE times as many where networks move once a step, not with each of many
+# windows. None in runs below SHORTEST, or SHORTEST_SEARCHED where there is a search as well, nor
+# for fewer pixels, whose networks stay near to a start.
+HARDENING, MOST_HARDENING, LEAST_HARDENING, OF_SHORT, AS_WHOLE = 0.06, 600, 24, 0.15, 2
 SHORTEST, SHORTEST_SEARCHED, HARDLY = 40, 400, 2**16
 # Of the time that a limit leaves after the search, for hardening: a target needs some after it.
 HARDENED, HARDENED_TOWARDS = 0.9, 0.4
-# Steps of it, below which the steps of networks are not searched for: that takes longer, and what
+# Steps of it with many windows, below which the steps of networks are not searched for: that takes longer, and what
 # hardens is about as good without. But for a target, and for pictures of which a part is judged.
 FEW = 100
 ROUNDS = 4  # in which steps and what follows them are made to fit
@@ -142,7 +143,9 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     hidden, each = widths(shape, math.inf, quick), operations(shape, quick)
     trained = trained_steps(workload.steps, shape, device, short)
     passes = _passes(wanted, least_passes(trained, pixels))
-    steps = (1 + passes * SHORTER) * trained + _all_hardening(wanted, trained, passes, pixels)
+    parts = _parts(shape, device, short)
+    hardening = _all_hardening(wanted, trained, passes, pixels, parts)
+    steps = (1 + passes * SHORTER) * trained + hardening
     hyper = is_long(shape, workload, device)
     programs = (step_program(shape, hidden, device, short, hyper),)
     if not steps:
@@ -214,6 +217,7 @@ class Lengths:
         self.pixels = picture.width * picture.height
         self.wanted, self.workload, self.device, self.run = wanted, workload, device, run
         self.short = is_short(self.shape, workload, device)
+        self._parts = _parts(self.shape, device, self.short)
         self.long: bool = is_long(self.shape, workload, device)
         if run.saved is not None:
             self.long = run.saved.values["long"]
@@ -253,7 +257,7 @@ class Lengths:
         if seconds is None:
             return None, 0
         training = state.steps * self._mean_pace(state.steps, self.pace)
-        hardening = _hardening(self.wanted, state.steps, self.pixels) * self.pace
+        hardening = self._hardening(state.steps) * self.pace
         both = training + hardening
         rounding = min(self._search(state.steps), SETTLED / (1 - SETTLED) * both)
         single = self._single(state.steps)
@@ -281,7 +285,7 @@ class Lengths:
 
     def hardening(self, steps: int) -> int:
         """Steps in which networks harden after so many of a run or a pass."""
-        found = _hardening(self.wanted, steps, self.pixels)
+        found = self._hardening(steps)
         if self.limit is None:
             return found
         share = HARDENED if self.wanted.kind == "lambda" else HARDENED_TOWARDS
@@ -320,7 +324,7 @@ class Lengths:
     def _in(self, room: float, steps: int, pace: float) -> int:
         """Steps of which so many seconds leave time, with what follows about so many."""
         room -= min(self._search(steps), SETTLED * room)
-        hardening = _hardening(self.wanted, steps, self.pixels) / max(steps, 1)
+        hardening = self._hardening(steps) / max(steps, 1)
         return int((1 - self._single(steps)) * room / (pace * (1 + hardening)))
 
     def _share_of_opening(self) -> float:
@@ -351,6 +355,9 @@ class Lengths:
         self._compiled.note(program)
         return pace
 
+    def _hardening(self, steps: int) -> int:
+        return _hardening(self.wanted, steps, self.pixels, self._parts)
+
     def _search(self, steps: int) -> float:
         """Seconds of the search for rounded networks after so many."""
         return SEARCHED * self.judging if self.searching(steps) else 0.0
@@ -372,13 +379,19 @@ class Lengths:
         refined = min(passes, last) + 1  # the others move few single weights
         most = trials(steps, self.pixels)
         moved = refined * most + (1 + passes - refined) * min(FIRST_TRIALS, most)
-        trained += _all_hardening(self.wanted, steps, passes, self.pixels)
+        trained += _all_hardening(self.wanted, steps, passes, self.pixels, self._parts)
         return (trained + TRIAL * moved) * pace + (1 + passes) * self._search(steps)
+
+
+def _parts(shape: tuple[int, ...], device: AnyDevice, short: bool) -> int:
+    """With how many parts of a picture networks move in a step."""
+    return windows_of(shape, device) if in_windows(shape, device, short) else 1
 
 
 def _goes_without(wanted: Goal, steps: int, pixels: int) -> bool:
     """Whether the steps of networks are not searched for."""
-    return _may_go_without(wanted, pixels) and 0 < _hardening(wanted, steps, pixels) < FEW
+    hardens = _hardening(wanted, steps, pixels, 1) > 0
+    return _may_go_without(wanted, pixels) and hardens and round(HARDENING * steps) < FEW
 
 
 def _may_go_without(wanted: Goal, pixels: int) -> bool:
@@ -386,15 +399,16 @@ def _may_go_without(wanted: Goal, pixels: int) -> bool:
     return wanted.kind == "lambda" and pixels <= JUDGED
 
 
-def _all_hardening(wanted: Goal, steps: int, passes: float, pixels: int) -> float:
+def _all_hardening(wanted: Goal, steps: int, passes: float, pixels: int, parts: int) -> float:
     """Steps of it after a run of so many, and after each of its passes."""
-    again = _hardening(wanted, round(SHORTER * steps), pixels)
-    return _hardening(wanted, steps, pixels) + passes * again
+    again = _hardening(wanted, round(SHORTER * steps), pixels, parts)
+    return _hardening(wanted, steps, pixels, parts) + passes * again
 
 
-def _hardening(wanted: Goal, steps: int, pixels: int) -> int:
+def _hardening(wanted: Goal, steps: int, pixels: int, parts: int) -> int:
     shortest = SHORTEST if _may_go_without(wanted, pixels) else SHORTEST_SEARCHED
     if steps < shortest or pixels < HARDLY:
         return 0
-    least = min(LEAST_HARDENING, round(OF_SHORT * steps))
-    return min(max(round(HARDENING * steps), least), MOST_HARDENING)
+    times = AS_WHOLE if parts == 1 else 1
+    least = min(times * LEAST_HARDENING, round(OF_SHORT * steps))
+    return min(max(round(times * HARDENING * steps), least), MOST_HARDENING)

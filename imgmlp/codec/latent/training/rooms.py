@@ -30,6 +30,8 @@ Room = tuple[int, int] | None  # rows and columns; None for those of the picture
 # Rows and columns of a window, multiples of 2^(levels - 1). A processor's caches hold what a small
 # one needs, which makes up for its halo; a GPU has too little to do with it.
 SIZE, SIZE_ON_GPUS = (256, 256), (512, 512)
+# Instead of six of them, as many photographs would need, one, whose latents do not come and go.
+ONE = (512, 768)
 FILLED = 4  # times as many pixels as a picture has, at most, in windows for it
 # Sides of those for processors that pictures have which would fill less of the usual ones: the
 # short one, in which there is but one window, and the long one.
@@ -52,18 +54,25 @@ def fits_windows(shape: tuple[int, ...], device: AnyDevice) -> bool:
 
 def is_thin(shape: tuple[int, ...], device: AnyDevice) -> bool:
     """Whether they would hardly fill the usual windows, but have others."""
-    return window_size(shape, device) != usual_window(device)
+    return window_size(shape, device) in (*THIN, *(sides[::-1] for sides in THIN))
 
 
 def window_size(shape: tuple[int, ...], device: AnyDevice) -> tuple[int, int]:
     """Rows and columns of windows for pixels of a shape."""
     usual, (height, width) = usual_window(device), shape[:2]
-    filled = _covered(shape, usual) <= FILLED * height * width
-    if is_gpu(device) or filled or max(height, width) <= SMALL:
+    if is_gpu(device) or max(height, width) <= SMALL:
         return usual
-    kinds = (sides if height <= width else sides[::-1] for sides in THIN)
-    within = [sides for sides in kinds if min(sides) >= min(height, width)]
+    along = partial(_along, shape)
+    if _covered(shape, usual) <= FILLED * height * width:
+        one = along(ONE)
+        return one if _covered(shape, usual) == _covered(shape, one) == math.prod(one) else usual
+    within = [sides for sides in map(along, THIN) if min(sides) >= min(height, width)]
     return min(within, key=partial(_covered, shape), default=usual)
+
+
+def _along(shape: tuple[int, ...], sides: tuple[int, int]) -> tuple[int, int]:
+    """The sides of a window that is no higher than wide, the way round that pixels have."""
+    return sides if shape[0] <= shape[1] else sides[::-1]
 
 
 def usual_window(device: AnyDevice) -> tuple[int, int]:
