@@ -22,6 +22,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from PIL import Image
+
 COLUMNS = "image,lambda,steps,bytes,bpp,psnr,training_seconds,seconds"
 # What PoCL 3 and later ones have for the number of their threads.
 THREADS = "POCL_MAX_PTHREAD_COUNT", "POCL_CPU_MAX_CU_COUNT"
@@ -44,7 +46,9 @@ def main() -> None:
     for number in range(count):
         free.put(cores[number * options.cores : (number + 1) * options.cores])
     pictures = sorted(options.folder.glob("*.png"))
-    made(pictures[0], options.price[0], LEAST, options.device, cores[: options.cores])
+    sizes = {Image.open(picture).size: picture for picture in pictures}
+    for picture in sizes.values():
+        made(picture, options.price[0], LEAST, options.device, cores[: options.cores])
     print(f"{count} at once, {options.cores} cores each", flush=True)
     if not options.out.exists():
         options.out.write_text(COLUMNS + "\n")

@@ -68,7 +68,8 @@ class AdamW:
     what the gradient step left.
 
     `lr` may be a Tensor of one element, such as a schedule computed from a step counter, or one
-    of a parameter's shape, whose elements move at rates of their own.
+    of a parameter's shape, whose elements move at rates of their own; betas may be Tensors of one
+    element.
     Raises ValueError for parameters that cannot be assigned.
     """
 
@@ -76,7 +77,7 @@ class AdamW:
         self,
         parameters: Sequence[Tensor],
         lr: float | Tensor = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
         weight_decay: float = 0.01,
         epsilon: float = 1e-8,
         form: Form = "standard",
@@ -129,7 +130,7 @@ class Adam(AdamW):
         self,
         parameters: Sequence[Tensor],
         lr: float | Tensor = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
         epsilon: float = 1e-8,
     ) -> None:
         super().__init__(parameters, lr, betas, 0.0, epsilon)

@@ -845,6 +845,20 @@ def test_every_second_step_sees_the_noise_before_it_with_the_other_sign(
     assert np.array_equal(at(apart - 1), first)
 
 
+def test_short_runs_forget_networks_squared_gradients_sooner() -> None:
+    memories = [phases.control(3, steps, 1e-3).memory for steps in (20, 300, 900, 36_000)]
+    assert memories == pytest.approx([0.93, 0.93, 0.98, 0.98])
+    assert 0.95 < phases.control(540, 550, 1e-3).memory < 0.96  # with rounded latents as well
+    found = []
+    for memory in (0.5, 0.9):
+        step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
+        step.steer(Control(1e-3, noise=0.0, memory=memory))
+        step.run(1)
+        found.append(step.adam.second[0].numpy() / (1 - np.float32(memory)))
+    assert np.allclose(*found, rtol=1e-5)
+    assert found[0].any()
+
+
 def test_one_of_four_tiles_tells_what_networks_should_be() -> None:
     """Gradients of four steps, in each of which other tiles tell them, are those of all tiles in
     the mean; latents have the same as ever."""

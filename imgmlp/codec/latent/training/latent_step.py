@@ -100,9 +100,10 @@ class Control:
     shared: float = 1 / 3  # the power of how many windows there are by which networks' rate is less
     apart: int = 1  # steps of the program from one of a latent to its next
     tiles: int = 1  # of which one tells the gradients of networks' weights, where it may
+    memory: float = BETAS[1]  # what is left of networks' squared gradients in a step
 
     def array(self, channels: int, pixels: int, weights: float) -> Array:
-        """float32 [14], as the device wants it, of a step of so many pixels and samples of each,
+        """float32 [15], as the device wants it, of a step of so many pixels and samples of each,
         where bits of weights cost so many times lambda.
         """
         t = self.temperature
@@ -111,7 +112,7 @@ class Control:
         scale = min(max(SCALED / max(self.price, 1e-9), 1.0), MOST_SCALED * channels)
         rates = [self.latents, self.networks, self.price, float(self.rounding), scale]
         larger = max(MEANT / max(self.price, 1e-9), 1.0)
-        last = CLIP * pixels, weights, larger, self.apart, self.tiles
+        last = CLIP * pixels, weights, larger, self.apart, self.tiles, self.memory
         return np.array([*soft, *rates, *last], np.float32)
 
 
@@ -171,9 +172,9 @@ class LatentStep(Resumable):
 
     def _optimizers(self) -> tuple[optim.Adam, optim.Adam]:
         """What moves the latents, and what moves the networks."""
-        pairs = (self.latents, self.control[4]), (self.flat, self.control[5] * self.free)
-        latents, networks = (optim.Adam([p], rate, BETAS, self.epsilon) for p, rate in pairs)
-        return latents, networks
+        rates, betas = (self.control[4], self.control[5] * self.free), (BETAS[0], self.control[14])
+        latents = optim.Adam([self.latents], rates[0], BETAS, self.epsilon)
+        return latents, optim.Adam([self.flat], rates[1], betas, self.epsilon)
 
     def _compiled(
         self, step: Callable[[], dict[str, Tensor]], device: AnyDevice, general: bool = False,

@@ -76,8 +76,9 @@ HARDENING, MOST_HARDENING, LEAST_HARDENING, OF_SHORT, AS_WHOLE = 0.06, 600, 24, 
 SHORTEST, SHORTEST_SEARCHED, HARDLY = 40, 400, 2**16
 # Of the time that a limit leaves after the search, for hardening: a target needs some after it.
 HARDENED, HARDENED_TOWARDS = 0.9, 0.4
-# Steps of it with many windows, below which the steps of networks are not searched for: that takes longer, and what
-# hardens is about as good without. But for a target, and for pictures of which a part is judged.
+# Steps of it with many windows, below which the steps of networks are not searched for: that takes
+# longer, and what hardens is about as good without. But for a target, and for pictures of which a
+# part is judged.
 FEW = 100
 ROUNDS = 4  # in which steps and what follows them are made to fit
 # Seconds of steps by which their pace is found, and where it decides nothing.

@@ -16,7 +16,7 @@ import numpy as np
 from imgmlp.codec.latent.guess import guessed
 from imgmlp.codec.latent.model import Quantized, flat_of, networks_of
 from imgmlp.codec.latent.training.bit_allocation import Search
-from imgmlp.codec.latent.training.latent_step import Control, LatentStep
+from imgmlp.codec.latent.training.latent_step import BETAS, Control, LatentStep
 from imgmlp.codec.training.replay import decibels
 from imgmlp.codec.training.run import Progress
 from imgmlp.codec.training.trainer import HOPELESS, Pricing, Trainer, TrainerState
@@ -74,17 +74,22 @@ PRICED, BY_PRICE, FINEST, WORTH, SPARE = 8e-4, 0.4, 16.0, 1.2, 4096
 SUITED = 1.2  # times finer or coarser that steps may be than they should
 SUITING = 0.35  # share of a run after which they are made so once more
 FINER = 2.0  # times that steps become so at once in a run; in a pass, where they should be that
+# What is left of networks' squared gradients after a step of runs of so many: in short ones, what
+# was so in the beginning soon is not any more.
+MEMORIES, OF_MEMORY = (0.93, BETAS[1]), (FEW, 900)
 TILES = 4  # of which one tells gradients of networks, a processor's
 LAST = 1e-3  # of networks, once latents are rounded; falls to a tenth
 
 
 def control(done: int, steps: int, price: float) -> Control:
     """What holds after so many steps of a run."""
-    end = ROUNDED * steps
+    end, length = ROUNDED * steps, math.log(max(steps, 1))
+    memory = float(np.interp(length, np.log(OF_MEMORY), MEMORIES))
+    found = Control(price, tiles=TILES, memory=memory)
     if done >= end:
         left = (steps - done) / max(steps - end, 1)
         last = LAST * 0.1 ** (1 - left)
-        return Control(price, latents=0.0, networks=last, rounding=True, tiles=TILES)
+        return replace(found, latents=0.0, networks=last, rounding=True)
     way = done / end
     cosine = 0.5 * (1 + math.cos(math.pi * way))
     faster = min(max(FEW / steps, 1.0) ** BY_FEWER, FASTER)
@@ -92,9 +97,16 @@ def control(done: int, steps: int, price: float) -> Control:
     first = min(SOFT, first * max(1.0, HURRIED / steps) ** 0.25)
     t, share = (a + (b - a) * way for a, b in ((first, last), SHARES))
     calm = min(steps / HASTY, 1.0)
-    quicker = float(np.interp(math.log(max(steps, 1)), np.log(LONGER), QUICKER))
+    quicker = float(np.interp(length, np.log(LONGER), QUICKER))
     latents, networks = LATENTS * faster * quicker * cosine, NETWORKS / faster * calm * cosine
-    return Control(price, t * math.sqrt(calm), share, calm, latents, networks, tiles=TILES)
+    return replace(
+        found,
+        temperature=t * math.sqrt(calm),
+        share=share,
+        noise=calm,
+        latents=latents,
+        networks=networks,
+    )
 
 
 def begin(step: LatentStep, pixels: Array, price: float, steps: int) -> None:
