@@ -27,11 +27,14 @@ def _clamped(x: Tensor) -> Tensor:
     return (x * 0.25 + 0.5).maximum(0.0).minimum(1.0)
 
 
+Some = tuple[Tensor, Tensor]  # bool [rows, 1] of those rows; [] how many there are of each
+
+
 class Linear(Function):
     """x @ weight + bias, whose gradients are those that some of the rows give, so many times over.
 
-    x [rows, inputs], weight [inputs, outputs], bias [outputs]; `chosen` [rows, 1] says which rows
-    these are, `times` [] how many there are of each. x has its own gradient in all rows.
+    x [rows, inputs], weight [inputs, outputs], bias [outputs]; `chosen` and `times` as Some has
+    them. x has its own gradient in all rows.
     """
 
     @staticmethod
@@ -49,12 +52,10 @@ class Linear(Function):
         return g @ weight.permute(1, 0), by_weight * times, by_bias * times, None, None
 
 
-def perceptron(
-    x: Tensor, layers: Sequence[Tensor], some: tuple[Tensor, Tensor] | None = None
-) -> Tensor:
+def perceptron(x: Tensor, layers: Sequence[Tensor], some: Some | None = None) -> Tensor:
     """[rows, inputs] -> [rows, outputs]; weights [inputs, outputs] and biases take turns.
 
-    Their gradients are of all rows, or of `some` as `Linear` has it.
+    Their gradients are of all rows, or of `some` of them.
     """
 
     def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -211,14 +211,12 @@ class _Plan:
         self.direct: set[Buffer] = set()  # states that the block itself fills
         for node in self.rows:
             self._finish(node, cut, given)
-        kernels, self.ready = _kernels(given, cut.groups, self.target)
-        if self.tile.when:
-            when = {self.partial.place(n): found for n, found in self.tile.when.items()}
-            alike = len({self.tile.value(n) for n in self.sums}) < len(self.sums)
-            kept = None if alike else guarded(kernels, when)
-            if kept is None:
-                return self._scheduled(cut, after, chooses=False)
-            kernels = kept
+        when = {self.partial.place(n): found for n, found in self.tile.when.items()}
+        alike = len({self.tile.value(n) for n in self.sums}) < len(self.sums)
+        found = None if when and alike else _kernels(given, cut.groups, self.target, when)
+        if found is None:
+            return self._scheduled(cut, after, chooses=False)
+        kernels, self.ready = found
         targets = set(self.partial.buffers.values())
         replaced = self.partial.totals() | self.finished
         left = [(s, v) for s, v in self.updates if s not in self.direct]
@@ -278,10 +276,11 @@ class _Plan:
 
 
 def _kernels(
-    given: dict[Node, Node], groups: int, target: Target
-) -> tuple[list[Kernel], list[Kernel]]:
+    given: dict[Node, Node], groups: int, target: Target, when: dict[Node, Node]
+) -> tuple[list[Kernel], list[Kernel]] | None:
     """Kernels that fill the given places, intermediates in memory of the group's own, and those
-    that a group needs to run before."""
+    that a group needs to run before; None if no kernel fills those alone that have a bool which
+    says `when`."""
     buffers: dict[Buffer, Node] = {}
     places: dict[Buffer, Node] = {}
 
@@ -296,6 +295,11 @@ def _kernels(
     lasting = {storage(place) for place in given.values()}
     drafts = fuse_rows(attach_sums(merge(drafts)), lasting)
     kernels = [freeze(d, i) for i, d in enumerate(ordered(drafts))]
+    if when:
+        left = guarded(kernels, when, set(buffers))
+        if left is None:
+            return None
+        kernels = left
     on_lanes = target.lanes == "group"
     found = bring(kernels, buffers, places, target.multiply) if on_lanes else None
     return found or (share(kernels, buffers), [])

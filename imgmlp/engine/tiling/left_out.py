@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from imgmlp.engine.ir.graph import Node, const, move
+from imgmlp.engine.ir.graph import Buffer, Node, const, move
 from imgmlp.engine.ir.index_values import index_value, through
 from imgmlp.engine.ir.kernel import Guard, Kernel
 from imgmlp.engine.ir.op import ELEMENTWISE, MOVEMENT, Op
@@ -53,11 +53,14 @@ def _is_fixed(value: Expr) -> bool:
     return all(v.name == "tile" for v in value.variables())
 
 
-def guarded(kernels: Sequence[Kernel], when: Mapping[Node, Node]) -> list[Kernel] | None:
-    """Kernels that do nothing where the bool of the place that they add to does not hold; None if
-    one of them adds to several places that are not alike."""
+def guarded(
+    kernels: Sequence[Kernel], when: Mapping[Node, Node], own: set[Buffer]
+) -> list[Kernel] | None:
+    """Kernels that do nothing where the bool of the place that they add to does not hold, nor those
+    that leave values in a tile's `own` Buffers for such kernels alone; None if one of them adds to
+    several places that are not alike."""
     wanted = {_piece(place): condition for place, condition in when.items()}
-    found, seen = [], set[Node]()
+    found, seen = list[Kernel](), set[Node]()
     for kernel in kernels:
         pieces = [_piece(s.place) for s in kernel.all_stores()]
         conditions = {wanted.get(piece) for piece in pieces}
@@ -68,7 +71,14 @@ def guarded(kernels: Sequence[Kernel], when: Mapping[Node, Node]) -> list[Kernel
             kernel = replace(kernel, guards=(*kernel.guards, Guard(condition, True)))
             seen.update(pieces)
         found.append(kernel)
-    return found if seen == wanted.keys() else None
+    if seen != wanted.keys():
+        return None
+    for number, kernel in reversed(list(enumerate(kernels))):
+        written = own.intersection(kernel.writes())
+        readers = {k.guards for k in found if k is not kernel and written.intersection(k.reads())}
+        if not kernel.guards and written.issuperset(kernel.writes()) and len(readers) == 1:
+            found[number] = replace(found[number], guards=found[number].guards or readers.pop())
+    return found
 
 
 def _piece(place: Node) -> Node:

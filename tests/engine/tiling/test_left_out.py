@@ -89,10 +89,13 @@ def test_tiles_are_left_out_of_sums_to_which_they_add_nothing(device: AnyDevice)
 
 
 def test_what_such_sums_need_is_all_that_is_guarded() -> None:
-    """A product of either layer, which adds up its bias as well, of terms as they are."""
+    """A product of either layer, which adds up its bias as well, of terms as they are; and what one
+    of these alone reads."""
     program, _ = step(open_mapping("numpy:procedure"), one_of_four)
-    kernels = guarded(program)
+    inner, *kernels = guarded(program)
     assert len(kernels) == 2
+    (own,) = inner.writes()
+    assert [own in kernel.reads() for kernel in kernels].count(True) == 1
     for kernel in kernels:
         assert kernel.sums is not None
         assert "where" not in str(kernel.core)

@@ -31,7 +31,7 @@ from imgmlp.codec.latent.plane import AROUND, LEAST, TILE, Extent, Plane
 from imgmlp.codec.latent.starts import start_of
 from imgmlp.codec.latent.training import hyperlatents, operations, upsampling
 from imgmlp.codec.training.checkpoint import Resumable
-from imgmlp.codec.training.perceptron import Activation, perceptron
+from imgmlp.codec.training.perceptron import Activation, Some, perceptron
 from imgmlp.codec.training.replay import seconds_a_step
 from imgmlp.engine import (
     AnyDevice,
@@ -343,9 +343,9 @@ class LatentStep(Resumable):
         bits = operations.Bits.apply(seen, found[:, 0], found[:, 1])
         return (bits * own).sum()
 
-    def _telling(self, rows: int) -> tuple[Tensor, Tensor] | None:
-        """Which of so many rows tell the gradients of a network's weights, [rows, 1], those of
-        other tiles in every step, and for how many each of them stands; None for all of them."""
+    def _telling(self, rows: int) -> Some | None:
+        """Which of so many rows tell the gradients of a network's weights, those of other tiles in
+        every step; None for all of them."""
         if self.device.lanes == "group" or rows < MANY:
             return None
         times = self.control[13]
@@ -359,13 +359,13 @@ class LatentStep(Resumable):
         """The picture, [channels, pixels of the plane]."""
         x = self._maps(seen, taps).permute(1, 0)
         inside = self.inside.reshape(1, -1)
-        y = perceptron(x, synthesis, self._telling(x.shape[0]))  # [pixels, channels]
-        y = y.permute(1, 0) * inside
+        some = self._telling(self.plane.pixels)
+        y = perceptron(x, synthesis, some).permute(1, 0) * inside  # [channels, pixels]
         ones = (self.channels, 1)
         w, b, w2, b2 = convolutions
-        z = operations.Convolution.apply(y, w, self.plane) + b.reshape(*ones)
+        z = operations.Convolution.apply(y, w, self.plane, some) + b.reshape(*ones)
         y = (y + Activation.apply(z)) * inside
-        return y + operations.Convolution.apply(y, w2, self.plane) + b2.reshape(*ones)
+        return y + operations.Convolution.apply(y, w2, self.plane, some) + b2.reshape(*ones)
 
     def _maps(self, seen: Tensor, taps: list[Tensor]) -> Tensor:
         """Every grid as large as the picture, and the finest through a filter, [inputs, pixels of

@@ -16,6 +16,7 @@ from operator import add
 from imgmlp.codec.bitstream.probabilities import TOTAL_BITS
 from imgmlp.codec.latent.plane import AROUND, REACH, TILE, Plane
 from imgmlp.codec.latent.probabilities import FLOOR, MIDDLE, SCALE_BITS, SCALES
+from imgmlp.codec.training.perceptron import Some
 from imgmlp.engine import Context, Function, Tensor, dtype
 
 WIDTH = 2 * REACH + 1  # of a row of neighbours
@@ -96,18 +97,22 @@ class Convolution(Function):
     """x [channels, pixels], zero outside of the picture; weights [channels * 9, outputs].
 
     The weight of channel c, row y and column x of its 3 by 3 neighbours is number 9 c + 3 y + x.
+    Gradients of weights are of all pixels, or of `some` of them.
     """
 
     @staticmethod
-    def forward(ctx: Context, x: Tensor, weights: Tensor, plane: Plane) -> Tensor:
-        ctx.plane = plane  # type: ignore[attr-defined]
+    def forward(
+        ctx: Context, x: Tensor, weights: Tensor, plane: Plane, some: Some | None = None
+    ) -> Tensor:
+        ctx.plane, ctx.some = plane, some  # type: ignore[attr-defined]
         padded = _padded(x, plane)
         ctx.save_for_backward(padded, weights)
         return _correlation(_framed(x, plane), weights, plane)
 
     @staticmethod
-    def backward(ctx: Context, g: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Context, g: Tensor) -> tuple[Tensor, Tensor, None, None]:
         plane: Plane = ctx.plane  # type: ignore[attr-defined]
+        some: Some | None = ctx.some  # type: ignore[attr-defined]
         padded, weights = ctx.saved_tensors
         count, outputs = weights.shape
         turned = weights.reshape(count // 9, 9, outputs).flip(1).permute(2, 1, 0)
@@ -118,7 +123,11 @@ class Convolution(Function):
         away = k // 9 * length + (k % 9 // 3 - 1) * plane.pitch + k % 3 - 1
         places = Tensor.arange(plane.pixels).reshape(1, plane.pixels)
         patches = padded.reshape(-1).gather(places + away + plane.margin)
-        return by_x, patches @ g.permute(1, 0), None
+        if some is None:
+            return by_x, patches @ g.permute(1, 0), None, None
+        chosen, times = some
+        kept = Tensor.where(chosen, g.permute(1, 0), 0.0)
+        return by_x, (patches @ kept) * times, None, None
 
 
 class Filter(Function):
