@@ -102,7 +102,7 @@ class Convolution(Function):
 
     @staticmethod
     def forward(
-        ctx: Context, x: Tensor, weights: Tensor, plane: Plane, some: Some | None = None
+        ctx: Context, x: Tensor, weights: Tensor, plane: Plane, some: Some | None
     ) -> Tensor:
         ctx.plane, ctx.some = plane, some  # type: ignore[attr-defined]
         padded = _padded(x, plane)
