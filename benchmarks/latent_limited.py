@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from PIL import Image
+from imgmlp import image
 
 COLUMNS = "image,lambda,steps,bytes,bpp,psnr,training_seconds,seconds"
 # What PoCL 3 and later ones have for the number of their threads.
@@ -46,8 +46,7 @@ def main() -> None:
     for number in range(count):
         free.put(cores[number * options.cores : (number + 1) * options.cores])
     pictures = sorted(options.folder.glob("*.png"))
-    sizes = {Image.open(picture).size: picture for picture in pictures}
-    for picture in sizes.values():
+    for picture in {image.load(picture).pixels.shape: picture for picture in pictures}.values():
         made(picture, options.price[0], LEAST, options.device, cores[: options.cores])
     print(f"{count} at once, {options.cores} cores each", flush=True)
     if not options.out.exists():

@@ -38,7 +38,8 @@ class Store:
 
 @dataclass(frozen=True)
 class Guard:
-    """A kernel does nothing unless a bool is as wanted; in a Block, nothing for a tile."""
+    """A kernel does nothing unless a bool is as wanted, which stands at a place; in a Block it does
+    nothing for a tile unless an expression for that is true."""
 
     condition: Node
     wanted: bool

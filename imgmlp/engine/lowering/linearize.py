@@ -174,9 +174,8 @@ def _enter(kernel: Kernel, lower: Lowering, number: int) -> None:
     for depth, guard in enumerate(kernel.guards):
         found, name = lower.value(guard.condition, ()), f"holds{number}_{depth}"
         build.define(name, found, build.depth[found])
-        holds = Var(name, 0, 1)
-        limit = holds if guard.wanted else 1 - holds
-        build.open(Range(f"once{number}_{depth}", 1, limit=limit), holds=True)
+        assert guard.wanted
+        build.open(Range(f"once{number}_{depth}", 1, limit=Var(name, 0, 1)), holds=True)
 
 
 def _targets(kernels: Iterable[Kernel]) -> set[Buffer]:

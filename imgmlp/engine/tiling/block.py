@@ -18,10 +18,11 @@ from imgmlp.engine.ir.graph import Buffer, Node, buffer, move, part, toposort
 from imgmlp.engine.ir.kernel import CORES, Block, Kernel, Procedure, Update, storage
 from imgmlp.engine.ir.local_memory import LocalBuffer
 from imgmlp.engine.ir.op import CONTROL, Op
-from imgmlp.engine.ir.target import BLOCK_ROWS, FACTORS, Multiply, Target
+from imgmlp.engine.ir.target import BLOCK_ROWS, FACTORS, MOST_UNITS, Multiply, Target
 from imgmlp.engine.passes.drafts import ordered
 from imgmlp.engine.passes.materialize import Graph
 from imgmlp.engine.passes.merge import attach_sums, merge
+from imgmlp.engine.passes.persistent import MOST_WORK
 from imgmlp.engine.passes.row_fusion import fuse_rows
 from imgmlp.engine.passes.schedule import freeze, schedule
 from imgmlp.engine.tiling.batch_axis import Kind, Kinds, best
@@ -176,8 +177,11 @@ class _Plan:
         return replace(cut, groups=self._in_turn(cut)) if target.lanes == "one" else cut
 
     def _in_turn(self, cut: Cut) -> int:
-        """Groups of a CPU, a like number for each of its units."""
-        most = MOST_SUMS // max(1, sum(n.size for n in self.sums)), cut.tiles // TILES_A_GROUP
+        """Groups of a CPU, a like number for each of its units; of short steps no more than may
+        stay for several."""
+        most = [MOST_SUMS // max(1, sum(n.size for n in self.sums)), cut.tiles // TILES_A_GROUP]
+        if 2 * self.kinds.work() <= MOST_WORK:
+            most.append(MOST_UNITS)
         each = min(TAKEN_IN_TURN, *(n // self.target.units for n in most))
         return max(cut.groups, each * self.target.units)
 

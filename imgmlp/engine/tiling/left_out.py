@@ -2,7 +2,8 @@
 
 Where all terms of a sum are 0 unless a condition holds, and that is the same for all rows of a
 tile, the tile has nothing to compute for the sum where it does not hold: its kernels are guarded
-by the condition, and take the terms as they are.
+by the condition, and take the terms as they are. (Infinities in what such terms are multiplied by
+are then left out as well.)
 """
 
 from __future__ import annotations

@@ -277,9 +277,8 @@ def test_networks_harden_in_a_share_of_the_steps_that_a_limit_leaves_time_for(
     larger = Picture(np.zeros((1024, 1024, 3), np.uint8))  # of which a part is judged
     judged = lengths.Lengths(larger, *made)
     assert [judged.hardening(n) for n in steps] == [0, 48, 120]
-    monkeypatch.setattr(
-        lengths, "in_windows", lambda *_: True
-    )  # sixteen, with each of which they move
+    # in sixteen windows, with each of which networks move
+    monkeypatch.setattr(lengths, "in_windows", lambda *_: True)
     in_parts = lengths.Lengths(larger, *made)
     assert [in_parts.hardening(n) for n in (*steps, 100_000)] == [0, 24, 60, most]
     assert all(judged.searching(n) for n in steps)
@@ -329,7 +328,7 @@ def test_long_runs_harden_their_networks(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(bit_allocation.hardening, "hardened", noted)
     run(Goal("lambda", 1e-3), PIXELS[:5, :6], Workload(400))
     steps = lengths.for_pixels(400, 30)
-    assert counts[0] == round(2 * lengths.HARDENING * steps)
+    assert counts[0] == round(lengths.AS_WHOLE * lengths.HARDENING * steps)
     assert set(counts[1:]) == {round(lengths.OF_SHORT * phases.SHORTER * steps)}  # of passes
     counts.clear()
     run(Goal("lambda", 1e-3), PIXELS[:5, :6], Workload(lengths.SHORTEST - 1))
@@ -348,7 +347,7 @@ def test_what_an_effort_takes_decides_with_all_passes(
     rounding = lengths.TRIAL * moved
     monkeypatch.setattr(lengths, "HARDLY", 0)
     shorter = round(phases.SHORTER * steps)
-    share = 2 * lengths.HARDENING
+    share = lengths.AS_WHOLE * lengths.HARDENING
     hardened = round(share * steps) + passes * round(share * shorter)
     assert lengths.SHORTEST < shorter < steps < lengths.MOST_HARDENING / share
     steps += passes * phases.SHORTER * steps + hardened
@@ -574,7 +573,8 @@ def test_a_time_limit_leaves_time_for_rounding_networks(
     until, _ = found.limits(state)
     assert until is not None
     assert found.limit is not None
-    hardened = min(round(2 * lengths.HARDENING * state.steps), lengths.MOST_HARDENING) * 1e-3
+    share = lengths.AS_WHOLE * lengths.HARDENING
+    hardened = min(round(share * state.steps), lengths.MOST_HARDENING) * 1e-3
     both = state.steps * 1e-3 + hardened
     rounding = lengths.SINGLE / (1 - lengths.SINGLE) * both + hardened + min(search, 0.2 * both)
     assert found.limit - until == pytest.approx(rounding)

@@ -886,6 +886,20 @@ def test_one_of_four_tiles_tells_what_networks_should_be() -> None:
         assert all(np.array_equal(a, b) for a, b in zip(grids, moved[0], strict=True))
 
 
+def test_what_tells_networks_weights_is_guarded_in_their_blocks() -> None:
+    """Of all layers of the entropy network, and of all of synthesis and both convolutions."""
+    side = int(math.sqrt(latent_step.MANY))
+    pixels = np.zeros((side, side, 3), np.uint8)
+    step = LatentStep(pixels, 1, open_device("numpy:procedure"), **NARROW)
+    launches = step.program.stages.procedure.phases
+    blocks = [phase for phase in launches if isinstance(phase, Block)]
+    sums = [
+        sum(bool(k.guards) and any(s.adds for s in k.all_stores()) for k in block.kernels)
+        for block in blocks
+    ]
+    assert sorted(sums)[-2:] == [3, 5]
+
+
 def test_a_gpu_and_small_pictures_take_all_tiles() -> None:
     """Whose program does not ask, which has no more sums than another's."""
     small = LatentStep(picture(), 1, open_device("numpy"), **NARROW)

@@ -34,7 +34,9 @@ from imgmlp.codec.latent.training.bit_allocation import Search
 from imgmlp.codec.latent.training.latent_step import Control, LatentStep
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState, begin, shrunk
 from imgmlp.codec.latent.training.rooms import (
+    goes_over,
     in_windows,
+    opening_steps,
     room,
     step_program,
     window_size,
@@ -188,6 +190,41 @@ def test_few_programs_serve_pictures_of_all_sizes() -> None:
     # large pictures have more grids; and larger networks, if their runs are long
     assert len(programs(3000, True)) == 3 + 1 + 6 + 2 + 2
     assert len(programs(3000, True, False)) == 3 + 1 + 6 + 2 + 2 + 3 + 4 + 2
+
+
+def test_from_the_only_window_runs_go_over_for_what_that_spares_alone() -> None:
+    device: Any = SimpleNamespace(info=SimpleNamespace(kind="cpu"), lanes="one")
+
+    def over(height: int, width: int, steps: int) -> bool:
+        shape = height, width, 3
+        each = forms.operations(shape)
+        opening = opening_steps(shape, device, False, each)
+        assert opening > 0
+        return goes_over(shape, device, steps, opening, each)
+
+    assert not over(512, 768, 2000)  # where only a halo is spared
+    assert over(512, 768, 20_000)
+    assert over(300, 520, 2000)  # which fills half of it
+    assert over(300, 300, 2000)  # and in many windows
+    assert over(700, 700, 2000)
+    assert not over(300, 300, 300)
+
+
+def test_networks_harden_by_the_parts_that_a_run_stays_in() -> None:
+    told = dict.fromkeys(("platform", "name", "driver", "version"), "")
+    info = SimpleNamespace(kind="cpu", compute_units=2, **told)
+    device: Any = SimpleNamespace(info=info, lanes="one", compiling=0.0)
+    picture = Picture(np.zeros((300, 300, 3), np.uint8))
+    found = lengths.Lengths(picture, Goal("lambda", 1e-3), latent.workload(2, None), device, Run())
+    assert not found.short
+    found.opened = True
+    few, many = 600, 6000
+    assert not found.goes_over(few)
+    assert found.goes_over(many)
+    assert found._hardening(few) == round(lengths.HARDENING * few)
+    assert found._hardening(many) == lengths.MOST_HARDENING
+    found.opened = False  # as it has gone over
+    assert found._hardening(few) == round(lengths.AS_WHOLE * lengths.HARDENING * few)
 
 
 def test_runs_of_few_steps_are_short_whoever_asks_for_them() -> None:

@@ -313,8 +313,10 @@ def test_each_group_has_partial_sums_of_its_own(device: AnyDevice) -> None:
         (256 * 64, 16, 2, 8),  # of eight tiles each
         (256 * 71, 16, 2, 8),  # of nine, and one of eight
         (256 * 400, 16, 2, 16),  # no more of them
-        (256 * 400, 16, 5, 40),
-        (256 * 400, 16, 20, 40),
+        (256 * 4000, 16, 5, 40),
+        (256 * 4000, 16, 20, 160),
+        (256 * 400, 8, 5, 20),  # of a short step, whose groups may stay
+        (256 * 400, 8, 20, 20),
         (256 * 400, 128, 2, 14),  # more would have too many partial sums
         (256 * 400, 512, 2, 2),
         (256 * 7, 16, 2, 2),

@@ -10,6 +10,7 @@ import pytest
 from conftest import EMULATED, open_mapping
 
 from imgmlp.engine import AnyDevice, Program, Tensor
+from imgmlp.engine import dtype as dt
 from imgmlp.engine.ir.kernel import Block, Kernel
 
 ROWS = 2048  # 8 tiles of 256, four for each unit
@@ -36,26 +37,37 @@ def mask(chosen: Chosen, turn: int, rows: int) -> np.ndarray:
 
 
 def step(
-    device: AnyDevice, chosen: Chosen, rows: int = ROWS, also: bool = False
+    device: AnyDevice,
+    chosen: Chosen,
+    rows: int = ROWS,
+    also: tuple[bool, bool] = (False, False),
+    other: Chosen | None = None,
 ) -> tuple[Program, Tensor]:
-    """Gradients of two layers' weights, by some rows; `also` by all of them. And the turn."""
+    """Gradients of two layers' weights, by some rows, of the second one by `other` ones; `also` by
+    all of them, before these and after them. And the turn."""
     x, goal = (Tensor(values(rows, n), device) for n in (24, 16))
     first, second = Tensor(values(24, 16), device), Tensor(values(16, 16), device)
     turn = Tensor(np.int32(1), device)
-    some = chosen(Tensor.arange(rows), turn).reshape(rows, 1)
+    asked = (ask(Tensor.arange(rows), turn).reshape(rows, 1) for ask in (chosen, other or chosen))
     hidden = (x @ first).maximum(0.0)
     error = hidden @ second - goal
     inner = Tensor.where(hidden > 0.0, error @ second.permute(1, 0), 0.0)
     found = {"loss": error.square().sum()}
-    for name, read, slope in (("first", x, inner), ("second", hidden, error)):
-        kept = Tensor.where(some, slope, 0.0)
+    for (name, read, slope), some in zip(
+        (("first", x, inner), ("second", hidden, error)), asked, strict=True
+    ):
+        kept, every = Tensor.where(some, slope, 0.0), read.permute(1, 0) @ slope
+        if also[0]:
+            found[f"all of {name}"] = every
         found[name], found[f"{name} bias"] = read.permute(1, 0) @ kept, kept.sum(0)
-        if also:
-            found[f"all of {name}"] = read.permute(1, 0) @ slope
+        if also[1]:
+            found[f"all of {name}"] = every
     return Program(device, {name: t.node for name, t in found.items()}, []), turn
 
 
-def wanted(some: np.ndarray, rows: int = ROWS) -> dict[str, np.ndarray]:
+def wanted(
+    some: np.ndarray, rows: int = ROWS, other: np.ndarray | None = None
+) -> dict[str, np.ndarray]:
     x, goal, first, second = (
         values(*shape).astype(np.float64) for shape in ((rows, 24), (rows, 16), (24, 16), (16, 16))
     )
@@ -63,8 +75,12 @@ def wanted(some: np.ndarray, rows: int = ROWS) -> dict[str, np.ndarray]:
     error = hidden @ second - goal
     inner = (error @ second.T) * (hidden > 0)
     found = {"loss": np.square(error).sum()}
-    for name, read, slope in (("first", x, inner), ("second", hidden, error)):
-        found[name], found[f"{name} bias"] = read.T @ (slope * some), (slope * some).sum(0)
+    second_some = some if other is None else other
+    for name, read, slope, kept in (
+        ("first", x, inner, some),
+        ("second", hidden, error, second_some),
+    ):
+        found[name], found[f"{name} bias"] = read.T @ (slope * kept), (slope * kept).sum(0)
         found[f"all of {name}"] = read.T @ slope
     return found
 
@@ -119,9 +135,59 @@ def test_rows_that_tiles_do_not_share_are_chosen_one_by_one(
     check(program, wanted(mask(chosen, 1, rows), rows))
 
 
-def test_a_sum_over_all_rows_beside_it_takes_all_tiles(device: AnyDevice) -> None:
-    program, _ = step(device, one_of_four, also=True)
+@pytest.mark.parametrize("also", [(True, False), (False, True)])
+def test_a_sum_over_all_rows_beside_it_takes_all_tiles(
+    device: AnyDevice, also: tuple[bool, bool]
+) -> None:
+    program, _ = step(device, one_of_four, also=also)
     check(program, wanted(mask(one_of_four, 1, ROWS)))
+
+
+def test_sums_may_have_conditions_of_their_own(device: AnyDevice) -> None:
+    def other(rows: Any, turn: Any) -> Any:
+        return (rows // 512 + turn) % 2 == 0
+
+    program, _ = step(device, one_of_four, other=other)
+    both = mask(one_of_four, 1, ROWS), mask(other, 1, ROWS)
+    check(program, wanted(both[0], other=both[1]))
+
+
+def test_what_is_added_up_by_one_kernel_has_one_condition(device: AnyDevice) -> None:
+    """Sums of the same rows, some of tiles and some of all, that a kernel adds up together."""
+    x = Tensor(values(ROWS, 16), device)
+    h = (x @ Tensor(values(16, 16), device)).maximum(0.0)
+    rows = Tensor.arange(ROWS)
+    halves = [(rows // 256 % 2 == n).reshape(ROWS, 1) for n in (0, 1)]
+    found = {f"half {n}": Tensor.where(half, h, 0.0).sum(0) for n, half in enumerate(halves)}
+    found["all"] = h.sum(0)
+    program = Program(device, {name: t.node for name, t in found.items()}, [])
+    hidden = np.maximum(values(ROWS, 16).astype(np.float64) @ values(16, 16), 0)
+    tiles = hidden.reshape(-1, 256, 16)
+    parts = {"half 0": tiles[::2], "half 1": tiles[1::2], "all": tiles}
+    check(program, {name: part.sum((0, 1)) for name, part in parts.items()})
+
+
+def test_a_condition_that_ends_is_no_more_true(device: AnyDevice) -> None:
+    """What is padded is false, in a tile as a whole or in a part of it."""
+    for count in (1024, 1000):
+        begun = Tensor.arange(count) // 256 % 2 == 0
+        padded = begun.cast(dt.f32).pad((0, ROWS - count)) > 0.5
+        program, _ = step(device, lambda rows, turn, found=padded: found)
+        some = np.zeros((ROWS, 1))
+        some[:count, 0] = np.arange(count) // 256 % 2 == 0
+        check(program, wanted(some))
+
+
+def test_either_factor_may_be_the_one_that_is_chosen(device: AnyDevice) -> None:
+    x, g = (Tensor(values(ROWS, n), device) for n in (24, 16))
+    weight = Tensor(values(16, 16), device)
+    some = one_of_four(Tensor.arange(ROWS), 1).reshape(ROWS, 1)
+    found = Tensor.where(some, x, 0.0).permute(1, 0) @ (g @ weight)
+    program = Program(device, {"found": found.node, "loss": (g @ weight).sum().node}, [])
+    slope = values(ROWS, 16).astype(np.float64) @ values(16, 16)
+    kept = values(ROWS, 24) * mask(one_of_four, 1, ROWS)
+    check(program, {"found": kept.T @ slope, "loss": slope.sum()})
+    assert bool(guarded(program)) == (device.lanes == "one")
 
 
 def test_no_tile_is_left(device: AnyDevice) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.latent.model import Quantized, networks_of, quantized
-from imgmlp.codec.latent.training.latent_step import Control, LatentStep
+from imgmlp.codec.latent.training.latent_step import TILES, Control, LatentStep
 from imgmlp.codec.training.replay import next_chunk
 
 Array = np.ndarray[Any, Any]
@@ -74,7 +74,7 @@ def _learn(step: LatentStep, price: float, count: int, enough: Callable[[], bool
     chunk = 1
     for done in range(0, count, LOOK):
         rate = RATE * (1 - FALLING * done / count)
-        step.steer(Control(price, latents=0.0, networks=rate, rounding=True))
+        step.steer(Control(price, latents=0.0, networks=rate, rounding=True, tiles=TILES))
         left = min(LOOK, count - done)
         while left:
             taken = min(step.together or chunk, left)

@@ -73,7 +73,7 @@ MOST_SCALED = 2.0**9
 IN_LEAST = 6  # grids of all pictures in the smallest room, as many as those that fill it have
 # Values of the plane, at least, of which some tell what weights of networks should be; a GPU, whose
 # lanes go on together, takes all.
-MANY = 2**16
+MANY, TILES = 2**16, 4  # of how many tiles one tells them
 CLIP = 0.1  # most that the norm of the networks' gradient, for a mean over pixels, may be
 
 

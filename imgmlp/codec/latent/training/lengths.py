@@ -23,8 +23,8 @@ from imgmlp.codec.latent.training.phases import (
     control,
 )
 from imgmlp.codec.latent.training.rooms import (
-    WORTH,
     begins_in_windows,
+    goes_over,
     in_windows,
     is_thin,
     opening_pixels,
@@ -144,20 +144,22 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     hidden, each = widths(shape, math.inf, quick), operations(shape, quick)
     trained = trained_steps(workload.steps, shape, device, short)
     passes = _passes(wanted, least_passes(trained, pixels))
-    parts = _parts(shape, device, short)
+    opening = opening_steps(shape, device, short, each)
+    leaves = goes_over(shape, device, trained, opening, each)
+    parts = 1 if leaves else _parts(shape, device, short or opening > 0)
     hardening = _all_hardening(wanted, trained, passes, pixels, parts)
     steps = (1 + passes * SHORTER) * trained + hardening
     hyper = is_long(shape, workload, device)
     programs = (step_program(shape, hidden, device, short, hyper),)
     if not steps:
         return Work(0, 0, programs, USUAL)
-    judged, opening = pixels, float(opening_steps(shape, device, short, each))
+    judged, before = pixels, float(opening)
     if in_windows(shape, device, short):
-        judged, opening = min(pixels, JUDGED), steps
-    elif short or trained < WORTH * opening:
-        opening = steps
-    computed = opening * opening_pixels(shape, device)
-    computed += (steps - opening) * own_pixels(shape, device)
+        judged, before = min(pixels, JUDGED), steps
+    elif short or (opening and not leaves):
+        before = steps
+    computed = before * opening_pixels(shape, device)
+    computed += (steps - before) * own_pixels(shape, device)
     beside = steps * BESIDE_STEP[device.lanes] + (1 + passes) * BESIDE_ROUNDING
     searched = 0.0 if _goes_without(wanted, trained, pixels) else 1 + passes
     return Work(steps, (computed + searched * SETTLING * judged) * each, programs, beside)
@@ -218,7 +220,6 @@ class Lengths:
         self.pixels = picture.width * picture.height
         self.wanted, self.workload, self.device, self.run = wanted, workload, device, run
         self.short = is_short(self.shape, workload, device)
-        self._parts = _parts(self.shape, device, self.short)
         self.long: bool = is_long(self.shape, workload, device)
         if run.saved is not None:
             self.long = run.saved.values["long"]
@@ -303,7 +304,8 @@ class Lengths:
 
     def goes_over(self, steps: int) -> bool:
         """Whether a run of so many does, from where it is."""
-        return self.opened and 0 < WORTH * self.opening <= steps
+        each = operations(self.shape)
+        return self.opened and goes_over(self.shape, self.device, steps, self.opening, each)
 
     def fitting(self, seconds: float, pace: float) -> int:
         """Steps that a time limit leaves room for, or what there must be."""
@@ -357,7 +359,12 @@ class Lengths:
         return pace
 
     def _hardening(self, steps: int) -> int:
-        return _hardening(self.wanted, steps, self.pixels, self._parts)
+        return _hardening(self.wanted, steps, self.pixels, self._parts(steps))
+
+    def _parts(self, steps: int) -> int:
+        """With how many parts of a picture networks move in each of so many steps, in the end."""
+        stays = self.opened and not self.goes_over(steps)
+        return _parts(self.shape, self.device, self.short or stays)
 
     def _search(self, steps: int) -> float:
         """Seconds of the search for rounded networks after so many."""
@@ -380,7 +387,8 @@ class Lengths:
         refined = min(passes, last) + 1  # the others move few single weights
         most = trials(steps, self.pixels)
         moved = refined * most + (1 + passes - refined) * min(FIRST_TRIALS, most)
-        trained += _all_hardening(self.wanted, steps, passes, self.pixels, self._parts)
+        parts = self._parts(steps)
+        trained += _all_hardening(self.wanted, steps, passes, self.pixels, parts)
         return (trained + TRIAL * moved) * pace + (1 + passes) * self._search(steps)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from imgmlp.codec.latent.guess import guessed
 from imgmlp.codec.latent.model import Quantized, flat_of, networks_of
 from imgmlp.codec.latent.training.bit_allocation import Search
-from imgmlp.codec.latent.training.latent_step import BETAS, Control, LatentStep
+from imgmlp.codec.latent.training.latent_step import BETAS, TILES, Control, LatentStep
 from imgmlp.codec.training.replay import decibels
 from imgmlp.codec.training.run import Progress
 from imgmlp.codec.training.trainer import HOPELESS, Pricing, Trainer, TrainerState
@@ -77,7 +77,6 @@ FINER = 2.0  # times that steps become so at once in a run; in a pass, where the
 # What is left of networks' squared gradients after a step of runs of so many: in short ones, what
 # was so in the beginning soon is not any more.
 MEMORIES, OF_MEMORY = (0.93, BETAS[1]), (FEW, 900)
-TILES = 4  # of which one tells gradients of networks, a processor's
 LAST = 1e-3  # of networks, once latents are rounded; falls to a tenth
 
 

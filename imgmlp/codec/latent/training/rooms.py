@@ -45,6 +45,7 @@ WHOLE, WHOLE_ON_GPUS = 3 * 2**20, 14 * 2**20
 MEANWHILE = 1e12
 WORTH = 4  # times as many that a run must have, or programs that serve many sizes do for all of it
 SPARED = 2e12  # operations, about what compiling takes, that a room of its own must spare a run
+AROUND_ONE = 0.06  # of a step's time in the only window of a picture, that its halo takes
 
 
 def fits_windows(shape: tuple[int, ...], device: AnyDevice) -> bool:
@@ -157,9 +158,22 @@ def _computed(shape: tuple[int, ...], device: AnyDevice, short: bool) -> int:
 
 
 def own_room_pays(shape: tuple[int, ...], device: AnyDevice, steps: int, operations: int) -> bool:
-    """Whether so many steps should have one that is compiled for, of pixels that are no windows."""
-    spared = opening_pixels(shape, device) - own_pixels(shape, device)
+    """Whether so many steps should have one that is compiled for, of pixels that are one window or
+    none."""
+    spared: float = opening_pixels(shape, device) - own_pixels(shape, device)
+    if begins_in_windows(shape, device):
+        spared += AROUND_ONE * covered(shape, device)
     return steps * spared * operations >= SPARED
+
+
+def goes_over(
+    shape: tuple[int, ...], device: AnyDevice, steps: int, opening: int, operations: int
+) -> bool:
+    """Whether a run of so many steps leaves the program for many sizes that it opens in, after so
+    many of them, for its own: from many windows, with which networks move, for that alone."""
+    one = begins_in_windows(shape, device) and windows_of(shape, device) == 1
+    pays = not one or is_thin(shape, device) or own_room_pays(shape, device, steps, operations)
+    return pays and 0 < WORTH * opening <= steps
 
 
 def step_program(
