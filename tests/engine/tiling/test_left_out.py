@@ -167,6 +167,31 @@ def test_what_is_added_up_by_one_kernel_has_one_condition(device: AnyDevice) -> 
     check(program, {name: part.sum((0, 1)) for name, part in parts.items()})
 
 
+def test_biases_of_all_rows_beside_weights_of_some(device: AnyDevice) -> None:
+    """Whose product would add up the terms of both."""
+    x, g = (Tensor(values(ROWS, n), device) for n in (24, 16))
+    slope = (g @ Tensor(values(16, 16), device)).maximum(0.0)
+    some = one_of_four(Tensor.arange(ROWS), 1).reshape(ROWS, 1)
+    weight = x.permute(1, 0) @ Tensor.where(some, slope, 0.0)
+    program = Program(device, {"weight": weight.node, "bias": slope.sum(0).node}, [])
+    known = np.maximum(values(ROWS, 16).astype(np.float64) @ values(16, 16), 0)
+    kept = known * mask(one_of_four, 1, ROWS)
+    check(program, {"weight": values(ROWS, 24).T @ kept, "bias": known.sum(0)})
+
+
+def test_a_condition_of_some_columns_is_none_of_a_tile(device: AnyDevice) -> None:
+    x, g = (Tensor(values(ROWS, n), device) for n in (24, 16))
+    some = one_of_four(Tensor.arange(ROWS), 1).reshape(ROWS, 1).cast(dt.f32)
+    columns = some.expand(ROWS, 8).pad((0, 0), (0, 8)) > 0.5
+    slope = g @ Tensor(values(16, 16), device)
+    found = x.permute(1, 0) @ Tensor.where(columns, slope, 0.0)
+    program = Program(device, {"found": found.node, "loss": slope.sum().node}, [])
+    known = values(ROWS, 16).astype(np.float64) @ values(16, 16)
+    kept = known * mask(one_of_four, 1, ROWS) * (np.arange(16) < 8)
+    check(program, {"found": values(ROWS, 24).T @ kept, "loss": known.sum()})
+    assert not guarded(program)
+
+
 def test_a_condition_that_ends_is_no_more_true(device: AnyDevice) -> None:
     """What is padded is false, in a tile as a whole or in a part of it."""
     for count in (1024, 1000):
