@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -42,13 +43,15 @@ def step(
     rows: int = ROWS,
     also: tuple[bool, bool] = (False, False),
     other: Chosen | None = None,
+    biases: Chosen | None = None,
 ) -> tuple[Program, Tensor]:
     """Gradients of two layers' weights, by some rows, of the second one by `other` ones; `also` by
-    all of them, before these and after them. And the turn."""
+    all of them, before these and after them; of biases by rows of their own. And the turn."""
     x, goal = (Tensor(values(rows, n), device) for n in (24, 16))
     first, second = Tensor(values(24, 16), device), Tensor(values(16, 16), device)
     turn = Tensor(np.int32(1), device)
-    asked = (ask(Tensor.arange(rows), turn).reshape(rows, 1) for ask in (chosen, other or chosen))
+    masks = (ask(Tensor.arange(rows), turn) for ask in (chosen, other or chosen))
+    asked = (found.reshape(rows, math.prod(found.shape) // rows) for found in masks)
     hidden = (x @ first).maximum(0.0)
     error = hidden @ second - goal
     inner = Tensor.where(hidden > 0.0, error @ second.permute(1, 0), 0.0)
@@ -59,7 +62,11 @@ def step(
         kept, every = Tensor.where(some, slope, 0.0), read.permute(1, 0) @ slope
         if also[0]:
             found[f"all of {name}"] = every
-        found[name], found[f"{name} bias"] = read.permute(1, 0) @ kept, kept.sum(0)
+        found[name] = read.permute(1, 0) @ kept
+        found[f"{name} bias"] = kept.sum(0)
+        if biases:
+            own = biases(Tensor.arange(rows), turn).reshape(rows, 1)
+            found[f"{name} bias"] = Tensor.where(own, slope, 0.0).sum(0)
         if also[1]:
             found[f"all of {name}"] = every
     return Program(device, {name: t.node for name, t in found.items()}, []), turn
@@ -167,28 +174,29 @@ def test_what_is_added_up_by_one_kernel_has_one_condition(device: AnyDevice) -> 
     check(program, {name: part.sum((0, 1)) for name, part in parts.items()})
 
 
-def test_biases_of_all_rows_beside_weights_of_some(device: AnyDevice) -> None:
-    """Whose product would add up the terms of both."""
-    x, g = (Tensor(values(ROWS, n), device) for n in (24, 16))
-    slope = (g @ Tensor(values(16, 16), device)).maximum(0.0)
-    some = one_of_four(Tensor.arange(ROWS), 1).reshape(ROWS, 1)
-    weight = x.permute(1, 0) @ Tensor.where(some, slope, 0.0)
-    program = Program(device, {"weight": weight.node, "bias": slope.sum(0).node}, [])
-    known = np.maximum(values(ROWS, 16).astype(np.float64) @ values(16, 16), 0)
-    kept = known * mask(one_of_four, 1, ROWS)
-    check(program, {"weight": values(ROWS, 24).T @ kept, "bias": known.sum(0)})
+def every_row(rows: Any, turn: Any) -> Any:
+    return rows >= 0
+
+
+def three_of_four(rows: Any, turn: Any) -> Any:
+    return (rows // 256 + turn) % 4 > 0
+
+
+@pytest.mark.parametrize("biases", [every_row, three_of_four])
+def test_biases_of_other_rows_than_their_weights(device: AnyDevice, biases: Chosen) -> None:
+    """Products of which would add up the terms of both."""
+    program, _ = step(device, one_of_four, biases=biases)
+    expected, own = (wanted(mask(chosen, 1, ROWS)) for chosen in (one_of_four, biases))
+    check(program, expected | {name: own[name] for name in own if name.endswith("bias")})
 
 
 def test_a_condition_of_some_columns_is_none_of_a_tile(device: AnyDevice) -> None:
-    x, g = (Tensor(values(ROWS, n), device) for n in (24, 16))
-    some = one_of_four(Tensor.arange(ROWS), 1).reshape(ROWS, 1).cast(dt.f32)
-    columns = some.expand(ROWS, 8).pad((0, 0), (0, 8)) > 0.5
-    slope = g @ Tensor(values(16, 16), device)
-    found = x.permute(1, 0) @ Tensor.where(columns, slope, 0.0)
-    program = Program(device, {"found": found.node, "loss": slope.sum().node}, [])
-    known = values(ROWS, 16).astype(np.float64) @ values(16, 16)
-    kept = known * mask(one_of_four, 1, ROWS) * (np.arange(16) < 8)
-    check(program, {"found": values(ROWS, 24).T @ kept, "loss": known.sum()})
+    def left_half(rows: Any, turn: Any) -> Any:
+        some = one_of_four(rows, turn).reshape(ROWS, 1).cast(dt.f32).expand(ROWS, 8)
+        return some.pad((0, 0), (0, 8)) > 0.5
+
+    program, _ = step(device, left_half)
+    check(program, wanted(mask(one_of_four, 1, ROWS) * (np.arange(16) < 8)))
     assert not guarded(program)
 
 
