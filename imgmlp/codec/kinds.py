@@ -21,10 +21,10 @@ from imgmlp.engine import AnyDevice
 from imgmlp.image import Picture
 
 # Height and width of one of each that latents have a program for: within 32, 64 and 128 pixels,
-# thin ones, others, and those of 1 and of 3 megapixels.
+# thin ones, those of up to 512×768 either way round, others, and those of 1 and of 3 megapixels.
 SIZES = (
     (20, 20), (60, 40), (128, 100), (20, 200), (200, 20), (10, 500), (500, 10), (100, 150),
-    (150, 100), (200, 200), (1024, 1024), (1776, 1776),
+    (150, 100), (512, 768), (768, 512), (200, 200), (1024, 1024), (1776, 1776),
 )  # fmt: skip
 # Height and width of a picture that networks of `--codec mlp` are trained on, with the most values
 # of their layers: small ones are decoded in pieces of their own, and wider networks are rare.

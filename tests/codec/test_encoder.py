@@ -160,4 +160,4 @@ def test_pictures_of_nearly_one_size_are_compiled_for_once(
     device.compiling += 30.0
     widths = forms.widths((400, 400, 3), 1e9, quick=True)
     times.note(rooms.step_program((400, 400, 3), widths, device, True))
-    assert compiling(256, 400) == compiling(700, 500) == 0.0
+    assert compiling(256, 400) == compiling(700, 600) == 0.0
