@@ -608,6 +608,9 @@ def test_weights_that_are_left_make_up_for_those_that_were_rounded(form: str) ->
     floats, grids = step.flat.numpy(), step.grids()
     at_once = {n: quantized(a, exponents[n]) for n, a in networks_of(floats, step.shapes).items()}
     found = hardening.hardened(step, exponents, price, 60, lambda: False)
+    told = step.control.numpy()
+    step.steer(phases.control(59, 60, price))
+    assert told[13] == step.control.numpy()[13] == latent_step.TILES  # by whose pace it is timed
     assert {name: tensor.exponent for name, tensor in found.items()} == exponents
     assert search._cost(found, price) < search._cost(at_once, price)
     same = np.concatenate(

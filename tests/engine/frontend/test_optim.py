@@ -73,9 +73,12 @@ def test_adamw_follows_its_formula(device: AnyDevice, form: str) -> None:
     assert not close(p.numpy(), *adamw(other, gradients))
 
 
-def test_adam_is_the_standard_form_without_decay(device: AnyDevice) -> None:
+@pytest.mark.parametrize("as_tensors", [False, True])
+def test_adam_is_the_standard_form_without_decay(device: AnyDevice, as_tensors: bool) -> None:
     p, count = Tensor(START, device), Tensor(np.uint32(0), device)
-    optimizer = optim.Adam([p], LR, BETAS, EPSILON)
+    known = Tensor(np.float32(BETAS), device, name="betas")
+    betas = (known[0], known[1]) if as_tensors else BETAS
+    optimizer = optim.Adam([p], LR, betas, EPSILON)
 
     def step() -> dict[str, Tensor]:
         optimizer.step((p * noise(count, device)).sum())
@@ -87,22 +90,6 @@ def test_adam_is_the_standard_form_without_decay(device: AnyDevice) -> None:
     gradients = [noise(i, numpy).numpy().astype(np.float64) for i in range(20)]
     assert close(p.numpy(), *adamw("standard", gradients, decay=0.0))
     assert not close(p.numpy(), *adamw("standard", gradients))
-
-
-def test_betas_may_be_tensors(device: AnyDevice) -> None:
-    p, count = Tensor(START, device), Tensor(np.uint32(0), device)
-    betas = Tensor(np.float32(BETAS), device, name="betas")
-    optimizer = optim.Adam([p], LR, (betas[0], betas[1]), EPSILON)
-
-    def step() -> dict[str, Tensor]:
-        optimizer.step((p * noise(count, device)).sum())
-        count.assign(count + 1)
-        return {}
-
-    compile(step, device).run(20)
-    numpy = open_device("numpy")
-    gradients = [noise(i, numpy).numpy().astype(np.float64) for i in range(20)]
-    assert close(p.numpy(), *adamw("standard", gradients, decay=0.0))
 
 
 def test_bias_is_corrected_to_the_last_places(device: AnyDevice) -> None:

@@ -335,7 +335,8 @@ class LatentStep(Resumable):
         if self.shape.hyper:
             above = hyperlatents.above(seen, self.plane, self.levels, self._enlarged)
             contexts = Tensor.concat([contexts, above], 0)
-        found = perceptron(contexts.permute(1, 0), layers, self._telling(self.plane.places))
+        some = self._telling(self.plane.places)
+        found = perceptron(contexts.permute(1, 0), layers, some)  # [places, 2]
         seen, own = (
             values.reshape(-1)[self.plane.first : self.plane.first + self.plane.places]
             for values in (seen, self.own)
