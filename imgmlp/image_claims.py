@@ -7,15 +7,26 @@ through any number of scans and chunks.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import BinaryIO
 
-from PIL import Image
+from PIL import Image, ImageFile
 
 from imgmlp.errors import PictureError
-from imgmlp.image_parts import END, PNG_START, SCAN, Chunk, chunks, is_png, segments, tile_parts
+from imgmlp.image_parts import (
+    END,
+    PNG_START,
+    SCAN,
+    Chunk,
+    Segment,
+    chunks,
+    is_png,
+    segments,
+    tile_parts,
+)
 from imgmlp.text import quoted
 
 SCANS = 64  # of a JPEG; an encoder writes some ten
@@ -25,19 +36,37 @@ LAST = 64  # bytes that a PNG's last chunk of pixels may lack before it is not d
 JPEG_END = b"\xff\xd9"
 # Bits of a JPEG's block, by the marker of how it is coded: two codes, or one in the first scan of a
 # progressive one. An arithmetic coder needs next to nothing.
-_LEAST = {0xC0: 2, 0xC1: 2, 0xC2: 1, 0xC9: 0, 0xCA: 0, 0xCB: 0}
+_LEAST = {0xC0: 2, 0xC1: 2, 0xC2: 1, 0xC3: 1, 0xC9: 0, 0xCA: 0, 0xCB: 0}
+_PROGRESSIVE, _LOSSLESS = (0xC2, 0xCA), (0xC3, 0xCB)
+_WHOLE = b"\0\x3f\0"  # what a scan has that is not progressive: all of 64 coefficients
 # What no two JPEGs that lack pixels decode alike: no bit is the same at first, where but a few may
 # be missing, and no pattern later, which codes that begin one bit later soon read alike.
 _FILLERS = (
     b"\x55" * 64 + bytes(97 * i % 251 for i in range(4096)),
     b"\xaa" * 64 + bytes(59 * i % 241 for i in range(4096)),
 )
-LARGE = 2**24  # pixels of a JPEG without an end, which is compared as a draft first
-_DRAFT = 8  # times smaller: a block's mean
-_PROGRESSIVE_DRAFT = 2  # which shows what is refined last
+_AHEAD = 16  # bytes; a decoder takes up to 8 more than it needs
+_TRIED = 512  # bytes that are offered to it one by one
 _BAND = 2**20  # pixels that are compared at a time, or bytes that are read
 
-Open = Callable[[bytes], Image.Image]
+Open = Callable[[bytes], ImageFile.ImageFile]
+
+
+@dataclass(frozen=True)
+class _Scan:
+    """A scan of a JPEG, and where it is."""
+
+    names: bytes  # of its components
+    band: bytes  # its first and last coefficient, and which bits of them it has (T.81, B.2.3)
+    begin: int
+    end: int
+
+    def finished(self) -> set[tuple[int, int]]:
+        """The coefficients, by component and number, whose last bits it has."""
+        if not self.names or self.band[2] & 15:
+            return set()
+        numbers = range(self.band[0], self.band[1] + 1)
+        return {(name, number) for name in self.names for number in numbers}
 
 
 @dataclass(frozen=True)
@@ -48,12 +77,13 @@ class Jpeg:
     has_end: bool
     scans: int
     coded: int  # bytes of its scans
-    least: int  # bits of a block
+    kind: int  # the marker of how it is coded
+    names: bytes  # of its components
 
     def check(self, size: tuple[int, int], path: Path) -> None:
         """Refuse, as a PictureError, what is too short for its size, or takes far too long."""
         width, height = size
-        if 8 * self.coded < self.least * -(-width // 8) * -(-height // 8):
+        if 8 * self.coded < _LEAST.get(self.kind, 1) * -(-width // 8) * -(-height // 8):
             problem = f"{path} is damaged or truncated: its {self.coded:,} coded bytes cannot hold "
             problem += f"{width}×{height} pixels"
             raise PictureError(problem, hint="get the file again")
@@ -62,49 +92,90 @@ class Jpeg:
             problem = f"{path} has {self.scans:,} scans, and {SCANS} are the limit"
             raise PictureError(problem, hint=hint)
 
-    def complete(self, image: Image.Image, opened: Open) -> Image.Image:
+    def complete(self, image: ImageFile.ImageFile, opened: Open) -> Image.Image:
         """The picture, loaded, if its pixels are the same whatever follows. Raises OSError."""
-        if not self.has_end and image.width * image.height > LARGE:
-            _compare(*(_draft(one) for one in self._filled(opened)))
-        first, second = self._filled(opened)
-        if self.has_end:
-            first = image
-        _compare(first, second)
-        return first
+        if self.has_end or not self._is_cut(opened):
+            body = self.body.rstrip(b"\xff")
+            first, second = (opened(body + filler + JPEG_END) for filler in _FILLERS)
+            first = image if self.has_end else first
+            first.load()
+            if _same(first, second):
+                return first
+        raise OSError("some of its pixels are missing")
 
-    def _filled(self, opened: Open) -> tuple[Image.Image, Image.Image]:
-        """The same with two things where the end is, not yet decoded."""
-        body = self.body.rstrip(b"\xff")
-        first, second = (opened(body + filler + JPEG_END) for filler in _FILLERS)
-        return first, second
+    def _is_cut(self, opened: Open) -> bool:
+        """Whether one without an end lacks more than that, as far as it shows before decoding.
+
+        An encoder may leave out the last bits of coefficients, but then only the end tells so.
+        """
+        missing = {(name, number) for name in self.names for number in range(64)}
+        scans = []
+        for one in self._scans():
+            scans.append(one)
+            missing -= one.finished()
+            if not missing:
+                break
+        if missing:
+            return True
+        if not scans or scans[-1].end < len(self.body) or self.kind in _LOSSLESS:
+            return False  # what follows may be anything
+        return self._starves(scans, opened)
+
+    def _scans(self) -> Iterator[_Scan]:
+        behind = Segment(END, 0, len(self.body) + 2, 0)
+        for one, then in pairwise(chain(segments(self.body), (behind,))):
+            if one.kind == SCAN:
+                said = self.body[one.begin + 2 : one.begin + one.size]
+                band = said[-3:] if self.kind in _PROGRESSIVE else _WHOLE
+                yield _Scan(said[1:-3:2][:4], band, one.marker, then.marker)
+
+    def _starves(self, scans: list[_Scan], opened: Open) -> bool:
+        """Whether one without an end lacks some of its last scan.
+
+        The decoder is offered more, byte by byte. It takes that for the blocks that are missing,
+        and soon leaves a byte, as it needs the next one as well to make a block. When none is
+        missing, it skips whatever is no marker, or is done if there is only one scan.
+        """
+        image, filler = opened(self.body), _FILLERS[0]
+        size = max(1, image.width // 8), max(1, image.height // 8)
+        image.draft(image.mode, size)  # of a block its mean, at most
+        image.load_prepare()
+        name, extents, _, options = image.tile[0]
+        decoder = Image._getdecoder(image.mode, name, options, image.decoderconfig)
+        try:
+            decoder.setimage(image.im, extents)
+            start = b"".join([*self._last(scans), filler[:_AHEAD]])
+            for piece in chain((start,), (filler[at : at + 1] for at in range(_AHEAD, _TRIED))):
+                used, _ = decoder.decode(piece)
+                if used != len(piece):
+                    return bool(used >= 0)  # or it is done, or has failed
+            return len(scans) == 1
+        finally:
+            decoder.cleanup()
+
+    def _last(self, scans: list[_Scan]) -> Iterator[memoryview]:
+        """The body without scans of other components than the last one's: it needs none of them."""
+        body, at = memoryview(self.body.rstrip(b"\xff")), 0
+        for one in scans:
+            if one.names != scans[-1].names:
+                yield body[at : one.begin]
+                at = one.end
+        yield body[at:]
 
 
 def jpeg(data: bytes) -> Jpeg:
     """What there is of a JPEG."""
-    scans, coded, least, scan = 0, 0, 1, None
+    scans, coded, kind, names, scan = 0, 0, 0, b"", None
     for one in segments(data):
         coded += 0 if scan is None else one.gap
         if one.kind == END:
-            return Jpeg(data[: one.marker], True, scans, coded, least)
+            return Jpeg(data[: one.marker], True, scans, coded, kind, names)
         scan = one.begin + one.size if one.kind == SCAN else None
         scans += one.kind == SCAN
-        least = _LEAST.get(one.kind, least)
+        if one.kind in _LEAST and not kind:
+            kind, names = one.kind, data[one.begin + 8 : one.begin + one.size : 3]
     coded += 0 if scan is None else max(0, len(data) - scan)
-    return Jpeg(data, False, scans, coded, least)
-
-
-def _draft(image: Image.Image) -> Image.Image:
-    """The same, to be decoded smaller: in a fourth or half of the time."""
-    scale = _PROGRESSIVE_DRAFT if "progressive" in image.info else _DRAFT
-    image.draft(image.mode, (image.width // scale, image.height // scale))
-    return image
-
-
-def _compare(first: Image.Image, second: Image.Image) -> None:
-    """Raises OSError if they differ."""
-    first.load()
-    if not _same(first, second):
-        raise OSError("some of its pixels are missing")
+    return Jpeg(data, False, scans, coded, kind, names)
 
 
 def _same(first: Image.Image, second: Image.Image) -> bool:

@@ -18,10 +18,10 @@ from hostile import refusal
 from PIL import Image, ImageFile, TiffImagePlugin, features
 
 from imgmlp import image as pictures
-from imgmlp import image_claims
 from imgmlp.errors import PictureError, UsageError
 from imgmlp.image_claims import LAST
 from imgmlp.image_depth import ROUNDED, UPPER_BITS, depth
+from imgmlp.image_parts import SCAN, segments
 
 RGB, GRAY = small_pixels(), small_pixels(1)
 MOST = 64  # MiB that refusing all of them may take
@@ -626,29 +626,91 @@ def test_a_jpeg_that_lacks_only_its_end_is_read(tmp_path: Path, progressive: boo
         assert "truncated" in str(refusal(path))
 
 
-@pytest.mark.parametrize("progressive", [False, True])
-def test_a_large_jpeg_that_ends_within_its_pixels_is_not_decoded_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, progressive: bool
-) -> None:
-    monkeypatch.setattr(image_claims, "LARGE", 0)
+WAYS = [  # of writing a JPEG
+    {},
+    {"progressive": True},
+    {"progressive": True, "subsampling": 0},
+    {"restart_marker_rows": 1},
+    {"restart_marker_blocks": 1},
+    {"restart_marker_rows": 1, "progressive": True},
+]
+
+
+def noisy(mode: str, **way: object) -> bytes:
+    """A JPEG of noise without its end."""
     noise = np.random.default_rng(5).integers(0, 256, (90, 120, 3), np.uint8)
-    path = save(Image.fromarray(noise), tmp_path / "a.jpg", progressive=progressive)
-    data = path.read_bytes()
-    same, seen = image_claims._same, []
+    stream = io.BytesIO()
+    Image.fromarray(noise).convert(mode).save(stream, "JPEG", **way)
+    return stream.getvalue()[:-2]
 
-    def spied(first: Image.Image, second: Image.Image) -> bool:
-        seen.append(first.size)
-        return same(first, second)
 
-    monkeypatch.setattr(image_claims, "_same", spied)
-    path.write_bytes(data[:-2])
-    assert ["end is missing" in note for note in pictures.load(path).notes] == [True]
-    assert seen[1:] == [(120, 90)]
-    for share in (0.5, 0.9):
-        seen.clear()
-        path.write_bytes(data[: int(share * len(data))])
-        assert "some of its pixels are missing" in str(refusal(path))
-        assert [width < 120 for width, _ in seen] == [True]
+def begins(data: bytes) -> list[int]:
+    """Where the scans of a JPEG do."""
+    return [one.marker for one in segments(data) if one.kind == SCAN]
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
+@pytest.mark.parametrize("way", WAYS[:-1])
+def test_a_jpeg_that_ends_within_its_pixels_is_refused_before_they_are_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, way: dict[str, object]
+) -> None:
+    """But for restart markers in a progressive one: what is offered is skipped up to the next."""
+    data = noisy(mode, **way)
+    path, last = tmp_path / "a.jpg", begins(data)[-1]
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda _: pytest.fail("it was decoded"))
+    for share in (0.2, 0.5, 0.9):
+        path.write_bytes(data[: last + int(share * (len(data) - last))])
+        assert "truncated: some of its pixels are missing" in str(refusal(path))
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
+@pytest.mark.parametrize("way", WAYS)
+def test_whatever_follows_a_jpeg_without_an_end_none_of_its_pixels_are_missing(
+    mode: str, way: dict[str, object]
+) -> None:
+    data = noisy(mode, **way)
+    whole = pictures.load("a.jpg", data=data + b"\xff\xd9")
+    comment = b"\xff\xfe\0\4ab"
+    for tail in (b"", b"\xff", b"\xff\0a\xff", bytes(99), b"\xff\xd3", comment, comment[:-1]):
+        found = pictures.load("a.jpg", data=data + tail)
+        np.testing.assert_array_equal(found.pixels, whole.pixels)
+        assert sum("end is missing" in note for note in found.notes) == 1
+
+
+def test_a_jpeg_without_an_end_that_lacks_a_scan_is_refused(tmp_path: Path) -> None:
+    """With an end, its encoder has left it out."""
+    data = noisy("RGB", progressive=True)
+    path, scans = tmp_path / "a.jpg", begins(data)
+    assert len(scans) == 10
+    for begin in scans[2:]:
+        path.write_bytes(data[:begin])
+        assert "truncated: some of its pixels are missing" in str(refusal(path))
+        path.write_bytes(data[:begin] + b"\xff\xd9")
+        assert pictures.load(path).notes == ()
+
+
+def test_a_jpeg_with_a_scan_of_each_component_is_whole_with_the_last(tmp_path: Path) -> None:
+    gray = noisy("L")
+    frame, scan = gray.index(b"\xff\xc0"), gray.index(b"\xff\xda")
+    three = b"\0\x11\x08" + gray[frame + 5 : frame + 9] + b"\3\1\x11\0\2\x11\0\3\x11\0"
+    head = gray[: frame + 2] + three + gray[frame + 13 : scan]
+    data = head + b"".join(gray[scan : scan + 5] + bytes([n]) + gray[scan + 6 :] for n in (1, 2, 3))
+    found = pictures.load("a.jpg", data=data)
+    assert ["end is missing" in note for note in found.notes] == [True]
+    whole = pictures.load("a.jpg", data=data + b"\xff\xd9")
+    np.testing.assert_array_equal(found.pixels, whole.pixels)
+    path = tmp_path / "a.jpg"
+    for cut in (begins(data)[2], begins(data)[1], len(data) - 40):
+        path.write_bytes(data[:cut])
+        assert "truncated: some of its pixels are missing" in str(refusal(path))
+
+
+def test_a_jpeg_that_ends_at_a_restart_marker_lacks_pixels(tmp_path: Path) -> None:
+    data = noisy("RGB", restart_marker_rows=1)
+    path, marks = tmp_path / "a.jpg", [data.index(bytes([0xFF, 0xD0 + n])) for n in range(5)]
+    for at in marks:
+        path.write_bytes(data[:at])
+        assert "truncated: some of its pixels are missing" in str(refusal(path))
 
 
 def test_a_jpeg_2000_that_ends_within_its_pixels_is_refused_before_they_are_decoded(
