@@ -26,7 +26,7 @@ from imgmlp.engine.lowering.expressions import (
     store_all,
     trial,
 )
-from imgmlp.engine.lowering.scattered_terms import Scattered
+from imgmlp.engine.lowering.scattered_terms import LONGEST, Scattered
 
 GRAIN = 4096  # elements that make a work-group worth its launch on a CPU
 STAGED = 64  # rows and columns of a tile that is read along one axis and written along another
@@ -67,15 +67,24 @@ def map_kernel(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
     if (crossed := _crossed(kernel)) is not None:
         return _map_staged(kernel, lower, crossed[0], groups), 1
     last = max((a for a, n in enumerate(shape) if n > 1), default=len(shape) - 1)
-    inner = shape[last]
-    rows = unravel(lower.outermost("i", size // inner, "share"), shape[:last])
+    parts = _parts(size // shape[last], shape[last], groups)
+    inner = shape[last] // parts
+    part = lower.outermost("i", size // inner, "share")
+    rows = unravel(part // parts, shape[:last])
     scattered = Scattered(lower, [s.value for s in kernel.stores], rows)
-    column = build.open(Range("c", inner))
+    column = part % parts * inner + build.open(Range("c", inner))
     beyond = [Const(0)] * (len(shape) - 1 - last)
     scattered.at(indices := [*rows, column, *beyond])
     store_all(lower, kernel.stores, indices)
     build.close(2)
     return min(groups, size // inner), 1
+
+
+def _parts(rows: int, columns: int, groups: int) -> int:
+    """How many pieces each of a few long rows is cut into, so that all groups have as many."""
+    most = columns // GRAIN if columns > LONGEST and rows < groups else 1
+    fair = (n for n in range(1, most + 1) if columns % n == 0 and rows * n % groups == 0)
+    return next(fair, 1)
 
 
 def _map_several(kernel: Kernel, lower: Lowering, size: int) -> tuple[int, int]:

@@ -188,3 +188,28 @@ def test_any_multiple_of_a_groups_lanes_is_several_elements_each(
     program.run()
     np.testing.assert_allclose(program.read("y"), x * 2 + 1, rtol=1e-6)
     np.testing.assert_allclose(program.read("z"), x[:, ::-1] - 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("units", [1, 2, 4, 16])
+def test_all_cores_have_as_much_of_a_few_long_rows(units: int) -> None:
+    """What no number of pieces divides is left as it is."""
+
+    def shares(columns: int) -> tuple[int, int]:
+        """Pieces of three rows, and groups that share them."""
+        rows = move(Op.SHRINK, buffer(Buffer((3, columns + 5), f32)), ((0, 3), (0, columns)))
+        (code,) = lower([(Buffer((3, columns), f32), rows * 2.0)], Target(units=units)).codes
+        (share,) = (u.arg for u in code.uops if u.op is U.RANGE and u.arg.kind == "share")
+        return share.count, code.global_size
+
+    pieces, groups = shares(1 << 18)
+    assert pieces % groups == 0
+    assert groups % units == 0
+    assert shares((1 << 18) + 3) == (3, min(3, 4 * units))
+
+
+def test_pieces_of_long_rows_are_where_they_were_in_them(device: AnyDevice) -> None:
+    x = np.random.default_rng(0).standard_normal((3, (1 << 16) + 5)).astype(np.float32)
+    given = Tensor(x, device)
+    program = compile(lambda: {"y": given[:, 2:-3] * 2.0}, device)
+    program.run()
+    assert np.array_equal(program.read("y"), x[:, 2:-3] * 2)
