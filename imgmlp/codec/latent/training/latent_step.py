@@ -57,7 +57,8 @@ PARTS: tuple[Part, ...] = "error", "bits"
 HIDDEN = 32  # of synthesis
 ENTROPY = 24
 FILTERED = 32  # of synthesis, from which on it sees the finest grid through a filter as well
-BETAS = (0.9, 0.98)
+BETAS = (0.9, 0.98)  # of networks
+OF_LATENTS = (0.8, 0.98)  # whose noise turns round in every second step
 EPSILON = 4e-3  # of gradients by single latents, which are sums over pixels
 MEANT = 1e-3  # lambda that EPSILON is for; with a smaller one gradients are as many times smaller
 BESIDE = 0.4  # times what is drawn for them, weights of hyperlatents in the beginning
@@ -173,7 +174,7 @@ class LatentStep(Resumable):
     def _optimizers(self) -> tuple[optim.Adam, optim.Adam]:
         """What moves the latents, and what moves the networks."""
         rates, betas = (self.control[4], self.control[5] * self.free), (BETAS[0], self.control[14])
-        latents = optim.Adam([self.latents], rates[0], BETAS, self.epsilon)
+        latents = optim.Adam([self.latents], rates[0], OF_LATENTS, self.epsilon)
         return latents, optim.Adam([self.flat], rates[1], betas, self.epsilon)
 
     def _compiled(
