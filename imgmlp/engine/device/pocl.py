@@ -3,8 +3,8 @@
 PoCL asks LLVM for the processor's name and compiles for that name alone: whatever the name implies
 may be used, whatever else the processor has is not. LLVM goes by the maker's family and model
 numbers, so that it knows nothing newer than itself, and believes a model's name also where a
-hypervisor hides half of its instructions. The first ends in `unknown target CPU 'generic'`, the
-second in an illegal instruction, which ends the process.
+hypervisor hides half of its instructions. The first ends in `unknown target CPU 'generic'`, or in
+code for an older model of the family, the second in an illegal instruction, which ends the process.
 
 PoCL 3.0 is what PyPI has, and it has no way to be given another name; so the one in its description
 of the device is replaced before anything is built. Nothing here knows OpenCL beyond the strings and
@@ -147,6 +147,11 @@ def unfit(platform: str, name: str) -> str:
     return f"PoCL compiles for {name}, but this processor has no {', '.join(lacking)}"
 
 
+def widens(name: str, best: str) -> bool:
+    """Whether it is for AVX-512 and `name` is not: LLVM 14 knows the fourth Zen as the third."""
+    return "avx512f" in implied(best) - implied(name)
+
+
 def best_name(flags: frozenset[str]) -> str | None:
     """What LLVM 14 should take a processor for; None for one that is no x86-64."""
     return next((name for name in BEST if is_right(name, flags)), None)
@@ -189,8 +194,9 @@ def mended(device: int, driver: str, version: str) -> str:
         if place is None:
             return compiled_for(version)
         name = _given.get(place, compiled_for(version))
-        best = best_name(processor_flags())
-        if best is None or is_right(name, processor_flags()):
+        flags = processor_flags()
+        best = best_name(flags)
+        if best is None or (is_right(name, flags) and not widens(name, best)):
             return name
         give(place, best)
         return best

@@ -252,6 +252,27 @@ def test_threads_that_look_at_a_device_together_give_one_name(
     assert len(pocl._texts) == given + 1
 
 
+@pytest.mark.parametrize(
+    ("name", "like", "given"),
+    [
+        ("znver3", "icelake-server", "icelake-server"),  # of the fourth Zen, as LLVM 14 has it
+        ("znver3", "skylake-avx512", "skylake-avx512"),
+        ("znver3", "znver3", "znver3"),
+        ("skylake-avx512", "icelake-server", "skylake-avx512"),  # has AVX-512 as it is
+    ],
+)
+def test_a_name_without_the_avx512_that_is_there_gives_way(
+    monkeypatch: pytest.MonkeyPatch, name: str, like: str, given: str
+) -> None:
+    held = ctypes.c_void_p(None)
+    monkeypatch.setattr(pocl, "_given", {})
+    monkeypatch.setattr(pocl, "name_place", lambda *_: ctypes.addressof(held))
+    monkeypatch.setattr(pocl, "processor_flags", lambda: pocl.implied(name) | pocl.implied(like))
+    version = f"OpenCL 3.0 PoCL HSTR: a-linux-gnu-{name}"
+    assert pocl.mended(0, pocl.WHEEL, version) == given
+    assert bool(held.value) == (given != name)
+
+
 # The whole way, with a faked name
 
 
