@@ -721,7 +721,8 @@ def test_short_runs_move_latents_faster_and_others_as_ever() -> None:
     assert hasty.networks == pytest.approx(few.networks * half)
     assert (hasty.noise, few.noise) == (half, 1.0)
     assert few.temperature > usual.temperature
-    assert (usual.latents, usual.networks) == (many.latents, many.networks)
+    assert usual.latents < many.latents
+    assert usual.networks == many.networks
 
 
 def test_where_the_program_of_many_sizes_has_no_memory_the_pictures_own_has(

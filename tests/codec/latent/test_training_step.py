@@ -327,7 +327,7 @@ ROOM = (32, 48)
 def test_gradients_of_a_whole_step_are_differences(
     spec: str, sizes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What Adam's first moments hold after one step is a tenth of the gradient."""
+    """Adam's first moments hold after one step what momentum leaves of the gradient."""
     monkeypatch.setattr(latent_step, "CLIP", 1e9)
     pixels = picture().repeat(2 if "hyper" in sizes else 1, 1)
     step = LatentStep(pixels, 1, open_device(spec), **sizes)
@@ -341,7 +341,9 @@ def test_gradients_of_a_whole_step_are_differences(
     step.latents.write(plane)
     step.steer(Control(1e-2, noise=0.0))
     step.program.run(1)
-    by_flat, by_plane = (a.first[0].numpy() * 10.0 for a in (step.adam, step.adam_latents))
+    by_flat, by_plane = (
+        a.first[0].numpy() / (1 - a.betas[0]) for a in (step.adam, step.adam_latents)
+    )
     assert not by_plane[step.extent.taken() == 0].any()
 
     def loss(plane: np.ndarray, flat: np.ndarray) -> float:
@@ -1036,9 +1038,9 @@ def test_a_limit_that_is_over_leaves_ten_steps_or_what_half_a_second_does(
     assert least <= step.done <= most
 
 
-@pytest.mark.parametrize(("steps", "rate"), [(300, 0.2), (3000, 0.2), (6000, 0.25), (36_000, 0.3)])
+@pytest.mark.parametrize(("steps", "rate"), [(300, 0.2), (1897, 0.25), (12_000, 0.3), (36_000, 0.3)])
 def test_latents_of_long_runs_move_faster(steps: int, rate: float) -> None:
-    assert phases.control(0, steps, 1e-3).latents == pytest.approx(rate)
+    assert phases.control(0, steps, 1e-3).latents == pytest.approx(rate, rel=1e-4)
 
 
 def test_a_price_that_can_go_no_further_begins_nothing_anew() -> None:

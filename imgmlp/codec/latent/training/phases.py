@@ -64,9 +64,9 @@ SHARED, OF = (1 / 3, 0.6), (100, FEW)
 UNSHRUNK, SHRUNK, BY_STEPS = 3e-4, (0.05, 0.125, 0.25), (20, 200, 30_000)
 OF_FINEST = 3.0  # times as much
 UNLIKE = 0.025  # squared error on [0, 1] of a guess that only hasty runs had better begin from
-SHARES = 0.63, 0.87  # of noise
+SHARES = 0.63, 0.77  # of noise
 LATENTS, NETWORKS = 0.2, 7e-3  # learning rates
-LONGER, QUICKER = (3000, 12_000), (1.0, 1.5)  # steps, and how many times that rate of latents is
+LONGER, QUICKER = (FEW, 12_000), (1.0, 1.5)  # steps, and how many times that rate of latents is
 # Steps of latents are those of a start at the price that it was trained at. Where bits are cheaper
 # they are finer by a power of it, but only where that is more than WORTH times, and more than that
 # in fewer than SPARE pixels, as networks that differ from the start cost bits.
