@@ -1038,7 +1038,9 @@ def test_a_limit_that_is_over_leaves_ten_steps_or_what_half_a_second_does(
     assert least <= step.done <= most
 
 
-@pytest.mark.parametrize(("steps", "rate"), [(300, 0.2), (1897, 0.25), (12_000, 0.3), (36_000, 0.3)])
+@pytest.mark.parametrize(
+    ("steps", "rate"), [(300, 0.2), (1897, 0.25), (12_000, 0.3), (36_000, 0.3)]
+)
 def test_latents_of_long_runs_move_faster(steps: int, rate: float) -> None:
     assert phases.control(0, steps, 1e-3).latents == pytest.approx(rate, rel=1e-4)
 
