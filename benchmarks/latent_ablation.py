@@ -45,13 +45,10 @@ class Without(LatentStep):
 
     lacks = ""
     refreshed = 0  # steps between looks for SOAP's bases; 0 is Adam
-    betas: tuple[float, float] | None = None  # of latents, if they are other ones
     kept = 0.0  # of the mean of networks in a step
 
     def _optimizers(self) -> tuple[optim.Adam, Any]:
         latents, networks = super()._optimizers()
-        if self.betas:
-            latents = optim.Adam([self.latents], self.control[4], self.betas, self.epsilon)
         if self.refreshed:
             rest = latent_step.BETAS, MEMORY, self.epsilon, self.shapes
             return latents, optim.SOAP([self.flat], self.control[5], *rest)
@@ -124,16 +121,16 @@ class Variant:
     refined: bool = True  # single weights moved
 
 
-def _steered(change: Callable[[Control], Control]) -> dict[tuple[Any, str], Any]:
-    """A schedule that differs."""
+def _steered(change: Callable[[Control, Control], Control]) -> dict[tuple[Any, str], Any]:
+    """A schedule that differs, made of what holds in a step and in the first one."""
     usual = phases.control
-    return {(phases, "control"): lambda *at: change(usual(*at))}
+    return {(phases, "control"): lambda *at: change(usual(*at), usual(0, *at[1:]))}
 
 
-def _constant(found: Control) -> Control:
+def _constant(found: Control, first: Control) -> Control:
     if found.rounding:
         return found
-    return replace(found, latents=phases.LATENTS, networks=phases.NETWORKS)
+    return replace(found, latents=first.latents, networks=first.networks)
 
 
 def variants() -> list[Variant]:
@@ -155,7 +152,7 @@ def variants() -> list[Variant]:
             f"{NOR_MOVED}, nor steps looked for", searched=False, hardened=False, refined=False
         ),
         Variant("no last phase with rounded latents", {(phases, "ROUNDED"): 1.0}),
-        Variant("no noise", _steered(lambda c: replace(c, noise=0.0))),
+        Variant("no noise", _steered(lambda c, _: replace(c, noise=0.0))),
         Variant("uniform noise", {(phases, "SHARES"): (1.0, 1.0)}),
         Variant("fresh noise in every step", step={"lacks": "mirrored noise"}),
         Variant("a temperature of 0.3 to the end", {(phases, "TEMPERATURES"): (0.3, 0.3)}),
@@ -164,7 +161,10 @@ def variants() -> list[Variant]:
         ),
         Variant("learning rates that stay", _steered(_constant)),
         Variant("weights cost nothing in the loss", {(step, "DIFFERENCES"): 0.0}),
-        Variant("squared gradients forgotten by 0.999", {(step, "BETAS"): (0.9, 0.999)}),
+        Variant(
+            "squared gradients forgotten by 0.999",
+            {(step, "OF_LATENTS"): (0.8, 0.999), (phases, "MEMORIES"): (0.999, 0.999)},
+        ),
         Variant("gradients are not clipped", {(step, "CLIP"): 1e9}),
         Variant("networks begin with random weights", start=False),
         Variant("latents begin from zero", guess=False),
@@ -176,8 +176,9 @@ def variants() -> list[Variant]:
         Variant("another seed", {(forms, "SEED"): forms.SEED + 1}),  # how far chance goes
         *soap,
         Variant("rate of latents half as much again", {(phases, "LATENTS"): 0.3}),
-        Variant("latents forget by 0.9 and 0.95", step={"betas": (0.9, 0.95)}),
-        Variant("latents forget by 0.9 and 0.99", step={"betas": (0.9, 0.99)}),
+        Variant("latents forget by 0.9 and 0.98", {(step, "OF_LATENTS"): (0.9, 0.98)}),
+        Variant("latents forget by 0.8 and 0.95", {(step, "OF_LATENTS"): (0.8, 0.95)}),
+        Variant("latents forget by 0.8 and 0.99", {(step, "OF_LATENTS"): (0.8, 0.99)}),
         Variant("networks are means of the last ones", averaged=True),
         Variant("hyperlatents", hyper=True),
     ]

@@ -30,7 +30,8 @@ class CompileTimes:
     def __init__(self, device: AnyDevice) -> None:
         self._device, self._seen = device, device.compiling
         info, folder = device.info, cache_folder()
-        self._key = ", ".join((info.platform, info.name, info.driver, info.version))
+        told = info.platform, info.name, info.driver, info.version, info.compiled_for
+        self._key = ", ".join(each for each in told if each)
         self._path = None if folder is None else folder / NAME
 
     def expected(self, programs: Iterable[str]) -> float:

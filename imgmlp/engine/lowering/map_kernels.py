@@ -81,10 +81,11 @@ def map_kernel(kernel: Kernel, lower: Lowering) -> tuple[int, int]:
 
 
 def _parts(rows: int, columns: int, groups: int) -> int:
-    """How many pieces each of a few long rows is cut into, so that all groups have as many."""
+    """How many pieces each of a few long rows is cut into, so that no group has much more than
+    the others; as few as will do."""
     most = columns // GRAIN if columns > LONGEST and rows < groups else 1
-    fair = (n for n in range(1, most + 1) if columns % n == 0 and rows * n % groups == 0)
-    return next(fair, 1)
+    found = (n for n in range(1, most + 1) if columns % n == 0)
+    return min(found, key=lambda n: -(-rows * n // groups) / n)
 
 
 def _map_several(kernel: Kernel, lower: Lowering, size: int) -> tuple[int, int]:

@@ -713,7 +713,7 @@ def test_a_limit_decides_what_another_pass_has_and_how_targets_are_met(
     assert (seen["until"] is not None) is limited
 
 
-def test_short_runs_move_latents_faster_and_others_as_ever() -> None:
+def test_shorter_runs_move_latents_faster_and_so_do_longer_ones() -> None:
     few, usual, many = (phases.control(0, n, 1e-3) for n in (50, 300, 3000))
     assert few.latents == pytest.approx(2 * usual.latents)
     assert few.networks == pytest.approx(usual.networks / 2)

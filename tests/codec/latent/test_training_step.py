@@ -850,6 +850,15 @@ def test_every_second_step_sees_the_noise_before_it_with_the_other_sign(
     assert np.array_equal(at(apart - 1), first)
 
 
+def test_latents_remember_less_than_networks() -> None:
+    """As their noise turns round in every second step, and is further from uniform in the end."""
+    step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
+    assert step.adam_latents.betas == (0.8, 0.98)
+    assert step.adam.betas[0] == 0.9
+    first, last = (phases.control(done, 1000, 1e-3).share for done in (0, 969))
+    assert (first, last) == pytest.approx((0.63, 0.77), abs=1e-3)
+
+
 def test_short_runs_forget_networks_squared_gradients_sooner() -> None:
     memories = [phases.control(3, steps, 1e-3).memory for steps in (20, 300, 900, 36_000)]
     assert memories == pytest.approx([0.93, 0.93, 0.98, 0.98])

@@ -192,19 +192,27 @@ def test_any_multiple_of_a_groups_lanes_is_several_elements_each(
 
 @pytest.mark.parametrize("units", [1, 2, 4, 16])
 def test_all_cores_have_as_much_of_a_few_long_rows(units: int) -> None:
-    """What no number of pieces divides is left as it is."""
+    """Or nearly so, where no number of pieces divides among them; short rows, and as many as there
+    are groups, are left as they are."""
 
-    def shares(columns: int) -> tuple[int, int]:
-        """Pieces of three rows, and groups that share them."""
-        rows = move(Op.SHRINK, buffer(Buffer((3, columns + 5), f32)), ((0, 3), (0, columns)))
-        (code,) = lower([(Buffer((3, columns), f32), rows * 2.0)], Target(units=units)).codes
+    def shares(columns: int, count: int = 3) -> tuple[int, int]:
+        """Pieces of so many rows, and groups that share them."""
+        whole = buffer(Buffer((count, columns + 5), f32))
+        rows = move(Op.SHRINK, whole, ((0, count), (0, columns)))
+        (code,) = lower([(Buffer((count, columns), f32), rows * 2.0)], Target(units=units)).codes
         (share,) = (u.arg for u in code.uops if u.op is U.RANGE and u.arg.kind == "share")
         return share.count, code.global_size
 
     pieces, groups = shares(1 << 18)
     assert pieces % groups == 0
     assert groups % units == 0
-    assert shares((1 << 18) + 3) == (3, min(3, 4 * units))
+    pieces, groups = shares(767 * 511)  # 7 * 13 * 59 * 73
+    assert -(-pieces // groups) * groups <= 1.2 * pieces
+    assert groups == 4 * units
+    assert shares(262_147) == (3, min(3, 4 * units))  # a prime number
+    assert shares(1 << 13)[0] == 3
+    assert shares(1 << 14, 4 * units)[0] == 4 * units
+    assert shares(1 << 14)[0] <= 12  # of 4,096 at least
 
 
 def test_pieces_of_long_rows_are_where_they_were_in_them(device: AnyDevice) -> None:
