@@ -114,7 +114,9 @@ def test_what_was_compiled_here_before_takes_no_time_again(
 ) -> None:
     monkeypatch.setattr("imgmlp.codec.training.compile_times.cache_folder", lambda: tmp_path)
     monkeypatch.setattr("imgmlp.codec.training.pace.speed", lambda _: 1e10)
-    info = SimpleNamespace(platform="p", name="n", driver="d", version="v", memory=1 << 30)
+    info = SimpleNamespace(
+        platform="p", name="n", driver="d", version="v", compiled_for="c", memory=1 << 30
+    )
     device: Any = SimpleNamespace(info=info, lanes="one", compiling=0.0)
 
     def guessed(picture: Picture) -> float:
@@ -143,7 +145,13 @@ def test_pictures_of_nearly_one_size_are_compiled_for_once(
 ) -> None:
     monkeypatch.setattr("imgmlp.codec.training.compile_times.cache_folder", lambda: tmp_path)
     info = SimpleNamespace(
-        platform="p", name="n", driver="d", version="v", kind="cpu", compute_units=2
+        platform="p",
+        name="n",
+        driver="d",
+        version="v",
+        compiled_for="c",
+        kind="cpu",
+        compute_units=2,
     )
     device: Any = SimpleNamespace(info=info, lanes="one", compiling=0.0)
 

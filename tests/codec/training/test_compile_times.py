@@ -16,7 +16,7 @@ from imgmlp.engine import open_device
 @pytest.fixture
 def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(compile_times, "cache_folder", lambda: tmp_path)
-    info = SimpleNamespace(platform="p", name="n", driver="d", version="v")
+    info = SimpleNamespace(platform="p", name="n", driver="d", version="v", compiled_for="c")
     return SimpleNamespace(info=info, compiling=0.0)
 
 
@@ -32,6 +32,12 @@ def test_a_program_of_a_known_kind_takes_as_long_as_the_others(device: Any) -> N
         compiled(device, program, seconds)
     assert CompileTimes(device).expected(["step: a", "decoding: a"]) == 0
     assert CompileTimes(device).expected(["step: c", "step: b", "decoding: c"]) == 7.0 + 2.0
+
+
+def test_what_was_compiled_for_another_processor_says_nothing(device: Any) -> None:
+    compiled(device, "step: a", 6.0)
+    device.info.compiled_for = "another"
+    assert CompileTimes(device).expected(["step: a"]) == UNKNOWN
 
 
 def test_what_the_driver_found_says_nothing_of_what_it_compiles(device: Any) -> None:
