@@ -6,6 +6,7 @@ through any number of scans and chunks.
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -34,10 +35,11 @@ CHUNKS = 4096  # of a PNG that may be of any length; of more each has SHORTEST b
 SHORTEST = 128
 LAST = 64  # bytes that a PNG's last chunk of pixels may lack before it is not decoded any more
 JPEG_END = b"\xff\xd9"
+_INTERVAL, _RESTART = 0xDD, re.compile(rb"\xff[\xd0-\xd7]")
 # Bits of a JPEG's block, by the marker of how it is coded: two codes, or one in the first scan of a
 # progressive one. An arithmetic coder needs next to nothing.
 _LEAST = {0xC0: 2, 0xC1: 2, 0xC2: 1, 0xC3: 1, 0xC9: 0, 0xCA: 0, 0xCB: 0}
-_PROGRESSIVE, _LOSSLESS = (0xC2, 0xCA), (0xC3, 0xCB)
+_PROGRESSIVE = (0xC2, 0xCA)
 _WHOLE = b"\0\x3f\0"  # what a scan has that is not progressive: all of 64 coefficients
 # What no two JPEGs that lack pixels decode alike: no bit is the same at first, where but a few may
 # be missing, and no pattern later, which codes that begin one bit later soon read alike.
@@ -46,7 +48,7 @@ _FILLERS = (
     b"\xaa" * 64 + bytes(59 * i % 241 for i in range(4096)),
 )
 _AHEAD = 16  # bytes; a decoder takes up to 8 more than it needs
-_TRIED = 512  # bytes that are offered to it one by one
+_TRIED = 32  # bytes that are offered to it one by one
 _BAND = 2**20  # pixels that are compared at a time, or bytes that are read
 
 Open = Callable[[bytes], ImageFile.ImageFile]
@@ -60,6 +62,7 @@ class _Scan:
     band: bytes  # its first and last coefficient, and which bits of them it has (T.81, B.2.3)
     begin: int
     end: int
+    interval: int  # of its restart markers, in MCUs; 0 if it has none
 
     def finished(self) -> set[tuple[int, int]]:
         """The coefficients, by component and number, whose last bits it has."""
@@ -78,7 +81,12 @@ class Jpeg:
     scans: int
     coded: int  # bytes of its scans
     kind: int  # the marker of how it is coded
-    names: bytes  # of its components
+    frame: bytes  # its header's bits, size and components (T.81, B.2.2)
+
+    @property
+    def names(self) -> bytes:
+        """Of its components."""
+        return self.frame[6:-2:3]
 
     def check(self, size: tuple[int, int], path: Path) -> None:
         """Refuse, as a PictureError, what is too short for its size, or takes far too long."""
@@ -117,17 +125,33 @@ class Jpeg:
                 break
         if missing:
             return True
-        if not scans or scans[-1].end < len(self.body) or self.kind in _LOSSLESS:
-            return False  # what follows may be anything
-        return self._starves(scans, opened)
+        if not scans:
+            return False
+        return self._lacks_restarts(scans[-1]) or self._starves(scans, opened)
 
     def _scans(self) -> Iterator[_Scan]:
-        behind = Segment(END, 0, len(self.body) + 2, 0)
+        behind, interval = Segment(END, 0, len(self.body) + 2, 0), 0
         for one, then in pairwise(chain(segments(self.body), (behind,))):
+            said = self.body[one.begin + 2 : one.begin + one.size]
+            if one.kind == _INTERVAL:
+                interval = int.from_bytes(said[:2])
             if one.kind == SCAN:
-                said = self.body[one.begin + 2 : one.begin + one.size]
                 band = said[-3:] if self.kind in _PROGRESSIVE else _WHOLE
-                yield _Scan(said[1:-3:2][:4], band, one.marker, then.marker)
+                yield _Scan(said[1:-3:2][:4], band, one.marker, then.marker, interval)
+
+    def _lacks_restarts(self, scan: _Scan) -> bool:
+        """Whether a scan has fewer restart markers than its size and their interval tell."""
+        if not scan.interval:
+            return False
+        count = 1  # of its MCUs (T.81, A.2): blocks, if it has one component
+        for at, shift in ((1, 0), (3, 4)):
+            side = int.from_bytes(self.frame[at : at + 2])
+            pairs = zip(self.names, self.frame[7::3], strict=False)
+            factors = {name: both >> shift & 15 for name, both in pairs}
+            own = factors.get(scan.names[0], 1) if len(scan.names) == 1 else 1
+            count *= -(-side * own // (8 * max([1, *factors.values()])))
+        found = _RESTART.findall(self.body, scan.begin, scan.end)
+        return len(found) < -(-count // scan.interval) - 1
 
     def _starves(self, scans: list[_Scan], opened: Open) -> bool:
         """Whether one without an end lacks some of its last scan.
@@ -136,12 +160,15 @@ class Jpeg:
         and soon leaves a byte, as it needs the next one as well to make a block. When none is
         missing, it skips whatever is no marker, or is done if there is only one scan.
         """
+        get = getattr(Image, "_getdecoder", None)
+        if get is None:
+            return False  # the pixels tell
         image, filler = opened(self.body), _FILLERS[0]
         size = max(1, image.width // 8), max(1, image.height // 8)
         image.draft(image.mode, size)  # of a block its mean, at most
         image.load_prepare()
         name, extents, _, options = image.tile[0]
-        decoder = Image._getdecoder(image.mode, name, options, image.decoderconfig)
+        decoder = get(image.mode, name, options, image.decoderconfig)
         try:
             decoder.setimage(image.im, extents)
             start = b"".join([*self._last(scans), filler[:_AHEAD]])
@@ -165,17 +192,17 @@ class Jpeg:
 
 def jpeg(data: bytes) -> Jpeg:
     """What there is of a JPEG."""
-    scans, coded, kind, names, scan = 0, 0, 0, b"", None
+    scans, coded, kind, frame, scan = 0, 0, 0, b"", None
     for one in segments(data):
         coded += 0 if scan is None else one.gap
         if one.kind == END:
-            return Jpeg(data[: one.marker], True, scans, coded, kind, names)
+            return Jpeg(data[: one.marker], True, scans, coded, kind, frame)
         scan = one.begin + one.size if one.kind == SCAN else None
         scans += one.kind == SCAN
         if one.kind in _LEAST and not kind:
-            kind, names = one.kind, data[one.begin + 8 : one.begin + one.size : 3]
+            kind, frame = one.kind, data[one.begin + 2 : one.begin + one.size]
     coded += 0 if scan is None else max(0, len(data) - scan)
-    return Jpeg(data, False, scans, coded, kind, names)
+    return Jpeg(data, False, scans, coded, kind, frame)
 
 
 def _same(first: Image.Image, second: Image.Image) -> bool:

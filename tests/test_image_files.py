@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import resource
 import struct
 import subprocess
@@ -18,6 +19,7 @@ from hostile import refusal
 from PIL import Image, ImageFile, TiffImagePlugin, features
 
 from imgmlp import image as pictures
+from imgmlp import image_claims
 from imgmlp.errors import PictureError, UsageError
 from imgmlp.image_claims import LAST
 from imgmlp.image_depth import ROUNDED, UPPER_BITS, depth
@@ -711,6 +713,46 @@ def test_a_jpeg_that_ends_at_a_restart_marker_lacks_pixels(tmp_path: Path) -> No
     for at in marks:
         path.write_bytes(data[:at])
         assert "truncated: some of its pixels are missing" in str(refusal(path))
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize(("mode", "subsampling"), [("L", 0), ("RGB", 0), ("RGB", 1), ("RGB", 2)])
+@pytest.mark.parametrize("marks", [{"restart_marker_blocks": 7}, {"restart_marker_rows": 2}])
+def test_a_jpeg_without_an_end_has_all_of_its_restart_markers(
+    tmp_path: Path, progressive: bool, mode: str, subsampling: int, marks: dict[str, int]
+) -> None:
+    data = noisy(mode, progressive=progressive, subsampling=subsampling, **marks)
+    path, last = tmp_path / "a.jpg", begins(data)[-1]
+    places = [
+        found.start() for found in re.finditer(rb"\xff[\xd0-\xd7]", data) if found.start() > last
+    ]
+    assert len(places) > 1
+    for at in places:
+        for cut in (at - 1, at, at + 1):
+            path.write_bytes(data[:cut])
+            assert "truncated: some of its pixels are missing" in str(refusal(path))
+    path.write_bytes(data)
+    whole = pictures.load("a.jpg", data=data + b"\xff\xd9")
+    np.testing.assert_array_equal(pictures.load(path).pixels, whole.pixels)
+
+
+def test_without_pillows_decoders_the_pixels_tell_what_a_jpeg_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, path = noisy("RGB"), tmp_path / "a.jpg"
+    whole = pictures.load("a.jpg", data=data + b"\xff\xd9")
+    monkeypatch.setattr(image_claims, "Image", object())
+    path.write_bytes(data)
+    np.testing.assert_array_equal(pictures.load(path).pixels, whole.pixels)
+    path.write_bytes(data[:-99])
+    assert "truncated: some of its pixels are missing" in str(refusal(path))
+
+
+def test_a_claim_is_that_of_the_first_of_several_frames(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    arithmetic = b"\xff\xc9\0\x0b\x08\0\1\0\1\1\1\x11\0"  # its pixels may take no bytes
+    path.write_bytes(hostile.jpeg(hostile.SIDE)[:-2] + arithmetic + b"\xff\xd9")
+    assert "cannot hold 16384×16384 pixels" in str(refusal(path))
 
 
 def test_a_jpeg_2000_that_ends_within_its_pixels_is_refused_before_they_are_decoded(
