@@ -163,7 +163,7 @@ def variants() -> list[Variant]:
         Variant("weights cost nothing in the loss", {(step, "DIFFERENCES"): 0.0}),
         Variant(
             "squared gradients forgotten by 0.999",
-            {(step, "OF_LATENTS"): (0.8, 0.999), (phases, "MEMORIES"): (0.999, 0.999)},
+            {(step, "BETAS"): (0.9, 0.999), (phases, "MEMORIES"): (0.999, 0.999)},
         ),
         Variant("gradients are not clipped", {(step, "CLIP"): 1e9}),
         Variant("networks begin with random weights", start=False),
@@ -176,9 +176,9 @@ def variants() -> list[Variant]:
         Variant("another seed", {(forms, "SEED"): forms.SEED + 1}),  # how far chance goes
         *soap,
         Variant("rate of latents half as much again", {(phases, "LATENTS"): 0.3}),
-        Variant("latents forget by 0.9 and 0.98", {(step, "OF_LATENTS"): (0.9, 0.98)}),
-        Variant("latents forget by 0.8 and 0.95", {(step, "OF_LATENTS"): (0.8, 0.95)}),
-        Variant("latents forget by 0.8 and 0.99", {(step, "OF_LATENTS"): (0.8, 0.99)}),
+        Variant("latents forget by 0.9 and 0.98", {(phases, "MOMENTA"): (0.9, 0.9)}),
+        Variant("latents forget by 0.8 and 0.95", {(step, "BETAS"): (0.9, 0.95)}),
+        Variant("latents forget by 0.8 and 0.99", {(step, "BETAS"): (0.9, 0.99)}),
         Variant("networks are means of the last ones", averaged=True),
         Variant("hyperlatents", hyper=True),
     ]

@@ -342,7 +342,8 @@ def test_gradients_of_a_whole_step_are_differences(
     step.steer(Control(1e-2, noise=0.0))
     step.program.run(1)
     by_flat, by_plane = (
-        a.first[0].numpy() / (1 - a.betas[0]) for a in (step.adam, step.adam_latents)
+        a.first[0].numpy() / (1 - beta)
+        for a, beta in ((step.adam, latent_step.BETAS[0]), (step.adam_latents, 0.8))
     )
     assert not by_plane[step.extent.taken() == 0].any()
 
@@ -852,9 +853,17 @@ def test_every_second_step_sees_the_noise_before_it_with_the_other_sign(
 
 def test_latents_remember_less_than_networks() -> None:
     """As their noise turns round in every second step, and is further from uniform in the end."""
-    step = LatentStep(picture(), 1, open_device("numpy"), **NARROW)
-    assert step.adam_latents.betas == (0.8, 0.98)
-    assert step.adam.betas[0] == 0.9
+    device, control = open_device("numpy"), phases.control(0, 60, 1e-3)
+    step = LatentStep(picture(), 1, device, **NARROW)
+    step.steer(control)
+    assert cast(Tensor, step.adam_latents.betas[0]).numpy() == np.float32(0.8)
+    assert (step.adam_latents.betas[1], step.adam.betas[0]) == (0.98, 0.9)
+    several = WindowedStep(picture(), 1, device, 4, 2, 0, window=(32, 32))
+    several.steer(control)
+    several.run(1)
+    assert cast(Tensor, several.adam_latents.betas[0]).numpy() == np.float32(0.6)
+    momenta = [phases.control(0, n, 1e-3).momentum for n in (10, 60, 134, 300, 36_000)]
+    assert momenta == pytest.approx([0.6, 0.6, 0.7, 0.8, 0.8], abs=1e-3)
     first, last = (phases.control(done, 1000, 1e-3).share for done in (0, 969))
     assert (first, last) == pytest.approx((0.63, 0.77), abs=1e-3)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal
@@ -57,8 +57,8 @@ PARTS: tuple[Part, ...] = "error", "bits"
 HIDDEN = 32  # of synthesis
 ENTROPY = 24
 FILTERED = 32  # of synthesis, from which on it sees the finest grid through a filter as well
-BETAS = (0.9, 0.98)  # of networks
-OF_LATENTS = (0.8, 0.98)  # whose noise turns round in every second step
+BETAS = (0.9, 0.98)
+MOMENTUM = 0.8  # of latents, whose noise turns round in every second step
 EPSILON = 4e-3  # of gradients by single latents, which are sums over pixels
 MEANT = 1e-3  # lambda that EPSILON is for; with a smaller one gradients are as many times smaller
 BESIDE = 0.4  # times what is drawn for them, weights of hyperlatents in the beginning
@@ -102,9 +102,10 @@ class Control:
     apart: int = 1  # steps of the program from one of a latent to its next
     tiles: int = 1  # of which one tells the gradients of networks' weights, where it may
     memory: float = BETAS[1]  # what is left of networks' squared gradients in a step
+    momentum: float = MOMENTUM  # what is left of latents' gradients, in windows
 
     def array(self, channels: int, pixels: int, weights: float) -> Array:
-        """float32 [15], as the device wants it, of a step of so many pixels and samples of each,
+        """float32 [16], as the device wants it, of a step of so many pixels and samples of each,
         where bits of weights cost so many times lambda.
         """
         t = self.temperature
@@ -114,7 +115,7 @@ class Control:
         rates = [self.latents, self.networks, self.price, float(self.rounding), scale]
         larger = max(MEANT / max(self.price, 1e-9), 1.0)
         last = CLIP * pixels, weights, larger, self.apart, self.tiles, self.memory
-        return np.array([*soft, *rates, *last], np.float32)
+        return np.array([*soft, *rates, *last, self.momentum], np.float32)
 
 
 class LatentStep(Resumable):
@@ -173,9 +174,10 @@ class LatentStep(Resumable):
 
     def _optimizers(self) -> tuple[optim.Adam, optim.Adam]:
         """What moves the latents, and what moves the networks."""
-        rates, betas = (self.control[4], self.control[5] * self.free), (BETAS[0], self.control[14])
-        latents = optim.Adam([self.latents], rates[0], OF_LATENTS, self.epsilon)
-        return latents, optim.Adam([self.flat], rates[1], betas, self.epsilon)
+        of_latents, of_networks = (self.control[15], BETAS[1]), (BETAS[0], self.control[14])
+        latents = optim.Adam([self.latents], self.control[4], of_latents, self.epsilon)
+        rates = self.control[5] * self.free
+        return latents, optim.Adam([self.flat], rates, of_networks, self.epsilon)
 
     def _compiled(
         self, step: Callable[[], dict[str, Tensor]], device: AnyDevice, general: bool = False,
@@ -530,6 +532,7 @@ class LatentStep(Resumable):
 
     def steer(self, control: Control) -> None:
         """What the steps from now on obey."""
+        control = replace(control, momentum=MOMENTUM)
         self.control.write(control.array(self.channels, self.pixels, self.weights))
 
     @property

@@ -16,7 +16,7 @@ import numpy as np
 from imgmlp.codec.latent.guess import guessed
 from imgmlp.codec.latent.model import Quantized, flat_of, networks_of
 from imgmlp.codec.latent.training.bit_allocation import Search
-from imgmlp.codec.latent.training.latent_step import BETAS, TILES, Control, LatentStep
+from imgmlp.codec.latent.training.latent_step import BETAS, MOMENTUM, TILES, Control, LatentStep
 from imgmlp.codec.training.replay import decibels
 from imgmlp.codec.training.run import Progress
 from imgmlp.codec.training.trainer import HOPELESS, Pricing, Trainer, TrainerState
@@ -77,6 +77,8 @@ FINER = 2.0  # times that steps become so at once in a run; in a pass, where the
 # What is left of networks' squared gradients after a step of runs of so many: in short ones, what
 # was so in the beginning soon is not any more.
 MEMORIES, OF_MEMORY = (0.93, BETAS[1]), (FEW, 900)
+# The same of latents' gradients in windows: of few steps, what is older is of less use.
+MOMENTA, OF_MOMENTUM = (0.6, MOMENTUM), (60, FEW)
 LAST = 1e-3  # of networks, once latents are rounded; falls to a tenth
 
 
@@ -84,7 +86,8 @@ def control(done: int, steps: int, price: float) -> Control:
     """What holds after so many steps of a run."""
     end, length = ROUNDED * steps, math.log(max(steps, 1))
     memory = float(np.interp(length, np.log(OF_MEMORY), MEMORIES))
-    found = Control(price, tiles=TILES, memory=memory)
+    momentum = float(np.interp(length, np.log(OF_MOMENTUM), MOMENTA))
+    found = Control(price, tiles=TILES, memory=memory, momentum=momentum)
     if done >= end:
         left = (steps - done) / max(steps - end, 1)
         last = LAST * 0.1 ** (1 - left)
