@@ -6,7 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
+
+# The environment variable that says how many processes, at most, compile beside one that does.
+COMPILERS = "IMGMLP_COMPILERS"
 
 
 def command(module: str, *arguments: str) -> list[str]:
@@ -41,3 +45,15 @@ def ended_by(code: int) -> str:
         return f"signal {signal.Signals(-code).name}"
     except ValueError:
         return f"exit code {code}"
+
+
+def end_with_parent() -> None:
+    """In a process that was started with a pipe: end when the one that started it has, which may
+    have had no time to say so, and whose signals are not for this one."""
+
+    def end() -> None:
+        while os.read(sys.stdin.fileno(), 1):  # a lock of sys.stdin's would outlive Python's end
+            pass
+        os._exit(1)
+
+    threading.Thread(target=end, daemon=True).start()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from imgmlp import child
 from imgmlp.codec.latent.training import lengths
 from imgmlp.codec.training import passes, search, target
 from imgmlp.engine import AnyDevice, Device, Tensor, compile, open_device
@@ -51,6 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     OPENCL["device"] = config.getoption("--device")
+    os.environ.setdefault(child.COMPILERS, "0")  # as tests take all cores
 
 
 def open_opencl() -> Device:

@@ -21,6 +21,7 @@ from functools import cache
 from multiprocessing import util
 from typing import Any
 
+from imgmlp import child
 from imgmlp.batch.devices import cores_here
 from imgmlp.batch.work import Record, Task, Watch, Work, attempt, attempt_elsewhere
 from imgmlp.ending import ends_well, held
@@ -108,7 +109,7 @@ class Pool:
         on_numpy = [device for device in devices if _is_numpy(device)]
         share = max(1, cores_here() // max(1, len(on_numpy)))
         self._slots = [
-            _Slot(work, device, self._asked, share if device in on_numpy else 1)
+            _Slot(work, device, self._asked, share if device in on_numpy else 1, len(devices) == 1)
             for device in devices
         ]
 
@@ -176,11 +177,13 @@ def _is_numpy(device: str) -> bool:
 
 
 @contextmanager
-def _few_threads(count: int) -> Iterator[None]:
-    """Processes that are started in the meantime have so many threads for NumPy's products, unless
-    the user says otherwise: those of several processes keep each other from the cores.
+def _few_threads(count: int, alone: bool) -> Iterator[None]:
+    """Processes that are started in the meantime have so many threads for NumPy's products, and
+    none that compile beside them unless each is `alone`, if the user says nothing else: those of
+    several processes keep each other from the cores.
     """
-    mine = {name: str(count) for name in THREADS if name not in os.environ}
+    mine = dict.fromkeys(THREADS, str(count)) | ({} if alone else {child.COMPILERS: "0"})
+    mine = {name: value for name, value in mine.items() if name not in os.environ}
     os.environ.update(mine)
     try:
         yield
@@ -192,10 +195,13 @@ def _few_threads(count: int) -> Iterator[None]:
 class _Slot:
     """A process, which is started when there is a file for it, and anew when it has ended."""
 
-    def __init__(self, work: Work, device: str, asked: Any, threads: int) -> None:
+    def __init__(
+        self, work: Work, device: str, asked: Any, threads: int, alone: bool = True
+    ) -> None:
         self.device, self.given_up, self.died, self.deaths = device, False, False, 0
         self.future: Future[Record] | None = None
         self._work, self._asked, self._threads = work, asked, threads
+        self._alone = alone  # the only process
         self._numbers = _SPAWN.RawArray("d", 3)  # step, steps and PSNR
         self._task: Task | None = None
         self._executor: ProcessPoolExecutor | None = None
@@ -209,7 +215,7 @@ class _Slot:
             self.future = self._submit(task)
 
     def _submit(self, task: Task) -> Future[Record]:
-        with _few_threads(self._threads):
+        with _few_threads(self._threads, self._alone):
             return self._ready().submit(_do, task)
 
     def _ready(self) -> ProcessPoolExecutor:

@@ -14,11 +14,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from imgmlp import child
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.qat_step import LearningStep
 from imgmlp.codec.mlp.training_phases import MlpTrainer
 from imgmlp.codec.training.checkpoint import Snapshot
-from imgmlp.codec.training.compile_ahead import CompileAhead, end_with_parent
+from imgmlp.codec.training.compile_ahead import CompileAhead
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.trainer import Ended
 from imgmlp.engine import open_device
@@ -65,5 +66,5 @@ def compile_step(spec: str, *told: str) -> None:
 
 
 if __name__ == "__main__":
-    end_with_parent()
+    child.end_with_parent()
     compile_step(*sys.argv[1:])

@@ -1,14 +1,11 @@
 """Another process that compiles what this one will need: caches on disk keep it for both.
 
-Knows no program: codecs have a module that compiles one, and calls `end_with_parent` before.
+Knows no program: codecs have a module that compiles one, and calls `child.end_with_parent` before.
 """
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -33,7 +30,8 @@ class CompileAhead:
         with suppress(OSError, TypeError):
             self._process = subprocess.Popen(
                 child.command(module, *arguments),
-                env=child.environment(),
+                # On one core: the others have something to do meanwhile.
+                env=child.environment() | {child.COMPILERS: "0"},
                 stdin=subprocess.PIPE,  # which ends when this process does, however that ends
                 stdout=nothing,
                 stderr=nothing,
@@ -67,15 +65,3 @@ class CompileAhead:
             self._process.wait()
             assert self._process.stdin is not None
             self._process.stdin.close()
-
-
-def end_with_parent() -> None:
-    """In that process: end when the one that started it has, which may have had no time to say so,
-    and whose signals are not for this one."""
-
-    def end() -> None:
-        while os.read(sys.stdin.fileno(), 1):  # a lock of sys.stdin's would outlive Python's end
-            pass
-        os._exit(1)
-
-    threading.Thread(target=end, daemon=True).start()

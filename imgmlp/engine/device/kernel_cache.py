@@ -58,7 +58,7 @@ IDENTITY = {
     "CPU implementer", "CPU architecture", "CPU variant", "CPU part", "Features",
 }  # fmt: skip
 UNUSED_AFTER = 30 * 86400.0  # seconds after which kernels of earlier versions are swept away
-STALE_AFTER = 3600.0  # seconds after which an empty file that PoCL left behind is swept away
+STALE_AFTER = 3600.0  # seconds after which what a process left behind is swept away
 
 
 def choose_cache() -> None:
@@ -156,8 +156,12 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def _sweep(path: Path) -> None:
-    """Remove the empty files of which PoCL leaves one for each process."""
+    """Remove the empty files of which PoCL leaves one for each process, and the directories of
+    processes that were ended before they could."""
     with contextlib.suppress(OSError):
+        for left in path.glob(f"{PRIVATE}*"):
+            if left.stat().st_mtime < time.time() - STALE_AFTER:
+                shutil.rmtree(left, ignore_errors=True)
         for left in path.glob("tempfile_*"):
             state = left.stat()
             if state.st_size == 0 and state.st_mtime < time.time() - STALE_AFTER:

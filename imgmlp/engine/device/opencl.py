@@ -40,6 +40,7 @@ from imgmlp.engine.device.base import (
     check_slice,
     counted,
 )
+from imgmlp.engine.device.compile_beside import Beside, Task, wanted
 from imgmlp.engine.device.kernel_cache import current, has_room, locked
 from imgmlp.engine.device.pocl import PLATFORM, peak_width, vector_width
 from imgmlp.engine.device.spare import Spare
@@ -67,6 +68,7 @@ COARSEST_ALIGN = 1 << 16  # bytes; packing to coarser offsets saves little
 # process's, of which several may be on it and cannot ask each other to give theirs back.
 SPARE, SPARE_SHARE = 1 << 28, 1 / 64
 LARGE = 1 << 20  # bytes of an allocation that is used at once, to see that it is there
+COLD = 0.05  # seconds of a first launch from which on its machine code was not there; 2 ms if so
 _BYTE = np.zeros(1, np.uint8)
 # The platform whose driver (580.159) crashes when parts of an allocation are released that kernels
 # have used and that overlap without being the same.
@@ -319,16 +321,47 @@ class Device(HostCopies):
         enqueue, found = cl.enqueue_nd_range_kernel, None
         wait_for = None if after is None else [after]
         try:
-            for launch in launches:
-                if launch.compiled:
-                    sizes = launch.global_size, launch.local_size
-                    found = enqueue(queue, launch.kernel, *sizes, None, wait_for)
-                else:
-                    found = self._launch_first(launch, queue)
+            for number, launch in enumerate(launches):
+                if not launch.compiled:
+                    return self._enqueue_first(launches[number:], queue)
+                sizes = launch.global_size, launch.local_size
+                found = enqueue(queue, launch.kernel, *sizes, None, wait_for)
                 wait_for = None
         except cl.Error as error:
             raise self._failed(f"launching kernel {launch.handle.name}", error) from error
         return found
+
+    def _enqueue_first(self, launches: Sequence[Launch], queue: Any) -> Any:
+        """Enqueue launches of which the first was not compiled; the last one's event. Other
+        processes help where compiling takes long."""
+        found = None
+        with contextlib.ExitStack() as stack:
+            helped = not self._compiles_late
+            for number, launch in enumerate(launches):
+                began = time.perf_counter()
+                found = self._launch_first(launch, queue)
+                if not helped and time.perf_counter() - began > COLD:
+                    stack.enter_context(self._compiling_beside(launches[number + 1 :]))
+                    helped = True
+        return found
+
+    def _compiling_beside(self, launches: Sequence[Launch]) -> Beside:
+        """Other processes for launches to come: for the program that has most of the kernels."""
+        tasks: dict[Any, dict[KernelHandle, Task]] = {}
+        for launch in launches:
+            handle = launch.handle
+            if (handle, launch.global_size, launch.local_size) not in self._compiled:
+                tasks.setdefault(handle.program, {})[handle] = Task.of(launch)
+        program = max(tasks, key=lambda each: len(tasks[each]), default=None)
+        own = list(tasks.get(program, {}).values())
+        keys = (key for key, built in self._programs.items() if built is program)
+        count = wanted(len(own), self._cores())
+        return Beside(self.info.spec, *next(keys, ("", ())), own, count)
+
+    def _cores(self) -> int:
+        """That both the device and this process may use."""
+        mine = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
+        return min(self.info.compute_units, len(mine))
 
     def time_launches(self, launches: Sequence[Launch]) -> list[float]:
         """Run launches one by one and return the device's own time of each, in microseconds."""

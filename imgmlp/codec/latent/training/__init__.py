@@ -1,4 +1,4 @@
 """How a latent model is trained and rounded: its step, as a whole or in windows, and the schedule.
 
-Knows nothing of terminals and files. May import bitstream, training, latent, engine, image.
+Knows nothing of terminals and files. May import bitstream, training, latent, engine, image, child.
 """

@@ -20,9 +20,10 @@ from functools import partial
 
 import numpy as np
 
+from imgmlp import child
 from imgmlp.codec.latent.plane import SMALL, common_side
 from imgmlp.codec.latent.training.latent_step import LatentStep, levels_of
-from imgmlp.codec.training.compile_ahead import CompileAhead, end_with_parent
+from imgmlp.codec.training.compile_ahead import CompileAhead
 from imgmlp.engine import AnyDevice, Device, open_device
 
 Room = tuple[int, int] | None  # rows and columns; None for those of the picture alone
@@ -228,5 +229,5 @@ def compiles_long(device: AnyDevice) -> bool:
 
 
 if __name__ == "__main__":
-    end_with_parent()
+    child.end_with_parent()
     compile_room(*sys.argv[1:])

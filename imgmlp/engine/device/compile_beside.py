@@ -1,0 +1,126 @@
+"""Machine code of a program's kernels, a part of it made by other processes meanwhile.
+
+PoCL makes a kernel's machine code at its first launch, on one thread of a process, whatever other
+cores there are. So where many kernels are new, other processes (compile_for.py) make that of
+kernels still to come, the last of all first, and move it into the cache that all processes share.
+Whoever comes to such a kernel finds it there, and makes what is not there itself: nothing depends
+on these processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from imgmlp import child
+from imgmlp.engine.device.base import Allocation, Launch
+from imgmlp.engine.device.kernel_cache import PRIVATE, current
+
+MOST = 3  # processes, unless the environment says otherwise: each takes some 200 MB
+EACH = 4  # kernels that are worth a process, which takes half a second to begin
+LARGEST = 1 << 27  # bytes that a kernel reads and writes; others are for the process that has them
+PROCESS = "imgmlp.engine.device.compile_for"
+TOLD = "told.json"
+
+
+@dataclass(frozen=True)
+class Task:
+    """A launch. Of each argument the bytes if it is memory, dtype and value if it is a number."""
+
+    kernel: str
+    global_size: Sequence[int]
+    local_size: Sequence[int]
+    arguments: Sequence[Any]
+
+    @staticmethod
+    def of(launch: Launch) -> Task:
+        told: list[Any] = [
+            one.nbytes if isinstance(one, Allocation) else [one.dtype.str, one.item()]
+            for one in launch.kept
+            if isinstance(one, (Allocation, np.generic))
+        ]
+        return Task(launch.handle.name, launch.global_size, launch.local_size or (), told)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(one for one in self.arguments if isinstance(one, int))
+
+
+def wanted(kernels: int, cores: int) -> int:
+    """Processes for so many kernels beside one that makes them as well."""
+    try:
+        most = int(os.environ.get(child.COMPILERS, MOST))
+    except ValueError:
+        most = MOST
+    return max(0, min(most, cores - 1, kernels // EACH))
+
+
+class Beside:
+    """So many processes for launches of one program, as long as this is entered.
+
+    `spec` names the device; `source` and `options` are what the program was built from.
+    """
+
+    def __init__(
+        self, spec: str, source: str, options: Sequence[str], tasks: Sequence[Task], count: int
+    ) -> None:
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._places: list[str] = []
+        small = [task for task in reversed(tasks) if task.nbytes <= LARGEST]
+        for number in range(count):
+            own = [asdict(task) for task in small[number::count]]
+            told = {"spec": spec, "source": source, "options": list(options), "tasks": own}
+            # Where no more processes may be started, for one, or Python does not know its program.
+            with contextlib.suppress(OSError, TypeError):
+                self._begin(told)
+
+    def _begin(self, told: dict[str, Any]) -> None:
+        shared = current()
+        if shared is None:
+            return
+        place = tempfile.mkdtemp(prefix=PRIVATE, dir=shared)
+        self._places.append(place)
+        (Path(place) / TOLD).write_text(json.dumps(told), "utf-8")
+        nothing = subprocess.DEVNULL
+        self._processes.append(
+            subprocess.Popen(
+                child.command(PROCESS, place),
+                env=child.environment() | {"POCL_CACHE_DIR": place, child.COMPILERS: "0"},
+                stdin=subprocess.PIPE,  # which ends when this process does, however that ends
+                stdout=nothing,
+                stderr=nothing,
+            )
+        )
+
+    def wait(self, timeout: float) -> list[int]:
+        """How the processes ended. Raises TimeoutExpired after so many seconds."""
+        return [process.wait(timeout) for process in self._processes]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
+        for place in self._places:
+            shutil.rmtree(place, ignore_errors=True)
