@@ -7,10 +7,16 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 # The environment variable that says how many processes, at most, compile beside one that does.
 COMPILERS = "IMGMLP_COMPILERS"
+LOOKED = 0.02  # seconds between looks at a process
 
 
 def command(module: str, *arguments: str) -> list[str]:
@@ -47,9 +53,61 @@ def ended_by(code: int) -> str:
         return f"exit code {code}"
 
 
+class Helper:
+    """`python -m module arguments`, until it has ended or is left; it calls end_with_parent().
+
+    It compiles what this process needs, on one core, as the others have something to do meanwhile,
+    and leaves it in caches on disk. Whatever becomes of it, what is not there is compiled where it
+    is needed.
+    """
+
+    def __init__(self, module: str, *arguments: str, **variables: str) -> None:
+        """With environment variables besides this process's."""
+        nothing = subprocess.DEVNULL
+        self._process: subprocess.Popen[bytes] | None = None
+        # Where no more processes may be started, for one, or Python does not know its own program.
+        with suppress(OSError, TypeError):
+            self._process = subprocess.Popen(
+                command(module, *arguments),
+                env=environment() | {COMPILERS: "0"} | variables,
+                stdin=subprocess.PIPE,  # which ends when this process does, however that ends
+                stdout=nothing,
+                stderr=nothing,
+            )
+
+    @property
+    def working(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def done(self) -> bool:
+        """Whether it has compiled all."""
+        return self._process is not None and self._process.poll() == 0
+
+    def wait(self, enough: Callable[[], bool] = lambda: False) -> None:
+        """Until it has ended, or it is `enough`."""
+        while self.working and not enough():
+            time.sleep(LOOKED)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+
+
 def end_with_parent() -> None:
-    """In a process that was started with a pipe: end when the one that started it has, which may
-    have had no time to say so, and whose signals are not for this one."""
+    """In a Helper: end when the process that started it has, which may have had no time to say so,
+    and whose signals are not for this one."""
 
     def end() -> None:
         while os.read(sys.stdin.fileno(), 1):  # a lock of sys.stdin's would outlive Python's end

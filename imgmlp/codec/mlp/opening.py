@@ -19,7 +19,6 @@ from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.qat_step import LearningStep
 from imgmlp.codec.mlp.training_phases import MlpTrainer
 from imgmlp.codec.training.checkpoint import Snapshot
-from imgmlp.codec.training.compile_ahead import CompileAhead
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.trainer import Ended
 from imgmlp.engine import open_device
@@ -49,12 +48,12 @@ def opened(
         return ended
 
 
-def compiler(like: LearningStep) -> CompileAhead:
+def compiler(like: LearningStep) -> child.Helper:
     """The process that compiles what trains a step's network without a room."""
     shape = like.shape
     numbers = shape.frequencies, shape.hidden, shape.width, shape.channels, like.batch
     spec = like.device.info.spec
-    return CompileAhead("imgmlp.codec.mlp.opening", spec, *map(str, numbers))
+    return child.Helper("imgmlp.codec.mlp.opening", spec, *map(str, numbers))
 
 
 def compile_step(spec: str, *told: str) -> None:

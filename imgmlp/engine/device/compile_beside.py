@@ -13,13 +13,11 @@ import contextlib
 import json
 import os
 import shutil
-import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -66,61 +64,24 @@ def wanted(kernels: int, cores: int) -> int:
     return max(0, min(most, cores - 1, kernels // EACH))
 
 
-class Beside:
-    """So many processes for launches of one program, as long as this is entered.
+@contextlib.contextmanager
+def beside(
+    spec: str, source: str, options: Sequence[str], tasks: Sequence[Task], count: int
+) -> Iterator[list[child.Helper]]:
+    """So many processes for launches of one program, until this is left.
 
     `spec` names the device; `source` and `options` are what the program was built from.
     """
-
-    def __init__(
-        self, spec: str, source: str, options: Sequence[str], tasks: Sequence[Task], count: int
-    ) -> None:
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._places: list[str] = []
-        small = [task for task in reversed(tasks) if task.nbytes <= LARGEST]
-        for number in range(count):
+    shared, found = current(), list[child.Helper]()
+    small = [task for task in reversed(tasks) if task.nbytes <= LARGEST]
+    with contextlib.ExitStack() as stack:
+        for number in range(count if shared else 0):
             own = [asdict(task) for task in small[number::count]]
             told = {"spec": spec, "source": source, "options": list(options), "tasks": own}
-            # Where no more processes may be started, for one, or Python does not know its program.
-            with contextlib.suppress(OSError, TypeError):
-                self._begin(told)
-
-    def _begin(self, told: dict[str, Any]) -> None:
-        shared = current()
-        if shared is None:
-            return
-        place = tempfile.mkdtemp(prefix=PRIVATE, dir=shared)
-        self._places.append(place)
-        (Path(place) / TOLD).write_text(json.dumps(told), "utf-8")
-        nothing = subprocess.DEVNULL
-        self._processes.append(
-            subprocess.Popen(
-                child.command(PROCESS, place),
-                env=child.environment() | {"POCL_CACHE_DIR": place, child.COMPILERS: "0"},
-                stdin=subprocess.PIPE,  # which ends when this process does, however that ends
-                stdout=nothing,
-                stderr=nothing,
-            )
-        )
-
-    def wait(self, timeout: float) -> list[int]:
-        """How the processes ended. Raises TimeoutExpired after so many seconds."""
-        return [process.wait(timeout) for process in self._processes]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            process.wait()
-            assert process.stdin is not None
-            process.stdin.close()
-        for place in self._places:
-            shutil.rmtree(place, ignore_errors=True)
+            with contextlib.suppress(OSError):  # as where the disk is full
+                place = tempfile.mkdtemp(prefix=PRIVATE, dir=shared)
+                stack.callback(shutil.rmtree, place, ignore_errors=True)
+                (Path(place) / TOLD).write_text(json.dumps(told), "utf-8")
+                helper = child.Helper(PROCESS, place, POCL_CACHE_DIR=place)
+                found.append(stack.enter_context(helper))
+        yield found

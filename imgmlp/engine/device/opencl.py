@@ -18,6 +18,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ from imgmlp.engine.device.base import (
     check_slice,
     counted,
 )
-from imgmlp.engine.device.compile_beside import Beside, Task, wanted
+from imgmlp.engine.device.compile_beside import Task, beside, wanted
 from imgmlp.engine.device.kernel_cache import current, has_room, locked
 from imgmlp.engine.device.pocl import PLATFORM, peak_width, vector_width
 from imgmlp.engine.device.spare import Spare
@@ -345,7 +346,7 @@ class Device(HostCopies):
                     helped = True
         return found
 
-    def _compiling_beside(self, launches: Sequence[Launch]) -> Beside:
+    def _compiling_beside(self, launches: Sequence[Launch]) -> AbstractContextManager[Any]:
         """Other processes for launches to come: for the program that has most of the kernels."""
         tasks: dict[Any, dict[KernelHandle, Task]] = {}
         for launch in launches:
@@ -356,7 +357,7 @@ class Device(HostCopies):
         own = list(tasks.get(program, {}).values())
         keys = (key for key, built in self._programs.items() if built is program)
         count = wanted(len(own), self._cores())
-        return Beside(self.info.spec, *next(keys, ("", ())), own, count)
+        return beside(self.info.spec, *next(keys, ("", ())), own, count)
 
     def _cores(self) -> int:
         """That both the device and this process may use."""

@@ -13,6 +13,7 @@ from typing import Any, Self
 import numpy as np
 import pytest
 
+from imgmlp import child
 from imgmlp.codec import encoder
 from imgmlp.codec.latent import encode as latent
 from imgmlp.codec.latent import plane
@@ -23,7 +24,6 @@ from imgmlp.codec.latent.training.rooms import opening_steps, room_compiler
 from imgmlp.codec.latent.training.windows import WindowedStep
 from imgmlp.codec.training import passes
 from imgmlp.codec.training.checkpoint import Checkpoint
-from imgmlp.codec.training.compile_ahead import CompileAhead
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import open_device
@@ -294,7 +294,7 @@ def test_the_other_process_makes_the_step_that_is_gone_over_to(
         made.append(kind(*given, **named))
         return made[-1]
 
-    monkeypatch.setattr(rooms, "CompileAhead", lambda _, *told: rooms.compile_room(*told))
+    monkeypatch.setattr(child, "Helper", lambda _, *told: rooms.compile_room(*told))
     monkeypatch.setattr(rooms, "LatentStep", noted)
     room_compiler(step, (8, 64))
     assert [one.shape for one in made] == [step.shape]
@@ -315,6 +315,6 @@ def test_the_other_process_ends_with_the_one_that_started_it() -> None:
 
 def test_where_no_process_may_be_started_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/there is no such program")
-    with CompileAhead("calendar") as compiler:
+    with child.Helper("calendar") as compiler:
         compiler.wait(lambda: False)
         assert (compiler.working, compiler.done) == (False, False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import time
 from collections.abc import Sequence
@@ -17,7 +19,7 @@ from imgmlp import child
 from imgmlp.engine import Device
 from imgmlp.engine.device import compile_beside, compile_for, kernel_cache, opencl
 from imgmlp.engine.device.base import Launch
-from imgmlp.engine.device.compile_beside import Beside, Task, wanted
+from imgmlp.engine.device.compile_beside import Task, beside, wanted
 
 KERNELS = 6
 
@@ -89,8 +91,11 @@ def test_what_they_make_is_there_for_whoever_launches_it(
     before = set(shared.iterdir())
     values, launches = launches_of(pocl, source, names)
     tasks = [Task.of(launch) for launch in launches]
-    with Beside(pocl.info.spec, source, (), tasks, count) as beside:
-        assert beside.wait(60) == [0] * count
+    with beside(pocl.info.spec, source, (), tasks, count) as helpers:
+        assert len(helpers) == count
+        for helper in helpers:
+            helper.wait()
+            assert helper.done
         (program,) = (path.parent for path in shared.glob(f"[A-Z][A-Z]/*/{names[-1]}"))
         code = {path: path.stat().st_mtime_ns for path in program.rglob("*.so")}
         assert {path.stem for path in code} == set(names)
@@ -113,13 +118,12 @@ def test_of_a_step_whose_kernels_are_new_others_make_some(
     """They are asked once, after the first launch that took long, for those that are to come."""
     asked: list[tuple[list[str], int]] = []
 
-    class Noted(Beside):
-        def __init__(self, spec: str, source: str, options: Any, tasks: Any, count: int) -> None:
-            assert source == text
-            asked.append(([task.kernel for task in tasks], count))
-            super().__init__(spec, source, options, tasks, 0)
+    def noted(spec: str, source: str, options: Any, tasks: Any, count: int) -> Any:
+        assert source == text
+        asked.append(([task.kernel for task in tasks], count))
+        return contextlib.nullcontext()
 
-    monkeypatch.setattr(opencl, "Beside", Noted)
+    monkeypatch.setattr(opencl, "beside", noted)
     monkeypatch.setattr(opencl, "COLD", 1e-3)
     monkeypatch.setattr(pocl, "_cores", lambda: 2)
     monkeypatch.setenv(child.COMPILERS, "5")
@@ -135,8 +139,9 @@ def test_a_process_that_fails_harms_nobody(pocl: Device) -> None:
     source, names = new_source()
     values, launches = launches_of(pocl, source, names)
     tasks = [Task.of(launch) for launch in launches]
-    with Beside("99:0", source, (), tasks, 1) as beside:
-        assert beside.wait(60) != [0]
+    with beside("99:0", source, (), tasks, 1) as (helper,):
+        helper.wait()
+        assert not helper.done
         pocl.launch_all(launches)
     found = np.empty(4, np.float32)
     pocl.read(values, found)
@@ -146,22 +151,26 @@ def test_a_process_that_fails_harms_nobody(pocl: Device) -> None:
 def test_those_that_are_not_needed_any_more_are_ended(pocl: Device, shared: Path) -> None:
     source, names = new_source()
     _, launches = launches_of(pocl, source, names)
-    with Beside(pocl.info.spec, source, (), [Task.of(one) for one in launches], 1) as beside:
-        (process,) = beside._processes
-        (place,) = beside._places
-        assert Path(place).parent == shared
-    assert process.returncode is not None
-    assert not Path(place).exists()
+    before = set(shared.glob(f"{kernel_cache.PRIVATE}*"))
+    with beside(pocl.info.spec, source, (), [Task.of(one) for one in launches], 1) as (helper,):
+        (place,) = set(shared.glob(f"{kernel_cache.PRIVATE}*")) - before
+    assert not helper.working
+    assert not place.exists()
 
 
 def test_large_kernels_are_for_the_process_that_has_their_memory(
-    monkeypatch: pytest.MonkeyPatch,
+    shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[dict[str, Any]] = []
-    monkeypatch.setattr(Beside, "_begin", lambda _, values: told.append(values))
+
+    def started(_: str, place: str, **__: str) -> Any:
+        told.append(json.loads((Path(place) / compile_beside.TOLD).read_text()))
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(child, "Helper", started)
     most = compile_beside.LARGEST
     tasks = [Task(f"k{n}", (1,), (1,), [n * most // 4, ["<i4", 7]]) for n in range(7)]
-    with Beside("0:0", "", (), tasks, 2):
+    with beside("0:0", "", (), tasks, 2):
         pass
     assert [[task["kernel"] for task in one["tasks"]] for one in told] == [
         ["k4", "k2", "k0"],

@@ -23,7 +23,6 @@ import numpy as np
 from imgmlp import child
 from imgmlp.codec.latent.plane import SMALL, common_side
 from imgmlp.codec.latent.training.latent_step import LatentStep, levels_of
-from imgmlp.codec.training.compile_ahead import CompileAhead
 from imgmlp.engine import AnyDevice, Device, open_device
 
 Room = tuple[int, int] | None  # rows and columns; None for those of the picture alone
@@ -195,12 +194,12 @@ def step_program(
     return f"latent step: {sizes} x{channels}, {levels} levels, {kind}"
 
 
-def room_compiler(like: LatentStep, room: Room) -> CompileAhead:
+def room_compiler(like: LatentStep, room: Room) -> child.Helper:
     """The process that compiles what trains the picture that a step is for in a room."""
     shape = like.shape
     sizes = like.height, like.width, like.channels, like.seed, shape.synthesis, shape.entropy
     told = map(str, (*sizes, like.start.number, int(shape.hyper), *(room or (0,))))
-    return CompileAhead("imgmlp.codec.latent.training.rooms", like.device.info.spec, *told)
+    return child.Helper("imgmlp.codec.latent.training.rooms", like.device.info.spec, *told)
 
 
 def compile_room(spec: str, *told: str) -> None:
