@@ -900,7 +900,8 @@ def test_one_of_four_tiles_tells_what_networks_should_be() -> None:
     every, *parts = found
     for name, values in every.items():
         mean = np.mean([part[name] for part in parts], 0)
-        assert np.abs(mean - values).max() <= 1e-5 * np.abs(values).max(), name
+        # sums of 90,000 terms in float32, rounded in other places: 1.0e-5 was seen
+        assert np.abs(mean - values).max() <= 3e-5 * np.abs(values).max(), name
         apart = max(np.abs(part[name] - values).max() for part in parts)
         kind, _, part = name.partition(".")  # sums of so few biases are no products
         sampled = kind in ("entropy", "synthesis") or (kind == "residual" and "weight" in part)
