@@ -31,6 +31,13 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"}
 
 
+def cores_here() -> int:
+    """Processors that this process may use, which may be fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def run(timeout: float, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """What became of such a process, and what it said. Raises TimeoutExpired or OSError."""
     return subprocess.run(
@@ -56,9 +63,9 @@ def ended_by(code: int) -> str:
 class Helper:
     """`python -m module arguments`, until it has ended or is left; it calls end_with_parent().
 
-    It compiles what this process needs, on one core, as the others have something to do meanwhile,
-    and leaves it in caches on disk. Whatever becomes of it, what is not there is compiled where it
-    is needed.
+    It compiles what this process needs, without help of others, as cores have something to do
+    meanwhile, and leaves it in caches on disk. Whatever becomes of it, what is not there is
+    compiled where it is needed.
     """
 
     def __init__(self, module: str, *arguments: str, **variables: str) -> None:
@@ -105,13 +112,14 @@ class Helper:
             self._process.stdin.close()
 
 
-def end_with_parent() -> None:
+def end_with_parent(before: Callable[[], object] = lambda: None) -> None:
     """In a Helper: end when the process that started it has, which may have had no time to say so,
-    and whose signals are not for this one."""
+    and whose signals are not for this one; do something `before`."""
 
     def end() -> None:
         while os.read(sys.stdin.fileno(), 1):  # a lock of sys.stdin's would outlive Python's end
             pass
+        before()
         os._exit(1)
 
     threading.Thread(target=end, daemon=True).start()

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
+from imgmlp.child import cores_here
 from imgmlp.engine import DeviceInfo, list_devices
 from imgmlp.errors import DeviceError, UsageError
 
 FILL = 2**19  # pixels that keep a GPU busy, as far as that goes: small pictures share one
 MOST = 8  # processes on a GPU, if nobody says how many: docs/scale.md has what was measured
 WORDS = ("auto", "gpu", "cpu", "numpy", "simulator")
-
-
-def cores_here() -> int:
-    """Processors that this process may use, which may be fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def is_several(spec: str) -> bool:

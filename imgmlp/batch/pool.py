@@ -22,7 +22,6 @@ from multiprocessing import util
 from typing import Any
 
 from imgmlp import child
-from imgmlp.batch.devices import cores_here
 from imgmlp.batch.work import Record, Task, Watch, Work, attempt, attempt_elsewhere
 from imgmlp.ending import ends_well, held
 from imgmlp.engine import list_devices, open_device
@@ -107,7 +106,7 @@ class Pool:
     def __init__(self, work: Work, devices: Sequence[str], note: Callable[[str], None]) -> None:
         self._asked, self._note = _SPAWN.RawValue("i", 0), note
         on_numpy = [device for device in devices if _is_numpy(device)]
-        share = max(1, cores_here() // max(1, len(on_numpy)))
+        share = max(1, child.cores_here() // max(1, len(on_numpy)))
         self._slots = [
             _Slot(work, device, self._asked, share if device in on_numpy else 1, len(devices) == 1)
             for device in devices

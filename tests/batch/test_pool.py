@@ -13,6 +13,7 @@ import pytest
 from drivers import files, left_by_a_killed
 from works import WAIT, Acting, fail_between_files, tries
 
+from imgmlp import child
 from imgmlp.batch.pool import PATIENCE, Pool, run_here
 from imgmlp.batch.work import Record, Task
 
@@ -43,7 +44,7 @@ def test_files_are_shared_out_and_one_that_fails_stops_no_other(tmp_path: Path) 
 def test_processes_keep_to_their_share_of_the_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("imgmlp.batch.pool.cores_here", lambda: 6)
+    monkeypatch.setattr("imgmlp.child.cores_here", lambda: 6)
     before = dict(os.environ)
     monkeypatch.setattr("imgmlp.batch.pool.list_devices", list)  # no driver is there
     for devices, share in ((["0:0"] * 3, "1"), (TWO, "3"), (["auto"], "6")):
@@ -54,6 +55,18 @@ def test_processes_keep_to_their_share_of_the_cores(
     assert dict(os.environ) == before
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "5")
     assert run(files(tmp_path, "threads"), TWO)[0][0].problem == "5"
+
+
+def test_of_several_processes_none_has_others_compile_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(child.COMPILERS)
+    for devices, told in ((TWO, "0"), (["numpy"], "as usual")):
+        records, _ = run(files(tmp_path, "compilers"), devices)
+        assert [record.problem for record in records] == [told]
+    assert child.COMPILERS not in os.environ
+    monkeypatch.setenv(child.COMPILERS, "5")
+    assert run(files(tmp_path, "compilers"), TWO)[0][0].problem == "5"
 
 
 def test_a_fault_of_a_process_itself_is_told(capfd: pytest.CaptureFixture[str]) -> None:

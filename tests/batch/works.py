@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from multiprocessing import util
 from pathlib import Path
 
+from imgmlp import child
 from imgmlp.batch import pool
 from imgmlp.batch.output import put
 from imgmlp.batch.work import Record, Watch
@@ -43,6 +44,8 @@ class Acting:
             raise ZeroDivisionError
         elif said == "threads":
             raise PictureError(os.environ["OPENBLAS_NUM_THREADS"])
+        elif said == "compilers":
+            raise PictureError(os.environ.get(child.COMPILERS, "as usual"))
         elif said == "full":
             raise OutputError("cannot write") from OSError(28, "No space left on device")
         elif said == "somebody writes it" and record.task.output is not None:

@@ -8,9 +8,12 @@ kept of each kernel out of it.
 from __future__ import annotations
 
 import contextlib
+import heapq
 import json
 import os
+import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,58 +22,68 @@ import numpy as np
 from imgmlp import child
 from imgmlp.engine.device.compile_beside import TOLD, Task
 from imgmlp.engine.device.discover import open_untried
+from imgmlp.engine.device.kernel_cache import has_room
 from imgmlp.engine.device.opencl import Device
 
 # As PoCL has it: a program is in two folders named by a digest, and has a folder of each kernel.
 PROGRAMS = "[A-Z][A-Z]/*"
 BITCODE, OPENED = "program.bc", "last_accessed"
+# Programs in which kernels were compiled last: the parent has compiled one just now, and others may
+# have as well.
+NEWEST = 4
 
 
 def run(own: Path) -> None:
     """Do what a file in the process's own cache tells."""
     shared, told = own.parent, json.loads((own / TOLD).read_text("utf-8"))
+    if not has_room(own):
+        return
     lend(shared, own)
     device = open_untried(told["spec"])
     assert isinstance(device, Device)
     tasks = [Task(**task) for task in told["tasks"]]
     handles = device.build(told["source"], [task.kernel for task in tasks], told["options"])
-    for task in tasks:
-        if is_kept(shared, own, task.kernel):
-            continue
-        arguments = [_argument(device, one) for one in task.arguments]
-        sizes = tuple(task.global_size), tuple(task.local_size) or None
-        device.launch_all([device.bind(handles[task.kernel], arguments, *sizes)])
-        device.finish()
-        if not hand_over(own, shared, task.kernel):
-            return  # it was built into something else, which serves nobody
+    for program in opened(own):
+        target = shared / program.relative_to(own)
+        if not target.is_dir():
+            continue  # it was built into something else, which serves nobody
+        for task in tasks:
+            if (target / task.kernel).exists():
+                continue
+            arguments = [_argument(device, one) for one in task.arguments]
+            sizes = tuple(task.global_size), tuple(task.local_size) or None
+            device.launch_all([device.bind(handles[task.kernel], arguments, *sizes)])
+            device.finish()
+            hand_over(program / task.kernel, target / task.kernel)
 
 
 def lend(shared: Path, own: Path) -> None:
-    """Have the bitcode that is in a cache in another one of the same disk as well."""
-    for bitcode in shared.glob(f"{PROGRAMS}/{BITCODE}"):
-        copy = own / bitcode.relative_to(shared)
+    """Have the bitcode of a cache's newest programs in another one of the same disk as well."""
+    found = heapq.nlargest(NEWEST, shared.glob(PROGRAMS), key=_changed)
+    for program in found:
+        copy = own / program.relative_to(shared)
         with contextlib.suppress(OSError):  # what cannot be lent is built again
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            os.link(bitcode, copy)
+            copy.mkdir(parents=True, exist_ok=True)
+            os.link(program / BITCODE, copy / BITCODE)
 
 
-def is_kept(shared: Path, own: Path, kernel: str) -> bool:
-    """Whether a program that was opened in a cache has a kernel's machine code in the other one."""
-    opened = (file.parent.relative_to(own) for file in own.glob(f"{PROGRAMS}/{OPENED}"))
-    return any((shared / program / kernel).is_dir() for program in opened)
+def opened(own: Path) -> list[Path]:
+    """The programs that were opened in a cache: what is lent alone has no mark of that."""
+    return [mark.parent for mark in own.glob(f"{PROGRAMS}/{OPENED}")]
 
 
-def hand_over(own: Path, shared: Path, kernel: str) -> bool:
-    """Move a kernel's machine code to another cache, all at once, if it is not there yet; whether
-    that has its program."""
-    known = False
-    for found in own.glob(f"{PROGRAMS}/{kernel}"):
-        target = shared / found.relative_to(own)
-        if target.parent.is_dir():
-            known = True
-            with contextlib.suppress(OSError):  # it has come there meanwhile
-                found.rename(target)
-    return known
+def hand_over(code: Path, target: Path) -> None:
+    """Move a kernel's machine code, all at once, unless some has come to its place meanwhile."""
+    with contextlib.suppress(OSError):
+        code.rename(target)
+
+
+def _changed(path: Path) -> int:
+    """When a folder last got another entry, 0 if it is not there any more."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _argument(device: Device, told: Any) -> Any:
@@ -82,5 +95,6 @@ def _argument(device: Device, told: Any) -> Any:
 
 
 if __name__ == "__main__":
-    child.end_with_parent()
-    run(Path(sys.argv[1]))
+    place = Path(sys.argv[1])
+    child.end_with_parent(partial(shutil.rmtree, place, ignore_errors=True))
+    run(place)

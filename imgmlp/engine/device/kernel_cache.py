@@ -158,13 +158,15 @@ def write_whole(path: Path, text: str) -> None:
 def _sweep(path: Path) -> None:
     """Remove the empty files of which PoCL leaves one for each process, and the directories of
     processes that were ended before they could."""
-    with contextlib.suppress(OSError):
-        for left in path.glob(f"{PRIVATE}*"):
-            if left.stat().st_mtime < time.time() - STALE_AFTER:
+    stale = time.time() - STALE_AFTER
+    for left in path.glob(f"{PRIVATE}*"):
+        with contextlib.suppress(OSError):  # as its process may remove it now
+            if left.stat().st_mtime < stale:
                 shutil.rmtree(left, ignore_errors=True)
-        for left in path.glob("tempfile_*"):
+    for left in path.glob("tempfile_*"):
+        with contextlib.suppress(OSError):
             state = left.stat()
-            if state.st_size == 0 and state.st_mtime < time.time() - STALE_AFTER:
+            if state.st_size == 0 and state.st_mtime < stale:
                 left.unlink(missing_ok=True)
 
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from imgmlp.child import cores_here
 from imgmlp.engine.device import driver_errors
 from imgmlp.engine.device.base import (
     ALIGN,
@@ -69,7 +70,7 @@ COARSEST_ALIGN = 1 << 16  # bytes; packing to coarser offsets saves little
 # process's, of which several may be on it and cannot ask each other to give theirs back.
 SPARE, SPARE_SHARE = 1 << 28, 1 / 64
 LARGE = 1 << 20  # bytes of an allocation that is used at once, to see that it is there
-COLD = 0.05  # seconds of a first launch from which on its machine code was not there; 2 ms if so
+COLD = 0.05  # seconds that a first launch compiles, at least, where its machine code was not there
 _BYTE = np.zeros(1, np.uint8)
 # The platform whose driver (580.159) crashes when parts of an allocation are released that kernels
 # have used and that overlap without being the same.
@@ -339,9 +340,12 @@ class Device(HostCopies):
         with contextlib.ExitStack() as stack:
             helped = not self._compiles_late
             for number, launch in enumerate(launches):
-                began = time.perf_counter()
-                found = self._launch_first(launch, queue)
-                if not helped and time.perf_counter() - began > COLD:
+                before = self.compiling
+                try:
+                    found = self._launch_first(launch, queue)
+                except cl.Error as error:
+                    raise self._failed(f"launching kernel {launch.handle.name}", error) from error
+                if not helped and self.compiling - before > COLD:
                     stack.enter_context(self._compiling_beside(launches[number + 1 :]))
                     helped = True
         return found
@@ -355,14 +359,9 @@ class Device(HostCopies):
                 tasks.setdefault(handle.program, {})[handle] = Task.of(launch)
         program = max(tasks, key=lambda each: len(tasks[each]), default=None)
         own = list(tasks.get(program, {}).values())
-        keys = (key for key, built in self._programs.items() if built is program)
-        count = wanted(len(own), self._cores())
-        return beside(self.info.spec, *next(keys, ("", ())), own, count)
-
-    def _cores(self) -> int:
-        """That both the device and this process may use."""
-        mine = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
-        return min(self.info.compute_units, len(mine))
+        built_from = (key for key, built in self._programs.items() if built is program)
+        count = wanted(len(own), min(self.info.compute_units, cores_here()))
+        return beside(self.info.spec, *next(built_from, ("", ())), own, count)
 
     def time_launches(self, launches: Sequence[Launch]) -> list[float]:
         """Run launches one by one and return the device's own time of each, in microseconds."""

@@ -7,6 +7,8 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +22,7 @@ from imgmlp.engine import Device
 from imgmlp.engine.device import compile_beside, compile_for, kernel_cache, opencl
 from imgmlp.engine.device.base import Launch
 from imgmlp.engine.device.compile_beside import Task, beside, wanted
+from imgmlp.errors import DeviceError
 
 KERNELS = 6
 
@@ -49,6 +52,32 @@ def new_source() -> tuple[str, list[str]]:
         for n, name in enumerate(names)
     )
     return text, names
+
+
+@pytest.fixture
+def places(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The private caches of processes that a test starts."""
+    found, kind = list[Path](), child.Helper
+
+    def started(module: str, place: str, **variables: str) -> child.Helper:
+        found.append(Path(place))
+        return kind(module, place, **variables)
+
+    monkeypatch.setattr(child, "Helper", started)
+    return found
+
+
+def wait(helper: child.Helper) -> None:
+    end = time.monotonic() + 120
+    helper.wait(lambda: time.monotonic() > end)
+    assert not helper.working
+
+
+def after_all(kernels: int) -> list[float]:
+    value = 0.0
+    for n in range(kernels):
+        value = 0.5 * value + n
+    return [value] * 4
 
 
 def launches_of(device: Device, source: str, names: Sequence[str]) -> tuple[Any, list[Launch]]:
@@ -85,16 +114,15 @@ def test_there_are_processes_for_cores_and_for_kernels_that_are_worth_them(
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_what_they_make_is_there_for_whoever_launches_it(
-    count: int, pocl: Device, shared: Path
+    count: int, pocl: Device, shared: Path, places: list[Path]
 ) -> None:
     source, names = new_source()
-    before = set(shared.iterdir())
     values, launches = launches_of(pocl, source, names)
     tasks = [Task.of(launch) for launch in launches]
     with beside(pocl.info.spec, source, (), tasks, count) as helpers:
         assert len(helpers) == count
         for helper in helpers:
-            helper.wait()
+            wait(helper)
             assert helper.done
         (program,) = (path.parent for path in shared.glob(f"[A-Z][A-Z]/*/{names[-1]}"))
         code = {path: path.stat().st_mtime_ns for path in program.rglob("*.so")}
@@ -104,12 +132,9 @@ def test_what_they_make_is_there_for_whoever_launches_it(
     assert code == {path: path.stat().st_mtime_ns for path in program.rglob("*.so")}
     found = np.empty(4, np.float32)
     pocl.read(values, found)
-    expected = 0.0
-    for n in range(KERNELS):
-        expected = 0.5 * expected + n
-    assert found.tolist() == [expected] * 4
-    left = {p for p in shared.iterdir() if p.name.startswith(kernel_cache.PRIVATE)}
-    assert not left - before
+    assert found.tolist() == after_all(KERNELS)
+    assert len(places) == count
+    assert not any(place.exists() for place in places)
 
 
 def test_of_a_step_whose_kernels_are_new_others_make_some(
@@ -125,7 +150,8 @@ def test_of_a_step_whose_kernels_are_new_others_make_some(
 
     monkeypatch.setattr(opencl, "beside", noted)
     monkeypatch.setattr(opencl, "COLD", 1e-3)
-    monkeypatch.setattr(pocl, "_cores", lambda: 2)
+    monkeypatch.setattr(opencl, "cores_here", lambda: 2)
+    monkeypatch.setattr(pocl, "info", replace(pocl.info, compute_units=3))
     monkeypatch.setenv(child.COMPILERS, "5")
     text, names = new_source()
     _, launches = launches_of(pocl, text, names)
@@ -135,12 +161,55 @@ def test_of_a_step_whose_kernels_are_new_others_make_some(
     assert len(asked) == 1
 
 
+def test_a_step_gives_the_same_with_them(
+    pocl: Device, monkeypatch: pytest.MonkeyPatch, places: list[Path]
+) -> None:
+    monkeypatch.setattr(opencl, "COLD", 0.0)
+    monkeypatch.setattr(opencl, "cores_here", lambda: 2)
+    monkeypatch.setattr(pocl, "info", replace(pocl.info, compute_units=2))
+    monkeypatch.setenv(child.COMPILERS, "1")
+    values, launches = launches_of(pocl, *new_source())
+    pocl.launch_all(launches)
+    found = np.empty(4, np.float32)
+    pocl.read(values, found)
+    assert found.tolist() == after_all(KERNELS)
+    (place,) = places
+    assert not place.exists()
+
+
+def test_nobody_is_asked_while_kernels_that_are_there_take_long(
+    pocl: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What counts is the time that compiling takes, not that of the kernel before."""
+    source, names = new_source()
+    slow = source.replace("i < 4; ++i)", "i < 4; ++i) for (int k = 0; k < 3000000; ++k)")
+    pocl.launch_all(launches_of(pocl, slow, names)[1])
+    monkeypatch.setattr(opencl, "beside", lambda *_: pytest.fail("asked"))
+    other = open_pocl()
+    monkeypatch.setattr(other, "_launch_first", partial(slowly, other._launch_first))
+    other.launch_all(launches_of(other, slow, names)[1])
+
+
+def slowly(launch_first: Any, launch: Launch, queue: Any) -> Any:
+    time.sleep(2 * opencl.COLD)
+    return launch_first(launch, queue)
+
+
+def test_an_error_names_the_launch_that_failed(pocl: Device) -> None:
+    source, names = new_source()
+    _, launches = launches_of(pocl, source, names)
+    launches[1].global_size = (3,)
+    launches[1].local_size = (2,)
+    with pytest.raises(DeviceError, match=names[1]):
+        pocl.launch_all(launches)
+
+
 def test_a_process_that_fails_harms_nobody(pocl: Device) -> None:
     source, names = new_source()
     values, launches = launches_of(pocl, source, names)
     tasks = [Task.of(launch) for launch in launches]
     with beside("99:0", source, (), tasks, 1) as (helper,):
-        helper.wait()
+        wait(helper)
         assert not helper.done
         pocl.launch_all(launches)
     found = np.empty(4, np.float32)
@@ -148,12 +217,14 @@ def test_a_process_that_fails_harms_nobody(pocl: Device) -> None:
     assert found[0] > KERNELS - 1
 
 
-def test_those_that_are_not_needed_any_more_are_ended(pocl: Device, shared: Path) -> None:
+def test_those_that_are_not_needed_any_more_are_ended(
+    pocl: Device, shared: Path, places: list[Path]
+) -> None:
     source, names = new_source()
     _, launches = launches_of(pocl, source, names)
-    before = set(shared.glob(f"{kernel_cache.PRIVATE}*"))
     with beside(pocl.info.spec, source, (), [Task.of(one) for one in launches], 1) as (helper,):
-        (place,) = set(shared.glob(f"{kernel_cache.PRIVATE}*")) - before
+        (place,) = places
+        assert place.parent == shared
     assert not helper.working
     assert not place.exists()
 
@@ -198,45 +269,54 @@ def test_arguments_are_told_as_bytes_and_numbers(pocl: Device) -> None:
 def test_code_is_moved_at_once_and_never_over_what_is_there(tmp_path: Path) -> None:
     own, shared = tmp_path / "own", tmp_path / "shared"
     for kernel in ("new", "old"):
-        code = own / "AB" / "CD" / kernel / "1-1-1"
-        code.mkdir(parents=True)
-        (code / f"{kernel}.so").write_text("its own")
-    theirs = shared / "AB" / "CD" / "old" / "1-1-1"
-    theirs.mkdir(parents=True)
-    (theirs / "old.so").write_text("theirs")
-    assert compile_for.hand_over(own, shared, "new")
-    assert compile_for.hand_over(own, shared, "old")
-    found = {path.name: path.read_text() for path in shared.rglob("*.so")}
-    assert found == {"new.so": "its own", "old.so": "theirs"}
-    assert not compile_for.hand_over(own, shared, "none")
-    (own / "EF" / "GH" / "other").mkdir(parents=True)  # a program that the cache has not
-    assert not compile_for.hand_over(own, shared, "other")
+        (own / kernel / "1-1-1").mkdir(parents=True)
+        (own / kernel / "1-1-1" / "code.so").write_text("its own")
+    (shared / "old" / "1-1-1").mkdir(parents=True)
+    (shared / "old" / "1-1-1" / "code.so").write_text("theirs")
+    for kernel in ("new", "old", "none"):
+        compile_for.hand_over(own / kernel, shared / kernel)
+    found = {str(p.relative_to(shared)): p.read_text() for p in shared.rglob("*.so")}
+    assert found == {"new/1-1-1/code.so": "its own", "old/1-1-1/code.so": "theirs"}
 
 
-def test_a_kernel_that_is_kept_is_not_made_again(tmp_path: Path) -> None:
-    own, shared = tmp_path / "own", tmp_path / "shared"
-    (own / "AB" / "CD").mkdir(parents=True)
-    (shared / "AB" / "CD" / "one").mkdir(parents=True)
-    (shared / "EF" / "GH" / "two").mkdir(parents=True)
-    assert not compile_for.is_kept(shared, own, "one")  # of a program that nobody has opened
-    (own / "AB" / "CD" / compile_for.OPENED).touch()
-    assert compile_for.is_kept(shared, own, "one")
-    assert not compile_for.is_kept(shared, own, "two")
-
-
-def test_bitcode_is_lent_and_nothing_else(tmp_path: Path) -> None:
-    shared = tmp_path
-    own = shared / "imgmlp-pocl-own"
+def test_bitcode_is_lent_of_the_newest_programs(tmp_path: Path) -> None:
+    own, past = tmp_path / "imgmlp-pocl-own", time.time() - 1000
+    for n in range(compile_for.NEWEST + 3):
+        program = tmp_path / "AB" / f"C{n}"
+        (program / "kernel").mkdir(parents=True)
+        (program / compile_for.BITCODE).write_text(f"bitcode {n}")
+        (program / compile_for.OPENED).touch()
+        os.utime(program, (past + n, past + n))
+    (tmp_path / "AB" / "C1" / "compiled since").mkdir()
+    (tmp_path / "programs").mkdir()
     own.mkdir()
-    program = shared / "AB" / "CD"
-    (program / "kernel").mkdir(parents=True)
-    (program / compile_for.BITCODE).write_text("bitcode")
-    (shared / "programs").mkdir()
-    compile_for.lend(shared, own)
-    assert [path.relative_to(own) for path in own.rglob("*") if path.is_file()] == [
-        Path("AB", "CD", compile_for.BITCODE)
-    ]
-    compile_for.lend(shared, own)  # what is there already stays
+    compile_for.lend(tmp_path, own)
+    lent = {str(p.relative_to(own)): p.read_text() for p in own.rglob("*") if p.is_file()}
+    assert lent == {f"AB/C{n}/{compile_for.BITCODE}": f"bitcode {n}" for n in (1, 4, 5, 6)}
+    assert compile_for.opened(own) == []
+    compile_for.lend(tmp_path, own)  # what is there already stays
+
+
+def test_one_without_room_on_its_disk_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {"spec": "0:0", "source": "", "options": [], "tasks": []}
+    (tmp_path / compile_beside.TOLD).write_text(json.dumps(told))
+    monkeypatch.setattr(compile_for, "has_room", lambda _: False)
+    monkeypatch.setattr(compile_for, "open_untried", lambda _: pytest.fail("opened"))
+    compile_for.run(tmp_path)
+
+
+def test_one_whose_parent_is_gone_leaves_nothing(pocl: Device, places: list[Path]) -> None:
+    source, names = new_source()
+    _, launches = launches_of(pocl, source, names)
+    with beside(pocl.info.spec, source, (), [Task.of(one) for one in launches], 1) as (helper,):
+        assert helper._process is not None
+        assert helper._process.stdin is not None
+        helper._process.stdin.close()  # as the end of this process would
+        wait(helper)
+        assert not helper.done
+        assert not places[0].exists()
 
 
 def test_what_ended_processes_left_is_swept_away(
