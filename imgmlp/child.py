@@ -91,7 +91,7 @@ class Helper:
         """Whether it has compiled all."""
         return self._process is not None and self._process.poll() == 0
 
-    def wait(self, enough: Callable[[], bool] = lambda: False) -> None:
+    def wait(self, enough: Callable[[], bool]) -> None:
         """Until it has ended, or it is `enough`."""
         while self.working and not enough():
             time.sleep(LOOKED)

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -107,8 +107,10 @@ class Pool:
         self._asked, self._note = _SPAWN.RawValue("i", 0), note
         on_numpy = [device for device in devices if _is_numpy(device)]
         share = max(1, child.cores_here() // max(1, len(on_numpy)))
+        # Those of several processes would keep each other from the cores.
+        beside = {child.COMPILERS: "0"} if len(devices) > 1 else {}
         self._slots = [
-            _Slot(work, device, self._asked, share if device in on_numpy else 1, len(devices) == 1)
+            _Slot(work, device, self._asked, _threads(share if device in on_numpy else 1) | beside)
             for device in devices
         ]
 
@@ -168,6 +170,11 @@ class Pool:
         return record
 
 
+def _threads(count: int) -> dict[str, str]:
+    """What has NumPy use so many for its products."""
+    return dict.fromkeys(THREADS, str(count))
+
+
 def _is_numpy(device: str) -> bool:
     """Whether NumPy computes there, with all threads that it may have."""
     if device == "auto":
@@ -176,13 +183,10 @@ def _is_numpy(device: str) -> bool:
 
 
 @contextmanager
-def _few_threads(count: int, alone: bool) -> Iterator[None]:
-    """Processes that are started in the meantime have so many threads for NumPy's products, and
-    none that compile beside them unless each is `alone`, if the user says nothing else: those of
-    several processes keep each other from the cores.
-    """
-    mine = dict.fromkeys(THREADS, str(count)) | ({} if alone else {child.COMPILERS: "0"})
-    mine = {name: value for name, value in mine.items() if name not in os.environ}
+def _usual(variables: Mapping[str, str]) -> Iterator[None]:
+    """Processes that are started in the meantime have these environment variables, unless the user
+    says otherwise."""
+    mine = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(mine)
     try:
         yield
@@ -194,13 +198,10 @@ def _few_threads(count: int, alone: bool) -> Iterator[None]:
 class _Slot:
     """A process, which is started when there is a file for it, and anew when it has ended."""
 
-    def __init__(
-        self, work: Work, device: str, asked: Any, threads: int, alone: bool = True
-    ) -> None:
+    def __init__(self, work: Work, device: str, asked: Any, variables: Mapping[str, str]) -> None:
         self.device, self.given_up, self.died, self.deaths = device, False, False, 0
         self.future: Future[Record] | None = None
-        self._work, self._asked, self._threads = work, asked, threads
-        self._alone = alone  # the only process
+        self._work, self._asked, self._variables = work, asked, variables
         self._numbers = _SPAWN.RawArray("d", 3)  # step, steps and PSNR
         self._task: Task | None = None
         self._executor: ProcessPoolExecutor | None = None
@@ -214,7 +215,7 @@ class _Slot:
             self.future = self._submit(task)
 
     def _submit(self, task: Task) -> Future[Record]:
-        with _few_threads(self._threads, self._alone):
+        with _usual(self._variables):
             return self._ready().submit(_do, task)
 
     def _ready(self) -> ProcessPoolExecutor:

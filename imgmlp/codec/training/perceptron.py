@@ -10,7 +10,7 @@ from imgmlp.engine import Context, Function, Tensor
 class Activation(Function):
     """x times a share that grows from 0 at -2 to 1 at 2, as 3 u² - 2 u³ of u = x / 4 + 1 / 2.
 
-    In powers of x within these bounds, for which processors have fewer instructions.
+    In powers of x within these bounds, which are fewer operations than those of u.
     """
 
     @staticmethod

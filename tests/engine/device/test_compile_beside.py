@@ -137,6 +137,27 @@ def test_what_they_make_is_there_for_whoever_launches_it(
     assert not any(place.exists() for place in places)
 
 
+def test_what_is_there_is_not_made_again(pocl: Device, places: list[Path]) -> None:
+    source, names = new_source()
+    _, launches = launches_of(pocl, source, names)
+    pocl.launch_all(launches)
+    tasks = [Task.of(launch) for launch in launches]
+    with beside(pocl.info.spec, source, (), tasks, 1) as (helper,):
+        wait(helper)
+        assert helper.done
+        (place,) = places
+        assert compile_for.opened(place)
+        assert not list(place.glob(f"{compile_for.PROGRAMS}/{names[0]}"))
+
+
+def test_those_that_help_have_no_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: dict[str, str] = {}
+    monkeypatch.setattr("subprocess.Popen", lambda *_, env, **__: told.update(env))
+    monkeypatch.setenv(child.COMPILERS, "5")
+    child.Helper("calendar", OWN="3")
+    assert (told[child.COMPILERS], told["OWN"]) == ("0", "3")
+
+
 def test_of_a_step_whose_kernels_are_new_others_make_some(
     pocl: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,12 +203,13 @@ def test_nobody_is_asked_while_kernels_that_are_there_take_long(
 ) -> None:
     """What counts is the time that compiling takes, not that of the kernel before."""
     source, names = new_source()
-    slow = source.replace("i < 4; ++i)", "i < 4; ++i) for (int k = 0; k < 3000000; ++k)")
-    pocl.launch_all(launches_of(pocl, slow, names)[1])
-    monkeypatch.setattr(opencl, "beside", lambda *_: pytest.fail("asked"))
+    pocl.launch_all(launches_of(pocl, source, names)[1])
+    asked = list[Any]()
+    monkeypatch.setattr(opencl, "beside", lambda *told: asked.append(told))
     other = open_pocl()
     monkeypatch.setattr(other, "_launch_first", partial(slowly, other._launch_first))
-    other.launch_all(launches_of(other, slow, names)[1])
+    other.launch_all(launches_of(other, source, names)[1])
+    assert asked == []
 
 
 def slowly(launch_first: Any, launch: Launch, queue: Any) -> Any:
@@ -302,9 +324,11 @@ def test_one_without_room_on_its_disk_leaves(
 ) -> None:
     told = {"spec": "0:0", "source": "", "options": [], "tasks": []}
     (tmp_path / compile_beside.TOLD).write_text(json.dumps(told))
+    opened = list[str]()
     monkeypatch.setattr(compile_for, "has_room", lambda _: False)
-    monkeypatch.setattr(compile_for, "open_untried", lambda _: pytest.fail("opened"))
+    monkeypatch.setattr(compile_for, "open_untried", opened.append)
     compile_for.run(tmp_path)
+    assert opened == []
 
 
 def test_one_whose_parent_is_gone_leaves_nothing(pocl: Device, places: list[Path]) -> None:
