@@ -189,7 +189,10 @@ class _Encoder:
         steps = state.steps - state.begun
         hardening, searching = self.lengths.hardening(steps), self.lengths.searching(steps)
         made = self.picture, self.wanted, trainer.step, self.device, state.exponents
-        rounding = Rounding(*made, enough, most, hardening, searching, shaving=limit is not None)
+        moving = self.lengths.moving(state.steps)
+        rounding = Rounding(
+            *made, enough, most, hardening, searching, shaving=limit is not None, moving=moving
+        )
         found, first = rounding.best(state.price)
         networks = first.model.networks  # another pass begins near to these
         state.exponents = {name: tensor.exponent for name, tensor in networks.items()}

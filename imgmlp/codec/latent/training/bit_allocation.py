@@ -27,8 +27,9 @@ from imgmlp.codec.latent.model import (
     quantized,
 )
 from imgmlp.codec.latent.sections import coding, network_bits, usual_exponent
-from imgmlp.codec.latent.training import hardening
+from imgmlp.codec.latent.training import hardening, rdoq
 from imgmlp.codec.latent.training.latent_step import PARTS, LatentStep, Part
+from imgmlp.codec.latent.training.rdoq import Moving
 from imgmlp.codec.training.replay import decibels
 from imgmlp.errors import FormatError
 
@@ -148,6 +149,15 @@ class Search:
             return self.exponents
         finally:
             self._counts, self._free, self.exponents = 1.0, 0.0, now
+
+    def move(self, networks: Mapping[str, Quantized], price: float, moving: Moving) -> None:
+        """Have other whole latents in the step where D + lambda R is lower then."""
+        least, grids = self._cost(networks, price), [grid.copy() for grid in self.step.grids()]
+        judged, self._judged = self._judged, {}
+        rdoq.optimise(self.step, _flat(networks), price, moving, self._enough)
+        if not self._cost(networks, price) < least:
+            self.step.write_grids(grids)
+            self._judged = judged
 
     def refined(
         self,

@@ -62,6 +62,7 @@ MOMENTUM = 0.8  # of latents, whose noise turns round in every second step
 EPSILON = 4e-3  # of gradients by single latents, which are sums over pixels
 MEANT = 1e-3  # lambda that EPSILON is for; with a smaller one gradients are as many times smaller
 BESIDE = 0.4  # times what is drawn for them, weights of hyperlatents in the beginning
+FLAT = 1e3  # temperature at which the slope of soft rounding is 1
 STEP = 2.0**-7  # of weights, as far as what they cost is concerned
 # Times lambda that their bits cost, of which the loss has a rough estimate: differences from a
 # start, most of which small pictures can spare, and weights without one.
@@ -118,6 +119,12 @@ class Control:
         return np.array([*soft, *rates, *last, self.momentum], np.float32)
 
 
+def still(price: float) -> Control:
+    """Of a step by which nothing moves."""
+    rates: dict[str, Any] = {"latents": 0.0, "networks": 0.0, "momentum": 0.0}
+    return Control(price, temperature=FLAT, noise=0.0, rounding=True, **rates)
+
+
 class LatentStep(Resumable):
     """State on the device, and the program that moves it. `pixels` are uint8 [h, w, channels].
 
@@ -142,6 +149,7 @@ class LatentStep(Resumable):
         self.seed, self.device, self.epsilon = seed, device, epsilon
         self.room = room
         self.extent = extent = self._first_extent()
+        self.windows = [extent]
         self.plane = plane = extent.plane
         self.synthesis_shapes = _layers(self.shape.inputs, hidden, hidden, self.channels)
         self.convolution_shapes = [(9 * self.channels, self.channels), (self.channels,)] * 2
@@ -262,7 +270,7 @@ class LatentStep(Resumable):
     def _step(self) -> dict[str, Tensor]:
         price, scale = self.control[6], self.control[8]
         seen, slope = self._quantised()
-        error, bits = self._forward(seen, self.flat)
+        error, bits = (costs.sum() for costs in self._forward(seen, self.flat))
         loss = (error * (1 / self.channels) + bits * price) * scale
         by_seen, slopes = loss.gradient([seen, self.flat])
         by_flat = slopes * (1.0 / scale) + self._by_weight_bits() * (price * self.control[10])
@@ -283,16 +291,15 @@ class LatentStep(Resumable):
         return away / ((size + 1e-9) * (size + STEP)) * (1 / math.log(2))
 
     def _forward(self, seen: Tensor, flat: Tensor) -> tuple[Tensor, Tensor]:
-        """The squared error and the bits that the plane of grids [rows, pitch] gives with networks
-        [parameters]."""
+        """What the plane of grids [rows, pitch] gives with networks [parameters]: squared errors
+        [channels, pixels of the plane] and bits [places]."""
         synthesis, convolutions, entropy, taps = self._networks(flat)
         zeros = Tensor.zeros(AROUND, self.plane.pitch)
         framed = Tensor.concat([zeros, seen, zeros], 0)
         seen = framed[AROUND : AROUND + self.plane.rows]  # so that it stands in memory once
         bits = self._bits(framed, seen, entropy)
         answer = self._answer(seen, synthesis, convolutions, taps)
-        error = ((answer - self.target) * self._seen()).square().sum()
-        return error, bits
+        return ((answer - self.target) * self._seen()).square(), bits
 
     def _networks(self, flat: Tensor) -> list[list[Tensor]]:
         """The tensors of synthesis, its convolutions, the entropy network, and upsampling with
@@ -345,7 +352,7 @@ class LatentStep(Resumable):
             for values in (seen, self.own)
         )
         bits = operations.Bits.apply(seen, found[:, 0], found[:, 1])
-        return (bits * own).sum()
+        return bits * own
 
     def _telling(self, rows: int) -> Some | None:
         """Which of so many rows tell the gradients of a network's weights, those of other tiles in
@@ -428,10 +435,12 @@ class LatentStep(Resumable):
         return dict(zip(PARTS, programs, strict=True))
 
     def _judge_error(self) -> dict[str, Tensor]:
-        return {"error": self._judged_by(self.candidate)[0]}
+        errors, _ = self._judged_by(self.candidate)
+        return {"error": errors.sum(), "errors": errors.sum(0)}
 
     def _judge_bits(self) -> dict[str, Tensor]:
-        return {"bits": self._judged_by(self.candidate)[1]}
+        _, bits = self._judged_by(self.candidate)
+        return {"bits": bits.sum(), "all bits": bits}
 
     def _judged_by(self, flat: Tensor) -> tuple[Tensor, Tensor]:
         return self._forward(_limited(operations.nearest(self.latents)), flat)
@@ -504,12 +513,49 @@ class LatentStep(Resumable):
         [parameters]: a step of training that moves nothing.
         """
         before = self.state()
-        self.flat.write(flat)
-        self.steer(Control(price, noise=0.0, latents=0.0, networks=0.0, rounding=True))
-        self.program.run()
+        self._stand_still(flat, price)
         found = self._summed_slopes() / self.pixels
         self.restore(before)
         return found
+
+    def latent_slopes(self, extent: Extent, flat: Array, price: float) -> list[Array]:
+        """The gradient of D + lambda R, summed over pixels, by the rounded latents of a window,
+        float32 [h, w] of every grid."""
+        before = self.state()
+        self._stand_still(flat, price)
+        found = self._latent_slopes()
+        self.restore(before)
+        return found
+
+    def _stand_still(self, flat: Array, price: float) -> None:
+        """Take a step by which nothing moves, and after which the means of gradients are these."""
+        self.flat.write(flat)
+        self.control.write(still(price).array(self.channels, self.pixels, self.weights))
+        self.program.run()
+
+    def _latent_slopes(self) -> list[Array]:
+        """What that leaves of them."""
+        larger: float = self.control.numpy()[11]
+        mean: Array = self.adam_latents.state()[0].numpy()
+        return self.extent.parts(mean / larger)
+
+    def costs(self, extent: Extent, flat: Array) -> tuple[Array, list[Array]]:
+        """What `judge` sums up, of one of the `windows`: squared errors, summed over channels, of
+        its pixels, float32 [h, w], and bits of its latents, float32 [h, w] of every grid."""
+        self._candidates.send(flat)
+        for part in PARTS:
+            self._judging[part].run()
+        errors = self.extent.samples(self._judging["error"].read("errors").reshape(1, -1))[0]
+        plane = self.plane
+        bits = np.zeros(plane.rows * plane.pitch, np.float32)
+        bits[plane.first : plane.first + plane.places] = self._judging["bits"].read("all bits")
+        return errors, self.extent.parts(bits.reshape(plane.rows, plane.pitch))
+
+    def put(self, extent: Extent, level: int, values: Array) -> None:
+        """Replace a window's latents of one grid."""
+        grids = self.grids()
+        grids[level] = values
+        self.write_grids(grids)
 
     def _summed_slopes(self) -> Array:
         """What the last step leaves of them, over all of its pixels."""

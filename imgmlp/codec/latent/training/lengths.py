@@ -22,6 +22,7 @@ from imgmlp.codec.latent.training.phases import (
     LatentTrainerState,
     control,
 )
+from imgmlp.codec.latent.training.rdoq import NOT_MOVING, Moving
 from imgmlp.codec.latent.training.rooms import (
     begins_in_windows,
     goes_over,
@@ -80,6 +81,11 @@ HARDENED, HARDENED_TOWARDS = 0.9, 0.4
 # longer, and what hardens is about as good without. But for a target, and for pictures of which a
 # part is judged.
 FEW = 100
+# How long better latents are looked for after so many steps and more, before single weights and
+# after them; seconds that each look takes for every pixel beside what the device judges, and steps
+# that take as long as a judgement.
+MOVING = {50: Moving(1, 1), 100: Moving(1, 2), 200: Moving(1, 4), 3000: Moving(3, 8)}
+MOVED, BESIDE_LOOK, JUDGEMENT = 2, 1.2e-8, 0.4
 ROUNDS = 4  # in which steps and what follows them are made to fit
 # Seconds of steps by which their pace is found, and where it decides nothing.
 TRIED, TRIED_BRIEFLY = 0.15, 0.03
@@ -162,7 +168,9 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     computed += (steps - before) * own_pixels(shape, device)
     beside = steps * BESIDE_STEP[device.lanes] + (1 + passes) * BESIDE_ROUNDING
     searched = 0.0 if _goes_without(wanted, trained, pixels) else 1 + passes
-    return Work(steps, (computed + searched * SETTLING * judged) * each, programs, beside)
+    moved = (1 + passes) * MOVED * JUDGEMENT * _moving(trained).judged
+    computed += searched * SETTLING * judged + moved * pixels
+    return Work(steps, computed * each, programs, beside)
 
 
 def _passes(wanted: Goal, least: int) -> float:
@@ -263,7 +271,7 @@ class Lengths:
         both = training + hardening
         rounding = min(self._search(state.steps), SETTLED / (1 - SETTLED) * both)
         single = self._single(state.steps)
-        rounding += single / (1 - single) * both + hardening
+        rounding += single / (1 - single) * both + hardening + self._moved(state.steps)
         if self.wanted.kind == "bytes":
             rounding += min(len(DEARER) * SHAVES * self.judging / 2, SINGLE * both)
         self.limit = self.run.began + seconds - state.seconds - self._checking(self.pace)
@@ -293,6 +301,10 @@ class Lengths:
         share = HARDENED if self.wanted.kind == "lambda" else HARDENED_TOWARDS
         left = self.limit - time.perf_counter() - self._search(steps)
         return max(0, min(found, int(share * left / self.pace)))
+
+    def moving(self, steps: int) -> Moving:
+        """How long better latents are looked for after so many steps of a run or a pass."""
+        return _moving(steps)
 
     def searching(self, steps: int) -> bool:
         """Whether the steps of networks are searched for, after so many steps of a run."""
@@ -326,7 +338,7 @@ class Lengths:
 
     def _in(self, room: float, steps: int, pace: float) -> int:
         """Steps of which so many seconds leave time, with what follows about so many."""
-        room -= min(self._search(steps), SETTLED * room)
+        room -= min(self._search(steps), SETTLED * room) + self._moved(steps)
         hardening = self._hardening(steps) / max(steps, 1)
         return int((1 - self._single(steps)) * room / (pace * (1 + hardening)))
 
@@ -370,6 +382,12 @@ class Lengths:
         """Seconds of the search for rounded networks after so many."""
         return SEARCHED * self.judging if self.searching(steps) else 0.0
 
+    def _moved(self, steps: int) -> float:
+        """Seconds that looking for better latents takes after so many."""
+        moving = _moving(steps)
+        looks = moving.judged * (self.judging + BESIDE_LOOK * self.pixels)
+        return MOVED * (looks + moving.sweeps * self.pace)
+
     def _single(self, steps: int) -> float:
         """Share of a limited time for single weights."""
         return min(SINGLE, TRIAL * trials(steps, self.pixels) / max(steps, 1))
@@ -389,7 +407,14 @@ class Lengths:
         moved = refined * most + (1 + passes - refined) * min(FIRST_TRIALS, most)
         parts = self._parts(steps)
         trained += _all_hardening(self.wanted, steps, passes, self.pixels, parts)
-        return (trained + TRIAL * moved) * pace + (1 + passes) * self._search(steps)
+        rounding = self._search(steps) + self._moved(steps)
+        return (trained + TRIAL * moved) * pace + (1 + passes) * rounding
+
+
+def _moving(steps: int) -> Moving:
+    """How long better latents are looked for after so many steps of a run."""
+    most = max((least for least in MOVING if steps >= least), default=None)
+    return NOT_MOVING if most is None else MOVING[most]
 
 
 def _parts(shape: tuple[int, ...], device: AnyDevice, short: bool) -> int:

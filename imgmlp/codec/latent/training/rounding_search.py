@@ -18,6 +18,7 @@ from imgmlp.codec.latent.model import LARGEST, LEAST, LatentModel, Quantized
 from imgmlp.codec.latent.synthesis import corner, synthesize
 from imgmlp.codec.latent.training.bit_allocation import MOST_TRIALS, Search
 from imgmlp.codec.latent.training.latent_step import LatentStep
+from imgmlp.codec.latent.training.rdoq import NOT_MOVING, Moving
 from imgmlp.codec.training import draft
 from imgmlp.codec.training.search import approached, nearest, too_much
 from imgmlp.codec.training.target import Goal
@@ -94,17 +95,19 @@ class Rounding:
         hardening: int = 0,
         searching: bool = True,
         shaving: bool = False,
+        moving: Moving = NOT_MOVING,
     ) -> None:
         """Networks harden in so many steps of training, after `searching` for the steps of tensors
-        or without. `shaving` is for runs that may have no other pass, where networks would get
-        coarser at once: these lose what moving single weights brought."""
+        or without; then latents are moved, and once more after single weights. `shaving` is for
+        runs that may have no other pass, where networks would get coarser at once: these lose what
+        moving single weights brought."""
         self._most = most  # trials of single weights
-        self._hardening, self._searching = hardening, searching
+        self._hardening, self._searching, self._moving = hardening, searching, moving
         self.picture, self.wanted, self.step, self.device = picture, wanted, step, device
         self._enough = partial(enough, 1.0)
         self._shaving = partial(enough, SHAVED) if shaving else None
         self._refined = partial(enough, 1.0 if wanted.kind == "lambda" else REFINED)
-        self._grids = step.grids()
+        self._grids = [grid.copy() for grid in step.grids()]
         self._search = Search(step, exponents, self._enough)
         self._overhead = draft.size(picture, "latent", _empty())
         self._bytes, self._decibels = 1.0, 0.0  # what estimates are multiplied by, what is added
@@ -118,7 +121,9 @@ class Rounding:
         """
         self._decided(0.0)
         networks = self._search.settled(price, self._hardening, self._searching)
+        self._move(networks, price)
         networks = self._search.refined(networks, price, self._refined, self._most)
+        self._move(networks, price)
         trial = self._trial(networks, 0.0)
         files = [self._written(trial)]
         while len(files) < EXACT and self.wanted.kind != "lambda" and not self._enough():
@@ -130,6 +135,13 @@ class Rounding:
                 break
             files.append(self._written(trial))
         return min(files, key=lambda file: self.wanted.distance(file.size, file.psnr)), files[0]
+
+    def _move(self, networks: Mapping[str, Quantized], price: float) -> None:
+        """Have other whole latents where these are better."""
+        before = [grid.copy() for grid in self.step.grids()]
+        self._search.move(networks, price, self._moving)
+        for grid, old, new in zip(self._grids, before, self.step.grids(), strict=True):
+            np.copyto(grid, new, where=new != old)
 
     def _nearest(self, networks: dict[str, Quantized], price: float) -> Trial:
         wanted, first = self.wanted, {n: q.exponent for n, q in networks.items()}

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.latent.plane import Extent, Plane, Span
-from imgmlp.codec.latent.training.latent_step import Control, LatentStep, Part
+from imgmlp.codec.latent.training.latent_step import Control, LatentStep, Part, still
 from imgmlp.codec.latent.training.rooms import is_gpu, window_size
 from imgmlp.engine import AnyDevice, Feeder, Pages, Receiver, Tensor
 from imgmlp.image import counted
@@ -289,7 +289,7 @@ class WindowedStep(WindowStep):
     def slopes(self, flat: Array, price: float) -> Array:
         before, steered = self._staying(), self._control
         self.flat.write(flat)
-        self._control = Control(price, noise=0.0, latents=0.0, networks=0.0, rounding=True)
+        self._control = still(price)
         found = np.zeros(flat.shape)
         for extent in self._judges:
             self._enter(extent)
@@ -298,6 +298,24 @@ class WindowedStep(WindowStep):
         self._control = steered
         self._back_to(before)
         return (found / self._judged[0]).astype(np.float32)
+
+    def latent_slopes(self, extent: Extent, flat: Array, price: float) -> list[Array]:
+        before, steered = self._staying(), self._control
+        self.flat.write(flat)
+        self._control = still(price)
+        self._enter(extent)
+        self.program.run(1)
+        found = self._latent_slopes()
+        self._control = steered
+        self._back_to(before)
+        return found
+
+    def costs(self, extent: Extent, flat: Array) -> tuple[Array, list[Array]]:
+        self._enter(extent)
+        return super().costs(extent, flat)
+
+    def put(self, extent: Extent, level: int, values: Array) -> None:
+        extent.cut(self._grids)[level][:] = values
 
     def picture(self) -> Array:
         found = np.empty((self.height, self.width, self.channels), np.uint8)

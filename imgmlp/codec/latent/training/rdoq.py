@@ -1,0 +1,147 @@
+"""Rate-distortion optimised quantisation: whole latents moved by one where D + lambda R falls.
+
+Rounding takes the nearest whole number of each latent, whatever its neighbours make of theirs, and
+for some of them another one is better. The gradient says which moves could pay. Moves that hardly
+meet are tried together, and each is judged by what it costs around it, so that one look at a
+picture tells of hundreds of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from imgmlp.codec.latent.model import LARGEST, LEAST
+from imgmlp.codec.latent.plane import Extent
+from imgmlp.codec.latent.training.latent_step import LatentStep
+
+Array = np.ndarray[Any, Any]
+
+# A move gains TOLD times what the gradient says and loses about LOST times lambda, as it goes too
+# far. Which of the two is more is seen by trying, where the first is at least NEARLY so much.
+TOLD, LOST, NEARLY = 0.85, 4.0, 0.6
+GRIDS = 5  # the finest ones, whose latents are moved; what others bring is little
+# Latents to either side of one, with their pixels, by which its move is judged. What is further
+# away hardly changes, and where less is judged at once there are fewer moves to a look.
+NEAR = 2
+
+
+@dataclass(frozen=True)
+class Moving:
+    """How long better latents are looked for."""
+
+    sweeps: int = 0  # through the picture, each by a gradient of its own
+    looks: int = 0  # of each, at every grid
+
+    @property
+    def judged(self) -> int:
+        """Times that D and R of the whole picture are computed for it."""
+        return self.sweeps * GRIDS * (self.looks + 1)
+
+
+NOT_MOVING = Moving()
+
+
+def optimise(
+    step: LatentStep,
+    flat: Array,
+    price: float,
+    moving: Moving,
+    enough: Callable[[], bool] = lambda: False,
+) -> None:
+    """Move whole latents of a step where that is better with networks [parameters], until it is
+    `enough`."""
+    for extent, _ in product(step.windows, range(moving.sweeps)):
+        if enough():
+            return
+        slopes = step.latent_slopes(extent, flat, price)
+        for level in range(min(GRIDS, step.levels) - 1, -1, -1):
+            _Moves(step, extent, flat, price, level).run(slopes[level], moving.looks, enough)
+
+
+class _Moves:
+    """Those of one grid of a window."""
+
+    def __init__(
+        self, step: LatentStep, extent: Extent, flat: Array, price: float, level: int
+    ) -> None:
+        self.step, self.extent, self.flat, self.price = step, extent, flat, price
+        self.level = level
+        self.grid: Array = extent.cut(step.grids())[level].copy()  # [h, w]
+
+    def run(self, slopes: Array, looks: int, enough: Callable[[], bool]) -> None:
+        """By the gradient [h, w] of D + lambda R."""
+        way = np.where(slopes > 0, np.float32(-1), np.float32(1))
+        ranks = self._ranked(TOLD * np.abs(slopes), self.grid + way)
+        before: Array | None = None
+        for _ in range(looks):
+            at = np.nonzero((ranks > 0) & (ranks == _largest_around(ranks, 2 * NEAR)))
+            if not len(at[0]) or enough():
+                return
+            if before is None:
+                before = self._costs()
+            ranks[at] = 0
+            self.grid[at] += way[at]
+            after = self._costs()
+            worse = sum(after[place] - before[place] for place in _places_around(at)) >= 0
+            back = tuple(axis[worse] for axis in at)
+            self.grid[back] -= way[back]
+            for place in _places_around(tuple(axis[~worse] for axis in at)):
+                before[place] = after[place]
+            self.step.put(self.extent, self.level, self.grid)
+
+    def _ranked(self, gains: Array, moved: Array) -> Array:
+        """int32 [h, w]: moves that could pay, the one that gains most last; 0 for all others."""
+        loss = LOST * self.price
+        possible = (moved >= LEAST) & (moved <= LARGEST) & (gains > NEARLY * loss)
+        for axis in (0, 1):
+            begin, end = self.extent.span(axis, self.level)
+            lines = np.moveaxis(possible, axis, 0)
+            if begin:  # as what is beyond it is not judged here
+                lines[:NEAR] = False
+            if end << self.level < self.extent.picture[axis]:
+                lines[-NEAR:] = False
+        ranks = np.zeros(gains.shape, np.int32)
+        where = np.flatnonzero(possible)
+        order = np.argsort(gains.reshape(-1)[where], kind="stable")
+        ranks.reshape(-1)[where[order]] = np.arange(1, len(where) + 1)
+        return ranks
+
+    def _costs(self) -> Array:
+        """float64 [h, w], with NEAR zeros around them: what each latent's bits and pixels cost."""
+        self.step.put(self.extent, self.level, self.grid)
+        errors, bits = self.step.costs(self.extent, self.flat)
+        found = self.price * np.float64(bits[self.level])
+        found += _block_sums(errors, 2**self.level) / self.step.channels
+        return np.pad(found, NEAR)
+
+
+def _block_sums(values: Array, side: int) -> Array:
+    """float64: sums over blocks of a side, the last of which may be less high or wide."""
+    for axis, size in enumerate(values.shape):
+        values = np.add.reduceat(values, np.arange(0, size, side), axis, np.float64)
+    return values
+
+
+def _places_around(at: tuple[Array, ...]) -> list[tuple[Array, ...]]:
+    """Of places [n] in rows and columns those within NEAR, in what has NEAR zeros around it."""
+    rows, columns = at
+    return [(rows + y, columns + x) for y, x in product(range(2 * NEAR + 1), repeat=2)]
+
+
+def _largest_around(values: Array, apart: int) -> Array:
+    """The largest of [h, w] not further than so many rows and columns away from each."""
+    for axis in (0, 1):
+        lines = np.moveaxis(values, axis, 0)
+        found = np.pad(lines, [(apart, apart), (0, 0)])
+        seen, all_seen = 1, 2 * apart + 1
+        while seen < all_seen:
+            further = min(seen, all_seen - seen)
+            found = np.maximum(found[:-further], found[further:])
+            seen += further
+        values = np.moveaxis(found, 0, axis)
+    return values
