@@ -20,6 +20,7 @@ from imgmlp.codec.latent.training.lengths import (
     MOST_STEPS,
     TRIED_BRIEFLY,
     Lengths,
+    moving_after,
     work,
     workload,
 )
@@ -189,7 +190,7 @@ class _Encoder:
         steps = state.steps - state.begun
         hardening, searching = self.lengths.hardening(steps), self.lengths.searching(steps)
         made = self.picture, self.wanted, trainer.step, self.device, state.exponents
-        moving = self.lengths.moving(state.steps)
+        moving = moving_after(state.steps)
         rounding = Rounding(
             *made, enough, most, hardening, searching, shaving=limit is not None, moving=moving
         )

@@ -33,6 +33,7 @@ from imgmlp.codec.latent.training import (
 from imgmlp.codec.latent.training.latent_step import LatentStep
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training.prices import Prices
+from imgmlp.codec.latent.training.rdoq import Moving
 from imgmlp.codec.latent.training.rounding_search import Trial, Written
 from imgmlp.codec.latent.training.windows import WindowedStep
 from imgmlp.codec.training import passes, search
@@ -245,6 +246,7 @@ def test_single_weights_are_foreseen_in_the_passes_that_move_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All of them after the last passes, a few before."""
+    monkeypatch.setattr(lengths, "MOVING", {})
     device, pixels = open_device("numpy"), np.zeros((128, 128, 3), np.uint8)
 
     def foreseen(wanted: Goal) -> float:
@@ -295,8 +297,11 @@ def test_networks_harden_in_a_share_of_the_steps_that_a_limit_leaves_time_for(
 
 
 @pytest.mark.parametrize("judging", [0.002, 0.01, 0.04])
-def test_what_a_limit_leaves_time_for_is_in_it_wherever_runs_change(judging: float) -> None:
+def test_what_a_limit_leaves_time_for_is_in_it_wherever_runs_change(
+    judging: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From nothing that hardens to what does, and from there to what is searched for as well."""
+    monkeypatch.setattr(lengths, "MOVING", {})
     for left in (*np.linspace(0.3, 1.2, 60), *np.linspace(16, 20, 60)):
         run = Run()
         run.began = 100.0 - 10.0  # of which `left` is for training and what follows
@@ -308,6 +313,67 @@ def test_what_a_limit_leaves_time_for_is_in_it_wherever_runs_change(judging: flo
         taken = steps * pace + lengths._hardening(made[0], steps, 512**2, 1) * pace
         searched = min(found._search(steps), lengths.SETTLED * room)
         assert 0.8 * room < taken + searched <= room, (left, steps)
+
+
+def test_latents_are_moved_for_longer_after_longer_runs() -> None:
+    """Not at all after a few steps."""
+    ends = sorted(lengths.MOVING)
+    found = [lengths.moving_after(n) for n in (0, *ends, 100_000)]
+    assert [each.judged for each in found[:2]] == [0, lengths.MOVING[ends[0]].judged]
+    assert all(one.judged < other.judged for one, other in pairwise(found[:-1]))
+    assert found[-1] == found[-2]
+    assert [lengths.moving_after(n - 1) for n in ends] == found[: len(ends)]
+
+
+def moving_takes(steps: int, pace: float, judging: float, pixels: int) -> float:
+    """Seconds: both times sweeps, with a step for the gradient of each, and all that is judged."""
+    moving = lengths.moving_after(steps)
+    looked = moving.judged * (judging + lengths.BESIDE_LOOK * pixels)
+    return 2 * (looked + moving.sweeps * pace)
+
+
+@pytest.mark.parametrize("steps", [49, 50, 600, 6000])
+def test_moving_latents_is_foreseen_after_a_run_and_after_all_of_its_passes(
+    steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Goal("lambda", 1e-3), latent.workload(1, None), open_device("numpy"), Run()
+    found = lengths.Lengths(Picture(np.zeros((128, 128, 3), np.uint8)), *made)
+    found.pace, found.judging = 0.01, 0.002
+    taken, each = found._seconds(steps, 0.01), moving_takes(steps, 0.01, 0.002, 128**2)
+    monkeypatch.setattr(lengths, "MOVING", {})
+    times = 1 + found.least_passes(steps)
+    assert taken - found._seconds(steps, 0.01) == pytest.approx(times * each)
+    assert (each > 0) is (steps >= 50)
+
+
+def test_work_has_what_moving_latents_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape, device, wanted = (128, 128, 3), open_device("numpy"), Goal("lambda", 1e-3)
+    made = Picture(np.zeros(shape, np.uint8)), wanted, latent.workload(1, None), device
+    steps = lengths.for_pixels(300, 128**2)
+    times = 1 + lengths.least_passes(steps, 128**2)
+    computed = lengths.work(*made).operations
+    monkeypatch.setattr(lengths, "MOVING", {})
+    looks = (computed - lengths.work(*made).operations) / (128**2 * forms.operations(shape))
+    monkeypatch.undo()
+    judged = 2 * times * lengths.moving_after(steps).judged
+    assert looks == pytest.approx(judged * lengths.JUDGEMENT)
+
+
+@pytest.mark.parametrize("judging", [0.002, 0.004])
+def test_what_a_limit_leaves_time_for_has_the_moving_of_latents_in_it(judging: float) -> None:
+    """Wherever that takes longer than after a step less."""
+    ends = [n * 0.01 * (1 + lengths.HARDENING) for n in lengths.MOVING]
+    for left in np.concatenate([np.linspace(0.9 * end, 1.5 * end, 40) for end in ends]):
+        run = Run()
+        run.began = 100.0 - 10.0
+        made = Goal("lambda", 1e-3), latent.workload(None, 1e6), open_device("numpy"), run
+        found = lengths.Lengths(Picture(np.zeros((512, 512, 3), np.uint8)), *made)
+        found.pace, found.judging, room = 0.01, judging, float(left)
+        steps = found.fitting_in(room, 0.01)
+        taken = (steps + lengths._hardening(made[0], steps, 512**2, 1)) * 0.01
+        looking = found._search(steps) + moving_takes(steps, 0.01, judging, 512**2)
+        taken += min(looking, lengths.SETTLED * room)
+        assert 0.7 * room < taken <= room, (left, steps)
 
 
 def test_large_pictures_have_fewer_trials_of_single_weights() -> None:
@@ -446,6 +512,21 @@ def test_a_limit_leaves_bytes_time_for_saving_some() -> None:
     assert until("psnr") - until("bytes") == pytest.approx(saving)
 
 
+@pytest.mark.parametrize("steps", [49, 50, 1000, 4000])
+def test_a_limit_leaves_time_for_moving_latents(
+    steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def until() -> float:
+        made = latent.workload(None, 1e6), open_device("numpy"), Run(began=0.0)
+        found = lengths.Lengths(Picture(PIXELS), Goal("lambda", 1e-3), *made)
+        found.pace, found.judging = 0.01, 1e-4
+        return found.limits(LatentTrainerState(steps, 1e-3))[0] or 0.0
+
+    before, taken = until(), moving_takes(steps, 0.01, 1e-4, PIXELS.shape[0] * PIXELS.shape[1])
+    monkeypatch.setattr(lengths, "MOVING", {})
+    assert until() - before == pytest.approx(taken, abs=1e-6)
+
+
 @pytest.mark.parametrize(("share", "prices"), [(0.99, 1), (0.5, 3)])
 def test_single_weights_save_bytes_at_ever_higher_prices(share: float, prices: int) -> None:
     """Until they are few enough; one after the other, as what one saved is kept."""
@@ -561,6 +642,7 @@ def test_a_time_limit_leaves_time_for_rounding_networks(
 ) -> None:
     """By how long judging one takes, but never most of it."""
     monkeypatch.setattr(lengths, "HARDLY", 0)
+    monkeypatch.setattr(lengths, "MOVING", {})
     monkeypatch.setattr("time.perf_counter", lambda: 100.0)
     monkeypatch.setattr(LatentStep, "pace", lambda *_: 1e-3)
     work, wanted, there = Workload(0, seconds=10.0), Goal("lambda", 1e-3), Run(began=100.0)
@@ -694,9 +776,9 @@ def test_a_limit_decides_what_another_pass_has_and_how_targets_are_met(
         seen["limited"] = limited
         return pricing(prices, *given, limited=limited)
 
-    def rounded(*given: Any, shaving: bool) -> rounding_search.Rounding:
+    def rounded(*given: Any, shaving: bool, moving: Moving) -> rounding_search.Rounding:
         seen["shaving"] = shaving
-        return rounding(*given, shaving=shaving)
+        return rounding(*given, shaving=shaving, moving=moving)
 
     monkeypatch.setattr(LatentTrainer, "repeat", repeated)
     monkeypatch.setattr(lengths.Lengths, "again", asked)

@@ -1125,7 +1125,7 @@ def test_gradients_of_the_worst_picture_are_no_infinite_halves(
     monkeypatch.setattr(latent_step, "perceptron", recorded)
 
     def slopes() -> dict[str, Tensor]:
-        error, bits = step._forward(step.latents, step.flat)
+        error, bits = (costs.sum() for costs in step._forward(step.latents, step.flat))
         loss = (error * (1 / channels) + bits * step.control[6]) * step.control[8]
         return {f"{n}": g for n, g in enumerate(loss.gradient(outputs))}
 

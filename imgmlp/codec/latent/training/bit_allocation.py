@@ -152,6 +152,8 @@ class Search:
 
     def move(self, networks: Mapping[str, Quantized], price: float, moving: Moving) -> None:
         """Have other whole latents in the step where D + lambda R is lower then."""
+        if not moving.judged:
+            return
         least, grids = self._cost(networks, price), [grid.copy() for grid in self.step.grids()]
         judged, self._judged = self._judged, {}
         rdoq.optimise(self.step, _flat(networks), price, moving, self._enough)

@@ -66,7 +66,7 @@ BRIEF = 60.0  # seconds of a limit up to which a program should serve pictures o
 USUAL, LONGEST = 20.0, 25.0  # seconds that an encode should take if nobody says how long, and may
 SETTLING = 25  # steps that take as long as the search for rounded networks, of what they compute
 SEARCHED = 50  # networks that it judges, about: a GPU waits for the host then
-SETTLED = 1 / 6  # of a limited time, at most, for that search
+SETTLED = 1 / 6  # of a limited time, at most, for that search and for better latents
 TRIAL = 0.2  # of a step, that moving a single weight takes about
 SINGLE = 0.05  # of a limited time for these, at most: the first of them bring most
 # Steps in which networks harden: a share of a run's, and most; of short ones LEAST, but no more
@@ -168,7 +168,7 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     computed += (steps - before) * own_pixels(shape, device)
     beside = steps * BESIDE_STEP[device.lanes] + (1 + passes) * BESIDE_ROUNDING
     searched = 0.0 if _goes_without(wanted, trained, pixels) else 1 + passes
-    moved = (1 + passes) * MOVED * JUDGEMENT * _moving(trained).judged
+    moved = (1 + passes) * MOVED * JUDGEMENT * moving_after(trained).judged
     computed += searched * SETTLING * judged + moved * pixels
     return Work(steps, computed * each, programs, beside)
 
@@ -269,9 +269,10 @@ class Lengths:
         training = state.steps * self._mean_pace(state.steps, self.pace)
         hardening = self._hardening(state.steps) * self.pace
         both = training + hardening
-        rounding = min(self._search(state.steps), SETTLED / (1 - SETTLED) * both)
+        looking = self._search(state.steps) + self._moved(state.steps, self.pace)
+        rounding = min(looking, SETTLED / (1 - SETTLED) * both)
         single = self._single(state.steps)
-        rounding += single / (1 - single) * both + hardening + self._moved(state.steps)
+        rounding += single / (1 - single) * both + hardening
         if self.wanted.kind == "bytes":
             rounding += min(len(DEARER) * SHAVES * self.judging / 2, SINGLE * both)
         self.limit = self.run.began + seconds - state.seconds - self._checking(self.pace)
@@ -301,10 +302,6 @@ class Lengths:
         share = HARDENED if self.wanted.kind == "lambda" else HARDENED_TOWARDS
         left = self.limit - time.perf_counter() - self._search(steps)
         return max(0, min(found, int(share * left / self.pace)))
-
-    def moving(self, steps: int) -> Moving:
-        """How long better latents are looked for after so many steps of a run or a pass."""
-        return _moving(steps)
 
     def searching(self, steps: int) -> bool:
         """Whether the steps of networks are searched for, after so many steps of a run."""
@@ -338,7 +335,7 @@ class Lengths:
 
     def _in(self, room: float, steps: int, pace: float) -> int:
         """Steps of which so many seconds leave time, with what follows about so many."""
-        room -= min(self._search(steps), SETTLED * room) + self._moved(steps)
+        room -= min(self._search(steps) + self._moved(steps, pace), SETTLED * room)
         hardening = self._hardening(steps) / max(steps, 1)
         return int((1 - self._single(steps)) * room / (pace * (1 + hardening)))
 
@@ -382,11 +379,11 @@ class Lengths:
         """Seconds of the search for rounded networks after so many."""
         return SEARCHED * self.judging if self.searching(steps) else 0.0
 
-    def _moved(self, steps: int) -> float:
+    def _moved(self, steps: int, pace: float) -> float:
         """Seconds that looking for better latents takes after so many."""
-        moving = _moving(steps)
+        moving = moving_after(steps)
         looks = moving.judged * (self.judging + BESIDE_LOOK * self.pixels)
-        return MOVED * (looks + moving.sweeps * self.pace)
+        return MOVED * (looks + moving.sweeps * pace)
 
     def _single(self, steps: int) -> float:
         """Share of a limited time for single weights."""
@@ -407,12 +404,12 @@ class Lengths:
         moved = refined * most + (1 + passes - refined) * min(FIRST_TRIALS, most)
         parts = self._parts(steps)
         trained += _all_hardening(self.wanted, steps, passes, self.pixels, parts)
-        rounding = self._search(steps) + self._moved(steps)
+        rounding = self._search(steps) + self._moved(steps, pace)
         return (trained + TRIAL * moved) * pace + (1 + passes) * rounding
 
 
-def _moving(steps: int) -> Moving:
-    """How long better latents are looked for after so many steps of a run."""
+def moving_after(steps: int) -> Moving:
+    """How long better latents are looked for after a run of so many, passes included."""
     most = max((least for least in MOVING if steps >= least), default=None)
     return NOT_MOVING if most is None else MOVING[most]
 

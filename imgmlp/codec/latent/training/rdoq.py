@@ -24,6 +24,7 @@ Array = np.ndarray[Any, Any]
 # A move gains TOLD times what the gradient says and loses about LOST times lambda, as it goes too
 # far. Which of the two is more is seen by trying, where the first is at least NEARLY so much.
 TOLD, LOST, NEARLY = 0.85, 4.0, 0.6
+LITTLE = 3e-5  # share of D + lambda R that a look should save, or it is the last one
 GRIDS = 5  # the finest ones, whose latents are moved; what others bring is little
 # Latents to either side of one, with their pixels, by which its move is judged. What is further
 # away hardly changes, and where less is judged at once there are fewer moves to a look.
@@ -87,12 +88,16 @@ class _Moves:
             ranks[at] = 0
             self.grid[at] += way[at]
             after = self._costs()
-            worse = sum(after[place] - before[place] for place in _places_around(at)) >= 0
-            back = tuple(axis[worse] for axis in at)
+            change = after - before
+            more = np.sum([change[place] for place in _places_around(at)], 0)
+            pays = more < 0
+            back, moved = (tuple(axis[which] for axis in at) for which in (~pays, pays))
             self.grid[back] -= way[back]
-            for place in _places_around(tuple(axis[~worse] for axis in at)):
+            for place in _places_around(moved):
                 before[place] = after[place]
             self.step.put(self.extent, self.level, self.grid)
+            if -more[pays].sum() < LITTLE * before.sum():
+                return
 
     def _ranked(self, gains: Array, moved: Array) -> Array:
         """int32 [h, w]: moves that could pay, the one that gains most last; 0 for all others."""
@@ -115,16 +120,19 @@ class _Moves:
         """float64 [h, w], with NEAR zeros around them: what each latent's bits and pixels cost."""
         self.step.put(self.extent, self.level, self.grid)
         errors, bits = self.step.costs(self.extent, self.flat)
-        found = self.price * np.float64(bits[self.level])
-        found += _block_sums(errors, 2**self.level) / self.step.channels
+        errors = _block_sums(errors, 2**self.level)
+        found = np.float64(bits[self.level]) * self.price + errors / self.step.channels
         return np.pad(found, NEAR)
 
 
 def _block_sums(values: Array, side: int) -> Array:
-    """float64: sums over blocks of a side, the last of which may be less high or wide."""
-    for axis, size in enumerate(values.shape):
-        values = np.add.reduceat(values, np.arange(0, size, side), axis, np.float64)
-    return values
+    """Sums over blocks of a side, the last of which may be less high or wide."""
+    height, width = (-(-size // side) for size in values.shape)
+    whole = np.zeros((height * side, width * side), values.dtype)
+    whole[: values.shape[0], : values.shape[1]] = values
+    rows = whole.reshape(height, side, width * side).sum(1)
+    found: Array = rows.reshape(height, width, side).sum(2)
+    return found
 
 
 def _places_around(at: tuple[Array, ...]) -> list[tuple[Array, ...]]:
