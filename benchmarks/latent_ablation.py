@@ -29,9 +29,9 @@ from imgmlp.codec.latent.model import BICUBIC, NEIGHBOURS, trained_order
 from imgmlp.codec.latent.starts import newest_start
 from imgmlp.codec.latent.training import bit_allocation, forms, latent_step, operations, phases
 from imgmlp.codec.latent.training.latent_step import Control, LatentStep
-from imgmlp.codec.latent.training.lengths import HARDENING, MOST_HARDENING, moving_after
+from imgmlp.codec.latent.training.lengths import HARDENING, MOST_HARDENING, rdoq_budget
 from imgmlp.codec.latent.training.phases import LatentTrainer
-from imgmlp.codec.latent.training.rdoq import NOT_MOVING, Moving
+from imgmlp.codec.latent.training.rdoq import NO_BUDGET, Budget
 from imgmlp.codec.training.run import Progress
 from imgmlp.engine import AnyDevice, Tensor, list_devices, open_device, optim
 
@@ -120,7 +120,7 @@ class Variant:
     searched: bool = True  # the networks' steps
     hardened: bool = True
     refined: bool = True  # single weights moved
-    moving: Moving | None = None  # instead of what a run of so many steps has
+    budget: Budget | None = None  # instead of what a run of so many steps has
 
 
 def _steered(change: Callable[[Control, Control], Control]) -> dict[tuple[Any, str], Any]:
@@ -148,8 +148,8 @@ def variants() -> list[Variant]:
     return [
         Variant("all"),
         Variant("single weights are not moved", refined=False),
-        Variant("latents are not moved", moving=NOT_MOVING),
-        Variant("latents are looked for twice as long", moving=Moving(6, 12)),
+        Variant("latents are not moved", budget=NO_BUDGET),
+        Variant("latents are looked for in 6 sweeps of 12 looks", budget=Budget(6, 12)),
         Variant("networks do not harden", hardened=False),
         Variant(NOR_MOVED, hardened=False, refined=False),
         Variant(
@@ -222,11 +222,11 @@ def cost(
         if variant.hardened:
             count = min(round(HARDENING * steps), MOST_HARDENING)
             networks = search.hardened(networks, price, count)
-        moving = moving_after(steps) if variant.moving is None else variant.moving
-        search.move(networks, price, moving)
+        budget = rdoq_budget(steps, device.lanes) if variant.budget is None else variant.budget
+        search.optimise_latents(networks, price, budget)
         if variant.refined:
             networks = search.refined(networks, price)
-        search.move(networks, price, moving)
+        search.optimise_latents(networks, price, budget)
         figures = search.figures(networks)
         return figures.error * step.counted + price * figures.bits / step.pixels
 

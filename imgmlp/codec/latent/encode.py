@@ -20,7 +20,7 @@ from imgmlp.codec.latent.training.lengths import (
     MOST_STEPS,
     TRIED_BRIEFLY,
     Lengths,
-    moving_after,
+    rdoq_budget,
     work,
     workload,
 )
@@ -190,9 +190,9 @@ class _Encoder:
         steps = state.steps - state.begun
         hardening, searching = self.lengths.hardening(steps), self.lengths.searching(steps)
         made = self.picture, self.wanted, trainer.step, self.device, state.exponents
-        moving = moving_after(state.steps)
+        budget = rdoq_budget(state.first, self.device.lanes)
         rounding = Rounding(
-            *made, enough, most, hardening, searching, shaving=limit is not None, moving=moving
+            *made, enough, most, hardening, searching, shaving=limit is not None, budget=budget
         )
         found, first = rounding.best(state.price)
         networks = first.model.networks  # another pass begins near to these

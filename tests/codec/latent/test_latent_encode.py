@@ -33,7 +33,7 @@ from imgmlp.codec.latent.training import (
 from imgmlp.codec.latent.training.latent_step import LatentStep
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training.prices import Prices
-from imgmlp.codec.latent.training.rdoq import Moving
+from imgmlp.codec.latent.training.rdoq import Budget
 from imgmlp.codec.latent.training.rounding_search import Trial, Written
 from imgmlp.codec.latent.training.windows import WindowedStep
 from imgmlp.codec.training import passes, search
@@ -246,7 +246,7 @@ def test_single_weights_are_foreseen_in_the_passes_that_move_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All of them after the last passes, a few before."""
-    monkeypatch.setattr(lengths, "MOVING", {})
+    monkeypatch.setitem(lengths.RDOQ, "one", {})
     device, pixels = open_device("numpy"), np.zeros((128, 128, 3), np.uint8)
 
     def foreseen(wanted: Goal) -> float:
@@ -287,6 +287,10 @@ def test_networks_harden_in_a_share_of_the_steps_that_a_limit_leaves_time_for(
     assert [found.searching(n) for n in (39, 40, 1600, 1700)] == [True, False, False, True]
     found.pace, found.judging = 0.01, 0.02  # the search takes a second
     monkeypatch.setattr(lengths.time, "perf_counter", lambda: 100.0)
+    monkeypatch.setitem(lengths.RDOQ, "one", {1: Budget(1, 1)})
+    found.limit = 100.0 + 2.001 + rdoq_takes(100_000, 0.01, 0.02, 256**2)
+    assert found.hardening(100_000) == 90
+    monkeypatch.setitem(lengths.RDOQ, "one", {})
     for left, count in ((0.5, 0), (2.0, 90), (1000.0, most)):
         found.limit = 100.0 + left
         assert found.hardening(100_000) == count, left
@@ -301,7 +305,7 @@ def test_what_a_limit_leaves_time_for_is_in_it_wherever_runs_change(
     judging: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From nothing that hardens to what does, and from there to what is searched for as well."""
-    monkeypatch.setattr(lengths, "MOVING", {})
+    monkeypatch.setitem(lengths.RDOQ, "one", {})
     for left in (*np.linspace(0.3, 1.2, 60), *np.linspace(16, 20, 60)):
         run = Run()
         run.began = 100.0 - 10.0  # of which `left` is for training and what follows
@@ -315,32 +319,37 @@ def test_what_a_limit_leaves_time_for_is_in_it_wherever_runs_change(
         assert 0.8 * room < taken + searched <= room, (left, steps)
 
 
-def test_latents_are_moved_for_longer_after_longer_runs() -> None:
+@pytest.mark.parametrize("lanes", ["one", "group"])
+def test_latents_are_moved_for_longer_after_longer_runs(lanes: str) -> None:
     """Not at all after a few steps."""
-    ends = sorted(lengths.MOVING)
-    found = [lengths.moving_after(n) for n in (0, *ends, 100_000)]
-    assert [each.judged for each in found[:2]] == [0, lengths.MOVING[ends[0]].judged]
+    ends = sorted(lengths.RDOQ[lanes])
+    found = [lengths.rdoq_budget(n, lanes) for n in (0, *ends, 100_000)]
+    assert [each.judged for each in found[:2]] == [0, lengths.RDOQ[lanes][ends[0]].judged]
     assert all(one.judged < other.judged for one, other in pairwise(found[:-1]))
     assert found[-1] == found[-2]
-    assert [lengths.moving_after(n - 1) for n in ends] == found[: len(ends)]
+    assert [lengths.rdoq_budget(n - 1, lanes) for n in ends] == found[: len(ends)]
 
 
-def moving_takes(steps: int, pace: float, judging: float, pixels: int) -> float:
+def rdoq_takes(steps: int, pace: float, judging: float, pixels: int) -> float:
     """Seconds: both times sweeps, with a step for the gradient of each, and all that is judged."""
-    moving = lengths.moving_after(steps)
-    looked = moving.judged * (judging + lengths.BESIDE_LOOK * pixels)
-    return 2 * (looked + moving.sweeps * pace)
+    budget = lengths.rdoq_budget(steps, "one")
+    looked = budget.judged * (judging + lengths.LOOK + lengths.BY_PIXELS * pixels)
+    return 2 * (looked + budget.sweeps * pace)
 
 
+@pytest.mark.parametrize(("side", "parts"), [(128, 1), (128, 4), (1024, 1), (1024, 16)])
 @pytest.mark.parametrize("steps", [49, 50, 600, 6000])
 def test_moving_latents_is_foreseen_after_a_run_and_after_all_of_its_passes(
-    steps: int, monkeypatch: pytest.MonkeyPatch
+    steps: int, side: int, parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In windows of a large picture, some of which stand for all when networks are judged."""
     made = Goal("lambda", 1e-3), latent.workload(1, None), open_device("numpy"), Run()
-    found = lengths.Lengths(Picture(np.zeros((128, 128, 3), np.uint8)), *made)
+    found = lengths.Lengths(Picture(np.zeros((side, side, 3), np.uint8)), *made)
     found.pace, found.judging = 0.01, 0.002
-    taken, each = found._seconds(steps, 0.01), moving_takes(steps, 0.01, 0.002, 128**2)
-    monkeypatch.setattr(lengths, "MOVING", {})
+    monkeypatch.setattr(found, "_parts", lambda _: parts)
+    judging = 0.002 * (2 if (side, parts) == (1024, 16) else 1)
+    taken, each = found._seconds(steps, 0.01), rdoq_takes(steps, 0.01, judging, side**2)
+    monkeypatch.setitem(lengths.RDOQ, "one", {})
     times = 1 + found.least_passes(steps)
     assert taken - found._seconds(steps, 0.01) == pytest.approx(times * each)
     assert (each > 0) is (steps >= 50)
@@ -352,17 +361,17 @@ def test_work_has_what_moving_latents_computes(monkeypatch: pytest.MonkeyPatch) 
     steps = lengths.for_pixels(300, 128**2)
     times = 1 + lengths.least_passes(steps, 128**2)
     computed = lengths.work(*made).operations
-    monkeypatch.setattr(lengths, "MOVING", {})
+    monkeypatch.setitem(lengths.RDOQ, "one", {})
     looks = (computed - lengths.work(*made).operations) / (128**2 * forms.operations(shape))
     monkeypatch.undo()
-    judged = 2 * times * lengths.moving_after(steps).judged
+    judged = 2 * times * lengths.rdoq_budget(steps, "one").judged
     assert looks == pytest.approx(judged * lengths.JUDGEMENT)
 
 
 @pytest.mark.parametrize("judging", [0.002, 0.004])
 def test_what_a_limit_leaves_time_for_has_the_moving_of_latents_in_it(judging: float) -> None:
     """Wherever that takes longer than after a step less."""
-    ends = [n * 0.01 * (1 + lengths.HARDENING) for n in lengths.MOVING]
+    ends = [n * 0.01 * (1 + lengths.HARDENING) for n in lengths.RDOQ["one"]]
     for left in np.concatenate([np.linspace(0.9 * end, 1.5 * end, 40) for end in ends]):
         run = Run()
         run.began = 100.0 - 10.0
@@ -371,7 +380,7 @@ def test_what_a_limit_leaves_time_for_has_the_moving_of_latents_in_it(judging: f
         found.pace, found.judging, room = 0.01, judging, float(left)
         steps = found.fitting_in(room, 0.01)
         taken = (steps + lengths._hardening(made[0], steps, 512**2, 1)) * 0.01
-        looking = found._search(steps) + moving_takes(steps, 0.01, judging, 512**2)
+        looking = found._search(steps) + rdoq_takes(steps, 0.01, judging, 512**2)
         taken += min(looking, lengths.SETTLED * room)
         assert 0.7 * room < taken <= room, (left, steps)
 
@@ -522,8 +531,8 @@ def test_a_limit_leaves_time_for_moving_latents(
         found.pace, found.judging = 0.01, 1e-4
         return found.limits(LatentTrainerState(steps, 1e-3))[0] or 0.0
 
-    before, taken = until(), moving_takes(steps, 0.01, 1e-4, PIXELS.shape[0] * PIXELS.shape[1])
-    monkeypatch.setattr(lengths, "MOVING", {})
+    before, taken = until(), rdoq_takes(steps, 0.01, 1e-4, PIXELS.shape[0] * PIXELS.shape[1])
+    monkeypatch.setitem(lengths.RDOQ, "one", {})
     assert until() - before == pytest.approx(taken, abs=1e-6)
 
 
@@ -642,7 +651,7 @@ def test_a_time_limit_leaves_time_for_rounding_networks(
 ) -> None:
     """By how long judging one takes, but never most of it."""
     monkeypatch.setattr(lengths, "HARDLY", 0)
-    monkeypatch.setattr(lengths, "MOVING", {})
+    monkeypatch.setitem(lengths.RDOQ, "one", {})
     monkeypatch.setattr("time.perf_counter", lambda: 100.0)
     monkeypatch.setattr(LatentStep, "pace", lambda *_: 1e-3)
     work, wanted, there = Workload(0, seconds=10.0), Goal("lambda", 1e-3), Run(began=100.0)
@@ -776,9 +785,9 @@ def test_a_limit_decides_what_another_pass_has_and_how_targets_are_met(
         seen["limited"] = limited
         return pricing(prices, *given, limited=limited)
 
-    def rounded(*given: Any, shaving: bool, moving: Moving) -> rounding_search.Rounding:
+    def rounded(*given: Any, shaving: bool, budget: Budget) -> rounding_search.Rounding:
         seen["shaving"] = shaving
-        return rounding(*given, shaving=shaving, moving=moving)
+        return rounding(*given, shaving=shaving, budget=budget)
 
     monkeypatch.setattr(LatentTrainer, "repeat", repeated)
     monkeypatch.setattr(lengths.Lengths, "again", asked)

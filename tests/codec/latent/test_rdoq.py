@@ -25,14 +25,14 @@ from imgmlp.codec.latent.training import latent_step, lengths, rdoq, rounding_se
 from imgmlp.codec.latent.training.bit_allocation import Search, grids_of
 from imgmlp.codec.latent.training.latent_step import Control, LatentStep
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
-from imgmlp.codec.latent.training.rdoq import GRIDS, NEAR, NOT_MOVING, Moving
+from imgmlp.codec.latent.training.rdoq import GRIDS, NEAR, NO_BUDGET, Budget
 from imgmlp.codec.latent.training.rounding_search import Rounding
 from imgmlp.codec.latent.training.windows import WindowedStep, WindowStep
 from imgmlp.codec.training import passes
 from imgmlp.codec.training.checkpoint import Checkpoint
 from imgmlp.codec.training.run import Run
-from imgmlp.codec.training.target import Goal, Workload
-from imgmlp.engine import compile, open_device
+from imgmlp.codec.training.target import Goal, Kind, Workload
+from imgmlp.engine import AnyDevice, compile, open_device
 from imgmlp.errors import Interrupted
 from imgmlp.image import Picture
 
@@ -115,6 +115,26 @@ def test_costs_are_parts_of_what_is_judged_in_windows_as_in_the_whole_picture(
     assert len(found[0]) == 1 + step.levels + 3 * hyper
     for one, other in zip(*found, strict=True):
         assert np.allclose(one, other, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.usefixtures("four_grids")
+@pytest.mark.parametrize("form", ["whole", "in windows"])
+def test_costs_and_slopes_are_those_of_numpy_on_every_device(device: AnyDevice, form: str) -> None:
+    pixels, found = picture(20, 28), list[list[Array]]()
+    for each in (open_device("numpy"), device):
+        step: LatentStep
+        if form == "whole":
+            step = filled(LatentStep(pixels, 0, each, **STARTED))
+        else:
+            step = filled(WindowedStep(pixels, 0, each, **STARTED, window=(16, 16)))
+        flat, values = step.flat.numpy(), list[Array]()
+        for extent in step.windows:
+            values += step.latent_slopes(extent, flat, PRICE)
+            errors, bits = step.costs(extent, flat)
+            values += [errors, *bits]
+        found.append([part.copy() for part in values])
+    for one, other in zip(*found, strict=True):
+        assert np.allclose(one, other, rtol=1e-2, atol=2e-3 * np.abs(one).max())
 
 
 def test_a_room_for_more_changes_neither_costs_nor_slopes() -> None:
@@ -346,9 +366,9 @@ class Bowls:
         made = zip(self.away(), self.dear, strict=True)
         return sum(float((away * (1 + DEAR * dear)).sum()) for away, dear in made)
 
-    def move(self, moving: Moving, enough: Callable[[], bool] = lambda: False) -> None:
+    def move(self, budget: Budget, enough: Callable[[], bool] = lambda: False) -> None:
         step: Any = self
-        rdoq.optimise(step, self.flat, DEAR, moving, enough)
+        rdoq.optimise(step, self.flat, DEAR, budget, enough)
 
     def looks(self, level: int) -> list[list[Place]]:
         """Places that each look at a grid tried, of one window and sweep: what is put there is
@@ -359,7 +379,7 @@ class Bowls:
 
 
 DEAR = 0.1  # price of a bit in bowls
-UNTIL_NONE = Moving(1, 1000)  # by one gradient, until there is nothing left to try
+UNTIL_NONE = Budget(1, 1000)  # by one gradient, until there is nothing left to try
 
 
 def best_ones(height: int, width: int, most: int = 2, levels: int = Bowls.levels) -> list[Array]:
@@ -411,7 +431,7 @@ def test_latents_move_to_where_they_cost_less_but_at_inner_borders_of_windows(
 
 def test_every_sweep_has_a_gradient_of_its_own() -> None:
     twice, once = (Bowls(best_ones(21, 30)) for _ in range(2))
-    twice.move(Moving(2, 1000))
+    twice.move(Budget(2, 1000))
     for _ in range(2):
         once.move(UNTIL_NONE)
     assert all(map(np.array_equal, twice.now, twice.best))
@@ -488,7 +508,7 @@ def test_what_could_hardly_pay_is_not_tried() -> None:
 def test_latents_stay_within_what_a_file_may_have() -> None:
     step = Bowls([np.where(grid < 0, -99, 99) for grid in best_ones(21, 30)])
     step.now = [np.sign(best).astype(np.float32) * 61 for best in step.best]
-    step.move(Moving(9, 1000))
+    step.move(Budget(9, 1000))
     for now, best in zip(step.now, step.best, strict=True):
         assert np.array_equal(now, np.where(best < 0, LEAST, LARGEST))
 
@@ -507,10 +527,10 @@ def test_the_finest_grids_are_moved_the_coarsest_of_them_first() -> None:
     assert [bool(grid.any()) for grid in few.now] == [True, True, False]
 
 
-@pytest.mark.parametrize("moving", [NOT_MOVING, Moving(0, 9), Moving(9, 0)])
-def test_without_sweeps_or_looks_nothing_moves(moving: Moving) -> None:
+@pytest.mark.parametrize("budget", [NO_BUDGET, Budget(0, 9), Budget(9, 0)])
+def test_without_sweeps_or_looks_nothing_moves(budget: Budget) -> None:
     step = Bowls(best_ones(21, 30))
-    step.move(moving)
+    step.move(budget)
     assert (step.puts, step.judged) == ([], 0)
     assert not any(grid.any() for grid in step.now)
 
@@ -519,12 +539,12 @@ def test_without_sweeps_or_looks_nothing_moves(moving: Moving) -> None:
 def test_a_picture_is_judged_as_often_as_is_foreseen() -> None:
     """Where there is something to try in each look."""
     best = [9 + abs(draw(*grid.shape)) for grid in best_ones(200, 200, levels=GRIDS)]
-    for moving in (Moving(1, 1), Moving(1, 4), Moving(3, 2)):
+    for budget in (Budget(1, 1), Budget(1, 4), Budget(3, 2)):
         step = Bowls(best)
         step.levels = GRIDS
-        step.move(moving)
-        assert step.judged == moving.judged, moving
-    assert NOT_MOVING.judged == 0
+        step.move(budget)
+        assert step.judged == budget.judged, budget
+    assert NO_BUDGET.judged == 0
 
 
 @pytest.mark.parametrize(("share", "looks"), [(0.99, 3), (1.01, 1)])
@@ -559,7 +579,7 @@ def test_what_is_enough_ends_it_at_once_and_with_nothing_half_tried(
     for most in range(40):
         step, generator = Bowls(best_ones(21, 30), window), np.random.default_rng(0)
         step.slopes = [9 * generator.standard_normal(grid.shape) for grid in step.best]
-        step.move(Moving(1, 5), after(most))
+        step.move(Budget(1, 5), after(most))
         for now, best, slopes in zip(step.now, step.best, step.slopes, strict=True):
             assert (now[now != 0] == -np.sign(slopes)[now != 0]).all()
             assert (now[now != 0] == np.sign(best)[now != 0]).all()
@@ -630,7 +650,7 @@ def rounded(step: LatentStep) -> LatentStep:
 def test_a_latent_that_was_rounded_wrongly_is_moved_back(trained: LatentStep) -> None:
     """Where that costs as much as several bits."""
     step, flat = rounded(trained), trained.flat.numpy()
-    rdoq.optimise(step, flat, PRICE, Moving(3, 8))
+    rdoq.optimise(step, flat, PRICE, Budget(3, 8))
     least, grids = total(step, flat), [grid.copy() for grid in step.grids()]
     found = list[bool]()
     for way, place in itertools.product((-1, 1), itertools.product((0, 10, 20), (0, 9, 29))):
@@ -638,7 +658,7 @@ def test_a_latent_that_was_rounded_wrongly_is_moved_back(trained: LatentStep) ->
         wrong[0][place] += way
         step.write_grids(wrong)
         if total(step, flat) - least > 10 * PRICE:
-            rdoq.optimise(step, flat, PRICE, Moving(1, 4))
+            rdoq.optimise(step, flat, PRICE, Budget(1, 4))
             found.append(bool(step.grids()[0][place] == grids[0][place]))
     assert len(found) > 5
     assert sum(found) > 0.8 * len(found)
@@ -652,7 +672,7 @@ def test_a_picture_costs_less_with_latents_that_moved(form: str) -> None:
     flat, before = step.flat.numpy(), [grid.copy() for grid in step.grids()]
     costs = [total(step, flat)]
     for _ in range(2):
-        rdoq.optimise(step, flat, PRICE, Moving(1, 4))
+        rdoq.optimise(step, flat, PRICE, Budget(1, 4))
         costs.append(total(step, flat))
     assert costs[0] > costs[1] > costs[2]
     for grid, old in zip(step.grids(), before, strict=True):
@@ -665,7 +685,7 @@ def test_neither_coarse_grids_nor_hyperlatents_are_moved() -> None:
     step = rounded(whole(picture(12, 40), hyper=True))
     flat, before = step.flat.numpy(), [grid.copy() for grid in step.grids()]
     cost = total(step, flat)
-    rdoq.optimise(step, flat, PRICE, Moving(2, 4))
+    rdoq.optimise(step, flat, PRICE, Budget(2, 4))
     assert total(step, flat) < cost
     moved = [bool((grid != old).any()) for grid, old in zip(step.grids(), before, strict=True)]
     assert moved[:3] == [True] * 3
@@ -677,7 +697,7 @@ def test_latents_of_the_smallest_pictures_are_moved_as_well(size: tuple[int, int
     step = rounded(whole(picture(40, 40)[-size[0] :, -size[1] :]))
     flat = step.flat.numpy()
     cost = total(step, flat)
-    rdoq.optimise(step, flat, PRICE, Moving(3, 8))
+    rdoq.optimise(step, flat, PRICE, Budget(3, 8))
     assert total(step, flat) < cost
 
 
@@ -694,7 +714,7 @@ def test_a_search_sees_what_networks_cost_with_latents_that_moved(form: str) -> 
     networks = search._rounded(search.exponents)
     others = search._rounded(dict.fromkeys(networks, 6))
     before = [search._cost(one, PRICE) for one in (networks, others)]
-    search.move(networks, PRICE, Moving(1, 4))
+    search.optimise_latents(networks, PRICE, Budget(1, 4))
     found = [search._cost(one, PRICE) for one in (networks, others)]
     assert found == [Search(step)._cost(one, PRICE) for one in (networks, others)]
     assert found[0] < before[0]
@@ -702,15 +722,15 @@ def test_a_search_sees_what_networks_cost_with_latents_that_moved(form: str) -> 
 
 
 @pytest.mark.usefixtures("four_grids")
-@pytest.mark.parametrize(("form", "harm"), [("whole", 3), ("whole", 0), ("in windows", 3)])
-def test_latents_whose_moves_make_nothing_better_are_as_before(
-    form: str, harm: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("form", ["whole", "in windows"])
+def test_latents_whose_moves_make_it_worse_are_as_before(
+    form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And so is what was judged of them."""
 
     def worse(step: LatentStep, *_: object) -> None:
         for extent, level in itertools.product(step.windows, range(2)):
-            step.put(extent, level, extent.cut(step.grids())[level] + harm)
+            step.put(extent, level, extent.cut(step.grids())[level] + 3)
 
     monkeypatch.setattr(rdoq, "optimise", worse)
     pixels = picture(20, 28)
@@ -719,10 +739,25 @@ def test_latents_whose_moves_make_nothing_better_are_as_before(
     networks = search._rounded(search.exponents)
     others = search._rounded(dict.fromkeys(networks, 6))
     before = [search._cost(one, PRICE) for one in (networks, others)]
-    search.move(networks, PRICE, Moving(1, 4))
+    search.optimise_latents(networks, PRICE, Budget(1, 4))
     assert all(map(np.array_equal, step.grids(), grids))
     monkeypatch.setattr(step, "ask", None)  # as all of it is known
     assert [search._cost(one, PRICE) for one in (networks, others)] == before
+
+
+@pytest.mark.usefixtures("four_grids")
+def test_moves_stay_that_the_windows_which_networks_are_judged_by_do_not_see(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As they were where time is over before the others' turn."""
+    monkeypatch.setattr("imgmlp.codec.latent.training.windows.JUDGED", 1)
+    step = rounded(parted(picture(20, 60), (16, 16)))
+    unseen = next(extent for extent in step.windows if extent not in step._judges)
+    values = unseen.cut(step.grids())[0] + 1
+    monkeypatch.setattr(rdoq, "optimise", lambda *_: step.put(unseen, 0, values))
+    search = Search(step)
+    search.optimise_latents(search._rounded(search.exponents), PRICE, Budget(1, 1))
+    assert np.array_equal(unseen.cut(step.grids())[0], values)
 
 
 def test_latents_are_moved_for_the_networks_of_the_file_until_that_is_enough(
@@ -732,11 +767,11 @@ def test_latents_are_moved_for_the_networks_of_the_file_until_that_is_enough(
     monkeypatch.setattr(rdoq, "optimise", lambda *given: made.append(given))
     rounded(trained)
     over = False
-    search = Search(trained, None, lambda: over)
+    search = Search(trained)
     networks = search._rounded(dict.fromkeys(search.exponents, 5))
-    search.move(networks, 3e-3, Moving(2, 3))
-    ((step, flat, price, moving, enough),) = made
-    assert (step, price, moving) == (trained, 3e-3, Moving(2, 3))
+    search.optimise_latents(networks, 3e-3, Budget(2, 3), lambda: over)
+    ((step, flat, price, budget, enough),) = made
+    assert (step, price, budget) == (trained, 3e-3, Budget(2, 3))
     assert np.array_equal(flat, flat_of({n: tensor.floats() for n, tensor in networks.items()}))
     assert not enough()
     over = True
@@ -753,7 +788,7 @@ def test_latents_stay_where_no_file_may_have_the_networks(
     usual = search._rounded(search.exponents).items()
     networks = {n: Quantized(np.full_like(t.values, 2**28), exponent) for n, t in usual}
     with np.errstate(all="ignore"):
-        search.move(networks, PRICE, Moving(1, 2))
+        search.optimise_latents(networks, PRICE, Budget(1, 2))
     assert all(map(np.array_equal, step.grids(), grids))
 
 
@@ -765,28 +800,28 @@ def test_a_file_has_latents_that_moved_and_others_as_they_were_trained(
     """Before single weights and after them; what did not move may still be rounded inwards."""
     done, refined = list[Any](), Search.refined
 
-    def move(search: Search, networks: Any, price: float, moving: Moving) -> None:
+    def move(search: Search, networks: Any, price: float, budget: Budget, _: object) -> None:
         step, extent = search.step, search.step.windows[0]
         values = extent.cut(step.grids())[0].copy()
         values[len(done), 7] += 3
         step.put(extent, 0, values)
-        done.append((networks, price, moving))
+        done.append((networks, price, budget))
 
     def refine(search: Search, *given: Any) -> Any:
         done.append(refined(search, *given))
         return done[-1]
 
-    monkeypatch.setattr(Search, "move", move)
+    monkeypatch.setattr(Search, "optimise_latents", move)
     monkeypatch.setattr(Search, "refined", refine)
     pixels = picture(20, 28)
     step = whole(pixels) if form == "whole" else parted(pixels, (16, 16))
     given, before = step.grids(), [grid.copy() for grid in step.grids()]
     made = Picture(pixels), Goal("lambda", PRICE), step, step.device, {}
-    found, without = Rounding(*made, most=5, moving=Moving(4, 2)), Rounding(*made)
+    found, without = Rounding(*made, most=5, budget=Budget(4, 2)), Rounding(*made)
     expected = [grid.copy() for grid in grids_of(step)]
     file, _ = found.best(PRICE)
     (one, *told), networks, (other, *also) = done
-    assert told == also == [PRICE, Moving(4, 2)]
+    assert told == also == [PRICE, Budget(4, 2)]
     assert other is networks
     assert one.keys() == other.keys()
     inwards = without._decided(0.3)
@@ -809,8 +844,8 @@ def encoded(steps: int, target: Goal | None = None, run: Run | None = None) -> E
 
 def test_moves_make_a_files_errors_and_bytes_less(monkeypatch: pytest.MonkeyPatch) -> None:
     costs = []
-    for moving in (NOT_MOVING, Moving(1, 4)):
-        monkeypatch.setattr(lengths, "MOVING", {1: moving})
+    for budget in (NO_BUDGET, Budget(1, 4)):
+        monkeypatch.setitem(lengths.RDOQ, "one", {1: budget})
         found = encoded(12)
         decoded = decoder.decode(container.parse(found.bytes), open_device("numpy"))
         assert np.array_equal(decoded, found.pixels)
@@ -819,22 +854,37 @@ def test_moves_make_a_files_errors_and_bytes_less(monkeypatch: pytest.MonkeyPatc
     assert costs[1] < costs[0]
 
 
-def test_files_of_passes_move_latents_as_after_a_run_that_is_as_long(
+@pytest.mark.parametrize(("kind", "asked"), [("lambda", 1.0), ("bytes", rounding_search.REFINED)])
+def test_latents_leave_time_to_come_near_a_target(
+    kind: Kind, asked: float, trained: LatentStep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = list[Callable[[], bool]]()
+    monkeypatch.setattr(rdoq, "optimise", lambda *given: made.append(given[-1]))
+    wanted, enough = Goal(kind, 1e-3 if kind == "lambda" else 60), lambda share: share < 1
+    rounding = Rounding(
+        Picture(PIXELS), wanted, trained, trained.device, {}, enough, 5, budget=Budget(1, 1)
+    )
+    rounding._optimise_latents(rounding._search.run(PRICE), PRICE)
+    assert [enough() for enough in made] == [asked < 1]
+
+
+def test_files_of_passes_move_latents_as_the_file_before_them_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made = list[Moving]()
+    """Though runs get longer by passes."""
+    made = list[Budget]()
     monkeypatch.setattr(passes, "MOST", 1)
     monkeypatch.setattr(rounding_search, "EXACT", 1)
-    monkeypatch.setattr(lengths, "MOVING", {1: Moving(1, 1), 13: Moving(2, 2)})
+    monkeypatch.setitem(lengths.RDOQ, "one", {1: Budget(1, 1), 13: Budget(2, 2)})
     monkeypatch.setattr(rdoq, "optimise", lambda *given: made.append(given[3]))
     encoded(12, Goal("bytes", 60))
-    assert made == [Moving(1, 1), Moving(1, 1), Moving(2, 2), Moving(2, 2)]
+    assert made == [Budget(1, 1)] * 4
 
 
 def test_a_run_that_stopped_while_latents_moved_gives_the_bytes_of_one_that_did_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lengths, "MOVING", {1: Moving(1, 2)})
+    monkeypatch.setitem(lengths.RDOQ, "one", {1: Budget(1, 2)})
     checkpoint, put = Checkpoint(tmp_path / "c", "k"), LatentStep.put
     expected, puts = encoded(8).bytes, list[int]()
 

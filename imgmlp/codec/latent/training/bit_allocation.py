@@ -1,8 +1,8 @@
 """From a trained step to a model of whole numbers: each tensor gets the step that serves best.
 
-Then single weights are moved by a step where that is better still. Best is the least D + lambda R
-of the whole file: the squared error and the bits of latents as the networks with rounded weights
-give them, and the bits of the weights.
+Then single weights are moved by a step where that is better still, and whole latents by one. Best
+is the least D + lambda R of the whole file: the squared error and the bits of latents as the
+networks with rounded weights give them, and the bits of the weights.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from imgmlp.codec.latent.model import (
 from imgmlp.codec.latent.sections import coding, network_bits, usual_exponent
 from imgmlp.codec.latent.training import hardening, rdoq
 from imgmlp.codec.latent.training.latent_step import PARTS, LatentStep, Part
-from imgmlp.codec.latent.training.rdoq import Moving
+from imgmlp.codec.latent.training.rdoq import Budget
 from imgmlp.codec.training.replay import decibels
 from imgmlp.errors import FormatError
 
@@ -150,14 +150,20 @@ class Search:
         finally:
             self._counts, self._free, self.exponents = 1.0, 0.0, now
 
-    def move(self, networks: Mapping[str, Quantized], price: float, moving: Moving) -> None:
+    def optimise_latents(
+        self,
+        networks: Mapping[str, Quantized],
+        price: float,
+        budget: Budget,
+        enough: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Have other whole latents in the step where D + lambda R is lower then."""
-        if not moving.judged:
+        if not budget.judged or (least := self._cost(networks, price)) == math.inf:
             return
-        least, grids = self._cost(networks, price), [grid.copy() for grid in self.step.grids()]
+        grids = [grid.copy() for grid in self.step.grids()]
         judged, self._judged = self._judged, {}
-        rdoq.optimise(self.step, _flat(networks), price, moving, self._enough)
-        if not self._cost(networks, price) < least:
+        rdoq.optimise(self.step, _flat(networks), price, budget, enough)
+        if not self._cost(networks, price) <= least:  # which may not see all that moved
             self.step.write_grids(grids)
             self._judged = judged
 

@@ -553,9 +553,9 @@ class LatentStep(Resumable):
 
     def put(self, extent: Extent, level: int, values: Array) -> None:
         """Replace a window's latents of one grid."""
-        grids = self.grids()
-        grids[level] = values
-        self.write_grids(grids)
+        plane = self.latents.numpy()
+        extent.parts(plane)[level][:] = values
+        self.latents.write(plane)
 
     def _summed_slopes(self) -> Array:
         """What the last step leaves of them, over all of its pixels."""

@@ -22,7 +22,7 @@ from imgmlp.codec.latent.training.phases import (
     LatentTrainerState,
     control,
 )
-from imgmlp.codec.latent.training.rdoq import NOT_MOVING, Moving
+from imgmlp.codec.latent.training.rdoq import NO_BUDGET, Budget
 from imgmlp.codec.latent.training.rooms import (
     begins_in_windows,
     goes_over,
@@ -81,11 +81,16 @@ HARDENED, HARDENED_TOWARDS = 0.9, 0.4
 # longer, and what hardens is about as good without. But for a target, and for pictures of which a
 # part is judged.
 FEW = 100
-# How long better latents are looked for after so many steps and more, before single weights and
-# after them; seconds that each look takes for every pixel beside what the device judges, and steps
-# that take as long as a judgement.
-MOVING = {50: Moving(1, 1), 100: Moving(1, 2), 200: Moving(1, 4), 3000: Moving(3, 8)}
-MOVED, BESIDE_LOOK, JUDGEMENT = 2, 1.2e-8, 0.4
+# How long better latents are looked for after so many steps and more, each time; before single
+# weights and after them. A GPU waits for the host then, which takes as long as many steps.
+RDOQ: dict[str, dict[int, Budget]] = {
+    "one": {50: Budget(1, 1), 100: Budget(1, 2), 200: Budget(1, 4), 3000: Budget(3, 8)},
+    "group": {2500: Budget(1, 2), 5000: Budget(1, 4), 30_000: Budget(2, 6)},
+}
+RDOQ_TIMES = 2
+# What a look takes beside what the device judges, in seconds and seconds of every pixel, and steps
+# that take as long as judging.
+LOOK, BY_PIXELS, JUDGEMENT = 5e-4, 1.2e-8, 0.4
 ROUNDS = 4  # in which steps and what follows them are made to fit
 # Seconds of steps by which their pace is found, and where it decides nothing.
 TRIED, TRIED_BRIEFLY = 0.15, 0.03
@@ -168,8 +173,9 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     computed += (steps - before) * own_pixels(shape, device)
     beside = steps * BESIDE_STEP[device.lanes] + (1 + passes) * BESIDE_ROUNDING
     searched = 0.0 if _goes_without(wanted, trained, pixels) else 1 + passes
-    moved = (1 + passes) * MOVED * JUDGEMENT * moving_after(trained).judged
-    computed += searched * SETTLING * judged + moved * pixels
+    looks = (1 + passes) * RDOQ_TIMES * rdoq_budget(trained, device.lanes).judged
+    computed += searched * SETTLING * judged + looks * JUDGEMENT * pixels
+    beside += looks * (LOOK + BY_PIXELS * pixels)
     return Work(steps, computed * each, programs, beside)
 
 
@@ -269,7 +275,7 @@ class Lengths:
         training = state.steps * self._mean_pace(state.steps, self.pace)
         hardening = self._hardening(state.steps) * self.pace
         both = training + hardening
-        looking = self._search(state.steps) + self._moved(state.steps, self.pace)
+        looking = self._search(state.steps) + self._rdoq(state.steps, self.pace)
         rounding = min(looking, SETTLED / (1 - SETTLED) * both)
         single = self._single(state.steps)
         rounding += single / (1 - single) * both + hardening
@@ -300,7 +306,8 @@ class Lengths:
         if self.limit is None:
             return found
         share = HARDENED if self.wanted.kind == "lambda" else HARDENED_TOWARDS
-        left = self.limit - time.perf_counter() - self._search(steps)
+        looking = self._search(steps) + self._rdoq(steps, self.pace)
+        left = self.limit - time.perf_counter() - looking
         return max(0, min(found, int(share * left / self.pace)))
 
     def searching(self, steps: int) -> bool:
@@ -335,7 +342,7 @@ class Lengths:
 
     def _in(self, room: float, steps: int, pace: float) -> int:
         """Steps of which so many seconds leave time, with what follows about so many."""
-        room -= min(self._search(steps) + self._moved(steps, pace), SETTLED * room)
+        room -= min(self._search(steps) + self._rdoq(steps, pace), SETTLED * room)
         hardening = self._hardening(steps) / max(steps, 1)
         return int((1 - self._single(steps)) * room / (pace * (1 + hardening)))
 
@@ -379,11 +386,13 @@ class Lengths:
         """Seconds of the search for rounded networks after so many."""
         return SEARCHED * self.judging if self.searching(steps) else 0.0
 
-    def _moved(self, steps: int, pace: float) -> float:
+    def _rdoq(self, steps: int, pace: float) -> float:
         """Seconds that looking for better latents takes after so many."""
-        moving = moving_after(steps)
-        looks = moving.judged * (self.judging + BESIDE_LOOK * self.pixels)
-        return MOVED * (looks + moving.sweeps * pace)
+        budget = rdoq_budget(steps, self.device.lanes)
+        parts = self.pixels / JUDGED if self._parts(steps) > 1 else 1.0
+        judging = self.judging * max(parts, 1.0)  # of all windows, not of some that stand for them
+        looks = budget.judged * (judging + LOOK + BY_PIXELS * self.pixels)
+        return RDOQ_TIMES * (looks + budget.sweeps * pace)
 
     def _single(self, steps: int) -> float:
         """Share of a limited time for single weights."""
@@ -404,14 +413,14 @@ class Lengths:
         moved = refined * most + (1 + passes - refined) * min(FIRST_TRIALS, most)
         parts = self._parts(steps)
         trained += _all_hardening(self.wanted, steps, passes, self.pixels, parts)
-        rounding = self._search(steps) + self._moved(steps, pace)
+        rounding = self._search(steps) + self._rdoq(steps, pace)
         return (trained + TRIAL * moved) * pace + (1 + passes) * rounding
 
 
-def moving_after(steps: int) -> Moving:
+def rdoq_budget(steps: int, lanes: str) -> Budget:
     """How long better latents are looked for after a run of so many, passes included."""
-    most = max((least for least in MOVING if steps >= least), default=None)
-    return NOT_MOVING if most is None else MOVING[most]
+    most = max((least for least in RDOQ[lanes] if steps >= least), default=None)
+    return NO_BUDGET if most is None else RDOQ[lanes][most]
 
 
 def _parts(shape: tuple[int, ...], device: AnyDevice, short: bool) -> int:

@@ -24,7 +24,9 @@ Array = np.ndarray[Any, Any]
 # A move gains TOLD times what the gradient says and loses about LOST times lambda, as it goes too
 # far. Which of the two is more is seen by trying, where the first is at least NEARLY so much.
 TOLD, LOST, NEARLY = 0.85, 4.0, 0.6
-LITTLE = 3e-5  # share of D + lambda R that a look should save, or it is the last one
+# Share that a look should save of what errors and a grid's bits cost in a window, or it is the last
+# one there.
+LITTLE = 3e-5
 GRIDS = 5  # the finest ones, whose latents are moved; what others bring is little
 # Latents to either side of one, with their pixels, by which its move is judged. What is further
 # away hardly changes, and where less is judged at once there are fewer moves to a look.
@@ -32,8 +34,8 @@ NEAR = 2
 
 
 @dataclass(frozen=True)
-class Moving:
-    """How long better latents are looked for."""
+class Budget:
+    """How long better latents are looked for, at most."""
 
     sweeps: int = 0  # through the picture, each by a gradient of its own
     looks: int = 0  # of each, at every grid
@@ -44,24 +46,24 @@ class Moving:
         return self.sweeps * GRIDS * (self.looks + 1)
 
 
-NOT_MOVING = Moving()
+NO_BUDGET = Budget()
 
 
 def optimise(
     step: LatentStep,
     flat: Array,
     price: float,
-    moving: Moving,
+    budget: Budget,
     enough: Callable[[], bool] = lambda: False,
 ) -> None:
     """Move whole latents of a step where that is better with networks [parameters], until it is
     `enough`."""
-    for extent, _ in product(step.windows, range(moving.sweeps)):
+    for _, extent in product(range(budget.sweeps), step.windows):
         if enough():
             return
         slopes = step.latent_slopes(extent, flat, price)
         for level in range(min(GRIDS, step.levels) - 1, -1, -1):
-            _Moves(step, extent, flat, price, level).run(slopes[level], moving.looks, enough)
+            _Moves(step, extent, flat, price, level).run(slopes[level], budget.looks, enough)
 
 
 class _Moves:
@@ -88,8 +90,7 @@ class _Moves:
             ranks[at] = 0
             self.grid[at] += way[at]
             after = self._costs()
-            change = after - before
-            more = np.sum([change[place] for place in _places_around(at)], 0)
+            more = np.sum([after[place] - before[place] for place in _places_around(at)], 0)
             pays = more < 0
             back, moved = (tuple(axis[which] for axis in at) for which in (~pays, pays))
             self.grid[back] -= way[back]

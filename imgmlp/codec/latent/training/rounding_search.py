@@ -18,7 +18,7 @@ from imgmlp.codec.latent.model import LARGEST, LEAST, LatentModel, Quantized
 from imgmlp.codec.latent.synthesis import corner, synthesize
 from imgmlp.codec.latent.training.bit_allocation import MOST_TRIALS, Search
 from imgmlp.codec.latent.training.latent_step import LatentStep
-from imgmlp.codec.latent.training.rdoq import NOT_MOVING, Moving
+from imgmlp.codec.latent.training.rdoq import NO_BUDGET, Budget
 from imgmlp.codec.training import draft
 from imgmlp.codec.training.search import approached, nearest, too_much
 from imgmlp.codec.training.target import Goal
@@ -33,7 +33,7 @@ Array = np.ndarray[Any, Any]
 INWARDS, FURTHEST = 0.04, 0.5
 HALVINGS = 6.0  # of the price at which networks are rounded, or doublings
 EXACT = 4  # files that are written to see their figures
-REFINED = 0.65  # share of the time left that may go to single weights before that
+REFINED = 0.65  # share of the time left that may go to single weights and latents before that
 # Trials of these at each price, so many doublings dearer, to save what is too much; a share
 # of the time.
 SHAVES, DEARER, SHAVED = 400, (2, 4, 6), 0.93
@@ -95,14 +95,14 @@ class Rounding:
         hardening: int = 0,
         searching: bool = True,
         shaving: bool = False,
-        moving: Moving = NOT_MOVING,
+        budget: Budget = NO_BUDGET,
     ) -> None:
         """Networks harden in so many steps of training, after `searching` for the steps of tensors
         or without; then latents are moved, and once more after single weights. `shaving` is for
         runs that may have no other pass, where networks would get coarser at once: these lose what
         moving single weights brought."""
         self._most = most  # trials of single weights
-        self._hardening, self._searching, self._moving = hardening, searching, moving
+        self._hardening, self._searching, self._budget = hardening, searching, budget
         self.picture, self.wanted, self.step, self.device = picture, wanted, step, device
         self._enough = partial(enough, 1.0)
         self._shaving = partial(enough, SHAVED) if shaving else None
@@ -121,9 +121,9 @@ class Rounding:
         """
         self._decided(0.0)
         networks = self._search.settled(price, self._hardening, self._searching)
-        self._move(networks, price)
+        self._optimise_latents(networks, price)
         networks = self._search.refined(networks, price, self._refined, self._most)
-        self._move(networks, price)
+        self._optimise_latents(networks, price)
         trial = self._trial(networks, 0.0)
         files = [self._written(trial)]
         while len(files) < EXACT and self.wanted.kind != "lambda" and not self._enough():
@@ -136,10 +136,10 @@ class Rounding:
             files.append(self._written(trial))
         return min(files, key=lambda file: self.wanted.distance(file.size, file.psnr)), files[0]
 
-    def _move(self, networks: Mapping[str, Quantized], price: float) -> None:
+    def _optimise_latents(self, networks: Mapping[str, Quantized], price: float) -> None:
         """Have other whole latents where these are better."""
-        before = [grid.copy() for grid in self.step.grids()]
-        self._search.move(networks, price, self._moving)
+        before = self._decided(0.0)
+        self._search.optimise_latents(networks, price, self._budget, self._refined)
         for grid, old, new in zip(self._grids, before, self.step.grids(), strict=True):
             np.copyto(grid, new, where=new != old)
 
