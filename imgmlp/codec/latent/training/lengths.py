@@ -418,7 +418,7 @@ class Lengths:
 
 
 def rdoq_budget(steps: int, lanes: str) -> Budget:
-    """How long better latents are looked for after a run of so many, passes included."""
+    """How long better latents are looked for after a run of so many, and after its passes."""
     most = max((least for least in RDOQ[lanes] if steps >= least), default=None)
     return NO_BUDGET if most is None else RDOQ[lanes][most]
 
