@@ -151,7 +151,8 @@ def plot(
     shares.tick_params(axis="x", rotation=90)
     for axes in (curves, shares):
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=7, loc="best" if axes is shares else "lower right")
+        axes.legend(fontsize=7, loc="upper left" if axes is curves else "lower left")
+    shares.set_ylim(bottom=shares.get_ylim()[0] - 7)  # where its legend is
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
