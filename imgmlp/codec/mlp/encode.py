@@ -14,11 +14,10 @@ import numpy as np
 from imgmlp.codec.mlp import rate_model, rooms
 from imgmlp.codec.mlp.estimate import (
     ATTEMPTS,
-    BRIEF,
-    RIVALS,
     SMALL,
     decoding_program,
     operations,
+    rivals,
     step_program,
 )
 from imgmlp.codec.mlp.lengths import Lengths
@@ -208,7 +207,7 @@ class _Encoder:
     def again(self) -> bool:
         """Whether another attempt may come nearer to the target, or to it with fewer bytes."""
         tried = len(self.sizes.attempts) - self.sizes.rivals
-        if self._brief() and self.sizes.challenge(RIVALS[self.wanted.kind]):
+        if self.sizes.challenge(self._rivals()):
             return True
         over = self.wanted.kind != "psnr" or tried == MOST_ATTEMPTS
         best = -math.inf if self.best is None else self.best.metrics["psnr"]
@@ -218,11 +217,13 @@ class _Encoder:
         other = self.sizes.again(best, self.lengths.whole)
         return other and not (tried >= ATTEMPTS and self._near()) and self.lengths.fits()
 
-    def _brief(self) -> bool:
-        """Whether attempts are so short that several are worth their time."""
+    def _rivals(self) -> int:
+        """How many attempts are so short that several are worth their time."""
+        if self.lengths.limit is not None:
+            return 0
         workload = self.lengths.workload
-        computed = operations(self.sizes.attempts[-1][2], workload.steps * workload.wider)
-        return self.lengths.limit is None and computed <= BRIEF
+        steps = workload.steps * workload.wider
+        return rivals(self.wanted.kind, operations(self.sizes.attempts[-1][2], steps))
 
     def _near(self) -> bool:
         """Whether the best file has the quality, and hardly more bytes than it seems to need."""

@@ -20,7 +20,9 @@ SMALL = 2_000.0  # weights, of which fewer take hardly less time
 # Operations of an attempt so short that others follow with the networks beside its own, of which
 # chance makes one up to 0.5 dB better: about 10 s of two cores of a processor.
 BRIEF = 1e12
-RIVALS: dict[Kind, int] = {"bytes": 2, "lambda": 2, "psnr": 9}  # such attempts, at most
+RIVALS: dict[Kind, int] = {"bytes": 2, "lambda": 2, "psnr": 10}  # such attempts, at most
+# The same of attempts so short that they hardly count, of the smallest networks.
+MOMENT, MORE_RIVALS = 2.5e10, 4
 CHECKS = 2  # times that files are decoded once training is over, as a rule
 
 
@@ -30,8 +32,9 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     weights, steps = usual_weights(picture, wanted, workload), workload.steps * workload.wider
     shape, channels = rate_model.network_shape(weights, picture.channels), picture.channels
     shapes, runs = [shape], 1.0
-    if workload.seconds is None and operations(weights, steps) <= BRIEF:
-        shapes, runs = rate_model.neighbours(shape), runs + RIVALS[wanted.kind]
+    others = 0 if workload.seconds is not None else rivals(wanted.kind, operations(weights, steps))
+    if others:
+        shapes, runs = rate_model.neighbours(shape), runs + others
     elif wanted.kind == "psnr":
         runs += ATTEMPTS / 2 - 1
     programs = [step_program(shape, workload.wider, device) for shape in shapes]
@@ -66,6 +69,12 @@ def step_program(shape: Shape, wider: int, device: AnyDevice) -> str:
 def decoding_program(shape: Shape, device: AnyDevice, pixels: int) -> str:
     """The same of decoding so many."""
     return f"mlp decoding: {rooms.decoding(shape, device, pixels)}"
+
+
+def rivals(kind: Kind, computed: float) -> int:
+    """Attempts, at most, that follow one of so many operations with the networks beside its own."""
+    least = MORE_RIVALS if computed <= MOMENT else 0
+    return max(RIVALS[kind], least) if computed <= BRIEF else 0
 
 
 def operations(weights: float, steps: float) -> float:

@@ -192,11 +192,13 @@ def network_shape(weights: float, channels: int) -> Shape:
     return min(found, key=lambda shape: abs(math.log(shape.parameters / max(weights, 1.0))))
 
 
-def neighbours(shape: Shape) -> list[Shape]:
-    """A network and those that are next to it by their number of weights, the larger one first."""
+def neighbours(shape: Shape, larger: int = 1, smaller: int = 1) -> list[Shape]:
+    """A network and so many next to it by their number of weights, nearer ones first, and of two
+    that are as near the larger one."""
     found = sorted(shapes(shape.channels), key=lambda other: other.parameters)
     at = found.index(shape)
-    return [shape, *found[at + 1 : at + 2], *found[max(at - 1, 0) : at]]
+    within = range(max(at - smaller, 0), min(at + larger + 1, len(found)))
+    return [found[n] for n in sorted(within, key=lambda n: (abs(n - at), n < at))]
 
 
 @cache

@@ -29,6 +29,9 @@ LARGER = 1.03  # times the weights, at least, where too few missed a quality
 NEARBY = 0.7  # dB from the target, where a network may be brought to it with other bits
 ALIKE = 0.2  # doublings of the bits between attempts that say which of two networks is better
 AS_MANY = 1.03  # times the bits, up to which they are no more
+# Networks that are tried above and below the one that a target seems to need, at most; above it,
+# for a quality, just one.
+BESIDE = 2
 LESS = 0.97  # times the bits, of a network tried with fewer
 # Pixels of pictures, at most, of which another network may soon take the first one's place in a
 # limited time for a quality.
@@ -151,7 +154,7 @@ class SizeSearch:
         is the same chance whichever way a file is asked for, so that the best of several is the
         best of nearly the same ones.
         """
-        if self.rivals == most:
+        if self.rivals >= most:
             return False
         best: float | None = None
         if self.wanted.kind == "psnr":
@@ -168,11 +171,14 @@ class SizeSearch:
         return found is not None
 
     def _untried(self) -> float | None:
-        """The weights of the network that the target asks for, or of one beside it."""
+        """The weights of the network that the target asks for, or of one beside it that is hardly
+        larger than it may be."""
         tried = {size for paid, _, size in self.attempts if self._alike(paid)}
-        among = rate_model.neighbours(self.shape_of(self.weights))
+        larger = 1 if self.wanted.kind == "psnr" else BESIDE
+        among = rate_model.neighbours(self.shape_of(self.weights), larger, BESIDE)
         sizes = (float(shape.parameters) for shape in among)
-        return next((size for size in sizes if size not in tried), None)
+        few = (size for size in sizes if size <= SPARE * self.most)
+        return next((size for size in few if size not in tried), None)
 
     def _may_do(self, size: float) -> bool:
         """Have a network the bits that may be just enough, if it was tried with none near them.

@@ -19,8 +19,8 @@ from imgmlp.codec import encoder as any_codec
 from imgmlp.codec.bitstream import container, metadata_sections
 from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.mlp import encode as mlp
-from imgmlp.codec.mlp import integer_inference, rate_model
-from imgmlp.codec.mlp.encode import MOST_ATTEMPTS, RIVALS, _Encoder
+from imgmlp.codec.mlp import estimate, integer_inference, rate_model
+from imgmlp.codec.mlp.encode import MOST_ATTEMPTS, _Encoder
 from imgmlp.codec.mlp.network import Network, Shape
 from imgmlp.codec.mlp.rounding_search import FULL, Rounding, Trial, overhead
 from imgmlp.codec.mlp.size_search import PILOT_RATE
@@ -62,7 +62,7 @@ def test_for_bytes_only_results_of_attempts_are_decoded(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(integer_inference.Decoder, "decode", counted)
     run(Goal("bytes", 260), workload=Workload(20))
-    assert len(decoded) == 1 + RIVALS["bytes"]  # whose digests files have
+    assert len(decoded) == 1 + estimate.MORE_RIVALS  # whose digests files have
 
 
 @pytest.mark.parametrize("what", ["weight", "bias", "step", "pixels"])
@@ -89,10 +89,11 @@ def test_what_is_no_file_of_the_network_is_a_fault(
         run(Goal("bytes", 400), workload=Workload(3))
 
 
-@pytest.mark.parametrize("wanted", [Goal("bytes", 400), Goal("lambda", 2e-3)])
+@pytest.mark.parametrize(("wanted", "count"), [(Goal("bytes", 400), 5), (Goal("lambda", 2e-3), 4)])
 def test_of_short_attempts_with_networks_of_nearly_one_size_the_best_is_the_file(
-    wanted: Goal, monkeypatch: pytest.MonkeyPatch
+    wanted: Goal, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """All that there are but for the second above 2,000 weights, which so few steps teach."""
     found: list[Draft] = []
     attempt = _Encoder.attempt
 
@@ -102,12 +103,12 @@ def test_of_short_attempts_with_networks_of_nearly_one_size_the_best_is_the_file
 
     monkeypatch.setattr(_Encoder, "attempt", noted)
     result = run(wanted)
-    assert len({one.metrics["parameters"] for one in found}) == 1 + RIVALS[wanted.kind]
+    assert len({one.metrics["parameters"] for one in found}) == count
     price = wanted.value if wanted.kind == "lambda" else 0.0
     costs = [10 ** (-one.metrics["psnr"] / 10) + price * one.metrics["bpp"] for one in found]
     assert result.bytes == found[costs.index(min(costs))].bytes
     found.clear()
-    monkeypatch.setattr(mlp, "BRIEF", 0.0)
+    monkeypatch.setattr(estimate, "BRIEF", 0.0)
     run(wanted)
     assert len(found) == 1
 
@@ -425,3 +426,20 @@ def test_a_run_that_was_stopped_in_a_later_attempt_knows_the_earlier_ones(
     assert found.bytes == whole.bytes
     assert found.missed == whole.missed
     assert (found.pixels == whole.pixels).all()
+
+
+def test_the_shorter_an_attempt_is_the_more_networks_are_tried_beside_its_own() -> None:
+    short, long = estimate.MOMENT, estimate.BRIEF
+    for kind, some in (("bytes", 2), ("lambda", 2), ("psnr", 10)):
+        assert estimate.rivals(kind, short) == max(some, 4)  # type: ignore[arg-type]
+        assert estimate.rivals(kind, 1.01 * short) == some  # type: ignore[arg-type]
+        assert estimate.rivals(kind, long) == some  # type: ignore[arg-type]
+        assert estimate.rivals(kind, 1.01 * long) == 0  # type: ignore[arg-type]
+
+
+def test_where_time_is_limited_there_are_none() -> None:
+    limited = _Encoder(
+        Picture(small_pixels()), Goal("bytes", 300), Workload(3, 60.0), open_device("numpy"), Run()
+    )
+    limited.sizes.attempts.append([500.0, 30.0, 500.0])
+    assert limited._rivals() == 0

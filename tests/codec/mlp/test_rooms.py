@@ -12,8 +12,14 @@ import pytest
 from conftest import MAPPINGS, open_mapping, small_pixels
 
 from imgmlp.codec.encoder import Encoded, encode
-from imgmlp.codec.mlp import encode as mlp
-from imgmlp.codec.mlp import float_render, integer_inference, opening, rate_model, rooms
+from imgmlp.codec.mlp import (
+    estimate,
+    float_render,
+    integer_inference,
+    opening,
+    rate_model,
+    rooms,
+)
 from imgmlp.codec.mlp.bit_allocation import Choice
 from imgmlp.codec.mlp.bit_allocation import network as rounded
 from imgmlp.codec.mlp.network import Network, Shape
@@ -166,7 +172,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Shape, int]]:
     monkeypatch.setattr(rooms, "compiles_long", lambda _: True)
     monkeypatch.setattr(rooms, "opening_steps", lambda *_: 50)
     monkeypatch.setattr(opening, "compiler", Compiler)
-    monkeypatch.setattr(mlp, "BRIEF", 0.0)
+    monkeypatch.setattr(estimate, "BRIEF", 0.0)
     Compiler.made.clear()
     return made
 

@@ -95,15 +95,20 @@ def test_too_large_a_network_keeps_some_bits_for_each_weight() -> None:
 def test_networks_beside_the_first_one_are_tried_with_as_many_bits(goal: Goal) -> None:
     found = search(goal)
     middle = found.shape()
-    _, larger, smaller = rate_model.neighbours(middle)
-    assert smaller.parameters < middle.parameters < larger.parameters
+    others = rate_model.neighbours(middle, 2, 2)[1:]
+    assert [each.parameters for each in others] == [5643, 4267, 6403, 3651]
     tried = []
     found.attempts = [[4900.0, 28.0, float(middle.parameters)]]
-    while found.challenge(4):
+    while found.challenge(3):
         tried.append(found.shape())
         assert found.weights == 5000
         found.attempts.append([4900.0, 28.0, float(found.shape().parameters)])
-    assert tried == [larger, smaller]
+    assert tried == others[:3]
+    assert not found.challenge(2)  # though there have been more
+    assert found.challenge(5)
+    assert found.shape() == others[3]
+    found.attempts.append([4900.0, 28.0, 3651.0])
+    assert not found.challenge(5)
 
 
 def test_those_beside_it_are_tried_for_a_quality_with_the_bits_that_the_best_needs() -> None:
@@ -128,6 +133,28 @@ def test_those_beside_it_are_tried_for_a_quality_with_the_bits_that_the_best_nee
     missed = [p for p, dB, other in found.attempts if other == size and dB < 29.9]
     assert all(0.95 < p / paid < 1 for p in missed)
     assert len({weights for own, weights in tried if own == size}) == sizes.count(size)
+
+
+def test_none_is_tried_that_is_much_larger_than_it_may_be() -> None:
+    found = SizeSearch(Goal("bytes", 3400), 2**16, 3, 5000.0, 5000.0)
+    found.attempts = [[5000.0, 28.0, 4931.0]]
+    tried = []
+    while found.challenge(9):
+        tried.append(found.shape().parameters)
+        found.attempts.append([5000.0, 28.0, float(tried[-1])])
+    assert tried == [5643, 4267, 3651]
+
+
+def test_for_a_quality_two_smaller_ones_are_tried_as_well() -> None:
+    found = search(Goal("psnr", 30.0))
+    middle = found.shape()
+    others = rate_model.neighbours(middle, smaller=2)
+    assert [each.parameters for each in others] == [4931, 5643, 4267, 3651]
+    found.attempts, tried = [[5000.0, 30.0, float(middle.parameters)]], []
+    while found.challenge(3):
+        tried.append(found.shape())
+        found.attempts.append([found.weights, 29.8, float(found.shape().parameters)])
+    assert tried == others[1:]
 
 
 def test_one_that_has_far_more_than_a_quality_for_no_more_bits_takes_the_place_of_the_best() -> (
