@@ -68,6 +68,8 @@ class Helper:
     compiled where it is needed.
     """
 
+    _answers = subprocess.DEVNULL
+
     def __init__(self, module: str, *arguments: str, **variables: str) -> None:
         """With environment variables besides this process's."""
         nothing = subprocess.DEVNULL
@@ -78,7 +80,7 @@ class Helper:
                 command(module, *arguments),
                 env=environment() | {COMPILERS: "0"} | variables,
                 stdin=subprocess.PIPE,  # which ends when this process does, however that ends
-                stdout=nothing,
+                stdout=self._answers,
                 stderr=nothing,
             )
 
@@ -96,6 +98,16 @@ class Helper:
         while self.working and not enough():
             time.sleep(LOOKED)
 
+    def end(self) -> None:
+        """Whatever it is doing."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            for stream in (self._process.stdin, self._process.stdout):
+                if stream is not None:
+                    with suppress(OSError):  # what was still to be written
+                        stream.close()
+
     def __enter__(self) -> Self:
         return self
 
@@ -105,11 +117,33 @@ class Helper:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            assert self._process.stdin is not None
-            self._process.stdin.close()
+        self.end()
+
+
+class Worker(Helper):
+    """One that is told what to do, a line for each, and says a line when it is ready for the next.
+
+    It ends where its own input does, so that it needs no end_with_parent().
+    """
+
+    _answers = subprocess.PIPE
+
+    def tell(self, line: str) -> None:
+        """What to do next; of one that has ended hear() says so."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        with suppress(OSError, ValueError):  # the latter where end() was called meanwhile
+            self._process.stdin.write(line.encode() + b"\n")
+            self._process.stdin.flush()
+
+    def hear(self) -> bool:
+        """Wait until it is ready; whether it has not ended."""
+        if self._process is None:
+            return False
+        assert self._process.stdout is not None
+        with suppress(ValueError):
+            return bool(self._process.stdout.readline())
+        return False
 
 
 def end_with_parent(before: Callable[[], object] = lambda: None) -> None:

@@ -17,7 +17,7 @@ import os
 import time
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -42,7 +42,8 @@ from imgmlp.engine.device.base import (
     check_slice,
     counted,
 )
-from imgmlp.engine.device.compile_beside import Task, beside, wanted
+from imgmlp.engine.device.build_beside import Builders, task
+from imgmlp.engine.device.compile_beside import EACH, MOST, Task, beside, wanted
 from imgmlp.engine.device.kernel_cache import current, has_room, locked
 from imgmlp.engine.device.pocl import PLATFORM, peak_width, vector_width
 from imgmlp.engine.device.spare import Spare
@@ -72,9 +73,9 @@ SPARE, SPARE_SHARE = 1 << 28, 1 / 64
 LARGE = 1 << 20  # bytes of an allocation that is used at once, to see that it is there
 COLD = 0.05  # seconds that a first launch compiles, at least, where its machine code was not there
 _BYTE = np.zeros(1, np.uint8)
-# The platform whose driver (580.159) crashes when parts of an allocation are released that kernels
-# have used and that overlap without being the same.
-LOSES_PARTS = "NVIDIA CUDA"
+# Whose driver keeps what it compiles on disk, and (580.159) crashes when parts of an allocation are
+# released that kernels have used and that overlap without being the same.
+NVIDIA = "NVIDIA CUDA"
 
 
 def spare(info: DeviceInfo) -> int:
@@ -103,11 +104,12 @@ class Device(HostCopies):
         with _running("opening the device"):
             self._context = cl.Context([handle])
             self._queue = cl.CommandQueue(self._context)
+        self._builders: Builders | None = None
         self._timing_queue: Any = None
         self._side_queue: Any = None
         self.usage = Usage()
         self.spare = Spare(spare(info))
-        self.can_slice = info.platform != LOSES_PARTS and self._try_to_slice()
+        self.can_slice = info.platform != NVIDIA and self._try_to_slice()
         if not self.can_slice:
             self.align = ALIGN
 
@@ -128,6 +130,11 @@ class Device(HostCopies):
         """Whether launches of two queues run at the same time, so that small ones need not leave
         most of a device idle."""
         return self.lanes == "group"
+
+    @property
+    def builds_in_parts(self) -> bool:
+        """Whether a program had better be built in parts, as others may build some of them."""
+        return self.info.platform == NVIDIA
 
     # Memory
 
@@ -246,6 +253,31 @@ class Device(HostCopies):
                 self._programs[key] = self._compile(source, options)
         program = self._programs[key]
         return {name: KernelHandle(name, program, self._kernel(program, name)) for name in names}
+
+    def expect_programs(self) -> None:
+        """Have other processes get ready that help to build what is new and comes soon."""
+        before = self._builders
+        if not self.builds_in_parts or (before and (before.working or before.useless)):
+            return
+        if count := wanted(MOST * EACH, cores_here()):
+            self._builders = Builders(self.info.spec, count)
+            weakref.finalize(self, self._builders.close)
+
+    def build_parts(self, parts: Mapping[str, Sequence[str]]) -> dict[str, KernelHandle]:
+        """What build() gives, of the named kernels of several sources."""
+        found: dict[str, KernelHandle] = {}
+        sources = {task(source, ()): source for source in parts}
+
+        def own(told: str) -> None:
+            source = sources[told]
+            found.update(self.build(source, parts[source]))
+
+        if self._builders is not None and self._builders.working and len(parts) > 1:
+            self.compiling += self._builders.build(list(sources), own)
+        else:
+            for told in sources:
+                own(told)
+        return found
 
     def parameters(self, kernel: KernelHandle) -> list[tuple[str, str]]:
         """Type and name of each argument; empty where not built with -cl-kernel-arg-info."""

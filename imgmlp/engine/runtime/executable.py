@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from imgmlp.engine.compiler import Stages
 
 KERNEL = "__kernel "  # how each function of a source begins
+PART = 40_000  # characters of a source from which on another part of it begins
 
 
 class Call(NamedTuple):
@@ -96,3 +97,16 @@ def functions(source: str) -> tuple[str, dict[str, str]]:
     """What stands before the kernels of a source, and the text of each by its name."""
     head, *texts = source.split(KERNEL)
     return head, {text.partition("void ")[2].partition("(")[0]: KERNEL + text for text in texts}
+
+
+def parts(source: str) -> dict[str, list[str]]:
+    """A source in parts that can be built by themselves, and the names of the kernels of each."""
+    head, texts = functions(source)
+    found, text, names = dict[str, list[str]](), head, list[str]()
+    for name, function in texts.items():
+        text, names = text + function, [*names, name]
+        if len(text) >= PART:
+            found[text], text, names = names, head, []
+    if names:
+        found[text] = names
+    return found

@@ -35,7 +35,7 @@ from imgmlp.engine.oracle.given_indices import (
 from imgmlp.engine.runtime import debug, program_cache
 from imgmlp.engine.runtime.buffers import read_buffer, upload
 from imgmlp.engine.runtime.dry_run import DryRun
-from imgmlp.engine.runtime.executable import Executable, functions
+from imgmlp.engine.runtime.executable import Executable, functions, parts
 from imgmlp.engine.runtime.index_checks import index_checks, refuse
 from imgmlp.engine.runtime.interpreted import Interpreted, run_lowered
 from imgmlp.engine.runtime.outline import Outline, Traceable, Traced
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from imgmlp.engine.compiler import Stages
 
 LEAST_TILE = 8  # rows of a tile that is not halved any more
+LARGE = 400  # nodes of a graph whose kernels a driver takes seconds for
 
 
 class Program:
@@ -160,7 +161,7 @@ class Program:
 
     def _adopt_buffers(self) -> None:
         """Everything that is read or written stands on this device."""
-        nodes = toposort(v for _, v in self.updates)
+        nodes = self._nodes()
         if any(n.op is Op.PARAMETER for n in nodes):
             raise ValueError(
                 "a value inside of a loop has no value outside of it; return it from the body"
@@ -197,9 +198,14 @@ class Program:
         key = program_cache.key(graph, self._target, self.general)
         found = program_cache.load(key, Executable.parse)
         if found is None:
+            if isinstance(self.device, Device) and len(self._nodes()) > LARGE:
+                self.device.expect_programs()
             found = Executable.of(self.stages, given)
             program_cache.store(key, found.text())
         return found
+
+    def _nodes(self) -> list[Node]:
+        return toposort(v for _, v in self.updates)
 
     @cached_property
     def _identity(self) -> tuple[str, list[Buffer]]:
@@ -211,7 +217,9 @@ class Program:
             calls = self.executable.calls
             source, handles = self._lent()
             names = [n for n in dict.fromkeys(c.function for c in calls) if n not in handles]
-            if names:
+            if names and device.builds_in_parts:
+                handles |= device.build_parts(parts(source))
+            elif names:
                 handles |= device.build(source, names)
             short = (device.shortage(handles[c.function], c.local_size) for c in calls)
             problem = next(filter(None, short), None)

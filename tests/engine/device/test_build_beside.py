@@ -1,0 +1,400 @@
+"""Parts of programs that other processes build while one builds the rest."""
+
+from __future__ import annotations
+
+import io
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import open_pocl
+
+from imgmlp import child
+from imgmlp.engine import Device, Tensor, compile
+from imgmlp.engine.device import build_beside, build_for, opencl
+from imgmlp.engine.device.build_beside import Builders, task
+from imgmlp.engine.runtime import executable, program
+from imgmlp.errors import DeviceError
+
+PARTS = [task(f"part {n}", ()) for n in range(5)]
+SOON = 20.0  # seconds, after which a test has failed
+
+
+class Fake:
+    """A process that is ready, and done with a part, when it is told so."""
+
+    def __init__(self, *_: str) -> None:
+        self.told = list[str]()
+        self.answers: queue.Queue[bool] = queue.Queue()
+        self.ended = False
+        self.changed = threading.Event()
+
+    def hear(self) -> bool:
+        return self.answers.get()
+
+    def tell(self, line: str) -> None:
+        self.told.append(line)
+        self.changed.set()
+
+    def wait_for(self, parts: int) -> None:
+        end = time.monotonic() + SOON
+        while len(self.told) < parts:
+            assert time.monotonic() < end
+            self.changed.wait(0.01)
+            self.changed.clear()
+
+    def end(self) -> None:
+        self.ended = True
+        self.answers.put(False)
+
+    def __enter__(self) -> Fake:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Fake]]:
+    found = list[Fake]()
+
+    def started(*told: str) -> Fake:
+        found.append(Fake(*told))
+        return found[-1]
+
+    monkeypatch.setattr(child, "Worker", started)
+    yield found
+    for fake in found:
+        fake.end()
+
+
+def gone(builders: Builders) -> None:
+    for thread in builders._threads:
+        thread.join(SOON)
+        assert not thread.is_alive()
+    assert not builders.working
+
+
+class Own:
+    """What is built here, in order; something happens after the first."""
+
+    def __init__(self, after_first: Callable[[], object] = lambda: None, slow: float = 0.0) -> None:
+        self.built, self._then, self._slow = list[str](), after_first, slow
+
+    def __call__(self, part: str) -> None:
+        self.built.append(part)
+        if len(self.built) == 1:
+            self._then()
+        elif part == PARTS[-1]:
+            time.sleep(self._slow)
+
+
+def test_others_build_the_last_parts_and_all_are_built_here_in_the_end(fakes: list[Fake]) -> None:
+    builders = Builders("0:0", 2)
+
+    def others() -> None:
+        for fake in fakes:
+            fake.answers.put(True)
+        for fake in fakes:
+            fake.wait_for(1)
+        for fake in fakes:
+            fake.answers.put(True)
+
+    own = Own(others)
+    builders.build(PARTS, own)
+    taken = {part for fake in fakes for part in fake.told}
+    assert {PARTS[4], PARTS[3]} <= taken
+    assert own.built[0] == PARTS[0]
+    assert sorted(own.built) == PARTS
+    mine = [part for part in own.built if part not in taken]
+    assert own.built[: len(mine)] == mine == PARTS[: len(mine)]
+    assert builders.working
+    builders.close()
+    assert all(fake.ended for fake in fakes)
+    gone(builders)
+
+
+def test_nobody_waits_for_those_that_are_not_ready(fakes: list[Fake]) -> None:
+    own, builders = Own(), Builders("0:0", 2)
+    waited = builders.build(PARTS, own)
+    assert own.built == PARTS
+    assert waited < SOON
+    assert not any(fake.told for fake in fakes)
+
+
+def test_parts_of_the_next_program_are_for_those_that_have_nothing_to_do(fakes: list[Fake]) -> None:
+    builders = Builders("0:0", 1)
+    (fake,) = fakes
+    fake.answers.put(True)
+
+    def done() -> None:
+        fake.wait_for(len(fake.told) + 1)
+        fake.answers.put(True)
+
+    for first in (0, 2):
+        own = Own(done)
+        builders.build(PARTS[first:], own)
+        assert sorted(own.built) == PARTS[first:]
+    assert fake.told.count(PARTS[4]) == 2
+
+
+def test_what_one_that_ends_has_begun_is_built_here(fakes: list[Fake]) -> None:
+    builders = Builders("0:0", 1)
+    (fake,) = fakes
+    fake.answers.put(True)
+
+    def ends() -> None:
+        fake.wait_for(1)
+        fake.answers.put(False)
+
+    own = Own(ends)
+    builders.build(PARTS, own)
+    assert own.built == PARTS
+    assert fake.told == [PARTS[4]]
+    gone(builders)
+
+
+def test_one_that_never_answers_is_given_up(
+    fakes: list[Fake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_beside, "PATIENCE", 0.1)
+    builders = Builders("0:0", 1)
+    (fake,) = fakes
+    fake.answers.put(True)
+    own = Own(lambda: fake.wait_for(1))
+    assert 0.1 <= builders.build(PARTS, own) < SOON
+    assert own.built == PARTS
+    assert fake.ended
+    gone(builders)
+
+
+@pytest.mark.parametrize(("slow", "useless"), [(0.0, False), (0.06, True)])
+def test_they_end_where_the_driver_keeps_nothing(
+    slow: float, useless: bool, fakes: list[Fake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_beside, "NOT_KEPT", 0.05)
+    builders = Builders("0:0", 1)
+    (fake,) = fakes
+    fake.answers.put(True)
+
+    def done() -> None:
+        fake.wait_for(1)
+        fake.answers.put(True)
+
+    builders.build(PARTS, Own(done, slow))
+    assert (builders.useless, fake.ended, builders.working) == (useless, useless, not useless)
+
+
+def test_a_part_that_fails_says_so_and_leaves_nothing_to_do(fakes: list[Fake]) -> None:
+    builders = Builders("0:0", 1)
+    (fake,) = fakes
+
+    def fails(_: str) -> None:
+        raise DeviceError("it does not compile")
+
+    with pytest.raises(DeviceError):
+        builders.build(PARTS, fails)
+    fake.answers.put(True)
+    own = Own()
+    builders.build(PARTS[:1], own)
+    assert own.built == PARTS[:1]
+    assert not set(fake.told) & set(PARTS[1:])
+
+
+def test_those_that_have_nothing_to_do_end(
+    fakes: list[Fake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_beside, "IDLE", 0.01)
+    builders = Builders("0:0", 2)
+    for fake in fakes:
+        fake.answers.put(True)
+    gone(builders)
+    assert all(fake.ended for fake in fakes)
+
+
+# --- the process ---
+
+SOURCE = "__kernel void t_part(__global float *x) { x[get_global_id(0)] += 1; }"
+
+
+@pytest.fixture
+def pocl() -> Device:
+    return open_pocl()
+
+
+def test_a_process_says_when_it_is_ready_and_has_built(pocl: Device) -> None:
+    answers = io.StringIO()
+    build_for.serve(pocl.info.spec, io.StringIO(task(SOURCE, ()) + "\n"), answers)
+    assert answers.getvalue().splitlines() == ["ready", "built"]
+
+
+def test_it_builds_what_it_is_told(pocl: Device) -> None:
+    source, answers = "#if NUMBER != 3\n#error\n#endif\n" + SOURCE, io.StringIO()
+    build_for.serve(pocl.info.spec, io.StringIO(task(source, ["-DNUMBER=3"])), answers)
+    assert "built" in answers.getvalue()
+    wrong = io.StringIO(task(source, ["-DNUMBER=4"]))
+    with pytest.raises(DeviceError):
+        build_for.serve(pocl.info.spec, wrong, io.StringIO())
+
+
+def test_a_worker_is_told_and_answers_until_it_is_left(pocl: Device) -> None:
+    with child.Worker(build_beside.PROCESS, pocl.info.spec) as worker:
+        assert worker.hear()
+        worker.tell(task(SOURCE, ()))
+        assert worker.hear()
+        worker.tell("no JSON")
+        assert not worker.hear()
+        end = time.monotonic() + SOON
+        worker.wait(lambda: time.monotonic() > end)
+        assert not worker.working
+        worker.tell(task(SOURCE, ()))  # to nobody
+        assert not worker.hear()
+    worker.tell(task(SOURCE, ()))  # to one that was left
+    assert not worker.hear()
+
+
+def test_one_that_cannot_be_started_is_never_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr("subprocess.Popen", refused)
+    with child.Worker(build_beside.PROCESS, "0:0") as worker:
+        assert not worker.hear()
+
+
+# --- the device and its programs ---
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Builders that a device begins, which do nothing."""
+    found = list[Any]()
+
+    class Noted:
+        working = True
+        useless = False
+
+        def __init__(self, spec: str, count: int) -> None:
+            self.spec, self.count, self.parts = spec, count, list[str]()
+            found.append(self)
+
+        def build(self, parts: list[str], own: Callable[[str], object]) -> float:
+            self.parts += parts
+            for part in reversed(parts):
+                own(part)
+            return 3.0
+
+        def close(self) -> None:
+            self.working = False
+
+    monkeypatch.setattr(opencl, "Builders", Noted)
+    monkeypatch.setattr(opencl, "cores_here", lambda: 3)
+    monkeypatch.setenv(child.COMPILERS, "5")
+    return found
+
+
+def as_nvidia(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "info", replace(device.info, platform=opencl.NVIDIA))
+
+
+def test_processes_get_ready_where_a_driver_compiles_what_is_built(
+    pocl: Device, started: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pocl.expect_programs()
+    assert started == []
+    as_nvidia(pocl, monkeypatch)
+    pocl.expect_programs()
+    pocl.expect_programs()
+    assert [(one.spec, one.count) for one in started] == [(pocl.info.spec, 2)]
+    started[0].working = False
+    pocl.expect_programs()
+    assert len(started) == 2
+    started[1].working, started[1].useless = False, True
+    pocl.expect_programs()
+    assert len(started) == 2
+
+
+def test_there_are_none_where_none_are_wanted(
+    pocl: Device, started: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_nvidia(pocl, monkeypatch)
+    monkeypatch.setenv(child.COMPILERS, "0")
+    pocl.expect_programs()
+    assert started == []
+
+
+def test_they_end_with_the_device(started: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    device = open_pocl()
+    as_nvidia(device, monkeypatch)
+    device.expect_programs()
+    monkeypatch.undo()
+    del device
+    assert not started[0].working
+
+
+@pytest.mark.parametrize("helped", [False, True])
+def test_kernels_come_from_their_parts(
+    helped: bool, pocl: Device, started: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "__kernel void {}(__global float *x) {{ x[0] = {}; }}"
+    parts = {text.format(name, n): [name] for n, name in enumerate(["t_a", "t_b", "t_c"])}
+    if helped:
+        as_nvidia(pocl, monkeypatch)
+        pocl.expect_programs()
+    before = pocl.compiling
+    handles = pocl.build_parts(parts)
+    assert [json.loads(told)[0] for one in started for told in one.parts] == list(parts) * helped
+    assert (pocl.compiling - before >= 3.0) is helped
+    memory, found = pocl.alloc(4), np.empty(1, np.float32)
+    for n, name in enumerate(["t_a", "t_b", "t_c"]):
+        pocl.launch_all([pocl.bind(handles[name], [memory], (1,), (1,))])
+        pocl.read(memory, found)
+        assert found[0] == n
+
+
+def test_parts_hold_each_kernel_once_behind_what_all_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = "#define ONE 1\n"
+    kernels = [f"__kernel void k{n}(int x) {{ {'x += ONE; ' * n} }}\n" for n in range(7)]
+    monkeypatch.setattr(executable, "PART", len(head) + 80)
+    found = executable.parts(head + "".join(kernels))
+    assert [name for names in found.values() for name in names] == [f"k{n}" for n in range(7)]
+    *full, last = found.values()
+    assert full == [["k0", "k1", "k2"], ["k3", "k4"]]
+    assert last == ["k5", "k6"]
+    for text, names in found.items():
+        assert text == head + "".join(kernels[int(name[1:])] for name in names)
+    monkeypatch.undo()
+    assert list(executable.parts(head + "".join(kernels)).values()) == [[f"k{n}" for n in range(7)]]
+
+
+def test_a_program_gives_the_same_in_parts(
+    pocl: Device, started: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes get ready for a graph that is new and large, before it is lowered."""
+    monkeypatch.setattr(executable, "PART", 1)
+    monkeypatch.setattr(Device, "builds_in_parts", True)
+    number = time.time_ns() % 10**6  # so that no earlier process has it
+
+    def step() -> dict[str, Tensor]:
+        x = Tensor(np.arange(64, dtype=np.float32), pocl, name="x")
+        y = (x * number).contiguous()
+        return {"sum": (y + 1).sum(), "largest": (y - number).max()}
+
+    monkeypatch.setattr(program, "LARGE", 10**6)
+    small = compile(step, pocl)
+    assert started == []
+    number += 1
+    monkeypatch.setattr(program, "LARGE", 3)
+    large = compile(step, pocl)
+    assert len(started) == 1
+    assert len(started[0].parts) == len({call.function for call in large.executable.calls}) > 1
+    for each, factor in ((small, number - 1), (large, number)):
+        each.run()
+        assert each.read("sum") == pytest.approx(2016 * factor + 64)
+        assert each.read("largest") == pytest.approx(62 * factor)
