@@ -17,6 +17,7 @@ from typing import Self
 # The environment variable that says how many processes, at most, compile beside one that does.
 COMPILERS = "IMGMLP_COMPILERS"
 LOOKED = 0.02  # seconds between looks at a process
+HELD = 10.0  # seconds that one may take to end which was killed
 
 
 def command(module: str, *arguments: str) -> list[str]:
@@ -61,7 +62,7 @@ def ended_by(code: int) -> str:
 
 
 class Helper:
-    """`python -m module arguments`, until it has ended or is left; it calls end_with_parent().
+    """`python -m module arguments`, until it has ended or is left; it ends with this process.
 
     It compiles what this process needs, without help of others, as cores have something to do
     meanwhile, and leaves it in caches on disk. Whatever becomes of it, what is not there is
@@ -98,11 +99,18 @@ class Helper:
         while self.working and not enough():
             time.sleep(LOOKED)
 
-    def end(self) -> None:
-        """Whatever it is doing."""
+    def kill(self) -> None:
+        """Have it end, whatever it is doing."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+
+    def end(self) -> None:
+        """The same, and wait for it; not for one that a driver holds."""
+        self.kill()
+        if self._process is None:
+            return
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(HELD)
             for stream in (self._process.stdin, self._process.stdout):
                 if stream is not None:
                     with suppress(OSError):  # what was still to be written
@@ -123,7 +131,7 @@ class Helper:
 class Worker(Helper):
     """One that is told what to do, a line for each, and says a line when it is ready for the next.
 
-    It ends where its own input does, so that it needs no end_with_parent().
+    It ends where its own input does; others call end_with_parent() for that.
     """
 
     _answers = subprocess.PIPE
@@ -141,7 +149,7 @@ class Worker(Helper):
         if self._process is None:
             return False
         assert self._process.stdout is not None
-        with suppress(ValueError):
+        with suppress(OSError, ValueError):
             return bool(self._process.stdout.readline())
         return False
 

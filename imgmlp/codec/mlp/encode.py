@@ -218,7 +218,8 @@ class _Encoder:
         return other and not (tried >= ATTEMPTS and self._near()) and self.lengths.fits()
 
     def _rivals(self) -> int:
-        """How many attempts are so short that several are worth their time."""
+        """How many attempts beside the one that is wanted there may be, by how long the latest
+        took."""
         if self.lengths.limit is not None:
             return 0
         workload = self.lengths.workload

@@ -6,7 +6,7 @@ from imgmlp.codec.mlp import rate_model, rooms
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.qat_step import BATCH
 from imgmlp.codec.mlp.rounding_search import paid_weights
-from imgmlp.codec.mlp.size_search import PILOTS, pilot_weights
+from imgmlp.codec.mlp.size_search import PILOTS, beside, pilot_weights
 from imgmlp.codec.training.pace import Work
 from imgmlp.codec.training.target import Goal, Kind, Workload
 from imgmlp.engine import AnyDevice
@@ -34,7 +34,7 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     shapes, runs = [shape], 1.0
     others = 0 if workload.seconds is not None else rivals(wanted.kind, operations(weights, steps))
     if others:
-        shapes, runs = rate_model.neighbours(shape), runs + others
+        shapes, runs = beside(shape, wanted.kind)[: 1 + others], runs + others
     elif wanted.kind == "psnr":
         runs += ATTEMPTS / 2 - 1
     programs = [step_program(shape, workload.wider, device) for shape in shapes]

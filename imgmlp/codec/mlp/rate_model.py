@@ -192,7 +192,7 @@ def network_shape(weights: float, channels: int) -> Shape:
     return min(found, key=lambda shape: abs(math.log(shape.parameters / max(weights, 1.0))))
 
 
-def neighbours(shape: Shape, larger: int = 1, smaller: int = 1) -> list[Shape]:
+def neighbours(shape: Shape, larger: int, smaller: int) -> list[Shape]:
     """A network and so many next to it by their number of weights, nearer ones first, and of two
     that are as near the larger one."""
     found = sorted(shapes(shape.channels), key=lambda other: other.parameters)

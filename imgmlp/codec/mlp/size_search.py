@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from imgmlp.codec.mlp import rate_model
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.rate_model import Known, Seen
-from imgmlp.codec.training.target import TOLERANCE, Goal
+from imgmlp.codec.training.target import TOLERANCE, Goal, Kind
 
 PILOT_RATE = 0.3  # bits a pixel of the first short run's network
 LEAST = 500.0  # weights of it
@@ -47,6 +47,11 @@ def pilot_weights(samples: int) -> float:
     """Those of the first short run, the same for many pictures: there it is compiled just once."""
     doublings = math.log2(max(1.0, PILOT_RATE * samples / rate_model.BITS / LEAST))
     return float(LEAST * 2 ** (APART * round(doublings / APART)))
+
+
+def beside(shape: Shape, kind: Kind) -> list[Shape]:
+    """A network that a target asks for, and those that may be tried beside it, in their order."""
+    return rate_model.neighbours(shape, 1 if kind == "psnr" else BESIDE, BESIDE)
 
 
 @dataclass
@@ -174,8 +179,7 @@ class SizeSearch:
         """The weights of the network that the target asks for, or of one beside it that is hardly
         larger than it may be."""
         tried = {size for paid, _, size in self.attempts if self._alike(paid)}
-        larger = 1 if self.wanted.kind == "psnr" else BESIDE
-        among = rate_model.neighbours(self.shape_of(self.weights), larger, BESIDE)
+        among = beside(self.shape_of(self.weights), self.wanted.kind)
         sizes = (float(shape.parameters) for shape in among)
         few = (size for size in sizes if size <= SPARE * self.most)
         return next((size for size in few if size not in tried), None)

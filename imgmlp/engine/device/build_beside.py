@@ -16,7 +16,9 @@ from collections.abc import Callable, Sequence
 
 from imgmlp import child
 
-IDLE = 5.0  # seconds without a part after which one ends, as it holds some of the device's memory
+# Seconds without a part after which one ends, as it holds some of the device's memory: behind a
+# program, and where one is expected, which is lowered before.
+IDLE, EXPECTED = 5.0, 120.0
 NOT_KEPT = 0.25  # seconds that a part takes, at least, which the driver does not find on disk
 PATIENCE = 60.0  # seconds for the last parts of others, before these are taken for lost
 PROCESS = "imgmlp.engine.device.build_for"
@@ -29,40 +31,59 @@ class Builders:
         self._changed = threading.Condition()
         self._waiting: deque[str] = deque()  # parts that nobody builds
         self._taken: set[str] = set()  # those that others build
-        self._closed = False
-        self.useless = False  # as the driver does not keep what they build
-        self._workers = [child.Worker(PROCESS, spec) for _ in range(count)]
-        self._threads = [
-            threading.Thread(target=self._serve, args=(worker,), daemon=True)
-            for worker in self._workers
-        ]
-        for thread in self._threads:
+        self._built: set[str] = set()  # those that others have built
+        self._until = time.monotonic() + EXPECTED  # how long they stay without a part
+        self._closed = self._given_up = self._served = False
+        self._workers: list[child.Worker] = []
+        self._threads: list[threading.Thread] = []
+        for _ in range(count):
+            self._begin(child.Worker(PROCESS, spec))
+
+    def _begin(self, worker: child.Worker) -> None:
+        thread = threading.Thread(target=self._serve, args=(worker,), daemon=True)
+        try:
             thread.start()
+        except RuntimeError:  # there may be no more of them
+            worker.end()
+            return
+        self._workers.append(worker)
+        self._threads.append(thread)
 
     @property
     def working(self) -> bool:
         """Whether any of them would still take a part."""
         return not self._closed and any(thread.is_alive() for thread in self._threads)
 
+    @property
+    def useless(self) -> bool:
+        """Whether others had better not be begun: none got ready, one never answered, or the driver
+        does not keep what they build."""
+        return self._given_up or not (self._served or self.working)
+
+    def expect(self) -> None:
+        """Have them wait for a program that takes some time to come."""
+        self._stay(EXPECTED)
+
     def build(self, parts: Sequence[str], own: Callable[[str], object]) -> float:
         """Have parts built, all of them by `own` in the end; the seconds that others were waited
-        for. Where the driver does not keep what these built, they end."""
+        for."""
         mine = set[str]()
         self._offer(parts)
         try:
             while (part := self._next()) is not None:
                 own(part)
                 mine.add(part)
+            waited = self._wait(set(parts))
         finally:
             self._offer(())
-        waited = self._wait()
-        for part in parts:
-            if part not in mine:
-                began = time.perf_counter()
-                own(part)
-                if time.perf_counter() - began > NOT_KEPT and not self.useless:
-                    self.useless = True
-                    self.close()
+            self._stay(IDLE)
+        theirs, lost = [part for part in parts if part not in mine], 0
+        for part in theirs:
+            began = time.perf_counter()
+            own(part)
+            lost += part in self._built and time.perf_counter() - began > NOT_KEPT
+        if 2 * lost > len(theirs):
+            self._give_up()
         return waited
 
     def close(self) -> None:
@@ -71,7 +92,18 @@ class Builders:
             self._closed = True
             self._changed.notify_all()
         for worker in self._workers:
+            worker.kill()
+        for worker in self._workers:
             worker.end()
+
+    def _give_up(self) -> None:
+        self._given_up = True
+        self.close()
+
+    def _stay(self, seconds: float) -> None:
+        with self._changed:
+            self._until = time.monotonic() + seconds
+            self._changed.notify_all()
 
     def _offer(self, parts: Sequence[str]) -> None:
         with self._changed:
@@ -82,39 +114,55 @@ class Builders:
         with self._changed:
             return self._waiting.popleft() if self._waiting else None
 
-    def _wait(self) -> float:
+    def _wait(self, parts: set[str]) -> float:
+        """For those of the parts that others build; the seconds, unless it was in vain."""
         began = time.perf_counter()
         with self._changed:
-            done = self._changed.wait_for(lambda: not self._taken, PATIENCE)
-        if not done:
-            self.close()
-        return time.perf_counter() - began
+            done = self._changed.wait_for(lambda: not self._taken & parts, PATIENCE)
+        if done:
+            return time.perf_counter() - began
+        self._give_up()
+        return 0.0
 
     def _serve(self, worker: child.Worker) -> None:
         """Give one of them parts as long as there are some, and it lives."""
         part: str | None = None
-        with worker:
-            while worker.hear():
-                part = self._another(part)
-                if part is None:
-                    return
-                worker.tell(part)
-        self._another(part, ended=True)
+        try:
+            with worker:
+                while worker.hear():
+                    self._note(part)
+                    part = self._another()
+                    if part is None:
+                        return
+                    worker.tell(json.dumps(part))
+        finally:
+            self._drop(part)
 
-    def _another(self, done: str | None, ended: bool = False) -> str | None:
-        """Take a part after another one, waiting for it; none where there is nothing to do."""
+    def _note(self, part: str | None) -> None:
+        """That one is ready, and has built a part if it had one."""
         with self._changed:
-            self._taken.discard(done or "")
+            self._served = True
+            if part is not None:
+                self._built.add(part)
+        self._drop(part)
+
+    def _drop(self, part: str | None) -> None:
+        """That nobody builds a part any more."""
+        with self._changed:
+            if part is not None:
+                self._taken.discard(part)
             self._changed.notify_all()
-            if ended or not self._changed.wait_for(lambda: self._waiting or self._closed, IDLE):
-                return None
+
+    def _another(self) -> str | None:
+        """Take a part, waiting for it; none where there is nothing to do."""
+        with self._changed:
+            while not self._waiting and not self._closed:
+                left = self._until - time.monotonic()
+                if left <= 0:
+                    return None
+                self._changed.wait(left)
             if self._closed:
                 return None
             part = self._waiting.pop()
             self._taken.add(part)
             return part
-
-
-def task(source: str, options: Sequence[str]) -> str:
-    """A part as a process is told of it."""
-    return json.dumps([source, list(options)])

@@ -55,13 +55,18 @@ class Task:
         return sum(one for one in self.arguments if isinstance(one, int))
 
 
+def most(cores: int) -> int:
+    """Processes that may compile beside one, on so many cores."""
+    try:
+        told = int(os.environ.get(child.COMPILERS, MOST))
+    except ValueError:
+        told = MOST
+    return max(0, min(told, cores - 1))
+
+
 def wanted(kernels: int, cores: int) -> int:
     """Processes for so many kernels beside one that makes them as well."""
-    try:
-        most = int(os.environ.get(child.COMPILERS, MOST))
-    except ValueError:
-        most = MOST
-    return max(0, min(most, cores - 1, kernels // EACH))
+    return min(most(cores), kernels // EACH)
 
 
 @contextlib.contextmanager

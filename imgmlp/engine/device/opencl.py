@@ -19,6 +19,7 @@ import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,8 +43,8 @@ from imgmlp.engine.device.base import (
     check_slice,
     counted,
 )
-from imgmlp.engine.device.build_beside import Builders, task
-from imgmlp.engine.device.compile_beside import EACH, MOST, Task, beside, wanted
+from imgmlp.engine.device.build_beside import NOT_KEPT, Builders
+from imgmlp.engine.device.compile_beside import Task, beside, most, wanted
 from imgmlp.engine.device.kernel_cache import current, has_room, locked
 from imgmlp.engine.device.pocl import PLATFORM, peak_width, vector_width
 from imgmlp.engine.device.spare import Spare
@@ -105,6 +106,7 @@ class Device(HostCopies):
             self._context = cl.Context([handle])
             self._queue = cl.CommandQueue(self._context)
         self._builders: Builders | None = None
+        self._ending: weakref.finalize[..., Any] | None = None  # of these
         self._timing_queue: Any = None
         self._side_queue: Any = None
         self.usage = Usage()
@@ -158,7 +160,7 @@ class Device(HostCopies):
             return buffer
         except cl.Error as error:
             if _is_memory(error):
-                if self.spare.clear():
+                if self.spare.clear() or self._dismiss():
                     return self._buffer(size)
                 raise driver_errors.does_not_fit(size, self.max_allocation, self.info) from error
             raise driver_errors.failure("allocating memory", status(error), False) from error
@@ -169,6 +171,7 @@ class Device(HostCopies):
         Of less than LARGE nothing is known, and of the largest piece seven eighths of it at least.
         """
         held: list[Allocation] = []
+        self._dismiss()
         self.spare.clear()
         size = min(self.max_allocation, self.info.memory)
         while size >= LARGE:
@@ -256,28 +259,44 @@ class Device(HostCopies):
 
     def expect_programs(self) -> None:
         """Have other processes get ready that help to build what is new and comes soon."""
-        before = self._builders
-        if not self.builds_in_parts or (before and (before.working or before.useless)):
+        before, count = self._builders, most(cores_here())
+        if not self.builds_in_parts or not count:
             return
-        if count := wanted(MOST * EACH, cores_here()):
+        if before is not None and before.working:
+            before.expect()
+        elif before is None or not before.useless:
             self._builders = Builders(self.info.spec, count)
-            weakref.finalize(self, self._builders.close)
+            if self._ending is not None:
+                self._ending.detach()
+            self._ending = weakref.finalize(self, self._builders.close)
 
     def build_parts(self, parts: Mapping[str, Sequence[str]]) -> dict[str, KernelHandle]:
         """What build() gives, of the named kernels of several sources."""
+        new = [source for source in parts if (source, ()) not in self._programs]
+        own = partial(self.build, names=())
+        if len(new) > 2 and not self._helped:
+            began, first = time.perf_counter(), new.pop(0)
+            own(first)
+            if time.perf_counter() - began > NOT_KEPT:
+                self.expect_programs()
+        if self._builders is not None and self._helped:
+            self.compiling += self._builders.build(new, own)
         found: dict[str, KernelHandle] = {}
-        sources = {task(source, ()): source for source in parts}
-
-        def own(told: str) -> None:
-            source = sources[told]
-            found.update(self.build(source, parts[source]))
-
-        if self._builders is not None and self._builders.working and len(parts) > 1:
-            self.compiling += self._builders.build(list(sources), own)
-        else:
-            for told in sources:
-                own(told)
+        for source, names in parts.items():
+            found |= self.build(source, names)
         return found
+
+    @property
+    def _helped(self) -> bool:
+        """Whether other processes would build some parts."""
+        return self._builders is not None and self._builders.working
+
+    def _dismiss(self) -> bool:
+        """End these, as they hold some memory; whether there were any."""
+        if self._builders is None or not self._helped:
+            return False
+        self._builders.close()
+        return True
 
     def parameters(self, kernel: KernelHandle) -> list[tuple[str, str]]:
         """Type and name of each argument; empty where not built with -cl-kernel-arg-info."""

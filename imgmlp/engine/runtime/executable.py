@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from imgmlp.engine.compiler import Stages
 
 KERNEL = "__kernel "  # how each function of a source begins
-PART = 40_000  # characters of a source from which on another part of it begins
+PART = 20_000  # characters of kernels from which on another part of a source begins
 
 
 class Call(NamedTuple):
@@ -102,11 +102,11 @@ def functions(source: str) -> tuple[str, dict[str, str]]:
 def parts(source: str) -> dict[str, list[str]]:
     """A source in parts that can be built by themselves, and the names of the kernels of each."""
     head, texts = functions(source)
-    found, text, names = dict[str, list[str]](), head, list[str]()
+    found, text, names = dict[str, list[str]](), "", list[str]()
     for name, function in texts.items():
         text, names = text + function, [*names, name]
         if len(text) >= PART:
-            found[text], text, names = names, head, []
+            found[head + text], text, names = names, "", []
     if names:
-        found[text] = names
+        found[head + text] = names
     return found

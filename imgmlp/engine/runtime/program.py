@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from imgmlp.engine.compiler import Stages
 
 LEAST_TILE = 8  # rows of a tile that is not halved any more
-LARGE = 400  # nodes of a graph whose kernels a driver takes seconds for
+MANY_NODES = 400  # of a graph whose kernels a driver takes seconds for
 
 
 class Program:
@@ -198,7 +198,7 @@ class Program:
         key = program_cache.key(graph, self._target, self.general)
         found = program_cache.load(key, Executable.parse)
         if found is None:
-            if isinstance(self.device, Device) and len(self._nodes()) > LARGE:
+            if isinstance(self.device, Device) and len(self._nodes()) > MANY_NODES:
                 self.device.expect_programs()
             found = Executable.of(self.stages, given)
             program_cache.store(key, found.text())

@@ -19,7 +19,7 @@ from imgmlp.codec import encoder as any_codec
 from imgmlp.codec.bitstream import container, metadata_sections
 from imgmlp.codec.encoder import Encoded
 from imgmlp.codec.mlp import encode as mlp
-from imgmlp.codec.mlp import estimate, integer_inference, rate_model
+from imgmlp.codec.mlp import estimate, integer_inference, rate_model, size_search
 from imgmlp.codec.mlp.encode import MOST_ATTEMPTS, _Encoder
 from imgmlp.codec.mlp.network import Network, Shape
 from imgmlp.codec.mlp.rounding_search import FULL, Rounding, Trial, overhead
@@ -443,3 +443,14 @@ def test_where_time_is_limited_there_are_none() -> None:
     )
     limited.sizes.attempts.append([500.0, 30.0, 500.0])
     assert limited._rivals() == 0
+
+
+@pytest.mark.parametrize("goal", [Goal("bytes", 700), Goal("psnr", 40.0), Goal("lambda", 1e-4)])
+def test_programs_of_all_networks_that_may_be_tried_are_counted(goal: Goal) -> None:
+    picture, device = Picture(small_pixels()), open_device("numpy")
+    programs = estimate.work(picture, goal, SHORT, device).programs
+    middle = rate_model.network_shape(estimate.usual_weights(picture, goal, SHORT), 3)
+    tried = size_search.beside(middle, goal.kind)
+    assert len(tried) > 3
+    for shape in tried:
+        assert estimate.step_program(shape, 1, device) in programs

@@ -148,7 +148,7 @@ def test_none_is_tried_that_is_much_larger_than_it_may_be() -> None:
 def test_for_a_quality_two_smaller_ones_are_tried_as_well() -> None:
     found = search(Goal("psnr", 30.0))
     middle = found.shape()
-    others = rate_model.neighbours(middle, smaller=2)
+    others = rate_model.neighbours(middle, 1, 2)
     assert [each.parameters for each in others] == [4931, 5643, 4267, 3651]
     found.attempts, tried = [[5000.0, 30.0, float(middle.parameters)]], []
     while found.challenge(3):

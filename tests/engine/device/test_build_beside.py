@@ -16,13 +16,17 @@ import pytest
 from conftest import open_pocl
 
 from imgmlp import child
-from imgmlp.engine import Device, Tensor, compile
+from imgmlp.codec.latent.training.latent_step import LatentStep
+from imgmlp.engine import Device, Tensor, compile, compiler, open_device
 from imgmlp.engine.device import build_beside, build_for, opencl
-from imgmlp.engine.device.build_beside import Builders, task
+from imgmlp.engine.device.build_beside import Builders
+from imgmlp.engine.ir.target import Target
 from imgmlp.engine.runtime import executable, program
 from imgmlp.errors import DeviceError
 
-PARTS = [task(f"part {n}", ()) for n in range(5)]
+pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+
+PARTS = [f"part {n}" for n in range(5)]
 SOON = 20.0  # seconds, after which a test has failed
 
 
@@ -39,7 +43,7 @@ class Fake:
         return self.answers.get()
 
     def tell(self, line: str) -> None:
-        self.told.append(line)
+        self.told.append(json.loads(line))
         self.changed.set()
 
     def wait_for(self, parts: int) -> None:
@@ -49,9 +53,12 @@ class Fake:
             self.changed.wait(0.01)
             self.changed.clear()
 
+    def kill(self) -> None:
+        self.answers.put(False)
+
     def end(self) -> None:
         self.ended = True
-        self.answers.put(False)
+        self.kill()
 
     def __enter__(self) -> Fake:
         return self
@@ -69,6 +76,8 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Fake]]:
         return found[-1]
 
     monkeypatch.setattr(child, "Worker", started)
+    monkeypatch.setattr(build_beside, "IDLE", 1000.0)  # so that nobody is woken by it
+    monkeypatch.setattr(build_beside, "EXPECTED", 1000.0)
     yield found
     for fake in found:
         fake.end()
@@ -124,7 +133,7 @@ def test_nobody_waits_for_those_that_are_not_ready(fakes: list[Fake]) -> None:
     own, builders = Own(), Builders("0:0", 2)
     waited = builders.build(PARTS, own)
     assert own.built == PARTS
-    assert waited < SOON
+    assert waited < 1
     assert not any(fake.told for fake in fakes)
 
 
@@ -153,11 +162,12 @@ def test_what_one_that_ends_has_begun_is_built_here(fakes: list[Fake]) -> None:
         fake.wait_for(1)
         fake.answers.put(False)
 
-    own = Own(ends)
-    builders.build(PARTS, own)
+    own = Own(ends, slow=2 * build_beside.NOT_KEPT)
+    assert builders.build(PARTS, own) < SOON
     assert own.built == PARTS
     assert fake.told == [PARTS[4]]
     gone(builders)
+    assert not builders.useless  # it is another one's turn
 
 
 def test_one_that_never_answers_is_given_up(
@@ -168,9 +178,10 @@ def test_one_that_never_answers_is_given_up(
     (fake,) = fakes
     fake.answers.put(True)
     own = Own(lambda: fake.wait_for(1))
-    assert 0.1 <= builders.build(PARTS, own) < SOON
+    assert builders.build(PARTS, own) == 0  # which nothing was compiled in
     assert own.built == PARTS
     assert fake.ended
+    assert builders.useless
     gone(builders)
 
 
@@ -188,6 +199,7 @@ def test_they_end_where_the_driver_keeps_nothing(
         fake.answers.put(True)
 
     builders.build(PARTS, Own(done, slow))
+    assert PARTS[4] in fake.told
     assert (builders.useless, fake.ended, builders.working) == (useless, useless, not useless)
 
 
@@ -200,6 +212,7 @@ def test_a_part_that_fails_says_so_and_leaves_nothing_to_do(fakes: list[Fake]) -
 
     with pytest.raises(DeviceError):
         builders.build(PARTS, fails)
+    assert not builders._waiting
     fake.answers.put(True)
     own = Own()
     builders.build(PARTS[:1], own)
@@ -214,8 +227,60 @@ def test_those_that_have_nothing_to_do_end(
     builders = Builders("0:0", 2)
     for fake in fakes:
         fake.answers.put(True)
+    time.sleep(0.05)
+    assert builders.working  # a program is expected
+    builders.build([], Own())
     gone(builders)
     assert all(fake.ended for fake in fakes)
+    assert not builders.useless
+
+
+def test_they_stay_where_another_program_is_expected(
+    fakes: list[Fake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_beside, "EXPECTED", 0.0)
+    builders = Builders("0:0", 1)
+    monkeypatch.setattr(build_beside, "EXPECTED", 1000.0)
+    builders.expect()
+    (fake,) = fakes
+    fake.answers.put(True)
+    own = Own(lambda: (fake.wait_for(1), fake.answers.put(True)))
+    builders.build(PARTS, own)
+    assert PARTS[4] in fake.told
+
+
+def test_those_that_wait_end_at_once_when_they_are_closed(fakes: list[Fake]) -> None:
+    builders = Builders("0:0", 2)
+    fakes[0].answers.put(True)
+    builders.close()
+    gone(builders)
+    assert all(fake.ended for fake in fakes)
+
+
+def test_where_none_gets_ready_no_others_are_begun(fakes: list[Fake]) -> None:
+    builders = Builders("0:0", 2)
+    assert not builders.useless
+    for fake in fakes:
+        fake.answers.put(False)
+    gone(builders)
+    assert builders.useless
+
+
+def test_there_are_fewer_where_no_thread_can_be_begun(
+    fakes: list[Fake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if len(fakes) > 1:
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    builders = Builders("0:0", 3)
+    assert [fake.ended for fake in fakes] == [False, True, True]
+    assert len(builders._threads) == 1
+    monkeypatch.undo()
 
 
 # --- the process ---
@@ -230,33 +295,68 @@ def pocl() -> Device:
 
 def test_a_process_says_when_it_is_ready_and_has_built(pocl: Device) -> None:
     answers = io.StringIO()
-    build_for.serve(pocl.info.spec, io.StringIO(task(SOURCE, ()) + "\n"), answers)
+    build_for.serve(pocl.info.spec, io.StringIO(json.dumps(SOURCE) + "\n"), answers)
     assert answers.getvalue().splitlines() == ["ready", "built"]
 
 
-def test_it_builds_what_it_is_told(pocl: Device) -> None:
-    source, answers = "#if NUMBER != 3\n#error\n#endif\n" + SOURCE, io.StringIO()
-    build_for.serve(pocl.info.spec, io.StringIO(task(source, ["-DNUMBER=3"])), answers)
-    assert "built" in answers.getvalue()
-    wrong = io.StringIO(task(source, ["-DNUMBER=4"]))
-    with pytest.raises(DeviceError):
-        build_for.serve(pocl.info.spec, wrong, io.StringIO())
+def test_it_builds_what_it_is_told_on_the_device_that_is_named(pocl: Device) -> None:
+    answers = io.StringIO()
+    with pytest.raises(DeviceError, match="compile"):
+        build_for.serve(pocl.info.spec, io.StringIO(json.dumps("#error\n")), answers)
+    assert answers.getvalue() == "ready\n"
+    with pytest.raises(DeviceError, match="99:0"):
+        build_for.serve("99:0", io.StringIO(), answers)
+
+
+def test_that_a_device_works_is_not_forgotten(
+    monkeypatch: pytest.MonkeyPatch, pocl: Device
+) -> None:
+    """It is not the process's own cache, as that of those that compile kernels is."""
+
+    def forgotten(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("imgmlp.engine.device.discover.doubt", forgotten)
+    build_for.serve(pocl.info.spec, io.StringIO(), io.StringIO())
 
 
 def test_a_worker_is_told_and_answers_until_it_is_left(pocl: Device) -> None:
     with child.Worker(build_beside.PROCESS, pocl.info.spec) as worker:
         assert worker.hear()
-        worker.tell(task(SOURCE, ()))
+        worker.tell(json.dumps(SOURCE))
         assert worker.hear()
         worker.tell("no JSON")
         assert not worker.hear()
         end = time.monotonic() + SOON
         worker.wait(lambda: time.monotonic() > end)
         assert not worker.working
-        worker.tell(task(SOURCE, ()))  # to nobody
+        worker.tell(json.dumps(SOURCE))  # to nobody
         assert not worker.hear()
-    worker.tell(task(SOURCE, ()))  # to one that was left
+    worker.tell(json.dumps(SOURCE))  # to one that was left
     assert not worker.hear()
+    process = worker._process
+    assert process is not None
+    assert process.poll() is not None
+    assert process.stdin.closed
+    assert process.stdout.closed
+
+
+def test_parts_are_built_by_processes(pocl: Device) -> None:
+    builders = Builders(pocl.info.spec, 2)
+    sources = [SOURCE.replace("t_part", f"t_part{n}") for n in range(4)]
+
+    def own(part: str) -> None:
+        end = time.monotonic() + SOON
+        while part == sources[0] and not builders._built:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        pocl.build(part, ())
+
+    builders.build(sources, own)
+    assert builders._built <= set(sources)
+    assert sources[3] in builders._built
+    builders.close()
+    gone(builders)
 
 
 def test_one_that_cannot_be_started_is_never_ready(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,16 +373,17 @@ def test_one_that_cannot_be_started_is_never_ready(monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Builders that a device begins, which do nothing."""
+    """Builders that a device begins, without processes."""
     found = list[Any]()
 
     class Noted:
-        working = True
-        useless = False
-
         def __init__(self, spec: str, count: int) -> None:
             self.spec, self.count, self.parts = spec, count, list[str]()
+            self.working, self.useless, self.expected = True, False, 0
             found.append(self)
+
+        def expect(self) -> None:
+            self.expected += 1
 
         def build(self, parts: list[str], own: Callable[[str], object]) -> float:
             self.parts += parts
@@ -294,7 +395,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             self.working = False
 
     monkeypatch.setattr(opencl, "Builders", Noted)
-    monkeypatch.setattr(opencl, "cores_here", lambda: 3)
+    monkeypatch.setattr(opencl, "cores_here", lambda: 9)
     monkeypatch.setenv(child.COMPILERS, "5")
     return found
 
@@ -311,13 +412,32 @@ def test_processes_get_ready_where_a_driver_compiles_what_is_built(
     as_nvidia(pocl, monkeypatch)
     pocl.expect_programs()
     pocl.expect_programs()
-    assert [(one.spec, one.count) for one in started] == [(pocl.info.spec, 2)]
+    assert [(one.spec, one.count, one.expected) for one in started] == [(pocl.info.spec, 5, 1)]
     started[0].working = False
     pocl.expect_programs()
     assert len(started) == 2
     started[1].working, started[1].useless = False, True
     pocl.expect_programs()
     assert len(started) == 2
+
+
+def test_they_end_where_memory_is_short(
+    pocl: Device, started: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_nvidia(pocl, monkeypatch)
+    pocl.expect_programs()
+    make = opencl.cl.Buffer
+
+    def short(*told: Any, **sizes: Any) -> Any:
+        if started[0].working:
+            raise opencl.cl.MemoryError("none is left")
+        return make(*told, **sizes)
+
+    monkeypatch.setattr(opencl.cl, "Buffer", short)
+    assert pocl.alloc(1000).nbytes == 1000
+    pocl.expect_programs()
+    pocl.free_memory()
+    assert [one.working for one in started] == [False, False]
 
 
 def test_there_are_none_where_none_are_wanted(
@@ -338,30 +458,48 @@ def test_they_end_with_the_device(started: list[Any], monkeypatch: pytest.Monkey
     assert not started[0].working
 
 
+TEXT = "__kernel void {}(__global float *x) {{ x[0] = {}; }}"
+
+
 @pytest.mark.parametrize("helped", [False, True])
 def test_kernels_come_from_their_parts(
     helped: bool, pocl: Device, started: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = "__kernel void {}(__global float *x) {{ x[0] = {}; }}"
-    parts = {text.format(name, n): [name] for n, name in enumerate(["t_a", "t_b", "t_c"])}
+    number = time.time_ns() % 10**6
+    parts = {TEXT.format(name, n + number): [name] for n, name in enumerate(["t_a", "t_b", "t_c"])}
     if helped:
         as_nvidia(pocl, monkeypatch)
         pocl.expect_programs()
     before = pocl.compiling
     handles = pocl.build_parts(parts)
-    assert [json.loads(told)[0] for one in started for told in one.parts] == list(parts) * helped
+    assert [part for one in started for part in one.parts] == list(parts) * helped
     assert (pocl.compiling - before >= 3.0) is helped
     memory, found = pocl.alloc(4), np.empty(1, np.float32)
     for n, name in enumerate(["t_a", "t_b", "t_c"]):
         pocl.launch_all([pocl.bind(handles[name], [memory], (1,), (1,))])
         pocl.read(memory, found)
-        assert found[0] == n
+        assert found[0] == n + number
+    pocl.build_parts(parts)
+    assert sum(len(one.parts) for one in started) == 3 * helped  # what is built is not built again
+
+
+@pytest.mark.parametrize(("count", "kept", "begun"), [(3, -1.0, 1), (3, 1000.0, 0), (2, -1.0, 0)])
+def test_others_come_where_the_first_part_shows_that_nothing_is_kept(
+    count: int, kept: float, begun: int,
+    pocl: Device, started: list[Any], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    as_nvidia(pocl, monkeypatch)
+    monkeypatch.setattr(opencl, "NOT_KEPT", kept)
+    number = time.time_ns() % 10**6
+    parts = {TEXT.format(f"t_{n}", n + number): [f"t_{n}"] for n in range(count)}
+    assert set(pocl.build_parts(parts)) == {f"t_{n}" for n in range(count)}
+    assert [one.parts for one in started] == [list(parts)[1:]] * begun
 
 
 def test_parts_hold_each_kernel_once_behind_what_all_need(monkeypatch: pytest.MonkeyPatch) -> None:
     head = "#define ONE 1\n"
     kernels = [f"__kernel void k{n}(int x) {{ {'x += ONE; ' * n} }}\n" for n in range(7)]
-    monkeypatch.setattr(executable, "PART", len(head) + 80)
+    monkeypatch.setattr(executable, "PART", 80)
     found = executable.parts(head + "".join(kernels))
     assert [name for names in found.values() for name in names] == [f"k{n}" for n in range(7)]
     *full, last = found.values()
@@ -376,9 +514,15 @@ def test_parts_hold_each_kernel_once_behind_what_all_need(monkeypatch: pytest.Mo
 def test_a_program_gives_the_same_in_parts(
     pocl: Device, started: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Processes get ready for a graph that is new and large, before it is lowered."""
+    """Processes get ready for a graph that is new and large, before it is lowered. What another
+    program lends is not built again."""
     monkeypatch.setattr(executable, "PART", 1)
     monkeypatch.setattr(Device, "builds_in_parts", True)
+    order, lower, expect = list[str](), compiler.lower, Device.expect_programs
+    monkeypatch.setattr(compiler, "lower", lambda *of: (order.append("lowered"), lower(*of))[1])
+    monkeypatch.setattr(
+        Device, "expect_programs", lambda own: (order.append("expected"), expect(own))[1]
+    )
     number = time.time_ns() % 10**6  # so that no earlier process has it
 
     def step() -> dict[str, Tensor]:
@@ -386,15 +530,34 @@ def test_a_program_gives_the_same_in_parts(
         y = (x * number).contiguous()
         return {"sum": (y + 1).sum(), "largest": (y - number).max()}
 
-    monkeypatch.setattr(program, "LARGE", 10**6)
+    def both() -> dict[str, Tensor]:
+        found = step()
+        return found | {"less": (found["sum"] - 3).contiguous()}
+
+    monkeypatch.setattr(program, "MANY_NODES", 10**6)
     small = compile(step, pocl)
-    assert started == []
+    assert order == ["lowered"]
     number += 1
-    monkeypatch.setattr(program, "LARGE", 3)
+    monkeypatch.setattr(program, "MANY_NODES", 3)
     large = compile(step, pocl)
-    assert len(started) == 1
-    assert len(started[0].parts) == len({call.function for call in large.executable.calls}) > 1
+    assert order == ["lowered", "expected", "lowered"]
+    (one,) = started
+    functions = {call.function for call in large.executable.calls}
+    assert len(one.parts) == len(functions) > 1
     for each, factor in ((small, number - 1), (large, number)):
         each.run()
         assert each.read("sum") == pytest.approx(2016 * factor + 64)
         assert each.read("largest") == pytest.approx(62 * factor)
+    other = compile(both, pocl, beside=large)
+    other.run()
+    assert other.read("less") == pytest.approx(2016 * number + 61)
+    new = {call.function for call in other.executable.calls}
+    assert len(one.parts) - len(functions) < len(new)
+
+
+def test_a_latent_step_is_large_and_has_several_parts() -> None:
+    pixels = np.zeros((128, 128, 3), np.uint8)
+    step = LatentStep(pixels, 0, open_device("numpy"))
+    assert len(step.program._nodes()) > program.MANY_NODES
+    source = compiler.lower(step.program.updates, Target(lanes="group")).source
+    assert len(executable.parts(source)) > 4
