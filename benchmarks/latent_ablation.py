@@ -180,7 +180,7 @@ def variants() -> list[Variant]:
         Variant("another seed", {(forms, "SEED"): forms.SEED + 1}),  # how far chance goes
         *soap,
         Variant("rate of latents half as much again", {(phases, "LATENTS"): 0.3}),
-        Variant("latents forget by 0.9 and 0.98", {(phases, "MOMENTA"): (0.9, 0.9)}),
+        Variant("latents forget by 0.9 and 0.98", {(step, "MOMENTUM"): 0.9}),
         Variant("latents forget by 0.8 and 0.95", {(step, "BETAS"): (0.9, 0.95)}),
         Variant("latents forget by 0.8 and 0.99", {(step, "BETAS"): (0.9, 0.99)}),
         Variant("networks are means of the last ones", averaged=True),

@@ -156,12 +156,12 @@ def open_untried(spec: str) -> AnyDevice:
     raise _not_there(spec, found, reason)
 
 
-def open_trusted(spec: str) -> Device:
-    """The device of a spec such as "0:0", which works as far as is known; nothing is tried."""
+def open_named(spec: str) -> Device:
+    """The device that a spec such as "0:0" names: not tried, and what is known of it stays."""
     found, reason = find()
-    for handle, info in found:
-        if info.spec == spec:
-            return Device(handle, info)
+    matches = _matches(spec, found)
+    if matches:
+        return Device(*matches[0])
     raise _not_there(spec, found, reason)
 
 

@@ -20,6 +20,7 @@ from imgmlp.codec.latent.training.latent_step import LatentStep
 from imgmlp.engine import Device, Tensor, compile, compiler, open_device
 from imgmlp.engine.device import build_beside, build_for, opencl
 from imgmlp.engine.device.build_beside import Builders
+from imgmlp.engine.device.discover import open_untried
 from imgmlp.engine.ir.target import Target
 from imgmlp.engine.runtime import executable, program
 from imgmlp.errors import DeviceError
@@ -312,12 +313,12 @@ def test_that_a_device_works_is_not_forgotten(
     monkeypatch: pytest.MonkeyPatch, pocl: Device
 ) -> None:
     """It is not the process's own cache, as that of those that compile kernels is."""
-
-    def forgotten(*_: object) -> None:
-        raise AssertionError
-
-    monkeypatch.setattr("imgmlp.engine.device.discover.doubt", forgotten)
+    forgotten = list[object]()
+    monkeypatch.setattr("imgmlp.engine.device.discover.doubt", lambda *of: forgotten.append(of))
     build_for.serve(pocl.info.spec, io.StringIO(), io.StringIO())
+    assert forgotten == []
+    open_untried(pocl.info.spec)
+    assert len(forgotten) == 1  # so that it would have been seen
 
 
 def test_a_worker_is_told_and_answers_until_it_is_left(pocl: Device) -> None:
