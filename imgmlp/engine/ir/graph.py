@@ -77,7 +77,7 @@ def _operator(op: Op, swapped: bool = False) -> Callable[[Node, Node | float], N
 class Node:
     """One value of a graph: an operation, its sources, its shape and dtype. Immutable."""
 
-    __slots__ = ("__weakref__", "arg", "dtype", "number", "op", "shape", "src")
+    __slots__ = ("__weakref__", "arg", "dtype", "number", "op", "own", "shape", "src")
 
     op: Op
     src: tuple[Node, ...]
@@ -85,6 +85,7 @@ class Node:
     shape: Shape
     dtype: DType
     number: int  # age: a source is always older than what uses it
+    own: bool  # of the step that it was made for, not what any other one may have needed as well
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a Node is immutable; cannot set {name}")
@@ -110,7 +111,9 @@ class Node:
 _interned: weakref.WeakValueDictionary[Any, Node] = weakref.WeakValueDictionary()
 _age = itertools.count()
 # What sets each of them, past Node's own refusal.
-_PUT = [getattr(Node, n).__set__ for n in ("op", "src", "arg", "shape", "dtype", "number")]
+_OWN = {Op.BUFFER, Op.FUNCTION}  # whose arg is made anew for each step
+_FIELDS = "op", "src", "arg", "shape", "dtype", "number", "own"
+_PUT = [getattr(Node, name).__set__ for name in _FIELDS]
 
 
 def make(op: Op, src: tuple[Node, ...], arg: Any, shape: Shape, dtype: DType) -> Node:
@@ -126,7 +129,8 @@ def make(op: Op, src: tuple[Node, ...], arg: Any, shape: Shape, dtype: DType) ->
     node = _interned.get(key)
     if node is None:
         node = Node.__new__(Node)
-        for put, value in zip(_PUT, (op, src, arg, shape, dtype, next(_age)), strict=True):
+        own = op in _OWN or True in [s.own for s in src]
+        for put, value in zip(_PUT, (op, src, arg, shape, dtype, next(_age), own), strict=True):
             put(node, value)
         _interned[key] = node
     return node
@@ -321,15 +325,31 @@ def normal_axis(axis: int, shape: Shape, operation: str) -> int:
 def toposort(
     roots: Iterable[Node], sources: Callable[[Node], Sequence[Node]] = attrgetter("src")
 ) -> list[Node]:
-    """Every Node that the roots need, each after its sources, or after what counts as those."""
-    seen: set[Node] = set()
-    stack = list(roots)
+    """Every Node that the roots need, each after its sources, or after what counts as those.
+
+    A step's own come in the order in which they were made. How old the others are is chance: they
+    stand before the first one that needs them.
+    """
+    roots = list(roots)
+    below: dict[Node, Sequence[Node]] = {}
+    stack = roots.copy()
     while stack:
         node = stack.pop()
-        if node not in seen:
-            seen.add(node)
-            stack.extend(sources(node))
-    return sorted(seen, key=attrgetter("number"))
+        if node not in below:
+            below[node] = sources(node)
+            stack += below[node]
+    by_age = sorted(filter(attrgetter("own"), below), key=attrgetter("number"))
+    if len(by_age) == len(below):
+        return by_age
+    found: dict[Node, None] = {}
+    for stack in ([node] for node in (*by_age, *roots)):
+        while stack:
+            missing = [s for s in below[stack[-1]] if s not in found]
+            if missing:
+                stack += reversed(missing)
+            else:
+                found[stack.pop()] = None
+    return list(found)
 
 
 def rebuild(node: Node, src: tuple[Node, ...]) -> Node:

@@ -1,7 +1,6 @@
 """A graph as text: numbered lines or a tree for people, DOT for Graphviz.
 
-What is printed follows from the graph alone. `toposort` cannot promise that: it goes by the age of
-Nodes, and a constant may be older than the graph where somebody holds an equal one.
+What is printed follows from the graph alone: `toposort` goes by the order in which Nodes were made.
 """
 
 from __future__ import annotations

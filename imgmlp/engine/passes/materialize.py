@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 
 from imgmlp.engine.ir.control_flow import results
 from imgmlp.engine.ir.graph import Buffer, Node, buffer, move, rebuild, toposort
@@ -48,6 +48,7 @@ class Graph:
         self.first_name = first_name  # number of the first place, which names it in listings
         self.loops = [n for n in toposort(roots) if n.op is Op.LOOP]
         self.nodes = toposort([*roots, *(r for loop in self.loops for r in results(loop))])
+        self._places = {node: place for place, node in enumerate(self.nodes)}
         self.roots = set(roots)
         self.users: dict[Node, list[Node]] = {n: [] for n in self.nodes}
         for node in self.nodes:
@@ -59,14 +60,17 @@ class Graph:
             self._keep_for(node)
         self.kept |= {r for r in roots if r.op is not Op.BUFFER}
         factors = {s for n in self.nodes if n.op is Op.DOT for s in n.src}
-        for factor in sorted(factors, key=lambda n: n.number):
+        for factor in self._sorted(factors):
             if not is_plain_chain(factor, self.kept):
                 self.kept.add(factor)
-        for node in sorted(self.kept, key=lambda n: n.number):
+        for node in self._sorted(self.kept):
             self.kept.update(self._cores_below(node)[:-1])
         self.kept -= {n for n in self.nodes if self._only_moves(n)}
         self._keep_deep()
         self.guards = self._find_guards()
+
+    def _sorted(self, nodes: Iterable[Node]) -> list[Node]:
+        return sorted(nodes, key=self._places.__getitem__)
 
     def _keep_deep(self) -> None:
         """Keep what is DEEPEST operations from memory, so that no kernel's expression is deeper."""
@@ -107,7 +111,7 @@ class Graph:
             if node not in seen and (node is top or node not in self.kept):
                 seen.add(node)
                 stack.extend(node.src if node.op not in CORES else ())
-        return sorted((n for n in seen if n.op in CORES), key=lambda n: n.number)
+        return self._sorted(n for n in seen if n.op in CORES)
 
     def _keep_for(self, node: Node) -> None:
         if node.op in CORES:
@@ -195,7 +199,7 @@ class Graph:
         """
         places = dict(given)
         self.copies: list[tuple[Store, frozenset[Choice]]] = []
-        for node in sorted(self.kept, key=lambda n: -n.number):
+        for node in reversed(self._sorted(self.kept)):
             if node not in places:
                 places[node] = make(node, f"t{self.first_name + len(places)}")
             if node.op is Op.RESHAPE and self._unplaced(node.src[0], places):
@@ -245,7 +249,7 @@ class Graph:
     def drafts(self, places: dict[Node, Node]) -> list[KernelDraft]:
         """A draft for every place that some kernel must fill, after all that it reads."""
         drafts: list[KernelDraft] = []
-        for node in sorted(self.kept, key=lambda n: n.number):
+        for node in self._sorted(self.kept):
             if not self._filled_by_sources(node, places):
                 top = node.src[0] if node.op is Op.CONTIGUOUS else node
                 job = Store(places[node], top)
@@ -271,7 +275,7 @@ class Graph:
                     draft.after |= found.get(store.place, set())
                     found[store.place] = set()
                 found.setdefault(store.place, set()).add(draft.order)
-        for node in sorted(self.kept, key=lambda n: n.number):
+        for node in self._sorted(self.kept):
             place = places[node]
             if node.op is Op.CONCAT:
                 parts = [places[part] for part in node.src if part in places]

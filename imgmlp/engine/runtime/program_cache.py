@@ -47,7 +47,7 @@ def identify(updates: Sequence[Update]) -> tuple[str, list[Buffer]]:
     numbers: dict[Node, int] = {}
     buffers: dict[Buffer, int] = {}
     digest = hashlib.sha256()
-    for node in _walk(_by_age([value for _, value in updates])):
+    for node in _walk(toposort(value for _, value in updates)):
         told = node.arg
         if node.op is Op.BUFFER:
             told = buffers.setdefault(node.arg, len(buffers))
@@ -64,16 +64,6 @@ def identify(updates: Sequence[Update]) -> tuple[str, list[Buffer]]:
         place = buffers.setdefault(state, len(buffers))
         digest.update(f"{place} {state.shape} {state.dtype.name} {numbers[value]}\n".encode())
     return digest.hexdigest(), list(buffers)
-
-
-def _by_age(roots: Sequence[Node]) -> list[Node]:
-    """What needs a Buffer, in the order in which it was made, which lowering follows; then the
-    roots. Whatever else may be older than the step: another one needed the same."""
-    varying: dict[Node, None] = {}
-    for node in toposort(roots):
-        if node.op is Op.BUFFER or any(s in varying for s in node.src):
-            varying[node] = None
-    return [*varying, *roots]
 
 
 def _walk(roots: Sequence[Node]) -> Iterator[Node]:

@@ -116,6 +116,26 @@ def test_deep_graphs_need_no_recursion(x: Node) -> None:
     assert substitute([node], {x: x * 2.0})[0].shape == (2, 3)
 
 
+def test_their_order_is_that_in_which_a_step_was_written(x: Node) -> None:
+    second, first = alu(Op.SIN, x), alu(Op.COS, x)
+    assert toposort([first + second])[1:3] == [second, first]
+
+
+def test_what_others_hold_is_not_in_front_for_that() -> None:
+    def graph() -> list[str]:
+        x = buffer(Buffer((), f32))
+        low = alu(Op.SIN, x * 7.25) + alu(Op.SIN, const(7.5, f32)) * 7.75
+        every = toposort([low, alu(Op.COS, const(8.5, f32))])
+        return [f"{n.op.name} {n.arg if n.op is Op.CONST else ''}" for n in every]
+
+    expected = graph()
+    constants = [told for told in expected if "CONST" in told]
+    assert constants == ["CONST 7.25", "CONST 7.5", "CONST 7.75", "CONST 8.5"]
+    held = [alu(op, const(n, f32)) for n in (8.5, 7.75, 7.5, 7.25) for op in (Op.COS, Op.SIN)]
+    assert graph() == expected
+    assert len(held) == 8
+
+
 def test_substitution_replaces_everywhere_and_keeps_the_rest(x: Node) -> None:
     y = buffer(Buffer((2, 3), f32))
     untouched = alu(Op.SIN, y)

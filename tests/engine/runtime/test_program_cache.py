@@ -27,6 +27,8 @@ from imgmlp.engine import (
     open_device,
     optim,
 )
+from imgmlp.engine.ir.dtype import f32
+from imgmlp.engine.ir.graph import Node, concat, const
 from imgmlp.engine.ir.target import Target
 from imgmlp.engine.ir.usage_errors import OutOfBoundsError
 from imgmlp.engine.oracle.given_indices import limits_told, set_limits
@@ -180,6 +182,24 @@ def test_data_names_and_what_the_process_has_made_do_not_count() -> None:
     ]  # constants of an older age
     assert identify(simple()(device).updates)[0] == identify(first.updates)[0] == wanted
     assert len(kept) == 3
+
+
+def test_nor_do_they_change_what_is_compiled() -> None:
+    """Or the same step, once more in a process, would find nothing of what the driver keeps."""
+    device = open_opencl()
+
+    def filling(n: int) -> Node:
+        return const(n + 0.5, f32, (3 + n, 5 + n))
+
+    def source() -> str:
+        parts = (Tensor(np.ones((4, 5 + n), np.float32), device).node for n in range(3))
+        outputs = {f"y{n}": concat([part, filling(n)], 0) for n, part in enumerate(parts)}
+        return Program(device, outputs, ()).executable.source
+
+    wanted = source()
+    held = [filling(n) for n in (2, 1, 0)]
+    assert source() == wanted
+    assert len(held) == 3
 
 
 @pytest.mark.parametrize(
