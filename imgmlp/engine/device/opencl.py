@@ -12,6 +12,7 @@ processes share, so both happen here under one file lock.
 from __future__ import annotations
 
 import contextlib
+import linecache
 import math
 import os
 import time
@@ -73,6 +74,7 @@ COARSEST_ALIGN = 1 << 16  # bytes; packing to coarser offsets saves little
 SPARE, SPARE_SHARE = 1 << 28, 1 / 64
 LARGE = 1 << 20  # bytes of an allocation that is used at once, to see that it is there
 COLD = 0.05  # seconds that a first launch compiles, at least, where its machine code was not there
+WRAPPER = "<generated: 'pyopencl invoker for "  # how pyopencl calls the source of a wrapper
 _BYTE = np.zeros(1, np.uint8)
 # Whose driver keeps what it compiles on disk, and (580.159) crashes when parts of an allocation are
 # released that kernels have used and that overlap without being the same.
@@ -496,6 +498,7 @@ class Device(HostCopies):
             _ = kernel.num_args  # NVIDIA's driver notices an unknown name only here
         except cl.Error as error:
             raise driver_errors.fault(f"the built program has no kernel {name}: {error}") from error
+        _forget_wrappers()
         return kernel
 
     @contextlib.contextmanager
@@ -513,6 +516,17 @@ class Device(HostCopies):
 
 
 # What is told by the driver, and how it fails
+
+
+def _forget_wrappers() -> None:
+    """Have Python forget the source of the call wrapper that pyopencl has generated for a kernel.
+
+    It keeps that for tracebacks, for ever and under a name that is none of those before, which
+    takes the longer the more there are: 40 ms a kernel after 30,000 of them.
+    """
+    for name in list(linecache.cache):
+        if name.startswith(WRAPPER):
+            linecache.cache.pop(name, None)
 
 
 def _has_matrix_units(handle: Any) -> bool:
