@@ -53,16 +53,20 @@ def test_terms(device: Device, name: str) -> None:
     """All lengths: of whole vectors, halves of one, and a few terms more."""
     (terms, wanted), numpy = TERMS[name], open_device("numpy")
     rng = np.random.default_rng(0)
-    for n in COUNTS:
-        values = [rng.standard_normal((ROWS, 2 * n + 3)).astype(np.float32) for _ in range(2)]
-        x, y = (Tensor(v, device) for v in values)
-        program = compile(lambda x=x, y=y, n=n: {"sums": terms(x, y, n).sum(1)}, device)  # type: ignore[misc]
-        program.run()
+    given = {
+        n: [rng.standard_normal((ROWS, 2 * n + 3)).astype(np.float32) for _ in range(2)]
+        for n in COUNTS
+    }
+    there = {n: [Tensor(v, device) for v in values] for n, values in given.items()}
+    program = compile(lambda: {str(n): terms(*there[n], n).sum(1) for n in COUNTS}, device)
+    program.run()
+    for n, values in given.items():
         exact = terms(*(Tensor(v, numpy) for v in values), n).numpy().astype(np.float64)
         most = 1e-6 * np.abs(exact).sum(1) + 1e-6
-        assert (np.abs(program.read("sums") - exact.sum(1)) <= most).all(), n
-        (code,) = program.stages.codes
-        assert bool(sums_in_vectors(code, device.vector_width)[0]) is wanted, n
+        assert (np.abs(program.read(str(n)) - exact.sum(1)) <= most).all(), n
+    codes, width = program.stages.codes, device.vector_width
+    found = sum(len(sums_in_vectors(code, width)[0]) for code in codes)
+    assert found == (len(COUNTS) if wanted else 0)
 
 
 def test_fewer_than_a_vector_have_no_more_accumulators_than_terms(device: Device) -> None:
