@@ -75,6 +75,7 @@ SPARE, SPARE_SHARE = 1 << 28, 1 / 64
 LARGE = 1 << 20  # bytes of an allocation that is used at once, to see that it is there
 COLD = 0.05  # seconds that a first launch compiles, at least, where its machine code was not there
 WRAPPER = "<generated: 'pyopencl invoker for "  # how pyopencl calls the source of a wrapper
+MOST_SOURCES = 200  # files that Python has lines of, before wrappers are forgotten
 _BYTE = np.zeros(1, np.uint8)
 # Whose driver keeps what it compiles on disk, and (580.159) crashes when parts of an allocation are
 # released that kernels have used and that overlap without being the same.
@@ -519,14 +520,16 @@ class Device(HostCopies):
 
 
 def _forget_wrappers() -> None:
-    """Have Python forget the source of the call wrapper that pyopencl has generated for a kernel.
+    """Have Python forget the sources of the call wrappers that pyopencl generates for kernels.
 
-    It keeps that for tracebacks, for ever and under a name that is none of those before, which
-    takes the longer the more there are: 40 ms a kernel after 30,000 of them.
+    It keeps them for tracebacks, for ever and each under a name that is none of those before, which
+    takes the longer the more there are: 40 ms a kernel after 30,000 of them. Seldom, as a thread
+    that shows a traceback just then would miss them.
     """
-    for name in list(linecache.cache):
-        if name.startswith(WRAPPER):
-            linecache.cache.pop(name, None)
+    if len(linecache.cache) > MOST_SOURCES:
+        for name in list(linecache.cache):
+            if name.startswith(WRAPPER):
+                linecache.cache.pop(name, None)
 
 
 def _has_matrix_units(handle: Any) -> bool:

@@ -77,7 +77,7 @@ def _operator(op: Op, swapped: bool = False) -> Callable[[Node, Node | float], N
 class Node:
     """One value of a graph: an operation, its sources, its shape and dtype. Immutable."""
 
-    __slots__ = ("__weakref__", "arg", "dtype", "number", "op", "own", "shape", "src")
+    __slots__ = ("__weakref__", "arg", "dtype", "number", "op", "shape", "src", "varies")
 
     op: Op
     src: tuple[Node, ...]
@@ -85,7 +85,7 @@ class Node:
     shape: Shape
     dtype: DType
     number: int  # age: a source is always older than what uses it
-    own: bool  # of the step that it was made for, not what any other one may have needed as well
+    varies: bool  # hangs on a Buffer; of any other one it is chance who made it, and when
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a Node is immutable; cannot set {name}")
@@ -110,9 +110,8 @@ class Node:
 
 _interned: weakref.WeakValueDictionary[Any, Node] = weakref.WeakValueDictionary()
 _age = itertools.count()
+_FIELDS = "op", "src", "arg", "shape", "dtype", "number", "varies"
 # What sets each of them, past Node's own refusal.
-_OWN = {Op.BUFFER, Op.FUNCTION}  # whose arg is made anew for each step
-_FIELDS = "op", "src", "arg", "shape", "dtype", "number", "own"
 _PUT = [getattr(Node, name).__set__ for name in _FIELDS]
 
 
@@ -129,8 +128,9 @@ def make(op: Op, src: tuple[Node, ...], arg: Any, shape: Shape, dtype: DType) ->
     node = _interned.get(key)
     if node is None:
         node = Node.__new__(Node)
-        own = op in _OWN or True in [s.own for s in src]
-        for put, value in zip(_PUT, (op, src, arg, shape, dtype, next(_age), own), strict=True):
+        varies = op is Op.BUFFER or True in [s.varies for s in src]
+        values = op, src, arg, shape, dtype, next(_age), varies
+        for put, value in zip(_PUT, values, strict=True):
             put(node, value)
         _interned[key] = node
     return node
@@ -327,8 +327,9 @@ def toposort(
 ) -> list[Node]:
     """Every Node that the roots need, each after its sources, or after what counts as those.
 
-    A step's own come in the order in which they were made. How old the others are is chance: they
-    stand before the first one that needs them.
+    Those that vary come in the order in which they were made, which is a step's own unless another
+    one on the same Buffers has made some of them before. The others, which any graph may have
+    needed before, stand before the first one that needs them.
     """
     roots = list(roots)
     below: dict[Node, Sequence[Node]] = {}
@@ -338,13 +339,14 @@ def toposort(
         if node not in below:
             below[node] = sources(node)
             stack += below[node]
-    by_age = sorted(filter(attrgetter("own"), below), key=attrgetter("number"))
+    by_age = sorted(filter(attrgetter("varies"), below), key=attrgetter("number"))
     if len(by_age) == len(below):
         return by_age
     found: dict[Node, None] = {}
     for stack in ([node] for node in (*by_age, *roots)):
         while stack:
-            missing = [s for s in below[stack[-1]] if s not in found]
+            node = stack[-1]
+            missing = [s for s in below[node] if s not in found] if node not in found else ()
             if missing:
                 stack += reversed(missing)
             else:

@@ -1,6 +1,7 @@
 """A graph as text: numbered lines or a tree for people, DOT for Graphviz.
 
-What is printed follows from the graph alone: `toposort` goes by the order in which Nodes were made.
+What is printed follows from the graph alone, whereas `toposort` goes by the order in which what
+hangs on Buffers was made.
 """
 
 from __future__ import annotations

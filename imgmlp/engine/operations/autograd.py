@@ -238,7 +238,7 @@ def _cond(
         shared = [n for n in toposort([value]) if n in others or _of_loop(n, others) or not n.src]
         found = _gradients([(value, g)], shared, beyond=False)
         parts.append({n: part for n, part in zip(shared, found, strict=True) if part is not None})
-    for target in sorted({n for p in parts for n in p}, key=lambda n: n.number):
+    for target in (n for n in toposort(values) if any(n in p for p in parts)):
         chosen, otherwise = (p.get(target, zeros_like(target)) for p in parts)
         yield target, cond(condition, chosen, otherwise)
 

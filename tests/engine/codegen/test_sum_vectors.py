@@ -67,6 +67,13 @@ def test_terms(device: Device, name: str) -> None:
     codes, width = program.stages.codes, device.vector_width
     found = sum(len(sums_in_vectors(code, width)[0]) for code in codes)
     assert found == (len(COUNTS) if wanted else 0)
+    lowered = open_device("numpy:uops")
+    lowered.vector_width = width
+    for n, values in given.items():  # each by itself
+        own = [Tensor(v, lowered) for v in values]
+        alone = compile(lambda own=own, n=n: {"sums": terms(*own, n).sum(1)}, lowered)  # type: ignore[misc]
+        (code,) = alone.stages.codes
+        assert bool(sums_in_vectors(code, width)[0]) is wanted, n
 
 
 def test_fewer_than_a_vector_have_no_more_accumulators_than_terms(device: Device) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from conftest import Lowered
@@ -11,6 +13,7 @@ from small_programs import symmetric
 
 from imgmlp.engine import AnyDevice, Device, Program, Tensor, compile, cond, loop
 from imgmlp.engine import dtype as dt
+from imgmlp.engine.ir.graph import toposort
 from imgmlp.engine.ir.kernel import Loop
 from imgmlp.engine.ir.op import Op
 
@@ -187,6 +190,16 @@ def test_what_a_loop_needs_outlives_its_temporaries(kernels: Device) -> None:
         for name in ("total", "late"):
             assert np.array_equal(plain.read(name), poisoned.read(name))
             assert np.isfinite(plain.read(name)).all()
+
+
+def test_the_numbers_that_a_loop_carries_are_those_of_its_listing() -> None:
+    x, y = Tensor([1.0, 2.0]), Tensor([3.0, 4.0])
+    last, _ = loop(3, lambda i, p, q: (p + q, (q * 2.0).tanh()), x, y)
+    body = next(n.arg for n in toposort([last.node]) if n.op is Op.LOOP)
+    listing, _, carried = body.render().rpartition("\n")
+    lines = [line.split() for line in listing.splitlines()]
+    told = [lines[int(number)] for number in re.findall(r"\d+", carried)]
+    assert [line[1] for line in told] == ["ADD", "FUNCTION"]
 
 
 def test_listings_show_the_body(lowered: Lowered) -> None:

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from reference import close
 
 from imgmlp.engine import AnyDevice, Tensor, compile, open_device
-from imgmlp.engine.ir.dtype import f32
+from imgmlp.engine.ir.dtype import bool_, f32
 from imgmlp.engine.ir.graph import Buffer, Node, alu, buffer, concat, dot, move, reduce
-from imgmlp.engine.ir.kernel import Kernel, Update
+from imgmlp.engine.ir.kernel import Guard, Kernel, KernelDraft, Store, Update
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.oracle.interpret import evaluate
 from imgmlp.engine.passes.memory_plan import plan
-from imgmlp.engine.passes.schedule import schedule
+from imgmlp.engine.passes.schedule import freeze, schedule
 from imgmlp.engine.runtime.buffers import read_buffer
 from imgmlp.engine.runtime.program import Program
 
@@ -88,6 +88,16 @@ def test_a_factor_and_its_transpose_share_a_copy_where_one_is_needed() -> None:
 def test_a_reduction_and_what_follows_are_one_kernel() -> None:
     total = reduce(Op.SUM, values(5, 7) * 2.0, (1,))
     assert len(outputs(alu(Op.SQRT, total * total + 1.0))) == 1
+
+
+def test_the_order_of_what_a_kernel_hangs_on_is_no_chance() -> None:
+    """That of a set is."""
+    job = Store(values(3), values(3))
+    for _ in range(20):
+        condition = buffer(Buffer((), bool_, NUMPY))
+        guards = frozenset(Guard(condition, wanted) for wanted in (True, False))
+        kernel = freeze(KernelDraft(0, (3,), [job], None, set(), set()), 0, guards)
+        assert [guard.wanted for guard in kernel.guards] == [False, True]
 
 
 def test_two_reductions_that_meet_are_two_kernels_unless_of_the_same_rows() -> None:

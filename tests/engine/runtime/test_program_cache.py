@@ -202,6 +202,24 @@ def test_nor_do_they_change_what_is_compiled() -> None:
     assert len(held) == 3
 
 
+def test_nor_do_functions_of_constants_that_others_hold() -> None:
+    """Which are one Node wherever they are asked for, as their gradients have one rule."""
+    device = open_device("numpy")
+
+    def filling(n: int) -> Tensor:
+        return Tensor.full((2, 5 + n), 0.5).tanh()
+
+    def found() -> str:
+        x = [Tensor(np.ones((4, 5 + n), np.float32), device) for n in range(2)]
+        outputs = lambda: {str(n): Tensor.concat([x[n], filling(n)]) for n in range(2)}  # noqa: E731
+        return identify(compile(outputs, device).updates)[0]
+
+    wanted = found()
+    held = [filling(n) for n in (1, 0)]
+    assert found() == wanted
+    assert len(held) == 2
+
+
 @pytest.mark.parametrize(
     "other",
     [
