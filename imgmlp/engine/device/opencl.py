@@ -523,7 +523,7 @@ def _forget_wrappers() -> None:
     """Have Python forget the sources of the call wrappers that pyopencl generates for kernels.
 
     It keeps them for tracebacks, for ever and each under a name that is none of those before, which
-    takes the longer the more there are: 40 ms a kernel after 30,000 of them. Seldom, as a thread
+    takes the longer the more there are: 16 ms a kernel with 30,000 of them. Seldom, as a thread
     that shows a traceback just then would miss them.
     """
     if len(linecache.cache) > MOST_SOURCES:

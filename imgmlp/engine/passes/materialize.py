@@ -48,7 +48,7 @@ class Graph:
         self.first_name = first_name  # number of the first place, which names it in listings
         self.loops = [n for n in toposort(roots) if n.op is Op.LOOP]
         self.nodes = toposort([*roots, *(r for loop in self.loops for r in results(loop))])
-        self._places = {node: place for place, node in enumerate(self.nodes)}
+        self._numbers = {node: number for number, node in enumerate(self.nodes)}
         self.roots = set(roots)
         self.users: dict[Node, list[Node]] = {n: [] for n in self.nodes}
         for node in self.nodes:
@@ -70,7 +70,7 @@ class Graph:
         self.guards = self._find_guards()
 
     def _sorted(self, nodes: Iterable[Node]) -> list[Node]:
-        return sorted(nodes, key=self._places.__getitem__)
+        return sorted(nodes, key=self._numbers.__getitem__)
 
     def _keep_deep(self) -> None:
         """Keep what is DEEPEST operations from memory, so that no kernel's expression is deeper."""

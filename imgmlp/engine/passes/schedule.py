@@ -111,16 +111,12 @@ def _leave_out(drafts: Sequence[KernelDraft], lasting: Set[Buffer]) -> None:
             d.stores = [s for s in d.stores if s.target in read] or d.stores[:1]
 
 
-def _of_guard(guard: Guard) -> tuple[int, bool]:
-    return guard.condition.number, guard.wanted
-
-
 def freeze(draft: KernelDraft, number: int, guards: frozenset[Guard] = frozenset()) -> Kernel:
     """A finished kernel, named by its number and what is inside."""
     kind = {None: "map", Op.DOT: "product"}.get(draft.core.op if draft.core else None, "reduce")
     name = f"k{number}_{'rows' if draft.rows else kind}"
-    ordered, totals = tuple(sorted(guards, key=_of_guard)), tuple(draft.totals)
-    stores = tuple(draft.stores)
+    ordered = tuple(sorted(guards, key=lambda g: (g.condition.number, g.wanted)))
+    stores, totals = tuple(draft.stores), tuple(draft.totals)
     return Kernel(name, draft.shape, stores, draft.core, draft.sums, ordered, draft.rows, totals)
 
 
