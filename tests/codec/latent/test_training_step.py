@@ -33,6 +33,7 @@ from imgmlp.codec.latent.training import hardening, latent_step, operations, pha
 from imgmlp.codec.latent.training.bit_allocation import Refinement, Search, grids_of, part_of
 from imgmlp.codec.latent.training.latent_step import PARTS, Control, LatentStep, Part
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
+from imgmlp.codec.latent.training.rooms import Room
 from imgmlp.codec.latent.training.windows import WindowedStep
 from imgmlp.codec.training.perceptron import Activation
 from imgmlp.codec.training.run import Run
@@ -40,6 +41,7 @@ from imgmlp.codec.training.trainer import CHEAPEST
 from imgmlp.engine import AnyDevice, Tensor, compile, open_device
 from imgmlp.engine.ir.kernel import Block, Tiled
 from imgmlp.engine.ir.op import Op
+from imgmlp.engine.ir.target import Lanes
 from imgmlp.engine.ir.uops import U
 from imgmlp.engine.oracle.given_indices import limits_told
 from imgmlp.engine.runtime.outline import Outline
@@ -93,11 +95,11 @@ def test_both_axes_at_once_are_doubled_as_one_after_the_other(
     size = size[0] + 2 * halo, size[1] + 2 * halo
     height, width = (2 * (n - halo) - m for n, m in zip(size, less, strict=True))
     g, found = Tensor(draw(2, height, width, seed=2), device), list[list[Tensor]]()
-    known = upsampling.tables_for(2, *size, height + 2 * halo, width + 2 * halo).items()
-    tables = {sizes: Tensor(values, device) for sizes, values in known}
-    for lanes in ("one", "group"):
-        device.lanes = lanes
-        y = upsampling.upsampled(x, taps, height, width, tables, halo)
+    wanted = height + 2 * halo, width + 2 * halo
+    known = upsampling.tables_for(2, size, wanted, wanted)
+    tables = upsampling.Tables(*(Tensor(values, device) for values in known))
+    for those in (None, tables):
+        y = upsampling.upsampled(x, taps, height, width, those, halo)
         found.append([y, *(y * g).sum().gradient([x, taps])])
     for one, both in zip(*found, strict=True):
         assert np.allclose(one.numpy(), both.numpy(), rtol=1e-5, atol=1e-4)
@@ -367,12 +369,14 @@ def test_gradients_of_a_whole_step_are_differences(
             )
 
 
+@pytest.mark.parametrize("lanes", ["one", "group"])
 @pytest.mark.parametrize("hyper", [False, True])
 def test_a_room_for_more_changes_nothing_that_a_file_would_have(
-    hyper: bool, monkeypatch: pytest.MonkeyPatch
+    hyper: bool, lanes: Lanes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(latent_step, "FILTERED", STARTED["hidden"])
     device, pixels = open_device("numpy"), picture().repeat(2 if hyper else 1, 1)
+    device.lanes = lanes
     room = 2 * ROOM[0], 2 * ROOM[1]
     own, roomy = (
         LatentStep(pixels, 1, device, **STARTED, room=one, hyper=hyper) for one in (None, room)
@@ -387,23 +391,42 @@ def test_a_room_for_more_changes_nothing_that_a_file_would_have(
         assert all(map(np.array_equal, step.grids(), grids))
     assert found[0][:2] == pytest.approx(found[1][:2], rel=1e-6)
     assert np.array_equal(found[0][2], found[1][2])
+    slopes = []
+    for step in (own, roomy):
+        step.steer(Control(1e-2, noise=0.0))
+        step.program.run(1)
+        by_flat, by_latents = (adam.first[0].numpy() for adam in (step.adam, step.adam_latents))
+        slopes.append([by_flat, *step.extent.parts(by_latents)])
+    for alone, in_room in zip(*slopes, strict=True):
+        assert np.allclose(alone, in_room, rtol=1e-4, atol=1e-5 * np.abs(alone).max())
 
 
-def test_pictures_that_share_a_room_share_their_programs() -> None:
+@pytest.mark.parametrize("lanes", ["one", "group"])
+def test_pictures_that_share_a_room_share_their_programs(lanes: Lanes) -> None:
     device, sizes = open_device("numpy"), ((21, 30), (32, 17), (25, 32))
+    device.lanes = lanes
     steps = [LatentStep(picture()[:1, :1].repeat(h, 0).repeat(w, 1), 1, device, room=(32, 32))
              for h, w in sizes]  # fmt: skip
     for programs in zip(*map(latent_programs, steps), strict=True):
         assert len({program._identity[0] for program in programs}) == 1
 
 
+def launches_on_a_card(pixels: np.ndarray, room: Room = None) -> int:
+    device = open_device("numpy")
+    device.lanes, device.has_matrix_units = "group", True
+    step = LatentStep(pixels, 1, device, hidden=16, entropy=16, room=room)
+    return len(step.program.stages.procedure.kernels)
+
+
 def test_a_graphics_card_takes_a_step_in_few_launches() -> None:
     """Of 5 levels: upsampling a level is one launch forward and one back, and what follows a
     convolution is none."""
-    device = open_device("numpy")
-    device.lanes, device.has_matrix_units = "group", True
-    step = LatentStep(picture()[:16, :16], 1, device, hidden=16, entropy=16)
-    assert len(step.program.stages.procedure.kernels) <= 24
+    assert launches_on_a_card(picture()[:16, :16]) <= 24
+
+
+def test_in_a_room_a_graphics_card_takes_no_more_launches() -> None:
+    pixels = np.zeros((32, 32, 3), np.uint8)
+    assert launches_on_a_card(pixels[:27, :19], (32, 32)) == launches_on_a_card(pixels)
 
 
 def test_networks_come_back_as_they_were() -> None:

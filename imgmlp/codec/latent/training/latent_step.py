@@ -159,7 +159,7 @@ class LatentStep(Resumable):
         self.shapes += [(upsampling.TAPS,)] * (self.levels - 1) + [FILTER] * filtered
         self.target = Tensor(extent.target(pixels), device, name="target")
         self.framing = self._frame()
-        self.tables = self._looked_up() if device.lanes == "group" else {}
+        self.tables = self._looked_up() if operations.for_lanes(self.target) else {}
         self.enlarging = Tensor(
             np.array(BICUBIC, np.float32), device, name="enlarging"
         )  # of hyperlatents
@@ -203,21 +203,23 @@ class LatentStep(Resumable):
         """All that a step takes."""
         fixed = [*self.framing, self.target, self.cheapest, self.free, self.candidate]
         moving = LatentStep._moving(self).values()
-        enlarging = [self.enlarging, *self.tables.values()]
-        return [*fixed, self.control, self.is_alpha, *enlarging, *moving]
+        tables = [table for tables in self.tables.values() for table in tables]
+        return [*fixed, self.control, self.is_alpha, self.enlarging, *tables, *moving]
 
-    def _looked_up(self) -> dict[upsampling.Key, Tensor]:
-        """What doubling the maps of every level takes of them."""
-        found: dict[upsampling.Key, Array] = {}
+    def _looked_up(self) -> dict[tuple[int, int], upsampling.Tables]:
+        """What doubling takes of so many maps that become as large as a level's: by both."""
+        found, sizes = dict[tuple[int, int], upsampling.Tables](), self.shape.grids
         for level, (fine, coarse) in enumerate(pairwise(self.plane.grids[: self.levels])):
-            wanted = [size + 2 * self.extent.halo for size in (fine.height, fine.width)]
+            rows, columns = (size + 2 * self.extent.halo for size in (fine.height, fine.width))
+            ends = sizes[level + 1], sizes[level]
+            if self.firsts is not None:  # whose ends are elsewhere in every window
+                ends = (coarse.height, coarse.width), (rows, columns)
             hyper = sum(n > level for n in self.shape.hyperlatents) * (level >= NEAREST)
             for count in {self.levels - 1 - level, hyper} - {0}:
-                found |= upsampling.tables_for(count, coarse.height, coarse.width, *wanted)
-        return {
-            sizes: Tensor(values, self.device, name=f"takes {sizes}")
-            for sizes, values in found.items()
-        }
+                known = upsampling.tables_for(count, *ends, (rows, columns))
+                made = (Tensor(v, self.device, name=f"takes {level}") for v in known)
+                found[level, count] = upsampling.Tables(*made)
+        return found
 
     # --- what does not change ---
 
@@ -412,15 +414,18 @@ class LatentStep(Resumable):
         """Maps [c, h, w] of the next coarser level, as large as a level's grid."""
         grid, halo = self.plane.grids[level], self.extent.halo
         maps = self._with_ends(maps, level + 1)
-        return upsampling.upsampled(maps, taps, grid.height, grid.width, self.tables, halo)
+        tables = self.tables.get((level, maps.shape[0]))
+        return upsampling.upsampled(maps, taps, grid.height, grid.width, tables, halo)
 
     def _enlarged(self, maps: Tensor, level: int) -> Tensor:
         """The same of hyperlatents' maps."""
         return self._upsampled(maps, self.enlarging, level)
 
     def _with_ends(self, maps: Tensor, level: int) -> Tensor:
-        """Maps [c, h, w] of a level, which repeat their ends where there is room around them."""
-        for axis in (1, 2) if self.room is not None else ():
+        """Maps [c, h, w] of a level, which repeat their ends where there is room around them that
+        tables do not tell of."""
+        told = bool(self.tables) and self.firsts is None
+        for axis in (1, 2) if self.room is not None and not told else ():
             at = level, slice(axis - 1, axis)
             first = None if self.firsts is None else self.firsts[at]
             maps = upsampling.Repeated.apply(maps, first, self.ends[at], axis)

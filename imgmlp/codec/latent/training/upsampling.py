@@ -8,19 +8,18 @@ takes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from itertools import pairwise, product
 from operator import add
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from imgmlp.codec.latent.training.operations import for_lanes
 from imgmlp.engine import Context, Function, Tensor
 
 Array = np.ndarray[Any, Any]
-Key = tuple[int, ...]  # sizes that a table is for
+Size = tuple[int, int]  # rows and columns
 
 TAPS = 4  # of either phase of an upsampling filter
 BEYOND = 2  # values beyond either end that it takes
@@ -29,8 +28,17 @@ MANY = 1 << 17  # elements that a GPU had better not compute again for each of T
 MOST = 1 << 19  # and not at all, as a launch more takes less
 
 
+class Tables(NamedTuple):
+    """Which taps have a part in what of [c, h, w] each place of [c, height, width] takes, bools: of
+    rows and of columns, [TAPS, TAPS, places], and of both for gradients by taps."""
+
+    rows: Tensor
+    columns: Tensor
+    both: Tensor  # [TAPS, TAPS, height + c * width]
+
+
 def upsampled(
-    x: Tensor, taps: Tensor, height: int, width: int, tables: Mapping[Key, Tensor], halo: int = 0
+    x: Tensor, taps: Tensor, height: int, width: int, tables: Tables | None = None, halo: int = 0
 ) -> Tensor:
     """[c, h, w] -> [c, height, width], which is twice as large, or a little less or more; with a
     `halo`, of twice as many places without so many at either end.
@@ -39,7 +47,7 @@ def upsampled(
     """
     _, h, w = x.shape
     all_rows, all_columns = height + 2 * halo, width + 2 * halo
-    if for_lanes(x) and all_rows <= 2 * h and all_columns <= 2 * w:
+    if tables is not None and all_rows <= 2 * h and all_columns <= 2 * w:
         found = Enlarged.apply(x, taps, all_rows, all_columns, tables)
         return _cut(_cut(found, 1, halo, halo + height), 2, halo, halo + width) if halo else found
     # Columns first: of what is as high as it is to be, rows are read and written along.
@@ -238,15 +246,12 @@ class Enlarged(Function):
 
     @staticmethod
     def forward(
-        ctx: Context, x: Tensor, taps: Tensor, height: int, width: int,
-        tables: Mapping[Key, Tensor],
-    ) -> Tensor:  # fmt: skip
-        _, h, w = x.shape
+        ctx: Context, x: Tensor, taps: Tensor, height: int, width: int, tables: Tables
+    ) -> Tensor:
         down, across = -(-height // 2), -(-width // 2)
-        rows = _shares(taps, tables[h, 2 * down])
-        columns = _shares(taps, tables[w, 2 * across])
+        rows, columns = _shares(taps, tables.rows), _shares(taps, tables.columns)
         ctx.save_for_backward(x, rows, columns)
-        ctx.tables = tables  # type: ignore[attr-defined]
+        ctx.takes = tables.both  # type: ignore[attr-defined]
         framed = x.pad((0, 0), (BEYOND, BEYOND), (BEYOND, BEYOND))
         near = [[_cut(_cut(framed, 1, r, r + down), 2, k, k + across) for r in range(TAPS + 1)]
                 for k in range(TAPS + 1)]  # fmt: skip
@@ -262,8 +267,8 @@ class Enlarged(Function):
     @staticmethod
     def backward(ctx: Context, g: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         x, rows, columns = ctx.saved_tensors
-        (c, h, w), (_, height, width) = x.shape, g.shape
-        table = ctx.tables[c, h, w, height, width]  # type: ignore[attr-defined]
+        (_, h, w), (_, height, width) = x.shape, g.shape
+        takes = ctx.takes  # type: ignore[attr-defined]
         of_rows, of_columns = _shares_of_users(rows, h), _shares_of_users(columns, w)
         by_columns = _stored(_weighted(_users(g, 2, w), of_columns, 2), MANY)  # [c, height, w]
         by_rows = _weighted(_users(g, 1, h), of_rows, 1)  # [c, h, width]
@@ -272,7 +277,7 @@ class Enlarged(Function):
         of_height = (_each_around(x, 1, height) * by_columns).sum((1, 3))
         of_width = (_each_around(x, 2, width) * _stored(by_rows, MANY)).sum(2)
         by_shares = [of_height.reshape(TAPS, 1, height), of_width]
-        return by_x, _by_taps(by_shares, table), None, None, None
+        return by_x, _by_taps(by_shares, takes), None, None, None
 
 
 def _stored(x: Tensor, most: int) -> Tensor:
@@ -295,23 +300,22 @@ def _by_taps(by_shares: Sequence[Tensor], takes: Tensor) -> Tensor:
     return (terms.sum(2) if terms.shape[2] > LONG else terms.reshape(TAPS, -1)).sum(1)
 
 
-def tables_for(c: int, h: int, w: int, height: int, width: int) -> dict[Key, Array]:
-    """What of [c, h, w] each place of [c, height, width] takes, which a GPU looks up: bool [TAPS,
-    TAPS, places], of each axis by its sizes, and for gradients by taps of both together."""
-    axes = {(h, -(-height // 2) * 2), (w, -(-width // 2) * 2)}
-    found: dict[Key, Array] = {axis: _takes(*axis) for axis in axes}
-    rows = _takes(h, height)  # whose gradients are summed over channels
-    found[c, h, w, height, width] = np.concatenate([rows, np.tile(_takes(w, width), c)], 2)
-    return found
+def tables_for(c: int, used: Size, wanted: Size, room: Size) -> list[Array]:
+    """`Tables` of c maps of which the first `used` rows and columns become `wanted` ones, that are
+    the first of a `room`; others become zero there, whatever they are."""
+    axes = list(zip(used, wanted, room, strict=True))
+    rows, columns = (_takes(*axis) for axis in axes)
+    even = [_takes(n, most, -(-places // 2) * 2) for n, most, places in axes]
+    return [*even, np.concatenate([rows, np.tile(columns, c)], 2)]
 
 
-def _takes(n: int, wanted: int) -> Array:
-    """bool [TAPS, TAPS, wanted]: which taps have a part in how much of the values around a place,
-    of an axis of n that is doubled, is taken."""
-    places, tap = np.arange(wanted), np.arange(TAPS).reshape(TAPS, 1, 1)
+def _takes(n: int, wanted: int, room: int) -> Array:
+    """bool [TAPS, TAPS, room]: which taps have a part in how much of the values around a place, of
+    an axis of n that is doubled, is taken; none behind the `wanted` places."""
+    places, tap = np.arange(room), np.arange(TAPS).reshape(TAPS, 1, 1)
     first = (places + 1) // 2 - BEYOND
     inside = (first + np.where(places % 2, TAPS - 1 - tap, tap)).clip(0, n - 1)
-    found: Array = inside == first + np.arange(TAPS).reshape(TAPS, 1)
+    found: Array = (inside == first + np.arange(TAPS).reshape(TAPS, 1)) & (places < wanted)
     return found
 
 
