@@ -24,7 +24,7 @@ from imgmlp.engine.passes.horizontal_fusion import fuse
 from imgmlp.engine.passes.memory_plan import Plan, plan
 from imgmlp.engine.passes.persistent import make_persistent
 from imgmlp.engine.passes.schedule import schedule
-from imgmlp.engine.passes.side_queue import fuse_aside, rows_aside
+from imgmlp.engine.passes.side_queue import fuse_aside
 from imgmlp.engine.passes.simplify import OFTEN, simplify
 from imgmlp.engine.tiling.block import block_procedure, is_staged
 
@@ -106,9 +106,6 @@ def lower(updates: Sequence[Update], target: Target, general: bool = False) -> S
             if large or nodes != before:
                 procedure = scheduled(nodes)
             lacking = f"; {TOO_LARGE}" if large else ""
-        if target.queues and target.joins and (rows := rows_aside(procedure)):
-            target = replace(target, aside=rows)
-            procedure = scheduled(nodes)
         procedure = replace(procedure, note=f"{procedure.note}{lacking}")
     if target.joins:
         with _clock(seconds, "fuse"):

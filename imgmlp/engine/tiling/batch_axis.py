@@ -36,6 +36,9 @@ class Kind(Enum):
     AFTER = auto()
 
 
+OF_ROWS = Kind.ROW, Kind.ACC  # what a block computes
+
+
 # --- which axes are the same ---
 
 
@@ -180,12 +183,15 @@ class Kinds:
 
     def work(self) -> int:
         """What rows and sums over rows take."""
-        return sum(_work(n) for n, k in self.of.items() if k in (Kind.ROW, Kind.ACC))
+        return sum(_work(n) for n, k in self.of.items() if k in OF_ROWS)
 
     def products(self) -> int:
         """What products among them take."""
-        found = (n for n, k in self.of.items() if k in (Kind.ROW, Kind.ACC) and n.op is Op.DOT)
-        return sum(map(_work, found))
+        return sum(_work(n) for n, k in self.of.items() if k in OF_ROWS and n.op is Op.DOT)
+
+    def other_products(self) -> int:
+        """What all others take."""
+        return sum(_work(n) for n, k in self.of.items() if k not in OF_ROWS and n.op is Op.DOT)
 
     def rows(self) -> int:
         """The length of the batch."""

@@ -25,6 +25,7 @@ from imgmlp.engine.passes.merge import attach_sums, merge
 from imgmlp.engine.passes.persistent import MOST_WORK
 from imgmlp.engine.passes.row_fusion import fuse_rows
 from imgmlp.engine.passes.schedule import freeze, schedule
+from imgmlp.engine.passes.side_queue import rows_aside
 from imgmlp.engine.tiling.batch_axis import Kind, Kinds, best
 from imgmlp.engine.tiling.batch_last import factors_batch_last
 from imgmlp.engine.tiling.left_out import guarded
@@ -63,13 +64,34 @@ FEW_ROWS = 8  # fewer do not outweigh partial sums as large as the parameters
 def block_procedure(updates: Sequence[Update], target: Target) -> Procedure:
     """The launches of a step, most of it in one Block if it pays.
 
-    The Procedure's note says what became of it and why.
+    The Procedure's note says what became of it and why. Where launches of two queues run at the
+    same time, the block that does beside others leaves room for them. That it is the first of
+    several is right for most, and spares cutting all of them twice.
     """
-    return _blocks(updates, target)
+    if not target.queues:
+        return _blocks(updates, target)
+    first = _first(updates)
+    guessed = first.rows() if first is not None and first.other_products() >= MUCH else 0
+    found = _blocks(updates, replace(target, aside=guessed), first=first)
+    aside = rows_aside(found)
+    return (
+        found if aside == guessed else _blocks(updates, replace(target, aside=aside), first=first)
+    )
 
 
-def _blocks(updates: Sequence[Update], target: Target, least: int = 0) -> Procedure:
-    """The same; without a block if its products take less than `least` operations."""
+def _first(updates: Sequence[Update]) -> Kinds | None:
+    """What values are relative to the batch of the first block, which there need not be."""
+    nodes = toposort(value for _, value in updates)
+    if any(n.op in CONTROL for n in nodes):
+        return None
+    return best(nodes, {s for s, _ in updates})
+
+
+def _blocks(
+    updates: Sequence[Update], target: Target, least: int = 0, first: Kinds | None = None
+) -> Procedure:
+    """The same; without a block if its products take less than `least` operations. `first` is what
+    values are for the first block, if it is known."""
     general = cache(lambda: schedule(updates, target.lanes == "group"))  # takes long: if it must
 
     def without(why: str) -> Procedure:
@@ -81,7 +103,7 @@ def _blocks(updates: Sequence[Update], target: Target, least: int = 0) -> Proced
         return without(f"{len(general().kernels)} launches are few")
     if any(n.op in CONTROL for n in nodes):
         return without("the step has loops or choices")
-    kinds = best(nodes, {s for s, _ in updates}, least)
+    kinds = first or best(nodes, {s for s, _ in updates}, least)
     if kinds is None:
         return without("no axis has large products")
     if products and not kinds.products():  # a picture's columns, say: taps are no rows of its tile
