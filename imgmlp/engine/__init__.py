@@ -22,7 +22,7 @@ from imgmlp.engine.frontend.function import Context, Function
 from imgmlp.engine.frontend.pages import Pages
 from imgmlp.engine.frontend.raw_kernel import RawKernel, compare
 from imgmlp.engine.frontend.tensor import Tensor
-from imgmlp.engine.frontend.tracing import compile
+from imgmlp.engine.frontend.tracing import compile, together
 from imgmlp.engine.frontend.transfer import Feeder, Receiver
 from imgmlp.engine.ir import dtype
 from imgmlp.engine.ir.target import Precision
@@ -62,4 +62,5 @@ __all__ = [
     "open_unasked",
     "open_untried",
     "optim",
+    "together",
 ]

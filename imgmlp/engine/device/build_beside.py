@@ -31,7 +31,7 @@ class Builders:
         self._changed = threading.Condition()
         self._waiting: deque[str] = deque()  # parts that nobody builds
         self._taken: set[str] = set()  # those that others build
-        self._built: set[str] = set()  # those that others have built
+        self._built: set[str] = set()  # those that others have built, and nobody has asked for
         self._until = time.monotonic() + EXPECTED  # how long they stay without a part
         self._closed = self._given_up = self._served = False
         self._workers: list[child.Worker] = []
@@ -64,24 +64,35 @@ class Builders:
         """Have them wait for a program that takes some time to come."""
         self._stay(EXPECTED)
 
+    def offer(self, parts: Sequence[str]) -> None:
+        """Have others begin with parts that will be wanted."""
+        with self._changed:
+            known = {*self._waiting, *self._taken, *self._built}
+            self._waiting.extend(part for part in parts if part not in known)
+            self._changed.notify_all()
+
     def build(self, parts: Sequence[str], own: Callable[[str], object]) -> float:
         """Have parts built, all of them by `own` in the end; the seconds that others were waited
-        for."""
+        for. What else was offered is built as well."""
         mine = set[str]()
-        self._offer(parts)
+        self.offer(parts)
         try:
             while (part := self._next()) is not None:
                 own(part)
                 mine.add(part)
             waited = self._wait(set(parts))
         finally:
-            self._offer(())
+            with self._changed:
+                self._waiting.clear()
             self._stay(IDLE)
         theirs, lost = [part for part in parts if part not in mine], 0
         for part in theirs:
             began = time.perf_counter()
             own(part)
-            lost += part in self._built and time.perf_counter() - began > NOT_KEPT
+            with self._changed:
+                built = part in self._built
+                self._built.discard(part)
+            lost += built and time.perf_counter() - began > NOT_KEPT
         if 2 * lost > len(theirs):
             self._give_up()
         return waited
@@ -103,11 +114,6 @@ class Builders:
     def _stay(self, seconds: float) -> None:
         with self._changed:
             self._until = time.monotonic() + seconds
-            self._changed.notify_all()
-
-    def _offer(self, parts: Sequence[str]) -> None:
-        with self._changed:
-            self._waiting = deque(parts)
             self._changed.notify_all()
 
     def _next(self) -> str | None:

@@ -55,12 +55,12 @@ class Task:
         return sum(one for one in self.arguments if isinstance(one, int))
 
 
-def most(cores: int) -> int:
-    """Processes that may compile beside one, on so many cores."""
+def most(cores: int, usual: int = MOST) -> int:
+    """Processes that may compile beside one, on so many cores; `usual` if nobody says how many."""
     try:
-        told = int(os.environ.get(child.COMPILERS, MOST))
+        told = int(os.environ.get(child.COMPILERS, usual))
     except ValueError:
-        told = MOST
+        told = usual
     return max(0, min(told, cores - 1))
 
 

@@ -41,6 +41,7 @@ class NumpyDevice(HostCopies):
     has_matrix_units: bool = False
     keeps_groups: bool = False
     has_queues: bool = False
+    builds_in_parts: bool = False
     joins_kernels: bool = True
     vector_width: int = 8
     lost = ""

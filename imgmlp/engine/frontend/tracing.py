@@ -25,6 +25,7 @@ class _Building(threading.local):
 
     def __init__(self) -> None:
         self.captured: list[list[Update]] = []  # assignments of its steps, innermost last
+        self.unready: list[list[Program]] = []  # those compiled together, innermost last
 
 
 _building = _Building()
@@ -63,6 +64,23 @@ def is_building() -> bool:
     return bool(_building.captured)
 
 
+@contextmanager
+def together() -> Iterator[None]:
+    """Programs that this thread compiles within are ready when it is left: where other processes
+    build parts of programs, they have those of all before while the next one is lowered.
+
+    What the driver refuses is only raised then.
+    """
+    programs = list[Program]()
+    _building.unready.append(programs)
+    try:
+        yield
+    finally:
+        _building.unready.pop()
+    for program in programs:
+        program.get_ready()
+
+
 def compile(
     step: Step,
     device: AnyDevice,
@@ -90,13 +108,20 @@ def compile(
     its code and the shapes and dtypes of `states`, realized Tensors, the only ones that it takes.
     `step` is a method then.
     """
+    unready, known = _building.unready, None
     with _uncollected():
-        if depends_on is None:
-            return Program(device, *_traced(step), general, precision, beside=beside)
-        name = f"{step.__module__}.{step.__qualname__} {depends_on!r}"
-        method = WeakMethod(step)  # not of what holds the Program, which nobody would free then
-        known = Traceable(name, [t.node.arg for t in states], lambda: _traced(_alive(method)))
-        return Program(device, {}, (), general, precision, beside=beside, traceable=known)
+        if depends_on is not None:
+            name = f"{step.__module__}.{step.__qualname__} {depends_on!r}"
+            method = WeakMethod(step)  # not of what holds the Program, which nobody would free then
+            known = Traceable(name, [t.node.arg for t in states], lambda: _traced(_alive(method)))
+        traced: Traced = _traced(step) if known is None else ({}, [])
+        found = Program(
+            device, *traced, general, precision,
+            beside=beside, traceable=known, later=bool(unready),
+        )  # fmt: skip
+    if unready:
+        unready[-1].append(found)
+    return found
 
 
 def _alive(method: WeakMethod[Step]) -> Step:

@@ -54,7 +54,8 @@ class Program:
     Raises ValueError if the graph reads a Buffer of another device, DeviceError if the
     driver refuses a kernel, OutOfMemoryError if the intermediates do not fit, or a kernel needs
     more local memory or registers than there are, also after tiles got smaller with a warning.
-    What is `traceable` has neither outputs nor updates yet.
+    What is `traceable` has neither outputs nor updates yet. One that is ready `later` cannot run
+    before `get_ready`, and other processes may build it meanwhile.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Program:
         checked: bool = True,
         beside: Program | None = None,
         traceable: Traceable | None = None,
+        later: bool = False,
     ) -> None:
         if precision not in get_args(Precision):
             known = " or ".join(map(repr, get_args(Precision)))
@@ -93,17 +95,26 @@ class Program:
             self._keep_outline(traceable, limits)
         if isinstance(device, Device | DryRun):
             self.arena = self._reserved(device)
-        if isinstance(device, Device):
-            self._handles = self._build(device)
-            self.launches = self._bind(device)
-            self.sequence = [self.launches[i] for i in self.executable.order]
-            self._several = {1: self.launches}  # by steps that they do, if they can do several
-            self._memory = [b.data for b in self._identity[1]]  # that these are bound to
+        if not later:
+            self.get_ready()
+        elif isinstance(device, Device) and device.builds_in_parts:
+            device.begin_parts(parts(self._own()[0]))
         depth = debug.level()
         self._show_times = depth > 0
         self._checks = self._index_checks() if depth and checked else None
         if depth:
             debug.tell(debug.report(self.stages, depth, device.usage))
+
+    def get_ready(self) -> None:
+        """Have the kernels, and what launches them."""
+        device = self.device
+        if not isinstance(device, Device):
+            return
+        self._handles = self._build(device)
+        self.launches = self._bind(device)
+        self.sequence = [self.launches[i] for i in self.executable.order]
+        self._several = {1: self.launches}  # by steps that they do, if they can do several
+        self._memory = [b.data for b in self._identity[1]]  # that these are bound to
 
     @cached_property
     def updates(self) -> list[Update]:
@@ -215,7 +226,9 @@ class Program:
         """The kernels, with smaller tiles where the device has not enough memory for them."""
         while True:
             calls = self.executable.calls
-            source, handles = self._lent()
+            source, lent = self._own()
+            theirs = {} if self._beside is None else self._beside._handles
+            handles = {name: theirs[found] for name, found in lent.items()}
             names = [n for n in dict.fromkeys(c.function for c in calls) if n not in handles]
             if names and device.builds_in_parts:
                 handles |= device.build_parts(parts(source))
@@ -227,8 +240,9 @@ class Program:
                 return handles
             self._shrink(device, problem)
 
-    def _lent(self) -> tuple[str, dict[str, KernelHandle]]:
-        """The source, but for kernels that the program beside this one has built, and these."""
+    def _own(self) -> tuple[str, dict[str, str]]:
+        """The source, but for kernels that the program beside this one lends, and what these are
+        called there."""
         source = self.executable.source
         if self._beside is None:
             return source, {}
@@ -237,7 +251,7 @@ class Program:
         same = {name: built.get(text.replace(name, "", 1)) for name, text in mine.items()}
         if head != other or not any(same.values()):
             return source, {}
-        lent = {name: self._beside._handles[found] for name, found in same.items() if found}
+        lent = {name: found for name, found in same.items() if found}
         return head + "".join(text for name, text in mine.items() if name not in lent), lent
 
     def _shrink(self, device: Device, problem: str) -> None:

@@ -17,7 +17,7 @@ from conftest import open_pocl
 
 from imgmlp import child
 from imgmlp.codec.latent.training.latent_step import LatentStep
-from imgmlp.engine import Device, Tensor, compile, compiler, open_device
+from imgmlp.engine import Device, Tensor, compile, compiler, open_device, together
 from imgmlp.engine.device import build_beside, build_for, opencl
 from imgmlp.engine.device.build_beside import Builders
 from imgmlp.engine.device.discover import open_untried
@@ -128,6 +128,25 @@ def test_others_build_the_last_parts_and_all_are_built_here_in_the_end(fakes: li
     builders.close()
     assert all(fake.ended for fake in fakes)
     gone(builders)
+
+
+def test_others_begin_with_what_will_be_wanted(fakes: list[Fake]) -> None:
+    """And build none of it twice."""
+    builders = Builders("0:0", 1)
+    (fake,) = fakes
+    fake.answers.put(True)
+    builders.offer(PARTS[:3])
+    fake.wait_for(1)
+    builders.offer(PARTS[2:4])
+    fake.answers.put(True)
+    fake.wait_for(2)
+    own = Own(lambda: fake.answers.put(True))
+    builders.build(PARTS[:3], own)
+    assert fake.told[:2] == [PARTS[2], PARTS[3]]
+    assert len(set(fake.told)) == len(fake.told)
+    assert sorted(own.built) == PARTS[:3]
+    builders.build(PARTS[3:], own)
+    assert sorted(own.built) == PARTS
 
 
 def test_nobody_waits_for_those_that_are_not_ready(fakes: list[Fake]) -> None:
@@ -345,17 +364,19 @@ def test_a_worker_is_told_and_answers_until_it_is_left(pocl: Device) -> None:
 def test_parts_are_built_by_processes(pocl: Device) -> None:
     builders = Builders(pocl.info.spec, 2)
     sources = [SOURCE.replace("t_part", f"t_part{n}") for n in range(4)]
+    theirs = set[str]()
 
     def own(part: str) -> None:
         end = time.monotonic() + SOON
         while part == sources[0] and not builders._built:
             assert time.monotonic() < end
             time.sleep(0.01)
+        theirs.update(builders._built)
         pocl.build(part, ())
 
     builders.build(sources, own)
-    assert builders._built <= set(sources)
-    assert sources[3] in builders._built
+    assert theirs <= set(sources)
+    assert sources[3] in theirs
     builders.close()
     gone(builders)
 
@@ -380,11 +401,15 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     class Noted:
         def __init__(self, spec: str, count: int) -> None:
             self.spec, self.count, self.parts = spec, count, list[str]()
+            self.offered = list[str]()
             self.working, self.useless, self.expected = True, False, 0
             found.append(self)
 
         def expect(self) -> None:
             self.expected += 1
+
+        def offer(self, parts: list[str]) -> None:
+            self.offered += parts
 
         def build(self, parts: list[str], own: Callable[[str], object]) -> float:
             self.parts += parts
@@ -554,6 +579,56 @@ def test_a_program_gives_the_same_in_parts(
     assert other.read("less") == pytest.approx(2016 * number + 61)
     new = {call.function for call in other.executable.calls}
     assert len(one.parts) - len(functions) < len(new)
+
+
+def test_programs_that_are_compiled_together_are_lowered_before_any_is_built(
+    pocl: Device, started: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one has the kernels of the first."""
+    monkeypatch.setattr(Device, "builds_in_parts", True)
+    monkeypatch.setattr(program, "MANY_NODES", 0)
+    order, lower = list[str](), compiler.lower
+    monkeypatch.setattr(compiler, "lower", lambda *of: (order.append("lowered"), lower(*of))[1])
+    build_parts = Device.build_parts
+
+    def built(device: Device, parts: dict[str, list[str]]) -> Any:
+        order.append("built")
+        return build_parts(device, parts)
+
+    monkeypatch.setattr(Device, "build_parts", built)
+    x = Tensor(np.arange(64, dtype=np.float32), pocl)
+    number = time.time_ns() % 10**6  # so that no earlier process has it
+
+    def step(more: int) -> dict[str, Tensor]:
+        y = (x * number).contiguous()
+        return {"sum": (y + more).sum(), "largest": y.max()}
+
+    with together():
+        first = compile(lambda: step(1), pocl)
+        second = compile(lambda: step(2), pocl, beside=first)
+        assert order == ["lowered", "lowered"]
+        assert not started[0].parts
+        offered = list(started[0].offered)
+    assert order == ["lowered", "lowered", "built", "built"]
+    assert started[0].parts == offered
+    assert len(set(offered)) == len(offered) == 2
+    assert first.sequence[0].handle is second.sequence[0].handle
+    for more, each in ((1, first), (2, second)):
+        each.run()
+        assert each.read("sum") == pytest.approx(2016 * number + 64 * more)
+    third = compile(lambda: step(3), pocl)
+    third.run()
+    assert third.read("largest") == pytest.approx(63 * number)
+
+
+def test_where_compiling_together_fails_the_next_is_by_itself(pocl: Device) -> None:
+    x = Tensor(np.arange(4, dtype=np.float32), pocl)
+    with pytest.raises(RuntimeError, match="returned"), together():
+        compile(lambda: {"sum": x.sum()}, pocl)
+        compile(lambda: x.sum().returned(), pocl)
+    program = compile(lambda: {"sum": x.sum()}, pocl)
+    program.run()
+    assert program.read("sum") == 6
 
 
 def test_a_latent_step_is_large_and_has_several_parts() -> None:

@@ -44,6 +44,7 @@ from imgmlp.engine import (
     dtype,
     nn,
     optim,
+    together,
 )
 from imgmlp.image import counted
 
@@ -178,7 +179,10 @@ class LatentStep(Resumable):
         self.adam_latents, self.adam = self._optimizers()
         self._asked: list[Part] = []  # and not answered
         self._given = 0.0  # what was waited for
-        self.program = self._compiled(self._step, device, general, "half")
+        with together():
+            self.program = self._compiled(self._step, device, general, "half")
+            if device.builds_in_parts:  # nothing is trained without what judges it
+                _ = self._judging
 
     def _optimizers(self) -> tuple[optim.Adam, optim.Adam]:
         """What moves the latents, and what moves the networks."""
