@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from weakref import WeakKeyDictionary
 
 from imgmlp.engine.ir.access import Access
 from imgmlp.engine.ir.control_flow import Body
@@ -307,17 +308,21 @@ def part_begin(place: Node) -> Expr:
     return Var(variable, 0, count - 1) * math.prod(place.shape[axis:])
 
 
+_accesses: WeakKeyDictionary[Node, Access] = WeakKeyDictionary()
+
+
 def access(place: Node) -> Access:
     """Where each element of a chain of movements lies in its Buffer."""
-    moves = []
-    while place.op in MOVEMENT:
+    moves, found = list[Node](), None
+    while place.op in MOVEMENT and (found := _accesses.get(place)) is None:
         moves.append(place)
         place = place.src[0]
-    found = Access.of(place.shape)
-    if place.op is Op.PART:  # the first one
-        found = Access.of(place.src[0].shape).shrink([(0, n) for n in place.shape])
+    if found is None:
+        found = Access.of(place.shape)
+        if place.op is Op.PART:  # the first one
+            found = Access.of(place.src[0].shape).shrink([(0, n) for n in place.shape])
     for moved in reversed(moves):
-        found = apply_movement(found, moved.op, moved.arg)
+        found = _accesses[moved] = apply_movement(found, moved.op, moved.arg)
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from imgmlp.engine.ir.conditions import conj
 from imgmlp.engine.ir.dtype import DType, i32
@@ -124,13 +125,19 @@ def trial() -> Lowering:
     return Lowering(build, None, Target())
 
 
-def offsets_read(value: Node) -> tuple[list[Var], list[Expr]]:
+_offsets: WeakKeyDictionary[Node, tuple[list[Var], list[Expr]]] = WeakKeyDictionary()
+
+
+def offsets_read(value: Node) -> tuple[Sequence[Var], Sequence[Expr]]:
     """An index for each axis of a value, and where all that is loaded for it lies at these."""
-    lower = trial()
-    indices = [lower.build.open(Range(f"x{a}", n)) for a, n in enumerate(value.shape)]
-    lower.value(value, indices)
-    uops = (u for scope in lower.build.scopes for _, u in scope)
-    return indices, [u.arg[0] for u in uops if u.op is U.LOAD]
+    found = _offsets.get(value)
+    if found is None:
+        lower = trial()
+        indices = [lower.build.open(Range(f"x{a}", n)) for a, n in enumerate(value.shape)]
+        lower.value(value, indices)
+        uops = (u for scope in lower.build.scopes for _, u in scope)
+        found = _offsets[value] = indices, [u.arg[0] for u in uops if u.op is U.LOAD]
+    return found
 
 
 def store_all(lower: Lowering, stores: Sequence[Store], indices: Sequence[Expr]) -> None:
