@@ -47,6 +47,7 @@ from imgmlp.codec.training.checkpoint import Checkpoint
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import open_device
+from imgmlp.engine.ir.target import Lanes
 from imgmlp.errors import Interrupted
 from imgmlp.image import Picture, psnr
 
@@ -65,13 +66,17 @@ def whole_numbers(step: LatentStep) -> list[np.ndarray]:
     return [np.rint(2 * generator.standard_normal(size)) for size in step.shape.grids]
 
 
+@pytest.mark.parametrize("lanes", ["one", "group"])
 @pytest.mark.parametrize("hyper", [False, True])
 @pytest.mark.parametrize(("size", "channels"), [((66, 70), 3), ((20, 130), 4)])
 def test_windows_are_judged_as_the_whole_picture_is(
-    size: tuple[int, int], channels: int, hyper: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    size: tuple[int, int], channels: int, hyper: bool, lanes: Lanes,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Where lanes of a GPU look up what doubling takes, by tables that differ in each window."""
     monkeypatch.setattr(latent_step, "FILTERED", STARTED["hidden"])
     pixels, device = picture(*size, channels), open_device("numpy")
+    device.lanes = lanes
     step = LatentStep(pixels, 0, device, **STARTED, hyper=hyper)
     parted = WindowedStep(pixels, 0, device, **STARTED, window=WINDOW, hyper=hyper)
     assert len(parted.windows) in (3, 4)
@@ -87,12 +92,14 @@ def test_windows_are_judged_as_the_whole_picture_is(
     assert np.array_equal(parted.picture(), step.picture())
 
 
+@pytest.mark.parametrize("lanes", ["one", "group"])
 @pytest.mark.parametrize("kind", [WindowStep, WindowedStep])
 @pytest.mark.parametrize("window", [(128, 128), (80, 320)])
 def test_one_window_is_trained_as_the_whole_picture_is(
-    kind: type[WindowStep], window: tuple[int, int]
+    kind: type[WindowStep], window: tuple[int, int], lanes: Lanes
 ) -> None:
     pixels, device = picture(75, 101), open_device("numpy")
+    device.lanes = lanes
     step = LatentStep(pixels, 0, device, **STARTED)
     parted = kind(pixels, 0, device, **STARTED, window=window)
     for each in (step, parted):
@@ -295,9 +302,11 @@ def test_a_trial_of_the_pace_moves_nothing() -> None:
         assert np.array_equal(array, before[name]), name
 
 
-def test_the_program_of_a_window_does_not_depend_on_the_pictures_size() -> None:
+@pytest.mark.parametrize("lanes", ["one", "group"])
+def test_the_program_of_a_window_does_not_depend_on_the_pictures_size(lanes: Lanes) -> None:
     """And so neither does the memory that it takes."""
     device, sizes = open_device("numpy"), ((65, 66), (300, 500))
+    device.lanes = lanes
     steps = [WindowedStep(picture(*size), 0, device, **STARTED, window=WINDOW) for size in sizes]
     steps.append(WindowStep(picture(40, 64), 0, device, **STARTED, window=WINDOW))
     for programs in zip(*map(latent_programs, steps), strict=True):

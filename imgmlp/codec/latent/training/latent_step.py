@@ -50,6 +50,8 @@ from imgmlp.image import counted
 
 Array = np.ndarray[Any, Any]
 
+MapsKey = tuple[int, int]  # a level, and how many maps become as large as its grid
+
 # What networks are judged by, and those of them that it is apart: the squared error is that of
 # synthesis and upsampling, the bits that of the entropy network.
 Part = Literal["error", "bits"]
@@ -159,8 +161,9 @@ class LatentStep(Resumable):
         self.shapes = [*self.synthesis_shapes, *self.convolution_shapes, *self.entropy_shapes]
         self.shapes += [(upsampling.TAPS,)] * (self.levels - 1) + [FILTER] * filtered
         self.target = Tensor(extent.target(pixels), device, name="target")
-        self.framing = self._frame()
-        self.tables = self._looked_up() if operations.for_lanes(self.target) else {}
+        tables = [Tensor(values, device, name="tables") for values in self._tabled(extent)]
+        self.framing = [*self._frame(), *tables]
+        self.tables = self._looked_up(*tables)
         self.enlarging = Tensor(
             np.array(BICUBIC, np.float32), device, name="enlarging"
         )  # of hyperlatents
@@ -207,22 +210,40 @@ class LatentStep(Resumable):
         """All that a step takes."""
         fixed = [*self.framing, self.target, self.cheapest, self.free, self.candidate]
         moving = LatentStep._moving(self).values()
-        tables = [table for tables in self.tables.values() for table in tables]
-        return [*fixed, self.control, self.is_alpha, self.enlarging, *tables, *moving]
+        return [*fixed, self.control, self.is_alpha, self.enlarging, *moving]
 
-    def _looked_up(self) -> dict[tuple[int, int], upsampling.Tables]:
-        """What doubling takes of so many maps that become as large as a level's: by both."""
-        found, sizes = dict[tuple[int, int], upsampling.Tables](), self.shape.grids
-        for level, (fine, coarse) in enumerate(pairwise(self.plane.grids[: self.levels])):
-            rows, columns = (size + 2 * self.extent.halo for size in (fine.height, fine.width))
-            ends = sizes[level + 1], sizes[level]
-            if self.firsts is not None:  # whose ends are elsewhere in every window
-                ends = (coarse.height, coarse.width), (rows, columns)
+    def _looked_up(self, flat: Tensor | None = None) -> dict[MapsKey, upsampling.Tables]:
+        """What doubling takes of maps, as views of all tables one after the other, if there are
+        any."""
+        found, at = dict[MapsKey, upsampling.Tables](), 0
+        if flat is None:
+            return found
+        for key, arrays in self._takes(self.extent).items():
+            views = list[Tensor]()
+            for array in arrays:
+                views.append(flat[at : at + array.size].reshape(*array.shape))
+                at += array.size
+            found[key] = upsampling.Tables(*views)
+        return found
+
+    def _tabled(self, extent: Extent) -> list[Array]:
+        """All tables for what an extent has in the plane, where lanes of a GPU look them up."""
+        if not operations.for_lanes(self.target):
+            return []
+        every = [table for tables in self._takes(extent).values() for table in tables]
+        return [np.concatenate([table.reshape(-1) for table in every])] if every else []
+
+    def _takes(self, extent: Extent) -> dict[MapsKey, list[Array]]:
+        """What doubling takes of so many maps that become as large as a level's grid, by both."""
+        found, halo = dict[MapsKey, list[Array]](), extent.halo
+        for level, grid in enumerate(self.plane.grids[: self.levels - 1]):
+            used = [extent.bounds(axis, level + 1, halo) for axis in (0, 1)]
+            inner = [extent.bounds(axis, level, halo) for axis in (0, 1)]
+            wanted = [(begin + halo, end + halo) for begin, end in inner]
+            room = grid.height + 2 * halo, grid.width + 2 * halo
             hyper = sum(n > level for n in self.shape.hyperlatents) * (level >= NEAREST)
             for count in {self.levels - 1 - level, hyper} - {0}:
-                known = upsampling.tables_for(count, *ends, (rows, columns))
-                made = (Tensor(v, self.device, name=f"takes {level}") for v in known)
-                found[level, count] = upsampling.Tables(*made)
+                found[level, count] = upsampling.tables_for(count, used, wanted, room)
         return found
 
     # --- what does not change ---
@@ -427,9 +448,8 @@ class LatentStep(Resumable):
 
     def _with_ends(self, maps: Tensor, level: int) -> Tensor:
         """Maps [c, h, w] of a level, which repeat their ends where there is room around them that
-        tables do not tell of."""
-        told = bool(self.tables) and self.firsts is None
-        for axis in (1, 2) if self.room is not None and not told else ():
+        no tables tell of."""
+        for axis in (1, 2) if self.room is not None and not self.tables else ():
             at = level, slice(axis - 1, axis)
             first = None if self.firsts is None else self.firsts[at]
             maps = upsampling.Repeated.apply(maps, first, self.ends[at], axis)

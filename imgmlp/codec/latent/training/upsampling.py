@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from imgmlp.codec.latent.plane import Span
 from imgmlp.engine import Context, Function, Tensor
 
 Array = np.ndarray[Any, Any]
-Size = tuple[int, int]  # rows and columns
 
 TAPS = 4  # of either phase of an upsampling filter
 BEYOND = 2  # values beyond either end that it takes
@@ -300,23 +300,25 @@ def _by_taps(by_shares: Sequence[Tensor], takes: Tensor) -> Tensor:
     return (terms.sum(2) if terms.shape[2] > LONG else terms.reshape(TAPS, -1)).sum(1)
 
 
-def tables_for(c: int, used: Size, wanted: Size, room: Size) -> list[Array]:
-    """`Tables` of c maps of which the first `used` rows and columns become `wanted` ones, that are
-    the first of a `room`; others become zero there, whatever they are."""
+def tables_for(
+    c: int, used: Sequence[Span], wanted: Sequence[Span], room: Sequence[int]
+) -> list[Array]:
+    """`Tables` of c maps of which the `used` rows and columns become the `wanted` ones of a `room`;
+    others become zero there, whatever they are."""
     axes = list(zip(used, wanted, room, strict=True))
     rows, columns = (_takes(*axis) for axis in axes)
-    even = [_takes(n, most, -(-places // 2) * 2) for n, most, places in axes]
+    even = [_takes(taken, found, -(-places // 2) * 2) for taken, found, places in axes]
     return [*even, np.concatenate([rows, np.tile(columns, c)], 2)]
 
 
-def _takes(n: int, wanted: int, room: int) -> Array:
+def _takes(used: Span, wanted: Span, room: int) -> Array:
     """bool [TAPS, TAPS, room]: which taps have a part in how much of the values around a place, of
-    an axis of n that is doubled, is taken; none behind the `wanted` places."""
+    an axis of which some are used and doubled, is taken; none but at `wanted` places."""
     places, tap = np.arange(room), np.arange(TAPS).reshape(TAPS, 1, 1)
     first = (places + 1) // 2 - BEYOND
-    inside = (first + np.where(places % 2, TAPS - 1 - tap, tap)).clip(0, n - 1)
-    found: Array = (inside == first + np.arange(TAPS).reshape(TAPS, 1)) & (places < wanted)
-    return found
+    inside = (first + np.where(places % 2, TAPS - 1 - tap, tap)).clip(used[0], used[1] - 1)
+    taken: Array = inside == first + np.arange(TAPS).reshape(TAPS, 1)
+    return taken & (wanted[0] <= places) & (places < wanted[1])
 
 
 def _each_around(x: Tensor, axis: int, wanted: int) -> Tensor:

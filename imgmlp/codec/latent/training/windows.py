@@ -125,8 +125,9 @@ class WindowedStep(WindowStep):
 
     def _turn_frame(self, extent: Extent) -> None:
         if extent.frame not in self._frames:
-            values = zip(self._framings, _framed(extent), strict=True)
-            self._frames[extent.frame], _ = (pages.add(value) for pages, value in values)
+            values = *_framed(extent), *self._tabled(extent)
+            added = [p.add(v) for p, v in zip(self._framings, values, strict=True)]
+            self._frames[extent.frame] = added[0]
         for pages in self._framings:
             pages.turn(self._frames[extent.frame])
 
