@@ -483,3 +483,24 @@ def test_short_runs_in_many_windows_have_fewer_steps() -> None:
     assert trained(256, 256) == trained(512, 768, short=False) == 300
     assert 196 < trained(300, 300) < trained(256, 290) < 300
     assert trained(40, 700) == trained(40, 700, short=False) == lengths.for_pixels(300, 28_000)
+
+
+def test_samples_stay_on_a_device_that_has_room_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = WindowedStep(picture(70, 70), 0, open_device("numpy"), **STARTED, window=WINDOW)
+    pixels, info = 70 * 70, step.device.info
+    nbytes = 4 * 3 * step.plane.pixels * len(step.windows)
+
+    def keeps(gpu: bool, kept: int, on_gpus: int, memory: float) -> bool:
+        monkeypatch.setattr(windows, "is_gpu", lambda _: gpu)
+        monkeypatch.setattr(windows, "KEPT", kept)
+        monkeypatch.setattr(windows, "KEPT_ON_GPUS", on_gpus)
+        monkeypatch.setattr(step.device, "info", replace(info, memory=int(memory)))
+        return step._keeps_samples
+
+    room = nbytes / windows.PART
+    assert keeps(False, pixels, 0, 0)
+    assert not keeps(False, pixels - 1, pixels, room)
+    assert keeps(True, pixels, 0, 0)
+    assert keeps(True, 0, pixels, room)
+    assert not keeps(True, 0, pixels - 1, room)
+    assert not keeps(True, 0, pixels, room - 1)

@@ -31,7 +31,9 @@ Array = np.ndarray[Any, Any]
 HALO = 4  # values of every grid that what a window's own pixels need lies in
 JUDGED = 2**19  # pixels by which networks are judged, about: some windows stand for all
 TOGETHER = 8  # steps of a window there before it is another one's turn
-KEPT = 1 << 20  # pixels of a picture, at most, whose samples stay on the device
+# Pixels of a picture, at most, whose samples stay there; on a GPU if they take no more than a part
+# of its memory.
+KEPT, KEPT_ON_GPUS, PART = 1 << 20, 1 << 26, 1 / 16
 MOMENTS = "first", "second"  # names of latents', in a state
 
 
@@ -134,12 +136,20 @@ class WindowedStep(WindowStep):
     def _turn_target(self, extent: Extent) -> None:
         """To the page of the window's samples, some 14 bytes for three of them; large pictures have
         one for all windows."""
-        if self.pixels > KEPT:
+        if not self._keeps_samples:
             self._give(self.target, extent.target(self._picture))
             return
         if extent.corner not in self._corners:
             self._corners[extent.corner] = self._targets.add(extent.target(self._picture))
         self._targets.turn(self._corners[extent.corner])
+
+    @property
+    def _keeps_samples(self) -> bool:
+        """Whether there is room for all windows' samples on the device."""
+        if not is_gpu(self.device) or self.pixels <= KEPT:
+            return self.pixels <= KEPT
+        nbytes = 4 * self.channels * self.plane.pixels * len(self.windows)
+        return self.pixels <= KEPT_ON_GPUS and nbytes <= PART * self.device.info.memory
 
     def _move_to(self, extent: Extent) -> None:
         """Write what windows before this one may have changed, once these have left."""
