@@ -20,7 +20,7 @@ def run(terminal: Terminal, as_json: bool, spec: str | None, check: bool = False
         raise UsageError("--check and --prepare do not go together", hint=hint)
     device = open_device(spec or "auto")
     terminal.note(device.info.describe())
-    wanted = kinds.kinds() if kinds.compiles(device) else []
+    wanted = kinds.kinds(device) if kinds.compiles(device) else []
     taken = dict[str, float]()
     for number, kind in enumerate(wanted, 1):
         seconds = taken[str(kind)] = kinds.compile_for(kind, device)
@@ -30,6 +30,7 @@ def run(terminal: Terminal, as_json: bool, spec: str | None, check: bool = False
         print_data(json.dumps({kind: round(seconds, 3) for kind, seconds in taken.items()}))
     elif wanted:
         whole = sum(taken.values())
-        terminal.done(f"RGB pictures of all sizes begin at once   {whole:,.0f} s of compiling")
+        which = "up to 1536×1024 pixels" if device.lanes == "group" else "all sizes"
+        terminal.done(f"RGB pictures of {which} begin at once   {whole:,.0f} s of compiling")
     else:
-        terminal.done("nothing to compile beforehand: that is for processors with OpenCL")
+        terminal.done("nothing to compile beforehand: that is for devices with OpenCL")

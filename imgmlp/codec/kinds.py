@@ -1,8 +1,7 @@
-"""A picture of every kind that processors compile for, so that it can be done while nobody waits.
+"""A picture of every kind that devices compile for, so that it can be done while nobody waits.
 
-There, programs serve pictures of many sizes (latent/training/rooms.py) and networks of many widths
-(mlp/rooms.py). These are the ones of short runs, which are the usual ones, in RGB, and of what
-decodes their files.
+Programs serve pictures of many sizes (latent/training/rooms.py), and on processors networks of many
+widths (mlp/rooms.py). These are the ones of short runs, in RGB, and of what decodes their files.
 """
 
 from __future__ import annotations
@@ -20,11 +19,17 @@ from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import AnyDevice
 from imgmlp.image import Picture
 
-# Height and width of one of each that latents have a program for: within 32, 64 and 128 pixels,
-# thin ones, those of up to 512×768 either way round, others, and those of 1 and of 3 megapixels.
+# Height and width of one of each that latents have a program for on processors: within 32, 64 and
+# 128 pixels, thin ones, those of up to 512×768 either way round, others, and those of 1 and of 3
+# megapixels.
 SIZES = (
     (20, 20), (60, 40), (128, 100), (20, 200), (200, 20), (10, 500), (500, 10), (100, 150),
     (150, 100), (512, 768), (768, 512), (200, 200), (1024, 1024), (1776, 1776),
+)  # fmt: skip
+# The same on GPUs, within 1024×1536 pixels either way; those of less than a megapixel have a grid less.
+ON_GPUS = (
+    (20, 20), (60, 40), (128, 100), (256, 256), (256, 384), (384, 256), (512, 512), (512, 768),
+    (768, 512), (768, 1024), (1024, 1024), (800, 1200), (1200, 800), (1024, 1536), (1536, 1024),
 )  # fmt: skip
 # Height and width of a picture that networks of `--codec mlp` are trained on, with the most values
 # of their layers: small ones are decoded in pieces of their own, and wider networks are rare.
@@ -46,9 +51,12 @@ class Kind:
         return f"{self.codec} {self.width}×{self.height}{beside}"
 
 
-def kinds() -> list[Kind]:
+def kinds(device: AnyDevice) -> list[Kind]:
     """All of them."""
-    found = [Kind("latent", *size, Goal("lambda", PRICE)) for size in SIZES]
+    on_gpu = device.lanes == "group"
+    found = [Kind("latent", *s, Goal("lambda", PRICE)) for s in (ON_GPUS if on_gpu else SIZES)]
+    if on_gpu:  # which has a program for every width of a network
+        return found
     for side, widest in WIDEST.items():
         sizes = _network_bytes(_picture(side, side), widest)
         found += [Kind("mlp", side, side, Goal("bytes", size)) for size in sizes]
@@ -78,7 +86,7 @@ def compile_for(kind: Kind, device: AnyDevice) -> float:
 
 def compiles(device: AnyDevice) -> bool:
     """Whether pictures of other sizes share what is compiled on a device."""
-    return rooms.compiles_long(device)
+    return device.lanes == "group" or rooms.compiles_long(device)
 
 
 def _picture(height: int, width: int) -> Picture:

@@ -14,6 +14,7 @@ from conftest import Command, open_opencl
 from imgmlp.cli import prepare
 from imgmlp.codec import encoder, kinds
 from imgmlp.codec.latent.training import forms
+from imgmlp.codec.latent.training import rooms as latent_rooms
 from imgmlp.codec.latent.training.rooms import step_program
 from imgmlp.codec.mlp import rate_model, rooms
 from imgmlp.codec.mlp.rounding_search import paid_weights
@@ -24,25 +25,37 @@ from imgmlp.terminal import Terminal
 CPU: Any = SimpleNamespace(
     info=SimpleNamespace(kind="cpu", compute_units=2, memory=1 << 32), lanes="one"
 )
+CARD: Any = SimpleNamespace(info=SimpleNamespace(kind="gpu", memory=1 << 33), lanes="group")
 
 
-def programs(sizes: set[tuple[int, int]]) -> set[str]:
+def programs(sizes: set[tuple[int, int]], device: Any = CPU) -> set[str]:
     """Of short runs, of latents."""
-    shapes = [(*size, 3) for size in sizes]
-    return {step_program(s, forms.widths(s, np.inf, quick=True), CPU, short=True) for s in shapes}
+    shapes, quick = [(*size, 3) for size in sizes], device is CPU
+    return {step_program(s, forms.widths(s, np.inf, quick), device, short=True) for s in shapes}
 
 
 def test_there_is_a_picture_of_every_kind() -> None:
     sides = [*range(1, 34), *range(40, 600, 31), *range(600, 3001, 97), 3000]
-    own = {(k.height, k.width) for k in kinds.kinds() if k.codec == "latent"}
+    own = {(k.height, k.width) for k in kinds.kinds(CPU) if k.codec == "latent"}
     assert len(programs(own)) == len(own)
     assert programs(own) == programs({*product(sides, sides)})
+
+
+def test_there_is_a_picture_of_the_usual_kinds_for_graphics_cards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(latent_rooms, "is_gpu", lambda device: device is CARD)
+    own = {(k.height, k.width) for k in kinds.kinds(CARD)}
+    assert len(programs(own, CARD)) == len(own) == len(kinds.kinds(CARD))
+    usual = [(480, 640), (512, 768), (600, 400), (500, 500), (20, 31), (120, 90), (768, 1024),
+             (1024, 1536), (1365, 1024), (300, 200), (200, 160), (800, 1280)]  # fmt: skip
+    assert programs({*usual}, CARD) <= programs(own, CARD)
 
 
 def test_there_is_a_network_of_every_room_but_the_widest() -> None:
     for side, widest in kinds.WIDEST.items():
         picture = Picture(np.zeros((side, side, 3), np.uint8))
-        own = [k.wanted.value for k in kinds.kinds() if k.codec == "mlp" and k.width == side]
+        own = [k.wanted.value for k in kinds.kinds(CPU) if k.codec == "mlp" and k.width == side]
         weights = (paid_weights(picture, size) for size in own)
         found = [rooms.shared(rate_model.network_shape(w, 3)) for w in weights]
         wanted = {rooms.shared(s) for s in rate_model.shapes(3) if s.width <= widest}
@@ -57,7 +70,7 @@ def test_what_is_prepared_begins_without_compiling(
     device = open_opencl()
     some = [kinds.Kind("latent", 20, 20, Goal("lambda", 1e-3))]
     some.append(kinds.Kind("mlp", 32, 32, Goal("bytes", 700)))
-    monkeypatch.setattr(kinds, "kinds", lambda: some)
+    monkeypatch.setattr(kinds, "kinds", lambda _: some)
     prepare.run(Terminal(), as_json=True, spec=device.info.spec)
     told = json.loads(capsys.readouterr().out)
     assert list(told) == ["latent 20×20", "mlp 32×32, 700 bytes"]
@@ -71,7 +84,8 @@ def test_what_is_prepared_begins_without_compiling(
 def test_a_second_time_everything_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     taken, notes = iter([12.5, 0.1]), list[str]()
     monkeypatch.setattr(kinds, "compile_for", lambda *_: next(taken))
-    monkeypatch.setattr(kinds, "kinds", lambda: [kinds.Kind("latent", 9, 5, Goal("lambda", 1e-3))])
+    some = [kinds.Kind("latent", 9, 5, Goal("lambda", 1e-3))]
+    monkeypatch.setattr(kinds, "kinds", lambda _: some)
     monkeypatch.setattr(prepare, "open_device", lambda _: open_opencl())
     terminal = Terminal()
     monkeypatch.setattr(terminal, "note", notes.append)

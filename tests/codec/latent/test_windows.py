@@ -504,3 +504,39 @@ def test_samples_stay_on_a_device_that_has_room_for_them(monkeypatch: pytest.Mon
     assert keeps(True, 0, pixels, room)
     assert not keeps(True, 0, pixels - 1, room)
     assert not keeps(True, 0, pixels, room - 1)
+
+
+def test_short_runs_on_graphics_cards_have_rooms_of_few_kinds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rooms, "is_gpu", lambda _: True)
+    monkeypatch.setattr(lengths, "is_gpu", lambda _: True)
+    card: Any = SimpleNamespace(info=SimpleNamespace(kind="gpu"), lanes="group")
+
+    def both(height: int, width: int) -> tuple[Any, Any]:
+        return tuple(room((height, width, 3), card, short) for short in (True, False))
+
+    assert both(500, 700) == ((512, 768), (512, 704))
+    assert both(700, 500) == ((768, 512), (704, 512))
+    assert both(512, 768) == ((512, 768), (512, 768))
+    assert both(100, 60) == ((128, 128), (128, 64))
+    assert both(300, 200)[0] == (384, 256)
+    assert both(130, 3000) == ((192, 3008), (192, 3008))  # which fills too little of others
+    assert both(3100, 4096)[0] == (3136, 4096)  # the largest is too small
+    kinds = {both(*size)[0] for size in product(range(150, 1025, 25), range(150, 1537, 25))}
+    filled = {sides for sides in kinds if sides in rooms.COARSE or sides[::-1] in rooms.COARSE}
+    assert len(filled) < 12
+
+    def short(height: int, width: int, steps: int, seconds: float | None = None) -> bool:
+        return lengths.is_short((height, width, 3), Workload(steps, seconds), card)
+
+    assert short(500, 700, 300)
+    assert short(500, 700, 10_000)  # a tenth of the pixels more
+    assert not short(500, 700, 40_000)
+    assert short(520, 780, 1000)
+    assert not short(520, 780, 3000)  # more than twice as many
+    assert short(512, 768, 100_000)  # which is the same either way
+    assert not short(500, 700, 0)
+    assert not short(500, 700, 0, 30.0)
+    assert short(1900, 2900, 0)
+    assert not short(1600, 2100, 0, 60.0)

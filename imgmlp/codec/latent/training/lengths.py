@@ -27,6 +27,7 @@ from imgmlp.codec.latent.training.rooms import (
     begins_in_windows,
     goes_over,
     in_windows,
+    is_gpu,
     is_thin,
     opening_pixels,
     opening_steps,
@@ -208,7 +209,9 @@ def is_short(shape: tuple[int, ...], workload: Workload, device: AnyDevice) -> b
             return steps <= FEWEST
         return steps <= FEWEST or not own_room_pays(shape, device, steps, each)
     seconds = seconds or USUAL
-    return seconds <= BRIEF and _expected(shape, seconds, device) <= HURRIED
+    expected = _expected(shape, seconds, device)
+    hurried = seconds <= BRIEF and expected <= HURRIED
+    return hurried and not (is_gpu(device) and own_room_pays(shape, device, expected, each))
 
 
 def is_long(shape: tuple[int, ...], workload: Workload, device: AnyDevice) -> bool:

@@ -3,7 +3,8 @@
 On processors, where compiling takes long, short runs do with programs that serve many sizes:
 windows, of other kinds for thin pictures, or rooms of few kinds for small ones. Long runs take
 their first steps so as well, while another process compiles for a room of the picture's own, where
-a step takes less time.
+a step takes less time. On GPUs, where compiling takes as long as thousands of steps, short runs are
+in rooms of few kinds.
 
     python -m imgmlp.codec.latent.training.rooms DEVICE NUMBER...
 
@@ -36,6 +37,11 @@ FILLED = 4  # times as many pixels as a picture has, at most, in windows for it
 # Sides of those for processors that pictures have which would fill less of the usual ones: the
 # short one, in which there is but one window, and the long one.
 THIN = (64, 256), (32, 512), (128, 256)
+# Rows and columns of those on GPUs, or columns and rows, for all pictures that fill a part of one.
+COARSE = (
+    (256, 256), (256, 384), (512, 512), (512, 768), (1024, 1024), (1024, 1536), (1536, 2048),
+    (2048, 3072), (3072, 4096),
+)  # fmt: skip
 # Most pixels that are trained as a whole, of which a step takes some 260 bytes each: on processors
 # and on GPUs, to which windows' data have a longer way.
 WHOLE, WHOLE_ON_GPUS = 3 * 2**20, 14 * 2**20
@@ -44,7 +50,9 @@ WHOLE, WHOLE_ON_GPUS = 3 * 2**20, 14 * 2**20
 # is computed more is for nothing where it was compiled before.
 MEANWHILE = 1e12
 WORTH = 4  # times as many that a run must have, or programs that serve many sizes do for all of it
-SPARED = 2e12  # operations, about what compiling takes, that a room of its own must spare a run
+# Operations, about what compiling takes, that a room of its own must spare a run; on GPUs a second
+# of an H200, as their speeds differ more.
+SPARED, SPARED_ON_GPUS = 2e12, 3e13
 AROUND_ONE = 0.06  # of a step's time in the only window of a picture, that its halo takes
 
 
@@ -110,13 +118,28 @@ def begins_in_windows(shape: tuple[int, ...], device: AnyDevice) -> bool:
 
 def room(shape: tuple[int, ...], device: AnyDevice, short: bool) -> Room:
     """Rows and columns that a step for pixels of a shape is made for, so that what was compiled
-    for one picture serves others; None for just its own, which takes 3% less time."""
+    for one picture serves others; None for just its own, which takes 3% less time on processors and
+    none on GPUs."""
     found = common_side(shape[0]), common_side(shape[1])
     if not _compiles(device):
         return None
     if short and max(found) <= SMALL:
         return max(found), max(found)
+    if is_gpu(device):
+        return (_coarse(shape) if short else None) or found
     return None if _fills(shape, found) else found
+
+
+def _coarse(shape: tuple[int, ...]) -> Room:
+    """The smallest of few rooms that has room for pixels of a shape; None if they fill too little
+    of it."""
+    height, width = shape[:2]
+    fitting = (
+        sides for sides in map(partial(_along, shape), COARSE)
+        if sides[0] >= height and sides[1] >= width
+    )  # fmt: skip
+    found = next(fitting, None)
+    return found if found and math.prod(found) <= FILLED * height * width else None
 
 
 def _fills(shape: tuple[int, ...], room: tuple[int, int]) -> bool:
@@ -157,13 +180,13 @@ def _computed(shape: tuple[int, ...], device: AnyDevice, short: bool) -> int:
     return math.prod(room(shape, device, short) or shape[:2])
 
 
-def own_room_pays(shape: tuple[int, ...], device: AnyDevice, steps: int, operations: int) -> bool:
+def own_room_pays(shape: tuple[int, ...], device: AnyDevice, steps: float, operations: int) -> bool:
     """Whether so many steps should have one that is compiled for, of pixels that are one window or
-    none."""
+    none, or are in a room of few kinds."""
     spared: float = opening_pixels(shape, device) - own_pixels(shape, device)
     if begins_in_windows(shape, device):
         spared += AROUND_ONE * covered(shape, device)
-    return steps * spared * operations >= SPARED
+    return steps * spared * operations >= (SPARED_ON_GPUS if is_gpu(device) else SPARED)
 
 
 def goes_over(
