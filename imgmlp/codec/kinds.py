@@ -26,7 +26,7 @@ SIZES = (
     (20, 20), (60, 40), (128, 100), (20, 200), (200, 20), (10, 500), (500, 10), (100, 150),
     (150, 100), (512, 768), (768, 512), (200, 200), (1024, 1024), (1776, 1776),
 )  # fmt: skip
-# The same on GPUs, within 1024×1536 pixels either way; those of less than a megapixel have a grid less.
+# The same on GPUs, within 1024×1536 pixels either way; of less than a megapixel with a grid less.
 ON_GPUS = (
     (20, 20), (60, 40), (128, 100), (256, 256), (256, 384), (384, 256), (512, 512), (512, 768),
     (768, 512), (768, 1024), (1024, 1024), (800, 1200), (1200, 800), (1024, 1536), (1536, 1024),
