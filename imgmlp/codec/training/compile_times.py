@@ -1,4 +1,5 @@
-"""How long programs took to compile on a device, kept from one command to the next.
+"""How long programs took to compile on a device, and how fast they were, kept from one command to
+the next.
 
 So that how long a command will take can be told before anything is compiled: what was compiled here
 before is found in the driver's cache, what was not takes about as long as others of its kind. Lies
@@ -22,13 +23,15 @@ from imgmlp.output_files import write_atomically
 NAME = "compile-times.json"
 UNKNOWN = 4.0  # seconds of a program on a device of which nothing is known
 FOUND = 0.5  # seconds that a program may take which the driver found in its cache
+SPEED = "speed of a {}"  # how a kind's is named: in operations a second
+ALIKE = 1.2  # times another speed, or a part of it, that is not worth writing down
 
 
 class CompileTimes:
     """Of one device. Nothing is known, and nothing kept, where there is no place to keep it."""
 
     def __init__(self, device: AnyDevice) -> None:
-        self._device, self._seen = device, device.compiling
+        self._device, self._seen = device, device.compiling + device.lowering
         info, folder = device.info, cache_folder()
         told = info.platform, info.name, info.driver, info.version, info.compiled_for
         self._key = ", ".join(each for each in told if each)
@@ -43,8 +46,8 @@ class CompileTimes:
 
     def note(self, program: str) -> None:
         """What was compiled since this was made, or called, belongs to a program."""
-        taken = self._device.compiling - self._seen
-        self._seen = self._device.compiling
+        before, self._seen = self._seen, self._device.compiling + self._device.lowering
+        taken = self._seen - before
         if isinstance(self._device, NumpyDevice) or self._path is None:
             return
         if taken > FOUND or program not in self._known():
@@ -52,8 +55,20 @@ class CompileTimes:
             kept.setdefault(self._key, {})[program] = round(taken, 3)
             _write(self._path, kept)
 
+    def speed(self, kind: str) -> float | None:
+        """Operations a second of programs of a kind, as they were last."""
+        return self._known().get(SPEED.format(kind))
+
+    def note_speed(self, kind: str, found: float) -> None:
+        before = self.speed(kind)
+        if self._path is None or (before and 1 / ALIKE < found / before < ALIKE):
+            return
+        kept = _read(self._path)
+        kept.setdefault(self._key, {})[SPEED.format(kind)] = found
+        _write(self._path, kept)
+
     def _known(self) -> dict[str, float]:
-        """Seconds of the programs that were compiled on this device."""
+        """Seconds of the programs that were compiled on this device, and speeds."""
         return {} if self._path is None else _read(self._path).get(self._key, {})
 
 

@@ -34,6 +34,7 @@ class DeviceInfo:
     driver: str
     version: str
     compiled_for: str = ""  # what PoCL's compiler takes the processor for
+    clock: int = 0  # MHz of one of NVIDIA's GPUs, at most; 0 where it tells nothing of its speed
 
     def describe(self) -> str:
         """A short line for people, such as ``PoCL: AMD EPYC, 2 cores``."""
@@ -115,6 +116,7 @@ class HostCopies:
     """Copies between the host and a device that are waited for, by way of those that are not."""
 
     compiling = 0.0  # seconds of processor time that its compiler took so far
+    lowering = 0.0  # the same of making what that is given
 
     def write_async(self, allocation: Allocation, array: Array) -> Pending:
         """As write(), after all queued work; `array` must not change until the Pending is done."""

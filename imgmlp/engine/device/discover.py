@@ -8,7 +8,7 @@ from typing import Any
 from imgmlp.engine.device.base import DeviceInfo, Kind
 from imgmlp.engine.device.kernel_cache import choose_cache
 from imgmlp.engine.device.numpy_device import NUMPY_FORMS, NumpyDevice, numpy_info
-from imgmlp.engine.device.opencl import Device, cl, import_failure, status
+from imgmlp.engine.device.opencl import NVIDIA, Device, cl, import_failure, status
 from imgmlp.engine.device.pocl import PLATFORM, mended
 from imgmlp.engine.device.probe import doubt, problem_of
 from imgmlp.errors import DeviceError, ImgmlpWarning, OutOfMemoryError
@@ -78,6 +78,7 @@ def _inspect(spec: str, platform: Any, handle: Any) -> DeviceInfo:
         driver=driver,
         version=version,
         compiled_for=compiled_for,
+        clock=int(handle.max_clock_frequency) if maker == NVIDIA else 0,
     )
 
 

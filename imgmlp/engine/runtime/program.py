@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from time import thread_time
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
@@ -211,7 +212,9 @@ class Program:
         if found is None:
             if isinstance(self.device, Device) and len(self._nodes()) > MANY_NODES:
                 self.device.expect_programs()
+            began = thread_time()
             found = Executable.of(self.stages, given)
+            self.device.lowering += thread_time() - began
             program_cache.store(key, found.text())
         return found
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from imgmlp.codec.training import compile_times
+from imgmlp.codec.training import compile_times, pace
 from imgmlp.codec.training.compile_times import NAME, UNKNOWN, CompileTimes
 from imgmlp.engine import open_device
 
@@ -17,7 +17,7 @@ from imgmlp.engine import open_device
 def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(compile_times, "cache_folder", lambda: tmp_path)
     info = SimpleNamespace(platform="p", name="n", driver="d", version="v", compiled_for="c")
-    return SimpleNamespace(info=info, compiling=0.0)
+    return SimpleNamespace(info=info, compiling=0.0, lowering=0.0)
 
 
 def compiled(device: Any, program: str, seconds: float) -> None:
@@ -32,6 +32,37 @@ def test_a_program_of_a_known_kind_takes_as_long_as_the_others(device: Any) -> N
         compiled(device, program, seconds)
     assert CompileTimes(device).expected(["step: a", "decoding: a"]) == 0
     assert CompileTimes(device).expected(["step: c", "step: b", "decoding: c"]) == 7.0 + 2.0
+
+
+def test_what_is_done_before_the_driver_compiles_takes_time_as_well(device: Any) -> None:
+    times = CompileTimes(device)
+    device.compiling, device.lowering = 2.0, 3.0
+    times.note("step: a")
+    assert times.expected(["step: b"]) == 5.0
+
+
+def test_a_speed_is_that_of_the_last_time(device: Any) -> None:
+    times = CompileTimes(device)
+    assert times.speed("step") is None
+    for noted, kept in ((2e12, 2e12), (2.1e12, 2e12), (3e12, 3e12), (1e12, 1e12)):
+        times.note_speed("step", noted)
+        assert CompileTimes(device).speed("step") == kept
+    assert times.speed("decoding") is None
+    assert times.expected(["step: a"]) == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("known", "clock", "seconds"),
+    [(2e12, 1000, 50.0), (None, 1000, 1e14 / 7.68e12), (None, 0, 1e14 / pace.GPU)],
+)
+def test_how_fast_a_graphics_card_is_it_has_shown_or_its_clock_tells(
+    known: float | None, clock: int, seconds: float, device: Any
+) -> None:
+    device.lanes, device.info.clock, device.info.compute_units = "group", clock, 100
+    if known:
+        CompileTimes(device).note_speed("step", known)
+    found = pace.Work(10, 1e14, (), kind="step").seconds(device)
+    assert found == pytest.approx(pace.READY + seconds)
 
 
 def test_what_was_compiled_for_another_processor_says_nothing(device: Any) -> None:

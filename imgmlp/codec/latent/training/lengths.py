@@ -177,7 +177,13 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     looks = (1 + passes) * RDOQ_TIMES * rdoq_budget(trained, device.lanes).judged
     computed += searched * SETTLING * judged + looks * JUDGEMENT * pixels
     beside += looks * (LOOK + BY_PIXELS * pixels)
-    return Work(steps, computed * each, programs, beside)
+    kind = _kind(shape, device, short)
+    return Work(steps, computed * each, programs, beside, kind)
+
+
+def _kind(shape: tuple[int, ...], device: AnyDevice, short: bool) -> str:
+    """Of steps that compute about as many operations a second."""
+    return "latent step" + ", in windows" * in_windows(shape, device, short)
 
 
 def _passes(wanted: Goal, least: int) -> float:
@@ -252,6 +258,7 @@ class Lengths:
     def of(self, step: LatentStep, price: float) -> int:
         """Steps of a run that begins with this one; says how long they take."""
         pace = self.pace = self._tried(step, price)
+        self._note_speed(pace)
         if self.workload.seconds is not None:
             steps = self.fitting(self.workload.seconds, pace)
             if steps < TOO_FEW:
@@ -269,6 +276,14 @@ class Lengths:
         more = f" and {again} times {round(SHORTER * steps):,} again" if again else ""
         self.run.say(f"{steps:,} steps{more}, about {self._seconds(steps, pace):,.0f} seconds")
         return steps
+
+    def _note_speed(self, pace: float) -> None:
+        """How fast a GPU is, which nothing tells before it has compiled."""
+        if is_gpu(self.device):
+            shared = self.short or in_windows(self.shape, self.device, self.short)
+            pixels = (opening_pixels if shared else own_pixels)(self.shape, self.device)
+            kind = _kind(self.shape, self.device, self.short)
+            self._compiled.note_speed(kind, pixels * operations(self.shape) / pace)
 
     def limits(self, state: LatentTrainerState) -> tuple[float | None, int]:
         """Of the clock, when training must be done, and most steps in that time, if it is given."""
