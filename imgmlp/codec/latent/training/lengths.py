@@ -177,6 +177,7 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     looks = (1 + passes) * RDOQ_TIMES * rdoq_budget(trained, device.lanes).judged
     computed += searched * SETTLING * judged + looks * JUDGEMENT * pixels
     beside += looks * (LOOK + BY_PIXELS * pixels)
+    beside += pixels * (CODING if has_processor(device) else CODING_BY_NUMPY)
     kind = _kind(shape, device, short)
     return Work(steps, computed * each, programs, beside, kind)
 

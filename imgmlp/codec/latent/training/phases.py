@@ -27,7 +27,9 @@ ROUNDED = 0.97  # share of a run after which latents stand still, rounded
 LOOK, MOST = 10, 200  # steps between looks, at least and at most
 LOOKS = {"one": 500, "group": 250}  # in a run between these; a GPU has nothing to do meanwhile
 CHANGES = 50  # of the price in a run, about
-REMEMBERED = 10  # times in a run, about, that its state is kept to go back to
+# Times in a run, about, that its state is kept to go back to, and steps between, at least: of a large
+# picture, which has few, that takes a fifth of a step.
+REMEMBERED, APART = 10, 4
 FREE = 0.15  # share of a run before prices change
 EARLY = 0.5  # share of a run towards a target before which it may get longer
 SEARCHED = 0.3, 0.6, 0.85  # shares of a run after which networks' steps are looked for again
@@ -220,7 +222,8 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         super().__init__(step, state, look, limit)
         self._pricing = pricing
         self.control = look * max(1, steps // (CHANGES * look))  # steps to new prices
-        self._keeping = self.control * max(1, steps // (REMEMBERED * self.control))
+        between = max(-(-APART // self.control), steps // (REMEMBERED * self.control))
+        self._keeping = self.control * between
 
     def preview(self) -> Array:
         return self.step.picture()
