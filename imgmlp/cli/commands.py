@@ -309,7 +309,7 @@ def devices(
         typer.Option(
             "--prepare",
             help="Compile now, in some minutes, what RGB pictures of any size need, so that none "
-            "waits for it: for processors.",
+            "waits for it.",
         ),
     ] = False,
     device: Annotated[

@@ -30,7 +30,8 @@ def run(terminal: Terminal, as_json: bool, spec: str | None, check: bool = False
         print_data(json.dumps({kind: round(seconds, 3) for kind, seconds in taken.items()}))
     elif wanted:
         whole = sum(taken.values())
-        which = "up to 1536×1024 pixels" if device.lanes == "group" else "all sizes"
+        few = device.lanes == "group"
+        which = "up to 1536×1024 pixels that are not thin" if few else "all sizes"
         terminal.done(f"RGB pictures of {which} begin at once   {whole:,.0f} s of compiling")
     else:
         terminal.done("nothing to compile beforehand: that is for devices with OpenCL")

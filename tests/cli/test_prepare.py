@@ -47,8 +47,11 @@ def test_there_is_a_picture_of_the_usual_kinds_for_graphics_cards(
     monkeypatch.setattr(latent_rooms, "is_gpu", lambda device: device is CARD)
     own = {(k.height, k.width) for k in kinds.kinds(CARD)}
     assert len(programs(own, CARD)) == len(own) == len(kinds.kinds(CARD))
-    usual = [(480, 640), (512, 768), (600, 400), (500, 500), (20, 31), (120, 90), (768, 1024),
-             (1024, 1536), (1365, 1024), (300, 200), (200, 160), (800, 1280)]  # fmt: skip
+    usual = [
+        (20, 31), (120, 90), (150, 100), (132, 91), (100, 140), (200, 160), (300, 200), (225, 400),
+        (400, 240), (480, 640), (512, 768), (600, 400), (500, 500), (768, 1024), (1024, 1536),
+        (1365, 1024), (800, 1280),
+    ]  # fmt: skip
     assert programs({*usual}, CARD) <= programs(own, CARD)
 
 

@@ -14,8 +14,8 @@ from imgmlp.codec.training.compile_times import CompileTimes
 from imgmlp.engine import AnyDevice, NumpyDevice
 
 GPU = 3e12  # operations a second of a card of the middling kind, in steps of some thousand pixels
-# Of what NVIDIA's can do at their clock, with so many lanes a unit, what steps reach, about; that
-# of an H200 takes 37% of it for latents.
+# Of what NVIDIA's can do at their clock, with so many lanes a unit as newer ones have, what steps
+# reach, about; those of latents reached 35% of it on an H200.
 LANES, SHARE = 128, 0.3
 CORE = 5e10  # the same of a processor's core
 LAUNCHES = 4e-5  # seconds that a step takes at least

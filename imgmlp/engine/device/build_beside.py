@@ -13,8 +13,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 
 from imgmlp import child
+from imgmlp.errors import DeviceError
 
 # Seconds without a part after which one ends, as it holds some of the device's memory: behind a
 # program, and where one is expected, which is lowered before.
@@ -73,14 +75,15 @@ class Builders:
 
     def build(self, parts: Sequence[str], own: Callable[[str], object]) -> float:
         """Have parts built, all of them by `own` in the end; the seconds that others were waited
-        for. What else was offered is built as well."""
-        mine = set[str]()
+        for. What else was offered is built as well; who wants that meets the error if it fails."""
+        mine, wanted = set[str](), set(parts)
         self.offer(parts)
         try:
             while (part := self._next()) is not None:
-                own(part)
+                with nullcontext() if part in wanted else suppress(DeviceError):
+                    own(part)
                 mine.add(part)
-            waited = self._wait(set(parts))
+            waited = self._wait(wanted)
         finally:
             with self._changed:
                 self._waiting.clear()

@@ -73,8 +73,9 @@ COARSEST_ALIGN = 1 << 16  # bytes; packing to coarser offsets saves little
 # process's, of which several may be on it and cannot ask each other to give theirs back.
 SPARE, SPARE_SHARE = 1 << 28, 1 / 64
 # Processes that build parts of programs, at most, and bytes of a device's memory that there must be
-# for each. On 16 cores of a Xeon a latent step was built in 1.2 s with seven, in 2.5 with three.
-BUILDERS, HELD = 7, 1 << 31
+# for each of more than a few. On 16 cores of a Xeon a latent step was built in 1.2 s with seven, in
+# 2.5 with three.
+BUILDERS, FEWEST, HELD = 7, 3, 1 << 31
 LARGE = 1 << 20  # bytes of an allocation that is used at once, to see that it is there
 COLD = 0.05  # seconds that a first launch compiles, at least, where its machine code was not there
 WRAPPER = "<generated: 'pyopencl invoker for "  # how pyopencl calls the source of a wrapper
@@ -265,8 +266,8 @@ class Device(HostCopies):
 
     def expect_programs(self) -> None:
         """Have other processes get ready that help to build what is new and comes soon."""
-        before, usual = self._builders, min(BUILDERS, self.info.memory // HELD)
-        count = most(cores_here(), usual)
+        before = self._builders
+        count = most(cores_here(), max(FEWEST, min(BUILDERS, self.info.memory // HELD)))
         if not self.builds_in_parts or not count:
             return
         if before is not None and before.working:

@@ -69,7 +69,7 @@ def together() -> Iterator[None]:
     """Programs that this thread compiles within are ready when it is left: where other processes
     build parts of programs, they have those of all before while the next one is lowered.
 
-    What the driver refuses is only raised then.
+    What the driver refuses is raised then, or when one is run before.
     """
     programs = list[Program]()
     _building.unready.append(programs)

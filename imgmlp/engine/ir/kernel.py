@@ -116,11 +116,13 @@ class _Several:
 class Block(_Several):
     """One launch that walks tiles of rows: every kernel inside runs for one tile after another.
 
-    Each of `groups` work-groups takes its share of `tiles`, of `rows` rows each. PART Nodes say
-    which elements of a Buffer belong to the "tile", or to the "group" alone.
+    Each of `groups` work-groups takes its share of `tiles`, of `rows` rows each, which are those of
+    the `batch` or some more. PART Nodes say which elements of a Buffer belong to the "tile", or to
+    the "group" alone.
     """
 
     name: str
+    batch: int
     tiles: int
     rows: int
     groups: int

@@ -30,7 +30,7 @@ def rows_aside(procedure: Procedure) -> int:
     """Rows of the block that would run beside others, before anything is fused; 0 without one."""
     branch = _found(procedure)
     own = () if branch is None else (procedure.items[n] for n in branch.own)
-    return next((item.tiles * item.rows for item in own if isinstance(item, Block)), 0)
+    return next((item.batch for item in own if isinstance(item, Block)), 0)
 
 
 def _found(procedure: Procedure) -> _Branch | None:

@@ -55,8 +55,8 @@ class Program:
     Raises ValueError if the graph reads a Buffer of another device, DeviceError if the
     driver refuses a kernel, OutOfMemoryError if the intermediates do not fit, or a kernel needs
     more local memory or registers than there are, also after tiles got smaller with a warning.
-    What is `traceable` has neither outputs nor updates yet. One that is ready `later` cannot run
-    before `get_ready`, and other processes may build it meanwhile.
+    What is `traceable` has neither outputs nor updates yet. One that is ready `later`, when it is
+    first run or has to `get_ready`, may be built by other processes meanwhile.
     """
 
     def __init__(
@@ -96,6 +96,7 @@ class Program:
             self._keep_outline(traceable, limits)
         if isinstance(device, Device | DryRun):
             self.arena = self._reserved(device)
+        self._memory: list[Allocation] | None = None  # that launches are bound to, once there are
         if not later:
             self.get_ready()
         elif isinstance(device, Device) and device.builds_in_parts:
@@ -107,15 +108,17 @@ class Program:
             debug.tell(debug.report(self.stages, depth, device.usage))
 
     def get_ready(self) -> None:
-        """Have the kernels, and what launches them."""
+        """Have the kernels, and what launches them, if they are not there yet."""
         device = self.device
-        if not isinstance(device, Device):
+        if not isinstance(device, Device) or self._memory is not None:
             return
+        if self._beside is not None:
+            self._beside.get_ready()
         self._handles = self._build(device)
         self.launches = self._bind(device)
         self.sequence = [self.launches[i] for i in self.executable.order]
         self._several = {1: self.launches}  # by steps that they do, if they can do several
-        self._memory = [b.data for b in self._identity[1]]  # that these are bound to
+        self._memory = [b.data for b in self._identity[1]]
 
     @cached_property
     def updates(self) -> list[Update]:
@@ -297,6 +300,7 @@ class Program:
 
     def _follow(self, device: Device) -> None:
         """Have the launches take what the Buffers have by now: another page may have its turn."""
+        assert self._memory is not None
         now = [b.data for b in self._identity[1]]
         moved = {
             n for n, (old, new) in enumerate(zip(self._memory, now, strict=True)) if old is not new
@@ -355,6 +359,7 @@ class Program:
             for _ in range(times):
                 self._interpret(self.device.form)
             return
+        self.get_ready()
         self._follow(self.device)
         if self._show_times and times:
             self._show_times = False

@@ -169,7 +169,9 @@ class _Plan:
             self.limits.append(NOT_STAGED)
         cleared = self.partial.clear() if cut.tiles > cut.groups else []
         prologue = (*cleared, *self.ready, *self.tile.prologue.kernels())
-        self.block = Block("block", cut.tiles, cut.rows, cut.groups, prologue, tuple(kernels))
+        self.block = Block(
+            "block", batch, cut.tiles, cut.rows, cut.groups, prologue, tuple(kernels)
+        )
         self.note = self._told(cut, after)
 
     def _uncut(self, node: Node) -> Node:

@@ -540,3 +540,34 @@ def test_short_runs_on_graphics_cards_have_rooms_of_few_kinds(
     assert not short(500, 700, 0, 30.0)
     assert short(1900, 2900, 0)
     assert not short(1600, 2100, 0, 60.0)
+
+
+@pytest.mark.parametrize(
+    ("size", "room", "noted"),
+    [((480, 700), (512, 768), 512 * 768), ((512, 512), None, 512 * 512), ((20, 20), (32, 32), 0)],
+)
+def test_a_graphics_card_tells_how_fast_it_is_by_pictures_that_are_large_enough(
+    size: tuple[int, int], room: rooms.Room, noted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And by the pixels that its step computes; in windows it is another speed."""
+    found, device = list[tuple[str, float]](), open_device("numpy")
+    picture = Picture(np.zeros((*size, 3), np.uint8))
+    made = lengths.Lengths(picture, Goal("lambda", 1e-3), Workload(300), device, Run())
+    times: Any = SimpleNamespace(note_speed=lambda *told: found.append(told))
+    monkeypatch.setattr(made, "_compiled", times)
+    step: Any = SimpleNamespace(room=room, windows=[0])
+    made._note_speed(step, 1e-3)
+    assert found == []  # of a processor
+    monkeypatch.setattr(lengths, "is_gpu", lambda _: True)
+    each = lengths.operations((*size, 3))
+    made._note_speed(step, 1e-3)
+    assert found == [("latent step", noted * each / 1e-3)] * bool(noted)
+    step.windows, step.room = [0] * 6, (512, 512)
+    made._note_speed(step, 1e-3)
+    assert found[-1] == ("latent step, in windows", 6 * 512 * 512 * each / 1e-3)
+
+
+def test_a_short_run_does_not_keep_its_state_after_every_step() -> None:
+    step = LatentStep(picture(16, 16), 0, open_device("numpy"), **STARTED)
+    apart = {n: LatentTrainer(step, LatentTrainerState(n, 1e-3))._keeping for n in (3, 9, 300)}
+    assert apart == {3: 4, 9: 4, 300: 30}

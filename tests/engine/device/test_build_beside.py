@@ -149,6 +149,23 @@ def test_others_begin_with_what_will_be_wanted(fakes: list[Fake]) -> None:
     assert sorted(own.built) == PARTS
 
 
+def test_what_was_offered_and_fails_fails_whoever_wants_it(fakes: list[Fake]) -> None:
+    """And not who builds something else."""
+    builders, own = Builders("0:0", 1), list[str]()
+
+    def build(part: str) -> None:
+        if part == PARTS[4]:
+            raise DeviceError("it does not compile")
+        own.append(part)
+
+    builders.offer(PARTS[4:])
+    builders.build(PARTS[:2], build)
+    assert own == PARTS[:2]
+    builders.offer(PARTS[4:])
+    with pytest.raises(DeviceError):
+        builders.build(PARTS[4:], build)
+
+
 def test_nobody_waits_for_those_that_are_not_ready(fakes: list[Fake]) -> None:
     own, builders = Own(), Builders("0:0", 2)
     waited = builders.build(PARTS, own)
@@ -466,6 +483,29 @@ def test_they_end_where_memory_is_short(
     assert [one.working for one in started] == [False, False]
 
 
+@pytest.mark.parametrize(("memory", "count"), [(1 << 31, 3), (10 << 30, 5), (1 << 37, 7)])
+def test_there_are_as_many_as_cores_and_memory_allow(
+    memory: int, count: int, pocl: Device, started: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_nvidia(pocl, monkeypatch)
+    monkeypatch.setattr(pocl, "info", replace(pocl.info, memory=memory))
+    monkeypatch.delenv(child.COMPILERS)
+    pocl.expect_programs()
+    assert [one.count for one in started] == [count]
+
+
+def test_what_is_built_is_not_begun_again(
+    pocl: Device, started: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_nvidia(pocl, monkeypatch)
+    one, other = (SOURCE.replace("t_part", f"t_part{time.time_ns()}") for _ in range(2))
+    pocl.build(one, ())
+    pocl.begin_parts([one, other])  # which nobody would
+    pocl.expect_programs()
+    pocl.begin_parts([one, other])
+    assert started[0].offered == [other]
+
+
 def test_there_are_none_where_none_are_wanted(
     pocl: Device, started: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -619,6 +659,40 @@ def test_programs_that_are_compiled_together_are_lowered_before_any_is_built(
     third = compile(lambda: step(3), pocl)
     third.run()
     assert third.read("largest") == pytest.approx(63 * number)
+
+
+def test_one_that_is_compiled_together_is_ready_as_soon_as_it_is_needed(pocl: Device) -> None:
+    x = Tensor(np.arange(4, dtype=np.float32), pocl)
+
+    def step() -> dict[str, Tensor]:
+        y = (x * 2.0).contiguous()
+        return {"sum": y.sum(), "largest": y.max()}
+
+    with together():
+        first = compile(step, pocl)
+        with together():
+            second = compile(step, pocl, beside=first)
+        second.run()
+        assert second.read("sum") == 12
+        third = compile(step, pocl)
+        third.run()
+    first.run()
+    for each in (first, third):
+        assert each.read("largest") == 6
+
+
+def test_what_judges_networks_is_compiled_with_the_step(
+    pocl: Device, started: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "MANY_NODES", 10**6)
+    pixels = np.zeros((2, 3, 3), np.uint8)
+    assert "_judging" not in vars(LatentStep(pixels, 0, pocl, hidden=4, entropy=2))
+    monkeypatch.setattr(Device, "builds_in_parts", True)
+    step = LatentStep(pixels, 0, pocl, hidden=4, entropy=2)
+    assert "_judging" in vars(step)
+    error, bits = step.judge(step.flat.numpy())
+    assert error > 0
+    assert bits > 0
 
 
 def test_where_compiling_together_fails_the_next_is_by_itself(pocl: Device) -> None:

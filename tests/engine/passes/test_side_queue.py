@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from imgmlp.engine.device.numpy_device import NumpyDevice
 from imgmlp.engine.ir.kernel import Block, Procedure, Side
 from imgmlp.engine.passes.memory_plan import overlap
 from imgmlp.engine.passes.side_queue import fuse_aside
+from imgmlp.engine.tiling import batch_axis, block
 
 ROWS, WIDE = 4096, 16
 
@@ -77,6 +79,36 @@ def test_one_of_two_blocks_runs_beside_the_other(beside: Procedure, side: Side) 
     own, others = beside.kernels[side.begin : side.end], beside.kernels[side.end : side.join]
     assert sum(isinstance(kernel, Block) for kernel in own) == 1
     assert sum(isinstance(kernel, Block) for kernel in others) == 1
+
+
+def groups_beside(units: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, str]:
+    """Of the block that runs beside others, in how many cuts, and the source."""
+    device, cuts, cut = open_device("numpy"), list[int](), block.cut_batch
+    assert isinstance(device, NumpyDevice)
+    device.lanes, device.has_queues, device.has_matrix_units = "group", True, True
+    device.info = replace(device.info, compute_units=units)
+    monkeypatch.setattr(block, "GROUPS_ASIDE", 1)
+    monkeypatch.setattr(block, "cut_batch", lambda *of: (cuts.append(0), cut(*of))[1])
+    found = compile(Two(device).step, device).stages
+    side = found.procedure.side
+    assert side is not None
+    own = found.procedure.kernels[side.begin : side.end]
+    (groups,) = (kernel.groups for kernel in own if isinstance(kernel, Block))
+    monkeypatch.setattr(block, "cut_batch", cut)
+    return groups, len(cuts), found.source
+
+
+@pytest.mark.parametrize("units", [8, 7, 13, 24])
+def test_the_block_beside_others_leaves_room_for_them(
+    units: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where tiles have more rows than there are. A wrong guess of which it is takes longer."""
+    groups, cuts, source = groups_beside(units, monkeypatch)
+    assert groups == units
+    monkeypatch.setattr(batch_axis.Kinds, "other_products", lambda _: 0)
+    again, more, same = groups_beside(units, monkeypatch)
+    assert (again, same) == (groups, source)
+    assert more > cuts
 
 
 @pytest.mark.parametrize("queues", [False, True])

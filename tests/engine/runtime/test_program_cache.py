@@ -104,12 +104,16 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 def test_the_same_step_is_not_lowered_again(
     step: Step, kernels: Device, folder: Path, refused: Callable[[], None]
 ) -> None:
+    before = kernels.lowering
     wanted = values(step(kernels))
     assert len(entries(folder)) == 1
+    taken = kernels.lowering - before
+    assert taken > 0
     refused()
     found = step(kernels)
     assert values(found) == wanted
     assert found.time(1)
+    assert kernels.lowering - before == taken
 
 
 def test_what_a_step_is_made_of_can_be_looked_at_all_the_same(folder: Path) -> None:

@@ -439,7 +439,7 @@ class LatentStep(Resumable):
         """Maps [c, h, w] of the next coarser level, as large as a level's grid."""
         grid, halo = self.plane.grids[level], self.extent.halo
         maps = self._with_ends(maps, level + 1)
-        tables = self.tables.get((level, maps.shape[0]))
+        tables = self.tables[level, maps.shape[0]] if self.tables else None
         return upsampling.upsampled(maps, taps, grid.height, grid.width, tables, halo)
 
     def _enlarged(self, maps: Tensor, level: int) -> Tensor:

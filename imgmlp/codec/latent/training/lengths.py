@@ -101,6 +101,7 @@ CHECKING, CODING, CODING_BY_NUMPY, STARTING = 5, 1e-6, 5e-6, 0.4
 # Seconds of a step and of rounding networks beside what is computed: launches of kernels that have
 # little to do in small pictures, and what the host does.
 BESIDE_STEP, BESIDE_ROUNDING = {"one": 1.5e-3, "group": 1e-4}, 0.2
+TELLING = 5e9  # operations of a step from which they take a GPU longer than its launches do
 LAST_PASSES = 1  # that are left, at most, when all trials of single weights are made
 # Of a pass's steps, that a limited time must leave room for; of what the file before it took, what
 # its own may take.
@@ -178,13 +179,13 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     computed += searched * SETTLING * judged + looks * JUDGEMENT * pixels
     beside += looks * (LOOK + BY_PIXELS * pixels)
     beside += pixels * (CODING if has_processor(device) else CODING_BY_NUMPY)
-    kind = _kind(shape, device, short)
+    kind = _kind(in_windows(shape, device, short))
     return Work(steps, computed * each, programs, beside, kind)
 
 
-def _kind(shape: tuple[int, ...], device: AnyDevice, short: bool) -> str:
+def _kind(in_windows: bool) -> str:
     """Of steps that compute about as many operations a second."""
-    return "latent step" + ", in windows" * in_windows(shape, device, short)
+    return "latent step" + ", in windows" * in_windows
 
 
 def _passes(wanted: Goal, least: int) -> float:
@@ -259,7 +260,7 @@ class Lengths:
     def of(self, step: LatentStep, price: float) -> int:
         """Steps of a run that begins with this one; says how long they take."""
         pace = self.pace = self._tried(step, price)
-        self._note_speed(pace)
+        self._note_speed(step, pace)
         if self.workload.seconds is not None:
             steps = self.fitting(self.workload.seconds, pace)
             if steps < TOO_FEW:
@@ -278,13 +279,12 @@ class Lengths:
         self.run.say(f"{steps:,} steps{more}, about {self._seconds(steps, pace):,.0f} seconds")
         return steps
 
-    def _note_speed(self, pace: float) -> None:
-        """How fast a GPU is, which nothing tells before it has compiled."""
-        if is_gpu(self.device):
-            shared = self.short or in_windows(self.shape, self.device, self.short)
-            pixels = (opening_pixels if shared else own_pixels)(self.shape, self.device)
-            kind = _kind(self.shape, self.device, self.short)
-            self._compiled.note_speed(kind, pixels * operations(self.shape) / pace)
+    def _note_speed(self, step: LatentStep, pace: float) -> None:
+        """How fast a GPU is, which nothing tells before it has compiled, nor do small pictures."""
+        pixels = math.prod(step.room or self.shape[:2]) * len(step.windows)
+        computed = pixels * operations(self.shape)
+        if is_gpu(self.device) and computed >= TELLING:
+            self._compiled.note_speed(_kind(len(step.windows) > 1), computed / pace)
 
     def limits(self, state: LatentTrainerState) -> tuple[float | None, int]:
         """Of the clock, when training must be done, and most steps in that time, if it is given."""

@@ -27,8 +27,8 @@ ROUNDED = 0.97  # share of a run after which latents stand still, rounded
 LOOK, MOST = 10, 200  # steps between looks, at least and at most
 LOOKS = {"one": 500, "group": 250}  # in a run between these; a GPU has nothing to do meanwhile
 CHANGES = 50  # of the price in a run, about
-# Times in a run, about, that its state is kept to go back to, and steps between, at least: of a large
-# picture, which has few, that takes a fifth of a step.
+# Times in a run, about, that its state is kept to go back to, and steps between, at least: of a
+# large picture, which has few, that takes a fifth of a step.
 REMEMBERED, APART = 10, 4
 FREE = 0.15  # share of a run before prices change
 EARLY = 0.5  # share of a run towards a target before which it may get longer

@@ -39,8 +39,8 @@ FILLED = 4  # times as many pixels as a picture has, at most, in windows for it
 THIN = (64, 256), (32, 512), (128, 256)
 # Rows and columns of those on GPUs, or columns and rows, for all pictures that fill a part of one.
 COARSE = (
-    (256, 256), (256, 384), (512, 512), (512, 768), (1024, 1024), (1024, 1536), (1536, 2048),
-    (2048, 3072), (3072, 4096),
+    (128, 256), (256, 256), (256, 384), (512, 512), (512, 768), (1024, 1024), (1024, 1536),
+    (1536, 2048), (2048, 3072), (3072, 4096),
 )  # fmt: skip
 # Most pixels that are trained as a whole, of which a step takes some 260 bytes each: on processors
 # and on GPUs, to which windows' data have a longer way.

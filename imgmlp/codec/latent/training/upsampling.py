@@ -45,10 +45,8 @@ def upsampled(
 
     `tables` are those of `tables_for` these sizes, where lanes of a GPU compute it.
     """
-    _, h, w = x.shape
-    all_rows, all_columns = height + 2 * halo, width + 2 * halo
-    if tables is not None and all_rows <= 2 * h and all_columns <= 2 * w:
-        found = Enlarged.apply(x, taps, all_rows, all_columns, tables)
+    if tables is not None:
+        found = Enlarged.apply(x, taps, height + 2 * halo, width + 2 * halo, tables)
         return _cut(_cut(found, 1, halo, halo + height), 2, halo, halo + width) if halo else found
     # Columns first: of what is as high as it is to be, rows are read and written along.
     return Doubled.apply(Doubled.apply(x, taps, 2, width, halo), taps, 1, height, halo)
@@ -241,7 +239,7 @@ class Enlarged(Function):
     """Both axes of x [c, h, w] twice as long, or one less, each as `Doubled` makes it.
 
     A value is a sum over TAPS by TAPS values around it, where x has zeros beyond its ends: what
-    the first and the last value are there, `_shares` says of these values themselves.
+    the first and the last one in use are there, `_shares` says of these values themselves.
     """
 
     @staticmethod
