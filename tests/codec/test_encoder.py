@@ -117,7 +117,7 @@ def test_what_was_compiled_here_before_takes_no_time_again(
     info = SimpleNamespace(
         platform="p", name="n", driver="d", version="v", compiled_for="c", memory=1 << 30
     )
-    device: Any = SimpleNamespace(info=info, lanes="one", compiling=0.0)
+    device: Any = SimpleNamespace(info=info, lanes="one", compiling=0.0, lowering=0.0)
 
     def guessed(picture: Picture) -> float:
         work = encoder.workload("mlp", 1, None)
@@ -154,7 +154,7 @@ def test_pictures_of_nearly_one_size_are_compiled_for_once(
         kind="cpu",
         compute_units=2,
     )
-    device: Any = SimpleNamespace(info=info, lanes="one", compiling=0.0)
+    device: Any = SimpleNamespace(info=info, lanes="one", compiling=0.0, lowering=0.0)
 
     def compiling(height: int, width: int) -> float:
         picture, work = Picture(_uneven(height, width)), Workload(0, 10.0)

@@ -44,16 +44,16 @@ class Work:
         """About how long it takes on a device."""
         known = CompileTimes(device)
         ready = READY + known.expected(self.programs) + self.beside
-        found = speed(device, known.speed(self.kind))
+        found = known.speed(self.kind) or speed(device)
         return ready + max(self.steps * LAUNCHES, self.operations / found)
 
 
-def speed(device: AnyDevice, known: float | None = None) -> float:
+def speed(device: AnyDevice) -> float:
     """Operations a second, about: of a processor by products that take some milliseconds, of a GPU
-    what it had before, if that is known."""
+    by its clock."""
     if not isinstance(device, NumpyDevice) and device.lanes == "group":
         info = device.info
-        return known or 2 * SHARE * LANES * info.compute_units * 1e6 * info.clock or GPU
+        return 2 * SHARE * LANES * info.compute_units * 1e6 * info.clock or GPU
     square = np.ones((_WIDTH, _WIDTH), np.float32)
     best = float("inf")
     for _ in range(_TURNS):

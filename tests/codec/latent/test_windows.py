@@ -220,7 +220,7 @@ def test_from_the_only_window_runs_go_over_for_what_that_spares_alone() -> None:
 def test_networks_harden_by_the_parts_that_a_run_stays_in() -> None:
     told = dict.fromkeys(("platform", "name", "driver", "version", "compiled_for"), "")
     info = SimpleNamespace(kind="cpu", compute_units=2, **told)
-    device: Any = SimpleNamespace(info=info, lanes="one", compiling=0.0)
+    device: Any = SimpleNamespace(info=info, lanes="one", compiling=0.0, lowering=0.0)
     picture = Picture(np.zeros((300, 300, 3), np.uint8))
     found = lengths.Lengths(picture, Goal("lambda", 1e-3), latent.workload(2, None), device, Run())
     assert not found.short
