@@ -91,8 +91,8 @@ def test_both_axes_at_once_are_doubled_as_one_after_the_other(
     size: tuple[int, int], less: tuple[int, int], halo: int
 ) -> None:
     device = open_device("numpy")
-    x, taps = Tensor(draw(2, *size), device), Tensor(draw(4, seed=1), device)
     size = size[0] + 2 * halo, size[1] + 2 * halo
+    x, taps = Tensor(draw(2, *size), device), Tensor(draw(4, seed=1), device)
     height, width = (2 * (n - halo) - m for n, m in zip(size, less, strict=True))
     g, found = Tensor(draw(2, height, width, seed=2), device), list[list[Tensor]]()
     wanted = height + 2 * halo, width + 2 * halo
