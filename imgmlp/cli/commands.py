@@ -308,8 +308,8 @@ def devices(
         bool,
         typer.Option(
             "--prepare",
-            help="Compile now, in some minutes, what RGB pictures of any size need, so that none "
-            "waits for it.",
+            help="Compile now, in some minutes, what RGB pictures of nearly any size need, so that "
+            "none waits for it.",
         ),
     ] = False,
     device: Annotated[

@@ -74,9 +74,9 @@ def block_procedure(updates: Sequence[Update], target: Target) -> Procedure:
     guessed = first.rows() if first is not None and first.other_products() >= MUCH else 0
     found = _blocks(updates, replace(target, aside=guessed), first=first)
     aside = rows_aside(found)
-    return (
-        found if aside == guessed else _blocks(updates, replace(target, aside=aside), first=first)
-    )
+    if aside != guessed:
+        found = _blocks(updates, replace(target, aside=aside), first=first)
+    return found
 
 
 def _first(updates: Sequence[Update]) -> Kinds | None:

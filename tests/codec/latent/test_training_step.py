@@ -96,8 +96,7 @@ def test_both_axes_at_once_are_doubled_as_one_after_the_other(
     height, width = (2 * (n - halo) - m for n, m in zip(size, less, strict=True))
     g, found = Tensor(draw(2, height, width, seed=2), device), list[list[Tensor]]()
     wanted = height + 2 * halo, width + 2 * halo
-    used, whole = (tuple((0, n) for n in sizes) for sizes in (size, wanted))
-    known = upsampling.tables_for(2, used, whole, wanted)
+    known = upsampling.tables_for(2, [(0, n) for n in size], wanted)
     tables = upsampling.Tables(*(Tensor(values, device) for values in known))
     for those in (None, tables):
         y = upsampling.upsampled(x, taps, height, width, those, halo)

@@ -50,7 +50,8 @@ from imgmlp.image import counted
 
 Array = np.ndarray[Any, Any]
 
-MapsKey = tuple[int, int]  # a level, and how many maps become as large as its grid
+# Tables for doubling maps, by a level and how many of them become as large as its grid.
+Takes = dict[tuple[int, int], list[Array]]
 
 # What networks are judged by, and those of them that it is apart: the squared error is that of
 # synthesis and upsampling, the bits that of the entropy network.
@@ -161,9 +162,10 @@ class LatentStep(Resumable):
         self.shapes = [*self.synthesis_shapes, *self.convolution_shapes, *self.entropy_shapes]
         self.shapes += [(upsampling.TAPS,)] * (self.levels - 1) + [FILTER] * filtered
         self.target = Tensor(extent.target(pixels), device, name="target")
-        tables = [Tensor(values, device, name="tables") for values in self._tabled(extent)]
+        known = self._takes(extent)
+        tables = [Tensor(values, device, name="tables") for values in joined(known)]
         self.framing = [*self._frame(), *tables]
-        self.tables = self._looked_up(*tables)
+        self.tables = _parted(known, *tables)
         self.enlarging = Tensor(
             np.array(BICUBIC, np.float32), device, name="enlarging"
         )  # of hyperlatents
@@ -212,38 +214,18 @@ class LatentStep(Resumable):
         moving = LatentStep._moving(self).values()
         return [*fixed, self.control, self.is_alpha, self.enlarging, *moving]
 
-    def _looked_up(self, flat: Tensor | None = None) -> dict[MapsKey, upsampling.Tables]:
-        """What doubling takes of maps, as views of all tables one after the other, if there are
-        any."""
-        found, at = dict[MapsKey, upsampling.Tables](), 0
-        if flat is None:
-            return found
-        for key, arrays in self._takes(self.extent).items():
-            views = list[Tensor]()
-            for array in arrays:
-                views.append(flat[at : at + array.size].reshape(*array.shape))
-                at += array.size
-            found[key] = upsampling.Tables(*views)
-        return found
-
-    def _tabled(self, extent: Extent) -> list[Array]:
-        """All tables for what an extent has in the plane, where lanes of a GPU look them up."""
+    def _takes(self, extent: Extent) -> Takes:
+        """What doubling takes of so many maps that become as large as a level's grid, by both, of
+        what an extent has in the plane; nothing where no lanes of a GPU look it up."""
+        found, halo = dict[tuple[int, int], list[Array]](), extent.halo
         if not operations.for_lanes(self.target):
-            return []
-        every = [table for tables in self._takes(extent).values() for table in tables]
-        return [np.concatenate([table.reshape(-1) for table in every])] if every else []
-
-    def _takes(self, extent: Extent) -> dict[MapsKey, list[Array]]:
-        """What doubling takes of so many maps that become as large as a level's grid, by both."""
-        found, halo = dict[MapsKey, list[Array]](), extent.halo
+            return found
         for level, grid in enumerate(self.plane.grids[: self.levels - 1]):
             used = [extent.bounds(axis, level + 1, halo) for axis in (0, 1)]
-            inner = [extent.bounds(axis, level, halo) for axis in (0, 1)]
-            wanted = [(begin + halo, end + halo) for begin, end in inner]
-            room = grid.height + 2 * halo, grid.width + 2 * halo
+            wanted = grid.height + 2 * halo, grid.width + 2 * halo
             hyper = sum(n > level for n in self.shape.hyperlatents) * (level >= NEAREST)
             for count in {self.levels - 1 - level, hyper} - {0}:
-                found[level, count] = upsampling.tables_for(count, used, wanted, room)
+                found[level, count] = upsampling.tables_for(count, used, wanted)
         return found
 
     # --- what does not change ---
@@ -642,6 +624,24 @@ class LatentStep(Resumable):
         for prefix, adam in (("networks", self.adam), ("grids", self.adam_latents)):
             named |= {f"{prefix}_{n}": tensor for n, tensor in enumerate(adam.state())}
         return named
+
+
+def joined(known: Takes) -> list[Array]:
+    """All tables one after the other, if there are any."""
+    every = [table.reshape(-1) for tables in known.values() for table in tables]
+    return [np.concatenate(every)] if every else []
+
+
+def _parted(known: Takes, *joined: Tensor) -> dict[tuple[int, int], upsampling.Tables]:
+    """The same of a Tensor that has them so, as views."""
+    found, at = dict[tuple[int, int], upsampling.Tables](), 0
+    for key, arrays in known.items():
+        views = list[Tensor]()
+        for array in arrays:
+            views.append(joined[0][at : at + array.size].reshape(*array.shape))
+            at += array.size
+        found[key] = upsampling.Tables(*views)
+    return found
 
 
 def _limited(values: Tensor) -> Tensor:

@@ -298,25 +298,23 @@ def _by_taps(by_shares: Sequence[Tensor], takes: Tensor) -> Tensor:
     return (terms.sum(2) if terms.shape[2] > LONG else terms.reshape(TAPS, -1)).sum(1)
 
 
-def tables_for(
-    c: int, used: Sequence[Span], wanted: Sequence[Span], room: Sequence[int]
-) -> list[Array]:
-    """`Tables` of c maps of which the `used` rows and columns become the `wanted` ones of a `room`;
-    others become zero there, whatever they are."""
-    axes = list(zip(used, wanted, room, strict=True))
+def tables_for(c: int, used: Sequence[Span], wanted: Sequence[int]) -> list[Array]:
+    """`Tables` of c maps that become as large as `wanted`, of which rows and columns within two
+    spans are `used`: others are taken by nobody."""
+    axes = list(zip(used, wanted, strict=True))
     rows, columns = (_takes(*axis) for axis in axes)
-    even = [_takes(taken, found, -(-places // 2) * 2) for taken, found, places in axes]
+    even = [_takes(span, -(-places // 2) * 2) for span, places in axes]
     return [*even, np.concatenate([rows, np.tile(columns, c)], 2)]
 
 
-def _takes(used: Span, wanted: Span, room: int) -> Array:
-    """bool [TAPS, TAPS, room]: which taps have a part in how much of the values around a place, of
-    an axis of which some are used and doubled, is taken; none but at `wanted` places."""
-    places, tap = np.arange(room), np.arange(TAPS).reshape(TAPS, 1, 1)
+def _takes(used: Span, wanted: int) -> Array:
+    """bool [TAPS, TAPS, wanted]: which taps have a part in how much of the values around a place,
+    of an axis of which some are used and doubled, is taken."""
+    places, tap = np.arange(wanted), np.arange(TAPS).reshape(TAPS, 1, 1)
     first = (places + 1) // 2 - BEYOND
     inside = (first + np.where(places % 2, TAPS - 1 - tap, tap)).clip(used[0], used[1] - 1)
-    taken: Array = inside == first + np.arange(TAPS).reshape(TAPS, 1)
-    return taken & (wanted[0] <= places) & (places < wanted[1])
+    found: Array = inside == first + np.arange(TAPS).reshape(TAPS, 1)
+    return found
 
 
 def _each_around(x: Tensor, axis: int, wanted: int) -> Tensor:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.latent.plane import Extent, Plane, Span
-from imgmlp.codec.latent.training.latent_step import Control, LatentStep, Part, still
+from imgmlp.codec.latent.training.latent_step import Control, LatentStep, Part, joined, still
 from imgmlp.codec.latent.training.rooms import is_gpu, window_size
 from imgmlp.engine import AnyDevice, Feeder, Pages, Receiver, Tensor
 from imgmlp.image import counted
@@ -127,7 +127,7 @@ class WindowedStep(WindowStep):
 
     def _turn_frame(self, extent: Extent) -> None:
         if extent.frame not in self._frames:
-            values = *_framed(extent), *self._tabled(extent)
+            values = *_framed(extent), *joined(self._takes(extent))
             added = [p.add(v) for p, v in zip(self._framings, values, strict=True)]
             self._frames[extent.frame] = added[0]
         for pages in self._framings:
@@ -146,10 +146,9 @@ class WindowedStep(WindowStep):
     @property
     def _keeps_samples(self) -> bool:
         """Whether there is room for all windows' samples on the device."""
-        if not is_gpu(self.device) or self.pixels <= KEPT:
-            return self.pixels <= KEPT
         nbytes = 4 * self.channels * self.plane.pixels * len(self.windows)
-        return self.pixels <= KEPT_ON_GPUS and nbytes <= PART * self.device.info.memory
+        has_room = is_gpu(self.device) and nbytes <= PART * self.device.info.memory
+        return self.pixels <= (KEPT_ON_GPUS if has_room else KEPT)
 
     def _move_to(self, extent: Extent) -> None:
         """Write what windows before this one may have changed, once these have left."""
