@@ -20,7 +20,8 @@ import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cache, partial
+from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ from imgmlp.engine.device.base import (
 from imgmlp.engine.device.build_beside import NOT_KEPT, Builders
 from imgmlp.engine.device.compile_beside import Task, beside, most, wanted
 from imgmlp.engine.device.kernel_cache import current, has_room, locked
-from imgmlp.engine.device.pocl import PLATFORM, peak_width, vector_width
+from imgmlp.engine.device.pocl import PASSED_OVER, PLATFORM, WHEEL, peak_width, vector_width
 from imgmlp.engine.device.spare import Spare
 from imgmlp.engine.ir.target import Lanes
 from imgmlp.errors import DeviceError, OutOfMemoryError
@@ -107,6 +108,7 @@ class Device(HostCopies):
         self.vector_width = vector_width(info.platform, info.compiled_for)  # floats
         self.peak_width = peak_width(info.platform, info.compiled_for)  # floats, of bench alone
         self._compiles_late = info.platform == PLATFORM
+        self._passes_over = self._compiles_late and info.driver == WHEEL
         self._programs: dict[tuple[str, tuple[str, ...]], Any] = {}
         self._compiled: set[tuple[object, ...]] = set()
         with _running("opening the device"):
@@ -255,7 +257,9 @@ class Device(HostCopies):
     ) -> dict[str, KernelHandle]:
         """Compile OpenCL C, once for each source and options; the driver keeps it on disk.
 
-        Raises DeviceError with the compiler's log and the path of the saved source in its hint.
+        Without options, it is what generated kernels have: nothing that kernels/declarations.cl
+        does not declare, or it takes longer. Raises DeviceError with the compiler's log and the
+        path of the saved source in its hint.
         """
         key = (source, tuple(options))
         if key not in self._programs:
@@ -492,16 +496,22 @@ class Device(HostCopies):
             raise driver_errors.lost(self.lost, self.info)
 
     def _compile(self, source: str, options: Sequence[str]) -> Any:
+        if self._passes_over and not options:
+            with contextlib.suppress(cl.Error):  # it comes back below, with the lines of the source
+                return self._built(_declarations() + source, [PASSED_OVER])
         for attempt in (1, 2):
             try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", cl.CompilerWarning)
-                    return cl.Program(self._context, source).build(options=["-w", *options])
+                return self._built(source, options)
             except cl.Error as error:
                 # Only a broken cache mends by itself; a fault of the source comes back.
                 if attempt == 2:
                     raise driver_errors.build_failure(source, str(error), self.info) from error
         raise AssertionError("unreachable")
+
+    def _built(self, source: str, options: Sequence[str]) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", cl.CompilerWarning)
+            return cl.Program(self._context, source).build(options=["-w", *options])
 
     def _kernel(self, program: Any, name: str) -> Any:
         try:
@@ -527,6 +537,12 @@ class Device(HostCopies):
 
 
 # What is told by the driver, and how it fails
+
+
+@cache
+def _declarations() -> str:
+    """What stands before a source where the driver's own header is passed over."""
+    return resources.files("imgmlp.kernels").joinpath("declarations.cl").read_text("utf-8")
 
 
 def _forget_wrappers() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import OPENCL, environment, open_mapping, open_opencl
+from conftest import BUILT_TWICE, OPENCL, environment, open_mapping, open_opencl, open_pocl
 
 from imgmlp.engine import AnyDevice, Device, NumpyDevice, list_devices, open_device
 from imgmlp.engine.device import discover
@@ -155,7 +155,7 @@ def test_nothing_of_a_kernel_is_kept_for_ever(
 
 
 def test_a_kernel_that_does_not_build_says_why_and_where(opencl: Device) -> None:
-    source = "__kernel void t_broken(__global float *x) { x[0] = undeclared; }"
+    source = f"__kernel void t_broken(__global float *x) {{ x[0] = undeclared; }} {BUILT_TWICE}"
     with pytest.raises(DeviceError) as raised:
         opencl.build(source, ["t_broken"])
     assert "\n" not in str(raised.value)
@@ -163,6 +163,67 @@ def test_a_kernel_that_does_not_build_says_why_and_where(opencl: Device) -> None
     (saved,) = (w for w in raised.value.hint.split() if w.endswith(".cl"))
     assert Path(saved).read_text() == source
     os.unlink(saved)
+
+
+# Of every function that kernels/declarations.cl declares, what it gives of numbers of each type.
+DECLARED = """
+__kernel __attribute__((reqd_work_group_size(2, 1, 1)))
+void t_declared(__global float *out, __global uint *count, __global half *halves) {
+  __local uint shared[2];
+  const int g = get_global_id(0), l = get_local_id(0);
+  out += g * 40;
+  *out++ = get_group_id(0) * 10 + get_num_groups(0);
+  atomic_xchg(shared + l, 5u + g);
+  barrier(CLK_LOCAL_MEM_FENCE);
+  *out++ = shared[1 - l];
+  atomic_inc(count);
+  *out++ = atomic_cmpxchg(count + 1 + g, 0u, 7u);
+  *out++ = min((char)-3, (char)2) + max((uchar)250, (uchar)3) + min((short)-300, (short)2);
+  *out++ = min((ushort)65000, (ushort)3) + max(-70000, 2) + (max(4000000000u, 3u) > 3000000000u);
+  *out++ = min((long)1 << 40, (long)1 << 41) / 1048576 + (max((ulong)1 << 63, (ulong)1) >> 60);
+  *out++ = min(2.5f, 1.5f) + max(2.5f, 0.5f) + min(2.25, 1.0 / 3.0) + max(1.0, 1.0 / 7.0);
+  *out++ = fmod(-7.5f, 2.f + g) + fmod(1.0 / 3.0, 0.25);
+  *out++ = sin(1.f + g) + cos(2.f + g);
+  *out++ = sin(1.0 / 3.0) + cos(1.0 / 7.0);
+  vstore_half_rte(1.f / 3.f, g, halves);
+  vstore_half_rte(2.0 / 3.0, 2 + g, halves);
+  *out++ = vload_half(g, halves) + vload_half(2 + g, halves);
+  *out++ = as_float(as_int(1.5f) + 1) + as_uint(2.f) + isfinite_or_not(INFINITY, NAN);
+  const float8 eight = as_float8(as_uint8((float8)(g + 1)));
+  const int16 sixteen = as_int16(as_float16((uint16)(3)));
+  *out++ = eight.s7 + sixteen.sf + ((int2)(1, 2)).y + ((uint4)(9)).w;
+}"""
+FINITE = "static int isfinite_or_not(float x, float y) { return (x - x == 0) + 2 * (y == y); }"
+
+
+def test_what_is_declared_means_what_the_drivers_header_says() -> None:
+    device, found = open_pocl(), list[bytes]()
+    for options in ((), ("-DHEADER",)):
+        kernel = device.build(FINITE + DECLARED, ["t_declared"], options)["t_declared"]
+        arrays = np.zeros(160, np.float32), np.zeros(8, np.uint32), np.zeros(8, np.float16)
+        allocations = [device.alloc(array.nbytes) for array in arrays]
+        for allocation, array in zip(allocations, arrays, strict=True):
+            device.write(allocation, array)
+        device.launch_all([device.bind(kernel, allocations, (4,), (2,))])
+        for allocation, array in zip(allocations, arrays, strict=True):
+            device.read(allocation, array)
+        found.append(b"".join(array.tobytes() for array in arrays))
+        assert np.all(arrays[0].reshape(4, 40)[:, 3:13] != 0)
+        assert arrays[1].tolist() == [4, 7, 7, 7, 7, 0, 0, 0]
+    assert found[0] == found[1]
+
+
+def test_what_is_not_declared_is_found_in_the_drivers_header() -> None:
+    device = open_pocl()
+    source = (
+        f"__kernel void t_far(__global float *x) {{ x[0] = clamp(x[0], 0.f, 1.f); }} {BUILT_TWICE}"
+    )
+    kernel, allocation = device.build(source, ["t_far"])["t_far"], device.alloc(4)
+    device.write(allocation, np.full(1, 3, np.float32))
+    device.launch_all([device.bind(kernel, [allocation], (1,), (1,))])
+    found = np.empty(1, np.float32)
+    device.read(allocation, found)
+    assert found == 1
 
 
 def test_a_compiler_that_finds_no_room_on_the_disk_is_told_of(

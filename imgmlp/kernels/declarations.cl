@@ -1,0 +1,77 @@
+// What generated kernels use of OpenCL C's own types and functions: a driver's header with all of
+// them takes longer to read than most kernels to compile. Of a function all forms for numbers are
+// here, or C would convert an argument to what there is; of vectors there are no others.
+
+typedef unsigned char uchar;
+typedef unsigned short ushort;
+typedef unsigned int uint;
+typedef unsigned long ulong;
+typedef __SIZE_TYPE__ size_t;
+
+#define VECTORS(KIND)                                         \
+  typedef KIND KIND##2 __attribute__((ext_vector_type(2)));   \
+  typedef KIND KIND##4 __attribute__((ext_vector_type(4)));   \
+  typedef KIND KIND##8 __attribute__((ext_vector_type(8)));   \
+  typedef KIND KIND##16 __attribute__((ext_vector_type(16)));
+VECTORS(int)
+VECTORS(uint)
+VECTORS(float)
+
+#define INFINITY __builtin_inff()
+#define NAN as_float(0x7fffffff)
+
+#define as_int(x) __builtin_astype((x), int)
+#define as_int8(x) __builtin_astype((x), int8)
+#define as_int16(x) __builtin_astype((x), int16)
+#define as_uint(x) __builtin_astype((x), uint)
+#define as_uint8(x) __builtin_astype((x), uint8)
+#define as_uint16(x) __builtin_astype((x), uint16)
+#define as_float(x) __builtin_astype((x), float)
+#define as_float8(x) __builtin_astype((x), float8)
+#define as_float16(x) __builtin_astype((x), float16)
+
+#define OVERLOADED __attribute__((overloadable))
+#define PURE __attribute__((overloadable, const))
+
+size_t PURE get_global_id(uint axis);
+size_t PURE get_group_id(uint axis);
+size_t PURE get_local_id(uint axis);
+size_t PURE get_num_groups(uint axis);
+
+typedef uint cl_mem_fence_flags;
+#define CLK_LOCAL_MEM_FENCE 1
+#define CLK_GLOBAL_MEM_FENCE 2
+void __attribute__((overloadable, convergent)) barrier(cl_mem_fence_flags);
+
+#define ATOMICS(SPACE, KIND)                                                                  \
+  KIND OVERLOADED atomic_inc(volatile SPACE KIND *);                                          \
+  KIND OVERLOADED atomic_xchg(volatile SPACE KIND *, KIND);                                   \
+  KIND OVERLOADED atomic_cmpxchg(volatile SPACE KIND *, KIND, KIND);
+ATOMICS(__global, int)
+ATOMICS(__global, uint)
+ATOMICS(__local, int)
+ATOMICS(__local, uint)
+
+#define OF_TWO(NAME, KIND) KIND PURE NAME(KIND, KIND);
+#define OF_INTEGERS(NAME)                                                                     \
+  OF_TWO(NAME, char) OF_TWO(NAME, uchar) OF_TWO(NAME, short) OF_TWO(NAME, ushort)             \
+  OF_TWO(NAME, int) OF_TWO(NAME, uint) OF_TWO(NAME, long) OF_TWO(NAME, ulong)
+#define OF_FLOATS(NAME) float PURE NAME(float); double PURE NAME(double);
+OF_INTEGERS(min)
+OF_INTEGERS(max)
+OF_TWO(min, float)
+OF_TWO(min, double)
+OF_TWO(max, float)
+OF_TWO(max, double)
+OF_TWO(fmod, float)
+OF_TWO(fmod, double)
+OF_FLOATS(sin)
+OF_FLOATS(cos)
+
+#define OF_HALVES(SPACE)                                                                        \
+  float __attribute__((overloadable, pure)) vload_half(size_t, const SPACE half *);             \
+  void OVERLOADED vstore_half_rte(float, size_t, SPACE half *);                                 \
+  void OVERLOADED vstore_half_rte(double, size_t, SPACE half *);
+OF_HALVES(__global)
+OF_HALVES(__local)
+OF_HALVES(__private)
