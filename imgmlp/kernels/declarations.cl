@@ -34,8 +34,10 @@ VECTORS(float)
 #define PURE __attribute__((overloadable, const))
 
 size_t PURE get_global_id(uint axis);
+size_t PURE get_global_size(uint axis);
 size_t PURE get_group_id(uint axis);
 size_t PURE get_local_id(uint axis);
+size_t PURE get_local_size(uint axis);
 size_t PURE get_num_groups(uint axis);
 
 typedef uint cl_mem_fence_flags;

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import FORMS, open_mapping, open_opencl
+from conftest import BUILT_TWICE, FORMS, open_mapping, open_opencl
 
 from imgmlp.engine import check_device, missing_drivers, open_device
 from imgmlp.engine.device.numpy_device import numpy_info
@@ -49,7 +49,9 @@ def test_rounding_is_allowed_and_more_is_not() -> None:
 
 def test_a_compiler_that_fails_is_the_only_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        device_check, "PROBE", "__kernel void imgmlp_probe(__global int *x) { broken }"
+        device_check,
+        "PROBE",
+        f"__kernel void imgmlp_probe(__global int *x) {{ broken }} {BUILT_TWICE}",
     )
     (found,) = check_device(open_opencl())
     assert (found.name, found.passed) == ("build", False)
