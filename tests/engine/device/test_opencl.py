@@ -351,6 +351,26 @@ def test_seconds_of_the_compiler_are_counted_and_those_of_a_second_build_are_non
 # --- memory that nobody uses any more ---
 
 
+def test_devices_of_one_processor_share_what_pocl_reads_for_each_context(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """But no queue, so that what fails in one is not lost to the other."""
+    one, other = open_pocl(), open_pocl()
+    assert one._context is other._context
+    assert one._queue != other._queue
+    one.lost = "trying"
+    allocation, found = other.alloc(8), np.zeros(2, np.float32)
+    other.write(allocation, np.ones(2, np.float32))
+    other.read(allocation, found)
+    assert found.tolist() == [1, 1]
+    with pytest.raises(DeviceError, match="trying"):
+        one.finish()
+    monkeypatch.setattr(opencl_module, "PLATFORM", "another")
+    (pair,) = (pair for pair in find()[0] if pair[1].spec == one.info.spec)
+    contexts = [opencl_module._context(*pair) for _ in range(2)]
+    assert contexts[0] != contexts[1]
+
+
 def test_memory_is_used_again_by_what_needs_as_much() -> None:
     device = open_opencl()
     device.spare.most = 8192
