@@ -54,6 +54,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     OPENCL["device"] = config.getoption("--device")
     os.environ.setdefault(child.COMPILERS, "0")  # as tests take all cores
+    if worker := os.environ.get("PYTEST_XDIST_WORKER"):  # who share kernels compile in turn
+        os.environ["POCL_CACHE_DIR"] = str(config.rootpath / ".pytest_cache" / "pocl" / worker)
 
 
 def open_opencl() -> Device:
