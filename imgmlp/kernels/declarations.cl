@@ -31,14 +31,14 @@ VECTORS(float)
 #define as_float16(x) __builtin_astype((x), float16)
 
 #define OVERLOADED __attribute__((overloadable))
-#define PURE __attribute__((overloadable, const))
+#define CONST __attribute__((overloadable, const))
 
-size_t PURE get_global_id(uint axis);
-size_t PURE get_global_size(uint axis);
-size_t PURE get_group_id(uint axis);
-size_t PURE get_local_id(uint axis);
-size_t PURE get_local_size(uint axis);
-size_t PURE get_num_groups(uint axis);
+size_t CONST get_global_id(uint axis);
+size_t CONST get_global_size(uint axis);
+size_t CONST get_group_id(uint axis);
+size_t CONST get_local_id(uint axis);
+size_t CONST get_local_size(uint axis);
+size_t CONST get_num_groups(uint axis);
 
 typedef uint cl_mem_fence_flags;
 #define CLK_LOCAL_MEM_FENCE 1
@@ -54,11 +54,11 @@ ATOMICS(__global, uint)
 ATOMICS(__local, int)
 ATOMICS(__local, uint)
 
-#define OF_TWO(NAME, KIND) KIND PURE NAME(KIND, KIND);
+#define OF_TWO(NAME, KIND) KIND CONST NAME(KIND, KIND);
 #define OF_INTEGERS(NAME)                                                                     \
   OF_TWO(NAME, char) OF_TWO(NAME, uchar) OF_TWO(NAME, short) OF_TWO(NAME, ushort)             \
   OF_TWO(NAME, int) OF_TWO(NAME, uint) OF_TWO(NAME, long) OF_TWO(NAME, ulong)
-#define OF_FLOATS(NAME) float PURE NAME(float); double PURE NAME(double);
+#define OF_FLOATS(NAME) float CONST NAME(float); double CONST NAME(double);
 OF_INTEGERS(min)
 OF_INTEGERS(max)
 OF_TWO(min, float)
@@ -77,3 +77,12 @@ OF_FLOATS(cos)
 OF_HALVES(__global)
 OF_HALVES(__local)
 OF_HALVES(__private)
+
+#undef VECTORS
+#undef OVERLOADED
+#undef CONST
+#undef ATOMICS
+#undef OF_TWO
+#undef OF_INTEGERS
+#undef OF_FLOATS
+#undef OF_HALVES
