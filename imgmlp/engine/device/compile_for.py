@@ -13,7 +13,8 @@ import json
 import os
 import shutil
 import sys
-from functools import partial
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,13 @@ BITCODE, OPENED = "program.bc", "last_accessed"
 # Programs in which kernels were compiled last: the parent has compiled one just now, and others may
 # have as well.
 NEWEST = 4
+PATIENCE = 10.0  # seconds for the kernel that is being compiled when the parent ends
 
 
-def run(own: Path) -> None:
-    """Do what a file in the process's own cache tells."""
+def run(own: Path, enough: Callable[[], bool]) -> None:
+    """Do what a file in the process's own cache tells, until it is `enough`."""
     shared, told = own.parent, json.loads((own / TOLD).read_text("utf-8"))
-    if not has_room(own):
+    if not has_room(own) or enough():
         return
     lend(shared, own)
     device = open_untried(told["spec"])
@@ -48,6 +50,8 @@ def run(own: Path) -> None:
         if not target.is_dir():
             continue  # it was built into something else, which serves nobody
         for task in tasks:
+            if enough():
+                return
             if (target / task.kernel).exists():
                 continue
             arguments = [_argument(device, one) for one in task.arguments]
@@ -94,7 +98,21 @@ def _argument(device: Device, told: Any) -> Any:
     return found
 
 
+def main(own: Path) -> None:
+    """The same in this process, which leaves nothing of its own behind where its parent ends."""
+    gone, over = threading.Event(), threading.Event()
+
+    def leave() -> None:  # PoCL ends a process from whose cache files go while it compiles
+        gone.set()
+        over.wait(PATIENCE)
+        shutil.rmtree(own, ignore_errors=True)
+
+    child.end_with_parent(leave)
+    run(own, gone.is_set)
+    over.set()
+    if gone.is_set():
+        threading.Event().wait()  # for all that to be removed, with which this process ends
+
+
 if __name__ == "__main__":
-    place = Path(sys.argv[1])
-    child.end_with_parent(partial(shutil.rmtree, place, ignore_errors=True))
-    run(place)
+    main(Path(sys.argv[1]))

@@ -39,13 +39,13 @@ def shared(pocl: Device) -> Path:
     return found
 
 
-def new_source() -> tuple[str, list[str]]:
+def new_source(kernels: int = KERNELS) -> tuple[str, list[str]]:
     """Kernels that nobody has compiled yet: each adds its number to half of a value.
 
     Their names are new, as PoCL knows programs by what is left of them without comments.
     """
     own = f"{os.getpid()}_{time.time_ns()}"
-    names = [f"beside_{own}_{n}" for n in range(KERNELS)]
+    names = [f"beside_{own}_{n}" for n in range(kernels)]
     text = "".join(
         f"__kernel void {name}(__global float *x, const int from) "
         f"{{ for (int i = from; i < 4; ++i) x[i] = 0.5f * x[i] + {n}.0f; }}\n"
@@ -327,14 +327,18 @@ def test_one_without_room_on_its_disk_leaves(
     opened = list[str]()
     monkeypatch.setattr(compile_for, "has_room", lambda _: False)
     monkeypatch.setattr(compile_for, "open_untried", opened.append)
-    compile_for.run(tmp_path)
+    compile_for.run(tmp_path, lambda: False)
     assert opened == []
 
 
-def test_one_whose_parent_is_gone_leaves_nothing(pocl: Device, places: list[Path]) -> None:
-    source, names = new_source()
+@pytest.mark.parametrize("compiling", [False, True], ids=["begins", "compiles"])
+def test_one_whose_parent_is_gone_leaves_nothing(
+    pocl: Device, places: list[Path], compiling: bool
+) -> None:
+    source, names = new_source(60)
     _, launches = launches_of(pocl, source, names)
     with beside(pocl.info.spec, source, (), [Task.of(one) for one in launches], 1) as (helper,):
+        helper.wait(lambda: not compiling or bool(compile_for.opened(places[0])))
         assert helper._process is not None
         assert helper._process.stdin is not None
         helper._process.stdin.close()  # as the end of this process would
