@@ -51,7 +51,7 @@ class Without(LatentStep):
     def _optimizers(self) -> tuple[optim.Adam, Any]:
         latents, networks = super()._optimizers()
         if self.refreshed:
-            rest = latent_step.BETAS, MEMORY, self.epsilon, self.shapes
+            rest = latent_step.BETAS, MEMORY, latent_step.EPSILON, self.shapes
             return latents, optim.SOAP([self.flat], self.control[5], *rest)
         return latents, networks
 

@@ -40,10 +40,22 @@ class PictureError(ImgmlpError):
     exit_code = 3
 
 
+DAMAGED = "the file is damaged or was not written by imgmlp; get it again"
+
+
 class FormatError(ImgmlpError):
     """A compressed file is damaged, truncated, foreign or too new."""
 
     exit_code = 4
+
+    def __init__(self, message: str, hint: str = DAMAGED):
+        super().__init__(message, hint)
+
+
+def check_format(good: bool, problem: str, hint: str = DAMAGED) -> None:
+    """Raise FormatError unless what a file should have is `good`."""
+    if not good:
+        raise FormatError(problem, hint)
 
 
 class TargetError(ImgmlpError):

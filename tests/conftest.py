@@ -196,6 +196,12 @@ def compact(picture: Path) -> Path:
     return path
 
 
+def stops_after(looks: int) -> Callable[[], bool]:
+    """What a Run asks whether to stop: so many times not yet."""
+    left = iter(range(looks))
+    return lambda: next(left, None) is None
+
+
 def imgmlp_command(args: Sequence[str | Path]) -> list[str]:
     return [sys.executable, "-m", "imgmlp", *map(str, args)]
 

@@ -143,7 +143,7 @@ class Encoding:
         if saved is None or (finished := saved.finished()) is None:
             return None
         data, values = finished
-        state = values.pop(checkpoint.STATE, None)  # which older versions do not name
+        state = values.pop(checkpoint.STATE, None)
         beside = [] if self.output is None else checkpoint.left_beside(self.output)
         self._state = next((path for path in beside if path.name == state), None)
         return Result(data, **values, before=True)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from imgmlp.codec.bitstream import container, metadata_sections
 from imgmlp.codec.bitstream.container import Container
-from imgmlp.errors import FormatError, UsageError
+from imgmlp.errors import DAMAGED, FormatError, UsageError
 from imgmlp.metadata import Metadata
 
 if TYPE_CHECKING:
@@ -151,5 +151,5 @@ def checked(found: Container, pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, A
     """What a file decoded to, at its own size. Raises FormatError if something else was encoded."""
     if container.digest(pixels) != found.header.digest:
         problem = "it decodes to another picture than the one that was encoded"
-        raise FormatError(problem, hint=f"try --device numpy; else {container.DAMAGED}")
+        raise FormatError(problem, hint=f"try --device numpy; else {DAMAGED}")
     return pixels

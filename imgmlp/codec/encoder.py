@@ -57,7 +57,7 @@ def expected_seconds(
     wanted: Goal,
     workload: Workload,
     device: AnyDevice,
-    codec: Codec = USUAL_CODEC,
+    codec: Codec,
 ) -> float:
     """About how long `encode` will take, or its time limit: a guess that takes milliseconds.
 

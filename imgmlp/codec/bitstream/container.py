@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
-from imgmlp.errors import FormatError
+from imgmlp.errors import FormatError, check_format
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,7 +41,6 @@ MAX_ICC = 2**24  # bytes
 _MAX_VARINT = 5  # bytes
 _DIGEST = 8  # bytes of a picture's SHA-256
 
-DAMAGED = "the file is damaged or was not written by imgmlp; get it again"
 _NEWER = "update imgmlp"
 
 
@@ -59,14 +58,16 @@ class Header:
 
     def __post_init__(self) -> None:
         size = f"{self.width}×{self.height}"
-        _check(self.width >= 1 and self.height >= 1, f"{size} pixels are no picture")
+        check_format(self.width >= 1 and self.height >= 1, f"{size} pixels are no picture")
         within = self.width * self.height <= MAX_PIXELS
-        _check(within, f"{size} pixels are too many; the limit is {MAX_PIXELS:,} in all")
-        _check(self.channels in CHANNELS, f"{self.channels} channels are neither gray nor RGB")
-        _check(len(self.digest) == _DIGEST, f"the digest has {len(self.digest)} bytes")
-        _check(self.codec in CODECS, f"codec {self.codec!r} is not known here", _NEWER)
-        _check(self.depth == DEPTH, f"{self.depth} bits a sample are not known here", _NEWER)
-        _check(self.flags == 0, f"flags {self.flags:#x} are not known here", _NEWER)
+        check_format(within, f"{size} pixels are too many; the limit is {MAX_PIXELS:,} in all")
+        check_format(
+            self.channels in CHANNELS, f"{self.channels} channels are neither gray nor RGB"
+        )
+        check_format(len(self.digest) == _DIGEST, f"the digest has {len(self.digest)} bytes")
+        check_format(self.codec in CODECS, f"codec {self.codec!r} is not known here", _NEWER)
+        check_format(self.depth == DEPTH, f"{self.depth} bits a sample are not known here", _NEWER)
+        check_format(self.flags == 0, f"flags {self.flags:#x} are not known here", _NEWER)
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,9 @@ class Section:
 
     def __post_init__(self) -> None:
         letter = len(self.type) == 1 and self.type in string.ascii_letters
-        _check(letter, f"{self.type!a} is no type of a section")
+        check_format(letter, f"{self.type!a} is no type of a section")
         problem = f"an ICC profile of {len(self.data):,} bytes is too large"
-        _check(self.type != ICC or len(self.data) <= MAX_ICC, problem)
+        check_format(self.type != ICC or len(self.data) <= MAX_ICC, problem)
 
     @property
     def critical(self) -> bool:
@@ -104,7 +105,7 @@ class Container:
         """The data of a section without which there is no picture. Raises FormatError."""
         data = self.get(kind)
         if data is None:
-            raise FormatError(f"section {kind!r} is missing", hint=DAMAGED)
+            raise FormatError(f"section {kind!r} is missing")
         return data
 
 
@@ -157,7 +158,7 @@ def write(header: Header, sections: Iterable[Section]) -> bytes:
         kind = section.type.encode("ascii")
         parts.append(kind + _varint(len(section.data)) + section.data)
     data = b"".join(part + zlib.crc32(part).to_bytes(4, "big") for part in parts)
-    _check(len(data) <= MAX_FILE, f"{len(data):,} bytes are too many for a file")
+    check_format(len(data) <= MAX_FILE, f"{len(data):,} bytes are too many for a file")
     return data
 
 
@@ -179,7 +180,7 @@ def parse(data: bytes) -> Container:
     if version > VERSION:
         problem = f"format version {version} is newer than {VERSION}, the newest known here"
         raise FormatError(problem, hint=_NEWER)
-    _check(version == VERSION, f"format version {version} never was")
+    check_format(version == VERSION, f"format version {version} never was")
     header, count = _header(reader)
     sections: list[Section] = []
     for _ in range(count):
@@ -187,7 +188,7 @@ def parse(data: bytes) -> Container:
         _check_new(section, sections, header.codec)
         sections.append(section)
     left = len(data) - reader.position
-    _check(left == 0, f"{left:,} bytes follow the end of the picture")
+    check_format(left == 0, f"{left:,} bytes follow the end of the picture")
     return Container(header, tuple(sections), len(data))
 
 
@@ -198,7 +199,7 @@ def _header(reader: _Reader) -> tuple[Header, int]:
     found = reader.take(_DIGEST)
     reader.check(0, "the header")
     names = {number: name for name, number in CODECS.items()}
-    _check(codec in names, f"codec {codec} is not known here", _NEWER)
+    check_format(codec in names, f"codec {codec} is not known here", _NEWER)
     _check_count(count)
     return Header(width, height, channels, found, names[codec], depth, flags), count
 
@@ -212,15 +213,15 @@ def _section(reader: _Reader) -> Section:
 
 
 def _check_count(count: int) -> None:
-    _check(1 <= count <= MAX_SECTIONS, f"there are {count} sections, not 1 to {MAX_SECTIONS}")
+    check_format(1 <= count <= MAX_SECTIONS, f"there are {count} sections, not 1 to {MAX_SECTIONS}")
 
 
 def _check_new(section: Section, earlier: Sequence[Section], codec: Codec) -> None:
     """Refuse a section that is there twice, or that is too new to be understood."""
     kind = section.type
-    _check(all(other.type != kind for other in earlier), f"section {kind!r} is there twice")
+    check_format(all(other.type != kind for other in earlier), f"section {kind!r} is there twice")
     known = kind in CRITICAL[codec] or not section.critical
-    _check(known, f"section {kind!r} is not known here", _NEWER)
+    check_format(known, f"section {kind!r} is not known here", _NEWER)
 
 
 class _Reader:
@@ -233,7 +234,7 @@ class _Reader:
         end = self.position + count
         if end > len(self._data):
             missing = f"{end - len(self._data):,} bytes are missing"
-            raise FormatError(f"truncated: {missing}", hint=DAMAGED)
+            raise FormatError(f"truncated: {missing}")
         taken = self._data[self.position : end]
         self.position = end
         return taken
@@ -248,15 +249,15 @@ class _Reader:
             byte = self.byte()
             value |= (byte & 127) << 7 * group
             if byte < 128:
-                _check(byte > 0 or group == 0, "a number is longer than it needs to be")
+                check_format(byte > 0 or group == 0, "a number is longer than it needs to be")
                 return value
-        raise FormatError("a number is too long", hint=DAMAGED)
+        raise FormatError("a number is too long")
 
     def check(self, begin: int, what: str) -> None:
         """Compare the checksum that comes next with that of everything from `begin` on."""
         found = zlib.crc32(memoryview(self._data)[begin : self.position])
         good = self.take(4) == found.to_bytes(4, "big")
-        _check(good, f"{what} is damaged: its checksum is wrong")
+        check_format(good, f"{what} is damaged: its checksum is wrong")
 
 
 def _varint(value: int) -> bytes:
@@ -270,7 +271,7 @@ def _varint(value: int) -> bytes:
 def _foreign(data: bytes) -> FormatError:
     """What to say about bytes that do not begin as they should."""
     if SIGNATURE.startswith(data):
-        return FormatError("truncated: the file has hardly begun", hint=DAMAGED)
+        return FormatError("truncated: the file has hardly begun")
     if data.startswith(SIGNATURE[:4]):
         hint = "transfer it again as binary data"
         return FormatError("line ends were changed on the way", hint=hint)
@@ -278,9 +279,4 @@ def _foreign(data: bytes) -> FormatError:
 
 
 def _check_size(size: int) -> None:
-    _check(size <= MAX_FILE, f"{size:,} bytes are too many; the limit is {MAX_FILE:,}")
-
-
-def _check(good: bool, problem: str, hint: str = DAMAGED) -> None:
-    if not good:
-        raise FormatError(problem, hint=hint)
+    check_format(size <= MAX_FILE, f"{size:,} bytes are too many; the limit is {MAX_FILE:,}")

@@ -7,7 +7,7 @@ import zlib
 from functools import lru_cache
 from typing import Any
 
-from imgmlp.codec.bitstream.container import DAMAGED, ICC, Container, Section
+from imgmlp.codec.bitstream.container import ICC, Container, Section
 from imgmlp.errors import FormatError
 from imgmlp.metadata import MAX_BYTES, MAX_DPI, Metadata
 
@@ -76,4 +76,4 @@ def _resolution(data: bytes | None) -> tuple[float, float] | None:
 
 
 def _damaged(kind: str) -> FormatError:
-    return FormatError(f"what section {kind!r} holds is damaged", hint=DAMAGED)
+    return FormatError(f"what section {kind!r} holds is damaged")

@@ -30,7 +30,6 @@ from imgmlp.errors import FormatError
 
 __all__ = [
     "DISTRIBUTIONS",
-    "HINT",
     "MAX_MAGNITUDE",
     "Decoder",
     "Encoder",
@@ -54,7 +53,6 @@ _NARROWEST = 1 << _LOW_BITS  # width of the interval between two symbols; the wi
 _LOW = _NARROWEST - 1
 _STATE_BYTES = _STATE_BITS // 8
 _HALF = 1 << TOTAL_BITS - 1
-HINT = "the file is damaged or was not written by imgmlp; get it again"
 
 Array = np.ndarray[Any, Any]
 Share = tuple[int, int]  # where a symbol's part of 2**26 starts, and how wide it is
@@ -291,12 +289,12 @@ class Decoder:
         """int64 [count]: the next symbols; scales as for `encode`."""
         if not 0 <= count <= self._left:
             problem = f"{count:,} coded values cannot be in {self._bytes:,} bytes"
-            raise FormatError(problem, hint=HINT)
+            raise FormatError(problem)
         self._left -= count
         try:
             tables = _tables(scales, count)
         except ValueError as error:  # numbers of distributions come from files, too
-            raise FormatError(str(error), hint=HINT) from None
+            raise FormatError(str(error)) from None
         try:
             return np.array(self._symbols(tables), np.int64)
         except IndexError:  # past the end of the words, or in no symbol's share
@@ -417,4 +415,4 @@ def _table(number: int) -> Table:
 
 
 def _damaged() -> FormatError:
-    return FormatError("the coded values are damaged", hint=HINT)
+    return FormatError("the coded values are damaged")

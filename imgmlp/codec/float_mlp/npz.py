@@ -42,7 +42,6 @@ _HEADER = re.compile(
     rb"\{'descr': '([^']{1,8})', 'fortran_order': (True|False), "
     rb"'shape': \(((?:\d{1,9},?(?: \d{1,9},?)*)?)\), \} *\n"
 )
-_HINT = "the file is damaged or was not written by imgmlp; get it again"
 # What a damaged or hostile archive makes zipfile and zlib raise.
 _DAMAGE = zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError, OverflowError
 
@@ -120,15 +119,15 @@ def _check_ends(stream: BinaryIO) -> None:
     """Bound what zipfile will read: the file, then the directory that its last bytes announce."""
     size = stream.seek(0, io.SEEK_END)
     if size > MAX_FILE:
-        raise FormatError(f"{size:,} bytes are too many; the limit is {MAX_FILE:,}", hint=_HINT)
+        raise FormatError(f"{size:,} bytes are too many; the limit is {MAX_FILE:,}")
     stream.seek(max(0, size - _END_BYTES - 20))
     tail = stream.read()
     end = tail[-_END_BYTES:]
     if len(end) < _END_BYTES or end[:4] != _END or end[-2:] != b"\0\0":
-        raise FormatError("truncated: the archive's directory is missing", hint=_HINT)
+        raise FormatError("truncated: the archive's directory is missing")
     directory = int.from_bytes(end[12:16], "little")
     if directory > MAX_DIRECTORY or tail[:4] == _ZIP64_LOCATOR:
-        raise FormatError("the archive's directory is too large", hint=_HINT)
+        raise FormatError("the archive's directory is too large")
     stream.seek(0)
 
 
@@ -153,11 +152,11 @@ class _Archive:
         for entry in archive.infolist():
             name = entry.filename.removesuffix(".npy")
             if entry.comment:  # a damaged length can hide the entries that follow
-                raise FormatError("the archive's directory is damaged", hint=_HINT)
+                raise FormatError("the archive's directory is damaged")
             if name in self.members or name == entry.filename:
                 shown = ascii(entry.filename[:40])
                 problem = "is there twice" if name in self.members else "is no array"
-                raise FormatError(f"member {shown} {problem}", hint=_HINT)
+                raise FormatError(f"member {shown} {problem}")
             self.members[name] = self._header(name, entry)
 
     def _header(self, name: str, entry: zipfile.ZipInfo) -> _Member:
@@ -166,13 +165,13 @@ class _Archive:
             zipfile.ZIP_STORED,
             zipfile.ZIP_DEFLATED,
         ):
-            raise FormatError(f"member {shown} is encrypted or compressed oddly", hint=_HINT)
+            raise FormatError(f"member {shown} is encrypted or compressed oddly")
         with self._archive.open(entry) as stream:
             start = stream.read(_MAX_HEADER)
         length = 10 + int.from_bytes(start[8:10], "little")
         match = _HEADER.fullmatch(start[10:length])
         if start[:8] != b"\x93NUMPY\x01\x00" or length > len(start) or match is None:
-            raise FormatError(f"member {shown} has no plain array header", hint=_HINT)
+            raise FormatError(f"member {shown} has no plain array header")
         descr, fortran, extents = (group.decode("latin-1") for group in match.groups())
         if "O" in descr:
             problem = f"member {shown} holds pickled Python objects, which could run any code"
@@ -190,42 +189,40 @@ class _Archive:
         self._known.add(name)
         member = self.members.get(name)
         if member is None:
-            raise FormatError(f"member {name!r} is missing", hint=_HINT)
+            raise FormatError(f"member {name!r} is missing")
         expected = member.shape if shape is None and len(member.shape) == 1 else shape
         if member.descr != dtype or expected is None or member.shape != expected:
             want = "vector" if expected is None else list(expected)
             found = f"{member.descr!a} {list(member.shape)}"
-            raise FormatError(f"member {name!r} is {found}, not {dtype!r} {want}", hint=_HINT)
+            raise FormatError(f"member {name!r} is {found}, not {dtype!r} {want}")
         count = math.prod(expected)
         if not 0 < count <= limit:
-            raise FormatError(
-                f"member {name!r} has {count:,} values; at most {limit:,}", hint=_HINT
-            )
+            raise FormatError(f"member {name!r} has {count:,} values; at most {limit:,}")
         size = member.begin + count * np.dtype(dtype).itemsize
         if member.entry.file_size != size:
             found = f"{member.entry.file_size:,} bytes"
-            raise FormatError(f"member {name!r} has {found}, its shape needs {size:,}", hint=_HINT)
+            raise FormatError(f"member {name!r} has {found}, its shape needs {size:,}")
         with self._archive.open(member.entry) as stream:
             data = stream.read(size + 1)  # one more: only at the end is the checksum compared
         if len(data) != size:
-            raise FormatError(f"member {name!r} is truncated", hint=_HINT)
+            raise FormatError(f"member {name!r} is truncated")
         values = np.frombuffer(data, dtype, offset=member.begin).reshape(expected)
         if dtype == "<f4" and not np.isfinite(values).all():
             bad = values[~np.isfinite(values)].flat[0]
-            raise FormatError(f"member {name!r} holds {bad}", hint=_HINT)
+            raise FormatError(f"member {name!r} holds {bad}")
         return values
 
     def text(self, name: str, expected: str) -> None:
         """Refuse a file whose text member is anything else."""
         found = str(self.read(name, f"<U{len(expected)}", (), 1)[()])
         if found != expected:
-            raise FormatError(f"member {name!r} is {found!a}, not {expected!r}", hint=_HINT)
+            raise FormatError(f"member {name!r} is {found!a}, not {expected!r}")
 
     def refuse_others(self, known: set[str]) -> None:
         """Refuse a file with members that are neither these nor were read."""
         others = sorted(self.members.keys() - self._known - known)
         if others:
-            raise FormatError(f"unknown member {others[0][:40]!a}", hint=_HINT)
+            raise FormatError(f"unknown member {others[0][:40]!a}")
 
     def number(self, name: str, dtype: str) -> float:
         return self.read(name, dtype, (), 1).item()  # type: ignore[no-any-return]
@@ -238,9 +235,9 @@ def _read(stream: BinaryIO) -> Weights:
     except FormatError:
         raise
     except ImgmlpError as error:  # values that contradict each other
-        raise FormatError(str(error), hint=_HINT) from error
+        raise FormatError(str(error)) from error
     except _DAMAGE as error:
-        raise FormatError(f"damaged archive: {error}", hint=_HINT) from error
+        raise FormatError(f"damaged archive: {error}") from error
 
 
 def _weights(archive: _Archive) -> Weights:
@@ -250,7 +247,7 @@ def _weights(archive: _Archive) -> Weights:
         problem = f"format version {version} is newer than {VERSION}, the newest known here"
         raise FormatError(problem, hint="update imgmlp")
     if version < 1:
-        raise FormatError(f"member 'version' is {version}", hint=_HINT)
+        raise FormatError(f"member 'version' is {version}")
     archive.text("activation", ACTIVATION)
     width, height = (int(n) for n in archive.read("size", "<i4", (2,), 2))
     sizes = tuple(int(n) for n in archive.read("layers", "<i4", None, MAX_LAYERS + 1))

@@ -150,5 +150,5 @@ class Grids:
             known[block] = means + (np.array(places, np.intp) - REACH)
         grid = padded[MARGIN:, MARGIN:-MARGIN]
         if grid.min() < LEAST or grid.max() > LARGEST:
-            raise FormatError(f"latents are not from {LEAST} to {LARGEST}", hint=range_coder.HINT)
+            raise FormatError(f"latents are not from {LEAST} to {LARGEST}")
         return grid.astype(np.int8)

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from imgmlp.codec.latent.plane import REACH
-from imgmlp.errors import FormatError
+from imgmlp.errors import check_format
 
 Array = np.ndarray[Any, Any]
 
@@ -62,13 +62,6 @@ NEAREST = 2  # the level below which they are repeated
 MOST_ABOVE = 2**24
 BICUBIC = (-0.0234375, 0.2265625, 0.8671875, -0.0703125)  # Catmull-Rom, a quarter of a pixel off
 
-_DAMAGED = "the file is damaged or was not written by imgmlp; get it again"
-
-
-def _check(good: bool, problem: str) -> None:
-    if not good:
-        raise FormatError(problem, hint=_DAMAGED)
-
 
 def usual_levels(height: int, width: int) -> int:
     """How many grids a picture of this size has if nothing else is wanted."""
@@ -93,16 +86,18 @@ class ModelShape:
     hyper: bool = False  # whether there are hyperlatents
 
     def __post_init__(self) -> None:
-        _check(min(self.height, self.width) >= 1, "there is no picture of this size")
-        _check(1 <= self.channels <= 4, f"{self.channels} channels are neither gray nor RGB")
-        _check(1 <= self.levels <= MAX_LEVELS, f"there are {self.levels} grids")
+        check_format(min(self.height, self.width) >= 1, "there is no picture of this size")
+        check_format(1 <= self.channels <= 4, f"{self.channels} channels are neither gray nor RGB")
+        check_format(1 <= self.levels <= MAX_LEVELS, f"there are {self.levels} grids")
         for width in (self.synthesis, self.entropy):
-            _check(1 <= width <= MAX_HIDDEN, f"a network's layers are {width} wide")
+            check_format(1 <= width <= MAX_HIDDEN, f"a network's layers are {width} wide")
         known = 1 <= self.neighbours <= len(NEIGHBOURS)
-        _check(known, f"the entropy network has {self.neighbours} neighbours")
+        check_format(known, f"the entropy network has {self.neighbours} neighbours")
         if self.hyper:
-            _check(self.levels > HYPERLATENTS[-1], f"{self.levels} grids have no hyperlatents")
-            _check(self.height * self.width <= MOST_ABOVE, "this size has no hyperlatents")
+            check_format(
+                self.levels > HYPERLATENTS[-1], f"{self.levels} grids have no hyperlatents"
+            )
+            check_format(self.height * self.width <= MOST_ABOVE, "this size has no hyperlatents")
 
     @property
     def grids(self) -> tuple[tuple[int, int], ...]:
@@ -185,10 +180,10 @@ class LatentModel:
 
     def __post_init__(self) -> None:
         found = tuple(grid.shape for grid in self.latents)
-        _check(found == self.shape.grids, f"grids are {found}, not {self.shape.grids}")
+        check_format(found == self.shape.grids, f"grids are {found}, not {self.shape.grids}")
         for grid in self.latents:
             inside = grid.dtype == np.int8 and grid.min() >= LEAST and grid.max() <= LARGEST
-            _check(inside, f"latents are not int8 from {LEAST} to {LARGEST}")
+            check_format(inside, f"latents are not int8 from {LEAST} to {LARGEST}")
         check_networks(self.shape, self.networks)
 
     @property
@@ -206,32 +201,32 @@ class LatentModel:
 def check_networks(shape: ModelShape, networks: Mapping[str, Quantized]) -> None:
     """Raise FormatError unless networks have these shapes, and sums of them fit in 32 bits."""
     shapes = shape.tensors
-    _check(list(networks) == list(shapes), "the networks' tensors are others")
+    check_format(list(networks) == list(shapes), "the networks' tensors are others")
     for name, tensor in networks.items():
         good = tensor.values.shape == shapes[name] and tensor.values.dtype == np.int32
-        _check(good, f"{name} is {tensor.values.dtype}{list(tensor.values.shape)}")
+        check_format(good, f"{name} is {tensor.values.dtype}{list(tensor.values.shape)}")
         finer = VALUE_BITS if name.endswith("bias") else 0
-        _check(0 <= tensor.exponent <= MAX_EXPONENT + finer, f"{name} has no such step")
+        check_format(0 <= tensor.exponent <= MAX_EXPONENT + finer, f"{name} has no such step")
         small = int(np.abs(tensor.values.astype(np.int64)).max(initial=0)) <= MAX_WEIGHT
-        _check(small, f"a weight of {name} is too large")
+        check_format(small, f"a weight of {name} is too large")
         if name.endswith(".weight"):
             _check_sums(name, tensor, networks[name.replace(".weight", ".bias")])
     least = PIXEL_BITS - VALUE_BITS
     good = networks["synthesis.2.weight"].exponent >= least
-    _check(good, f"the step of synthesis.2.weight is coarser than 2**-{least}")
+    check_format(good, f"the step of synthesis.2.weight is coarser than 2**-{least}")
     for name in {"upsampling", "filter"} & networks.keys():
         taps = np.abs(networks[name].values.astype(np.int64))
         most = (taps.sum() if name == "filter" else taps.sum(1)).max(initial=0)
-        _check(int(most) * LIMIT < 2**30, f"sums of {name} need more than 32 bits")
+        check_format(int(most) * LIMIT < 2**30, f"sums of {name} need more than 32 bits")
 
 
 def _check_sums(name: str, weight: Quantized, bias: Quantized) -> None:
     bits = PIXEL_BITS if name.startswith("residual") else VALUE_BITS
     finer = bits + weight.exponent - bias.exponent
-    _check(finer >= 0, f"biases beside {name} are finer than the sums that they join")
+    check_format(finer >= 0, f"biases beside {name} are finer than the sums that they join")
     weights = np.abs(weight.values.astype(np.int64)).reshape(-1, weight.values.shape[-1])
     largest = weights.sum(0) * LIMIT + (np.abs(bias.values.astype(np.int64)) << finer)
-    _check(
+    check_format(
         int(largest.max()) < 2**31 - 2 ** (MAX_EXPONENT + VALUE_BITS),
         f"sums of {name} need more than 32 bits",
     )

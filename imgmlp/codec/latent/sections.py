@@ -27,7 +27,7 @@ from imgmlp.codec.latent.model import (
 )
 from imgmlp.codec.latent.starts import Start, start_of, widths_of
 from imgmlp.engine import AnyDevice, NumpyDevice
-from imgmlp.errors import DeviceError, FormatError, OutOfMemoryError
+from imgmlp.errors import DeviceError, OutOfMemoryError, check_format
 
 Array = np.ndarray[Any, Any]
 
@@ -43,11 +43,6 @@ _STARTED_SIZES = 4  # bytes of that section
 # differences, and the number of their distribution less _MIDDLE; and the distributions of these.
 _BEFORE = np.array([17, 7, 27])
 _MIDDLE = 15
-
-
-def _check(good: bool, problem: str) -> None:
-    if not good:
-        raise FormatError(problem, hint=range_coder.HINT)
 
 
 def write(model: LatentModel, device: AnyDevice | None = None) -> tuple[bytes, bytes, bytes]:
@@ -134,7 +129,7 @@ def read(
     """
     head, weights, coded = parts
     started = len(head) == _STARTED_SIZES and head[0] >= _STARTED
-    _check(started or len(head) >= _SIZES, "the network section is too short")
+    check_format(started or len(head) >= _SIZES, "the network section is too short")
     number = head[1] if started else 0
     levels, widths = head[0], (head[1], head[2], head[3])
     if started:
@@ -149,7 +144,7 @@ def read(
     else:
         networks = _networks(shape, head[_SIZES:], weights)
     check_networks(shape, networks)
-    _check(there < 1 << levels, "latents are announced for a grid that is not there")
+    check_format(there < 1 << levels, "latents are announced for a grid that is not there")
     grids = _latents(shape, networks, there, coded, device)
     return LatentModel(shape, grids, networks, number)
 
@@ -157,12 +152,12 @@ def read(
 def _check_products(shape: ModelShape) -> None:
     count = sum(map(math.prod, shape.tensors.values()))
     good = count * shape.height * shape.width <= MAX_PRODUCTS
-    _check(good, "the networks are too large to decode a picture of this size")
+    check_format(good, "the networks are too large to decode a picture of this size")
 
 
 def _networks(shape: ModelShape, steps: bytes, data: bytes) -> dict[str, Quantized]:
     tensors = shape.tensors
-    _check(len(steps) == 2 * len(tensors), f"steps of the network take {len(steps)} bytes")
+    check_format(len(steps) == 2 * len(tensors), f"steps of the network take {len(steps)} bytes")
     decoder, networks = range_coder.Decoder(data), {}
     pairs = zip(steps[::2], steps[1::2], strict=True)
     for (name, size), (exponent, number) in zip(tensors.items(), pairs, strict=True):
@@ -177,8 +172,8 @@ def _from_start(shape: ModelShape, start: Start, data: bytes) -> dict[str, Quant
     for name, size in shape.tensors.items():
         finer, whole, number = decoder.read(len(_BEFORE), _BEFORE).tolist()
         exponent = usual_exponent(name) + finer
-        _check(0 <= exponent <= MAX_EXPONENT + VALUE_BITS, f"{name} has no such step")
-        _check(whole in (0, 1), f"{name} is neither whole nor differences")
+        check_format(0 <= exponent <= MAX_EXPONENT + VALUE_BITS, f"{name} has no such step")
+        check_format(whole in (0, 1), f"{name} is neither whole nor differences")
         values = decoder.read(math.prod(size), number + _MIDDLE).reshape(size)
         base = 0 if whole else start.rounded(name, exponent)
         networks[name] = Quantized((values + base).astype(np.int32), exponent)
@@ -197,7 +192,7 @@ def _latents(
     sizes = {number: size for number, size in enumerate(shape.grids) if there >> number & 1}
     count = sum(map(math.prod, sizes.values()))
     good = count <= MAX_LATENTS_PER_BYTE * (len(data) + 2)
-    _check(good, f"{count:,} latents cannot be in {len(data):,} bytes")
+    check_format(good, f"{count:,} latents cannot be in {len(data):,} bytes")
     found = _read(shape, networks, sizes, data, device)
     return tuple(
         found[number] if number in found else np.zeros(size, np.int8)

@@ -16,7 +16,7 @@ import numpy as np
 
 from imgmlp.codec.bitstream import range_coder
 from imgmlp.codec.bitstream.quantize import STEPS, step_size
-from imgmlp.errors import FormatError
+from imgmlp.errors import check_format
 
 MAX_FREQUENCIES = 64  # along an axis
 MAX_HIDDEN = 16  # layers
@@ -28,14 +28,8 @@ VALUE_BITS = 10  # of the fraction of a feature or an activation
 LIMIT = 2**15 - 1  # of an activation's magnitude
 LAST_STEP = 67  # the coarsest step of the last layer, whose answers are finer
 
-_DAMAGED = "the file is damaged or was not written by imgmlp; get it again"
 
 Array = np.ndarray[Any, Any]
-
-
-def _check(good: bool, problem: str) -> None:
-    if not good:
-        raise FormatError(problem, hint=_DAMAGED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,14 +45,16 @@ class Layer:
     finer: int
 
     def __post_init__(self) -> None:
-        _check(0 <= self.step < STEPS, f"{self.step} is no step size")
-        _check(0 <= self.finer <= MAX_FINER, f"a bias is {self.finer} bits finer than a weight")
+        check_format(0 <= self.step < STEPS, f"{self.step} is no step size")
+        check_format(
+            0 <= self.finer <= MAX_FINER, f"a bias is {self.finer} bits finer than a weight"
+        )
         sums = np.abs(self.weights.astype(np.int64)).sum(0)  # [outputs]
         largest = int(sums.max())
         # Below it, sums with 8-bit parts of activations stay under 2**24 (integer_inference).
-        _check(largest < 2**16 - 1, f"weights of one value add up to {largest:,}")
+        check_format(largest < 2**16 - 1, f"weights of one value add up to {largest:,}")
         whole = sums * (LIMIT + 1) + np.abs(self.bias_sums())
-        _check(int(whole.max()) < 2**31 - 8, "sums of the network need more than 32 bits")
+        check_format(int(whole.max()) < 2**31 - 8, "sums of the network need more than 32 bits")
 
     def bias_sums(self) -> Array:
         """int64 [outputs]: biases in the unit of the sums, 2**-10 of the weights' step."""
@@ -82,9 +78,9 @@ class Shape:
 
     def __post_init__(self) -> None:
         good = 1 <= self.frequencies <= MAX_FREQUENCIES
-        _check(good, f"the network has {self.frequencies} frequencies")
-        _check(1 <= self.hidden <= MAX_HIDDEN, f"the network has {self.hidden} hidden layers")
-        _check(1 <= self.width <= MAX_WIDTH, f"the network's layers are {self.width} wide")
+        check_format(good, f"the network has {self.frequencies} frequencies")
+        check_format(1 <= self.hidden <= MAX_HIDDEN, f"the network has {self.hidden} hidden layers")
+        check_format(1 <= self.width <= MAX_WIDTH, f"the network's layers are {self.width} wide")
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -114,7 +110,7 @@ class Network:
 
     def __post_init__(self) -> None:
         last = self.layers[-1].step
-        _check(last <= LAST_STEP, f"step {last} is too coarse for the last layer")
+        check_format(last <= LAST_STEP, f"step {last} is too coarse for the last layer")
 
     def sections(self) -> tuple[bytes, bytes]:
         """The data of sections N and W."""
@@ -144,11 +140,13 @@ def alike(one: Network, other: Network) -> bool:
 
 def parse(head: bytes, coded: bytes, pixels: int, channels: int) -> Network:
     """The network in sections N and W of a picture. Raises FormatError."""
-    _check(len(head) >= 4, "the network section is too short")
+    check_format(len(head) >= 4, "the network section is too short")
     shape = Shape(head[0], head[1], int.from_bytes(head[2:4], "big"), channels)
     layers = shape.hidden + 1
-    _check(len(head) == 4 + 4 * layers, f"the network section has {len(head)} bytes")
-    _check(shape.parameters * pixels <= MAX_PRODUCTS, f"network {shape} is too large to decode")
+    check_format(len(head) == 4 + 4 * layers, f"the network section has {len(head)} bytes")
+    check_format(
+        shape.parameters * pixels <= MAX_PRODUCTS, f"network {shape} is too large to decode"
+    )
     rows = [head[begin : begin + 4] for begin in range(4, len(head), 4)]
     counts = [int(np.prod(size)) for size in shape.shapes]
     chosen = [number for row in rows for number in row[2:]]
@@ -156,7 +154,7 @@ def parse(head: bytes, coded: bytes, pixels: int, channels: int) -> Network:
     parts = [decoder.read(count, number) for count, number in zip(counts, chosen, strict=True)]
     decoder.finish()
     for part in parts:
-        _check(int(np.abs(part).max()) < 2**20, "a weight is too large")
+        check_format(int(np.abs(part).max()) < 2**20, "a weight is too large")
     arrays = [
         part.astype(np.int32).reshape(size) for part, size in zip(parts, shape.shapes, strict=True)
     ]

@@ -255,10 +255,10 @@ def read_back(network: Network, pixels: Array, found: Container) -> Array:
     gets wrong in a corner that NumPy makes as well. Raises FormatError.
     """
     if not alike(decode.network_of(found), network):
-        raise FormatError("it holds another network than was coded", hint=container.DAMAGED)
+        raise FormatError("it holds another network than was coded")
     ours = integer_inference.corner(network, found.header.width, found.header.height)
     if not np.array_equal(pixels[-ours.shape[0] :, -ours.shape[1] :], ours):
-        raise FormatError("its pixels are not NumPy's", hint=container.DAMAGED)
+        raise FormatError("its pixels are not NumPy's")
     return pixels
 
 

@@ -24,7 +24,7 @@ def next_chunk(chunk: int, seconds: float) -> int:
     return min(CHUNK, chunk * 2)
 
 
-def seconds_a_step(program: Program, most: float = 0.5) -> float:
+def seconds_a_step(program: Program, most: float) -> float:
     """What a step takes, by a trial of at least so many seconds."""
     program.run(1)  # which may compile for seconds
     program.wait()

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 from imgmlp.codec.training.target import Goal
 
 TRIALS = 12  # numbers that are tried
-AIM = 0.985  # of the bytes wanted, so that what is near to it keeps them
+NEARLY = 0.985  # of the bytes wanted, so that what is near to it keeps them
 # Where a quality is missed: dB that are given up for bytes, at most, where twice as many bring so
 # few, about half of what they bring to larger models.
 GIVEN_UP, BY_BYTES = 0.3, 2.5
@@ -65,7 +65,7 @@ def excess(wanted: Goal, trial: Trial) -> float:
     """How much less would do, in dB or in natural logarithms of bytes."""
     if wanted.kind == "psnr":
         return trial.psnr - wanted.value
-    return math.log(trial.size / (AIM * wanted.value))
+    return math.log(trial.size / (NEARLY * wanted.value))
 
 
 def too_much(wanted: Goal, trial: Trial) -> bool:

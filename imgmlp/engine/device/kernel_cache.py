@@ -57,7 +57,6 @@ IDENTITY = {
     "vendor_id", "cpu family", "model", "model name", "stepping",
     "CPU implementer", "CPU architecture", "CPU variant", "CPU part", "Features",
 }  # fmt: skip
-UNUSED_AFTER = 30 * 86400.0  # seconds after which kernels of earlier versions are swept away
 STALE_AFTER = 3600.0  # seconds after which what a process left behind is swept away
 
 
@@ -68,7 +67,6 @@ def choose_cache() -> None:
         if path is not None and has_room(path):
             os.environ["POCL_CACHE_DIR"] = str(path)
             _sweep(path)
-            _sweep_unkeyed()
             return
     with contextlib.suppress(OSError):  # whoever compiles will say that there is no place
         private = tempfile.mkdtemp(prefix=PRIVATE)
@@ -168,15 +166,6 @@ def _sweep(path: Path) -> None:
             state = left.stat()
             if state.st_size == 0 and state.st_mtime < stale:
                 left.unlink(missing_ok=True)
-
-
-def _sweep_unkeyed() -> None:
-    """Remove what earlier versions kept for all processors at once, when nobody uses it."""
-    folder = _user_cache()
-    with contextlib.suppress(OSError):
-        for left in folder.glob("[A-Z][A-Z]") if folder else ():
-            if left.stat().st_mtime < time.time() - UNUSED_AFTER:
-                shutil.rmtree(left, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -350,11 +350,6 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides)) if shape else ()
 
 
-def ravel(indices: Sequence[Expr], shape: Sequence[int]) -> Expr:
-    """The flat index, in row-major order, of one index for each dimension."""
-    return linear(0, zip(indices, row_major(shape), strict=True))
-
-
 def unravel(flat: Expr, shape: Sequence[int]) -> list[Expr]:
     """One index for each dimension of a flat index in [0, product of shape)."""
     indices: list[Expr] = []

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import small_pixels
+from conftest import small_pixels, stops_after
 
 from imgmlp.codec import decoder, encoder
 from imgmlp.codec.bitstream import container, metadata_sections
@@ -73,10 +71,6 @@ def few_trials(monkeypatch: pytest.MonkeyPatch) -> None:
 def whole(target: Goal) -> bytes:
     """The file of a run that is not stopped, of few trials."""
     return run(target).bytes
-
-
-def is_over(left: Iterator[int]) -> bool:
-    return next(left, None) is None
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
@@ -170,7 +164,7 @@ def test_a_stopped_run_gives_the_bytes_of_one_that_was_not(
     checkpoint = Checkpoint(tmp_path / "c", "k")
     notes: list[str] = []
     for count in stops:
-        stop = partial(is_over, iter(range(count)))
+        stop = stops_after(count)
         with pytest.raises(Interrupted, match=r"stopped after \d+ of 30 steps"):
             run(target, run=Run(None, stop, notes.append, checkpoint))
     found = run(target, run=Run(note=notes.append, checkpoint=checkpoint))
@@ -944,7 +938,7 @@ def test_a_run_with_hyperlatents_comes_to_a_file_and_goes_on_with_them(
     decoded = decoder.decode(container.parse(found.bytes), open_device("numpy"))
     assert (decoded == found.pixels).all()
     checkpoint = Checkpoint(tmp_path / "c", "k")
-    stop = partial(is_over, iter(range(2)))
+    stop = stops_after(2)
     with pytest.raises(Interrupted):
         run(target, pixels, work, Run(None, stop, checkpoint=checkpoint))
     monkeypatch.setattr(lengths, "has_hyperlatents", lambda *_: False)  # of a new run by now

@@ -3,15 +3,15 @@ their own is compiled for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
 import numpy as np
 import pytest
+from conftest import stops_after
 
 from imgmlp import child
 from imgmlp.codec import encoder
@@ -159,10 +159,6 @@ def encoded(picture: Picture, run: Run | None = None) -> encoder.Encoded:
     return encoder.encode(*made, "latent")
 
 
-def is_over(left: Iterator[int]) -> bool:
-    return next(left, None) is None
-
-
 def test_a_run_that_stopped_on_either_side_gives_the_bytes_of_one_that_did_not(
     begun: Begun, tmp_path: Path
 ) -> None:
@@ -170,7 +166,7 @@ def test_a_run_that_stopped_on_either_side_gives_the_bytes_of_one_that_did_not(
     for stop in (0, 0, 1):
         kept = Checkpoint(tmp_path / "state", "key")
         with pytest.raises(Interrupted):
-            encoded(begun.picture, Run(None, partial(is_over, iter(range(stop))), checkpoint=kept))
+            encoded(begun.picture, Run(None, stops_after(stop), checkpoint=kept))
         state = kept.load()
         assert state is not None
         done = state.arrays["steps" if "steps" in state.arrays else "count"]

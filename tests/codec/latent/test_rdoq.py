@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import test_training_step
 from conftest import small_pixels
+from latent_steps import draw, grids_of
 from test_training_step import bits_of, maps_above, reference
 from test_windows import picture
 
@@ -22,7 +23,7 @@ from imgmlp.codec.encoder import Encoded, encode
 from imgmlp.codec.latent.model import LARGEST, LEAST, Quantized, flat_of
 from imgmlp.codec.latent.plane import Extent, Plane
 from imgmlp.codec.latent.training import latent_step, lengths, rdoq, rounding_search
-from imgmlp.codec.latent.training.bit_allocation import Search, grids_of
+from imgmlp.codec.latent.training.bit_allocation import Search
 from imgmlp.codec.latent.training.latent_step import Control, LatentStep
 from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState
 from imgmlp.codec.latent.training.rdoq import GRIDS, NEAR, NO_BUDGET, Budget
@@ -41,10 +42,6 @@ Place = tuple[int, ...]  # row and column
 
 STARTED: dict[str, Any] = {"hidden": 16, "entropy": 12, "start": 4}
 PRICE = 1e-3
-
-
-def draw(*shape: int, seed: int = 0) -> Array:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def whole(pixels: Array, **sizes: Any) -> LatentStep:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import stops_after
 from networks import latent_programs
 
 from imgmlp.codec import decoder, encoder
@@ -346,17 +345,13 @@ def test_what_windows_made_is_in_a_sound_file(
     assert found.metrics["psnr"] == psnr(SMALL, decoded)
 
 
-def is_over(left: Iterator[int]) -> bool:
-    return next(left, None) is None
-
-
 @pytest.mark.usefixtures("small_windows")
 def test_a_run_in_windows_that_stopped_gives_the_bytes_of_one_that_was_not(tmp_path: Path) -> None:
     turns = []
     for stop in (1, 5):
         kept = Checkpoint(tmp_path / "state", "key")
         with pytest.raises(Interrupted):
-            encoded(Run(None, partial(is_over, iter(range(stop))), checkpoint=kept))
+            encoded(Run(None, stops_after(stop), checkpoint=kept))
         state = kept.load()
         assert state is not None
         turns.append((int(state.arrays["steps"]), int(state.arrays["turn"])))

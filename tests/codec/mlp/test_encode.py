@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import small_pixels
+from conftest import small_pixels, stops_after
 
 from imgmlp.codec import decoder
 from imgmlp.codec import encoder as any_codec
@@ -40,10 +39,6 @@ BESIDE = Metadata(b"a colour profile", b"II*\0 EXIF", b"<xmp/>", (300.0, 72.5))
 
 def run(target: Goal, picture: Picture | None = None, workload: Workload = SHORT) -> Encoded:
     return encode(picture or Picture(small_pixels()), target, workload, open_device("numpy"))
-
-
-def is_over(left: Iterator[int]) -> bool:
-    return next(left, None) is None
 
 
 @pytest.mark.parametrize("count", [250, 700])
@@ -226,7 +221,7 @@ def test_a_stopped_run_gives_the_bytes_of_one_that_was_not(
     picture, device = Picture(small_pixels()), open_device("numpy")
     notes: list[str] = []
     for count in looks:
-        stop = partial(is_over, iter(range(count)))
+        stop = stops_after(count)
         with pytest.raises(Interrupted, match="stopped after"):
             encode(picture, target, SHORT, device, Run(None, stop, notes.append, checkpoint))
     found = encode(picture, target, SHORT, device, Run(note=notes.append, checkpoint=checkpoint))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import subprocess
 import sys
 import warnings
@@ -206,16 +205,3 @@ def test_processors_differ_by_flags_and_model(
         digests.append(kernel_cache.processor_digest.__wrapped__())
     assert digests[0] == digests[1]
     assert len(set(digests)) == 3
-
-
-def test_what_earlier_versions_kept_goes_when_unused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(kernel_cache, "_user_cache", lambda: tmp_path)
-    for name in ("AB", "CD", "processor-aa"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "kernel.so").write_text("")
-    for name in ("AB", "processor-aa"):
-        os.utime(tmp_path / name, (0, 0))
-    kernel_cache._sweep_unkeyed()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["CD", "processor-aa"]

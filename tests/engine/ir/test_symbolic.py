@@ -22,7 +22,6 @@ from imgmlp.engine.ir.symbolic import (
     Expr,
     Var,
     linear,
-    ravel,
     row_major,
     split,
     unravel,
@@ -256,6 +255,11 @@ def test_a_transposed_array_read_in_order() -> None:
 
 
 shapes = st.lists(st.integers(1, 6), max_size=5)
+
+
+def ravel(indices: Sequence[Expr], shape: Sequence[int]) -> Expr:
+    """The flat index, in row-major order, of one index for each dimension."""
+    return linear(0, zip(indices, row_major(shape), strict=True))
 
 
 @settings(max_examples=1000, deadline=None)

@@ -10,18 +10,13 @@ from collections.abc import Callable
 import numpy as np
 import operations
 import pytest
-from conftest import FORMS, ROOT, open_mapping
+from conftest import ROOT, open_mapping
 from differences import Case, expected, inputs_of
 from reference import close
 
 from imgmlp.engine import AnyDevice, Tensor, compile, cond, dtype, loop, nn
 
 TITLES = list(operations.ROWS)
-
-
-@pytest.fixture(scope="module", params=FORMS)
-def device(request: pytest.FixtureRequest) -> AnyDevice:
-    return open_mapping(request.param)
 
 
 def case_of(row: operations.Row) -> Case:

@@ -16,9 +16,6 @@ import numpy as np
 
 from imgmlp.codec.bitstream import range_coder
 from imgmlp.codec.latent.model import (
-    LARGEST,
-    LEAST,
-    LatentModel,
     ModelShape,
     Quantized,
     check_networks,
@@ -256,22 +253,6 @@ def _is_valid(shape: ModelShape, networks: Mapping[str, Quantized]) -> bool:
     except FormatError:
         return False
     return True
-
-
-def model_of(step: LatentStep, price: float) -> LatentModel:
-    """The model of whole numbers."""
-    search = Search(step)
-    networks = search.refined(search.run(price), price)
-    return LatentModel(step.shape, grids_of(step), networks, step.start.number)
-
-
-def grids_of(step: LatentStep) -> tuple[Array, ...]:
-    """int8: every grid's values, rounded as in training."""
-    found = []
-    for grid in step.grids():
-        whole = np.floor(grid + np.float32(0.5))
-        found.append(np.clip(whole, LEAST, LARGEST).astype(np.int8))
-    return tuple(found)
 
 
 class Move(NamedTuple):

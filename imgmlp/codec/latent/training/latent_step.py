@@ -139,8 +139,8 @@ class LatentStep(Resumable):
     traced = "whole"  # what tells its programs from others with the same numbers
 
     def __init__(
-        self, pixels: Array, seed: int, device: AnyDevice, general: bool = False,
-        hidden: int = HIDDEN, entropy: int = ENTROPY, epsilon: float = EPSILON, start: int = 0,
+        self, pixels: Array, seed: int, device: AnyDevice,
+        hidden: int = HIDDEN, entropy: int = ENTROPY, start: int = 0,
         room: tuple[int, int] | None = None, hyper: bool = False,
     ) -> None:  # fmt: skip
         self.height, self.width, self.channels = pixels.shape
@@ -150,7 +150,7 @@ class LatentStep(Resumable):
         self.shape = ModelShape(*size, hidden, entropy, filtered=filtered, hyper=hyper)  # in a file
         self.start = start_of(start, self.shape)
         self.counted: float = counted(pixels)
-        self.seed, self.device, self.epsilon = seed, device, epsilon
+        self.seed, self.device = seed, device
         self.room = room
         self.extent = extent = self._first_extent()
         self.windows = [extent]
@@ -185,28 +185,28 @@ class LatentStep(Resumable):
         self._asked: list[Part] = []  # and not answered
         self._given = 0.0  # what was waited for
         with together():
-            self.program = self._compiled(self._step, device, general, "half")
+            self.program = self._compiled(self._step, device, "half")
             if device.builds_in_parts:  # nothing is trained without what judges it
                 _ = self._judging
 
     def _optimizers(self) -> tuple[optim.Adam, optim.Adam]:
         """What moves the latents, and what moves the networks."""
         of_latents, of_networks = (self.control[15], BETAS[1]), (BETAS[0], self.control[14])
-        latents = optim.Adam([self.latents], self.control[4], of_latents, self.epsilon)
+        latents = optim.Adam([self.latents], self.control[4], of_latents, EPSILON)
         rates = self.control[5] * self.free
-        return latents, optim.Adam([self.flat], rates, of_networks, self.epsilon)
+        return latents, optim.Adam([self.flat], rates, of_networks, EPSILON)
 
     def _compiled(
-        self, step: Callable[[], dict[str, Tensor]], device: AnyDevice, general: bool = False,
+        self, step: Callable[[], dict[str, Tensor]], device: AnyDevice,
         precision: Precision = "float32", beside: Program | None = None,
     ) -> Program:  # fmt: skip
         """A program that is not traced where an earlier process has left what came of it."""
-        own = self.plane, self.room is None, self.channels, self.shapes, self.seed, self.epsilon
+        own = self.plane, self.room is None, self.channels, self.shapes, self.seed
         kind = type(self)
         depends_on = self.traced, *own, self.extent.halo
         if not kind.__module__.startswith("imgmlp."):  # whose code nobody's name tells
-            return compile(step, device, general, precision, beside)
-        return compile(step, device, general, precision, beside, depends_on, self._states())
+            return compile(step, device, precision=precision, beside=beside)
+        return compile(step, device, False, precision, beside, depends_on, self._states())
 
     def _states(self) -> list[Tensor]:
         """All that a step takes."""

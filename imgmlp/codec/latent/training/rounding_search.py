@@ -69,10 +69,10 @@ class Written:
         FormatError.
         """
         if not _alike(decode.read(found, device), self.model):
-            raise FormatError("it holds another model than was coded", hint=container.DAMAGED)
+            raise FormatError("it holds another model than was coded")
         ours = corner(self.model)
         if not np.array_equal(self.pixels[-ours.shape[0] :, -ours.shape[1] :], ours):
-            raise FormatError("its pixels are not NumPy's", hint=container.DAMAGED)
+            raise FormatError("its pixels are not NumPy's")
         return self.pixels
 
 
