@@ -26,8 +26,6 @@ from imgmlp.report.classic import Classic, Sized
 from imgmlp.report.copies import Shown
 from imgmlp.report.metrics import Quality
 
-Array = np.ndarray[Any, Any]
-
 RATES = (0.16, 0.24, 0.35, 0.5, 0.8)  # bits a pixel
 EQUAL = 0.05  # share of the bytes by which files may differ without a word
 OURS = "imgmlp"  # its key among those of the other codecs

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 
 from imgmlp.codec.latent.model import Quantized, networks_of, quantized
 from imgmlp.codec.latent.training.latent_step import TILES, Control, LatentStep
 from imgmlp.codec.training.replay import next_chunk
-
-Array = np.ndarray[Any, Any]
 
 # Weights of a tensor, above which its step is twice as coarse, where they are too few to look for
 # the best steps.
