@@ -1,48 +1,16 @@
-// What generated kernels use of OpenCL C's own types and functions: a driver's header with all of
-// them takes longer to read than most kernels to compile. Of a function all forms for numbers are
-// here, or C would convert an argument to what there is; of vectors there are no others.
-
-typedef unsigned char uchar;
-typedef unsigned short ushort;
-typedef unsigned int uint;
-typedef unsigned long ulong;
-typedef __SIZE_TYPE__ size_t;
-
-#define VECTORS(KIND)                                         \
-  typedef KIND KIND##2 __attribute__((ext_vector_type(2)));   \
-  typedef KIND KIND##4 __attribute__((ext_vector_type(4)));   \
-  typedef KIND KIND##8 __attribute__((ext_vector_type(8)));   \
-  typedef KIND KIND##16 __attribute__((ext_vector_type(16)));
-VECTORS(int)
-VECTORS(uint)
-VECTORS(float)
-
-#define INFINITY __builtin_inff()
-#define NAN as_float(0x7fffffff)
-
-#define as_int(x) __builtin_astype((x), int)
-#define as_int8(x) __builtin_astype((x), int8)
-#define as_int16(x) __builtin_astype((x), int16)
-#define as_uint(x) __builtin_astype((x), uint)
-#define as_uint8(x) __builtin_astype((x), uint8)
-#define as_uint16(x) __builtin_astype((x), uint16)
-#define as_float(x) __builtin_astype((x), float)
-#define as_float8(x) __builtin_astype((x), float8)
-#define as_float16(x) __builtin_astype((x), float16)
+// What generated kernels use of OpenCL C's own functions: a driver's header with all of them takes
+// longer to read than most kernels to compile. Of a function all forms for numbers are here, or C
+// would convert an argument to what there is; of vectors there are no others. Types and constants
+// are in a small header of clang's, which it reads nevertheless.
 
 #define OVERLOADED __attribute__((overloadable))
 #define CONST __attribute__((overloadable, const))
 
 size_t CONST get_global_id(uint axis);
-size_t CONST get_global_size(uint axis);
 size_t CONST get_group_id(uint axis);
 size_t CONST get_local_id(uint axis);
-size_t CONST get_local_size(uint axis);
 size_t CONST get_num_groups(uint axis);
 
-typedef uint cl_mem_fence_flags;
-#define CLK_LOCAL_MEM_FENCE 1
-#define CLK_GLOBAL_MEM_FENCE 2
 void __attribute__((overloadable, convergent)) barrier(cl_mem_fence_flags);
 
 #define ATOMICS(SPACE, KIND)                                                                  \
@@ -53,6 +21,8 @@ ATOMICS(__global, int)
 ATOMICS(__global, uint)
 ATOMICS(__local, int)
 ATOMICS(__local, uint)
+float OVERLOADED atomic_xchg(volatile __global float *, float);
+float OVERLOADED atomic_xchg(volatile __local float *, float);
 
 #define OF_TWO(NAME, KIND) KIND CONST NAME(KIND, KIND);
 #define OF_INTEGERS(NAME)                                                                     \
@@ -78,7 +48,6 @@ OF_HALVES(__global)
 OF_HALVES(__local)
 OF_HALVES(__private)
 
-#undef VECTORS
 #undef OVERLOADED
 #undef CONST
 #undef ATOMICS

@@ -257,9 +257,9 @@ class Device(HostCopies):
     ) -> dict[str, KernelHandle]:
         """Compile OpenCL C, once for each source and options; the driver keeps it on disk.
 
-        Without options, it is what generated kernels have: nothing that kernels/declarations.cl
-        does not declare, or it takes longer. Raises DeviceError with the compiler's log and the
-        path of the saved source in its hint.
+        A source without options that needs more than kernels/declarations.cl declares takes
+        longer. Raises DeviceError with the compiler's log and the path of the saved source in its
+        hint.
         """
         key = (source, tuple(options))
         if key not in self._programs:
@@ -546,8 +546,12 @@ def _declarations() -> str:
 
 
 def _context(handle: Any, info: DeviceInfo) -> Any:
-    """A context of its own, but with PoCL, to which nothing happens that another one should not
-    see: it reads its library of functions for each, 0.4 s of Zen 4."""
+    """A context of its own; with PoCL one for all Devices of a processor, which stays.
+
+    PoCL forgets its library of functions with the last context, and reads it again for the next
+    program that it compiles: 0.4 s of Zen 4. Nothing happens to its contexts that another Device
+    should not see.
+    """
     if info.platform != PLATFORM:
         return cl.Context([handle])
     if handle.int_ptr not in _contexts:
