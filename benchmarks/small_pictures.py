@@ -51,6 +51,9 @@ def main() -> None:
                 wanted, began = target.choose(pixels, quality=quality), time.perf_counter()
                 made = encoder.encode(picture, wanted, workload, device, Run(), "latent")
                 seconds, psnr = time.perf_counter() - began, made.metrics["psnr"]
+                if not found[0] <= psnr <= found[-1]:
+                    print(f"{path.stem} quality {quality:g}: AVIF has nothing at {psnr:.2f} dB")
+                    continue
                 beside = math.exp(np.interp(psnr, found, np.log(sizes)))
                 share = len(made.bytes) / beside - 1
                 shares.append(share)

@@ -108,10 +108,12 @@ def main(own: Path) -> None:
         shutil.rmtree(own, ignore_errors=True)
 
     child.end_with_parent(leave)
-    run(own, gone.is_set)
-    over.set()
-    if gone.is_set():
-        threading.Event().wait()  # for all that to be removed, with which this process ends
+    try:
+        run(own, gone.is_set)
+    finally:
+        over.set()
+        if gone.is_set():
+            threading.Event().wait()  # for all that to be removed, with which this process ends
 
 
 if __name__ == "__main__":

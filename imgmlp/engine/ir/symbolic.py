@@ -8,8 +8,8 @@ hashing costs nothing. Canonical forms:
 - `//` and `%` round towards minus infinity, by positive constants, and what they divide is
   never negative, so that they mean the same in C.
 
-Comparisons are in conditions.py. This module knows nothing of shapes beyond `ravel` and `unravel`,
-and nothing of kernels.
+Comparisons are in conditions.py. This module knows nothing of shapes beyond `row_major` and
+`unravel`, and nothing of kernels.
 """
 
 from __future__ import annotations

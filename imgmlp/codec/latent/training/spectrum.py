@@ -2,7 +2,7 @@
 
 A codec that only rounds it, in steps of one size, comes to the same prices as latents do, though
 to more bits: where a step gives the squared error wanted, the price is STEP times its square,
-within a factor of 1.6 of 112 photographs' (docs/compression-trials.md).
+within a factor of 1.6 of 112 files' (docs/compression-trials.md).
 """
 
 from __future__ import annotations
