@@ -156,7 +156,7 @@ def test_group_reductions(device: Device, lanes: int, results: int, name: str, d
         ["reduce"],
         f"""__kernel void t_group(__global {name} *out, __global const {name} *in) {{
               __local {name} scratch[128];
-              const int i = get_global_id(0), n = get_local_size(0);
+              const int i = get_global_id(0), n = {lanes};
               const {name} total = group_sum_{name}(scratch, in[i], n, {results});
               barrier(CLK_LOCAL_MEM_FENCE);
               out[2 * i] = total;
