@@ -4,8 +4,7 @@
 
 Of a piece out of the middle of each picture the file of each quality is made, and all that AVIF
 (4:4:4, tune=psnr, speed 4) can make; between these its bytes at our PSNR are found along the
-logarithm of the rate. A line a file, then mean and worst of each effort; `--effort 0` is what a
-command without `--effort` takes.
+logarithm of the rate. A line a file, then mean and worst of each effort.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def main() -> None:
         pixels = picture.width * picture.height
         sizes, found = avif(picture)
         for effort, shares in more.items():
-            workload = encoder.workload("latent", effort or None, None)
+            workload = encoder.workload("latent", effort, None)
             for quality in options.quality:
                 wanted, began = target.choose(pixels, quality=quality), time.perf_counter()
                 made = encoder.encode(picture, wanted, workload, device, Run(), "latent")
@@ -58,12 +57,14 @@ def main() -> None:
                 share = len(made.bytes) / beside - 1
                 shares.append(share)
                 figures = f"{len(made.bytes):6,} bytes {psnr:6.2f} dB, AVIF {beside:6,.0f}"
-                told = f"effort {effort or 'as found'} quality {quality:g}"
+                told = f"effort {effort} quality {quality:g}"
                 print(f"{path.stem} {told} {figures} {share:+6.1%} {seconds:6.1f} s", flush=True)
     for effort, shares in more.items():
+        if not shares:
+            continue
         larger = sum(share > 0 for share in shares)
         figures = f"mean {np.mean(shares):+.1%}, worst {max(shares):+.1%}"
-        print(f"effort {effort or 'as found'}: {figures}, {larger} of {len(shares)} larger")
+        print(f"effort {effort}: {figures}, {larger} of {len(shares)} larger")
 
 
 def avif(picture: Picture) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -333,7 +334,7 @@ def test_one_without_room_on_its_disk_leaves(
 
 @pytest.mark.parametrize("compiling", [False, True], ids=["begins", "compiles"])
 def test_one_whose_parent_is_gone_leaves_nothing(
-    pocl: Device, places: list[Path], compiling: bool
+    pocl: Device, shared: Path, places: list[Path], compiling: bool
 ) -> None:
     source, names = new_source(60)
     _, launches = launches_of(pocl, source, names)
@@ -345,6 +346,36 @@ def test_one_whose_parent_is_gone_leaves_nothing(
         wait(helper)
         assert not helper.done
         assert not places[0].exists()
+        assert not all(any(shared.glob(f"{compile_for.PROGRAMS}/{name}")) for name in names)
+
+
+@pytest.mark.parametrize("error", [None, OSError], ids=["ends", "fails"])
+def test_files_stay_until_the_kernel_is_made_that_a_parent_leaves_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[OSError] | None
+) -> None:
+    """In a thread that never ends, as the process would with what is called here."""
+    leaving, seen = list[threading.Thread](), list[bool]()
+
+    def listen(leave: Callable[[], None]) -> None:
+        leaving.append(threading.Thread(target=leave, daemon=True))
+
+    def compiling(own: Path, enough: Callable[[], bool]) -> None:
+        seen.append(enough())
+        leaving[0].start()
+        leaving[0].join(0.2)
+        seen.extend([enough(), own.exists()])
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(child, "end_with_parent", listen)
+    monkeypatch.setattr(compile_for, "run", compiling)
+    main = threading.Thread(target=compile_for.main, args=(tmp_path,), daemon=True)
+    main.start()
+    main.join(0.5)
+    assert main.is_alive()
+    leaving[0].join(60)
+    assert seen == [False, True, True]
+    assert not tmp_path.exists()
 
 
 def test_what_ended_processes_left_is_swept_away(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -204,9 +204,10 @@ class LatentStep(Resumable):
         own = self.plane, self.room is None, self.channels, self.shapes, self.seed
         kind = type(self)
         depends_on = self.traced, *own, self.extent.halo
+        compiled = partial(compile, step, device, precision=precision, beside=beside)
         if not kind.__module__.startswith("imgmlp."):  # whose code nobody's name tells
-            return compile(step, device, precision=precision, beside=beside)
-        return compile(step, device, False, precision, beside, depends_on, self._states())
+            return compiled()
+        return compiled(depends_on=depends_on, states=self._states())
 
     def _states(self) -> list[Tensor]:
         """All that a step takes."""
