@@ -75,9 +75,8 @@ class _Scheduler:
         order_after_readers(drafts, in_place)
         lasting = {storage(places[root]) for root in roots if root in places}
         drafts = merge(drafts)
-        if self.split_products:
-            cut_like_sources(drafts)
-            drafts = merge(drafts)
+        cut_like_sources(drafts)
+        drafts = merge(drafts)
         drafts = fuse_rows(attach_sums(drafts), lasting)
         drafts += copies_at_the_end(drafts, places, copied)
         _leave_out(drafts, lasting)
