@@ -20,7 +20,7 @@ def run(terminal: Terminal, as_json: bool, spec: str | None, check: bool = False
         raise UsageError("--check and --prepare do not go together", hint=hint)
     device = open_device(spec or "auto")
     terminal.note(device.info.describe())
-    wanted = kinds.kinds(device) if kinds.compiles(device) else []
+    wanted = kinds.kinds(device)
     taken = dict[str, float]()
     for number, kind in enumerate(wanted, 1):
         seconds = taken[str(kind)] = kinds.compile_for(kind, device)

@@ -1,7 +1,7 @@
 """A picture of every kind that devices compile for, so that it can be done while nobody waits.
 
-Programs serve pictures of many sizes (latent/training/rooms.py), and on processors networks of many
-widths (mlp/rooms.py). These are the ones of short runs, in RGB, and of what decodes their files.
+Programs serve pictures of many sizes (latent/training/rooms.py), and networks of many widths
+(mlp/rooms.py). These are the ones of short runs, in RGB, and of what decodes their files.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class Kind:
 
 
 def kinds(device: AnyDevice) -> list[Kind]:
-    """All of them."""
-    on_gpu = device.lanes == "group"
-    found = [Kind("latent", *s, Goal("lambda", PRICE)) for s in (ON_GPUS if on_gpu else SIZES)]
-    if on_gpu:  # which has a program for every width of a network
-        return found
+    """All of them, if pictures of other sizes share what is compiled on a device."""
+    if not rooms.are_on(device):
+        return []
+    sizes = ON_GPUS if device.lanes == "group" else SIZES
+    found = [Kind("latent", *size, Goal("lambda", PRICE)) for size in sizes]
     for side, widest in WIDEST.items():
-        sizes = _network_bytes(_picture(side, side), widest)
-        found += [Kind("mlp", side, side, Goal("bytes", size)) for size in sizes]
+        counts = _network_bytes(_picture(side, side), widest)
+        found += [Kind("mlp", side, side, Goal("bytes", count)) for count in counts]
     return found
 
 
@@ -85,11 +85,6 @@ def compile_for(kind: Kind, device: AnyDevice) -> float:
         _picture(kind.height, kind.width), kind.wanted, Workload(1), device, codec=kind.codec
     )
     return device.compiling + device.lowering - before
-
-
-def compiles(device: AnyDevice) -> bool:
-    """Whether pictures of other sizes share what is compiled on a device."""
-    return device.lanes == "group" or rooms.compiles_long(device)
 
 
 def _picture(height: int, width: int) -> Picture:

@@ -253,15 +253,14 @@ class _Encoder:
     def _run(self, trainer: MlpTrainer) -> Ended:
         """Go on to the end. Raises Interrupted."""
         shape, wider = trainer.step.shape, trainer.state.wider
-        opening = rooms.opening_steps(shape, self.device, trainer.state.steps, BATCH * wider)
-        if self.lengths.limit is not None:  # whose steps are counted by how long they take there
-            opening = 0
+        steps = self._told_steps(trainer.state)
+        opening = rooms.opening_steps(shape, self.device, steps, BATCH * wider)
         goes_over = opening > 0
         ended: Ended = "done"
         if trainer.step.done < opening:
             ended = opened(trainer, opening, self.run, self._complete)
             goes_over = ended == "done" and trainer.paused
-        self._note(step_program(shape, wider, self.device))
+        self._note(step_program(shape, wider, self.device, steps))
         if goes_over:
             self._go_over(trainer)
         if goes_over or not opening:
@@ -271,11 +270,16 @@ class _Encoder:
         return ended
 
     def _trainer(self, shape: Shape, state: MlpTrainerState) -> MlpTrainer:
-        room = rooms.training(shape, self.device)
+        batch = BATCH * state.wider
+        room = rooms.training(shape, self.device, self._told_steps(state), batch)
         step, budget = self.steps.of(shape, state.wider, room), self.lengths.budget(shape)
         limit, most = self.lengths.deadline(shape)
         goal = self.wanted.value if self._aims() else None
         return MlpTrainer(step, state, budget, limit, most, goal)
+
+    def _told_steps(self, state: MlpTrainerState) -> int:
+        """By which rooms are chosen: none with a limit, which counts them by how long they take."""
+        return state.steps if self.lengths.limit is None else 0
 
     def _go_over(self, trainer: MlpTrainer) -> None:
         """To a program of the network's own size."""

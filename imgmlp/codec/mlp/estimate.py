@@ -37,14 +37,16 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
         shapes, runs = beside(shape, wanted.kind)[: 1 + others], runs + others
     elif wanted.kind == "psnr":
         runs += ATTEMPTS / 2 - 1
-    programs = [step_program(shape, workload.wider, device) for shape in shapes]
+    told = workload.steps if workload.seconds is None else 0
+    programs = [step_program(shape, workload.wider, device, told) for shape in shapes]
     if wanted.kind != "bytes":
         runs += PILOTS / 2 * 1.5 * max(1 / PILOT, min(0.5, LEAST_PILOT / max(workload.steps, 1)))
         first = rate_model.network_shape(pilot_weights(samples), channels)
         programs.append(step_program(first, workload.wider, device))
     programs += [decoding_program(shape, device, samples) for shape in shapes]
-    room = rooms.training(shape, device)
-    if rooms.opening_steps(shape, device, workload.steps, BATCH * workload.wider):
+    run = told, BATCH * workload.wider
+    room = rooms.training(shape, device, *run)
+    if rooms.opening_steps(shape, device, *run):
         room = shape  # for most of them
     read = rooms.decoding(shape, device, samples).parameters
     computed = operations(room.parameters, runs * steps) + 2 * CHECKS * read * samples
@@ -61,9 +63,11 @@ def usual_weights(picture: Picture, wanted: Goal, workload: Workload) -> float:
     return min(usual, most, taught)
 
 
-def step_program(shape: Shape, wider: int, device: AnyDevice) -> str:
-    """What compile_times.py knows the step by that a network's training begins with."""
-    return f"mlp step: {rooms.training(shape, device)} {BATCH * wider}"
+def step_program(shape: Shape, wider: int, device: AnyDevice, steps: int = 0) -> str:
+    """What compile_times.py knows the step by that a network's training begins with, of so many; 0
+    where a limit decides."""
+    batch = BATCH * wider
+    return f"mlp step: {rooms.training(shape, device, steps, batch)} {batch}"
 
 
 def decoding_program(shape: Shape, device: AnyDevice, pixels: int) -> str:

@@ -1,9 +1,9 @@
 """Which network a program is made for: a room, as wide as the widest of many that share it.
 
-On processors compiling takes seconds, and networks are of some sixty sizes. A narrower network
-trains in a room, and is decoded there, with zeros for what it has not: that changes no number but
-by the order of sums, and sums of whole numbers not at all. So few programs serve all networks. Long
-runs go over to a program of the network's own size (opening.py).
+Compiling takes seconds, and networks are of some sixty sizes. A narrower network trains in a room,
+and is decoded there, with zeros for what it has not: that changes no number but by the order of
+sums, and sums of whole numbers not at all. So few programs serve all networks. Long runs have one
+of the network's own size: on processors they go over to it (opening.py).
 
 Knows no program.
 """
@@ -29,15 +29,16 @@ LEAST_MEMORY = 1 << 26  # bytes of a device, with less than which nothing is mad
 # Operations before a run goes over to a program of its own: what two cores do in the 3 seconds that
 # another process compiles for it.
 MEANWHILE = 2.5e11
-SPARED = 2 * MEANWHILE  # that such a program must spare a run
-SPARED_DECODING = 2e11  # the same of decoding a picture once
+# That such a program must spare a run, and decoding a picture once: by the time that takes, about
+# as many as are done while it is compiled.
+SPARED = {"one": 2 * MEANWHILE, "group": 5e13}
+SPARED_DECODING = {"one": 2e11, "group": 5e13}
 
 
-def compiles_long(device: AnyDevice) -> bool:
-    """As far as there is memory for more than a network's own numbers."""
-    if isinstance(device, NumpyDevice) or device.lanes == "group":
-        return False
-    return device.info.memory >= LEAST_MEMORY
+def are_on(device: AnyDevice) -> bool:
+    """Whether networks share programs there: if it compiles, and has memory for more than a
+    network's own numbers."""
+    return not isinstance(device, NumpyDevice) and device.info.memory >= LEAST_MEMORY
 
 
 def shared(shape: Shape) -> Shape:
@@ -55,30 +56,34 @@ def usual_frequencies(width: int) -> int:
     return min(max(4, width // 2), 16)
 
 
-def training(shape: Shape, device: AnyDevice) -> Shape:
-    """The room that a run begins in."""
-    return shared(shape) if compiles_long(device) else shape
+def training(shape: Shape, device: AnyDevice, steps: int = 0, batch: int = 0) -> Shape:
+    """The room that a run of so many steps begins in, by these and the network alone, so that files
+    do not depend on what is compiled."""
+    own_at_once = device.lanes == "group" and _own_pays(shape, device, steps, batch)
+    return shared(shape) if are_on(device) and not own_at_once else shape
 
 
 def opening_steps(shape: Shape, device: AnyDevice, steps: int, batch: int) -> int:
-    """Of a run's steps, those before it goes over to a program of its own; 0 if it never does.
-
-    By the network and the run alone, so that files do not depend on what is compiled.
-    """
-    room = shared(shape)
-    spared = 6 * batch * steps * (room.parameters - shape.parameters)
-    if not compiles_long(device) or spared < SPARED:
+    """Of a run's steps, those before it goes over to a program of its own; 0 if it never does."""
+    room = training(shape, device, steps, batch)
+    if room == shape or not _own_pays(shape, device, steps, batch):
         return 0
     return math.ceil(MEANWHILE / (6 * batch * room.parameters))
 
 
+def _own_pays(shape: Shape, device: AnyDevice, steps: int, batch: int) -> bool:
+    """Whether so many steps should have a program for just this network."""
+    spared = 6 * batch * steps * (shared(shape).parameters - shape.parameters)
+    return spared >= SPARED[device.lanes]
+
+
 def decoding(shape: Shape, device: AnyDevice, pixels: int) -> Shape:
     """The room that so many pixels are decoded in."""
-    if not compiles_long(device):
+    if not are_on(device):
         return shape
     room = shared(shape)
     spared = 2 * pixels * (room.parameters - shape.parameters)
-    return room if spared < SPARED_DECODING else shape
+    return room if spared < SPARED_DECODING[device.lanes] else shape
 
 
 def places(shape: Shape, room: Shape) -> Array:

@@ -32,7 +32,8 @@ from imgmlp.errors import Interrupted
 from imgmlp.image import Picture
 
 PROCESSOR: Any = SimpleNamespace(lanes="one", info=SimpleNamespace(memory=1 << 30))
-CARD: Any = SimpleNamespace(lanes="group")
+CARD: Any = SimpleNamespace(lanes="group", info=SimpleNamespace(memory=1 << 33))
+TINY: Any = SimpleNamespace(lanes="one", info=SimpleNamespace(memory=1 << 25))
 
 
 def random_network(shape: Shape, seed: int = 0) -> Network:
@@ -69,12 +70,14 @@ def test_a_networks_numbers_have_the_places_of_their_inputs_and_outputs() -> Non
     assert places.tolist() == [0, 1, 3, 4, 12, 13, 15, 16, 24, 25, 27, 28, 30]
 
 
-def test_only_processors_compile_so_long_that_rooms_pay() -> None:
+def test_rooms_are_where_something_is_compiled_and_has_memory() -> None:
     shape = Shape(16, 5, 104, 3)
-    for device in (CARD, open_device("numpy")):
+    for device in (TINY, open_device("numpy")):
         assert rooms.training(shape, device) == rooms.decoding(shape, device, 10**4) == shape
-        assert rooms.opening_steps(shape, device, 10**6, BATCH) == 0
-    assert rooms.training(shape, PROCESSOR).width == 128
+        assert rooms.opening_steps(shape, device, 10**9, BATCH) == 0
+    for device in (PROCESSOR, CARD):
+        assert rooms.training(shape, device).width == 128
+        assert rooms.decoding(shape, device, 10**4).width == 128
 
 
 def test_long_runs_go_over_to_a_program_of_their_own() -> None:
@@ -86,6 +89,19 @@ def test_long_runs_go_over_to_a_program_of_their_own() -> None:
     assert opening_of(104, 7500) == opening_of(120, 60_000)
     many, few = (rooms.decoding(Shape(16, 5, 104, 3), PROCESSOR, n).width for n in (10**7, 10**5))
     assert (few, many) == (128, 104)
+
+
+def test_longer_ones_have_it_at_once_on_graphics_cards() -> None:
+    def begins_in(width: int, steps: int) -> int:
+        shape = Shape(16, 5, width, 3)
+        assert rooms.opening_steps(shape, CARD, steps, BATCH) == 0
+        return rooms.training(shape, CARD, steps, BATCH).width
+
+    assert [begins_in(144, steps) for steps in (0, 60_000, 180_000)] == [192, 192, 144]
+    assert begins_in(28, 480_000) == 32
+    shape = Shape(16, 5, 104, 3)
+    widths = [rooms.decoding(shape, CARD, n).width for n in (10**5, 10**7, 10**9, 10**10)]
+    assert widths == [128, 128, 128, 104]
 
 
 @pytest.mark.parametrize("mapping", MAPPINGS)
@@ -113,7 +129,7 @@ def test_a_room_renders_the_same_picture(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_second_network_of_a_room_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither to train nor to decode, of a picture of another size."""
     device = open_mapping("one")
-    monkeypatch.setattr(rooms, "training", lambda shape, _: rooms.shared(shape))
+    monkeypatch.setattr(rooms, "training", lambda shape, *_: rooms.shared(shape))
     sources, built = set[str](), device._compile
 
     def compiled(source: str, options: Any) -> Any:
@@ -169,8 +185,8 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Shape, int]]:
         return taken(step, count, enough)
 
     monkeypatch.setattr(LearningStep, "run", run)
-    monkeypatch.setattr(rooms, "compiles_long", lambda _: True)
-    monkeypatch.setattr(rooms, "opening_steps", lambda *_: 50)
+    monkeypatch.setattr(rooms, "are_on", lambda _: True)
+    monkeypatch.setattr(rooms, "opening_steps", lambda *run: 50 if run[2] else 0)
     monkeypatch.setattr(opening, "compiler", Compiler)
     monkeypatch.setattr(estimate, "BRIEF", 0.0)
     Compiler.made.clear()
