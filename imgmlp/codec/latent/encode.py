@@ -137,31 +137,20 @@ class _Encoder:
 
     def _train(self, trainer: LatentTrainer) -> Ended:
         """A pass, which may begin in a program for many sizes and go over to the picture's own."""
-        if trainer.pause is None:
-            return self._replayed(trainer)
-        unlimited = self.lengths.limit is None
-        with room_compiler(trainer.step, self.forms.room) as compiler:
-            while True:
-                ended = self._replayed(trainer)
-                if ended != "done" or not trainer.paused:
-                    return ended
-                if compiler.working and unlimited:
-                    self.run.say("still compiling for pictures of this size")
-                    compiler.wait(self.run.stopping)
-                if self.run.stopping():
-                    if self.run.due(True):
-                        self.run.keep(self._complete(trainer.snapshot()))
-                    return "interrupted"
-                if compiler.done or unlimited:
-                    break
-                trainer.go_on()  # as a limit leaves no time to wait
-        self._go_over(trainer)
-        return self._replayed(trainer)
-
-    def _replayed(self, trainer: LatentTrainer) -> Ended:
+        if trainer.pause is not None:
+            compiler = room_compiler(trainer.step, self.forms.room)
+            waits = self.lengths.limit is None  # which leaves no time for that
+            ended = trainer.run_beside(compiler, self.run, self._complete, "pictures", waits)
+            if ended != "done" or not trainer.paused:
+                self._note_pace(trainer)
+                return ended
+            self._go_over(trainer)
         ended = trainer.run(self.run, self._complete)
-        self.lengths.pace = trainer.pace or self.lengths.pace  # others may have come or gone
+        self._note_pace(trainer)
         return ended
+
+    def _note_pace(self, trainer: LatentTrainer) -> None:
+        self.lengths.pace = trainer.pace or self.lengths.pace  # others may have come or gone
 
     def _go_over(self, trainer: LatentTrainer) -> None:
         """To the picture's own room, where there is memory for it."""

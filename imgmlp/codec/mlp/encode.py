@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.codec.mlp import rate_model, rooms
+from imgmlp.codec.mlp import opening, rate_model, rooms
 from imgmlp.codec.mlp.estimate import (
     ATTEMPTS,
     SMALL,
@@ -22,7 +22,6 @@ from imgmlp.codec.mlp.estimate import (
 )
 from imgmlp.codec.mlp.lengths import Lengths
 from imgmlp.codec.mlp.network import Shape
-from imgmlp.codec.mlp.opening import opened
 from imgmlp.codec.mlp.qat_step import BATCH
 from imgmlp.codec.mlp.rate_model import GLANCE, GLANCED_STEPS
 from imgmlp.codec.mlp.rounding_search import Rounding, Trial, read_back
@@ -254,16 +253,18 @@ class _Encoder:
         """Go on to the end. Raises Interrupted."""
         shape, wider = trainer.step.shape, trainer.state.wider
         steps = self._told_steps(trainer.state)
-        opening = rooms.opening_steps(shape, self.device, steps, BATCH * wider)
-        goes_over = opening > 0
+        first = rooms.opening_steps(shape, self.device, steps, BATCH * wider)
+        goes_over = first > 0
         ended: Ended = "done"
-        if trainer.step.done < opening:
-            ended = opened(trainer, opening, self.run, self._complete)
+        if trainer.step.done < first:
+            trainer.pause = first
+            compiler = opening.compiler(trainer.step)
+            ended = trainer.run_beside(compiler, self.run, self._complete, "networks")
             goes_over = ended == "done" and trainer.paused
         self._note(step_program(shape, wider, self.device, steps))
         if goes_over:
             self._go_over(trainer)
-        if goes_over or not opening:
+        if goes_over or not first:
             ended = trainer.run(self.run, self._complete)
         if ended == "interrupted":
             raise self.run.interrupted(self._reached(trainer))

@@ -10,42 +10,15 @@ pixels of a step.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 
 import numpy as np
 
 from imgmlp import child
 from imgmlp.codec.mlp.network import Shape
 from imgmlp.codec.mlp.qat_step import LearningStep
-from imgmlp.codec.mlp.training_phases import MlpTrainer
-from imgmlp.codec.training.checkpoint import Snapshot
-from imgmlp.codec.training.run import Run
-from imgmlp.codec.training.trainer import Ended
 from imgmlp.engine import open_device
 
 SEED = 0
-
-
-def opened(
-    trainer: MlpTrainer,
-    steps: int,
-    run: Run,
-    complete: Callable[[Snapshot], Snapshot],
-) -> Ended:
-    """Take the first steps of a run, up to where it can go over: the trainer is paused there."""
-    trainer.pause = steps
-    with compiler(trainer.step) as other:
-        ended = trainer.run(run, complete)
-        if ended != "done" or not trainer.paused:
-            return ended
-        if other.working:
-            run.say("still compiling for networks of this size")
-            other.wait(run.stopping)
-        if run.stopping():
-            if run.due(True):
-                run.keep(complete(trainer.snapshot()))
-            return "interrupted"
-        return ended
 
 
 def compiler(like: LearningStep) -> child.Helper:

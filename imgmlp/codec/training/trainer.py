@@ -15,6 +15,7 @@ from typing import Any, Generic, Literal, Self, TypeVar
 
 import numpy as np
 
+from imgmlp.child import Helper
 from imgmlp.codec.training.checkpoint import Resumable, Snapshot
 from imgmlp.codec.training.replay import RETRIES, finite, next_chunk
 from imgmlp.codec.training.run import Progress, Run
@@ -108,6 +109,38 @@ class Trainer(ABC, Generic[S, D]):
                 return "interrupted"
         self.state.seconds = time.perf_counter() - self._began
         return "done"
+
+    def run_beside(
+        self,
+        compiler: Helper,
+        run: Run,
+        complete: Callable[[Snapshot], Snapshot],
+        what: str,
+        waits: bool = True,
+    ) -> Ended:
+        """Go on to the pause, or to where the process that compiles what goes on from there has
+        done so: it `waits` for that, or takes more steps meanwhile. Says for `what` it compiles.
+        """
+        with compiler:
+            while True:
+                ended = self.run(run, complete)
+                if ended != "done" or not self.paused:
+                    return ended
+                if compiler.working and waits:
+                    run.say(f"still compiling for {what} of this size")
+                    compiler.wait(run.stopping)
+                if run.stopping():
+                    if run.due(True):
+                        run.keep(complete(self.snapshot()))
+                    return "interrupted"
+                if compiler.done or waits:
+                    return "done"
+                self.go_on()
+
+    def go_on(self) -> None:
+        """After the pause: with this step up to the next look, as the other is not ready."""
+        assert self.pause is not None
+        self.pause += self.look
 
     def _replay(self, run: Run) -> bool:
         """Some more steps, but none beyond the next look; False if the last of them is not whole,

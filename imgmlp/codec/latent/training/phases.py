@@ -238,9 +238,7 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
             self._waits = True
 
     def go_on(self) -> None:
-        """After the pause: with this step up to the next look, as the other is not ready."""
-        assert self.pause is not None
-        self.pause += self.look
+        super().go_on()
         self._waits = True
 
     def go_over(self, step: LatentStep, anew: Callable[[float], None] | None) -> None:
