@@ -34,7 +34,7 @@ __all__ = [
     "Decoder",
     "Encoder",
     "bits",
-    "choose",
+    "cheapest",
     "costs",
     "decode",
     "encode",
@@ -45,7 +45,7 @@ __all__ = [
 MAX_MAGNITUDE = 2**30  # of a symbol
 MAX_SYMBOLS_PER_BYTE = 2**13  # the cheapest symbol of all costs a 4,625th of a byte
 
-NEAR = 64  # magnitude of values whose costs are looked up
+NEAR = 1024  # magnitude of values whose costs are looked up
 _WORD_BITS = 16  # leave or enter the interval at a time
 _LOW_BITS = 40
 _STATE_BITS = _LOW_BITS + _WORD_BITS
@@ -97,11 +97,11 @@ def costs(symbols: Array, scales: Array | int) -> Array:
     return _costs(*_checked(symbols, scales))
 
 
-def choose(symbols: Array) -> int:
-    """The number of a distribution that codes these integers [count] in few bits."""
+def cheapest(symbols: Array) -> tuple[int, float]:
+    """The number of a distribution that codes these integers [count] in few bits, and how many."""
     symbols, _ = _checked(symbols, 0)
     if not symbols.size:
-        return 0
+        return 0, 0.0
     values, counts = np.unique(symbols, return_counts=True)
     mean = float(np.average(np.abs(values), weights=counts))
     variance = float(np.average(values.astype(np.float64) ** 2, weights=counts))
@@ -113,11 +113,13 @@ def choose(symbols: Array) -> int:
         costs = _near_costs()[np.array(candidates)[:, None], values + NEAR]
     else:
         costs = np.array([_value_costs(values, number) for number in candidates])
-    return candidates[int((costs @ counts).argmin())]
+    sums = costs @ counts
+    best = int(sums.argmin())
+    return candidates[best], float(sums[best])
 
 
 def make_tables() -> None:
-    """All that `choose` looks up, which is made once, before somebody waits for it."""
+    """All that `cheapest` looks up, which is made once, before somebody waits for it."""
     _near_costs()
 
 

@@ -26,13 +26,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from imgmlp.codec.latent.plane import REACH
-from imgmlp.errors import check_format
+from imgmlp.errors import FormatError, check_format
 
 Array = np.ndarray[Any, Any]
 
@@ -155,6 +156,21 @@ class Quantized:
         """float32 of the same shape, exactly."""
         return np.ldexp(self.values.astype(np.float32), -self.exponent)
 
+    @cached_property
+    def magnitudes(self) -> Array:
+        """int64 [..., columns] of what has so many, [count] of what is a vector."""
+        return np.abs(self.values.astype(np.int64))
+
+    @cached_property
+    def largest(self) -> int:
+        return int(self.magnitudes.max(initial=0))
+
+    @cached_property
+    def sums(self) -> Array:
+        """int64 [columns]: of the magnitudes in each."""
+        found: Array = self.magnitudes.reshape(-1, self.values.shape[-1]).sum(0)
+        return found
+
 
 def quantized(values: Array, exponent: int) -> Quantized:
     """The nearest multiples of a step, halves up; what is not in reach of 32 bits, which no file
@@ -203,19 +219,18 @@ def check_networks(shape: ModelShape, networks: Mapping[str, Quantized]) -> None
     shapes = shape.tensors
     check_format(list(networks) == list(shapes), "the networks' tensors are others")
     for name, tensor in networks.items():
-        good = tensor.values.shape == shapes[name] and tensor.values.dtype == np.int32
-        check_format(good, f"{name} is {tensor.values.dtype}{list(tensor.values.shape)}")
+        if tensor.values.shape != shapes[name] or tensor.values.dtype != np.int32:
+            raise FormatError(f"{name} is {tensor.values.dtype}{list(tensor.values.shape)}")
         finer = VALUE_BITS if name.endswith("bias") else 0
         check_format(0 <= tensor.exponent <= MAX_EXPONENT + finer, f"{name} has no such step")
-        small = int(np.abs(tensor.values.astype(np.int64)).max(initial=0)) <= MAX_WEIGHT
-        check_format(small, f"a weight of {name} is too large")
+        check_format(tensor.largest <= MAX_WEIGHT, f"a weight of {name} is too large")
         if name.endswith(".weight"):
             _check_sums(name, tensor, networks[name.replace(".weight", ".bias")])
     least = PIXEL_BITS - VALUE_BITS
     good = networks["synthesis.2.weight"].exponent >= least
     check_format(good, f"the step of synthesis.2.weight is coarser than 2**-{least}")
     for name in {"upsampling", "filter"} & networks.keys():
-        taps = np.abs(networks[name].values.astype(np.int64))
+        taps = networks[name].magnitudes
         most = (taps.sum() if name == "filter" else taps.sum(1)).max(initial=0)
         check_format(int(most) * LIMIT < 2**30, f"sums of {name} need more than 32 bits")
 
@@ -224,8 +239,7 @@ def _check_sums(name: str, weight: Quantized, bias: Quantized) -> None:
     bits = PIXEL_BITS if name.startswith("residual") else VALUE_BITS
     finer = bits + weight.exponent - bias.exponent
     check_format(finer >= 0, f"biases beside {name} are finer than the sums that they join")
-    weights = np.abs(weight.values.astype(np.int64)).reshape(-1, weight.values.shape[-1])
-    largest = weights.sum(0) * LIMIT + (np.abs(bias.values.astype(np.int64)) << finer)
+    largest = weight.sums * LIMIT + (bias.magnitudes << finer)
     check_format(
         int(largest.max()) < 2**31 - 2 ** (MAX_EXPONENT + VALUE_BITS),
         f"sums of {name} need more than 32 bits",

@@ -57,7 +57,7 @@ def write(model: LatentModel, device: AnyDevice | None = None) -> tuple[bytes, b
         head = bytes([shape.levels, shape.synthesis, shape.entropy, shape.neighbours]) + there
     symbols, scales = [], []
     for name, tensor in model.networks.items():
-        base, number = coding(name, tensor, start)
+        base, number, _ = coding(name, tensor, start)
         if start.number:
             symbols.append(_before(name, tensor, base, number))
             scales.append(_BEFORE)
@@ -86,16 +86,12 @@ def _coded(model: LatentModel, device: AnyDevice | None) -> bytes:
     return encoder.finish()
 
 
-def coding(name: str, tensor: Quantized, start: Start) -> tuple[Array | int, int]:
-    """How a tensor has few bits: what is taken away from it, and a distribution for the rest."""
+def coding(name: str, tensor: Quantized, start: Start) -> tuple[Array | int, int, float]:
+    """How a tensor has few bits: what is taken away from it, and a distribution for the rest; and
+    how many that are."""
     bases = [start.rounded(name, tensor.exponent), 0] if name in start.tensors else [0]
-    found = []
-    for base in bases:
-        rest = (tensor.values - base).ravel()
-        number = range_coder.choose(rest)
-        found.append((range_coder.bits(rest, number), base, number))
-    _, base, number = min(found, key=lambda each: each[0])
-    return base, number
+    ways = ((base, *range_coder.cheapest((tensor.values - base).ravel())) for base in bases)
+    return min(ways, key=lambda way: way[2])
 
 
 def _before(name: str, tensor: Quantized, base: Array | int, number: int) -> Array:
@@ -108,10 +104,9 @@ def network_bits(networks: Mapping[str, Quantized], start: Start) -> float:
     """What `write` spends on networks, in bits, but for the 2 bytes of the stream's end."""
     bits = 0.0
     for name, tensor in networks.items():
-        base, number = coding(name, tensor, start)
+        base, number, own = coding(name, tensor, start)
         before = _before(name, tensor, base, number)
-        bits += range_coder.bits(before, _BEFORE) if start.number else 16
-        bits += range_coder.bits((tensor.values - base).ravel(), number)
+        bits += own + (range_coder.bits(before, _BEFORE) if start.number else 16)
     return bits
 
 

@@ -24,13 +24,13 @@ from imgmlp.codec.mlp.size_search import BRIEF, LEAST, PILOT_RATE, SizeSearch, p
 from imgmlp.codec.mlp.training_phases import MlpTrainer, MlpTrainerState
 from imgmlp.codec.training.compile_times import CompileTimes
 from imgmlp.codec.training.pace import usual_speed
+from imgmlp.codec.training.passes import AIM
 from imgmlp.codec.training.replay import seconds_a_step
 from imgmlp.codec.training.run import Run
 from imgmlp.codec.training.target import STEPS, Goal, Kind, Workload
 from imgmlp.engine import AnyDevice, Device
 from imgmlp.image import Picture
 
-AIM = 0.99  # of the bytes wanted
 ONE_SHORT = 0.05  # of a limited time, that of a short run; four times as much where steps are slow
 MAIN = 0.8  # of the time left after short runs, that for the steps of what they found
 HASTY = 5_000  # steps of a run, where only its time is known; it should not have fewer

@@ -115,7 +115,7 @@ class Network:
     def sections(self) -> tuple[bytes, bytes]:
         """The data of sections N and W."""
         shape, numbers = self.shape, [array.ravel() for array in self._arrays()]
-        chosen = [range_coder.choose(symbols) for symbols in numbers]
+        chosen = [range_coder.cheapest(symbols)[0] for symbols in numbers]
         head = bytes([shape.frequencies, shape.hidden, *shape.width.to_bytes(2, "big")])
         for n, layer in enumerate(self.layers):
             head += bytes([layer.step, layer.finer, *chosen[2 * n : 2 * n + 2]])

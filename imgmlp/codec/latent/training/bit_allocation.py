@@ -365,7 +365,7 @@ class Refinement:
 
 def _symbols(name: str, tensor: Quantized, step: LatentStep) -> tuple[Array, Array, Array]:
     """Of a tensor as it is coded: symbols, their distribution's number, and the size of a step."""
-    base, number = coding(name, tensor, step.start)
+    base, number, _ = coding(name, tensor, step.start)
     symbols = (tensor.values - base).ravel().astype(np.int64)
     sizes = np.full(symbols.shape, np.float32(2.0**-tensor.exponent))
     return symbols, np.full(symbols.shape, number), sizes

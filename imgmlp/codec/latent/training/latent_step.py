@@ -478,9 +478,9 @@ class LatentStep(Resumable):
 
     @property
     def ahead(self) -> int:
-        """How many networks to ask for before an answer is waited for: a GPU waits for the host
-        otherwise."""
-        return 2 if self.device.lanes == "group" else 1
+        """How many networks to ask for before an answer is waited for: a device waits for the host
+        otherwise, unless it is the host."""
+        return 1 if self.device.info.kind == "numpy" else 2
 
     def ask(self, flat: Array, part: Part) -> None:
         """Begin to judge networks by one of what `judge` gives, which takes half as long.
