@@ -166,7 +166,8 @@ class KernelHandle:
 
     name: str
     program: Any = field(repr=False)
-    kernel: Any = field(repr=False, compare=False)  # to be asked, and never launched
+    kernel: Any = field(repr=False, compare=False)  # to be asked
+    free: list[Any] = field(default_factory=list, repr=False, compare=False)  # to be bound
 
 
 @dataclass(eq=False, slots=True)

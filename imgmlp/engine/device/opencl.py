@@ -266,7 +266,8 @@ class Device(HostCopies):
             with self._compiling():
                 self._programs[key] = self._compile(source, options)
         program = self._programs[key]
-        return {name: KernelHandle(name, program, self._kernel(program, name)) for name in names}
+        made = {name: self._kernel(program, name) for name in names}
+        return {name: KernelHandle(name, program, one, [one]) for name, one in made.items()}
 
     def expect_programs(self) -> None:
         """Have other processes get ready that help to build what is new and comes soon."""
@@ -350,13 +351,20 @@ class Device(HostCopies):
 
         Give `local_size`: without it PoCL compiles anew for every global size.
         """
-        own = self._kernel(kernel.program, kernel.name)
+        try:
+            own = kernel.free.pop()
+        except IndexError:
+            own = self._kernel(kernel.program, kernel.name)
         if own.num_args != len(args):
             what = f"kernel {kernel.name} takes {own.num_args} arguments"
             raise driver_errors.fault(f"{what}, {len(args)} were given")
         with _running(f"setting the arguments of {kernel.name}"):
             own.set_args(*(a.handle if isinstance(a, Allocation) else a for a in args))
         return Launch(kernel, own, global_size, local_size, list(args))
+
+    def release(self, launch: Launch) -> None:
+        """Have its kernel object bound again, as it is done; a new one takes pyopencl 0.4 ms."""
+        launch.handle.free.append(launch.kernel)
 
     def bind_again(self, launch: Launch, number: int, allocation: Allocation) -> None:
         """Set one argument anew, for what is enqueued from now on."""

@@ -82,6 +82,7 @@ class RawKernel:
                 self.device.read(allocation, result)
                 array[...] = result
         self.device.finish()
+        self.device.release(launch)
 
     def time(
         self, global_size: Size, local_size: Size, *arguments: Argument, runs: int = 10
@@ -89,7 +90,9 @@ class RawKernel:
         """The least time of some runs, in microseconds on the device; arrays stay as they are."""
         launch, _ = self._bind(global_size, local_size, arguments)
         self.device.time_launches([launch])  # what is slow only once
-        return min(self.device.time_launches([launch] * runs))
+        least = min(self.device.time_launches([launch] * runs))
+        self.device.release(launch)
+        return least
 
     def _bind(
         self, global_size: Size, local_size: Size, arguments: Sequence[Argument]

@@ -143,6 +143,28 @@ def test_a_launch_runs_with_its_arguments_each_time(opencl: Device) -> None:
     assert all(t > 0 for t in opencl.time_launches([launch, launch]))  # microseconds
 
 
+def test_what_launches_are_bound_to_is_made_once_and_bound_again_when_they_are_done(
+    opencl: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, own = list[str](), opencl._kernel
+    monkeypatch.setattr(opencl, "_kernel", lambda *which: (made.append(which[1]), own(*which))[1])
+    kernel = opencl.build(DOUBLE, ["t_double"])["t_double"]
+    allocations = [opencl.alloc(16) for _ in range(3)]
+    for allocation in allocations:
+        opencl.write(allocation, np.ones(4, np.float32))
+    first, second = (opencl.bind(kernel, [a, np.int32(4)], (1,), (1,)) for a in allocations[:2])
+    assert len(made) == 2  # as both may be launched
+    opencl.launch_all([first, second, first])
+    opencl.finish()
+    opencl.release(first)
+    opencl.launch_all([opencl.bind(kernel, [allocations[2], np.int32(3)], (1,), (1,)), second])
+    assert len(made) == 2
+    found = np.empty((3, 4), np.float32)
+    for allocation, row in zip(allocations, found, strict=True):
+        opencl.read(allocation, row)
+    assert found.tolist() == [[4] * 4, [4] * 4, [2, 2, 2, 1]]
+
+
 def test_nothing_of_a_kernel_is_kept_for_ever(
     opencl: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,17 @@ def test_arrays_come_back_and_the_grid_is_that_of_the_call(scale: RawKernel, a: 
     assert out.tolist() == [0, 0.5, 1, 1.5, *(a[4:] * 3).tolist(), -1, -1]
 
 
+def test_calls_one_after_the_other_take_what_was_made_for_the_first(
+    scale: RawKernel, a: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scale.device, "_kernel", lambda *_: pytest.fail("another one was made"))
+    out = np.zeros(10, np.float32)
+    for factor in (2.0, 3.0):
+        scale.time((3, 4), (3, 4), out, a, factor, 10, runs=2)
+        scale((3, 4), (3, 4), out, a, factor, 10)
+        assert out.tolist() == (a * factor).tolist()
+
+
 def test_arrays_that_are_no_block_of_memory_come_back_too(scale: RawKernel, a: np.ndarray) -> None:
     out = np.zeros((10, 2), np.float32)
     scale((3, 4), (1, 4), out[:, 1], a[::-1], 1, a.size)
