@@ -127,7 +127,7 @@ def test_what_was_compiled_here_before_takes_no_time_again(
     cold, times = guessed(picture), CompileTimes(device)
     middle = rate_model.network_shape(paid_weights(picture, 3000), 3)
     shapes = rate_model.neighbours(middle, 1, 1)  # as attempts take more than a moment
-    steps = {estimate.step_program(shape, 1, device) for shape in shapes}
+    steps = {estimate.step_program(shape, 1, device, 0) for shape in shapes}
     decoding = {estimate.decoding_program(shape, device, 64 * 64) for shape in shapes}
     for programs, took in ((steps, 6.0), (decoding, 3.0)):
         for program in programs:

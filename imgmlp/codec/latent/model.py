@@ -158,7 +158,7 @@ class Quantized:
 
     @cached_property
     def magnitudes(self) -> Array:
-        """int64 [..., columns] of what has so many, [count] of what is a vector."""
+        """int64 of the same shape."""
         return np.abs(self.values.astype(np.int64))
 
     @cached_property

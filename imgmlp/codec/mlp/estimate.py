@@ -40,9 +40,9 @@ def work(picture: Picture, wanted: Goal, workload: Workload, device: AnyDevice) 
     told = workload.steps if workload.seconds is None else 0
     programs = [step_program(shape, workload.wider, device, told) for shape in shapes]
     if wanted.kind != "bytes":
-        runs += PILOTS / 2 * 1.5 * max(1 / PILOT, min(0.5, LEAST_PILOT / max(workload.steps, 1)))
+        runs += PILOTS / 2 * 1.5 * pilot_steps(workload.steps) / max(workload.steps, 1)
         first = rate_model.network_shape(pilot_weights(samples), channels)
-        programs.append(step_program(first, workload.wider, device))
+        programs.append(step_program(first, workload.wider, device, pilot_steps(told)))
     programs += [decoding_program(shape, device, samples) for shape in shapes]
     run = told, BATCH * workload.wider
     room = rooms.training(shape, device, *run)
@@ -63,7 +63,12 @@ def usual_weights(picture: Picture, wanted: Goal, workload: Workload) -> float:
     return min(usual, most, taught)
 
 
-def step_program(shape: Shape, wider: int, device: AnyDevice, steps: int = 0) -> str:
+def pilot_steps(steps: int) -> int:
+    """Of a short run before one of so many."""
+    return max(steps // PILOT, min(LEAST_PILOT, steps // 2))
+
+
+def step_program(shape: Shape, wider: int, device: AnyDevice, steps: int) -> str:
     """What compile_times.py knows the step by that a network's training begins with, of so many; 0
     where a limit decides."""
     batch = BATCH * wider

@@ -10,11 +10,10 @@ from typing import Any
 
 from imgmlp.codec.mlp import rate_model, rooms
 from imgmlp.codec.mlp.estimate import (
-    LEAST_PILOT,
-    PILOT,
     SEEN,
     SMALL,
     decoding_program,
+    pilot_steps,
     step_program,
 )
 from imgmlp.codec.mlp.network import Shape
@@ -188,10 +187,8 @@ class Lengths:
         if self.seconds is not None:
             steps = int(ONE_SHORT * self.seconds / self.pace(shape, 1))
             return MlpTrainerState(min(max(steps, LEAST_BRIEF), STEPS), price)
-        least = min(LEAST_PILOT, self.workload.steps // 2)
-        steps = max(self.workload.steps // PILOT, least, 1)
-        halvings = 1 - len(self.sizes.pilots) % 2
-        return MlpTrainerState(max(1, steps >> halvings), price, wider=self.workload.wider)
+        steps = pilot_steps(self.workload.steps) >> 1 - len(self.sizes.pilots) % 2
+        return MlpTrainerState(max(1, steps), price, wider=self.workload.wider)
 
     def beginning(self, shape: Shape) -> MlpTrainerState:
         """Of an attempt."""
@@ -295,12 +292,12 @@ class Lengths:
         return max(self.limit - time.perf_counter(), 1e-3)
 
     def pace(self, shape: Shape, wider: int) -> float:
-        """Seconds that a step takes, tried the first time that it is asked."""
+        """Seconds that a step takes in a limited time, tried the first time that it is asked."""
         if (shape, wider) not in self.paces:
             trial = self._begun(shape, MlpTrainerState(10**6, 0.0, wider=wider))
-            most = 0.5 if self.limit is None else min(0.5, self._left() / 100)
+            most = min(0.5, self._left() / 100)
             self.paces[shape, wider] = seconds_a_step(trial.step.program, most)
-            self.compiled.note(step_program(shape, wider, self.device))
+            self.compiled.note(step_program(shape, wider, self.device, steps=0))
         return self.paces[shape, wider]
 
     def note_pace(self, trainer: MlpTrainer) -> None:
@@ -320,8 +317,8 @@ class Lengths:
         return self.pace(tried, 1) * max(rooms_of[0] / rooms_of[1], least)
 
     def _compiling(self, shape: Shape) -> float:
-        """Seconds that a network of a shape takes to compile here, about."""
-        step = step_program(shape, self.workload.wider, self.device)
+        """Seconds that a network of a shape takes to compile for a limited time, about."""
+        step = step_program(shape, self.workload.wider, self.device, steps=0)
         return self.compiled.expected((step, self._decoding_program(shape)))
 
     def budget(self, shape: Shape) -> float:

@@ -2,8 +2,8 @@
 
 Compiling takes seconds, and networks are of some sixty sizes. A narrower network trains in a room,
 and is decoded there, with zeros for what it has not: that changes no number but by the order of
-sums, and sums of whole numbers not at all. So few programs serve all networks. Long runs have one
-of the network's own size: on processors they go over to it (opening.py).
+sums, and sums of whole numbers not at all. So few programs serve all networks. Long runs without a
+time limit have one of the network's own size: on processors they go over to it (opening.py).
 
 Knows no program.
 """
@@ -22,15 +22,16 @@ from imgmlp.engine import AnyDevice, NumpyDevice
 Array = np.ndarray[Any, Any]
 
 # Values of hidden layers that programs are made for: above the first one a step takes up to half as
-# long again as in a program of the network's own size. Those of few layers have few weights.
+# long again on processors, and a third on an H200, as in a program of the network's own size. Those
+# of few layers have few weights.
 WIDTHS = (32, 64, 96, 128, 192, 256, 384, 512, 768, MAX_WIDTH)
 LEAST, FEW_LAYERS = 16, 3
 LEAST_MEMORY = 1 << 26  # bytes of a device, with less than which nothing is made wider
 # Operations before a run goes over to a program of its own: what two cores do in the 3 seconds that
 # another process compiles for it.
 MEANWHILE = 2.5e11
-# That such a program must spare a run, and decoding a picture once: by the time that takes, about
-# as many as are done while it is compiled.
+# That such a program must spare a run, and decoding a picture once: about as many as a device does
+# in the time that compiling takes.
 SPARED = {"one": 2 * MEANWHILE, "group": 5e13}
 SPARED_DECODING = {"one": 2e11, "group": 5e13}
 

@@ -73,6 +73,7 @@ class Trainer(ABC, Generic[S, D]):
         self.done = 0  # steps, known to the host while it runs
         self.pause: int | None = None  # of them, after which another step is to go on
         self._chunk, self._shown, self._graced = 1, (0, 0.0), 0.0
+        self._looked = 0.0  # when the latest steps were done and looked at
         self._began = time.perf_counter() - state.seconds
         self._good: Snapshot | None = None
 
@@ -100,6 +101,7 @@ class Trainer(ABC, Generic[S, D]):
                 self._shown = self.done, time.perf_counter()
             if whole and looks and not self._look(run.tell):
                 return "diverged"
+            self._looked = time.perf_counter()
             stop = run.stopping()
             if not whole and self._late():
                 self.state.steps = self.done
@@ -118,8 +120,10 @@ class Trainer(ABC, Generic[S, D]):
         what: str,
         waits: bool = True,
     ) -> Ended:
-        """Go on to the pause, or to where the process that compiles what goes on from there has
-        done so: it `waits` for that, or takes more steps meanwhile. Says for `what` it compiles.
+        """Go on to the pause, beside a process that compiles `what` is to go on from there.
+
+        It `waits` there until that process has ended, however; or it takes more steps, look by
+        look, until it is done, which one that has failed never is.
         """
         with compiler:
             while True:
@@ -165,7 +169,7 @@ class Trainer(ABC, Generic[S, D]):
         first, since = self._shown
         if self.done <= first:
             return None
-        return (time.perf_counter() - since) / (self.done - first)
+        return (self._looked - since) / (self.done - first)
 
     @property
     def paused(self) -> bool:

@@ -166,8 +166,8 @@ class KernelHandle:
 
     name: str
     program: Any = field(repr=False)
-    kernel: Any = field(repr=False, compare=False)  # to be asked
-    free: list[Any] = field(default_factory=list, repr=False, compare=False)  # to be bound
+    kernel: Any = field(repr=False, compare=False)  # to be asked, and the first to be bound
+    free: list[Any] = field(default_factory=list, repr=False, compare=False)  # of no launch
 
 
 @dataclass(eq=False, slots=True)

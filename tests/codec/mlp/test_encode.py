@@ -448,4 +448,4 @@ def test_programs_of_all_networks_that_may_be_tried_are_counted(goal: Goal) -> N
     tried = size_search.beside(middle, goal.kind)
     assert len(tried) > 3
     for shape in tried:
-        assert estimate.step_program(shape, 1, device) in programs
+        assert estimate.step_program(shape, 1, device, 0) in programs

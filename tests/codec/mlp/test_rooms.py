@@ -33,6 +33,7 @@ from imgmlp.image import Picture
 
 PROCESSOR: Any = SimpleNamespace(lanes="one", info=SimpleNamespace(memory=1 << 30))
 CARD: Any = SimpleNamespace(lanes="group", info=SimpleNamespace(memory=1 << 33))
+OPENING_STEPS = rooms.opening_steps
 TINY: Any = SimpleNamespace(lanes="one", info=SimpleNamespace(memory=1 << 25))
 
 
@@ -196,9 +197,10 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Shape, int]]:
 WANTED, PICTURE = Goal("bytes", 300), Picture(small_pixels())
 
 
-def made_by(run: Run | None = None, seconds: float | None = None) -> Encoded:
-    workload = Workload(120, seconds)
-    return encode(PICTURE, WANTED, workload, open_device("numpy"), run or Run(), codec="mlp")
+def made_by(run: Run | None = None, seconds: float | None = None, lanes: Any = "one") -> Encoded:
+    workload, device = Workload(120, seconds), open_device("numpy")
+    device.lanes = lanes
+    return encode(PICTURE, WANTED, workload, device, run or Run(), codec="mlp")
 
 
 def test_a_long_run_begins_in_a_room_and_goes_over(begun: list[tuple[Shape, int]]) -> None:
@@ -237,6 +239,20 @@ def test_with_a_time_limit_a_run_stays_as_it_began(begun: list[tuple[Shape, int]
     assert not Compiler.made
     assert len({room for room, _ in begun}) == 1
     assert found.metrics["steps"] > 50
+
+
+@pytest.mark.parametrize("seconds", [None, 6])
+def test_on_a_card_a_long_run_without_a_limit_begins_in_its_own(
+    seconds: float | None, begun: list[tuple[Shape, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rooms, "opening_steps", OPENING_STEPS)
+    monkeypatch.setattr(rooms, "SPARED", {"group": 1.0})
+    found = made_by(seconds=seconds, lanes="group")
+    assert not Compiler.made
+    ((room, _),) = begun
+    own = Shape(4, 3, 9, 3)
+    assert found.metrics["network"] == str(own)
+    assert room == (own if seconds is None else rooms.shared(own))
 
 
 def test_the_other_process_compiles_what_a_run_goes_over_to() -> None:

@@ -157,6 +157,8 @@ def test_what_launches_are_bound_to_is_made_once_and_bound_again_when_they_are_d
     opencl.launch_all([first, second, first])
     opencl.finish()
     opencl.release(first)
+    with pytest.raises(AssertionError, match="t_double is released twice"):
+        opencl.release(first)
     opencl.launch_all([opencl.bind(kernel, [allocations[2], np.int32(3)], (1,), (1,)), second])
     assert len(made) == 2
     found = np.empty((3, 4), np.float32)

@@ -479,7 +479,7 @@ class LatentStep(Resumable):
     @property
     def ahead(self) -> int:
         """How many networks to ask for before an answer is waited for: a device waits for the host
-        otherwise, unless it is the host."""
+        otherwise; NumPy has answered when it is asked."""
         return 1 if self.device.info.kind == "numpy" else 2
 
     def ask(self, flat: Array, part: Part) -> None:

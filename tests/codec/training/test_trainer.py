@@ -1,0 +1,118 @@
+"""The loop that all trainings have: its pace, and going on beside a process that compiles."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Self
+
+import numpy as np
+import pytest
+from conftest import stops_after
+
+from imgmlp.codec.training.checkpoint import Checkpoint
+from imgmlp.codec.training.run import Run
+from imgmlp.codec.training.trainer import Trainer, TrainerState
+
+
+class Step:
+    """Steps that do nothing for a while."""
+
+    together, done = 1, 0
+
+    def run(self, count: int, _: Callable[[], bool]) -> bool:
+        time.sleep(1e-3 * count)
+        self.done += count
+        return True
+
+    def state(self) -> dict[str, np.ndarray]:
+        return {"done": np.array(self.done)}
+
+
+class Counting(Trainer[Any, TrainerState]):
+    """One that decides nothing."""
+
+    def preview(self) -> np.ndarray:
+        return np.zeros((1, 1, 3), np.uint8)
+
+    def _look(self, _: object) -> bool:
+        return True
+
+    def _steer(self) -> None:
+        pass
+
+
+class Compiler:
+    """In the place of a process that has ended after so many looks; what it did is done or not."""
+
+    def __init__(self, looks: int, good: bool) -> None:
+        self._over, self._good, self.waited = stops_after(looks), good, 0
+        self.leave: Callable[[], object] = lambda: None  # what happens while it is left
+
+    @property
+    def working(self) -> bool:
+        return not self._over()
+
+    @property
+    def done(self) -> bool:
+        return not self.working and self._good
+
+    def wait(self, _: object) -> None:
+        self.waited += 1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+
+def begun() -> Counting:
+    trainer = Counting(Step(), TrainerState(40, 1.0), look=5)
+    trainer.pause = 10
+    return trainer
+
+
+def beside(trainer: Counting, compiler: Any, run: Run | None = None, waits: bool = True) -> str:
+    return trainer.run_beside(compiler, run or Run(), lambda made: made, "tests", waits)
+
+
+def test_its_pace_is_that_of_its_steps_whatever_comes_after_them() -> None:
+    trainer, compiler, found = begun(), Compiler(0, good=True), list[float | None]()
+    compiler.leave = lambda: found.append(trainer.pace)
+    assert beside(trainer, compiler) == "done"
+    time.sleep(0.01)
+    assert found == [trainer.pace]
+    assert found[0] is not None
+    assert found[0] >= 1e-3
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_at_the_pause_it_waits_until_the_process_has_ended(good: bool) -> None:
+    trainer, compiler, said = begun(), Compiler(1, good), list[str]()
+    assert beside(trainer, compiler, Run(note=said.append)) == "done"
+    assert (trainer.done, trainer.paused, compiler.waited) == (10, True, 1)
+    assert said == ["still compiling for tests of this size"]
+
+
+def test_or_it_goes_on_from_look_to_look_until_that_is_done() -> None:
+    trainer, compiler = begun(), Compiler(5, good=True)
+    assert beside(trainer, compiler, waits=False) == "done"
+    assert trainer.paused
+    assert trainer.done in range(15, 40, 5)
+    assert compiler.waited == 0
+
+
+def test_and_to_the_end_where_it_has_failed() -> None:
+    trainer = begun()
+    assert beside(trainer, Compiler(2, good=False), waits=False) == "done"
+    assert (trainer.done, trainer.paused) == (40, False)
+
+
+def test_a_stop_while_it_waits_keeps_where_it_is(tmp_path: Any) -> None:
+    trainer, checkpoint = begun(), Checkpoint(tmp_path / "c", "k")
+    run = Run(should_stop=lambda: trainer.done == 10, checkpoint=checkpoint)
+    assert beside(trainer, Compiler(1, good=True), run) == "interrupted"
+    saved = checkpoint.load()
+    assert saved is not None
+    assert saved.arrays["done"] == 10
