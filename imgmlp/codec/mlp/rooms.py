@@ -58,8 +58,8 @@ def usual_frequencies(width: int) -> int:
 
 
 def training(shape: Shape, device: AnyDevice, steps: int = 0, batch: int = 0) -> Shape:
-    """The room that a run of so many steps begins in, by these and the network alone, so that files
-    do not depend on what is compiled."""
+    """The room that a run of so many steps begins in, or of 0 that a time limit ends: by these and
+    the network alone, so that files do not depend on what is compiled."""
     own_at_once = device.lanes == "group" and _own_pays(shape, device, steps, batch)
     return shared(shape) if are_on(device) and not own_at_once else shape
 

@@ -120,10 +120,11 @@ class Trainer(ABC, Generic[S, D]):
         what: str,
         waits: bool = True,
     ) -> Ended:
-        """Go on to the pause, beside a process that compiles `what` is to go on from there.
+        """Go on to the pause, beside a process that compiles for `what` is trained, such as
+        "pictures", the program that goes on from there.
 
-        It `waits` there until that process has ended, however; or it takes more steps, look by
-        look, until it is done, which one that has failed never is.
+        It `waits` at the pause until that process has ended, however; or it takes more steps, look
+        by look, until that is done, which one that has failed never is.
         """
         with compiler:
             while True:
