@@ -67,7 +67,7 @@ def test_what_is_compiled_at_first_does_not_count_as_pace(monkeypatch: pytest.Mo
     monkeypatch.setattr(_Encoder, "_trainer", lambda *_: trainer)
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
     picture, device = Picture(small_pixels()), open_device("numpy")
-    encoder = _Encoder(picture, Goal("bytes", 300), SHORT, device, Run())
+    encoder = _Encoder(picture, Goal("bytes", 300), Workload(120, seconds=60), device, Run())
     assert encoder.lengths.pace(encoder.sizes.shape(), 1) == pytest.approx(1e-3)
     then = clock[0]
     assert encoder.lengths.pace(encoder.sizes.shape(), 1) == pytest.approx(1e-3)
