@@ -31,7 +31,7 @@ BELOW = {
     "engine.operations": "engine.ir engine.device engine.oracle",
     "engine.frontend": "engine.ir engine.device engine.runtime engine.operations",
     "codec.bitstream": "metadata",
-    "codec.training": "output_files source_digest image engine codec.bitstream",
+    "codec.training": "child output_files source_digest image engine codec.bitstream",
     "codec.float_mlp": "image engine codec.training",
     "codec.mlp": "child image engine codec.bitstream codec.training",
     "codec.latent": "image engine codec.bitstream codec.training",
