@@ -22,8 +22,7 @@ from imgmlp.engine import AnyDevice, NumpyDevice
 Array = np.ndarray[Any, Any]
 
 # Values of hidden layers that programs are made for: above the first one a step takes up to half as
-# long again on processors, and a third on an H200, as in a program of the network's own size. Those
-# of few layers have few weights.
+# long again as in a program of the network's own size. Those of few layers have few weights.
 WIDTHS = (32, 64, 96, 128, 192, 256, 384, 512, 768, MAX_WIDTH)
 LEAST, FEW_LAYERS = 16, 3
 LEAST_MEMORY = 1 << 26  # bytes of a device, with less than which nothing is made wider
