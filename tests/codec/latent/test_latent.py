@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import random
 from dataclasses import replace
@@ -22,7 +23,9 @@ from imgmlp.codec.latent.hyperlatents import Above
 from imgmlp.codec.latent.model import (
     BICUBIC,
     LIMIT,
+    MAX_EXPONENT,
     NEIGHBOURS,
+    VALUE_BITS,
     LatentModel,
     ModelShape,
     Quantized,
@@ -329,6 +332,23 @@ def test_a_model_whose_sums_need_more_than_32_bits_is_refused() -> None:
         large = Quantized(np.full_like(old.values, 2**14), old.exponent)
         with pytest.raises(FormatError, match="more than 32 bits"):
             replace(model, networks={**model.networks, name: large})
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_magnitudes_of_a_column_may_come_right_up_to_that(more: int) -> None:
+    model = small_latent_model()
+    old, bias = (model.networks[f"entropy.1.{what}"] for what in ("weight", "bias"))
+    most = (2**31 - 2 ** (MAX_EXPONENT + VALUE_BITS) - 1) // LIMIT
+    values = np.zeros_like(old.values)
+    values[:, 0] = most // len(values)
+    values[0, 0] += most % len(values) + more
+    values[1::2] *= -1
+    changed = {
+        "entropy.1.weight": Quantized(values, old.exponent),
+        "entropy.1.bias": Quantized(np.zeros_like(bias.values), bias.exponent),
+    }
+    with pytest.raises(FormatError, match="32 bits") if more else contextlib.nullcontext():
+        replace(model, networks={**model.networks, **changed})
 
 
 TINY = {"synthesis": 3, "entropy": 2, "neighbours": 4}

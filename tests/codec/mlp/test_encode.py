@@ -449,3 +449,16 @@ def test_programs_of_all_networks_that_may_be_tried_are_counted(goal: Goal) -> N
     assert len(tried) > 3
     for shape in tried:
         assert estimate.step_program(shape, 1, device, 0) in programs
+
+
+def test_a_short_run_before_a_long_one_is_counted_with_the_program_that_it_has() -> None:
+    """On a card, where of these two runs the long one alone has its own."""
+    card: Any = SimpleNamespace(
+        lanes="group", info=SimpleNamespace(kind="gpu", memory=1 << 33, clock=0, compute_units=64)
+    )
+    picture, long = Picture(np.zeros((1200, 1200, 3), np.uint8)), Workload(60_000, None, 8)
+    programs = estimate.work(picture, Goal("psnr", 30.0), long, card).programs
+    weights = size_search.pilot_weights(picture.width * picture.height)
+    pilot = partial(estimate.step_program, rate_model.network_shape(weights, 3), 8, card)
+    assert pilot(6_000) != pilot(60_000)
+    assert pilot(6_000) in programs
