@@ -20,7 +20,7 @@ from imgmlp import samples as conversion
 from imgmlp.errors import OutOfMemoryError, OutputError, PictureError, UsageError
 from imgmlp.metadata import NOTHING, Metadata
 from imgmlp.output_files import is_special, write_atomically
-from imgmlp.text import quoted
+from imgmlp.text import by_command
 
 MAX_PIXELS = image_files.MAX_PIXELS
 SIDES = {"JPEG": 65_500, "WEBP": 16_383}  # pixels along either side, of formats that have a limit
@@ -157,10 +157,8 @@ def _picture(image: Image.Image, name: str, alpha: bool, strip: bool, notes: lis
 
 def _check_alpha(pixels: np.ndarray[Any, Any], name: str, alpha: bool) -> None:
     if not alpha and pixels.shape[2] in (2, 4):
-        hint = "flatten it first"
-        if Path(name).is_file():
-            command = f"magick {quoted(name)} -background white -alpha remove flat.png"
-            hint += f", for example with `{command}`"
+        command = "magick {} -background white -alpha remove flat.png"
+        hint = by_command("flatten it first", name, command)
         raise PictureError(f"{name} has transparent pixels", hint=hint)
 
 

@@ -12,7 +12,7 @@ from typing import BinaryIO, Literal
 
 from imgmlp.errors import PictureError
 from imgmlp.image_parts import APP1, BARE, END, SCAN, chunks, is_png, is_webp, segments
-from imgmlp.text import quoted
+from imgmlp.text import by_command
 
 MOST = 2**25  # bytes beside a picture
 LAYERS = 6  # the same of a TIFF, for each of its pixels, as programs put layers there
@@ -44,7 +44,7 @@ def check(stream: BinaryIO, path: Path) -> None:
 
 def _check(count: int, most: int, path: Path, what: str = "bytes beside its pixels") -> None:
     if count > most:
-        hint = f"take them out first, for example with `magick {quoted(path)} -strip stripped.png`"
+        hint = by_command("take them out first", path, "magick {} -strip stripped.png")
         raise PictureError(f"{path} has more than {most:,} {what}", hint=hint)
 
 

@@ -28,7 +28,7 @@ from imgmlp.image_parts import (
     segments,
     tile_parts,
 )
-from imgmlp.text import quoted
+from imgmlp.text import by_command
 
 SCANS = 64  # of a JPEG; an encoder writes some ten
 CHUNKS = 4096  # of a PNG that may be of any length; of more each has SHORTEST bytes on average
@@ -96,7 +96,7 @@ class Jpeg:
             problem += f"{width}×{height} pixels"
             raise PictureError(problem, hint="get the file again")
         if self.scans > SCANS:
-            hint = f"write it anew, for example with `magick {quoted(path)} converted.png`"
+            hint = by_command("write it anew", path, "magick {} converted.png")
             problem = f"{path} has {self.scans:,} scans, and {SCANS} are the limit"
             raise PictureError(problem, hint=hint)
 
@@ -221,11 +221,11 @@ def check_png(stream: BinaryIO, path: Path) -> None:
         return
     for count, chunk in enumerate(chunks(stream, png=True), 1):
         if chunk.kind == b"CgBI":
-            hint = f"convert it first, for example with `ffmpeg -i {quoted(path)} converted.png`"
+            hint = by_command("convert it first", path, "ffmpeg -i {} converted.png")
             problem = f"{path} is a PNG for iPhones (CgBI), which Pillow cannot read"
             raise PictureError(problem, hint=hint)
         if count > CHUNKS and chunk.then < SHORTEST * count:
-            hint = f"write it anew, for example with `magick {quoted(path)} converted.png`"
+            hint = by_command("write it anew", path, "magick {} converted.png")
             raise PictureError(f"{path} has more than {count - 1:,} tiny chunks", hint=hint)
         if chunk.kind in (b"IDAT", b"fdAT") and (fault := _fault(stream, chunk)):
             raise PictureError(f"{path} is {fault}", hint="get the file again")

@@ -27,7 +27,7 @@ from PIL import (
 from imgmlp import image_beside, image_claims, image_coded, image_depth, image_frames, tiff_exif
 from imgmlp.errors import ImgmlpError, PictureError
 from imgmlp.library_messages import silent_libraries
-from imgmlp.text import printable, quoted
+from imgmlp.text import by_command, printable
 
 MAX_PIXELS = 2**28
 ICON_PIXELS = 2**20  # of a Windows icon, whose pictures may be larger than it says
@@ -60,9 +60,7 @@ _one_at_a_time = threading.RLock()  # as Pillow's limit is one for all threads
 
 def convert_hint(path: Path | str) -> str:
     """How to make a picture of it that can be read."""
-    if not Path(path).is_file():  # but a pipe, or a Pillow image
-        return "convert it first, for example to a PNG with ImageMagick"
-    return f"convert it first, for example with `magick {quoted(path)} converted.png`"
+    return by_command("convert it to a PNG first", path, "magick {} converted.png")
 
 
 def read(stream: BinaryIO, path: Path, frame: int | None, notes: list[str]) -> Image.Image:
@@ -230,7 +228,7 @@ def check_size(image: Image.Image, name: str) -> None:
 
 def _check_format(image: Image.Image, path: Path) -> None:
     if image.format in DRAWINGS:
-        hint = f"draw it first, for example with `magick -density 300 {quoted(path)} drawn.png`"
+        hint = by_command("draw it first", path, "magick -density 300 {} drawn.png")
         raise PictureError(f"{path} is a drawing ({image.format}) and has no pixels", hint=hint)
     if image.format in STUBS:
         problem = f"{path} is a {image.format} file, which Pillow cannot read"
@@ -378,7 +376,7 @@ def _unreadable(path: Path, error: Exception) -> PictureError:
     reason = (said or type(error).__name__).splitlines()[0]
     kind = isinstance(error, NotImplementedError)
     if "MAX_TEXT" in reason:
-        hint = f"take them out first, for example with `magick {quoted(path)} -strip stripped.png`"
+        hint = by_command("take them out first", path, "magick {} -strip stripped.png")
         problem = f"{path} has texts beside its pixels that are larger than {TEXT // 2**20} MiB"
         return PictureError(problem, hint=hint)
     if kind or any(word in reason.lower() for word in _UNSUPPORTED):

@@ -12,7 +12,7 @@ from pathlib import Path
 from PIL import Image
 
 from imgmlp.errors import UsageError
-from imgmlp.text import quoted
+from imgmlp.text import by_command
 
 FRAMES = 2048  # that are looked for, one by one
 _KIND, _OLD_KIND = 254, 255  # TIFF's tags
@@ -23,8 +23,8 @@ _OLD_REDUCED = 2  # a page's kind, in the older tag
 def choose(image: Image.Image, path: Path, frame: int | None, notes: list[str]) -> None:
     """Go to a frame, or to the first, and say so if there are others. Raises UsageError."""
     if frame is not None and frame > FRAMES:
-        example = quoted(f"{path}[{frame - 1}]")
-        hint = f"take it out first, for example with `magick {example} frame.png`"
+        command = f"magick {{}}'[{frame - 1}]' frame.png"
+        hint = by_command("take it out first", path, command)
         raise UsageError(f"frame {frame} is beyond the first {FRAMES:,}", hint=hint)
     wanted = 0 if frame is None else frame - 1
     try:

@@ -58,6 +58,16 @@ def quoted(path: object) -> str:
     return f"$'{printable(inner)}'"
 
 
+def by_command(action: str, path: object, command: str) -> str:
+    """What to do first with a file, and a command that does it, with the file's name for its {}.
+
+    Pipes and pictures in memory have no name that a command could take: the action alone.
+    """
+    if not os.path.isfile(str(path)):
+        return action
+    return f"{action}, for example with `{command.format(quoted(path))}`"
+
+
 class _Stream(io.FileIO):
     """A standard stream that raises no OSError at whoever happens to write.
 

@@ -255,7 +255,7 @@ def test_a_frame_far_away_is_not_looked_for(tmp_path: Path) -> None:
     path = frames(tmp_path / "a b.gif")
     with pytest.raises(UsageError, match="beyond the first 2,048") as caught:
         pictures.load(path, frame=2049)
-    assert f"'{path}[2048]'" in caught.value.hint
+    assert f"magick '{path}''[2048]' frame.png" in caught.value.hint
 
 
 def layered_psd(layers: int) -> bytes:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import hostile
 import numpy as np
 import pytest
 from conftest import GOLDEN, QUICK, Command, environment, imgmlp_command, small_pixels
@@ -261,6 +262,13 @@ def test_what_standard_input_holds_is_looked_at_as_a_file_is(tmp_path: Path) -> 
     told = run(tmp_path, "encode", "-", "-o", "a.imlp").stderr.decode()
     assert_error(told, "not a picture that Pillow can read")
     assert "magick" not in told
+    data = hostile.png(9, 7, rows=7)
+    for_iphones = tmp_path / "a.png"
+    for_iphones.write_bytes(data[:8] + hostile.chunk(b"CgBI", bytes(4)) + data[8:])
+    with for_iphones.open("rb") as stream:
+        told = run(tmp_path, "encode", "-", "-o", "a.imlp", stdin=stream).stderr.decode()
+    assert_error(told, "standard input is a PNG for iPhones")
+    assert "ffmpeg" not in told
 
 
 # Errors as JSON
