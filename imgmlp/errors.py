@@ -76,9 +76,18 @@ class OutOfMemoryError(ImgmlpError):
     exit_code = 7
 
 
-def out_of_memory() -> OutOfMemoryError:
-    """What a MemoryError means to whom no better advice can be given."""
-    return OutOfMemoryError("out of memory", hint="use a smaller picture, batch or size")
+def problem_of(error: BaseException) -> ImgmlpError:
+    """How an error is told: as it is if it was raised on purpose, else as a fault in imgmlp, whose
+    cause it is."""
+    if isinstance(error, ImgmlpError):
+        return error
+    if isinstance(error, MemoryError):
+        return OutOfMemoryError("out of memory", hint="use a smaller picture, batch or size")
+    reason = (str(error) or "no message").splitlines()[0]
+    hint = "this is a fault in imgmlp; please report it with what -vv prints"
+    problem = ImgmlpError(f"unexpected {type(error).__name__}: {reason}", hint=hint)
+    problem.__cause__ = error
+    return problem
 
 
 class OutputError(ImgmlpError):

@@ -2,7 +2,8 @@
 
 Opening reads the header and compares the checksums; the pixels are decoded when they are asked
 for, as Pillow does with every format. `image.save("a.imlp", bpp=0.4)` takes what `imgmlp.encode`
-does but `frame`, and beside that Pillow's `icc_profile`, `exif`, `xmp` and `dpi`.
+does but `frame`, and beside that Pillow's `icc_profile`, `exif`, `xmp` and `dpi`. As Pillow empties
+the file before it asks for the bytes of any format, an older one is lost if encoding fails.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
@@ -129,6 +129,12 @@ def write_data(data: bytes | memoryview) -> None:
 def _unwritable(error: OSError) -> OutputError:
     problem = f"cannot write to stdout: {error.strerror or error}"
     return OutputError(problem, hint="send it to another place")
+
+
+def together(words: Sequence[str]) -> str:
+    """Several as a, b and c."""
+    *others, last = words
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def duration(seconds: float) -> str:

@@ -31,11 +31,11 @@ BELOW = {
     "engine.operations": "engine.ir engine.device engine.oracle",
     "engine.frontend": "engine.ir engine.device engine.runtime engine.operations",
     "codec.bitstream": "metadata",
-    "codec.training": "child output_files source_digest image engine codec.bitstream",
+    "codec.training": "child output_files source_digest text image engine codec.bitstream",
     "codec.float_mlp": "image engine codec.training",
     "codec.mlp": "child image engine codec.bitstream codec.training",
     "codec.latent": "image engine codec.bitstream codec.training",
-    "codec.latent.training": "child image engine codec.bitstream codec.training codec.latent",
+    "codec.latent.training": "child text image engine codec.bitstream codec.training codec.latent",
 }
 # Each stands for a module, or for a folder with all that is in it.
 ORDER = """

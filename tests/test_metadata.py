@@ -237,7 +237,7 @@ def test_commands_keep_or_leave_them_and_say_what_is_lost(imgmlp: Command, pictu
     imgmlp("decode", "a.imlp", "-o", "b.jpg")
     assert told(pictures.load(picture.parent / "b.jpg").metadata.exif)[0] == "a maker"
     lost = imgmlp("decode", "a.imlp", "-o", "b.bmp").stderr
-    assert "b.bmp cannot hold the colour profile and EXIF data and XMP data" in lost
+    assert "b.bmp cannot hold the colour profile, EXIF data and XMP data" in lost
     imgmlp("encode", "a.png", *quick, "--strip", "--force")
     assert "EXIF" not in imgmlp("info", "a.imlp").stdout
 

@@ -19,12 +19,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import distributed
 from distributed.scheduler import KilledWorker
 from distributed.security import Security
 
+from imgmlp.batch.devices import LOCAL
 from imgmlp.batch.pool import ONCE_MORE, TICK, Records, Seat, Stopping
 from imgmlp.batch.store import is_stored
 from imgmlp.batch.work import Record, Task, Work, attempt_elsewhere
@@ -33,13 +34,8 @@ from imgmlp.errors import (
     DeviceError,
     ImgmlpError,
     TrainingError,
-    UsageError,
 )
 
-if TYPE_CHECKING:
-    pass
-
-LOCAL = "local"
 CHUNK = 4  # files that travel together, if they are small
 FILL = 2**20  # pixels of a chunk, so that a lost worker costs little
 AHEAD = 2  # chunks for each worker that the scheduler knows of: one to do, one to come
@@ -72,8 +68,8 @@ class Cluster:
     def __init__(self, work: Work, address: str, device: str, processes: int) -> None:
         """Connect to tcp://…, or start `processes` workers here if `address` is "local".
 
-        Raises UsageError for another address, and DeviceError if nobody answers, if there is no
-        worker, or if one has another version of imgmlp.
+        Raises DeviceError if nobody answers, if there is no worker, or if one has another version
+        of imgmlp.
         """
         self._address = address
         self._job = _Job(work, device, _version(), address == LOCAL)
@@ -96,9 +92,6 @@ class Cluster:
             target = self._own = distributed.LocalCluster(
                 n_workers=processes, threads_per_worker=1, dashboard_address=":0"
             )
-        elif not target.startswith(("tcp://", "tls://", "ucx://", "ws://", "wss://")):
-            hint = "give local, or what the scheduler prints, like tcp://192.0.2.1:8786"
-            raise UsageError(f"--cluster is {target!r}", hint=hint)
         try:
             if self._own is None:  # a Client waits for ever where somebody listens and is silent
                 asyncio.run(asyncio.wait_for(_identity(target), ANSWER))

@@ -147,6 +147,8 @@ class Search:
             status = path.stat()
         except ImgmlpError as error:
             return Found(path, name, error=error)
+        except FileNotFoundError:
+            return _refused(path, name, "does not exist")
         except (OSError, ValueError) as error:
             return _refused(path, name, f"cannot be read: {getattr(error, 'strerror', error)}")
         if not stat.S_ISREG(status.st_mode):

@@ -21,7 +21,7 @@ from imgmlp.errors import (
     ImgmlpWarning,
     Interrupted,
     OutOfMemoryError,
-    out_of_memory,
+    problem_of,
 )
 
 if TYPE_CHECKING:
@@ -161,16 +161,8 @@ def attempt(work: Work, task: Task, device: Callable[[], AnyDevice], watch: Watc
         warnings.simplefilter("always", ImgmlpWarning)
         try:
             work(record, device, watch)
-        except ImgmlpError as error:
-            record.fail(error)
-        except MemoryError:
-            record.fail(out_of_memory())
-        except Exception as error:  # a fault in imgmlp, which the other files need not suffer from
-            reason = (str(error) or "no message").splitlines()[0]
-            hint = "this is a fault in imgmlp; please report it with what -vv prints"
-            problem = ImgmlpError(f"unexpected {type(error).__name__}: {reason}", hint=hint)
-            problem.__cause__ = error
-            record.fail(problem)
+        except Exception as error:  # also a fault, which the other files need not suffer from
+            record.fail(problem_of(error))
     told = [one for one in caught if issubclass(one.category, ImgmlpWarning)]
     record.notes += [f"warning: {one.message}" for one in told]
     return record

@@ -19,7 +19,7 @@ import typer
 
 from imgmlp.cli.commands import app
 from imgmlp.ending import leave
-from imgmlp.errors import ImgmlpError, Interrupted, OutputError, UsageError, out_of_memory
+from imgmlp.errors import ImgmlpError, Interrupted, OutputError, UsageError, problem_of
 from imgmlp.interrupt import ignore_signals
 from imgmlp.terminal import Terminal
 from imgmlp.text import guard_streams, print_data, quoted
@@ -61,20 +61,14 @@ def _run(terminal: Terminal) -> int:
 def _problem(error: BaseException) -> ImgmlpError:
     """What is told of whatever went wrong."""
     match error:
-        case ImgmlpError():
-            return error
         case KeyboardInterrupt():
             return _interrupted()
-        case MemoryError():
-            return out_of_memory()
         case typer.TyperException():
             problem = error.format_message().replace("Value error, ", "")  # as Pydantic begins it
             problem = re.sub("Input should be a valid integer.*", "it is no whole number", problem)
             problem = re.sub("Input should be a valid number.*", "it is no number", problem)
             return UsageError(problem, hint=_usage_hint(error))
-    reason = (str(error) or "no message").splitlines()[0]
-    hint = "this is a fault in imgmlp; please report it with what -vv prints"
-    return ImgmlpError(f"unexpected {type(error).__name__}: {reason}", hint=hint)
+    return problem_of(error)
 
 
 def _told(terminal: Terminal, problem: ImgmlpError) -> int:

@@ -383,7 +383,11 @@ def bench(
 
     Beside it NumPy and, if it is installed, PyTorch.
     """
-    if context.invoked_subcommand is not None:
+    if command := context.invoked_subcommand:
+        sources = map(context.get_parameter_source, context.params)
+        if any(source is not None and source.name == "COMMANDLINE" for source in sources):
+            hint = f"give it what it is to do behind its name: imgmlp bench {command} --help"
+            raise UsageError(f"options stand before {command!r}", hint=hint)
         return
     from imgmlp.bench import report
 

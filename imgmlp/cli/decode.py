@@ -25,7 +25,7 @@ from imgmlp.engine import AnyDevice, open_device
 from imgmlp.errors import UsageError
 from imgmlp.metadata import Metadata
 from imgmlp.terminal import Terminal
-from imgmlp.text import duration, quoted
+from imgmlp.text import duration, quoted, together
 
 FORCE = "--force replaces it; -o and --out choose other names"
 
@@ -155,4 +155,4 @@ class _Task:
             files.write_standard(png.getvalue())
             return
         if lost := pictures.save_picture(pixels, self.target, metadata, self.outputs.force):
-            self.terminal.note(f"{self.target} cannot hold the {' and '.join(lost)}")
+            self.terminal.note(f"{self.target} cannot hold the {together(lost)}")

@@ -16,11 +16,10 @@ from imgmlp.codec.bitstream import container
 from imgmlp.codec.decoder import ZIP, Stored, open_stored
 from imgmlp.errors import (
     DeviceError,
-    ImgmlpError,
     Interrupted,
     PictureError,
     UsageError,
-    out_of_memory,
+    problem_of,
 )
 from imgmlp.interrupt import hearing
 from imgmlp.output_files import is_special
@@ -148,8 +147,8 @@ class Job:
         """The exit code of it. Raises Interrupted."""
         try:
             what()
-        except (ImgmlpError, MemoryError) as error:
-            problem = error if isinstance(error, ImgmlpError) else out_of_memory()
+        except Exception as error:  # also a fault, which the other files need not suffer from
+            problem = problem_of(error)
             self.entry |= problem.facts()
             if isinstance(error, Interrupted):
                 raise

@@ -33,7 +33,7 @@ from imgmlp.errors import ImgmlpError, OutputError, UsageError
 from imgmlp.interrupt import StopRequest
 from imgmlp.output_files import check_output
 from imgmlp.terminal import Terminal
-from imgmlp.text import print_data
+from imgmlp.text import print_data, together
 
 if TYPE_CHECKING:
     from imgmlp.batch.cluster import Cluster
@@ -82,9 +82,14 @@ class Request:
         if self.cluster is not None and devices.is_several(self.device or ""):
             hint = "start a worker for each, with its name in IMGMLP_DEVICE"
             raise UsageError("a worker of a cluster computes on one device", hint=hint)
-        if self.cluster not in (None, "local") and self.jobs is not None:
-            hint = "leave out --jobs: it does a file at a time on each worker that it has"
-            raise UsageError("--jobs is for processes on this machine", hint=hint)
+        if self.cluster not in (None, devices.LOCAL):
+            if not self.cluster.startswith(devices.SCHEDULERS):
+                hint = "give local, or what the scheduler prints, like tcp://192.0.2.1:8786"
+                raise UsageError(f"--cluster is {self.cluster!r}", hint=hint)
+            if self.jobs is not None:
+                hint = "leave out --jobs: it does a file at a time on each worker that it has"
+                raise UsageError("--jobs is for processes on this machine", hint=hint)
+        devices.check(self.spec if self.cluster is None else self.one, self.jobs)
 
     def found(self, search: Search) -> Iterator[Found]:
         """The files. Raises UsageError if the list cannot be read."""
@@ -176,10 +181,10 @@ def _work(
 
 def _places(request: Request, seats: Sequence[str]) -> str:
     """Where they are done, for people."""
-    if request.cluster not in (None, "local"):
+    if request.cluster not in (None, devices.LOCAL):
         return f"on the workers of {request.cluster}"
     named = [name for name in dict.fromkeys(seats) if name != "auto"]
-    return f"{len(seats)} at a time" + (f" on {' and '.join(named)}" if named else "")
+    return f"{len(seats)} at a time" + (f" on {together(named)}" if named else "")
 
 
 def _cluster(request: Request, work: Work, processes: int) -> Cluster:

@@ -44,7 +44,7 @@ class RunReport:
         if plan.unchanged:
             note(f"{_files(plan.unchanged)} done before, and unchanged since")
         if plan.skipped:
-            note(f"{_files(plan.skipped)} passed over, as their outputs exist")
+            note(f"{_files(plan.skipped)} passed over, as there is an output already")
         if search.folders:
             note(f"folders in folders that were passed over: {search.folders:,}; see --recursive")
         if search.links:

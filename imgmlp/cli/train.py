@@ -28,7 +28,7 @@ from imgmlp.interrupt import StopRequest
 from imgmlp.report import live
 from imgmlp.report.live import LiveView
 from imgmlp.terminal import Terminal
-from imgmlp.text import duration, size
+from imgmlp.text import duration, quoted, size
 
 
 @dataclass(frozen=True)
@@ -212,8 +212,18 @@ class _Training:
             files.write_standard(data)
         else:
             output_files.write_atomically(target, lambda stream: stream.write(data))
-        if self.outputs.png is not None:
+        if self.outputs.png is None:
+            return
+        try:
             pictures.save_named(trained.pixels, self.outputs.png, self.picture.metadata)
+        except OutputError as error:
+            if target == STANDARD:
+                raise
+            if self.kept is not None:
+                self.kept.touch()  # so that the same command knows the weights as its own
+            command = f"imgmlp decode {quoted(target)} -o picture.png"
+            hint = f"the weights are in {target}; `{command}` gives the picture in another place"
+            raise OutputError(str(error), hint=hint) from error
 
     def _view(self) -> LiveView:
         title = files.named(self.source)
@@ -229,9 +239,7 @@ class _Training:
             more = "start it again" if self.kept is None else "the same command goes on from there"
             raise Interrupted(f"stopped after {at}", hint=f"{kept}; {more}")
         if trained.stopped == "diverged":
-            problem = (
-                f"the loss is no longer finite after {at}, also at an eighth of the learning rate"
-            )
+            problem = f"the loss exploded after {at}, also at an eighth of the learning rate"
             raise TrainingError(problem, hint=f"{kept}; try a smaller --lr than {settings.lr:g}")
         png = "" if self.outputs.png is None else f"{self.outputs.png} "
         figures = f"{size(self._bytes)}   {png}{trained.psnr:.1f} dB"

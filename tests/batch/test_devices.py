@@ -30,7 +30,6 @@ FOUND: list[DeviceInfo] = [
         ("0:1, 1:0", ["0:1", "1:0"]),
         ("cpu,cpu,numpy:uops", ["cpu", "cpu", "numpy:uops"]),
         ("auto", ["auto"]),
-        ("9:9", ["9:9"]),  # told when it is opened
     ],
 )
 def test_names_of_several_devices(spec: str, expected: list[str]) -> None:
@@ -49,12 +48,26 @@ def test_it_is_known_which_are_gpus() -> None:
     assert named("auto", FOUND[2:]) == [("auto", False)]
 
 
-@pytest.mark.parametrize("spec", ["9:9,0:0", "0:0,,0:1", "0:0,gpus"])
+@pytest.mark.parametrize("spec", ["9:9", "9:9,0:0", "0:0,,0:1", "0:0,gpus"])
 def test_what_is_not_there_is_refused(spec: str) -> None:
     with pytest.raises(DeviceError):
         named(spec, FOUND)
     with pytest.raises(DeviceError):
         named("gpus", FOUND[2:])
+
+
+def test_what_cannot_be_meant_is_refused_before_drivers_are_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(devices, "list_devices", lambda: pytest.fail("drivers are asked"))
+    for spec in ("all", "GPUs", "0:1, 1:0", "cpu,numpy:uops", "auto", "9:9", "simulator"):
+        devices.check(spec, 64)
+    for spec in ("bogus", "0:0,", "0:0,gpus", "0"):
+        with pytest.raises(DeviceError, match="no device"):
+            devices.check(spec, None)
+    for jobs in (0, 65):
+        with pytest.raises(UsageError, match="--jobs"):
+            devices.check("auto", jobs)
 
 
 def test_numpy_asks_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,9 +82,6 @@ def test_small_pictures_share_a_gpu_and_large_ones_do_not() -> None:
     assert small[:2] == large == ["0:0", "1:0"]  # each device before any has a second one
     assert processes(both, None, 256.0**2, 99).count("0:0") == 8
     assert processes(both, 2, 4000.0**2) == ["0:0", "1:0"] * 2
-    for jobs in (0, 65):
-        with pytest.raises(UsageError, match="--jobs"):
-            processes(both, jobs, 1.0)
 
 
 def test_processes_on_gpus_have_a_core_each() -> None:

@@ -312,6 +312,12 @@ def test_a_name_that_looks_like_an_option_is_a_file_with_its_folder(
     assert_error(told, "No such option", "see `imgmlp encode --help`")
 
 
+def test_an_option_that_would_be_passed_over_is_refused(imgmlp: Command) -> None:
+    for option in ("--quick", "-q"):
+        told = imgmlp("bench", option, "kernels", check=2).stderr
+        assert_error(told, "options stand before 'kernels'", "imgmlp bench kernels --help")
+
+
 def test_an_option_without_its_value_leads_to_the_help_of_its_command(imgmlp: Command) -> None:
     told = imgmlp("encode", "a.png", "-o", check=2).stderr
     assert_error(told, "'-o' requires an argument", "see `imgmlp encode --help`")

@@ -133,6 +133,8 @@ def test_one_colour_reaches_any_quality(imgmlp: Command, picture: Path, codec: C
     assert facts["psnr"] is None
     imgmlp("decode", "flat.imlp")
     assert (load(picture.parent / "flat.decoded.png").pixels == (10, 200, 77)).all()
+    told = imgmlp("encode", "flat.png", "--force", "--bytes", "9", "--codec", codec, check=5).stderr
+    assert "no file of this picture is smaller" in told
 
 
 @CODECS

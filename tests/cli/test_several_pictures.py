@@ -227,6 +227,24 @@ def test_a_device_that_fails_ends_the_command_and_loses_nothing(
     assert left(three[0].parent) == []
 
 
+def test_a_fault_in_one_picture_does_not_stop_the_others(
+    three: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    encode = encoder.encode
+
+    def broken(*arguments: Any) -> Encoded:
+        monkeypatch.setattr(encoder, "encode", encode)
+        raise ZeroDivisionError("a fault")
+
+    monkeypatch.setattr(encoder, "encode", broken)
+    assert run(three, as_json=True) == 1
+    first, *others = json.loads(capsys.readouterr().out)
+    assert first["problem"] == "unexpected ZeroDivisionError: a fault"
+    assert "please report it" in first["hint"]
+    assert [one["problem"] for one in others] == [None, None]
+    assert [path.with_suffix(".imlp").exists() for path in three] == [False, True, True]
+
+
 def test_one_existing_or_missing_file_does_not_stop_the_others(
     three: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -136,9 +136,39 @@ def test_a_full_disk_is_exit_8(imgmlp: Command, picture: Path) -> None:
 
 def test_a_loss_that_explodes_is_exit_1_with_weights(imgmlp: Command, picture: Path) -> None:
     done = imgmlp("train", picture.name, *QUICK, "--lr", "1e30", check=1)
-    assert_error(done.stderr, "no longer finite", "weights.npz", "--lr")
+    assert_error(done.stderr, "the loss exploded", "weights.npz", "--lr")
     assert "Warning" not in done.stderr
     assert_whole(picture)
+
+
+def test_weights_are_kept_whose_picture_cannot_be_written(
+    picture: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the same command goes on over them."""
+    folder, save = picture.parent, training.pictures.save_named
+    chosen = {"steps": 300, "batch": 64, "hidden": 8, "layers": 1, "features": 8}
+    settings = parsing.training_settings("default", **chosen)
+
+    def train(name: str) -> None:
+        outputs = Outputs(folder / f"{name}.npz", folder / f"{name}.png")
+        training.run(terminal.Terminal(), picture, outputs, settings, "numpy", False)
+
+    def full(*_: Any) -> None:
+        raise OutputError("cannot write a.png: No space left on device", hint="another place")
+
+    train("whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(training.pictures, "save_named", full)
+        patch.setattr(training.Run, "due", lambda *_: True)
+        with pytest.raises(OutputError, match="No space left") as raised:
+            train("a")
+    assert training.pictures.save_named is save
+    assert f"`imgmlp decode {folder / 'a.npz'} -o picture.png`" in raised.value.hint
+    assert open_stored(folder / "a.npz").width == 31
+    train("a")
+    for end in ("npz", "png"):
+        assert (folder / f"a.{end}").read_bytes() == (folder / f"whole.{end}").read_bytes()
+    assert names(picture) == {"a.npz", "a.png", "whole.npz", "whole.png"}
 
 
 def test_a_stopped_training_goes_on_over_what_it_wrote(

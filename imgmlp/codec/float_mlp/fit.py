@@ -22,6 +22,7 @@ from imgmlp.codec.float_mlp.features import tables
 from imgmlp.codec.training.checkpoint import Resumable, Snapshot
 from imgmlp.codec.training.pixels import check_tables, pixel_features, random_places, size_of
 from imgmlp.codec.training.replay import (
+    HOPELESS,
     RETRIES,
     SMOOTHING,
     finite,
@@ -164,7 +165,9 @@ class _Listener:
 
     def hear(self, step: int, values: dict[str, Array]) -> None:
         self.loss = mean_loss(float(values["smooth"]), step)
-        self.diverged = self.diverged or not math.isfinite(self.loss)
+        fixed = step % LISTEN == 0 or step == self.steps  # so that this hangs on no device's speed
+        exploded = not math.isfinite(self.loss) or (fixed and self.loss > HOPELESS)
+        self.diverged = self.diverged or exploded
         better = "parameters" in values and self.loss < self.best_loss and not self.diverged
         if better and finite([values["parameters"]]):
             self.best, self.best_loss = values["parameters"], self.loss
@@ -228,8 +231,8 @@ def fit(
 ) -> Fitted:
     """Replay the step settings.steps times, or until asked to stop.
 
-    Where the loss is not finite, it goes back to the last good state and on at half the learning
-    rate, at most RETRIES times. `decode` turns parameters into pixels, for previews. The best
+    Where the loss explodes, it goes back to the last good state and on at half the learning rate,
+    at most RETRIES times. `decode` turns parameters into pixels, for previews. The best
     parameters are chosen by the smoothed loss at fixed steps, so that the same seed gives the
     same bits on one device, however fast it runs; from a saved state a run goes on to the bits of
     one that never stopped.

@@ -54,8 +54,7 @@ def train(
 ) -> Trained:
     """Fit a network to a picture, from its beginning or from the state that an earlier run left.
 
-    When the run is asked to stop or the loss is no longer finite, it ends with the best weights so
-    far.
+    When the run is asked to stop or the loss explodes, it ends with the best weights so far.
     """
     height, width, channels = picture.pixels.shape
     architecture = settings.architecture(channels)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from imgmlp.errors import UsageError
+from imgmlp.text import together
 
 Kind = Literal["lambda", "bytes", "psnr"]
 
@@ -80,11 +81,11 @@ def choose(
     given = {"--quality": quality, "--bpp": bpp, "--bytes": size, "--psnr": psnr, "--lambda": price}
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
-        raise UsageError(f"{' and '.join(names)} are several targets", hint="give one of them")
+        raise UsageError(f"{together(names)} are several targets", hint="give one of them")
     if size is not None:
         return Goal("bytes", parse_bytes(size))
     if bpp is not None:
-        return Goal("bytes", math.floor(_within("--bpp", bpp, 1e-4, 64) * pixels / 8))
+        return Goal("bytes", max(1, math.floor(_within("--bpp", bpp, 1e-4, 64) * pixels / 8)))
     if psnr is not None:
         return Goal("psnr", _within("--psnr", psnr, 5, 60))
     if price is not None:

@@ -179,9 +179,15 @@ def _not_there(spec: str, found: Pairs, reason: str | None) -> DeviceError:
         problem = f"no OpenCL device: {reason or ONLY_SIMULATOR}"
         return DeviceError(problem, hint=INSTALL_HINT)
     there = "; ".join(f"{info.spec} is {info.describe()}" for _, info in found)
-    return DeviceError(
-        f"there is no device {spec!r}", hint=f"{there}; auto, gpu, cpu and numpy are understood too"
-    )
+    wanted = spec.strip().lower()
+    if wanted in ORDER:
+        hint = f"{there}; `imgmlp devices --check` says what is missing or wrong"
+        return DeviceError(f"there is no device of the kind {wanted!r}", hint=hint)
+    if wanted in ("all", "gpus") or "," in wanted:
+        problem = f"{spec!r} may be several devices, and this works on one"
+        return DeviceError(problem, hint=f"name one of them: {there}")
+    hint = f"{there}; auto, gpu, cpu and numpy are understood too"
+    return DeviceError(f"there is no device {spec!r}", hint=hint)
 
 
 def _warn(text: str) -> None:

@@ -181,6 +181,17 @@ def test_parameters_heard_with_a_loss_that_is_not_finite_are_never_kept(bad: flo
     assert ear.best.tolist() == [1, 1, 1]
 
 
+def test_a_loss_beyond_all_pictures_counts_as_one_that_is_not_finite(device: AnyDevice) -> None:
+    """At fixed steps only, so that what a run does hangs on no device's speed."""
+    ear = listener()
+    ear.hear(LISTEN - 1, {"smooth": np.float32(1e3)})
+    assert not ear.diverged
+    ear.hear(LISTEN, heard(1e3, 1))
+    assert ear.diverged
+    fitted = fit(training_step(settings(steps=1000, lr=1e3), device, small_pixels()))
+    assert fitted.stopped == "diverged"
+
+
 def test_a_loss_that_is_not_finite_is_noticed_within_a_look(device: AnyDevice) -> None:
     """The host may be AHEAD chunks further when it hears of it."""
     step = training_step(settings(steps=100_000), device, small_pixels())

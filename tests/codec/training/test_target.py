@@ -20,6 +20,7 @@ def test_quality_stands_for_a_price_of_bits() -> None:
 
 def test_bits_a_pixel_are_bytes() -> None:
     assert target.choose(1001, bpp=0.5) == Goal("bytes", 62)
+    assert target.choose(1024, bpp=1e-4) == Goal("bytes", 1)
     assert target.choose(1, size="20k") == Goal("bytes", 20_000)
     assert target.choose(1, psnr=30.0) == Goal("psnr", 30.0)
     assert target.choose(1, price=1e-3) == Goal("lambda", 1e-3)

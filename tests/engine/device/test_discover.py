@@ -83,3 +83,21 @@ def test_what_was_asked_for_is_never_replaced(
     assert "--device numpy" in raised.value.hint
     assert not recwarn.list
     assert isinstance(discover.open_untried(spec), Opened)
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem", "advice"),
+    [
+        ("GPU", "no device of the kind 'gpu'", "imgmlp devices --check"),
+        ("8:0,8:1", "'8:0,8:1' may be several devices", "name one of them: 8:0 is"),
+        ("all", "'all' may be several devices", "name one of them: 8:0 is"),
+        ("mine", "no device 'mine'", "auto, gpu, cpu and numpy"),
+    ],
+)
+def test_what_is_not_there_is_told_by_what_was_meant(
+    listed: Callable[[dict[str, str]], None], spec: str, problem: str, advice: str
+) -> None:
+    listed({"8:0": ""})
+    with pytest.raises(DeviceError, match=problem) as raised:
+        open_device(spec)
+    assert advice in raised.value.hint

@@ -46,6 +46,7 @@ from imgmlp.codec.training.target import Goal, Workload
 from imgmlp.engine import AnyDevice
 from imgmlp.errors import UsageError
 from imgmlp.image import Picture
+from imgmlp.text import duration
 
 LEVELS = 9  # of effort
 FEWEST, MOST_STEPS = 300, 100_000  # of the lowest and of the highest of them
@@ -265,8 +266,7 @@ class Lengths:
             steps = self.fitting(self.workload.seconds, pace)
             if steps < TOO_FEW:
                 needed = self._seconds(TOO_FEW, pace) + self._checking(pace)
-                text = f"too little time for this picture: {needed:,.0f} seconds would do"
-                self.run.say(text)
+                self.run.say(f"too little time for this picture: {duration(needed)} would do")
         elif self.workload.steps:
             steps = self._trained(self.workload.steps)
         else:
@@ -276,7 +276,8 @@ class Lengths:
             self.run.say(f"effort {level} of {LEVELS}, as it suits this device; --effort decides")
         again = self.least_passes(steps)
         more = f" and {again} times {round(SHORTER * steps):,} again" if again else ""
-        self.run.say(f"{steps:,} steps{more}, about {self._seconds(steps, pace):,.0f} seconds")
+        time_left = duration(self._seconds(steps, pace))
+        self.run.say(f"{steps:,} steps{more}, about {time_left} from here")
         return steps
 
     def _note_speed(self, step: LatentStep, pace: float) -> None:
