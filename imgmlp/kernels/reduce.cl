@@ -18,7 +18,7 @@
   }
 
 GROUP_REDUCTION(group_sum_float, float, a + b)
-GROUP_REDUCTION(group_sum_int, int, a + b)
+GROUP_REDUCTION(group_sum_int, int, wrap_add(a, b))
 GROUP_REDUCTION(group_sum_uint, uint, a + b)
 GROUP_REDUCTION(group_sum_char, char, a + b)
 GROUP_REDUCTION(group_sum_uchar, uchar, a + b)

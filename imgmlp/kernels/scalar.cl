@@ -21,6 +21,14 @@ static uint lowbias32(uint x) {
   return x ^ (x >> 16);
 }
 
+// Sums and products of ints that wrap. In C theirs must not overflow, and compilers draw conclusions
+// from that: that x + 1 > x, for one. Those of vectors wrap as they are.
+static int wrap_add(int a, int b) { return (int)((uint)a + (uint)b); }
+
+static int wrap_subtract(int a, int b) { return (int)((uint)a - (uint)b); }
+
+static int wrap_multiply(int a, int b) { return (int)((uint)a * (uint)b); }
+
 // Division and remainder that round towards minus infinity, as Python's. C leaves open what the
 // least int gives by -1, and any by 0; here it wraps, and is 0.
 static int floor_div(int a, int b) {

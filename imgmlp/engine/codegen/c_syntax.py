@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from imgmlp.engine.ir.dtype import DType, bool_, f16
+from imgmlp.engine.ir.dtype import DType, bool_, f16, i32
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.uops import Code, Range, U
 
@@ -37,6 +37,11 @@ ROUNDED = {
     Op.DIV,
     Op.MULACC,
 }
+WRAPPING = {  # of ints, which C must not overflow; smaller types are computed as ints
+    Op.NEG: "wrap_subtract(0, {0})", Op.ADD: "wrap_add({0}, {1})",
+    Op.SUB: "wrap_subtract({0}, {1})", Op.MUL: "wrap_multiply({0}, {1})",
+    Op.MULACC: "wrap_add(wrap_multiply({0}, {1}), {2})",
+}  # fmt: skip
 SIGNED = {Op.DIV: "floor_div({0}, {1})", Op.MOD: "floor_mod({0}, {1})"}  # of signed integers
 UNSIGNED = {Op.DIV: "{1} ? {0} / {1} : 0", Op.MOD: "{1} ? {0} % {1} : 0"}
 
@@ -47,8 +52,10 @@ def register(dtype: DType | None) -> str:
     return "float" if dtype is f16 else dtype.cl
 
 
-def join(op: Op, a: str, b: str) -> str:
+def join(op: Op, a: str, b: str, dtype: DType | None) -> str:
     """Two terms of a sum, or the larger of two; NaN is larger than all."""
+    if op is Op.SUM and dtype is i32:
+        return WRAPPING[Op.ADD].format(a, b)
     return TEXTS[Op.ADD if op is Op.SUM else Op.MAX].format(a, b)
 
 
@@ -75,12 +82,14 @@ def literal(value: Any, dtype: DType) -> str:
     return f"({value!s}f)"
 
 
-def operation(op: Op, args: list[str], operand: DType, result: DType) -> str:
-    """`operand` is the dtype of the last argument."""
+def operation(op: Op, args: list[str], operand: DType, result: DType, vector: bool) -> str:
+    """`operand` is the dtype of the last argument; the result may be a `vector`."""
     if op is Op.CAST:
         found = f"{args[0]} != 0" if result is bool_ else f"({register(result)}){args[0]}"
     else:
         whole = (SIGNED if operand.min < 0 else UNSIGNED) if operand.is_int else {}
+        if result is i32 and not vector:
+            whole = whole | WRAPPING
         found = (whole.get(op) or TEXTS[op]).format(*args)
     return f"round_half({found})" if result is f16 and op in ROUNDED else found
 

@@ -357,7 +357,8 @@ class _Writer:
         elif u.arg is Op.MAX and last.op is U.CONST and last.arg == last.arg:
             self._declare(i, u, not_below(*args))
         else:
-            self._declare(i, u, operation(u.arg, args, last.dtype, u.dtype))
+            vector = i in self.vectors
+            self._declare(i, u, operation(u.arg, args, last.dtype, u.dtype, vector))
 
     def _kept_below(self, u: UOp) -> tuple[int, float] | None:
         """The value and the number of which this is the smaller, as it is written without MIN."""
@@ -399,7 +400,8 @@ class _Writer:
             width = self.columns[self.opened[-1][0]]
             whole = width == self.vector
             cell = f"v{acc}[{_index(lane)} / {width}]" if whole else f"v{acc}_by_{width}"
-        self.lines.append(f"{cell} = {join(op, cell, self._operand(term))};")
+        dtype = self.code.uops[acc].dtype
+        self.lines.append(f"{cell} = {join(op, cell, self._operand(term), dtype)};")
 
     def _keep(self, i: int, u: UOp) -> None:
         self.lines.append(f"v{u.src[0]}[{_index(u.arg)}] = v{u.src[1]};")
@@ -411,7 +413,7 @@ class _Writer:
         if acc in self.sums:
             self._total(i, acc, count // self.vector)
             return
-        joined = join(u.arg, f"v{i}", f"v{acc}[a]")
+        joined = join(u.arg, f"v{i}", f"v{acc}[a]", u.dtype)
         self.lines.append(f"{register(u.dtype)} v{i} = v{acc}[0];")
         self.lines.append(f"for (int a = 1; a < {count}; ++a) v{i} = {joined};")
 

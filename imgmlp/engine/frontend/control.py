@@ -6,6 +6,7 @@ however many iterations there are, and a choice by a value that only the device 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import overload
 
@@ -18,7 +19,14 @@ from imgmlp.engine.ir.kernel import Update
 from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.operations.elementwise import common_device
 
-_depth = [0]  # loops around the one being built
+
+class _Building(threading.local):
+    """A thread's own: what others build meanwhile is around none of its loops."""
+
+    depth = 0  # loops around the one being built
+
+
+_building = _Building()
 
 
 @overload
@@ -53,15 +61,15 @@ def loop(
     if not initial or not all(isinstance(t, Tensor) for t in initial):
         raise misuse(TypeError, "loop: needs Tensors to carry from iteration to iteration")
     device = common_device(*initial)
-    depth = _depth[0]
+    depth = _building.depth
     index = control_flow.parameter(depth, 0, graph.const(0, i32))
     carried = [control_flow.parameter(depth, 1 + i, t.node) for i, t in enumerate(initial)]
-    _depth[0] += 1
+    _building.depth += 1
     try:
         with capture() as updates:
             returned = body(*(Tensor(node, device) for node in (index, *carried)))
     finally:
-        _depth[0] -= 1
+        _building.depth -= 1
     found = _tensors("loop: the body", returned)
     _check_carried(initial, found)
     _check_assigned("loop: the body", updates)

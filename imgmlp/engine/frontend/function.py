@@ -89,6 +89,9 @@ class Function:
             if g is None or not argument.dtype.is_float:
                 nodes.append(None)
                 continue
+            if not isinstance(g, Tensor):
+                kind = type(g).__name__
+                raise misuse(TypeError, f"{name}: gradient {i} must be a Tensor, not {kind}")
             if g.shape != argument.shape:
                 raise misuse(
                     ValueError,

@@ -202,7 +202,7 @@ def _nll_loss(operation: str, logarithms: Tensor, target: Tensor | Array) -> Ten
     rows, classes = logarithms.shape
     chosen = Tensor.arange(classes).reshape(1, classes).eq(target.reshape(rows, 1))
     picked = Tensor.where(chosen, logarithms, 0.0)
-    return picked.sum() * (-1 / rows if rows else math.nan)
+    return -picked.sum(1).mean()
 
 
 def cross_entropy(logits: Tensor, target: Tensor | Array) -> Tensor:
@@ -212,8 +212,7 @@ def cross_entropy(logits: Tensor, target: Tensor | Array) -> Tensor:
     """
     target = target if isinstance(target, Tensor) else Tensor(target, logits.device)
     if target.shape == logits.shape and target.dtype.is_float:
-        rows = logits.shape[0]
-        return (logits.log_softmax() * target).sum() * (-1 / rows if rows else math.nan)
+        return -(logits.log_softmax() * target).sum(1).mean()
     return _nll_loss("cross_entropy", logits.log_softmax(), target)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -22,6 +22,8 @@ Form = Literal["standard", "seed"]
 
 def _trainable(parameters: Sequence[Tensor], optimizer: str) -> list[Tensor]:
     """The parameters, if they can be assigned."""
+    if isinstance(parameters, Tensor):  # whose rows would be found otherwise
+        raise misuse(TypeError, f"{optimizer}: takes a list of Tensors, not Tensor")
     found = list(parameters)
     if not found:
         raise misuse(ValueError, f"{optimizer}: there are no parameters to train")
@@ -70,7 +72,7 @@ class AdamW:
     `lr` may be a Tensor of one element, such as a schedule computed from a step counter, or one
     of a parameter's shape, whose elements move at rates of their own; betas may be Tensors of one
     element.
-    Raises ValueError for parameters that cannot be assigned.
+    Raises ValueError for parameters that cannot be assigned, and for another form.
     """
 
     def __init__(
@@ -83,6 +85,9 @@ class AdamW:
         form: Form = "standard",
     ) -> None:
         self.parameters = _trainable(parameters, type(self).__name__)
+        if form not in get_args(Form):
+            known = " or ".join(map(repr, get_args(Form)))
+            raise misuse(ValueError, f"{type(self).__name__}: form {form!r} is not {known}")
         self.lr, self.betas = lr, betas
         self.weight_decay, self.epsilon, self.form = weight_decay, epsilon, form
         self.first = [_zeros_like(p, "first_moment") for p in self.parameters]

@@ -105,11 +105,13 @@ class Tensor(Windows):
     @staticmethod
     def zeros(*shape: int, dtype: DType = dt.f32, device: Any = None) -> Tensor:
         """As `full` with 0."""
+        dt.check(dtype, "zeros")
         return Tensor(graph.const(0, dtype, whole_shape("zeros", shape)), device)
 
     @staticmethod
     def ones(*shape: int, dtype: DType = dt.f32, device: Any = None) -> Tensor:
         """As `full` with 1."""
+        dt.check(dtype, "ones")
         return Tensor(graph.const(1, dtype, whole_shape("ones", shape)), device)
 
     @staticmethod
@@ -129,6 +131,7 @@ class Tensor(Windows):
         start, stop = (0, start) if stop is None else (start, stop)
         whole = all(isinstance(v, int | np.integer) for v in (start, stop, step))
         kind = dtype or (dt.i32 if whole else dt.f32)
+        dt.check(kind, "arange")
         if not step or not all(map(math.isfinite, (start, stop, step))):
             text = f"steps of {step} never lead from {start} to {stop}"
             raise misuse(ValueError, f"arange: {text}")
@@ -191,11 +194,10 @@ class Tensor(Windows):
         Raises ValueError if this is not one element; TypeError if it is no float, or one of
         `wrt` is no Tensor.
         """
-        for w in wrt:
-            if not isinstance(w, Tensor):
-                raise misuse(
-                    TypeError, f"gradient: takes a list of Tensors, not {type(w).__name__}"
-                )
+        alone = isinstance(wrt, Tensor)  # and would be taken for its rows
+        wrong = [type(w) for w in ([wrt] if alone else wrt) if alone or not isinstance(w, Tensor)]
+        if wrong:
+            raise misuse(TypeError, f"gradient: takes a list of Tensors, not {wrong[0].__name__}")
         nodes = node_gradient(self.node, [w.node for w in wrt])
         return [Tensor(n, self.device or w.device) for n, w in zip(nodes, wrt, strict=True)]
 
@@ -289,14 +291,15 @@ class Tensor(Windows):
     def write(self, array: Array) -> Tensor:
         """Replace the value of a realized Tensor from the host, for the steps that follow.
 
-        Raises ValueError if shape or dtype differ.
+        Raises ValueError if shape or dtype differ, or if this has no device.
         """
         if not self.realized:
             raise misuse(
                 ValueError, "write: only a realized Tensor holds state; call realize() first"
             )
         if self.node.size:
-            write_buffer(self.node.arg, array)
+            self._run_on()
+            write_buffer(self.node.arg, np.asarray(array))
         else:
             check_like(Buffer(self.shape, self.dtype), array)
         return self

@@ -93,7 +93,9 @@ def compile(
     """A Program from a function that builds one step out of Tensors.
 
     `step` is called once. What it returns by name can be read by a Receiver; what it
-    assigns becomes the state after the step. Nothing runs until `Program.run`. `general`
+    assigns becomes the state after the step. A state that it returns itself, or by an operation
+    that changes nothing of it, is read as it is after the step, too. Nothing runs until
+    `Program.run`. `general`
     keeps to what the general scheduler makes of it. With a `precision` of "half" products
     round their factors to 16 bits where the device has matrix units, and only there:
     `Program.precision` says whether. Whatever else reads such a factor may read it rounded; sums
@@ -137,6 +139,10 @@ def _traced(step: Step) -> Traced:
     if not isinstance(outputs, Mapping):
         kind = type(outputs).__name__
         raise misuse(TypeError, f"compile: the step must return a dict of Tensors, not {kind}")
+    for name, t in outputs.items():
+        if not isinstance(t, Elementwise):
+            kind = type(t).__name__
+            raise misuse(TypeError, f"compile: output {name!r} must be a Tensor, not {kind}")
     return {name: t.node for name, t in outputs.items()}, updates
 
 

@@ -73,6 +73,8 @@ class Receiver:
             raise misuse(
                 ValueError, f"{both[0]} is an output of the program: give the state another"
             )
+        for name in names:
+            program.storage(name)
         for tensor in state.values():
             if not tensor.realized or tensor.node.arg not in program.inputs:
                 raise misuse(ValueError, f"{tensor!r} is nothing that the program has in memory")
@@ -85,7 +87,7 @@ class Receiver:
         """Read the outputs, or some of them, as they are after the steps enqueued so far."""
         pending, arrays = [], {}
         for name in self.names if names is None else names:
-            storage = self._state[name] if name in self._state else self.program.outputs[name]
+            storage = self._state.get(name) or self.program.storage(name)
             arrays[name] = np.empty(storage.shape, storage.dtype.np)
             if storage.size:
                 pending.append(self.program.device.read_async(storage.data, arrays[name]))

@@ -241,6 +241,8 @@ def move(op: Op, node: Node, arg: Any) -> Node:
         return node
     if op is Op.RESHAPE or op is Op.EXPAND:
         arg = moved.shape  # -1 filled in
+    if op is Op.PAD or op is Op.SHRINK:
+        arg = tuple(map(tuple, arg))  # which may be lists
     if op is Op.PERMUTE and arg == tuple(range(len(node.shape))):
         return node
     if not node.size:  # a PAD may have elements: zeros

@@ -38,6 +38,20 @@ def _operator(op: Op, swapped: bool = False) -> Callable[[T, Operand], T]:
     return lambda self, other: self._binary(op, other, swapped)
 
 
+def _shift(op: Op) -> Callable[[T, Operand], T]:
+    """The same for shifts, by at least 0 and fewer bits than there are. Raises ValueError for other
+    numbers; what elements of a Tensor beyond that give is the device's."""
+
+    def shift(self: T, other: Operand) -> T:
+        bits = 8 * self.dtype.itemsize
+        if isinstance(other, int) and not 0 <= other < bits:
+            text = f"{op.name.lower()}: {self.dtype.name} has no {other} bits to shift by"
+            raise misuse(ValueError, text)
+        return self._binary(op, other)
+
+    return shift
+
+
 def _comparison(swapped: bool = False) -> Callable[[T, Operand], T]:
     return lambda self, other: self._compare(Op.LT, other, swapped)
 
@@ -102,8 +116,8 @@ class Elementwise:
     __xor__ = __rxor__ = _operator(Op.XOR)
     __and__ = __rand__ = _operator(Op.AND)
     __or__ = __ror__ = _operator(Op.OR)
-    __lshift__, __rlshift__ = _operator(Op.SHL), _operator(Op.SHL, swapped=True)
-    __rshift__, __rrshift__ = _operator(Op.SHR), _operator(Op.SHR, swapped=True)
+    __lshift__, __rlshift__ = _shift(Op.SHL), _operator(Op.SHL, swapped=True)
+    __rshift__, __rrshift__ = _shift(Op.SHR), _operator(Op.SHR, swapped=True)
     __hash__ = object.__hash__  # by identity, though == compares elements
 
     # an array's comparisons take anything, but leave those with us to us

@@ -118,16 +118,22 @@ class Functions(Reduction):
         if isinstance(exponent, int) and not isinstance(exponent, bool) and 0 <= exponent <= 64:
             if exponent < 2:
                 return self if exponent else self._with(graph.const(1, self.dtype, self.shape))
+            if self.dtype is dt.f16:  # rounded once
+                return (self.cast(dt.f32) ** exponent).cast(dt.f16)
             half = (self * self) ** (exponent // 2)
             return half * self if exponent % 2 else half
         if isinstance(exponent, int | float) and exponent in (-1, 0.5, -0.5):
             return {-1: self.reciprocal, 0.5: self.sqrt, -0.5: self.rsqrt}[exponent]()
         return _power(*_floats("**", self, exponent))
 
+    @in_f32
+    def _power_of(self, logarithm: float) -> Self:
+        return (self * logarithm).exp2()
+
     def __rpow__(self, base: Operand) -> Self:
         """A number to the power of each element."""
         if isinstance(base, int | float) and base > 0:
-            return (self._float() * math.log2(base)).exp2()
+            return self._power_of(math.log2(base))
         y, x = _floats("**", self, base)
         return _power(x, y)
 

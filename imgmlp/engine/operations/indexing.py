@@ -83,7 +83,7 @@ class Indexing(Functions):
         """So many equal parts, or those that end before each of some indices."""
         axis = self._axis(axis, "split")
         size = self.shape[axis]
-        if isinstance(parts, int):
+        if isinstance(parts, int | np.integer):
             if parts < 1 or size % parts:
                 raise misuse(ValueError, f"split: {size} elements are not {parts} equal parts")
             parts = [size // parts * i for i in range(1, parts)]

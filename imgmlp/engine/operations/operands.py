@@ -26,8 +26,9 @@ Axis = int | Sequence[int] | None
 def from_host(data: Any, device: Any, dtype: DType | None = None, name: str = "") -> Node:
     """A Buffer with anything that NumPy takes; what holds no elements needs none.
 
-    float64 becomes f32 and int64 becomes i32 unless `dtype` says otherwise. Raises TypeError
-    for what holds no numbers, ValueError for integers out of range.
+    float64 becomes f32 and int64 becomes i32 unless `dtype` says otherwise; floats lose their
+    fraction on the way to integers. Raises TypeError for what holds no numbers, ValueError for what
+    integers cannot hold.
     """
     if dtype is not None:
         dt.check(dtype, "Tensor")
@@ -44,11 +45,12 @@ def from_host(data: Any, device: Any, dtype: DType | None = None, name: str = ""
 
 
 def _check_range(array: Array, kind: DType) -> None:
-    """Refuse integers that the dtype cannot hold, which NumPy would wrap."""
-    if kind.is_int and array.dtype.kind in "iu":
-        low, high = int(array.min()), int(array.max())
-        if low < kind.min or high > kind.max:
-            raise misuse(ValueError, f"{kind.name} cannot hold {low if low < kind.min else high}")
+    """Refuse what an integer dtype cannot hold, of which NumPy would make something else."""
+    if kind.is_int and array.dtype.kind in "iuf":
+        low, high = array.min().item(), array.max().item()
+        if not (low > kind.min - 1 and high < kind.max + 1):  # NaN is neither
+            wrong = high if low > kind.min - 1 else low
+            raise misuse(ValueError, f"{kind.name} cannot hold {wrong}")
 
 
 def whole_shape(operation: str, shape: Sequence[int]) -> Shape:

@@ -7,11 +7,13 @@ a step's number.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 
 from imgmlp.engine.ir.dtype import f32, u32
 from imgmlp.engine.ir.graph import Node, alu, cast, const, iota, move
 from imgmlp.engine.ir.op import Op
+from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.operations.operands import whole_shape
 
 PHI = 0x9E3779B9  # 2**32 over the golden ratio: keeps streams of random numbers apart
@@ -32,7 +34,10 @@ def bits(shape: Sequence[int], seeds: Sequence[Node | int]) -> Node:
 def _word(seed: Node | int) -> Node:
     if isinstance(seed, Node):
         return move(Op.RESHAPE, cast(seed, u32), (1,))
-    return const(seed & 0xFFFFFFFF, u32, (1,))
+    try:
+        return const(operator.index(seed) & 0xFFFFFFFF, u32, (1,))
+    except TypeError:
+        raise misuse(TypeError, f"random numbers: seed {seed!r} is no whole number") from None
 
 
 def uniform(random_bits: Node) -> Node:

@@ -237,14 +237,17 @@ def _constants_together(node: Node, x: Node, y: Node) -> Node | None:
         return None
     if x.op is not node.op or x.src[1].op is not Op.CONST:
         return None
-    both = _folded(alu(node.op, x.src[1], y))
-    return alu(node.op, x.src[0], both) if _keeps_digits(both, node.op) else None
+    one, both = x.src[1], _folded(alu(node.op, x.src[1], y))
+    return alu(node.op, x.src[0], both) if _keeps_digits(one, y, both, node.op) else None
 
 
-def _keeps_digits(both: Node, op: Op) -> bool:
-    """Whether two constants became one without overflow, or underflow of a product."""
+def _keeps_digits(one: Node, other: Node, both: Node, op: Op) -> bool:
+    """Whether two constants became one without overflow, or underflow of a product; and whether
+    neither takes away what the other one rounded, as (x + 1) - 1 does on purpose."""
     if not both.dtype.is_float or op is Op.MAX:
         return True
+    if op is Op.ADD and (one.arg < 0) != (other.arg < 0):
+        return False
     normal = float(np.finfo(both.dtype.np).tiny) if op is Op.MUL else 0.0
     return bool(normal <= abs(both.arg) < math.inf)
 

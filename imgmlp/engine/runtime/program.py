@@ -25,7 +25,7 @@ from imgmlp.engine.ir.graph import Buffer, Node, toposort
 from imgmlp.engine.ir.kernel import Update
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.target import NARROW, ON_MATRIX_UNITS, TURNS, Precision, Target
-from imgmlp.engine.ir.usage_errors import warn
+from imgmlp.engine.ir.usage_errors import misuse, warn
 from imgmlp.engine.oracle.given_indices import (
     check_assigned,
     is_given,
@@ -332,7 +332,10 @@ class Program:
         """Enqueue the step so many times; does not wait for the device.
 
         Under DEBUG it does, and raises OutOfBoundsError where a computed index is out of bounds.
+        Raises ValueError for fewer than 0.
         """
+        if times < 0:
+            raise misuse(ValueError, f"run: {times} steps; the number must not be negative")
         if isinstance(self.device, DryRun):
             return
         if self._checks is not None:
@@ -422,8 +425,15 @@ class Program:
             run_lowered(self.stages, form)
 
     def read(self, name: str) -> Array:
-        """An output as it is once all enqueued steps are done."""
-        return read_buffer(self.device, self.outputs[name])
+        """An output as it is once all enqueued steps are done. Raises ValueError for another."""
+        return read_buffer(self.device, self.storage(name))
+
+    def storage(self, name: str) -> Buffer:
+        """Where an output stands. Raises ValueError if there is none of this name."""
+        if name not in self.outputs:
+            known = ", ".join(self.outputs) or "none"
+            raise misuse(ValueError, f"{name!r} is no output of the program, which has {known}")
+        return self.outputs[name]
 
     def wait(self) -> None:
         """Block until all enqueued steps are done."""

@@ -153,7 +153,7 @@ def test_square_roots_are_correctly_rounded(device: Device) -> None:
 def test_group_reductions(device: Device, lanes: int, results: int, name: str, dtype: type) -> None:
     bench = Bench(
         device,
-        ["reduce"],
+        ["scalar", "reduce"],
         f"""__kernel void t_group(__global {name} *out, __global const {name} *in) {{
               __local {name} scratch[128];
               const int i = get_global_id(0), n = {lanes};

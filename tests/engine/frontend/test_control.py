@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from poison import run_poisoned
 from reference import close
 from small_programs import symmetric
 
-from imgmlp.engine import AnyDevice, Device, Program, Tensor, compile, cond, loop
+from imgmlp.engine import AnyDevice, Device, Program, Tensor, compile, cond, loop, open_device
 from imgmlp.engine import dtype as dt
 from imgmlp.engine.ir.graph import toposort
 from imgmlp.engine.ir.kernel import Loop
@@ -291,3 +293,27 @@ def test_a_body_that_fails_leaves_nothing_behind(device: AnyDevice) -> None:
         loop(3, lambda i, y: y ^ 2, Tensor([1.0], device))
     x = Tensor([1], device, dtype=dt.i32)
     assert loop(3, lambda i, y: y + i, x).node is loop(3, lambda i, y: y + i, x).node
+
+
+def test_threads_build_loops_of_their_own() -> None:
+    """One leaves its loop while the other is inside of two."""
+    device, other_inside, left = open_device("numpy"), threading.Event(), threading.Event()
+    start = Tensor(np.zeros(2, np.float32), device)
+
+    def inner(i: Tensor, v: Tensor) -> Tensor:
+        return loop(3, lambda j, w: w + (i * 10 + j).cast(dt.f32), v)
+
+    def outer(i: Tensor, v: Tensor) -> Tensor:
+        other_inside.set()
+        assert left.wait(60)
+        return inner(i, v)
+
+    def body(i: Tensor, v: Tensor) -> Tensor:
+        assert other_inside.wait(60)
+        return v + 1
+
+    with ThreadPoolExecutor(2) as threads:
+        nested = threads.submit(lambda: loop(2, outer, start).numpy())
+        loop(2, body, start)
+        left.set()
+        assert nested.result().tolist() == loop(2, inner, start).numpy().tolist() == [36, 36]

@@ -78,6 +78,18 @@ class Scalar(Function):
         return g.sum()
 
 
+class Number(Function):
+    """A gradient that is no Tensor."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Context, g: Tensor) -> Any:
+        return 2.0
+
+
 class NoTensor(Function):
     """An answer that is none."""
 
@@ -149,5 +161,7 @@ def test_misuse_is_refused_by_name() -> None:
         Two.apply(x, x).sum().gradient([x])
     with pytest.raises(ValueError, match=r"Scalar.backward: gradient 0 is of shape \(\)"):
         Scalar.apply(x).sum().gradient([x])
+    with pytest.raises(TypeError, match=r"Number.backward: gradient 0 must be a Tensor, not float"):
+        Number.apply(x).sum().gradient([x])
     with pytest.raises(TypeError, match=r"NoTensor.forward must return a Tensor, not 2.0"):
         NoTensor.apply(x)

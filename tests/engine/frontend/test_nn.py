@@ -131,6 +131,16 @@ def test_cross_entropy_and_its_gradient(device: AnyDevice) -> None:
     assert close(loss.gradient([x])[0].numpy(), slope)
 
 
+def test_a_mean_over_many_rows_of_halves_is_finite(device: AnyDevice) -> None:
+    """Whose sum no half can hold."""
+    zeros = Tensor(np.zeros((20_000, 32), np.float16), device)
+    shares = Tensor(np.full((20_000, 32), 1 / 32, np.float16), device)
+    for target in (np.zeros(20_000, np.int32), shares):
+        loss = nn.cross_entropy(zeros, target)
+        assert loss.dtype.name == "f16"
+        assert float(loss.numpy()) == pytest.approx(np.log(32), rel=2e-3)
+
+
 @pytest.mark.parametrize("device", ["numpy", "one"], indirect=True)  # long
 def test_a_small_network_learns_exclusive_or(device: AnyDevice) -> None:
     x = Tensor([[0.0, 0], [0, 1], [1, 0], [1, 1]], device)

@@ -15,9 +15,10 @@ from conftest import open_mapping
 from reference import close
 from small_programs import draw, results
 
-from imgmlp.engine import AnyDevice, Tensor, compile, dtype
+from imgmlp.engine import AnyDevice, Tensor, compile, dtype, open_device, optim
 
 Array = np.ndarray[Any, Any]
+NUMPY = open_device("numpy")
 
 
 # --- numbers that compare in ways of their own ---
@@ -257,6 +258,23 @@ def test_a_tensor_knows_where_its_elements_lie() -> None:
         (lambda x: Tensor([2**31]), ValueError, ["i32", "2147483648"]),
         (lambda x: Tensor([1, -1], dtype=dtype.u8), ValueError, ["u8", "-1"]),
         (lambda x: Tensor(np.ones(2, np.complex64)), TypeError, ["complex64"]),
+        (lambda x: Tensor([1.5, np.nan], dtype=dtype.i32), ValueError, ["i32", "nan"]),
+        (lambda x: Tensor([-1.5, 3.0], dtype=dtype.u8), ValueError, ["u8", "-1.5"]),
+        (lambda x: x.sum().gradient(x), TypeError, ["gradient", "list", "not Tensor"]),
+        (lambda x: x.sum().gradient([x.numpy]), TypeError, ["gradient", "list", "not method"]),
+        (lambda x: optim.SGD(x, 0.1), TypeError, ["SGD", "list", "not Tensor"]),
+        (lambda x: optim.AdamW([x], form="seeds"), ValueError, ["AdamW", "seeds", "standard"]),
+        (lambda x: Tensor.zeros(2, dtype=np.float32), TypeError, ["zeros", "float32", "f32"]),
+        (lambda x: Tensor.ones(2, dtype=np.float32), TypeError, ["ones", "float32", "f32"]),
+        (lambda x: Tensor.arange(2, dtype=np.float32), TypeError, ["arange", "float32", "f32"]),
+        (lambda x: Tensor.uniform((2,), 1.5), TypeError, ["seed", "1.5"]),
+        (lambda x: x.write(np.ones((2, 3), np.float32)), ValueError, ["device"]),
+        (lambda x: x.cast(dtype.i32) << 32, ValueError, ["shl", "i32", "32"]),
+        (lambda x: x.cast(dtype.u8) >> -1, ValueError, ["shr", "u8", "-1"]),
+        (lambda x: x.pad(1, 2), TypeError, ["pad", "(1, 2)"]),
+        (lambda x: compile(lambda: {"a": 1.0}, NUMPY), TypeError, ["compile", "'a'", "float"]),
+        (lambda x: compile(lambda: {"a": x}, NUMPY).read("b"), ValueError, ["'b'", "has a"]),
+        (lambda x: compile(lambda: {"a": x}, NUMPY).run(-1), ValueError, ["run", "-1"]),
         (lambda x: x.numpy(), ValueError, ["device"]),
         (lambda x: x[Tensor([1.0])], TypeError, ["f32", "gather"]),
     ],
@@ -268,3 +286,15 @@ def test_misuse_is_refused_by_name(
         act(Tensor(np.ones((2, 3))))
     for word in words:
         assert word in str(raised.value)
+
+
+def test_what_holds_numbers_will_do_for_them(device: AnyDevice) -> None:
+    """Lists for pairs and values, and NumPy's numbers."""
+    x = Tensor(np.arange(6, dtype=np.float32).reshape(2, 3), device)
+    assert x.pad([1, 1], [0, 2]).shape == (4, 5)  # type: ignore[arg-type]
+    assert x.shrink([0, 1], [1, 3]).numpy().tolist() == [[1, 2]]  # type: ignore[arg-type]
+    assert [part.shape for part in x.split(np.int64(3), 1)] == [(2, 1)] * 3  # type: ignore[arg-type]
+    drawn = (Tensor.uniform((3,), seed, device).numpy() for seed in (5, np.int32(5)))  # type: ignore[arg-type]
+    assert np.array_equal(*drawn)
+    with pytest.raises(ValueError, match="cannot take"):
+        x.write([1.0, 2.0])  # type: ignore[arg-type]

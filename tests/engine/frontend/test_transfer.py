@@ -76,6 +76,8 @@ def test_what_steps_move_is_received_as_they_left_it(device: AnyDevice) -> None:
     for tensor in (beside, x * 2):
         with pytest.raises(ValueError, match="nothing that the program has in memory"):
             Receiver(program, [], lambda *_: None, {"beside": tensor})
+    with pytest.raises(ValueError, match="'sums' is no output of the program, which has sum"):
+        Receiver(program, ["sums"], lambda *_: None)
     with pytest.raises(ValueError, match="sum is an output"):
         Receiver(program, ["sum"], lambda *_: None, {"sum": total})
 

@@ -256,6 +256,29 @@ def test_small_integers_and_halves_keep_their_dtypes(device: AnyDevice) -> None:
     assert all(program.read(name).dtype == np.float16 for name in halves)
 
 
+def test_logarithms_near_one_are_exact(device: AnyDevice) -> None:
+    """What 1 + x rounds away is put back, and so it is in softplus, of which it is the end."""
+    near = np.float32([f * 10.0**-n for n in range(1, 10) for f in (1, -1, 3, -3)])
+    low = np.linspace(-16, 0, 99, dtype=np.float32)
+    x, y = Tensor(near, device), Tensor(low, device)
+    program = compile(lambda: {"log1p": x.log1p(), "softplus": y.softplus()}, device)
+    program.run()
+    wide, wider = near.astype(np.float64), low.astype(np.float64)
+    np.testing.assert_allclose(program.read("log1p"), np.log1p(wide), rtol=5e-7)
+    np.testing.assert_allclose(program.read("softplus"), np.log1p(np.exp(wider)), rtol=2e-6)
+
+
+def test_powers_of_halves_are_rounded_once(device: AnyDevice) -> None:
+    h = np.float16([0.9, 0.99, 1.01, 11])
+    x = Tensor(h, device)
+    program = compile(lambda: {"power": x**64, "to the power": 2.5**x}, device)
+    program.run()
+    wide = h.astype(np.float64)
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(program.read("power"), (wide**64).astype(np.float16))
+    np.testing.assert_allclose(program.read("to the power"), 2.5**wide, rtol=2**-11 * 1.01)
+
+
 @pytest.mark.parametrize("kind", ["f4", "f2", "i1", "u4", "?"])
 def test_long_lines_are_merged_in_a_stable_order(device: AnyDevice, kind: str) -> None:
     """Of 65 elements, of three blocks, of blocks that end within one; equal ones, NaN, infinity."""
