@@ -220,6 +220,7 @@ def decode(
     """
     if size is not None:
         _check_pair(size)
+        size = int(size[0]), int(size[1])  # of a list, or NumPy's
         pictures.check_size(*size)
     stored = _stored(file)
     return pictures.to_image(stored.decode(_device(device), size), stored.metadata)

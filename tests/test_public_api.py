@@ -241,6 +241,8 @@ def test_a_compact_file_is_decoded_from_its_name_or_its_bytes() -> None:
         decoded = imgmlp.decode(file, device="numpy")
         assert decoded.mode == "LA"
         assert container.digest(np.asarray(decoded)) == found.header.digest
+    for own in (decoded.size, list(decoded.size)):  # exact, as without
+        assert imgmlp.decode(path, size=own, device="numpy") == decoded  # type: ignore[arg-type]
     assert imgmlp.decode(path, size=(10, 46), device="numpy").size == (10, 46)
     with pytest.raises(imgmlp.ImgmlpError, match=r"not an \.imlp file"):
         imgmlp.decode(b"neither", device="numpy")

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from imgmlp.codec.bitstream.container import ICC, Container, Section
-from imgmlp.errors import FormatError
+from imgmlp.errors import FormatError, check_format
 from imgmlp.metadata import MAX_BYTES, MAX_DPI, Metadata
 
 DEFLATED = {"icc": "c", "exif": "e", "xmp": "x"}  # types of their sections
@@ -39,8 +39,10 @@ def size(found: Metadata) -> int:
 def read(container: Container) -> Metadata:
     """The metadata in a file. Raises FormatError."""
     fields = {field: _inflated(container, kind) for field, kind in DEFLATED.items()}
-    if fields["icc"] is None:
-        fields["icc"] = container.get(ICC)
+    plain = container.get(ICC)
+    if plain is not None:
+        check_format(fields["icc"] is None, "there are two colour profiles")
+        fields["icc"] = plain
     return Metadata(**fields, dpi=_resolution(container.get(RESOLUTION)))
 
 

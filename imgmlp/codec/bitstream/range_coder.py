@@ -11,6 +11,7 @@ would be faster only with many interleaved streams, and each of them costs bytes
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
@@ -88,7 +89,7 @@ def decode(data: bytes, count: int, scales: Array | int) -> Array:
 
 
 def bits(symbols: Array, scales: Array | int) -> float:
-    """What `encode` spends on these symbols, in bits, but for the 0 to 2 bytes of its end."""
+    """What `encode` spends on these symbols, in bits, but for up to 3 bytes of its end."""
     return float(np.sum(costs(symbols, scales)))
 
 
@@ -280,7 +281,8 @@ class Decoder:
     def __init__(self, data: bytes) -> None:
         padded = data + bytes(_STATE_BYTES)
         rest = padded[_STATE_BYTES:]
-        self._words = np.frombuffer(rest, ">u2", len(rest) // 2).tolist()
+        words = np.frombuffer(rest, ">u2", len(rest) // 2).astype(np.uint16)
+        self._words = array("H", words.tobytes())
         self._position = 0  # of the next word
         self._code = int.from_bytes(padded[:_STATE_BYTES], "big")  # above the interval's low end
         self._width = 1 << _STATE_BITS
@@ -336,7 +338,8 @@ class Decoder:
 
     def suspend(self) -> tuple[Array, int, int, int]:
         """For a kernel that goes on reading: uint16 words, and code, width, and words taken."""
-        return np.array(self._words, np.uint16), self._code, self._width, self._position
+        words = np.frombuffer(self._words, np.uint16)
+        return words, self._code, self._width, self._position
 
     def resume(self, code: int, width: int, taken: int, damaged: int) -> None:
         """After that. Raises FormatError if the kernel found no symbol."""

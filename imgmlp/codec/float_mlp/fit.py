@@ -260,12 +260,10 @@ def fit(
             listener.go_on(back)
         elif replay.done % GOOD == 0:
             retreat.remember()
-        if due:
+        if due and finite((arrays := step.state()).values()):  # or what was kept before stays
             seconds = time.perf_counter() - begin
             values = {"best_loss": listener.best_loss, "retries": retreat.retries}
-            run.keep(
-                Snapshot({**step.state(), "best": listener.best}, values | {"seconds": seconds})
-            )
+            run.keep(Snapshot({**arrays, "best": listener.best}, values | {"seconds": seconds}))
     if interrupted and replay.done % LISTEN:
         replay.receiver.send(replay.done)
     replay.receiver.wait()

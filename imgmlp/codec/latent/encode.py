@@ -197,7 +197,8 @@ class _Encoder:
         """A trainer's snapshot with that of the passes before it."""
         values: dict[str, Any] = {"tried": self.passes.tried, "pace": self.lengths.pace}
         values |= {"judging": self.lengths.judging, "long": self.lengths.long}
-        values |= {"form": self.forms.name, "best": None}
+        spent = self.lengths.spent + time.perf_counter() - self.run.began
+        values |= {"spent": spent, "form": self.forms.name, "best": None}
         arrays: dict[str, Array] = {}
         if self.best is not None:
             values["best"] = self.best.metrics

@@ -47,7 +47,7 @@ def encode(model: LatentModel) -> bytes:
 
 
 def bits(model: LatentModel) -> float:
-    """What `encode` spends on a model's latents, but for the 2 bytes of its end."""
+    """What `encode` spends on a model's latents, but for up to 3 bytes of its end."""
     parts = itertools.chain.from_iterable(_shares(model, *each) for each in in_order(model))
     return float(sum(np.sum(TOTAL_BITS - np.log2(widths)) for _, widths in parts))
 
@@ -85,6 +85,7 @@ class Waves:
     def __init__(self, height: int, width: int) -> None:
         self.stride = width + 2 * MARGIN
         self.count = width + LAG * (height - 1)  # waves; those of narrow grids may be empty
+        self.widest = min(height, -(-width // LAG))  # latents of a wave, at most
         self._width = width
         # where a wave would meet each row if all of them were as wide as the waves
         self._rows = (np.arange(height) + MARGIN) * self.stride + MARGIN - LAG * np.arange(height)
@@ -119,7 +120,7 @@ def pad_maps(maps: Array) -> Array:
 def neighbour_offsets(shape: ModelShape, stride: int) -> Array:
     """intp [neighbours]: from a latent to its neighbours in a padded grid."""
     chosen = NEIGHBOURS[: shape.neighbours]
-    return np.array([up * stride + right for up, right in chosen], np.intp)
+    return np.array([down * stride + right for down, right in chosen], np.intp)
 
 
 class Grids:
@@ -129,8 +130,8 @@ class Grids:
         self, decoder: range_coder.Decoder, shape: ModelShape, networks: Mapping[str, Quantized]
     ) -> None:
         self._decoder, self._shape = decoder, shape
-        most = min(shape.height, -(-shape.width // LAG))
-        self._network = EntropyNetwork(networks, shape.neighbours, most)
+        widest = Waves(shape.height, shape.width).widest
+        self._network = EntropyNetwork(networks, shape.neighbours, widest)
         self._near, self._rows = Rows(NEAR_FROM, NEAR), Rows()
 
     def read(self, size: tuple[int, int], above: Array | None = None) -> Array:
@@ -142,8 +143,7 @@ class Grids:
         known, waves = padded.ravel(), Waves(*size)
         offsets = neighbour_offsets(self._shape, waves.stride)[:, None]
         beside = None if above is None else pad_maps(above)
-        for wave in range(waves.count):
-            block = waves[wave]
+        for block in filter(len, map(waves.__getitem__, range(waves.count))):
             near = known.take(offsets + block)
             numbers, means = self._network(near, 0 if beside is None else beside[:, block])
             places = self._decoder.places(numbers.tolist(), self._near, NEAR_FROM, self._rows)

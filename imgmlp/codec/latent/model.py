@@ -48,7 +48,7 @@ VALUE_BITS = 10  # of the fraction of a map's value or an activation
 LIMIT = 2**18 - 1  # of their magnitude, so ±256
 PIXEL_BITS = 14  # of the fraction of what the convolutions take and give
 
-# (rows up, columns to the right) of the neighbours that the entropy network sees, nearest first.
+# (rows down, columns to the right) of the neighbours that the entropy network sees, nearest first.
 # A network of fewer neighbours sees the first of them.
 NEIGHBOURS = tuple(
     sorted(
@@ -289,5 +289,5 @@ def _names(network: str) -> list[str]:
 
 def trained_order(rows: int) -> list[int]:
     """Which row of the trained first layer is each neighbour's; those of hyperlatents come last."""
-    near = [(up + REACH) * (2 * REACH + 1) + right + REACH for up, right in NEIGHBOURS]
+    near = [(down + REACH) * (2 * REACH + 1) + right + REACH for down, right in NEIGHBOURS]
     return [*near, *range(len(near), rows)]

@@ -32,6 +32,7 @@ from imgmlp.errors import DeviceError, OutOfMemoryError, check_format
 Array = np.ndarray[Any, Any]
 
 MAX_LATENTS_PER_BYTE = 2**17  # the cheapest latent of all costs an 11,000th of a bit
+MOST_BYTES = 3  # of a latent: the dearest has 22 bits; and of a stream's end
 MAX_PRODUCTS = 2**44  # multiplications of a whole picture
 EXPONENTS = {"weight": 7, "bias": 7, "filter": 7, "upsampling": 8}  # of steps, usually
 _SIZES = 6  # bytes before the tensors'
@@ -101,7 +102,7 @@ def _before(name: str, tensor: Quantized, base: Array | int, number: int) -> Arr
 
 
 def network_bits(networks: Mapping[str, Quantized], start: Start) -> float:
-    """What `write` spends on networks, in bits, but for the 2 bytes of the stream's end."""
+    """What `write` spends on networks, in bits, but for up to 3 bytes of the stream's end."""
     bits = 0.0
     for name, tensor in networks.items():
         base, number, own = coding(name, tensor, start)
@@ -188,6 +189,8 @@ def _latents(
     count = sum(map(math.prod, sizes.values()))
     good = count <= MAX_LATENTS_PER_BYTE * (len(data) + 2)
     check_format(good, f"{count:,} latents cannot be in {len(data):,} bytes")
+    good = len(data) <= MOST_BYTES * count + MOST_BYTES
+    check_format(good, f"{count:,} latents cannot take {len(data):,} bytes")
     found = _read(shape, networks, sizes, data, device)
     return tuple(
         found[number] if number in found else np.zeros(size, np.int8)

@@ -22,6 +22,7 @@ MAX_FREQUENCIES = 64  # along an axis
 MAX_HIDDEN = 16  # layers
 MAX_WIDTH = 1024
 MAX_FINER = 10  # bits by which biases may be finer than their layer's weights
+MAX_WEIGHT = 2**20  # below which magnitudes of weights and biases are
 MAX_PRODUCTS = 2**44  # multiplications of a whole picture
 
 VALUE_BITS = 10  # of the fraction of a feature or an activation
@@ -49,6 +50,8 @@ class Layer:
         check_format(
             0 <= self.finer <= MAX_FINER, f"a bias is {self.finer} bits finer than a weight"
         )
+        largest = max(int(np.abs(part).max()) for part in (self.weights, self.biases))
+        check_format(largest < MAX_WEIGHT, "a weight is too large")
         sums = np.abs(self.weights.astype(np.int64)).sum(0)  # [outputs]
         largest = int(sums.max())
         # Below it, sums with 8-bit parts of activations stay under 2**24 (integer_inference).
@@ -153,8 +156,6 @@ def parse(head: bytes, coded: bytes, pixels: int, channels: int) -> Network:
     decoder = range_coder.Decoder(coded)  # in parts: each is refused before it takes memory
     parts = [decoder.read(count, number) for count, number in zip(counts, chosen, strict=True)]
     decoder.finish()
-    for part in parts:
-        check_format(int(np.abs(part).max()) < 2**20, "a weight is too large")
     arrays = [
         part.astype(np.int32).reshape(size) for part, size in zip(parts, shape.shapes, strict=True)
     ]

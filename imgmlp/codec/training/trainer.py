@@ -2,7 +2,7 @@
 
 It knows no network and no schedule. Who derives from it decides at fixed steps only, by what is on
 the device there, so that a run which was stopped and goes on gives the same bits as one that was
-not.
+not; but where numbers explode, it goes back to where it went on, if nothing later was good.
 """
 
 from __future__ import annotations
@@ -80,6 +80,15 @@ class Trainer(ABC, Generic[S, D]):
         self.state.seconds = time.perf_counter() - self._began
         return Snapshot(self.step.state(), asdict(self.state))
 
+    def _sound(self) -> Snapshot:
+        """What to keep: the latest good state if numbers exploded and no look has noticed it, as
+        from there a run goes on as from here."""
+        now = self.snapshot()
+        if finite(now.arrays.values()):
+            return now
+        assert self._good is not None
+        return self._good
+
     def reached(self) -> str:
         return f"{self.step.done:,} of {self.state.steps:,} steps"
 
@@ -105,7 +114,7 @@ class Trainer(ABC, Generic[S, D]):
             if not whole and self._late():
                 self.state.steps = self.done
             if run.due(stop):
-                run.keep(complete(self.snapshot()))
+                run.keep(complete(self._sound()))
             if stop and self.done < self._end:
                 return "interrupted"
         self.state.seconds = time.perf_counter() - self._began
@@ -135,7 +144,7 @@ class Trainer(ABC, Generic[S, D]):
                     compiler.wait(run.stopping)
                 if run.stopping():
                     if run.due(True):
-                        run.keep(complete(self.snapshot()))
+                        run.keep(complete(self._sound()))
                     return "interrupted"
                 if compiler.done or waits:
                     return "done"

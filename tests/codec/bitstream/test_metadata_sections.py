@@ -63,6 +63,14 @@ def test_any_bytes_are_metadata_or_damage(kind: str, data: bytes) -> None:
     assert damaged or len(found.names()) == 1
 
 
+def test_a_profile_that_is_there_twice_is_refused() -> None:
+    (deflated,) = metadata_sections.sections(Metadata(icc=b"a"))
+    plain = Section(container.ICC, b"b")
+    assert metadata_sections.read(stored(plain)).icc == b"b"
+    with pytest.raises(FormatError, match="two colour profiles"):
+        metadata_sections.read(stored(deflated, plain))
+
+
 def test_nothing_takes_nothing() -> None:
     assert metadata_sections.sections(NOTHING) == ()
     assert metadata_sections.size(NOTHING) == 0

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import random
 from dataclasses import replace
+from typing import Any
 
 import latent_reference as reference
 import mutations
@@ -273,6 +274,37 @@ def test_a_kernel_writes_the_bytes_that_numpy_does_and_reads_them(
     found = sections.write(model, open_mapping("one"))
     assert found == sections.write(model)
     assert_same(read(found, model.shape, "one"), model)
+
+
+def test_high_pictures_take_no_more_launches_than_wide_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a column there is one latent in every fourth wave."""
+    monkeypatch.setattr(latents_kernel, "AT_ONCE", 1000)
+    launch, launches = latents_kernel.RawKernel.__call__, list[int]()
+
+    def counted(*arguments: Any) -> None:
+        launches[-1] += 1
+        launch(*arguments)
+
+    monkeypatch.setattr(latents_kernel.RawKernel, "__call__", counted)
+    for size in ((1, 800), (800, 1)):
+        model, device = small_latent_model(*size, spread=0.3), open_mapping("one")
+        launches.append(0)
+        parts = sections.write(model, device)
+        assert_same(read(parts, model.shape, "one"), model)
+    wide, high = launches
+    assert high <= 4 * wide
+
+
+def test_more_bytes_than_latents_can_take_are_refused_before_they_are_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = small_latent_model(4, 4, 1, **TINY)
+    head, weights, coded = sections.write(model)
+    monkeypatch.setattr(sections, "_read", lambda *_: pytest.fail("they are decoded"))
+    with pytest.raises(FormatError, match="latents cannot take"):
+        read((head, weights, coded + bytes(1000)), model.shape)
 
 
 def test_a_grid_of_zeros_costs_nothing() -> None:

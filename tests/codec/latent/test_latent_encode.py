@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -606,6 +607,21 @@ def test_a_time_limit_decides_how_long_to_train(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(lengths.Lengths, "_tried", lambda *_: 1e-6)  # which it does not keep
     found = run(Goal("lambda", 1e-2), workload=Workload(0, seconds=1.5))
     assert 1 <= found.metrics["steps"] < 5000
+
+
+def test_a_time_limit_counts_what_was_before_the_training_of_a_stopped_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as compiling."""
+    checkpoint, device, work = Checkpoint(tmp_path / "c", "k"), open_device("numpy"), Workload(30)
+    before, made = time.perf_counter() - 500, (Picture(PIXELS), Goal("lambda", 1e-3), work, device)
+    with pytest.raises(Interrupted):
+        latent.encode(*made, Run(None, stops_after(1), None, checkpoint, began=before))
+    found = latent._Encoder(*made, again := Run(checkpoint=checkpoint)).lengths
+    assert found.spent == pytest.approx(500, abs=60)
+    found.workload = Workload(0, seconds=900.0)
+    found.limits(phases.LatentTrainerState(10, 1e-3))
+    assert found.limit == pytest.approx(again.began + 400, abs=60)
 
 
 @pytest.mark.parametrize(

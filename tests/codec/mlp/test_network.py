@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -97,3 +98,11 @@ def test_a_short_head_is_refused(length: int) -> None:
     head, coded = small_network().sections()
     with pytest.raises(FormatError, match="network section"):
         network.parse(head[:length], coded, 100, 3)
+
+
+def test_a_weight_that_files_cannot_hold_makes_no_layer() -> None:
+    weights, largest = np.ones((4, 3), np.int32), network.MAX_WEIGHT - 1
+    for good, bias in ((True, largest), (True, -largest), (False, largest + 1)):
+        biases = np.array([0, 0, bias], np.int32)
+        with nullcontext() if good else pytest.raises(FormatError, match="a weight is too large"):
+            network.Layer(weights, biases, 3, network.MAX_FINER)

@@ -210,6 +210,28 @@ def test_a_stopped_run_goes_on_with_the_same_bits(
     assert outcome(second) == outcome(whole)
 
 
+def test_what_is_kept_is_sound_where_numbers_exploded_since_the_last_look(
+    whole: MlpTrainer, tmp_path: Path
+) -> None:
+    first, kept = make(), Checkpoint(tmp_path / "c", "k")
+
+    def stop() -> bool:
+        if int(first.step.count.item()) < 50:
+            return False
+        flat = first.step.flat.numpy()
+        flat[3] = np.nan
+        first.step.flat.write(flat)
+        return True
+
+    assert first.run(Run(should_stop=stop, checkpoint=kept)) == "interrupted"
+    state = kept.load()
+    assert state is not None
+    assert all(np.isfinite(array).all() for array in state.arrays.values())
+    second = make(state)
+    assert second.run(Run()) == "done"
+    assert outcome(second) == outcome(whole)  # which had no such accident
+
+
 def test_progress_is_told_in_order() -> None:
     told: list[int] = []
     make().run(Run(lambda progress: told.append(progress.step)))

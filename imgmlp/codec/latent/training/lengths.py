@@ -247,8 +247,9 @@ class Lengths:
         self.wanted, self.workload, self.device, self.run = wanted, workload, device, run
         self.short = is_short(self.shape, workload, device)
         self.long: bool = is_long(self.shape, workload, device)
+        self.spent = 0.0  # seconds of the runs that were stopped
         if run.saved is not None:
-            self.long = run.saved.values["long"]
+            self.long, self.spent = run.saved.values["long"], run.saved.values["spent"]
         # Steps of a program for many sizes that a run begins with which goes over to its own.
         self.opening = opening_steps(self.shape, device, self.short, operations(self.shape))
         self.opened = False  # whether it is there now
@@ -301,7 +302,7 @@ class Lengths:
         rounding += single / (1 - single) * both + hardening
         if self.wanted.kind == "bytes":
             rounding += min(len(DEARER) * SHAVES * self.judging / 2, SINGLE * both)
-        self.limit = self.run.began + seconds - state.seconds - self._checking(self.pace)
+        self.limit = self.run.began + seconds - self.spent - self._checking(self.pace)
         if self.run.saved is None:
             now = time.perf_counter()
             self.limit = max(self.limit, now + training + rounding)
