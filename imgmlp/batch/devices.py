@@ -29,7 +29,8 @@ def check(spec: str, jobs: int | None) -> None:
     word = spec.strip().lower()
     for name in () if word in SEVERAL else map(str.strip, word.split(",")):
         if not re.fullmatch(r"\d+:\d+", name) and name.partition(":")[0] not in WORDS:
-            raise _no_device(name)
+            hint = "`imgmlp devices` lists what there is"
+            raise DeviceError(f"there is no device {name!r}", hint=hint)
     if jobs is not None and not 1 <= jobs <= 64:
         raise UsageError(f"--jobs is {jobs}", hint="use a number from 1 to 64")
 
@@ -56,13 +57,10 @@ def named(spec: str, found: list[DeviceInfo] | None = None) -> list[tuple[str, b
     known = {info.spec for info in found}
     for name in names:
         if name not in known and name.partition(":")[0] not in WORDS:
-            raise _no_device(name)
+            there = "; ".join(f"{info.spec} is {info.describe()}" for info in found)
+            hint = f"{there}; `imgmlp devices --check` says what is missing or wrong"
+            raise DeviceError(f"there is no device {name!r}", hint=hint)
     return [(name, name in gpus or (name in ("auto", "gpu") and bool(gpus))) for name in names]
-
-
-def _no_device(name: str) -> DeviceError:
-    hint = "`imgmlp devices` lists what there is"
-    return DeviceError(f"there is no device {name!r}", hint=hint)
 
 
 def processes(

@@ -64,7 +64,7 @@ class Result:
             raise TrainingError(problem, hint="the best state is in the file; try another target")
         if self.missed is not None:
             advice = "try another target, a higher --effort or more --time"
-            if self.metrics["steps"] == 0:  # of one colour, without loss
+            if math.isinf(self.metrics["psnr"]):  # of one colour, say, and without loss
                 advice = "no file of this picture is smaller"
             if self.beside:
                 advice = f"{self.beside:,} bytes of it are {_BESIDE}"

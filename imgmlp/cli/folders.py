@@ -69,7 +69,7 @@ class Request:
         return spread or self.listed is not None or self.recursive or any(map(_many, self.sources))
 
     def check(self) -> None:
-        """Raises UsageError."""
+        """Raises UsageError, or DeviceError for what names no device anywhere."""
         if STANDARD in self.sources:
             hint = "give -o and a name for its output, without --out"
             raise UsageError("- is standard input, which has no place in a folder", hint=hint)
@@ -154,7 +154,9 @@ def _work(
     terminal: Terminal, request: Request, plan: Plan, work: Work, told: RunReport, stop: StopRequest
 ) -> None:
     """Have the files of a plan done. Raises ImgmlpError before any is, if none can be."""
-    named = devices.named(request.spec if request.cluster is None else request.one)
+    named = [(request.one, False)]  # which its workers have, and not this machine
+    if request.cluster in (None, devices.LOCAL):
+        named = devices.named(request.spec if request.cluster is None else request.one)
     seats = devices.processes(named, request.jobs, plan.weight / plan.count)[: plan.count]
     if plan.journal is not None:  # told once, and not of every file
         make_folder(plan.journal.path)

@@ -207,6 +207,8 @@ def test_options_that_a_cluster_cannot_follow_are_refused(imgmlp: Command, tmp_p
         (("--jobs", "2"), "--jobs is for processes on this machine"),
     ):
         assert problem in imgmlp(*command, *wrong, check=2).stderr
+    nobody = imgmlp(*command, "--device", "9:9", check=6)  # which workers may have
+    assert "no cluster answers" in nobody.stderr
     somewhere = imgmlp("encode", picture, "--out", out, "--cluster", "somewhere", check=2)
     assert "--cluster is 'somewhere'" in somewhere.stderr
     nowhere = imgmlp("encode", picture, "--cluster", "local", check=2)

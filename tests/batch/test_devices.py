@@ -70,6 +70,12 @@ def test_what_cannot_be_meant_is_refused_before_drivers_are_asked(
             devices.check("auto", jobs)
 
 
+def test_what_there_is_is_told_where_a_device_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DeviceError, match="no device '9:9'") as raised:
+        named("9:9", FOUND)
+    assert "0:0 is " in raised.value.hint
+
+
 def test_numpy_asks_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "list_devices", lambda: pytest.fail("drivers are asked"))
     assert named("numpy,numpy:uops") == [("numpy", False), ("numpy:uops", False)]

@@ -22,7 +22,6 @@ from imgmlp.codec.float_mlp.features import tables
 from imgmlp.codec.training.checkpoint import Resumable, Snapshot
 from imgmlp.codec.training.pixels import check_tables, pixel_features, random_places, size_of
 from imgmlp.codec.training.replay import (
-    HOPELESS,
     RETRIES,
     SMOOTHING,
     finite,
@@ -41,6 +40,8 @@ LISTEN = 250
 AHEAD = 2  # chunks that the host may be ahead of the device
 DRAWN = 16  # times that a step draws each row of a table which stands for all shorter ones
 GOOD = 4 * LISTEN  # steps between states to go back to
+EXPLODED = 1e6  # a smoothed loss that no run comes back from
+_GOOD = "good_"  # before the names of a kept state's arrays to go back to
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ class _Listener:
     def hear(self, step: int, values: dict[str, Array]) -> None:
         self.loss = mean_loss(float(values["smooth"]), step)
         fixed = step % LISTEN == 0 or step == self.steps  # so that this hangs on no device's speed
-        exploded = not math.isfinite(self.loss) or (fixed and self.loss > HOPELESS)
+        exploded = not math.isfinite(self.loss) or (fixed and self.loss > EXPLODED)
         self.diverged = self.diverged or exploded
         better = "parameters" in values and self.loss < self.best_loss and not self.diverged
         if better and finite([values["parameters"]]):
@@ -182,9 +183,16 @@ class _Listener:
 class _Retreat:
     """The last state that was good, to go back to at half the learning rate."""
 
-    def __init__(self, step: TrainingStep, retries: int) -> None:
-        self.step, self.retries, self.arrays = step, retries, step.state()
-        step.rate.slow_down(retries)
+    def __init__(self, step: TrainingStep, saved: Snapshot | None) -> None:
+        self.step, self.retries, self.arrays = step, 0, step.state()
+        if saved is not None:
+            self.retries = saved.values["retries"]
+            self.arrays = {name: saved.arrays[f"{_GOOD}{name}"] for name in self.arrays}
+        step.rate.slow_down(self.retries)
+
+    def kept(self) -> dict[str, Array]:
+        """The arrays that a snapshot has of it."""
+        return {f"{_GOOD}{name}": array for name, array in self.arrays.items()}
 
     def remember(self) -> None:
         """This state, if all of it is finite."""
@@ -238,14 +246,14 @@ def fit(
     one that never stopped.
     """
     run = run or Run()
-    steps, begin, done, retries = step.settings.steps, time.perf_counter(), 0, 0
+    steps, begin, done = step.settings.steps, time.perf_counter(), 0
     listener = _Listener(step.flat.numpy(), steps, run.tell, decode)
     if run.saved is not None:
         step.restore(run.saved.arrays)
-        done, retries = step.done, run.saved.values["retries"]
+        done = step.done
         begin -= run.saved.values["seconds"]
         listener.resume(done, run.saved.arrays["best"], run.saved.values["best_loss"])
-    replay, retreat = _Replay(step, listener, done), _Retreat(step, retries)
+    replay, retreat = _Replay(step, listener, done), _Retreat(step, run.saved)
     interrupted = False
     while replay.done < steps and not interrupted:
         replay.go_on()
@@ -260,10 +268,11 @@ def fit(
             listener.go_on(back)
         elif replay.done % GOOD == 0:
             retreat.remember()
-        if due and finite((arrays := step.state()).values()):  # or what was kept before stays
-            seconds = time.perf_counter() - begin
+        if due:
             values = {"best_loss": listener.best_loss, "retries": retreat.retries}
-            run.keep(Snapshot({**arrays, "best": listener.best}, values | {"seconds": seconds}))
+            values["seconds"] = time.perf_counter() - begin
+            arrays = {**step.state(), **retreat.kept(), "best": listener.best}
+            run.keep(Snapshot(arrays, values))
     if interrupted and replay.done % LISTEN:
         replay.receiver.send(replay.done)
     replay.receiver.wait()

@@ -16,9 +16,9 @@ from imgmlp.codec.bitstream.quantize import coded_bits, quantize
 from imgmlp.codec.mlp import float_render
 from imgmlp.codec.mlp.bit_allocation import Choice, log_sizes, settle, total_bits
 from imgmlp.codec.mlp.qat_step import Control, LearningStep
-from imgmlp.codec.training.replay import HOPELESS, decibels, mean_loss
+from imgmlp.codec.training.replay import decibels, mean_loss
 from imgmlp.codec.training.run import Progress
-from imgmlp.codec.training.trainer import Trainer, TrainerState
+from imgmlp.codec.training.trainer import HOPELESS, Trainer, TrainerState
 
 Array = np.ndarray[Any, Any]
 

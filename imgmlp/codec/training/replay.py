@@ -12,7 +12,6 @@ import numpy as np
 from imgmlp.engine import Program
 
 SMOOTHING = 0.99  # share of the past in the smoothed loss
-HOPELESS = 10.0  # a loss that no answer near the picture has, nor one that will come near it
 RETRIES = 3  # after numbers exploded, each at half the learning rate of the one before
 CHUNK = 250  # steps that are enqueued at once, at most
 CHUNK_SECONDS = 0.3  # that a chunk should not exceed, so that an interruption is soon noticed

@@ -24,6 +24,7 @@ Array = np.ndarray[Any, Any]
 Ended = Literal["done", "interrupted", "diverged"]
 Pricing = Callable[[float, float], float]  # (bits, dB) -> by what the price is multiplied
 
+HOPELESS = 10.0  # a loss that no answer near the picture has
 TELLING = 0.05  # of the time that is left, what steps must have taken to tell their pace
 SLIPPED = 0.9  # share of the steps left that fits in the time limit, below which they are fewer
 CHEAPEST, DEAREST = 1e-7, 10.0  # prices of a bit a pixel

@@ -11,7 +11,7 @@ import itertools
 import math
 import operator
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -339,21 +339,31 @@ def toposort(
     while stack:
         node = stack.pop()
         if node not in below:
-            below[node] = sources(node)
-            stack += below[node]
+            below[node] = found = sources(node)
+            stack += [s for s in found if s not in below]
     by_age = sorted(filter(attrgetter("varies"), below), key=attrgetter("number"))
     if len(by_age) == len(below):
         return by_age
-    found: dict[Node, None] = {}
-    for stack in ([node] for node in (*by_age, *roots)):
-        while stack:
-            node = stack[-1]
-            missing = [s for s in below[node] if s not in found] if node not in found else ()
-            if missing:
-                stack += reversed(missing)
-            else:
-                found[stack.pop()] = None
-    return list(found)
+    order: dict[Node, None] = {}
+    for node in (*by_age, *roots):
+        for source in below[node]:
+            if source not in order:
+                _put_in_order(source, below, order)
+        order[node] = None
+    return list(order)
+
+
+def _put_in_order(
+    node: Node, below: Mapping[Node, Sequence[Node]], order: dict[Node, None]
+) -> None:
+    """A Node behind all that it needs."""
+    stack = [node]
+    while stack:
+        missing = [s for s in below[stack[-1]] if s not in order]
+        if missing:
+            stack += reversed(missing)
+        else:
+            order[stack.pop()] = None
 
 
 def rebuild(node: Node, src: tuple[Node, ...]) -> Node:

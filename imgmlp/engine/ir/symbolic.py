@@ -60,21 +60,25 @@ class Expr(metaclass=_Interned):
         raise AttributeError(f"an expression is immutable; cannot set {name}")
 
     def __add__(self, other: Expr | int) -> Expr:
+        if isinstance(other, int):
+            return _more(self, other)
         return linear(0, ((self, 1), (as_expr(other), 1)))
 
     def __sub__(self, other: Expr | int) -> Expr:
+        if isinstance(other, int):
+            return _more(self, -other)
         return linear(0, ((self, 1), (as_expr(other), -1)))
 
     def __rsub__(self, other: int) -> Expr:
-        return linear(other, ((self, -1),))
+        return _more(_times(self, -1), other)
 
     def __neg__(self) -> Expr:
-        return linear(0, ((self, -1),))
+        return _times(self, -1)
 
     def __mul__(self, other: Expr | int) -> Expr:
         for x, factor in ((self, as_expr(other)), (as_expr(other), self)):
             if isinstance(factor, Const):
-                return linear(0, ((x, factor.value),))
+                return _times(x, factor.value)
         raise TypeError(f"cannot multiply {self} by {other}: one of them must be constant")
 
     def __floordiv__(self, divisor: int) -> Expr:
@@ -243,12 +247,35 @@ def linear(constant: int, terms: Iterable[tuple[Expr, int]]) -> Expr:
                 merged[t] = merged.get(t, 0) + coefficient * c
         merged = {t: c for t, c in merged.items() if c}
         pending = _rejoin(merged)
-    ordered = sorted(merged.items(), key=lambda tc: (tc[1] < 0, -abs(tc[1]), tc[0].key))
+    return _sum(constant, _in_order(merged.items()))
+
+
+def _in_order(terms: Iterable[tuple[Expr, int]]) -> Sequence[tuple[Expr, int]]:
+    return sorted(terms, key=lambda tc: (tc[1] < 0, -abs(tc[1]), tc[0].key))
+
+
+def _sum(constant: int, ordered: Sequence[tuple[Expr, int]]) -> Expr:
+    """That of terms in simplest form and in order."""
     if not ordered:
         return Const(constant)
     if len(ordered) == 1 and ordered[0][1] == 1 and constant == 0:
         return ordered[0][0]
     return Sum(constant, *ordered)
+
+
+def _more(x: Expr, constant: int) -> Expr:
+    """x + constant, for which no terms change."""
+    own, terms = split(x)
+    return _sum(own + constant, terms)
+
+
+def _times(x: Expr, factor: int) -> Expr:
+    """x * factor, for which all terms change alike."""
+    if factor == 0:
+        return ZERO
+    constant, terms = split(x)
+    scaled = [(t, c * factor) for t, c in terms]
+    return _sum(constant * factor, _in_order(scaled) if factor < 0 else scaled)
 
 
 def _rejoin(terms: Mapping[Expr, int]) -> list[tuple[Expr, int]]:

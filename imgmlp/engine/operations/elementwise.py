@@ -43,8 +43,9 @@ def _shift(op: Op) -> Callable[[T, Operand], T]:
     numbers; what elements of a Tensor beyond that give is the device's."""
 
     def shift(self: T, other: Operand) -> T:
-        bits = 8 * self.dtype.itemsize
-        if isinstance(other, int) and not 0 <= other < bits:
+        kind = dt.promote(self.dtype, dt.i32) if self.dtype is dt.bool_ else self.dtype
+        constant = isinstance(other, int | np.integer) and kind.is_int
+        if constant and not 0 <= other < 8 * kind.itemsize:
             text = f"{op.name.lower()}: {self.dtype.name} has no {other} bits to shift by"
             raise misuse(ValueError, text)
         return self._binary(op, other)

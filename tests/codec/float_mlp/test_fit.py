@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import MAPPINGS, open_mapping, small_pixels
+from conftest import MAPPINGS, open_mapping, small_pixels, stops_after
 
 from imgmlp.codec.float_mlp import features
 from imgmlp.codec.float_mlp.config import PRESETS, Settings
@@ -184,9 +184,9 @@ def test_parameters_heard_with_a_loss_that_is_not_finite_are_never_kept(bad: flo
 def test_a_loss_beyond_all_pictures_counts_as_one_that_is_not_finite(device: AnyDevice) -> None:
     """At fixed steps only, so that what a run does hangs on no device's speed."""
     ear = listener()
-    ear.hear(LISTEN - 1, {"smooth": np.float32(1e3)})
+    ear.hear(LISTEN - 1, {"smooth": np.float32(1e7)})
     assert not ear.diverged
-    ear.hear(LISTEN, heard(1e3, 1))
+    ear.hear(LISTEN, heard(1e7, 1))
     assert ear.diverged
     fitted = fit(training_step(settings(steps=1000, lr=1e3), device, small_pixels()))
     assert fitted.stopped == "diverged"
@@ -271,6 +271,26 @@ def test_a_stopped_run_goes_on_with_the_same_bits(
     kept = checkpoint.load()
     assert kept is not None
     assert again.seconds > kept.values["seconds"] > 0
+
+
+@pytest.mark.parametrize("looks", [1, 5, 7])
+def test_a_run_that_was_stopped_as_it_exploded_recovers_as_one_that_was_not(
+    looks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the state that was good before that, which is kept with the other."""
+    monkeypatch.setattr("imgmlp.codec.float_mlp.fit.EXPLODED", 10)
+    device, checkpoint = open_device("numpy"), Checkpoint(tmp_path / "c", "k")
+
+    def step() -> TrainingStep:
+        return training_step(settings(steps=4 * LISTEN, lr=3.0), device, small_pixels())
+
+    whole, own = fit(first := step()), step()
+    assert float(first.rate.first.item()) < 3
+    run = Run(should_stop=stops_after(looks), checkpoint=checkpoint)
+    assert fit(own, run).stopped == "interrupted"
+    again = fit(step(), Run(checkpoint=checkpoint))
+    assert again.parameters.tolist() == whole.parameters.tolist()
+    assert (again.loss, again.steps, again.stopped) == (whole.loss, whole.steps, whole.stopped)
 
 
 def test_the_pace_gives_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:

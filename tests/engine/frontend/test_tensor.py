@@ -271,6 +271,8 @@ def test_a_tensor_knows_where_its_elements_lie() -> None:
         (lambda x: x.write(np.ones((2, 3), np.float32)), ValueError, ["device"]),
         (lambda x: x.cast(dtype.i32) << 32, ValueError, ["shl", "i32", "32"]),
         (lambda x: x.cast(dtype.u8) >> -1, ValueError, ["shr", "u8", "-1"]),
+        (lambda x: x.cast(dtype.i32) << np.int64(40), ValueError, ["shl", "i32", "40"]),
+        (lambda x: x << 40, TypeError, ["shl", "integers", "f32"]),
         (lambda x: x.pad(1, 2), TypeError, ["pad", "(1, 2)"]),
         (lambda x: compile(lambda: {"a": 1.0}, NUMPY), TypeError, ["compile", "'a'", "float"]),
         (lambda x: compile(lambda: {"a": x}, NUMPY).read("b"), ValueError, ["'b'", "has a"]),
@@ -293,6 +295,7 @@ def test_what_holds_numbers_will_do_for_them(device: AnyDevice) -> None:
     x = Tensor(np.arange(6, dtype=np.float32).reshape(2, 3), device)
     assert x.pad([1, 1], [0, 2]).shape == (4, 5)  # type: ignore[arg-type]
     assert x.shrink([0, 1], [1, 3]).numpy().tolist() == [[1, 2]]  # type: ignore[arg-type]
+    assert ((x > 2) << 10).numpy().max() == 1024
     assert [part.shape for part in x.split(np.int64(3), 1)] == [(2, 1)] * 3  # type: ignore[arg-type]
     drawn = (Tensor.uniform((3,), seed, device).numpy() for seed in (5, np.int32(5)))  # type: ignore[arg-type]
     assert np.array_equal(*drawn)

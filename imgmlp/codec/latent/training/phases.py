@@ -17,9 +17,9 @@ from imgmlp.codec.latent.guess import guessed
 from imgmlp.codec.latent.model import Quantized, flat_of, networks_of
 from imgmlp.codec.latent.training.bit_allocation import Search
 from imgmlp.codec.latent.training.latent_step import BETAS, MOMENTUM, TILES, Control, LatentStep
-from imgmlp.codec.training.replay import HOPELESS, decibels
+from imgmlp.codec.training.replay import decibels
 from imgmlp.codec.training.run import Progress
-from imgmlp.codec.training.trainer import Pricing, Trainer, TrainerState
+from imgmlp.codec.training.trainer import HOPELESS, Pricing, Trainer, TrainerState
 
 Array = np.ndarray[Any, Any]
 
