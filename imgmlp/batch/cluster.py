@@ -30,11 +30,7 @@ from imgmlp.batch.pool import ONCE_MORE, TICK, Records, Seat, Stopping
 from imgmlp.batch.store import is_stored
 from imgmlp.batch.work import Record, Task, Work, attempt_elsewhere
 from imgmlp.engine import AnyDevice, open_device
-from imgmlp.errors import (
-    DeviceError,
-    ImgmlpError,
-    TrainingError,
-)
+from imgmlp.errors import DeviceError, ImgmlpError, TrainingError
 
 CHUNK = 4  # files that travel together, if they are small
 FILL = 2**20  # pixels of a chunk, so that a lost worker costs little

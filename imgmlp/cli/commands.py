@@ -386,7 +386,7 @@ def bench(
     if command := context.invoked_subcommand:
         sources = map(context.get_parameter_source, context.params)
         if any(source is not None and source.name == "COMMANDLINE" for source in sources):
-            hint = f"give it what it is to do behind its name: imgmlp bench {command} --help"
+            hint = f"give them behind it; `imgmlp bench {command} --help` lists its own"
             raise UsageError(f"options stand before {command!r}", hint=hint)
         return
     from imgmlp.bench import report
