@@ -62,6 +62,11 @@ class Request:
         return self.device or first_of(self.spec)
 
     @property
+    def where(self) -> str:
+        """The devices of the processes that do it; a cluster's workers have one each."""
+        return self.spec if self.cluster is None else self.one
+
+    @property
     def many(self) -> bool:
         """Whether it can be meant for a run over many files only."""
         spread = devices.is_several(self.device or "") or self.jobs is not None
@@ -89,7 +94,7 @@ class Request:
             if self.jobs is not None:
                 hint = "leave out --jobs: it does a file at a time on each worker that it has"
                 raise UsageError("--jobs is for processes on this machine", hint=hint)
-        devices.check(self.spec if self.cluster is None else self.one, self.jobs)
+        devices.check(self.where, self.jobs)
 
     def found(self, search: Search) -> Iterator[Found]:
         """The files. Raises UsageError if the list cannot be read."""
@@ -156,7 +161,7 @@ def _work(
     """Have the files of a plan done. Raises ImgmlpError before any is, if none can be."""
     named = [(request.one, False)]  # which its workers have, and not this machine
     if request.cluster in (None, devices.LOCAL):
-        named = devices.named(request.spec if request.cluster is None else request.one)
+        named = devices.named(request.where)
     seats = devices.processes(named, request.jobs, plan.weight / plan.count)[: plan.count]
     if plan.journal is not None:  # told once, and not of every file
         make_folder(plan.journal.path)

@@ -79,13 +79,17 @@ def _shares(model: LatentModel, grid: Array, above: Array | None) -> Iterator[tu
         yield starts, edge(numbers, places + 1) - starts
 
 
+def widest(height: int, width: int) -> int:
+    """How many latents of a grid a wave has, at most."""
+    return min(height, -(-width // LAG))
+
+
 class Waves:
     """The latents of a grid in their order, as places in its padded form, flat."""
 
     def __init__(self, height: int, width: int) -> None:
         self.stride = width + 2 * MARGIN
         self.count = width + LAG * (height - 1)  # waves; those of narrow grids may be empty
-        self.widest = min(height, -(-width // LAG))  # latents of a wave, at most
         self._width = width
         # where a wave would meet each row if all of them were as wide as the waves
         self._rows = (np.arange(height) + MARGIN) * self.stride + MARGIN - LAG * np.arange(height)
@@ -130,8 +134,8 @@ class Grids:
         self, decoder: range_coder.Decoder, shape: ModelShape, networks: Mapping[str, Quantized]
     ) -> None:
         self._decoder, self._shape = decoder, shape
-        widest = Waves(shape.height, shape.width).widest
-        self._network = EntropyNetwork(networks, shape.neighbours, widest)
+        most = widest(shape.height, shape.width)
+        self._network = EntropyNetwork(networks, shape.neighbours, most)
         self._near, self._rows = Rows(NEAR_FROM, NEAR), Rows()
 
     def read(self, size: tuple[int, int], above: Array | None = None) -> Array:

@@ -17,7 +17,7 @@ import numpy as np
 
 from imgmlp.codec.bitstream.range_coder import Decoder, Encoder, make_tables
 from imgmlp.codec.latent import probabilities
-from imgmlp.codec.latent.latents import MARGIN, Waves, neighbour_offsets, pad, pad_maps
+from imgmlp.codec.latent.latents import MARGIN, Waves, neighbour_offsets, pad, pad_maps, widest
 from imgmlp.codec.latent.model import VALUE_BITS, ModelShape, Quantized
 from imgmlp.engine import AnyDevice, Device, RawKernel, Tensor, list_devices, open_unasked
 from imgmlp.errors import DeviceError, OutOfMemoryError
@@ -113,10 +113,9 @@ class _Kernel:
             beside = _constant(pad_maps(maps).T)
         padded = self._placed(pad(grid).astype(np.int8))
         offsets = _constant(neighbour_offsets(self._shape, padded.shape[1]).astype(np.int32))
-        waves = Waves(*grid.shape)
-        step = max(1, AT_ONCE // waves.widest)
-        for begin in range(0, waves.count, step):
-            place = padded, *grid.shape, begin, min(begin + step, waves.count)
+        count, step = Waves(*grid.shape).count, max(1, AT_ONCE // widest(*grid.shape))
+        for begin in range(0, count, step):
+            place = padded, *grid.shape, begin, min(begin + step, count)
             stream = state, words, len(words)
             self._kernel(1, 1, *stream, *place, offsets, beside, *self._network)
             yield padded
@@ -154,7 +153,7 @@ class KernelWriter(_Kernel):
 
     def write(self, grid: Array, above: Array | None = None) -> None:
         """int8 [height, width], which has hyperlatents above it or not."""
-        at_once = min(grid.size, AT_ONCE + Waves(*grid.shape).widest)  # of a launch, at most
+        at_once = min(grid.size, AT_ONCE + widest(*grid.shape))  # of a launch, at most
         words = np.zeros(MOST_WORDS * at_once + 1, np.uint32)
         state = np.array([*self._encoder.suspend(), 0, 0], np.uint64)
         for _ in self._through(grid, above, state, words):

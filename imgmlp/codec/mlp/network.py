@@ -50,9 +50,10 @@ class Layer:
         check_format(
             0 <= self.finer <= MAX_FINER, f"a bias is {self.finer} bits finer than a weight"
         )
-        largest = max(int(np.abs(part).max()) for part in (self.weights, self.biases))
+        magnitudes = np.abs(self.weights.astype(np.int64))
+        largest = max(int(magnitudes.max()), int(np.abs(self.biases.astype(np.int64)).max()))
         check_format(largest < MAX_WEIGHT, "a weight is too large")
-        sums = np.abs(self.weights.astype(np.int64)).sum(0)  # [outputs]
+        sums = magnitudes.sum(0)  # [outputs]
         largest = int(sums.max())
         # Below it, sums with 8-bit parts of activations stay under 2**24 (integer_inference).
         check_format(largest < 2**16 - 1, f"weights of one value add up to {largest:,}")

@@ -183,10 +183,7 @@ def _not_there(spec: str, found: Pairs, reason: str | None) -> DeviceError:
     if wanted in ORDER:
         hint = f"{there}; `imgmlp devices --check` says what is missing or wrong"
         return DeviceError(f"there is no device of the kind {wanted!r}", hint=hint)
-    if wanted in ("all", "gpus") or "," in wanted:
-        problem = f"{spec!r} may be several devices, and this works on one"
-        return DeviceError(problem, hint=f"name one of them: {there}")
-    hint = f"{there}; auto, gpu, cpu and numpy are understood too"
+    hint = f"name one: {there}; auto, gpu, cpu and numpy are understood too"
     return DeviceError(f"there is no device {spec!r}", hint=hint)
 
 

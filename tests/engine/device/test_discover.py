@@ -89,8 +89,7 @@ def test_what_was_asked_for_is_never_replaced(
     ("spec", "problem", "advice"),
     [
         ("GPU", "no device of the kind 'gpu'", "imgmlp devices --check"),
-        ("8:0,8:1", "'8:0,8:1' may be several devices", "name one of them: 8:0 is"),
-        ("all", "'all' may be several devices", "name one of them: 8:0 is"),
+        ("8:0,8:1", "no device '8:0,8:1'", "name one: 8:0 is"),
         ("mine", "no device 'mine'", "auto, gpu, cpu and numpy"),
     ],
 )
