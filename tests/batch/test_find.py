@@ -121,6 +121,7 @@ def test_names_need_not_be_utf_8(tree: Path) -> None:
 def test_a_missing_file_is_an_error_of_its_own(tree: Path) -> None:
     missing, there = search().find([tree / "missing.png", tree / "a.png"])
     assert isinstance(missing.error, UsageError)
+    assert str(missing.error) == f"{tree / 'missing.png'} does not exist"
     assert there.error is None
 
 

@@ -297,7 +297,8 @@ def test_a_body_that_fails_leaves_nothing_behind(device: AnyDevice) -> None:
 
 def test_threads_build_loops_of_their_own() -> None:
     """One leaves its loop while the other is inside of two."""
-    device, other_inside, left = open_device("numpy"), threading.Event(), threading.Event()
+    device = open_device("numpy")
+    inside, other_inside, left = (threading.Event() for _ in range(3))
     start = Tensor(np.zeros(2, np.float32), device)
 
     def inner(i: Tensor, v: Tensor) -> Tensor:
@@ -309,11 +310,16 @@ def test_threads_build_loops_of_their_own() -> None:
         return inner(i, v)
 
     def body(i: Tensor, v: Tensor) -> Tensor:
+        inside.set()
         assert other_inside.wait(60)
         return v + 1
 
-    with ThreadPoolExecutor(2) as threads:
-        nested = threads.submit(lambda: loop(2, outer, start).numpy())
+    def both() -> np.ndarray:
+        assert inside.wait(60)
+        return loop(2, outer, start).numpy()
+
+    with ThreadPoolExecutor(1) as thread:
+        nested = thread.submit(both)
         loop(2, body, start)
         left.set()
         assert nested.result().tolist() == loop(2, inner, start).numpy().tolist() == [36, 36]

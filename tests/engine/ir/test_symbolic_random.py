@@ -19,6 +19,7 @@ from imgmlp.engine.ir.symbolic import (
     Const,
     Expr,
     Var,
+    linear,
 )
 
 BOUNDS = {"p": (0, 11), "q": (-7, 4), "r": (3, 6), "s": (2, 2)}
@@ -136,6 +137,18 @@ def test_substituting_is_evaluating_with_expressions(x: Pair, p: Pair, q: Pair) 
 @given(expressions)
 def test_building_a_simplified_expression_again_changes_nothing(pair: Pair) -> None:
     assert pair[0].substitute({}) is pair[0]
+
+
+@settings(max_examples=500, deadline=None)
+@given(expressions, SMALL)
+def test_what_needs_no_simplifying_is_as_simplified(pair: Pair, n: int) -> None:
+    """And so the same object: sums with a number, and products."""
+    x = pair[0]
+    assert x + n is n + x is linear(n, [(x, 1)])
+    assert x - n is linear(-n, [(x, 1)])
+    assert n - x is linear(n, [(x, -1)])
+    assert -x is linear(0, [(x, -1)])
+    assert x * n is linear(0, [(x, n)])
 
 
 @settings(max_examples=500, deadline=None)

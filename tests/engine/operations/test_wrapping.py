@@ -10,6 +10,7 @@ import pytest
 
 from imgmlp.engine import AnyDevice, Tensor
 
+TOP = 2**31 - 1
 EDGES = [2**31 - 1, -(2**31), 2**30, -(2**30) - 1, 46_341, 5, -7, 0]
 # Of Tensors, and of NumPy's arrays of int64 whose results `wrapped` takes modulo 2^32.
 CASES: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
@@ -23,6 +24,8 @@ CASES: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
     "a product and a sum": lambda x, wrapped: wrapped(wrapped(x * 7) + x) > x,
     "a sum of rows": lambda x, wrapped: wrapped(x.sum(0)) < 0,
     "a sum of columns": lambda x, wrapped: wrapped(x.sum(1)) < 0,
+    "two that are not negative": lambda x, wrapped: wrapped((x & TOP)[:, :2].sum(1)) < 0,
+    "all of them": lambda x, wrapped: wrapped((x & TOP).sum(1)) < 0,
 }
 
 
