@@ -34,7 +34,7 @@ from imgmlp.engine.codegen.register_vectors import (
 )
 from imgmlp.engine.codegen.sum_vectors import EVERY_OTHER, sums_in_vectors
 from imgmlp.engine.codegen.vector_access import Neighbours
-from imgmlp.engine.ir.dtype import DType, bool_, f16, f32, i32
+from imgmlp.engine.ir.dtype import DType, bool_, f16, f32
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.ir.symbolic import ONE, Const, Expr, Var
 from imgmlp.engine.ir.target import FACTORS, GPU_LANES, GPU_TILE, NARROW, Target
@@ -326,11 +326,7 @@ class _Writer:
 
     def _add(self, i: int, u: UOp) -> None:
         data, value = u.src[:2]
-        place, dtype = self._place(data, u.arg, value), self.code.uops[value].dtype
-        if dtype is i32 and value not in self.vectors:
-            self.lines.append(f"{place} = {join(Op.SUM, place, f'v{value}', dtype)};")
-        else:
-            self.lines.append(f"{place} += v{value};")
+        self.lines.append(f"{self._place(data, u.arg, value)} += v{value};")
 
     def _prefetch(self, i: int, u: UOp) -> None:
         offset, written = u.arg
