@@ -311,14 +311,25 @@ class _Writer:
         elif self.code.uops[data].dtype is f16:
             self.lines.append(f"vstore_half_rte(v{value}, {where}, data{data});")
         else:
-            self.lines.append(f"{self._place(data, u.arg, value)} = v{value};")
+            self.lines.append(f"{self._place(data, u.arg)} = {self._stored(value)};")
 
-    def _place(self, data: int, offset: Expr, value: int) -> str:
-        """Where a value is stored, which is several elements if the value is a vector."""
-        if value in self.vectors:
-            kind = self._vector(self.code.uops[data].dtype, value)
+    def _place(self, data: int, offset: Expr) -> str:
+        """Where a value is stored, which is several elements where a loop takes several at once."""
+        if (width := self._at_once()) > 1:
+            kind = f"unaligned_{register(self.code.uops[data].dtype)}{width}"
             return f"*(__global {kind} *)(data{data} + {_index(offset)})"
         return f"data{data}[{_index(element(self.code, data, offset))}]"
+
+    def _stored(self, value: int) -> str:
+        """What is written there; what is the same for all columns stands in each of them."""
+        width, dtype = self._at_once(), self.code.uops[value].dtype
+        if width > 1 and value not in self.vectors:
+            return f"({register(dtype)}{width})v{value}"
+        return f"v{value}"
+
+    def _at_once(self) -> int:
+        """Columns or terms that the loop which is open takes at once."""
+        return self.columns.get(self.opened[-1][0], 1) if self.opened else 1
 
     def _vector(self, dtype: DType | None, value: int) -> str:
         """The type of as many neighbours in memory as a value has, wherever they begin."""
@@ -326,7 +337,7 @@ class _Writer:
 
     def _add(self, i: int, u: UOp) -> None:
         data, value = u.src[:2]
-        self.lines.append(f"{self._place(data, u.arg, value)} += v{value};")
+        self.lines.append(f"{self._place(data, u.arg)} += {self._stored(value)};")
 
     def _prefetch(self, i: int, u: UOp) -> None:
         offset, written = u.arg
@@ -397,7 +408,7 @@ class _Writer:
         (acc, term), (op, lane) = u.src, u.arg
         cell = f"v{acc}[{_index(lane)}]"
         if acc in self.sums:
-            width = self.columns[self.opened[-1][0]]
+            width = self._at_once()
             whole = width == self.vector
             cell = f"v{acc}[{_index(lane)} / {width}]" if whole else f"v{acc}_by_{width}"
         dtype = self.code.uops[acc].dtype

@@ -12,6 +12,7 @@ from reference import close
 from imgmlp.engine import AnyDevice, Device, Tensor, compile, dtype, open_device
 from imgmlp.engine.codegen.register_vectors import in_vectors
 from imgmlp.engine.ir.uops import U
+from imgmlp.engine.runtime.buffers import write_buffer
 
 RNG = np.random.default_rng(0)
 
@@ -72,6 +73,36 @@ def test_limits_hold_numbers_and_leave_nan(device: Device, in_vectors: bool) -> 
     assert np.array_equal(program.read("below"), np.minimum(x, 0.5), equal_nan=True)
     assert np.array_equal(program.read("above"), np.maximum(x, -0.5), equal_nan=True)
     assert np.array_equal(program.read("y"), x.clip(0, 1), equal_nan=True)
+
+
+def test_what_all_columns_share_is_stored_in_each(device: Device) -> None:
+    """Beside a product, in whose loop over columns several are written at once."""
+    x, w, row = tensor(device, 13, 20), tensor(device, 20, 32), tensor(device, 13, 1)
+    numbers = Tensor(np.arange(13, dtype=np.int32).reshape(13, 1), device)
+    state = Tensor(np.full((13, 32), 9, np.float32), device)
+
+    def step() -> dict[str, Tensor]:
+        state.assign(0.5)
+        return {
+            "y": (x @ w + row).relu(),
+            "row": row.expand(13, 32) + 1,
+            "numbers": (numbers * 3).expand(13, 32),
+            "unchanged": (x @ w).sum().gradient([state])[0],
+        }
+
+    program = compile(step, device)
+    (code,) = [code for code in program.stages.codes if any(u.op is U.PRODUCT for u in code.uops)]
+    ranges, vectors = in_vectors(code)
+    stored = {u.src[1] in vectors for u in code.uops if u.op is U.STORE}
+    assert (bool(ranges), stored) == (True, {True, False})
+    for name in program.outputs:
+        storage = program.storage(name)
+        write_buffer(storage, np.full(storage.shape, 9, storage.dtype.np))
+    program.run()
+    assert np.array_equal(state.numpy(), np.full((13, 32), 0.5))
+    assert np.array_equal(program.read("row"), np.broadcast_to(row.numpy() + 1, (13, 32)))
+    assert np.array_equal(program.read("numbers"), np.repeat(np.arange(13) * 3, 32).reshape(13, 32))
+    assert not program.read("unchanged").any()
 
 
 def test_whole_numbers_go_in_vectors(device: Device) -> None:
