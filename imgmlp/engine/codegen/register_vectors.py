@@ -129,7 +129,8 @@ def products_in_sums(code: Code) -> set[int]:
     """Products of float32 that nothing but one sum or difference reads: its terms, or what is
     added to accumulators.
 
-    Compilers make one instruction of them where they stand in one expression, and only there.
+    Compilers make one instruction of them where they stand in one expression, and only there. Not
+    of the difference of two, of which just one would be rounded: a * b - b * a would not be 0.
     """
     users: dict[int, list[UOp]] = {}
     for u in code.uops:
@@ -139,12 +140,13 @@ def products_in_sums(code: Code) -> set[int]:
     found: set[int] = set()
     for i in products:
         alone = len(users.get(i, ())) == 1 and code.uops[i].dtype is f32
-        if alone and _adds(users[i][0]):
+        if alone and _adds(code, users[i][0]):
             found.add(i)
     return found
 
 
-def _adds(u: UOp) -> bool:
+def _adds(code: Code, u: UOp) -> bool:
     if u.op is U.ACCUMULATE:
         return u.arg[0] is Op.SUM
-    return u.op is U.ALU and u.arg in (Op.ADD, Op.SUB)
+    products = all((code.uops[s].op, code.uops[s].arg) == (U.ALU, Op.MUL) for s in u.src)
+    return u.op is U.ALU and (u.arg is Op.ADD or (u.arg is Op.SUB and not products))

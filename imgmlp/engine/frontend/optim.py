@@ -28,6 +28,9 @@ def _trainable(parameters: Sequence[Tensor], optimizer: str) -> list[Tensor]:
     if not found:
         raise misuse(ValueError, f"{optimizer}: there are no parameters to train")
     for p in found:
+        if not isinstance(p, Tensor):
+            text = f"{optimizer}: takes a list of Tensors, not of {type(p).__name__}"
+            raise misuse(TypeError, text)
         if not p.realized or not p.dtype.is_float:
             raise misuse(
                 ValueError, f"{optimizer}: {p!r} is no realized Tensor of floats; call realize()"

@@ -282,8 +282,10 @@ class Tensor(Windows):
     def realize(self, name: str = "") -> Tensor:
         """Compute the value now, in place of the expression; later uses read it.
 
-        Gradients end here, as they do at any value that stands in memory. Listings show the
-        storage by its name.
+        Gradients end here, as they do at any value that stands in memory. What is in memory as it
+        is (a realized Tensor, also where it is reshaped or cast to what it is already) is not
+        copied: it changes when that is assigned, and `(x + 0).realize()` does not. Listings show
+        the storage by its name.
         """
         _realize([self], name)
         return self

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from imgmlp.engine.ir.control_flow import Body, cond, dependent, received, results, states
-from imgmlp.engine.ir.dtype import i32
+from imgmlp.engine.ir.dtype import f32, i32
 from imgmlp.engine.ir.graph import (
     Node,
     alu,
@@ -62,9 +62,9 @@ def _max(g: Node, ans: Node, x: Node, y: Node) -> Gradients:
 
 def _reduce_max(g: Node, ans: Node, x: Node) -> Gradients:
     axes = ans.arg
-    chosen = cast(alu(Op.EQ, x, restore_axes(ans, x.shape, axes)), x.dtype)
-    share = g / reduce(Op.SUM, chosen, axes)  # equal values share
-    return (chosen * restore_axes(share, x.shape, axes),)
+    chosen = cast(alu(Op.EQ, x, restore_axes(ans, x.shape, axes)), f32)  # as halves count to 65504
+    share = cast(g, f32) / reduce(Op.SUM, chosen, axes)  # equal values share
+    return (cast(chosen * restore_axes(share, x.shape, axes), x.dtype),)
 
 
 def _expand(g: Node, ans: Node, x: Node) -> Gradients:

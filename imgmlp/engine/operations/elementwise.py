@@ -265,6 +265,7 @@ class Elementwise:
     def copysign(self, other: Operand) -> Self:
         """The magnitude of self with the sign of other; zero counts as positive."""
         magnitude = self.abs()
+        dtype_of("copysign", other)
         if isinstance(other, Elementwise | np.ndarray):
             return self.where(self._with(node_of(other)) < 0, -magnitude, magnitude)
         return -magnitude if other < 0 else magnitude
@@ -278,7 +279,7 @@ class Elementwise:
 
         Raises ValueError for a negative slope, whose answers do not show the sign of x.
         """
-        if slope < 0:
+        if not slope >= 0:
             raise misuse(ValueError, f"leaky_relu: the slope must not be negative, not {slope}")
         answer = self.where(self < 0, self * slope if slope else 0, self)
         return self._with(graph.function(answer.node, [self.node], _leaky_relu_vjp(slope)))
@@ -350,6 +351,7 @@ def _is_operand(value: object) -> TypeGuard[Operand]:
 
 
 def dtype_of(operation: str, value: Operand) -> DType:
+    """That of an operand. Raises TypeError for what is none."""
     if isinstance(value, Elementwise):
         return value.dtype
     if not _is_operand(value):

@@ -221,9 +221,7 @@ class Functions(Reduction):
     def erf(self) -> Self:
         """2 / sqrt(pi) times the integral of exp(-t^2) from 0 to x."""
         a = self.abs()
-        t = 1.0 / (a * 0.5 + 1.0)
-        far = 1.0 - t * (_polynomial(t, ERFC) - a * a).exp()
-        size = self.where(a < 1.0, _polynomial(a * a, SERIES) * a, far)
+        size = self.where(a < 1.0, _polynomial(a * a, SERIES) * a, 1.0 - _erfc(a))
         answer = self.where(self < 0, -size, size)
         slope = (self * self * -1.0).exp() * (2 / math.sqrt(math.pi))
         return self._own(answer, vjp=lambda g, ans, x: (g * slope.node,))
@@ -234,8 +232,11 @@ class Functions(Reduction):
         the tanh form of Hendrycks and Gimpel (2016), which costs less.
         """
         if exact:
-            return self * ((self * math.sqrt(0.5)).erf() + 1.0) * 0.5
-        inner = (self + self * self * self * 0.044715) * math.sqrt(2 / math.pi)
+            z = self * math.sqrt(0.5)
+            far = _erfc((-z).maximum(1.0))  # where little is left of 1 + erf(z)
+            return self * 0.5 * self.where(z < -1.0, far, z.erf() + 1.0)
+        near = self.maximum(-100.0).minimum(100.0)  # whose cubes are finite
+        inner = (self + near * near * near * 0.044715) * math.sqrt(2 / math.pi)
         return self * (inner * 2.0).sigmoid()  # which is (tanh(inner) + 1) / 2
 
     @in_f32
@@ -246,13 +247,19 @@ class Functions(Reduction):
     @in_f32
     def elu(self, alpha: float = 1.0) -> Self:
         """x where it is positive, alpha (exp(x) - 1) elsewhere."""
-        return self.where(self > 0, self, self.minimum(0.0).expm1() * alpha)
+        return self.where(self > 0, self, self.where(self > 0, 0.0, self).expm1() * alpha)
 
     @in_f32
     def softplus(self) -> Self:
         """log(1 + exp(x)), finite for every finite x."""
         answer = self.maximum(0.0) + (-self.abs()).exp().log1p()
         return self._own(answer, vjp=lambda g, ans, x: (g * self.sigmoid().node,))
+
+
+def _erfc(x: F) -> F:
+    """1 - erf(x) of numbers that are not negative."""
+    t = 1.0 / (x * 0.5 + 1.0)
+    return t * (_polynomial(t, ERFC) - x * x).exp()
 
 
 def _polynomial(x: F, coefficients: Sequence[float]) -> F:

@@ -33,6 +33,9 @@ def bits(shape: Sequence[int], seeds: Sequence[Node | int]) -> Node:
 
 def _word(seed: Node | int) -> Node:
     if isinstance(seed, Node):
+        if seed.dtype.is_float:
+            text = f"random numbers: a seed of {seed.dtype.name} is no whole number"
+            raise misuse(TypeError, text)
         return move(Op.RESHAPE, cast(seed, u32), (1,))
     try:
         return const(operator.index(seed) & 0xFFFFFFFF, u32, (1,))

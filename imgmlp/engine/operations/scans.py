@@ -184,6 +184,8 @@ class Scans(Indexing):
     def topk(self, count: int, axis: int = -1) -> tuple[Self, Self]:
         """The largest of each line along an axis, in order, and their indices."""
         axis = self._axis(axis, "topk")
+        if not isinstance(count, int | np.integer):
+            raise misuse(TypeError, f"topk: {count!r} is no whole number")
         if not 0 <= count <= self.shape[axis]:
             raise misuse(ValueError, f"topk: {count} of {self.shape[axis]} elements")
         index = self.argsort(axis, descending=True)

@@ -21,10 +21,11 @@ import numpy as np
 
 from imgmlp.engine.ir import dtype as dt
 from imgmlp.engine.ir import graph
+from imgmlp.engine.ir.dtype import Array
 from imgmlp.engine.ir.graph import Buffer, Node
 from imgmlp.engine.ir.usage_errors import misuse
 from imgmlp.engine.operations.autograd import gradient
-from imgmlp.engine.operations.elementwise import in_f32
+from imgmlp.engine.operations.elementwise import dtype_of, in_f32, node_of
 from imgmlp.engine.operations.operands import whole_shape
 from imgmlp.engine.operations.scans import Scans
 
@@ -81,13 +82,14 @@ class Windows(Scans):
         return cls.concat(found, axis)
 
     def conv2d(
-        self, weight: Self, bias: Self | None = None, stride: Pair = 1, padding: Pair = 0,
-        dilation: Pair = 1, groups: int = 1,
+        self, weight: Self | Array, bias: Self | Array | None = None, stride: Pair = 1,
+        padding: Pair = 0, dilation: Pair = 1, groups: int = 1,
     ) -> Self:  # fmt: skip
         """Correlation with weights [outputs, channels / groups, rows, columns].
 
         [batch, channels, height, width] -> [batch, outputs, rows, columns].
         """
+        weight = self._tensor("conv2d", weight)
         batch, channels, *_ = self._picture("conv2d", weight)
         outputs, inputs, *kernel = weight.shape
         if channels != inputs * groups or outputs % groups:
@@ -105,7 +107,7 @@ class Windows(Scans):
             found = self._own(self._summed(taps, factors[0]), weight, vjp=vjp)
         else:
             found = (factors @ windows).reshape(batch, outputs, rows, columns)
-        return found if bias is None else found + bias.reshape(-1, 1, 1)
+        return found if bias is None else found + self._tensor("conv2d", bias).reshape(-1, 1, 1)
 
     def _summed(self, taps: Sequence[Self], factors: Self) -> Self:
         """What a product of factors and windows is, tap by tap; halves are rounded once."""
@@ -136,24 +138,32 @@ class Windows(Scans):
         return vjp
 
     def conv_transpose2d(
-        self, weight: Self, bias: Self | None = None, stride: Pair = 1, padding: Pair = 0,
-        output_padding: Pair = 0, dilation: Pair = 1, groups: int = 1,
+        self, weight: Self | Array, bias: Self | Array | None = None, stride: Pair = 1,
+        padding: Pair = 0, output_padding: Pair = 0, dilation: Pair = 1, groups: int = 1,
     ) -> Self:  # fmt: skip
         """What the gradient of conv2d by its input is: weights [channels, outputs / groups, rows,
         columns], each element of the input spread over a window of the output.
         """
-        batch, _, *size = self._picture("conv_transpose2d", weight)
+        name = "conv_transpose2d"
+        weight = self._tensor(name, weight)
+        batch, _, *size = self._picture(name, weight)
         steps, edges = _pair(stride, "stride"), _pair(padding, "padding", 0)
         more, apart = _pair(output_padding, "output_padding", 0), _pair(dilation, "dilation")
         pairs = zip(size, weight.shape[-2:], steps, edges, more, apart, strict=True)
         sizes = ((n - 1) * s - 2 * e + m + d * (k - 1) + 1 for n, k, s, e, m, d in pairs)
-        shape = whole_shape("conv_transpose2d", (batch, weight.shape[1] * groups, *sizes))
+        shape = whole_shape(name, (batch, weight.shape[1] * groups, *sizes))
         source = self._with(graph.buffer(Buffer(shape, self._float().dtype)))  # read by no gradient
         found = source.conv2d(weight, None, stride, padding, dilation, groups)
         if found.shape != self.shape:
-            raise misuse(ValueError, f"conv_transpose2d: {self.shape}, {weight.shape} do not fit")
-        (spread,) = gradient((found * self).sum().node, [source.node])
-        return self._with(spread) if bias is None else self._with(spread) + bias.reshape(-1, 1, 1)
+            raise misuse(ValueError, f"{name}: {self.shape}, {weight.shape} do not fit")
+        (node,) = gradient((found * self).sum().node, [source.node])
+        spread = self._with(node)
+        return spread if bias is None else spread + self._tensor(name, bias).reshape(-1, 1, 1)
+
+    def _tensor(self, operation: str, value: Self | Array) -> Self:
+        """An operand, which may be an array. Raises TypeError for what is none."""
+        dtype_of(operation, value)
+        return value if isinstance(value, type(self)) else self._with(node_of(value))
 
     def _picture(self, operation: str, weight: Self) -> tuple[int, ...]:
         if len(self.shape) != 4 or len(weight.shape) != 4:
@@ -207,19 +217,22 @@ class Windows(Scans):
     # --- sums of products ---
 
     @classmethod
-    def einsum(cls, formula: str, *operands: Self) -> Self:
+    def einsum(cls, formula: str, *operands: Self | Array) -> Self:
         """Sums of products over the letters that the result has not, as NumPy's.
 
         "ij,jk->ik" is a product of matrices, "...i->..." sums the last axis of whatever shape. Two
         operands at a time are multiplied, the first two first.
         """
-        formula = _spelled_out(formula.replace(" ", ""), operands)
+        for one in operands:
+            dtype_of("einsum", one)
+        factors = [o if isinstance(o, cls) else cls(node_of(o), None) for o in operands]
+        formula = _spelled_out(formula.replace(" ", ""), factors)
         texts, _, result = formula.partition("->")
         names = texts.split(",")
         if {*texts, *result} - {*ascii_letters, ","}:
             raise misuse(ValueError, f"einsum: {formula!r} has other things than letters")
         sizes = dict.fromkeys("".join(names), 1)
-        for name, t in zip(names, operands, strict=True):
+        for name, t in zip(names, factors, strict=True):
             own = dict(zip(name, t.shape, strict=False))
             wide = {c: n for c, n in own.items() if n != 1}
             fits = all(sizes[c] in (1, n) for c, n in wide.items())
@@ -230,7 +243,7 @@ class Windows(Scans):
             raise misuse(ValueError, f"einsum: {result!r} has a letter twice, or a new one")
         pending = [
             t.broadcast_to([sizes[c] for c in n])._diagonals(n)
-            for n, t in zip(names, operands, strict=True)
+            for n, t in zip(names, factors, strict=True)
         ]
         name, found = pending.pop(0)
         while pending:

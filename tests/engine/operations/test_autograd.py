@@ -44,6 +44,9 @@ def test_slopes_far_from_zero_are_flat_or_straight(device: AnyDevice) -> None:
     assert close(found["sigmoid"], share * (1 - share), 1, roundings=4)
     assert close(found["tanh"], [0] * 6, 1, roundings=4)
     assert close(found["gelu"], [0, 0, 0, 1, 1, 1], 1, roundings=4)
+    far = Tensor([-3e38, -1e20, 1e20, 3e38], device)  # whose cubes are infinite
+    slopes = far.gelu().sum().gradient([far])[0], far.gelu(exact=True).sum().gradient([far])[0]
+    assert [t.numpy().tolist() for t in slopes] == [[0, 0, 1, 1]] * 2
 
 
 def test_one_side_of_every_kink_is_chosen(device: AnyDevice) -> None:
@@ -53,6 +56,7 @@ def test_one_side_of_every_kink_is_chosen(device: AnyDevice) -> None:
     g = {
         "relu": x.relu(),
         "leaky": x.leaky_relu(0.25),
+        "elu": (x * 0.5 + 1).elu() + x.maximum(0.0).elu(),
         "abs": x.abs(),
         "sign": x.sign() * 5 + x,
         "max": x.maximum(y),
@@ -65,6 +69,7 @@ def test_one_side_of_every_kink_is_chosen(device: AnyDevice) -> None:
     wanted = {
         "relu": [0, 0, 1],
         "leaky": [0.25, 1, 1],
+        "elu": [0.5, 1, 1.5],  # which has no kink
         "abs": [-1, 1, 1],
         "sign": [1, 1, 1],
         "max": [0.5, 0, 0.5],
@@ -96,6 +101,13 @@ def test_equal_values_share_the_gradient_of_each_reduced_maximum(device: AnyDevi
     }
     for name, value in wanted.items():
         assert close(found[name], value, np.abs(value), roundings=4), name
+
+
+def test_more_equal_halves_than_a_half_can_count_share_it(device: AnyDevice) -> None:
+    x = Tensor(np.zeros(70_000, np.float16), device)
+    (found,) = x.max().gradient([x])
+    assert found.dtype is dtype.f16
+    assert np.array_equal(found.numpy(), np.full(70_000, 1 / 70_000, np.float16))
 
 
 def test_both_sides_of_a_maximum_add_up_to_the_whole(device: AnyDevice) -> None:

@@ -13,6 +13,8 @@ from imgmlp.engine.ir.graph import toposort
 from imgmlp.engine.ir.op import Op
 from imgmlp.engine.operations import windows
 
+NUMPY = open_device("numpy")
+
 OPTIONS: list[dict[str, Any]] = [
     {"padding": 1}, {"padding": (0, 1), "dilation": (2, 1)}, {"groups": 2, "padding": 1},
     {"groups": 4}, {"dilation": 2, "padding": 2},
@@ -113,3 +115,18 @@ def test_integers_are_spread_over_windows_as_floats_are() -> None:
     x = Tensor(np.arange(4, dtype=np.int32).reshape(1, 1, 2, 2), device)
     found = x.conv_transpose2d(Tensor.ones(1, 1, 2, 2), stride=2).numpy()
     assert np.array_equal(found[0, 0], np.repeat(np.repeat([[0, 1], [2, 3]], 2, 0), 2, 1))
+
+
+def test_factors_may_be_arrays() -> None:
+    rng = np.random.default_rng(8)
+    x, w, bias = (
+        rng.standard_normal(n).astype(np.float32) for n in ((1, 3, 6, 7), (3, 3, 3, 3), 3)
+    )
+    for convolution in (Tensor.conv2d, Tensor.conv_transpose2d):
+        found, wanted = (
+            convolution(Tensor(x, NUMPY), *(Tensor(v, NUMPY) if made else v for v in (w, bias)))
+            for made in (False, True)
+        )
+        assert np.array_equal(found.numpy(), wanted.numpy())
+    product = Tensor.einsum("ij,kj->ik", Tensor(x[0, 0], NUMPY), x[0, 1])
+    assert close(product.numpy(), x[0, 0] @ x[0, 1].T)

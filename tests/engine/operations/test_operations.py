@@ -143,6 +143,22 @@ def test_numbers_that_are_none_and_those_without_end(device: AnyDevice) -> None:
             assert close(found, wanted, roundings=8), name
 
 
+def test_little_is_left_of_a_gelu_far_below_zero(device: AnyDevice) -> None:
+    x = np.float32([-0.7, -1.4142135, -1.5, -3, -4.735, -5.615, -9, 0, 0.3, 4, 3e38])
+    wanted = [float(v) / 2 * math.erfc(-float(v) / math.sqrt(2)) for v in x]
+    assert np.allclose(Tensor(x, device).gelu(exact=True).numpy(), wanted, rtol=2e-5, atol=0)
+
+
+def test_the_difference_of_equal_products_is_nothing(device: AnyDevice) -> None:
+    """As neither of them is rounded otherwise than the other."""
+    values = np.float32([0.1, 0.3, 1 / 3, 2.7] * 4)
+    a, b, c = (Tensor(v.copy(), device) for v in (values, values[::-1], values))
+    program = compile(lambda: {"y": a * b - b * a, "roots": (a * a - c * c).sqrt()}, device)
+    program.run()
+    assert not program.read("y").any()
+    assert not program.read("roots").any()
+
+
 def test_quotients_and_what_they_leave_are_numpys(device: AnyDevice) -> None:
     """Also where x / y is large, infinite or beside a whole number; of integers by 0 it is 0."""
     inf = np.inf

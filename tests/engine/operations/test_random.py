@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 from conftest import open_mapping
 from reference import close
 
@@ -38,6 +39,12 @@ def test_bits_are_exactly_the_hash_on_every_device(device: AnyDevice) -> None:
         assert found.dtype == np.uint32
         assert found.ravel().tolist() == bits(201, seed), seed
     assert bits(9, -1) == bits(9, 2**32 - 1)
+
+
+def test_a_seed_is_a_whole_number_wherever_it_comes_from() -> None:
+    for seed in (3.7, Tensor(np.float32(-3), open_mapping("numpy"))):
+        with pytest.raises(TypeError, match="is no whole number"):
+            Tensor.random_bits((2,), seed)  # type: ignore[arg-type]
 
 
 def test_seeds_give_streams_of_their_own() -> None:
