@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -112,9 +112,19 @@ def encode(
         case "latent":  # which has no smaller file for one colour
             plain = mlp.untrained(picture, wanted, device)
             found = plain or latent.encode(picture, wanted, workload, device, run or Run())
+    found = _nearer(found, picture, wanted, device)
     pixels = _decoded(found, device)
     missed = wanted.misses(len(found.bytes), found.metrics["psnr"])
     return Encoded(found.bytes, pixels, found.metrics, missed, found.diverged, found.resumed)
+
+
+def _nearer(found: Draft, picture: Picture, wanted: Goal, device: AnyDevice) -> Draft:
+    """A trained file, or one of a single colour, if that is nearer to the target.
+
+    As it may be for few bytes, and of what is nearly of one colour at any price.
+    """
+    plain = mlp.untrained(picture, wanted, device, found)
+    return found if plain is None else replace(plain, resumed=found.resumed)
 
 
 def _decoded(draft: Draft, device: AnyDevice) -> Array:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, small_pixels
+from conftest import GOLDEN, open_opencl, small_pixels
 
 from imgmlp.codec import encoder
 from imgmlp.codec.bitstream import container
@@ -16,17 +16,18 @@ from imgmlp.codec.bitstream.container import Codec
 from imgmlp.codec.encoder import encode
 from imgmlp.codec.latent.training import forms, rooms
 from imgmlp.codec.mlp import estimate, rate_model
-from imgmlp.codec.mlp.rounding_search import paid_weights
+from imgmlp.codec.mlp.rounding_search import Rounding, paid_weights
 from imgmlp.codec.training.compile_times import UNKNOWN, CompileTimes
 from imgmlp.codec.training.draft import Draft
 from imgmlp.codec.training.pace import READY
 from imgmlp.codec.training.run import Run
-from imgmlp.codec.training.target import Goal, Workload
+from imgmlp.codec.training.target import Goal, Workload, workload
 from imgmlp.codec.training.trainer import Trainer
 from imgmlp.engine import open_device
 from imgmlp.errors import ImgmlpError
 from imgmlp.image import Picture
 
+CODECS: tuple[Codec, ...] = ("mlp", "latent")
 SOUND = (GOLDEN / "rgb-alpha.imlp").read_bytes()
 
 
@@ -170,3 +171,29 @@ def test_pictures_of_nearly_one_size_are_compiled_for_once(
     widths = forms.widths((400, 400, 3), 1e9, quick=True)
     times.note(rooms.step_program((400, 400, 3), widths, device, True))
     assert compiling(256, 400) == compiling(700, 600) == 0.0
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("wanted", [Goal("lambda", 2e-2), Goal("bytes", 64)], ids=str)
+def test_one_colour_is_the_file_where_it_is_nearer_to_the_target(
+    codec: Codec, wanted: Goal
+) -> None:
+    """Of what is nearly of one colour at a price, and of anything in very few bytes."""
+    pixels = small_pixels()
+    if wanted.kind == "lambda":
+        pixels = 128 + pixels % 2
+    found = encode(Picture(pixels), wanted, Workload(8), open_device("numpy"), codec=codec)
+    assert found.missed is None
+    assert len(found.bytes) < 64
+    colours = np.unique(found.pixels.reshape(-1, 3), axis=0)
+    assert colours.tolist() == [np.rint(pixels.mean((0, 1))).tolist()]
+
+
+def test_no_quality_has_no_end_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network that gives every pixel back needs no endless number of fewer weights."""
+    monkeypatch.setattr(Rounding, "one_colour", lambda *_: None)
+    x = np.arange(40) % 2 * 255
+    pixels = np.repeat(np.broadcast_to(x, (40, 40)).astype(np.uint8)[:, :, None], 3, 2)
+    found = encode(Picture(pixels), Goal("psnr", 30), workload(1), open_opencl(), codec="mlp")
+    assert found.missed is None
+    assert len(found.bytes) < 150

@@ -46,9 +46,12 @@ MISSED = 0.7  # of the share of a run that tells how it ends, or more, and that 
 LITTLE, HELPS = 1.5, 0.1  # dB that such passes may change, and that one must bring for another
 
 
-def untrained(picture: Picture, wanted: Goal, device: AnyDevice) -> Draft | None:
-    """A file of one colour, if that is all that the target can ask for."""
-    return _Encoder(picture, wanted, Workload(0), device, Run()).untrained()
+def untrained(
+    picture: Picture, wanted: Goal, device: AnyDevice, trained: Draft | None = None
+) -> Draft | None:
+    """A file of one colour, if that is all that the target can ask for, or nearer to it than a
+    `trained` one."""
+    return _Encoder(picture, wanted, Workload(0), device, Run()).untrained(trained)
 
 
 def encode(
@@ -99,9 +102,10 @@ class _Encoder:
         if saved.values["best"] is not None:
             self.best = Draft(saved.arrays["best_file"].tobytes(), saved.values["best"])
 
-    def untrained(self) -> Draft | None:
-        """A file that took no training, if it is all that the target can ask for."""
-        found = self.rounding.one_colour()
+    def untrained(self, trained: Draft | None = None) -> Draft | None:
+        """A file that took no training, if it is all that the target can ask for, or nearer to
+        it."""
+        found = self.rounding.one_colour(trained)
         return None if found is None else self._draft(found, MlpTrainerState(0, 0.0), 0.0)
 
     def search(self) -> None:
@@ -195,7 +199,7 @@ class _Encoder:
         """What an attempt says of others: by the bytes of its weights, however coarse these are."""
         paid = first.size - self.rounding.overhead(first.network.shape)
         size = float(first.network.shape.parameters)
-        self.sizes.attempts.append([max(8 * paid / rate_model.BITS, 1.0), first.psnr, size])
+        self.sizes.tried(max(8 * paid / rate_model.BITS, 1.0), first.psnr, size)
         hit = self.wanted.hit_by(found.size, found.psnr)
         beyond = CLOSE if size < SMALL else BEYOND
         self.hit = hit and -TOLERANCE <= first.psnr - self.wanted.value <= beyond

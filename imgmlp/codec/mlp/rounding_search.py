@@ -90,13 +90,19 @@ class Rounding:
         self._latest: tuple[Network, Array] | None = None  # that was decoded, and its pixels
         self._beyond: dict[Shape, float] = {}  # dB of a picture, more than of its parts
 
-    def one_colour(self) -> Trial | None:
-        """The smallest file that there is, if it is all that the target can ask for."""
+    def one_colour(self, trained: draft.Draft | None = None) -> Trial | None:
+        """The smallest file that there is, if it is all that the target can ask for, or nearer to
+        it than a trained one."""
         pixels = self.picture.pixels
         levels = np.rint(_means(pixels))
         reached = psnr(pixels, np.broadcast_to(levels.astype(np.uint8), pixels.shape))
+        found = even(levels)
         enough = self.wanted.kind == "psnr" and reached >= self.wanted.value
-        return self._trial(even(levels), []) if enough or math.isinf(reached) else None
+        if trained is not None:
+            size = draft.size(self.picture, "mlp", _sections(found))
+            nearer = draft.distance(size, reached, self.wanted, self.picture)
+            enough = enough or nearer < trained.distance(self.wanted, self.picture)
+        return self._trial(found, []) if enough or math.isinf(reached) else None
 
     def overhead(self, shape: Shape) -> int:
         """Bytes of a file with a network of a shape that are no weights."""
@@ -232,8 +238,7 @@ class Rounding:
 
     def _trial(self, found: Network, choices: list[Choice]) -> Trial:
         """What a network would be as a file; it is decoded only if its quality matters."""
-        head, coded = found.sections()
-        sections = Section(container.NETWORK, head), Section(container.WEIGHTS, coded)
+        sections = _sections(found)
         size = draft.size(self.picture, "mlp", sections)
         trial = Trial(found, choices, sections, size, math.nan)
         return self._with_psnr(trial) if self.wanted.kind == "psnr" else trial
@@ -260,6 +265,11 @@ def read_back(network: Network, pixels: Array, found: Container) -> Array:
     if not np.array_equal(pixels[-ours.shape[0] :, -ours.shape[1] :], ours):
         raise FormatError("its pixels are not NumPy's")
     return pixels
+
+
+def _sections(network: Network) -> tuple[Section, Section]:
+    head, coded = network.sections()
+    return Section(container.NETWORK, head), Section(container.WEIGHTS, coded)
 
 
 def _usual(shape: Shape, bits: float) -> Network:

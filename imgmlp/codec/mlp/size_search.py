@@ -40,6 +40,7 @@ GLANCED = 2**14
 # steps that these lose; and that the other network should have beyond it.
 TOO_MANY, TOO_FEW, LEFT_OVER = 1.4, 0.5, 0.5
 BY_FEWER, BY_MORE = 4.5, 3.0  # dB that half as many weights cost, and twice as many bring
+MOST_TOLD = 100.0  # dB that a network is taken to have: one that gives all back has no end of them
 COARSEST = 3.0  # bits of a weight, where a network that is too large must do
 
 
@@ -84,6 +85,10 @@ class SizeSearch:
 
     def shape_of(self, weights: float) -> Shape:
         return rate_model.network_shape(weights, self.channels)
+
+    def tried(self, weights: float, psnr: float, size: float) -> None:
+        """An attempt was made with so many weights as paid for, of a network with `size`."""
+        self.attempts.append([weights, min(psnr, MOST_TOLD), size])
 
     def searched(self) -> bool:
         """Whether short runs were made of a network near to the one that is wanted."""

@@ -27,11 +27,17 @@ class Draft:
     decode: Callable[[Container], np.ndarray[Any, Any]] | None = field(default=None, repr=False)
 
     def distance(self, wanted: Goal, picture: Picture) -> tuple[bool, float]:
-        """The smaller, the better a file is; by D + lambda R, where that is what is wanted."""
-        if wanted.kind != "lambda":
-            return wanted.distance(len(self.bytes), self.metrics["psnr"])
-        error = math.pow(10, -self.metrics["psnr"] / 10) * counted(picture.pixels)
-        return False, error + wanted.value * self.metrics["bpp"]
+        """The smaller, the better a file is."""
+        return distance(len(self.bytes), self.metrics["psnr"], wanted, picture)
+
+
+def distance(size: int, psnr: float, wanted: Goal, picture: Picture) -> tuple[bool, float]:
+    """The smaller, the better a file of `size` bytes with such a PSNR is; by D + lambda R, where
+    that is what is wanted."""
+    if wanted.kind != "lambda":
+        return wanted.distance(size, psnr)
+    bpp = 8 * size / (picture.width * picture.height)
+    return False, math.pow(10, -psnr / 10) * counted(picture.pixels) + wanted.value * bpp
 
 
 def written(picture: Picture, codec: Codec, sections: Sequence[Section], digest: bytes) -> bytes:
