@@ -7,6 +7,7 @@ killed left unlocked is removed by the next one that writes the same file.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -51,14 +52,19 @@ def check_free(path: Path, force: bool, hint: str = FORCE) -> None:
         raise OutputError(f"{path} exists already", hint=hint)
 
 
+def resolved(path: Path) -> Path:
+    """The file that a path leads to, past symbolic links; one in a loop of them stays a link."""
+    return Path(os.path.realpath(path))  # Path.resolve raises another error in each Python
+
+
 def check_distinct(paths: Sequence[Path], inputs: Sequence[Path], hint: str) -> None:
     """Refuse, as an OutputError with this hint, files of one run that are in each other's way."""
-    seen = {path.resolve() for path in inputs}
+    seen = {resolved(path) for path in inputs}
     for path in paths:
-        if path.resolve() in seen:
+        if resolved(path) in seen:
             problem = f"{path} would be written over another file of this run"
             raise OutputError(problem, hint=hint)
-        seen.add(path.resolve())
+        seen.add(resolved(path))
 
 
 def write_atomically(
@@ -75,7 +81,9 @@ def write_atomically(
             with path.open("wb") as stream:
                 write(stream)
             return
-        whole = path.resolve()  # a symbolic link keeps pointing at what it names
+        whole = resolved(path)  # a symbolic link keeps pointing at what it names
+        if whole.is_symlink():
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         sweep(whole)
         with _beside(whole) as (temporary, stream):
             write(stream)

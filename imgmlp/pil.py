@@ -32,6 +32,7 @@ class ImlpImageFile(ImageFile.ImageFile):
 
     format = FORMAT
     format_description = "imgmlp compact picture"
+    _stored: Stored | None = None  # what is to be decoded; a copy of an image has its pixels
 
     def _open(self) -> None:
         assert self.fp is not None
@@ -41,7 +42,7 @@ class ImlpImageFile(ImageFile.ImageFile):
             found = open_stored(self.fp.read(min(size, container.MAX_FILE + 1)))
         except ImgmlpError as error:
             raise OSError(f"{error}; {error.hint}") from error
-        self._stored: Stored | None = found
+        self._stored = found
         self._size = found.width, found.height
         self._mode = _MODES[found.channels]
         self.info |= info_of(found.metadata)
@@ -56,6 +57,8 @@ class ImlpImageFile(ImageFile.ImageFile):
             except ImgmlpError as error:
                 raise OSError(f"{error}; {error.hint}") from error
             self._stored = None
+            if self._exclusive_fp and self.fp is not None:
+                self.fp.close()  # which has been read
             self.fp = io.BytesIO(pixels)
             self.tile = [ImageFile._Tile("raw", (0, 0, *self.size), 0, self.mode)]
         return super().load()

@@ -181,3 +181,13 @@ def test_without_locks_files_are_written_and_nothing_is_swept(
     output_files.write_atomically(tmp_path / "a", lambda stream: stream.write(b"new"))
     assert (tmp_path / "a").read_bytes() == b"new"
     assert left.exists()
+
+
+def test_a_link_that_leads_to_itself_is_an_error_and_stays(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.symlink_to(path)
+    with pytest.raises(OutputError, match="Too many levels of symbolic links"):
+        output_files.write_atomically(path, lambda stream: stream.write(b"new"))
+    assert path.is_symlink()
+    assert list(tmp_path.iterdir()) == [path]
+    output_files.check_distinct([tmp_path / "b"], [path], "")

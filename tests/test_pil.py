@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 from pathlib import Path
 
@@ -65,6 +66,28 @@ def test_the_pixels_are_those_that_the_file_decodes_to() -> None:
     with Image.open(path) as image:
         found = np.asarray(image)
     assert container.digest(found) == container.parse(path.read_bytes()).header.digest
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_copies_have_the_pixels(decodings: list[Container], loaded: bool) -> None:
+    """Deep ones, which are made as pickled ones are, too."""
+    with Image.open(io.BytesIO(file(pixels(3)))) as image:
+        if loaded:
+            image.load()
+        for found in (copy.deepcopy(image), image.copy()):
+            np.testing.assert_array_equal(np.asarray(found), pixels(3))
+    assert len(decodings) == 1
+
+
+@pytest.mark.usefixtures("decodings")
+@pytest.mark.filterwarnings("error")
+def test_its_file_is_closed_once_it_was_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.imlp"
+    path.write_bytes(file(pixels(3)))
+    image = Image.open(path)
+    stream = image.fp
+    image.load()
+    assert stream.closed
 
 
 def test_a_stream_is_read_from_its_beginning(decodings: list[Container]) -> None:

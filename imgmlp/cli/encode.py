@@ -132,7 +132,7 @@ def _beside(terminal: Terminal, request: Request, outputs: Outputs, wanted: Want
             raise UsageError(problem, hint="leave it out, or give a file with -o")
         files.check_terminal("an .imlp file", "imgmlp encode photo.png -o - > photo.imlp")
     watch, device = Watch(terminal), cache(lambda: _opened(terminal, request.one))
-    taken = {source.resolve(): source for source in sources if source != STANDARD}
+    taken = {output_files.resolved(source): source for source in sources if source != STANDARD}
     tasks = [
         _Task(watch, source, path, outputs, wanted, device, taken)
         for source, path in zip(sources, targets, strict=True)
@@ -198,7 +198,7 @@ class _Task:
         """Refuse what cannot be done before any work begins. Raises ImgmlpError."""
         files.check_picture(self.source)
         if self.path != STANDARD:
-            self._take(self.path.resolve())
+            self._take(output_files.resolved(self.path))
         if self.path == STANDARD or checkpoint.left_beside(self.path):
             return  # this command's own, perhaps
         if self._allowed():
@@ -239,7 +239,7 @@ class _Task:
         if place in self.taken:
             other = self.taken[place]
             problem = f"{self.path} is what {other} becomes, and {self.source} as well"
-            if place == other.resolve():
+            if place == output_files.resolved(other):
                 problem = f"{self.path}, of {self.source}, would be written over {other}"
             raise OutputError(problem, hint=APART)
         self.taken[place] = self.source

@@ -57,7 +57,7 @@ class Outputs:
         return [*self.lasting(), *self.shown()]
 
     def names(self) -> list[str]:
-        return [str(path.resolve()) for path in self.paths()]
+        return [str(output_files.resolved(path)) for path in self.paths()]
 
     def check(self, source: Path, replaced: list[Path]) -> None:
         """Refuse, as an OutputError, files that cannot be written or must not be replaced."""

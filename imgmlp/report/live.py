@@ -43,7 +43,7 @@ class Live:
         return files_of(self.picture)
 
     def names(self) -> list[str]:
-        return [str(path.resolve()) for path in self.paths()]
+        return [str(output_files.resolved(path)) for path in self.paths()]
 
     def check(self, own: Sequence[str] = (), of: Picture | None = None) -> None:
         """Refuse what cannot be written, or must not be replaced: all but a training's own.
@@ -55,7 +55,9 @@ class Live:
             if path == self.picture and not output_files.is_special(path):
                 pictures.check_extension(path, *what)
             hint = "--force replaces it; or choose another name for --live"
-            output_files.check_output(path, self.force or str(path.resolve()) in own, hint)
+            output_files.check_output(
+                path, self.force or str(output_files.resolved(path)) in own, hint
+            )
 
     def view(self, title: str, of: Picture, note: Callable[[str], None]) -> LiveView:
         return LiveView(self.picture, title, of.metadata, note)

@@ -291,7 +291,7 @@ def test_the_same_command_passes_over_what_it_has_done_before_an_error(
 
 
 def test_a_missed_target_leaves_nothing_to_go_on_with(three: list[Path]) -> None:
-    wanted = Wanted(size="80", effort=1, codec="mlp")
+    wanted = Wanted(size="50", effort=1, codec="mlp")
     assert encoding.run(Terminal(), Request(three[:2], device="numpy"), Outputs(), wanted) == 1
     assert all(path.with_suffix(".imlp").exists() for path in three[:2])
     assert left(three[0].parent) == []

@@ -8,7 +8,14 @@ from typing import Any
 from imgmlp.engine.device.base import DeviceInfo, Kind
 from imgmlp.engine.device.kernel_cache import choose_cache
 from imgmlp.engine.device.numpy_device import NUMPY_FORMS, NumpyDevice, numpy_info
-from imgmlp.engine.device.opencl import NVIDIA, Device, cl, import_failure, status
+from imgmlp.engine.device.opencl import (
+    NVIDIA,
+    Device,
+    check_not_forked,
+    cl,
+    import_failure,
+    status,
+)
 from imgmlp.engine.device.pocl import PLATFORM, mended
 from imgmlp.engine.device.probe import doubt, problem_of
 from imgmlp.errors import DeviceError, ImgmlpWarning, OutOfMemoryError
@@ -100,6 +107,7 @@ def open_device(spec: str = "auto") -> AnyDevice:
     wanted = spec.strip().lower()
     if wanted in NUMPY_FORMS:
         return NumpyDevice(wanted)
+    check_not_forked()
     found, reason = find()
     matches = _matches(wanted, found)
     problems: list[str] = []

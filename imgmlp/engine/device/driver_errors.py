@@ -28,6 +28,15 @@ def failure(what: str, status: str, memory: bool) -> DeviceError | OutOfMemoryEr
     )
 
 
+def unnamed(name: str, error: object) -> DeviceError:
+    """The error for a kernel that its program lacks, which a damaged one does."""
+    return DeviceError(
+        f"the built program has no kernel {name}: {error}",
+        hint="`imgmlp devices --check` removes compiled kernels that are damaged; if it comes "
+        "again, this is a fault in imgmlp: please report it",
+    )
+
+
 def fault(problem: str) -> DeviceError:
     """The error for what no user could have caused."""
     return DeviceError(problem, hint="this is a fault in imgmlp; please report it")
@@ -38,6 +47,15 @@ def lost(what: str, info: DeviceInfo) -> DeviceError:
     return DeviceError(
         f"{info.describe()} is lost: it failed while {what}, and its memory may be half written",
         hint="open the device again, or run the command again; `imgmlp devices --check` tests it",
+    )
+
+
+def forked() -> DeviceError:
+    """The error for using OpenCL in a process that was forked from one with a device."""
+    return DeviceError(
+        "this process was forked from one that had opened an OpenCL device",
+        hint="start it by 'spawn' or 'forkserver' (multiprocessing.get_context), or open devices "
+        "only after the fork; 'numpy' works in any process",
     )
 
 

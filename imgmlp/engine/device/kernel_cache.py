@@ -20,6 +20,7 @@ import os
 import platform
 import re
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -57,6 +58,12 @@ IDENTITY = {
     "vendor_id", "cpu family", "model", "model name", "stepping",
     "CPU implementer", "CPU architecture", "CPU variant", "CPU part", "Features",
 }  # fmt: skip
+LOCK = "imgmlp.lock"  # of whoever compiles
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+BITCODE, ELF = (b"BC\xc0\xde", b"\xde\xc0\x17\x0b"), b"\x7fELF"  # how such files begin
+# Where such a file of 64 bits has the offset of its table of sections, the size of an entry, and
+# how many there are: it stands at the end.
+SECTIONS = (0x28, 0x30), (0x3A, 0x3C), (0x3C, 0x3E)
 STALE_AFTER = 3600.0  # seconds after which what a process left behind is swept away
 
 
@@ -67,6 +74,7 @@ def choose_cache() -> None:
         if path is not None and has_room(path):
             os.environ["POCL_CACHE_DIR"] = str(path)
             _sweep(path)
+            _mend_after_boot(path)
             return
     with contextlib.suppress(OSError):  # whoever compiles will say that there is no place
         private = tempfile.mkdtemp(prefix=PRIVATE)
@@ -166,6 +174,55 @@ def _sweep(path: Path) -> None:
             state = left.stat()
             if state.st_size == 0 and state.st_mtime < stale:
                 left.unlink(missing_ok=True)
+
+
+def _mend_after_boot(path: Path) -> None:
+    """Once after each start of the machine, as its last end may have been a loss of power."""
+    with contextlib.suppress(OSError):  # not Linux, or what cannot be written
+        boot, stamp = BOOT.read_text("utf-8"), path / "imgmlp-boot"
+        if _read(stamp) == boot:
+            return
+        with locked(path / LOCK):
+            if _read(stamp) != boot:
+                _mend(path)
+                write_whole(stamp, boot)
+
+
+def mend(path: Path) -> None:
+    """Remove compiled programs that cannot be whole: PoCL does not look, and ends the process that
+    loads one; without them it compiles again."""
+    with locked(path / LOCK):
+        _mend(path)
+
+
+def _mend(path: Path) -> None:
+    for program in path.glob("??/*/"):
+        parts = [program / "program.bc", *program.glob("*/*/*.so")]
+        if any(part.exists() and not _is_whole(part) for part in parts):
+            shutil.rmtree(program, ignore_errors=True)
+
+
+def _is_whole(part: Path) -> bool:
+    """Whether a file of LLVM's bitcode, or of machine code, begins as it should and has all of what
+    its beginning says."""
+    try:
+        with part.open("rb") as file:
+            head, size = file.read(64), os.fstat(file.fileno()).st_size
+    except OSError:
+        return False
+    if part.suffix == ".bc":
+        return head[:4] in BITCODE
+    if not head.startswith(ELF):
+        return size > 0 and sys.platform != "linux"
+    begin, entry, count = (int.from_bytes(head[a:b], "little") for a, b in SECTIONS)
+    return len(head) == 64 and begin + entry * count <= size
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text("utf-8", "replace")
+    except OSError:
+        return None
 
 
 @contextlib.contextmanager

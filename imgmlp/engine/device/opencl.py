@@ -47,7 +47,7 @@ from imgmlp.engine.device.base import (
 )
 from imgmlp.engine.device.build_beside import NOT_KEPT, Builders
 from imgmlp.engine.device.compile_beside import Task, beside, most, wanted
-from imgmlp.engine.device.kernel_cache import current, has_room, locked
+from imgmlp.engine.device.kernel_cache import LOCK, current, has_room, locked
 from imgmlp.engine.device.pocl import PASSED_OVER, PLATFORM, WHEEL, peak_width, vector_width
 from imgmlp.engine.device.spare import Spare
 from imgmlp.engine.ir.target import Lanes
@@ -98,6 +98,8 @@ class Device(HostCopies):
     lost: str = ""  # what was being done when its queue failed: it does nothing any more then
 
     def __init__(self, handle: Any, info: DeviceInfo):
+        check_not_forked()
+        _opened_by.add(os.getpid())
         self.info = info
         self.lanes: Lanes = "group" if info.kind == "gpu" else "one"
         self.align: int = max(int(handle.mem_base_addr_align) // 8, ALIGN)  # bytes
@@ -503,6 +505,7 @@ class Device(HostCopies):
         return driver_errors.failure(what, status(error), _is_memory(error))
 
     def _refuse_if_lost(self) -> None:
+        check_not_forked()
         if self.lost:
             raise driver_errors.lost(self.lost, self.info)
 
@@ -529,7 +532,7 @@ class Device(HostCopies):
             kernel = cl.Kernel(program, name)
             _ = kernel.num_args  # NVIDIA's driver notices an unknown name only here
         except cl.Error as error:
-            raise driver_errors.fault(f"the built program has no kernel {name}: {error}") from error
+            raise driver_errors.unnamed(name, error) from error
         _forget_wrappers()
         return kernel
 
@@ -541,7 +544,7 @@ class Device(HostCopies):
                 place = current()
                 if place is None or not has_room(place):
                     raise driver_errors.no_room(place)
-                stack.enter_context(locked(place / "imgmlp.lock"))
+                stack.enter_context(locked(place / LOCK))
             began = time.process_time()  # of all threads, the driver's too, and nobody else's
             yield
             self.compiling += time.process_time() - began
@@ -571,6 +574,16 @@ def _context(handle: Any, info: DeviceInfo) -> Any:
 
 
 _contexts: dict[int, Any] = {}  # of PoCL's devices, by their addresses
+
+
+_opened_by: set[int] = set()  # this process, or one that it was forked from
+
+
+def check_not_forked() -> None:
+    """Refuse, as a DeviceError, what would wait for ever: the threads of drivers stay behind in the
+    process that opened a device, when another one is forked from it."""
+    if _opened_by and os.getpid() not in _opened_by:
+        raise driver_errors.forked()
 
 
 def _forget_wrappers() -> None:

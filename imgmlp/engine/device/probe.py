@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from imgmlp import child
 from imgmlp.engine.device.base import DeviceInfo
-from imgmlp.engine.device.kernel_cache import choose_cache, current, locked, write_whole
+from imgmlp.engine.device.kernel_cache import choose_cache, current, locked, mend, write_whole
 from imgmlp.engine.device.pocl import read_memory, unfit
 
 WORKS = "works"
@@ -78,13 +78,15 @@ def doubt(handle: int, info: DeviceInfo) -> None:
 
 
 def forget() -> None:
-    """Have every device tried again when it is next used."""
+    """Have every device tried again when it is next used, without what is damaged of kernels."""
     _working.clear()
     choose_cache()
     place = current()
     with suppress(OSError):
         for path in place.glob(f"{PREFIX}*.json") if place else ():
             path.unlink(missing_ok=True)
+        if place is not None:
+            mend(place)
 
 
 # What is kept

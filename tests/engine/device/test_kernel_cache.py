@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 import warnings
@@ -205,3 +206,59 @@ def test_processors_differ_by_flags_and_model(
         digests.append(kernel_cache.processor_digest.__wrapped__())
     assert digests[0] == digests[1]
     assert len(set(digests)) == 3
+
+
+# PoCL's files of a program, and how much is left of them. Nothing in bitcode says how long it is.
+@pytest.mark.parametrize(("part", "left"), [(".so", 0), (".so", 0.5), (".bc", 0)])
+def test_what_was_cut_off_is_compiled_again(
+    pocl: Device, tmp_path: Path, part: str, left: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the next start of the machine, as PoCL ends the process that loads it."""
+    first = run_step(tmp_path, 3)
+    place = kernel_cache._of_this_processor(tmp_path)
+    code = next(p for p in first if p.suffix == ".so" and "probe" not in p.name)
+    cut = (
+        code if part == ".so" else place.joinpath(*code.relative_to(place).parts[:2]) / "program.bc"
+    )
+    assert cut in first
+    cut.write_bytes(cut.read_bytes()[: int(left * cut.stat().st_size)])
+    (place / "imgmlp-boot").write_text("an earlier start")
+    assert run_step(tmp_path, 3) == first
+    assert kernel_cache._is_whole(cut)
+    cut.write_bytes(b"")
+    monkeypatch.setenv("POCL_CACHE_DIR", str(place))
+    kernel_cache.choose_cache()  # no longer after a start
+    assert cut.exists()
+    kernel_cache.mend(place)
+    assert not cut.exists()
+    assert run_step(tmp_path, 3) == first
+
+
+# A process with a device, and one that is forked from it.
+FORKED = f"""
+import os
+import numpy as np
+from imgmlp.engine import Tensor, open_device
+from imgmlp.errors import DeviceError
+device = open_device({OPENCL["device"]!r})
+x = Tensor(np.ones(5, np.float32), device)
+print(float((x + 1).sum().item()), flush=True)
+if os.fork():
+    os.wait()
+else:
+    for use in (lambda: open_device("auto"), lambda: (x + 2).sum().item()):
+        try:
+            use()
+        except DeviceError as error:
+            print(error, "spawn" in error.hint, flush=True)
+    print(open_device("numpy").info.spec, flush=True)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_process_forked_from_one_with_a_device_does_not_wait_for_ever() -> None:
+    run = [sys.executable, "-W", "ignore", "-c", FORKED]
+    env = environment()
+    done = subprocess.run(run, env=env, capture_output=True, text=True, timeout=120, check=False)
+    told = "this process was forked from one that had opened an OpenCL device True"
+    assert (done.stdout.splitlines(), done.stderr) == (["10.0", told, told, "numpy"], "")
