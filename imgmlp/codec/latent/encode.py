@@ -24,7 +24,14 @@ from imgmlp.codec.latent.training.lengths import (
     work,
     workload,
 )
-from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState, begin, control
+from imgmlp.codec.latent.training.phases import (
+    DEAR,
+    LatentTrainer,
+    LatentTrainerState,
+    begin,
+    control,
+    is_graphic,
+)
 from imgmlp.codec.latent.training.prices import Prices
 from imgmlp.codec.latent.training.rooms import room_compiler
 from imgmlp.codec.latent.training.rounding_search import Rounding, Written
@@ -113,7 +120,8 @@ class _Encoder:
         limits = lengths.limits(state)
         pricing = self.prices.pricing(self.passes.least, limited=lengths.limit is not None)
         cheapest = self.prices.cheapest()
-        trainer = LatentTrainer(step, state, pricing, *limits, anew, cheapest)
+        dear = DEAR if pricing is None and is_graphic(self.picture.pixels) else 1.0
+        trainer = LatentTrainer(step, state, pricing, *limits, anew, cheapest, dear)
         if lengths.goes_over(steps):
             trainer.pause_after(lengths.opening, late=lengths.limit is not None)
         if saved is None:

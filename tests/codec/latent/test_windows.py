@@ -30,8 +30,16 @@ from imgmlp.codec.latent.training import (
     windows,
 )
 from imgmlp.codec.latent.training.bit_allocation import Search
+from imgmlp.codec.latent.training.forms import Forms
 from imgmlp.codec.latent.training.latent_step import Control, LatentStep
-from imgmlp.codec.latent.training.phases import LatentTrainer, LatentTrainerState, begin, shrunk
+from imgmlp.codec.latent.training.phases import (
+    LatentTrainer,
+    LatentTrainerState,
+    begin,
+    is_graphic,
+    shrunk,
+)
+from imgmlp.codec.latent.training.prices import Prices
 from imgmlp.codec.latent.training.rooms import (
     goes_over,
     in_windows,
@@ -443,6 +451,51 @@ def test_runs_of_any_length_begin_from_a_guess_that_is_like_the_picture(
     assert all(map(np.array_equal, judged, found))
     wanted = shrunk(found, 1e-3, steps) if begins else [np.zeros_like(grid) for grid in found]
     assert all(map(np.array_equal, grids, wanted))
+
+
+@pytest.mark.parametrize(("colours", "channels", "wanted"), [
+    (2, 1, True), (4, 3, True), (5, 3, False), (2, 2, False), (4, 4, False),
+])  # fmt: skip
+def test_pictures_of_few_colours_are_no_photos(colours: int, channels: int, wanted: bool) -> None:
+    levels = np.random.default_rng(0).integers(0, 256, (colours, channels), np.uint8)
+    y, x = np.mgrid[:9, :20]
+    assert is_graphic(levels[(x + 3 * y) % colours]) is wanted
+    assert not is_graphic(picture(9, 20))
+
+
+def test_those_begin_from_nothing_unless_in_haste() -> None:
+    pixels = np.repeat((picture(24, 31)[:, :, :1] > 99) * np.uint8(255), 3, 2)
+    numpy = open_device("numpy")
+    for steps, nothing in ((phases.HASTY, True), (phases.HASTY - 1, False)):
+        step = Forms(pixels, numpy, True, np.inf, False).first(None)
+        begin(step, pixels, 1e-3, steps)
+        assert all(not grid.any() for grid in step.grids()) is nothing
+
+
+def test_their_price_falls_to_the_one_that_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the first half of a run whose price stays, and in no pass after it."""
+    steered: list[tuple[int, float]] = []
+    steer = LatentStep.steer
+
+    def noted(self: LatentStep, control: Control) -> None:
+        steered.append((self.done, control.price))
+        steer(self, control)
+
+    monkeypatch.setattr(LatentStep, "steer", noted)
+    pixels = np.repeat((picture(12, 13)[:, :, :1] > 99) * np.uint8(255), 3, 2)
+    encode = encoder.encode
+    encode(Picture(pixels), Goal("lambda", 1e-3), Workload(60), open_device("numpy"))
+    first = next(n for n, (done, _) in enumerate(steered) if done and done < 10)
+    run = steered[first:]
+    assert 5e-3 < run[0][1] < phases.DEAR * 1e-3
+    before = [price for done, price in run if done < 30]
+    assert all(a > b for a, b in pairwise(before[: before.index(min(before)) + 1]))
+    assert {price for done, price in run if done >= 30} == {1e-3}
+    steered.clear()
+    wanted = Goal("bytes", 300)
+    encode(Picture(pixels), wanted, Workload(60), open_device("numpy"))
+    earliest = next(price for done, price in steered if done)
+    assert earliest == Prices(Picture(pixels), wanted).first()
 
 
 def test_nothing_is_guessed_where_nobody_knows() -> None:

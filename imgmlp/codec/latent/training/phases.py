@@ -20,6 +20,7 @@ from imgmlp.codec.latent.training.latent_step import BETAS, MOMENTUM, TILES, Con
 from imgmlp.codec.training.replay import decibels
 from imgmlp.codec.training.run import Progress
 from imgmlp.codec.training.trainer import HOPELESS, Pricing, Trainer, TrainerState
+from imgmlp.image import has_alpha
 
 Array = np.ndarray[Any, Any]
 
@@ -66,6 +67,10 @@ SHARED, OF = (1 / 3, 0.6), (100, FEW)
 UNSHRUNK, SHRUNK, BY_STEPS = 3e-4, (0.05, 0.125, 0.25), (20, 200, 30_000)
 OF_FINEST = 3.0  # times as much
 UNLIKE = 0.025  # squared error on [0, 1] of a guess that only hasty runs had better begin from
+# Pictures of at most so many colours begin from nothing, and at a price so many times as high,
+# which falls to the one that is wanted in such a share of the run: text and dots are found from few
+# bits, and hardly any more among many that only pay one by one.
+COLOURS, DEAR, FALLEN = 4, 30.0, 0.5
 SHARES = 0.63, 0.77  # of noise
 LATENTS, NETWORKS = 0.2, 7e-3  # learning rates
 LONGER, QUICKER = (FEW, 12_000), (1.0, 1.5)  # steps, and how many times that rate of latents is
@@ -120,13 +125,26 @@ def begin(step: LatentStep, pixels: Array, price: float, steps: int) -> None:
     nothing, but more of them do not get away from it.
     """
     found = guessed(pixels, step.shape, step.start.number)
-    if found is None:
+    if found is None or (steps >= HASTY and is_graphic(pixels)):
         return
     nothing = step.grids()
     step.write_grids(found)
     error, _ = step.judge(step.flat.numpy())
     near = error < UNLIKE or steps < HASTY
     step.write_grids(shrunk(found, price, steps) if near else nothing)
+
+
+def is_graphic(pixels: Array) -> bool:
+    """Whether pixels [height, width, channels] without alpha have at most COLOURS colours."""
+    if has_alpha(pixels):
+        return False
+    known = np.zeros(0, np.uint32)
+    for row in pixels:  # the first is enough to see that a photo has more
+        packed = sum(row[:, n].astype(np.uint32) << 8 * n for n in range(row.shape[1]))
+        known = np.union1d(known, packed[~np.isin(packed, known)])
+        if known.size > COLOURS:
+            return False
+    return True
 
 
 def shrunk(grids: Sequence[Array], price: float, steps: int) -> list[Array]:
@@ -207,15 +225,17 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         most: int = 0,
         anew: Callable[[float], None] | None = None,
         cheapest: float = 0.0,
+        dear: float = 1.0,
     ) -> None:
         """Of at most so many steps where the limit leaves time for more than the state says.
 
         `anew` brings the step to its state before the first one, for a price, if the run may
-        begin again. Before passes no price is below `cheapest`.
+        begin again. Before passes no price is below `cheapest`. A price that stays is `dear` times
+        as high in the beginning.
         """
         self._most = most
         state.first = steps = state.first or state.steps
-        self._anew, self._cheapest = anew, cheapest
+        self._anew, self._cheapest, self._dear = anew, cheapest, dear
         self._waits = False  # for the step that is to go on after the pause
         looks = LOOKS[step.device.lanes]
         look = max(min(LOOK, -(-steps // 20)), min(MOST, steps // looks))
@@ -353,13 +373,18 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         """Steps of another pass, usually."""
         return max(1, round(SHORTER * self.state.first))
 
+    def _falling(self, way: float) -> float:
+        """Times the price, after such a share of a run."""
+        return 1.0 if self.state.begun else self._dear ** max(1 - way / FALLEN, 0.0)
+
     def _steer(self) -> None:
         state, slower = self.state, self.state.slower
         left = state.steps - (self.done - self.done % self.look)
         whole = state.steps
         if state.begun:  # what is left of a schedule that ends now
             whole = round((state.steps - state.begun) / (1 - RETURN))
-        found = control(max(0, whole - left), whole, state.price)
+        done = max(0, whole - left)
+        found = control(done, whole, state.price * self._falling(done / max(whole, 1)))
         self.step.steer(
             replace(
                 found,
