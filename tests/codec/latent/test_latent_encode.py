@@ -45,6 +45,8 @@ from imgmlp.errors import ImgmlpError, Interrupted, OutOfMemoryError, UsageError
 from imgmlp.image import Picture, psnr
 from imgmlp.metadata import NOTHING, Metadata
 
+pytestmark = pytest.mark.usefixtures("trained")
+
 SHORT = Workload(30)
 PIXELS = small_pixels()[:10, :13]
 BESIDE = Metadata(b"a colour profile", b"II*\0 EXIF", b"<xmp/>", (300.0, 72.5))
@@ -59,12 +61,6 @@ def run(
 ) -> Encoded:
     picture = Picture(pixels, metadata)
     return encoder.encode(picture, target, workload, open_device("numpy"), run, "latent")
-
-
-@pytest.fixture(autouse=True)
-def _trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However little these files are trained, none of one colour takes their place."""
-    monkeypatch.setattr(encoder, "_nearer", lambda found, *_: found)
 
 
 @pytest.fixture

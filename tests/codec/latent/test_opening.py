@@ -30,6 +30,8 @@ from imgmlp.engine import open_device
 from imgmlp.errors import Interrupted, OutOfMemoryError
 from imgmlp.image import Picture
 
+pytestmark = pytest.mark.usefixtures("trained")
+
 STARTED = {"hidden": 16, "entropy": 12, "start": 4}
 SIZE = 5, 6
 PIXELS = np.random.default_rng(0).integers(0, 255, (*SIZE, 3), np.uint8)

@@ -44,6 +44,8 @@ from imgmlp.errors import Interrupted
 from imgmlp.image import Picture
 
 encode = partial(any_codec.encode, codec="mlp")
+pytestmark = pytest.mark.usefixtures("trained")
+
 SHORT = Workload(120)
 
 

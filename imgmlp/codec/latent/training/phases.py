@@ -68,9 +68,9 @@ UNSHRUNK, SHRUNK, BY_STEPS = 3e-4, (0.05, 0.125, 0.25), (20, 200, 30_000)
 OF_FINEST = 3.0  # times as much
 UNLIKE = 0.025  # squared error on [0, 1] of a guess that only hasty runs had better begin from
 # Pictures of at most so many colours begin from nothing, and at a price so many times as high,
-# which falls to the one that is wanted in such a share of the run: text and dots are found from few
-# bits, and hardly any more among many that only pay one by one.
-COLOURS, DEAR, FALLEN = 4, 30.0, 0.5
+# which falls to the one that is wanted in so many steps, or in such a share of a shorter run: text
+# and dots are found from few bits, and hardly any more among many that only pay one by one.
+COLOURS, DEAR, FALLEN, FALLEN_BY = 4, 100.0, 150, 0.5
 SHARES = 0.63, 0.77  # of noise
 LATENTS, NETWORKS = 0.2, 7e-3  # learning rates
 LONGER, QUICKER = (FEW, 12_000), (1.0, 1.5)  # steps, and how many times that rate of latents is
@@ -373,9 +373,10 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         """Steps of another pass, usually."""
         return max(1, round(SHORTER * self.state.first))
 
-    def _falling(self, way: float) -> float:
-        """Times the price, after such a share of a run."""
-        return 1.0 if self.state.begun else self._dear ** max(1 - way / FALLEN, 0.0)
+    def _falling(self, done: int, steps: int) -> float:
+        """Times the price, after so many steps of a run."""
+        fallen = max(min(FALLEN, FALLEN_BY * steps), 1)
+        return 1.0 if self.state.begun else self._dear ** max(1 - done / fallen, 0.0)
 
     def _steer(self) -> None:
         state, slower = self.state, self.state.slower
@@ -384,7 +385,7 @@ class LatentTrainer(Trainer[LatentStep, LatentTrainerState]):
         if state.begun:  # what is left of a schedule that ends now
             whole = round((state.steps - state.begun) / (1 - RETURN))
         done = max(0, whole - left)
-        found = control(done, whole, state.price * self._falling(done / max(whole, 1)))
+        found = control(done, whole, state.price * self._falling(done, whole))
         self.step.steer(
             replace(
                 found,
