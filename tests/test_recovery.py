@@ -209,7 +209,7 @@ def test_a_full_disk_leaves_the_old_file(
     Image.fromarray(small_pixels()).save(tmp_path / "p.png")
     (tmp_path / output).write_bytes(b"old")
     before = {path.name for path in tmp_path.iterdir()}
-    run = start(tmp_path / "p.png", "200", *arguments, "--force", code=FULL)
+    run = start(tmp_path / "p.png", "40", *arguments, "--force", code=FULL)
     error = run.communicate(timeout=120)[1]
     assert run.returncode == 8, error
     assert f"cannot write {output}: File too large" in error
