@@ -79,6 +79,7 @@ def test_one_of_several_may_fail(imgmlp: Command, picture: Path) -> None:
 def test_a_missed_target_is_told_and_the_file_is_there(imgmlp: Command, picture: Path) -> None:
     done = imgmlp("encode", picture.name, "--bytes", "50", *MLP, *QUICK, check=5)
     assert "instead of 50" in done.stderr
+    assert "no file of this picture is smaller" in done.stderr
     assert picture.with_suffix(".imlp").stat().st_size > 50
 
 
