@@ -64,8 +64,7 @@ class Result:
             raise TrainingError(problem, hint="the best state is in the file; try another target")
         if self.missed is not None:
             advice = "try another target, a higher --effort or more --time"
-            of_one_colour = not self.metrics["steps"] and self.metrics["target"].endswith("bytes")
-            if of_one_colour or math.isinf(self.metrics["psnr"]):
+            if not self.metrics["steps"] or math.isinf(self.metrics["psnr"]):  # of one colour, say
                 advice = "no file of this picture is smaller"
             if self.beside:
                 advice = f"{self.beside:,} bytes of it are {_BESIDE}"

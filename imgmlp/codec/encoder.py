@@ -106,13 +106,11 @@ def encode(
     With a checkpoint, a run that was stopped goes on where it was. Raises Interrupted once the
     state is saved, if `run` is asked to stop.
     """
-    match codec:
-        case "mlp":
-            found = mlp.encode(picture, wanted, workload, device, run or Run())
-        case "latent":  # which has no smaller file for one colour
-            plain = mlp.untrained(picture, wanted, device)
-            found = plain or latent.encode(picture, wanted, workload, device, run or Run())
-    found = _nearer(found, picture, wanted, device)
+    found = mlp.untrained(picture, wanted, device)  # the smallest file of one colour there is
+    if found is None:
+        train = mlp.encode if codec == "mlp" else latent.encode
+        trained = train(picture, wanted, workload, device, run or Run())
+        found = _nearer(trained, picture, wanted, device)
     pixels = _decoded(found, device)
     missed = wanted.misses(len(found.bytes), found.metrics["psnr"])
     return Encoded(found.bytes, pixels, found.metrics, missed, found.diverged, found.resumed)
@@ -124,7 +122,9 @@ def _nearer(found: Draft, picture: Picture, wanted: Goal, device: AnyDevice) -> 
     As it may be for few bytes, and of what is nearly of one colour at any price.
     """
     plain = mlp.untrained(picture, wanted, device, found)
-    return found if plain is None else replace(plain, resumed=found.resumed)
+    if plain is None:
+        return found
+    return replace(plain, diverged=found.diverged, resumed=found.resumed)
 
 
 def _decoded(draft: Draft, device: AnyDevice) -> Array:

@@ -189,6 +189,16 @@ def test_one_colour_is_the_file_where_it_is_nearer_to_the_target(
     assert colours.tolist() == [np.rint(pixels.mean((0, 1))).tolist()]
 
 
+def test_a_run_that_could_not_go_on_says_so_whatever_the_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = Draft(b"", {"psnr": 1.0, "bpp": 9.0}, diverged=True, resumed=7)
+    monkeypatch.setattr("imgmlp.codec.latent.encode.encode", lambda *_: made)
+    found = encode(Picture(small_pixels()), Goal("lambda", 1e-2), Workload(9), open_device("numpy"))
+    assert len(found.bytes) < 64
+    assert (found.diverged, found.resumed) == (True, 7)
+
+
 def test_no_quality_has_no_end_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A network that gives every pixel back needs no endless number of fewer weights."""
     monkeypatch.setattr(Rounding, "one_colour", lambda *_: None)

@@ -120,7 +120,7 @@ class _Encoder:
         limits = lengths.limits(state)
         pricing = self.prices.pricing(self.passes.least, limited=lengths.limit is not None)
         cheapest = self.prices.cheapest()
-        dear = DEAR if pricing is None and is_graphic(self.picture.pixels) else 1.0
+        dear = DEAR if pricing is None and is_graphic(self.picture.pixels, steps) else 1.0
         trainer = LatentTrainer(step, state, pricing, *limits, anew, cheapest, dear)
         if lengths.goes_over(steps):
             trainer.pause_after(lengths.opening, late=lengths.limit is not None)

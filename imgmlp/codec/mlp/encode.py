@@ -60,11 +60,9 @@ def encode(
     """Train a network on a picture, round it and code it.
 
     A run that was stopped goes on where it was. Raises Interrupted once the state is saved, if
-    `run` is asked to stop. Where one colour is enough, nothing is trained.
+    `run` is asked to stop.
     """
     encoder = _Encoder(picture, wanted, workload, device, run)
-    if (plain := encoder.untrained()) is not None:
-        return plain
     encoder.search()
     while True:
         found = encoder.attempt()

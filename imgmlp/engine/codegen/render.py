@@ -297,7 +297,7 @@ class _Writer:
 
     def _neighbours(self, i: int, u: UOp, place: str) -> str:
         """A vector of neighbours in memory, or of every other one."""
-        kind, (begin, _) = self._vector(u.dtype, i), self.opened[-1]
+        kind, (begin, _) = self._vector(u.dtype, self.vectors[i]), self.opened[-1]
         loop: Range = self.code.uops[begin].arg
         if step(u.arg[0], Var(loop.name, 0, loop.count - 1)) == EVERY_OTHER:
             return f"EVERY_OTHER({register(u.dtype)}, {self.vectors[i]}, {place})"
@@ -316,7 +316,7 @@ class _Writer:
     def _place(self, data: int, offset: Expr) -> str:
         """Where a value is stored, which is several elements where a loop takes several at once."""
         if (width := self._at_once()) > 1:
-            kind = f"unaligned_{register(self.code.uops[data].dtype)}{width}"
+            kind = self._vector(self.code.uops[data].dtype, width)
             return f"*(__global {kind} *)(data{data} + {_index(offset)})"
         return f"data{data}[{_index(element(self.code, data, offset))}]"
 
@@ -331,9 +331,9 @@ class _Writer:
         """Columns or terms that the loop which is open takes at once."""
         return self.columns.get(self.opened[-1][0], 1) if self.opened else 1
 
-    def _vector(self, dtype: DType | None, value: int) -> str:
-        """The type of as many neighbours in memory as a value has, wherever they begin."""
-        return f"unaligned_{register(dtype)}{self.vectors[value]}"
+    def _vector(self, dtype: DType | None, width: int) -> str:
+        """The type of so many neighbours in memory, wherever they begin."""
+        return f"unaligned_{register(dtype)}{width}"
 
     def _add(self, i: int, u: UOp) -> None:
         data, value = u.src[:2]

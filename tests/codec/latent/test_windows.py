@@ -459,11 +459,14 @@ def test_runs_of_any_length_begin_from_a_guess_that_is_like_the_picture(
 def test_pictures_of_few_colours_are_no_photos(colours: int, channels: int, wanted: bool) -> None:
     levels = np.random.default_rng(0).integers(0, 256, (colours, channels), np.uint8)
     y, x = np.mgrid[:9, :20]
-    assert is_graphic(levels[(x + 3 * y) % colours]) is wanted
-    assert not is_graphic(picture(9, 20))
+    assert is_graphic(levels[(x + 3 * y) % colours], phases.HASTY) is wanted
+    assert not is_graphic(levels[(x + 3 * y) % colours], phases.HASTY - 1)
+    assert not is_graphic(picture(9, 20), 999)
 
 
-def test_those_begin_from_nothing_unless_in_haste() -> None:
+def test_those_begin_from_nothing_unless_in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a guess would be like the picture."""
+    monkeypatch.setattr(phases, "UNLIKE", 1.0)
     pixels = np.repeat((picture(24, 31)[:, :, :1] > 99) * np.uint8(255), 3, 2)
     numpy = open_device("numpy")
     for steps, nothing in ((phases.HASTY, True), (phases.HASTY - 1, False)):
@@ -483,8 +486,7 @@ def test_their_price_falls_to_the_one_that_is_wanted(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(LatentStep, "steer", noted)
     pixels = np.repeat((picture(12, 13)[:, :, :1] > 99) * np.uint8(255), 3, 2)
-    encode = encoder.encode
-    encode(Picture(pixels), Goal("lambda", 1e-3), Workload(60), open_device("numpy"))
+    encoder.encode(Picture(pixels), Goal("lambda", 1e-3), Workload(60), open_device("numpy"))
     first = next(n for n, (done, _) in enumerate(steered) if done and done < 10)
     run = steered[first:]
     assert 5e-3 < run[0][1] < phases.DEAR * 1e-3
@@ -493,7 +495,7 @@ def test_their_price_falls_to_the_one_that_is_wanted(monkeypatch: pytest.MonkeyP
     assert {price for done, price in run if done >= 30} == {1e-3}
     steered.clear()
     wanted = Goal("bytes", 300)
-    encode(Picture(pixels), wanted, Workload(60), open_device("numpy"))
+    encoder.encode(Picture(pixels), wanted, Workload(60), open_device("numpy"))
     earliest = next(price for done, price in steered if done)
     assert earliest == Prices(Picture(pixels), wanted).first()
 

@@ -355,7 +355,6 @@ def modelled(wanted: float, steps: int, monkeypatch: pytest.MonkeyPatch) -> Enco
     monkeypatch.setattr(_Encoder, "_run", lambda *_: "done")
     monkeypatch.setattr(_Encoder, "_draft", draft)
     monkeypatch.setattr(Rounding, "best", best)
-    monkeypatch.setattr(Rounding, "one_colour", lambda *_: None)
     picture = Picture(np.resize(small_pixels(), (128, 128, 3)))
     goal = Goal("psnr", wanted)
     return mlp.encode(picture, goal, Workload(steps), open_device("numpy"), Run())

@@ -124,8 +124,10 @@ def begin(step: LatentStep, pixels: Array, price: float, steps: int) -> None:
     Text and dots are not what guesses are made for: a few steps from one are better than from
     nothing, but more of them do not get away from it.
     """
-    found = guessed(pixels, step.shape, step.start.number)
-    if found is None or (steps >= HASTY and is_graphic(pixels)):
+    found = None
+    if not is_graphic(pixels, steps):
+        found = guessed(pixels, step.shape, step.start.number)
+    if found is None:
         return
     nothing = step.grids()
     step.write_grids(found)
@@ -134,9 +136,10 @@ def begin(step: LatentStep, pixels: Array, price: float, steps: int) -> None:
     step.write_grids(shrunk(found, price, steps) if near else nothing)
 
 
-def is_graphic(pixels: Array) -> bool:
-    """Whether pixels [height, width, channels] without alpha have at most COLOURS colours."""
-    if has_alpha(pixels):
+def is_graphic(pixels: Array, steps: int) -> bool:
+    """Whether a run of so many steps has pixels [height, width, channels] without alpha in at most
+    COLOURS colours; hasty ones go as all do."""
+    if steps < HASTY or has_alpha(pixels):
         return False
     known = np.zeros(0, np.uint32)
     for row in pixels:  # the first is enough to see that a photo has more
