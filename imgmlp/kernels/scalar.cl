@@ -48,9 +48,23 @@ static int floor_mod(int a, int b) {
 #define square_root(x) sqrt(x)
 #endif
 
-// 2^x, within 1.5 units in the last place, exact for whole x. PoCL's exp2 is a call that keeps a
+// The difference of two products, each of which is rounded. NVIDIA's compiler would make one
+// instruction of it and one product, which is not rounded then: a * b - c * d would not be 0 where
+// both are the same. Others do so within an expression only.
+static float difference_of_products(float a, float b) {
+#ifdef __NV_CL_C_VERSION
+  float found;
+  asm("sub.rn.f32 %0, %1, %2;" : "=f"(found) : "f"(a), "f"(b));  // .rn is never joined
+  return found;
+#else
+  return a - b;
+#endif
+}
+
+// 2^x, within the 3 units in the last place that OpenCL allows. PoCL's exp2 is a call that keeps a
 // loop from being vectorised, so there 2^(x - n) is a polynomial, n being the nearest whole
-// number, and 2^n is put together from its bits, in two factors as n may be below -126.
+// number, and 2^n is put together from its bits, in two factors as n may be below -126; this is
+// within 1.5 units, and exact for whole x.
 #ifdef POCL_DEVICE_ADDRESS_BITS
 #define POWER_OF_TWO(FLOAT, INT, UINT)                                                        \
   static FLOAT __attribute__((overloadable)) power_of_two(FLOAT x) {                          \

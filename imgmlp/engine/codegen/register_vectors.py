@@ -148,5 +148,11 @@ def products_in_sums(code: Code) -> set[int]:
 def _adds(code: Code, u: UOp) -> bool:
     if u.op is U.ACCUMULATE:
         return u.arg[0] is Op.SUM
-    products = all((code.uops[s].op, code.uops[s].arg) == (U.ALU, Op.MUL) for s in u.src)
-    return u.op is U.ALU and (u.arg is Op.ADD or (u.arg is Op.SUB and not products))
+    return u.op is U.ALU and u.arg in (Op.ADD, Op.SUB) and not subtracts_products(code, u)
+
+
+def subtracts_products(code: Code, u: UOp) -> bool:
+    """Whether an instruction is the difference of two products of float32."""
+    if (u.op, u.arg, u.dtype) != (U.ALU, Op.SUB, f32):
+        return False
+    return all((code.uops[s].op, code.uops[s].arg) == (U.ALU, Op.MUL) for s in u.src)

@@ -31,6 +31,7 @@ from imgmlp.engine.codegen.register_vectors import (
     in_vectors,
     products_in_sums,
     step,
+    subtracts_products,
 )
 from imgmlp.engine.codegen.sum_vectors import EVERY_OTHER, sums_in_vectors
 from imgmlp.engine.codegen.vector_access import Neighbours
@@ -367,6 +368,8 @@ class _Writer:
             self._declare(i, u, not_above(value, limit))
         elif u.arg is Op.MAX and last.op is U.CONST and last.arg == last.arg:
             self._declare(i, u, not_below(*args))
+        elif self.lanes == "group" and subtracts_products(self.code, u):
+            self._declare(i, u, f"difference_of_products({', '.join(args)})")
         else:
             vector = i in self.vectors
             self._declare(i, u, operation(u.arg, args, last.dtype, u.dtype, vector))

@@ -263,6 +263,7 @@ class Device(HostCopies):
         longer. Raises DeviceError with the compiler's log and the path of the saved source in its
         hint.
         """
+        check_not_forked()
         key = (source, tuple(options))
         if key not in self._programs:
             with self._compiling():
@@ -502,6 +503,7 @@ class Device(HostCopies):
     def _failed(self, what: str, error: Any) -> DeviceError | OutOfMemoryError:
         """All that follows is refused: nobody takes values of half a step for those of a step."""
         self.lost = what
+        _contexts.pop(self._handle.int_ptr, None)  # which may be broken for all who share it
         return driver_errors.failure(what, status(error), _is_memory(error))
 
     def _refuse_if_lost(self) -> None:
@@ -560,20 +562,23 @@ def _declarations() -> str:
 
 
 def _context(handle: Any, info: DeviceInfo) -> Any:
-    """A context of its own; with PoCL one for all Devices of a processor, which stays.
+    """The context that a process's Devices of one processor or card share.
 
-    PoCL forgets its library of functions with the last context, and reads it again for the next
-    program that it compiles: 0.4 s of Zen 4. Nothing happens to its contexts that another Device
-    should not see.
+    PoCL's stays: with its last context the driver forgets its library of functions, and reads it
+    again for the next program that it compiles, 0.4 s of Zen 4. Others go with their last Device,
+    as each takes some of a card's memory (NVIDIA's half a gigabyte).
     """
-    if info.platform != PLATFORM:
-        return cl.Context([handle])
-    if handle.int_ptr not in _contexts:
-        _contexts[handle.int_ptr] = cl.Context([handle])
-    return _contexts[handle.int_ptr]
+    found = _contexts.get(handle.int_ptr)
+    if found is None:
+        found = _contexts[handle.int_ptr] = cl.Context([handle])
+        if info.platform == PLATFORM:
+            _staying.append(found)
+    return found
 
 
-_contexts: dict[int, Any] = {}  # of PoCL's devices, by their addresses
+# By the addresses of their devices; one whose queue failed is no more among them.
+_contexts: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_staying: list[Any] = []  # PoCL's
 
 
 _opened_by: set[int] = set()  # this process, or one that it was forked from

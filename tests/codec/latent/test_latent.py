@@ -12,7 +12,7 @@ import latent_reference as reference
 import mutations
 import numpy as np
 import pytest
-from conftest import GOLDEN, MAPPINGS, open_mapping
+from conftest import GOLDEN, MAPPINGS, open_mapping, open_opencl
 from networks import small_latent_model, started_latent_model
 
 from imgmlp.codec import decoder
@@ -271,7 +271,7 @@ def test_a_kernel_writes_the_bytes_that_numpy_does_and_reads_them(
     zeros alone as well."""
     monkeypatch.setattr(latents_kernel, "AT_ONCE", at_once)
     model = small_latent_model(*size, spread=spread, hyper=min(size) > 64)
-    found = sections.write(model, open_mapping("one"))
+    found = sections.write(model, open_opencl())
     assert found == sections.write(model)
     assert_same(read(found, model.shape, "one"), model)
 
@@ -289,7 +289,7 @@ def test_high_pictures_take_no_more_launches_than_wide_ones(
 
     monkeypatch.setattr(latents_kernel.RawKernel, "__call__", counted)
     for size in ((1, 800), (800, 1)):
-        model, device = small_latent_model(*size, spread=0.3), open_mapping("one")
+        model, device = small_latent_model(*size, spread=0.3), open_opencl()
         launches.append(0)
         parts = sections.write(model, device)
         assert_same(read(parts, model.shape, "one"), model)
@@ -693,7 +693,7 @@ def test_numpy_reads_latents_where_the_processor_fails(
 
     monkeypatch.setattr(sections, "KernelGrids", fails)
     model = small_latent_model(13, 21, 3)
-    parts, one = sections.write(model), open_mapping("one")
+    parts, one = sections.write(model), open_opencl()
     assert_same(read(parts, model.shape, "group"), model)
     monkeypatch.setattr(one, "lanes", "one")
     with pytest.raises(error):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import pytest
-from conftest import MAPPINGS, open_mapping, small_pixels
+from conftest import MAPPINGS, open_mapping, open_opencl, small_pixels
 
 from imgmlp.codec.encoder import Encoded, encode
 from imgmlp.codec.mlp import (
@@ -129,7 +129,7 @@ def test_a_room_renders_the_same_picture(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_second_network_of_a_room_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither to train nor to decode, of a picture of another size."""
-    device = open_mapping("one")
+    device = open_opencl()
     monkeypatch.setattr(rooms, "training", lambda shape, *_: rooms.shared(shape))
     sources, built = set[str](), device._compile
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import open_opencl
+from conftest import open_opencl, roundings
 from reference import close
 
 import imgmlp
 from imgmlp.engine import Device
 from imgmlp.engine.codegen.render import building_block, sizes
+from imgmlp.engine.device.pocl import PLATFORM
 from imgmlp.engine.ir.target import GPU_LANES, NARROW, Target
 from imgmlp.engine.oracle.interpret import lowbias32
 
@@ -61,6 +62,11 @@ class Bench:
         return found
 
 
+def within(found: Array, wanted: Array, units: float) -> bool:
+    """Whether all are so many units in the last place of float32 away at most."""
+    return bool((np.abs(found - wanted) <= units * np.spacing(wanted.astype(np.float32))).all())
+
+
 @pytest.mark.parametrize("groups", [1, 2, 3, 7])
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 100, 101])
 def test_shares_cover_everything_once(device: Device, groups: int, count: int) -> None:
@@ -98,13 +104,14 @@ def test_powers_of_two_are_right_to_the_last_place_or_next_to_it(device: Device)
     def powers(x: Array) -> Array:
         return bench("t_power", np.zeros(len(x), np.float32), x.astype(np.float32), items=len(x))
 
+    pocl = device.info.platform == PLATFORM
     whole = np.arange(-149.0, 128.0)
-    assert np.array_equal(powers(whole), np.exp2(whole))
+    assert within(powers(whole), np.exp2(whole), 0 if pocl else 3)
     rng = np.random.default_rng(6)
     for reach in (1, 148):  # down to 2**-148, which has one bit only
         x = rng.uniform(-reach, min(reach, 127.99), 4000).astype(np.float32)
         wanted = np.exp2(x.astype(np.float64))
-        assert (np.abs(powers(x) - wanted) <= 1.5 * np.spacing(wanted.astype(np.float32))).all()
+        assert within(powers(x), wanted, 1.5 if pocl else 3)
     edges = np.array([-np.inf, -1e30, -151, 128, 1e30, np.inf, np.nan, -0.0, 1e-30])
     with np.errstate(over="ignore"):
         assert np.array_equal(
@@ -128,7 +135,7 @@ def test_division_rounds_towards_minus_infinity(device: Device) -> None:
     assert np.array_equal(found[:, 1], a % b)
 
 
-def test_square_roots_are_correctly_rounded(device: Device) -> None:
+def test_square_roots_are_as_right_as_they_must_be(device: Device) -> None:
     bench = Bench(
         device,
         ["scalar"],
@@ -136,7 +143,7 @@ def test_square_roots_are_correctly_rounded(device: Device) -> None:
              const int i = get_global_id(0); out[i] = square_root(in[i]); }""",
     )
     x = np.geomspace(1e-30, 1e30, 999).astype(np.float32)
-    assert np.array_equal(bench("t_root", np.zeros_like(x), x, items=x.size), np.sqrt(x))
+    assert within(bench("t_root", np.zeros_like(x), x, items=x.size), np.sqrt(x), roundings(device))
 
 
 @pytest.mark.parametrize(("lanes", "results"), [(64, 1), (128, 1), (128, 16)])

@@ -7,6 +7,7 @@ import linecache
 import os
 import subprocess
 import sys
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -125,10 +126,10 @@ def test_slices_share_memory_and_respect_alignment(device: AnyDevice) -> None:
         device.slice(whole, 1, 4)
 
 
-def test_a_driver_that_loses_parts_is_given_whole_allocations(opencl: Device) -> None:
-    info = replace(opencl.info, platform=NVIDIA)
-    assert opencl.can_slice
-    assert not Device(opencl._handle, info).can_slice
+def test_a_driver_that_loses_parts_is_given_whole_allocations() -> None:
+    pocl = open_pocl()
+    assert pocl.can_slice
+    assert not Device(pocl._handle, replace(pocl.info, platform=NVIDIA)).can_slice
 
 
 def test_a_launch_runs_with_its_arguments_each_time(opencl: Device) -> None:
@@ -394,11 +395,9 @@ def test_seconds_of_the_compiler_are_counted_and_those_of_a_second_build_are_non
 # --- memory that nobody uses any more ---
 
 
-def test_devices_of_one_processor_share_a_context_of_pocl_which_stays(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_devices_of_one_processor_share_a_context() -> None:
     """But no queue, so that what fails in one is not lost to the other."""
-    one, other = open_pocl(), open_pocl()
+    one, other = open_opencl(), open_opencl()
     assert one._context is other._context
     assert one._queue != other._queue
     one.lost = "trying"
@@ -408,10 +407,24 @@ def test_devices_of_one_processor_share_a_context_of_pocl_which_stays(
     assert found.tolist() == [1, 1]
     with pytest.raises(DeviceError, match="trying"):
         one.finish()
-    monkeypatch.setattr(opencl_module, "PLATFORM", "another")
-    (pair,) = (pair for pair in find()[0] if pair[1].spec == one.info.spec)
-    contexts = [opencl_module._context(*pair) for _ in range(2)]
-    assert contexts[0] != contexts[1]
+
+
+def test_nobody_begins_with_a_context_in_which_a_queue_failed() -> None:
+    one = open_opencl()
+    one._failed("trying", RuntimeError("lost"))
+    assert open_opencl()._context is not one._context
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_a_context_goes_with_its_last_device_but_pocl_s_stays(
+    stays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = open_opencl()
+    monkeypatch.setattr(opencl_module, "PLATFORM", device.info.platform if stays else "another")
+    monkeypatch.setattr(opencl_module, "_contexts", weakref.WeakValueDictionary())
+    monkeypatch.setattr(opencl_module, "_staying", [])
+    shared = weakref.ref(opencl_module._context(device._handle, device.info))
+    assert (shared() is not None) is stays
 
 
 def test_memory_is_used_again_by_what_needs_as_much() -> None:
@@ -428,6 +441,7 @@ def test_memory_is_used_again_by_what_needs_as_much() -> None:
 
 def test_no_more_is_kept_than_was_allowed() -> None:
     device = open_opencl()
+    device.info = replace(device.info, memory=2**24)  # of which all is asked for
     device.spare.most = 8192
     for nbytes in (4096, 16384, 4096, 8192):
         device.alloc(nbytes)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import QUICK, Command, open_mapping, open_opencl
+from conftest import QUICK, Command, open_mapping, open_pocl
 
 from imgmlp.codec.float_mlp.config import PRESETS, Settings
 from imgmlp.engine import AnyDevice, Program, Tensor, compile, open_device
@@ -148,7 +148,7 @@ def test_matrix_units_are_those_of_capability_8_and_above(
 
 
 def test_a_processor_has_none() -> None:
-    found = open_opencl()
+    found = open_pocl()
     assert not found.has_matrix_units
 
 

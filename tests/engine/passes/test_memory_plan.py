@@ -22,6 +22,8 @@ def opened(mapping: str, slices: bool) -> Device:
     """A device of a mapping, which can slice allocations or cannot."""
     found = open_mapping(mapping)
     assert isinstance(found, Device)
+    if slices and not found.can_slice:
+        pytest.skip("its driver crashes where allocations are sliced")
     found.can_slice = slices
     return found
 
